@@ -1,0 +1,153 @@
+//! Identities and running numbers. All are little newtypes, so that a view is never taken for a version.
+
+use core::fmt;
+
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub $inner);
+
+        impl $name {
+            /// The number that follows. Panics on overflow, which no run can reach.
+            #[must_use]
+            pub const fn next(self) -> Self {
+                match self.0.checked_add(1) {
+                    Some(n) => Self(n),
+                    None => panic!(concat!(stringify!($name), " overflow")),
+                }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(&self.0, f)
+            }
+        }
+    };
+}
+
+number!(
+    /// One node: identity, not address. 1 and up; 0 means "none".
+    NodeId(u64)
+);
+number!(
+    /// One volume; never used twice in a cluster. 1 and up; 0 means "none".
+    VolumeId(u64)
+);
+number!(
+    /// A numbered chain of one shard. 1 and up; 0 means "no view yet".
+    ViewNumber(u64)
+);
+number!(
+    /// Update number of a shard, +1 for each update. 0 is the empty shard.
+    Version(u64)
+);
+number!(
+    /// Frame number of a shard, +1 for each frame, with or without updates. 0 is the empty log.
+    Sequence(u64)
+);
+number!(
+    /// The right to use a volume: the higher one is the only valid one. 0 means "never attached".
+    Generation(u64)
+);
+number!(
+    /// A driver, new and random at every start of a driver.
+    DriverId(u64)
+);
+number!(
+    /// Number of a request of one driver to one shard, +1 for each, from 1.
+    RequestNumber(u64)
+);
+number!(
+    /// Raised at every start of a node or gateway, kept in the superblock (nodes) or in the control plane.
+    StartNumber(u64)
+);
+number!(
+    /// Index of a 16 MiB piece of a device's log.
+    SegmentId(u32)
+);
+number!(
+    /// Order in which segments of a device were opened, 1 and up. A reused segment gets a new one.
+    SegmentSeq(u64)
+);
+
+/// The part of a volume that one log orders. `index` counts from 0 over all stripe sets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ShardId {
+    pub volume: VolumeId,
+    pub index: u32,
+}
+
+impl ShardId {
+    #[must_use]
+    pub const fn new(volume: u64, index: u32) -> Self {
+        Self { volume: VolumeId(volume), index }
+    }
+}
+
+impl fmt::Display for ShardId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.volume, self.index)
+    }
+}
+
+/// A run of frames of one shard, named by the view that opened it and a counter in it (rule E8).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChunkId {
+    pub view: ViewNumber,
+    pub counter: u32,
+}
+
+impl ChunkId {
+    #[must_use]
+    pub const fn new(view: u64, counter: u32) -> Self {
+        Self { view: ViewNumber(view), counter }
+    }
+}
+
+impl fmt::Display for ChunkId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.view, self.counter)
+    }
+}
+
+macro_rules! bytes_id {
+    ($(#[$doc:meta])* $name:ident($n:literal)) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub [u8; $n]);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                for b in self.0 {
+                    write!(f, "{b:02x}")?;
+                }
+                Ok(())
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}(", stringify!($name))?;
+                for b in &self.0[..4] {
+                    write!(f, "{b:02x}")?;
+                }
+                write!(f, "…)")
+            }
+        }
+    };
+}
+
+bytes_id!(
+    /// A cluster, random at its creation. In every header, so that a foreign byte is recognised.
+    ClusterId(16)
+);
+bytes_id!(
+    /// A device, random at its creation.
+    DeviceId(16)
+);
+bytes_id!(
+    /// A BLAKE3 hash: a digest, a public `hid`, an access token `id`, or a view secret.
+    Hash32(32)
+);

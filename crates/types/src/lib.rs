@@ -1,0 +1,13 @@
+//! Words of freebs as types: identities, numbers, units, limits and kinds of error.
+//!
+//! Every number that could be confused with another one has a type of its own. Nothing here does I/O.
+//! Invariant: all of these are plain values; their order is the order of the number inside.
+
+mod error;
+mod ids;
+pub mod limits;
+mod units;
+
+pub use error::{Error, ErrorKind, Result};
+pub use ids::*;
+pub use units::*;

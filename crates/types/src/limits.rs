@@ -1,0 +1,52 @@
+//! A named maximum for everything. What comes from disk or network is held against these before it is believed,
+//! allocated or subtracted from.
+
+/// Bytes of data in one update (DESIGN "update").
+pub const UPDATE_DATA_BYTES_MAX: usize = 4 << 20;
+/// Extents in one update.
+pub const UPDATE_EXTENTS_MAX: usize = 1024;
+/// Updates in one frame.
+pub const FRAME_UPDATES_MAX: usize = 512;
+/// Data bytes after which the head closes a frame; one larger update is a frame of its own.
+pub const FRAME_DATA_BYTES_SOFT_MAX: usize = 256 << 10;
+/// Data bytes in one frame, at the very most: one largest update, or a soft maximum plus one update.
+pub const FRAME_DATA_BYTES_MAX: usize = UPDATE_DATA_BYTES_MAX + FRAME_DATA_BYTES_SOFT_MAX;
+/// Bytes of a frame's head: header, update descriptions, extents, CRCs, body.
+pub const FRAME_HEAD_BYTES_MAX: usize = 256 << 10;
+/// Frames up to this many data bytes go from the head to every member at once.
+pub const FAN_OUT_BYTES_MAX: usize = 32 << 10;
+/// Members in a chain.
+pub const CHAIN_MEMBERS_MAX: usize = 7;
+/// Blocks in one shard: 1 TiB.
+pub const SHARD_BLOCKS_MAX: u64 = 1 << 28;
+/// Shards in one volume.
+pub const VOLUME_SHARDS_MAX: u32 = 1024;
+/// Data blocks in one chunk: 16 MiB.
+pub const CHUNK_BLOCKS_MAX: u32 = 4096;
+/// Blocks in one read request to a member.
+pub const READ_BLOCKS_MAX: u32 = 1024;
+/// Bytes of one message on the wire, header included.
+pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
+/// Bytes of a control message's body (JSON).
+pub const CONTROL_BODY_BYTES_MAX: usize = 4 << 20;
+/// Bytes in flight per driver.
+pub const DRIVER_WINDOW_BYTES: usize = 32 << 20;
+/// Bytes ordered but not yet durable per shard.
+pub const SHARD_WINDOW_BYTES: usize = 16 << 20;
+/// Bytes waiting to be sent to one peer.
+pub const PEER_WINDOW_BYTES: usize = 64 << 20;
+/// Unanswered requests of one driver to one shard.
+pub const DRIVER_REQUESTS_MAX: usize = 1024;
+/// Bytes of a volume's name.
+pub const VOLUME_NAME_BYTES_MAX: usize = 128;
+/// Nodes in a cluster.
+pub const NODES_MAX: usize = 1024;
+/// Volumes in a cluster.
+pub const VOLUMES_MAX: usize = 100_000;
+/// Bytes of a segment, and the smallest a test may ask for.
+pub const SEGMENT_BYTES: u64 = 16 << 20;
+pub const SEGMENT_BYTES_MIN: u64 = 1 << 20;
+/// A link that is silent for so long while something is outstanding is passed over.
+pub const LINK_SILENCE_MS: u64 = 50;
+/// Workers (threads with a device log each) of a node.
+pub const WORKERS_MAX: usize = 8;
