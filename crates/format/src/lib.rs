@@ -1,1 +1,19 @@
+//! Bytes of freebs: frames, device structures and messages, as fixed little-endian structs. No I/O.
+//!
+//! Each structure carries magic, version, length, identity and checksum. Parsing never panics, never allocates
+//! more than the bytes it was given, and refuses what it does not know (`Corrupt` for what a checksum or an
+//! identity caught, `Invalid` for what is well-formed but not understood).
 
+mod bodies;
+mod crc;
+pub mod disk;
+mod frame;
+mod header;
+mod token;
+// pub mod wire;
+
+pub use bodies::{AttachBody, CarryBody, CarryEntry, MarkBody, Member, RequestEntry, RequestFloor, Requests, ViewBody};
+pub use crc::{block_crc, block_crcs, crc32c, is_zero};
+pub use frame::{Extent, Frame, FrameBuilder, FrameHead, FrameMeta, Update, UpdateDraft};
+pub use header::{ExtentDesc, ExtentKind, FRAME_MAGIC, FrameHeader, FrameKind, UpdateDesc, UpdateKind};
+pub use token::{frame_digest, hide, token};

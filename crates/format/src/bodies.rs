@@ -1,0 +1,417 @@
+//! Bodies of the frames that carry no updates: view, attach, and the local ones, mark and carry.
+//!
+//! Each is a fixed struct followed by tables whose lengths the struct names; a body with bytes left over is refused.
+
+use crate::{ExtentKind, FrameHead};
+use bytes::Bytes;
+use freebs_types::{
+    BlockRange, ChunkId, DriverId, Error, Generation, Hash32, Lba, NodeId, RequestNumber, Result, Sequence,
+    StartNumber, Version, ViewNumber, limits,
+};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// A member of a view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    pub node: NodeId,
+    /// Start number of the node when the view was made; binding for the head (W2).
+    pub start: StartNumber,
+}
+
+/// What a view frame says (rules V1, V5).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ViewBody {
+    /// The last active view before, 0 for the first.
+    pub pred: ViewNumber,
+    /// Last sequence of the predecessor that counts, and its hid.
+    pub seal_sequence: Sequence,
+    pub seal_hid: Hash32,
+    /// `hide(secret)` of this view.
+    pub secret_hash: Hash32,
+    /// Durable copies before a write is answered.
+    pub quorum: u8,
+    pub min_copies: u8,
+    pub generation: Generation,
+    /// Head first.
+    pub members: Vec<Member>,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct ViewFixed {
+    pred: U64,
+    seal_sequence: U64,
+    seal_hid: [u8; 32],
+    secret_hash: [u8; 32],
+    generation: U64,
+    quorum: u8,
+    min_copies: u8,
+    members: U16,
+    reserved: U32,
+}
+const _: () = assert!(size_of::<ViewFixed>() == 96);
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct MemberFixed {
+    node: U64,
+    start: U64,
+    flags: U64,
+    /// The member's slice of the view's secret, encrypted for it; zeroes until secrets are shared.
+    slice: [u8; 72],
+}
+const _: () = assert!(size_of::<MemberFixed>() == 96);
+
+fn cut(what: &'static str) -> Error {
+    Error::corrupt(what)
+}
+
+impl ViewBody {
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let fixed = ViewFixed {
+            pred: self.pred.0.into(),
+            seal_sequence: self.seal_sequence.0.into(),
+            seal_hid: self.seal_hid.0,
+            secret_hash: self.secret_hash.0,
+            generation: self.generation.0.into(),
+            quorum: self.quorum,
+            min_copies: self.min_copies,
+            members: (self.members.len() as u16).into(),
+            reserved: 0.into(),
+        };
+        let mut out = fixed.as_bytes().to_vec();
+        for m in &self.members {
+            let m = MemberFixed { node: m.node.0.into(), start: m.start.0.into(), flags: 0.into(), slice: [0; 72] };
+            out.extend_from_slice(m.as_bytes());
+        }
+        out
+    }
+
+    pub fn decode(body: &[u8]) -> Result<Self> {
+        let (fixed, rest) = ViewFixed::ref_from_prefix(body).map_err(|_| cut("view body is cut short"))?;
+        let n = fixed.members.get() as usize;
+        let members = <[MemberFixed]>::ref_from_bytes(rest).map_err(|_| cut("view members are cut short"))?;
+        if members.len() != n || n == 0 || n > limits::CHAIN_MEMBERS_MAX || !(1..=n).contains(&(fixed.quorum as usize))
+        {
+            return Err(cut("view with an impossible number of members"));
+        }
+        Ok(Self {
+            pred: ViewNumber(fixed.pred.get()),
+            seal_sequence: Sequence(fixed.seal_sequence.get()),
+            seal_hid: Hash32(fixed.seal_hid),
+            secret_hash: Hash32(fixed.secret_hash),
+            quorum: fixed.quorum,
+            min_copies: fixed.min_copies,
+            generation: Generation(fixed.generation.get()),
+            members: members
+                .iter()
+                .map(|m| Member { node: NodeId(m.node.get()), start: StartNumber(m.start.get()) })
+                .collect(),
+        })
+    }
+}
+
+/// What an attach frame says: from here on only this generation counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AttachBody {
+    pub generation: Generation,
+    pub driver: DriverId,
+    /// Hash of the persistent identity of who attached.
+    pub identity: Hash32,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct AttachFixed {
+    generation: U64,
+    driver: U64,
+    identity: [u8; 32],
+    reserved: [u8; 16],
+}
+const _: () = assert!(size_of::<AttachFixed>() == 64);
+
+impl AttachBody {
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let fixed = AttachFixed {
+            generation: self.generation.0.into(),
+            driver: self.driver.0.into(),
+            identity: self.identity.0,
+            reserved: [0; 16],
+        };
+        fixed.as_bytes().to_vec()
+    }
+
+    pub fn decode(body: &[u8]) -> Result<Self> {
+        let fixed = AttachFixed::ref_from_bytes(body).map_err(|_| cut("attach body has a wrong length"))?;
+        Ok(Self {
+            generation: Generation(fixed.generation.get()),
+            driver: DriverId(fixed.driver.get()),
+            identity: Hash32(fixed.identity),
+        })
+    }
+}
+
+/// A driver's lowest request number without an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestFloor {
+    pub driver: DriverId,
+    pub lowest_open: RequestNumber,
+}
+
+/// One applied request (rule W3): where it was ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestEntry {
+    pub driver: DriverId,
+    pub number: RequestNumber,
+    pub sequence: Sequence,
+}
+
+/// The table of request numbers as bytes carry it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Requests {
+    pub floors: Vec<RequestFloor>,
+    pub entries: Vec<RequestEntry>,
+}
+
+/// A shard's state in one node's log, so that segments before it may be given up. Local, never sent.
+#[derive(Clone, Debug, Default)]
+pub struct MarkBody {
+    /// No view below this is served any more (rule V2).
+    pub promised: ViewNumber,
+    /// View whose secret this is; 0 for none. Lies in clear until secrets are shared.
+    pub secret_view: ViewNumber,
+    pub secret: Hash32,
+    /// Highest sequence known committed.
+    pub committed: Sequence,
+    /// Latest attachment.
+    pub attach: AttachBody,
+    /// View of the shard's last frame.
+    pub last_view: ViewNumber,
+    /// Frames up to here may be missing from the log: their segments were given up after this state was taken.
+    pub released: Sequence,
+    /// Set when the shard was deleted: nothing of it before this mark counts.
+    pub deleted: bool,
+    /// The frame head of the newest view frame, if there is one.
+    pub view_frame: Option<FrameHead>,
+    pub requests: Requests,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct MarkFixed {
+    promised: U64,
+    secret_view: U64,
+    secret: [u8; 32],
+    committed: U64,
+    last_view: U64,
+    released: U64,
+    attach: AttachFixed,
+    flags: U32,
+    view_frame_len: U32,
+    floors: U32,
+    entries: U32,
+    reserved: [u8; 24],
+}
+const _: () = assert!(size_of::<MarkFixed>() == 176);
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct FloorFixed {
+    driver: U64,
+    lowest_open: U64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct EntryFixed {
+    driver: U64,
+    number: U64,
+    sequence: U64,
+}
+
+const MARK_DELETED: u32 = 1;
+
+impl MarkBody {
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let view = self.view_frame.as_ref().map(|f| f.bytes().clone()).unwrap_or_default();
+        let attach = AttachFixed {
+            generation: self.attach.generation.0.into(),
+            driver: self.attach.driver.0.into(),
+            identity: self.attach.identity.0,
+            reserved: [0; 16],
+        };
+        let fixed = MarkFixed {
+            promised: self.promised.0.into(),
+            secret_view: self.secret_view.0.into(),
+            secret: self.secret.0,
+            committed: self.committed.0.into(),
+            last_view: self.last_view.0.into(),
+            released: self.released.0.into(),
+            attach,
+            flags: (if self.deleted { MARK_DELETED } else { 0 }).into(),
+            view_frame_len: (view.len() as u32).into(),
+            floors: (self.requests.floors.len() as u32).into(),
+            entries: (self.requests.entries.len() as u32).into(),
+            reserved: [0; 24],
+        };
+        let mut out = fixed.as_bytes().to_vec();
+        out.extend_from_slice(&view);
+        for f in &self.requests.floors {
+            let f = FloorFixed { driver: f.driver.0.into(), lowest_open: f.lowest_open.0.into() };
+            out.extend_from_slice(f.as_bytes());
+        }
+        for e in &self.requests.entries {
+            let e = EntryFixed { driver: e.driver.0.into(), number: e.number.0.into(), sequence: e.sequence.0.into() };
+            out.extend_from_slice(e.as_bytes());
+        }
+        out
+    }
+
+    pub fn decode(body: &[u8]) -> Result<Self> {
+        let (fixed, rest) = MarkFixed::ref_from_prefix(body).map_err(|_| cut("mark body is cut short"))?;
+        let view_len = fixed.view_frame_len.get() as usize;
+        let (view, rest) = rest.split_at_checked(view_len).ok_or_else(|| cut("mark's view frame is cut short"))?;
+        let view_frame = match view_len {
+            0 => None,
+            _ => Some(FrameHead::parse(&mut Bytes::copy_from_slice(view))?),
+        };
+        let (floors, rest) = <[FloorFixed]>::ref_from_prefix_with_elems(rest, fixed.floors.get() as usize)
+            .map_err(|_| cut("mark's request table is cut short"))?;
+        let entries = <[EntryFixed]>::ref_from_bytes(rest).map_err(|_| cut("mark's request table is cut short"))?;
+        if entries.len() != fixed.entries.get() as usize {
+            return Err(cut("mark's request table is cut short"));
+        }
+        Ok(Self {
+            promised: ViewNumber(fixed.promised.get()),
+            secret_view: ViewNumber(fixed.secret_view.get()),
+            secret: Hash32(fixed.secret),
+            committed: Sequence(fixed.committed.get()),
+            last_view: ViewNumber(fixed.last_view.get()),
+            released: Sequence(fixed.released.get()),
+            attach: AttachBody {
+                generation: Generation(fixed.attach.generation.get()),
+                driver: DriverId(fixed.attach.driver.get()),
+                identity: Hash32(fixed.attach.identity),
+            },
+            deleted: fixed.flags.get() & MARK_DELETED != 0,
+            view_frame,
+            requests: Requests {
+                floors: floors
+                    .iter()
+                    .map(|f| RequestFloor {
+                        driver: DriverId(f.driver.get()),
+                        lowest_open: RequestNumber(f.lowest_open.get()),
+                    })
+                    .collect(),
+                entries: entries
+                    .iter()
+                    .map(|e| RequestEntry {
+                        driver: DriverId(e.driver.get()),
+                        number: RequestNumber(e.number.get()),
+                        sequence: Sequence(e.sequence.get()),
+                    })
+                    .collect(),
+            },
+        })
+    }
+}
+
+/// One map entry with its place (rule E2): it merges by (version, sequence).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CarryEntry {
+    pub kind: ExtentKind,
+    pub range: BlockRange,
+    pub version: Version,
+    /// Sequence of the frame that placed it.
+    pub sequence: Sequence,
+    /// Place of its first block; meaningless unless `kind` is `Data`.
+    pub chunk: ChunkId,
+    pub offset: u32,
+    /// One per block if `kind` is `Data`, else none.
+    pub crcs: Vec<u32>,
+}
+
+/// Map entries; the data of the `Data` entries are the frame's data, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CarryBody {
+    pub entries: Vec<CarryEntry>,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct CarryFixed {
+    lba: U32,
+    blocks: U32,
+    version: U64,
+    sequence: U64,
+    chunk_view: U64,
+    chunk_counter: U32,
+    offset: U32,
+    kind: u8,
+    reserved: [u8; 7],
+}
+const _: () = assert!(size_of::<CarryFixed>() == 48);
+
+impl CarryBody {
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = (self.entries.len() as u64).to_le_bytes().to_vec();
+        for e in &self.entries {
+            let fixed = CarryFixed {
+                lba: e.range.start.0.into(),
+                blocks: e.range.len.into(),
+                version: e.version.0.into(),
+                sequence: e.sequence.0.into(),
+                chunk_view: e.chunk.view.0.into(),
+                chunk_counter: e.chunk.counter.into(),
+                offset: e.offset.into(),
+                kind: e.kind as u8,
+                reserved: [0; 7],
+            };
+            out.extend_from_slice(fixed.as_bytes());
+        }
+        for c in self.entries.iter().flat_map(|e| &e.crcs) {
+            out.extend_from_slice(&c.to_le_bytes());
+        }
+        out
+    }
+
+    /// Decodes and holds the entries against the number of data blocks in the frame.
+    pub fn decode(body: &[u8], data_blocks: u32) -> Result<Self> {
+        let (count, rest) = U64::ref_from_prefix(body).map_err(|_| cut("carry body is cut short"))?;
+        let count = usize::try_from(count.get()).ok().filter(|n| *n <= rest.len() / 48);
+        let count = count.ok_or_else(|| cut("carry table is cut short"))?;
+        let (table, crcs) =
+            <[CarryFixed]>::ref_from_prefix_with_elems(rest, count).map_err(|_| cut("carry table is cut short"))?;
+        let mut crcs = <[U32]>::ref_from_bytes(crcs).map_err(|_| cut("carry CRCs are cut short"))?;
+        if crcs.len() != data_blocks as usize {
+            return Err(cut("carry CRCs do not fit the data"));
+        }
+        let mut entries = Vec::with_capacity(count);
+        for f in table {
+            let kind = ExtentKind::from_byte(f.kind).ok_or_else(|| cut("unknown kind of extent"))?;
+            let range = BlockRange { start: Lba(f.lba.get()), len: f.blocks.get() };
+            let end = u64::from(f.offset.get()) + u64::from(range.len);
+            if range.len == 0 || range.end() > limits::SHARD_BLOCKS_MAX || (kind == ExtentKind::Data && end > 1 << 30) {
+                return Err(cut("carried extent outside any shard"));
+            }
+            let n = if kind == ExtentKind::Data { range.len as usize } else { 0 };
+            let (mine, others) = crcs.split_at_checked(n).ok_or_else(|| cut("carry CRCs do not fit"))?;
+            crcs = others;
+            entries.push(CarryEntry {
+                kind,
+                range,
+                version: Version(f.version.get()),
+                sequence: Sequence(f.sequence.get()),
+                chunk: ChunkId { view: ViewNumber(f.chunk_view.get()), counter: f.chunk_counter.get() },
+                offset: f.offset.get(),
+                crcs: mine.iter().map(|c| c.get()).collect(),
+            });
+        }
+        if crcs.is_empty() { Ok(Self { entries }) } else { Err(cut("carry CRCs do not fit")) }
+    }
+}

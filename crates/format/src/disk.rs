@@ -1,0 +1,296 @@
+//! Structures of a device: superblock, append header, segment table, segment index.
+//!
+//! A device begins with `SEGMENTS_AT` bytes of which the superblock's two copies use two places; then come
+//! segments of equal size. A segment is a row of appends and, once closed, an index at its end. Each append is
+//! header, extra bytes (in a segment's first append: the table of live segments), all frame heads, padding to the
+//! sector, then all data blocks in order of the heads.
+
+use crate::{FrameHead, crc32c};
+use bytes::{BufMut, Bytes, BytesMut};
+use freebs_types::{ClusterId, DeviceId, Error, NodeId, Result, SegmentId, SegmentSeq, StartNumber, limits};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+pub const SUPERBLOCK_MAGIC: [u8; 4] = *b"FBSB";
+pub const APPEND_MAGIC: [u8; 4] = *b"FBAP";
+pub const FOOTER_MAGIC: [u8; 4] = *b"FBIX";
+pub const DISK_VERSION: u16 = 1;
+
+/// Where the two copies of the superblock lie, far enough apart that one bad spot does not take both.
+pub const SUPERBLOCK_AT: [u64; 2] = [0, 512 << 10];
+/// Bytes that a copy occupies, whatever the sector.
+pub const SUPERBLOCK_BYTES: usize = 4096;
+/// Where segments begin.
+pub const SEGMENTS_AT: u64 = 1 << 20;
+/// Most segments of a device: its live table still fits the first append of the smallest segment.
+pub const SEGMENTS_MAX: u32 = 1 << 20;
+
+/// Identity and shape of a device. The only thing that is ever overwritten in place.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Superblock {
+    pub magic: [u8; 4],
+    pub version: U16,
+    pub length: U16,
+    pub features: U32,
+    pub sector: U32,
+    pub cluster: [u8; 16],
+    pub device: [u8; 16],
+    pub node: U64,
+    /// Which worker's log this is, and of how many.
+    pub worker: U16,
+    pub workers: U16,
+    pub reserved0: U32,
+    pub segment_bytes: U64,
+    /// Bytes that the device may grow to.
+    pub size_limit: U64,
+    /// Raised at every write of the superblock; the valid copy with the higher number counts.
+    pub revision: U64,
+    /// Raised at every start of the node (rule V8).
+    pub start: U64,
+    /// Wall clock of the creation, nanoseconds since 1970.
+    pub created: U64,
+    pub reserved: [u8; 148],
+    pub crc: U32,
+}
+const _: () = assert!(size_of::<Superblock>() == 256);
+
+impl Superblock {
+    /// The superblock as one zero-padded sector-sized piece, with its checksum set.
+    #[must_use]
+    pub fn encode(mut self) -> Vec<u8> {
+        self.crc = crc32c(&self.as_bytes()[..252]).into();
+        let mut out = self.as_bytes().to_vec();
+        out.resize(SUPERBLOCK_BYTES, 0);
+        out
+    }
+
+    /// `NotFound` if no superblock was ever here, `Corrupt` if one was, `Invalid` if it is of a newer format.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        let (sb, _) = Self::read_from_prefix(bytes).map_err(|_| Error::corrupt("superblock is cut short"))?;
+        if sb.crc.get() != crc32c(&sb.as_bytes()[..252]) {
+            let what = if sb.magic == SUPERBLOCK_MAGIC {
+                Error::corrupt("superblock does not match its checksum")
+            } else {
+                Error::not_found("no freebs superblock here")
+            };
+            return Err(what);
+        }
+        if sb.magic != SUPERBLOCK_MAGIC {
+            return Err(Error::not_found("no freebs superblock here"));
+        }
+        if sb.version.get() != DISK_VERSION || sb.features.get() != 0 {
+            return Err(Error::invalid("the device has a newer format; use a newer freebs"));
+        }
+        let sector = sb.sector.get();
+        let segment = sb.segment_bytes.get();
+        if !(512..=4096).contains(&sector)
+            || !sector.is_power_of_two()
+            || !(limits::SEGMENT_BYTES_MIN..=1 << 30).contains(&segment)
+            || !segment.is_multiple_of(4096)
+        {
+            return Err(Error::corrupt("superblock with an impossible shape"));
+        }
+        Ok(sb)
+    }
+
+    pub fn cluster_id(&self) -> ClusterId {
+        ClusterId(self.cluster)
+    }
+    pub fn device_id(&self) -> DeviceId {
+        DeviceId(self.device)
+    }
+    pub fn node_id(&self) -> NodeId {
+        NodeId(self.node.get())
+    }
+    pub fn start_number(&self) -> StartNumber {
+        StartNumber(self.start.get())
+    }
+}
+
+/// Head of one append: one write of the log.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct AppendHeader {
+    pub magic: [u8; 4],
+    pub version: U16,
+    pub reserved0: U16,
+    pub device: [u8; 16],
+    pub segment: U32,
+    /// Bytes from the segment's start, so that a misdirected write is recognised.
+    pub offset: U32,
+    pub segment_seq: U64,
+    /// Number of this append, +1 for each on this device.
+    pub number: U64,
+    /// All appends up to this number were durable when this one was written (rule E7).
+    pub durable: U64,
+    /// Bytes of header, extra and heads, without padding.
+    pub heads_len: U32,
+    pub extra_len: U32,
+    pub data_len: U32,
+    pub frames: U32,
+    pub reserved: [u8; 16],
+    /// CRC-32C of extra and heads.
+    pub heads_crc: U32,
+    /// CRC-32C of the bytes before this field.
+    pub crc: U32,
+}
+const _: () = assert!(size_of::<AppendHeader>() == 96);
+
+/// Bytes of all heads of one append, at most.
+pub const APPEND_HEADS_BYTES_MAX: usize = 1 << 20;
+/// Bytes of data of one append, at most (a single frame may reach its own maximum).
+pub const APPEND_DATA_BYTES_MAX: usize = 8 << 20;
+
+impl AppendHeader {
+    pub fn finish(&mut self, extra_and_heads: &[u8]) {
+        self.magic = APPEND_MAGIC;
+        self.version = DISK_VERSION.into();
+        self.heads_crc = crc32c(extra_and_heads).into();
+        self.crc = crc32c(&self.as_bytes()[..92]).into();
+    }
+
+    /// The header at the start of `bytes`. Identity is the caller's to compare.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        let (h, _) = Self::read_from_prefix(bytes).map_err(|_| Error::corrupt("append header is cut short"))?;
+        if h.magic != APPEND_MAGIC || h.crc.get() != crc32c(&h.as_bytes()[..92]) {
+            return Err(Error::corrupt("no valid append header here"));
+        }
+        if h.version.get() != DISK_VERSION {
+            return Err(Error::invalid("append of a newer format; use a newer freebs"));
+        }
+        let (heads, extra) = (h.heads_len.get() as usize, h.extra_len.get() as usize);
+        if heads < size_of::<Self>() + extra
+            || heads > APPEND_HEADS_BYTES_MAX
+            || h.data_len.get() as usize > APPEND_DATA_BYTES_MAX
+            || !h.data_len.get().is_multiple_of(freebs_types::BLOCK as u32)
+        {
+            return Err(Error::corrupt("append header with impossible lengths"));
+        }
+        Ok(h)
+    }
+
+    /// Bytes of the whole append for a sector size.
+    pub fn total(&self, sector: usize) -> usize {
+        (self.heads_len.get() as usize).next_multiple_of(sector) + self.data_len.get() as usize
+    }
+
+    pub fn seq(&self) -> SegmentSeq {
+        SegmentSeq(self.segment_seq.get())
+    }
+}
+
+/// The table in a segment's first append: which segments held anything when this one was opened.
+/// One bit per segment, little end first; the new segment's own bit is not set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LiveTable {
+    pub bits: Vec<u8>,
+}
+
+impl LiveTable {
+    pub fn new(live: impl Iterator<Item = SegmentId>, segments: u32) -> Self {
+        let mut bits = vec![0u8; segments.div_ceil(8) as usize];
+        for s in live {
+            bits[s.0 as usize / 8] |= 1 << (s.0 % 8);
+        }
+        Self { bits }
+    }
+
+    pub fn contains(&self, s: SegmentId) -> bool {
+        self.bits.get(s.0 as usize / 8).is_some_and(|b| b & (1 << (s.0 % 8)) != 0)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = SegmentId> {
+        (0..self.bits.len() as u32 * 8).map(SegmentId).filter(|s| self.contains(*s))
+    }
+}
+
+/// The last bytes of a closed segment; the index lies right before it, aligned to a sector.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SegmentFooter {
+    pub magic: [u8; 4],
+    pub version: U16,
+    pub reserved0: U16,
+    pub device: [u8; 16],
+    pub segment: U32,
+    pub frames: U32,
+    pub segment_seq: U64,
+    pub first_append: U64,
+    pub last_append: U64,
+    /// Byte in the segment where the index begins (a sector boundary), and its length.
+    pub index_at: U32,
+    pub index_len: U32,
+    /// The segment that was chosen to be opened next, `u32::MAX` if none: what it held no longer counts.
+    pub next: U32,
+    pub index_crc: U32,
+    pub reserved: [u8; 20],
+    pub crc: U32,
+}
+const _: () = assert!(size_of::<SegmentFooter>() == 96);
+
+impl SegmentFooter {
+    pub fn finish(&mut self, index: &[u8]) {
+        self.magic = FOOTER_MAGIC;
+        self.version = DISK_VERSION.into();
+        self.index_len = (index.len() as u32).into();
+        self.index_crc = crc32c(index).into();
+        self.crc = crc32c(&self.as_bytes()[..92]).into();
+    }
+
+    /// The footer in the last bytes of `tail`.
+    pub fn decode(tail: &[u8], segment_bytes: u64) -> Result<Self> {
+        let (_, f) = Self::read_from_suffix(tail).map_err(|_| Error::corrupt("segment footer is cut short"))?;
+        if f.magic != FOOTER_MAGIC || f.crc.get() != crc32c(&f.as_bytes()[..92]) {
+            return Err(Error::corrupt("no valid segment footer here"));
+        }
+        if f.version.get() != DISK_VERSION {
+            return Err(Error::invalid("segment index of a newer format; use a newer freebs"));
+        }
+        let end = u64::from(f.index_at.get()) + u64::from(f.index_len.get()) + size_of::<Self>() as u64;
+        if end > segment_bytes {
+            return Err(Error::corrupt("segment footer with impossible lengths"));
+        }
+        Ok(f)
+    }
+}
+
+/// One entry of a segment index: where the frame lies in the segment, and its head, byte for byte.
+#[derive(Clone, Debug)]
+pub struct IndexEntry {
+    pub head_at: u32,
+    pub data_at: u32,
+    pub append: u64,
+    pub head: FrameHead,
+}
+
+impl IndexEntry {
+    /// Bytes that an entry for a head of `head_len` bytes takes.
+    #[must_use]
+    pub const fn encoded_len(head_len: usize) -> usize {
+        16 + head_len
+    }
+
+    pub fn encode(&self, out: &mut BytesMut) {
+        out.put_u32_le(self.head_at);
+        out.put_u32_le(self.data_at);
+        out.put_u64_le(self.append);
+        out.put_slice(self.head.bytes());
+    }
+
+    /// All entries of an index whose checksum was found right.
+    pub fn decode_all(mut index: Bytes, frames: u32) -> Result<Vec<Self>> {
+        let mut out = Vec::new();
+        while !index.is_empty() {
+            if index.len() < 16 {
+                return Err(Error::corrupt("segment index is cut short"));
+            }
+            let fixed = index.split_to(16);
+            let word = |i: usize| u32::from_le_bytes(fixed[i..i + 4].try_into().expect("four bytes"));
+            let append = u64::from(word(8)) | u64::from(word(12)) << 32;
+            let head = FrameHead::parse(&mut index)?;
+            out.push(Self { head_at: word(0), data_at: word(4), append, head });
+        }
+        if out.len() == frames as usize { Ok(out) } else { Err(Error::corrupt("segment index misses frames")) }
+    }
+}

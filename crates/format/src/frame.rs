@@ -1,0 +1,475 @@
+//! Frames in memory: parsed heads, whole frames, and the builder that the head of a chain uses.
+//!
+//! Invariants: a `FrameHead` exists only if its checksums, lengths and counts agree; its extents lie inside a
+//! shard and the CRC table has one entry per data block. A `Frame` has exactly the data its head names. Whether
+//! the data match their CRCs is asked with `verify_data`.
+
+use crate::header::{DIGEST_PREFIX, FRAME_MAGIC, FRAME_VERSION};
+use crate::{
+    ExtentDesc, ExtentKind, FrameHeader, FrameKind, UpdateDesc, UpdateKind, block_crc, crc32c, frame_digest, hide,
+    token,
+};
+use bytes::{BufMut, Bytes, BytesMut};
+use freebs_types::{
+    BLOCK, BlockRange, ChunkId, ClusterId, DriverId, Error, Hash32, RequestNumber, Result, Sequence, ShardId, Version,
+    ViewNumber, limits,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// One extent of an update, as callers speak of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    pub kind: ExtentKind,
+    pub range: BlockRange,
+}
+
+/// One update of a parsed data frame.
+#[derive(Clone, Copy, Debug)]
+pub struct Update<'a> {
+    pub kind: UpdateKind,
+    pub version: Version,
+    pub driver: DriverId,
+    pub number: RequestNumber,
+    pub lowest_open: RequestNumber,
+    extents: &'a [ExtentDesc],
+    /// One CRC per data block, in order of the extents.
+    pub crcs: &'a [zerocopy::little_endian::U32],
+    /// Data blocks of this frame before this update.
+    pub first_block: u32,
+}
+
+impl Update<'_> {
+    /// The extents with the index, in blocks of this frame's data, where each one's data begin.
+    pub fn extents(&self) -> impl Iterator<Item = (Extent, u32)> {
+        let mut at = self.first_block;
+        self.extents.iter().map(move |d| {
+            let kind = ExtentKind::from_byte(d.kind).expect("checked when parsed");
+            let here = at;
+            if kind == ExtentKind::Data {
+                at += d.blocks.get();
+            }
+            (Extent { kind, range: BlockRange { start: d.start(), len: d.blocks.get() } }, here)
+        })
+    }
+}
+
+/// A frame without its data: all that recovery, indexes and maps need.
+#[derive(Clone, Debug)]
+pub struct FrameHead {
+    bytes: Bytes,
+    header: FrameHeader,
+}
+
+fn corrupt(what: &'static str) -> Error {
+    Error::corrupt(what)
+}
+
+impl FrameHead {
+    /// Bytes that the head at the start of `bytes` wants, if its header is whole and valid.
+    pub fn peek(bytes: &[u8]) -> Result<FrameHeader> {
+        let (header, _) = FrameHeader::read_from_prefix(bytes).map_err(|_| corrupt("frame header is cut short"))?;
+        if header.magic != FRAME_MAGIC {
+            return Err(corrupt("no frame header here"));
+        }
+        if header.crc.get() != crc32c(&header.as_bytes()[..252]) {
+            return Err(corrupt("frame header does not match its checksum"));
+        }
+        if header.version.get() != FRAME_VERSION || header.features.get() != 0 {
+            return Err(Error::invalid("frame of a newer format; use a newer freebs"));
+        }
+        let (head, data) = (header.head_len.get() as usize, header.data_len.get() as usize);
+        if !(256..=limits::FRAME_HEAD_BYTES_MAX).contains(&head)
+            || data > limits::FRAME_DATA_BYTES_MAX
+            || !data.is_multiple_of(BLOCK)
+            || header.updates.get() as usize > limits::FRAME_UPDATES_MAX
+            || header.first_version.get() > u64::MAX / 2
+            || FrameKind::from_byte(header.kind).is_none()
+        {
+            return Err(corrupt("frame header with impossible lengths"));
+        }
+        Ok(header)
+    }
+
+    /// Takes the head off the front of `bytes`, which may go on behind it.
+    pub fn parse(bytes: &mut Bytes) -> Result<Self> {
+        let header = Self::peek(bytes)?;
+        let len = header.head_len.get() as usize;
+        if bytes.len() < len {
+            return Err(corrupt("frame head is cut short"));
+        }
+        if crc32c(&bytes[256..len]) != header.body_crc.get() {
+            return Err(corrupt("frame body does not match its checksum"));
+        }
+        let head = Self { bytes: bytes.split_to(len), header };
+        if header.frame_kind() == FrameKind::Data {
+            head.check_updates()?;
+        } else if header.updates.get() != 0 || (!header.frame_kind().is_local() && header.data_len.get() != 0) {
+            return Err(corrupt("updates in a frame that has none"));
+        }
+        Ok(head)
+    }
+
+    fn check_updates(&self) -> Result<()> {
+        let n = self.header.updates.get() as usize;
+        let body = self.body();
+        let (descs, rest) =
+            <[UpdateDesc]>::ref_from_prefix_with_elems(body, n).map_err(|_| corrupt("update table is cut short"))?;
+        let extents: usize = descs.iter().map(|d| d.extents.get() as usize).sum();
+        let (table, crcs) = <[ExtentDesc]>::ref_from_prefix_with_elems(rest, extents)
+            .map_err(|_| corrupt("extent table is cut short"))?;
+        let blocks = self.header.data_blocks() as usize;
+        if crcs.len() != blocks * 4 {
+            return Err(corrupt("CRC table does not fit the data"));
+        }
+        let mut at = 0;
+        let mut total = 0u64;
+        for d in descs {
+            let mine = &table[at..at + d.extents.get() as usize];
+            at += mine.len();
+            let mut data = 0u64;
+            for e in mine {
+                let kind = ExtentKind::from_byte(e.kind).ok_or_else(|| corrupt("unknown kind of extent"))?;
+                let end = u64::from(e.lba.get()) + u64::from(e.blocks.get());
+                if e.blocks.get() == 0 || end > limits::SHARD_BLOCKS_MAX {
+                    return Err(corrupt("extent outside any shard"));
+                }
+                if kind == ExtentKind::Data {
+                    data += u64::from(e.blocks.get());
+                }
+            }
+            if UpdateKind::from_byte(d.kind).is_none() || data != u64::from(d.blocks.get()) {
+                return Err(corrupt("update does not fit its extents"));
+            }
+            total += data;
+        }
+        if total != blocks as u64 {
+            return Err(corrupt("updates do not fit the frame's data"));
+        }
+        Ok(())
+    }
+
+    pub fn header(&self) -> &FrameHeader {
+        &self.header
+    }
+    pub fn kind(&self) -> FrameKind {
+        self.header.frame_kind()
+    }
+    /// Header and body.
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+    pub fn body(&self) -> &[u8] {
+        &self.bytes[256..]
+    }
+    pub fn seq(&self) -> Sequence {
+        self.header.seq()
+    }
+    pub fn shard(&self) -> ShardId {
+        self.header.shard_id()
+    }
+    pub fn view(&self) -> ViewNumber {
+        self.header.view_number()
+    }
+
+    /// The updates, none unless this is a data frame.
+    pub fn updates(&self) -> impl Iterator<Item = Update<'_>> {
+        let n = if self.kind() == FrameKind::Data { self.header.updates.get() as usize } else { 0 };
+        let body = if n == 0 { &[][..] } else { self.body() };
+        let (descs, rest) = <[UpdateDesc]>::ref_from_prefix_with_elems(body, n).expect("checked when parsed");
+        let extents: usize = descs.iter().map(|d| d.extents.get() as usize).sum();
+        let (mut table, crcs) = <[ExtentDesc]>::ref_from_prefix_with_elems(rest, extents).expect("checked when parsed");
+        let mut crcs = <[zerocopy::little_endian::U32]>::ref_from_bytes(crcs).expect("checked when parsed");
+        let first = self.header.first_version.get();
+        let mut block = 0;
+        descs.iter().enumerate().map(move |(i, d)| {
+            let (mine, others) = table.split_at(d.extents.get() as usize);
+            table = others;
+            let (my_crcs, others) = crcs.split_at(d.blocks.get() as usize);
+            crcs = others;
+            let first_block = block;
+            block += d.blocks.get();
+            Update {
+                kind: UpdateKind::from_byte(d.kind).expect("checked when parsed"),
+                version: Version(first + i as u64),
+                driver: DriverId(d.driver.get()),
+                number: RequestNumber(d.number.get()),
+                lowest_open: RequestNumber(d.lowest_open.get()),
+                extents: mine,
+                crcs: my_crcs,
+                first_block,
+            }
+        })
+    }
+
+    /// CRCs of all data blocks of a data frame, in order.
+    pub fn crcs(&self) -> &[zerocopy::little_endian::U32] {
+        let tail = self.bytes.len() - self.header.data_blocks() as usize * 4;
+        match self.kind() {
+            FrameKind::Data => <[zerocopy::little_endian::U32]>::ref_from_bytes(&self.bytes[tail..]).expect("whole"),
+            _ => &[],
+        }
+    }
+}
+
+/// A frame with its data.
+#[derive(Clone, Debug)]
+pub struct Frame {
+    pub head: FrameHead,
+    /// Whole blocks each; together `data_len` bytes.
+    pub data: Vec<Bytes>,
+}
+
+impl Frame {
+    /// Puts head and data together; `Corrupt` if the lengths do not fit.
+    pub fn new(head: FrameHead, data: Vec<Bytes>) -> Result<Self> {
+        let len: usize = data.iter().map(Bytes::len).sum();
+        if len != head.header.data_len.get() as usize || data.iter().any(|d| !d.len().is_multiple_of(BLOCK)) {
+            return Err(corrupt("frame data are cut short"));
+        }
+        Ok(Self { head, data })
+    }
+
+    pub fn header(&self) -> &FrameHeader {
+        &self.head.header
+    }
+    pub fn data_bytes(&self) -> usize {
+        self.head.header.data_len.get() as usize
+    }
+
+    /// Holds every data block against its CRC. Local frames carry their CRCs in their own body.
+    pub fn verify_data(&self) -> Result<()> {
+        if self.head.kind() != FrameKind::Data {
+            return Ok(());
+        }
+        let mut crcs = self.head.crcs().iter();
+        for block in self.data.iter().flat_map(|d| d.chunks_exact(BLOCK)) {
+            if crcs.next().map(|c| c.get()) != Some(block_crc(block)) {
+                return Err(corrupt("data block does not match its CRC"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Recomputes the BLAKE3 digest over header, body and data.
+    pub fn verify_digest(&self) -> Result<()> {
+        let digest = frame_digest(&self.head.bytes[..DIGEST_PREFIX], self.head.body(), &self.data);
+        if digest == self.head.header.digest() { Ok(()) } else { Err(corrupt("frame does not match its digest")) }
+    }
+}
+
+/// Identity and place of a frame that is about to be built.
+#[derive(Clone, Copy, Debug)]
+pub struct FrameMeta {
+    pub cluster: ClusterId,
+    pub shard: ShardId,
+    pub view: ViewNumber,
+    pub chunk: ChunkId,
+    pub chunk_offset: u32,
+    pub sequence: Sequence,
+    pub first_version: Version,
+    pub committed: Sequence,
+    pub wall: u64,
+}
+
+/// One update on its way into a frame.
+#[derive(Clone, Debug)]
+pub struct UpdateDraft {
+    pub kind: UpdateKind,
+    pub driver: DriverId,
+    pub number: RequestNumber,
+    pub lowest_open: RequestNumber,
+    pub extents: Vec<Extent>,
+    /// One per data block.
+    pub crcs: Vec<u32>,
+    /// Whole blocks each.
+    pub data: Vec<Bytes>,
+}
+
+impl UpdateDraft {
+    pub fn data_bytes(&self) -> usize {
+        self.data.iter().map(Bytes::len).sum()
+    }
+
+    /// Whether extents, CRCs and data fit each other and the limits. What comes from a client is asked first.
+    pub fn check(&self, shard_blocks: u64) -> Result<()> {
+        let mut blocks = 0u64;
+        for e in &self.extents {
+            if e.range.len == 0 || e.range.end() > shard_blocks {
+                return Err(Error::invalid("extent outside the shard"));
+            }
+            if e.kind == ExtentKind::Data {
+                blocks += u64::from(e.range.len);
+            }
+        }
+        let bytes = self.data_bytes();
+        if self.extents.is_empty() || self.extents.len() > limits::UPDATE_EXTENTS_MAX {
+            return Err(Error::invalid("an update has 1 to 1,024 extents"));
+        }
+        if bytes > limits::UPDATE_DATA_BYTES_MAX {
+            return Err(Error::invalid("an update holds at most 4 MiB"));
+        }
+        if blocks != self.crcs.len() as u64
+            || blocks * BLOCK as u64 != bytes as u64
+            || self.data.iter().any(|d| !d.len().is_multiple_of(BLOCK))
+        {
+            return Err(Error::invalid("data, CRCs and extents of an update do not fit each other"));
+        }
+        Ok(())
+    }
+}
+
+/// Builds frames: gathers updates, then seals the head with digest and token.
+#[derive(Debug, Default)]
+pub struct FrameBuilder {
+    updates: Vec<UpdateDraft>,
+    data_bytes: usize,
+    head_bytes: usize,
+}
+
+impl FrameBuilder {
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+    pub fn is_empty(&self) -> bool {
+        self.updates.is_empty()
+    }
+    pub fn data_bytes(&self) -> usize {
+        self.data_bytes
+    }
+    pub fn updates(&self) -> &[UpdateDraft] {
+        &self.updates
+    }
+
+    /// Whether one more update fits, by the soft maximum for data and the hard ones for the rest.
+    pub fn fits(&self, u: &UpdateDraft) -> bool {
+        self.updates.is_empty()
+            || (self.updates.len() < limits::FRAME_UPDATES_MAX
+                && self.data_bytes + u.data_bytes() <= limits::FRAME_DATA_BYTES_SOFT_MAX
+                && 256 + self.head_bytes + Self::head_len(u) <= limits::FRAME_HEAD_BYTES_MAX)
+    }
+
+    fn head_len(u: &UpdateDraft) -> usize {
+        48 + 12 * u.extents.len() + 4 * u.crcs.len()
+    }
+
+    pub fn push(&mut self, u: UpdateDraft) {
+        self.data_bytes += u.data_bytes();
+        self.head_bytes += Self::head_len(&u);
+        self.updates.push(u);
+    }
+
+    /// Closes a data frame. Returns it with its access token, which only the head of the chain keeps.
+    pub fn build(&mut self, meta: &FrameMeta, secret: &Hash32, parent: &Hash32) -> (Frame, Hash32) {
+        let updates = std::mem::take(&mut self.updates);
+        (self.data_bytes, self.head_bytes) = (0, 0);
+        let mut body = BytesMut::new();
+        for u in &updates {
+            let desc = UpdateDesc {
+                kind: u.kind as u8,
+                flags: 0,
+                extents: (u.extents.len() as u16).into(),
+                blocks: (u.crcs.len() as u32).into(),
+                driver: u.driver.0.into(),
+                number: u.number.0.into(),
+                lowest_open: u.lowest_open.0.into(),
+                reserved: [0.into(); 2],
+            };
+            body.put_slice(desc.as_bytes());
+        }
+        for e in updates.iter().flat_map(|u| &u.extents) {
+            let desc = ExtentDesc {
+                lba: e.range.start.0.into(),
+                blocks: e.range.len.into(),
+                kind: e.kind as u8,
+                flags: 0,
+                reserved: 0.into(),
+            };
+            body.put_slice(desc.as_bytes());
+        }
+        for c in updates.iter().flat_map(|u| &u.crcs) {
+            body.put_u32_le(*c);
+        }
+        let count = updates.len() as u32;
+        let data: Vec<Bytes> = updates.into_iter().flat_map(|u| u.data).collect();
+        Self::seal(meta, FrameKind::Data, count, &body, data, Some((secret, parent)))
+    }
+
+    /// A frame without updates (view, attach).
+    #[must_use]
+    pub fn special(
+        meta: &FrameMeta,
+        kind: FrameKind,
+        body: &[u8],
+        secret: &Hash32,
+        parent: &Hash32,
+    ) -> (Frame, Hash32) {
+        Self::seal(meta, kind, 0, body, Vec::new(), Some((secret, parent)))
+    }
+
+    /// A local frame (mark, carry): no place in the hash chain. `hid` is that of the shard's last frame.
+    #[must_use]
+    pub fn local(meta: &FrameMeta, kind: FrameKind, body: &[u8], data: Vec<Bytes>, last_hid: &Hash32) -> Frame {
+        assert!(kind.is_local());
+        let (mut frame, _) = Self::seal(meta, kind, 0, body, data, None);
+        let mut bytes = BytesMut::from(&frame.head.bytes[..]);
+        frame.head.header.hid = last_hid.0;
+        frame.head.header.crc = crc32c(&frame.head.header.as_bytes()[..252]).into();
+        bytes[..256].copy_from_slice(frame.head.header.as_bytes());
+        frame.head.bytes = bytes.freeze();
+        frame
+    }
+
+    fn seal(
+        meta: &FrameMeta,
+        kind: FrameKind,
+        updates: u32,
+        body: &[u8],
+        data: Vec<Bytes>,
+        chain: Option<(&Hash32, &Hash32)>,
+    ) -> (Frame, Hash32) {
+        let data_len: usize = data.iter().map(Bytes::len).sum();
+        let mut header = FrameHeader {
+            magic: FRAME_MAGIC,
+            version: FRAME_VERSION.into(),
+            kind: kind as u8,
+            flags: 0,
+            features: 0.into(),
+            head_len: ((256 + body.len()) as u32).into(),
+            data_len: (data_len as u32).into(),
+            updates: updates.into(),
+            cluster: meta.cluster.0,
+            volume: meta.shard.volume.0.into(),
+            shard: meta.shard.index.into(),
+            chunk_counter: meta.chunk.counter.into(),
+            view: meta.view.0.into(),
+            chunk_view: meta.chunk.view.0.into(),
+            sequence: meta.sequence.0.into(),
+            first_version: meta.first_version.0.into(),
+            committed: meta.committed.0.into(),
+            wall: meta.wall.into(),
+            chunk_offset: meta.chunk_offset.into(),
+            key_id: 0.into(),
+            parent: [0; 32],
+            hid: [0; 32],
+            digest: [0; 32],
+            tag: [0; 16],
+            reserved: [0; 24],
+            body_crc: crc32c(body).into(),
+            crc: 0.into(),
+        };
+        let digest = frame_digest(&header.as_bytes()[..DIGEST_PREFIX], body, &data);
+        header.digest = digest.0;
+        let mut id = Hash32::default();
+        if let Some((secret, parent)) = chain {
+            id = token(secret, parent, &digest);
+            header.parent = parent.0;
+            header.hid = hide(&id).0;
+        }
+        header.crc = crc32c(&header.as_bytes()[..252]).into();
+        let mut bytes = BytesMut::with_capacity(256 + body.len());
+        bytes.put_slice(header.as_bytes());
+        bytes.put_slice(body);
+        (Frame { head: FrameHead { bytes: bytes.freeze(), header }, data }, id)
+    }
+}

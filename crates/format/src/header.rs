@@ -1,0 +1,204 @@
+//! The fixed structs of a frame's head: header, update description, extent description.
+
+use freebs_types::{ChunkId, ClusterId, Hash32, Lba, Sequence, ShardId, Version, ViewNumber, VolumeId};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+pub const FRAME_MAGIC: [u8; 4] = *b"FBFR";
+pub const FRAME_VERSION: u16 = 1;
+/// Bytes of the header that the digest covers; behind them come the hashes themselves.
+pub const DIGEST_PREFIX: usize = 112;
+
+/// What a frame is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FrameKind {
+    /// Updates.
+    Data = 1,
+    /// Opens a view: members, quorum, the seal of the view before.
+    View = 2,
+    /// Says that a chunk is sealed (reserved; chunks are sealed by the view that follows, for now).
+    Seal = 3,
+    /// Changes the holders of chunks (reserved).
+    Holders = 4,
+    /// A new attachment generation.
+    Attach = 5,
+    /// Local to a node, outside the sequence: the shard's state (promise, secret, request numbers, view).
+    Mark = 6,
+    /// Local to a node, outside the sequence: map entries with the places they have in their chunks.
+    Carry = 7,
+}
+
+impl FrameKind {
+    pub fn from_byte(b: u8) -> Option<Self> {
+        [Self::Data, Self::View, Self::Seal, Self::Holders, Self::Attach, Self::Mark, Self::Carry]
+            .into_iter()
+            .find(|k| *k as u8 == b)
+    }
+
+    /// Local frames belong to a node's log and not to the shard's sequence; they never travel as chain frames.
+    #[must_use]
+    pub fn is_local(self) -> bool {
+        matches!(self, Self::Mark | Self::Carry)
+    }
+}
+
+/// What an update does. Only the first three are made today; the others are reserved numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum UpdateKind {
+    Write = 1,
+    Trim = 2,
+    Zero = 3,
+    Prepare = 4,
+    Commit = 5,
+    Abort = 6,
+    Relocate = 7,
+    Snapshot = 8,
+}
+
+impl UpdateKind {
+    pub fn from_byte(b: u8) -> Option<Self> {
+        [Self::Write, Self::Trim, Self::Zero, Self::Prepare, Self::Commit, Self::Abort, Self::Relocate, Self::Snapshot]
+            .into_iter()
+            .find(|k| *k as u8 == b)
+    }
+}
+
+/// What an extent holds. A write's all-zero blocks are `Zero` extents: recorded, not stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum ExtentKind {
+    Data = 1,
+    Trim = 2,
+    Zero = 3,
+}
+
+impl ExtentKind {
+    pub fn from_byte(b: u8) -> Option<Self> {
+        [Self::Data, Self::Trim, Self::Zero].into_iter().find(|k| *k as u8 == b)
+    }
+}
+
+/// The fixed header of every frame, on disk and on the wire.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct FrameHeader {
+    pub magic: [u8; 4],
+    pub version: U16,
+    pub kind: u8,
+    pub flags: u8,
+    /// Feature bits a reader must know; none exist yet.
+    pub features: U32,
+    /// Bytes of header and body.
+    pub head_len: U32,
+    /// Bytes of data behind the head, whole blocks.
+    pub data_len: U32,
+    pub updates: U32,
+    pub cluster: [u8; 16],
+    pub volume: U64,
+    pub shard: U32,
+    pub chunk_counter: U32,
+    pub view: U64,
+    pub chunk_view: U64,
+    pub sequence: U64,
+    /// Version of the first update; of a frame without updates, the shard's last version.
+    pub first_version: U64,
+    /// Highest sequence that the head knew to be committed (W5).
+    pub committed: U64,
+    /// Wall clock of the head, nanoseconds since 1970.
+    pub wall: U64,
+    /// Data blocks of the chunk before this frame.
+    pub chunk_offset: U32,
+    pub key_id: U32,
+    pub parent: [u8; 32],
+    pub hid: [u8; 32],
+    pub digest: [u8; 32],
+    pub tag: [u8; 16],
+    pub reserved: [u8; 24],
+    /// CRC-32C of the body.
+    pub body_crc: U32,
+    /// CRC-32C of the bytes before this field.
+    pub crc: U32,
+}
+const _: () = assert!(size_of::<FrameHeader>() == 256);
+
+impl FrameHeader {
+    pub fn shard_id(&self) -> ShardId {
+        ShardId { volume: VolumeId(self.volume.get()), index: self.shard.get() }
+    }
+    pub fn cluster_id(&self) -> ClusterId {
+        ClusterId(self.cluster)
+    }
+    pub fn view_number(&self) -> ViewNumber {
+        ViewNumber(self.view.get())
+    }
+    pub fn chunk(&self) -> ChunkId {
+        ChunkId { view: ViewNumber(self.chunk_view.get()), counter: self.chunk_counter.get() }
+    }
+    pub fn seq(&self) -> Sequence {
+        Sequence(self.sequence.get())
+    }
+    pub fn committed_seq(&self) -> Sequence {
+        Sequence(self.committed.get())
+    }
+    /// Version after this frame.
+    pub fn last_version(&self) -> Version {
+        match self.updates.get() {
+            0 => Version(self.first_version.get()),
+            n => Version(self.first_version.get() + u64::from(n) - 1),
+        }
+    }
+    pub fn parent_token(&self) -> Hash32 {
+        Hash32(self.parent)
+    }
+    pub fn hid(&self) -> Hash32 {
+        Hash32(self.hid)
+    }
+    pub fn digest(&self) -> Hash32 {
+        Hash32(self.digest)
+    }
+    /// The kind; headers are only handed out after it was checked.
+    pub fn frame_kind(&self) -> FrameKind {
+        FrameKind::from_byte(self.kind).expect("checked when parsed")
+    }
+    pub fn data_blocks(&self) -> u32 {
+        self.data_len.get() / freebs_types::BLOCK as u32
+    }
+}
+
+/// One update of a data frame.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct UpdateDesc {
+    pub kind: u8,
+    pub flags: u8,
+    pub extents: U16,
+    /// Data blocks of all its extents.
+    pub blocks: U32,
+    pub driver: U64,
+    pub number: U64,
+    /// The driver's lowest request number without an answer.
+    pub lowest_open: U64,
+    /// Base version of sub-block writes and interval numbers; 0 for now.
+    pub reserved: [U64; 2],
+}
+const _: () = assert!(size_of::<UpdateDesc>() == 48);
+
+/// One extent of an update.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ExtentDesc {
+    pub lba: U32,
+    pub blocks: U32,
+    pub kind: u8,
+    pub flags: u8,
+    pub reserved: U16,
+}
+const _: () = assert!(size_of::<ExtentDesc>() == 12);
+
+impl ExtentDesc {
+    pub fn start(&self) -> Lba {
+        Lba(self.lba.get())
+    }
+}
