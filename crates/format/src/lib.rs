@@ -10,7 +10,7 @@ pub mod disk;
 mod frame;
 mod header;
 mod token;
-// pub mod wire;
+pub mod wire;
 
 pub use bodies::{AttachBody, CarryBody, CarryEntry, MarkBody, Member, RequestEntry, RequestFloor, Requests, ViewBody};
 pub use crc::{block_crc, block_crcs, crc32c, is_zero};

@@ -112,6 +112,28 @@ impl fmt::Display for ChunkId {
     }
 }
 
+/// One worker of a node: who a shard's messages go to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Peer {
+    pub node: NodeId,
+    pub worker: u16,
+}
+
+impl Peer {
+    /// The worker of `node`, which has `workers` of them, that a shard lives on. Fixed for the life of a device.
+    #[must_use]
+    pub const fn of(node: NodeId, shard: ShardId, workers: u16) -> Self {
+        let workers = if workers == 0 { 1 } else { workers as u64 };
+        Self { node, worker: (shard.volume.0.wrapping_add(shard.index as u64) % workers) as u16 }
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "n{}/{}", self.node, self.worker)
+    }
+}
+
 macro_rules! bytes_id {
     ($(#[$doc:meta])* $name:ident($n:literal)) => {
         $(#[$doc])*

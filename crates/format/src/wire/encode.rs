@@ -1,0 +1,318 @@
+//! Messages to bytes: header and meta go into one buffer, payload is handed on as it is.
+
+use super::structs::{self as s, kind};
+use super::{FrameName, Message, Refused, Request, SyncReply, ViewNews, WriteRequest};
+use crate::{ExtentDesc, Frame, crc32c};
+use bytes::{BufMut, Bytes, BytesMut};
+use freebs_types::{Generation, ShardId, ViewNumber};
+use zerocopy::IntoBytes;
+
+#[derive(Default)]
+struct Addressed {
+    shard: ShardId,
+    view: ViewNumber,
+    generation: Generation,
+    id: u64,
+    flags: u32,
+}
+
+fn name(n: &FrameName) -> s::NameMeta {
+    s::NameMeta { view: n.view.0.into(), sequence: n.sequence.0.into(), hid: n.hid.0 }
+}
+
+fn put_heads(frames: &[Frame], out: &mut BytesMut) {
+    for f in frames {
+        out.put_slice(f.head.bytes());
+    }
+}
+
+fn put_news(news: &ViewNews, floor: u64, out: &mut BytesMut) {
+    let meta = s::AttachMeta {
+        driver: 0.into(),
+        identity: [0; 32],
+        view_sequence: news.sequence.0.into(),
+        floor: floor.into(),
+        reserved: 0.into(),
+    };
+    out.put_slice(meta.as_bytes());
+    out.put_slice(&news.body.encode());
+}
+
+fn put_write(w: &WriteRequest, out: &mut BytesMut) {
+    let meta = s::WriteMeta {
+        driver: w.driver.0.into(),
+        lowest_open: w.lowest_open.0.into(),
+        kind: w.kind as u8,
+        reserved: [0; 3],
+        extents: (w.extents.len() as u32).into(),
+        reserved2: 0.into(),
+    };
+    out.put_slice(meta.as_bytes());
+    for e in &w.extents {
+        let desc = ExtentDesc {
+            lba: e.range.start.0.into(),
+            blocks: e.range.len.into(),
+            kind: e.kind as u8,
+            flags: 0,
+            reserved: 0.into(),
+        };
+        out.put_slice(desc.as_bytes());
+    }
+    w.crcs.iter().for_each(|c| out.put_u32_le(*c));
+}
+
+fn put_sync_reply(r: &SyncReply, out: &mut BytesMut) {
+    let meta = s::SyncReplyMeta {
+        common: r.common.0.into(),
+        map_next: r.map_next.into(),
+        frames: (r.frames.len() as u32).into(),
+        mode: r.mode as u8,
+        reserved: [0; 11],
+    };
+    out.put_slice(meta.as_bytes());
+    put_heads(&r.frames, out);
+}
+
+fn attach(driver: u64, identity: [u8; 32]) -> s::AttachMeta {
+    s::AttachMeta { driver: driver.into(), identity, view_sequence: 0.into(), floor: 0.into(), reserved: 0.into() }
+}
+
+fn refused_what(r: &Refused) -> (u8, u64) {
+    match r.request {
+        Request::Attach => (0, 0),
+        Request::Write(n) => (1, n.0),
+        Request::Read(id) => (2, id),
+    }
+}
+
+impl Message {
+    /// The parts of the payload, in order.
+    pub fn payload(&self) -> Vec<&Bytes> {
+        let frames = |f: &'_ [Frame]| -> usize { f.iter().map(|f| f.data.len()).sum() };
+        match self {
+            Self::Write(w) => w.data.iter().collect(),
+            Self::ReadReply(r) => r.data.iter().collect(),
+            Self::Frames { frames: f, .. } | Self::SyncReply(SyncReply { frames: f, .. }) => {
+                let mut out = Vec::with_capacity(frames(f));
+                out.extend(f.iter().flat_map(|f| &f.data));
+                out
+            }
+            Self::Control { body, .. } | Self::ControlReply { body, .. } => vec![body],
+            _ => Vec::new(),
+        }
+    }
+
+    /// Appends header and meta to `out`; the caller sends `payload()` right behind.
+    pub fn encode(&self, out: &mut BytesMut) {
+        let start = out.len();
+        out.put_bytes(0, s::HEADER_BYTES);
+        let (kind, to) = self.put_meta(out);
+        let meta_len = out.len() - start - s::HEADER_BYTES;
+        let payload: usize = self.data_bytes();
+        let mut header = s::MessageHeader {
+            magic: s::MESSAGE_MAGIC,
+            version: s::WIRE_VERSION.into(),
+            kind: kind.into(),
+            total_len: ((s::HEADER_BYTES + meta_len + payload) as u32).into(),
+            meta_len: (meta_len as u32).into(),
+            volume: to.shard.volume.0.into(),
+            shard: to.shard.index.into(),
+            flags: to.flags.into(),
+            view: to.view.0.into(),
+            generation: to.generation.0.into(),
+            id: to.id.into(),
+            reserved: 0.into(),
+            crc: 0.into(),
+        };
+        out[start..start + s::HEADER_BYTES].copy_from_slice(header.as_bytes());
+        header.crc = message_crc(&out[start..]).into();
+        out[start + 60..start + 64].copy_from_slice(header.crc.as_bytes());
+    }
+
+    #[allow(clippy::too_many_lines, reason = "one short arm per kind of message")]
+    fn put_meta(&self, out: &mut BytesMut) -> (u16, Addressed) {
+        let mut to = Addressed::default();
+        let kind = match self {
+            Self::Hello(h) => {
+                let meta = s::HelloMeta {
+                    cluster: h.cluster.0,
+                    node: h.node.0.into(),
+                    start: h.start.0.into(),
+                    from_worker: h.from_worker.into(),
+                    to_worker: h.to_worker.into(),
+                    role: h.role as u8,
+                    reserved: [0; 27],
+                };
+                out.put_slice(meta.as_bytes());
+                kind::HELLO
+            }
+            Self::Welcome(w) => {
+                let meta = s::WelcomeMeta {
+                    cluster: w.cluster.0,
+                    node: w.node.0.into(),
+                    start: w.start.0.into(),
+                    worker: w.worker.into(),
+                    workers: w.workers.into(),
+                    reserved: [0; 28],
+                };
+                out.put_slice(meta.as_bytes());
+                kind::WELCOME
+            }
+            Self::Attach { shard, view, generation, driver, identity } => {
+                to = Addressed { shard: *shard, view: *view, generation: *generation, ..to };
+                out.put_slice(attach(driver.0, identity.0).as_bytes());
+                kind::ATTACH
+            }
+            Self::Follow { shard, generation, driver } => {
+                to = Addressed { shard: *shard, generation: *generation, ..to };
+                out.put_slice(attach(driver.0, [0; 32]).as_bytes());
+                kind::FOLLOW
+            }
+            Self::Detach { shard, generation, driver } => {
+                to = Addressed { shard: *shard, generation: *generation, ..to };
+                out.put_slice(attach(driver.0, [0; 32]).as_bytes());
+                kind::DETACH
+            }
+            Self::Attached { news, generation, floor } => {
+                to = Addressed { shard: news.shard, view: news.view, generation: *generation, ..to };
+                put_news(news, floor.0, out);
+                kind::ATTACHED
+            }
+            Self::View(news) => {
+                to = Addressed { shard: news.shard, view: news.view, ..to };
+                put_news(news, 0, out);
+                kind::VIEW
+            }
+            Self::Write(w) => {
+                to = Addressed { shard: w.shard, view: w.view, generation: w.generation, id: w.number.0, ..to };
+                put_write(w, out);
+                kind::WRITE
+            }
+            Self::Ordered { shard, view, items } => {
+                to = Addressed { shard: *shard, view: *view, ..to };
+                for (number, sequence) in items {
+                    let meta = s::OrderedMeta { number: number.0.into(), sequence: sequence.0.into() };
+                    out.put_slice(meta.as_bytes());
+                }
+                kind::ORDERED
+            }
+            Self::Durable(items) => {
+                for i in items {
+                    let meta = s::DurableMeta {
+                        volume: i.shard.volume.0.into(),
+                        shard: i.shard.index.into(),
+                        reserved: 0.into(),
+                        view: i.view.0.into(),
+                        sequence: i.sequence.0.into(),
+                    };
+                    out.put_slice(meta.as_bytes());
+                }
+                kind::DURABLE
+            }
+            Self::Read(r) => {
+                let flags = u32::from(r.status_only);
+                to = Addressed { shard: r.shard, view: r.view, generation: r.generation, id: r.id, flags };
+                let meta =
+                    s::ReadMeta { floor: r.floor.0.into(), lba: r.range.start.0.into(), blocks: r.range.len.into() };
+                out.put_slice(meta.as_bytes());
+                kind::READ
+            }
+            Self::ReadReply(r) => {
+                to = Addressed { shard: r.shard, id: r.id, flags: r.pieces.len() as u32, ..to };
+                for p in &r.pieces {
+                    let meta = s::PieceMeta { kind: p.kind as u8, reserved: [0; 3], blocks: p.blocks.into() };
+                    out.put_slice(meta.as_bytes());
+                }
+                r.crcs.iter().for_each(|c| out.put_u32_le(*c));
+                kind::READ_REPLY
+            }
+            Self::Refused(r) => {
+                let (what, id) = refused_what(r);
+                to = Addressed { shard: r.shard, view: r.view, generation: r.generation, id, ..to };
+                out.put_slice(s::RefusedMeta { reason: r.reason as u8, what, reserved: [0; 6] }.as_bytes());
+                kind::REFUSED
+            }
+            Self::Frames { forward, frames } => {
+                let meta =
+                    s::FramesMeta { frames: (frames.len() as u32).into(), forward: (forward.len() as u32).into() };
+                out.put_slice(meta.as_bytes());
+                forward.iter().for_each(|n| out.put_u64_le(n.0));
+                put_heads(frames, out);
+                kind::FRAMES
+            }
+            Self::Heartbeat(items) => {
+                for i in items {
+                    let meta = s::HeartbeatMeta {
+                        volume: i.shard.volume.0.into(),
+                        shard: i.shard.index.into(),
+                        reserved: 0.into(),
+                        view: i.view.0.into(),
+                        last: i.last.0.into(),
+                        committed: i.committed.0.into(),
+                        keep: i.keep.0.into(),
+                    };
+                    out.put_slice(meta.as_bytes());
+                }
+                kind::HEARTBEAT
+            }
+            Self::Seal { shard, view, pred } => {
+                to = Addressed { shard: *shard, view: *view, ..to };
+                out.put_u64_le(pred.0);
+                kind::SEAL
+            }
+            Self::SealAnswer(a) => {
+                to = Addressed { shard: a.shard, view: a.view, ..to };
+                let meta = s::SealMeta {
+                    pred: a.pred.0.into(),
+                    last: name(&a.last),
+                    committed: a.committed.0.into(),
+                    promised: a.promised.0.into(),
+                    has_pred: a.has_pred.into(),
+                    damaged: a.damaged.into(),
+                    reserved: [0; 6],
+                    slice: [0; 72],
+                };
+                out.put_slice(meta.as_bytes());
+                kind::SEAL_ANSWER
+            }
+            Self::Sync(r) => {
+                to = Addressed { shard: r.shard, view: r.view, id: r.id, ..to };
+                let meta = s::SyncMeta {
+                    until: r.until.0.into(),
+                    map_from: r.map_from.into(),
+                    map_since: r.map_since.0.into(),
+                    names: (r.names.len() as u32).into(),
+                    reserved: 0.into(),
+                };
+                out.put_slice(meta.as_bytes());
+                r.names.iter().for_each(|n| out.put_slice(name(n).as_bytes()));
+                kind::SYNC
+            }
+            Self::SyncReply(r) => {
+                to = Addressed { shard: r.shard, view: r.view, id: r.id, ..to };
+                put_sync_reply(r, out);
+                kind::SYNC_REPLY
+            }
+            Self::Nudge { shard, view } => {
+                to = Addressed { shard: *shard, view: *view, ..to };
+                kind::NUDGE
+            }
+            Self::Control { id, .. } => {
+                to.id = *id;
+                kind::CONTROL
+            }
+            Self::ControlReply { id, .. } => {
+                to.id = *id;
+                kind::CONTROL_REPLY
+            }
+        };
+        (kind, to)
+    }
+}
+
+/// CRC of a message that starts with its header and goes on with its meta part (and nothing else).
+pub(super) fn message_crc(header_and_meta: &[u8]) -> u32 {
+    let a = crc32c(&header_and_meta[..60]);
+    let b = crc32c(&header_and_meta[s::HEADER_BYTES..]);
+    a ^ b.rotate_left(1)
+}
