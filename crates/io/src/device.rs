@@ -21,6 +21,7 @@ pub enum Durability {
 ///
 /// All calls may be in flight together; the order of overlapping ones is not defined.
 #[allow(async_fn_in_trait, reason = "one thread per worker: futures need not be Send")]
+#[allow(clippy::len_without_is_empty, reason = "an empty device is no case of its own")]
 pub trait Device: 'static {
     /// Bytes of the physical sector, the unit that is never torn: a power of two from 512 to 4,096.
     fn sector(&self) -> usize;

@@ -1,1 +1,18 @@
-//! Linux implementations.
+//! Linux implementations: the only place that touches files, sockets, the clock and the random generator.
+//!
+//! A worker is one thread with a current-thread tokio runtime and a `LocalSet`. Inside it live one [`ring::Ring`]
+//! (io_uring, or a thread pool where that is forbidden), and the worker's
+//! [`FileDevice`]s. None of these may leave their thread, and none takes a lock on the way of a request.
+//!
+//! Invariants:
+//! - A buffer handed to the kernel stays alive until the kernel has answered, whatever becomes of the future.
+//! - What is queued during a turn of the loop (device operations, messages) is submitted once, at its end.
+//! - Everything that waits has a named maximum: operations in flight, bytes queued on a link, bytes of a message.
+#![allow(clippy::disallowed_types, clippy::disallowed_methods)]
+
+mod device;
+mod env;
+pub mod ring;
+
+pub use device::{DeviceOptions, FileDevice, Poison};
+pub use env::{OsRandom, SystemClock};
