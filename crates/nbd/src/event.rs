@@ -1,0 +1,263 @@
+//! What passes between a session and its caller: steps, look-ups and their answers, requests and their tickets.
+//!
+//! Invariant: a [`Ticket`] is neither copied nor made by hand, and a reply consumes it, so no request is answered twice.
+
+use crate::NbdErrno;
+use bytes::Bytes;
+use core::fmt;
+use std::borrow::Cow;
+
+/// What one call of [`crate::Session::receive`] found.
+#[derive(Debug)]
+pub enum Step {
+    /// Something for the caller to do. Call again afterwards: there may be more in the buffer.
+    Event(Event),
+    /// Nothing more can be done for now.
+    Wait(Wait),
+}
+
+/// What a session waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// At least so many more bytes from the client; reserve room for them, so that a large payload arrives in one piece.
+    Bytes(usize),
+    /// The caller's answer to [`Event::Lookup`] or [`Event::List`]. Don't read from the client meanwhile.
+    Answer,
+    /// Room in the window: answer requests or send output, then call again. Don't read from the client meanwhile.
+    Window,
+    /// The end. Answer what is open, send the output, close; see [`crate::Session::is_finished`].
+    Closed,
+}
+
+/// Something for the caller to do.
+#[derive(Debug)]
+pub enum Event {
+    /// Which export is this? Answer with [`crate::Session::export`], now or later.
+    Lookup {
+        /// At most [`crate::limits::NAME_BYTES_MAX`] bytes; empty for the default export ([`crate::default_export`]).
+        name: String,
+        purpose: Purpose,
+    },
+    /// Which exports are there? Answer with [`crate::Session::list`] or [`crate::Session::refuse_list`].
+    List,
+    /// Transmission begins, with the export of this (canonical) name: the moment to hand the connection to its worker.
+    Go { name: String },
+    /// Answer with one of the `reply_` functions.
+    Request { ticket: Ticket, op: Op },
+    /// The client has said good-bye. Open requests are still to be answered.
+    Disconnect,
+}
+
+/// Why a client names an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// It asks about it, and may choose another.
+    Info,
+    /// It wants to use it (GO). A caller that attaches the volume does so for this one and the next.
+    Go,
+    /// It wants to use it, in the old way that can't be told why not.
+    ExportName,
+    /// It asks which meta contexts there are for it, or chooses them.
+    MetaContext,
+}
+
+/// An export, as a client is told of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportInfo {
+    /// The canonical name, also when the client asked for the default export.
+    pub name: String,
+    /// For people; may be empty.
+    pub description: String,
+    /// Size in bytes. What lies behind the last whole sector of 512 can't be addressed and is left out.
+    pub size: u64,
+    pub read_only: bool,
+    /// Flush and FUA hold across connections (contract 5).
+    pub multi_conn: bool,
+}
+
+/// Why an export, or the list of them, is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub reason: RefusalReason,
+    /// For people; the client shows it. Cut at [`crate::limits::ERROR_TEXT_BYTES_MAX`].
+    pub text: Cow<'static, str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusalReason {
+    /// There is no such export, or it can't be had now.
+    Unknown,
+    /// It is there, but not for this client.
+    Policy,
+    /// Not without TLS.
+    TlsRequired,
+    /// The server is going down.
+    Shutdown,
+}
+
+impl Refusal {
+    pub fn new(reason: RefusalReason, text: impl Into<Cow<'static, str>>) -> Self {
+        Self { reason, text: text.into() }
+    }
+}
+
+/// What a request asks. Ranges lie within the export, are not empty, and are multiples of 512 bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// At most the payload limit. `df`: the reply will be one chunk, whatever pieces it is given in.
+    Read { offset: u64, len: u32, df: bool },
+    /// `data` is a part of the read buffer, at most the payload limit.
+    Write { offset: u64, data: Bytes, fua: bool },
+    /// Up to the whole export, as the next three.
+    Trim { offset: u64, len: u64, fua: bool },
+    /// `no_hole`: later writes there must find space. `fast`: fail with [`NbdErrno::NotSup`] rather than be slow as a
+    /// write.
+    Zero { offset: u64, len: u64, fua: bool, no_hole: bool, fast: bool },
+    /// A hint.
+    Cache { offset: u64, len: u64 },
+    /// `one`: a single extent is wanted.
+    BlockStatus { offset: u64, len: u64, one: bool },
+    /// What was answered before is to be durable.
+    Flush,
+}
+
+/// A request's right to one answer. It holds a place in the window: one that is dropped keeps its place for the rest
+/// of the connection.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a request has to be answered"]
+pub struct Ticket {
+    pub(crate) cookie: u64,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) kind: TicketKind,
+}
+
+/// What kind of reply the request needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TicketKind {
+    Read { df: bool },
+    Write,
+    BlockStatus { one: bool },
+    Other,
+}
+
+impl Ticket {
+    /// The client's number for the request; two in flight may have the same one.
+    #[must_use]
+    pub fn cookie(&self) -> u64 {
+        self.cookie
+    }
+
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// True for a flush.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes it counts in the window: data only.
+    pub(crate) fn window_bytes(&self) -> usize {
+        match self.kind {
+            TicketKind::Read { .. } | TicketKind::Write => self.len as usize,
+            TicketKind::BlockStatus { .. } | TicketKind::Other => 0,
+        }
+    }
+}
+
+/// A part of what was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReadPiece {
+    Data(Bytes),
+    /// So many bytes of zero.
+    Zero(u64),
+}
+
+impl ReadPiece {
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        match self {
+            Self::Data(bytes) => bytes.len() as u64,
+            Self::Zero(count) => *count,
+        }
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A run of bytes in the same state, for a block status reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    pub len: u64,
+    /// Nothing is stored there.
+    pub hole: bool,
+    /// It reads as zeroes.
+    pub zero: bool,
+}
+
+impl Extent {
+    #[must_use]
+    pub const fn data(len: u64) -> Self {
+        Self { len, hole: false, zero: false }
+    }
+
+    /// Never written, or trimmed.
+    #[must_use]
+    pub const fn hole(len: u64) -> Self {
+        Self { len, hole: true, zero: true }
+    }
+}
+
+/// Why a connection is cut. Its output may still be sent, then it has to be closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionError {
+    ClientFlags(u32),
+    OptionMagic,
+    OptionTooLong {
+        option: u32,
+        len: u32,
+    },
+    TooManyOptions,
+    HandshakeTooLong,
+    /// The client chose its export with EXPORT_NAME, which knows no answer for "no".
+    ExportRefused,
+    RequestMagic(u32),
+    PayloadTooLong {
+        len: u64,
+    },
+}
+
+impl fmt::Display for SessionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ClientFlags(flags) => write!(f, "unknown client flags {flags:#x}"),
+            Self::OptionMagic => f.write_str("an option does not begin with its magic number"),
+            Self::OptionTooLong { option, len } => write!(f, "option {option} has {len} bytes"),
+            Self::TooManyOptions => f.write_str("too many options in one handshake"),
+            Self::HandshakeTooLong => f.write_str("too many bytes in one handshake"),
+            Self::ExportRefused => f.write_str("the export asked for with EXPORT_NAME was refused"),
+            Self::RequestMagic(magic) => write!(f, "a request begins with {magic:#x}"),
+            Self::PayloadTooLong { len } => write!(f, "a request carries {len} bytes of payload"),
+        }
+    }
+}
+
+impl std::error::Error for SessionError {}
+
+/// Turns a kind of error into the number that a reply carries.
+impl From<&freebs_types::Error> for NbdErrno {
+    fn from(error: &freebs_types::Error) -> Self {
+        error.kind.into()
+    }
+}
