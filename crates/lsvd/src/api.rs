@@ -1,0 +1,256 @@
+//! What goes into the engine and what comes out of it: plain values, no behaviour.
+
+use crate::RequestTable;
+use bytes::Bytes;
+use freebs_format::{AttachBody, CarryBody, ExtentKind, Frame, FrameHead, ViewBody};
+use freebs_types::{
+    ChunkId, ClusterId, DeviceId, Error, Hash32, NodeId, Sequence, ShardId, StartNumber, Version, ViewNumber,
+};
+
+/// Shape and identity of a device that is to be made.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    pub cluster: ClusterId,
+    pub node: NodeId,
+    pub device: DeviceId,
+    /// Which worker's log this is, and of how many.
+    pub worker: u16,
+    pub workers: u16,
+    /// Bytes of a segment: a multiple of 4,096 from `limits::SEGMENT_BYTES_MIN` to 1 GiB.
+    pub segment_bytes: u64,
+    /// Bytes that the device may grow to.
+    pub size_limit: u64,
+    /// Wall clock, for people.
+    pub wall: u64,
+}
+
+/// Whose device `open` is to find.
+#[derive(Clone, Copy, Debug)]
+pub struct Expect {
+    pub cluster: ClusterId,
+    pub node: NodeId,
+    pub worker: u16,
+    pub workers: u16,
+}
+
+/// One thing that is not as it should be on the device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// `None` for the superblock.
+    pub segment: Option<u32>,
+    /// Byte in the segment (on the device, for the superblock).
+    pub offset: u64,
+    pub what: String,
+}
+
+/// What recovery found.
+#[derive(Clone, Debug, Default)]
+pub struct OpenReport {
+    pub start: StartNumber,
+    pub shards: usize,
+    /// Frames that count, local ones included.
+    pub frames: u64,
+    /// Appends that were read one by one, because no segment index covers them.
+    pub appends: u64,
+    /// Segments that hold anything.
+    pub segments: u32,
+    /// Bytes of an unfinished append at the end of the log; nobody was ever told that it is durable.
+    pub torn_bytes: u64,
+    pub damage: Vec<Finding>,
+}
+
+/// Name of a frame (rule E3): what two logs compare.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FrameName {
+    pub view: ViewNumber,
+    pub sequence: Sequence,
+    pub hid: Hash32,
+}
+
+/// A shard as its last durable frame left it.
+#[derive(Clone, Debug)]
+pub struct ShardState {
+    pub shard: ShardId,
+    pub last: FrameName,
+    /// `parent` and digest of the last frame: with the view's secret they give its access token.
+    pub parent: Hash32,
+    pub digest: Hash32,
+    pub version: Version,
+    pub committed: Sequence,
+    /// No view below this is served any more (rule V2).
+    pub promised: ViewNumber,
+    pub secret: Option<(ViewNumber, Hash32)>,
+    /// Newest view frame that counts, its sequence and what it says.
+    pub view: Option<(Sequence, ViewBody)>,
+    pub attach: AttachBody,
+    pub requests: RequestTable,
+    /// Ranges of sequences, both ends included, whose frames were lost to damage.
+    pub holes: Vec<(Sequence, Sequence)>,
+    /// Set if damage may have taken frames behind the last one (rule E7): a seal answer does not count.
+    pub suspect_tail: bool,
+    /// From here on `frames` can serve without a gap.
+    pub first_kept: Sequence,
+    /// Chunk of the last data and its blocks so far.
+    pub open_chunk: (ChunkId, u32),
+}
+
+/// Where a shard's sequence goes on after its map was learned from a peer: as if all frames up to here were here.
+#[derive(Clone, Debug)]
+pub struct Base {
+    pub last: FrameName,
+    pub parent: Hash32,
+    pub digest: Hash32,
+    pub version: Version,
+    pub committed: Sequence,
+    pub view_frame: Option<FrameHead>,
+    pub attach: AttachBody,
+    pub requests: RequestTable,
+    pub open_chunk: (ChunkId, u32),
+}
+
+/// What a mark changes; what is left at its default stays.
+#[derive(Clone, Debug, Default)]
+pub struct MarkChange {
+    /// Raises the promise; a lower one than before changes nothing.
+    pub promised: Option<ViewNumber>,
+    /// Replaces the secret, unless the one there is of a newer view.
+    pub secret: Option<(ViewNumber, Hash32)>,
+    /// The shard jumps to this state (the end of SYNC by map). A lower sequence than the shard's changes nothing.
+    pub base: Option<Box<Base>>,
+    /// The tail was compared with the chain's: clears `suspect_tail`.
+    pub trusted: bool,
+}
+
+/// What can be put into the log. Order of calls is order in the log and of durability.
+#[derive(Clone, Debug)]
+pub enum Record {
+    /// The next frame of its shard. One with a sequence at or below the last one cuts back to it first, if its
+    /// `hid` differs; it is ignored if its `hid` is the same.
+    Frame(Frame),
+    /// Fills a hole, or replaces a damaged copy of a frame that is there; never cuts.
+    Repair(Frame),
+    /// The shard's state with these changes; makes the shard if it is unknown.
+    Mark { shard: ShardId, change: MarkChange, ticket: u64 },
+    /// Map entries with their places, and the data of those that have any (SYNC by map, repair of blocks).
+    /// At most `CARRY_ENTRIES_MAX` entries and `limits::FRAME_DATA_BYTES_MAX` of data.
+    Carry { shard: ShardId, body: CarryBody, data: Vec<Bytes>, ticket: u64 },
+    /// Frames behind `to` stop counting. Never below what is committed.
+    Cut { shard: ShardId, to: Sequence },
+    /// The shard was deleted: everything of it is freed.
+    Forget { shard: ShardId },
+}
+
+/// What has become durable and visible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durable {
+    Frame {
+        shard: ShardId,
+        view: ViewNumber,
+        sequence: Sequence,
+    },
+    Repair {
+        shard: ShardId,
+        sequence: Sequence,
+    },
+    Mark {
+        shard: ShardId,
+        ticket: u64,
+    },
+    Carry {
+        shard: ShardId,
+        ticket: u64,
+    },
+    /// Not written, but in force; the log says so with the next frame.
+    Cut {
+        shard: ShardId,
+        to: Sequence,
+    },
+    Forget {
+        shard: ShardId,
+    },
+}
+
+/// Hears what the log has done; called from the writer only, in log order, with nothing of the engine borrowed.
+pub trait Listener {
+    /// The map has been updated already. Whoever takes entries out with `drain` spares an allocation.
+    fn durable(&self, done: &mut Vec<Durable>);
+    /// Once, at the end: nothing more will be appended. `NoSpace` or `DeviceFailed`, or `Invalid` and `Bug` for a
+    /// record that can't be stored.
+    fn failed(&self, error: &Error);
+}
+
+/// A stretch of blocks of one kind; never-written blocks are `Trim`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub kind: ExtentKind,
+    pub blocks: u32,
+}
+
+/// What `read` found: pieces in order, and of the data pieces the CRCs and the blocks.
+#[derive(Clone, Debug, Default)]
+pub struct ReadOut {
+    pub pieces: Vec<Piece>,
+    /// One per data block.
+    pub crcs: Vec<u32>,
+    /// Whole blocks each.
+    pub data: Vec<Bytes>,
+}
+
+/// Content of a shard in a few bytes; equal content gives equal digests whatever the history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Digest {
+    pub version: Version,
+    pub sequence: Sequence,
+    pub hash: Hash32,
+    /// Blocks that are data or zero.
+    pub blocks: u64,
+    pub data_blocks: u64,
+}
+
+/// Room on the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Space {
+    pub segment_bytes: u64,
+    /// Segments that the device can have.
+    pub limit_segments: u32,
+    pub used_segments: u32,
+    pub free_segments: u32,
+    /// A head orders no writes when `free_segments` is not above this (rule W7).
+    pub reserve_segments: u32,
+    /// Bytes of blocks that maps name, or may name again after a cut.
+    pub live_bytes: u64,
+    pub poisoned: bool,
+}
+
+/// What has been counted since `open`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub appends: u64,
+    pub append_bytes: u64,
+    pub frames: u64,
+    pub data_bytes: u64,
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub crc_errors: u64,
+    pub damage: u64,
+    pub segments_opened: u64,
+    pub segments_freed: u64,
+    /// Local frames that the engine wrote to free segments.
+    pub carried: u64,
+}
+
+/// What kind of thing happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    Damage,
+    CrcError,
+    Refused,
+    Space,
+}
+
+/// Something for people and for repair.
+#[derive(Clone, Debug)]
+pub struct Event {
+    pub kind: EventKind,
+    pub text: String,
+}
