@@ -188,12 +188,17 @@ pub struct MarkBody {
     pub committed: Sequence,
     /// Latest attachment.
     pub attach: AttachBody,
-    /// View of the shard's last frame.
+    /// View of the shard's last frame; its sequence and `hid` are in the frame's header.
     pub last_view: ViewNumber,
+    /// `parent` and digest of the shard's last frame, from which a new head makes its token.
+    pub last_parent: Hash32,
+    pub last_digest: Hash32,
     /// Frames up to here may be missing from the log: their segments were given up after this state was taken.
     pub released: Sequence,
     /// Set when the shard was deleted: nothing of it before this mark counts.
     pub deleted: bool,
+    /// Set while damage may have taken frames behind the shard's last one (rule E7).
+    pub suspect_tail: bool,
     /// The frame head of the newest view frame, if there is one.
     pub view_frame: Option<FrameHead>,
     pub requests: Requests,
@@ -208,6 +213,8 @@ struct MarkFixed {
     committed: U64,
     last_view: U64,
     released: U64,
+    last_parent: [u8; 32],
+    last_digest: [u8; 32],
     attach: AttachFixed,
     flags: U32,
     view_frame_len: U32,
@@ -215,7 +222,7 @@ struct MarkFixed {
     entries: U32,
     reserved: [u8; 24],
 }
-const _: () = assert!(size_of::<MarkFixed>() == 176);
+const _: () = assert!(size_of::<MarkFixed>() == 240);
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -233,6 +240,7 @@ struct EntryFixed {
 }
 
 const MARK_DELETED: u32 = 1;
+const MARK_SUSPECT: u32 = 2;
 
 impl MarkBody {
     #[must_use]
@@ -251,8 +259,10 @@ impl MarkBody {
             committed: self.committed.0.into(),
             last_view: self.last_view.0.into(),
             released: self.released.0.into(),
+            last_parent: self.last_parent.0,
+            last_digest: self.last_digest.0,
             attach,
-            flags: (if self.deleted { MARK_DELETED } else { 0 }).into(),
+            flags: (u32::from(self.deleted) * MARK_DELETED + u32::from(self.suspect_tail) * MARK_SUSPECT).into(),
             view_frame_len: (view.len() as u32).into(),
             floors: (self.requests.floors.len() as u32).into(),
             entries: (self.requests.entries.len() as u32).into(),
@@ -292,12 +302,15 @@ impl MarkBody {
             committed: Sequence(fixed.committed.get()),
             last_view: ViewNumber(fixed.last_view.get()),
             released: Sequence(fixed.released.get()),
+            last_parent: Hash32(fixed.last_parent),
+            last_digest: Hash32(fixed.last_digest),
             attach: AttachBody {
                 generation: Generation(fixed.attach.generation.get()),
                 driver: DriverId(fixed.attach.driver.get()),
                 identity: Hash32(fixed.attach.identity),
             },
             deleted: fixed.flags.get() & MARK_DELETED != 0,
+            suspect_tail: fixed.flags.get() & MARK_SUSPECT != 0,
             view_frame,
             requests: Requests {
                 floors: floors

@@ -114,7 +114,8 @@ impl Superblock {
 pub struct AppendHeader {
     pub magic: [u8; 4],
     pub version: U16,
-    pub reserved0: U16,
+    /// `APPEND_REPAIR` or 0.
+    pub flags: U16,
     pub device: [u8; 16],
     pub segment: U32,
     /// Bytes from the segment's start, so that a misdirected write is recognised.
@@ -129,13 +130,19 @@ pub struct AppendHeader {
     pub extra_len: U32,
     pub data_len: U32,
     pub frames: U32,
-    pub reserved: [u8; 16],
+    /// Start number of the writer. It never falls along a log, so what a torn end left behind is recognised.
+    pub start: U64,
+    pub reserved: [u8; 8],
     /// CRC-32C of extra and heads.
     pub heads_crc: U32,
     /// CRC-32C of the bytes before this field.
     pub crc: U32,
 }
 const _: () = assert!(size_of::<AppendHeader>() == 96);
+
+/// Flag of an append and of its index entries: the frames fill holes or replace damaged copies. They never imply
+/// that the frames behind them in sequence were cut.
+pub const APPEND_REPAIR: u16 = 1;
 
 /// Bytes of all heads of one append, at most.
 pub const APPEND_HEADS_BYTES_MAX: usize = 1 << 20;
@@ -255,12 +262,17 @@ impl SegmentFooter {
     }
 }
 
+/// Bytes of an index entry before the head: two places, append, flags, six bytes reserved.
+pub const INDEX_ENTRY_FIXED: usize = 24;
+
 /// One entry of a segment index: where the frame lies in the segment, and its head, byte for byte.
 #[derive(Clone, Debug)]
 pub struct IndexEntry {
     pub head_at: u32,
     pub data_at: u32,
     pub append: u64,
+    /// The flags of that append.
+    pub flags: u16,
     pub head: FrameHead,
 }
 
@@ -268,13 +280,15 @@ impl IndexEntry {
     /// Bytes that an entry for a head of `head_len` bytes takes.
     #[must_use]
     pub const fn encoded_len(head_len: usize) -> usize {
-        16 + head_len
+        INDEX_ENTRY_FIXED + head_len
     }
 
     pub fn encode(&self, out: &mut BytesMut) {
         out.put_u32_le(self.head_at);
         out.put_u32_le(self.data_at);
         out.put_u64_le(self.append);
+        out.put_u16_le(self.flags);
+        out.put_slice(&[0; 6]);
         out.put_slice(self.head.bytes());
     }
 
@@ -282,14 +296,15 @@ impl IndexEntry {
     pub fn decode_all(mut index: Bytes, frames: u32) -> Result<Vec<Self>> {
         let mut out = Vec::new();
         while !index.is_empty() {
-            if index.len() < 16 {
+            if index.len() < INDEX_ENTRY_FIXED {
                 return Err(Error::corrupt("segment index is cut short"));
             }
-            let fixed = index.split_to(16);
+            let fixed = index.split_to(INDEX_ENTRY_FIXED);
             let word = |i: usize| u32::from_le_bytes(fixed[i..i + 4].try_into().expect("four bytes"));
             let append = u64::from(word(8)) | u64::from(word(12)) << 32;
             let head = FrameHead::parse(&mut index)?;
-            out.push(Self { head_at: word(0), data_at: word(4), append, head });
+            let flags = word(16) as u16;
+            out.push(Self { head_at: word(0), data_at: word(4), append, flags, head });
         }
         if out.len() == frames as usize { Ok(out) } else { Err(Error::corrupt("segment index misses frames")) }
     }
