@@ -687,7 +687,7 @@ fn model_request() -> impl Strategy<Value = (u16, u16, u64, u64, u8)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     /// In every form of reply a client sees the same volume as a plain vector of bytes.
     #[test]
