@@ -1,1 +1,23 @@
+//! The chain: a shard's replicas as sans-I/O state machines, and the worker that runs them.
+//!
+//! `Host` holds all replicas of one worker and turns events (messages, links, durable appends, news from the
+//! control plane, ticks) into actions. It never waits and never does I/O, so a whole cluster of hosts runs in one
+//! thread under one seed. `Worker` is the async glue that carries the actions out: on a device through the log
+//! engine, and on links through an outbox. Rules named W, R and V in comments are those of `docs/architecture.md`.
 
+mod event;
+mod head;
+mod host;
+mod member;
+mod open;
+mod out;
+mod peers;
+mod replica;
+mod sync;
+mod worker;
+
+pub use event::{
+    Action, ControlPort, Event, HostConfig, MemberStatus, Mutant, Opened, ShardInfo, ShardStatus, SyncSource, Who,
+};
+pub use host::Host;
+pub use worker::{Worker, WorkerConfig};

@@ -1,0 +1,208 @@
+//! What goes into a host and what comes out of it.
+
+use freebs_format::Frame;
+use freebs_format::wire::{FrameName, Message, ReadRequest, SyncRequest};
+use freebs_io::LinkId;
+use freebs_lsvd::{Durable, Record};
+use freebs_types::{
+    ClusterId, Error, Generation, Hash32, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version, ViewNumber,
+};
+use std::collections::BTreeMap;
+
+/// Who a host is.
+#[derive(Clone, Debug)]
+pub struct HostConfig {
+    pub cluster: ClusterId,
+    pub me: Peer,
+    /// The node's start number: heads are named with it (W2).
+    pub start: StartNumber,
+    /// Workers of each node, to find a shard's worker there.
+    pub workers: BTreeMap<NodeId, u16>,
+    /// Secrets of views are derived from this one; it lies in clear beside the log until secrets are shared.
+    pub node_secret: Hash32,
+    /// A rule left out on purpose, to prove that tests notice. `None` outside of tests.
+    pub mutant: Option<Mutant>,
+}
+
+/// Rules that the simulator can leave out (each must be caught there).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mutant {
+    /// W2: a restarted head goes on in its old view without a new one.
+    HeadOrdersAfterRestart,
+    /// W3: a repeated request is applied again.
+    RepeatsAreApplied,
+    /// W4: a member names frames as durable that it only received.
+    AnswersBeforeDurable,
+    /// W6: a member appends what does not follow its own last frame.
+    GapsAreSkipped,
+    /// R1: a member answers reads below the floor that was asked for.
+    FloorIgnored,
+    /// R2: the head names no floor at attachment.
+    NoAttachBarrier,
+    /// V2: the promise is kept in memory only.
+    PromiseNotDurable,
+    /// V2: one answer is enough to seal.
+    SealAlone,
+    /// V2: the head seals its own log and asks nobody.
+    ShortestLogWins,
+    /// V5: the view becomes active before a quorum holds its view frame.
+    ActiveTooEarly,
+    /// A quorum of one: durable at the head only.
+    QuorumOfOne,
+}
+
+/// What the control plane says of a shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardInfo {
+    pub shard: ShardId,
+    /// Head first.
+    pub members: Vec<NodeId>,
+    pub active: ViewNumber,
+    /// Blocks that the shard may address.
+    pub blocks: u64,
+}
+
+/// The control plane's answer to a proposal: the pending view.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opened {
+    pub view: ViewNumber,
+    /// Last active view, 0 for none.
+    pub pred: ViewNumber,
+    pub members: Vec<NodeId>,
+    pub quorum: u8,
+    pub min_copies: u8,
+    /// Quorum and length of the predecessor: `len − A + 1` answers seal it (V2).
+    pub pred_quorum: u8,
+    pub generation: Generation,
+}
+
+/// What a worker asks of the control plane.
+#[allow(async_fn_in_trait, reason = "one thread per worker: futures need not be Send")]
+pub trait ControlPort: 'static {
+    /// Commits a pending view with the same members (rule V6 numbers it).
+    async fn propose(&self, shard: ShardId, active: ViewNumber, start: StartNumber) -> Result<Opened>;
+    /// Makes the pending view active; refused if it is not the pending one any more.
+    async fn activate(&self, shard: ShardId, view: ViewNumber) -> Result<()>;
+}
+
+/// Who is at the other end of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Who {
+    Member(Peer),
+    Driver,
+}
+
+/// Where a sync answer comes from: frames read from the log.
+#[derive(Clone, Debug)]
+pub struct SyncSource {
+    /// The last frame that both have.
+    pub common: Sequence,
+    /// Durable frames behind it, or why there are none.
+    pub frames: Result<Vec<Frame>>,
+}
+
+/// What happens to a host.
+#[derive(Debug)]
+pub enum Event {
+    Message {
+        from: LinkId,
+        message: Message,
+    },
+    LinkUp {
+        link: LinkId,
+        who: Who,
+    },
+    LinkDown {
+        link: LinkId,
+    },
+    /// From the log engine, in log order.
+    Durable(Vec<Durable>),
+    EngineFailed(Error),
+    /// News from the control plane: shards that are new or changed.
+    Shards(Vec<ShardInfo>),
+    /// The volume was deleted.
+    Gone(ShardId),
+    Workers(BTreeMap<NodeId, u16>),
+    Proposed {
+        shard: ShardId,
+        result: Result<Opened>,
+    },
+    Activated {
+        shard: ShardId,
+        view: ViewNumber,
+        result: Result<()>,
+    },
+    SyncRead {
+        link: LinkId,
+        request: SyncRequest,
+        source: SyncSource,
+    },
+    Tick,
+}
+
+/// What a host wants done, in this order.
+#[derive(Debug)]
+pub enum Action {
+    Send {
+        to: LinkId,
+        message: Message,
+    },
+    Append(Record),
+    Committed {
+        shard: ShardId,
+        sequence: Sequence,
+    },
+    Keep {
+        shard: ShardId,
+        from: Sequence,
+    },
+    /// Answer this read from the log engine.
+    Read {
+        link: LinkId,
+        request: ReadRequest,
+    },
+    /// Find the common frame among these names (the first that the log has with that hash), read what follows it,
+    /// and come back with `Event::SyncRead`.
+    SyncRead {
+        link: LinkId,
+        request: SyncRequest,
+        known_common: Option<Sequence>,
+    },
+    Propose {
+        shard: ShardId,
+        active: ViewNumber,
+    },
+    Activate {
+        shard: ShardId,
+        view: ViewNumber,
+    },
+    /// Something worth a line in the log.
+    Note(String),
+}
+
+/// State of one replica for people and programs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardStatus {
+    pub shard: ShardId,
+    pub view: ViewNumber,
+    pub members: Vec<NodeId>,
+    pub is_head: bool,
+    /// `active`, `opening`, `following`, `syncing`, `damaged`, `stopped`, `waiting`.
+    pub state: &'static str,
+    pub version: Version,
+    pub last: FrameName,
+    pub durable: Sequence,
+    pub committed: Sequence,
+    /// Only at the head: what it knows of its members.
+    pub chain: Vec<MemberStatus>,
+    /// Links of drivers that are attached.
+    pub clients: usize,
+}
+
+/// What a head knows of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberStatus {
+    pub node: NodeId,
+    pub durable: Sequence,
+    pub live: bool,
+}

@@ -1,0 +1,464 @@
+//! A replica as the head of its chain: it orders requests, packs frames, and knows how far each member is.
+//!
+//! Invariants: requests are ordered only in a view that this incarnation of the node opened and that became active
+//! (W2, V6); a request number is applied at most once (W3); what a member was not sent, it is not `live` for.
+
+use crate::event::Mutant;
+use crate::open::Phase;
+use crate::replica::{Client, Ctx, Replica};
+use freebs_format::wire::{HeartbeatItem, Message, Refusal, Request, WriteRequest};
+use freebs_format::{AttachBody, Frame, FrameBuilder, FrameKind, FrameMeta, UpdateDraft, UpdateKind, token};
+use freebs_io::LinkId;
+use freebs_lsvd::Seen;
+use freebs_types::{
+    ChunkId, DriverId, Generation, Hash32, Nanos, NodeId, Peer, RequestNumber, Sequence, ShardId, ViewNumber, limits,
+};
+use std::collections::VecDeque;
+
+/// Silence with something outstanding after which a member is passed over.
+const SILENCE: Nanos = Nanos::from_millis(limits::LINK_SILENCE_MS);
+/// A passed-over member is invited to ask so often.
+const NUDGE_EVERY: Nanos = Nanos::from_millis(200);
+/// An idle head speaks so often to members that may not know its newest frame or commit.
+const HEARTBEAT_EVERY: Nanos = Nanos::from_millis(100);
+
+/// What the head knows of a member.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Member {
+    pub node: NodeId,
+    pub peer: Peer,
+    /// In this view; 0 until it has the view frame.
+    pub durable: Sequence,
+    /// It gets every frame as it is made. Otherwise it has to ask with SYNC first.
+    pub live: bool,
+    /// Since when something it was sent is unanswered.
+    pub waiting_since: Option<Nanos>,
+    pub nudged: Nanos,
+}
+
+pub(crate) struct Head {
+    pub phase: Phase,
+    /// When the present phase began or was last pushed.
+    pub at: Nanos,
+    /// Secret of the view and access token of the last frame.
+    pub secret: Hash32,
+    pub token: Hash32,
+    pub members: Vec<Member>,
+    pub quorum: usize,
+    builder: FrameBuilder,
+    /// Who asked for the updates in the builder.
+    asked: Vec<(LinkId, RequestNumber)>,
+    /// Requests that wait for room in the shard's window.
+    waiting: VecDeque<(LinkId, WriteRequest)>,
+    /// Data bytes of frames that are not committed: (sequence, bytes).
+    uncommitted: VecDeque<(Sequence, usize)>,
+    uncommitted_bytes: usize,
+    told: (Sequence, Sequence),
+    told_at: Nanos,
+}
+
+impl Head {
+    pub fn new(now: Nanos) -> Self {
+        Self {
+            phase: Phase::Closed,
+            at: now,
+            secret: Hash32::default(),
+            token: Hash32::default(),
+            members: Vec::new(),
+            quorum: 1,
+            builder: FrameBuilder::new(),
+            asked: Vec::new(),
+            waiting: VecDeque::new(),
+            uncommitted: VecDeque::new(),
+            uncommitted_bytes: 0,
+            told: (Sequence(0), Sequence(0)),
+            told_at: now,
+        }
+    }
+
+    /// Starts anew for a view that is about to be opened: nothing of an older one is left.
+    pub fn reset(&mut self, members: Vec<Member>, quorum: usize, secret: Hash32, token: Hash32) {
+        self.members = members;
+        self.quorum = quorum;
+        self.secret = secret;
+        self.token = token;
+        self.builder = FrameBuilder::new();
+        self.asked.clear();
+        self.waiting.clear();
+        self.uncommitted.clear();
+        self.uncommitted_bytes = 0;
+        self.told = (Sequence(0), Sequence(0));
+    }
+
+    /// The sequence that `quorum` members hold durably in this view.
+    fn committed(&self) -> Sequence {
+        let mut durable: Vec<Sequence> = self.members.iter().map(|m| m.durable).collect();
+        durable.sort_unstable_by(|a, b| b.cmp(a));
+        durable.get(self.quorum.saturating_sub(1)).copied().unwrap_or_default()
+    }
+}
+
+/// The secret of a view: derived, so that a restarted head of the same chain still knows it.
+pub(crate) fn view_secret(node_secret: &Hash32, shard: ShardId, view: ViewNumber) -> Hash32 {
+    let mut h = blake3::Hasher::new_keyed(&node_secret.0);
+    h.update(&shard.volume.0.to_le_bytes());
+    h.update(&shard.index.to_le_bytes());
+    h.update(&view.0.to_le_bytes());
+    Hash32(*h.finalize().as_bytes())
+}
+
+impl Replica {
+    /// Whether this replica opened its view itself and may feed members in it (opening or active).
+    pub fn is_open_head(&self) -> bool {
+        matches!(
+            self.head.as_ref().map(|h| &h.phase),
+            Some(Phase::Opening { .. } | Phase::Activating { .. } | Phase::Active)
+        )
+    }
+
+    pub fn is_active_head(&self) -> bool {
+        matches!(self.head.as_ref().map(|h| &h.phase), Some(Phase::Active)) && self.serves()
+    }
+
+    fn meta(&self, ctx: &Ctx<'_>, first_update: bool, blocks: u32) -> FrameMeta {
+        let view = self.view_number();
+        let (mut chunk, mut offset) = self.chunk;
+        if chunk.view != view {
+            (chunk, offset) = (ChunkId { view, counter: 0 }, 0);
+        } else if offset + blocks > limits::CHUNK_BLOCKS_MAX {
+            (chunk, offset) = (ChunkId { view, counter: chunk.counter + 1 }, 0);
+        }
+        FrameMeta {
+            cluster: ctx.config.cluster,
+            shard: self.id,
+            view,
+            chunk,
+            chunk_offset: offset,
+            sequence: self.last.sequence.next(),
+            first_version: if first_update { self.version.next() } else { self.version },
+            committed: self.committed,
+            wall: ctx.wall,
+        }
+    }
+
+    /// A driver wants to use the shard (W1): a new generation is written to the log before it counts.
+    pub fn on_attach(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        link: LinkId,
+        driver: DriverId,
+        generation: Generation,
+        identity: Hash32,
+    ) {
+        if !self.is_active_head() {
+            self.refuse(ctx, link, Request::Attach, Refusal::NotReady);
+            return;
+        }
+        let known = self.attach;
+        if generation < known.generation || (generation == known.generation && driver != known.driver) {
+            self.refuse(ctx, link, Request::Attach, Refusal::Fenced);
+            return;
+        }
+        self.pack(ctx);
+        if generation > known.generation {
+            let meta = self.meta(ctx, false, 0);
+            let body = AttachBody { generation, driver, identity }.encode();
+            if let Some(h) = self.head.as_mut() {
+                let (frame, token) = FrameBuilder::special(&meta, FrameKind::Attach, &body, &h.secret, &h.token);
+                h.token = token;
+                self.order(ctx, frame);
+            }
+        }
+        self.clients.insert(link, Client { generation, is_attached: true });
+        let floor = if ctx.mutant(Mutant::NoAttachBarrier) { Sequence(0) } else { self.last.sequence };
+        if let Some(news) = self.news() {
+            ctx.out.send(link, Message::Attached { news, generation, floor });
+        }
+        self.answer_durable(ctx);
+    }
+
+    /// A driver's write: checked, then packed with what else this turn brings.
+    pub fn on_write(&mut self, ctx: &mut Ctx<'_>, link: LinkId, w: WriteRequest) {
+        let refusal = self.write_refusal(ctx, &w);
+        if let Some(reason) = refusal {
+            self.refuse(ctx, link, Request::Write(w.number), reason);
+            return;
+        }
+        if let Some(Seen::At(sequence)) = self.requests.lookup(w.driver, w.number)
+            && !ctx.mutant(Mutant::RepeatsAreApplied)
+        {
+            // A repeat (W3): it completes as the first one did, by durable answers.
+            ctx.out.ordered(link, self.id, self.view_number(), (w.number, sequence));
+            return;
+        }
+        let Some(h) = self.head.as_mut() else { return };
+        if h.asked.iter().any(|(_, n)| *n == w.number) || h.waiting.iter().any(|(_, q)| q.number == w.number) {
+            return;
+        }
+        if !h.waiting.is_empty() || h.uncommitted_bytes >= limits::SHARD_WINDOW_BYTES {
+            if h.waiting.len() < limits::DRIVER_REQUESTS_MAX {
+                h.waiting.push_back((link, w));
+            }
+            return;
+        }
+        self.admit(ctx, link, w);
+    }
+
+    fn write_refusal(&self, ctx: &Ctx<'_>, w: &WriteRequest) -> Option<Refusal> {
+        if w.generation < self.attach.generation {
+            return Some(Refusal::Fenced);
+        }
+        if !self.is_active_head() {
+            return Some(Refusal::NotReady);
+        }
+        if w.view != self.view_number() {
+            return Some(Refusal::WrongView);
+        }
+        if w.generation > self.attach.generation || w.driver != self.attach.driver {
+            // It has to attach first.
+            return Some(Refusal::NotReady);
+        }
+        if self.requests.lookup(w.driver, w.number) == Some(Seen::Below) {
+            return Some(Refusal::Invalid);
+        }
+        if w.kind == UpdateKind::Write && !w.crcs.is_empty() && !ctx.room {
+            return Some(Refusal::NoSpace);
+        }
+        None
+    }
+
+    fn admit(&mut self, ctx: &mut Ctx<'_>, link: LinkId, w: WriteRequest) {
+        let blocks = self.info.as_ref().map_or(limits::SHARD_BLOCKS_MAX, |i| i.blocks);
+        let draft = UpdateDraft {
+            kind: w.kind,
+            driver: w.driver,
+            number: w.number,
+            lowest_open: w.lowest_open,
+            extents: w.extents,
+            crcs: w.crcs,
+            data: w.data,
+        };
+        if draft.check(blocks).is_err() {
+            self.refuse(ctx, link, Request::Write(w.number), Refusal::Invalid);
+            return;
+        }
+        if self.head.as_ref().is_some_and(|h| !h.builder.fits(&draft)) {
+            self.pack(ctx);
+        }
+        if let Some(h) = self.head.as_mut() {
+            h.builder.push(draft);
+            h.asked.push((link, w.number));
+        }
+    }
+
+    /// Ends the head's turn: what was gathered becomes a frame.
+    pub fn pack(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(h) = self.head.as_mut() else { return };
+        if h.builder.is_empty() {
+            return;
+        }
+        let mut builder = std::mem::take(&mut h.builder);
+        let asked = std::mem::take(&mut h.asked);
+        let blocks = (builder.data_bytes() / freebs_types::BLOCK) as u32;
+        let meta = self.meta(ctx, true, blocks);
+        let Some(h) = self.head.as_mut() else { return };
+        let (frame, token) = builder.build(&meta, &h.secret, &h.token);
+        h.token = token;
+        for (link, number) in asked {
+            ctx.out.ordered(link, self.id, meta.view, (number, meta.sequence));
+        }
+        self.order(ctx, frame);
+    }
+
+    /// Gives a finished frame to the log and to the live members, by the shortest way for its size.
+    fn order(&mut self, ctx: &mut Ctx<'_>, frame: Frame) {
+        let bytes = frame.data_bytes();
+        self.append(ctx, frame.clone());
+        let me = ctx.config.me.node;
+        let Some(h) = self.head.as_mut() else { return };
+        h.uncommitted.push_back((frame.head.seq(), bytes));
+        h.uncommitted_bytes += bytes;
+        let live: Vec<Peer> = h
+            .members
+            .iter_mut()
+            .filter(|m| m.live && m.node != me)
+            .map(|m| {
+                m.waiting_since.get_or_insert(ctx.now);
+                m.peer
+            })
+            .collect();
+        if bytes <= limits::FAN_OUT_BYTES_MAX {
+            for peer in live {
+                ctx.out.frame(peer, &[], frame.clone());
+            }
+        } else if let Some((first, rest)) = live.split_first() {
+            // Large frames go down the chain: each link carries them once (FreEBS section 4.1).
+            let route: Vec<NodeId> = rest.iter().map(|p| p.node).collect();
+            ctx.out.frame(*first, &route, frame);
+        }
+    }
+
+    /// A member's answer: durable up to `sequence` in `view` (W4: another view's answers do not count).
+    pub fn head_member_durable(&mut self, ctx: &mut Ctx<'_>, node: NodeId, view: ViewNumber, sequence: Sequence) {
+        if view != self.view_number() || !self.is_open_head() {
+            return;
+        }
+        let last = self.last.sequence;
+        let Some(h) = self.head.as_mut() else { return };
+        let Some(m) = h.members.iter_mut().find(|m| m.node == node) else { return };
+        m.durable = m.durable.max(sequence.min(last));
+        m.waiting_since = if m.durable >= last { None } else { m.waiting_since.map(|_| ctx.now) };
+        let committed = h.committed();
+        self.note_committed(ctx, committed);
+        self.view_frame_durable(ctx);
+        self.release_window(ctx);
+    }
+
+    fn release_window(&mut self, ctx: &mut Ctx<'_>) {
+        let committed = self.committed;
+        let Some(h) = self.head.as_mut() else { return };
+        while h.uncommitted.front().is_some_and(|(s, _)| *s <= committed) {
+            if let Some((_, bytes)) = h.uncommitted.pop_front() {
+                h.uncommitted_bytes -= bytes;
+            }
+        }
+        while let Some(h) = self.head.as_mut() {
+            if h.uncommitted_bytes >= limits::SHARD_WINDOW_BYTES {
+                break;
+            }
+            let Some((link, w)) = h.waiting.pop_front() else { break };
+            match self.write_refusal(ctx, &w) {
+                Some(reason) => self.refuse(ctx, link, Request::Write(w.number), reason),
+                None => self.admit(ctx, link, w),
+            }
+        }
+    }
+
+    /// The member has everything that is ordered: from the next frame on it is fed as frames are made.
+    pub fn member_is_level(&mut self, ctx: &mut Ctx<'_>, link: LinkId) {
+        // What the builder holds is ordered after this answer, and reaches the member as a live frame.
+        let (now, last) = (ctx.now, self.last.sequence);
+        let Some(peer) = ctx.peers.owner(link) else { return };
+        let Some(h) = self.head.as_mut() else { return };
+        if let Some(m) = h.members.iter_mut().find(|m| m.peer == peer) {
+            m.live = true;
+            m.waiting_since = (m.durable < last).then_some(now);
+        }
+    }
+
+    /// A link to a member is gone, or there again.
+    pub fn head_link_changed(&mut self, ctx: &mut Ctx<'_>, peer: Peer, is_up: bool) {
+        if !self.is_open_head() {
+            self.open_link_changed(ctx, peer, is_up);
+            return;
+        }
+        if is_up {
+            self.nudge(ctx, peer);
+        } else {
+            self.pass_over(ctx, peer);
+        }
+    }
+
+    /// From now on frames go past this member; those behind it in the chain ask for what they missed.
+    fn pass_over(&mut self, ctx: &mut Ctx<'_>, peer: Peer) {
+        let Some(h) = self.head.as_mut() else { return };
+        let Some(m) = h.members.iter_mut().find(|m| m.peer == peer && m.live) else { return };
+        m.live = false;
+        m.waiting_since = None;
+        let last = self.last.sequence;
+        let behind: Vec<Peer> = h
+            .members
+            .iter()
+            .filter(|m| m.live && m.durable < last && m.peer != ctx.config.me)
+            .map(|m| m.peer)
+            .collect();
+        ctx.out.note(format!("shard {}: member {peer} is passed over", self.id));
+        for p in behind {
+            self.nudge(ctx, p);
+        }
+    }
+
+    fn nudge(&mut self, ctx: &mut Ctx<'_>, peer: Peer) {
+        let (view, now) = (self.view_number(), ctx.now);
+        let Some(link) = ctx.peers.link(peer) else { return };
+        let Some(m) = self.head.as_mut().and_then(|h| h.members.iter_mut().find(|m| m.peer == peer)) else { return };
+        m.nudged = now;
+        ctx.out.send(link, Message::Nudge { shard: self.id, view });
+    }
+
+    /// Invites every member that is not level.
+    pub fn nudge_all(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(h) = self.head.as_ref() else { return };
+        let me = ctx.config.me.node;
+        let late: Vec<Peer> = h.members.iter().filter(|m| !m.live && m.node != me).map(|m| m.peer).collect();
+        for p in late {
+            self.nudge(ctx, p);
+        }
+    }
+
+    /// The head's time-outs: silent members are passed over, late ones invited, idle ones told.
+    pub fn head_tick(&mut self, ctx: &mut Ctx<'_>) {
+        if !self.is_open_head() {
+            self.open_tick(ctx);
+            return;
+        }
+        let me = ctx.config.me.node;
+        let (now, peers) = (ctx.now, ctx.peers);
+        let mut silent = Vec::new();
+        let mut late = Vec::new();
+        if let Some(h) = self.head.as_ref() {
+            for m in h.members.iter().filter(|m| m.node != me) {
+                let quiet = now.since(peers.last_heard(m.peer)) >= SILENCE;
+                if m.live && quiet && m.waiting_since.is_some_and(|s| now.since(s) >= SILENCE) {
+                    silent.push(m.peer);
+                } else if !m.live && now.since(m.nudged) >= NUDGE_EVERY {
+                    late.push(m.peer);
+                }
+            }
+        }
+        for p in silent {
+            self.pass_over(ctx, p);
+        }
+        for p in late {
+            self.nudge(ctx, p);
+        }
+        self.heartbeat(ctx);
+        self.open_tick(ctx);
+    }
+
+    fn heartbeat(&mut self, ctx: &mut Ctx<'_>) {
+        let state = (self.last.sequence, self.committed);
+        let (now, me) = (ctx.now, ctx.config.me.node);
+        if !self.is_active_head() {
+            return;
+        }
+        let Some(h) = self.head.as_mut() else { return };
+        if h.told == state || now.since(h.told_at) < HEARTBEAT_EVERY {
+            return;
+        }
+        (h.told, h.told_at) = (state, now);
+        let keep = h.members.iter().map(|m| m.durable).min().unwrap_or_default();
+        let item = HeartbeatItem {
+            shard: self.id,
+            view: self.view.as_ref().map(|v| v.number).unwrap_or_default(),
+            last: state.0,
+            committed: state.1,
+            keep,
+        };
+        let peers: Vec<Peer> = h.members.iter().filter(|m| m.live && m.node != me).map(|m| m.peer).collect();
+        for p in peers {
+            ctx.out.heartbeat(p, item);
+        }
+        ctx.out.actions.push(crate::event::Action::Keep { shard: self.id, from: keep });
+    }
+
+    /// The access token of the last frame, from the secret of its view (only this node's own views).
+    pub fn last_token(&self, node_secret: &Hash32) -> Hash32 {
+        match self.tail.get(&self.last.sequence) {
+            Some(t) if t.name.sequence.0 > 0 => {
+                token(&view_secret(node_secret, self.id, t.name.view), &t.parent, &t.digest)
+            }
+            _ => Hash32::default(),
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! All replicas of one worker: routes events to them, and ends each turn with one message per link.
+
+use crate::event::{Action, Event, HostConfig, MemberStatus, ShardInfo, ShardStatus, Who};
+use crate::open::Phase;
+use crate::out::Out;
+use crate::peers::Peers;
+use crate::replica::{Ctx, Replica};
+use freebs_format::wire::{Message, Refusal, Refused, Request};
+use freebs_format::{Frame, FrameKind};
+use freebs_io::LinkId;
+use freebs_lsvd::{Durable, Record};
+use freebs_types::{Error, Generation, Nanos, NodeId, Peer, ShardId, ViewNumber};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The shards of one worker.
+pub struct Host {
+    config: HostConfig,
+    replicas: BTreeMap<ShardId, Replica>,
+    peers: Peers,
+    out: Out,
+    tickets: u64,
+    /// Heads that have updates to pack at the end of the turn.
+    packing: BTreeSet<ShardId>,
+    room: bool,
+    failed: Option<Error>,
+    now: Nanos,
+    wall: u64,
+}
+
+impl Host {
+    #[must_use]
+    pub fn new(config: HostConfig) -> Self {
+        Self {
+            config,
+            replicas: BTreeMap::new(),
+            peers: Peers::default(),
+            out: Out::default(),
+            tickets: 0,
+            packing: BTreeSet::new(),
+            room: true,
+            failed: None,
+            now: Nanos(0),
+            wall: 0,
+        }
+    }
+
+    pub(crate) fn add(&mut self, replica: Replica) {
+        self.replicas.insert(replica.id, replica);
+    }
+
+    /// Whether the device takes more updates (W7).
+    pub fn set_room(&mut self, room: bool) {
+        self.room = room;
+    }
+
+    pub fn set_wall(&mut self, wall: u64) {
+        self.wall = wall;
+    }
+
+    /// Peers that this worker needs a link to, by what is known of its shards.
+    pub fn wanted_peers(&self) -> BTreeSet<Peer> {
+        let workers = &self.config.workers;
+        let peer = |n: NodeId, s: ShardId| Peer::of(n, s, workers.get(&n).copied().unwrap_or(1));
+        self.replicas
+            .values()
+            .filter_map(|r| r.info.as_ref())
+            .flat_map(|i| i.members.iter().map(|n| peer(*n, i.shard)))
+            .filter(|p| p.node != self.config.me.node)
+            .collect()
+    }
+
+    fn with<T>(&mut self, shard: ShardId, f: impl FnOnce(&mut Replica, &mut Ctx<'_>) -> T) -> Option<T> {
+        let replica = self.replicas.get_mut(&shard)?;
+        let mut ctx = Ctx {
+            now: self.now,
+            wall: self.wall,
+            config: &self.config,
+            peers: &self.peers,
+            out: &mut self.out,
+            tickets: &mut self.tickets,
+            room: self.room,
+        };
+        Some(f(replica, &mut ctx))
+    }
+
+    fn each(&mut self, mut f: impl FnMut(&mut Replica, &mut Ctx<'_>)) {
+        let shards: Vec<ShardId> = self.replicas.keys().copied().collect();
+        for s in shards {
+            self.with(s, &mut f);
+        }
+    }
+
+    /// One event. Actions gather until `take_actions`; messages of a turn until `end_turn`.
+    pub fn step(&mut self, now: Nanos, event: Event) {
+        self.now = now;
+        match event {
+            Event::Message { from, message } => self.on_message(from, message),
+            Event::LinkUp { link, who: Who::Member(peer) } => {
+                self.peers.up(link, peer, now);
+                self.each(|r, ctx| r.head_link_changed(ctx, peer, true));
+            }
+            Event::LinkUp { who: Who::Driver, .. } => {}
+            Event::LinkDown { link } => self.on_link_down(link),
+            Event::Durable(done) => done.into_iter().for_each(|d| self.on_durable(d)),
+            Event::EngineFailed(e) => self.on_engine_failed(&e),
+            Event::Shards(infos) => infos.into_iter().for_each(|i| self.on_info(i)),
+            Event::Gone(shard) => self.on_gone(shard),
+            Event::Workers(workers) => self.config.workers = workers,
+            Event::Proposed { shard, result } => {
+                self.with(shard, |r, ctx| r.on_proposed(ctx, result));
+            }
+            Event::Activated { shard, view, result } => {
+                self.with(shard, |r, ctx| r.on_activated(ctx, view, result));
+            }
+            Event::SyncRead { link, request, source } => {
+                self.with(request.shard, |r, ctx| r.answer_sync(ctx, link, &request, source));
+            }
+            Event::Tick => self.each(|r, ctx| {
+                r.member_tick(ctx);
+                r.head_tick(ctx);
+            }),
+        }
+    }
+
+    /// Ends a turn: heads pack their frames, and what was gathered becomes messages.
+    pub fn end_turn(&mut self, now: Nanos) {
+        self.now = now;
+        for shard in std::mem::take(&mut self.packing) {
+            self.with(shard, |r, ctx| r.pack(ctx));
+        }
+        self.out.flush(now, &self.peers);
+    }
+
+    pub fn take_actions(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.out.actions)
+    }
+
+    /// When `end_turn` is due even if nothing happens.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        self.out.next_deadline()
+    }
+
+    fn on_message(&mut self, from: LinkId, message: Message) {
+        let member = self.peers.heard(from, self.now);
+        match message {
+            Message::Write(w) => {
+                let shard = w.shard;
+                let number = w.number;
+                if self.with(shard, |r, ctx| r.on_write(ctx, from, w)).is_none() {
+                    self.refuse_unknown(from, shard, Request::Write(number));
+                }
+                self.packing.insert(shard);
+            }
+            Message::Read(r) => {
+                if self.with(r.shard, |x, ctx| x.on_read(ctx, from, r)).is_none() {
+                    self.refuse_unknown(from, r.shard, Request::Read(r.id));
+                }
+            }
+            Message::Attach { shard, generation, driver, identity, .. } => {
+                let known = self.with(shard, |r, ctx| r.on_attach(ctx, from, driver, generation, identity));
+                if known.is_none() {
+                    self.refuse_unknown(from, shard, Request::Attach);
+                }
+            }
+            Message::Follow { shard, generation, .. } => {
+                if self.with(shard, |r, ctx| r.on_follow(ctx, from, generation)).is_none() {
+                    self.refuse_unknown(from, shard, Request::Attach);
+                }
+            }
+            Message::Detach { shard, .. } => {
+                self.with(shard, |r, _| r.clients.remove(&from));
+            }
+            // All others are spoken among members only: from a driver's link they mean nothing.
+            other => {
+                if let Some(peer) = member {
+                    self.on_peer_message(from, peer, other);
+                }
+            }
+        }
+    }
+
+    fn on_peer_message(&mut self, from: LinkId, peer: Peer, message: Message) {
+        match message {
+            Message::Frames { forward, frames } => self.on_frames(&forward, frames),
+            Message::Durable(items) => {
+                for i in items {
+                    self.with(i.shard, |r, ctx| r.head_member_durable(ctx, peer.node, i.view, i.sequence));
+                }
+            }
+            Message::Heartbeat(items) => {
+                for i in items {
+                    self.with(i.shard, |r, ctx| r.on_heartbeat(ctx, &i));
+                }
+            }
+            Message::Seal { shard, view, pred } => {
+                self.ensure(shard);
+                self.with(shard, |r, ctx| r.on_seal(ctx, from, view, pred));
+            }
+            Message::SealAnswer(a) => {
+                self.with(a.shard, |r, ctx| r.on_seal_answer(ctx, peer.node, a));
+            }
+            Message::Sync(r) => {
+                self.packing.remove(&r.shard);
+                self.with(r.shard, |x, ctx| {
+                    x.pack(ctx);
+                    x.on_sync(ctx, from, r);
+                });
+            }
+            Message::SyncReply(r) => {
+                self.with(r.shard, |x, ctx| x.on_sync_reply(ctx, r));
+            }
+            Message::Nudge { shard, view } => {
+                self.ensure(shard);
+                self.with(shard, |r, ctx| r.on_nudge(ctx, from, view));
+            }
+            _ => {}
+        }
+    }
+
+    /// Members may hear of a shard from its head before the control plane tells them.
+    fn ensure(&mut self, shard: ShardId) {
+        self.replicas.entry(shard).or_insert_with(|| Replica::empty(shard));
+    }
+
+    /// Frames go on along their route first: passing on does not wait for the own disk.
+    fn on_frames(&mut self, forward: &[NodeId], frames: Vec<Frame>) {
+        for frame in frames {
+            let shard = frame.head.shard();
+            if frame.header().cluster_id() != self.config.cluster || frame.head.kind() == FrameKind::Mark {
+                continue;
+            }
+            if let Some((next, rest)) = forward.split_first() {
+                let workers = self.config.workers.get(next).copied().unwrap_or(1);
+                self.out.frame(Peer::of(*next, shard, workers), rest, frame.clone());
+            }
+            self.with(shard, |r, ctx| r.on_frame(ctx, frame));
+        }
+    }
+
+    fn refuse_unknown(&mut self, to: LinkId, shard: ShardId, request: Request) {
+        let reason = Refusal::NotReady;
+        let refused = Refused { shard, request, reason, view: ViewNumber(0), generation: Generation(0) };
+        self.out.send(to, Message::Refused(refused));
+    }
+
+    fn on_link_down(&mut self, link: LinkId) {
+        match self.peers.down(link) {
+            Some((peer, true)) => self.each(|r, ctx| r.head_link_changed(ctx, peer, false)),
+            Some(_) => {}
+            None => self.each(|r, _| {
+                r.clients.remove(&link);
+            }),
+        }
+    }
+
+    fn on_durable(&mut self, done: Durable) {
+        match done {
+            Durable::Frame { shard, sequence, .. } => {
+                self.with(shard, |r, ctx| r.on_durable(ctx, sequence));
+            }
+            Durable::Mark { shard, ticket } => {
+                self.with(shard, |r, ctx| r.on_mark_durable(ctx, ticket));
+            }
+            _ => {}
+        }
+    }
+
+    fn on_engine_failed(&mut self, e: &Error) {
+        self.failed = Some(e.clone());
+        self.each(|r, ctx| r.stop(ctx, format!("the device is out of use: {e}")));
+    }
+
+    fn on_info(&mut self, info: ShardInfo) {
+        let shard = info.shard;
+        let mine = info.members.contains(&self.config.me.node);
+        if !mine {
+            return;
+        }
+        let leads = info.members.first() == Some(&self.config.me.node);
+        self.ensure(shard);
+        self.with(shard, |r, ctx| {
+            let active = info.active.max(r.info.as_ref().map(|i| i.active).unwrap_or_default());
+            r.info = Some(ShardInfo { active, ..info });
+            if leads {
+                r.become_head(ctx);
+            }
+        });
+    }
+
+    fn on_gone(&mut self, shard: ShardId) {
+        let Some(replica) = self.replicas.remove(&shard) else { return };
+        self.packing.remove(&shard);
+        for (link, _) in replica.clients {
+            let (view, generation) = (ViewNumber(0), Generation(u64::MAX));
+            let refused = Refused { shard, request: Request::Attach, reason: Refusal::NotFound, view, generation };
+            self.out.send(link, Message::Refused(refused));
+        }
+        self.out.actions.push(Action::Append(Record::Forget { shard }));
+    }
+
+    pub fn shards(&self) -> Vec<ShardId> {
+        self.replicas.keys().copied().collect()
+    }
+
+    pub fn status(&self, shard: ShardId) -> Option<ShardStatus> {
+        let r = self.replicas.get(&shard)?;
+        let is_head = r.head.is_some();
+        let state = match r.head.as_ref().map(|h| &h.phase) {
+            _ if r.stopped.is_some() => "stopped",
+            _ if r.damaged => "damaged",
+            Some(Phase::Active) => "active",
+            Some(_) => "opening",
+            None if r.asking.is_some() => "syncing",
+            None if r.serves() => "following",
+            None => "waiting",
+        };
+        let members = match (&r.view, &r.info) {
+            (Some(v), _) => v.body.members.iter().map(|m| m.node).collect(),
+            (None, Some(i)) => i.members.clone(),
+            _ => Vec::new(),
+        };
+        let chain = r.head.iter().flat_map(|h| &h.members);
+        let me = self.config.me.node;
+        Some(ShardStatus {
+            shard,
+            view: r.view_number(),
+            members,
+            is_head,
+            state,
+            version: r.version,
+            last: r.last,
+            durable: r.durable,
+            committed: r.committed,
+            chain: chain
+                .map(|m| MemberStatus { node: m.node, durable: m.durable, live: m.live || m.node == me })
+                .collect(),
+            clients: r.clients.values().filter(|c| c.is_attached).count(),
+        })
+    }
+}

@@ -1,0 +1,251 @@
+//! A replica as a member: it takes frames, makes promises, answers reads and follows its head.
+
+use crate::event::{Action, Mutant};
+use crate::replica::{Client, Ctx, Replica};
+use freebs_format::wire::{FrameName, HeartbeatItem, Message, ReadRequest, Refusal, Refused, Request, SealAnswer};
+use freebs_format::{Frame, FrameKind, ViewBody, hide};
+use freebs_io::LinkId;
+use freebs_types::{Generation, Nanos, NodeId, Sequence, ViewNumber, limits};
+
+/// A frame that comes before its predecessors waits this long for them; then they are fetched.
+pub(crate) const GAP_PATIENCE: Nanos = Nanos::from_millis(limits::LINK_SILENCE_MS);
+
+impl Replica {
+    /// A frame from the head, or passed on by a member.
+    pub fn on_frame(&mut self, ctx: &mut Ctx<'_>, frame: Frame) {
+        let h = frame.header();
+        if self.stopped.is_some() || frame.head.kind() == FrameKind::View || h.view_number() < self.promise() {
+            return;
+        }
+        if self.view_number() != h.view_number() {
+            // A view that this log does not know yet; its head, or a gap, will make us ask.
+            return;
+        }
+        if h.seq() <= self.last.sequence {
+            self.compare(ctx, &frame);
+            return;
+        }
+        if h.seq() > self.last.sequence.next() && !ctx.mutant(Mutant::GapsAreSkipped) {
+            self.wait_for_predecessors(ctx, frame);
+            return;
+        }
+        self.take(ctx, frame);
+        while let Some(entry) = self.gap.first_entry() {
+            if *entry.key() > self.last.sequence.next() {
+                break;
+            }
+            let frame = entry.remove();
+            self.gap_bytes -= frame.data_bytes();
+            if frame.head.seq() == self.last.sequence.next() {
+                self.take(ctx, frame);
+            }
+        }
+        self.gap_since = ctx.now;
+        self.learn_active(ctx);
+    }
+
+    /// The frame has the next sequence: it must also continue the hash chain, and its data must be whole.
+    fn take(&mut self, ctx: &mut Ctx<'_>, frame: Frame) {
+        let skips = ctx.mutant(Mutant::GapsAreSkipped);
+        if hide(&frame.header().parent_token()) != self.last.hid && !skips {
+            ctx.out.note(format!("shard {}: frame {} does not continue this log", self.id, frame.head.seq()));
+            return;
+        }
+        if let Err(e) = frame.verify_data() {
+            ctx.out.note(format!("shard {}: frame {} from the network: {e}", self.id, frame.head.seq()));
+            return;
+        }
+        self.append(ctx, frame);
+    }
+
+    /// A frame that is there already: a difference stops this member (W6).
+    fn compare(&mut self, ctx: &mut Ctx<'_>, frame: &Frame) {
+        let known = self.tail.get(&frame.head.seq());
+        if known.is_some_and(|k| k.name.hid != frame.header().hid()) {
+            self.stop(ctx, format!("frame {} differs from the chain's", frame.head.seq()));
+        }
+    }
+
+    fn wait_for_predecessors(&mut self, ctx: &mut Ctx<'_>, frame: Frame) {
+        if self.gap.is_empty() {
+            self.gap_since = ctx.now;
+        }
+        if self.gap_bytes + frame.data_bytes() <= limits::SHARD_WINDOW_BYTES {
+            let bytes = frame.data_bytes();
+            if self.gap.insert(frame.head.seq(), frame).is_none() {
+                self.gap_bytes += bytes;
+            }
+        }
+    }
+
+    /// One frame of a SYNC answer: also older views and view frames, in order, up to the head's own view.
+    pub fn on_synced_frame(&mut self, ctx: &mut Ctx<'_>, frame: Frame, limit: ViewNumber) -> bool {
+        let h = frame.header();
+        if h.seq() <= self.last.sequence {
+            self.compare(ctx, &frame);
+            return self.stopped.is_none();
+        }
+        if h.seq() != self.last.sequence.next()
+            || h.view_number() > limit
+            || hide(&h.parent_token()) != self.last.hid
+            || frame.verify_data().is_err()
+            || frame.head.kind().is_local()
+        {
+            ctx.out.note(format!("shard {}: a frame of a SYNC answer does not fit ({})", self.id, h.seq()));
+            return false;
+        }
+        if frame.head.kind() == FrameKind::View && !self.view_fits(ctx.config.me.node, &frame) {
+            ctx.out.note(format!("shard {}: view frame {} does not fit its seal", self.id, h.view_number()));
+            return false;
+        }
+        self.append(ctx, frame);
+        true
+    }
+
+    /// A view frame names the seal right before it (V5).
+    fn view_fits(&self, me: NodeId, frame: &Frame) -> bool {
+        let Ok(body) = ViewBody::decode(frame.head.body()) else { return false };
+        body.seal_sequence == self.last.sequence
+            && body.seal_hid == self.last.hid
+            && frame.head.view() > self.view_number()
+            && body.members.iter().any(|m| m.node == me)
+    }
+
+    pub fn on_heartbeat(&mut self, ctx: &mut Ctx<'_>, item: &HeartbeatItem) {
+        if self.view_number() != item.view || item.view < self.promise() {
+            return;
+        }
+        self.note_committed(ctx, item.committed);
+        ctx.out.actions.push(Action::Keep { shard: self.id, from: item.keep });
+        self.learn_active(ctx);
+        if item.last > self.last.sequence && self.gap.is_empty() {
+            self.gap_since = self.gap_since.max(Nanos(1));
+            self.ask_head(ctx);
+        }
+    }
+
+    /// The head invites this member to ask for what it lacks.
+    pub fn on_nudge(&mut self, ctx: &mut Ctx<'_>, link: LinkId, view: ViewNumber) {
+        let Some(peer) = ctx.peers.owner(link) else { return };
+        if view >= self.promise() && view >= self.view_number() && !self.is_open_head() {
+            self.ask(ctx, peer, view, Sequence(u64::MAX));
+        }
+    }
+
+    /// Somebody opens view `view` and asks for a promise (V2).
+    pub fn on_seal(&mut self, ctx: &mut Ctx<'_>, link: LinkId, view: ViewNumber, pred: ViewNumber) {
+        if self.stopped.is_some() {
+            return;
+        }
+        let is_old = view < self.promise() || view < self.view_number();
+        let is_repeat = view == self.promised && self.promising.is_none();
+        if is_old || is_repeat {
+            self.answer_seal(ctx, link, view, pred);
+        } else if self.promising.is_some_and(|p| p.view == view) {
+            if let Some(p) = &mut self.promising {
+                p.asker = Some(link);
+            }
+        } else if ctx.mutant(Mutant::PromiseNotDurable) {
+            self.promised = view;
+            self.answer_seal(ctx, link, view, pred);
+        } else {
+            self.promise_durably(ctx, view, pred, Some(link));
+        }
+    }
+
+    /// The promise, and everything in front of it, is durable: it may be told.
+    pub fn on_mark_durable(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
+        let Some(p) = self.promising.filter(|p| p.ticket == ticket) else { return };
+        self.promising = None;
+        self.promised = self.promised.max(p.view);
+        match p.asker {
+            Some(link) => self.answer_seal(ctx, link, p.view, p.pred),
+            None => {
+                let answer = self.seal_answer(p.view, p.pred);
+                self.on_seal_answer(ctx, ctx.config.me.node, answer);
+            }
+        }
+    }
+
+    fn answer_seal(&mut self, ctx: &mut Ctx<'_>, link: LinkId, view: ViewNumber, pred: ViewNumber) {
+        let answer = self.seal_answer(view, pred);
+        ctx.out.send(link, Message::SealAnswer(answer));
+    }
+
+    /// What of this log counts for a seal of `pred`: frames of views up to it (V4). A view frame on top that never
+    /// became active names the frame before it.
+    pub fn seal_answer(&self, view: ViewNumber, pred: ViewNumber) -> SealAnswer {
+        let (last, has_pred) = match &self.view {
+            Some(v) if v.number > pred => {
+                let name = FrameName { view: v.body.pred, sequence: v.body.seal_sequence, hid: v.body.seal_hid };
+                (name, v.body.pred == pred)
+            }
+            Some(v) => (self.last, v.number == pred),
+            None => (self.last, false),
+        };
+        let last = if pred == ViewNumber(0) { crate::replica::genesis() } else { last };
+        SealAnswer {
+            shard: self.id,
+            view,
+            pred,
+            last,
+            has_pred: has_pred || pred == ViewNumber(0),
+            committed: self.committed.min(last.sequence),
+            damaged: self.damaged || self.stopped.is_some(),
+            promised: self.promise(),
+        }
+    }
+
+    /// A driver wants durable answers of this member.
+    pub fn on_follow(&mut self, ctx: &mut Ctx<'_>, link: LinkId, generation: Generation) {
+        if generation < self.attach.generation {
+            self.refuse(ctx, link, Request::Attach, Refusal::Fenced);
+            return;
+        }
+        self.clients.insert(link, Client { generation, is_attached: false });
+        if self.active_known && self.serves() {
+            if let Some(news) = self.news() {
+                let floor = Sequence(0);
+                ctx.out.send(link, Message::Attached { news, generation, floor });
+            }
+            self.answer_durable(ctx);
+        }
+    }
+
+    /// A read: any member in the driver's view whose log is durable up to the floor may answer it (R1).
+    pub fn on_read(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: ReadRequest) {
+        let refusal = if r.generation < self.attach.generation {
+            Some(Refusal::Fenced)
+        } else if self.view_number() != r.view {
+            Some(Refusal::WrongView)
+        } else if !self.serves() || (self.durable < r.floor && !ctx.mutant(Mutant::FloorIgnored)) {
+            Some(Refusal::NotReady)
+        } else if r.range.len == 0
+            || r.range.len > limits::READ_BLOCKS_MAX && !r.status_only
+            || r.range.end() > limits::SHARD_BLOCKS_MAX
+        {
+            Some(Refusal::Invalid)
+        } else {
+            None
+        };
+        match refusal {
+            Some(reason) => self.refuse(ctx, link, Request::Read(r.id), reason),
+            None => ctx.out.actions.push(Action::Read { link, request: r }),
+        }
+    }
+
+    pub fn refuse(&self, ctx: &mut Ctx<'_>, link: LinkId, request: Request, reason: Refusal) {
+        let refused =
+            Refused { shard: self.id, request, reason, view: self.view_number(), generation: self.attach.generation };
+        ctx.out.send(link, Message::Refused(refused));
+    }
+
+    /// Looks after a member's own time-outs.
+    pub fn member_tick(&mut self, ctx: &mut Ctx<'_>) {
+        let gap_is_old = !self.gap.is_empty() && ctx.now.since(self.gap_since) >= GAP_PATIENCE;
+        if gap_is_old {
+            self.ask_head(ctx);
+        }
+        self.retry_asking(ctx);
+    }
+}

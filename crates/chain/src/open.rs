@@ -1,0 +1,327 @@
+//! Opening a view with the same members (rules V1 to V6): how a head that restarted comes back, and how the first
+//! view of a shard begins.
+//!
+//! Closed → Proposing (control numbers the view) → Sealing (promises and logs of the predecessor's members) →
+//! Fetching (the longest log, if it is not ours) → Opening (the view frame on a quorum) → Activating → Active.
+
+use crate::event::{Action, Mutant, Opened};
+use crate::head::{Head, Member, view_secret};
+use crate::replica::{Ctx, Replica};
+use freebs_format::wire::{FrameName, Message, SealAnswer};
+use freebs_format::{FrameBuilder, FrameKind, FrameMeta, Member as ViewMember, ViewBody, hide};
+use freebs_types::{ChunkId, Error, Nanos, NodeId, Peer, Result, Sequence, StartNumber, ViewNumber};
+use std::collections::BTreeMap;
+
+/// An unanswered seal is asked for again after this time.
+const SEAL_AGAIN: Nanos = Nanos::from_millis(100);
+/// After an error the next proposal waits.
+const PROPOSE_AGAIN: Nanos = Nanos::from_millis(200);
+/// An opening that does not get on in this time starts anew with a higher view.
+const OPENING_PATIENCE: Nanos = Nanos::from_millis(5000);
+
+#[derive(Clone, Debug)]
+pub(crate) enum Phase {
+    /// Not open; the next proposal goes out at the next tick.
+    Closed,
+    Proposing,
+    Sealing {
+        opened: Opened,
+        answers: BTreeMap<NodeId, SealAnswer>,
+        asked: Nanos,
+    },
+    Fetching {
+        view: ViewNumber,
+        opened: Opened,
+        seal: FrameName,
+    },
+    Opening {
+        view: ViewNumber,
+        sequence: Sequence,
+    },
+    Activating {
+        view: ViewNumber,
+    },
+    Active,
+}
+
+impl Replica {
+    /// The control plane says that this node is the shard's head: it opens a view of its own (W2).
+    pub fn become_head(&mut self, ctx: &mut Ctx<'_>) {
+        if self.head.is_some() {
+            return;
+        }
+        self.head = Some(Box::new(Head::new(ctx.now)));
+        if ctx.mutant(Mutant::HeadOrdersAfterRestart) && self.view.is_some() {
+            self.resume_without_a_view(ctx);
+            return;
+        }
+        self.propose(ctx);
+    }
+
+    /// Only for the mutant of W2: what a head must not do.
+    fn resume_without_a_view(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(v) = self.view.clone() else { return };
+        let members = self.members_of(ctx, &v.body.members.iter().map(|m| m.node).collect::<Vec<_>>());
+        let secret = view_secret(&ctx.config.node_secret, self.id, v.number);
+        let token = self.last_token(&ctx.config.node_secret);
+        if let Some(h) = self.head.as_mut() {
+            h.reset(members, usize::from(v.body.quorum), secret, token);
+            h.phase = Phase::Active;
+        }
+        self.learn_active(ctx);
+        self.nudge_all(ctx);
+    }
+
+    fn members_of(&self, ctx: &Ctx<'_>, nodes: &[NodeId]) -> Vec<Member> {
+        nodes
+            .iter()
+            .map(|n| Member {
+                node: *n,
+                peer: ctx.peer(*n, self.id),
+                durable: Sequence(0),
+                live: false,
+                waiting_since: None,
+                nudged: Nanos(0),
+            })
+            .collect()
+    }
+
+    fn set_phase(&mut self, now: Nanos, phase: Phase) {
+        if let Some(h) = self.head.as_mut() {
+            h.phase = phase;
+            h.at = now;
+        }
+    }
+
+    fn propose(&mut self, ctx: &mut Ctx<'_>) {
+        if self.stopped.is_some() {
+            return;
+        }
+        self.set_phase(ctx.now, Phase::Proposing);
+        let active = self.info.as_ref().map(|i| i.active).unwrap_or_default();
+        ctx.out.actions.push(Action::Propose { shard: self.id, active });
+    }
+
+    /// The control plane committed a pending view: promise, and ask the predecessor's members to (V2).
+    pub fn on_proposed(&mut self, ctx: &mut Ctx<'_>, result: Result<Opened>) {
+        if !matches!(self.head.as_ref().map(|h| &h.phase), Some(Phase::Proposing)) {
+            return;
+        }
+        let opened = match result {
+            Ok(o) => o,
+            Err(e) => {
+                ctx.out.note(format!("shard {}: no view yet: {e}", self.id));
+                self.set_phase(ctx.now, Phase::Closed);
+                return;
+            }
+        };
+        let (view, pred) = (opened.view, opened.pred);
+        if view <= self.promise() || view <= self.view_number() {
+            self.set_phase(ctx.now, Phase::Closed);
+            return;
+        }
+        self.asking = None;
+        self.set_phase(ctx.now, Phase::Sealing { opened, answers: BTreeMap::new(), asked: Nanos(0) });
+        self.promise_durably(ctx, view, pred, None);
+        self.ask_for_seals(ctx);
+    }
+
+    fn ask_for_seals(&mut self, ctx: &mut Ctx<'_>) {
+        let me = ctx.config.me.node;
+        let now = ctx.now;
+        let Some(Phase::Sealing { opened, answers, asked }) = self.head.as_mut().map(|h| &mut h.phase) else {
+            return;
+        };
+        if opened.pred == ViewNumber(0) || (asked.0 > 0 && now.since(*asked) < SEAL_AGAIN) {
+            return;
+        }
+        *asked = now;
+        let missing: Vec<NodeId> =
+            opened.members.iter().copied().filter(|n| *n != me && !answers.contains_key(n)).collect();
+        let (view, pred) = (opened.view, opened.pred);
+        for n in missing {
+            if let Some(link) = ctx.peers.link(ctx.peer(n, self.id)) {
+                ctx.out.send(link, Message::Seal { shard: self.id, view, pred });
+            }
+        }
+    }
+
+    pub fn on_seal_answer(&mut self, ctx: &mut Ctx<'_>, from: NodeId, answer: SealAnswer) {
+        let Some(Phase::Sealing { opened, answers, .. }) = self.head.as_mut().map(|h| &mut h.phase) else { return };
+        if answer.view != opened.view || answer.pred != opened.pred {
+            return;
+        }
+        if answer.promised > opened.view {
+            ctx.out.note(format!("shard {}: {from} has promised view {}", self.id, answer.promised));
+            self.set_phase(ctx.now, Phase::Closed);
+            return;
+        }
+        if !opened.members.contains(&from) {
+            return;
+        }
+        answers.insert(from, answer);
+        self.try_to_seal(ctx);
+    }
+
+    /// Seals when enough members have answered: len − A + 1 of them meet every quorum of the predecessor.
+    fn try_to_seal(&mut self, ctx: &mut Ctx<'_>) {
+        let me = ctx.config.me.node;
+        let Some(Phase::Sealing { opened, answers, .. }) = self.head.as_ref().map(|h| &h.phase) else { return };
+        if !answers.contains_key(&me) {
+            return;
+        }
+        let len = opened.members.len();
+        let mut needed = len + 1 - usize::from(opened.pred_quorum).clamp(1, len);
+        if opened.pred == ViewNumber(0) || ctx.mutant(Mutant::SealAlone) || ctx.mutant(Mutant::ShortestLogWins) {
+            needed = 1;
+        }
+        let counting: Vec<(&NodeId, &SealAnswer)> = answers.iter().filter(|(_, a)| !a.damaged).collect();
+        if counting.len() < needed {
+            return;
+        }
+        let floor = answers.values().map(|a| a.committed).max().unwrap_or_default();
+        let longest = counting
+            .iter()
+            .filter(|(_, a)| a.has_pred)
+            .max_by_key(|(n, a)| (a.last.sequence, **n == me))
+            .map(|(n, a)| (**n, a.last));
+        let Some((winner, seal)) = longest else { return };
+        // Nothing is sealed below a committed sequence named in any answer (V3).
+        if seal.sequence < floor {
+            return;
+        }
+        let opened = opened.clone();
+        let own = answers.get(&me).map(|a| (a.last, a.has_pred)).unwrap_or_default();
+        if winner == me || (own.0 == seal && own.1) || ctx.mutant(Mutant::ShortestLogWins) {
+            let seal = if ctx.mutant(Mutant::ShortestLogWins) { own.0 } else { seal };
+            self.open_at(ctx, &opened, seal);
+        } else {
+            let view = opened.view;
+            self.set_phase(ctx.now, Phase::Fetching { view, opened, seal });
+            let to = ctx.peer(winner, self.id);
+            self.ask(ctx, to, view, seal.sequence);
+        }
+    }
+
+    /// The longest log has arrived up to its end.
+    pub fn on_fetched(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(Phase::Fetching { opened, seal, .. }) = self.head.as_ref().map(|h| &h.phase) else { return };
+        let (opened, seal) = (opened.clone(), *seal);
+        if self.tail.get(&seal.sequence).is_some_and(|t| t.name.hid == seal.hid) {
+            self.open_at(ctx, &opened, seal);
+        } else {
+            self.set_phase(ctx.now, Phase::Closed);
+        }
+    }
+
+    /// Cuts what is behind the seal and appends the view frame; the others get both by SYNC (V5).
+    fn open_at(&mut self, ctx: &mut Ctx<'_>, opened: &Opened, seal: FrameName) {
+        self.cut(ctx, seal.sequence);
+        if self.stopped.is_some() || self.last.sequence != seal.sequence || self.last.hid != seal.hid {
+            ctx.out.note(format!("shard {}: own log does not reach the seal {}", self.id, seal.sequence));
+            self.set_phase(ctx.now, Phase::Closed);
+            return;
+        }
+        let secret = view_secret(&ctx.config.node_secret, self.id, opened.view);
+        let parent = self.last_token(&ctx.config.node_secret);
+        if hide(&parent) != self.last.hid {
+            self.stop(ctx, "the secret of this node does not continue the chain; is it another node's?".into());
+            return;
+        }
+        let start = |n: NodeId| if n == ctx.config.me.node { ctx.config.start } else { StartNumber(0) };
+        let body = ViewBody {
+            pred: opened.pred,
+            seal_sequence: seal.sequence,
+            seal_hid: seal.hid,
+            secret_hash: hide(&secret),
+            quorum: opened.quorum,
+            min_copies: opened.min_copies,
+            generation: self.attach.generation,
+            members: opened.members.iter().map(|n| ViewMember { node: *n, start: start(*n) }).collect(),
+        };
+        let meta = FrameMeta {
+            cluster: ctx.config.cluster,
+            shard: self.id,
+            view: opened.view,
+            chunk: ChunkId { view: opened.view, counter: 0 },
+            chunk_offset: 0,
+            sequence: seal.sequence.next(),
+            first_version: self.version,
+            committed: self.committed,
+            wall: ctx.wall,
+        };
+        let (frame, token) = FrameBuilder::special(&meta, FrameKind::View, &body.encode(), &secret, &parent);
+        let members = self.members_of(ctx, &opened.members);
+        let quorum = if ctx.mutant(Mutant::QuorumOfOne) { 1 } else { usize::from(opened.quorum) };
+        if let Some(h) = self.head.as_mut() {
+            h.reset(members, quorum, secret, token);
+        }
+        self.append(ctx, frame);
+        self.set_phase(ctx.now, Phase::Opening { view: opened.view, sequence: meta.sequence });
+        self.nudge_all(ctx);
+        if ctx.mutant(Mutant::ActiveTooEarly) {
+            self.set_phase(ctx.now, Phase::Activating { view: opened.view });
+            ctx.out.actions.push(Action::Activate { shard: self.id, view: opened.view });
+        }
+    }
+
+    /// Once a quorum holds the view frame, the control plane may make the view active (V6).
+    pub fn view_frame_durable(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(h) = self.head.as_ref() else { return };
+        let Phase::Opening { view, sequence } = h.phase else { return };
+        let holding = h.members.iter().filter(|m| m.durable >= sequence).count();
+        if holding >= h.quorum {
+            self.set_phase(ctx.now, Phase::Activating { view });
+            ctx.out.actions.push(Action::Activate { shard: self.id, view });
+        }
+    }
+
+    pub fn on_activated(&mut self, ctx: &mut Ctx<'_>, view: ViewNumber, result: Result<(), Error>) {
+        if !matches!(self.head.as_ref().map(|h| &h.phase), Some(Phase::Activating { view: v }) if *v == view) {
+            return;
+        }
+        match result {
+            Ok(()) => {
+                if let Some(info) = self.info.as_mut() {
+                    info.active = info.active.max(view);
+                }
+                self.set_phase(ctx.now, Phase::Active);
+                ctx.out.note(format!("shard {}: view {view} is active", self.id));
+                self.learn_active(ctx);
+            }
+            Err(e) if e.kind == freebs_types::ErrorKind::Retry => {
+                // The control plane can't be reached now; the tick asks again.
+            }
+            Err(e) => {
+                ctx.out.note(format!("shard {}: view {view} did not become active: {e}", self.id));
+                self.set_phase(ctx.now, Phase::Closed);
+            }
+        }
+    }
+
+    pub fn open_link_changed(&mut self, ctx: &mut Ctx<'_>, _peer: Peer, is_up: bool) {
+        if !is_up {
+            return;
+        }
+        if let Some(Phase::Sealing { asked, .. }) = self.head.as_mut().map(|h| &mut h.phase) {
+            *asked = Nanos(0);
+        }
+        self.ask_for_seals(ctx);
+    }
+
+    pub fn open_tick(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(h) = self.head.as_ref() else { return };
+        let waited = ctx.now.since(h.at);
+        match &h.phase {
+            Phase::Closed if waited >= PROPOSE_AGAIN => self.propose(ctx),
+            Phase::Sealing { .. } => self.ask_for_seals(ctx),
+            Phase::Fetching { .. } if waited >= OPENING_PATIENCE => self.set_phase(ctx.now, Phase::Closed),
+            Phase::Activating { view } if waited >= PROPOSE_AGAIN => {
+                let view = *view;
+                self.set_phase(ctx.now, Phase::Activating { view });
+                ctx.out.actions.push(Action::Activate { shard: self.id, view });
+            }
+            _ => {}
+        }
+    }
+}

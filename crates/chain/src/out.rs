@@ -1,0 +1,138 @@
+//! What one turn brings together: one message of frames and one of durable answers for each link.
+
+use crate::event::Action;
+use crate::peers::Peers;
+use freebs_format::Frame;
+use freebs_format::wire::{DurableItem, HeartbeatItem, Message};
+use freebs_io::LinkId;
+use freebs_types::{Nanos, NodeId, Peer, RequestNumber, Sequence, ShardId, ViewNumber};
+use std::collections::BTreeMap;
+
+/// Data bytes that go into one message of frames before another is begun.
+const FRAMES_BYTES_SOFT_MAX: usize = 1 << 20;
+/// Frames in one message.
+const FRAMES_MAX: usize = 512;
+/// A head hears of its members' durable sequences at the latest after this time; drivers hear at once.
+const HEAD_ANSWER_DELAY: Nanos = Nanos::from_millis(3);
+
+#[derive(Debug, Default)]
+struct ForPeer {
+    /// Runs of frames with one route, in order.
+    frames: Vec<(Vec<NodeId>, Vec<Frame>)>,
+    answers: BTreeMap<ShardId, (ViewNumber, Sequence)>,
+    /// When the oldest answer came.
+    since: Option<Nanos>,
+    heartbeats: Vec<HeartbeatItem>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Out {
+    pub actions: Vec<Action>,
+    peers: BTreeMap<Peer, ForPeer>,
+    durable: BTreeMap<LinkId, Vec<DurableItem>>,
+    ordered: BTreeMap<(LinkId, ShardId, ViewNumber), Vec<(RequestNumber, Sequence)>>,
+}
+
+impl Out {
+    pub fn send(&mut self, to: LinkId, message: Message) {
+        self.actions.push(Action::Send { to, message });
+    }
+
+    pub fn note(&mut self, text: String) {
+        self.actions.push(Action::Note(text));
+    }
+
+    /// A frame for `peer`, which passes it on along `route`.
+    pub fn frame(&mut self, peer: Peer, route: &[NodeId], frame: Frame) {
+        let queue = &mut self.peers.entry(peer).or_default().frames;
+        match queue.last_mut() {
+            Some((r, frames)) if r == route => frames.push(frame),
+            _ => queue.push((route.to_vec(), vec![frame])),
+        }
+    }
+
+    /// A durable answer for the head, sent with the next message or after a short while.
+    pub fn answer_head(&mut self, peer: Peer, shard: ShardId, view: ViewNumber, durable: Sequence, now: Nanos) {
+        let p = self.peers.entry(peer).or_default();
+        p.answers.insert(shard, (view, durable));
+        p.since.get_or_insert(now);
+    }
+
+    pub fn heartbeat(&mut self, peer: Peer, item: HeartbeatItem) {
+        self.peers.entry(peer).or_default().heartbeats.push(item);
+    }
+
+    /// A durable answer for a driver; of several in one turn only the last is sent.
+    pub fn answer_driver(&mut self, link: LinkId, item: DurableItem) {
+        let items = self.durable.entry(link).or_default();
+        match items.iter_mut().find(|i| i.shard == item.shard && i.view == item.view) {
+            Some(i) => i.sequence = i.sequence.max(item.sequence),
+            None => items.push(item),
+        }
+    }
+
+    pub fn ordered(&mut self, link: LinkId, shard: ShardId, view: ViewNumber, item: (RequestNumber, Sequence)) {
+        self.ordered.entry((link, shard, view)).or_default().push(item);
+    }
+
+    /// Ends the turn: everything gathered becomes messages. Answers to heads may wait for company.
+    pub fn flush(&mut self, now: Nanos, peers: &Peers) {
+        for ((link, shard, view), items) in std::mem::take(&mut self.ordered) {
+            self.actions.push(Action::Send { to: link, message: Message::Ordered { shard, view, items } });
+        }
+        for (link, items) in std::mem::take(&mut self.durable) {
+            self.actions.push(Action::Send { to: link, message: Message::Durable(items) });
+        }
+        for (peer, p) in &mut self.peers {
+            let due = p.since.is_some_and(|s| now.since(s) >= HEAD_ANSWER_DELAY);
+            if p.frames.is_empty() && p.heartbeats.is_empty() && !due {
+                continue;
+            }
+            let link = peers.link(*peer);
+            p.since = None;
+            let answers = std::mem::take(&mut p.answers);
+            let heartbeats = std::mem::take(&mut p.heartbeats);
+            let frames = std::mem::take(&mut p.frames);
+            let Some(to) = link else { continue };
+            if !answers.is_empty() {
+                let item = |(shard, (view, sequence))| DurableItem { shard, view, sequence };
+                let items = answers.into_iter().map(item).collect();
+                self.actions.push(Action::Send { to, message: Message::Durable(items) });
+            }
+            for (forward, frames) in frames {
+                for frames in portions(frames) {
+                    let message = Message::Frames { forward: forward.clone(), frames };
+                    self.actions.push(Action::Send { to, message });
+                }
+            }
+            if !heartbeats.is_empty() {
+                self.actions.push(Action::Send { to, message: Message::Heartbeat(heartbeats) });
+            }
+        }
+    }
+
+    /// When a waiting answer is due.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        self.peers.values().filter_map(|p| p.since).min().map(|s| s.plus(HEAD_ANSWER_DELAY))
+    }
+}
+
+/// Cuts a run of frames into messages of bounded size.
+fn portions(frames: Vec<Frame>) -> Vec<Vec<Frame>> {
+    let mut out: Vec<Vec<Frame>> = Vec::new();
+    let mut bytes = 0;
+    for f in frames {
+        let len = f.data_bytes() + f.head.bytes().len();
+        match out.last_mut() {
+            Some(run) if bytes + len <= FRAMES_BYTES_SOFT_MAX && run.len() < FRAMES_MAX => {
+                bytes += len;
+                run.push(f);
+            }
+            _ => {
+                bytes = len;
+                out.push(vec![f]);
+            }
+        }
+    }
+    out
+}

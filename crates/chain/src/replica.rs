@@ -1,0 +1,349 @@
+//! One shard on one node: its log as it was put in order here, durable or not yet, and what its roles share.
+//!
+//! Invariants: `tail` names every frame from the committed one to the last without a gap; `durable` never passes
+//! `last`; `committed` never passes `last`; nothing is appended to a view below a promise.
+
+use crate::event::{Action, HostConfig, Mutant, ShardInfo};
+use crate::head::Head;
+use crate::out::Out;
+use crate::peers::Peers;
+use crate::sync::Asking;
+use freebs_format::wire::{DurableItem, FrameName, Message, Refusal, Request, ViewNews};
+use freebs_format::{AttachBody, Frame, FrameKind, ViewBody, hide};
+use freebs_io::LinkId;
+use freebs_lsvd::{MarkChange, Record, RequestTable, ShardState};
+use freebs_types::{ChunkId, Generation, Hash32, Nanos, NodeId, Peer, Sequence, ShardId, Version, ViewNumber};
+use std::collections::{BTreeMap, VecDeque};
+
+/// What every step of a replica can reach.
+pub(crate) struct Ctx<'a> {
+    pub now: Nanos,
+    pub wall: u64,
+    pub config: &'a HostConfig,
+    pub peers: &'a Peers,
+    pub out: &'a mut Out,
+    pub tickets: &'a mut u64,
+    /// Whether the device has room for more updates (W7).
+    pub room: bool,
+}
+
+impl Ctx<'_> {
+    pub fn mutant(&self, m: Mutant) -> bool {
+        self.config.mutant == Some(m)
+    }
+
+    pub fn peer(&self, node: NodeId, shard: ShardId) -> Peer {
+        Peer::of(node, shard, self.config.workers.get(&node).copied().unwrap_or(1))
+    }
+
+    pub fn ticket(&mut self) -> u64 {
+        *self.tickets += 1;
+        *self.tickets
+    }
+}
+
+/// The newest view frame of a log.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenView {
+    pub number: ViewNumber,
+    pub sequence: Sequence,
+    pub body: ViewBody,
+}
+
+/// A frame at the end of the log, without its data.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TailEntry {
+    pub name: FrameName,
+    pub version: Version,
+    pub parent: Hash32,
+    pub digest: Hash32,
+}
+
+/// A promise that is on its way to the disk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Promising {
+    pub view: ViewNumber,
+    pub pred: ViewNumber,
+    pub ticket: u64,
+    /// Who asked; `None` if this node did itself.
+    pub asker: Option<LinkId>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Client {
+    pub generation: Generation,
+    pub is_attached: bool,
+}
+
+pub(crate) struct Replica {
+    pub id: ShardId,
+    /// From the control plane; `None` until it has spoken of this shard.
+    pub info: Option<ShardInfo>,
+    pub last: FrameName,
+    pub version: Version,
+    pub tail: BTreeMap<Sequence, TailEntry>,
+    pub durable: Sequence,
+    pub committed: Sequence,
+    /// What the log engine was told last.
+    told_committed: Sequence,
+    pub view: Option<OpenView>,
+    /// Whether this view is known to be active: only then drivers hear of it.
+    pub active_known: bool,
+    pub promised: ViewNumber,
+    pub promising: Option<Promising>,
+    pub attach: AttachBody,
+    pub requests: RequestTable,
+    pub chunk: (ChunkId, u32),
+    /// Appended, not durable yet: these can't be read from the log.
+    pub recent: VecDeque<Frame>,
+    /// Arrived before the frames that come before them.
+    pub gap: BTreeMap<Sequence, Frame>,
+    pub gap_bytes: usize,
+    pub gap_since: Nanos,
+    pub clients: BTreeMap<LinkId, Client>,
+    pub asking: Option<Asking>,
+    pub head: Option<Box<Head>>,
+    /// A frame here differs from the chain's at the same sequence, or the log can't be trusted: nothing is served.
+    pub stopped: Option<String>,
+    /// Frames of this log were lost to damage (the log engine knows which).
+    pub damaged: bool,
+}
+
+/// The name of an empty log's last frame: everyone knows its token.
+pub(crate) fn genesis() -> FrameName {
+    FrameName { view: ViewNumber(0), sequence: Sequence(0), hid: hide(&Hash32::default()) }
+}
+
+impl Replica {
+    pub fn empty(id: ShardId) -> Self {
+        let mut tail = BTreeMap::new();
+        let first =
+            TailEntry { name: genesis(), version: Version(0), parent: Hash32::default(), digest: Hash32::default() };
+        tail.insert(Sequence(0), first);
+        Self {
+            id,
+            info: None,
+            last: genesis(),
+            version: Version(0),
+            tail,
+            durable: Sequence(0),
+            committed: Sequence(0),
+            told_committed: Sequence(0),
+            view: None,
+            active_known: false,
+            promised: ViewNumber(0),
+            promising: None,
+            attach: AttachBody::default(),
+            requests: RequestTable::default(),
+            chunk: (ChunkId::default(), 0),
+            recent: VecDeque::new(),
+            gap: BTreeMap::new(),
+            gap_bytes: 0,
+            gap_since: Nanos(0),
+            clients: BTreeMap::new(),
+            asking: None,
+            head: None,
+            stopped: None,
+            damaged: false,
+        }
+    }
+
+    /// As the log engine recovered it; `tail` holds the frames from the committed one on, oldest first.
+    pub fn recovered(state: &ShardState, tail: Vec<TailEntry>) -> Self {
+        let mut r = Self::empty(state.shard);
+        if state.last.sequence.0 > 0 {
+            r.last = FrameName { view: state.last.view, sequence: state.last.sequence, hid: state.last.hid };
+            let last = TailEntry { name: r.last, version: state.version, parent: state.parent, digest: state.digest };
+            r.tail = tail.into_iter().map(|t| (t.name.sequence, t)).collect();
+            r.tail.insert(r.last.sequence, last);
+        }
+        r.version = state.version;
+        r.durable = r.last.sequence;
+        r.committed = state.committed.min(r.last.sequence);
+        r.told_committed = r.committed;
+        // Every frame behind a view frame belongs to its view, so the last frame knows the number.
+        r.view = state.view.as_ref().map(|(sequence, body)| OpenView {
+            number: state.last.view,
+            sequence: *sequence,
+            body: body.clone(),
+        });
+        r.promised = state.promised;
+        r.attach = state.attach;
+        r.requests = state.requests.clone();
+        r.chunk = state.open_chunk;
+        r.damaged = !state.holes.is_empty() || state.suspect_tail;
+        r
+    }
+
+    pub fn view_number(&self) -> ViewNumber {
+        self.view.as_ref().map(|v| v.number).unwrap_or_default()
+    }
+
+    /// The highest view that frames may still be refused for: durable promise or one under way.
+    pub fn promise(&self) -> ViewNumber {
+        self.promising.map_or(self.promised, |p| p.view.max(self.promised))
+    }
+
+    /// Whether this log matches its view: the view frame is durable, and no newer view was promised (W4, V2).
+    pub fn serves(&self) -> bool {
+        self.stopped.is_none()
+            && self.view.as_ref().is_some_and(|v| self.durable >= v.sequence && self.promise() <= v.number)
+    }
+
+    pub fn head_node(&self) -> Option<NodeId> {
+        match (&self.view, &self.info) {
+            (Some(v), _) => v.body.members.first().map(|m| m.node),
+            (None, Some(i)) => i.members.first().copied(),
+            _ => None,
+        }
+    }
+
+    pub fn stop(&mut self, ctx: &mut Ctx<'_>, why: String) {
+        ctx.out.note(format!("shard {}: stopped: {why}", self.id));
+        self.stopped = Some(why);
+    }
+
+    /// Puts a frame that was found to follow the last one into the log.
+    pub fn append(&mut self, ctx: &mut Ctx<'_>, frame: Frame) {
+        let h = *frame.header();
+        self.last = FrameName { view: h.view_number(), sequence: h.seq(), hid: h.hid() };
+        self.version = h.last_version();
+        let entry = TailEntry { name: self.last, version: self.version, parent: h.parent_token(), digest: h.digest() };
+        self.tail.insert(h.seq(), entry);
+        match frame.head.kind() {
+            FrameKind::Data => {
+                for u in frame.head.updates() {
+                    self.requests.apply(u.driver, u.number, u.lowest_open, h.seq());
+                }
+            }
+            FrameKind::Attach => {
+                if let Ok(body) = AttachBody::decode(frame.head.body()) {
+                    self.learn_attach(ctx, body);
+                }
+            }
+            FrameKind::View => {
+                if let Ok(body) = ViewBody::decode(frame.head.body()) {
+                    self.view = Some(OpenView { number: h.view_number(), sequence: h.seq(), body });
+                    self.active_known = false;
+                }
+            }
+            _ => {}
+        }
+        self.chunk = (h.chunk(), h.chunk_offset.get() + h.data_blocks());
+        self.recent.push_back(frame.clone());
+        ctx.out.actions.push(Action::Append(Record::Frame(frame)));
+        self.note_committed(ctx, h.committed_seq());
+    }
+
+    /// A higher generation ends the older ones (W1); a lower one changes nothing, even after a cut.
+    fn learn_attach(&mut self, ctx: &mut Ctx<'_>, body: AttachBody) {
+        if body.generation < self.attach.generation {
+            return;
+        }
+        self.attach = body;
+        let is_old = |c: &Client| c.generation < body.generation;
+        let fenced: Vec<LinkId> = self.clients.iter().filter(|(_, c)| is_old(c)).map(|(l, _)| *l).collect();
+        for link in fenced {
+            self.clients.remove(&link);
+            self.refuse(ctx, link, Request::Attach, Refusal::Fenced);
+        }
+    }
+
+    /// Raises what is known committed, and lets go of what was kept for a cut.
+    pub fn note_committed(&mut self, ctx: &mut Ctx<'_>, committed: Sequence) {
+        let known = committed.min(self.last.sequence);
+        if known > self.committed {
+            self.committed = known;
+            self.tail = self.tail.split_off(&known);
+        }
+        let tell = self.committed.min(self.durable);
+        if tell > self.told_committed {
+            self.told_committed = tell;
+            ctx.out.actions.push(Action::Committed { shard: self.id, sequence: tell });
+        }
+    }
+
+    /// Cuts the log behind `to`, which is never below what is committed.
+    pub fn cut(&mut self, ctx: &mut Ctx<'_>, to: Sequence) {
+        if to >= self.last.sequence {
+            return;
+        }
+        let Some(entry) = self.tail.get(&to).copied() else {
+            self.stop(ctx, format!("asked to cut to {to}, below what is committed ({})", self.committed));
+            return;
+        };
+        ctx.out.actions.push(Action::Append(Record::Cut { shard: self.id, to }));
+        self.tail.split_off(&to.next());
+        self.last = entry.name;
+        self.version = entry.version;
+        self.durable = self.durable.min(to);
+        self.requests.cut(to);
+        self.recent.retain(|f| f.head.seq() <= to);
+        if self.view.as_ref().is_some_and(|v| v.sequence > to) {
+            self.view = None;
+            self.active_known = false;
+        }
+    }
+
+    /// Writes a promise to the log; everything appended before lies in front of it (V2).
+    pub fn promise_durably(&mut self, ctx: &mut Ctx<'_>, view: ViewNumber, pred: ViewNumber, asker: Option<LinkId>) {
+        let ticket = ctx.ticket();
+        self.promising = Some(Promising { view, pred, ticket, asker });
+        self.active_known = false;
+        self.gap.clear();
+        self.gap_bytes = 0;
+        let change = MarkChange { promised: Some(view), ..MarkChange::default() };
+        ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket }));
+    }
+
+    /// The engine has made frames up to `sequence` durable: everyone who waits hears of it.
+    pub fn on_durable(&mut self, ctx: &mut Ctx<'_>, sequence: Sequence) {
+        if sequence > self.last.sequence {
+            return;
+        }
+        self.durable = self.durable.max(sequence);
+        while self.recent.front().is_some_and(|f| f.head.seq() <= self.durable) {
+            self.recent.pop_front();
+        }
+        self.note_committed(ctx, self.committed);
+        self.answer_durable(ctx);
+    }
+
+    /// Tells drivers and head how far this log is durable in its view (W4).
+    pub fn answer_durable(&mut self, ctx: &mut Ctx<'_>) {
+        if !self.serves() {
+            return;
+        }
+        let Some(view) = self.view.as_ref() else { return };
+        let (number, head) = (view.number, view.body.members.first().map(|m| m.node));
+        let sequence = if ctx.mutant(Mutant::AnswersBeforeDurable) { self.last.sequence } else { self.durable };
+        let item = DurableItem { shard: self.id, view: number, sequence };
+        for link in self.clients.keys() {
+            ctx.out.answer_driver(*link, item);
+        }
+        if head == Some(ctx.config.me.node) {
+            self.head_member_durable(ctx, ctx.config.me.node, number, sequence);
+        } else if let Some(head) = head {
+            let peer = ctx.peer(head, self.id);
+            ctx.out.answer_head(peer, self.id, number, sequence, ctx.now);
+        }
+    }
+
+    pub fn news(&self) -> Option<ViewNews> {
+        let v = self.view.as_ref()?;
+        Some(ViewNews { shard: self.id, view: v.number, sequence: v.sequence, body: v.body.clone() })
+    }
+
+    /// The view is known to be active: drivers that follow hear of it.
+    pub fn learn_active(&mut self, ctx: &mut Ctx<'_>) {
+        if self.active_known || !self.serves() {
+            return;
+        }
+        self.active_known = true;
+        let Some(news) = self.news() else { return };
+        for link in self.clients.keys() {
+            ctx.out.send(*link, Message::View(news.clone()));
+        }
+        self.answer_durable(ctx);
+    }
+}

@@ -1,0 +1,194 @@
+//! SYNC (rule E3): who lags names its own last frames and gets what follows the newest common one.
+//!
+//! The asker always states its own end, so an answer can be late, doubled or lost without harm; what differs behind
+//! the common frame is cut before anything is appended.
+
+use crate::event::{Action, SyncSource};
+use crate::open::Phase;
+use crate::replica::{Ctx, Replica};
+use freebs_format::Frame;
+use freebs_format::wire::{Message, SyncMode, SyncReply, SyncRequest};
+use freebs_io::LinkId;
+use freebs_types::{Nanos, Peer, Sequence, ViewNumber};
+
+/// An answer that takes longer is asked for again.
+const PATIENCE: Nanos = Nanos::from_millis(250);
+/// Names in one request: the tail is dense, so that the common frame is found exactly.
+const NAMES_MAX: usize = 8192;
+/// Data bytes in one answer.
+pub(crate) const ANSWER_BYTES: usize = 1 << 20;
+
+/// A request of ours that is under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asking {
+    pub id: u64,
+    pub to: Peer,
+    /// The view in whose name we ask: the open one, or the one that this node is opening.
+    pub view: ViewNumber,
+    pub until: Sequence,
+    pub at: Nanos,
+}
+
+impl Replica {
+    /// Asks the head of the view for what is missing.
+    pub fn ask_head(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(head) = self.head_node().filter(|h| *h != ctx.config.me.node) else { return };
+        let view = self.view_number().max(self.promise());
+        let to = ctx.peer(head, self.id);
+        self.ask(ctx, to, view, Sequence(u64::MAX));
+    }
+
+    pub fn ask(&mut self, ctx: &mut Ctx<'_>, to: Peer, view: ViewNumber, until: Sequence) {
+        let same = |a: &Asking| a.to == to && a.view == view && ctx.now.since(a.at) < PATIENCE;
+        if self.stopped.is_some() || self.asking.as_ref().is_some_and(same) {
+            return;
+        }
+        let id = ctx.ticket();
+        self.asking = Some(Asking { id, to, view, until, at: ctx.now });
+        let Some(link) = ctx.peers.link(to) else { return };
+        let names = self.tail.values().rev().take(NAMES_MAX).map(|t| t.name).collect();
+        let request = SyncRequest { shard: self.id, view, id, names, until, map_from: 0, map_since: Sequence(0) };
+        ctx.out.send(link, Message::Sync(request));
+    }
+
+    pub fn retry_asking(&mut self, ctx: &mut Ctx<'_>) {
+        if let Some(a) = self.asking.filter(|a| ctx.now.since(a.at) >= PATIENCE) {
+            self.asking = None;
+            self.ask(ctx, a.to, a.view, a.until);
+        }
+    }
+
+    /// Another member asks. As head: in the open view. As anyone: for the head of a view that this log promised.
+    pub fn on_sync(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: SyncRequest) {
+        let as_head = r.view == self.view_number() && self.is_open_head();
+        let as_winner = r.view == self.promised && self.promising.is_none() && r.until.0 < u64::MAX;
+        if self.stopped.is_some() || !(as_head || as_winner) {
+            self.refuse_sync(ctx, link, &r);
+            return;
+        }
+        let mut known = None;
+        for n in r.names.iter().filter(|n| n.sequence <= self.last.sequence) {
+            if let Some(t) = self.tail.get(&n.sequence) {
+                if t.name.hid == n.hid {
+                    known = Some(n.sequence);
+                    break;
+                }
+            } else if n.sequence.0 == 0 {
+                known = Some(Sequence(0));
+                break;
+            } else {
+                break;
+            }
+        }
+        match known {
+            Some(common) if common >= self.durable => {
+                self.answer_sync(ctx, link, &r, SyncSource { common, frames: Ok(Vec::new()) });
+            }
+            known_common => ctx.out.actions.push(Action::SyncRead { link, request: r, known_common }),
+        }
+    }
+
+    fn refuse_sync(&self, ctx: &mut Ctx<'_>, link: LinkId, r: &SyncRequest) {
+        let reply = SyncReply {
+            shard: self.id,
+            view: r.view,
+            id: r.id,
+            mode: SyncMode::Refused,
+            common: Sequence(0),
+            map_next: 0,
+            frames: Vec::new(),
+        };
+        ctx.out.send(link, Message::SyncReply(reply));
+    }
+
+    /// Completes an answer: frames from the log, then those that are not durable here yet. If that reaches the end,
+    /// the asker is level, and gets every later frame from its head as it is made.
+    pub fn answer_sync(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: &SyncRequest, source: SyncSource) {
+        let mut frames = match source.frames {
+            Ok(f) => f,
+            Err(e) => {
+                ctx.out.note(format!("shard {}: can't feed a member from {}: {e}", self.id, source.common));
+                self.refuse_sync(ctx, link, r);
+                return;
+            }
+        };
+        // The log may have been cut since these frames were read.
+        frames.retain(|f| self.tail.get(&f.head.seq()).is_none_or(|t| t.name.hid == f.header().hid()));
+        let mut at = frames.last().map_or(source.common, |f| f.head.seq());
+        let mut bytes: usize = frames.iter().map(Frame::data_bytes).sum();
+        for f in &self.recent {
+            if f.head.seq() == at.next() && bytes < ANSWER_BYTES {
+                at = f.head.seq();
+                bytes += f.data_bytes();
+                frames.push(f.clone());
+            }
+        }
+        frames.retain(|f| f.head.seq() <= r.until);
+        let end = self.last.sequence.min(r.until);
+        let level = at >= end;
+        let reply = SyncReply {
+            shard: self.id,
+            view: r.view,
+            id: r.id,
+            mode: if level { SyncMode::Level } else { SyncMode::Frames },
+            common: source.common,
+            map_next: 0,
+            frames,
+        };
+        ctx.out.send(link, Message::SyncReply(reply));
+        if level && r.view == self.view_number() {
+            self.member_is_level(ctx, link);
+        }
+    }
+
+    pub fn on_sync_reply(&mut self, ctx: &mut Ctx<'_>, reply: SyncReply) {
+        let Some(asking) = self.asking.filter(|a| a.id == reply.id && a.view == reply.view) else { return };
+        if self.promise() > asking.view || self.stopped.is_some() {
+            self.asking = None;
+            return;
+        }
+        match reply.mode {
+            SyncMode::Frames | SyncMode::Level => {}
+            // Asked again after a while by `retry_asking`.
+            _ => return,
+        }
+        if reply.common < self.last.sequence {
+            self.cut(ctx, reply.common);
+        }
+        let mut took = true;
+        for f in reply.frames {
+            took = took && self.on_synced_frame(ctx, f, asking.view);
+        }
+        self.asking = None;
+        if self.stopped.is_some() || !took {
+            return;
+        }
+        if reply.mode == SyncMode::Frames {
+            self.ask(ctx, asking.to, asking.view, asking.until);
+            return;
+        }
+        self.drop_stale_gap();
+        if self.fetching_for().is_some() {
+            self.on_fetched(ctx);
+        }
+        let waiting: Vec<Frame> = std::mem::take(&mut self.gap).into_values().collect();
+        self.gap_bytes = 0;
+        for f in waiting {
+            self.on_frame(ctx, f);
+        }
+    }
+
+    fn drop_stale_gap(&mut self) {
+        let (last, view) = (self.last.sequence, self.view_number());
+        self.gap.retain(|s, f| *s > last && f.head.view() == view);
+        self.gap_bytes = self.gap.values().map(Frame::data_bytes).sum();
+    }
+
+    /// The view that this node is opening and fetches a longer log for.
+    fn fetching_for(&self) -> Option<ViewNumber> {
+        match self.head.as_ref().map(|h| &h.phase) {
+            Some(Phase::Fetching { view, .. }) => Some(*view),
+            _ => None,
+        }
+    }
+}

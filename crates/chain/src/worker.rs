@@ -1,0 +1,344 @@
+//! The worker: carries out what a host asks for, on a log engine and an outbox. Async, but without sockets, files
+//! or clocks of its own, so it runs in simulation as it does in production.
+//!
+//! A turn: messages and completions step the host one by one; then, once, the host ends its turn: one append takes
+//! the frames of all shards, one message takes what goes to one link.
+
+use crate::event::{Action, ControlPort, Event, HostConfig, Opened, ShardInfo, ShardStatus, SyncSource, Who};
+use crate::host::Host;
+use crate::replica::{Replica, TailEntry, genesis};
+use crate::sync::ANSWER_BYTES;
+use freebs_format::wire::{FrameName, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request, SyncRequest};
+use freebs_io::{Clock, Device, LinkId, Outbox};
+use freebs_lsvd::{Durable, Engine, Listener};
+use freebs_types::{
+    Error, ErrorKind, Generation, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version, ViewNumber,
+};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+
+/// How often time-outs are looked at.
+const TICK: Duration = Duration::from_millis(20);
+/// Appends pause so long before the log is closed with a mark (rule E7).
+const IDLE: Nanos = Nanos::from_millis(100);
+
+/// What a worker is made of.
+pub struct WorkerConfig<D: Device, O, P, K> {
+    pub host: HostConfig,
+    pub engine: Engine<D>,
+    pub outbox: O,
+    pub control: P,
+    pub clock: K,
+    /// Receives lines worth logging.
+    pub notes: Box<dyn Fn(&str)>,
+}
+
+/// One worker of a node: all shards on one device. Clones are handles to the same worker.
+pub struct Worker<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock>(Rc<Inner<D, O, P, K>>);
+
+impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Clone for Worker<D, O, P, K> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+struct Inner<D: Device, O, P, K> {
+    host: RefCell<Host>,
+    engine: Engine<D>,
+    outbox: O,
+    control: P,
+    clock: K,
+    notes: Box<dyn Fn(&str)>,
+    turn: Notify,
+    tasks: RefCell<JoinSet<()>>,
+    last_append: Cell<Nanos>,
+    stopped: Cell<bool>,
+}
+
+struct EngineListener<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock>(Weak<Inner<D, O, P, K>>);
+
+impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Listener for EngineListener<D, O, P, K> {
+    fn durable(&self, done: &mut Vec<Durable>) {
+        if let Some(inner) = self.0.upgrade() {
+            Worker(inner).step(Event::Durable(std::mem::take(done)));
+        }
+    }
+
+    fn failed(&self, error: &Error) {
+        if let Some(inner) = self.0.upgrade() {
+            Worker(inner).step(Event::EngineFailed(error.clone()));
+        }
+    }
+}
+
+impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K> {
+    /// Takes over what the engine recovered, and starts the log's writer and the worker's own tasks on the local
+    /// set that it is called in.
+    pub async fn start(config: WorkerConfig<D, O, P, K>) -> Result<Self> {
+        let mut host = Host::new(config.host);
+        for shard in config.engine.shards() {
+            let Some(state) = config.engine.state(shard) else { continue };
+            let tail = load_tail(&config.engine, &state).await?;
+            host.add(Replica::recovered(&state, tail));
+        }
+        let inner = Rc::new(Inner {
+            host: RefCell::new(host),
+            engine: config.engine,
+            outbox: config.outbox,
+            control: config.control,
+            clock: config.clock,
+            notes: config.notes,
+            turn: Notify::new(),
+            tasks: RefCell::new(JoinSet::new()),
+            last_append: Cell::new(Nanos(0)),
+            stopped: Cell::new(false),
+        });
+        inner.engine.set_listener(Rc::new(EngineListener(Rc::downgrade(&inner))));
+        let worker = Self(inner);
+        worker.spawn(|w| async move {
+            if let Err(e) = w.0.engine.run().await {
+                w.step(Event::EngineFailed(e));
+            }
+        });
+        worker.spawn(Self::run_turns);
+        worker.spawn(Self::run_ticks);
+        Ok(worker)
+    }
+
+    /// Tasks hold the worker weakly in spirit only: they end when it is stopped or its set is dropped.
+    fn spawn<F: Future<Output = ()> + 'static>(&self, task: impl FnOnce(Self) -> F) {
+        let mut tasks = self.0.tasks.borrow_mut();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn_local(task(self.clone()));
+    }
+
+    /// Ends all tasks at once, as a kill would. What the engine had not made durable is lost.
+    pub fn stop(&self) {
+        self.0.stopped.set(true);
+        self.0.tasks.borrow_mut().abort_all();
+    }
+
+    pub fn engine(&self) -> &Engine<D> {
+        &self.0.engine
+    }
+
+    pub fn on_link_up(&self, link: LinkId, who: Who) {
+        self.step(Event::LinkUp { link, who });
+    }
+
+    pub fn on_link_down(&self, link: LinkId) {
+        self.step(Event::LinkDown { link });
+    }
+
+    pub fn on_messages(&self, from: LinkId, messages: &mut Vec<Message>) {
+        let now = self.0.clock.now();
+        {
+            let mut host = self.0.host.borrow_mut();
+            for message in messages.drain(..) {
+                host.step(now, Event::Message { from, message });
+            }
+        }
+        self.carry_out();
+        self.0.turn.notify_one();
+    }
+
+    pub fn on_shards(&self, infos: Vec<ShardInfo>) {
+        self.step(Event::Shards(infos));
+    }
+
+    pub fn on_gone(&self, shard: ShardId) {
+        self.step(Event::Gone(shard));
+    }
+
+    pub fn on_workers(&self, workers: BTreeMap<NodeId, u16>) {
+        self.step(Event::Workers(workers));
+    }
+
+    pub fn wanted_peers(&self) -> BTreeSet<Peer> {
+        self.0.host.borrow().wanted_peers()
+    }
+
+    pub fn status(&self) -> Vec<ShardStatus> {
+        let host = self.0.host.borrow();
+        host.shards().into_iter().filter_map(|s| host.status(s)).collect()
+    }
+
+    fn step(&self, event: Event) {
+        if self.0.stopped.get() {
+            return;
+        }
+        let now = self.0.clock.now();
+        self.0.host.borrow_mut().step(now, event);
+        self.carry_out();
+        self.0.turn.notify_one();
+    }
+
+    async fn run_turns(self) {
+        loop {
+            let deadline = self.0.host.borrow().next_deadline();
+            match deadline {
+                None => self.0.turn.notified().await,
+                Some(at) => {
+                    let wait = at.since(self.0.clock.now());
+                    let wait = Duration::from_nanos(wait.0);
+                    let _ = tokio::time::timeout(wait, self.0.turn.notified()).await;
+                }
+            }
+            let now = self.0.clock.now();
+            {
+                let mut host = self.0.host.borrow_mut();
+                host.set_wall(self.0.clock.wall());
+                host.end_turn(now);
+            }
+            self.carry_out();
+        }
+    }
+
+    async fn run_ticks(self) {
+        let mut marked = Nanos(0);
+        loop {
+            tokio::time::sleep(TICK).await;
+            let space = self.0.engine.space();
+            self.0.host.borrow_mut().set_room(space.free_segments > space.reserve_segments);
+            self.step(Event::Tick);
+            let last = self.0.last_append.get();
+            if last > marked && self.0.clock.now().since(last) >= IDLE {
+                marked = last;
+                self.0.engine.flush_idle();
+            }
+        }
+    }
+
+    fn carry_out(&self) {
+        let actions = self.0.host.borrow_mut().take_actions();
+        for action in actions {
+            match action {
+                Action::Send { to, message } => self.0.outbox.send(to, message),
+                Action::Append(record) => {
+                    self.0.last_append.set(self.0.clock.now());
+                    self.0.engine.append(record);
+                }
+                Action::Committed { shard, sequence } => self.0.engine.committed(shard, sequence),
+                Action::Keep { shard, from } => self.0.engine.keep(shard, from),
+                Action::Read { link, request } => self.spawn(move |w| w.read(link, request)),
+                Action::SyncRead { link, request, known_common } => {
+                    self.spawn(move |w| w.sync_read(link, request, known_common));
+                }
+                Action::Propose { shard, active } => self.spawn(move |w| w.propose(shard, active)),
+                Action::Activate { shard, view } => self.spawn(move |w| w.activate(shard, view)),
+                Action::Note(text) => (self.0.notes)(&text),
+            }
+        }
+    }
+
+    async fn read(self, link: LinkId, r: ReadRequest) {
+        let engine = &self.0.engine;
+        let piece = |p: freebs_lsvd::Piece| Piece { kind: p.kind, blocks: p.blocks };
+        let found = if r.status_only {
+            engine.block_status(r.shard, r.range).map(|pieces| (pieces, Vec::new(), Vec::new()))
+        } else {
+            engine.read(r.shard, r.range).await.map(|o| (o.pieces, o.crcs, o.data))
+        };
+        let message = match found {
+            Ok((pieces, crcs, data)) => Message::ReadReply(ReadReply {
+                shard: r.shard,
+                id: r.id,
+                pieces: pieces.into_iter().map(piece).collect(),
+                crcs,
+                data,
+            }),
+            Err(e) => {
+                (self.0.notes)(&format!("shard {}: read of {:?}: {e}", r.shard, r.range));
+                Message::Refused(Refused {
+                    shard: r.shard,
+                    request: Request::Read(r.id),
+                    reason: Refusal::of(&e),
+                    view: r.view,
+                    generation: Generation(0),
+                })
+            }
+        };
+        self.0.outbox.send(link, message);
+    }
+
+    async fn sync_read(self, link: LinkId, request: SyncRequest, known: Option<Sequence>) {
+        let common = match known {
+            Some(c) => Ok(c),
+            None => self.find_common(&request).await,
+        };
+        let source = match common {
+            Err(e) => SyncSource { common: Sequence(0), frames: Err(e) },
+            Ok(common) => {
+                let frames = self.0.engine.frames(request.shard, common.next(), ANSWER_BYTES).await;
+                SyncSource { common, frames }
+            }
+        };
+        self.step(Event::SyncRead { link, request, source });
+    }
+
+    /// The first of the asker's frames (newest first) that this log has, too.
+    async fn find_common(&self, r: &SyncRequest) -> Result<Sequence> {
+        for n in &r.names {
+            if n.sequence.0 == 0 {
+                return Ok(Sequence(0));
+            }
+            match self.0.engine.name(r.shard, n.sequence).await {
+                Ok(own) if own.hid == n.hid => return Ok(n.sequence),
+                Ok(_) => {}
+                Err(e) if e.kind == ErrorKind::NotFound => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Err(Error::not_found("no common frame: the log before has been given up"))
+    }
+
+    async fn propose(self, shard: ShardId, active: ViewNumber) {
+        let start = self.0.engine.start();
+        let result: Result<Opened> = self.0.control.propose(shard, active, start).await;
+        self.step(Event::Proposed { shard, result });
+    }
+
+    async fn activate(self, shard: ShardId, view: ViewNumber) {
+        let result = self.0.control.activate(shard, view).await;
+        self.step(Event::Activated { shard, view, result });
+    }
+
+    /// The node's start number, for greetings.
+    pub fn start_number(&self) -> StartNumber {
+        self.0.engine.start()
+    }
+}
+
+/// The frames from the committed one to the last, so that a cut finds its way back.
+async fn load_tail<D: Device>(engine: &Engine<D>, state: &freebs_lsvd::ShardState) -> Result<Vec<TailEntry>> {
+    let mut tail = Vec::new();
+    let mut at = state.committed;
+    if at.0 == 0 {
+        tail.push(TailEntry { name: genesis(), version: Version(0), parent: state.parent, digest: state.digest });
+        tail[0].parent = freebs_types::Hash32::default();
+        tail[0].digest = freebs_types::Hash32::default();
+        at = at.next();
+    }
+    while at < state.last.sequence {
+        match engine.frame(state.shard, at).await {
+            Ok(f) => {
+                let h = f.header();
+                tail.push(TailEntry {
+                    name: FrameName { view: h.view_number(), sequence: h.seq(), hid: h.hid() },
+                    version: h.last_version(),
+                    parent: h.parent_token(),
+                    digest: h.digest(),
+                });
+            }
+            // A hole or a frame that was given up: no cut can go below it.
+            Err(e) if matches!(e.kind, ErrorKind::NotFound | ErrorKind::Corrupt) => tail.clear(),
+            Err(e) => return Err(e),
+        }
+        at = at.next();
+    }
+    Ok(tail)
+}
