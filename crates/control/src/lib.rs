@@ -1,1 +1,29 @@
+//! The control plane: which nodes there are, which volumes, which chain each shard has, and who may use it.
+//!
+//! [`State`] is the whole of it, and [`State::apply`] the only way it changes: a pure function of the state and a
+//! [`Command`], so that it can be replicated as a log of commands. Nothing here does I/O. What stands behind the
+//! trait [`ControlPlane`] (a static one kept by one node, or a replicated one) decides only where the commands are
+//! put in order and made durable. No read or write of a volume needs any of it; view changes and attachments do.
+//!
+//! Invariants, checked by the property tests:
+//! - names are unique, and the id of a volume is never used twice;
+//! - view numbers of a shard only grow, at most one view is pending, and only the pending one becomes active (V6);
+//! - attachment generations only grow;
+//! - the same commands in the same order give the same state, bit for bit.
 
+pub mod api;
+mod apply;
+mod changes;
+mod command;
+mod durable;
+pub mod limits;
+mod placement;
+mod plane;
+pub mod rules;
+mod state;
+
+pub use changes::Changes;
+pub use command::{Command, CreateVolume, Done, Outcome};
+pub use durable::{STATE_HEADER_BYTES, STATE_MAGIC, STATE_VERSION, StateHeader};
+pub use plane::ControlPlane;
+pub use state::{Ack, Holder, Node, Pending, Shard, State, Volume};

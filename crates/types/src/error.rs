@@ -5,6 +5,7 @@ use std::borrow::Cow;
 
 /// What an error asks of its receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum ErrorKind {
     /// Nothing was decided; the same request may be sent again (perhaps elsewhere).
     Retry,

@@ -5,6 +5,8 @@
 
 mod error;
 mod ids;
+#[cfg(feature = "serde")]
+mod json;
 pub mod limits;
 mod units;
 

@@ -1,0 +1,281 @@
+//! One command applied to the state. A command that is refused leaves the state as it was; one that changes nothing
+//! (a repeat) does not raise the revision.
+
+use crate::command::{Command, CreateVolume, Done, Outcome};
+use crate::state::{Holder, Node, Pending, Shard, State, Volume};
+use crate::{limits, rules};
+use freebs_types::{
+    Error, Generation, Hash32, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId, limits as common,
+};
+use std::sync::Arc;
+
+/// Copies of a volume unless asked otherwise.
+const DEFAULT_COPIES: usize = 3;
+/// Least copies of a volume of more than one, unless asked otherwise.
+const DEFAULT_MIN_COPIES: u8 = 2;
+
+impl State {
+    /// Applies one command: all of it, or nothing and an error that says why.
+    pub fn apply(&mut self, command: Command) -> Result<Done> {
+        let outcome = match command {
+            Command::RegisterNode { node, name, address, workers, start } => {
+                self.register(Node { id: node, name, address, workers, start, changed: 0 })
+            }
+            Command::CreateVolume(new) => self.create(new),
+            Command::DeleteVolume { volume, force } => self.delete(volume, force),
+            Command::ResizeVolume { volume, size } => self.resize(volume, size),
+            Command::ProposeView { shard, active, node, start } => self.propose(shard, active, node, start),
+            Command::ActivateView { shard, view, generation } => self.activate(shard, view, generation),
+            Command::AttachVolume { volume, identity, name, force } => self.attach(volume, identity, name, force),
+            Command::DetachVolume { volume, generation } => self.detach(volume, generation),
+        }?;
+        Ok(Done { revision: self.revision, outcome })
+    }
+
+    fn register(&mut self, mut node: Node) -> Result<Outcome> {
+        if node.id.0 == 0 {
+            return Err(Error::invalid("node ids begin with 1"));
+        }
+        rules::check_node(&node.name, &node.address, node.workers)?;
+        if let Some(other) = self.nodes.values().find(|n| n.id != node.id && n.name == node.name) {
+            return Err(Error::invalid(format!("the name {} is node {}'s; choose another", node.name, other.id)));
+        }
+        match self.nodes.get(&node.id) {
+            None if self.nodes.len() >= common::NODES_MAX => {
+                return Err(Error::invalid(format!("a cluster has at most {} nodes", common::NODES_MAX)));
+            }
+            // Rule V8: who comes with a lower number than was seen runs on an old image of its device.
+            Some(old) if node.start < old.start => {
+                return Err(Error::corrupt(format!(
+                    "node {} comes with start number {}, and was seen with {}: its device is an old image",
+                    node.name, node.start, old.start
+                )));
+            }
+            Some(old) if old.start.0 > 0 && old.workers != node.workers => {
+                return Err(Error::invalid(format!(
+                    "node {} has {} workers since its device was created; it can't have {}",
+                    node.name, old.workers, node.workers
+                )));
+            }
+            Some(old) => {
+                node.changed = old.changed;
+                if **old == node {
+                    return Ok(Outcome::Registered);
+                }
+            }
+            None => {}
+        }
+        self.revision += 1;
+        node.changed = self.revision;
+        self.nodes.insert(node.id, Arc::new(node));
+        Ok(Outcome::Registered)
+    }
+
+    fn create(&mut self, new: CreateVolume) -> Result<Outcome> {
+        rules::check_name("volume", &new.name)?;
+        if self.names.contains_key(&new.name) {
+            return Err(Error::invalid(format!("there is a volume '{}' already; choose another name", new.name)));
+        }
+        if self.volumes.len() >= common::VOLUMES_MAX {
+            return Err(Error::no_space(format!("a cluster has at most {} volumes", common::VOLUMES_MAX)));
+        }
+        let (copies, min_copies) = self.copies(&new)?;
+        rules::check_size(new.size)?;
+        let stripe = new.stripe.unwrap_or(limits::DEFAULT_STRIPE_BYTES);
+        rules::check_stripe(stripe)?;
+        let shards = new.shards.unwrap_or_else(|| rules::default_shards(new.size));
+        rules::check_shards(new.size, stripe, shards)?;
+        if self.shards_total() + shards as usize > limits::SHARDS_TOTAL_MAX {
+            return Err(Error::no_space(format!("a cluster has at most {} shards", limits::SHARDS_TOTAL_MAX)));
+        }
+        let mut loads = self.loads.clone();
+        let mut chain = |index| {
+            let members = loads.choose(self.nodes.keys().copied(), copies as usize);
+            loads.add_chain(&members);
+            Shard {
+                index,
+                active: ViewNumber(0),
+                head_start: StartNumber(0),
+                pending: None,
+                highest: ViewNumber(0),
+                members,
+            }
+        };
+        let shards = (0..shards).map(&mut chain).collect();
+        self.revision += 1;
+        self.last_volume = self.last_volume.next();
+        let id = self.last_volume;
+        self.put_volume(Volume {
+            id,
+            name: new.name,
+            size: new.size,
+            copies,
+            ack: new.ack,
+            min_copies,
+            stripe,
+            shards,
+            generation: Generation(0),
+            holder: None,
+            changed: self.revision,
+        });
+        Ok(Outcome::Created { volume: id })
+    }
+
+    /// Copies and least copies of a new volume.
+    fn copies(&self, new: &CreateVolume) -> Result<(u8, u8)> {
+        let nodes = self.nodes.len();
+        if nodes == 0 {
+            return Err(Error::retry("the cluster has no node yet; start one with `freebs node`"));
+        }
+        let copies = new.copies.unwrap_or(DEFAULT_COPIES.min(nodes) as u8);
+        if copies == 0 || copies as usize > common::CHAIN_MEMBERS_MAX {
+            let most = common::CHAIN_MEMBERS_MAX;
+            return Err(Error::invalid(format!("a volume has 1 to {most} copies, not {copies}")));
+        }
+        if copies as usize > nodes {
+            let noun = if nodes == 1 { "node" } else { "nodes" };
+            return Err(Error::invalid(format!(
+                "{copies} copies need {copies} nodes, and the cluster has {nodes} {noun}; ask for --copies {nodes} or add nodes"
+            )));
+        }
+        let min_copies = new.min_copies.unwrap_or(DEFAULT_MIN_COPIES.min(copies));
+        if min_copies == 0 || min_copies > copies {
+            return Err(Error::invalid(format!(
+                "min copies is 1 to the number of copies ({copies}), not {min_copies}"
+            )));
+        }
+        Ok((copies, min_copies))
+    }
+
+    /// A copy of the volume, to be changed and put back.
+    fn volume_to_change(&self, id: VolumeId) -> Result<Volume> {
+        let found = self.volumes.get(&id).map(|v| (**v).clone());
+        found.ok_or_else(|| Error::not_found(format!("there is no volume with id {id} (any more)")))
+    }
+
+    fn commit(&mut self, mut volume: Volume) {
+        self.revision += 1;
+        volume.changed = self.revision;
+        self.put_volume(volume);
+    }
+
+    fn delete(&mut self, id: VolumeId, force: bool) -> Result<Outcome> {
+        let volume = self.volume_to_change(id)?;
+        if let (Some(holder), false) = (&volume.holder, force) {
+            return Err(Error::busy(format!(
+                "volume '{}' is attached by {}; disconnect its clients, or delete it with --force",
+                volume.name, holder.name
+            )));
+        }
+        self.revision += 1;
+        self.drop_volume(id);
+        self.bury(id);
+        Ok(Outcome::Deleted)
+    }
+
+    fn resize(&mut self, id: VolumeId, size: u64) -> Result<Outcome> {
+        let mut volume = self.volume_to_change(id)?;
+        if size == volume.size {
+            return Ok(Outcome::Resized { size });
+        }
+        if size < volume.size {
+            return Err(Error::invalid(format!(
+                "volume '{}' has {}, and shrinking it to {} would lose what lies behind; volumes only grow. \
+                 Create a smaller one and copy what you need",
+                volume.name,
+                rules::format_size(volume.size),
+                rules::format_size(size)
+            )));
+        }
+        rules::check_size(size)?;
+        rules::check_shards(size, volume.stripe, volume.shards.len() as u32)?;
+        volume.size = size;
+        self.commit(volume);
+        Ok(Outcome::Resized { size })
+    }
+
+    /// Rules W2, V1: only the head, in its present start, gets a number, above all numbers given out before. The last
+    /// active view stays the predecessor until the new one is active.
+    fn propose(&mut self, shard: ShardId, active: ViewNumber, node: NodeId, start: StartNumber) -> Result<Outcome> {
+        let mut volume = self.volume_to_change(shard.volume)?;
+        let registered = self.nodes.get(&node).map(|n| n.start);
+        let s = shard_of(&mut volume, shard)?;
+        if s.head() != Some(node) {
+            return Err(Error::invalid(format!("node {node} is not the head of shard {shard}")));
+        }
+        match registered {
+            Some(now) if start == now && start.0 > 0 => {}
+            Some(now) if start < now => {
+                return Err(Error::fenced(format!(
+                    "node {node} was started again (start {now}); a proposal of its start {start} no longer counts"
+                )));
+            }
+            _ => return Err(Error::retry(format!("node {node} must register its start {start} first"))),
+        }
+        if active != s.active {
+            return Err(Error::retry(format!("the active view of shard {shard} is {}, not {active}", s.active)));
+        }
+        let view = s.highest.next();
+        s.highest = view;
+        s.pending = Some(Pending { view, start });
+        self.commit(volume);
+        Ok(Outcome::Proposed { view })
+    }
+
+    /// Rule V6: only the view that is pending now, with the attachment generation of now in it.
+    fn activate(&mut self, shard: ShardId, view: ViewNumber, generation: Generation) -> Result<Outcome> {
+        let mut volume = self.volume_to_change(shard.volume)?;
+        let current = volume.generation;
+        let s = shard_of(&mut volume, shard)?;
+        if view.0 > 0 && s.active == view {
+            return Ok(Outcome::Activated);
+        }
+        let Some(pending) = s.pending.filter(|p| p.view == view) else {
+            return Err(Error::fenced(format!(
+                "view {view} of shard {shard} is not the pending one ({}); it can't become active",
+                s.pending.map_or("none is".into(), |p| p.view.to_string())
+            )));
+        };
+        if generation != current {
+            return Err(Error::retry(format!(
+                "the volume was attached meanwhile (generation {current}, the view has {generation}); propose again"
+            )));
+        }
+        s.active = view;
+        s.head_start = pending.start;
+        s.pending = None;
+        self.commit(volume);
+        Ok(Outcome::Activated)
+    }
+
+    fn attach(&mut self, id: VolumeId, identity: Hash32, name: String, force: bool) -> Result<Outcome> {
+        rules::check_name("attachment", &name)?;
+        let mut volume = self.volume_to_change(id)?;
+        if let Some(holder) = volume.holder.as_ref().filter(|h| h.identity != identity && !force) {
+            return Err(Error::busy(format!(
+                "volume '{}' is attached by {}; disconnect there first, or attach with force",
+                volume.name, holder.name
+            )));
+        }
+        volume.generation = volume.generation.next();
+        volume.holder = Some(Holder { identity, name });
+        let generation = volume.generation;
+        self.commit(volume);
+        Ok(Outcome::Attached { generation })
+    }
+
+    /// A late detach of an older generation changes nothing.
+    fn detach(&mut self, id: VolumeId, generation: Generation) -> Result<Outcome> {
+        let mut volume = self.volume_to_change(id)?;
+        if volume.generation == generation && volume.holder.is_some() {
+            volume.holder = None;
+            self.commit(volume);
+        }
+        Ok(Outcome::Detached)
+    }
+}
+
+fn shard_of(volume: &mut Volume, shard: ShardId) -> Result<&mut Shard> {
+    let found = volume.shards.get_mut(shard.index as usize);
+    found.ok_or_else(|| Error::not_found(format!("there is no shard {shard}")))
+}

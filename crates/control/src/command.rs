@@ -1,0 +1,102 @@
+//! What can be asked of the control plane, and what comes of it.
+
+use crate::state::Ack;
+use freebs_types::{Generation, Hash32, NodeId, ShardId, StartNumber, ViewNumber, VolumeId};
+use serde::{Deserialize, Serialize};
+
+/// A new volume. What is left out gets its default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CreateVolume {
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// 3, or as many as there are nodes.
+    #[serde(default)]
+    pub copies: Option<u8>,
+    #[serde(default)]
+    pub ack: Ack,
+    /// 2, or 1 for one copy.
+    #[serde(default)]
+    pub min_copies: Option<u8>,
+    /// 1 below 64 GiB, then one for each 64 GiB, up to 16.
+    #[serde(default)]
+    pub shards: Option<u32>,
+    /// Bytes; 1 MiB.
+    #[serde(default)]
+    pub stripe: Option<u64>,
+}
+
+/// One change of the state; exactly what is replicated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "snake_case")]
+pub enum Command {
+    /// A node says that it is there, or there again, with a higher start number.
+    RegisterNode {
+        node: NodeId,
+        name: String,
+        address: String,
+        workers: u16,
+        start: StartNumber,
+    },
+    CreateVolume(CreateVolume),
+    /// Refused while the volume is attached, unless forced.
+    DeleteVolume {
+        volume: VolumeId,
+        #[serde(default)]
+        force: bool,
+    },
+    /// Only growing.
+    ResizeVolume {
+        volume: VolumeId,
+        size: u64,
+    },
+    /// The head of a shard asks for a new view with itself as head. `active` is the active view as it knows it.
+    ProposeView {
+        shard: ShardId,
+        active: ViewNumber,
+        node: NodeId,
+        start: StartNumber,
+    },
+    /// The members hold the pending view durably; `generation` is the one in its view frame (rule V6).
+    ActivateView {
+        shard: ShardId,
+        view: ViewNumber,
+        generation: Generation,
+    },
+    /// The right to use a volume.
+    AttachVolume {
+        volume: VolumeId,
+        identity: Hash32,
+        /// Of who attaches, for people.
+        name: String,
+        #[serde(default)]
+        force: bool,
+    },
+    /// Gives the right back, if it is still that generation's.
+    DetachVolume {
+        volume: VolumeId,
+        generation: Generation,
+    },
+}
+
+/// What a command led to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+pub enum Outcome {
+    Registered,
+    Created { volume: VolumeId },
+    Deleted,
+    Resized { size: u64 },
+    Proposed { view: ViewNumber },
+    Activated,
+    Attached { generation: Generation },
+    Detached,
+}
+
+/// An outcome, and the revision of the state that has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {
+    pub revision: u64,
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}

@@ -1,0 +1,149 @@
+//! The state as bytes: a fixed header with identity and checksums, then a JSON body.
+//!
+//! Decoding never panics and never allocates more than the bytes it was given warrant. What a checksum or the
+//! identity catches is `Corrupt`, a newer format is `Invalid`.
+
+use crate::limits;
+use crate::state::{Node, State, Volume};
+use freebs_format::crc32c;
+use freebs_types::{ClusterId, Error, Result, VolumeId, limits as common};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+pub const STATE_MAGIC: [u8; 4] = *b"FBCS";
+pub const STATE_VERSION: u16 = 1;
+pub const STATE_HEADER_BYTES: usize = 64;
+
+/// Header of the state's durable form; the body follows at once.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct StateHeader {
+    pub magic: [u8; 4],
+    pub version: U16,
+    /// Bytes of this header.
+    pub length: U16,
+    pub cluster: [u8; 16],
+    pub revision: U64,
+    pub body_len: U64,
+    pub reserved: [u8; 16],
+    /// CRC-32C of the body.
+    pub body_crc: U32,
+    /// CRC-32C of the bytes before this field.
+    pub crc: U32,
+}
+const _: () = assert!(size_of::<StateHeader>() == STATE_HEADER_BYTES);
+
+#[derive(Serialize)]
+struct BodyOut<'a> {
+    last_volume: VolumeId,
+    forgotten: u64,
+    nodes: Vec<&'a Node>,
+    volumes: Vec<&'a Volume>,
+    deleted: Vec<(u64, VolumeId)>,
+}
+
+#[derive(Deserialize)]
+struct BodyIn {
+    last_volume: VolumeId,
+    forgotten: u64,
+    nodes: Vec<Node>,
+    volumes: Vec<Volume>,
+    deleted: Vec<(u64, VolumeId)>,
+}
+
+fn damaged(what: &'static str) -> Error {
+    Error::corrupt(what)
+}
+
+impl State {
+    /// The whole state as bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let body = BodyOut {
+            last_volume: self.last_volume,
+            forgotten: self.forgotten,
+            nodes: self.nodes.values().map(|n| &**n).collect(),
+            volumes: self.volumes.values().map(|v| &**v).collect(),
+            deleted: self.deleted.iter().copied().collect(),
+        };
+        let mut out = vec![0; STATE_HEADER_BYTES];
+        serde_json::to_writer(&mut out, &body).expect("a state has only what JSON can say");
+        let body = &out[STATE_HEADER_BYTES..];
+        let mut header = StateHeader {
+            magic: STATE_MAGIC,
+            version: STATE_VERSION.into(),
+            length: (STATE_HEADER_BYTES as u16).into(),
+            cluster: self.cluster.0,
+            revision: self.revision.into(),
+            body_len: (body.len() as u64).into(),
+            reserved: [0; 16],
+            body_crc: crc32c(body).into(),
+            crc: 0.into(),
+        };
+        header.crc = crc32c(&header.as_bytes()[..60]).into();
+        out[..STATE_HEADER_BYTES].copy_from_slice(header.as_bytes());
+        out
+    }
+
+    /// The state in `bytes`, all of it checked.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        let (header, body) =
+            StateHeader::ref_from_prefix(bytes).map_err(|_| damaged("the control state is cut short"))?;
+        if header.magic != STATE_MAGIC {
+            return Err(damaged("this is no control state of freebs"));
+        }
+        if header.crc.get() != crc32c(&header.as_bytes()[..60]) {
+            return Err(damaged("the control state's header does not match its checksum"));
+        }
+        if header.version.get() != STATE_VERSION || header.length.get() as usize != STATE_HEADER_BYTES {
+            return Err(Error::invalid("the control state has a newer format; use a newer freebs"));
+        }
+        if header.body_len.get() != body.len() as u64 || body.len() > limits::STATE_BYTES_MAX {
+            return Err(damaged("the control state has a wrong length"));
+        }
+        if header.body_crc.get() != crc32c(body) {
+            return Err(damaged("the control state does not match its checksum"));
+        }
+        let body: BodyIn = serde_json::from_slice(body)
+            .map_err(|e| Error::corrupt(format!("the control state can't be read: {e}")))?;
+        Self::from_body(ClusterId(header.cluster), header.revision.get(), body)
+    }
+
+    fn from_body(cluster: ClusterId, revision: u64, body: BodyIn) -> Result<Self> {
+        let mut state = Self { cluster, revision, last_volume: body.last_volume, ..Self::default() };
+        if body.nodes.len() > common::NODES_MAX
+            || body.volumes.len() > common::VOLUMES_MAX
+            || body.deleted.len() > limits::TOMBSTONES_MAX
+            || revision.max(body.last_volume.0) > limits::NUMBER_MAX
+        {
+            return Err(damaged("the control state has more than a cluster can hold"));
+        }
+        let mut names = BTreeSet::new();
+        for node in body.nodes {
+            node.check()?;
+            if node.changed > revision || !names.insert(node.name.clone()) {
+                return Err(damaged("the control state has an impossible node"));
+            }
+            if state.nodes.insert(node.id, Arc::new(node)).is_some() {
+                return Err(damaged("the control state has a node twice"));
+            }
+        }
+        for volume in body.volumes {
+            volume.check()?;
+            let known = |s: &crate::state::Shard| s.members.iter().all(|m| state.nodes.contains_key(m));
+            if volume.id > body.last_volume || volume.changed > revision || !volume.shards.iter().all(known) {
+                return Err(damaged("the control state has an impossible volume"));
+            }
+            if state.names.contains_key(&volume.name) || state.volumes.contains_key(&volume.id) {
+                return Err(damaged("the control state has a volume twice"));
+            }
+            state.put_volume(volume);
+        }
+        state.deleted = body.deleted.into();
+        state.forgotten = body.forgotten;
+        Ok(state)
+    }
+}

@@ -1,0 +1,27 @@
+//! Named maxima of the control plane's state, beside those in `freebs_types::limits`.
+
+/// Shards of all volumes together; keeps the state within `STATE_BYTES_MAX`.
+pub const SHARDS_TOTAL_MAX: usize = 1 << 20;
+/// Bytes of the encoded state.
+pub const STATE_BYTES_MAX: usize = 512 << 20;
+/// Bytes of a node's address (host name, colon, port).
+pub const ADDRESS_BYTES_MAX: usize = 255;
+/// Smallest volume. Smaller ones are of no use, and refusing them catches a forgotten unit ("10" for "10G").
+pub const VOLUME_BYTES_MIN: u64 = 1 << 20;
+/// Below this size one shard is enough for a volume; from here on one more for each such piece.
+pub const SHARD_SPLIT_BYTES: u64 = 64 << 30;
+/// Shards that a volume gets by itself; more only when it is asked for, or the size needs them.
+pub const DEFAULT_SHARDS_MAX: u32 = 16;
+/// Stripe of a volume unless another is asked for.
+pub const DEFAULT_STRIPE_BYTES: u64 = 1 << 20;
+/// Smallest and largest stripe.
+pub const STRIPE_BYTES_MIN: u64 = 64 << 10;
+pub const STRIPE_BYTES_MAX: u64 = 1 << 30;
+/// Deleted volumes that are remembered one by one for watchers; older ones cost a list of those that live.
+pub const TOMBSTONES_MAX: usize = 4096;
+/// Weight (volumes and shards) of one page of changes, so that a page fits a control message.
+pub const PAGE_WEIGHT_MAX: usize = 8192;
+/// Items of one page of a node's shards.
+pub const SHARD_STATUS_PAGE_MAX: usize = 8192;
+/// Revisions, ids, views and generations from disk or network stay below this, so that counting on can't overflow.
+pub const NUMBER_MAX: u64 = 1 << 62;

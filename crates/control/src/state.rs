@@ -1,0 +1,287 @@
+//! The state: nodes, volumes, shards. Maps are ordered, and every entry carries the revision that last changed it.
+
+use crate::limits;
+use crate::placement::Loads;
+use freebs_types::{
+    ClusterId, Error, Generation, Hash32, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId, limits as common,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// A node as the cluster knows it: identity, not address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    pub id: NodeId,
+    pub name: String,
+    /// Where peers, drivers and the CLI reach it: host and port.
+    pub address: String,
+    /// Workers of its device; a shard's worker follows from it, so it never changes.
+    pub workers: u16,
+    /// Highest start number it came with (rule V8); 0 if it never ran.
+    pub start: StartNumber,
+    /// Revision of the last change.
+    pub changed: u64,
+}
+
+/// When a write is answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ack {
+    /// Durable on the majority of the chain.
+    #[default]
+    Majority,
+    /// Durable on all members.
+    All,
+}
+
+/// A view that was proposed and is not active yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pending {
+    pub view: ViewNumber,
+    /// Start number of the head that proposed it: binding (rule W2).
+    pub start: StartNumber,
+}
+
+/// One shard and its chain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shard {
+    pub index: u32,
+    /// The active view, 0 before the first.
+    pub active: ViewNumber,
+    /// Start number of the head that opened the active view (rule W2).
+    pub head_start: StartNumber,
+    pub pending: Option<Pending>,
+    /// Highest view number ever given out; the next one is above it.
+    pub highest: ViewNumber,
+    /// The chain, head first.
+    pub members: Vec<NodeId>,
+}
+
+impl Shard {
+    /// The head. `None` only in a state that was damaged, which decoding refuses.
+    #[must_use]
+    pub fn head(&self) -> Option<NodeId> {
+        self.members.first().copied()
+    }
+}
+
+/// Who has a volume attached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// Hash of the persistent identity.
+    pub identity: Hash32,
+    /// A name for people.
+    pub name: String,
+}
+
+/// A virtual disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Volume {
+    pub id: VolumeId,
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    pub copies: u8,
+    pub ack: Ack,
+    pub min_copies: u8,
+    /// Bytes of a stripe, a power of two.
+    pub stripe: u64,
+    pub shards: Vec<Shard>,
+    /// Attachment generation, raised by each attach; 0 before the first.
+    pub generation: Generation,
+    pub holder: Option<Holder>,
+    /// Revision of the last change.
+    pub changed: u64,
+}
+
+impl Volume {
+    /// Durable copies before a write is answered, in a chain of `len` members (rule V1). 0 members have none.
+    #[must_use]
+    pub fn quorum(&self, len: usize) -> usize {
+        let wanted = match self.ack {
+            Ack::Majority => len / 2 + 1,
+            Ack::All => len,
+        };
+        len.min(wanted.max(self.min_copies as usize))
+    }
+
+    /// 4 KiB blocks that the fullest shard (the first) must address for this size: whole stripes dealt in turn.
+    #[must_use]
+    pub fn shard_blocks(&self) -> u64 {
+        blocks_per_shard(self.size, self.stripe, self.shards.len() as u64)
+    }
+
+    #[must_use]
+    pub fn shard(&self, index: u32) -> Option<&Shard> {
+        self.shards.get(index as usize)
+    }
+
+    /// Its id within the volume as all messages name it.
+    #[must_use]
+    pub fn shard_id(&self, index: u32) -> ShardId {
+        ShardId { volume: self.id, index }
+    }
+
+    /// Whether what came from disk or network can be a volume at all.
+    pub(crate) fn check(&self) -> Result<()> {
+        let bad = |what: &str| Err(Error::corrupt(format!("volume {}: {what}", self.id)));
+        crate::rules::check_name("volume", &self.name).map_err(|e| Error::corrupt(e.text))?;
+        if self.id.0 == 0 || self.shards.is_empty() || self.shards.len() > common::VOLUME_SHARDS_MAX as usize {
+            return bad("impossible id or number of shards");
+        }
+        if !crate::rules::stripe_is_valid(self.stripe) || self.size == 0 || self.size > 1 << 60 {
+            return bad("impossible size or stripe");
+        }
+        if self.copies == 0 || self.min_copies == 0 || self.min_copies > self.copies {
+            return bad("impossible number of copies");
+        }
+        if self.id.0 > limits::NUMBER_MAX || self.generation.0 > limits::NUMBER_MAX {
+            return bad("impossible numbers");
+        }
+        for (i, s) in self.shards.iter().enumerate() {
+            let pending_is_newest = s.pending.is_none_or(|p| p.view == s.highest && p.view > s.active);
+            if s.index as usize != i || s.highest.0 > limits::NUMBER_MAX || s.active > s.highest || !pending_is_newest {
+                return bad("a shard with impossible views");
+            }
+            let mut members = s.members.clone();
+            members.sort_unstable();
+            members.dedup();
+            if members.len() != s.members.len() || members.is_empty() || members.len() > common::CHAIN_MEMBERS_MAX {
+                return bad("a shard with impossible members");
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Node {
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.id.0 == 0 {
+            return Err(Error::corrupt("a node without an id"));
+        }
+        crate::rules::check_node(&self.name, &self.address, self.workers).map_err(|e| Error::corrupt(e.text))
+    }
+}
+
+/// Blocks of the fullest of `shards` shards for `size` bytes in stripes of `stripe` bytes.
+pub(crate) fn blocks_per_shard(size: u64, stripe: u64, shards: u64) -> u64 {
+    let block = freebs_types::BLOCK as u64;
+    if shards <= 1 {
+        return size.div_ceil(block);
+    }
+    let stripes = size.div_ceil(stripe.max(1)).div_ceil(shards);
+    stripes.saturating_mul(stripe) / block
+}
+
+/// Everything the control plane knows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    pub(crate) cluster: ClusterId,
+    /// Raised by every command that changed something.
+    pub(crate) revision: u64,
+    /// Highest id ever given to a volume.
+    pub(crate) last_volume: VolumeId,
+    pub(crate) nodes: BTreeMap<NodeId, Arc<Node>>,
+    pub(crate) volumes: BTreeMap<VolumeId, Arc<Volume>>,
+    /// Deleted volumes by the revision that deleted them, oldest first, at most `TOMBSTONES_MAX`.
+    pub(crate) deleted: VecDeque<(u64, VolumeId)>,
+    /// Deletions up to this revision are no longer in `deleted`.
+    pub(crate) forgotten: u64,
+    /// Derived from `volumes`.
+    pub(crate) names: BTreeMap<String, VolumeId>,
+    /// Derived from `volumes`.
+    pub(crate) loads: Loads,
+}
+
+impl State {
+    /// The state of a new cluster.
+    #[must_use]
+    pub fn new(cluster: ClusterId) -> Self {
+        Self { cluster, ..Self::default() }
+    }
+
+    #[must_use]
+    pub fn cluster(&self) -> ClusterId {
+        self.cluster
+    }
+
+    /// Raised by every command that changed something; what a watcher has seen is named by it.
+    #[must_use]
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Nodes in order of id.
+    pub fn nodes(&self) -> impl ExactSizeIterator<Item = &Arc<Node>> {
+        self.nodes.values()
+    }
+
+    /// Volumes in order of id.
+    pub fn volumes(&self) -> impl ExactSizeIterator<Item = &Arc<Volume>> {
+        self.volumes.values()
+    }
+
+    #[must_use]
+    pub fn node(&self, id: NodeId) -> Option<&Arc<Node>> {
+        self.nodes.get(&id)
+    }
+
+    #[must_use]
+    pub fn volume(&self, id: VolumeId) -> Option<&Arc<Volume>> {
+        self.volumes.get(&id)
+    }
+
+    #[must_use]
+    pub fn volume_by_name(&self, name: &str) -> Option<&Arc<Volume>> {
+        self.names.get(name).and_then(|id| self.volumes.get(id))
+    }
+
+    #[must_use]
+    pub fn shard(&self, id: ShardId) -> Option<&Shard> {
+        self.volume(id.volume)?.shard(id.index)
+    }
+
+    /// The volume of that name, or an error that says so.
+    pub fn need(&self, name: &str) -> Result<&Arc<Volume>> {
+        self.volume_by_name(name).ok_or_else(|| {
+            Error::not_found(format!("there is no volume '{name}'; `freebs volume list` shows those there are"))
+        })
+    }
+
+    /// Puts a volume in, in place of the one with its id if there is one, and mends what is derived.
+    pub(crate) fn put_volume(&mut self, volume: Volume) {
+        if let Some(old) = self.volumes.get(&volume.id) {
+            self.loads.remove(old);
+            if old.name != volume.name && self.names.get(&old.name) == Some(&old.id) {
+                self.names.remove(&old.name);
+            }
+        }
+        self.loads.add(&volume);
+        self.names.insert(volume.name.clone(), volume.id);
+        self.volumes.insert(volume.id, Arc::new(volume));
+    }
+
+    /// Takes a volume out and remembers that it was there.
+    pub(crate) fn drop_volume(&mut self, id: VolumeId) {
+        if let Some(old) = self.volumes.remove(&id) {
+            self.loads.remove(&old);
+            if self.names.get(&old.name) == Some(&id) {
+                self.names.remove(&old.name);
+            }
+        }
+    }
+
+    pub(crate) fn bury(&mut self, id: VolumeId) {
+        self.deleted.push_back((self.revision, id));
+        while self.deleted.len() > limits::TOMBSTONES_MAX {
+            let (revision, _) = self.deleted.pop_front().expect("longer than the maximum");
+            self.forgotten = revision;
+        }
+    }
+
+    /// Shards of all volumes.
+    pub(crate) fn shards_total(&self) -> usize {
+        self.loads.shards()
+    }
+}

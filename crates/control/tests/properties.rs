@@ -1,0 +1,269 @@
+//! Random commands keep the invariants; bytes and pages say the same as the state; nothing mutated panics.
+
+use freebs_control::api::{Reply, Request};
+use freebs_control::{Ack, Command, CreateVolume, State};
+use freebs_types::{ClusterId, Generation, Hash32, NodeId, ShardId, StartNumber, ViewNumber, VolumeId};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+fn command() -> impl Strategy<Value = Command> {
+    let volume = (0u64..12).prop_map(VolumeId);
+    let shard = (0u64..12, 0u32..4).prop_map(|(v, i)| ShardId::new(v, i));
+    let size = prop_oneof![Just(1u64 << 30), 0u64..1 << 45, (0u64..1 << 12).prop_map(|n| n << 28)];
+    prop_oneof![
+        (0u64..6, 1u16..4, 0u64..5).prop_map(|(n, workers, start)| Command::RegisterNode {
+            node: NodeId(n),
+            name: format!("n{}", n % 5),
+            address: "127.0.0.1:7400".into(),
+            workers: workers.min(2),
+            start: StartNumber(start),
+        }),
+        (0u8..6, size.clone(), proptest::option::of(0u8..4), proptest::option::of(1u32..4), any::<bool>()).prop_map(
+            |(name, size, copies, shards, all)| Command::CreateVolume(CreateVolume {
+                name: format!("v{name}"),
+                size,
+                copies,
+                ack: if all { Ack::All } else { Ack::Majority },
+                shards,
+                ..CreateVolume::default()
+            })
+        ),
+        (volume.clone(), any::<bool>()).prop_map(|(volume, force)| Command::DeleteVolume { volume, force }),
+        (volume.clone(), size).prop_map(|(volume, size)| Command::ResizeVolume { volume, size }),
+        (shard.clone(), 0u64..6, 1u64..6, 0u64..5).prop_map(|(shard, active, node, start)| Command::ProposeView {
+            shard,
+            active: ViewNumber(active),
+            node: NodeId(node),
+            start: StartNumber(start),
+        }),
+        (shard, 0u64..8, 0u64..4).prop_map(|(shard, view, generation)| Command::ActivateView {
+            shard,
+            view: ViewNumber(view),
+            generation: Generation(generation),
+        }),
+        (volume.clone(), 0u8..3, any::<bool>()).prop_map(|(volume, who, force)| Command::AttachVolume {
+            volume,
+            identity: Hash32([who; 32]),
+            name: format!("g{who}"),
+            force,
+        }),
+        (volume, 0u64..4)
+            .prop_map(|(volume, generation)| Command::DetachVolume { volume, generation: Generation(generation) }),
+    ]
+}
+
+/// Turns some commands into ones that hit: the head's own proposal, the pending view, the present generation.
+fn aim(s: &State, c: Command, aim: bool) -> Command {
+    if !aim {
+        return c;
+    }
+    match c {
+        Command::ProposeView { shard, active, node, start } => match s.shard(shard) {
+            Some(sh) => {
+                let node = sh.head().unwrap();
+                Command::ProposeView { shard, active: sh.active, node, start: s.node(node).unwrap().start }
+            }
+            None => Command::ProposeView { shard, active, node, start },
+        },
+        Command::ActivateView { shard, view, generation } => match s.shard(shard) {
+            Some(sh) => Command::ActivateView {
+                shard,
+                view: sh.pending.map_or(view, |p| p.view),
+                generation: s.volume(shard.volume).unwrap().generation,
+            },
+            None => Command::ActivateView { shard, view, generation },
+        },
+        other => other,
+    }
+}
+
+/// What may only grow, per volume and shard.
+#[derive(Default)]
+struct Seen {
+    ids: BTreeMap<VolumeId, String>,
+    gone: BTreeSet<VolumeId>,
+    views: BTreeMap<ShardId, (ViewNumber, ViewNumber)>,
+    generations: BTreeMap<VolumeId, Generation>,
+    sizes: BTreeMap<VolumeId, u64>,
+    starts: BTreeMap<NodeId, StartNumber>,
+    proposed: BTreeSet<(ShardId, ViewNumber)>,
+    revision: u64,
+}
+
+impl Seen {
+    fn check(&mut self, s: &State) {
+        assert!(s.revision() >= self.revision);
+        self.revision = s.revision();
+        let names: BTreeSet<&str> = s.volumes().map(|v| v.name.as_str()).collect();
+        assert_eq!(names.len(), s.volumes().len(), "names are unique");
+        let node_names: BTreeSet<&str> = s.nodes().map(|n| n.name.as_str()).collect();
+        assert_eq!(node_names.len(), s.nodes().len(), "names of nodes are unique");
+        for n in s.nodes() {
+            let start = self.starts.entry(n.id).or_default();
+            assert!(n.start >= *start, "start numbers only grow (V8)");
+            *start = n.start;
+        }
+        for v in s.volumes() {
+            assert_eq!(s.volume_by_name(&v.name).unwrap().id, v.id);
+            assert!(!self.gone.contains(&v.id), "an id is never used again");
+            assert_eq!(self.ids.entry(v.id).or_insert_with(|| v.name.clone()), &v.name);
+            assert!(v.generation >= *self.generations.entry(v.id).or_default());
+            self.generations.insert(v.id, v.generation);
+            assert!(v.size >= *self.sizes.entry(v.id).or_default());
+            self.sizes.insert(v.id, v.size);
+            assert!(v.min_copies <= v.copies && v.shards.iter().all(|s| s.members.len() == v.copies as usize));
+            for sh in &v.shards {
+                let id = v.shard_id(sh.index);
+                let (highest, active) = self.views.entry(id).or_default();
+                assert!(sh.highest >= *highest && sh.active >= *active, "views only grow");
+                if sh.active > *active {
+                    assert!(self.proposed.contains(&(id, sh.active)), "only what was pending becomes active (V6)");
+                }
+                (*highest, *active) = (sh.highest, sh.active);
+                self.proposed.extend(sh.pending.map(|p| (id, p.view)));
+            }
+        }
+        let alive: BTreeSet<VolumeId> = s.volumes().map(|v| v.id).collect();
+        self.gone.extend(self.ids.keys().filter(|id| !alive.contains(id)));
+    }
+}
+
+fn follow(follower: &mut State, leader: &State) {
+    loop {
+        let page = leader.changes_since(follower.revision());
+        let more = page.more;
+        let json = Reply::encode(Ok(Reply::Changes(page)));
+        let Ok(Reply::Changes(page)) = Reply::decode(&json) else { panic!("a page comes back as it was") };
+        follower.take_in(page).unwrap();
+        if !more {
+            break;
+        }
+    }
+    assert_eq!(follower.revision(), leader.revision());
+    assert!(follower.nodes().eq(leader.nodes()));
+    assert!(follower.volumes().eq(leader.volumes()));
+}
+
+proptest! {
+    #[test]
+    fn random_commands_keep_the_invariants(commands in proptest::collection::vec((command(), any::<bool>(), 0u8..4), 1..120)) {
+        let cluster = ClusterId([3; 16]);
+        let (mut s, mut twin, mut follower) = (State::new(cluster), State::new(cluster), State::new(cluster));
+        let mut seen = Seen::default();
+        for (c, hit, look) in commands {
+            let c = aim(&s, c, hit);
+            let Ok(Request::Submit { command }) = Request::decode(&Request::Submit { command: c.clone() }.encode()) else {
+                panic!("a command comes back as it was");
+            };
+            prop_assert_eq!(&command, &c);
+            let before = s.clone();
+            let done = s.apply(c);
+            prop_assert_eq!(&done, &twin.apply(command), "the same commands give the same");
+            if done.is_err() {
+                prop_assert_eq!(&s, &before, "a refused command changes nothing");
+            }
+            seen.check(&s);
+            if look == 0 {
+                follow(&mut follower, &s);
+            }
+        }
+        follow(&mut follower, &s);
+        prop_assert_eq!(&State::decode(&s.encode()).unwrap(), &s);
+        prop_assert_eq!(&s, &twin);
+        // A watcher that knows a future which was lost gets everything anew.
+        let mut lost = State::new(cluster);
+        follow(&mut lost, &s);
+        let older = State::new(cluster);
+        follow(&mut lost, &older);
+    }
+
+    #[test]
+    fn mutated_state_is_refused_and_never_panics(
+        commands in proptest::collection::vec(command(), 1..30), at in any::<prop::sample::Index>(), bit in 0u8..8, cut in any::<prop::sample::Index>()
+    ) {
+        let mut s = State::new(ClusterId([3; 16]));
+        for c in commands {
+            let _ = s.apply(c);
+        }
+        let good = s.encode();
+        let mut bad = good.clone();
+        let i = at.index(bad.len());
+        bad[i] ^= 1 << bit;
+        prop_assert!(State::decode(&bad).is_err(), "bit {} of byte {}", bit, i);
+        prop_assert!(State::decode(&good[..cut.index(good.len())]).is_err());
+    }
+
+    #[test]
+    fn wild_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let _ = State::decode(&bytes);
+        let _ = Request::decode(&bytes);
+        let _ = Reply::decode(&bytes);
+    }
+
+    /// A body whose checksums are right and whose fields were changed is checked, too.
+    #[test]
+    fn a_body_with_wrong_fields_never_panics(
+        commands in proptest::collection::vec(command(), 1..40), at in any::<prop::sample::Index>(), digit in b'0'..=b'9'
+    ) {
+        let mut s = State::new(ClusterId([3; 16]));
+        for c in commands {
+            let _ = s.apply(c);
+        }
+        let page = Reply::encode(Ok(Reply::Changes(s.changes_since(0))));
+        let mut bad = page.clone();
+        let digits: Vec<usize> = (0..bad.len()).filter(|i| bad[*i].is_ascii_digit()).collect();
+        bad[digits[at.index(digits.len())]] = digit;
+        if let Ok(Reply::Changes(page)) = Reply::decode(&bad) {
+            let mut follower = State::new(ClusterId([3; 16]));
+            if follower.take_in(page).is_ok() {
+                let _ = follower.encode();
+                let _ = follower.changes_since(0);
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_are_cut_and_old_deletions_forgotten() {
+    let mut s = State::new(ClusterId([3; 16]));
+    let register = |n: u64| Command::RegisterNode {
+        node: NodeId(n),
+        name: format!("n{n}"),
+        address: "127.0.0.1:7400".into(),
+        workers: 1,
+        start: StartNumber(1),
+    };
+    (1..4).for_each(|n| {
+        s.apply(register(n)).unwrap();
+    });
+    let create = |i: u64| {
+        Command::CreateVolume(CreateVolume {
+            name: format!("v{i}"),
+            size: 1 << 30,
+            shards: Some(4),
+            ..Default::default()
+        })
+    };
+    (0..4000).for_each(|i| {
+        s.apply(create(i)).unwrap();
+    });
+    assert!(s.changes_since(0).more);
+    let mut follower = State::new(ClusterId([3; 16]));
+    follower.take_in(s.changes_since(0)).unwrap();
+    // Between two pages, some of what the watcher has is deleted, and more than is remembered.
+    for i in 0..2000u64 {
+        s.apply(Command::DeleteVolume { volume: VolumeId(i + 1), force: false }).unwrap();
+    }
+    follow(&mut follower, &s);
+    let mut late = follower.clone();
+    for i in 0..5000 {
+        s.apply(create(10_000 + i)).unwrap();
+        let id = s.volume_by_name(&format!("v{}", 10_000 + i)).unwrap().id;
+        s.apply(Command::DeleteVolume { volume: id, force: false }).unwrap();
+    }
+    s.apply(Command::DeleteVolume { volume: VolumeId(3000), force: false }).unwrap();
+    assert!(s.changes_since(late.revision()).alive.is_some());
+    follow(&mut late, &s);
+    assert!(Reply::encode(Ok(Reply::Changes(s.changes_since(0)))).len() < freebs_types::limits::CONTROL_BODY_BYTES_MAX);
+    assert_eq!(State::decode(&s.encode()).unwrap(), s);
+}

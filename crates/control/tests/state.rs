@@ -1,0 +1,255 @@
+//! What each command does and refuses, one test per rule.
+
+use freebs_control::{Ack, Command, CreateVolume, Outcome, State, rules};
+use freebs_types::{ClusterId, ErrorKind, Generation, Hash32, NodeId, ShardId, StartNumber, ViewNumber, VolumeId};
+
+const G: u64 = 1 << 30;
+const T: u64 = 1 << 40;
+
+fn register(node: u64, start: u64) -> Command {
+    Command::RegisterNode {
+        node: NodeId(node),
+        name: format!("node{node}"),
+        address: format!("127.0.0.1:{}", 7399 + node),
+        workers: 1,
+        start: StartNumber(start),
+    }
+}
+
+fn cluster(nodes: u64) -> State {
+    let mut s = State::new(ClusterId([7; 16]));
+    for n in 1..=nodes {
+        s.apply(register(n, 1)).unwrap();
+    }
+    s
+}
+
+fn create(name: &str, size: u64) -> CreateVolume {
+    CreateVolume { name: name.into(), size, ..CreateVolume::default() }
+}
+
+fn kind(s: &mut State, c: Command) -> ErrorKind {
+    let before = s.clone();
+    let e = s.apply(c).unwrap_err();
+    assert_eq!(*s, before, "a refused command changes nothing");
+    e.kind
+}
+
+fn text(s: &mut State, c: CreateVolume) -> String {
+    s.apply(Command::CreateVolume(c)).unwrap_err().to_string()
+}
+
+#[test]
+fn defaults_of_a_volume() {
+    let mut s = cluster(3);
+    assert_eq!(
+        s.apply(Command::CreateVolume(create("demo", 10 * G))).unwrap().outcome,
+        Outcome::Created { volume: VolumeId(1) }
+    );
+    let v = s.volume_by_name("demo").unwrap();
+    assert_eq!((v.copies, v.min_copies, v.ack, v.stripe, v.shards.len()), (3, 2, Ack::Majority, 1 << 20, 1));
+    assert_eq!((v.shards[0].active, v.shards[0].pending, v.generation), (ViewNumber(0), None, Generation(0)));
+    assert_eq!((v.quorum(3), v.quorum(2), v.quorum(1)), (2, 2, 1));
+    let mut one = cluster(1);
+    one.apply(Command::CreateVolume(create("demo", G))).unwrap();
+    let v = one.volume_by_name("demo").unwrap();
+    assert_eq!((v.copies, v.min_copies, v.quorum(1)), (1, 1, 1));
+}
+
+#[test]
+fn shards_by_size() {
+    let table = [
+        (G, 1),
+        (64 * G - 512, 1),
+        (64 * G, 1),
+        (64 * G + 512, 2),
+        (200 * G, 4),
+        (10 * T, 16),
+        (16 * T, 17),
+        (40 * T, 41),
+    ];
+    for (size, shards) in table {
+        assert_eq!(rules::default_shards(size), shards, "{}", rules::format_size(size));
+        rules::check_shards(size, 1 << 20, shards).unwrap();
+    }
+    assert!(rules::check_shards(3 * T, 1 << 20, 2).unwrap_err().to_string().contains("more --shards"));
+    assert!(rules::check_shards(T, 1 << 20, 0).is_err());
+    assert!(rules::check_shards(T, 1 << 20, 1).is_ok());
+    assert!(rules::check_shards(T + 512, 1 << 20, 1).is_err());
+    assert!(rules::check_shards(G, 1 << 20, 1025).is_err());
+}
+
+#[test]
+fn bad_requests_say_the_way_out() {
+    let mut s = cluster(3);
+    s.apply(Command::CreateVolume(create("demo", G))).unwrap();
+    for name in ["", "-x", ".x", "a b", "a/b", "ü", &"x".repeat(129), "a\n"] {
+        assert!(text(&mut s, create(name, G)).contains("choose one such as"), "{name:?}");
+    }
+    assert!(text(&mut s, create("demo", G)).contains("already"));
+    assert!(text(&mut s, create("x", 10)).contains("did you mean 10G"));
+    assert!(text(&mut s, create("x", (1 << 20) + 5)).contains("the nearest are 1048576 and 1049088"));
+    assert!(text(&mut s, CreateVolume { copies: Some(5), ..create("x", G) }).contains("--copies 3"));
+    assert!(text(&mut s, CreateVolume { copies: Some(0), ..create("x", G) }).contains("1 to 7"));
+    assert!(text(&mut s, CreateVolume { min_copies: Some(4), ..create("x", G) }).contains("(3)"));
+    assert!(text(&mut s, CreateVolume { stripe: Some(100_000), ..create("x", G) }).contains("power of two"));
+    assert!(text(&mut s, CreateVolume { shards: Some(2000), ..create("x", G) }).contains("1024"));
+    assert_eq!(kind(&mut State::new(ClusterId([1; 16])), Command::CreateVolume(create("x", G))), ErrorKind::Retry);
+}
+
+#[test]
+fn volumes_grow_and_never_shrink() {
+    let mut s = cluster(1);
+    s.apply(Command::CreateVolume(create("a", G))).unwrap();
+    let resize = |size| Command::ResizeVolume { volume: VolumeId(1), size };
+    assert_eq!(s.apply(resize(2 * G)).unwrap().outcome, Outcome::Resized { size: 2 * G });
+    assert_eq!(kind(&mut s, resize(G)), ErrorKind::Invalid);
+    assert_eq!(kind(&mut s, resize(2 * T)), ErrorKind::Invalid);
+    assert_eq!(kind(&mut s, resize(3 * G + 1)), ErrorKind::Invalid);
+    let revision = s.revision();
+    s.apply(resize(2 * G)).unwrap();
+    assert_eq!(s.revision(), revision, "a repeat changes nothing");
+}
+
+#[test]
+fn heads_and_copies_are_spread_evenly() {
+    let mut s = cluster(5);
+    for i in 0..50 {
+        let c = CreateVolume { copies: Some(3), shards: Some(1 + i % 4), ..create(&format!("v{i}"), G) };
+        s.apply(Command::CreateVolume(c)).unwrap();
+    }
+    let (mut heads, mut copies) = ([0; 6], [0; 6]);
+    for shard in s.volumes().flat_map(|v| &v.shards) {
+        heads[shard.members[0].0 as usize] += 1;
+        shard.members.iter().for_each(|m| copies[m.0 as usize] += 1);
+    }
+    let spread = |x: &[i32]| x.iter().max().unwrap() - x.iter().min().unwrap();
+    assert!(spread(&heads[1..]) <= 1, "{heads:?}");
+    assert!(spread(&copies[1..]) <= 2, "{copies:?}");
+}
+
+/// W2 and V6: who may propose, which view may become active.
+#[test]
+fn views_are_opened_by_their_head_in_its_present_start() {
+    let mut s = cluster(3);
+    s.apply(Command::CreateVolume(create("a", G))).unwrap();
+    let shard = ShardId::new(1, 0);
+    let head = s.shard(shard).unwrap().head().unwrap();
+    let other = NodeId(head.0 % 3 + 1);
+    let propose = |node, start, active| Command::ProposeView {
+        shard,
+        active: ViewNumber(active),
+        node,
+        start: StartNumber(start),
+    };
+    let activate =
+        |view, generation| Command::ActivateView { shard, view: ViewNumber(view), generation: Generation(generation) };
+    assert_eq!(kind(&mut s, propose(other, 1, 0)), ErrorKind::Invalid);
+    assert_eq!(kind(&mut s, propose(head, 2, 0)), ErrorKind::Retry);
+    assert_eq!(kind(&mut s, activate(0, 0)), ErrorKind::Fenced);
+    assert_eq!(s.apply(propose(head, 1, 0)).unwrap().outcome, Outcome::Proposed { view: ViewNumber(1) });
+    // The head starts again: its older proposal is replaced, and its older self refused.
+    s.apply(register(head.0, 2)).unwrap();
+    assert_eq!(kind(&mut s, propose(head, 1, 0)), ErrorKind::Fenced);
+    assert_eq!(s.apply(propose(head, 2, 0)).unwrap().outcome, Outcome::Proposed { view: ViewNumber(2) });
+    assert_eq!(kind(&mut s, activate(1, 0)), ErrorKind::Fenced);
+    // An attachment between proposal and activation: the view frame has an old generation in it.
+    let attach =
+        Command::AttachVolume { volume: VolumeId(1), identity: Hash32([1; 32]), name: "gateway".into(), force: false };
+    s.apply(attach).unwrap();
+    assert_eq!(kind(&mut s, activate(2, 0)), ErrorKind::Retry);
+    assert_eq!(s.apply(activate(2, 1)).unwrap().outcome, Outcome::Activated);
+    assert_eq!(s.apply(activate(2, 1)).unwrap().outcome, Outcome::Activated, "a repeat is no error");
+    let sh = s.shard(shard).unwrap();
+    assert_eq!((sh.active, sh.head_start, sh.pending), (ViewNumber(2), StartNumber(2), None));
+    assert_eq!(kind(&mut s, propose(head, 2, 0)), ErrorKind::Retry);
+    assert_eq!(kind(&mut s, propose(head, 2, 1)), ErrorKind::Retry);
+    assert_eq!(s.apply(propose(head, 2, 2)).unwrap().outcome, Outcome::Proposed { view: ViewNumber(3) });
+    assert_eq!(s.shard(shard).unwrap().active, ViewNumber(2), "the predecessor stays until the new one is active");
+}
+
+#[test]
+fn attachments_are_exclusive_and_generations_grow() {
+    let mut s = cluster(1);
+    s.apply(Command::CreateVolume(create("a", G))).unwrap();
+    let attach = |who: u8, force| Command::AttachVolume {
+        volume: VolumeId(1),
+        identity: Hash32([who; 32]),
+        name: format!("gateway-{who}"),
+        force,
+    };
+    let attached = |g| Outcome::Attached { generation: Generation(g) };
+    assert_eq!(s.apply(attach(1, false)).unwrap().outcome, attached(1));
+    assert_eq!(s.apply(attach(1, false)).unwrap().outcome, attached(2), "the same identity comes back without force");
+    assert_eq!(kind(&mut s, attach(2, false)), ErrorKind::Busy);
+    assert_eq!(kind(&mut s, Command::DeleteVolume { volume: VolumeId(1), force: false }), ErrorKind::Busy);
+    assert_eq!(s.apply(attach(2, true)).unwrap().outcome, attached(3));
+    // A late detach of the first one takes nothing from the second.
+    s.apply(Command::DetachVolume { volume: VolumeId(1), generation: Generation(2) }).unwrap();
+    assert!(s.volume(VolumeId(1)).unwrap().holder.is_some());
+    s.apply(Command::DetachVolume { volume: VolumeId(1), generation: Generation(3) }).unwrap();
+    assert_eq!(s.apply(attach(1, false)).unwrap().outcome, attached(4));
+}
+
+#[test]
+fn ids_are_not_used_again() {
+    let mut s = cluster(1);
+    s.apply(Command::CreateVolume(create("a", G))).unwrap();
+    s.apply(Command::DeleteVolume { volume: VolumeId(1), force: false }).unwrap();
+    assert_eq!(kind(&mut s, Command::DeleteVolume { volume: VolumeId(1), force: false }), ErrorKind::NotFound);
+    let mut s = State::decode(&s.encode()).unwrap();
+    s.apply(Command::CreateVolume(create("a", G))).unwrap();
+    assert_eq!(s.volume_by_name("a").unwrap().id, VolumeId(2));
+}
+
+/// V8, and what makes a shard's worker.
+#[test]
+fn nodes_come_back_with_higher_starts_and_the_same_workers() {
+    let mut s = cluster(2);
+    s.apply(register(1, 5)).unwrap();
+    assert_eq!(kind(&mut s, register(1, 4)), ErrorKind::Corrupt);
+    let other = |node, name: &str, address: &str, workers, start| Command::RegisterNode {
+        node: NodeId(node),
+        name: name.into(),
+        address: address.into(),
+        workers,
+        start: StartNumber(start),
+    };
+    assert_eq!(kind(&mut s, other(1, "node1", "127.0.0.1:1", 2, 6)), ErrorKind::Invalid);
+    assert_eq!(kind(&mut s, other(1, "node2", "127.0.0.1:1", 1, 6)), ErrorKind::Invalid);
+    assert_eq!(kind(&mut s, other(3, "node3", "nowhere", 1, 1)), ErrorKind::Invalid);
+    assert_eq!(kind(&mut s, other(3, "node3", "127.0.0.1:1", 3, 1)), ErrorKind::Invalid);
+    assert_eq!(kind(&mut s, other(0, "node3", "127.0.0.1:1", 1, 1)), ErrorKind::Invalid);
+    s.apply(other(1, "node1", "127.0.0.1:9", 1, 6)).unwrap();
+    assert_eq!(s.node(NodeId(1)).unwrap().address, "127.0.0.1:9");
+}
+
+#[test]
+fn sizes_as_text() {
+    let good = [("10G", 10 * G), ("512M", 512 << 20), ("1t", T), ("4096", 4096), ("10GiB", 10 * G), ("7k", 7168)];
+    for (text, bytes) in good {
+        assert_eq!(rules::parse_size(text).unwrap(), bytes, "{text}");
+    }
+    for text in ["", "G", "10GB", "-1", "1.5G", "10 G", "99999999999P", "iB", "0x10", "+5"] {
+        assert!(rules::parse_size(text).is_err(), "{text}");
+    }
+    let shown = [(10 * G, "10G"), (G + G / 2, "1.5G"), (4100, "4.0K"), (512, "512"), (T, "1T"), (0, "0")];
+    for (bytes, text) in shown {
+        assert_eq!(rules::format_size(bytes), text);
+    }
+}
+
+#[test]
+fn the_header_is_as_documented() {
+    let bytes = State::new(ClusterId([0xab; 16])).encode();
+    assert_eq!(&bytes[..8], b"FBCS\x01\x00\x40\x00");
+    assert_eq!(bytes[8..24], [0xab; 16]);
+    assert_eq!(bytes[24..32], [0; 8], "revision");
+    assert_eq!(u64::from_le_bytes(bytes[32..40].try_into().unwrap()), bytes.len() as u64 - 64);
+    assert_eq!(&bytes[64..], br#"{"last_volume":0,"forgotten":0,"nodes":[],"volumes":[],"deleted":[]}"#);
+    let mut newer = bytes.clone();
+    newer[4] = 2;
+    assert_eq!(State::decode(&newer).unwrap_err().kind, ErrorKind::Corrupt, "the checksum comes first");
+    assert!(State::decode(&bytes[..63]).is_err());
+    assert!(State::decode(&[]).is_err());
+}
