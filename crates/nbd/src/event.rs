@@ -2,7 +2,6 @@
 //!
 //! Invariant: a [`Ticket`] is neither copied nor made by hand, and a reply consumes it, so no request is answered twice.
 
-use crate::NbdErrno;
 use bytes::Bytes;
 use core::fmt;
 use std::borrow::Cow;
@@ -110,7 +109,7 @@ pub enum Op {
     Write { offset: u64, data: Bytes, fua: bool },
     /// Up to the whole export, as the next three.
     Trim { offset: u64, len: u64, fua: bool },
-    /// `no_hole`: later writes there must find space. `fast`: fail with [`NbdErrno::NotSup`] rather than be slow as a
+    /// `no_hole`: later writes there must find space. `fast`: fail with [`crate::NbdErrno::NotSup`] rather than be slow as a
     /// write.
     Zero { offset: u64, len: u64, fua: bool, no_hole: bool, fast: bool },
     /// A hint.
@@ -196,6 +195,13 @@ impl ReadPiece {
     }
 }
 
+/// Data whose bytes lie in one piece.
+impl From<Bytes> for ReadPiece {
+    fn from(bytes: Bytes) -> Self {
+        Self::Data(bytes)
+    }
+}
+
 /// A run of bytes in the same state, for a block status reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
@@ -254,10 +260,3 @@ impl fmt::Display for SessionError {
 }
 
 impl std::error::Error for SessionError {}
-
-/// Turns a kind of error into the number that a reply carries.
-impl From<&freebs_types::Error> for NbdErrno {
-    fn from(error: &freebs_types::Error) -> Self {
-        error.kind.into()
-    }
-}

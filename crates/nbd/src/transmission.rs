@@ -11,7 +11,7 @@ use crate::event::{Event, Extent, Op, ReadPiece, SessionError, Step, Ticket, Tic
 use crate::limits::{BLOCK_SIZE_MIN, BLOCK_STATUS_EXTENTS_MAX, ERROR_TEXT_BYTES_MAX, HOLE_BYTES_MIN, SKIP_STEP_BYTES};
 use crate::session::{Mode, Phase, Session, discard, missing};
 use crate::wire::{self, NbdErrno, RequestHeader, chunk, cmd, cmd_flag, state};
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BytesMut};
 
 /// Why a request is answered with an error at once: the number, and a text for people.
 type Refused = (NbdErrno, &'static str);
@@ -35,12 +35,8 @@ impl Session {
             Ok(kind) => Ticket { cookie: header.cookie, offset: header.offset, len: header.len, kind },
             Err((errno, text)) => {
                 input.advance(header_bytes);
-                let ticket = Ticket {
-                    cookie: header.cookie,
-                    offset: header.offset,
-                    len: 0,
-                    kind: if header.command == cmd::READ { TicketKind::Read { df: false } } else { TicketKind::Other },
-                };
+                let kind = TicketKind::Other;
+                let ticket = Ticket { cookie: header.cookie, offset: header.offset, len: 0, kind };
                 self.put_error(&ticket, errno, text);
                 if payload > u64::from(self.limits.payload_bytes_max) {
                     return Err(SessionError::PayloadTooLong { len: payload });
@@ -377,12 +373,5 @@ impl Iterator for Joined<'_> {
         let len = len.min(self.left);
         self.left -= len;
         (len > 0).then_some((len, flags))
-    }
-}
-
-/// The data of a read whose bytes lie in one piece.
-impl From<Bytes> for ReadPiece {
-    fn from(bytes: Bytes) -> Self {
-        Self::Data(bytes)
     }
 }

@@ -4,7 +4,7 @@
 //! a reply can't be half a header. Nothing here decides anything.
 
 use core::fmt;
-use freebs_types::ErrorKind;
+use freebs_types::{Error, ErrorKind};
 
 /// "NBDMAGIC", the first eight bytes of a server.
 pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
@@ -162,6 +162,12 @@ impl From<ErrorKind> for NbdErrno {
             ErrorKind::Invalid => Self::Inval,
             _ => Self::Io,
         }
+    }
+}
+
+impl From<&Error> for NbdErrno {
+    fn from(error: &Error) -> Self {
+        error.kind.into()
     }
 }
 
