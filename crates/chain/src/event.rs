@@ -82,7 +82,8 @@ pub trait ControlPort: 'static {
     /// Commits a pending view with the same members (rule V6 numbers it).
     async fn propose(&self, shard: ShardId, active: ViewNumber, start: StartNumber) -> Result<Opened>;
     /// Makes the pending view active; refused if it is not the pending one any more.
-    async fn activate(&self, shard: ShardId, view: ViewNumber) -> Result<()>;
+    /// `generation` is the one in its view frame: an attachment that came since refuses it, too.
+    async fn activate(&self, shard: ShardId, view: ViewNumber, generation: Generation) -> Result<()>;
 }
 
 /// Who is at the other end of a link.
@@ -175,6 +176,7 @@ pub enum Action {
     Activate {
         shard: ShardId,
         view: ViewNumber,
+        generation: Generation,
     },
     /// Something worth a line in the log.
     Note(String),

@@ -155,12 +155,14 @@ impl Replica {
             return;
         }
         let known = self.attach;
-        if generation < known.generation || (generation == known.generation && driver != known.driver) {
+        // A generation that only the view frame named has no driver yet.
+        let is_free = generation > known.generation || known.driver == DriverId(0);
+        if generation < known.generation || !(is_free || driver == known.driver) {
             self.refuse(ctx, link, Request::Attach, Refusal::Fenced);
             return;
         }
         self.pack(ctx);
-        if generation > known.generation {
+        if is_free {
             let meta = self.meta(ctx, false, 0);
             let body = AttachBody { generation, driver, identity }.encode();
             if let Some(h) = self.head.as_mut() {

@@ -236,7 +236,8 @@ impl Replica {
             secret_hash: hide(&secret),
             quorum: opened.quorum,
             min_copies: opened.min_copies,
-            generation: self.attach.generation,
+            // The generation of this moment is in the view (V6): members that missed the attachment learn it.
+            generation: self.attach.generation.max(opened.generation),
             members: opened.members.iter().map(|n| ViewMember { node: *n, start: start(*n) }).collect(),
         };
         let meta = FrameMeta {
@@ -261,7 +262,7 @@ impl Replica {
         self.nudge_all(ctx);
         if ctx.mutant(Mutant::ActiveTooEarly) {
             self.set_phase(ctx.now, Phase::Activating { view: opened.view });
-            ctx.out.actions.push(Action::Activate { shard: self.id, view: opened.view });
+            self.activate(ctx, opened.view);
         }
     }
 
@@ -272,8 +273,13 @@ impl Replica {
         let holding = h.members.iter().filter(|m| m.durable >= sequence).count();
         if holding >= h.quorum {
             self.set_phase(ctx.now, Phase::Activating { view });
-            ctx.out.actions.push(Action::Activate { shard: self.id, view });
+            self.activate(ctx, view);
         }
+    }
+
+    fn activate(&self, ctx: &mut Ctx<'_>, view: ViewNumber) {
+        let generation = self.view.as_ref().map(|v| v.body.generation).unwrap_or_default();
+        ctx.out.actions.push(Action::Activate { shard: self.id, view, generation });
     }
 
     pub fn on_activated(&mut self, ctx: &mut Ctx<'_>, view: ViewNumber, result: Result<(), Error>) {
@@ -319,7 +325,7 @@ impl Replica {
             Phase::Activating { view } if waited >= PROPOSE_AGAIN => {
                 let view = *view;
                 self.set_phase(ctx.now, Phase::Activating { view });
-                ctx.out.actions.push(Action::Activate { shard: self.id, view });
+                self.activate(ctx, view);
             }
             _ => {}
         }

@@ -169,6 +169,9 @@ impl Replica {
         });
         r.promised = state.promised;
         r.attach = state.attach;
+        if let Some(generation) = r.view.as_ref().map(|v| v.body.generation).filter(|g| *g > r.attach.generation) {
+            r.attach = AttachBody { generation, ..AttachBody::default() };
+        }
         r.requests = state.requests.clone();
         r.chunk = state.open_chunk;
         r.damaged = !state.holes.is_empty() || state.suspect_tail;
@@ -223,6 +226,10 @@ impl Replica {
             }
             FrameKind::View => {
                 if let Ok(body) = ViewBody::decode(frame.head.body()) {
+                    if body.generation > self.attach.generation {
+                        let generation = body.generation;
+                        self.learn_attach(ctx, AttachBody { generation, ..AttachBody::default() });
+                    }
                     self.view = Some(OpenView { number: h.view_number(), sequence: h.seq(), body });
                     self.active_known = false;
                 }

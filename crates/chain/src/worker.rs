@@ -229,7 +229,9 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                     self.spawn(move |w| w.sync_read(link, request, known_common));
                 }
                 Action::Propose { shard, active } => self.spawn(move |w| w.propose(shard, active)),
-                Action::Activate { shard, view } => self.spawn(move |w| w.activate(shard, view)),
+                Action::Activate { shard, view, generation } => {
+                    self.spawn(move |w| w.activate(shard, view, generation));
+                }
                 Action::Note(text) => (self.0.notes)(&text),
             }
         }
@@ -302,8 +304,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.step(Event::Proposed { shard, result });
     }
 
-    async fn activate(self, shard: ShardId, view: ViewNumber) {
-        let result = self.0.control.activate(shard, view).await;
+    async fn activate(self, shard: ShardId, view: ViewNumber, generation: Generation) {
+        let result = self.0.control.activate(shard, view, generation).await;
         self.step(Event::Activated { shard, view, result });
     }
 
