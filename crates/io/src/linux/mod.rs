@@ -1,8 +1,8 @@
 //! Linux implementations: the only place that touches files, sockets, the clock and the random generator.
 //!
 //! A worker is one thread with a current-thread tokio runtime and a `LocalSet`. Inside it live one [`ring::Ring`]
-//! (io_uring, or a thread pool where that is forbidden), and the worker's
-//! [`FileDevice`]s. None of these may leave their thread, and none takes a lock on the way of a request.
+//! (io_uring, or a thread pool where that is forbidden), the worker's [`FileDevice`]s, and one [`net::Transport`]. None
+//! of these may leave their thread, and none takes a lock on the way of a request.
 //!
 //! Invariants:
 //! - A buffer handed to the kernel stays alive until the kernel has answered, whatever becomes of the future.
@@ -12,7 +12,9 @@
 
 mod device;
 mod env;
+pub mod net;
 pub mod ring;
+mod turn;
 
 pub use device::{DeviceOptions, FileDevice, Poison};
 pub use env::{OsRandom, SystemClock};

@@ -17,8 +17,9 @@ mod uring;
 
 use crate::AlignedBuf;
 use crate::linux::Poison;
+use crate::linux::turn::Turn;
 use freebs_types::{Error, Result};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::io;
@@ -230,24 +231,14 @@ impl State {
 
 struct Shared {
     state: RefCell<State>,
-    /// The driver's waker, and whether it has been called since the driver last ran.
-    driver: RefCell<Option<Waker>>,
-    awake: Cell<bool>,
+    turn: Turn,
     task: RefCell<Option<AbortHandle>>,
 }
 
 impl Shared {
-    fn wake_driver(&self) {
-        if !self.awake.replace(true)
-            && let Some(waker) = &*self.driver.borrow()
-        {
-            waker.wake_by_ref();
-        }
-    }
-
     /// Hands everything that waits to the engine, and wakes whose operations are finished.
     /// True if it must be called again soon.
-    fn turn(&self, submit: bool) -> bool {
+    fn run(&self, submit: bool) -> bool {
         let mut state = self.state.borrow_mut();
         if submit {
             state.push_waiting();
@@ -316,12 +307,7 @@ impl Ring {
             in_flight: 0,
             ready: Vec::new(),
         };
-        let shared = Rc::new(Shared {
-            state: RefCell::new(state),
-            driver: RefCell::new(None),
-            awake: Cell::new(false),
-            task: RefCell::new(None),
-        });
+        let shared = Rc::new(Shared { state: RefCell::new(state), turn: Turn::default(), task: RefCell::new(None) });
         let task = tokio::task::spawn_local(drive(Rc::downgrade(&shared), event));
         *shared.task.borrow_mut() = Some(task.abort_handle());
         Ok(Self(shared))
@@ -343,7 +329,7 @@ impl Ring {
     /// Queues an operation. It happens even if the future is dropped.
     pub(super) fn run(&self, operation: Operation) -> Running {
         let slot = self.0.state.borrow_mut().insert(operation);
-        self.0.wake_driver();
+        self.0.turn.ask();
         Running { shared: Rc::clone(&self.0), slot, finished: false }
     }
 }
@@ -397,11 +383,9 @@ impl Drop for Running {
 
 /// The driver task: submits at the end of a turn, reaps when the eventfd fires, ends with the ring.
 async fn drive(shared: Weak<Shared>, event: AsyncFd<OwnedFd>) {
-    // True between being woken by new operations and submitting them, while the tasks that are ready run.
-    let mut deferred = false;
     poll_fn(|cx| {
         let Some(shared) = shared.upgrade() else { return Poll::Ready(()) };
-        remember(&shared.driver, cx);
+        let submit = shared.turn.begin(cx);
         // The loop's watch is edge-triggered and every completion is a new edge, so the counter is never read.
         // The readiness is cleared before reaping: what finishes later fires again.
         while let Poll::Ready(guard) = event.poll_read_ready(cx) {
@@ -411,28 +395,12 @@ async fn drive(shared: Weak<Shared>, event: AsyncFd<OwnedFd>) {
                 Err(_) => return Poll::Ready(()),
             }
         }
-        let new = shared.awake.get();
-        let submit = !new || deferred;
-        deferred = new && !submit;
-        if submit {
-            shared.awake.set(false);
-        }
-        let again = shared.turn(submit);
-        if deferred || again {
-            shared.awake.set(true);
-            cx.waker().wake_by_ref();
+        if shared.run(submit) {
+            shared.turn.ask();
         }
         Poll::Pending
     })
     .await;
-}
-
-fn remember(place: &RefCell<Option<Waker>>, cx: &Context<'_>) {
-    let mut place = place.borrow_mut();
-    match &mut *place {
-        Some(waker) => waker.clone_from(cx.waker()),
-        none => *none = Some(cx.waker().clone()),
-    }
 }
 
 fn event_fd() -> io::Result<OwnedFd> {

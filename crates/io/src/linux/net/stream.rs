@@ -1,0 +1,253 @@
+//! Addresses, listeners and connected streams, TCP and unix.
+
+use bytes::BytesMut;
+use core::fmt;
+use freebs_types::{Error, Result};
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::os::unix::fs::FileTypeExt;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::str::FromStr;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, Interest};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream, tcp, unix};
+
+/// Where to connect or listen: `host:port`, or `unix:PATH`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Address {
+    /// Host (name or number) and port.
+    Tcp(String),
+    Unix(PathBuf),
+}
+
+impl FromStr for Address {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            return if path.is_empty() {
+                Err(Error::invalid("unix: needs the path of a socket behind it"))
+            } else {
+                Ok(Self::Unix(PathBuf::from(path)))
+            };
+        }
+        let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
+        match port {
+            Some(Ok(_)) => Ok(Self::Tcp(text.to_owned())),
+            _ => Err(Error::invalid(format!("{text:?} is not an address; write HOST:PORT or unix:PATH"))),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => f.write_str(address),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// A connected stream of this thread's event loop.
+#[derive(Debug)]
+pub enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// A connected stream on its way to another thread.
+#[derive(Debug)]
+pub enum LooseStream {
+    Tcp(std::net::TcpStream),
+    Unix(std::os::unix::net::UnixStream),
+}
+
+impl Stream {
+    /// Takes the stream off this thread's event loop, to hand it to another worker.
+    pub fn loosen(self) -> Result<LooseStream> {
+        match self {
+            Self::Tcp(s) => s.into_std().map(LooseStream::Tcp),
+            Self::Unix(s) => s.into_std().map(LooseStream::Unix),
+        }
+        .map_err(|e| Error::os(format!("a connection cannot be handed over: {e}")))
+    }
+
+    pub(super) fn split(self) -> (ReadHalf, WriteHalf) {
+        match self {
+            Self::Tcp(s) => {
+                // Without it small answers wait for the acknowledgement of earlier ones. A socket that refuses is
+                // broken, which its next use will tell.
+                let _ = s.set_nodelay(true);
+                let (r, w) = s.into_split();
+                (ReadHalf::Tcp(r), WriteHalf::Tcp(w))
+            }
+            Self::Unix(s) => {
+                let (r, w) = s.into_split();
+                (ReadHalf::Unix(r), WriteHalf::Unix(w))
+            }
+        }
+    }
+}
+
+impl LooseStream {
+    /// Puts the stream on this thread's event loop.
+    pub fn fasten(self) -> Result<Stream> {
+        match self {
+            Self::Tcp(s) => TcpStream::from_std(s).map(Stream::Tcp),
+            Self::Unix(s) => UnixStream::from_std(s).map(Stream::Unix),
+        }
+        .map_err(|e| Error::os(format!("a connection cannot be taken over: {e}")))
+    }
+}
+
+/// Connects within `limit`. `Retry` if nobody answers: the other side may come up later.
+pub async fn connect(address: &Address, limit: Duration) -> Result<Stream> {
+    let attempt = async {
+        match address {
+            Address::Tcp(to) => {
+                let stream = TcpStream::connect(to.as_str()).await?;
+                stream.set_nodelay(true)?;
+                Ok(Stream::Tcp(stream))
+            }
+            Address::Unix(path) => UnixStream::connect(path).await.map(Stream::Unix),
+        }
+    };
+    match tokio::time::timeout(limit, attempt).await {
+        Ok(Ok(stream)) => Ok(stream),
+        Ok(Err(e)) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::EACCES)) => {
+            Err(Error::os(format!("{address} cannot be reached: {e}")))
+        }
+        Ok(Err(e)) => Err(Error::retry(format!("{address} cannot be reached: {e}; is it running?"))),
+        Err(_) => Err(Error::retry(format!("{address} did not answer within {} ms", limit.as_millis()))),
+    }
+}
+
+/// Where connections come in.
+#[derive(Debug)]
+pub enum Listener {
+    Tcp(TcpListener),
+    /// The path is removed when the listener goes.
+    Unix(UnixListener, PathBuf),
+}
+
+impl Listener {
+    /// `Busy` if somebody else listens there. A socket file that nobody listens on any more is replaced.
+    pub async fn bind(address: &Address) -> Result<Self> {
+        let refused = |e: io::Error| match e.kind() {
+            io::ErrorKind::AddrInUse => {
+                Error::busy(format!("{address} is taken by another process; stop that one, or choose another address"))
+            }
+            io::ErrorKind::AddrNotAvailable => Error::invalid(format!("{address} is not an address of this machine")),
+            io::ErrorKind::PermissionDenied => Error::os(format!("this user may not listen on {address}")),
+            _ => Error::os(format!("cannot listen on {address}: {e}")),
+        };
+        match address {
+            Address::Tcp(at) => TcpListener::bind(at.as_str()).await.map(Self::Tcp).map_err(refused),
+            Address::Unix(path) => {
+                let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
+                if is_socket && UnixStream::connect(path).await.is_err() {
+                    std::fs::remove_file(path).map_err(refused)?;
+                }
+                UnixListener::bind(path).map(|l| Self::Unix(l, path.clone())).map_err(refused)
+            }
+        }
+    }
+
+    /// The address with the port that was chosen, if it was left open (port 0).
+    pub fn address(&self) -> Result<Address> {
+        match self {
+            Self::Tcp(l) => l
+                .local_addr()
+                .map(|a| Address::Tcp(a.to_string()))
+                .map_err(|e| Error::os(format!("a listener does not know its address: {e}"))),
+            Self::Unix(_, path) => Ok(Address::Unix(path.clone())),
+        }
+    }
+
+    /// The next connection. An error (too many open files, for one) may pass; wait a little before the next call.
+    pub async fn accept(&self) -> Result<Stream> {
+        loop {
+            let accepted = match self {
+                Self::Tcp(l) => l.accept().await.map(|(s, _)| Stream::Tcp(s)),
+                Self::Unix(l, _) => l.accept().await.map(|(s, _)| Stream::Unix(s)),
+            };
+            match accepted {
+                Ok(stream) => return Ok(stream),
+                Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(e) => return Err(Error::os(format!("a connection could not be accepted: {e}"))),
+            }
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Self::Unix(_, path) = self {
+            // If it is gone already, all the better.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+pub(super) enum ReadHalf {
+    Tcp(tcp::OwnedReadHalf),
+    Unix(unix::OwnedReadHalf),
+}
+
+impl ReadHalf {
+    /// Reads into the spare capacity of `buf`, which must have some. 0 at the end of the stream.
+    pub(super) fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut BytesMut) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Tcp(half) => pin!(half.read_buf(buf)).poll(cx),
+            Self::Unix(half) => pin!(half.read_buf(buf)).poll(cx),
+        }
+    }
+}
+
+pub(super) enum WriteHalf {
+    Tcp(tcp::OwnedWriteHalf),
+    Unix(unix::OwnedWriteHalf),
+}
+
+impl WriteHalf {
+    pub(super) fn try_write(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(half) => half.try_write_vectored(parts),
+            Self::Unix(half) => half.try_write_vectored(parts),
+        }
+    }
+
+    pub(super) fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Tcp(half) => half.as_ref().poll_write_ready(cx),
+            Self::Unix(half) => half.as_ref().poll_write_ready(cx),
+        }
+    }
+
+    /// Whether the other side has hung up. Such a socket counts as ready for ever, so who waits for readiness after
+    /// a refused write would spin.
+    pub(super) fn is_closed(&self, cx: &mut Context<'_>) -> bool {
+        let ready = match self {
+            Self::Tcp(half) => pin!(half.as_ref().ready(Interest::WRITABLE)).poll(cx),
+            Self::Unix(half) => pin!(half.as_ref().ready(Interest::WRITABLE)).poll(cx),
+        };
+        matches!(ready, Poll::Ready(Ok(ready)) if ready.is_write_closed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_and_shown() {
+        for text in ["127.0.0.1:7400", "[::1]:80", "a.example:1", "unix:/run/f.sock"] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+        for text in ["", "host", ":80", "host:", "host:99999", "unix:"] {
+            assert!(text.parse::<Address>().is_err(), "{text:?}");
+        }
+    }
+}
