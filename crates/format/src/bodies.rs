@@ -199,6 +199,8 @@ pub struct MarkBody {
     pub deleted: bool,
     /// Set while damage may have taken frames behind the shard's last one (rule E7).
     pub suspect_tail: bool,
+    /// Set when the whole map up to this state was learned from a peer: gaps in the sequence before it are no loss.
+    pub whole: bool,
     /// The frame head of the newest view frame, if there is one.
     pub view_frame: Option<FrameHead>,
     pub requests: Requests,
@@ -241,6 +243,7 @@ struct EntryFixed {
 
 const MARK_DELETED: u32 = 1;
 const MARK_SUSPECT: u32 = 2;
+const MARK_WHOLE: u32 = 4;
 
 impl MarkBody {
     #[must_use]
@@ -262,7 +265,10 @@ impl MarkBody {
             last_parent: self.last_parent.0,
             last_digest: self.last_digest.0,
             attach,
-            flags: (u32::from(self.deleted) * MARK_DELETED + u32::from(self.suspect_tail) * MARK_SUSPECT).into(),
+            flags: (u32::from(self.deleted) * MARK_DELETED
+                | u32::from(self.suspect_tail) * MARK_SUSPECT
+                | u32::from(self.whole) * MARK_WHOLE)
+                .into(),
             view_frame_len: (view.len() as u32).into(),
             floors: (self.requests.floors.len() as u32).into(),
             entries: (self.requests.entries.len() as u32).into(),
@@ -311,6 +317,7 @@ impl MarkBody {
             },
             deleted: fixed.flags.get() & MARK_DELETED != 0,
             suspect_tail: fixed.flags.get() & MARK_SUSPECT != 0,
+            whole: fixed.flags.get() & MARK_WHOLE != 0,
             view_frame,
             requests: Requests {
                 floors: floors
