@@ -109,7 +109,10 @@ fn main() {
         other => panic!("no engine is called {other}"),
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
-    if let Err(e) = LocalSet::new().block_on(&runtime, run(path.as_ref(), kind)) {
+    let path = std::path::PathBuf::from(path);
+    // In a task, as a worker's code is: the future of `block_on` itself costs a look at the sockets for each wake-up.
+    let task = async { tokio::task::spawn_local(async move { run(&path, kind).await }).await.expect("no panic") };
+    if let Err(e) = LocalSet::new().block_on(&runtime, task) {
         eprintln!("{e}");
         std::process::exit(1);
     }
