@@ -218,8 +218,9 @@ impl State {
         let view = s.highest.next();
         s.highest = view;
         s.pending = Some(Pending { view, start });
+        let generation = volume.generation;
         self.commit(volume);
-        Ok(Outcome::Proposed { view })
+        Ok(Outcome::Proposed { view, pred: active, generation })
     }
 
     /// Rule V6: only the view that is pending now, with the attachment generation of now in it.

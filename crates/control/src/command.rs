@@ -84,12 +84,23 @@ pub enum Command {
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
     Registered,
-    Created { volume: VolumeId },
+    Created {
+        volume: VolumeId,
+    },
     Deleted,
-    Resized { size: u64 },
-    Proposed { view: ViewNumber },
+    Resized {
+        size: u64,
+    },
+    /// The pending view, the active one that it follows, and the generation to put into its view frame (rule V6).
+    Proposed {
+        view: ViewNumber,
+        pred: ViewNumber,
+        generation: Generation,
+    },
     Activated,
-    Attached { generation: Generation },
+    Attached {
+        generation: Generation,
+    },
     Detached,
 }
 

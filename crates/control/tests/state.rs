@@ -144,14 +144,19 @@ fn views_are_opened_by_their_head_in_its_present_start() {
     };
     let activate =
         |view, generation| Command::ActivateView { shard, view: ViewNumber(view), generation: Generation(generation) };
+    let proposed = |view, pred, generation| Outcome::Proposed {
+        view: ViewNumber(view),
+        pred: ViewNumber(pred),
+        generation: Generation(generation),
+    };
     assert_eq!(kind(&mut s, propose(other, 1, 0)), ErrorKind::Invalid);
     assert_eq!(kind(&mut s, propose(head, 2, 0)), ErrorKind::Retry);
     assert_eq!(kind(&mut s, activate(0, 0)), ErrorKind::Fenced);
-    assert_eq!(s.apply(propose(head, 1, 0)).unwrap().outcome, Outcome::Proposed { view: ViewNumber(1) });
+    assert_eq!(s.apply(propose(head, 1, 0)).unwrap().outcome, proposed(1, 0, 0));
     // The head starts again: its older proposal is replaced, and its older self refused.
     s.apply(register(head.0, 2)).unwrap();
     assert_eq!(kind(&mut s, propose(head, 1, 0)), ErrorKind::Fenced);
-    assert_eq!(s.apply(propose(head, 2, 0)).unwrap().outcome, Outcome::Proposed { view: ViewNumber(2) });
+    assert_eq!(s.apply(propose(head, 2, 0)).unwrap().outcome, proposed(2, 0, 0));
     assert_eq!(kind(&mut s, activate(1, 0)), ErrorKind::Fenced);
     // An attachment between proposal and activation: the view frame has an old generation in it.
     let attach =
@@ -164,7 +169,7 @@ fn views_are_opened_by_their_head_in_its_present_start() {
     assert_eq!((sh.active, sh.head_start, sh.pending), (ViewNumber(2), StartNumber(2), None));
     assert_eq!(kind(&mut s, propose(head, 2, 0)), ErrorKind::Retry);
     assert_eq!(kind(&mut s, propose(head, 2, 1)), ErrorKind::Retry);
-    assert_eq!(s.apply(propose(head, 2, 2)).unwrap().outcome, Outcome::Proposed { view: ViewNumber(3) });
+    assert_eq!(s.apply(propose(head, 2, 2)).unwrap().outcome, proposed(3, 2, 1));
     assert_eq!(s.shard(shard).unwrap().active, ViewNumber(2), "the predecessor stays until the new one is active");
 }
 
