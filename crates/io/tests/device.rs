@@ -376,3 +376,51 @@ fn a_poison_keeps_its_first_cause() {
     assert_eq!(poison.cause(), Some("the first"));
     assert_eq!(poison.check().unwrap_err().kind, ErrorKind::DeviceFailed);
 }
+
+#[test]
+fn the_environment_can_force_threads() {
+    const NAME: &str = "the_environment_can_force_threads";
+    let variable = freebs_io::linux::ring::NO_URING;
+    if std::env::var_os(variable).is_some() {
+        worker(async { assert_eq!(Ring::start().unwrap().kind(), RingKind::Threads) });
+        return;
+    }
+    // The variable belongs to a process, and other tests run in this one.
+    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = again.args(["--exact", NAME]).env(variable, "1").output().unwrap();
+    assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+}
+
+/// Makes `io_uring_setup` fail with EPERM in this thread, as container runtimes do.
+fn forbid_uring() {
+    let op = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut program = [
+        // The number of the system call is the first word of what the filter sees.
+        op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_io_uring_setup as u32, 0, 1),
+        op(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
+        op(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the program is valid and copied by the call.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+    }
+}
+
+#[test]
+fn threads_stand_in_where_uring_is_forbidden() {
+    let thread = std::thread::spawn(|| {
+        forbid_uring();
+        worker(async {
+            assert_eq!(Ring::start_kind(RingKind::Plain).err().unwrap().kind, ErrorKind::NotFound);
+            let (ring, dir) = (Ring::start().unwrap(), TempDir::new().unwrap());
+            assert_eq!(ring.kind(), RingKind::Threads);
+            let device = sized(&ring, &dir, 64 << 10).await;
+            device.write(4096, filled(4096, 6), Durability::Durable).await.1.unwrap();
+            assert_eq!(device.read(4096, 4096).await.unwrap()[9], 6);
+        });
+    });
+    thread.join().unwrap();
+}
