@@ -1,0 +1,280 @@
+//! The inside of a worker: links by who is at their other end, the shards of a node, and the drivers.
+
+use super::FreebsWire;
+use super::dial;
+use super::drivers::Drivers;
+use super::greet;
+use super::nbd_conn;
+use super::port::Port;
+use super::thread::{Command, WorkerSpec, start_shards};
+use freebs_chain::{ShardInfo, Who, Worker};
+use freebs_control::{ControlPlane, State};
+use freebs_format::wire::{Hello, Message, Role, Welcome};
+use freebs_io::LinkId;
+use freebs_io::linux::net::{Address, Handler, LooseStream, Transport, fresh_link};
+use freebs_io::linux::{FileDevice, SystemClock};
+use freebs_lsvd::OpenReport;
+use freebs_types::{Error, NodeId, Peer, Result, ShardId, StartNumber};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// The chain worker of a node.
+pub type Shards<C> = Worker<FileDevice, Transport<FreebsWire>, Port<C>, SystemClock>;
+
+/// Who is at the other end of a link.
+#[derive(Clone, Copy, Debug)]
+pub enum Far {
+    /// Another node's worker, for the chain.
+    Member(Peer),
+    /// A driver elsewhere, for the chain.
+    Driver,
+    /// A member, for the drivers here.
+    ServesUs(Peer),
+}
+
+/// Everything of one worker.
+pub struct Core<C: ControlPlane> {
+    pub spec: WorkerSpec<C>,
+    pub transport: Transport<FreebsWire>,
+    pub shards: Option<Shards<C>>,
+    pub drivers: Drivers<C>,
+    far: RefCell<HashMap<LinkId, Far>>,
+    pub state: RefCell<Arc<State>>,
+    /// Members that this worker keeps a link to, as the one who dials.
+    pub dialing: RefCell<BTreeSet<Peer>>,
+    known_shards: RefCell<BTreeMap<ShardId, ShardInfo>>,
+    start: StartNumber,
+    pub stopping: Cell<bool>,
+}
+
+struct LinkHandler<C: ControlPlane>(std::rc::Weak<Core<C>>);
+
+impl<C: ControlPlane> Handler<Message> for LinkHandler<C> {
+    fn on_messages(&self, link: LinkId, messages: &mut Vec<Message>) {
+        let Some(core) = self.0.upgrade() else { return };
+        let far = core.far.borrow().get(&link).copied();
+        match (far, &core.shards) {
+            (Some(Far::Member(_) | Far::Driver), Some(shards)) => shards.on_messages(link, messages),
+            (Some(Far::ServesUs(peer)), _) => core.drivers.on_messages(&core, peer, messages),
+            _ => {}
+        }
+    }
+
+    fn on_closed(&self, link: LinkId, why: Error) {
+        let Some(core) = self.0.upgrade() else { return };
+        let far = core.far.borrow_mut().remove(&link);
+        match (far, &core.shards) {
+            (Some(Far::Member(peer)), Some(shards)) => {
+                tracing::info!("link to {peer} closed: {why}");
+                shards.on_link_down(link);
+                dial::redial(&core, peer);
+            }
+            (Some(Far::Driver), Some(shards)) => shards.on_link_down(link),
+            (Some(Far::ServesUs(peer)), _) => {
+                tracing::info!("link to {peer} closed: {why}");
+                core.drivers.on_link_down(&core, peer, link);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl<C: ControlPlane> Core<C> {
+    /// Opens the device, if there is one, and starts everything on this thread.
+    pub async fn build(spec: WorkerSpec<C>) -> Result<(Rc<Self>, StartNumber, Option<OpenReport>)> {
+        let transport = Transport::start();
+        let (mut shards, mut report, mut start) = (None, None, StartNumber(0));
+        if let Some(disk) = spec.disk.clone() {
+            let (s, r) = start_shards(&spec, &disk, &transport).await?;
+            start = s.start_number();
+            (shards, report) = (Some(s), Some(r));
+        }
+        let state = spec.control.state();
+        let core = Rc::new(Self {
+            drivers: Drivers::new(),
+            spec,
+            transport,
+            shards,
+            far: RefCell::default(),
+            state: RefCell::new(state.clone()),
+            dialing: RefCell::default(),
+            known_shards: RefCell::default(),
+            start,
+            stopping: Cell::new(false),
+        });
+        core.transport.set_handler(Rc::new(LinkHandler(Rc::downgrade(&core))));
+        core.drivers.start_tasks(&core);
+        core.on_state(state);
+        Ok((core, start, report))
+    }
+
+    /// Takes commands until it is told to stop.
+    pub async fn run(self: Rc<Self>, mut commands: mpsc::UnboundedReceiver<Command>) {
+        while let Some(command) = commands.recv().await {
+            match command {
+                Command::State(state) => self.on_state(state),
+                Command::Link { stream, hello, leftover } => {
+                    let core = self.clone();
+                    tokio::task::spawn_local(async move {
+                        if let Err(e) = core.accept(stream, hello, leftover).await {
+                            tracing::warn!("a connection was not taken: {e}");
+                        }
+                    });
+                }
+                Command::Open { volume, reply } => {
+                    let core = self.clone();
+                    tokio::task::spawn_local(async move {
+                        let result = core.drivers.open(&core, volume).await;
+                        if let Err(Ok(())) = reply.send(result) {
+                            core.drivers.release(&core, volume);
+                        }
+                    });
+                }
+                Command::Release { volume } => self.drivers.release(&self, volume),
+                Command::Nbd { volume, stream, session, input } => {
+                    nbd_conn::serve(&self, volume, stream, *session, input);
+                }
+                Command::Status { reply } => {
+                    let _ = reply.send(self.shards.as_ref().map(Worker::status).unwrap_or_default());
+                }
+                Command::Digest { shard, reply } => {
+                    let engine = self.shards.as_ref().map(|s| s.engine().clone());
+                    tokio::task::spawn_local(async move {
+                        let result = match engine {
+                            Some(e) => e.digest(shard).await,
+                            None => Err(Error::not_found("a gateway holds no shards")),
+                        };
+                        let _ = reply.send(result);
+                    });
+                }
+                Command::Stop { reply } => {
+                    self.stop().await;
+                    let _ = reply.send(());
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn stop(&self) {
+        self.stopping.set(true);
+        self.drivers.close_all(self).await;
+        self.transport.shut_down();
+        if let Some(shards) = &self.shards {
+            // What is queued is made durable; a clean end is a courtesy, nothing relies on it.
+            let closed = tokio::time::timeout(Duration::from_secs(5), shards.engine().close()).await;
+            if let Ok(Err(e)) = closed {
+                tracing::warn!("the log was not closed cleanly: {e}");
+            }
+            shards.stop();
+        }
+    }
+
+    /// Somebody connected and said hello.
+    async fn accept(
+        self: &Rc<Self>,
+        stream: LooseStream,
+        hello: Hello,
+        leftover: bytes::BytesMut,
+    ) -> Result<()> {
+        let mut stream = stream.fasten()?;
+        let answer = Welcome {
+            cluster: self.spec.cluster,
+            node: self.spec.me.node,
+            start: self.start,
+            worker: self.spec.me.worker,
+            workers: self.spec.workers,
+        };
+        greet::welcome(&mut stream, answer).await?;
+        if hello.cluster != self.spec.cluster {
+            return Err(Error::invalid(format!("a peer of another cluster ({}) connected", hello.cluster)));
+        }
+        let far = match hello.role {
+            Role::Node => Far::Member(Peer { node: hello.node, worker: hello.from_worker }),
+            _ => Far::Driver,
+        };
+        self.adopt(stream, far, leftover);
+        Ok(())
+    }
+
+    /// A greeted stream becomes a link.
+    pub fn adopt(&self, stream: freebs_io::linux::net::Stream, far: Far, leftover: bytes::BytesMut) -> LinkId {
+        let link = fresh_link();
+        self.far.borrow_mut().insert(link, far);
+        self.transport.adopt(stream, link, leftover);
+        if let Some(shards) = &self.shards {
+            match far {
+                Far::Member(peer) => shards.on_link_up(link, Who::Member(peer)),
+                Far::Driver => shards.on_link_up(link, Who::Driver),
+                Far::ServesUs(_) => {}
+            }
+        }
+        link
+    }
+
+    /// A link from the drivers here to the shards here.
+    pub fn local_link(&self) -> Option<LinkId> {
+        let shards = self.shards.as_ref()?;
+        let (ours, theirs) = self.transport.local_pair();
+        self.far.borrow_mut().insert(ours, Far::ServesUs(self.spec.me));
+        self.far.borrow_mut().insert(theirs, Far::Driver);
+        shards.on_link_up(theirs, Who::Driver);
+        Some(ours)
+    }
+
+    pub fn hello(&self, role: Role, to_worker: u16) -> Hello {
+        Hello {
+            cluster: self.spec.cluster,
+            role,
+            node: self.spec.me.node,
+            start: self.start,
+            from_worker: self.spec.me.worker,
+            to_worker,
+        }
+    }
+
+    pub fn address(&self, node: NodeId) -> Option<Address> {
+        self.state.borrow().node(node)?.address.parse().ok()
+    }
+
+    /// The control state changed: shards that are new, changed or gone, peers that are needed, volumes.
+    fn on_state(self: &Rc<Self>, state: Arc<State>) {
+        *self.state.borrow_mut() = state.clone();
+        let workers: BTreeMap<NodeId, u16> = state.nodes().map(|n| (n.id, n.workers)).collect();
+        if let Some(shards) = &self.shards {
+            shards.on_workers(workers.clone());
+            let mine = self.my_shards(&state);
+            let mut known = self.known_shards.borrow_mut();
+            for (id, _) in known.iter().filter(|(id, _)| state.volume(id.volume).is_none()) {
+                shards.on_gone(*id);
+            }
+            let changed: Vec<ShardInfo> = mine.values().filter(|i| known.get(&i.shard) != Some(i)).cloned().collect();
+            *known = mine;
+            drop(known);
+            if !changed.is_empty() {
+                shards.on_shards(changed);
+            }
+            dial::dial_wanted(self, &shards.wanted_peers());
+        }
+        self.drivers.on_state(self, &state, &workers);
+    }
+
+    fn my_shards(&self, state: &State) -> BTreeMap<ShardId, ShardInfo> {
+        let me = self.spec.me;
+        let mut mine = BTreeMap::new();
+        for volume in state.volumes() {
+            for s in &volume.shards {
+                let shard = volume.shard_id(s.index);
+                if s.members.contains(&me.node) && Peer::of(me.node, shard, self.spec.workers) == me {
+                    let blocks = volume.shard_blocks();
+                    mine.insert(shard, ShardInfo { shard, members: s.members.clone(), active: s.active, blocks });
+                }
+            }
+        }
+        mine
+    }
+}

@@ -1,0 +1,67 @@
+//! Links that this worker opens: to members with a higher node id (they open the others), and for its drivers.
+
+use super::core::{Core, Far};
+use super::greet::introduce;
+use freebs_control::ControlPlane;
+use freebs_format::wire::Role;
+use freebs_io::LinkId;
+use freebs_types::{Error, Peer, Result};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+const BACK_OFF_MIN: Duration = Duration::from_millis(20);
+const BACK_OFF_MAX: Duration = Duration::from_millis(500);
+
+/// Sees to it that there is a link to each of these; of two nodes the one with the lower id dials.
+pub fn dial_wanted<C: ControlPlane>(core: &Rc<Core<C>>, wanted: &BTreeSet<Peer>) {
+    for peer in wanted.iter().filter(|p| p.node > core.spec.me.node) {
+        let is_new = core.dialing.borrow_mut().insert(*peer);
+        if is_new {
+            redial(core, *peer);
+        }
+    }
+}
+
+/// Dials a member until it answers.
+pub fn redial<C: ControlPlane>(core: &Rc<Core<C>>, peer: Peer) {
+    if !core.dialing.borrow().contains(&peer) || core.stopping.get() {
+        return;
+    }
+    let weak = Rc::downgrade(core);
+    tokio::task::spawn_local(async move {
+        let mut wait = BACK_OFF_MIN;
+        loop {
+            let Some(core) = weak.upgrade().filter(|c| !c.stopping.get()) else { return };
+            match dial(&core, peer, Role::Node).await {
+                Ok(_) => {
+                    tracing::info!("link to {peer} is up");
+                    return;
+                }
+                Err(e) => tracing::debug!("{peer}: {e}"),
+            }
+            drop(core);
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(BACK_OFF_MAX);
+        }
+    });
+}
+
+/// Dials once.
+pub async fn dial<C: ControlPlane>(core: &Rc<Core<C>>, peer: Peer, role: Role) -> Result<LinkId> {
+    let address = core
+        .address(peer.node)
+        .ok_or_else(|| Error::retry(format!("the address of node {} is not known", peer.node)))?;
+    let hello = core.hello(role, peer.worker);
+    let (stream, welcome, leftover) = introduce(&address, hello, core.spec.cluster, CONNECT_LIMIT).await?;
+    if welcome.node != peer.node || welcome.worker != peer.worker {
+        let (n, w) = (welcome.node, welcome.worker);
+        return Err(Error::invalid(format!("{address} is node {n}, worker {w}, and {peer} was expected there")));
+    }
+    let far = match role {
+        Role::Node => Far::Member(peer),
+        _ => Far::ServesUs(peer),
+    };
+    Ok(core.adopt(stream, far, leftover))
+}

@@ -1,0 +1,422 @@
+//! The drivers of one worker: one for each volume that is attached here, shared by all its NBD connections.
+//!
+//! Invariants: a volume has at most one driver here; it is attached before its first connection begins and given
+//! back after its last one ended; each request of a client is answered once, on the connection that asked.
+
+use super::core::Core;
+use super::dial;
+use super::nbd_conn::{Conn, Flusher};
+use freebs_control::{Command, ControlPlane, Outcome, State, Volume};
+use freebs_driver::{
+    Action, Driver, DriverConfig, Event, Op, REQUEST_LIMIT, Reply, ShardSpec, VolumeSpec,
+};
+use freebs_format::wire::{Message, Role};
+use freebs_io::linux::{OsRandom, SystemClock};
+use freebs_io::{Clock, LinkId, Outbox, Random};
+use freebs_nbd::Ticket;
+use freebs_types::{DriverId, Error, Generation, NodeId, Peer, Result, ShardId, VolumeId};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// How often drivers' time-outs are looked at.
+const TICK: Duration = Duration::from_millis(5);
+/// A volume whose members do not answer for so long is not attached.
+const ATTACH_LIMIT: Duration = Duration::from_secs(30);
+
+/// A request of an NBD client on its way through the driver.
+struct Asked {
+    conn: Rc<Conn>,
+    ticket: Ticket,
+}
+
+/// One attached volume.
+pub struct Slot {
+    driver: RefCell<Driver>,
+    volume: VolumeId,
+    generation: Generation,
+    users: Cell<usize>,
+    ready: Cell<bool>,
+    fenced: Cell<bool>,
+    closed: Cell<bool>,
+    /// Something of the above changed.
+    changed: Notify,
+    asked: RefCell<Vec<Option<Asked>>>,
+    free: RefCell<Vec<usize>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Link {
+    Dialing,
+    Up(LinkId),
+}
+
+/// All drivers of a worker.
+pub struct Drivers<C> {
+    slots: RefCell<BTreeMap<VolumeId, Rc<Slot>>>,
+    /// Volumes that are being attached or given back: one at a time each.
+    busy: RefCell<BTreeSet<VolumeId>>,
+    settled: Notify,
+    links: RefCell<BTreeMap<Peer, Link>>,
+    pub flusher: Rc<Flusher>,
+    spare: RefCell<Vec<Vec<Action>>>,
+    marker: std::marker::PhantomData<C>,
+}
+
+fn spec_of(volume: &Volume) -> VolumeSpec {
+    let shards = volume.shards.iter().map(|s| ShardSpec {
+        id: volume.shard_id(s.index),
+        view: s.active,
+        members: s.members.clone(),
+    });
+    VolumeSpec { id: volume.id, size: volume.size, stripe: volume.stripe, shards: shards.collect() }
+}
+
+fn shard_of(message: &Message) -> Option<ShardId> {
+    match message {
+        Message::Attached { news, .. } => Some(news.shard),
+        Message::View(news) => Some(news.shard),
+        Message::Ordered { shard, .. } => Some(*shard),
+        Message::ReadReply(r) => Some(r.shard),
+        Message::Refused(r) => Some(r.shard),
+        _ => None,
+    }
+}
+
+impl<C: ControlPlane> Drivers<C> {
+    pub fn new() -> Self {
+        Self {
+            slots: RefCell::default(),
+            busy: RefCell::default(),
+            settled: Notify::new(),
+            links: RefCell::default(),
+            flusher: Rc::new(Flusher::default()),
+            spare: RefCell::default(),
+            marker: std::marker::PhantomData,
+        }
+    }
+
+    /// The tasks that send replies and look at time-outs.
+    pub fn start_tasks(&self, core: &Rc<Core<C>>) {
+        self.flusher.start();
+        let weak = Rc::downgrade(core);
+        tokio::task::spawn_local(async move {
+            loop {
+                tokio::time::sleep(TICK).await;
+                let Some(core) = weak.upgrade() else { return };
+                let now = SystemClock.now();
+                let slots: Vec<Rc<Slot>> = core.drivers.slots.borrow().values().cloned().collect();
+                for slot in slots {
+                    let due = slot.driver.borrow().next_deadline().is_some_and(|d| d <= now);
+                    if due {
+                        core.drivers.step(&core, &slot, Event::Tick);
+                    }
+                }
+            }
+        });
+    }
+
+    fn slot(&self, volume: VolumeId) -> Option<Rc<Slot>> {
+        self.slots.borrow().get(&volume).cloned()
+    }
+
+    /// Attaches the volume, if it is not attached here, and counts one more user.
+    pub async fn open(&self, core: &Rc<Core<C>>, volume: VolumeId) -> Result<()> {
+        loop {
+            if core.stopping.get() {
+                return Err(Error::retry("this process is stopping"));
+            }
+            if self.busy.borrow().contains(&volume) {
+                self.settled.notified().await;
+                continue;
+            }
+            if let Some(slot) = self.slot(volume).filter(|s| !s.fenced.get() && !s.closed.get()) {
+                slot.users.set(slot.users.get() + 1);
+                let ready = Self::wait_ready(&slot).await;
+                if ready.is_err() {
+                    self.release(core, volume);
+                }
+                return ready;
+            }
+            self.busy.borrow_mut().insert(volume);
+            let attached = self.attach(core, volume).await;
+            self.busy.borrow_mut().remove(&volume);
+            self.settled.notify_waiters();
+            attached?;
+        }
+    }
+
+    async fn wait_ready(slot: &Slot) -> Result<()> {
+        let wait = async {
+            while !slot.ready.get() && !slot.fenced.get() && !slot.closed.get() {
+                slot.changed.notified().await;
+            }
+        };
+        let late = tokio::time::timeout(ATTACH_LIMIT, wait).await.is_err();
+        slot.changed.notify_waiters();
+        match () {
+            () if slot.ready.get() => Ok(()),
+            () if late => Err(Error::retry("too few members of the volume answer; see `freebs status`")),
+            () => Err(Error::fenced("the volume was attached elsewhere at the same time")),
+        }
+    }
+
+    /// Asks the control plane for the right to use the volume, and makes its driver.
+    async fn attach(&self, core: &Rc<Core<C>>, id: VolumeId) -> Result<()> {
+        let command = Command::AttachVolume {
+            volume: id,
+            identity: core.spec.identity,
+            name: core.spec.name.clone(),
+            force: false,
+        };
+        let outcome = core.spec.control.submit(command).await?.outcome;
+        let Outcome::Attached { generation } = outcome else {
+            return Err(Error::bug("an attachment had another outcome"));
+        };
+        let state = core.spec.control.state();
+        let volume = state.volume(id).ok_or_else(|| Error::not_found("the volume was deleted"))?;
+        let config = DriverConfig {
+            driver: DriverId(OsRandom.next_u64().max(1)),
+            generation,
+            identity: core.spec.identity,
+            volume: spec_of(volume),
+            workers: state.nodes().map(|n| (n.id, n.workers)).collect(),
+            local: core.shards.as_ref().map(|_| core.spec.me.node),
+            request_limit: REQUEST_LIMIT,
+            mutant: None,
+        };
+        let slot = Rc::new(Slot {
+            driver: RefCell::new(Driver::new(config, SystemClock.now())),
+            volume: id,
+            generation,
+            users: Cell::new(0),
+            ready: Cell::new(false),
+            fenced: Cell::new(false),
+            closed: Cell::new(false),
+            changed: Notify::new(),
+            asked: RefCell::default(),
+            free: RefCell::default(),
+        });
+        self.slots.borrow_mut().insert(id, slot.clone());
+        self.step(core, &slot, Event::Tick);
+        Ok(())
+    }
+
+    /// One user less; the last one gives the volume back.
+    pub fn release(&self, core: &Rc<Core<C>>, volume: VolumeId) {
+        let Some(slot) = self.slot(volume) else { return };
+        slot.users.set(slot.users.get().saturating_sub(1));
+        if slot.users.get() == 0 {
+            let core = core.clone();
+            tokio::task::spawn_local(async move { core.drivers.give_back(&core, &slot).await });
+        }
+    }
+
+    async fn give_back(&self, core: &Rc<Core<C>>, slot: &Rc<Slot>) {
+        let is_current = self.slot(slot.volume).is_some_and(|s| Rc::ptr_eq(&s, slot));
+        if slot.users.get() > 0 || !is_current || !self.busy.borrow_mut().insert(slot.volume) {
+            return;
+        }
+        self.step(core, slot, Event::Close);
+        slot.closed.set(true);
+        self.slots.borrow_mut().remove(&slot.volume);
+        if !slot.fenced.get() {
+            let command = Command::DetachVolume { volume: slot.volume, generation: slot.generation };
+            // If the control plane can't be reached, the attachment stays this identity's, who may take it again.
+            if let Err(e) = core.spec.control.submit(command).await {
+                tracing::debug!("volume {} was not given back: {e}", slot.volume);
+            }
+        }
+        self.busy.borrow_mut().remove(&slot.volume);
+        self.settled.notify_waiters();
+    }
+
+    /// Gives all volumes back, for a clean stop.
+    pub async fn close_all(&self, core: &Core<C>) {
+        let slots: Vec<Rc<Slot>> = self.slots.borrow().values().cloned().collect();
+        for slot in slots {
+            let mut out = Vec::new();
+            slot.driver.borrow_mut().step(SystemClock.now(), Event::Close, &mut out);
+            for action in out {
+                if let Action::Send { to, message } = action {
+                    self.send(core, to, message);
+                }
+            }
+            slot.closed.set(true);
+            let command = Command::DetachVolume { volume: slot.volume, generation: slot.generation };
+            let submit = core.spec.control.submit(command);
+            let _ = tokio::time::timeout(Duration::from_millis(500), submit).await;
+        }
+        self.slots.borrow_mut().clear();
+    }
+
+    /// A request of a client; the answer goes to `conn`.
+    pub fn request(&self, core: &Rc<Core<C>>, conn: &Rc<Conn>, volume: VolumeId, ticket: Ticket, op: Op) {
+        let slot = conn.slot.borrow().as_ref().and_then(std::rc::Weak::upgrade).or_else(|| {
+            let slot = self.slot(volume);
+            *conn.slot.borrow_mut() = slot.as_ref().map(Rc::downgrade);
+            slot
+        });
+        let Some(slot) = slot else {
+            conn.fail(ticket, &Error::fenced("the volume is not attached here any more"));
+            return;
+        };
+        let asked = Asked { conn: conn.clone(), ticket };
+        let token = match slot.free.borrow_mut().pop() {
+            Some(i) => {
+                slot.asked.borrow_mut()[i] = Some(asked);
+                i
+            }
+            None => {
+                slot.asked.borrow_mut().push(Some(asked));
+                slot.asked.borrow().len() - 1
+            }
+        };
+        self.step(core, &slot, Event::Client { token: token as u64, op });
+    }
+
+    fn step(&self, core: &Rc<Core<C>>, slot: &Rc<Slot>, event: Event) {
+        let mut out = self.spare.borrow_mut().pop().unwrap_or_default();
+        slot.driver.borrow_mut().step(SystemClock.now(), event, &mut out);
+        for action in out.drain(..) {
+            self.carry_out(core, slot, action);
+        }
+        self.spare.borrow_mut().push(out);
+    }
+
+    fn carry_out(&self, core: &Rc<Core<C>>, slot: &Rc<Slot>, action: Action) {
+        match action {
+            Action::Send { to, message } => self.send(core, to, message),
+            Action::Done { token, result } => Self::done(slot, token, result),
+            Action::Connect(peer) => self.connect(core, slot, peer),
+            Action::Ready => {
+                slot.ready.set(true);
+                slot.changed.notify_waiters();
+            }
+            Action::Fenced => {
+                tracing::warn!("volume {} was attached elsewhere: everything here fails from now on", slot.volume);
+                slot.fenced.set(true);
+                slot.changed.notify_waiters();
+                let mut slots = self.slots.borrow_mut();
+                if slots.get(&slot.volume).is_some_and(|s| Rc::ptr_eq(s, slot)) {
+                    slots.remove(&slot.volume);
+                }
+            }
+            Action::Closed => {
+                slot.closed.set(true);
+                slot.changed.notify_waiters();
+            }
+        }
+    }
+
+    fn done(slot: &Slot, token: u64, result: Result<Reply>) {
+        let index = token as usize;
+        let Some(asked) = slot.asked.borrow_mut().get_mut(index).and_then(Option::take) else { return };
+        slot.free.borrow_mut().push(index);
+        asked.conn.answer(asked.ticket, result);
+    }
+
+    fn send(&self, core: &Core<C>, to: Peer, message: Message) {
+        if let Some(Link::Up(link)) = self.links.borrow().get(&to) {
+            core.transport.send(*link, message);
+        }
+    }
+
+    /// A driver wants a link: there is one, or it is dialled, or the shards are right here.
+    fn connect(&self, core: &Rc<Core<C>>, slot: &Rc<Slot>, peer: Peer) {
+        let known = self.links.borrow().get(&peer).copied();
+        match known {
+            Some(Link::Up(_)) => {
+                let (core, slot) = (core.clone(), slot.clone());
+                tokio::task::spawn_local(async move { core.drivers.step(&core, &slot, Event::LinkUp(peer)) });
+            }
+            Some(Link::Dialing) => {}
+            None => {
+                self.links.borrow_mut().insert(peer, Link::Dialing);
+                let core = core.clone();
+                tokio::task::spawn_local(async move {
+                    let up = if peer == core.spec.me && core.shards.is_some() {
+                        core.local_link().ok_or_else(|| Error::bug("no shards here"))
+                    } else {
+                        dial::dial(&core, peer, Role::Driver).await
+                    };
+                    core.drivers.connected(&core, peer, up);
+                });
+            }
+        }
+    }
+
+    fn connected(&self, core: &Rc<Core<C>>, peer: Peer, up: Result<LinkId>) {
+        let event = match up {
+            Ok(link) => {
+                self.links.borrow_mut().insert(peer, Link::Up(link));
+                Event::LinkUp(peer)
+            }
+            Err(e) => {
+                tracing::debug!("{peer}: {e}");
+                self.links.borrow_mut().remove(&peer);
+                Event::LinkDown(peer)
+            }
+        };
+        self.tell_all(core, &event);
+    }
+
+    fn tell_all(&self, core: &Rc<Core<C>>, event: &Event) {
+        let slots: Vec<Rc<Slot>> = self.slots.borrow().values().cloned().collect();
+        for slot in slots {
+            self.step(core, &slot, event.clone());
+        }
+    }
+
+    pub fn on_link_down(&self, core: &Rc<Core<C>>, peer: Peer, link: LinkId) {
+        let was_it = matches!(self.links.borrow().get(&peer), Some(Link::Up(l)) if *l == link);
+        if was_it {
+            self.links.borrow_mut().remove(&peer);
+            self.tell_all(core, &Event::LinkDown(peer));
+        }
+    }
+
+    /// Messages of a member, for the drivers whose shards they name.
+    pub fn on_messages(&self, core: &Rc<Core<C>>, from: Peer, messages: &mut Vec<Message>) {
+        for message in messages.drain(..) {
+            if let Message::Durable(items) = message {
+                self.on_durable(core, from, items);
+                continue;
+            }
+            let Some(slot) = shard_of(&message).and_then(|s| self.slot(s.volume)) else { continue };
+            self.step(core, &slot, Event::Message { from, message });
+        }
+    }
+
+    /// Durable answers come for many volumes at once; each driver gets its own.
+    fn on_durable(&self, core: &Rc<Core<C>>, from: Peer, items: Vec<freebs_format::wire::DurableItem>) {
+        let mut rest = &items[..];
+        while let Some(first) = rest.first() {
+            let volume = first.shard.volume;
+            let n = rest.iter().take_while(|i| i.shard.volume == volume).count();
+            let (mine, others) = rest.split_at(n);
+            rest = others;
+            if let Some(slot) = self.slot(volume) {
+                let message = Message::Durable(mine.to_vec());
+                self.step(core, &slot, Event::Message { from, message });
+            }
+        }
+    }
+
+    pub fn on_state(&self, core: &Rc<Core<C>>, state: &State, workers: &BTreeMap<NodeId, u16>) {
+        let slots: Vec<Rc<Slot>> = self.slots.borrow().values().cloned().collect();
+        for slot in slots {
+            self.step(core, &slot, Event::Workers(workers.clone()));
+            match state.volume(slot.volume) {
+                Some(volume) => self.step(core, &slot, Event::Volume(spec_of(volume))),
+                None => {
+                    tracing::warn!("volume {} was deleted", slot.volume);
+                    self.step(core, &slot, Event::Close);
+                    self.slots.borrow_mut().remove(&slot.volume);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! The data path of a node or gateway: worker threads, their links and shards, and the drivers that serve clients.
+//!
+//! The main thread listens, greets and keeps in touch with the control plane; what belongs to a shard or a volume is
+//! handed to its worker's thread once, and stays there.
+
+mod core;
+mod dial;
+mod drivers;
+mod greet;
+mod nbd_conn;
+mod port;
+mod thread;
+mod wire;
+
+pub use greet::{Greeted, greet};
+pub use thread::{Command, Disk, WorkerHandle, WorkerSpec, start_worker};
+pub use wire::FreebsWire;

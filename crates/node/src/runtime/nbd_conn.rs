@@ -1,0 +1,304 @@
+//! One NBD connection in transmission: requests go to the driver of its volume, replies back to the socket.
+//!
+//! Invariants: the session is borrowed only inside one call, never across an await; replies of a turn are written
+//! together, one system call for each connection; a client that takes no replies is not read from either (the
+//! session's window closes), and is let go after `STUCK_LIMIT`.
+
+use super::core::Core;
+use super::drivers::Slot;
+use bytes::{Buf, BytesMut};
+use freebs_control::ControlPlane;
+use freebs_driver::{Op, Piece, Reply};
+use freebs_io::linux::net::{LooseStream, Stream};
+use freebs_nbd::{Event, Extent, NbdErrno, ReadPiece, Session, Step, Ticket, Wait};
+use freebs_types::{Error, Result, VolumeId};
+use std::cell::{Cell, RefCell};
+use std::io::{self, IoSlice};
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::sync::Notify;
+
+/// Bytes read from a client at a time.
+const READ_BYTES: usize = 128 << 10;
+/// Slices written at a time.
+const SLICES: usize = 256;
+/// A client that takes no reply for so long is let go.
+const STUCK_LIMIT: Duration = Duration::from_secs(60);
+
+/// A connection.
+pub struct Conn {
+    stream: Stream,
+    session: RefCell<Session>,
+    /// Room in the window, or the end.
+    room: Notify,
+    dirty: Cell<bool>,
+    closed: Cell<bool>,
+    pub slot: RefCell<Option<Weak<Slot>>>,
+    flusher: Rc<Flusher>,
+}
+
+/// Writes the replies of a turn at its end.
+#[derive(Default)]
+pub struct Flusher {
+    dirty: RefCell<Vec<Rc<Conn>>>,
+    wake: Notify,
+}
+
+impl Flusher {
+    /// Starts the task that writes.
+    pub fn start(self: &Rc<Self>) {
+        // It lives as long as its thread.
+        let flusher = self.clone();
+        tokio::task::spawn_local(async move {
+            loop {
+                flusher.wake.notified().await;
+                for conn in flusher.dirty.take() {
+                    conn.dirty.set(false);
+                    conn.flush();
+                }
+            }
+        });
+    }
+}
+
+impl Conn {
+    fn mark(self: &Rc<Self>) {
+        if !self.dirty.replace(true) {
+            self.flusher.dirty.borrow_mut().push(self.clone());
+            self.flusher.wake.notify_one();
+        }
+    }
+
+
+    fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match &self.stream {
+            Stream::Tcp(s) => s.try_write_vectored(slices),
+            Stream::Unix(s) => s.try_write_vectored(slices),
+        }
+    }
+
+    fn try_read(&self, buf: &mut BytesMut) -> io::Result<usize> {
+        match &self.stream {
+            Stream::Tcp(s) => s.try_read_buf(buf),
+            Stream::Unix(s) => s.try_read_buf(buf),
+        }
+    }
+
+    async fn ready(&self, interest: Interest) -> io::Result<()> {
+        match &self.stream {
+            Stream::Tcp(s) => s.ready(interest).await.map(|_| ()),
+            Stream::Unix(s) => s.ready(interest).await.map(|_| ()),
+        }
+    }
+
+    /// Writes what is there; if the socket is full, a task waits for it.
+    fn flush(self: &Rc<Self>) {
+        loop {
+            let mut session = self.session.borrow_mut();
+            let output = session.output();
+            if output.is_empty() || self.closed.get() {
+                break;
+            }
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            let n = output.chunks_vectored(&mut slices);
+            match self.try_write(&slices[..n]) {
+                Ok(written) => output.advance(written),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    drop(session);
+                    self.wait_writable();
+                    return;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => {
+                    drop(session);
+                    self.close();
+                    break;
+                }
+            }
+        }
+        self.room.notify_one();
+    }
+
+    fn wait_writable(self: &Rc<Self>) {
+        // While it waits the connection counts as dirty, so nobody else flushes it.
+        self.dirty.set(true);
+        let conn = self.clone();
+        tokio::task::spawn_local(async move {
+            let ready = tokio::time::timeout(STUCK_LIMIT, conn.ready(Interest::WRITABLE)).await;
+            conn.dirty.set(false);
+            match ready {
+                Ok(Ok(())) => conn.flush(),
+                _ => conn.close(),
+            }
+        });
+    }
+
+    fn close(&self) {
+        self.closed.set(true);
+        self.room.notify_one();
+    }
+
+    pub fn fail(self: &Rc<Self>, ticket: Ticket, error: &Error) {
+        self.session.borrow_mut().reply_error(ticket, NbdErrno::from(error.kind));
+        self.mark();
+    }
+
+    /// The driver's answer to a request of this connection.
+    pub fn answer(self: &Rc<Self>, ticket: Ticket, result: Result<Reply>) {
+        {
+            let mut session = self.session.borrow_mut();
+            match result {
+                Ok(Reply::Done) => session.reply_ok(ticket),
+                Ok(Reply::Read(pieces)) => {
+                    let mut pieces: Vec<ReadPiece> = pieces.into_iter().map(read_piece).collect();
+                    session.reply_read(ticket, &mut pieces);
+                }
+                Ok(Reply::Status(runs)) => {
+                    let extents: Vec<Extent> =
+                        runs.iter().map(|r| Extent { len: r.bytes, hole: r.hole, zero: r.zero }).collect();
+                    session.reply_block_status(ticket, &extents);
+                }
+                Err(e) => {
+                    tracing::warn!("a request at {} failed: {e}", ticket.offset());
+                    session.reply_error(ticket, NbdErrno::from(e.kind));
+                }
+            }
+        }
+        self.mark();
+    }
+}
+
+fn read_piece(p: Piece) -> ReadPiece {
+    match p {
+        Piece::Data(b) => ReadPiece::Data(b),
+        Piece::Zero(n) => ReadPiece::Zero(n),
+    }
+}
+
+/// Takes over a connection whose volume was opened for it.
+pub fn serve<C: ControlPlane>(
+    core: &Rc<Core<C>>,
+    volume: VolumeId,
+    stream: LooseStream,
+    session: Session,
+    input: BytesMut,
+) {
+    let stream = match stream.fasten() {
+        Ok(s) => s,
+        Err(e) => {
+            tracing::warn!("an NBD connection was lost: {e}");
+            core.drivers.release(core, volume);
+            return;
+        }
+    };
+    let conn = Rc::new(Conn {
+        stream,
+        session: RefCell::new(session),
+        room: Notify::new(),
+        dirty: Cell::new(false),
+        closed: Cell::new(false),
+        slot: RefCell::default(),
+        flusher: core.drivers.flusher.clone(),
+    });
+    let core = core.clone();
+    tokio::task::spawn_local(async move {
+        if let Err(e) = read_requests(&core, &conn, volume, input).await {
+            tracing::debug!("an NBD connection ended: {e}");
+        }
+        conn.closed.set(true);
+        core.drivers.release(&core, volume);
+    });
+}
+
+async fn read_requests<C: ControlPlane>(
+    core: &Rc<Core<C>>,
+    conn: &Rc<Conn>,
+    volume: VolumeId,
+    mut input: BytesMut,
+) -> Result<()> {
+    conn.mark();
+    loop {
+        let wait = take_requests(core, conn, volume, &mut input)?;
+        if conn.closed.get() {
+            return Ok(());
+        }
+        match wait {
+            Wait::Bytes(n) => {
+                if input.capacity() - input.len() < n.min(READ_BYTES / 2) || input.len() + n > input.capacity() {
+                    input.reserve(n.max(READ_BYTES));
+                }
+                if read_some(conn, &mut input).await? == 0 {
+                    return Ok(());
+                }
+            }
+            Wait::Window | Wait::Answer => conn.room.notified().await,
+            Wait::Closed => {
+                if conn.session.borrow().is_finished() {
+                    return Ok(());
+                }
+                conn.room.notified().await;
+            }
+        }
+    }
+}
+
+async fn read_some(conn: &Conn, input: &mut BytesMut) -> Result<usize> {
+    loop {
+        match conn.try_read(input) {
+            Ok(n) => return Ok(n),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                conn.ready(Interest::READABLE).await.map_err(|e| Error::retry(format!("the connection broke: {e}")))?;
+            }
+            Err(e) => return Err(Error::retry(format!("the connection broke: {e}"))),
+        }
+        if conn.closed.get() {
+            return Ok(0);
+        }
+    }
+}
+
+/// Hands every whole request in `input` to the driver.
+fn take_requests<C: ControlPlane>(
+    core: &Rc<Core<C>>,
+    conn: &Rc<Conn>,
+    volume: VolumeId,
+    input: &mut BytesMut,
+) -> Result<Wait> {
+    loop {
+        let step = conn.session.borrow_mut().receive(input);
+        match step {
+            Ok(Step::Event(Event::Request { ticket, op })) => match driver_op(op) {
+                Some(op) => core.drivers.request(core, conn, volume, ticket, op),
+                None => {
+                    conn.session.borrow_mut().reply_ok(ticket);
+                    conn.mark();
+                }
+            },
+            Ok(Step::Event(_)) => {}
+            Ok(Step::Wait(wait)) => {
+                if !conn.session.borrow_mut().output().is_empty() {
+                    conn.mark();
+                }
+                return Ok(wait);
+            }
+            Err(e) => {
+                conn.mark();
+                return Err(Error::corrupt(format!("the client does not speak NBD: {e}")));
+            }
+        }
+    }
+}
+
+/// The driver's word for a request; none for a hint that is ignored.
+fn driver_op(op: freebs_nbd::Op) -> Option<Op> {
+    Some(match op {
+        freebs_nbd::Op::Read { offset, len, .. } => Op::Read { offset, len: u64::from(len) },
+        freebs_nbd::Op::Write { offset, data, fua } => Op::Write { offset, data, fua },
+        freebs_nbd::Op::Trim { offset, len, .. } => Op::Trim { offset, len },
+        freebs_nbd::Op::Zero { offset, len, no_hole, .. } => Op::Zero { offset, len, may_trim: !no_hole },
+        freebs_nbd::Op::Flush => Op::Flush,
+        freebs_nbd::Op::BlockStatus { offset, len, .. } => Op::Status { offset, len },
+        freebs_nbd::Op::Cache { .. } => return None,
+    })
+}

@@ -1,0 +1,48 @@
+//! What a chain asks of the control plane, as commands to it.
+
+use freebs_chain::{ControlPort, Opened};
+use freebs_control::{Command, ControlPlane, Outcome, State};
+use freebs_types::{Error, Generation, NodeId, Result, ShardId, StartNumber, ViewNumber};
+use std::sync::Arc;
+
+/// The control plane for the shards of one node.
+pub struct Port<C> {
+    pub control: Arc<C>,
+    pub me: NodeId,
+}
+
+impl<C: ControlPlane> ControlPort for Port<C> {
+    async fn propose(&self, shard: ShardId, active: ViewNumber, start: StartNumber) -> Result<Opened> {
+        // What this node knows of the active view may be old; the control plane's own word counts.
+        let known = self.control.state().shard(shard).map_or(active, |s| s.active.max(active));
+        let command = Command::ProposeView { shard, active: known, node: self.me, start };
+        match self.control.submit(command).await?.outcome {
+            Outcome::Proposed { view, pred, generation } => {
+                let mut opened = opened(&self.control.state(), shard, view)?;
+                (opened.pred, opened.generation) = (pred, generation);
+                Ok(opened)
+            }
+            _ => Err(Error::bug("a proposal had another outcome")),
+        }
+    }
+
+    async fn activate(&self, shard: ShardId, view: ViewNumber, generation: Generation) -> Result<()> {
+        self.control.submit(Command::ActivateView { shard, view, generation }).await.map(|_| ())
+    }
+}
+
+fn opened(state: &State, shard: ShardId, view: ViewNumber) -> Result<Opened> {
+    let volume = state.volume(shard.volume).ok_or_else(|| Error::not_found("the volume was deleted"))?;
+    let s = volume.shard(shard.index).ok_or_else(|| Error::not_found("the volume has no such shard"))?;
+    let quorum = u8::try_from(volume.quorum(s.members.len())).map_err(|_| Error::bug("quorum beyond any chain"))?;
+    Ok(Opened {
+        view,
+        pred: s.active,
+        members: s.members.clone(),
+        quorum,
+        min_copies: volume.min_copies,
+        // Members and quorum of a shard do not change between views yet.
+        pred_quorum: quorum,
+        generation: volume.generation,
+    })
+}

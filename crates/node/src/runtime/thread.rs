@@ -1,0 +1,176 @@
+//! A worker's thread: an event loop of its own, told from outside only by commands.
+
+use super::core::{Core, Shards};
+use super::port::Port;
+use bytes::BytesMut;
+use freebs_chain::{HostConfig, ShardStatus, Worker, WorkerConfig};
+use freebs_control::{ControlPlane, State};
+use freebs_format::wire::Hello;
+use freebs_io::linux::net::{LooseStream, Transport};
+use freebs_io::linux::ring::Ring;
+use freebs_io::linux::{DeviceOptions, FileDevice, OsRandom, SystemClock};
+use freebs_io::{Clock, Device, Random};
+use freebs_lsvd::{Digest, Engine, Expect, OpenReport, Shape};
+use freebs_nbd::Session;
+use freebs_types::{
+    ClusterId, DeviceId, Error, Hash32, Peer, Result, ShardId, StartNumber, VolumeId,
+};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::LocalSet;
+
+/// The device of a worker.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    pub path: PathBuf,
+    /// Bytes of a segment and of the whole device, if it has to be made.
+    pub segment_bytes: u64,
+    pub size_limit: u64,
+    /// Secrets of views are derived from this one.
+    pub node_secret: Hash32,
+}
+
+/// What a worker is.
+pub struct WorkerSpec<C> {
+    pub cluster: ClusterId,
+    /// The node (0 for a gateway) and which of its workers this is.
+    pub me: Peer,
+    pub workers: u16,
+    /// Hash of the persistent identity of drivers here, and its name for people.
+    pub identity: Hash32,
+    pub name: String,
+    pub control: Arc<C>,
+    /// None for a gateway.
+    pub disk: Option<Disk>,
+}
+
+/// What a worker is told.
+pub enum Command {
+    /// The control state is another.
+    State(Arc<State>),
+    /// Somebody connected: a member, or a driver.
+    Link { stream: LooseStream, hello: Hello, leftover: BytesMut },
+    /// Attach the volume for one more NBD connection (or count it, if it is attached here).
+    Open { volume: VolumeId, reply: oneshot::Sender<Result<()>> },
+    /// The opposite of `Open`, for a connection that never came.
+    Release { volume: VolumeId },
+    /// An NBD connection in transmission, counted by an `Open` before.
+    Nbd { volume: VolumeId, stream: LooseStream, session: Box<Session>, input: BytesMut },
+    Status { reply: oneshot::Sender<Vec<ShardStatus>> },
+    Digest { shard: ShardId, reply: oneshot::Sender<Result<Digest>> },
+    /// Give volumes back, make everything durable, end.
+    Stop { reply: oneshot::Sender<()> },
+}
+
+/// The outside end of a worker.
+pub struct WorkerHandle {
+    pub commands: mpsc::UnboundedSender<Command>,
+    pub thread: JoinHandle<()>,
+    /// Start number of the device; 0 for a gateway.
+    pub start: StartNumber,
+    pub report: Option<OpenReport>,
+}
+
+/// Starts a worker's thread and waits until its device is recovered.
+pub async fn start_worker<C: ControlPlane>(spec: WorkerSpec<C>) -> Result<WorkerHandle> {
+    let (commands, receiver) = mpsc::unbounded_channel();
+    let (started, ready) = oneshot::channel();
+    let thread = std::thread::Builder::new()
+        .name(format!("worker-{}", spec.me.worker))
+        .spawn(move || run_thread(spec, receiver, started))
+        .map_err(|e| Error::os(format!("no thread for a worker: {e}")))?;
+    let (start, report) = ready.await.map_err(|_| Error::bug("a worker ended before it began"))??;
+    Ok(WorkerHandle { commands, thread, start, report })
+}
+
+type Started = oneshot::Sender<Result<(StartNumber, Option<OpenReport>)>>;
+
+fn run_thread<C: ControlPlane>(spec: WorkerSpec<C>, commands: mpsc::UnboundedReceiver<Command>, started: Started) {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().event_interval(31).build() {
+        Ok(r) => r,
+        Err(e) => {
+            let _ = started.send(Err(Error::os(format!("no event loop for a worker: {e}"))));
+            return;
+        }
+    };
+    let local = LocalSet::new();
+    local.block_on(&runtime, async move {
+        match Core::build(spec).await {
+            Ok((core, start, report)) => {
+                let _ = started.send(Ok((start, report)));
+                core.run(commands).await;
+            }
+            Err(e) => {
+                let _ = started.send(Err(e));
+            }
+        }
+    });
+}
+
+/// Opens (or makes) the device and starts the chain on it.
+pub async fn start_shards<C: ControlPlane>(
+    spec: &WorkerSpec<C>,
+    disk: &Disk,
+    transport: &Transport<super::FreebsWire>,
+) -> Result<(Shards<C>, OpenReport)> {
+    let (engine, report) = open_engine(spec, disk).await.map_err(|e| e.at(disk.path.display()))?;
+    for f in &report.damage {
+        tracing::error!(device = %disk.path.display(), segment = ?f.segment, offset = f.offset, "damage: {}", f.what);
+    }
+    let state = spec.control.state();
+    let workers = state.nodes().map(|n| (n.id, n.workers)).collect();
+    let host = HostConfig {
+        cluster: spec.cluster,
+        me: spec.me,
+        start: engine.start(),
+        workers,
+        node_secret: disk.node_secret,
+        mutant: None,
+    };
+    let worker = Worker::start(WorkerConfig {
+        host,
+        engine,
+        outbox: transport.clone(),
+        control: Port { control: spec.control.clone(), me: spec.me.node },
+        clock: SystemClock,
+        notes: Box::new(|text| tracing::info!("{text}")),
+    })
+    .await?;
+    Ok((worker, report))
+}
+
+async fn open_engine<C>(spec: &WorkerSpec<C>, disk: &Disk) -> Result<(Engine<FileDevice>, OpenReport)> {
+    let ring = Ring::start()?;
+    let is_new = !disk.path.exists();
+    let options = DeviceOptions { create: true, ..DeviceOptions::default() };
+    let device = FileDevice::open(&ring, &disk.path, options)?;
+    if !device.is_direct() {
+        tracing::warn!("{} does not take direct I/O; going through the page cache", disk.path.display());
+    }
+    if is_new || (device.len() == 0 && !device.is_block_device()) {
+        let mut id = DeviceId::default();
+        let mut random = OsRandom;
+        random.fill(&mut id.0);
+        let shape = Shape {
+            cluster: spec.cluster,
+            node: spec.me.node,
+            device: id,
+            worker: spec.me.worker,
+            workers: spec.workers,
+            segment_bytes: disk.segment_bytes,
+            size_limit: disk.size_limit,
+            wall: SystemClock.wall(),
+        };
+        Engine::create(device.clone(), &shape).await?;
+    }
+    let expect = Expect {
+        cluster: spec.cluster,
+        node: spec.me.node,
+        worker: spec.me.worker,
+        workers: spec.workers,
+    };
+    Engine::open(device, &expect).await
+}
+
