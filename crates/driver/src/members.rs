@@ -1,0 +1,177 @@
+//! Members of shards and the links to them.
+//!
+//! Invariants: there is a link entry for each peer that is a member of a shard, and only for those; `Connect` is
+//! asked once, and again only after the answer was `LinkDown` and a back-off has passed.
+
+use crate::shard::Attach;
+use crate::timers::Timer;
+use crate::{Action, Driver};
+use freebs_types::{Nanos, NodeId, Peer, Sequence, ShardId, limits};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// 10 ms, doubling to 500 ms.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Backoff(u32);
+
+impl Backoff {
+    pub fn next(&mut self) -> Nanos {
+        let ms = (10u64 << self.0).min(500);
+        self.0 = (self.0 + 1).min(6);
+        Nanos::from_millis(ms)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LinkState {
+    Connecting,
+    Up,
+    Down,
+}
+
+pub(crate) struct Link {
+    state: LinkState,
+    backoff: Backoff,
+    due: Option<Nanos>,
+}
+
+impl Link {
+    pub fn is_up(&self) -> bool {
+        self.state == LinkState::Up
+    }
+}
+
+/// A member of a view.
+pub(crate) struct Member {
+    pub node: NodeId,
+    pub peer: Peer,
+    /// Its durable sequence in the shard's view, `None` until it has said so there.
+    pub durable: Option<Sequence>,
+    /// When it was last asked to be followed.
+    pub asked: Option<Nanos>,
+    /// Reads without an answer.
+    pub reads: u32,
+    /// It refused a read: no further ones before this time.
+    pub rest_until: Nanos,
+    pub rest: Backoff,
+}
+
+impl Member {
+    /// Members of a view, head first.
+    pub fn list(nodes: &[NodeId], shard: ShardId, workers: &BTreeMap<NodeId, u16>) -> Vec<Self> {
+        let member = |node: &NodeId| Self {
+            node: *node,
+            peer: peer(*node, shard, workers),
+            durable: None,
+            asked: None,
+            reads: 0,
+            rest_until: Nanos(0),
+            rest: Backoff::default(),
+        };
+        nodes.iter().take(limits::CHAIN_MEMBERS_MAX).map(member).collect()
+    }
+}
+
+fn peer(node: NodeId, shard: ShardId, workers: &BTreeMap<NodeId, u16>) -> Peer {
+    Peer::of(node, shard, workers.get(&node).copied().unwrap_or(1))
+}
+
+impl Driver {
+    pub(crate) fn is_up(&self, peer: Peer) -> bool {
+        self.links.get(&peer).is_some_and(Link::is_up)
+    }
+
+    /// Asks for a link unless there is one or one is on its way. Returns whether it is up.
+    pub(crate) fn want_link(&mut self, peer: Peer, out: &mut Vec<Action>) -> bool {
+        if let Some(link) = self.links.get(&peer) {
+            return link.is_up();
+        }
+        self.links.insert(peer, Link { state: LinkState::Connecting, backoff: Backoff::default(), due: None });
+        out.push(Action::Connect(peer));
+        false
+    }
+
+    /// Forgets links to who is no member any more.
+    pub(crate) fn prune_links(&mut self) {
+        let wanted: BTreeSet<_> = self.shards.iter().flat_map(|s| s.members.iter().map(|m| m.peer)).collect();
+        let gone: Vec<_> = self.links.keys().filter(|p| !wanted.contains(p)).copied().collect();
+        for peer in gone {
+            if let Some(mut link) = self.links.remove(&peer) {
+                self.timers.disarm(&mut link.due, Timer::Connect(peer));
+            }
+            for fetch in self.lose_attempts(peer) {
+                self.wait(fetch, None);
+            }
+        }
+    }
+
+    pub(crate) fn link_up(&mut self, peer: Peer, out: &mut Vec<Action>) {
+        if self.links.get(&peer).is_some_and(Link::is_up) {
+            // A new link in place of one whose end was not told.
+            self.link_down(peer, out);
+        }
+        let Some(link) = self.links.get_mut(&peer) else { return };
+        self.timers.disarm(&mut link.due, Timer::Connect(peer));
+        link.state = LinkState::Up;
+        for s in 0..self.shards.len() {
+            if let Some(m) = self.shards[s].position(peer) {
+                self.shards[s].members[m].rest_until = Nanos(0);
+                self.greet(s, m, out);
+                self.wake_reads(s, out);
+            }
+        }
+    }
+
+    pub(crate) fn link_down(&mut self, peer: Peer, out: &mut Vec<Action>) {
+        let Some(link) = self.links.get_mut(&peer) else { return };
+        let was_up = link.is_up();
+        link.state = LinkState::Down;
+        let at = self.now.plus(link.backoff.next());
+        self.timers.arm(&mut link.due, at, Timer::Connect(peer));
+        if !was_up {
+            return;
+        }
+        for s in 0..self.shards.len() {
+            let shard = &mut self.shards[s];
+            if shard.is_head(peer) {
+                shard.attach = Attach::Idle;
+                self.timers.disarm(&mut shard.attach_due, Timer::Attach(s));
+            }
+        }
+        for fetch in self.lose_attempts(peer) {
+            self.go_on(fetch, out);
+        }
+    }
+
+    pub(crate) fn connect_again(&mut self, peer: Peer, out: &mut Vec<Action>) {
+        let Some(link) = self.links.get_mut(&peer) else { return };
+        link.due = None;
+        if link.state == LinkState::Down {
+            link.state = LinkState::Connecting;
+            out.push(Action::Connect(peer));
+        }
+    }
+
+    /// The link carries messages, so the next time it breaks is the first time again.
+    pub(crate) fn heard(&mut self, peer: Peer) {
+        if let Some(link) = self.links.get_mut(&peer) {
+            link.backoff = Backoff::default();
+        }
+    }
+
+    pub(crate) fn workers_changed(&mut self, workers: BTreeMap<NodeId, u16>, out: &mut Vec<Action>) {
+        self.workers = workers;
+        for s in 0..self.shards.len() {
+            let shard = &mut self.shards[s];
+            for (m, member) in shard.members.iter_mut().enumerate() {
+                let new = peer(member.node, shard.id, &self.workers);
+                if new != member.peer && m == 0 {
+                    shard.attach = Attach::Idle;
+                    self.timers.disarm(&mut shard.attach_due, Timer::Attach(s));
+                }
+                member.peer = new;
+            }
+        }
+        self.prune_links();
+        (0..self.shards.len()).for_each(|s| self.contact(s, out));
+    }
+}
