@@ -3,9 +3,12 @@
 //! Invariants: a connection gets its volume attached before it is told that it may use it; a handshake has
 //! `HANDSHAKE_LIMIT`; there are at most `CONNECTIONS_MAX` of them and of connections in use.
 
-use crate::options::NbdAddress;
-use crate::runtime::Command;
+use crate::admin::{FollowerOptions, Plane};
+use crate::options::{GatewayOptions, NbdAddress};
+use crate::runtime::{Command, WorkerSpec, pass_on_state, start_worker, stop_workers};
+use crate::stop;
 use bytes::{Buf, BytesMut};
+use freebs_control::api::GatewayInfo;
 use freebs_control::{ControlPlane, State, Volume};
 use freebs_io::linux::net::{Address, Listener, Stream};
 use freebs_nbd::{
@@ -17,6 +20,41 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Semaphore, mpsc, oneshot};
+
+/// Runs a gateway until it is told to stop: drivers and NBD, no data.
+pub async fn run_gateway(options: GatewayOptions) -> Result<()> {
+    let nbd = options.nbd.clone();
+    let plane = Plane::follow(FollowerOptions {
+        cluster: options.cluster_id,
+        addresses: options.cluster.clone(),
+        any_node: true,
+        announce: Some(GatewayInfo { name: options.name.clone(), pid: std::process::id(), nbd: nbd.to_string() }),
+    })?;
+    let control = Arc::new(plane.clone());
+    // Until a node answers there is nothing to serve, not even a cluster to belong to.
+    let state = tokio::select! {
+        state = plane.ready() => state,
+        () = stop::requested() => return Ok(()),
+    };
+    let spec = WorkerSpec {
+        cluster: state.cluster(),
+        me: Peer { node: NodeId(0), worker: 0 },
+        workers: 1,
+        identity: options.identity,
+        name: options.name.clone(),
+        control: control.clone(),
+        disk: None,
+    };
+    let handle = start_worker(spec).await?;
+    let workers = Workers { node: NodeId(0), commands: vec![handle.commands.clone()] };
+    tokio::task::spawn_local(pass_on_state(control.clone(), workers.clone()));
+    serve(nbd.clone(), control, workers).await?;
+    tracing::info!(gateway = options.name, %nbd, "up");
+    stop::requested().await;
+    stop_workers(vec![handle]).await;
+    tracing::info!(gateway = options.name, "stopped");
+    Ok(())
+}
 
 /// From the connection to GO.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(15);

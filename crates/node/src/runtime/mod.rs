@@ -8,10 +8,11 @@ mod dial;
 mod drivers;
 mod greet;
 mod nbd_conn;
+mod node;
 mod port;
 mod thread;
 mod wire;
 
-pub use greet::{Greeted, greet};
-pub use thread::{Command, Disk, WorkerHandle, WorkerSpec, start_worker};
+pub use node::{pass_on_state, run_node, stop_workers};
+pub use thread::{Command, WorkerSpec, start_worker};
 pub use wire::FreebsWire;
