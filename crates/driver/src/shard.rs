@@ -16,6 +16,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A question to a member without an answer is asked again after this time.
 const ASK_AGAIN: Nanos = Nanos::from_millis(1000);
+/// Time between two questions to one member for a view that it has named.
+const NEWS_AFTER: Nanos = Nanos::from_millis(10);
 
 /// How far the head has taken this driver's attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +44,8 @@ pub(crate) struct Shard {
     pub attach_due: Option<Nanos>,
     pub attach_backoff: Backoff,
     pub follow_due: Option<Nanos>,
+    /// Highest view that anybody has named.
+    rumour: ViewNumber,
     /// Sequence of the attach frame in this view, once the head has told.
     barrier: Option<Sequence>,
     pub passed: bool,
@@ -85,6 +89,7 @@ impl Shard {
             attach_due: None,
             attach_backoff: Backoff::default(),
             follow_due: None,
+            rumour: spec.view,
             barrier: None,
             passed: false,
             committed: Sequence(0),
@@ -348,7 +353,7 @@ impl Driver {
         let mut again = false;
         for m in 0..self.shards[s].members.len() {
             let shard = &self.shards[s];
-            let lost = shard.attach != Attach::Done || !shard.passed;
+            let lost = shard.attach != Attach::Done || !shard.passed || shard.rumour > shard.view;
             let member = &shard.members[m];
             let silent = member.durable.is_none();
             if !self.is_up(member.peer) || !(silent || lost) {
@@ -382,14 +387,22 @@ impl Driver {
     }
 
     /// A member has named a view that is not known here: its answer will bring the news.
-    fn ask_news(&mut self, s: usize, from: Peer, out: &mut Vec<Action>) {
-        let Some(m) = self.shards[s].position(from) else { return };
+    fn ask_news(&mut self, s: usize, from: Peer, view: ViewNumber, out: &mut Vec<Action>) {
+        let shard = &mut self.shards[s];
+        let Some(m) = shard.position(from) else { return };
+        shard.rumour = shard.rumour.max(view);
         if m == 0 {
             return self.reattach(s);
         }
-        let asked = self.shards[s].members[m].asked;
-        if asked.is_none_or(|t| self.now >= t.plus(Nanos::from_millis(10))) {
-            self.follow(s, m, out);
+        let soon = shard.members[m].asked.map(|t| t.plus(NEWS_AFTER));
+        match soon {
+            // It was asked a moment ago, perhaps before it knew.
+            Some(at) if self.now < at => {
+                if shard.follow_due.is_none_or(|due| at < due) {
+                    self.timers.arm(&mut shard.follow_due, at, Timer::Follow(s));
+                }
+            }
+            _ => self.follow(s, m, out),
         }
     }
 
@@ -401,7 +414,7 @@ impl Driver {
             // W4: answers count within one view only.
             if item.view != shard.view && self.mutant != Some(Mutant::CountAcrossViews) {
                 if item.view > shard.view {
-                    self.ask_news(s, from, out);
+                    self.ask_news(s, from, item.view, out);
                 }
                 continue;
             }
@@ -438,7 +451,7 @@ impl Driver {
             return self.fence(out);
         }
         if refused.view > self.shards[s].view {
-            self.ask_news(s, from, out);
+            self.ask_news(s, from, refused.view, out);
         }
         match refused.request {
             Request::Attach => {
