@@ -1,11 +1,13 @@
 //! What goes into a host and what comes out of it.
 
-use freebs_format::Frame;
+use bytes::Bytes;
 use freebs_format::wire::{FrameName, Message, ReadRequest, SyncRequest};
+use freebs_format::{CarryBody, Frame};
 use freebs_io::LinkId;
 use freebs_lsvd::{Durable, Record};
 use freebs_types::{
-    ClusterId, Error, Generation, Hash32, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version, ViewNumber,
+    ClusterId, Error, Generation, Hash32, Lba, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
+    ViewNumber,
 };
 use std::collections::BTreeMap;
 
@@ -102,6 +104,17 @@ pub struct SyncSource {
     pub frames: Result<Vec<Frame>>,
 }
 
+/// A piece of a map: entries, their data, and where the next piece begins.
+pub type MapPiece = (CarryBody, Vec<Bytes>, Option<Lba>);
+
+/// Where an answer by map comes from.
+#[derive(Clone, Debug)]
+pub struct MapSource {
+    pub since: Sequence,
+    pub upto: Sequence,
+    pub piece: Result<MapPiece>,
+}
+
 /// What happens to a host.
 #[derive(Debug)]
 pub enum Event {
@@ -138,6 +151,11 @@ pub enum Event {
         request: SyncRequest,
         source: SyncSource,
     },
+    MapRead {
+        link: LinkId,
+        request: SyncRequest,
+        source: MapSource,
+    },
     Tick,
 }
 
@@ -168,6 +186,15 @@ pub enum Action {
         link: LinkId,
         request: SyncRequest,
         known_common: Option<Sequence>,
+    },
+    /// Read map entries placed after `since` and up to `upto`, from address `after` on, and come back with
+    /// `Event::MapRead`.
+    MapRead {
+        link: LinkId,
+        request: SyncRequest,
+        since: Sequence,
+        upto: Sequence,
+        after: Lba,
     },
     Propose {
         shard: ShardId,

@@ -115,6 +115,9 @@ impl Host {
             Event::SyncRead { link, request, source } => {
                 self.with(request.shard, |r, ctx| r.answer_sync(ctx, link, &request, source));
             }
+            Event::MapRead { link, request, source } => {
+                self.with(request.shard, |r, ctx| r.answer_map(ctx, link, &request, source));
+            }
             Event::Tick => self.each(|r, ctx| {
                 r.member_tick(ctx);
                 r.head_tick(ctx);
@@ -307,7 +310,7 @@ impl Host {
         let is_head = r.head.is_some();
         let state = match r.head.as_ref().map(|h| &h.phase) {
             _ if r.stopped.is_some() => "stopped",
-            _ if r.damaged => "damaged",
+            _ if r.damage.is_there() => "damaged",
             Some(Phase::Active) => "active",
             Some(_) => "opening",
             None if r.asking.is_some() => "syncing",

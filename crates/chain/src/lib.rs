@@ -8,16 +8,20 @@
 mod event;
 mod head;
 mod host;
+mod learn;
 mod member;
 mod open;
 mod out;
 mod peers;
+mod repair;
 mod replica;
 mod sync;
 mod worker;
 
 pub use event::{
-    Action, ControlPort, Event, HostConfig, MemberStatus, Mutant, Opened, ShardInfo, ShardStatus, SyncSource, Who,
+    Action, ControlPort, Event, HostConfig, MapPiece, MapSource, MemberStatus, Mutant, Opened, ShardInfo, ShardStatus,
+    SyncSource, Who,
 };
 pub use host::Host;
+pub use repair::Hole;
 pub use worker::{Worker, WorkerConfig};

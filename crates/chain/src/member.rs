@@ -155,6 +155,7 @@ impl Replica {
 
     /// The promise, and everything in front of it, is durable: it may be told.
     pub fn on_mark_durable(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
+        self.on_learned(ctx, ticket);
         let Some(p) = self.promising.filter(|p| p.ticket == ticket) else { return };
         self.promising = None;
         self.promised = self.promised.max(p.view);
@@ -191,7 +192,7 @@ impl Replica {
             last,
             has_pred: has_pred || pred == ViewNumber(0),
             committed: self.committed.min(last.sequence),
-            damaged: self.damaged || self.stopped.is_some(),
+            damaged: self.damage.is_there() || self.stopped.is_some(),
             promised: self.promise(),
         }
     }
@@ -247,5 +248,6 @@ impl Replica {
             self.ask_head(ctx);
         }
         self.retry_asking(ctx);
+        self.repair_tick(ctx);
     }
 }

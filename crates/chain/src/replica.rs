@@ -7,13 +7,17 @@ use crate::event::{Action, HostConfig, Mutant, ShardInfo};
 use crate::head::Head;
 use crate::out::Out;
 use crate::peers::Peers;
+use crate::repair::Damage;
 use crate::sync::Asking;
 use freebs_format::wire::{DurableItem, FrameName, Message, Refusal, Request, ViewNews};
-use freebs_format::{AttachBody, Frame, FrameKind, ViewBody, hide};
+use freebs_format::{AttachBody, Frame, FrameHead, FrameKind, ViewBody, hide};
 use freebs_io::LinkId;
 use freebs_lsvd::{MarkChange, Record, RequestTable, ShardState};
 use freebs_types::{ChunkId, Generation, Hash32, Nanos, NodeId, Peer, Sequence, ShardId, Version, ViewNumber};
 use std::collections::{BTreeMap, VecDeque};
+
+/// The state that a transfer by map ends with is kept so long after it was last asked for.
+const MAP_HOLD: Nanos = Nanos::from_millis(10_000);
 
 /// What every step of a replica can reach.
 pub(crate) struct Ctx<'a> {
@@ -105,8 +109,13 @@ pub(crate) struct Replica {
     pub head: Option<Box<Head>>,
     /// A frame here differs from the chain's at the same sequence, or the log can't be trusted: nothing is served.
     pub stopped: Option<String>,
-    /// Frames of this log were lost to damage (the log engine knows which).
-    pub damaged: bool,
+    /// Frames of this log that were lost.
+    pub damage: Damage,
+    pub view_frame: Option<FrameHead>,
+    /// A transfer by map needs the state of this sequence; when it was last asked for.
+    pub map_hold: Option<(Sequence, Nanos)>,
+    /// A learned state on its way to the disk: ticket and sequence.
+    pub learned: Option<(u64, Sequence)>,
 }
 
 /// The name of an empty log's last frame: everyone knows its token.
@@ -144,12 +153,15 @@ impl Replica {
             asking: None,
             head: None,
             stopped: None,
-            damaged: false,
+            damage: Damage::default(),
+            view_frame: None,
+            map_hold: None,
+            learned: None,
         }
     }
 
     /// As the log engine recovered it; `tail` holds the frames from the committed one on, oldest first.
-    pub fn recovered(state: &ShardState, tail: Vec<TailEntry>) -> Self {
+    pub fn recovered(state: &ShardState, tail: Vec<TailEntry>, view_frame: Option<FrameHead>, damage: Damage) -> Self {
         let mut r = Self::empty(state.shard);
         if state.last.sequence.0 > 0 {
             r.last = FrameName { view: state.last.view, sequence: state.last.sequence, hid: state.last.hid };
@@ -174,7 +186,8 @@ impl Replica {
         }
         r.requests = state.requests.clone();
         r.chunk = state.open_chunk;
-        r.damaged = !state.holes.is_empty() || state.suspect_tail;
+        r.view_frame = view_frame;
+        r.damage = damage;
         r
     }
 
@@ -231,6 +244,7 @@ impl Replica {
                         self.learn_attach(ctx, AttachBody { generation, ..AttachBody::default() });
                     }
                     self.view = Some(OpenView { number: h.view_number(), sequence: h.seq(), body });
+                    self.view_frame = Some(frame.head.clone());
                     self.active_known = false;
                 }
             }
@@ -261,7 +275,9 @@ impl Replica {
         let known = committed.min(self.last.sequence);
         if known > self.committed {
             self.committed = known;
-            self.tail = self.tail.split_off(&known);
+            let hold = self.map_hold.filter(|(_, at)| ctx.now.since(*at) < MAP_HOLD);
+            self.map_hold = hold;
+            self.tail = self.tail.split_off(&hold.map_or(known, |(s, _)| s.min(known)));
         }
         let tell = self.committed.min(self.durable);
         if tell > self.told_committed {

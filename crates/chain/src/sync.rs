@@ -4,12 +4,13 @@
 //! the common frame is cut before anything is appended.
 
 use crate::event::{Action, SyncSource};
+use crate::learn::Learning;
 use crate::open::Phase;
 use crate::replica::{Ctx, Replica};
 use freebs_format::Frame;
 use freebs_format::wire::{Message, SyncMode, SyncReply, SyncRequest};
 use freebs_io::LinkId;
-use freebs_types::{Nanos, Peer, Sequence, ViewNumber};
+use freebs_types::{ErrorKind, Nanos, Peer, Sequence, ViewNumber};
 
 /// An answer that takes longer is asked for again.
 const PATIENCE: Nanos = Nanos::from_millis(250);
@@ -27,6 +28,8 @@ pub(crate) struct Asking {
     pub view: ViewNumber,
     pub until: Sequence,
     pub at: Nanos,
+    /// Set while the map is learned.
+    pub map: Option<Learning>,
 }
 
 impl Replica {
@@ -43,18 +46,27 @@ impl Replica {
         if self.stopped.is_some() || self.asking.as_ref().is_some_and(same) {
             return;
         }
+        self.request(ctx, to, view, until, None);
+    }
+
+    pub fn ask_map(&mut self, ctx: &mut Ctx<'_>, to: Peer, view: ViewNumber, map: Learning) {
+        self.request(ctx, to, view, map.upto, Some(map));
+    }
+
+    fn request(&mut self, ctx: &mut Ctx<'_>, to: Peer, view: ViewNumber, until: Sequence, map: Option<Learning>) {
         let id = ctx.ticket();
-        self.asking = Some(Asking { id, to, view, until, at: ctx.now });
+        self.asking = Some(Asking { id, to, view, until, at: ctx.now, map });
         let Some(link) = ctx.peers.link(to) else { return };
         let names = self.tail.values().rev().take(NAMES_MAX).map(|t| t.name).collect();
-        let request = SyncRequest { shard: self.id, view, id, names, until, map_from: 0, map_since: Sequence(0) };
+        let (map_from, map_since) = map.map_or((0, Sequence(0)), |m| (m.from, m.since));
+        let request = SyncRequest { shard: self.id, view, id, names, until, map_from, map_since };
         ctx.out.send(link, Message::Sync(request));
     }
 
     pub fn retry_asking(&mut self, ctx: &mut Ctx<'_>) {
         if let Some(a) = self.asking.filter(|a| ctx.now.since(a.at) >= PATIENCE) {
             self.asking = None;
-            self.ask(ctx, a.to, a.view, a.until);
+            self.request(ctx, a.to, a.view, a.until, a.map);
         }
     }
 
@@ -64,6 +76,11 @@ impl Replica {
         let as_winner = r.view == self.promised && self.promising.is_none() && r.until.0 < u64::MAX;
         if self.stopped.is_some() || !(as_head || as_winner) {
             self.refuse_sync(ctx, link, &r);
+            return;
+        }
+        if r.map_from > 0 {
+            let since = r.map_since;
+            self.feed_by_map(ctx, link, r, since);
             return;
         }
         let mut known = None;
@@ -88,7 +105,7 @@ impl Replica {
         }
     }
 
-    fn refuse_sync(&self, ctx: &mut Ctx<'_>, link: LinkId, r: &SyncRequest) {
+    pub fn refuse_sync(&self, ctx: &mut Ctx<'_>, link: LinkId, r: &SyncRequest) {
         let reply = SyncReply {
             shard: self.id,
             view: r.view,
@@ -106,6 +123,10 @@ impl Replica {
     pub fn answer_sync(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: &SyncRequest, source: SyncSource) {
         let mut frames = match source.frames {
             Ok(f) => f,
+            Err(e) if e.kind == ErrorKind::NotFound && r.until.0 == u64::MAX => {
+                self.feed_by_map(ctx, link, r.clone(), source.common);
+                return;
+            }
             Err(e) => {
                 ctx.out.note(format!("shard {}: can't feed a member from {}: {e}", self.id, source.common));
                 self.refuse_sync(ctx, link, r);
@@ -142,6 +163,9 @@ impl Replica {
     }
 
     pub fn on_sync_reply(&mut self, ctx: &mut Ctx<'_>, reply: SyncReply) {
+        if self.take_repairs(ctx, reply.id, reply.view, &reply.frames) {
+            return;
+        }
         let Some(asking) = self.asking.filter(|a| a.id == reply.id && a.view == reply.view) else { return };
         if self.promise() > asking.view || self.stopped.is_some() {
             self.asking = None;
@@ -149,8 +173,9 @@ impl Replica {
         }
         match reply.mode {
             SyncMode::Frames | SyncMode::Level => {}
+            SyncMode::Map | SyncMode::MapEnd => return self.on_map_reply(ctx, asking, reply),
             // Asked again after a while by `retry_asking`.
-            _ => return,
+            SyncMode::Refused => return,
         }
         if reply.common < self.last.sequence {
             self.cut(ctx, reply.common);
@@ -168,6 +193,7 @@ impl Replica {
             return;
         }
         self.drop_stale_gap();
+        self.trust_tail(ctx);
         if self.fetching_for().is_some() {
             self.on_fetched(ctx);
         }

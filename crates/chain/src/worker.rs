@@ -4,15 +4,21 @@
 //! A turn: messages and completions step the host one by one; then, once, the host ends its turn: one append takes
 //! the frames of all shards, one message takes what goes to one link.
 
-use crate::event::{Action, ControlPort, Event, HostConfig, Opened, ShardInfo, ShardStatus, SyncSource, Who};
+use crate::event::{
+    Action, ControlPort, Event, HostConfig, MapSource, Opened, ShardInfo, ShardStatus, SyncSource, Who,
+};
 use crate::host::Host;
+use crate::repair::{Damage, Hole};
 use crate::replica::{Replica, TailEntry, genesis};
 use crate::sync::ANSWER_BYTES;
+use bytes::Bytes;
 use freebs_format::wire::{FrameName, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request, SyncRequest};
+use freebs_format::{CarryBody, FrameHead};
 use freebs_io::{Clock, Device, LinkId, Outbox};
 use freebs_lsvd::{Durable, Engine, Listener};
 use freebs_types::{
-    Error, ErrorKind, Generation, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version, ViewNumber,
+    BLOCK, Error, ErrorKind, Generation, Lba, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
+    ViewNumber,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -82,8 +88,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         let mut host = Host::new(config.host);
         for shard in config.engine.shards() {
             let Some(state) = config.engine.state(shard) else { continue };
-            let tail = load_tail(&config.engine, &state).await?;
-            host.add(Replica::recovered(&state, tail));
+            let (tail, view_frame, damage) = load(&config.engine, &state).await?;
+            host.add(Replica::recovered(&state, tail, view_frame, damage));
         }
         let inner = Rc::new(Inner {
             host: RefCell::new(host),
@@ -228,6 +234,9 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 Action::SyncRead { link, request, known_common } => {
                     self.spawn(move |w| w.sync_read(link, request, known_common));
                 }
+                Action::MapRead { link, request, since, upto, after } => {
+                    self.spawn(move |w| w.map_read(link, request, since, upto, after));
+                }
                 Action::Propose { shard, active } => self.spawn(move |w| w.propose(shard, active)),
                 Action::Activate { shard, view, generation } => {
                     self.spawn(move |w| w.activate(shard, view, generation));
@@ -282,6 +291,15 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.step(Event::SyncRead { link, request, source });
     }
 
+    async fn map_read(self, link: LinkId, request: SyncRequest, since: Sequence, upto: Sequence, after: Lba) {
+        let piece = self.0.engine.entries(request.shard, after, since, ANSWER_BYTES).await;
+        let piece = piece.map(|(body, data, next)| {
+            let (body, data) = up_to(body, &data, upto);
+            (body, data, next)
+        });
+        self.step(Event::MapRead { link, request, source: MapSource { since, upto, piece } });
+    }
+
     /// The first of the asker's frames (newest first) that this log has, too.
     async fn find_common(&self, r: &SyncRequest) -> Result<Sequence> {
         for n in &r.names {
@@ -295,7 +313,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 Err(e) => return Err(e),
             }
         }
-        Err(Error::not_found("no common frame: the log before has been given up"))
+        // The oldest name is committed, so it is common even if the frame was given up here.
+        r.names.last().map(|n| n.sequence).ok_or_else(|| Error::not_found("a sync request without names"))
     }
 
     async fn propose(self, shard: ShardId, active: ViewNumber) {
@@ -313,6 +332,46 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     pub fn start_number(&self) -> StartNumber {
         self.0.engine.start()
     }
+}
+
+/// Leaves out entries placed behind `upto`, and their data: they are not committed yet, or frames will bring them.
+fn up_to(body: CarryBody, data: &[Bytes], upto: Sequence) -> (CarryBody, Vec<Bytes>) {
+    let mut blocks = data.iter().flat_map(|d| (0..d.len()).step_by(BLOCK).map(|at| d.slice(at..at + BLOCK)));
+    let mut out = (CarryBody::default(), Vec::new());
+    for e in body.entries {
+        let mine: Vec<Bytes> = blocks.by_ref().take(e.crcs.len()).collect();
+        if e.sequence <= upto {
+            out.1.extend(mine);
+            out.0.entries.push(e);
+        }
+    }
+    out
+}
+
+/// What a replica needs beside the state: the tail, the view frame, and where damage was found.
+async fn load<D: Device>(
+    engine: &Engine<D>,
+    state: &freebs_lsvd::ShardState,
+) -> Result<(Vec<TailEntry>, Option<FrameHead>, Damage)> {
+    let tail = load_tail(engine, state).await?;
+    let mut holes = Vec::new();
+    for (from, until) in &state.holes {
+        let before = Sequence(from.0.saturating_sub(1));
+        let name = match before.0 {
+            0 => genesis(),
+            _ => match engine.name(state.shard, before).await {
+                Ok(n) => FrameName { view: n.view, sequence: n.sequence, hid: n.hid },
+                // Given up or damaged itself: this hole can't be filled frame by frame.
+                Err(_) => FrameName { sequence: before, ..FrameName::default() },
+            },
+        };
+        holes.push(Hole { before: name, until: *until });
+    }
+    let view_frame = match &state.view {
+        Some((sequence, _)) => engine.frame(state.shard, *sequence).await.ok().map(|f| f.head),
+        None => None,
+    };
+    Ok((tail, view_frame, Damage::new(holes, state.suspect_tail)))
 }
 
 /// The frames from the committed one to the last, so that a cut finds its way back.

@@ -1,0 +1,201 @@
+//! SYNC by map: a member that was away for so long that the frames it lacks were given up learns the map instead
+//! (rule E3): all entries placed since its own last committed frame, then the state that goes with them, then the
+//! frames behind that.
+//!
+//! Entries merge by (version, sequence) (rule E2), so pieces may come twice, and blocks that are overwritten during
+//! the transfer are brought by the frames behind it. Only an active head is learned from, and only what is committed
+//! is sent (a learner can't take entries back).
+
+use crate::event::{Action, MapSource};
+use crate::replica::{Ctx, OpenView, Replica, TailEntry};
+use crate::sync::Asking;
+use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
+use freebs_format::{AttachBody, CarryBody, Frame, FrameBuilder, FrameKind, FrameMeta, MarkBody, ViewBody};
+use freebs_io::LinkId;
+use freebs_lsvd::{Base, MarkChange, Record, RequestTable};
+use freebs_types::{Lba, Sequence};
+use std::collections::BTreeMap;
+
+/// Where a transfer stands, at the learner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Learning {
+    /// Goes on at this address plus one.
+    pub from: u64,
+    pub since: Sequence,
+    /// The map is learned as of this committed sequence.
+    pub upto: Sequence,
+}
+
+impl Replica {
+    /// The frames that a member lacks are gone: it gets the map, piece by piece.
+    pub fn feed_by_map(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: SyncRequest, since: Sequence) {
+        let upto = if r.map_from > 0 { r.until } else { self.committed.min(self.durable) };
+        let knows_state = self.tail.contains_key(&upto);
+        let view_is_in = self.view.as_ref().is_some_and(|v| v.sequence <= upto);
+        if !self.is_active_head() || !knows_state || !view_is_in || since > upto {
+            self.refuse_sync(ctx, link, &r);
+            return;
+        }
+        let after = Lba(u32::try_from(r.map_from.saturating_sub(1)).unwrap_or(u32::MAX));
+        // The state at the transfer's end must be known still when it is over.
+        self.map_hold = Some((upto, ctx.now));
+        ctx.out.actions.push(Action::MapRead { link, request: r, since, upto, after });
+    }
+
+    /// A piece was read: it goes out as a carry frame, the last one with the state as a mark frame.
+    pub fn answer_map(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: &SyncRequest, source: MapSource) {
+        let (body, data, next) = match source.piece {
+            Ok(p) => p,
+            Err(e) => {
+                ctx.out.note(format!("shard {}: can't send the map: {e}", self.id));
+                self.refuse_sync(ctx, link, r);
+                return;
+            }
+        };
+        let Some(at) = self.tail.get(&source.upto).copied().filter(|_| self.is_active_head()) else {
+            self.refuse_sync(ctx, link, r);
+            return;
+        };
+        let meta = FrameMeta {
+            cluster: ctx.config.cluster,
+            shard: self.id,
+            view: at.name.view,
+            chunk: self.chunk.0,
+            chunk_offset: self.chunk.1,
+            sequence: source.upto,
+            first_version: at.version,
+            committed: source.upto,
+            wall: ctx.wall,
+        };
+        let mut frames = vec![FrameBuilder::local(&meta, FrameKind::Carry, &body.encode(), data, &at.name.hid)];
+        if next.is_none() {
+            let state = self.state_at(&at).encode();
+            frames.push(FrameBuilder::local(&meta, FrameKind::Mark, &state, Vec::new(), &at.name.hid));
+        }
+        let reply = SyncReply {
+            shard: self.id,
+            view: r.view,
+            id: r.id,
+            mode: if next.is_none() { SyncMode::MapEnd } else { SyncMode::Map },
+            common: source.since,
+            map_next: next.map_or(0, |l| u64::from(l.0) + 1),
+            frames,
+        };
+        ctx.out.send(link, Message::SyncReply(reply));
+    }
+
+    /// The shard's state as of a frame of the tail. Floors and attachments of later frames do no harm in it.
+    fn state_at(&self, at: &TailEntry) -> MarkBody {
+        let mut requests = self.requests.clone();
+        requests.cut(at.name.sequence);
+        MarkBody {
+            committed: at.name.sequence,
+            attach: self.attach,
+            last_view: at.name.view,
+            last_parent: at.parent,
+            last_digest: at.digest,
+            view_frame: self.view_frame.clone(),
+            requests: requests.to_format(),
+            ..MarkBody::default()
+        }
+    }
+
+    /// A piece of the map arrived.
+    pub fn on_map_reply(&mut self, ctx: &mut Ctx<'_>, asking: Asking, reply: SyncReply) {
+        self.asking = None;
+        let Some(carry) = reply.frames.first().filter(|f| f.head.kind() == FrameKind::Carry) else { return };
+        let upto = carry.head.seq();
+        let learning = asking.map.unwrap_or(Learning { from: 0, since: reply.common, upto });
+        if learning.upto != upto || learning.since != reply.common || carry.head.shard() != self.id {
+            return;
+        }
+        if self.last.sequence > learning.since && upto > self.last.sequence {
+            self.cut(ctx, learning.since);
+        }
+        if self.stopped.is_some() || !self.take_carry(ctx, carry) {
+            return;
+        }
+        match reply.mode {
+            SyncMode::MapEnd => {
+                if let Some(mark) = reply.frames.get(1).filter(|f| f.head.kind() == FrameKind::Mark) {
+                    self.take_state(ctx, mark);
+                    self.ask(ctx, asking.to, asking.view, Sequence(u64::MAX));
+                }
+            }
+            _ if reply.map_next > 0 => {
+                let map = Learning { from: reply.map_next, ..learning };
+                self.ask_map(ctx, asking.to, asking.view, map);
+            }
+            _ => {}
+        }
+    }
+
+    fn take_carry(&mut self, ctx: &mut Ctx<'_>, carry: &Frame) -> bool {
+        let body = match CarryBody::decode(carry.head.body(), carry.header().data_blocks()) {
+            Ok(b) if carry.verify_digest().is_ok() => b,
+            _ => {
+                ctx.out.note(format!("shard {}: a piece of the map is damaged; asking again", self.id));
+                return false;
+            }
+        };
+        if !body.entries.is_empty() {
+            let ticket = ctx.ticket();
+            let record = Record::Carry { shard: self.id, body, data: carry.data.clone(), ticket };
+            ctx.out.actions.push(Action::Append(record));
+        }
+        true
+    }
+
+    /// The log goes on from the state that belongs to the learned map.
+    fn take_state(&mut self, ctx: &mut Ctx<'_>, mark: &Frame) {
+        let Ok(body) = MarkBody::decode(mark.head.body()) else { return };
+        let h = mark.header();
+        if mark.verify_digest().is_err() || h.seq() <= self.last.sequence {
+            return;
+        }
+        let name = FrameName { view: body.last_view, sequence: h.seq(), hid: h.hid() };
+        let requests = RequestTable::from_format(&body.requests);
+        let base = Base {
+            last: freebs_lsvd::FrameName { view: name.view, sequence: name.sequence, hid: name.hid },
+            parent: body.last_parent,
+            digest: body.last_digest,
+            version: h.last_version(),
+            committed: body.committed,
+            view_frame: body.view_frame.clone(),
+            attach: body.attach,
+            requests: requests.clone(),
+            open_chunk: (h.chunk(), h.chunk_offset.get()),
+        };
+        let ticket = ctx.ticket();
+        let change = MarkChange { base: Some(Box::new(base)), ..MarkChange::default() };
+        ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket }));
+        self.learned = Some((ticket, name.sequence));
+        self.last = name;
+        self.version = h.last_version();
+        let entry = TailEntry { name, version: self.version, parent: body.last_parent, digest: body.last_digest };
+        self.tail = BTreeMap::from([(name.sequence, entry)]);
+        self.committed = name.sequence;
+        self.requests = requests;
+        if body.attach.generation >= self.attach.generation {
+            self.attach = AttachBody { ..body.attach };
+        }
+        self.chunk = (h.chunk(), h.chunk_offset.get());
+        self.recent.clear();
+        if let Some(frame) = &body.view_frame
+            && let Ok(view) = ViewBody::decode(frame.body())
+        {
+            self.view = Some(OpenView { number: frame.view(), sequence: frame.seq(), body: view });
+            self.view_frame = Some(frame.clone());
+            self.active_known = false;
+        }
+        ctx.out.note(format!("shard {}: learned the map up to sequence {}", self.id, name.sequence));
+    }
+
+    /// The learned state is durable: from here on this member counts.
+    pub fn on_learned(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
+        if let Some((_, sequence)) = self.learned.filter(|(t, _)| *t == ticket) {
+            self.learned = None;
+            self.on_durable(ctx, sequence);
+        }
+    }
+}
