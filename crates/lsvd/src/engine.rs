@@ -1,110 +1,405 @@
-//! The handle on a device's log.
+//! The handle on a device's log, and the writer.
+//!
+//! Invariants: one append is in flight at a time; while it is, the next one gathers (group commit). What a listener
+//! hears is durable and in the maps. After a failed write or sync nothing of the device is believed.
 
+use crate::batch::{Batch, Next, frame_data_max};
+use crate::core::{Core, Geometry, OpenSegment, Queued};
 use crate::{
-    Counters, Digest, Event, Expect, FrameName, Listener, OpenReport, Piece, ReadOut, Record, Shape, ShardState, Space,
+    Counters, Durable, Event, EventKind, Expect, FrameName, Listener, OpenReport, Record, Shape, ShardState, Space,
+    superblock,
 };
-use bytes::Bytes;
-use freebs_format::disk::Superblock;
-use freebs_format::{CarryBody, Frame};
-use freebs_io::Device;
-use freebs_types::{BlockRange, Error, Lba, Result, Sequence, ShardId, StartNumber, Version, ViewNumber};
-use std::marker::PhantomData;
+use bytes::BytesMut;
+use freebs_format::disk::{SEGMENTS_AT, Superblock};
+use freebs_io::{AlignedBuf, Device, Durability};
+use freebs_types::{Error, ErrorKind, Result, Sequence, ShardId, StartNumber, Version, ViewNumber};
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::rc::Rc;
+use tokio::sync::Notify;
+
+/// Segments kept ready, so that no append waits for one to be written in advance.
+const POOL: u32 = 2;
+/// Buffers above this are not kept for reuse.
+const SPARE_BYTES_MAX: usize = 1 << 20;
+
+pub(crate) struct Inner<D> {
+    pub device: D,
+    pub core: RefCell<Core>,
+    superblock: Superblock,
+    /// The queue or the device's end has something for the writer.
+    work: Notify,
+    /// A segment was opened: the pool may be short.
+    pool: Notify,
+    /// The pool has grown, or can't; or a reader has let a segment go.
+    grown: Rc<Notify>,
+    /// The writer has stopped.
+    stopped: Notify,
+}
 
 /// A device's log, opened. Clones are the same engine.
 pub struct Engine<D: Device> {
-    superblock: Rc<Superblock>,
-    device: PhantomData<D>,
+    pub(crate) inner: Rc<Inner<D>>,
 }
 
 impl<D: Device> Clone for Engine<D> {
     fn clone(&self) -> Self {
-        Self { superblock: self.superblock.clone(), device: PhantomData }
+        Self { inner: self.inner.clone() }
     }
-}
-
-fn soon<T>() -> Result<T> {
-    Err(Error::bug("the log engine is being built"))
 }
 
 impl<D: Device> Engine<D> {
     /// Makes an empty log. Refuses a device that already has one, or that holds something else.
-    pub async fn create(_device: D, _shape: &Shape) -> Result<()> {
-        soon()
+    pub async fn create(device: D, shape: &Shape) -> Result<()> {
+        superblock::create(&device, shape).await
     }
+
     /// Recovers a log and raises the device's start number.
-    pub async fn open(_device: D, _expect: &Expect) -> Result<(Self, OpenReport)> {
-        soon()
+    pub async fn open(device: D, expect: &Expect) -> Result<(Self, OpenReport)> {
+        let mut report = OpenReport::default();
+        let (sb, order) = superblock::load(&device, &mut report.damage).await?;
+        superblock::check(&sb, device.sector(), expect)?;
+        // What a killed process left in the device's cache is made durable before it is believed.
+        device.sync().await?;
+        let geometry = Geometry {
+            cluster: sb.cluster_id(),
+            device: sb.device_id(),
+            start: StartNumber(sb.start.get() + 1),
+            sector: sb.sector.get() as usize,
+            segment_bytes: sb.segment_bytes.get(),
+            limit_segments: Geometry::limit(sb.size_limit.get(), sb.segment_bytes.get()),
+        };
+        let mut core = crate::recover::recover(&device, geometry, &mut report).await?;
+        let sb = superblock::raise(&device, sb, order).await?;
+        report.start = sb.start_number();
+        for f in &report.damage {
+            let place = f.segment.map_or("superblock".to_owned(), |s| format!("segment {s}"));
+            core.event(EventKind::Damage, format!("{place}, byte {}: {}", f.offset, f.what));
+        }
+        let grown = core.segs.freed.clone();
+        let inner = Inner {
+            device,
+            core: RefCell::new(core),
+            superblock: sb,
+            work: Notify::new(),
+            pool: Notify::new(),
+            grown,
+            stopped: Notify::new(),
+        };
+        Ok((Self { inner: Rc::new(inner) }, report))
     }
+
     pub fn start(&self) -> StartNumber {
-        self.superblock.start_number()
+        self.inner.superblock.start_number()
     }
     pub fn superblock(&self) -> &Superblock {
-        &self.superblock
+        &self.inner.superblock
     }
     pub fn shards(&self) -> Vec<ShardId> {
-        Vec::new()
+        self.inner.core.borrow().shards.keys().copied().collect()
     }
-    pub fn state(&self, _shard: ShardId) -> Option<ShardState> {
-        None
+    /// A copy of everything that is known of a shard.
+    pub fn state(&self, shard: ShardId) -> Option<ShardState> {
+        Some(self.inner.core.borrow().shards.get(&shard)?.state())
     }
     /// Name, version and committed sequence of the shard's last durable frame, without copying its state.
-    pub fn tip(&self, _shard: ShardId) -> Option<(FrameName, Version, Sequence)> {
-        None
+    pub fn tip(&self, shard: ShardId) -> Option<(FrameName, Version, Sequence)> {
+        let core = self.inner.core.borrow();
+        let s = core.shards.get(&shard)?;
+        Some((s.tip.name, s.tip.version, s.committed))
     }
-    pub fn promised(&self, _shard: ShardId) -> Option<ViewNumber> {
-        None
+    pub fn promised(&self, shard: ShardId) -> Option<ViewNumber> {
+        Some(self.inner.core.borrow().shards.get(&shard)?.promised)
     }
-    pub fn append(&self, _record: Record) {}
-    pub fn set_listener(&self, _listener: Rc<dyn Listener>) {}
-    pub async fn run(&self) -> Result<()> {
-        soon()
+
+    /// Puts a record into the queue. Never blocks; order of calls is order in the log. Once the log has failed,
+    /// records are dropped: the listener was told.
+    pub fn append(&self, record: Record) {
+        if self.inner.core.borrow_mut().push(Queued::Record(record)) {
+            self.inner.work.notify_one();
+        }
     }
-    pub fn committed(&self, _shard: ShardId, _to: Sequence) {}
-    pub async fn read(&self, _shard: ShardId, _range: BlockRange) -> Result<ReadOut> {
-        soon()
+
+    pub fn set_listener(&self, listener: Rc<dyn Listener>) {
+        self.inner.core.borrow_mut().listener = Some(listener);
     }
-    pub fn block_status(&self, _shard: ShardId, _range: BlockRange) -> Result<Vec<Piece>> {
-        soon()
+
+    /// All frames of the shard up to here are committed: they are never cut.
+    pub fn committed(&self, shard: ShardId, to: Sequence) {
+        let mut core = self.inner.core.borrow_mut();
+        let Core { shards, segs, .. } = &mut *core;
+        if let Some(s) = shards.get_mut(&shard) {
+            s.hear_committed(to, segs);
+            if !segs.candidates.is_empty() {
+                self.inner.work.notify_one();
+            }
+        }
     }
-    pub async fn frame(&self, _shard: ShardId, _sequence: Sequence) -> Result<Frame> {
-        soon()
+
+    /// Frames from here on stay in the log (a member lags), unless space is short.
+    pub fn keep(&self, shard: ShardId, from: Sequence) {
+        if let Some(s) = self.inner.core.borrow_mut().shards.get_mut(&shard) {
+            s.keep = Some(from);
+        }
     }
-    pub async fn frames(&self, _shard: ShardId, _from: Sequence, _max_bytes: usize) -> Result<Vec<Frame>> {
-        soon()
-    }
-    pub async fn name(&self, _shard: ShardId, _sequence: Sequence) -> Result<FrameName> {
-        soon()
-    }
-    /// Committed map entries from address `from` on that were placed behind `since`, and where to go on.
-    pub async fn entries(
-        &self,
-        _shard: ShardId,
-        _from: Lba,
-        _since: Sequence,
-        _max_bytes: usize,
-    ) -> Result<(CarryBody, Vec<Bytes>, Option<Lba>)> {
-        soon()
-    }
-    pub async fn digest(&self, _shard: ShardId) -> Result<Digest> {
-        soon()
-    }
-    pub fn keep(&self, _shard: ShardId, _from: Sequence) {}
+
     /// Bytes of data that one frame may have in segments of this size.
     pub fn frame_data_max(&self) -> usize {
-        0
+        frame_data_max(&self.inner.core.borrow())
     }
     pub fn space(&self) -> Space {
-        Space::default()
+        self.inner.core.borrow().space()
     }
     pub fn counters(&self) -> Counters {
-        Counters::default()
+        self.inner.core.borrow().counters
     }
+    /// What has happened since the last call, the newest 1,000.
     pub fn events(&self) -> Vec<Event> {
-        Vec::new()
+        self.inner.core.borrow_mut().take_events()
     }
-    pub fn flush_idle(&self) {}
+
+    /// Makes the last append provably durable (rule E7), if something came since the last time. To be called after
+    /// a moment without appends.
+    pub fn flush_idle(&self) {
+        let mut core = self.inner.core.borrow_mut();
+        if core.proven || core.writing || !core.queue.is_empty() {
+            return;
+        }
+        let Core { segs, .. } = &mut *core;
+        segs.candidates.append(&mut segs.blocked);
+        if core.push(Queued::Idle) {
+            self.inner.work.notify_one();
+        }
+    }
+
+    /// Writes what is queued and the proof of it, then stops the writer.
     pub async fn close(&self) -> Result<()> {
-        soon()
+        let running = {
+            let mut core = self.inner.core.borrow_mut();
+            core.closing = true;
+            core.push(Queued::Idle);
+            core.running
+        };
+        if running {
+            let stopped = self.inner.stopped.notified();
+            self.inner.work.notify_one();
+            stopped.await;
+        }
+        match &self.inner.core.borrow().failed {
+            Some(e) => Err(e.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// The writer. Ends after `close`, or with the error that ended the log.
+    pub async fn run(&self) -> Result<()> {
+        {
+            let mut core = self.inner.core.borrow_mut();
+            if core.running || core.closing {
+                return Err(Error::bug("the writer of a log runs once"));
+            }
+            core.running = true;
+            let all: Vec<u32> = core.segs.used().map(|(i, _)| i).collect();
+            core.segs.candidates.extend(all);
+        }
+        let mut write = pin!(self.write_loop());
+        let mut grow = pin!(self.grow_loop());
+        let mut grow_done = false;
+        let end = poll_fn(|cx| {
+            if !grow_done && grow.as_mut().poll(cx).is_ready() {
+                grow_done = true;
+            }
+            write.as_mut().poll(cx)
+        })
+        .await;
+        self.inner.core.borrow_mut().running = false;
+        if let Err(e) = &end {
+            self.fail(e);
+        }
+        self.inner.stopped.notify_waiters();
+        end
+    }
+
+    /// Ends the log; the first error counts.
+    fn fail(&self, e: &Error) {
+        let listener = {
+            let mut core = self.inner.core.borrow_mut();
+            if core.failed.is_some() {
+                return;
+            }
+            core.failed = Some(e.clone());
+            core.queue.clear();
+            core.listener.clone()
+        };
+        if let Some(l) = listener {
+            l.failed(e);
+        }
+    }
+
+    async fn write_loop(&self) -> Result<()> {
+        let inner = &self.inner;
+        let mut spare = None;
+        let mut done = Vec::new();
+        loop {
+            let next = {
+                let mut core = inner.core.borrow_mut();
+                core.clean();
+                core.next(&mut spare)
+            };
+            match next {
+                Next::Wait if inner.core.borrow().closing => return Ok(()),
+                Next::Wait => inner.work.notified().await,
+                Next::Rotate => self.rotate().await?,
+                Next::Cut(d) => done.push(d),
+                Next::Fail(e) => return Err(e),
+                Next::Write(batch, buf) => self.write(batch, buf, &mut spare, &mut done).await?,
+            }
+            if !done.is_empty() {
+                let listener = inner.core.borrow().listener.clone();
+                if let Some(l) = listener {
+                    l.durable(&mut done);
+                }
+                done.clear();
+            }
+        }
+    }
+
+    async fn write(
+        &self,
+        batch: Batch,
+        buf: AlignedBuf,
+        spare: &mut Option<AlignedBuf>,
+        done: &mut Vec<Durable>,
+    ) -> Result<()> {
+        self.inner.core.borrow_mut().writing = true;
+        let buf = self.write_bytes(batch.byte, buf).await?;
+        let mut core = self.inner.core.borrow_mut();
+        core.writing = false;
+        core.written(batch, buf.len(), done);
+        *spare = Some(buf).filter(|b| b.capacity() <= SPARE_BYTES_MAX);
+        Ok(())
+    }
+
+    /// A durable write; an error poisons the device (invariant 7).
+    async fn write_bytes(&self, at: u64, buf: AlignedBuf) -> Result<AlignedBuf> {
+        let (buf, result) = self.inner.device.write(at, buf, Durability::Durable).await;
+        match result {
+            Ok(()) => Ok(buf),
+            Err(e) => {
+                let e = Error::device_failed(format!("write of the log at byte {at}: {e}"));
+                self.fail(&e);
+                Err(e)
+            }
+        }
+    }
+
+    /// Closes the open segment with its index and opens the next one.
+    async fn rotate(&self) -> Result<()> {
+        let inner = &self.inner;
+        let next = loop {
+            {
+                let mut core = inner.core.borrow_mut();
+                if let Some(id) = core.segs.ready() {
+                    break id;
+                }
+                if !core.growing && (core.no_growth || core.segs.len() >= core.geometry.limit_segments) {
+                    // Readers may hold the last ones for a moment; else there is none.
+                    if core.segs.ready_count() == 0 {
+                        let text = "the device is full: no segment of its log is free";
+                        core.event(EventKind::Space, text);
+                        return Err(Error::no_space(text));
+                    }
+                }
+            }
+            inner.pool.notify_one();
+            inner.grown.notified().await;
+            if let Some(e) = inner.core.borrow().failed.clone() {
+                return Err(e);
+            }
+        };
+        let index = inner.core.borrow_mut().index(next);
+        if let Some((at, buf)) = index {
+            self.write_bytes(at, buf).await?;
+        }
+        let mut core = inner.core.borrow_mut();
+        if let Some(old) = core.open.take() {
+            core.segs.close(old.id);
+        }
+        core.proven = true;
+        let seq = core.next_seq;
+        core.next_seq += 1;
+        core.segs.open(next, seq);
+        core.counters.segments_opened += 1;
+        core.open = Some(OpenSegment {
+            id: next,
+            seq,
+            at: 0,
+            index: BytesMut::new(),
+            frames: 0,
+            first_append: 0,
+            last_append: 0,
+        });
+        inner.pool.notify_one();
+        Ok(())
+    }
+
+    /// Keeps a few segments ready.
+    async fn grow_loop(&self) {
+        let inner = &self.inner;
+        loop {
+            let wanted = {
+                let mut core = inner.core.borrow_mut();
+                let n = core.segs.len();
+                let want = core.segs.ready_count() < POOL && n < core.geometry.limit_segments && core.failed.is_none();
+                core.growing = want;
+                want.then(|| SEGMENTS_AT + u64::from(n + 1) * core.geometry.segment_bytes)
+            };
+            let Some(len) = wanted else {
+                inner.grown.notify_one();
+                inner.pool.notified().await;
+                continue;
+            };
+            let result = inner.device.set_len(len).await;
+            let mut core = inner.core.borrow_mut();
+            core.growing = false;
+            match result {
+                Ok(()) => {
+                    core.no_growth = false;
+                    core.segs.push();
+                    inner.grown.notify_one();
+                }
+                Err(e) => {
+                    let full = e.kind == ErrorKind::NoSpace;
+                    if !core.no_growth {
+                        core.event(EventKind::Space, format!("the device can't grow to {len} bytes: {e}"));
+                    }
+                    core.no_growth = true;
+                    drop(core);
+                    if !full {
+                        self.fail(&Error::device_failed(format!("growing the device: {e}")));
+                        inner.work.notify_one();
+                    }
+                    inner.grown.notify_one();
+                    inner.pool.notified().await;
+                }
+            }
+        }
+    }
+
+    /// Counts what is live anew from the maps and compares; for tests.
+    #[doc(hidden)]
+    pub fn check(&self) {
+        let core = self.inner.core.borrow();
+        let again = core.recount();
+        let mut sum = 0;
+        for (i, s) in core.segs.iter() {
+            assert_eq!((s.live, s.tombs), again[i as usize], "live blocks and trims of segment {i} ({:?})", s.state);
+            assert!(s.is_used() || (s.live == 0 && s.tombs == 0), "segment {i} is free but has something live");
+            sum += s.live;
+        }
+        let named: u64 = core.shards.values().map(crate::shard::Shard::data_blocks).sum();
+        assert_eq!(sum, named, "every block that a map names has a place, and is counted once");
+        assert_eq!(sum, core.segs.live_blocks);
     }
 }

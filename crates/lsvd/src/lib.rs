@@ -1,8 +1,30 @@
-//! The log engine: one log per device for all shards of a worker; maps, chunk index and state in memory.
+//! The log engine: one log on a device for all shards of a worker; maps, chunk index and state in memory.
+//!
+//! Frames are appended in the order in which they come, by one write per turn for all shards (group commit), and act
+//! only once they are durable. The log is the only truth: everything in memory is what its frames make of it, in log
+//! order, by the same code when running and when recovering. No clock, no thread, no I/O but the device.
+//!
+//! The rooms: `map`, `chunks`, `frames`, `requests` are what a `shard` has; `segments` says what lies where and what
+//! is live; `core` is all of it; `batch` lays out appends, `clean` gives segments up, `engine` writes; `read` and
+//! `log` read back; `scan` and `recover` make it again from bytes.
 
 mod api;
+mod batch;
+mod chunks;
+mod clean;
+mod core;
 mod engine;
+mod frames;
+mod join;
+mod log;
+mod map;
+mod read;
+mod recover;
 mod requests;
+mod scan;
+mod segments;
+mod shard;
+mod superblock;
 
 pub use api::*;
 pub use engine::Engine;

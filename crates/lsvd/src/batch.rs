@@ -1,0 +1,344 @@
+//! One append: what of the queue goes into it, and how its bytes lie.
+//!
+//! Invariants: an append lies in one segment and leaves room for the segment's index; all its frames are repairs or
+//! none is; a cut is never inside, nor anything behind a shard's end.
+
+use crate::core::{Core, Job, OpenSegment, Queued};
+use crate::shard::At;
+use crate::{Durable, Record};
+use freebs_format::disk::{
+    APPEND_DATA_BYTES_MAX, APPEND_HEADS_BYTES_MAX, APPEND_REPAIR, AppendHeader, IndexEntry, LiveTable, SegmentFooter,
+};
+use freebs_format::{Frame, FrameHead};
+use freebs_io::AlignedBuf;
+use freebs_types::{Error, Result, SegmentId, limits};
+use zerocopy::IntoBytes;
+
+/// Bytes of data after which an append is closed although more is waiting, so that a single answer does not wait
+/// for a whole queue.
+const BATCH_DATA_BYTES: usize = 2 << 20;
+const _: () = assert!(BATCH_DATA_BYTES + limits::FRAME_DATA_BYTES_MAX <= APPEND_DATA_BYTES_MAX);
+const HEADER: usize = size_of::<AppendHeader>();
+
+/// A frame of an append, and who is told when it is durable.
+pub(crate) struct Op {
+    pub head: FrameHead,
+    pub at: At,
+    pub done: Option<Durable>,
+    /// The segment that this frame helps to give up.
+    pub frees: Option<u32>,
+}
+
+/// An append on its way.
+pub(crate) struct Batch {
+    pub byte: u64,
+    pub ops: Vec<Op>,
+    pub repair: bool,
+    pub number: u64,
+    /// Segments that the live table in this append leaves out.
+    pub given: Option<Vec<u32>>,
+}
+
+pub(crate) enum Next {
+    Wait,
+    Write(Batch, AlignedBuf),
+    /// The open segment has no room for the next record, or there is none.
+    Rotate,
+    Cut(Durable),
+    Fail(Error),
+}
+
+/// What is being gathered.
+struct Gather {
+    frames: Vec<(Frame, Option<Durable>, Option<u32>)>,
+    heads: usize,
+    index: usize,
+    data: usize,
+    repair: bool,
+    idle: bool,
+}
+
+/// Bytes of the live table that a segment's first append carries.
+fn extra_len(core: &Core, open: &OpenSegment) -> usize {
+    if open.first_append == 0 { core.segs.len().div_ceil(8) as usize } else { 0 }
+}
+
+/// Data bytes that a frame may have so that it fits a fresh segment with the largest head.
+pub(crate) fn frame_data_max(core: &Core) -> usize {
+    let g = &core.geometry;
+    let head = limits::FRAME_HEAD_BYTES_MAX;
+    let table = g.limit_segments.div_ceil(8) as usize;
+    let front = (HEADER + table + head).next_multiple_of(g.sector);
+    let back = g.index_room(IndexEntry::encoded_len(head));
+    let room = (g.segment_bytes as usize).saturating_sub(front + back);
+    room.min(limits::FRAME_DATA_BYTES_MAX) / freebs_types::BLOCK * freebs_types::BLOCK
+}
+
+impl Core {
+    /// Decides what the writer does next.
+    pub fn next(&mut self, spare: &mut Option<AlignedBuf>) -> Next {
+        if let Some(e) = &self.failed {
+            return Next::Fail(e.clone());
+        }
+        let mut g = Gather { frames: Vec::new(), heads: 0, index: 0, data: 0, repair: false, idle: false };
+        while let Some(front) = self.queue.front() {
+            match front {
+                Queued::Record(Record::Cut { shard, to }) if g.frames.is_empty() => {
+                    let (shard, to) = (*shard, *to);
+                    self.queue.pop_front();
+                    return Next::Cut(self.apply_cut(shard, to));
+                }
+                Queued::Record(Record::Cut { .. }) => break,
+                Queued::Idle => {
+                    self.queue.pop_front();
+                    g.idle = g.frames.is_empty() && self.queue.is_empty();
+                    continue;
+                }
+                _ => {}
+            }
+            match self.gather(&mut g) {
+                Ok(true) => {}
+                Ok(false) if g.frames.is_empty() => return Next::Rotate,
+                Ok(false) => break,
+                Err(e) => return Next::Fail(e),
+            }
+            if matches!(g.frames.last(), Some((_, Some(Durable::Forget { .. }), _))) {
+                break;
+            }
+        }
+        if g.frames.is_empty() && !g.idle {
+            return Next::Wait;
+        }
+        if g.idle {
+            // The index of a closed segment proves its last append as well as a later append would.
+            match &self.open {
+                Some(o) if o.first_append > 0 && self.has_room(o, &g, 0, 0, 0) => {}
+                Some(o) if o.first_append > 0 => return Next::Rotate,
+                _ => return Next::Wait,
+            }
+        }
+        let (batch, buf) = self.lay_out(g, spare);
+        Next::Write(batch, buf)
+    }
+
+    fn has_room(&self, open: &OpenSegment, g: &Gather, head: usize, index: usize, data: usize) -> bool {
+        let front = (HEADER + extra_len(self, open) + g.heads + head).next_multiple_of(self.geometry.sector);
+        let back = self.geometry.index_room(open.index.len() + g.index + index);
+        open.at as usize + front + g.data + data + back <= self.geometry.segment_bytes as usize
+    }
+
+    /// Moves the front of the queue into the append, if it fits.
+    fn gather(&mut self, g: &mut Gather) -> Result<bool> {
+        let Some(open) = &self.open else { return Ok(false) };
+        let front = self.queue.front().expect("the caller looked");
+        let repair = matches!(front, Queued::Record(Record::Repair(_)));
+        if !g.frames.is_empty() && repair != g.repair {
+            return Ok(false);
+        }
+        let mut local = None;
+        let (frame, done, frees) = match front {
+            Queued::Record(Record::Frame(f)) => {
+                let h = f.header();
+                (f, Some(Durable::Frame { shard: f.head.shard(), view: h.view_number(), sequence: h.seq() }), None)
+            }
+            Queued::Record(Record::Repair(f)) => {
+                (f, Some(Durable::Repair { shard: f.head.shard(), sequence: f.head.seq() }), None)
+            }
+            other => {
+                let (frame, done, frees) = self.local(other);
+                (&*local.insert(frame), done, frees)
+            }
+        };
+        let (head, data) = (frame.head.bytes().len(), frame.data_bytes());
+        let index = IndexEntry::encoded_len(head);
+        let heads_max = APPEND_HEADS_BYTES_MAX - HEADER - extra_len(self, open);
+        let full = !g.frames.is_empty() && (g.data + data > BATCH_DATA_BYTES || g.heads + head > heads_max);
+        if full || !self.has_room(open, g, head, index, data) {
+            let fresh = open.first_append == 0 && g.frames.is_empty();
+            if fresh || data > limits::FRAME_DATA_BYTES_MAX || head > limits::FRAME_HEAD_BYTES_MAX {
+                let shard = frame.head.shard();
+                return Err(Error::invalid(format!("shard {shard}: a record of {data} bytes does not fit a segment")));
+            }
+            return Ok(false);
+        }
+        if head > limits::FRAME_HEAD_BYTES_MAX || data > limits::FRAME_DATA_BYTES_MAX {
+            return Err(Error::invalid(format!("shard {}: a record above the maxima", frame.head.shard())));
+        }
+        let frame = match (self.queue.pop_front(), local) {
+            (Some(Queued::Record(Record::Frame(f) | Record::Repair(f))), _) => f,
+            (_, local) => local.expect("made above for everything that is not a frame"),
+        };
+        g.frames.push((frame, done, frees));
+        (g.heads, g.index, g.data, g.repair) = (g.heads + head, g.index + index, g.data + data, repair);
+        Ok(true)
+    }
+
+    /// The local frame of a record that the caller did not bring as a frame.
+    fn local(&self, queued: &Queued) -> (Frame, Option<Durable>, Option<u32>) {
+        match queued {
+            Queued::Record(Record::Mark { shard, change, ticket }) => {
+                let frame = self.mark_frame(*shard, change, freebs_types::Sequence(0));
+                (frame, Some(Durable::Mark { shard: *shard, ticket: *ticket }), None)
+            }
+            Queued::Record(Record::Carry { shard, body, data, ticket }) => {
+                let frame = self.carry_frame(*shard, body, data.clone());
+                (frame, Some(Durable::Carry { shard: *shard, ticket: *ticket }), None)
+            }
+            Queued::Record(Record::Forget { shard }) => {
+                (self.deleted_frame(*shard), Some(Durable::Forget { shard: *shard }), None)
+            }
+            Queued::Job(Job::Mark { shard, released, segment }) => {
+                (self.mark_frame(*shard, &crate::MarkChange::default(), *released), None, Some(*segment))
+            }
+            Queued::Job(Job::Carry { shard, body, segment }) => {
+                (self.carry_frame(*shard, body, Vec::new()), None, Some(*segment))
+            }
+            Queued::Record(Record::Frame(_) | Record::Repair(_) | Record::Cut { .. }) | Queued::Idle => {
+                unreachable!("handled by the callers")
+            }
+        }
+    }
+
+    /// Lays the append out; the only copy of the data that the engine makes.
+    fn lay_out(&mut self, g: Gather, spare: &mut Option<AlignedBuf>) -> (Batch, AlignedBuf) {
+        let sector = self.geometry.sector;
+        let open = self.open.as_ref().expect("checked when gathered");
+        let extra = extra_len(self, open);
+        let heads_len = HEADER + extra + g.heads;
+        let front = heads_len.next_multiple_of(sector);
+        let mut buf = match spare.take() {
+            Some(b) if b.capacity() >= front + g.data => b,
+            _ => AlignedBuf::zeroed(front + g.data),
+        };
+        buf.set_len(front + g.data);
+        let given = (open.first_append == 0).then(|| self.segs.given());
+        if extra > 0 {
+            let live = self.segs.used().filter(|(i, _)| *i != open.id).map(|(i, _)| SegmentId(i));
+            buf[HEADER..HEADER + extra].copy_from_slice(&LiveTable::new(live, self.segs.len()).bits);
+        }
+        let number = self.next_append;
+        let (mut head_at, mut data_at) = (HEADER + extra, front);
+        let mut ops = Vec::with_capacity(g.frames.len());
+        for (frame, done, frees) in g.frames {
+            let head = frame.head.bytes();
+            buf[head_at..head_at + head.len()].copy_from_slice(head);
+            let at = At {
+                segment: open.id,
+                head_at: open.at + head_at as u32,
+                data_at: open.at + data_at as u32,
+                append: number,
+            };
+            head_at += head.len();
+            for d in &frame.data {
+                buf[data_at..data_at + d.len()].copy_from_slice(d);
+                data_at += d.len();
+            }
+            ops.push(Op { head: frame.head, at, done, frees });
+        }
+        buf[heads_len..front].fill(0);
+        let mut header = AppendHeader {
+            magic: [0; 4],
+            version: 0.into(),
+            flags: (if g.repair { APPEND_REPAIR } else { 0 }).into(),
+            device: self.geometry.device.0,
+            segment: open.id.into(),
+            offset: open.at.into(),
+            segment_seq: open.seq.into(),
+            number: number.into(),
+            durable: (number - 1).into(),
+            heads_len: (heads_len as u32).into(),
+            extra_len: (extra as u32).into(),
+            data_len: (g.data as u32).into(),
+            frames: (ops.len() as u32).into(),
+            start: self.geometry.start.0.into(),
+            reserved: [0; 8],
+            heads_crc: 0.into(),
+            crc: 0.into(),
+        };
+        header.finish(&buf[HEADER..heads_len]);
+        buf[..HEADER].copy_from_slice(header.as_bytes());
+        let byte = self.geometry.byte(open.id, open.at);
+        (Batch { byte, ops, repair: g.repair, number, given }, buf)
+    }
+
+    /// A durable append: moves the end of the log, then lets the frames act in order.
+    pub fn written(&mut self, batch: Batch, len: usize, done: &mut Vec<Durable>) {
+        let open = self.open.as_mut().expect("the append went there");
+        open.at += len as u32;
+        open.first_append = if open.first_append == 0 { batch.number } else { open.first_append };
+        open.last_append = batch.number;
+        open.frames += batch.ops.len() as u32;
+        for op in &batch.ops {
+            index_entry(op, batch.repair).encode(&mut open.index);
+        }
+        self.next_append = batch.number + 1;
+        self.proven = batch.ops.is_empty();
+        self.counters.appends += 1;
+        self.counters.append_bytes += len as u64;
+        if let Some(given) = &batch.given {
+            self.segs.table_durable(given);
+        }
+        for op in batch.ops {
+            self.counters.frames += 1;
+            self.counters.data_bytes += u64::from(op.head.header().data_len.get());
+            if let Err(f) = self.apply_entry(&op.head, op.at, batch.repair) {
+                self.event(crate::EventKind::Refused, f.what);
+            }
+            done.extend(op.done);
+            if let Some(s) = op.frees {
+                self.counters.carried += 1;
+                self.job_done(s);
+            }
+        }
+    }
+
+    fn job_done(&mut self, segment: u32) {
+        let s = self.segs.get_mut(segment);
+        s.jobs -= 1;
+        if s.jobs == 0 {
+            self.segs.candidates.insert(segment);
+        }
+    }
+
+    /// Index and footer of the open segment, and where they go. `None` if nothing was appended to it.
+    pub fn index(&mut self, next: u32) -> Option<(u64, AlignedBuf)> {
+        let open = self.open.as_mut().filter(|o| o.first_append > 0)?;
+        let index = std::mem::take(&mut open.index);
+        let g = &self.geometry;
+        let index_at = g.segment_bytes as usize - g.index_room(index.len());
+        let mut buf = AlignedBuf::zeroed(g.segment_bytes as usize - index_at);
+        buf[..index.len()].copy_from_slice(&index);
+        let mut footer = SegmentFooter {
+            magic: [0; 4],
+            version: 0.into(),
+            reserved0: 0.into(),
+            device: g.device.0,
+            segment: open.id.into(),
+            frames: open.frames.into(),
+            segment_seq: open.seq.into(),
+            first_append: open.first_append.into(),
+            last_append: open.last_append.into(),
+            index_at: (index_at as u32).into(),
+            index_len: 0.into(),
+            next: next.into(),
+            index_crc: 0.into(),
+            reserved: [0; 20],
+            crc: 0.into(),
+        };
+        footer.finish(&index);
+        let end = buf.len();
+        buf[end - size_of::<SegmentFooter>()..].copy_from_slice(footer.as_bytes());
+        Some((g.byte(open.id, index_at as u32), buf))
+    }
+}
+
+/// The index entry of a frame.
+pub(crate) fn index_entry(op: &Op, repair: bool) -> IndexEntry {
+    IndexEntry {
+        head_at: op.at.head_at,
+        data_at: op.at.data_at,
+        append: op.at.append,
+        flags: if repair { APPEND_REPAIR } else { 0 },
+        head: op.head.clone(),
+    }
+}

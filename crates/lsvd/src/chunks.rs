@@ -1,0 +1,248 @@
+//! The chunk index of a shard: (chunk, block ordinal) -> place in a segment. Local to a node (END 3.4).
+//!
+//! Invariants: the runs of a chunk are sorted and don't overlap; the newest place of an ordinal counts. A chunk
+//! stays only while a map entry, or one that a cut could bring back, names a block of it.
+
+use freebs_types::{ChunkId, limits};
+use std::collections::BTreeMap;
+
+/// Blocks `[first, first + count)` of a chunk lie one behind the other at byte `at` of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub first: u32,
+    pub count: u32,
+    pub segment: u32,
+    pub at: u32,
+}
+
+const BLOCK: u32 = freebs_types::BLOCK as u32;
+
+impl Run {
+    fn end(&self) -> u32 {
+        self.first + self.count
+    }
+    fn piece(&self, from: u32, to: u32) -> Self {
+        Self { first: from, count: to - from, segment: self.segment, at: self.at + (from - self.first) * BLOCK }
+    }
+}
+
+/// Ordinals of a chunk lie below this: a full chunk and one more frame of the largest size, and then some.
+pub(crate) const ORDINALS_MAX: u32 = 8192;
+const _: () =
+    assert!(ORDINALS_MAX >= limits::CHUNK_BLOCKS_MAX + (limits::FRAME_DATA_BYTES_MAX / freebs_types::BLOCK) as u32);
+
+/// Whether a range of ordinals can be one.
+pub(crate) fn fits(first: u32, count: u32) -> bool {
+    u64::from(first) + u64::from(count) <= u64::from(ORDINALS_MAX)
+}
+
+/// One bit per ordinal: named by the map, or by an entry that a cut could bring back.
+#[derive(Clone, Debug, Default)]
+struct Bits {
+    words: Vec<u64>,
+    live: u32,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Chunk {
+    runs: Vec<Run>,
+    bits: Bits,
+}
+
+impl Bits {
+    /// Calls `word(index, mask)` for the words that cover a range.
+    fn words(first: u32, end: u32, mut word: impl FnMut(usize, u64)) {
+        let mut at = first;
+        while at < end {
+            let to = ((at | 63) + 1).min(end);
+            let n = to - at;
+            let mask = if n == 64 { u64::MAX } else { ((1 << n) - 1) << (at & 63) };
+            word(at as usize / 64, mask);
+            at = to;
+        }
+    }
+
+    fn ones(&self, first: u32, end: u32) -> i64 {
+        let mut n = 0;
+        Self::words(first, end, |i, mask| n += i64::from((self.words.get(i).unwrap_or(&0) & mask).count_ones()));
+        n
+    }
+
+    /// Sets or clears a range; gives back how many bits changed.
+    fn mark(&mut self, first: u32, end: u32, to: bool) -> i64 {
+        let wanted = (end as usize).div_ceil(64);
+        if to && self.words.len() < wanted {
+            self.words.resize(wanted, 0);
+        }
+        let mut n = 0;
+        let words = &mut self.words;
+        Self::words(first, end, |i, mask| {
+            let Some(w) = words.get_mut(i) else { return };
+            let change = if to { !*w & mask } else { *w & mask };
+            *w ^= change;
+            n += i64::from(change.count_ones());
+        });
+        self.live = if to { self.live + n as u32 } else { self.live - n as u32 };
+        n
+    }
+}
+
+/// The places of a range, in order, as far as there are any; `true` if that is all of it.
+fn lookup(runs: &[Run], first: u32, end: u32, mut each: impl FnMut(Run)) -> bool {
+    let mut covered = 0;
+    for r in &runs[runs.partition_point(|r| r.end() <= first)..] {
+        if r.first >= end {
+            break;
+        }
+        let piece = r.piece(r.first.max(first), r.end().min(end));
+        covered += piece.count;
+        each(piece);
+    }
+    covered == end - first
+}
+
+/// Chunks of one shard. Each method that changes what is live tells `live(segment, blocks up or down)`; so a
+/// segment's count is always the number of live bits in the runs that lie in it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ChunkIndex {
+    chunks: BTreeMap<ChunkId, Chunk>,
+}
+
+impl ChunkIndex {
+    /// Whether any block of the range has a place already.
+    #[cfg(test)]
+    pub fn has_any(&self, chunk: ChunkId, first: u32, count: u32) -> bool {
+        self.chunks.get(&chunk).is_some_and(|c| {
+            let i = c.runs.partition_point(|r| r.end() <= first);
+            c.runs.get(i).is_some_and(|r| r.first < first + count)
+        })
+    }
+
+    /// Gives the blocks of `run` their place; places that they had before are forgotten.
+    pub fn place(&mut self, chunk: ChunkId, run: Run, mut live: impl FnMut(u32, i64)) {
+        assert!(fits(run.first, run.count), "ordinals are checked before they get here");
+        let c = self.chunks.entry(chunk).or_default();
+        let n = c.bits.ones(run.first, run.end());
+        if n > 0 {
+            lookup(&c.runs, run.first, run.end(), |old| live(old.segment, -c.bits.ones(old.first, old.end())));
+            live(run.segment, n);
+        }
+        let runs = &mut c.runs;
+        if let Some(last) = runs.last_mut()
+            && last.end() == run.first
+            && last.segment == run.segment
+            && last.at + last.count * BLOCK == run.at
+        {
+            last.count += run.count;
+            return;
+        }
+        let from = runs.partition_point(|r| r.end() <= run.first);
+        let to = runs.partition_point(|r| r.first < run.end());
+        if from == to {
+            runs.insert(from, run);
+            return;
+        }
+        let (left, right) = (runs[from], runs[to - 1]);
+        let mut new = Vec::with_capacity(3);
+        if left.first < run.first {
+            new.push(left.piece(left.first, run.first));
+        }
+        new.push(run);
+        if right.end() > run.end() {
+            new.push(right.piece(run.end(), right.end()));
+        }
+        runs.splice(from..to, new);
+    }
+
+    /// The places of a range of blocks, in order. `false` if some block has none.
+    pub fn lookup(&self, chunk: ChunkId, first: u32, count: u32, each: impl FnMut(Run)) -> bool {
+        self.chunks.get(&chunk).is_some_and(|c| lookup(&c.runs, first, first + count, each))
+    }
+
+    /// Blocks that are named from now on.
+    pub fn acquire(&mut self, chunk: ChunkId, first: u32, count: u32, mut live: impl FnMut(u32, i64)) {
+        let Some(Chunk { runs, bits }) = self.chunks.get_mut(&chunk) else { return };
+        lookup(runs, first, first + count, |r| live(r.segment, bits.mark(r.first, r.end(), true)));
+    }
+
+    /// Blocks that nobody names any more. A chunk without any is forgotten.
+    pub fn release(&mut self, chunk: ChunkId, first: u32, count: u32, mut live: impl FnMut(u32, i64)) {
+        let Some(Chunk { runs, bits }) = self.chunks.get_mut(&chunk) else { return };
+        lookup(runs, first, first + count, |r| live(r.segment, -bits.mark(r.first, r.end(), false)));
+        if bits.live == 0 {
+            self.chunks.remove(&chunk);
+        }
+    }
+
+    /// Forgets all places in a segment that is given up; nothing there is live.
+    pub fn drop_segment(&mut self, chunk: ChunkId, segment: u32) {
+        if let Some(c) = self.chunks.get_mut(&chunk) {
+            c.runs.retain(|r| r.segment != segment);
+            if c.runs.is_empty() {
+                self.chunks.remove(&chunk);
+            }
+        }
+    }
+
+    /// Live blocks per segment, counted anew; for checks.
+    pub fn recount(&self, mut live: impl FnMut(u32, i64)) {
+        for c in self.chunks.values() {
+            for r in &c.runs {
+                live(r.segment, c.bits.ones(r.first, r.end()));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(first: u32, count: u32, segment: u32, at: u32) -> Run {
+        Run { first, count, segment, at: at * BLOCK }
+    }
+    fn found(c: &ChunkIndex, first: u32, count: u32) -> Option<Vec<Run>> {
+        let mut out = Vec::new();
+        c.lookup(ChunkId::new(1, 0), first, count, |r| out.push(r)).then_some(out)
+    }
+
+    #[test]
+    fn runs_join_split_and_move() {
+        let id = ChunkId::new(1, 0);
+        let mut c = ChunkIndex::default();
+        c.place(id, run(0, 4, 1, 10), |_, _| ());
+        c.place(id, run(4, 4, 1, 14), |_, _| ());
+        assert_eq!(found(&c, 1, 6), Some(vec![run(1, 6, 1, 11)]));
+        assert_eq!(found(&c, 7, 2), None);
+        c.place(id, run(10, 2, 2, 0), |_, _| ());
+        assert_eq!(found(&c, 7, 4), None, "there is a gap");
+        c.place(id, run(3, 2, 5, 7), |_, _| ());
+        assert_eq!(found(&c, 0, 8), Some(vec![run(0, 3, 1, 10), run(3, 2, 5, 7), run(5, 3, 1, 15)]));
+        assert!(c.has_any(id, 8, 3) && !c.has_any(id, 8, 2) && !c.has_any(id, 12, 9));
+        c.place(id, run(0, 12, 9, 100), |_, _| ());
+        assert_eq!(found(&c, 0, 12), Some(vec![run(0, 12, 9, 100)]));
+        c.drop_segment(id, 9);
+        assert_eq!(found(&c, 0, 1), None);
+    }
+
+    #[test]
+    fn live_blocks_follow_their_place() {
+        let id = ChunkId::new(1, 0);
+        let mut c = ChunkIndex::default();
+        let mut live = [0i64; 10];
+        c.place(id, run(0, 200, 1, 0), |s, n| live[s as usize] += n);
+        c.acquire(id, 60, 80, |s, n| live[s as usize] += n);
+        c.acquire(id, 60, 10, |s, n| live[s as usize] += n);
+        assert_eq!(live[1], 80);
+        c.place(id, run(100, 50, 2, 0), |s, n| live[s as usize] += n);
+        assert_eq!(live[1..3], [40, 40]);
+        c.release(id, 50, 60, |s, n| live[s as usize] += n);
+        assert_eq!(live[1..3], [0, 30]);
+        let mut again = [0i64; 10];
+        c.recount(|s, n| again[s as usize] += n);
+        assert_eq!(live, again);
+        c.release(id, 0, 200, |s, n| live[s as usize] += n);
+        assert_eq!(live, [0; 10]);
+        assert!(!c.has_any(id, 0, 200), "a chunk without a live block is forgotten");
+    }
+}

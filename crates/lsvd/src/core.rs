@@ -1,0 +1,296 @@
+//! Everything the engine knows, without I/O: shards, segments, queue, counters; and what durable frames do to it.
+//!
+//! Invariants: maps and indexes change only by `apply_entry`, with frames that are durable (or were found so by
+//! recovery). Nothing here is borrowed across an await.
+
+use crate::segments::Segments;
+use crate::shard::{At, Shard};
+use crate::{Counters, Durable, Event, EventKind, Finding, Listener, MarkChange, Record, Space};
+use bytes::{Bytes, BytesMut};
+use freebs_format::disk::{SEGMENTS_AT, SEGMENTS_MAX, SegmentFooter};
+use freebs_format::{CarryBody, FrameHead, FrameKind, MarkBody};
+use freebs_types::{BLOCK, ClusterId, DeviceId, Error, ErrorKind, Result, Sequence, ShardId, StartNumber};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+/// Events kept for `events`; older ones are dropped.
+const EVENTS_MAX: usize = 1000;
+
+/// Identity and measures of the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Geometry {
+    pub cluster: ClusterId,
+    pub device: DeviceId,
+    pub start: StartNumber,
+    pub sector: usize,
+    pub segment_bytes: u64,
+    pub limit_segments: u32,
+}
+
+impl Geometry {
+    pub fn limit(size_limit: u64, segment_bytes: u64) -> u32 {
+        let n = size_limit.saturating_sub(SEGMENTS_AT) / segment_bytes;
+        n.min(u64::from(SEGMENTS_MAX)) as u32
+    }
+
+    /// Byte on the device of a byte in a segment.
+    pub fn byte(&self, segment: u32, at: u32) -> u64 {
+        SEGMENTS_AT + u64::from(segment) * self.segment_bytes + u64::from(at)
+    }
+
+    /// Segments that `space` tells heads to leave alone: what a segment's close, cleaning and marks need.
+    pub fn reserve_segments(&self) -> u32 {
+        (self.limit_segments / 32).clamp(3, 64)
+    }
+
+    /// Bytes that the index of `len` bytes takes at the end of a segment, with footer and alignment.
+    pub fn index_room(&self, len: usize) -> usize {
+        (len + size_of::<SegmentFooter>()).next_multiple_of(self.sector)
+    }
+}
+
+/// The segment that appends go to.
+#[derive(Debug)]
+pub(crate) struct OpenSegment {
+    pub id: u32,
+    pub seq: u64,
+    /// Byte of the next append.
+    pub at: u32,
+    /// Index entries of all frames so far.
+    pub index: BytesMut,
+    pub frames: u32,
+    /// First and last append; 0 if there is none yet.
+    pub first_append: u64,
+    pub last_append: u64,
+}
+
+/// A local frame that frees a segment.
+#[derive(Debug)]
+pub(crate) enum Job {
+    Mark { shard: ShardId, released: Sequence, segment: u32 },
+    Carry { shard: ShardId, body: CarryBody, segment: u32 },
+}
+
+/// What waits to be appended.
+#[derive(Debug)]
+pub(crate) enum Queued {
+    Record(Record),
+    Job(Job),
+    /// An append without frames, so that the one before it is known to be durable (rule E7).
+    Idle,
+}
+
+pub(crate) struct Core {
+    pub geometry: Geometry,
+    pub shards: BTreeMap<ShardId, Shard>,
+    pub segs: Segments,
+    pub queue: VecDeque<Queued>,
+    pub open: Option<OpenSegment>,
+    pub next_append: u64,
+    pub next_seq: u64,
+    /// Whether the last append is known to be durable by a later one, or there is none.
+    pub proven: bool,
+    /// Highest append known to be lost.
+    pub damaged: u64,
+    /// The file system refused to let the device grow.
+    pub no_growth: bool,
+    pub growing: bool,
+    pub writing: bool,
+    pub failed: Option<Error>,
+    pub closing: bool,
+    pub running: bool,
+    pub counters: Counters,
+    events: VecDeque<Event>,
+    pub listener: Option<Rc<dyn Listener>>,
+}
+
+impl Core {
+    pub fn new(geometry: Geometry, segments: u32) -> Self {
+        let mut segs = Segments::default();
+        for _ in 0..segments {
+            segs.push();
+        }
+        Self {
+            geometry,
+            shards: BTreeMap::new(),
+            segs,
+            queue: VecDeque::new(),
+            open: None,
+            next_append: 1,
+            next_seq: 1,
+            proven: true,
+            damaged: 0,
+            no_growth: false,
+            growing: false,
+            writing: false,
+            failed: None,
+            closing: false,
+            running: false,
+            counters: Counters::default(),
+            events: VecDeque::new(),
+            listener: None,
+        }
+    }
+
+    pub fn event(&mut self, kind: EventKind, text: impl Into<String>) {
+        match kind {
+            EventKind::Damage => self.counters.damage += 1,
+            EventKind::CrcError => self.counters.crc_errors += 1,
+            _ => {}
+        }
+        if self.events.len() == EVENTS_MAX {
+            self.events.pop_front();
+        }
+        self.events.push_back(Event { kind, text: text.into() });
+    }
+
+    pub fn take_events(&mut self) -> Vec<Event> {
+        self.events.drain(..).collect()
+    }
+
+    pub fn shard(&self, id: ShardId) -> Result<&Shard> {
+        if let Some(e) = self.failed.as_ref().filter(|e| e.kind == ErrorKind::DeviceFailed) {
+            return Err(e.clone());
+        }
+        self.shards.get(&id).ok_or_else(|| Error::not_found(format!("no shard {id} on this device")))
+    }
+
+    /// Whether the queue may still be filled.
+    pub fn push(&mut self, q: Queued) -> bool {
+        if self.failed.is_some() {
+            return false;
+        }
+        self.queue.push_back(q);
+        true
+    }
+
+    pub fn free_segments(&self) -> u32 {
+        let used = self.segs.used().count() as u32;
+        let total = if self.no_growth { self.segs.len() } else { self.geometry.limit_segments.max(self.segs.len()) };
+        total - used
+    }
+
+    pub fn short_of_space(&self) -> bool {
+        self.free_segments() <= self.geometry.reserve_segments()
+    }
+
+    pub fn space(&self) -> Space {
+        let used = self.segs.used().count() as u32;
+        let free = self.free_segments();
+        Space {
+            segment_bytes: self.geometry.segment_bytes,
+            limit_segments: used + free,
+            used_segments: used,
+            free_segments: free,
+            reserve_segments: self.geometry.reserve_segments(),
+            live_bytes: self.segs.live_blocks * BLOCK as u64,
+            poisoned: self.failed.as_ref().is_some_and(|e| e.kind == ErrorKind::DeviceFailed),
+        }
+    }
+
+    /// Lets a durable frame act. Gives back why it does not count, if so.
+    pub fn apply_entry(&mut self, head: &FrameHead, at: At, repair: bool) -> Result<(), Finding> {
+        let done = self.try_apply(head, at, repair);
+        done.map_err(|what| Finding {
+            segment: Some(at.segment),
+            offset: u64::from(at.head_at),
+            what: format!("shard {}, sequence {}: {what}", head.shard(), head.seq()),
+        })
+    }
+
+    fn try_apply(&mut self, head: &FrameHead, at: At, repair: bool) -> Result<(), &'static str> {
+        if head.header().cluster_id() != self.geometry.cluster {
+            return Err("frame of another cluster");
+        }
+        let id = head.shard();
+        let (shards, segs) = (&mut self.shards, &mut self.segs);
+        match head.kind() {
+            FrameKind::Mark => {
+                let body = MarkBody::decode(head.body()).map_err(|_| "mark that can't be read")?;
+                if body.deleted {
+                    if let Some(shard) = shards.remove(&id) {
+                        shard.forget(at.segment, segs);
+                    } else {
+                        segs.forget(id, at.segment);
+                    }
+                    return Ok(());
+                }
+                let shard = shards.entry(id).or_insert_with(|| Shard::new(id));
+                shard.mark(head, &body, at, self.damaged, segs);
+                Ok(())
+            }
+            FrameKind::Carry => {
+                let blocks = head.header().data_blocks();
+                let body = CarryBody::decode(head.body(), blocks).map_err(|_| "carry that can't be read")?;
+                let shard = shards.entry(id).or_insert_with(|| Shard::new(id));
+                shard.carry(&body, at, segs)
+            }
+            _ => {
+                let shard = shards.entry(id).or_insert_with(|| Shard::new(id));
+                shard.apply(head, at, repair, self.damaged, segs)
+            }
+        }
+    }
+
+    /// A cut that has come to its turn.
+    pub fn apply_cut(&mut self, shard: ShardId, to: Sequence) -> Durable {
+        if let Some(s) = self.shards.get_mut(&shard) {
+            assert!(to >= s.committed, "shard {shard}: a cut to {to} below what is committed ({})", s.committed);
+            s.cut(to, &mut self.segs);
+        }
+        Durable::Cut { shard, to }
+    }
+
+    /// Body of a mark as bytes, with the shard's last frame for its header.
+    pub fn mark_frame(&self, shard: ShardId, change: &MarkChange, released: Sequence) -> freebs_format::Frame {
+        let fresh = Shard::new(shard);
+        let s = self.shards.get(&shard).unwrap_or(&fresh);
+        let (tip, body) = s.mark_body(change, released);
+        self.local_frame(shard, &tip, body.committed, FrameKind::Mark, &body.encode(), Vec::new())
+    }
+
+    pub fn deleted_frame(&self, shard: ShardId) -> freebs_format::Frame {
+        let fresh = Shard::new(shard);
+        let s = self.shards.get(&shard).unwrap_or(&fresh);
+        self.local_frame(shard, &s.tip, s.committed, FrameKind::Mark, &s.deleted_body().encode(), Vec::new())
+    }
+
+    pub fn carry_frame(&self, shard: ShardId, body: &CarryBody, data: Vec<Bytes>) -> freebs_format::Frame {
+        let fresh = Shard::new(shard);
+        let s = self.shards.get(&shard).unwrap_or(&fresh);
+        self.local_frame(shard, &s.tip, s.committed, FrameKind::Carry, &body.encode(), data)
+    }
+
+    fn local_frame(
+        &self,
+        shard: ShardId,
+        tip: &crate::shard::Tip,
+        committed: Sequence,
+        kind: FrameKind,
+        body: &[u8],
+        data: Vec<Bytes>,
+    ) -> freebs_format::Frame {
+        let meta = freebs_format::FrameMeta {
+            cluster: self.geometry.cluster,
+            shard,
+            view: tip.name.view,
+            chunk: tip.chunk,
+            chunk_offset: tip.chunk_blocks,
+            sequence: tip.name.sequence,
+            first_version: tip.version,
+            committed,
+            wall: 0,
+        };
+        freebs_format::FrameBuilder::local(&meta, kind, body, data, &tip.name.hid)
+    }
+
+    /// Live blocks and trims per segment, counted anew from maps and undo; for tests.
+    pub fn recount(&self) -> Vec<(u64, u64)> {
+        let mut out = vec![(0u64, 0u64); self.segs.len() as usize];
+        for s in self.shards.values() {
+            s.chunks.recount(|seg, n| out[seg as usize].0 += n as u64);
+            s.tombs(|seg, n| out[seg as usize].1 += u64::from(n));
+        }
+        out
+    }
+}

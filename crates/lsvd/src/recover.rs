@@ -1,0 +1,327 @@
+//! Recovery: from the bytes of a device to the state that its frames make.
+//!
+//! The newest segment's live table says which segments count; closed ones are known by their index, the rest is
+//! scanned; then all frames are applied in log order.
+//!
+//! Invariants (rule E7): an unreadable append is a torn tail only if no append with a higher number, and no word of
+//! a later one, says that it was durable. Anything else is damage: what is behind it is kept, shards with a gap there
+//! get a hole, and shards that could have lost their last frame a suspect tail. A segment with damage gets no index,
+//! so that the next recovery sees the damage again.
+
+use crate::core::{Core, Geometry, OpenSegment};
+use crate::join::join_all;
+use crate::scan::{Found, Scan, Window, find_seq, read_append, scan};
+use crate::segments::SegmentState;
+use crate::shard::At;
+use crate::{Finding, OpenReport};
+use bytes::BytesMut;
+use freebs_format::crc32c;
+use freebs_format::disk::{
+    APPEND_REPAIR, AppendHeader, IndexEntry, LiveTable, SEGMENTS_AT, SEGMENTS_MAX, SegmentFooter,
+};
+use freebs_io::Device;
+use freebs_types::Result;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What the first and last sector of a segment say.
+#[derive(Clone, Copy)]
+struct Survey {
+    id: u32,
+    seq: u64,
+    footer: Option<SegmentFooter>,
+    /// What is wrong with it; said only if the segment counts.
+    wrong: Option<&'static str>,
+}
+
+struct Recovery<'a, D> {
+    device: &'a D,
+    geometry: Geometry,
+    report: &'a mut OpenReport,
+    core: Core,
+    /// Last append of the segment before, and that segment's number.
+    before: Option<(u64, u64)>,
+    last_append: u64,
+    /// A whole segment is lost: any gap may be damage.
+    segment_lost: bool,
+}
+
+pub(crate) async fn recover<D: Device>(device: &D, geometry: Geometry, report: &mut OpenReport) -> Result<Core> {
+    let segments = ((device.len() - SEGMENTS_AT) / geometry.segment_bytes).min(u64::from(SEGMENTS_MAX)) as u32;
+    let core = Core::new(geometry, segments);
+    let mut r = Recovery { device, geometry, report, core, before: None, last_append: 0, segment_lost: false };
+    r.all(segments).await?;
+    Ok(r.core)
+}
+
+impl<D: Device> Recovery<'_, D> {
+    fn finding(&mut self, segment: u32, offset: u32, what: impl Into<String>) {
+        self.report.damage.push(Finding { segment: Some(segment), offset: u64::from(offset), what: what.into() });
+    }
+
+    async fn all(&mut self, segments: u32) -> Result<()> {
+        let mut surveys = BTreeMap::new();
+        for ids in (0..segments).collect::<Vec<_>>().chunks(64) {
+            let looks = ids.iter().map(|id| survey(self.device, self.geometry, *id)).collect();
+            surveys.extend(join_all(looks).await.into_iter().flatten().map(|s| (s.seq, s)));
+        }
+        self.core.next_seq = surveys.last_key_value().map_or(0, |(seq, _)| *seq) + 1;
+        let Some((newest, mut tail)) = self.newest(&surveys).await else { return Ok(()) };
+        let used = self.used(&surveys, newest).await;
+        for s in &used {
+            if let Some(what) = s.wrong {
+                self.finding(s.id, 0, what);
+            }
+            let seg = self.core.segs.get_mut(s.id);
+            (seg.state, seg.seq) = (SegmentState::Closed, s.seq);
+        }
+        if self.segment_lost {
+            self.core.damaged = u64::MAX;
+        }
+        for s in used {
+            match tail.take_if(|_| s.seq == newest.seq) {
+                Some(scan) => self.tail(s, scan),
+                None => self.closed(s).await,
+            }
+        }
+        self.finish(newest.id);
+        Ok(())
+    }
+
+    /// The newest segment with a durable append, and its appends if it has no index. Those of an unfinished append at
+    /// the end of the log are taken off.
+    async fn newest(&mut self, surveys: &BTreeMap<u64, Survey>) -> Option<(Survey, Option<Scan>)> {
+        for s in surveys.values().rev() {
+            if s.footer.is_some() {
+                return Some((*s, None));
+            }
+            let mut w = Window::new(self.device, self.geometry, s.id);
+            let mut found = scan(&mut w, s.seq, self.geometry.segment_bytes as u32).await;
+            self.report.appends += found.appends.len() as u64;
+            let durable = found.durable;
+            if let Some(last) = found.appends.pop_if(|a| !a.is_whole() && a.number() > durable) {
+                found.end = last.at;
+                self.report.torn_bytes += last.header.total(self.geometry.sector) as u64;
+            }
+            if !found.appends.is_empty() {
+                return Some((*s, Some(found)));
+            }
+        }
+        None
+    }
+
+    /// The segments that count, by number: those of the newest live table, and the newest one itself.
+    async fn used(&mut self, surveys: &BTreeMap<u64, Survey>, newest: Survey) -> Vec<Survey> {
+        let mut used: Vec<Survey> = vec![newest];
+        let mut at = newest;
+        let table = loop {
+            if let Some(table) = self.table(at).await {
+                break Some(table);
+            }
+            self.finding(at.id, 0, "the table of live segments can't be read");
+            // The segment before was closed when this one was opened, and all that its table names is still there.
+            match surveys.get(&(at.seq - 1)) {
+                Some(before) => {
+                    used.push(*before);
+                    at = *before;
+                }
+                None => break None,
+            }
+        };
+        let known: BTreeSet<u64> = used.iter().map(|s| s.seq).collect();
+        let mut found = BTreeSet::new();
+        for s in surveys.values().filter(|s| s.seq < at.seq && !known.contains(&s.seq)) {
+            let counts = table.as_ref().is_none_or(|t| t.contains(freebs_types::SegmentId(s.id)));
+            if counts {
+                found.insert(s.id);
+                used.push(*s);
+            }
+        }
+        for lost in table.iter().flat_map(LiveTable::iter).filter(|s| !found.contains(&s.0)) {
+            self.finding(lost.0, 0, "the whole segment is lost: no append in it can be found");
+            self.segment_lost = true;
+        }
+        used.sort_by_key(|s| s.seq);
+        used
+    }
+
+    async fn table(&self, s: Survey) -> Option<LiveTable> {
+        let mut w = Window::new(self.device, self.geometry, s.id);
+        let bytes = w.get(0, size_of::<AppendHeader>()).await?;
+        let h = AppendHeader::decode(&bytes).ok()?;
+        let ours = h.device == self.geometry.device.0 && h.segment_seq.get() == s.seq && h.offset.get() == 0;
+        if !ours || h.total(self.geometry.sector) > self.geometry.segment_bytes as usize {
+            return None;
+        }
+        read_append(&mut w, 0, h).await.table
+    }
+
+    /// A segment that was closed: by its index, or by its appends if that is damaged.
+    async fn closed(&mut self, s: Survey) {
+        if let Some(f) = s.footer {
+            match self.index(s.id, &f).await {
+                Some(entries) => {
+                    self.begins_with(s, f.first_append.get());
+                    for e in &entries {
+                        self.apply(s.id, e);
+                    }
+                    self.ends_with(s, f.last_append.get());
+                    return;
+                }
+                None => self.finding(s.id, f.index_at.get(), "the segment's index does not match its checksum"),
+            }
+        } else {
+            self.finding(s.id, self.geometry.segment_bytes as u32 - 1, "the segment's index can't be found");
+        }
+        let limit = s.footer.map_or(self.geometry.segment_bytes as u32, |f| f.index_at.get());
+        let mut w = Window::new(self.device, self.geometry, s.id);
+        let found = scan(&mut w, s.seq, limit).await;
+        self.report.appends += found.appends.len() as u64;
+        self.scanned(s, &found);
+        if let Some(f) = s.footer.filter(|f| f.last_append.get() > self.last_append) {
+            self.lost(s.id, found.end, f.last_append.get());
+            self.ends_with(s, f.last_append.get());
+        }
+    }
+
+    async fn index(&self, id: u32, f: &SegmentFooter) -> Option<Vec<IndexEntry>> {
+        let mut w = Window::new(self.device, self.geometry, id);
+        let index = w.get(f.index_at.get() as usize, f.index_len.get() as usize).await?;
+        if crc32c(&index) != f.index_crc.get() {
+            return None;
+        }
+        IndexEntry::decode_all(index, f.frames.get()).ok()
+    }
+
+    /// The newest segment, which was open. Goes on in it if it is whole.
+    fn tail(&mut self, s: Survey, found: Scan) {
+        self.scanned(s, &found);
+        let last = found.appends.last().expect("newest segments have an append");
+        let (first, last_number) = (found.appends[0].number(), last.number());
+        let lost = found.durable > last_number;
+        if lost {
+            self.lost(s.id, found.end, found.durable);
+            self.last_append = found.durable;
+        }
+        self.core.proven = last.entries.is_empty();
+        let damaged = lost || !found.missing.is_empty() || found.appends.iter().any(|a| a.lost > 0);
+        let mut index = BytesMut::new();
+        let mut frames = 0;
+        for e in found.appends.iter().flat_map(|a| &a.entries) {
+            e.encode(&mut index);
+            frames += 1;
+        }
+        let room = self.geometry.index_room(index.len());
+        if damaged || found.end as usize + room > self.geometry.segment_bytes as usize {
+            return;
+        }
+        self.core.segs.get_mut(s.id).state = SegmentState::Open;
+        self.core.open = Some(OpenSegment {
+            id: s.id,
+            seq: s.seq,
+            at: found.end,
+            index,
+            frames,
+            first_append: first,
+            last_append: last_number,
+        });
+    }
+
+    fn scanned(&mut self, s: Survey, found: &Scan) {
+        let mut missing = found.missing.iter().peekable();
+        for (i, a) in found.appends.iter().enumerate() {
+            while let Some((number, at)) = missing.next_if(|(n, _)| *n < a.number()) {
+                self.lost(s.id, *at, *number);
+            }
+            if i == 0 && found.missing.is_empty() {
+                self.begins_with(s, a.number());
+            }
+            self.append(s.id, a);
+        }
+        if let Some(a) = found.appends.last() {
+            self.ends_with(s, a.number());
+        }
+    }
+
+    fn append(&mut self, id: u32, a: &Found) {
+        if let Some(at) = a.bad_data {
+            self.finding(id, at, "a data block does not match its CRC");
+        }
+        for e in &a.entries {
+            self.apply(id, e);
+        }
+        if a.lost > 0 {
+            self.lost(id, a.at, a.number());
+        }
+    }
+
+    /// Notes that appends up to `number` can't be read.
+    fn lost(&mut self, id: u32, at: u32, number: u64) {
+        self.finding(id, at, format!("append {number} can't be read, or only in part"));
+        self.core.damaged = self.core.damaged.max(number);
+    }
+
+    fn begins_with(&mut self, s: Survey, number: u64) {
+        if let Some((last, seq)) = self.before
+            && seq + 1 == s.seq
+            && number > last + 1
+        {
+            self.lost(s.id, 0, number - 1);
+        }
+    }
+
+    fn ends_with(&mut self, s: Survey, number: u64) {
+        self.before = Some((number, s.seq));
+        self.last_append = self.last_append.max(number);
+    }
+
+    fn apply(&mut self, id: u32, e: &IndexEntry) {
+        let at = At { segment: id, head_at: e.head_at, data_at: e.data_at, append: e.append };
+        self.report.frames += 1;
+        if let Err(f) = self.core.apply_entry(&e.head, at, e.flags & APPEND_REPAIR != 0) {
+            self.report.damage.push(f);
+        }
+    }
+
+    fn finish(&mut self, newest: u32) {
+        let damaged = self.core.damaged;
+        for s in self.core.shards.values_mut() {
+            s.suspect |= s.last_append < damaged;
+        }
+        self.core.damaged = 0;
+        self.core.next_append = self.last_append + 1;
+        self.report.shards = self.core.shards.len();
+        self.report.segments = self.core.segs.used().count() as u32;
+        debug_assert!(self.core.segs.get(newest).is_used());
+    }
+}
+
+/// Looks at a segment's ends; at all of it if its first sector says nothing.
+async fn survey<D: Device>(device: &D, geometry: Geometry, id: u32) -> Option<Survey> {
+    let sector = geometry.sector;
+    let at = |byte: u32| geometry.byte(id, byte);
+    let first = device.read(at(0), sector).await.ok();
+    let last = device.read(at(geometry.segment_bytes as u32 - sector as u32), sector).await.ok();
+    let header = first
+        .and_then(|b| AppendHeader::decode(&b).ok())
+        .filter(|h| h.device == geometry.device.0 && h.segment.get() == id && h.offset.get() == 0);
+    let footer = last.and_then(|b| SegmentFooter::decode(&b, geometry.segment_bytes).ok()).filter(|f| {
+        f.device == geometry.device.0 && f.segment.get() == id && (f.index_at.get() as usize).is_multiple_of(sector)
+    });
+    let seq = match &header {
+        Some(h) => Some(h.segment_seq.get()),
+        None => find_seq(&mut Window::new(device, geometry, id)).await,
+    };
+    match (seq, footer) {
+        (None, None) => None,
+        (None, Some(f)) => {
+            Some(Survey { id, seq: f.segment_seq.get(), footer, wrong: Some("no append is left, only the index") })
+        }
+        (Some(seq), Some(f)) if f.segment_seq.get() >= seq => {
+            let first = header.is_some() && f.segment_seq.get() == seq;
+            let wrong = (!first).then_some("the first append can't be read");
+            Some(Survey { id, seq: f.segment_seq.get(), footer, wrong })
+        }
+        // The index is that of the segment's use before.
+        (Some(seq), _) => Some(Survey { id, seq, footer: None, wrong: None }),
+    }
+}

@@ -1,0 +1,209 @@
+//! Reading a segment append by append: what recovery does where no index helps.
+//!
+//! Invariants: an append counts only at its own place (device, segment, offset, segment's number) with a rising
+//! number and a start that does not fall, so neither stale nor misplaced bytes pass for one. A frame counts only if
+//! its own checksums match.
+
+use crate::core::Geometry;
+use bytes::Bytes;
+use freebs_format::disk::{APPEND_MAGIC, AppendHeader, IndexEntry, LiveTable};
+use freebs_format::{CarryBody, FrameHead, FrameKind, block_crc, crc32c};
+use freebs_io::Device;
+use freebs_types::BLOCK;
+
+const HEADER: usize = size_of::<AppendHeader>();
+/// Bytes that are read ahead.
+const WINDOW: usize = 1 << 20;
+
+/// Reads of one segment, through a window. Bytes that can't be read are `None`.
+pub(crate) struct Window<'a, D> {
+    device: &'a D,
+    geometry: Geometry,
+    pub segment: u32,
+    start: usize,
+    bytes: Bytes,
+}
+
+impl<'a, D: Device> Window<'a, D> {
+    pub fn new(device: &'a D, geometry: Geometry, segment: u32) -> Self {
+        Self { device, geometry, segment, start: 0, bytes: Bytes::new() }
+    }
+
+    /// `len` bytes from byte `at` of the segment.
+    pub async fn get(&mut self, at: usize, len: usize) -> Option<Bytes> {
+        let end = at.checked_add(len).filter(|e| *e <= self.geometry.segment_bytes as usize)?;
+        if at < self.start || end > self.start + self.bytes.len() {
+            let sector = self.geometry.sector;
+            let from = at / sector * sector;
+            let least = end.next_multiple_of(sector) - from;
+            let more = least.max(WINDOW).min(self.geometry.segment_bytes as usize - from);
+            let byte = self.geometry.byte(self.segment, from as u32);
+            let mut read = self.device.read(byte, more).await;
+            if read.is_err() && more > least {
+                // A bad spot behind what is asked for must not hide it.
+                read = self.device.read(byte, least).await;
+            }
+            self.bytes = read.ok()?.freeze();
+            self.start = from;
+        }
+        Some(self.bytes.slice(at - self.start..end - self.start))
+    }
+}
+
+/// One append, found.
+pub(crate) struct Found {
+    pub at: u32,
+    pub header: AppendHeader,
+    pub entries: Vec<IndexEntry>,
+    /// Frames whose heads can't be read.
+    pub lost: u32,
+    /// Place of the first data block that does not match its CRC.
+    pub bad_data: Option<u32>,
+    /// The live table, in a segment's first append.
+    pub table: Option<LiveTable>,
+}
+
+impl Found {
+    pub fn is_whole(&self) -> bool {
+        self.lost == 0 && self.bad_data.is_none()
+    }
+    pub fn number(&self) -> u64 {
+        self.header.number.get()
+    }
+}
+
+/// What a segment's scan gave.
+#[derive(Default)]
+pub(crate) struct Scan {
+    pub appends: Vec<Found>,
+    /// Appends that are missing: the highest number, and the byte where they would be.
+    pub missing: Vec<(u64, u32)>,
+    /// Byte behind the last append.
+    pub end: u32,
+    /// The highest append known durable.
+    pub durable: u64,
+}
+
+/// The highest segment number in any append header of this segment; tells whose bytes lie there if the first sector
+/// does not.
+pub(crate) async fn find_seq<D: Device>(w: &mut Window<'_, D>) -> Option<u64> {
+    let mut best = None;
+    let sector = w.geometry.sector;
+    for at in (0..w.geometry.segment_bytes as usize).step_by(sector) {
+        if let Some(h) = header_at(w, at).await {
+            best = best.max(Some(h.segment_seq.get()));
+        }
+    }
+    best
+}
+
+async fn header_at<D: Device>(w: &mut Window<'_, D>, at: usize) -> Option<AppendHeader> {
+    let bytes = w.get(at, HEADER).await?;
+    if bytes[..4] != APPEND_MAGIC {
+        return None;
+    }
+    let h = AppendHeader::decode(&bytes).ok()?;
+    let ours = h.device == w.geometry.device.0
+        && h.segment.get() == w.segment
+        && h.offset.get() as usize == at
+        && at + h.total(w.geometry.sector) <= w.geometry.segment_bytes as usize;
+    ours.then_some(h)
+}
+
+/// Whether `h` can follow the append before it.
+fn follows(h: &AppendHeader, seq: u64, last: Option<(u64, u64)>) -> bool {
+    let (number, start) = (h.number.get(), h.start.get());
+    h.segment_seq.get() == seq && last.is_none_or(|(n, s)| number > n && start >= s)
+}
+
+/// All appends of number `seq` in a segment, up to byte `limit`.
+pub(crate) async fn scan<D: Device>(w: &mut Window<'_, D>, seq: u64, limit: u32) -> Scan {
+    let mut out = Scan::default();
+    let mut last: Option<(u64, u64)> = None;
+    let (mut at, limit, sector) = (0usize, limit as usize, w.geometry.sector);
+    while at < limit {
+        let mut next = header_at(w, at).await.filter(|h| follows(h, seq, last));
+        let bad = at;
+        while next.is_none() {
+            at += sector;
+            if at >= limit {
+                break;
+            }
+            next = header_at(w, at).await.filter(|h| follows(h, seq, last));
+        }
+        let Some(h) = next else { break };
+        let number = h.number.get();
+        if at > bad && last.is_none_or(|(n, _)| number > n + 1) {
+            out.missing.push((number - 1, bad as u32));
+        }
+        out.durable = out.durable.max(h.durable.get().min(number));
+        let found = read_append(w, at, h).await;
+        at += h.total(sector);
+        out.end = at as u32;
+        last = Some((number, h.start.get()));
+        out.appends.push(found);
+    }
+    out
+}
+
+/// Heads and data of the append whose header is at `at`, each held against its checksums.
+pub(crate) async fn read_append<D: Device>(w: &mut Window<'_, D>, at: usize, h: AppendHeader) -> Found {
+    let (heads_len, extra) = (h.heads_len.get() as usize, h.extra_len.get() as usize);
+    let mut found = Found { at: at as u32, header: h, entries: Vec::new(), lost: 0, bad_data: None, table: None };
+    let Some(heads) = w.get(at, heads_len).await else {
+        found.lost = h.frames.get();
+        return found;
+    };
+    let whole = crc32c(&heads[HEADER..]) == h.heads_crc.get();
+    if whole && extra > 0 {
+        found.table = Some(LiveTable { bits: heads[HEADER..HEADER + extra].to_vec() });
+    }
+    let mut rest = heads.slice(HEADER + extra..);
+    let front = heads_len.next_multiple_of(w.geometry.sector);
+    let (mut head_at, mut data) = (HEADER + extra, 0usize);
+    while found.entries.len() < h.frames.get() as usize {
+        let Ok(head) = FrameHead::parse(&mut rest) else { break };
+        let len = head.header().data_len.get() as usize;
+        if data + len > h.data_len.get() as usize {
+            break;
+        }
+        found.entries.push(IndexEntry {
+            head_at: (at + head_at) as u32,
+            data_at: (at + front + data) as u32,
+            append: h.number.get(),
+            flags: h.flags.get(),
+            head: head.clone(),
+        });
+        head_at += head.bytes().len();
+        data += len;
+    }
+    found.lost = h.frames.get() - found.entries.len() as u32;
+    for i in 0..found.entries.len() {
+        let e = &found.entries[i];
+        let (data_at, len) = (e.data_at as usize, e.head.header().data_len.get() as usize);
+        let bytes = w.get(data_at, len).await;
+        let bad = match bytes {
+            Some(bytes) => first_bad(&e.head, &bytes),
+            None => Some(0),
+        };
+        if let Some(block) = bad {
+            found.bad_data = found.bad_data.or(Some((data_at + block * BLOCK) as u32));
+        }
+    }
+    found
+}
+
+/// The first data block of a frame that does not match its CRC.
+fn first_bad(head: &FrameHead, data: &[u8]) -> Option<usize> {
+    let matches =
+        |crcs: &mut dyn Iterator<Item = u32>| data.chunks_exact(BLOCK).position(|b| crcs.next() != Some(block_crc(b)));
+    match head.kind() {
+        FrameKind::Data => matches(&mut head.crcs().iter().map(|c| c.get())),
+        FrameKind::Carry => {
+            let body = CarryBody::decode(head.body(), head.header().data_blocks()).ok();
+            let crcs: Vec<u32> = body.into_iter().flat_map(|b| b.entries).flat_map(|e| e.crcs).collect();
+            matches(&mut crcs.into_iter())
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,700 @@
+//! One shard as its frames in log order make it: last frame, map, places, requests, and what a cut would bring back.
+//!
+//! Invariants:
+//! - Log order decides: recovery and the running engine apply the same frames by the same rules and get the same.
+//! - A frame with the next sequence extends. One with a sequence that is taken by another frame cuts back first; it
+//!   never does at or below `committed` (rule E7). One that leaves a gap makes a hole, unless the gap is known to
+//!   have been released.
+//! - For every frame above `committed` there is an `Undo` with the extents that it displaced; those stay live.
+
+use crate::chunks::{self, ChunkIndex, Run};
+use crate::frames::{FrameIndex, FramePlace};
+use crate::map::{Crcs, Extent, ExtentMap, Outcome};
+use crate::segments::Segments;
+use crate::{Base, FrameName, MarkChange, RequestTable, ShardState};
+use freebs_format::{AttachBody, CarryBody, ExtentKind, FrameHead, FrameKind, MarkBody, ViewBody, hide};
+use freebs_types::{BLOCK, ChunkId, Hash32, Sequence, ShardId, Version, ViewNumber};
+use std::collections::{BTreeSet, VecDeque};
+use std::rc::Rc;
+
+/// Sequences and versions from outside lie below this, so that counting on from them can't overflow.
+const NUMBER_MAX: u64 = 1 << 62;
+
+/// Where a frame was found or put.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct At {
+    pub segment: u32,
+    pub head_at: u32,
+    pub data_at: u32,
+    pub append: u64,
+}
+
+/// A shard's last frame.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tip {
+    pub name: FrameName,
+    pub parent: Hash32,
+    pub digest: Hash32,
+    pub version: Version,
+    pub chunk: ChunkId,
+    pub chunk_blocks: u32,
+}
+
+impl Tip {
+    fn of(head: &FrameHead) -> Self {
+        let h = head.header();
+        Self {
+            name: FrameName { view: head.view(), sequence: head.seq(), hid: h.hid() },
+            parent: h.parent_token(),
+            digest: h.digest(),
+            version: h.last_version(),
+            chunk: h.chunk(),
+            chunk_blocks: h.chunk_offset.get() + h.data_blocks(),
+        }
+    }
+}
+
+/// What it takes to bring back the state before an uncommitted frame.
+#[derive(Debug)]
+struct Undo {
+    sequence: Sequence,
+    before: Tip,
+    head: FrameHead,
+    displaced: Vec<(u32, Extent)>,
+}
+
+/// A range of lost frames. A soft one goes away when a mark says that they had been released.
+#[derive(Clone, Copy, Debug)]
+struct Hole {
+    from: u64,
+    to: u64,
+    hard: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Shard {
+    pub id: ShardId,
+    pub tip: Tip,
+    pub committed: Sequence,
+    pub promised: ViewNumber,
+    pub secret: Option<(ViewNumber, Hash32)>,
+    views: Vec<(Sequence, FrameHead)>,
+    attaches: Vec<(Sequence, AttachBody)>,
+    requests: RequestTable,
+    holes: Vec<Hole>,
+    pub suspect: bool,
+    pub released: Sequence,
+    pub map: ExtentMap,
+    pub chunks: ChunkIndex,
+    pub frames: FrameIndex,
+    undo: VecDeque<Undo>,
+    /// What is committed as the chain says, although frames up to there may not be here yet.
+    hint: Sequence,
+    /// Frames from here on stay in the log.
+    pub keep: Option<Sequence>,
+    /// Append of the last frame or mark.
+    pub last_append: u64,
+    /// Segment of the newest mark and what it says is released.
+    pub mark: Option<(u32, Sequence)>,
+    /// Segments with frames that were cut since the last frame.
+    stale: BTreeSet<u32>,
+    outcome: Outcome,
+}
+
+fn hid8(head: &FrameHead) -> u64 {
+    u64::from_le_bytes(head.header().hid[..8].try_into().expect("eight bytes"))
+}
+
+/// A head with bytes of its own, so that a small frame does not keep a large buffer alive.
+fn own(head: &FrameHead) -> FrameHead {
+    FrameHead::parse(&mut bytes::Bytes::copy_from_slice(head.bytes())).expect("parsed before")
+}
+
+impl Shard {
+    pub fn new(id: ShardId) -> Self {
+        Self { id, ..Self::default() }
+    }
+
+    /// Applies a frame of the sequence. `damaged` is the highest append known to be lost, so far in log order.
+    /// Gives back why the frame does not count, if so.
+    pub fn apply(
+        &mut self,
+        head: &FrameHead,
+        at: At,
+        repair: bool,
+        damaged: u64,
+        segs: &mut Segments,
+    ) -> Result<(), &'static str> {
+        let (s, h) = (head.seq(), head.header());
+        if s.0 == 0 || s.0 >= NUMBER_MAX || h.first_version.get() >= NUMBER_MAX {
+            return Err("frame with an impossible number");
+        }
+        if !chunks::fits(h.chunk_offset.get(), h.data_blocks()) {
+            return Err("frame outside its chunk");
+        }
+        segs.note(at.segment, self.id, Some(s), (h.data_blocks() > 0).then(|| h.chunk()));
+        if repair {
+            return self.repair(head, at, segs);
+        }
+        if s <= self.tip.name.sequence {
+            let same = match self.frames.get(s) {
+                Some(p) => p.hid == hid8(head),
+                None => s <= self.released || (s == self.tip.name.sequence && self.tip.name.hid == h.hid()),
+            };
+            if same {
+                return Ok(());
+            }
+            if s <= self.committed {
+                return Err("frame differs from a committed one of its sequence");
+            }
+            self.cut(Sequence(s.0 - 1), segs);
+        }
+        let next = self.tip.name.sequence.0 + 1;
+        if s.0 > next {
+            self.add_hole(next, s.0 - 1, self.last_append < damaged);
+        } else if head.view() != self.tip.name.view
+            && self.tip.name.sequence.0 > 0
+            && hide(&h.parent_token()) != self.tip.name.hid
+        {
+            // The frame that cut this tail is lost: what we have as last does not belong to the chain.
+            if self.tip.name.sequence > self.committed {
+                self.cut(Sequence(s.0 - 2), segs);
+            }
+            self.add_hole(s.0 - 1, s.0 - 1, true);
+        }
+        self.extend(head, at, segs);
+        Ok(())
+    }
+
+    fn extend(&mut self, head: &FrameHead, at: At, segs: &mut Segments) {
+        let s = head.seq();
+        let known = head.header().committed_seq().0.min(s.0 - 1).max(self.hint.0.min(s.0));
+        self.set_committed(Sequence(known), segs);
+        if s > self.committed {
+            self.undo.push_back(Undo { sequence: s, before: self.tip, head: head.clone(), displaced: Vec::new() });
+        }
+        self.tip = Tip::of(head);
+        self.frames.push(s, Self::place_of(head, at));
+        self.promised = self.promised.max(head.view());
+        self.last_append = at.append;
+        self.suspect = false;
+        for by in std::mem::take(&mut self.stale) {
+            segs.pin(at.segment, by);
+        }
+        self.note_body(head);
+        self.place_updates(head, at, segs);
+    }
+
+    fn place_of(head: &FrameHead, at: At) -> FramePlace {
+        FramePlace {
+            segment: at.segment,
+            head_at: at.head_at,
+            head_len: head.bytes().len() as u32,
+            data_at: at.data_at,
+            data_len: head.header().data_len.get(),
+            hid: hid8(head),
+        }
+    }
+
+    /// View, attachment and request numbers.
+    fn note_body(&mut self, head: &FrameHead) {
+        let s = head.seq();
+        match head.kind() {
+            FrameKind::View => {
+                let i = self.views.partition_point(|v| v.0 <= s);
+                self.views.insert(i, (s, own(head)));
+            }
+            FrameKind::Attach => {
+                if let Ok(body) = AttachBody::decode(head.body()) {
+                    let i = self.attaches.partition_point(|a| a.0 <= s);
+                    self.attaches.insert(i, (s, body));
+                }
+            }
+            _ => {
+                for u in head.updates() {
+                    self.requests.apply(u.driver, u.number, u.lowest_open, s);
+                }
+            }
+        }
+        self.prune();
+    }
+
+    /// Forgets views and attachments that a cut can't bring back.
+    fn prune(&mut self) {
+        let old = self.views.partition_point(|v| v.0 <= self.committed);
+        self.views.drain(..old.saturating_sub(1));
+        let old = self.attaches.partition_point(|a| a.0 <= self.committed);
+        self.attaches.drain(..old.saturating_sub(1));
+    }
+
+    fn place_updates(&mut self, head: &FrameHead, at: At, segs: &mut Segments) {
+        let h = head.header();
+        if h.data_blocks() > 0 {
+            let run = Run { first: h.chunk_offset.get(), count: h.data_blocks(), segment: at.segment, at: at.data_at };
+            self.chunks.place(h.chunk(), run, |s, n| segs.count_live(s, n));
+        }
+        for u in head.updates() {
+            let table: Option<Rc<[u32]>> = (u.crcs.len() > 1).then(|| u.crcs.iter().map(|c| c.get()).collect());
+            for (e, first) in u.extents() {
+                let data = e.kind == ExtentKind::Data;
+                let crcs = match (&table, data) {
+                    (_, false) => Crcs::None,
+                    (None, true) => Crcs::One(u.crcs[0].get()),
+                    (Some(table), true) => Crcs::Many { table: table.clone(), at: first - u.first_block },
+                };
+                let extent = Extent {
+                    len: e.range.len,
+                    kind: e.kind,
+                    version: u.version,
+                    sequence: head.seq(),
+                    chunk: if data { h.chunk() } else { ChunkId::default() },
+                    offset: if data { h.chunk_offset.get() + first } else { at.segment },
+                    crcs,
+                };
+                self.merge(e.range.start.0, extent, segs);
+            }
+        }
+    }
+
+    /// Merges an entry into the map and keeps the counts of what is live.
+    fn merge(&mut self, start: u32, e: Extent, segs: &mut Segments) {
+        let (by, kind, home) = (e.sequence, e.kind, e.offset);
+        if kind != ExtentKind::Data {
+            segs.get_mut(home).tomb_list.push((self.id, start, e.len));
+        }
+        let (chunk, mut out) = (e.chunk, std::mem::take(&mut self.outcome));
+        self.map.insert(start, e, &mut out);
+        for (a, len) in out.placed.drain(..) {
+            match kind {
+                ExtentKind::Data => {
+                    self.chunks.acquire(chunk, home + (a - start), len, |s, n| segs.count_live(s, n));
+                }
+                _ => segs.count_tombs(home, i64::from(len)),
+            }
+        }
+        for (a, e) in out.displaced.drain(..) {
+            self.set_aside(by, a, e, segs);
+        }
+        for (a, e, winner) in out.lost.drain(..) {
+            if self.undo_of(winner).is_some() {
+                self.acquire(&e, segs);
+                self.set_aside(winner, a, e, segs);
+            }
+        }
+        self.outcome = out;
+    }
+
+    fn undo_of(&mut self, s: Sequence) -> Option<&mut Undo> {
+        let i = self.undo.binary_search_by_key(&s, |u| u.sequence).ok()?;
+        self.undo.get_mut(i)
+    }
+
+    /// Keeps a live piece that frame `by` displaced while that frame may be cut; else it is free.
+    fn set_aside(&mut self, by: Sequence, at: u32, e: Extent, segs: &mut Segments) {
+        match self.undo_of(by) {
+            Some(u) => u.displaced.push((at, e)),
+            None => self.release(&e, segs),
+        }
+    }
+
+    fn acquire(&mut self, e: &Extent, segs: &mut Segments) {
+        if e.is_data() {
+            self.chunks.acquire(e.chunk, e.offset, e.len, |s, n| segs.count_live(s, n));
+        } else {
+            segs.count_tombs(e.offset, i64::from(e.len));
+        }
+    }
+
+    fn release(&mut self, e: &Extent, segs: &mut Segments) {
+        if e.is_data() {
+            self.chunks.release(e.chunk, e.offset, e.len, |s, n| segs.count_live(s, n));
+        } else {
+            segs.count_tombs(e.offset, -i64::from(e.len));
+        }
+    }
+
+    /// A frame that fills a hole, or a new copy of one that is there.
+    fn repair(&mut self, head: &FrameHead, at: At, segs: &mut Segments) -> Result<(), &'static str> {
+        let (s, h) = (head.seq(), head.header());
+        if s > self.tip.name.sequence {
+            return Err("repair of a frame that never was here");
+        }
+        let place = Self::place_of(head, at);
+        if let Some(old) = self.frames.get(s) {
+            if old.hid != place.hid {
+                return Err("repair with another frame than the one it is for");
+            }
+            self.frames.replace(s, place);
+            if h.data_blocks() > 0 {
+                let run =
+                    Run { first: h.chunk_offset.get(), count: h.data_blocks(), segment: at.segment, at: at.data_at };
+                self.chunks.place(h.chunk(), run, |s, n| segs.count_live(s, n));
+            }
+            return Ok(());
+        }
+        if !self.fill_hole(s.0) {
+            return Ok(());
+        }
+        if s > self.committed {
+            let i = self.undo.partition_point(|u| u.sequence < s);
+            let before = match self.undo.get_mut(i) {
+                Some(u) => std::mem::replace(&mut u.before, Tip::of(head)),
+                None => self.tip,
+            };
+            self.undo.insert(i, Undo { sequence: s, before, head: head.clone(), displaced: Vec::new() });
+        }
+        self.frames.replace(s, place);
+        if s == self.tip.name.sequence {
+            self.tip = Tip::of(head);
+        }
+        self.note_body(head);
+        self.place_updates(head, at, segs);
+        Ok(())
+    }
+
+    /// Applies map entries with their places.
+    pub fn carry(&mut self, body: &CarryBody, at: At, segs: &mut Segments) -> Result<(), &'static str> {
+        segs.note(at.segment, self.id, None, None);
+        let mut data_at = at.data_at;
+        for e in &body.entries {
+            let (start, data) = (e.range.start.0, e.kind == ExtentKind::Data);
+            if e.version.0 >= NUMBER_MAX || e.sequence.0 >= NUMBER_MAX || (data && !chunks::fits(e.offset, e.range.len))
+            {
+                return Err("carried entry outside its chunk");
+            }
+            if data {
+                let run = Run { first: e.offset, count: e.range.len, segment: at.segment, at: data_at };
+                data_at += e.range.len * BLOCK as u32;
+                self.chunks.place(e.chunk, run, |s, n| segs.count_live(s, n));
+                segs.note(at.segment, self.id, None, Some(e.chunk));
+            }
+            let extent = Extent {
+                len: e.range.len,
+                kind: e.kind,
+                version: e.version,
+                sequence: e.sequence,
+                chunk: if data { e.chunk } else { ChunkId::default() },
+                offset: if data { e.offset } else { at.segment },
+                crcs: match e.crcs[..] {
+                    [] => Crcs::None,
+                    [one] => Crcs::One(one),
+                    _ => Crcs::Many { table: e.crcs.clone().into(), at: 0 },
+                },
+            };
+            let key = extent.key();
+            self.merge(start, extent, segs);
+            if !data {
+                for (home, len) in self.map.rehome(start, start + e.range.len, at.segment, |e| e.key() == key) {
+                    segs.count_tombs(at.segment, i64::from(len));
+                    segs.count_tombs(home, -i64::from(len));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies a mark: takes what is newer in it. `head` is the mark's own.
+    pub fn mark(&mut self, head: &FrameHead, body: &MarkBody, at: At, damaged: u64, segs: &mut Segments) {
+        segs.note(at.segment, self.id, None, None);
+        let (s, h) = (head.seq(), head.header());
+        if s.0 >= NUMBER_MAX || h.first_version.get() >= NUMBER_MAX || h.chunk_offset.get() > chunks::ORDINALS_MAX {
+            return;
+        }
+        self.promised = self.promised.max(body.promised);
+        if body.secret_view.0 > 0 && self.secret.is_none_or(|(v, _)| v <= body.secret_view) {
+            self.secret = Some((body.secret_view, body.secret));
+        }
+        self.mark = Some((at.segment, body.released));
+        let last = self.tip.name;
+        if s == last.sequence && s.0 > 0 && last.hid != h.hid() && s > self.committed {
+            // Our last frame was cut, and the one that took its place is lost.
+            self.cut(Sequence(s.0 - 1), segs);
+        }
+        let last = self.tip.name.sequence;
+        if s > last {
+            self.add_hole(last.0 + 1, s.0, self.last_append < damaged);
+            self.jump(head, body, segs);
+        }
+        self.last_append = at.append;
+        if s >= last {
+            self.suspect = body.suspect_tail;
+            self.tip.parent = body.last_parent;
+            self.tip.digest = body.last_digest;
+        }
+        if body.whole {
+            self.holes.retain(|h| h.from > s.0);
+        }
+        self.released = self.released.max(body.released);
+        self.trim_holes();
+        self.set_committed(Sequence(body.committed.0.min(s.0)), segs);
+    }
+
+    fn jump(&mut self, head: &FrameHead, body: &MarkBody, segs: &mut Segments) {
+        let (s, h) = (head.seq(), head.header());
+        for u in std::mem::take(&mut self.undo) {
+            for (_, e) in u.displaced {
+                self.release(&e, segs);
+            }
+        }
+        self.tip = Tip {
+            name: FrameName { view: body.last_view, sequence: s, hid: h.hid() },
+            parent: body.last_parent,
+            digest: body.last_digest,
+            version: h.last_version(),
+            chunk: h.chunk(),
+            chunk_blocks: h.chunk_offset.get(),
+        };
+        self.views = body.view_frame.iter().map(|f| (f.seq(), own(f))).collect();
+        self.attaches = vec![(Sequence(0), body.attach)];
+        self.requests = RequestTable::from_format(&body.requests);
+    }
+
+    /// Brings back the state that frame `to` left; what was committed is not asked for.
+    pub fn cut(&mut self, to: Sequence, segs: &mut Segments) {
+        let to = to.max(self.committed);
+        if to >= self.tip.name.sequence {
+            return;
+        }
+        let mut aside = Vec::new();
+        while self.undo.back().is_some_and(|u| u.sequence > to) {
+            let u = self.undo.pop_back().expect("just seen");
+            for (e, _) in u.head.updates().flat_map(|up| up.extents().collect::<Vec<_>>()) {
+                let (a, b) = (e.range.start.0, e.range.end() as u32);
+                for (_, gone) in self.map.take(a, b, |x| x.sequence == u.sequence) {
+                    self.release(&gone, segs);
+                }
+            }
+            aside.extend(u.displaced);
+            self.tip = u.before;
+        }
+        let mut out = std::mem::take(&mut self.outcome);
+        for (a, e) in aside {
+            if e.sequence > to {
+                self.release(&e, segs);
+                continue;
+            }
+            // What comes back was counted as live all the time; only what it meets can change that.
+            let by = e.sequence;
+            self.map.insert(a, e, &mut out);
+            for (a, e) in out.displaced.drain(..) {
+                self.set_aside(by, a, e, segs);
+            }
+            for (a, e, winner) in out.lost.drain(..) {
+                self.set_aside(winner, a, e, segs);
+            }
+        }
+        self.outcome = out;
+        self.stale.extend(self.frames.cut(to));
+        self.requests.cut(to);
+        self.views.retain(|v| v.0 <= to);
+        self.attaches.retain(|a| a.0 <= to);
+        let last = self.tip.name.sequence.0;
+        self.holes.retain(|h| h.from <= last);
+        if let Some(h) = self.holes.last_mut() {
+            h.to = h.to.min(last);
+        }
+    }
+
+    /// The chain says what is committed; the frames may come later.
+    pub fn hear_committed(&mut self, to: Sequence, segs: &mut Segments) {
+        self.hint = self.hint.max(to);
+        self.set_committed(to.min(self.tip.name.sequence), segs);
+    }
+
+    /// Raises what is known to be committed and gives up what could undo it.
+    pub fn set_committed(&mut self, to: Sequence, segs: &mut Segments) {
+        if to <= self.committed {
+            return;
+        }
+        self.committed = to;
+        while self.undo.front().is_some_and(|u| u.sequence <= to) {
+            let u = self.undo.pop_front().expect("just seen");
+            for (_, e) in u.displaced {
+                self.release(&e, segs);
+            }
+        }
+        self.prune();
+    }
+
+    /// The shard was deleted: nothing of it is live.
+    pub fn forget(mut self, holder: u32, segs: &mut Segments) {
+        for u in std::mem::take(&mut self.undo) {
+            for (_, e) in u.displaced {
+                self.release(&e, segs);
+            }
+        }
+        let map = std::mem::take(&mut self.map);
+        for (_, e) in map.iter() {
+            self.release(e, segs);
+        }
+        segs.forget(self.id, holder);
+    }
+
+    fn add_hole(&mut self, from: u64, to: u64, hard: bool) {
+        self.holes.push(Hole { from, to, hard });
+        self.trim_holes();
+    }
+
+    fn trim_holes(&mut self) {
+        let released = self.released.0;
+        for h in &mut self.holes {
+            if !h.hard {
+                h.from = h.from.max(released + 1);
+            }
+        }
+        self.holes.retain(|h| h.from <= h.to);
+    }
+
+    fn fill_hole(&mut self, s: u64) -> bool {
+        let Some(i) = self.holes.iter().position(|h| h.from <= s && s <= h.to) else { return false };
+        let h = self.holes.remove(i);
+        for part in [Hole { to: s - 1, ..h }, Hole { from: s + 1, ..h }] {
+            if part.from <= part.to {
+                self.holes.push(part);
+            }
+        }
+        self.holes.sort_by_key(|h| h.from);
+        true
+    }
+
+    /// The end of the last hole: entries placed before it may have been overwritten by what is lost.
+    pub fn last_hole(&self) -> Option<Sequence> {
+        self.holes.iter().map(|h| Sequence(h.to)).max()
+    }
+
+    /// Map entries that no cut can take back, in a range.
+    pub fn committed_view(&self, start: u32, end: u32) -> ExtentMap {
+        let mut view = ExtentMap::default();
+        let mut out = Outcome::default();
+        for (a, e, skip, len) in self.map.range(start, end) {
+            if e.sequence <= self.committed || self.undo.is_empty() {
+                view.insert(a, e.piece(skip, len), &mut out);
+            }
+        }
+        for (a, e) in self.undo.iter().flat_map(|u| &u.displaced) {
+            let (from, to) = ((*a).max(start), (*a + e.len).min(end));
+            if e.sequence <= self.committed && from < to {
+                view.insert(from, e.piece(from - a, to - from), &mut out);
+            }
+        }
+        view
+    }
+
+    /// The first address from `at` on that has an entry, in force or set aside.
+    pub fn next_entry(&self, at: u32) -> Option<u32> {
+        let aside = self.undo.iter().flat_map(|u| &u.displaced).filter(|(a, e)| a + e.len > at).map(|(a, _)| *a);
+        self.map.next(at).into_iter().chain(aside.map(|a| a.max(at))).min()
+    }
+
+    pub fn first_kept(&self) -> Sequence {
+        let last = self.tip.name.sequence;
+        if self.frames.get(last).is_none() { Sequence(last.0 + 1) } else { self.frames.first_kept() }
+    }
+
+    pub fn state(&self) -> ShardState {
+        let view = self.views.last().and_then(|(s, f)| Some((*s, ViewBody::decode(f.body()).ok()?)));
+        ShardState {
+            shard: self.id,
+            last: self.tip.name,
+            parent: self.tip.parent,
+            digest: self.tip.digest,
+            version: self.tip.version,
+            committed: self.committed,
+            promised: self.promised,
+            secret: self.secret,
+            view,
+            attach: self.attaches.last().map(|a| a.1).unwrap_or_default(),
+            requests: self.requests.clone(),
+            holes: self.holes.iter().map(|h| (Sequence(h.from), Sequence(h.to))).collect(),
+            suspect_tail: self.suspect,
+            first_kept: self.first_kept(),
+            open_chunk: (self.tip.chunk, self.tip.chunk_blocks),
+        }
+    }
+
+    /// What would be a mark with these changes, and the last frame as the mark's header names it.
+    pub fn mark_body(&self, change: &MarkChange, released: Sequence) -> (Tip, MarkBody) {
+        let secret = match (change.secret, self.secret) {
+            (Some(new), Some(old)) => Some(if new.0 >= old.0 { new } else { old }),
+            (new, old) => new.or(old),
+        };
+        let mut body = MarkBody {
+            promised: change.promised.unwrap_or_default().max(self.promised),
+            secret_view: secret.map_or(ViewNumber(0), |s| s.0),
+            secret: secret.map_or(Hash32::default(), |s| s.1),
+            committed: self.committed,
+            attach: self.attaches.last().map(|a| a.1).unwrap_or_default(),
+            last_view: self.tip.name.view,
+            last_parent: self.tip.parent,
+            last_digest: self.tip.digest,
+            released: released.max(self.released),
+            deleted: false,
+            suspect_tail: self.suspect && !change.trusted,
+            whole: false,
+            view_frame: self.views.last().map(|v| v.1.clone()),
+            requests: self.requests.to_format(),
+        };
+        let mut tip = self.tip;
+        if let Some(base) = change.base.as_deref().filter(|b| b.last.sequence >= tip.name.sequence) {
+            tip = Self::base(base, &mut body);
+        }
+        (tip, body)
+    }
+
+    fn base(base: &Base, body: &mut MarkBody) -> Tip {
+        body.committed = base.committed;
+        body.attach = base.attach;
+        body.last_view = base.last.view;
+        body.last_parent = base.parent;
+        body.last_digest = base.digest;
+        body.released = body.released.max(base.last.sequence);
+        body.suspect_tail = false;
+        body.whole = true;
+        body.view_frame = base.view_frame.clone();
+        body.requests = base.requests.to_format();
+        Tip {
+            name: base.last,
+            parent: base.parent,
+            digest: base.digest,
+            version: base.version,
+            chunk: base.open_chunk.0,
+            chunk_blocks: base.open_chunk.1,
+        }
+    }
+
+    /// The deleted mark's body.
+    pub fn deleted_body(&self) -> MarkBody {
+        MarkBody { promised: self.promised, deleted: true, ..MarkBody::default() }
+    }
+
+    /// What of this shard stands against giving up a segment with frames from `min` to `max`.
+    pub fn holds(&self, max: Sequence, short_of_space: bool) -> bool {
+        let kept = !short_of_space && self.keep.is_some_and(|k| max >= k);
+        max > self.committed || kept || !self.holes.is_empty()
+    }
+
+    /// Whether the state must be marked anew before a segment goes that holds frames up to `max`.
+    pub fn needs_mark(&self, segment: u32, seq: u64, max: Sequence, segs: &Segments) -> bool {
+        match self.mark {
+            None => true,
+            Some((s, released)) => s == segment || (max.0 > 0 && (segs.get(s).seq <= seq || released < max)),
+        }
+    }
+}
+
+impl Shard {
+    /// Blocks of trims and zeroes, in force or set aside, by the segment that records them; for checks.
+    pub fn tombs(&self, mut each: impl FnMut(u32, u32)) {
+        let aside = self.undo.iter().flat_map(|u| &u.displaced).map(|(_, e)| e);
+        for e in self.map.iter().map(|(_, e)| e).chain(aside).filter(|e| !e.is_data()) {
+            each(e.offset, e.len);
+        }
+    }
+
+    /// Data entries in force or set aside; for checks.
+    pub fn data_blocks(&self) -> u64 {
+        let aside = self.undo.iter().flat_map(|u| &u.displaced).map(|(_, e)| e);
+        let all = self.map.iter().map(|(_, e)| e).chain(aside);
+        all.filter(|e| e.is_data()).map(|e| u64::from(e.len)).sum()
+    }
+}
