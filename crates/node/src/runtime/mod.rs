@@ -16,3 +16,14 @@ mod wire;
 pub use node::{pass_on_state, run_node, stop_workers};
 pub use thread::{Command, WorkerSpec, start_worker};
 pub use wire::FreebsWire;
+
+use freebs_types::{Error, Result};
+
+/// Runs the main thread's work to its end: an event loop of its own, with tasks that stay on it.
+pub fn block_on(work: impl Future<Output = Result<()>>) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Error::os(format!("no event loop: {e}")))?;
+    tokio::task::LocalSet::new().block_on(&runtime, work)
+}

@@ -2,10 +2,10 @@
 
 use super::greet::greet;
 use super::thread::{Command, Disk, WorkerHandle, WorkerSpec, start_worker};
+use crate::cli::signals::Stop;
 use crate::admin::{LocalFuture, LocalNode, Me, Plane, Service, serve};
 use crate::gateway::{self, Workers};
 use crate::options::{NodeOptions, bind_error};
-use crate::stop;
 use freebs_chain::ShardStatus as ChainStatus;
 use freebs_control::ControlPlane;
 use freebs_control::api::{MemberState, ShardDigest, ShardStatus};
@@ -24,7 +24,12 @@ use tokio::sync::{mpsc, oneshot};
 const SECRET_FILE: &str = "view-secret";
 
 /// Runs a node until it is told to stop.
-pub async fn run_node(options: NodeOptions) -> Result<()> {
+pub fn run_node(options: NodeOptions) -> Result<()> {
+    super::block_on(node(options))
+}
+
+async fn node(options: NodeOptions) -> Result<()> {
+    let mut stop = Stop::new()?;
     let me = options.me().clone();
     let listen = options.listen.to_string();
     let listener =
@@ -81,7 +86,7 @@ pub async fn run_node(options: NodeOptions) -> Result<()> {
     }
     tokio::task::spawn_local(accept(listener, service, workers));
     tracing::info!(node = me.name, %listen, "up");
-    stop::requested().await;
+    stop.wait().await;
     stop_workers(handles).await;
     tracing::info!(node = me.name, "stopped");
     Ok(())
@@ -162,9 +167,8 @@ async fn route(stream: TcpStream, service: Arc<Service>, workers: &Workers) -> R
 /// The node's secret, made at the first start.
 fn node_secret(data: &Path) -> Result<Hash32> {
     let path = data.join(SECRET_FILE);
-    let broken = |e: std::io::Error| Error::os(format!("{}: {e}", path.display()));
-    match std::fs::read(&path) {
-        Ok(bytes) => <[u8; 32]>::try_from(&bytes[..]).map(Hash32).map_err(|_| {
+    match crate::files::read_limited(&path, 64)? {
+        Some(bytes) => <[u8; 32]>::try_from(&bytes[..]).map(Hash32).map_err(|_| {
             Error::corrupt(format!(
                 "{} has {} bytes in place of 32; put it back from a copy, or start this node with an empty data \
                  directory so that it is filled from the others",
@@ -172,13 +176,12 @@ fn node_secret(data: &Path) -> Result<Hash32> {
                 bytes.len()
             ))
         }),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+        None => {
             let mut secret = Hash32::default();
             OsRandom.fill(&mut secret.0);
             crate::files::write_durably(&path, &secret.0)?;
             Ok(secret)
         }
-        Err(e) => Err(broken(e)),
     }
 }
 
