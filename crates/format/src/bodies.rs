@@ -2,7 +2,7 @@
 //!
 //! Each is a fixed struct followed by tables whose lengths the struct names; a body with bytes left over is refused.
 
-use crate::{ExtentKind, FrameHead};
+use crate::{ExtentKind, FrameHead, FrameKind};
 use bytes::Bytes;
 use freebs_types::{
     BlockRange, ChunkId, DriverId, Error, Generation, Hash32, Lba, NodeId, RequestNumber, Result, Sequence,
@@ -39,27 +39,27 @@ pub struct ViewBody {
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct ViewFixed {
-    pred: U64,
-    seal_sequence: U64,
-    seal_hid: [u8; 32],
-    secret_hash: [u8; 32],
-    generation: U64,
-    quorum: u8,
-    min_copies: u8,
-    members: U16,
-    reserved: U32,
+pub(crate) struct ViewFixed {
+    pub(crate) pred: U64,
+    pub(crate) seal_sequence: U64,
+    pub(crate) seal_hid: [u8; 32],
+    pub(crate) secret_hash: [u8; 32],
+    pub(crate) generation: U64,
+    pub(crate) quorum: u8,
+    pub(crate) min_copies: u8,
+    pub(crate) members: U16,
+    pub(crate) reserved: U32,
 }
 const _: () = assert!(size_of::<ViewFixed>() == 96);
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct MemberFixed {
-    node: U64,
-    start: U64,
-    flags: U64,
+pub(crate) struct MemberFixed {
+    pub(crate) node: U64,
+    pub(crate) start: U64,
+    pub(crate) flags: U64,
     /// The member's slice of the view's secret, encrypted for it; zeroes until secrets are shared.
-    slice: [u8; 72],
+    pub(crate) slice: [u8; 72],
 }
 const _: () = assert!(size_of::<MemberFixed>() == 96);
 
@@ -124,11 +124,11 @@ pub struct AttachBody {
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct AttachFixed {
-    generation: U64,
-    driver: U64,
-    identity: [u8; 32],
-    reserved: [u8; 16],
+pub(crate) struct AttachFixed {
+    pub(crate) generation: U64,
+    pub(crate) driver: U64,
+    pub(crate) identity: [u8; 32],
+    pub(crate) reserved: [u8; 16],
 }
 const _: () = assert!(size_of::<AttachFixed>() == 64);
 
@@ -208,37 +208,37 @@ pub struct MarkBody {
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct MarkFixed {
-    promised: U64,
-    secret_view: U64,
-    secret: [u8; 32],
-    committed: U64,
-    last_view: U64,
-    released: U64,
-    last_parent: [u8; 32],
-    last_digest: [u8; 32],
-    attach: AttachFixed,
-    flags: U32,
-    view_frame_len: U32,
-    floors: U32,
-    entries: U32,
-    reserved: [u8; 24],
+pub(crate) struct MarkFixed {
+    pub(crate) promised: U64,
+    pub(crate) secret_view: U64,
+    pub(crate) secret: [u8; 32],
+    pub(crate) committed: U64,
+    pub(crate) last_view: U64,
+    pub(crate) released: U64,
+    pub(crate) last_parent: [u8; 32],
+    pub(crate) last_digest: [u8; 32],
+    pub(crate) attach: AttachFixed,
+    pub(crate) flags: U32,
+    pub(crate) view_frame_len: U32,
+    pub(crate) floors: U32,
+    pub(crate) entries: U32,
+    pub(crate) reserved: [u8; 24],
 }
 const _: () = assert!(size_of::<MarkFixed>() == 240);
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct FloorFixed {
-    driver: U64,
-    lowest_open: U64,
+pub(crate) struct FloorFixed {
+    pub(crate) driver: U64,
+    pub(crate) lowest_open: U64,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct EntryFixed {
-    driver: U64,
-    number: U64,
-    sequence: U64,
+pub(crate) struct EntryFixed {
+    pub(crate) driver: U64,
+    pub(crate) number: U64,
+    pub(crate) sequence: U64,
 }
 
 const MARK_DELETED: u32 = 1;
@@ -246,6 +246,11 @@ const MARK_SUSPECT: u32 = 2;
 const MARK_WHOLE: u32 = 4;
 
 impl MarkBody {
+    fn flags(&self) -> u32 {
+        let bits = [(self.deleted, MARK_DELETED), (self.suspect_tail, MARK_SUSPECT), (self.whole, MARK_WHOLE)];
+        bits.iter().filter(|(set, _)| *set).fold(0, |flags, (_, bit)| flags | bit)
+    }
+
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let view = self.view_frame.as_ref().map(|f| f.bytes().clone()).unwrap_or_default();
@@ -265,9 +270,9 @@ impl MarkBody {
             last_parent: self.last_parent.0,
             last_digest: self.last_digest.0,
             attach,
-            flags: (u32::from(self.deleted) * MARK_DELETED
-                | u32::from(self.suspect_tail) * MARK_SUSPECT
-                | u32::from(self.whole) * MARK_WHOLE)
+            flags: [(self.deleted, MARK_DELETED), (self.suspect_tail, MARK_SUSPECT), (self.whole, MARK_WHOLE)]
+                .iter()
+                .fold(0, |flags, (is_set, bit)| if *is_set { flags | bit } else { flags })
                 .into(),
             view_frame_len: (view.len() as u32).into(),
             floors: (self.requests.floors.len() as u32).into(),
@@ -293,7 +298,14 @@ impl MarkBody {
         let (view, rest) = rest.split_at_checked(view_len).ok_or_else(|| cut("mark's view frame is cut short"))?;
         let view_frame = match view_len {
             0 => None,
-            _ => Some(FrameHead::parse(&mut Bytes::copy_from_slice(view))?),
+            _ => {
+                let mut view = Bytes::copy_from_slice(view);
+                let head = FrameHead::parse(&mut view)?;
+                if head.kind() != FrameKind::View || !view.is_empty() {
+                    return Err(cut("mark with something else in the place of its view frame"));
+                }
+                Some(head)
+            }
         };
         let (floors, rest) = <[FloorFixed]>::ref_from_prefix_with_elems(rest, fixed.floors.get() as usize)
             .map_err(|_| cut("mark's request table is cut short"))?;
@@ -363,16 +375,16 @@ pub struct CarryBody {
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct CarryFixed {
-    lba: U32,
-    blocks: U32,
-    version: U64,
-    sequence: U64,
-    chunk_view: U64,
-    chunk_counter: U32,
-    offset: U32,
-    kind: u8,
-    reserved: [u8; 7],
+pub(crate) struct CarryFixed {
+    pub(crate) lba: U32,
+    pub(crate) blocks: U32,
+    pub(crate) version: U64,
+    pub(crate) sequence: U64,
+    pub(crate) chunk_view: U64,
+    pub(crate) chunk_counter: U32,
+    pub(crate) offset: U32,
+    pub(crate) kind: u8,
+    pub(crate) reserved: [u8; 7],
 }
 const _: () = assert!(size_of::<CarryFixed>() == 48);
 
