@@ -1,28 +1,309 @@
-//! One gateway: follows the control plane, and announces itself.
+//! NBD for clients: listens, shakes hands, and hands each connection to its volume's worker at GO.
+//!
+//! Invariants: a connection gets its volume attached before it is told that it may use it; a handshake has
+//! `HANDSHAKE_LIMIT`; there are at most `CONNECTIONS_MAX` of them and of connections in use.
 
 use crate::admin::{FollowerOptions, Plane};
 use crate::cli::signals::Stop;
-use crate::options::GatewayOptions;
+use crate::options::{GatewayOptions, NbdAddress};
+use crate::runtime::{Command, WorkerSpec, block_on, pass_on_state, start_worker, stop_workers};
+use bytes::{Buf, BytesMut};
 use freebs_control::api::GatewayInfo;
-use freebs_types::{Error, Result};
+use freebs_control::{ControlPlane, State, Volume};
+use freebs_io::linux::net::{Address, Listener, Stream};
+use freebs_nbd::{
+    Event, ExportInfo, Limits, Purpose, Refusal, RefusalReason, Session, Step, Wait, default_export,
+};
+use freebs_types::{Error, NodeId, Peer, Result, VolumeId};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
-/// Runs one gateway until it is told to stop.
+/// Runs a gateway until it is told to stop: drivers and NBD, no data.
 pub fn run_gateway(options: GatewayOptions) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|e| Error::os(format!("can't start: {e}")))?.block_on(run(options))
+    block_on(gateway(options))
 }
 
-async fn run(options: GatewayOptions) -> Result<()> {
-    let me =
-        GatewayInfo { name: options.name.clone(), pid: std::process::id(), nbd: options.nbd.to_string() };
+async fn gateway(options: GatewayOptions) -> Result<()> {
+    let mut stop = Stop::new()?;
+    let nbd = options.nbd.clone();
     let plane = Plane::follow(FollowerOptions {
         cluster: options.cluster_id,
-        addresses: options.cluster,
+        addresses: options.cluster.clone(),
         any_node: true,
-        announce: Some(me),
+        announce: Some(GatewayInfo { name: options.name.clone(), pid: std::process::id(), nbd: nbd.to_string() }),
     })?;
-    let state = plane.ready().await;
-    tracing::info!("gateway {} follows cluster {}", options.name, state.cluster());
+    let control = Arc::new(plane.clone());
+    // Until a node answers there is nothing to serve, not even a cluster to belong to.
+    let state = tokio::select! {
+        state = plane.ready() => state,
+        () = stop.wait() => return Ok(()),
+    };
+    let spec = WorkerSpec {
+        cluster: state.cluster(),
+        me: Peer { node: NodeId(0), worker: 0 },
+        workers: 1,
+        identity: options.identity,
+        name: options.name.clone(),
+        control: control.clone(),
+        disk: None,
+    };
+    let handle = start_worker(spec).await?;
+    let workers = Workers { node: NodeId(0), commands: vec![handle.commands.clone()] };
+    tokio::task::spawn_local(pass_on_state(control.clone(), workers.clone()));
+    serve(nbd.clone(), control, workers).await?;
+    tracing::info!(gateway = options.name, %nbd, "up");
     stop.wait().await;
+    stop_workers(vec![handle]).await;
+    tracing::info!(gateway = options.name, "stopped");
     Ok(())
+}
+
+/// From the connection to GO.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(15);
+/// Attaching may wait for members; a client is told after this time.
+const OPEN_LIMIT: Duration = Duration::from_secs(35);
+/// Clients that shake hands at the same time.
+const HANDSHAKES_MAX: usize = 1024;
+/// Bytes read at a time before GO.
+const READ_BYTES: usize = 16 << 10;
+
+/// The workers that volumes are served by.
+#[derive(Clone)]
+pub struct Workers {
+    /// 0 for a gateway.
+    pub node: NodeId,
+    pub commands: Vec<mpsc::UnboundedSender<Command>>,
+}
+
+impl Workers {
+    /// The worker of a volume: that of its first shard, so that a volume of one shard needs no hop.
+    fn of(&self, volume: &Volume) -> &mpsc::UnboundedSender<Command> {
+        let peer = Peer::of(self.node, volume.shard_id(0), self.commands.len() as u16);
+        &self.commands[usize::from(peer.worker)]
+    }
+}
+
+/// Serves NBD until the task is dropped.
+pub async fn serve<C: ControlPlane>(address: NbdAddress, control: Arc<C>, workers: Workers) -> Result<()> {
+    let at = match &address {
+        NbdAddress::Tcp(a) => Address::Tcp(a.to_string()),
+        NbdAddress::Unix(p) => Address::Unix(p.clone()),
+    };
+    let listener = Listener::bind(&at).await.map_err(|e| e.at("NBD (choose another address with --nbd)"))?;
+    tokio::task::spawn_local(accept_all(listener, control, workers));
+    Ok(())
+}
+
+async fn accept_all<C: ControlPlane>(listener: Listener, control: Arc<C>, workers: Workers) {
+    let places = Rc::new(Semaphore::new(HANDSHAKES_MAX));
+    loop {
+        let Ok(place) = Rc::clone(&places).acquire_owned_rc().await else { return };
+        match listener.accept().await {
+            Ok(stream) => {
+                let (control, workers) = (control.clone(), workers.clone());
+                tokio::task::spawn_local(async move {
+                    let _place = place;
+                    if let Err(e) = shake_hands(stream, &*control, &workers).await {
+                        tracing::debug!("an NBD client left: {e}");
+                    }
+                });
+            }
+            Err(e) => {
+                tracing::warn!("{e}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+/// A semaphore's place for tasks of one thread.
+struct Place(Rc<Semaphore>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.add_permits(1);
+    }
+}
+
+trait AcquireRc {
+    async fn acquire_owned_rc(self) -> Result<Place>;
+}
+
+impl AcquireRc for Rc<Semaphore> {
+    async fn acquire_owned_rc(self) -> Result<Place> {
+        self.acquire().await.map_err(|_| Error::bug("the semaphore is never closed"))?.forget();
+        Ok(Place(self))
+    }
+}
+
+/// A volume that was attached for this connection, until it is handed on.
+struct Opened {
+    volume: VolumeId,
+    worker: mpsc::UnboundedSender<Command>,
+    handed_on: bool,
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if !self.handed_on {
+            let _ = self.worker.send(Command::Release { volume: self.volume });
+        }
+    }
+}
+
+struct Shaking<'a, C> {
+    stream: Stream,
+    session: Session,
+    input: BytesMut,
+    control: &'a C,
+    workers: &'a Workers,
+    opened: Option<Opened>,
+}
+
+async fn shake_hands<C: ControlPlane>(stream: Stream, control: &C, workers: &Workers) -> Result<()> {
+    if let Stream::Tcp(s) = &stream {
+        let _ = s.set_nodelay(true);
+    }
+    let shaking = Shaking {
+        stream,
+        session: Session::new(Limits::default()),
+        input: BytesMut::new(),
+        control,
+        workers,
+        opened: None,
+    };
+    let limit = HANDSHAKE_LIMIT + OPEN_LIMIT;
+    tokio::time::timeout(limit, shaking.run()).await.unwrap_or_else(|_| Err(Error::retry("the handshake took too long")))
+}
+
+impl<C: ControlPlane> Shaking<'_, C> {
+    async fn run(mut self) -> Result<()> {
+        loop {
+            let step = self.session.receive(&mut self.input);
+            let step = match step {
+                Ok(s) => s,
+                Err(e) => {
+                    self.send().await?;
+                    return Err(Error::corrupt(e.to_string()));
+                }
+            };
+            match step {
+                Step::Event(Event::Lookup { name, purpose }) => self.look_up(&name, purpose).await,
+                Step::Event(Event::List) => self.list(),
+                Step::Event(Event::Go { name }) => return self.hand_over(&name).await,
+                Step::Event(Event::Disconnect) => {
+                    self.send().await?;
+                    return Ok(());
+                }
+                Step::Event(Event::Request { .. }) => return Err(Error::bug("a request before GO")),
+                Step::Wait(Wait::Bytes(n)) => {
+                    self.send().await?;
+                    self.read(n).await?;
+                }
+                Step::Wait(_) => {
+                    self.send().await?;
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    async fn send(&mut self) -> Result<()> {
+        let output = self.session.output();
+        while output.has_remaining() {
+            let sent = match &mut self.stream {
+                Stream::Tcp(s) => s.write_buf(output).await,
+                Stream::Unix(s) => s.write_buf(output).await,
+            };
+            sent.map_err(|e| Error::retry(format!("the connection broke: {e}")))?;
+        }
+        Ok(())
+    }
+
+    async fn read(&mut self, wanted: usize) -> Result<()> {
+        self.input.reserve(wanted.max(READ_BYTES));
+        let read = async {
+            match &mut self.stream {
+                Stream::Tcp(s) => s.read_buf(&mut self.input).await,
+                Stream::Unix(s) => s.read_buf(&mut self.input).await,
+            }
+        };
+        match tokio::time::timeout(HANDSHAKE_LIMIT, read).await {
+            Ok(Ok(0)) => Err(Error::retry("the client closed the connection")),
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(e)) => Err(Error::retry(format!("the connection broke: {e}"))),
+            Err(_) => Err(Error::retry("the client said nothing")),
+        }
+    }
+
+    fn list(&mut self) {
+        let state = self.control.state();
+        self.session.list(state.volumes().map(|v| (v.name.as_str(), "")));
+    }
+
+    async fn look_up(&mut self, name: &str, purpose: Purpose) {
+        let state = self.control.state();
+        let Some(volume) = find(&state, name) else {
+            let text = if name.is_empty() {
+                "name a volume: there is not exactly one; see `freebs volume list`".to_string()
+            } else {
+                format!("there is no volume {name}; see `freebs volume list`")
+            };
+            self.session.export(Err(Refusal::new(RefusalReason::Unknown, text)));
+            return;
+        };
+        let info = ExportInfo {
+            name: volume.name.clone(),
+            description: String::new(),
+            size: volume.size,
+            read_only: false,
+            multi_conn: true,
+        };
+        let is_open = self.opened.as_ref().is_some_and(|o| o.volume == volume.id);
+        if matches!(purpose, Purpose::Go | Purpose::ExportName) && !is_open {
+            self.opened = None;
+            let worker = self.workers.of(&volume).clone();
+            match open(&worker, volume.id).await {
+                Ok(()) => self.opened = Some(Opened { volume: volume.id, worker, handed_on: false }),
+                Err(e) => {
+                    tracing::warn!("volume {}: not attached: {e}", volume.name);
+                    self.session.export(Err(Refusal::new(RefusalReason::Policy, e.text)));
+                    return;
+                }
+            }
+        }
+        self.session.export(Ok(info));
+    }
+
+    /// Transmission begins: from here on the connection is its worker's.
+    async fn hand_over(mut self, name: &str) -> Result<()> {
+        let mut opened = self.opened.take().ok_or_else(|| Error::bug(format!("{name} was not attached before GO")))?;
+        let stream = self.stream.loosen()?;
+        let command = Command::Nbd {
+            volume: opened.volume,
+            stream,
+            session: Box::new(self.session),
+            input: self.input,
+        };
+        // The count that `opened` holds is the connection's from now on.
+        opened.handed_on = true;
+        opened.worker.send(command).map_err(|_| Error::retry("this process is stopping"))
+    }
+}
+
+fn find(state: &State, name: &str) -> Option<Arc<Volume>> {
+    if name.is_empty() { default_export(state.volumes()).cloned() } else { state.volume_by_name(name).cloned() }
+}
+
+async fn open(worker: &mpsc::UnboundedSender<Command>, volume: VolumeId) -> Result<()> {
+    let (reply, answer) = oneshot::channel();
+    let stopping = || Error::retry("this process is stopping");
+    worker.send(Command::Open { volume, reply }).map_err(|_| stopping())?;
+    match tokio::time::timeout(OPEN_LIMIT, answer).await {
+        Ok(result) => result.map_err(|_| stopping())?,
+        Err(_) => Err(Error::retry("the volume could not be attached in time; see `freebs status`")),
+    }
 }
