@@ -312,23 +312,29 @@ fn a_new_view_gets_every_open_write_again_in_order() {
 
 #[test]
 fn w3_the_same_number_after_a_broken_link() {
-    let mut s = Script::ready(None);
-    s.write(1, 0, 4096, 1);
-    s.sees(&["n1 <- write #1 v1 open 1 [0+1]"]);
-    let first = s.last_write.take().unwrap();
-    s.step(Event::LinkDown(peer(1)));
-    s.wait(10);
-    s.step(Event::LinkUp(peer(1)));
-    s.sees(&["connect n1", "n1 <- attach v1"]);
-    s.attached(1, 1, 1, 2);
-    s.sees(&["n1 <- write #1 v1 open 1 [0+1]"]);
-    let again = s.last_write.take().unwrap();
-    assert_eq!((first.crcs, first.data, first.extents), (again.crcs, again.data, again.extents));
-    s.ordered(1, 1, &[(1, 3)]);
-    s.durable(1, 1, 3);
-    s.durable(2, 1, 3);
-    s.sees(&["done 1"]);
-    assert_eq!(s.driver.info().counters.retries, 1);
+    for mutant in [None, Some(Mutant::NewNumberOnRepeat)] {
+        let mut s = Script::ready(mutant);
+        s.write(1, 0, 4096, 1);
+        s.sees(&["n1 <- write #1 v1 open 1 [0+1]"]);
+        let first = s.last_write.take().unwrap();
+        s.step(Event::LinkDown(peer(1)));
+        s.wait(10);
+        s.step(Event::LinkUp(peer(1)));
+        s.sees(&["connect n1", "n1 <- attach v1"]);
+        s.attached(1, 1, 1, 2);
+        if mutant.is_some() {
+            s.sees(&["n1 <- write #2 v1 open 2 [0+1]"]);
+            continue;
+        }
+        s.sees(&["n1 <- write #1 v1 open 1 [0+1]"]);
+        let again = s.last_write.take().unwrap();
+        assert_eq!((first.crcs, first.data, first.extents), (again.crcs, again.data, again.extents));
+        s.ordered(1, 1, &[(1, 3)]);
+        s.durable(1, 1, 3);
+        s.durable(2, 1, 3);
+        s.sees(&["done 1"]);
+        assert_eq!(s.driver.info().counters.retries, 1);
+    }
 }
 
 #[test]

@@ -1,0 +1,123 @@
+//! The driver among members that do everything they may, against an oracle that knows what a client may see.
+//!
+//! One seed is one world: volume, faults, network and client. `DRIVER_SEED=n` runs that one alone and says what
+//! happened; `DRIVER_SEEDS=n` runs more of them.
+
+mod cluster;
+mod oracle;
+mod world;
+
+use freebs_driver::Mutant;
+use proptest::prelude::*;
+use world::{Plan, World};
+
+fn run(seed: u64, mutant: Option<Mutant>) -> World {
+    let mut world = World::new(seed, Plan::of(seed), mutant);
+    world.run();
+    world
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+fn check(seed: u64) -> World {
+    let world = run(seed, None);
+    let errors = &world.oracle.errors;
+    assert!(errors.is_empty(), "DRIVER_SEED={seed} {:?}\n{}", world.plan, errors[..errors.len().min(3)].join("\n"));
+    world
+}
+
+#[test]
+fn every_read_is_what_a_client_may_see() {
+    if let Some(seed) = number("DRIVER_SEED") {
+        let world = check(seed);
+        return println!(
+            "{:?} {:?} reads {} writes {} failed {}",
+            world.plan, world.counters, world.oracle.reads, world.oracle.writes, world.oracle.failed
+        );
+    }
+    let (mut reads, mut writes, mut failed) = (0, 0, 0);
+    let mut counters = freebs_driver::Counters::default();
+    for seed in 0..number("DRIVER_SEEDS").unwrap_or(60) {
+        let world = check(seed);
+        reads += world.oracle.reads;
+        writes += world.oracle.writes;
+        failed += world.oracle.failed;
+        counters.retries += world.counters.retries;
+        counters.crc_errors += world.counters.crc_errors;
+        counters.read_failovers += world.counters.read_failovers;
+        counters.given_up += world.counters.given_up;
+        counters.view_changes += world.counters.view_changes;
+    }
+    println!("reads {reads} writes {writes} failed {failed} {counters:?}");
+    // The worlds are worth nothing if nothing happens in them.
+    assert!(reads > 5000 && writes > 5000 && reads + writes > 5 * failed);
+    assert!(counters.retries > 100 && counters.crc_errors > 20 && counters.read_failovers > 100);
+    assert!(counters.given_up > 20 && counters.view_changes > 50);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 20, max_shrink_iters: 0, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn any_seed(seed: u64) {
+        check(seed);
+    }
+}
+
+#[test]
+fn the_same_seed_is_the_same_world() {
+    for seed in [3, 4] {
+        let (a, b) = (run(seed, None), run(seed, None));
+        assert_eq!((a.deliveries, a.oracle.reads, a.oracle.writes), (b.deliveries, b.oracle.reads, b.oracle.writes));
+        assert_eq!(a.counters, b.counters);
+    }
+}
+
+/// A driver that breaks one rule is found out.
+fn caught(mutant: Mutant) {
+    let seeds = 150;
+    let found = (0..seeds).find_map(|seed| run(seed, Some(mutant)).oracle.errors.first().map(|e| (seed, e.clone())));
+    let Some((seed, error)) = found else { panic!("{mutant:?} was not noticed in {seeds} worlds") };
+    println!("{mutant:?}: seed {seed}: {}", &error[..error.len().min(200)]);
+}
+
+#[test]
+fn catches_acks_counted_across_views() {
+    caught(Mutant::CountAcrossViews);
+}
+
+#[test]
+fn catches_reads_without_a_floor() {
+    caught(Mutant::NoReadFloor);
+}
+
+#[test]
+fn catches_reads_before_the_barrier() {
+    caught(Mutant::NoBarrier);
+}
+
+#[test]
+fn catches_reads_that_do_not_wait() {
+    caught(Mutant::NoReadWait);
+}
+
+#[test]
+fn catches_forgotten_writes() {
+    caught(Mutant::ForgetGivenUp);
+}
+
+#[test]
+fn catches_sub_block_writes_that_overlap() {
+    caught(Mutant::SharedUpdates);
+}
+
+#[test]
+fn catches_answers_before_they_are_durable() {
+    caught(Mutant::AnswerOrdered);
+}
+
+#[test]
+fn catches_bytes_that_were_not_checked() {
+    caught(Mutant::TrustBytes);
+}
