@@ -175,12 +175,7 @@ impl<C: ControlPlane> Core<C> {
     }
 
     /// Somebody connected and said hello.
-    async fn accept(
-        self: &Rc<Self>,
-        stream: LooseStream,
-        hello: Hello,
-        leftover: bytes::BytesMut,
-    ) -> Result<()> {
+    async fn accept(self: &Rc<Self>, stream: LooseStream, hello: Hello, leftover: bytes::BytesMut) -> Result<()> {
         let mut stream = stream.fasten()?;
         let answer = Welcome {
             cluster: self.spec.cluster,

@@ -7,9 +7,7 @@ use super::core::Core;
 use super::dial;
 use super::nbd_conn::{Conn, Flusher};
 use freebs_control::{Command, ControlPlane, Outcome, State, Volume};
-use freebs_driver::{
-    Action, Driver, DriverConfig, Event, Op, REQUEST_LIMIT, Reply, ShardSpec, VolumeSpec,
-};
+use freebs_driver::{Action, Driver, DriverConfig, Event, Op, REQUEST_LIMIT, Reply, ShardSpec, VolumeSpec};
 use freebs_format::wire::{Message, Role};
 use freebs_io::linux::{OsRandom, SystemClock};
 use freebs_io::{Clock, LinkId, Outbox, Random};
@@ -254,9 +252,10 @@ impl<C: ControlPlane> Drivers<C> {
 
     /// A request of a client; the answer goes to `conn`.
     pub fn request(&self, core: &Rc<Core<C>>, conn: &Rc<Conn>, volume: VolumeId, ticket: Ticket, op: Op) {
-        let slot = conn.slot.borrow().as_ref().and_then(std::rc::Weak::upgrade).or_else(|| {
+        let known = conn.slot.borrow().as_ref().and_then(std::rc::Weak::upgrade);
+        let slot = known.or_else(|| {
             let slot = self.slot(volume);
-            *conn.slot.borrow_mut() = slot.as_ref().map(Rc::downgrade);
+            conn.slot.replace(slot.as_ref().map(Rc::downgrade));
             slot
         });
         let Some(slot) = slot else {

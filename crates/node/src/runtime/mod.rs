@@ -21,9 +21,19 @@ use freebs_types::{Error, Result};
 
 /// Runs the main thread's work to its end: an event loop of its own, with tasks that stay on it.
 pub fn block_on(work: impl Future<Output = Result<()>>) -> Result<()> {
+    end_with_a_panic();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| Error::os(format!("no event loop: {e}")))?;
     tokio::task::LocalSet::new().block_on(&runtime, work)
+}
+
+/// A worker or task that panicked has left its state half changed: the process ends, and recovery begins from disk.
+fn end_with_a_panic() {
+    let show = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        show(info);
+        std::process::abort();
+    }));
 }

@@ -70,7 +70,6 @@ impl Conn {
         }
     }
 
-
     fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match &self.stream {
             Stream::Tcp(s) => s.try_write_vectored(slices),

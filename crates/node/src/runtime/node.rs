@@ -2,8 +2,8 @@
 
 use super::greet::greet;
 use super::thread::{Command, Disk, WorkerHandle, WorkerSpec, start_worker};
-use crate::cli::signals::Stop;
 use crate::admin::{LocalFuture, LocalNode, Me, Plane, Service, serve};
+use crate::cli::signals::Stop;
 use crate::gateway::{self, Workers};
 use crate::options::{NodeOptions, bind_error};
 use freebs_chain::ShardStatus as ChainStatus;
@@ -32,8 +32,7 @@ async fn node(options: NodeOptions) -> Result<()> {
     let mut stop = Stop::new()?;
     let me = options.me().clone();
     let listen = options.listen.to_string();
-    let listener =
-        TcpListener::bind(options.listen).await.map_err(|e| bind_error("node", &listen, "--listen", &e))?;
+    let listener = TcpListener::bind(options.listen).await.map_err(|e| bind_error("node", &listen, "--listen", &e))?;
     let plane = Plane::start(&options)?;
     let control = Arc::new(plane.clone());
     let secret = node_secret(&options.data)?;
@@ -249,4 +248,3 @@ impl LocalNode for Local {
         })
     }
 }
-

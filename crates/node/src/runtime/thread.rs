@@ -12,9 +12,7 @@ use freebs_io::linux::{DeviceOptions, FileDevice, OsRandom, SystemClock};
 use freebs_io::{Clock, Device, Random};
 use freebs_lsvd::{Digest, Engine, Expect, OpenReport, Shape};
 use freebs_nbd::Session;
-use freebs_types::{
-    ClusterId, DeviceId, Error, Hash32, Peer, Result, ShardId, StartNumber, VolumeId,
-};
+use freebs_types::{ClusterId, DeviceId, Error, Hash32, Peer, Result, ShardId, StartNumber, VolumeId};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -51,17 +49,38 @@ pub enum Command {
     /// The control state is another.
     State(Arc<State>),
     /// Somebody connected: a member, or a driver.
-    Link { stream: LooseStream, hello: Hello, leftover: BytesMut },
+    Link {
+        stream: LooseStream,
+        hello: Hello,
+        leftover: BytesMut,
+    },
     /// Attach the volume for one more NBD connection (or count it, if it is attached here).
-    Open { volume: VolumeId, reply: oneshot::Sender<Result<()>> },
+    Open {
+        volume: VolumeId,
+        reply: oneshot::Sender<Result<()>>,
+    },
     /// The opposite of `Open`, for a connection that never came.
-    Release { volume: VolumeId },
+    Release {
+        volume: VolumeId,
+    },
     /// An NBD connection in transmission, counted by an `Open` before.
-    Nbd { volume: VolumeId, stream: LooseStream, session: Box<Session>, input: BytesMut },
-    Status { reply: oneshot::Sender<Vec<ShardStatus>> },
-    Digest { shard: ShardId, reply: oneshot::Sender<Result<Digest>> },
+    Nbd {
+        volume: VolumeId,
+        stream: LooseStream,
+        session: Box<Session>,
+        input: BytesMut,
+    },
+    Status {
+        reply: oneshot::Sender<Vec<ShardStatus>>,
+    },
+    Digest {
+        shard: ShardId,
+        reply: oneshot::Sender<Result<Digest>>,
+    },
     /// Give volumes back, make everything durable, end.
-    Stop { reply: oneshot::Sender<()> },
+    Stop {
+        reply: oneshot::Sender<()>,
+    },
 }
 
 /// The outside end of a worker.
@@ -165,12 +184,6 @@ async fn open_engine<C>(spec: &WorkerSpec<C>, disk: &Disk) -> Result<(Engine<Fil
         };
         Engine::create(device.clone(), &shape).await?;
     }
-    let expect = Expect {
-        cluster: spec.cluster,
-        node: spec.me.node,
-        worker: spec.me.worker,
-        workers: spec.workers,
-    };
+    let expect = Expect { cluster: spec.cluster, node: spec.me.node, worker: spec.me.worker, workers: spec.workers };
     Engine::open(device, &expect).await
 }
-
