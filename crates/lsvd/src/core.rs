@@ -16,6 +16,10 @@ use std::rc::Rc;
 /// Events kept for `events`; older ones are dropped.
 const EVENTS_MAX: usize = 1000;
 
+/// Segments that only a local frame that frees others may open: one to hold it, one whose live table makes what it
+/// frees usable. With them a full device comes back to life when something in it is committed or deleted.
+const LAST_SEGMENTS: u32 = 2;
+
 /// Identity and measures of the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Geometry {
@@ -38,9 +42,9 @@ impl Geometry {
         SEGMENTS_AT + u64::from(segment) * self.segment_bytes + u64::from(at)
     }
 
-    /// Segments that `space` tells heads to leave alone: what a segment's close, cleaning and marks need.
+    /// Segments that `space` tells heads to leave alone: what is on its way, promises, cleaning.
     pub fn reserve_segments(&self) -> u32 {
-        (self.limit_segments / 32).clamp(3, 64)
+        (self.limit_segments / 32).clamp(LAST_SEGMENTS + 2, 64)
     }
 
     /// Bytes that the index of `len` bytes takes at the end of a segment, with footer and alignment.
@@ -73,6 +77,7 @@ pub(crate) enum Job {
 
 /// What waits to be appended.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "nearly all are the large one; a box would be an allocation per frame")]
 pub(crate) enum Queued {
     Record(Record),
     Job(Job),
@@ -168,6 +173,11 @@ impl Core {
         let used = self.segs.used().count() as u32;
         let total = if self.no_growth { self.segs.len() } else { self.geometry.limit_segments.max(self.segs.len()) };
         total - used
+    }
+
+    /// Whether one more segment may be opened for what is next in the queue.
+    pub fn may_open(&self) -> bool {
+        matches!(self.queue.front(), Some(Queued::Job(_))) || self.free_segments() > LAST_SEGMENTS
     }
 
     pub fn short_of_space(&self) -> bool {

@@ -294,29 +294,36 @@ impl<D: Device> Engine<D> {
         }
     }
 
+    /// The segment to open next; `None` if it must be waited for.
+    fn next_segment(&self) -> Result<Option<u32>> {
+        let core = &mut *self.inner.core.borrow_mut();
+        if let Some(e) = &core.failed {
+            return Err(e.clone());
+        }
+        if !core.may_open() {
+            core.segs.candidates.append(&mut core.segs.blocked);
+            core.clean();
+        }
+        let ready = core.segs.ready();
+        let more = core.segs.len() < core.geometry.limit_segments && (!core.no_growth || core.growing);
+        // Readers may hold ready segments for a moment; they are waited for.
+        if !core.may_open() || (ready.is_none() && !more && core.segs.ready_count() == 0) {
+            let text = "the device is full: no segment of its log is free";
+            core.event(EventKind::Space, text);
+            return Err(Error::no_space(text));
+        }
+        Ok(ready)
+    }
+
     /// Closes the open segment with its index and opens the next one.
     async fn rotate(&self) -> Result<()> {
         let inner = &self.inner;
         let next = loop {
-            {
-                let mut core = inner.core.borrow_mut();
-                if let Some(id) = core.segs.ready() {
-                    break id;
-                }
-                if !core.growing && (core.no_growth || core.segs.len() >= core.geometry.limit_segments) {
-                    // Readers may hold the last ones for a moment; else there is none.
-                    if core.segs.ready_count() == 0 {
-                        let text = "the device is full: no segment of its log is free";
-                        core.event(EventKind::Space, text);
-                        return Err(Error::no_space(text));
-                    }
-                }
+            if let Some(id) = self.next_segment()? {
+                break id;
             }
             inner.pool.notify_one();
             inner.grown.notified().await;
-            if let Some(e) = inner.core.borrow().failed.clone() {
-                return Err(e);
-            }
         };
         let index = inner.core.borrow_mut().index(next);
         if let Some((at, buf)) = index {
@@ -360,31 +367,36 @@ impl<D: Device> Engine<D> {
                 inner.pool.notified().await;
                 continue;
             };
-            let result = inner.device.set_len(len).await;
-            let mut core = inner.core.borrow_mut();
-            core.growing = false;
-            match result {
+            match inner.device.set_len(len).await {
                 Ok(()) => {
+                    let mut core = inner.core.borrow_mut();
                     core.no_growth = false;
                     core.segs.push();
                     inner.grown.notify_one();
                 }
                 Err(e) => {
-                    let full = e.kind == ErrorKind::NoSpace;
-                    if !core.no_growth {
-                        core.event(EventKind::Space, format!("the device can't grow to {len} bytes: {e}"));
-                    }
-                    core.no_growth = true;
-                    drop(core);
-                    if !full {
-                        self.fail(&Error::device_failed(format!("growing the device: {e}")));
-                        inner.work.notify_one();
-                    }
-                    inner.grown.notify_one();
+                    self.no_growth(len, &e);
                     inner.pool.notified().await;
                 }
             }
         }
+    }
+
+    /// The device did not grow: it is full, or it has failed.
+    fn no_growth(&self, len: u64, e: &Error) {
+        {
+            let mut core = self.inner.core.borrow_mut();
+            core.growing = false;
+            if !core.no_growth {
+                core.event(EventKind::Space, format!("the device can't grow to {len} bytes: {e}"));
+            }
+            core.no_growth = true;
+        }
+        if e.kind != ErrorKind::NoSpace {
+            self.fail(&Error::device_failed(format!("growing the device: {e}")));
+            self.inner.work.notify_one();
+        }
+        self.inner.grown.notify_one();
     }
 
     /// Counts what is live anew from the maps and compares; for tests.

@@ -91,11 +91,17 @@ impl<D: Device> Recovery<'_, D> {
     /// the end of the log are taken off.
     async fn newest(&mut self, surveys: &BTreeMap<u64, Survey>) -> Option<(Survey, Option<Scan>)> {
         for s in surveys.values().rev() {
-            if s.footer.is_some() {
+            if let Some(f) = &s.footer
+                && self.index(s.id, f).await.is_some()
+            {
                 return Some((*s, None));
             }
+            // Its index may have been cut short when it was closed; what it would have said is in the appends. That it
+            // was begun says that they are durable.
+            let limit = s.footer.map_or(self.geometry.segment_bytes as u32, |f| f.index_at.get());
             let mut w = Window::new(self.device, self.geometry, s.id);
-            let mut found = scan(&mut w, s.seq, self.geometry.segment_bytes as u32).await;
+            let mut found = scan(&mut w, s.seq, limit).await;
+            found.durable = found.durable.max(s.footer.map_or(0, |f| f.last_append.get()));
             self.report.appends += found.appends.len() as u64;
             let durable = found.durable;
             if let Some(last) = found.appends.pop_if(|a| !a.is_whole() && a.number() > durable) {

@@ -18,9 +18,9 @@ fn check_shape(sector: usize, shape: &Shape) -> Result<()> {
     if !sector.is_power_of_two() || !(512..=4096).contains(&sector) {
         return Err(Error::invalid(format!("a device with sectors of {sector} bytes can't be used")));
     }
-    let least = SEGMENTS_AT + 4 * bytes;
+    let least = SEGMENTS_AT + 8 * bytes;
     if shape.size_limit < least {
-        return Err(Error::invalid(format!("the device must be allowed at least {least} bytes (four segments)")));
+        return Err(Error::invalid(format!("the device must be allowed at least {least} bytes (eight segments)")));
     }
     const _: () = assert!(size_of::<SegmentFooter>() <= 512);
     Ok(())

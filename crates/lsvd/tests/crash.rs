@@ -1,0 +1,226 @@
+//! Power cuts and failing calls: what was said to be durable is there, each shard is a prefix of its frames, and no
+//! failure is taken for a success.
+
+mod common;
+#[path = "common/crash.rs"]
+mod device;
+
+use common::*;
+use device::CrashDevice;
+use freebs_lsvd::{Durable, Engine, EventKind, Record};
+use freebs_types::{ErrorKind, Sequence, ShardId};
+
+const BLOCKS: u32 = 200;
+const SHARDS: u64 = 3;
+
+/// One shard's history: the chain and the model after each frame.
+struct Shard {
+    at: Vec<(Chain, Model)>,
+    /// Highest sequence that was said to be durable.
+    durable: u64,
+    /// Whether frames say what is committed.
+    commits: bool,
+}
+
+impl Shard {
+    fn new(i: u64) -> Self {
+        Self { at: vec![(Chain::new(ShardId::new(i, 0)), Model::new())], durable: 0, commits: true }
+    }
+    fn id(&self) -> ShardId {
+        self.at[0].0.shard
+    }
+    fn step(&mut self, rng: &mut Rng, blocks: u32) -> Record {
+        let (mut chain, mut model) = self.at.last().unwrap().clone();
+        chain.committed = if self.commits { self.durable.max(chain.committed) } else { 0 };
+        let n = if rng.chance(80) { 1 } else { 1 + rng.below(3) };
+        let ops: Vec<Op> = (0..n).map(|_| Op::random(rng, blocks)).collect();
+        for op in &ops {
+            op.apply(&mut model);
+        }
+        let frame = chain.frame(&ops);
+        self.at.push((chain, model));
+        Record::Frame(frame)
+    }
+    /// After recovery the shard goes on from what is there.
+    fn back_to(&mut self, sequence: u64) {
+        self.at.truncate(sequence as usize + 1);
+        self.durable = sequence;
+    }
+}
+
+fn hear(rig: &Rig<CrashDevice>, shards: &mut [Shard]) {
+    for d in rig.heard.done.borrow_mut().drain(..) {
+        if let Durable::Frame { shard, sequence, .. } = d {
+            let s = &mut shards[shard.volume.0 as usize - 1];
+            assert_eq!(sequence.0, s.durable + 1, "told in order, each once");
+            s.durable = sequence.0;
+            rig.engine.committed(shard, sequence);
+        }
+    }
+}
+
+/// The durable state is a prefix that holds everything that was promised.
+async fn check(rig: &Rig<CrashDevice>, shards: &mut [Shard]) {
+    rig.engine.check();
+    assert_eq!(rig.report.damage, [], "a power cut is not damage");
+    for s in shards {
+        let last = rig.engine.state(s.id()).map_or(0, |st| {
+            assert!(st.holes.is_empty() && !st.suspect_tail);
+            st.last.sequence.0
+        });
+        assert!(last >= s.durable, "shard {}: {last} of {} promised frames are there", s.id(), s.durable);
+        assert!((last as usize) < s.at.len(), "nothing is there that was never sent");
+        s.back_to(last);
+        let (chain, model) = s.at.last().unwrap();
+        if last > 0 {
+            assert_eq!(rig.engine.state(s.id()).unwrap().last, chain.name());
+            assert_eq!(rig.read_all(s.id(), BLOCKS).await.unwrap(), full(model, BLOCKS));
+        }
+    }
+}
+
+async fn sweep(seed: u64) {
+    let mut rng = Rng::new(seed);
+    let mut device = CrashDevice::new(1 << 27, seed);
+    Engine::create(device.clone(), &shape(60)).await.unwrap();
+    let mut shards: Vec<Shard> = (1..=SHARDS).map(Shard::new).collect();
+    for _ in 0..12 {
+        // A start may itself be cut short, even several times.
+        while rng.chance(30) {
+            let d = device.clone();
+            let start = tokio::task::spawn_local(async move { Engine::open(d, &expect()).await.map(|_| ()) });
+            for _ in 0..rng.below(400) {
+                tokio::task::yield_now().await;
+            }
+            start.abort();
+            let _ = start.await;
+            device = device.crash(&mut rng);
+        }
+        let rig = Rig::open(device.clone()).await.unwrap();
+        check(&rig, &mut shards).await;
+        for _ in 0..rng.below(300) {
+            if rng.chance(40) {
+                let i = rng.below(SHARDS) as usize;
+                rig.append(shards[i].step(&mut rng, BLOCKS));
+            }
+            if rng.chance(5) {
+                rig.engine.flush_idle();
+            }
+            if rng.chance(2) {
+                rig.append(Record::Mark {
+                    shard: ShardId::new(1 + rng.below(SHARDS), 0),
+                    change: freebs_lsvd::MarkChange::default(),
+                    ticket: 1,
+                });
+            }
+            for _ in 0..rng.below(3) {
+                tokio::task::yield_now().await;
+            }
+            hear(&rig, &mut shards);
+        }
+        hear(&rig, &mut shards);
+        rig.engine.check();
+        let old = device.clone();
+        rig.task.abort();
+        let _ = rig.task.await;
+        device = old.crash(&mut rng);
+    }
+}
+
+#[test]
+fn every_power_cut_leaves_a_prefix_with_all_promised_frames() {
+    let seeds = std::env::var("CRASH_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(40);
+    for seed in 0..seeds {
+        println!("CRASH seed {seed}");
+        local(sweep(seed));
+    }
+}
+
+async fn failing(call: u64) {
+    let mut rng = Rng::new(call);
+    let device = CrashDevice::new(1 << 27, call);
+    Engine::create(device.clone(), &shape(20)).await.unwrap();
+    let rig = Rig::open(device.clone()).await.unwrap();
+    let mut shards: Vec<Shard> = (1..=SHARDS).map(Shard::new).collect();
+    device.fail_in(call);
+    for _ in 0..150 {
+        let i = rng.below(SHARDS) as usize;
+        rig.append(shards[i].step(&mut rng, BLOCKS));
+        for _ in 0..rng.below(6) {
+            tokio::task::yield_now().await;
+        }
+        hear(&rig, &mut shards);
+    }
+    rig.settle().await;
+    hear(&rig, &mut shards);
+    let failed = rig.heard.failed.borrow().clone().expect("the failure was heard");
+    assert_eq!(failed.kind, ErrorKind::DeviceFailed);
+    assert!(rig.engine.space().poisoned);
+    if shards[0].durable > 0 {
+        let read = rig.read_all(shards[0].id(), 8).await;
+        assert_eq!(read.unwrap_err().kind, ErrorKind::DeviceFailed, "nothing is believed after a failed write");
+    }
+    let count = rig.heard.count.get();
+    rig.engine.append(shards[0].step(&mut rng, BLOCKS));
+    assert!(rig.task.await.unwrap().is_err());
+    assert_eq!(rig.heard.count.get(), count, "nothing is said to be durable any more");
+    let device = device.crash(&mut rng);
+    let again = Rig::open(device).await.unwrap();
+    check(&again, &mut shards).await;
+}
+
+#[test]
+fn a_failed_call_poisons_and_loses_nothing_that_was_promised() {
+    for call in 0..40 {
+        local(failing(call));
+    }
+}
+
+#[test]
+fn a_full_device_refuses_and_keeps_what_it_has() {
+    local(async {
+        let mut rng = Rng::new(5);
+        let device = CrashDevice::new(1 << 27, 5);
+        Engine::create(device.clone(), &shape(8)).await.unwrap();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let mut shards: Vec<Shard> = (1..=SHARDS).map(Shard::new).collect();
+        // Nobody commits, so nothing can be given up.
+        shards.iter_mut().for_each(|s| s.commits = false);
+        let mut warned = false;
+        for _ in 0..4000 {
+            let i = rng.below(SHARDS) as usize;
+            rig.append(shards[i].step(&mut rng, 30));
+            rig.settle().await;
+            for d in rig.heard.done.borrow_mut().drain(..) {
+                if let Durable::Frame { shard, sequence, .. } = d {
+                    shards[shard.volume.0 as usize - 1].durable = sequence.0;
+                }
+            }
+            let space = rig.engine.space();
+            warned |= space.free_segments <= space.reserve_segments;
+            if rig.heard.failed.borrow().is_some() {
+                break;
+            }
+        }
+        assert!(warned, "space told before it was full");
+        assert_eq!(rig.heard.failed.borrow().as_ref().unwrap().kind, ErrorKind::NoSpace);
+        assert!(rig.engine.events().iter().any(|e| e.kind == EventKind::Space));
+        assert!(!rig.engine.space().poisoned);
+        assert_eq!(rig.task.await.unwrap().unwrap_err().kind, ErrorKind::NoSpace);
+        let again = Rig::open(device).await.unwrap();
+        check(&again, &mut shards).await;
+        shards.iter_mut().for_each(|s| s.commits = true);
+        // Once the frames are committed, what they overwrote goes, and there is room again.
+        for s in &mut shards {
+            again.engine.committed(s.id(), Sequence(s.durable));
+        }
+        for _ in 0..300 {
+            let s = &mut shards[rng.below(SHARDS) as usize];
+            again.append(s.step(&mut rng, 30));
+            again.settle().await;
+            assert!(again.heard.failed.borrow().is_none(), "{:?}", again.heard.failed.borrow());
+            hear(&again, &mut shards);
+        }
+        again.engine.check();
+    });
+}
