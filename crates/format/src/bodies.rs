@@ -270,10 +270,7 @@ impl MarkBody {
             last_parent: self.last_parent.0,
             last_digest: self.last_digest.0,
             attach,
-            flags: [(self.deleted, MARK_DELETED), (self.suspect_tail, MARK_SUSPECT), (self.whole, MARK_WHOLE)]
-                .iter()
-                .fold(0, |flags, (is_set, bit)| if *is_set { flags | bit } else { flags })
-                .into(),
+            flags: self.flags().into(),
             view_frame_len: (view.len() as u32).into(),
             floors: (self.requests.floors.len() as u32).into(),
             entries: (self.requests.entries.len() as u32).into(),

@@ -6,7 +6,7 @@
 //! sector, then all data blocks in order of the heads.
 
 use crate::{FrameHead, crc32c};
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use freebs_types::{ClusterId, DeviceId, Error, NodeId, Result, SegmentId, SegmentSeq, StartNumber, limits};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -262,7 +262,19 @@ impl SegmentFooter {
     }
 }
 
-/// Bytes of an index entry before the head: two places, append, flags, six bytes reserved.
+/// What an entry of a segment index begins with; the frame's head follows.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct IndexFixed {
+    pub head_at: U32,
+    pub data_at: U32,
+    pub append: U64,
+    pub flags: U16,
+    pub reserved: [u8; 6],
+}
+const _: () = assert!(size_of::<IndexFixed>() == INDEX_ENTRY_FIXED);
+
+/// Bytes of an index entry before the head.
 pub const INDEX_ENTRY_FIXED: usize = 24;
 
 /// One entry of a segment index: where the frame lies in the segment, and its head, byte for byte.
@@ -284,11 +296,14 @@ impl IndexEntry {
     }
 
     pub fn encode(&self, out: &mut BytesMut) {
-        out.put_u32_le(self.head_at);
-        out.put_u32_le(self.data_at);
-        out.put_u64_le(self.append);
-        out.put_u16_le(self.flags);
-        out.put_slice(&[0; 6]);
+        let fixed = IndexFixed {
+            head_at: self.head_at.into(),
+            data_at: self.data_at.into(),
+            append: self.append.into(),
+            flags: self.flags.into(),
+            reserved: [0; 6],
+        };
+        out.put_slice(fixed.as_bytes());
         out.put_slice(self.head.bytes());
     }
 
@@ -296,15 +311,16 @@ impl IndexEntry {
     pub fn decode_all(mut index: Bytes, frames: u32) -> Result<Vec<Self>> {
         let mut out = Vec::new();
         while !index.is_empty() {
-            if index.len() < INDEX_ENTRY_FIXED {
-                return Err(Error::corrupt("segment index is cut short"));
-            }
-            let fixed = index.split_to(INDEX_ENTRY_FIXED);
-            let word = |i: usize| u32::from_le_bytes(fixed[i..i + 4].try_into().expect("four bytes"));
-            let append = u64::from(word(8)) | u64::from(word(12)) << 32;
-            let head = FrameHead::parse(&mut index)?;
-            let flags = word(16) as u16;
-            out.push(Self { head_at: word(0), data_at: word(4), append, flags, head });
+            let fixed =
+                *IndexFixed::ref_from_prefix(&index).map_err(|_| Error::corrupt("segment index is cut short"))?.0;
+            index.advance(INDEX_ENTRY_FIXED);
+            out.push(Self {
+                head_at: fixed.head_at.get(),
+                data_at: fixed.data_at.get(),
+                append: fixed.append.get(),
+                flags: fixed.flags.get(),
+                head: FrameHead::parse(&mut index)?,
+            });
         }
         if out.len() == frames as usize { Ok(out) } else { Err(Error::corrupt("segment index misses frames")) }
     }

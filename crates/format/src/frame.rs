@@ -16,6 +16,11 @@ use freebs_types::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
+/// Versions, sequences and views in a header stay below this, so that counting on from them can't overflow.
+const NUMBER_MAX: u64 = u64::MAX / 2;
+/// Data blocks of a chunk before a frame; far above what a chunk holds, and far below what would overflow.
+const CHUNK_OFFSET_MAX: u32 = 1 << 30;
+
 /// One extent of an update, as callers speak of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
@@ -82,7 +87,10 @@ impl FrameHead {
             || data > limits::FRAME_DATA_BYTES_MAX
             || !data.is_multiple_of(BLOCK)
             || header.updates.get() as usize > limits::FRAME_UPDATES_MAX
-            || header.first_version.get() > u64::MAX / 2
+            || [header.first_version, header.sequence, header.committed, header.view]
+                .iter()
+                .any(|n| n.get() > NUMBER_MAX)
+            || header.chunk_offset.get() > CHUNK_OFFSET_MAX
             || FrameKind::from_byte(header.kind).is_none()
         {
             return Err(corrupt("frame header with impossible lengths"));
@@ -294,7 +302,7 @@ impl UpdateDraft {
     pub fn check(&self, shard_blocks: u64) -> Result<()> {
         let mut blocks = 0u64;
         for e in &self.extents {
-            if e.range.len == 0 || e.range.end() > shard_blocks {
+            if e.range.len == 0 || e.range.end() > shard_blocks.min(limits::SHARD_BLOCKS_MAX) {
                 return Err(Error::invalid("extent outside the shard"));
             }
             if e.kind == ExtentKind::Data {

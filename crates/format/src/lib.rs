@@ -9,6 +9,7 @@ mod crc;
 pub mod disk;
 mod frame;
 mod header;
+pub mod layout;
 mod token;
 pub mod wire;
 

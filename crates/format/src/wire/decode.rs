@@ -6,7 +6,7 @@ use super::{
     DurableItem, FrameName, HeartbeatItem, Hello, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request,
     Role, SealAnswer, SyncMode, SyncReply, SyncRequest, ViewNews, Welcome, WriteRequest,
 };
-use crate::{Extent, ExtentDesc, ExtentKind, Frame, FrameHead, UpdateKind, ViewBody};
+use crate::{Extent, ExtentDesc, ExtentKind, Frame, FrameHead, UpdateKind, ViewBody, crc32c};
 use bytes::{Bytes, BytesMut};
 use freebs_types::{
     BLOCK, BlockRange, ClusterId, DriverId, Error, Generation, Hash32, Lba, NodeId, RequestNumber, Result, Sequence,
@@ -156,12 +156,10 @@ impl Message {
             kind::SEAL_ANSWER => Self::SealAnswer(seal_answer(h, &meta)?),
             kind::SYNC => Self::Sync(sync(h, &meta)?),
             kind::SYNC_REPLY => Self::SyncReply(sync_reply(h, &meta, payload)?),
-            kind::NUDGE => Self::Nudge { shard: h.shard, view: h.view },
-            kind::CONTROL | kind::CONTROL_REPLY if payload.len() > limits::CONTROL_BODY_BYTES_MAX => {
-                return Err(bad("control body is too long"));
-            }
-            kind::CONTROL => Self::Control { id: h.id, body: payload },
-            kind::CONTROL_REPLY => Self::ControlReply { id: h.id, body: payload },
+            kind::NUDGE if meta.is_empty() => Self::Nudge { shard: h.shard, view: h.view },
+            kind::NUDGE => return Err(bad("message with bytes left over")),
+            kind::CONTROL => Self::Control { id: h.id, body: control_body(&meta, payload)? },
+            kind::CONTROL_REPLY => Self::ControlReply { id: h.id, body: control_body(&meta, payload)? },
             _ => return Err(Error::invalid("message of an unknown kind; is the other end newer?")),
         })
     }
@@ -320,6 +318,17 @@ fn seal_answer(h: &Head, meta: &[u8]) -> Result<SealAnswer> {
         damaged: m.damaged != 0,
         promised: ViewNumber(m.promised.get()),
     })
+}
+
+fn control_body(meta: &[u8], payload: Bytes) -> Result<Bytes> {
+    let m = whole::<s::ControlMeta>(meta)?;
+    if payload.len() > limits::CONTROL_BODY_BYTES_MAX {
+        return Err(bad("control body is too long"));
+    }
+    if crc32c(&payload) != m.body_crc.get() {
+        return Err(bad("control body does not match its checksum"));
+    }
+    Ok(payload)
 }
 
 fn sync(h: &Head, meta: &[u8]) -> Result<SyncRequest> {

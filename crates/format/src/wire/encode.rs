@@ -77,6 +77,11 @@ fn attach(driver: u64, identity: [u8; 32]) -> s::AttachMeta {
     s::AttachMeta { driver: driver.into(), identity, view_sequence: 0.into(), floor: 0.into(), reserved: 0.into() }
 }
 
+fn put_control(body: &Bytes, out: &mut BytesMut) {
+    let meta = s::ControlMeta { body_crc: crc32c(body).into(), reserved: 0.into() };
+    out.put_slice(meta.as_bytes());
+}
+
 fn refused_what(r: &Refused) -> (u8, u64) {
     match r.request {
         Request::Attach => (0, 0),
@@ -297,12 +302,14 @@ impl Message {
                 to = Addressed { shard: *shard, view: *view, ..to };
                 kind::NUDGE
             }
-            Self::Control { id, .. } => {
+            Self::Control { id, body } => {
                 to.id = *id;
+                put_control(body, out);
                 kind::CONTROL
             }
-            Self::ControlReply { id, .. } => {
+            Self::ControlReply { id, body } => {
                 to.id = *id;
+                put_control(body, out);
                 kind::CONTROL_REPLY
             }
         };

@@ -210,6 +210,16 @@ pub struct SealMeta {
 }
 const _: () = assert!(size_of::<SealMeta>() == 152);
 
+/// `Control` and `ControlReply`; payload: the body.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ControlMeta {
+    /// CRC-32C of the body: what is JSON has no other checksum.
+    pub body_crc: U32,
+    pub reserved: U32,
+}
+const _: () = assert!(size_of::<ControlMeta>() == 8);
+
 /// `Sync`: then names.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]

@@ -1,0 +1,118 @@
+//! Where the fields of each struct lie, as data: for tools that show bytes, and for the test that holds the
+//! documents in `docs/formats` to the code.
+//!
+//! Invariant: every fixed struct of this crate is here, with all its fields, in order and without a gap.
+
+use crate::bodies::{AttachFixed, CarryFixed, EntryFixed, FloorFixed, MarkFixed, MemberFixed, ViewFixed};
+use crate::disk::{AppendHeader, IndexFixed, SegmentFooter, Superblock};
+use crate::header::{ExtentDesc, FrameHeader, UpdateDesc};
+use crate::wire::{
+    AttachMeta, ControlMeta, DurableMeta, FramesMeta, HeartbeatMeta, HelloMeta, MessageHeader, NameMeta, OrderedMeta,
+    PieceMeta, ReadMeta, RefusedMeta, SealMeta, SyncMeta, SyncReplyMeta, WelcomeMeta, WriteMeta,
+};
+use core::mem::offset_of;
+
+/// One field of a struct.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field {
+    pub name: &'static str,
+    /// Bytes from the struct's start.
+    pub offset: usize,
+    pub bytes: usize,
+}
+
+/// One struct.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    pub name: &'static str,
+    pub bytes: usize,
+    pub fields: &'static [Field],
+}
+
+const fn bytes_of<T, F>(_: fn(&T) -> &F) -> usize {
+    size_of::<F>()
+}
+
+macro_rules! layouts {
+    ($($name:ident { $($field:ident),* $(,)? })*) => {
+        /// All fixed structs of frames, devices and messages.
+        pub const LAYOUTS: &[Layout] = &[$(Layout {
+            name: stringify!($name),
+            bytes: size_of::<$name>(),
+            fields: &[$(Field {
+                name: stringify!($field),
+                offset: offset_of!($name, $field),
+                bytes: bytes_of::<$name, _>(|s| &s.$field),
+            }),*],
+        }),*];
+    };
+}
+
+layouts! {
+    FrameHeader {
+        magic, version, kind, flags, features, head_len, data_len, updates, cluster, volume, shard, chunk_counter, view,
+        chunk_view, sequence, first_version, committed, wall, chunk_offset, key_id, parent, hid, digest, tag, reserved,
+        body_crc, crc,
+    }
+    UpdateDesc { kind, flags, extents, blocks, driver, number, lowest_open, reserved }
+    ExtentDesc { lba, blocks, kind, flags, reserved }
+    ViewFixed { pred, seal_sequence, seal_hid, secret_hash, generation, quorum, min_copies, members, reserved }
+    MemberFixed { node, start, flags, slice }
+    AttachFixed { generation, driver, identity, reserved }
+    MarkFixed {
+        promised, secret_view, secret, committed, last_view, released, last_parent, last_digest, attach, flags,
+        view_frame_len, floors, entries, reserved,
+    }
+    FloorFixed { driver, lowest_open }
+    EntryFixed { driver, number, sequence }
+    CarryFixed { lba, blocks, version, sequence, chunk_view, chunk_counter, offset, kind, reserved }
+    Superblock {
+        magic, version, length, features, sector, cluster, device, node, worker, workers, reserved0, segment_bytes,
+        size_limit, revision, start, created, reserved, crc,
+    }
+    AppendHeader {
+        magic, version, flags, device, segment, offset, segment_seq, number, durable, heads_len, extra_len, data_len,
+        frames, start, reserved, heads_crc, crc,
+    }
+    SegmentFooter {
+        magic, version, reserved0, device, segment, frames, segment_seq, first_append, last_append, index_at, index_len,
+        next, index_crc, reserved, crc,
+    }
+    IndexFixed { head_at, data_at, append, flags, reserved }
+    MessageHeader {
+        magic, version, kind, total_len, meta_len, volume, shard, flags, view, generation, id, reserved, crc,
+    }
+    HelloMeta { cluster, node, start, from_worker, to_worker, role, reserved }
+    WelcomeMeta { cluster, node, start, worker, workers, reserved }
+    AttachMeta { driver, identity, view_sequence, floor, reserved }
+    WriteMeta { driver, lowest_open, kind, reserved, extents, reserved2 }
+    OrderedMeta { number, sequence }
+    DurableMeta { volume, shard, reserved, view, sequence }
+    ReadMeta { floor, lba, blocks }
+    PieceMeta { kind, reserved, blocks }
+    RefusedMeta { reason, what, reserved }
+    FramesMeta { frames, forward }
+    HeartbeatMeta { volume, shard, reserved, view, last, committed, keep }
+    NameMeta { view, sequence, hid }
+    SealMeta { pred, last, committed, promised, has_pred, damaged, reserved, slice }
+    SyncMeta { until, map_from, map_since, names, reserved }
+    SyncReplyMeta { common, map_next, frames, mode, reserved }
+    ControlMeta { body_crc, reserved }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_fill_their_struct() {
+        for l in LAYOUTS {
+            let mut at = 0;
+            for f in l.fields {
+                assert_eq!(f.offset, at, "{}.{}", l.name, f.name);
+                at += f.bytes;
+            }
+            assert_eq!(at, l.bytes, "{}", l.name);
+        }
+    }
+}

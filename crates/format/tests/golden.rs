@@ -1,0 +1,151 @@
+//! Golden bytes: every structure as it was when its format was fixed. A difference here means that devices and
+//! peers of an earlier build are not understood any more, and asks for a new version number, not for new golden
+//! bytes. `FREEBS_BLESS=1 cargo test -p freebs-format --test golden` writes them anew while a version is not out.
+
+mod common;
+
+use bytes::BytesMut;
+use common::*;
+use freebs_format::disk::*;
+use freebs_format::*;
+use freebs_types::*;
+use std::fmt::Write;
+use std::path::Path;
+use zerocopy::IntoBytes;
+
+fn hex(bytes: &[u8]) -> String {
+    let mut out = String::new();
+    for line in bytes.chunks(32) {
+        line.iter().for_each(|b| write!(out, "{b:02x}").unwrap());
+        out.push('\n');
+    }
+    out
+}
+
+/// Compares with `tests/golden/NAME.hex`; long data only by length and hash.
+fn golden(name: &str, bytes: &[u8], data: &[u8]) {
+    let mut text = hex(bytes);
+    if !data.is_empty() {
+        writeln!(text, "data: {} bytes, blake3 {}", data.len(), blake3::hash(data)).unwrap();
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{name}.hex"));
+    if std::env::var_os("FREEBS_BLESS").is_some() {
+        std::fs::write(&path, &text).unwrap();
+    }
+    let known = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    for (i, (a, b)) in known.lines().zip(text.lines()).enumerate() {
+        assert_eq!(a, b, "{name}: bytes {} to {} are not what they were", i * 32, i * 32 + 31);
+    }
+    assert_eq!(known.lines().count(), text.lines().count(), "{name}: another length");
+}
+
+#[test]
+fn frames() {
+    for (name, frame) in all_frames() {
+        golden(&format!("frame-{name}"), frame.head.bytes(), &frame.data.concat());
+    }
+}
+
+fn superblock() -> Superblock {
+    Superblock {
+        magic: SUPERBLOCK_MAGIC,
+        version: DISK_VERSION.into(),
+        length: 256.into(),
+        features: 0.into(),
+        sector: 4096.into(),
+        cluster: cluster().0,
+        device: [0xde; 16],
+        node: 2.into(),
+        worker: 1.into(),
+        workers: 4.into(),
+        reserved0: 0.into(),
+        segment_bytes: limits::SEGMENT_BYTES.into(),
+        size_limit: (20u64 << 30).into(),
+        revision: 9.into(),
+        start: 8.into(),
+        created: 1_767_225_600_000_000_000.into(),
+        reserved: [0; 148],
+        crc: 0.into(),
+    }
+}
+
+#[test]
+fn device() {
+    golden("superblock", &superblock().encode()[..256], &superblock().encode()[256..]);
+    let table = LiveTable::new([0, 1, 9, 1200].into_iter().map(SegmentId), 1280);
+    let heads: Vec<u8> = [view_frame(), data_frame()].iter().flat_map(|f| f.head.bytes().to_vec()).collect();
+    let extra_and_heads = [&table.bits[..], &heads].concat();
+    let mut append = AppendHeader {
+        magic: [0; 4],
+        version: 0.into(),
+        flags: APPEND_REPAIR.into(),
+        device: [0xde; 16],
+        segment: 12.into(),
+        offset: 0.into(),
+        segment_seq: 40.into(),
+        number: 5000.into(),
+        durable: 4999.into(),
+        heads_len: ((size_of::<AppendHeader>() + extra_and_heads.len()) as u32).into(),
+        extra_len: (table.bits.len() as u32).into(),
+        data_len: (2 * BLOCK as u32).into(),
+        frames: 2.into(),
+        start: 8.into(),
+        reserved: [0; 8],
+        heads_crc: 0.into(),
+        crc: 0.into(),
+    };
+    append.finish(&extra_and_heads);
+    golden("append", &[append.as_bytes(), &extra_and_heads].concat(), &[]);
+    let mut index = BytesMut::new();
+    for (i, (_, f)) in all_frames().into_iter().enumerate() {
+        let at = i as u32;
+        let flags = if i == 0 { APPEND_REPAIR } else { 0 };
+        IndexEntry { head_at: 96 + at, data_at: 4096 * (1 + at), append: 5000 + u64::from(at), flags, head: f.head }
+            .encode(&mut index);
+    }
+    let mut footer = SegmentFooter {
+        magic: [0; 4],
+        version: 0.into(),
+        reserved0: 0.into(),
+        device: [0xde; 16],
+        segment: 12.into(),
+        frames: 5.into(),
+        segment_seq: 40.into(),
+        first_append: 5000.into(),
+        last_append: 5004.into(),
+        index_at: ((16 << 20) - 8192).into(),
+        index_len: 0.into(),
+        next: 13.into(),
+        index_crc: 0.into(),
+        reserved: [0; 20],
+        crc: 0.into(),
+    };
+    footer.finish(&index);
+    golden("segment-index", &index, &[]);
+    golden("segment-footer", footer.as_bytes(), &[]);
+}
+
+#[test]
+fn messages() {
+    let all = all_messages();
+    assert_eq!(all.len(), 22, "one of each kind");
+    for m in all {
+        let (head, payload) = wire_bytes(&m);
+        golden(&format!("message-{}", m.name().replace(' ', "-")), &head, &payload);
+    }
+}
+
+/// Published values, so that a change of a library or of its parameters is noticed.
+#[test]
+fn hashes_are_the_known_ones() {
+    assert_eq!(crc32c(&block(1)), block_crc(&block(1)));
+    assert_eq!(crc32c(&[0u8; 32]), 0x8a91_36aa, "RFC 3720, B.4");
+    assert_eq!(crc32c(&[0xffu8; 32]), 0x62a8_ab43, "RFC 3720, B.4");
+    let digest = frame_digest(b"", b"", &[]);
+    assert_eq!(
+        digest.to_string(),
+        "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262",
+        "BLAKE3 of nothing"
+    );
+    assert_eq!(frame_digest(b"a", b"b", &[b"c".as_slice().into()]), frame_digest(b"abc", b"", &[]));
+}
