@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 /// An unanswered seal is asked for again after this time.
 const SEAL_AGAIN: Nanos = Nanos::from_millis(100);
 /// After an error the next proposal waits.
-const PROPOSE_AGAIN: Nanos = Nanos::from_millis(200);
+const PROPOSE_AGAIN: Nanos = Nanos::from_millis(50);
 /// An opening that does not get on in this time starts anew with a higher view.
 const OPENING_PATIENCE: Nanos = Nanos::from_millis(5000);
 

@@ -194,6 +194,8 @@ impl Replica {
         }
         self.drop_stale_gap();
         self.trust_tail(ctx);
+        // Nothing may have been missing: then no append will tell the head how far this log is.
+        self.answer_durable(ctx);
         if self.fetching_for().is_some() {
             self.on_fetched(ctx);
         }

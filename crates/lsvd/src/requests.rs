@@ -112,6 +112,26 @@ impl RequestTable {
         Requests { floors, entries }
     }
 
+    /// Adds what another table of the same log knows.
+    pub fn merge(&mut self, r: &Requests) {
+        for f in &r.floors {
+            let d = self.drivers.entry(f.driver).or_default();
+            if f.lowest_open > d.floor {
+                d.floor = f.lowest_open;
+                let kept = d.entries.split_off(&f.lowest_open);
+                self.entries -= d.entries.len();
+                d.entries = kept;
+            }
+        }
+        for e in &r.entries {
+            let known = self.drivers.get(&e.driver).is_some_and(|d| d.entries.contains_key(&e.number));
+            if !known {
+                self.apply(e.driver, e.number, RequestNumber(0), e.sequence);
+            }
+        }
+        self.shrink();
+    }
+
     /// The table that these bytes carried, held to the maxima.
     #[must_use]
     pub fn from_format(r: &Requests) -> Self {

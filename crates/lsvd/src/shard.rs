@@ -414,6 +414,8 @@ impl Shard {
         if s > last {
             self.add_hole(last.0 + 1, s.0, self.last_append < damaged);
             self.jump(head, body, segs);
+        } else {
+            self.fill_in(s, body);
         }
         self.last_append = at.append;
         if s >= last {
@@ -427,6 +429,24 @@ impl Shard {
         self.released = self.released.max(body.released);
         self.trim_holes();
         self.set_committed(Sequence(body.committed.0.min(s.0)), segs);
+    }
+
+    /// Takes from a mark what frames said that are no longer in the log: their segments were given up, and those
+    /// that follow them say nothing of view, attachment and older requests.
+    fn fill_in(&mut self, s: Sequence, body: &MarkBody) {
+        if let Some(f) = &body.view_frame
+            && f.seq() <= s
+            && self.views.iter().all(|v| v.0 != f.seq())
+        {
+            let i = self.views.partition_point(|v| v.0 <= f.seq());
+            self.views.insert(i, (f.seq(), own(f)));
+        }
+        if self.attaches.iter().all(|a| a.1.generation < body.attach.generation) {
+            let i = self.attaches.partition_point(|a| a.0 <= s);
+            self.attaches.insert(i, (s, body.attach));
+        }
+        self.requests.merge(&body.requests);
+        self.prune();
     }
 
     fn jump(&mut self, head: &FrameHead, body: &MarkBody, segs: &mut Segments) {
