@@ -1,1 +1,27 @@
+//! A whole cluster in one thread under one seed: the real cores on simulated devices, links, clocks and processes,
+//! with faults, clients, and an oracle that knows what every read may return.
+//!
+//! Invariants: a run is a function of its seed (same seed, same trace hash); nothing here knows how the cores work
+//! inside; each fault has its odds in `Config`, and faults of kinds that lose more than the contract allows are
+//! never made. The README beside this crate says what is modelled and how a failing seed is looked into.
 
+mod cluster;
+mod config;
+mod content;
+mod control;
+mod device;
+mod faults;
+mod gateway;
+pub mod mutants;
+mod network;
+mod node;
+mod oracle;
+mod rng;
+mod run;
+mod workload;
+mod world;
+
+pub use cluster::Mutants;
+pub use config::{Config, Odds, VolumeConfig};
+pub use mutants::{mutant_by_name, mutant_names};
+pub use run::{Outcome, run, run_config};

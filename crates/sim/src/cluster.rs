@@ -1,0 +1,416 @@
+//! All parts of a run together: nodes, gateways, control plane, and what is asked of them at the end.
+
+use crate::config::Config;
+use crate::control::{Control, attach};
+use crate::device::{Crash, Disk};
+use crate::gateway::{Allowed, Gateway};
+use crate::network::{Arrival, EndPoint, Network, Place, Receiver};
+use crate::node::{Node, Shared};
+use crate::oracle::Oracle;
+use crate::rng::Rng;
+use crate::workload::Workload;
+use crate::world::World;
+use freebs_chain::ShardStatus;
+use freebs_control::{Command, CreateVolume};
+use freebs_driver::{DriverConfig, ShardSpec, VolumeSpec};
+use freebs_io::LinkId;
+use freebs_lsvd::Digest;
+use freebs_types::{ClusterId, DriverId, Hash32, Nanos, NodeId, Result, SECTOR, ShardId, StartNumber, VolumeId};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+const CLUSTER: ClusterId = ClusterId([7; 16]);
+
+/// Rules left out on purpose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mutants {
+    pub chain: Option<freebs_chain::Mutant>,
+    pub driver: Option<freebs_driver::Mutant>,
+}
+
+struct VolumeState {
+    id: VolumeId,
+    work: Rc<RefCell<Workload>>,
+    current: Option<Rc<Gateway>>,
+    attaching: bool,
+}
+
+/// The whole cluster of a run.
+pub struct Cluster {
+    pub config: Config,
+    pub world: Rc<World>,
+    pub net: Rc<Network>,
+    pub control: Rc<Control>,
+    pub oracle: Rc<Oracle>,
+    pub nodes: Vec<Rc<Node>>,
+    mutants: Mutants,
+    volumes: RefCell<Vec<VolumeState>>,
+    gateways: RefCell<BTreeMap<u64, Rc<Gateway>>>,
+    next_gateway: Cell<u64>,
+    /// Chance for faults.
+    pub luck: RefCell<Rng>,
+    /// No faults from now on.
+    pub over: Cell<bool>,
+}
+
+impl Receiver for Cluster {
+    fn arrive(&self, at: EndPoint, link: LinkId, arrival: Arrival) -> bool {
+        match at.place {
+            Place::Node(n) => self.node(n).is_some_and(|node| node.arrive(at.incarnation, link, arrival)),
+            Place::Gateway(g) => {
+                let gateway = self.gateways.borrow().get(&g).cloned();
+                gateway.is_some_and(|g| g.arrive(link, arrival))
+            }
+            Place::Control => false,
+        }
+    }
+
+    fn incarnation(&self, place: Place) -> Option<u64> {
+        match place {
+            Place::Node(n) => self.node(n)?.incarnation(),
+            _ => None,
+        }
+    }
+}
+
+impl Cluster {
+    /// Makes disks, volumes and clients; nothing runs yet.
+    pub async fn build(config: Config, world: &Rc<World>, mutants: Mutants) -> Result<Rc<Self>> {
+        let seed = config.seed;
+        let net = Network::new(world, config.net.clone(), Rng::fork(seed, 3));
+        let control = Control::new(world, &net, CLUSTER);
+        let oracle = Oracle::new(world);
+        let shared = Shared {
+            world: world.clone(),
+            net: net.clone(),
+            control: control.clone(),
+            cluster: CLUSTER,
+            segment_bytes: config.segment_bytes,
+            nodes: config.nodes,
+            both_dial: config.both_dial,
+            mutant: mutants.chain,
+        };
+        let mut nodes = Vec::new();
+        for n in 1..=config.nodes {
+            let disk = Disk::new(world, config.disk.clone(), Rng::fork(seed, 100 + n));
+            let node = Node::new(NodeId(n), disk, shared.clone());
+            node.format().await?;
+            let (name, address) = (format!("node-{n}"), format!("10.0.0.{n}:7400"));
+            control.apply(Command::RegisterNode { node: NodeId(n), name, address, workers: 1, start: StartNumber(0) })?;
+            nodes.push(node);
+        }
+        let mut volumes = Vec::new();
+        for (i, v) in config.volumes.iter().enumerate() {
+            let id = control.create_volume(CreateVolume {
+                name: format!("volume-{i}"),
+                size: v.size,
+                copies: Some(v.copies),
+                ack: v.ack,
+                min_copies: Some(v.min_copies),
+                shards: Some(v.shards),
+                stripe: Some(v.stripe),
+            })?;
+            let unit = SECTOR as u64;
+            let stripe = if v.shards > 1 { v.stripe } else { 1 << 20 };
+            oracle.add_volume(id, stripe);
+            let work = Workload::draw(Rng::fork(seed, 200 + i as u64), v.size / unit, v.stripe / unit, v.requests);
+            volumes.push(VolumeState { id, work: Rc::new(RefCell::new(work)), current: None, attaching: false });
+        }
+        let cluster = Rc::new(Self {
+            world: world.clone(),
+            net: net.clone(),
+            control: control.clone(),
+            oracle,
+            nodes,
+            mutants,
+            volumes: RefCell::new(volumes),
+            gateways: RefCell::default(),
+            next_gateway: Cell::new(0),
+            luck: RefCell::new(Rng::fork(seed, 4)),
+            over: Cell::new(false),
+            config,
+        });
+        let receiver: Rc<dyn Receiver> = cluster.clone();
+        net.set_receiver(Rc::downgrade(&receiver));
+        let weak = Rc::downgrade(&cluster);
+        control.on_change(Rc::new(move || tell_shards(&weak)));
+        Ok(cluster)
+    }
+
+    #[must_use]
+    pub fn node(&self, n: u64) -> Option<&Rc<Node>> {
+        self.nodes.get(usize::try_from(n).ok()?.checked_sub(1)?)
+    }
+
+    /// Starts every process and keeps gateways attached.
+    pub fn start(self: &Rc<Self>) {
+        for node in &self.nodes {
+            node.start();
+        }
+        let cluster = self.clone();
+        tokio::task::spawn_local(async move {
+            loop {
+                cluster.attach_where_needed();
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+    }
+
+    fn attach_where_needed(self: &Rc<Self>) {
+        let count = self.volumes.borrow().len();
+        for i in 0..count {
+            let needed = {
+                let volumes = self.volumes.borrow();
+                let v = &volumes[i];
+                !v.attaching && v.current.as_ref().is_none_or(|g| g.is_dead() || g.is_fenced())
+            };
+            if needed {
+                self.attach(i);
+            }
+        }
+    }
+
+    /// Attaches a new gateway to the volume with this index.
+    pub fn attach(self: &Rc<Self>, index: usize) {
+        if let Some(v) = self.volumes.borrow_mut().get_mut(index) {
+            v.attaching = true;
+        }
+        let cluster = self.clone();
+        tokio::task::spawn_local(async move {
+            let volume = cluster.volumes.borrow()[index].id;
+            let id = cluster.next_gateway.get() + 1;
+            cluster.next_gateway.set(id);
+            loop {
+                let asked = cluster.oracle.stamp();
+                match attach(&cluster.control, Place::Gateway(id), volume, Hash32([1; 32])).await {
+                    Ok(generation) => {
+                        cluster.oracle.attached(volume, generation, asked);
+                        cluster.begin_gateway(index, id, volume, generation);
+                        break;
+                    }
+                    Err(_) => tokio::time::sleep(Duration::from_millis(30)).await,
+                }
+            }
+        });
+    }
+
+    fn begin_gateway(self: &Rc<Self>, index: usize, id: u64, volume: VolumeId, generation: freebs_types::Generation) {
+        let Some(v) = self.control.volume(volume) else { return };
+        let spec = VolumeSpec {
+            id: volume,
+            size: v.size,
+            stripe: v.stripe,
+            shards: v
+                .shards
+                .iter()
+                .map(|s| ShardSpec { id: v.shard_id(s.index), view: s.active, members: s.members.clone() })
+                .collect(),
+        };
+        let mut luck = self.luck.borrow_mut();
+        let local = luck.chance(0.3).then(|| NodeId(luck.range(1, self.config.nodes)));
+        let config = DriverConfig {
+            driver: DriverId(luck.next() | 1),
+            generation,
+            identity: Hash32([1; 32]),
+            volume: spec,
+            workers: (1..=self.config.nodes).map(|n| (NodeId(n), 1)).collect(),
+            local,
+            request_limit: self.config.request_limit,
+            mutant: self.mutants.driver,
+        };
+        drop(luck);
+        let allowed = Allowed {
+            retry: self.config.limit_is_short(),
+            no_space: self.config.is_tight,
+            corrupt: self.config.has_rot,
+        };
+        let work = self.volumes.borrow()[index].work.clone();
+        let g =
+            Gateway::start(id, config, &self.world, &self.net, &self.control, &self.oracle, &work, allowed);
+        self.gateways.borrow_mut().insert(id, g.clone());
+        if let Some(v) = self.volumes.borrow_mut().get_mut(index) {
+            v.current = Some(g);
+            v.attaching = false;
+        }
+    }
+
+    /// Volumes, by index.
+    #[must_use]
+    pub fn volume_count(&self) -> usize {
+        self.volumes.borrow().len()
+    }
+
+    #[must_use]
+    pub fn is_attaching(&self, index: usize) -> bool {
+        self.volumes.borrow().get(index).is_none_or(|v| v.attaching)
+    }
+
+    #[must_use]
+    pub fn current(&self, index: usize) -> Option<Rc<Gateway>> {
+        self.volumes.borrow().get(index).and_then(|v| v.current.clone())
+    }
+
+    /// All gateways that were ever started.
+    #[must_use]
+    pub fn gateways(&self) -> Vec<Rc<Gateway>> {
+        self.gateways.borrow().values().cloned().collect()
+    }
+
+    /// No more requests.
+    pub fn end_load(&self) {
+        for v in self.volumes.borrow().iter() {
+            v.work.borrow_mut().left = 0;
+        }
+    }
+
+    /// Ends every fault: all processes live, nothing is cut or slow.
+    pub fn heal(self: &Rc<Self>) {
+        self.over.set(true);
+        self.world.say(|| "faults are over".into());
+        self.net.heal();
+        self.control.set_down(false);
+        for node in &self.nodes {
+            node.disk.slow_down(Nanos(0), 1);
+            node.disk.stall(Nanos(0));
+            node.disk.fail_no_more();
+            if node.has_failed() {
+                node.kill(Crash::Kill);
+            }
+            node.pause(false);
+            node.start();
+        }
+        for g in self.gateways() {
+            g.pause(false);
+        }
+    }
+
+    /// Whether every volume has a gateway that is ready and has nothing in flight.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let volumes = self.volumes.borrow();
+        volumes.iter().all(|v| {
+            !v.attaching
+                && v.current.as_ref().is_some_and(|g| {
+                    !g.is_dead() && !g.is_fenced() && !g.is_superseded() && g.is_ready() && g.in_flight() == 0
+                })
+        })
+    }
+
+    /// Status of each replica of each shard, of the nodes that are up.
+    #[must_use]
+    pub fn statuses(&self) -> BTreeMap<ShardId, Vec<(NodeId, ShardStatus)>> {
+        let mut out: BTreeMap<ShardId, Vec<(NodeId, ShardStatus)>> = BTreeMap::new();
+        for node in &self.nodes {
+            let Some(worker) = node.worker() else { continue };
+            for status in worker.status() {
+                out.entry(status.shard).or_default().push((node.id, status));
+            }
+        }
+        out
+    }
+
+    /// Why the replicas are not all level, if they are not.
+    #[must_use]
+    pub fn unlevel(&self) -> Option<String> {
+        let statuses = self.statuses();
+        for v in self.control.volumes() {
+            for s in &v.shards {
+                let shard = v.shard_id(s.index);
+                let replicas = statuses.get(&shard).map(Vec::as_slice).unwrap_or_default();
+                if replicas.len() != s.members.len() {
+                    return Some(format!("shard {shard} has {} of {} replicas", replicas.len(), s.members.len()));
+                }
+                let Some((_, head)) = replicas.iter().find(|(_, r)| r.is_head) else {
+                    return Some(format!("shard {shard} has no head"));
+                };
+                let same = |r: &ShardStatus| {
+                    r.last == head.last && r.durable == r.last.sequence && r.committed == head.committed
+                };
+                for (node, r) in replicas {
+                    if !matches!(r.state, "active" | "following") || !same(r) || r.committed != r.last.sequence {
+                        return Some(format!("shard {shard} at node {node}: {r:?}; the head: {head:?}"));
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Digests of all replicas, which must agree.
+    pub async fn compare_replicas(&self) {
+        for v in self.control.volumes() {
+            for s in &v.shards {
+                let shard = v.shard_id(s.index);
+                let mut digests: Vec<(NodeId, Digest)> = Vec::new();
+                for m in &s.members {
+                    let Some(worker) = self.node(m.0).and_then(|n| n.worker()) else { continue };
+                    match worker.engine().digest(shard).await {
+                        Ok(d) => digests.push((*m, d)),
+                        Err(e) => self.world.violation(format!("no digest of shard {shard} at node {m}: {e}")),
+                    }
+                }
+                if digests.windows(2).any(|w| w[0].1 != w[1].1) {
+                    self.world.violation(format!("replicas of shard {shard} differ: {digests:#?}"));
+                }
+            }
+        }
+        for node in &self.nodes {
+            self.check_space(node).await;
+        }
+    }
+
+    /// Accounting: what maps name is what is counted as live, and everything fits.
+    async fn check_space(&self, node: &Node) {
+        let Some(worker) = node.worker() else { return };
+        let engine = worker.engine();
+        let space = engine.space();
+        let mut blocks = 0;
+        for shard in engine.shards() {
+            blocks += engine.digest(shard).await.map_or(0, |d| d.data_blocks);
+        }
+        let named = blocks * freebs_types::BLOCK as u64;
+        let room = u64::from(space.used_segments) * space.segment_bytes;
+        let fits = space.used_segments + space.free_segments <= space.limit_segments;
+        if space.live_bytes < named || space.live_bytes > room || !fits || space.poisoned {
+            let text = format!("node {}: {space:?} does not fit {named} bytes of named blocks", node.id);
+            self.world.violation(text);
+        }
+    }
+
+    /// Ends all processes and lets go of everything.
+    pub fn end(&self) {
+        for g in self.gateways() {
+            g.kill();
+        }
+        for node in &self.nodes {
+            node.kill(Crash::Kill);
+        }
+        self.gateways.borrow_mut().clear();
+        self.volumes.borrow_mut().clear();
+        self.world.clear();
+    }
+}
+
+/// Every node hears of a change, each a little later.
+fn tell_shards(cluster: &Weak<Cluster>) {
+    let Some(c) = cluster.upgrade() else { return };
+    for node in &c.nodes {
+        let wait = Nanos(c.world.luck.borrow_mut().spread(100_000, 30_000_000));
+        let (weak, id) = (cluster.clone(), node.id);
+        c.world.after(wait, move || hear(&weak, id));
+    }
+}
+
+fn hear(cluster: &Weak<Cluster>, id: NodeId) {
+    let Some(c) = cluster.upgrade() else { return };
+    let Some(node) = c.node(id.0) else { return };
+    let cut = c.net.is_blocked(Place::Control, Place::Node(id.0));
+    if cut {
+        let weak = cluster.clone();
+        c.world.after(Nanos::from_millis(100), move || hear(&weak, id));
+    } else {
+        node.tell_shards();
+    }
+}

@@ -1,0 +1,252 @@
+//! Everything a seed decides before its run begins: the cluster, its luck with hardware, and the odds of faults.
+
+use crate::device::DiskConfig;
+use crate::network::NetConfig;
+use crate::rng::Rng;
+use freebs_control::Ack;
+use freebs_types::{Nanos, limits};
+
+/// One volume.
+#[derive(Clone, Debug)]
+pub struct VolumeConfig {
+    /// Bytes.
+    pub size: u64,
+    pub stripe: u64,
+    pub shards: u32,
+    pub copies: u8,
+    pub min_copies: u8,
+    pub ack: Ack,
+    pub requests: u64,
+}
+
+/// How often each fault strikes, on average per simulated second of the whole cluster, while there is load.
+#[derive(Clone, Debug, Default)]
+pub struct Odds {
+    /// A process of a node is killed; another one starts a moment later.
+    pub kill_node: f64,
+    /// The same with the power of its machine.
+    pub power_node: f64,
+    /// All nodes' processes at once.
+    pub kill_all: f64,
+    /// The power of the whole cluster.
+    pub power_all: f64,
+    pub pause_node: f64,
+    pub break_link: f64,
+    /// A partition: full, partial, one-way or flapping.
+    pub cut: f64,
+    pub kill_gateway: f64,
+    /// A new gateway attaches while the old one lives.
+    pub take_over: f64,
+    pub pause_gateway: f64,
+    pub slow_disk: f64,
+    /// The disk does nothing for a while, now and then for 5 to 80 seconds.
+    pub stall_disk: f64,
+    /// A write or sync fails; the device is poisoned and its process starts again.
+    pub fail_write: f64,
+    pub rot: f64,
+    pub control_down: f64,
+    pub lose_answer: f64,
+    pub jump_clock: f64,
+}
+
+/// A whole run.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub seed: u64,
+    pub profile: &'static str,
+    pub nodes: u64,
+    pub volumes: Vec<VolumeConfig>,
+    pub segment_bytes: u64,
+    pub disk: DiskConfig,
+    pub net: NetConfig,
+    pub both_dial: bool,
+    pub request_limit: Nanos,
+    /// Faults and load end at this time.
+    pub load: Nanos,
+    /// After the end of the faults everything must be answered and level within this time.
+    pub settle: Nanos,
+    pub odds: Odds,
+    /// Bits of one node's disk are changed: reads may fail, but never lie, and nothing has to get well again.
+    pub has_rot: bool,
+    /// The disks are too small for what is written.
+    pub is_tight: bool,
+    /// A dead process starts again after a time in this range.
+    pub restart_min: Nanos,
+    pub restart_max: Nanos,
+}
+
+/// Faults of a run come in families, so that some runs are of one kind only.
+const PROFILES: [(&str, u64); 9] = [
+    ("calm", 1),
+    ("kills", 4),
+    ("power", 3),
+    ("links", 4),
+    ("gateways", 3),
+    ("disks", 2),
+    ("rot", 1),
+    ("tight", 1),
+    ("everything", 6),
+];
+
+impl Config {
+    /// The run that belongs to a seed.
+    #[must_use]
+    pub fn draw(seed: u64) -> Self {
+        let mut luck = Rng::fork(seed, 2);
+        let total = PROFILES.iter().map(|(_, n)| n).sum();
+        let mut at = luck.below(total);
+        let profile = PROFILES.iter().find(|(_, n)| {
+            let hit = at < *n;
+            at = at.saturating_sub(*n);
+            hit
+        });
+        Self::with_profile(seed, profile.map_or("calm", |(name, _)| name), &mut luck)
+    }
+
+    fn with_profile(seed: u64, profile: &'static str, luck: &mut Rng) -> Self {
+        let nodes = [1, 2, 3, 3, 3, 3, 4, 5][luck.below(8) as usize];
+        let is_tight = profile == "tight";
+        let has_rot = profile == "rot";
+        let load = Nanos::from_millis(luck.range(1500, 4000));
+        let nodes = if has_rot { nodes.max(3) } else { nodes };
+        let count = luck.range(1, 2);
+        let volumes = (0..count).map(|_| VolumeConfig::draw(luck, nodes, is_tight, has_rot, 260 / count)).collect();
+        let sector = if luck.chance(0.5) { 512 } else { 4096 };
+        let segment_bytes = limits::SEGMENT_BYTES_MIN * luck.range(1, 2);
+        let segments = if is_tight { luck.range(6, 12) } else { 64 };
+        let disk = DiskConfig {
+            sector,
+            limit: segments * segment_bytes,
+            read_latency: Nanos(luck.spread(50_000, 2_000_000)),
+            write_latency: Nanos(luck.spread(20_000, 1_000_000)),
+            sync_latency: Nanos(luck.spread(100_000, 8_000_000)),
+        };
+        let delay_min = luck.spread(20_000, 500_000);
+        let net = NetConfig {
+            delay_min: Nanos(delay_min),
+            delay_max: Nanos(delay_min * luck.range(2, 20)),
+            lost: if matches!(profile, "links" | "everything") { [0.0, 0.002, 0.02][luck.below(3) as usize] } else { 0.0 },
+            encoded: luck.chance(0.3),
+            patience_min: Nanos::from_millis(100),
+            patience_max: Nanos::from_millis(2500),
+        };
+        let may_fail = matches!(profile, "kills" | "links" | "everything") && luck.chance(0.25);
+        let limit_ms = if may_fail { luck.range(300, 1500) } else { 120_000 };
+        let (restart_min, restart_max) = *luck.pick(&[(1, 100), (50, 600), (1, 2000)]).unwrap_or(&(1, 100));
+        Self {
+            seed,
+            profile,
+            nodes,
+            volumes,
+            segment_bytes,
+            disk,
+            net,
+            both_dial: luck.chance(0.5),
+            request_limit: Nanos::from_millis(limit_ms),
+            load,
+            settle: Nanos::from_millis(20_000),
+            odds: Odds::draw(profile, luck),
+            has_rot,
+            is_tight,
+            restart_min: Nanos::from_millis(restart_min),
+            restart_max: Nanos::from_millis(restart_max),
+        }
+    }
+
+    /// Whether clients may be told to try again.
+    #[must_use]
+    pub fn limit_is_short(&self) -> bool {
+        self.request_limit < self.load.plus(self.settle)
+    }
+}
+
+impl VolumeConfig {
+    fn draw(luck: &mut Rng, nodes: u64, is_tight: bool, has_rot: bool, requests: u64) -> Self {
+        let shards = [1, 1, 2, 3][luck.below(4) as usize];
+        let stripe = 64 << 10;
+        let most = nodes.min(3);
+        let copies = if has_rot { most } else { luck.range(1, most).max(luck.range(1, most)) } as u8;
+        let min_copies = luck.range(1, u64::from(copies.min(2))) as u8;
+        let size = if is_tight { luck.range(4, 8) << 20 } else { (1 << 20) + luck.below(17) * (64 << 10) };
+        Self {
+            size,
+            stripe,
+            shards,
+            copies,
+            min_copies,
+            ack: if luck.chance(0.2) { Ack::All } else { Ack::Majority },
+            requests: if is_tight { requests * 3 } else { requests },
+        }
+    }
+}
+
+impl Odds {
+    fn draw(profile: &str, luck: &mut Rng) -> Self {
+        let mut o = Self::default();
+        let mut some = |most: f64| luck.below(1000) as f64 / 1000.0 * most;
+        let has = |names: &[&str]| names.contains(&profile) || profile == "everything";
+        if has(&["kills"]) {
+            o.kill_node = some(3.0);
+            o.kill_all = some(0.5);
+        }
+        if has(&["power", "tight"]) {
+            o.power_node = some(2.0);
+            o.power_all = some(1.2);
+        }
+        if has(&["links"]) {
+            o.break_link = some(4.0);
+            o.cut = some(2.0);
+            o.pause_node = some(1.0);
+        }
+        if has(&["gateways"]) {
+            o.kill_gateway = some(2.0);
+            o.take_over = some(1.5);
+            o.pause_gateway = some(1.0);
+        }
+        if has(&["gateways", "kills"]) {
+            o.control_down = some(0.4);
+            o.lose_answer = some(0.4);
+        }
+        if has(&["disks"]) {
+            o.slow_disk = some(1.5);
+            o.stall_disk = some(0.5);
+            o.fail_write = some(0.8);
+        }
+        if profile == "rot" {
+            o.rot = some(3.0);
+            o.kill_node = some(1.0);
+            o.power_node = some(0.5);
+        }
+        if profile == "gateways" || profile == "links" {
+            o.kill_node = some(0.7);
+        }
+        if profile != "calm" {
+            o.jump_clock = some(0.5);
+        }
+        o
+    }
+
+    /// Names and odds, in a fixed order.
+    #[must_use]
+    pub fn list(&self) -> [(&'static str, f64); 17] {
+        [
+            ("kill_node", self.kill_node),
+            ("power_node", self.power_node),
+            ("kill_all", self.kill_all),
+            ("power_all", self.power_all),
+            ("pause_node", self.pause_node),
+            ("break_link", self.break_link),
+            ("cut", self.cut),
+            ("kill_gateway", self.kill_gateway),
+            ("take_over", self.take_over),
+            ("pause_gateway", self.pause_gateway),
+            ("slow_disk", self.slow_disk),
+            ("stall_disk", self.stall_disk),
+            ("fail_write", self.fail_write),
+            ("rot", self.rot),
+            ("control_down", self.control_down),
+            ("lose_answer", self.lose_answer),
+            ("jump_clock", self.jump_clock),
+        ]
+    }
+}

@@ -1,0 +1,194 @@
+//! The control plane of a run: the real state machine behind a port that can be slow, cut off, or down, and whose
+//! answers can be lost after the command was applied.
+
+use crate::network::{Network, Place};
+use crate::world::World;
+use freebs_chain::{ControlPort, Opened, ShardInfo};
+use freebs_control::{Command, CreateVolume, Outcome, State, Volume};
+use freebs_types::{
+    ClusterId, Error, Generation, Hash32, Nanos, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
+};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use tokio::sync::oneshot;
+
+/// A caller that hears nothing gives up after this time.
+const CALL_PATIENCE: Nanos = Nanos::from_millis(300);
+
+/// The control plane's state and whether it can be reached.
+pub struct Control {
+    world: Rc<World>,
+    net: Rc<Network>,
+    state: RefCell<State>,
+    down: Cell<bool>,
+    /// Calls until an answer is lost after its command was applied; `None`: never.
+    lose_answer_in: Cell<Option<u64>>,
+    changed: RefCell<Option<Rc<dyn Fn()>>>,
+}
+
+impl Control {
+    #[must_use]
+    pub fn new(world: &Rc<World>, net: &Rc<Network>, cluster: ClusterId) -> Rc<Self> {
+        Rc::new(Self {
+            world: world.clone(),
+            net: net.clone(),
+            state: RefCell::new(State::new(cluster)),
+            down: Cell::new(false),
+            lose_answer_in: Cell::new(None),
+            changed: RefCell::default(),
+        })
+    }
+
+    /// Called after every change.
+    pub fn on_change(&self, tell: Rc<dyn Fn()>) {
+        *self.changed.borrow_mut() = Some(tell);
+    }
+
+    pub fn set_down(&self, down: bool) {
+        self.down.set(down);
+    }
+
+    /// The `n`-th answer from now on is lost.
+    pub fn lose_answer(&self, n: u64) {
+        self.lose_answer_in.set(Some(n));
+    }
+
+    /// Applies a command at once (set-up of a run).
+    pub fn apply(&self, command: Command) -> Result<Outcome> {
+        let before = self.state.borrow().revision();
+        let done = self.state.borrow_mut().apply(command).map(|d| d.outcome);
+        if self.state.borrow().revision() != before
+            && let Some(tell) = self.changed.borrow().clone()
+        {
+            tell();
+        }
+        done
+    }
+
+    pub fn create_volume(&self, new: CreateVolume) -> Result<VolumeId> {
+        match self.apply(Command::CreateVolume(new))? {
+            Outcome::Created { volume } => Ok(volume),
+            other => Err(Error::bug(format!("creating a volume gave {other:?}"))),
+        }
+    }
+
+    #[must_use]
+    pub fn volume(&self, id: VolumeId) -> Option<Volume> {
+        self.state.borrow().volume(id).map(|v| (**v).clone())
+    }
+
+    #[must_use]
+    pub fn volumes(&self) -> Vec<Volume> {
+        self.state.borrow().volumes().map(|v| (**v).clone()).collect()
+    }
+
+    /// What a node hears of its shards.
+    #[must_use]
+    pub fn shards_of(&self, node: NodeId) -> Vec<ShardInfo> {
+        let mut out = Vec::new();
+        for v in self.volumes() {
+            for s in v.shards.iter().filter(|s| s.members.contains(&node)) {
+                out.push(ShardInfo {
+                    shard: v.shard_id(s.index),
+                    members: s.members.clone(),
+                    active: s.active,
+                    blocks: v.shard_blocks(),
+                });
+            }
+        }
+        out
+    }
+
+    /// A command from `from`, over the network.
+    pub async fn call(self: &Rc<Self>, from: Place, command: Command) -> Result<Outcome> {
+        let unreachable = || Error::retry("the control plane can't be reached");
+        let wait = match self.net.round_trip(from, Place::Control) {
+            Some(wait) if !self.down.get() => wait,
+            _ => {
+                self.sleep(CALL_PATIENCE).await;
+                return Err(unreachable());
+            }
+        };
+        let half = Nanos(wait.0 / 2);
+        self.sleep(half).await;
+        if self.down.get() {
+            self.sleep(CALL_PATIENCE).await;
+            return Err(unreachable());
+        }
+        let result = self.apply(command.clone());
+        self.world.trace(0x20, u64::from(result.is_ok()), self.state.borrow().revision());
+        self.world.say(|| format!("control: {from:?} {command:?} -> {result:?}"));
+        if let Some(n) = self.lose_answer_in.get() {
+            self.lose_answer_in.set(n.checked_sub(1));
+            if n == 0 {
+                self.sleep(CALL_PATIENCE).await;
+                return Err(unreachable());
+            }
+        }
+        self.sleep(half).await;
+        result
+    }
+
+    async fn sleep(&self, time: Nanos) {
+        let (tell, told) = oneshot::channel::<()>();
+        self.world.after(time, move || {
+            let _ = tell.send(());
+        });
+        let _ = told.await;
+    }
+}
+
+/// A worker's way to the control plane.
+#[derive(Clone)]
+pub struct Port {
+    pub control: Rc<Control>,
+    pub node: NodeId,
+}
+
+impl Port {
+    /// Says that the node is there, until it is heard.
+    pub async fn register(&self, start: StartNumber, workers: u16) -> Result<()> {
+        let command = Command::RegisterNode {
+            node: self.node,
+            name: format!("node-{}", self.node),
+            address: format!("10.0.0.{}:7400", self.node),
+            workers,
+            start,
+        };
+        loop {
+            match self.control.call(Place::Node(self.node.0), command.clone()).await {
+                Ok(_) => return Ok(()),
+                Err(e) if e.kind == freebs_types::ErrorKind::Retry => self.control.sleep(Nanos::from_millis(50)).await,
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+impl ControlPort for Port {
+    async fn propose(&self, shard: ShardId, active: ViewNumber, start: StartNumber) -> Result<Opened> {
+        let command = Command::ProposeView { shard, active, node: self.node, start };
+        let outcome = self.control.call(Place::Node(self.node.0), command).await?;
+        let Outcome::Proposed { view, pred, generation } = outcome else {
+            return Err(Error::bug(format!("proposing gave {outcome:?}")));
+        };
+        let volume = self.control.volume(shard.volume).ok_or_else(|| Error::not_found("no such volume"))?;
+        let members = volume.shard(shard.index).map(|s| s.members.clone()).unwrap_or_default();
+        let quorum = volume.quorum(members.len()) as u8;
+        Ok(Opened { view, pred, quorum, min_copies: volume.min_copies, pred_quorum: quorum, generation, members })
+    }
+
+    async fn activate(&self, shard: ShardId, view: ViewNumber, generation: Generation) -> Result<()> {
+        let command = Command::ActivateView { shard, view, generation };
+        self.control.call(Place::Node(self.node.0), command).await.map(|_| ())
+    }
+}
+
+/// Takes the right to use a volume, as a gateway that starts does.
+pub async fn attach(control: &Rc<Control>, from: Place, volume: VolumeId, identity: Hash32) -> Result<Generation> {
+    let command = Command::AttachVolume { volume, identity, name: "sim".into(), force: true };
+    match control.call(from, command).await? {
+        Outcome::Attached { generation } => Ok(generation),
+        other => Err(Error::bug(format!("attaching gave {other:?}"))),
+    }
+}

@@ -1,0 +1,224 @@
+//! Faults strike: when is drawn before the run, where when it happens. Each has its odds in the configuration.
+
+use crate::cluster::Cluster;
+use crate::device::Crash;
+use crate::network::Place;
+use crate::node::Node;
+use freebs_types::Nanos;
+use std::rc::Rc;
+
+/// Puts all faults of a run into the queue.
+pub fn schedule(cluster: &Rc<Cluster>) {
+    let load = cluster.config.load;
+    for (name, per_second) in cluster.config.odds.list() {
+        let expected = per_second * load.0 as f64 / 1e9;
+        let (mut count, mut times) = (expected as u64, Vec::new());
+        let mut luck = cluster.luck.borrow_mut();
+        count += u64::from(luck.chance(expected.fract()));
+        for _ in 0..count {
+            times.push(Nanos(luck.below(load.0)));
+        }
+        drop(luck);
+        for at in times {
+            let c = cluster.clone();
+            cluster.world.after(at, move || {
+                if !c.over.get() {
+                    c.world.say(|| format!("fault: {name}"));
+                    c.world.trace(0x50, name.len() as u64, u64::from(name.as_bytes()[0]));
+                    strike(&c, name);
+                }
+            });
+        }
+    }
+}
+
+fn ms(c: &Cluster, low: u64, high: u64) -> Nanos {
+    Nanos(c.luck.borrow_mut().spread(low * 1_000_000, high * 1_000_000))
+}
+
+fn some_node(c: &Cluster) -> Option<Rc<Node>> {
+    c.luck.borrow_mut().pick(&c.nodes).cloned()
+}
+
+fn strike(c: &Rc<Cluster>, name: &str) {
+    match name {
+        "kill_node" => each(c, false, Crash::Kill),
+        "power_node" => each(c, false, Crash::Power),
+        "kill_all" => each(c, true, Crash::Kill),
+        "power_all" => each(c, true, Crash::Power),
+        "pause_node" => pause_node(c),
+        "break_link" => break_link(c),
+        "cut" => cut(c),
+        "kill_gateway" | "take_over" | "pause_gateway" => gateway(c, name),
+        "slow_disk" | "stall_disk" | "fail_write" => disk(c, name),
+        "rot" => rot(c),
+        "control_down" => {
+            c.control.set_down(true);
+            let (cluster, wait) = (c.clone(), ms(c, 20, 1500));
+            c.world.after(wait, move || cluster.control.set_down(false));
+        }
+        "lose_answer" => {
+            let n = c.luck.borrow_mut().below(3);
+            c.control.lose_answer(n);
+        }
+        "jump_clock" => {
+            let wall = c.luck.borrow_mut().below(u64::MAX / 2);
+            if let Some(node) = some_node(c) {
+                node.jump(wall);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// One node dies, or all do; each starts again in its own time.
+fn each(c: &Rc<Cluster>, all: bool, crash: Crash) {
+    let victims = if all { c.nodes.clone() } else { some_node(c).into_iter().collect() };
+    for node in victims {
+        node.kill(crash);
+        start_again(c, node);
+    }
+}
+
+fn start_again(c: &Rc<Cluster>, node: Rc<Node>) {
+    let wait = Nanos(c.luck.borrow_mut().spread(c.config.restart_min.0, c.config.restart_max.0));
+    c.world.after(wait, move || node.start());
+}
+
+fn pause_node(c: &Rc<Cluster>) {
+    let Some(node) = some_node(c) else { return };
+    node.pause(true);
+    let wait = ms(c, 10, 2000);
+    c.world.after(wait, move || node.pause(false));
+}
+
+fn break_link(c: &Rc<Cluster>) {
+    let all = c.net.connections();
+    let one = c.luck.borrow_mut().pick(&all).copied();
+    if let Some(id) = one {
+        c.net.break_connection(id);
+    }
+}
+
+/// Places where somebody lives, the control plane now and then included.
+fn places(c: &Cluster) -> Vec<Place> {
+    let mut out: Vec<Place> = c.nodes.iter().map(|n| Place::Node(n.id.0)).collect();
+    out.extend(c.gateways().iter().filter(|g| !g.is_dead()).map(|g| Place::Gateway(g.id)));
+    if c.luck.borrow_mut().chance(0.3) {
+        out.push(Place::Control);
+    }
+    out
+}
+
+fn cut(c: &Rc<Cluster>) {
+    let all = places(c);
+    let mut luck = c.luck.borrow_mut();
+    let Some(one) = luck.pick(&all).copied() else { return };
+    let mut pairs: Vec<(Place, Place)> = Vec::new();
+    let kind = luck.below(4);
+    match kind {
+        // One place is alone.
+        0 => pairs.extend(all.iter().filter(|p| **p != one).flat_map(|p| [(one, *p), (*p, one)])),
+        // Two halves.
+        1 => {
+            let side: Vec<bool> = all.iter().map(|_| luck.chance(0.5)).collect();
+            for (a, left) in all.iter().zip(&side) {
+                pairs.extend(all.iter().zip(&side).filter(|(_, r)| *r != left).map(|(b, _)| (*a, *b)));
+            }
+        }
+        // Two places don't reach each other, though others reach both.
+        2 => {
+            if let Some(other) = luck.pick(&all).copied().filter(|o| *o != one) {
+                pairs.extend([(one, other), (other, one)]);
+            }
+        }
+        // One way only.
+        _ => {
+            let to_one = luck.chance(0.5);
+            let way = |p: Place| if to_one { (p, one) } else { (one, p) };
+            pairs.extend(all.iter().filter(|p| **p != one).map(|p| way(*p)));
+        }
+    }
+    let flaps = if luck.chance(0.3) { luck.range(2, 6) } else { 1 };
+    drop(luck);
+    c.world.say(|| format!("fault: nothing passes {pairs:?}, {flaps} times"));
+    flap(c, Rc::new(pairs), flaps);
+}
+
+fn flap(c: &Rc<Cluster>, pairs: Rc<Vec<(Place, Place)>>, left: u64) {
+    if left == 0 || c.over.get() {
+        return;
+    }
+    for (a, b) in pairs.iter() {
+        c.net.block(*a, *b);
+    }
+    let most = if left > 1 { 300 } else { 2500 };
+    let (cluster, wait) = (c.clone(), ms(c, 20, most));
+    c.world.after(wait, move || {
+        for (a, b) in pairs.iter() {
+            cluster.net.unblock(*a, *b);
+        }
+        let (again, wait) = (cluster.clone(), ms(&cluster, 10, 200));
+        cluster.world.after(wait, move || flap(&again, pairs, left - 1));
+    });
+}
+
+fn gateway(c: &Rc<Cluster>, name: &str) {
+    let index = c.luck.borrow_mut().below(c.volume_count() as u64) as usize;
+    let Some(current) = c.current(index) else { return };
+    match name {
+        "kill_gateway" => {
+            // A new one attaches as soon as that is noticed.
+            let all = c.gateways();
+            let old = c.luck.borrow_mut().pick(&all).cloned();
+            current.kill();
+            if let Some(old) = old.filter(|o| o.is_fenced()) {
+                old.kill();
+            }
+        }
+        "take_over" if !c.is_attaching(index) => c.attach(index),
+        "pause_gateway" => {
+            current.pause(true);
+            let wait = ms(c, 10, 1500);
+            c.world.after(wait, move || current.pause(false));
+        }
+        _ => {}
+    }
+}
+
+fn disk(c: &Rc<Cluster>, name: &str) {
+    let Some(node) = some_node(c) else { return };
+    let now = c.world.now();
+    match name {
+        "slow_disk" => {
+            let (time, factor) = (ms(c, 50, 2000), c.luck.borrow_mut().spread(10, 1000));
+            node.disk.slow_down(now.plus(time), factor);
+        }
+        "stall_disk" => {
+            let long = c.luck.borrow_mut().chance(0.1);
+            let time = if long { ms(c, 5_000, 80_000) } else { ms(c, 50, 2000) };
+            node.disk.stall(now.plus(time));
+        }
+        _ => {
+            let n = c.luck.borrow_mut().below(20);
+            node.disk.fail_write(n);
+            // Whoever looks after the process notices, and starts it again.
+            let (cluster, wait) = (c.clone(), ms(c, 100, 1000));
+            c.world.after(wait, move || {
+                if node.has_failed() && !cluster.over.get() {
+                    node.kill(Crash::Kill);
+                    start_again(&cluster, node);
+                }
+            });
+        }
+    }
+}
+
+/// Only one node's disk ever rots in a run: copies elsewhere stay good.
+fn rot(c: &Rc<Cluster>) {
+    let Some(node) = c.nodes.iter().find(|n| n.damaged.get()).cloned().or_else(|| some_node(c)) else { return };
+    node.damaged.set(true);
+    if let Some(at) = node.disk.rot() {
+        c.world.say(|| format!("fault: byte {at} of node {} changes", node.id));
+    }
+}

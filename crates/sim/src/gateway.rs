@@ -1,0 +1,487 @@
+//! A gateway of a run: one driver of one volume with the client that uses it. It dies, pauses, and is superseded.
+//!
+//! Invariant: every request of the client is entered with the oracle before the driver hears of it, and leaves it
+//! only by the driver's answer; what a dead gateway had in flight stays open there for ever.
+
+use crate::content;
+use crate::control::Control;
+use crate::network::{Arrival, EndPoint, Network, Place};
+use crate::oracle::{Oracle, Reading};
+use crate::workload::{Workload, Wish};
+use crate::world::World;
+use bytes::Bytes;
+use freebs_driver::{Action, Driver, DriverConfig, Event, Op, Piece, Reply, StatusRun};
+use freebs_io::LinkId;
+use freebs_types::{ErrorKind, Generation, Nanos, Peer, Result, SECTOR, VolumeId};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+/// Sectors of one read when everything is read.
+const SCAN_SECTORS: u64 = 256;
+/// Such reads in flight.
+const SCAN_DEPTH: usize = 4;
+
+/// What the driver's token stands for.
+enum Open {
+    Write { id: content::Value, slot: bool },
+    Read { reading: Reading, first: u64, count: u64, slot: bool },
+    Status { reading: Reading, first: u64, count: u64 },
+    Flush,
+}
+
+enum Item {
+    Arrival(LinkId, Arrival),
+    Tick,
+    Next,
+}
+
+/// Errors that a client may get.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Allowed {
+    /// The volume's limit is short enough to be met.
+    pub retry: bool,
+    pub no_space: bool,
+    pub corrupt: bool,
+}
+
+/// One gateway process.
+pub struct Gateway {
+    pub id: u64,
+    pub volume: VolumeId,
+    pub generation: Generation,
+    world: Rc<World>,
+    net: Rc<Network>,
+    control: Rc<Control>,
+    oracle: Rc<Oracle>,
+    work: Rc<RefCell<Workload>>,
+    allowed: Allowed,
+    driver: RefCell<Driver>,
+    links: RefCell<BTreeMap<Peer, LinkId>>,
+    peers: RefCell<BTreeMap<LinkId, Peer>>,
+    open: RefCell<BTreeMap<u64, Open>>,
+    tokens: Cell<u64>,
+    timer: Cell<Option<Nanos>>,
+    paused: Cell<bool>,
+    held: RefCell<VecDeque<Item>>,
+    dead: Cell<bool>,
+    fenced: Cell<bool>,
+    ready: Cell<bool>,
+    /// Sectors still to be read by a scan that is under way.
+    scan: Cell<Option<(u64, u64)>>,
+    scanned: Cell<bool>,
+}
+
+impl Gateway {
+    /// Starts a driver for an attachment.
+    #[must_use]
+    pub fn start(
+        id: u64,
+        config: DriverConfig,
+        world: &Rc<World>,
+        net: &Rc<Network>,
+        control: &Rc<Control>,
+        oracle: &Rc<Oracle>,
+        work: &Rc<RefCell<Workload>>,
+        allowed: Allowed,
+    ) -> Rc<Self> {
+        let (volume, generation) = (config.volume.id, config.generation);
+        world.say(|| format!("gateway {id}: volume {volume} generation {generation} driver {}", config.driver));
+        world.trace(0x40, id, generation.0);
+        let gateway = Rc::new(Self {
+            id,
+            volume,
+            generation,
+            world: world.clone(),
+            net: net.clone(),
+            control: control.clone(),
+            oracle: oracle.clone(),
+            work: work.clone(),
+            allowed,
+            driver: RefCell::new(Driver::new(config, world.now())),
+            links: RefCell::default(),
+            peers: RefCell::default(),
+            open: RefCell::default(),
+            tokens: Cell::new(0),
+            timer: Cell::new(None),
+            paused: Cell::new(false),
+            held: RefCell::default(),
+            dead: Cell::new(false),
+            fenced: Cell::new(false),
+            ready: Cell::new(false),
+            scan: Cell::new(None),
+            scanned: Cell::new(false),
+        });
+        gateway.step(Event::Tick);
+        let depth = gateway.work.borrow().depth;
+        for _ in 0..depth {
+            gateway.next_soon();
+        }
+        if generation > Generation(1) && gateway.work.borrow_mut().wants_scan() {
+            gateway.begin_scan();
+        }
+        gateway
+    }
+
+    fn me(&self) -> EndPoint {
+        EndPoint { place: Place::Gateway(self.id), incarnation: 1 }
+    }
+
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        self.dead.get()
+    }
+
+    #[must_use]
+    pub fn is_fenced(&self) -> bool {
+        self.fenced.get()
+    }
+
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.paused.get()
+    }
+
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.ready.get()
+    }
+
+    /// Whether the control plane has given out a higher generation.
+    #[must_use]
+    pub fn is_superseded(&self) -> bool {
+        self.control.volume(self.volume).is_none_or(|v| v.generation > self.generation)
+    }
+
+    /// Requests of the client without an answer.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.open.borrow().len()
+    }
+
+    #[must_use]
+    pub fn has_scanned(&self) -> bool {
+        self.scanned.get()
+    }
+
+    #[must_use]
+    pub fn info(&self) -> String {
+        format!("{:?}", self.driver.borrow().info())
+    }
+
+    /// The process is gone, with everything it had in flight.
+    pub fn kill(&self) {
+        if self.dead.replace(true) {
+            return;
+        }
+        self.world.say(|| format!("gateway {}: killed", self.id));
+        self.world.trace(0x41, self.id, 0);
+        self.net.process_died(self.me(), false);
+        self.held.borrow_mut().clear();
+    }
+
+    pub fn pause(self: &Rc<Self>, paused: bool) {
+        if self.paused.replace(paused) == paused || paused {
+            return;
+        }
+        loop {
+            let item = self.held.borrow_mut().pop_front();
+            match item {
+                Some(item) if !self.paused.get() => self.take(item),
+                _ => break,
+            }
+        }
+    }
+
+    pub fn arrive(self: &Rc<Self>, link: LinkId, arrival: Arrival) -> bool {
+        if !self.dead.get() {
+            self.take_or_hold(Item::Arrival(link, arrival));
+        }
+        !self.dead.get()
+    }
+
+    fn take_or_hold(self: &Rc<Self>, item: Item) {
+        if self.dead.get() {
+            return;
+        }
+        if self.paused.get() {
+            self.held.borrow_mut().push_back(item);
+        } else {
+            self.take(item);
+        }
+    }
+
+    fn take(self: &Rc<Self>, item: Item) {
+        match item {
+            Item::Tick => self.step(Event::Tick),
+            Item::Next => self.next(),
+            Item::Arrival(link, arrival) => self.arrived(link, arrival),
+        }
+    }
+
+    fn arrived(self: &Rc<Self>, link: LinkId, arrival: Arrival) {
+        let Some(peer) = self.peers.borrow().get(&link).copied() else { return };
+        match arrival {
+            Arrival::Incoming(_) => {}
+            Arrival::Up => self.step(Event::LinkUp(peer)),
+            Arrival::Down => {
+                self.peers.borrow_mut().remove(&link);
+                self.links.borrow_mut().remove(&peer);
+                self.step(Event::LinkDown(peer));
+            }
+            Arrival::Message(message) => self.step(Event::Message { from: peer, message: *message }),
+        }
+    }
+
+    fn step(self: &Rc<Self>, event: Event) {
+        let mut out = Vec::new();
+        self.driver.borrow_mut().step(self.world.now(), event, &mut out);
+        for action in out {
+            self.carry_out(action);
+        }
+        self.set_timer();
+    }
+
+    fn set_timer(self: &Rc<Self>) {
+        let Some(at) = self.driver.borrow().next_deadline() else { return };
+        if self.timer.get().is_some_and(|t| t <= at) {
+            return;
+        }
+        self.timer.set(Some(at));
+        let gateway = self.clone();
+        let wait = at.since(self.world.now()).max(Nanos(1000));
+        self.world.after(wait, move || {
+            if gateway.timer.get() == Some(at) {
+                gateway.timer.set(None);
+                gateway.take_or_hold(Item::Tick);
+            }
+        });
+    }
+
+    fn carry_out(self: &Rc<Self>, action: Action) {
+        match action {
+            Action::Connect(peer) => {
+                let link = self.net.dial(self.me(), Place::Node(peer.node.0));
+                if let Some(old) = self.links.borrow_mut().insert(peer, link) {
+                    self.peers.borrow_mut().remove(&old);
+                    self.net.hang_up(old);
+                }
+                self.peers.borrow_mut().insert(link, peer);
+            }
+            Action::Send { to, message } => {
+                let link = self.links.borrow().get(&to).copied();
+                if let Some(link) = link {
+                    self.net.send(link, message);
+                }
+            }
+            Action::Done { token, result } => self.done(token, result),
+            Action::Ready => {
+                self.ready.set(true);
+                self.oracle.ready(self.volume, self.generation);
+                self.world.trace(0x42, self.id, self.generation.0);
+                self.world.say(|| format!("gateway {}: ready", self.id));
+            }
+            Action::Fenced => {
+                self.fenced.set(true);
+                self.world.say(|| format!("gateway {}: fenced", self.id));
+            }
+            Action::Closed => {}
+        }
+    }
+
+    fn next_soon(self: &Rc<Self>) {
+        let wait = self.work.borrow_mut().think();
+        let gateway = self.clone();
+        self.world.after(wait, move || gateway.take_or_hold(Item::Next));
+    }
+
+    /// The client wants something again.
+    fn next(self: &Rc<Self>) {
+        if self.fenced.get() {
+            return;
+        }
+        let wish = self.work.borrow_mut().next();
+        let Some(wish) = wish else { return };
+        self.ask(wish, true);
+    }
+
+    fn ask(self: &Rc<Self>, wish: Wish, slot: bool) {
+        let token = self.tokens.get() + 1;
+        self.tokens.set(token);
+        let (volume, generation) = (self.volume, self.generation);
+        let unit = SECTOR as u64;
+        let write = |first, count, zero| self.oracle.begin_write(volume, generation, first, count, zero);
+        let (op, open) = match wish {
+            Wish::Write { first, count, fua } => {
+                let id = write(first, count, false);
+                let data = content::make(volume.0, first, count, id);
+                (Op::Write { offset: first * unit, data, fua }, Open::Write { id, slot })
+            }
+            Wish::WriteZeroes { first, count } => {
+                let data = Bytes::from(vec![0; count as usize * SECTOR]);
+                let id = write(first, count, true);
+                (Op::Write { offset: first * unit, data, fua: false }, Open::Write { id, slot })
+            }
+            Wish::Trim { first, count } => {
+                let id = write(first, count, true);
+                (Op::Trim { offset: first * unit, len: count * unit }, Open::Write { id, slot })
+            }
+            Wish::Zero { first, count, may_trim } => {
+                let id = write(first, count, true);
+                (Op::Zero { offset: first * unit, len: count * unit, may_trim }, Open::Write { id, slot })
+            }
+            Wish::Read { first, count } => {
+                let reading = self.oracle.begin_read(volume, generation);
+                (Op::Read { offset: first * unit, len: count * unit }, Open::Read { reading, first, count, slot })
+            }
+            Wish::Status { first, count } => {
+                let reading = self.oracle.begin_read(volume, generation);
+                (Op::Status { offset: first * unit, len: count * unit }, Open::Status { reading, first, count })
+            }
+            Wish::Flush => (Op::Flush, Open::Flush),
+        };
+        self.world.say(|| format!("gateway {}: request {token} {wish:?}{}", self.id, match &open {
+            Open::Write { id, .. } => format!(" is write {id}"),
+            _ => String::new(),
+        }));
+        self.open.borrow_mut().insert(token, open);
+        self.step(Event::Client { token, op });
+    }
+
+    fn done(self: &Rc<Self>, token: u64, result: Result<Reply>) {
+        let Some(open) = self.open.borrow_mut().remove(&token) else {
+            self.world.violation(format!("gateway {}: a second answer to request {token}", self.id));
+            return;
+        };
+        self.world.trace(0x43, token, u64::from(result.is_ok()));
+        if let Err(e) = &result {
+            self.world.say(|| format!("gateway {}: request {token} failed: {e}", self.id));
+            self.judge_error(e.kind, &e.text);
+        }
+        let slot = match open {
+            Open::Write { id, slot } => {
+                self.world.say(|| format!("gateway {}: write {id} ended, ok {}", self.id, result.is_ok()));
+                self.oracle.end_write(self.volume, id, result.is_ok());
+                slot
+            }
+            Open::Read { reading, first, count, slot } => {
+                if let Ok(reply) = result {
+                    self.judge_read(reading, first, count, reply);
+                }
+                if !slot {
+                    self.scan_on();
+                }
+                slot
+            }
+            Open::Status { reading, first, count } => {
+                if let Ok(reply) = result {
+                    self.judge_status(reading, first, count, reply);
+                }
+                true
+            }
+            Open::Flush => true,
+        };
+        if slot {
+            self.next_soon();
+        }
+    }
+
+    fn judge_error(&self, kind: ErrorKind, text: &str) {
+        let fine = match kind {
+            ErrorKind::Fenced => self.is_superseded(),
+            ErrorKind::Retry => self.allowed.retry,
+            ErrorKind::NoSpace => self.allowed.no_space,
+            ErrorKind::Corrupt | ErrorKind::DeviceFailed => self.allowed.corrupt,
+            _ => false,
+        };
+        if !fine {
+            self.world.violation(format!("gateway {}: a client got an error {kind:?}: {text}", self.id));
+        }
+    }
+
+    fn judge_read(&self, reading: Reading, first: u64, count: u64, reply: Reply) {
+        let Reply::Read(pieces) = reply else {
+            self.world.violation(format!("gateway {}: a read was answered with {reply:?}", self.id));
+            return;
+        };
+        let mut bytes = Vec::with_capacity(count as usize * SECTOR);
+        for p in pieces {
+            match p {
+                Piece::Data(b) => bytes.extend_from_slice(&b),
+                Piece::Zero(n) => bytes.resize(bytes.len() + n as usize, 0),
+            }
+        }
+        if bytes.len() != count as usize * SECTOR {
+            self.world.violation(format!("gateway {}: a read of {count} sectors got {} bytes", self.id, bytes.len()));
+            return;
+        }
+        let mut values = Vec::with_capacity(count as usize);
+        for (s, chunk) in (first..).zip(bytes.chunks_exact(SECTOR)) {
+            match content::parse(self.volume.0, s, chunk) {
+                Ok(v) => values.push(v),
+                Err(e) => {
+                    self.world.violation(format!("volume {} sector {s} {e}", self.volume));
+                    return;
+                }
+            }
+        }
+        self.world.say(|| format!("gateway {}: sectors {first}+{count} are {:?}", self.id, runs(&values)));
+        self.oracle.end_read(reading, first, &values);
+    }
+
+    /// What the status calls zero must be as a read of zeroes; of the rest it says nothing.
+    fn judge_status(&self, reading: Reading, first: u64, count: u64, reply: Reply) {
+        let Reply::Status(runs) = reply else {
+            self.world.violation(format!("gateway {}: a status was answered with {reply:?}", self.id));
+            return;
+        };
+        let total: u64 = runs.iter().map(|r| r.bytes).sum();
+        if total == 0 || total > count * SECTOR as u64 || runs.iter().any(|r| r.hole && !r.zero) {
+            self.world.violation(format!("gateway {}: an impossible status {runs:?}", self.id));
+            return;
+        }
+        let mut at = first * SECTOR as u64;
+        for StatusRun { bytes, zero, .. } in runs {
+            if zero && at.is_multiple_of(SECTOR as u64) && bytes.is_multiple_of(SECTOR as u64) {
+                let values = vec![0; bytes as usize / SECTOR];
+                self.oracle.end_read(reading, at / SECTOR as u64, &values);
+            }
+            at += bytes;
+        }
+    }
+
+    /// Reads the whole volume, a few pieces at a time.
+    pub fn begin_scan(self: &Rc<Self>) {
+        self.scanned.set(false);
+        self.scan.set(Some((0, self.work.borrow().sectors)));
+        for _ in 0..SCAN_DEPTH {
+            self.scan_on();
+        }
+    }
+
+    fn scan_on(self: &Rc<Self>) {
+        if self.fenced.get() || self.dead.get() {
+            return;
+        }
+        let Some((at, end)) = self.scan.get() else { return };
+        if at >= end {
+            let is_last = !self.open.borrow().values().any(|o| matches!(o, Open::Read { slot: false, .. }));
+            self.scanned.set(is_last);
+            return;
+        }
+        let count = SCAN_SECTORS.min(end - at);
+        self.scan.set(Some((at + count, end)));
+        self.ask(Wish::Read { first: at, count }, false);
+    }
+}
+
+fn runs(values: &[content::Value]) -> Vec<(content::Value, usize)> {
+    let mut out: Vec<(content::Value, usize)> = Vec::new();
+    for v in values {
+        match out.last_mut() {
+            Some((w, n)) if w == v => *n += 1,
+            _ => out.push((*v, 1)),
+        }
+    }
+    out
+}

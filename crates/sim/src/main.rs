@@ -1,0 +1,58 @@
+//! `sim SEED`: runs the simulated cluster and says what went wrong, with the command that repeats it.
+
+use clap::Parser;
+use freebs_sim::{Mutants, mutant_by_name, mutant_names, run};
+use std::process::ExitCode;
+
+/// A whole cluster in one thread under one seed.
+#[derive(Parser)]
+#[command(version)]
+struct Options {
+    /// The (first) seed.
+    seed: u64,
+    /// How many seeds to run, one after the other.
+    #[arg(long, default_value_t = 1)]
+    seeds: u64,
+    /// Leave out a rule, to see it noticed.
+    #[arg(long, value_parser = parse_mutant)]
+    mutant: Option<Mutants>,
+    /// Print every event.
+    #[arg(long)]
+    verbose: bool,
+    /// Go on after a seed that failed.
+    #[arg(long)]
+    all: bool,
+}
+
+fn parse_mutant(name: &str) -> Result<Mutants, String> {
+    mutant_by_name(name).ok_or_else(|| format!("there is no mutant {name}; there are {}", mutant_names().join(", ")))
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let mutants = options.mutant.unwrap_or_default();
+    let mut failed = 0u64;
+    for seed in options.seed..options.seed.saturating_add(options.seeds) {
+        let o = run(seed, mutants, options.verbose);
+        if options.verbose || options.seeds == 1 {
+            let time = o.time.millis();
+            println!(
+                "seed {seed} ({}): {} events, {} writes, {} reads, {time} ms simulated, trace {:016x}",
+                o.profile, o.events, o.writes, o.reads, o.trace
+            );
+        }
+        if !o.is_good() {
+            failed += 1;
+            println!("seed {seed} ({}) FAILED", o.profile);
+            for v in &o.violations {
+                println!("  {v}");
+            }
+            println!("  repeat with: {}", o.replay(mutants));
+            if !options.all {
+                break;
+            }
+        }
+    }
+    println!("{} of {} seeds failed", failed, options.seeds);
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,52 @@
+//! Rules left out on purpose, by name.
+
+use crate::cluster::Mutants;
+use freebs_chain::Mutant as Chain;
+use freebs_driver::Mutant as Driver;
+
+/// Mutants of the chain.
+pub const CHAIN: [Chain; 11] = [
+    Chain::HeadOrdersAfterRestart,
+    Chain::RepeatsAreApplied,
+    Chain::AnswersBeforeDurable,
+    Chain::GapsAreSkipped,
+    Chain::FloorIgnored,
+    Chain::NoAttachBarrier,
+    Chain::PromiseNotDurable,
+    Chain::SealAlone,
+    Chain::ShortestLogWins,
+    Chain::ActiveTooEarly,
+    Chain::QuorumOfOne,
+];
+
+/// Mutants of the driver.
+pub const DRIVER: [Driver; 9] = [
+    Driver::CountAcrossViews,
+    Driver::NoReadFloor,
+    Driver::NoBarrier,
+    Driver::NoReadWait,
+    Driver::ForgetGivenUp,
+    Driver::SharedUpdates,
+    Driver::NewNumberOnRepeat,
+    Driver::AnswerOrdered,
+    Driver::TrustBytes,
+];
+
+/// All mutants with their names.
+#[must_use]
+pub fn all() -> Vec<(String, Mutants)> {
+    let chain = CHAIN.iter().map(|m| (format!("{m:?}"), Mutants { chain: Some(*m), driver: None }));
+    let driver = DRIVER.iter().map(|m| (format!("{m:?}"), Mutants { chain: None, driver: Some(*m) }));
+    chain.chain(driver).collect()
+}
+
+/// The mutant of that name.
+#[must_use]
+pub fn mutant_by_name(name: &str) -> Option<Mutants> {
+    all().into_iter().find(|(n, _)| n == name).map(|(_, m)| m)
+}
+
+#[must_use]
+pub fn mutant_names() -> Vec<String> {
+    all().into_iter().map(|(n, _)| n).collect()
+}

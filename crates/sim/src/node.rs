@@ -1,0 +1,397 @@
+//! One node of a run: a disk that lives on, and a process on it that comes and goes.
+//!
+//! Everything of a process runs in a local set of its own, so that a kill is the drop of that set (nothing of it
+//! ever runs again), and a pause is not polling it (SIGSTOP: its timers fire all at once afterwards).
+
+use crate::control::{Control, Port};
+use crate::device::{Crash, Disk, SimDevice};
+use crate::network::{Arrival, EndPoint, Network, Place};
+use crate::world::World;
+use freebs_chain::{HostConfig, Mutant, Who, Worker, WorkerConfig};
+use freebs_format::wire::Message;
+use freebs_io::{Clock, LinkId, Outbox};
+use freebs_lsvd::{Engine, Expect, Shape};
+use freebs_types::{ClusterId, DeviceId, Hash32, Nanos, NodeId, Peer, Result};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::task::LocalSet;
+
+/// How often a node looks for peers that it has no link to.
+const DIAL_EVERY: Duration = Duration::from_millis(25);
+/// Messages that a process takes in one go, as a socket's buffer would give them.
+const MESSAGES_AT_ONCE: usize = 64;
+
+pub type SimWorker = Worker<SimDevice, SimOutbox, Port, SimClock>;
+
+/// What all nodes of a run share.
+#[derive(Clone)]
+pub struct Shared {
+    pub world: Rc<World>,
+    pub net: Rc<Network>,
+    pub control: Rc<Control>,
+    pub cluster: ClusterId,
+    pub segment_bytes: u64,
+    pub nodes: u64,
+    /// Both ends of a pair connect to each other, not only the lower one.
+    pub both_dial: bool,
+    pub mutant: Option<Mutant>,
+}
+
+/// Monotonic time with a start of its own per node, and a wall clock that is wrong.
+pub struct SimClock {
+    world: Rc<World>,
+    offset: Nanos,
+    wall: Rc<Cell<u64>>,
+}
+
+impl Clock for SimClock {
+    fn now(&self) -> Nanos {
+        self.world.now().plus(self.offset)
+    }
+
+    fn wall(&self) -> u64 {
+        self.wall.get().wrapping_add(self.world.now().0)
+    }
+}
+
+/// A worker's messages go straight into the network.
+pub struct SimOutbox(Rc<Network>);
+
+impl Outbox<Message> for SimOutbox {
+    fn send(&self, to: LinkId, message: Message) {
+        self.0.send(to, message);
+    }
+}
+
+enum Item {
+    Arrival(LinkId, Arrival),
+    Shards,
+}
+
+#[derive(Default)]
+struct Inbox {
+    items: RefCell<VecDeque<Item>>,
+    wake: Notify,
+}
+
+/// One life of the process.
+struct Process {
+    incarnation: u64,
+    set: Rc<RefCell<Option<LocalSet>>>,
+    inbox: Rc<Inbox>,
+    waker: Rc<RefCell<Option<Waker>>>,
+    paused: Rc<Cell<bool>>,
+    worker: Rc<RefCell<Option<SimWorker>>>,
+}
+
+/// A node.
+pub struct Node {
+    pub id: NodeId,
+    pub disk: Disk,
+    shared: Shared,
+    wall: Rc<Cell<u64>>,
+    lives: Cell<u64>,
+    process: RefCell<Option<Process>>,
+    /// Damage was injected here: what recovery finds is no surprise.
+    pub damaged: Cell<bool>,
+}
+
+impl Node {
+    #[must_use]
+    pub fn new(id: NodeId, disk: Disk, shared: Shared) -> Rc<Self> {
+        let wall = Rc::new(Cell::new(1_700_000_000_000_000_000 + id.0 * 77_777_777));
+        let (lives, process, damaged) = Default::default();
+        Rc::new(Self { id, disk, shared, wall, lives, process, damaged })
+    }
+
+    /// Makes the log, before the run begins.
+    pub async fn format(&self) -> Result<()> {
+        let shape = Shape {
+            cluster: self.shared.cluster,
+            node: self.id,
+            device: DeviceId([self.id.0 as u8; 16]),
+            worker: 0,
+            workers: 1,
+            segment_bytes: self.shared.segment_bytes,
+            size_limit: self.disk.limit(),
+            wall: self.wall.get(),
+        };
+        Engine::create(self.disk.open(), &shape).await
+    }
+
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.process.borrow().is_some()
+    }
+
+    #[must_use]
+    pub fn incarnation(&self) -> Option<u64> {
+        self.process.borrow().as_ref().map(|p| p.incarnation)
+    }
+
+    #[must_use]
+    pub fn worker(&self) -> Option<SimWorker> {
+        self.process.borrow().as_ref().and_then(|p| p.worker.borrow().clone())
+    }
+
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.process.borrow().as_ref().is_some_and(|p| p.paused.get())
+    }
+
+    /// Whether its device is out of use until the process starts again.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.disk.has_failed()
+    }
+
+    fn place(&self) -> Place {
+        Place::Node(self.id.0)
+    }
+
+    /// Starts a process, unless one is alive.
+    pub fn start(self: &Rc<Self>) {
+        if self.is_alive() {
+            return;
+        }
+        self.lives.set(self.lives.get() + 1);
+        let incarnation = self.lives.get();
+        self.shared.world.say(|| format!("node {}: process {incarnation} starts", self.id));
+        self.shared.world.trace(0x30, self.id.0, incarnation);
+        let inbox = Rc::new(Inbox::default());
+        let worker = Rc::new(RefCell::new(None));
+        let set = LocalSet::new();
+        let life = Life {
+            me: EndPoint { place: self.place(), incarnation },
+            node: self.clone(),
+            inbox: inbox.clone(),
+            slot: worker.clone(),
+        };
+        set.spawn_local(life.run());
+        let process = Process {
+            incarnation,
+            set: Rc::new(RefCell::new(Some(set))),
+            inbox,
+            waker: Rc::default(),
+            paused: Rc::default(),
+            worker,
+        };
+        let (set, waker, paused) = (process.set.clone(), process.waker.clone(), process.paused.clone());
+        *self.process.borrow_mut() = Some(process);
+        tokio::task::spawn_local(std::future::poll_fn(move |cx| {
+            *waker.borrow_mut() = Some(cx.waker().clone());
+            if paused.get() {
+                return Poll::Pending;
+            }
+            match set.borrow_mut().as_mut() {
+                Some(set) => Pin::new(set).poll(cx),
+                None => Poll::Ready(()),
+            }
+        }));
+    }
+
+    /// Ends the process in the middle of whatever it does.
+    pub fn kill(&self, crash: Crash) {
+        let Some(process) = self.process.borrow_mut().take() else {
+            if crash == Crash::Power {
+                self.disk.crash(crash);
+            }
+            return;
+        };
+        self.shared.world.say(|| format!("node {}: {crash:?}", self.id));
+        self.shared.world.trace(0x31, self.id.0, crash as u64);
+        // The disk first: nothing that is dropped below may still change it.
+        self.disk.crash(crash);
+        let worker = process.worker.borrow_mut().take();
+        let set = process.set.borrow_mut().take();
+        drop(set);
+        drop(worker);
+        if let Some(w) = process.waker.borrow_mut().take() {
+            w.wake();
+        }
+        let me = EndPoint { place: self.place(), incarnation: process.incarnation };
+        self.shared.net.process_died(me, crash == Crash::Power);
+    }
+
+    /// Stops the process without ending it.
+    pub fn pause(&self, paused: bool) {
+        let process = self.process.borrow();
+        let Some(p) = process.as_ref().filter(|p| p.paused.get() != paused) else { return };
+        self.shared.world.say(|| format!("node {}: paused {paused}", self.id));
+        p.paused.set(paused);
+        if !paused && let Some(w) = p.waker.borrow().as_ref() {
+            w.wake_by_ref();
+        }
+    }
+
+    /// Moves the wall clock.
+    pub fn jump(&self, wall: u64) {
+        self.wall.set(wall);
+    }
+
+    /// Something came in for a process of this node.
+    pub fn arrive(&self, incarnation: u64, link: LinkId, arrival: Arrival) -> bool {
+        self.put(Some(incarnation), Item::Arrival(link, arrival))
+    }
+
+    /// The control plane has news.
+    pub fn tell_shards(&self) {
+        self.put(None, Item::Shards);
+    }
+
+    fn put(&self, incarnation: Option<u64>, item: Item) -> bool {
+        let process = self.process.borrow();
+        let Some(p) = process.as_ref().filter(|p| incarnation.is_none_or(|i| i == p.incarnation)) else {
+            return false;
+        };
+        p.inbox.items.borrow_mut().push_back(item);
+        p.inbox.wake.notify_one();
+        true
+    }
+}
+
+/// What runs inside a process.
+struct Life {
+    me: EndPoint,
+    node: Rc<Node>,
+    inbox: Rc<Inbox>,
+    slot: Rc<RefCell<Option<SimWorker>>>,
+}
+
+impl Life {
+    async fn run(self) {
+        let worker = match self.boot().await {
+            Ok(worker) => worker,
+            Err(e) => {
+                if self.node.damaged.get() {
+                    self.node.shared.world.say(|| format!("node {} does not start: {e}", self.node.id));
+                } else {
+                    self.node.shared.world.violation(format!("node {} does not start: {e}", self.node.id));
+                }
+                return;
+            }
+        };
+        *self.slot.borrow_mut() = Some(worker.clone());
+        let links = Links { dialed: RefCell::default(), asked: RefCell::default() };
+        let links = Rc::new(links);
+        self.hear_shards(&worker);
+        tokio::task::spawn_local(dial_on(self.node.clone(), self.me, worker.clone(), links.clone()));
+        loop {
+            let item = self.inbox.items.borrow_mut().pop_front();
+            match item {
+                None => self.inbox.wake.notified().await,
+                Some(Item::Shards) => self.hear_shards(&worker),
+                Some(Item::Arrival(link, arrival)) => self.take(&worker, &links, link, arrival),
+            }
+        }
+    }
+
+    async fn boot(&self) -> Result<SimWorker> {
+        let (node, shared) = (&self.node, &self.node.shared);
+        let expect = Expect { cluster: shared.cluster, node: node.id, worker: 0, workers: 1 };
+        let (engine, report) = Engine::open(node.disk.open(), &expect).await?;
+        shared.world.say(|| format!("node {}: {report:?}", node.id));
+        if !report.damage.is_empty() && !node.damaged.get() {
+            shared.world.violation(format!("node {}: damage that nobody did: {report:?}", node.id));
+        }
+        let start = engine.start();
+        let port = Port { control: shared.control.clone(), node: node.id };
+        port.register(start, 1).await?;
+        let host = HostConfig {
+            cluster: shared.cluster,
+            me: Peer { node: node.id, worker: 0 },
+            start,
+            workers: (1..=shared.nodes).map(|n| (NodeId(n), 1)).collect(),
+            node_secret: Hash32([node.id.0 as u8; 32]),
+            mutant: shared.mutant,
+        };
+        let offset = Nanos(crate::rng::mix(node.id.0 ^ start.0 << 8) >> 20);
+        let (world, id) = (shared.world.clone(), node.id);
+        let config = WorkerConfig {
+            host,
+            engine,
+            outbox: SimOutbox(shared.net.clone()),
+            control: port,
+            clock: SimClock { world: shared.world.clone(), offset, wall: node.wall.clone() },
+            notes: Box::new(move |text| world.say(|| format!("node {id}: {text}"))),
+        };
+        Worker::start(config).await
+    }
+
+    fn hear_shards(&self, worker: &SimWorker) {
+        worker.on_shards(self.node.shared.control.shards_of(self.node.id));
+    }
+
+    fn take(&self, worker: &SimWorker, links: &Links, link: LinkId, arrival: Arrival) {
+        match arrival {
+            Arrival::Incoming(who) => {
+                self.node.shared.net.accept(link);
+                worker.on_link_up(link, who_is(who.place));
+            }
+            Arrival::Up => {
+                let peer = links.asked.borrow_mut().remove(&link);
+                if let Some(peer) = peer {
+                    links.dialed.borrow_mut().insert(link, peer);
+                    worker.on_link_up(link, Who::Member(peer));
+                }
+            }
+            Arrival::Down => {
+                let never_up = links.asked.borrow_mut().remove(&link).is_some();
+                links.dialed.borrow_mut().remove(&link);
+                if !never_up {
+                    worker.on_link_down(link);
+                }
+            }
+            Arrival::Message(first) => {
+                let mut messages = vec![*first];
+                let mut items = self.inbox.items.borrow_mut();
+                while messages.len() < MESSAGES_AT_ONCE
+                    && let Some(Item::Arrival(l, Arrival::Message(_))) = items.front()
+                    && *l == link
+                {
+                    if let Some(Item::Arrival(_, Arrival::Message(m))) = items.pop_front() {
+                        messages.push(*m);
+                    }
+                }
+                drop(items);
+                worker.on_messages(link, &mut messages);
+            }
+        }
+    }
+}
+
+fn who_is(place: Place) -> Who {
+    match place {
+        Place::Node(n) => Who::Member(Peer { node: NodeId(n), worker: 0 }),
+        _ => Who::Driver,
+    }
+}
+
+/// Links that this process opened.
+struct Links {
+    dialed: RefCell<BTreeMap<LinkId, Peer>>,
+    asked: RefCell<BTreeMap<LinkId, Peer>>,
+}
+
+/// Keeps a link to every peer that the worker wants.
+async fn dial_on(node: Rc<Node>, me: EndPoint, worker: SimWorker, links: Rc<Links>) {
+    loop {
+        let have: BTreeSet<Peer> =
+            links.dialed.borrow().values().chain(links.asked.borrow().values()).copied().collect();
+        for peer in worker.wanted_peers() {
+            if have.contains(&peer) || (!node.shared.both_dial && peer.node < node.id) {
+                continue;
+            }
+            let place = Place::Node(peer.node.0);
+            let link = node.shared.net.dial(me, place);
+            links.asked.borrow_mut().insert(link, peer);
+        }
+        tokio::time::sleep(DIAL_EVERY).await;
+    }
+}

@@ -1,0 +1,635 @@
+//! What every read may return: the contract of a virtual disk, held against everything that clients did and saw.
+//!
+//! Each sector is a register whose writes have values of their own, and zero. For such a register a run is
+//! linearizable exactly if the *zones* of its values agree (Gibbons and Korach, "Testing shared memories", 1997):
+//! the zone of a value lies between the first end and the last beginning of its write and of the reads that
+//! returned it. If the first end comes first, the register held the value all that time (a forward zone): two such
+//! zones never overlap, and no other value's whole life lies inside one.
+//!
+//! On top of it come the rules that make a disk out of registers:
+//! - An unanswered write took effect before its successor's attachment was ready, or never (CONTRACT 9, rule R2). So
+//!   its first end is that moment if it is ever seen.
+//! - A write that was given up with an error is decided before any later read of it is answered (R3).
+//! - One update of one shard is there as a whole or not at all (CONTRACT 8), and blocks that were written whole are
+//!   read whole (CONTRACT 7).
+//!
+//! Order is that of events, not of the clock. Zeroes have no name: a read of zeroes counts for the one zeroing write
+//! (or the beginning) that it can have been, and for none while there are several. Reads of a generation that has
+//! been superseded are not judged: until there are leases nothing is promised for them.
+
+use crate::content::Value;
+use crate::world::World;
+use freebs_types::{BLOCK, Generation, SECTOR, VolumeId};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// Sectors of a block.
+pub const BLOCK_SECTORS: u64 = (BLOCK / SECTOR) as u64;
+
+/// A place in the order of events.
+pub type Stamp = u64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Open,
+    Done(Stamp),
+    /// The client was told that it failed; it may have happened all the same.
+    Failed(Stamp),
+}
+
+#[derive(Clone, Debug)]
+struct Write {
+    generation: Generation,
+    first: u64,
+    count: u64,
+    zero: bool,
+    begun: Stamp,
+    end: End,
+}
+
+impl Write {
+    fn covers_block(&self, block: u64) -> bool {
+        self.first <= block * BLOCK_SECTORS && (block + 1) * BLOCK_SECTORS <= self.first + self.count
+    }
+}
+
+/// One write as one sector saw it, with the reads that returned it.
+#[derive(Clone, Debug)]
+struct Cluster {
+    write: Value,
+    begun: Stamp,
+    /// First end of a read that returned it.
+    seen: Option<Stamp>,
+    /// Last beginning of a read that returned it.
+    last_read: Stamp,
+    /// A read has shown that it never happened here.
+    dead: bool,
+}
+
+#[derive(Default)]
+struct Volume {
+    sectors: BTreeMap<u64, Vec<Cluster>>,
+    writes: BTreeMap<Value, Write>,
+    /// By generation, when its attachment was asked for and when it was past the barrier.
+    generations: BTreeMap<Generation, (Stamp, Option<Stamp>)>,
+    /// Bytes of one update at most, aligned.
+    group: u64,
+}
+
+/// A zone: first end and last beginning.
+#[derive(Clone, Copy, Debug)]
+struct Zone {
+    f: Stamp,
+    s: Stamp,
+}
+
+impl Zone {
+    fn is_forward(self) -> bool {
+        self.f < self.s
+    }
+
+    /// Whether two different values can't have had both zones.
+    fn conflicts(self, other: Zone) -> bool {
+        match (self.is_forward(), other.is_forward()) {
+            (true, true) => self.f.max(other.f) < self.s.min(other.s),
+            (true, false) => self.f < other.s && other.f < self.s,
+            (false, true) => other.f < self.s && self.f < other.s,
+            (false, false) => false,
+        }
+    }
+}
+
+impl Volume {
+    /// When the first generation behind `g` was ready.
+    fn superseded(&self, g: Generation) -> Option<Stamp> {
+        self.generations.range(g.next()..).filter_map(|(_, (_, ready))| *ready).min()
+    }
+
+    fn is_zero(&self, write: Value) -> bool {
+        write == 0 || self.writes.get(&write).is_some_and(|w| w.zero)
+    }
+
+    fn zone(&self, c: &Cluster) -> Option<Zone> {
+        let Some(w) = self.writes.get(&c.write) else {
+            // The beginning: zeroes that were always there.
+            return Some(Zone { f: 0, s: c.last_read });
+        };
+        let done = match w.end {
+            End::Done(at) => Some(at),
+            _ => None,
+        };
+        let f = [done, c.seen].into_iter().flatten().min()?;
+        // What happened at all happened before the next attachment was ready.
+        let f = self.superseded(w.generation).map_or(f, |t| f.min(t));
+        Some(Zone { f, s: c.begun.max(c.last_read) })
+    }
+
+    fn name(&self, c: &Cluster) -> String {
+        match self.writes.get(&c.write) {
+            None => format!("the beginning (zeroes, {:?})", self.zone(c)),
+            Some(w) => format!(
+                "write {} of generation {} (sectors {}+{}{}, begun {}, {:?}, seen {:?}, last read {}, zone {:?})",
+                c.write,
+                w.generation,
+                w.first,
+                w.count,
+                if w.zero { ", zeroes" } else { "" },
+                w.begun,
+                w.end,
+                c.seen,
+                c.last_read,
+                self.zone(c)
+            ),
+        }
+    }
+
+    /// A cluster that `changed` can't live with.
+    fn conflict(&self, all: &[Cluster], changed: usize, zone: Zone) -> Option<usize> {
+        let mine = self.is_zero(all[changed].write);
+        (0..all.len()).find(|i| {
+            *i != changed
+                && !(mine && self.is_zero(all[*i].write))
+                && self.zone(&all[*i]).is_some_and(|z| z.conflicts(zone))
+        })
+    }
+}
+
+/// A read under way.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading {
+    pub volume: VolumeId,
+    pub generation: Generation,
+    pub begun: Stamp,
+}
+
+/// The judge of a run.
+pub struct Oracle {
+    world: Rc<World>,
+    stamp: Cell<Stamp>,
+    next: Cell<Value>,
+    volumes: RefCell<BTreeMap<VolumeId, Volume>>,
+    reads: Cell<u64>,
+    writes: Cell<u64>,
+}
+
+impl Oracle {
+    #[must_use]
+    pub fn new(world: &Rc<World>) -> Rc<Self> {
+        Rc::new(Self {
+            world: world.clone(),
+            stamp: Cell::new(1),
+            next: Cell::new(0),
+            volumes: RefCell::default(),
+            reads: Cell::new(0),
+            writes: Cell::new(0),
+        })
+    }
+
+    pub fn add_volume(&self, volume: VolumeId, group_bytes: u64) {
+        let v = Volume { group: group_bytes / SECTOR as u64, ..Volume::default() };
+        self.volumes.borrow_mut().insert(volume, v);
+    }
+
+    /// The next place in the order of events.
+    pub fn stamp(&self) -> Stamp {
+        self.stamp.set(self.stamp.get() + 1);
+        self.stamp.get()
+    }
+
+    /// Reads and writes that were judged.
+    #[must_use]
+    pub fn judged(&self) -> (u64, u64) {
+        (self.reads.get(), self.writes.get())
+    }
+
+    /// A generation was given out; its attachment was asked for at `asked`.
+    pub fn attached(&self, volume: VolumeId, generation: Generation, asked: Stamp) {
+        if let Some(v) = self.volumes.borrow_mut().get_mut(&volume) {
+            v.generations.insert(generation, (asked, None));
+        }
+    }
+
+    /// The driver of a generation is past the barrier on all shards.
+    pub fn ready(&self, volume: VolumeId, generation: Generation) {
+        let now = self.stamp();
+        if let Some(v) = self.volumes.borrow_mut().get_mut(&volume)
+            && let Some((_, ready)) = v.generations.get_mut(&generation)
+        {
+            ready.get_or_insert(now);
+        }
+    }
+
+    /// A write begins; `zero` for trims, zeroes, and data that are zeroes.
+    pub fn begin_write(&self, volume: VolumeId, generation: Generation, first: u64, count: u64, zero: bool) -> Value {
+        let id = self.next.get() + 1;
+        self.next.set(id);
+        let begun = self.stamp();
+        if let Some(v) = self.volumes.borrow_mut().get_mut(&volume) {
+            v.writes.insert(id, Write { generation, first, count, zero, begun, end: End::Open });
+            for s in first..first + count {
+                let start = || vec![Cluster { write: 0, begun: 0, seen: Some(0), last_read: 0, dead: false }];
+                let c = Cluster { write: id, begun, seen: None, last_read: 0, dead: false };
+                v.sectors.entry(s).or_insert_with(start).push(c);
+            }
+        }
+        id
+    }
+
+    pub fn end_write(&self, volume: VolumeId, write: Value, ok: bool) {
+        let now = self.stamp();
+        let mut volumes = self.volumes.borrow_mut();
+        let Some(v) = volumes.get_mut(&volume) else { return };
+        let Some(w) = v.writes.get_mut(&write) else { return };
+        w.end = if ok { End::Done(now) } else { End::Failed(now) };
+        let w = w.clone();
+        if !ok {
+            return;
+        }
+        self.writes.set(self.writes.get() + 1);
+        if v.superseded(w.generation).is_some_and(|t| w.begun > t) {
+            let text = format!("a write of generation {} began after a newer one was ready, and succeeded", w.generation);
+            self.world.violation(format!("volume {volume}: {text} (write {write})"));
+        }
+        for s in w.first..w.first + w.count {
+            let Some(all) = v.sectors.get(&s) else { continue };
+            let Some(mine) = all.iter().position(|c| c.write == write) else { continue };
+            if all[mine].dead {
+                let text = format!("volume {volume} sector {s}: {} was answered", v.name(&all[mine]));
+                self.world.violation(format!("{text}, but a read has shown that it never happened"));
+                return;
+            }
+            if self.check(volume, v, s, mine, "was answered") {
+                return;
+            }
+        }
+    }
+
+    /// True if something is wrong.
+    fn check(&self, volume: VolumeId, v: &Volume, sector: u64, changed: usize, what: &str) -> bool {
+        let Some(all) = v.sectors.get(&sector) else { return false };
+        let Some(zone) = v.zone(&all[changed]) else { return false };
+        let Some(other) = v.conflict(all, changed, zone) else { return false };
+        let (a, b) = (v.name(&all[changed]), v.name(&all[other]));
+        self.world.violation(format!("volume {volume} sector {sector}: {a} {what}, against {b}"));
+        true
+    }
+
+    pub fn begin_read(&self, volume: VolumeId, generation: Generation) -> Reading {
+        Reading { volume, generation, begun: self.stamp() }
+    }
+
+    /// A read returned these sectors.
+    pub fn end_read(&self, reading: Reading, first: u64, values: &[Value]) {
+        let now = self.stamp();
+        let Reading { volume, generation, begun } = reading;
+        let mut volumes = self.volumes.borrow_mut();
+        let Some(v) = volumes.get_mut(&volume) else { return };
+        if v.generations.range(generation.next()..).any(|(_, (asked, _))| *asked < now) {
+            return;
+        }
+        self.reads.set(self.reads.get() + 1);
+        for (s, value) in (first..).zip(values) {
+            if !self.read_sector(v, reading, now, s, *value) {
+                return;
+            }
+        }
+        let blocks = first.div_ceil(BLOCK_SECTORS)..(first + values.len() as u64) / BLOCK_SECTORS;
+        for b in blocks {
+            let at = (b * BLOCK_SECTORS - first) as usize;
+            self.check_block(v, volume, b, &values[at..at + BLOCK_SECTORS as usize], begun);
+        }
+    }
+
+    /// One sector of a read: false if it was wrong.
+    fn read_sector(&self, v: &mut Volume, reading: Reading, now: Stamp, sector: u64, value: Value) -> bool {
+        let Reading { volume, begun, .. } = reading;
+        let place = format!("volume {volume} sector {sector}");
+        let Some(all) = v.sectors.get(&sector) else {
+            if value != 0 {
+                self.world.violation(format!("{place} was never written, and reads as write {value}"));
+            }
+            return value == 0;
+        };
+        let found = if value == 0 {
+            match self.zero_candidates(v, all, begun, now).as_slice() {
+                [] => {
+                    let text: Vec<String> = all.iter().rev().take(6).map(|c| v.name(c)).collect();
+                    self.world.violation(format!(
+                        "{place} reads as zeroes (read {begun} to {now}), which nothing explains; newest: {text:#?}"
+                    ));
+                    return false;
+                }
+                [one] => Some(*one),
+                _ => None,
+            }
+        } else {
+            let found = all.iter().position(|c| c.write == value);
+            if found.is_none() {
+                self.world.violation(format!("{place} reads as write {value}, which never wrote there"));
+                return false;
+            }
+            found
+        };
+        let Some(i) = found else { return true };
+        if let Some(all) = v.sectors.get_mut(&sector) {
+            let c = &mut all[i];
+            c.seen = Some(c.seen.map_or(now, |s| s.min(now)));
+            c.last_read = c.last_read.max(begun);
+            if c.dead {
+                let text = format!("{place}: {} is read", v.name(&v.sectors[&sector][i]));
+                self.world.violation(format!("{text}, but an earlier read has shown that it never happened"));
+                return false;
+            }
+        }
+        if self.check(volume, v, sector, i, &format!("is read ({begun} to {now})")) {
+            return false;
+        }
+        self.bury(v, reading, sector, i)
+    }
+
+    /// Zeroing writes that a read of zeroes can have met.
+    fn zero_candidates(&self, v: &Volume, all: &[Cluster], begun: Stamp, now: Stamp) -> Vec<usize> {
+        let fits = |i: &usize| {
+            let c = &all[*i];
+            if c.dead || !v.is_zero(c.write) {
+                return false;
+            }
+            let read = Cluster { seen: Some(c.seen.map_or(now, |s| s.min(now))), last_read: c.last_read.max(begun), ..c.clone() };
+            v.zone(&read).is_some_and(|z| v.conflict(all, *i, z).is_none())
+        };
+        (0..all.len()).filter(fits).collect()
+    }
+
+    /// A read that returned something older than a decided write shows that this write never happened there.
+    fn bury(&self, v: &mut Volume, reading: Reading, sector: u64, read: usize) -> bool {
+        let Some(all) = v.sectors.get(&sector) else { return true };
+        let Some(zone) = v.zone(&all[read]) else { return true };
+        let ready = v.generations.get(&reading.generation).and_then(|(_, r)| *r);
+        let is_decided = |w: &Write| match w.end {
+            End::Done(_) => false,
+            End::Failed(at) if w.generation == reading.generation => at < reading.begun,
+            _ => w.generation < reading.generation && ready.is_some_and(|t| t < reading.begun),
+        };
+        let dead: Vec<usize> = (0..all.len())
+            .filter(|i| {
+                let c = &all[*i];
+                *i != read
+                    && !c.dead
+                    && c.seen.is_none()
+                    && zone.f < c.begun
+                    && v.writes.get(&c.write).is_some_and(|w| is_decided(w) && !w.zero)
+            })
+            .collect();
+        let group = v.group;
+        for i in dead {
+            let write = v.sectors[&sector][i].write;
+            if let Some(all) = v.sectors.get_mut(&sector) {
+                all[i].dead = true;
+            }
+            if let Some(other) = seen_in_group(v, write, sector, group) {
+                let name = v.name(&v.sectors[&sector][i]);
+                self.world.violation(format!(
+                    "volume {} sector {sector}: {name} is torn: sector {other} has it, this one does not",
+                    reading.volume
+                ));
+                return false;
+            }
+        }
+        // The other way round: what is seen here must not be dead next to it.
+        let write = v.sectors[&sector][read].write;
+        if let Some(other) = dead_in_group(v, write, sector, group) {
+            let name = v.name(&v.sectors[&sector][read]);
+            self.world.violation(format!(
+                "volume {} sector {sector}: {name} is torn: sector {other} does not have it, this one does",
+                reading.volume
+            ));
+            return false;
+        }
+        true
+    }
+
+    /// A block of a read: of the writes that covered it wholly only one can show.
+    fn check_block(&self, v: &Volume, volume: VolumeId, block: u64, values: &[Value], begun: Stamp) {
+        let whole = |value: &Value| v.writes.get(value).is_some_and(|w| w.covers_block(block));
+        let mut shown: Vec<Value> = values.iter().copied().filter(|x| *x != 0 && whole(x)).collect();
+        shown.sort_unstable();
+        shown.dedup();
+        if shown.len() > 1 {
+            self.world.violation(format!("volume {volume} block {block} is torn between writes {values:?} (read {begun})"));
+        }
+        let Some(a) = shown.first().and_then(|x| v.writes.get(x)) else { return };
+        for (i, _) in values.iter().enumerate().filter(|(_, x)| **x == 0) {
+            let sector = block * BLOCK_SECTORS + i as u64;
+            let Some(all) = v.sectors.get(&sector) else { continue };
+            // Zeroes beside a whole write come from a smaller zeroing write that was not over before it.
+            let explained = all.iter().any(|c| {
+                v.writes.get(&c.write).is_some_and(|w| w.zero && !w.covers_block(block))
+                    && v.zone(c).is_none_or(|z| z.f > a.begun)
+            });
+            if !explained {
+                self.world.violation(format!("volume {volume} block {block} is torn: zeroes beside writes {values:?}"));
+                return;
+            }
+        }
+    }
+
+    /// Everything once more at the end, when all ends are known.
+    pub fn check_all(&self) {
+        let volumes = self.volumes.borrow();
+        for (id, v) in volumes.iter() {
+            for (sector, all) in &v.sectors {
+                for i in 0..all.len() {
+                    if v.zone(&all[i]).is_some_and(Zone::is_forward) && self.check(*id, v, *sector, i, "ended up") {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The sectors of one update around `sector`.
+fn group_of(w: &Write, sector: u64, group: u64) -> std::ops::Range<u64> {
+    let begin = sector / group * group;
+    w.first.max(begin)..(w.first + w.count).min(begin + group)
+}
+
+fn seen_in_group(v: &Volume, write: Value, sector: u64, group: u64) -> Option<u64> {
+    let w = v.writes.get(&write).filter(|w| !w.zero)?;
+    let is_seen = |s: &u64| v.sectors.get(s).is_some_and(|all| all.iter().any(|c| c.write == write && c.seen.is_some()));
+    group_of(w, sector, group).find(is_seen)
+}
+
+fn dead_in_group(v: &Volume, write: Value, sector: u64, group: u64) -> Option<u64> {
+    let w = v.writes.get(&write).filter(|w| !w.zero && !matches!(w.end, End::Done(_)))?;
+    let is_dead = |s: &u64| v.sectors.get(s).is_some_and(|all| all.iter().any(|c| c.write == write && c.dead));
+    group_of(w, sector, group).find(is_dead)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V: VolumeId = VolumeId(1);
+    const G1: Generation = Generation(1);
+    const G2: Generation = Generation(2);
+
+    fn with(test: impl FnOnce(&Oracle)) -> Vec<String> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let world = World::new(1, false);
+            let oracle = Oracle::new(&world);
+            oracle.add_volume(V, 1 << 20);
+            oracle.attached(V, G1, 0);
+            oracle.ready(V, G1);
+            test(&oracle);
+            oracle.check_all();
+            world.take_violations()
+        })
+    }
+
+    fn write(o: &Oracle, first: u64, count: u64) -> Value {
+        let w = o.begin_write(V, G1, first, count, false);
+        o.end_write(V, w, true);
+        w
+    }
+
+    fn read(o: &Oracle, g: Generation, first: u64, values: &[Value]) {
+        let r = o.begin_read(V, g);
+        o.end_read(r, first, values);
+    }
+
+    fn is_caught(word: &str, test: impl FnOnce(&Oracle)) {
+        let found = with(test);
+        assert!(found.iter().any(|v| v.contains(word)), "expected '{word}' in {found:?}");
+    }
+
+    #[test]
+    fn what_a_good_disk_does_passes() {
+        let found = with(|o| {
+            read(o, G1, 0, &[0; 16]);
+            let a = write(o, 0, 8);
+            read(o, G1, 0, &[a; 8]);
+            let b = o.begin_write(V, G1, 0, 8, false);
+            let r = o.begin_read(V, G1);
+            let c = o.begin_write(V, G1, 0, 8, false);
+            o.end_read(r, 0, &[a; 8]);
+            o.end_write(V, c, true);
+            o.end_write(V, b, true);
+            read(o, G1, 0, &[b; 8]);
+            let z = o.begin_write(V, G1, 0, 4, true);
+            o.end_write(V, z, true);
+            read(o, G1, 0, &[0, 0, 0, 0, b, b, b, b]);
+            // Unanswered, decided by the next attachment.
+            let u = o.begin_write(V, G1, 0, 8, false);
+            let w = o.begin_write(V, G1, 8, 8, false);
+            o.attached(V, G2, o.stamp());
+            o.ready(V, G2);
+            read(o, G2, 0, &[u; 8]);
+            read(o, G2, 8, &[0; 8]);
+            read(o, G2, 8, &[0; 8]);
+            let _ = w;
+        });
+        assert_eq!(found, Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_lost_write_is_caught() {
+        is_caught("against", |o| {
+            let a = write(o, 0, 8);
+            write(o, 0, 8);
+            read(o, G1, 0, &[a; 8]);
+        });
+        is_caught("nothing explains", |o| {
+            write(o, 0, 8);
+            read(o, G1, 0, &[0; 8]);
+        });
+    }
+
+    #[test]
+    fn an_undone_trim_is_caught() {
+        is_caught("against", |o| {
+            let a = write(o, 0, 8);
+            let z = o.begin_write(V, G1, 0, 8, true);
+            o.end_write(V, z, true);
+            read(o, G1, 0, &[a; 8]);
+        });
+    }
+
+    #[test]
+    fn a_flip_flop_of_concurrent_writes_is_caught() {
+        is_caught("against", |o| {
+            let a = o.begin_write(V, G1, 0, 8, false);
+            let b = o.begin_write(V, G1, 0, 8, false);
+            read(o, G1, 0, &[a; 8]);
+            read(o, G1, 0, &[b; 8]);
+            read(o, G1, 0, &[a; 8]);
+        });
+    }
+
+    #[test]
+    fn an_unanswered_write_that_shows_up_after_the_first_read_is_caught() {
+        for after in [false, true] {
+            is_caught("", |o| {
+                let a = write(o, 0, 8);
+                let u = o.begin_write(V, G1, 0, 8, false);
+                o.attached(V, G2, o.stamp());
+                o.ready(V, G2);
+                read(o, G2, 0, &[if after { u } else { a }; 8]);
+                read(o, G2, 0, &[if after { a } else { u }; 8]);
+            });
+        }
+    }
+
+    #[test]
+    fn a_failed_write_that_happens_after_a_read_is_caught() {
+        is_caught("never happened", |o| {
+            let a = write(o, 0, 8);
+            let u = o.begin_write(V, G1, 0, 8, false);
+            o.end_write(V, u, false);
+            read(o, G1, 0, &[a; 8]);
+            read(o, G1, 0, &[u; 8]);
+        });
+    }
+
+    #[test]
+    fn torn_blocks_and_updates_are_caught() {
+        is_caught("torn", |o| {
+            let a = o.begin_write(V, G1, 0, 8, false);
+            let b = o.begin_write(V, G1, 0, 8, false);
+            read(o, G1, 0, &[a, a, a, a, b, b, b, b]);
+        });
+        is_caught("torn", |o| {
+            let a = o.begin_write(V, G1, 0, 8, false);
+            read(o, G1, 0, &[a, a, a, a, 0, 0, 0, 0]);
+        });
+        is_caught("torn", |o| {
+            let a = write(o, 0, 32);
+            let u = o.begin_write(V, G1, 0, 32, false);
+            o.attached(V, G2, o.stamp());
+            o.ready(V, G2);
+            read(o, G2, 0, &[a; 8]);
+            read(o, G2, 16, &[u; 8]);
+        });
+    }
+
+    #[test]
+    fn a_write_of_a_fenced_generation_is_caught() {
+        is_caught("newer one was ready", |o| {
+            o.attached(V, G2, o.stamp());
+            o.ready(V, G2);
+            write(o, 0, 8);
+        });
+    }
+
+    #[test]
+    fn a_lost_part_of_a_block_is_caught() {
+        is_caught("against", |o| {
+            let a = write(o, 0, 8);
+            let s = write(o, 2, 1);
+            read(o, G1, 0, &[a, a, a, a, a, a, a, a]);
+            let _ = s;
+        });
+    }
+}
