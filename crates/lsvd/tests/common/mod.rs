@@ -119,7 +119,7 @@ impl Op {
         }
     }
 
-    fn draft(&self, driver: DriverId, number: u64) -> UpdateDraft {
+    fn draft(&self, driver: DriverId, number: u64, low: u64) -> UpdateDraft {
         let mut data = Vec::new();
         let mut crcs = Vec::new();
         for (kind, start, len) in &self.extents {
@@ -142,7 +142,7 @@ impl Op {
             kind,
             driver,
             number: RequestNumber(number),
-            lowest_open: RequestNumber(number.saturating_sub(8)),
+            lowest_open: RequestNumber(low),
             extents: self
                 .extents
                 .iter()
@@ -167,6 +167,8 @@ pub struct Chain {
     pub offset: u32,
     pub committed: u64,
     pub requests: u64,
+    /// The driver's lowest request without an answer.
+    pub low: u64,
 }
 
 impl Chain {
@@ -182,6 +184,7 @@ impl Chain {
             offset: 0,
             committed: 0,
             requests: 0,
+            low: 1,
         }
     }
 
@@ -207,7 +210,7 @@ impl Chain {
         let mut b = FrameBuilder::new();
         for op in ops {
             self.requests += 1;
-            b.push(op.draft(DriverId(5), self.requests));
+            b.push(op.draft(DriverId(5), self.requests, self.low));
         }
         let meta = FrameMeta { first_version: Version(self.version + 1), ..self.meta() };
         let (frame, id) = b.build(&meta, &self.secret, &self.id);
