@@ -1,1 +1,16 @@
-fn main() {}
+//! The binary `freebs`: node, gateway, supervisor and command line. It wires the other crates to sockets, files,
+//! clocks and signals, and decides nothing of the protocol.
+#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "this is an edge crate")]
+
+mod admin;
+mod cli;
+mod cluster_file;
+mod files;
+mod gateway;
+mod options;
+mod runtime;
+mod up;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}

@@ -11,9 +11,7 @@ use bytes::{Buf, BytesMut};
 use freebs_control::api::GatewayInfo;
 use freebs_control::{ControlPlane, State, Volume};
 use freebs_io::linux::net::{Address, Listener, Stream};
-use freebs_nbd::{
-    Event, ExportInfo, Limits, Purpose, Refusal, RefusalReason, Session, Step, Wait, default_export,
-};
+use freebs_nbd::{Event, ExportInfo, Limits, Purpose, Refusal, RefusalReason, Session, Step, Wait, default_export};
 use freebs_types::{Error, NodeId, Peer, Result, VolumeId};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -33,7 +31,6 @@ async fn gateway(options: GatewayOptions) -> Result<()> {
         cluster: options.cluster_id,
         addresses: options.cluster.clone(),
         any_node: true,
-        announce: Some(GatewayInfo { name: options.name.clone(), pid: std::process::id(), nbd: nbd.to_string() }),
     })?;
     let control = Arc::new(plane.clone());
     // Until a node answers there is nothing to serve, not even a cluster to belong to.
@@ -54,6 +51,7 @@ async fn gateway(options: GatewayOptions) -> Result<()> {
     let workers = Workers { node: NodeId(0), commands: vec![handle.commands.clone()] };
     tokio::task::spawn_local(pass_on_state(control.clone(), workers.clone()));
     serve(nbd.clone(), control, workers).await?;
+    plane.announce(GatewayInfo { name: options.name.clone(), pid: std::process::id(), nbd: nbd.to_string() });
     tracing::info!(gateway = options.name, %nbd, "up");
     stop.wait().await;
     stop_workers(vec![handle]).await;
@@ -176,7 +174,9 @@ async fn shake_hands<C: ControlPlane>(stream: Stream, control: &C, workers: &Wor
         opened: None,
     };
     let limit = HANDSHAKE_LIMIT + OPEN_LIMIT;
-    tokio::time::timeout(limit, shaking.run()).await.unwrap_or_else(|_| Err(Error::retry("the handshake took too long")))
+    tokio::time::timeout(limit, shaking.run())
+        .await
+        .unwrap_or_else(|_| Err(Error::retry("the handshake took too long")))
 }
 
 impl<C: ControlPlane> Shaking<'_, C> {
@@ -282,12 +282,8 @@ impl<C: ControlPlane> Shaking<'_, C> {
     async fn hand_over(mut self, name: &str) -> Result<()> {
         let mut opened = self.opened.take().ok_or_else(|| Error::bug(format!("{name} was not attached before GO")))?;
         let stream = self.stream.loosen()?;
-        let command = Command::Nbd {
-            volume: opened.volume,
-            stream,
-            session: Box::new(self.session),
-            input: self.input,
-        };
+        let command =
+            Command::Nbd { volume: opened.volume, stream, session: Box::new(self.session), input: self.input };
         // The count that `opened` holds is the connection's from now on.
         opened.handed_on = true;
         opened.worker.send(command).map_err(|_| Error::retry("this process is stopping"))

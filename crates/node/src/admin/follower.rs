@@ -1,0 +1,163 @@
+//! Following the keeper: a copy of its state by long poll, and commands sent on to it.
+//!
+//! Runs on a thread of its own with a small runtime, so that the threads of the data path never decode a page.
+
+use super::client::Client;
+use super::plane::{FollowerOptions, Job};
+use freebs_control::api::{GatewayInfo, Reply, Request, WATCH_MS};
+use freebs_control::{Done, State};
+use freebs_types::{ClusterId, Error, ErrorKind, Result};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+
+/// Between attempts to connect.
+const AGAIN: Duration = Duration::from_millis(100);
+/// A watch is answered within its own time and this.
+const WATCH_MAX: Duration = Duration::from_millis(WATCH_MS + 5_000);
+/// For the connection to be there, and for the keeper's answer to a command.
+const CONNECTED_MAX: Duration = Duration::from_secs(1);
+const COMMAND_MAX: Duration = Duration::from_secs(10);
+/// Commands on their way at once.
+const FORWARDS_MAX: usize = 256;
+
+struct Follower {
+    options: FollowerOptions,
+    state: State,
+    shown: watch::Sender<Arc<State>>,
+    connection: watch::Sender<Option<Client>>,
+    announcements: watch::Receiver<Option<GatewayInfo>>,
+}
+
+pub(super) fn start(
+    options: FollowerOptions,
+    work: mpsc::Receiver<Job>,
+    announcements: watch::Receiver<Option<GatewayInfo>>,
+) -> Result<watch::Receiver<Arc<State>>> {
+    let state = State::new(options.cluster.unwrap_or_default());
+    let (shown, seen) = watch::channel(Arc::new(state.clone()));
+    let (connection, connected) = watch::channel(None);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|e| Error::os(format!("can't start a runtime for the control plane: {e}")))?;
+    let follower = Follower { options, state, shown, connection, announcements };
+    let run = move || {
+        runtime.block_on(async {
+            let watching = tokio::spawn(follower.run());
+            forward(work, connected).await;
+            watching.abort();
+        });
+    };
+    let thread = std::thread::Builder::new().name("control".into());
+    thread.spawn(run).map_err(|e| Error::os(format!("can't start a thread for the control plane: {e}")))?;
+    Ok(seen)
+}
+
+impl Follower {
+    async fn run(mut self) {
+        let mut complained = false;
+        loop {
+            match self.session().await {
+                Err(e) if !complained => {
+                    tracing::warn!("the control plane can't be followed: {e}");
+                    complained = true;
+                }
+                Err(e) => tracing::debug!("the control plane can't be followed: {e}"),
+                Ok(()) => complained = false,
+            }
+            self.connection.send_replace(None);
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    /// One connection from its begin to its end. `Ok` if it served at all.
+    async fn session(&mut self) -> Result<()> {
+        let mut addresses = self.options.addresses.clone();
+        if self.options.any_node {
+            let known: Vec<_> = self.state.nodes().map(|n| n.address.clone()).collect();
+            addresses.extend(known.into_iter().filter(|a| !self.options.addresses.contains(a)));
+        }
+        let client = Client::connect_any(&addresses).await?;
+        self.check_cluster(&client)?;
+        let _announcing = AbortOnDrop(tokio::spawn(announce(client.clone(), self.announcements.clone())));
+        self.connection.send_replace(Some(client.clone()));
+        let mut served = false;
+        loop {
+            let request = Request::Watch { since: self.state.revision() };
+            let page = match client.call(&request, WATCH_MAX).await {
+                Ok(Reply::Changes(page)) => page,
+                Ok(_) => return Err(Error::corrupt("a watch was answered with something else")),
+                Err(_) if served => return Ok(()),
+                Err(e) => return Err(e),
+            };
+            let more = page.more;
+            self.state.take_in(page)?;
+            served = true;
+            if !more && self.shown.borrow().revision() != self.state.revision() {
+                self.shown.send_replace(Arc::new(self.state.clone()));
+            }
+        }
+    }
+
+    fn check_cluster(&mut self, client: &Client) -> Result<()> {
+        let theirs = client.welcome().cluster;
+        if self.state.cluster() == ClusterId::default() {
+            self.state = State::new(theirs);
+        }
+        if self.state.cluster() == theirs {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "the node at {} is of the cluster {theirs}, and this process of {}; check the addresses",
+            client.address(),
+            self.state.cluster()
+        )))
+    }
+}
+
+/// Tells a node of this gateway, as soon as there is something to tell, and at each change.
+async fn announce(client: Client, mut announcements: watch::Receiver<Option<GatewayInfo>>) {
+    loop {
+        let me = announcements.borrow_and_update().clone();
+        if let Some(me) = me
+            && let Err(e) = client.call(&Request::Announce(me), CONNECTED_MAX).await
+        {
+            tracing::warn!("{} does not list this gateway: {e}", client.address());
+        }
+        if announcements.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Sends commands on until nobody can ask any more.
+async fn forward(mut work: mpsc::Receiver<Job>, connected: watch::Receiver<Option<Client>>) {
+    let slots = Arc::new(tokio::sync::Semaphore::new(FORWARDS_MAX));
+    while let Some(job) = work.recv().await {
+        let slot = slots.clone().acquire_owned().await.expect("never closed");
+        let connected = connected.clone();
+        tokio::spawn(async move {
+            let result = send_on(&job, connected).await;
+            let _ = job.answer.send(result);
+            drop(slot);
+        });
+    }
+}
+
+async fn send_on(job: &Job, mut connected: watch::Receiver<Option<Client>>) -> Result<Done> {
+    let nobody = || Error::retry("the node that keeps the control state can't be reached");
+    let waited = tokio::time::timeout(CONNECTED_MAX, connected.wait_for(Option::is_some)).await;
+    let client = waited.map_err(|_| nobody())?.map_err(|_| nobody())?.clone().ok_or_else(nobody)?;
+    let request = Request::Submit { command: job.command.clone() };
+    match client.call(&request, COMMAND_MAX).await? {
+        Reply::Done(done) => Ok(done),
+        _ => Err(Error { kind: ErrorKind::Retry, text: "a command was answered with something else".into() }),
+    }
+}

@@ -1,0 +1,97 @@
+//! Control requests on a TCP connection: several at a time, each answered when it is done.
+
+use super::service::{Service, Session};
+use bytes::BytesMut;
+use freebs_format::wire::{Hello, Message, Welcome};
+use freebs_types::{Error, Result};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
+
+/// Requests of one connection that are being answered; beyond, its socket is not read.
+const REQUESTS_MAX: usize = 64;
+/// Answers that nobody reads for so long end the connection.
+const WRITE_MAX: Duration = Duration::from_secs(30);
+
+/// The next message of a connection, `None` at its end. Never holds more than one largest message.
+pub(super) async fn read_message(from: &mut (impl AsyncRead + Unpin), buf: &mut BytesMut) -> Result<Option<Message>> {
+    loop {
+        if let Some(message) = Message::decode(buf)? {
+            return Ok(Some(message));
+        }
+        match from.read_buf(buf).await {
+            Ok(0) if buf.is_empty() => return Ok(None),
+            Ok(0) => return Err(Error::retry("the connection ended within a message")),
+            Ok(_) => {}
+            Err(e) => return Err(Error::retry(format!("the connection broke: {}", crate::files::plain(&e)))),
+        }
+    }
+}
+
+pub(super) async fn write_message(to: &mut (impl AsyncWrite + Unpin), message: &Message) -> io::Result<()> {
+    let mut out = BytesMut::new();
+    message.encode(&mut out);
+    message.payload().iter().for_each(|part| out.extend_from_slice(part));
+    to.write_all(&out).await
+}
+
+/// A connection of which nothing was read yet: hello, then as `serve`.
+#[cfg(test)]
+pub(super) async fn serve_hello(mut stream: TcpStream, service: Arc<Service>) -> Result<()> {
+    let mut buf = BytesMut::new();
+    match read_message(&mut stream, &mut buf).await? {
+        Some(Message::Hello(hello)) => serve(stream, buf, hello, service).await,
+        _ => Err(Error::invalid("no hello came")),
+    }
+}
+
+/// A connection whose hello was read (`buf` holds what came behind it): welcomes and answers until it ends.
+pub async fn serve(mut stream: TcpStream, mut buf: BytesMut, _hello: Hello, service: Arc<Service>) -> Result<()> {
+    let _ = stream.set_nodelay(true);
+    let me = service.me();
+    let welcome = Welcome { cluster: me.cluster, node: me.id, start: me.start, worker: 0, workers: me.workers };
+    let broken = |e: io::Error| Error::retry(format!("the connection broke: {}", crate::files::plain(&e)));
+    write_message(&mut stream, &Message::Welcome(welcome)).await.map_err(broken)?;
+    let session = Arc::new(Session::new(service));
+    let (mut read, mut write) = stream.into_split();
+    let (answers, mut ready) = mpsc::channel::<Message>(REQUESTS_MAX);
+    // All that works for this connection ends with it, also when this future is dropped.
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        while let Some(message) = ready.recv().await {
+            match tokio::time::timeout(WRITE_MAX, write_message(&mut write, &message)).await {
+                Ok(Ok(())) => {}
+                _ => break,
+            }
+        }
+    });
+    let slots = Arc::new(Semaphore::new(REQUESTS_MAX));
+    loop {
+        let slot = slots.clone().acquire_owned().await.expect("never closed");
+        let message = tokio::select! {
+            message = read_message(&mut read, &mut buf) => message,
+            () = answers.closed() => return Ok(()),
+        };
+        let (id, body) = match message {
+            Ok(Some(Message::Control { id, body })) => (id, body),
+            Ok(Some(other)) => return Err(Error::invalid(format!("{} on a control connection", other.name()))),
+            Ok(None) => return Ok(()),
+            Err(e) => return Err(e),
+        };
+        while tasks.try_join_next().is_some() {}
+        let (session, answers) = (session.clone(), answers.clone());
+        tasks.spawn(async move {
+            // A client that has gone needs no answer, and a long poll for it would only keep its session open.
+            let reply = tokio::select! {
+                reply = session.answer(&body) => reply,
+                () = answers.closed() => return,
+            };
+            let _ = answers.send(Message::ControlReply { id, body: reply }).await;
+            drop(slot);
+        });
+    }
+}

@@ -1,0 +1,207 @@
+//! Answers to control requests at one node.
+
+use super::plane::Plane;
+use super::{LocalNode, status};
+use bytes::Bytes;
+use freebs_control::api::{GatewayInfo, NodeInfo, Reply, Request, ShardStatus, VolumeState, VolumeStatus, WATCH_MS};
+use freebs_control::limits::SHARD_STATUS_PAGE_MAX;
+use freebs_control::{Command, ControlPlane, CreateVolume, State, Volume};
+use freebs_types::{ClusterId, Error, NodeId, Result, ShardId, StartNumber, VolumeId, limits};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Gateways that may be announced at one node.
+const GATEWAYS_MAX: usize = 1024;
+
+/// What a node says of itself.
+#[derive(Clone, Debug)]
+pub struct Me {
+    pub cluster: ClusterId,
+    pub id: NodeId,
+    pub name: String,
+    pub address: String,
+    pub start: StartNumber,
+    pub workers: u16,
+    pub keeper: bool,
+}
+
+/// One node's control API.
+pub struct Service {
+    pub(super) plane: Plane,
+    pub(super) local: Arc<dyn LocalNode>,
+    me: Me,
+    /// By session, for as long as it lasts; session 0 is this process itself.
+    gateways: Mutex<BTreeMap<u64, GatewayInfo>>,
+    sessions: AtomicU64,
+}
+
+impl Service {
+    pub fn new(me: Me, plane: Plane, local: Arc<dyn LocalNode>) -> Arc<Self> {
+        Arc::new(Self { plane, local, me, gateways: Mutex::default(), sessions: AtomicU64::new(0) })
+    }
+
+    pub fn me(&self) -> &Me {
+        &self.me
+    }
+
+    /// This node serves NBD itself.
+    pub fn announce_self(&self, nbd: String) {
+        let me = GatewayInfo { name: self.me.name.clone(), pid: std::process::id(), nbd };
+        self.gateways().insert(0, me);
+    }
+
+    fn gateways(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, GatewayInfo>> {
+        self.gateways.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn info(&self) -> NodeInfo {
+        NodeInfo {
+            id: self.me.id,
+            name: self.me.name.clone(),
+            cluster: self.me.cluster,
+            pid: std::process::id(),
+            address: self.me.address.clone(),
+            start: self.me.start,
+            workers: self.me.workers,
+            revision: self.plane.state().revision(),
+            keeper: self.me.keeper,
+            gateways: self.gateways().values().cloned().collect(),
+            version: env!("CARGO_PKG_VERSION").into(),
+        }
+    }
+
+    /// One page of this node's shards.
+    pub(super) async fn shards(&self, volume: Option<VolumeId>, after: Option<ShardId>) -> (Vec<ShardStatus>, bool) {
+        let mut shards = self.local.shards(volume).await;
+        shards.retain(|s| after.is_none_or(|a| s.shard > a));
+        let more = shards.len() > SHARD_STATUS_PAGE_MAX;
+        shards.truncate(SHARD_STATUS_PAGE_MAX);
+        (shards, more)
+    }
+
+    /// The state, if it is known here at all.
+    pub(super) fn state(&self) -> Result<Arc<State>> {
+        let state = self.plane.state();
+        if state.revision() == 0 {
+            return Err(Error::retry(
+                "this node has not reached the one that keeps the control state yet; try again, or ask another node",
+            ));
+        }
+        Ok(state)
+    }
+
+    async fn watch(&self, since: u64) -> Reply {
+        let news = tokio::time::timeout(Duration::from_millis(WATCH_MS), self.plane.changed(since));
+        let state = news.await.unwrap_or_else(|_| self.plane.state());
+        Reply::Changes(state.changes_since(since))
+    }
+
+    async fn create(&self, new: CreateVolume) -> Result<Reply> {
+        let name = new.name.clone();
+        self.plane.submit(Command::CreateVolume(new)).await?;
+        let state = self.state()?;
+        let volume = state.need(&name)?;
+        Ok(Reply::Volume { volume: bare(&state, volume), notes: notes(volume) })
+    }
+
+    async fn resize(&self, name: &str, size: u64) -> Result<Reply> {
+        let volume = self.state()?.need(name)?.id;
+        self.plane.submit(Command::ResizeVolume { volume, size }).await?;
+        let state = self.state()?;
+        Ok(Reply::Volume { volume: bare(&state, state.need(name)?), notes: Vec::new() })
+    }
+
+    async fn delete(&self, name: &str, force: bool) -> Result<Reply> {
+        let volume = self.state()?.need(name)?.id;
+        self.plane.submit(Command::DeleteVolume { volume, force }).await?;
+        Ok(Reply::Deleted)
+    }
+
+    async fn handle(&self, request: Request, session: u64) -> Result<Reply> {
+        match request {
+            Request::Status => Ok(Reply::Status(status::status(self).await?)),
+            Request::VolumeCreate(new) => self.create(new).await,
+            Request::VolumeList => Ok(Reply::Volumes { volumes: status::volumes(self, None).await? }),
+            Request::VolumeShow { name } => {
+                let found = status::volumes(self, Some(&name)).await?.pop();
+                let volume = found.ok_or_else(|| Error::not_found(format!("there is no volume '{name}'")))?;
+                Ok(Reply::Volume { volume, notes: Vec::new() })
+            }
+            Request::VolumeResize { name, size } => self.resize(&name, size).await,
+            Request::VolumeDelete { name, force } => self.delete(&name, force).await,
+            Request::VolumeVerify { name, wait_ms } => {
+                Ok(Reply::Verified(status::verify(self, &name, Duration::from_millis(wait_ms)).await?))
+            }
+            Request::NodeInfo => Ok(Reply::Node(self.info())),
+            Request::Watch { since } => Ok(self.watch(since).await),
+            Request::Submit { command } => Ok(Reply::Done(self.plane.submit(command).await?)),
+            Request::Announce(gateway) => {
+                freebs_control::rules::check_name("gateway", &gateway.name)?;
+                let mut gateways = self.gateways();
+                if gateways.len() >= GATEWAYS_MAX && !gateways.contains_key(&session) {
+                    return Err(Error::no_space(format!("a node knows at most {GATEWAYS_MAX} gateways")));
+                }
+                gateways.insert(session, gateway);
+                Ok(Reply::Announced)
+            }
+            Request::ShardStatus { volume, after } => {
+                let (shards, more) = self.shards(volume, after).await;
+                Ok(Reply::Shards { shards, more })
+            }
+            Request::ShardDigest { shard } => Ok(Reply::Digest(self.local.digest(shard).await?)),
+        }
+    }
+}
+
+/// A volume as the control state alone knows it.
+fn bare(state: &State, volume: &Volume) -> VolumeStatus {
+    let shards = volume.shards.iter().map(|s| status::report(state, volume, s, &BTreeMap::new()).0).collect();
+    VolumeStatus::new(volume, VolumeState::Paused, shards)
+}
+
+/// What whoever makes such a volume should know.
+fn notes(volume: &Volume) -> Vec<String> {
+    match (volume.copies, volume.min_copies) {
+        (1, _) => vec!["one copy: the volume is lost with its node's disk".into()],
+        (2, 2) => vec![
+            "two copies: the volume pauses while one of them is lost (--min-copies 1 lets it go on with one, \
+             --copies 3 with two)"
+                .into(),
+        ],
+        _ => Vec::new(),
+    }
+}
+
+/// One connection to a service; what was announced on it goes with it.
+pub struct Session {
+    service: Arc<Service>,
+    number: u64,
+}
+
+impl Session {
+    pub fn new(service: Arc<Service>) -> Self {
+        let number = service.sessions.fetch_add(1, Ordering::Relaxed) + 1;
+        Self { service, number }
+    }
+
+    /// The reply body to a request body. Never fails: errors are replies, too.
+    pub async fn answer(&self, body: &[u8]) -> Bytes {
+        let result = match Request::decode(body) {
+            Ok(request) => self.service.handle(request, self.number).await,
+            Err(e) => Err(e),
+        };
+        let reply = Reply::encode(result);
+        if reply.len() <= limits::CONTROL_BODY_BYTES_MAX {
+            return reply.into();
+        }
+        Reply::encode(Err(Error::invalid("the answer is too long for one message; ask for less (one volume)"))).into()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.service.gateways().remove(&self.number);
+    }
+}

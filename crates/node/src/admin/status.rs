@@ -1,0 +1,288 @@
+//! The cluster put together: what the control state says, and what each node says of its own replicas.
+
+use super::client::Client;
+use super::service::Service;
+use freebs_control::api::{
+    GatewayInfo, MemberReport, MemberState, NodeInfo, NodeStatus, ReplicaDigest, Reply, Request, ShardDigest,
+    ShardReport, ShardStatus, ShardVerification, Status, Verification, VolumeState, VolumeStatus,
+};
+use freebs_control::{Node, Shard, State, Volume};
+use freebs_types::{Error, NodeId, Result, ShardId, Version, VolumeId};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+/// How long one node may take to say how it is.
+const NODE_MAX: Duration = Duration::from_secs(2);
+/// How long a digest may take: it reads everything a replica holds. A node that dies is noticed by its connection.
+const DIGEST_MAX: Duration = Duration::from_secs(6 * 3600);
+/// Shards that are verified at a time.
+const VERIFY_SHARDS: usize = 4;
+/// Between rounds while replicas move.
+const VERIFY_AGAIN: Duration = Duration::from_millis(200);
+
+type Replicas = BTreeMap<(NodeId, ShardId), ShardStatus>;
+
+/// What one node answered.
+struct Answer {
+    info: NodeInfo,
+    shards: Vec<ShardStatus>,
+}
+
+async fn ask(node: &Node, volume: Option<VolumeId>) -> Result<Answer> {
+    let client = Client::connect(&node.address).await?;
+    let Reply::Node(info) = client.call(&Request::NodeInfo, NODE_MAX).await? else {
+        return Err(Error::corrupt("a node answered something else"));
+    };
+    if info.id != node.id {
+        return Err(Error::retry(format!("at {} is {} and not {}", node.address, info.name, node.name)));
+    }
+    let mut shards: Vec<ShardStatus> = Vec::new();
+    loop {
+        let after = shards.last().map(|s| s.shard);
+        let request = Request::ShardStatus { volume, after };
+        let Reply::Shards { shards: page, more } = client.call(&request, NODE_MAX).await? else {
+            return Err(Error::corrupt("a node answered something else"));
+        };
+        let moves_on = page.last().map(|s| s.shard) > after;
+        shards.extend(page);
+        if !more || !moves_on {
+            return Ok(Answer { info, shards });
+        }
+    }
+}
+
+/// Asks all nodes at once; those that do not answer in time are missing in the result.
+async fn ask_all(service: &Service, state: &State, volume: Option<VolumeId>) -> BTreeMap<NodeId, Answer> {
+    let mut others = JoinSet::new();
+    for node in state.nodes().filter(|n| n.id != service.me().id) {
+        let node = Arc::clone(node);
+        others.spawn(async move {
+            let answer = tokio::time::timeout(NODE_MAX, ask(&node, volume)).await;
+            (node.id, answer.unwrap_or_else(|_| Err(Error::retry("no answer in time"))))
+        });
+    }
+    let mut answers = BTreeMap::new();
+    let shards = service.local.shards(volume).await;
+    answers.insert(service.me().id, Answer { info: service.info(), shards });
+    while let Some(joined) = others.join_next().await {
+        match joined {
+            Ok((id, Ok(answer))) => {
+                answers.insert(id, answer);
+            }
+            Ok((id, Err(e))) => tracing::debug!("node {id} did not say how it is: {e}"),
+            Err(e) => tracing::debug!("asking a node failed: {e}"),
+        }
+    }
+    answers
+}
+
+/// One shard for people and programs, and whether it can be written and is whole.
+pub(super) fn report(
+    state: &State,
+    volume: &Volume,
+    shard: &Shard,
+    replicas: &BTreeMap<NodeId, Option<&ShardStatus>>,
+) -> (ShardReport, VolumeState) {
+    let name = |id: NodeId| state.node(id).map_or_else(|| id.to_string(), |n| n.name.clone());
+    let mut active = 0;
+    let mut head_active = false;
+    let mut members = Vec::new();
+    for (i, node) in shard.members.iter().enumerate() {
+        let (version, member) = match replicas.get(node) {
+            None => (Version(0), MemberState::Down),
+            Some(None) => (Version(0), MemberState::Missing),
+            // A member of an older view has not heard of the active one yet.
+            Some(Some(s)) if s.state == MemberState::Active && s.view != shard.active => {
+                (s.version, MemberState::Opening)
+            }
+            Some(Some(s)) => (s.version, s.state),
+        };
+        if member == MemberState::Active {
+            active += 1;
+            head_active |= i == 0;
+        }
+        members.push(MemberReport { node: name(*node), version, state: member });
+    }
+    let usable = head_active && shard.active.0 > 0 && active >= volume.quorum(shard.members.len());
+    let verdict = match (usable, active == shard.members.len()) {
+        (true, true) => VolumeState::Ready,
+        (true, false) => VolumeState::Degraded,
+        (false, _) => VolumeState::Paused,
+    };
+    let head = shard.head().map(name).unwrap_or_default();
+    let id = volume.shard_id(shard.index).to_string();
+    (ShardReport { id, view: shard.active, head, members }, verdict)
+}
+
+fn volume_status(state: &State, volume: &Volume, answers: &BTreeMap<NodeId, Answer>, all: &Replicas) -> VolumeStatus {
+    let mut verdict = VolumeState::Ready;
+    let mut shards = Vec::with_capacity(volume.shards.len());
+    for shard in &volume.shards {
+        let id = volume.shard_id(shard.index);
+        let replicas = shard
+            .members
+            .iter()
+            .filter(|n| answers.contains_key(n))
+            .map(|n| (*n, all.get(&(*n, id))))
+            .collect::<BTreeMap<_, _>>();
+        let (report, state) = report(state, volume, shard, &replicas);
+        verdict = match (verdict, state) {
+            (VolumeState::Paused, _) | (_, VolumeState::Paused) => VolumeState::Paused,
+            (VolumeState::Degraded, _) | (_, VolumeState::Degraded) => VolumeState::Degraded,
+            _ => VolumeState::Ready,
+        };
+        shards.push(report);
+    }
+    VolumeStatus::new(volume, verdict, shards)
+}
+
+fn replicas(answers: &BTreeMap<NodeId, Answer>) -> Replicas {
+    let all = answers.iter().flat_map(|(id, a)| a.shards.iter().map(|s| ((*id, s.shard), s.clone())));
+    all.collect()
+}
+
+/// All volumes, or the one named.
+pub(super) async fn volumes(service: &Service, name: Option<&str>) -> Result<Vec<VolumeStatus>> {
+    let state = service.state()?;
+    let only = name.map(|n| state.need(n).cloned()).transpose()?;
+    let answers = ask_all(service, &state, only.as_ref().map(|v| v.id)).await;
+    let all = replicas(&answers);
+    let show = |v: &Volume| volume_status(&state, v, &answers, &all);
+    Ok(match only {
+        Some(v) => vec![show(&v)],
+        None => state.volumes().map(|v| show(v)).collect(),
+    })
+}
+
+pub(super) async fn status(service: &Service) -> Result<Status> {
+    let state = service.state()?;
+    let answers = ask_all(service, &state, None).await;
+    let all = replicas(&answers);
+    let node = |n: &Arc<Node>| {
+        let info = answers.get(&n.id).map(|a| &a.info);
+        NodeStatus {
+            id: n.id,
+            name: n.name.clone(),
+            pid: info.map(|i| i.pid),
+            address: n.address.clone(),
+            state: if info.is_some() { "up" } else { "down" }.into(),
+            start: info.map_or(n.start, |i| i.start),
+            workers: n.workers,
+            keeper: info.is_some_and(|i| i.keeper),
+        }
+    };
+    let mut gateways: Vec<GatewayInfo> = answers.values().flat_map(|a| a.info.gateways.clone()).collect();
+    gateways.sort_by(|a, b| (&a.name, a.pid).cmp(&(&b.name, b.pid)));
+    gateways.dedup();
+    Ok(Status {
+        cluster: state.cluster(),
+        revision: state.revision(),
+        nodes: state.nodes().map(node).collect(),
+        gateways,
+        volumes: state.volumes().map(|v| volume_status(&state, v, &answers, &all)).collect(),
+    })
+}
+
+/// The digests of all replicas of a volume at equal versions. While they move (or are missing) it asks again, until
+/// `wait` has passed.
+pub(super) async fn verify(service: &Service, name: &str, wait: Duration) -> Result<Verification> {
+    let state = service.state()?;
+    let volume = state.need(name)?.clone();
+    let deadline = Instant::now() + wait;
+    let mut shards = Vec::new();
+    for part in volume.shards.chunks(VERIFY_SHARDS) {
+        shards.extend(verify_part(service, &volume, part, deadline).await?);
+    }
+    Ok(Verification { volume: volume.name.clone(), agree: shards.iter().all(|s| s.agree), shards })
+}
+
+async fn verify_part(
+    service: &Service,
+    volume: &Volume,
+    part: &[Shard],
+    deadline: Instant,
+) -> Result<Vec<ShardVerification>> {
+    let mut done: BTreeMap<u32, ShardVerification> = BTreeMap::new();
+    let mut open: Vec<&Shard> = part.iter().collect();
+    loop {
+        let state = service.state()?;
+        let mut asked = JoinSet::new();
+        let mut own = Vec::new();
+        for shard in &open {
+            let id = volume.shard_id(shard.index);
+            for node in &shard.members {
+                if *node == service.me().id {
+                    own.push((id, *node));
+                } else if let Some(known) = state.node(*node).cloned() {
+                    asked.spawn(async move { ((id, known.id), ask_digest(&known, id).await) });
+                }
+            }
+        }
+        let mut found: BTreeMap<(ShardId, NodeId), Result<ShardDigest>> = BTreeMap::new();
+        for (id, node) in own {
+            found.insert((id, node), service.local.digest(id).await);
+        }
+        while let Some(joined) = asked.join_next().await {
+            let (key, digest) = joined.map_err(|e| Error::bug(format!("asking for a digest failed: {e}")))?;
+            found.insert(key, digest);
+        }
+        open.retain(|shard| {
+            let seen = compare(&state, volume, shard, &found);
+            // The same difference at the same versions twice is none that passes.
+            let is_settled = seen.agree || (differs(&seen) && done.get(&shard.index) == Some(&seen));
+            done.insert(shard.index, seen);
+            !is_settled
+        });
+        if open.is_empty() || Instant::now() + VERIFY_AGAIN > deadline {
+            return Ok(done.into_values().collect());
+        }
+        tokio::time::sleep(VERIFY_AGAIN).await;
+    }
+}
+
+async fn ask_digest(node: &Node, shard: ShardId) -> Result<ShardDigest> {
+    let client = Client::connect(&node.address).await?;
+    match client.call(&Request::ShardDigest { shard }, DIGEST_MAX).await? {
+        Reply::Digest(d) if d.shard == shard => Ok(d),
+        _ => Err(Error::corrupt("a node answered something else")),
+    }
+}
+
+/// All replicas answered with one version, and yet not with one digest.
+fn differs(v: &ShardVerification) -> bool {
+    let first = v.replicas.first().and_then(|r| r.version);
+    first.is_some() && v.replicas.iter().all(|r| r.version == first) && !v.agree
+}
+
+fn compare(
+    state: &State,
+    volume: &Volume,
+    shard: &Shard,
+    found: &BTreeMap<(ShardId, NodeId), Result<ShardDigest>>,
+) -> ShardVerification {
+    let id = volume.shard_id(shard.index);
+    let mut replicas = Vec::new();
+    for node in &shard.members {
+        let name = state.node(*node).map_or_else(|| node.to_string(), |n| n.name.clone());
+        replicas.push(match found.get(&(id, *node)) {
+            Some(Ok(d)) => ReplicaDigest { node: name, version: Some(d.version), digest: Some(d.digest), error: None },
+            Some(Err(e)) => ReplicaDigest { node: name, version: None, digest: None, error: Some(e.to_string()) },
+            None => ReplicaDigest { node: name, version: None, digest: None, error: Some("unknown node".into()) },
+        });
+    }
+    let missing = replicas.iter().filter(|r| r.digest.is_none()).count();
+    let same = |f: fn(&ReplicaDigest, &ReplicaDigest) -> bool| replicas.windows(2).all(|w| f(&w[0], &w[1]));
+    let problem = if missing > 0 {
+        format!("{missing} of {} replicas did not answer", replicas.len())
+    } else if !same(|a, b| a.version == b.version) {
+        "the replicas were never seen at one version: they are being written, or one does not catch up".into()
+    } else if !same(|a, b| a.digest == b.digest) {
+        "the replicas differ".into()
+    } else {
+        String::new()
+    };
+    ShardVerification { id: id.to_string(), agree: problem.is_empty(), problem, replicas }
+}

@@ -1,0 +1,422 @@
+//! The words of the command line. Values are checked here as far as they can be without a cluster.
+
+use crate::options::{DEFAULT_CLUSTER, DEFAULT_NBD, NbdAddress, resolve};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use freebs_control::{Ack, rules};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Where `freebs up` keeps its data unless told otherwise.
+pub const DEFAULT_DATA: &str = "./freebs-data";
+
+const EXAMPLES: &str = "\
+Examples:
+  freebs up                                three nodes, a gateway and the volume 'demo' on this machine
+  freebs status                            nodes, gateways and volumes
+  freebs volume create data --size 100G    another volume
+  freebs volume verify demo                do all replicas agree?
+
+Sizes are powers of 1,024: 512M, 10G, 1T. Exit status: 0 done, 1 failed, 2 not understood.
+FREEBS_LOG sets what is logged on standard error: error, warn, info, debug, trace, or a filter.";
+
+/// A replicated, log-structured block store.
+#[derive(Debug, Parser)]
+#[command(name = "freebs", version, about, after_help = EXAMPLES, propagate_version = true)]
+pub struct Cli {
+    /// Answer in JSON, for programs
+    #[arg(long, global = true)]
+    pub json: bool,
+
+    /// Any node of the cluster (several: separated by commas)
+    #[arg(long, global = true, env = "FREEBS_CLUSTER", default_value = DEFAULT_CLUSTER, value_name = "HOST:PORT", value_parser = cluster)]
+    pub cluster: String,
+
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a whole cluster on this machine: nodes, a gateway, and a volume to begin with
+    Up(UpArgs),
+    /// Run one node, or start and stop nodes of a local cluster
+    Node(NodeArgs),
+    /// Run one gateway: serves volumes by NBD, holds no data
+    Gateway(GatewayArgs),
+    /// Create, show and check volumes
+    #[command(subcommand)]
+    Volume(VolumeCommand),
+    /// Show nodes, gateways and volumes
+    Status,
+    /// Print a completion script for a shell
+    Completion { shell: clap_complete::Shell },
+}
+
+const UP_HELP: &str = "\
+Examples:
+  freebs up
+  freebs up --nodes 5 --data /srv/freebs --volume data:100G --volume logs:20G
+  freebs up --nbd unix:/run/freebs.sock --no-restart
+
+It prints one line beginning with 'ready' when volumes can be used, and runs until Ctrl-C. Started again on the same
+data, it goes on with it. Number of nodes, size of devices, workers and segments are fixed at the first start.";
+
+#[derive(Debug, Args)]
+#[command(after_help = UP_HELP)]
+pub struct UpArgs {
+    /// Nodes to run [default: 3, or as before]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub nodes: Option<u16>,
+
+    /// Where everything is kept
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_DATA)]
+    pub data: PathBuf,
+
+    /// Largest size of each node's device, which grows as needed [default: 20G, or as before]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub device_size: Option<u64>,
+
+    /// Where the first node listens; the others take the ports behind it [default: 127.0.0.1:7400, or as before]
+    #[arg(long, value_name = "HOST:PORT", value_parser = address)]
+    pub listen: Option<SocketAddr>,
+
+    /// Where the gateway serves NBD: HOST:PORT on loopback, or unix:PATH
+    #[arg(long, value_name = "ADDR", value_parser = nbd, default_value = DEFAULT_NBD)]
+    pub nbd: NbdAddress,
+
+    /// Volumes to create if they are not there [default at the first start: demo:10G]
+    #[arg(long = "volume", value_name = "NAME:SIZE", value_parser = volume_spec)]
+    pub volumes: Vec<(String, u64)>,
+
+    /// Copies of volumes that are created [default: 3, or as many as there are nodes]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=7))]
+    pub copies: Option<u8>,
+
+    /// Leave down what dies
+    #[arg(long)]
+    pub no_restart: bool,
+
+    /// Workers of each node: 1, 2, 4 or 8 [default: 1, or as before]
+    #[arg(long, value_name = "N", value_parser = workers)]
+    pub workers: Option<u16>,
+
+    /// Size of the segments of devices [default: 16M, or as before]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub segment_size: Option<u64>,
+
+    /// Let nodes listen beyond loopback, without encryption
+    #[arg(long)]
+    pub trusted_network: bool,
+}
+
+const NODE_HELP: &str = "\
+Examples:
+  freebs node --data /srv/freebs                       a cluster of one node
+  freebs node --cluster-file cluster.json --name b     one of several; the first of the file keeps the control state
+  freebs node stop node2                               stops a node of the cluster that `freebs up` runs here
+
+A cluster file: {\"version\": 1, \"cluster\": \"<32 hexadecimal digits>\", \"nodes\":
+  [{\"id\": 1, \"name\": \"a\", \"address\": \"127.0.0.1:7400\", \"data\": \"/srv/a\", \"workers\": 1}, …]}";
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, after_help = NODE_HELP)]
+pub struct NodeArgs {
+    #[command(subcommand)]
+    pub command: Option<NodeCommand>,
+
+    #[command(flatten)]
+    pub run: NodeRunArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum NodeCommand {
+    /// Start a node of a local cluster again
+    Start(SwitchArgs),
+    /// Stop a node of a local cluster, and leave it down
+    Stop(SwitchArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct SwitchArgs {
+    /// Its name, as `freebs status` shows it
+    pub name: String,
+
+    /// The data directory of the `freebs up` that runs it
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_DATA)]
+    pub data: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct NodeRunArgs {
+    /// Its name in the cluster file [default: node1 in a cluster of its own]
+    #[arg(long)]
+    pub name: Option<String>,
+
+    /// Its id in the cluster file, in place of the name
+    #[arg(long, conflicts_with = "name")]
+    pub id: Option<u64>,
+
+    /// Its data directory [default: as in the cluster file, else ./freebs-data]
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+
+    /// The cluster's members [default: cluster.json in the data directory, made if it is not there]
+    #[arg(long, value_name = "FILE")]
+    pub cluster_file: Option<PathBuf>,
+
+    /// Where it listens [default: its address in the cluster file, else 127.0.0.1:7400]
+    #[arg(long, value_name = "HOST:PORT", value_parser = address)]
+    pub listen: Option<SocketAddr>,
+
+    /// Serve NBD, too, at this address: HOST:PORT on loopback, or unix:PATH
+    #[arg(long, value_name = "ADDR", value_parser = nbd)]
+    pub nbd: Option<NbdAddress>,
+
+    /// Largest size of its device, which grows as needed [default: as in the cluster file, else 20G]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub device_size: Option<u64>,
+
+    /// Workers: 1, 2, 4 or 8; fixed when the device is made [default: one for each core, up to 8]
+    #[arg(long, value_name = "N", value_parser = workers)]
+    pub workers: Option<u16>,
+
+    /// Size of the segments of its device [default: as in the cluster file, else 16M]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub segment_size: Option<u64>,
+
+    /// Listen beyond loopback, without encryption
+    #[arg(long)]
+    pub trusted_network: bool,
+}
+
+const GATEWAY_HELP: &str = "\
+Examples:
+  freebs gateway
+  freebs gateway --cluster 127.0.0.1:7400,127.0.0.1:7401 --nbd unix:/run/freebs.sock";
+
+#[derive(Debug, Args)]
+#[command(after_help = GATEWAY_HELP)]
+pub struct GatewayArgs {
+    /// Its name in `freebs status`
+    #[arg(long, default_value = "gateway", value_parser = gateway_name)]
+    pub name: String,
+
+    /// Where it serves NBD: HOST:PORT on loopback, or unix:PATH
+    #[arg(long, value_name = "ADDR", value_parser = nbd, default_value = DEFAULT_NBD)]
+    pub nbd: NbdAddress,
+
+    /// Under which it has volumes attached; the same one takes them up again [default: this machine's id and the name]
+    #[arg(long, value_name = "TEXT")]
+    pub identity: Option<String>,
+
+    /// Refuse any cluster but this one
+    #[arg(long, value_name = "ID", hide = true)]
+    pub cluster_id: Option<freebs_types::ClusterId>,
+}
+
+const CREATE_HELP: &str = "\
+Examples:
+  freebs volume create data --size 100G
+  freebs volume create scratch --size 20G --copies 1
+  freebs volume create wide --size 1T --shards 8 --stripe 4M";
+
+#[derive(Debug, Subcommand)]
+pub enum VolumeCommand {
+    /// Create a volume
+    #[command(after_help = CREATE_HELP)]
+    Create(CreateArgs),
+    /// List all volumes
+    List,
+    /// Show one volume with its shards and replicas
+    Show { name: String },
+    /// Make a volume larger
+    Resize {
+        name: String,
+        /// The new size
+        #[arg(long, value_name = "SIZE", value_parser = volume_size)]
+        size: u64,
+    },
+    /// Delete a volume with all its data
+    Delete {
+        name: String,
+        /// Also while it is attached
+        #[arg(long)]
+        force: bool,
+    },
+    /// Read all replicas of a volume and compare them; exit status 1 if they do not agree
+    Verify {
+        name: String,
+        /// How long to wait for replicas that are missing or being written, in seconds
+        #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+        wait: u32,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct CreateArgs {
+    /// 1 to 128 letters, digits, '.', '_', '-'
+    #[arg(value_parser = volume_name)]
+    pub name: String,
+
+    /// Its size, a multiple of 512 bytes
+    #[arg(long, value_name = "SIZE", value_parser = volume_size)]
+    pub size: u64,
+
+    /// Copies on different nodes [default: 3, or as many as there are nodes]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=7))]
+    pub copies: Option<u8>,
+
+    /// Answer a write when it is durable on this many copies
+    #[arg(long, value_enum, default_value_t = AckArg::Majority)]
+    pub ack: AckArg,
+
+    /// Pause writes with fewer copies than this [default: 2, or 1 for one copy]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=7))]
+    pub min_copies: Option<u8>,
+
+    /// Logs that the volume is striped over [default: 1 below 64G, then one for each 64G, up to 16]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub shards: Option<u32>,
+
+    /// Size of a stripe, a power of two from 64K to 1G [default: 1M]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub stripe: Option<u64>,
+
+    /// Return at once, not when the volume can be used
+    #[arg(long)]
+    pub no_wait: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AckArg {
+    Majority,
+    All,
+}
+
+impl From<AckArg> for Ack {
+    fn from(a: AckArg) -> Self {
+        match a {
+            AckArg::Majority => Self::Majority,
+            AckArg::All => Self::All,
+        }
+    }
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    rules::parse_size(text).map_err(|e| e.to_string())
+}
+
+fn volume_size(text: &str) -> Result<u64, String> {
+    let bytes = size(text)?;
+    rules::check_size(bytes).map(|()| bytes).map_err(|e| e.to_string())
+}
+
+fn volume_name(text: &str) -> Result<String, String> {
+    rules::check_name("volume", text).map(|()| text.to_owned()).map_err(|e| e.to_string())
+}
+
+fn gateway_name(text: &str) -> Result<String, String> {
+    rules::check_name("gateway", text).map(|()| text.to_owned()).map_err(|e| e.to_string())
+}
+
+/// Addresses of nodes, separated by commas.
+fn cluster(text: &str) -> Result<String, String> {
+    let addresses = text.split(',').map(str::trim).filter(|a| !a.is_empty());
+    let checked = addresses.map(|a| rules::check_node("x", a, 1).map(|()| a)).collect::<Result<Vec<_>, _>>();
+    match checked {
+        Ok(all) if all.is_empty() => Err("it names no node; write HOST:PORT".into()),
+        Ok(all) => Ok(all.join(",")),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    resolve(text).map_err(|e| e.to_string())
+}
+
+fn nbd(text: &str) -> Result<NbdAddress, String> {
+    NbdAddress::parse(text).map_err(|e| e.to_string())
+}
+
+fn workers(text: &str) -> Result<u16, String> {
+    let n = text.parse::<u16>().map_err(|_| format!("'{text}' is no number; choose 1, 2, 4 or 8"))?;
+    rules::check_workers(n).map(|()| n).map_err(|e| e.to_string())
+}
+
+fn volume_spec(text: &str) -> Result<(String, u64), String> {
+    let (name, bytes) = text.split_once(':').ok_or("write NAME:SIZE, such as demo:10G")?;
+    rules::check_name("volume", name).map_err(|e| e.to_string())?;
+    Ok((name.into(), volume_size(bytes)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(std::iter::once("freebs").chain(line.split_whitespace()))
+    }
+
+    fn refused(line: &str) -> String {
+        let e = parse(line).unwrap_err();
+        assert_eq!(e.exit_code(), 2, "{line}");
+        e.to_string()
+    }
+
+    #[test]
+    fn up_with_everything_and_nothing() {
+        let Command::Up(a) = parse("up").unwrap().command else { panic!("up") };
+        assert_eq!((a.nodes, a.device_size, a.listen, a.workers), (None, None, None, None));
+        assert_eq!(a.data, PathBuf::from("./freebs-data"));
+        assert_eq!(a.nbd.to_string(), "127.0.0.1:10809");
+        let line = "up --nodes 5 --data /d --device-size 2G --listen 127.0.0.1:9000 --nbd unix:/tmp/s \
+                    --volume a:1G --volume b:512M --copies 2 --no-restart --workers 2 --segment-size 1M --json";
+        let cli = parse(line).unwrap();
+        assert!(cli.json);
+        let Command::Up(a) = cli.command else { panic!("up") };
+        assert_eq!(a.volumes, [("a".to_string(), 1 << 30), ("b".to_string(), 512 << 20)]);
+        assert_eq!((a.nodes, a.device_size, a.copies, a.no_restart), (Some(5), Some(2 << 30), Some(2), true));
+        assert_eq!(a.nbd, NbdAddress::Unix("/tmp/s".into()));
+    }
+
+    #[test]
+    fn bad_values_are_usage_errors_that_say_the_way_out() {
+        assert!(refused("up --volume demo").contains("NAME:SIZE"));
+        assert!(refused("up --volume=-x:1G").contains("data-1"));
+        assert!(refused("up --nbd 0.0.0.0:10809").contains("loopback"));
+        assert!(refused("up --workers 3").contains("1, 2, 4 or 8"));
+        assert!(refused("up --listen nowhere").contains("HOST:PORT"));
+        assert!(refused("volume create x --size 10GB").contains("512M, 10G, 1T"));
+        assert!(refused("volume create x").contains("--size"));
+        assert!(refused("volume create x --size 1G --ack some").contains("majority"));
+        assert!(refused("volume create x --size 1G --copies 8").contains("1..=7"));
+        assert!(refused("volume create a/b --size 1G").contains("data-1"));
+        assert!(refused("volume create a --size 10").contains("did you mean 10G"));
+        assert!(refused("volume resize a --size 2000000").contains("nearest"));
+        assert!(refused("status --cluster here").contains("HOST:PORT"));
+        assert!(refused("status --cluster ,").contains("HOST:PORT"));
+        assert!(refused("gateway --name a/b").contains("gateway name"));
+        assert!(refused("nonsense").contains("nonsense"));
+    }
+
+    #[test]
+    fn node_runs_or_switches() {
+        let Command::Node(n) = parse("node --data /d --name a --workers 4").unwrap().command else { panic!("node") };
+        assert!(n.command.is_none() && n.run.workers == Some(4));
+        let Command::Node(n) = parse("node stop node2 --data /d").unwrap().command else { panic!("node") };
+        let Some(NodeCommand::Stop(s)) = n.command else { panic!("stop") };
+        assert_eq!((s.name.as_str(), s.data), ("node2", PathBuf::from("/d")));
+        assert!(parse("node --id 1 --name a").is_err());
+        assert!(parse("node --name a stop b").is_err());
+    }
+
+    #[test]
+    fn options_for_all_commands() {
+        for line in ["status --json", "--json status", "volume list --json --cluster 127.0.0.1:9", "volume verify a"] {
+            assert!(parse(line).is_ok(), "{line}");
+        }
+        assert_eq!(parse("volume --cluster 127.0.0.1:9 list").unwrap().cluster, "127.0.0.1:9");
+        assert!(parse("completion bash").is_ok());
+        assert!(parse("gateway --name g --nbd 127.0.0.1:1").is_ok());
+    }
+}

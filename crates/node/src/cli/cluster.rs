@@ -1,0 +1,98 @@
+//! `freebs status`, and `freebs node start|stop` on a local cluster.
+
+use super::args::SwitchArgs;
+use super::output::{Output, table};
+use super::volume::volume_table;
+use crate::admin::Client;
+use crate::up::socket::{self, Reply as UpReply, Request as UpRequest};
+use freebs_control::api::{Reply, Request, Status};
+use freebs_types::{Error, ErrorKind, Result};
+use serde::Serialize;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long a node may take for an ordinary answer.
+pub const CALL_MAX: Duration = Duration::from_secs(15);
+/// How long `node start` waits for the node to answer.
+const START_MAX: Duration = Duration::from_secs(10);
+
+/// A connection to the first of the `--cluster` addresses that answers.
+pub async fn connect(cluster: &str) -> Result<Client> {
+    let addresses: Vec<String> = cluster.split(',').map(str::to_owned).collect();
+    Client::connect_any(&addresses).await.map_err(|e| Error {
+        kind: e.kind,
+        text: format!(
+            "{e}. Is the cluster running? `freebs up` starts one here; --cluster HOST:PORT names another node of it"
+        )
+        .into(),
+    })
+}
+
+pub async fn status(cluster: &str, output: &Output) -> Result<ExitCode> {
+    let reply = connect(cluster).await?.call(&Request::Status, CALL_MAX).await?;
+    let Reply::Status(status) = reply else { return Err(unexpected()) };
+    output.show(&status, people);
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn unexpected() -> Error {
+    Error::invalid("the node answered something else than was asked; is it of another version?")
+}
+
+fn people(s: &Status) -> String {
+    let dash = || "-".to_string();
+    let nodes = s.nodes.iter().map(|n| {
+        let pid = n.pid.map_or_else(dash, |p| p.to_string());
+        vec![n.name.clone(), n.state.clone(), n.address.clone(), pid, n.workers.to_string()]
+    });
+    let mut out = table(&["NODE", "STATE", "ADDRESS", "PID", "WORKERS"], &["PID", "WORKERS"], nodes.collect());
+    out.push('\n');
+    if s.gateways.is_empty() {
+        out.push_str("no gateway\n");
+    } else {
+        let rows = s.gateways.iter().map(|g| vec![g.name.clone(), g.pid.to_string(), g.nbd.clone()]);
+        out.push_str(&table(&["GATEWAY", "PID", "NBD"], &["PID"], rows.collect()));
+    }
+    out.push('\n');
+    out.push_str(&volume_table(&s.volumes));
+    out
+}
+
+#[derive(Serialize)]
+struct Switched {
+    node: String,
+    state: &'static str,
+    pid: Option<u32>,
+}
+
+/// Has the supervisor start or stop one of its processes.
+pub fn node_switch(args: &SwitchArgs, start: bool, output: &Output) -> Result<ExitCode> {
+    let name = args.name.clone();
+    let request = if start { UpRequest::Start { node: name.clone() } } else { UpRequest::Stop { node: name.clone() } };
+    let UpReply { pid, address } = socket::ask(&args.data, &request)?;
+    if let (true, Some(address)) = (start, address) {
+        super::block_on(answers(&name, &address))?;
+    }
+    let state = if start { "up" } else { "down" };
+    let shown = Switched { node: name, state, pid };
+    output.show(&shown, |s| match s.pid {
+        Some(pid) => format!("{} is up (process {pid})", s.node),
+        None => format!("{} is down; `freebs node start {}` starts it again", s.node, s.node),
+    });
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn answers(name: &str, address: &str) -> Result<()> {
+    let ask = async {
+        loop {
+            match Client::connect(address).await {
+                Ok(_) => return,
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    };
+    tokio::time::timeout(START_MAX, ask).await.map_err(|_| Error {
+        kind: ErrorKind::Retry,
+        text: format!("{name} was started and does not answer at {address} yet; its log says why").into(),
+    })
+}

@@ -1,0 +1,85 @@
+//! The command line: what can be said, and what it exits with (0 done, 1 failed, 2 not understood).
+
+pub mod args;
+pub mod cluster;
+pub mod output;
+mod run;
+pub mod signals;
+mod volume;
+
+use args::{Cli, Command, NodeCommand};
+use clap::{CommandFactory, Parser};
+use freebs_types::{Error, Result};
+use output::Output;
+use std::process::ExitCode;
+
+/// Runs what the command line says.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let default_level = match &cli.command {
+        Command::Node(n) if n.command.is_none() => "info",
+        Command::Gateway(_) => "info",
+        _ => "warn",
+    };
+    if let Err(e) = start_log(default_level) {
+        eprintln!("freebs: {e}");
+        return ExitCode::from(2);
+    }
+    let output = Output { json: cli.json };
+    match dispatch(cli, &output) {
+        Ok(code) => code,
+        Err(e) => {
+            output.error(&e);
+            ExitCode::from(1)
+        }
+    }
+}
+
+fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
+    let cluster = cli.cluster;
+    match cli.command {
+        Command::Up(args) => crate::up::up(args, output),
+        Command::Node(args) => match args.command {
+            None => run::node(args.run).map(|()| ExitCode::SUCCESS),
+            Some(NodeCommand::Start(a)) => cluster::node_switch(&a, true, output),
+            Some(NodeCommand::Stop(a)) => cluster::node_switch(&a, false, output),
+        },
+        Command::Gateway(args) => run::gateway(args, &cluster).map(|()| ExitCode::SUCCESS),
+        Command::Volume(v) => block_on(volume::run(v, &cluster, output)),
+        Command::Status => block_on(cluster::status(&cluster, output)),
+        Command::Completion { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "freebs", &mut script);
+            output.raw(&script);
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// A small runtime for one command.
+pub fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|e| Error::os(format!("can't start: {e}")))?.block_on(work)
+}
+
+fn start_log(default_level: &str) -> Result<()> {
+    use tracing_subscriber::EnvFilter;
+    let filter = match std::env::var("FREEBS_LOG") {
+        Ok(text) if !text.is_empty() => EnvFilter::try_new(&text).map_err(|e| {
+            Error::invalid(format!("FREEBS_LOG is '{text}', which is no filter ({e}); write info, or freebs=debug"))
+        })?,
+        _ => EnvFilter::new(default_level),
+    };
+    tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_writer(std::io::stderr).init();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,222 @@
+//! `freebs node` and `freebs gateway`: options made of arguments, cluster file and defaults.
+
+use super::args::{DEFAULT_DATA, GatewayArgs, NodeRunArgs};
+use crate::cluster_file::{ClusterFile, ClusterNode};
+use crate::files::DirLock;
+use crate::options::{
+    DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, GatewayOptions, NodeOptions, check_device, check_listen, default_workers,
+    resolve,
+};
+use freebs_control::rules;
+use freebs_types::{Error, Hash32, NodeId, Result, limits};
+use std::path::{Path, PathBuf};
+
+pub fn node(args: NodeRunArgs) -> Result<()> {
+    crate::runtime::run_node(node_options(args)?)
+}
+
+pub fn gateway(args: GatewayArgs, cluster: &str) -> Result<()> {
+    crate::gateway::run_gateway(gateway_options(args, cluster)?)
+}
+
+/// All that a node needs, checked, with its data directory taken.
+pub fn node_options(args: NodeRunArgs) -> Result<NodeOptions> {
+    let (cluster, node, lock) = match &args.cluster_file {
+        Some(path) => {
+            let file = ClusterFile::load(path)?.ok_or_else(|| {
+                Error::not_found(format!(
+                    "there is no cluster file {}; `freebs node --help` shows what is in one",
+                    path.display()
+                ))
+            })?;
+            let node = choose(&file, &args)?;
+            let data = args.data.clone().unwrap_or_else(|| node.data.clone());
+            let lock = DirLock::take(&data, "lock")?;
+            (file, ClusterNode { data, ..node }, lock)
+        }
+        None => alone(&args)?,
+    };
+    if let Some(workers) = args.workers.filter(|w| *w != node.workers) {
+        return Err(Error::invalid(format!(
+            "{} has {} worker(s) by its cluster file, which is fixed; leave out --workers {workers}",
+            node.name, node.workers
+        )));
+    }
+    let listen = match args.listen {
+        Some(a) => a,
+        None => resolve(&node.address)?,
+    };
+    let device_bytes = args.device_size.or(cluster.device_size).unwrap_or(DEFAULT_DEVICE_BYTES);
+    let segment_bytes = args.segment_size.or(cluster.segment_bytes).unwrap_or(limits::SEGMENT_BYTES);
+    check_device(device_bytes, segment_bytes, node.workers)?;
+    Ok(NodeOptions {
+        node: node.id,
+        data: node.data,
+        _lock: lock,
+        listen: check_listen(listen, args.trusted_network)?,
+        nbd: args.nbd,
+        device_bytes,
+        segment_bytes,
+        workers: node.workers,
+        cluster,
+    })
+}
+
+/// A node without a cluster file: a cluster of one, kept in its data directory.
+fn alone(args: &NodeRunArgs) -> Result<(ClusterFile, ClusterNode, DirLock)> {
+    let data = args.data.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_DATA));
+    let lock = DirLock::take(&data, "lock")?;
+    let path = data.join("cluster.json");
+    let file = match ClusterFile::load(&path)? {
+        Some(file) => file,
+        None => first(args, &data, &path)?,
+    };
+    let node = choose(&file, args)?;
+    if !same_directory(&node.data, &data) {
+        return Err(Error::invalid(format!(
+            "{} is the cluster file of several nodes, and {} has its data in {}; \
+             start the node with --cluster-file {}",
+            path.display(),
+            node.name,
+            node.data.display(),
+            path.display()
+        )));
+    }
+    Ok((file, node, lock))
+}
+
+fn same_directory(a: &Path, b: &Path) -> bool {
+    match (a.canonicalize(), b.canonicalize()) {
+        (Ok(a), Ok(b)) => a == b,
+        _ => a == b,
+    }
+}
+
+fn first(args: &NodeRunArgs, data: &Path, path: &Path) -> Result<ClusterFile> {
+    let name = args.name.clone().unwrap_or_else(|| "node1".into());
+    rules::check_name("node", &name)?;
+    let address = args.listen.map_or_else(|| DEFAULT_CLUSTER.to_owned(), |a| a.to_string());
+    let workers = args.workers.unwrap_or_else(default_workers);
+    let id = NodeId(args.id.unwrap_or(1).max(1));
+    let node = ClusterNode { id, name, address, data: data.to_owned(), workers };
+    let mut file = ClusterFile::new(vec![node]);
+    file.device_size = args.device_size;
+    file.segment_bytes = args.segment_size;
+    let device = args.device_size.unwrap_or(DEFAULT_DEVICE_BYTES);
+    check_device(device, args.segment_size.unwrap_or(limits::SEGMENT_BYTES), workers)?;
+    file.save(path)?;
+    Ok(file)
+}
+
+fn choose(file: &ClusterFile, args: &NodeRunArgs) -> Result<ClusterNode> {
+    let found = match (&args.name, args.id) {
+        (Some(name), _) => file.nodes.iter().find(|n| n.name == *name),
+        (None, Some(id)) => file.node(NodeId(id)),
+        (None, None) if file.nodes.len() == 1 => file.nodes.first(),
+        (None, None) => {
+            return Err(Error::invalid(format!(
+                "the cluster file names several nodes; say which one this is with --name (one of {})",
+                file.names()
+            )));
+        }
+    };
+    found
+        .cloned()
+        .ok_or_else(|| Error::not_found(format!("the cluster file does not name this node; it has {}", file.names())))
+}
+
+/// All that a gateway needs, checked.
+pub fn gateway_options(args: GatewayArgs, cluster: &str) -> Result<GatewayOptions> {
+    let addresses = cluster.split(',').map(str::to_owned).collect();
+    let identity = match args.identity {
+        Some(text) => text,
+        None => {
+            let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+            format!("{}/{}", machine.trim(), args.name)
+        }
+    };
+    Ok(GatewayOptions {
+        name: args.name,
+        cluster: addresses,
+        cluster_id: args.cluster_id,
+        nbd: args.nbd,
+        identity: Hash32(*blake3::hash(identity.as_bytes()).as_bytes()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(data: &Path) -> NodeRunArgs {
+        NodeRunArgs {
+            name: None,
+            id: None,
+            data: Some(data.into()),
+            cluster_file: None,
+            listen: None,
+            nbd: None,
+            device_size: None,
+            workers: Some(2),
+            segment_size: None,
+            trusted_network: false,
+        }
+    }
+
+    #[test]
+    fn a_node_alone_makes_its_cluster_file_and_finds_it_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = node_options(args(dir.path())).unwrap();
+        assert!(first.is_keeper() && first.workers == 2 && first.me().name == "node1");
+        assert_eq!(node_options(args(dir.path())).unwrap_err().kind, freebs_types::ErrorKind::Busy);
+        let id = first.cluster.cluster;
+        drop(first);
+        let again = node_options(NodeRunArgs { workers: None, ..args(dir.path()) }).unwrap();
+        assert_eq!((again.cluster.cluster, again.workers), (id, 2));
+        drop(again);
+        let e = node_options(NodeRunArgs { workers: Some(4), ..args(dir.path()) }).unwrap_err();
+        assert!(e.text.contains("leave out --workers"), "{e}");
+        let e = node_options(NodeRunArgs { name: Some("other".into()), ..args(dir.path()) }).unwrap_err();
+        assert!(e.text.contains("node1"), "{e}");
+    }
+
+    #[test]
+    fn one_of_several_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = |id: u64| ClusterNode {
+            id: NodeId(id),
+            name: format!("n{id}"),
+            address: format!("127.0.0.1:{}", 7000 + id),
+            data: dir.path().join(format!("n{id}")),
+            workers: 1,
+        };
+        let path = dir.path().join("c.json");
+        ClusterFile::new(vec![node(1), node(2)]).save(&path).unwrap();
+        let file = |name: Option<&str>| NodeRunArgs {
+            cluster_file: Some(path.clone()),
+            name: name.map(Into::into),
+            data: None,
+            workers: None,
+            ..args(dir.path())
+        };
+        assert!(node_options(file(None)).unwrap_err().text.contains("n1, n2"));
+        let two = node_options(file(Some("n2"))).unwrap();
+        assert!(!two.is_keeper() && two.data == dir.path().join("n2") && two.listen.port() == 7002);
+        let missing = NodeRunArgs { cluster_file: Some(dir.path().join("no")), ..args(dir.path()) };
+        assert!(node_options(missing).unwrap_err().text.contains("--help"));
+    }
+
+    #[test]
+    fn gateways_have_a_persistent_identity() {
+        let args = |name: &str, identity: Option<&str>| GatewayArgs {
+            name: name.into(),
+            nbd: crate::options::NbdAddress::parse("127.0.0.1:10809").unwrap(),
+            identity: identity.map(Into::into),
+            cluster_id: None,
+        };
+        let identity = |a| gateway_options(a, "127.0.0.1:1,127.0.0.1:2").unwrap().identity;
+        assert_eq!(identity(args("a", None)), identity(args("a", None)));
+        assert_ne!(identity(args("a", None)), identity(args("b", None)));
+        assert_eq!(identity(args("a", Some("x"))), identity(args("b", Some("x"))));
+    }
+}

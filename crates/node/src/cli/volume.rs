@@ -1,0 +1,219 @@
+//! `freebs volume …`
+
+use super::args::{CreateArgs, VolumeCommand};
+use super::cluster::{CALL_MAX, connect, unexpected};
+use super::output::{Output, table};
+use crate::admin::Client;
+use freebs_control::CreateVolume;
+use freebs_control::api::{Reply, Request, Verification, VolumeState, VolumeStatus};
+use freebs_control::rules::format_size;
+use freebs_types::Result;
+use serde::Serialize;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// A new volume is waited for, for so long.
+const USABLE_MAX: Duration = Duration::from_secs(10);
+/// A verification reads everything; only the connection's end ends it early.
+const VERIFY_MAX: Duration = Duration::from_secs(24 * 3600);
+
+pub async fn run(command: VolumeCommand, cluster: &str, output: &Output) -> Result<ExitCode> {
+    let client = connect(cluster).await?;
+    match command {
+        VolumeCommand::Create(args) => create(&client, args, output).await,
+        VolumeCommand::List => {
+            let Reply::Volumes { volumes } = client.call(&Request::VolumeList, CALL_MAX).await? else {
+                return Err(unexpected());
+            };
+            #[derive(Serialize)]
+            struct Shown {
+                volumes: Vec<VolumeStatus>,
+            }
+            output.show(&Shown { volumes }, |s| volume_table(&s.volumes));
+            Ok(ExitCode::SUCCESS)
+        }
+        VolumeCommand::Show { name } => {
+            output.show(&show(&client, &name).await?, details);
+            Ok(ExitCode::SUCCESS)
+        }
+        VolumeCommand::Resize { name, size } => {
+            let Reply::Volume { volume, .. } = client.call(&Request::VolumeResize { name, size }, CALL_MAX).await?
+            else {
+                return Err(unexpected());
+            };
+            let volume = show(&client, &volume.name).await.unwrap_or(volume);
+            output.show(&volume, |v| format!("volume {} has {}", v.name, format_size(v.size)));
+            Ok(ExitCode::SUCCESS)
+        }
+        VolumeCommand::Delete { name, force } => delete(&client, name, force, output).await,
+        VolumeCommand::Verify { name, wait } => verify(&client, name, wait, output).await,
+    }
+}
+
+async fn show(client: &Client, name: &str) -> Result<VolumeStatus> {
+    match client.call(&Request::VolumeShow { name: name.into() }, CALL_MAX).await? {
+        Reply::Volume { volume, .. } => Ok(volume),
+        _ => Err(unexpected()),
+    }
+}
+
+async fn create(client: &Client, args: CreateArgs, output: &Output) -> Result<ExitCode> {
+    let new = CreateVolume {
+        name: args.name,
+        size: args.size,
+        copies: args.copies,
+        ack: args.ack.into(),
+        min_copies: args.min_copies,
+        shards: args.shards,
+        stripe: args.stripe,
+    };
+    let Reply::Volume { mut volume, notes } = client.call(&Request::VolumeCreate(new), CALL_MAX).await? else {
+        return Err(unexpected());
+    };
+    if !args.no_wait {
+        volume = usable(client, volume).await;
+    }
+    #[derive(Serialize)]
+    struct Created {
+        #[serde(flatten)]
+        volume: VolumeStatus,
+        notes: Vec<String>,
+    }
+    output.show(&Created { volume, notes }, |c| {
+        let v = &c.volume;
+        let mut text = format!("created {}: {}, {}, {}\n", v.name, format_size(v.size), copies(v), shards(v));
+        for note in &c.notes {
+            text.push_str(&format!("note: {note}\n"));
+        }
+        if v.state == VolumeState::Paused {
+            text.push_str("note: it can't be used yet; `freebs volume show` says how it comes along\n");
+        }
+        text
+    });
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The volume as soon as it can be used, or as it is when the wait is over.
+async fn usable(client: &Client, mut volume: VolumeStatus) -> VolumeStatus {
+    let ask = async {
+        loop {
+            if let Ok(v) = show(client, &volume.name).await {
+                volume = v;
+            }
+            if volume.state == VolumeState::Ready {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let _ = tokio::time::timeout(USABLE_MAX, ask).await;
+    volume
+}
+
+async fn delete(client: &Client, name: String, force: bool, output: &Output) -> Result<ExitCode> {
+    let Reply::Deleted = client.call(&Request::VolumeDelete { name: name.clone(), force }, CALL_MAX).await? else {
+        return Err(unexpected());
+    };
+    #[derive(Serialize)]
+    struct Shown {
+        deleted: String,
+    }
+    output.show(&Shown { deleted: name }, |s| format!("deleted {}", s.deleted));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn verify(client: &Client, name: String, wait: u32, output: &Output) -> Result<ExitCode> {
+    let request = Request::VolumeVerify { name, wait_ms: u64::from(wait) * 1000 };
+    let Reply::Verified(found) = client.call(&request, VERIFY_MAX).await? else { return Err(unexpected()) };
+    output.show(&found, verdict);
+    Ok(ExitCode::from(u8::from(!found.agree)))
+}
+
+fn copies(v: &VolumeStatus) -> String {
+    if v.copies == 1 { "1 copy".into() } else { format!("{} copies", v.copies) }
+}
+
+fn shards(v: &VolumeStatus) -> String {
+    match v.shards.len() {
+        1 => "1 shard".into(),
+        n => format!("{n} shards in stripes of {}", format_size(v.stripe)),
+    }
+}
+
+pub fn volume_table(volumes: &[VolumeStatus]) -> String {
+    if volumes.is_empty() {
+        return "no volume; `freebs volume create NAME --size 10G` makes one\n".into();
+    }
+    let row = |v: &VolumeStatus| {
+        vec![
+            v.name.clone(),
+            format_size(v.size),
+            v.copies.to_string(),
+            v.shards.len().to_string(),
+            v.state.name().into(),
+            v.attached.clone().unwrap_or_else(|| "-".into()),
+        ]
+    };
+    let header = ["VOLUME", "SIZE", "COPIES", "SHARDS", "STATE", "ATTACHED"];
+    table(&header, &["SIZE", "COPIES", "SHARDS"], volumes.iter().map(row).collect())
+}
+
+fn details(v: &VolumeStatus) -> String {
+    let ack = match v.ack {
+        freebs_control::Ack::Majority => "majority",
+        freebs_control::Ack::All => "all",
+    };
+    let mut text = format!(
+        "{}: {}, {} (at least {}, ack {ack}), {}, {}\n\n",
+        v.name,
+        format_size(v.size),
+        copies(v),
+        v.min_copies,
+        shards(v),
+        v.state.name()
+    );
+    let mut rows = Vec::new();
+    for s in &v.shards {
+        for m in &s.members {
+            let role = if m.node == s.head { "head" } else { "member" };
+            rows.push(vec![
+                s.id.clone(),
+                s.view.to_string(),
+                m.node.clone(),
+                role.into(),
+                m.version.to_string(),
+                m.state.name().into(),
+            ]);
+        }
+    }
+    text.push_str(&table(&["SHARD", "VIEW", "NODE", "ROLE", "VERSION", "STATE"], &["VIEW", "VERSION"], rows));
+    text
+}
+
+fn verdict(v: &Verification) -> String {
+    let mut rows = Vec::new();
+    for s in &v.shards {
+        for r in &s.replicas {
+            let version = r.version.map_or_else(|| "-".into(), |x| x.to_string());
+            let digest = match (&r.digest, &r.error) {
+                (Some(d), _) => d.to_string()[..16].to_string(),
+                (None, Some(e)) => e.clone(),
+                (None, None) => "-".into(),
+            };
+            rows.push(vec![s.id.clone(), r.node.clone(), version, digest]);
+        }
+    }
+    let mut text = table(&["SHARD", "NODE", "VERSION", "DIGEST"], &["VERSION"], rows);
+    text.push('\n');
+    if v.agree {
+        let replicas = v.shards.first().map_or(0, |s| s.replicas.len());
+        let all =
+            if replicas == 1 { "the only replica is sound".into() } else { format!("all {replicas} replicas agree") };
+        text.push_str(&format!("{}: {all}\n", v.volume));
+    } else {
+        for s in v.shards.iter().filter(|s| !s.agree) {
+            text.push_str(&format!("{} shard {}: {}\n", v.volume, s.id, s.problem));
+        }
+    }
+    text
+}

@@ -1,0 +1,320 @@
+//! Before anything is started: the data directory, the cluster file, the ports.
+
+use super::GATEWAY;
+use super::child::Spec;
+use crate::cli::args::{DEFAULT_DATA, UpArgs};
+use crate::cli::output::Output;
+use crate::cluster_file::{ClusterFile, ClusterNode};
+use crate::files::{self, DirLock};
+use crate::options::{
+    DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, NbdAddress, bind_error, check_device, check_listen, resolve,
+};
+use freebs_control::rules::format_size;
+use freebs_types::{Error, NodeId, Result, limits};
+use std::ffi::OsString;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const DEFAULT_NODES: u16 = 3;
+const DEFAULT_WORKERS: u16 = 1;
+/// The file that says that a data directory is a cluster's.
+const CLUSTER_FILE: &str = "cluster.json";
+/// Ports of processes that were just killed may take a moment.
+const PORT_MAX: Duration = Duration::from_millis(1500);
+
+#[derive(Debug)]
+pub struct Prepared {
+    /// The data directory, as a full path.
+    pub data: PathBuf,
+    pub is_default_data: bool,
+    pub cluster: ClusterFile,
+    pub nbd: NbdAddress,
+    trusted_network: bool,
+    _lock: DirLock,
+}
+
+pub fn prepare(args: &UpArgs, output: &Output) -> Result<Prepared> {
+    let data = std::path::absolute(&args.data).map_err(|e| files::os_error("use", &args.data, &e))?;
+    let lock = DirLock::take(&data, "up.lock")?;
+    let path = data.join(CLUSTER_FILE);
+    let cluster = match ClusterFile::load(&path)? {
+        Some(file) => again(file, args, &path)?,
+        None => first(args, &data, &path)?,
+    };
+    let logs = data.join("logs");
+    std::fs::create_dir_all(&logs).map_err(|e| files::os_error("create", &logs, &e))?;
+    for node in &cluster.nodes {
+        check_listen(resolve(&node.address)?, args.trusted_network)?;
+    }
+    let prepared = Prepared {
+        is_default_data: args.data == Path::new(DEFAULT_DATA),
+        cluster,
+        nbd: args.nbd.clone(),
+        trusted_network: args.trusted_network,
+        _lock: lock,
+        data,
+    };
+    prepared.probe_ports()?;
+    prepared.note_space(output);
+    Ok(prepared)
+}
+
+/// Addresses of `n` nodes from the first one's.
+fn addresses(listen: SocketAddr, n: usize) -> Result<Vec<String>> {
+    let port = |i: usize| u16::try_from(usize::from(listen.port()) + i).ok();
+    let all = (0..n).map(|i| port(i).map(|p| SocketAddr::new(listen.ip(), p).to_string()));
+    all.collect::<Option<Vec<_>>>().ok_or_else(|| {
+        Error::invalid(format!("there are no {n} ports from {} on; choose a lower one with --listen", listen.port()))
+    })
+}
+
+/// A new cluster in an empty directory.
+fn first(args: &UpArgs, data: &Path, path: &Path) -> Result<ClusterFile> {
+    let entries = std::fs::read_dir(data).map_err(|e| files::os_error("read", data, &e))?;
+    for entry in entries {
+        let name = entry.map_err(|e| files::os_error("read", data, &e))?.file_name();
+        if !["up.lock", "cluster.json.tmp", "lost+found"].contains(&name.to_string_lossy().as_ref()) {
+            return Err(Error::invalid(format!(
+                "{} has files in it (such as {}) and no {CLUSTER_FILE}, so it is no cluster's; \
+                 choose a new or empty directory with --data, or put {CLUSTER_FILE} back",
+                data.display(),
+                name.to_string_lossy()
+            )));
+        }
+    }
+    let listen = match args.listen {
+        Some(a) => a,
+        None => resolve(DEFAULT_CLUSTER)?,
+    };
+    check_listen(listen, args.trusted_network)?;
+    let n = usize::from(args.nodes.unwrap_or(DEFAULT_NODES));
+    let workers = args.workers.unwrap_or(DEFAULT_WORKERS);
+    let device = args.device_size.unwrap_or(DEFAULT_DEVICE_BYTES);
+    let segment = args.segment_size.unwrap_or(limits::SEGMENT_BYTES);
+    check_device(device, segment, workers)?;
+    if let Some(copies) = args.copies.filter(|c| usize::from(*c) > n) {
+        return Err(Error::invalid(format!(
+            "--copies {copies} need as many nodes; use --nodes {copies} or fewer copies"
+        )));
+    }
+    let node = |(i, address): (usize, String)| {
+        let name = format!("node{}", i + 1);
+        ClusterNode { id: NodeId(i as u64 + 1), data: data.join(&name), name, address, workers }
+    };
+    let mut file = ClusterFile::new(addresses(listen, n)?.into_iter().enumerate().map(node).collect());
+    file.device_size = Some(device);
+    file.segment_bytes = Some(segment);
+    file.save(path)?;
+    Ok(file)
+}
+
+/// A cluster that is there: what was fixed stays, and who asks for something else is told so.
+fn again(mut file: ClusterFile, args: &UpArgs, path: &Path) -> Result<ClusterFile> {
+    let fixed = |option: &str, asked: String, has: String| {
+        Err(Error::invalid(format!(
+            "the cluster in {} has {option} {has}, which is fixed since its first start; \
+             leave out {option} {asked}, or begin a new cluster in another directory with --data",
+            path.parent().unwrap_or(path).display()
+        )))
+    };
+    if let Some(n) = args.nodes.filter(|n| usize::from(*n) != file.nodes.len()) {
+        return fixed("--nodes", n.to_string(), file.nodes.len().to_string());
+    }
+    let device = file.device_size.unwrap_or(DEFAULT_DEVICE_BYTES);
+    if let Some(asked) = args.device_size.filter(|d| *d != device) {
+        return fixed("--device-size", format_size(asked), format_size(device));
+    }
+    let segment = file.segment_bytes.unwrap_or(limits::SEGMENT_BYTES);
+    if let Some(asked) = args.segment_size.filter(|s| *s != segment) {
+        return fixed("--segment-size", format_size(asked), format_size(segment));
+    }
+    let workers = file.keeper().workers;
+    if let Some(asked) = args.workers.filter(|w| *w != workers) {
+        return fixed("--workers", asked.to_string(), workers.to_string());
+    }
+    if let Some(listen) = args.listen {
+        let wanted = addresses(check_listen(listen, args.trusted_network)?, file.nodes.len())?;
+        if file.nodes.iter().map(|n| &n.address).ne(&wanted) {
+            file.nodes.iter_mut().zip(wanted).for_each(|(n, a)| n.address = a);
+            file.save(path)?;
+        }
+    }
+    Ok(file)
+}
+
+impl Prepared {
+    /// From now on the control state must be there at a start.
+    pub fn mark_set_up(&mut self) -> Result<()> {
+        if !self.cluster.set_up {
+            self.cluster.set_up = true;
+            self.cluster.save(&self.data.join(CLUSTER_FILE))?;
+        }
+        Ok(())
+    }
+
+    fn log(&self, name: &str) -> PathBuf {
+        self.data.join("logs").join(format!("{name}.log"))
+    }
+
+    pub fn node_specs(&self) -> Result<Vec<Spec>> {
+        let spec = |node: &ClusterNode| {
+            let mut args: Vec<OsString> = vec!["node".into(), "--cluster-file".into()];
+            args.push(self.data.join(CLUSTER_FILE).into());
+            args.extend(["--name".into(), OsString::from(&node.name)]);
+            if self.trusted_network {
+                args.push("--trusted-network".into());
+            }
+            Spec { name: node.name.clone(), args, address: Some(node.address.clone()), log: self.log(&node.name) }
+        };
+        Ok(self.cluster.nodes.iter().map(spec).collect())
+    }
+
+    pub fn gateway_spec(&self) -> Result<Spec> {
+        let addresses: Vec<&str> = self.cluster.nodes.iter().map(|n| n.address.as_str()).collect();
+        let id = self.cluster.cluster.to_string();
+        let mut args: Vec<OsString> = vec!["gateway".into(), "--name".into(), GATEWAY.into()];
+        args.extend(["--cluster".into(), addresses.join(",").into()]);
+        args.extend(["--nbd".into(), self.nbd.to_string().into()]);
+        args.extend(["--identity".into(), format!("{id}/{GATEWAY}").into()]);
+        args.extend(["--cluster-id".into(), id.into()]);
+        Ok(Spec { name: GATEWAY.into(), args, address: None, log: self.log(GATEWAY) })
+    }
+
+    /// Whether all ports are free, so that the answer is a sentence and not a child that fails.
+    fn probe_ports(&self) -> Result<()> {
+        let until = Instant::now() + PORT_MAX;
+        for node in &self.cluster.nodes {
+            probe(&node.address, until).map_err(|e| bind_error(&node.name, &node.address, "--listen", &e))?;
+        }
+        match &self.nbd {
+            NbdAddress::Tcp(address) => {
+                let address = address.to_string();
+                probe(&address, until).map_err(|e| bind_error("NBD", &address, "--nbd", &e))
+            }
+            NbdAddress::Unix(path) => {
+                let parent = path.parent().unwrap_or(Path::new("/"));
+                if !parent.is_dir() {
+                    return Err(Error::not_found(format!(
+                        "there is no directory {} for the socket; create it, or choose another place with --nbd",
+                        parent.display()
+                    )));
+                }
+                if std::os::unix::net::UnixStream::connect(path).is_ok() {
+                    let e = io::Error::from(io::ErrorKind::AddrInUse);
+                    return Err(bind_error("NBD", &self.nbd.to_string(), "--nbd", &e));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn note_space(&self, output: &Output) {
+        let device = self.cluster.device_size.unwrap_or(DEFAULT_DEVICE_BYTES);
+        let wanted = device.saturating_mul(self.cluster.nodes.len() as u64);
+        let Some(free) = files::free_bytes(&self.data).filter(|f| *f < wanted && !self.cluster.set_up) else { return };
+        output.note(&format!(
+            "note: {} free at {}, less than {} devices of {} may come to need",
+            format_size(free),
+            self.data.display(),
+            self.cluster.nodes.len(),
+            format_size(device)
+        ));
+    }
+}
+
+fn probe(address: &str, until: Instant) -> io::Result<()> {
+    loop {
+        match TcpListener::bind(address) {
+            Ok(_) => return Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(data: &Path, port: u16) -> UpArgs {
+        UpArgs {
+            nodes: None,
+            data: data.into(),
+            device_size: None,
+            listen: Some(SocketAddr::from(([127, 0, 0, 1], port))),
+            nbd: NbdAddress::Unix(data.join("s")),
+            volumes: Vec::new(),
+            copies: None,
+            no_restart: false,
+            workers: None,
+            segment_size: None,
+            trusted_network: false,
+        }
+    }
+
+    const QUIET: Output = Output { json: true };
+
+    /// A port from which on some are free, as far as one can know.
+    fn free_port() -> u16 {
+        loop {
+            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            if port < 60_000 && (0..4).all(|i| TcpListener::bind(("127.0.0.1", port + i)).is_ok()) {
+                return port;
+            }
+        }
+    }
+
+    #[test]
+    fn a_cluster_is_made_once_and_found_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (data, port) = (dir.path().join("d"), free_port());
+        let one = prepare(&args(&data, port), &QUIET).unwrap();
+        assert_eq!((one.cluster.nodes.len(), one.cluster.names().as_str()), (3, "node1, node2, node3"));
+        assert_eq!(one.cluster.nodes[2].address, format!("127.0.0.1:{}", port + 2));
+        let e = prepare(&args(&data, port), &QUIET).unwrap_err();
+        assert!(e.text.contains("in use by another freebs"), "{e}");
+        let id = one.cluster.cluster;
+        drop(one);
+        let two = prepare(&UpArgs { listen: None, ..args(&data, port) }, &QUIET).unwrap();
+        assert_eq!((two.cluster.cluster, &two.cluster.nodes[0].data), (id, &data.join("node1")));
+    }
+
+    #[test]
+    fn what_is_fixed_can_not_be_asked_for_otherwise() {
+        let dir = tempfile::tempdir().unwrap();
+        let port = free_port();
+        let data = dir.path().join("d");
+        drop(prepare(&args(&data, port), &QUIET).unwrap());
+        let refused = |a: UpArgs| prepare(&a, &QUIET).unwrap_err().to_string();
+        assert!(refused(UpArgs { nodes: Some(5), ..args(&data, port) }).contains("--nodes 3"));
+        assert!(
+            refused(UpArgs { device_size: Some(1 << 30), ..args(&data, port) }).contains("leave out --device-size 1G")
+        );
+        assert!(refused(UpArgs { workers: Some(2), ..args(&data, port) }).contains("--workers 1"));
+        assert!(refused(UpArgs { segment_size: Some(1 << 20), ..args(&data, port) }).contains("16M"));
+        assert!(prepare(&UpArgs { nodes: Some(3), device_size: Some(20 << 30), ..args(&data, port) }, &QUIET).is_ok());
+    }
+
+    #[test]
+    fn foreign_directories_and_taken_ports_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("thesis.tex"), b"").unwrap();
+        let e = prepare(&args(dir.path(), free_port()), &QUIET).unwrap_err();
+        assert!(e.text.contains("thesis.tex") && e.text.contains("--data"), "{e}");
+        let port = free_port();
+        let _taken = TcpListener::bind(("127.0.0.1", port + 1)).unwrap();
+        let e = prepare(&args(&dir.path().join("d"), port), &QUIET).unwrap_err();
+        assert!(e.text.contains("node2") && e.text.contains("taken") && e.text.contains("--listen"), "{e}");
+        let nowhere = NbdAddress::Unix(dir.path().join("no/s"));
+        let e = prepare(&UpArgs { nbd: nowhere, ..args(&dir.path().join("e"), free_port()) }, &QUIET).unwrap_err();
+        assert!(e.text.contains("--nbd"), "{e}");
+        let high = UpArgs { nodes: Some(3), ..args(&dir.path().join("f"), 65_534) };
+        assert!(prepare(&high, &QUIET).unwrap_err().text.contains("lower one"));
+        let copies = UpArgs { copies: Some(4), ..args(&dir.path().join("g"), free_port()) };
+        assert!(prepare(&copies, &QUIET).unwrap_err().text.contains("--nodes 4"));
+    }
+}
