@@ -173,15 +173,18 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Writes what is queued and the proof of it, then stops the writer.
+    /// Writes what is queued and the proof of it, then stops the writer, which must be running if anything is queued.
     pub async fn close(&self) -> Result<()> {
-        let running = {
+        let wait = {
             let mut core = self.inner.core.borrow_mut();
             core.closing = true;
-            core.push(Queued::Idle);
-            core.running
+            let wait = core.failed.is_none() && (core.running || !core.queue.is_empty());
+            if wait && !core.proven | core.writing | !core.queue.is_empty() {
+                core.push(Queued::Idle);
+            }
+            wait
         };
-        if running {
+        if wait {
             let stopped = self.inner.stopped.notified();
             self.inner.work.notify_one();
             stopped.await;
@@ -196,7 +199,7 @@ impl<D: Device> Engine<D> {
     pub async fn run(&self) -> Result<()> {
         {
             let mut core = self.inner.core.borrow_mut();
-            if core.running || core.closing {
+            if core.running {
                 return Err(Error::bug("the writer of a log runs once"));
             }
             core.running = true;

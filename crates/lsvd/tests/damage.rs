@@ -1,0 +1,377 @@
+//! Damage: whatever bit or sector changes, no wrong byte is given out, nothing panics, and what was hit is found; and
+//! what is lost can be put back.
+
+mod common;
+
+use common::*;
+use freebs_format::Frame;
+use freebs_io::memory::MemoryDevice;
+use freebs_lsvd::{Engine, Record};
+use freebs_types::{BlockRange, ErrorKind, Lba, Result, Sequence, ShardId};
+use std::cell::RefCell;
+
+const BLOCKS: u32 = 120;
+const SHARDS: u64 = 3;
+const FIRST: usize = 1 << 20;
+
+/// A device with history, and what is on it.
+struct Image {
+    bytes: Vec<u8>,
+    /// Per shard: frames and the model after each; index 0 is the empty shard.
+    history: Vec<Vec<(Option<Frame>, Model, Chain)>>,
+}
+
+fn load(bytes: &[u8]) -> MemoryDevice {
+    let device = MemoryDevice::new(512, 1 << 30);
+    device.poke(|b| b.extend_from_slice(bytes));
+    device
+}
+
+async fn image(seed: u64, steps: u64) -> Image {
+    let mut rng = Rng::new(seed);
+    let device = MemoryDevice::new(512, 1 << 30);
+    Engine::create(device.clone(), &shape(40)).await.unwrap();
+    let rig = Rig::open(device.clone()).await.unwrap();
+    let mut history: Vec<Vec<_>> =
+        (1..=SHARDS).map(|i| vec![(None, Model::new(), Chain::new(ShardId::new(i, 0)))]).collect();
+    for _ in 0..steps {
+        let h = &mut history[rng.below(SHARDS) as usize];
+        let (_, mut model, mut chain) = h.last().unwrap().clone();
+        chain.committed = chain.sequence.saturating_sub(3);
+        let op = Op::random(&mut rng, BLOCKS);
+        op.apply(&mut model);
+        let frame = chain.frame(&[op]);
+        rig.append(Record::Frame(frame.clone()));
+        h.push((Some(frame), model, chain));
+        if rng.chance(60) {
+            rig.settle().await;
+        }
+    }
+    rig.settle().await;
+    rig.stop().await;
+    let bytes = RefCell::new(Vec::new());
+    device.poke(|b| bytes.borrow_mut().clone_from(b));
+    Image { bytes: bytes.into_inner(), history }
+}
+
+#[derive(Default, Debug)]
+struct Outcome {
+    refused: u32,
+    reported: u32,
+    on_read: u32,
+    on_frames: u32,
+    unseen: u32,
+}
+
+/// Opens a changed image and looks at everything. No answer may be wrong.
+async fn look(image: &Image, bytes: &[u8], what: &str, out: &mut Outcome) {
+    let rig = match Rig::open(load(bytes)).await {
+        Ok(rig) => rig,
+        Err(e) => {
+            assert_eq!(e.kind, ErrorKind::Corrupt, "{what}: {e}");
+            out.refused += 1;
+            return;
+        }
+    };
+    rig.engine.check();
+    let reported = !rig.report.damage.is_empty();
+    let (mut on_read, mut on_frames) = (false, false);
+    for h in &image.history {
+        let (_, newest, chain) = h.last().unwrap();
+        let st = rig.engine.state(chain.shard);
+        let last = st.as_ref().map_or(0, |s| s.last.sequence.0);
+        let suspect = st.as_ref().is_none_or(|s| s.suspect_tail);
+        assert!(last == chain.sequence || (suspect && reported), "{what}: a lost tail is said to be one");
+        let model = if last == chain.sequence { newest } else { &h[last as usize].1 };
+        for b in 0..BLOCKS {
+            match read_block(&rig, chain.shard, b).await {
+                Ok(cell) => {
+                    let right = model.get(&b).copied().unwrap_or(Cell8::Trim);
+                    assert_eq!(cell, right, "{what}: shard {}, block {b}", chain.shard);
+                }
+                Err(e) => {
+                    assert!(e.kind == ErrorKind::Corrupt || st.is_none(), "{what}: {e}");
+                    on_read = true;
+                }
+            }
+        }
+        for s in 1..=last {
+            match rig.engine.frame(chain.shard, Sequence(s)).await {
+                Ok(f) => {
+                    let was = h[s as usize].0.as_ref().unwrap();
+                    assert_eq!(f.head.bytes(), was.head.bytes(), "{what}");
+                    assert_eq!(f.data.concat(), was.data.concat(), "{what}");
+                }
+                Err(e) => on_frames |= e.kind == ErrorKind::Corrupt,
+            }
+        }
+    }
+    out.reported += u32::from(reported);
+    out.on_read += u32::from(on_read);
+    out.on_frames += u32::from(on_frames);
+    out.unseen += u32::from(!reported && !on_read && !on_frames);
+    rig.kill();
+}
+
+async fn read_block(rig: &Rig<MemoryDevice>, shard: ShardId, b: u32) -> Result<Cell8> {
+    use freebs_format::ExtentKind;
+    let out = rig.engine.read(shard, BlockRange { start: Lba(b), len: 1 }).await?;
+    Ok(match out.pieces[0].kind {
+        ExtentKind::Trim => Cell8::Trim,
+        ExtentKind::Zero => Cell8::Zero,
+        ExtentKind::Data => {
+            let fill = u64::from_le_bytes(out.data[0][..8].try_into().unwrap());
+            assert_eq!(out.data[0], block(fill));
+            Cell8::Data(fill)
+        }
+    })
+}
+
+/// Places in an image of each kind of structure.
+fn places(bytes: &[u8]) -> Vec<(&'static str, usize, usize)> {
+    let mut out = vec![("superblock", 0, 256), ("superblock", 512 << 10, 256)];
+    let segments = (bytes.len() - FIRST) / SEGMENT as usize;
+    for s in 0..segments {
+        let base = FIRST + s * SEGMENT as usize;
+        let seg = &bytes[base..base + SEGMENT as usize];
+        let word = |at: usize| u32::from_le_bytes(seg[at..at + 4].try_into().unwrap()) as usize;
+        let closed = &seg[SEGMENT as usize - 96..][..4] == b"FBIX";
+        let mut at = 0;
+        while &seg[at..at + 4] == b"FBAP" {
+            // Header fields by their offsets: heads_len 56, extra_len 60, data_len 64.
+            let (heads, extra, data) = (word(at + 56), word(at + 60), word(at + 64));
+            let front = heads.next_multiple_of(512);
+            let last = seg[at + front + data..].get(..4) != Some(b"FBAP");
+            let kind = match closed {
+                true => "append header",
+                false if last => "last append header",
+                false => "append header of open",
+            };
+            out.push((kind, base + at, 96));
+            if extra > 0 {
+                out.push(("live table", base + at + 96, extra));
+            }
+            if heads > 96 + extra {
+                out.push((if closed { "head" } else { "head of open" }, base + at + 96 + extra, heads - 96 - extra));
+            }
+            if data > 0 {
+                out.push((if closed { "data" } else { "data of open" }, base + at + front, data));
+            }
+            at += front + data;
+        }
+        if closed {
+            let footer = SEGMENT as usize - 96;
+            let (index_at, index_len) = (word(footer + 56), word(footer + 60));
+            out.push(("index", base + index_at, index_len));
+            out.push(("footer", base + footer, 96));
+        }
+    }
+    out
+}
+
+#[test]
+fn a_flipped_bit_is_found_or_harmless() {
+    local(async {
+        let mut rng = Rng::new(77);
+        let image = image(1, 250).await;
+        let mut out = Outcome::default();
+        look(&image, &image.bytes, "as it was", &mut out).await;
+        assert_eq!(out.unseen, 1, "{out:?}");
+        let places = places(&image.bytes);
+        for kind in [
+            "superblock",
+            "append header",
+            "live table",
+            "head",
+            "head of open",
+            "data",
+            "data of open",
+            "index",
+            "footer",
+        ] {
+            let of_kind: Vec<_> = places.iter().filter(|p| p.0 == kind).collect();
+            assert!(!of_kind.is_empty(), "the image has no {kind}");
+            let mut out = Outcome::default();
+            let n = 24;
+            for _ in 0..n {
+                let (_, at, len) = of_kind[rng.below(of_kind.len() as u64) as usize];
+                let (byte, bit) = (at + rng.below(*len as u64) as usize, rng.below(8));
+                let mut bytes = image.bytes.clone();
+                bytes[byte] ^= 1 << bit;
+                look(&image, &bytes, &format!("{kind} at byte {byte}, bit {bit}"), &mut out).await;
+            }
+            println!("{kind}: {out:?}");
+            // What is never read because something better says the same need not be found on opening.
+            let harmless = matches!(kind, "append header" | "live table" | "data" | "head");
+            assert!(harmless || out.unseen == 0, "{kind}: {out:?}");
+        }
+    });
+}
+
+#[test]
+fn a_lost_sector_is_found_or_harmless() {
+    local(async {
+        let mut rng = Rng::new(78);
+        let image = image(2, 250).await;
+        let mut out = Outcome::default();
+        for i in 0..150 {
+            let sector = if i < 100 {
+                rng.below((image.bytes.len() / 512) as u64) as usize
+            } else {
+                // The ends of segments are where the structures are.
+                let s = rng.below(((image.bytes.len() - FIRST) / SEGMENT as usize) as u64) as usize;
+                let base = (FIRST + s * SEGMENT as usize) / 512;
+                base + if rng.chance(50) { 0 } else { SEGMENT as usize / 512 - 1 }
+            };
+            let mut bytes = image.bytes.clone();
+            let old = bytes[sector * 512..sector * 512 + 512].to_vec();
+            match rng.below(3) {
+                0 => bytes[sector * 512..sector * 512 + 512].fill(0),
+                1 => bytes[sector * 512..sector * 512 + 512].iter_mut().for_each(|b| *b = rng.next() as u8),
+                _ => {
+                    // A misdirected write: another sector's bytes.
+                    let from = rng.below((bytes.len() / 512) as u64) as usize * 512;
+                    bytes.copy_within(from..from + 512, sector * 512);
+                }
+            }
+            if old == bytes[sector * 512..sector * 512 + 512] {
+                continue;
+            }
+            look(&image, &bytes, &format!("sector {sector}"), &mut out).await;
+        }
+        println!("{out:?}");
+        assert!(out.reported + out.on_read + out.on_frames > 20, "{out:?}");
+    });
+}
+
+#[test]
+fn both_superblocks_gone_is_said_with_the_way_out() {
+    local(async {
+        let image = image(3, 5).await;
+        let mut bytes = image.bytes.clone();
+        bytes[100] ^= 1;
+        let dev = load(&bytes);
+        assert_eq!(Rig::open(dev.clone()).await.unwrap().report.damage.len(), 1);
+        // The start mended it.
+        dev.poke(|b| b[(512 << 10) + 100] ^= 1);
+        assert_eq!(Rig::open(dev).await.unwrap().report.damage.len(), 1);
+        bytes[(512 << 10) + 100] ^= 1;
+        let error = Rig::open(load(&bytes)).await.err().unwrap();
+        assert!(error.kind == ErrorKind::Corrupt && error.text.contains("fresh device"), "{error}");
+    });
+}
+
+/// Heads of one append are destroyed: its shard has a hole, older blocks are not served, and the frame, put back,
+/// heals it for good.
+#[test]
+fn a_hole_is_filled_by_the_lost_frame() {
+    for seed in 0..12 {
+        local(async move {
+            let mut rng = Rng::new(seed);
+            let image = image(10 + seed, 120).await;
+            let places = places(&image.bytes);
+            let open: Vec<_> = places.iter().filter(|p| p.0 == "head of open").collect();
+            let (_, at, len) = open[rng.below(open.len() as u64) as usize];
+            let mut bytes = image.bytes.clone();
+            // The first head's magic: nothing of it can be understood.
+            bytes[*at] ^= 1;
+            bytes[at + len / 2] ^= 1;
+            let dev = load(&bytes);
+            let mut rig = Rig::open(dev.clone()).await.unwrap();
+            assert!(!rig.report.damage.is_empty());
+            let mut mended = false;
+            for h in &image.history {
+                let (_, model, chain) = h.last().unwrap();
+                let st = rig.engine.state(chain.shard).unwrap();
+                for (a, b) in &st.holes {
+                    assert!(rig.read_all(chain.shard, BLOCKS).await.is_err(), "a hole hides older blocks");
+                    assert_eq!(rig.engine.digest(chain.shard).await.unwrap_err().kind, ErrorKind::Corrupt);
+                    for s in a.0..=b.0 {
+                        rig.append(Record::Repair(h[s as usize].0.clone().unwrap()));
+                        mended = true;
+                    }
+                }
+                for s in st.last.sequence.0 + 1..=chain.sequence {
+                    assert!(st.suspect_tail);
+                    rig.append(Record::Frame(h[s as usize].0.clone().unwrap()));
+                    mended = true;
+                }
+                rig.settle().await;
+                rig.engine.check();
+                let st = rig.engine.state(chain.shard).unwrap();
+                assert!(st.holes.is_empty() && st.last == chain.name());
+                assert_eq!(rig.read_all(chain.shard, BLOCKS).await.unwrap(), full(model, BLOCKS));
+            }
+            assert!(mended, "something was lost");
+            for _ in 0..2 {
+                rig.stop().await;
+                rig = Rig::open(dev.clone()).await.unwrap();
+                rig.engine.check();
+                for h in &image.history {
+                    let (_, model, chain) = h.last().unwrap();
+                    let st = rig.engine.state(chain.shard).unwrap();
+                    assert!(st.holes.is_empty() && st.last == chain.name(), "{:?}", st.holes);
+                    assert_eq!(rig.read_all(chain.shard, BLOCKS).await.unwrap(), full(model, BLOCKS));
+                    for s in 1..=chain.sequence {
+                        rig.engine.frame(chain.shard, Sequence(s)).await.unwrap();
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// A data block is destroyed: it is not served, and a new copy of its frame, or of its map entry, heals it.
+#[test]
+fn a_bad_block_is_mended_by_frame_or_by_entry() {
+    for seed in 0..12 {
+        local(async move {
+            let mut rng = Rng::new(seed);
+            let image = image(30 + seed, 150).await;
+            let places = places(&image.bytes);
+            let data: Vec<_> = places.iter().filter(|p| p.0.starts_with("data")).collect();
+            let (mut bytes, mut hit) = (image.bytes.clone(), Vec::new());
+            for _ in 0..6 {
+                let (_, at, len) = data[rng.below(data.len() as u64) as usize];
+                bytes[at + rng.below(*len as u64) as usize] ^= 16;
+                hit.push(*at);
+            }
+            let good = Rig::open(load(&image.bytes)).await.unwrap();
+            let dev = load(&bytes);
+            let mut rig = Rig::open(dev.clone()).await.unwrap();
+            for h in &image.history {
+                let (_, model, chain) = h.last().unwrap();
+                for s in 1..=chain.sequence {
+                    if rng.chance(50) && rig.engine.frame(chain.shard, Sequence(s)).await.is_err() {
+                        rig.append(Record::Repair(h[s as usize].0.clone().unwrap()));
+                        rig.settle().await;
+                    }
+                }
+                for b in 0..BLOCKS {
+                    if read_block(&rig, chain.shard, b).await.is_err() {
+                        // The entry with its place and data, from a peer that has it.
+                        good.engine.committed(chain.shard, Sequence(chain.sequence));
+                        let (mut body, data, _) =
+                            good.engine.entries(chain.shard, Lba(b), Sequence(0), 4096).await.unwrap();
+                        body.entries.truncate(1);
+                        assert_eq!((body.entries[0].range.start.0, data.len()), (b, 1));
+                        rig.append(Record::Carry { shard: chain.shard, body, data, ticket: 0 });
+                        rig.settle().await;
+                        rig.engine.check();
+                        read_block(&rig, chain.shard, b).await.unwrap();
+                    }
+                }
+                rig.engine.check();
+                assert_eq!(rig.read_all(chain.shard, BLOCKS).await.unwrap(), full(model, BLOCKS));
+            }
+            assert!(rig.engine.counters().crc_errors > 0 || !rig.report.damage.is_empty() || hit.is_empty());
+            rig.stop().await;
+            rig = Rig::open(dev).await.unwrap();
+            rig.engine.check();
+            for h in &image.history {
+                let (_, model, chain) = h.last().unwrap();
+                assert_eq!(rig.read_all(chain.shard, BLOCKS).await.unwrap(), full(model, BLOCKS));
+            }
+        });
+    }
+}
