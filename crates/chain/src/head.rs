@@ -220,13 +220,13 @@ impl Replica {
             // It has to attach first.
             return Some(Refusal::NotReady);
         }
-        if self.requests.lookup(w.driver, w.number) == Some(Seen::Below) {
-            return Some(Refusal::Invalid);
+        match self.requests.lookup(w.driver, w.number) {
+            Some(Seen::Below) => Some(Refusal::Invalid),
+            // What was ordered once is not refused for want of space.
+            Some(Seen::At(_)) => None,
+            None if w.kind == UpdateKind::Write && !w.crcs.is_empty() && !ctx.room => Some(Refusal::NoSpace),
+            None => None,
         }
-        if w.kind == UpdateKind::Write && !w.crcs.is_empty() && !ctx.room {
-            return Some(Refusal::NoSpace);
-        }
-        None
     }
 
     fn admit(&mut self, ctx: &mut Ctx<'_>, link: LinkId, w: WriteRequest) {
@@ -345,6 +345,8 @@ impl Replica {
         if let Some(m) = h.members.iter_mut().find(|m| m.peer == peer) {
             m.live = true;
             m.waiting_since = (m.durable < last).then_some(now);
+            // It may have missed the last heartbeat, and then knows neither the commit nor that the view is active.
+            h.told = (Sequence(0), Sequence(0));
         }
     }
 

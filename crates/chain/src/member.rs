@@ -82,10 +82,16 @@ impl Replica {
     pub fn on_synced_frame(&mut self, ctx: &mut Ctx<'_>, frame: Frame, limit: ViewNumber) -> bool {
         let h = frame.header();
         if h.seq() <= self.last.sequence {
-            self.compare(ctx, &frame);
-            return self.stopped.is_none();
+            let known = self.tail.get(&h.seq()).map(|k| k.name);
+            if known.is_none_or(|k| k.hid == h.hid() || k.view >= h.view_number()) {
+                self.compare(ctx, &frame);
+                return self.stopped.is_none();
+            }
+            // A frame of an older view that came after this log was named to the answerer: the newer view cut it.
+            self.cut(ctx, Sequence(h.seq().0 - 1));
         }
-        if h.seq() != self.last.sequence.next()
+        if self.stopped.is_some()
+            || h.seq() != self.last.sequence.next()
             || h.view_number() > limit
             || hide(&h.parent_token()) != self.last.hid
             || frame.verify_data().is_err()

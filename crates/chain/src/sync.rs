@@ -27,6 +27,8 @@ pub(crate) struct Asking {
     /// The view in whose name we ask: the open one, or the one that this node is opening.
     pub view: ViewNumber,
     pub until: Sequence,
+    /// The end of our log when we named it: what was appended since, the answerer could not compare.
+    pub named: Sequence,
     pub at: Nanos,
     /// Set while the map is learned.
     pub map: Option<Learning>,
@@ -55,7 +57,7 @@ impl Replica {
 
     fn request(&mut self, ctx: &mut Ctx<'_>, to: Peer, view: ViewNumber, until: Sequence, map: Option<Learning>) {
         let id = ctx.ticket();
-        self.asking = Some(Asking { id, to, view, until, at: ctx.now, map });
+        self.asking = Some(Asking { id, to, view, until, named: self.last.sequence, at: ctx.now, map });
         let Some(link) = ctx.peers.link(to) else { return };
         let names = self.tail.values().rev().take(NAMES_MAX).map(|t| t.name).collect();
         let (map_from, map_since) = map.map_or((0, Sequence(0)), |m| (m.from, m.since));
@@ -177,7 +179,9 @@ impl Replica {
             // Asked again after a while by `retry_asking`.
             SyncMode::Refused => return,
         }
-        if reply.common < self.last.sequence {
+        // Live frames may have come since we asked, and they may be committed by now: only a common frame below what
+        // we named says that our log differs.
+        if reply.common < asking.named.min(self.last.sequence) {
             self.cut(ctx, reply.common);
         }
         let mut took = true;

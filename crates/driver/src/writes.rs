@@ -13,7 +13,7 @@ use crate::updates::{Content, Update, merge};
 use crate::{Action, Driver, Mutant};
 use freebs_format::wire::{Message, Refusal, WriteRequest};
 use freebs_format::{ExtentKind, UpdateKind};
-use freebs_types::{Error, Nanos, Peer, RequestNumber, Sequence, ShardId, ViewNumber};
+use freebs_types::{Error, Nanos, Peer, RequestNumber, Sequence, ShardId, ViewNumber, limits};
 
 /// An update without any answer is sent again after this time, doubled each time, eight times at most.
 const REPEAT_AFTER: Nanos = Nanos::from_millis(1000);
@@ -45,9 +45,15 @@ impl Driver {
         self.send_waiting(s, out);
     }
 
-    /// Sends what waits for the attachment.
+    /// Sends what waits for the attachment, or for old numbers to be answered: from the lowest open number on at most
+    /// `DRIVER_REQUESTS_MAX` are given out, because members remember no more of a driver (W3).
     pub(crate) fn send_waiting(&mut self, s: usize, out: &mut Vec<Action>) {
         while self.shards[s].attached() {
+            let shard = &self.shards[s];
+            let lowest = shard.writes.first_key_value().map_or(shard.next_number, |(n, _)| *n);
+            if shard.next_number.0 - lowest.0 >= limits::DRIVER_REQUESTS_MAX as u64 {
+                break;
+            }
             let Some(key) = self.shards[s].outbox.pop_front() else { break };
             let Some(part) = self.parts.get_mut(key) else { continue };
             let shard = &mut self.shards[s];
@@ -159,6 +165,9 @@ impl Driver {
             let Some(sent) = shard.writes.remove(&number) else { continue };
             shard.floor = shard.floor.max(sequence);
             self.end_part(sent.part, Ok(Vec::new()), out);
+        }
+        if !self.shards[s].outbox.is_empty() {
+            self.send_waiting(s, out);
         }
     }
 
