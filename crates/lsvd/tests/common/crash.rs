@@ -67,17 +67,6 @@ impl CrashDevice {
         self.0.borrow_mut().fail_in = Some(calls);
     }
 
-    pub fn poke(&self, change: impl FnOnce(&mut Vec<u8>)) {
-        change(&mut self.0.borrow_mut().bytes);
-    }
-
-    /// A device that can be changed without changing this one.
-    pub fn copy(&self) -> Self {
-        let s = self.0.borrow();
-        let state = State { bytes: s.bytes.clone(), limit: s.limit, rng: s.rng, ..State::default() };
-        Self(Rc::new(RefCell::new(state)))
-    }
-
     async fn dawdle(&self) {
         let n = {
             let mut s = self.0.borrow_mut();
