@@ -224,3 +224,108 @@ impl Replica {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::HostConfig;
+    use crate::out::Out;
+    use crate::peers::Peers;
+    use freebs_format::{FrameBuilder, FrameKind, FrameMeta, Member, ViewBody};
+    use freebs_types::{ChunkId, ClusterId, Generation, Hash32, NodeId, ShardId, StartNumber, Version, VolumeId};
+    use std::collections::BTreeMap;
+
+    const SHARD: ShardId = ShardId { volume: VolumeId(1), index: 0 };
+
+    /// Frames 1 to `count` of one chain, the first of them a view frame.
+    fn frames(count: u64, committed: u64) -> Vec<Frame> {
+        let body = ViewBody {
+            pred: ViewNumber(0),
+            seal_sequence: Sequence(0),
+            seal_hid: crate::replica::genesis().hid,
+            secret_hash: Hash32::default(),
+            quorum: 1,
+            min_copies: 1,
+            generation: Generation(0),
+            members: [1, 2].map(|n| Member { node: NodeId(n), start: StartNumber(1) }).to_vec(),
+        };
+        let view = body.encode();
+        let mut token = Hash32::default();
+        let mut frame = |sequence| {
+            let meta = FrameMeta {
+                cluster: ClusterId([1; 16]),
+                shard: SHARD,
+                view: ViewNumber(1),
+                chunk: ChunkId { view: ViewNumber(1), counter: 0 },
+                chunk_offset: 0,
+                sequence: Sequence(sequence),
+                first_version: Version(0),
+                committed: Sequence(committed.min(sequence - 1)),
+                wall: 0,
+            };
+            let (kind, body) = if sequence == 1 { (FrameKind::View, &view[..]) } else { (FrameKind::Seal, &[][..]) };
+            let (frame, next) = FrameBuilder::special(&meta, kind, body, &Hash32([9; 32]), &token);
+            token = next;
+            frame
+        };
+        (1..=count).map(&mut frame).collect()
+    }
+
+    fn step(replica: &mut Replica, act: impl FnOnce(&mut Replica, &mut Ctx<'_>)) {
+        let me = Peer { node: NodeId(2), worker: 0 };
+        let config = HostConfig {
+            cluster: ClusterId([1; 16]),
+            me,
+            start: StartNumber(1),
+            workers: BTreeMap::new(),
+            node_secret: Hash32::default(),
+            mutant: None,
+        };
+        let (peers, mut out, mut tickets) = (Peers::default(), Out::default(), 7);
+        let now = Nanos::from_millis(1);
+        let mut ctx =
+            Ctx { now, wall: 0, config: &config, peers: &peers, out: &mut out, tickets: &mut tickets, room: true };
+        act(replica, &mut ctx);
+    }
+
+    fn reply(common: u64, mode: SyncMode, frames: Vec<Frame>) -> SyncReply {
+        SyncReply { shard: SHARD, view: ViewNumber(1), id: 8, mode, common: Sequence(common), map_next: 0, frames }
+    }
+
+    /// A member asked at frame 3. Before the answer came the head had fed it 4 and 5 and called them committed; the
+    /// answer, made at 4, knew only of 3. The member took it for an order to cut behind 3, which is committed, and
+    /// stopped for good.
+    #[test]
+    fn frames_that_overtake_an_answer_are_not_cut() {
+        let mut r = Replica::empty(SHARD);
+        let all = frames(5, 4);
+        step(&mut r, |r, ctx| {
+            for f in &all[..3] {
+                assert!(r.on_synced_frame(ctx, f.clone(), ViewNumber(1)));
+            }
+            r.ask(ctx, Peer { node: NodeId(1), worker: 0 }, ViewNumber(1), Sequence(u64::MAX));
+            r.on_frame(ctx, all[3].clone());
+            r.on_frame(ctx, all[4].clone());
+            assert_eq!(r.committed, Sequence(4));
+            r.on_sync_reply(ctx, reply(3, SyncMode::Level, vec![all[3].clone()]));
+        });
+        assert_eq!(r.stopped, None);
+        assert_eq!(r.last.sequence, Sequence(5));
+        assert!(r.asking.is_none());
+    }
+
+    #[test]
+    fn what_differs_from_the_answer_is_cut() {
+        let mut r = Replica::empty(SHARD);
+        let all = frames(5, 2);
+        step(&mut r, |r, ctx| {
+            for f in &all {
+                assert!(r.on_synced_frame(ctx, f.clone(), ViewNumber(1)));
+            }
+            r.ask(ctx, Peer { node: NodeId(1), worker: 0 }, ViewNumber(1), Sequence(u64::MAX));
+            r.on_sync_reply(ctx, reply(3, SyncMode::Level, vec![]));
+        });
+        assert_eq!(r.stopped, None);
+        assert_eq!(r.last.sequence, Sequence(3));
+    }
+}
