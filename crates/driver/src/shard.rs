@@ -435,8 +435,10 @@ impl Driver {
         let shard = &mut self.shards[s];
         if !shard.passed && shard.barrier.is_some_and(|b| b <= shard.committed) {
             shard.passed = true;
-            shard.attach_backoff = Backoff::default();
-            self.timers.disarm(&mut shard.attach_due, Timer::Attach(s));
+            // While the head refuses, the timer is there to ask it again.
+            if shard.attach == Attach::Done {
+                self.timers.disarm(&mut shard.attach_due, Timer::Attach(s));
+            }
             self.wake_reads(s, out);
         }
         if !self.ready && self.shards.iter().all(|s| s.passed) {

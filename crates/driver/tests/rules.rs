@@ -369,6 +369,24 @@ fn refusals_of_a_head_that_is_not_ready_are_waited_out() {
     ]);
 }
 
+/// The head refused a write just before the barrier was passed. Passing it stopped the timer that was to ask the
+/// head again, and writes stood still for ever.
+#[test]
+fn a_refusal_before_the_barrier_is_waited_out_behind_it() {
+    let mut s = Script::new(1, None);
+    (1..=3).for_each(|n| s.step(Event::LinkUp(peer(n))));
+    s.write(1, 0, 4096, 1);
+    s.attached(1, 1, 1, 2);
+    s.refuse(1, Request::Write(RequestNumber(1)), Refusal::NotReady, 1);
+    (1..=2).for_each(|n| s.durable(n, 1, 2));
+    assert!(s.driver.ready());
+    s.lines.clear();
+    s.wait(10);
+    s.sees(&["n1 <- attach v1"]);
+    s.attached(1, 1, 1, 2);
+    s.sees(&["n1 <- write #1 v1 open 1 [0+1]"]);
+}
+
 #[test]
 fn no_space_and_invalid_fail_one_request_and_fencing_fails_all() {
     let mut s = Script::ready(None);
