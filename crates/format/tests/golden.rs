@@ -2,6 +2,8 @@
 //! peers of an earlier build are not understood any more, and asks for a new version number, not for new golden
 //! bytes. `FREEBS_BLESS=1 cargo test -p freebs-format --test golden` writes them anew while a version is not out.
 
+#![allow(clippy::disallowed_methods, reason = "golden bytes are files beside the test")]
+
 mod common;
 
 use bytes::BytesMut;

@@ -123,7 +123,7 @@ fn bytes_missing_or_left_over_in_the_meta_part_are_refused() {
         };
         for change in [-64i64, -8, -4, -1, 1, 4, 7, 8, 96] {
             let meta_len = head.len() as i64 - 64 + change;
-            if meta_len < 0 || change.unsigned_abs() as usize % per_item == 0 {
+            if meta_len < 0 || (change.unsigned_abs() as usize).is_multiple_of(per_item) {
                 continue;
             }
             let mut bad = head.clone();
