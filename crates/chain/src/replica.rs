@@ -319,6 +319,14 @@ impl Replica {
         ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket }));
     }
 
+    /// The engine has made a frame durable. It may have been cut since it was queued, with another frame of a later
+    /// view in its place: that one's turn comes later.
+    pub fn on_frame_durable(&mut self, ctx: &mut Ctx<'_>, view: ViewNumber, sequence: Sequence) {
+        if self.tail.get(&sequence).is_none_or(|t| t.name.view == view) {
+            self.on_durable(ctx, sequence);
+        }
+    }
+
     /// The engine has made frames up to `sequence` durable: everyone who waits hears of it.
     pub fn on_durable(&mut self, ctx: &mut Ctx<'_>, sequence: Sequence) {
         if sequence > self.last.sequence {
