@@ -4,6 +4,7 @@ use freebs_types::{Error, ErrorKind, Result};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// An error of the operating system with its path, as one of ours.
@@ -44,7 +45,8 @@ pub fn beside(path: &Path) -> PathBuf {
 pub fn write_beside(path: &Path, bytes: &[u8]) -> Result<()> {
     let temporary = beside(path);
     let write = || -> io::Result<()> {
-        let mut f = File::create(&temporary)?;
+        // For the owner alone: some of these files hold secrets, and none is anybody else's business.
+        let mut f = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
         f.write_all(bytes)?;
         f.sync_all()
     };

@@ -67,10 +67,17 @@ fn alone(args: &NodeRunArgs) -> Result<(ClusterFile, ClusterNode, DirLock)> {
     let data = args.data.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_DATA));
     let lock = DirLock::take(&data, "lock")?;
     let path = data.join("cluster.json");
-    let file = match ClusterFile::load(&path)? {
+    let mut file = match ClusterFile::load(&path)? {
         Some(file) => file,
         None => first(args, &data, &path)?,
     };
+    // In a cluster of one nobody else keeps its address: it moves to wherever it is told to listen.
+    if let ([only], Some(listen)) = (&mut file.nodes[..], args.listen)
+        && only.address != listen.to_string()
+    {
+        only.address = listen.to_string();
+        file.save(&path)?;
+    }
     let node = choose(&file, args)?;
     if !same_directory(&node.data, &data) {
         return Err(Error::invalid(format!(
@@ -174,6 +181,9 @@ mod tests {
         let again = node_options(NodeRunArgs { workers: None, ..args(dir.path()) }).unwrap();
         assert_eq!((again.cluster.cluster, again.workers), (id, 2));
         drop(again);
+        let elsewhere = NodeRunArgs { listen: Some("127.0.0.1:7999".parse().unwrap()), ..args(dir.path()) };
+        assert_eq!(node_options(elsewhere).unwrap().me().address, "127.0.0.1:7999");
+        assert_eq!(node_options(args(dir.path())).unwrap().listen.port(), 7999);
         let e = node_options(NodeRunArgs { workers: Some(4), ..args(dir.path()) }).unwrap_err();
         assert!(e.text.contains("leave out --workers"), "{e}");
         let e = node_options(NodeRunArgs { name: Some("other".into()), ..args(dir.path()) }).unwrap_err();

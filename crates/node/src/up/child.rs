@@ -245,10 +245,13 @@ impl Keeper {
         if self.quick < QUICK_FAILURES {
             self.tell(format!("{name} {how} right after its start; it is started again"), false).await;
         } else if self.quick == QUICK_FAILURES || self.quick.is_multiple_of(QUICK_FAILURES_AGAIN) {
-            let words = last_words(&self.spec.log).unwrap_or_else(|| "its log is empty".into());
+            // Who was killed from outside had no last words.
+            let was_killed = status.is_some_and(|s| s.signal() == Some(libc::SIGKILL));
+            let words = last_words(&self.spec.log).filter(|_| !was_killed);
+            let words = words.map(|w| format!(" Its last words: {w}.")).unwrap_or_default();
             let text = format!(
-                "{name} {how}, {} times in a row right after its start. Its last words: {words} (log: {}). \
-                 It is tried again every few seconds",
+                "{name} {how}, {} times in a row right after its start.{words} It is tried again every few seconds \
+                 (log: {})",
                 self.quick,
                 self.spec.log.display()
             );
