@@ -160,18 +160,26 @@ impl Driver {
 
     pub(crate) fn workers_changed(&mut self, workers: BTreeMap<NodeId, u16>, out: &mut Vec<Action>) {
         self.workers = workers;
-        for s in 0..self.shards.len() {
-            let shard = &mut self.shards[s];
+        let mut moved = Vec::new();
+        for (s, shard) in self.shards.iter_mut().enumerate() {
             for (m, member) in shard.members.iter_mut().enumerate() {
                 let new = peer(member.node, shard.id, &self.workers);
-                if new != member.peer && m == 0 {
+                if new == member.peer {
+                    continue;
+                }
+                if m == 0 {
                     shard.attach = Attach::Idle;
                     self.timers.disarm(&mut shard.attach_due, Timer::Attach(s));
                 }
                 member.peer = new;
+                moved.push(s);
             }
         }
+        moved.dedup();
         self.prune_links();
-        (0..self.shards.len()).for_each(|s| self.contact(s, out));
+        for s in moved {
+            self.contact(s, out);
+            self.wake_reads(s, out);
+        }
     }
 }

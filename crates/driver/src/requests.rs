@@ -24,8 +24,8 @@ use std::collections::{BTreeMap, VecDeque};
 const GRANULE_DATA: u64 = 1 << 20;
 /// Trims and zeroes carry no data, so their parts may be long.
 const GRANULE_VOID: u64 = 1 << 30;
-/// A question for the status fits one read request.
-const GRANULE_STATUS: u64 = limits::READ_BLOCKS_MAX as u64 * BLOCK as u64;
+/// 64 MiB: even if every block is of another kind than the one before, the answer fits one message.
+const GRANULE_STATUS: u64 = 64 << 20;
 
 pub(crate) enum What {
     Read,

@@ -198,6 +198,7 @@ impl Driver {
         let part = sent.part;
         shard.writes.remove(&number);
         self.end_part(part, Err(error), out);
+        self.send_waiting(s, out);
     }
 
     /// For a mutant: as if the fate were known.

@@ -754,6 +754,22 @@ fn windows_hold_and_later_requests_wait_their_turn() {
     assert_eq!((s.lines.len(), s.driver.in_flight()), (1024, 2000));
 }
 
+/// Members remember the last 1,024 numbers of a driver, counted from its lowest open one (W3).
+#[test]
+fn w3_numbers_do_not_run_away_from_the_lowest_open_one() {
+    let mut s = Script::ready(None);
+    (0..1024).for_each(|t| s.write(t, t * 4096, 4096, 1));
+    (2..=1024).for_each(|n| s.ordered(1, 1, &[(n, n + 2)]));
+    (1..=2).for_each(|n| s.durable(n, 1, 1026));
+    assert_eq!(s.driver.in_flight(), 1);
+    s.lines.clear();
+    s.write(2000, 4096, 4096, 1);
+    s.write(2001, 8192, 4096, 1);
+    s.sees(&[]);
+    s.ordered(1, 1, &[(1, 3)]);
+    s.sees(&["done 0", "n1 <- write #1025 v1 open 1025 [1+1]", "n1 <- write #1026 v1 open 1025 [2+1]"]);
+}
+
 #[test]
 fn closing_fails_what_is_open_and_tells_the_members() {
     let mut s = Script::ready(None);
@@ -769,6 +785,8 @@ fn closing_fails_what_is_open_and_tells_the_members() {
 #[test]
 fn workers_decide_whom_a_shard_lives_on() {
     let mut s = Script::ready(None);
+    s.step(Event::Workers((1..=3).map(|n| (NodeId(n), 1)).collect()));
+    s.sees(&[]);
     let workers = (1..=3).map(|n| (NodeId(n), 4)).collect();
     s.step(Event::Workers(workers));
     s.sees(&["connect n1", "connect n2", "connect n3"]);

@@ -1,6 +1,6 @@
 //! What the driver itself costs per request. `cargo test -p freebs-driver --release --test speed -- --ignored
 //! --nocapture`; no part of the ordinary run, because a busy machine would decide it.
-#![allow(clippy::disallowed_methods, reason = "it measures time")]
+#![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "it measures time")]
 
 use bytes::Bytes;
 use freebs_driver::{Action, Driver, DriverConfig, Event, Op, ShardSpec, VolumeSpec};

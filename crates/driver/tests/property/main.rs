@@ -11,10 +11,14 @@ use freebs_driver::Mutant;
 use proptest::prelude::*;
 use world::{Plan, World};
 
-fn run(seed: u64, mutant: Option<Mutant>) -> World {
-    let mut world = World::new(seed, Plan::of(seed), mutant);
+fn run_plan(seed: u64, plan: Plan, mutant: Option<Mutant>) -> World {
+    let mut world = World::new(seed, plan, mutant);
     world.run();
     world
+}
+
+fn run(seed: u64, mutant: Option<Mutant>) -> World {
+    run_plan(seed, Plan::of(seed), mutant)
 }
 
 fn number(name: &str) -> Option<u64> {
@@ -66,6 +70,15 @@ proptest! {
 }
 
 #[test]
+fn nothing_is_lost_when_requests_run_out_of_time() {
+    for seed in 0..30 {
+        let world = run_plan(seed, Plan::harsh(seed), None);
+        let errors = &world.oracle.errors;
+        assert!(errors.is_empty(), "seed {seed} {:?}\n{}", world.plan, errors[..errors.len().min(3)].join("\n"));
+    }
+}
+
+#[test]
 fn the_same_seed_is_the_same_world() {
     for seed in [3, 4] {
         let (a, b) = (run(seed, None), run(seed, None));
@@ -77,7 +90,11 @@ fn the_same_seed_is_the_same_world() {
 /// A driver that breaks one rule is found out.
 fn caught(mutant: Mutant) {
     let seeds = 150;
-    let found = (0..seeds).find_map(|seed| run(seed, Some(mutant)).oracle.errors.first().map(|e| (seed, e.clone())));
+    let plan = if mutant == Mutant::ForgetGivenUp { Plan::harsh } else { Plan::of };
+    let found = (0..seeds).find_map(|seed| {
+        let world = run_plan(seed, plan(seed), Some(mutant));
+        world.oracle.errors.first().map(|e| (seed, e.clone()))
+    });
     let Some((seed, error)) = found else { panic!("{mutant:?} was not noticed in {seeds} worlds") };
     println!("{mutant:?}: seed {seed}: {}", &error[..error.len().min(200)]);
 }

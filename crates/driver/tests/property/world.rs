@@ -51,6 +51,14 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// A world in which requests often run out of time, and blocks are few.
+    pub fn harsh(seed: u64) -> Self {
+        let blocks = 4 + seed % 8;
+        Self { limit_ms: 300, blocks, kill_ms: 400, flap_ms: 300, loss: 0, replace_ms: 0, ..Self::of(seed) }
+    }
+}
+
 enum Happening {
     ToNode {
         link: u64,
@@ -160,7 +168,7 @@ fn config(
             shards: shards.iter().map(spec).collect(),
         },
         workers: workers.clone(),
-        local: None,
+        local: rng.odds(300).then(|| NodeId(rng.between(1, NODES))),
         request_limit: Nanos::from_millis(plan.limit_ms),
         mutant,
     }
