@@ -310,9 +310,18 @@ impl Replica {
         let Some(m) = h.members.iter_mut().find(|m| m.node == node) else { return };
         m.durable = m.durable.max(sequence.min(last));
         m.waiting_since = if m.durable >= last { None } else { m.waiting_since.map(|_| ctx.now) };
-        let committed = h.committed();
-        self.note_committed(ctx, committed);
         self.view_frame_durable(ctx);
+        self.commit_what_is_durable(ctx);
+    }
+
+    /// Raises the committed sequence to what a quorum holds, if the view is active: what a pending view holds may
+    /// still be cut, however many have it (V4).
+    pub fn commit_what_is_durable(&mut self, ctx: &mut Ctx<'_>) {
+        if !self.is_active_head() {
+            return;
+        }
+        let committed = self.head.as_ref().map(|h| h.committed()).unwrap_or_default();
+        self.note_committed(ctx, committed);
         self.release_window(ctx);
     }
 

@@ -296,6 +296,7 @@ impl Replica {
                 }
                 self.set_phase(ctx.now, Phase::Active);
                 ctx.out.note(format!("shard {}: view {view} is active", self.id));
+                self.commit_what_is_durable(ctx);
                 self.learn_active(ctx);
             }
             Err(e) if e.kind == freebs_types::ErrorKind::Retry => {

@@ -1,0 +1,253 @@
+//! Stories of the chain that once went wrong, each told with hosts, a log that is durable at once (or when the story
+//! says so), and links that the story cuts.
+
+use freebs_chain::{Action, Event, Host, HostConfig, Opened, ShardInfo, ShardStatus, SyncSource, Who};
+use freebs_format::Frame;
+use freebs_format::wire::{Message, SyncRequest};
+use freebs_io::LinkId;
+use freebs_lsvd::{Durable, Record};
+use freebs_types::{
+    ClusterId, Error, Generation, Hash32, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, ViewNumber,
+};
+use std::collections::{BTreeMap, VecDeque};
+
+const SHARD: ShardId = ShardId::new(1, 0);
+
+/// One host with its log.
+struct Member {
+    host: Host,
+    log: BTreeMap<Sequence, Frame>,
+    /// Appended, and told durable only when the story goes on.
+    waiting: VecDeque<Durable>,
+    holds_back: bool,
+    committed: Sequence,
+    notes: Vec<String>,
+}
+
+/// Some hosts, the links between them, and a control plane that numbers views.
+struct Story {
+    members: BTreeMap<u64, Member>,
+    on_the_way: VecDeque<(u64, u64, Message)>,
+    cut: Vec<(u64, u64)>,
+    now: Nanos,
+    quorum: u8,
+    active: ViewNumber,
+    highest: ViewNumber,
+    /// What the control plane says to activations.
+    refuses: Option<Error>,
+}
+
+fn peer(n: u64) -> Peer {
+    Peer { node: NodeId(n), worker: 0 }
+}
+
+impl Story {
+    fn new(members: u64, quorum: u8) -> Self {
+        let mut s = Self {
+            members: BTreeMap::new(),
+            on_the_way: VecDeque::new(),
+            cut: Vec::new(),
+            now: Nanos::from_millis(1000),
+            quorum,
+            active: ViewNumber(0),
+            highest: ViewNumber(0),
+            refuses: None,
+        };
+        for n in 1..=members {
+            let config = HostConfig {
+                cluster: ClusterId([7; 16]),
+                me: peer(n),
+                start: StartNumber(1),
+                workers: (1..=members).map(|n| (NodeId(n), 1)).collect(),
+                node_secret: Hash32([n as u8; 32]),
+                mutant: None,
+            };
+            let member = Member {
+                host: Host::new(config),
+                log: BTreeMap::new(),
+                waiting: VecDeque::new(),
+                holds_back: false,
+                committed: Sequence(0),
+                notes: Vec::new(),
+            };
+            s.members.insert(n, member);
+        }
+        for a in 1..=members {
+            for b in (1..=members).filter(|b| *b != a) {
+                s.step(a, Event::LinkUp { link: LinkId(b), who: Who::Member(peer(b)) });
+            }
+        }
+        let info = ShardInfo {
+            shard: SHARD,
+            members: (1..=members).map(NodeId).collect(),
+            active: ViewNumber(0),
+            blocks: 1024,
+        };
+        for n in 1..=members {
+            s.step(n, Event::Shards(vec![info.clone()]));
+        }
+        s
+    }
+
+    fn step(&mut self, n: u64, event: Event) {
+        let now = self.now;
+        self.members.get_mut(&n).unwrap().host.step(now, event);
+        self.carry_out(n);
+    }
+
+    fn carry_out(&mut self, n: u64) {
+        let actions = self.members.get_mut(&n).unwrap().host.take_actions();
+        for a in actions {
+            match a {
+                Action::Send { to, message } => self.on_the_way.push_back((n, to.0, message)),
+                Action::Append(record) => self.append(n, record),
+                Action::Committed { sequence, .. } => self.members.get_mut(&n).unwrap().committed = sequence,
+                Action::Propose { .. } => {
+                    let result = self.propose();
+                    self.step(n, Event::Proposed { shard: SHARD, result });
+                }
+                Action::Activate { view, .. } => {
+                    let result = match &self.refuses {
+                        Some(e) => Err(e.clone()),
+                        None => Ok(()),
+                    };
+                    if result.is_ok() {
+                        self.active = view;
+                    }
+                    self.step(n, Event::Activated { shard: SHARD, view, result });
+                }
+                Action::SyncRead { link, request, .. } => self.sync_read(n, link, request),
+                Action::Note(text) => self.members.get_mut(&n).unwrap().notes.push(text),
+                _ => {}
+            }
+        }
+    }
+
+    fn propose(&mut self) -> Result<Opened> {
+        self.highest = self.highest.next();
+        Ok(Opened {
+            view: self.highest,
+            pred: self.active,
+            members: self.members.keys().copied().map(NodeId).collect(),
+            quorum: self.quorum,
+            min_copies: 1,
+            pred_quorum: self.quorum,
+            generation: Generation(0),
+        })
+    }
+
+    fn append(&mut self, n: u64, record: Record) {
+        let m = self.members.get_mut(&n).unwrap();
+        let done = match record {
+            Record::Frame(f) => {
+                let (view, sequence) = (f.header().view_number(), f.head.seq());
+                m.log.insert(sequence, f);
+                Durable::Frame { shard: SHARD, view, sequence }
+            }
+            Record::Mark { shard, ticket, .. } => Durable::Mark { shard, ticket },
+            Record::Cut { shard, to } => {
+                m.log.split_off(&to.next());
+                Durable::Cut { shard, to }
+            }
+            _ => return,
+        };
+        m.waiting.push_back(done);
+    }
+
+    fn sync_read(&mut self, n: u64, link: LinkId, request: SyncRequest) {
+        let m = &self.members[&n];
+        let has = |s: Sequence, hid| m.log.get(&s).is_some_and(|f| f.header().hid() == hid);
+        let common = request.names.iter().find(|x| x.sequence.0 == 0 || has(x.sequence, x.hid)).map(|x| x.sequence);
+        let common = common.unwrap_or_default();
+        let frames = Ok(m.log.range(common.next()..).map(|(_, f)| f.clone()).collect());
+        self.step(n, Event::SyncRead { link, request, source: SyncSource { common, frames } });
+    }
+
+    /// Everything that is under way comes to its end.
+    fn settle(&mut self) {
+        for _ in 0..10_000 {
+            let mut idle = true;
+            let all: Vec<u64> = self.members.keys().copied().collect();
+            for n in all {
+                let now = self.now;
+                self.members.get_mut(&n).unwrap().host.end_turn(now);
+                self.carry_out(n);
+                let m = self.members.get_mut(&n).unwrap();
+                if let Some(done) = m.waiting.pop_front().filter(|_| !m.holds_back) {
+                    idle = false;
+                    self.step(n, Event::Durable(vec![done]));
+                }
+            }
+            if let Some((from, to, message)) = self.on_the_way.pop_front() {
+                idle = false;
+                if self.members.contains_key(&to) && !self.cut.contains(&(from, to)) {
+                    self.step(to, Event::Message { from: LinkId(from), message });
+                }
+            }
+            if idle {
+                return;
+            }
+        }
+        panic!("the hosts never come to rest");
+    }
+
+    /// Lets time pass in ticks.
+    fn wait(&mut self, ms: u64) {
+        for _ in 0..ms.div_ceil(20) {
+            self.now = self.now.plus(Nanos::from_millis(20));
+            let all: Vec<u64> = self.members.keys().copied().collect();
+            for n in all {
+                self.step(n, Event::Tick);
+            }
+            self.settle();
+        }
+    }
+
+    fn link(&mut self, a: u64, b: u64, up: bool) {
+        if up {
+            self.step(a, Event::LinkUp { link: LinkId(b), who: Who::Member(peer(b)) });
+            self.step(b, Event::LinkUp { link: LinkId(a), who: Who::Member(peer(a)) });
+        } else {
+            self.step(a, Event::LinkDown { link: LinkId(b) });
+            self.step(b, Event::LinkDown { link: LinkId(a) });
+        }
+    }
+
+    fn status(&self, n: u64) -> ShardStatus {
+        self.members[&n].host.status(SHARD).unwrap()
+    }
+}
+
+/// The last heartbeat of an idle head was lost with its link. Nothing that came later told the member that its view
+/// was active and what was committed, so it answered no driver, for ever.
+#[test]
+fn a_member_that_missed_the_last_heartbeat_hears_another_one() {
+    let mut s = Story::new(2, 1);
+    s.settle();
+    assert_eq!(s.status(1).state, "active");
+    s.link(1, 2, false);
+    s.wait(300);
+    assert!(s.status(2).committed < s.status(1).committed);
+    s.link(1, 2, true);
+    s.wait(1000);
+    assert_eq!(s.status(2).committed, s.status(1).committed);
+}
+
+/// A view that a quorum held, but that the control plane refused, was taken for committed by its head. The next view
+/// had to cut its view frame, could not, and the replica stopped for good.
+#[test]
+fn a_view_that_never_became_active_commits_nothing() {
+    let mut s = Story::new(3, 2);
+    s.refuses = Some(Error::fenced("the volume was attached meanwhile"));
+    s.wait(40);
+    assert!(s.highest.0 >= 1 && s.active == ViewNumber(0));
+    for n in 1..=3 {
+        assert_eq!((s.status(n).committed, s.members[&n].committed), (Sequence(0), Sequence(0)), "node {n}");
+    }
+    s.refuses = None;
+    s.wait(1000);
+    assert_eq!(s.status(1).state, "active", "{:?}", s.members[&1].notes);
+    for n in 1..=3 {
+        assert_eq!(s.status(n).committed, s.status(1).last.sequence, "node {n}: {:?}", s.members[&n].notes);
+    }
+}
