@@ -238,7 +238,7 @@ impl State {
             )));
         };
         if generation != current {
-            return Err(Error::retry(format!(
+            return Err(Error::fenced(format!(
                 "the volume was attached meanwhile (generation {current}, the view has {generation}); propose again"
             )));
         }
