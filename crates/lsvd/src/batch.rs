@@ -281,10 +281,10 @@ impl Core {
         for op in batch.ops {
             self.counters.frames += 1;
             self.counters.data_bytes += u64::from(op.head.header().data_len.get());
-            if let Err(f) = self.apply_entry(&op.head, op.at, batch.repair) {
-                self.event(crate::EventKind::Refused, f.what);
+            match self.apply_entry(&op.head, op.at, batch.repair) {
+                Ok(()) => done.extend(op.done),
+                Err(f) => self.event(crate::EventKind::Refused, f.what),
             }
-            done.extend(op.done);
             if let Some(s) = op.frees {
                 self.counters.carried += 1;
                 self.job_done(s);

@@ -170,7 +170,7 @@ impl Core {
     }
 
     pub fn free_segments(&self) -> u32 {
-        let used = self.segs.used().count() as u32;
+        let used = self.segs.used_count;
         let total = if self.no_growth { self.segs.len() } else { self.geometry.limit_segments.max(self.segs.len()) };
         total - used
     }
@@ -185,7 +185,7 @@ impl Core {
     }
 
     pub fn space(&self) -> Space {
-        let used = self.segs.used().count() as u32;
+        let used = self.segs.used_count;
         let free = self.free_segments();
         Space {
             segment_bytes: self.geometry.segment_bytes,
@@ -244,9 +244,14 @@ impl Core {
 
     /// A cut that has come to its turn.
     pub fn apply_cut(&mut self, shard: ShardId, to: Sequence) -> Durable {
+        let mut below = None;
         if let Some(s) = self.shards.get_mut(&shard) {
-            assert!(to >= s.committed, "shard {shard}: a cut to {to} below what is committed ({})", s.committed);
+            below = Some(s.committed).filter(|c| to < *c);
             s.cut(to, &mut self.segs);
+        }
+        if let Some(c) = below {
+            // What is committed is never cut (rule V3), whoever asks for it.
+            self.event(EventKind::Refused, format!("shard {shard}: a cut to {to}, below {c}, which is committed"));
         }
         Durable::Cut { shard, to }
     }

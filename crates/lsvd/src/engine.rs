@@ -38,6 +38,23 @@ pub(crate) struct Inner<D> {
     stopped: Notify,
 }
 
+/// Notes that the writer has stopped, also when it is dropped in the middle of a write whose end is unknown then.
+struct Running<'a, D> {
+    inner: &'a Inner<D>,
+    ended: bool,
+}
+
+impl<D> Drop for Running<'_, D> {
+    fn drop(&mut self) {
+        let mut core = self.inner.core.borrow_mut();
+        core.running = false;
+        if !self.ended && core.failed.is_none() {
+            core.failed = Some(Error::retry("the writer of the log was stopped"));
+        }
+        self.inner.stopped.notify_waiters();
+    }
+}
+
 /// A device's log, opened. Clones are the same engine.
 pub struct Engine<D: Device> {
     pub(crate) inner: Rc<Inner<D>>,
@@ -206,6 +223,7 @@ impl<D: Device> Engine<D> {
             let all: Vec<u32> = core.segs.used().map(|(i, _)| i).collect();
             core.segs.candidates.extend(all);
         }
+        let mut running = Running { inner: &self.inner, ended: false };
         let mut write = pin!(self.write_loop());
         let mut grow = pin!(self.grow_loop());
         let mut grow_done = false;
@@ -216,11 +234,10 @@ impl<D: Device> Engine<D> {
             write.as_mut().poll(cx)
         })
         .await;
-        self.inner.core.borrow_mut().running = false;
+        running.ended = true;
         if let Err(e) = &end {
             self.fail(e);
         }
-        self.inner.stopped.notify_waiters();
         end
     }
 
@@ -416,5 +433,6 @@ impl<D: Device> Engine<D> {
         let named: u64 = core.shards.values().map(crate::shard::Shard::data_blocks).sum();
         assert_eq!(sum, named, "every block that a map names has a place, and is counted once");
         assert_eq!(sum, core.segs.live_blocks);
+        assert_eq!(core.segs.used().count() as u32, core.segs.used_count);
     }
 }

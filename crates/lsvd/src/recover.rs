@@ -23,6 +23,9 @@ use freebs_io::Device;
 use freebs_types::Result;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Findings of one recovery that are told one by one.
+const FINDINGS_MAX: usize = 1000;
+
 /// What the first and last sector of a segment say.
 #[derive(Clone, Copy)]
 struct Survey {
@@ -55,7 +58,13 @@ pub(crate) async fn recover<D: Device>(device: &D, geometry: Geometry, report: &
 
 impl<D: Device> Recovery<'_, D> {
     fn finding(&mut self, segment: u32, offset: u32, what: impl Into<String>) {
-        self.report.damage.push(Finding { segment: Some(segment), offset: u64::from(offset), what: what.into() });
+        self.found(Finding { segment: Some(segment), offset: u64::from(offset), what: what.into() });
+    }
+
+    fn found(&mut self, f: Finding) {
+        if self.report.damage.len() < FINDINGS_MAX {
+            self.report.damage.push(f);
+        }
     }
 
     async fn all(&mut self, segments: u32) -> Result<()> {
@@ -71,8 +80,7 @@ impl<D: Device> Recovery<'_, D> {
             if let Some(what) = s.wrong {
                 self.finding(s.id, 0, what);
             }
-            let seg = self.core.segs.get_mut(s.id);
-            (seg.state, seg.seq) = (SegmentState::Closed, s.seq);
+            self.core.segs.found(s.id, s.seq);
         }
         if self.segment_lost {
             self.core.damaged = u64::MAX;
@@ -125,7 +133,7 @@ impl<D: Device> Recovery<'_, D> {
             }
             self.finding(at.id, 0, "the table of live segments can't be read");
             // The segment before was closed when this one was opened, and all that its table names is still there.
-            match surveys.get(&(at.seq - 1)) {
+            match surveys.get(&at.seq.saturating_sub(1)) {
                 Some(before) => {
                     used.push(*before);
                     at = *before;
@@ -284,7 +292,7 @@ impl<D: Device> Recovery<'_, D> {
         let at = At { segment: id, head_at: e.head_at, data_at: e.data_at, append: e.append };
         self.report.frames += 1;
         if let Err(f) = self.core.apply_entry(&e.head, at, e.flags & APPEND_REPAIR != 0) {
-            self.report.damage.push(f);
+            self.found(f);
         }
     }
 
@@ -296,7 +304,7 @@ impl<D: Device> Recovery<'_, D> {
         self.core.damaged = 0;
         self.core.next_append = self.last_append + 1;
         self.report.shards = self.core.shards.len();
-        self.report.segments = self.core.segs.used().count() as u32;
+        self.report.segments = self.core.segs.used_count;
         debug_assert!(self.core.segs.get(newest).is_used());
     }
 }
@@ -311,7 +319,11 @@ async fn survey<D: Device>(device: &D, geometry: Geometry, id: u32) -> Option<Su
         .and_then(|b| AppendHeader::decode(&b).ok())
         .filter(|h| h.device == geometry.device.0 && h.segment.get() == id && h.offset.get() == 0);
     let footer = last.and_then(|b| SegmentFooter::decode(&b, geometry.segment_bytes).ok()).filter(|f| {
-        f.device == geometry.device.0 && f.segment.get() == id && (f.index_at.get() as usize).is_multiple_of(sector)
+        f.device == geometry.device.0
+            && f.segment.get() == id
+            && (1..u64::MAX / 2).contains(&f.segment_seq.get())
+            && f.last_append.get() < u64::MAX / 2
+            && (f.index_at.get() as usize).is_multiple_of(sector)
     });
     let seq = match &header {
         Some(h) => Some(h.segment_seq.get()),

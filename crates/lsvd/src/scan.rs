@@ -106,6 +106,8 @@ async fn header_at<D: Device>(w: &mut Window<'_, D>, at: usize) -> Option<Append
     let ours = h.device == w.geometry.device.0
         && h.segment.get() == w.segment
         && h.offset.get() as usize == at
+        && (1..u64::MAX / 2).contains(&h.segment_seq.get())
+        && h.number.get() < u64::MAX / 2
         && at + h.total(w.geometry.sector) <= w.geometry.segment_bytes as usize;
     ours.then_some(h)
 }
@@ -113,7 +115,7 @@ async fn header_at<D: Device>(w: &mut Window<'_, D>, at: usize) -> Option<Append
 /// Whether `h` can follow the append before it.
 fn follows(h: &AppendHeader, seq: u64, last: Option<(u64, u64)>) -> bool {
     let (number, start) = (h.number.get(), h.start.get());
-    h.segment_seq.get() == seq && last.is_none_or(|(n, s)| number > n && start >= s)
+    h.segment_seq.get() == seq && number > 0 && last.is_none_or(|(n, s)| number > n && start >= s)
 }
 
 /// All appends of number `seq` in a segment, up to byte `limit`.
@@ -133,7 +135,7 @@ pub(crate) async fn scan<D: Device>(w: &mut Window<'_, D>, seq: u64, limit: u32)
         }
         let Some(h) = next else { break };
         let number = h.number.get();
-        if at > bad && last.is_none_or(|(n, _)| number > n + 1) {
+        if at > bad && last.is_none_or(|(n, _)| number - 1 > n) {
             out.missing.push((number - 1, bad as u32));
         }
         out.durable = out.durable.max(h.durable.get().min(number));

@@ -92,6 +92,8 @@ pub(crate) struct Segments {
     /// Those without live blocks that something else kept; looked at again when a segment closes.
     pub blocked: BTreeSet<u32>,
     pub live_blocks: u64,
+    /// Segments that are open or closed.
+    pub used_count: u32,
     /// Rung when a segment may have become ready: the pool has grown, or a reader has gone.
     pub freed: Rc<Notify>,
 }
@@ -137,12 +139,20 @@ impl Segments {
         assert!(s.state == SegmentState::Ready && s.live == 0, "only a free segment is opened");
         let readers = s.readers.clone();
         *s = Segment { state: SegmentState::Open, seq, readers, ..Segment::new() };
+        self.used_count += 1;
     }
 
     pub fn close(&mut self, id: u32) {
         self.get_mut(id).state = SegmentState::Closed;
         self.candidates.insert(id);
         self.candidates.append(&mut self.blocked);
+    }
+
+    /// A segment that recovery found in use.
+    pub fn found(&mut self, id: u32, seq: u64) {
+        let s = self.get_mut(id);
+        (s.state, s.seq) = (SegmentState::Closed, seq);
+        self.used_count += 1;
     }
 
     /// A live table without the segments given up so far is durable.
@@ -218,6 +228,7 @@ impl Segments {
         s.state = SegmentState::Given;
         s.tomb_list = Vec::new();
         let content = std::mem::take(&mut s.content);
+        self.used_count -= 1;
         let unpinned: Vec<u32> = self.iter().filter(|(_, s)| s.pins.contains(&id)).map(|(i, _)| i).collect();
         for u in unpinned {
             self.get_mut(u).pins.remove(&id);

@@ -224,3 +224,37 @@ fn a_full_device_refuses_and_keeps_what_it_has() {
         again.engine.check();
     });
 }
+
+/// A segment is not written over while somebody reads there, however long that takes.
+#[test]
+fn a_slow_read_is_not_overtaken() {
+    local(async {
+        let mut rng = Rng::new(9);
+        let device = CrashDevice::new(1 << 27, 9);
+        Engine::create(device.clone(), &shape(12)).await.unwrap();
+        let rig = std::rc::Rc::new(Rig::open(device.clone()).await.unwrap());
+        let mut shards = vec![Shard::new(1)];
+        let mut slow = Vec::new();
+        for i in 0..3000u32 {
+            let step = shards[0].step(&mut rng, 30);
+            rig.append(step);
+            rig.settle().await;
+            hear(&rig, &mut shards);
+            if i % 300 == 200 {
+                device.slow_reads(30_000);
+                let (reader, id) = (rig.clone(), shards[0].id());
+                let model = full(&shards[0].at.last().unwrap().1, 30);
+                slow.push(tokio::task::spawn_local(async move {
+                    assert_eq!(reader.read_all(id, 30).await.unwrap(), model, "what was there when the read began");
+                }));
+                tokio::task::yield_now().await;
+                device.slow_reads(0);
+            }
+        }
+        assert!(rig.engine.counters().segments_freed > 12, "{:?}", rig.engine.counters());
+        for s in slow {
+            s.await.unwrap();
+        }
+        rig.engine.check();
+    });
+}

@@ -427,3 +427,34 @@ fn foreign_devices_are_refused_with_the_reason() {
         assert_eq!(Engine::open(big, &e).await.err().unwrap().kind, ErrorKind::Invalid);
     });
 }
+
+/// A lagging member's frames stay in the log although nothing in them is live, until space is short.
+#[test]
+fn kept_frames_stay_until_space_is_short() {
+    local(async {
+        let dev = device(16).await;
+        let rig = Rig::open(dev).await.unwrap();
+        let mut chain = Chain::new(SHARD);
+        rig.append(Record::Frame(chain.view_frame(2, 1)));
+        rig.settle().await;
+        rig.engine.keep(SHARD, Sequence(100));
+        let (mut kept_for, mut gone_at) = (0, 0);
+        for i in 0..1200u64 {
+            chain.committed = chain.sequence;
+            let op = Op { extents: vec![(ExtentKind::Data, 0, 4)], fill: i * 10 };
+            rig.append(Record::Frame(chain.frame(&[op])));
+            rig.settle().await;
+            assert!(rig.heard.failed.borrow().is_none());
+            let first = rig.engine.state(SHARD).unwrap().first_kept;
+            if first <= Sequence(100) {
+                kept_for = i;
+            } else if gone_at == 0 {
+                gone_at = i;
+                let s = rig.engine.space();
+                assert!(s.free_segments <= s.reserve_segments, "{s:?}");
+            }
+        }
+        assert!(kept_for > 500 && gone_at > kept_for, "kept until {kept_for}, gone at {gone_at}");
+        rig.engine.check();
+    });
+}

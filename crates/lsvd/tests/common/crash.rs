@@ -22,6 +22,8 @@ struct State {
     fail_in: Option<u64>,
     limit: u64,
     rng: u64,
+    /// Turns that every read takes, more than others do.
+    slow: u64,
 }
 
 #[derive(Clone)]
@@ -67,6 +69,11 @@ impl CrashDevice {
         self.0.borrow_mut().fail_in = Some(calls);
     }
 
+    /// From now on reads take so many turns.
+    pub fn slow_reads(&self, turns: u64) {
+        self.0.borrow_mut().slow = turns;
+    }
+
     async fn dawdle(&self) {
         let n = {
             let mut s = self.0.borrow_mut();
@@ -105,6 +112,10 @@ impl Device for CrashDevice {
     async fn read(&self, at: u64, len: usize) -> Result<AlignedBuf> {
         assert!((at as usize | len).is_multiple_of(SECTOR) && len > 0, "whole sectors: {len} at {at}");
         self.dawdle().await;
+        let slow = self.0.borrow().slow;
+        for _ in 0..slow {
+            tokio::task::yield_now().await;
+        }
         let s = self.0.borrow();
         let Some(bytes) = s.bytes.get(at as usize..at as usize + len) else {
             return Err(Error::invalid("read beyond the end"));
