@@ -113,10 +113,10 @@ impl Config {
         let volumes = (0..count).map(|_| VolumeConfig::draw(luck, nodes, is_tight, has_rot, 260 / count)).collect();
         let sector = if luck.chance(0.5) { 512 } else { 4096 };
         let segment_bytes = limits::SEGMENT_BYTES_MIN * luck.range(1, 2);
-        let segments = if is_tight { luck.range(6, 12) } else { 64 };
+        let segments = if is_tight { luck.range(8, 14) } else { 64 };
         let disk = DiskConfig {
             sector,
-            limit: segments * segment_bytes,
+            limit: (segments + 1) * segment_bytes,
             read_latency: Nanos(luck.spread(50_000, 2_000_000)),
             write_latency: Nanos(luck.spread(20_000, 1_000_000)),
             sync_latency: Nanos(luck.spread(100_000, 8_000_000)),

@@ -15,6 +15,10 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use tokio::sync::oneshot;
 
+/// A slow disk takes this long for one operation at most (longer ones are stalls).
+const SLOW_MAX: Nanos = Nanos::from_millis(4000);
+const STALL_STEP: Nanos = Nanos::from_millis(50);
+
 /// Bytes of one sector; `None` is a sector of zeroes.
 type Sector = Option<Rc<[u8]>>;
 
@@ -181,7 +185,13 @@ impl Disk {
         if now < until {
             wait = wait.saturating_mul(factor);
         }
-        Nanos(wait).plus(self.stalled.get().since(now))
+        Nanos(wait.min(SLOW_MAX.0))
+    }
+
+    /// How much longer something has to wait for the end of a stall, in steps, so that the end may come early.
+    fn held(&self) -> Option<Nanos> {
+        let held = self.stalled.get().since(self.world.now());
+        (held.0 > 0).then_some(held.min(STALL_STEP))
     }
 
     /// Puts an operation under way; its answer comes when it is done, and never if the process dies before.
@@ -198,9 +208,7 @@ impl Disk {
     }
 
     fn complete(&self, id: u64) {
-        // A stall that began meanwhile holds it back, too.
-        let held = self.stalled.get().since(self.world.now());
-        if held.0 > 0 && self.state.borrow().in_flight.contains_key(&id) {
+        if let Some(held) = self.held().filter(|_| self.state.borrow().in_flight.contains_key(&id)) {
             let disk = self.clone();
             self.world.after(held, move || disk.complete(id));
             return;
@@ -346,6 +354,14 @@ impl SimDevice {
         }
     }
 
+    async fn sleep(&self, time: Nanos) {
+        let (tell, told) = oneshot::channel::<()>();
+        self.disk.world.after(time, move || {
+            let _ = tell.send(());
+        });
+        let _ = told.await;
+    }
+
     fn range(&self, at: u64, len: u64) -> Result<(u64, u64)> {
         let s = self.disk.state.borrow();
         if s.poisoned {
@@ -390,12 +406,10 @@ impl Device for SimDevice {
         self.alive().await;
         self.range(at, len as u64)?;
         let latency = self.disk.state.borrow().config.read_latency;
-        let (tell, told) = oneshot::channel::<()>();
-        let wait = self.disk.latency(latency);
-        self.disk.world.after(wait, move || {
-            let _ = tell.send(());
-        });
-        let _ = told.await;
+        self.sleep(self.disk.latency(latency)).await;
+        while let Some(held) = self.disk.held() {
+            self.sleep(held).await;
+        }
         self.alive().await;
         let (at, count) = self.range(at, len as u64)?;
         let mut buf = AlignedBuf::zeroed(len);

@@ -15,6 +15,7 @@ use freebs_io::LinkId;
 use freebs_types::{ErrorKind, Generation, Nanos, Peer, Result, SECTOR, VolumeId};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Write as _;
 use std::rc::Rc;
 
 /// Sectors of one read when everything is read.
@@ -164,9 +165,29 @@ impl Gateway {
         self.scanned.get()
     }
 
+    /// Its state in a line, for people.
     #[must_use]
     pub fn info(&self) -> String {
-        format!("{:?}", self.driver.borrow().info())
+        let info = self.driver.borrow().info();
+        let mut out = format!(
+            "ready {}, in flight {}, dead {}, fenced {}, superseded {}",
+            info.ready,
+            self.in_flight(),
+            self.is_dead(),
+            self.is_fenced(),
+            self.is_superseded()
+        );
+        for s in &info.shards {
+            let members: Vec<String> = s
+                .members
+                .iter()
+                .map(|m| format!("n{} link {} durable {:?}", m.node, m.link, m.durable.map(|d| d.0)))
+                .collect();
+            let (view, committed) = (s.view, s.committed);
+            let _ = write!(out, "; {} view {view} attached {} writes {}", s.id, s.attached, s.writes);
+            let _ = write!(out, " committed {committed} {members:?}");
+        }
+        out
     }
 
     /// The process is gone, with everything it had in flight.

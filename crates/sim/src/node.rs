@@ -269,7 +269,8 @@ impl Life {
         let worker = match self.boot().await {
             Ok(worker) => worker,
             Err(e) => {
-                if self.node.damaged.get() {
+                // A write that fails during the start ends the process, which is started again.
+                if self.node.damaged.get() || self.node.has_failed() {
                     self.node.shared.world.say(|| format!("node {} does not start: {e}", self.node.id));
                 } else {
                     self.node.shared.world.violation(format!("node {} does not start: {e}", self.node.id));

@@ -5,7 +5,9 @@ use crate::config::Config;
 use crate::faults;
 use crate::world::{World, show};
 use freebs_types::Nanos;
+use std::fmt::Write as _;
 use std::rc::Rc;
+use std::task::Poll;
 use tokio::task::LocalSet;
 
 /// How often the end of a run looks whether all is well.
@@ -60,8 +62,15 @@ pub fn run_config(config: Config, mutants: Mutants, verbose: bool) -> Outcome {
         Ok(runtime) => runtime,
         Err(e) => panic!("a runtime without I/O can always be made: {e}"),
     };
-    let local = LocalSet::new();
-    local.block_on(&runtime, async { Box::pin(course(config, mutants, verbose)).await })
+    let (seed, profile) = (config.seed, config.profile);
+    let course = || LocalSet::new().block_on(&runtime, Box::pin(course(config, mutants, verbose)));
+    // An assertion of the cores that fails is a finding like any other.
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(course)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|t| (*t).to_string())).unwrap_or_default();
+        let violations = vec![format!("panic: {text}")];
+        Outcome { seed, profile, violations, trace: 0, events: 0, reads: 0, writes: 0, time: Nanos(0) }
+    })
 }
 
 async fn course(config: Config, mutants: Mutants, verbose: bool) -> Outcome {
@@ -71,9 +80,10 @@ async fn course(config: Config, mutants: Mutants, verbose: bool) -> Outcome {
     let has_rot = config.has_rot;
     let building = Cluster::build(config, &world, mutants);
     let cluster = match pumped(&world, building).await {
-        Ok(cluster) => cluster,
-        Err(e) => {
-            world.violation(format!("the cluster can't be made: {e}"));
+        Some(Ok(cluster)) => cluster,
+        made => {
+            let why = made.and_then(Result::err).map(|e| e.to_string()).unwrap_or_default();
+            world.violation(format!("the cluster can't be made: {why}"));
             return outcome(seed, profile, &world, (0, 0));
         }
     };
@@ -101,17 +111,15 @@ fn outcome(seed: u64, profile: &'static str, world: &World, (reads, writes): (u6
     Outcome { seed, profile, violations: world.take_violations(), trace, events, reads, writes, time }
 }
 
-/// Drives the world while something of the set-up waits for it.
-async fn pumped<T>(world: &Rc<World>, what: impl Future<Output = T>) -> T {
+/// Drives the world while something waits for it. `None` if the run failed meanwhile.
+async fn pumped<T>(world: &Rc<World>, what: impl Future<Output = T>) -> Option<T> {
     let mut what = std::pin::pin!(what);
-    let end = Nanos(u64::MAX / 4);
-    let mut pump = std::pin::pin!(world.pump(end));
+    let mut pump = std::pin::pin!(world.pump(Nanos(u64::MAX / 4)));
     std::future::poll_fn(|cx| {
-        if let std::task::Poll::Ready(out) = what.as_mut().poll(cx) {
-            return std::task::Poll::Ready(out);
+        if let Poll::Ready(out) = what.as_mut().poll(cx) {
+            return Poll::Ready(Some(out));
         }
-        let _ = pump.as_mut().poll(cx);
-        std::task::Poll::Pending
+        pump.as_mut().poll(cx).map(|()| None)
     })
     .await
 }
@@ -155,13 +163,31 @@ async fn verdict(world: &Rc<World>, cluster: &Rc<Cluster>, settle: Nanos) {
         }
         return;
     }
-    pumped(world, cluster.compare_replicas()).await;
+    let _ = pumped(world, cluster.compare_replicas()).await;
 }
 
 fn describe(cluster: &Cluster) -> String {
-    let gateways: Vec<String> = (0..cluster.volume_count())
-        .filter_map(|i| cluster.current(i))
-        .map(|g| format!("gateway {} in flight {}: {}", g.id, g.in_flight(), g.info()))
-        .collect();
-    format!("{gateways:#?} {:#?}", cluster.statuses())
+    let mut out = String::new();
+    for g in (0..cluster.volume_count()).filter_map(|i| cluster.current(i)) {
+        let _ = write!(out, "\n    gateway {} of volume {}, generation {}: {}", g.id, g.volume, g.generation, g.info());
+    }
+    for (shard, replicas) in cluster.statuses() {
+        for (node, r) in replicas {
+            let _ = write!(
+                out,
+                "\n    shard {shard} at node {node}: {}{} view {} last {}/{} durable {} committed {}",
+                r.state,
+                if r.is_head { " head," } else { "," },
+                r.view,
+                r.last.view,
+                r.last.sequence,
+                r.durable,
+                r.committed
+            );
+        }
+    }
+    for node in cluster.nodes.iter().filter(|n| n.worker().is_none()) {
+        let _ = write!(out, "\n    node {} has no worker (alive: {})", node.id, node.is_alive());
+    }
+    out
 }
