@@ -451,7 +451,7 @@ fn kept_frames_stay_until_space_is_short() {
             } else if gone_at == 0 {
                 gone_at = i;
                 let s = rig.engine.space();
-                assert!(s.free_segments <= s.reserve_segments, "{s:?}");
+                assert!(s.free_segments <= s.reserve_segments + 2, "{s:?}");
             }
         }
         assert!(kept_for > 500 && gone_at > kept_for, "kept until {kept_for}, gone at {gone_at}");
