@@ -282,8 +282,8 @@ impl World {
         let ((at, _), what) = self.queue.pop_first().unwrap();
         self.now = self.now.max(at);
         match what {
-            Happening::ToNode { link, message } => self.to_node(link, message),
-            Happening::ToDriver { link, message } => self.to_driver(link, message),
+            Happening::ToNode { link, message } => self.reach_node(link, message),
+            Happening::ToDriver { link, message } => self.reach_driver(link, message),
             Happening::Connected { life, peer } if life == self.life => self.connected(peer),
             Happening::Connected { .. } => {}
             Happening::Broken { link } => self.broken(link),
@@ -390,7 +390,7 @@ impl World {
         }
     }
 
-    fn to_driver(&mut self, link: u64, message: Message) {
+    fn reach_driver(&mut self, link: u64, message: Message) {
         if self.links.get(&link).is_some_and(|l| l.open && l.life == self.life) {
             self.deliveries += 1;
             let from = self.links[&link].peer;
@@ -398,7 +398,7 @@ impl World {
         }
     }
 
-    fn to_node(&mut self, link: u64, message: Message) {
+    fn reach_node(&mut self, link: u64, message: Message) {
         // A link that is broken may still bring what was sent before.
         let Some(peer) = self.links.get(&link).map(|l| l.peer) else { return };
         let id = match &message {
@@ -468,7 +468,7 @@ impl World {
         self.token += 1;
         let token = self.token;
         match self.rng.below(100) {
-            0..45 => return self.read(offset, len),
+            0..45 => self.read(offset, len),
             45..88 => {
                 let (pending, data) = self.oracle.write(offset, len, false);
                 self.open.insert(token, Open::Write(pending));
