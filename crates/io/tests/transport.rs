@@ -318,6 +318,22 @@ fn a_link_that_does_not_keep_up_is_closed() {
 }
 
 #[test]
+fn a_link_may_be_given_a_larger_window() {
+    worker(async {
+        let (transport, log) = start();
+        for (a, b) in both_ends(&transport).await {
+            transport.set_window(a, 2 * limits::PEER_WINDOW_BYTES);
+            let piece = payload(0, 1 << 20);
+            let enough = (limits::PEER_WINDOW_BYTES >> 20) as u64 + 20;
+            (0..enough).for_each(|i| transport.send(a, (i, piece.clone())));
+            until("all of it", || log.count(b) as u64 == enough).await;
+            assert!(log.why(a).is_none());
+            transport.close(a);
+        }
+    });
+}
+
+#[test]
 fn closing_is_heard_at_the_other_end_only() {
     worker(async {
         let (transport, log) = start();

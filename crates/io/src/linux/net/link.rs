@@ -5,7 +5,7 @@
 use super::stream::WriteHalf;
 use super::{Encoder, NetCounts, Wire};
 use crate::LinkId;
-use freebs_types::Error;
+use freebs_types::{Error, limits};
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
 use std::task::{Context, Poll, Waker};
@@ -24,6 +24,8 @@ pub(super) struct Link<W: Wire> {
     /// Waiting for its socket to take more.
     pub blocked: Cell<bool>,
     pub paused: Cell<bool>,
+    /// Bytes that may wait; one more, and it is closed.
+    pub window: Cell<usize>,
     /// Closes when its queue is empty.
     pub finishing: Cell<bool>,
     /// The reader, asleep while the link is paused.
@@ -54,6 +56,7 @@ impl<W: Wire> Link<W> {
             marked: Cell::new(false),
             blocked: Cell::new(false),
             paused: Cell::new(false),
+            window: Cell::new(limits::PEER_WINDOW_BYTES),
             finishing: Cell::new(false),
             resumed: RefCell::new(None),
             end,

@@ -7,7 +7,8 @@
 //! Invariants:
 //! - On one link messages arrive in the order in which they were sent, each once, none behind a gap: a link that
 //!   loses something is closed.
-//! - A link has at most `PEER_WINDOW_BYTES` waiting (plus one message); one more, and it is closed.
+//! - A link has at most `PEER_WINDOW_BYTES` waiting (plus one message), or what `set_window` allows it; one more,
+//!   and it is closed.
 //! - The handler is never called from inside `send`, `close` or any other call of a transport, so it may call all
 //!   of them; nothing is borrowed while it runs.
 //! - After `close(link)`, and after `on_closed(link)`, the handler hears no more of that link; its queue, buffers,
@@ -25,7 +26,7 @@ pub use stream::{Address, Listener, LooseStream, Stream, connect};
 use super::turn::Turn;
 use crate::{LinkId, Outbox};
 use bytes::BytesMut;
-use freebs_types::{Error, Result, limits};
+use freebs_types::{Error, Result};
 use link::{End, Flushed, Link};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -167,7 +168,7 @@ impl<W: Wire> Shared<W> {
                 W::encode(message, &mut queue);
                 let waiting = queue.len();
                 drop(queue);
-                if waiting > limits::PEER_WINDOW_BYTES {
+                if waiting > link.window.get() {
                     return self.fail_later(&link, not_kept_up(waiting));
                 }
                 self.mark(&link, &self.unwritten);
@@ -178,7 +179,7 @@ impl<W: Wire> Shared<W> {
                 let waiting = bytes.get() + W::weight(&message);
                 inbox.borrow_mut().push(message);
                 bytes.set(waiting);
-                if waiting > limits::PEER_WINDOW_BYTES {
+                if waiting > link.window.get() {
                     return self.fail_later(&link, not_kept_up(waiting));
                 }
                 self.mark(&peer, &self.undelivered);
@@ -369,6 +370,14 @@ impl<W: Wire> Transport<W> {
         }
         link.finishing.set(true);
         link.stop_reading();
+    }
+
+    /// Lets so many bytes wait on a link in place of `PEER_WINDOW_BYTES`: for one whose users hold what they send in
+    /// windows of their own, and may all have to send it at once. Nothing happens if the link is gone.
+    pub fn set_window(&self, link: LinkId, bytes: usize) {
+        if let Some(link) = self.0.link(link) {
+            link.window.set(bytes);
+        }
     }
 
     /// Bytes that wait to be written on a link, or to be handed on by its local other end. 0 if it is gone.
