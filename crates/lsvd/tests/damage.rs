@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use freebs_format::Frame;
+use freebs_format::{ExtentKind, Frame};
 use freebs_io::memory::MemoryDevice;
 use freebs_lsvd::{Engine, Record};
 use freebs_types::{BlockRange, ErrorKind, Lba, Result, Sequence, ShardId};
@@ -114,7 +114,6 @@ async fn look(image: &Image, bytes: &[u8], what: &str, out: &mut Outcome) {
 }
 
 async fn read_block(rig: &Rig<MemoryDevice>, shard: ShardId, b: u32) -> Result<Cell8> {
-    use freebs_format::ExtentKind;
     let out = rig.engine.read(shard, BlockRange { start: Lba(b), len: 1 }).await?;
     Ok(match out.pieces[0].kind {
         ExtentKind::Trim => Cell8::Trim,
@@ -374,4 +373,47 @@ fn a_bad_block_is_mended_by_frame_or_by_entry() {
             }
         });
     }
+}
+
+/// Frames were given up behind the damage, so the log says "released up to here"; that must not hide what damage took
+/// before it.
+#[test]
+fn released_frames_do_not_hide_lost_ones() {
+    local(async {
+        let device = MemoryDevice::new(512, 1 << 30);
+        Engine::create(device.clone(), &shape(40)).await.unwrap();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let (mut chain, mut model) = (Chain::new(ShardId::new(1, 0)), Model::new());
+        for i in 0..2500u32 {
+            chain.committed = chain.sequence;
+            let extent = if i < 180 { (ExtentKind::Data, i * 7 % 60, 1) } else { (ExtentKind::Data, 100, 4) };
+            let op = Op { extents: vec![extent], fill: u64::from(i) * 1000 };
+            op.apply(&mut model);
+            rig.append(Record::Frame(chain.frame(&[op])));
+            rig.settle().await;
+        }
+        assert!(rig.engine.counters().segments_freed > 3);
+        rig.stop().await;
+        let bytes = RefCell::new(Vec::new());
+        device.poke(|b| bytes.borrow_mut().clone_from(b));
+        let bytes = bytes.into_inner();
+        let in_first = |kind: &str| -> Vec<usize> {
+            let of_kind = places(&bytes).into_iter().filter(|p| p.0 == kind && p.1 < FIRST + SEGMENT as usize);
+            of_kind.map(|p| p.1).collect()
+        };
+        for lost in [150, 160, 170] {
+            let dev = load(&bytes);
+            let (footer, head) = (in_first("footer")[0], in_first("head")[lost]);
+            dev.poke(|b| {
+                b[footer] ^= 1;
+                b[head] ^= 1;
+            });
+            let rig = Rig::open(dev).await.unwrap();
+            let st = rig.engine.state(chain.shard).unwrap();
+            assert_eq!(st.holes, [(Sequence(lost as u64 + 1), Sequence(lost as u64 + 1))]);
+            let block = lost as u32 * 7 % 60;
+            assert_eq!(read_block(&rig, chain.shard, block).await.unwrap_err().kind, ErrorKind::Corrupt);
+            assert_eq!(read_block(&rig, chain.shard, 101).await.unwrap(), model[&101], "newer blocks are served");
+        }
+    });
 }
