@@ -258,8 +258,11 @@ impl Host {
 
     fn on_durable(&mut self, done: Durable) {
         match done {
-            Durable::Frame { shard, view, sequence } => {
-                self.with(shard, |r, ctx| r.on_frame_durable(ctx, view, sequence));
+            Durable::Frame { shard, sequence, .. } => {
+                self.with(shard, |r, ctx| r.on_frame_durable(ctx, sequence));
+            }
+            Durable::Cut { shard, .. } => {
+                self.with(shard, |r, _| r.on_cut_done());
             }
             Durable::Mark { shard, ticket } => {
                 self.with(shard, |r, ctx| r.on_mark_durable(ctx, ticket));

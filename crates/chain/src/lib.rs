@@ -11,6 +11,8 @@ mod host;
 mod learn;
 mod member;
 mod open;
+#[cfg(test)]
+mod orders;
 mod out;
 mod peers;
 mod repair;

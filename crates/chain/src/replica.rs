@@ -116,6 +116,9 @@ pub(crate) struct Replica {
     pub map_hold: Option<(Sequence, Nanos)>,
     /// A learned state on its way to the disk: ticket and sequence.
     pub learned: Option<(u64, Sequence)>,
+    /// Cuts that the log engine has not come to yet, oldest first: what it still makes durable behind them is not
+    /// of this log any more.
+    cutting: VecDeque<Sequence>,
 }
 
 /// The name of an empty log's last frame: everyone knows its token.
@@ -157,6 +160,7 @@ impl Replica {
             view_frame: None,
             map_hold: None,
             learned: None,
+            cutting: VecDeque::new(),
         }
     }
 
@@ -250,7 +254,7 @@ impl Replica {
             }
             _ => {}
         }
-        self.chunk = (h.chunk(), h.chunk_offset.get() + h.data_blocks());
+        self.chunk = (h.chunk(), h.chunk_offset.get().saturating_add(h.data_blocks()));
         self.recent.push_back(frame.clone());
         ctx.out.actions.push(Action::Append(Record::Frame(frame)));
         self.note_committed(ctx, h.committed_seq());
@@ -296,6 +300,7 @@ impl Replica {
             return;
         };
         ctx.out.actions.push(Action::Append(Record::Cut { shard: self.id, to }));
+        self.cutting.push_back(to);
         self.tail.split_off(&to.next());
         self.last = entry.name;
         self.version = entry.version;
@@ -319,12 +324,18 @@ impl Replica {
         ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket }));
     }
 
-    /// The engine has made a frame durable. It may have been cut since it was queued, with another frame of a later
-    /// view in its place: that one's turn comes later.
-    pub fn on_frame_durable(&mut self, ctx: &mut Ctx<'_>, view: ViewNumber, sequence: Sequence) {
-        if self.tail.get(&sequence).is_none_or(|t| t.name.view == view) {
+    /// The engine has made a frame durable. If a cut is queued behind it, it may be one that was cut, with another
+    /// frame in its place: that one's turn comes later. (What is at its place by now does not tell: the newer frame
+    /// may be committed, and its name forgotten.)
+    pub fn on_frame_durable(&mut self, ctx: &mut Ctx<'_>, sequence: Sequence) {
+        if self.cutting.iter().all(|to| sequence <= *to) {
             self.on_durable(ctx, sequence);
         }
+    }
+
+    /// The engine has come to a cut: what it makes durable from now on was appended behind it.
+    pub fn on_cut_done(&mut self) {
+        self.cutting.pop_front();
     }
 
     /// The engine has made frames up to `sequence` durable: everyone who waits hears of it.
