@@ -211,6 +211,9 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             let space = self.0.engine.space();
             self.0.host.borrow_mut().set_room(space.free_segments > space.reserve_segments);
             self.step(Event::Tick);
+            for event in self.0.engine.events() {
+                (self.0.notes)(&format!("log: {:?}: {}", event.kind, event.text));
+            }
             let last = self.0.last_append.get();
             if last > marked && self.0.clock.now().since(last) >= IDLE {
                 marked = last;
