@@ -17,6 +17,13 @@ pub const DEFAULT_NBD: &str = "127.0.0.1:10809";
 pub const DEFAULT_DEVICE_BYTES: u64 = 20 << 30;
 /// A device has at least so many segments for each worker: some to write, some to clean, a reserve.
 pub const SEGMENTS_PER_WORKER_MIN: u64 = 8;
+/// The smallest segment of a node: the largest frame fits one, with its index entry behind it and the live table before
+/// it. (Smaller ones are for simulated devices, whose clients write less at once.)
+pub const NODE_SEGMENT_BYTES_MIN: u64 = 8 << 20;
+const _: () = assert!(
+    (limits::FRAME_DATA_BYTES_MAX + 2 * limits::FRAME_HEAD_BYTES_MAX + SEGMENTS_MAX as usize / 8) as u64
+        <= NODE_SEGMENT_BYTES_MIN / 4 * 3
+);
 /// A unix socket's address has 108 bytes, one of them zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
@@ -150,9 +157,9 @@ pub fn check_listen(address: SocketAddr, trusted_network: bool) -> Result<Socket
 
 /// Whether a device can have this shape.
 pub fn check_device(device_bytes: u64, segment_bytes: u64, workers: u16) -> Result<()> {
-    if !segment_bytes.is_power_of_two() || !(limits::SEGMENT_BYTES_MIN..=1 << 30).contains(&segment_bytes) {
+    if !segment_bytes.is_power_of_two() || !(NODE_SEGMENT_BYTES_MIN..=1 << 30).contains(&segment_bytes) {
         return Err(Error::invalid(format!(
-            "a segment is a power of two from 1M to 1G, not {}",
+            "a segment is a power of two from 8M to 1G, not {}",
             format_size(segment_bytes)
         )));
     }
@@ -226,10 +233,11 @@ mod tests {
     #[test]
     fn devices_have_a_sensible_shape() {
         check_device(20 << 30, 16 << 20, 8).unwrap();
-        check_device(8 << 20, 1 << 20, 1).unwrap();
-        assert!(check_device(8 << 20, 1 << 20, 2).unwrap_err().text.contains("at least 16M"));
+        check_device(64 << 20, 8 << 20, 1).unwrap();
+        assert!(check_device(64 << 20, 8 << 20, 2).unwrap_err().text.contains("at least 128M"));
+        assert!(check_device(1 << 30, 4 << 20, 1).unwrap_err().text.contains("8M to 1G"));
         assert!(check_device(1 << 30, 3 << 20, 1).unwrap_err().text.contains("power of two"));
-        assert!(check_device(1 << 60, 1 << 20, 1).unwrap_err().text.contains("larger segments"));
+        assert!(check_device(1 << 60, 8 << 20, 1).unwrap_err().text.contains("larger segments"));
         assert!(default_workers().is_power_of_two() && default_workers() <= 8);
     }
 
