@@ -148,8 +148,9 @@ impl Replica {
         if is_old || is_repeat {
             self.answer_seal(ctx, link, view, pred);
         } else if self.promising.is_some_and(|p| p.view == view) {
-            if let Some(p) = &mut self.promising {
-                p.asker = Some(link);
+            // An own opening waits for its own answer.
+            if let Some(asker) = self.promising.as_mut().and_then(|p| p.asker.as_mut()) {
+                *asker = link;
             }
         } else if ctx.mutant(Mutant::PromiseNotDurable) {
             self.promised = view;
@@ -188,7 +189,8 @@ impl Replica {
                 (name, v.body.pred == pred)
             }
             Some(v) => (self.last, v.number == pred),
-            None => (self.last, false),
+            // A view frame on top was cut: every frame belongs to a view whose view frame is in the log.
+            None => (self.last, self.last.view == pred),
         };
         let last = if pred == ViewNumber(0) { crate::replica::genesis() } else { last };
         SealAnswer {

@@ -136,9 +136,15 @@ impl Replica {
             return;
         }
         *asked = now;
-        let missing: Vec<NodeId> =
-            opened.members.iter().copied().filter(|n| *n != me && !answers.contains_key(n)).collect();
+        // Damage is mended meanwhile: who has told of it is asked again.
+        let missing = |n: &NodeId| answers.get(n).is_none_or(|a| a.damaged);
         let (view, pred) = (opened.view, opened.pred);
+        let own = answers.contains_key(&me) && missing(&me);
+        let missing: Vec<NodeId> = opened.members.iter().copied().filter(|n| *n != me && missing(n)).collect();
+        if own && !self.damage.is_there() {
+            let answer = self.seal_answer(view, pred);
+            self.on_seal_answer(ctx, me, answer);
+        }
         for n in missing {
             if let Some(link) = ctx.peers.link(ctx.peer(n, self.id)) {
                 ctx.out.send(link, Message::Seal { shard: self.id, view, pred });
@@ -177,7 +183,9 @@ impl Replica {
         }
         // A single copy has nobody to ask: what its log engine knows to be lost gives errors, the rest is served.
         let lone = len == 1 && !self.damage.suspect_tail && self.stopped.is_none();
-        let counting: Vec<(&NodeId, &SealAnswer)> = answers.iter().filter(|(_, a)| !a.damaged || lone).collect();
+        // A log without any frame may be a device that was lost: it does not count (V2).
+        let counts = |a: &SealAnswer| (!a.damaged || lone) && (a.has_pred || a.last.sequence.0 > 0);
+        let counting: Vec<(&NodeId, &SealAnswer)> = answers.iter().filter(|(_, a)| counts(a)).collect();
         if counting.len() < needed {
             return;
         }

@@ -1,10 +1,11 @@
 //! Orders of events that once went wrong, or nearly so, played to one replica.
 
-use crate::event::{Action, HostConfig};
+use crate::event::{Action, HostConfig, Opened};
+use crate::head::view_secret;
 use crate::out::Out;
 use crate::peers::Peers;
 use crate::replica::{Ctx, Replica, genesis};
-use freebs_format::wire::FrameName;
+use freebs_format::wire::{FrameName, Message, SealAnswer};
 use freebs_format::{Frame, FrameBuilder, FrameKind, FrameMeta, Member, ViewBody};
 use freebs_io::LinkId;
 use freebs_types::{
@@ -14,8 +15,10 @@ use freebs_types::{
 use std::collections::BTreeMap;
 
 const SHARD: ShardId = ShardId { volume: VolumeId(1), index: 0 };
-const HEAD: Peer = Peer { node: NodeId(1), worker: 0 };
-const HEAD_LINK: LinkId = LinkId(1);
+
+fn peer(n: u64) -> Peer {
+    Peer { node: NodeId(n), worker: 0 }
+}
 
 /// Makes the frames of a chain, one after the other.
 struct Chain {
@@ -42,7 +45,7 @@ impl Chain {
             committed: Sequence(self.committed),
             wall: 0,
         };
-        let secret = Hash32([self.view.0 as u8; 32]);
+        let secret = view_secret(&Hash32::default(), SHARD, self.view);
         let (frame, token) = FrameBuilder::special(&meta, kind, body, &secret, &self.token);
         self.last = FrameName { view: self.view, sequence: meta.sequence, hid: frame.header().hid() };
         self.token = token;
@@ -70,29 +73,32 @@ impl Chain {
     }
 }
 
-/// Node 2, with a link to the head.
+/// One of the nodes 1 to 3, with links to the others that bear their numbers.
 struct Scene {
     r: Replica,
+    me: u64,
     now: Nanos,
     tickets: u64,
 }
 
 impl Scene {
-    fn new() -> Self {
-        Self { r: Replica::empty(SHARD), now: Nanos::from_millis(1), tickets: 0 }
+    fn new(me: u64) -> Self {
+        Self { r: Replica::empty(SHARD), me, now: Nanos::from_millis(1), tickets: 0 }
     }
 
     fn play<T>(&mut self, act: impl FnOnce(&mut Replica, &mut Ctx<'_>) -> T) -> (T, Vec<Action>) {
         let config = HostConfig {
             cluster: ClusterId([1; 16]),
-            me: Peer { node: NodeId(2), worker: 0 },
+            me: peer(self.me),
             start: StartNumber(1),
             workers: BTreeMap::new(),
             node_secret: Hash32::default(),
             mutant: None,
         };
         let (mut peers, mut out) = (Peers::default(), Out::default());
-        peers.up(HEAD_LINK, HEAD, self.now);
+        for n in (1..=3).filter(|n| *n != self.me) {
+            peers.up(LinkId(n), peer(n), self.now);
+        }
         let mut ctx = Ctx {
             now: self.now,
             wall: 0,
@@ -126,7 +132,7 @@ impl Scene {
 /// it holds what it did not, and told its log engine to commit frames that were to be cut.
 #[test]
 fn a_cut_frame_does_not_stand_for_a_committed_successor() {
-    let mut s = Scene::new();
+    let mut s = Scene::new(2);
     let mut one = Chain::new();
     s.take(one.open(1));
     let mut two = Chain { ..one };
@@ -152,4 +158,73 @@ fn a_cut_frame_does_not_stand_for_a_committed_successor() {
     s.durable(2);
     assert_eq!(s.r.durable, Sequence(2));
     assert!(s.r.serves());
+}
+
+/// A member cut a view frame that never became active, and before the next one came it was asked for a seal. It said
+/// that it has nothing of the predecessor, although all of its log is of it: frames that it had answered for could
+/// have been sealed away.
+#[test]
+fn a_cut_view_frame_leaves_the_view_before_it() {
+    let mut s = Scene::new(2);
+    let mut c = Chain::new();
+    s.take(c.open(1));
+    s.take(c.plain());
+    s.take(c.open(2));
+    s.cut(2);
+    let answer = s.r.seal_answer(ViewNumber(3), ViewNumber(1));
+    assert_eq!((answer.last.sequence, answer.has_pred), (Sequence(2), true));
+    let answer = s.r.seal_answer(ViewNumber(4), ViewNumber(2));
+    assert!(!answer.has_pred, "of view 2 it has nothing");
+}
+
+/// Node 1 was restarted with frames 1 and 2 of view 1, and is about to open view 2; its own answer is given.
+fn opening() -> (Scene, SealAnswer) {
+    let mut s = Scene::new(1);
+    let mut c = Chain::new();
+    s.take(c.open(1));
+    s.take(c.plain());
+    s.durable(2);
+    s.play(|r, ctx| r.become_head(ctx));
+    let opened = Opened {
+        view: ViewNumber(2),
+        pred: ViewNumber(1),
+        members: [1, 2, 3].map(NodeId).to_vec(),
+        quorum: 2,
+        min_copies: 2,
+        pred_quorum: 2,
+        generation: Generation(0),
+    };
+    s.play(|r, ctx| r.on_proposed(ctx, Ok(opened)));
+    let ticket = s.tickets;
+    s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
+    let answer = s.r.seal_answer(ViewNumber(2), ViewNumber(1));
+    assert_eq!((s.r.last.view, answer.has_pred, answer.last.sequence), (ViewNumber(1), true, Sequence(2)));
+    (s, answer)
+}
+
+/// V2: a member whose device was lost answers with an empty log. It was counted, and with it frames that only the
+/// lost device and the third member held could be sealed away.
+#[test]
+fn an_empty_log_does_not_seal() {
+    let (mut s, good) = opening();
+    let empty = SealAnswer { last: genesis(), has_pred: false, ..good };
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(3), empty));
+    assert_eq!(s.r.last.view, ViewNumber(1), "one log is no quorum's");
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
+    assert_eq!(s.r.last.view, ViewNumber(2));
+}
+
+/// A member that answered with a damaged log was never asked again, and the view never opened, however soon the
+/// damage was mended.
+#[test]
+fn a_mended_log_is_asked_again() {
+    let (mut s, good) = opening();
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), SealAnswer { damaged: true, ..good }));
+    assert_eq!(s.r.last.view, ViewNumber(1));
+    s.now = s.now.plus(Nanos::from_millis(200));
+    let (_, actions) = s.play(|r, ctx| r.head_tick(ctx));
+    let asks = |a: &Action| matches!(a, Action::Send { to: LinkId(2), message: Message::Seal { .. } });
+    assert!(actions.iter().any(asks), "{actions:?}");
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
+    assert_eq!(s.r.last.view, ViewNumber(2));
 }
