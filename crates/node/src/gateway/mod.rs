@@ -12,12 +12,11 @@ use freebs_control::api::GatewayInfo;
 use freebs_control::{ControlPlane, State, Volume};
 use freebs_io::linux::net::{Address, Listener, Stream};
 use freebs_nbd::{Event, ExportInfo, Limits, Purpose, Refusal, RefusalReason, Session, Step, Wait, default_export};
-use freebs_types::{Error, NodeId, Peer, Result, VolumeId};
-use std::rc::Rc;
+use freebs_types::{Error, Generation, NodeId, Peer, Result, VolumeId};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 /// Runs a gateway until it is told to stop: drivers and NBD, no data.
 pub fn run_gateway(options: GatewayOptions) -> Result<()> {
@@ -64,7 +63,9 @@ const HANDSHAKE_LIMIT: Duration = Duration::from_secs(15);
 /// Attaching may wait for members; a client is told after this time.
 const OPEN_LIMIT: Duration = Duration::from_secs(35);
 /// Clients that shake hands at the same time.
-const HANDSHAKES_MAX: usize = 1024;
+const HANDSHAKES_MAX: usize = 256;
+/// Clients in all. One more is let go at once, so that those who are served keep memory and file descriptors.
+const CONNECTIONS_MAX: usize = 1024;
 /// Bytes read at a time before GO.
 const READ_BYTES: usize = 16 << 10;
 
@@ -96,15 +97,20 @@ pub async fn serve<C: ControlPlane>(address: NbdAddress, control: Arc<C>, worker
 }
 
 async fn accept_all<C: ControlPlane>(listener: Listener, control: Arc<C>, workers: Workers) {
-    let places = Rc::new(Semaphore::new(HANDSHAKES_MAX));
+    let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
-        let Ok(place) = Rc::clone(&places).acquire_owned_rc().await else { return };
+        let Ok(shaking) = handshakes.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok(stream) => {
+                let Ok(place) = connections.clone().try_acquire_owned() else {
+                    tracing::warn!("an NBD client was turned away: {CONNECTIONS_MAX} are connected");
+                    continue;
+                };
                 let (control, workers) = (control.clone(), workers.clone());
                 tokio::task::spawn_local(async move {
-                    let _place = place;
-                    if let Err(e) = shake_hands(stream, &*control, &workers).await {
+                    let _shaking = shaking;
+                    if let Err(e) = shake_hands(stream, place, &*control, &workers).await {
                         tracing::debug!("an NBD client left: {e}");
                     }
                 });
@@ -117,29 +123,10 @@ async fn accept_all<C: ControlPlane>(listener: Listener, control: Arc<C>, worker
     }
 }
 
-/// A semaphore's place for tasks of one thread.
-struct Place(Rc<Semaphore>);
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.add_permits(1);
-    }
-}
-
-trait AcquireRc {
-    async fn acquire_owned_rc(self) -> Result<Place>;
-}
-
-impl AcquireRc for Rc<Semaphore> {
-    async fn acquire_owned_rc(self) -> Result<Place> {
-        self.acquire().await.map_err(|_| Error::bug("the semaphore is never closed"))?.forget();
-        Ok(Place(self))
-    }
-}
-
 /// A volume that was attached for this connection, until it is handed on.
 struct Opened {
     volume: VolumeId,
+    generation: Generation,
     worker: mpsc::UnboundedSender<Command>,
     handed_on: bool,
 }
@@ -147,13 +134,14 @@ struct Opened {
 impl Drop for Opened {
     fn drop(&mut self) {
         if !self.handed_on {
-            let _ = self.worker.send(Command::Release { volume: self.volume });
+            let _ = self.worker.send(Command::Release { volume: self.volume, generation: self.generation });
         }
     }
 }
 
 struct Shaking<'a, C> {
     stream: Stream,
+    place: OwnedSemaphorePermit,
     session: Session,
     input: BytesMut,
     control: &'a C,
@@ -161,12 +149,18 @@ struct Shaking<'a, C> {
     opened: Option<Opened>,
 }
 
-async fn shake_hands<C: ControlPlane>(stream: Stream, control: &C, workers: &Workers) -> Result<()> {
+async fn shake_hands<C: ControlPlane>(
+    stream: Stream,
+    place: OwnedSemaphorePermit,
+    control: &C,
+    workers: &Workers,
+) -> Result<()> {
     if let Stream::Tcp(s) = &stream {
         let _ = s.set_nodelay(true);
     }
     let shaking = Shaking {
         stream,
+        place,
         session: Session::new(Limits::default()),
         input: BytesMut::new(),
         control,
@@ -267,7 +261,9 @@ impl<C: ControlPlane> Shaking<'_, C> {
             self.opened = None;
             let worker = self.workers.of(&volume).clone();
             match open(&worker, volume.id).await {
-                Ok(()) => self.opened = Some(Opened { volume: volume.id, worker, handed_on: false }),
+                Ok(generation) => {
+                    self.opened = Some(Opened { volume: volume.id, generation, worker, handed_on: false });
+                }
                 Err(e) => {
                     tracing::warn!("volume {}: not attached: {e}", volume.name);
                     self.session.export(Err(Refusal::new(RefusalReason::Policy, e.text)));
@@ -282,8 +278,14 @@ impl<C: ControlPlane> Shaking<'_, C> {
     async fn hand_over(mut self, name: &str) -> Result<()> {
         let mut opened = self.opened.take().ok_or_else(|| Error::bug(format!("{name} was not attached before GO")))?;
         let stream = self.stream.loosen()?;
-        let command =
-            Command::Nbd { volume: opened.volume, stream, session: Box::new(self.session), input: self.input };
+        let command = Command::Nbd {
+            volume: opened.volume,
+            generation: opened.generation,
+            place: self.place,
+            stream,
+            session: Box::new(self.session),
+            input: self.input,
+        };
         // The count that `opened` holds is the connection's from now on.
         opened.handed_on = true;
         opened.worker.send(command).map_err(|_| Error::retry("this process is stopping"))
@@ -294,7 +296,7 @@ fn find(state: &State, name: &str) -> Option<Arc<Volume>> {
     if name.is_empty() { default_export(state.volumes()).cloned() } else { state.volume_by_name(name).cloned() }
 }
 
-async fn open(worker: &mpsc::UnboundedSender<Command>, volume: VolumeId) -> Result<()> {
+async fn open(worker: &mpsc::UnboundedSender<Command>, volume: VolumeId) -> Result<Generation> {
     let (reply, answer) = oneshot::channel();
     let stopping = || Error::retry("this process is stopping");
     worker.send(Command::Open { volume, reply }).map_err(|_| stopping())?;

@@ -129,14 +129,14 @@ impl<C: ControlPlane> Core<C> {
                     let core = self.clone();
                     tokio::task::spawn_local(async move {
                         let result = core.drivers.open(&core, volume).await;
-                        if let Err(Ok(())) = reply.send(result) {
-                            core.drivers.release(&core, volume);
+                        if let Err(Ok(generation)) = reply.send(result) {
+                            core.drivers.release(&core, volume, generation);
                         }
                     });
                 }
-                Command::Release { volume } => self.drivers.release(&self, volume),
-                Command::Nbd { volume, stream, session, input } => {
-                    nbd_conn::serve(&self, volume, stream, *session, input);
+                Command::Release { volume, generation } => self.drivers.release(&self, volume, generation),
+                Command::Nbd { volume, generation, place, stream, session, input } => {
+                    nbd_conn::serve(&self, (volume, generation), place, stream, *session, input);
                 }
                 Command::Status { reply } => {
                     let _ = reply.send(self.shards.as_ref().map(Worker::status).unwrap_or_default());

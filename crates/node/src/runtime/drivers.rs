@@ -1,7 +1,9 @@
 //! The drivers of one worker: one for each volume that is attached here, shared by all its NBD connections.
 //!
 //! Invariants: a volume has at most one driver here; it is attached before its first connection begins and given
-//! back after its last one ended; each request of a client is answered once, on the connection that asked.
+//! back after its last one ended; each request of a client is answered once, on the connection that asked; a
+//! connection belongs to one attachment for its whole life, and never speaks through a later one (rule 14 of the
+//! contract: who was fenced gets errors until it connects anew).
 
 use super::core::Core;
 use super::dial;
@@ -12,17 +14,23 @@ use freebs_format::wire::{Message, Role};
 use freebs_io::linux::{OsRandom, SystemClock};
 use freebs_io::{Clock, LinkId, Outbox, Random};
 use freebs_nbd::Ticket;
-use freebs_types::{DriverId, Error, Generation, NodeId, Peer, Result, ShardId, VolumeId};
+use freebs_types::{DriverId, Error, Generation, NodeId, Peer, Result, ShardId, VolumeId, limits};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 
 /// How often drivers' time-outs are looked at.
 const TICK: Duration = Duration::from_millis(5);
 /// A volume whose members do not answer for so long is not attached.
 const ATTACH_LIMIT: Duration = Duration::from_secs(30);
+
+/// What each driver may add to what waits on a link: its window, and as much again for what it repeats.
+const LINK_WINDOW_PER_DRIVER: usize = 2 * limits::DRIVER_WINDOW_BYTES;
+/// All volumes together are given back within this time at a stop.
+const GIVE_BACK_LIMIT: Duration = Duration::from_secs(2);
 
 /// A request of an NBD client on its way through the driver.
 struct Asked {
@@ -120,8 +128,8 @@ impl<C: ControlPlane> Drivers<C> {
         self.slots.borrow().get(&volume).cloned()
     }
 
-    /// Attaches the volume, if it is not attached here, and counts one more user.
-    pub async fn open(&self, core: &Rc<Core<C>>, volume: VolumeId) -> Result<()> {
+    /// Attaches the volume, if it is not attached here, and counts one more user of the attachment that it returns.
+    pub async fn open(&self, core: &Rc<Core<C>>, volume: VolumeId) -> Result<Generation> {
         loop {
             if core.stopping.get() {
                 return Err(Error::retry("this process is stopping"));
@@ -134,9 +142,9 @@ impl<C: ControlPlane> Drivers<C> {
                 slot.users.set(slot.users.get() + 1);
                 let ready = Self::wait_ready(&slot).await;
                 if ready.is_err() {
-                    self.release(core, volume);
+                    self.release(core, volume, slot.generation);
                 }
-                return ready;
+                return ready.map(|()| slot.generation);
             }
             self.busy.borrow_mut().insert(volume);
             let attached = self.attach(core, volume).await;
@@ -198,13 +206,19 @@ impl<C: ControlPlane> Drivers<C> {
             free: RefCell::default(),
         });
         self.slots.borrow_mut().insert(id, slot.clone());
+        self.fit_windows(core);
         self.step(core, &slot, Event::Tick);
         Ok(())
     }
 
+    /// The attachment of a connection, for as long as it lasts.
+    pub fn attachment(&self, volume: VolumeId, generation: Generation) -> Option<Rc<Slot>> {
+        self.slot(volume).filter(|s| s.generation == generation)
+    }
+
     /// One user less; the last one gives the volume back.
-    pub fn release(&self, core: &Rc<Core<C>>, volume: VolumeId) {
-        let Some(slot) = self.slot(volume) else { return };
+    pub fn release(&self, core: &Rc<Core<C>>, volume: VolumeId, generation: Generation) {
+        let Some(slot) = self.attachment(volume, generation) else { return };
         slot.users.set(slot.users.get().saturating_sub(1));
         if slot.users.get() == 0 {
             let core = core.clone();
@@ -234,6 +248,7 @@ impl<C: ControlPlane> Drivers<C> {
     /// Gives all volumes back, for a clean stop.
     pub async fn close_all(&self, core: &Core<C>) {
         let slots: Vec<Rc<Slot>> = self.slots.borrow().values().cloned().collect();
+        let mut detaching = JoinSet::new();
         for slot in slots {
             let mut out = Vec::new();
             slot.driver.borrow_mut().step(SystemClock.now(), Event::Close, &mut out);
@@ -244,21 +259,18 @@ impl<C: ControlPlane> Drivers<C> {
             }
             slot.closed.set(true);
             let command = Command::DetachVolume { volume: slot.volume, generation: slot.generation };
-            let submit = core.spec.control.submit(command);
-            let _ = tokio::time::timeout(Duration::from_millis(500), submit).await;
+            let control = core.spec.control.clone();
+            detaching.spawn_local(async move { control.submit(command).await });
         }
         self.slots.borrow_mut().clear();
+        // Together, because each waits for the keeper's disk, and the keeper may be gone.
+        let all = async { while detaching.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(GIVE_BACK_LIMIT, all).await;
     }
 
     /// A request of a client; the answer goes to `conn`.
-    pub fn request(&self, core: &Rc<Core<C>>, conn: &Rc<Conn>, volume: VolumeId, ticket: Ticket, op: Op) {
-        let known = conn.slot.borrow().as_ref().and_then(std::rc::Weak::upgrade);
-        let slot = known.or_else(|| {
-            let slot = self.slot(volume);
-            conn.slot.replace(slot.as_ref().map(Rc::downgrade));
-            slot
-        });
-        let Some(slot) = slot else {
+    pub fn request(&self, core: &Rc<Core<C>>, conn: &Rc<Conn>, ticket: Ticket, op: Op) {
+        let Some(slot) = conn.slot.upgrade() else {
             conn.fail(ticket, &Error::fenced("the volume is not attached here any more"));
             return;
         };
@@ -327,9 +339,14 @@ impl<C: ControlPlane> Drivers<C> {
     fn connect(&self, core: &Rc<Core<C>>, slot: &Rc<Slot>, peer: Peer) {
         let known = self.links.borrow().get(&peer).copied();
         match known {
-            Some(Link::Up(_)) => {
+            Some(Link::Up(link)) => {
                 let (core, slot) = (core.clone(), slot.clone());
-                tokio::task::spawn_local(async move { core.drivers.step(&core, &slot, Event::LinkUp(peer)) });
+                tokio::task::spawn_local(async move {
+                    // The link may be gone by now, and the driver would trust in it for ever.
+                    let event =
+                        if core.drivers.is_link(peer, link) { Event::LinkUp(peer) } else { Event::LinkDown(peer) };
+                    core.drivers.step(&core, &slot, event);
+                });
             }
             Some(Link::Dialing) => {}
             None => {
@@ -351,6 +368,7 @@ impl<C: ControlPlane> Drivers<C> {
         let event = match up {
             Ok(link) => {
                 self.links.borrow_mut().insert(peer, Link::Up(link));
+                self.fit_windows(core);
                 Event::LinkUp(peer)
             }
             Err(e) => {
@@ -362,6 +380,22 @@ impl<C: ControlPlane> Drivers<C> {
         self.tell_all(core, &event);
     }
 
+    fn is_link(&self, peer: Peer, link: LinkId) -> bool {
+        matches!(self.links.borrow().get(&peer), Some(Link::Up(l)) if *l == link)
+    }
+
+    /// A link takes the windows of all drivers at once, which is what they send when it has just come up: with less,
+    /// it would be closed for that, come up again, and never carry anything. The bytes are the drivers' own; the link
+    /// only refers to them.
+    fn fit_windows(&self, core: &Core<C>) {
+        let bytes = limits::PEER_WINDOW_BYTES + self.slots.borrow().len() * LINK_WINDOW_PER_DRIVER;
+        for link in self.links.borrow().values() {
+            if let Link::Up(link) = link {
+                core.transport.set_window(*link, bytes);
+            }
+        }
+    }
+
     fn tell_all(&self, core: &Rc<Core<C>>, event: &Event) {
         let slots: Vec<Rc<Slot>> = self.slots.borrow().values().cloned().collect();
         for slot in slots {
@@ -370,8 +404,7 @@ impl<C: ControlPlane> Drivers<C> {
     }
 
     pub fn on_link_down(&self, core: &Rc<Core<C>>, peer: Peer, link: LinkId) {
-        let was_it = matches!(self.links.borrow().get(&peer), Some(Link::Up(l)) if *l == link);
-        if was_it {
+        if self.is_link(peer, link) {
             self.links.borrow_mut().remove(&peer);
             self.tell_all(core, &Event::LinkDown(peer));
         }

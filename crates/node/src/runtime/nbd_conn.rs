@@ -11,13 +11,13 @@ use freebs_control::ControlPlane;
 use freebs_driver::{Op, Piece, Reply};
 use freebs_io::linux::net::{LooseStream, Stream};
 use freebs_nbd::{Event, Extent, NbdErrno, ReadPiece, Session, Step, Ticket, Wait};
-use freebs_types::{Error, Result, VolumeId};
+use freebs_types::{Error, Generation, Result, VolumeId};
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 use tokio::io::Interest;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 /// Bytes read from a client at a time.
 const READ_BYTES: usize = 128 << 10;
@@ -34,8 +34,13 @@ pub struct Conn {
     room: Notify,
     dirty: Cell<bool>,
     closed: Cell<bool>,
-    pub slot: RefCell<Option<Weak<Slot>>>,
+    /// Closed from here, while its reader may wait for the client.
+    end: Notify,
+    /// The attachment that it belongs to. Not kept alive by it: a fenced one is gone, and so is the right to use it.
+    pub slot: Weak<Slot>,
     flusher: Rc<Flusher>,
+    /// Its place among the connections of the process, until the last request has its answer.
+    _place: OwnedSemaphorePermit,
 }
 
 /// Writes the replies of a turn at its end.
@@ -136,6 +141,7 @@ impl Conn {
     fn close(&self) {
         self.closed.set(true);
         self.room.notify_one();
+        self.end.notify_one();
     }
 
     pub fn fail(self: &Rc<Self>, ticket: Ticket, error: &Error) {
@@ -175,10 +181,11 @@ fn read_piece(p: Piece) -> ReadPiece {
     }
 }
 
-/// Takes over a connection whose volume was opened for it.
+/// Takes over a connection whose volume was opened for it, as the attachment named here.
 pub fn serve<C: ControlPlane>(
     core: &Rc<Core<C>>,
-    volume: VolumeId,
+    (volume, generation): (VolumeId, Generation),
+    place: OwnedSemaphorePermit,
     stream: LooseStream,
     session: Session,
     input: BytesMut,
@@ -187,38 +194,36 @@ pub fn serve<C: ControlPlane>(
         Ok(s) => s,
         Err(e) => {
             tracing::warn!("an NBD connection was lost: {e}");
-            core.drivers.release(core, volume);
+            core.drivers.release(core, volume, generation);
             return;
         }
     };
+    let slot = core.drivers.attachment(volume, generation);
     let conn = Rc::new(Conn {
         stream,
         session: RefCell::new(session),
         room: Notify::new(),
         dirty: Cell::new(false),
         closed: Cell::new(false),
-        slot: RefCell::default(),
+        end: Notify::new(),
+        slot: slot.as_ref().map(Rc::downgrade).unwrap_or_default(),
         flusher: core.drivers.flusher.clone(),
+        _place: place,
     });
     let core = core.clone();
     tokio::task::spawn_local(async move {
-        if let Err(e) = read_requests(&core, &conn, volume, input).await {
+        if let Err(e) = read_requests(&core, &conn, input).await {
             tracing::debug!("an NBD connection ended: {e}");
         }
         conn.closed.set(true);
-        core.drivers.release(&core, volume);
+        core.drivers.release(&core, volume, generation);
     });
 }
 
-async fn read_requests<C: ControlPlane>(
-    core: &Rc<Core<C>>,
-    conn: &Rc<Conn>,
-    volume: VolumeId,
-    mut input: BytesMut,
-) -> Result<()> {
+async fn read_requests<C: ControlPlane>(core: &Rc<Core<C>>, conn: &Rc<Conn>, mut input: BytesMut) -> Result<()> {
     conn.mark();
     loop {
-        let wait = take_requests(core, conn, volume, &mut input)?;
+        let wait = take_requests(core, conn, &mut input)?;
         if conn.closed.get() {
             return Ok(());
         }
@@ -244,31 +249,30 @@ async fn read_requests<C: ControlPlane>(
 
 async fn read_some(conn: &Conn, input: &mut BytesMut) -> Result<usize> {
     loop {
+        if conn.closed.get() {
+            return Ok(0);
+        }
         match conn.try_read(input) {
             Ok(n) => return Ok(n),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                conn.ready(Interest::READABLE).await.map_err(|e| Error::retry(format!("the connection broke: {e}")))?;
+                let ready = tokio::select! {
+                    ready = conn.ready(Interest::READABLE) => ready,
+                    () = conn.end.notified() => Ok(()),
+                };
+                ready.map_err(|e| Error::retry(format!("the connection broke: {e}")))?;
             }
             Err(e) => return Err(Error::retry(format!("the connection broke: {e}"))),
-        }
-        if conn.closed.get() {
-            return Ok(0);
         }
     }
 }
 
 /// Hands every whole request in `input` to the driver.
-fn take_requests<C: ControlPlane>(
-    core: &Rc<Core<C>>,
-    conn: &Rc<Conn>,
-    volume: VolumeId,
-    input: &mut BytesMut,
-) -> Result<Wait> {
+fn take_requests<C: ControlPlane>(core: &Rc<Core<C>>, conn: &Rc<Conn>, input: &mut BytesMut) -> Result<Wait> {
     loop {
         let step = conn.session.borrow_mut().receive(input);
         match step {
             Ok(Step::Event(Event::Request { ticket, op })) => match driver_op(op) {
-                Some(op) => core.drivers.request(core, conn, volume, ticket, op),
+                Some(op) => core.drivers.request(core, conn, ticket, op),
                 None => {
                     conn.session.borrow_mut().reply_ok(ticket);
                     conn.mark();

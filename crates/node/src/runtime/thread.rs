@@ -12,11 +12,10 @@ use freebs_io::linux::{DeviceOptions, FileDevice, OsRandom, SystemClock};
 use freebs_io::{Clock, Device, Random};
 use freebs_lsvd::{Digest, Engine, Expect, OpenReport, Shape};
 use freebs_nbd::Session;
-use freebs_types::{ClusterId, DeviceId, Error, Hash32, Peer, Result, ShardId, StartNumber, VolumeId};
+use freebs_types::{ClusterId, DeviceId, Error, Generation, Hash32, Peer, Result, ShardId, StartNumber, VolumeId};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::JoinHandle;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::LocalSet;
 
 /// The device of a worker.
@@ -57,15 +56,20 @@ pub enum Command {
     /// Attach the volume for one more NBD connection (or count it, if it is attached here).
     Open {
         volume: VolumeId,
-        reply: oneshot::Sender<Result<()>>,
+        reply: oneshot::Sender<Result<Generation>>,
     },
     /// The opposite of `Open`, for a connection that never came.
     Release {
         volume: VolumeId,
+        generation: Generation,
     },
-    /// An NBD connection in transmission, counted by an `Open` before.
+    /// An NBD connection in transmission, counted by an `Open` before. It belongs to that attachment and to no other:
+    /// once that one is fenced, the connection gets nothing but errors.
     Nbd {
         volume: VolumeId,
+        generation: Generation,
+        /// Its place among the connections of the process.
+        place: OwnedSemaphorePermit,
         stream: LooseStream,
         session: Box<Session>,
         input: BytesMut,
@@ -86,7 +90,6 @@ pub enum Command {
 /// The outside end of a worker.
 pub struct WorkerHandle {
     pub commands: mpsc::UnboundedSender<Command>,
-    pub thread: JoinHandle<()>,
     /// Start number of the device; 0 for a gateway.
     pub start: StartNumber,
     pub report: Option<OpenReport>,
@@ -96,12 +99,12 @@ pub struct WorkerHandle {
 pub async fn start_worker<C: ControlPlane>(spec: WorkerSpec<C>) -> Result<WorkerHandle> {
     let (commands, receiver) = mpsc::unbounded_channel();
     let (started, ready) = oneshot::channel();
-    let thread = std::thread::Builder::new()
+    std::thread::Builder::new()
         .name(format!("worker-{}", spec.me.worker))
         .spawn(move || run_thread(spec, receiver, started))
         .map_err(|e| Error::os(format!("no thread for a worker: {e}")))?;
     let (start, report) = ready.await.map_err(|_| Error::bug("a worker ended before it began"))??;
-    Ok(WorkerHandle { commands, thread, start, report })
+    Ok(WorkerHandle { commands, start, report })
 }
 
 type Started = oneshot::Sender<Result<(StartNumber, Option<OpenReport>)>>;
