@@ -2,7 +2,7 @@
 
 use super::FreebsWire;
 use super::dial;
-use super::drivers::Drivers;
+use super::drivers::{Drivers, LINK_WINDOW_PER_DRIVER};
 use super::greet;
 use super::nbd_conn;
 use super::port::Port;
@@ -14,13 +14,18 @@ use freebs_io::LinkId;
 use freebs_io::linux::net::{Address, Handler, LooseStream, Transport, fresh_link};
 use freebs_io::linux::{FileDevice, SystemClock};
 use freebs_lsvd::OpenReport;
-use freebs_types::{Error, NodeId, Peer, Result, ShardId, StartNumber};
+use freebs_types::{Error, NodeId, Peer, Result, ShardId, StartNumber, VolumeId, limits};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
+
+/// Links of one worker that others opened, or that it opened.
+const LINKS_MAX: usize = 4096;
+/// Answers that wait for the drivers of one link, whatever they have attached.
+const ANSWERS_BYTES_MAX: usize = 1 << 30;
 
 /// The chain worker of a node.
 pub type Shards<C> = Worker<FileDevice, Transport<FreebsWire>, Port<C>, SystemClock>;
@@ -43,6 +48,10 @@ pub struct Core<C: ControlPlane> {
     pub shards: Option<Shards<C>>,
     pub drivers: Drivers<C>,
     far: RefCell<HashMap<LinkId, Far>>,
+    /// Links to members that this worker dialled, and since when: these are dialled again.
+    dialled: RefCell<HashMap<LinkId, Instant>>,
+    /// What drivers elsewhere have attached, by their links.
+    attached: RefCell<HashMap<LinkId, BTreeSet<VolumeId>>>,
     pub state: RefCell<Arc<State>>,
     /// Members that this worker keeps a link to, as the one who dials.
     pub dialing: RefCell<BTreeSet<Peer>>,
@@ -57,6 +66,9 @@ impl<C: ControlPlane> Handler<Message> for LinkHandler<C> {
     fn on_messages(&self, link: LinkId, messages: &mut Vec<Message>) {
         let Some(core) = self.0.upgrade() else { return };
         let far = core.far.borrow().get(&link).copied();
+        if let Some(Far::Driver) = far {
+            core.fit_window(link, messages);
+        }
         match (far, &core.shards) {
             (Some(Far::Member(_) | Far::Driver), Some(shards)) => shards.on_messages(link, messages),
             (Some(Far::ServesUs(peer)), _) => core.drivers.on_messages(&core, peer, messages),
@@ -67,11 +79,15 @@ impl<C: ControlPlane> Handler<Message> for LinkHandler<C> {
     fn on_closed(&self, link: LinkId, why: Error) {
         let Some(core) = self.0.upgrade() else { return };
         let far = core.far.borrow_mut().remove(&link);
+        core.attached.borrow_mut().remove(&link);
+        let dialled = core.dialled.borrow_mut().remove(&link);
         match (far, &core.shards) {
             (Some(Far::Member(peer)), Some(shards)) => {
                 tracing::info!("link to {peer} closed: {why}");
                 shards.on_link_down(link);
-                dial::redial(&core, peer);
+                if let Some(since) = dialled {
+                    dial::redial(&core, peer, since.elapsed());
+                }
             }
             (Some(Far::Driver), Some(shards)) => shards.on_link_down(link),
             (Some(Far::ServesUs(peer)), _) => {
@@ -100,6 +116,8 @@ impl<C: ControlPlane> Core<C> {
             transport,
             shards,
             far: RefCell::default(),
+            dialled: RefCell::default(),
+            attached: RefCell::default(),
             state: RefCell::new(state.clone()),
             dialing: RefCell::default(),
             known_shards: RefCell::default(),
@@ -185,15 +203,54 @@ impl<C: ControlPlane> Core<C> {
             workers: self.spec.workers,
         };
         greet::welcome(&mut stream, answer).await?;
+        let far = self.far_of(&hello)?;
+        self.adopt(stream, far, leftover);
+        Ok(())
+    }
+
+    /// Who said this hello, if it may be true.
+    fn far_of(&self, hello: &Hello) -> Result<Far> {
         if hello.cluster != self.spec.cluster {
             return Err(Error::invalid(format!("a peer of another cluster ({}) connected", hello.cluster)));
         }
-        let far = match hello.role {
-            Role::Node => Far::Member(Peer { node: hello.node, worker: hello.from_worker }),
-            _ => Far::Driver,
-        };
-        self.adopt(stream, far, leftover);
-        Ok(())
+        if self.far.borrow().len() >= LINKS_MAX {
+            return Err(Error::no_space(format!("{LINKS_MAX} links are open already")));
+        }
+        let peer = Peer { node: hello.node, worker: hello.from_worker };
+        match hello.role {
+            Role::Node if dial::dials(peer, self.spec.me) && usize::from(peer.worker) < limits::WORKERS_MAX => {
+                Ok(Far::Member(peer))
+            }
+            Role::Node => Err(Error::invalid(format!("{peer} is no member that would connect here"))),
+            _ => Ok(Far::Driver),
+        }
+    }
+
+    /// Answers to drivers may wait as far as the windows of what they have attached reach: they may well have asked
+    /// for so much at once, and a link that is closed for it would be asked for the same again.
+    fn fit_window(&self, link: LinkId, messages: &[Message]) {
+        let mut all = self.attached.borrow_mut();
+        for message in messages {
+            let changed = match message {
+                Message::Attach { shard, .. } | Message::Follow { shard, .. } => {
+                    all.entry(link).or_default().insert(shard.volume)
+                }
+                Message::Detach { shard, .. } => all.get_mut(&link).is_some_and(|v| v.remove(&shard.volume)),
+                _ => false,
+            };
+            if changed {
+                let volumes = all.get(&link).map_or(0, BTreeSet::len);
+                let bytes = limits::PEER_WINDOW_BYTES + volumes * LINK_WINDOW_PER_DRIVER;
+                self.transport.set_window(link, bytes.min(ANSWERS_BYTES_MAX));
+            }
+        }
+    }
+
+    /// A greeted stream that this worker dialled becomes a link.
+    pub fn adopt_dialled(&self, stream: freebs_io::linux::net::Stream, far: Far, leftover: bytes::BytesMut) -> LinkId {
+        let link = self.adopt(stream, far, leftover);
+        self.dialled.borrow_mut().insert(link, Instant::now());
+        link
     }
 
     /// A greeted stream becomes a link.

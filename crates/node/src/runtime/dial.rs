@@ -13,25 +13,37 @@ use std::time::Duration;
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 const BACK_OFF_MIN: Duration = Duration::from_millis(20);
 const BACK_OFF_MAX: Duration = Duration::from_millis(500);
+/// A link that lasted so long broke for a reason of its own.
+const STEADY: Duration = Duration::from_secs(1);
 
 /// Sees to it that there is a link to each of these; of two nodes the one with the lower id dials.
 pub fn dial_wanted<C: ControlPlane>(core: &Rc<Core<C>>, wanted: &BTreeSet<Peer>) {
-    for peer in wanted.iter().filter(|p| p.node > core.spec.me.node) {
+    for peer in wanted.iter().filter(|p| dials(core.spec.me, **p)) {
         let is_new = core.dialing.borrow_mut().insert(*peer);
         if is_new {
-            redial(core, *peer);
+            redial(core, *peer, STEADY);
         }
     }
 }
 
-/// Dials a member until it answers.
-pub fn redial<C: ControlPlane>(core: &Rc<Core<C>>, peer: Peer) {
+/// Whether the first of two members opens the link between them.
+pub fn dials(from: Peer, to: Peer) -> bool {
+    from.node.0 > 0 && from.node < to.node
+}
+
+/// Dials a member until it answers. A link that `lasted` only a moment is not replaced at once: whatever ended it may
+/// end the next one, too.
+pub fn redial<C: ControlPlane>(core: &Rc<Core<C>>, peer: Peer, lasted: Duration) {
     if !core.dialing.borrow().contains(&peer) || core.stopping.get() {
         return;
     }
     let weak = Rc::downgrade(core);
     tokio::task::spawn_local(async move {
         let mut wait = BACK_OFF_MIN;
+        if lasted < STEADY {
+            wait = BACK_OFF_MAX;
+            tokio::time::sleep(wait / 2).await;
+        }
         loop {
             let Some(core) = weak.upgrade().filter(|c| !c.stopping.get()) else { return };
             match dial(&core, peer, Role::Node).await {
@@ -63,5 +75,5 @@ pub async fn dial<C: ControlPlane>(core: &Rc<Core<C>>, peer: Peer, role: Role) -
         Role::Node => Far::Member(peer),
         _ => Far::ServesUs(peer),
     };
-    Ok(core.adopt(stream, far, leftover))
+    Ok(core.adopt_dialled(stream, far, leftover))
 }

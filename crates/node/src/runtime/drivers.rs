@@ -28,7 +28,7 @@ const TICK: Duration = Duration::from_millis(5);
 const ATTACH_LIMIT: Duration = Duration::from_secs(30);
 
 /// What each driver may add to what waits on a link: its window, and as much again for what it repeats.
-const LINK_WINDOW_PER_DRIVER: usize = 2 * limits::DRIVER_WINDOW_BYTES;
+pub const LINK_WINDOW_PER_DRIVER: usize = 2 * limits::DRIVER_WINDOW_BYTES;
 /// All volumes together are given back within this time at a stop.
 const GIVE_BACK_LIMIT: Duration = Duration::from_secs(2);
 

@@ -22,11 +22,31 @@ use freebs_types::{Error, Result};
 /// Runs the main thread's work to its end: an event loop of its own, with tasks that stay on it.
 pub fn block_on(work: impl Future<Output = Result<()>>) -> Result<()> {
     end_with_a_panic();
+    allow_many_files();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| Error::os(format!("no event loop: {e}")))?;
     tokio::task::LocalSet::new().block_on(&runtime, work)
+}
+
+/// File descriptors that a process may need: connections of clients, links, devices.
+const FILES_WANTED: libc::rlim_t = 16 << 10;
+
+/// Takes as many file descriptors as are wanted and allowed. The usual limit (1,024) is less than the clients that may
+/// connect, who would then leave none for links to members.
+fn allow_many_files() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls only read or write the structure, which outlives them.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) != 0 || limit.rlim_cur >= FILES_WANTED {
+            return;
+        }
+        limit.rlim_cur = FILES_WANTED.min(limit.rlim_max);
+        if libc::setrlimit(libc::RLIMIT_NOFILE, &limit) != 0 {
+            tracing::warn!("no more than the usual number of files may be open");
+        }
+    }
 }
 
 /// A worker or task that panicked has left its state half changed: the process ends, and recovery begins from disk.

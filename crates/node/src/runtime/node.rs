@@ -18,10 +18,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 /// The file beside the log from which the secrets of views are derived, until secrets are shared among members.
 const SECRET_FILE: &str = "view-secret";
+
+/// Connections that have not said who they are.
+const GREETINGS_MAX: usize = 256;
+/// Connections to the control API.
+const CONTROL_CLIENTS_MAX: usize = 2048;
 
 /// Runs a node until it is told to stop.
 pub fn run_node(options: NodeOptions) -> Result<()> {
@@ -53,7 +58,14 @@ async fn node(options: NodeOptions) -> Result<()> {
             control: control.clone(),
             disk: Some(disk),
         };
-        let handle = start_worker(spec).await?;
+        // A stop need not wait for a recovery, which changes nothing that the next one would miss.
+        let handle = tokio::select! {
+            handle = start_worker(spec) => handle?,
+            () = stop.wait() => {
+                stop_workers(handles).await;
+                return Ok(());
+            }
+        };
         tell_of_recovery(worker, &handle);
         handles.push(handle);
     }
@@ -131,12 +143,15 @@ pub async fn stop_workers(handles: Vec<WorkerHandle>) {
 }
 
 async fn accept(listener: TcpListener, service: Arc<Service>, workers: Workers) {
+    let greetings = Arc::new(Semaphore::new(GREETINGS_MAX));
+    let clients = Arc::new(Semaphore::new(CONTROL_CLIENTS_MAX));
     loop {
+        let Ok(greeting) = greetings.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let (service, workers) = (service.clone(), workers.clone());
+                let (service, workers, clients) = (service.clone(), workers.clone(), clients.clone());
                 tokio::task::spawn_local(async move {
-                    if let Err(e) = route(stream, service, &workers).await {
+                    if let Err(e) = route(stream, greeting, clients, service, &workers).await {
                         tracing::debug!("a connection ended: {e}");
                     }
                 });
@@ -150,10 +165,19 @@ async fn accept(listener: TcpListener, service: Arc<Service>, workers: Workers) 
 }
 
 /// Brings a connection to who it asks for: the control API, or one of the workers.
-async fn route(stream: TcpStream, service: Arc<Service>, workers: &Workers) -> Result<()> {
+async fn route(
+    stream: TcpStream,
+    greeting: OwnedSemaphorePermit,
+    clients: Arc<Semaphore>,
+    service: Arc<Service>,
+    workers: &Workers,
+) -> Result<()> {
     let greeted = greet(Stream::Tcp(stream)).await?;
+    drop(greeting);
     let hello = greeted.hello;
     if hello.role == Role::Control {
+        let full = |_| Error::no_space(format!("{CONTROL_CLIENTS_MAX} clients of the control API are connected"));
+        let _place = clients.try_acquire_owned().map_err(full)?;
         let Stream::Tcp(stream) = greeted.stream else { return Err(Error::bug("nodes listen on TCP")) };
         return serve(stream, greeted.leftover, hello, service).await;
     }
