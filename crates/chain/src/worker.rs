@@ -86,6 +86,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     /// set that it is called in.
     pub async fn start(config: WorkerConfig<D, O, P, K>) -> Result<Self> {
         let mut host = Host::new(config.host);
+        // What was found while the log was opened is in the report of that.
+        drop(config.engine.events());
         for shard in config.engine.shards() {
             let Some(state) = config.engine.state(shard) else { continue };
             let (tail, view_frame, damage) = load(&config.engine, &state).await?;
