@@ -1,0 +1,134 @@
+//! One bit of one replica's device turns over while everything is down.
+//!
+//! Whatever the bit belongs to, no wrong byte may reach a client, and somebody must notice.
+
+use crate::support::beside_others;
+use crate::support::cluster::{Cluster, Setup, files_below};
+use crate::support::device::{self, Kind, Piece};
+use crate::support::full;
+use crate::support::nbd::Client;
+use crate::support::rng::Rng;
+use crate::support::tools::{run, say, told};
+use std::path::Path;
+use std::time::Duration;
+
+/// Bytes that are written, each block once, so that all of them are live.
+const BYTES: u64 = 24 << 20;
+
+fn expected() -> Vec<u8> {
+    let mut bytes = vec![0; BYTES as usize];
+    Rng::new(7).fill(&mut bytes);
+    bytes
+}
+
+fn fill(c: &Cluster, bytes: &[u8]) {
+    let mut client = Client::connect(&c.place, "demo", true).expect("a client");
+    let mut rng = Rng::new(8);
+    let (mut at, mut step) = (0, 4096);
+    while at < bytes.len() {
+        let end = (at + step).min(bytes.len());
+        client.write(at as u64, &bytes[at..end]);
+        at = end;
+        step = [4096, 8192, 65536, 1 << 20][rng.below(4) as usize];
+    }
+}
+
+/// Reads everything, several times over, so that each replica is asked for most of it.
+fn read_back(c: &Cluster, bytes: &[u8]) {
+    let mut client = Client::connect_within(&c.place, "demo", Duration::from_secs(30));
+    for (round, step) in [1 << 20, 4096 * 7, 1 << 16].into_iter().enumerate() {
+        for (i, want) in bytes.chunks(step).enumerate() {
+            let at = (i * step) as u64;
+            let got = client.read(at, want.len() as u32);
+            if got != want {
+                let first = got.iter().zip(want).position(|(a, b)| a != b).expect("they differ");
+                panic!("round {round}: wrong byte at {}\n{}", at + first as u64, c.log());
+            }
+        }
+    }
+}
+
+/// What a node or the supervisor said about damage since the start.
+fn noticed(c: &Cluster) -> Vec<String> {
+    let words = ["crc", "corrupt", "damage", "checksum", "repair", "superblock", "torn_bytes"];
+    let nothing = ["damage=0", "torn_bytes=0"];
+    let says = |line: &&str| {
+        let mut line = line.to_lowercase();
+        nothing.iter().for_each(|n| line = line.replace(n, ""));
+        words.iter().any(|w| line.contains(w))
+    };
+    logs(c).lines().filter(says).map(str::to_owned).collect()
+}
+
+fn logs(c: &Cluster) -> String {
+    let mut paths = files_below(c.dir(), &|p| p.extension().is_some_and(|e| e == "log" || e == "err"));
+    paths.sort();
+    paths.iter().map(|p| std::fs::read_to_string(p).unwrap_or_default()).collect()
+}
+
+fn copy(from: &Path, to: &Path) {
+    let _ = std::fs::remove_dir_all(to);
+    let (from, to) = (from.to_str().expect("a plain path"), to.to_str().expect("a plain path"));
+    run("cp", ["-a", "--sparse=always", from, to]);
+}
+
+/// A bit of a piece of this kind. Of what an index repeats the index is what is used, so such kinds are taken from the
+/// segment that has none yet.
+fn choose(pieces: &[Piece], kind: Kind, rng: &mut Rng) -> Option<(u64, u8)> {
+    let repeated = matches!(kind, Kind::AppendHeader | Kind::FrameHeads | Kind::LiveTable);
+    let of_kind: Vec<_> = pieces.iter().filter(|p| p.kind == kind && !(repeated && p.indexed)).collect();
+    if of_kind.is_empty() {
+        return None;
+    }
+    let piece = of_kind[rng.below(of_kind.len() as u64) as usize];
+    Some((piece.at + rng.below(piece.len), rng.below(8) as u8))
+}
+
+#[test]
+fn one_flipped_bit_is_noticed_and_never_served() {
+    let _turn = beside_others();
+    let setup = Setup { device_size: "512M", segment_size: "8M", volume: Some("demo:64M"), ..Setup::default() };
+    let mut c = Cluster::up(setup);
+    let bytes = expected();
+    fill(&c, &bytes);
+    c.verify("demo");
+    let (head, others) = c.chain("demo");
+    c.stop();
+    let pristine = c.dir().join("pristine");
+    std::fs::remove_dir_all(c.data().join("logs")).expect("logs");
+    copy(&c.data(), &pristine);
+
+    use Kind::{AppendHeader, Data, FirstSuperblock, Footer, FrameHeads, Index, LiveTable, SecondSuperblock};
+    let mut cases = vec![(Data, &head), (FrameHeads, &others[0]), (FirstSuperblock, &others[1]), (Index, &others[0])];
+    if full() {
+        cases.extend([
+            (Data, &others[0]),
+            (Data, &others[1]),
+            (AppendHeader, &head),
+            (Footer, &others[1]),
+            (SecondSuperblock, &head),
+            (LiveTable, &others[0]),
+        ]);
+    }
+    let mut rng = Rng::announced("bit flips");
+    let mut unseen = vec![];
+    for (kind, node) in cases {
+        copy(&pristine, &c.data());
+        let file = device::files(&c.data().join(node)).into_iter().next().expect("the node's device");
+        let (at, bit) = choose(&device::pieces(&file), kind, &mut rng).unwrap_or_else(|| panic!("no {kind:?}"));
+        device::flip(&file, at, bit);
+        let what = format!("{kind:?} of {node}: bit {bit} of byte {at}");
+        c.start();
+        read_back(&c, &bytes);
+        let out = c.cli(&["volume", "verify", "demo", "--wait", "10"]);
+        let log = noticed(&c);
+        say(&format!("{what}: verify {}, logs: {log:#?}", told(&out)));
+        if out.status.success() && log.is_empty() {
+            say(&c.log());
+            unseen.push(what);
+        }
+        read_back(&c, &bytes);
+        c.stop();
+    }
+    assert!(unseen.is_empty(), "nobody noticed: {unseen:#?}");
+}

@@ -1,0 +1,158 @@
+//! The first command, its end, the second start, and what `--json` promises to programs.
+
+use crate::support::cluster::{Cluster, Setup};
+use crate::support::nbd::{Client, Op};
+use crate::support::tools::say;
+use crate::support::{alone, beside_others};
+use serde_json::Value;
+use std::time::Duration;
+
+#[test]
+fn first_command_brings_up_three_nodes_and_stops_cleanly() {
+    let _turn = alone();
+    // As the README has it, but for places.
+    let mut c = Cluster::up(Setup { device_size: "20G", segment_size: "16M", volume: None, ..Setup::default() });
+    say(&format!("measured: ready after {:.2} s", c.ready_after.as_secs_f64()));
+    assert!(c.ready_after < Duration::from_secs(5), "ready only after {:?}", c.ready_after);
+    let line = c.ready_line().expect("it is ready");
+    assert!(line.contains(&c.place.uri("demo")), "no URI in: {line}");
+
+    let nodes = c.nodes();
+    assert_eq!(nodes.len(), 3, "{nodes:?}");
+    assert_eq!(c.gateways().len(), 1);
+    let mut all: Vec<u32> = nodes.iter().chain(&c.gateways()).map(|(_, pid)| *pid).collect();
+    all.push(c.supervisor());
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), 5, "nodes, gateway and supervisor are processes of their own");
+    assert_eq!(c.volume("demo")["size"], 10u64 << 30);
+
+    let mut client = Client::connect(&c.place, "demo", true).expect("the volume can be used once `ready` is printed");
+    client.write(4096, &[7; 4096]);
+    assert_eq!(client.read(4096, 4096), [7; 4096]);
+    drop(client);
+    c.verify("demo");
+    // `stop` is Ctrl-C; it asserts that nothing is left.
+    c.stop();
+}
+
+#[test]
+fn a_second_start_finds_the_data() {
+    let _turn = beside_others();
+    let mut c = Cluster::up(Setup::default());
+    let pattern =
+        |round: u8| -> Vec<u8> { (0..1 << 20).map(|i: u32| (i >> 9) as u8 ^ round.wrapping_mul(37)).collect() };
+    for round in 0..3u8 {
+        let mut client = Client::connect(&c.place, "demo", true).expect("a client");
+        for earlier in 0..round {
+            let at = u64::from(earlier) << 24;
+            assert_eq!(client.read(at, 1 << 20), pattern(earlier), "round {earlier} after {round} restarts");
+        }
+        client.write(u64::from(round) << 24, &pattern(round));
+        drop(client);
+        match round {
+            0 => c.stop(),
+            1 => c.stop_with(libc::SIGTERM),
+            _ => c.crash(),
+        }
+        c.start();
+    }
+    let mut client = Client::connect(&c.place, "demo", true).expect("a client");
+    for earlier in 0..3u8 {
+        assert_eq!(client.read(u64::from(earlier) << 24, 1 << 20), pattern(earlier), "after a crash");
+    }
+    drop(client);
+    c.verify("demo");
+    c.stop();
+}
+
+#[test]
+fn what_dies_is_restarted_unless_told_otherwise() {
+    let _turn = beside_others();
+    let c = Cluster::up(Setup::default());
+    let (head, others) = c.chain("demo");
+    let pid = |name: &str| c.nodes().iter().find(|(n, _)| n == name).map(|(_, p)| *p);
+    let before = pid(&others[0]).expect("it is up");
+    c.kill(&[before]);
+    c.wait_healthy("demo", Duration::from_secs(20));
+    assert_ne!(pid(&others[0]), Some(before));
+    // A stopped node stays down until it is started.
+    let data = c.data();
+    let data = data.to_str().expect("a plain path");
+    let out = c.cli(&["node", "stop", &others[1], "--data", data]);
+    assert!(out.status.success(), "{out:?}");
+    assert_eq!(pid(&others[1]), None);
+    let state =
+        c.status()["nodes"].as_array().expect("a list").iter().find(|n| n["name"] == others[1]).unwrap().clone();
+    assert_eq!(state["state"], "down");
+    assert!(c.cli(&["node", "start", &others[1], "--data", data]).status.success());
+    c.wait_healthy("demo", Duration::from_secs(20));
+    c.verify("demo");
+    // A gateway that dies comes back, too, and clients connect again.
+    let gateway = c.gateways()[0].1;
+    c.kill(&[gateway]);
+    let mut client = Client::connect_within(&c.place, "demo", Duration::from_secs(20));
+    client.write(0, &[1; 512]);
+    drop(client);
+    // A head that dies opens a new view.
+    c.kill(&[pid(&head).expect("it is up")]);
+    let mut client = Client::connect_within(&c.place, "demo", Duration::from_secs(20));
+    assert_eq!(client.ask(&Op::Read { at: 0, len: 512 }).expect("connected").expect("read"), [1; 512]);
+}
+
+#[test]
+fn left_down_with_no_restart() {
+    let _turn = beside_others();
+    let c = Cluster::up(Setup { more: vec!["--no-restart".into()], ..Setup::default() });
+    let (_, others) = c.chain("demo");
+    let victim = c.nodes().into_iter().find(|(n, _)| *n == others[0]).expect("it is up");
+    c.kill(&[victim.1]);
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(c.nodes().iter().all(|(n, _)| *n != victim.0), "{:?}", c.nodes());
+    assert_eq!(c.nodes().len(), 2);
+}
+
+fn fields(v: &Value, names: &[&str]) {
+    for name in names {
+        assert!(v.get(name).is_some(), "no field {name} in {v:#}");
+    }
+}
+
+#[test]
+fn json_has_the_promised_names() {
+    let _turn = beside_others();
+    let c = Cluster::up(Setup::default());
+    let volume = c.json(&["volume", "create", "second", "--size", "64M", "--copies", "2", "--ack", "all"]);
+    assert_eq!(volume["name"], "second");
+    assert_eq!(volume["copies"], 2);
+    let s = c.status();
+    fields(&s, &["nodes", "gateways", "volumes"]);
+    for node in s["nodes"].as_array().expect("a list") {
+        fields(node, &["name", "pid", "address", "state"]);
+        assert_eq!(node["state"], "up");
+    }
+    for gateway in s["gateways"].as_array().expect("a list") {
+        fields(gateway, &["name", "pid"]);
+    }
+    let volumes = s["volumes"].as_array().expect("a list");
+    assert_eq!(volumes.len(), 2);
+    for v in volumes {
+        fields(v, &["name", "size", "copies", "shards"]);
+        let shard = &v["shards"][0];
+        fields(shard, &["id", "view", "head", "members"]);
+        for m in shard["members"].as_array().expect("a list") {
+            fields(m, &["node", "version", "state"]);
+        }
+    }
+    let list = c.json(&["volume", "list"]);
+    assert_eq!(list["volumes"].as_array().expect("a list").len(), 2);
+    fields(&c.json(&["volume", "show", "second"]), &["name", "size", "copies", "shards"]);
+    assert_eq!(c.json(&["volume", "resize", "second", "--size", "96M"])["size"], 96u64 << 20);
+    assert_eq!(c.json(&["volume", "verify", "second"])["agree"], true);
+    c.json(&["volume", "delete", "second"]);
+    assert_eq!(c.json(&["volume", "list"])["volumes"].as_array().expect("a list").len(), 1);
+    // People get tables.
+    let out = c.cli(&["status"]);
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert!(text.contains("NODE") && text.contains("demo"), "{text}");
+}

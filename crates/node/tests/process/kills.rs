@@ -1,0 +1,188 @@
+//! Nodes die at random moments under a client that remembers every answer.
+
+use crate::support::cluster::{Cluster, Setup};
+use crate::support::nbd::Client;
+use crate::support::oracle::Oracle;
+use crate::support::rng::Rng;
+use crate::support::tools::say;
+use crate::support::{alone, beside_others, full};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const REGION: u64 = 32 << 20;
+const DEPTH: usize = 32;
+
+fn attach(c: &Cluster) -> Client {
+    Client::connect_within(&c.place, "demo", Duration::from_secs(30))
+}
+
+/// Runs the oracle while `faults` happen. If the connection ends it connects again.
+fn under_load(c: &Cluster, oracle: &mut Oracle, faults: impl FnOnce() + Send) {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            // Also when the faults panic, so that the other side ends.
+            struct Set<'a>(&'a AtomicBool);
+            impl Drop for Set<'_> {
+                fn drop(&mut self) {
+                    self.0.store(true, Ordering::Relaxed);
+                }
+            }
+            let _set = Set(&done);
+            faults();
+        });
+        let mut client = attach(c);
+        loop {
+            match oracle.run(&mut client, DEPTH, || done.load(Ordering::Relaxed)) {
+                Ok(true) => break,
+                Ok(false) => client = attach(c),
+                Err(e) => {
+                    say(&format!("{e}\n{}", c.log()));
+                    panic!("the volume broke its promise: {e}");
+                }
+            }
+        }
+    });
+}
+
+fn check(c: &Cluster, oracle: &mut Oracle) {
+    let mut client = attach(c);
+    for _ in 0..2 {
+        oracle.read_all(&mut client).unwrap_or_else(|e| panic!("{e}\n{}", c.log()));
+    }
+}
+
+fn pids(c: &Cluster) -> Vec<u32> {
+    c.nodes().iter().map(|n| n.1).collect()
+}
+
+/// Waits until the supervisor has started all nodes again; their new processes.
+fn all_up(c: &Cluster, old: &[u32]) -> Vec<u32> {
+    let begun = Instant::now();
+    loop {
+        let now = pids(c);
+        if now.len() == 3 && now.iter().all(|p| !old.contains(p)) {
+            return now;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(40), "the nodes did not come back\n{}", c.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn all_nodes_killed_again_and_again_lose_no_answered_write() {
+    let _turn = alone();
+    let rounds = if full() { 20 } else { 3 };
+    let mut rng = Rng::announced("kills of all nodes");
+    let mut c = Cluster::up(Setup::default());
+    let mut oracle = Oracle::new(0, REGION, Rng::new(rng.next()));
+    for round in 0..rounds {
+        let before = pids(&c);
+        let moment = Duration::from_millis(300 + rng.below(1500));
+        let mut back = Duration::ZERO;
+        let gap = std::mem::take(&mut oracle.tally.longest_gap);
+        under_load(&c, &mut oracle, || {
+            std::thread::sleep(moment);
+            let begun = Instant::now();
+            c.kill(&before);
+            all_up(&c, &before);
+            c.wait_healthy("demo", Duration::from_secs(40));
+            back = begun.elapsed();
+            std::thread::sleep(Duration::from_millis(300));
+        });
+        let longest = oracle.tally.longest_gap;
+        oracle.tally.longest_gap = gap.max(longest);
+        check(&c, &mut oracle);
+        say(&format!(
+            "round {round}: killed after {} ms, healthy after {:.2} s, longest gap {:.2} s, {:?}",
+            moment.as_millis(),
+            back.as_secs_f64(),
+            longest.as_secs_f64(),
+            oracle.tally
+        ));
+    }
+    assert!(oracle.tally.writes > 100, "the client got hardly anything done: {:?}", oracle.tally);
+    assert_eq!(oracle.tally.lost, 0, "the gateway stayed up, so the connection must have, too");
+    c.verify("demo");
+    c.stop();
+    c.start();
+    check(&c, &mut oracle);
+}
+
+#[test]
+fn members_and_heads_killed_one_by_one_under_load() {
+    let _turn = alone();
+    let rounds = if full() { 12 } else { 3 };
+    let mut rng = Rng::announced("kills one by one");
+    let c = Cluster::up(Setup::default());
+    let mut oracle = Oracle::new(0, REGION, Rng::new(rng.next()));
+    for round in 0..rounds {
+        let (head, others) = c.chain("demo");
+        let victim = if round % 3 == 1 { head.clone() } else { others[rng.below(2) as usize].clone() };
+        let role = if victim == head { "head" } else { "member" };
+        let pid = c.nodes().iter().find(|n| n.0 == victim).expect("it is up").1;
+        let gap = std::mem::take(&mut oracle.tally.longest_gap);
+        under_load(&c, &mut oracle, || {
+            std::thread::sleep(Duration::from_millis(300 + rng.below(500)));
+            c.kill(&[pid]);
+            std::thread::sleep(Duration::from_millis(500));
+            c.wait_healthy("demo", Duration::from_secs(40));
+        });
+        say(&format!("round {round}: a {role} killed, longest gap {:.3} s", oracle.tally.longest_gap.as_secs_f64()));
+        assert!(role == "head" || oracle.tally.errors == 0, "the loss of a member showed: {:?}", oracle.tally);
+        oracle.tally.longest_gap = gap.max(oracle.tally.longest_gap);
+        check(&c, &mut oracle);
+    }
+    c.verify("demo");
+}
+
+#[test]
+fn a_killed_gateway_decides_its_open_writes_once() {
+    let _turn = alone();
+    let rounds = if full() { 10 } else { 2 };
+    let mut rng = Rng::announced("kills of the gateway");
+    let c = Cluster::up(Setup::default());
+    let mut oracle = Oracle::new(0, REGION, Rng::new(rng.next()));
+    for round in 0..rounds {
+        let gateway = c.gateways()[0].1;
+        let with_nodes = round % 2 == 1;
+        let mut victims = vec![gateway];
+        if with_nodes {
+            victims.extend(pids(&c));
+        }
+        under_load(&c, &mut oracle, || {
+            std::thread::sleep(Duration::from_millis(300 + rng.below(700)));
+            c.kill(&victims);
+            if with_nodes {
+                all_up(&c, &victims);
+            }
+            std::thread::sleep(Duration::from_millis(1500));
+        });
+        check(&c, &mut oracle);
+    }
+    assert!(oracle.tally.lost > 0, "no request was in flight when the gateway died: {:?}", oracle.tally);
+    c.wait_healthy("demo", Duration::from_secs(40));
+    c.verify("demo");
+}
+
+#[test]
+fn a_frozen_member_is_passed_over() {
+    let _turn = beside_others();
+    let c = Cluster::up(Setup::default());
+    let (_, others) = c.chain("demo");
+    let pid = c.nodes().iter().find(|n| n.0 == others[1]).expect("it is up").1;
+    let mut oracle = Oracle::new(0, REGION, Rng::new(3));
+    under_load(&c, &mut oracle, || {
+        std::thread::sleep(Duration::from_millis(500));
+        c.pause(pid);
+        std::thread::sleep(Duration::from_secs(3));
+        c.resume(pid);
+        std::thread::sleep(Duration::from_millis(500));
+    });
+    say(&format!("measured: a member frozen for 3 s, longest gap {:.3} s", oracle.tally.longest_gap.as_secs_f64()));
+    assert_eq!(oracle.tally.errors, 0, "{:?}", oracle.tally);
+    assert!(oracle.tally.longest_gap < Duration::from_secs(2), "{:?}", oracle.tally);
+    check(&c, &mut oracle);
+    c.wait_healthy("demo", Duration::from_secs(30));
+    c.verify("demo");
+}
