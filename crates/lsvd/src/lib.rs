@@ -10,6 +10,7 @@
 
 mod api;
 mod batch;
+mod check;
 mod chunks;
 mod clean;
 mod core;

@@ -188,8 +188,10 @@ impl<D: Device> Engine<D> {
         Ok((body, data, next))
     }
 
-    /// Content of the shard as its last durable frame left it, every live block read and checked.
+    /// Content of the shard as its last durable frame left it, every live block and every closed segment of it read
+    /// and checked.
     pub async fn digest(&self, shard: ShardId) -> Result<Digest> {
+        self.check_segments(shard).await?;
         let (extents, version, sequence, _guards) = {
             let core = self.inner.core.borrow();
             let s = core.shard(shard)?;
