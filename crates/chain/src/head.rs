@@ -13,7 +13,7 @@ use freebs_lsvd::Seen;
 use freebs_types::{
     ChunkId, DriverId, Generation, Hash32, Nanos, NodeId, Peer, RequestNumber, Sequence, ShardId, ViewNumber, limits,
 };
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Silence with something outstanding after which a member is passed over.
 const SILENCE: Nanos = Nanos::from_millis(limits::LINK_SILENCE_MS);
@@ -50,6 +50,9 @@ pub(crate) struct Head {
     asked: Vec<(LinkId, RequestNumber)>,
     /// Requests that wait for room in the shard's window.
     waiting: VecDeque<(LinkId, WriteRequest)>,
+    /// Numbers of the attached driver that were refused for good in this view, down to its lowest open one: it takes
+    /// the first answer for the fate, so a copy that comes later must not be applied (W3).
+    refused: BTreeMap<RequestNumber, Refusal>,
     /// Data bytes of frames that are not committed: (sequence, bytes).
     uncommitted: VecDeque<(Sequence, usize)>,
     uncommitted_bytes: usize,
@@ -69,6 +72,7 @@ impl Head {
             builder: FrameBuilder::new(),
             asked: Vec::new(),
             waiting: VecDeque::new(),
+            refused: BTreeMap::new(),
             uncommitted: VecDeque::new(),
             uncommitted_bytes: 0,
             told: (Sequence(0), Sequence(0)),
@@ -85,6 +89,7 @@ impl Head {
         self.builder = FrameBuilder::new();
         self.asked.clear();
         self.waiting.clear();
+        self.refused.clear();
         self.uncommitted.clear();
         self.uncommitted_bytes = 0;
         self.told = (Sequence(0), Sequence(0));
@@ -163,6 +168,9 @@ impl Replica {
         }
         self.pack(ctx);
         if is_free {
+            if let Some(h) = self.head.as_mut() {
+                h.refused.clear();
+            }
             let meta = self.meta(ctx, false, 0);
             let body = AttachBody { generation, driver, identity }.encode();
             if let Some(h) = self.head.as_mut() {
@@ -181,8 +189,7 @@ impl Replica {
 
     /// A driver's write: checked, then packed with what else this turn brings.
     pub fn on_write(&mut self, ctx: &mut Ctx<'_>, link: LinkId, w: WriteRequest) {
-        let refusal = self.write_refusal(ctx, &w);
-        if let Some(reason) = refusal {
+        if let Some(reason) = self.write_refusal(&w) {
             self.refuse(ctx, link, Request::Write(w.number), reason);
             return;
         }
@@ -194,10 +201,20 @@ impl Replica {
             return;
         }
         let Some(h) = self.head.as_mut() else { return };
-        if h.asked.iter().any(|(_, n)| *n == w.number) || h.waiting.iter().any(|(_, q)| q.number == w.number) {
+        let asked = h.asked.iter_mut().find(|(_, n)| *n == w.number).map(|(l, _)| l);
+        let mut queued = h.waiting.iter_mut().filter(|(_, q)| (q.driver, q.number) == (w.driver, w.number));
+        if let Some(to) = asked.or_else(|| queued.next().map(|(l, _)| l)) {
+            // A copy of what is on its way: the answer goes where the driver is now.
+            *to = link;
             return;
         }
-        if !h.waiting.is_empty() || h.uncommitted_bytes >= limits::SHARD_WINDOW_BYTES {
+        if let Some(reason) = self.no_room(ctx, &w) {
+            self.refuse_for_good(ctx, link, (w.number, w.lowest_open), reason);
+            return;
+        }
+        let is_stuffed = self.is_stuffed();
+        let Some(h) = self.head.as_mut() else { return };
+        if is_stuffed || !h.waiting.is_empty() || h.uncommitted_bytes >= limits::SHARD_WINDOW_BYTES {
             if h.waiting.len() < limits::DRIVER_REQUESTS_MAX {
                 h.waiting.push_back((link, w));
             }
@@ -206,7 +223,7 @@ impl Replica {
         self.admit(ctx, link, w);
     }
 
-    fn write_refusal(&self, ctx: &Ctx<'_>, w: &WriteRequest) -> Option<Refusal> {
+    fn write_refusal(&self, w: &WriteRequest) -> Option<Refusal> {
         if w.generation < self.attach.generation {
             return Some(Refusal::Fenced);
         }
@@ -222,15 +239,37 @@ impl Replica {
         }
         match self.requests.lookup(w.driver, w.number) {
             Some(Seen::Below) => Some(Refusal::Invalid),
-            // What was ordered once is not refused for want of space.
             Some(Seen::At(_)) => None,
-            None if w.kind == UpdateKind::Write && !w.crcs.is_empty() && !ctx.room => Some(Refusal::NoSpace),
-            None => None,
+            None => self.head.as_ref().and_then(|h| h.refused.get(&w.number).copied()),
         }
+    }
+
+    /// W7: what needs space is refused before it is ordered; what was ordered once is not.
+    fn no_room(&self, ctx: &Ctx<'_>, w: &WriteRequest) -> Option<Refusal> {
+        (w.kind == UpdateKind::Write && !w.crcs.is_empty() && !ctx.room).then_some(Refusal::NoSpace)
+    }
+
+    /// Refuses a request, given its number and the driver's lowest open one, so that no copy of it is applied later.
+    fn refuse_for_good(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        link: LinkId,
+        (number, lowest_open): (RequestNumber, RequestNumber),
+        reason: Refusal,
+    ) {
+        if let Some(h) = self.head.as_mut() {
+            h.refused = h.refused.split_off(&lowest_open);
+            h.refused.insert(number, reason);
+            if h.refused.len() > limits::DRIVER_REQUESTS_MAX {
+                h.refused.pop_first();
+            }
+        }
+        self.refuse(ctx, link, Request::Write(number), reason);
     }
 
     fn admit(&mut self, ctx: &mut Ctx<'_>, link: LinkId, w: WriteRequest) {
         let blocks = self.info.as_ref().map_or(limits::SHARD_BLOCKS_MAX, |i| i.blocks);
+        let (number, lowest_open) = (w.number, w.lowest_open);
         let draft = UpdateDraft {
             kind: w.kind,
             driver: w.driver,
@@ -241,7 +280,7 @@ impl Replica {
             data: w.data,
         };
         if draft.check(blocks).is_err() {
-            self.refuse(ctx, link, Request::Write(w.number), Refusal::Invalid);
+            self.refuse_for_good(ctx, link, (number, lowest_open), Refusal::Invalid);
             return;
         }
         if self.head.as_ref().is_some_and(|h| !h.builder.fits(&draft)) {
@@ -249,14 +288,20 @@ impl Replica {
         }
         if let Some(h) = self.head.as_mut() {
             h.builder.push(draft);
-            h.asked.push((link, w.number));
+            h.asked.push((link, number));
         }
     }
 
     /// Ends the head's turn: what was gathered becomes a frame.
     pub fn pack(&mut self, ctx: &mut Ctx<'_>) {
+        let is_active = self.is_active_head();
         let Some(h) = self.head.as_mut() else { return };
         if h.builder.is_empty() {
+            return;
+        }
+        if !is_active {
+            // Promised away, or stopped, since they came: nothing is ordered any more (V2). The driver repeats them.
+            (h.builder, h.asked) = (FrameBuilder::new(), Vec::new());
             return;
         }
         let mut builder = std::mem::take(&mut h.builder);
@@ -312,6 +357,10 @@ impl Replica {
         m.waiting_since = if m.durable >= last { None } else { m.waiting_since.map(|_| ctx.now) };
         self.view_frame_durable(ctx);
         self.commit_what_is_durable(ctx);
+        if self.is_active_head() {
+            // The own disk may be the last to have the view frame: then the view became active before.
+            self.learn_active(ctx);
+        }
     }
 
     /// Raises the committed sequence to what a quorum holds, if the view is active: what a pending view holds may
@@ -333,14 +382,22 @@ impl Replica {
                 h.uncommitted_bytes -= bytes;
             }
         }
+        let is_stuffed = self.is_stuffed();
         while let Some(h) = self.head.as_mut() {
-            if h.uncommitted_bytes >= limits::SHARD_WINDOW_BYTES {
+            if is_stuffed || h.uncommitted_bytes >= limits::SHARD_WINDOW_BYTES {
                 break;
             }
-            let Some((link, w)) = h.waiting.pop_front() else { break };
-            match self.write_refusal(ctx, &w) {
-                Some(reason) => self.refuse(ctx, link, Request::Write(w.number), reason),
-                None => self.admit(ctx, link, w),
+            // No other message may come that ends this turn with a frame.
+            let Some((link, w)) = h.waiting.pop_front() else {
+                self.pack(ctx);
+                break;
+            };
+            if let Some(reason) = self.write_refusal(&w) {
+                self.refuse(ctx, link, Request::Write(w.number), reason);
+            } else if let Some(reason) = self.no_room(ctx, &w) {
+                self.refuse_for_good(ctx, link, (w.number, w.lowest_open), reason);
+            } else {
+                self.admit(ctx, link, w);
             }
         }
     }
@@ -365,10 +422,10 @@ impl Replica {
             self.open_link_changed(ctx, peer, is_up);
             return;
         }
+        // Also when a new link takes the place of one whose end was not noticed: what that one carried may be lost.
+        self.pass_over(ctx, peer);
         if is_up {
             self.nudge(ctx, peer);
-        } else {
-            self.pass_over(ctx, peer);
         }
     }
 
@@ -446,7 +503,9 @@ impl Replica {
             return;
         }
         let Some(h) = self.head.as_mut() else { return };
-        if h.told == state || now.since(h.told_at) < HEARTBEAT_EVERY {
+        // A frame or heartbeat that was lost on a link that others keep busy is noticed by the next heartbeat only.
+        let behind = h.members.iter().any(|m| m.live && m.node != me && m.durable < state.0);
+        if (h.told == state && !behind) || now.since(h.told_at) < HEARTBEAT_EVERY {
             return;
         }
         (h.told, h.told_at) = (state, now);

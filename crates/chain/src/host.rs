@@ -192,7 +192,7 @@ impl Host {
             }
             Message::Heartbeat(items) => {
                 for i in items {
-                    self.with(i.shard, |r, ctx| r.on_heartbeat(ctx, &i));
+                    self.with(i.shard, |r, ctx| r.on_heartbeat(ctx, peer, &i));
                 }
             }
             Message::Seal { shard, view, pred } => {
@@ -248,8 +248,8 @@ impl Host {
 
     fn on_link_down(&mut self, link: LinkId) {
         match self.peers.down(link) {
-            Some((peer, true)) => self.each(|r, ctx| r.head_link_changed(ctx, peer, false)),
-            Some(_) => {}
+            // Even if there is another link by now: what this one carried may be lost.
+            Some((peer, _)) => self.each(|r, ctx| r.head_link_changed(ctx, peer, false)),
             None => self.each(|r, _| {
                 r.clients.remove(&link);
             }),

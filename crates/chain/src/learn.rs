@@ -7,7 +7,7 @@
 //! is sent (a learner can't take entries back).
 
 use crate::event::{Action, MapSource};
-use crate::replica::{Ctx, OpenView, Replica, TailEntry};
+use crate::replica::{Ctx, MAP_HOLD, OpenView, Replica, TailEntry};
 use crate::sync::Asking;
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_format::{AttachBody, CarryBody, Frame, FrameBuilder, FrameKind, FrameMeta, MarkBody, ViewBody};
@@ -29,17 +29,28 @@ pub(crate) struct Learning {
 impl Replica {
     /// The frames that a member lacks are gone: it gets the map, piece by piece.
     pub fn feed_by_map(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: SyncRequest, since: Sequence) {
-        let upto = if r.map_from > 0 { r.until } else { self.committed.min(self.durable) };
-        let knows_state = self.tail.contains_key(&upto);
-        let view_is_in = self.view.as_ref().is_some_and(|v| v.sequence <= upto);
-        if !self.is_active_head() || !knows_state || !view_is_in || since > upto {
+        let view_is_in = |s: Sequence| self.view.as_ref().is_some_and(|v| v.sequence <= s);
+        // Members that learn at the same time learn the same state: only one is kept.
+        let held = self.map_hold.filter(|(_, at)| ctx.now.since(*at) < MAP_HOLD).map(|(t, _)| t.name.sequence);
+        let upto = match held {
+            _ if r.map_from > 0 => r.until,
+            Some(held) if since < held && view_is_in(held) => held,
+            _ => self.committed.min(self.durable),
+        };
+        let Some(state) = self.kept_state(upto).filter(|_| self.is_active_head() && view_is_in(upto) && since <= upto)
+        else {
             self.refuse_sync(ctx, link, &r);
             return;
-        }
+        };
         let after = Lba(u32::try_from(r.map_from.saturating_sub(1)).unwrap_or(u32::MAX));
         // The state at the transfer's end must be known still when it is over.
-        self.map_hold = Some((upto, ctx.now));
+        self.map_hold = Some((state, ctx.now));
         ctx.out.actions.push(Action::MapRead { link, request: r, since, upto, after });
+    }
+
+    fn kept_state(&self, upto: Sequence) -> Option<TailEntry> {
+        let held = self.map_hold.map(|(t, _)| t).filter(|t| t.name.sequence == upto);
+        self.tail.get(&upto).copied().or(held)
     }
 
     /// A piece was read: it goes out as a carry frame, the last one with the state as a mark frame.
@@ -52,7 +63,7 @@ impl Replica {
                 return;
             }
         };
-        let Some(at) = self.tail.get(&source.upto).copied().filter(|_| self.is_active_head()) else {
+        let Some(at) = self.kept_state(source.upto).filter(|_| self.is_active_head()) else {
             self.refuse_sync(ctx, link, r);
             return;
         };
@@ -180,7 +191,7 @@ impl Replica {
             self.attach = AttachBody { ..body.attach };
         }
         self.chunk = (h.chunk(), h.chunk_offset.get());
-        self.recent.clear();
+        self.forget_recent();
         if let Some(frame) = &body.view_frame
             && let Ok(view) = ViewBody::decode(frame.body())
         {

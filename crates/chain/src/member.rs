@@ -1,11 +1,11 @@
 //! A replica as a member: it takes frames, makes promises, answers reads and follows its head.
 
 use crate::event::{Action, Mutant};
-use crate::replica::{Client, Ctx, Replica};
+use crate::replica::{Client, Ctx, Replica, weight};
 use freebs_format::wire::{FrameName, HeartbeatItem, Message, ReadRequest, Refusal, Refused, Request, SealAnswer};
 use freebs_format::{Frame, FrameKind, ViewBody, hide};
 use freebs_io::LinkId;
-use freebs_types::{Generation, Nanos, NodeId, Sequence, ViewNumber, limits};
+use freebs_types::{Generation, Nanos, NodeId, Peer, Sequence, ViewNumber, limits};
 
 /// A frame that comes before its predecessors waits this long for them; then they are fetched.
 pub(crate) const GAP_PATIENCE: Nanos = Nanos::from_millis(limits::LINK_SILENCE_MS);
@@ -15,6 +15,9 @@ impl Replica {
     pub fn on_frame(&mut self, ctx: &mut Ctx<'_>, frame: Frame) {
         let h = frame.header();
         if self.stopped.is_some() || frame.head.kind() == FrameKind::View || h.view_number() < self.promise() {
+            return;
+        }
+        if self.is_stuffed() {
             return;
         }
         if self.view_number() != h.view_number() {
@@ -35,7 +38,7 @@ impl Replica {
                 break;
             }
             let frame = entry.remove();
-            self.gap_bytes -= frame.data_bytes();
+            self.gap_bytes -= weight(&frame);
             if frame.head.seq() == self.last.sequence.next() {
                 self.take(ctx, frame);
             }
@@ -70,8 +73,8 @@ impl Replica {
         if self.gap.is_empty() {
             self.gap_since = ctx.now;
         }
-        if self.gap_bytes + frame.data_bytes() <= limits::SHARD_WINDOW_BYTES {
-            let bytes = frame.data_bytes();
+        let bytes = weight(&frame);
+        if self.gap_bytes + bytes <= limits::SHARD_WINDOW_BYTES {
             if self.gap.insert(frame.head.seq(), frame).is_none() {
                 self.gap_bytes += bytes;
             }
@@ -117,7 +120,12 @@ impl Replica {
             && body.members.iter().any(|m| m.node == me)
     }
 
-    pub fn on_heartbeat(&mut self, ctx: &mut Ctx<'_>, item: &HeartbeatItem) {
+    pub fn on_heartbeat(&mut self, ctx: &mut Ctx<'_>, from: Peer, item: &HeartbeatItem) {
+        if item.view > self.view_number() && item.view >= self.promise() && !self.is_open_head() {
+            // The head takes this member for one of its view, which it is not.
+            self.ask(ctx, from, item.view, Sequence(u64::MAX));
+            return;
+        }
         if self.view_number() != item.view || item.view < self.promise() {
             return;
         }

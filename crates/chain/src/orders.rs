@@ -2,15 +2,21 @@
 
 use crate::event::{Action, HostConfig, Opened};
 use crate::head::view_secret;
+use crate::learn::Learning;
 use crate::out::Out;
 use crate::peers::Peers;
 use crate::replica::{Ctx, Replica, genesis};
-use freebs_format::wire::{FrameName, Message, SealAnswer};
-use freebs_format::{Frame, FrameBuilder, FrameKind, FrameMeta, Member, ViewBody};
+use bytes::Bytes;
+use freebs_format::wire::{
+    FrameName, HeartbeatItem, Message, Refusal, SealAnswer, SyncMode, SyncReply, SyncRequest, WriteRequest,
+};
+use freebs_format::{
+    Extent, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, Member, UpdateDraft, UpdateKind, ViewBody, block_crc,
+};
 use freebs_io::LinkId;
 use freebs_types::{
-    ChunkId, ClusterId, Generation, Hash32, Nanos, NodeId, Peer, Sequence, ShardId, StartNumber, Version, ViewNumber,
-    VolumeId,
+    BLOCK, BlockRange, ChunkId, ClusterId, DriverId, Generation, Hash32, Nanos, NodeId, Peer, RequestNumber, Sequence,
+    ShardId, StartNumber, Version, ViewNumber, VolumeId,
 };
 use std::collections::BTreeMap;
 
@@ -33,8 +39,8 @@ impl Chain {
         Self { view: ViewNumber(0), last: genesis(), token: Hash32::default(), committed: 0 }
     }
 
-    fn frame(&mut self, kind: FrameKind, body: &[u8]) -> Frame {
-        let meta = FrameMeta {
+    fn meta(&self) -> FrameMeta {
+        FrameMeta {
             cluster: ClusterId([1; 16]),
             shard: SHARD,
             view: self.view,
@@ -44,12 +50,40 @@ impl Chain {
             first_version: Version(0),
             committed: Sequence(self.committed),
             wall: 0,
-        };
-        let secret = view_secret(&Hash32::default(), SHARD, self.view);
-        let (frame, token) = FrameBuilder::special(&meta, kind, body, &secret, &self.token);
-        self.last = FrameName { view: self.view, sequence: meta.sequence, hid: frame.header().hid() };
+        }
+    }
+
+    fn secret(&self) -> Hash32 {
+        view_secret(&Hash32::default(), SHARD, self.view)
+    }
+
+    fn put(&mut self, (frame, token): (Frame, Hash32)) -> Frame {
+        self.last = FrameName { view: self.view, sequence: frame.head.seq(), hid: frame.header().hid() };
         self.token = token;
         frame
+    }
+
+    fn frame(&mut self, kind: FrameKind, body: &[u8]) -> Frame {
+        let made = FrameBuilder::special(&self.meta(), kind, body, &self.secret(), &self.token);
+        self.put(made)
+    }
+
+    /// A frame with one write of so many bytes.
+    fn data(&mut self, bytes: usize) -> Frame {
+        let data = Bytes::from(vec![7; bytes]);
+        let range = BlockRange::new(0, (bytes / BLOCK) as u32);
+        let mut builder = FrameBuilder::new();
+        builder.push(UpdateDraft {
+            kind: UpdateKind::Write,
+            driver: DriverId(1),
+            number: RequestNumber(self.last.sequence.0),
+            lowest_open: RequestNumber(1),
+            extents: vec![Extent { kind: ExtentKind::Data, range }],
+            crcs: vec![block_crc(&data[..BLOCK]); bytes / BLOCK],
+            data: vec![data],
+        });
+        let made = builder.build(&self.meta(), &self.secret(), &self.token);
+        self.put(made)
     }
 
     /// A frame without updates.
@@ -109,6 +143,7 @@ impl Scene {
             room: true,
         };
         let got = act(&mut self.r, &mut ctx);
+        out.flush(self.now, &peers);
         (got, out.actions)
     }
 
@@ -227,4 +262,206 @@ fn a_mended_log_is_asked_again() {
     assert!(actions.iter().any(asks), "{actions:?}");
     s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
     assert_eq!(s.r.last.view, ViewNumber(2));
+}
+
+/// A member whose transfer by map was refused half-way (the head had forgotten the state that it was to end with)
+/// asked for the same piece again, for ever.
+#[test]
+fn a_refused_map_is_learned_from_its_beginning() {
+    let mut s = Scene::new(2);
+    let map = Learning { from: 9, since: Sequence(0), upto: Sequence(7) };
+    let (_, actions) = s.play(|r, ctx| r.ask_map(ctx, peer(1), ViewNumber(1), map));
+    let asked = sync_requests(&actions);
+    assert_eq!((asked.len(), asked[0].map_from, asked[0].until), (1, 9, Sequence(7)));
+    let refusal = SyncReply {
+        shard: SHARD,
+        view: ViewNumber(1),
+        id: asked[0].id,
+        mode: SyncMode::Refused,
+        common: Sequence(0),
+        map_next: 0,
+        frames: Vec::new(),
+    };
+    s.play(|r, ctx| r.on_sync_reply(ctx, refusal));
+    s.now = s.now.plus(Nanos::from_millis(300));
+    let (_, actions) = s.play(|r, ctx| r.member_tick(ctx));
+    let asked = sync_requests(&actions);
+    assert_eq!((asked.len(), asked[0].map_from, asked[0].until), (1, 0, Sequence(u64::MAX)));
+}
+
+fn sync_requests(actions: &[Action]) -> Vec<&SyncRequest> {
+    let mut found = Vec::new();
+    for a in actions {
+        if let Action::Send { message: Message::Sync(r), .. } = a {
+            found.push(r);
+        }
+    }
+    found
+}
+
+/// A member with a disk that hangs took every frame that came and kept it in memory.
+#[test]
+fn a_hanging_disk_takes_no_memory_without_bound() {
+    let mut s = Scene::new(2);
+    let mut c = Chain::new();
+    s.take(c.open(1));
+    s.durable(1);
+    let mut taken = 0;
+    for n in 2..=40u64 {
+        let frame = c.data(4 << 20);
+        s.play(|r, ctx| r.on_frame(ctx, frame));
+        if s.r.last.sequence == Sequence(n) {
+            taken = n;
+        }
+    }
+    assert!((10..=20).contains(&taken), "{taken} frames of 4 MiB taken");
+    let (_, actions) = s.play(|r, ctx| r.on_nudge(ctx, LinkId(1), ViewNumber(1)));
+    assert!(sync_requests(&actions).is_empty(), "it does not ask for more");
+    for n in 2..=taken {
+        s.durable(n);
+    }
+    s.now = s.now.plus(Nanos::from_millis(300));
+    let (_, actions) = s.play(|r, ctx| r.member_tick(ctx));
+    assert_eq!(sync_requests(&actions).len(), 1, "now it does");
+}
+
+/// A head that was told of a newer member of its view by nobody: the answer to SYNC with the view frame was lost on
+/// a link that other shards kept busy. Its heartbeats meant nothing to the member.
+#[test]
+fn a_heartbeat_of_an_unknown_view_makes_a_member_ask() {
+    let mut s = Scene::new(2);
+    let mut c = Chain::new();
+    s.take(c.open(1));
+    s.durable(1);
+    let item = HeartbeatItem {
+        shard: SHARD,
+        view: ViewNumber(2),
+        last: Sequence(2),
+        committed: Sequence(2),
+        keep: Sequence(0),
+    };
+    let (_, actions) = s.play(|r, ctx| r.on_heartbeat(ctx, peer(1), &item));
+    assert_eq!(sync_requests(&actions)[0].view, ViewNumber(2));
+    assert_eq!(s.r.committed, Sequence(0));
+}
+
+const DRIVER: LinkId = LinkId(100);
+
+/// Node 1 as the active head of view 2, with node 2's log as far as its own, and a driver attached.
+fn leading() -> Scene {
+    let (mut s, good) = opening();
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
+    s.both_durable();
+    s.play(|r, ctx| r.on_activated(ctx, ViewNumber(2), Ok(())));
+    s.play(|r, ctx| r.on_attach(ctx, DRIVER, DriverId(9), Generation(1), Hash32::default()));
+    s.both_durable();
+    assert_eq!((s.r.committed, s.r.is_active_head()), (Sequence(4), true));
+    s
+}
+
+impl Scene {
+    /// What was appended is durable here and at node 2.
+    fn both_durable(&mut self) -> Vec<Action> {
+        let last = self.r.last.sequence;
+        let view = self.r.view_number();
+        self.durable(last.0);
+        self.play(|r, ctx| r.head_member_durable(ctx, NodeId(2), view, last)).1
+    }
+
+    fn write(&mut self, room: bool, number: u64, lowest_open: u64, blocks: usize) -> Vec<Action> {
+        let data = Bytes::from(vec![7; blocks * BLOCK]);
+        let w = WriteRequest {
+            shard: SHARD,
+            view: ViewNumber(2),
+            generation: Generation(1),
+            driver: DriverId(9),
+            number: RequestNumber(number),
+            lowest_open: RequestNumber(lowest_open),
+            kind: UpdateKind::Write,
+            extents: vec![Extent { kind: ExtentKind::Data, range: BlockRange::new(0, blocks as u32) }],
+            crcs: vec![block_crc(&data[..BLOCK]); blocks],
+            data: vec![data],
+        };
+        let act = |r: &mut Replica, ctx: &mut Ctx<'_>| {
+            ctx.room = room;
+            r.on_write(ctx, DRIVER, w);
+            r.pack(ctx);
+        };
+        self.play(act).1
+    }
+}
+
+/// W3, W7: a write was refused for want of space, its client was told, and the block was written anew when there was
+/// room. Then a copy of the refused request arrived (from an older link, or sent just before the refusal came), was
+/// not known, and was applied on top of the newer write.
+#[test]
+fn a_copy_of_a_refused_write_is_not_applied() {
+    let mut s = leading();
+    let last = s.r.last.sequence;
+    let refused = |actions: &[Action]| {
+        actions
+            .iter()
+            .any(|a| matches!(a, Action::Send { message: Message::Refused(f), .. } if f.reason == Refusal::NoSpace))
+    };
+    assert!(refused(&s.write(false, 2, 1, 1)));
+    s.write(true, 3, 1, 1);
+    assert_eq!(s.r.last.sequence, last.next());
+    assert!(refused(&s.write(true, 2, 1, 1)), "its fate is known");
+    assert_eq!(s.r.last.sequence, last.next());
+    s.write(true, 4, 4, 1);
+    assert_eq!(s.r.last.sequence, last.next().next(), "others go on");
+}
+
+/// Writes that had waited for the window were gathered when it opened, but nothing ended the turn with a frame until
+/// another write came.
+#[test]
+fn writes_that_waited_for_the_window_are_ordered_when_it_opens() {
+    let mut s = leading();
+    let last = s.r.last.sequence.0;
+    for n in 1..=5 {
+        s.write(true, n, 1, 1024);
+    }
+    assert_eq!(s.r.last.sequence.0, last + 4, "the fifth waits");
+    s.both_durable();
+    assert_eq!(s.r.last.sequence.0, last + 5);
+}
+
+/// The head's own disk was the last to have the view frame: the view became active before, and the head's drivers
+/// never heard of it.
+#[test]
+fn a_head_with_a_slow_disk_tells_of_its_view() {
+    let (mut s, good) = opening();
+    s.play(|r, ctx| r.on_follow(ctx, DRIVER, Generation(0)));
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
+    for n in [2, 3] {
+        s.play(|r, ctx| r.head_member_durable(ctx, NodeId(n), ViewNumber(2), Sequence(3)));
+    }
+    s.play(|r, ctx| r.on_activated(ctx, ViewNumber(2), Ok(())));
+    assert!(!s.r.is_active_head());
+    let (_, actions) = s.play(|r, ctx| r.on_frame_durable(ctx, Sequence(3)));
+    let tells = |a: &Action| matches!(a, Action::Send { to: DRIVER, message: Message::View(_) });
+    assert!(actions.iter().any(tells), "{actions:?}");
+}
+
+/// A frame and the heartbeat behind it were lost with one of two links to a member. Nothing told the member, the
+/// link was not silent, so it was not passed over either, and a request that needed it hung.
+#[test]
+fn heartbeats_go_on_until_live_members_have_everything() {
+    let mut s = leading();
+    s.play(|r, ctx| r.member_is_level(ctx, LinkId(2)));
+    let beats = |s: &mut Scene, rounds: u64| {
+        let mut n = 0;
+        for _ in 0..rounds {
+            s.now = s.now.plus(Nanos::from_millis(110));
+            let (_, actions) = s.play(|r, ctx| r.head_tick(ctx));
+            let beat = |a: &&Action| matches!(a, Action::Send { to: LinkId(2), message: Message::Heartbeat(_) });
+            n += actions.iter().filter(beat).count();
+        }
+        n
+    };
+    assert_eq!(beats(&mut s, 4), 1, "all is said");
+    s.write(true, 1, 1, 1);
+    assert_eq!(beats(&mut s, 4), 4, "node 2 has not got it");
+    s.both_durable();
+    assert_eq!(beats(&mut s, 4), 1);
 }

@@ -13,11 +13,14 @@ use freebs_format::wire::{DurableItem, FrameName, Message, Refusal, Request, Vie
 use freebs_format::{AttachBody, Frame, FrameHead, FrameKind, ViewBody, hide};
 use freebs_io::LinkId;
 use freebs_lsvd::{MarkChange, Record, RequestTable, ShardState};
-use freebs_types::{ChunkId, Generation, Hash32, Nanos, NodeId, Peer, Sequence, ShardId, Version, ViewNumber};
+use freebs_types::{ChunkId, Generation, Hash32, Nanos, NodeId, Peer, Sequence, ShardId, Version, ViewNumber, limits};
 use std::collections::{BTreeMap, VecDeque};
 
 /// The state that a transfer by map ends with is kept so long after it was last asked for.
-const MAP_HOLD: Nanos = Nanos::from_millis(10_000);
+pub(crate) const MAP_HOLD: Nanos = Nanos::from_millis(10_000);
+
+/// Appended frames of a shard that wait for the own disk.
+const UNWRITTEN_BYTES_MAX: usize = 4 * limits::SHARD_WINDOW_BYTES;
 
 /// What every step of a replica can reach.
 pub(crate) struct Ctx<'a> {
@@ -100,6 +103,7 @@ pub(crate) struct Replica {
     pub chunk: (ChunkId, u32),
     /// Appended, not durable yet: these can't be read from the log.
     pub recent: VecDeque<Frame>,
+    recent_bytes: usize,
     /// Arrived before the frames that come before them.
     pub gap: BTreeMap<Sequence, Frame>,
     pub gap_bytes: usize,
@@ -112,8 +116,8 @@ pub(crate) struct Replica {
     /// Frames of this log that were lost.
     pub damage: Damage,
     pub view_frame: Option<FrameHead>,
-    /// A transfer by map needs the state of this sequence; when it was last asked for.
-    pub map_hold: Option<(Sequence, Nanos)>,
+    /// A transfer by map ends with the state of this frame; when it was last asked for.
+    pub map_hold: Option<(TailEntry, Nanos)>,
     /// A learned state on its way to the disk: ticket and sequence.
     pub learned: Option<(u64, Sequence)>,
     /// Cuts that the log engine has not come to yet, oldest first: what it still makes durable behind them is not
@@ -124,6 +128,11 @@ pub(crate) struct Replica {
 /// The name of an empty log's last frame: everyone knows its token.
 pub(crate) fn genesis() -> FrameName {
     FrameName { view: ViewNumber(0), sequence: Sequence(0), hid: hide(&Hash32::default()) }
+}
+
+/// Bytes that a frame takes in memory.
+pub(crate) fn weight(frame: &Frame) -> usize {
+    frame.data_bytes() + frame.head.bytes().len()
 }
 
 impl Replica {
@@ -149,6 +158,7 @@ impl Replica {
             requests: RequestTable::default(),
             chunk: (ChunkId::default(), 0),
             recent: VecDeque::new(),
+            recent_bytes: 0,
             gap: BTreeMap::new(),
             gap_bytes: 0,
             gap_since: Nanos(0),
@@ -204,6 +214,18 @@ impl Replica {
         self.promising.map_or(self.promised, |p| p.view.max(self.promised))
     }
 
+    /// The own disk is so far behind that nothing more is taken: a member lets frames go by and fetches them when
+    /// the disk has caught up, a head lets requests wait.
+    pub fn is_stuffed(&self) -> bool {
+        self.recent_bytes >= UNWRITTEN_BYTES_MAX
+    }
+
+    /// Forgets frames that were appended, when the log goes on elsewhere.
+    pub fn forget_recent(&mut self) {
+        self.recent.clear();
+        self.recent_bytes = 0;
+    }
+
     /// Whether this log matches its view: the view frame is durable, and no newer view was promised (W4, V2).
     pub fn serves(&self) -> bool {
         self.stopped.is_none()
@@ -255,6 +277,7 @@ impl Replica {
             _ => {}
         }
         self.chunk = (h.chunk(), h.chunk_offset.get().saturating_add(h.data_blocks()));
+        self.recent_bytes += weight(&frame);
         self.recent.push_back(frame.clone());
         ctx.out.actions.push(Action::Append(Record::Frame(frame)));
         self.note_committed(ctx, h.committed_seq());
@@ -279,9 +302,7 @@ impl Replica {
         let known = committed.min(self.last.sequence);
         if known > self.committed {
             self.committed = known;
-            let hold = self.map_hold.filter(|(_, at)| ctx.now.since(*at) < MAP_HOLD);
-            self.map_hold = hold;
-            self.tail = self.tail.split_off(&hold.map_or(known, |(s, _)| s.min(known)));
+            self.tail = self.tail.split_off(&known);
         }
         let tell = self.committed.min(self.durable);
         if tell > self.told_committed {
@@ -307,6 +328,7 @@ impl Replica {
         self.durable = self.durable.min(to);
         self.requests.cut(to);
         self.recent.retain(|f| f.head.seq() <= to);
+        self.recent_bytes = self.recent.iter().map(weight).sum();
         if self.view.as_ref().is_some_and(|v| v.sequence > to) {
             self.view = None;
             self.active_known = false;
@@ -345,7 +367,7 @@ impl Replica {
         }
         self.durable = self.durable.max(sequence);
         while self.recent.front().is_some_and(|f| f.head.seq() <= self.durable) {
-            self.recent.pop_front();
+            self.recent_bytes -= self.recent.pop_front().as_ref().map_or(0, weight);
         }
         self.note_committed(ctx, self.committed);
         self.answer_durable(ctx);

@@ -6,7 +6,7 @@
 use crate::event::{Action, SyncSource};
 use crate::learn::Learning;
 use crate::open::Phase;
-use crate::replica::{Ctx, Replica};
+use crate::replica::{Ctx, Replica, weight};
 use freebs_format::Frame;
 use freebs_format::wire::{Message, SyncMode, SyncReply, SyncRequest};
 use freebs_io::LinkId;
@@ -58,6 +58,10 @@ impl Replica {
     fn request(&mut self, ctx: &mut Ctx<'_>, to: Peer, view: ViewNumber, until: Sequence, map: Option<Learning>) {
         let id = ctx.ticket();
         self.asking = Some(Asking { id, to, view, until, named: self.last.sequence, at: ctx.now, map });
+        // While the own disk is behind, the answer would only be dropped: asked again by `retry_asking`.
+        if self.is_stuffed() {
+            return;
+        }
         let Some(link) = ctx.peers.link(to) else { return };
         let names = self.tail.values().rev().take(NAMES_MAX).map(|t| t.name).collect();
         let (map_from, map_since) = map.map_or((0, Sequence(0)), |m| (m.from, m.since));
@@ -159,7 +163,8 @@ impl Replica {
             frames,
         };
         ctx.out.send(link, Message::SyncReply(reply));
-        if level && r.view == self.view_number() {
+        // Who mends a hole asks up to its end only, and may lack what is behind.
+        if level && r.view == self.view_number() && r.until.0 == u64::MAX {
             self.member_is_level(ctx, link);
         }
     }
@@ -176,8 +181,14 @@ impl Replica {
         match reply.mode {
             SyncMode::Frames | SyncMode::Level => {}
             SyncMode::Map | SyncMode::MapEnd => return self.on_map_reply(ctx, asking, reply),
-            // Asked again after a while by `retry_asking`.
-            SyncMode::Refused => return,
+            // Asked again after a while by `retry_asking`; for a map from its beginning, because the state that it
+            // was to end with may be forgotten.
+            SyncMode::Refused => {
+                if let Some(a) = self.asking.as_mut().filter(|a| a.map.is_some()) {
+                    (a.map, a.until) = (None, Sequence(u64::MAX));
+                }
+                return;
+            }
         }
         // Live frames may have come since we asked, and they may be committed by now: only a common frame below what
         // we named says that our log differs.
@@ -213,7 +224,7 @@ impl Replica {
     fn drop_stale_gap(&mut self) {
         let (last, view) = (self.last.sequence, self.view_number());
         self.gap.retain(|s, f| *s > last && f.head.view() == view);
-        self.gap_bytes = self.gap.values().map(Frame::data_bytes).sum();
+        self.gap_bytes = self.gap.values().map(weight).sum();
     }
 
     /// The view that this node is opening and fetches a longer log for.
