@@ -128,6 +128,11 @@ impl Plane {
                     tracing::debug!("not registered yet: {e}");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
+                // The keeper could not write its state (its disk is full, for one): that may pass.
+                Err(e) if matches!(e.kind, freebs_types::ErrorKind::Os | freebs_types::ErrorKind::NoSpace) => {
+                    tracing::warn!("not registered yet: {e}");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
                 other => return other.map(|_| ()),
             }
         }

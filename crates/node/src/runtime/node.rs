@@ -41,12 +41,14 @@ async fn node(options: NodeOptions) -> Result<()> {
     let plane = Plane::start(&options)?;
     let control = Arc::new(plane.clone());
     let secret = node_secret(&options.data)?;
+    let ran_before = options.cluster.set_up || plane.state().node(me.id).is_some_and(|n| n.start.0 > 0);
     let mut handles = Vec::new();
     for worker in 0..options.workers {
         let disk = Disk {
             path: options.data.join(format!("log-{worker}.freebs")),
             segment_bytes: options.segment_bytes,
             size_limit: options.device_bytes / u64::from(options.workers),
+            must_exist: ran_before,
             node_secret: secret,
         };
         let spec = WorkerSpec {
@@ -72,11 +74,7 @@ async fn node(options: NodeOptions) -> Result<()> {
     let start = handles.iter().map(|h| h.start).min().unwrap_or_default();
     let workers = Workers { node: me.id, commands: handles.iter().map(|h| h.commands.clone()).collect() };
     let registering = (plane.clone(), me.clone());
-    tokio::task::spawn_local(async move {
-        if let Err(e) = registering.0.register(&registering.1, start).await {
-            tracing::error!("this node was not taken in: {e}");
-        }
-    });
+    let taken_in = tokio::task::spawn_local(async move { registering.0.register(&registering.1, start).await });
     let service = Service::new(
         Me {
             cluster: options.cluster.cluster,
@@ -97,7 +95,19 @@ async fn node(options: NodeOptions) -> Result<()> {
     }
     tokio::task::spawn_local(accept(listener, service, workers));
     tracing::info!(node = me.name, %listen, "up");
-    stop.wait().await;
+    let refused = async {
+        match taken_in.await {
+            Ok(Err(e)) => e.at("this node was not taken in by the control plane"),
+            _ => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = stop.wait() => {}
+        e = refused => {
+            stop_workers(handles).await;
+            return Err(e);
+        }
+    }
     stop_workers(handles).await;
     tracing::info!(node = me.name, "stopped");
     Ok(())

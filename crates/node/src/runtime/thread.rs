@@ -5,6 +5,7 @@ use super::port::Port;
 use bytes::BytesMut;
 use freebs_chain::{HostConfig, ShardStatus, Worker, WorkerConfig};
 use freebs_control::{ControlPlane, State};
+use freebs_format::disk::SEGMENTS_AT;
 use freebs_format::wire::Hello;
 use freebs_io::linux::net::{LooseStream, Transport};
 use freebs_io::linux::ring::Ring;
@@ -18,6 +19,9 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::LocalSet;
 
+/// Segments that a new device begins with.
+const FIRST_SEGMENTS: u64 = 2;
+
 /// The device of a worker.
 #[derive(Clone, Debug)]
 pub struct Disk {
@@ -25,6 +29,8 @@ pub struct Disk {
     /// Bytes of a segment and of the whole device, if it has to be made.
     pub segment_bytes: u64,
     pub size_limit: u64,
+    /// The node has run before: a device that is missing is an error, not a beginning.
+    pub must_exist: bool,
     /// Secrets of views are derived from this one.
     pub node_secret: Hash32,
 }
@@ -165,13 +171,20 @@ pub async fn start_shards<C: ControlPlane>(
 
 async fn open_engine<C>(spec: &WorkerSpec<C>, disk: &Disk) -> Result<(Engine<FileDevice>, OpenReport)> {
     let ring = Ring::start()?;
-    let is_new = !disk.path.exists();
+    // A file that was cut short still has bytes: only one that is missing or empty is made anew.
+    let is_new = std::fs::metadata(&disk.path).map_or(true, |m| m.is_file() && m.len() == 0);
+    if is_new && disk.must_exist {
+        return Err(Error::not_found(
+            "the device is gone, and was there at an earlier start; put it back where it was. A node whose device is \
+             lost for good can't be taken in again yet: leave it down, the other copies go on without it",
+        ));
+    }
     let options = DeviceOptions { create: true, ..DeviceOptions::default() };
     let device = FileDevice::open(&ring, &disk.path, options)?;
     if !device.is_direct() {
         tracing::warn!("{} does not take direct I/O; going through the page cache", disk.path.display());
     }
-    if is_new || (device.len() == 0 && !device.is_block_device()) {
+    if is_new {
         let mut id = DeviceId::default();
         let mut random = OsRandom;
         random.fill(&mut id.0);
@@ -186,6 +199,14 @@ async fn open_engine<C>(spec: &WorkerSpec<C>, disk: &Disk) -> Result<(Engine<Fil
             wall: SystemClock.wall(),
         };
         Engine::create(device.clone(), &shape).await?;
+        // The first segments are made here, so that a full file system is an error at the start and not of a write.
+        if !device.is_block_device() {
+            let first = SEGMENTS_AT + FIRST_SEGMENTS * disk.segment_bytes;
+            device.set_len(first.min(disk.size_limit)).await.map_err(|e| {
+                let way_out = "free some space, or choose another directory with --data";
+                Error { text: format!("no room for the first segments: {e}; {way_out}").into(), ..e }
+            })?;
+        }
     }
     let expect = Expect { cluster: spec.cluster, node: spec.me.node, worker: spec.me.worker, workers: spec.workers };
     Engine::open(device, &expect).await
