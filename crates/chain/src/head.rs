@@ -40,6 +40,8 @@ pub(crate) struct Head {
     pub phase: Phase,
     /// When the present phase began or was last pushed.
     pub at: Nanos,
+    /// Proposals that failed in a row: they come slower.
+    pub failures: u32,
     /// Secret of the view and access token of the last frame.
     pub secret: Hash32,
     pub token: Hash32,
@@ -65,6 +67,7 @@ impl Head {
         Self {
             phase: Phase::Closed,
             at: now,
+            failures: 0,
             secret: Hash32::default(),
             token: Hash32::default(),
             members: Vec::new(),

@@ -110,11 +110,20 @@ impl Replica {
         let opened = match result {
             Ok(o) => o,
             Err(e) => {
-                ctx.out.note(format!("shard {}: no view yet: {e}", self.id));
+                let failures = self.head.as_mut().map_or(0, |h| {
+                    h.failures += 1;
+                    h.failures
+                });
+                if failures.is_power_of_two() {
+                    ctx.out.note(format!("shard {}: no view yet: {e}", self.id));
+                }
                 self.set_phase(ctx.now, Phase::Closed);
                 return;
             }
         };
+        if let Some(h) = self.head.as_mut() {
+            h.failures = 0;
+        }
         let (view, pred) = (opened.view, opened.pred);
         if view <= self.promise() || view <= self.view_number() {
             self.set_phase(ctx.now, Phase::Closed);
@@ -331,7 +340,7 @@ impl Replica {
         let Some(h) = self.head.as_ref() else { return };
         let waited = ctx.now.since(h.at);
         match &h.phase {
-            Phase::Closed if waited >= PROPOSE_AGAIN => self.propose(ctx),
+            Phase::Closed if waited >= Nanos(PROPOSE_AGAIN.0 << h.failures.min(5)) => self.propose(ctx),
             Phase::Sealing { .. } => self.ask_for_seals(ctx),
             Phase::Fetching { .. } if waited >= OPENING_PATIENCE => self.set_phase(ctx.now, Phase::Closed),
             Phase::Activating { view } if waited >= PROPOSE_AGAIN => {
