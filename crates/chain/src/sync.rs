@@ -142,11 +142,13 @@ impl Replica {
         // The log may have been cut since these frames were read.
         frames.retain(|f| self.tail.get(&f.head.seq()).is_none_or(|t| t.name.hid == f.header().hid()));
         let mut at = frames.last().map_or(source.common, |f| f.head.seq());
-        let mut bytes: usize = frames.iter().map(Frame::data_bytes).sum();
+        // Heads count, too: many trims are small in data and large in heads.
+        let weight = |f: &Frame| f.data_bytes() + f.head.bytes().len();
+        let mut bytes: usize = frames.iter().map(weight).sum();
         for f in &self.recent {
             if f.head.seq() == at.next() && bytes < ANSWER_BYTES {
                 at = f.head.seq();
-                bytes += f.data_bytes();
+                bytes += weight(f);
                 frames.push(f.clone());
             }
         }
