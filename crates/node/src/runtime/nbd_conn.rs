@@ -34,6 +34,7 @@ pub struct Conn {
     room: Notify,
     dirty: Cell<bool>,
     closed: Cell<bool>,
+    complained: Cell<bool>,
     /// Closed from here, while its reader may wait for the client.
     end: Notify,
     /// The attachment that it belongs to. Not kept alive by it: a fenced one is gone, and so is the right to use it.
@@ -144,6 +145,16 @@ impl Conn {
         self.end.notify_one();
     }
 
+    /// One line for each connection: a client that tries again and again must not fill the log.
+    fn complain(&self, ticket: &Ticket, e: &Error) {
+        let at = ticket.offset();
+        if self.closed.get() || self.complained.replace(true) {
+            tracing::debug!("a request at {at} failed: {e}");
+        } else {
+            tracing::warn!("a request at {at} failed: {e} (said once for each connection)");
+        }
+    }
+
     pub fn fail(self: &Rc<Self>, ticket: Ticket, error: &Error) {
         self.session.borrow_mut().reply_error(ticket, NbdErrno::from(error.kind));
         self.mark();
@@ -165,7 +176,7 @@ impl Conn {
                     session.reply_block_status(ticket, &extents);
                 }
                 Err(e) => {
-                    tracing::warn!("a request at {} failed: {e}", ticket.offset());
+                    self.complain(&ticket, &e);
                     session.reply_error(ticket, NbdErrno::from(e.kind));
                 }
             }
@@ -205,6 +216,7 @@ pub fn serve<C: ControlPlane>(
         room: Notify::new(),
         dirty: Cell::new(false),
         closed: Cell::new(false),
+        complained: Cell::new(false),
         end: Notify::new(),
         slot: slot.as_ref().map(Rc::downgrade).unwrap_or_default(),
         flusher: core.drivers.flusher.clone(),
