@@ -12,6 +12,9 @@ use freebs_lsvd::{Durable, Record};
 use freebs_types::{Error, Generation, Nanos, NodeId, Peer, ShardId, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Deleted shards that are remembered.
+const GONE_MAX: usize = 4096;
+
 /// The shards of one worker.
 pub struct Host {
     config: HostConfig,
@@ -19,6 +22,8 @@ pub struct Host {
     peers: Peers,
     out: Out,
     tickets: u64,
+    /// Deleted shards, of which others may still speak for a while; the newest ones.
+    gone: BTreeSet<ShardId>,
     /// Heads that have updates to pack at the end of the turn.
     packing: BTreeSet<ShardId>,
     room: bool,
@@ -36,6 +41,7 @@ impl Host {
             peers: Peers::default(),
             out: Out::default(),
             tickets: 0,
+            gone: BTreeSet::new(),
             packing: BTreeSet::new(),
             room: true,
             failed: None,
@@ -222,7 +228,9 @@ impl Host {
 
     /// Members may hear of a shard from its head before the control plane tells them.
     fn ensure(&mut self, shard: ShardId) {
-        self.replicas.entry(shard).or_insert_with(|| Replica::empty(shard));
+        if !self.gone.contains(&shard) {
+            self.replicas.entry(shard).or_insert_with(|| Replica::empty(shard));
+        }
     }
 
     /// Frames go on along their route first: passing on does not wait for the own disk.
@@ -283,6 +291,7 @@ impl Host {
             return;
         }
         let leads = info.members.first() == Some(&self.config.me.node);
+        self.gone.remove(&shard);
         self.ensure(shard);
         self.with(shard, |r, ctx| {
             let active = info.active.max(r.info.as_ref().map(|i| i.active).unwrap_or_default());
@@ -294,6 +303,10 @@ impl Host {
     }
 
     fn on_gone(&mut self, shard: ShardId) {
+        self.gone.insert(shard);
+        if self.gone.len() > GONE_MAX {
+            self.gone.pop_first();
+        }
         let Some(replica) = self.replicas.remove(&shard) else { return };
         self.packing.remove(&shard);
         for (link, _) in replica.clients {

@@ -74,10 +74,9 @@ impl Replica {
             self.gap_since = ctx.now;
         }
         let bytes = weight(&frame);
-        if self.gap_bytes + bytes <= limits::SHARD_WINDOW_BYTES {
-            if self.gap.insert(frame.head.seq(), frame).is_none() {
-                self.gap_bytes += bytes;
-            }
+        let fits = self.gap_bytes + bytes <= limits::SHARD_WINDOW_BYTES;
+        if fits && self.gap.insert(frame.head.seq(), frame).is_none() {
+            self.gap_bytes += bytes;
         }
     }
 

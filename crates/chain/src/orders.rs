@@ -1,7 +1,8 @@
 //! Orders of events that once went wrong, or nearly so, played to one replica.
 
-use crate::event::{Action, HostConfig, Opened};
+use crate::event::{Action, Event, HostConfig, Opened, Who};
 use crate::head::view_secret;
+use crate::host::Host;
 use crate::learn::Learning;
 use crate::out::Out;
 use crate::peers::Peers;
@@ -464,4 +465,28 @@ fn heartbeats_go_on_until_live_members_have_everything() {
     assert_eq!(beats(&mut s, 4), 4, "node 2 has not got it");
     s.both_durable();
     assert_eq!(beats(&mut s, 4), 1);
+}
+
+/// The head had not heard yet that the volume was deleted, and invited a member that had: the member made the shard
+/// anew, took its frames, and kept them for ever.
+#[test]
+fn a_deleted_shard_is_not_made_anew_by_an_invitation() {
+    let config = HostConfig {
+        cluster: ClusterId([1; 16]),
+        me: peer(2),
+        start: StartNumber(1),
+        workers: BTreeMap::new(),
+        node_secret: Hash32::default(),
+        mutant: None,
+    };
+    let mut host = Host::new(config);
+    let now = Nanos::from_millis(1);
+    host.step(now, Event::LinkUp { link: LinkId(1), who: Who::Member(peer(1)) });
+    let invitation =
+        || Event::Message { from: LinkId(1), message: Message::Nudge { shard: SHARD, view: ViewNumber(1) } };
+    host.step(now, invitation());
+    assert_eq!(host.shards(), [SHARD]);
+    host.step(now, Event::Gone(SHARD));
+    host.step(now, invitation());
+    assert!(host.shards().is_empty());
 }

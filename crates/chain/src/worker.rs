@@ -307,19 +307,20 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     /// The first of the asker's frames (newest first) that this log has, too.
     async fn find_common(&self, r: &SyncRequest) -> Result<Sequence> {
+        let mut oldest = None;
         for n in &r.names {
             if n.sequence.0 == 0 {
                 return Ok(Sequence(0));
             }
-            match self.0.engine.name(r.shard, n.sequence).await {
+            oldest = match self.0.engine.name(r.shard, n.sequence).await {
                 Ok(own) if own.hid == n.hid => return Ok(n.sequence),
-                Ok(_) => {}
-                Err(e) if e.kind == ErrorKind::NotFound => {}
+                Ok(_) => None,
+                Err(e) if e.kind == ErrorKind::NotFound => Some(n.sequence),
                 Err(e) => return Err(e),
-            }
+            };
         }
-        // The oldest name is committed, so it is common even if the frame was given up here.
-        r.names.last().map(|n| n.sequence).ok_or_else(|| Error::not_found("a sync request without names"))
+        let committed = self.0.engine.tip(r.shard).map(|(_, _, committed)| committed).unwrap_or_default();
+        given_up_in_common(oldest, committed)
     }
 
     async fn propose(self, shard: ShardId, active: ViewNumber) {
@@ -337,6 +338,14 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     pub fn start_number(&self) -> StartNumber {
         self.0.engine.start()
     }
+}
+
+/// The oldest frame that an asker names, if this log has none at its place: what it gave up was committed, and so is
+/// what the asker names there. A frame that this log never had, or has another one for, is not common.
+fn given_up_in_common(oldest: Option<Sequence>, committed: Sequence) -> Result<Sequence> {
+    oldest
+        .filter(|s| *s <= committed)
+        .ok_or_else(|| Error::invalid("none of the frames that the asker names is known to be in common"))
 }
 
 /// Leaves out entries placed behind `upto`, and their data: they are not committed yet, or frames will bring them.
@@ -407,4 +416,19 @@ async fn load_tail<D: Device>(engine: &Engine<D>, state: &freebs_lsvd::ShardStat
         at = at.next();
     }
     Ok(tail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An asker whose log is damaged names only what it has behind the damage. If that was cut everywhere else, the
+    /// answer called it common all the same, and the asker for level.
+    #[test]
+    fn only_what_was_given_up_is_taken_for_common() {
+        let at = |s: u64| Some(Sequence(s));
+        assert_eq!(given_up_in_common(at(5), Sequence(7)).unwrap(), Sequence(5));
+        assert!(given_up_in_common(at(8), Sequence(7)).is_err(), "never was here");
+        assert!(given_up_in_common(None, Sequence(7)).is_err(), "another frame is here");
+    }
 }
