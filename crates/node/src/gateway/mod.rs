@@ -13,9 +13,10 @@ use freebs_control::{ControlPlane, State, Volume};
 use freebs_io::linux::net::{Address, Listener, Stream};
 use freebs_nbd::{Event, ExportInfo, Limits, Purpose, Refusal, RefusalReason, Session, Step, Wait, default_export};
 use freebs_types::{Error, Generation, NodeId, Peer, Result, VolumeId};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 /// Runs a gateway until it is told to stop: drivers and NBD, no data.
@@ -62,6 +63,8 @@ async fn gateway(options: GatewayOptions) -> Result<()> {
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(15);
 /// Attaching may wait for members; a client is told after this time.
 const OPEN_LIMIT: Duration = Duration::from_secs(35);
+/// How often a client that waits is looked at.
+const GONE_CHECK: Duration = Duration::from_millis(250);
 /// Clients that shake hands at the same time.
 const HANDSHAKES_MAX: usize = 256;
 /// Clients in all. One more is let go at once, so that those who are served keep memory and file descriptors.
@@ -185,7 +188,7 @@ impl<C: ControlPlane> Shaking<'_, C> {
                 }
             };
             match step {
-                Step::Event(Event::Lookup { name, purpose }) => self.look_up(&name, purpose).await,
+                Step::Event(Event::Lookup { name, purpose }) => self.look_up(&name, purpose).await?,
                 Step::Event(Event::List) => self.list(),
                 Step::Event(Event::Go { name }) => return self.hand_over(&name).await,
                 Step::Event(Event::Disconnect) => {
@@ -238,7 +241,7 @@ impl<C: ControlPlane> Shaking<'_, C> {
         self.session.list(state.volumes().map(|v| (v.name.as_str(), "")));
     }
 
-    async fn look_up(&mut self, name: &str, purpose: Purpose) {
+    async fn look_up(&mut self, name: &str, purpose: Purpose) -> Result<()> {
         let state = self.control.state();
         let Some(volume) = find(&state, name) else {
             let text = if name.is_empty() {
@@ -247,7 +250,7 @@ impl<C: ControlPlane> Shaking<'_, C> {
                 format!("there is no volume {name}; see `freebs volume list`")
             };
             self.session.export(Err(Refusal::new(RefusalReason::Unknown, text)));
-            return;
+            return Ok(());
         };
         let info = ExportInfo {
             name: volume.name.clone(),
@@ -260,18 +263,38 @@ impl<C: ControlPlane> Shaking<'_, C> {
         if matches!(purpose, Purpose::Go | Purpose::ExportName) && !is_open {
             self.opened = None;
             let worker = self.workers.of(&volume).clone();
-            match open(&worker, volume.id).await {
+            match self.unless_gone(open(&worker, volume.id)).await? {
                 Ok(generation) => {
                     self.opened = Some(Opened { volume: volume.id, generation, worker, handed_on: false });
                 }
                 Err(e) => {
                     tracing::warn!("volume {}: not attached: {e}", volume.name);
                     self.session.export(Err(Refusal::new(RefusalReason::Policy, e.text)));
-                    return;
+                    return Ok(());
                 }
             }
         }
         self.session.export(Ok(info));
+        Ok(())
+    }
+
+    /// Waits, as long as the client does. One that gave up must not hold a place until the volume can be attached:
+    /// clients that try again and again would leave none for those of other volumes.
+    async fn unless_gone<T>(&self, work: impl Future<Output = T>) -> Result<T> {
+        let mut work = pin!(work);
+        loop {
+            tokio::select! {
+                done = &mut work => return Ok(done),
+                () = tokio::time::sleep(GONE_CHECK) => {}
+            }
+            let ready = match &self.stream {
+                Stream::Tcp(s) => tokio::time::timeout(Duration::ZERO, s.ready(Interest::READABLE)).await,
+                Stream::Unix(s) => tokio::time::timeout(Duration::ZERO, s.ready(Interest::READABLE)).await,
+            };
+            if ready.is_ok_and(|r| r.is_ok_and(|r| r.is_read_closed())) {
+                return Err(Error::retry("the client gave up before its volume was attached"));
+            }
+        }
     }
 
     /// Transmission begins: from here on the connection is its worker's.
