@@ -490,3 +490,24 @@ fn a_deleted_shard_is_not_made_anew_by_an_invitation() {
     host.step(now, invitation());
     assert!(host.shards().is_empty());
 }
+
+/// The answerer's disk needed longer than the asker's patience. Each answer came after the next question and was
+/// dropped for that, for ever.
+#[test]
+fn a_slow_answer_is_waited_for() {
+    let mut s = Scene::new(2);
+    let (_, actions) = s.play(|r, ctx| r.on_nudge(ctx, LinkId(1), ViewNumber(1)));
+    assert_eq!(sync_requests(&actions).len(), 1);
+    let mut longest = 0;
+    let mut last = s.now;
+    for _ in 0..1000 {
+        s.now = s.now.plus(Nanos::from_millis(20));
+        let (_, mut actions) = s.play(|r, ctx| r.member_tick(ctx));
+        actions.extend(s.play(|r, ctx| r.on_nudge(ctx, LinkId(1), ViewNumber(1))).1);
+        if !sync_requests(&actions).is_empty() {
+            longest = longest.max(s.now.since(last).0 / 1_000_000);
+            last = s.now;
+        }
+    }
+    assert!((4000..=9000).contains(&longest), "waited {longest} ms at most");
+}

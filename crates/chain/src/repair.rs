@@ -65,7 +65,7 @@ impl Replica {
         let view = self.view_number().max(self.promise());
         let id = ctx.ticket();
         self.damage.asking =
-            Some(Asking { id, to, view, until: hole.until, named: self.last.sequence, at: ctx.now, map: None });
+            Some(Asking { id, to, view, until: hole.until, named: self.last.sequence, at: ctx.now, tries: 0, map: None });
         let Some(link) = ctx.peers.link(to) else { return };
         let request = SyncRequest {
             shard: self.id,

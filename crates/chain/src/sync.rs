@@ -12,7 +12,8 @@ use freebs_format::wire::{Message, SyncMode, SyncReply, SyncRequest};
 use freebs_io::LinkId;
 use freebs_types::{ErrorKind, Nanos, Peer, Sequence, ViewNumber};
 
-/// An answer that takes longer is asked for again.
+/// An answer that takes longer is asked for again; the next one may take twice as long, and so on five times: from a
+/// slow disk none would be in time otherwise, and all that it reads in vain.
 const PATIENCE: Nanos = Nanos::from_millis(250);
 /// Names in one request: the tail is dense, so that the common frame is found exactly.
 const NAMES_MAX: usize = 8192;
@@ -30,8 +31,16 @@ pub(crate) struct Asking {
     /// The end of our log when we named it: what was appended since, the answerer could not compare.
     pub named: Sequence,
     pub at: Nanos,
+    /// Questions before this one that had no answer in time.
+    pub tries: u32,
     /// Set while the map is learned.
     pub map: Option<Learning>,
+}
+
+impl Asking {
+    fn is_late(&self, now: Nanos) -> bool {
+        now.since(self.at) >= Nanos(PATIENCE.0 << self.tries.min(5))
+    }
 }
 
 impl Replica {
@@ -44,7 +53,7 @@ impl Replica {
     }
 
     pub fn ask(&mut self, ctx: &mut Ctx<'_>, to: Peer, view: ViewNumber, until: Sequence) {
-        let same = |a: &Asking| a.to == to && a.view == view && ctx.now.since(a.at) < PATIENCE;
+        let same = |a: &Asking| a.to == to && a.view == view && !a.is_late(ctx.now);
         if self.stopped.is_some() || self.asking.as_ref().is_some_and(same) {
             return;
         }
@@ -57,7 +66,8 @@ impl Replica {
 
     fn request(&mut self, ctx: &mut Ctx<'_>, to: Peer, view: ViewNumber, until: Sequence, map: Option<Learning>) {
         let id = ctx.ticket();
-        self.asking = Some(Asking { id, to, view, until, named: self.last.sequence, at: ctx.now, map });
+        let tries = self.asking.filter(|a| a.to == to && a.view == view).map_or(0, |a| a.tries + 1);
+        self.asking = Some(Asking { id, to, view, until, named: self.last.sequence, at: ctx.now, tries, map });
         // While the own disk is behind, the answer would only be dropped: asked again by `retry_asking`.
         if self.is_stuffed() {
             return;
@@ -70,8 +80,7 @@ impl Replica {
     }
 
     pub fn retry_asking(&mut self, ctx: &mut Ctx<'_>) {
-        if let Some(a) = self.asking.filter(|a| ctx.now.since(a.at) >= PATIENCE) {
-            self.asking = None;
+        if let Some(a) = self.asking.filter(|a| a.is_late(ctx.now)) {
             self.request(ctx, a.to, a.view, a.until, a.map);
         }
     }
