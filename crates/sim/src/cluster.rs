@@ -94,7 +94,12 @@ impl Cluster {
         };
         let mut nodes = Vec::new();
         for n in 1..=config.nodes {
-            let disk = Disk::new(world, config.disk.clone(), Rng::fork(seed, 100 + n));
+            let times = config.slowness.get(n as usize - 1).copied().unwrap_or(1);
+            let mut disk = config.disk.clone();
+            disk.read_latency.0 *= times;
+            disk.write_latency.0 *= times;
+            disk.sync_latency.0 *= times;
+            let disk = Disk::new(world, disk, Rng::fork(seed, 100 + n));
             let node = Node::new(NodeId(n), disk, shared.clone());
             node.format().await?;
             let (name, address) = (format!("node-{n}"), format!("10.0.0.{n}:7400"));
@@ -224,7 +229,10 @@ impl Cluster {
         let allowed = Allowed {
             retry: self.config.limit_is_short(),
             no_space: self.config.is_tight,
-            corrupt: self.config.has_rot,
+            // The only copy is on a device that is out of use until its process starts again.
+            corrupt: self.config.has_rot
+                || self.config.net.flipped > 0.0
+                || (v.copies == 1 && self.config.odds.fail_write > 0.0),
         };
         let work = self.volumes.borrow()[index].work.clone();
         let g =

@@ -60,6 +60,8 @@ pub struct Config {
     pub disk: DiskConfig,
     pub net: NetConfig,
     pub both_dial: bool,
+    /// How many times slower than the others a node's disk is, by node.
+    pub slowness: Vec<u64>,
     pub request_limit: Nanos,
     /// Faults and load end at this time.
     pub load: Nanos,
@@ -110,7 +112,7 @@ impl Config {
         let load = Nanos::from_millis(luck.range(1500, 4000));
         let nodes = if has_rot { nodes.max(3) } else { nodes };
         let count = luck.range(1, 2);
-        let volumes = (0..count).map(|_| VolumeConfig::draw(luck, nodes, is_tight, has_rot, 260 / count)).collect();
+        let volumes = (0..count).map(|_| VolumeConfig::draw(luck, nodes, is_tight, has_rot, 500 / count)).collect();
         let sector = if luck.chance(0.5) { 512 } else { 4096 };
         let segment_bytes = limits::SEGMENT_BYTES_MIN * luck.range(1, 2);
         let segments = if is_tight { luck.range(8, 14) } else { 64 };
@@ -126,12 +128,13 @@ impl Config {
             delay_min: Nanos(delay_min),
             delay_max: Nanos(delay_min * luck.range(2, 20)),
             lost: if matches!(profile, "links" | "everything") { [0.0, 0.002, 0.02][luck.below(3) as usize] } else { 0.0 },
+            flipped: if matches!(profile, "links" | "rot") { [0.0, 0.02][luck.below(2) as usize] } else { 0.0 },
             encoded: luck.chance(0.3),
             patience_min: Nanos::from_millis(100),
             patience_max: Nanos::from_millis(2500),
         };
-        let may_fail = matches!(profile, "kills" | "links" | "everything") && luck.chance(0.25);
-        let limit_ms = if may_fail { luck.range(300, 1500) } else { 120_000 };
+        let may_fail = matches!(profile, "kills" | "links" | "everything") && luck.chance(0.35);
+        let limit_ms = if may_fail { luck.spread(60, 1500) } else { 120_000 };
         let (restart_min, restart_max) = *luck.pick(&[(1, 100), (50, 600), (1, 2000)]).unwrap_or(&(1, 100));
         Self {
             seed,
@@ -142,6 +145,7 @@ impl Config {
             disk,
             net,
             both_dial: luck.chance(0.5),
+            slowness: (0..nodes).map(|_| if luck.chance(0.3) { luck.spread(2, 40) } else { 1 }).collect(),
             request_limit: Nanos::from_millis(limit_ms),
             load,
             settle: Nanos::from_millis(20_000),

@@ -170,11 +170,6 @@ impl Disk {
         s.stable.len() as u64 * s.config.sector as u64
     }
 
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     fn latency(&self, base: Nanos) -> Nanos {
         let now = self.world.now();
         let mut s = self.state.borrow_mut();

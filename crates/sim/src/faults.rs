@@ -7,6 +7,11 @@ use crate::node::Node;
 use freebs_types::Nanos;
 use std::rc::Rc;
 
+/// What faults wait for: names of messages as they arrive, answers to clients, drivers that become ready.
+const MOMENTS: [&str; 12] = [
+    "answer", "answer", "ready", "frames", "frames", "write", "durable", "ordered", "seal", "seal answer", "sync reply", "nudge",
+];
+
 /// Puts all faults of a run into the queue.
 pub fn schedule(cluster: &Rc<Cluster>) {
     let load = cluster.config.load;
@@ -21,14 +26,28 @@ pub fn schedule(cluster: &Rc<Cluster>) {
         drop(luck);
         for at in times {
             let c = cluster.clone();
-            cluster.world.after(at, move || {
-                if !c.over.get() {
-                    c.world.say(|| format!("fault: {name}"));
-                    c.world.trace(0x50, name.len() as u64, u64::from(name.as_bytes()[0]));
-                    strike(&c, name);
-                }
-            });
+            cluster.world.after(at, move || aim(&c, name));
         }
+    }
+}
+
+/// Half of the faults wait for a moment in which something is half done.
+fn aim(c: &Rc<Cluster>, name: &'static str) {
+    let mut luck = c.luck.borrow_mut();
+    let moment = luck.chance(0.5).then(|| luck.pick(&MOMENTS).copied()).flatten();
+    let pass = luck.below(4);
+    drop(luck);
+    let cluster = c.clone();
+    let job = move || {
+        if !cluster.over.get() {
+            cluster.world.say(|| format!("fault: {name}"));
+            cluster.world.trace(0x50, name.len() as u64, u64::from(name.as_bytes()[0]));
+            strike(&cluster, name);
+        }
+    };
+    match moment {
+        Some(moment) => c.world.when(moment, pass, job),
+        None => c.world.after(Nanos(0), job),
     }
 }
 

@@ -139,11 +139,6 @@ impl Gateway {
     }
 
     #[must_use]
-    pub fn is_paused(&self) -> bool {
-        self.paused.get()
-    }
-
-    #[must_use]
     pub fn is_ready(&self) -> bool {
         self.ready.get()
     }
@@ -299,6 +294,7 @@ impl Gateway {
             Action::Ready => {
                 self.ready.set(true);
                 self.oracle.ready(self.volume, self.generation);
+                self.world.moment("ready");
                 self.world.trace(0x42, self.id, self.generation.0);
                 self.world.say(|| format!("gateway {}: ready", self.id));
             }
@@ -383,6 +379,7 @@ impl Gateway {
             Open::Write { id, slot } => {
                 self.world.say(|| format!("gateway {}: write {id} ended, ok {}", self.id, result.is_ok()));
                 self.oracle.end_write(self.volume, id, result.is_ok());
+                self.world.moment("answer");
                 slot
             }
             Open::Read { reading, first, count, slot } => {

@@ -12,7 +12,7 @@ use freebs_format::wire::Message;
 use freebs_io::LinkId;
 use freebs_types::Nanos;
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::{Rc, Weak};
 
 /// A held-back direction is looked at again so often.
@@ -71,6 +71,8 @@ pub struct NetConfig {
     pub delay_max: Nanos,
     /// A message now and then waits for a retransmission.
     pub lost: f64,
+    /// A bit of the data in an answer to a read is wrong when it arrives.
+    pub flipped: f64,
     /// Messages go through the codecs.
     pub encoded: bool,
     /// A cut-off connection breaks after a time in this range.
@@ -83,6 +85,8 @@ struct Direction {
     queue: VecDeque<(Packet, usize)>,
     bytes: usize,
     last_due: Nanos,
+    /// Nothing comes out before this time (the rest of a broken connection, drained late).
+    held_until: Nanos,
     blocked_since: Option<Nanos>,
 }
 
@@ -271,13 +275,28 @@ impl Network {
         let Some((id, end)) = self.state.borrow().by_link.get(&link).copied() else { return };
         let bytes = message.data_bytes();
         let message = if self.config.encoded { self.through_codecs(message) } else { Some(message) };
-        let Some(message) = message else { return };
+        let Some(mut message) = message else { return };
+        if let Message::ReadReply(r) = &mut message
+            && self.luck.borrow_mut().chance(self.config.flipped)
+        {
+            self.flip(&mut r.data);
+        }
         let wait = self.delay();
         self.queue(id, 1 - end, Packet::Message(Box::new(message)), bytes, wait);
         let over = |c: &Connection| c.directions[1 - end].bytes > IN_FLIGHT_BYTES_MAX;
         if self.state.borrow().connections.get(&id).is_some_and(over) {
             self.break_connection(id);
         }
+    }
+
+    fn flip(&self, data: &mut [bytes::Bytes]) {
+        let mut luck = self.luck.borrow_mut();
+        let n = data.len() as u64;
+        let Some(part) = data.get_mut(luck.below(n) as usize) else { return };
+        let mut bytes = part.to_vec();
+        let bit = luck.below(bytes.len() as u64 * 8) as usize;
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        *part = bytes.into();
     }
 
     fn through_codecs(&self, message: Message) -> Option<Message> {
@@ -337,6 +356,11 @@ impl Network {
             }
             return;
         }
+        if d.held_until > now {
+            let (net, wait) = (self.clone(), d.held_until.since(now));
+            self.world.after(wait, move || net.deliver(id, to));
+            return;
+        }
         d.blocked_since = None;
         let Some((packet, bytes)) = d.queue.pop_front() else { return };
         d.bytes -= bytes;
@@ -352,6 +376,7 @@ impl Network {
         };
         let (what, size) = match &arrival {
             Arrival::Message(m) => {
+                self.world.moment(m.name());
                 (m.name().bytes().fold(0u64, |a, b| a.wrapping_mul(31) + u64::from(b)), m.data_bytes())
             }
             _ => (1, 0),
@@ -377,18 +402,23 @@ impl Network {
 
     /// The connection is lost: both ends hear of it, each in its own time; what was on its way may still arrive.
     pub fn break_connection(self: &Rc<Self>, id: u64) {
+        let now = self.world.now();
         let mut s = self.state.borrow_mut();
         let Some(c) = s.connections.get_mut(&id).filter(|c| !c.broken) else { return };
         c.broken = true;
-        for d in &mut c.directions {
-            // What was on its way is lost from some message on.
-            let keep = self.luck.borrow_mut().below(d.queue.len() as u64 + 1) as usize;
+        let mut ends = [Nanos(0); 2];
+        for (d, end) in c.directions.iter_mut().zip(&mut ends) {
+            let mut luck = self.luck.borrow_mut();
+            // What was on its way is lost from some message on; the rest may come late, long after the other end has
+            // connected anew.
+            let keep = luck.below(d.queue.len() as u64 + 1) as usize;
             d.queue.truncate(keep);
+            let late = if luck.chance(0.5) { luck.spread(1_000_000, 400_000_000) } else { 0 };
+            d.held_until = now.plus(Nanos(late));
+            *end = Nanos(late + luck.spread(100_000, 5_000_000));
         }
         drop(s);
-        for end in 0..2 {
-            let high = if self.luck.borrow_mut().chance(0.2) { 800 } else { 5 };
-            let wait = self.some(Nanos(100_000), Nanos::from_millis(high));
+        for (end, wait) in ends.into_iter().enumerate() {
             let net = self.clone();
             self.world.after(wait, move || net.end(id, end));
         }
@@ -486,12 +516,6 @@ impl Network {
     /// Everything is let through again.
     pub fn heal(&self) {
         self.state.borrow_mut().blocked.clear();
-    }
-
-    /// Places that are cut off from each other in some direction, for people.
-    #[must_use]
-    pub fn blocked(&self) -> BTreeSet<(Place, Place)> {
-        self.state.borrow().blocked.keys().copied().collect()
     }
 }
 

@@ -69,15 +69,34 @@ impl Outbox<Message> for SimOutbox {
     }
 }
 
-enum Item {
-    Arrival(LinkId, Arrival),
-    Shards,
-}
-
+/// What came in and was not taken yet, by link: in order on each, in any order across them, as sockets are read.
 #[derive(Default)]
 struct Inbox {
-    items: RefCell<VecDeque<Item>>,
+    arrivals: RefCell<BTreeMap<LinkId, VecDeque<Arrival>>>,
+    shards: Cell<bool>,
     wake: Notify,
+}
+
+impl Inbox {
+    /// The next thing of some link, with as many messages behind it as come in one go.
+    fn take(&self, world: &World) -> Option<(LinkId, Vec<Arrival>)> {
+        let mut arrivals = self.arrivals.borrow_mut();
+        let count = arrivals.len() as u64;
+        let chosen = world.luck.borrow_mut().below(count) as usize;
+        let link = *arrivals.keys().nth(chosen)?;
+        let queue = arrivals.get_mut(&link)?;
+        let mut out = Vec::from_iter(queue.pop_front());
+        while matches!(out.first(), Some(Arrival::Message(_)))
+            && matches!(queue.front(), Some(Arrival::Message(_)))
+            && out.len() < MESSAGES_AT_ONCE
+        {
+            out.extend(queue.pop_front());
+        }
+        if queue.is_empty() {
+            arrivals.remove(&link);
+        }
+        Some((link, out))
+    }
 }
 
 /// One life of the process.
@@ -138,11 +157,6 @@ impl Node {
     #[must_use]
     pub fn worker(&self) -> Option<SimWorker> {
         self.process.borrow().as_ref().and_then(|p| p.worker.borrow().clone())
-    }
-
-    #[must_use]
-    pub fn is_paused(&self) -> bool {
-        self.process.borrow().as_ref().is_some_and(|p| p.paused.get())
     }
 
     /// Whether its device is out of use until the process starts again.
@@ -237,22 +251,19 @@ impl Node {
 
     /// Something came in for a process of this node.
     pub fn arrive(&self, incarnation: u64, link: LinkId, arrival: Arrival) -> bool {
-        self.put(Some(incarnation), Item::Arrival(link, arrival))
+        let process = self.process.borrow();
+        let Some(p) = process.as_ref().filter(|p| p.incarnation == incarnation) else { return false };
+        p.inbox.arrivals.borrow_mut().entry(link).or_default().push_back(arrival);
+        p.inbox.wake.notify_one();
+        true
     }
 
     /// The control plane has news.
     pub fn tell_shards(&self) {
-        self.put(None, Item::Shards);
-    }
-
-    fn put(&self, incarnation: Option<u64>, item: Item) -> bool {
-        let process = self.process.borrow();
-        let Some(p) = process.as_ref().filter(|p| incarnation.is_none_or(|i| i == p.incarnation)) else {
-            return false;
-        };
-        p.inbox.items.borrow_mut().push_back(item);
-        p.inbox.wake.notify_one();
-        true
+        if let Some(p) = self.process.borrow().as_ref() {
+            p.inbox.shards.set(true);
+            p.inbox.wake.notify_one();
+        }
     }
 }
 
@@ -284,11 +295,12 @@ impl Life {
         self.hear_shards(&worker);
         tokio::task::spawn_local(dial_on(self.node.clone(), self.me, worker.clone(), links.clone()));
         loop {
-            let item = self.inbox.items.borrow_mut().pop_front();
-            match item {
+            if self.inbox.shards.take() {
+                self.hear_shards(&worker);
+            }
+            match self.inbox.take(&self.node.shared.world) {
                 None => self.inbox.wake.notified().await,
-                Some(Item::Shards) => self.hear_shards(&worker),
-                Some(Item::Arrival(link, arrival)) => self.take(&worker, &links, link, arrival),
+                Some((link, arrivals)) => self.take(&worker, &links, link, arrivals),
             }
         }
     }
@@ -329,40 +341,33 @@ impl Life {
         worker.on_shards(self.node.shared.control.shards_of(self.node.id));
     }
 
-    fn take(&self, worker: &SimWorker, links: &Links, link: LinkId, arrival: Arrival) {
-        match arrival {
-            Arrival::Incoming(who) => {
-                self.node.shared.net.accept(link);
-                worker.on_link_up(link, who_is(who.place));
-            }
-            Arrival::Up => {
-                let peer = links.asked.borrow_mut().remove(&link);
-                if let Some(peer) = peer {
-                    links.dialed.borrow_mut().insert(link, peer);
-                    worker.on_link_up(link, Who::Member(peer));
+    fn take(&self, worker: &SimWorker, links: &Links, link: LinkId, arrivals: Vec<Arrival>) {
+        let mut messages = Vec::new();
+        for arrival in arrivals {
+            match arrival {
+                Arrival::Incoming(who) => {
+                    self.node.shared.net.accept(link);
+                    worker.on_link_up(link, who_is(who.place));
                 }
-            }
-            Arrival::Down => {
-                let never_up = links.asked.borrow_mut().remove(&link).is_some();
-                links.dialed.borrow_mut().remove(&link);
-                if !never_up {
-                    worker.on_link_down(link);
-                }
-            }
-            Arrival::Message(first) => {
-                let mut messages = vec![*first];
-                let mut items = self.inbox.items.borrow_mut();
-                while messages.len() < MESSAGES_AT_ONCE
-                    && let Some(Item::Arrival(l, Arrival::Message(_))) = items.front()
-                    && *l == link
-                {
-                    if let Some(Item::Arrival(_, Arrival::Message(m))) = items.pop_front() {
-                        messages.push(*m);
+                Arrival::Up => {
+                    let peer = links.asked.borrow_mut().remove(&link);
+                    if let Some(peer) = peer {
+                        links.dialed.borrow_mut().insert(link, peer);
+                        worker.on_link_up(link, Who::Member(peer));
                     }
                 }
-                drop(items);
-                worker.on_messages(link, &mut messages);
+                Arrival::Down => {
+                    let never_up = links.asked.borrow_mut().remove(&link).is_some();
+                    links.dialed.borrow_mut().remove(&link);
+                    if !never_up {
+                        worker.on_link_down(link);
+                    }
+                }
+                Arrival::Message(m) => messages.push(*m),
             }
+        }
+        if !messages.is_empty() {
+            worker.on_messages(link, &mut messages);
         }
     }
 }

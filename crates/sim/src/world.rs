@@ -28,6 +28,8 @@ pub struct World {
     jobs: Cell<u64>,
     violations: RefCell<Vec<String>>,
     verbose: bool,
+    /// Faults that wait for a moment: (moment, how many of them to let pass, what to do).
+    armed: RefCell<Vec<(&'static str, u64, Job)>>,
     /// Chance for latencies of devices and links.
     pub luck: RefCell<Rng>,
 }
@@ -45,6 +47,7 @@ impl World {
             jobs: Cell::new(0),
             violations: RefCell::default(),
             verbose,
+            armed: RefCell::default(),
             luck: RefCell::new(Rng::fork(seed, 1)),
         })
     }
@@ -64,6 +67,36 @@ impl World {
         queue.insert((at, number), Box::new(job));
         if is_first {
             self.earlier.notify_one();
+        }
+    }
+
+    /// Has `job` done right behind the moment that follows `pass` more of its name.
+    pub fn when(&self, moment: &'static str, pass: u64, job: impl FnOnce() + 'static) {
+        self.armed.borrow_mut().push((moment, pass, Box::new(job)));
+    }
+
+    /// Something happened that faults may wait for.
+    pub fn moment(&self, name: &str) {
+        let mut armed = self.armed.borrow_mut();
+        if armed.is_empty() {
+            return;
+        }
+        let mut due = Vec::new();
+        armed.retain_mut(|(moment, pass, job)| {
+            if *moment != name {
+                return true;
+            }
+            if *pass > 0 {
+                *pass -= 1;
+                return true;
+            }
+            due.push(std::mem::replace(job, Box::new(|| {})));
+            false
+        });
+        drop(armed);
+        for job in due {
+            let wait = Nanos(self.luck.borrow_mut().spread(1, 3_000_000));
+            self.after(wait, job);
         }
     }
 
@@ -96,6 +129,8 @@ impl World {
     pub fn clear(&self) {
         let queue = std::mem::take(&mut *self.queue.borrow_mut());
         drop(queue);
+        let armed = std::mem::take(&mut *self.armed.borrow_mut());
+        drop(armed);
     }
 
     /// Mixes what just happened into the trace of the run.
