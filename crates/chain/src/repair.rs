@@ -64,8 +64,16 @@ impl Replica {
         self.damage.tried += 1;
         let view = self.view_number().max(self.promise());
         let id = ctx.ticket();
-        self.damage.asking =
-            Some(Asking { id, to, view, until: hole.until, named: self.last.sequence, at: ctx.now, tries: 0, map: None });
+        self.damage.asking = Some(Asking {
+            id,
+            to,
+            view,
+            until: hole.until,
+            named: self.last.sequence,
+            at: ctx.now,
+            tries: 0,
+            map: None,
+        });
         let Some(link) = ctx.peers.link(to) else { return };
         let request = SyncRequest {
             shard: self.id,
