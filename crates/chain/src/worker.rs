@@ -170,6 +170,11 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.0.host.borrow().wanted_peers()
     }
 
+    /// All shards that are here.
+    pub fn shards(&self) -> Vec<ShardId> {
+        self.0.host.borrow().shards()
+    }
+
     pub fn status(&self) -> Vec<ShardStatus> {
         let host = self.0.host.borrow();
         host.shards().into_iter().filter_map(|s| host.status(s)).collect()

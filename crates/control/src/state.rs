@@ -232,6 +232,13 @@ impl State {
         self.volumes.get(&id)
     }
 
+    /// Whether this volume was here once and was deleted. False for one that is not known: its data stay where they
+    /// are, because an old or lost state must not cost anybody a volume.
+    #[must_use]
+    pub fn was_deleted(&self, id: VolumeId) -> bool {
+        !self.volumes.contains_key(&id) && self.deleted.iter().any(|(_, d)| *d == id)
+    }
+
     #[must_use]
     pub fn volume_by_name(&self, name: &str) -> Option<&Arc<Volume>> {
         self.names.get(name).and_then(|id| self.volumes.get(id))

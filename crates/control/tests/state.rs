@@ -259,3 +259,28 @@ fn the_header_is_as_documented() {
     assert!(State::decode(&bytes[..63]).is_err());
     assert!(State::decode(&[]).is_err());
 }
+
+#[test]
+fn only_what_was_deleted_is_given_up() {
+    let mut state = State::new(ClusterId([1; 16]));
+    let node = Command::RegisterNode {
+        node: NodeId(1),
+        name: "a".into(),
+        address: "127.0.0.1:1".into(),
+        workers: 1,
+        start: StartNumber(1),
+    };
+    state.apply(node).unwrap();
+    let create = Command::CreateVolume(CreateVolume {
+        name: "v".into(),
+        size: 1 << 30,
+        copies: Some(1),
+        ..CreateVolume::default()
+    });
+    state.apply(create).unwrap();
+    let id = state.volume_by_name("v").unwrap().id;
+    assert!(!state.was_deleted(id));
+    assert!(!state.was_deleted(VolumeId(id.0 + 1)), "a volume that nobody knows was not deleted");
+    state.apply(Command::DeleteVolume { volume: id, force: false }).unwrap();
+    assert!(state.was_deleted(id));
+}

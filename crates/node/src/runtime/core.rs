@@ -301,8 +301,9 @@ impl<C: ControlPlane> Core<C> {
             shards.on_workers(workers.clone());
             let mine = self.my_shards(&state);
             let mut known = self.known_shards.borrow_mut();
-            for (id, _) in known.iter().filter(|(id, _)| state.volume(id.volume).is_none()) {
-                shards.on_gone(*id);
+            // Also those of volumes that were deleted while this node was away.
+            for id in shards.shards().into_iter().filter(|id| state.was_deleted(id.volume)) {
+                shards.on_gone(id);
             }
             let changed: Vec<ShardInfo> = mine.values().filter(|i| known.get(&i.shard) != Some(i)).cloned().collect();
             *known = mine;
