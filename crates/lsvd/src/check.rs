@@ -30,9 +30,7 @@ impl<D: Device> Engine<D> {
             let mut window = Window::new(&self.inner.device, geometry, id);
             for f in check_segment(&mut window, id, seq, geometry.segment_bytes as u32).await {
                 let text = format!("segment {id}, byte {}: {}", f.offset, f.what);
-                let mut core = self.inner.core.borrow_mut();
-                core.event(EventKind::Damage, text.clone());
-                core.counters.damage += 1;
+                self.inner.core.borrow_mut().event(EventKind::Damage, text.clone());
                 first.get_or_insert(text);
             }
         }

@@ -209,3 +209,21 @@ fn first_bad(head: &FrameHead, data: &[u8]) -> Option<usize> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn what_a_torn_end_left_behind_does_not_follow_newer_appends() {
+        let mut h = AppendHeader::new_zeroed();
+        (h.segment_seq, h.number, h.start) = (4.into(), 12.into(), 2.into());
+        assert!(follows(&h, 4, None));
+        assert!(follows(&h, 4, Some((11, 2))));
+        assert!(follows(&h, 4, Some((9, 1))), "with appends missing in between");
+        assert!(!follows(&h, 4, Some((11, 3))), "written before the start that wrote the one before it");
+        assert!(!follows(&h, 4, Some((12, 2))), "the same number again");
+        assert!(!follows(&h, 5, Some((11, 2))), "of the segment's use before");
+    }
+}

@@ -251,7 +251,8 @@ fn both_superblocks_gone_is_said_with_the_way_out() {
         bytes[100] ^= 1;
         let dev = load(&bytes);
         assert_eq!(Rig::open(dev.clone()).await.unwrap().report.damage.len(), 1);
-        // The start mended it.
+        // The start mended it, and wrote both.
+        dev.poke(|b| assert_eq!(b[..256], b[512 << 10..][..256]));
         dev.poke(|b| b[(512 << 10) + 100] ^= 1);
         assert_eq!(Rig::open(dev).await.unwrap().report.damage.len(), 1);
         bytes[(512 << 10) + 100] ^= 1;

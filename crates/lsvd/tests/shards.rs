@@ -458,3 +458,69 @@ fn kept_frames_stay_until_space_is_short() {
         rig.engine.check();
     });
 }
+
+/// Frames that hold no data but may still be cut stay in the log, whatever happens around them.
+#[test]
+fn uncommitted_frames_stay_though_nothing_in_them_is_live() {
+    local(async {
+        let dev = device(40).await;
+        let mut rig = Rig::open(dev.clone()).await.unwrap();
+        let mut chain = Chain::new(SHARD);
+        rig.append(Record::Frame(chain.view_frame(2, 1)));
+        let safe = chain.clone();
+        rig.settle().await;
+        rig.engine.committed(SHARD, Sequence(1));
+        rig.append(Record::Frame(chain.view_frame(3, 2)));
+        rig.append(Record::Frame(chain.attach_frame(9)));
+        let mut busy = Chain::new(ShardId::new(2, 0));
+        for i in 0..1500u64 {
+            busy.committed = busy.sequence;
+            let op = Op { extents: vec![(ExtentKind::Data, 0, 4)], fill: i * 10 };
+            rig.append(Record::Frame(busy.frame(&[op])));
+            rig.settle().await;
+        }
+        assert!(rig.engine.counters().segments_freed > 3);
+        assert_eq!(rig.engine.state(SHARD).unwrap().first_kept, Sequence(1));
+        rig.stop().await;
+        rig = Rig::open(dev).await.unwrap();
+        let frames = rig.engine.frames(SHARD, Sequence(1), 1 << 20).await.unwrap();
+        assert_eq!(frames.len(), 3);
+        rig.append(Record::Cut { shard: SHARD, to: Sequence(1) });
+        rig.settle().await;
+        let st = rig.engine.state(SHARD).unwrap();
+        assert_eq!((st.last, st.attach.generation.0), (safe.name(), 0));
+        assert_eq!(st.view.unwrap().0, Sequence(1));
+    });
+}
+
+/// What was given up stays given up, although its bytes are still there, whole and valid.
+#[test]
+fn segments_that_were_given_up_do_not_come_back() {
+    local(async {
+        let mut rng = Rng::new(4);
+        let dev = device(40).await;
+        let rig = Rig::open(dev.clone()).await.unwrap();
+        let (mut chain, mut model) = (Chain::new(SHARD), Model::new());
+        for _ in 0..400 {
+            rig.append(random_frame(&mut rng, &mut chain, &mut model));
+        }
+        rig.settle().await;
+        let before = rig.engine.space().used_segments;
+        assert!(before > 6);
+        rig.append(Record::Forget { shard: SHARD });
+        let mut busy = Chain::new(ShardId::new(2, 0));
+        for i in 0..400u64 {
+            busy.committed = busy.sequence;
+            let op = Op { extents: vec![(ExtentKind::Data, 0, 4)], fill: i * 10 };
+            rig.append(Record::Frame(busy.frame(&[op])));
+        }
+        rig.settle().await;
+        let used = rig.engine.space().used_segments;
+        assert!(used < before, "{used} of {before}");
+        rig.stop().await;
+        let rig = Rig::open(dev).await.unwrap();
+        assert!(rig.report.segments <= used + 2, "{} came back, {used} were in use", rig.report.segments);
+        assert_eq!(rig.engine.shards(), [busy.shard]);
+        assert_eq!(rig.report.damage, []);
+    });
+}
