@@ -5,6 +5,7 @@ use core::fmt;
 use freebs_types::{Error, Result};
 use std::future::Future;
 use std::io::{self, IoSlice};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::pin::pin;
@@ -13,6 +14,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream, tcp, unix};
+
+/// How long the other side of a TCP link may acknowledge nothing.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// Where to connect or listen: `host:port`, or `unix:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -80,6 +84,7 @@ impl Stream {
                 // Without it small answers wait for the acknowledgement of earlier ones. A socket that refuses is
                 // broken, which its next use will tell.
                 let _ = s.set_nodelay(true);
+                notice_silence(s.as_raw_fd());
                 let (r, w) = s.into_split();
                 (ReadHalf::Tcp(r), WriteHalf::Tcp(w))
             }
@@ -88,6 +93,24 @@ impl Stream {
                 (ReadHalf::Unix(r), WriteHalf::Unix(w))
             }
         }
+    }
+}
+
+/// A link whose other side takes nothing for `SILENCE_MAX` is broken. The system by itself would try on for a quarter
+/// of an hour, at longer and longer intervals, and be silent for minutes after the network has come back; a new
+/// connection is through at once. What the options can't do (a socket that refuses them) is no loss.
+fn notice_silence(socket: RawFd) {
+    let seconds = SILENCE_MAX.as_secs() as libc::c_int;
+    let options = [
+        (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 1000 * seconds),
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1),
+    ];
+    for (level, name, value) in options {
+        let size = size_of_val(&value) as libc::socklen_t;
+        // SAFETY: the value outlives the call, which reads `size` bytes of it.
+        unsafe { libc::setsockopt(socket, level, name, (&raw const value).cast(), size) };
     }
 }
 
@@ -147,7 +170,9 @@ impl Listener {
             Address::Tcp(at) => TcpListener::bind(at.as_str()).await.map(Self::Tcp).map_err(refused),
             Address::Unix(path) => {
                 let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
-                if is_socket && UnixStream::connect(path).await.is_err() {
+                // Only a refusal says that nobody listens: one with a full queue of clients has another error.
+                let refuses = |e: io::Error| e.kind() == io::ErrorKind::ConnectionRefused;
+                if is_socket && UnixStream::connect(path).await.is_err_and(refuses) {
                     std::fs::remove_file(path).map_err(refused)?;
                 }
                 UnixListener::bind(path).map(|l| Self::Unix(l, path.clone())).map_err(refused)
