@@ -90,7 +90,12 @@ impl State {
             let gone: Vec<_> = self.volumes.keys().filter(|id| !volumes.contains(id)).copied().collect();
             gone.into_iter().for_each(|id| self.drop_volume(id));
         }
-        page.deleted.into_iter().for_each(|id| self.drop_volume(id));
+        for id in page.deleted {
+            self.drop_volume(id);
+            if !self.deleted.iter().any(|(_, d)| *d == id) {
+                self.bury(id);
+            }
+        }
         for node in page.nodes {
             self.nodes.insert(node.id, Arc::new(node));
         }

@@ -279,6 +279,7 @@ impl State {
         }
     }
 
+    /// Remembers that a volume was deleted, for as long as there is room.
     pub(crate) fn bury(&mut self, id: VolumeId) {
         self.deleted.push_back((self.revision, id));
         while self.deleted.len() > limits::TOMBSTONES_MAX {

@@ -283,4 +283,8 @@ fn only_what_was_deleted_is_given_up() {
     assert!(!state.was_deleted(VolumeId(id.0 + 1)), "a volume that nobody knows was not deleted");
     state.apply(Command::DeleteVolume { volume: id, force: false }).unwrap();
     assert!(state.was_deleted(id));
+
+    let mut follower = State::new(ClusterId([1; 16]));
+    follower.take_in(state.changes_since(0)).unwrap();
+    assert!(follower.was_deleted(id), "who comes later hears of it, too");
 }
