@@ -199,7 +199,7 @@ fn a_node_alone_serves_nbd_itself() {
             "--device-size",
             "512M",
             "--segment-size",
-            "4M",
+            "8M",
             "--data",
         ]);
         cmd.arg(dir.path().join("data")).stdin(Stdio::null());
