@@ -4,6 +4,7 @@ use crate::config::Config;
 use crate::control::{Control, attach};
 use crate::device::{Crash, Disk};
 use crate::gateway::{Allowed, Gateway};
+use crate::history;
 use crate::network::{Arrival, EndPoint, Network, Place, Receiver};
 use crate::node::{Node, Shared};
 use crate::oracle::Oracle;
@@ -214,7 +215,7 @@ impl Cluster {
                 .collect(),
         };
         let mut luck = self.luck.borrow_mut();
-        let local = luck.chance(0.3).then(|| NodeId(luck.range(1, self.config.nodes)));
+        let local = luck.chance(0.5).then(|| NodeId(luck.range(1, self.config.nodes)));
         let config = DriverConfig {
             driver: DriverId(luck.next() | 1),
             generation,
@@ -357,6 +358,12 @@ impl Cluster {
                     match worker.engine().digest(shard).await {
                         Ok(d) => digests.push((*m, d)),
                         Err(e) => self.world.violation(format!("no digest of shard {shard} at node {m}: {e}")),
+                    }
+                }
+                for m in &s.members {
+                    let Some(worker) = self.node(m.0).and_then(|n| n.worker()) else { continue };
+                    if let Err(why) = history::check(worker.engine(), shard).await {
+                        self.world.violation(format!("the log of shard {shard} at node {m}: {why}"));
                     }
                 }
                 if digests.windows(2).any(|w| w[0].1 != w[1].1) {

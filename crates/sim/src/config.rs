@@ -110,7 +110,8 @@ impl Config {
         let is_tight = profile == "tight";
         let has_rot = profile == "rot";
         let load = Nanos::from_millis(luck.range(1500, 4000));
-        let nodes = if has_rot { nodes.max(3) } else { nodes };
+        // Tight disks are all equally full: that members report their room to the head (W7) comes later.
+        let nodes = if has_rot { nodes.max(3) } else if is_tight { nodes.min(3) } else { nodes };
         let count = luck.range(1, 2);
         let volumes = (0..count).map(|_| VolumeConfig::draw(luck, nodes, is_tight, has_rot, 500 / count)).collect();
         let sector = if luck.chance(0.5) { 512 } else { 4096 };
@@ -169,7 +170,7 @@ impl VolumeConfig {
         let shards = [1, 1, 2, 3][luck.below(4) as usize];
         let stripe = 64 << 10;
         let most = nodes.min(3);
-        let copies = if has_rot { most } else { luck.range(1, most).max(luck.range(1, most)) } as u8;
+        let copies = if has_rot || is_tight { most } else { luck.range(1, most).max(luck.range(1, most)) } as u8;
         let min_copies = luck.range(1, u64::from(copies.min(2))) as u8;
         let size = if is_tight { luck.range(4, 8) << 20 } else { (1 << 20) + luck.below(17) * (64 << 10) };
         Self {
@@ -198,7 +199,7 @@ impl Odds {
             o.power_all = some(1.2);
         }
         if has(&["links"]) {
-            o.break_link = some(4.0);
+            o.break_link = some(8.0);
             o.cut = some(2.0);
             o.pause_node = some(1.0);
         }

@@ -8,8 +8,8 @@ use freebs_types::Nanos;
 use std::rc::Rc;
 
 /// What faults wait for: names of messages as they arrive, answers to clients, drivers that become ready.
-const MOMENTS: [&str; 12] = [
-    "answer", "answer", "ready", "frames", "frames", "write", "durable", "ordered", "seal", "seal answer", "sync reply", "nudge",
+const MOMENTS: [&str; 14] = [
+    "answer", "answer", "ready", "frames", "frames", "write", "durable", "ordered", "seal", "seal answer", "sync reply", "nudge", "read", "read reply",
 ];
 
 /// Puts all faults of a run into the queue.

@@ -12,6 +12,7 @@ mod control;
 mod device;
 mod faults;
 mod gateway;
+mod history;
 pub mod mutants;
 mod network;
 mod node;

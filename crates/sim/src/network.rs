@@ -10,7 +10,7 @@ use crate::world::World;
 use bytes::BytesMut;
 use freebs_format::wire::Message;
 use freebs_io::LinkId;
-use freebs_types::Nanos;
+use freebs_types::{Nanos, ShardId, ViewNumber};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::{Rc, Weak};
@@ -125,6 +125,8 @@ pub struct Network {
     state: RefCell<State>,
     luck: RefCell<Rng>,
     receiver: RefCell<Option<Weak<dyn Receiver>>>,
+    /// The highest view that a node's answers to seals have promised, by node and shard.
+    promises: RefCell<BTreeMap<(u64, ShardId), ViewNumber>>,
 }
 
 impl Network {
@@ -136,6 +138,7 @@ impl Network {
             state: RefCell::default(),
             luck: RefCell::new(luck),
             receiver: RefCell::default(),
+            promises: RefCell::default(),
         })
     }
 
@@ -273,6 +276,7 @@ impl Network {
     /// Sends on a link; a link that is down swallows it.
     pub fn send(self: &Rc<Self>, link: LinkId, message: Message) {
         let Some((id, end)) = self.state.borrow().by_link.get(&link).copied() else { return };
+        self.watch(id, end, &message);
         let bytes = message.data_bytes();
         let message = if self.config.encoded { self.through_codecs(message) } else { Some(message) };
         let Some(mut message) = message else { return };
@@ -287,6 +291,25 @@ impl Network {
         if self.state.borrow().connections.get(&id).is_some_and(over) {
             self.break_connection(id);
         }
+    }
+
+    /// Remembers what a node has promised to others.
+    fn watch(&self, id: u64, end: usize, message: &Message) {
+        let Message::SealAnswer(a) = message else { return };
+        let place = self.state.borrow().connections.get(&id).map(|c| c.ends[end].place);
+        if let Some(Place::Node(n)) = place
+            && a.promised == a.view
+        {
+            let mut promises = self.promises.borrow_mut();
+            let known = promises.entry((n, a.shard)).or_default();
+            *known = (*known).max(a.view);
+        }
+    }
+
+    /// What a node has promised in answers to seals.
+    #[must_use]
+    pub fn promised(&self, node: u64, shard: ShardId) -> ViewNumber {
+        self.promises.borrow().get(&(node, shard)).copied().unwrap_or_default()
     }
 
     fn flip(&self, data: &mut [bytes::Bytes]) {

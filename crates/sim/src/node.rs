@@ -313,6 +313,15 @@ impl Life {
         if !report.damage.is_empty() && !node.damaged.get() {
             shared.world.violation(format!("node {}: damage that nobody did: {report:?}", node.id));
         }
+        // Rule V2: what was promised to others is still known.
+        for state in engine.shards().into_iter().filter_map(|s| engine.state(s)) {
+            let known = state.promised.max(state.last.view);
+            let told = shared.net.promised(node.id.0, state.shard);
+            if known < told && !node.damaged.get() {
+                let text = format!("node {} promised view {told} of shard {}, and knows only", node.id, state.shard);
+                shared.world.violation(format!("{text} {known} after its restart"));
+            }
+        }
         let start = engine.start();
         let port = Port { control: shared.control.clone(), node: node.id };
         port.register(start, 1).await?;

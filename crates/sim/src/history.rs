@@ -1,0 +1,67 @@
+//! The log of a replica, read at the end of a run: one unbroken history in which every request has its place once.
+
+use crate::content::Value;
+use freebs_format::{FrameKind, hide};
+use freebs_io::Device;
+use freebs_lsvd::Engine;
+use freebs_types::{BLOCK, DriverId, Hash32, RequestNumber, SECTOR, Sequence, ShardId, Version};
+use std::collections::BTreeMap;
+
+/// Bytes read from the log in one go.
+const PORTION: usize = 4 << 20;
+
+/// Walks through all frames that are still there. The error says what does not fit.
+pub async fn check<D: Device>(engine: &Engine<D>, shard: ShardId) -> Result<(), String> {
+    let Some(state) = engine.state(shard) else { return Err("is not there".into()) };
+    let mut at = Sequence(state.first_kept.0.max(1));
+    let mut before: Option<(Sequence, Version, Hash32)> = None;
+    // By driver and number, and by the write that filled whole blocks (rule W3).
+    let mut requests: BTreeMap<(DriverId, RequestNumber), Sequence> = BTreeMap::new();
+    let mut contents: BTreeMap<(u32, Value), Sequence> = BTreeMap::new();
+    while at <= state.last.sequence {
+        let frames = engine.frames(shard, at, PORTION).await.map_err(|e| format!("frame {at}: {e}"))?;
+        if frames.is_empty() {
+            return Err(format!("ends before frame {at} of {}", state.last.sequence));
+        }
+        for f in frames {
+            let h = f.header();
+            let s = h.seq();
+            if s != at {
+                return Err(format!("frame {s} stands at {at}"));
+            }
+            if let Some((_, version, hid)) = before {
+                let first = if f.head.kind() == FrameKind::Data { version.next() } else { version };
+                if hide(&h.parent_token()) != hid || h.first_version.get() != first.0 {
+                    return Err(format!("frame {s} does not continue the one before"));
+                }
+            }
+            f.verify_data().map_err(|e| format!("frame {s}: {e}"))?;
+            if f.head.kind() == FrameKind::Data {
+                let data = f.data.concat();
+                for u in f.head.updates() {
+                    if let Some(other) = requests.insert((u.driver, u.number), s) {
+                        return Err(format!("request {} is in frame {other} and in frame {s} (W3)", u.number));
+                    }
+                    let start = u.extents().next().map_or(0, |(e, _)| e.range.start.0);
+                    let bytes = u.crcs.len() * BLOCK;
+                    let from = u.first_block as usize * BLOCK;
+                    let Some(write) = data.get(from..from + bytes).and_then(whole_write) else { continue };
+                    if let Some(other) = contents.insert((start, write), s) {
+                        return Err(format!("write {write} is in frame {other} and again in frame {s} (W3)"));
+                    }
+                }
+            }
+            before = Some((s, h.last_version(), h.hid()));
+            at = at.next();
+        }
+    }
+    Ok(())
+}
+
+/// The write that put all of these sectors there, if it is one.
+fn whole_write(data: &[u8]) -> Option<Value> {
+    let name = |sector: &[u8]| sector[..8].try_into().map(u64::from_le_bytes).ok().filter(|n| *n > 0);
+    let mut sectors = data.chunks_exact(SECTOR).map(name);
+    let first = sectors.next()??;
+    sectors.all(|n| n == Some(first)).then_some(Value::try_from(first).ok()?)
+}
