@@ -356,6 +356,10 @@ impl Replica {
         let last = self.last.sequence;
         let Some(h) = self.head.as_mut() else { return };
         let Some(m) = h.members.iter_mut().find(|m| m.node == node) else { return };
+        if sequence > m.durable {
+            // What it was told before it had these frames may have meant nothing to it.
+            h.told = (Sequence(0), Sequence(0));
+        }
         m.durable = m.durable.max(sequence.min(last));
         m.waiting_since = if m.durable >= last { None } else { m.waiting_since.map(|_| ctx.now) };
         self.view_frame_durable(ctx);

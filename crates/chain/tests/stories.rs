@@ -7,7 +7,8 @@ use freebs_format::wire::{Message, SyncRequest};
 use freebs_io::LinkId;
 use freebs_lsvd::{Durable, Record};
 use freebs_types::{
-    ClusterId, Error, Generation, Hash32, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, ViewNumber,
+    ClusterId, DriverId, Error, Generation, Hash32, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber,
+    ViewNumber,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -33,6 +34,8 @@ struct Story {
     quorum: u8,
     active: ViewNumber,
     highest: ViewNumber,
+    /// Heartbeats are lost.
+    loses_heartbeats: bool,
     /// What the control plane says to activations.
     refuses: Option<Error>,
 }
@@ -51,6 +54,7 @@ impl Story {
             quorum,
             active: ViewNumber(0),
             highest: ViewNumber(0),
+            loses_heartbeats: false,
             refuses: None,
         };
         for n in 1..=members {
@@ -173,14 +177,16 @@ impl Story {
                 self.members.get_mut(&n).unwrap().host.end_turn(now);
                 self.carry_out(n);
                 let m = self.members.get_mut(&n).unwrap();
-                if let Some(done) = m.waiting.pop_front().filter(|_| !m.holds_back) {
+                let next = if m.holds_back { None } else { m.waiting.pop_front() };
+                if let Some(done) = next {
                     idle = false;
                     self.step(n, Event::Durable(vec![done]));
                 }
             }
             if let Some((from, to, message)) = self.on_the_way.pop_front() {
                 idle = false;
-                if self.members.contains_key(&to) && !self.cut.contains(&(from, to)) {
+                let lost = self.loses_heartbeats && matches!(message, Message::Heartbeat(_));
+                if self.members.contains_key(&to) && !self.cut.contains(&(from, to)) && !lost {
                     self.step(to, Event::Message { from: LinkId(from), message });
                 }
             }
@@ -231,6 +237,28 @@ fn a_member_that_missed_the_last_heartbeat_hears_another_one() {
     s.link(1, 2, true);
     s.wait(1000);
     assert_eq!(s.status(2).committed, s.status(1).committed);
+}
+
+/// A heartbeat overtook, on another link, the frames that a member had asked for. It meant nothing to a log without
+/// them, and was never said again.
+#[test]
+fn a_heartbeat_that_comes_before_its_frames_is_said_again() {
+    let mut s = Story::new(2, 1);
+    s.settle();
+    s.link(1, 2, false);
+    let (view, generation, driver, identity) = (s.active, Generation(1), DriverId(9), Hash32([9; 32]));
+    let attach = Message::Attach { shard: SHARD, view, generation, driver, identity };
+    s.step(1, Event::Message { from: LinkId(100), message: attach });
+    s.wait(300);
+    s.members.get_mut(&2).unwrap().holds_back = true;
+    s.loses_heartbeats = true;
+    s.link(1, 2, true);
+    s.wait(500);
+    s.loses_heartbeats = false;
+    s.members.get_mut(&2).unwrap().holds_back = false;
+    s.wait(500);
+    assert_eq!(s.status(2).committed, s.status(1).committed);
+    assert_eq!(s.members[&2].committed, s.status(1).committed);
 }
 
 /// A view that a quorum held, but that the control plane refused, was taken for committed by its head. The next view
