@@ -253,7 +253,8 @@ fn a_heartbeat_that_comes_before_its_frames_is_said_again() {
     s.members.get_mut(&2).unwrap().holds_back = true;
     s.loses_heartbeats = true;
     s.link(1, 2, true);
-    s.wait(500);
+    s.settle();
+    s.wait(20);
     s.loses_heartbeats = false;
     s.members.get_mut(&2).unwrap().holds_back = false;
     s.wait(500);
