@@ -6,7 +6,7 @@ use crate::device::{Crash, Disk};
 use crate::gateway::{Allowed, Gateway};
 use crate::history;
 use crate::network::{Arrival, EndPoint, Network, Place, Receiver};
-use crate::node::{Node, Shared};
+use crate::node::{Node, Shared, check_space};
 use crate::oracle::Oracle;
 use crate::rng::Rng;
 use crate::workload::Workload;
@@ -104,7 +104,13 @@ impl Cluster {
             let node = Node::new(NodeId(n), disk, shared.clone());
             node.format().await?;
             let (name, address) = (format!("node-{n}"), format!("10.0.0.{n}:7400"));
-            control.apply(Command::RegisterNode { node: NodeId(n), name, address, workers: 1, start: StartNumber(0) })?;
+            control.apply(Command::RegisterNode {
+                node: NodeId(n),
+                name,
+                address,
+                workers: 1,
+                start: StartNumber(0),
+            })?;
             nodes.push(node);
         }
         let mut volumes = Vec::new();
@@ -236,8 +242,7 @@ impl Cluster {
                 || (v.copies == 1 && self.config.odds.fail_write > 0.0),
         };
         let work = self.volumes.borrow()[index].work.clone();
-        let g =
-            Gateway::start(id, config, &self.world, &self.net, &self.control, &self.oracle, &work, allowed);
+        let g = Gateway::start(id, config, &self.world, &self.net, &self.control, &self.oracle, &work, allowed);
         self.gateways.borrow_mut().insert(id, g.clone());
         if let Some(v) = self.volumes.borrow_mut().get_mut(index) {
             v.current = Some(g);
@@ -372,25 +377,9 @@ impl Cluster {
             }
         }
         for node in &self.nodes {
-            self.check_space(node).await;
-        }
-    }
-
-    /// Accounting: what maps name is what is counted as live, and everything fits.
-    async fn check_space(&self, node: &Node) {
-        let Some(worker) = node.worker() else { return };
-        let engine = worker.engine();
-        let space = engine.space();
-        let mut blocks = 0;
-        for shard in engine.shards() {
-            blocks += engine.digest(shard).await.map_or(0, |d| d.data_blocks);
-        }
-        let named = blocks * freebs_types::BLOCK as u64;
-        let room = u64::from(space.used_segments) * space.segment_bytes;
-        let fits = space.used_segments + space.free_segments <= space.limit_segments;
-        if space.live_bytes < named || space.live_bytes > room || !fits || space.poisoned {
-            let text = format!("node {}: {space:?} does not fit {named} bytes of named blocks", node.id);
-            self.world.violation(text);
+            if let Some(worker) = node.worker() {
+                check_space(&self.world, node.id, worker.engine()).await;
+            }
         }
     }
 

@@ -111,7 +111,13 @@ impl Config {
         let has_rot = profile == "rot";
         let load = Nanos::from_millis(luck.range(1500, 4000));
         // Tight disks are all equally full: that members report their room to the head (W7) comes later.
-        let nodes = if has_rot { nodes.max(3) } else if is_tight { nodes.min(3) } else { nodes };
+        let nodes = if has_rot {
+            nodes.max(3)
+        } else if is_tight {
+            nodes.min(3)
+        } else {
+            nodes
+        };
         let count = luck.range(1, 2);
         let volumes = (0..count).map(|_| VolumeConfig::draw(luck, nodes, is_tight, has_rot, 500 / count)).collect();
         let sector = if luck.chance(0.5) { 512 } else { 4096 };
@@ -128,7 +134,11 @@ impl Config {
         let net = NetConfig {
             delay_min: Nanos(delay_min),
             delay_max: Nanos(delay_min * luck.range(2, 20)),
-            lost: if matches!(profile, "links" | "everything") { [0.0, 0.002, 0.02][luck.below(3) as usize] } else { 0.0 },
+            lost: if matches!(profile, "links" | "everything") {
+                [0.0, 0.002, 0.02][luck.below(3) as usize]
+            } else {
+                0.0
+            },
             flipped: if matches!(profile, "links" | "rot") { [0.0, 0.02][luck.below(2) as usize] } else { 0.0 },
             encoded: luck.chance(0.3),
             patience_min: Nanos::from_millis(100),

@@ -309,7 +309,11 @@ impl State {
         for (at, versions) in std::mem::take(&mut self.unsynced) {
             if self.luck.chance(chance) {
                 // Any of the writes may have been the last one that the medium took.
-                let i = if self.luck.chance(0.7) { versions.len() - 1 } else { self.luck.below(versions.len() as u64) as usize };
+                let i = if self.luck.chance(0.7) {
+                    versions.len() - 1
+                } else {
+                    self.luck.below(versions.len() as u64) as usize
+                };
                 self.stable[at as usize] = versions[i].1.clone();
             }
         }

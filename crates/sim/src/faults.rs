@@ -9,7 +9,20 @@ use std::rc::Rc;
 
 /// What faults wait for: names of messages as they arrive, answers to clients, drivers that become ready.
 const MOMENTS: [&str; 14] = [
-    "answer", "answer", "ready", "frames", "frames", "write", "durable", "ordered", "seal", "seal answer", "sync reply", "nudge", "read", "read reply",
+    "answer",
+    "answer",
+    "ready",
+    "frames",
+    "frames",
+    "write",
+    "durable",
+    "ordered",
+    "seal",
+    "seal answer",
+    "sync reply",
+    "nudge",
+    "read",
+    "read reply",
 ];
 
 /// Puts all faults of a run into the queue.
@@ -41,6 +54,7 @@ fn aim(c: &Rc<Cluster>, name: &'static str) {
     let job = move || {
         if !cluster.over.get() {
             cluster.world.say(|| format!("fault: {name}"));
+            cluster.world.count(format!("fault {name}"));
             cluster.world.trace(0x50, name.len() as u64, u64::from(name.as_bytes()[0]));
             strike(&cluster, name);
         }

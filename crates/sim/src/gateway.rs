@@ -7,7 +7,7 @@ use crate::content;
 use crate::control::Control;
 use crate::network::{Arrival, EndPoint, Network, Place};
 use crate::oracle::{Oracle, Reading};
-use crate::workload::{Workload, Wish};
+use crate::workload::{Wish, Workload};
 use crate::world::World;
 use bytes::Bytes;
 use freebs_driver::{Action, Driver, DriverConfig, Event, Op, Piece, Reply, StatusRun};
@@ -76,6 +76,7 @@ pub struct Gateway {
 impl Gateway {
     /// Starts a driver for an attachment.
     #[must_use]
+    #[allow(clippy::too_many_arguments, reason = "what a gateway is made of; each is named where it starts")]
     pub fn start(
         id: u64,
         config: DriverConfig,
@@ -357,10 +358,16 @@ impl Gateway {
             }
             Wish::Flush => (Op::Flush, Open::Flush),
         };
-        self.world.say(|| format!("gateway {}: request {token} {wish:?}{}", self.id, match &open {
-            Open::Write { id, .. } => format!(" is write {id}"),
-            _ => String::new(),
-        }));
+        self.world.say(|| {
+            format!(
+                "gateway {}: request {token} {wish:?}{}",
+                self.id,
+                match &open {
+                    Open::Write { id, .. } => format!(" is write {id}"),
+                    _ => String::new(),
+                }
+            )
+        });
         self.open.borrow_mut().insert(token, open);
         self.step(Event::Client { token, op });
     }

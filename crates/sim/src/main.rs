@@ -2,6 +2,7 @@
 
 use clap::Parser;
 use freebs_sim::{Mutants, mutant_by_name, mutant_names, run};
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 /// A whole cluster in one thread under one seed.
@@ -19,6 +20,9 @@ struct Options {
     /// Print every event.
     #[arg(long)]
     verbose: bool,
+    /// Say how often things happened.
+    #[arg(long)]
+    counts: bool,
     /// Go on after a seed that failed.
     #[arg(long)]
     all: bool,
@@ -32,8 +36,12 @@ fn main() -> ExitCode {
     let options = Options::parse();
     let mutants = options.mutant.unwrap_or_default();
     let mut failed = 0u64;
+    let mut counts: BTreeMap<String, u64> = BTreeMap::new();
     for seed in options.seed..options.seed.saturating_add(options.seeds) {
         let o = run(seed, mutants, options.verbose);
+        for (name, n) in &o.counts {
+            *counts.entry(name.clone()).or_default() += n;
+        }
         if options.verbose || options.seeds == 1 {
             let time = o.time.millis();
             println!(
@@ -51,6 +59,11 @@ fn main() -> ExitCode {
             if !options.all {
                 break;
             }
+        }
+    }
+    if options.counts {
+        for (name, n) in counts {
+            println!("{n:>10} {name}");
         }
     }
     println!("{} of {} seeds failed", failed, options.seeds);

@@ -400,6 +400,11 @@ impl Network {
         let (what, size) = match &arrival {
             Arrival::Message(m) => {
                 self.world.moment(m.name());
+                match &**m {
+                    Message::SyncReply(r) => self.world.count(format!("sync reply {:?}", r.mode)),
+                    Message::Refused(r) => self.world.count(format!("refused {:?}", r.reason)),
+                    _ => {}
+                }
                 (m.name().bytes().fold(0u64, |a, b| a.wrapping_mul(31) + u64::from(b)), m.data_bytes())
             }
             _ => (1, 0),

@@ -9,9 +9,9 @@ use crate::network::{Arrival, EndPoint, Network, Place};
 use crate::world::World;
 use freebs_chain::{HostConfig, Mutant, Who, Worker, WorkerConfig};
 use freebs_format::wire::Message;
-use freebs_io::{Clock, LinkId, Outbox};
+use freebs_io::{Clock, Device, LinkId, Outbox};
 use freebs_lsvd::{Engine, Expect, Shape};
-use freebs_types::{ClusterId, DeviceId, Hash32, Nanos, NodeId, Peer, Result};
+use freebs_types::{BLOCK, ClusterId, DeviceId, Hash32, Nanos, NodeId, Peer, Result};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
@@ -322,6 +322,7 @@ impl Life {
                 shared.world.violation(format!("{text} {known} after its restart"));
             }
         }
+        check_space(&shared.world, node.id, &engine).await;
         let start = engine.start();
         let port = Port { control: shared.control.clone(), node: node.id };
         port.register(start, 1).await?;
@@ -341,7 +342,10 @@ impl Life {
             outbox: SimOutbox(shared.net.clone()),
             control: port,
             clock: SimClock { world: shared.world.clone(), offset, wall: node.wall.clone() },
-            notes: Box::new(move |text| world.say(|| format!("node {id}: {text}"))),
+            notes: Box::new(move |text| {
+                world.count(format!("note {}", kind_of(text)));
+                world.say(|| format!("node {id}: {text}"));
+            }),
         };
         Worker::start(config).await
     }
@@ -379,6 +383,27 @@ impl Life {
             worker.on_messages(link, &mut messages);
         }
     }
+}
+
+/// Accounting: what maps name is counted as live, and everything fits.
+pub async fn check_space<D: Device>(world: &World, node: NodeId, engine: &Engine<D>) {
+    let space = engine.space();
+    let mut blocks = 0;
+    for shard in engine.shards() {
+        blocks += engine.digest(shard).await.map_or(0, |d| d.data_blocks);
+    }
+    let named = blocks * BLOCK as u64;
+    let room = u64::from(space.used_segments) * space.segment_bytes;
+    let fits = space.used_segments + space.free_segments <= space.limit_segments;
+    if space.live_bytes < named || space.live_bytes > room || !fits || space.poisoned {
+        world.violation(format!("node {node}: {space:?} does not fit {named} bytes of named blocks"));
+    }
+}
+
+/// A note without its numbers, so that notes of a kind are counted together.
+fn kind_of(note: &str) -> String {
+    let words = note.split(' ').filter(|w| !w.contains(|c: char| c.is_ascii_digit()));
+    words.take(8).collect::<Vec<_>>().join(" ")
 }
 
 fn who_is(place: Place) -> Who {

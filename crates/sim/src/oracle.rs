@@ -248,7 +248,8 @@ impl Oracle {
         }
         self.writes.set(self.writes.get() + 1);
         if v.superseded(w.generation).is_some_and(|t| w.begun > t) {
-            let text = format!("a write of generation {} began after a newer one was ready, and succeeded", w.generation);
+            let text =
+                format!("a write of generation {} began after a newer one was ready, and succeeded", w.generation);
             self.world.violation(format!("volume {volume}: {text} (write {write})"));
         }
         for s in w.first..w.first + w.count {
@@ -355,7 +356,11 @@ impl Oracle {
             if c.dead || !v.is_zero(c.write) {
                 return false;
             }
-            let read = Cluster { seen: Some(c.seen.map_or(now, |s| s.min(now))), last_read: c.last_read.max(begun), ..c.clone() };
+            let read = Cluster {
+                seen: Some(c.seen.map_or(now, |s| s.min(now))),
+                last_read: c.last_read.max(begun),
+                ..c.clone()
+            };
             v.zone(&read).is_some_and(|z| v.conflict(all, *i, z).is_none())
         };
         (0..all.len()).filter(fits).collect()
@@ -416,7 +421,8 @@ impl Oracle {
         shown.sort_unstable();
         shown.dedup();
         if shown.len() > 1 {
-            self.world.violation(format!("volume {volume} block {block} is torn between writes {values:?} (read {begun})"));
+            self.world
+                .violation(format!("volume {volume} block {block} is torn between writes {values:?} (read {begun})"));
         }
         let Some(a) = shown.first().and_then(|x| v.writes.get(x)) else { return };
         for (i, _) in values.iter().enumerate().filter(|(_, x)| **x == 0) {
@@ -439,8 +445,8 @@ impl Oracle {
         let volumes = self.volumes.borrow();
         for (id, v) in volumes.iter() {
             for (sector, all) in &v.sectors {
-                for i in 0..all.len() {
-                    if v.zone(&all[i]).is_some_and(Zone::is_forward) && self.check(*id, v, *sector, i, "ended up") {
+                for (i, one) in all.iter().enumerate() {
+                    if v.zone(one).is_some_and(Zone::is_forward) && self.check(*id, v, *sector, i, "ended up") {
                         return;
                     }
                 }
@@ -457,7 +463,8 @@ fn group_of(w: &Write, sector: u64, group: u64) -> std::ops::Range<u64> {
 
 fn seen_in_group(v: &Volume, write: Value, sector: u64, group: u64) -> Option<u64> {
     let w = v.writes.get(&write).filter(|w| !w.zero)?;
-    let is_seen = |s: &u64| v.sectors.get(s).is_some_and(|all| all.iter().any(|c| c.write == write && c.seen.is_some()));
+    let is_seen =
+        |s: &u64| v.sectors.get(s).is_some_and(|all| all.iter().any(|c| c.write == write && c.seen.is_some()));
     group_of(w, sector, group).find(is_seen)
 }
 

@@ -5,6 +5,7 @@ use crate::config::Config;
 use crate::faults;
 use crate::world::{World, show};
 use freebs_types::Nanos;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::rc::Rc;
 use std::task::Poll;
@@ -29,6 +30,8 @@ pub struct Outcome {
     pub writes: u64,
     /// Simulated time.
     pub time: Nanos,
+    /// How often things happened: messages by name, faults, notes of the cores.
+    pub counts: BTreeMap<String, u64>,
 }
 
 impl Outcome {
@@ -69,7 +72,17 @@ pub fn run_config(config: Config, mutants: Mutants, verbose: bool) -> Outcome {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|t| (*t).to_string())).unwrap_or_default();
         let violations = vec![format!("panic: {text}")];
-        Outcome { seed, profile, violations, trace: 0, events: 0, reads: 0, writes: 0, time: Nanos(0) }
+        Outcome {
+            seed,
+            profile,
+            violations,
+            trace: 0,
+            events: 0,
+            reads: 0,
+            writes: 0,
+            time: Nanos(0),
+            counts: BTreeMap::new(),
+        }
     })
 }
 
@@ -108,7 +121,8 @@ async fn course(config: Config, mutants: Mutants, verbose: bool) -> Outcome {
 
 fn outcome(seed: u64, profile: &'static str, world: &World, (reads, writes): (u64, u64)) -> Outcome {
     let (trace, events, time) = (world.trace_hash(), world.jobs_done(), world.now());
-    Outcome { seed, profile, violations: world.take_violations(), trace, events, reads, writes, time }
+    let (violations, counts) = (world.take_violations(), world.take_counts());
+    Outcome { seed, profile, violations, trace, events, reads, writes, time, counts }
 }
 
 /// Drives the world while something waits for it. `None` if the run failed meanwhile.

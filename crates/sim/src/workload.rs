@@ -7,14 +7,34 @@ use freebs_types::Nanos;
 /// One request, in sectors.
 #[derive(Clone, Copy, Debug)]
 pub enum Wish {
-    Read { first: u64, count: u64 },
-    Write { first: u64, count: u64, fua: bool },
+    Read {
+        first: u64,
+        count: u64,
+    },
+    Write {
+        first: u64,
+        count: u64,
+        fua: bool,
+    },
     /// Data that happen to be zeroes.
-    WriteZeroes { first: u64, count: u64 },
-    Trim { first: u64, count: u64 },
-    Zero { first: u64, count: u64, may_trim: bool },
+    WriteZeroes {
+        first: u64,
+        count: u64,
+    },
+    Trim {
+        first: u64,
+        count: u64,
+    },
+    Zero {
+        first: u64,
+        count: u64,
+        may_trim: bool,
+    },
     Flush,
-    Status { first: u64, count: u64 },
+    Status {
+        first: u64,
+        count: u64,
+    },
 }
 
 /// Shares of the kinds of requests, out of their sum.
@@ -91,7 +111,11 @@ impl Workload {
         let mut hot = Vec::new();
         let groups = luck.range(1, 4);
         for _ in 0..groups {
-            let at = if luck.chance(0.5) { luck.below(blocks) } else { luck.range(1, (sectors / stripe).max(2) - 1) * stripe / BLOCK_SECTORS };
+            let at = if luck.chance(0.5) {
+                luck.below(blocks)
+            } else {
+                luck.range(1, (sectors / stripe).max(2) - 1) * stripe / BLOCK_SECTORS
+            };
             let run = luck.range(1, 5);
             let begin = at.saturating_sub(luck.below(run + 1));
             hot.extend((begin..begin + run).filter(|b| *b < blocks).map(|b| b * BLOCK_SECTORS));

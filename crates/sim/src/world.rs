@@ -30,6 +30,8 @@ pub struct World {
     verbose: bool,
     /// Faults that wait for a moment: (moment, how many of them to let pass, what to do).
     armed: RefCell<Vec<(&'static str, u64, Job)>>,
+    /// How often things happened, by name: what a run has tried at all.
+    counts: RefCell<BTreeMap<String, u64>>,
     /// Chance for latencies of devices and links.
     pub luck: RefCell<Rng>,
 }
@@ -48,6 +50,7 @@ impl World {
             violations: RefCell::default(),
             verbose,
             armed: RefCell::default(),
+            counts: RefCell::default(),
             luck: RefCell::new(Rng::fork(seed, 1)),
         })
     }
@@ -75,8 +78,18 @@ impl World {
         self.armed.borrow_mut().push((moment, pass, Box::new(job)));
     }
 
+    /// Counts something that happened.
+    pub fn count(&self, name: impl Into<String>) {
+        *self.counts.borrow_mut().entry(name.into()).or_default() += 1;
+    }
+
+    pub fn take_counts(&self) -> BTreeMap<String, u64> {
+        std::mem::take(&mut *self.counts.borrow_mut())
+    }
+
     /// Something happened that faults may wait for.
     pub fn moment(&self, name: &str) {
+        self.count(name);
         let mut armed = self.armed.borrow_mut();
         if armed.is_empty() {
             return;
