@@ -442,12 +442,15 @@ impl Replica {
         let Some(m) = h.members.iter_mut().find(|m| m.peer == peer && m.live) else { return };
         m.live = false;
         m.waiting_since = None;
-        let last = self.last.sequence;
+        let (last, now) = (self.last.sequence, ctx.now);
         let behind: Vec<Peer> = h
             .members
-            .iter()
+            .iter_mut()
             .filter(|m| m.live && m.durable < last && m.peer != ctx.config.me)
-            .map(|m| m.peer)
+            .map(|m| {
+                m.waiting_since = Some(now);
+                m.peer
+            })
             .collect();
         ctx.out.note(format!("shard {}: member {peer} is passed over", self.id));
         for p in behind {
@@ -481,19 +484,22 @@ impl Replica {
         }
         let me = ctx.config.me.node;
         let (now, peers) = (ctx.now, ctx.peers);
-        let mut silent = Vec::new();
+        let mut silent = None;
         let mut late = Vec::new();
         if let Some(h) = self.head.as_ref() {
+            // Without a quorum of live members nothing is gained by going past one, and its frames are under way to it.
+            let spare = h.members.iter().filter(|m| m.live || m.node == me).count() > h.quorum;
             for m in h.members.iter().filter(|m| m.node != me) {
                 let quiet = now.since(peers.last_heard(m.peer)) >= SILENCE;
-                if m.live && quiet && m.waiting_since.is_some_and(|s| now.since(s) >= SILENCE) {
-                    silent.push(m.peer);
+                if spare && m.live && quiet && m.waiting_since.is_some_and(|s| now.since(s) >= SILENCE) {
+                    // One at a time: those behind it may be silent only because it passes nothing on.
+                    silent = silent.or(Some(m.peer));
                 } else if !m.live && now.since(m.nudged) >= NUDGE_EVERY {
                     late.push(m.peer);
                 }
             }
         }
-        for p in silent {
+        if let Some(p) = silent {
             self.pass_over(ctx, p);
         }
         for p in late {

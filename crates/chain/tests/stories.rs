@@ -280,3 +280,39 @@ fn a_view_that_never_became_active_commits_nothing() {
         assert_eq!(s.status(n).committed, s.status(1).last.sequence, "node {n}: {:?}", s.members[&n].notes);
     }
 }
+
+/// The disk under all members stood still for a moment. The head passed all of them over, and when the disk went on
+/// they had to ask for what was on its way to them already: a stall of 50 ms became one of 250, again and again.
+#[test]
+fn a_quorum_that_is_silent_together_is_waited_for() {
+    let mut s = Story::new(3, 2);
+    s.settle();
+    for n in 1..=3 {
+        s.members.get_mut(&n).unwrap().holds_back = true;
+    }
+    let (view, generation, driver, identity) = (s.active, Generation(1), DriverId(9), Hash32([9; 32]));
+    let attach = Message::Attach { shard: SHARD, view, generation, driver, identity };
+    s.step(1, Event::Message { from: LinkId(100), message: attach });
+    s.wait(300);
+    let live = s.status(1).chain.iter().filter(|m| m.live).count();
+    assert!(live >= 2, "{:?}", s.members[&1].notes);
+    for n in 1..=3 {
+        s.members.get_mut(&n).unwrap().holds_back = false;
+    }
+    s.wait(20);
+    assert_eq!(s.status(1).committed, s.status(1).last.sequence);
+}
+
+/// A member that hangs is still gone past when the others are enough.
+#[test]
+fn a_member_that_hangs_alone_is_passed_over() {
+    let mut s = Story::new(3, 2);
+    s.settle();
+    s.cut.extend([(1, 2), (2, 1)]);
+    let (view, generation, driver, identity) = (s.active, Generation(1), DriverId(9), Hash32([9; 32]));
+    let attach = Message::Attach { shard: SHARD, view, generation, driver, identity };
+    s.step(1, Event::Message { from: LinkId(100), message: attach });
+    s.wait(100);
+    let live: Vec<u64> = s.status(1).chain.iter().filter(|m| m.live).map(|m| m.node.0).collect();
+    assert!(!live.contains(&2) && live.contains(&3), "{live:?}");
+}
