@@ -153,6 +153,10 @@ fn a_member_killed_in_mid_copy_is_not_noticed_by_the_client() {
         longest(false).as_secs_f64(),
         longest(true).as_secs_f64()
     ));
+    for (begun, took) in seen.iter().filter(|s| s.1 > Duration::from_millis(100)) {
+        let at = if *begun < killed { -(killed - *begun).as_secs_f64() } else { (*begun - killed).as_secs_f64() };
+        say(&format!("  begun {at:+.3} s from the kill: {:.3} s", took.as_secs_f64()));
+    }
     // Generous: the machine may be busy with other things. What is promised is 0.2 s.
     assert!(longest(true) < Duration::from_secs(2), "a stall of {:?}", longest(true));
     same_back(&c, &uri, bytes);
