@@ -89,6 +89,15 @@ impl Follower {
                 Err(_) if served => return Ok(()),
                 Err(e) => return Err(e),
             };
+            // Whatever is missing in an older state would be taken for deleted.
+            if page.revision < self.state.revision() {
+                return Err(Error::corrupt(format!(
+                    "the control state at {} is older (revision {}) than what was seen of it already ({})",
+                    client.address(),
+                    page.revision,
+                    self.state.revision()
+                )));
+            }
             let more = page.more;
             self.state.take_in(page)?;
             served = true;

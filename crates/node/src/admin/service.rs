@@ -92,10 +92,22 @@ impl Service {
         Ok(state)
     }
 
-    async fn watch(&self, since: u64) -> Reply {
-        let news = tokio::time::timeout(Duration::from_millis(WATCH_MS), self.plane.changed(since));
+    /// A follower that knows less than the asker has no news for it: what it lacks would look deleted. (It has just
+    /// started, for one, and the keeper is still down.) The keeper answers everybody.
+    async fn watch(&self, since: u64) -> Result<Reply> {
+        let news = async {
+            let mut state = self.plane.changed(since).await;
+            while !self.me.keeper && state.revision() < since {
+                state = self.plane.changed(state.revision()).await;
+            }
+            state
+        };
+        let news = tokio::time::timeout(Duration::from_millis(WATCH_MS), news);
         let state = news.await.unwrap_or_else(|_| self.plane.state());
-        Reply::Changes(state.changes_since(since))
+        if !self.me.keeper && state.revision() < since {
+            return Err(Error::retry("this node has not heard of the newest control state yet; ask another one"));
+        }
+        Ok(Reply::Changes(state.changes_since(since)))
     }
 
     async fn create(&self, new: CreateVolume) -> Result<Reply> {
@@ -135,7 +147,7 @@ impl Service {
                 Ok(Reply::Verified(status::verify(self, &name, Duration::from_millis(wait_ms)).await?))
             }
             Request::NodeInfo => Ok(Reply::Node(self.info())),
-            Request::Watch { since } => Ok(self.watch(since).await),
+            Request::Watch { since } => self.watch(since).await,
             Request::Submit { command } => Ok(Reply::Done(self.plane.submit(command).await?)),
             Request::Announce(gateway) => {
                 freebs_control::rules::check_name("gateway", &gateway.name)?;

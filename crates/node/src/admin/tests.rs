@@ -425,6 +425,31 @@ async fn wild_bytes_and_strange_requests_harm_nobody() {
     }
 }
 
+/// All nodes were killed. One that follows was back before the keeper, knew nothing, and said so to a gateway, which
+/// took all volumes for deleted and failed every request.
+#[tokio::test]
+async fn a_follower_without_a_state_deletes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut nodes = cluster(dir.path(), 1).await;
+    nodes[0].plane.submit(Command::CreateVolume(create("a"))).await.unwrap();
+    // Its keeper can't be reached: nobody listens at port 1.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    nodes.push(serve_node(2, listener, follow(&["127.0.0.1:1".into()], false)));
+    let gateway = follow(&[nodes[0].address.clone(), nodes[1].address.clone()], false);
+    while gateway.state().volumes().count() == 0 {
+        gateway.changed(gateway.state().revision()).await;
+    }
+    let known = gateway.state().revision();
+    nodes.remove(0);
+    let blank = nodes[0].address.clone();
+    let asked = Client::connect(&blank).await.unwrap();
+    let watch = Request::Watch { since: known };
+    let answer = tokio::time::timeout(Duration::from_secs(1), asked.call(&watch, MAX)).await;
+    assert!(answer.is_err(), "it waits until it knows more: {answer:?}");
+    assert_eq!(gateway.state().revision(), known);
+    assert_eq!(gateway.state().volumes().count(), 1);
+}
+
 #[tokio::test]
 async fn a_keeper_refuses_a_cluster_file_that_lost_or_renamed_a_member() {
     let dir = tempfile::tempdir().unwrap();
