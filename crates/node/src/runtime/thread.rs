@@ -13,14 +13,19 @@ use freebs_io::linux::{DeviceOptions, FileDevice, OsRandom, SystemClock};
 use freebs_io::{Clock, Device, Random};
 use freebs_lsvd::{Digest, Engine, Expect, OpenReport, Shape};
 use freebs_nbd::Session;
-use freebs_types::{ClusterId, DeviceId, Error, Generation, Hash32, Peer, Result, ShardId, StartNumber, VolumeId};
-use std::path::PathBuf;
+use freebs_types::{
+    ClusterId, DeviceId, Error, ErrorKind, Generation, Hash32, Peer, Result, ShardId, StartNumber, VolumeId,
+};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::LocalSet;
 
 /// Segments that a new device begins with.
 const FIRST_SEGMENTS: u64 = 2;
+/// How long a device that somebody else has is waited for.
+const DEVICE_BUSY_MAX: Duration = Duration::from_secs(3);
 
 /// The device of a worker.
 #[derive(Clone, Debug)]
@@ -169,6 +174,20 @@ pub async fn start_shards<C: ControlPlane>(
     Ok((worker, report))
 }
 
+/// Opens the device. One of a process that was just killed stays locked for a moment: the kernel ends its requests
+/// first.
+async fn open_device(ring: &Ring, path: &Path, options: DeviceOptions) -> Result<FileDevice> {
+    let begun = std::time::Instant::now();
+    loop {
+        match FileDevice::open(ring, path, options) {
+            Err(e) if e.kind == ErrorKind::Busy && begun.elapsed() < DEVICE_BUSY_MAX => {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            other => return other,
+        }
+    }
+}
+
 async fn open_engine<C>(spec: &WorkerSpec<C>, disk: &Disk) -> Result<(Engine<FileDevice>, OpenReport)> {
     let ring = Ring::start()?;
     // A file that was cut short still has bytes: only one that is missing or empty is made anew.
@@ -180,7 +199,7 @@ async fn open_engine<C>(spec: &WorkerSpec<C>, disk: &Disk) -> Result<(Engine<Fil
         ));
     }
     let options = DeviceOptions { create: true, ..DeviceOptions::default() };
-    let device = FileDevice::open(&ring, &disk.path, options)?;
+    let device = open_device(&ring, &disk.path, options).await?;
     if !device.is_direct() {
         tracing::warn!("{} does not take direct I/O; going through the page cache", disk.path.display());
     }
