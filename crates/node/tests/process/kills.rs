@@ -76,6 +76,7 @@ fn all_nodes_killed_again_and_again_lose_no_answered_write() {
     let mut rng = Rng::announced("kills of all nodes");
     let mut c = Cluster::up(Setup::default());
     let mut oracle = Oracle::new(0, REGION, Rng::new(rng.next()));
+    let mut errors = 0;
     for round in 0..rounds {
         let before = pids(&c);
         let moment = Duration::from_millis(300 + rng.below(1500));
@@ -93,6 +94,10 @@ fn all_nodes_killed_again_and_again_lose_no_answered_write() {
         let longest = oracle.tally.longest_gap;
         oracle.tally.longest_gap = gap.max(longest);
         check(&c, &mut oracle);
+        if oracle.tally.errors > 0 && errors == 0 {
+            say(&format!("requests failed in round {round}:\n{}", c.log()));
+        }
+        errors = oracle.tally.errors;
         say(&format!(
             "round {round}: killed after {} ms, healthy after {:.2} s, longest gap {:.2} s, {:?}",
             moment.as_millis(),
@@ -101,6 +106,7 @@ fn all_nodes_killed_again_and_again_lose_no_answered_write() {
             oracle.tally
         ));
     }
+    assert_eq!(oracle.tally.errors, 0, "while there is no quorum requests wait, they do not fail: {:?}", oracle.tally);
     assert!(oracle.tally.writes > 100, "the client got hardly anything done: {:?}", oracle.tally);
     assert_eq!(oracle.tally.lost, 0, "the gateway stayed up, so the connection must have, too");
     c.verify("demo");

@@ -70,6 +70,8 @@ pub struct Tally {
     pub writes: u64,
     pub reads: u64,
     pub errors: u64,
+    /// NBD's number of the last error.
+    pub last_error: u32,
     pub lost: u64,
     /// Longest time in which no answer came though one was due.
     pub longest_gap: Duration,
@@ -226,15 +228,17 @@ impl Oracle {
                 self.tally.writes += 1;
                 self.ended(id, true);
             }
-            (Flight::Update(id), Err(_)) => {
-                self.tally.errors += 1;
+            (Flight::Update(id), Err(code)) => {
+                (self.tally.errors, self.tally.last_error) = (self.tally.errors + 1, code);
                 self.ended(id, false);
             }
             (Flight::Read { first, end, began }, Ok(data)) => {
                 self.tally.reads += 1;
                 return self.check(first, end, began, &data);
             }
-            (Flight::Read { .. } | Flight::Flush, Err(_)) => self.tally.errors += 1,
+            (Flight::Read { .. } | Flight::Flush, Err(code)) => {
+                (self.tally.errors, self.tally.last_error) = (self.tally.errors + 1, code);
+            }
             (Flight::Flush, Ok(_)) => {}
         }
         Ok(())
