@@ -11,6 +11,7 @@ use args::{Cli, Command, NodeCommand};
 use clap::{CommandFactory, Parser};
 use freebs_types::{Error, Result};
 use output::Output;
+use std::io::Write as _;
 use std::process::ExitCode;
 
 /// Runs what the command line says.
@@ -22,7 +23,8 @@ pub fn main() -> ExitCode {
         _ => "warn",
     };
     if let Err(e) = start_log(default_level) {
-        eprintln!("freebs: {e}");
+        // Standard error may be a file on a full disk; the exit status says it all the same.
+        let _ = writeln!(std::io::stderr(), "freebs: {e}");
         return ExitCode::from(2);
     }
     let output = Output { json: cli.json };
@@ -70,7 +72,13 @@ fn start_log(default_level: &str) -> Result<()> {
         })?,
         _ => EnvFilter::new(default_level),
     };
-    tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_writer(std::io::stderr).init();
+    // A log that can't be written (its disk is full) must not end the process that has something to say.
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_target(false)
+        .log_internal_errors(false)
+        .with_writer(std::io::stderr)
+        .init();
     Ok(())
 }
 

@@ -12,6 +12,7 @@ pub mod socket;
 use crate::cli::args::UpArgs;
 use crate::cli::output::Output;
 use crate::cli::signals::Stop;
+use crate::files;
 use child::{Child, Event, Spec};
 use freebs_control::api::Status;
 use freebs_types::{Error, Result};
@@ -25,6 +26,8 @@ use tokio::time::Instant;
 
 /// Name of the gateway that runs beside the nodes.
 const GATEWAY: &str = "gateway";
+/// Less than this is not enough to begin with.
+const NEARLY_FULL: u64 = 64 << 20;
 /// When nothing is ready for so long, say what is missing, and again after as long.
 const SLOW: Duration = Duration::from_secs(20);
 /// Volumes whose URIs go on the `ready` line.
@@ -115,8 +118,11 @@ impl<'a> Cluster<'a> {
             let nodes = self.failing.iter().filter(|n| *n != GATEWAY).count();
             let hopeless = event.name == GATEWAY || event.name == *keeper || nodes * 2 > self.nodes.len();
             if hopeless {
+                // On a full disk its last words have found no room.
+                let full = files::free_bytes(&self.prepared.data).is_some_and(|free| free < NEARLY_FULL);
+                let hint = if full { "; the disk has no space left: free some, or choose another --data" } else { "" };
                 return Err(Error::os(format!(
-                    "{} can't run, so the cluster can't start; its log is {}",
+                    "{} can't run, so the cluster can't start; its log is {}{hint}",
                     event.name,
                     event.log.display()
                 )));
