@@ -176,10 +176,10 @@ pub async fn start_shards<C: ControlPlane>(
 
 /// Opens the device. One of a process that was just killed stays locked for a moment: the kernel ends its requests
 /// first.
-async fn open_device(ring: &Ring, path: &Path, options: DeviceOptions) -> Result<FileDevice> {
+async fn open_device(ring: &Ring, path: &Path, options: &DeviceOptions) -> Result<FileDevice> {
     let begun = std::time::Instant::now();
     loop {
-        match FileDevice::open(ring, path, options) {
+        match FileDevice::open(ring, path, options.clone()) {
             Err(e) if e.kind == ErrorKind::Busy && begun.elapsed() < DEVICE_BUSY_MAX => {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
@@ -199,7 +199,7 @@ async fn open_engine<C>(spec: &WorkerSpec<C>, disk: &Disk) -> Result<(Engine<Fil
         ));
     }
     let options = DeviceOptions { create: true, ..DeviceOptions::default() };
-    let device = open_device(&ring, &disk.path, options).await?;
+    let device = open_device(&ring, &disk.path, &options).await?;
     if !device.is_direct() {
         tracing::warn!("{} does not take direct I/O; going through the page cache", disk.path.display());
     }
