@@ -5,7 +5,7 @@ use super::port::Port;
 use bytes::BytesMut;
 use freebs_chain::{HostConfig, ShardStatus, Worker, WorkerConfig};
 use freebs_control::{ControlPlane, State};
-use freebs_format::disk::SEGMENTS_AT;
+use freebs_format::disk::{SEGMENTS_AT, SUPERBLOCK_BYTES, Superblock};
 use freebs_format::wire::Hello;
 use freebs_io::linux::net::{LooseStream, Transport};
 use freebs_io::linux::ring::Ring;
@@ -174,6 +174,14 @@ pub async fn start_shards<C: ControlPlane>(
     Ok((worker, report))
 }
 
+/// Whether the device begins with a superblock: what is not ours is left as it is, for the engine to refuse.
+async fn is_ours(device: &FileDevice) -> bool {
+    if device.len() < SUPERBLOCK_BYTES as u64 {
+        return false;
+    }
+    device.read(0, SUPERBLOCK_BYTES).await.is_ok_and(|b| Superblock::decode(&b).is_ok())
+}
+
 /// Opens the device. One of a process that was just killed stays locked for a moment: the kernel ends its requests
 /// first.
 async fn open_device(ring: &Ring, path: &Path, options: &DeviceOptions) -> Result<FileDevice> {
@@ -218,14 +226,14 @@ async fn open_engine<C>(spec: &WorkerSpec<C>, disk: &Disk) -> Result<(Engine<Fil
             wall: SystemClock.wall(),
         };
         Engine::create(device.clone(), &shape).await?;
-        // The first segments are made here, so that a full file system is an error at the start and not of a write.
-        if !device.is_block_device() {
-            let first = SEGMENTS_AT + FIRST_SEGMENTS * disk.segment_bytes;
-            device.set_len(first.min(disk.size_limit)).await.map_err(|e| {
-                let way_out = "free some space, or choose another directory with --data";
-                Error { text: format!("no room for the first segments: {e}; {way_out}").into(), ..e }
-            })?;
-        }
+    }
+    // The first segments are made here, so that a full file system is an error at the start and not of a write.
+    let first = (SEGMENTS_AT + FIRST_SEGMENTS * disk.segment_bytes).min(disk.size_limit);
+    if !device.is_block_device() && device.len() < first && is_ours(&device).await {
+        device.set_len(first).await.map_err(|e| {
+            let way_out = "free some space, or choose another directory with --data";
+            Error { text: format!("no room for the first segments: {e}; {way_out}").into(), ..e }
+        })?;
     }
     let expect = Expect { cluster: spec.cluster, node: spec.me.node, worker: spec.me.worker, workers: spec.workers };
     Engine::open(device, &expect).await
