@@ -97,7 +97,8 @@ impl Cluster {
         for n in 1..=config.nodes {
             let times = config.slowness.get(n as usize - 1).copied().unwrap_or(1);
             let mut disk = config.disk.clone();
-            disk.read_latency.0 *= times;
+            // Writing is slower more often than reading.
+            disk.read_latency.0 *= if n % 2 == 0 { times } else { 1 };
             disk.write_latency.0 *= times;
             disk.sync_latency.0 *= times;
             let disk = Disk::new(world, disk, Rng::fork(seed, 100 + n));
@@ -127,7 +128,11 @@ impl Cluster {
             let unit = SECTOR as u64;
             let stripe = if v.shards > 1 { v.stripe } else { 1 << 20 };
             oracle.add_volume(id, stripe);
-            let work = Workload::draw(Rng::fork(seed, 200 + i as u64), v.size / unit, v.stripe / unit, v.requests);
+            let luck = Rng::fork(seed, 200 + i as u64);
+            let mut work = Workload::draw(luck, v.size / unit, v.stripe / unit, v.requests);
+            if config.is_crowded {
+                work.crowd();
+            }
             volumes.push(VolumeState { id, work: Rc::new(RefCell::new(work)), current: None, attaching: false });
         }
         let cluster = Rc::new(Self {
@@ -286,7 +291,7 @@ impl Cluster {
         self.net.heal();
         self.control.set_down(false);
         for node in &self.nodes {
-            node.disk.slow_down(Nanos(0), 1);
+            node.disk.slow_down(Nanos(0), 1, false);
             node.disk.stall(Nanos(0));
             node.disk.fail_no_more();
             if node.has_failed() {
@@ -303,13 +308,10 @@ impl Cluster {
     /// Whether every volume has a gateway that is ready and has nothing in flight.
     #[must_use]
     pub fn is_idle(&self) -> bool {
+        let is_well = |g: &Rc<Gateway>| !g.is_dead() && !g.is_fenced() && !g.is_superseded() && g.is_ready();
+        let is_done = |g: &Rc<Gateway>| g.in_flight() == 0 && g.undecided() == 0;
         let volumes = self.volumes.borrow();
-        volumes.iter().all(|v| {
-            !v.attaching
-                && v.current.as_ref().is_some_and(|g| {
-                    !g.is_dead() && !g.is_fenced() && !g.is_superseded() && g.is_ready() && g.in_flight() == 0
-                })
-        })
+        volumes.iter().all(|v| !v.attaching && v.current.as_ref().is_some_and(|g| is_well(g) && is_done(g)))
     }
 
     /// Status of each replica of each shard, of the nodes that are up.

@@ -68,6 +68,8 @@ pub struct Config {
     /// After the end of the faults everything must be answered and level within this time.
     pub settle: Nanos,
     pub odds: Odds,
+    /// Everybody wants the same one or two blocks, and acknowledgements are slow.
+    pub is_crowded: bool,
     /// Bits of one node's disk are changed: reads may fail, but never lie, and nothing has to get well again.
     pub has_rot: bool,
     /// The disks are too small for what is written.
@@ -78,13 +80,14 @@ pub struct Config {
 }
 
 /// Faults of a run come in families, so that some runs are of one kind only.
-const PROFILES: [(&str, u64); 9] = [
+const PROFILES: [(&str, u64); 10] = [
     ("calm", 1),
     ("kills", 4),
     ("power", 3),
     ("links", 4),
     ("gateways", 3),
     ("disks", 2),
+    ("crowd", 3),
     ("rot", 1),
     ("tight", 1),
     ("everything", 6),
@@ -119,7 +122,7 @@ impl Config {
             nodes
         };
         let count = luck.range(1, 2);
-        let volumes = (0..count).map(|_| VolumeConfig::draw(luck, nodes, is_tight, has_rot, 500 / count)).collect();
+        let volumes = (0..count).map(|_| VolumeConfig::draw(luck, nodes, profile, 500 / count)).collect();
         let sector = if luck.chance(0.5) { 512 } else { 4096 };
         let segment_bytes = limits::SEGMENT_BYTES_MIN * luck.range(1, 2);
         let segments = if is_tight { luck.range(8, 14) } else { 64 };
@@ -161,6 +164,7 @@ impl Config {
             load,
             settle: Nanos::from_millis(20_000),
             odds: Odds::draw(profile, luck),
+            is_crowded: profile == "crowd",
             has_rot,
             is_tight,
             restart_min: Nanos::from_millis(restart_min),
@@ -176,11 +180,16 @@ impl Config {
 }
 
 impl VolumeConfig {
-    fn draw(luck: &mut Rng, nodes: u64, is_tight: bool, has_rot: bool, requests: u64) -> Self {
+    fn draw(luck: &mut Rng, nodes: u64, profile: &str, requests: u64) -> Self {
+        let (is_tight, is_crowded) = (profile == "tight", profile == "crowd");
         let shards = [1, 1, 2, 3][luck.below(4) as usize];
         let stripe = 64 << 10;
         let most = nodes.min(3);
-        let copies = if has_rot || is_tight { most } else { luck.range(1, most).max(luck.range(1, most)) } as u8;
+        let copies = if is_tight || is_crowded || profile == "rot" {
+            most
+        } else {
+            luck.range(1, most).max(luck.range(1, most))
+        } as u8;
         let min_copies = luck.range(1, u64::from(copies.min(2))) as u8;
         let size = if is_tight { luck.range(4, 8) << 20 } else { (1 << 20) + luck.below(17) * (64 << 10) };
         Self {
@@ -189,8 +198,8 @@ impl VolumeConfig {
             shards,
             copies,
             min_copies,
-            ack: if luck.chance(0.2) { Ack::All } else { Ack::Majority },
-            requests: if is_tight { requests * 3 } else { requests },
+            ack: if luck.chance(if is_crowded { 0.5 } else { 0.2 }) { Ack::All } else { Ack::Majority },
+            requests: if is_tight || is_crowded { requests * 3 } else { requests },
         }
     }
 }
@@ -208,6 +217,12 @@ impl Odds {
             o.power_node = some(2.0);
             o.power_all = some(1.2);
         }
+        if profile == "crowd" {
+            o.slow_disk = 2.0 + some(4.0);
+            o.break_link = 4.0 + some(12.0);
+            o.pause_node = some(1.0);
+            o.kill_node = some(1.0);
+        }
         if has(&["links"]) {
             o.break_link = some(8.0);
             o.cut = some(2.0);
@@ -223,7 +238,8 @@ impl Odds {
             o.lose_answer = some(0.4);
         }
         if has(&["disks"]) {
-            o.slow_disk = some(1.5);
+            o.slow_disk = some(3.0);
+            o.break_link = some(6.0);
             o.stall_disk = some(0.5);
             o.fail_write = some(0.8);
         }

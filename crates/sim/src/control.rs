@@ -179,6 +179,12 @@ impl ControlPort for Port {
     }
 
     async fn activate(&self, shard: ShardId, view: ViewNumber, generation: Generation) -> Result<()> {
+        let volume = self.control.volume(shard.volume);
+        let quorum = volume.map_or(1, |v| v.quorum(v.shard(shard.index).map_or(1, |s| s.members.len())));
+        if !self.control.net.witness.borrow().may_be_active(shard, view, self.node, quorum) {
+            let text = format!("node {} calls view {view} of shard {shard} ready to be active", self.node);
+            self.control.world.violation(format!("{text}, and its quorum has not said that it has it"));
+        }
         let command = Command::ActivateView { shard, view, generation };
         self.control.call(Place::Node(self.node.0), command).await.map(|_| ())
     }

@@ -68,6 +68,14 @@ struct State {
     luck: Rng,
 }
 
+/// Until when, how many times slower, and whether reads are as fast as ever.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slow {
+    until: Nanos,
+    factor: u64,
+    only_durable: bool,
+}
+
 /// A disk, and everybody's handle on it. It outlives the processes that use it.
 #[derive(Clone)]
 pub struct Disk {
@@ -75,7 +83,7 @@ pub struct Disk {
     world: Rc<World>,
     /// Raised whenever a process that used the disk dies: handles of before never hear anything again.
     epoch: Rc<Cell<u64>>,
-    slow: Rc<Cell<(Nanos, u64)>>,
+    slow: Rc<Cell<Slow>>,
     stalled: Rc<Cell<Nanos>>,
 }
 
@@ -116,9 +124,9 @@ impl Disk {
         self.world.trace(0x01, crash as u64, self.state.borrow().stable.len() as u64);
     }
 
-    /// Until `until` everything takes `factor` times as long.
-    pub fn slow_down(&self, until: Nanos, factor: u64) {
-        self.slow.set((until, factor));
+    /// Until `until` everything takes `factor` times as long, or only what must reach stable media.
+    pub fn slow_down(&self, until: Nanos, factor: u64, only_durable: bool) {
+        self.slow.set(Slow { until, factor, only_durable });
     }
 
     /// Until `until` nothing is done at all.
@@ -170,15 +178,15 @@ impl Disk {
         s.stable.len() as u64 * s.config.sector as u64
     }
 
-    fn latency(&self, base: Nanos) -> Nanos {
+    fn latency(&self, base: Nanos, durable: bool) -> Nanos {
         let now = self.world.now();
         let mut s = self.state.borrow_mut();
         // Mostly near the base, now and then much more, as disks do.
         let tail = if s.luck.chance(0.02) { s.luck.range(2, 8) } else { 1 };
         let mut wait = s.luck.range(base.0 / 2, base.0 * 3 / 2) * tail;
-        let (until, factor) = self.slow.get();
-        if now < until {
-            wait = wait.saturating_mul(factor);
+        let slow = self.slow.get();
+        if now < slow.until && (durable || !slow.only_durable) {
+            wait = wait.saturating_mul(slow.factor);
         }
         Nanos(wait.min(SLOW_MAX.0))
     }
@@ -192,7 +200,8 @@ impl Disk {
     /// Puts an operation under way; its answer comes when it is done, and never if the process dies before.
     fn submit(&self, operation: Operation, latency: Nanos) -> oneshot::Receiver<Result<()>> {
         let (tell, told) = oneshot::channel();
-        let wait = self.latency(latency);
+        let durable = !matches!(operation, Operation::Write { durable: false, .. });
+        let wait = self.latency(latency, durable);
         let mut s = self.state.borrow_mut();
         let id = s.number();
         s.in_flight.insert(id, InFlight { operation, done: Some(tell) });
@@ -405,7 +414,7 @@ impl Device for SimDevice {
         self.alive().await;
         self.range(at, len as u64)?;
         let latency = self.disk.state.borrow().config.read_latency;
-        self.sleep(self.disk.latency(latency)).await;
+        self.sleep(self.disk.latency(latency, false)).await;
         while let Some(held) = self.disk.held() {
             self.sleep(held).await;
         }

@@ -225,7 +225,8 @@ fn disk(c: &Rc<Cluster>, name: &str) {
     match name {
         "slow_disk" => {
             let (time, factor) = (ms(c, 50, 2000), c.luck.borrow_mut().spread(10, 1000));
-            node.disk.slow_down(now.plus(time), factor);
+            let only_durable = c.luck.borrow_mut().chance(0.6);
+            node.disk.slow_down(now.plus(time), factor, only_durable);
         }
         "stall_disk" => {
             let long = c.luck.borrow_mut().chance(0.1);

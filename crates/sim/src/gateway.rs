@@ -25,7 +25,7 @@ const SCAN_DEPTH: usize = 4;
 
 /// What the driver's token stands for.
 enum Open {
-    Write { id: content::Value, slot: bool },
+    Write { id: content::Value, first: u64, count: u64, slot: bool },
     Read { reading: Reading, first: u64, count: u64, slot: bool },
     Status { reading: Reading, first: u64, count: u64 },
     Flush,
@@ -154,6 +154,12 @@ impl Gateway {
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.open.borrow().len()
+    }
+
+    /// Updates whose fate the driver does not know, those that it gave up included.
+    #[must_use]
+    pub fn undecided(&self) -> usize {
+        self.driver.borrow().info().shards.iter().map(|s| s.writes).sum()
     }
 
     #[must_use]
@@ -333,20 +339,20 @@ impl Gateway {
             Wish::Write { first, count, fua } => {
                 let id = write(first, count, false);
                 let data = content::make(volume.0, first, count, id);
-                (Op::Write { offset: first * unit, data, fua }, Open::Write { id, slot })
+                (Op::Write { offset: first * unit, data, fua }, Open::Write { id, first, count, slot })
             }
             Wish::WriteZeroes { first, count } => {
                 let data = Bytes::from(vec![0; count as usize * SECTOR]);
                 let id = write(first, count, true);
-                (Op::Write { offset: first * unit, data, fua: false }, Open::Write { id, slot })
+                (Op::Write { offset: first * unit, data, fua: false }, Open::Write { id, first, count, slot })
             }
             Wish::Trim { first, count } => {
                 let id = write(first, count, true);
-                (Op::Trim { offset: first * unit, len: count * unit }, Open::Write { id, slot })
+                (Op::Trim { offset: first * unit, len: count * unit }, Open::Write { id, first, count, slot })
             }
             Wish::Zero { first, count, may_trim } => {
                 let id = write(first, count, true);
-                (Op::Zero { offset: first * unit, len: count * unit, may_trim }, Open::Write { id, slot })
+                (Op::Zero { offset: first * unit, len: count * unit, may_trim }, Open::Write { id, first, count, slot })
             }
             Wish::Read { first, count } => {
                 let reading = self.oracle.begin_read(volume, generation);
@@ -383,10 +389,13 @@ impl Gateway {
             self.judge_error(e.kind, &e.text);
         }
         let slot = match open {
-            Open::Write { id, slot } => {
+            Open::Write { id, first, count, slot } => {
                 self.world.say(|| format!("gateway {}: write {id} ended, ok {}", self.id, result.is_ok()));
                 self.oracle.end_write(self.volume, id, result.is_ok());
                 self.world.moment("answer");
+                if result.is_err() {
+                    self.work.borrow_mut().failed(first, count);
+                }
                 slot
             }
             Open::Read { reading, first, count, slot } => {

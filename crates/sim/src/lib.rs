@@ -19,6 +19,7 @@ mod node;
 mod oracle;
 mod rng;
 mod run;
+mod watch;
 mod workload;
 mod world;
 

@@ -6,11 +6,12 @@
 //! ever doubled within a connection; whoever connects again may send again.
 
 use crate::rng::Rng;
+use crate::watch::Witness;
 use crate::world::World;
 use bytes::BytesMut;
 use freebs_format::wire::Message;
 use freebs_io::LinkId;
-use freebs_types::{Nanos, ShardId, ViewNumber};
+use freebs_types::{Nanos, NodeId};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::{Rc, Weak};
@@ -125,8 +126,7 @@ pub struct Network {
     state: RefCell<State>,
     luck: RefCell<Rng>,
     receiver: RefCell<Option<Weak<dyn Receiver>>>,
-    /// The highest view that a node's answers to seals have promised, by node and shard.
-    promises: RefCell<BTreeMap<(u64, ShardId), ViewNumber>>,
+    pub witness: RefCell<Witness>,
 }
 
 impl Network {
@@ -138,7 +138,7 @@ impl Network {
             state: RefCell::default(),
             luck: RefCell::new(luck),
             receiver: RefCell::default(),
-            promises: RefCell::default(),
+            witness: RefCell::default(),
         })
     }
 
@@ -293,23 +293,14 @@ impl Network {
         }
     }
 
-    /// Remembers what a node has promised to others.
+    /// Tells the witness what a node says.
     fn watch(&self, id: u64, end: usize, message: &Message) {
-        let Message::SealAnswer(a) = message else { return };
         let place = self.state.borrow().connections.get(&id).map(|c| c.ends[end].place);
-        if let Some(Place::Node(n)) = place
-            && a.promised == a.view
-        {
-            let mut promises = self.promises.borrow_mut();
-            let known = promises.entry((n, a.shard)).or_default();
-            *known = (*known).max(a.view);
+        let Some(Place::Node(n)) = place else { return };
+        let heard = self.witness.borrow_mut().hear(NodeId(n), message);
+        if let Err(rule) = heard {
+            self.world.violation(rule);
         }
-    }
-
-    /// What a node has promised in answers to seals.
-    #[must_use]
-    pub fn promised(&self, node: u64, shard: ShardId) -> ViewNumber {
-        self.promises.borrow().get(&(node, shard)).copied().unwrap_or_default()
     }
 
     fn flip(&self, data: &mut [bytes::Bytes]) {

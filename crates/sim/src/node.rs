@@ -313,14 +313,8 @@ impl Life {
         if !report.damage.is_empty() && !node.damaged.get() {
             shared.world.violation(format!("node {}: damage that nobody did: {report:?}", node.id));
         }
-        // Rule V2: what was promised to others is still known.
-        for state in engine.shards().into_iter().filter_map(|s| engine.state(s)) {
-            let known = state.promised.max(state.last.view);
-            let told = shared.net.promised(node.id.0, state.shard);
-            if known < told && !node.damaged.get() {
-                let text = format!("node {} promised view {told} of shard {}, and knows only", node.id, state.shard);
-                shared.world.violation(format!("{text} {known} after its restart"));
-            }
+        if !node.damaged.get() {
+            self.compare_with_witness(&engine);
         }
         check_space(&shared.world, node.id, &engine).await;
         let start = engine.start();
@@ -348,6 +342,26 @@ impl Life {
             }),
         };
         Worker::start(config).await
+    }
+
+    /// What this node told others before it died, it still knows and has (V2, W4).
+    fn compare_with_witness(&self, engine: &Engine<SimDevice>) {
+        let (node, shared) = (&self.node, &self.node.shared);
+        for state in engine.shards().into_iter().filter_map(|s| engine.state(s)) {
+            let witness = shared.net.witness.borrow();
+            let (shard, view) = (state.shard, state.last.view);
+            let (promised, durable) = (witness.promised(node.id, shard), witness.told_durable(node.id, shard, view));
+            let known = state.promised.max(view);
+            let place = format!("node {}, shard {shard}, after its restart", node.id);
+            if known < promised {
+                shared.world.violation(format!("{place}: view {promised} was promised, only {known} is known (V2)"));
+            }
+            let last = state.last.sequence;
+            if last < durable {
+                let text = format!("{durable} was told durable in view {view}, only {last} is there (W4)");
+                shared.world.violation(format!("{place}: {text}"));
+            }
+        }
     }
 
     fn hear_shards(&self, worker: &SimWorker) {

@@ -3,6 +3,10 @@
 use crate::oracle::BLOCK_SECTORS;
 use crate::rng::Rng;
 use freebs_types::Nanos;
+use std::collections::VecDeque;
+
+/// Writes that are remembered.
+const RECENT: usize = 4;
 
 /// One request, in sectors.
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +103,10 @@ pub struct Workload {
     think_max: Nanos,
     /// Requests still to be made.
     pub left: u64,
+    /// The last few writes: reads like to look at what is being written.
+    recent: VecDeque<(u64, u64)>,
+    /// Writes that failed: their client wants to know what is there.
+    failed: VecDeque<(u64, u64)>,
     /// Odds that a new gateway first reads everything.
     scan: f64,
 }
@@ -126,7 +134,27 @@ impl Workload {
         let depth = luck.spread(1, 12) as usize;
         let think_max = Nanos(luck.spread(100_000, 40_000_000));
         let scan = if luck.chance(0.5) { 0.7 } else { 0.1 };
-        Self { luck, mix, hot, sectors, depth, think_max, left: requests, scan }
+        Self {
+            luck,
+            mix,
+            hot,
+            sectors,
+            depth,
+            think_max,
+            left: requests,
+            recent: VecDeque::new(),
+            failed: VecDeque::new(),
+            scan,
+        }
+    }
+
+    /// Everybody wants the same one or two blocks, all the time.
+    pub fn crowd(&mut self) {
+        let keep = self.luck.range(1, 2) as usize;
+        self.hot.truncate(keep);
+        self.depth = self.luck.range(6, 16) as usize;
+        self.think_max = Nanos(2_000_000);
+        self.mix.read = 60;
     }
 
     pub fn think(&mut self) -> Nanos {
@@ -135,6 +163,13 @@ impl Workload {
 
     pub fn wants_scan(&mut self) -> bool {
         self.luck.chance(self.scan)
+    }
+
+    /// A write was answered with an error.
+    pub fn failed(&mut self, first: u64, count: u64) {
+        if self.failed.len() < RECENT {
+            self.failed.push_back((first, count.min(64)));
+        }
     }
 
     /// A hot block, or now and then any.
@@ -179,6 +214,9 @@ impl Workload {
     /// The next request, while there are any.
     pub fn next(&mut self) -> Option<Wish> {
         self.left = self.left.checked_sub(1)?;
+        if let Some((first, count)) = self.failed.pop_front() {
+            return Some(Wish::Read { first, count });
+        }
         let shares = self.mix.shares();
         let mut at = self.luck.below(shares.iter().sum());
         let kind = shares.iter().position(|s| {
@@ -186,7 +224,14 @@ impl Workload {
             at = at.saturating_sub(*s);
             hit
         });
-        Some(self.wish(kind.unwrap_or(0)))
+        let wish = self.wish(kind.unwrap_or(0));
+        if let Wish::Write { first, count, .. } | Wish::Trim { first, count } | Wish::Zero { first, count, .. } = wish {
+            self.recent.push_back((first, count.min(64)));
+            if self.recent.len() > RECENT {
+                self.recent.pop_front();
+            }
+        }
+        Some(wish)
     }
 
     fn wish(&mut self, kind: usize) -> Wish {
@@ -228,6 +273,10 @@ impl Workload {
                 Wish::Status { first, count }
             }
             _ => {
+                let last = self.luck.below(self.recent.len() as u64) as usize;
+                if let Some((first, count)) = self.recent.get(last).copied().filter(|_| self.luck.chance(0.5)) {
+                    return Wish::Read { first, count };
+                }
                 let (first, count) = if self.luck.chance(0.1) {
                     let count = self.luck.spread(8, 1024);
                     self.around(256, count)

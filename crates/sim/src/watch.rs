@@ -1,0 +1,98 @@
+//! A witness on the wire: rules of the protocol that can be seen from the messages alone, whoever breaks them.
+//!
+//! - V2: a node that promised a view in an answer to a seal still knows it after a restart.
+//! - W4: what a node told durable in a view is there after a restart.
+//! - W4, W5: what a head calls committed in its view was told durable by a quorum of the view's members.
+//! - V5, V6: a view that is to become active was told durable by its quorum.
+
+use freebs_format::wire::Message;
+use freebs_format::{Frame, FrameKind, ViewBody};
+use freebs_types::{NodeId, Sequence, ShardId, ViewNumber};
+use std::collections::BTreeMap;
+
+struct View {
+    sequence: Sequence,
+    quorum: usize,
+    members: Vec<NodeId>,
+}
+
+/// What was said so far.
+#[derive(Default)]
+pub struct Witness {
+    promises: BTreeMap<(NodeId, ShardId), ViewNumber>,
+    views: BTreeMap<(ShardId, ViewNumber), View>,
+    /// How far each member said that it is durable in a view.
+    durable: BTreeMap<(ShardId, ViewNumber, NodeId), Sequence>,
+}
+
+impl Witness {
+    /// A node sends a message. The error says which rule it breaks.
+    pub fn hear(&mut self, node: NodeId, message: &Message) -> Result<(), String> {
+        match message {
+            Message::SealAnswer(a) if a.promised == a.view => {
+                let known = self.promises.entry((node, a.shard)).or_default();
+                *known = (*known).max(a.view);
+            }
+            Message::Durable(items) => {
+                for i in items {
+                    let known = self.durable.entry((i.shard, i.view, node)).or_default();
+                    *known = (*known).max(i.sequence);
+                }
+            }
+            Message::Frames { frames, .. } => frames.iter().for_each(|f| self.note_view(f)),
+            Message::SyncReply(r) => r.frames.iter().for_each(|f| self.note_view(f)),
+            Message::Heartbeat(items) => {
+                for i in items {
+                    let Some(v) = self.views.get(&(i.shard, i.view)).filter(|v| v.sequence <= i.committed) else {
+                        continue;
+                    };
+                    if !self.holds(v, i.shard, i.view, i.committed, node) {
+                        let (shard, view, quorum) = (i.shard, i.view, v.quorum);
+                        let text =
+                            format!("node {node} calls {} of shard {shard} committed in view {view}", i.committed);
+                        return Err(format!("{text}, and no {quorum} members said that they have it"));
+                    }
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn note_view(&mut self, frame: &Frame) {
+        let h = frame.header();
+        if frame.head.kind() != FrameKind::View {
+            return;
+        }
+        if let Ok(body) = ViewBody::decode(frame.head.body()) {
+            let members = body.members.iter().map(|m| m.node).collect();
+            let view = View { sequence: h.seq(), quorum: usize::from(body.quorum), members };
+            self.views.insert((frame.head.shard(), h.view_number()), view);
+        }
+    }
+
+    /// Whether a quorum has said that it is durable up to `sequence`; the head speaks for itself.
+    fn holds(&self, v: &View, shard: ShardId, view: ViewNumber, sequence: Sequence, head: NodeId) -> bool {
+        let has = |m: &&NodeId| **m == head || self.durable.get(&(shard, view, **m)).is_some_and(|d| *d >= sequence);
+        v.members.iter().filter(has).count() >= v.quorum
+    }
+
+    /// The head of a pending view says that its quorum has it.
+    pub fn may_be_active(&self, shard: ShardId, view: ViewNumber, head: NodeId, quorum: usize) -> bool {
+        match self.views.get(&(shard, view)) {
+            Some(v) => self.holds(v, shard, view, v.sequence, head),
+            // Its view frame was sent to nobody.
+            None => quorum <= 1,
+        }
+    }
+
+    /// How far a node has said that it is durable in a view.
+    pub fn told_durable(&self, node: NodeId, shard: ShardId, view: ViewNumber) -> Sequence {
+        self.durable.get(&(shard, view, node)).copied().unwrap_or_default()
+    }
+
+    /// What a node has promised in answers to seals.
+    pub fn promised(&self, node: NodeId, shard: ShardId) -> ViewNumber {
+        self.promises.get(&(node, shard)).copied().unwrap_or_default()
+    }
+}
