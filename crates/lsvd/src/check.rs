@@ -62,7 +62,8 @@ async fn check_segment<D: Device>(w: &mut Window<'_, D>, id: u32, seq: u64, segm
     if index.is_none() {
         find(at as u32, "the index is damaged");
     }
-    let scan = scan(w, seq, footer.index_at.get()).await;
+    let mut scan = scan(w, seq, footer.index_at.get()).await;
+    scan.end_with(footer.last_append.get());
     for (_, at) in &scan.missing {
         find(*at, "an append can't be read");
     }

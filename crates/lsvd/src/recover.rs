@@ -188,7 +188,10 @@ impl<D: Device> Recovery<'_, D> {
         }
         let limit = s.footer.map_or(self.geometry.segment_bytes as u32, |f| f.index_at.get());
         let mut w = Window::new(self.device, self.geometry, s.id);
-        let found = scan(&mut w, s.seq, limit).await;
+        let mut found = scan(&mut w, s.seq, limit).await;
+        if let Some(f) = s.footer {
+            found.end_with(f.last_append.get());
+        }
         self.report.appends += found.appends.len() as u64;
         self.scanned(s, &found);
         if let Some(f) = s.footer.filter(|f| f.last_append.get() > self.last_append) {

@@ -84,6 +84,15 @@ pub(crate) struct Scan {
     pub durable: u64,
 }
 
+impl Scan {
+    /// Forgets what lies behind append `last`, which a segment was closed with: torn appends, never told durable, that
+    /// recovery took off and that nothing has overwritten.
+    pub fn end_with(&mut self, last: u64) {
+        self.appends.retain(|a| a.number() <= last);
+        self.missing.retain(|(number, _)| *number <= last);
+    }
+}
+
 /// The highest segment number in any append header of this segment; tells whose bytes lie there if the first sector
 /// does not.
 pub(crate) async fn find_seq<D: Device>(w: &mut Window<'_, D>) -> Option<u64> {
