@@ -12,7 +12,7 @@ use crate::{EventKind, Piece, ReadOut};
 use bytes::Bytes;
 use freebs_format::{ExtentKind, block_crc};
 use freebs_io::Device;
-use freebs_types::{BLOCK, BlockRange, Error, Result, ShardId, limits};
+use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Result, ShardId, limits};
 
 /// Blocks one behind the other in a segment.
 #[derive(Clone, Copy, Debug)]
@@ -180,6 +180,8 @@ impl<D: Device> Engine<D> {
                     bad = bad.or(wrong.map(|w| (w + block, "does not match its CRC".to_owned())));
                     out.push(bytes);
                 }
+                // Nothing is wrong with the blocks: the device is out of use until it is opened again.
+                Err(e) if e.kind == ErrorKind::DeviceFailed => return Err(e),
                 Err(e) => bad = bad.or(Some((block, format!("can't be read: {e}")))),
             }
             block += span.blocks as usize;

@@ -242,9 +242,7 @@ impl Cluster {
             retry: self.config.limit_is_short(),
             no_space: self.config.is_tight,
             // The only copy is on a device that is out of use until its process starts again.
-            corrupt: self.config.has_rot
-                || self.config.net.flipped > 0.0
-                || (v.copies == 1 && self.config.odds.fail_write > 0.0),
+            corrupt: self.config.has_rot || self.config.net.flipped > 0.0,
         };
         let work = self.volumes.borrow()[index].work.clone();
         let g = Gateway::start(id, config, &self.world, &self.net, &self.control, &self.oracle, &work, allowed);
