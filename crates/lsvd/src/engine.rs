@@ -383,7 +383,10 @@ impl<D: Device> Engine<D> {
                 want.then(|| SEGMENTS_AT + u64::from(n + 1) * core.geometry.segment_bytes)
             };
             let Some(len) = wanted else {
-                inner.grown.notify_one();
+                // Whoever waits for a segment waits for a reader then, who rings; only the end of the log is news.
+                if inner.core.borrow().failed.is_some() {
+                    inner.grown.notify_one();
+                }
                 inner.pool.notified().await;
                 continue;
             };

@@ -1,0 +1,113 @@
+//! The writer waits for readers without turning in circles.
+
+mod common;
+
+use common::*;
+use freebs_format::ExtentKind;
+use freebs_io::memory::MemoryDevice;
+use freebs_io::{AlignedBuf, Device, Durability};
+use freebs_lsvd::{Engine, Record};
+use freebs_types::{BlockRange, Result, Sequence, ShardId};
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::rc::Rc;
+use tokio::sync::Notify;
+use tokio::task::yield_now;
+
+/// A device whose reads stand still while its gate is shut.
+#[derive(Clone)]
+struct Gated {
+    below: MemoryDevice,
+    shut: Rc<Cell<bool>>,
+    opened: Rc<Notify>,
+}
+
+impl Device for Gated {
+    fn sector(&self) -> usize {
+        self.below.sector()
+    }
+    fn len(&self) -> u64 {
+        self.below.len()
+    }
+    async fn read(&self, at: u64, len: usize) -> Result<AlignedBuf> {
+        while self.shut.get() {
+            self.opened.notified().await;
+        }
+        self.below.read(at, len).await
+    }
+    async fn write(&self, at: u64, buf: AlignedBuf, durability: Durability) -> (AlignedBuf, Result<()>) {
+        self.below.write(at, buf, durability).await
+    }
+    async fn sync(&self) -> Result<()> {
+        self.below.sync().await
+    }
+    async fn set_len(&self, len: u64) -> Result<()> {
+        self.below.set_len(len).await
+    }
+    async fn punch(&self, at: u64, len: u64) -> Result<()> {
+        self.below.punch(at, len).await
+    }
+    async fn prewrite(&self, at: u64, len: u64) -> Result<()> {
+        self.below.prewrite(at, len).await
+    }
+}
+
+async fn readers_hold_all_that_is_free() {
+    let (shut, opened) = (Rc::new(Cell::new(false)), Rc::new(Notify::new()));
+    let device = Gated { below: MemoryDevice::new(512, 1 << 30), shut: shut.clone(), opened: opened.clone() };
+    Engine::create(device.clone(), &shape(8)).await.unwrap();
+    let (engine, _) = Engine::open(device, &expect()).await.unwrap();
+    let heard = Rc::new(Heard::default());
+    engine.set_listener(heard.clone());
+    let polls = Rc::new(Cell::new(0));
+    let (writer, turns) = (engine.clone(), polls.clone());
+    tokio::task::spawn_local(async move {
+        let mut run = pin!(writer.run());
+        poll_fn(|cx| {
+            turns.set(turns.get() + 1);
+            run.as_mut().poll(cx)
+        })
+        .await
+    });
+
+    let shard = ShardId::new(1, 0);
+    let mut chain = Chain::new(shard);
+    let mut sent = 0;
+    shut.set(true);
+    // The same blocks again and again: each segment that closes is soon free, and a read holds it.
+    for fill in 0..400 {
+        let op = Op { extents: vec![(ExtentKind::Data, 0, 24)], fill };
+        engine.append(Record::Frame(chain.frame(&[op])));
+        sent += 1;
+        for _ in 0..20 {
+            yield_now().await;
+        }
+        if heard.count.get() < sent {
+            break;
+        }
+        chain.committed = chain.sequence;
+        engine.committed(shard, Sequence(chain.committed));
+        let reader = engine.clone();
+        tokio::task::spawn_local(async move { reader.read(shard, BlockRange::new(0, 1)).await.map(drop) });
+        yield_now().await;
+    }
+    assert!(heard.count.get() < sent, "the writer should wait for a reader here");
+    let before = polls.get();
+    for _ in 0..1000 {
+        yield_now().await;
+    }
+    assert!(polls.get() - before < 5, "{} turns while there is nothing to do", polls.get() - before);
+
+    shut.set(false);
+    opened.notify_waiters();
+    for _ in 0..1000 {
+        yield_now().await;
+    }
+    assert_eq!(heard.count.get(), sent, "the last reader that goes lets the writer go on");
+}
+
+#[test]
+fn a_writer_that_waits_for_readers_does_not_spin() {
+    local(readers_hold_all_that_is_free());
+}
