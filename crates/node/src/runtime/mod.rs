@@ -23,6 +23,7 @@ use freebs_types::{Error, Result};
 pub fn block_on(work: impl Future<Output = Result<()>>) -> Result<()> {
     end_with_a_panic();
     allow_many_files();
+    keep_freed_memory();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -46,6 +47,21 @@ fn allow_many_files() {
         if libc::setrlimit(libc::RLIMIT_NOFILE, &limit) != 0 {
             tracing::warn!("no more than the usual number of files may be open");
         }
+    }
+}
+
+/// Memory that is kept for reuse when it is free, and the largest piece that is taken from it.
+const KEPT_BYTES: libc::c_int = 256 << 20;
+const PIECE_BYTES: libc::c_int = 64 << 20;
+
+/// Buffers of a hundred kilobytes come and go with every turn of a worker. The allocator would give each of them back
+/// to the system, which clears its pages before it hands them out again: a tenth of the processor time of a busy node.
+fn keep_freed_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: called before other threads begin; the allocator only notes the two numbers.
+    unsafe {
+        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_BYTES);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, PIECE_BYTES);
     }
 }
 

@@ -16,7 +16,8 @@ use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
-use tokio::io::Interest;
+use tokio::io::AsyncReadExt;
+use tokio::net::{tcp, unix};
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 /// Bytes read from a client at a time.
@@ -26,9 +27,44 @@ const SLICES: usize = 256;
 /// A client that takes no reply for so long is let go.
 const STUCK_LIMIT: Duration = Duration::from_secs(60);
 
+/// What requests come from. It belongs to the reader alone, because only an exclusive reader learns from a short read
+/// that the socket is empty; a shared one asks once more for every request.
+enum Input {
+    Tcp(tcp::OwnedReadHalf),
+    Unix(unix::OwnedReadHalf),
+}
+
+/// Where replies go.
+enum Output {
+    Tcp(tcp::OwnedWriteHalf),
+    Unix(unix::OwnedWriteHalf),
+}
+
+fn split(stream: Stream) -> (Input, Output) {
+    match stream {
+        Stream::Tcp(s) => {
+            let (r, w) = s.into_split();
+            (Input::Tcp(r), Output::Tcp(w))
+        }
+        Stream::Unix(s) => {
+            let (r, w) = s.into_split();
+            (Input::Unix(r), Output::Unix(w))
+        }
+    }
+}
+
+impl Input {
+    async fn read(&mut self, buf: &mut BytesMut) -> io::Result<usize> {
+        match self {
+            Self::Tcp(s) => s.read_buf(buf).await,
+            Self::Unix(s) => s.read_buf(buf).await,
+        }
+    }
+}
+
 /// A connection.
 pub struct Conn {
-    stream: Stream,
+    output: Output,
     session: RefCell<Session>,
     /// Room in the window, or the end.
     room: Notify,
@@ -77,23 +113,16 @@ impl Conn {
     }
 
     fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        match &self.stream {
-            Stream::Tcp(s) => s.try_write_vectored(slices),
-            Stream::Unix(s) => s.try_write_vectored(slices),
+        match &self.output {
+            Output::Tcp(s) => s.try_write_vectored(slices),
+            Output::Unix(s) => s.try_write_vectored(slices),
         }
     }
 
-    fn try_read(&self, buf: &mut BytesMut) -> io::Result<usize> {
-        match &self.stream {
-            Stream::Tcp(s) => s.try_read_buf(buf),
-            Stream::Unix(s) => s.try_read_buf(buf),
-        }
-    }
-
-    async fn ready(&self, interest: Interest) -> io::Result<()> {
-        match &self.stream {
-            Stream::Tcp(s) => s.ready(interest).await.map(|_| ()),
-            Stream::Unix(s) => s.ready(interest).await.map(|_| ()),
+    async fn writable(&self) -> io::Result<()> {
+        match &self.output {
+            Output::Tcp(s) => s.writable().await,
+            Output::Unix(s) => s.writable().await,
         }
     }
 
@@ -130,7 +159,7 @@ impl Conn {
         self.dirty.set(true);
         let conn = self.clone();
         tokio::task::spawn_local(async move {
-            let ready = tokio::time::timeout(STUCK_LIMIT, conn.ready(Interest::WRITABLE)).await;
+            let ready = tokio::time::timeout(STUCK_LIMIT, conn.writable()).await;
             conn.dirty.set(false);
             match ready {
                 Ok(Ok(())) => conn.flush(),
@@ -210,8 +239,9 @@ pub fn serve<C: ControlPlane>(
         }
     };
     let slot = core.drivers.attachment(volume, generation);
+    let (requests, output) = split(stream);
     let conn = Rc::new(Conn {
-        stream,
+        output,
         session: RefCell::new(session),
         room: Notify::new(),
         dirty: Cell::new(false),
@@ -224,7 +254,7 @@ pub fn serve<C: ControlPlane>(
     });
     let core = core.clone();
     tokio::task::spawn_local(async move {
-        if let Err(e) = read_requests(&core, &conn, input).await {
+        if let Err(e) = read_requests(&core, &conn, requests, input).await {
             tracing::debug!("an NBD connection ended: {e}");
         }
         conn.closed.set(true);
@@ -232,7 +262,12 @@ pub fn serve<C: ControlPlane>(
     });
 }
 
-async fn read_requests<C: ControlPlane>(core: &Rc<Core<C>>, conn: &Rc<Conn>, mut input: BytesMut) -> Result<()> {
+async fn read_requests<C: ControlPlane>(
+    core: &Rc<Core<C>>,
+    conn: &Rc<Conn>,
+    mut from: Input,
+    mut input: BytesMut,
+) -> Result<()> {
     conn.mark();
     loop {
         let wait = take_requests(core, conn, &mut input)?;
@@ -244,7 +279,7 @@ async fn read_requests<C: ControlPlane>(core: &Rc<Core<C>>, conn: &Rc<Conn>, mut
                 if input.capacity() - input.len() < n.min(READ_BYTES / 2) || input.len() + n > input.capacity() {
                     input.reserve(n.max(READ_BYTES));
                 }
-                if read_some(conn, &mut input).await? == 0 {
+                if read_some(conn, &mut from, &mut input).await? == 0 {
                     return Ok(());
                 }
             }
@@ -259,22 +294,14 @@ async fn read_requests<C: ControlPlane>(core: &Rc<Core<C>>, conn: &Rc<Conn>, mut
     }
 }
 
-async fn read_some(conn: &Conn, input: &mut BytesMut) -> Result<usize> {
-    loop {
-        if conn.closed.get() {
-            return Ok(0);
-        }
-        match conn.try_read(input) {
-            Ok(n) => return Ok(n),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                let ready = tokio::select! {
-                    ready = conn.ready(Interest::READABLE) => ready,
-                    () = conn.end.notified() => Ok(()),
-                };
-                ready.map_err(|e| Error::retry(format!("the connection broke: {e}")))?;
-            }
-            Err(e) => return Err(Error::retry(format!("the connection broke: {e}"))),
-        }
+/// 0 at the end, also if the connection was closed from here.
+async fn read_some(conn: &Conn, from: &mut Input, input: &mut BytesMut) -> Result<usize> {
+    if conn.closed.get() {
+        return Ok(0);
+    }
+    tokio::select! {
+        read = from.read(input) => read.map_err(|e| Error::retry(format!("the connection broke: {e}"))),
+        () = conn.end.notified() => Ok(0),
     }
 }
 
