@@ -15,7 +15,7 @@ fn exercise(c: &Cluster, volume: &str, base: u64, seed: u64) {
     let until = Instant::now() + Duration::from_secs(if full() { 30 } else { 2 });
     let done = oracle.run(&mut client, 32, || Instant::now() > until);
     assert!(done.unwrap_or_else(|e| panic!("{e}\n{}", c.log())), "the connection ended");
-    assert_eq!(oracle.tally.errors, 0);
+    assert_eq!(oracle.tally.errors, 0, "volume {volume}: {:?}", oracle.tally);
     oracle.read_all(&mut client).unwrap_or_else(|e| panic!("{e}\n{}", c.log()));
 }
 
