@@ -64,6 +64,7 @@ impl Input {
 
 /// A connection.
 pub struct Conn {
+    volume: VolumeId,
     output: Output,
     session: RefCell<Session>,
     /// Room in the window, or the end.
@@ -176,11 +177,11 @@ impl Conn {
 
     /// One line for each connection: a client that tries again and again must not fill the log.
     fn complain(&self, ticket: &Ticket, e: &Error) {
-        let at = ticket.offset();
+        let (volume, at) = (self.volume, ticket.offset());
         if self.closed.get() || self.complained.replace(true) {
-            tracing::debug!("a request at {at} failed: {e}");
+            tracing::debug!("volume {volume}: a request at {at} failed: {e}");
         } else {
-            tracing::warn!("a request at {at} failed: {e} (said once for each connection)");
+            tracing::warn!("volume {volume}: a request at {at} failed: {e} (said once for each connection)");
         }
     }
 
@@ -241,6 +242,7 @@ pub fn serve<C: ControlPlane>(
     let slot = core.drivers.attachment(volume, generation);
     let (requests, output) = split(stream);
     let conn = Rc::new(Conn {
+        volume,
         output,
         session: RefCell::new(session),
         room: Notify::new(),
