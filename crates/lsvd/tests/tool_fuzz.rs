@@ -245,3 +245,14 @@ proptest! {
         all(&bytes);
     }
 }
+
+/// A superblock whose start number can't be raised any more: the next start overflowed.
+#[test]
+fn a_superblock_with_the_highest_numbers_is_refused() {
+    let mut bytes = image().clone();
+    for (copy, field) in [(0, 80), (512 << 10, 88)] {
+        bytes[copy + field..copy + field + 8].fill(0xff);
+        seal(&mut bytes, copy, copy + 252, copy + 252);
+    }
+    all(&bytes);
+}

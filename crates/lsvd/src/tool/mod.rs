@@ -9,7 +9,7 @@
 mod inspect;
 mod opened;
 mod rebuild;
-mod segment;
+pub(crate) mod segment;
 mod state;
 mod verify;
 
