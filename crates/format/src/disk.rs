@@ -88,6 +88,8 @@ impl Superblock {
             || !sector.is_power_of_two()
             || !(limits::SEGMENT_BYTES_MIN..=1 << 30).contains(&segment)
             || !segment.is_multiple_of(4096)
+            // They are counted on from here.
+            || [sb.revision, sb.start].iter().any(|n| n.get() > u64::MAX / 2)
         {
             return Err(Error::corrupt("superblock with an impossible shape"));
         }

@@ -328,6 +328,23 @@ fn a_device_has_one_user() {
 }
 
 #[test]
+fn a_device_that_is_only_read_refuses_writes_and_is_locked_all_the_same() {
+    each(|ring, dir| async move {
+        let path = dir.path().join("log");
+        let reader = DeviceOptions { read_only: true, ..new_file() };
+        let missing = FileDevice::open(&ring, &path, reader.clone()).err().unwrap();
+        assert_eq!((missing.kind, path.exists()), (ErrorKind::NotFound, false));
+        std::fs::write(&path, vec![3; 8192]).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o400)).unwrap();
+        let device = FileDevice::open(&ring, &path, reader.clone()).unwrap();
+        assert_eq!(device.read(4096, 4096).await.unwrap()[0], 3);
+        assert_eq!(FileDevice::open(&ring, &path, reader).err().unwrap().kind, ErrorKind::Busy);
+        assert!(device.write(0, filled(4096, 1), Durability::Durable).await.1.is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), vec![3; 8192]);
+    });
+}
+
+#[test]
 fn wrong_paths_say_what_to_do() {
     worker(async {
         let (ring, dir) = (Ring::start().unwrap(), TempDir::new().unwrap());

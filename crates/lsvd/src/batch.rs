@@ -3,7 +3,7 @@
 //! Invariants: an append lies in one segment and leaves room for the segment's index; all its frames are repairs or
 //! none is; a cut is never inside, nor anything behind a shard's end.
 
-use crate::core::{Core, Job, OpenSegment, Queued};
+use crate::core::{Core, Geometry, Job, OpenSegment, Queued};
 use crate::shard::At;
 use crate::{Durable, Record};
 use freebs_format::disk::{
@@ -303,8 +303,14 @@ impl Core {
     /// Index and footer of the open segment, and where they go. `None` if nothing was appended to it.
     pub fn index(&mut self, next: u32) -> Option<(u64, AlignedBuf)> {
         let open = self.open.as_mut().filter(|o| o.first_append > 0)?;
-        let index = std::mem::take(&mut open.index);
-        let g = &self.geometry;
+        Some(open.close_with(&self.geometry, next))
+    }
+}
+
+impl OpenSegment {
+    /// Its index and footer, and the byte on the device where they go.
+    pub fn close_with(&mut self, g: &Geometry, next: u32) -> (u64, AlignedBuf) {
+        let index = std::mem::take(&mut self.index);
         let index_at = g.segment_bytes as usize - g.index_room(index.len());
         let mut buf = AlignedBuf::zeroed(g.segment_bytes as usize - index_at);
         buf[..index.len()].copy_from_slice(&index);
@@ -313,11 +319,11 @@ impl Core {
             version: 0.into(),
             reserved0: 0.into(),
             device: g.device.0,
-            segment: open.id.into(),
-            frames: open.frames.into(),
-            segment_seq: open.seq.into(),
-            first_append: open.first_append.into(),
-            last_append: open.last_append.into(),
+            segment: self.id.into(),
+            frames: self.frames.into(),
+            segment_seq: self.seq.into(),
+            first_append: self.first_append.into(),
+            last_append: self.last_append.into(),
             index_at: (index_at as u32).into(),
             index_len: 0.into(),
             next: next.into(),
@@ -328,7 +334,7 @@ impl Core {
         footer.finish(&index);
         let end = buf.len();
         buf[end - size_of::<SegmentFooter>()..].copy_from_slice(footer.as_bytes());
-        Some((g.byte(open.id, index_at as u32), buf))
+        (g.byte(self.id, index_at as u32), buf)
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! The rooms: `map`, `chunks`, `frames`, `requests` are what a `shard` has; `segments` says what lies where and what
 //! is live; `core` is all of it; `batch` lays out appends, `clean` gives segments up, `engine` writes; `read` and
-//! `log` read back; `scan` and `recover` make it again from bytes.
+//! `log` read back; `scan` and `recover` make it again from bytes; `tool` looks at a device that nobody uses.
 
 mod api;
 mod batch;
@@ -26,6 +26,7 @@ mod scan;
 mod segments;
 mod shard;
 mod superblock;
+pub mod tool;
 
 pub use api::*;
 pub use engine::Engine;

@@ -290,7 +290,7 @@ fn entry(at: u32, e: &Extent, len: u32) -> CarryEntry {
 
 /// BLAKE3 over the longest runs of one kind and version, so that how entries are split makes no difference.
 #[derive(Default)]
-struct Sum {
+pub(crate) struct Sum {
     hasher: blake3::Hasher,
     run: Option<(u32, u32, ExtentKind, Version)>,
     crcs: Vec<u32>,
@@ -299,7 +299,7 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, at: u32, e: &Extent) {
+    pub fn add(&mut self, at: u32, e: &Extent) {
         self.blocks += u64::from(e.len);
         match &mut self.run {
             Some((start, len, kind, version)) if *start + *len == at && *kind == e.kind && *version == e.version => {
@@ -327,7 +327,7 @@ impl Sum {
         self.hasher.update(&bytes);
     }
 
-    fn finish(mut self, version: Version, sequence: Sequence) -> Digest {
+    pub fn finish(mut self, version: Version, sequence: Sequence) -> Digest {
         self.flush();
         let hash = Hash32(*self.hasher.finalize().as_bytes());
         Digest { version, sequence, hash, blocks: self.blocks, data_blocks: self.data_blocks }

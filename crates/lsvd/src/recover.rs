@@ -10,12 +10,11 @@
 
 use crate::core::{Core, Geometry, OpenSegment};
 use crate::join::join_all;
-use crate::scan::{Found, Scan, Window, find_seq, read_append, scan};
+use crate::scan::{Found, Scan, Window, find_seq, read_append, read_index, scan};
 use crate::segments::SegmentState;
 use crate::shard::At;
 use crate::{Finding, OpenReport};
 use bytes::BytesMut;
-use freebs_format::crc32c;
 use freebs_format::disk::{
     APPEND_REPAIR, AppendHeader, IndexEntry, LiveTable, SEGMENTS_AT, SEGMENTS_MAX, SegmentFooter,
 };
@@ -31,6 +30,8 @@ const FINDINGS_MAX: usize = 1000;
 struct Survey {
     id: u32,
     seq: u64,
+    /// Number of its first append.
+    first: Option<u64>,
     footer: Option<SegmentFooter>,
     /// What is wrong with it; said only if the segment counts.
     wrong: Option<&'static str>,
@@ -41,6 +42,10 @@ struct Recovery<'a, D> {
     geometry: Geometry,
     report: &'a mut OpenReport,
     core: Core,
+    /// Whether what the indexes of closed segments say is believed.
+    indexes: bool,
+    /// Numbers of the first appends of segments by the segments' numbers, also of those that no longer count.
+    firsts: BTreeMap<u64, u64>,
     /// Last append of the segment before, and that segment's number.
     before: Option<(u64, u64)>,
     last_append: u64,
@@ -49,11 +54,29 @@ struct Recovery<'a, D> {
 }
 
 pub(crate) async fn recover<D: Device>(device: &D, geometry: Geometry, report: &mut OpenReport) -> Result<Core> {
-    let segments = ((device.len() - SEGMENTS_AT) / geometry.segment_bytes).min(u64::from(SEGMENTS_MAX)) as u32;
+    recover_with(device, geometry, report, true).await
+}
+
+/// As `recover`; with `indexes` false from the appends alone, as if no segment had an index.
+pub(crate) async fn recover_with<D: Device>(
+    device: &D,
+    geometry: Geometry,
+    report: &mut OpenReport,
+    indexes: bool,
+) -> Result<Core> {
+    let segments = segments_of(device, geometry);
     let core = Core::new(geometry, segments);
-    let mut r = Recovery { device, geometry, report, core, before: None, last_append: 0, segment_lost: false };
+    let firsts = BTreeMap::new();
+    let mut r =
+        Recovery { device, geometry, report, core, indexes, firsts, before: None, last_append: 0, segment_lost: false };
     r.all(segments).await?;
     Ok(r.core)
+}
+
+/// Whole segments that the device has room for now.
+pub(crate) fn segments_of<D: Device>(device: &D, geometry: Geometry) -> u32 {
+    let bytes = device.len().saturating_sub(SEGMENTS_AT);
+    (bytes / geometry.segment_bytes).min(u64::from(SEGMENTS_MAX)) as u32
 }
 
 impl<D: Device> Recovery<'_, D> {
@@ -73,6 +96,10 @@ impl<D: Device> Recovery<'_, D> {
             let looks = ids.iter().map(|id| survey(self.device, self.geometry, *id)).collect();
             surveys.extend(join_all(looks).await.into_iter().flatten().map(|s| (s.seq, s)));
         }
+        if !self.indexes {
+            surveys.values_mut().for_each(|s: &mut Survey| s.footer = None);
+        }
+        self.firsts = surveys.values().filter_map(|s| Some((s.seq, s.first?))).collect();
         self.core.next_seq = surveys.last_key_value().map_or(0, |(seq, _)| *seq) + 1;
         let Some((newest, mut tail)) = self.newest(&surveys).await else { return Ok(()) };
         let used = self.used(&surveys, newest).await;
@@ -111,9 +138,7 @@ impl<D: Device> Recovery<'_, D> {
             let mut found = scan(&mut w, s.seq, limit).await;
             found.durable = found.durable.max(s.footer.map_or(0, |f| f.last_append.get()));
             self.report.appends += found.appends.len() as u64;
-            let durable = found.durable;
-            if let Some(last) = found.appends.pop_if(|a| !a.is_whole() && a.number() > durable) {
-                found.end = last.at;
+            if let Some(last) = found.take_torn() {
                 self.report.torn_bytes += last.header.total(self.geometry.sector) as u64;
             }
             if !found.appends.is_empty() {
@@ -166,7 +191,7 @@ impl<D: Device> Recovery<'_, D> {
         if !ours || h.total(self.geometry.sector) > self.geometry.segment_bytes as usize {
             return None;
         }
-        read_append(&mut w, 0, h).await.table
+        read_append(&mut w, 0, h, &mut |_, _| ()).await.table
     }
 
     /// A segment that was closed: by its index, or by its appends if that is damaged.
@@ -183,30 +208,31 @@ impl<D: Device> Recovery<'_, D> {
                 }
                 None => self.finding(s.id, f.index_at.get(), "the segment's index does not match its checksum"),
             }
-        } else {
+        } else if self.indexes {
             self.finding(s.id, self.geometry.segment_bytes as u32 - 1, "the segment's index can't be found");
         }
         let limit = s.footer.map_or(self.geometry.segment_bytes as u32, |f| f.index_at.get());
         let mut w = Window::new(self.device, self.geometry, s.id);
         let mut found = scan(&mut w, s.seq, limit).await;
-        if let Some(f) = s.footer {
-            found.end_with(f.last_append.get());
-        }
+        // Where the footer is lost, the segment that was opened next tells what this one was closed with.
+        let end = match (s.footer, self.firsts.get(&(s.seq + 1))) {
+            (Some(f), _) => {
+                found.end_with(f.last_append.get());
+                Some(f.last_append.get())
+            }
+            (None, Some(next)) => found.end_before(*next),
+            (None, None) => None,
+        };
         self.report.appends += found.appends.len() as u64;
         self.scanned(s, &found);
-        if let Some(f) = s.footer.filter(|f| f.last_append.get() > self.last_append) {
-            self.lost(s.id, found.end, f.last_append.get());
-            self.ends_with(s, f.last_append.get());
+        if let Some(last) = end.filter(|last| *last > self.last_append) {
+            self.lost(s.id, found.end, last);
+            self.ends_with(s, last);
         }
     }
 
     async fn index(&self, id: u32, f: &SegmentFooter) -> Option<Vec<IndexEntry>> {
-        let mut w = Window::new(self.device, self.geometry, id);
-        let index = w.get(f.index_at.get() as usize, f.index_len.get() as usize).await?;
-        if crc32c(&index) != f.index_crc.get() {
-            return None;
-        }
-        IndexEntry::decode_all(index, f.frames.get()).ok()
+        read_index(&mut Window::new(self.device, self.geometry, id), f).await
     }
 
     /// The newest segment, which was open. Goes on in it if it is whole.
@@ -302,7 +328,7 @@ impl<D: Device> Recovery<'_, D> {
     fn finish(&mut self, newest: u32) {
         let damaged = self.core.damaged;
         for s in self.core.shards.values_mut() {
-            s.suspect |= s.last_append < damaged;
+            s.suspect |= s.may_miss(damaged);
         }
         self.core.damaged = 0;
         self.core.next_append = self.last_append + 1;
@@ -328,6 +354,7 @@ async fn survey<D: Device>(device: &D, geometry: Geometry, id: u32) -> Option<Su
             && f.last_append.get() < u64::MAX / 2
             && (f.index_at.get() as usize).is_multiple_of(sector)
     });
+    let first_of = |seq: u64| header.as_ref().filter(|h| h.segment_seq.get() == seq).map(|h| h.number.get());
     let seq = match &header {
         Some(h) => Some(h.segment_seq.get()),
         None => find_seq(&mut Window::new(device, geometry, id)).await,
@@ -335,14 +362,16 @@ async fn survey<D: Device>(device: &D, geometry: Geometry, id: u32) -> Option<Su
     match (seq, footer) {
         (None, None) => None,
         (None, Some(f)) => {
-            Some(Survey { id, seq: f.segment_seq.get(), footer, wrong: Some("no append is left, only the index") })
+            let wrong = Some("no append is left, only the index");
+            Some(Survey { id, seq: f.segment_seq.get(), first: None, footer, wrong })
         }
         (Some(seq), Some(f)) if f.segment_seq.get() >= seq => {
             let first = header.is_some() && f.segment_seq.get() == seq;
             let wrong = (!first).then_some("the first append can't be read");
-            Some(Survey { id, seq: f.segment_seq.get(), footer, wrong })
+            let seq = f.segment_seq.get();
+            Some(Survey { id, seq, first: first_of(seq), footer, wrong })
         }
         // The index is that of the segment's use before.
-        (Some(seq), _) => Some(Survey { id, seq, footer: None, wrong: None }),
+        (Some(seq), _) => Some(Survey { id, seq, first: first_of(seq), footer: None, wrong: None }),
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::core::Geometry;
 use bytes::Bytes;
-use freebs_format::disk::{APPEND_MAGIC, AppendHeader, IndexEntry, LiveTable};
+use freebs_format::disk::{APPEND_MAGIC, AppendHeader, IndexEntry, LiveTable, SegmentFooter};
 use freebs_format::{CarryBody, FrameHead, FrameKind, block_crc, crc32c};
 use freebs_io::Device;
 use freebs_types::BLOCK;
@@ -57,6 +57,8 @@ pub(crate) struct Found {
     pub entries: Vec<IndexEntry>,
     /// Frames whose heads can't be read.
     pub lost: u32,
+    /// Live table and heads match their common checksum.
+    pub heads_match: bool,
     /// Place of the first data block that does not match its CRC.
     pub bad_data: Option<u32>,
     /// The live table, in a segment's first append.
@@ -88,9 +90,52 @@ impl Scan {
     /// Forgets what lies behind append `last`, which a segment was closed with: torn appends, never told durable, that
     /// recovery took off and that nothing has overwritten.
     pub fn end_with(&mut self, last: u64) {
-        self.appends.retain(|a| a.number() <= last);
+        if let Some(i) = self.appends.iter().position(|a| a.number() > last) {
+            self.end = self.appends[i].at;
+            self.appends.truncate(i);
+        }
         self.missing.retain(|(number, _)| *number <= last);
     }
+
+    /// As `end_with`, where only the first append of the segment that was opened next is known. `None` if that one was
+    /// itself given up and this segment went on: a whole append with its number or a later one is here.
+    pub fn end_before(&mut self, next: u64) -> Option<u64> {
+        let last = next.checked_sub(1)?;
+        if self.appends.iter().any(|a| a.number() > last && a.is_whole()) {
+            return None;
+        }
+        self.end_with(last);
+        Some(last)
+    }
+
+    /// Takes off an unfinished append at the end of the log, of which nobody was ever told that it is durable.
+    pub fn take_torn(&mut self) -> Option<Found> {
+        let durable = self.durable;
+        let torn = self.appends.pop_if(|a| !a.is_whole() && a.number() > durable)?;
+        self.end = torn.at;
+        Some(torn)
+    }
+
+    /// Whether nothing between the first append and the last one is missing or damaged.
+    pub fn is_whole(&self) -> bool {
+        self.missing.is_empty() && self.appends.iter().all(|a| a.is_whole() && a.heads_match)
+    }
+}
+
+/// Who looks at the frames of appends while they are read: the frame, and its data if they can be read.
+pub(crate) type Look<'a> = &'a mut dyn FnMut(&IndexEntry, Option<&Bytes>);
+
+/// The entries of a closed segment's index; `None` if it can't be read, does not match its checksum, or speaks of
+/// places where nothing can be.
+pub(crate) async fn read_index<D: Device>(w: &mut Window<'_, D>, f: &SegmentFooter) -> Option<Vec<IndexEntry>> {
+    let (at, len) = (f.index_at.get() as usize, f.index_len.get() as usize);
+    let index = w.get(at, len).await.filter(|b| crc32c(b) == f.index_crc.get())?;
+    let entries = IndexEntry::decode_all(index, f.frames.get()).ok()?;
+    let inside = |from: u32, len: usize| from as usize + len <= at;
+    let fits = |e: &IndexEntry| {
+        inside(e.head_at, e.head.bytes().len()) && inside(e.data_at, e.head.header().data_len.get() as usize)
+    };
+    entries.iter().all(fits).then_some(entries)
 }
 
 /// The highest segment number in any append header of this segment; tells whose bytes lie there if the first sector
@@ -129,6 +174,11 @@ fn follows(h: &AppendHeader, seq: u64, last: Option<(u64, u64)>) -> bool {
 
 /// All appends of number `seq` in a segment, up to byte `limit`.
 pub(crate) async fn scan<D: Device>(w: &mut Window<'_, D>, seq: u64, limit: u32) -> Scan {
+    scan_with(w, seq, limit, &mut |_, _| ()).await
+}
+
+/// As `scan`, with somebody who looks at each frame.
+pub(crate) async fn scan_with<D: Device>(w: &mut Window<'_, D>, seq: u64, limit: u32, look: Look<'_>) -> Scan {
     let mut out = Scan::default();
     let mut last: Option<(u64, u64)> = None;
     let (mut at, limit, sector) = (0usize, limit as usize, w.geometry.sector);
@@ -148,7 +198,7 @@ pub(crate) async fn scan<D: Device>(w: &mut Window<'_, D>, seq: u64, limit: u32)
             out.missing.push((number - 1, bad as u32));
         }
         out.durable = out.durable.max(h.durable.get().min(number));
-        let found = read_append(w, at, h).await;
+        let found = read_append(w, at, h, look).await;
         at += h.total(sector);
         out.end = at as u32;
         last = Some((number, h.start.get()));
@@ -158,15 +208,25 @@ pub(crate) async fn scan<D: Device>(w: &mut Window<'_, D>, seq: u64, limit: u32)
 }
 
 /// Heads and data of the append whose header is at `at`, each held against its checksums.
-pub(crate) async fn read_append<D: Device>(w: &mut Window<'_, D>, at: usize, h: AppendHeader) -> Found {
+pub(crate) async fn read_append<D: Device>(w: &mut Window<'_, D>, at: usize, h: AppendHeader, look: Look<'_>) -> Found {
     let (heads_len, extra) = (h.heads_len.get() as usize, h.extra_len.get() as usize);
-    let mut found = Found { at: at as u32, header: h, entries: Vec::new(), lost: 0, bad_data: None, table: None };
+    let mut found = Found {
+        at: at as u32,
+        header: h,
+        entries: Vec::new(),
+        lost: 0,
+        heads_match: false,
+        bad_data: None,
+        table: None,
+    };
     let Some(heads) = w.get(at, heads_len).await else {
         found.lost = h.frames.get();
         return found;
     };
-    let whole = crc32c(&heads[HEADER..]) == h.heads_crc.get();
-    if whole && extra > 0 {
+    // Bytes of their own: what is kept of a segment must not keep all its windows.
+    let heads = Bytes::copy_from_slice(&heads);
+    found.heads_match = crc32c(&heads[HEADER..]) == h.heads_crc.get();
+    if found.heads_match && extra > 0 {
         found.table = Some(LiveTable { bits: heads[HEADER..HEADER + extra].to_vec() });
     }
     let mut rest = heads.slice(HEADER + extra..);
@@ -193,6 +253,7 @@ pub(crate) async fn read_append<D: Device>(w: &mut Window<'_, D>, at: usize, h: 
         let e = &found.entries[i];
         let (data_at, len) = (e.data_at as usize, e.head.header().data_len.get() as usize);
         let bytes = w.get(data_at, len).await;
+        look(e, bytes.as_ref());
         let bad = match bytes {
             Some(bytes) => first_bad(&e.head, &bytes),
             None => Some(0),
@@ -206,16 +267,22 @@ pub(crate) async fn read_append<D: Device>(w: &mut Window<'_, D>, at: usize, h: 
 
 /// The first data block of a frame that does not match its CRC.
 fn first_bad(head: &FrameHead, data: &[u8]) -> Option<usize> {
-    let matches =
-        |crcs: &mut dyn Iterator<Item = u32>| data.chunks_exact(BLOCK).position(|b| crcs.next() != Some(block_crc(b)));
+    if !matches!(head.kind(), FrameKind::Data | FrameKind::Carry) {
+        return None;
+    }
+    let mut crcs = data_crcs(head).into_iter();
+    data.chunks_exact(BLOCK).position(|b| crcs.next() != Some(block_crc(b)))
+}
+
+/// What a frame says of its data blocks: one CRC for each.
+pub(crate) fn data_crcs(head: &FrameHead) -> Vec<u32> {
     match head.kind() {
-        FrameKind::Data => matches(&mut head.crcs().iter().map(|c| c.get())),
+        FrameKind::Data => head.crcs().iter().map(|c| c.get()).collect(),
         FrameKind::Carry => {
             let body = CarryBody::decode(head.body(), head.header().data_blocks()).ok();
-            let crcs: Vec<u32> = body.into_iter().flat_map(|b| b.entries).flat_map(|e| e.crcs).collect();
-            matches(&mut crcs.into_iter())
+            body.into_iter().flat_map(|b| b.entries).flat_map(|e| e.crcs).collect()
         }
-        _ => None,
+        _ => Vec::new(),
     }
 }
 

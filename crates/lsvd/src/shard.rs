@@ -151,7 +151,7 @@ impl Shard {
         }
         let next = self.tip.name.sequence.0 + 1;
         if s.0 > next {
-            self.add_hole(next, s.0 - 1, self.last_append < damaged);
+            self.add_hole(next, s.0 - 1, self.may_miss(damaged));
         } else if head.view() != self.tip.name.view
             && self.tip.name.sequence.0 > 0
             && hide(&h.parent_token()) != self.tip.name.hid
@@ -412,7 +412,7 @@ impl Shard {
         }
         let last = self.tip.name.sequence;
         if s > last {
-            self.add_hole(last.0 + 1, s.0, self.last_append < damaged);
+            self.add_hole(last.0 + 1, s.0, self.may_miss(damaged));
             self.jump(head, body, segs);
         } else {
             self.fill_in(s, body);
@@ -548,6 +548,12 @@ impl Shard {
             self.release(e, segs);
         }
         segs.forget(self.id, holder);
+    }
+
+    /// Whether append `damaged` (0 for none), of which something is lost, may have held frames behind our last one. The
+    /// very append of our last frame may, too: its heads are lost from one of them on.
+    pub fn may_miss(&self, damaged: u64) -> bool {
+        damaged > 0 && self.last_append <= damaged
     }
 
     fn add_hole(&mut self, from: u64, to: u64, hard: bool) {

@@ -418,3 +418,32 @@ fn released_frames_do_not_hide_lost_ones() {
         }
     });
 }
+
+/// An append held two frames of a shard, and the head of the second one rotted. The shard's last readable frame was of
+/// that very append, so its tail was believed, and an answered write was gone without a word (rule E7).
+#[test]
+fn a_tail_lost_behind_a_frame_of_the_same_append_is_suspect() {
+    local(async {
+        let shard = ShardId::new(1, 0);
+        let device = MemoryDevice::new(512, 1 << 30);
+        Engine::create(device.clone(), &shape(40)).await.unwrap();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let mut chain = Chain::new(shard);
+        let op = Op { extents: vec![(ExtentKind::Data, 0, 1)], fill: 1 };
+        for _ in 0..2 {
+            rig.append(Record::Frame(chain.frame(std::slice::from_ref(&op))));
+        }
+        rig.settle().await;
+        rig.stop().await;
+        device.poke(|b| {
+            let heads: Vec<usize> = (FIRST..FIRST + 4096).filter(|i| b[*i..].starts_with(b"FBFR")).collect();
+            assert_eq!(heads.len(), 2, "both frames in one append");
+            b[heads[1] + 40] ^= 1;
+        });
+        let rig = Rig::open(device).await.unwrap();
+        let state = rig.engine.state(shard).unwrap();
+        assert!(!rig.report.damage.is_empty());
+        assert!(state.last.sequence.0 == 1 && state.suspect_tail, "{state:?}");
+        rig.kill();
+    });
+}

@@ -3,6 +3,7 @@
 use crate::options::{DEFAULT_CLUSTER, DEFAULT_NBD, NbdAddress, resolve};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use freebs_control::{Ack, rules};
+use freebs_types::ShardId;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -46,6 +47,9 @@ pub enum Command {
     /// Create, show and check volumes
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Look at the device of a stopped node, check it, make its soft state again
+    #[command(subcommand)]
+    Device(DeviceCommand),
     /// Show nodes, gateways and volumes
     Status,
     /// Print a completion script for a shell
@@ -287,6 +291,75 @@ pub struct CreateArgs {
     pub no_wait: bool,
 }
 
+const INSPECT_HELP: &str = "\
+Examples:
+  freebs device inspect freebs-data/node1/log-0.freebs
+  freebs device inspect /dev/sdb --segments
+  freebs device inspect log-0.freebs --shard 1.0 --frames
+
+Nothing is written, and no start is counted. It reads what a starting node reads; `verify` reads everything.";
+
+const VERIFY_HELP: &str = "\
+Examples:
+  freebs device verify freebs-data/node1/log-0.freebs
+  freebs device verify log-0.freebs --json | jq '.damage[] | select(.lost)'
+
+Reads the whole device: both superblocks, every append, frame, hash and index, every block. Nothing is written.
+Exit status 1 if anything is damaged.";
+
+const REBUILD_HELP: &str = "\
+Examples:
+  freebs device rebuild freebs-data/node1/log-0.freebs           what would be done
+  freebs device rebuild freebs-data/node1/log-0.freebs --write   do it
+
+Soft state is what the log says anyway: for now, the indexes of closed segments, without which a start is slow.
+Damaged segments are left alone. Exit status 1 if something can't be rebuilt.";
+
+#[derive(Debug, Subcommand)]
+pub enum DeviceCommand {
+    /// Show whose it is, its shards, segments and frames, and how much is live
+    #[command(after_help = INSPECT_HELP)]
+    Inspect(InspectArgs),
+    /// Hold everything against its checksums and hashes, and say what is lost
+    #[command(after_help = VERIFY_HELP)]
+    Verify {
+        /// The device: a file, or a block device
+        path: PathBuf,
+
+        /// Show only what concerns this shard
+        #[arg(long, value_name = "VOLUME.INDEX", value_parser = shard)]
+        shard: Option<ShardId>,
+    },
+    /// Make soft state again from the log alone
+    #[command(after_help = REBUILD_HELP)]
+    Rebuild {
+        /// The device: a file, or a block device
+        path: PathBuf,
+
+        /// Write it; without this, only say what would be done
+        #[arg(long)]
+        write: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// The device: a file, or a block device
+    pub path: PathBuf,
+
+    /// List its segments
+    #[arg(long)]
+    pub segments: bool,
+
+    /// Show only this shard, with its chunks
+    #[arg(long, value_name = "VOLUME.INDEX", value_parser = shard)]
+    pub shard: Option<ShardId>,
+
+    /// List the frames in the log first; in JSON, one object on a line for each
+    #[arg(long)]
+    pub frames: bool,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum AckArg {
     Majority,
@@ -343,6 +416,12 @@ fn workers(text: &str) -> Result<u16, String> {
     rules::check_workers(n).map(|()| n).map_err(|e| e.to_string())
 }
 
+/// A shard as `freebs volume show` and `freebs device inspect` write it.
+fn shard(text: &str) -> Result<ShardId, String> {
+    let parsed = text.split_once('.').and_then(|(v, i)| Some(ShardId::new(v.parse().ok()?, i.parse().ok()?)));
+    parsed.ok_or_else(|| format!("'{text}' is no shard; write VOLUME.INDEX, such as 1.0"))
+}
+
 fn volume_spec(text: &str) -> Result<(String, u64), String> {
     let (name, bytes) = text.split_once(':').ok_or("write NAME:SIZE, such as demo:10G")?;
     rules::check_name("volume", name).map_err(|e| e.to_string())?;
@@ -396,6 +475,8 @@ mod tests {
         assert!(refused("status --cluster here").contains("HOST:PORT"));
         assert!(refused("status --cluster ,").contains("HOST:PORT"));
         assert!(refused("gateway --name a/b").contains("gateway name"));
+        assert!(refused("device verify log --shard 1").contains("VOLUME.INDEX"));
+        assert!(refused("device inspect").contains("PATH"));
         assert!(refused("nonsense").contains("nonsense"));
     }
 
@@ -417,6 +498,12 @@ mod tests {
         }
         assert_eq!(parse("volume --cluster 127.0.0.1:9 list").unwrap().cluster, "127.0.0.1:9");
         assert!(parse("completion bash").is_ok());
+        assert!(parse("device inspect log --segments --shard 1.0 --frames --json").is_ok());
+        assert!(parse("device verify log --shard 3.17").is_ok());
+        let Command::Device(DeviceCommand::Rebuild { write, .. }) = parse("device rebuild log").unwrap().command else {
+            panic!("rebuild")
+        };
+        assert!(!write, "a dry run unless asked for");
         assert!(parse("gateway --name g --nbd 127.0.0.1:1").is_ok());
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod args;
 pub mod cluster;
+mod device;
 pub mod output;
 mod run;
 pub mod signals;
@@ -48,6 +49,7 @@ fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
         },
         Command::Gateway(args) => run::gateway(args, &cluster).map(|()| ExitCode::SUCCESS),
         Command::Volume(v) => block_on(volume::run(v, &cluster, output)),
+        Command::Device(d) => device::run(d, output),
         Command::Status => block_on(cluster::status(&cluster, output)),
         Command::Completion { shell } => {
             let mut script = Vec::new();

@@ -14,3 +14,4 @@ mod filesystem;
 mod first_start;
 mod kills;
 mod serving;
+mod tools;

@@ -69,6 +69,8 @@ pub struct DeviceOptions {
     pub sector: Option<usize>,
     /// Go through the page cache even if direct I/O works.
     pub buffered: bool,
+    /// Only read: the kernel refuses every write. The device is locked all the same.
+    pub read_only: bool,
     /// Fail together with other devices.
     pub poison: Poison,
 }

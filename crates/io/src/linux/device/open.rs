@@ -29,11 +29,11 @@ pub(super) struct Opened {
 
 pub(super) fn open(path: &Path, options: &DeviceOptions) -> Result<Opened> {
     let existing = look(path)?;
-    if existing.is_none() && !options.create {
+    if existing.is_none() && (!options.create || options.read_only) {
         return Err(Error::not_found(format!("{} does not exist", path.display())));
     }
     let block_device = existing.is_some_and(|t| t.is_block_device());
-    let (file, mut direct) = open_file(path, existing.is_none(), block_device, options.buffered)?;
+    let (file, mut direct) = open_file(path, existing.is_none(), block_device, options)?;
     lock(&file, path)?;
     if existing.is_none() {
         sync_directory(path)?;
@@ -115,10 +115,11 @@ fn explain(path: &Path, e: &io::Error) -> Error {
 }
 
 /// The descriptor, and whether it is direct.
-fn open_file(path: &Path, create: bool, block_device: bool, buffered: bool) -> Result<(OwnedFd, bool)> {
+fn open_file(path: &Path, create: bool, block_device: bool, options: &DeviceOptions) -> Result<(OwnedFd, bool)> {
     let name = CString::new(path.as_os_str().as_bytes())
         .map_err(|_| Error::invalid(format!("{} has a zero byte in its name", path.display())))?;
-    let mut flags = libc::O_RDWR | libc::O_CLOEXEC;
+    let access = if options.read_only { libc::O_RDONLY } else { libc::O_RDWR };
+    let mut flags = access | libc::O_CLOEXEC;
     if create {
         flags |= libc::O_CREAT;
     }
@@ -135,7 +136,7 @@ fn open_file(path: &Path, create: bool, block_device: bool, buffered: bool) -> R
         // SAFETY: a new descriptor that nobody else owns.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     };
-    if !buffered {
+    if !options.buffered {
         match attempt(flags | libc::O_DIRECT) {
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
             other => return other.map(|file| (file, true)).map_err(|e| explain(path, &e)),
