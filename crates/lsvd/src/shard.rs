@@ -276,12 +276,34 @@ impl Shard {
             self.set_aside(by, a, e, segs);
         }
         for (a, e, winner) in out.lost.drain(..) {
-            if self.undo_of(winner).is_some() {
+            if self.undo_of(winner).is_none() {
+                continue;
+            }
+            for (a, e) in self.not_aside(a, e) {
                 self.acquire(&e, segs);
                 self.set_aside(winner, a, e, segs);
             }
         }
         self.outcome = out;
+    }
+
+    /// The parts of an entry that are not set aside already: a carry may bring again what an uncommitted frame has
+    /// displaced, and it must be counted once.
+    fn not_aside(&self, at: u32, e: Extent) -> Vec<(u32, Extent)> {
+        let mut parts = vec![(at, e)];
+        for (from, aside) in self.undo.iter().flat_map(|u| &u.displaced) {
+            let to = from + aside.len;
+            let covers = |(a, e): &(u32, Extent)| e.key() == aside.key() && *from < a + e.len && *a < to;
+            for (a, e) in parts.extract_if(.., |p| covers(p)).collect::<Vec<_>>() {
+                if a < *from {
+                    parts.push((a, e.piece(0, from - a)));
+                }
+                if to < a + e.len {
+                    parts.push((to, e.piece(to - a, a + e.len - to)));
+                }
+            }
+        }
+        parts
     }
 
     fn undo_of(&mut self, s: Sequence) -> Option<&mut Undo> {
