@@ -562,3 +562,63 @@ fn a_carry_of_what_is_set_aside_counts_nothing_twice() {
         assert_eq!(rig.engine.space().live_bytes, 0);
     });
 }
+
+/// A mark was written while the shard was on a branch that was cut later. The branch's frames were given up with their
+/// segment, the mark was not: at the next start it put the shard on the branch, from which nothing led back, and a
+/// frame was said to be lost although every one had been released.
+#[test]
+fn a_mark_of_a_branch_that_was_cut_leads_to_no_hole() {
+    for extra in 0..3 {
+        local(async move {
+            let dev = device(40).await;
+            let rig = Rig::open(dev.clone()).await.unwrap();
+            let (mut chain, mut busy, mut cold) =
+                (Chain::new(SHARD), Chain::new(ShardId::new(2, 0)), Chain::new(ShardId::new(3, 0)));
+            let write = |chain: &mut Chain, fill: u64| {
+                chain.committed = chain.sequence.min(chain.committed);
+                Record::Frame(chain.frame(&[Op { extents: vec![(ExtentKind::Data, 0, 4)], fill }]))
+            };
+            rig.append(Record::Frame(chain.view_frame(2, 1)));
+            rig.append(write(&mut chain, 10));
+            rig.append(write(&mut chain, 20));
+            rig.settle().await;
+            chain.committed = 3;
+            rig.engine.committed(SHARD, Sequence(3));
+            let mut branch = chain.clone();
+            rig.append(write(&mut branch, 30));
+            while rig.engine.counters().segments_opened < 2 {
+                busy.committed = busy.sequence;
+                rig.append(write(&mut busy, 40));
+                rig.settle().await;
+            }
+            for i in 0..extra {
+                rig.append(write(&mut branch, 50 + i));
+            }
+            rig.append(mark(SHARD, MarkChange::default()));
+            rig.append(write(&mut cold, 60));
+            rig.append(Record::Cut { shard: SHARD, to: Sequence(3) });
+            rig.append(Record::Frame(chain.view_frame(3, 2)));
+            rig.settle().await;
+            for fill in 100.. {
+                rig.append(write(&mut chain, fill));
+                busy.committed = busy.sequence;
+                rig.append(write(&mut busy, fill));
+                rig.settle().await;
+                chain.committed = chain.sequence;
+                rig.engine.committed(SHARD, Sequence(chain.sequence));
+                if rig.engine.state(SHARD).unwrap().first_kept > Sequence(3) && rig.engine.counters().segments_freed > 2
+                {
+                    break;
+                }
+                assert!(fill < 1000, "the first segment is given up");
+            }
+            let before = rig.read_all(SHARD, BLOCKS).await.unwrap();
+            rig.kill();
+            let rig = Rig::open(dev.clone()).await.unwrap();
+            let st = rig.engine.state(SHARD).unwrap();
+            assert_eq!((st.last, st.holes, rig.report.damage.len()), (chain.name(), vec![], 0));
+            assert_eq!(rig.read_all(SHARD, BLOCKS).await.unwrap(), before);
+            rig.engine.check();
+        });
+    }
+}

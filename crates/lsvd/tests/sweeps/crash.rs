@@ -178,20 +178,24 @@ fn every_cut_of_odd_workloads_recovers() {
     part(1);
 }
 
-/// The sweep must be able to fail: each broken promise of the device is found.
+/// The sweep must be able to fail: each broken promise of the device is found. (That a sync does nothing shows only
+/// where a process was killed in the middle of a write and the power went after its restart.)
 #[test]
 fn a_device_that_lies_is_found_out() {
-    for (lie, least) in [(Lie::Durable, 6), (Lie::Length, 4), (Lie::Sync, 1)] {
+    for (lie, among) in [(Lie::Durable, 3), (Lie::Length, 3), (Lie::Sync, 60)] {
         let mut found = 0;
-        for seed in 0..6 {
+        for seed in 0..among {
             local(async {
                 let mut tally = Tally::default();
                 if let Err(e) = sweep(seed, Some(lie), &mut tally).await {
-                    println!("{lie:?}: {e}");
+                    println!("{lie:?}, seed {seed}: {e}");
                     found += 1;
                 }
             });
+            if lie == Lie::Sync && found > 0 {
+                break;
+            }
         }
-        assert!(found >= least, "{lie:?} was found in {found} of 6 workloads");
+        assert!(found == among || (lie == Lie::Sync && found > 0), "{lie:?} was found in {found} of {among} workloads");
     }
 }

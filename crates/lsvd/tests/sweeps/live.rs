@@ -8,7 +8,7 @@ use crate::story::{BLOCKS, Cell, Kind, Story};
 use freebs_format::ExtentKind;
 use freebs_io::Device;
 use freebs_lsvd::{Durable, Engine, Listener, MarkChange, OpenReport, ReadOut, Record};
-use freebs_types::{BLOCK, BlockRange, Error, Lba, Result, Sequence, ShardId, ViewNumber};
+use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Lba, Result, Sequence, ShardId, ViewNumber};
 use std::cell::{Cell as Slot, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -154,6 +154,42 @@ impl<D: Device> Live<D> {
             }
         }
         self.sound()
+    }
+
+    /// After a recovery that may have lost something: whatever is given out is right for a state that once was; and a
+    /// state older than promised is said to be one. Tells whether anything was noticed at all.
+    pub async fn nothing_wrong(&self, rng: &mut Rng) -> Verdict<bool> {
+        let mut noticed = !self.report.damage.is_empty();
+        let count = self.book.stories.borrow().len();
+        for i in 0..count {
+            let (shard, cells) = {
+                let story = &self.book.stories.borrow()[i];
+                let st = self.engine.state(story.shard);
+                let n = story.find(st.as_ref(), true)?;
+                let said = st.as_ref().is_none_or(|s| s.suspect_tail || !s.holes.is_empty());
+                if n < story.floor && story.find(st.as_ref(), false).is_err() && !(said && noticed) {
+                    return Err(format!("shard {}: step {n} of {}, and nothing is said", story.shard, story.floor));
+                }
+                (story.shard, st.map(|_| story.steps[n].cells.clone()))
+            };
+            let Some(cells) = cells else { continue };
+            // Whole ranges first: block by block only where something is wrong.
+            let mut ranges = vec![(0, BLOCKS)];
+            while let Some((start, len)) = ranges.pop() {
+                match self.engine.read(shard, BlockRange { start: Lba(start), len }).await {
+                    Ok(out) => same(&out, &cells[start as usize..(start + len) as usize])
+                        .map_err(|b| format!("shard {shard}, block {}: wrong data", start as usize + b))?,
+                    Err(e) if e.kind != ErrorKind::Corrupt => return Err(format!("shard {shard}: {e}")),
+                    Err(_) if len > 1 => {
+                        noticed = true;
+                        let cut = 1 + rng.below(u64::from(len) - 1) as u32;
+                        ranges.extend([(start, cut), (start + cut, len - cut)]);
+                    }
+                    Err(_) => noticed = true,
+                }
+            }
+        }
+        Ok(noticed)
     }
 
     /// The engine's counts of what is live are right.

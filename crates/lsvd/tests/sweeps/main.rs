@@ -6,6 +6,7 @@
 mod common;
 
 mod crash;
+mod failing;
 mod live;
 mod memory;
 mod story;
