@@ -259,16 +259,17 @@ impl CrashDevice {
         Self::of(s.seen.clone(), s.sector, s.limit)
     }
 
-    /// The process that used the device is gone, the power is not: what was under way is done or not, by seed, and
-    /// whatever was cached still is.
+    /// The process that used the device is gone, the power is not: what was under way is done, in part or not at
+    /// all, by seed, and whatever was cached still is.
     pub fn kill(&self, seed: u64) {
         let mut s = self.0.borrow_mut();
         let (mut luck, sector) = (Luck::new(seed), s.sector);
         for mut u in std::mem::take(&mut s.flying) {
-            if !luck.coin() {
+            let mode = luck.below(3);
+            if mode == 0 {
                 continue;
             }
-            if u.bytes() > 0 {
+            if mode == 1 && u.bytes() > 0 {
                 u.hidden.resize((u.bytes() / sector) as usize, false);
                 u.hidden.iter_mut().for_each(|h| *h |= luck.below(8) == 0);
             }

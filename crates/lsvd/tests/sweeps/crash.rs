@@ -66,7 +66,7 @@ async fn workload(seed: u64, lie: Option<Lie>, tally: &mut Tally) -> Verdict<Vec
     let phases = 2 + rng.below(3);
     for phase in 0..phases {
         let mut live = Live::open(device.clone(), book.clone()).await.map_err(|e| format!("open: {e}"))?;
-        live.take_stock().await.map_err(|e| format!("restart {phase}: {e}"))?;
+        live.take_stock(|| false).await.map_err(|e| format!("restart {phase}: {e}"))?;
         live.start();
         live.play(&mut rng, 160 / phases, || false).await?;
         tally.count(live.engine.counters());
@@ -94,7 +94,7 @@ async fn recover(m: &Moment, survives: Survives, rng: &mut Rng, tally: &mut Tall
     let mut live = Live::open(device.clone(), book.clone()).await.map_err(|e| format!("open: {e}"))?;
     tally.recoveries += 1;
     tally.torn += u64::from(live.report.torn_bytes > 0);
-    live.take_stock().await?;
+    live.take_stock(|| false).await?;
     if moments.is_none() && !rng.chance(6) {
         return Ok(());
     }
@@ -106,7 +106,7 @@ async fn recover(m: &Moment, survives: Survives, rng: &mut Rng, tally: &mut Tall
     live.sound()?;
     live.close().await?;
     let again = Live::open(device, book).await.map_err(|e| format!("open once more: {e}"))?;
-    again.take_stock().await.map_err(|e| format!("once more: {e}"))?;
+    again.take_stock(|| false).await.map_err(|e| format!("once more: {e}"))?;
     let Some(moments) = moments else { return Ok(()) };
     for m in moments.take() {
         if rng.chance(15) {
@@ -115,7 +115,7 @@ async fn recover(m: &Moment, survives: Survives, rng: &mut Rng, tally: &mut Tall
             let live = Live::open(m.cut.image(survives), Book::with(m.stories)).await;
             let live = live.map_err(|e| format!("open after a second cut: {e}"))?;
             tally.recoveries += 1;
-            live.take_stock().await.map_err(|e| format!("cut again at call {}: {e}", m.call))?;
+            live.take_stock(|| false).await.map_err(|e| format!("cut again at call {}: {e}", m.call))?;
         }
     }
     Ok(())
