@@ -212,6 +212,19 @@ fn a_failed_sync_poisons_what_is_under_way_and_no_space_heals() {
 }
 
 #[test]
+fn a_bad_sector_fails_until_it_is_written() {
+    let d = FaultDevice::new(device(4));
+    d.spoil(512);
+    for (at, len) in [(0, 2048), (512, 512), (512, 1024)] {
+        assert_eq!(run(d.read(at, len)).unwrap_err().kind, ErrorKind::Os);
+    }
+    run(d.read(0, 512)).unwrap();
+    run(d.read(1024, 1024)).unwrap();
+    write(&d, 0, 2, 3, Durability::Durable);
+    assert_eq!(firsts(&d), [3, 3, 0, 0]);
+}
+
+#[test]
 fn rot_is_silent() {
     let d = RotDevice::new(device(4));
     write(&d, 0, 4, 1, Durability::Durable);

@@ -302,7 +302,7 @@ impl<D: Device> Recovery<'_, D> {
     fn finish(&mut self, newest: u32) {
         let damaged = self.core.damaged;
         for s in self.core.shards.values_mut() {
-            s.suspect |= s.last_append < damaged;
+            s.suspect |= s.may_miss(damaged);
         }
         self.core.damaged = 0;
         self.core.next_append = self.last_append + 1;

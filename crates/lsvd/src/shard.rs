@@ -156,7 +156,7 @@ impl Shard {
         }
         let next = self.tip.name.sequence.0 + 1;
         if s.0 > next {
-            self.add_hole(next, s.0 - 1, self.last_append < damaged);
+            self.add_hole(next, s.0 - 1, self.may_miss(damaged));
         } else if head.view() != self.tip.name.view
             && self.tip.name.sequence.0 > 0
             && hide(&h.parent_token()) != self.tip.name.hid
@@ -176,7 +176,7 @@ impl Shard {
     /// they were released, as a later mark will say, nothing of them is missed; else they are lost.
     fn step_back(&mut self, head: &FrameHead, damaged: u64) {
         let (s, h) = (head.seq().0, head.header());
-        let hard = self.last_append < damaged;
+        let hard = self.may_miss(damaged);
         self.tip = Tip::default();
         self.holes.retain(|hole| hole.from < s);
         self.holes.iter_mut().for_each(|hole| hole.to = hole.to.min(s - 1));
@@ -472,7 +472,7 @@ impl Shard {
         }
         let last = self.tip.name.sequence;
         if s > last {
-            self.add_hole(last.0 + 1, s.0, self.last_append < damaged);
+            self.add_hole(last.0 + 1, s.0, self.may_miss(damaged));
             self.jump(head, body, segs);
         } else {
             self.fill_in(s, body);
@@ -611,6 +611,12 @@ impl Shard {
             self.release(e, segs);
         }
         segs.forget(self.id, holder);
+    }
+
+    /// Whether what is lost up to append `damaged` (0 if nothing is) may be behind the shard's last frame. It may be in
+    /// the same append: of that, too, only a part may have been read.
+    pub fn may_miss(&self, damaged: u64) -> bool {
+        damaged > 0 && self.last_append <= damaged
     }
 
     fn add_hole(&mut self, from: u64, to: u64, hard: bool) {

@@ -7,6 +7,7 @@
 use crate::{AlignedBuf, Device, Durability};
 use freebs_types::{Error, Result};
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
@@ -46,6 +47,7 @@ struct State {
     plan: Vec<(Call, u64, Failure)>,
     hits: u64,
     poison: Option<Error>,
+    bad: BTreeSet<u64>,
     waiting: Vec<Waker>,
     let_go: u64,
 }
@@ -76,6 +78,11 @@ impl<D: Device> FaultDevice<D> {
         let mut s = self.state.borrow_mut();
         let number = s.counts[index(call)] + n;
         s.plan.push((call, number, failure));
+    }
+
+    /// The sector at byte `at` can't be read any more, until it is written again.
+    pub fn spoil(&self, at: u64) {
+        self.state.borrow_mut().bad.insert(at);
     }
 
     /// Calls of a kind so far.
@@ -163,6 +170,9 @@ impl<D: Device> Device for FaultDevice<D> {
 
     async fn read(&self, at: u64, len: usize) -> Result<AlignedBuf> {
         match self.begin(Call::Read).await? {
+            None if self.state.borrow().bad.range(at..at + len as u64).next().is_some() => {
+                Err(Error::os("injected: a sector can't be read"))
+            }
             None => self.inner.read(at, len).await,
             Some(Failure::Short) => Err(Error::corrupt("injected: the read was short")),
             Some(_) => Err(Error::os("injected failure of a read")),
@@ -174,6 +184,9 @@ impl<D: Device> Device for FaultDevice<D> {
             Err(e) => (buf, Err(e)),
             Ok(None) => {
                 let (buf, done) = self.inner.write(at, buf, durability).await;
+                if done.is_ok() {
+                    self.state.borrow_mut().bad.retain(|b| !(at..at + buf.len() as u64).contains(b));
+                }
                 (buf, self.poison_check().and(done))
             }
             Ok(Some(Failure::NoSpace)) => {

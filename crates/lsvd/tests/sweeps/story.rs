@@ -212,20 +212,21 @@ impl Story {
     }
 
     /// Whether the engine's state is that of a step.
-    fn is(&self, n: usize, st: Option<&ShardState>) -> bool {
+    fn is(&self, n: usize, st: Option<&ShardState>, promises: bool) -> bool {
         let step = &self.steps[n];
         match st {
             None => !step.present,
-            Some(st) if !step.present || st.promised.0 < step.promised => false,
+            Some(st) if !step.present || (promises && st.promised.0 < step.promised) => false,
             Some(st) if step.chain.sequence == 0 => st.last.sequence.0 == 0,
             Some(st) => st.last == step.chain.name() && st.version.0 == step.chain.version,
         }
     }
 
-    /// The step that the engine's state is that of; an older one than the floor only if `older`.
+    /// The step that the engine's state is that of; an older one than the floor only if `older`, where marks may be
+    /// lost, too.
     pub fn find(&self, st: Option<&ShardState>, older: bool) -> Result<usize, String> {
         let least = if older { 0 } else { self.floor };
-        if let Some(n) = (least..self.steps.len()).rev().find(|n| self.is(*n, st)) {
+        if let Some(n) = (least..self.steps.len()).rev().find(|n| self.is(*n, st, !older)) {
             return Ok(n);
         }
         let what = st.map(|s| (s.last.view, s.last.sequence, s.version, s.promised));
