@@ -116,6 +116,7 @@ impl Core {
             for chunk in c.chunks {
                 s.chunks.drop_segment(chunk, id);
             }
+            s.marks.remove(&id);
             if c.max > Sequence(0) {
                 s.frames.drop_segment(c.min, c.max, id);
                 s.released = s.released.max(c.max);

@@ -177,9 +177,13 @@ impl<D: Device> Engine<D> {
     }
 
     /// Makes the last append provably durable (rule E7), if something came since the last time. To be called after
-    /// a moment without appends.
+    /// a moment without appends. Also asks a file system that was full again for room.
     pub fn flush_idle(&self) {
         let mut core = self.inner.core.borrow_mut();
+        if core.no_growth {
+            // Nobody writes while room is short, so nothing else would ask for it again.
+            self.inner.pool.notify_one();
+        }
         if core.proven || core.writing || !core.queue.is_empty() {
             return;
         }
@@ -314,8 +318,9 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// The segment to open next; `None` if it must be waited for.
-    fn next_segment(&self) -> Result<Option<u32>> {
+    /// The segment to open next; `None` if it must be waited for. `tried` is whether the file system was asked once
+    /// more for room after it had refused: space may have come back, and the log must not end for want of asking.
+    fn next_segment(&self, tried: &mut bool) -> Result<Option<u32>> {
         let core = &mut *self.inner.core.borrow_mut();
         if let Some(e) = &core.failed {
             return Err(e.clone());
@@ -328,6 +333,10 @@ impl<D: Device> Engine<D> {
         let more = core.segs.len() < core.geometry.limit_segments && (!core.no_growth || core.growing);
         // Readers may hold ready segments for a moment; they are waited for.
         if !core.may_open() || (ready.is_none() && !more && core.segs.ready_count() == 0) {
+            if core.no_growth && core.segs.len() < core.geometry.limit_segments && (core.growing || !*tried) {
+                (*tried, core.growing) = (true, true);
+                return Ok(None);
+            }
             let text = "the device is full: no segment of its log is free";
             core.event(EventKind::Space, text);
             return Err(Error::no_space(text));
@@ -338,8 +347,9 @@ impl<D: Device> Engine<D> {
     /// Closes the open segment with its index and opens the next one.
     async fn rotate(&self) -> Result<()> {
         let inner = &self.inner;
+        let mut tried = false;
         let next = loop {
-            if let Some(id) = self.next_segment()? {
+            if let Some(id) = self.next_segment(&mut tried)? {
                 break id;
             }
             inner.pool.notify_one();
@@ -378,7 +388,9 @@ impl<D: Device> Engine<D> {
             let wanted = {
                 let mut core = inner.core.borrow_mut();
                 let n = core.segs.len();
-                let want = core.segs.ready_count() < POOL && n < core.geometry.limit_segments && core.failed.is_none();
+                // A file system that was full is asked again whenever somebody rings.
+                let short = core.segs.ready_count() < POOL || core.no_growth;
+                let want = short && n < core.geometry.limit_segments && core.failed.is_none();
                 core.growing = want;
                 want.then(|| SEGMENTS_AT + u64::from(n + 1) * core.geometry.segment_bytes)
             };

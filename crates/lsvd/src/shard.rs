@@ -14,7 +14,7 @@ use crate::segments::Segments;
 use crate::{Base, FrameName, MarkChange, RequestTable, ShardState};
 use freebs_format::{AttachBody, CarryBody, ExtentKind, FrameHead, FrameKind, MarkBody, ViewBody, hide};
 use freebs_types::{BLOCK, ChunkId, Hash32, Sequence, ShardId, Version, ViewNumber};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 /// Sequences and versions from outside lie below this, so that counting on from them can't overflow.
@@ -96,8 +96,10 @@ pub(crate) struct Shard {
     pub last_append: u64,
     /// Segment of the newest mark and what it says is released.
     pub mark: Option<(u32, Sequence)>,
-    /// Segments with frames that were cut since the last frame.
+    /// Segments with frames, and with marks that name frames, that were cut since the last frame.
     stale: BTreeSet<u32>,
+    /// Segments with marks that name frames above `committed`, and the highest such frame.
+    pub marks: BTreeMap<u32, Sequence>,
     outcome: Outcome,
 }
 
@@ -148,6 +150,9 @@ impl Shard {
                 return Err("frame differs from a committed one of its sequence");
             }
             self.cut(Sequence(s.0 - 1), segs);
+            if self.tip.name.sequence >= s {
+                self.step_back(head, damaged);
+            }
         }
         let next = self.tip.name.sequence.0 + 1;
         if s.0 > next {
@@ -164,6 +169,30 @@ impl Shard {
         }
         self.extend(head, at, segs);
         Ok(())
+    }
+
+    /// Makes the frame before `head` the last one. What is the last one is on a branch that `head` cuts, but there is
+    /// no undo: a mark, written on that branch, put the shard there, and the frames before it are not in the log. If
+    /// they were released, as a later mark will say, nothing of them is missed; else they are lost.
+    fn step_back(&mut self, head: &FrameHead, damaged: u64) {
+        let (s, h) = (head.seq().0, head.header());
+        let hard = self.may_miss(damaged);
+        self.tip = Tip::default();
+        self.holes.retain(|hole| hole.from < s);
+        self.holes.iter_mut().for_each(|hole| hole.to = hole.to.min(s - 1));
+        if s == 1 {
+            return;
+        }
+        // All that is known of the frame before is what its follower says.
+        self.tip.name.view = match head.kind() {
+            FrameKind::View => ViewBody::decode(head.body()).map_or(head.view(), |v| v.pred),
+            _ => head.view(),
+        };
+        (self.tip.name.sequence, self.tip.name.hid) = (Sequence(s - 1), hide(&h.parent_token()));
+        self.tip.version = Version(h.first_version.get().saturating_sub(1));
+        if self.holes.iter().all(|hole| hole.to < s - 1) {
+            self.add_hole(s - 1, s - 1, hard);
+        }
     }
 
     fn extend(&mut self, head: &FrameHead, at: At, segs: &mut Segments) {
@@ -276,12 +305,34 @@ impl Shard {
             self.set_aside(by, a, e, segs);
         }
         for (a, e, winner) in out.lost.drain(..) {
-            if self.undo_of(winner).is_some() {
+            if self.undo_of(winner).is_none() {
+                continue;
+            }
+            for (a, e) in self.not_aside(a, e) {
                 self.acquire(&e, segs);
                 self.set_aside(winner, a, e, segs);
             }
         }
         self.outcome = out;
+    }
+
+    /// The parts of an entry that are not set aside already: a carry may bring again what an uncommitted frame has
+    /// displaced, and it must be counted once.
+    fn not_aside(&self, at: u32, e: Extent) -> Vec<(u32, Extent)> {
+        let mut parts = vec![(at, e)];
+        for (from, aside) in self.undo.iter().flat_map(|u| &u.displaced) {
+            let to = from + aside.len;
+            let covers = |(a, e): &(u32, Extent)| e.key() == aside.key() && *from < a + e.len && *a < to;
+            for (a, e) in parts.extract_if(.., |p| covers(p)).collect::<Vec<_>>() {
+                if a < *from {
+                    parts.push((a, e.piece(0, from - a)));
+                }
+                if to < a + e.len {
+                    parts.push((to, e.piece(to - a, a + e.len - to)));
+                }
+            }
+        }
+        parts
     }
 
     fn undo_of(&mut self, s: Sequence) -> Option<&mut Undo> {
@@ -405,10 +456,19 @@ impl Shard {
             self.secret = Some((body.secret_view, body.secret));
         }
         self.mark = Some((at.segment, body.released));
+        if s > self.committed {
+            let highest = self.marks.entry(at.segment).or_default();
+            *highest = s.max(*highest);
+        }
         let last = self.tip.name;
         if s == last.sequence && s.0 > 0 && last.hid != h.hid() && s > self.committed {
             // Our last frame was cut, and the one that took its place is lost.
             self.cut(Sequence(s.0 - 1), segs);
+            if self.tip.name.sequence == s {
+                // A mark of the branch that was cut brought us there, and nothing leads back.
+                self.tip = Tip::default();
+                self.tip.name.sequence = Sequence(s.0 - 1);
+            }
         }
         let last = self.tip.name.sequence;
         if s > last {
@@ -505,6 +565,8 @@ impl Shard {
         }
         self.outcome = out;
         self.stale.extend(self.frames.cut(to));
+        // A mark that names a frame of the branch must not outlive the frame that cuts it.
+        self.stale.extend(self.marks.extract_if(.., |_, s| *s > to).map(|(segment, _)| segment));
         self.requests.cut(to);
         self.views.retain(|v| v.0 <= to);
         self.attaches.retain(|a| a.0 <= to);
@@ -527,6 +589,7 @@ impl Shard {
             return;
         }
         self.committed = to;
+        self.marks.retain(|_, s| *s > to);
         while self.undo.front().is_some_and(|u| u.sequence <= to) {
             let u = self.undo.pop_front().expect("just seen");
             for (_, e) in u.displaced {

@@ -1,0 +1,27 @@
+//! Sweeps: generated workloads on devices that lose power at every call, fail at every call, and rot in every sector.
+//!
+//! What runs by default is CI's part. `FREEBS_FULL=1` runs all of it. `FREEBS_SEED=n` runs one workload of a sweep.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod crash;
+mod failing;
+mod live;
+mod memory;
+mod rot;
+mod story;
+
+#[global_allocator]
+static MEMORY: memory::Keeping = memory::Keeping;
+
+/// Whether everything is to be run, and not only CI's part.
+fn full() -> bool {
+    std::env::var("FREEBS_FULL").is_ok_and(|v| v == "1")
+}
+
+/// The seeds of part `part` of `parts` of a sweep over `n` workloads, or the one that was asked for.
+fn seeds(n: u64, part: u64, parts: u64) -> Vec<u64> {
+    let one = std::env::var("FREEBS_SEED").ok().and_then(|s| s.parse::<u64>().ok());
+    (0..n).filter(|s| s % parts == part && one.is_none_or(|o| o == *s)).collect()
+}
