@@ -205,7 +205,8 @@ impl Found<'_> {
                 let at = self.g.segment_bytes as usize - FOOTER;
                 self.damage(DamageKind::Footer, at as u32, FOOTER, false, "the footer of a closed segment is missing");
             }
-            Some(f) if !indexed => {
+            // One that was being written when the node ended is no damage: the node goes on in that segment.
+            Some(f) if !indexed && !known.newest => {
                 let (at, len) = (f.index_at.get(), f.index_len.get() as usize);
                 self.damage(DamageKind::Index, at, len, false, "the index does not match its checksum");
             }
