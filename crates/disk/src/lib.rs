@@ -29,5 +29,5 @@ pub use disk::{Disk, Status};
 pub use freebs_lsvd::{Counters, Event, EventKind, OpenReport, Space};
 pub use freebs_types::{Error, ErrorKind, Result, Version};
 pub use open::{CreateOptions, OpenOptions};
-pub use piece::{PIECE_BYTES_MAX, PIECE_HEADER_BYTES};
+pub use piece::{PIECE_BYTES_MAX, PIECE_HEADER_BYTES, first_version};
 pub use writes::Writes;

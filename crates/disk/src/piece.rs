@@ -168,6 +168,14 @@ fn frame(body: &mut Bytes, wanted: FrameKind) -> Result<Frame> {
     Ok(frame)
 }
 
+/// The version behind which writes begin, as the first piece says.
+pub fn first_version(stream: &[u8]) -> Result<freebs_types::Version> {
+    match Header::read_from_prefix(stream) {
+        Ok((h, _)) if h.magic == MAGIC => Ok(freebs_types::Version(h.since.get())),
+        _ => Err(Error::invalid("these bytes are not writes of a disk")),
+    }
+}
+
 /// Entries of a carry frame with the data of each, checked against their CRCs.
 pub(crate) fn entries(frame: &Frame) -> Result<Vec<(freebs_format::CarryEntry, Bytes)>> {
     let body = CarryBody::decode(frame.head.body(), frame.header().data_blocks())?;
