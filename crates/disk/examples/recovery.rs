@@ -51,7 +51,7 @@ fn run(program: &Path, path: &Path, seconds: u64) {
     let took = begun.elapsed().as_secs_f64();
     let version = disk.version().unwrap().0;
     assert!(version >= told, "version {version} after {told} was durable");
-    println!("{seconds:>8} {:>12} {took:>10.3}", version * BUFFER as u64 >> 20);
+    println!("{seconds:>8} {:>12} {took:>10.3}", (version * BUFFER as u64) >> 20);
     disk.close().unwrap();
     std::fs::remove_file(path).unwrap();
 }

@@ -3,11 +3,12 @@
 use crate::blocks::{Content, Sink, Span, draft};
 use crate::inside::Inside;
 use crate::open::{self, CreateOptions, OpenOptions, fresh_history};
-use crate::shared::{For, Guard, Shared, Step};
+use crate::shared::{Guard, Shared, Step};
 use freebs_format::{ExtentKind, UpdateDraft};
 use freebs_lsvd::{Counters, Event, OpenReport, ReadOut, Space};
 use freebs_types::{BLOCK, BlockRange, Error, Lba, Result, Version, limits};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A disk. Clones are the same disk; the last one to go closes it.
@@ -24,6 +25,8 @@ struct Handle {
     update_bytes: u64,
     /// One stream at a time.
     putting: Mutex<()>,
+    /// As the description has it, to be asked without the lock.
+    is_copy: AtomicBool,
 }
 
 impl Drop for Handle {
@@ -67,12 +70,12 @@ fn close(shared: &Arc<Shared>) -> Result<()> {
     let end = shared.drive(g, |inside| {
         if inside.head.durable() < version {
             inside.wanted = inside.wanted.max(version);
-            return Step::Wait(For::Durable(version));
+            return Step::Change;
         }
         let id = *id.get_or_insert_with(|| inside.spawn(|engine| async move { engine.close().await }));
         match inside.step::<Result<()>>(id) {
             Some(end) => Step::Done(end),
-            None => Step::Wait(For::Change),
+            None => Step::Change,
         }
     });
     shared.stop();
@@ -117,8 +120,10 @@ impl Disk {
     fn start((inside, report): (Inside, OpenReport)) -> Result<Self> {
         let size = inside.description.size;
         let update_bytes = inside.engine.frame_data_max().min(limits::UPDATE_DATA_BYTES_MAX) as u64;
+        let is_copy = AtomicBool::new(inside.description.copy);
         let shared = Shared::start(inside)?;
-        Ok(Self { handle: Arc::new(Handle { shared, size, report, update_bytes, putting: Mutex::new(()) }) })
+        let putting = Mutex::new(());
+        Ok(Self { handle: Arc::new(Handle { shared, size, report, update_bytes, putting, is_copy }) })
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -127,6 +132,9 @@ impl Disk {
 
     pub(crate) fn putting(&self) -> MutexGuard<'_, ()> {
         self.handle.putting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    pub(crate) fn is_now_a_copy(&self) {
+        self.handle.is_copy.store(true, Ordering::Release);
     }
     pub(crate) fn update_bytes(&self) -> u64 {
         self.handle.update_bytes
@@ -261,11 +269,8 @@ impl Disk {
             if let Err(e) = inside.alive() {
                 return Step::Done(Err(e));
             }
-            if inside.head.durable() >= version {
-                return Step::Done(Ok(Version(inside.head.durable())));
-            }
             inside.wanted = inside.wanted.max(version);
-            Step::Wait(For::Durable(version))
+            Step::Durable(version, Version(version))
         })
     }
 
@@ -294,7 +299,9 @@ impl Disk {
         durable: bool,
     ) -> Result<Version> {
         Span::check(offset, len, self.handle.size)?;
-        self.leave_history()?;
+        if self.handle.is_copy.load(Ordering::Acquire) {
+            self.leave_history()?;
+        }
         if len == 0 {
             return if durable { self.fsync() } else { self.version() };
         }
@@ -324,7 +331,7 @@ impl Disk {
         let held = edges.clone();
         self.shared().drive(self.shared().lock(), move |inside| {
             if overlaps(inside, blocks, &[]) {
-                return Step::Wait(For::Change);
+                return Step::Change;
             }
             inside.busy.extend(held.iter().copied());
             Step::Done(Ok(()))
@@ -377,7 +384,7 @@ impl Disk {
                     Ok(false) => {
                         // Room comes when what waits is durable.
                         inside.wanted = inside.wanted.max(inside.head.version());
-                        return Step::Wait(For::Change);
+                        return Step::Change;
                     }
                     Err(e) => return Step::Done(Err(e)),
                 }
@@ -386,10 +393,7 @@ impl Disk {
                 shared.arrived();
             }
             let version = mine.expect("ordered above");
-            if durable && inside.head.durable() < version {
-                return Step::Wait(For::Durable(version));
-            }
-            Step::Done(Ok(Version(version)))
+            if durable { Step::Durable(version, Version(version)) } else { Step::Done(Ok(Version(version))) }
         });
         if !edges.is_empty() {
             self.let_go(edges);
@@ -406,6 +410,7 @@ impl Disk {
             return Ok(());
         }
         (inside.description.copy, inside.description.history) = (false, fresh_history());
+        self.handle.is_copy.store(false, Ordering::Release);
         self.describe(g)
     }
 
@@ -416,7 +421,7 @@ impl Disk {
         let sequence = inside.about.sequence();
         self.shared().drive(g, |inside| match inside.about.durable_sequence() >= sequence {
             true => Step::Done(Ok(())),
-            false => Step::Wait(For::Change),
+            false => Step::Change,
         })
     }
 }
@@ -430,6 +435,9 @@ fn overlaps(inside: &Inside, blocks: BlockRange, own: &[u32]) -> bool {
 fn admit(inside: &Inside, blocks: BlockRange, own: &[u32], expected: Option<u64>, stores: bool) -> Result<bool> {
     inside.alive()?;
     filling(inside)?;
+    if inside.description.copy {
+        return Err(Error::retry("the disk has become a copy while the write was on its way"));
+    }
     if let Some(v) = expected.filter(|v| *v != inside.head.version() + 1) {
         let text = format!("version {v} is not the next one: the disk is at {}", inside.head.version());
         return Err(Error::invalid(text));

@@ -4,7 +4,7 @@
 //! once and never changed. Every start opens a view of its own (rule W2), whose secret is derived from the disk's.
 
 use crate::overlay::Overlay;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use freebs_format::{
     Extent, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, Member, UpdateDraft, ViewBody, hide, token,
 };
@@ -219,7 +219,7 @@ impl Head {
         if self.builder.is_empty() {
             return None;
         }
-        let mut builder = std::mem::take(&mut self.builder);
+        let mut builder = joined(std::mem::take(&mut self.builder));
         let blocks = (builder.data_bytes() / BLOCK) as u32;
         let meta = self.meta(self.packed + 1, blocks);
         let (frame, token) = builder.build(&meta, &self.secret, &self.token);
@@ -241,6 +241,22 @@ impl Head {
             self.durable = p.last_version;
         }
     }
+}
+
+/// The same updates with their data in one run: the digest over many small pieces takes more than twice the time.
+fn joined(builder: FrameBuilder) -> FrameBuilder {
+    if builder.updates().len() < 2 {
+        return builder;
+    }
+    let mut all = BytesMut::with_capacity(builder.data_bytes());
+    builder.updates().iter().flat_map(|u| &u.data).for_each(|d| all.extend_from_slice(d));
+    let mut all = Some(all.freeze()).filter(|d| !d.is_empty());
+    let mut out = FrameBuilder::new();
+    for u in builder.updates() {
+        let data = all.take().into_iter().collect();
+        out.push(UpdateDraft { data, extents: u.extents.clone(), crcs: u.crcs.clone(), ..*u });
+    }
+    out
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::confined::Confined;
 use crate::inside::Inside;
 use freebs_io::linux::{Which, Work};
 use freebs_types::{Error, Result};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -32,28 +32,37 @@ struct Quiet {
 /// A thread that waits for something.
 pub(crate) struct Waiter {
     thread: Thread,
-    rung: AtomicBool,
+    rung: AtomicU8,
 }
 
+const QUIET: u8 = 0;
+/// What it waits for may be there.
+const LOOK: u8 = 1;
+/// Its version is durable: there is nothing to look for.
+const DURABLE: u8 = 2;
+
 thread_local! {
-    static MINE: Arc<Waiter> = Arc::new(Waiter { thread: std::thread::current(), rung: AtomicBool::new(false) });
+    static MINE: Arc<Waiter> = Arc::new(Waiter { thread: std::thread::current(), rung: AtomicU8::new(QUIET) });
 }
 
 impl Waiter {
-    fn ring(&self) {
-        self.rung.store(true, Ordering::Release);
+    fn ring(&self, with: u8) {
+        self.rung.store(with, Ordering::Release);
         self.thread.unpark();
     }
-    fn wait(&self) {
-        while !self.rung.swap(false, Ordering::Acquire) {
-            std::thread::park();
+    fn wait(&self) -> u8 {
+        loop {
+            match self.rung.swap(QUIET, Ordering::Acquire) {
+                QUIET => std::thread::park(),
+                with => return with,
+            }
         }
     }
 }
 
 /// What a waiter waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum For {
+enum For {
     /// This version to be durable.
     Durable(u64),
     /// Anything to change: room, a block that is let go, a ticket.
@@ -63,7 +72,10 @@ pub(crate) enum For {
 /// Whether a wait is over.
 pub(crate) enum Step<T> {
     Done(Result<T>),
-    Wait(For),
+    /// Not before this version is durable; then it is over, with this.
+    Durable(u64, T),
+    /// Not before something changes.
+    Change,
 }
 
 pub(crate) struct State {
@@ -71,7 +83,7 @@ pub(crate) struct State {
     pub inside: Option<Confined<Inside>>,
     waiters: Vec<(For, Arc<Waiter>)>,
     /// To be rung once the lock is left.
-    rings: Vec<Arc<Waiter>>,
+    rings: Vec<(u8, Arc<Waiter>)>,
     /// An append is being performed.
     leading: bool,
     /// The keeper performs appends.
@@ -97,6 +109,10 @@ pub(crate) struct Shared {
 }
 
 pub(crate) type Guard<'a> = MutexGuard<'a, State>;
+
+fn ring(rings: &[(u8, Arc<Waiter>)]) {
+    rings.iter().for_each(|(with, w)| w.ring(*with));
+}
 
 pub(crate) fn closed() -> Error {
     Error::invalid("the disk is closed")
@@ -126,14 +142,13 @@ impl State {
         let rings = &mut self.rings;
         let before = rings.len();
         self.waiters.retain(|(what, w)| {
-            let due = match what {
-                For::Durable(v) => *v <= durable,
-                For::Change => true,
+            let with = match what {
+                For::Durable(v) if *v > durable => return true,
+                For::Durable(_) => DURABLE,
+                For::Change => LOOK,
             };
-            if due {
-                rings.push(w.clone());
-            }
-            !due
+            rings.push((with, w.clone()));
+            false
         });
         self.answered += self.rings.len() - before;
         true
@@ -145,7 +160,7 @@ impl State {
     }
 
     fn ring_all(&mut self) {
-        self.rings.extend(self.waiters.drain(..).map(|(_, w)| w));
+        self.rings.extend(self.waiters.drain(..).map(|(_, w)| (LOOK, w)));
     }
 }
 
@@ -213,7 +228,7 @@ impl Shared {
         if grower {
             self.grower.notify_one();
         }
-        rings.iter().for_each(|w| w.ring());
+        ring(&rings);
     }
 
     /// Performs work without the lock.
@@ -224,7 +239,7 @@ impl Shared {
         if grower {
             self.grower.notify_one();
         }
-        rings.iter().for_each(|w| w.ring());
+        ring(&rings);
         let done = work.perform();
         let mut g = self.lock();
         if let Some(Confined(inside)) = &mut g.inside {
@@ -241,12 +256,18 @@ impl Shared {
                 self.leave(g);
                 return Err(closed());
             };
-            let what = match ready(inside) {
-                Step::Done(end) => {
+            let (what, end) = match ready(inside) {
+                Step::Done(end) => (For::Change, Some(end)),
+                Step::Durable(v, end) if inside.head.durable() >= v => (For::Change, Some(Ok(end))),
+                Step::Durable(v, end) => (For::Durable(v), Some(Ok(end))),
+                Step::Change => (For::Change, None),
+            };
+            let end = match (what, end) {
+                (For::Change, Some(end)) => {
                     self.end_wait(g);
                     return end;
                 }
-                Step::Wait(what) => what,
+                (_, end) => end,
             };
             if let Err(e) = inside.alive() {
                 self.leave(g);
@@ -271,7 +292,11 @@ impl Shared {
             let me = MINE.with(Arc::clone);
             g.waiters.push((what, me.clone()));
             self.leave(g);
-            me.wait();
+            if me.wait() == DURABLE
+                && let Some(end) = end
+            {
+                return end;
+            }
             g = self.lock();
         }
     }
@@ -341,7 +366,7 @@ impl Shared {
         if answered > 1 {
             let rings = std::mem::take(&mut g.rings);
             drop(g);
-            rings.iter().for_each(|w| w.ring());
+            ring(&rings);
             self.gather(answered);
             g = self.lock();
         }
@@ -356,7 +381,7 @@ impl Shared {
         let rings = std::mem::take(&mut g.rings);
         if !rings.is_empty() {
             drop(g);
-            rings.iter().for_each(|w| w.ring());
+            ring(&rings);
             return self.lock();
         }
         if g.wants_space() {

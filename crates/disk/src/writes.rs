@@ -11,7 +11,7 @@ use crate::disk::Disk;
 use crate::inside::Inside;
 use crate::open::CONTENT;
 use crate::piece::{Kind, Piece, entries, join};
-use crate::shared::{For, Step};
+use crate::shared::Step;
 use bytes::Bytes;
 use freebs_format::{
     CarryBody, CarryEntry, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, UpdateDraft, UpdateKind,
@@ -240,6 +240,7 @@ impl Disk {
             return Err(Error::invalid("the writes are of another history than this disk"));
         }
         (d.history, d.copy) = (piece.history, true);
+        self.is_now_a_copy();
         self.describe(g)
     }
 
@@ -289,7 +290,7 @@ impl Disk {
             }
             if !inside.has_room() || !inside.busy.is_empty() {
                 inside.wanted = inside.wanted.max(inside.head.version());
-                return Step::Wait(For::Change);
+                return Step::Change;
             }
             if let Some(d) = draft.take() {
                 inside.order(d, false);
@@ -377,7 +378,7 @@ impl Disk {
         inside.engine.append(Record::Carry { shard: inside.shard(), body, data, ticket });
         self.shared().drive(g, |inside| match inside.tickets_done.remove(&ticket) {
             true => Step::Done(Ok(())),
-            false => Step::Wait(For::Change),
+            false => Step::Change,
         })
     }
 
@@ -395,7 +396,7 @@ impl Disk {
         inside.engine.append(Record::Frame(frame));
         self.shared().drive(g, |inside: &mut Inside| match inside.head.durable_sequence() >= sequence {
             true => Step::Done(Ok(())),
-            false => Step::Wait(For::Change),
+            false => Step::Change,
         })
     }
 
