@@ -1,12 +1,13 @@
 //! The handle on a disk: FreEBS's figure 5 as a safe interface, for any number of threads.
 
+use crate::ahead::{Run, runs};
 use crate::blocks::{Content, Sink, Span, draft};
 use crate::inside::Inside;
 use crate::open::{self, CreateOptions, OpenOptions, fresh_history};
 use crate::shared::{Guard, Shared, Step};
-use freebs_format::{ExtentKind, UpdateDraft};
-use freebs_lsvd::{Counters, Event, OpenReport, ReadOut, Space};
-use freebs_types::{BLOCK, BlockRange, Error, Lba, Result, Version, limits};
+use freebs_format::UpdateDraft;
+use freebs_lsvd::{Counters, Event, OpenReport, Space};
+use freebs_types::{BLOCK, BlockRange, Error, Result, Version, limits};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -207,27 +208,61 @@ impl Disk {
 
     fn read_span(&self, mut sink: Sink<'_>, version: Option<u64>) -> Result<()> {
         let range = sink.span.blocks();
-        let mut g = self.shared().lock();
-        let inside = g.inside()?;
-        filling(inside)?;
-        check_version(inside, version)?;
-        let over = inside.head.overlay.over(range);
-        let covered: u32 = over.iter().map(|(_, n, _)| n).sum();
-        if covered < range.len {
-            let shard = inside.shard();
-            // The engine plans the read at the first poll, in this hold of the lock: one version.
-            let out = self.shared().run(g, move |engine| async move { engine.read(shard, range).await })??;
-            fill(&mut sink, range, &out);
-        } else {
-            drop(g);
-        }
-        for (lba, blocks, data) in over {
+        let mut may_ahead = true;
+        let (under, over) = loop {
+            let mut g = self.shared().lock();
+            let inside = g.inside()?;
+            filling(inside)?;
+            check_version(inside, version)?;
+            let over = inside.head.overlay.over(range);
+            let covered: u32 = over.iter().map(|(_, n, _)| n).sum();
+            if covered == range.len {
+                break (Vec::new(), over);
+            }
+            if let Some(runs) = inside.ahead.get(range) {
+                break (runs, over);
+            }
+            match self.read_medium(g, range, may_ahead)? {
+                Some(runs) => break (runs, over),
+                // What is wrong lies ahead, where nobody has asked for it.
+                None => may_ahead = false,
+            }
+        };
+        for (lba, blocks, data) in under.into_iter().chain(over) {
             match data {
                 Some(d) => sink.put(lba, &d),
                 None => sink.zero(lba, blocks),
             }
         }
         Ok(())
+    }
+
+    /// Reads from the log, and perhaps ahead. None if only reading ahead made it fail.
+    fn read_medium(&self, mut g: Guard<'_>, range: BlockRange, may_ahead: bool) -> Result<Option<Vec<Run>>> {
+        let shared = self.shared();
+        let inside = g.inside()?;
+        let (shard, changes) = (inside.shard(), inside.ahead.changes());
+        let mut window = range;
+        if may_ahead {
+            window = inside.ahead.plan(range, self.handle.size.div_ceil(BLOCK as u64) as u32);
+        }
+        if window != range && !inside.head.overlay.over(window).is_empty() {
+            window = range;
+        }
+        // The engine plans the read at the first poll, in this hold of the lock: one version.
+        let out = match shared.run(g, move |engine| async move { engine.read(shard, window).await })? {
+            Ok(out) => out,
+            Err(_) if window != range => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let list = runs(window, &out);
+        if window != range
+            && let Ok(inside) = shared.lock().inside()
+            && inside.ahead.changes() == changes
+        {
+            inside.ahead.keep(range, window, &list);
+        }
+        Ok(Some(list))
     }
 
     /// Writes; returns when the bytes have their version and later reads see them. They are durable after the next
@@ -456,28 +491,5 @@ fn check_version(inside: &Inside, version: Option<u64>) -> Result<()> {
             false => format!("version {v} is not held any more: the disk is at {now}, and keeps no older versions"),
         })),
         _ => Ok(()),
-    }
-}
-
-/// Puts what the engine has read into the caller's buffer.
-fn fill(sink: &mut Sink<'_>, range: BlockRange, out: &ReadOut) {
-    let mut at = range.start;
-    let mut data = out.data.iter();
-    let mut rest = bytes::Bytes::new();
-    for p in &out.pieces {
-        if p.kind != ExtentKind::Data {
-            sink.zero(at.0, p.blocks);
-            at = at.plus(p.blocks);
-            continue;
-        }
-        let end = at.plus(p.blocks);
-        while at < end {
-            if rest.is_empty() {
-                rest = data.next().cloned().expect("as many blocks as the pieces name");
-            }
-            let n = rest.len().min((end.0 - at.0) as usize * BLOCK);
-            sink.put(at.0, &rest.split_to(n));
-            at = Lba(at.0 + (n / BLOCK) as u32);
-        }
     }
 }

@@ -3,6 +3,7 @@
 //! Invariants: nothing here blocks or makes a system call; what the medium has to do is taken out as `Work` and
 //! performed without the lock. What is settled is durable.
 
+use crate::ahead::Ahead;
 use crate::confined::{Confined, Task};
 use crate::description::Description;
 use crate::head::Head;
@@ -40,6 +41,7 @@ pub(crate) struct Inside {
     writer: Task<Result<()>>,
     heard: Rc<Heard>,
     pub head: Head,
+    pub ahead: Ahead,
     pub about: Head,
     pub description: Description,
     pub failed: Option<Error>,
@@ -79,6 +81,7 @@ impl Inside {
             writer: Task::new(async move { runner.run().await }),
             heard,
             head,
+            ahead: Ahead::default(),
             about,
             description,
             failed: None,
@@ -184,6 +187,7 @@ impl Inside {
 
     /// Orders an update. Gives its version.
     pub fn order(&mut self, draft: UpdateDraft, awaited: bool) -> u64 {
+        draft.extents.iter().for_each(|e| self.ahead.written(e.range));
         self.unattended |= !awaited && !self.head.has_unpacked();
         if let Some(full) = self.head.push(draft) {
             self.engine.append(Record::Frame(full));

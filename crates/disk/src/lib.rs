@@ -5,13 +5,14 @@
 //!
 //! The rooms: `disk` is what callers see; `shared` has the lock and decides who moves things on; `inside` is what
 //! lies behind the lock: the `head` orders updates and packs frames, the engine keeps them, `overlay` has what is not
-//! durable yet; `blocks` turns bytes into updates; `open` and `description` make and find disks; `writes` passes
+//! durable yet, `ahead` reads ahead; `blocks` turns bytes into updates; `open` and `description` make and find disks; `writes` passes
 //! them from one disk to another.
 //!
 //! This crate is an edge: it has threads, a clock and a file.
 #![cfg(target_os = "linux")]
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "an edge crate: threads, clock, files")]
 
+mod ahead;
 mod blocks;
 mod confined;
 mod description;

@@ -374,6 +374,7 @@ impl Disk {
                 offset += e.range.len;
             }
         }
+        body.entries.iter().for_each(|e| inside.ahead.written(e.range));
         let ticket = inside.ticket();
         inside.engine.append(Record::Carry { shard: inside.shard(), body, data, ticket });
         self.shared().drive(g, |inside| match inside.tickets_done.remove(&ticket) {

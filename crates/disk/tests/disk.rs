@@ -64,6 +64,19 @@ fn step(rng: &mut Rng, disk: &Disk, model: &mut [u8], version: &mut u64) {
     assert_eq!(disk.version().unwrap().0, *version);
 }
 
+/// Reads all of it in small pieces, with writes in between, ahead of the reader and behind it.
+fn sweep(rng: &mut Rng, disk: &Disk, model: &mut [u8], version: &mut u64) {
+    const PIECE: usize = 40 << 10;
+    let mut got = vec![0; PIECE];
+    for at in (0..model.len() / PIECE).map(|i| i * PIECE) {
+        disk.read(&mut got, at as u64).unwrap();
+        assert!(got == model[at..at + PIECE], "sequential read at {at}");
+        if rng.chance(8) {
+            step(rng, disk, model, version);
+        }
+    }
+}
+
 fn life(path: &Path, seed: u64) {
     let mut rng = Rng::new(seed);
     let size = 6 * MIB + if seed.is_multiple_of(2) { 1536 } else { 0 };
@@ -73,6 +86,7 @@ fn life(path: &Path, seed: u64) {
         for _ in 0..120 {
             step(&mut rng, &disk, &mut model, &mut version);
         }
+        sweep(&mut rng, &disk, &mut model, &mut version);
         assert!(all(&disk) == model);
         if rng.chance(50) {
             disk.close().unwrap();
