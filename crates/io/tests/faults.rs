@@ -107,7 +107,7 @@ fn a_durable_write_is_not_undone_by_an_older_cached_one() {
 #[test]
 fn growth_under_way_may_be_lost_and_growth_that_returned_is_not() {
     let d = device(2);
-    d.pace(3);
+    d.pace(3, 3);
     let lengths: std::rc::Rc<std::cell::RefCell<BTreeSet<u64>>> = std::rc::Rc::default();
     let seen = lengths.clone();
     d.on_call(move |_, cut| {
@@ -195,7 +195,7 @@ fn a_failed_sync_poisons_what_is_under_way_and_no_space_heals() {
     assert_eq!(run(d.set_len(4096)).unwrap_err().kind, ErrorKind::NoSpace);
     assert_eq!(d.len(), 1024);
     run(d.set_len(4096)).unwrap();
-    d.inner().pace(1);
+    d.inner().pace(1, 3);
     d.plan(Call::Sync, 0, Failure::Io);
     d.plan(Call::Write, 0, Failure::Slow);
     let mut slow = pin!(d.write(0, filled(1, 1), Durability::Durable));

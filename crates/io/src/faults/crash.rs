@@ -120,7 +120,7 @@ struct State {
     /// Not returned.
     flying: Vec<Unsynced>,
     calls: u64,
-    pace: Option<Luck>,
+    pace: Option<(Luck, u64)>,
     stop_at: u64,
     lie: Option<Lie>,
     hook: Option<Hook>,
@@ -213,9 +213,9 @@ impl CrashDevice {
         })))
     }
 
-    /// From now on each call takes none to three turns, by seed, so that calls overlap.
-    pub fn pace(&self, seed: u64) {
-        self.0.borrow_mut().pace = Some(Luck::new(seed));
+    /// From now on each call takes up to `most` turns (polls of its future), by seed, so that calls overlap.
+    pub fn pace(&self, seed: u64, most: u64) {
+        self.0.borrow_mut().pace = Some((Luck::new(seed), most));
     }
 
     /// From now on it breaks a promise.
@@ -259,7 +259,7 @@ impl CrashDevice {
         Self::of(s.seen.clone(), s.sector, s.limit)
     }
 
-    /// The process that used the device is gone, the power is not: what was under way is done, in part or not at
+    /// The process that used the device is gone (at once, or having closed it), the power is not: what was under way is done, in part or not at
     /// all, by seed, and whatever was cached still is.
     pub fn kill(&self, seed: u64) {
         let mut s = self.0.borrow_mut();
@@ -279,7 +279,7 @@ impl CrashDevice {
     }
 
     async fn turns(&self) {
-        let n = self.0.borrow_mut().pace.as_mut().map_or(0, |luck| luck.below(4));
+        let n = self.0.borrow_mut().pace.as_mut().map_or(0, |(luck, most)| luck.below(*most + 1));
         for _ in 0..n {
             turn().await;
         }
@@ -312,6 +312,9 @@ impl CrashDevice {
         let u = s.flying.remove(i);
         u.apply(&mut s.seen, s.sector, |_| true);
         if durable {
+            if matches!(u.change, Change::Len { .. }) {
+                s.cached.retain(|older| !matches!(older.change, Change::Len { .. }));
+            }
             u.apply(&mut s.stable, s.sector, |_| true);
             for older in &mut s.cached {
                 older.hide(u.at, u.bytes(), s.sector);

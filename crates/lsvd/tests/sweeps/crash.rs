@@ -6,7 +6,7 @@
 use crate::common::{Rng, local, shape};
 use crate::live::{Book, Live, Verdict};
 use crate::story::Story;
-use crate::{full, seeds};
+use crate::{TURNS, full, seeds};
 use freebs_io::faults::{CrashDevice, Lie, PowerCut, Survives};
 use freebs_lsvd::{Counters, Engine};
 use std::cell::RefCell;
@@ -14,7 +14,7 @@ use std::rc::Rc;
 
 const SECTOR: usize = 512;
 const SHARDS: u64 = 3;
-const SEGMENTS: u64 = 10;
+const SEGMENTS: u64 = 14;
 
 /// A power cut, and what was promised and sent by then.
 struct Moment {
@@ -57,7 +57,7 @@ async fn workload(seed: u64, lie: Option<Lie>, tally: &mut Tally) -> Verdict<Vec
     let mut rng = Rng::new(seed);
     let device = CrashDevice::new(SECTOR, 1 << 27);
     Engine::create(device.clone(), &shape(SEGMENTS)).await.map_err(|e| e.to_string())?;
-    device.pace(seed);
+    device.pace(seed, TURNS);
     let book = Book::new(SHARDS);
     if let Some(lie) = lie {
         device.lie(lie);
@@ -68,7 +68,7 @@ async fn workload(seed: u64, lie: Option<Lie>, tally: &mut Tally) -> Verdict<Vec
         let mut live = Live::open(device.clone(), book.clone()).await.map_err(|e| format!("open: {e}"))?;
         live.take_stock(|| false).await.map_err(|e| format!("restart {phase}: {e}"))?;
         live.start();
-        live.play(&mut rng, 160 / phases, || false).await?;
+        live.play(&mut rng, 240 / phases, || false).await?;
         tally.count(live.engine.counters());
         live.sound()?;
         if phase + 1 == phases || rng.chance(50) {
@@ -76,8 +76,9 @@ async fn workload(seed: u64, lie: Option<Lie>, tally: &mut Tally) -> Verdict<Vec
             live.close().await?;
         } else {
             live.kill().await;
-            device.kill(rng.next());
         }
+        // A growth may be under way even after a close.
+        device.kill(rng.next());
     }
     tally.workloads += 1;
     Ok(moments.take())
@@ -88,7 +89,7 @@ async fn recover(m: &Moment, survives: Survives, rng: &mut Rng, tally: &mut Tall
     let device = m.cut.image(survives);
     let book = Book::with(m.stories.clone());
     let moments = rng.chance(4).then(|| {
-        device.pace(rng.next());
+        device.pace(rng.next(), TURNS);
         watch(&device, &book)
     });
     let mut live = Live::open(device.clone(), book.clone()).await.map_err(|e| format!("open: {e}"))?;
@@ -105,6 +106,7 @@ async fn recover(m: &Moment, survives: Survives, rng: &mut Rng, tally: &mut Tall
     live.settle().await?;
     live.sound()?;
     live.close().await?;
+    device.kill(rng.next());
     let again = Live::open(device, book).await.map_err(|e| format!("open once more: {e}"))?;
     again.take_stock(|| false).await.map_err(|e| format!("once more: {e}"))?;
     let Some(moments) = moments else { return Ok(()) };
@@ -182,7 +184,7 @@ fn every_cut_of_odd_workloads_recovers() {
 /// where a process was killed in the middle of a write and the power went after its restart.)
 #[test]
 fn a_device_that_lies_is_found_out() {
-    for (lie, among) in [(Lie::Durable, 3), (Lie::Length, 3), (Lie::Sync, 60)] {
+    for (lie, among) in [(Lie::Durable, 3), (Lie::Length, 3), (Lie::Sync, 20)] {
         let mut found = 0;
         for seed in 0..among {
             local(async {

@@ -6,7 +6,7 @@
 use crate::common::{Op, Rng, local, shape};
 use crate::live::{Book, Live, Verdict};
 use crate::story::{BLOCKS, Story};
-use crate::{full, seeds};
+use crate::{TURNS, full, seeds};
 use freebs_io::Device;
 use freebs_io::faults::{Call, CrashDevice, Failure, FaultDevice, Lie, Survives};
 use freebs_lsvd::Engine;
@@ -77,12 +77,16 @@ async fn run(seed: u64, device: &Faulty, book: &Rc<Book>, plan: Option<Plan>, ta
     for phase in 0..2 {
         match start(seed, device, book, phase, &mut rng, plan, tally).await {
             Ok(true) => {}
-            Ok(false) => break,
+            Ok(false) => {
+                device.inner().kill(rng.next());
+                break;
+            }
             Err(e) => {
                 done = Err(format!("start {phase}: {e}"));
                 break;
             }
         }
+        device.inner().kill(rng.next());
     }
     releaser.abort();
     let _ = releaser.await;
@@ -215,7 +219,7 @@ async fn afterwards(seed: u64, device: &Faulty, book: &Rc<Book>, damaged: bool) 
 }
 
 async fn sweep_one(seed: u64, device: CrashDevice, plan: Option<Plan>, tally: &mut Tally) -> Verdict<[u64; 4]> {
-    device.pace(seed);
+    device.pace(seed, TURNS);
     let device = FaultDevice::new(device);
     let book = Book::new(SHARDS);
     let damaged = tally.damaged;
@@ -233,7 +237,7 @@ async fn sweep(seed: u64, tally: &mut Tally) -> Verdict {
     let counts = sweep_one(seed, empty.copy(), None, tally).await?;
     tally.workloads += 1;
     // In CI each workload takes its part of the calls, a different one for each.
-    let step = if full() { 1 } else { 3 };
+    let step = if full() { 1 } else { 4 };
     for (call, count) in Call::ALL.into_iter().zip(counts) {
         let step = if count < 8 { 1 } else { step };
         for n in (seed % step..count).step_by(step as usize) {
@@ -287,7 +291,7 @@ fn no_space_heals_without_a_restart() {
         local(async move {
             let device = CrashDevice::new(SECTOR, 1 << 27);
             Engine::create(device.clone(), &shape(40)).await.unwrap();
-            device.pace(seed);
+            device.pace(seed, TURNS);
             let book = Book::new(SHARDS);
             let mut live = Live::open(device.clone(), book).await.unwrap();
             live.start();
@@ -303,11 +307,9 @@ fn no_space_heals_without_a_restart() {
                 if short(&live) {
                     break;
                 }
-                let mut stories = live.book.stories.borrow_mut();
-                let story = &mut stories[rng.below(SHARDS) as usize];
-                let frame = story.write(&[Op::random(&mut rng, BLOCKS), Op::random(&mut rng, BLOCKS)]);
+                let ops = [Op::random(&mut rng, BLOCKS), Op::random(&mut rng, BLOCKS)];
+                let frame = live.book.stories.borrow_mut()[rng.below(SHARDS) as usize].write(&ops);
                 live.engine.append(freebs_lsvd::Record::Frame(frame));
-                drop(stories);
                 live.settle().await.unwrap();
             }
             assert!(short(&live) && !live.has_failed(), "seed {seed}: {:?}", live.engine.space());

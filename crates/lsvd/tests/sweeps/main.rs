@@ -15,6 +15,10 @@ mod story;
 #[global_allocator]
 static MEMORY: memory::Keeping = memory::Keeping;
 
+/// Turns that a call to a device takes at most: long enough for the workload to go on meanwhile, so that appends gather
+/// and a kill finds something under way.
+const TURNS: u64 = 400;
+
 /// Whether everything is to be run, and not only CI's part.
 fn full() -> bool {
     std::env::var("FREEBS_FULL").is_ok_and(|v| v == "1")
