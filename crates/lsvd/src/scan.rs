@@ -66,8 +66,10 @@ pub(crate) struct Found {
 }
 
 impl Found {
+    /// Frames may all be readable and yet not those of this append: sectors of one that tore at the same place before,
+    /// and was taken off, can lie between its own. Only the checksum over all heads tells.
     pub fn is_whole(&self) -> bool {
-        self.lost == 0 && self.bad_data.is_none()
+        self.lost == 0 && self.heads_match && self.bad_data.is_none()
     }
     pub fn number(&self) -> u64 {
         self.header.number.get()
@@ -118,7 +120,7 @@ impl Scan {
 
     /// Whether nothing between the first append and the last one is missing or damaged.
     pub fn is_whole(&self) -> bool {
-        self.missing.is_empty() && self.appends.iter().all(|a| a.is_whole() && a.heads_match)
+        self.missing.is_empty() && self.appends.iter().all(Found::is_whole)
     }
 }
 
