@@ -25,7 +25,6 @@ mod requests;
 mod scan;
 mod segments;
 mod shard;
-mod since;
 mod superblock;
 pub mod tool;
 
