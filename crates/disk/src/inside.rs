@@ -60,6 +60,8 @@ pub(crate) struct Inside {
     pub busy: BTreeSet<u32>,
     /// From where on frames are kept, by who reads them.
     keeps: BTreeMap<u64, Sequence>,
+    /// Of which version's map the blocks up to where were put since the disk was opened.
+    pub filled: Option<(u64, u32)>,
     window: usize,
 }
 
@@ -94,6 +96,7 @@ impl Inside {
             unattended: false,
             busy: BTreeSet::new(),
             keeps: BTreeMap::new(),
+            filled: None,
             window,
         }
     }

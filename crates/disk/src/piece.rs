@@ -38,7 +38,9 @@ struct Header {
     body_len: U32,
     frames: U32,
     body_crc: U32,
-    reserved: [u8; 48],
+    from: U32,
+    next: U32,
+    reserved: [u8; 40],
     crc: U32,
 }
 const _: () = assert!(size_of::<Header>() == PIECE_HEADER_BYTES);
@@ -48,10 +50,10 @@ const _: () = assert!(size_of::<Header>() == PIECE_HEADER_BYTES);
 pub(crate) enum Kind {
     /// Updates behind `since`, up to `to`.
     Frames,
-    /// A part of the map: entries behind `since`; more follow.
-    Map,
+    /// A part of the map: all entries behind `since` of the blocks from `from` up to `next`; more follow.
+    Map { from: u32, next: u32 },
     /// The last part: with it the content is that of `to`, but for blocks that were written up to `settled`.
-    MapEnd { settled: u64 },
+    MapEnd { from: u32, settled: u64 },
 }
 
 #[derive(Clone, Debug)]
@@ -79,10 +81,10 @@ impl Piece {
             f.data.iter().for_each(|d| out.extend_from_slice(d));
         }
         assert!(out.len() <= PIECE_BYTES_MAX, "pieces are made below their maximum");
-        let (kind, settled) = match self.kind {
-            Kind::Frames => (FRAMES, 0),
-            Kind::Map => (MAP, 0),
-            Kind::MapEnd { settled } => (MAP_END, settled),
+        let (kind, from, next, settled) = match self.kind {
+            Kind::Frames => (FRAMES, 0, 0, 0),
+            Kind::Map { from, next } => (MAP, from, next, 0),
+            Kind::MapEnd { from, settled } => (MAP_END, from, 0, settled),
         };
         let mut h = Header {
             magic: MAGIC,
@@ -98,7 +100,9 @@ impl Piece {
             body_len: (body as u32).into(),
             frames: (self.frames.len() as u32).into(),
             body_crc: crc32c(&out[PIECE_HEADER_BYTES..]).into(),
-            reserved: [0; 48],
+            from: from.into(),
+            next: next.into(),
+            reserved: [0; 40],
             crc: 0.into(),
         };
         h.crc = crc32c(&h.as_bytes()[..PIECE_HEADER_BYTES - 4]).into();
@@ -131,10 +135,11 @@ impl Piece {
         if crc32c(body) != h.body_crc.get() {
             return Err(corrupt("the body does not match its checksum"));
         }
+        let (from, next) = (h.from.get(), h.next.get());
         let kind = match h.kind {
             FRAMES => Kind::Frames,
-            MAP => Kind::Map,
-            MAP_END if h.settled.get() >= h.to.get() => Kind::MapEnd { settled: h.settled.get() },
+            MAP if from <= next => Kind::Map { from, next },
+            MAP_END if h.settled.get() >= h.to.get() => Kind::MapEnd { from, settled: h.settled.get() },
             _ => return Err(corrupt("an unknown kind of piece")),
         };
         let wanted = if kind == Kind::Frames { FrameKind::Data } else { FrameKind::Carry };

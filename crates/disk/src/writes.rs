@@ -3,13 +3,15 @@
 //! As long as the log has the frames since that version, they are sent as they are. Else the map is sent: all entries
 //! above the version, then the frames that were written meanwhile (rule E3).
 //!
-//! Invariants: only what is durable is sent. A disk that takes a map says so in its description before the first
-//! entry, and serves nothing until its content is that of one version again. Applying anything twice changes nothing.
+//! Invariants: only what is durable is sent. Before a disk takes an entry of the map, its description says how far the
+//! content reaches with it, and nothing is served below that version: the newer entries may have come from a transfer
+//! that broke off, or from another disk of the history. A version is reached by a map only with all its pieces.
+//! Applying anything twice changes nothing.
 
 use crate::blocks::Span;
 use crate::disk::Disk;
 use crate::inside::Inside;
-use crate::open::CONTENT;
+use crate::open::{CONTENT, CreateOptions};
 use crate::piece::{Kind, Piece, entries, join};
 use crate::shared::Step;
 use bytes::Bytes;
@@ -25,8 +27,8 @@ use std::path::Path;
 
 /// Bytes of data that a piece aims at; one frame may be larger.
 const PIECE_DATA_BYTES: usize = 4 << 20;
-/// A version that no disk reaches: how far a map leads is not known before its end.
-const FAR: u64 = 1 << 62;
+/// Versions lie below this.
+const VERSIONS_MAX: u64 = 1 << 62;
 
 enum Phase {
     Frames(Sequence),
@@ -42,6 +44,9 @@ pub struct Writes {
     since: u64,
     /// The version that the stream leads to, at least.
     until: u64,
+    /// Whoever takes the stream has nothing at all, so trims say nothing. A disk at version 0 may have blocks of a
+    /// transfer that broke off.
+    to_nothing: bool,
     phase: Phase,
 }
 
@@ -108,10 +113,10 @@ impl Writes {
         match next {
             Some(next) => {
                 self.phase = Phase::Map { at: next, placed, to, to_sequence };
-                self.piece(Kind::Map, to, vec![frame])
+                self.piece(Kind::Map { from: at.0, next: next.0 }, to, vec![frame])
             }
             None => {
-                let piece = self.piece(Kind::MapEnd { settled }, to, vec![frame])?;
+                let piece = self.piece(Kind::MapEnd { from: at.0, settled }, to, vec![frame])?;
                 (self.since, self.until) = (to, settled);
                 self.phase = Phase::Frames(to_sequence.next());
                 Ok(piece)
@@ -119,13 +124,13 @@ impl Writes {
         }
     }
 
-    /// The entries above the version, with their data. To an empty disk trims say nothing.
+    /// The entries above the version, with their data.
     fn above(&self, body: CarryBody, data: &Bytes) -> (CarryBody, Vec<Bytes>) {
         let (mut at, mut out, mut parts) = (0, CarryBody::default(), Vec::new());
         for e in body.entries {
             let bytes = data.slice(at..at + e.crcs.len() * BLOCK);
             at += bytes.len();
-            if e.version.0 > self.since && !(self.since == 0 && e.kind == ExtentKind::Trim) {
+            if e.version.0 > self.since && !(self.to_nothing && e.kind == ExtentKind::Trim) {
                 out.entries.push(e);
                 parts.extend(Some(bytes).filter(|b| !b.is_empty()));
             }
@@ -156,7 +161,8 @@ impl Disk {
         self.writes(since, false)
     }
 
-    fn writes(&self, since: Version, by_map: bool) -> Result<Writes> {
+    /// `to_nothing`: for a disk that has just been made, by the map in any case.
+    fn writes(&self, since: Version, to_nothing: bool) -> Result<Writes> {
         let until = self.fsync()?.0;
         if since.0 > until {
             return Err(Error::invalid(format!("version {since} does not exist yet: the disk is at {until}")));
@@ -171,13 +177,13 @@ impl Disk {
         let (to, to_sequence) = (inside.head.durable(), inside.head.durable_sequence());
         // Until it is known where to begin, nothing is given up.
         inside.keep(id, Some(Sequence(1)));
-        let mut writes = Writes { disk: self.clone(), id, since: since.0, until: to, phase: Phase::End };
+        let mut writes = Writes { disk: self.clone(), id, since: since.0, until: to, to_nothing, phase: Phase::End };
         if since.0 == to {
             shared.leave(g);
             return Ok(writes);
         }
         let mut begin = None;
-        if !by_map && since.0 >= base {
+        if !to_nothing && since.0 >= base {
             begin = shared.run(g, move |engine| async move { engine.frame_behind(CONTENT, since).await })??;
         } else {
             shared.leave(g);
@@ -212,7 +218,11 @@ impl Disk {
             self.fits(&piece)?;
             match piece.kind {
                 Kind::Frames => self.put_frames(&piece)?,
-                Kind::Map | Kind::MapEnd { .. } => self.put_map(&piece)?,
+                Kind::Map { from, next } => self.put_map(&piece, from, next)?,
+                Kind::MapEnd { from, settled } => {
+                    self.put_map(&piece, from, u32::MAX)?;
+                    self.end_map(&piece, settled)?;
+                }
             }
         }
         self.version()
@@ -257,7 +267,7 @@ impl Disk {
                     expected += 1;
                 }
                 let draft = again(&u, &data, self.size())?;
-                self.put_update(draft, u.version.0)?;
+                self.put_update(draft, u.version.0, piece)?;
             }
         }
         if expected != piece.to + 1 {
@@ -267,7 +277,7 @@ impl Disk {
     }
 
     /// Orders an update under the version that it has elsewhere; one that is here already is left out.
-    fn put_update(&self, draft: UpdateDraft, version: u64) -> Result<()> {
+    fn put_update(&self, draft: UpdateDraft, version: u64, piece: &Piece) -> Result<()> {
         if draft.data_bytes() as u64 > self.update_bytes() {
             return Err(Error::invalid("an update is larger than a segment of this disk takes"));
         }
@@ -275,10 +285,11 @@ impl Disk {
         let mut draft = Some(draft);
         self.shared().drive(self.shared().lock(), |inside| {
             let next = inside.head.version() + 1;
-            if version < next {
-                return Step::Done(Ok(()));
+            let fit = inside.alive().and_then(|()| follows(inside, piece));
+            if version < next || fit.is_err() {
+                return Step::Done(fit);
             }
-            let fit = inside.alive().and_then(|()| match stores {
+            let fit = fit.and_then(|()| match stores {
                 true => inside.check_space(),
                 false => Ok(()),
             });
@@ -299,14 +310,16 @@ impl Disk {
         })
     }
 
-    fn put_map(&self, piece: &Piece) -> Result<()> {
+    /// Takes the entries of the blocks from `from` up to `next`.
+    fn put_map(&self, piece: &Piece, from: u32, next: u32) -> Result<()> {
         let mut parsed = Vec::new();
         for frame in &piece.frames {
             parsed.extend(entries(frame)?);
         }
         let blocks = self.size().div_ceil(BLOCK as u64);
-        if parsed.iter().any(|(e, _)| e.range.end() > blocks || e.version.0 >= FAR) {
-            return Err(Error::corrupt("carried entries outside the disk"));
+        let outside = |e: &CarryEntry| e.range.end() > blocks || e.range.start.0 < from || e.range.end() > next.into();
+        if parsed.iter().any(|(e, _)| outside(e) || e.version.0 >= VERSIONS_MAX) {
+            return Err(Error::corrupt("carried entries outside the blocks that the piece names"));
         }
         if piece.to <= self.version()?.0 {
             return Ok(());
@@ -315,9 +328,15 @@ impl Disk {
         self.fsync()?;
         let mut g = self.shared().lock();
         let inside = g.inside()?;
+        follows(inside, piece)?;
         inside.check_space()?;
-        if inside.description.filling_to < FAR {
-            inside.description.filling_to = FAR;
+        let known = inside.filled.filter(|(to, _)| *to == piece.to).map_or(0, |(_, next)| next);
+        if from > known {
+            return Err(Error::invalid("pieces of the map are missing before this one; begin again"));
+        }
+        let highest = parsed.iter().map(|(e, _)| e.version.0).max().unwrap_or(0).max(piece.to);
+        if inside.description.filling_to < highest {
+            inside.description.filling_to = highest;
             self.describe(g)?;
         } else {
             drop(g);
@@ -325,9 +344,7 @@ impl Disk {
         for (body, data) in self.split(parsed) {
             self.carry(body, data)?;
         }
-        if let Kind::MapEnd { settled } = piece.kind {
-            self.end_map(piece.to, settled)?;
-        }
+        self.shared().lock().inside()?.filled = Some((piece.to, next.max(known)));
         Ok(())
     }
 
@@ -384,10 +401,16 @@ impl Disk {
     }
 
     /// The map is whole: the disk's version jumps, by a view of its own.
-    fn end_map(&self, to: u64, settled: u64) -> Result<()> {
+    fn end_map(&self, piece: &Piece, settled: u64) -> Result<()> {
+        let to = piece.to;
         let mut g = self.shared().lock();
         let inside = g.inside()?;
-        (inside.description.base, inside.description.filling_to) = (to, settled);
+        if to <= inside.head.version() {
+            return Ok(());
+        }
+        // An entry that came before may be newer than all that this map has.
+        (inside.description.base, inside.description.filling_to) = (to, settled.max(inside.description.filling_to));
+        inside.filled = None;
         self.describe(g)?;
         let mut g = self.shared().lock();
         let inside = g.inside()?;
@@ -401,11 +424,23 @@ impl Disk {
         })
     }
 
+    /// How this disk was made.
+    fn shape(&self) -> Result<CreateOptions> {
+        let mut g = self.shared().lock();
+        let inside = g.inside()?;
+        let sb = inside.engine.superblock();
+        Ok(CreateOptions {
+            log_bytes: Some(sb.size_limit.get()),
+            segment_bytes: sb.segment_bytes.get(),
+            buffered: !inside.device.is_direct(),
+        })
+    }
+
     /// Writes a new disk at a path with this one's content and version and nothing superseded (FreEBS section 4.3,
     /// `cleanup`). The disk may be written to meanwhile; what is durable when the last piece is read is in the copy.
     /// On an error the new file may be there, unfinished.
     pub fn cleanup_into(&self, path: impl AsRef<Path>) -> Result<Version> {
-        let copy = Disk::create(path, self.size())?;
+        let copy = Disk::create_with(path, self.size(), &self.shape()?)?;
         for piece in self.writes(Version(0), true)? {
             copy.put_writes(&piece?)?;
         }
@@ -413,6 +448,14 @@ impl Disk {
         copy.close()?;
         Ok(version)
     }
+}
+
+/// `Invalid` if the disk has left the history of the piece: somebody wrote to it.
+fn follows(inside: &Inside, piece: &Piece) -> Result<()> {
+    if inside.description.history == piece.history {
+        return Ok(());
+    }
+    Err(Error::invalid("the disk has been written to meanwhile, and has a history of its own now"))
 }
 
 /// The draft of an update that has been ordered elsewhere.

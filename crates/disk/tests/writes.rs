@@ -238,3 +238,149 @@ fn cleaning_into_a_new_file_keeps_content_and_version() {
     }
     assert!(all(&new) == all(&disk));
 }
+
+/// A transfer by map broke off, then blocks that it had brought were trimmed. The next map was for "a disk of version
+/// 0, to which trims say nothing", but the disk was no longer empty: it kept what was trimmed.
+#[test]
+fn a_trim_reaches_a_copy_that_was_left_half_full() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rng = Rng::new(5);
+    let source = fresh(&path(&dir, "source"));
+    let target = fresh(&path(&dir, "target"));
+    wear(&source, &mut rng);
+    let first = pieces(&source, 0).swap_remove(0);
+    assert_eq!(first[12], 2, "a piece of the map, and not the last");
+    target.put_writes(&first).unwrap();
+    assert_eq!(target.version().unwrap(), Version(0));
+    source.trim(8192, 65536).unwrap();
+    for p in pieces(&source, 0) {
+        target.put_writes(&p).unwrap();
+    }
+    assert!(all(&target) == all(&source), "the copy differs");
+}
+
+/// Two disks of one history: one has only the map, the other one still has the frames. What the map of the one began
+/// is ended by the frames of the other; at first nothing ended it any more.
+#[test]
+fn frames_end_what_a_map_began() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rng = Rng::new(21);
+    let source = fresh(&path(&dir, "source"));
+    let target = fresh(&path(&dir, "target"));
+    scribble(&source, &mut rng, 100);
+    source.cleanup_into(path(&dir, "clean")).unwrap();
+    let clean = Disk::open(path(&dir, "clean")).unwrap();
+    let first = pieces(&clean, 0).swap_remove(0);
+    assert_eq!(first[12], 2, "a piece of the map, and not the last");
+    target.put_writes(&first).unwrap();
+    assert!(target.status().unwrap().is_filling);
+    scribble(&source, &mut rng, 5);
+    let frames = pieces(&source, 0);
+    assert_eq!(frames[0][12], 1, "a piece of frames");
+    for p in frames {
+        target.put_writes(&p).unwrap();
+    }
+    assert!(!target.status().unwrap().is_filling);
+    assert!(all(&target) == all(&source), "the copy differs");
+    target.fsync().unwrap();
+    drop(target);
+    assert!(all(&Disk::open(path(&dir, "target")).unwrap()) == all(&source), "after a reopen");
+}
+
+/// A part of a newer map, then all of an older one: blocks are newer than the version that the older one leads to, and
+/// nothing may be served before the newer one's version. At first the older map's end was the end of it.
+#[test]
+fn an_older_map_does_not_end_a_newer_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rng = Rng::new(22);
+    let source = fresh(&path(&dir, "source"));
+    let target = fresh(&path(&dir, "target"));
+    scribble(&source, &mut rng, 100);
+    source.cleanup_into(path(&dir, "old")).unwrap();
+    let old = Disk::open(path(&dir, "old")).unwrap();
+    scribble(&source, &mut rng, 100);
+    source.cleanup_into(path(&dir, "new")).unwrap();
+    let new = Disk::open(path(&dir, "new")).unwrap();
+    target.put_writes(&pieces(&new, 0)[0]).unwrap();
+    for p in pieces(&old, 0) {
+        target.put_writes(&p).unwrap();
+    }
+    assert!(target.status().unwrap().is_filling, "at {}, with blocks of later versions", target.version().unwrap());
+    assert_eq!(target.read(&mut [0; 512], 0).unwrap_err().kind, ErrorKind::Retry);
+    target.fsync().unwrap();
+    drop(target);
+    let target = Disk::open(path(&dir, "target")).unwrap();
+    assert!(target.status().unwrap().is_filling, "remembered");
+    for p in pieces(&source, target.version().unwrap().0) {
+        target.put_writes(&p).unwrap();
+    }
+    assert!(all(&target) == all(&source), "the copy differs");
+}
+
+/// Pieces of a map say which addresses they cover: one that was left out is noticed, in one transfer and over a
+/// reopen, where it is not known any more how far the map had come.
+#[test]
+fn a_piece_of_the_map_that_is_left_out_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rng = Rng::new(23);
+    let source = fresh(&path(&dir, "source"));
+    wear(&source, &mut rng);
+    let map = pieces(&source, 0);
+    assert!(map.len() > 3 && map[0][12] == 2 && map[1][12] == 2 && map.last().unwrap()[12] == 3);
+    let kind = |disk: &Disk, p: &Vec<u8>| disk.put_writes(p).map_err(|e| e.kind);
+    for left_out in 0..map.len() - 1 {
+        let target = fresh(&path(&dir, &format!("target{left_out}")));
+        for p in &map[..left_out] {
+            target.put_writes(p).unwrap();
+        }
+        for p in &map[left_out + 1..] {
+            assert_eq!(kind(&target, p), Err(ErrorKind::Invalid), "piece {left_out} is missing");
+        }
+        // A repeat of a piece, and going on where it stopped, is right.
+        for p in &map[left_out.saturating_sub(1)..] {
+            target.put_writes(p).unwrap();
+        }
+        assert!(all(&target) == all(&source));
+    }
+    let target = fresh(&path(&dir, "target"));
+    target.put_writes(&map[0]).unwrap();
+    drop(target);
+    let target = Disk::open(path(&dir, "target")).unwrap();
+    assert_eq!(kind(&target, &map[1]), Err(ErrorKind::Invalid));
+    for p in &map {
+        target.put_writes(p).unwrap();
+    }
+    assert!(all(&target) == all(&source));
+}
+
+/// A copy is written to while writes of its source are put: it leaves the history between two updates, and whoever
+/// puts is told. At first the update that would have had the writer's version was left out without a word.
+#[test]
+fn a_copy_that_is_written_to_meanwhile_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rng = Rng::new(24);
+    let source = fresh(&path(&dir, "source"));
+    scribble(&source, &mut rng, 300);
+    let stream = pieces(&source, 0).concat();
+    for round in 0..20u64 {
+        let target = fresh(&path(&dir, &format!("target{round}")));
+        let other = target.clone();
+        let put = std::thread::scope(|s| {
+            let put = s.spawn(|| target.put_writes(&stream));
+            while other.version().unwrap().0 < 1 + round * 14 {
+                std::hint::spin_loop();
+            }
+            // Retry: the put was seen half-way.
+            let mine = other.write(&[0xee; 4096], SIZE - 4096).unwrap();
+            (put.join().unwrap(), mine)
+        });
+        let (put, mine) = put;
+        let content = all(&target);
+        assert!(content[SIZE as usize - 4096..].iter().all(|b| *b == 0xee));
+        assert_eq!(target.version().unwrap(), mine, "nothing of the old history came behind the write");
+        match put {
+            Ok(v) => assert_eq!((v.0, mine), (300, Version(301))),
+            Err(e) => assert_eq!(e.kind, ErrorKind::Invalid, "{e}"),
+        }
+    }
+}
