@@ -11,8 +11,9 @@ pub(crate) struct Confined<T>(pub T);
 
 // SAFETY: the engine's `Rc`s and `RefCell`s form a closed world: every handle on them lies inside the one `Confined`
 // (the engine, its writer, unfinished reads, the device, the listener), which is only ever reached through the lock
-// around it, so no two threads touch them at once, and the lock orders what they do. What leaves are values that are
-// `Send` of their own: `Bytes`, errors, `Work`, `Done`. None of it looks at thread-local state.
+// around it, so no two threads touch them at once, and the lock orders what they do. What goes in (a task's captures)
+// and what comes out (its outcome) is `Send` of its own, as `Inside::spawn` and `step` demand; so are `Work` and `Done`.
+// None of it looks at thread-local state.
 unsafe impl<T> Send for Confined<T> {}
 
 /// Whether a task has something to do.

@@ -212,6 +212,8 @@ impl Disk {
         let (under, over) = loop {
             let mut g = self.shared().lock();
             let inside = g.inside()?;
+            // What was ordered and then failed to become durable is not served as if it had.
+            inside.alive()?;
             filling(inside)?;
             check_version(inside, version)?;
             let over = inside.head.overlay.over(range);
@@ -467,7 +469,7 @@ fn overlaps(inside: &Inside, blocks: BlockRange, own: &[u32]) -> bool {
 }
 
 /// Whether an update may be ordered now; an error if it may not at all.
-fn admit(inside: &Inside, blocks: BlockRange, own: &[u32], expected: Option<u64>, stores: bool) -> Result<bool> {
+fn admit(inside: &mut Inside, blocks: BlockRange, own: &[u32], expected: Option<u64>, stores: bool) -> Result<bool> {
     inside.alive()?;
     filling(inside)?;
     if inside.description.copy {
@@ -477,9 +479,7 @@ fn admit(inside: &Inside, blocks: BlockRange, own: &[u32], expected: Option<u64>
         let text = format!("version {v} is not the next one: the disk is at {}", inside.head.version());
         return Err(Error::invalid(text));
     }
-    if stores {
-        inside.check_space()?;
-    }
+    inside.check_space(stores)?;
     Ok(inside.has_room() && !overlaps(inside, blocks, own))
 }
 

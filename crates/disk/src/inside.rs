@@ -35,6 +35,11 @@ impl Listener for Heard {
     }
 }
 
+/// Segments that the record of a trim leaves for the log's own records.
+const RESERVE_FOR_TRIMS: u32 = 3;
+/// Segments for which the file system has room set aside: what is ordered when it gets full, and the log's own records.
+const HEADROOM_SEGMENTS: u64 = 3;
+
 pub(crate) struct Inside {
     pub device: LentDevice,
     pub engine: Engine<LentDevice>,
@@ -63,6 +68,8 @@ pub(crate) struct Inside {
     /// Of which version's map the blocks up to where were put since the disk was opened.
     pub filled: Option<(u64, u32)>,
     window: usize,
+    /// The file system is to be asked again for room.
+    pub ask_room: bool,
 }
 
 impl Inside {
@@ -76,6 +83,7 @@ impl Inside {
         let heard = Rc::new(Heard::default());
         engine.set_listener(heard.clone());
         let runner = engine.clone();
+        device.set_headroom(HEADROOM_SEGMENTS * engine.space().segment_bytes);
         let window = (engine.space().segment_bytes as usize).min(limits::SHARD_WINDOW_BYTES);
         Self {
             device,
@@ -98,6 +106,7 @@ impl Inside {
             keeps: BTreeMap::new(),
             filled: None,
             window,
+            ask_room: true,
         }
     }
 
@@ -175,16 +184,22 @@ impl Inside {
     pub fn has_room(&self) -> bool {
         self.head.cost() < self.window
     }
-    /// `NoSpace` if nothing that takes space may be ordered (rule W7). It heals.
-    pub fn check_space(&self) -> Result<()> {
+    /// `NoSpace` if nothing may be ordered that takes space (rule W7), for data or, nearer to the end, for the record of
+    /// a trim. It heals: whoever is refused for want of room on the file system has it asked again.
+    pub fn check_space(&mut self, stores: bool) -> Result<()> {
         let s = self.engine.space();
-        if s.free_segments > s.reserve_segments {
+        let least = if stores { s.reserve_segments } else { RESERVE_FOR_TRIMS };
+        let short = self.device.is_short();
+        if s.free_segments > least && !(stores && short) {
             return Ok(());
         }
+        self.ask_room |= short;
         Err(Error::no_space(format!(
-            "the log may not grow: {} of {} segments are in use; trim, clean up, free some space on the file system, \
+            "the log may not grow: {} of {} segments are in use{}; trim, clean up, free some space on the file system, \
              or make the disk with a larger log",
-            s.used_segments, s.limit_segments
+            s.used_segments,
+            s.limit_segments,
+            if short { ", and the file system is full" } else { "" }
         )))
     }
 
@@ -207,9 +222,9 @@ impl Inside {
     }
 
     /// A task of its own: what it asks of the device is found under this number.
-    pub fn spawn<T: 'static, F: Future<Output = T> + 'static>(
+    pub fn spawn<T: Send + 'static, F: Future<Output = T> + 'static>(
         &mut self,
-        make: impl FnOnce(Engine<LentDevice>) -> F,
+        make: impl FnOnce(Engine<LentDevice>) -> F + Send,
     ) -> u64 {
         let id = self.next_task;
         self.next_task += 1;
@@ -218,7 +233,7 @@ impl Inside {
     }
 
     /// Moves a task on; its outcome comes once. What it asks for meanwhile is its own.
-    pub fn step<T: 'static>(&mut self, id: u64) -> Option<T> {
+    pub fn step<T: Send + 'static>(&mut self, id: u64) -> Option<T> {
         let task = self.tasks.get_mut(&id)?.downcast_mut::<Confined<Task<T>>>().expect("asked for as it was made");
         self.device.set_owner(id);
         let out = task.0.step();

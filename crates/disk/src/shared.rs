@@ -4,15 +4,17 @@
 //! woken. When writes come from many threads, the keeper (a thread of the disk) takes charge: it performs one append
 //! while the next one gathers. A second thread, the grower, prepares segments, which takes long.
 //!
-//! Invariants: at most one append is under way. Whoever leaves the lock with work undone that is not its own has
+//! Invariants: at most one append is under way. A panic under the lock ends the disk. Whoever leaves the lock with work undone that is not its own has
 //! woken somebody for it. No thread is woken with the lock held.
 
 use crate::confined::Confined;
 use crate::inside::Inside;
-use freebs_io::linux::{Which, Work};
+use freebs_io::linux::{LentDevice, Which, Work};
+use freebs_lsvd::Engine;
 use freebs_types::{Error, Result};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LockResult, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -42,10 +44,18 @@ const LOOK: u8 = 1;
 const DURABLE: u8 = 2;
 
 thread_local! {
-    static MINE: Arc<Waiter> = Arc::new(Waiter { thread: std::thread::current(), rung: AtomicU8::new(QUIET) });
+    static MINE: Arc<Waiter> = Arc::new(Waiter::new());
+}
+
+/// The calling thread's; a fresh one at the end of a thread, when its own is gone.
+fn mine() -> Arc<Waiter> {
+    MINE.try_with(Arc::clone).unwrap_or_else(|_| Arc::new(Waiter::new()))
 }
 
 impl Waiter {
+    fn new() -> Self {
+        Self { thread: std::thread::current(), rung: AtomicU8::new(QUIET) }
+    }
     fn ring(&self, with: u8) {
         self.rung.store(with, Ordering::Release);
         self.thread.unpark();
@@ -79,8 +89,10 @@ pub(crate) enum Step<T> {
 }
 
 pub(crate) struct State {
-    /// None once the disk is closed.
+    /// None once the disk is closed or broken.
     pub inside: Option<Confined<Inside>>,
+    /// A thread panicked in the middle of a change: nothing of the inside was believed, and it was let go.
+    broken: bool,
     waiters: Vec<(For, Arc<Waiter>)>,
     /// To be rung once the lock is left.
     rings: Vec<(u8, Arc<Waiter>)>,
@@ -99,6 +111,13 @@ pub(crate) struct State {
     pub changed: bool,
 }
 
+fn gone(broken: bool) -> Error {
+    if broken {
+        return Error::bug("a mistake in this library has ended the disk; open it again");
+    }
+    Error::invalid("the disk is closed")
+}
+
 pub(crate) struct Shared {
     state: Mutex<State>,
     keeper: Condvar,
@@ -114,13 +133,19 @@ fn ring(rings: &[(u8, Arc<Waiter>)]) {
     rings.iter().for_each(|(with, w)| w.ring(*with));
 }
 
-pub(crate) fn closed() -> Error {
-    Error::invalid("the disk is closed")
-}
-
 impl State {
     pub fn inside(&mut self) -> Result<&mut Inside> {
-        self.inside.as_mut().map(|c| &mut c.0).ok_or_else(closed)
+        let broken = self.broken;
+        self.inside.as_mut().map(|c| &mut c.0).ok_or_else(|| gone(broken))
+    }
+
+    /// Nothing of the inside is believed any more.
+    fn break_off(&mut self) {
+        (self.broken, self.stop) = (true, true);
+        self.ring_all();
+        let inside = self.inside.take();
+        // What is half changed may well panic again.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(inside)));
     }
 
     /// Moves the disk on and notes who is to be woken for it. True if there is news.
@@ -156,7 +181,7 @@ impl State {
 
     /// Whether the grower is needed.
     fn wants_space(&self) -> bool {
-        self.inside.as_ref().is_some_and(|c| c.0.device.has(Which::Space))
+        self.inside.as_ref().is_some_and(|c| c.0.ask_room || c.0.device.has(Which::Space))
     }
 
     fn ring_all(&mut self) {
@@ -169,6 +194,7 @@ impl Shared {
         let shared = Arc::new(Self {
             state: Mutex::new(State {
                 inside: Some(Confined(inside)),
+                broken: false,
                 waiters: Vec::new(),
                 rings: Vec::new(),
                 leading: false,
@@ -199,7 +225,23 @@ impl Shared {
     }
 
     pub fn lock(&self) -> Guard<'_> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.mend(self.state.lock())
+    }
+
+    /// A thread that panics under the lock may leave anything behind, so it ends the disk for all.
+    fn mend<'a>(&self, locked: LockResult<Guard<'a>>) -> Guard<'a> {
+        locked.unwrap_or_else(|poisoned| {
+            let mut g = poisoned.into_inner();
+            self.state.clear_poison();
+            self.break_off(&mut g);
+            g
+        })
+    }
+
+    fn break_off(&self, g: &mut State) {
+        g.break_off();
+        self.keeper.notify_all();
+        self.grower.notify_all();
     }
 
     /// An update was ordered.
@@ -240,8 +282,17 @@ impl Shared {
             self.grower.notify_one();
         }
         ring(&rings);
-        let done = work.perform();
+        let done = catch_unwind(AssertUnwindSafe(|| work.perform()));
         let mut g = self.lock();
+        let done = match done {
+            Ok(done) => done,
+            Err(panic) => {
+                // Nobody would ever hear of the end of this work.
+                self.break_off(&mut g);
+                self.leave(g);
+                resume_unwind(panic)
+            }
+        };
         if let Some(Confined(inside)) = &mut g.inside {
             inside.device.complete(done);
         }
@@ -252,9 +303,10 @@ impl Shared {
     pub fn drive<'a, T>(&'a self, mut g: Guard<'a>, mut ready: impl FnMut(&mut Inside) -> Step<T>) -> Result<T> {
         loop {
             g.turn();
+            let broken = g.broken;
             let Some(Confined(inside)) = &mut g.inside else {
                 self.leave(g);
-                return Err(closed());
+                return Err(gone(broken));
             };
             let (what, end) = match ready(inside) {
                 Step::Done(end) => (For::Change, Some(end)),
@@ -289,7 +341,7 @@ impl Shared {
                 (g.leading, g.answered) = (false, 1);
                 continue;
             }
-            let me = MINE.with(Arc::clone);
+            let me = mine();
             g.waiters.push((what, me.clone()));
             self.leave(g);
             if me.wait() == DURABLE
@@ -336,7 +388,7 @@ impl Shared {
             }
             let leading = g.leading;
             let Some(Confined(inside)) = &mut g.inside else {
-                g = self.keeper.wait(g).unwrap_or_else(PoisonError::into_inner);
+                g = self.mend(self.keeper.wait(g));
                 continue;
             };
             let work = if leading { None } else { inside.device.take(Which::Writes) };
@@ -376,6 +428,14 @@ impl Shared {
         g
     }
 
+    /// Waits to be called, or until a time has passed: true then.
+    fn doze<'a>(&self, g: Guard<'a>, time: Duration) -> (Guard<'a>, bool) {
+        match self.keeper.wait_timeout(g, time) {
+            Ok((g, end)) => (g, end.timed_out()),
+            Err(poisoned) => (self.mend(Err(PoisonError::new(poisoned.into_inner().0))), false),
+        }
+    }
+
     /// The keeper has nothing to perform: it sleeps until it is called, or until something is due.
     fn sleep<'a>(&'a self, mut g: Guard<'a>, quiet: &mut Quiet) -> Guard<'a> {
         let rings = std::mem::take(&mut g.rings);
@@ -395,10 +455,8 @@ impl Shared {
         }
         if inside.head.has_unpacked() && inside.failed.is_none() {
             let version = inside.head.version();
-            let (mut g, timeout) = self.keeper.wait_timeout(g, WRITE_BEHIND).unwrap_or_else(PoisonError::into_inner);
-            if timeout.timed_out()
-                && let Some(Confined(inside)) = &mut g.inside
-            {
+            let (mut g, timed_out) = self.doze(g, WRITE_BEHIND);
+            if timed_out && let Some(Confined(inside)) = &mut g.inside {
                 inside.wanted = inside.wanted.max(version);
             }
             return g;
@@ -409,14 +467,14 @@ impl Shared {
         }
         let waited = quiet.since.elapsed();
         if waited < IDLE {
-            return self.keeper.wait_timeout(g, IDLE - waited).unwrap_or_else(PoisonError::into_inner).0;
+            return self.doze(g, IDLE - waited).0;
         }
         inside.engine.flush_idle();
         if inside.is_woken() {
             return g;
         }
         g.deep = true;
-        self.keeper.wait(g).unwrap_or_else(PoisonError::into_inner)
+        self.mend(self.keeper.wait(g))
     }
 
     /// The grower's life.
@@ -426,9 +484,12 @@ impl Shared {
             if g.stop {
                 return;
             }
-            let work = g.inside.as_ref().and_then(|c| c.0.device.take(Which::Space));
+            let work = g.inside.as_mut().and_then(|Confined(inside)| {
+                let work = inside.device.take(Which::Space);
+                work.or_else(|| if std::mem::take(&mut inside.ask_room) { inside.device.ask_room() } else { None })
+            });
             let Some(work) = work else {
-                g = self.grower.wait(g).unwrap_or_else(PoisonError::into_inner);
+                g = self.mend(self.grower.wait(g));
                 continue;
             };
             g = self.perform(g, work);
@@ -452,10 +513,10 @@ impl Shared {
     }
 
     /// Runs a task of the engine to its end; its reads are performed here.
-    pub fn run<'a, T: 'static, F: Future<Output = T> + 'static>(
+    pub fn run<'a, T: Send + 'static, F: Future<Output = T> + 'static>(
         &'a self,
         mut g: Guard<'a>,
-        make: impl FnOnce(freebs_lsvd::Engine<freebs_io::linux::LentDevice>) -> F,
+        make: impl FnOnce(Engine<LentDevice>) -> F + Send,
     ) -> Result<T> {
         let id = match g.inside() {
             Ok(inside) => inside.spawn(make),
@@ -465,9 +526,10 @@ impl Shared {
             }
         };
         loop {
+            let broken = g.broken;
             let Some(Confined(inside)) = &mut g.inside else {
                 self.leave(g);
-                return Err(closed());
+                return Err(gone(broken));
             };
             if let Some(out) = inside.step::<T>(id) {
                 self.leave(g);
@@ -487,5 +549,45 @@ impl Shared {
                 done.into_iter().for_each(|d| inside.device.complete(d));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::Disk;
+    use freebs_types::ErrorKind;
+
+    /// A mistake under the lock must not leave a half-changed engine to the next caller, nor anybody waiting.
+    #[test]
+    fn a_panic_under_the_lock_ends_the_disk_for_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        let disk = Disk::create(&path, 1 << 20).unwrap();
+        disk.write_durable(&[1; 4096], 0).unwrap();
+        let waiting = disk.clone();
+        std::thread::scope(|s| {
+            let waiter = s.spawn(move || {
+                let shared = waiting.shared();
+                shared.drive(shared.lock(), |_| Step::<()>::Change).unwrap_err().kind
+            });
+            while disk.shared().lock().waiters.is_empty() {
+                std::thread::yield_now();
+            }
+            let panic = catch_unwind(AssertUnwindSafe(|| {
+                let shared = disk.shared();
+                shared.drive(shared.lock(), |_| -> Step<()> { panic!("a mistake") })
+            }));
+            assert!(panic.is_err());
+            assert_eq!(disk.write(&[2; 4096], 0).unwrap_err().kind, ErrorKind::Bug);
+            assert_eq!(waiter.join().unwrap(), ErrorKind::Bug);
+        });
+        assert_eq!(disk.read(&mut [0; 512], 0).unwrap_err().kind, ErrorKind::Bug);
+        assert_eq!(disk.fsync().unwrap_err().kind, ErrorKind::Bug);
+        drop(disk);
+        let mut block = [0; 4096];
+        let disk = Disk::open(&path).unwrap();
+        disk.read(&mut block, 0).unwrap();
+        assert_eq!(block, [1; 4096]);
     }
 }

@@ -289,10 +289,7 @@ impl Disk {
             if version < next || fit.is_err() {
                 return Step::Done(fit);
             }
-            let fit = fit.and_then(|()| match stores {
-                true => inside.check_space(),
-                false => Ok(()),
-            });
+            let fit = fit.and_then(|()| inside.check_space(stores));
             if let Err(e) = fit {
                 return Step::Done(Err(e));
             }
@@ -329,7 +326,7 @@ impl Disk {
         let mut g = self.shared().lock();
         let inside = g.inside()?;
         follows(inside, piece)?;
-        inside.check_space()?;
+        inside.check_space(true)?;
         let known = inside.filled.filter(|(to, _)| *to == piece.to).map_or(0, |(_, next)| next);
         if from > known {
             return Err(Error::invalid("pieces of the map are missing before this one; begin again"));
@@ -380,7 +377,7 @@ impl Disk {
     fn carry(&self, mut body: CarryBody, data: Vec<Bytes>) -> Result<()> {
         let mut g = self.shared().lock();
         let inside = g.inside()?;
-        inside.check_space()?;
+        inside.check_space(true)?;
         let blocks: u32 = body.entries.iter().map(|e| e.crcs.len() as u32).sum();
         let (chunk, mut offset) = inside.head.place(blocks);
         let sequence = inside.head.sequence();

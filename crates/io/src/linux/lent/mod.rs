@@ -9,6 +9,7 @@
 //! - A buffer belongs to its `Work` from `take` on, and to nobody else until `complete`.
 //! - What is asked for happens at most once, in any order. Work that is dropped fails, which poisons if it was a write.
 //! - After a failed write or sync nothing is believed: the device is poisoned, also if nobody waits for the answer.
+//! - Unless it is `short`, the file system has set the headroom aside: growing by it does not fail for want of room.
 //! - `len` only ever names bytes that were prewritten (or that the file had when it was opened).
 
 mod work;
@@ -65,7 +66,13 @@ struct Inner {
     slots: RefCell<BTreeMap<u64, Slot>>,
     next: Cell<u64>,
     owner: Cell<u64>,
+    headroom: Cell<u64>,
+    short: Cell<bool>,
+    asking: Cell<bool>,
 }
+
+/// Number of the work that reserves; no slot has it.
+const RESERVE: u64 = u64::MAX;
 
 /// The device. A handle: clones share it. It stays with the engine; only `Work` and `Done` travel.
 #[derive(Clone)]
@@ -99,6 +106,9 @@ impl LentDevice {
             slots: RefCell::default(),
             next: Cell::new(0),
             owner: Cell::new(0),
+            headroom: Cell::new(0),
+            short: Cell::new(false),
+            asking: Cell::new(false),
         })))
     }
 
@@ -114,6 +124,26 @@ impl LentDevice {
     #[must_use]
     pub fn poison(&self) -> &Poison {
         &self.0.poison
+    }
+
+    /// From now on this many bytes are set aside behind the end. The first `ask_room` or growth does it.
+    pub fn set_headroom(&self, bytes: u64) {
+        self.0.headroom.set(if self.0.block_device { 0 } else { bytes });
+    }
+
+    /// Whether the file system had no room for the headroom when it was asked last.
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        self.0.short.get()
+    }
+
+    /// Work that asks the file system for the headroom again, if nobody is asking.
+    #[must_use]
+    pub fn ask_room(&self) -> Option<Work> {
+        if self.0.headroom.get() == 0 || self.0.asking.replace(true) {
+            return None;
+        }
+        Some(self.work(RESERVE, Kind::Reserve { bytes: self.0.headroom.get() }, self.0.len.get(), None))
     }
 
     /// What is asked for from now on is asked for under this owner.
@@ -143,6 +173,12 @@ impl LentDevice {
 
     /// Takes an outcome in, and wakes who waits for it.
     pub fn complete(&self, done: Done) {
+        if let Some(is) = done.reserved {
+            self.0.short.set(!is);
+        }
+        if done.id == RESERVE {
+            self.0.asking.set(false);
+        }
         let waker = {
             let mut slots = self.0.slots.borrow_mut();
             let Some(s) = slots.get_mut(&done.id) else { return };
@@ -176,21 +212,25 @@ impl LentDevice {
         self.check_range(what, at, len as u64)
     }
 
+    fn work(&self, id: u64, kind: Kind, at: u64, buf: Option<AlignedBuf>) -> Work {
+        Work {
+            id,
+            kind,
+            at,
+            unit: self.0.sector,
+            file: self.0.file.clone(),
+            rings: self.0.rings.clone(),
+            poison: self.0.poison.clone(),
+            buf,
+            taken: false,
+        }
+    }
+
     async fn run(&self, kind: Kind, at: u64, buf: Option<AlignedBuf>) -> Done {
         let inner = &self.0;
         let id = inner.next.get();
         inner.next.set(id + 1);
-        let work = Work {
-            id,
-            kind,
-            at,
-            unit: inner.sector,
-            file: inner.file.clone(),
-            rings: inner.rings.clone(),
-            poison: inner.poison.clone(),
-            buf,
-            taken: false,
-        };
+        let work = self.work(id, kind, at, buf);
         let slot = Slot { work: Some(work), kind, owner: inner.owner.get(), done: None, waker: None };
         inner.slots.borrow_mut().insert(id, slot);
         let held = Held { inner, id };
@@ -219,7 +259,8 @@ impl LentDevice {
     }
 
     async fn grow(&self, old: u64, new: u64) -> Result<()> {
-        let done = self.run(Kind::Grow { from: old }, new, None).await;
+        let reserve = self.0.headroom.get();
+        let done = self.run(Kind::Grow { from: old, reserve }, new, None).await;
         let Err(error) = done.result else {
             self.0.len.set(new);
             return Ok(());

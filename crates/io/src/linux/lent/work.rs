@@ -26,9 +26,14 @@ pub(super) enum Kind {
         durable: bool,
     },
     Sync,
-    /// From this length to `at`, filled with zeroes, durable.
+    /// From this length to `at`, filled with zeroes, durable; with so many bytes reserved behind it, if there is room.
     Grow {
         from: u64,
+        reserve: u64,
+    },
+    /// Only reserves, from `at` on.
+    Reserve {
+        bytes: u64,
     },
     /// To `at`, durable.
     Truncate,
@@ -116,6 +121,8 @@ pub struct Done {
     pub(super) id: u64,
     pub(super) buf: Option<AlignedBuf>,
     pub(super) result: io::Result<()>,
+    /// What was to be reserved is there: none if nothing was to be.
+    pub(super) reserved: Option<bool>,
 }
 
 impl Drop for Work {
@@ -132,11 +139,20 @@ impl Work {
     #[must_use]
     pub fn perform(mut self) -> Done {
         self.taken = false;
+        let mut reserved = None;
         let result = match self.kind {
             Kind::Read => self.read(0),
             Kind::Write { durable } => self.write(durable),
             Kind::Sync => sync(&self.file, false),
-            Kind::Grow { from } => self.grow(from),
+            Kind::Grow { from, reserve } => {
+                let grown = self.grow(from);
+                reserved = Some(grown.is_ok() && self.reserve(reserve));
+                grown
+            }
+            Kind::Reserve { bytes } => {
+                reserved = Some(self.reserve(bytes));
+                Ok(())
+            }
             Kind::Truncate => truncate(&self.file, self.at).and_then(|()| sync(&self.file, true)),
             Kind::Punch { bytes } => {
                 fallocate(&self.file, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, self.at, bytes)
@@ -148,7 +164,7 @@ impl Work {
         if let (Err(e), true) = (&result, self.kind.is_write()) {
             self.poison.set(e);
         }
-        Done { id: self.id, buf: self.buf.take(), result }
+        Done { id: self.id, buf: self.buf.take(), result, reserved }
     }
 
     /// Performs all; several reads go out together.
@@ -217,6 +233,13 @@ impl Work {
         if durable && buf.is_empty() { sync(&self.file, false) } else { Ok(()) }
     }
 
+    /// Keeps room behind the end of the file. False only if the file system says that there is none.
+    fn reserve(&self, bytes: u64) -> bool {
+        bytes == 0
+            || fallocate(&self.file, libc::FALLOC_FL_KEEP_SIZE, self.at, bytes)
+                .map_or_else(|e| !device::no_space(&e), |()| true)
+    }
+
     fn grow(&self, from: u64) -> io::Result<()> {
         // Reserving first gives long extents, and ENOSPC before anything is written.
         match fallocate(&self.file, 0, from, self.at - from) {
@@ -274,7 +297,7 @@ fn read_together(ring: &mut IoUring, mut all: Vec<Work>, done: &mut Vec<Done>) -
             Err(_) if matches!(-n, libc::EINTR | libc::EAGAIN) => w.read(0),
             Err(_) => Err(io::Error::from_raw_os_error(-n)),
         };
-        done.push(Done { id: w.id, buf: w.buf.take(), result });
+        done.push(Done { id: w.id, buf: w.buf.take(), result, reserved: None });
     }
     true
 }
