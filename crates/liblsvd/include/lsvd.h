@@ -8,8 +8,8 @@
  * Results. Functions that give an int give 0, or a negative errno value. Functions that give a pointer give NULL on
  * an error, those that give a version give LSVD_ERROR. After every error errno is set, and error_lsvd() says in words
  * what is wrong and what to do. The values:
- *   -EINVAL   the call itself is wrong (a null pointer, a range outside the disk, not whole sectors, a version that
- *             does not follow); making it again will not help
+ *   -EINVAL   the call itself is wrong (a null pointer, a disk that is closed, a range outside the disk, not whole
+ *             sectors, a version that does not follow); making it again will not help
  *   -ENOENT   no such file; or that version is not held
  *   -EEXIST   is never given: creating over a file that is there is -EINVAL
  *   -EBUSY    another process has the disk open
@@ -19,12 +19,13 @@
  *   -EIO      a write or sync has failed: nothing is written to this disk any more until it is opened again; or an
  *             operating system call failed
  *   -EFBIG    more than one buffer may hold
+ *   -ENOMEM   no memory for a buffer
  *   -ENOTRECOVERABLE  a mistake in this library
  *
  * Threads. All functions may be called from any thread, also at once on one disk. Two calls are ordered only if one
- * returned before the other began. The exceptions: close_lsvd must be the last call on its disk, close_writes_lsvd on
- * its writes, and next_writes_lsvd is for one thread at a time. A disk does not survive fork(): use it in the process
- * that opened it.
+ * returned before the other began. Calls that are inside a disk while it is closed come to their end or give -EINVAL,
+ * and so does every later one: a closed disk is never mistaken for another one. In a process that was forked from one
+ * with open disks every call gives -EINVAL; open disks in the process that uses them.
  *
  * Offsets and lengths are bytes, multiples of 512. A write of up to 4 MiB that begins at a multiple of 4,096 is one
  * update, which a crash leaves whole or not there at all; longer ones become several. Blocks that were never
@@ -102,7 +103,8 @@ char *get_writes_lsvd(struct lsvd_disk *lsvd, uint64_t first_version, size_t *si
 void free_lsvd(char *buf);
 
 /* The same in pieces of at most 16 MiB, in the order in which they are to be put. next_writes_lsvd gives NULL with
- * `*size` 0 and errno 0 at the end. What is still to be sent is kept in the log until close_writes_lsvd. */
+ * `*size` 0 and errno 0 at the end; threads that call it at once get different pieces. What is still to be sent is kept
+ * in the log until close_writes_lsvd. */
 struct lsvd_writes *writes_lsvd(struct lsvd_disk *lsvd, uint64_t first_version);
 char *next_writes_lsvd(struct lsvd_writes *writes, size_t *size);
 void close_writes_lsvd(struct lsvd_writes *writes);

@@ -31,7 +31,8 @@ pub(crate) fn set_errno(n: c_int) {
 
 fn note(n: c_int, text: &str) -> c_int {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-    TEXT.with(|t| *t.borrow_mut() = text);
+    // At the end of a thread its text is gone already; the number is there always.
+    let _ = TEXT.try_with(|t| *t.borrow_mut() = text);
     set_errno(n);
     -n
 }
@@ -59,6 +60,11 @@ pub(crate) fn too_big<T>() -> *mut T {
     std::ptr::null_mut()
 }
 
+pub(crate) fn no_memory<T>() -> *mut T {
+    note(libc::ENOMEM, "no memory for the buffer; take the writes piece by piece with writes_lsvd");
+    std::ptr::null_mut()
+}
+
 pub(crate) fn invalid(text: impl Into<Cow<'static, str>>) -> Error {
     Error::invalid(text)
 }
@@ -66,5 +72,5 @@ pub(crate) fn invalid(text: impl Into<Cow<'static, str>>) -> Error {
 /// What went wrong last in this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn error_lsvd() -> *const c_char {
-    TEXT.with(|t| t.borrow().as_ptr())
+    TEXT.try_with(|t| t.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }

@@ -1,15 +1,19 @@
 //! liblsvd: the disk as a C library. The contract is `include/lsvd.h`; here are its functions, and nothing else.
 //!
-//! Invariants: no panic leaves a function; pointers are checked for null before they are used, lengths for what a
-//! buffer can have; every error sets `errno` and the thread's text.
+//! Invariants: no panic leaves a function; pointers are checked for null, and lengths against the disk, before a buffer
+//! is touched; what C holds of a disk is a number that is looked up (`handles`); every error sets `errno` and the
+//! thread's text.
 
 mod errors;
+mod handles;
 
 use errors::{error, invalid, null, status};
 use freebs_disk::{CreateOptions, Disk, Error, PIECE_HEADER_BYTES, Version, Writes};
+use handles::Table;
 use std::ffi::{CStr, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 pub use errors::error_lsvd;
 
@@ -17,16 +21,17 @@ pub use errors::error_lsvd;
 pub const ALL_ONES: u64 = u64::MAX;
 /// Bytes that `get_writes_lsvd` puts into one buffer.
 const BUFFER_BYTES_MAX: usize = 1 << 30;
-/// Bytes before a buffer that is given out, for its length.
-const PREFIX: usize = 16;
 
-/// A disk, as C has it.
+/// A disk, as C has it: only the address means something.
 #[allow(non_camel_case_types, reason = "the name in C")]
-pub struct lsvd_disk(Disk);
+pub struct lsvd_disk(());
 
 /// Writes on their way, as C has them.
 #[allow(non_camel_case_types, reason = "the name in C")]
-pub struct lsvd_writes(Writes);
+pub struct lsvd_writes(());
+
+static DISKS: Table<Disk> = Table::new("disk");
+static WRITES: Table<Arc<Mutex<Writes>>> = Table::new("stream of writes");
 
 /// Runs the body of a function; a panic becomes an error.
 fn guard<T>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
@@ -45,21 +50,25 @@ unsafe fn path<'a>(name: *const c_char) -> Result<&'a Path, Error> {
     Ok(Path::new(std::ffi::OsStr::from_bytes(bytes)))
 }
 
-/// # Safety
-/// Null, or what `create_lsvd` or `open_lsvd` gave and `close_lsvd` did not take.
-unsafe fn disk<'a>(d: *const lsvd_disk) -> Result<&'a Disk, Error> {
-    // SAFETY: the caller's promise.
-    unsafe { d.as_ref() }.map(|d| &d.0).ok_or_else(|| invalid("the disk is a null pointer"))
+fn disk(d: *const lsvd_disk) -> Result<Disk, Error> {
+    DISKS.get(d)
 }
 
 fn length(len: u64) -> Result<usize, Error> {
     isize::try_from(len).map(|n| n as usize).map_err(|_| invalid("a length that no buffer has"))
 }
 
+/// A length that is one of a range of the disk: a buffer of another length is not even looked at.
+fn within(disk: &Disk, len: u64) -> Result<usize, Error> {
+    if len > disk.size() {
+        return Err(invalid(format!("{len} bytes are more than the disk's {}", disk.size())));
+    }
+    length(len)
+}
+
 /// # Safety
 /// Null, or `len` bytes that nobody changes during the call.
-unsafe fn bytes<'a>(buf: *const c_char, len: u64) -> Result<&'a [u8], Error> {
-    let len = length(len)?;
+unsafe fn bytes<'a>(buf: *const c_char, len: usize) -> Result<&'a [u8], Error> {
     match (buf.is_null(), len) {
         (_, 0) => Ok(&[]),
         (true, _) => Err(invalid("the buffer is a null pointer")),
@@ -68,29 +77,31 @@ unsafe fn bytes<'a>(buf: *const c_char, len: u64) -> Result<&'a [u8], Error> {
     }
 }
 
-fn boxed(disk: Result<Disk, Error>) -> *mut lsvd_disk {
-    match disk {
-        Ok(d) => Box::into_raw(Box::new(lsvd_disk(d))),
-        Err(e) => null(&e),
-    }
+/// A disk that was opened, as C has it.
+fn opened(disk: impl FnOnce() -> Result<Disk, Error>) -> *mut lsvd_disk {
+    let disk = guard(|| {
+        Table::<Disk>::ready()?;
+        Ok(DISKS.put(disk()?))
+    });
+    disk.unwrap_or_else(|e| null(&e))
 }
 
-/// Bytes for C, with their length in front, so that `free_lsvd` needs none.
-fn give(data: &[u8], size: *mut usize) -> *mut c_char {
-    // SAFETY: checked by the callers not to be null; a place for a `size_t` by the contract.
-    unsafe { size.write(data.len()) };
-    // SAFETY: malloc has no demands; the result is checked.
-    let start = unsafe { libc::malloc(PREFIX + data.len()) }.cast::<u8>();
-    if start.is_null() {
-        return null(&Error::retry("no memory for a buffer"));
+/// Bytes for C. `size` is a place for their number; it is set only if there are bytes.
+///
+/// # Safety
+/// `size` is not null, and a place for a `size_t`.
+unsafe fn give(data: &[u8], size: *mut usize) -> *mut c_char {
+    // SAFETY: malloc has no demands; the result is checked. It may be null for no bytes, so there is always one.
+    let buf = unsafe { libc::malloc(data.len().max(1)) }.cast::<u8>();
+    if buf.is_null() {
+        return errors::no_memory();
     }
-    // SAFETY: as many bytes were allocated, and the two do not overlap.
+    // SAFETY: as many bytes were allocated, the two do not overlap, and `size` is the caller's promise.
     unsafe {
-        start.cast::<usize>().write(data.len());
-        let buf = start.add(PREFIX);
         std::ptr::copy_nonoverlapping(data.as_ptr(), buf, data.len());
-        buf.cast()
+        size.write(data.len());
     }
+    buf.cast()
 }
 
 /// # Safety
@@ -105,11 +116,11 @@ pub unsafe extern "C" fn create_lsvd(pathname: *const c_char, size: u64) -> *mut
 /// See `lsvd.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn create_log_lsvd(pathname: *const c_char, size: u64, log_bytes: u64) -> *mut lsvd_disk {
-    boxed(guard(|| {
+    opened(|| {
         let options = CreateOptions { log_bytes: Some(log_bytes).filter(|b| *b > 0), ..CreateOptions::default() };
         // SAFETY: passed on.
         Disk::create_with(unsafe { path(pathname) }?, size, &options)
-    }))
+    })
 }
 
 /// # Safety
@@ -117,7 +128,7 @@ pub unsafe extern "C" fn create_log_lsvd(pathname: *const c_char, size: u64, log
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn open_lsvd(pathname: *const c_char) -> *mut lsvd_disk {
     // SAFETY: passed on.
-    boxed(guard(|| Disk::open(unsafe { path(pathname) }?)))
+    opened(|| Disk::open(unsafe { path(pathname) }?))
 }
 
 /// # Safety
@@ -125,6 +136,7 @@ pub unsafe extern "C" fn open_lsvd(pathname: *const c_char) -> *mut lsvd_disk {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cleanup_lsvd(old_pathname: *const c_char, new_pathname: *const c_char) -> c_int {
     status(guard(|| {
+        Table::<Disk>::ready()?;
         // SAFETY: passed on.
         let (old, new) = unsafe { (path(old_pathname)?, path(new_pathname)?) };
         let old = Disk::open(old)?;
@@ -138,7 +150,7 @@ pub unsafe extern "C" fn cleanup_lsvd(old_pathname: *const c_char, new_pathname:
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cleanup_disk_lsvd(lsvd: *mut lsvd_disk, new_pathname: *const c_char) -> c_int {
     // SAFETY: passed on.
-    status(guard(|| unsafe { disk(lsvd)?.cleanup_into(path(new_pathname)?) }))
+    status(guard(|| disk(lsvd)?.cleanup_into(unsafe { path(new_pathname) }?)))
 }
 
 /// # Safety
@@ -152,9 +164,8 @@ pub unsafe extern "C" fn read_lsvd(
     version: u64,
 ) -> c_int {
     status(guard(|| {
-        // SAFETY: passed on.
-        let disk = unsafe { disk(lsvd) }?;
-        let len = length(len)?;
+        let disk = disk(lsvd)?;
+        let len = within(&disk, len)?;
         if buf.is_null() && len > 0 {
             return Err(invalid("the buffer is a null pointer"));
         }
@@ -181,8 +192,9 @@ pub unsafe extern "C" fn write_lsvd(
     version: u64,
 ) -> c_int {
     status(guard(|| {
+        let disk = disk(lsvd)?;
         // SAFETY: passed on.
-        let (disk, buf) = unsafe { (disk(lsvd)?, bytes(buf, len)?) };
+        let buf = unsafe { bytes(buf, within(&disk, len)?) }?;
         match version {
             0 => disk.write(buf, offset),
             v => disk.write_as(buf, offset, Version(v)),
@@ -194,48 +206,46 @@ pub unsafe extern "C" fn write_lsvd(
 /// See `lsvd.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn write_durable_lsvd(lsvd: *mut lsvd_disk, buf: *const c_char, len: u64, offset: u64) -> c_int {
-    // SAFETY: passed on.
-    status(guard(|| unsafe { disk(lsvd)?.write_durable(bytes(buf, len)?, offset) }))
+    status(guard(|| {
+        let disk = disk(lsvd)?;
+        // SAFETY: passed on.
+        disk.write_durable(unsafe { bytes(buf, within(&disk, len)?) }?, offset)
+    }))
 }
 
 /// # Safety
 /// See `lsvd.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn trim_lsvd(lsvd: *mut lsvd_disk, len: u64, offset: u64) -> c_int {
-    // SAFETY: passed on.
-    status(guard(|| unsafe { disk(lsvd) }?.trim(offset, len)))
+    status(guard(|| disk(lsvd)?.trim(offset, len)))
 }
 
 /// # Safety
 /// See `lsvd.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn zero_lsvd(lsvd: *mut lsvd_disk, len: u64, offset: u64) -> c_int {
-    // SAFETY: passed on.
-    status(guard(|| unsafe { disk(lsvd) }?.zero(offset, len)))
+    status(guard(|| disk(lsvd)?.zero(offset, len)))
 }
 
 /// # Safety
 /// See `lsvd.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fsync_lsvd(lsvd: *mut lsvd_disk) -> c_int {
-    // SAFETY: passed on.
-    status(guard(|| unsafe { disk(lsvd) }?.fsync()))
+    status(guard(|| disk(lsvd)?.fsync()))
 }
 
 /// # Safety
 /// See `lsvd.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn get_version_lsvd(lsvd: *mut lsvd_disk) -> u64 {
-    // SAFETY: passed on.
-    number(guard(|| Ok(unsafe { disk(lsvd) }?.version()?.0)))
+    number(guard(|| Ok(disk(lsvd)?.version()?.0)))
 }
 
 /// # Safety
 /// See `lsvd.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn get_size_lsvd(lsvd: *mut lsvd_disk) -> u64 {
-    // SAFETY: passed on.
-    number(guard(|| Ok(unsafe { disk(lsvd) }?.size())))
+    number(guard(|| Ok(disk(lsvd)?.size())))
 }
 
 fn number(r: Result<u64, Error>) -> u64 {
@@ -254,18 +264,22 @@ pub unsafe extern "C" fn get_writes_lsvd(lsvd: *mut lsvd_disk, first_version: u6
             return Err(invalid("the place for the size is a null pointer"));
         }
         let mut all = Vec::new();
-        // SAFETY: passed on.
-        for piece in unsafe { disk(lsvd) }?.get_writes(Version(first_version))? {
-            all.extend_from_slice(&piece?);
-            if all.len() > BUFFER_BYTES_MAX {
-                return Ok(None);
+        for piece in disk(lsvd)?.get_writes(Version(first_version))? {
+            let piece = piece?;
+            if all.len() + piece.len() > BUFFER_BYTES_MAX {
+                return Ok(Err(errors::too_big as fn() -> _));
             }
+            if all.try_reserve(piece.len()).is_err() {
+                return Ok(Err(errors::no_memory as fn() -> _));
+            }
+            all.extend_from_slice(&piece);
         }
-        Ok(Some(all))
+        Ok(Ok(all))
     });
     match all {
-        Ok(Some(all)) => give(&all, size),
-        Ok(None) => errors::too_big(),
+        // SAFETY: checked above not to be null; a place for a `size_t` by the contract.
+        Ok(Ok(all)) => unsafe { give(&all, size) },
+        Ok(Err(say)) => say(),
         Err(e) => null(&e),
     }
 }
@@ -274,21 +288,16 @@ pub unsafe extern "C" fn get_writes_lsvd(lsvd: *mut lsvd_disk, first_version: u6
 /// See `lsvd.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free_lsvd(buf: *mut c_char) {
-    if !buf.is_null() {
-        // SAFETY: by the contract a buffer of `give`, which allocated from `PREFIX` bytes before it on.
-        unsafe { libc::free(buf.sub(PREFIX).cast()) };
-    }
+    // SAFETY: null, or by the contract a buffer of `give`, which took it from malloc.
+    unsafe { libc::free(buf.cast()) };
 }
 
 /// # Safety
 /// See `lsvd.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn writes_lsvd(lsvd: *mut lsvd_disk, first_version: u64) -> *mut lsvd_writes {
-    // SAFETY: passed on.
-    match guard(|| unsafe { disk(lsvd) }?.get_writes(Version(first_version))) {
-        Ok(w) => Box::into_raw(Box::new(lsvd_writes(w))),
-        Err(e) => null(&e),
-    }
+    let writes = guard(|| Ok(WRITES.put(Arc::new(Mutex::new(disk(lsvd)?.get_writes(Version(first_version))?)))));
+    writes.unwrap_or_else(|e| null(&e))
 }
 
 /// # Safety
@@ -299,12 +308,13 @@ pub unsafe extern "C" fn next_writes_lsvd(writes: *mut lsvd_writes, size: *mut u
         if size.is_null() {
             return Err(invalid("the place for the size is a null pointer"));
         }
-        // SAFETY: null, or by the contract what `writes_lsvd` gave, used by one thread at a time.
-        let w = unsafe { writes.as_mut() }.ok_or_else(|| invalid("the writes are a null pointer"))?;
-        w.0.next().transpose()
+        let writes = WRITES.get(writes)?;
+        let mut writes = writes.lock().unwrap_or_else(PoisonError::into_inner);
+        writes.next().transpose()
     });
     match piece {
-        Ok(Some(p)) => give(&p, size),
+        // SAFETY: checked above not to be null; a place for a `size_t` by the contract.
+        Ok(Some(p)) => unsafe { give(&p, size) },
         Ok(None) => {
             // SAFETY: checked above.
             unsafe { size.write(0) };
@@ -320,11 +330,7 @@ pub unsafe extern "C" fn next_writes_lsvd(writes: *mut lsvd_writes, size: *mut u
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close_writes_lsvd(writes: *mut lsvd_writes) {
     if !writes.is_null() {
-        let _ = guard(|| {
-            // SAFETY: by the contract what `writes_lsvd` gave, and its last use.
-            drop(unsafe { Box::from_raw(writes) });
-            Ok(())
-        });
+        status(guard(|| WRITES.take(writes)));
     }
 }
 
@@ -338,8 +344,9 @@ pub unsafe extern "C" fn put_writes_lsvd(
     size: usize,
 ) -> c_int {
     status(guard(|| {
+        let disk = disk(lsvd)?;
         // SAFETY: passed on.
-        let (disk, buf) = unsafe { (disk(lsvd)?, bytes(buf, size as u64)?) };
+        let buf = unsafe { bytes(buf, length(size as u64)?) }?;
         if first_version != ALL_ONES && buf.len() >= PIECE_HEADER_BYTES {
             let since = freebs_disk::first_version(buf)?;
             if since.0 != first_version {
@@ -357,8 +364,7 @@ pub unsafe extern "C" fn close_lsvd(lsvd: *mut lsvd_disk) -> c_int {
     if lsvd.is_null() {
         return 0;
     }
-    // SAFETY: by the contract what `create_lsvd` or `open_lsvd` gave, and its last use.
-    status(guard(|| unsafe { Box::from_raw(lsvd) }.0.close()))
+    status(guard(|| DISKS.take(lsvd)?.close()))
 }
 
 /// Major and minor number.
