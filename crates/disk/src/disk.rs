@@ -80,9 +80,7 @@ fn close(shared: &Arc<Shared>) -> Result<()> {
         }
     });
     shared.stop();
-    // The file is let go here.
-    let gone = shared.lock().inside.take();
-    drop(gone);
+    shared.let_go();
     end
 }
 

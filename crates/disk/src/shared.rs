@@ -253,15 +253,14 @@ impl Shared {
     pub fn leave(&self, mut g: Guard<'_>) {
         g.turn();
         let mut keeper = std::mem::take(&mut g.call_keeper);
-        let (in_charge, grower) = (g.in_charge, g.wants_space());
+        let (in_charge, leading, grower) = (g.in_charge, g.leading, g.wants_space());
         if let Some(Confined(inside)) = &mut g.inside {
             // Reads that a task asked for are performed by whoever runs it; others are the engine's own.
             let work = inside.has_writes() || inside.device.has(Which::ReadsOf(0)) || inside.is_woken();
-            keeper |= !in_charge && (work || inside.unattended);
-            inside.unattended = false;
+            // Whoever performs an append comes back to the lock and sees to what is there.
+            keeper |= !in_charge && !leading && (work || inside.unattended);
+            inside.unattended &= !keeper && !in_charge;
         }
-        // Whoever performs an append comes back to the lock and sees to what is there.
-        keeper &= !g.leading;
         let rings = std::mem::take(&mut g.rings);
         drop(g);
         if keeper {
@@ -512,6 +511,14 @@ impl Shared {
         }
     }
 
+    /// Lets the file go, and tells those who have come since the threads ended.
+    pub fn let_go(&self) {
+        let mut g = self.lock();
+        let gone = g.inside.take();
+        self.leave(g);
+        drop(gone);
+    }
+
     /// Runs a task of the engine to its end; its reads are performed here.
     pub fn run<'a, T: Send + 'static, F: Future<Output = T> + 'static>(
         &'a self,
@@ -589,5 +596,42 @@ mod tests {
         let disk = Disk::open(&path).unwrap();
         disk.read(&mut block, 0).unwrap();
         assert_eq!(block, [1; 4096]);
+    }
+
+    fn until(shared: &Shared, what: &str, is: impl Fn(&State) -> bool) {
+        let begun = Instant::now();
+        while !is(&shared.lock()) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "waited in vain: {what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Who began to wait after the threads of the disk had ended, but before it was let go, was never told.
+    #[test]
+    fn whoever_waits_at_the_end_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = Disk::create(dir.path().join("disk"), 1 << 20).unwrap();
+        let (shared, other) = (disk.shared().clone(), disk.shared().clone());
+        shared.stop();
+        let waiter = std::thread::spawn(move || other.drive(other.lock(), |_| Step::<()>::Change).unwrap_err().kind);
+        until(&shared, "a waiter", |g| !g.waiters.is_empty());
+        shared.let_go();
+        assert_eq!(waiter.join().unwrap(), ErrorKind::Invalid);
+    }
+
+    /// Several were told of something else than an append, while a caller performed one: the keeper was put in charge
+    /// but not called, and as it slept without an alarm nobody performed appends any more.
+    #[test]
+    fn the_keeper_is_called_when_it_is_put_in_charge() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = Disk::create(dir.path().join("disk"), 1 << 20).unwrap();
+        let shared = disk.shared();
+        until(shared, "the keeper's sleep", |g| g.deep);
+        let mut g = shared.lock();
+        (g.leading, g.answered) = (true, 2);
+        shared.end_wait(g);
+        shared.lock().leading = false;
+        until(shared, "the keeper", |g| !g.in_charge);
+        disk.write_durable(&[1; 4096], 0).unwrap();
     }
 }
