@@ -69,6 +69,10 @@ enum Act {
     Break(usize),
     ReopenSource,
     Repeat,
+    /// A clean disk of the same history, which has no frames, is made and stays as it is.
+    Twin,
+    /// So many pieces of the twin.
+    FromTwin(usize),
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -79,6 +83,8 @@ fn act() -> impl Strategy<Value = Act> {
         2 => (0usize..3).prop_map(Act::Break),
         1 => Just(Act::ReopenSource),
         1 => Just(Act::Repeat),
+        1 => Just(Act::Twin),
+        2 => (0usize..6).prop_map(Act::FromTwin),
     ]
 }
 
@@ -88,6 +94,7 @@ fn follow(seed: u64, acts: &[Act]) {
     let mut source = fresh(&path(&dir, "source"));
     let mut target = fresh(&path(&dir, "target"));
     let mut last: Vec<Vec<u8>> = Vec::new();
+    let mut twin = None;
     for a in acts {
         match a {
             Act::Scribble(n) => scribble(&source, &mut rng, *n),
@@ -119,6 +126,20 @@ fn follow(seed: u64, acts: &[Act]) {
             Act::ReopenSource => {
                 drop(source);
                 source = Disk::open(path(&dir, "source")).unwrap();
+            }
+            Act::Twin => {
+                drop(twin.take());
+                let _ = std::fs::remove_file(path(&dir, "twin"));
+                source.cleanup_into(path(&dir, "twin")).unwrap();
+                twin = Some(Disk::open(path(&dir, "twin")).unwrap());
+            }
+            Act::FromTwin(n) => {
+                let since = target.version().unwrap();
+                if let Some(t) = twin.as_ref().filter(|t| t.version().unwrap() >= since) {
+                    for p in pieces(t, since.0).iter().take(*n) {
+                        target.put_writes(p).unwrap();
+                    }
+                }
             }
             Act::Repeat => {
                 let before = target.version().unwrap();
