@@ -25,10 +25,11 @@ const IDLE: Duration = Duration::from_millis(200);
 /// The keeper waits at most so long for those it has just answered to come back.
 const GATHER_MAX: Duration = Duration::from_micros(120);
 
-/// Since when nothing was appended.
+/// Since when nothing was appended, and whether the engine was told.
 struct Quiet {
     appends: u64,
     since: Instant,
+    told: bool,
 }
 
 /// A thread that waits for something.
@@ -377,7 +378,7 @@ impl Shared {
     /// The keeper's life.
     fn keep(&self) {
         let mut g = self.lock();
-        let mut quiet = Quiet { appends: 0, since: Instant::now() };
+        let mut quiet = Quiet { appends: 0, since: Instant::now(), told: false };
         loop {
             g.turn();
             if g.stop {
@@ -462,14 +463,15 @@ impl Shared {
         }
         let appends = inside.engine.counters().appends;
         if quiet.appends != appends {
-            *quiet = Quiet { appends, since: Instant::now() };
+            *quiet = Quiet { appends, since: Instant::now(), told: false };
         }
         let waited = quiet.since.elapsed();
         if waited < IDLE {
             return self.doze(g, IDLE - waited).0;
         }
-        inside.engine.flush_idle();
-        if inside.is_woken() {
+        if !std::mem::replace(&mut quiet.told, true) {
+            // The engine is woken by it every time, so it is told once.
+            inside.engine.flush_idle();
             return g;
         }
         g.deep = true;
