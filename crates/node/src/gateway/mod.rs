@@ -52,7 +52,7 @@ async fn gateway(options: GatewayOptions) -> Result<()> {
     };
     let handle = start_worker(spec).await?;
     let workers = Workers { node: NodeId(0), commands: vec![handle.commands.clone()] };
-    tokio::task::spawn_local(pass_on_state(control.clone(), workers.clone()));
+    pass_on_state(control.clone(), workers.clone());
     serve(nbd.clone(), control, workers).await?;
     plane.announce(GatewayInfo { name: options.name.clone(), pid: std::process::id(), nbd: nbd.to_string() });
     tracing::info!(gateway = options.name, %nbd, "up");
