@@ -280,7 +280,8 @@ impl State {
         let mut volume = self.volume_to_change(id)?;
         if let Some(holder) = volume.holder.as_ref().filter(|h| h.identity != identity && !force) {
             return Err(Error::busy(format!(
-                "volume '{}' is attached by {}; disconnect there first, or attach with force",
+                "volume '{}' is attached by {}; disconnect its clients there. If that gateway is gone for good, start \
+                 one with the same --identity",
                 volume.name, holder.name
             )));
         }
