@@ -22,6 +22,9 @@ const NUDGE_EVERY: Nanos = Nanos::from_millis(200);
 /// An idle head speaks so often to members that may not know its newest frame or commit.
 const HEARTBEAT_EVERY: Nanos = Nanos::from_millis(100);
 
+/// Attachments that this node may not have heard of yet when their drivers come.
+const GENERATIONS_AHEAD: u64 = 16;
+
 /// What the head knows of a member.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Member {
@@ -169,6 +172,12 @@ impl Replica {
             self.refuse(ctx, link, Request::Attach, Refusal::Fenced);
             return;
         }
+        // One that the control plane cannot have given out would fence all that it does give out.
+        let given_out = self.info.as_ref().map_or(known.generation, |i| i.generation);
+        if generation.0 > given_out.0.saturating_add(GENERATIONS_AHEAD) {
+            self.refuse(ctx, link, Request::Attach, Refusal::NotReady);
+            return;
+        }
         self.pack(ctx);
         if is_free {
             if let Some(h) = self.head.as_mut() {
@@ -283,7 +292,12 @@ impl Replica {
             data: w.data,
         };
         if draft.check(blocks).is_err() {
-            self.refuse_for_good(ctx, link, (number, lowest_open), Refusal::Invalid);
+            if draft.check(limits::SHARD_BLOCKS_MAX).is_ok() {
+                // The volume may have grown, and this node not heard of it yet.
+                self.refuse(ctx, link, Request::Write(number), Refusal::NotReady);
+            } else {
+                self.refuse_for_good(ctx, link, (number, lowest_open), Refusal::Invalid);
+            }
             return;
         }
         if self.head.as_ref().is_some_and(|h| !h.builder.fits(&draft)) {

@@ -86,6 +86,8 @@ impl Story {
             members: (1..=members).map(NodeId).collect(),
             active: ViewNumber(0),
             blocks: 1024,
+            highest: ViewNumber(0),
+            generation: Generation(0),
         };
         for n in 1..=members {
             s.step(n, Event::Shards(vec![info.clone()]));

@@ -324,8 +324,15 @@ impl<C: ControlPlane> Core<C> {
             for s in &volume.shards {
                 let shard = volume.shard_id(s.index);
                 if s.members.contains(&me.node) && Peer::of(me.node, shard, self.spec.workers) == me {
-                    let blocks = volume.shard_blocks();
-                    mine.insert(shard, ShardInfo { shard, members: s.members.clone(), active: s.active, blocks });
+                    let info = ShardInfo {
+                        shard,
+                        members: s.members.clone(),
+                        active: s.active,
+                        blocks: volume.shard_blocks(),
+                        highest: s.highest,
+                        generation: volume.generation,
+                    };
+                    mine.insert(shard, info);
                 }
             }
         }
