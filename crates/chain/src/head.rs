@@ -101,6 +101,11 @@ impl Head {
         self.told = (Sequence(0), Sequence(0));
     }
 
+    /// Bytes of the updates that the next frame will have.
+    pub fn gathered_bytes(&self) -> usize {
+        self.builder.data_bytes()
+    }
+
     /// The sequence that `quorum` members hold durably in this view.
     fn committed(&self) -> Sequence {
         let mut durable: Vec<Sequence> = self.members.iter().map(|m| m.durable).collect();
@@ -280,6 +285,11 @@ impl Replica {
     }
 
     fn admit(&mut self, ctx: &mut Ctx<'_>, link: LinkId, w: WriteRequest) {
+        // It may have waited for the window, and others have taken the room meanwhile.
+        if let Some(reason) = self.no_room(ctx, &w) {
+            self.refuse_for_good(ctx, link, (w.number, w.lowest_open), reason);
+            return;
+        }
         let blocks = self.info.as_ref().map_or(limits::SHARD_BLOCKS_MAX, |i| i.blocks);
         let (number, lowest_open) = (w.number, w.lowest_open);
         let draft = UpdateDraft {

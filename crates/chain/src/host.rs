@@ -26,7 +26,9 @@ pub struct Host {
     gone: BTreeSet<ShardId>,
     /// Heads that have updates to pack at the end of the turn.
     packing: BTreeSet<ShardId>,
-    room: bool,
+    /// Bytes that the log takes, and how many of them wait for the disk already.
+    room_bytes: u64,
+    unwritten_bytes: u64,
     failed: Option<Error>,
     now: Nanos,
     wall: u64,
@@ -43,7 +45,8 @@ impl Host {
             tickets: 0,
             gone: BTreeSet::new(),
             packing: BTreeSet::new(),
-            room: true,
+            room_bytes: u64::MAX,
+            unwritten_bytes: 0,
             failed: None,
             now: Nanos(0),
             wall: 0,
@@ -54,9 +57,15 @@ impl Host {
         self.replicas.insert(replica.id, replica);
     }
 
-    /// Whether the device takes more updates (W7).
-    pub fn set_room(&mut self, room: bool) {
-        self.room = room;
+    /// How many bytes of updates the device takes, beside those that it was given and has not made durable yet (W7).
+    pub fn set_room(&mut self, bytes: u64) {
+        self.room_bytes = bytes;
+    }
+
+    /// A slow disk is full before its log shows it: what waits for it needs room, too, with a quarter for what the log
+    /// adds to it.
+    fn has_room(&self) -> bool {
+        self.room_bytes > self.unwritten_bytes.saturating_add(self.unwritten_bytes / 4)
     }
 
     pub fn set_wall(&mut self, wall: u64) {
@@ -76,7 +85,9 @@ impl Host {
     }
 
     fn with<T>(&mut self, shard: ShardId, f: impl FnOnce(&mut Replica, &mut Ctx<'_>) -> T) -> Option<T> {
+        let room = self.has_room();
         let replica = self.replicas.get_mut(&shard)?;
+        let before = replica.unwritten_bytes();
         let mut ctx = Ctx {
             now: self.now,
             wall: self.wall,
@@ -84,9 +95,11 @@ impl Host {
             peers: &self.peers,
             out: &mut self.out,
             tickets: &mut self.tickets,
-            room: self.room,
+            room,
         };
-        Some(f(replica, &mut ctx))
+        let done = f(replica, &mut ctx);
+        self.unwritten_bytes = self.unwritten_bytes.saturating_sub(before) + replica.unwritten_bytes();
+        Some(done)
     }
 
     fn each(&mut self, mut f: impl FnMut(&mut Replica, &mut Ctx<'_>)) {
@@ -294,6 +307,7 @@ impl Host {
         self.gone.remove(&shard);
         self.ensure(shard);
         self.with(shard, |r, ctx| {
+            // What was seen once does not go back.
             let active = info.active.max(r.info.as_ref().map(|i| i.active).unwrap_or_default());
             r.info = Some(ShardInfo { active, ..info });
             if leads {
@@ -308,6 +322,7 @@ impl Host {
             self.gone.pop_first();
         }
         let Some(replica) = self.replicas.remove(&shard) else { return };
+        self.unwritten_bytes = self.unwritten_bytes.saturating_sub(replica.unwritten_bytes());
         self.packing.remove(&shard);
         for (link, _) in replica.clients {
             let (view, generation) = (ViewNumber(0), Generation(u64::MAX));

@@ -220,6 +220,11 @@ impl Replica {
         self.recent_bytes >= UNWRITTEN_BYTES_MAX
     }
 
+    /// Bytes that were taken for this log and are not durable yet: those appended, and those that a head gathers.
+    pub fn unwritten_bytes(&self) -> u64 {
+        (self.recent_bytes + self.head.as_ref().map_or(0, |h| h.gathered_bytes())) as u64
+    }
+
     /// Forgets frames that were appended, when the log goes on elsewhere.
     pub fn forget_recent(&mut self) {
         self.recent.clear();
