@@ -383,7 +383,10 @@ pub(crate) struct CarryFixed {
     pub(crate) kind: u8,
     pub(crate) reserved: [u8; 7],
 }
-const _: () = assert!(size_of::<CarryFixed>() == 48);
+const _: () = assert!(size_of::<CarryFixed>() == CARRY_ENTRY_BYTES);
+
+/// Bytes of a carried entry without its CRCs.
+pub const CARRY_ENTRY_BYTES: usize = 48;
 
 impl CarryBody {
     #[must_use]

@@ -309,20 +309,24 @@ impl IndexEntry {
         out.put_slice(self.head.bytes());
     }
 
+    /// Takes the first entry off an index whose checksum was found right.
+    pub fn decode_next(index: &mut Bytes) -> Result<Self> {
+        let fixed = *IndexFixed::ref_from_prefix(index).map_err(|_| Error::corrupt("segment index is cut short"))?.0;
+        index.advance(INDEX_ENTRY_FIXED);
+        Ok(Self {
+            head_at: fixed.head_at.get(),
+            data_at: fixed.data_at.get(),
+            append: fixed.append.get(),
+            flags: fixed.flags.get(),
+            head: FrameHead::parse(index)?,
+        })
+    }
+
     /// All entries of an index whose checksum was found right.
     pub fn decode_all(mut index: Bytes, frames: u32) -> Result<Vec<Self>> {
         let mut out = Vec::new();
         while !index.is_empty() {
-            let fixed =
-                *IndexFixed::ref_from_prefix(&index).map_err(|_| Error::corrupt("segment index is cut short"))?.0;
-            index.advance(INDEX_ENTRY_FIXED);
-            out.push(Self {
-                head_at: fixed.head_at.get(),
-                data_at: fixed.data_at.get(),
-                append: fixed.append.get(),
-                flags: fixed.flags.get(),
-                head: FrameHead::parse(&mut index)?,
-            });
+            out.push(Self::decode_next(&mut index)?);
         }
         if out.len() == frames as usize { Ok(out) } else { Err(Error::corrupt("segment index misses frames")) }
     }

@@ -13,7 +13,10 @@ pub mod layout;
 mod token;
 pub mod wire;
 
-pub use bodies::{AttachBody, CarryBody, CarryEntry, MarkBody, Member, RequestEntry, RequestFloor, Requests, ViewBody};
+pub use bodies::{
+    AttachBody, CARRY_ENTRY_BYTES, CarryBody, CarryEntry, MarkBody, Member, RequestEntry, RequestFloor, Requests,
+    ViewBody,
+};
 pub use crc::{block_crc, block_crcs, crc32c, is_zero};
 pub use frame::{Extent, Frame, FrameBuilder, FrameHead, FrameMeta, Update, UpdateDraft};
 pub use header::{ExtentDesc, ExtentKind, FRAME_MAGIC, FrameHeader, FrameKind, UpdateDesc, UpdateKind};

@@ -237,6 +237,61 @@ pub struct Counters {
     pub segments_freed: u64,
     /// Local frames that the engine wrote to free segments.
     pub carried: u64,
+    /// Bytes of segment indexes.
+    pub index_bytes: u64,
+    /// Segments that cleaning emptied, bytes of live data that it moved, and bytes that it read for that.
+    pub cleaned_segments: u64,
+    pub cleaned_bytes: u64,
+    pub clean_read_bytes: u64,
+    /// Segments given back to the file system, and those filled with zeroes before they are used again.
+    pub punched_segments: u64,
+    pub prewritten_segments: u64,
+}
+
+impl Counters {
+    /// Bytes written to the log for each byte of data that was brought to it, in thousandths; 0 before there is any.
+    #[must_use]
+    pub fn write_amplification_permille(&self) -> u64 {
+        let brought = self.data_bytes - self.cleaned_bytes;
+        ((self.append_bytes + self.index_bytes) * 1000).checked_div(brought).unwrap_or(0)
+    }
+}
+
+/// How live data of poor segments are moved together, so that whole segments get free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CleanOptions {
+    pub enabled: bool,
+    /// Bytes that cleaning may append for 100 bytes that others append, while there is room. It gets more as free
+    /// segments grow few, and all it needs when nobody else appends.
+    pub share_percent: u32,
+    /// Used segments, in percent of live data, that cleaning brings a log to although there is room.
+    pub target_percent: u32,
+    /// Live data of segments that are cleaned together, in memory meanwhile. More of them lie in better order after.
+    pub batch_bytes: usize,
+    #[doc(hidden)]
+    pub mutant: Option<CleanMutant>,
+}
+
+impl Default for CleanOptions {
+    fn default() -> Self {
+        Self { enabled: true, share_percent: 25, target_percent: 110, batch_bytes: 16 << 20, mutant: None }
+    }
+}
+
+/// Rules of cleaning that tests can leave out; each must be caught.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CleanMutant {
+    /// What was live when a segment was chosen is moved, whatever happened since.
+    LiveBeforeRead,
+    /// Frames that may still be cut are moved, too.
+    MoveUncommitted,
+    /// Bytes are moved although they do not match their CRC.
+    TrustBytes,
+    /// A segment goes back to the file system while the newest live table may still name it.
+    PunchNamed,
+    /// Cleaning takes the last free segment although nothing is on its way to become free.
+    NoReserve,
 }
 
 /// What kind of thing happened.

@@ -37,6 +37,10 @@ pub(crate) struct Batch {
     pub number: u64,
     /// Segments that the live table in this append leaves out.
     pub given: Option<Vec<u32>>,
+    /// Moves that have been written with it, to the end.
+    moves_done: u32,
+    /// Blocks that cleaning moves, and the sum of their ages.
+    moved: (u64, u64),
 }
 
 pub(crate) enum Next {
@@ -49,13 +53,27 @@ pub(crate) enum Next {
 }
 
 /// What is being gathered.
-struct Gather {
+#[derive(Default)]
+pub(crate) struct Gather {
     frames: Vec<(Frame, Option<Durable>, Option<u32>)>,
     heads: usize,
     index: usize,
     data: usize,
     repair: bool,
     idle: bool,
+    pub moves_done: u32,
+    pub moved: (u64, u64),
+}
+
+impl Gather {
+    /// Adds a local frame that was found to fit.
+    pub fn push(&mut self, frame: Frame) {
+        let head = frame.head.bytes().len();
+        self.heads += head;
+        self.index += IndexEntry::encoded_len(head);
+        self.data += frame.data_bytes();
+        self.frames.push((frame, None, None));
+    }
 }
 
 /// Bytes of the live table that a segment's first append carries.
@@ -80,8 +98,14 @@ impl Core {
         if let Some(e) = &self.failed {
             return Next::Fail(e.clone());
         }
-        let mut g = Gather { frames: Vec::new(), heads: 0, index: 0, data: 0, repair: false, idle: false };
+        let mut g = Gather::default();
         while let Some(front) = self.queue.front() {
+            if self.holds_back(front) {
+                if g.frames.is_empty() {
+                    return self.hold_back();
+                }
+                break;
+            }
             match front {
                 Queued::Record(Record::Cut { shard, to }) if g.frames.is_empty() => {
                     let (shard, to) = (*shard, *to);
@@ -92,6 +116,16 @@ impl Core {
                 Queued::Idle => {
                     self.queue.pop_front();
                     g.idle = g.frames.is_empty() && self.queue.is_empty();
+                    continue;
+                }
+                Queued::Roll if !g.frames.is_empty() => break,
+                Queued::Roll => {
+                    self.queue.pop_front();
+                    self.rolled = self.may_open() && self.open.as_ref().is_some_and(|o| o.first_append > 0);
+                    if self.rolled {
+                        self.queue.push_front(Queued::Idle);
+                        return Next::Rotate;
+                    }
                     continue;
                 }
                 _ => {}
@@ -112,13 +146,42 @@ impl Core {
         if g.idle {
             // The index of a closed segment proves its last append as well as a later append would.
             match &self.open {
-                Some(o) if o.first_append > 0 && self.has_room(o, &g, 0, 0, 0) => {}
-                Some(o) if o.first_append > 0 => return Next::Rotate,
+                Some(o) if (o.first_append > 0 || self.rolled) && self.has_room(o, &g, 0, 0, 0) => {}
+                Some(o) if o.first_append > 0 && self.may_open() => return Next::Rotate,
                 _ => return Next::Wait,
             }
         }
         let (batch, buf) = self.lay_out(g, spare);
         Next::Write(batch, buf)
+    }
+
+    /// What to do when the next record must wait for free segments.
+    fn hold_back(&mut self) -> Next {
+        if self.hope() {
+            self.cleaning.wake.notify_one();
+            return Next::Wait;
+        }
+        if self.asks_again() {
+            return Next::Wait;
+        }
+        Next::Fail(self.full())
+    }
+
+    /// The device is full.
+    pub fn full(&mut self) -> Error {
+        let text = "the device is full: no segment of its log is free";
+        self.event(crate::EventKind::Space, text);
+        Error::no_space(text)
+    }
+
+    /// Whether one more local frame fits the append and its segment.
+    pub fn fits(&self, g: &Gather, head: usize, index: usize, data: usize) -> bool {
+        let Some(open) = &self.open else { return false };
+        let heads_max = APPEND_HEADS_BYTES_MAX - HEADER - extra_len(self, open);
+        head <= limits::FRAME_HEAD_BYTES_MAX
+            && g.data + data <= BATCH_DATA_BYTES
+            && g.heads + head <= heads_max
+            && self.has_room(open, g, head, index, data)
     }
 
     fn has_room(&self, open: &OpenSegment, g: &Gather, head: usize, index: usize, data: usize) -> bool {
@@ -129,6 +192,18 @@ impl Core {
 
     /// Moves the front of the queue into the append, if it fits.
     fn gather(&mut self, g: &mut Gather) -> Result<bool> {
+        if self.open.is_none() {
+            return Ok(false);
+        }
+        if matches!(self.queue.front(), Some(Queued::Job(Job::Move(_)))) {
+            let moved = !g.repair && self.gather_move(g);
+            if g.frames.is_empty() {
+                // Nothing of it lives any more: there is nothing to wait for.
+                let done = std::mem::take(&mut g.moves_done);
+                self.moves_done(done);
+            }
+            return Ok(moved);
+        }
         let Some(open) = &self.open else { return Ok(false) };
         let front = self.queue.front().expect("the caller looked");
         let repair = matches!(front, Queued::Record(Record::Repair(_)));
@@ -193,7 +268,10 @@ impl Core {
             Queued::Job(Job::Carry { shard, body, segment }) => {
                 (self.carry_frame(*shard, body, Vec::new()), None, Some(*segment))
             }
-            Queued::Record(Record::Frame(_) | Record::Repair(_) | Record::Cut { .. }) | Queued::Idle => {
+            Queued::Record(Record::Frame(_) | Record::Repair(_) | Record::Cut { .. })
+            | Queued::Job(Job::Move(_))
+            | Queued::Idle
+            | Queued::Roll => {
                 unreachable!("handled by the callers")
             }
         }
@@ -258,7 +336,8 @@ impl Core {
         header.finish(&buf[HEADER..heads_len]);
         buf[..HEADER].copy_from_slice(header.as_bytes());
         let byte = self.geometry.byte(open.id, open.at);
-        (Batch { byte, ops, repair: g.repair, number, given }, buf)
+        let (moves_done, moved) = (g.moves_done, g.moved);
+        (Batch { byte, ops, repair: g.repair, number, given, moves_done, moved }, buf)
     }
 
     /// A durable append: moves the end of the log, then lets the frames act in order.
@@ -271,12 +350,18 @@ impl Core {
         for op in &batch.ops {
             index_entry(op, batch.repair).encode(&mut open.index);
         }
+        let (id, seq) = (open.id, open.seq);
+        let (blocks, births) = batch.moved;
+        let moved = &mut self.segs.get_mut(id).moved;
+        *moved = (moved.0 + blocks, moved.1 + births);
+        self.counters.cleaned_bytes += blocks * freebs_types::BLOCK as u64;
         self.next_append = batch.number + 1;
         self.proven = batch.ops.is_empty();
+        self.rolled = false;
         self.counters.appends += 1;
         self.counters.append_bytes += len as u64;
         if let Some(given) = &batch.given {
-            self.segs.table_durable(given);
+            self.segs.table_durable(given, seq);
         }
         for op in batch.ops {
             self.counters.frames += 1;
@@ -290,6 +375,8 @@ impl Core {
                 self.job_done(s);
             }
         }
+        self.moves_done(batch.moves_done);
+        self.earn(blocks, (len as u64).saturating_sub(blocks * freebs_types::BLOCK as u64));
     }
 
     fn job_done(&mut self, segment: u32) {

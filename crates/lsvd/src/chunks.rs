@@ -1,7 +1,8 @@
 //! The chunk index of a shard: (chunk, block ordinal) -> place in a segment. Local to a node (END 3.4).
 //!
-//! Invariants: the runs of a chunk are sorted and don't overlap; the newest place of an ordinal counts. A chunk
-//! stays only while a map entry, or one that a cut could bring back, names a block of it.
+//! Invariants: the runs of a chunk are sorted and don't overlap; the newest place of an ordinal counts. A chunk, and
+//! a run of it, stays only while a map entry, or one that a cut could bring back, names a block of it: so the index is
+//! as large as what is live, and names no segment that was given up.
 
 use freebs_types::{ChunkId, limits};
 use std::collections::BTreeMap;
@@ -68,6 +69,29 @@ impl Bits {
         n
     }
 
+    /// Calls `each(first, count)` for the stretches of ones in a range.
+    fn stretches(&self, first: u32, end: u32, each: &mut impl FnMut(u32, u32)) {
+        let (mut at, mut open) = (first, None);
+        while at < end {
+            let word = self.words.get(at as usize / 64).unwrap_or(&0) >> (at & 63);
+            let to = ((at | 63) + 1).min(end);
+            let (here, set) = if word & 1 == 1 { (word.trailing_ones(), true) } else { (word.trailing_zeros(), false) };
+            let next = (at + here).min(to);
+            match (set, open) {
+                (true, None) => open = Some(at),
+                (false, Some(from)) => {
+                    each(from, at - from);
+                    open = None;
+                }
+                _ => {}
+            }
+            at = next;
+        }
+        if let Some(from) = open {
+            each(from, end - from);
+        }
+    }
+
     /// Sets or clears a range; gives back how many bits changed.
     fn mark(&mut self, first: u32, end: u32, to: bool) -> i64 {
         let wanted = (end as usize).div_ceil(64);
@@ -84,6 +108,20 @@ impl Bits {
         });
         self.live = if to { self.live + n as u32 } else { self.live - n as u32 };
         n
+    }
+}
+
+impl Chunk {
+    /// Takes out the runs that overlap a range and have no live block.
+    fn drop_dead(&mut self, first: u32, end: u32) {
+        let mut i = self.runs.partition_point(|r| r.end() <= first);
+        while let Some(r) = self.runs.get(i).filter(|r| r.first < end) {
+            if self.bits.ones(r.first, r.end()) == 0 {
+                self.runs.remove(i);
+            } else {
+                i += 1;
+            }
+        }
     }
 }
 
@@ -124,6 +162,7 @@ impl ChunkIndex {
         let c = self.chunks.entry(chunk).or_default();
         let n = c.bits.ones(run.first, run.end());
         if n > 0 {
+            // Places without a live block may be of segments that are gone; nobody counts there.
             lookup(&c.runs, run.first, run.end(), |old| live(old.segment, -c.bits.ones(old.first, old.end())));
             live(run.segment, n);
         }
@@ -144,14 +183,34 @@ impl ChunkIndex {
         }
         let (left, right) = (runs[from], runs[to - 1]);
         let mut new = Vec::with_capacity(3);
-        if left.first < run.first {
+        if left.first < run.first && c.bits.ones(left.first, run.first) > 0 {
             new.push(left.piece(left.first, run.first));
         }
         new.push(run);
-        if right.end() > run.end() {
+        if right.end() > run.end() && c.bits.ones(run.end(), right.end()) > 0 {
             new.push(right.piece(run.end(), right.end()));
         }
         runs.splice(from..to, new);
+    }
+
+    /// Forgets places in a range that nothing names, after what was placed there had its chance to be named.
+    pub fn settle(&mut self, chunk: ChunkId, first: u32, count: u32) {
+        let Some(c) = self.chunks.get_mut(&chunk) else { return };
+        c.drop_dead(first, first + count);
+        if c.bits.live == 0 {
+            self.chunks.remove(&chunk);
+        }
+    }
+
+    /// The live blocks of a range that lie one behind the other from byte `at` of a segment on, as if all of it lay
+    /// there: ordinal and number of each stretch.
+    pub fn live_at(&self, chunk: ChunkId, at: Run, mut each: impl FnMut(u32, u32)) {
+        let Some(c) = self.chunks.get(&chunk) else { return };
+        lookup(&c.runs, at.first, at.end(), |r| {
+            if r.segment == at.segment && r.at == at.at + (r.first - at.first) * BLOCK {
+                c.bits.stretches(r.first, r.end(), &mut each);
+            }
+        });
     }
 
     /// The places of a range of blocks, in order. `false` if some block has none.
@@ -169,19 +228,7 @@ impl ChunkIndex {
     pub fn release(&mut self, chunk: ChunkId, first: u32, count: u32, mut live: impl FnMut(u32, i64)) {
         let Some(Chunk { runs, bits }) = self.chunks.get_mut(&chunk) else { return };
         lookup(runs, first, first + count, |r| live(r.segment, -bits.mark(r.first, r.end(), false)));
-        if bits.live == 0 {
-            self.chunks.remove(&chunk);
-        }
-    }
-
-    /// Forgets all places in a segment that is given up; nothing there is live.
-    pub fn drop_segment(&mut self, chunk: ChunkId, segment: u32) {
-        if let Some(c) = self.chunks.get_mut(&chunk) {
-            c.runs.retain(|r| r.segment != segment);
-            if c.runs.is_empty() {
-                self.chunks.remove(&chunk);
-            }
-        }
+        self.settle(chunk, first, count);
     }
 
     /// Live blocks per segment, counted anew; for checks.
@@ -212,17 +259,46 @@ mod tests {
         let mut c = ChunkIndex::default();
         c.place(id, run(0, 4, 1, 10), |_, _| ());
         c.place(id, run(4, 4, 1, 14), |_, _| ());
+        c.acquire(id, 0, 8, |_, _| ());
         assert_eq!(found(&c, 1, 6), Some(vec![run(1, 6, 1, 11)]));
         assert_eq!(found(&c, 7, 2), None);
         c.place(id, run(10, 2, 2, 0), |_, _| ());
+        c.acquire(id, 10, 2, |_, _| ());
         assert_eq!(found(&c, 7, 4), None, "there is a gap");
         c.place(id, run(3, 2, 5, 7), |_, _| ());
         assert_eq!(found(&c, 0, 8), Some(vec![run(0, 3, 1, 10), run(3, 2, 5, 7), run(5, 3, 1, 15)]));
         assert!(c.has_any(id, 8, 3) && !c.has_any(id, 8, 2) && !c.has_any(id, 12, 9));
         c.place(id, run(0, 12, 9, 100), |_, _| ());
         assert_eq!(found(&c, 0, 12), Some(vec![run(0, 12, 9, 100)]));
-        c.drop_segment(id, 9);
-        assert_eq!(found(&c, 0, 1), None);
+        c.release(id, 1, 10, |_, _| ());
+        c.place(id, run(0, 1, 3, 0), |_, _| ());
+        assert_eq!(found(&c, 1, 1), Some(vec![run(1, 1, 9, 101)]), "still the place of the last block's run");
+        c.place(id, run(11, 1, 3, 1), |_, _| ());
+        assert_eq!(found(&c, 1, 1), None, "a place that no live block has is forgotten");
+        assert_eq!(found(&c, 11, 1), Some(vec![run(11, 1, 3, 1)]));
+    }
+
+    #[test]
+    fn live_stretches_are_those_at_the_place_that_is_asked_for() {
+        let id = ChunkId::new(1, 0);
+        let mut c = ChunkIndex::default();
+        let live = |c: &ChunkIndex, at: Run| {
+            let mut out = Vec::new();
+            c.live_at(id, at, |first, n| out.push((first, n)));
+            out
+        };
+        c.place(id, run(10, 200, 1, 50), |_, _| ());
+        c.acquire(id, 10, 200, |_, _| ());
+        assert_eq!(live(&c, run(10, 200, 1, 50)), [(10, 200)]);
+        c.release(id, 60, 10, |_, _| ());
+        c.release(id, 128, 1, |_, _| ());
+        assert_eq!(live(&c, run(10, 200, 1, 50)), [(10, 50), (70, 58), (129, 81)]);
+        assert_eq!(live(&c, run(20, 45, 1, 60)), [(20, 40)]);
+        assert_eq!(live(&c, run(10, 200, 1, 51)), [], "another byte");
+        assert_eq!(live(&c, run(10, 200, 2, 50)), [], "another segment");
+        c.place(id, run(100, 4, 2, 7), |_, _| ());
+        assert_eq!(live(&c, run(10, 200, 1, 50)), [(10, 50), (70, 30), (104, 24), (129, 81)]);
+        assert_eq!(live(&c, run(100, 4, 2, 7)), [(100, 4)]);
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! Invariants: maps and indexes change only by `apply_entry`, with frames that are durable (or were found so by
 //! recovery). Nothing here is borrowed across an await.
 
-use crate::segments::Segments;
+use crate::clean::{Cleaning, Move};
+use crate::segments::{SegmentState, Segments};
 use crate::shard::{At, Shard};
 use crate::{Counters, Durable, Event, EventKind, Finding, Listener, MarkChange, Record, Space};
 use bytes::{Bytes, BytesMut};
@@ -18,7 +19,7 @@ const EVENTS_MAX: usize = 1000;
 
 /// Segments that only a local frame that frees others may open: one to hold it, one whose live table makes what it
 /// frees usable. With them a full device comes back to life when something in it is committed or deleted.
-const LAST_SEGMENTS: u32 = 2;
+pub(crate) const LAST_SEGMENTS: u32 = 2;
 
 /// Identity and measures of the device.
 #[derive(Clone, Copy, Debug)]
@@ -68,11 +69,21 @@ pub(crate) struct OpenSegment {
     pub last_append: u64,
 }
 
-/// A local frame that frees a segment.
+/// Local frames that free segments.
 #[derive(Debug)]
 pub(crate) enum Job {
-    Mark { shard: ShardId, released: Sequence, segment: u32 },
-    Carry { shard: ShardId, body: CarryBody, segment: u32 },
+    Mark {
+        shard: ShardId,
+        released: Sequence,
+        segment: u32,
+    },
+    Carry {
+        shard: ShardId,
+        body: CarryBody,
+        segment: u32,
+    },
+    /// Live blocks of poor segments on their way to the end of the log.
+    Move(Move),
 }
 
 /// What waits to be appended.
@@ -83,6 +94,8 @@ pub(crate) enum Queued {
     Job(Job),
     /// An append without frames, so that the one before it is known to be durable (rule E7).
     Idle,
+    /// The open segment is to be closed, and the next one to begin with an append, whether there is one or not.
+    Roll,
 }
 
 pub(crate) struct Core {
@@ -91,6 +104,8 @@ pub(crate) struct Core {
     pub segs: Segments,
     pub queue: VecDeque<Queued>,
     pub open: Option<OpenSegment>,
+    /// The segment that is opened as soon as the open one has its index.
+    pub opening: Option<u32>,
     pub next_append: u64,
     pub next_seq: u64,
     /// Whether the last append is known to be durable by a later one, or there is none.
@@ -100,10 +115,15 @@ pub(crate) struct Core {
     /// The file system refused to let the device grow.
     pub no_growth: bool,
     pub growing: bool,
+    /// The file system was asked once more for room since a segment was opened.
+    pub asked_again: bool,
     pub writing: bool,
+    /// The open segment gets a first append without frames.
+    pub rolled: bool,
     pub failed: Option<Error>,
     pub closing: bool,
     pub running: bool,
+    pub cleaning: Cleaning,
     pub counters: Counters,
     events: VecDeque<Event>,
     pub listener: Option<Rc<dyn Listener>>,
@@ -121,16 +141,20 @@ impl Core {
             segs,
             queue: VecDeque::new(),
             open: None,
+            opening: None,
             next_append: 1,
             next_seq: 1,
             proven: true,
             damaged: 0,
             no_growth: false,
             growing: false,
+            asked_again: false,
             writing: false,
+            rolled: false,
             failed: None,
             closing: false,
             running: false,
+            cleaning: Cleaning::default(),
             counters: Counters::default(),
             events: VecDeque::new(),
             listener: None,
@@ -169,19 +193,64 @@ impl Core {
         true
     }
 
+    /// Whether the writer may stop: nothing more is to be written.
+    pub fn is_closed(&self) -> bool {
+        self.closing && self.queue.is_empty()
+    }
+
     pub fn free_segments(&self) -> u32 {
         let used = self.segs.used_count;
-        let total = if self.no_growth { self.segs.len() } else { self.geometry.limit_segments.max(self.segs.len()) };
+        let there = self.segs.len() - self.segs.count(SegmentState::Bare);
+        let total = if self.no_growth { there } else { self.geometry.limit_segments.max(self.segs.len()) };
         total - used
     }
 
-    /// Whether one more segment may be opened for what is next in the queue.
-    pub fn may_open(&self) -> bool {
-        matches!(self.queue.front(), Some(Queued::Job(_))) || self.free_segments() > LAST_SEGMENTS
+    /// Whether the device may still give more segments than are ready.
+    pub fn can_grow(&self) -> bool {
+        self.more_segments() && (!self.no_growth || self.growing)
     }
 
-    pub fn short_of_space(&self) -> bool {
-        self.free_segments() <= self.geometry.reserve_segments()
+    /// Whether the device may have more segments than are ready, if the file system has room for them.
+    pub fn more_segments(&self) -> bool {
+        self.segs.len() < self.geometry.limit_segments || self.segs.count(SegmentState::Bare) > 0
+    }
+
+    /// Whether the file system, which has refused, is asked once more for room: it may have come back, and the log
+    /// must not end for want of asking.
+    pub fn asks_again(&mut self) -> bool {
+        let again = self.no_growth && self.more_segments() && (self.growing || !self.asked_again);
+        if again {
+            (self.asked_again, self.growing) = (true, true);
+        }
+        again
+    }
+
+    /// Whether a segment may be opened as soon as the device has grown.
+    pub fn waits_for_growth(&self) -> bool {
+        self.can_grow() && self.may_fill() && !self.may_open()
+    }
+
+    /// Takes moves out of the queue that no segment can be opened for. Nothing is lost by it.
+    pub fn drop_moves(&mut self) -> bool {
+        let mut moves = 0;
+        while matches!(self.queue.front(), Some(Queued::Job(Job::Move(_)))) {
+            self.queue.pop_front();
+            moves += 1;
+        }
+        self.moves_done(moves);
+        moves > 0
+    }
+
+    /// Whether one more segment may be opened for what is next in the queue. The last one that is ready may only be
+    /// opened if its live table makes another one usable; else none could ever be opened again.
+    pub fn may_open(&self) -> bool {
+        let ready = self.segs.ready_count() + self.segs.count(SegmentState::Given);
+        ready >= 2 && self.may_fill()
+    }
+
+    /// Whether one more segment may be filled with what is next in the queue.
+    fn may_fill(&self) -> bool {
+        (matches!(self.queue.front(), Some(Queued::Job(_))) || self.free_segments() > LAST_SEGMENTS)
     }
 
     pub fn space(&self) -> Space {

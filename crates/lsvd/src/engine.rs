@@ -6,21 +6,19 @@
 use crate::batch::{Batch, Next, frame_data_max};
 use crate::core::{Core, Geometry, OpenSegment, Queued};
 use crate::{
-    Counters, Durable, Event, EventKind, Expect, FrameName, Listener, OpenReport, Record, Shape, ShardState, Space,
-    superblock,
+    CleanOptions, Counters, Durable, Event, EventKind, Expect, FrameName, Listener, OpenReport, Record, Shape,
+    ShardState, Space, superblock,
 };
 use bytes::BytesMut;
-use freebs_format::disk::{SEGMENTS_AT, Superblock};
+use freebs_format::disk::Superblock;
 use freebs_io::{AlignedBuf, Device, Durability};
-use freebs_types::{Error, ErrorKind, Result, Sequence, ShardId, StartNumber, Version, ViewNumber};
+use freebs_types::{Error, Result, Sequence, ShardId, StartNumber, Version, ViewNumber};
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
 use tokio::sync::Notify;
 
-/// Segments kept ready, so that no append waits for one to be written in advance.
-const POOL: u32 = 2;
 /// Buffers above this are not kept for reuse.
 const SPARE_BYTES_MAX: usize = 1 << 20;
 
@@ -30,12 +28,20 @@ pub(crate) struct Inner<D> {
     superblock: Superblock,
     /// The queue or the device's end has something for the writer.
     work: Notify,
-    /// A segment was opened: the pool may be short.
-    pool: Notify,
+    /// A segment was opened or freed: the pool may be short, or larger than it has to be.
+    pub pool: Notify,
     /// The pool has grown, or can't; or a reader has let a segment go.
-    grown: Rc<Notify>,
+    pub grown: Rc<Notify>,
     /// The writer has stopped.
     stopped: Notify,
+}
+
+impl<D> Inner<D> {
+    /// The writer has something to do, or need not wait any longer.
+    pub fn ring(&self) {
+        self.work.notify_one();
+        self.grown.notify_one();
+    }
 }
 
 /// Notes that the writer has stopped, also when it is dropped in the middle of a write whose end is unknown then.
@@ -146,7 +152,9 @@ impl<D: Device> Engine<D> {
     /// Puts a record into the queue. Never blocks; order of calls is order in the log. Once the log has failed,
     /// records are dropped: the listener was told.
     pub fn append(&self, record: Record) {
-        if self.inner.core.borrow_mut().push(Queued::Record(record)) {
+        let mut core = self.inner.core.borrow_mut();
+        core.cleaning.idle &= !matches!(record, Record::Frame(_));
+        if core.push(Queued::Record(record)) {
             self.inner.work.notify_one();
         }
     }
@@ -165,13 +173,24 @@ impl<D: Device> Engine<D> {
                 self.inner.work.notify_one();
             }
         }
+        core.no_longer_held();
     }
 
     /// Frames from here on stay in the log (a member lags), unless space is short.
     pub fn keep(&self, shard: ShardId, from: Sequence) {
-        if let Some(s) = self.inner.core.borrow_mut().shards.get_mut(&shard) {
+        let mut core = self.inner.core.borrow_mut();
+        if let Some(s) = core.shards.get_mut(&shard) {
             s.keep = Some(from);
         }
+        core.no_longer_held();
+    }
+
+    /// How cleaning goes on from here.
+    pub fn set_cleaning(&self, options: CleanOptions) {
+        let mut core = self.inner.core.borrow_mut();
+        core.cleaning.options = options;
+        core.segs.changes += 1;
+        core.cleaning.wake.notify_one();
     }
 
     /// Bytes of data that one frame may have in segments of this size.
@@ -190,13 +209,14 @@ impl<D: Device> Engine<D> {
     }
 
     /// Makes the last append provably durable (rule E7), if something came since the last time. To be called after
-    /// a moment without appends. Also asks a file system that was full again for room.
+    /// a moment without appends; until there are any again, cleaning has the device to itself. Also asks a file system
+    /// that was full again for room.
     pub fn flush_idle(&self) {
         let mut core = self.inner.core.borrow_mut();
-        if core.no_growth {
-            // Nobody writes while room is short, so nothing else would ask for it again.
-            self.inner.pool.notify_one();
-        }
+        core.cleaning.idle = true;
+        core.cleaning.wake.notify_one();
+        // Nobody writes while room is short, so nothing else would ask the file system for it again.
+        self.inner.pool.notify_one();
         if core.proven || core.writing || !core.queue.is_empty() {
             return;
         }
@@ -242,12 +262,11 @@ impl<D: Device> Engine<D> {
         }
         let mut running = Running { inner: &self.inner, ended: false };
         let mut write = pin!(self.write_loop());
-        let mut grow = pin!(self.grow_loop());
-        let mut grow_done = false;
+        let mut space = pin!(self.space_loop());
+        let mut clean = pin!(self.clean_loop());
         let end = poll_fn(|cx| {
-            if !grow_done && grow.as_mut().poll(cx).is_ready() {
-                grow_done = true;
-            }
+            let ended = space.as_mut().poll(cx).is_ready() | clean.as_mut().poll(cx).is_ready();
+            assert!(!ended, "what keeps room goes on for as long as the log is written");
             write.as_mut().poll(cx)
         })
         .await;
@@ -259,7 +278,7 @@ impl<D: Device> Engine<D> {
     }
 
     /// Ends the log; the first error counts.
-    fn fail(&self, e: &Error) {
+    pub(crate) fn fail(&self, e: &Error) {
         let listener = {
             let mut core = self.inner.core.borrow_mut();
             if core.failed.is_some() {
@@ -285,8 +304,14 @@ impl<D: Device> Engine<D> {
                 core.next(&mut spare)
             };
             match next {
-                Next::Wait if inner.core.borrow().closing => return Ok(()),
-                Next::Wait => inner.work.notified().await,
+                Next::Wait if inner.core.borrow().is_closed() => return Ok(()),
+                Next::Wait => {
+                    let asks = inner.core.borrow().growing;
+                    if asks || inner.core.borrow().cleaning.idle {
+                        inner.pool.notify_one();
+                    }
+                    inner.work.notified().await;
+                }
                 Next::Rotate => self.rotate().await?,
                 Next::Cut(d) => done.push(d),
                 Next::Fail(e) => return Err(e),
@@ -311,6 +336,10 @@ impl<D: Device> Engine<D> {
     ) -> Result<()> {
         self.inner.core.borrow_mut().writing = true;
         let buf = self.write_bytes(batch.byte, buf).await?;
+        if batch.given.is_some() {
+            // A new live table lets freed segments be used, or go back.
+            self.inner.pool.notify_one();
+        }
         let mut core = self.inner.core.borrow_mut();
         core.writing = false;
         core.written(batch, buf.len(), done);
@@ -331,45 +360,52 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// The segment to open next; `None` if it must be waited for. `tried` is whether the file system was asked once
-    /// more for room after it had refused: space may have come back, and the log must not end for want of asking.
-    fn next_segment(&self, tried: &mut bool) -> Result<Option<u32>> {
+    /// The segment to open next; `None` if it must be waited for.
+    fn next_segment(&self) -> Result<Option<u32>> {
         let core = &mut *self.inner.core.borrow_mut();
         if let Some(e) = &core.failed {
             return Err(e.clone());
         }
+        if core.waits_for_growth() {
+            return Ok(None);
+        }
         if !core.may_open() {
             core.segs.candidates.append(&mut core.segs.blocked);
             core.clean();
-        }
-        let ready = core.segs.ready();
-        let more = core.segs.len() < core.geometry.limit_segments && (!core.no_growth || core.growing);
-        // Readers may hold ready segments for a moment; they are waited for.
-        if !core.may_open() || (ready.is_none() && !more && core.segs.ready_count() == 0) {
-            if core.no_growth && core.segs.len() < core.geometry.limit_segments && (core.growing || !*tried) {
-                (*tried, core.growing) = (true, true);
+            if !core.may_open() && core.drop_moves() {
+                // Something else may be next now.
+                self.inner.grown.notify_one();
                 return Ok(None);
             }
-            let text = "the device is full: no segment of its log is free";
-            core.event(EventKind::Space, text);
-            return Err(Error::no_space(text));
+            if !core.may_open() && core.hope() {
+                core.cleaning.wake.notify_one();
+                return Ok(None);
+            }
         }
-        Ok(ready)
+        // Readers may hold ready segments for a moment; they are waited for.
+        let ready = core.segs.ready_count();
+        if !core.may_open() || (ready == 0 && !core.can_grow()) {
+            if core.asks_again() {
+                return Ok(None);
+            }
+            return Err(core.full());
+        }
+        core.opening = core.segs.ready();
+        Ok(core.opening)
     }
 
-    /// Closes the open segment with its index and opens the next one.
+    /// Closes the open segment with its index and opens the next one. If there is none, waits until that may have
+    /// changed; what is next in the queue may be something else then.
     async fn rotate(&self) -> Result<()> {
         let inner = &self.inner;
-        let mut tried = false;
-        let next = loop {
-            if let Some(id) = self.next_segment(&mut tried)? {
-                break id;
-            }
+        let Some(next) = self.next_segment()? else {
             inner.pool.notify_one();
             inner.grown.notified().await;
+            return Ok(());
         };
         let index = inner.core.borrow_mut().index(next);
         if let Some((at, buf)) = index {
+            inner.core.borrow_mut().counters.index_bytes += buf.len() as u64;
             self.write_bytes(at, buf).await?;
         }
         let mut core = inner.core.borrow_mut();
@@ -380,6 +416,7 @@ impl<D: Device> Engine<D> {
         let seq = core.next_seq;
         core.next_seq += 1;
         core.segs.open(next, seq);
+        (core.opening, core.asked_again) = (None, false);
         core.counters.segments_opened += 1;
         core.open = Some(OpenSegment {
             id: next,
@@ -392,59 +429,6 @@ impl<D: Device> Engine<D> {
         });
         inner.pool.notify_one();
         Ok(())
-    }
-
-    /// Keeps a few segments ready.
-    async fn grow_loop(&self) {
-        let inner = &self.inner;
-        loop {
-            let wanted = {
-                let mut core = inner.core.borrow_mut();
-                let n = core.segs.len();
-                // A file system that was full is asked again whenever somebody rings.
-                let short = core.segs.ready_count() < POOL || core.no_growth;
-                let want = short && n < core.geometry.limit_segments && core.failed.is_none();
-                core.growing = want;
-                want.then(|| SEGMENTS_AT + u64::from(n + 1) * core.geometry.segment_bytes)
-            };
-            let Some(len) = wanted else {
-                // Whoever waits for a segment waits for a reader then, who rings; only the end of the log is news.
-                if inner.core.borrow().failed.is_some() {
-                    inner.grown.notify_one();
-                }
-                inner.pool.notified().await;
-                continue;
-            };
-            match inner.device.set_len(len).await {
-                Ok(()) => {
-                    let mut core = inner.core.borrow_mut();
-                    core.no_growth = false;
-                    core.segs.push();
-                    inner.grown.notify_one();
-                }
-                Err(e) => {
-                    self.no_growth(len, &e);
-                    inner.pool.notified().await;
-                }
-            }
-        }
-    }
-
-    /// The device did not grow: it is full, or it has failed.
-    fn no_growth(&self, len: u64, e: &Error) {
-        {
-            let mut core = self.inner.core.borrow_mut();
-            core.growing = false;
-            if !core.no_growth {
-                core.event(EventKind::Space, format!("the device can't grow to {len} bytes: {e}"));
-            }
-            core.no_growth = true;
-        }
-        if e.kind != ErrorKind::NoSpace {
-            self.fail(&Error::device_failed(format!("growing the device: {e}")));
-            self.inner.work.notify_one();
-        }
-        self.inner.grown.notify_one();
     }
 
     /// Counts what is live anew from the maps and compares; for tests.

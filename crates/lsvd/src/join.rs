@@ -1,4 +1,4 @@
-//! Several futures at once, a bounded number of them, without an executor.
+//! Several futures at once, a bounded number of them, and giving way to others; without an executor.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -35,6 +35,19 @@ pub(crate) async fn join_all<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
     })
     .await;
     out.into_iter().map(|o| o.expect("all are ready")).collect()
+}
+
+/// Lets everybody else have a turn.
+pub(crate) async fn yield_now() {
+    let mut yielded = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 #[cfg(test)]

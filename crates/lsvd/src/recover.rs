@@ -1,7 +1,7 @@
 //! Recovery: from the bytes of a device to the state that its frames make.
 //!
 //! The newest segment's live table says which segments count; closed ones are known by their index, the rest is
-//! scanned; then all frames are applied in log order.
+//! scanned; then all frames are applied in log order. Segments whose ends are blank are not read: most are holes.
 //!
 //! Invariants (rule E7): an unreadable append is a torn tail only if no append with a higher number, and no word of
 //! a later one, says that it was durable. Anything else is damage: what is behind it is kept, shards with a gap there
@@ -93,22 +93,28 @@ impl<D: Device> Recovery<'_, D> {
     async fn all(&mut self, segments: u32) -> Result<()> {
         let mut surveys = BTreeMap::new();
         for ids in (0..segments).collect::<Vec<_>>().chunks(64) {
-            let looks = ids.iter().map(|id| survey(self.device, self.geometry, *id)).collect();
+            let looks = ids.iter().map(|id| survey(self.device, self.geometry, *id, !self.indexes)).collect();
             surveys.extend(join_all(looks).await.into_iter().flatten().map(|s| (s.seq, s)));
         }
-        if !self.indexes {
+        if self.indexes {
+            self.look_behind(&mut surveys).await;
+        } else {
             surveys.values_mut().for_each(|s: &mut Survey| s.footer = None);
         }
         self.firsts = surveys.values().filter_map(|s| Some((s.seq, s.first?))).collect();
         self.core.next_seq = surveys.last_key_value().map_or(0, |(seq, _)| *seq) + 1;
-        let Some((newest, mut tail)) = self.newest(&surveys).await else { return Ok(()) };
-        let used = self.used(&surveys, newest).await;
+        let Some((newest, mut tail)) = self.newest(&surveys).await else {
+            self.free(&surveys);
+            return Ok(());
+        };
+        let used = self.used(&mut surveys, newest).await;
         for s in &used {
             if let Some(what) = s.wrong {
                 self.finding(s.id, 0, what);
             }
             self.core.segs.found(s.id, s.seq);
         }
+        self.free(&surveys);
         if self.segment_lost {
             self.core.damaged = u64::MAX;
         }
@@ -120,6 +126,41 @@ impl<D: Device> Recovery<'_, D> {
         }
         self.finish(newest.id);
         Ok(())
+    }
+
+    /// A segment whose ends are blank, or of a use before, may still be the newest one, if its first append was lost.
+    /// The one before says where the log went on; if nothing is there yet, it will go on there (see `Segments::said`).
+    async fn look_behind(&mut self, surveys: &mut BTreeMap<u64, Survey>) {
+        let Some((newest, next)) = surveys.last_key_value().and_then(|(seq, s)| Some((*seq, s.footer?.next.get())))
+        else {
+            return;
+        };
+        match self.inside(next).await {
+            Some(s) if s.seq > newest => {
+                surveys.retain(|_, old| old.id != next);
+                surveys.insert(s.seq, s);
+            }
+            _ => self.core.segs.said = Some(next),
+        }
+    }
+
+    /// A segment as the appends inside of it name it.
+    async fn inside(&self, id: u32) -> Option<Survey> {
+        if id >= self.core.segs.len() {
+            return None;
+        }
+        let seq = find_seq(&mut Window::new(self.device, self.geometry, id)).await?;
+        Some(Survey { id, seq, first: None, footer: None, wrong: None })
+    }
+
+    /// Free segments that were closed once are whole. Of the others nothing is known: they may be holes.
+    fn free(&mut self, surveys: &BTreeMap<u64, Survey>) {
+        let whole: BTreeSet<u32> = surveys.values().filter(|s| s.footer.is_some()).map(|s| s.id).collect();
+        for id in 0..self.core.segs.len() {
+            if self.core.segs.get(id).state == SegmentState::Ready && !whole.contains(&id) {
+                self.core.segs.set_state(id, SegmentState::Bare);
+            }
+        }
     }
 
     /// The newest segment with a durable append, and its appends if it has no index. Those of an unfinished append at
@@ -149,7 +190,7 @@ impl<D: Device> Recovery<'_, D> {
     }
 
     /// The segments that count, by number: those of the newest live table, and the newest one itself.
-    async fn used(&mut self, surveys: &BTreeMap<u64, Survey>, newest: Survey) -> Vec<Survey> {
+    async fn used(&mut self, surveys: &mut BTreeMap<u64, Survey>, newest: Survey) -> Vec<Survey> {
         let mut used: Vec<Survey> = vec![newest];
         let mut at = newest;
         let table = loop {
@@ -176,6 +217,10 @@ impl<D: Device> Recovery<'_, D> {
             }
         }
         for lost in table.iter().flat_map(LiveTable::iter).filter(|s| !found.contains(&s.0)) {
+            if let Some(s) = self.inside(lost.0).await.filter(|s| s.seq < at.seq && !known.contains(&s.seq)) {
+                used.push(s);
+                continue;
+            }
             self.finding(lost.0, 0, "the whole segment is lost: no append in it can be found");
             self.segment_lost = true;
         }
@@ -257,7 +302,7 @@ impl<D: Device> Recovery<'_, D> {
         if damaged || found.end as usize + room > self.geometry.segment_bytes as usize {
             return;
         }
-        self.core.segs.get_mut(s.id).state = SegmentState::Open;
+        self.core.segs.set_state(s.id, SegmentState::Open);
         self.core.open = Some(OpenSegment {
             id: s.id,
             seq: s.seq,
@@ -338,27 +383,30 @@ impl<D: Device> Recovery<'_, D> {
     }
 }
 
-/// Looks at a segment's ends; at all of it if its first sector says nothing.
-async fn survey<D: Device>(device: &D, geometry: Geometry, id: u32) -> Option<Survey> {
+/// Looks at a segment's ends; at all of it if they say something, but not what they should, or if `thorough`.
+async fn survey<D: Device>(device: &D, geometry: Geometry, id: u32, thorough: bool) -> Option<Survey> {
     let sector = geometry.sector;
     let at = |byte: u32| geometry.byte(id, byte);
     let first = device.read(at(0), sector).await.ok();
     let last = device.read(at(geometry.segment_bytes as u32 - sector as u32), sector).await.ok();
+    let written = |b: &Option<freebs_io::AlignedBuf>| b.as_ref().is_none_or(|b| b.iter().any(|b| *b != 0));
     let header = first
-        .and_then(|b| AppendHeader::decode(&b).ok())
+        .as_ref()
+        .and_then(|b| AppendHeader::decode(b).ok())
         .filter(|h| h.device == geometry.device.0 && h.segment.get() == id && h.offset.get() == 0);
-    let footer = last.and_then(|b| SegmentFooter::decode(&b, geometry.segment_bytes).ok()).filter(|f| {
+    let footer = last.as_ref().and_then(|b| SegmentFooter::decode(b, geometry.segment_bytes).ok()).filter(|f| {
         f.device == geometry.device.0
             && f.segment.get() == id
             && (1..u64::MAX / 2).contains(&f.segment_seq.get())
             && f.last_append.get() < u64::MAX / 2
             && (f.index_at.get() as usize).is_multiple_of(sector)
     });
+    let look = thorough || (header.is_none() && (written(&first) || written(&last)));
+    let inside = if look { find_seq(&mut Window::new(device, geometry, id)).await } else { None };
+    // What begins the segment may be of its use before.
+    let header = header.filter(|h| inside.is_none_or(|seq| h.segment_seq.get() >= seq));
     let first_of = |seq: u64| header.as_ref().filter(|h| h.segment_seq.get() == seq).map(|h| h.number.get());
-    let seq = match &header {
-        Some(h) => Some(h.segment_seq.get()),
-        None => find_seq(&mut Window::new(device, geometry, id)).await,
-    };
+    let seq = header.as_ref().map(|h| h.segment_seq.get()).or(inside);
     match (seq, footer) {
         (None, None) => None,
         (None, Some(f)) => {

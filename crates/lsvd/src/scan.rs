@@ -29,6 +29,10 @@ impl<'a, D: Device> Window<'a, D> {
         Self { device, geometry, segment, start: 0, bytes: Bytes::new() }
     }
 
+    pub fn segment_bytes(&self) -> u64 {
+        self.geometry.segment_bytes
+    }
+
     /// `len` bytes from byte `at` of the segment.
     pub async fn get(&mut self, at: usize, len: usize) -> Option<Bytes> {
         let end = at.checked_add(len).filter(|e| *e <= self.geometry.segment_bytes as usize)?;

@@ -5,14 +5,19 @@
 //!   the same for blocks that trims and zeroes cover (rule E1).
 //! - A segment that was given up is used again only when a live table without it is durable: until then recovery
 //!   still sees it whole, beside everything else that the newest table names.
+//! - A segment that went back to the file system is written with zeroes before it is used again, so that no append
+//!   meets a hole.
 //! - A pinned segment is not given up while the segments that pin it are in use: it holds the frame that says that
 //!   frames there don't count.
 
-use freebs_types::{ChunkId, Sequence, ShardId};
+use freebs_types::{Sequence, ShardId};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use tokio::sync::Notify;
+
+/// Blocks that die before it is worth looking again for a segment to clean.
+const DIED_CHANGE: u64 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SegmentState {
@@ -22,7 +27,10 @@ pub(crate) enum SegmentState {
     Closed,
     /// Given up, but the newest live table still names it.
     Given,
+    /// Free, but a hole in the file, or not known to be none.
+    Bare,
 }
+const STATES: usize = 5;
 
 /// What a segment holds of one shard.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +38,6 @@ pub(crate) struct Content {
     /// Frames of the sequence, lowest and highest; both 0 if there are only local ones.
     pub min: Sequence,
     pub max: Sequence,
-    pub chunks: Vec<ChunkId>,
 }
 
 #[derive(Debug)]
@@ -46,6 +53,14 @@ pub(crate) struct Segment {
     pub pins: BTreeSet<u32>,
     /// Local frames on their way that let this segment be given up.
     pub jobs: u32,
+    /// Its live blocks are being moved.
+    pub cleaning: bool,
+    /// Cleaning could not empty it: what was live then, and the number of the log's newest segment.
+    pub stuck: Option<(u64, u64)>,
+    /// Blocks that cleaning moved here, and the sum of the ages (as segment numbers) that they brought along.
+    pub moved: (u64, u64),
+    /// The segment whose live table made this one ready.
+    pub freed_by: u64,
     readers: Rc<Cell<u32>>,
 }
 
@@ -60,12 +75,26 @@ impl Segment {
             tomb_list: Vec::new(),
             pins: BTreeSet::new(),
             jobs: 0,
+            cleaning: false,
+            stuck: None,
+            moved: (0, 0),
+            freed_by: 0,
             readers: Rc::default(),
         }
     }
 
     pub fn is_used(&self) -> bool {
         matches!(self.state, SegmentState::Open | SegmentState::Closed)
+    }
+
+    /// Number of the segment that its data were written to first, in the mean.
+    pub fn birth(&self, blocks: u64) -> u64 {
+        let (moved, sum) = self.moved;
+        (sum + blocks.saturating_sub(moved) * self.seq) / blocks.max(moved).max(1)
+    }
+
+    pub fn is_read(&self) -> bool {
+        self.readers.get() > 0
     }
 }
 
@@ -87,13 +116,21 @@ impl Drop for ReadGuard {
 #[derive(Debug, Default)]
 pub(crate) struct Segments {
     all: Vec<Segment>,
+    /// Segments in each state.
+    counts: [u32; STATES],
     /// Closed segments that may have become free since they were last looked at.
     pub candidates: BTreeSet<u32>,
     /// Those without live blocks that something else kept; looked at again when a segment closes.
     pub blocked: BTreeSet<u32>,
     pub live_blocks: u64,
+    /// Where the log said that it goes on when it was stopped: recovery looks for it there, and nowhere else.
+    pub said: Option<u32>,
     /// Segments that are open or closed.
     pub used_count: u32,
+    /// Rises when more segments may be worth cleaning than before.
+    pub changes: u64,
+    /// Blocks that died so far; those that were moved did not.
+    pub died: u64,
     /// Rung when a segment may have become ready: the pool has grown, or a reader has gone.
     pub freed: Rc<Notify>,
 }
@@ -102,6 +139,7 @@ impl Segments {
     /// One more, freshly written segment.
     pub fn push(&mut self) -> u32 {
         self.all.push(Segment::new());
+        self.counts[SegmentState::Ready as usize] += 1;
         self.all.len() as u32 - 1
     }
     pub fn len(&self) -> u32 {
@@ -128,39 +166,59 @@ impl Segments {
 
     /// The lowest segment that can be opened.
     pub fn ready(&self) -> Option<u32> {
+        let ready = |id: &u32| self.get(*id).state == SegmentState::Ready && !self.get(*id).is_read();
+        if let Some(id) = self.said() {
+            return Some(id).filter(ready);
+        }
         self.iter().find(|(_, s)| s.state == SegmentState::Ready && s.readers.get() == 0).map(|(i, _)| i)
     }
+    pub fn count(&self, state: SegmentState) -> u32 {
+        self.counts[state as usize]
+    }
+    pub fn set_state(&mut self, id: u32, state: SegmentState) {
+        let old = std::mem::replace(&mut self.all[id as usize].state, state);
+        self.counts[old as usize] -= 1;
+        self.counts[state as usize] += 1;
+    }
+    /// The segment that must be opened next, while it is free.
+    pub fn said(&self) -> Option<u32> {
+        let free = |s: &Segment| matches!(s.state, SegmentState::Ready | SegmentState::Bare);
+        self.said.filter(|id| self.all.get(*id as usize).is_some_and(free))
+    }
     pub fn ready_count(&self) -> u32 {
-        self.iter().filter(|(_, s)| s.state == SegmentState::Ready).count() as u32
+        self.count(SegmentState::Ready)
     }
 
     pub fn open(&mut self, id: u32, seq: u64) {
         let s = self.get_mut(id);
         assert!(s.state == SegmentState::Ready && s.live == 0, "only a free segment is opened");
         let readers = s.readers.clone();
-        *s = Segment { state: SegmentState::Open, seq, readers, ..Segment::new() };
+        *s = Segment { seq, readers, ..Segment::new() };
+        self.said = None;
+        self.set_state(id, SegmentState::Open);
         self.used_count += 1;
     }
 
     pub fn close(&mut self, id: u32) {
-        self.get_mut(id).state = SegmentState::Closed;
+        self.set_state(id, SegmentState::Closed);
         self.candidates.insert(id);
         self.candidates.append(&mut self.blocked);
+        self.changes += 1;
     }
 
     /// A segment that recovery found in use.
     pub fn found(&mut self, id: u32, seq: u64) {
-        let s = self.get_mut(id);
-        (s.state, s.seq) = (SegmentState::Closed, seq);
+        self.set_state(id, SegmentState::Closed);
+        self.get_mut(id).seq = seq;
         self.used_count += 1;
     }
 
-    /// A live table without the segments given up so far is durable.
-    pub fn table_durable(&mut self, given: &[u32]) {
+    /// The live table of segment number `by`, without the segments given up so far, is durable.
+    pub fn table_durable(&mut self, given: &[u32], by: u64) {
         for id in given {
-            let s = self.get_mut(*id);
-            if s.state == SegmentState::Given {
-                s.state = SegmentState::Ready;
+            if self.get(*id).state == SegmentState::Given {
+                self.set_state(*id, SegmentState::Ready);
+                self.get_mut(*id).freed_by = by;
             }
         }
     }
@@ -178,6 +236,16 @@ impl Segments {
         }
     }
 
+    /// Live blocks down that live nowhere else now.
+    pub fn count_died(&mut self, id: u32, delta: i64) {
+        let before = self.died / DIED_CHANGE;
+        self.died += delta.unsigned_abs();
+        if self.died / DIED_CHANGE != before {
+            self.changes += 1;
+        }
+        self.count_live(id, delta);
+    }
+
     pub fn count_tombs(&mut self, id: u32, delta: i64) {
         let s = &mut self.all[id as usize];
         s.tombs = s.tombs.checked_add_signed(delta).expect("a segment's trims are never below zero");
@@ -186,18 +254,12 @@ impl Segments {
         }
     }
 
-    /// Notes that a frame of the shard lies in a segment; `sequence` and `chunk` unless it is a local one.
-    pub fn note(&mut self, id: u32, shard: ShardId, sequence: Option<Sequence>, chunk: Option<ChunkId>) {
+    /// Notes that a frame of the shard lies in a segment; `sequence` unless it is a local one.
+    pub fn note(&mut self, id: u32, shard: ShardId, sequence: Option<Sequence>) {
         let c = self.all[id as usize].content.entry(shard).or_default();
         if let Some(s) = sequence {
             c.min = if c.max.0 == 0 { s } else { c.min.min(s) };
             c.max = c.max.max(s);
-        }
-        if let Some(chunk) = chunk
-            && c.chunks.last() != Some(&chunk)
-            && !c.chunks.contains(&chunk)
-        {
-            c.chunks.push(chunk);
         }
     }
 
@@ -217,6 +279,7 @@ impl Segments {
             self.pin(holder, id);
             self.candidates.insert(id);
         }
+        self.changes += 1;
         self.get_mut(holder).content.remove(&shard);
         self.candidates.insert(holder);
     }
@@ -225,10 +288,11 @@ impl Segments {
     pub fn give_up(&mut self, id: u32) -> BTreeMap<ShardId, Content> {
         let s = self.get_mut(id);
         assert!(s.state == SegmentState::Closed && s.live == 0 && s.tombs == 0, "nothing live is given up");
-        s.state = SegmentState::Given;
         s.tomb_list = Vec::new();
         let content = std::mem::take(&mut s.content);
+        self.set_state(id, SegmentState::Given);
         self.used_count -= 1;
+        self.changes += 1;
         let unpinned: Vec<u32> = self.iter().filter(|(_, s)| s.pins.contains(&id)).map(|(i, _)| i).collect();
         for u in unpinned {
             self.get_mut(u).pins.remove(&id);

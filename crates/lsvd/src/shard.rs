@@ -54,12 +54,13 @@ impl Tip {
     }
 }
 
-/// What it takes to bring back the state before an uncommitted frame.
+/// What it takes to bring back the state before an uncommitted frame, or before the jump that an uncommitted mark
+/// made.
 #[derive(Debug)]
 struct Undo {
     sequence: Sequence,
     before: Tip,
-    head: FrameHead,
+    head: Option<FrameHead>,
     displaced: Vec<(u32, Extent)>,
 }
 
@@ -101,6 +102,9 @@ pub(crate) struct Shard {
     /// Segments with marks that name frames above `committed`, and the highest such frame.
     pub marks: BTreeMap<u32, Sequence>,
     outcome: Outcome,
+    /// What a frame displaced for good. It is given up after all of the frame has been placed: a chunk must not go
+    /// because the first of its blocks are dead already while the others have not been named yet.
+    freed: Vec<Extent>,
 }
 
 fn hid8(head: &FrameHead) -> u64 {
@@ -134,7 +138,7 @@ impl Shard {
         if !chunks::fits(h.chunk_offset.get(), h.data_blocks()) {
             return Err("frame outside its chunk");
         }
-        segs.note(at.segment, self.id, Some(s), (h.data_blocks() > 0).then(|| h.chunk()));
+        segs.note(at.segment, self.id, Some(s));
         if repair {
             return self.repair(head, at, segs);
         }
@@ -200,7 +204,12 @@ impl Shard {
         let known = head.header().committed_seq().0.min(s.0 - 1).max(self.hint.0.min(s.0));
         self.set_committed(Sequence(known), segs);
         if s > self.committed {
-            self.undo.push_back(Undo { sequence: s, before: self.tip, head: head.clone(), displaced: Vec::new() });
+            self.undo.push_back(Undo {
+                sequence: s,
+                before: self.tip,
+                head: Some(head.clone()),
+                displaced: Vec::new(),
+            });
         }
         self.tip = Tip::of(head);
         self.frames.push(s, Self::place_of(head, at));
@@ -283,6 +292,8 @@ impl Shard {
                 self.merge(e.range.start.0, extent, segs);
             }
         }
+        self.release_freed(segs);
+        self.chunks.settle(h.chunk(), h.chunk_offset.get(), h.data_blocks());
     }
 
     /// Merges an entry into the map and keeps the counts of what is live.
@@ -302,7 +313,7 @@ impl Shard {
             }
         }
         for (a, e) in out.displaced.drain(..) {
-            self.set_aside(by, a, e, segs);
+            self.set_aside(by, a, e);
         }
         for (a, e, winner) in out.lost.drain(..) {
             if self.undo_of(winner).is_none() {
@@ -310,7 +321,7 @@ impl Shard {
             }
             for (a, e) in self.not_aside(a, e) {
                 self.acquire(&e, segs);
-                self.set_aside(winner, a, e, segs);
+                self.set_aside(winner, a, e);
             }
         }
         self.outcome = out;
@@ -341,11 +352,19 @@ impl Shard {
     }
 
     /// Keeps a live piece that frame `by` displaced while that frame may be cut; else it is free.
-    fn set_aside(&mut self, by: Sequence, at: u32, e: Extent, segs: &mut Segments) {
+    fn set_aside(&mut self, by: Sequence, at: u32, e: Extent) {
         match self.undo_of(by) {
             Some(u) => u.displaced.push((at, e)),
-            None => self.release(&e, segs),
+            None => self.freed.push(e),
         }
+    }
+
+    fn release_freed(&mut self, segs: &mut Segments) {
+        let mut freed = std::mem::take(&mut self.freed);
+        for e in freed.drain(..) {
+            self.release(&e, segs);
+        }
+        self.freed = freed;
     }
 
     fn acquire(&mut self, e: &Extent, segs: &mut Segments) {
@@ -358,7 +377,7 @@ impl Shard {
 
     fn release(&mut self, e: &Extent, segs: &mut Segments) {
         if e.is_data() {
-            self.chunks.release(e.chunk, e.offset, e.len, |s, n| segs.count_live(s, n));
+            self.chunks.release(e.chunk, e.offset, e.len, |s, n| segs.count_died(s, n));
         } else {
             segs.count_tombs(e.offset, -i64::from(e.len));
         }
@@ -380,6 +399,7 @@ impl Shard {
                 let run =
                     Run { first: h.chunk_offset.get(), count: h.data_blocks(), segment: at.segment, at: at.data_at };
                 self.chunks.place(h.chunk(), run, |s, n| segs.count_live(s, n));
+                self.chunks.settle(h.chunk(), run.first, run.count);
             }
             return Ok(());
         }
@@ -392,7 +412,7 @@ impl Shard {
                 Some(u) => std::mem::replace(&mut u.before, Tip::of(head)),
                 None => self.tip,
             };
-            self.undo.insert(i, Undo { sequence: s, before, head: head.clone(), displaced: Vec::new() });
+            self.undo.insert(i, Undo { sequence: s, before, head: Some(head.clone()), displaced: Vec::new() });
         }
         self.frames.replace(s, place);
         if s == self.tip.name.sequence {
@@ -405,7 +425,7 @@ impl Shard {
 
     /// Applies map entries with their places.
     pub fn carry(&mut self, body: &CarryBody, at: At, segs: &mut Segments) -> Result<(), &'static str> {
-        segs.note(at.segment, self.id, None, None);
+        segs.note(at.segment, self.id, None);
         let mut data_at = at.data_at;
         for e in &body.entries {
             let (start, data) = (e.range.start.0, e.kind == ExtentKind::Data);
@@ -417,7 +437,6 @@ impl Shard {
                 let run = Run { first: e.offset, count: e.range.len, segment: at.segment, at: data_at };
                 data_at += e.range.len * BLOCK as u32;
                 self.chunks.place(e.chunk, run, |s, n| segs.count_live(s, n));
-                segs.note(at.segment, self.id, None, Some(e.chunk));
             }
             let extent = Extent {
                 len: e.range.len,
@@ -434,7 +453,10 @@ impl Shard {
             };
             let key = extent.key();
             self.merge(start, extent, segs);
-            if !data {
+            self.release_freed(segs);
+            if data {
+                self.chunks.settle(e.chunk, e.offset, e.range.len);
+            } else {
                 for (home, len) in self.map.rehome(start, start + e.range.len, at.segment, |e| e.key() == key) {
                     segs.count_tombs(at.segment, i64::from(len));
                     segs.count_tombs(home, -i64::from(len));
@@ -446,7 +468,7 @@ impl Shard {
 
     /// Applies a mark: takes what is newer in it. `head` is the mark's own.
     pub fn mark(&mut self, head: &FrameHead, body: &MarkBody, at: At, damaged: u64, segs: &mut Segments) {
-        segs.note(at.segment, self.id, None, None);
+        segs.note(at.segment, self.id, None);
         let (s, h) = (head.seq(), head.header());
         if s.0 >= NUMBER_MAX || h.first_version.get() >= NUMBER_MAX || h.chunk_offset.get() > chunks::ORDINALS_MAX {
             return;
@@ -509,12 +531,23 @@ impl Shard {
         self.prune();
     }
 
+    /// Goes on from a mark that is ahead of the frames that are here. What it says may be of frames that were cut
+    /// later, and that were given up together with what they wrote; so it can be cut, too, unless it is committed or
+    /// the whole map came with it.
     fn jump(&mut self, head: &FrameHead, body: &MarkBody, segs: &mut Segments) {
         let (s, h) = (head.seq(), head.header());
-        for u in std::mem::take(&mut self.undo) {
-            for (_, e) in u.displaced {
-                self.release(&e, segs);
+        if body.whole || body.committed >= s {
+            for u in std::mem::take(&mut self.undo) {
+                for (_, e) in u.displaced {
+                    self.release(&e, segs);
+                }
             }
+            self.views = body.view_frame.iter().map(|f| (f.seq(), own(f))).collect();
+            self.attaches = vec![(Sequence(0), body.attach)];
+            self.requests = RequestTable::from_format(&body.requests);
+        } else {
+            self.undo.push_back(Undo { sequence: s, before: self.tip, head: None, displaced: Vec::new() });
+            self.fill_in(s, body);
         }
         self.tip = Tip {
             name: FrameName { view: body.last_view, sequence: s, hid: h.hid() },
@@ -524,9 +557,6 @@ impl Shard {
             chunk: h.chunk(),
             chunk_blocks: h.chunk_offset.get(),
         };
-        self.views = body.view_frame.iter().map(|f| (f.seq(), own(f))).collect();
-        self.attaches = vec![(Sequence(0), body.attach)];
-        self.requests = RequestTable::from_format(&body.requests);
     }
 
     /// Brings back the state that frame `to` left; what was committed is not asked for.
@@ -538,7 +568,7 @@ impl Shard {
         let mut aside = Vec::new();
         while self.undo.back().is_some_and(|u| u.sequence > to) {
             let u = self.undo.pop_back().expect("just seen");
-            for (e, _) in u.head.updates().flat_map(|up| up.extents().collect::<Vec<_>>()) {
+            for (e, _) in u.head.iter().flat_map(FrameHead::updates).flat_map(|up| up.extents().collect::<Vec<_>>()) {
                 let (a, b) = (e.range.start.0, e.range.end() as u32);
                 for (_, gone) in self.map.take(a, b, |x| x.sequence == u.sequence) {
                     self.release(&gone, segs);
@@ -557,12 +587,13 @@ impl Shard {
             let by = e.sequence;
             self.map.insert(a, e, &mut out);
             for (a, e) in out.displaced.drain(..) {
-                self.set_aside(by, a, e, segs);
+                self.set_aside(by, a, e);
             }
             for (a, e, winner) in out.lost.drain(..) {
-                self.set_aside(winner, a, e, segs);
+                self.set_aside(winner, a, e);
             }
         }
+        self.release_freed(segs);
         self.outcome = out;
         self.stale.extend(self.frames.cut(to));
         // A mark that names a frame of the branch must not outlive the frame that cuts it.

@@ -16,6 +16,8 @@ async fn closed_segments(shard: ShardId) -> MemoryDevice {
     let device = MemoryDevice::new(512, 1 << 30);
     Engine::create(device.clone(), &shape(40)).await.unwrap();
     let rig = Rig::open(device.clone()).await.unwrap();
+    // The first segment stays in use.
+    rig.engine.set_cleaning(freebs_lsvd::CleanOptions { enabled: false, ..Default::default() });
     let (mut rng, mut chain) = (Rng::new(7), Chain::new(shard));
     for _ in 0..600 {
         chain.committed = chain.sequence.saturating_sub(1);

@@ -4,11 +4,15 @@
 mod common;
 
 use common::*;
+use freebs_format::disk::AppendHeader;
 use freebs_format::{ExtentKind, Frame};
 use freebs_io::memory::MemoryDevice;
-use freebs_lsvd::{Engine, Record};
+use freebs_io::{Device, faults};
+use freebs_lsvd::{CleanOptions, Engine, Record};
 use freebs_types::{BlockRange, ErrorKind, Lba, Result, Sequence, ShardId};
 use std::cell::RefCell;
+use std::rc::Rc;
+use zerocopy::IntoBytes;
 
 const BLOCKS: u32 = 120;
 const SHARDS: u64 = 3;
@@ -32,6 +36,8 @@ async fn image(seed: u64, steps: u64) -> Image {
     let device = MemoryDevice::new(512, 1 << 30);
     Engine::create(device.clone(), &shape(40)).await.unwrap();
     let rig = Rig::open(device.clone()).await.unwrap();
+    // Everything stays where it was written, so that there is much to be damaged.
+    rig.engine.set_cleaning(CleanOptions { enabled: false, ..CleanOptions::default() });
     let mut history: Vec<Vec<_>> =
         (1..=SHARDS).map(|i| vec![(None, Model::new(), Chain::new(ShardId::new(i, 0)))]).collect();
     for _ in 0..steps {
@@ -384,6 +390,7 @@ fn released_frames_do_not_hide_lost_ones() {
         let device = MemoryDevice::new(512, 1 << 30);
         Engine::create(device.clone(), &shape(40)).await.unwrap();
         let rig = Rig::open(device.clone()).await.unwrap();
+        rig.engine.set_cleaning(CleanOptions { enabled: false, ..CleanOptions::default() });
         let (mut chain, mut model) = (Chain::new(ShardId::new(1, 0)), Model::new());
         for i in 0..2500u32 {
             chain.committed = chain.sequence;
@@ -452,5 +459,65 @@ fn a_lost_frame_behind_another_in_its_append_is_missed() {
         let st = rig.engine.state(gap.shard).unwrap();
         assert_eq!((st.last.sequence.0, &st.holes[..]), (4, &[(Sequence(3), Sequence(3))][..]));
         assert!(read_block(&rig, gap.shard, 5).await.is_err());
+    });
+}
+
+/// The power went when a segment had been closed, and its footer said where the log goes on. After the restart it went
+/// on in another one, and whoever lost that one's first append found neither: the rest of it was never looked for, and
+/// what it held was gone without a word. The same if the segment still began with an append of its use before.
+#[test]
+fn a_lost_first_append_is_missed_wherever_the_log_was_stopped() {
+    local(async {
+        let device = faults::CrashDevice::new(512, 1 << 30);
+        Engine::create(device.clone(), &shape(12)).await.unwrap();
+        let moments: Rc<RefCell<Vec<faults::PowerCut>>> = Rc::default();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let to = moments.clone();
+        device.on_call(move |_, cut| to.borrow_mut().push(cut));
+        let shard = ShardId::new(1, 0);
+        let mut chain = Chain::new(shard);
+        for i in 0..150 {
+            rig.append(Record::Frame(chain.frame(&[Op { extents: vec![(ExtentKind::Data, i % 2, 60)], fill: 7 }])));
+            rig.settle().await;
+            chain.committed = chain.sequence;
+            rig.engine.committed(shard, Sequence(chain.committed));
+        }
+        assert!(rig.engine.counters().segments_freed > 3, "segments are used again");
+        let (mut stopped, mut again) = (0, 0);
+        for cut in moments.take().into_iter().skip(20) {
+            let device = cut.image(faults::Survives::Nothing);
+            let rig = Rig::open(device.clone()).await.unwrap();
+            assert!(rig.report.damage.is_empty());
+            let mut other = Chain::new(ShardId::new(2, 0));
+            let opened = |rig: &Rig<_>| rig.engine.counters().segments_opened;
+            while opened(&rig) == 0 || other.sequence < 2 {
+                rig.append(Record::Frame(other.frame(&[Op { extents: vec![(ExtentKind::Data, 0, 60)], fill: 8 }])));
+                rig.settle().await;
+            }
+            rig.append(Record::Frame(other.frame(&[Op { extents: vec![(ExtentKind::Data, 0, 1)], fill: 8 }])));
+            rig.settle().await;
+            let one = opened(&rig) == 1;
+            rig.stop().await;
+            // The newest segment's first append goes.
+            let bytes = device.read(0, device.len() as usize).await.unwrap().to_vec();
+            let header = |at: usize| AppendHeader::decode(&bytes[at..at + size_of::<AppendHeader>()]).ok();
+            let starts = (FIRST..bytes.len()).step_by(SEGMENT as usize);
+            let newest = starts.max_by_key(|at| header(*at).map_or(0, |h| h.segment_seq.get())).unwrap();
+            stopped += u64::from(one);
+            for old in [false, true] {
+                let mut bytes = bytes.clone();
+                let mut first = header(newest).unwrap();
+                bytes[newest..newest + 512].fill(0);
+                if old {
+                    first.segment_seq = 1.into();
+                    first.finish(&[]);
+                    bytes[newest..newest + size_of::<AppendHeader>()].copy_from_slice(first.as_bytes());
+                    again += 1;
+                }
+                let rig = Rig::open(load(&bytes)).await.unwrap();
+                assert!(!rig.report.damage.is_empty(), "the first append at {newest} is lost, old {old}");
+            }
+        }
+        assert!(stopped > 20 && again > 100, "{stopped} {again}");
     });
 }

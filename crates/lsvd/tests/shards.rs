@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use freebs_format::{CarryBody, ExtentKind};
 use freebs_io::memory::MemoryDevice;
-use freebs_lsvd::{Base, Durable, Engine, MarkChange, Record, Seen};
+use freebs_lsvd::{Base, CleanOptions, Durable, Engine, MarkChange, Record, Seen};
 use freebs_types::{
     BlockRange, ClusterId, DriverId, ErrorKind, Hash32, Lba, NodeId, RequestNumber, Sequence, ShardId, StartNumber,
     ViewNumber,
@@ -649,4 +649,79 @@ fn a_mark_of_a_branch_that_was_cut_leads_to_no_hole() {
             rig.engine.check();
         });
     }
+}
+
+/// A frame wrote a block and trimmed it again before it wrote another one. The first block was free at once, and with
+/// it, as the only one so far, went its chunk; so the second one had no place.
+#[test]
+fn a_frame_that_undoes_its_first_write_keeps_its_second() {
+    local(async {
+        let rig = Rig::open(device(20).await).await.unwrap();
+        let (mut chain, mut model) = (Chain::new(SHARD), Model::new());
+        rig.append(Record::Frame(chain.view_frame(2, 1)));
+        rig.settle().await;
+        // The member lags: what it gets is committed already.
+        rig.engine.committed(SHARD, Sequence(9));
+        let op = |kind, at, fill| Op { extents: vec![(kind, at, 1)], fill };
+        let ops = [op(ExtentKind::Data, 3, 1), op(ExtentKind::Trim, 3, 0), op(ExtentKind::Data, 7, 2)];
+        ops.iter().for_each(|op| op.apply(&mut model));
+        rig.append(Record::Frame(chain.frame(&ops)));
+        rig.settle().await;
+        assert_eq!(rig.read_all(SHARD, 10).await.unwrap(), full(&model, 10));
+        rig.engine.check();
+    });
+}
+
+/// A mark was written while the shard's last frames were of a view that did not win. They were cut, what took their
+/// place was committed, and their segment was given up; the mark, in another segment, stayed. The next recovery took
+/// it for a jump over lost frames, and the first frame behind it for the end of a branch that is gone.
+#[test]
+fn a_mark_of_a_branch_that_was_cut_does_not_outlive_it() {
+    local(async {
+        let dev = device(40).await;
+        let rig = Rig::open(dev.clone()).await.unwrap();
+        rig.engine.set_cleaning(CleanOptions { enabled: false, ..CleanOptions::default() });
+        let (mut chain, mut model) = (Chain::new(SHARD), Model::new());
+        let mut busy = Chain::new(ShardId::new(2, 0));
+        let data = |at, len, fill| Op { extents: vec![(ExtentKind::Data, at, len)], fill };
+        let mut fill_segment = async |rig: &Rig<MemoryDevice>, at: u32| {
+            busy.committed = busy.sequence;
+            rig.append(Record::Frame(busy.frame(&[data(at, 150, 1), data(200, 60, 2)])));
+            rig.settle().await;
+        };
+        rig.append(Record::Frame(chain.view_frame(2, 1)));
+        rig.settle().await;
+        rig.engine.committed(SHARD, Sequence(1));
+        chain.committed = 1;
+        fill_segment(&rig, 0).await;
+        let mut branch = chain.clone();
+        rig.append(Record::Frame(branch.attach_frame(8)));
+        rig.append(Record::Frame(branch.frame(&[data(3, 2, 7)])));
+        rig.settle().await;
+        // The mark lies beside blocks that stay.
+        fill_segment(&rig, 400).await;
+        rig.append(mark(SHARD, MarkChange::default()));
+        rig.settle().await;
+        fill_segment(&rig, 0).await;
+        rig.append(Record::Frame(chain.view_frame(3, 2)));
+        for i in 0..4u64 {
+            let op = data(10, 1, 50 + i);
+            op.apply(&mut model);
+            rig.append(Record::Frame(chain.frame(&[op])));
+        }
+        rig.settle().await;
+        chain.committed = chain.sequence;
+        rig.engine.committed(SHARD, Sequence(chain.sequence));
+        for _ in 0..60 {
+            fill_segment(&rig, 0).await;
+        }
+        assert!(rig.engine.state(SHARD).unwrap().first_kept > Sequence(1), "the branch's segment was given up");
+        let before = rig.engine.state(SHARD).unwrap();
+        rig.stop().await;
+        let rig = Rig::open(dev).await.unwrap();
+        let state = rig.engine.state(SHARD).unwrap();
+        assert_eq!((state.holes, state.last, state.attach), (vec![], chain.name(), before.attach));
+        assert_eq!(rig.read_all(SHARD, 20).await.unwrap(), full(&model, 20));
+        rig.engine.check();
+    });
 }

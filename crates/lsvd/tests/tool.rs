@@ -10,7 +10,7 @@ use freebs_lsvd::tool::{
     Action, Damage, DamageKind, FrameInfo, IndexState, Inspection, Rebuild, SegmentKind, Verification, Watch, inspect,
     rebuild, verify,
 };
-use freebs_lsvd::{Engine, Record};
+use freebs_lsvd::{CleanOptions, Engine, Record};
 use freebs_types::{ErrorKind, Sequence, ShardId};
 use std::cell::RefCell;
 
@@ -37,11 +37,17 @@ fn bytes_of(device: &MemoryDevice) -> Vec<u8> {
     bytes.into_inner()
 }
 
+/// A device with history, where everything stays where it was written.
 async fn image(seed: u64, steps: u64) -> Image {
+    lived(seed, steps, CleanOptions { enabled: false, ..CleanOptions::default() }).await
+}
+
+async fn lived(seed: u64, steps: u64, cleaning: CleanOptions) -> Image {
     let mut rng = Rng::new(seed);
     let device = MemoryDevice::new(512, 1 << 30);
     Engine::create(device.clone(), &shape(40)).await.unwrap();
     let rig = Rig::open(device.clone()).await.unwrap();
+    rig.engine.set_cleaning(cleaning);
     let mut chains: Vec<Chain> = (1..=2).map(|i| Chain::new(ShardId::new(i, 0))).collect();
     let mut models = vec![Model::new(); 2];
     for i in 0..steps {
@@ -58,6 +64,7 @@ async fn image(seed: u64, steps: u64) -> Image {
         }
     }
     rig.settle().await;
+    assert_eq!(rig.engine.counters().cleaned_bytes > 0, cleaning.enabled, "{cleaning:?}");
     rig.stop().await;
     Image { bytes: bytes_of(&device), chains, models }
 }
@@ -131,37 +138,43 @@ fn pick<'a>(found: &Inspection, frames: &'a [FrameInfo], closed: bool) -> &'a Fr
 #[test]
 fn a_sound_device_is_sound_and_adds_up() {
     local(async {
-        let image = image(1, 500).await;
-        let (found, frames) = look(&image.bytes).await;
-        let v = check(&image.bytes).await;
-        assert!(v.is_sound(), "{:#?} {:?} {:?}", v.damage, v.losses, v.recovery);
-        assert_eq!(v.checked.frames, frames.len() as u64);
-        assert_eq!(v.checked.blocks * 4096, frames.iter().map(|f| u64::from(f.data_bytes)).sum::<u64>());
-        let sequences: u64 = image.chains.iter().map(|c| c.sequence).sum();
-        assert!(v.checked.links + 20 > sequences && v.checked.links <= sequences, "{:?} of {sequences}", v.checked);
-        assert!(v.checked.segments > 4 && v.checked.indexes == v.checked.segments - 1);
-
-        let used: Vec<_> = found.segments.iter().filter(|s| s.kind != SegmentKind::Free).collect();
-        assert_eq!(used.len(), found.device.used_segments as usize);
-        assert_eq!(used.iter().filter(|s| s.kind == SegmentKind::Open && !s.indexed).count(), 1);
-        assert!(used.iter().all(|s| s.kind == SegmentKind::Open || s.indexed));
-        assert_eq!(used.iter().map(|s| s.live_bytes).sum::<u64>(), found.device.live_bytes);
-        // What an uncommitted frame displaced is live, too.
-        assert_eq!(v.checked.live_blocks * 4096, found.shards.iter().map(|s| s.live_bytes).sum::<u64>());
-        assert!(found.device.live_bytes > v.checked.live_blocks * 4096);
-        assert_eq!(found.device.start.0, 1, "looking is no start");
-        let engine = Rig::open(load(&image.bytes)).await.unwrap();
-        for ((s, chain), model) in found.shards.iter().zip(&image.chains).zip(&image.models) {
-            assert_eq!((s.shard, s.sequence.0, s.version.0), (chain.shard, chain.sequence, chain.version));
-            let count = |f: fn(&Cell8) -> bool| model.values().filter(|c| f(c)).count() as u64;
-            assert_eq!(s.live_bytes, 4096 * count(|c| matches!(c, Cell8::Data(_))));
-            assert_eq!(s.zero_blocks, count(|c| matches!(c, Cell8::Zero)));
-            assert_eq!(s.chunks.iter().map(|c| c.live_bytes).sum::<u64>(), s.live_bytes);
-            assert_eq!(s.chunks.iter().map(|c| c.bytes).sum::<u64>(), s.data_bytes);
-            let digest = engine.engine.digest(s.shard).await.unwrap();
-            assert_eq!((digest.hash, digest.blocks), (s.digest.content, s.digest.blocks), "what replicas compare");
-        }
+        adds_up(&image(1, 500).await, false).await;
+        let eager = CleanOptions { share_percent: 300, target_percent: 100, ..CleanOptions::default() };
+        adds_up(&lived(1, 500, eager).await, true).await;
     });
+}
+
+async fn adds_up(image: &Image, cleaned: bool) {
+    let (found, frames) = look(&image.bytes).await;
+    let v = check(&image.bytes).await;
+    assert!(v.is_sound(), "{:#?} {:?} {:?}", v.damage, v.losses, v.recovery);
+    assert_eq!(v.checked.frames, frames.len() as u64);
+    assert_eq!(v.checked.blocks * 4096, frames.iter().map(|f| u64::from(f.data_bytes)).sum::<u64>());
+    let sequences: u64 = image.chains.iter().map(|c| c.sequence).sum();
+    let whole = cleaned || v.checked.links + 20 > sequences;
+    assert!(whole && v.checked.links <= sequences, "{:?} of {sequences}", v.checked);
+    assert!(v.checked.segments > 4 && v.checked.indexes == v.checked.segments - 1);
+
+    let used: Vec<_> = found.segments.iter().filter(|s| s.kind != SegmentKind::Free).collect();
+    assert_eq!(used.len(), found.device.used_segments as usize);
+    assert_eq!(used.iter().filter(|s| s.kind == SegmentKind::Open && !s.indexed).count(), 1);
+    assert!(used.iter().all(|s| s.kind == SegmentKind::Open || s.indexed));
+    assert_eq!(used.iter().map(|s| s.live_bytes).sum::<u64>(), found.device.live_bytes);
+    // What an uncommitted frame displaced is live, too.
+    assert_eq!(v.checked.live_blocks * 4096, found.shards.iter().map(|s| s.live_bytes).sum::<u64>());
+    assert!(found.device.live_bytes > v.checked.live_blocks * 4096);
+    assert_eq!(found.device.start.0, 1, "looking is no start");
+    let engine = Rig::open(load(&image.bytes)).await.unwrap();
+    for ((s, chain), model) in found.shards.iter().zip(&image.chains).zip(&image.models) {
+        assert_eq!((s.shard, s.sequence.0, s.version.0), (chain.shard, chain.sequence, chain.version));
+        let count = |f: fn(&Cell8) -> bool| model.values().filter(|c| f(c)).count() as u64;
+        assert_eq!(s.live_bytes, 4096 * count(|c| matches!(c, Cell8::Data(_))));
+        assert_eq!(s.zero_blocks, count(|c| matches!(c, Cell8::Zero)));
+        assert_eq!(s.chunks.iter().map(|c| c.live_bytes).sum::<u64>(), s.live_bytes);
+        assert_eq!(s.chunks.iter().map(|c| c.bytes).sum::<u64>(), s.data_bytes);
+        let digest = engine.engine.digest(s.shard).await.unwrap();
+        assert_eq!((digest.hash, digest.blocks), (s.digest.content, s.digest.blocks), "what replicas compare");
+    }
 }
 
 #[test]

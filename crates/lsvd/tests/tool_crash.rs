@@ -3,7 +3,6 @@
 
 mod common;
 #[path = "common/crash.rs"]
-#[allow(dead_code, reason = "each test file uses its part")]
 mod crash;
 
 use common::*;
@@ -11,7 +10,7 @@ use crash::CrashDevice;
 use freebs_format::ExtentKind;
 use freebs_io::Device;
 use freebs_lsvd::tool::{Action, IndexState, rebuild, verify};
-use freebs_lsvd::{Engine, Record};
+use freebs_lsvd::{CleanOptions, Engine, Record};
 use freebs_types::{Sequence, ShardId};
 
 const FIRST: u64 = 1 << 20;
@@ -63,7 +62,7 @@ async fn nothing_is_wrong(device: &CrashDevice, what: &str) -> usize {
 
 #[test]
 fn a_life_with_crashes_and_segments_used_again() {
-    let (mut torn, mut written, mut freed) = (0, 0, 0);
+    let (mut torn, mut written, mut freed, mut moved) = (0, 0, 0, 0);
     for seed in 0..20 {
         local(async {
             let mut rng = Rng::new(seed);
@@ -72,6 +71,7 @@ fn a_life_with_crashes_and_segments_used_again() {
             let mut chains: Vec<Chain> = (1..=2).map(|i| Chain::new(ShardId::new(i, 0))).collect();
             for life in 0..5 {
                 let rig = Rig::open(device.clone()).await.unwrap();
+                rig.engine.set_cleaning(CleanOptions { share_percent: 300, target_percent: 100, ..Default::default() });
                 torn += u64::from(rig.report.torn_bytes > 0);
                 assert!(rig.report.damage.is_empty());
                 // A chain goes on behind what has survived, in a view of its own.
@@ -114,6 +114,7 @@ fn a_life_with_crashes_and_segments_used_again() {
                     tokio::task::yield_now().await;
                 }
                 freed += rig.engine.counters().segments_freed;
+                moved += rig.engine.counters().cleaned_bytes / 4096;
                 if life == 4 {
                     rig.settle().await;
                     rig.stop().await;
@@ -125,8 +126,8 @@ fn a_life_with_crashes_and_segments_used_again() {
             }
         });
     }
-    println!("{torn} torn ends, {freed} segments used again, {written} indexes made anew");
-    assert!(torn > 4 && freed > 50 && written > 50, "{torn} {freed} {written}");
+    println!("{torn} torn ends, {freed} segments used again, {moved} blocks moved, {written} indexes made anew");
+    assert!(torn > 4 && freed > 50 && written > 50 && moved > 1000, "{torn} {freed} {written} {moved}");
 }
 
 /// A torn end that stayed behind when the next append did not fit and the segment was closed: without the footer it is

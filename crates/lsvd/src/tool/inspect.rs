@@ -9,8 +9,8 @@ use super::{ChunkInfo, FrameInfo, Inspection, SegmentInfo, SegmentKind, ShardInf
 use crate::core::{Core, Geometry};
 use crate::scan::{Window, read_append, read_index};
 use crate::segments::SegmentState;
-use freebs_format::ExtentKind;
 use freebs_format::disk::{APPEND_REPAIR, AppendHeader, IndexEntry, LiveTable, SegmentFooter};
+use freebs_format::{CarryBody, ExtentKind, FrameKind};
 use freebs_io::Device;
 use freebs_types::{BLOCK, ChunkId, Result, ShardId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -151,10 +151,20 @@ fn add(sum: &mut Sum, id: u32, e: &IndexEntry) {
     let h = e.head.header();
     sum.frames += 1;
     sum.data_bytes += u64::from(h.data_len.get());
-    if e.head.kind() == freebs_format::FrameKind::Data && h.data_len.get() > 0 {
-        let (bytes, segments) = sum.chunks.entry(h.chunk()).or_default();
-        *bytes += u64::from(h.data_len.get());
+    let mut holds = |chunk: ChunkId, held: u64| {
+        let (bytes, segments) = sum.chunks.entry(chunk).or_default();
+        *bytes += held;
         segments.insert(id);
+    };
+    match e.head.kind() {
+        FrameKind::Data if h.data_len.get() > 0 => holds(h.chunk(), u64::from(h.data_len.get())),
+        FrameKind::Carry => {
+            let entries = CarryBody::decode(e.head.body(), h.data_blocks()).map_or_else(|_| Vec::new(), |b| b.entries);
+            for e in entries.iter().filter(|e| e.kind == ExtentKind::Data) {
+                holds(e.chunk, u64::from(e.range.len) * BLOCK as u64);
+            }
+        }
+        _ => {}
     }
 }
 
@@ -171,7 +181,7 @@ fn shard(core: &Core, id: ShardId, sum: Sum) -> ShardInfo {
         }
     }
     let live_bytes = live.values().sum();
-    // Blocks of carried entries are in chunks whose frames are not here.
+    // What holds live blocks may have been lost.
     let carried = live.keys().filter(|c| !sum.chunks.contains_key(c)).map(|c| (*c, (0, BTreeSet::new())));
     let mut all: BTreeMap<ChunkId, (u64, BTreeSet<u32>)> = carried.collect();
     all.extend(sum.chunks);

@@ -1,5 +1,7 @@
 //! A device that loses what was not durable: at a crash each sector of a write in flight is there or not.
 
+#![allow(dead_code, reason = "each test file uses its part")]
+
 use super::Rng;
 use freebs_io::{AlignedBuf, Device, Durability};
 use freebs_types::{Error, Result};
@@ -176,7 +178,9 @@ impl Device for CrashDevice {
         Ok(())
     }
 
-    async fn punch(&self, _at: u64, _len: u64) -> Result<()> {
+    async fn punch(&self, at: u64, len: u64) -> Result<()> {
+        self.0.borrow_mut().bytes[at as usize..(at + len) as usize].fill(0);
+        self.dawdle().await;
         Ok(())
     }
 

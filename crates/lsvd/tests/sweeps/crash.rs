@@ -33,12 +33,14 @@ struct Tally {
     torn: u64,
     freed: u64,
     carried: u64,
+    moved: u64,
 }
 
 impl Tally {
     fn count(&mut self, c: Counters) {
         self.freed += c.segments_freed;
         self.carried += c.carried;
+        self.moved += c.cleaned_bytes / freebs_types::BLOCK as u64;
     }
 }
 
@@ -161,12 +163,13 @@ fn part(n: u64) {
     let t = tally;
     println!(
         "measured: crash sweep, part {n}: {} workloads, {} cuts, {} recoveries ({} torn ends, {} went on, {} cut \
-         again), {} segments given up, {} local frames",
-        t.workloads, t.cuts, t.recoveries, t.torn, t.went_on, t.cut_again, t.freed, t.carried
+         again), {} segments given up, {} local frames, {} blocks moved",
+        t.workloads, t.cuts, t.recoveries, t.torn, t.went_on, t.cut_again, t.freed, t.carried, t.moved
     );
     if t.workloads == 100 {
         assert!(t.recoveries >= 50_000, "{} recoveries", t.recoveries);
         assert!(t.torn > 1000 && t.went_on > 1000 && t.freed > 100, "the workloads must be worth something");
+        assert!(t.moved > 10_000, "{} blocks were moved", t.moved);
     }
 }
 

@@ -37,6 +37,7 @@ struct Tally {
     refused: u64,
     damaged: u64,
     answers: u64,
+    moved: u64,
 }
 
 /// How a call of a kind may fail.
@@ -123,6 +124,7 @@ async fn start(
     live.start();
     live.play(rng, if phase == 0 { 30 } else { 12 }, hit).await?;
     live.settle().await?;
+    tally.moved += live.moved();
     if live.has_failed() {
         tally.poisoned += 1;
         failed(live, device, plan).await?;
@@ -265,12 +267,13 @@ fn part(n: u64) {
     let t = tally;
     println!(
         "measured: failing calls, part {n}: {} workloads, {} runs, {} failed calls ({} ended the log, {} refused to \
-         open, {} said damage), {} answers",
-        t.workloads, t.runs, t.hits, t.poisoned, t.refused, t.damaged, t.answers
+         open, {} said damage), {} answers, {} blocks moved",
+        t.workloads, t.runs, t.hits, t.poisoned, t.refused, t.damaged, t.answers, t.moved
     );
     if t.workloads == 150 {
         assert!(t.hits * 10 > t.runs * 8, "nearly every planned failure comes true");
         assert!(t.poisoned > 500 && t.refused > 100 && t.damaged > 50, "failures hit all kinds of places");
+        assert!(t.moved > 1000, "{} blocks were moved", t.moved);
     }
 }
 

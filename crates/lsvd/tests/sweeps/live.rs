@@ -7,7 +7,7 @@ use crate::common::{Op, Rng, expect};
 use crate::story::{BLOCKS, Cell, Kind, Story};
 use freebs_format::ExtentKind;
 use freebs_io::Device;
-use freebs_lsvd::{Durable, Engine, Listener, MarkChange, OpenReport, ReadOut, Record};
+use freebs_lsvd::{CleanOptions, Durable, Engine, Listener, MarkChange, OpenReport, ReadOut, Record};
 use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Lba, Result, Sequence, ShardId, ViewNumber};
 use std::cell::{Cell as Slot, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -80,6 +80,8 @@ impl<D: Device> Live<D> {
         let (engine, report) = Engine::open(device, &expect()).await?;
         *book.failed.borrow_mut() = None;
         engine.set_listener(book.clone());
+        // Small logs must be cleaned often.
+        engine.set_cleaning(CleanOptions { share_percent: 300, target_percent: 100, ..CleanOptions::default() });
         Ok(Self { engine, report, book, task: None })
     }
 
@@ -111,6 +113,11 @@ impl<D: Device> Live<D> {
 
     pub fn wrong(&self) -> Verdict {
         self.book.wrong.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    /// Blocks that cleaning has moved since the start.
+    pub fn moved(&self) -> u64 {
+        self.engine.counters().cleaned_bytes / BLOCK as u64
     }
 
     pub fn has_failed(&self) -> bool {

@@ -26,6 +26,8 @@ struct Image {
     /// Bytes that count, in order.
     live: Vec<Range<u64>>,
     segments: usize,
+    /// Blocks that cleaning moved.
+    moved: u64,
 }
 
 #[derive(Default, Debug)]
@@ -44,17 +46,19 @@ async fn made(seed: u64, steps: u64) -> Image {
     let device = CrashDevice::new(SECTOR as usize, 1 << 27);
     Engine::create(device.clone(), &shape(SEGMENTS)).await.expect("a device without faults");
     let book = Book::new(SHARDS);
+    let mut moved = 0;
     for _ in 0..2 {
         let mut live = Live::open(device.clone(), book.clone()).await.expect("opens");
         live.start();
         live.play(&mut rng, steps / 2, || false).await.expect("plays");
         live.settle().await.expect("settles");
+        moved += live.moved();
         live.close().await.expect("closes");
     }
     let bytes = device.read(0, device.len() as usize).await.expect("reads");
     let (live, segments) = live_bytes(&bytes);
     let stories = book.stories.take();
-    Image { device, stories, live, segments }
+    Image { device, stories, live, segments, moved }
 }
 
 /// The bytes that count, by the format alone: superblocks, and the appends, indexes and footers of the segments that
@@ -231,14 +235,17 @@ fn part(part: u64, parts: u64) {
             let mut tally = Tally::default();
             let image = made(seed, 80).await;
             assert!(image.segments >= 3, "several segments: {}", image.segments);
+            assert!(seed > 0 || image.moved > 50, "{} blocks were moved", image.moved);
             if let Err(e) = sweep(&image, part, parts, &mut tally).await {
                 panic!("seed {seed}: {e}");
             }
             println!(
-                "measured: corruption sweep, seed {seed}, part {part}: {} of {} sectors in {} segments, {tally:?}",
+                "measured: corruption sweep, seed {seed}, part {part}: {} of {} sectors in {} segments, {} blocks \
+                 moved, {tally:?}",
                 image.sectors().len() as u64 / parts,
                 image.sectors().len(),
-                image.segments
+                image.segments,
+                image.moved
             );
             assert_eq!(tally.harmless, 0);
         });

@@ -1,10 +1,21 @@
-//! Giving segments up: what has nothing live is used again, after what it said of its shards was said anew.
+//! Cleaning: segments with little live data are emptied, segments without any are given up, free ones go back to the
+//! file system.
+//!
+//! `choose` says when and which, `carry` moves what lives, `space` keeps a few segments ready and gives the others
+//! back. Here a segment that has nothing live is given up, after what it said of its shards was said anew.
 //!
 //! Invariants: before a segment is given up, every shard with frames in it has a mark in a later segment, durable,
 //! that says that these frames are released, and every trim and zero that is in force there is carried to a later
 //! segment (rule E1). Nothing is given up that an uncommitted frame, a lagging member, a hole or a pin needs.
 //! Candidates are looked at only when a segment closes or a count drops to zero, and are carried only if that frees
 //! at least as much as it writes.
+
+mod carry;
+mod choose;
+mod space;
+
+pub(crate) use carry::Move;
+pub(crate) use choose::{Cleaning, Need};
 
 use crate::CARRY_ENTRIES_MAX;
 use crate::core::{Core, Job, Queued};
@@ -16,6 +27,7 @@ use std::collections::BTreeMap;
 /// Bytes of a carried entry without data, and about those of a mark.
 const ENTRY_BYTES: u64 = 48;
 const MARK_BYTES: u64 = 2048;
+const _: () = assert!(ENTRY_BYTES as usize == freebs_format::CARRY_ENTRY_BYTES);
 
 impl Core {
     /// Looks at the candidates: gives up what it can, and asks for the local frames that others need for it.
@@ -28,9 +40,7 @@ impl Core {
             if !s.pins.is_empty() {
                 continue;
             }
-            let short = self.short_of_space();
-            let held = s.content.iter().any(|(shard, c)| self.shards.get(shard).is_some_and(|s| s.holds(c.max, short)));
-            if held {
+            if self.is_held(id) {
                 self.segs.blocked.insert(id);
                 continue;
             }
@@ -42,11 +52,11 @@ impl Core {
             let bytes: u64 = jobs
                 .iter()
                 .map(|j| match j {
-                    Job::Mark { .. } => MARK_BYTES,
                     Job::Carry { body, .. } => ENTRY_BYTES * body.entries.len() as u64,
+                    _ => MARK_BYTES,
                 })
                 .sum();
-            if bytes > self.geometry.segment_bytes / 2 {
+            if bytes > self.geometry.segment_bytes / 2 || bytes > self.room() {
                 self.segs.blocked.insert(id);
                 continue;
             }
@@ -113,9 +123,6 @@ impl Core {
         }
         for (shard, c) in self.segs.give_up(id) {
             let Some(s) = self.shards.get_mut(&shard) else { continue };
-            for chunk in c.chunks {
-                s.chunks.drop_segment(chunk, id);
-            }
             s.marks.remove(&id);
             if c.max > Sequence(0) {
                 s.frames.drop_segment(c.min, c.max, id);

@@ -1,0 +1,277 @@
+//! When cleaning runs, how much of the device it may have, and which segments it takes.
+//!
+//! Invariants:
+//! - A pass is begun only if all that it moves fits what is free without the reserve of a segment that makes others
+//!   usable; so a pass always ends, and free space grows by it.
+//! - While there is room, cleaning appends at most its share of what others append. The share grows as free segments
+//!   grow few, so that writers and cleaning meet where as much is freed as is used. Only at the reserve are writers
+//!   held back, and only while cleaning gets on.
+//! - What may be moved is bounded by what others appended and by what died: a device that is as full as it gets is
+//!   compacted once, and not for ever.
+//!
+//! The choice is the one of Rosenblum and Ousterhout's log-structured file system: free space gained times its age
+//! over what it costs, (1 - u) * age / (1 + u), with ages of the data rather than of the segment (RAMCloud).
+
+use super::{ENTRY_BYTES, MARK_BYTES};
+use crate::core::{Core, LAST_SEGMENTS, Queued};
+use crate::segments::{Segment, SegmentState};
+use crate::{CleanMutant, CleanOptions, Record};
+use freebs_types::BLOCK;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::rc::Rc;
+use tokio::sync::Notify;
+
+/// Bytes that a moved block takes beside its data: its entry and its CRC, in the log and in the segment's index.
+const MOVED_BLOCK_BYTES: u64 = 2 * (ENTRY_BYTES + 4);
+/// What cleaning may append for 100 bytes of others just before they are held back.
+const SHARE_PERCENT_MAX: u64 = 400;
+/// How many times its share cleaning gets in a log that is so many times too large.
+const GENTLE_MAX: u64 = 4;
+/// Segments that are cleaned together.
+const VICTIMS_MAX: usize = 8;
+/// Segments that are looked at closely, the best by benefit.
+const LOOK_MAX: usize = 64;
+/// A segment that could not be emptied is tried again when so many have been opened since, or when it has changed.
+const STUCK_SEGMENTS: u64 = 64;
+/// Blocks that may be moved for each block that died: as many as it takes in segments that are nearly full.
+const MOVES_PER_DEATH: u64 = 32;
+/// Segments beyond the target for which nobody cleans: the open one, and what just closed.
+const SLACK_SEGMENTS: u64 = 2;
+
+/// How much cleaning is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    None,
+    /// There is room, but the log is larger than it has to be: bytes to append for 100 of others.
+    Gentle(u64),
+    /// Free segments grow few: bytes to append for 100 of others.
+    Short(u64),
+    /// Others wait.
+    Hard,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Cleaning {
+    pub options: CleanOptions,
+    /// Bytes that may be appended now.
+    credit: u64,
+    /// Blocks that may be moved until others append more or more dies; unknown before the first look.
+    moves_left: Option<u64>,
+    /// Blocks that had died when `moves_left` was last made anew.
+    died_seen: u64,
+    /// Nobody else appends.
+    pub idle: bool,
+    /// A pass is running.
+    pub busy: bool,
+    /// The share of this pass is being used.
+    pub burst: bool,
+    /// Moves that are queued or being written.
+    pub outstanding: u32,
+    /// State of the table of segments when nothing worth cleaning was found last.
+    pub looked: Option<u64>,
+    /// Something was worth it, but uncommitted frames, a lagging member or a hole stood against it.
+    pub held: bool,
+    /// Rung when there may be something to do, or to go on with.
+    pub wake: Rc<Notify>,
+}
+
+impl Core {
+    /// Free segments at which writers are held back while cleaning gets on: just before heads refuse.
+    fn hard_segments(&self) -> u32 {
+        self.geometry.reserve_segments() + 1
+    }
+
+    /// Free segments from which on cleaning is not needed for room.
+    pub fn low_segments(&self) -> u32 {
+        self.hard_segments() + (self.geometry.limit_segments / 32).clamp(2, 64)
+    }
+
+    /// Whether what is kept for others' sake must go, so that heads need not refuse.
+    pub fn short_of_space(&self) -> bool {
+        self.free_segments() <= self.hard_segments()
+    }
+
+    pub fn need(&self) -> Need {
+        let options = &self.cleaning.options;
+        if !options.enabled {
+            return Need::None;
+        }
+        let (free, hard, low) = (self.free_segments(), self.hard_segments(), self.low_segments());
+        let segment = self.geometry.segment_bytes;
+        if free <= hard {
+            return Need::Hard;
+        }
+        let share = u64::from(options.share_percent);
+        if free <= low {
+            let rest = self.open.as_ref().map_or(0, |o| segment - u64::from(o.at));
+            let room = u64::from(free - hard - 1) * segment + rest;
+            let span = u64::from(low - hard) * segment;
+            let gone = span.saturating_sub(room);
+            return Need::Short(share + SHARE_PERCENT_MAX.saturating_sub(share) * gone / span);
+        }
+        let live = self.segs.live_blocks * BLOCK as u64;
+        let target = live / 100 * u64::from(options.target_percent) + SLACK_SEGMENTS * segment;
+        let used = u64::from(self.segs.used_count) * segment;
+        // A log that is very large for what lives in it is cheap to clean, so that more may be spent on it.
+        if used > target { Need::Gentle(share * (used / target).min(GENTLE_MAX)) } else { Need::None }
+    }
+
+    /// What may be moved, after `moved` blocks more were moved and `appended` were appended by others. At first, and
+    /// at most, everything once.
+    fn moves_left(&mut self, moved: u64, appended: u64) -> u64 {
+        let most = self.segs.live_blocks + 4 * self.geometry.segment_bytes / BLOCK as u64;
+        let died = self.segs.died - self.cleaning.died_seen;
+        let c = &mut self.cleaning;
+        let left = c.moves_left.unwrap_or(most).saturating_sub(moved) + appended + MOVES_PER_DEATH * died;
+        (c.moves_left, c.died_seen) = (Some(left.min(most)), self.segs.died);
+        left.min(most)
+    }
+
+    /// `moved` blocks were moved, and others appended so many bytes.
+    pub fn earn(&mut self, moved: u64, bytes: u64) {
+        self.moves_left(moved, bytes / BLOCK as u64);
+        let percent = match self.need() {
+            Need::Short(p) | Need::Gentle(p) => p,
+            Need::Hard => SHARE_PERCENT_MAX,
+            Need::None => u64::from(self.cleaning.options.share_percent),
+        };
+        let c = &mut self.cleaning;
+        if c.busy || c.looked != Some(self.segs.changes) {
+            c.credit = (c.credit + bytes * percent / 100).min(self.geometry.segment_bytes);
+            c.wake.notify_one();
+        }
+    }
+
+    /// Whether cleaning may append so many bytes now; if so they are taken off its share. `rest` is what is left of
+    /// the pass.
+    pub fn spend(&mut self, bytes: u64, rest: u64) -> bool {
+        let enough = match self.need() {
+            Need::Hard => 0,
+            _ if self.cleaning.idle && self.queue.is_empty() => 0,
+            // The share is used evenly, so that nobody has to wait for long.
+            Need::Short(_) => bytes,
+            // The share is saved up and used at once, so that what stays lies together, and not between what is
+            // overwritten soon.
+            Need::Gentle(_) | Need::None if !self.cleaning.burst => rest.min(self.geometry.segment_bytes),
+            Need::Gentle(_) | Need::None => 0,
+        };
+        let c = &mut self.cleaning;
+        if c.credit < enough {
+            return false;
+        }
+        c.burst = true;
+        c.credit = c.credit.saturating_sub(bytes);
+        true
+    }
+
+    /// Whether cleaning is at work, or may find something to do.
+    pub fn hope(&self) -> bool {
+        let c = &self.cleaning;
+        self.running && c.options.enabled && (c.busy || c.looked != Some(self.segs.changes))
+    }
+
+    /// Whether a record must wait for cleaning, or may not be appended at all.
+    pub fn holds_back(&self, q: &Queued) -> bool {
+        match q {
+            Queued::Job(_)
+            | Queued::Idle
+            | Queued::Roll
+            | Queued::Record(Record::Cut { .. } | Record::Forget { .. }) => false,
+            Queued::Record(_) => {
+                let free = self.free_segments();
+                free < LAST_SEGMENTS || (free <= self.hard_segments() && self.hope())
+            }
+        }
+    }
+
+    /// Bytes that local frames can take for sure, without opening the last segment that is ready.
+    pub fn room(&self) -> u64 {
+        let open = self.open.as_ref().map_or(0, |o| {
+            let index = self.geometry.index_room(o.index.len()) as u64;
+            self.geometry.segment_bytes.saturating_sub(u64::from(o.at) + index + self.geometry.sector as u64)
+        });
+        let ready = self.segs.ready_count();
+        let more = if ready == 0 { 0 } else { ready + self.segs.count(SegmentState::Given) - 1 };
+        let spare = if self.can_grow() { more.max(2) } else { more };
+        let spare = if self.cleaning.options.mutant == Some(CleanMutant::NoReserve) { spare + 1 } else { spare };
+        // Of each segment its live table, its index and what fits no more are lost.
+        open + u64::from(spare) * (self.geometry.segment_bytes / 100 * 97)
+    }
+
+    /// Bytes that it takes to empty a segment and to give it up.
+    fn cost(&self, s: &Segment) -> u64 {
+        let local = s.content.len() as u64 * MARK_BYTES + s.tomb_list.len() as u64 * 2 * ENTRY_BYTES;
+        s.live * (BLOCK as u64 + MOVED_BLOCK_BYTES) + local
+    }
+
+    /// The segments to clean next, the best first; none if nothing is needed or worth it.
+    pub fn choose(&mut self) -> Vec<u32> {
+        let need = self.need();
+        if need == Need::None || self.failed.is_some() || self.cleaning.looked == Some(self.segs.changes) {
+            return Vec::new();
+        }
+        let moves = self.moves_left(0, 0) * BLOCK as u64;
+        let segment = self.geometry.segment_bytes;
+        let worth = segment / 100
+            * match need {
+                Need::Hard => 93,
+                Need::Short(_) => 90,
+                _ => 85,
+            };
+        let blocks = segment / BLOCK as u64;
+        let mut best = BinaryHeap::with_capacity(LOOK_MAX + 1);
+        for (id, s) in self.segs.used() {
+            let stuck = s.stuck.is_some_and(|(live, seq)| live == s.live && self.next_seq < seq + STUCK_SEGMENTS);
+            let fits = s.state == SegmentState::Closed && s.live > 0 && s.jobs == 0 && s.pins.is_empty();
+            if !fits || stuck || s.cleaning || self.cost(s) > worth {
+                continue;
+            }
+            let age = self.next_seq.saturating_sub(s.birth(blocks)).max(1);
+            let benefit = u128::from(blocks.saturating_sub(s.live)) * u128::from(age) * 1000;
+            best.push(Reverse((benefit / u128::from(blocks + s.live), Reverse(id))));
+            if best.len() > LOOK_MAX {
+                best.pop();
+            }
+        }
+        let mut out = Vec::new();
+        let (mut live, mut room) = (0, self.room());
+        self.cleaning.held = false;
+        for Reverse((_, Reverse(id))) in best.into_sorted_vec() {
+            let s = self.segs.get(id);
+            let (bytes, cost) = (s.live * BLOCK as u64, self.cost(s));
+            if cost > room
+                || live + bytes > moves
+                || (!out.is_empty() && live + bytes > self.cleaning.options.batch_bytes as u64)
+            {
+                continue;
+            }
+            if self.is_held(id) && self.cleaning.options.mutant != Some(CleanMutant::MoveUncommitted) {
+                self.cleaning.held = true;
+                continue;
+            }
+            out.push(id);
+            (live, room) = (live + bytes, room - cost);
+            if out.len() == VICTIMS_MAX {
+                break;
+            }
+        }
+        self.cleaning.looked = out.is_empty().then_some(self.segs.changes);
+        out
+    }
+
+    /// Something that a shard held may be cleaned now.
+    pub fn no_longer_held(&mut self) {
+        if self.cleaning.held {
+            self.cleaning.held = false;
+            self.segs.changes += 1;
+            self.cleaning.wake.notify_one();
+        }
+    }
+
+    /// Whether a shard with frames in a segment stands against its being given up.
+    pub fn is_held(&self, id: u32) -> bool {
+        let short = self.short_of_space();
+        self.segs.get(id).content.iter().any(|(id, c)| self.shards.get(id).is_some_and(|s| s.holds(c.max, short)))
+    }
+}
