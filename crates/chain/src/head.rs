@@ -225,13 +225,16 @@ impl Replica {
             *to = link;
             return;
         }
-        if let Some(reason) = self.no_room(ctx, &w) {
+        let no_room = self.no_room(ctx, &w);
+        if let Some(reason) = no_room
+            && !ctx.more_soon
+        {
             self.refuse_for_good(ctx, link, (w.number, w.lowest_open), reason);
             return;
         }
-        let is_stuffed = self.is_stuffed();
+        let must_wait = no_room.is_some() || self.is_stuffed();
         let Some(h) = self.head.as_mut() else { return };
-        if is_stuffed || !h.waiting.is_empty() || h.uncommitted_bytes >= limits::SHARD_WINDOW_BYTES {
+        if must_wait || !h.waiting.is_empty() || h.uncommitted_bytes >= limits::SHARD_WINDOW_BYTES {
             if h.waiting.len() < limits::DRIVER_REQUESTS_MAX {
                 h.waiting.push_back((link, w));
             }
@@ -263,7 +266,7 @@ impl Replica {
 
     /// W7: what needs space is refused before it is ordered; what was ordered once is not.
     fn no_room(&self, ctx: &Ctx<'_>, w: &WriteRequest) -> Option<Refusal> {
-        (w.kind == UpdateKind::Write && !w.crcs.is_empty() && !ctx.room).then_some(Refusal::NoSpace)
+        (w.kind == UpdateKind::Write && !w.crcs.is_empty() && !self.has_room(ctx)).then_some(Refusal::NoSpace)
     }
 
     /// Refuses a request, given its number and the driver's lowest open one, so that no copy of it is applied later.
@@ -285,11 +288,6 @@ impl Replica {
     }
 
     fn admit(&mut self, ctx: &mut Ctx<'_>, link: LinkId, w: WriteRequest) {
-        // It may have waited for the window, and others have taken the room meanwhile.
-        if let Some(reason) = self.no_room(ctx, &w) {
-            self.refuse_for_good(ctx, link, (w.number, w.lowest_open), reason);
-            return;
-        }
         let blocks = self.info.as_ref().map_or(limits::SHARD_BLOCKS_MAX, |i| i.blocks);
         let (number, lowest_open) = (w.number, w.lowest_open);
         let draft = UpdateDraft {
@@ -418,6 +416,12 @@ impl Replica {
             if is_stuffed || h.uncommitted_bytes >= limits::SHARD_WINDOW_BYTES {
                 break;
             }
+            let front = self.head.as_ref().and_then(|h| h.waiting.front());
+            let for_room = front.is_some_and(|(_, w)| ctx.more_soon && self.no_room(ctx, w).is_some());
+            let Some(h) = self.head.as_mut().filter(|_| !for_room) else {
+                self.pack(ctx);
+                break;
+            };
             // No other message may come that ends this turn with a frame.
             let Some((link, w)) = h.waiting.pop_front() else {
                 self.pack(ctx);
@@ -505,6 +509,10 @@ impl Replica {
         if !self.is_open_head() {
             self.open_tick(ctx);
             return;
+        }
+        if self.is_active_head() && self.head.as_ref().is_some_and(|h| !h.waiting.is_empty()) {
+            // There may be room now, or no hope for any.
+            self.release_window(ctx);
         }
         let me = ctx.config.me.node;
         let (now, peers) = (ctx.now, ctx.peers);

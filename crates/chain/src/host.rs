@@ -4,7 +4,7 @@ use crate::event::{Action, Event, HostConfig, MemberStatus, ShardInfo, ShardStat
 use crate::open::Phase;
 use crate::out::Out;
 use crate::peers::Peers;
-use crate::replica::{Ctx, Replica};
+use crate::replica::{Ctx, Replica, with_overhead};
 use freebs_format::wire::{Message, Refusal, Refused, Request};
 use freebs_format::{Frame, FrameKind};
 use freebs_io::LinkId;
@@ -29,6 +29,7 @@ pub struct Host {
     /// Bytes that the log takes, and how many of them wait for the disk already.
     room_bytes: u64,
     unwritten_bytes: u64,
+    more_soon: bool,
     failed: Option<Error>,
     now: Nanos,
     wall: u64,
@@ -47,6 +48,7 @@ impl Host {
             packing: BTreeSet::new(),
             room_bytes: u64::MAX,
             unwritten_bytes: 0,
+            more_soon: false,
             failed: None,
             now: Nanos(0),
             wall: 0,
@@ -57,15 +59,10 @@ impl Host {
         self.replicas.insert(replica.id, replica);
     }
 
-    /// How many bytes of updates the device takes, beside those that it was given and has not made durable yet (W7).
-    pub fn set_room(&mut self, bytes: u64) {
-        self.room_bytes = bytes;
-    }
-
-    /// A slow disk is full before its log shows it: what waits for it needs room, too, with a quarter for what the log
-    /// adds to it.
-    fn has_room(&self) -> bool {
-        self.room_bytes > self.unwritten_bytes.saturating_add(self.unwritten_bytes / 4)
+    /// How many bytes of updates the device takes, those included that it was given and has not made durable yet, and
+    /// whether it may take more soon (W7).
+    pub fn set_room(&mut self, bytes: u64, more_soon: bool) {
+        (self.room_bytes, self.more_soon) = (bytes, more_soon);
     }
 
     pub fn set_wall(&mut self, wall: u64) {
@@ -85,9 +82,9 @@ impl Host {
     }
 
     fn with<T>(&mut self, shard: ShardId, f: impl FnOnce(&mut Replica, &mut Ctx<'_>) -> T) -> Option<T> {
-        let room = self.has_room();
         let replica = self.replicas.get_mut(&shard)?;
         let before = replica.unwritten_bytes();
+        let others = self.unwritten_bytes.saturating_sub(before);
         let mut ctx = Ctx {
             now: self.now,
             wall: self.wall,
@@ -95,10 +92,11 @@ impl Host {
             peers: &self.peers,
             out: &mut self.out,
             tickets: &mut self.tickets,
-            room,
+            room: self.room_bytes.saturating_sub(with_overhead(others)),
+            more_soon: self.more_soon,
         };
         let done = f(replica, &mut ctx);
-        self.unwritten_bytes = self.unwritten_bytes.saturating_sub(before) + replica.unwritten_bytes();
+        self.unwritten_bytes = others + replica.unwritten_bytes();
         Some(done)
     }
 

@@ -114,11 +114,12 @@ struct Scene {
     me: u64,
     now: Nanos,
     tickets: u64,
+    more_soon: bool,
 }
 
 impl Scene {
     fn new(me: u64) -> Self {
-        Self { r: Replica::empty(SHARD), me, now: Nanos::from_millis(1), tickets: 0 }
+        Self { r: Replica::empty(SHARD), me, now: Nanos::from_millis(1), tickets: 0, more_soon: false }
     }
 
     fn play<T>(&mut self, act: impl FnOnce(&mut Replica, &mut Ctx<'_>) -> T) -> (T, Vec<Action>) {
@@ -141,7 +142,8 @@ impl Scene {
             peers: &peers,
             out: &mut out,
             tickets: &mut self.tickets,
-            room: true,
+            room: u64::MAX,
+            more_soon: self.more_soon,
         };
         let got = act(&mut self.r, &mut ctx);
         out.flush(self.now, &peers);
@@ -384,7 +386,7 @@ impl Scene {
             data: vec![data],
         };
         let act = |r: &mut Replica, ctx: &mut Ctx<'_>| {
-            ctx.room = room;
+            ctx.room = if room { u64::MAX } else { 0 };
             r.on_write(ctx, DRIVER, w);
             r.pack(ctx);
         };
@@ -477,6 +479,27 @@ fn a_view_that_was_never_numbered_is_not_promised() {
     }
     let (_, actions) = s.play(|r, ctx| r.on_seal(ctx, LinkId(3), ViewNumber(4), ViewNumber(2)));
     assert_eq!(actions.len(), 1, "the promise");
+}
+
+/// W7: a log that was making room had none for a moment, and writes were refused that it would soon have taken.
+#[test]
+fn writes_wait_for_a_log_that_makes_room() {
+    let mut s = leading();
+    let last = s.r.last.sequence;
+    s.more_soon = true;
+    assert_eq!(reason(&s.write(false, 2, 1, 1)), None);
+    assert_eq!(reason(&s.write(false, 3, 1, 1)), None);
+    assert_eq!(s.r.last.sequence, last, "they wait");
+    s.play(|r, ctx| r.head_tick(ctx));
+    assert_eq!(s.r.last.sequence, last.next(), "and are ordered when there is room");
+    // Once there is no hope, they are told.
+    assert_eq!(reason(&s.write(false, 4, 1, 1)), None);
+    s.more_soon = false;
+    let (_, actions) = s.play(|r, ctx| {
+        ctx.room = 0;
+        r.head_tick(ctx);
+    });
+    assert_eq!(reason(&actions), Some(Refusal::NoSpace));
 }
 
 /// Writes that had waited for the window were gathered when it opened, but nothing ended the turn with a frame until

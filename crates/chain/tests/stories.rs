@@ -255,7 +255,7 @@ fn what_waits_for_a_slow_disk_takes_room() {
     s.settle();
     let m = s.members.get_mut(&1).unwrap();
     m.holds_back = true;
-    m.host.set_room(ROOM);
+    m.host.set_room(ROOM, false);
     let written = |s: &Story| s.members[&1].log.values().map(|f| f.data_bytes() as u64).sum::<u64>();
     let write = |number: u64| {
         let data = Bytes::from(vec![number as u8; 16 * BLOCK]);
@@ -288,7 +288,7 @@ fn what_waits_for_a_slow_disk_takes_room() {
     s.settle();
     let status = s.status(1);
     assert_eq!(status.durable, status.last.sequence);
-    s.members.get_mut(&1).unwrap().host.set_room(ROOM);
+    s.members.get_mut(&1).unwrap().host.set_room(ROOM, false);
     s.step(1, Event::Message { from: LinkId(100), message: write(201) });
     s.settle();
     assert_eq!(written(&s), first + 16 * BLOCK as u64);
