@@ -78,8 +78,19 @@ impl<D: Device> Engine<D> {
         superblock::create(&device, shape).await
     }
 
-    /// Recovers a log and raises the device's start number.
+    /// Recovers a log and raises the device's start number by one.
     pub async fn open(device: D, expect: &Expect) -> Result<(Self, OpenReport)> {
+        Self::open_as(device, expect, async |came_with: StartNumber| Ok(StartNumber(came_with.0.saturating_add(1))))
+            .await
+    }
+
+    /// Recovers a log and raises the device's start number to what `admit` makes of the one that it comes with
+    /// (rule V8). If that is an error, nothing was written.
+    pub async fn open_as(
+        device: D,
+        expect: &Expect,
+        admit: impl AsyncFnOnce(StartNumber) -> Result<StartNumber>,
+    ) -> Result<(Self, OpenReport)> {
         let mut report = OpenReport::default();
         let (sb, order) = superblock::load(&device, &mut report.damage).await?;
         superblock::check(&sb, device.sector(), expect)?;
@@ -88,13 +99,15 @@ impl<D: Device> Engine<D> {
         let geometry = Geometry {
             cluster: sb.cluster_id(),
             device: sb.device_id(),
-            start: StartNumber(sb.start.get() + 1),
+            start: sb.start_number(),
             sector: sb.sector.get() as usize,
             segment_bytes: sb.segment_bytes.get(),
             limit_segments: Geometry::limit(sb.size_limit.get(), sb.segment_bytes.get()),
         };
         let mut core = crate::recover::recover(&device, geometry, &mut report).await?;
-        let sb = superblock::raise(&device, sb, order).await?;
+        let start = admit(sb.start_number()).await?;
+        let sb = superblock::raise(&device, sb, order, start).await?;
+        core.geometry.start = start;
         report.start = sb.start_number();
         for f in &report.damage {
             let place = f.segment.map_or("superblock".to_owned(), |s| format!("segment {s}"));
