@@ -25,6 +25,7 @@ mod requests;
 mod scan;
 mod segments;
 mod shard;
+mod since;
 mod superblock;
 pub mod tool;
 

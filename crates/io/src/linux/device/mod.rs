@@ -10,7 +10,7 @@
 //! medium or the file system says it has lost (EILSEQ, ENODATA, EBADMSG, EUCLEAN) and for a file that is shorter
 //! than it was: the bytes have to come from another copy.
 
-mod open;
+pub(super) mod open;
 
 use super::ring::{Kind, Operation, Outcome, Ring};
 use crate::{AlignedBuf, Device, Durability};
@@ -238,16 +238,16 @@ fn ftruncate(file: BorrowedFd<'_>, len: u64) -> i32 {
     unsafe { libc::ftruncate(file.as_raw_fd(), len as libc::off_t) }
 }
 
-fn unsupported(e: &io::Error) -> bool {
+pub(super) fn unsupported(e: &io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS))
 }
 
 /// A file system that is full, a quota, or a limit on the size of files.
-fn no_space(e: &io::Error) -> bool {
+pub(super) fn no_space(e: &io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))
 }
 
-fn read_error(e: &io::Error) -> Error {
+pub(super) fn read_error(e: &io::Error) -> Error {
     let lost = matches!(e.raw_os_error(), Some(libc::EILSEQ | libc::ENODATA | libc::EBADMSG | libc::EUCLEAN));
     match e.kind() {
         io::ErrorKind::UnexpectedEof => Error::corrupt("the file is shorter than it was"),
