@@ -113,6 +113,17 @@ impl Core {
                     return Next::Cut(self.apply_cut(shard, to));
                 }
                 Queued::Record(Record::Cut { .. }) => break,
+                Queued::Record(Record::Repair(f))
+                    if !self.shards.get(&f.head.shard()).is_some_and(|s| s.is_for(&f.head)) =>
+                {
+                    let (shard, s) = (f.head.shard(), f.head.seq());
+                    self.queue.pop_front();
+                    self.event(
+                        crate::EventKind::Refused,
+                        format!("shard {shard}: frame {s} is no repair of what is here"),
+                    );
+                    continue;
+                }
                 Queued::Idle => {
                     self.queue.pop_front();
                     g.idle = g.frames.is_empty() && self.queue.is_empty();
@@ -291,7 +302,7 @@ impl Core {
         buf.set_len(front + g.data);
         let given = (open.first_append == 0).then(|| self.segs.given());
         if extra > 0 {
-            let live = self.segs.used().filter(|(i, _)| *i != open.id).map(|(i, _)| SegmentId(i));
+            let live = self.segs.named().filter(|i| *i != open.id).map(SegmentId);
             buf[HEADER..HEADER + extra].copy_from_slice(&LiveTable::new(live, self.segs.len()).bits);
         }
         let number = self.next_append;

@@ -199,7 +199,7 @@ impl Core {
     }
 
     pub fn free_segments(&self) -> u32 {
-        let used = self.segs.used_count;
+        let used = self.segs.used_count + self.segs.count(SegmentState::Lost);
         let there = self.segs.len() - self.segs.count(SegmentState::Bare);
         let total = if self.no_growth { there } else { self.geometry.limit_segments.max(self.segs.len()) };
         total - used

@@ -81,6 +81,9 @@ pub(crate) fn segments_of<D: Device>(device: &D, geometry: Geometry) -> u32 {
 
 impl<D: Device> Recovery<'_, D> {
     fn finding(&mut self, segment: u32, offset: u32, what: impl Into<String>) {
+        if segment < self.core.segs.len() {
+            self.core.segs.get_mut(segment).evidence = true;
+        }
         self.found(Finding { segment: Some(segment), offset: u64::from(offset), what: what.into() });
     }
 
@@ -223,6 +226,9 @@ impl<D: Device> Recovery<'_, D> {
             }
             self.finding(lost.0, 0, "the whole segment is lost: no append in it can be found");
             self.segment_lost = true;
+            if lost.0 < self.core.segs.len() && used.iter().all(|s| s.id != lost.0) {
+                self.core.segs.set_state(lost.0, SegmentState::Lost);
+            }
         }
         used.sort_by_key(|s| s.seq);
         used
@@ -372,8 +378,16 @@ impl<D: Device> Recovery<'_, D> {
 
     fn finish(&mut self, newest: u32) {
         let damaged = self.core.damaged;
+        let mut left = Vec::new();
         for s in self.core.shards.values_mut() {
             s.suspect |= s.may_miss(damaged);
+            if s.forget_orphans() {
+                left.push(s.id);
+            }
+        }
+        for shard in left {
+            let what = format!("shard {shard}: repair of a frame that never was here");
+            self.found(Finding { segment: None, offset: 0, what });
         }
         self.core.damaged = 0;
         self.core.next_append = self.last_append + 1;

@@ -7,6 +7,8 @@
 //!   still sees it whole, beside everything else that the newest table names.
 //! - A segment that went back to the file system is written with zeroes before it is used again, so that no append
 //!   meets a hole.
+//! - A segment with damage, and one that is lost, stays as it is while a shard misses something or may do so: what tells
+//!   of the damage must not go before the damage is mended (rule E7).
 //! - A pinned segment is not given up while the segments that pin it are in use: it holds the frame that says that
 //!   frames there don't count.
 
@@ -29,8 +31,10 @@ pub(crate) enum SegmentState {
     Given,
     /// Free, but a hole in the file, or not known to be none.
     Bare,
+    /// Nothing in it can be read any more. Live tables go on naming it, so that it is missed at the next start, too.
+    Lost,
 }
-const STATES: usize = 5;
+const STATES: usize = 6;
 
 /// What a segment holds of one shard.
 #[derive(Clone, Debug, Default)]
@@ -61,6 +65,8 @@ pub(crate) struct Segment {
     pub moved: (u64, u64),
     /// The segment whose live table made this one ready.
     pub freed_by: u64,
+    /// Recovery found damage in it: it is what tells that something is lost.
+    pub evidence: bool,
     readers: Rc<Cell<u32>>,
 }
 
@@ -79,6 +85,7 @@ impl Segment {
             stuck: None,
             moved: (0, 0),
             freed_by: 0,
+            evidence: false,
             readers: Rc::default(),
         }
     }
@@ -204,6 +211,17 @@ impl Segments {
         self.candidates.insert(id);
         self.candidates.append(&mut self.blocked);
         self.changes += 1;
+    }
+
+    /// What a live table names: segments in use, and those that are missed.
+    pub fn named(&self) -> impl Iterator<Item = u32> {
+        self.iter().filter(|(_, s)| s.is_used() || s.state == SegmentState::Lost).map(|(i, _)| i)
+    }
+
+    /// Nothing is missed any more: what was lost is room.
+    pub fn forget_lost(&mut self) {
+        let lost: Vec<u32> = self.iter().filter(|(_, s)| s.state == SegmentState::Lost).map(|(i, _)| i).collect();
+        lost.into_iter().for_each(|id| self.set_state(id, SegmentState::Bare));
     }
 
     /// A segment that recovery found in use.

@@ -99,6 +99,9 @@ pub(crate) struct Shard {
     pub mark: Option<(u32, Sequence)>,
     /// Segments with frames, and with marks that name frames, that were cut since the last frame.
     stale: BTreeSet<u32>,
+    /// Repairs of frames of which nothing in the log has told yet: the first copy of such a frame was given up, and the
+    /// mark that says so lies further on. Only while the log is replayed.
+    orphans: BTreeMap<Sequence, (FrameHead, At)>,
     /// Segments with marks that name frames above `committed`, and the highest such frame.
     pub marks: BTreeMap<u32, Sequence>,
     outcome: Outcome,
@@ -161,6 +164,7 @@ impl Shard {
         let next = self.tip.name.sequence.0 + 1;
         if s.0 > next {
             self.add_hole(next, s.0 - 1, self.may_miss(damaged));
+            self.adopt_orphans(segs);
         } else if head.view() != self.tip.name.view
             && self.tip.name.sequence.0 > 0
             && hide(&h.parent_token()) != self.tip.name.hid
@@ -386,9 +390,6 @@ impl Shard {
     /// A frame that fills a hole, or a new copy of one that is there.
     fn repair(&mut self, head: &FrameHead, at: At, segs: &mut Segments) -> Result<(), &'static str> {
         let (s, h) = (head.seq(), head.header());
-        if s > self.tip.name.sequence {
-            return Err("repair of a frame that never was here");
-        }
         let place = Self::place_of(head, at);
         if let Some(old) = self.frames.get(s) {
             if old.hid != place.hid {
@@ -404,6 +405,12 @@ impl Shard {
             return Ok(());
         }
         if !self.fill_hole(s.0) {
+            if s <= self.released.min(self.committed) {
+                // Its first copy was given up. This one is where its blocks are.
+                self.place_updates(head, at, segs);
+            } else {
+                self.orphans.insert(s, (own(head), at));
+            }
             return Ok(());
         }
         if s > self.committed {
@@ -421,6 +428,30 @@ impl Shard {
         self.note_body(head);
         self.place_updates(head, at, segs);
         Ok(())
+    }
+
+    /// Whether a repair would have something to mend. Those that have not are not written: replayed without the frame
+    /// that they are not for, they would be taken for it.
+    pub fn is_for(&self, head: &FrameHead) -> bool {
+        let s = head.seq();
+        match self.frames.get(s) {
+            Some(p) => p.hid == hid8(head),
+            None => self.holes.iter().any(|h| h.from <= s.0 && s.0 <= h.to),
+        }
+    }
+
+    /// Looks again at repairs that came before anything that told of their frames.
+    fn adopt_orphans(&mut self, segs: &mut Segments) {
+        for (_, (head, at)) in std::mem::take(&mut self.orphans) {
+            // One that is refused now is for a frame that another one has taken the place of.
+            let _ = self.repair(&head, at, segs);
+        }
+    }
+
+    /// Whether a repair is left that nothing told of.
+    pub fn forget_orphans(&mut self) -> bool {
+        let last = self.tip.name.sequence;
+        std::mem::take(&mut self.orphans).into_keys().any(|s| s > last)
     }
 
     /// Applies map entries with their places.
@@ -511,6 +542,7 @@ impl Shard {
         self.released = self.released.max(body.released);
         self.trim_holes();
         self.set_committed(Sequence(body.committed.0.min(s.0)), segs);
+        self.adopt_orphans(segs);
     }
 
     /// Takes from a mark what frames said that are no longer in the log: their segments were given up, and those
@@ -785,6 +817,11 @@ impl Shard {
     /// The deleted mark's body.
     pub fn deleted_body(&self) -> MarkBody {
         MarkBody { promised: self.promised, deleted: true, ..MarkBody::default() }
+    }
+
+    /// Whether something of it is lost, or may be.
+    pub fn is_wounded(&self) -> bool {
+        self.suspect || !self.holes.is_empty()
     }
 
     /// What of this shard stands against giving up a segment with frames from `min` to `max`.

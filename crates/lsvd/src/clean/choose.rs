@@ -269,8 +269,16 @@ impl Core {
         }
     }
 
+    /// Whether a shard misses something, or may do so.
+    pub fn is_wounded(&self) -> bool {
+        self.shards.values().any(crate::shard::Shard::is_wounded)
+    }
+
     /// Whether a shard with frames in a segment stands against its being given up.
     pub fn is_held(&self, id: u32) -> bool {
+        if self.segs.get(id).evidence && self.is_wounded() {
+            return true;
+        }
         let short = self.short_of_space();
         self.segs.get(id).content.iter().any(|(id, c)| self.shards.get(id).is_some_and(|s| s.holds(c.max, short)))
     }

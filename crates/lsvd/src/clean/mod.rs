@@ -32,6 +32,9 @@ const _: () = assert!(ENTRY_BYTES as usize == freebs_format::CARRY_ENTRY_BYTES);
 impl Core {
     /// Looks at the candidates: gives up what it can, and asks for the local frames that others need for it.
     pub fn clean(&mut self) {
+        if self.segs.count(SegmentState::Lost) > 0 && !self.is_wounded() {
+            self.segs.forget_lost();
+        }
         while let Some(id) = self.segs.candidates.pop_first() {
             let s = self.segs.get(id);
             if s.state != SegmentState::Closed || s.live > 0 || s.jobs > 0 {
