@@ -51,8 +51,8 @@ pub(crate) struct Segment {
     pub tomb_list: Vec<(ShardId, u32, u32)>,
     /// Segments that must be given up before this one.
     pub pins: BTreeSet<u32>,
-    /// Local frames on their way that let this segment be given up.
-    pub jobs: u32,
+    /// Local frames are on their way that let this segment be given up.
+    pub leaving: bool,
     /// Its live blocks are being moved.
     pub cleaning: bool,
     /// Cleaning could not empty it: what was live then, and the number of the log's newest segment.
@@ -74,7 +74,7 @@ impl Segment {
             content: BTreeMap::new(),
             tomb_list: Vec::new(),
             pins: BTreeSet::new(),
-            jobs: 0,
+            leaving: false,
             cleaning: false,
             stuck: None,
             moved: (0, 0),
@@ -122,6 +122,8 @@ pub(crate) struct Segments {
     pub candidates: BTreeSet<u32>,
     /// Those without live blocks that something else kept; looked at again when a segment closes.
     pub blocked: BTreeSet<u32>,
+    /// Those that it takes too much to give up alone; looked at again together with any candidate.
+    pub dear: BTreeSet<u32>,
     pub live_blocks: u64,
     /// Where the log said that it goes on when it was stopped: recovery looks for it there, and nowhere else.
     pub said: Option<u32>,
@@ -202,8 +204,14 @@ impl Segments {
     pub fn close(&mut self, id: u32) {
         self.set_state(id, SegmentState::Closed);
         self.candidates.insert(id);
-        self.candidates.append(&mut self.blocked);
+        self.look_again();
         self.changes += 1;
+    }
+
+    /// What stood against giving segments up may have gone.
+    pub fn look_again(&mut self) {
+        self.candidates.append(&mut self.blocked);
+        self.candidates.append(&mut self.dear);
     }
 
     /// A segment that recovery found in use.

@@ -793,6 +793,11 @@ impl Shard {
         max > self.committed || kept || !self.holes.is_empty()
     }
 
+    /// Bytes of a mark's tables: the view's frame and the requests.
+    pub fn mark_tables_len(&self) -> usize {
+        self.views.last().map_or(0, |v| v.1.bytes().len()) + self.requests.encoded_len()
+    }
+
     /// Whether the state must be marked anew before a segment goes that holds frames up to `max`.
     pub fn needs_mark(&self, segment: u32, seq: u64, max: Sequence, segs: &Segments) -> bool {
         match self.mark {

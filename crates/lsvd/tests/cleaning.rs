@@ -655,3 +655,66 @@ fn a_damaged_block_is_told_and_not_moved() {
     local(rotten(None));
     assert!(fails(|| local(rotten(Some(CleanMutant::TrustBytes)))));
 }
+
+/// Marks that are much larger than usual, for tables of open requests: giving segments up takes less than it brings,
+/// and writes go on.
+#[test]
+fn large_marks_do_not_eat_what_they_free() {
+    local(async {
+        let (shards, requests) = (24u64, 1000);
+        let device = MemoryDevice::new(4096, 1 << 30);
+        Engine::create(device.clone(), &shape(16)).await.unwrap();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let mut chains: Vec<Chain> = (1..=shards).map(|i| Chain::new(ShardId::new(i, 0))).collect();
+        for c in &mut chains {
+            // Many small requests, none of which is said to be answered.
+            for _ in 0..requests / 100 {
+                let trim = |i: u32| Op { extents: vec![(ExtentKind::Trim, i % 50, 1)], fill: 0 };
+                rig.append(Record::Frame(c.frame(&(0..100).map(trim).collect::<Vec<_>>())));
+            }
+            rig.settle().await;
+            c.committed = c.sequence;
+            rig.engine.committed(c.shard, Sequence(c.sequence));
+        }
+        let start = rig.engine.counters().append_bytes;
+        let (mut rng, mut taken, mut refused) = (Rng::new(3), 0u64, 0);
+        while taken < 1200 && refused < 1000 {
+            let space = rig.engine.space();
+            if space.free_segments <= space.reserve_segments {
+                refused += 1;
+                turns(50).await;
+                continue;
+            }
+            taken += 1;
+            let c = &mut chains[rng.below(shards) as usize];
+            rig.append(Record::Frame(c.frame(&[data(rng.below(40) as u32, 4, taken << 32)])));
+            let mut waited = 0;
+            while rig.heard.count.get() < rig.sent.get() {
+                turns(1).await;
+                waited += 1;
+                assert!(waited < 10_000, "write {taken} stands still: {:?}", rig.engine.space());
+            }
+            c.committed = c.sequence;
+            rig.engine.committed(c.shard, Sequence(c.sequence));
+        }
+        let (appended, brought) = (rig.engine.counters().append_bytes - start, taken * 4 * BLOCK as u64);
+        println!("taken {taken}, refused {refused}, brought {brought}, appended {appended}");
+        assert!(taken == 1200, "{:?}", rig.engine.space());
+        assert!(appended < 8 * brought, "{appended} bytes were appended for {brought}");
+        let models: Vec<Model> = {
+            let mut out = Vec::new();
+            for c in &chains {
+                out.push(rig.read_all(c.shard, 60).await.unwrap());
+            }
+            out
+        };
+        rig.engine.check();
+        rig.stop().await;
+        let rig = Rig::open(device).await.unwrap();
+        assert_eq!(rig.report.damage, []);
+        for (c, model) in chains.iter().zip(models) {
+            assert_eq!(rig.read_all(c.shard, 60).await.unwrap(), model);
+            assert_eq!(rig.engine.state(c.shard).unwrap().requests.len() as u64, c.requests.min(1024));
+        }
+    });
+}

@@ -12,13 +12,13 @@
 //! The choice is the one of Rosenblum and Ousterhout's log-structured file system: free space gained times its age
 //! over what it costs, (1 - u) * age / (1 + u), with ages of the data rather than of the segment (RAMCloud).
 
-use super::{ENTRY_BYTES, MARK_BYTES};
+use super::ENTRY_BYTES;
 use crate::core::{Core, LAST_SEGMENTS, Queued};
 use crate::segments::{Segment, SegmentState};
 use crate::{CleanMutant, CleanOptions, Record};
-use freebs_types::BLOCK;
+use freebs_types::{BLOCK, ShardId};
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap};
 use std::rc::Rc;
 use tokio::sync::Notify;
 
@@ -68,6 +68,9 @@ pub(crate) struct Cleaning {
     pub burst: bool,
     /// Moves that are queued or being written.
     pub outstanding: u32,
+    /// Segments that are given up as soon as the local frames that they need are durable, and how many are not yet.
+    pub round: Vec<u32>,
+    pub round_jobs: u32,
     /// State of the table of segments when nothing worth cleaning was found last.
     pub looked: Option<u64>,
     /// Something was worth it, but uncommitted frames, a lagging member or a hole stood against it.
@@ -199,10 +202,9 @@ impl Core {
         open + u64::from(spare) * (self.geometry.segment_bytes / 100 * 97)
     }
 
-    /// Bytes that it takes to empty a segment and to give it up.
-    fn cost(&self, s: &Segment) -> u64 {
-        let local = s.content.len() as u64 * MARK_BYTES + s.tomb_list.len() as u64 * 2 * ENTRY_BYTES;
-        s.live * (BLOCK as u64 + MOVED_BLOCK_BYTES) + local
+    /// Bytes that it takes to empty a segment and to give it up, without marks.
+    fn cost(s: &Segment) -> u64 {
+        s.live * (BLOCK as u64 + MOVED_BLOCK_BYTES) + s.tomb_list.len() as u64 * 2 * ENTRY_BYTES
     }
 
     /// The segments to clean next, the best first; none if nothing is needed or worth it.
@@ -223,8 +225,8 @@ impl Core {
         let mut best = BinaryHeap::with_capacity(LOOK_MAX + 1);
         for (id, s) in self.segs.used() {
             let stuck = s.stuck.is_some_and(|(live, seq)| live == s.live && self.next_seq < seq + STUCK_SEGMENTS);
-            let fits = s.state == SegmentState::Closed && s.live > 0 && s.jobs == 0 && s.pins.is_empty();
-            if !fits || stuck || s.cleaning || self.cost(s) > worth {
+            let fits = s.state == SegmentState::Closed && s.live > 0 && !s.leaving && s.pins.is_empty();
+            if !fits || stuck || s.cleaning || Self::cost(s) > worth {
                 continue;
             }
             let age = self.next_seq.saturating_sub(s.birth(blocks)).max(1);
@@ -235,11 +237,16 @@ impl Core {
             }
         }
         let mut out = Vec::new();
-        let (mut live, mut room) = (0, self.room());
+        let (mut live, mut room, mut sum, mut good) = (0, self.room(), 0, 0);
+        let mut marked = BTreeSet::new();
         self.cleaning.held = false;
         for Reverse((_, Reverse(id))) in best.into_sorted_vec() {
             let s = self.segs.get(id);
-            let (bytes, cost) = (s.live * BLOCK as u64, self.cost(s));
+            let bytes = s.live * BLOCK as u64;
+            // A shard is marked once for all of them.
+            let unmarked: Vec<ShardId> = self.unmarked(id).map(|(shard, _)| shard).collect();
+            let marks = unmarked.iter().filter(|shard| !marked.contains(*shard)).map(|shard| self.mark_bytes(*shard));
+            let cost = Self::cost(s) + marks.sum::<u64>();
             if cost > room
                 || live + bytes > moves
                 || (!out.is_empty() && live + bytes > self.cleaning.options.batch_bytes as u64)
@@ -251,11 +258,16 @@ impl Core {
                 continue;
             }
             out.push(id);
-            (live, room) = (live + bytes, room - cost);
+            marked.extend(unmarked);
+            (live, room, sum) = (live + bytes, room - cost, sum + cost);
+            if sum <= worth * out.len() as u64 {
+                good = out.len();
+            }
             if out.len() == VICTIMS_MAX {
                 break;
             }
         }
+        out.truncate(good);
         self.cleaning.looked = out.is_empty().then_some(self.segs.changes);
         out
     }
