@@ -361,6 +361,11 @@ impl Core {
         if let Some(given) = &batch.given {
             self.segs.table_durable(given, seq);
         }
+        // What cleaning writes itself earns it nothing.
+        let own = |op: &&Op| op.done.is_none();
+        let op_len = |op: &Op| op.head.bytes().len() + op.head.header().data_len.get() as usize;
+        let own_bytes: usize = batch.ops.iter().filter(own).map(op_len).sum();
+        let others = if batch.ops.iter().all(|op| own(&op)) { 0 } else { len.saturating_sub(own_bytes) };
         for op in batch.ops {
             self.counters.frames += 1;
             self.counters.data_bytes += u64::from(op.head.header().data_len.get());
@@ -374,7 +379,7 @@ impl Core {
             }
         }
         self.moves_done(batch.moves_done);
-        self.earn(blocks, (len as u64).saturating_sub(blocks * freebs_types::BLOCK as u64));
+        self.earn(blocks, others as u64);
     }
 
     /// Index and footer of the open segment, and where they go. `None` if nothing was appended to it.

@@ -57,6 +57,8 @@ pub(crate) struct Segment {
     pub cleaning: bool,
     /// Cleaning could not empty it: what was live then, and the number of the log's newest segment.
     pub stuck: Option<(u64, u64)>,
+    /// A live block of it can't be read, or does not match its CRC: the number of the log's newest segment then.
+    pub damaged: Option<u64>,
     /// Blocks that cleaning moved here, and the sum of the ages (as segment numbers) that they brought along.
     pub moved: (u64, u64),
     /// The segment whose live table made this one ready.
@@ -77,6 +79,7 @@ impl Segment {
             leaving: false,
             cleaning: false,
             stuck: None,
+            damaged: None,
             moved: (0, 0),
             freed_by: 0,
             readers: Rc::default(),
@@ -234,8 +237,16 @@ impl Segments {
         self.iter().filter(|(_, s)| s.state == SegmentState::Given).map(|(i, _)| i).collect()
     }
 
-    /// Live blocks up or down.
+    /// Live blocks up or down, that were placed or live elsewhere now.
     pub fn count_live(&mut self, id: u32, delta: i64) {
+        if delta < 0 {
+            // Cleaning does not move anything out of a damaged segment, so this is a repair.
+            self.all[id as usize].damaged = None;
+        }
+        self.change_live(id, delta);
+    }
+
+    fn change_live(&mut self, id: u32, delta: i64) {
         let s = &mut self.all[id as usize];
         s.live = s.live.checked_add_signed(delta).expect("a segment's live blocks are never below zero");
         self.live_blocks = self.live_blocks.checked_add_signed(delta).expect("the sum of segments");
@@ -251,7 +262,7 @@ impl Segments {
         if self.died / DIED_CHANGE != before {
             self.changes += 1;
         }
-        self.count_live(id, delta);
+        self.change_live(id, delta);
     }
 
     pub fn count_tombs(&mut self, id: u32, delta: i64) {

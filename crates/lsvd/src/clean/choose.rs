@@ -30,9 +30,11 @@ const SHARE_PERCENT_MAX: u64 = 400;
 const GENTLE_MAX: u64 = 4;
 /// Segments that are cleaned together.
 const VICTIMS_MAX: usize = 8;
-/// Segments that are looked at closely, the best by benefit.
+/// Segments that are looked at closely, the best by benefit; and those beside them that a shard holds.
 const LOOK_MAX: usize = 64;
-/// A segment that could not be emptied is tried again when so many have been opened since, or when it has changed.
+const HELD_LOOK_MAX: usize = 4096;
+/// A segment that could not be emptied is tried again when so many have been opened since, or when it has changed; one
+/// with a damaged block when a repair touched it.
 const STUCK_SEGMENTS: u64 = 64;
 /// Blocks that may be moved for each block that died: as many as it takes in segments that are nearly full.
 const MOVES_PER_DEATH: u64 = 32;
@@ -174,6 +176,11 @@ impl Core {
         self.running && c.options.enabled && (c.busy || c.looked != Some(self.segs.changes))
     }
 
+    /// Whether the log ends as soon as what cleaning has begun is written: nobody waits for room.
+    pub fn is_leaving(&self) -> bool {
+        self.closing && !self.queue.iter().any(|q| matches!(q, Queued::Record(_)))
+    }
+
     /// Whether a record must wait for cleaning, or may not be appended at all.
     pub fn holds_back(&self, q: &Queued) -> bool {
         match q {
@@ -210,7 +217,11 @@ impl Core {
     /// The segments to clean next, the best first; none if nothing is needed or worth it.
     pub fn choose(&mut self) -> Vec<u32> {
         let need = self.need();
-        if need == Need::None || self.failed.is_some() || self.cleaning.looked == Some(self.segs.changes) {
+        if need == Need::None
+            || self.failed.is_some()
+            || self.is_leaving()
+            || self.cleaning.looked == Some(self.segs.changes)
+        {
             return Vec::new();
         }
         let moves = self.moves_left(0, 0) * BLOCK as u64;
@@ -222,25 +233,36 @@ impl Core {
                 _ => 85,
             };
         let blocks = segment / BLOCK as u64;
-        let mut best = BinaryHeap::with_capacity(LOOK_MAX + 1);
+        let mut best = Vec::new();
         for (id, s) in self.segs.used() {
-            let stuck = s.stuck.is_some_and(|(live, seq)| live == s.live && self.next_seq < seq + STUCK_SEGMENTS);
+            let young = |seq: u64| self.next_seq < seq + STUCK_SEGMENTS;
+            let stuck = s.stuck.is_some_and(|(live, seq)| live == s.live && young(seq)) || s.damaged.is_some_and(young);
             let fits = s.state == SegmentState::Closed && s.live > 0 && !s.leaving && s.pins.is_empty();
             if !fits || stuck || s.cleaning || Self::cost(s) > worth {
                 continue;
             }
             let age = self.next_seq.saturating_sub(s.birth(blocks)).max(1);
             let benefit = u128::from(blocks.saturating_sub(s.live)) * u128::from(age) * 1000;
-            best.push(Reverse((benefit / u128::from(blocks + s.live), Reverse(id))));
-            if best.len() > LOOK_MAX {
-                best.pop();
-            }
+            best.push((benefit / u128::from(blocks + s.live), Reverse(id)));
         }
         let mut out = Vec::new();
         let (mut live, mut room, mut sum, mut good) = (0, self.room(), 0, 0);
         let mut marked = BTreeSet::new();
         self.cleaning.held = false;
-        for Reverse((_, Reverse(id))) in best.into_sorted_vec() {
+        let (mut best, mut looks, mut held) = (BinaryHeap::from(best), 0, 0);
+        while let Some((_, Reverse(id))) = best.pop() {
+            if self.is_held(id) && self.cleaning.options.mutant != Some(CleanMutant::MoveUncommitted) {
+                self.cleaning.held = true;
+                held += 1;
+                if held == HELD_LOOK_MAX {
+                    break;
+                }
+                continue;
+            }
+            looks += 1;
+            if looks > LOOK_MAX {
+                break;
+            }
             let s = self.segs.get(id);
             let bytes = s.live * BLOCK as u64;
             // A shard is marked once for all of them.
@@ -251,10 +273,6 @@ impl Core {
                 || live + bytes > moves
                 || (!out.is_empty() && live + bytes > self.cleaning.options.batch_bytes as u64)
             {
-                continue;
-            }
-            if self.is_held(id) && self.cleaning.options.mutant != Some(CleanMutant::MoveUncommitted) {
-                self.cleaning.held = true;
                 continue;
             }
             out.push(id);
