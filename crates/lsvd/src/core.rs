@@ -75,12 +75,10 @@ pub(crate) enum Job {
     Mark {
         shard: ShardId,
         released: Sequence,
-        segment: u32,
     },
     Carry {
         shard: ShardId,
         body: CarryBody,
-        segment: u32,
     },
     /// Live blocks of poor segments on their way to the end of the log.
     Move(Move),

@@ -221,7 +221,7 @@ impl<D: Device> Engine<D> {
             return;
         }
         let Core { segs, .. } = &mut *core;
-        segs.candidates.append(&mut segs.blocked);
+        segs.look_again();
         if core.push(Queued::Idle) {
             self.inner.work.notify_one();
         }
@@ -370,7 +370,7 @@ impl<D: Device> Engine<D> {
             return Ok(None);
         }
         if !core.may_open() {
-            core.segs.candidates.append(&mut core.segs.blocked);
+            core.segs.look_again();
             core.clean();
             if !core.may_open() && core.drop_moves() {
                 // Something else may be next now.

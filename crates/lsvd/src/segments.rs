@@ -55,12 +55,14 @@ pub(crate) struct Segment {
     pub tomb_list: Vec<(ShardId, u32, u32)>,
     /// Segments that must be given up before this one.
     pub pins: BTreeSet<u32>,
-    /// Local frames on their way that let this segment be given up.
-    pub jobs: u32,
+    /// Local frames are on their way that let this segment be given up.
+    pub leaving: bool,
     /// Its live blocks are being moved.
     pub cleaning: bool,
     /// Cleaning could not empty it: what was live then, and the number of the log's newest segment.
     pub stuck: Option<(u64, u64)>,
+    /// A live block of it can't be read, or does not match its CRC: the number of the log's newest segment then.
+    pub damaged: Option<u64>,
     /// Blocks that cleaning moved here, and the sum of the ages (as segment numbers) that they brought along.
     pub moved: (u64, u64),
     /// The segment whose live table made this one ready.
@@ -80,9 +82,10 @@ impl Segment {
             content: BTreeMap::new(),
             tomb_list: Vec::new(),
             pins: BTreeSet::new(),
-            jobs: 0,
+            leaving: false,
             cleaning: false,
             stuck: None,
+            damaged: None,
             moved: (0, 0),
             freed_by: 0,
             evidence: false,
@@ -129,6 +132,8 @@ pub(crate) struct Segments {
     pub candidates: BTreeSet<u32>,
     /// Those without live blocks that something else kept; looked at again when a segment closes.
     pub blocked: BTreeSet<u32>,
+    /// Those that it takes too much to give up alone; looked at again together with any candidate.
+    pub dear: BTreeSet<u32>,
     pub live_blocks: u64,
     /// Where the log said that it goes on when it was stopped: recovery looks for it there, and nowhere else.
     pub said: Option<u32>,
@@ -209,7 +214,7 @@ impl Segments {
     pub fn close(&mut self, id: u32) {
         self.set_state(id, SegmentState::Closed);
         self.candidates.insert(id);
-        self.candidates.append(&mut self.blocked);
+        self.look_again();
         self.changes += 1;
     }
 
@@ -222,6 +227,12 @@ impl Segments {
     pub fn forget_lost(&mut self) {
         let lost: Vec<u32> = self.iter().filter(|(_, s)| s.state == SegmentState::Lost).map(|(i, _)| i).collect();
         lost.into_iter().for_each(|id| self.set_state(id, SegmentState::Bare));
+    }
+
+    /// What stood against giving segments up may have gone.
+    pub fn look_again(&mut self) {
+        self.candidates.append(&mut self.blocked);
+        self.candidates.append(&mut self.dear);
     }
 
     /// A segment that recovery found in use.
@@ -244,8 +255,16 @@ impl Segments {
         self.iter().filter(|(_, s)| s.state == SegmentState::Given).map(|(i, _)| i).collect()
     }
 
-    /// Live blocks up or down.
+    /// Live blocks up or down, that were placed or live elsewhere now.
     pub fn count_live(&mut self, id: u32, delta: i64) {
+        if delta < 0 {
+            // Cleaning does not move anything out of a damaged segment, so this is a repair.
+            self.all[id as usize].damaged = None;
+        }
+        self.change_live(id, delta);
+    }
+
+    fn change_live(&mut self, id: u32, delta: i64) {
         let s = &mut self.all[id as usize];
         s.live = s.live.checked_add_signed(delta).expect("a segment's live blocks are never below zero");
         self.live_blocks = self.live_blocks.checked_add_signed(delta).expect("the sum of segments");
@@ -261,7 +280,7 @@ impl Segments {
         if self.died / DIED_CHANGE != before {
             self.changes += 1;
         }
-        self.count_live(id, delta);
+        self.change_live(id, delta);
     }
 
     pub fn count_tombs(&mut self, id: u32, delta: i64) {

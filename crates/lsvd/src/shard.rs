@@ -827,7 +827,14 @@ impl Shard {
     /// What of this shard stands against giving up a segment with frames from `min` to `max`.
     pub fn holds(&self, max: Sequence, short_of_space: bool) -> bool {
         let kept = !short_of_space && self.keep.is_some_and(|k| max >= k);
-        max > self.committed || kept || !self.holes.is_empty()
+        // The frame before a hole tells where it begins, those behind it where it ends; a mark must not jump over it.
+        let hole = self.holes.iter().any(|h| max.0 + 1 >= h.from);
+        max > self.committed || kept || hole
+    }
+
+    /// Bytes of a mark's tables: the view's frame and the requests.
+    pub fn mark_tables_len(&self) -> usize {
+        self.views.last().map_or(0, |v| v.1.bytes().len()) + self.requests.encoded_len()
     }
 
     /// Whether the state must be marked anew before a segment goes that holds frames up to `max`.
