@@ -231,6 +231,9 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         loop {
             tokio::time::sleep(TICK).await;
             self.step(Event::Tick);
+            if self.room() == (0, true) {
+                self.0.engine.look_for_room();
+            }
             for event in self.0.engine.events() {
                 (self.0.notes)(&format!("log: {:?}: {}", event.kind, event.text));
             }

@@ -477,8 +477,7 @@ fn admit(inside: &mut Inside, blocks: BlockRange, own: &[u32], expected: Option<
         let text = format!("version {v} is not the next one: the disk is at {}", inside.head.version());
         return Err(Error::invalid(text));
     }
-    inside.check_space(stores)?;
-    Ok(inside.has_room() && !overlaps(inside, blocks, own))
+    Ok(inside.check_space(stores)? && inside.has_room() && !overlaps(inside, blocks, own))
 }
 
 fn check_version(inside: &Inside, version: Option<u64>) -> Result<()> {

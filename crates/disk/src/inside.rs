@@ -70,6 +70,8 @@ pub(crate) struct Inside {
     window: usize,
     /// The file system is to be asked again for room.
     pub ask_room: bool,
+    /// Free segments, and whether there may be more soon, when that was news last.
+    room: (u32, bool),
 }
 
 impl Inside {
@@ -107,10 +109,12 @@ impl Inside {
             filled: None,
             window,
             ask_room: true,
+            room: (0, false),
         }
     }
 
-    /// Moves everything on as far as it goes without the medium. True if something became durable, or has failed.
+    /// Moves everything on as far as it goes without the medium. True if something became durable, has failed, or there
+    /// is another amount of room.
     pub fn turn(&mut self) -> bool {
         let mut news = false;
         for _ in 0..POLLS_MAX {
@@ -129,7 +133,9 @@ impl Inside {
             }
             news |= self.hear();
         }
-        news
+        let s = self.engine.space();
+        let room = (s.free_segments, s.more_soon);
+        news | (std::mem::replace(&mut self.room, room) != room)
     }
 
     fn hear(&mut self) -> bool {
@@ -185,13 +191,18 @@ impl Inside {
         self.head.cost() < self.window
     }
     /// `NoSpace` if nothing may be ordered that takes space (rule W7), for data or, nearer to the end, for the record of
-    /// a trim. It heals: whoever is refused for want of room on the file system has it asked again.
-    pub fn check_space(&mut self, stores: bool) -> Result<()> {
+    /// a trim; false while cleaning may make room soon. It heals: whoever is refused for want of room on the file system
+    /// has it asked again.
+    pub fn check_space(&mut self, stores: bool) -> Result<bool> {
         let s = self.engine.space();
         let least = if stores { s.reserve_segments } else { RESERVE_FOR_TRIMS };
         let short = self.device.is_short();
         if s.free_segments > least && !(stores && short) {
-            return Ok(());
+            return Ok(true);
+        }
+        if s.more_soon && !short {
+            self.engine.look_for_room();
+            return Ok(false);
         }
         self.ask_room |= short;
         Err(Error::no_space(format!(

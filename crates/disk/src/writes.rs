@@ -289,14 +289,14 @@ impl Disk {
             if version < next || fit.is_err() {
                 return Step::Done(fit);
             }
-            let fit = fit.and_then(|()| inside.check_space(stores));
-            if let Err(e) = fit {
-                return Step::Done(Err(e));
-            }
+            let fit = match inside.check_space(stores) {
+                Ok(fit) => fit,
+                Err(e) => return Step::Done(Err(e)),
+            };
             if version > next {
                 return Step::Done(Err(Error::invalid(format!("version {version} does not follow {}", next - 1))));
             }
-            if !inside.has_room() || !inside.busy.is_empty() {
+            if !fit || !inside.has_room() || !inside.busy.is_empty() {
                 inside.wanted = inside.wanted.max(inside.head.version());
                 return Step::Change;
             }
@@ -323,10 +323,10 @@ impl Disk {
         }
         // What is here is durable before it is mixed with what is newer, and whoever opens the disk then is told.
         self.fsync()?;
+        self.wait_for_room()?;
         let mut g = self.shared().lock();
         let inside = g.inside()?;
         follows(inside, piece)?;
-        inside.check_space(true)?;
         let known = inside.filled.filter(|(to, _)| *to == piece.to).map_or(0, |(_, next)| next);
         if from > known {
             return Err(Error::invalid("pieces of the map are missing before this one; begin again"));
@@ -373,11 +373,20 @@ impl Disk {
         out
     }
 
+    /// Waits while cleaning may make room; an error if there is none.
+    fn wait_for_room(&self) -> Result<()> {
+        self.shared().drive(self.shared().lock(), |inside| match inside.check_space(true) {
+            Ok(true) => Step::Done(Ok(())),
+            Ok(false) => Step::Change,
+            Err(e) => Step::Done(Err(e)),
+        })
+    }
+
     /// Puts entries into the map, with places of this disk, and waits for them.
     fn carry(&self, mut body: CarryBody, data: Vec<Bytes>) -> Result<()> {
+        self.wait_for_room()?;
         let mut g = self.shared().lock();
         let inside = g.inside()?;
-        inside.check_space(true)?;
         let blocks: u32 = body.entries.iter().map(|e| e.crcs.len() as u32).sum();
         let (chunk, mut offset) = inside.head.place(blocks);
         let sequence = inside.head.sequence();

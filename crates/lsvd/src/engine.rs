@@ -208,6 +208,15 @@ impl<D: Device> Engine<D> {
         self.inner.core.borrow_mut().take_events()
     }
 
+    /// Lets cleaning look whether there is something to do. For who waits because `Space::more_soon` says that there may
+    /// be: nothing else need happen that would make it look.
+    pub fn look_for_room(&self) {
+        let core = self.inner.core.borrow();
+        if core.hope() && !core.cleaning.busy {
+            core.cleaning.wake.notify_one();
+        }
+    }
+
     /// Makes the last append provably durable (rule E7), if something came since the last time. To be called after
     /// a moment without appends; until there are any again, cleaning has the device to itself. Also asks a file system
     /// that was full again for room.
