@@ -8,8 +8,8 @@ use freebs_io::memory::MemoryDevice;
 use freebs_lsvd::{CleanOptions, Engine, EventKind, Record};
 use freebs_types::{BLOCK, BlockRange, Sequence, ShardId};
 
-const S1: ShardId = ShardId::new(1, 0);
-const S2: ShardId = ShardId::new(2, 0);
+const ONE: ShardId = ShardId::new(1, 0);
+const TWO: ShardId = ShardId::new(2, 0);
 
 fn data(start: u32, len: u32, fill: u64) -> Op {
     Op { extents: vec![(ExtentKind::Data, start, len)], fill: fill << 32 }
@@ -56,7 +56,7 @@ async fn repaired(clean: bool) {
     let device = device().await;
     let rig = Rig::open(device.clone()).await.unwrap();
     rig.engine.set_cleaning(off());
-    let mut c = Chain::new(S1);
+    let mut c = Chain::new(ONE);
     let first = put(&rig, &mut c, data(0, 20, 1)).await;
     if clean {
         put(&rig, &mut c, data(400, 8, 77)).await;
@@ -68,7 +68,7 @@ async fn repaired(clean: bool) {
         let at = place(bytes, &block((1 << 32) + 5));
         bytes[at + 100] ^= 1;
     });
-    assert!(rig.engine.read(S1, BlockRange::new(5, 1)).await.is_err());
+    assert!(rig.engine.read(ONE, BlockRange::new(5, 1)).await.is_err());
     rig.append(Record::Repair(first));
     rig.settle().await;
     rig.engine.set_cleaning(if clean { eager() } else { off() });
@@ -77,11 +77,11 @@ async fn repaired(clean: bool) {
     }
     idle(&rig).await;
     assert!(rig.engine.counters().segments_freed > 0, "no segment was given up");
-    let before = rig.read_all(S1, 500).await.unwrap();
+    let before = rig.read_all(ONE, 500).await.unwrap();
     rig.stop().await;
     let rig = Rig::open(device).await.unwrap();
     assert_eq!(rig.report.damage, []);
-    assert_eq!(rig.read_all(S1, 500).await.unwrap(), before);
+    assert_eq!(rig.read_all(ONE, 500).await.unwrap(), before);
 }
 
 #[test]
@@ -96,11 +96,11 @@ fn a_repair_for_another_frame_is_not_written() {
     local(async {
         let device = device().await;
         let rig = Rig::open(device.clone()).await.unwrap();
-        let (mut c, mut other) = (Chain::new(S1), Chain::new(S1));
+        let (mut c, mut other) = (Chain::new(ONE), Chain::new(ONE));
         put(&rig, &mut c, data(0, 4, 1)).await;
         let before = rig.engine.counters().appends;
         rig.engine.append(Record::Repair(other.frame(&[data(0, 4, 9)])));
-        rig.engine.append(Record::Repair(Chain::new(S2).frame(&[data(0, 4, 9)])));
+        rig.engine.append(Record::Repair(Chain::new(TWO).frame(&[data(0, 4, 9)])));
         idle(&rig).await;
         let refused = rig.engine.events().iter().filter(|e| e.kind == EventKind::Refused).count();
         assert_eq!(refused, 2);
@@ -113,13 +113,13 @@ fn a_repair_for_another_frame_is_not_written() {
     });
 }
 
-/// The last frame of S2 is lost in a damaged append among frames of S1. When these are overwritten, the segment must
-/// stay: nothing else says that S2 may miss something (rule E7).
+/// The last frame of TWO is lost in a damaged append among frames of ONE. When these are overwritten, the segment must
+/// stay: nothing else says that TWO may miss something (rule E7).
 async fn suspected(clean: bool) {
     let device = device().await;
     let rig = Rig::open(device.clone()).await.unwrap();
     rig.engine.set_cleaning(off());
-    let (mut a, mut b) = (Chain::new(S1), Chain::new(S2));
+    let (mut a, mut b) = (Chain::new(ONE), Chain::new(TWO));
     put(&rig, &mut b, data(0, 4, 1)).await;
     put(&rig, &mut a, data(0, 200, 2)).await;
     put(&rig, &mut a, data(200, 200, 3)).await;
@@ -136,7 +136,7 @@ async fn suspected(clean: bool) {
     });
 
     let rig = Rig::open(device.clone()).await.unwrap();
-    let state = rig.engine.state(S2).unwrap();
+    let state = rig.engine.state(TWO).unwrap();
     assert!(state.suspect_tail && state.last.sequence.0 == 1);
     rig.engine.set_cleaning(if clean { eager() } else { off() });
     for i in 0..4 {
@@ -146,12 +146,12 @@ async fn suspected(clean: bool) {
     idle(&rig).await;
     rig.stop().await;
     let rig = Rig::open(device.clone()).await.unwrap();
-    assert!(rig.engine.state(S2).unwrap().suspect_tail, "the lost tail is forgotten");
+    assert!(rig.engine.state(TWO).unwrap().suspect_tail, "the lost tail is forgotten");
 
     // Mended, it need not be remembered.
     rig.append(Record::Frame(lost));
     rig.settle().await;
-    rig.engine.committed(S2, Sequence(2));
+    rig.engine.committed(TWO, Sequence(2));
     for i in 0..12 {
         put(&rig, &mut a, data(0, 200, i + 50)).await;
         put(&rig, &mut a, data(200, 204, i + 70)).await;
@@ -159,7 +159,7 @@ async fn suspected(clean: bool) {
     idle(&rig).await;
     rig.stop().await;
     let rig = Rig::open(device).await.unwrap();
-    assert!(!rig.engine.state(S2).unwrap().suspect_tail);
+    assert!(!rig.engine.state(TWO).unwrap().suspect_tail);
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn a_lost_segment_is_missed_until_its_shards_are_mended() {
         let device = device().await;
         let rig = Rig::open(device.clone()).await.unwrap();
         rig.engine.set_cleaning(off());
-        let (mut a, mut b, mut c) = (Chain::new(S1), Chain::new(S2), Chain::new(ShardId::new(3, 0)));
+        let (mut a, mut b, mut c) = (Chain::new(ONE), Chain::new(TWO), Chain::new(ShardId::new(3, 0)));
         put(&rig, &mut b, data(0, 4, 1)).await;
         put(&rig, &mut a, data(0, 200, 2)).await;
         put(&rig, &mut a, data(200, 200, 3)).await;
@@ -191,7 +191,7 @@ fn a_lost_segment_is_missed_until_its_shards_are_mended() {
         for round in 0..2 {
             let rig = Rig::open(device.clone()).await.unwrap();
             assert!(rig.report.damage.iter().any(|f| f.what.contains("whole segment is lost")), "start {round}");
-            let state = rig.engine.state(S2).unwrap();
+            let state = rig.engine.state(TWO).unwrap();
             assert!(state.suspect_tail && state.last.sequence.0 == 1, "start {round}: {state:?}");
             for i in 0..4 {
                 put(&rig, &mut c, data(0, 200, 40 + 10 * round + i)).await;
@@ -201,7 +201,7 @@ fn a_lost_segment_is_missed_until_its_shards_are_mended() {
         let rig = Rig::open(device.clone()).await.unwrap();
         rig.append(Record::Frame(lost));
         rig.settle().await;
-        assert!(!rig.engine.state(S2).unwrap().suspect_tail);
+        assert!(!rig.engine.state(TWO).unwrap().suspect_tail);
         rig.stop().await;
     });
 }
