@@ -18,7 +18,6 @@ pub use work::{Done, Work};
 
 use super::device::{self, open};
 use super::{DeviceOptions, Poison};
-use crate::linux::device::IO_BYTES_MAX;
 use crate::{AlignedBuf, Device, Durability};
 use freebs_types::{Error, Result};
 use std::cell::{Cell, RefCell};
@@ -195,21 +194,11 @@ impl LentDevice {
     }
 
     fn check_range(&self, what: &str, at: u64, len: u64) -> Result<()> {
-        let inside = at.checked_add(len).is_some_and(|end| end <= self.0.len.get());
-        if inside && (at | len).is_multiple_of(self.0.sector as u64) {
-            return Ok(());
-        }
-        let (sector, size) = (self.0.sector, self.0.len.get());
-        Err(Error::invalid(format!("{len} bytes are not whole {sector}-byte sectors within {size} bytes"))
-            .at(self.place(what, at)))
+        device::check_range((self.0.sector, self.0.len.get()), at, len).map_err(|e| e.at(self.place(what, at)))
     }
 
     fn check_io(&self, what: &str, at: u64, len: usize) -> Result<()> {
-        if len > IO_BYTES_MAX {
-            let text = format!("{len} bytes are more than one access may have ({IO_BYTES_MAX})");
-            return Err(Error::invalid(text).at(self.place(what, at)));
-        }
-        self.check_range(what, at, len as u64)
+        device::check_io((self.0.sector, self.0.len.get()), at, len).map_err(|e| e.at(self.place(what, at)))
     }
 
     fn work(&self, id: u64, kind: Kind, at: u64, buf: Option<AlignedBuf>) -> Work {
