@@ -314,6 +314,7 @@ mod tests {
             tickets: &mut tickets,
             room: u64::MAX,
             more_soon: false,
+            sharers: 1,
         };
         act(replica, &mut ctx);
     }
