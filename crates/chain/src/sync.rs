@@ -295,6 +295,16 @@ mod tests {
     }
 
     fn step(replica: &mut Replica, act: impl FnOnce(&mut Replica, &mut Ctx<'_>)) {
+        step_at(Nanos::from_millis(1), &Peers::default(), &mut 7, replica, act);
+    }
+
+    fn step_at(
+        now: Nanos,
+        peers: &Peers,
+        tickets: &mut u64,
+        replica: &mut Replica,
+        act: impl FnOnce(&mut Replica, &mut Ctx<'_>),
+    ) {
         let me = Peer { node: NodeId(2), worker: 0 };
         let config = HostConfig {
             cluster: ClusterId([1; 16]),
@@ -304,15 +314,14 @@ mod tests {
             node_secret: Hash32::default(),
             mutant: None,
         };
-        let (peers, mut out, mut tickets) = (Peers::default(), Out::default(), 7);
-        let now = Nanos::from_millis(1);
+        let mut out = Out::default();
         let mut ctx = Ctx {
             now,
             wall: 0,
             config: &config,
-            peers: &peers,
+            peers,
             out: &mut out,
-            tickets: &mut tickets,
+            tickets,
             room: u64::MAX,
             more_soon: false,
             sharers: 1,
@@ -353,46 +362,29 @@ mod tests {
         let all = frames(5, 4);
         let mut peers = Peers::default();
         peers.up(LinkId(1), Peer { node: NodeId(1), worker: 0 }, Nanos(0));
-        let config = HostConfig {
-            cluster: ClusterId([1; 16]),
-            me: Peer { node: NodeId(2), worker: 0 },
-            start: StartNumber(1),
-            workers: BTreeMap::new(),
-            node_secret: Hash32::default(),
-            mutant: None,
-        };
         let mut tickets = 7;
         let (mut asked, mut notes) = (Vec::new(), 0);
         step(&mut r, |r, ctx| assert!(all.iter().all(|f| r.on_synced_frame(ctx, f.clone(), ViewNumber(1)))));
         let before = crate::replica::genesis();
         r.damage = Damage::new(vec![Hole { before, until: Sequence(2) }], false);
         for ms in (1000..21_000).step_by(20) {
-            let mut out = Out::default();
-            let mut ctx = Ctx {
-                now: Nanos::from_millis(ms),
-                wall: 0,
-                config: &config,
-                peers: &peers,
-                out: &mut out,
-                tickets: &mut tickets,
-                room: u64::MAX,
-                more_soon: false,
-                sharers: 1,
-            };
-            r.repair_tick(&mut ctx);
-            let sent = std::mem::take(&mut ctx.out.actions);
-            let requests = sent.into_iter().filter_map(|a| match a {
-                Action::Send { message: Message::Sync(q), .. } => Some(q),
-                _ => None,
+            step_at(Nanos::from_millis(ms), &peers, &mut tickets, &mut r, |r, ctx| {
+                r.repair_tick(ctx);
+                let sent = std::mem::take(&mut ctx.out.actions);
+                let requests = sent.into_iter().filter_map(|a| match a {
+                    Action::Send { message: Message::Sync(q), .. } => Some(q),
+                    _ => None,
+                });
+                for q in requests {
+                    asked.push(ms);
+                    // The last one is told that the frames are there again.
+                    let mode = if asked.len() < 6 { SyncMode::Refused } else { SyncMode::Frames };
+                    let frames = if asked.len() < 6 { Vec::new() } else { all[..2].to_vec() };
+                    r.on_sync_reply(ctx, SyncReply { id: q.id, ..reply(0, mode, frames) });
+                }
+                let is_note = |a: &&Action| matches!(a, Action::Note(n) if n.contains("no member"));
+                notes += ctx.out.actions.iter().filter(is_note).count();
             });
-            for q in requests.collect::<Vec<_>>() {
-                asked.push(ms);
-                // The last one is told that the frames are there again.
-                let mode = if asked.len() < 6 { SyncMode::Refused } else { SyncMode::Frames };
-                let frames = if asked.len() < 6 { Vec::new() } else { all[..2].to_vec() };
-                r.on_sync_reply(&mut ctx, SyncReply { id: q.id, ..reply(0, mode, frames) });
-            }
-            notes += ctx.out.actions.iter().filter(|a| matches!(a, Action::Note(n) if n.contains("no member"))).count();
         }
         let pauses: Vec<u64> = asked.windows(2).map(|w| w[1] - w[0]).collect();
         assert_eq!(pauses, [500, 1000, 2000, 4000, 4000]);
