@@ -310,6 +310,7 @@ impl<D: Device> Recovery<'_, D> {
             return;
         }
         self.core.segs.set_state(s.id, SegmentState::Open);
+        self.core.stale_footer = s.footer.is_some();
         self.core.open = Some(OpenSegment {
             id: s.id,
             seq: s.seq,
