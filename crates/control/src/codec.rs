@@ -28,21 +28,21 @@ fn damaged() -> Error {
     Error::corrupt("a command of the control plane can't be read")
 }
 
-/// Reads fields off the front.
-struct Fields<'a>(&'a [u8]);
+/// Reads fields off the front of bytes that are not trusted.
+pub struct Fields<'a>(pub &'a [u8]);
 
 impl<'a> Fields<'a> {
-    fn take(&mut self, len: usize) -> Result<&'a [u8]> {
+    pub fn take(&mut self, len: usize) -> Result<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(len).ok_or_else(damaged)?;
         self.0 = rest;
         Ok(taken)
     }
 
-    fn byte(&mut self) -> Result<u8> {
+    pub fn byte(&mut self) -> Result<u8> {
         Ok(self.take(1)?[0])
     }
 
-    fn flag(&mut self) -> Result<bool> {
+    pub fn flag(&mut self) -> Result<bool> {
         match self.byte()? {
             0 => Ok(false),
             1 => Ok(true),
@@ -50,15 +50,15 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn u16(&mut self) -> Result<u16> {
+    pub fn u16(&mut self) -> Result<u16> {
         Ok(u16::from_le_bytes(self.take(2)?.try_into().expect("two bytes")))
     }
 
-    fn u32(&mut self) -> Result<u32> {
+    pub fn u32(&mut self) -> Result<u32> {
         Ok(u32::from_le_bytes(self.take(4)?.try_into().expect("four bytes")))
     }
 
-    fn u64(&mut self) -> Result<u64> {
+    pub fn u64(&mut self) -> Result<u64> {
         Ok(u64::from_le_bytes(self.take(8)?.try_into().expect("eight bytes")))
     }
 
@@ -76,7 +76,7 @@ impl<'a> Fields<'a> {
         Ok(ShardId { volume: VolumeId(self.u64()?), index: self.u32()? })
     }
 
-    fn end(&self) -> Result<()> {
+    pub fn end(&self) -> Result<()> {
         if self.0.is_empty() { Ok(()) } else { Err(damaged()) }
     }
 }

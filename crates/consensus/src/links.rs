@@ -1,0 +1,210 @@
+//! Requests and answers over messages, and the library's network trait on top.
+//!
+//! A message may be lost, late, or come twice; who asks waits for so long and no longer. An answer that nobody waits
+//! for any more is dropped.
+
+use crate::codec::put_entry;
+use crate::limits;
+use crate::log::Applied;
+use crate::types::{Seat, Snapshot, Types, Vote};
+use crate::wire::{Envelope, Message};
+use freebs_types::{ClusterId, Error, Result, StartNumber};
+use futures_util::future::{Either, select};
+use openraft::error::{NetworkError, RPCError, ReplicationClosed, StreamingError, Unreachable};
+use openraft::network::{RPCOption, RaftNetworkFactory, RaftNetworkV2};
+use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, VoteRequest, VoteResponse};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// Where messages go. What can't be sent is dropped.
+pub trait Network: 'static {
+    /// Sends to a node; the seat's store is in the message.
+    fn send(&self, to: Seat, message: Vec<u8>);
+}
+
+/// Our end of all links.
+pub(crate) struct Links<N> {
+    network: N,
+    pub me: Seat,
+    pub cluster: ClusterId,
+    pub start: StartNumber,
+    next: Cell<u64>,
+    waiting: RefCell<BTreeMap<u64, oneshot::Sender<Message>>>,
+}
+
+/// Takes the request out of those that wait, also when who asked has gone.
+struct Waits<'a, N>(&'a Links<N>, u64);
+
+impl<N> Drop for Waits<'_, N> {
+    fn drop(&mut self) {
+        self.0.waiting.borrow_mut().remove(&self.1);
+    }
+}
+
+impl<N: Network> Links<N> {
+    pub fn new(network: N, me: Seat, cluster: ClusterId, start: StartNumber) -> Self {
+        Self { network, me, cluster, start, next: Cell::new(1), waiting: RefCell::default() }
+    }
+
+    pub fn send(&self, to: Seat, id: u64, message: &Message) -> Result<()> {
+        let envelope = Envelope { cluster: self.cluster, from: self.me, to, start: self.start, id };
+        self.network.send(to, message.encode(envelope)?);
+        Ok(())
+    }
+
+    /// Sends a request and waits for its answer.
+    pub async fn call(&self, to: Seat, message: &Message, within: Duration) -> Result<Message> {
+        let id = self.next.get();
+        self.next.set(id + 1);
+        let (tx, rx) = oneshot::channel();
+        self.waiting.borrow_mut().insert(id, tx);
+        let _waits = Waits(self, id);
+        self.send(to, id, message)?;
+        match tokio::time::timeout(within, rx).await {
+            Ok(Ok(answer)) => Ok(answer),
+            _ => Err(Error::retry(format!("{to} did not answer"))),
+        }
+    }
+
+    /// Gives an answer to who waits for it.
+    pub fn answer(&self, id: u64, message: Message) {
+        if let Some(tx) = self.waiting.borrow_mut().remove(&id) {
+            // Who asked may have gone a moment ago.
+            let _ = tx.send(message);
+        }
+    }
+}
+
+/// Makes clients for the library.
+pub(crate) struct Clients<N>(pub Rc<Links<N>>);
+
+impl<N: Network> RaftNetworkFactory<Types> for Clients<N> {
+    type Network = Client<N>;
+
+    async fn new_client(&mut self, target: Seat, (): &()) -> Client<N> {
+        Client { links: self.0.clone(), to: target }
+    }
+}
+
+pub(crate) struct Client<N> {
+    links: Rc<Links<N>>,
+    to: Seat,
+}
+
+fn unreachable(e: &Error) -> Unreachable<Types> {
+    Unreachable::new(e)
+}
+
+fn strange() -> Error {
+    Error::corrupt("an answer of another kind than was asked for")
+}
+
+/// As many of the first entries as fit a message; at least one.
+fn cut(entries: &mut Vec<crate::types::Entry>) -> Result<()> {
+    let (mut bytes, mut fit) = (Vec::new(), 0);
+    for e in entries.iter() {
+        put_entry(&mut bytes, e)?;
+        if fit > 0 && bytes.len() + 4 * fit > limits::APPEND_BYTES_SOFT_MAX {
+            break;
+        }
+        fit += 1;
+    }
+    entries.truncate(fit);
+    Ok(())
+}
+
+impl<N: Network> RaftNetworkV2<Types> for Client<N> {
+    type SnapshotData = Rc<Vec<u8>>;
+
+    async fn append_entries(
+        &mut self,
+        mut rpc: AppendEntriesRequest<Types>,
+        option: RPCOption,
+    ) -> Result<AppendEntriesResponse<Types>, RPCError<Types>> {
+        let all = rpc.entries.len();
+        cut(&mut rpc.entries).map_err(|e| RPCError::Network(NetworkError::new(&e)))?;
+        let last = rpc.entries.last().map(|e| e.log_id).filter(|_| rpc.entries.len() < all);
+        match self.links.call(self.to, &Message::Append(rpc), option.soft_ttl()).await {
+            Ok(Message::AppendReply(AppendEntriesResponse::Success)) if last.is_some() => {
+                Ok(AppendEntriesResponse::PartialSuccess(last))
+            }
+            Ok(Message::AppendReply(r)) => Ok(r),
+            Ok(_) => Err(RPCError::Network(NetworkError::new(&strange()))),
+            Err(e) => Err(RPCError::Unreachable(unreachable(&e))),
+        }
+    }
+
+    async fn vote(
+        &mut self,
+        rpc: VoteRequest<Types>,
+        option: RPCOption,
+    ) -> Result<VoteResponse<Types>, RPCError<Types>> {
+        self.ask_for_vote(Message::Vote(rpc), option).await
+    }
+
+    async fn pre_vote(
+        &mut self,
+        rpc: VoteRequest<Types>,
+        option: RPCOption,
+    ) -> Result<VoteResponse<Types>, RPCError<Types>> {
+        self.ask_for_vote(Message::PreVote(rpc), option).await
+    }
+
+    async fn full_snapshot(
+        &mut self,
+        vote: Vote,
+        snapshot: Snapshot,
+        cancel: impl Future<Output = ReplicationClosed> + 'static,
+        option: RPCOption,
+    ) -> Result<SnapshotResponse<Types>, StreamingError<Types>> {
+        let send = pin!(self.send_snapshot(vote, snapshot, option.soft_ttl()));
+        match select(send, pin!(cancel)).await {
+            Either::Left((done, _)) => done.map_err(|e| StreamingError::Unreachable(unreachable(&e))),
+            Either::Right((closed, _)) => Err(StreamingError::Closed(closed)),
+        }
+    }
+}
+
+impl<N: Network> Client<N> {
+    async fn ask_for_vote(
+        &mut self,
+        request: Message,
+        option: RPCOption,
+    ) -> Result<VoteResponse<Types>, RPCError<Types>> {
+        match self.links.call(self.to, &request, option.soft_ttl()).await {
+            Ok(Message::VoteReply(r)) => Ok(r),
+            Ok(_) => Err(RPCError::Network(NetworkError::new(&strange()))),
+            Err(e) => Err(RPCError::Unreachable(unreachable(&e))),
+        }
+    }
+
+    /// Sends a snapshot piece by piece, each once the one before has arrived.
+    async fn send_snapshot(&self, vote: Vote, snapshot: Snapshot, within: Duration) -> Result<SnapshotResponse<Types>> {
+        let total = snapshot.snapshot.len();
+        let mut offset = 0;
+        loop {
+            let end = (offset + limits::PIECE_BYTES).min(total);
+            let piece = Message::Piece {
+                vote,
+                meta: snapshot.meta.clone(),
+                offset: offset as u64,
+                total: total as u64,
+                bytes: snapshot.snapshot[offset..end].to_vec(),
+            };
+            match self.links.call(self.to, &piece, within).await? {
+                Message::PieceReply { vote: Some(vote), .. } => return Ok(SnapshotResponse::new(vote)),
+                Message::PieceReply { have, vote: None } if have == end as u64 && end < total => offset = end,
+                // It has forgotten what it had: from the start, when the library asks again.
+                _ => return Err(Error::retry("a piece of a snapshot was not taken")),
+            }
+        }
+    }
+}
+
+/// The library's node over our types.
+pub(crate) type Raft<D> = openraft::Raft<Types, Applied<D>>;
