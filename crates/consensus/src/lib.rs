@@ -19,6 +19,7 @@ pub mod machine;
 mod mutant;
 pub mod pages;
 pub mod peer;
+pub mod runtime;
 mod scan;
 pub mod store;
 pub mod superblock;

@@ -1,6 +1,7 @@
 //! The library's storage traits over the store and the machine.
 
 use crate::machine::Machine;
+use crate::runtime::Sender;
 use crate::store::{Kept, Store};
 use crate::types::{Entry, LogId, Snapshot, SnapshotMeta, StoredMembership, Types, Vote, io_error};
 use freebs_control::State;
@@ -8,13 +9,13 @@ use freebs_io::Device;
 use futures_util::{Stream, StreamExt};
 use openraft::storage::{EntryResponder, IOFlushed, LogState, RaftLogStorage, RaftStateMachine};
 use openraft::{OptionalSend, RaftLogReader, RaftSnapshotBuilder};
+use openraft_rt::WatchSender;
 use std::cell::RefCell;
 use std::fmt::Debug;
 use std::io;
 use std::ops::RangeBounds;
 use std::rc::Rc;
 use std::sync::Arc;
-use tokio::sync::watch;
 
 /// Log and vote.
 pub(crate) struct Log<D>(pub Store<D>);
@@ -85,7 +86,7 @@ pub type Watcher = Rc<dyn Fn(&Entry, &Machine)>;
 pub(crate) struct Applied<D> {
     pub store: Store<D>,
     pub machine: Rc<RefCell<Machine>>,
-    pub published: watch::Sender<Arc<State>>,
+    pub published: Sender<Arc<State>>,
     pub watcher: Option<Watcher>,
 }
 
@@ -137,7 +138,7 @@ impl<D: Device> RaftStateMachine<Types> for Applied<D> {
         }
         let kept = Kept { meta: meta.clone(), bytes: snapshot };
         self.store.save_snapshot(kept, true).await.map_err(io_error)?;
-        self.published.send_replace(machine.state.clone());
+        self.published.replace(machine.state.clone());
         *self.machine.borrow_mut() = machine;
         Ok(())
     }

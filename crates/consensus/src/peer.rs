@@ -12,6 +12,7 @@ use crate::limits;
 use crate::links::{Clients, Links, Network, Raft};
 use crate::log::{Applied, Log, Watcher};
 use crate::machine::{Answer, Machine, Proposal};
+use crate::runtime::{Receiver, watched};
 use crate::store::Store;
 use crate::types::{LogId, Randomness, Seat, Snapshot, SnapshotMeta, Types, Vote};
 use crate::voters::{Change, Seen, next_change};
@@ -26,7 +27,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, mpsc};
 
 /// Messages that may wait to be dealt with; what comes beyond is dropped.
 const INBOX_MAX: usize = 1024;
@@ -94,7 +95,7 @@ struct Inner<D: Device, N> {
     store: Store<D>,
     links: Rc<Links<N>>,
     machine: Rc<RefCell<Machine>>,
-    state: watch::Receiver<Arc<State>>,
+    state: Receiver<Arc<State>>,
     timing: Timing,
     inbox: mpsc::Sender<Vec<u8>>,
     served: Cell<usize>,
@@ -150,7 +151,7 @@ impl<D: Device, N: Network> Peer<D, N> {
             Some(bytes) => Machine::decode(&bytes, store.cluster())?,
             None => Machine::new(store.cluster()),
         };
-        let (published, state) = watch::channel(machine.state.clone());
+        let (published, state) = watched(machine.state.clone());
         let machine = Rc::new(RefCell::new(machine));
         let links = Rc::new(Links::new(network, store.seat(), store.cluster(), store.start_number()));
         let applied = Applied { store: store.clone(), machine: machine.clone(), published, watcher };
@@ -190,12 +191,12 @@ impl<D: Device, N: Network> Peer<D, N> {
     /// The newest state applied here.
     #[must_use]
     pub fn state(&self) -> Arc<State> {
-        self.0.state.borrow().clone()
+        self.0.state.now().clone()
     }
 
     /// Hears of each new state.
     #[must_use]
-    pub fn watch(&self) -> watch::Receiver<Arc<State>> {
+    pub fn watch(&self) -> Receiver<Arc<State>> {
         self.0.state.clone()
     }
 
@@ -220,6 +221,19 @@ impl<D: Device, N: Network> Peer<D, N> {
         let metrics = self.0.raft.metrics();
         let running = metrics.borrow_watched().running_state.clone();
         running.map_err(|e| Error::device_failed(format!("the control plane of this node stopped: {e}")))
+    }
+
+    /// For people who ask why it does not go on.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let metrics = self.0.raft.metrics();
+        let m = metrics.borrow_watched();
+        let store = self.0.store.read(|c| {
+            let entries = (c.entries.first_key_value().map(|e| *e.0), c.entries.last_key_value().map(|e| *e.0));
+            let snapshot = c.snapshot.as_ref().map(|s| s.meta.last_log_id);
+            format!("vote {:?}, entries {entries:?}, purged {:?}, snapshot {snapshot:?}", c.vote, c.purged)
+        });
+        format!("{}: {store}; {:?} of {:?}, {}", self.seat(), m.state, m.current_leader, *m)
     }
 
     /// Founds a cluster of one. Only ever called once for a cluster.
@@ -258,7 +272,7 @@ impl<D: Device, N: Network> Peer<D, N> {
         if e.cluster != self.0.links.cluster || !for_us || e.from == self.seat() {
             return false;
         }
-        let registered = self.0.state.borrow().node(e.from.node).map_or(StartNumber(0), |n| n.start);
+        let registered = self.0.state.now().node(e.from.node).map_or(StartNumber(0), |n| n.start);
         let mut starts = self.0.starts.borrow_mut();
         let highest = starts.get(&e.from).copied().unwrap_or_default().max(registered);
         if e.start < highest || (starts.len() >= 2 * limits::SEATS_MAX && !starts.contains_key(&e.from)) {
@@ -423,8 +437,12 @@ impl<D: Device, N: Network> Peer<D, N> {
             }
         };
         let mut state = self.0.state.clone();
-        let seen = state.wait_for(|s| s.revision() >= done.revision).await.is_ok();
-        if seen { Ok(done) } else { Err(not_leading()) }
+        while state.now().revision() < done.revision {
+            if !state.next().await {
+                return Err(not_leading());
+            }
+        }
+        Ok(done)
     }
 
     /// Rule L5: true if a quorum says at this moment that this seat leads, and everything committed is applied here.
@@ -462,7 +480,9 @@ impl<D: Device, N: Network> Peer<D, N> {
             let nodes = m.membership_config.membership();
             (nodes.get_node(&self.seat()).is_some(), nodes.nodes().map(|(s, ())| s.node).collect::<Vec<_>>())
         };
-        if member {
+        // A member that nobody sends anything to may have been forgotten.
+        let last = self.0.heard.borrow().values().copied().max().unwrap_or(0);
+        if member && (self.0.tick.get() - last) * self.0.timing.heartbeat_ms < 8 * self.0.timing.election_ms {
             return;
         }
         let all: BTreeSet<NodeId> = self.0.contacts.borrow().iter().copied().chain(known).collect();

@@ -4,9 +4,9 @@
 //! comes back in a new seat, as a learner, and its old seat, which may have voted, is never believed to be it.
 
 use crate::machine::{Answer, Proposal};
+use crate::runtime::OneThread;
 use core::fmt;
 use freebs_types::NodeId;
-use openraft::impls::TokioRuntime;
 use openraft::vote::leader_id_std;
 use openraft_rt::deterministic_rng::DeterministicRng;
 
@@ -32,7 +32,7 @@ openraft::declare_raft_types!(
         Node = (),
         Term = u64,
         LeaderId = leader_id_std::LeaderId<u64, Seat>,
-        AsyncRuntime = DeterministicRng<TokioRuntime>,
+        AsyncRuntime = DeterministicRng<OneThread>,
 );
 
 type Committed = leader_id_std::CommittedLeaderId<u64>;
@@ -43,7 +43,7 @@ pub type Membership = openraft::Membership<Seat, ()>;
 pub type StoredMembership = openraft::StoredMembership<Committed, Seat, ()>;
 pub type SnapshotMeta = openraft::SnapshotMeta<Committed, Seat, ()>;
 pub type Snapshot = openraft::Snapshot<Committed, Seat, (), std::rc::Rc<Vec<u8>>>;
-pub type Randomness = DeterministicRng<TokioRuntime>;
+pub type Randomness = DeterministicRng<OneThread>;
 
 /// The log id of a term and an index.
 #[must_use]

@@ -26,7 +26,7 @@ pub struct Seen {
 pub enum Change {
     /// From now on these vote.
     Voters(BTreeSet<Seat>),
-    /// A learner whose node has another seat is no member any more.
+    /// A learner that is silent for long, and whose node has another seat, is no member any more.
     Forget(Seat),
 }
 
@@ -35,7 +35,7 @@ fn present(seats: &[Seen], gone_ms: u64) -> BTreeMap<NodeId, Seen> {
     let mut found: BTreeMap<NodeId, Seen> = BTreeMap::new();
     for s in seats.iter().filter(|s| s.silent_ms < gone_ms) {
         let known = found.entry(s.seat.node).or_insert(*s);
-        if (s.silent_ms, s.seat) < (known.silent_ms, known.seat) {
+        if (s.silent_ms, !s.voter, s.seat) < (known.silent_ms, !known.voter, known.seat) {
             *known = *s;
         }
     }
@@ -66,6 +66,7 @@ pub fn next_change(seats: &[Seen], leader: Seat, gone_ms: u64) -> Option<Change>
     if left.is_empty() && missing > 0 && ready.len() >= missing {
         return Some(Change::Voters(voters.iter().chain(&ready[..missing]).copied().collect()));
     }
-    let old = seats.iter().find(|s| !s.voter && present.get(&s.seat.node).is_some_and(|p| p.seat != s.seat));
+    let elsewhere = |s: &&Seen| present.get(&s.seat.node).is_some_and(|p| p.seat != s.seat);
+    let old = seats.iter().filter(elsewhere).find(|s| !s.voter && s.silent_ms >= gone_ms);
     old.map(|s| Change::Forget(s.seat))
 }
