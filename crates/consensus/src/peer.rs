@@ -497,10 +497,13 @@ impl<D: Device, N: Network> Peer<D, N> {
         let m = metrics.borrow_watched();
         // One change at a time: nothing while one is not committed yet.
         let membership = m.membership_config.membership();
-        if m.membership_config.log_id() != m.committed_membership_config.log_id()
-            || membership.get_joint_config().len() != 1
-        {
+        if m.membership_config.log_id() != m.committed_membership_config.log_id() {
             return None;
+        }
+        // A change of voters has two steps; one whose second step was never taken (its leader died, or waited too
+        // long) stays between old and new until somebody takes it.
+        if let [_, new] = &membership.get_joint_config()[..] {
+            return Some(ChangeMembers::ReplaceAllVoters(new.clone()));
         }
         let new = self.0.joining.borrow_mut().pop_first();
         if let Some(new) = new.filter(|s| membership.get_node(s).is_none()) {

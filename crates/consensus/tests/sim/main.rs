@@ -70,14 +70,18 @@ fn the_same_seed_gives_the_same_trace() {
     }
 }
 
-/// Seeds until a mutant is caught.
+/// Seeds until a mutant is caught, and by what.
 fn caught(mutant: Mutant, most: u64) {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
-    let found = (0..most).find(|seed| catch_unwind(AssertUnwindSafe(|| run(*seed, Some(mutant)))).is_err());
+    let found = (0..most).find_map(|seed| {
+        let e = catch_unwind(AssertUnwindSafe(|| run(seed, Some(mutant)))).err()?;
+        let text = e.downcast_ref::<String>().cloned().unwrap_or_default();
+        Some((seed, text.lines().next().unwrap_or_default().to_owned()))
+    });
     std::panic::set_hook(hook);
-    let Some(seed) = found else { panic!("{mutant:?} was not caught in {most} seeds") };
-    println!("{mutant:?}: caught by seed {seed} (of 0..)");
+    let Some((seed, by)) = found else { panic!("{mutant:?} was not caught in {most} seeds") };
+    println!("{mutant:?}: caught after {} seeds: {by}", seed + 1);
 }
 
 /// The tests of mutants share the panic hook, so they are one test.
