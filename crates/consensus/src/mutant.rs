@@ -3,7 +3,7 @@
 /// One rule left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutant {
-    /// A vote is answered before it is on stable media.
+    /// A vote is answered when it is in memory; it is on stable media with the next area.
     VoteNotSynced,
     /// A log entry is acknowledged before it is on stable media.
     EntryNotSynced,

@@ -300,14 +300,14 @@ impl<D: Device> Store<D> {
         Ok(())
     }
 
-    fn durability(&self, skipped_by: Mutant) -> Durability {
-        if self.0.options.mutant == Some(skipped_by) { Durability::Cached } else { Durability::Durable }
-    }
-
     pub async fn save_vote(&self, vote: Vote) -> Result<()> {
+        if self.0.options.mutant == Some(Mutant::VoteNotSynced) {
+            self.0.contents.borrow_mut().vote = Some(vote);
+            return Ok(());
+        }
         let mut records = Vec::new();
         record(&mut records, kind::VOTE, |o| Ok(put_vote(o, &vote)))?;
-        self.change(self.durability(Mutant::VoteNotSynced), records, |c| c.vote = Some(vote)).await
+        self.change(Durability::Durable, records, |c| c.vote = Some(vote)).await
     }
 
     /// Remembers how far the log is committed. It becomes durable with the next change: after a crash it may be older,
@@ -330,7 +330,9 @@ impl<D: Device> Store<D> {
         for e in &entries {
             record(&mut records, kind::ENTRY, |o| put_entry(o, e))?;
         }
-        self.change(self.durability(Mutant::EntryNotSynced), records, |c| {
+        let early = self.0.options.mutant == Some(Mutant::EntryNotSynced);
+        let durability = if early { Durability::Cached } else { Durability::Durable };
+        self.change(durability, records, |c| {
             assert_eq!(c.last().map_or(0, |l| l.index() + 1), entries[0].log_id.index(), "entries without a hole");
             c.entries.extend(entries.into_iter().map(|e| (e.log_id.index(), e)));
         })
