@@ -6,12 +6,14 @@
 //! - [`wire`]: messages with fixed headers and maxima;
 //! - [`machine`]: the replicated state and the sessions that make a command count once;
 //! - [`voters`]: who votes, as a pure function;
-//! - [`peer`]: a seat at work: forwarding, joining, changing voters.
+//! - [`peer`]: a seat at work: forwarding, joining, changing voters;
+//! - [`handle`]: what the other threads of a node have of it, the trait `ControlPlane`.
 //!
 //! Everything runs in one thread, and all chance comes from a seed, so that a cluster under simulation runs the same
 //! way twice. The formats are in `docs/formats/control.md`, the reasons in `docs/design/0013`.
 
 pub mod codec;
+pub mod handle;
 pub mod limits;
 mod links;
 mod log;

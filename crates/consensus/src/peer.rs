@@ -14,7 +14,7 @@ use crate::log::{Applied, Log, Watcher};
 use crate::machine::{Answer, Machine, Proposal};
 use crate::runtime::{Receiver, watched};
 use crate::store::Store;
-use crate::types::{LogId, Randomness, Seat, Snapshot, SnapshotMeta, Types, Vote};
+use crate::types::{LogId, Randomness, Seat, Snapshot, SnapshotMeta, Vote};
 use crate::voters::{Change, Seen, next_change};
 use crate::wire::{Envelope, Message};
 use freebs_control::{Command, Done, State};
@@ -24,6 +24,7 @@ use openraft::async_runtime::WatchReceiver;
 use openraft::{AsyncRuntime, ChangeMembers, ReadPolicy, SnapshotPolicy};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -109,6 +110,7 @@ struct Inner<D: Device, N> {
     sending: RefCell<Sending>,
     window: Notify,
     opening: tokio::sync::Mutex<()>,
+    seeds: Cell<u64>,
 }
 
 /// One seat. Clones share it.
@@ -135,7 +137,7 @@ impl<D: Device, N: Network> Peer<D, N> {
         seed: u64,
         watcher: Option<Watcher>,
     ) -> Result<Self> {
-        let start = Self::start_seeded(store, network, timing, contacts, watcher);
+        let start = Self::start_seeded(store, network, timing, contacts, seed, watcher);
         Randomness::scope(seed, start).await
     }
 
@@ -144,6 +146,7 @@ impl<D: Device, N: Network> Peer<D, N> {
         network: N,
         timing: Timing,
         contacts: BTreeSet<NodeId>,
+        seed: u64,
         watcher: Option<Watcher>,
     ) -> Result<Self> {
         let kept = store.read(|c| c.snapshot.as_ref().map(|k| k.bytes.clone()));
@@ -177,6 +180,7 @@ impl<D: Device, N: Network> Peer<D, N> {
             sending: RefCell::default(),
             window: Notify::new(),
             opening: tokio::sync::Mutex::default(),
+            seeds: Cell::new(seed),
         }));
         drop(Randomness::spawn(peer.clone().read_inbox(messages)));
         drop(Randomness::spawn(peer.clone().tend()));
@@ -186,6 +190,13 @@ impl<D: Device, N: Network> Peer<D, N> {
     #[must_use]
     pub fn seat(&self) -> Seat {
         self.0.store.seat()
+    }
+
+    /// Runs a task on the seat's `LocalSet`, with chance of its own from the seat's seed.
+    pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        let seed = self.0.seeds.get();
+        self.0.seeds.set(seed.wrapping_add(1));
+        drop(tokio::task::spawn_local(Randomness::scope(seed, task)));
     }
 
     /// The newest state applied here.
@@ -555,6 +566,3 @@ impl Drop for Open<'_> {
         self.window.notify_waiters();
     }
 }
-
-/// The library's types that a test may want to name.
-pub type Library = Types;

@@ -102,13 +102,19 @@ impl<D> Clone for Store<D> {
     }
 }
 
-fn record(out: &mut Vec<u8>, kind: u16, body: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<()> {
+fn record(out: &mut Vec<u8>, kind: u16, body: impl FnOnce(&mut Vec<u8>)) {
     let at = out.len();
     out.extend(kind.to_le_bytes());
     out.extend([0; 6]);
-    body(out)?;
+    body(out);
     let len = u32::try_from(out.len() - at - 8).expect("records are far below 4 GiB");
     out[at + 4..at + 8].copy_from_slice(&len.to_le_bytes());
+}
+
+fn entry_record(out: &mut Vec<u8>, entry: &Entry) -> Result<()> {
+    let mut bytes = Vec::new();
+    put_entry(&mut bytes, entry)?;
+    record(out, kind::ENTRY, |o| o.extend(bytes));
     Ok(())
 }
 
@@ -120,20 +126,19 @@ impl Contents {
                 put_optional_log_id(o, s.meta.last_log_id.as_ref());
                 put_stored_membership(o, &s.meta.last_membership);
                 o.extend(&s.bytes[..]);
-                Ok(())
-            })?;
+            });
         }
         if let Some(id) = &self.purged {
-            record(&mut out, kind::PURGED, |o| Ok(put_log_id(o, id)))?;
+            record(&mut out, kind::PURGED, |o| put_log_id(o, id));
         }
         if let Some(v) = &self.vote {
-            record(&mut out, kind::VOTE, |o| Ok(put_vote(o, v)))?;
+            record(&mut out, kind::VOTE, |o| put_vote(o, v));
         }
         for e in self.entries.values() {
-            record(&mut out, kind::ENTRY, |o| put_entry(o, e))?;
+            entry_record(&mut out, e)?;
         }
         if let Some(id) = &self.committed {
-            record(&mut out, kind::COMMITTED, |o| Ok(put_log_id(o, id)))?;
+            record(&mut out, kind::COMMITTED, |o| put_log_id(o, id));
         }
         Ok(out)
     }
@@ -292,7 +297,7 @@ impl<D: Device> Store<D> {
         let mut writer = self.0.writer.lock().await;
         let committed = self.read(|c| c.committed);
         if let Some(id) = committed.filter(|_| writer.committed != committed) {
-            record(&mut records, kind::COMMITTED, |o| Ok(put_log_id(o, &id)))?;
+            record(&mut records, kind::COMMITTED, |o| put_log_id(o, &id));
             writer.committed = committed;
         }
         self.0.append(&mut writer, &records, durability).await?;
@@ -306,7 +311,7 @@ impl<D: Device> Store<D> {
             return Ok(());
         }
         let mut records = Vec::new();
-        record(&mut records, kind::VOTE, |o| Ok(put_vote(o, &vote)))?;
+        record(&mut records, kind::VOTE, |o| put_vote(o, &vote));
         self.change(Durability::Durable, records, |c| c.vote = Some(vote)).await
     }
 
@@ -328,7 +333,7 @@ impl<D: Device> Store<D> {
         }
         let mut records = Vec::new();
         for e in &entries {
-            record(&mut records, kind::ENTRY, |o| put_entry(o, e))?;
+            entry_record(&mut records, e)?;
         }
         let early = self.0.options.mutant == Some(Mutant::EntryNotSynced);
         let durability = if early { Durability::Cached } else { Durability::Durable };
@@ -341,7 +346,7 @@ impl<D: Device> Store<D> {
 
     pub async fn truncate_after(&self, after: Option<LogId>) -> Result<()> {
         let mut records = Vec::new();
-        record(&mut records, kind::TRUNCATED, |o| Ok(put_optional_log_id(o, after.as_ref())))?;
+        record(&mut records, kind::TRUNCATED, |o| put_optional_log_id(o, after.as_ref()));
         self.change(Durability::Durable, records, |c| c.truncate(after)).await
     }
 
@@ -353,7 +358,7 @@ impl<D: Device> Store<D> {
         };
         let Some(upto) = upto.filter(|u| self.read(|c| c.purged) < Some(*u)) else { return Ok(()) };
         let mut records = Vec::new();
-        record(&mut records, kind::PURGED, |o| Ok(put_log_id(o, &upto)))?;
+        record(&mut records, kind::PURGED, |o| put_log_id(o, &upto));
         self.change(Durability::Durable, records, |c| c.purge(upto)).await
     }
 

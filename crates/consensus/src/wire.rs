@@ -134,14 +134,13 @@ fn append(f: &mut Fields<'_>) -> Result<AppendEntriesRequest<Types>> {
     let (vote, prev_log_id, leader_commit) = (get_vote(f)?, get_optional_log_id(f)?, get_optional_log_id(f)?);
     let count = f.u32()?;
     let mut entries = Vec::new();
-    let mut next = prev_log_id.map_or(0, |p| p.index() + 1);
-    for _ in 0..count {
+    let first = prev_log_id.map_or(0, |p| p.index() + 1);
+    for i in 0..u64::from(count) {
         let len = f.u32()? as usize;
         let entry = get_entry(f.take(len)?)?;
-        if entry.log_id.index() != next {
+        if entry.log_id.index() != first + i {
             return Err(refused("entries that do not follow one another"));
         }
-        next += 1;
         entries.push(entry);
     }
     Ok(AppendEntriesRequest { vote, prev_log_id, entries, leader_commit })

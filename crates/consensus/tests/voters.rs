@@ -23,6 +23,9 @@ fn change(seats: &[Seen]) -> Option<Vec<u64>> {
     }
 }
 
+/// What it is about, the seats, and the change: `node * 10 + store` of the voters, or 0 and who is forgotten.
+type Case = (&'static str, Vec<Seen>, Option<Vec<u64>>);
+
 #[test]
 fn a_table_of_changes() {
     let leader = seen(1, 1, true, 0);
@@ -30,7 +33,7 @@ fn a_table_of_changes() {
     let v = |n| seen(n, 1, true, 0);
     let gone = |n, voter| seen(n, 1, voter, GONE);
     let late = Seen { caught_up: false, ..l(3) };
-    let cases: [(&str, Vec<Seen>, Option<Vec<u64>>); 12] = [
+    let cases: [Case; 12] = [
         ("one node", vec![leader], None),
         ("two nodes: one voter", vec![leader, l(2)], None),
         ("three", vec![leader, l(2), l(3)], Some(vec![11, 21, 31])),
