@@ -34,15 +34,15 @@ pub fn check_owner(superblock: &StoreSuperblock, options: &Options) -> Result<()
     if superblock.cluster != options.cluster.0 || superblock.node.get() != options.node.0 {
         return Err(Error::corrupt("the control store belongs to another node or cluster"));
     }
-    // The store's number is raised first, so it is equal, or ahead by the one start that did not get further.
-    let (store, device) = (superblock.start().0, options.start.0);
-    if store < device {
-        let text = format!("the control store was last opened by start {store}, the device by {device}: an old image");
+    let (store, start, noted) = (superblock.start().0, options.start.0, options.noted.0);
+    if store < noted {
+        let text = format!("the control store was last opened in start {store}, and was seen in {noted}: an old image");
         return Err(Error::corrupt(text));
     }
-    if store > device + 1 {
-        let text = format!("the device was last opened by start {device}, the control store by {store}: an old image");
-        return Err(Error::corrupt(text));
+    // Each start raises the device's number before it opens the store.
+    if store >= start {
+        let text = format!("the control store was opened in start {store}, this is start {start}: an old image");
+        return Err(Error::corrupt(format!("{text} of the device")));
     }
     Ok(())
 }

@@ -67,8 +67,11 @@ pub struct Contents {
 pub struct Options {
     pub cluster: ClusterId,
     pub node: NodeId,
-    /// The start number in the superblock of the node's device, before this start raises it (rule V8).
+    /// The start number of this start, durable in the superblock of the node's device already (rule V8).
     pub start: StartNumber,
+    /// The start in which the store was opened last, as the node's device has noted it; 0 if never. It must be noted
+    /// as `start`, durably, after the store was opened and before a seat works with it.
+    pub noted: StartNumber,
     /// Bytes of log behind what an area begins with.
     pub room: u64,
     pub mutant: Option<Mutant>,
@@ -241,7 +244,7 @@ impl<D: Device> Store<D> {
         contents: Contents,
         random: Box<dyn Random>,
     ) -> Result<Self> {
-        superblock.start = options.start.next().0.into();
+        superblock.start = options.start.0.into();
         let seat = Seat { node: options.node, store: superblock.store.get() };
         let writer = Mutex::new(Writer { superblock, next_page: 0, next_batch: 0, random, committed: None });
         let contents = RefCell::new(contents);
@@ -263,7 +266,7 @@ impl<D: Device> Store<D> {
     /// The start number of this start.
     #[must_use]
     pub fn start_number(&self) -> StartNumber {
-        self.0.options.start.next()
+        self.0.options.start
     }
 
     #[must_use]

@@ -40,8 +40,14 @@ fn seat(desks: mpsc::Receiver<(freebs_consensus::handle::Desk, tokio::sync::ones
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let device = device.clone();
         LocalSet::new().block_on(&runtime, async move {
-            let options =
-                Options { cluster: CLUSTER, node: NodeId(1), start: StartNumber(start), room: 64 << 10, mutant: None };
+            let options = Options {
+                cluster: CLUSTER,
+                node: NodeId(1),
+                start: StartNumber(start + 1),
+                noted: StartNumber(start),
+                room: 64 << 10,
+                mutant: None,
+            };
             let random = Box::new(Counting(start * 1000));
             let store = match start {
                 0 => Store::create(device, options, random).await.unwrap(),

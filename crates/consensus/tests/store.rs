@@ -29,8 +29,10 @@ impl Random for Counting {
 
 const CLUSTER: ClusterId = ClusterId([3; 16]);
 
+/// Those of the start after `start`.
 fn options(start: u64, mutant: Option<Mutant>) -> Options {
-    Options { cluster: CLUSTER, node: NodeId(2), start: StartNumber(start), room: 12 << 10, mutant }
+    let (start, noted) = (StartNumber(start + 1), StartNumber(start));
+    Options { cluster: CLUSTER, node: NodeId(2), start, noted, room: 12 << 10, mutant }
 }
 
 fn random(seed: u64) -> Box<dyn Random> {
@@ -171,10 +173,12 @@ fn old_and_foreign_images_are_refused() {
     drop(block_on(Store::create(device.clone(), options(0, None), random(1))).unwrap());
     let yesterday = device.copy();
     drop(open(device.clone(), options(1, None)).unwrap());
-    drop(open(device.clone(), options(1, None)).expect("a start that raised only the store's number"));
-    drop(open(device.clone(), options(2, None)).unwrap());
+    let unnoted = Options { noted: StartNumber(1), ..options(2, None) };
+    let between = device.copy();
+    drop(open(device.clone(), unnoted).expect("the start before did not get so far as to note it"));
     let kind = |r: Result<Store<CrashDevice>>| r.err().map(|e| e.kind);
     assert_eq!(kind(open(yesterday, options(3, None))), Some(ErrorKind::Corrupt));
+    assert_eq!(kind(open(between, options(3, None))), Some(ErrorKind::Corrupt), "of a start that was not noted");
     assert_eq!(kind(open(device.copy(), options(1, None))), Some(ErrorKind::Corrupt), "the device is an old image");
     assert_eq!(kind(open(device.copy(), Options { node: NodeId(9), ..options(3, None) })), Some(ErrorKind::Corrupt));
     let other = Options { cluster: ClusterId([9; 16]), ..options(3, None) };

@@ -121,8 +121,8 @@ impl Oracle {
                 assert!(old.is_none_or(|o| o == *name), "a generation was given twice");
             } else if first < index {
                 self.out.repeats += 1;
-                let by_repeat = self.generations.get(&(volume.0, v.generation.0)).is_none();
-                assert!(!by_repeat, "a repeated command was applied again at index {index}");
+                let known = self.generations.contains_key(&(volume.0, v.generation.0));
+                assert!(known, "a repeated command was applied again at index {index}");
             }
         }
     }
@@ -154,8 +154,13 @@ struct Node {
     device: CrashDevice,
     /// As the superblock of the node's own device has it.
     start: StartNumber,
+    /// The start in which the store was opened last, as noted there.
+    noted: StartNumber,
     process: Process,
     blank: bool,
+    /// The device before the newest start, and whether it was put back.
+    yesterday: Option<CrashDevice>,
+    put_back: bool,
 }
 
 pub struct World {
@@ -232,14 +237,25 @@ impl World {
     }
 
     async fn process(self: Rc<Self>, node: usize, seed: u64, random: Luck, slot: Rc<RefCell<Option<SimPeer>>>) {
-        let (device, id, start, blank) = {
-            let n = &self.nodes.borrow()[node];
-            (n.device.clone(), n.id, n.start, n.blank)
+        let (mut device, id, start, noted, blank, put_back) = {
+            let n = &mut self.nodes.borrow_mut()[node];
+            n.start = n.start.next();
+            (n.device.clone(), n.id, n.start, n.noted, n.blank, n.put_back)
         };
-        let options = Options { cluster: CLUSTER, node: id, start, room: 24 << 10, mutant: self.mutant };
+        let options = Options { cluster: CLUSTER, node: id, start, noted, room: 24 << 10, mutant: self.mutant };
         let random: Box<dyn Random> = Box::new(random);
+        let before = Some(device.copy()).filter(|_| !blank && !put_back);
         let opened = Store::open(device.clone(), options, random).await;
         let store = match opened {
+            // Rule V8: yesterday's store is noticed, and the node comes back in a new seat.
+            Err(e) if put_back => {
+                assert!(e.kind == ErrorKind::Corrupt && e.text.contains("old image"), "{e}");
+                device = CrashDevice::new(4096, 1 << 30);
+                self.nodes.borrow_mut()[node].device = device.clone();
+                let random = Box::new(Luck(seed ^ 2));
+                Store::create(device, options, random).await.expect("a blank device takes a store")
+            }
+            Ok(_) if put_back => panic!("an old image was believed"),
             Err(e) if e.kind == ErrorKind::NotFound && blank => {
                 let random = Box::new(Luck(seed ^ 1));
                 Store::create(device, options, random).await.expect("a blank device takes a store")
@@ -248,8 +264,10 @@ impl World {
         };
         {
             let n = &mut self.nodes.borrow_mut()[node];
-            n.start = store.start_number();
+            n.noted = store.start_number();
             n.blank = false;
+            n.put_back = false;
+            n.yesterday = before;
         }
         let world = self.clone();
         let watcher = Rc::new(move |e: &Entry, m: &Machine| world.oracle.borrow_mut().applied(e, m));
@@ -415,16 +433,19 @@ impl World {
         }
     }
 
-    /// A node loses its store, once in a run, while there are voters enough that none of the others is missed.
+    /// A node loses its store, or gets yesterday's back, once in a run, while there are voters enough that none of the others is missed.
     async fn wipe(self: &Rc<Self>, node: usize) {
         let enough = self.peer(node).is_some_and(|p| p.machine(|m| m.membership.voter_ids().count() >= 3));
         if self.oracle.borrow().out.wiped > 0 || !enough {
             return;
         }
         self.kill(node, true).await;
+        let old = self.below(2) == 0;
         let n = &mut self.nodes.borrow_mut()[node];
-        n.device = CrashDevice::new(4096, 1 << 30);
-        n.blank = true;
+        match n.yesterday.take().filter(|_| old) {
+            Some(old) => (n.device, n.put_back) = (old, true),
+            None => (n.device, n.blank) = (CrashDevice::new(4096, 1 << 30), true),
+        }
         self.oracle.borrow_mut().out.wiped += 1;
     }
 
@@ -519,8 +540,11 @@ async fn life(seed: u64, mutant: Option<Mutant>) -> Outcome {
         id: NodeId(i + 1),
         device: CrashDevice::new(4096, 1 << 30),
         start: StartNumber(0),
+        noted: StartNumber(0),
         process: Process::Down,
         blank: true,
+        yesterday: None,
+        put_back: false,
     };
     let world = Rc::new(World {
         nodes: RefCell::new((0..count).map(node).collect()),
