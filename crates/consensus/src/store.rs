@@ -229,6 +229,9 @@ impl<D: Device> Store<D> {
         if device.len() == 0 {
             return Err(blank());
         }
+        // A process that was killed may have left writes in the device's cache. What is read here decides which area
+        // may be written over, so it must be on stable media before.
+        device.sync().await?;
         let superblock = scan::superblocks(&device).await?.ok_or_else(blank)?;
         scan::check_owner(&superblock, &options)?;
         let contents = scan::area(&device, &superblock, options.mutant).await?;

@@ -61,6 +61,13 @@ fn one() {
     println!("{:?}", run(env("SEED", 1), None));
 }
 
+/// A process was killed while it wrote a superblock, the next one read that from the device's cache, began to write
+/// over the area before it, and then the power went, and the superblock with it. Since then a start syncs first.
+#[test]
+fn what_a_start_reads_is_on_stable_media() {
+    run(528, None);
+}
+
 #[test]
 fn the_same_seed_gives_the_same_trace() {
     for seed in [3, 7, 1001] {
