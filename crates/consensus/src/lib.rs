@@ -3,6 +3,7 @@
 //! The protocol is the library's (`openraft`); what is ours is what it stands on and what stands on it:
 //! - [`store`]: vote, log and snapshot in one file through the device trait, in formats of our own ([`pages`],
 //!   [`superblock`], [`codec`]);
+//! - [`note`]: what tells an old or blank store from the present one;
 //! - [`wire`]: messages with fixed headers and maxima;
 //! - [`machine`]: the replicated state and the sessions that make a command count once;
 //! - [`voters`]: who votes, as a pure function;
@@ -10,7 +11,7 @@
 //! - [`handle`]: what the other threads of a node have of it, the trait `ControlPlane`.
 //!
 //! Everything runs in one thread, and all chance comes from a seed, so that a cluster under simulation runs the same
-//! way twice. The formats are in `docs/formats/control.md`, the reasons in `docs/design/0013`.
+//! way twice. The formats are in `docs/formats/control.md`, the reasons in `docs/design/0014`.
 
 pub mod codec;
 pub mod handle;
@@ -19,6 +20,7 @@ mod links;
 mod log;
 pub mod machine;
 mod mutant;
+pub mod note;
 pub mod pages;
 pub mod peer;
 pub mod runtime;

@@ -25,6 +25,12 @@ use tokio::sync::oneshot;
 pub trait Network: 'static {
     /// Sends to a node; the seat's store is in the message.
     fn send(&self, to: Seat, message: Vec<u8>);
+
+    /// The start number that messages carry (rule V8), if it is another than that of the store: the one that is
+    /// durable on the node's devices at this moment.
+    fn start_number(&self) -> Option<StartNumber> {
+        None
+    }
 }
 
 /// Our end of all links.
@@ -47,12 +53,15 @@ impl<N> Drop for Waits<'_, N> {
 }
 
 impl<N: Network> Links<N> {
-    pub fn new(network: N, me: Seat, cluster: ClusterId, start: StartNumber) -> Self {
-        Self { network, me, cluster, start, next: Cell::new(1), waiting: RefCell::default() }
+    /// Requests are numbered from `first` on: another number at each start, so that an answer to a request of an
+    /// earlier one finds nobody who waits for it.
+    pub fn new(network: N, me: Seat, cluster: ClusterId, start: StartNumber, first: u64) -> Self {
+        Self { network, me, cluster, start, next: Cell::new(first), waiting: RefCell::default() }
     }
 
     pub fn send(&self, to: Seat, id: u64, message: &Message) -> Result<()> {
-        let envelope = Envelope { cluster: self.cluster, from: self.me, to, start: self.start, id };
+        let start = self.network.start_number().unwrap_or(self.start);
+        let envelope = Envelope { cluster: self.cluster, from: self.me, to, start, id };
         self.network.send(to, message.encode(envelope)?);
         Ok(())
     }
@@ -60,7 +69,7 @@ impl<N: Network> Links<N> {
     /// Sends a request and waits for its answer.
     pub async fn call(&self, to: Seat, message: &Message, within: Duration) -> Result<Message> {
         let id = self.next.get();
-        self.next.set(id + 1);
+        self.next.set(id.wrapping_add(1));
         let (tx, rx) = oneshot::channel();
         self.waiting.borrow_mut().insert(id, tx);
         let _waits = Waits(self, id);

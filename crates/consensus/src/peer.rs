@@ -156,7 +156,7 @@ impl<D: Device, N: Network> Peer<D, N> {
         };
         let (published, state) = watched(machine.state.clone());
         let machine = Rc::new(RefCell::new(machine));
-        let links = Rc::new(Links::new(network, store.seat(), store.cluster(), store.start_number()));
+        let links = Rc::new(Links::new(network, store.seat(), store.cluster(), store.start_number(), seed));
         let applied = Applied { store: store.clone(), machine: machine.clone(), published, watcher };
         let config = timing.config().validate().map_err(|e| Error::bug(format!("timing of the control plane: {e}")))?;
         let raft = Raft::new(store.seat(), Arc::new(config), Clients(links.clone()), Log(store.clone()), applied).await;
@@ -252,6 +252,40 @@ impl<D: Device, N: Network> Peer<D, N> {
         let members: BTreeMap<Seat, ()> = [(self.seat(), ())].into();
         let done = self.0.raft.initialize(members).await;
         done.map_err(|e| Error::invalid(format!("this node is in a cluster already: {e}")))
+    }
+
+    /// Whether this seat votes, as far as is known here, and whether anybody else does.
+    #[must_use]
+    pub fn votes(&self) -> (bool, bool) {
+        let metrics = self.0.raft.metrics();
+        let m = metrics.borrow_watched();
+        let voters: BTreeSet<Seat> = m.membership_config.membership().voter_ids().collect();
+        (voters.contains(&self.seat()), voters.iter().any(|v| *v != self.seat()))
+    }
+
+    /// Asks for votes now instead of after the time for that, if this seat votes and nobody leads: after a start there
+    /// is nobody to wait for. The others vote only if they hear of no leader either.
+    pub async fn stand(&self) {
+        if self.votes().0 && self.leader().0.is_none() {
+            // Without it the election comes by itself, only later.
+            let _ = self.0.raft.trigger().elect(true).await;
+        }
+    }
+
+    /// Returns once everything that was committed when this was called is applied here.
+    pub async fn catch_up(&self) {
+        let mut asked = 0u32;
+        let index = loop {
+            // An entry of its own in the log, which comes behind all that.
+            if let Ok(Answer::Session(index)) = self.propose(Proposal::OpenSession).await {
+                break index;
+            }
+            asked += 1;
+            tokio::time::sleep(Duration::from_millis(if asked < 50 { 20 } else { self.0.timing.heartbeat_ms })).await;
+        };
+        while self.machine(|m| m.applied.is_none_or(|a| a.index() < index)) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     /// Takes a message in. Never blocks; what there is no room for is dropped, as the network may do, too.

@@ -15,17 +15,20 @@
 
 use crate::codec::*;
 use crate::limits;
+use crate::machine::Machine;
 use crate::mutant::Mutant;
 use crate::pages::{self, PAGE_BYTES, Page, Place, UNIT_BYTES, UNIT_PAGES};
 use crate::scan;
 use crate::superblock::{SUPERBLOCK_BYTES, StoreSuperblock};
-use crate::types::{Entry, LogId, Seat, SnapshotMeta, Vote};
+use crate::types::{Entry, LogId, Membership, Seat, SnapshotMeta, StoredMembership, Vote, log_id};
+use freebs_control::State;
 use freebs_control::codec::Fields;
 use freebs_io::{AlignedBuf, Device, Durability, Random};
 use freebs_types::{ClusterId, Error, NodeId, Result, StartNumber};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 use tokio::sync::{Mutex, Notify};
 
 /// First page that an area may have; the superblocks lie before it.
@@ -67,10 +70,10 @@ pub struct Contents {
 pub struct Options {
     pub cluster: ClusterId,
     pub node: NodeId,
-    /// The start number of this start, durable in the superblock of the node's device already (rule V8).
+    /// The number of this opening, above all that were noted before, and noted durably as begun (rule V8, `SeatNote`).
     pub start: StartNumber,
-    /// The start in which the store was opened last, as the node's device has noted it; 0 if never. It must be noted
-    /// as `start`, durably, after the store was opened and before a seat works with it.
+    /// The opening that the store was used in last, as is noted outside of it; 0 if never. `start` must be noted so,
+    /// durably, after the store was opened and before a seat works with it.
     pub noted: StartNumber,
     /// Bytes of log behind what an area begins with.
     pub room: u64,
@@ -220,6 +223,31 @@ impl<D: Device> Store<D> {
         let store = random.next_u64() | 1;
         let superblock = StoreSuperblock::new(options.cluster, options.node, store);
         Self::start(device, options, superblock, Contents::default(), random).await
+    }
+
+    /// Makes a store on a blank device, as the only voter of a cluster that has this state: what a cluster begins with,
+    /// in one step. Only ever called once for a cluster.
+    pub async fn found(device: D, options: Options, mut random: Box<dyn Random>, state: &State) -> Result<Self> {
+        if device.len() > 0 && scan::superblocks(&device).await?.is_some() {
+            return Err(Error::invalid("there is a control store already; it is never made anew over an old one"));
+        }
+        if state.cluster() != options.cluster {
+            return Err(Error::invalid("the state to begin with is of another cluster"));
+        }
+        let store = random.next_u64() | 1;
+        let seat = Seat { node: options.node, store };
+        let first = log_id(0, 0);
+        let members = Membership::new(vec![[seat].into()], BTreeMap::from([(seat, ())]));
+        let members = members.map_err(|e| Error::bug(format!("a cluster of one: {e}")))?;
+        let mut machine = Machine::new(options.cluster);
+        machine.state = Arc::new(state.clone());
+        machine.applied = Some(first);
+        machine.membership = StoredMembership::new(Some(first), members);
+        let meta = SnapshotMeta { last_log_id: Some(first), last_membership: machine.membership.clone() };
+        let snapshot = Some(Kept { meta, bytes: Rc::new(machine.encode()) });
+        let contents = Contents { purged: Some(first), committed: Some(first), snapshot, ..Contents::default() };
+        let superblock = StoreSuperblock::new(options.cluster, options.node, store);
+        Self::start(device, options, superblock, contents, random).await
     }
 
     /// Opens the store of `options.node`. `NotFound` on a blank device. `Corrupt` if anything in it is damaged, is of

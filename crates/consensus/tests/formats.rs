@@ -5,6 +5,7 @@ mod tables;
 
 use core::mem::{offset_of, size_of};
 use freebs_consensus::machine::{Answer, Machine, Proposal};
+use freebs_consensus::note::{NOTE_BYTES, SeatNote};
 use freebs_consensus::pages::{self, PAGE_BYTES, Page, PageStamp, Place};
 use freebs_consensus::superblock::StoreSuperblock;
 use freebs_consensus::types::{Entry, Membership, SnapshotMeta, StoredMembership, Vote, log_id};
@@ -34,7 +35,8 @@ macro_rules! agrees {
 #[test]
 fn tables_and_structs_agree() {
     let docs = tables::structs(&tables::read("control.md"));
-    assert_eq!(docs.len(), 3);
+    assert_eq!(docs.len(), 4);
+    agrees!(docs, SeatNote { magic, version, length, cluster, node, begun, used, reserved, crc });
     agrees!(
         docs,
         StoreSuperblock {
@@ -73,6 +75,27 @@ fn tables_and_structs_agree() {
             crc,
         }
     );
+}
+
+#[test]
+fn a_note_comes_back_and_nothing_else_is_taken_for_one() {
+    let (cluster, node) = (ClusterId([3; 16]), NodeId(2));
+    let note = SeatNote::new(cluster, node).begin().in_use().begin();
+    let bytes = note.encode();
+    let read = SeatNote::decode(&bytes, cluster, node).unwrap();
+    assert_eq!((read.begun(), read.used()), (StartNumber(2), StartNumber(1)));
+    assert_eq!(&bytes[..8], b"FBCN\x01\x00\x40\x00", "golden");
+    assert_eq!(&bytes[32..48], [2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0], "golden");
+    for at in 0..NOTE_BYTES {
+        let mut bad = bytes;
+        bad[at] ^= 1;
+        assert!(SeatNote::decode(&bad, cluster, node).is_err(), "byte {at}");
+        assert!(SeatNote::decode(&bytes[..at], cluster, node).is_err(), "{at} bytes");
+    }
+    assert!(SeatNote::decode(&bytes, ClusterId([4; 16]), node).is_err());
+    assert!(SeatNote::decode(&bytes, cluster, NodeId(3)).is_err());
+    let more_used_than_begun = SeatNote { used: 3.into(), ..note };
+    assert!(SeatNote::decode(&more_used_than_begun.encode(), cluster, node).is_err());
 }
 
 #[test]

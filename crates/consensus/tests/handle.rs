@@ -32,6 +32,17 @@ impl Random for Counting {
 
 const CLUSTER: ClusterId = ClusterId([8; 16]);
 
+/// What the cluster has before it begins.
+fn before() -> State {
+    let mut state = State::new(CLUSTER);
+    for id in 1..=3 {
+        let (name, address) = (format!("n{id}"), format!("h:{id}"));
+        let node = Command::RegisterNode { node: NodeId(id), name, address, workers: 1, start: StartNumber(0) };
+        state.apply(node).unwrap();
+    }
+    state
+}
+
 /// Runs a seat until `stop` is dropped; twice on the same device, as two starts.
 fn seat(desks: mpsc::Receiver<(freebs_consensus::handle::Desk, tokio::sync::oneshot::Receiver<()>)>) {
     let device = CrashDevice::new(4096, 1 << 30);
@@ -50,15 +61,13 @@ fn seat(desks: mpsc::Receiver<(freebs_consensus::handle::Desk, tokio::sync::ones
             };
             let random = Box::new(Counting(start * 1000));
             let store = match start {
-                0 => Store::create(device, options, random).await.unwrap(),
+                0 => Store::found(device, options, random, &before()).await.unwrap(),
                 _ => Store::open(device, options, random).await.unwrap(),
             };
             let timing = Timing { heartbeat_ms: 20, election_ms: 60, ..Timing::default() };
             let peer = Peer::start(store, Nobody, timing, BTreeSet::new(), start, None).await.unwrap();
-            if start == 0 {
-                let founder = peer.clone();
-                peer.spawn(async move { founder.found().await.unwrap() });
-            }
+            let founder = peer.clone();
+            peer.spawn(async move { founder.stand().await });
             let leader = peer.clone();
             let serve = desk.serve(peer);
             tokio::select! {
@@ -88,13 +97,15 @@ fn one_node_alone_is_a_cluster() {
     runtime.block_on(async {
         let node = Command::RegisterNode {
             node: NodeId(1),
-            name: "a".into(),
+            name: "n1".into(),
             address: "h:1".into(),
             workers: 1,
             start: StartNumber(1),
         };
         control.submit(node).await.unwrap();
+        assert_eq!(control.state().nodes().len(), 3, "it goes on from the state that it was founded with");
         let new = CreateVolume { name: "v".into(), size: 1 << 30, ..CreateVolume::default() };
+        let new = CreateVolume { copies: Some(3), ..new };
         let done = control.submit(Command::CreateVolume(new.clone())).await.unwrap();
         assert_eq!(done.outcome, Outcome::Created { volume: VolumeId(1) });
         assert!(control.state().volume(VolumeId(1)).is_some(), "what is answered is seen");
