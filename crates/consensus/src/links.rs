@@ -59,9 +59,13 @@ impl<N: Network> Links<N> {
         Self { network, me, cluster, start, next: Cell::new(first), waiting: RefCell::default() }
     }
 
+    /// The start number that messages carry now.
+    pub fn start(&self) -> StartNumber {
+        self.network.start_number().unwrap_or(self.start)
+    }
+
     pub fn send(&self, to: Seat, id: u64, message: &Message) -> Result<()> {
-        let start = self.network.start_number().unwrap_or(self.start);
-        let envelope = Envelope { cluster: self.cluster, from: self.me, to, start, id };
+        let envelope = Envelope { cluster: self.cluster, from: self.me, to, start: self.start(), id };
         self.network.send(to, message.encode(envelope)?);
         Ok(())
     }

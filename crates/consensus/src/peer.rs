@@ -20,6 +20,7 @@ use crate::wire::{Envelope, Message};
 use freebs_control::{Command, Done, State};
 use freebs_io::Device;
 use freebs_types::{Error, NodeId, Result, StartNumber};
+use futures_util::future::{Either, select};
 use openraft::async_runtime::WatchReceiver;
 use openraft::{AsyncRuntime, ChangeMembers, ReadPolicy, SnapshotPolicy};
 use std::cell::{Cell, RefCell};
@@ -110,6 +111,11 @@ struct Inner<D: Device, N> {
     sending: RefCell<Sending>,
     window: Notify,
     opening: tokio::sync::Mutex<()>,
+    /// What others say that this node is registered with, if it comes with less; and who waits to hear of it.
+    outdated: Cell<Option<StartNumber>>,
+    told: Notify,
+    /// Somebody wants to be taken in.
+    woken: Notify,
     seeds: Cell<u64>,
 }
 
@@ -180,6 +186,9 @@ impl<D: Device, N: Network> Peer<D, N> {
             sending: RefCell::default(),
             window: Notify::new(),
             opening: tokio::sync::Mutex::default(),
+            outdated: Cell::default(),
+            told: Notify::new(),
+            woken: Notify::new(),
             seeds: Cell::new(seed),
         }));
         drop(Randomness::spawn(peer.clone().read_inbox(messages)));
@@ -254,31 +263,42 @@ impl<D: Device, N: Network> Peer<D, N> {
         done.map_err(|e| Error::invalid(format!("this node is in a cluster already: {e}")))
     }
 
-    /// Whether this seat votes, as far as is known here, and whether anybody else does.
+    /// How many seats vote, as far as is known here.
     #[must_use]
-    pub fn votes(&self) -> (bool, bool) {
+    pub fn voters(&self) -> usize {
         let metrics = self.0.raft.metrics();
         let m = metrics.borrow_watched();
-        let voters: BTreeSet<Seat> = m.membership_config.membership().voter_ids().collect();
-        (voters.contains(&self.seat()), voters.iter().any(|v| *v != self.seat()))
+        m.membership_config.membership().voter_ids().count()
+    }
+
+    fn votes(&self) -> bool {
+        let metrics = self.0.raft.metrics();
+        let m = metrics.borrow_watched();
+        m.membership_config.membership().voter_ids().any(|v| v == self.seat())
     }
 
     /// Asks for votes now instead of after the time for that, if this seat votes and nobody leads: after a start there
     /// is nobody to wait for. The others vote only if they hear of no leader either.
     pub async fn stand(&self) {
-        if self.votes().0 && self.leader().0.is_none() {
+        if self.votes() && self.leader().0.is_none() {
             // Without it the election comes by itself, only later.
             let _ = self.0.raft.trigger().elect(true).await;
         }
     }
 
-    /// Returns once everything that was committed when this was called is applied here.
-    pub async fn catch_up(&self) {
+    /// Returns once everything that was committed when this was called is applied here. `Corrupt` if the others do not
+    /// listen to this node, because it runs on an old image of its devices (rule V8).
+    pub async fn catch_up(&self) -> Result<()> {
         let mut asked = 0u32;
         let index = loop {
+            let told = std::pin::pin!(self.0.told.notified());
+            self.check_outdated()?;
             // An entry of its own in the log, which comes behind all that.
-            if let Ok(Answer::Session(index)) = self.propose(Proposal::OpenSession).await {
-                break index;
+            let proposed = std::pin::pin!(self.propose(Proposal::OpenSession));
+            match select(proposed, told).await {
+                Either::Left((Ok(Answer::Session(index)), _)) => break index,
+                Either::Left(_) => {}
+                Either::Right(_) => continue,
             }
             asked += 1;
             tokio::time::sleep(Duration::from_millis(if asked < 50 { 20 } else { self.0.timing.heartbeat_ms })).await;
@@ -286,6 +306,7 @@ impl<D: Device, N: Network> Peer<D, N> {
         while self.machine(|m| m.applied.is_none_or(|a| a.index() < index)) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+        Ok(())
     }
 
     /// Takes a message in. Never blocks; what there is no room for is dropped, as the network may do, too.
@@ -298,7 +319,15 @@ impl<D: Device, N: Network> Peer<D, N> {
     async fn read_inbox(self, mut messages: mpsc::Receiver<Vec<u8>>) {
         while let Some(bytes) = messages.recv().await {
             let Ok((envelope, message)) = Message::decode(&bytes) else { continue };
+            if let Message::Outdated(start) = message {
+                // Only ever of a node that was registered so; nothing else is believed of such a message.
+                if envelope.cluster == self.0.links.cluster && envelope.to.node == self.seat().node {
+                    self.hear_outdated(start);
+                }
+                continue;
+            }
             if !self.believes(&envelope) {
+                self.tell_outdated(&envelope);
                 continue;
             }
             self.0.heard.borrow_mut().insert(envelope.from, self.0.tick.get());
@@ -327,6 +356,36 @@ impl<D: Device, N: Network> Peer<D, N> {
         true
     }
 
+    /// Rule V8: who comes with less than it is registered with should know why nobody listens.
+    fn tell_outdated(&self, e: &Envelope) {
+        let registered = self.0.state.now().node(e.from.node).map(|n| n.start);
+        if let Some(start) = registered.filter(|s| e.start < *s && e.cluster == self.0.links.cluster) {
+            // If it is lost, the next message is answered so.
+            let _ = self.0.links.send(e.from, 0, &Message::Outdated(start));
+        }
+    }
+
+    fn hear_outdated(&self, start: StartNumber) {
+        if self.0.links.start() < start && self.0.outdated.get() < Some(start) {
+            self.0.outdated.set(Some(start));
+            self.0.told.notify_waiters();
+        }
+    }
+
+    /// An error, once the others have said that this node runs on an old image of its devices.
+    fn check_outdated(&self) -> Result<()> {
+        let mine = self.0.links.start();
+        match self.0.outdated.get().filter(|seen| mine < *seen) {
+            None => Ok(()),
+            Some(seen) => Err(Error::corrupt(format!(
+                "node {} comes with start number {mine}, and was seen with {seen}: its data directory is an old image. \
+                 Put the newest one back; a node without it can't be taken in again yet, and the other copies go on \
+                 without it",
+                self.seat().node
+            ))),
+        }
+    }
+
     async fn serve(self, envelope: Envelope, message: Message) {
         let answer = self.answer(envelope.from, message).await;
         self.0.served.set(self.0.served.get() - 1);
@@ -350,8 +409,9 @@ impl<D: Device, N: Network> Peer<D, N> {
                 Err(_) => Message::Refused(self.leader().0),
             }),
             Message::Join => {
-                if raft.is_leader() && self.0.joining.borrow().len() < limits::SEATS_MAX {
-                    self.0.joining.borrow_mut().insert(from);
+                let mut joining = self.0.joining.borrow_mut();
+                if raft.is_leader() && joining.len() < limits::SEATS_MAX && joining.insert(from) {
+                    self.0.woken.notify_one();
                 }
                 None
             }
@@ -500,9 +560,17 @@ impl<D: Device, N: Network> Peer<D, N> {
     /// Every heartbeat: counts time, asks to be taken in while it is in no cluster, and as leader looks after members.
     async fn tend(self) {
         let mut leads_since = None;
+        let interval = Duration::from_millis(self.0.timing.heartbeat_ms);
+        let mut tick = Box::pin(tokio::time::sleep(interval));
+        if !self.0.raft.is_leader() {
+            self.ask_to_join();
+        }
         loop {
-            self.pause().await;
-            self.0.tick.set(self.0.tick.get() + 1);
+            let woken = std::pin::pin!(self.0.woken.notified());
+            if let Either::Left(_) = select(tick.as_mut(), woken).await {
+                self.0.tick.set(self.0.tick.get() + 1);
+                tick = Box::pin(tokio::time::sleep(interval));
+            }
             if !self.0.raft.is_leader() {
                 leads_since = None;
                 self.0.joining.borrow_mut().clear();
@@ -512,8 +580,10 @@ impl<D: Device, N: Network> Peer<D, N> {
             let since = *leads_since.get_or_insert(self.0.tick.get());
             if let Some(change) = self.wanted_change(since)
                 && self.confirm_leadership().await
+                && self.change(change).await
             {
-                self.change(change).await;
+                // Perhaps there is more to do.
+                self.0.woken.notify_one();
             }
         }
     }
@@ -576,10 +646,12 @@ impl<D: Device, N: Network> Peer<D, N> {
         })
     }
 
-    async fn change(&self, change: ChangeMembers<Seat, ()>) {
+    /// Whether it was done.
+    async fn change(&self, change: ChangeMembers<Seat, ()>) -> bool {
         // Who votes no longer stays a learner. What fails is wanted again at the next heartbeat.
         let within = Duration::from_millis(8 * self.0.timing.election_ms);
-        let _ = tokio::time::timeout(within, self.0.raft.change_membership(change, true)).await;
+        let done = tokio::time::timeout(within, self.0.raft.change_membership(change, true)).await;
+        matches!(done, Ok(Ok(_)))
     }
 }
 

@@ -57,6 +57,7 @@ pub mod kind {
     pub const PROPOSE_REPLY: u16 = 9;
     pub const JOIN: u16 = 10;
     pub const REFUSED: u16 = 11;
+    pub const OUTDATED: u16 = 12;
 }
 
 /// One message.
@@ -87,6 +88,8 @@ pub enum Message {
     Join,
     /// Not done; the leader is (perhaps) somebody else.
     Refused(Option<Seat>),
+    /// The receiver's node is registered with this start number, and its messages carry a lower one (rule V8).
+    Outdated(StartNumber),
 }
 
 /// Where a message comes from and goes to.
@@ -210,6 +213,7 @@ impl Message {
             Self::ProposeReply(_) => kind::PROPOSE_REPLY,
             Self::Join => kind::JOIN,
             Self::Refused(_) => kind::REFUSED,
+            Self::Outdated(_) => kind::OUTDATED,
         }
     }
 
@@ -252,6 +256,7 @@ impl Message {
             Self::Propose(p) => put_proposal(out, p)?,
             Self::ProposeReply(a) => put_answer(out, a),
             Self::Join => {}
+            Self::Outdated(start) => out.extend(start.0.to_le_bytes()),
             Self::Refused(leader) => {
                 out.push(u8::from(leader.is_some()));
                 leader.iter().for_each(|s| put_seat(out, *s));
@@ -292,6 +297,7 @@ impl Message {
             kind::PROPOSE => Self::Propose(get_proposal(f)?),
             kind::PROPOSE_REPLY => Self::ProposeReply(answer(f)?),
             kind::JOIN => Self::Join,
+            kind::OUTDATED => Self::Outdated(StartNumber(f.u64()?)),
             kind::REFUSED => Self::Refused(if f.flag()? { Some(seat(f)?) } else { None }),
             _ => return Err(refused("a message of an unknown kind")),
         };

@@ -110,7 +110,7 @@ fn kinds_agree() {
     }
     has!(store::kind: VOTE, ENTRY, COMMITTED, TRUNCATED, PURGED, SNAPSHOT);
     has!(wire::kind: APPEND, APPEND_REPLY, VOTE, PRE_VOTE, VOTE_REPLY, PIECE, PIECE_REPLY, PROPOSE, PROPOSE_REPLY,
-         JOIN, REFUSED);
+         JOIN, REFUSED, OUTDATED);
 }
 
 fn seats() -> [Seat; 3] {
@@ -164,6 +164,7 @@ fn messages() -> Vec<(&'static str, Message)> {
         ("no-session", Message::ProposeReply(Answer::NoSession)),
         ("join", Message::Join),
         ("refused", Message::Refused(Some(seats()[2]))),
+        ("outdated", Message::Outdated(StartNumber(7))),
     ]
 }
 

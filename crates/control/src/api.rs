@@ -111,7 +111,7 @@ pub struct NodeInfo {
     pub workers: u16,
     /// Revision of the control state it knows.
     pub revision: u64,
-    /// Whether it keeps the control state.
+    /// Whether it leads the control plane.
     pub keeper: bool,
     /// Gateways that announced themselves here.
     pub gateways: Vec<GatewayInfo>,
