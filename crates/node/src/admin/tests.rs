@@ -360,11 +360,24 @@ async fn created(node: &Node, name: &str) {
     tokio::time::timeout(MAX, created).await.unwrap_or_else(|_| panic!("{name} can't be created"));
 }
 
+/// Listens at an address that a node had before. Somebody may have been given the port meanwhile, for an outgoing
+/// connection perhaps.
+async fn bound_again(address: &str) -> TcpListener {
+    let bound = async {
+        loop {
+            match TcpListener::bind(address).await {
+                Ok(listener) => break listener,
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    };
+    tokio::time::timeout(MAX, bound).await.expect("the port gets free")
+}
+
 /// Starts node `id` of those again on what its disk has, at the address that it had.
 async fn back(dir: &Path, id: u64, addresses: &[String]) -> Node {
     let plane = Plane::seat(SeatOptions { was_in_use: true, ..seat_options(dir, id, addresses) }).await.unwrap();
-    let listener = TcpListener::bind(&addresses[id as usize - 1]).await.unwrap();
-    let node = serve_node(id, listener, plane);
+    let node = serve_node(id, bound_again(&addresses[id as usize - 1]).await, plane);
     tokio::time::timeout(MAX, node.plane.newest()).await.expect("it catches up").unwrap();
     node
 }
@@ -392,8 +405,7 @@ async fn any_node_may_die_and_most_decide() {
     tokio::time::sleep(Duration::from_millis(100)).await;
     let old = SeatOptions { came_with: StartNumber(4), was_in_use: true, ..seat_options(dir.path(), 2, &addresses) };
     let old = Plane::seat(old).await.unwrap();
-    let listener = TcpListener::bind(&addresses[1]).await.unwrap();
-    let old = serve_node(2, listener, old);
+    let old = serve_node(2, bound_again(&addresses[1]).await, old);
     let e = tokio::time::timeout(MAX, old.plane.newest()).await.expect("it is told").unwrap_err();
     assert!(e.kind == ErrorKind::Corrupt && e.text.contains("old image"), "{e}");
     drop(old);
@@ -521,8 +533,8 @@ async fn the_state_of_an_earlier_version_is_taken_over() {
 async fn gateways_are_listed_while_they_are_connected() {
     let dir = tempfile::tempdir().unwrap();
     let nodes = cluster(dir.path(), 2).await;
-    // Its first address does not answer.
-    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
+    // Its first address does not answer: nobody listens there.
+    let gone = "127.0.0.1:1".to_owned();
     let gateway = follow(&[gone, nodes[1].address.clone()]);
     gateway.ready().await;
     assert!(status(&nodes[0]).await.gateways.is_empty(), "not before it says that it serves");
