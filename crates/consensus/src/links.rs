@@ -72,16 +72,27 @@ impl<N: Network> Links<N> {
 
     /// Sends a request and waits for its answer.
     pub async fn call(&self, to: Seat, message: &Message, within: Duration) -> Result<Message> {
+        self.call_again(to, message, within, 2 * within).await
+    }
+
+    /// As `call`, and sends the request again, under the same number, whenever `again` has passed: who was asked may
+    /// have been started anew meanwhile, or the message lost with its connection.
+    pub async fn call_again(&self, to: Seat, message: &Message, within: Duration, again: Duration) -> Result<Message> {
         let id = self.next.get();
         self.next.set(id.wrapping_add(1));
-        let (tx, rx) = oneshot::channel();
+        let (tx, mut rx) = oneshot::channel();
         self.waiting.borrow_mut().insert(id, tx);
         let _waits = Waits(self, id);
-        self.send(to, id, message)?;
-        match tokio::time::timeout(within, rx).await {
-            Ok(Ok(answer)) => Ok(answer),
-            _ => Err(Error::retry(format!("{to} did not answer"))),
-        }
+        let no_answer = || Error::retry(format!("{to} did not answer"));
+        let asked = async {
+            loop {
+                self.send(to, id, message)?;
+                if let Ok(answer) = tokio::time::timeout(again, &mut rx).await {
+                    return answer.map_err(|_| no_answer());
+                }
+            }
+        };
+        tokio::time::timeout(within, asked).await.unwrap_or_else(|_| Err(no_answer()))
     }
 
     /// Gives an answer to who waits for it.
@@ -94,19 +105,25 @@ impl<N: Network> Links<N> {
 }
 
 /// Makes clients for the library.
-pub(crate) struct Clients<N>(pub Rc<Links<N>>);
+pub(crate) struct Clients<N> {
+    pub links: Rc<Links<N>>,
+    /// How long it is waited for that entries were taken. The library would wait for no more than a heartbeat, and a
+    /// disk may need longer to sync them.
+    pub answer: Duration,
+}
 
 impl<N: Network> RaftNetworkFactory<Types> for Clients<N> {
     type Network = Client<N>;
 
     async fn new_client(&mut self, target: Seat, (): &()) -> Client<N> {
-        Client { links: self.0.clone(), to: target }
+        Client { links: self.links.clone(), to: target, answer: self.answer }
     }
 }
 
 pub(crate) struct Client<N> {
     links: Rc<Links<N>>,
     to: Seat,
+    answer: Duration,
 }
 
 fn unreachable(e: &Error) -> Unreachable<Types> {
@@ -142,7 +159,8 @@ impl<N: Network> RaftNetworkV2<Types> for Client<N> {
         let all = rpc.entries.len();
         cut(&mut rpc.entries).map_err(|e| RPCError::Network(NetworkError::new(&e)))?;
         let last = rpc.entries.last().map(|e| e.log_id).filter(|_| rpc.entries.len() < all);
-        match self.links.call(self.to, &Message::Append(rpc), option.soft_ttl()).await {
+        let within = if rpc.entries.is_empty() { option.soft_ttl() } else { self.answer };
+        match self.links.call(self.to, &Message::Append(rpc), within).await {
             Ok(Message::AppendReply(AppendEntriesResponse::Success)) if last.is_some() => {
                 Ok(AppendEntriesResponse::PartialSuccess(last))
             }
@@ -221,3 +239,59 @@ impl<N: Network> Client<N> {
 
 /// The library's node over our types.
 pub(crate) type Raft<D> = openraft::Raft<Types, Applied<D>>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use freebs_types::NodeId;
+
+    #[derive(Clone, Default)]
+    struct Caught(Rc<RefCell<Vec<Vec<u8>>>>);
+
+    impl Network for Caught {
+        fn send(&self, _: Seat, message: Vec<u8>) {
+            self.0.borrow_mut().push(message);
+        }
+    }
+
+    const ME: Seat = Seat { node: NodeId(1), store: 5 };
+    const OTHER: Seat = Seat { node: NodeId(2), store: 6 };
+
+    /// A follower's "taken" that is late by a whole start of the leader would be believed to be about other entries.
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_to_a_request_of_an_earlier_start_is_nobodys() {
+        let sent = Caught::default();
+        let number = |i: usize| Message::decode(&sent.0.borrow()[i]).unwrap().0.id;
+        let links = |start, first| Links::new(sent.clone(), ME, ClusterId([1; 16]), StartNumber(start), first);
+        let taken = || Message::AppendReply(AppendEntriesResponse::Success);
+        let within = Duration::from_secs(1);
+        let e = links(1, 1 << 40).call(OTHER, &Message::Join, within).await.unwrap_err();
+        assert_eq!(e.kind, freebs_types::ErrorKind::Retry);
+        // The next start, in which a request is under way when the late answer comes.
+        let links = links(2, 1 << 50);
+        let (asked, late) = (links.call(OTHER, &Message::Join, within), async { links.answer(number(0), taken()) });
+        assert!(tokio::join!(asked, late).0.is_err(), "nobody answered this one");
+        let (asked, answer) = (links.call(OTHER, &Message::Join, within), async { links.answer(number(2), taken()) });
+        assert!(matches!(tokio::join!(asked, answer).0, Ok(Message::AppendReply(AppendEntriesResponse::Success))));
+        links.answer(number(2), taken());
+        assert_eq!(BTreeMap::from([0, 1, 2].map(|i| (number(i), i))).len(), 3, "all have numbers of their own");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_may_be_lost_is_sent_again_under_its_number_until_it_is_answered() {
+        let sent = Caught::default();
+        let links = Links::new(sent.clone(), ME, ClusterId([1; 16]), StartNumber(1), 7);
+        let (within, again) = (Duration::from_millis(1000), Duration::from_millis(300));
+        let answered = async {
+            tokio::time::sleep(Duration::from_millis(700)).await;
+            links.answer(7, Message::Join);
+        };
+        let (asked, ()) = tokio::join!(links.call_again(OTHER, &Message::Join, within, again), answered);
+        assert!(matches!(asked, Ok(Message::Join)));
+        assert_eq!(sent.0.borrow().len(), 3);
+        assert!(sent.0.borrow().iter().all(|m| Message::decode(m).unwrap().0.id == 7));
+        assert!(links.call_again(OTHER, &Message::Join, within, again).await.is_err());
+        assert_eq!(sent.0.borrow().len(), 7, "and no longer than it is waited for");
+        assert!(links.waiting.borrow().is_empty());
+    }
+}

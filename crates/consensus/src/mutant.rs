@@ -11,6 +11,8 @@ pub enum Mutant {
     PurgeBeforeSnapshot,
     /// A command that comes a second time is applied a second time.
     RepeatsAreApplied,
+    /// Every start numbers its requests from 1 on.
+    RequestsNumberedAnew,
     /// The first page that is not whole ends the log, whatever lies behind it.
     DamageIsATornTail,
 }

@@ -64,7 +64,7 @@ fn seat(desks: mpsc::Receiver<(freebs_consensus::handle::Desk, tokio::sync::ones
                 0 => Store::found(device, options, random, &before()).await.unwrap(),
                 _ => Store::open(device, options, random).await.unwrap(),
             };
-            let timing = Timing { heartbeat_ms: 20, election_ms: 60, ..Timing::default() };
+            let timing = Timing { heartbeat_ms: 20, election_ms: 120, ..Timing::default() };
             let peer = Peer::start(store, Nobody, timing, BTreeSet::new(), start, None).await.unwrap();
             let founder = peer.clone();
             peer.spawn(async move { founder.stand().await });

@@ -112,7 +112,9 @@ pub struct NodeInfo {
     /// Revision of the control state it knows.
     pub revision: u64,
     /// Whether it leads the control plane.
-    pub keeper: bool,
+    pub leads: bool,
+    /// Whether it has a vote there.
+    pub votes: bool,
     /// Gateways that announced themselves here.
     pub gateways: Vec<GatewayInfo>,
     /// Version of the program.
@@ -204,7 +206,10 @@ pub struct NodeStatus {
     pub state: String,
     pub start: StartNumber,
     pub workers: u16,
-    pub keeper: bool,
+    /// Whether it leads the control plane.
+    pub leads: bool,
+    /// Whether it has a vote there.
+    pub votes: bool,
 }
 
 /// Whether a volume can be used.

@@ -98,4 +98,5 @@ fn mutants_are_caught() {
     caught(Mutant::EntryNotSynced, 200);
     caught(Mutant::PurgeBeforeSnapshot, 40);
     caught(Mutant::VoteNotSynced, 400);
+    caught(Mutant::RequestsNumberedAnew, 40);
 }

@@ -85,6 +85,8 @@ struct Oracle {
     /// First index of each command.
     first: BTreeMap<(u64, u64), u64>,
     leaders: BTreeMap<u64, Seat>,
+    /// In which start of a seat a request got its number.
+    requests: BTreeMap<(Seat, u64), StartNumber>,
     /// Who got which generation, as applied.
     generations: BTreeMap<(u64, u64), String>,
     /// Acknowledged: volume, generation, who.
@@ -129,7 +131,12 @@ impl Oracle {
 
     fn sent(&mut self, from: Seat, bytes: &[u8]) {
         mix(&mut self.out.trace, bytes);
-        let (_, message) = Message::decode(bytes).expect("what is sent can be read");
+        let (envelope, message) = Message::decode(bytes).expect("what is sent can be read");
+        // An answer to a request of an earlier start, still on its way, must not pass for one to a request of this one.
+        if envelope.id != 0 && !message.is_reply() {
+            let start = *self.requests.entry((from, envelope.id)).or_insert(envelope.start);
+            assert_eq!(start, envelope.start, "a number of a request of {from} was used in an earlier start");
+        }
         match message {
             Message::Append(r) => {
                 let term = r.vote.leader_id.term;
@@ -200,7 +207,7 @@ impl Network for Wire {
 }
 
 fn timing() -> Timing {
-    Timing { heartbeat_ms: 100, election_ms: 400, gone_ms: 6000, submit_ms: 6000, snapshot_entries: 16 }
+    Timing { heartbeat_ms: 100, election_ms: 600, answer_ms: 800, gone_ms: 6000, submit_ms: 6000, snapshot_entries: 16 }
 }
 
 impl World {

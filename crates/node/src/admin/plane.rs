@@ -75,8 +75,13 @@ impl Plane {
         matches!(&self.kind, Kind::Seat(_, port) if port.leads())
     }
 
+    /// Whether this node votes in the control plane, as far as it knows.
+    pub fn votes(&self) -> bool {
+        matches!(&self.kind, Kind::Seat(_, port) if port.votes())
+    }
+
     /// The state with everything in it that was committed when this was called. `Corrupt` if the others say that this
-    /// node runs on an old image of its devices (rule V8).
+    /// node runs on an old image of its devices (rule V8); `Invalid` if they are of another cluster.
     pub async fn newest(&self) -> Result<Arc<State>> {
         if let Kind::Seat(_, port) = &self.kind {
             let stopped = || Error::retry("the control plane of this process has stopped");

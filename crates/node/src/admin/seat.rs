@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::LocalSet;
@@ -46,6 +46,8 @@ const MESSAGES_MAX: usize = 64;
 const STAND_AFTER_MS: u64 = 150;
 /// How often the leader's name is looked up for others, and the store's health.
 const LOOK: Duration = Duration::from_millis(100);
+/// A node that was never taken in gives up if it has heard for so long of another cluster only.
+const FOREIGN_MAX: Duration = Duration::from_secs(1);
 
 /// What a seat needs to know.
 #[derive(Clone, Debug)]
@@ -91,11 +93,31 @@ struct Seen {
     /// The node that leads; 0 for none.
     leader: AtomicU64,
     voters: AtomicU64,
+    votes: AtomicBool,
+    /// It was told already that a node of another cluster was refused.
+    refused: AtomicBool,
 }
 
 impl SeatPort {
     pub fn leads(&self) -> bool {
         self.seen.leader.load(Ordering::Relaxed) == self.node.0
+    }
+
+    pub fn votes(&self) -> bool {
+        self.seen.votes.load(Ordering::Relaxed)
+    }
+
+    /// A node of another cluster wants to take part in this one: refused, and told once.
+    pub fn refuse(&self, node: NodeId, cluster: ClusterId) -> Error {
+        let e = Error::invalid(format!(
+            "refused: node {node} belongs to the cluster {cluster}, and this node to {}; if it should be here, give it \
+             a cluster file of this cluster and an empty data directory",
+            self.cluster
+        ));
+        if !self.seen.refused.swap(true, Ordering::Relaxed) {
+            tracing::warn!("{e}");
+        }
+        e
     }
 
     /// How many nodes vote, as far as is known here.
@@ -196,9 +218,13 @@ async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &S
                 Order::Message(message) => peer.receive(message),
                 Order::Address(node, address) => seat.book.hear(node, address),
                 Order::CatchUp(done) => {
-                    let asked = peer.clone();
+                    let (asked, book) = (peer.clone(), seat.book.clone());
                     peer.spawn(async move {
-                        let _ = done.send(asked.catch_up().await);
+                        let came = tokio::select! {
+                            came = asked.catch_up() => came,
+                            e = foreign(&asked, &book) => Err(e),
+                        };
+                        let _ = done.send(came);
                     });
                 }
                 Order::Started(number) => seat.start.set(number),
@@ -216,6 +242,7 @@ async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &S
                 }
             }
             seen.voters.store(peer.voters() as u64, Ordering::Relaxed);
+            seen.votes.store(peer.votes(), Ordering::Relaxed);
             if let Err(e) = peer.check()
                 && !complained
             {
@@ -229,6 +256,19 @@ async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &S
         () = desk.serve(peer.clone()) => {}
         () = told => {}
         () = look => {}
+    }
+}
+
+/// Returns once this node, which nobody has taken in, was told by others for a while that they are another cluster.
+async fn foreign(peer: &SeatPeer, book: &Book) -> Error {
+    let mut since = None;
+    loop {
+        match book.foreign().filter(|_| peer.voters() == 0) {
+            Some(e) if since.get_or_insert_with(tokio::time::Instant::now).elapsed() >= FOREIGN_MAX => return e,
+            Some(_) => {}
+            None => since = None,
+        }
+        tokio::time::sleep(LOOK).await;
     }
 }
 

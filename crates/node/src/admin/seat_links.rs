@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use freebs_consensus::{Network, Seat};
 use freebs_control::State;
 use freebs_format::wire::{Hello, Message, Role};
-use freebs_types::{ClusterId, Error, NodeId, Result, StartNumber, limits};
+use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result, StartNumber, limits};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -40,12 +40,16 @@ struct Places {
 
 /// Where nodes are.
 #[derive(Clone, Default)]
-pub(super) struct Book(Rc<RefCell<BTreeMap<NodeId, Places>>>);
+pub(super) struct Book {
+    places: Rc<RefCell<BTreeMap<NodeId, Places>>>,
+    /// Who was reached under one of their addresses is of another cluster.
+    foreign: Rc<RefCell<Option<Error>>>,
+}
 
 impl Book {
     /// Takes in where nodes have registered.
     pub fn learn(&self, state: &State) {
-        let mut book = self.0.borrow_mut();
+        let mut book = self.places.borrow_mut();
         for node in state.nodes() {
             book.entry(node.id).or_default().registered = Some(node.address.clone());
         }
@@ -53,14 +57,19 @@ impl Book {
 
     /// Takes in where a node says that it is.
     pub fn hear(&self, node: NodeId, address: String) {
-        let mut book = self.0.borrow_mut();
+        let mut book = self.places.borrow_mut();
         if book.len() < 2 * limits::NODES_MAX || book.contains_key(&node) {
             book.entry(node).or_default().heard = Some(address);
         }
     }
 
+    /// What was heard of another cluster, if anything was.
+    pub fn foreign(&self) -> Option<Error> {
+        self.foreign.borrow().clone()
+    }
+
     fn of(&self, node: NodeId) -> Vec<String> {
-        let book = self.0.borrow();
+        let book = self.places.borrow();
         let Some(p) = book.get(&node) else { return Vec::new() };
         let mut all: Vec<String> = [&p.heard, &p.told, &p.registered].into_iter().flatten().cloned().collect();
         all.dedup();
@@ -92,8 +101,8 @@ impl SeatLinks {
         start: Rc<Cell<StartNumber>>,
     ) -> Self {
         let mine = addresses.get(&node).cloned().unwrap_or_default();
-        let book = addresses.into_iter().map(|(n, a)| (n, Places { told: Some(a), ..Places::default() })).collect();
-        let book = Book(Rc::new(RefCell::new(book)));
+        let places = addresses.into_iter().map(|(n, a)| (n, Places { told: Some(a), ..Places::default() })).collect();
+        let book = Book { places: Rc::new(RefCell::new(places)), ..Book::default() };
         Self { cluster, node, mine, start, book, queues: RefCell::default() }
     }
 
@@ -157,6 +166,9 @@ impl Link {
                     }
                     Err(e) => {
                         tracing::trace!("node {} can't be reached at {address}: {e}", self.to);
+                        if e.kind == ErrorKind::Invalid && self.book.foreign.replace(Some(e.clone())).is_none() {
+                            tracing::warn!("{e}");
+                        }
                         attempt += 1;
                     }
                 }
@@ -191,7 +203,14 @@ impl Link {
             let mut buf = BytesMut::new();
             match read_message(&mut stream, &mut buf).await? {
                 Some(Message::Welcome(w)) if w.cluster == self.cluster && w.node == self.to => {}
-                _ => return Err(Error::retry("another node, or of another cluster")),
+                Some(Message::Welcome(w)) if w.cluster != self.cluster => {
+                    return Err(Error::invalid(format!(
+                        "{address} belongs to another cluster ({}), and this node to {}; check the addresses and the \
+                         cluster's name in the cluster file",
+                        w.cluster, self.cluster
+                    )));
+                }
+                _ => return Err(Error::retry("another node")),
             }
             let here = Message::Control { id: ADDRESS, body: Bytes::from(self.mine.clone()) };
             write_message(&mut stream, &here).await.map_err(failed)?;

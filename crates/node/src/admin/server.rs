@@ -107,13 +107,17 @@ pub async fn serve(mut stream: TcpStream, mut buf: BytesMut, _hello: Hello, serv
 /// busy the socket is not read.
 pub async fn hear_seat(mut stream: TcpStream, mut buf: BytesMut, hello: Hello, plane: &Plane) -> Result<()> {
     let port = plane.port().ok_or_else(|| Error::invalid("there is no seat here"))?;
-    if hello.cluster != port.cluster || hello.node.0 == 0 || hello.node == port.node {
-        return Err(Error::invalid(format!("a seat of another cluster ({}), or of this node", hello.cluster)));
+    if hello.node.0 == 0 || hello.node == port.node {
+        return Err(Error::invalid("a seat of this node, or of none"));
     }
     let welcome =
         Welcome { cluster: port.cluster, node: port.node, start: freebs_types::StartNumber(0), worker: 0, workers: 0 };
     let broken = |e: io::Error| Error::retry(format!("the connection broke: {}", crate::files::plain(&e)));
+    // Who comes from another cluster hears by this which one is here, and nothing else.
     write_message(&mut stream, &Message::Welcome(welcome)).await.map_err(broken)?;
+    if hello.cluster != port.cluster {
+        return Err(port.refuse(hello.node, hello.cluster));
+    }
     loop {
         match read_message(&mut stream, &mut buf).await? {
             Some(Message::Control { id, body }) if body.len() <= freebs_consensus::limits::MESSAGE_BYTES_MAX => {

@@ -65,7 +65,8 @@ impl Service {
             start: self.me.start,
             workers: self.me.workers,
             revision: self.plane.state().revision(),
-            keeper: self.plane.leads(),
+            leads: self.plane.leads(),
+            votes: self.plane.votes(),
             gateways: self.gateways().values().cloned().collect(),
             version: env!("CARGO_PKG_VERSION").into(),
         }

@@ -1,13 +1,16 @@
 //! Seats, followers, clients and services together over loopback, with made-up replicas.
 
 use super::plane::FollowerOptions;
-use super::server::serve_hello;
+use super::server::{read_message, serve_hello, write_message};
 use super::{Client, LocalFuture, LocalNode, Me, Plane, SeatOptions, Service};
 use bytes::BytesMut;
+use freebs_consensus::Seat;
+use freebs_consensus::wire::{Envelope, Message as SeatMessage};
 use freebs_control::api::{
     GatewayInfo, MemberState, Reply, Request, ShardDigest, ShardStatus, Status, Verification, VolumeState,
 };
 use freebs_control::{Command, ControlPlane, CreateVolume, Outcome, State};
+use freebs_format::wire::{Hello, Message, Role};
 use freebs_types::{
     ClusterId, Error, ErrorKind, Generation, Hash32, NodeId, Result, Sequence, ShardId, StartNumber, Version,
     ViewNumber, VolumeId,
@@ -429,7 +432,10 @@ async fn five_vote_when_five_are_there_and_a_stranger_with_another_cluster_is_no
     let addresses: Vec<String> = nodes.iter().map(|n| n.address.clone()).chain(["127.0.0.1:1".into()]).collect();
     let options = SeatOptions { cluster: ClusterId([1; 16]), ..seat_options(other.path(), 6, &addresses) };
     let stranger = Plane::seat(options).await.unwrap();
-    assert!(tokio::time::timeout(Duration::from_secs(1), stranger.newest()).await.is_err());
+    let refused = tokio::time::timeout(MAX, stranger.newest()).await.expect("it is told").unwrap_err();
+    let told = [CLUSTER, ClusterId([1; 16])].iter().all(|c| refused.text.contains(&c.to_string()));
+    assert!(refused.kind == ErrorKind::Invalid && told, "{refused}");
+    assert_eq!(nodes[0].plane.newest().await.unwrap().nodes().len(), 5, "nobody was taken in");
     // A node that was not there at the beginning, and belongs to the cluster, is.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut addresses = addresses;
@@ -549,6 +555,40 @@ async fn gateways_are_listed_while_they_are_connected() {
     assert!(gateway.state().volume_by_name("a").is_some());
     drop(gateway);
     tokio::time::timeout(MAX, listed(0)).await.unwrap();
+}
+
+/// Who does not know the cluster's identity is told which cluster is here, and not listened to, whatever it says.
+#[tokio::test]
+async fn who_does_not_know_the_cluster_is_not_listened_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = cluster(dir.path(), 1).await;
+    for theirs in [ClusterId::default(), ClusterId([1; 16]), CLUSTER] {
+        let mut stream = TcpStream::connect(&nodes[0].address).await.unwrap();
+        let hello = Hello {
+            cluster: theirs,
+            role: Role::Seat,
+            node: NodeId(7),
+            start: StartNumber(0),
+            from_worker: 0,
+            to_worker: 0,
+        };
+        write_message(&mut stream, &Message::Hello(hello)).await.unwrap();
+        let mut buf = BytesMut::new();
+        let Some(Message::Welcome(w)) = read_message(&mut stream, &mut buf).await.unwrap() else { panic!("a welcome") };
+        assert_eq!(w.cluster, CLUSTER);
+        // The seat that wants to join says so in the right words; only one of the three is of this cluster.
+        let envelope = Envelope {
+            cluster: CLUSTER,
+            from: Seat { node: NodeId(7), store: 1 },
+            to: Seat { node: NodeId(1), store: 0 },
+            start: StartNumber(0),
+            id: 0,
+        };
+        let body = SeatMessage::Join.encode(envelope).unwrap().into();
+        let _ = write_message(&mut stream, &Message::Control { id: 0, body }).await;
+        let ended = tokio::time::timeout(Duration::from_secs(1), read_message(&mut stream, &mut buf)).await;
+        assert_eq!(ended.is_ok(), theirs != CLUSTER, "only who is listened to stays connected");
+    }
 }
 
 #[tokio::test]

@@ -176,7 +176,9 @@ fn reads_and_writes_go_on_without_a_control_plane() {
     let nodes = wait_for("five nodes", Duration::from_secs(20), five);
     c.wait_healthy("demo", Duration::from_secs(20));
     // All five vote a moment after the last one was taken in.
-    std::thread::sleep(Duration::from_secs(2));
+    let voting =
+        || c.status()["nodes"].as_array().is_some_and(|all| all.iter().all(|n| n["votes"] == true)).then_some(());
+    wait_for("five votes", Duration::from_secs(30), voting);
     let (head, others) = c.chain("demo");
     let stays = [&head, &others[0]];
     let victims: Vec<u32> = nodes.iter().filter(|(name, _)| !stays.contains(&name)).map(|n| n.1).collect();
