@@ -111,8 +111,10 @@ pub struct NodeInfo {
     pub workers: u16,
     /// Revision of the control state it knows.
     pub revision: u64,
-    /// Whether it keeps the control state.
-    pub keeper: bool,
+    /// Whether it leads the control plane.
+    pub leads: bool,
+    /// Whether it has a vote there.
+    pub votes: bool,
     /// Gateways that announced themselves here.
     pub gateways: Vec<GatewayInfo>,
     /// Version of the program.
@@ -204,7 +206,10 @@ pub struct NodeStatus {
     pub state: String,
     pub start: StartNumber,
     pub workers: u16,
-    pub keeper: bool,
+    /// Whether it leads the control plane.
+    pub leads: bool,
+    /// Whether it has a vote there.
+    pub votes: bool,
 }
 
 /// Whether a volume can be used.

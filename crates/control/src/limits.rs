@@ -25,3 +25,7 @@ pub const PAGE_WEIGHT_MAX: usize = 8192;
 pub const SHARD_STATUS_PAGE_MAX: usize = 8192;
 /// Revisions, ids, views and generations from disk or network stay below this, so that counting on can't overflow.
 pub const NUMBER_MAX: u64 = 1 << 62;
+/// Bytes of one encoded command: its texts (a name, an address) and a few numbers.
+pub const COMMAND_BYTES_MAX: usize = 1024;
+/// Bytes of an error's text in an encoded result.
+pub const ERROR_TEXT_BYTES_MAX: usize = 512;

@@ -9,10 +9,10 @@ use std::sync::Arc;
 /// Where commands are put in order, made durable and applied.
 pub trait ControlPlane: Send + Sync + 'static {
     /// Has the command applied. On `Ok` it is durable, and `state()` shows it. `Retry` means that it is not known
-    /// whether it was applied (the keeper could not be reached, or did not answer): every command may be sent again.
+    /// whether it was applied (no leader could be reached, or it did not answer): every command may be sent again.
     fn submit(&self, command: Command) -> impl Future<Output = Result<Done>> + Send;
 
-    /// The newest state known here. It may lag behind the keeper's; it never shows what is not durable.
+    /// The newest state known here. It may lag behind the leader's; it never shows what is not durable.
     fn state(&self) -> Arc<State>;
 
     /// The newest state as soon as its revision is another than `since`.

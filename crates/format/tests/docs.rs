@@ -67,7 +67,7 @@ fn kinds_agree() {
     assert_eq!(tables::values(&disk, "Kinds of updates"), all(&|b| UpdateKind::from_byte(b).map(|k| format!("{k:?}"))));
     assert_eq!(tables::values(&disk, "Kinds of extents"), all(&|b| ExtentKind::from_byte(b).map(|k| format!("{k:?}"))));
     assert_eq!(tables::values(&wire, "Reasons"), all(&|b| Refusal::from_byte(b).map(|k| format!("{k:?}"))));
-    let roles = [Role::Node, Role::Driver, Role::Control].map(|r| (r as u64, format!("{r:?}")));
+    let roles = [Role::Node, Role::Driver, Role::Control, Role::Seat].map(|r| (r as u64, format!("{r:?}")));
     assert_eq!(tables::values(&wire, "Roles"), roles);
     let modes = [SyncMode::Frames, SyncMode::Level, SyncMode::Map, SyncMode::MapEnd, SyncMode::Refused];
     assert_eq!(tables::values(&wire, "Modes"), modes.map(|m| (m as u64, format!("{m:?}"))));

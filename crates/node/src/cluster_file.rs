@@ -1,6 +1,7 @@
-//! The cluster file: who the members are, until the control plane decides that itself.
+//! The cluster file: which nodes a cluster begins with, and where a node that starts may find the others.
 //!
-//! The first node of the file keeps the control state; all others follow it. Paths in it are relative to the file.
+//! Its first node founds the cluster, once. From then on the control plane says who the nodes are; the file says which
+//! of them this machine runs, and with what. Paths in it are relative to the file.
 
 use crate::files;
 use freebs_control::rules;
@@ -26,7 +27,7 @@ pub struct ClusterFile {
     /// Bytes of the segments of each node's device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segment_bytes: Option<u64>,
-    /// Volumes were usable once: from then on the control state must be there.
+    /// Volumes were usable once: from then on the control state is somewhere, and is not begun anew.
     #[serde(default)]
     pub set_up: bool,
 }
@@ -109,9 +110,9 @@ impl ClusterFile {
         Ok(())
     }
 
-    /// The node that keeps the control state.
+    /// The node that founds the cluster.
     #[must_use]
-    pub fn keeper(&self) -> &ClusterNode {
+    pub fn first(&self) -> &ClusterNode {
         &self.nodes[0]
     }
 

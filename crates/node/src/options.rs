@@ -56,10 +56,10 @@ impl NodeOptions {
         self.cluster.node(self.node).expect("chosen from this file")
     }
 
-    /// Whether it keeps the control state.
+    /// Whether it founds the cluster, if that was not done yet.
     #[must_use]
-    pub fn is_keeper(&self) -> bool {
-        self.cluster.keeper().id == self.node
+    pub fn is_founder(&self) -> bool {
+        self.cluster.first().id == self.node
     }
 }
 

@@ -167,7 +167,7 @@ impl Message {
 
 fn hello(meta: &[u8]) -> Result<Hello> {
     let m = whole::<s::HelloMeta>(meta)?;
-    let role = [Role::Node, Role::Driver, Role::Control].into_iter().find(|r| *r as u8 == m.role);
+    let role = [Role::Node, Role::Driver, Role::Control, Role::Seat].into_iter().find(|r| *r as u8 == m.role);
     Ok(Hello {
         cluster: ClusterId(m.cluster),
         role: role.ok_or_else(|| bad("hello with an unknown role"))?,

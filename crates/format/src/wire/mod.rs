@@ -24,6 +24,8 @@ pub enum Role {
     Node = 1,
     Driver = 2,
     Control = 3,
+    /// A node's seat in the control plane.
+    Seat = 4,
 }
 
 /// First message of who connects.

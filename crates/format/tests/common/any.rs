@@ -327,7 +327,7 @@ fn frames_message() -> impl Strategy<Value = Message> {
 }
 
 fn greeting() -> impl Strategy<Value = Message> {
-    let roles = [Role::Node, Role::Driver, Role::Control];
+    let roles = [Role::Node, Role::Driver, Role::Control, Role::Seat];
     let hello = (any::<[u8; 16]>(), prop::sample::select(roles.to_vec()), any::<[u64; 2]>(), any::<[u16; 2]>());
     let hello = hello.prop_map(|(cluster, role, [node, start], [from_worker, to_worker])| {
         let (cluster, node, start) = (ClusterId(cluster), NodeId(node), StartNumber(start));

@@ -1,4 +1,4 @@
-//! Following the keeper: a copy of its state by long poll, and commands sent on to it.
+//! Following a node: a copy of the control state by long poll, and commands sent on to it. For gateways.
 //!
 //! Runs on a thread of its own with a small runtime, so that the threads of the data path never decode a page.
 
@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 const AGAIN: Duration = Duration::from_millis(100);
 /// A watch is answered within its own time and this.
 const WATCH_MAX: Duration = Duration::from_millis(WATCH_MS + 5_000);
-/// For the connection to be there, and for the keeper's answer to a command.
+/// For the connection to be there, and for the node's answer to a command.
 const CONNECTED_MAX: Duration = Duration::from_secs(1);
 const COMMAND_MAX: Duration = Duration::from_secs(10);
 /// Commands on their way at once.
@@ -72,10 +72,8 @@ impl Follower {
     /// One connection from its begin to its end. `Ok` if it served at all.
     async fn session(&mut self) -> Result<()> {
         let mut addresses = self.options.addresses.clone();
-        if self.options.any_node {
-            let known: Vec<_> = self.state.nodes().map(|n| n.address.clone()).collect();
-            addresses.extend(known.into_iter().filter(|a| !self.options.addresses.contains(a)));
-        }
+        let known: Vec<_> = self.state.nodes().map(|n| n.address.clone()).collect();
+        addresses.extend(known.into_iter().filter(|a| !self.options.addresses.contains(a)));
         let client = Client::connect_any(&addresses).await?;
         self.check_cluster(&client)?;
         let _announcing = AbortOnDrop(tokio::spawn(announce(client.clone(), self.announcements.clone())));
@@ -161,7 +159,7 @@ async fn forward(mut work: mpsc::Receiver<Job>, connected: watch::Receiver<Optio
 }
 
 async fn send_on(job: &Job, mut connected: watch::Receiver<Option<Client>>) -> Result<Done> {
-    let nobody = || Error::retry("the node that keeps the control state can't be reached");
+    let nobody = || Error::retry("no node of the cluster can be reached");
     let waited = tokio::time::timeout(CONNECTED_MAX, connected.wait_for(Option::is_some)).await;
     let client = waited.map_err(|_| nobody())?.map_err(|_| nobody())?.clone().ok_or_else(nobody)?;
     let request = Request::Submit { command: job.command.clone() };

@@ -1,28 +1,29 @@
-//! The control plane at the edge: its state on a disk, its requests on sockets.
+//! The control plane at the edge: a seat on a disk, its messages and requests on sockets.
 //!
-//! For now the members come from the cluster file and its first node, the *keeper*, puts commands in order: it
-//! applies them, makes the state durable and only then answers and shows it. All others follow the keeper with a
-//! long poll and forward commands to it, so any node can be asked anything, and reading goes on from the last known
-//! state while the keeper is down.
+//! Every node has a *seat* with a copy of the state (`freebs_consensus`); 1, 3 or 5 of them vote. Any node can be asked
+//! anything: it answers from its copy, and sends commands on to whoever leads. Gateways follow any node by a long poll.
 //!
-//! A node wires it so: [`Plane::start`] first of all (before devices are made), then `State::next_start` with what the
-//! devices come with, then a [`Service`] over the plane and its [`LocalNode`] (connections that say `Role::Control` go
-//! to [`serve`]), then `RegisterNode` with the number of this start.
+//! A node wires it so: [`Plane::seat`] first of all (before devices are written to), with connections that say
+//! `Role::Seat` brought to [`hear_seat`] from then on; then `State::next_start` on [`Plane::newest`] with what the
+//! devices come with, then [`Plane::started`], then a [`Service`] over the plane and its [`LocalNode`] (connections that
+//! say `Role::Control` go to [`serve`]), then `RegisterNode` with the number of this start.
 
 mod client;
+mod earlier;
 mod follower;
-mod keeper;
 mod plane;
+mod seat;
+mod seat_links;
 mod server;
 mod service;
 mod status;
-mod store;
 #[cfg(test)]
 mod tests;
 
 pub use client::Client;
 pub use plane::{FollowerOptions, Plane};
-pub use server::serve;
+pub use seat::SeatOptions;
+pub use server::{hear_seat, serve};
 pub use service::{Me, Service};
 
 use freebs_control::api::{ShardDigest, ShardStatus};

@@ -1,17 +1,18 @@
-//! One handle on the control plane for all threads of a process, whether it keeps the state or follows the keeper.
+//! One handle on the control plane for all threads of a process, whether it has a seat in it or follows one.
 
-use super::{follower, keeper};
+use super::follower;
+use super::seat::{self, Order, SeatOptions, SeatPort};
+use freebs_consensus::handle::Handle;
 use freebs_control::api::GatewayInfo;
 use freebs_control::{Command, ControlPlane, Done, State};
 use freebs_types::{ClusterId, Error, Result};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 
 /// Commands that wait to be put in order.
 pub(super) const JOBS_MAX: usize = 1024;
-/// How long a command may take to become visible here once the keeper has it.
+/// How long a command may take to become visible at a follower once it was applied.
 const VISIBLE_MAX: Duration = Duration::from_secs(5);
 
 /// A command and where its answer goes.
@@ -21,23 +22,18 @@ pub(super) struct Job {
 }
 
 /// The control plane as this process sees it. Cheap to clone; the last one that goes stops what is behind it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Plane {
-    jobs: mpsc::Sender<Job>,
-    state: watch::Receiver<Arc<State>>,
+    kind: Kind,
     announced: Arc<watch::Sender<Option<GatewayInfo>>>,
 }
 
-/// What the keeper needs to know.
-#[derive(Debug)]
-pub struct KeeperOptions {
-    pub cluster: ClusterId,
-    /// Where the state lies.
-    pub data: PathBuf,
-    /// A state that is not there is begun anew.
-    pub may_create: bool,
-    /// The members as the cluster file names them, with start number 0.
-    pub members: Vec<Command>,
+#[derive(Clone)]
+enum Kind {
+    /// A node: the state is here, and commands are put in order by whoever leads.
+    Seat(Handle, SeatPort),
+    /// A gateway: both are at a node.
+    Follower { jobs: mpsc::Sender<Job>, state: watch::Receiver<Arc<State>> },
 }
 
 /// What a follower needs to know.
@@ -45,51 +41,23 @@ pub struct KeeperOptions {
 pub struct FollowerOptions {
     /// `None`: whatever cluster answers first.
     pub cluster: Option<ClusterId>,
-    /// Who to ask, the first that answers.
+    /// Who to ask, the first that answers; those that the state names are asked, too.
     pub addresses: Vec<String>,
-    /// Whether addresses that the state names may be asked, too (gateways; a node asks the keeper only).
-    pub any_node: bool,
 }
 
 impl Plane {
-    /// The plane of a node: keeper or follower, as its cluster file says. Blocks while the state is read.
-    pub fn start(options: &crate::options::NodeOptions) -> Result<Self> {
-        let file = &options.cluster;
-        if !options.is_keeper() {
-            return Self::follow(FollowerOptions {
-                cluster: Some(file.cluster),
-                addresses: vec![file.keeper().address.clone()],
-                any_node: false,
-            });
-        }
-        let member = |n: &crate::cluster_file::ClusterNode| Command::RegisterNode {
-            node: n.id,
-            name: n.name.clone(),
-            address: n.address.clone(),
-            workers: n.workers,
-            start: freebs_types::StartNumber(0),
-        };
-        Self::keep(KeeperOptions {
-            cluster: file.cluster,
-            data: options.data.clone(),
-            may_create: !file.set_up,
-            members: file.nodes.iter().map(member).collect(),
-        })
+    /// A node's own seat in the control plane. Returns when its store is open.
+    pub async fn seat(options: SeatOptions) -> Result<Self> {
+        let (control, port) = seat::start(options).await?;
+        Ok(Self { kind: Kind::Seat(control, port), announced: Arc::new(watch::channel(None).0) })
     }
 
-    /// Keeps the state in a directory.
-    pub fn keep(options: KeeperOptions) -> Result<Self> {
-        let (jobs, work) = mpsc::channel(JOBS_MAX);
-        let state = keeper::start(options, work)?;
-        Ok(Self { jobs, state, announced: Arc::new(watch::channel(None).0) })
-    }
-
-    /// Follows whoever keeps the state. Until it was reached once, the state is empty and has revision 0.
+    /// Follows any node. Until one was reached, the state is empty and has revision 0.
     pub fn follow(options: FollowerOptions) -> Result<Self> {
         let (jobs, work) = mpsc::channel(JOBS_MAX);
         let (announced, announcements) = watch::channel(None);
         let state = follower::start(options, work, announcements)?;
-        Ok(Self { jobs, state, announced: Arc::new(announced) })
+        Ok(Self { kind: Kind::Follower { jobs, state }, announced: Arc::new(announced) })
     }
 
     /// The state once there is one.
@@ -102,14 +70,52 @@ impl Plane {
         self.announced.send_replace(Some(me));
     }
 
-    async fn visible(&self, revision: u64) {
-        let mut state = self.state.clone();
+    /// Whether this node leads the control plane, as far as it knows.
+    pub fn leads(&self) -> bool {
+        matches!(&self.kind, Kind::Seat(_, port) if port.leads())
+    }
+
+    /// Whether this node votes in the control plane, as far as it knows.
+    pub fn votes(&self) -> bool {
+        matches!(&self.kind, Kind::Seat(_, port) if port.votes())
+    }
+
+    /// The state with everything in it that was committed when this was called. `Corrupt` if the others say that this
+    /// node runs on an old image of its devices (rule V8); `Invalid` if they are of another cluster.
+    pub async fn newest(&self) -> Result<Arc<State>> {
+        if let Kind::Seat(_, port) = &self.kind {
+            let stopped = || Error::retry("the control plane of this process has stopped");
+            let (done, caught_up) = oneshot::channel();
+            port.orders.send(Order::CatchUp(done)).await.map_err(|_| stopped())?;
+            caught_up.await.map_err(|_| stopped())??;
+        }
+        Ok(self.ready().await)
+    }
+
+    /// This start number is durable on the node's devices: from now on its seat's messages carry it (rule V8).
+    pub async fn started(&self, start: freebs_types::StartNumber) {
+        if let Kind::Seat(_, port) = &self.kind {
+            // A seat that has stopped says nothing any more.
+            let _ = port.orders.send(Order::Started(start)).await;
+        }
+    }
+
+    /// Where messages from other nodes' seats go, if there is a seat here.
+    pub(super) fn port(&self) -> Option<&SeatPort> {
+        match &self.kind {
+            Kind::Seat(_, port) => Some(port),
+            Kind::Follower { .. } => None,
+        }
+    }
+
+    async fn visible(state: &watch::Receiver<Arc<State>>, revision: u64) {
+        let mut state = state.clone();
         let seen = state.wait_for(|s| s.revision() >= revision);
         // Not seen in time: the command is durable all the same, and readers here lag.
         let _ = tokio::time::timeout(VISIBLE_MAX, seen).await;
     }
 
-    /// Says that a node is there (rules W2, V8); asks again until the keeper has answered.
+    /// Says that a node is there (rules W2, V8); asks again until it was applied.
     pub async fn register(
         &self,
         me: &crate::cluster_file::ClusterNode,
@@ -128,7 +134,7 @@ impl Plane {
                     tracing::debug!("not registered yet: {e}");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
-                // The keeper could not write its state (its disk is full, for one): that may pass.
+                // The state could not be written (a disk is full, for one): that may pass.
                 Err(e) if matches!(e.kind, freebs_types::ErrorKind::Os | freebs_types::ErrorKind::NoSpace) => {
                     tracing::warn!("not registered yet: {e}");
                     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -141,20 +147,30 @@ impl Plane {
 
 impl ControlPlane for Plane {
     async fn submit(&self, command: Command) -> Result<Done> {
+        let (jobs, state) = match &self.kind {
+            Kind::Seat(control, _) => return control.submit(command).await,
+            Kind::Follower { jobs, state } => (jobs, state),
+        };
         let gone = || Error::retry("the control plane of this process has stopped");
         let (answer, answered) = oneshot::channel();
-        self.jobs.send(Job { command, answer }).await.map_err(|_| gone())?;
+        jobs.send(Job { command, answer }).await.map_err(|_| gone())?;
         let done = answered.await.map_err(|_| gone())??;
-        self.visible(done.revision).await;
+        Self::visible(state, done.revision).await;
         Ok(done)
     }
 
     fn state(&self) -> Arc<State> {
-        self.state.borrow().clone()
+        match &self.kind {
+            Kind::Seat(control, _) => control.state(),
+            Kind::Follower { state, .. } => state.borrow().clone(),
+        }
     }
 
     async fn changed(&self, since: u64) -> Arc<State> {
-        let mut state = self.state.clone();
+        let mut state = match &self.kind {
+            Kind::Seat(control, _) => return control.changed(since).await,
+            Kind::Follower { state, .. } => state.clone(),
+        };
         let found = state.wait_for(|s| s.revision() != since).await.map(|s| s.clone());
         match found {
             Ok(s) => s,

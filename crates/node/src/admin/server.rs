@@ -1,5 +1,8 @@
 //! Control requests on a TCP connection: several at a time, each answered when it is done.
 
+use super::plane::Plane;
+use super::seat::Order;
+use super::seat_links::{ADDRESS, MESSAGE};
 use super::service::{Service, Session};
 use bytes::BytesMut;
 use freebs_format::wire::{Hello, Message, Welcome};
@@ -44,6 +47,10 @@ pub(super) async fn write_message(to: &mut (impl AsyncWrite + Unpin), message: &
 pub(super) async fn serve_hello(mut stream: TcpStream, service: Arc<Service>) -> Result<()> {
     let mut buf = BytesMut::new();
     match read_message(&mut stream, &mut buf).await? {
+        Some(Message::Hello(hello)) if hello.role == freebs_format::wire::Role::Seat => {
+            let plane = service.plane.clone();
+            hear_seat(stream, buf, hello, &plane).await
+        }
         Some(Message::Hello(hello)) => serve(stream, buf, hello, service).await,
         _ => Err(Error::invalid("no hello came")),
     }
@@ -93,5 +100,41 @@ pub async fn serve(mut stream: TcpStream, mut buf: BytesMut, _hello: Hello, serv
             let _ = answers.send(Message::ControlReply { id, body: reply }).await;
             drop(slot);
         });
+    }
+}
+
+/// A connection from another node's seat: welcomes it, and passes on what it says until it ends. While the seat here is
+/// busy the socket is not read.
+pub async fn hear_seat(mut stream: TcpStream, mut buf: BytesMut, hello: Hello, plane: &Plane) -> Result<()> {
+    let port = plane.port().ok_or_else(|| Error::invalid("there is no seat here"))?;
+    if hello.node.0 == 0 || hello.node == port.node {
+        return Err(Error::invalid("a seat of this node, or of none"));
+    }
+    let welcome =
+        Welcome { cluster: port.cluster, node: port.node, start: freebs_types::StartNumber(0), worker: 0, workers: 0 };
+    let broken = |e: io::Error| Error::retry(format!("the connection broke: {}", crate::files::plain(&e)));
+    // Who comes from another cluster hears by this which one is here, and nothing else.
+    write_message(&mut stream, &Message::Welcome(welcome)).await.map_err(broken)?;
+    if hello.cluster != port.cluster {
+        return Err(port.refuse(hello.node, hello.cluster));
+    }
+    loop {
+        match read_message(&mut stream, &mut buf).await? {
+            Some(Message::Control { id, body }) if body.len() <= freebs_consensus::limits::MESSAGE_BYTES_MAX => {
+                let order = match id {
+                    MESSAGE => Order::Message(body.to_vec()),
+                    ADDRESS => {
+                        let address = String::from_utf8(body.to_vec());
+                        let address = address.map_err(|_| Error::corrupt("an address that is no text"))?;
+                        freebs_control::rules::check_node("node", &address, 1)?;
+                        Order::Address(hello.node, address)
+                    }
+                    _ => continue,
+                };
+                port.orders.send(order).await.map_err(|_| Error::retry("this node is stopping"))?;
+            }
+            Some(other) => return Err(Error::invalid(format!("{} on a seat's connection", other.name()))),
+            None => return Ok(()),
+        }
     }
 }

@@ -24,7 +24,6 @@ pub struct Me {
     pub address: String,
     pub start: StartNumber,
     pub workers: u16,
-    pub keeper: bool,
 }
 
 /// One node's control API.
@@ -66,7 +65,8 @@ impl Service {
             start: self.me.start,
             workers: self.me.workers,
             revision: self.plane.state().revision(),
-            keeper: self.me.keeper,
+            leads: self.plane.leads(),
+            votes: self.plane.votes(),
             gateways: self.gateways().values().cloned().collect(),
             version: env!("CARGO_PKG_VERSION").into(),
         }
@@ -86,25 +86,25 @@ impl Service {
         let state = self.plane.state();
         if state.revision() == 0 {
             return Err(Error::retry(
-                "this node has not reached the one that keeps the control state yet; try again, or ask another node",
+                "this node has not learned the control state yet; try again, or ask another node",
             ));
         }
         Ok(state)
     }
 
-    /// A follower that knows less than the asker has no news for it: what it lacks would look deleted. (It has just
-    /// started, for one, and the keeper is still down.) The keeper answers everybody.
+    /// A node that knows less than the asker has no news for it: what it lacks would look deleted. (It has just
+    /// started, for one, and has not heard from the others yet.)
     async fn watch(&self, since: u64) -> Result<Reply> {
         let news = async {
             let mut state = self.plane.changed(since).await;
-            while !self.me.keeper && state.revision() < since {
+            while state.revision() < since {
                 state = self.plane.changed(state.revision()).await;
             }
             state
         };
         let news = tokio::time::timeout(Duration::from_millis(WATCH_MS), news);
         let state = news.await.unwrap_or_else(|_| self.plane.state());
-        if !self.me.keeper && state.revision() < since {
+        if state.revision() < since {
             return Err(Error::retry("this node has not heard of the newest control state yet; ask another one"));
         }
         Ok(Reply::Changes(state.changes_since(since)))

@@ -171,7 +171,8 @@ pub(super) async fn status(service: &Service) -> Result<Status> {
             state: if info.is_some() { "up" } else { "down" }.into(),
             start: info.map_or(n.start, |i| i.start),
             workers: n.workers,
-            keeper: info.is_some_and(|i| i.keeper),
+            leads: info.is_some_and(|i| i.leads),
+            votes: info.is_some_and(|i| i.votes),
         }
     };
     let mut gateways: Vec<GatewayInfo> = answers.values().flat_map(|a| a.info.gateways.clone()).collect();

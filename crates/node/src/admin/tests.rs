@@ -1,13 +1,16 @@
-//! Keeper, followers, clients and services together over loopback, with made-up replicas.
+//! Seats, followers, clients and services together over loopback, with made-up replicas.
 
-use super::plane::{FollowerOptions, KeeperOptions};
-use super::server::serve_hello;
-use super::{Client, LocalFuture, LocalNode, Me, Plane, Service};
+use super::plane::FollowerOptions;
+use super::server::{read_message, serve_hello, write_message};
+use super::{Client, LocalFuture, LocalNode, Me, Plane, SeatOptions, Service};
 use bytes::BytesMut;
+use freebs_consensus::Seat;
+use freebs_consensus::wire::{Envelope, Message as SeatMessage};
 use freebs_control::api::{
     GatewayInfo, MemberState, Reply, Request, ShardDigest, ShardStatus, Status, Verification, VolumeState,
 };
-use freebs_control::{Command, ControlPlane, CreateVolume, Outcome};
+use freebs_control::{Command, ControlPlane, CreateVolume, Outcome, State};
+use freebs_format::wire::{Hello, Message, Role};
 use freebs_types::{
     ClusterId, Error, ErrorKind, Generation, Hash32, NodeId, Result, Sequence, ShardId, StartNumber, Version,
     ViewNumber, VolumeId,
@@ -84,6 +87,12 @@ fn member(id: u64, address: &str, start: u64) -> Command {
     }
 }
 
+/// A node says that it is there with this start number, which its devices have then.
+async fn register(node: &Node, id: u64, start: u64) {
+    node.plane.started(StartNumber(start)).await;
+    node.plane.submit(member(id, &node.address, start)).await.unwrap();
+}
+
 fn serve_node(id: u64, listener: TcpListener, plane: Plane) -> Node {
     let address = listener.local_addr().unwrap().to_string();
     let fake = Arc::new(Fake::default());
@@ -94,7 +103,6 @@ fn serve_node(id: u64, listener: TcpListener, plane: Plane) -> Node {
         address: address.clone(),
         start: StartNumber(1),
         workers: 1,
-        keeper: id == 1,
     };
     let service = Service::new(me, plane.clone(), fake.clone());
     let accepting = tokio::spawn(async move {
@@ -107,35 +115,47 @@ fn serve_node(id: u64, listener: TcpListener, plane: Plane) -> Node {
     Node { plane, fake, address, accepting }
 }
 
-/// Node 1 keeps the state in `dir`, the others follow.
+fn seat_options(dir: &Path, id: u64, addresses: &[String]) -> SeatOptions {
+    let data = dir.join(format!("node{id}"));
+    std::fs::create_dir_all(&data).unwrap();
+    SeatOptions {
+        cluster: CLUSTER,
+        node: NodeId(id),
+        data,
+        members: addresses.iter().zip(1..).map(|(a, id)| member(id, a, 0)).collect(),
+        founder: id == 1,
+        was_in_use: false,
+        came_with: StartNumber(0),
+    }
+}
+
+/// Nodes with their seats below `dir`; the first founds the cluster.
 async fn cluster(dir: &Path, nodes: u64) -> Vec<Node> {
     let mut listeners = Vec::new();
     for _ in 0..nodes {
         listeners.push(TcpListener::bind("127.0.0.1:0").await.unwrap());
     }
     let addresses: Vec<String> = listeners.iter().map(|l| l.local_addr().unwrap().to_string()).collect();
-    let members = addresses.iter().zip(1..).map(|(a, id)| member(id, a, 0)).collect();
-    let keeper = Plane::keep(KeeperOptions { cluster: CLUSTER, data: dir.into(), may_create: true, members }).unwrap();
     let mut out = Vec::new();
     for (id, listener) in (1..).zip(listeners) {
-        let plane = if id == 1 { keeper.clone() } else { follow(&addresses[..1], false) };
+        let plane = Plane::seat(seat_options(dir, id, &addresses)).await.unwrap();
         out.push(serve_node(id, listener, plane));
     }
     for node in &out {
-        node.plane.ready().await;
+        node.plane.newest().await.unwrap();
     }
     out
 }
 
-fn follow(addresses: &[String], any_node: bool) -> Plane {
-    Plane::follow(FollowerOptions { cluster: Some(CLUSTER), addresses: addresses.to_vec(), any_node }).unwrap()
+fn follow(addresses: &[String]) -> Plane {
+    Plane::follow(FollowerOptions { cluster: Some(CLUSTER), addresses: addresses.to_vec() }).unwrap()
 }
 
 fn create(name: &str) -> CreateVolume {
     CreateVolume { name: name.into(), size: 1 << 30, ..CreateVolume::default() }
 }
 
-/// Waits until all nodes know what the keeper knows.
+/// Waits until all nodes know what the first one knows.
 async fn level(nodes: &[Node]) {
     let revision = nodes[0].plane.state().revision();
     for node in nodes {
@@ -220,7 +240,7 @@ async fn views_and_attachments_go_through_the_plane() {
     let node = &nodes[head.0 as usize - 1];
     let propose = Command::ProposeView { shard, active: ViewNumber(0), node: head, start: StartNumber(4) };
     assert_eq!(node.plane.submit(propose.clone()).await.unwrap_err().kind, ErrorKind::Retry);
-    node.plane.submit(member(head.0, &node.address, 4)).await.unwrap();
+    register(node, head.0, 4).await;
     let done = node.plane.submit(propose).await.unwrap();
     let expected = Outcome::Proposed { view: ViewNumber(1), pred: ViewNumber(0), generation: Generation(0) };
     assert_eq!(done.outcome, expected);
@@ -231,8 +251,6 @@ async fn views_and_attachments_go_through_the_plane() {
         Command::AttachVolume { volume: VolumeId(1), identity: Hash32([1; 32]), name: "gateway".into(), force: false };
     let done = nodes[1].plane.submit(attach).await.unwrap();
     assert_eq!(done.outcome, Outcome::Attached { generation: Generation(1) });
-    let stranger = member(77, "127.0.0.1:1", 1);
-    assert!(nodes[1].plane.submit(stranger).await.unwrap_err().text.contains("cluster file"));
 }
 
 #[tokio::test]
@@ -247,7 +265,7 @@ async fn status_puts_the_cluster_together() {
     assert!(s.nodes.iter().all(|n| n.state == "up" && n.pid == Some(std::process::id())));
     let shard = ShardId::new(1, 0);
     let head = nodes[0].plane.state().shard(shard).unwrap().head().unwrap();
-    nodes[0].plane.submit(member(head.0, &nodes[head.0 as usize - 1].address, 1)).await.unwrap();
+    register(&nodes[head.0 as usize - 1], head.0, 1).await;
     let propose = Command::ProposeView { shard, active: ViewNumber(0), node: head, start: StartNumber(1) };
     nodes[0].plane.submit(propose).await.unwrap();
     let activate = Command::ActivateView { shard, view: ViewNumber(1), generation: Generation(0) };
@@ -323,42 +341,198 @@ async fn verify_finds_agreement_difference_and_absence() {
     assert_eq!(e.kind, ErrorKind::NotFound);
 }
 
-#[tokio::test]
-async fn reading_goes_on_while_the_keeper_is_down_and_it_comes_back() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut nodes = cluster(dir.path(), 3).await;
-    ask(&nodes[2], Request::VolumeCreate(create("a"))).await.unwrap();
-    level(&nodes).await;
-    let keeper = nodes.remove(0);
-    let address = keeper.address.clone();
-    drop(keeper);
-    let s = status(&nodes[0]).await;
-    assert_eq!((s.nodes[0].state.as_str(), s.nodes[0].pid, s.volumes.len()), ("down", None, 1));
-    let e = ask(&nodes[1], Request::VolumeCreate(create("b"))).await.unwrap_err();
-    assert_eq!(e.kind, ErrorKind::Retry, "{e}");
-    // The keeper starts again on what its disk has; the others find it and go on.
-    let members = vec![member(1, &address, 0), member(2, &nodes[0].address, 0), member(3, &nodes[1].address, 0)];
-    let plane =
-        Plane::keep(KeeperOptions { cluster: CLUSTER, data: dir.path().into(), may_create: false, members }).unwrap();
-    assert!(plane.state().volume_by_name("a").is_some());
-    // Somebody may have been given the port meanwhile, for an outgoing connection perhaps.
+/// Waits until so many nodes vote, as all of these know.
+async fn voting(nodes: &[Node], voters: u64) {
+    let all = async {
+        while nodes.iter().any(|n| n.plane.port().unwrap().voters() != voters) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(MAX, all).await.unwrap_or_else(|_| panic!("there are not {voters} voters"));
+}
+
+async fn created(node: &Node, name: &str) {
+    let created = async {
+        loop {
+            match ask(node, Request::VolumeCreate(create(name))).await {
+                Ok(_) => return,
+                Err(e) => assert_eq!(e.kind, ErrorKind::Retry, "{e}"),
+            }
+        }
+    };
+    tokio::time::timeout(MAX, created).await.unwrap_or_else(|_| panic!("{name} can't be created"));
+}
+
+/// Listens at an address that a node had before. Somebody may have been given the port meanwhile, for an outgoing
+/// connection perhaps.
+async fn bound_again(address: &str) -> TcpListener {
     let bound = async {
         loop {
-            match TcpListener::bind(&address).await {
+            match TcpListener::bind(address).await {
                 Ok(listener) => break listener,
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
             }
         }
     };
-    let listener = tokio::time::timeout(MAX, bound).await.expect("the port gets free");
-    let _keeper = serve_node(1, listener, plane);
-    let create_b = async {
-        while ask(&nodes[1], Request::VolumeCreate(create("b"))).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+    tokio::time::timeout(MAX, bound).await.expect("the port gets free")
+}
+
+/// Starts node `id` of those again on what its disk has, at the address that it had.
+async fn back(dir: &Path, id: u64, addresses: &[String]) -> Node {
+    let plane = Plane::seat(SeatOptions { was_in_use: true, ..seat_options(dir, id, addresses) }).await.unwrap();
+    let node = serve_node(id, bound_again(&addresses[id as usize - 1]).await, plane);
+    tokio::time::timeout(MAX, node.plane.newest()).await.expect("it catches up").unwrap();
+    node
+}
+
+#[tokio::test]
+async fn any_node_may_die_and_most_decide() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut nodes = cluster(dir.path(), 3).await;
+    let addresses: Vec<String> = nodes.iter().map(|n| n.address.clone()).collect();
+    created(&nodes[2], "a").await;
+    voting(&nodes, 3).await;
+    assert_eq!(nodes.iter().filter(|n| n.plane.leads()).count(), 1);
+    for id in 1..=3u64 {
+        nodes.remove(id as usize - 1);
+        created(&nodes[0], &format!("without-{id}")).await;
+        let s = status(&nodes[1]).await;
+        let gone = &s.nodes[id as usize - 1];
+        assert_eq!((gone.state.as_str(), gone.pid), ("down", None));
+        nodes.insert(id as usize - 1, back(dir.path(), id, &addresses).await);
+        assert!(nodes[id as usize - 1].plane.state().volume_by_name(&format!("without-{id}")).is_some());
+    }
+    // Rule V8: a node that comes with less than it was seen with is not heard, and is told so.
+    register(&nodes[1], 2, 5).await;
+    drop(nodes.remove(1));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let old = SeatOptions { came_with: StartNumber(4), was_in_use: true, ..seat_options(dir.path(), 2, &addresses) };
+    let old = Plane::seat(old).await.unwrap();
+    let old = serve_node(2, bound_again(&addresses[1]).await, old);
+    let e = tokio::time::timeout(MAX, old.plane.newest()).await.expect("it is told").unwrap_err();
+    assert!(e.kind == ErrorKind::Corrupt && e.text.contains("old image"), "{e}");
+    drop(old);
+    // One alone decides nothing, and still tells what it knows.
+    nodes.drain(1..);
+    let e = ask(&nodes[0], Request::VolumeCreate(create("alone"))).await.unwrap_err();
+    assert_eq!(e.kind, ErrorKind::Retry, "{e}");
+    assert_eq!(status(&nodes[0]).await.volumes.len(), 4);
+    nodes.push(back(dir.path(), 3, &addresses).await);
+    created(&nodes[1], "two").await;
+    assert!(nodes[1].plane.state().volume_by_name("two").is_some());
+}
+
+#[tokio::test]
+async fn five_vote_when_five_are_there_and_a_stranger_with_another_cluster_is_not_heard() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = cluster(dir.path(), 5).await;
+    voting(&nodes, 5).await;
+    created(&nodes[4], "a").await;
+    let other = tempfile::tempdir().unwrap();
+    let addresses: Vec<String> = nodes.iter().map(|n| n.address.clone()).chain(["127.0.0.1:1".into()]).collect();
+    let options = SeatOptions { cluster: ClusterId([1; 16]), ..seat_options(other.path(), 6, &addresses) };
+    let stranger = Plane::seat(options).await.unwrap();
+    let refused = tokio::time::timeout(MAX, stranger.newest()).await.expect("it is told").unwrap_err();
+    let told = [CLUSTER, ClusterId([1; 16])].iter().all(|c| refused.text.contains(&c.to_string()));
+    assert!(refused.kind == ErrorKind::Invalid && told, "{refused}");
+    assert_eq!(nodes[0].plane.newest().await.unwrap().nodes().len(), 5, "nobody was taken in");
+    // A node that was not there at the beginning, and belongs to the cluster, is.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut addresses = addresses;
+    addresses[5] = listener.local_addr().unwrap().to_string();
+    let late = Plane::seat(seat_options(dir.path(), 6, &addresses)).await.unwrap();
+    let node = serve_node(6, listener, late);
+    tokio::time::timeout(MAX, node.plane.newest()).await.expect("it learns the state").unwrap();
+    register(&node, 6, 1).await;
+    assert_eq!(nodes[0].plane.newest().await.unwrap().nodes().len(), 6);
+}
+
+/// A control store that is blank, lost, damaged or old is never believed.
+#[tokio::test]
+async fn a_store_that_is_not_the_present_one_gets_a_new_seat_or_stops_the_node() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut nodes = cluster(dir.path(), 3).await;
+    let addresses: Vec<String> = nodes.iter().map(|n| n.address.clone()).collect();
+    voting(&nodes, 3).await;
+    let store = dir.path().join("node2/control.store");
+    let old = std::fs::read(&store).unwrap();
+    for round in 0..3 {
+        drop(nodes.remove(1));
+        created(&nodes[0], &format!("v{round}")).await;
+        // The thread of the seat ends a moment later.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        match round {
+            0 => std::fs::remove_file(&store).unwrap(),
+            1 => std::fs::write(&store, &old).unwrap(),
+            _ => {
+                let mut bad = std::fs::read(&store).unwrap();
+                bad[..8192].fill(7);
+                std::fs::write(&store, bad).unwrap();
+            }
         }
+        nodes.insert(1, back(dir.path(), 2, &addresses).await);
+        assert_eq!(nodes[1].plane.state().volumes().count(), round + 1);
+        voting(&nodes, 3).await;
+    }
+    // Of a node alone nobody else has the state.
+    let dir = tempfile::tempdir().unwrap();
+    drop(cluster(dir.path(), 1).await);
+    let (store, note) = (dir.path().join("node1/control.store"), dir.path().join("node1/control.note"));
+    let old = std::fs::read(&store).unwrap();
+    let again = async |came_with: u64| {
+        let options = seat_options(dir.path(), 1, &addresses[..1]);
+        Plane::seat(SeatOptions { came_with: StartNumber(came_with), ..options }).await.map(drop)
     };
-    tokio::time::timeout(MAX, create_b).await.expect("the follower finds the keeper again");
-    assert!(nodes[1].plane.state().volume_by_name("b").is_some());
+    again(1).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let present = std::fs::read(&store).unwrap();
+    for bytes in [&old[..], &[], &[0; 16384], &present[..present.len() / 2]] {
+        std::fs::write(&store, bytes).unwrap();
+        let e = again(1).await.unwrap_err();
+        assert!(e.kind == ErrorKind::NotFound && e.text.contains("control state is gone"), "{e}");
+        assert_eq!(std::fs::read(&store).unwrap(), bytes, "nothing was written to it");
+    }
+    // The note is gone, too; the devices ran before.
+    std::fs::remove_file(&note).unwrap();
+    std::fs::write(&store, []).unwrap();
+    let e = again(1).await.unwrap_err();
+    assert!(e.kind == ErrorKind::NotFound && e.text.contains("control state is gone"), "{e}");
+}
+
+/// What an earlier version kept on the first node is what the cluster goes on with, once.
+#[tokio::test]
+async fn the_state_of_an_earlier_version_is_taken_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let listeners = [TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap()];
+    let addresses: Vec<String> = listeners.iter().map(|l| l.local_addr().unwrap().to_string()).collect();
+    let mut state = State::new(CLUSTER);
+    state.apply(member(1, "127.0.0.1:1", 7)).unwrap();
+    state.apply(member(2, "127.0.0.1:2", 3)).unwrap();
+    state.apply(Command::CreateVolume(create("old"))).unwrap();
+    let mut nodes = Vec::new();
+    for (id, listener) in (1..).zip(listeners) {
+        let options = seat_options(dir.path(), id, &addresses);
+        if id == 1 {
+            std::fs::write(options.data.join("control.state"), state.encode()).unwrap();
+            std::fs::write(options.data.join("control.state.copy"), state.encode()).unwrap();
+        }
+        let came_with = StartNumber(if id == 1 { 7 } else { 3 });
+        let plane = Plane::seat(SeatOptions { was_in_use: true, came_with, ..options }).await.unwrap();
+        nodes.push(serve_node(id, listener, plane));
+    }
+    for node in &nodes {
+        let found = tokio::time::timeout(MAX, node.plane.newest()).await.expect("it learns the state").unwrap();
+        assert!(found.volumes().eq(state.volumes()) && found.nodes().eq(state.nodes()));
+        assert_eq!(found.revision(), state.revision());
+    }
+    register(&nodes[1], 2, 4).await;
+    created(&nodes[1], "new").await;
+    drop(nodes);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!dir.path().join("node1/control.state").exists(), "nobody begins with it again");
+    let options = SeatOptions { was_in_use: true, ..seat_options(dir.path(), 1, &addresses[..1]) };
+    let again = Plane::seat(SeatOptions { came_with: StartNumber(8), ..options }).await.unwrap();
+    assert!(tokio::time::timeout(MAX, again.newest()).await.unwrap().unwrap().volume_by_name("new").is_some());
 }
 
 #[tokio::test]
@@ -367,7 +541,7 @@ async fn gateways_are_listed_while_they_are_connected() {
     let nodes = cluster(dir.path(), 2).await;
     // Its first address does not answer: nobody listens there.
     let gone = "127.0.0.1:1".to_owned();
-    let gateway = follow(&[gone, nodes[1].address.clone()], true);
+    let gateway = follow(&[gone, nodes[1].address.clone()]);
     gateway.ready().await;
     assert!(status(&nodes[0]).await.gateways.is_empty(), "not before it says that it serves");
     gateway.announce(GatewayInfo { name: "g".into(), pid: 7, nbd: "127.0.0.1:10809".into() });
@@ -383,20 +557,49 @@ async fn gateways_are_listed_while_they_are_connected() {
     tokio::time::timeout(MAX, listed(0)).await.unwrap();
 }
 
+/// Who does not know the cluster's identity is told which cluster is here, and not listened to, whatever it says.
+#[tokio::test]
+async fn who_does_not_know_the_cluster_is_not_listened_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = cluster(dir.path(), 1).await;
+    for theirs in [ClusterId::default(), ClusterId([1; 16]), CLUSTER] {
+        let mut stream = TcpStream::connect(&nodes[0].address).await.unwrap();
+        let hello = Hello {
+            cluster: theirs,
+            role: Role::Seat,
+            node: NodeId(7),
+            start: StartNumber(0),
+            from_worker: 0,
+            to_worker: 0,
+        };
+        write_message(&mut stream, &Message::Hello(hello)).await.unwrap();
+        let mut buf = BytesMut::new();
+        let Some(Message::Welcome(w)) = read_message(&mut stream, &mut buf).await.unwrap() else { panic!("a welcome") };
+        assert_eq!(w.cluster, CLUSTER);
+        // The seat that wants to join says so in the right words; only one of the three is of this cluster.
+        let envelope = Envelope {
+            cluster: CLUSTER,
+            from: Seat { node: NodeId(7), store: 1 },
+            to: Seat { node: NodeId(1), store: 0 },
+            start: StartNumber(0),
+            id: 0,
+        };
+        let body = SeatMessage::Join.encode(envelope).unwrap().into();
+        let _ = write_message(&mut stream, &Message::Control { id: 0, body }).await;
+        let ended = tokio::time::timeout(Duration::from_secs(1), read_message(&mut stream, &mut buf)).await;
+        assert_eq!(ended.is_ok(), theirs != CLUSTER, "only who is listened to stays connected");
+    }
+}
+
 #[tokio::test]
 async fn a_foreign_cluster_is_not_followed() {
     let dir = tempfile::tempdir().unwrap();
     let nodes = cluster(dir.path(), 1).await;
-    let other = Plane::follow(FollowerOptions {
-        cluster: Some(ClusterId([1; 16])),
-        addresses: vec![nodes[0].address.clone()],
-        any_node: true,
-    })
-    .unwrap();
-    assert!(tokio::time::timeout(Duration::from_millis(500), other.ready()).await.is_err());
-    let any =
-        Plane::follow(FollowerOptions { cluster: None, addresses: vec![nodes[0].address.clone()], any_node: true })
+    let other =
+        Plane::follow(FollowerOptions { cluster: Some(ClusterId([1; 16])), addresses: vec![nodes[0].address.clone()] })
             .unwrap();
+    assert!(tokio::time::timeout(Duration::from_millis(500), other.ready()).await.is_err());
+    let any = Plane::follow(FollowerOptions { cluster: None, addresses: vec![nodes[0].address.clone()] }).unwrap();
     assert_eq!(any.ready().await.cluster(), CLUSTER);
 }
 
@@ -434,17 +637,19 @@ async fn wild_bytes_and_strange_requests_harm_nobody() {
     }
 }
 
-/// All nodes were killed. One that follows was back before the keeper, knew nothing, and said so to a gateway, which
-/// took all volumes for deleted and failed every request.
+/// All nodes were killed. One that had not learned the state was back first, knew nothing, and said so to a gateway,
+/// which took all volumes for deleted and failed every request.
 #[tokio::test]
-async fn a_follower_without_a_state_deletes_nothing() {
+async fn a_node_without_a_state_deletes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let mut nodes = cluster(dir.path(), 1).await;
     nodes[0].plane.submit(Command::CreateVolume(create("a"))).await.unwrap();
-    // Its keeper can't be reached: nobody listens at port 1.
+    // It reaches nobody: at port 1 there is nobody.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    nodes.push(serve_node(2, listener, follow(&["127.0.0.1:1".into()], false)));
-    let gateway = follow(&[nodes[0].address.clone(), nodes[1].address.clone()], false);
+    let addresses = ["127.0.0.1:1".into(), listener.local_addr().unwrap().to_string()];
+    let blank = Plane::seat(seat_options(dir.path(), 2, &addresses)).await.unwrap();
+    nodes.push(serve_node(2, listener, blank));
+    let gateway = follow(&[nodes[0].address.clone(), nodes[1].address.clone()]);
     while gateway.state().volumes().count() == 0 {
         gateway.changed(gateway.state().revision()).await;
     }
@@ -457,25 +662,4 @@ async fn a_follower_without_a_state_deletes_nothing() {
     assert!(answer.is_err(), "it waits until it knows more: {answer:?}");
     assert_eq!(gateway.state().revision(), known);
     assert_eq!(gateway.state().volumes().count(), 1);
-}
-
-#[tokio::test]
-async fn a_keeper_refuses_a_cluster_file_that_lost_or_renamed_a_member() {
-    let dir = tempfile::tempdir().unwrap();
-    let keep = |members: Vec<Command>| {
-        Plane::keep(KeeperOptions { cluster: CLUSTER, data: dir.path().into(), may_create: true, members })
-    };
-    drop(keep(vec![member(1, "127.0.0.1:1", 0), member(2, "127.0.0.1:2", 0)]).unwrap());
-    let e = keep(vec![member(1, "127.0.0.1:1", 0)]).unwrap_err();
-    assert!(e.text.contains("node2"), "{e}");
-    let renamed = Command::RegisterNode {
-        node: NodeId(2),
-        name: "other".into(),
-        address: "127.0.0.1:2".into(),
-        workers: 1,
-        start: StartNumber(0),
-    };
-    let e = keep(vec![member(1, "127.0.0.1:1", 0), renamed]).unwrap_err();
-    assert!(e.text.contains("put the name back"), "{e}");
-    keep((1..4).map(|i| member(i, &format!("127.0.0.1:{i}"), 0)).collect()).unwrap();
 }

@@ -117,7 +117,7 @@ pub struct UpArgs {
 const NODE_HELP: &str = "\
 Examples:
   freebs node --data /srv/freebs                       a cluster of one node
-  freebs node --cluster-file cluster.json --name b     one of several; the first of the file keeps the control state
+  freebs node --cluster-file cluster.json --name b     one of several; the first of the file founds the cluster
   freebs node stop node2                               stops a node of the cluster that `freebs up` runs here
 
 A cluster file: {\"version\": 1, \"cluster\": \"<32 hexadecimal digits>\", \"nodes\":

@@ -43,9 +43,16 @@ fn people(s: &Status) -> String {
     let dash = || "-".to_string();
     let nodes = s.nodes.iter().map(|n| {
         let pid = n.pid.map_or_else(dash, |p| p.to_string());
-        vec![n.name.clone(), n.state.clone(), n.address.clone(), pid, n.workers.to_string()]
+        let control = match (n.pid.is_some(), n.leads, n.votes) {
+            (false, ..) => "-",
+            (_, true, _) => "leads",
+            (_, _, true) => "votes",
+            _ => "learns",
+        };
+        vec![n.name.clone(), n.state.clone(), n.address.clone(), pid, n.workers.to_string(), control.into()]
     });
-    let mut out = table(&["NODE", "STATE", "ADDRESS", "PID", "WORKERS"], &["PID", "WORKERS"], nodes.collect());
+    let header = ["NODE", "STATE", "ADDRESS", "PID", "WORKERS", "CONTROL"];
+    let mut out = table(&header, &["PID", "WORKERS"], nodes.collect());
     out.push('\n');
     if s.gateways.is_empty() {
         out.push_str("no gateway\n");

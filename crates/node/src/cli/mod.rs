@@ -19,7 +19,8 @@ use std::process::ExitCode;
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let default_level = match &cli.command {
-        Command::Node(n) if n.command.is_none() => "info",
+        // The consensus library tells of every step; what matters of it is told here.
+        Command::Node(n) if n.command.is_none() => "info,openraft=off",
         Command::Gateway(_) => "info",
         _ => "warn",
     };

@@ -178,7 +178,7 @@ mod tests {
     fn a_node_alone_makes_its_cluster_file_and_finds_it_again() {
         let dir = tempfile::tempdir().unwrap();
         let first = node_options(args(dir.path())).unwrap();
-        assert!(first.is_keeper() && first.workers == 2 && first.me().name == "node1");
+        assert!(first.is_founder() && first.workers == 2 && first.me().name == "node1");
         assert_eq!(node_options(args(dir.path())).unwrap_err().kind, freebs_types::ErrorKind::Busy);
         let id = first.cluster.cluster;
         drop(first);
@@ -215,7 +215,7 @@ mod tests {
         };
         assert!(node_options(file(None)).unwrap_err().text.contains("n1, n2"));
         let two = node_options(file(Some("n2"))).unwrap();
-        assert!(!two.is_keeper() && two.data == dir.path().join("n2") && two.listen.port() == 7002);
+        assert!(!two.is_founder() && two.data == dir.path().join("n2") && two.listen.port() == 7002);
         let missing = NodeRunArgs { cluster_file: Some(dir.path().join("no")), ..args(dir.path()) };
         assert!(node_options(missing).unwrap_err().text.contains("--help"));
     }

@@ -30,11 +30,7 @@ pub fn run_gateway(options: GatewayOptions) -> Result<()> {
 async fn gateway(options: GatewayOptions) -> Result<()> {
     let mut stop = Stop::new()?;
     let nbd = options.nbd.clone();
-    let plane = Plane::follow(FollowerOptions {
-        cluster: options.cluster_id,
-        addresses: options.cluster.clone(),
-        any_node: true,
-    })?;
+    let plane = Plane::follow(FollowerOptions { cluster: options.cluster_id, addresses: options.cluster.clone() })?;
     let control = Arc::new(plane.clone());
     // Until a node answers there is nothing to serve, not even a cluster to belong to.
     let state = tokio::select! {

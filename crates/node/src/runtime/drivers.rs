@@ -263,7 +263,7 @@ impl<C: ControlPlane> Drivers<C> {
             detaching.spawn_local(async move { control.submit(command).await });
         }
         self.slots.borrow_mut().clear();
-        // Together, because each waits for the keeper's disk, and the keeper may be gone.
+        // Together, because each waits for the control plane, which may be gone.
         let all = async { while detaching.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(GIVE_BACK_LIMIT, all).await;
     }

@@ -2,20 +2,22 @@
 
 use super::greet::greet;
 use super::thread::{Command, Disk, OpenWorker, WorkerHandle, WorkerSpec, open_worker};
-use crate::admin::{LocalFuture, LocalNode, Me, Plane, Service, serve};
+use crate::admin::{LocalFuture, LocalNode, Me, Plane, SeatOptions, Service, hear_seat, serve};
 use crate::cli::signals::Stop;
 use crate::gateway::{self, Workers};
 use crate::options::{NodeOptions, bind_error};
 use freebs_chain::ShardStatus as ChainStatus;
 use freebs_control::api::{MemberState, ShardDigest, ShardStatus};
 use freebs_control::{ControlPlane, State};
+use freebs_format::disk::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
 use freebs_format::wire::Role;
 use freebs_io::Random;
 use freebs_io::linux::OsRandom;
 use freebs_io::linux::net::Stream;
-use freebs_types::{Error, Hash32, NodeId, Peer, Result, ShardId, StartNumber, VolumeId};
-use std::cell::Cell;
-use std::path::Path;
+use freebs_types::{Error, Hash32, NodeId, Peer, Result, ShardId, StartNumber, VolumeId, limits};
+use std::cell::{Cell, OnceCell};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,12 +27,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 /// The file beside the log from which the secrets of views are derived, until secrets are shared among members.
 const SECRET_FILE: &str = "view-secret";
 
-/// How long the keeper of the control state is waited for in silence.
-const KEEPER_PATIENCE: Duration = Duration::from_secs(2);
+/// How long the control plane is waited for in silence.
+const CONTROL_PATIENCE: Duration = Duration::from_secs(5);
 /// Connections that have not said who they are.
 const GREETINGS_MAX: usize = 256;
 /// Connections to the control API.
 const CONTROL_CLIENTS_MAX: usize = 2048;
+/// Connections from other nodes' seats.
+const SEATS_MAX: usize = 2 * limits::NODES_MAX;
 
 /// Runs a node until it is told to stop.
 pub fn run_node(options: NodeOptions) -> Result<()> {
@@ -42,14 +46,17 @@ async fn node(options: NodeOptions) -> Result<()> {
     let me = options.me().clone();
     let listen = options.listen.to_string();
     let listener = TcpListener::bind(options.listen).await.map_err(|e| bind_error("node", &listen, "--listen", &e))?;
-    let plane = Plane::start(&options)?;
+    let plane = Plane::seat(seat_options(&options)?).await?;
+    let door = Rc::new(Door::new(plane.clone()));
+    // The others need this node's seat as much as it needs theirs, and long before its devices are recovered.
+    tokio::task::spawn_local(accept(listener, door.clone()));
     // A stop need not wait for a recovery, which changes nothing that the next one would miss.
     let handles = tokio::select! {
         handles = start_workers(&options, &plane) => handles?,
-        () = turn_away(&listener) => return Ok(()),
         () = stop.wait() => return Ok(()),
     };
     let start = handles.start;
+    plane.started(start).await;
     let workers = Workers { node: me.id, commands: handles.workers.iter().map(|h| h.commands.clone()).collect() };
     let service = Service::new(
         Me {
@@ -59,18 +66,15 @@ async fn node(options: NodeOptions) -> Result<()> {
             address: me.address.clone(),
             start,
             workers: options.workers,
-            keeper: options.is_keeper(),
         },
         plane.clone(),
         Arc::new(Local { workers: workers.clone() }),
     );
-    // Others may need this one's control plane to be taken in themselves.
-    let taken_in = Rc::new(Cell::new(false));
-    tokio::task::spawn_local(accept(listener, service.clone(), workers.clone(), taken_in.clone()));
+    door.open(service.clone(), workers.clone());
     let ended = tokio::select! {
         registered = plane.register(&me, start) => match registered {
             Ok(()) => {
-                taken_in.set(true);
+                door.taken_in.set(true);
                 serve_all(&options, plane, &service, workers).await.map(|()| false)
             }
             Err(e) => Err(e.at("this node was not taken in by the control plane")),
@@ -84,6 +88,54 @@ async fn node(options: NodeOptions) -> Result<()> {
     stop_workers(handles.workers).await;
     tracing::info!(node = me.name, "stopped");
     ended.map(|_| ())
+}
+
+/// What the node's seat in the control plane is told.
+fn seat_options(options: &NodeOptions) -> Result<SeatOptions> {
+    let member = |n: &crate::cluster_file::ClusterNode| freebs_control::Command::RegisterNode {
+        node: n.id,
+        name: n.name.clone(),
+        address: n.address.clone(),
+        workers: n.workers,
+        start: StartNumber(0),
+    };
+    Ok(SeatOptions {
+        cluster: options.cluster.cluster,
+        node: options.node,
+        data: options.data.clone(),
+        members: options.cluster.nodes.iter().map(member).collect(),
+        founder: options.is_founder(),
+        was_in_use: options.cluster.set_up,
+        came_with: highest_start(options)?,
+    })
+}
+
+/// The highest start number in the superblocks of this node's devices, 0 if there are none yet. What is damaged there
+/// is told when the device is opened.
+fn highest_start(options: &NodeOptions) -> Result<StartNumber> {
+    let mut highest = StartNumber(0);
+    for worker in 0..options.workers {
+        let path = device_path(options, worker);
+        let failed = |e: &std::io::Error| crate::files::os_error("read", &path, e);
+        let file = match std::fs::File::open(&path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(failed(&e)),
+        };
+        for at in SUPERBLOCK_AT {
+            let mut bytes = vec![0; SUPERBLOCK_BYTES];
+            if file.read_exact_at(&mut bytes, at).is_ok()
+                && let Ok(superblock) = Superblock::decode(&bytes)
+            {
+                highest = highest.max(StartNumber(superblock.start.get()));
+            }
+        }
+    }
+    Ok(highest)
+}
+
+fn device_path(options: &NodeOptions, worker: u16) -> PathBuf {
+    options.data.join(format!("log-{worker}.freebs"))
 }
 
 /// All workers of a node, and the number of this start.
@@ -102,7 +154,7 @@ async fn start_workers(options: &NodeOptions, plane: &Plane) -> Result<Started> 
     let mut open: Vec<OpenWorker> = Vec::new();
     for worker in 0..options.workers {
         let disk = Disk {
-            path: options.data.join(format!("log-{worker}.freebs")),
+            path: device_path(options, worker),
             segment_bytes: options.segment_bytes,
             size_limit: options.device_bytes / u64::from(options.workers),
             must_exist: ran_before,
@@ -121,7 +173,9 @@ async fn start_workers(options: &NodeOptions, plane: &Plane) -> Result<Started> 
         open.push(open_worker(spec).await?);
     }
     let came_with: Vec<StartNumber> = open.iter().map(|w| w.came_with).collect();
-    let start = known_state(plane).await.next_start(me.id, &came_with)?;
+    // What is known here already may be enough to tell an old image.
+    plane.state().next_start(me.id, &came_with)?;
+    let start = known_state(plane).await?.next_start(me.id, &came_with)?;
     let mut workers = Vec::new();
     for (worker, w) in open.into_iter().enumerate() {
         let handle = w.start(start).await?;
@@ -131,14 +185,17 @@ async fn start_workers(options: &NodeOptions, plane: &Plane) -> Result<Started> 
     Ok(Started { start, workers })
 }
 
-/// The control state, as soon as its keeper can be reached.
-async fn known_state(plane: &Plane) -> Arc<State> {
-    let state = plane.ready();
+/// The control state with everything in it that is committed by now: what this node has of it may be old.
+async fn known_state(plane: &Plane) -> Result<Arc<State>> {
+    let state = plane.newest();
     let mut state = std::pin::pin!(state);
-    match tokio::time::timeout(KEEPER_PATIENCE, &mut state).await {
+    match tokio::time::timeout(CONTROL_PATIENCE, &mut state).await {
         Ok(state) => state,
         Err(_) => {
-            tracing::warn!("this node waits for the keeper of the control state, to be told that its devices are new");
+            tracing::warn!(
+                "this node waits for a leader of the control plane, to be told that its devices are new; one comes by \
+                 itself while most voters run"
+            );
             state.await
         }
     }
@@ -153,15 +210,6 @@ async fn serve_all(options: &NodeOptions, plane: Plane, service: &Service, worke
         service.announce_self(nbd.to_string());
     }
     Ok(())
-}
-
-/// Closes connections for as long as there is nobody to answer them: who connects tries again, or elsewhere.
-async fn turn_away(listener: &TcpListener) {
-    loop {
-        if listener.accept().await.is_err() {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    }
 }
 
 fn tell_of_recovery(worker: usize, handle: &WorkerHandle) {
@@ -208,17 +256,41 @@ pub async fn stop_workers(handles: Vec<WorkerHandle>) {
     }
 }
 
-async fn accept(listener: TcpListener, service: Arc<Service>, workers: Workers, taken_in: Rc<Cell<bool>>) {
-    let greetings = Arc::new(Semaphore::new(GREETINGS_MAX));
-    let clients = Arc::new(Semaphore::new(CONTROL_CLIENTS_MAX));
+/// What connections are brought to: the seat from the beginning, all else when it is there.
+struct Door {
+    plane: Plane,
+    inside: OnceCell<(Arc<Service>, Workers)>,
+    taken_in: Cell<bool>,
+    greetings: Arc<Semaphore>,
+    clients: Arc<Semaphore>,
+    seats: Arc<Semaphore>,
+}
+
+impl Door {
+    fn new(plane: Plane) -> Self {
+        Self {
+            plane,
+            inside: OnceCell::new(),
+            taken_in: Cell::new(false),
+            greetings: Arc::new(Semaphore::new(GREETINGS_MAX)),
+            clients: Arc::new(Semaphore::new(CONTROL_CLIENTS_MAX)),
+            seats: Arc::new(Semaphore::new(SEATS_MAX)),
+        }
+    }
+
+    fn open(&self, service: Arc<Service>, workers: Workers) {
+        let _ = self.inside.set((service, workers));
+    }
+}
+
+async fn accept(listener: TcpListener, door: Rc<Door>) {
     loop {
-        let Ok(greeting) = greetings.clone().acquire_owned().await else { return };
+        let Ok(greeting) = door.greetings.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let (service, clients) = (service.clone(), clients.clone());
-                let (workers, taken_in) = (workers.clone(), taken_in.clone());
+                let door = door.clone();
                 tokio::task::spawn_local(async move {
-                    if let Err(e) = route(stream, greeting, clients, service, &workers, &taken_in).await {
+                    if let Err(e) = route(stream, greeting, &door).await {
                         tracing::debug!("a connection ended: {e}");
                     }
                 });
@@ -231,27 +303,31 @@ async fn accept(listener: TcpListener, service: Arc<Service>, workers: Workers, 
     }
 }
 
-/// Brings a connection to who it asks for: the control API, or one of the workers.
-async fn route(
-    stream: TcpStream,
-    greeting: OwnedSemaphorePermit,
-    clients: Arc<Semaphore>,
-    service: Arc<Service>,
-    workers: &Workers,
-    taken_in: &Cell<bool>,
-) -> Result<()> {
+/// Brings a connection to who it asks for: the seat, the control API, or one of the workers.
+async fn route(stream: TcpStream, greeting: OwnedSemaphorePermit, door: &Door) -> Result<()> {
     let greeted = greet(Stream::Tcp(stream)).await?;
     drop(greeting);
     let hello = greeted.hello;
+    let tcp = |stream: Stream| match stream {
+        Stream::Tcp(stream) => Ok(stream),
+        Stream::Unix(_) => Err(Error::bug("nodes listen on TCP")),
+    };
+    if hello.role == Role::Seat {
+        let full = |_| Error::no_space(format!("{SEATS_MAX} seats are connected"));
+        let _place = door.seats.clone().try_acquire_owned().map_err(full)?;
+        return hear_seat(tcp(greeted.stream)?, greeted.leftover, hello, &door.plane).await;
+    }
+    // Who connects too early tries again, or elsewhere.
+    let early = || Error::retry("somebody came before this node was taken in");
+    let (service, workers) = door.inside.get().ok_or_else(early)?;
     if hello.role == Role::Control {
         let full = |_| Error::no_space(format!("{CONTROL_CLIENTS_MAX} clients of the control API are connected"));
-        let _place = clients.try_acquire_owned().map_err(full)?;
-        let Stream::Tcp(stream) = greeted.stream else { return Err(Error::bug("nodes listen on TCP")) };
-        return serve(stream, greeted.leftover, hello, service).await;
+        let _place = door.clients.clone().try_acquire_owned().map_err(full)?;
+        return serve(tcp(greeted.stream)?, greeted.leftover, hello, service.clone()).await;
     }
-    if !taken_in.get() {
+    if !door.taken_in.get() {
         // What a member says counts only once its start is known (rules W2, V8).
-        return Err(Error::retry("a member or driver came before this node was taken in"));
+        return Err(early());
     }
     let worker = usize::from(hello.to_worker) % workers.commands.len();
     let stream = greeted.stream.loosen()?;

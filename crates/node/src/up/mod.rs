@@ -114,9 +114,11 @@ impl<'a> Cluster<'a> {
         self.output.note(&event.text);
         if !self.is_ready && event.keeps_failing {
             self.failing.insert(event.name.clone());
-            let keeper = &self.prepared.cluster.keeper().name;
+            // Without its first node a cluster is not founded.
+            let founder = self.prepared.cluster.first();
+            let is_founder = !self.prepared.cluster.set_up && event.name == founder.name;
             let nodes = self.failing.iter().filter(|n| *n != GATEWAY).count();
-            let hopeless = event.name == GATEWAY || event.name == *keeper || nodes * 2 > self.nodes.len();
+            let hopeless = event.name == GATEWAY || is_founder || nodes * 2 > self.nodes.len();
             if hopeless {
                 // On a full disk its last words have found no room.
                 let full = files::free_bytes(&self.prepared.data).is_some_and(|free| free < NEARLY_FULL);
@@ -173,7 +175,7 @@ impl<'a> Cluster<'a> {
         let shown = Shown {
             ready: Ready {
                 seconds: (self.begun.elapsed().as_secs_f64() * 1000.0).round() / 1000.0,
-                cluster: self.prepared.cluster.keeper().address.clone(),
+                cluster: self.prepared.cluster.first().address.clone(),
                 nbd: nbd.to_string(),
                 volumes: status.volumes.iter().map(|v| volume(&v.name)).collect(),
             },
@@ -194,9 +196,9 @@ impl<'a> Cluster<'a> {
     }
 
     fn what_to_try(&self, uri: Option<&str>) -> String {
-        let keeper = &self.prepared.cluster.keeper().address;
+        let first = &self.prepared.cluster.first().address;
         let cluster =
-            if keeper == crate::options::DEFAULT_CLUSTER { String::new() } else { format!(" --cluster {keeper}") };
+            if first == crate::options::DEFAULT_CLUSTER { String::new() } else { format!(" --cluster {first}") };
         let data = if self.prepared.is_default_data {
             String::new()
         } else {

@@ -130,7 +130,7 @@ fn again(mut file: ClusterFile, args: &UpArgs, path: &Path) -> Result<ClusterFil
     if let Some(asked) = args.segment_size.filter(|s| *s != segment) {
         return fixed("--segment-size", format_size(asked), format_size(segment));
     }
-    let workers = file.keeper().workers;
+    let workers = file.first().workers;
     if let Some(asked) = args.workers.filter(|w| *w != workers) {
         return fixed("--workers", asked.to_string(), workers.to_string());
     }
@@ -145,7 +145,7 @@ fn again(mut file: ClusterFile, args: &UpArgs, path: &Path) -> Result<ClusterFil
 }
 
 impl Prepared {
-    /// From now on the control state must be there at a start.
+    /// From now on the control state is there at a start.
     pub fn mark_set_up(&mut self) -> Result<()> {
         if !self.cluster.set_up {
             self.cluster.set_up = true;

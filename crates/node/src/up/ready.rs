@@ -11,9 +11,12 @@ use freebs_control::rules::format_size;
 use freebs_types::{ClusterId, Error, ErrorKind, Result};
 use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 const DEFAULT_VOLUME: (&str, u64) = ("demo", 10 << 30);
 const AGAIN: Duration = Duration::from_millis(20);
+/// Once all volumes can be used, how long the last nodes are waited for.
+const ALL_UP_MAX: Duration = Duration::from_secs(1);
 
 pub enum News {
     Note(String),
@@ -63,10 +66,16 @@ impl Waiter {
                 self.missing(e.to_string()).await;
             }
         }
+        let mut usable: Option<Instant> = None;
         loop {
             match self.call(&Request::Status).await {
                 Ok(Reply::Status(status)) => match lacking(&status) {
-                    None => return Ok(status),
+                    None => {
+                        let down = status.nodes.iter().find(|n| n.state != "up");
+                        let since = *usable.get_or_insert_with(Instant::now);
+                        let Some(down) = down.filter(|_| since.elapsed() < ALL_UP_MAX) else { return Ok(status) };
+                        self.missing(format!("{} is not up yet", down.name)).await;
+                    }
                     Some(what) => self.missing(what).await,
                 },
                 Ok(_) => self.missing("a node answered something else than its status".into()).await,

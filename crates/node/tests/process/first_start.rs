@@ -4,6 +4,8 @@ use crate::support::cluster::{Cluster, Setup};
 use crate::support::nbd::{Client, Op};
 use crate::support::tools::{say, wait_for};
 use crate::support::{alone, beside_others};
+use freebs_control::{Command, CreateVolume, State};
+use freebs_types::{Hash32, ShardId, ViewNumber, VolumeId};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -65,6 +67,77 @@ fn a_second_start_finds_the_data() {
     drop(client);
     c.verify("demo");
     c.stop();
+}
+
+/// The control state as a version without seats kept it, for a cluster that is stopped and had this status.
+fn state_of_an_earlier_version(c: &Cluster, status: &Value) -> State {
+    let file = std::fs::read(c.data().join("cluster.json")).expect("a cluster file");
+    let file: Value = serde_json::from_slice(&file).expect("JSON");
+    let mut state = State::new(serde_json::from_value(file["cluster"].clone()).expect("an identity"));
+    for node in status["nodes"].as_array().expect("a list") {
+        let node = Command::RegisterNode {
+            node: serde_json::from_value(node["id"].clone()).expect("an id"),
+            name: node["name"].as_str().expect("a name").into(),
+            address: node["address"].as_str().expect("an address").into(),
+            workers: 1,
+            start: serde_json::from_value(node["start"].clone()).expect("a number"),
+        };
+        state.apply(node).expect("a node");
+    }
+    let new = CreateVolume { name: "demo".into(), size: 256 << 20, ..CreateVolume::default() };
+    state.apply(Command::CreateVolume(new)).expect("a volume");
+    // Generations of later attachments are above those of all earlier ones.
+    for _ in 0..50 {
+        let (name, identity) = ("earlier".into(), Hash32([1; 32]));
+        let attach = Command::AttachVolume { volume: VolumeId(1), identity, name, force: false };
+        state.apply(attach).expect("an attachment");
+    }
+    let generation = state.volume(VolumeId(1)).expect("created").generation;
+    state.apply(Command::DetachVolume { volume: VolumeId(1), generation }).expect("it gives it back");
+    let seen = &status["volumes"][0]["shards"][0];
+    let shard = ShardId::new(1, 0);
+    let head = state.shard(shard).and_then(|s| s.head()).expect("a head");
+    let head = state.node(head).expect("a member is a node").clone();
+    assert_eq!(seen["head"], head.name, "the same volume has the same chain");
+    for view in 1..=seen["view"].as_u64().expect("a number") {
+        let (active, view) = (ViewNumber(view - 1), ViewNumber(view));
+        state.apply(Command::ProposeView { shard, active, node: head.id, start: head.start }).expect("a view");
+        state.apply(Command::ActivateView { shard, view, generation }).expect("it becomes active");
+    }
+    state
+}
+
+/// Until the control plane was replicated, the first node kept it in two files. Such a directory is gone on with.
+#[test]
+fn what_an_earlier_version_left_is_taken_over() {
+    let _turn = beside_others();
+    let mut c = Cluster::up(Setup::default());
+    c.wait_healthy("demo", Duration::from_secs(20));
+    let pattern: Vec<u8> = (0..1 << 20).map(|i: u32| (i >> 9) as u8 ^ 91).collect();
+    let mut client = Client::connect(&c.place, "demo", true).expect("a client");
+    client.write(1 << 20, &pattern);
+    drop(client);
+    let status = c.status();
+    c.stop();
+    let state = state_of_an_earlier_version(&c, &status).encode();
+    for node in ["node1", "node2", "node3"] {
+        for name in ["control.store", "control.note"] {
+            std::fs::remove_file(c.data().join(node).join(name)).expect("each node has a seat");
+        }
+    }
+    let kept = ["control.state", "control.state.copy"].map(|n| c.data().join("node1").join(n));
+    kept.iter().for_each(|path| std::fs::write(path, &state).expect("a file"));
+    for _ in 0..2 {
+        c.start();
+        let mut client = Client::connect_within(&c.place, "demo", Duration::from_secs(20));
+        assert_eq!(client.read(1 << 20, 1 << 20), pattern);
+        client.write(0, &[4; 4096]);
+        drop(client);
+        c.wait_healthy("demo", Duration::from_secs(20));
+        c.verify("demo");
+        assert!(kept.iter().all(|path| !path.exists()), "the earlier state must not be begun with again");
+        c.stop();
+    }
 }
 
 #[test]

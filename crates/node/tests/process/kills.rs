@@ -4,7 +4,7 @@ use crate::support::cluster::{Cluster, Setup};
 use crate::support::nbd::Client;
 use crate::support::oracle::Oracle;
 use crate::support::rng::Rng;
-use crate::support::tools::say;
+use crate::support::tools::{say, wait_for};
 use crate::support::{Raised, alone, full};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -164,6 +164,41 @@ fn a_killed_gateway_decides_its_open_writes_once() {
     assert!(oracle.tally.lost > 0, "no request was in flight when the gateway died: {:?}", oracle.tally);
     c.wait_healthy("demo", Duration::from_secs(40));
     c.verify("demo");
+}
+
+/// Three of five nodes die, one of them a member that is not the head: nobody can decide anything any more, and the two
+/// members that are left go on.
+#[test]
+fn reads_and_writes_go_on_without_a_control_plane() {
+    let _turn = alone();
+    let c = Cluster::up(Setup { nodes: 5, more: vec!["--no-restart".into()], ..Setup::default() });
+    let five = || Some(c.nodes()).filter(|n| n.len() == 5);
+    let nodes = wait_for("five nodes", Duration::from_secs(20), five);
+    c.wait_healthy("demo", Duration::from_secs(20));
+    // All five vote a moment after the last one was taken in.
+    let voting =
+        || c.status()["nodes"].as_array().is_some_and(|all| all.iter().all(|n| n["votes"] == true)).then_some(());
+    wait_for("five votes", Duration::from_secs(30), voting);
+    let (head, others) = c.chain("demo");
+    let stays = [&head, &others[0]];
+    let victims: Vec<u32> = nodes.iter().filter(|(name, _)| !stays.contains(&name)).map(|n| n.1).collect();
+    assert_eq!(victims.len(), 3);
+    // Attaching is for the control plane to decide: one connection keeps the volume attached.
+    let _attached = attach(&c);
+    let mut oracle = Oracle::new(0, REGION, Rng::new(5));
+    let mut decided = false;
+    under_load(&c, &mut oracle, || {
+        std::thread::sleep(Duration::from_millis(500));
+        c.kill(&victims);
+        std::thread::sleep(Duration::from_secs(4));
+        let out = c.cli(&["volume", "create", "more", "--size", "64M", "--copies", "1"]);
+        decided = out.status.success();
+    });
+    assert!(!decided, "two of five must not decide");
+    say(&format!("measured: without a control plane, longest gap {:.3} s", oracle.tally.longest_gap.as_secs_f64()));
+    assert_eq!(oracle.tally.errors, 0, "{:?}", oracle.tally);
+    assert!(oracle.tally.longest_gap < Duration::from_secs(2), "{:?}", oracle.tally);
+    check(&c, &mut oracle);
 }
 
 #[test]

@@ -13,5 +13,6 @@ mod damage;
 mod filesystem;
 mod first_start;
 mod kills;
+mod leader;
 mod serving;
 mod tools;

@@ -1,0 +1,297 @@
+//! Requests and answers over messages, and the library's network trait on top.
+//!
+//! A message may be lost, late, or come twice; who asks waits for so long and no longer. An answer that nobody waits
+//! for any more is dropped.
+
+use crate::codec::put_entry;
+use crate::limits;
+use crate::log::Applied;
+use crate::types::{Seat, Snapshot, Types, Vote};
+use crate::wire::{Envelope, Message};
+use freebs_types::{ClusterId, Error, Result, StartNumber};
+use futures_util::future::{Either, select};
+use openraft::error::{NetworkError, RPCError, ReplicationClosed, StreamingError, Unreachable};
+use openraft::network::{RPCOption, RaftNetworkFactory, RaftNetworkV2};
+use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, VoteRequest, VoteResponse};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// Where messages go. What can't be sent is dropped.
+pub trait Network: 'static {
+    /// Sends to a node; the seat's store is in the message.
+    fn send(&self, to: Seat, message: Vec<u8>);
+
+    /// The start number that messages carry (rule V8), if it is another than that of the store: the one that is
+    /// durable on the node's devices at this moment.
+    fn start_number(&self) -> Option<StartNumber> {
+        None
+    }
+}
+
+/// Our end of all links.
+pub(crate) struct Links<N> {
+    network: N,
+    pub me: Seat,
+    pub cluster: ClusterId,
+    pub start: StartNumber,
+    next: Cell<u64>,
+    waiting: RefCell<BTreeMap<u64, oneshot::Sender<Message>>>,
+}
+
+/// Takes the request out of those that wait, also when who asked has gone.
+struct Waits<'a, N>(&'a Links<N>, u64);
+
+impl<N> Drop for Waits<'_, N> {
+    fn drop(&mut self) {
+        self.0.waiting.borrow_mut().remove(&self.1);
+    }
+}
+
+impl<N: Network> Links<N> {
+    /// Requests are numbered from `first` on: another number at each start, so that an answer to a request of an
+    /// earlier one finds nobody who waits for it.
+    pub fn new(network: N, me: Seat, cluster: ClusterId, start: StartNumber, first: u64) -> Self {
+        Self { network, me, cluster, start, next: Cell::new(first), waiting: RefCell::default() }
+    }
+
+    /// The start number that messages carry now.
+    pub fn start(&self) -> StartNumber {
+        self.network.start_number().unwrap_or(self.start)
+    }
+
+    pub fn send(&self, to: Seat, id: u64, message: &Message) -> Result<()> {
+        let envelope = Envelope { cluster: self.cluster, from: self.me, to, start: self.start(), id };
+        self.network.send(to, message.encode(envelope)?);
+        Ok(())
+    }
+
+    /// Sends a request and waits for its answer.
+    pub async fn call(&self, to: Seat, message: &Message, within: Duration) -> Result<Message> {
+        self.call_again(to, message, within, 2 * within).await
+    }
+
+    /// As `call`, and sends the request again, under the same number, whenever `again` has passed: who was asked may
+    /// have been started anew meanwhile, or the message lost with its connection.
+    pub async fn call_again(&self, to: Seat, message: &Message, within: Duration, again: Duration) -> Result<Message> {
+        let id = self.next.get();
+        self.next.set(id.wrapping_add(1));
+        let (tx, mut rx) = oneshot::channel();
+        self.waiting.borrow_mut().insert(id, tx);
+        let _waits = Waits(self, id);
+        let no_answer = || Error::retry(format!("{to} did not answer"));
+        let asked = async {
+            loop {
+                self.send(to, id, message)?;
+                if let Ok(answer) = tokio::time::timeout(again, &mut rx).await {
+                    return answer.map_err(|_| no_answer());
+                }
+            }
+        };
+        tokio::time::timeout(within, asked).await.unwrap_or_else(|_| Err(no_answer()))
+    }
+
+    /// Gives an answer to who waits for it.
+    pub fn answer(&self, id: u64, message: Message) {
+        if let Some(tx) = self.waiting.borrow_mut().remove(&id) {
+            // Who asked may have gone a moment ago.
+            let _ = tx.send(message);
+        }
+    }
+}
+
+/// Makes clients for the library.
+pub(crate) struct Clients<N> {
+    pub links: Rc<Links<N>>,
+    /// How long it is waited for that entries were taken. The library would wait for no more than a heartbeat, and a
+    /// disk may need longer to sync them.
+    pub answer: Duration,
+}
+
+impl<N: Network> RaftNetworkFactory<Types> for Clients<N> {
+    type Network = Client<N>;
+
+    async fn new_client(&mut self, target: Seat, (): &()) -> Client<N> {
+        Client { links: self.links.clone(), to: target, answer: self.answer }
+    }
+}
+
+pub(crate) struct Client<N> {
+    links: Rc<Links<N>>,
+    to: Seat,
+    answer: Duration,
+}
+
+fn unreachable(e: &Error) -> Unreachable<Types> {
+    Unreachable::new(e)
+}
+
+fn strange() -> Error {
+    Error::corrupt("an answer of another kind than was asked for")
+}
+
+/// As many of the first entries as fit a message; at least one.
+fn cut(entries: &mut Vec<crate::types::Entry>) -> Result<()> {
+    let (mut bytes, mut fit) = (Vec::new(), 0);
+    for e in entries.iter() {
+        put_entry(&mut bytes, e)?;
+        if fit > 0 && bytes.len() + 4 * fit > limits::APPEND_BYTES_SOFT_MAX {
+            break;
+        }
+        fit += 1;
+    }
+    entries.truncate(fit);
+    Ok(())
+}
+
+impl<N: Network> RaftNetworkV2<Types> for Client<N> {
+    type SnapshotData = Rc<Vec<u8>>;
+
+    async fn append_entries(
+        &mut self,
+        mut rpc: AppendEntriesRequest<Types>,
+        option: RPCOption,
+    ) -> Result<AppendEntriesResponse<Types>, RPCError<Types>> {
+        let all = rpc.entries.len();
+        cut(&mut rpc.entries).map_err(|e| RPCError::Network(NetworkError::new(&e)))?;
+        let last = rpc.entries.last().map(|e| e.log_id).filter(|_| rpc.entries.len() < all);
+        let within = if rpc.entries.is_empty() { option.soft_ttl() } else { self.answer };
+        match self.links.call(self.to, &Message::Append(rpc), within).await {
+            Ok(Message::AppendReply(AppendEntriesResponse::Success)) if last.is_some() => {
+                Ok(AppendEntriesResponse::PartialSuccess(last))
+            }
+            Ok(Message::AppendReply(r)) => Ok(r),
+            Ok(_) => Err(RPCError::Network(NetworkError::new(&strange()))),
+            Err(e) => Err(RPCError::Unreachable(unreachable(&e))),
+        }
+    }
+
+    async fn vote(
+        &mut self,
+        rpc: VoteRequest<Types>,
+        option: RPCOption,
+    ) -> Result<VoteResponse<Types>, RPCError<Types>> {
+        self.ask_for_vote(Message::Vote(rpc), option).await
+    }
+
+    async fn pre_vote(
+        &mut self,
+        rpc: VoteRequest<Types>,
+        option: RPCOption,
+    ) -> Result<VoteResponse<Types>, RPCError<Types>> {
+        self.ask_for_vote(Message::PreVote(rpc), option).await
+    }
+
+    async fn full_snapshot(
+        &mut self,
+        vote: Vote,
+        snapshot: Snapshot,
+        cancel: impl Future<Output = ReplicationClosed> + 'static,
+        option: RPCOption,
+    ) -> Result<SnapshotResponse<Types>, StreamingError<Types>> {
+        let send = pin!(self.send_snapshot(vote, snapshot, option.soft_ttl()));
+        match select(send, pin!(cancel)).await {
+            Either::Left((done, _)) => done.map_err(|e| StreamingError::Unreachable(unreachable(&e))),
+            Either::Right((closed, _)) => Err(StreamingError::Closed(closed)),
+        }
+    }
+}
+
+impl<N: Network> Client<N> {
+    async fn ask_for_vote(
+        &mut self,
+        request: Message,
+        option: RPCOption,
+    ) -> Result<VoteResponse<Types>, RPCError<Types>> {
+        match self.links.call(self.to, &request, option.soft_ttl()).await {
+            Ok(Message::VoteReply(r)) => Ok(r),
+            Ok(_) => Err(RPCError::Network(NetworkError::new(&strange()))),
+            Err(e) => Err(RPCError::Unreachable(unreachable(&e))),
+        }
+    }
+
+    /// Sends a snapshot piece by piece, each once the one before has arrived.
+    async fn send_snapshot(&self, vote: Vote, snapshot: Snapshot, within: Duration) -> Result<SnapshotResponse<Types>> {
+        let total = snapshot.snapshot.len();
+        let mut offset = 0;
+        loop {
+            let end = (offset + limits::PIECE_BYTES).min(total);
+            let piece = Message::Piece {
+                vote,
+                meta: snapshot.meta.clone(),
+                offset: offset as u64,
+                total: total as u64,
+                bytes: snapshot.snapshot[offset..end].to_vec(),
+            };
+            match self.links.call(self.to, &piece, within).await? {
+                Message::PieceReply { vote: Some(vote), .. } => return Ok(SnapshotResponse::new(vote)),
+                Message::PieceReply { have, vote: None } if have == end as u64 && end < total => offset = end,
+                // It has forgotten what it had: from the start, when the library asks again.
+                _ => return Err(Error::retry("a piece of a snapshot was not taken")),
+            }
+        }
+    }
+}
+
+/// The library's node over our types.
+pub(crate) type Raft<D> = openraft::Raft<Types, Applied<D>>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use freebs_types::NodeId;
+
+    #[derive(Clone, Default)]
+    struct Caught(Rc<RefCell<Vec<Vec<u8>>>>);
+
+    impl Network for Caught {
+        fn send(&self, _: Seat, message: Vec<u8>) {
+            self.0.borrow_mut().push(message);
+        }
+    }
+
+    const ME: Seat = Seat { node: NodeId(1), store: 5 };
+    const OTHER: Seat = Seat { node: NodeId(2), store: 6 };
+
+    /// A follower's "taken" that is late by a whole start of the leader would be believed to be about other entries.
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_to_a_request_of_an_earlier_start_is_nobodys() {
+        let sent = Caught::default();
+        let number = |i: usize| Message::decode(&sent.0.borrow()[i]).unwrap().0.id;
+        let links = |start, first| Links::new(sent.clone(), ME, ClusterId([1; 16]), StartNumber(start), first);
+        let taken = || Message::AppendReply(AppendEntriesResponse::Success);
+        let within = Duration::from_secs(1);
+        let e = links(1, 1 << 40).call(OTHER, &Message::Join, within).await.unwrap_err();
+        assert_eq!(e.kind, freebs_types::ErrorKind::Retry);
+        // The next start, in which a request is under way when the late answer comes.
+        let links = links(2, 1 << 50);
+        let (asked, late) = (links.call(OTHER, &Message::Join, within), async { links.answer(number(0), taken()) });
+        assert!(tokio::join!(asked, late).0.is_err(), "nobody answered this one");
+        let (asked, answer) = (links.call(OTHER, &Message::Join, within), async { links.answer(number(2), taken()) });
+        assert!(matches!(tokio::join!(asked, answer).0, Ok(Message::AppendReply(AppendEntriesResponse::Success))));
+        links.answer(number(2), taken());
+        assert_eq!(BTreeMap::from([0, 1, 2].map(|i| (number(i), i))).len(), 3, "all have numbers of their own");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_may_be_lost_is_sent_again_under_its_number_until_it_is_answered() {
+        let sent = Caught::default();
+        let links = Links::new(sent.clone(), ME, ClusterId([1; 16]), StartNumber(1), 7);
+        let (within, again) = (Duration::from_millis(1000), Duration::from_millis(300));
+        let answered = async {
+            tokio::time::sleep(Duration::from_millis(700)).await;
+            links.answer(7, Message::Join);
+        };
+        let (asked, ()) = tokio::join!(links.call_again(OTHER, &Message::Join, within, again), answered);
+        assert!(matches!(asked, Ok(Message::Join)));
+        assert_eq!(sent.0.borrow().len(), 3);
+        assert!(sent.0.borrow().iter().all(|m| Message::decode(m).unwrap().0.id == 7));
+        assert!(links.call_again(OTHER, &Message::Join, within, again).await.is_err());
+        assert_eq!(sent.0.borrow().len(), 7, "and no longer than it is waited for");
+        assert!(links.waiting.borrow().is_empty());
+    }
+}

@@ -1,0 +1,18 @@
+//! Rules left out on purpose, by name, so that the tests can show that they would notice.
+
+/// One rule left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutant {
+    /// A vote is answered when it is in memory; it is on stable media with the next area.
+    VoteNotSynced,
+    /// A log entry is acknowledged before it is on stable media.
+    EntryNotSynced,
+    /// The log is purged up to a snapshot that is not on stable media.
+    PurgeBeforeSnapshot,
+    /// A command that comes a second time is applied a second time.
+    RepeatsAreApplied,
+    /// Every start numbers its requests from 1 on.
+    RequestsNumberedAnew,
+    /// The first page that is not whole ends the log, whatever lies behind it.
+    DamageIsATornTail,
+}

@@ -1,0 +1,719 @@
+//! One seat at work: the library, its storage and its links, and what stands around them: forwarding, sessions,
+//! joining, and the choice of voters.
+//!
+//! Invariants:
+//! - Whatever is decided because "I am the leader" is decided through the log, and the voters are changed only after
+//!   leadership was confirmed by a quorum (rule L5).
+//! - A message of an older start of a seat than one was heard from, or than the node has registered, is dropped
+//!   (rule V8): an old image of a store does not vote.
+//! - A command is sent again under the same number, and so applied at most once.
+
+use crate::limits;
+use crate::links::{Clients, Links, Network, Raft};
+use crate::log::{Applied, Log, Watcher};
+use crate::machine::{Answer, Machine, Proposal};
+use crate::mutant::Mutant;
+use crate::runtime::{Receiver, watched};
+use crate::store::Store;
+use crate::types::{LogId, Randomness, Seat, Snapshot, SnapshotMeta, Vote};
+use crate::voters::{Change, Seen, next_change};
+use crate::wire::{Envelope, Message};
+use freebs_control::{Command, Done, State};
+use freebs_io::Device;
+use freebs_types::{Error, NodeId, Result, StartNumber};
+use futures_util::future::{Either, select};
+use openraft::async_runtime::WatchReceiver;
+use openraft::{AsyncRuntime, ChangeMembers, ReadPolicy, SnapshotPolicy};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc};
+
+/// Messages that may wait to be dealt with; what comes beyond is dropped.
+const INBOX_MAX: usize = 1024;
+/// Requests of others that are dealt with at a time.
+const SERVED_MAX: usize = 512;
+
+/// Times, and when a snapshot is made.
+#[derive(Clone, Debug)]
+pub struct Timing {
+    pub heartbeat_ms: u64,
+    /// For so long seats hold to a leader that they heard of. Then a voter waits for 0.7 to 1 of it more, by chance,
+    /// before it asks for votes; an answer to that, which needs a disk, is waited for 0.7 of it.
+    pub election_ms: u64,
+    /// How long an answer is waited for that needs somebody's disk.
+    pub answer_ms: u64,
+    /// A voter that was silent for so long is replaced.
+    pub gone_ms: u64,
+    /// How long a command is tried.
+    pub submit_ms: u64,
+    /// Entries of the log after which a snapshot is made.
+    pub snapshot_entries: u64,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        // A leader that is gone is replaced after 0.85 to 1 s. A node that only seems so, because it or the network
+        // was busy, costs nothing: votes are asked for only if most would give theirs.
+        Self {
+            heartbeat_ms: 100,
+            election_ms: 500,
+            answer_ms: 2000,
+            gone_ms: 600_000,
+            submit_ms: 10_000,
+            snapshot_entries: 5000,
+        }
+    }
+}
+
+impl Timing {
+    fn config(&self) -> openraft::Config {
+        openraft::Config {
+            cluster_name: "freebs".into(),
+            heartbeat_interval: self.heartbeat_ms,
+            election_timeout_min: self.election_ms * 7 / 10,
+            election_timeout_max: self.election_ms,
+            install_snapshot_timeout: 4 * self.answer_ms,
+            max_payload_entries: 256,
+            replication_lag_threshold: 2 * self.snapshot_entries,
+            snapshot_policy: SnapshotPolicy::LogsSinceLast(self.snapshot_entries),
+            max_in_snapshot_log_to_keep: self.snapshot_entries / 4,
+            enable_pre_vote: Some(true),
+            ..openraft::Config::default()
+        }
+    }
+}
+
+/// The session in which this seat sends commands.
+#[derive(Default)]
+struct Sending {
+    session: Option<u64>,
+    next: u64,
+    open: BTreeSet<u64>,
+}
+
+/// A snapshot that arrives.
+struct Arriving {
+    from: Seat,
+    vote: Vote,
+    end: Option<LogId>,
+    total: u64,
+    bytes: Vec<u8>,
+}
+
+struct Inner<D: Device, N> {
+    raft: Raft<D>,
+    store: Store<D>,
+    links: Rc<Links<N>>,
+    machine: Rc<RefCell<Machine>>,
+    state: Receiver<Arc<State>>,
+    timing: Timing,
+    inbox: mpsc::Sender<Vec<u8>>,
+    served: Cell<usize>,
+    /// Proposals of others that are under way here, by who asks and the number of the request.
+    proposing: RefCell<BTreeSet<(Seat, u64)>>,
+    /// Heartbeat intervals since the start.
+    tick: Cell<u64>,
+    heard: RefCell<BTreeMap<Seat, u64>>,
+    starts: RefCell<BTreeMap<Seat, StartNumber>>,
+    contacts: RefCell<BTreeSet<NodeId>>,
+    joining: RefCell<BTreeSet<Seat>>,
+    arriving: RefCell<Option<Arriving>>,
+    sending: RefCell<Sending>,
+    window: Notify,
+    opening: tokio::sync::Mutex<()>,
+    /// What others say that this node is registered with, if it comes with less; and who waits to hear of it.
+    outdated: Cell<Option<StartNumber>>,
+    told: Notify,
+    /// Somebody wants to be taken in.
+    woken: Notify,
+    seeds: Cell<u64>,
+}
+
+/// One seat. Clones share it.
+pub struct Peer<D: Device, N>(Rc<Inner<D, N>>);
+
+impl<D: Device, N> Clone for Peer<D, N> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+fn not_leading() -> Error {
+    Error::retry("no node leads the control plane right now; wait, it settles by itself while most voters run")
+}
+
+impl<D: Device, N: Network> Peer<D, N> {
+    /// Starts the seat whose store this is, on the current `LocalSet`; all chance comes from `seed`. It goes on until
+    /// that `LocalSet` is dropped. Nodes that it may ask to be taken in are `contacts`.
+    pub async fn start(
+        store: Store<D>,
+        network: N,
+        timing: Timing,
+        contacts: BTreeSet<NodeId>,
+        seed: u64,
+        watcher: Option<Watcher>,
+    ) -> Result<Self> {
+        let start = Self::start_seeded(store, network, timing, contacts, seed, watcher);
+        Randomness::scope(seed, start).await
+    }
+
+    async fn start_seeded(
+        store: Store<D>,
+        network: N,
+        timing: Timing,
+        contacts: BTreeSet<NodeId>,
+        seed: u64,
+        watcher: Option<Watcher>,
+    ) -> Result<Self> {
+        let kept = store.read(|c| c.snapshot.as_ref().map(|k| k.bytes.clone()));
+        let machine = match kept {
+            Some(bytes) => Machine::decode(&bytes, store.cluster())?,
+            None => Machine::new(store.cluster()),
+        };
+        let (published, state) = watched(machine.state.clone());
+        let machine = Rc::new(RefCell::new(machine));
+        let first = if store.mutant() == Some(Mutant::RequestsNumberedAnew) { 1 } else { seed };
+        let links = Rc::new(Links::new(network, store.seat(), store.cluster(), store.start_number(), first));
+        let applied = Applied { store: store.clone(), machine: machine.clone(), published, watcher };
+        let config = timing.config().validate().map_err(|e| Error::bug(format!("timing of the control plane: {e}")))?;
+        let answer = Duration::from_millis(timing.election_ms);
+        let clients = Clients { links: links.clone(), answer };
+        let raft = Raft::new(store.seat(), Arc::new(config), clients, Log(store.clone()), applied).await;
+        let raft = raft.map_err(|e| Error::corrupt(format!("the control plane can't start: {e}")))?;
+        let (inbox, messages) = mpsc::channel(INBOX_MAX);
+        let peer = Self(Rc::new(Inner {
+            raft,
+            store,
+            links,
+            machine,
+            state,
+            timing,
+            inbox,
+            served: Cell::new(0),
+            proposing: RefCell::default(),
+            tick: Cell::new(0),
+            heard: RefCell::default(),
+            starts: RefCell::default(),
+            contacts: RefCell::new(contacts),
+            joining: RefCell::default(),
+            arriving: RefCell::default(),
+            sending: RefCell::default(),
+            window: Notify::new(),
+            opening: tokio::sync::Mutex::default(),
+            outdated: Cell::default(),
+            told: Notify::new(),
+            woken: Notify::new(),
+            seeds: Cell::new(seed),
+        }));
+        drop(Randomness::spawn(peer.clone().read_inbox(messages)));
+        drop(Randomness::spawn(peer.clone().tend()));
+        Ok(peer)
+    }
+
+    #[must_use]
+    pub fn seat(&self) -> Seat {
+        self.0.store.seat()
+    }
+
+    /// Runs a task on the seat's `LocalSet`, with chance of its own from the seat's seed.
+    pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        let seed = self.0.seeds.get();
+        self.0.seeds.set(seed.wrapping_add(1));
+        drop(tokio::task::spawn_local(Randomness::scope(seed, task)));
+    }
+
+    /// The newest state applied here.
+    #[must_use]
+    pub fn state(&self) -> Arc<State> {
+        self.0.state.now().clone()
+    }
+
+    /// Hears of each new state.
+    #[must_use]
+    pub fn watch(&self) -> Receiver<Arc<State>> {
+        self.0.state.clone()
+    }
+
+    /// Looks at the machine.
+    pub fn machine<T>(&self, look: impl FnOnce(&Machine) -> T) -> T {
+        look(&self.0.machine.borrow())
+    }
+
+    /// Who leads as far as is known here, and in which term.
+    #[must_use]
+    pub fn leader(&self) -> (Option<Seat>, u64) {
+        let metrics = self.0.raft.metrics();
+        let m = metrics.borrow_watched();
+        (m.current_leader, m.current_term)
+    }
+
+    /// Whether it can go on: its store is in order and the library runs.
+    pub fn check(&self) -> Result<()> {
+        if let Some(e) = self.0.store.poison() {
+            return Err(e);
+        }
+        let metrics = self.0.raft.metrics();
+        let running = metrics.borrow_watched().running_state.clone();
+        running.map_err(|e| Error::device_failed(format!("the control plane of this node stopped: {e}")))
+    }
+
+    /// For people who ask why it does not go on.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let metrics = self.0.raft.metrics();
+        let m = metrics.borrow_watched();
+        let store = self.0.store.read(|c| {
+            let entries = (c.entries.first_key_value().map(|e| *e.0), c.entries.last_key_value().map(|e| *e.0));
+            let snapshot = c.snapshot.as_ref().map(|s| s.meta.last_log_id);
+            format!("vote {:?}, entries {entries:?}, purged {:?}, snapshot {snapshot:?}", c.vote, c.purged)
+        });
+        format!("{}: {store}; {:?} of {:?}, {}", self.seat(), m.state, m.current_leader, *m)
+    }
+
+    /// Founds a cluster of one. Only ever called once for a cluster.
+    pub async fn found(&self) -> Result<()> {
+        let members: BTreeMap<Seat, ()> = [(self.seat(), ())].into();
+        let done = self.0.raft.initialize(members).await;
+        done.map_err(|e| Error::invalid(format!("this node is in a cluster already: {e}")))
+    }
+
+    /// How many seats vote, as far as is known here.
+    #[must_use]
+    pub fn voters(&self) -> usize {
+        let metrics = self.0.raft.metrics();
+        let m = metrics.borrow_watched();
+        m.membership_config.membership().voter_ids().count()
+    }
+
+    /// Whether this seat votes, as far as is known here.
+    #[must_use]
+    pub fn votes(&self) -> bool {
+        let metrics = self.0.raft.metrics();
+        let m = metrics.borrow_watched();
+        m.membership_config.membership().voter_ids().any(|v| v == self.seat())
+    }
+
+    /// Asks for votes now instead of after the time for that, if this seat votes and nobody leads: after a start there
+    /// is nobody to wait for. The others vote only if they hear of no leader either.
+    pub async fn stand(&self) {
+        if self.votes() && self.leader().0.is_none() {
+            // Without it the election comes by itself, only later.
+            let _ = self.0.raft.trigger().elect(true).await;
+        }
+    }
+
+    /// Returns once everything that was committed when this was called is applied here. `Corrupt` if the others do not
+    /// listen to this node, because it runs on an old image of its devices (rule V8).
+    pub async fn catch_up(&self) -> Result<()> {
+        let mut asked = 0u32;
+        let index = loop {
+            let told = std::pin::pin!(self.0.told.notified());
+            self.check_outdated()?;
+            // An entry of its own in the log, which comes behind all that.
+            let proposed = std::pin::pin!(self.propose(Proposal::OpenSession));
+            match select(proposed, told).await {
+                Either::Left((Ok(Answer::Session(index)), _)) => break index,
+                Either::Left(_) => {}
+                Either::Right(_) => continue,
+            }
+            asked += 1;
+            tokio::time::sleep(Duration::from_millis(if asked < 50 { 20 } else { self.0.timing.heartbeat_ms })).await;
+        };
+        while self.machine(|m| m.applied.is_none_or(|a| a.index() < index)) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
+    }
+
+    /// Takes a message in. Never blocks; what there is no room for is dropped, as the network may do, too.
+    pub fn receive(&self, message: Vec<u8>) {
+        if message.len() <= limits::MESSAGE_BYTES_MAX {
+            let _ = self.0.inbox.try_send(message);
+        }
+    }
+
+    async fn read_inbox(self, mut messages: mpsc::Receiver<Vec<u8>>) {
+        while let Some(bytes) = messages.recv().await {
+            let Ok((envelope, message)) = Message::decode(&bytes) else { continue };
+            if let Message::Outdated(start) = message {
+                // Only ever of a node that was registered so; nothing else is believed of such a message.
+                if envelope.cluster == self.0.links.cluster && envelope.to.node == self.seat().node {
+                    self.hear_outdated(start);
+                }
+                continue;
+            }
+            if !self.believes(&envelope) {
+                self.tell_outdated(&envelope);
+                continue;
+            }
+            self.0.heard.borrow_mut().insert(envelope.from, self.0.tick.get());
+            if message.is_reply() {
+                self.0.links.answer(envelope.id, message);
+            } else if self.0.served.get() < SERVED_MAX && self.is_new(&envelope, &message) {
+                self.0.served.set(self.0.served.get() + 1);
+                drop(Randomness::spawn(self.clone().serve(envelope, message)));
+            }
+        }
+    }
+
+    /// Whether a message is for this seat, and from the newest start of the one it names (rule V8).
+    fn believes(&self, e: &Envelope) -> bool {
+        let for_us = e.to == self.seat() || (e.to.node == self.seat().node && e.to.store == 0);
+        if e.cluster != self.0.links.cluster || !for_us || e.from == self.seat() {
+            return false;
+        }
+        let registered = self.0.state.now().node(e.from.node).map_or(StartNumber(0), |n| n.start);
+        let mut starts = self.0.starts.borrow_mut();
+        let highest = starts.get(&e.from).copied().unwrap_or_default().max(registered);
+        if e.start < highest || (starts.len() >= 2 * limits::SEATS_MAX && !starts.contains_key(&e.from)) {
+            return false;
+        }
+        starts.insert(e.from, e.start);
+        true
+    }
+
+    /// Rule V8: who comes with less than it is registered with should know why nobody listens.
+    fn tell_outdated(&self, e: &Envelope) {
+        let registered = self.0.state.now().node(e.from.node).map(|n| n.start);
+        if let Some(start) = registered.filter(|s| e.start < *s && e.cluster == self.0.links.cluster) {
+            // If it is lost, the next message is answered so.
+            let _ = self.0.links.send(e.from, 0, &Message::Outdated(start));
+        }
+    }
+
+    fn hear_outdated(&self, start: StartNumber) {
+        if self.0.links.start() < start && self.0.outdated.get() < Some(start) {
+            self.0.outdated.set(Some(start));
+            self.0.told.notify_waiters();
+        }
+    }
+
+    /// An error, once the others have said that this node runs on an old image of its devices.
+    fn check_outdated(&self) -> Result<()> {
+        let mine = self.0.links.start();
+        match self.0.outdated.get().filter(|seen| mine < *seen) {
+            None => Ok(()),
+            Some(seen) => Err(Error::corrupt(format!(
+                "node {} comes with start number {mine}, and was seen with {seen}: its data directory is an old image. \
+                 Put the newest one back; a node without it can't be taken in again yet, and the other copies go on \
+                 without it",
+                self.seat().node
+            ))),
+        }
+    }
+
+    /// False for a proposal that is sent again while it is under way here: its answer will come.
+    fn is_new(&self, e: &Envelope, message: &Message) -> bool {
+        !matches!(message, Message::Propose(_)) || self.0.proposing.borrow_mut().insert((e.from, e.id))
+    }
+
+    async fn serve(self, envelope: Envelope, message: Message) {
+        let proposal = matches!(message, Message::Propose(_));
+        let answer = self.answer(envelope.from, message).await;
+        self.0.served.set(self.0.served.get() - 1);
+        if proposal {
+            self.0.proposing.borrow_mut().remove(&(envelope.from, envelope.id));
+        }
+        if let Some(answer) = answer {
+            // A message that can't be made is as one that was lost.
+            let _ = self.0.links.send(envelope.from, envelope.id, &answer);
+        }
+    }
+
+    async fn answer(&self, from: Seat, message: Message) -> Option<Message> {
+        let raft = &self.0.raft;
+        match message {
+            Message::Append(r) => raft.append_entries(r).await.ok().map(Message::AppendReply),
+            Message::Vote(r) => raft.vote(r).await.ok().map(Message::VoteReply),
+            Message::PreVote(r) => raft.pre_vote(r).await.ok().map(Message::VoteReply),
+            Message::Piece { vote, meta, offset, total, bytes } => {
+                self.piece(from, vote, meta, offset, total, bytes).await
+            }
+            Message::Propose(p) => Some(match self.propose_here(p).await {
+                Ok(answer) => Message::ProposeReply(answer),
+                Err(_) => Message::Refused(self.leader().0),
+            }),
+            Message::Join => {
+                let mut joining = self.0.joining.borrow_mut();
+                if raft.is_leader() && joining.len() < limits::SEATS_MAX && joining.insert(from) {
+                    self.0.woken.notify_one();
+                }
+                None
+            }
+            _ => None,
+        }
+    }
+
+    async fn piece(
+        &self,
+        from: Seat,
+        vote: Vote,
+        meta: SnapshotMeta,
+        offset: u64,
+        total: u64,
+        bytes: Vec<u8>,
+    ) -> Option<Message> {
+        let whole = {
+            let mut slot = self.0.arriving.borrow_mut();
+            if offset == 0 {
+                *slot = Some(Arriving { from, vote, end: meta.last_log_id, total, bytes: Vec::new() });
+            }
+            let a = slot.as_mut()?;
+            let same = (a.from, a.vote, a.end, a.total) == (from, vote, meta.last_log_id, total);
+            if !same || a.bytes.len() as u64 != offset {
+                return Some(Message::PieceReply { have: 0, vote: None });
+            }
+            a.bytes.extend(bytes);
+            let have = a.bytes.len() as u64;
+            if have < total {
+                return Some(Message::PieceReply { have, vote: None });
+            }
+            slot.take().expect("it is there").bytes
+        };
+        let snapshot = Snapshot { meta, snapshot: Rc::new(whole) };
+        let done = self.0.raft.install_full_snapshot(vote, snapshot).await.ok()?;
+        Some(Message::PieceReply { have: total, vote: Some(done.vote) })
+    }
+
+    /// Puts a proposal into the log, if this seat leads.
+    async fn propose_here(&self, proposal: Proposal) -> Result<Answer> {
+        let within = Duration::from_millis(self.0.timing.answer_ms);
+        match tokio::time::timeout(within, self.0.raft.client_write(proposal)).await {
+            Ok(Ok(done)) => Ok(done.data),
+            _ => Err(not_leading()),
+        }
+    }
+
+    /// Returns once this one leads no more, as far as is known here.
+    async fn replaced(&self, leader: Seat) {
+        let mut metrics = self.0.raft.metrics();
+        while metrics.now().current_leader == Some(leader) {
+            if !metrics.next().await {
+                return;
+            }
+        }
+    }
+
+    /// Puts a proposal into the log, here or at the leader. An error leaves open whether it is in it.
+    async fn propose(&self, proposal: Proposal) -> Result<Answer> {
+        match self.leader().0 {
+            Some(leader) if leader == self.seat() => self.propose_here(proposal).await,
+            Some(leader) => {
+                let within = Duration::from_millis(self.0.timing.answer_ms * 3 / 2);
+                let proposal = Message::Propose(proposal);
+                // A leader that has died answers nothing: whoever comes next is asked at once.
+                let again = Duration::from_millis(self.0.timing.election_ms);
+                let asked = std::pin::pin!(self.0.links.call_again(leader, &proposal, within, again));
+                match select(asked, std::pin::pin!(self.replaced(leader))).await {
+                    Either::Left((Ok(Message::ProposeReply(answer)), _)) => Ok(answer),
+                    Either::Left((Err(e), _)) => Err(e),
+                    _ => Err(not_leading()),
+                }
+            }
+            None => Err(not_leading()),
+        }
+    }
+
+    /// A moment, after which it may go better.
+    async fn pause(&self) {
+        tokio::time::sleep(Duration::from_millis(self.0.timing.heartbeat_ms / 2)).await;
+    }
+
+    /// The session to send in, opened if there is none.
+    async fn session(&self) -> u64 {
+        let _one = self.0.opening.lock().await;
+        loop {
+            if let Some(session) = self.0.sending.borrow().session {
+                return session;
+            }
+            // One that was opened and whose answer was lost is forgotten by itself.
+            match self.propose(Proposal::OpenSession).await {
+                Ok(Answer::Session(session)) => {
+                    let new = Sending { session: Some(session), next: 1, open: BTreeSet::new() };
+                    *self.0.sending.borrow_mut() = new;
+                }
+                _ => self.pause().await,
+            }
+        }
+    }
+
+    /// A number for a command, once the window has room: session, number.
+    async fn number(&self) -> (u64, u64) {
+        loop {
+            let session = self.session().await;
+            let waits = self.0.window.notified();
+            {
+                let s = &mut *self.0.sending.borrow_mut();
+                let floor = s.open.first().copied().unwrap_or(s.next);
+                if s.session == Some(session) && s.next < floor + limits::SESSION_WINDOW_MAX {
+                    s.open.insert(s.next);
+                    s.next += 1;
+                    return (session, s.next - 1);
+                }
+            }
+            waits.await;
+        }
+    }
+
+    /// Has a command applied once. `Retry` leaves open whether it was.
+    pub async fn submit(&self, command: Command) -> Result<Done> {
+        command.encode()?;
+        let within = Duration::from_millis(self.0.timing.submit_ms);
+        let done = tokio::time::timeout(within, self.submit_until(command)).await;
+        done.unwrap_or_else(|_| Err(not_leading()))
+    }
+
+    async fn submit_until(&self, command: Command) -> Result<Done> {
+        let (session, number) = self.number().await;
+        let _open = Open { sending: &self.0.sending, window: &self.0.window, session, number };
+        let mut sent = 0;
+        let done = loop {
+            let floor = self.0.sending.borrow().open.first().copied().unwrap_or(number).min(number);
+            let proposal = Proposal::Command { session, number, floor, command: command.clone() };
+            sent += 1;
+            match self.propose(proposal).await {
+                Ok(Answer::Done(done)) => break done?,
+                Ok(_) => {
+                    let mut s = self.0.sending.borrow_mut();
+                    s.session = s.session.filter(|s| *s != session);
+                    let text = if sent == 1 { "the session has ended; send it again" } else { "it may be applied" };
+                    return Err(Error::retry(text));
+                }
+                Err(_) => self.pause().await,
+            }
+        };
+        let mut state = self.0.state.clone();
+        while state.now().revision() < done.revision {
+            if !state.next().await {
+                return Err(not_leading());
+            }
+        }
+        Ok(done)
+    }
+
+    /// Rule L5: true if a quorum says at this moment that this seat leads, and everything committed is applied here.
+    pub async fn confirm_leadership(&self) -> bool {
+        let within = Duration::from_millis(self.0.timing.answer_ms);
+        let confirmed = self.0.raft.ensure_linearizable(ReadPolicy::ReadIndex);
+        self.0.raft.is_leader() && matches!(tokio::time::timeout(within, confirmed).await, Ok(Ok(_)))
+    }
+
+    /// Every heartbeat: counts time, asks to be taken in while it is in no cluster, and as leader looks after members.
+    async fn tend(self) {
+        let mut leads_since = None;
+        let interval = Duration::from_millis(self.0.timing.heartbeat_ms);
+        let mut tick = Box::pin(tokio::time::sleep(interval));
+        if !self.0.raft.is_leader() {
+            self.ask_to_join();
+        }
+        loop {
+            let woken = std::pin::pin!(self.0.woken.notified());
+            if let Either::Left(_) = select(tick.as_mut(), woken).await {
+                self.0.tick.set(self.0.tick.get() + 1);
+                tick = Box::pin(tokio::time::sleep(interval));
+            }
+            if !self.0.raft.is_leader() {
+                leads_since = None;
+                self.0.joining.borrow_mut().clear();
+                self.ask_to_join();
+                continue;
+            }
+            let since = *leads_since.get_or_insert(self.0.tick.get());
+            if let Some(change) = self.wanted_change(since)
+                && self.confirm_leadership().await
+                && self.change(change).await
+            {
+                // Perhaps there is more to do.
+                self.0.woken.notify_one();
+            }
+        }
+    }
+
+    fn ask_to_join(&self) {
+        let (member, known) = {
+            let metrics = self.0.raft.metrics();
+            let m = metrics.borrow_watched();
+            let nodes = m.membership_config.membership();
+            (nodes.get_node(&self.seat()).is_some(), nodes.nodes().map(|(s, ())| s.node).collect::<Vec<_>>())
+        };
+        // A member that nobody sends anything to may have been forgotten.
+        let last = self.0.heard.borrow().values().copied().max().unwrap_or(0);
+        if member && (self.0.tick.get() - last) * self.0.timing.heartbeat_ms < 4 * self.0.timing.answer_ms {
+            return;
+        }
+        let all: BTreeSet<NodeId> = self.0.contacts.borrow().iter().copied().chain(known).collect();
+        for node in all.into_iter().filter(|n| *n != self.seat().node) {
+            let _ = self.0.links.send(Seat { node, store: 0 }, 0, &Message::Join);
+        }
+    }
+
+    /// The next change of members that this leader wants, which leads since tick `since`.
+    fn wanted_change(&self, since: u64) -> Option<ChangeMembers<Seat, ()>> {
+        let metrics = self.0.raft.metrics();
+        let m = metrics.borrow_watched();
+        // One change at a time: nothing while one is not committed yet.
+        let membership = m.membership_config.membership();
+        if m.membership_config.log_id() != m.committed_membership_config.log_id() {
+            return None;
+        }
+        // A change of voters has two steps; one whose second step was never taken (its leader died, or waited too
+        // long) stays between old and new until somebody takes it.
+        if let [_, new] = &membership.get_joint_config()[..] {
+            return Some(ChangeMembers::ReplaceAllVoters(new.clone()));
+        }
+        let new = self.0.joining.borrow_mut().pop_first();
+        if let Some(new) = new.filter(|s| membership.get_node(s).is_none()) {
+            return Some(ChangeMembers::AddNodes([(new, ())].into()));
+        }
+        let voters: BTreeSet<Seat> = membership.voter_ids().collect();
+        let last = m.last_log_index.unwrap_or(0);
+        let heard = self.0.heard.borrow();
+        let seen: Vec<Seen> = membership
+            .nodes()
+            .map(|(seat, ())| {
+                let at = if *seat == self.seat() { self.0.tick.get() } else { heard.get(seat).copied().unwrap_or(0) };
+                let matched = m.replication.as_ref().and_then(|r| r.get(seat).copied().flatten());
+                Seen {
+                    seat: *seat,
+                    voter: voters.contains(seat),
+                    silent_ms: (self.0.tick.get() - at.max(since)) * self.0.timing.heartbeat_ms,
+                    caught_up: matched.is_some_and(|l| l.index() + 64 >= last),
+                }
+            })
+            .collect();
+        Some(match next_change(&seen, self.seat(), self.0.timing.gone_ms)? {
+            Change::Voters(voters) => ChangeMembers::ReplaceAllVoters(voters),
+            Change::Forget(seat) => ChangeMembers::RemoveNodes([seat].into()),
+        })
+    }
+
+    /// Whether it was done.
+    async fn change(&self, change: ChangeMembers<Seat, ()>) -> bool {
+        // Who votes no longer stays a learner. What fails is wanted again at the next heartbeat.
+        let within = Duration::from_millis(4 * self.0.timing.answer_ms);
+        let done = tokio::time::timeout(within, self.0.raft.change_membership(change, true)).await;
+        matches!(done, Ok(Ok(_)))
+    }
+}
+
+/// Closes a number when its command has ended, however that was.
+struct Open<'a> {
+    sending: &'a RefCell<Sending>,
+    window: &'a Notify,
+    session: u64,
+    number: u64,
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        let mut s = self.sending.borrow_mut();
+        if s.session == Some(self.session) {
+            s.open.remove(&self.number);
+        }
+        self.window.notify_waiters();
+    }
+}

@@ -1,0 +1,359 @@
+//! Messages between seats: a header of 80 bytes and a body.
+//!
+//! Every message names the cluster, who sends it in which start, and whom it is for, so that nothing that was meant
+//! for an older store of a node, or comes from an old image of one, is taken in. Nothing that arrives can panic a
+//! node, or make it allocate more than `MESSAGE_BYTES_MAX`. `docs/formats/control.md` has the byte map.
+
+use crate::codec::*;
+use crate::limits;
+use crate::machine::{Answer, Proposal};
+use crate::types::{LogId, Seat, SnapshotMeta, Types, Vote};
+use freebs_control::codec::{Fields, decode_result, encode_result};
+use freebs_format::crc32c;
+use freebs_types::{ClusterId, Error, NodeId, Result, StartNumber};
+use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, VoteRequest, VoteResponse};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+pub const MESSAGE_MAGIC: [u8; 4] = *b"FBCM";
+pub const MESSAGE_VERSION: u16 = 1;
+pub const HEADER_BYTES: usize = 80;
+
+/// Head of a message; the body follows at once.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SeatHeader {
+    pub magic: [u8; 4],
+    pub version: U16,
+    pub kind: U16,
+    /// Bytes of header and body.
+    pub total_len: U32,
+    pub body_crc: U32,
+    pub cluster: [u8; 16],
+    pub from_node: U64,
+    pub from_store: U64,
+    pub to_node: U64,
+    /// 0: whichever store the node has.
+    pub to_store: U64,
+    /// Number of the request, for its answer.
+    pub id: U64,
+    /// Start number of the sender (rule V8); its upper half is never used.
+    pub start: U32,
+    /// CRC-32C of the bytes before this field.
+    pub crc: U32,
+}
+const _: () = assert!(size_of::<SeatHeader>() == HEADER_BYTES);
+
+/// Kinds of messages.
+pub mod kind {
+    pub const APPEND: u16 = 1;
+    pub const APPEND_REPLY: u16 = 2;
+    pub const VOTE: u16 = 3;
+    pub const PRE_VOTE: u16 = 4;
+    pub const VOTE_REPLY: u16 = 5;
+    pub const PIECE: u16 = 6;
+    pub const PIECE_REPLY: u16 = 7;
+    pub const PROPOSE: u16 = 8;
+    pub const PROPOSE_REPLY: u16 = 9;
+    pub const JOIN: u16 = 10;
+    pub const REFUSED: u16 = 11;
+    pub const OUTDATED: u16 = 12;
+}
+
+/// One message.
+#[derive(Clone, Debug)]
+pub enum Message {
+    Append(AppendEntriesRequest<Types>),
+    AppendReply(AppendEntriesResponse<Types>),
+    Vote(VoteRequest<Types>),
+    PreVote(VoteRequest<Types>),
+    VoteReply(VoteResponse<Types>),
+    /// A piece of a snapshot, in order.
+    Piece {
+        vote: Vote,
+        meta: SnapshotMeta,
+        offset: u64,
+        total: u64,
+        bytes: Vec<u8>,
+    },
+    /// Bytes that are there; with the last piece, the vote of who has installed it.
+    PieceReply {
+        have: u64,
+        vote: Option<Vote>,
+    },
+    /// To the leader.
+    Propose(Proposal),
+    ProposeReply(Answer),
+    /// The sender wants to be a learner.
+    Join,
+    /// Not done; the leader is (perhaps) somebody else.
+    Refused(Option<Seat>),
+    /// The receiver's node is registered with this start number, and its messages carry a lower one (rule V8).
+    Outdated(StartNumber),
+}
+
+/// Where a message comes from and goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Envelope {
+    pub cluster: ClusterId,
+    pub from: Seat,
+    pub to: Seat,
+    pub start: StartNumber,
+    pub id: u64,
+}
+
+fn refused(what: &'static str) -> Error {
+    Error::corrupt(what)
+}
+
+fn put_vote_request(out: &mut Vec<u8>, r: &VoteRequest<Types>) {
+    put_vote(out, &r.vote);
+    put_optional_log_id(out, r.last_log_id.as_ref());
+    out.push(u8::from(r.leadership_transfer));
+}
+
+fn vote_request(f: &mut Fields<'_>) -> Result<VoteRequest<Types>> {
+    let mut r = VoteRequest::new(get_vote(f)?, get_optional_log_id(f)?);
+    r.leadership_transfer = f.flag()?;
+    Ok(r)
+}
+
+fn put_append(out: &mut Vec<u8>, r: &AppendEntriesRequest<Types>) -> Result<()> {
+    put_vote(out, &r.vote);
+    put_optional_log_id(out, r.prev_log_id.as_ref());
+    put_optional_log_id(out, r.leader_commit.as_ref());
+    out.extend((r.entries.len() as u32).to_le_bytes());
+    for e in &r.entries {
+        let at = out.len();
+        out.extend([0; 4]);
+        put_entry(out, e)?;
+        let len = (out.len() - at - 4) as u32;
+        out[at..at + 4].copy_from_slice(&len.to_le_bytes());
+    }
+    Ok(())
+}
+
+fn append(f: &mut Fields<'_>) -> Result<AppendEntriesRequest<Types>> {
+    let (vote, prev_log_id, leader_commit) = (get_vote(f)?, get_optional_log_id(f)?, get_optional_log_id(f)?);
+    let count = f.u32()?;
+    let mut entries = Vec::new();
+    let first = prev_log_id.map_or(0, |p| p.index() + 1);
+    for i in 0..u64::from(count) {
+        let len = f.u32()? as usize;
+        let entry = get_entry(f.take(len)?)?;
+        if entry.log_id.index() != first + i {
+            return Err(refused("entries that do not follow one another"));
+        }
+        entries.push(entry);
+    }
+    Ok(AppendEntriesRequest { vote, prev_log_id, entries, leader_commit })
+}
+
+fn put_append_reply(out: &mut Vec<u8>, r: &AppendEntriesResponse<Types>) {
+    match r {
+        AppendEntriesResponse::Success => out.push(0),
+        AppendEntriesResponse::PartialSuccess(id) => {
+            out.push(1);
+            put_optional_log_id(out, id.as_ref());
+        }
+        AppendEntriesResponse::Conflict => out.push(2),
+        AppendEntriesResponse::HigherVote(v) => {
+            out.push(3);
+            put_vote(out, v);
+        }
+    }
+}
+
+fn append_reply(f: &mut Fields<'_>) -> Result<AppendEntriesResponse<Types>> {
+    Ok(match f.byte()? {
+        0 => AppendEntriesResponse::Success,
+        1 => AppendEntriesResponse::PartialSuccess(get_optional_log_id(f)?),
+        2 => AppendEntriesResponse::Conflict,
+        3 => AppendEntriesResponse::HigherVote(get_vote(f)?),
+        _ => return Err(damaged()),
+    })
+}
+
+fn put_answer(out: &mut Vec<u8>, a: &Answer) {
+    match a {
+        Answer::Nothing => out.push(0),
+        Answer::Session(n) => {
+            out.push(1);
+            out.extend(n.to_le_bytes());
+        }
+        Answer::Done(r) => {
+            out.push(2);
+            out.extend(encode_result(r));
+        }
+        Answer::NoSession => out.push(3),
+    }
+}
+
+fn answer(f: &mut Fields<'_>) -> Result<Answer> {
+    Ok(match f.byte()? {
+        0 => Answer::Nothing,
+        1 => Answer::Session(f.u64()?),
+        2 => Answer::Done(decode_result(f.take(f.0.len())?)?),
+        3 => Answer::NoSession,
+        _ => return Err(damaged()),
+    })
+}
+
+impl Message {
+    fn kind(&self) -> u16 {
+        match self {
+            Self::Append(_) => kind::APPEND,
+            Self::AppendReply(_) => kind::APPEND_REPLY,
+            Self::Vote(_) => kind::VOTE,
+            Self::PreVote(_) => kind::PRE_VOTE,
+            Self::VoteReply(_) => kind::VOTE_REPLY,
+            Self::Piece { .. } => kind::PIECE,
+            Self::PieceReply { .. } => kind::PIECE_REPLY,
+            Self::Propose(_) => kind::PROPOSE,
+            Self::ProposeReply(_) => kind::PROPOSE_REPLY,
+            Self::Join => kind::JOIN,
+            Self::Refused(_) => kind::REFUSED,
+            Self::Outdated(_) => kind::OUTDATED,
+        }
+    }
+
+    /// Whether it answers a request.
+    #[must_use]
+    pub fn is_reply(&self) -> bool {
+        matches!(
+            self,
+            Self::AppendReply(_)
+                | Self::VoteReply(_)
+                | Self::PieceReply { .. }
+                | Self::ProposeReply(_)
+                | Self::Refused(_)
+        )
+    }
+
+    fn put_body(&self, out: &mut Vec<u8>) -> Result<()> {
+        match self {
+            Self::Append(r) => put_append(out, r)?,
+            Self::AppendReply(r) => put_append_reply(out, r),
+            Self::Vote(r) | Self::PreVote(r) => put_vote_request(out, r),
+            Self::VoteReply(r) => {
+                put_vote(out, &r.vote);
+                out.push(u8::from(r.vote_granted));
+                put_optional_log_id(out, r.last_log_id.as_ref());
+            }
+            Self::Piece { vote, meta, offset, total, bytes } => {
+                put_vote(out, vote);
+                put_optional_log_id(out, meta.last_log_id.as_ref());
+                put_stored_membership(out, &meta.last_membership);
+                out.extend(offset.to_le_bytes());
+                out.extend(total.to_le_bytes());
+                out.extend(bytes);
+            }
+            Self::PieceReply { have, vote } => {
+                out.extend(have.to_le_bytes());
+                out.push(u8::from(vote.is_some()));
+                vote.iter().for_each(|v| put_vote(out, v));
+            }
+            Self::Propose(p) => put_proposal(out, p)?,
+            Self::ProposeReply(a) => put_answer(out, a),
+            Self::Join => {}
+            Self::Outdated(start) => out.extend(start.0.to_le_bytes()),
+            Self::Refused(leader) => {
+                out.push(u8::from(leader.is_some()));
+                leader.iter().for_each(|s| put_seat(out, *s));
+            }
+        }
+        Ok(())
+    }
+
+    fn body(kind: u16, f: &mut Fields<'_>) -> Result<Self> {
+        let message = match kind {
+            kind::APPEND => Self::Append(append(f)?),
+            kind::APPEND_REPLY => Self::AppendReply(append_reply(f)?),
+            kind::VOTE => Self::Vote(vote_request(f)?),
+            kind::PRE_VOTE => Self::PreVote(vote_request(f)?),
+            kind::VOTE_REPLY => {
+                let (vote, granted): (Vote, bool) = (get_vote(f)?, f.flag()?);
+                let last: Option<LogId> = get_optional_log_id(f)?;
+                Self::VoteReply(VoteResponse::new(vote, last, granted))
+            }
+            kind::PIECE => {
+                let vote = get_vote(f)?;
+                let (last_log_id, last_membership) = (get_optional_log_id(f)?, get_stored_membership(f)?);
+                let (offset, total) = (f.u64()?, f.u64()?);
+                let bytes = f.take(f.0.len())?.to_vec();
+                let end = offset.checked_add(bytes.len() as u64);
+                if total > limits::SNAPSHOT_BYTES_MAX as u64
+                    || bytes.len() > limits::PIECE_BYTES
+                    || end.is_none_or(|e| e > total)
+                {
+                    return Err(refused("an impossible piece of a snapshot"));
+                }
+                Self::Piece { vote, meta: SnapshotMeta { last_log_id, last_membership }, offset, total, bytes }
+            }
+            kind::PIECE_REPLY => {
+                let have = f.u64()?;
+                Self::PieceReply { have, vote: if f.flag()? { Some(get_vote(f)?) } else { None } }
+            }
+            kind::PROPOSE => Self::Propose(get_proposal(f)?),
+            kind::PROPOSE_REPLY => Self::ProposeReply(answer(f)?),
+            kind::JOIN => Self::Join,
+            kind::OUTDATED => Self::Outdated(StartNumber(f.u64()?)),
+            kind::REFUSED => Self::Refused(if f.flag()? { Some(seat(f)?) } else { None }),
+            _ => return Err(refused("a message of an unknown kind")),
+        };
+        f.end()?;
+        Ok(message)
+    }
+
+    /// The message as bytes.
+    pub fn encode(&self, e: Envelope) -> Result<Vec<u8>> {
+        let mut out = vec![0; HEADER_BYTES];
+        self.put_body(&mut out)?;
+        if out.len() > limits::MESSAGE_BYTES_MAX {
+            return Err(Error::bug("a message of the control plane is longer than its maximum"));
+        }
+        let mut head = SeatHeader {
+            magic: MESSAGE_MAGIC,
+            version: MESSAGE_VERSION.into(),
+            kind: self.kind().into(),
+            total_len: (out.len() as u32).into(),
+            body_crc: crc32c(&out[HEADER_BYTES..]).into(),
+            cluster: e.cluster.0,
+            from_node: e.from.node.0.into(),
+            from_store: e.from.store.into(),
+            to_node: e.to.node.0.into(),
+            to_store: e.to.store.into(),
+            id: e.id.into(),
+            start: u32::try_from(e.start.0).unwrap_or(u32::MAX).into(),
+            crc: 0.into(),
+        };
+        head.crc = crc32c(&head.as_bytes()[..HEADER_BYTES - 4]).into();
+        out[..HEADER_BYTES].copy_from_slice(head.as_bytes());
+        Ok(out)
+    }
+
+    /// The message that `bytes` are, and where it comes from.
+    pub fn decode(bytes: &[u8]) -> Result<(Envelope, Self)> {
+        if bytes.len() > limits::MESSAGE_BYTES_MAX {
+            return Err(refused("a message longer than the maximum"));
+        }
+        let (head, body) = SeatHeader::ref_from_prefix(bytes).map_err(|_| refused("a message that is cut short"))?;
+        if head.magic != MESSAGE_MAGIC || head.crc.get() != crc32c(&head.as_bytes()[..HEADER_BYTES - 4]) {
+            return Err(refused("this is no message of a control plane"));
+        }
+        if head.version.get() != MESSAGE_VERSION {
+            return Err(Error::invalid("a message of a newer format; use a newer freebs"));
+        }
+        if head.total_len.get() as usize != bytes.len() || head.body_crc.get() != crc32c(body) {
+            return Err(refused("a message that does not match its length or checksum"));
+        }
+        let envelope = Envelope {
+            cluster: ClusterId(head.cluster),
+            from: Seat { node: NodeId(head.from_node.get()), store: head.from_store.get() },
+            to: Seat { node: NodeId(head.to_node.get()), store: head.to_store.get() },
+            start: StartNumber(u64::from(head.start.get())),
+            id: head.id.get(),
+        };
+        Ok((envelope, Self::body(head.kind.get(), &mut Fields(body))?))
+    }
+}

@@ -1,0 +1,288 @@
+//! Commands, and what came of them, as bytes: exactly what is replicated and kept.
+//!
+//! Every form is a byte that names it, then its fields in a fixed order, little-endian; texts have their length before
+//! them. Nothing may be left over. What does not decode is `Corrupt`; decoding never panics, and allocates no more
+//! than the bytes it was given. Where the bytes lie (a record, a message) they are under a checksum.
+//! `docs/formats/control.md` has the table.
+
+use crate::command::{Command, CreateVolume, Done, Outcome};
+use crate::limits::{COMMAND_BYTES_MAX, ERROR_TEXT_BYTES_MAX};
+use crate::state::Ack;
+use freebs_types::{Error, ErrorKind, Generation, Hash32, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId};
+
+/// Kinds of errors by their byte; appended to, never reordered.
+const ERROR_KINDS: [ErrorKind; 10] = [
+    ErrorKind::Retry,
+    ErrorKind::Fenced,
+    ErrorKind::Busy,
+    ErrorKind::Corrupt,
+    ErrorKind::NoSpace,
+    ErrorKind::DeviceFailed,
+    ErrorKind::Invalid,
+    ErrorKind::NotFound,
+    ErrorKind::Os,
+    ErrorKind::Bug,
+];
+
+fn damaged() -> Error {
+    Error::corrupt("a command of the control plane can't be read")
+}
+
+/// Reads fields off the front of bytes that are not trusted.
+pub struct Fields<'a>(pub &'a [u8]);
+
+impl<'a> Fields<'a> {
+    pub fn take(&mut self, len: usize) -> Result<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(len).ok_or_else(damaged)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    pub fn byte(&mut self) -> Result<u8> {
+        Ok(self.take(1)?[0])
+    }
+
+    pub fn flag(&mut self) -> Result<bool> {
+        match self.byte()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(damaged()),
+        }
+    }
+
+    pub fn u16(&mut self) -> Result<u16> {
+        Ok(u16::from_le_bytes(self.take(2)?.try_into().expect("two bytes")))
+    }
+
+    pub fn u32(&mut self) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.take(4)?.try_into().expect("four bytes")))
+    }
+
+    pub fn u64(&mut self) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.take(8)?.try_into().expect("eight bytes")))
+    }
+
+    fn text(&mut self) -> Result<String> {
+        let len = self.u16()? as usize;
+        let text = std::str::from_utf8(self.take(len)?).map_err(|_| damaged())?;
+        Ok(text.to_owned())
+    }
+
+    fn optional<T>(&mut self, read: impl FnOnce(&mut Self) -> Result<T>) -> Result<Option<T>> {
+        if self.flag()? { read(self).map(Some) } else { Ok(None) }
+    }
+
+    fn shard(&mut self) -> Result<ShardId> {
+        Ok(ShardId { volume: VolumeId(self.u64()?), index: self.u32()? })
+    }
+
+    pub fn end(&self) -> Result<()> {
+        if self.0.is_empty() { Ok(()) } else { Err(damaged()) }
+    }
+}
+
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    let len = u16::try_from(text.len()).expect("texts are checked before they are encoded");
+    out.extend(len.to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+fn put_optional<const N: usize>(out: &mut Vec<u8>, value: Option<[u8; N]>) {
+    out.push(u8::from(value.is_some()));
+    out.extend(value.into_iter().flatten());
+}
+
+fn put_shard(out: &mut Vec<u8>, shard: ShardId) {
+    out.extend(shard.volume.0.to_le_bytes());
+    out.extend(shard.index.to_le_bytes());
+}
+
+fn put_numbers(out: &mut Vec<u8>, numbers: &[u64]) {
+    numbers.iter().for_each(|n| out.extend(n.to_le_bytes()));
+}
+
+impl Command {
+    /// The command as it is replicated. `Invalid` if its texts are longer than any valid command's.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        let texts = match self {
+            Self::RegisterNode { name, address, .. } => name.len() + address.len(),
+            Self::CreateVolume(new) => new.name.len(),
+            Self::AttachVolume { name, .. } => name.len(),
+            _ => 0,
+        };
+        if texts > COMMAND_BYTES_MAX - 128 {
+            return Err(Error::invalid("a name or an address is far too long"));
+        }
+        let mut out = Vec::with_capacity(128 + texts);
+        match self {
+            Self::RegisterNode { node, name, address, workers, start } => {
+                out.push(1);
+                put_numbers(&mut out, &[node.0, start.0]);
+                out.extend(workers.to_le_bytes());
+                put_text(&mut out, name);
+                put_text(&mut out, address);
+            }
+            Self::CreateVolume(new) => {
+                out.push(2);
+                put_create(&mut out, new);
+            }
+            Self::DeleteVolume { volume, force } => {
+                out.push(3);
+                put_numbers(&mut out, &[volume.0]);
+                out.push(u8::from(*force));
+            }
+            Self::ResizeVolume { volume, size } => {
+                out.push(4);
+                put_numbers(&mut out, &[volume.0, *size]);
+            }
+            Self::ProposeView { shard, active, node, start } => {
+                out.push(5);
+                put_shard(&mut out, *shard);
+                put_numbers(&mut out, &[active.0, node.0, start.0]);
+            }
+            Self::ActivateView { shard, view, generation } => {
+                out.push(6);
+                put_shard(&mut out, *shard);
+                put_numbers(&mut out, &[view.0, generation.0]);
+            }
+            Self::AttachVolume { volume, identity, name, force } => {
+                out.push(7);
+                put_numbers(&mut out, &[volume.0]);
+                out.extend(identity.0);
+                out.push(u8::from(*force));
+                put_text(&mut out, name);
+            }
+            Self::DetachVolume { volume, generation } => {
+                out.push(8);
+                put_numbers(&mut out, &[volume.0, generation.0]);
+            }
+        }
+        debug_assert!(out.len() <= COMMAND_BYTES_MAX);
+        Ok(out)
+    }
+
+    /// The command in `bytes`, which hold nothing else.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        if bytes.len() > COMMAND_BYTES_MAX {
+            return Err(damaged());
+        }
+        let f = &mut Fields(bytes);
+        let command = match f.byte()? {
+            1 => {
+                let (node, start) = (NodeId(f.u64()?), StartNumber(f.u64()?));
+                let workers = f.u16()?;
+                Self::RegisterNode { node, name: f.text()?, address: f.text()?, workers, start }
+            }
+            2 => Self::CreateVolume(create(f)?),
+            3 => Self::DeleteVolume { volume: VolumeId(f.u64()?), force: f.flag()? },
+            4 => Self::ResizeVolume { volume: VolumeId(f.u64()?), size: f.u64()? },
+            5 => Self::ProposeView {
+                shard: f.shard()?,
+                active: ViewNumber(f.u64()?),
+                node: NodeId(f.u64()?),
+                start: StartNumber(f.u64()?),
+            },
+            6 => Self::ActivateView { shard: f.shard()?, view: ViewNumber(f.u64()?), generation: Generation(f.u64()?) },
+            7 => {
+                let volume = VolumeId(f.u64()?);
+                let identity = Hash32(f.take(32)?.try_into().expect("32 bytes"));
+                let force = f.flag()?;
+                Self::AttachVolume { volume, identity, name: f.text()?, force }
+            }
+            8 => Self::DetachVolume { volume: VolumeId(f.u64()?), generation: Generation(f.u64()?) },
+            _ => return Err(damaged()),
+        };
+        f.end()?;
+        Ok(command)
+    }
+}
+
+fn put_create(out: &mut Vec<u8>, new: &CreateVolume) {
+    put_numbers(out, &[new.size]);
+    out.push(match new.ack {
+        Ack::Majority => 0,
+        Ack::All => 1,
+    });
+    put_optional(out, new.copies.map(|n| [n]));
+    put_optional(out, new.min_copies.map(|n| [n]));
+    put_optional(out, new.shards.map(u32::to_le_bytes));
+    put_optional(out, new.stripe.map(u64::to_le_bytes));
+    put_text(out, &new.name);
+}
+
+fn create(f: &mut Fields<'_>) -> Result<CreateVolume> {
+    let size = f.u64()?;
+    let ack = match f.byte()? {
+        0 => Ack::Majority,
+        1 => Ack::All,
+        _ => return Err(damaged()),
+    };
+    Ok(CreateVolume {
+        size,
+        ack,
+        copies: f.optional(Fields::byte)?,
+        min_copies: f.optional(Fields::byte)?,
+        shards: f.optional(Fields::u32)?,
+        stripe: f.optional(Fields::u64)?,
+        name: f.text()?,
+    })
+}
+
+/// What came of a command, as it is kept for those that ask again. A text longer than the maximum is cut.
+#[must_use]
+pub fn encode_result(result: &Result<Done>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(40);
+    match result {
+        Ok(Done { revision, outcome }) => {
+            let (kind, numbers): (u8, &[u64]) = match outcome {
+                Outcome::Registered => (1, &[]),
+                Outcome::Created { volume } => (2, &[volume.0]),
+                Outcome::Deleted => (3, &[]),
+                Outcome::Resized { size } => (4, &[*size]),
+                Outcome::Proposed { view, pred, generation } => (5, &[view.0, pred.0, generation.0]),
+                Outcome::Activated => (6, &[]),
+                Outcome::Attached { generation } => (7, &[generation.0]),
+                Outcome::Detached => (8, &[]),
+            };
+            out.push(kind);
+            put_numbers(&mut out, &[*revision]);
+            put_numbers(&mut out, numbers);
+        }
+        Err(e) => {
+            let kind = ERROR_KINDS.iter().position(|k| *k == e.kind).expect("all kinds are listed");
+            out.extend([0, kind as u8]);
+            put_text(&mut out, &e.text[..e.text.floor_char_boundary(ERROR_TEXT_BYTES_MAX)]);
+        }
+    }
+    out
+}
+
+/// What came of a command; the outer error is about the bytes.
+pub fn decode_result(bytes: &[u8]) -> Result<Result<Done>> {
+    let f = &mut Fields(bytes);
+    let kind = f.byte()?;
+    if kind == 0 {
+        let kind = *ERROR_KINDS.get(f.byte()? as usize).ok_or_else(damaged)?;
+        let text = f.text()?;
+        f.end()?;
+        return Ok(Err(Error { kind, text: text.into() }));
+    }
+    let revision = f.u64()?;
+    let outcome = match kind {
+        1 => Outcome::Registered,
+        2 => Outcome::Created { volume: VolumeId(f.u64()?) },
+        3 => Outcome::Deleted,
+        4 => Outcome::Resized { size: f.u64()? },
+        5 => Outcome::Proposed {
+            view: ViewNumber(f.u64()?),
+            pred: ViewNumber(f.u64()?),
+            generation: Generation(f.u64()?),
+        },
+        6 => Outcome::Activated,
+        7 => Outcome::Attached { generation: Generation(f.u64()?) },
+        8 => Outcome::Detached,
+        _ => return Err(damaged()),
+    };
+    f.end()?;
+    Ok(Ok(Done { revision, outcome }))
+}

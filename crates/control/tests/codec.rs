@@ -1,0 +1,136 @@
+//! Commands and results as bytes: golden bytes, every form there and back, and nothing that is damaged is believed
+//! to be another command with bytes left over, or panics.
+
+use freebs_control::codec::{decode_result, encode_result};
+use freebs_control::{Ack, Command, CreateVolume, Done, Outcome, limits};
+use freebs_types::*;
+use proptest::prelude::*;
+use std::fmt::Write;
+
+fn commands() -> Vec<Command> {
+    let shard = ShardId::new(7, 3);
+    vec![
+        Command::RegisterNode {
+            node: NodeId(2),
+            name: "b".into(),
+            address: "10.0.0.2:7000".into(),
+            workers: 4,
+            start: StartNumber(9),
+        },
+        Command::CreateVolume(CreateVolume {
+            name: "vol".into(),
+            size: 1 << 30,
+            copies: Some(3),
+            ack: Ack::All,
+            min_copies: None,
+            shards: Some(5),
+            stripe: Some(1 << 20),
+        }),
+        Command::DeleteVolume { volume: VolumeId(7), force: true },
+        Command::ResizeVolume { volume: VolumeId(7), size: 2 << 30 },
+        Command::ProposeView { shard, active: ViewNumber(4), node: NodeId(2), start: StartNumber(9) },
+        Command::ActivateView { shard, view: ViewNumber(5), generation: Generation(6) },
+        Command::AttachVolume { volume: VolumeId(7), identity: Hash32([0xab; 32]), name: "host".into(), force: false },
+        Command::DetachVolume { volume: VolumeId(7), generation: Generation(6) },
+    ]
+}
+
+fn results() -> Vec<Result<Done>> {
+    let outcomes = [
+        Outcome::Registered,
+        Outcome::Created { volume: VolumeId(7) },
+        Outcome::Deleted,
+        Outcome::Resized { size: 2 << 30 },
+        Outcome::Proposed { view: ViewNumber(5), pred: ViewNumber(4), generation: Generation(6) },
+        Outcome::Activated,
+        Outcome::Attached { generation: Generation(6) },
+        Outcome::Detached,
+    ];
+    let mut all: Vec<_> = outcomes.into_iter().map(|outcome| Ok(Done { revision: 77, outcome })).collect();
+    all.push(Err(Error::busy("somebody has it")));
+    all
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut out, b| {
+        write!(out, "{b:02x}").unwrap();
+        out
+    })
+}
+
+/// A difference here means that logs of an earlier build are not understood any more.
+#[test]
+fn golden_bytes() {
+    let all: Vec<String> = commands().iter().map(|c| hex(&c.encode().unwrap())).collect();
+    let known = [
+        "01020000000000000009000000000000000400010062 0d0031302e302e302e323a37303030",
+        "020000004000000000 01 0103 00 0105000000 010000100000000000 0300766f6c",
+        "03070000000000000001",
+        "0407000000000000000000008000000000",
+        "05070000000000000003000000040000000000000002000000000000000900000000000000",
+        "060700000000000000030000000500000000000000 0600000000000000",
+        "070700000000000000abababababababababababababababababababababababababababababababab000400686f7374",
+        "0807000000000000000600000000000000",
+    ]
+    .map(|s| s.replace(' ', ""));
+    assert_eq!(all, known);
+    let all: Vec<String> = results().iter().map(|r| hex(&encode_result(r))).collect();
+    let known = [
+        "014d00000000000000",
+        "024d000000000000000700000000000000",
+        "034d00000000000000",
+        "044d000000000000000000008000000000",
+        "054d00000000000000050000000000000004000000000000000600000000000000",
+        "064d00000000000000",
+        "074d000000000000000600000000000000",
+        "084d00000000000000",
+        "00020f00736f6d65626f647920686173206974",
+    ];
+    assert_eq!(all, known);
+}
+
+#[test]
+fn there_and_back() {
+    for c in commands() {
+        assert_eq!(Command::decode(&c.encode().unwrap()), Ok(c));
+    }
+    for r in results() {
+        assert_eq!(decode_result(&encode_result(&r)), Ok(r));
+    }
+}
+
+#[test]
+fn cut_or_longer_bytes_are_refused() {
+    for c in commands() {
+        let mut bytes = c.encode().unwrap();
+        (0..bytes.len()).for_each(|n| assert!(Command::decode(&bytes[..n]).is_err(), "{c:?} cut at {n}"));
+        bytes.push(0);
+        assert!(Command::decode(&bytes).is_err(), "{c:?} with a byte more");
+    }
+    for r in results() {
+        let mut bytes = encode_result(&r);
+        (0..bytes.len()).for_each(|n| assert!(decode_result(&bytes[..n]).is_err(), "{r:?} cut at {n}"));
+        bytes.push(0);
+        assert!(decode_result(&bytes).is_err(), "{r:?} with a byte more");
+    }
+}
+
+#[test]
+fn texts_have_a_maximum() {
+    let name = "x".repeat(limits::COMMAND_BYTES_MAX);
+    let long = Command::CreateVolume(CreateVolume { name, size: 1 << 30, ..CreateVolume::default() });
+    assert_eq!(long.encode().unwrap_err().kind, ErrorKind::Invalid);
+    let bytes = encode_result(&Err(Error::invalid("é".repeat(5000))));
+    let back = decode_result(&bytes).unwrap().unwrap_err();
+    assert!(back.text.len() <= limits::ERROR_TEXT_BYTES_MAX && back.text.starts_with("éé"));
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_a_command_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..120)) {
+        if let Ok(c) = Command::decode(&bytes) {
+            prop_assert_eq!(c.encode().unwrap(), bytes.clone());
+        }
+        let _ = decode_result(&bytes);
+    }
+}

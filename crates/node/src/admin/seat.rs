@@ -1,0 +1,380 @@
+//! A node's seat in the control plane, on a thread of its own, because every change waits for the disk.
+//!
+//! The thread opens the store (a file of its own in the data directory, through the same device as the log), tells old
+//! and blank stores from the present one by the note beside it, founds the cluster or goes on with it, and from then
+//! on serves commands and messages.
+//!
+//! Invariants:
+//! - A cluster is founded at most once: by its first node, when neither a store nor a note nor a device that ran
+//!   before is there. What an earlier version kept of the control state is what it is founded with.
+//! - A store that is damaged, lost, or older than its note never votes: the node takes a new seat, and is a learner
+//!   until the others give it a vote. A node that has nobody to learn from stops instead (rule V8).
+//! - Messages carry the start number that is durable on the node's devices, so that the others drop those of an old
+//!   image of the node (rule V8).
+
+use super::earlier;
+use super::seat_links::{Book, SeatLinks};
+use crate::files;
+use freebs_consensus::handle::{Desk, Handle, handle};
+use freebs_consensus::note::{NOTE_BYTES, SeatNote};
+use freebs_consensus::{Options, Peer, Store, Timing, limits};
+use freebs_control::{Command, State};
+use freebs_io::Random;
+use freebs_io::linux::ring::Ring;
+use freebs_io::linux::{DeviceOptions, FileDevice, OsRandom};
+use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result, StartNumber};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::LocalSet;
+
+/// The store, and the note beside it.
+const STORE_FILE: &str = "control.store";
+const NOTE_FILE: &str = "control.note";
+/// What a store that must not be used is put aside as.
+const ASIDE: &str = "control.store.unusable";
+/// How long a store that somebody else has is waited for: one of a process that was just killed.
+const BUSY_MAX: Duration = Duration::from_secs(3);
+/// Messages that wait for the seat; beyond, the connections that bring them are not read.
+const MESSAGES_MAX: usize = 64;
+/// After a start, how long a leader is waited for before votes are asked for: so long, and up to as long again.
+const STAND_AFTER_MS: u64 = 150;
+/// How often the leader's name is looked up for others, and the store's health.
+const LOOK: Duration = Duration::from_millis(100);
+/// A node that was never taken in gives up if it has heard for so long of another cluster only.
+const FOREIGN_MAX: Duration = Duration::from_secs(1);
+
+/// What a seat needs to know.
+#[derive(Clone, Debug)]
+pub struct SeatOptions {
+    pub cluster: ClusterId,
+    pub node: NodeId,
+    /// Where its files lie.
+    pub data: PathBuf,
+    /// Nodes that the cluster begins with and where they are, this one included.
+    pub members: Vec<Command>,
+    /// It founds the cluster, if that was not done yet.
+    pub founder: bool,
+    /// The cluster was in use before: its state is somewhere, and is not begun anew.
+    pub was_in_use: bool,
+    /// Highest number that this node's devices come with; 0 if there are none.
+    pub came_with: StartNumber,
+}
+
+/// What the seat's thread is told.
+pub(super) enum Order {
+    /// A message from another seat.
+    Message(Vec<u8>),
+    /// A node says where it is.
+    Address(NodeId, String),
+    /// Answer once all is applied here that was committed until now.
+    CatchUp(oneshot::Sender<Result<()>>),
+    /// This start number is durable on the devices.
+    Started(StartNumber),
+}
+
+/// What others see of the seat.
+#[derive(Clone, Debug)]
+pub(super) struct SeatPort {
+    pub node: NodeId,
+    pub cluster: ClusterId,
+    pub orders: mpsc::Sender<Order>,
+    seen: Arc<Seen>,
+}
+
+/// What the seat's thread knows of the others, for whoever asks.
+#[derive(Debug, Default)]
+struct Seen {
+    /// The node that leads; 0 for none.
+    leader: AtomicU64,
+    voters: AtomicU64,
+    votes: AtomicBool,
+    /// It was told already that a node of another cluster was refused.
+    refused: AtomicBool,
+}
+
+impl SeatPort {
+    pub fn leads(&self) -> bool {
+        self.seen.leader.load(Ordering::Relaxed) == self.node.0
+    }
+
+    pub fn votes(&self) -> bool {
+        self.seen.votes.load(Ordering::Relaxed)
+    }
+
+    /// A node of another cluster wants to take part in this one: refused, and told once.
+    pub fn refuse(&self, node: NodeId, cluster: ClusterId) -> Error {
+        let e = Error::invalid(format!(
+            "refused: node {node} belongs to the cluster {cluster}, and this node to {}; if it should be here, give it \
+             a cluster file of this cluster and an empty data directory",
+            self.cluster
+        ));
+        if !self.seen.refused.swap(true, Ordering::Relaxed) {
+            tracing::warn!("{e}");
+        }
+        e
+    }
+
+    /// How many nodes vote, as far as is known here.
+    #[cfg(test)]
+    pub fn voters(&self) -> u64 {
+        self.seen.voters.load(Ordering::Relaxed)
+    }
+}
+
+/// Starts the thread; returns when the store is open and the seat works.
+pub(super) async fn start(options: SeatOptions) -> Result<(Handle, SeatPort)> {
+    let (orders, queue) = mpsc::channel(MESSAGES_MAX);
+    let seen = Arc::new(Seen::default());
+    let port = SeatPort { node: options.node, cluster: options.cluster, orders, seen: seen.clone() };
+    let (control, desk) = handle(Arc::new(State::new(options.cluster)));
+    let (tell, started) = oneshot::channel();
+    let run = move || {
+        let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(r) => r,
+            Err(e) => {
+                let _ = tell.send(Err(Error::os(format!("can't start a runtime for the control plane: {e}"))));
+                return;
+            }
+        };
+        LocalSet::new().block_on(&runtime, async move {
+            match open(&options).await {
+                Ok(seat) => {
+                    let _ = tell.send(Ok(()));
+                    run(seat, desk, queue, &seen).await;
+                }
+                Err(e) => {
+                    let _ = tell.send(Err(e));
+                }
+            }
+        });
+    };
+    let thread = std::thread::Builder::new().name("control".into());
+    thread.spawn(run).map_err(|e| Error::os(format!("can't start a thread for the control plane: {e}")))?;
+    started.await.map_err(|_| Error::bug("the control plane's thread ended before it began"))??;
+    Ok((control, port))
+}
+
+type SeatPeer = Peer<FileDevice, SeatLinks>;
+
+/// The seat at work.
+struct Seat {
+    peer: SeatPeer,
+    /// What is durable on the devices.
+    start: Rc<Cell<StartNumber>>,
+    book: Book,
+}
+
+/// Opens the store and starts the seat on it.
+async fn open(options: &SeatOptions) -> Result<Seat> {
+    let store = open_store(options).await?;
+    let start = Rc::new(Cell::new(options.came_with));
+    let addresses: BTreeMap<NodeId, String> = options
+        .members
+        .iter()
+        .filter_map(|m| match m {
+            Command::RegisterNode { node, address, .. } => Some((*node, address.clone())),
+            _ => None,
+        })
+        .collect();
+    let contacts = addresses.keys().copied().collect();
+    let links = SeatLinks::new(options.cluster, options.node, addresses, start.clone());
+    let book = links.book();
+    let mut random = OsRandom;
+    let peer = Peer::start(store, links, Timing::default(), contacts, random.next_u64(), None).await?;
+    let mut state = peer.watch();
+    let registered = book.clone();
+    peer.spawn(async move {
+        loop {
+            registered.learn(&state.now());
+            if !state.next().await {
+                return;
+            }
+        }
+    });
+    Ok(Seat { peer, start, book })
+}
+
+/// Serves until nobody can ask any more.
+async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &Seen) {
+    let peer = &seat.peer;
+    let stands = peer.clone();
+    peer.spawn(async move {
+        // Who votes alone has nobody to wait for.
+        if stands.voters() > 1 {
+            let more = OsRandom.next_u64() % STAND_AFTER_MS;
+            tokio::time::sleep(Duration::from_millis(STAND_AFTER_MS + more)).await;
+        }
+        stands.stand().await;
+    });
+    let told = async {
+        while let Some(order) = orders.recv().await {
+            match order {
+                Order::Message(message) => peer.receive(message),
+                Order::Address(node, address) => seat.book.hear(node, address),
+                Order::CatchUp(done) => {
+                    let (asked, book) = (peer.clone(), seat.book.clone());
+                    peer.spawn(async move {
+                        let came = tokio::select! {
+                            came = asked.catch_up() => came,
+                            e = foreign(&asked, &book) => Err(e),
+                        };
+                        let _ = done.send(came);
+                    });
+                }
+                Order::Started(number) => seat.start.set(number),
+            }
+        }
+    };
+    let look = async {
+        let mut complained = false;
+        loop {
+            let leads = peer.leader().0.map_or(0, |s| s.node.0);
+            if seen.leader.swap(leads, Ordering::Relaxed) != leads {
+                match leads {
+                    0 => tracing::info!("nobody leads the control plane"),
+                    node => tracing::info!("node {node} leads the control plane"),
+                }
+            }
+            seen.voters.store(peer.voters() as u64, Ordering::Relaxed);
+            seen.votes.store(peer.votes(), Ordering::Relaxed);
+            if let Err(e) = peer.check()
+                && !complained
+            {
+                tracing::error!("this node takes no part in the control plane until it is started again: {e}");
+                complained = true;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    tokio::select! {
+        () = desk.serve(peer.clone()) => {}
+        () = told => {}
+        () = look => {}
+    }
+}
+
+/// Returns once this node, which nobody has taken in, was told by others for a while that they are another cluster.
+async fn foreign(peer: &SeatPeer, book: &Book) -> Error {
+    let mut since = None;
+    loop {
+        match book.foreign().filter(|_| peer.voters() == 0) {
+            Some(e) if since.get_or_insert_with(tokio::time::Instant::now).elapsed() >= FOREIGN_MAX => return e,
+            Some(_) => {}
+            None => since = None,
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+impl SeatOptions {
+    fn others(&self) -> bool {
+        let of = |c: &Command| matches!(c, Command::RegisterNode { node, .. } if *node != self.node);
+        self.members.iter().any(of)
+    }
+
+    fn read_note(&self) -> Result<Option<SeatNote>> {
+        let path = self.data.join(NOTE_FILE);
+        match files::read_limited(&path, NOTE_BYTES)? {
+            Some(bytes) => {
+                let note = SeatNote::decode(&bytes, self.cluster, self.node);
+                note.map(Some).map_err(|e| e.at(path.display()))
+            }
+            None => Ok(None),
+        }
+    }
+
+    fn write_note(&self, note: &SeatNote) -> Result<()> {
+        files::write_durably(&self.data.join(NOTE_FILE), &note.encode())
+    }
+
+    /// What this node founds the cluster with, if it is the one to do that.
+    fn founds_with(&self) -> Result<Option<State>> {
+        if !self.founder {
+            return Ok(None);
+        }
+        let mut state = match earlier::read(&self.data, self.cluster)? {
+            Some(state) => state,
+            None if self.was_in_use || self.came_with.0 > 0 => return Ok(None),
+            None => State::new(self.cluster),
+        };
+        for member in &self.members {
+            let Command::RegisterNode { node, .. } = member else { continue };
+            if state.node(*node).is_none() {
+                state.apply(member.clone())?;
+            }
+        }
+        Ok(Some(state))
+    }
+
+    fn lost(&self, why: &Error) -> Error {
+        Error::not_found(format!(
+            "the control state is gone ({why}), and no other node has it; a new one would mix up this cluster's \
+             volumes. Put {STORE_FILE} and {NOTE_FILE} in {} back, or begin anew in another directory",
+            self.data.display()
+        ))
+    }
+}
+
+async fn open_device(options: &SeatOptions) -> Result<FileDevice> {
+    let path = options.data.join(STORE_FILE);
+    let ring = Ring::start()?;
+    let begun = tokio::time::Instant::now();
+    loop {
+        let device = DeviceOptions { create: true, ..DeviceOptions::default() };
+        match FileDevice::open(&ring, &path, device) {
+            Err(e) if e.kind == ErrorKind::Busy && begun.elapsed() < BUSY_MAX => {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            other => return other.map_err(|e| e.at(path.display())),
+        }
+    }
+}
+
+/// The store of this start: the one that is there, the one that the cluster begins with, or one of a new seat.
+async fn open_store(options: &SeatOptions) -> Result<Store<FileDevice>> {
+    let known = options.read_note()?;
+    let note = known.unwrap_or_else(|| SeatNote::new(options.cluster, options.node)).begin();
+    options.write_note(&note)?;
+    let mine = Options {
+        cluster: options.cluster,
+        node: options.node,
+        start: note.begun(),
+        noted: note.used(),
+        room: limits::LOG_ROOM_BYTES,
+        mutant: None,
+    };
+    let device = open_device(options).await?;
+    let random = || Box::new(OsRandom);
+    let store = match Store::open(device.clone(), mine, random()).await {
+        Ok(store) => store,
+        Err(e) if e.kind == ErrorKind::NotFound && note.used().0 == 0 => match options.founds_with()? {
+            Some(state) => {
+                tracing::info!("the cluster begins here");
+                Store::found(device, mine, random(), &state).await?
+            }
+            None if options.others() => Store::create(device, mine, random()).await?,
+            None => return Err(options.lost(&e)),
+        },
+        Err(e) if matches!(e.kind, ErrorKind::NotFound | ErrorKind::Corrupt) => {
+            if !options.others() {
+                return Err(options.lost(&e));
+            }
+            tracing::error!("the control store can't be used: {e}. This node takes a new seat and learns from others");
+            drop(device);
+            let aside = |e: &std::io::Error| files::os_error("put aside", &options.data.join(STORE_FILE), e);
+            std::fs::rename(options.data.join(STORE_FILE), options.data.join(ASIDE)).map_err(|e| aside(&e))?;
+            files::sync_directory(&options.data)?;
+            Store::create(open_device(options).await?, mine, random()).await?
+        }
+        Err(e) => return Err(e.at(options.data.join(STORE_FILE).display())),
+    };
+    options.write_note(&note.in_use())?;
+    earlier::put_aside(&options.data)?;
+    Ok(store)
+}

@@ -1,0 +1,246 @@
+//! Messages between seats over TCP: one connection from each node to each other one, for what it has to say; answers
+//! come on the other one's.
+//!
+//! What can't be sent now is dropped, as a network may do: the seats ask again. A queue holds at most `QUEUE_BYTES_MAX`.
+
+use super::server::{read_message, write_message};
+use bytes::{Bytes, BytesMut};
+use freebs_consensus::{Network, Seat};
+use freebs_control::State;
+use freebs_format::wire::{Hello, Message, Role};
+use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result, StartNumber, limits};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+
+const CONNECT_MAX: Duration = Duration::from_millis(500);
+const WRITE_MAX: Duration = Duration::from_secs(2);
+/// Between attempts to reach a node; what comes meanwhile is dropped.
+const AGAIN: Duration = Duration::from_millis(50);
+/// What a `Control` message on such a connection holds: a message of a seat, or where its node is.
+pub(super) const MESSAGE: u64 = 0;
+pub(super) const ADDRESS: u64 = 1;
+/// Messages and bytes that wait for one node.
+const QUEUE_MAX: usize = 256;
+const QUEUE_BYTES_MAX: usize = 8 << 20;
+
+/// Where one node may be.
+#[derive(Default)]
+struct Places {
+    /// As it says itself, on its connection to this one: also before it is known to the control plane.
+    heard: Option<String>,
+    /// As this node was told at its start.
+    told: Option<String>,
+    /// As it has registered.
+    registered: Option<String>,
+}
+
+/// Where nodes are.
+#[derive(Clone, Default)]
+pub(super) struct Book {
+    places: Rc<RefCell<BTreeMap<NodeId, Places>>>,
+    /// Who was reached under one of their addresses is of another cluster.
+    foreign: Rc<RefCell<Option<Error>>>,
+}
+
+impl Book {
+    /// Takes in where nodes have registered.
+    pub fn learn(&self, state: &State) {
+        let mut book = self.places.borrow_mut();
+        for node in state.nodes() {
+            book.entry(node.id).or_default().registered = Some(node.address.clone());
+        }
+    }
+
+    /// Takes in where a node says that it is.
+    pub fn hear(&self, node: NodeId, address: String) {
+        let mut book = self.places.borrow_mut();
+        if book.len() < 2 * limits::NODES_MAX || book.contains_key(&node) {
+            book.entry(node).or_default().heard = Some(address);
+        }
+    }
+
+    /// What was heard of another cluster, if anything was.
+    pub fn foreign(&self) -> Option<Error> {
+        self.foreign.borrow().clone()
+    }
+
+    fn of(&self, node: NodeId) -> Vec<String> {
+        let book = self.places.borrow();
+        let Some(p) = book.get(&node) else { return Vec::new() };
+        let mut all: Vec<String> = [&p.heard, &p.told, &p.registered].into_iter().flatten().cloned().collect();
+        all.dedup();
+        all
+    }
+}
+
+struct Queue {
+    messages: mpsc::Sender<Vec<u8>>,
+    bytes: Rc<Cell<usize>>,
+}
+
+/// The network of one seat.
+pub(super) struct SeatLinks {
+    cluster: ClusterId,
+    node: NodeId,
+    /// Where this node is.
+    mine: String,
+    start: Rc<Cell<StartNumber>>,
+    book: Book,
+    queues: RefCell<BTreeMap<NodeId, Queue>>,
+}
+
+impl SeatLinks {
+    pub fn new(
+        cluster: ClusterId,
+        node: NodeId,
+        addresses: BTreeMap<NodeId, String>,
+        start: Rc<Cell<StartNumber>>,
+    ) -> Self {
+        let mine = addresses.get(&node).cloned().unwrap_or_default();
+        let places = addresses.into_iter().map(|(n, a)| (n, Places { told: Some(a), ..Places::default() })).collect();
+        let book = Book { places: Rc::new(RefCell::new(places)), ..Book::default() };
+        Self { cluster, node, mine, start, book, queues: RefCell::default() }
+    }
+
+    pub fn book(&self) -> Book {
+        self.book.clone()
+    }
+}
+
+impl Network for SeatLinks {
+    fn send(&self, to: Seat, message: Vec<u8>) {
+        let mut queues = self.queues.borrow_mut();
+        let queue = queues.entry(to.node).or_insert_with(|| {
+            let (messages, queue) = mpsc::channel(QUEUE_MAX);
+            let bytes = Rc::new(Cell::new(0));
+            let link = Link {
+                cluster: self.cluster,
+                node: self.node,
+                mine: self.mine.clone(),
+                to: to.node,
+                start: self.start.clone(),
+                book: self.book.clone(),
+                queue,
+                bytes: bytes.clone(),
+            };
+            tokio::task::spawn_local(link.run());
+            Queue { messages, bytes }
+        });
+        let len = message.len();
+        if queue.bytes.get() + len <= QUEUE_BYTES_MAX && queue.messages.try_send(message).is_ok() {
+            queue.bytes.set(queue.bytes.get() + len);
+        }
+    }
+
+    fn start_number(&self) -> Option<StartNumber> {
+        Some(self.start.get())
+    }
+}
+
+/// The connection to one node.
+struct Link {
+    cluster: ClusterId,
+    node: NodeId,
+    mine: String,
+    to: NodeId,
+    start: Rc<Cell<StartNumber>>,
+    book: Book,
+    queue: mpsc::Receiver<Vec<u8>>,
+    bytes: Rc<Cell<usize>>,
+}
+
+impl Link {
+    async fn run(mut self) {
+        let mut attempt = 0;
+        while let Some(first) = self.next().await {
+            let addresses = self.book.of(self.to);
+            if let Some(address) = addresses.get(attempt % addresses.len().max(1)) {
+                match self.connect(address).await {
+                    Ok(stream) => {
+                        let e = self.serve(stream, first).await;
+                        tracing::debug!("the seat's link to node {} ended: {e}", self.to);
+                    }
+                    Err(e) => {
+                        tracing::trace!("node {} can't be reached at {address}: {e}", self.to);
+                        if e.kind == ErrorKind::Invalid && self.book.foreign.replace(Some(e.clone())).is_none() {
+                            tracing::warn!("{e}");
+                        }
+                        attempt += 1;
+                    }
+                }
+            }
+            tokio::time::sleep(AGAIN).await;
+            while let Ok(message) = self.queue.try_recv() {
+                self.bytes.set(self.bytes.get() - message.len());
+            }
+        }
+    }
+
+    async fn next(&mut self) -> Option<Vec<u8>> {
+        let message = self.queue.recv().await?;
+        self.bytes.set(self.bytes.get() - message.len());
+        Some(message)
+    }
+
+    async fn connect(&self, address: &str) -> Result<TcpStream> {
+        let connect = async {
+            let failed = |e: std::io::Error| Error::retry(crate::files::plain(&e));
+            let mut stream = TcpStream::connect(address).await.map_err(failed)?;
+            let _ = stream.set_nodelay(true);
+            let hello = Hello {
+                cluster: self.cluster,
+                role: Role::Seat,
+                node: self.node,
+                start: self.start.get(),
+                from_worker: 0,
+                to_worker: 0,
+            };
+            write_message(&mut stream, &Message::Hello(hello)).await.map_err(failed)?;
+            let mut buf = BytesMut::new();
+            match read_message(&mut stream, &mut buf).await? {
+                Some(Message::Welcome(w)) if w.cluster == self.cluster && w.node == self.to => {}
+                Some(Message::Welcome(w)) if w.cluster != self.cluster => {
+                    return Err(Error::invalid(format!(
+                        "{address} belongs to another cluster ({}), and this node to {}; check the addresses and the \
+                         cluster's name in the cluster file",
+                        w.cluster, self.cluster
+                    )));
+                }
+                _ => return Err(Error::retry("another node")),
+            }
+            let here = Message::Control { id: ADDRESS, body: Bytes::from(self.mine.clone()) };
+            write_message(&mut stream, &here).await.map_err(failed)?;
+            Ok(stream)
+        };
+        tokio::time::timeout(CONNECT_MAX, connect).await.unwrap_or_else(|_| Err(Error::retry("no answer")))
+    }
+
+    /// Sends until the connection ends; why it did.
+    async fn serve(&mut self, stream: TcpStream, first: Vec<u8>) -> Error {
+        let (mut read, mut write) = stream.into_split();
+        let mut message = first;
+        let mut nothing = BytesMut::new();
+        loop {
+            let whole = Message::Control { id: MESSAGE, body: Bytes::from(message) };
+            match tokio::time::timeout(WRITE_MAX, write_message(&mut write, &whole)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(e)) => return Error::retry(crate::files::plain(&e)),
+                Err(_) => return Error::retry("nobody reads"),
+            }
+            message = tokio::select! {
+                next = self.next() => match next {
+                    Some(next) => next,
+                    None => return Error::retry("the seat has stopped"),
+                },
+                // The other side says nothing here: whatever comes is the end.
+                end = read_message(&mut read, &mut nothing) => {
+                    return end.err().unwrap_or_else(|| Error::retry("closed by the other side"));
+                }
+            };
+        }
+    }
+}
