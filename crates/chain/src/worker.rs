@@ -31,6 +31,8 @@ use tokio::task::JoinSet;
 const TICK: Duration = Duration::from_millis(20);
 /// Appends pause so long before the log is closed with a mark (rule E7).
 const IDLE: Nanos = Nanos::from_millis(100);
+/// Time between checkpoints of the log.
+const CHECKPOINT: Nanos = Nanos::from_millis(60_000);
 
 /// What a worker is made of.
 pub struct WorkerConfig<D: Device, O, P, K> {
@@ -213,8 +215,17 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     async fn run_ticks(self) {
         let mut marked = Nanos(0);
+        let mut checkpoint = self.0.clock.now();
         loop {
             tokio::time::sleep(TICK).await;
+            if self.0.clock.now().since(checkpoint) >= CHECKPOINT {
+                checkpoint = self.0.clock.now();
+                self.spawn(async move |w: Self| {
+                    if let Err(e) = w.0.engine.checkpoint().await {
+                        (w.0.notes)(&format!("log: no checkpoint: {e}"));
+                    }
+                });
+            }
             let space = self.0.engine.space();
             self.0.host.borrow_mut().set_room(space.free_segments > space.reserve_segments);
             self.step(Event::Tick);
@@ -260,7 +271,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         let engine = &self.0.engine;
         let piece = |p: freebs_lsvd::Piece| Piece { kind: p.kind, blocks: p.blocks };
         let found = if r.status_only {
-            engine.block_status(r.shard, r.range).map(|pieces| (pieces, Vec::new(), Vec::new()))
+            engine.block_status(r.shard, r.range).await.map(|pieces| (pieces, Vec::new(), Vec::new()))
         } else {
             engine.read(r.shard, r.range).await.map(|o| (o.pieces, o.crcs, o.data))
         };

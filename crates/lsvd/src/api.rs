@@ -33,6 +33,26 @@ pub struct Expect {
     pub workers: u16,
 }
 
+/// What a node chooses for the log engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Bytes of memory for the maps of all shards: recent changes, what tells runs apart, pages read lately.
+    pub map_bytes: usize,
+    /// Bytes of log after which a checkpoint is made, whatever the time.
+    pub checkpoint_bytes: u64,
+}
+
+impl Options {
+    /// Everything in memory, and no checkpoints: for tools, which write nothing.
+    pub(crate) const UNBOUNDED: Self = Self { map_bytes: usize::MAX, checkpoint_bytes: u64::MAX };
+
+    /// The share of one of so many workers in the default of a node.
+    #[must_use]
+    pub fn of_workers(workers: u16) -> Self {
+        Self { map_bytes: (256 << 20) / usize::from(workers.max(1)), checkpoint_bytes: 512 << 20 }
+    }
+}
+
 /// One thing that is not as it should be on the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
@@ -48,7 +68,9 @@ pub struct Finding {
 pub struct OpenReport {
     pub start: StartNumber,
     pub shards: usize,
-    /// Frames that count, local ones included.
+    /// The checkpoint that was begun with; 0 if all of the log was read.
+    pub checkpoint: u64,
+    /// Frames that count and were read, local ones included.
     pub frames: u64,
     /// Appends that were read one by one, because no segment index covers them.
     pub appends: u64,
@@ -237,6 +259,10 @@ pub struct Counters {
     pub segments_freed: u64,
     /// Local frames that the engine wrote to free segments.
     pub carried: u64,
+    /// Lookups in the map, pages that they read, and bytes written for the map, checkpoints included.
+    pub map_lookups: u64,
+    pub map_reads: u64,
+    pub map_bytes: u64,
     /// Bytes of segment indexes.
     pub index_bytes: u64,
     /// Segments that cleaning emptied, bytes of live data that it moved, and bytes that it read for that.

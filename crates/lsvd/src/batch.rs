@@ -159,6 +159,7 @@ impl Core {
     fn hold_back(&mut self) -> Next {
         if self.hope() {
             self.cleaning.wake.notify_one();
+            self.map_wake.notify_one();
             return Next::Wait;
         }
         if self.asks_again() {
@@ -360,8 +361,10 @@ impl Core {
         self.rolled = false;
         self.counters.appends += 1;
         self.counters.append_bytes += len as u64;
+        self.maps.since += len as u64;
         if let Some(given) = &batch.given {
             self.segs.table_durable(given, seq);
+            self.map_wake.notify_one();
         }
         for op in batch.ops {
             self.counters.frames += 1;

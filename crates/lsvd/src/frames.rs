@@ -115,6 +115,31 @@ impl FrameIndex {
         Sequence(self.missing.saturating_add(1).max(self.first))
     }
 
+    /// The newest places up to `to`, without a gap, at most `n`: the first sequence and the places in order.
+    pub fn newest(&self, to: Sequence, n: usize) -> (Sequence, Vec<FramePlace>) {
+        let end = (to.0 + 1).saturating_sub(self.first).min(self.places.len() as u64) as usize;
+        let mut list: Vec<_> = self.places.range(..end).rev().take_while(|p| !p.is_empty()).take(n).copied().collect();
+        list.reverse();
+        (Sequence(self.first + (end - list.len()) as u64), list)
+    }
+
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Whether a frame is older than all whose places are known.
+    pub fn is_before_all(&self, s: Sequence) -> bool {
+        self.places.is_empty() || s.0 < self.first
+    }
+
+    /// Forgets the oldest places until `n` are left.
+    pub fn shrink(&mut self, n: usize) {
+        let gone = self.places.len().saturating_sub(n);
+        self.places.drain(..gone);
+        self.first += gone as u64;
+        self.missing = self.missing.max(self.first.saturating_sub(1));
+    }
+
     /// Places from `s` on, up to the first missing one.
     pub fn from(&self, s: Sequence) -> impl Iterator<Item = (Sequence, FramePlace)> {
         let i = s.0.checked_sub(self.first).and_then(|i| usize::try_from(i).ok()).unwrap_or(usize::MAX);
@@ -163,8 +188,14 @@ mod tests {
         f.push(Sequence(1 << 60), place(8));
         assert_eq!((f.first_kept(), f.places.len()), (Sequence(1 << 60), 1));
         f.cut(Sequence(3));
+        assert!(f.is_before_all(Sequence(3)));
         assert_eq!(f.first_kept(), Sequence(4));
         f.push(Sequence(4), place(9));
         assert_eq!(f.first_kept(), Sequence(4));
+        (5..=20).for_each(|s| f.push(Sequence(s), place(9)));
+        f.shrink(5);
+        assert_eq!((f.first_kept(), f.len(), seqs(&f, 18)), (Sequence(16), 5, vec![18, 19, 20]));
+        assert!(f.is_before_all(Sequence(15)) && !f.is_before_all(Sequence(16)));
+        assert_eq!(f.newest(Sequence(19), 2).0, Sequence(18));
     }
 }

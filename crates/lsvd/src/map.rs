@@ -112,6 +112,28 @@ impl ExtentMap {
         })
     }
 
+    /// A copy of what lies in `[start, end)`.
+    pub fn clip(&self, start: u32, end: u32) -> Self {
+        Self { extents: self.range(start, end).map(|(a, e, skip, len)| (a, e.piece(skip, len))).collect() }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.extents.is_empty()
+    }
+
+    /// Bytes of memory, about.
+    pub fn bytes(&self) -> usize {
+        self.extents.len() * crate::runs::ENTRY_BYTES
+    }
+
+    /// Drops the first `n` entries; whether there are more.
+    pub fn drop_some(&mut self, n: usize) -> bool {
+        for _ in 0..n {
+            self.extents.pop_first();
+        }
+        !self.extents.is_empty()
+    }
+
     /// The first address from `at` on that has an entry.
     pub fn next(&self, at: u32) -> Option<u32> {
         let before = self.extents.range(..at).next_back().filter(|(s, e)| *s + e.len > at).map(|_| at);

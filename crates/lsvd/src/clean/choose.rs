@@ -168,7 +168,7 @@ impl Core {
     /// Whether cleaning is at work, or may find something to do.
     pub fn hope(&self) -> bool {
         let c = &self.cleaning;
-        self.running && c.options.enabled && (c.busy || c.looked != Some(self.segs.changes))
+        self.running && c.options.enabled && (c.busy || c.looked != Some(self.segs.changes) || self.wants_squeeze())
     }
 
     /// Whether a record must wait for cleaning, or may not be appended at all.
@@ -207,6 +207,9 @@ impl Core {
 
     /// The segments to clean next, the best first; none if nothing is needed or worth it.
     pub fn choose(&mut self) -> Vec<u32> {
+        if self.wants_squeeze() {
+            self.map_wake.notify_one();
+        }
         let need = self.need();
         if need == Need::None || self.failed.is_some() || self.cleaning.looked == Some(self.segs.changes) {
             return Vec::new();

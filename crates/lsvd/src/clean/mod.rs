@@ -17,12 +17,18 @@ mod space;
 pub(crate) use carry::Move;
 pub(crate) use choose::{Cleaning, Need};
 
-use crate::CARRY_ENTRIES_MAX;
 use crate::core::{Core, Job, Queued};
-use crate::segments::SegmentState;
+use crate::map::{Extent, ExtentMap};
+use crate::runs::look::Which;
+use crate::segments::{SegmentState, Tombs};
+use crate::shard::Shard;
+use crate::{CARRY_ENTRIES_MAX, Engine};
 use freebs_format::{CarryBody, CarryEntry};
-use freebs_types::{BlockRange, Lba, Sequence, ShardId};
-use std::collections::BTreeMap;
+use freebs_io::Device;
+use freebs_types::{BlockRange, ErrorKind, Lba, Result, Sequence, ShardId};
+
+/// Blocks of the map that one step of the search for trims looks at.
+const TOMBS_WINDOW: u32 = 65_536;
 
 /// Bytes of a carried entry without data, and about those of a mark.
 const ENTRY_BYTES: u64 = 48;
@@ -40,8 +46,15 @@ impl Core {
             if !s.pins.is_empty() {
                 continue;
             }
-            if self.is_held(id) {
+            let forgets = self.maps.kept.iter().flatten().any(|k| k.covered < s.forgets);
+            // A checkpoint that still has a deleted shard needs to be told that it was (rule E5).
+            if forgets || self.is_held(id) {
                 self.segs.blocked.insert(id);
+                continue;
+            }
+            if !s.tomb_list.is_empty() && s.tombs.is_none() {
+                self.segs.asked.insert(id);
+                self.map_wake.notify_one();
                 continue;
             }
             let jobs = self.jobs(id);
@@ -68,21 +81,16 @@ impl Core {
     }
 
     /// Local frames that stand between a segment without live data and its being given up.
-    fn jobs(&self, id: u32) -> Vec<Job> {
-        let s = self.segs.get(id);
+    fn jobs(&mut self, id: u32) -> Vec<Job> {
         let mut jobs = Vec::new();
-        if s.tombs > 0 {
-            for (shard, entries) in self.tombs_in(id) {
-                for part in entries.chunks(CARRY_ENTRIES_MAX) {
-                    let body = CarryBody { entries: part.to_vec() };
-                    jobs.push(Job::Carry { shard, body, segment: id });
-                }
-            }
-            if jobs.is_empty() {
-                // What is left is set aside until its frame commits; the count tells when.
-                return vec![];
+        // Once they are carried they are looked up again: then there are none.
+        for (shard, entries) in self.segs.get_mut(id).tombs.take().into_iter().flatten() {
+            for part in entries.chunks(CARRY_ENTRIES_MAX) {
+                let body = CarryBody { entries: part.to_vec() };
+                jobs.push(Job::Carry { shard, body, segment: id });
             }
         }
+        let s = self.segs.get(id);
         for (shard, c) in &s.content {
             let marked = self.shards.get(shard).is_none_or(|sh| !sh.needs_mark(id, s.seq, c.max, &self.segs));
             if !marked {
@@ -92,35 +100,7 @@ impl Core {
         jobs
     }
 
-    /// Trims and zeroes in force that only this segment records.
-    fn tombs_in(&self, id: u32) -> BTreeMap<ShardId, Vec<CarryEntry>> {
-        let mut out: BTreeMap<ShardId, BTreeMap<u32, CarryEntry>> = BTreeMap::new();
-        for (shard, start, len) in &self.segs.get(id).tomb_list {
-            let Some(s) = self.shards.get(shard) else { continue };
-            for (a, e, _, n) in s.map.range(*start, start + len).filter(|(_, e, ..)| !e.is_data() && e.offset == id) {
-                let entry = CarryEntry {
-                    kind: e.kind,
-                    range: BlockRange { start: Lba(a), len: n },
-                    version: e.version,
-                    sequence: e.sequence,
-                    chunk: e.chunk,
-                    offset: 0,
-                    crcs: Vec::new(),
-                };
-                // Overlapping records name the same entry; the longest piece of it is the one to carry.
-                let old = out.entry(*shard).or_default().entry(a).or_insert_with(|| entry.clone());
-                if old.range.len < n {
-                    *old = entry;
-                }
-            }
-        }
-        out.into_iter().map(|(s, e)| (s, e.into_values().collect())).collect()
-    }
-
     fn give_up(&mut self, id: u32) {
-        if self.segs.get(id).tombs > 0 {
-            return;
-        }
         for (shard, c) in self.segs.give_up(id) {
             let Some(s) = self.shards.get_mut(&shard) else { continue };
             s.marks.remove(&id);
@@ -130,5 +110,73 @@ impl Core {
             }
         }
         self.counters.segments_freed += 1;
+    }
+}
+
+impl<D: Device> Engine<D> {
+    /// Looks up which trims and zeroes of the segments that wait for it are in force, and only there recorded. `false`
+    /// if none waits.
+    pub(crate) async fn find_tombs(&self) -> Result<bool> {
+        let next = {
+            let mut core = self.inner.core.borrow_mut();
+            core.segs.asking = core.segs.asked.pop_first();
+            core.segs.asking.map(|id| (id, core.segs.get(id).seq, core.segs.get(id).tomb_ranges()))
+        };
+        let Some((id, seq, ranges)) = next else { return Ok(false) };
+        let mut tombs = Some(Tombs::new());
+        for (shard, start, end) in ranges {
+            let mut found = Vec::new();
+            match self.tombs_of(id, shard, start, end, &mut found).await {
+                Ok(()) if found.is_empty() => {}
+                Ok(()) => tombs.iter_mut().for_each(|t| t.entry(shard).or_default().append(&mut found)),
+                Err(e) if e.kind == ErrorKind::NotFound => {}
+                Err(e) if e.kind == ErrorKind::DeviceFailed => return Err(e),
+                // A part of the map is lost: nobody knows, so the segment stays.
+                Err(_) => tombs = None,
+            }
+        }
+        let mut core = self.inner.core.borrow_mut();
+        core.segs.asking = None;
+        core.segs.freed.notify_one();
+        let s = core.segs.get_mut(id);
+        if s.state == SegmentState::Closed && s.seq == seq && tombs.is_some() {
+            s.tombs = tombs;
+            core.segs.candidates.insert(id);
+            self.inner.work.notify_one();
+        }
+        Ok(true)
+    }
+
+    async fn tombs_of(&self, id: u32, shard: ShardId, start: u32, end: u32, out: &mut Vec<CarryEntry>) -> Result<()> {
+        let mut at = start;
+        while let Some(from) = self.io().next_entry(shard, at).await?.filter(|a| *a < end) {
+            at = from.saturating_add(TOMBS_WINDOW).min(end);
+            let here = |_: &Core, _: &Shard, view: &ExtentMap| {
+                for (a, e) in view.iter().filter(|(_, e)| !e.is_data() && e.offset == id) {
+                    match out.last_mut() {
+                        Some(l) if l.range.end() == u64::from(a) && (l.version, l.sequence) == e.key() => {
+                            l.range.len += e.len;
+                        }
+                        _ => out.push(tomb_entry(a, e)),
+                    }
+                }
+                Ok(())
+            };
+            self.io().with_view(shard, (from, at), Which::Committed, here).await?;
+        }
+        Ok(())
+    }
+}
+
+/// A trim or zero as it is carried.
+pub(crate) fn tomb_entry(at: u32, e: &Extent) -> CarryEntry {
+    CarryEntry {
+        kind: e.kind,
+        range: BlockRange { start: Lba(at), len: e.len },
+        version: e.version,
+        sequence: e.sequence,
+        chunk: e.chunk,
+        offset: 0,
+        crcs: Vec::new(),
     }
 }

@@ -173,7 +173,7 @@ fn shard(core: &Core, id: ShardId, sum: Sum) -> ShardInfo {
     let st = s.state();
     let mut live: BTreeMap<ChunkId, u64> = BTreeMap::new();
     let mut zero_blocks = 0;
-    for (_, e) in s.map.iter() {
+    for (_, e) in s.view(0, u32::MAX).iter() {
         match e.kind {
             ExtentKind::Data => *live.entry(e.chunk).or_default() += u64::from(e.len) * BLOCK as u64,
             ExtentKind::Zero => zero_blocks += u64::from(e.len),

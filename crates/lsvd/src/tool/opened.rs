@@ -5,7 +5,7 @@
 
 use super::{CopyInfo, DeviceInfo};
 use crate::core::{Core, Geometry};
-use crate::recover::{recover_with, segments_of};
+use crate::recover::{recover_in_memory, segments_of};
 use crate::scan::{Window, read_append};
 use crate::{OpenReport, superblock};
 use freebs_format::disk::{
@@ -117,7 +117,7 @@ impl Opened {
         if device.len() < SEGMENTS_AT {
             return Err(Error::corrupt(format!("the device is cut short: only {} bytes of it are left", device.len())));
         }
-        let core = recover_with(device, self.geometry, &mut report, indexes).await?;
+        let core = recover_in_memory(device, self.geometry, &mut report, indexes).await?;
         self.info.used_segments = core.segs.used_count;
         self.info.torn_bytes = report.torn_bytes;
         self.info.live_bytes = core.segs.live_blocks * BLOCK as u64;

@@ -96,7 +96,7 @@ pub(super) fn used(core: &Core, firsts: &BTreeMap<u64, (u32, u64)>) -> Vec<(u32,
 fn live(core: &Core) -> BTreeMap<u32, Vec<Live>> {
     let mut out: BTreeMap<u32, Vec<Live>> = BTreeMap::new();
     for (id, shard) in &core.shards {
-        for (lba, e) in shard.map.iter().filter(|(_, e)| e.is_data()) {
+        for (lba, e) in shard.view(0, u32::MAX).iter().filter(|(_, e)| e.is_data()) {
             let piece = |at, blocks, skip| Live {
                 at,
                 blocks,
@@ -309,7 +309,8 @@ impl Verifier {
             }
             let loss = self.losses.entry(*id).or_default();
             loss.suspect_tail = state.suspect_tail;
-            let doubtful = shard.map.iter().filter(|(_, e)| hole.is_some_and(|h| e.sequence <= h));
+            let view = shard.view(0, u32::MAX);
+            let doubtful = view.iter().filter(|(_, e)| hole.is_some_and(|h| e.sequence <= h));
             loss.doubtful_blocks = doubtful.map(|(_, e)| u64::from(e.len)).sum();
             loss.sequences = state.holes;
         }

@@ -1,0 +1,160 @@
+//! What a shard knows beyond its committed frames: the frames that a cut could still take back, and their entries.
+//!
+//! Invariants:
+//! - It holds exactly the frames above `committed`, in order, each with the tip before it. The map below it knows
+//!   nothing of them, so a cut drops frames here and changes nothing else (rule E4).
+//! - `map` is the merge (rule E2) of the entries of these frames and of `held`. Where it has an entry, none below it
+//!   is newer; so a lookup that finds one here is done.
+//! - `held` are committed entries that came out of order over blocks that these frames write. They go down behind
+//!   the frames, so that what goes down is always newer than what it meets there.
+
+use crate::map::{Crcs, Extent, ExtentMap, Outcome};
+use crate::shard::{At, Tip};
+use freebs_format::{ExtentKind, FrameHead};
+use freebs_types::{ChunkId, Sequence};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+/// A frame that may still be cut, or a mark that put the shard ahead of the frames that are here, and may be of a
+/// branch that is cut later.
+#[derive(Debug)]
+pub(crate) struct Uncommitted {
+    pub sequence: Sequence,
+    pub before: Tip,
+    /// `None` for a mark.
+    pub head: Option<FrameHead>,
+    pub at: At,
+}
+
+impl Uncommitted {
+    /// Calls `each(address, entry)` for what it brings to the map.
+    pub fn entries(&self, each: impl FnMut(u32, Extent)) {
+        if let Some(head) = &self.head {
+            entries(head, self.at, each);
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Overlay {
+    frames: VecDeque<Uncommitted>,
+    pub map: ExtentMap,
+    held: Vec<Held>,
+    outcome: Outcome,
+}
+
+#[derive(Debug)]
+struct Held {
+    start: u32,
+    extent: Extent,
+    append: u64,
+}
+
+/// Calls `each(address, entry)` for the map entries of a data frame, in the order of its updates.
+pub(crate) fn entries(head: &FrameHead, at: At, mut each: impl FnMut(u32, Extent)) {
+    let h = head.header();
+    for u in head.updates() {
+        let table: Option<Rc<[u32]>> = (u.crcs.len() > 1).then(|| u.crcs.iter().map(|c| c.get()).collect());
+        for (e, first) in u.extents() {
+            let data = e.kind == ExtentKind::Data;
+            let crcs = match (&table, data) {
+                (_, false) => Crcs::None,
+                (None, true) => Crcs::One(u.crcs[0].get()),
+                (Some(table), true) => Crcs::Many { table: table.clone(), at: first - u.first_block },
+            };
+            let extent = Extent {
+                len: e.range.len,
+                kind: e.kind,
+                version: u.version,
+                sequence: head.seq(),
+                chunk: if data { h.chunk() } else { ChunkId::default() },
+                offset: if data { h.chunk_offset.get() + first } else { at.segment },
+                crcs,
+            };
+            each(e.range.start.0, extent);
+        }
+    }
+}
+
+impl Overlay {
+    /// The first append that it needs when it is to be made again; `None` if it is empty.
+    pub fn first_append(&self) -> Option<u64> {
+        self.frames.iter().map(|f| f.at.append).chain(self.held.iter().map(|h| h.append)).min()
+    }
+
+    /// A frame behind the others, or between them where one was missing.
+    pub fn put(&mut self, frame: Uncommitted) {
+        let i = self.frames.partition_point(|f| f.sequence < frame.sequence);
+        frame.entries(|a, e| self.map.insert(a, e, &mut self.outcome));
+        self.frames.insert(i, frame);
+    }
+
+    /// The first frame behind a sequence, whose tip before is changed by a repair.
+    pub fn after(&mut self, s: Sequence) -> Option<&mut Uncommitted> {
+        let i = self.frames.partition_point(|f| f.sequence <= s);
+        self.frames.get_mut(i)
+    }
+
+    /// Keeps a committed entry that lies over or under one of these frames.
+    pub fn hold(&mut self, start: u32, extent: Extent, append: u64) {
+        self.map.insert(start, extent.clone(), &mut self.outcome);
+        self.held.push(Held { start, extent, append });
+    }
+
+    /// Committed entries that are held here, in the order in which they came.
+    pub fn held(&self) -> impl Iterator<Item = (u32, &Extent)> {
+        self.held.iter().map(|h| (h.start, &h.extent))
+    }
+
+    /// Takes the first frame if it is committed; its entries are those of the map below from now on. Gives back what it
+    /// covers of the held entries, too: a cut that comes later must not show them again.
+    pub fn commit(&mut self, committed: Sequence) -> Option<(Uncommitted, Vec<Extent>)> {
+        let f = self.frames.pop_front_if(|f| f.sequence <= committed)?;
+        let mut covered = Vec::new();
+        let Self { map, held, .. } = self;
+        f.entries(|start, e| {
+            let end = start + e.len;
+            map.take(start, end, |x| x.sequence == f.sequence);
+            let over = |h: &Held| h.start < end && start < h.start + h.extent.len && h.extent.key() < e.key();
+            for h in held.extract_if(.., |h| over(h)).collect::<Vec<_>>() {
+                let (a, b) = (h.start.max(start), (h.start + h.extent.len).min(end));
+                let piece = |from: u32, to: u32| h.extent.piece(from - h.start, to - from);
+                covered.push(piece(a, b));
+                for (from, to) in [(h.start, a), (b, h.start + h.extent.len)].into_iter().filter(|(x, y)| x < y) {
+                    held.push(Held { start: from, extent: piece(from, to), append: h.append });
+                }
+            }
+        });
+        Some((f, covered))
+    }
+
+    /// Takes the last frame if it lies behind `to`. `rebuild` follows when all are gone.
+    pub fn cut(&mut self, to: Sequence) -> Option<Uncommitted> {
+        self.frames.pop_back_if(|f| f.sequence > to)
+    }
+
+    /// Makes the map anew from the frames that are left.
+    pub fn rebuild(&mut self) {
+        self.map = ExtentMap::default();
+        let Self { frames, map, held, outcome } = self;
+        for f in frames.iter() {
+            f.entries(|a, e| map.insert(a, e, outcome));
+        }
+        for h in held.iter() {
+            map.insert(h.start, h.extent.clone(), outcome);
+        }
+    }
+
+    /// What was held goes down, once there is no frame left.
+    pub fn let_go(&mut self) -> Vec<(u32, Extent)> {
+        if !self.frames.is_empty() {
+            return Vec::new();
+        }
+        self.map = ExtentMap::default();
+        std::mem::take(&mut self.held).into_iter().map(|h| (h.start, h.extent)).collect()
+    }
+
+    pub fn frames(&self) -> impl Iterator<Item = &Uncommitted> {
+        self.frames.iter()
+    }
+}
