@@ -62,6 +62,10 @@ pub struct ShardInfo {
     pub active: ViewNumber,
     /// Blocks that the shard may address.
     pub blocks: u64,
+    /// Highest view number that was given out.
+    pub highest: ViewNumber,
+    /// Highest attachment generation that was given out.
+    pub generation: Generation,
 }
 
 /// The control plane's answer to a proposal: the pending view.

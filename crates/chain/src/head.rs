@@ -22,6 +22,9 @@ const NUDGE_EVERY: Nanos = Nanos::from_millis(200);
 /// An idle head speaks so often to members that may not know its newest frame or commit.
 const HEARTBEAT_EVERY: Nanos = Nanos::from_millis(100);
 
+/// Attachments that this node may not have heard of yet when their drivers come.
+const GENERATIONS_AHEAD: u64 = 16;
+
 /// What the head knows of a member.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Member {
@@ -98,6 +101,11 @@ impl Head {
         self.told = (Sequence(0), Sequence(0));
     }
 
+    /// Bytes of the updates that the next frame will have.
+    pub fn gathered_bytes(&self) -> usize {
+        self.builder.data_bytes()
+    }
+
     /// The sequence that `quorum` members hold durably in this view.
     fn committed(&self) -> Sequence {
         let mut durable: Vec<Sequence> = self.members.iter().map(|m| m.durable).collect();
@@ -169,6 +177,12 @@ impl Replica {
             self.refuse(ctx, link, Request::Attach, Refusal::Fenced);
             return;
         }
+        // One that the control plane cannot have given out would fence all that it does give out.
+        let given_out = self.info.as_ref().map_or(known.generation, |i| i.generation);
+        if generation.0 > given_out.0.saturating_add(GENERATIONS_AHEAD) {
+            self.refuse(ctx, link, Request::Attach, Refusal::NotReady);
+            return;
+        }
         self.pack(ctx);
         if is_free {
             if let Some(h) = self.head.as_mut() {
@@ -211,13 +225,16 @@ impl Replica {
             *to = link;
             return;
         }
-        if let Some(reason) = self.no_room(ctx, &w) {
+        let no_room = self.no_room(ctx, &w);
+        if let Some(reason) = no_room
+            && !ctx.more_soon
+        {
             self.refuse_for_good(ctx, link, (w.number, w.lowest_open), reason);
             return;
         }
-        let is_stuffed = self.is_stuffed();
+        let must_wait = no_room.is_some() || self.is_stuffed();
         let Some(h) = self.head.as_mut() else { return };
-        if is_stuffed || !h.waiting.is_empty() || h.uncommitted_bytes >= limits::SHARD_WINDOW_BYTES {
+        if must_wait || !h.waiting.is_empty() || h.uncommitted_bytes >= limits::SHARD_WINDOW_BYTES {
             if h.waiting.len() < limits::DRIVER_REQUESTS_MAX {
                 h.waiting.push_back((link, w));
             }
@@ -249,7 +266,7 @@ impl Replica {
 
     /// W7: what needs space is refused before it is ordered; what was ordered once is not.
     fn no_room(&self, ctx: &Ctx<'_>, w: &WriteRequest) -> Option<Refusal> {
-        (w.kind == UpdateKind::Write && !w.crcs.is_empty() && !ctx.room).then_some(Refusal::NoSpace)
+        (w.kind == UpdateKind::Write && !w.crcs.is_empty() && !self.has_room(ctx)).then_some(Refusal::NoSpace)
     }
 
     /// Refuses a request, given its number and the driver's lowest open one, so that no copy of it is applied later.
@@ -283,7 +300,12 @@ impl Replica {
             data: w.data,
         };
         if draft.check(blocks).is_err() {
-            self.refuse_for_good(ctx, link, (number, lowest_open), Refusal::Invalid);
+            if draft.check(limits::SHARD_BLOCKS_MAX).is_ok() {
+                // The volume may have grown, and this node not heard of it yet.
+                self.refuse(ctx, link, Request::Write(number), Refusal::NotReady);
+            } else {
+                self.refuse_for_good(ctx, link, (number, lowest_open), Refusal::Invalid);
+            }
             return;
         }
         if self.head.as_ref().is_some_and(|h| !h.builder.fits(&draft)) {
@@ -394,6 +416,12 @@ impl Replica {
             if is_stuffed || h.uncommitted_bytes >= limits::SHARD_WINDOW_BYTES {
                 break;
             }
+            let front = self.head.as_ref().and_then(|h| h.waiting.front());
+            let for_room = front.is_some_and(|(_, w)| ctx.more_soon && self.no_room(ctx, w).is_some());
+            let Some(h) = self.head.as_mut().filter(|_| !for_room) else {
+                self.pack(ctx);
+                break;
+            };
             // No other message may come that ends this turn with a frame.
             let Some((link, w)) = h.waiting.pop_front() else {
                 self.pack(ctx);
@@ -481,6 +509,10 @@ impl Replica {
         if !self.is_open_head() {
             self.open_tick(ctx);
             return;
+        }
+        if self.is_active_head() && self.head.as_ref().is_some_and(|h| !h.waiting.is_empty()) {
+            // There may be room now, or no hope for any.
+            self.release_window(ctx);
         }
         let me = ctx.config.me.node;
         let (now, peers) = (ctx.now, ctx.peers);

@@ -4,7 +4,7 @@ use crate::event::{Action, Event, HostConfig, MemberStatus, ShardInfo, ShardStat
 use crate::open::Phase;
 use crate::out::Out;
 use crate::peers::Peers;
-use crate::replica::{Ctx, Replica};
+use crate::replica::{Ctx, Replica, with_overhead};
 use freebs_format::wire::{Message, Refusal, Refused, Request};
 use freebs_format::{Frame, FrameKind};
 use freebs_io::LinkId;
@@ -26,7 +26,10 @@ pub struct Host {
     gone: BTreeSet<ShardId>,
     /// Heads that have updates to pack at the end of the turn.
     packing: BTreeSet<ShardId>,
-    room: bool,
+    /// Bytes that the log takes, and how many of them wait for the disk already.
+    room_bytes: u64,
+    unwritten_bytes: u64,
+    more_soon: bool,
     failed: Option<Error>,
     now: Nanos,
     wall: u64,
@@ -43,7 +46,9 @@ impl Host {
             tickets: 0,
             gone: BTreeSet::new(),
             packing: BTreeSet::new(),
-            room: true,
+            room_bytes: u64::MAX,
+            unwritten_bytes: 0,
+            more_soon: false,
             failed: None,
             now: Nanos(0),
             wall: 0,
@@ -54,9 +59,10 @@ impl Host {
         self.replicas.insert(replica.id, replica);
     }
 
-    /// Whether the device takes more updates (W7).
-    pub fn set_room(&mut self, room: bool) {
-        self.room = room;
+    /// How many bytes of updates the device takes, those included that it was given and has not made durable yet, and
+    /// whether it may take more soon (W7).
+    pub fn set_room(&mut self, bytes: u64, more_soon: bool) {
+        (self.room_bytes, self.more_soon) = (bytes, more_soon);
     }
 
     pub fn set_wall(&mut self, wall: u64) {
@@ -77,6 +83,8 @@ impl Host {
 
     fn with<T>(&mut self, shard: ShardId, f: impl FnOnce(&mut Replica, &mut Ctx<'_>) -> T) -> Option<T> {
         let replica = self.replicas.get_mut(&shard)?;
+        let before = replica.unwritten_bytes();
+        let others = self.unwritten_bytes.saturating_sub(before);
         let mut ctx = Ctx {
             now: self.now,
             wall: self.wall,
@@ -84,9 +92,12 @@ impl Host {
             peers: &self.peers,
             out: &mut self.out,
             tickets: &mut self.tickets,
-            room: self.room,
+            room: self.room_bytes.saturating_sub(with_overhead(others)),
+            more_soon: self.more_soon,
         };
-        Some(f(replica, &mut ctx))
+        let done = f(replica, &mut ctx);
+        self.unwritten_bytes = others + replica.unwritten_bytes();
+        Some(done)
     }
 
     fn each(&mut self, mut f: impl FnMut(&mut Replica, &mut Ctx<'_>)) {
@@ -294,6 +305,7 @@ impl Host {
         self.gone.remove(&shard);
         self.ensure(shard);
         self.with(shard, |r, ctx| {
+            // What was seen once does not go back.
             let active = info.active.max(r.info.as_ref().map(|i| i.active).unwrap_or_default());
             r.info = Some(ShardInfo { active, ..info });
             if leads {
@@ -308,6 +320,7 @@ impl Host {
             self.gone.pop_first();
         }
         let Some(replica) = self.replicas.remove(&shard) else { return };
+        self.unwritten_bytes = self.unwritten_bytes.saturating_sub(replica.unwritten_bytes());
         self.packing.remove(&shard);
         for (link, _) in replica.clients {
             let (view, generation) = (ViewNumber(0), Generation(u64::MAX));

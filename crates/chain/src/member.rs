@@ -10,6 +10,9 @@ use freebs_types::{Generation, Nanos, NodeId, Peer, Sequence, ViewNumber, limits
 /// A frame that comes before its predecessors waits this long for them; then they are fetched.
 pub(crate) const GAP_PATIENCE: Nanos = Nanos::from_millis(limits::LINK_SILENCE_MS);
 
+/// Views that this node may not have heard of yet when it is asked to promise them.
+const VIEWS_AHEAD: u64 = 1024;
+
 impl Replica {
     /// A frame from the head, or passed on by a member.
     pub fn on_frame(&mut self, ctx: &mut Ctx<'_>, frame: Frame) {
@@ -147,7 +150,9 @@ impl Replica {
 
     /// Somebody opens view `view` and asks for a promise (V2).
     pub fn on_seal(&mut self, ctx: &mut Ctx<'_>, link: LinkId, view: ViewNumber, pred: ViewNumber) {
-        if self.stopped.is_some() {
+        // A promise is for ever, so one that the control plane cannot have numbered would end the shard here.
+        let given_out = self.info.as_ref().map_or(ViewNumber(0), |i| i.highest).max(self.view_number());
+        if self.stopped.is_some() || view.0 > given_out.0.saturating_add(VIEWS_AHEAD) {
             return;
         }
         let is_old = view < self.promise() || view < self.view_number();

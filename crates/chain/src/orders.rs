@@ -1,6 +1,6 @@
 //! Orders of events that once went wrong, or nearly so, played to one replica.
 
-use crate::event::{Action, Event, HostConfig, Opened, Who};
+use crate::event::{Action, Event, HostConfig, Opened, ShardInfo, Who};
 use crate::head::view_secret;
 use crate::host::Host;
 use crate::learn::Learning;
@@ -114,11 +114,12 @@ struct Scene {
     me: u64,
     now: Nanos,
     tickets: u64,
+    more_soon: bool,
 }
 
 impl Scene {
     fn new(me: u64) -> Self {
-        Self { r: Replica::empty(SHARD), me, now: Nanos::from_millis(1), tickets: 0 }
+        Self { r: Replica::empty(SHARD), me, now: Nanos::from_millis(1), tickets: 0, more_soon: false }
     }
 
     fn play<T>(&mut self, act: impl FnOnce(&mut Replica, &mut Ctx<'_>) -> T) -> (T, Vec<Action>) {
@@ -141,7 +142,8 @@ impl Scene {
             peers: &peers,
             out: &mut out,
             tickets: &mut self.tickets,
-            room: true,
+            room: u64::MAX,
+            more_soon: self.more_soon,
         };
         let got = act(&mut self.r, &mut ctx);
         out.flush(self.now, &peers);
@@ -384,7 +386,7 @@ impl Scene {
             data: vec![data],
         };
         let act = |r: &mut Replica, ctx: &mut Ctx<'_>| {
-            ctx.room = room;
+            ctx.room = if room { u64::MAX } else { 0 };
             r.on_write(ctx, DRIVER, w);
             r.pack(ctx);
         };
@@ -411,6 +413,93 @@ fn a_copy_of_a_refused_write_is_not_applied() {
     assert_eq!(s.r.last.sequence, last.next());
     s.write(true, 4, 4, 1);
     assert_eq!(s.r.last.sequence, last.next().next(), "others go on");
+}
+
+fn info(blocks: u64) -> ShardInfo {
+    ShardInfo {
+        shard: SHARD,
+        members: [1, 2, 3].map(NodeId).to_vec(),
+        active: ViewNumber(2),
+        blocks,
+        highest: ViewNumber(2),
+        generation: Generation(1),
+    }
+}
+
+fn reason(actions: &[Action]) -> Option<Refusal> {
+    actions.iter().find_map(|a| match a {
+        Action::Send { message: Message::Refused(f), .. } => Some(f.reason),
+        _ => None,
+    })
+}
+
+/// A write into the part that a volume had just grown by was refused for good when its head had not heard of the new
+/// size yet.
+#[test]
+fn a_write_behind_the_known_end_is_waited_out() {
+    let mut s = leading();
+    let last = s.r.last.sequence;
+    s.r.info = Some(info(1));
+    assert_eq!(reason(&s.write(true, 2, 1, 2)), Some(Refusal::NotReady));
+    assert_eq!(reason(&s.write(true, 2, 1, 2)), Some(Refusal::NotReady));
+    s.r.info = Some(info(2));
+    assert_eq!(reason(&s.write(true, 2, 1, 2)), None);
+    assert_eq!(s.r.last.sequence, last.next());
+}
+
+/// One Attach with the highest generation there is fenced a volume for ever.
+#[test]
+fn a_generation_that_was_never_given_out_fences_nobody() {
+    let mut s = leading();
+    s.r.info = Some(info(1024));
+    let attach = |s: &mut Scene, generation| {
+        s.play(|r, ctx| r.on_attach(ctx, LinkId(101), DriverId(10), Generation(generation), Hash32::default())).1
+    };
+    for wrong in [u64::MAX, u64::MAX - 1, 1 << 20] {
+        assert_eq!(reason(&attach(&mut s, wrong)), Some(Refusal::NotReady));
+    }
+    assert_eq!(reason(&s.write(true, 2, 1, 1)), None, "the driver goes on");
+    // One that this node has not heard of yet is taken, so that nobody waits for the news.
+    assert_eq!(reason(&attach(&mut s, 2)), Some(Refusal::Fenced), "the driver before it");
+    assert_eq!(reason(&s.write(true, 3, 1, 1)), Some(Refusal::Fenced));
+}
+
+/// One Seal for the highest view there is, from who pretends to be a member, and this one never took part again.
+#[test]
+fn a_view_that_was_never_numbered_is_not_promised() {
+    let mut s = Scene::new(2);
+    let mut c = Chain::new();
+    s.take(c.open(1));
+    s.take(c.open(2));
+    s.durable(2);
+    s.r.info = Some(info(1024));
+    for wrong in [u64::MAX, 1 << 20] {
+        let (_, actions) = s.play(|r, ctx| r.on_seal(ctx, LinkId(3), ViewNumber(wrong), ViewNumber(2)));
+        assert!(actions.is_empty() && s.r.serves(), "{actions:?}");
+    }
+    let (_, actions) = s.play(|r, ctx| r.on_seal(ctx, LinkId(3), ViewNumber(4), ViewNumber(2)));
+    assert_eq!(actions.len(), 1, "the promise");
+}
+
+/// W7: a log that was making room had none for a moment, and writes were refused that it would soon have taken.
+#[test]
+fn writes_wait_for_a_log_that_makes_room() {
+    let mut s = leading();
+    let last = s.r.last.sequence;
+    s.more_soon = true;
+    assert_eq!(reason(&s.write(false, 2, 1, 1)), None);
+    assert_eq!(reason(&s.write(false, 3, 1, 1)), None);
+    assert_eq!(s.r.last.sequence, last, "they wait");
+    s.play(|r, ctx| r.head_tick(ctx));
+    assert_eq!(s.r.last.sequence, last.next(), "and are ordered when there is room");
+    // Once there is no hope, they are told.
+    assert_eq!(reason(&s.write(false, 4, 1, 1)), None);
+    s.more_soon = false;
+    let (_, actions) = s.play(|r, ctx| {
+        ctx.room = 0;
+        r.head_tick(ctx);
+    });
+    assert_eq!(reason(&actions), Some(Refusal::NoSpace));
 }
 
 /// Writes that had waited for the window were gathered when it opened, but nothing ended the turn with a frame until

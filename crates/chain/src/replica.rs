@@ -30,8 +30,10 @@ pub(crate) struct Ctx<'a> {
     pub peers: &'a Peers,
     pub out: &'a mut Out,
     pub tickets: &'a mut u64,
-    /// Whether the device has room for more updates (W7).
-    pub room: bool,
+    /// Bytes of updates that the device takes from this shard, those included that are not durable yet (W7).
+    pub room: u64,
+    /// The log is making room: what has none may have some soon.
+    pub more_soon: bool,
 }
 
 impl Ctx<'_> {
@@ -130,6 +132,11 @@ pub(crate) fn genesis() -> FrameName {
     FrameName { view: ViewNumber(0), sequence: Sequence(0), hid: hide(&Hash32::default()) }
 }
 
+/// What updates of so many bytes may take of the log.
+pub(crate) fn with_overhead(bytes: u64) -> u64 {
+    bytes.saturating_add(bytes / 4)
+}
+
 /// Bytes that a frame takes in memory.
 pub(crate) fn weight(frame: &Frame) -> usize {
     frame.data_bytes() + frame.head.bytes().len()
@@ -218,6 +225,17 @@ impl Replica {
     /// the disk has caught up, a head lets requests wait.
     pub fn is_stuffed(&self) -> bool {
         self.recent_bytes >= UNWRITTEN_BYTES_MAX
+    }
+
+    /// Bytes that were taken for this log and are not durable yet: those appended, and those that a head gathers.
+    pub fn unwritten_bytes(&self) -> u64 {
+        (self.recent_bytes + self.head.as_ref().map_or(0, |h| h.gathered_bytes())) as u64
+    }
+
+    /// Whether one more update may come (W7): a slow disk is full before its log shows it, so what waits for it needs
+    /// room, too, with a quarter for what the log adds.
+    pub fn has_room(&self, ctx: &Ctx<'_>) -> bool {
+        ctx.room > with_overhead(self.unwritten_bytes())
     }
 
     /// Forgets frames that were appended, when the log goes on elsewhere.

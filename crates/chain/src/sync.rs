@@ -305,8 +305,16 @@ mod tests {
         };
         let (peers, mut out, mut tickets) = (Peers::default(), Out::default(), 7);
         let now = Nanos::from_millis(1);
-        let mut ctx =
-            Ctx { now, wall: 0, config: &config, peers: &peers, out: &mut out, tickets: &mut tickets, room: true };
+        let mut ctx = Ctx {
+            now,
+            wall: 0,
+            config: &config,
+            peers: &peers,
+            out: &mut out,
+            tickets: &mut tickets,
+            room: u64::MAX,
+            more_soon: false,
+        };
         act(replica, &mut ctx);
     }
 

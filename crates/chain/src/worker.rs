@@ -146,8 +146,10 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     pub fn on_messages(&self, from: LinkId, messages: &mut Vec<Message>) {
         let now = self.0.clock.now();
+        let (room, more_soon) = self.room();
         {
             let mut host = self.0.host.borrow_mut();
+            host.set_room(room, more_soon);
             for message in messages.drain(..) {
                 host.step(now, Event::Message { from, message });
             }
@@ -187,9 +189,22 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             return;
         }
         let now = self.0.clock.now();
-        self.0.host.borrow_mut().step(now, event);
+        let (room, more_soon) = self.room();
+        {
+            let mut host = self.0.host.borrow_mut();
+            host.set_room(room, more_soon);
+            host.step(now, event);
+        }
         self.carry_out();
         self.0.turn.notify_one();
+    }
+
+    /// Bytes that the device has for updates, of which it was given some already, and whether it may have more soon
+    /// (W7).
+    fn room(&self) -> (u64, bool) {
+        let space = self.0.engine.space();
+        let free = space.free_segments.saturating_sub(space.reserve_segments);
+        (u64::from(free) * space.segment_bytes, space.more_soon)
     }
 
     async fn run_turns(self) {
@@ -226,9 +241,10 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                     }
                 });
             }
-            let space = self.0.engine.space();
-            self.0.host.borrow_mut().set_room(space.free_segments > space.reserve_segments);
             self.step(Event::Tick);
+            if self.room() == (0, true) {
+                self.0.engine.look_for_room();
+            }
             for event in self.0.engine.events() {
                 (self.0.notes)(&format!("log: {:?}: {}", event.kind, event.text));
             }

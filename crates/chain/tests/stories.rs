@@ -1,14 +1,15 @@
 //! Stories of the chain that once went wrong, each told with hosts, a log that is durable at once (or when the story
 //! says so), and links that the story cuts.
 
+use bytes::Bytes;
 use freebs_chain::{Action, Event, Host, HostConfig, Opened, ShardInfo, ShardStatus, SyncSource, Who};
-use freebs_format::Frame;
-use freebs_format::wire::{Message, SyncRequest};
+use freebs_format::wire::{Message, SyncRequest, WriteRequest};
+use freebs_format::{Extent, ExtentKind, Frame, UpdateKind, block_crc};
 use freebs_io::LinkId;
 use freebs_lsvd::{Durable, Record};
 use freebs_types::{
-    ClusterId, DriverId, Error, Generation, Hash32, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber,
-    ViewNumber,
+    BLOCK, BlockRange, ClusterId, DriverId, Error, Generation, Hash32, Nanos, NodeId, Peer, RequestNumber, Result,
+    Sequence, ShardId, StartNumber, ViewNumber,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -86,6 +87,8 @@ impl Story {
             members: (1..=members).map(NodeId).collect(),
             active: ViewNumber(0),
             blocks: 1024,
+            highest: ViewNumber(0),
+            generation: Generation(0),
         };
         for n in 1..=members {
             s.step(n, Event::Shards(vec![info.clone()]));
@@ -237,6 +240,58 @@ fn a_member_that_missed_the_last_heartbeat_hears_another_one() {
     s.link(1, 2, true);
     s.wait(1000);
     assert_eq!(s.status(2).committed, s.status(1).committed);
+}
+
+/// A disk that was slow had less room than its log showed: what waited for it was not counted, until the log ran over
+/// and the device was out of use.
+#[test]
+fn what_waits_for_a_slow_disk_takes_room() {
+    const ROOM: u64 = 4 << 20;
+    let mut s = Story::new(1, 1);
+    s.settle();
+    let (view, generation, driver, identity) = (s.active, Generation(1), DriverId(9), Hash32([9; 32]));
+    let attach = Message::Attach { shard: SHARD, view, generation, driver, identity };
+    s.step(1, Event::Message { from: LinkId(100), message: attach });
+    s.settle();
+    let m = s.members.get_mut(&1).unwrap();
+    m.holds_back = true;
+    m.host.set_room(ROOM, false);
+    let written = |s: &Story| s.members[&1].log.values().map(|f| f.data_bytes() as u64).sum::<u64>();
+    let write = |number: u64| {
+        let data = Bytes::from(vec![number as u8; 16 * BLOCK]);
+        Message::Write(WriteRequest {
+            shard: SHARD,
+            view,
+            generation,
+            driver,
+            number: RequestNumber(number),
+            lowest_open: RequestNumber(1),
+            kind: UpdateKind::Write,
+            extents: vec![Extent { kind: ExtentKind::Data, range: BlockRange::new(0, 16) }],
+            crcs: vec![block_crc(&data[..BLOCK]); 16],
+            data: vec![data],
+        })
+    };
+    // In one turn, and in turns of their own.
+    for number in 1..=200 {
+        let message = write(number);
+        s.step(1, Event::Message { from: LinkId(100), message });
+        if number > 100 {
+            s.settle();
+        }
+    }
+    s.settle();
+    let first = written(&s);
+    assert!((ROOM / 2..=ROOM).contains(&first), "{first} bytes of {ROOM}");
+    // What the disk has done no longer waits for it.
+    s.members.get_mut(&1).unwrap().holds_back = false;
+    s.settle();
+    let status = s.status(1);
+    assert_eq!(status.durable, status.last.sequence);
+    s.members.get_mut(&1).unwrap().host.set_room(ROOM, false);
+    s.step(1, Event::Message { from: LinkId(100), message: write(201) });
+    s.settle();
+    assert_eq!(written(&s), first + 16 * BLOCK as u64);
 }
 
 /// A heartbeat overtook, on another link, the frames that a member had asked for. It meant nothing to a log without

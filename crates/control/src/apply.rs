@@ -32,6 +32,24 @@ impl State {
         Ok(Done { revision: self.revision, outcome })
     }
 
+    /// The number of a node's next start, given those that its devices come with (rule V8). Asked before anything is
+    /// written to them: one that comes with less than the node was seen with is an old image, and each raise would
+    /// bring it nearer to being taken for the present one. All devices of a node get the same number.
+    pub fn next_start(&self, node: NodeId, came_with: &[StartNumber]) -> Result<StartNumber> {
+        let seen = self.node(node).map(|n| n.start).unwrap_or_default();
+        let highest = came_with.iter().copied().fold(seen, StartNumber::max);
+        match came_with.iter().position(|c| *c < seen) {
+            Some(worker) => Err(Error::corrupt(format!(
+                "the device of worker {worker} comes with start number {}, and node {node} was seen with {seen}: it \
+                 is an old image. Put the newest one back; a node without it can't be taken in again yet, and the \
+                 other copies go on without it",
+                came_with[worker]
+            ))),
+            None if highest.0 >= u64::MAX - 1 => Err(Error::corrupt(format!("start number {highest} can't be raised"))),
+            None => Ok(highest.next()),
+        }
+    }
+
     fn register(&mut self, mut node: Node) -> Result<Outcome> {
         if node.id.0 == 0 {
             return Err(Error::invalid("node ids begin with 1"));
@@ -61,6 +79,14 @@ impl State {
                 node.changed = old.changed;
                 if **old == node {
                     return Ok(Outcome::Registered);
+                }
+                // Each start has a number of its own, so this is another process, on a copy of the same device.
+                if node.start == old.start && old.start.0 > 0 {
+                    return Err(Error::corrupt(format!(
+                        "node {} was seen with start number {} at {} already: its device is an old image, or it runs \
+                         twice",
+                        node.name, node.start, old.address
+                    )));
                 }
             }
             None => {}
@@ -254,7 +280,8 @@ impl State {
         let mut volume = self.volume_to_change(id)?;
         if let Some(holder) = volume.holder.as_ref().filter(|h| h.identity != identity && !force) {
             return Err(Error::busy(format!(
-                "volume '{}' is attached by {}; disconnect there first, or attach with force",
+                "volume '{}' is attached by {}; disconnect its clients there. If that gateway is gone for good, start \
+                 one with the same --identity",
                 volume.name, holder.name
             )));
         }

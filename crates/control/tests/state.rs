@@ -214,6 +214,9 @@ fn nodes_come_back_with_higher_starts_and_the_same_workers() {
     let mut s = cluster(2);
     s.apply(register(1, 5)).unwrap();
     assert_eq!(kind(&mut s, register(1, 4)), ErrorKind::Corrupt);
+    let revision = s.revision();
+    s.apply(register(1, 5)).unwrap();
+    assert_eq!(s.revision(), revision, "a repeat");
     let other = |node, name: &str, address: &str, workers, start| Command::RegisterNode {
         node: NodeId(node),
         name: name.into(),
@@ -226,8 +229,29 @@ fn nodes_come_back_with_higher_starts_and_the_same_workers() {
     assert_eq!(kind(&mut s, other(3, "node3", "nowhere", 1, 1)), ErrorKind::Invalid);
     assert_eq!(kind(&mut s, other(3, "node3", "127.0.0.1:1", 3, 1)), ErrorKind::Invalid);
     assert_eq!(kind(&mut s, other(0, "node3", "127.0.0.1:1", 1, 1)), ErrorKind::Invalid);
+    assert_eq!(kind(&mut s, other(1, "node1", "127.0.0.1:9", 1, 5)), ErrorKind::Corrupt, "it runs elsewhere");
     s.apply(other(1, "node1", "127.0.0.1:9", 1, 6)).unwrap();
     assert_eq!(s.node(NodeId(1)).unwrap().address, "127.0.0.1:9");
+}
+
+/// V8: an image that was one start old was raised to the number that the node was seen with, and taken for the present
+/// device. And a node's workers came with numbers of their own once one of them was raised alone; the node registered
+/// the lowest, and the volumes of the others never opened a view again.
+#[test]
+fn a_node_starts_with_one_number_above_all_that_were_seen() {
+    let mut s = cluster(2);
+    let of = |s: &State, came_with: &[u64]| {
+        let came_with: Vec<_> = came_with.iter().map(|n| StartNumber(*n)).collect();
+        s.next_start(NodeId(1), &came_with).map(|n| n.0).map_err(|e| e.kind)
+    };
+    assert_eq!(of(&State::new(ClusterId([1; 16])), &[0, 0]), Ok(1), "a node that nobody knows");
+    s.apply(register(1, 5)).unwrap();
+    assert_eq!(of(&s, &[5, 5]), Ok(6));
+    assert_eq!(of(&s, &[5, 8]), Ok(9), "one device was raised alone");
+    assert_eq!(of(&s, &[4]), Err(ErrorKind::Corrupt), "one start old");
+    assert_eq!(of(&s, &[5, 4]), Err(ErrorKind::Corrupt));
+    assert_eq!(of(&s, &[0]), Err(ErrorKind::Corrupt), "blank");
+    assert_eq!(of(&s, &[u64::MAX - 1]), Err(ErrorKind::Corrupt));
 }
 
 #[test]

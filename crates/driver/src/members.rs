@@ -53,6 +53,17 @@ pub(crate) struct Member {
     /// It refused a read: no further ones before this time.
     pub rest_until: Nanos,
     pub rest: Backoff,
+    /// It was silent for too long on a read.
+    pub silence: Option<Silence>,
+}
+
+/// A member that left a read without an answer: others are asked first, until it answers in time again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Silence {
+    /// From then on a read asks it, too, beside another member.
+    pub probe_at: Nanos,
+    /// The last attempt at it, and when that was made.
+    pub asked: Option<(u64, Nanos)>,
 }
 
 impl Member {
@@ -66,6 +77,7 @@ impl Member {
             reads: 0,
             rest_until: Nanos(0),
             rest: Backoff::default(),
+            silence: None,
         };
         nodes.iter().take(limits::CHAIN_MEMBERS_MAX).map(member).collect()
     }
@@ -114,7 +126,8 @@ impl Driver {
         link.state = LinkState::Up;
         for s in 0..self.shards.len() {
             if let Some(m) = self.shards[s].position(peer) {
-                self.shards[s].members[m].rest_until = Nanos(0);
+                let member = &mut self.shards[s].members[m];
+                (member.rest_until, member.silence) = (Nanos(0), None);
                 self.greet(s, m, out);
                 self.wake_reads(s, out);
             }

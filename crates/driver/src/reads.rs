@@ -1,14 +1,15 @@
 //! Blocks on their way from members.
 //!
 //! A fetch is one run of blocks that a part wants; an attempt is one question to one member. A fetch asks one
-//! member, another one on refusal, mismatch or silence, and takes the first good answer.
+//! member, another one on refusal, mismatch or silence, and takes the first good answer. A member that was silent is
+//! passed over until it answers a probe in time: one that is frozen costs the reads that it has, and no later ones.
 //!
 //! Invariants: a member is asked only when it is known to have, durably in the present view, everything that this
 //! driver has completed (R1), and only behind the barrier (R2). Bytes are handed on only after their CRCs matched.
 //! An answer counts whenever it comes, even from a view that is over: the fetch has its blocks for itself (R3), so
 //! they have had one value since it began.
 
-use crate::members::Backoff;
+use crate::members::{Backoff, Silence};
 use crate::requests::Run;
 use crate::shard::Shard;
 use crate::slab::Key;
@@ -23,6 +24,8 @@ use freebs_types::{BLOCK, BlockRange, Error, Nanos, NodeId, Peer, Sequence, View
 const OUTSTANDING_MAX: u32 = 64;
 /// Silence after which another member is asked, too. Doubled each time, up to eight times as long.
 const HEDGE_AFTER: Nanos = Nanos::from_millis(200);
+/// How often a silent member is asked whether it answers in time again.
+const PROBE_EVERY: Nanos = Nanos::from_millis(500);
 /// Attempts of one fetch that are waited for at the same time.
 const ATTEMPTS_MAX: usize = 8;
 
@@ -101,7 +104,8 @@ impl Driver {
             (fetch.view, fetch.tried, fetch.bad) = (shard.view, 0, 0);
         }
         if let Some(m) = self.choose(key) {
-            return self.attempt(key, m, out);
+            self.attempt(key, m, out);
+            return self.probe(key, out);
         }
         let Some(fetch) = self.fetches.get_mut(key) else { return };
         if fetch.live > 0 {
@@ -125,9 +129,22 @@ impl Driver {
         let first = local.unwrap_or(((shard.id.volume.0 + u64::from(shard.id.index)) % n as u64) as usize);
         let fit = |m: &usize| fetch.tried & (1 << m) == 0 && self.fits(shard, *m);
         let in_turn = || (0..n).map(|i| (first + i) % n).filter(fit);
-        in_turn()
+        let awake = || in_turn().filter(|m| shard.members[*m].silence.is_none());
+        awake()
             .find(|m| shard.members[*m].reads < OUTSTANDING_MAX)
+            .or_else(|| awake().min_by_key(|m| shard.members[*m].reads))
             .or_else(|| in_turn().min_by_key(|m| shard.members[*m].reads))
+    }
+
+    /// A silent member gets a read that another one answers, too, so that nobody waits for it.
+    fn probe(&mut self, key: Key, out: &mut Vec<Action>) {
+        let Some(fetch) = self.fetches.get(key) else { return };
+        let shard = &self.shards[fetch.shard];
+        let due = |m: &usize| shard.members[*m].silence.is_some_and(|s| self.now >= s.probe_at);
+        let fit = |m: &usize| fetch.tried & (1 << m) == 0 && self.fits(shard, *m);
+        if let Some(m) = (0..shard.members.len()).find(|m| due(m) && fit(m)) {
+            self.attempt(key, m, out);
+        }
     }
 
     /// Whether a member may be read from now (R1).
@@ -149,6 +166,9 @@ impl Driver {
         let shard = &mut self.shards[fetch.shard];
         let member = &mut shard.members[m];
         member.reads += 1;
+        if member.silence.is_some() {
+            member.silence = Some(Silence { probe_at: self.now.plus(PROBE_EVERY), asked: Some((id, self.now)) });
+        }
         fetch.tried |= 1 << m;
         fetch.attempts[fetch.live] = id;
         fetch.live += 1;
@@ -240,6 +260,13 @@ impl Driver {
         fetch.tries += 1;
         let patience = Nanos(HEDGE_AFTER.0 << fetch.tries.min(3));
         self.timers.arm(&mut fetch.due, self.now.plus(patience), Timer::Hedge(key));
+        // The timer was armed with the newest of them, so all of them have been waited for.
+        for id in &fetch.attempts[..fetch.live] {
+            let Some(a) = self.attempts.get(id) else { continue };
+            if let Some(member) = self.shards[a.shard].member_of(a.node) {
+                member.silence.get_or_insert(Silence { probe_at: self.now.plus(PROBE_EVERY), asked: None });
+            }
+        }
         if let Some(m) = self.choose(key) {
             self.counters.read_failovers += 1;
             return self.attempt(key, m, out);
@@ -250,7 +277,22 @@ impl Driver {
         }
     }
 
+    /// A member has answered a read, perhaps one that nobody waits for any more.
+    fn answered(&mut self, from: Peer, s: usize, id: u64) {
+        let now = self.now;
+        let shard = &mut self.shards[s];
+        let Some(m) = shard.position(from) else { return };
+        let member = &mut shard.members[m];
+        let asked = member.silence.and_then(|s| s.asked);
+        if asked.is_some_and(|(probe, at)| probe == id && now.since(at) < HEDGE_AFTER) {
+            member.silence = None;
+        }
+    }
+
     pub(crate) fn read_reply(&mut self, from: Peer, reply: ReadReply, out: &mut Vec<Action>) {
+        if let Some(s) = self.by_id.get(&reply.shard).copied() {
+            self.answered(from, s, reply.id);
+        }
         let Some(attempt) = self.attempts.get(&reply.id) else { return };
         if attempt.peer != from || self.shards[attempt.shard].id != reply.shard {
             return;
@@ -289,6 +331,7 @@ impl Driver {
     }
 
     pub(crate) fn read_refused(&mut self, from: Peer, s: usize, id: u64, reason: Refusal, out: &mut Vec<Action>) {
+        self.answered(from, s, id);
         if !self.attempts.get(&id).is_some_and(|a| a.peer == from && a.shard == s) {
             return;
         }

@@ -616,15 +616,65 @@ fn refused_and_silent_members_are_passed_over() {
     // The link breaks: at once elsewhere.
     s.read(2, 0, 4096);
     s.step(Event::LinkDown(peer(2)));
-    s.sees(&["n2 <- read r3 v1 floor 2 [0+1]", "n3 <- read r4 v1 floor 2 [0+1]"]);
-    // Everybody refuses: again after a back-off.
+    s.sees(&["n2 <- read r3 v1 floor 2 [0+1]", "n1 <- read r4 v1 floor 2 [0+1]"]);
+    // Everybody refuses, at last the one that was silent: again after a back-off.
     let id = s.reads[4].0;
-    s.refuse(3, Request::Read(id), Refusal::NotReady, 1);
-    let id = s.reads[5].0;
     s.refuse(1, Request::Read(id), Refusal::NotReady, 1);
-    s.sees(&["n1 <- read r5 v1 floor 2 [0+1]"]);
+    let id = s.reads[5].0;
+    s.refuse(3, Request::Read(id), Refusal::NotReady, 1);
+    s.sees(&["n3 <- read r5 v1 floor 2 [0+1]"]);
     s.wait(10);
     assert!(s.lines.iter().any(|l| l.contains("read r6")), "{:?}", s.lines);
+}
+
+/// A frozen member that reads preferred was asked first by every read, and every read waited 200 ms for it, as long
+/// as it was frozen: reads were some 400 times slower.
+#[test]
+fn a_frozen_member_is_waited_for_once() {
+    let mut s = Script::ready(None);
+    s.read(1, 0, 4096);
+    s.wait(200);
+    s.sees(&["n2 <- read r0 v1 floor 2 [0+1]", "n3 <- read r1 v1 floor 2 [0+1]"]);
+    s.answer(1, &[Some(3)]);
+    s.sees(&["done 1: 4096x3"]);
+    s.read(2, 0, 4096);
+    s.sees(&["n3 <- read r2 v1 floor 2 [0+1]"]);
+    s.answer(2, &[Some(3)]);
+    // Now and then it is asked, too, but the answer is another's.
+    s.wait(500);
+    s.lines.clear();
+    s.read(3, 0, 4096);
+    s.sees(&["n3 <- read r3 v1 floor 2 [0+1]", "n2 <- read r4 v1 floor 2 [0+1]"]);
+    s.answer(3, &[Some(3)]);
+    s.read(4, 0, 4096);
+    s.sees(&["done 3: 4096x3", "n3 <- read r5 v1 floor 2 [0+1]"]);
+    s.answer(5, &[Some(3)]);
+    // A late answer is no reason to wait for it again.
+    s.answer(0, &[Some(3)]);
+    s.wait(200);
+    s.answer(4, &[Some(3)]);
+    s.wait(300);
+    s.lines.clear();
+    s.read(5, 0, 4096);
+    s.sees(&["n3 <- read r6 v1 floor 2 [0+1]", "n2 <- read r7 v1 floor 2 [0+1]"]);
+    s.answer(6, &[Some(3)]);
+    s.wait(1);
+    s.answer(7, &[Some(3)]);
+    s.lines.clear();
+    s.read(6, 0, 4096);
+    s.sees(&["n2 <- read r8 v1 floor 2 [0+1]"]);
+}
+
+/// If nobody answers in time, nobody is passed over.
+#[test]
+fn members_that_are_all_slow_are_asked_in_turn() {
+    let mut s = Script::ready(None);
+    s.read(1, 0, 4096);
+    (0..4).for_each(|_| s.wait(1600));
+    s.answer(0, &[Some(3)]);
+    s.lines.clear();
+    s.read(2, 0, 4096);
+    assert!(s.lines[0].starts_with("n2 <- read"), "{:?}", s.lines);
 }
 
 #[test]

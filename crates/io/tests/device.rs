@@ -12,6 +12,7 @@ use std::path::Path;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Waker};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::task::LocalSet;
 
@@ -439,5 +440,10 @@ fn threads_stand_in_where_uring_is_forbidden() {
             assert_eq!(device.read(4096, 4096).await.unwrap()[9], 6);
         });
     });
+    let begun = Instant::now();
+    while !thread.is_finished() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the thread does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     thread.join().unwrap();
 }

@@ -25,8 +25,8 @@ pub(crate) struct Op {
     pub head: FrameHead,
     pub at: At,
     pub done: Option<Durable>,
-    /// The segment that this frame helps to give up.
-    pub frees: Option<u32>,
+    /// It is one of those that let a round of segments be given up.
+    pub frees: bool,
 }
 
 /// An append on its way.
@@ -55,7 +55,7 @@ pub(crate) enum Next {
 /// What is being gathered.
 #[derive(Default)]
 pub(crate) struct Gather {
-    frames: Vec<(Frame, Option<Durable>, Option<u32>)>,
+    frames: Vec<(Frame, Option<Durable>, bool)>,
     heads: usize,
     index: usize,
     data: usize,
@@ -72,7 +72,7 @@ impl Gather {
         self.heads += head;
         self.index += IndexEntry::encoded_len(head);
         self.data += frame.data_bytes();
-        self.frames.push((frame, None, None));
+        self.frames.push((frame, None, false));
     }
 }
 
@@ -113,6 +113,17 @@ impl Core {
                     return Next::Cut(self.apply_cut(shard, to));
                 }
                 Queued::Record(Record::Cut { .. }) => break,
+                Queued::Record(Record::Repair(f))
+                    if !self.shards.get(&f.head.shard()).is_some_and(|s| s.is_for(&f.head)) =>
+                {
+                    let (shard, s) = (f.head.shard(), f.head.seq());
+                    self.queue.pop_front();
+                    self.event(
+                        crate::EventKind::Refused,
+                        format!("shard {shard}: frame {s} is no repair of what is here"),
+                    );
+                    continue;
+                }
                 Queued::Idle => {
                     self.queue.pop_front();
                     g.idle = g.frames.is_empty() && self.queue.is_empty();
@@ -215,10 +226,10 @@ impl Core {
         let (frame, done, frees) = match front {
             Queued::Record(Record::Frame(f)) => {
                 let h = f.header();
-                (f, Some(Durable::Frame { shard: f.head.shard(), view: h.view_number(), sequence: h.seq() }), None)
+                (f, Some(Durable::Frame { shard: f.head.shard(), view: h.view_number(), sequence: h.seq() }), false)
             }
             Queued::Record(Record::Repair(f)) => {
-                (f, Some(Durable::Repair { shard: f.head.shard(), sequence: f.head.seq() }), None)
+                (f, Some(Durable::Repair { shard: f.head.shard(), sequence: f.head.seq() }), false)
             }
             other => {
                 let (frame, done, frees) = self.local(other);
@@ -250,25 +261,23 @@ impl Core {
     }
 
     /// The local frame of a record that the caller did not bring as a frame.
-    fn local(&self, queued: &Queued) -> (Frame, Option<Durable>, Option<u32>) {
+    fn local(&self, queued: &Queued) -> (Frame, Option<Durable>, bool) {
         match queued {
             Queued::Record(Record::Mark { shard, change, ticket }) => {
                 let frame = self.mark_frame(*shard, change, freebs_types::Sequence(0));
-                (frame, Some(Durable::Mark { shard: *shard, ticket: *ticket }), None)
+                (frame, Some(Durable::Mark { shard: *shard, ticket: *ticket }), false)
             }
             Queued::Record(Record::Carry { shard, body, data, ticket }) => {
                 let frame = self.carry_frame(*shard, body, data.clone());
-                (frame, Some(Durable::Carry { shard: *shard, ticket: *ticket }), None)
+                (frame, Some(Durable::Carry { shard: *shard, ticket: *ticket }), false)
             }
             Queued::Record(Record::Forget { shard }) => {
-                (self.deleted_frame(*shard), Some(Durable::Forget { shard: *shard }), None)
+                (self.deleted_frame(*shard), Some(Durable::Forget { shard: *shard }), false)
             }
-            Queued::Job(Job::Mark { shard, released, segment }) => {
-                (self.mark_frame(*shard, &crate::MarkChange::default(), *released), None, Some(*segment))
+            Queued::Job(Job::Mark { shard, released }) => {
+                (self.mark_frame(*shard, &crate::MarkChange::default(), *released), None, true)
             }
-            Queued::Job(Job::Carry { shard, body, segment }) => {
-                (self.carry_frame(*shard, body, Vec::new()), None, Some(*segment))
-            }
+            Queued::Job(Job::Carry { shard, body }) => (self.carry_frame(*shard, body, Vec::new()), None, true),
             Queued::Record(Record::Frame(_) | Record::Repair(_) | Record::Cut { .. })
             | Queued::Job(Job::Move(_))
             | Queued::Idle
@@ -292,7 +301,7 @@ impl Core {
         buf.set_len(front + g.data);
         let given = (open.first_append == 0).then(|| self.segs.given());
         if extra > 0 {
-            let live = self.segs.used().filter(|(i, _)| *i != open.id).map(|(i, _)| SegmentId(i));
+            let live = self.segs.named().filter(|i| *i != open.id).map(SegmentId);
             buf[HEADER..HEADER + extra].copy_from_slice(&LiveTable::new(live, self.segs.len()).bits);
         }
         let number = self.next_append;
@@ -366,6 +375,11 @@ impl Core {
             self.segs.table_durable(given, seq);
             self.map_wake.notify_one();
         }
+        // What cleaning writes itself earns it nothing.
+        let own = |op: &&Op| op.done.is_none();
+        let op_len = |op: &Op| op.head.bytes().len() + op.head.header().data_len.get() as usize;
+        let own_bytes: usize = batch.ops.iter().filter(own).map(op_len).sum();
+        let others = if batch.ops.iter().all(|op| own(&op)) { 0 } else { len.saturating_sub(own_bytes) };
         for op in batch.ops {
             self.counters.frames += 1;
             self.counters.data_bytes += u64::from(op.head.header().data_len.get());
@@ -373,21 +387,13 @@ impl Core {
                 Ok(()) => done.extend(op.done),
                 Err(f) => self.event(crate::EventKind::Refused, f.what),
             }
-            if let Some(s) = op.frees {
+            if op.frees {
                 self.counters.carried += 1;
-                self.job_done(s);
+                self.job_done();
             }
         }
         self.moves_done(batch.moves_done);
-        self.earn(blocks, (len as u64).saturating_sub(blocks * freebs_types::BLOCK as u64));
-    }
-
-    fn job_done(&mut self, segment: u32) {
-        let s = self.segs.get_mut(segment);
-        s.jobs -= 1;
-        if s.jobs == 0 {
-            self.segs.candidates.insert(segment);
-        }
+        self.earn(blocks, others as u64);
     }
 
     /// Index and footer of the open segment, and where they go. `None` if nothing was appended to it.

@@ -82,12 +82,10 @@ pub(crate) enum Job {
     Mark {
         shard: ShardId,
         released: Sequence,
-        segment: u32,
     },
     Carry {
         shard: ShardId,
         body: CarryBody,
-        segment: u32,
     },
     /// Live blocks of poor segments on their way to the end of the log.
     Move(Move),
@@ -214,7 +212,7 @@ impl Core {
     }
 
     pub fn free_segments(&self) -> u32 {
-        let used = self.segs.used_count + self.segs.map_count;
+        let used = self.segs.used_count + self.segs.map_count + self.segs.count(SegmentState::Lost);
         let there = self.segs.len() - self.segs.count(SegmentState::Bare);
         let total = if self.no_growth { there } else { self.geometry.limit_segments.max(self.segs.len()) };
         total.saturating_sub(used)
@@ -277,6 +275,7 @@ impl Core {
             used_segments: used,
             free_segments: free,
             reserve_segments: self.geometry.reserve_segments(),
+            more_soon: self.hope(),
             live_bytes: self.segs.live_blocks * BLOCK as u64,
             poisoned: self.failed.as_ref().is_some_and(|e| e.kind == ErrorKind::DeviceFailed),
         }

@@ -84,13 +84,33 @@ impl<D: Device> Engine<D> {
         superblock::create(&device, shape).await
     }
 
-    /// Recovers a log and raises the device's start number.
+    /// Recovers a log and raises the device's start number by one.
     pub async fn open(device: D, expect: &Expect) -> Result<(Self, OpenReport)> {
         Self::open_with(device, expect, Options::of_workers(expect.workers)).await
     }
 
     /// The same, with limits of the caller's choice.
     pub async fn open_with(device: D, expect: &Expect, options: Options) -> Result<(Self, OpenReport)> {
+        let next = async |came_with: StartNumber| Ok(StartNumber(came_with.0.saturating_add(1)));
+        Self::admitted(device, expect, options, next).await
+    }
+
+    /// Recovers a log and raises the device's start number to what `admit` makes of the one that it comes with
+    /// (rule V8). If that is an error, the log and its superblock are as they were.
+    pub async fn open_as(
+        device: D,
+        expect: &Expect,
+        admit: impl AsyncFnOnce(StartNumber) -> Result<StartNumber>,
+    ) -> Result<(Self, OpenReport)> {
+        Self::admitted(device, expect, Options::of_workers(expect.workers), admit).await
+    }
+
+    async fn admitted(
+        device: D,
+        expect: &Expect,
+        options: Options,
+        admit: impl AsyncFnOnce(StartNumber) -> Result<StartNumber>,
+    ) -> Result<(Self, OpenReport)> {
         let mut report = OpenReport::default();
         let (sb, order) = superblock::load(&device, &mut report.damage).await?;
         superblock::check(&sb, device.sector(), expect)?;
@@ -99,13 +119,15 @@ impl<D: Device> Engine<D> {
         let geometry = Geometry {
             cluster: sb.cluster_id(),
             device: sb.device_id(),
-            start: StartNumber(sb.start.get() + 1),
+            start: sb.start_number(),
             sector: sb.sector.get() as usize,
             segment_bytes: sb.segment_bytes.get(),
             limit_segments: Geometry::limit(sb.size_limit.get(), sb.segment_bytes.get()),
         };
         let mut core = crate::recover::recover(&device, geometry, options, &mut report, sb.has_checkpoints()).await?;
-        let sb = superblock::raise(&device, sb, order).await?;
+        let start = admit(sb.start_number()).await?;
+        let sb = superblock::raise(&device, sb, order, start).await?;
+        core.geometry.start = start;
         report.start = sb.start_number();
         for f in &report.damage {
             let place = f.segment.map_or("superblock".to_owned(), |s| format!("segment {s}"));
@@ -212,6 +234,15 @@ impl<D: Device> Engine<D> {
         self.inner.core.borrow_mut().take_events()
     }
 
+    /// Lets cleaning look whether there is something to do. For who waits because `Space::more_soon` says that there may
+    /// be: nothing else need happen that would make it look.
+    pub fn look_for_room(&self) {
+        let core = self.inner.core.borrow();
+        if core.hope() && !core.cleaning.busy {
+            core.cleaning.wake.notify_one();
+        }
+    }
+
     /// Makes the last append provably durable (rule E7), if something came since the last time. To be called after
     /// a moment without appends; until there are any again, cleaning has the device to itself. Also asks a file system
     /// that was full again for room.
@@ -225,7 +256,7 @@ impl<D: Device> Engine<D> {
             return;
         }
         let Core { segs, .. } = &mut *core;
-        segs.candidates.append(&mut segs.blocked);
+        segs.look_again();
         if core.push(Queued::Idle) {
             self.inner.work.notify_one();
         }
@@ -411,7 +442,7 @@ impl<D: Device> Engine<D> {
             return Ok(None);
         }
         if !core.may_open() {
-            core.segs.candidates.append(&mut core.segs.blocked);
+            core.segs.look_again();
             core.clean();
             if !core.may_open() && core.drop_moves() {
                 // Something else may be next now.

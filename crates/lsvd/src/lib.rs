@@ -27,6 +27,7 @@ mod runs;
 mod scan;
 mod segments;
 mod shard;
+mod since;
 mod superblock;
 pub mod tool;
 

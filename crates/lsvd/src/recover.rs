@@ -139,6 +139,10 @@ pub(crate) fn segments_of<D: Device>(device: &D, geometry: Geometry) -> u32 {
 
 impl<D: Device> Recovery<'_, D> {
     fn finding(&mut self, segment: u32, offset: u32, what: impl Into<String>) {
+        let segs = &mut self.core.get_mut().segs;
+        if segment < segs.len() {
+            segs.get_mut(segment).evidence = true;
+        }
         self.found(Finding { segment: Some(segment), offset: u64::from(offset), what: what.into() });
     }
 
@@ -174,7 +178,8 @@ impl<D: Device> Recovery<'_, D> {
             }
             self.core.get_mut().segs.found(s.id, s.seq);
         }
-        if self.from == From::Checkpoint {
+        // Where a whole segment is missed, the log alone tells what was in it.
+        if self.from == From::Checkpoint && !self.segment_lost {
             self.checkpoint(&used).await;
         }
         self.free(&surveys);
@@ -320,6 +325,10 @@ impl<D: Device> Recovery<'_, D> {
             }
             self.finding(lost.0, 0, "the whole segment is lost: no append in it can be found");
             self.segment_lost = true;
+            let segs = &mut self.core.get_mut().segs;
+            if lost.0 < segs.len() && used.iter().all(|s| s.id != lost.0) {
+                segs.set_state(lost.0, SegmentState::Lost);
+            }
         }
         used.sort_by_key(|s| s.seq);
         used
@@ -492,8 +501,16 @@ impl<D: Device> Recovery<'_, D> {
 
     fn finish(&mut self, newest: u32) {
         let damaged = self.core.get_mut().damaged;
+        let mut left = Vec::new();
         for s in self.core.get_mut().shards.values_mut() {
             s.suspect |= s.may_miss(damaged);
+            if s.forget_orphans() {
+                left.push(s.id);
+            }
+        }
+        for shard in left {
+            let what = format!("shard {shard}: repair of a frame that never was here");
+            self.found(Finding { segment: None, offset: 0, what });
         }
         self.core.get_mut().damaged = 0;
         self.core.get_mut().next_append = self.last_append + 1;

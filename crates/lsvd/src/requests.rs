@@ -100,6 +100,11 @@ impl RequestTable {
     pub fn is_empty(&self) -> bool {
         self.drivers.is_empty()
     }
+    /// Bytes that the table takes in a mark.
+    #[must_use]
+    pub(crate) fn encoded_len(&self) -> usize {
+        self.drivers.len() * 16 + self.entries * 24
+    }
 
     #[must_use]
     pub fn to_format(&self) -> Requests {

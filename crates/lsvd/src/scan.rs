@@ -33,6 +33,10 @@ impl<'a, D: Device> Window<'a, D> {
         self.geometry.segment_bytes
     }
 
+    pub fn device_id(&self) -> [u8; 16] {
+        self.geometry.device.0
+    }
+
     /// `len` bytes from byte `at` of the segment.
     pub async fn get(&mut self, at: usize, len: usize) -> Option<Bytes> {
         let end = at.checked_add(len).filter(|e| *e <= self.geometry.segment_bytes as usize)?;
@@ -137,11 +141,13 @@ pub(crate) async fn read_index<D: Device>(w: &mut Window<'_, D>, f: &SegmentFoot
     let (at, len) = (f.index_at.get() as usize, f.index_len.get() as usize);
     let index = w.get(at, len).await.filter(|b| crc32c(b) == f.index_crc.get())?;
     let entries = IndexEntry::decode_all(index, f.frames.get()).ok()?;
-    let inside = |from: u32, len: usize| from as usize + len <= at;
-    let fits = |e: &IndexEntry| {
-        inside(e.head_at, e.head.bytes().len()) && inside(e.data_at, e.head.header().data_len.get() as usize)
-    };
-    entries.iter().all(fits).then_some(entries)
+    entries.iter().all(|e| lies_before(e, f.index_at.get())).then_some(entries)
+}
+
+/// Whether a frame's head and data lie before byte `end` of their segment.
+pub(crate) fn lies_before(e: &IndexEntry, end: u32) -> bool {
+    let inside = |from: u32, len: usize| from as usize + len <= end as usize;
+    inside(e.head_at, e.head.bytes().len()) && inside(e.data_at, e.head.header().data_len.get() as usize)
 }
 
 /// The highest segment number in any append header of this segment; tells whose bytes lie there if the first sector

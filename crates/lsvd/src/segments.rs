@@ -9,6 +9,8 @@
 //!   still sees it whole, beside everything else that the newest table names.
 //! - A segment that went back to the file system is written with zeroes before it is used again, so that no append
 //!   meets a hole.
+//! - A segment with damage, and one that is lost, stays as it is while a shard misses something or may do so: what tells
+//!   of the damage must not go before the damage is mended (rule E7).
 //! - A pinned segment is not given up while the segments that pin it are in use: it holds the frame that says that
 //!   frames there don't count.
 
@@ -34,6 +36,8 @@ pub(crate) enum SegmentState {
     Map,
     /// Free, but a hole in the file, or not known to be none.
     Bare,
+    /// Nothing in it can be read any more. Live tables go on naming it, so that it is missed at the next start, too.
+    Lost,
 }
 const STATES: usize = 6;
 
@@ -62,16 +66,20 @@ pub(crate) struct Segment {
     pub forgets: u64,
     /// Segments that must be given up before this one.
     pub pins: BTreeSet<u32>,
-    /// Local frames on their way that let this segment be given up.
-    pub jobs: u32,
+    /// Local frames are on their way that let this segment be given up.
+    pub leaving: bool,
     /// Its live blocks are being moved.
     pub cleaning: bool,
     /// Cleaning could not empty it: what was live then, and the number of the log's newest segment.
     pub stuck: Option<(u64, u64)>,
+    /// A live block of it can't be read, or does not match its CRC: the number of the log's newest segment then.
+    pub damaged: Option<u64>,
     /// Blocks that cleaning moved here, and the sum of the ages (as segment numbers) that they brought along.
     pub moved: (u64, u64),
     /// The segment whose live table made this one ready.
     pub freed_by: u64,
+    /// Recovery found damage in it: it is what tells that something is lost.
+    pub evidence: bool,
     readers: Rc<Cell<u32>>,
 }
 
@@ -86,11 +94,13 @@ impl Segment {
             tombs: None,
             forgets: 0,
             pins: BTreeSet::new(),
-            jobs: 0,
+            leaving: false,
             cleaning: false,
             stuck: None,
+            damaged: None,
             moved: (0, 0),
             freed_by: 0,
+            evidence: false,
             readers: Rc::default(),
         }
     }
@@ -148,6 +158,8 @@ pub(crate) struct Segments {
     pub candidates: BTreeSet<u32>,
     /// Those without live blocks that something else kept; looked at again when a segment closes.
     pub blocked: BTreeSet<u32>,
+    /// Those that it takes too much to give up alone; looked at again together with any candidate.
+    pub dear: BTreeSet<u32>,
     /// Those whose trims and zeroes must be looked up first.
     pub asked: BTreeSet<u32>,
     /// The one that is being looked at.
@@ -245,8 +257,25 @@ impl Segments {
     pub fn close(&mut self, id: u32) {
         self.set_state(id, SegmentState::Closed);
         self.candidates.insert(id);
-        self.candidates.append(&mut self.blocked);
+        self.look_again();
         self.changes += 1;
+    }
+
+    /// What a live table names: segments in use, and those that are missed.
+    pub fn named(&self) -> impl Iterator<Item = u32> {
+        self.iter().filter(|(_, s)| s.is_used() || s.state == SegmentState::Lost).map(|(i, _)| i)
+    }
+
+    /// Nothing is missed any more: what was lost is room.
+    pub fn forget_lost(&mut self) {
+        let lost: Vec<u32> = self.iter().filter(|(_, s)| s.state == SegmentState::Lost).map(|(i, _)| i).collect();
+        lost.into_iter().for_each(|id| self.set_state(id, SegmentState::Bare));
+    }
+
+    /// What stood against giving segments up may have gone.
+    pub fn look_again(&mut self) {
+        self.candidates.append(&mut self.blocked);
+        self.candidates.append(&mut self.dear);
     }
 
     /// A segment that recovery found in use.
@@ -269,8 +298,16 @@ impl Segments {
         self.iter().filter(|(_, s)| s.state == SegmentState::Given).map(|(i, _)| i).collect()
     }
 
-    /// Live blocks up or down.
+    /// Live blocks up or down, that were placed or live elsewhere now.
     pub fn count_live(&mut self, id: u32, delta: i64) {
+        if delta < 0 {
+            // Cleaning does not move anything out of a damaged segment, so this is a repair.
+            self.all[id as usize].damaged = None;
+        }
+        self.change_live(id, delta);
+    }
+
+    fn change_live(&mut self, id: u32, delta: i64) {
         let s = &mut self.all[id as usize];
         s.live = s.live.checked_add_signed(delta).expect("a segment's live blocks are never below zero");
         self.live_blocks = self.live_blocks.checked_add_signed(delta).expect("the sum of segments");
@@ -286,7 +323,7 @@ impl Segments {
         if self.died / DIED_CHANGE != before {
             self.changes += 1;
         }
-        self.count_live(id, delta);
+        self.change_live(id, delta);
     }
 
     /// Notes that a frame of the shard lies in a segment; `sequence` unless it is a local one.

@@ -104,6 +104,9 @@ pub(crate) struct Shard {
     pub mark: Option<(u32, Sequence)>,
     /// Segments with frames, and with marks that name frames, that were cut since the last frame.
     pub stale: BTreeSet<u32>,
+    /// Repairs of frames of which nothing in the log has told yet: the first copy of such a frame was given up, and the
+    /// mark that says so lies further on. Only while the log is replayed.
+    pub orphans: BTreeMap<Sequence, (FrameHead, At)>,
     /// Segments with marks that name frames above `committed`, and the highest such frame.
     pub marks: BTreeMap<u32, Sequence>,
     outcome: Outcome,
@@ -192,6 +195,7 @@ impl Shard {
         let next = self.tip.name.sequence.0 + 1;
         if s.0 > next {
             self.add_hole(next, s.0 - 1, self.may_miss(damaged));
+            self.adopt_orphans(segs);
         } else if head.view() != self.tip.name.view
             && self.tip.name.sequence.0 > 0
             && hide(&h.parent_token()) != self.tip.name.hid
@@ -388,9 +392,6 @@ impl Shard {
     /// A frame that fills a hole, or a new copy of one that is there.
     fn repair(&mut self, head: &FrameHead, at: At, segs: &mut Segments) -> Result<(), &'static str> {
         let (s, h) = (head.seq(), head.header());
-        if s > self.tip.name.sequence {
-            return Err("repair of a frame that never was here");
-        }
         let place = Self::place_of(head, at);
         if let Some(old) = self.frames.get(s) {
             if old.hid != place.hid {
@@ -406,6 +407,14 @@ impl Shard {
             return Ok(());
         }
         if !self.fill_hole(s.0) {
+            if s <= self.released.min(self.committed) {
+                // Its first copy was given up. This one is where its blocks are.
+                self.place_data(head, at, segs);
+                self.acquire_data(head, at, segs);
+                self.go_down(head, at, true, segs);
+            } else {
+                self.orphans.insert(s, (own(head), at));
+            }
             return Ok(());
         }
         // The frame behind it knows what the tip was before.
@@ -421,6 +430,30 @@ impl Shard {
         self.place_data(head, at, segs);
         self.enter(head, at, true, before, segs);
         Ok(())
+    }
+
+    /// Whether a repair would have something to mend. Those that have not are not written: replayed without the frame
+    /// that they are not for, they would be taken for it.
+    pub fn is_for(&self, head: &FrameHead) -> bool {
+        let s = head.seq();
+        match self.frames.get(s) {
+            Some(p) => p.hid == hid8(head),
+            None => self.holes.iter().any(|h| h.from <= s.0 && s.0 <= h.to),
+        }
+    }
+
+    /// Looks again at repairs that came before anything that told of their frames.
+    fn adopt_orphans(&mut self, segs: &mut Segments) {
+        for (_, (head, at)) in std::mem::take(&mut self.orphans) {
+            // One that is refused now is for a frame that another one has taken the place of.
+            let _ = self.repair(&head, at, segs);
+        }
+    }
+
+    /// Whether a repair is left that nothing told of.
+    pub fn forget_orphans(&mut self) -> bool {
+        let last = self.tip.name.sequence;
+        std::mem::take(&mut self.orphans).into_keys().any(|s| s > last)
     }
 
     /// Applies map entries with their places.
@@ -535,6 +568,7 @@ impl Shard {
         self.released = self.released.max(body.released);
         self.trim_holes();
         self.set_committed(Sequence(body.committed.0.min(s.0)), segs);
+        self.adopt_orphans(segs);
     }
 
     /// Takes from a mark what frames said that are no longer in the log: their segments were given up, and those
@@ -803,10 +837,22 @@ impl Shard {
         MarkBody { promised: self.promised, deleted: true, ..MarkBody::default() }
     }
 
+    /// Whether something of it is lost, or may be.
+    pub fn is_wounded(&self) -> bool {
+        self.suspect || !self.holes.is_empty()
+    }
+
     /// What of this shard stands against giving up a segment with frames from `min` to `max`.
     pub fn holds(&self, max: Sequence, short_of_space: bool) -> bool {
         let kept = !short_of_space && self.keep.is_some_and(|k| max >= k);
-        max > self.committed || kept || !self.holes.is_empty()
+        // The frame before a hole tells where it begins, those behind it where it ends; a mark must not jump over it.
+        let hole = self.holes.iter().any(|h| max.0 + 1 >= h.from);
+        max > self.committed || kept || hole
+    }
+
+    /// Bytes of a mark's tables: the view's frame and the requests.
+    pub fn mark_tables_len(&self) -> usize {
+        self.views.last().map_or(0, |v| v.1.bytes().len()) + self.requests.encoded_len()
     }
 
     /// Whether the state must be marked anew before a segment goes that holds frames up to `max`.

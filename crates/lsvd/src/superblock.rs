@@ -9,7 +9,7 @@ use freebs_format::disk::{
     Superblock,
 };
 use freebs_io::{AlignedBuf, Device, Durability};
-use freebs_types::{Error, ErrorKind, Result, limits};
+use freebs_types::{Error, ErrorKind, Result, StartNumber, limits};
 
 fn check_shape(sector: usize, shape: &Shape) -> Result<()> {
     let bytes = shape.segment_bytes;
@@ -139,10 +139,18 @@ pub(crate) fn check(sb: &Superblock, sector: usize, expect: &Expect) -> Result<(
     Err(Error::invalid(text))
 }
 
-/// Writes both copies with the start number raised.
-pub(crate) async fn raise<D: Device>(device: &D, mut sb: Superblock, order: [u64; 2]) -> Result<Superblock> {
+/// Writes both copies with the start number raised to this one.
+pub(crate) async fn raise<D: Device>(
+    device: &D,
+    mut sb: Superblock,
+    order: [u64; 2],
+    start: StartNumber,
+) -> Result<Superblock> {
+    if start <= sb.start_number() || start.0 == u64::MAX {
+        return Err(Error::bug(format!("a start number is raised from {} to {start}", sb.start_number())));
+    }
     sb.revision = (sb.revision.get() + 1).into();
-    sb.start = (sb.start.get() + 1).into();
+    sb.start = start.0.into();
     sb.features = (sb.features.get() | FEATURE_CHECKPOINTS).into();
     for at in order {
         write(device, at, sb).await?;

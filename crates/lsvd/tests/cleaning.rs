@@ -8,6 +8,7 @@ mod crash;
 use common::*;
 use crash::CrashDevice;
 use freebs_format::ExtentKind;
+use freebs_format::disk::{IndexEntry, SegmentFooter};
 use freebs_io::faults;
 use freebs_io::memory::MemoryDevice;
 use freebs_io::{AlignedBuf, Device, Durability};
@@ -654,4 +655,244 @@ async fn rotten(mutant: Option<CleanMutant>) {
 fn a_damaged_block_is_told_and_not_moved() {
     local(rotten(None));
     assert!(fails(|| local(rotten(Some(CleanMutant::TrustBytes)))));
+}
+
+/// Marks that are much larger than usual, for tables of open requests: giving segments up takes less than it brings,
+/// and writes go on.
+#[test]
+fn large_marks_do_not_eat_what_they_free() {
+    local(async {
+        let (shards, requests) = (24u64, 1000);
+        let device = MemoryDevice::new(4096, 1 << 30);
+        Engine::create(device.clone(), &shape(16)).await.unwrap();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let mut chains: Vec<Chain> = (1..=shards).map(|i| Chain::new(ShardId::new(i, 0))).collect();
+        for c in &mut chains {
+            // Many small requests, none of which is said to be answered.
+            for _ in 0..requests / 100 {
+                let trim = |i: u32| Op { extents: vec![(ExtentKind::Trim, i % 50, 1)], fill: 0 };
+                rig.append(Record::Frame(c.frame(&(0..100).map(trim).collect::<Vec<_>>())));
+            }
+            rig.settle().await;
+            c.committed = c.sequence;
+            rig.engine.committed(c.shard, Sequence(c.sequence));
+        }
+        let start = rig.engine.counters().append_bytes;
+        let (mut rng, mut taken, mut refused) = (Rng::new(3), 0u64, 0);
+        while taken < 1200 && refused < 1000 {
+            let space = rig.engine.space();
+            if space.free_segments <= space.reserve_segments {
+                refused += 1;
+                turns(50).await;
+                continue;
+            }
+            taken += 1;
+            let c = &mut chains[rng.below(shards) as usize];
+            rig.append(Record::Frame(c.frame(&[data(rng.below(40) as u32, 4, taken << 32)])));
+            let mut waited = 0;
+            while rig.heard.count.get() < rig.sent.get() {
+                turns(1).await;
+                waited += 1;
+                assert!(waited < 10_000, "write {taken} stands still: {:?}", rig.engine.space());
+            }
+            c.committed = c.sequence;
+            rig.engine.committed(c.shard, Sequence(c.sequence));
+        }
+        let (appended, brought) = (rig.engine.counters().append_bytes - start, taken * 4 * BLOCK as u64);
+        println!("taken {taken}, refused {refused}, brought {brought}, appended {appended}");
+        assert!(taken == 1200, "{:?}", rig.engine.space());
+        assert!(appended < 8 * brought, "{appended} bytes were appended for {brought}");
+        let models: Vec<Model> = {
+            let mut out = Vec::new();
+            for c in &chains {
+                out.push(rig.read_all(c.shard, 60).await.unwrap());
+            }
+            out
+        };
+        rig.engine.check();
+        rig.stop().await;
+        let rig = Rig::open(device).await.unwrap();
+        assert_eq!(rig.report.damage, []);
+        for (c, model) in chains.iter().zip(models) {
+            assert_eq!(rig.read_all(c.shard, 60).await.unwrap(), model);
+            assert_eq!(rig.engine.state(c.shard).unwrap().requests.len() as u64, c.requests.min(1024));
+        }
+    });
+}
+
+async fn put(rig: &Rig<MemoryDevice>, chain: &mut Chain, op: Op) {
+    let frame = chain.frame(&[op]);
+    rig.append(Record::Frame(frame));
+    rig.settle().await;
+    chain.committed = chain.sequence;
+    rig.engine.committed(chain.shard, Sequence(chain.sequence));
+}
+
+/// A shard that waits for the repair of its newest frames has older ones in every segment: these are cleaned, and the
+/// hole is found again after a restart.
+#[test]
+fn a_hole_holds_only_what_lies_around_it() {
+    local(async {
+        let device = MemoryDevice::new(4096, 1 << 30);
+        Engine::create(device.clone(), &shape(60)).await.unwrap();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        rig.engine.set_cleaning(off());
+        let (mut a, mut b) = (Chain::new(SHARD), Chain::new(ShardId::new(2, 0)));
+        for i in 0..20u64 {
+            put(&rig, &mut a, data(i as u32 % 2 * 4, 200, i << 32)).await;
+            put(&rig, &mut b, data(i as u32, 4, i << 32)).await;
+        }
+        // Frame 22 is lost.
+        put(&rig, &mut b, data(100, 1, 100 << 32)).await;
+        b.frame(&[data(101, 1, 101 << 32)]);
+        put(&rig, &mut b, data(102, 1, 102 << 32)).await;
+        let holes = [(Sequence(22), Sequence(22))];
+        assert_eq!(rig.engine.state(b.shard).unwrap().holes, holes);
+        rig.engine.set_cleaning(eager(None));
+        for i in 0..4u64 {
+            put(&rig, &mut a, data(0, 200, (i + 200) << 32)).await;
+        }
+        rig.engine.flush_idle();
+        turns(5000).await;
+        let used = rig.engine.space().used_segments;
+        assert!(used <= 8, "{used} segments are used for less than two");
+        rig.engine.check();
+        rig.stop().await;
+        let rig = Rig::open(device).await.unwrap();
+        assert_eq!(rig.engine.state(b.shard).unwrap().holes, holes);
+        let read = rig.engine.read(b.shard, BlockRange::new(5, 1)).await;
+        println!("{:?}", read.map(|r| r.data.len()));
+    });
+}
+
+/// Many segments that a lagging member needs, all of them better to clean than those of others, do not hide these.
+#[test]
+fn what_is_held_does_not_hide_the_rest() {
+    local(async {
+        let device = MemoryDevice::new(4096, 1 << 30);
+        Engine::create(device.clone(), &shape(200)).await.unwrap();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        rig.engine.set_cleaning(off());
+        let (mut a, mut b) = (Chain::new(SHARD), Chain::new(ShardId::new(2, 0)));
+        rig.engine.keep(b.shard, Sequence(1));
+        for i in 0..80u32 {
+            put(&rig, &mut b, data(i, 240, u64::from(i) << 32)).await;
+            rig.engine.keep(b.shard, Sequence(1));
+        }
+        for i in 0..8u32 {
+            put(&rig, &mut a, data(i * 100, 240, u64::from(i) << 32)).await;
+        }
+        rig.engine.set_cleaning(eager(None));
+        rig.engine.flush_idle();
+        turns(5000).await;
+        let counters = rig.engine.counters();
+        assert!(counters.cleaned_segments >= 3, "{counters:?}");
+    });
+}
+
+/// A damaged block in a segment whose other blocks die one by one: the segment is not read again and again for nothing.
+#[test]
+fn a_damaged_segment_is_not_read_again_and_again() {
+    local(async {
+        let device = MemoryDevice::new(4096, 1 << 30);
+        Engine::create(device.clone(), &shape(60)).await.unwrap();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        rig.engine.set_cleaning(off());
+        let mut c = Chain::new(SHARD);
+        for i in 0..4u64 {
+            put(&rig, &mut c, data(i as u32 * 200, 200, (i + 1) << 32)).await;
+        }
+        for i in 0..4u64 {
+            put(&rig, &mut c, data(i as u32 * 200 + 120, 80, (i + 10) << 32)).await;
+        }
+        let good = block((1 << 32) + 119);
+        device.poke(|bytes| {
+            let at = bytes.windows(BLOCK).step_by(512).position(|w| w == &good[..]).expect("it is there") * 512;
+            bytes[at + 100] ^= 1;
+        });
+        rig.engine.set_cleaning(CleanOptions { target_percent: 1, ..eager(None) });
+        rig.engine.flush_idle();
+        let mut told = 0;
+        for i in 0..118u32 {
+            turns(200).await;
+            told += rig.engine.events().iter().filter(|e| e.kind == EventKind::CrcError).count();
+            put(&rig, &mut c, data(i, 1, (u64::from(i) + 100) << 32)).await;
+            rig.engine.flush_idle();
+        }
+        assert_eq!(told, 1, "the segment was read so often");
+    });
+}
+
+/// An index with a right checksum that speaks of places where nothing can be is not believed; nor is a footer of
+/// another device.
+async fn wrong_index(other_device: bool) {
+    let device = MemoryDevice::new(4096, 1 << 30);
+    Engine::create(device.clone(), &shape(60)).await.unwrap();
+    let rig = Rig::open(device.clone()).await.unwrap();
+    rig.engine.set_cleaning(off());
+    let mut c = Chain::new(SHARD);
+    for i in 0..6u64 {
+        let extents = (0..2).map(|k| (ExtentKind::Data, i as u32 * 20 + k * 100, 100)).collect();
+        put(&rig, &mut c, Op { extents, fill: (i + 1) << 32 }).await;
+    }
+    device.poke(|bytes| {
+        let start = freebs_format::disk::SEGMENTS_AT as usize;
+        let segment = &mut bytes[start..start + SEGMENT as usize];
+        let mut footer = SegmentFooter::decode(segment, SEGMENT).unwrap();
+        let at = footer.index_at.get() as usize;
+        let len = footer.index_len.get() as usize;
+        let index = bytes::Bytes::copy_from_slice(&segment[at..at + len]);
+        let mut out = bytes::BytesMut::new();
+        for mut e in IndexEntry::decode_all(index, footer.frames.get()).unwrap() {
+            e.data_at = u32::MAX - 4095;
+            e.encode(&mut out);
+        }
+        segment[at..at + len].copy_from_slice(&out);
+        if other_device {
+            footer.device[0] ^= 1;
+        }
+        footer.finish(&out);
+        segment[SEGMENT as usize - size_of::<SegmentFooter>()..]
+            .copy_from_slice(zerocopy::IntoBytes::as_bytes(&footer));
+    });
+    rig.engine.set_cleaning(CleanOptions { target_percent: 1, ..eager(None) });
+    rig.engine.flush_idle();
+    turns(5000).await;
+    let counters = rig.engine.counters();
+    assert!(counters.cleaned_segments > 0, "{counters:?}");
+    // Of a footer that is not ours the heads take the place.
+    let used = rig.engine.space().used_segments;
+    assert_eq!(used, if other_device { 2 } else { 3 });
+    rig.read_all(SHARD, 300).await.unwrap();
+    rig.engine.check();
+}
+
+#[test]
+fn a_wrong_index_is_not_believed() {
+    local(wrong_index(false));
+    local(wrong_index(true));
+}
+
+/// Who closes a log does not wait until all of it is clean.
+#[test]
+fn a_close_does_not_wait_for_cleaning() {
+    local(async {
+        let device = MemoryDevice::new(4096, 1 << 30);
+        Engine::create(device.clone(), &shape(100)).await.unwrap();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        rig.engine.set_cleaning(off());
+        let mut c = Chain::new(SHARD);
+        for i in 0..60u32 {
+            put(&rig, &mut c, data(i * 120, 240, u64::from(i) << 32)).await;
+        }
+        rig.engine.set_cleaning(CleanOptions { batch_bytes: 16 << 20, ..eager(None) });
+        rig.engine.flush_idle();
+        while rig.engine.counters().cleaned_bytes == 0 {
+            turns(1).await;
+        }
+        let before = rig.engine.counters().cleaned_bytes;
+        rig.engine.close().await.unwrap();
+        let more = rig.engine.counters().cleaned_bytes - before;
+        assert!(more <= 128 << 10, "{more} bytes were moved before the log ended");
+    });
 }

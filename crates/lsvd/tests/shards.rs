@@ -7,7 +7,8 @@ use freebs_format::{CarryBody, ExtentKind};
 use freebs_io::memory::MemoryDevice;
 use freebs_lsvd::{Base, CleanOptions, Durable, Engine, MarkChange, Record, Seen};
 use freebs_types::{
-    BlockRange, ClusterId, DriverId, ErrorKind, Hash32, Lba, NodeId, RequestNumber, Sequence, ShardId, ViewNumber,
+    BlockRange, ClusterId, DriverId, ErrorKind, Hash32, Lba, NodeId, RequestNumber, Sequence, ShardId, StartNumber,
+    ViewNumber,
 };
 
 const BLOCKS: u32 = 120;
@@ -391,6 +392,33 @@ fn a_forgotten_shard_leaves_nothing_and_can_come_back() {
         rig.stop().await;
         let rig = Rig::open(dev).await.unwrap();
         assert!(rig.engine.shards().is_empty());
+    });
+}
+
+/// V8: a device that is not admitted was raised all the same, so an old image came nearer to the present number with
+/// each attempt, until it was taken for the present device.
+#[test]
+fn a_device_that_is_not_admitted_is_left_as_it_is() {
+    local(async {
+        let dev = device(40).await;
+        Engine::open(dev.clone(), &expect()).await.unwrap();
+        let before = freebs_io::Device::read(&dev, 0, 1 << 20).await.unwrap();
+        let refuse = async |came_with| {
+            assert_eq!(came_with, StartNumber(1));
+            Err(freebs_types::Error::corrupt("an old image"))
+        };
+        for _ in 0..3 {
+            assert!(Engine::open_as(dev.clone(), &expect(), refuse).await.is_err());
+        }
+        let after = freebs_io::Device::read(&dev, 0, 1 << 20).await.unwrap();
+        assert!(after[..] == before[..], "something was written");
+        for wrong in [0, 1, u64::MAX] {
+            assert!(Engine::open_as(dev.clone(), &expect(), async |_| Ok(StartNumber(wrong))).await.is_err());
+        }
+        let (engine, report) = Engine::open_as(dev.clone(), &expect(), async |_| Ok(StartNumber(9))).await.unwrap();
+        assert_eq!((report.start, engine.start()), (StartNumber(9), StartNumber(9)));
+        let (_, report) = Engine::open(dev.clone(), &expect()).await.unwrap();
+        assert_eq!(report.start, StartNumber(10));
     });
 }
 

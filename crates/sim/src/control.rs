@@ -93,6 +93,8 @@ impl Control {
                     members: s.members.clone(),
                     active: s.active,
                     blocks: v.shard_blocks(),
+                    highest: s.highest,
+                    generation: v.generation,
                 });
             }
         }

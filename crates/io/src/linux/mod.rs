@@ -12,9 +12,11 @@
 
 mod device;
 mod env;
+mod lent;
 pub mod net;
 pub mod ring;
 mod turn;
 
 pub use device::{DeviceOptions, FileDevice, Poison};
 pub use env::{OsRandom, SystemClock};
+pub use lent::{Done, LentDevice, Which, Work};

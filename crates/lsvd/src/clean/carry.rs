@@ -12,11 +12,11 @@
 
 use super::{ENTRY_BYTES, Need};
 use crate::batch::Gather;
-use crate::chunks::Run;
+use crate::chunks::{self, Run};
 use crate::core::{Core, Job, Queued};
 use crate::engine::Engine;
 use crate::join::yield_now;
-use crate::scan::{Window, scan};
+use crate::scan::{Window, lies_before, scan};
 use crate::segments::ReadGuard;
 use crate::{CARRY_ENTRIES_MAX, CleanMutant, EventKind};
 use bytes::Bytes;
@@ -159,7 +159,13 @@ impl Core {
     /// Blocks that a frame of a segment holds and that live there, without their data.
     fn pieces_of(&self, e: &IndexEntry, segment: u32, out: &mut Vec<Piece>) {
         let (h, shard, seq) = (e.head.header(), e.head.shard(), self.segs.get(segment).seq);
+        if !chunks::fits(h.chunk_offset.get(), h.data_blocks()) && e.head.kind() == FrameKind::Data {
+            return;
+        }
         let mut push = |entry: CarryEntry, at: u32| {
+            if !chunks::fits(entry.offset, entry.range.len) {
+                return;
+            }
             let piece = Piece { shard, entry, segment, seq, at, data: Bytes::new() };
             for (skip, len) in self.live_parts(&piece) {
                 for from in (skip..skip + len).step_by(PIECE_BLOCKS as usize) {
@@ -273,8 +279,17 @@ impl<D: Device> Engine<D> {
         };
         let mut pieces = Vec::new();
         for v in &victims {
-            if let Ok(found) = self.inventory(*v).await {
-                pieces.extend(self.read_pieces(*v, found).await.unwrap_or_default());
+            let found = match self.inventory(*v).await {
+                Ok(found) => self.read_pieces(*v, found).await,
+                Err(kept) => Err(kept),
+            };
+            match found {
+                Ok(found) => pieces.extend(found),
+                Err(Kept) => {
+                    let mut core = self.inner.core.borrow_mut();
+                    let newest = core.next_seq;
+                    core.segs.get_mut(*v).damaged = Some(newest);
+                }
             }
         }
         drop(guards);
@@ -301,13 +316,13 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Puts the next move into the queue when cleaning may append. `false` if the log has failed.
+    /// Puts the next move into the queue when cleaning may append. `false` if the log has ended.
     async fn move_some(&self, pieces: &mut VecDeque<Piece>, rest: &mut u64) -> bool {
         let wake = self.inner.core.borrow().cleaning.wake.clone();
         loop {
             {
                 let mut core = self.inner.core.borrow_mut();
-                if core.failed.is_some() {
+                if core.failed.is_some() || core.is_leaving() {
                     return false;
                 }
                 let small = (core.geometry.segment_bytes / 256).clamp(32 << 10, 128 << 10);
@@ -344,6 +359,7 @@ impl<D: Device> Engine<D> {
         let mut w = Window::new(&self.inner.device, geometry, id);
         let mut out = Vec::new();
         let footer = footer(&mut w, seq).await;
+        let index_at = footer.as_ref().map_or(0, |f| f.index_at.get());
         let index = match &footer {
             Some(f) => {
                 let bytes = w.get(f.index_at.get() as usize, f.index_len.get() as usize).await;
@@ -359,6 +375,9 @@ impl<D: Device> Engine<D> {
                         break;
                     }
                     let Ok(e) = IndexEntry::decode_next(&mut index) else { return Err(Kept) };
+                    if !lies_before(&e, index_at) {
+                        return Err(Kept);
+                    }
                     self.inner.core.borrow().pieces_of(&e, id, &mut out);
                 }
                 yield_now().await;
@@ -432,5 +451,6 @@ pub(crate) async fn footer<D: Device>(w: &mut Window<'_, D>, seq: u64) -> Option
     let tail = bytes as usize - size_of::<SegmentFooter>();
     let found = w.get(tail, size_of::<SegmentFooter>()).await?;
     let footer = SegmentFooter::decode(&found, bytes).ok()?;
-    (footer.segment_seq.get() == seq && footer.segment.get() == w.segment).then_some(footer)
+    let ours = footer.device == w.device_id() && footer.segment.get() == w.segment;
+    (ours && footer.segment_seq.get() == seq).then_some(footer)
 }

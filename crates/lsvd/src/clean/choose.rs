@@ -12,13 +12,13 @@
 //! The choice is the one of Rosenblum and Ousterhout's log-structured file system: free space gained times its age
 //! over what it costs, (1 - u) * age / (1 + u), with ages of the data rather than of the segment (RAMCloud).
 
-use super::{ENTRY_BYTES, MARK_BYTES};
+use super::ENTRY_BYTES;
 use crate::core::{Core, LAST_SEGMENTS, Queued};
 use crate::segments::{Segment, SegmentState};
 use crate::{CleanMutant, CleanOptions, Record};
-use freebs_types::BLOCK;
+use freebs_types::{BLOCK, ShardId};
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap};
 use std::rc::Rc;
 use tokio::sync::Notify;
 
@@ -30,9 +30,11 @@ const SHARE_PERCENT_MAX: u64 = 400;
 const GENTLE_MAX: u64 = 4;
 /// Segments that are cleaned together.
 const VICTIMS_MAX: usize = 8;
-/// Segments that are looked at closely, the best by benefit.
+/// Segments that are looked at closely, the best by benefit; and those beside them that a shard holds.
 const LOOK_MAX: usize = 64;
-/// A segment that could not be emptied is tried again when so many have been opened since, or when it has changed.
+const HELD_LOOK_MAX: usize = 4096;
+/// A segment that could not be emptied is tried again when so many have been opened since, or when it has changed; one
+/// with a damaged block when a repair touched it.
 const STUCK_SEGMENTS: u64 = 64;
 /// Blocks that may be moved for each block that died: as many as it takes in segments that are nearly full.
 const MOVES_PER_DEATH: u64 = 32;
@@ -68,6 +70,9 @@ pub(crate) struct Cleaning {
     pub burst: bool,
     /// Moves that are queued or being written.
     pub outstanding: u32,
+    /// Segments that are given up as soon as the local frames that they need are durable, and how many are not yet.
+    pub round: Vec<u32>,
+    pub round_jobs: u32,
     /// State of the table of segments when nothing worth cleaning was found last.
     pub looked: Option<u64>,
     /// Something was worth it, but uncommitted frames, a lagging member or a hole stood against it.
@@ -171,6 +176,11 @@ impl Core {
         self.running && c.options.enabled && (c.busy || c.looked != Some(self.segs.changes) || self.wants_squeeze())
     }
 
+    /// Whether the log ends as soon as what cleaning has begun is written: nobody waits for room.
+    pub fn is_leaving(&self) -> bool {
+        self.closing && !self.queue.iter().any(|q| matches!(q, Queued::Record(_)))
+    }
+
     /// Whether a record must wait for cleaning, or may not be appended at all.
     pub fn holds_back(&self, q: &Queued) -> bool {
         match q {
@@ -199,10 +209,9 @@ impl Core {
         open + u64::from(spare) * (self.geometry.segment_bytes / 100 * 97)
     }
 
-    /// Bytes that it takes to empty a segment and to give it up.
-    fn cost(&self, s: &Segment) -> u64 {
-        let local = s.content.len() as u64 * MARK_BYTES + s.tomb_list.len() as u64 * 2 * ENTRY_BYTES;
-        s.live * (BLOCK as u64 + MOVED_BLOCK_BYTES) + local
+    /// Bytes that it takes to empty a segment and to give it up, without marks.
+    fn cost(s: &Segment) -> u64 {
+        s.live * (BLOCK as u64 + MOVED_BLOCK_BYTES) + s.tomb_list.len() as u64 * 2 * ENTRY_BYTES
     }
 
     /// The segments to clean next, the best first; none if nothing is needed or worth it.
@@ -211,7 +220,11 @@ impl Core {
             self.map_wake.notify_one();
         }
         let need = self.need();
-        if need == Need::None || self.failed.is_some() || self.cleaning.looked == Some(self.segs.changes) {
+        if need == Need::None
+            || self.failed.is_some()
+            || self.is_leaving()
+            || self.cleaning.looked == Some(self.segs.changes)
+        {
             return Vec::new();
         }
         let moves = self.moves_left(0, 0) * BLOCK as u64;
@@ -223,42 +236,59 @@ impl Core {
                 _ => 85,
             };
         let blocks = segment / BLOCK as u64;
-        let mut best = BinaryHeap::with_capacity(LOOK_MAX + 1);
+        let mut best = Vec::new();
         for (id, s) in self.segs.used() {
-            let stuck = s.stuck.is_some_and(|(live, seq)| live == s.live && self.next_seq < seq + STUCK_SEGMENTS);
-            let fits = s.state == SegmentState::Closed && s.live > 0 && s.jobs == 0 && s.pins.is_empty();
-            if !fits || stuck || s.cleaning || self.cost(s) > worth {
+            let young = |seq: u64| self.next_seq < seq + STUCK_SEGMENTS;
+            let stuck = s.stuck.is_some_and(|(live, seq)| live == s.live && young(seq)) || s.damaged.is_some_and(young);
+            let fits = s.state == SegmentState::Closed && s.live > 0 && !s.leaving && s.pins.is_empty();
+            if !fits || stuck || s.cleaning || Self::cost(s) > worth {
                 continue;
             }
             let age = self.next_seq.saturating_sub(s.birth(blocks)).max(1);
             let benefit = u128::from(blocks.saturating_sub(s.live)) * u128::from(age) * 1000;
-            best.push(Reverse((benefit / u128::from(blocks + s.live), Reverse(id))));
-            if best.len() > LOOK_MAX {
-                best.pop();
-            }
+            best.push((benefit / u128::from(blocks + s.live), Reverse(id)));
         }
         let mut out = Vec::new();
-        let (mut live, mut room) = (0, self.room());
+        let (mut live, mut room, mut sum, mut good) = (0, self.room(), 0, 0);
+        let mut marked = BTreeSet::new();
         self.cleaning.held = false;
-        for Reverse((_, Reverse(id))) in best.into_sorted_vec() {
+        let (mut best, mut looks, mut held) = (BinaryHeap::from(best), 0, 0);
+        while let Some((_, Reverse(id))) = best.pop() {
+            if self.is_held(id) && self.cleaning.options.mutant != Some(CleanMutant::MoveUncommitted) {
+                self.cleaning.held = true;
+                held += 1;
+                if held == HELD_LOOK_MAX {
+                    break;
+                }
+                continue;
+            }
+            looks += 1;
+            if looks > LOOK_MAX {
+                break;
+            }
             let s = self.segs.get(id);
-            let (bytes, cost) = (s.live * BLOCK as u64, self.cost(s));
+            let bytes = s.live * BLOCK as u64;
+            // A shard is marked once for all of them.
+            let unmarked: Vec<ShardId> = self.unmarked(id).map(|(shard, _)| shard).collect();
+            let marks = unmarked.iter().filter(|shard| !marked.contains(*shard)).map(|shard| self.mark_bytes(*shard));
+            let cost = Self::cost(s) + marks.sum::<u64>();
             if cost > room
                 || live + bytes > moves
                 || (!out.is_empty() && live + bytes > self.cleaning.options.batch_bytes as u64)
             {
                 continue;
             }
-            if self.is_held(id) && self.cleaning.options.mutant != Some(CleanMutant::MoveUncommitted) {
-                self.cleaning.held = true;
-                continue;
-            }
             out.push(id);
-            (live, room) = (live + bytes, room - cost);
+            marked.extend(unmarked);
+            (live, room, sum) = (live + bytes, room - cost, sum + cost);
+            if sum <= worth * out.len() as u64 {
+                good = out.len();
+            }
             if out.len() == VICTIMS_MAX {
                 break;
             }
         }
+        out.truncate(good);
         self.cleaning.looked = out.is_empty().then_some(self.segs.changes);
         out
     }
@@ -272,8 +302,16 @@ impl Core {
         }
     }
 
+    /// Whether a shard misses something, or may do so.
+    pub fn is_wounded(&self) -> bool {
+        self.shards.values().any(crate::shard::Shard::is_wounded)
+    }
+
     /// Whether a shard with frames in a segment stands against its being given up.
     pub fn is_held(&self, id: u32) -> bool {
+        if self.segs.get(id).evidence && self.is_wounded() {
+            return true;
+        }
         let short = self.short_of_space();
         self.segs.get(id).content.iter().any(|(id, c)| self.shards.get(id).is_some_and(|s| s.holds(c.max, short)))
     }

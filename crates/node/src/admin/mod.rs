@@ -5,9 +5,9 @@
 //! long poll and forward commands to it, so any node can be asked anything, and reading goes on from the last known
 //! state while the keeper is down.
 //!
-//! A node wires it so: [`Plane::start`] first of all (before devices are made), then `RegisterNode` with the start
-//! number of the devices, then a [`Service`] over the plane and its [`LocalNode`]; connections that say
-//! `Role::Control` go to [`serve`].
+//! A node wires it so: [`Plane::start`] first of all (before devices are made), then `State::next_start` with what the
+//! devices come with, then a [`Service`] over the plane and its [`LocalNode`] (connections that say `Role::Control` go
+//! to [`serve`]), then `RegisterNode` with the number of this start.
 
 mod client;
 mod follower;

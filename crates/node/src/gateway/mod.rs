@@ -19,6 +19,9 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
+#[cfg(test)]
+mod tests;
+
 /// Runs a gateway until it is told to stop: drivers and NBD, no data.
 pub fn run_gateway(options: GatewayOptions) -> Result<()> {
     block_on(gateway(options))
@@ -49,7 +52,7 @@ async fn gateway(options: GatewayOptions) -> Result<()> {
     };
     let handle = start_worker(spec).await?;
     let workers = Workers { node: NodeId(0), commands: vec![handle.commands.clone()] };
-    tokio::task::spawn_local(pass_on_state(control.clone(), workers.clone()));
+    pass_on_state(control.clone(), workers.clone());
     serve(nbd.clone(), control, workers).await?;
     plane.announce(GatewayInfo { name: options.name.clone(), pid: std::process::id(), nbd: nbd.to_string() });
     tracing::info!(gateway = options.name, %nbd, "up");
@@ -200,7 +203,10 @@ impl<C: ControlPlane> Shaking<'_, C> {
                     self.send().await?;
                     self.read(n).await?;
                 }
-                Step::Wait(_) => {
+                // Nothing more is looked at until the replies so far are sent, and then it goes on.
+                Step::Wait(Wait::Window) => self.send().await?,
+                Step::Wait(Wait::Answer) => return Err(Error::bug("a question to the gateway was not answered")),
+                Step::Wait(Wait::Closed) => {
                     self.send().await?;
                     return Ok(());
                 }

@@ -6,7 +6,7 @@ use super::drivers::{Drivers, LINK_WINDOW_PER_DRIVER};
 use super::greet;
 use super::nbd_conn;
 use super::port::Port;
-use super::thread::{Command, WorkerSpec, start_shards};
+use super::thread::{Admission, Command, WorkerSpec, start_shards};
 use freebs_chain::{ShardInfo, Who, Worker};
 use freebs_control::{ControlPlane, State};
 use freebs_format::wire::{Hello, Message, Role, Welcome};
@@ -101,11 +101,13 @@ impl<C: ControlPlane> Handler<Message> for LinkHandler<C> {
 
 impl<C: ControlPlane> Core<C> {
     /// Opens the device, if there is one, and starts everything on this thread.
-    pub async fn build(spec: WorkerSpec<C>) -> Result<(Rc<Self>, StartNumber, Option<OpenReport>)> {
+    /// What the control state says of shards and peers comes with the first `Command::State`: until then no member is
+    /// spoken to, and no view proposed.
+    pub async fn build(spec: WorkerSpec<C>, admission: Option<Admission>) -> Result<(Rc<Self>, Option<OpenReport>)> {
         let transport = Transport::start();
         let (mut shards, mut report, mut start) = (None, None, StartNumber(0));
-        if let Some(disk) = spec.disk.clone() {
-            let (s, r) = start_shards(&spec, &disk, &transport).await?;
+        if let (Some(disk), Some(admission)) = (spec.disk.clone(), admission) {
+            let (s, r) = start_shards(&spec, &disk, admission, &transport).await?;
             start = s.start_number();
             (shards, report) = (Some(s), Some(r));
         }
@@ -118,7 +120,7 @@ impl<C: ControlPlane> Core<C> {
             far: RefCell::default(),
             dialled: RefCell::default(),
             attached: RefCell::default(),
-            state: RefCell::new(state.clone()),
+            state: RefCell::new(state),
             dialing: RefCell::default(),
             known_shards: RefCell::default(),
             start,
@@ -126,8 +128,7 @@ impl<C: ControlPlane> Core<C> {
         });
         core.transport.set_handler(Rc::new(LinkHandler(Rc::downgrade(&core))));
         core.drivers.start_tasks(&core);
-        core.on_state(state);
-        Ok((core, start, report))
+        Ok((core, report))
     }
 
     /// Takes commands until it is told to stop.
@@ -323,8 +324,15 @@ impl<C: ControlPlane> Core<C> {
             for s in &volume.shards {
                 let shard = volume.shard_id(s.index);
                 if s.members.contains(&me.node) && Peer::of(me.node, shard, self.spec.workers) == me {
-                    let blocks = volume.shard_blocks();
-                    mine.insert(shard, ShardInfo { shard, members: s.members.clone(), active: s.active, blocks });
+                    let info = ShardInfo {
+                        shard,
+                        members: s.members.clone(),
+                        active: s.active,
+                        blocks: volume.shard_blocks(),
+                        highest: s.highest,
+                        generation: volume.generation,
+                    };
+                    mine.insert(shard, info);
                 }
             }
         }

@@ -11,7 +11,7 @@ use freebs_control::ControlPlane;
 use freebs_driver::{Op, Piece, Reply};
 use freebs_io::linux::net::{LooseStream, Stream};
 use freebs_nbd::{Event, Extent, NbdErrno, ReadPiece, Session, Step, Ticket, Wait};
-use freebs_types::{Error, Generation, Result, VolumeId};
+use freebs_types::{BLOCK, Error, Generation, Result, VolumeId};
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
 use std::rc::{Rc, Weak};
@@ -309,9 +309,17 @@ async fn read_some(conn: &Conn, from: &mut Input, input: &mut BytesMut) -> Resul
 
 /// Hands every whole request in `input` to the driver.
 fn take_requests<C: ControlPlane>(core: &Rc<Core<C>>, conn: &Rc<Conn>, input: &mut BytesMut) -> Result<Wait> {
+    if let Some(volume) = core.state.borrow().volume(conn.volume) {
+        // It may have grown since the client came.
+        conn.session.borrow_mut().resize(volume.size);
+    }
     loop {
         let step = conn.session.borrow_mut().receive(input);
         match step {
+            Ok(Step::Event(Event::Request { ticket, op })) if is_slow_zero(&op) => {
+                conn.session.borrow_mut().reply_error(ticket, NbdErrno::NotSup);
+                conn.mark();
+            }
             Ok(Step::Event(Event::Request { ticket, op })) => match driver_op(op) {
                 Some(op) => core.drivers.request(core, conn, ticket, op),
                 None => {
@@ -332,6 +340,12 @@ fn take_requests<C: ControlPlane>(core: &Rc<Core<C>>, conn: &Rc<Conn>, input: &m
             }
         }
     }
+}
+
+/// Whether a zero that has to be fast or fail has to fail: the blocks at its edges would be read and written.
+fn is_slow_zero(op: &freebs_nbd::Op) -> bool {
+    let whole = |bytes: u64| bytes.is_multiple_of(BLOCK as u64);
+    matches!(op, freebs_nbd::Op::Zero { offset, len, fast: true, .. } if !whole(*offset) || !whole(*len))
 }
 
 /// The driver's word for a request; none for a hint that is ignored.

@@ -1,20 +1,22 @@
 //! One node: its control plane, its workers, its listeners, from start to a clean stop.
 
 use super::greet::greet;
-use super::thread::{Command, Disk, WorkerHandle, WorkerSpec, start_worker};
+use super::thread::{Command, Disk, OpenWorker, WorkerHandle, WorkerSpec, open_worker};
 use crate::admin::{LocalFuture, LocalNode, Me, Plane, Service, serve};
 use crate::cli::signals::Stop;
 use crate::gateway::{self, Workers};
 use crate::options::{NodeOptions, bind_error};
 use freebs_chain::ShardStatus as ChainStatus;
-use freebs_control::ControlPlane;
 use freebs_control::api::{MemberState, ShardDigest, ShardStatus};
+use freebs_control::{ControlPlane, State};
 use freebs_format::wire::Role;
 use freebs_io::Random;
 use freebs_io::linux::OsRandom;
 use freebs_io::linux::net::Stream;
-use freebs_types::{Error, Hash32, NodeId, Peer, Result, ShardId, VolumeId};
+use freebs_types::{Error, Hash32, NodeId, Peer, Result, ShardId, StartNumber, VolumeId};
+use std::cell::Cell;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
@@ -23,6 +25,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 /// The file beside the log from which the secrets of views are derived, until secrets are shared among members.
 const SECRET_FILE: &str = "view-secret";
 
+/// How long the keeper of the control state is waited for in silence.
+const KEEPER_PATIENCE: Duration = Duration::from_secs(2);
 /// Connections that have not said who they are.
 const GREETINGS_MAX: usize = 256;
 /// Connections to the control API.
@@ -39,10 +43,63 @@ async fn node(options: NodeOptions) -> Result<()> {
     let listen = options.listen.to_string();
     let listener = TcpListener::bind(options.listen).await.map_err(|e| bind_error("node", &listen, "--listen", &e))?;
     let plane = Plane::start(&options)?;
+    // A stop need not wait for a recovery, which changes nothing that the next one would miss.
+    let handles = tokio::select! {
+        handles = start_workers(&options, &plane) => handles?,
+        () = turn_away(&listener) => return Ok(()),
+        () = stop.wait() => return Ok(()),
+    };
+    let start = handles.start;
+    let workers = Workers { node: me.id, commands: handles.workers.iter().map(|h| h.commands.clone()).collect() };
+    let service = Service::new(
+        Me {
+            cluster: options.cluster.cluster,
+            id: me.id,
+            name: me.name.clone(),
+            address: me.address.clone(),
+            start,
+            workers: options.workers,
+            keeper: options.is_keeper(),
+        },
+        plane.clone(),
+        Arc::new(Local { workers: workers.clone() }),
+    );
+    // Others may need this one's control plane to be taken in themselves.
+    let taken_in = Rc::new(Cell::new(false));
+    tokio::task::spawn_local(accept(listener, service.clone(), workers.clone(), taken_in.clone()));
+    let ended = tokio::select! {
+        registered = plane.register(&me, start) => match registered {
+            Ok(()) => {
+                taken_in.set(true);
+                serve_all(&options, plane, &service, workers).await.map(|()| false)
+            }
+            Err(e) => Err(e.at("this node was not taken in by the control plane")),
+        },
+        () = stop.wait() => Ok(true),
+    };
+    if let Ok(false) = ended {
+        tracing::info!(node = me.name, %listen, "up");
+        stop.wait().await;
+    }
+    stop_workers(handles.workers).await;
+    tracing::info!(node = me.name, "stopped");
+    ended.map(|_| ())
+}
+
+/// All workers of a node, and the number of this start.
+struct Started {
+    start: StartNumber,
+    workers: Vec<WorkerHandle>,
+}
+
+/// Recovers all devices, and starts their workers once the control plane has said that no device is an old image
+/// (rule V8). All get the same start number, because a node registers one.
+async fn start_workers(options: &NodeOptions, plane: &Plane) -> Result<Started> {
+    let me = options.me();
     let control = Arc::new(plane.clone());
     let secret = node_secret(&options.data)?;
     let ran_before = options.cluster.set_up || plane.state().node(me.id).is_some_and(|n| n.start.0 > 0);
-    let mut handles = Vec::new();
+    let mut open: Vec<OpenWorker> = Vec::new();
     for worker in 0..options.workers {
         let disk = Disk {
             path: options.data.join(format!("log-{worker}.freebs")),
@@ -60,60 +117,53 @@ async fn node(options: NodeOptions) -> Result<()> {
             control: control.clone(),
             disk: Some(disk),
         };
-        // A stop need not wait for a recovery, which changes nothing that the next one would miss.
-        let handle = tokio::select! {
-            handle = start_worker(spec) => handle?,
-            () = stop.wait() => {
-                stop_workers(handles).await;
-                return Ok(());
-            }
-        };
-        tell_of_recovery(worker, &handle);
-        handles.push(handle);
+        open.push(open_worker(spec).await?);
     }
-    let start = handles.iter().map(|h| h.start).min().unwrap_or_default();
-    let workers = Workers { node: me.id, commands: handles.iter().map(|h| h.commands.clone()).collect() };
-    let registering = (plane.clone(), me.clone());
-    let taken_in = tokio::task::spawn_local(async move { registering.0.register(&registering.1, start).await });
-    let service = Service::new(
-        Me {
-            cluster: options.cluster.cluster,
-            id: me.id,
-            name: me.name.clone(),
-            address: me.address.clone(),
-            start,
-            workers: options.workers,
-            keeper: options.is_keeper(),
-        },
-        plane.clone(),
-        Arc::new(Local { workers: workers.clone() }),
-    );
-    tokio::task::spawn_local(pass_on_state(control.clone(), workers.clone()));
+    let came_with: Vec<StartNumber> = open.iter().map(|w| w.came_with).collect();
+    let start = known_state(plane).await.next_start(me.id, &came_with)?;
+    let mut workers = Vec::new();
+    for (worker, w) in open.into_iter().enumerate() {
+        let handle = w.start(start).await?;
+        tell_of_recovery(worker, &handle);
+        workers.push(handle);
+    }
+    Ok(Started { start, workers })
+}
+
+/// The control state, as soon as its keeper can be reached.
+async fn known_state(plane: &Plane) -> Arc<State> {
+    let state = plane.ready();
+    let mut state = std::pin::pin!(state);
+    match tokio::time::timeout(KEEPER_PATIENCE, &mut state).await {
+        Ok(state) => state,
+        Err(_) => {
+            tracing::warn!("this node waits for the keeper of the control state, to be told that its devices are new");
+            state.await
+        }
+    }
+}
+
+/// What a node that was taken in does beside answering for the control plane.
+async fn serve_all(options: &NodeOptions, plane: Plane, service: &Service, workers: Workers) -> Result<()> {
+    let control = Arc::new(plane);
+    pass_on_state(control.clone(), workers.clone());
     if let Some(nbd) = &options.nbd {
-        gateway::serve(nbd.clone(), control, workers.clone()).await?;
+        gateway::serve(nbd.clone(), control, workers).await?;
         service.announce_self(nbd.to_string());
     }
-    tokio::task::spawn_local(accept(listener, service, workers));
-    tracing::info!(node = me.name, %listen, "up");
-    let refused = async {
-        match taken_in.await {
-            Ok(Err(e)) => e.at("this node was not taken in by the control plane"),
-            _ => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        () = stop.wait() => {}
-        e = refused => {
-            stop_workers(handles).await;
-            return Err(e);
-        }
-    }
-    stop_workers(handles).await;
-    tracing::info!(node = me.name, "stopped");
     Ok(())
 }
 
-fn tell_of_recovery(worker: u16, handle: &WorkerHandle) {
+/// Closes connections for as long as there is nobody to answer them: who connects tries again, or elsewhere.
+async fn turn_away(listener: &TcpListener) {
+    loop {
+        if listener.accept().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+fn tell_of_recovery(worker: usize, handle: &WorkerHandle) {
     let Some(r) = &handle.report else { return };
     tracing::info!(
         worker,
@@ -127,16 +177,21 @@ fn tell_of_recovery(worker: u16, handle: &WorkerHandle) {
     );
 }
 
-/// Tells workers of every change of the control state.
-pub async fn pass_on_state<C: ControlPlane>(control: Arc<C>, workers: Workers) {
-    let mut seen = 0;
-    loop {
-        let state = control.changed(seen).await;
-        seen = state.revision();
+/// Tells workers the control state, and from then on every change of it.
+pub fn pass_on_state<C: ControlPlane>(control: Arc<C>, workers: Workers) {
+    let tell = move |state: &Arc<State>| {
         for w in &workers.commands {
             let _ = w.send(Command::State(state.clone()));
         }
-    }
+    };
+    let mut state = control.state();
+    tell(&state);
+    tokio::task::spawn_local(async move {
+        loop {
+            state = control.changed(state.revision()).await;
+            tell(&state);
+        }
+    });
 }
 
 /// Ends workers in good order, and waits for their threads a while.
@@ -152,16 +207,17 @@ pub async fn stop_workers(handles: Vec<WorkerHandle>) {
     }
 }
 
-async fn accept(listener: TcpListener, service: Arc<Service>, workers: Workers) {
+async fn accept(listener: TcpListener, service: Arc<Service>, workers: Workers, taken_in: Rc<Cell<bool>>) {
     let greetings = Arc::new(Semaphore::new(GREETINGS_MAX));
     let clients = Arc::new(Semaphore::new(CONTROL_CLIENTS_MAX));
     loop {
         let Ok(greeting) = greetings.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let (service, workers, clients) = (service.clone(), workers.clone(), clients.clone());
+                let (service, clients) = (service.clone(), clients.clone());
+                let (workers, taken_in) = (workers.clone(), taken_in.clone());
                 tokio::task::spawn_local(async move {
-                    if let Err(e) = route(stream, greeting, clients, service, &workers).await {
+                    if let Err(e) = route(stream, greeting, clients, service, &workers, &taken_in).await {
                         tracing::debug!("a connection ended: {e}");
                     }
                 });
@@ -181,6 +237,7 @@ async fn route(
     clients: Arc<Semaphore>,
     service: Arc<Service>,
     workers: &Workers,
+    taken_in: &Cell<bool>,
 ) -> Result<()> {
     let greeted = greet(Stream::Tcp(stream)).await?;
     drop(greeting);
@@ -190,6 +247,10 @@ async fn route(
         let _place = clients.try_acquire_owned().map_err(full)?;
         let Stream::Tcp(stream) = greeted.stream else { return Err(Error::bug("nodes listen on TCP")) };
         return serve(stream, greeted.leftover, hello, service).await;
+    }
+    if !taken_in.get() {
+        // What a member says counts only once its start is known (rules W2, V8).
+        return Err(Error::retry("a member or driver came before this node was taken in"));
     }
     let worker = usize::from(hello.to_worker) % workers.commands.len();
     let stream = greeted.stream.loosen()?;

@@ -101,26 +101,89 @@ pub enum Command {
 /// The outside end of a worker.
 pub struct WorkerHandle {
     pub commands: mpsc::UnboundedSender<Command>,
-    /// Start number of the device; 0 for a gateway.
-    pub start: StartNumber,
     pub report: Option<OpenReport>,
 }
 
-/// Starts a worker's thread and waits until its device is recovered.
-pub async fn start_worker<C: ControlPlane>(spec: WorkerSpec<C>) -> Result<WorkerHandle> {
-    let (commands, receiver) = mpsc::unbounded_channel();
-    let (started, ready) = oneshot::channel();
-    std::thread::Builder::new()
-        .name(format!("worker-{}", spec.me.worker))
-        .spawn(move || run_thread(spec, receiver, started))
-        .map_err(|e| Error::os(format!("no thread for a worker: {e}")))?;
-    let (start, report) = ready.await.map_err(|_| Error::bug("a worker ended before it began"))??;
-    Ok(WorkerHandle { commands, start, report })
+/// A worker whose device is recovered and not written to yet: it waits for the number of this start (rule V8).
+pub struct OpenWorker {
+    /// What the device comes with.
+    pub came_with: StartNumber,
+    admit: oneshot::Sender<StartNumber>,
+    commands: mpsc::UnboundedSender<Command>,
+    started: oneshot::Receiver<Result<Option<OpenReport>>>,
 }
 
-type Started = oneshot::Sender<Result<(StartNumber, Option<OpenReport>)>>;
+impl OpenWorker {
+    /// Lets it begin. Without this its thread ends, and the device stays as it was.
+    pub async fn start(self, start: StartNumber) -> Result<WorkerHandle> {
+        // If it is gone, its error says why.
+        let _ = self.admit.send(start);
+        let report = self.started.await.map_err(|_| ended())??;
+        Ok(WorkerHandle { commands: self.commands, report })
+    }
+}
 
-fn run_thread<C: ControlPlane>(spec: WorkerSpec<C>, commands: mpsc::UnboundedReceiver<Command>, started: Started) {
+fn ended() -> Error {
+    Error::bug("a worker ended before it began")
+}
+
+/// The inside end of the question which number a start has.
+pub struct Admission {
+    came_with: oneshot::Sender<StartNumber>,
+    start: oneshot::Receiver<StartNumber>,
+}
+
+impl Admission {
+    async fn ask(self, came_with: StartNumber) -> Result<StartNumber> {
+        let stopped = || Error::retry("the node stopped before this worker was to begin");
+        self.came_with.send(came_with).map_err(|_| stopped())?;
+        self.start.await.map_err(|_| stopped())
+    }
+}
+
+/// Starts the thread of a worker with a device, and waits until that is recovered.
+pub async fn open_worker<C: ControlPlane>(spec: WorkerSpec<C>) -> Result<OpenWorker> {
+    let (commands, receiver) = mpsc::unbounded_channel();
+    let (tell_started, started) = oneshot::channel();
+    let (came_with, asked) = oneshot::channel();
+    let (admit, start) = oneshot::channel();
+    spawn_thread(spec, Some(Admission { came_with, start }), receiver, tell_started)?;
+    match asked.await {
+        Ok(came_with) => Ok(OpenWorker { came_with, admit, commands, started }),
+        Err(_) => Err(started.await.map_err(|_| ended())?.err().unwrap_or_else(ended)),
+    }
+}
+
+/// Starts the thread of a worker without a device.
+pub async fn start_worker<C: ControlPlane>(spec: WorkerSpec<C>) -> Result<WorkerHandle> {
+    let (commands, receiver) = mpsc::unbounded_channel();
+    let (tell_started, started) = oneshot::channel();
+    spawn_thread(spec, None, receiver, tell_started)?;
+    let report = started.await.map_err(|_| ended())??;
+    Ok(WorkerHandle { commands, report })
+}
+
+type Started = oneshot::Sender<Result<Option<OpenReport>>>;
+
+fn spawn_thread<C: ControlPlane>(
+    spec: WorkerSpec<C>,
+    admission: Option<Admission>,
+    commands: mpsc::UnboundedReceiver<Command>,
+    started: Started,
+) -> Result<()> {
+    std::thread::Builder::new()
+        .name(format!("worker-{}", spec.me.worker))
+        .spawn(move || run_thread(spec, admission, commands, started))
+        .map(|_| ())
+        .map_err(|e| Error::os(format!("no thread for a worker: {e}")))
+}
+
+fn run_thread<C: ControlPlane>(
+    spec: WorkerSpec<C>,
+    admission: Option<Admission>,
+    commands: mpsc::UnboundedReceiver<Command>,
+    started: Started,
+) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().event_interval(31).build() {
         Ok(r) => r,
         Err(e) => {
@@ -130,9 +193,9 @@ fn run_thread<C: ControlPlane>(spec: WorkerSpec<C>, commands: mpsc::UnboundedRec
     };
     let local = LocalSet::new();
     local.block_on(&runtime, async move {
-        match Core::build(spec).await {
-            Ok((core, start, report)) => {
-                let _ = started.send(Ok((start, report)));
+        match Core::build(spec, admission).await {
+            Ok((core, report)) => {
+                let _ = started.send(Ok(report));
                 core.run(commands).await;
             }
             Err(e) => {
@@ -146,9 +209,10 @@ fn run_thread<C: ControlPlane>(spec: WorkerSpec<C>, commands: mpsc::UnboundedRec
 pub async fn start_shards<C: ControlPlane>(
     spec: &WorkerSpec<C>,
     disk: &Disk,
+    admission: Admission,
     transport: &Transport<super::FreebsWire>,
 ) -> Result<(Shards<C>, OpenReport)> {
-    let (engine, report) = open_engine(spec, disk).await.map_err(|e| e.at(disk.path.display()))?;
+    let (engine, report) = open_engine(spec, disk, admission).await.map_err(|e| e.at(disk.path.display()))?;
     for f in &report.damage {
         tracing::error!(device = %disk.path.display(), segment = ?f.segment, offset = f.offset, "damage: {}", f.what);
     }
@@ -196,7 +260,11 @@ async fn open_device(ring: &Ring, path: &Path, options: &DeviceOptions) -> Resul
     }
 }
 
-async fn open_engine<C>(spec: &WorkerSpec<C>, disk: &Disk) -> Result<(Engine<FileDevice>, OpenReport)> {
+async fn open_engine<C>(
+    spec: &WorkerSpec<C>,
+    disk: &Disk,
+    admission: Admission,
+) -> Result<(Engine<FileDevice>, OpenReport)> {
     let ring = Ring::start()?;
     // A file that was cut short still has bytes: only one that is missing or empty is made anew.
     let is_new = std::fs::metadata(&disk.path).map_or(true, |m| m.is_file() && m.len() == 0);
@@ -236,5 +304,5 @@ async fn open_engine<C>(spec: &WorkerSpec<C>, disk: &Disk) -> Result<(Engine<Fil
         })?;
     }
     let expect = Expect { cluster: spec.cluster, node: spec.me.node, worker: spec.me.worker, workers: spec.workers };
-    Engine::open(device, &expect).await
+    Engine::open_as(device, &expect, async |came_with| admission.ask(came_with).await).await
 }

@@ -239,6 +239,7 @@ fn probe(address: &str, until: Instant) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicU16, Ordering};
 
     fn args(data: &Path, port: u16) -> UpArgs {
         UpArgs {
@@ -260,12 +261,16 @@ mod tests {
 
     /// A port from which on some are free, as far as one can know.
     fn free_port() -> u16 {
-        loop {
-            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            if port < 60_000 && (0..4).all(|i| TcpListener::bind(("127.0.0.1", port + i)).is_ok()) {
+        // Below those that the system gives to connections, and each test has its own.
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        let spread = (std::process::id() % 250) as u16 * 8;
+        for _ in 0..250 {
+            let port = 30_000 + (spread + NEXT.fetch_add(8, Ordering::Relaxed)) % 2_000;
+            if (0..4).all(|i| TcpListener::bind(("127.0.0.1", port + i)).is_ok()) {
                 return port;
             }
         }
+        panic!("no free ports in a row");
     }
 
     #[test]

@@ -198,6 +198,71 @@ fn a_foreign_or_damaged_device_file_is_refused_and_left_alone() {
     c.stop();
 }
 
+/// V8: an image one start old was taken for the present device, because it was raised to the number that its node was
+/// seen with; an older one after as many refused starts as it lacked.
+#[test]
+fn an_old_image_of_a_device_is_refused_and_left_alone() {
+    let _turn = beside_others();
+    let mut c = Cluster::up(Setup { volume: Some("demo:64M"), ..Setup::default() });
+    let write = |c: &Cluster, fill: u8| {
+        Client::connect_within(&c.place, "demo", Duration::from_secs(20)).write(0, &[fill; 65536]);
+    };
+    write(&c, 1);
+    c.stop();
+    let file = c.data().join("node3").join("log-0.freebs");
+    let old = c.dir().join("old");
+    std::fs::copy(&file, &old).expect("a copy");
+    c.start();
+    write(&c, 2);
+    c.wait_healthy("demo", Duration::from_secs(20));
+    c.stop();
+    let present = c.dir().join("present");
+    std::fs::rename(&file, &present).expect("ours to move");
+    std::fs::copy(&old, &file).expect("a copy");
+
+    c.start();
+    // The supervisor starts it again and again.
+    tools::wait_for("refusals", Duration::from_secs(30), || (c.log().matches("old image").count() >= 3).then_some(()));
+    assert!(c.nodes().iter().all(|(name, _)| name != "node3"), "it serves: {:#}", c.status());
+    let mut client = Client::connect_within(&c.place, "demo", Duration::from_secs(20));
+    assert_eq!(client.read(0, 65536), [2; 65536]);
+    drop(client);
+    c.stop();
+    assert!(std::fs::read(&file).expect("a file") == std::fs::read(&old).expect("a file"), "it was written to");
+
+    // The present one is taken.
+    std::fs::rename(&present, &file).expect("ours to move");
+    c.start();
+    c.wait_healthy("demo", Duration::from_secs(20));
+    c.verify("demo");
+    c.stop();
+}
+
+/// One worker's device was raised, and the next one could not be opened. From then on the node registered the lower
+/// number, and the volumes of the worker with the higher one never opened a view again.
+#[test]
+fn a_start_that_fails_between_two_workers_costs_nothing() {
+    let _turn = beside_others();
+    let more = vec!["--workers".into(), "2".into()];
+    let mut c = Cluster::up(Setup { nodes: 1, volume: Some("demo:64M"), more, ..Setup::default() });
+    for name in ["a", "b", "c"] {
+        c.json(&["volume", "create", name, "--size", "64M", "--copies", "1"]);
+    }
+    c.stop();
+    let second = std::fs::File::open(c.data().join("node1").join("log-1.freebs")).expect("a device");
+    second.lock().expect("nobody has it");
+    let mut node = c.freebs();
+    node.arg("node").arg("--cluster-file").arg(c.data().join("cluster.json")).args(["--name", "node1"]);
+    refused(&say(&mut node), 1, &["log-1"]);
+    drop(second);
+    c.start();
+    for name in ["demo", "a", "b", "c"] {
+        let mut client = Client::connect_within(&c.place, name, Duration::from_secs(20));
+        client.write(0, &[3; 4096]);
+    }
+    c.stop();
+}
+
 #[test]
 fn a_device_that_is_gone_is_not_replaced_by_an_empty_one() {
     let _turn = beside_others();

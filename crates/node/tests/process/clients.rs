@@ -22,7 +22,7 @@ fn fsx(c: &Cluster, file: &Path, ops: u64, align: u32, punch: f32, seed: u64) {
     let mut cmd = command("fsx");
     cmd.arg("-f").arg(conf).arg("-P").arg(c.dir()).args(["-N", &ops.to_string(), "-S", &seed.to_string()]).arg(file);
     let begun = Instant::now();
-    let out = tools::output(&mut cmd, Duration::from_secs(3600));
+    let out = tools::output(&mut cmd, Duration::from_secs(if full() { 3600 } else { 600 }));
     assert!(out.status.success(), "fsx, seed {seed}: {}\n{}", tools::told(&out), c.log());
     say(&format!("measured: fsx, {ops} operations aligned to {align} in {:.1} s", begun.elapsed().as_secs_f64()));
 }

@@ -4,12 +4,12 @@ use crate::support::cluster::{Cluster, Setup};
 use crate::support::image::{self, AsFile, Mounted, assert_same_tree};
 use crate::support::nbd::{Client, Op};
 use crate::support::tools::{self, can_mount, command, first_difference, have, run, say};
-use crate::support::{alone, full};
+use crate::support::{Raised, alone, full};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-const TOOLS: &[&str] = &["nbdcopy", "nbdinfo", "qemu-img", "mke2fs", "e2fsck", "diff"];
+const TOOLS: &[&str] = &["nbdcopy", "nbdinfo", "nbdkit", "qemu-img", "mke2fs", "e2fsck", "diff"];
 
 fn tree_bytes() -> u64 {
     if full() { 1 << 30 } else { 48 << 20 }
@@ -128,12 +128,17 @@ fn a_member_killed_in_mid_copy_is_not_noticed_by_the_client() {
     let victim = nodes.iter().find(|(n, _)| *n == others[0]).expect("it is up").1;
 
     let stop = AtomicBool::new(false);
+    // A source that takes its time over each read, so that the copy has a middle on a fast machine, too.
+    let delay = if full() { "rdelay=20ms" } else { "rdelay=50ms" };
+    let source = ["[", "nbdkit", "--exit-with-parent", "--filter=delay", "file", text(&image), delay, "]"];
     let (killed, seen) = std::thread::scope(|s| {
+        // Also when something here panics, so that the prober ends.
+        let _raised = Raised(&stop);
         let prober = s.spawn(|| probe(&c, &stop));
-        // As wide as a real client copies by default, slowed down so that there is a middle.
+        // As wide as a real client copies by default.
         let copy = s.spawn(|| {
             let mut cmd = command("nbdcopy");
-            cmd.args(["--flush", "--requests=16", "--connections=1", text(&image), &uri]);
+            cmd.args(["--flush", "--requests=16", "--connections=1", "--"]).args(source).arg(&uri);
             tools::output(&mut cmd, tools::TOOL_TIME_MAX)
         });
         std::thread::sleep(Duration::from_millis(if full() { 2500 } else { 350 }));

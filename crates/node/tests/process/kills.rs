@@ -5,7 +5,7 @@ use crate::support::nbd::Client;
 use crate::support::oracle::Oracle;
 use crate::support::rng::Rng;
 use crate::support::tools::say;
-use crate::support::{alone, beside_others, full};
+use crate::support::{Raised, alone, beside_others, full};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -22,13 +22,7 @@ fn under_load(c: &Cluster, oracle: &mut Oracle, faults: impl FnOnce() + Send) {
     std::thread::scope(|s| {
         s.spawn(|| {
             // Also when the faults panic, so that the other side ends.
-            struct Set<'a>(&'a AtomicBool);
-            impl Drop for Set<'_> {
-                fn drop(&mut self) {
-                    self.0.store(true, Ordering::Relaxed);
-                }
-            }
-            let _set = Set(&done);
+            let _raised = Raised(&done);
             faults();
         });
         let mut client = attach(c);

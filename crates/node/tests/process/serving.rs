@@ -1,7 +1,7 @@
 //! Ways of being served: unix sockets, a node's own NBD, several volumes and shards, sub-block requests, limits.
 
 use crate::support::cluster::{Cluster, Setup, scratch};
-use crate::support::nbd::{Client, ENOSPC, Op, Place};
+use crate::support::nbd::{Client, ENOSPC, ENOTSUP, Op, Place};
 use crate::support::oracle::Oracle;
 use crate::support::rng::Rng;
 use crate::support::tools::{told, wait_for};
@@ -52,6 +52,43 @@ fn a_volume_of_several_shards_is_one_volume() {
     c.start();
     let mut client = Client::connect_within(&c.place, "wide", Duration::from_secs(20));
     assert_eq!(client.read((64 << 20) + 512, 1 << 20), bytes);
+}
+
+/// A write into the part that a volume had just grown by got an error for good from a head that had not heard of the
+/// new size yet; and a client that was connected could not use that part at all until it connected anew.
+#[test]
+fn what_a_volume_grows_by_is_of_use_at_once() {
+    let _turn = beside_others();
+    let c = Cluster::up(Setup { volume: Some("demo:64M"), ..Setup::default() });
+    let mut client = Client::connect(&c.place, "demo", true).expect("a client");
+    let end = |mib: u64| (mib << 20) - 4096;
+    assert!(client.ask(&Op::Read { at: end(65), len: 4096 }).expect("a connection").is_err());
+    for mib in 65..=80 {
+        c.json(&["volume", "resize", "demo", "--size", &format!("{mib}M")]);
+        // The gateway hears of it in its own time.
+        wait_for("the new part", Duration::from_secs(20), || {
+            client.ask(&Op::Read { at: end(mib), len: 4096 }).expect("a connection").ok()
+        });
+        client.write(end(mib), &[mib as u8; 4096]);
+        assert_eq!(client.read(end(mib), 4096), [mib as u8; 4096]);
+    }
+    c.verify("demo");
+}
+
+/// FAST_ZERO was offered and ignored: zeroes of parts of blocks were read, changed and written.
+#[test]
+fn a_fast_zero_is_fast_or_refused() {
+    let _turn = beside_others();
+    let c = Cluster::up(Setup { volume: Some("demo:64M"), nodes: 1, ..Setup::default() });
+    let mut client = Client::connect(&c.place, "demo", true).expect("a client");
+    client.write(0, &[7; 16384]);
+    for (at, len) in [(512, 4096), (0, 512), (4096, 4608)] {
+        assert_eq!(client.ask(&Op::FastZero { at, len }).expect("a connection"), Err(ENOTSUP));
+        client.ask(&Op::Zero { at: at + 16384, len, fua: false }).expect("a connection").expect("a slow one");
+    }
+    assert_eq!(client.read(0, 16384), [7; 16384]);
+    client.ask(&Op::FastZero { at: 4096, len: 8192 }).expect("a connection").expect("whole blocks");
+    assert_eq!(client.read(0, 16384), [[7; 4096], [0; 4096], [0; 4096], [7; 4096]].concat());
 }
 
 #[test]

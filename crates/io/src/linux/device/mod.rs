@@ -10,7 +10,7 @@
 //! medium or the file system says it has lost (EILSEQ, ENODATA, EBADMSG, EUCLEAN) and for a file that is shorter
 //! than it was: the bytes have to come from another copy.
 
-mod open;
+pub(super) mod open;
 
 use super::ring::{Kind, Operation, Outcome, Ring};
 use crate::{AlignedBuf, Device, Durability};
@@ -92,6 +92,23 @@ struct Inner {
 #[derive(Clone)]
 pub struct FileDevice(Rc<Inner>);
 
+/// Whether a range is whole sectors within a device of so many bytes.
+pub(super) fn check_range((sector, size): (usize, u64), at: u64, len: u64) -> Result<()> {
+    let inside = at.checked_add(len).is_some_and(|end| end <= size);
+    if inside && (at | len).is_multiple_of(sector as u64) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{len} bytes are not whole {sector}-byte sectors within {size} bytes")))
+}
+
+/// As `check_range`, for what is read or written at once.
+pub(super) fn check_io(shape: (usize, u64), at: u64, len: usize) -> Result<()> {
+    if len > IO_BYTES_MAX {
+        return Err(Error::invalid(format!("{len} bytes are more than one access may have ({IO_BYTES_MAX})")));
+    }
+    check_range(shape, at, len as u64)
+}
+
 impl FileDevice {
     /// Opens `path` for this worker alone: `Busy` if another process has it. Blocks for the time of a few system
     /// calls, so it is for the start of a worker.
@@ -139,21 +156,11 @@ impl FileDevice {
     }
 
     fn check_range(&self, what: &str, at: u64, len: u64) -> Result<()> {
-        let inside = at.checked_add(len).is_some_and(|end| end <= self.0.len.get());
-        if inside && (at | len).is_multiple_of(self.0.sector as u64) {
-            return Ok(());
-        }
-        let (sector, size) = (self.0.sector, self.0.len.get());
-        Err(Error::invalid(format!("{len} bytes are not whole {sector}-byte sectors within {size} bytes"))
-            .at(self.place(what, at)))
+        check_range((self.0.sector, self.0.len.get()), at, len).map_err(|e| e.at(self.place(what, at)))
     }
 
     fn check_io(&self, what: &str, at: u64, len: usize) -> Result<()> {
-        if len > IO_BYTES_MAX {
-            let text = format!("{len} bytes are more than one access may have ({IO_BYTES_MAX})");
-            return Err(Error::invalid(text).at(self.place(what, at)));
-        }
-        self.check_range(what, at, len as u64)
+        check_io((self.0.sector, self.0.len.get()), at, len).map_err(|e| e.at(self.place(what, at)))
     }
 
     async fn run(&self, kind: Kind, at: u64, buf: Option<AlignedBuf>, poison: Option<Poison>) -> Outcome {
@@ -238,16 +245,16 @@ fn ftruncate(file: BorrowedFd<'_>, len: u64) -> i32 {
     unsafe { libc::ftruncate(file.as_raw_fd(), len as libc::off_t) }
 }
 
-fn unsupported(e: &io::Error) -> bool {
+pub(super) fn unsupported(e: &io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS))
 }
 
 /// A file system that is full, a quota, or a limit on the size of files.
-fn no_space(e: &io::Error) -> bool {
+pub(super) fn no_space(e: &io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))
 }
 
-fn read_error(e: &io::Error) -> Error {
+pub(super) fn read_error(e: &io::Error) -> Error {
     let lost = matches!(e.raw_os_error(), Some(libc::EILSEQ | libc::ENODATA | libc::EBADMSG | libc::EUCLEAN));
     match e.kind() {
         io::ErrorKind::UnexpectedEof => Error::corrupt("the file is shorter than it was"),

@@ -19,7 +19,7 @@ const FILE_SECTOR: usize = 4096;
 const SECTOR_MIN: usize = 512;
 const SECTOR_MAX: usize = 4096;
 
-pub(super) struct Opened {
+pub(in crate::linux) struct Opened {
     pub file: OwnedFd,
     pub block_device: bool,
     pub direct: bool,
@@ -27,7 +27,7 @@ pub(super) struct Opened {
     pub len: u64,
 }
 
-pub(super) fn open(path: &Path, options: &DeviceOptions) -> Result<Opened> {
+pub(in crate::linux) fn open(path: &Path, options: &DeviceOptions) -> Result<Opened> {
     let existing = look(path)?;
     if existing.is_none() && (!options.create || options.read_only) {
         return Err(Error::not_found(format!("{} does not exist", path.display())));

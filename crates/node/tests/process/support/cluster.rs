@@ -19,7 +19,8 @@ use tempfile::TempDir;
 const TOKEN: &str = "FREEBS_TEST_CLUSTER";
 /// Longest until `ready` is printed, on a machine that does other things, too.
 const READY_MAX: Duration = Duration::from_secs(60);
-const STOP_MAX: Duration = Duration::from_secs(20);
+/// Twice ten seconds are what the product allows itself in the worst case: the gateway first, then the nodes.
+const STOP_MAX: Duration = Duration::from_secs(30);
 
 /// The program under test.
 #[must_use]
@@ -340,7 +341,7 @@ impl Cluster {
     pub fn crash(&mut self) {
         if let Some(mut up) = self.up.take() {
             let _ = up.kill();
-            let _ = up.wait();
+            let _ = tools::wait_at_most(&mut up, tools::KILLED_MAX);
         }
         self.sweep();
     }

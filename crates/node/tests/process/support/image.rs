@@ -90,16 +90,13 @@ impl AsFile {
 
 impl Drop for AsFile {
     fn drop(&mut self) {
-        let _ = command("fusermount3").arg("-u").arg(&self.dir).stderr(Stdio::null()).status();
-        for _ in 0..500 {
-            if !matches!(self.child.try_wait(), Ok(None)) {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(20));
+        tools::tidies(command("fusermount3").arg("-u").arg(&self.dir).stderr(Stdio::null()));
+        if tools::wait_at_most(&mut self.child, tools::KILLED_MAX).is_some() {
+            return;
         }
-        let _ = command("fusermount3").args(["-u", "-z"]).arg(&self.dir).status();
+        tools::tidies(command("fusermount3").args(["-u", "-z"]).arg(&self.dir));
         let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = tools::wait_at_most(&mut self.child, tools::KILLED_MAX);
     }
 }
 
@@ -122,11 +119,10 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let unmounted = command("umount").arg(&self.at).status();
-        if !unmounted.is_ok_and(|s| s.success()) {
-            let _ = command("umount").arg("-l").arg(&self.at).status();
+        if !tools::tidies(command("umount").arg(&self.at)) {
+            tools::tidies(command("umount").arg("-l").arg(&self.at));
         }
-        let _ = command("losetup").args(["-d", &self.device]).status();
+        tools::tidies(command("losetup").args(["-d", &self.device]));
     }
 }
 

@@ -24,6 +24,12 @@ const REP_ACK: u32 = 1;
 const REP_INFO: u32 = 3;
 
 pub const ENOSPC: u32 = 28;
+pub const ENOTSUP: u32 = 95;
+
+/// A server that takes nothing for so long fails the test.
+const WRITE_MAX: Duration = Duration::from_secs(90);
+/// Longest until a server takes a connection.
+const CONNECT_MAX: Duration = Duration::from_secs(20);
 
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,11 +74,30 @@ impl Stream for UnixStream {
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
-    Read { at: u64, len: u32 },
-    Write { at: u64, data: Vec<u8>, fua: bool },
+    Read {
+        at: u64,
+        len: u32,
+    },
+    Write {
+        at: u64,
+        data: Vec<u8>,
+        fua: bool,
+    },
     Flush,
-    Trim { at: u64, len: u32 },
-    Zero { at: u64, len: u32, fua: bool },
+    Trim {
+        at: u64,
+        len: u32,
+    },
+    Zero {
+        at: u64,
+        len: u32,
+        fua: bool,
+    },
+    /// A zero that must be fast or fail.
+    FastZero {
+        at: u64,
+        len: u32,
+    },
 }
 
 /// The answer to a request: the bytes of a read, nothing for others, or an NBD error number.
@@ -183,16 +208,19 @@ impl Client {
     pub fn connect(place: &Place, export: &str, structured: bool) -> io::Result<Self> {
         let (mut out, input): (Box<dyn Stream>, Box<dyn Stream>) = match place {
             Place::Tcp(address) => {
-                let s = TcpStream::connect(address)?;
+                let address = address.parse().map_err(|e| bad(format!("{address}: {e}")))?;
+                let s = TcpStream::connect_timeout(&address, CONNECT_MAX)?;
                 s.set_nodelay(true)?;
+                s.set_write_timeout(Some(WRITE_MAX))?;
                 (Box::new(s.try_clone()?), Box::new(s))
             }
             Place::Unix(path) => {
                 let s = UnixStream::connect(path)?;
+                s.set_write_timeout(Some(WRITE_MAX))?;
                 (Box::new(s.try_clone()?), Box::new(s))
             }
         };
-        out.patience(Some(Duration::from_secs(20)))?;
+        out.patience(Some(CONNECT_MAX))?;
         let (size, flags) = negotiate(&mut *out, export, structured)?;
         out.patience(None)?;
         let open = Open::default();
@@ -231,6 +259,7 @@ impl Client {
             Op::Flush => (0, 3, 0, 0, &[]),
             Op::Trim { at, len } => (0, 4, *at, *len, &[]),
             Op::Zero { at, len, fua } => (u16::from(*fua), 6, *at, *len, &[]),
+            Op::FastZero { at, len } => (16, 6, *at, *len, &[]),
         };
         self.next += 1;
         let reply = Reply { at, len: if kind == 0 { len as usize } else { 0 }, ..Reply::default() };

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// Longest that a called program may take before it is ended and the test fails.
@@ -69,6 +69,32 @@ pub fn command(name: &str) -> Command {
     Command::new(find(name).unwrap_or_else(|| name.into()))
 }
 
+/// Longest that a killed process may take to go.
+pub const KILLED_MAX: Duration = Duration::from_secs(10);
+
+/// How a process ended, if it does in this time.
+pub fn wait_at_most(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let begun = Instant::now();
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if begun.elapsed() < limit => std::thread::sleep(Duration::from_millis(5)),
+            _ => return None,
+        }
+    }
+}
+
+/// Runs a program that cleans up, for a while; whether it did. It never panics, so values that go may call it.
+pub fn tidies(cmd: &mut Command) -> bool {
+    let Ok(mut child) = cmd.stdin(Stdio::null()).spawn() else { return false };
+    let status = wait_at_most(&mut child, KILLED_MAX);
+    if status.is_none() {
+        let _ = child.kill();
+        let _ = wait_at_most(&mut child, KILLED_MAX);
+    }
+    status.is_some_and(|s| s.success())
+}
+
 /// What a program said and how it ended, within a time.
 pub fn output(cmd: &mut Command, limit: Duration) -> Output {
     // Pipes would fill up and hold the program, files don't.
@@ -85,7 +111,9 @@ pub fn output(cmd: &mut Command, limit: Duration) -> Output {
             None if begun.elapsed() > limit => {
                 let _ = child.kill();
                 ended = true;
-                break child.wait().expect("our own child");
+                // One that hangs in the kernel does not even end when it is killed.
+                break wait_at_most(&mut child, KILLED_MAX)
+                    .unwrap_or_else(|| panic!("{cmd:?} took longer than {limit:?} and can't be ended"));
             }
             None => std::thread::sleep(Duration::from_millis(5)),
         }
