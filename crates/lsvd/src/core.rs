@@ -135,6 +135,8 @@ pub(crate) struct Core {
     pub maps: Maps,
     /// Rung when the map has something to do, or room.
     pub map_wake: Rc<Notify>,
+    /// Rung when trims are to be looked up.
+    pub tomb_wake: Rc<Notify>,
     /// Rung when a segment was taken: the pool may be short.
     pub pool: Rc<Notify>,
 }
@@ -170,6 +172,7 @@ impl Core {
             listener: None,
             maps: Maps::new(options),
             map_wake: Rc::default(),
+            tomb_wake: Rc::default(),
             pool: Rc::default(),
         }
     }

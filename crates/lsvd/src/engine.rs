@@ -128,6 +128,9 @@ impl<D: Device> Engine<D> {
         let start = admit(sb.start_number()).await?;
         let sb = superblock::raise(&device, sb, order, start).await?;
         core.geometry.start = start;
+        let core = RefCell::new(core);
+        Io { device: &device, core: &core, alone: true }.erase_stale().await?;
+        let mut core = core.into_inner();
         report.start = sb.start_number();
         for f in &report.damage {
             let place = f.segment.map_or("superblock".to_owned(), |s| format!("segment {s}"));
@@ -322,9 +325,13 @@ impl<D: Device> Engine<D> {
         let mut space = pin!(self.space_loop());
         let mut clean = pin!(self.clean_loop());
         let mut map = pin!(self.map_loop());
+        let mut tombs = pin!(self.tomb_loop());
         let end = poll_fn(|cx| {
-            if let Poll::Ready(Err(e)) = map.as_mut().poll(cx) {
-                return Poll::Ready(Err(e));
+            if let Poll::Ready(e @ Err(_)) = map.as_mut().poll(cx) {
+                return Poll::Ready(e);
+            }
+            if let Poll::Ready(e @ Err(_)) = tombs.as_mut().poll(cx) {
+                return Poll::Ready(e);
             }
             let ended = space.as_mut().poll(cx).is_ready() | clean.as_mut().poll(cx).is_ready();
             assert!(!ended, "what keeps room goes on for as long as the log is written");
@@ -412,7 +419,7 @@ impl<D: Device> Engine<D> {
         self.io().resolved();
         let mut core = self.inner.core.borrow_mut();
         core.writing = false;
-        if core.maps.grown >= core.maps.table_bytes || core.maps.since >= core.maps.checkpoint_bytes {
+        if core.maps.grown >= core.maps.table_limit() || core.maps.since >= core.maps.checkpoint_bytes {
             core.map_wake.notify_one();
         }
         *spare = Some(buf).filter(|b| b.capacity() <= SPARE_BYTES_MAX);
@@ -508,9 +515,6 @@ impl<D: Device> Engine<D> {
     async fn map_loop(&self) -> Result<()> {
         loop {
             self.io().upkeep().await?;
-            if self.find_tombs().await? {
-                continue;
-            }
             self.inner.map_wake.notified().await;
         }
     }
@@ -537,7 +541,7 @@ impl<D: Device> Engine<D> {
                 named.extend((first..first + count).map(|i| (s.id, chunk, i)));
             });
         }
-        if core.maps.is_empty() {
+        if core.maps.nothing_below() {
             assert_eq!(sum, named.len() as u64, "every live block is named by something");
         }
         assert_eq!(sum, core.segs.live_blocks);

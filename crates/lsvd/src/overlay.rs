@@ -21,18 +21,20 @@ use std::rc::Rc;
 pub(crate) struct Uncommitted {
     pub sequence: Sequence,
     pub before: Tip,
-    /// `None` for a mark.
-    pub head: Option<FrameHead>,
-    pub at: At,
+    /// What it brings to the map, in order; nothing if it is a mark.
+    pub entries: Vec<(u32, Extent)>,
+    /// Append where it lies.
+    pub append: u64,
 }
 
-impl Uncommitted {
-    /// Calls `each(address, entry)` for what it brings to the map.
-    pub fn entries(&self, each: impl FnMut(u32, Extent)) {
-        if let Some(head) = &self.head {
-            entries(head, self.at, each);
-        }
-    }
+/// A frame that can't be cut any more.
+pub(crate) struct Committed {
+    pub entries: Vec<(u32, Extent)>,
+    /// What it covers of the held entries: a cut that comes later must not show them again.
+    pub covered: Vec<Extent>,
+    /// Parts of held entries that are newer than it. They go into the map behind it, and stay here for the frames that
+    /// come later.
+    pub again: Vec<(u32, Extent)>,
 }
 
 #[derive(Debug, Default)]
@@ -79,13 +81,13 @@ pub(crate) fn entries(head: &FrameHead, at: At, mut each: impl FnMut(u32, Extent
 impl Overlay {
     /// The first append that it needs when it is to be made again; `None` if it is empty.
     pub fn first_append(&self) -> Option<u64> {
-        self.frames.iter().map(|f| f.at.append).chain(self.held.iter().map(|h| h.append)).min()
+        self.frames.iter().map(|f| f.append).chain(self.held.iter().map(|h| h.append)).min()
     }
 
     /// A frame behind the others, or between them where one was missing.
     pub fn put(&mut self, frame: Uncommitted) {
         let i = self.frames.partition_point(|f| f.sequence < frame.sequence);
-        frame.entries(|a, e| self.map.insert(a, e, &mut self.outcome));
+        frame.entries.iter().for_each(|(a, e)| self.map.insert(*a, e.clone(), &mut self.outcome));
         self.frames.insert(i, frame);
     }
 
@@ -106,26 +108,33 @@ impl Overlay {
         self.held.iter().map(|h| (h.start, &h.extent))
     }
 
-    /// Takes the first frame if it is committed; its entries are those of the map below from now on. Gives back what it
-    /// covers of the held entries, too: a cut that comes later must not show them again.
-    pub fn commit(&mut self, committed: Sequence) -> Option<(Uncommitted, Vec<Extent>)> {
+    /// Takes the first frame if it is committed; its entries are those of the map below from now on.
+    pub fn commit(&mut self, committed: Sequence) -> Option<Committed> {
         let f = self.frames.pop_front_if(|f| f.sequence <= committed)?;
-        let mut covered = Vec::new();
+        let mut out = Committed { entries: f.entries, covered: Vec::new(), again: Vec::new() };
+        if self.frames.is_empty() && self.held.is_empty() {
+            self.map.clear();
+            return Some(out);
+        }
         let Self { map, held, .. } = self;
-        f.entries(|start, e| {
-            let end = start + e.len;
+        for (start, e) in &out.entries {
+            let (start, end) = (*start, start + e.len);
             map.take(start, end, |x| x.sequence == f.sequence);
-            let over = |h: &Held| h.start < end && start < h.start + h.extent.len && h.extent.key() < e.key();
-            for h in held.extract_if(.., |h| over(h)).collect::<Vec<_>>() {
+            for h in held.extract_if(.., |h| h.start < end && start < h.start + h.extent.len).collect::<Vec<_>>() {
                 let (a, b) = (h.start.max(start), (h.start + h.extent.len).min(end));
                 let piece = |from: u32, to: u32| h.extent.piece(from - h.start, to - from);
-                covered.push(piece(a, b));
+                if h.extent.key() >= e.key() {
+                    out.again.push((a, piece(a, b)));
+                    held.push(h);
+                    continue;
+                }
+                out.covered.push(piece(a, b));
                 for (from, to) in [(h.start, a), (b, h.start + h.extent.len)].into_iter().filter(|(x, y)| x < y) {
                     held.push(Held { start: from, extent: piece(from, to), append: h.append });
                 }
             }
-        });
-        Some((f, covered))
+        }
+        Some(out)
     }
 
     /// Takes the last frame if it lies behind `to`. `rebuild` follows when all are gone.
@@ -138,7 +147,7 @@ impl Overlay {
         self.map = ExtentMap::default();
         let Self { frames, map, held, outcome } = self;
         for f in frames.iter() {
-            f.entries(|a, e| map.insert(a, e, outcome));
+            f.entries.iter().for_each(|(a, e)| map.insert(*a, e.clone(), outcome));
         }
         for h in held.iter() {
             map.insert(h.start, h.extent.clone(), outcome);

@@ -86,13 +86,15 @@ pub(crate) async fn recover<D: Device>(
         let done = r.all().await;
         let lost = r.core.get_mut().maps.damaged || done.as_ref().is_err_and(|e| e.kind == ErrorKind::Corrupt);
         if from == From::Checkpoint && lost {
-            r.io().forget_checkpoints().await?;
             let what = "a page of the map is lost; the log was read from its beginning".to_owned();
             findings.push(Finding { segment: None, offset: CHECKPOINT_AT[0], what });
             continue;
         }
         done?;
-        let core = r.core.into_inner();
+        let mut core = r.core.into_inner();
+        if checkpoints {
+            core.maps.stale = [0, 1].map(|i| core.maps.kept[i].is_none());
+        }
         report.damage.append(&mut findings);
         return Ok(core);
     }

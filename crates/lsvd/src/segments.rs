@@ -39,7 +39,7 @@ pub(crate) enum SegmentState {
     /// Nothing in it can be read any more. Live tables go on naming it, so that it is missed at the next start, too.
     Lost,
 }
-const STATES: usize = 6;
+const STATES: usize = 7;
 
 /// What a segment holds of one shard.
 #[derive(Clone, Debug, Default)]
@@ -49,8 +49,8 @@ pub(crate) struct Content {
     pub max: Sequence,
 }
 
-/// Trims and zeroes in force, by shard.
-pub(crate) type Tombs = BTreeMap<ShardId, Vec<CarryEntry>>;
+/// Trims and zeroes in force, by shard and slot: a shard that was made anew has nothing to do with them.
+pub(crate) type Tombs = BTreeMap<(ShardId, u32), Vec<CarryEntry>>;
 
 #[derive(Debug)]
 pub(crate) struct Segment {

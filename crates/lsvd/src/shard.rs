@@ -89,6 +89,10 @@ pub(crate) struct Shard {
     /// the newest there. Set by who has looked it up.
     pub below: ExtentMap,
     pub overlay: Overlay,
+    /// What is committed up to here is in the runs, but for `dirty`.
+    pub flushed: Sequence,
+    /// Blocks whose entries changed although they are not newer than that: first one and end.
+    pub dirty: Vec<(u32, u32)>,
     /// Highest sequence of an entry that came ahead of its frame (a map that is being learned). Frames up to there are
     /// not the newest in the map.
     pub ahead: Sequence,
@@ -133,6 +137,21 @@ fn insert_later(map: &mut ExtentMap, start: u32, e: Extent, out: &mut Outcome) {
 impl Shard {
     pub fn new(id: ShardId, slot: u32) -> Self {
         Self { id, slot, ..Self::default() }
+    }
+
+    /// What is here is being written: gives back the blocks that are not newer than what was written before.
+    pub fn take_dirty(&mut self) -> Vec<(u32, u32)> {
+        let mut all = std::mem::take(&mut self.dirty);
+        all.sort_unstable();
+        let mut out: Vec<(u32, u32)> = Vec::new();
+        for (start, end) in all {
+            match out.last_mut() {
+                Some(last) if start <= last.1 => last.1 = last.1.max(end),
+                _ => out.push((start, end)),
+            }
+        }
+        self.flushed = self.committed;
+        out
     }
 
     /// The map's table becomes the frozen one; gives it back.
@@ -306,33 +325,32 @@ impl Shard {
     /// The frame's entries go into the overlay while it may be cut, else into the map. `late` if they need not be the
     /// newest.
     fn enter(&mut self, head: &FrameHead, at: At, late: bool, before: Tip, segs: &mut Segments) {
-        let s = head.seq();
-        self.acquire_data(head, at, segs);
-        if s <= self.committed {
-            self.go_down(head, at, late, segs);
+        let (sequence, mut list) = (head.seq(), Vec::new());
+        entries(head, at, |a, e| list.push((a, e)));
+        self.acquire_data(&list, at, segs);
+        if sequence <= self.committed {
+            self.go_down(list, late, segs);
             return;
         }
         if late {
-            self.hold_newer(head, at);
+            self.hold_newer(&list);
         }
-        self.overlay.put(Uncommitted { sequence: s, before, head: Some(head.clone()), at });
+        self.overlay.put(Uncommitted { sequence, before, entries: list, append: at.append });
     }
 
     /// All blocks that the frame names are live; and its trims are recorded here.
-    fn acquire_data(&mut self, head: &FrameHead, at: At, segs: &mut Segments) {
-        entries(head, at, |a, e| {
+    fn acquire_data(&mut self, list: &[(u32, Extent)], at: At, segs: &mut Segments) {
+        for (a, e) in list {
             if e.is_data() {
                 self.chunks.acquire(e.chunk, e.offset, e.len, |s, n| segs.count_live(s, n));
             } else {
-                segs.get_mut(at.segment).tomb_list.push((self.id, a, e.len));
+                segs.get_mut(at.segment).tomb_list.push((self.id, *a, e.len));
             }
-        });
+        }
     }
 
     /// A committed frame's entries go into the map.
-    fn go_down(&mut self, head: &FrameHead, at: At, late: bool, segs: &mut Segments) {
-        let mut list = Vec::new();
-        entries(head, at, |a, e| list.push((a, e)));
+    fn go_down(&mut self, list: Vec<(u32, Extent)>, late: bool, segs: &mut Segments) {
         for (a, e) in list {
             if late { self.down_late(a, e, segs) } else { self.down(a, e, segs) }
         }
@@ -340,6 +358,9 @@ impl Shard {
 
     /// Puts a committed entry into the map, which has nothing newer below it.
     fn down(&mut self, start: u32, e: Extent, segs: &mut Segments) {
+        if e.sequence <= self.flushed {
+            self.dirty.push((start, start + e.len));
+        }
         let mut out = std::mem::take(&mut self.outcome);
         insert_later(&mut self.map, start, e, &mut out);
         for (_, e) in out.displaced.drain(..) {
@@ -370,11 +391,9 @@ impl Shard {
     }
 
     /// Committed entries that are as new as those of an uncommitted frame, or newer, are held above it.
-    fn hold_newer(&mut self, head: &FrameHead, at: At) {
-        let mut list = Vec::new();
-        entries(head, at, |a, e| list.push((a, e)));
+    fn hold_newer(&mut self, list: &[(u32, Extent)]) {
         for (a, e) in list {
-            let view = self.below_view(a, a + e.len);
+            let view = self.below_view(*a, a + e.len);
             for (a, newer) in view.iter().filter(|(_, n)| n.key() >= e.key()) {
                 // It is in the map below already, so the log need not keep its append for this copy.
                 self.overlay.hold(a, newer.clone(), u64::MAX);
@@ -410,8 +429,8 @@ impl Shard {
             if s <= self.released.min(self.committed) {
                 // Its first copy was given up. This one is where its blocks are.
                 self.place_data(head, at, segs);
-                self.acquire_data(head, at, segs);
-                self.go_down(head, at, true, segs);
+                let before = self.tip;
+                self.enter(head, at, true, before, segs);
             } else {
                 self.orphans.insert(s, (own(head), at));
             }
@@ -601,7 +620,8 @@ impl Shard {
             self.attaches = vec![(Sequence(0), body.attach)];
             self.requests = RequestTable::from_format(&body.requests);
         } else {
-            self.overlay.put(Uncommitted { sequence: s, before: self.tip, head: None, at });
+            let append = at.append;
+            self.overlay.put(Uncommitted { sequence: s, before: self.tip, entries: Vec::new(), append });
             self.fill_in(s, body);
         }
         self.tip = Tip {
@@ -621,9 +641,7 @@ impl Shard {
             return;
         }
         while let Some(u) = self.overlay.cut(to) {
-            let mut list = Vec::new();
-            u.entries(|_, e| list.push(e));
-            list.iter().for_each(|e| self.release(e, segs));
+            u.entries.iter().for_each(|(_, e)| self.release(e, segs));
             self.tip = u.before;
         }
         self.overlay.rebuild();
@@ -660,11 +678,10 @@ impl Shard {
 
     /// Frames up to `to` can't be cut any more: what they brought goes into the map.
     fn commit_to(&mut self, to: Sequence, segs: &mut Segments) {
-        while let Some((u, covered)) = self.overlay.commit(to) {
-            covered.iter().for_each(|e| self.release(e, segs));
-            if let Some(head) = &u.head {
-                self.go_down(head, u.at, false, segs);
-            }
+        while let Some(done) = self.overlay.commit(to) {
+            done.covered.iter().for_each(|e| self.release(e, segs));
+            self.go_down(done.entries, false, segs);
+            self.go_down(done.again, false, segs);
         }
         for (a, e) in self.overlay.let_go() {
             self.down(a, e, segs);
@@ -882,7 +899,7 @@ impl Shard {
                 all.extend((0..e.len).filter(live).map(|i| e.piece(i, 1)));
             }
         }
-        self.overlay.frames().for_each(|f| f.entries(|_, e| all.push(e)));
+        all.extend(self.overlay.frames().flat_map(|f| &f.entries).map(|(_, e)| e.clone()));
         all.iter().filter(|e| e.is_data()).for_each(|e| each(e.chunk, e.offset, e.len));
     }
 }

@@ -14,23 +14,17 @@
 mod carry;
 mod choose;
 mod space;
+mod tombs;
 
 pub(crate) use carry::Move;
 pub(crate) use choose::{Cleaning, Need};
 
+use crate::CARRY_ENTRIES_MAX;
 use crate::core::{Core, Job, Queued};
-use crate::map::{Extent, ExtentMap};
-use crate::runs::look::Which;
-use crate::segments::{SegmentState, Tombs};
-use crate::shard::Shard;
-use crate::{CARRY_ENTRIES_MAX, Engine};
-use freebs_format::{CarryBody, CarryEntry, FrameHeader};
-use freebs_io::Device;
-use freebs_types::{BlockRange, ErrorKind, Lba, Result, Sequence, ShardId};
+use crate::segments::SegmentState;
+use freebs_format::{CarryBody, FrameHeader};
+use freebs_types::{Sequence, ShardId};
 use std::collections::BTreeMap;
-
-/// Blocks of the map that one step of the search for trims looks at.
-const TOMBS_WINDOW: u32 = 65_536;
 
 /// Bytes of a carried entry without data.
 const ENTRY_BYTES: u64 = 48;
@@ -85,9 +79,7 @@ impl Core {
                 self.segs.blocked.insert(id);
                 continue;
             }
-            if !s.tomb_list.is_empty() && s.tombs.is_none() {
-                self.segs.asked.insert(id);
-                self.map_wake.notify_one();
+            if !self.knows_tombs(id) {
                 continue;
             }
             if self.cleaning.round_jobs > 0 || found.len() == ROUND_MAX {
@@ -188,7 +180,11 @@ impl Core {
     /// What stands between a segment without live data and its being given up.
     fn needs(&self, id: u32) -> Needs {
         let mut needs = Needs::default();
-        for (shard, entries) in self.segs.get(id).tombs.iter().flatten() {
+        for ((shard, slot), entries) in self.segs.get(id).tombs.iter().flatten() {
+            // They were looked up a while ago.
+            if self.shards.get(shard).is_none_or(|s| s.slot != *slot) {
+                continue;
+            }
             for part in entries.chunks(CARRY_ENTRIES_MAX) {
                 needs.carries.push((*shard, CarryBody { entries: part.to_vec() }));
             }
@@ -207,73 +203,5 @@ impl Core {
             }
         }
         self.counters.segments_freed += 1;
-    }
-}
-
-impl<D: Device> Engine<D> {
-    /// Looks up which trims and zeroes of the segments that wait for it are in force, and only there recorded. `false`
-    /// if none waits.
-    pub(crate) async fn find_tombs(&self) -> Result<bool> {
-        let next = {
-            let mut core = self.inner.core.borrow_mut();
-            core.segs.asking = core.segs.asked.pop_first();
-            core.segs.asking.map(|id| (id, core.segs.get(id).seq, core.segs.get(id).tomb_ranges()))
-        };
-        let Some((id, seq, ranges)) = next else { return Ok(false) };
-        let mut tombs = Some(Tombs::new());
-        for (shard, start, end) in ranges {
-            let mut found = Vec::new();
-            match self.tombs_of(id, shard, start, end, &mut found).await {
-                Ok(()) if found.is_empty() => {}
-                Ok(()) => tombs.iter_mut().for_each(|t| t.entry(shard).or_default().append(&mut found)),
-                Err(e) if e.kind == ErrorKind::NotFound => {}
-                Err(e) if e.kind == ErrorKind::DeviceFailed => return Err(e),
-                // A part of the map is lost: nobody knows, so the segment stays.
-                Err(_) => tombs = None,
-            }
-        }
-        let mut core = self.inner.core.borrow_mut();
-        core.segs.asking = None;
-        core.segs.freed.notify_one();
-        let s = core.segs.get_mut(id);
-        if s.state == SegmentState::Closed && s.seq == seq && tombs.is_some() {
-            s.tombs = tombs;
-            core.segs.candidates.insert(id);
-            self.inner.work.notify_one();
-        }
-        Ok(true)
-    }
-
-    async fn tombs_of(&self, id: u32, shard: ShardId, start: u32, end: u32, out: &mut Vec<CarryEntry>) -> Result<()> {
-        let mut at = start;
-        while let Some(from) = self.io().next_entry(shard, at).await?.filter(|a| *a < end) {
-            at = from.saturating_add(TOMBS_WINDOW).min(end);
-            let here = |_: &Core, _: &Shard, view: &ExtentMap| {
-                for (a, e) in view.iter().filter(|(_, e)| !e.is_data() && e.offset == id) {
-                    match out.last_mut() {
-                        Some(l) if l.range.end() == u64::from(a) && (l.version, l.sequence) == e.key() => {
-                            l.range.len += e.len;
-                        }
-                        _ => out.push(tomb_entry(a, e)),
-                    }
-                }
-                Ok(())
-            };
-            self.io().with_view(shard, (from, at), Which::Committed, here).await?;
-        }
-        Ok(())
-    }
-}
-
-/// A trim or zero as it is carried.
-pub(crate) fn tomb_entry(at: u32, e: &Extent) -> CarryEntry {
-    CarryEntry {
-        kind: e.kind,
-        range: BlockRange { start: Lba(at), len: e.len },
-        version: e.version,
-        sequence: e.sequence,
-        chunk: e.chunk,
-        offset: 0,
-        crcs: Vec::new(),
     }
 }

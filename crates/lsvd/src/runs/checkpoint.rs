@@ -5,11 +5,13 @@
 //! that can't be read costs time, never data: there is the other one, and the log.
 
 use super::manifest::{Manifest, Out};
+use super::merge::Merge;
 use super::run::{Members, Place, Places, Run};
 use super::write::Pages;
 use super::{Io, Kept, pause};
 use crate::core::Core;
 use crate::join::join_all;
+use crate::map::{Extent, ExtentMap};
 use crate::segments::SegmentState;
 use freebs_format::disk::{
     CHECKPOINT_AT, CHECKPOINT_BYTES, CHECKPOINT_EXTENTS_MAX, CheckpointSlot, PAGE_BODY_BYTES, PAGE_BYTES, PAGE_FENCES,
@@ -87,7 +89,7 @@ impl<D: Device> Io<'_, D> {
             let core = self.core.borrow();
             core.maps.young.iter().for_each(|r| w.out.run(r, false));
             core.maps.old.iter().for_each(|r| w.out.run(r, true));
-            core.maps.all_runs()
+            core.maps.runs().cloned().collect()
         };
         w.drain(*self, false).await?;
         self.write_segments(w).await?;
@@ -186,6 +188,17 @@ impl<D: Device> Io<'_, D> {
         Ok(())
     }
 
+    /// Erases slots that nobody keeps: what they name may be written over.
+    pub async fn erase_stale(&self) -> Result<()> {
+        for i in 0..2 {
+            let stale = std::mem::take(&mut self.core.borrow_mut().maps.stale[i]);
+            if stale {
+                self.put_slot(i, &[0; CHECKPOINT_BYTES]).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// What the slots name, the newest first.
     pub async fn slots(&self) -> Vec<(usize, Result<(CheckpointSlot, Manifest, Vec<Place>)>)> {
         let mut out = Vec::new();
@@ -258,7 +271,7 @@ impl<D: Device> Io<'_, D> {
     }
 
     /// Fences, and for a young run members, of a run that a manifest names.
-    async fn load_run(&self, mut run: Run, old: bool, pages: u32) -> Result<Run> {
+    async fn load_run(&self, mut run: Run, members: bool, pages: u32) -> Result<Run> {
         let (segments, most) = {
             let core = self.core.borrow();
             (core.segs.len(), core.geometry.segment_bytes / PAGE_BYTES as u64)
@@ -282,7 +295,7 @@ impl<D: Device> Io<'_, D> {
             return Err(Error::corrupt("run with fences that don't fit it"));
         }
         run.fences = fences;
-        if !old {
+        if members {
             let mut members = Members::default();
             let name = |p| (freebs_format::disk::PAGE_ENTRIES, number, p);
             self.read_all(&places, 0..pages, name, |count, body| {
@@ -301,50 +314,90 @@ impl<D: Device> Io<'_, D> {
 
     /// Begins with a checkpoint: the runs are levels, and the shards are what they were. `used` has the segments of the
     /// log that count, with their numbers. Nothing has changed after an error.
-    pub async fn begin_with(&self, m: Manifest, used: &BTreeMap<u32, u64>) -> Result<BTreeMap<ShardId, u64>> {
+    pub async fn begin_with(&self, mut m: Manifest, used: &BTreeMap<u32, u64>) -> Result<BTreeMap<ShardId, u64>> {
         let places = m.runs.iter().flat_map(|(r, ..)| r.places.list());
         if places.into_iter().any(|p| used.contains_key(&p.segment)) {
             return Err(Error::corrupt("a run lies in a segment of the log"));
         }
-        let loads =
-            m.runs.into_iter().map(|(run, old, pages)| async move { (self.load_run(run, old, pages).await, old) });
+        let resident = self.core.borrow().maps.fits_memory(&m.runs);
+        let loads = std::mem::take(&mut m.runs).into_iter().map(|(run, old, pages)| async move {
+            // Nothing is looked up in runs of maps that are in memory.
+            (self.load_run(run, !old && !resident, pages).await, old)
+        });
         let (mut young, mut top) = (Vec::new(), None);
         for (run, old) in join_all(loads.collect()).await {
             let run = Rc::new(run?);
             if old { top = Some(run) } else { young.push(run) }
         }
+        let loaded =
+            if resident { self.load_maps(young.iter().chain(&top).cloned()).await? } else { Loaded::default() };
         let core = &mut *self.core.borrow_mut();
-        core.maps.next_run = core.maps.next_run.max(m.next_run);
-        core.maps.next_slot = core.maps.next_slot.max(m.next_slot);
+        core.maps.resident = resident;
         (core.maps.young, core.maps.old) = (young.into(), top);
+        let covered = core.put_back(m, used);
+        for (slot, map) in loaded.maps {
+            if let Some(s) = core.maps.slots.get(&slot).and_then(|id| core.shards.get_mut(id)) {
+                (s.map, s.flushed) = (map, s.committed);
+                core.maps.grown += s.map.bytes();
+            }
+        }
+        loaded.gone.iter().for_each(|(slot, e)| core.superseded(*slot, e));
+        Ok(covered)
+    }
+
+    /// Takes what runs have into memory.
+    async fn load_maps(&self, runs: impl Iterator<Item = Rc<Run>>) -> Result<Loaded> {
+        let (mut merge, mut out) = (Merge::new(runs), Loaded::default());
+        let Loaded { maps, gone } = &mut out;
+        while let Some((slot, a, e)) = merge.next(*self, |slot, e| gone.push((slot, e))).await? {
+            maps.entry(slot).or_default().push(a, e);
+        }
+        Ok(out)
+    }
+}
+
+/// Maps by slot, and what of the runs they came from nothing names any more.
+#[derive(Default)]
+struct Loaded {
+    maps: BTreeMap<u32, ExtentMap>,
+    gone: Vec<(u32, Extent)>,
+}
+
+impl Core {
+    /// Shards, segments and chunks as a manifest has them; gives back up to which append each shard is covered.
+    fn put_back(&mut self, m: Manifest, used: &BTreeMap<u32, u64>) -> BTreeMap<ShardId, u64> {
+        self.maps.next_run = self.maps.next_run.max(m.next_run);
+        self.maps.next_slot = self.maps.next_slot.max(m.next_slot);
         let mut covered = BTreeMap::new();
         for (s, append) in m.shards {
             covered.insert(s.id, append);
-            core.maps.slots.insert(s.slot, s.id);
-            core.shards.insert(s.id, s);
+            self.maps.slots.insert(s.slot, s.id);
+            // One that was deleted and made anew while the checkpoint was written has two slots in it.
+            if let Some(before) = self.shards.insert(s.id, s) {
+                self.maps.slots.remove(&before.slot);
+            }
         }
         let mut known = BTreeSet::new();
         for s in m.segments.into_iter().filter(|s| used.get(&s.id) == Some(&s.seq)) {
             known.insert(s.id);
-            let seg = core.segs.get_mut(s.id);
+            let seg = self.segs.get_mut(s.id);
             (seg.forgets, seg.tomb_list) = (s.forgets, s.tombs);
+            seg.evidence |= s.evidence;
             seg.pins = s.pins.into_iter().filter(|p| used.contains_key(p)).collect();
             let content = |(id, min, max)| (id, crate::segments::Content { min, max });
             seg.content = s.content.into_iter().map(content).collect();
         }
         for c in m.chunks {
-            let Some(id) = core.maps.slots.get(&c.slot) else { continue };
-            let Some(s) = core.shards.get_mut(id) else { continue };
-            let segs = &mut core.segs;
+            let Some(id) = self.maps.slots.get(&c.slot) else { continue };
+            let Some(s) = self.shards.get_mut(id) else { continue };
+            let segs = &mut self.segs;
             // Places in segments that were given up since are of blocks that nothing names any more.
             let runs = c.runs.into_iter().filter(|r| known.contains(&r.segment)).collect();
             s.chunks.import(c.id, runs, c.words, |seg, n| segs.count_live(seg, n));
         }
-        Ok(covered)
+        covered
     }
-}
 
-impl Core {
     /// Segments that a checkpoint names are not used for anything else.
     pub fn keep_checkpoint(&mut self, i: usize, slot: &CheckpointSlot, m: &Manifest, manifest: Vec<Place>) -> bool {
         let runs = m.runs.iter().map(|(r, ..)| Run { number: r.number, places: r.places.clone(), ..Run::default() });

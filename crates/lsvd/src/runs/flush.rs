@@ -9,69 +9,186 @@ use super::run::Run;
 use super::write::RunWriter;
 use super::{Io, YOUNG_RUNS, pause};
 use crate::EventKind;
-use crate::map::ExtentMap;
+use crate::core::Core;
+use crate::map::{Extent, ExtentMap};
 use crate::shard::Shard;
 use freebs_io::Device;
-use freebs_types::{Error, ErrorKind, Result};
+use freebs_types::{Error, ErrorKind, Result, Sequence, ShardId};
 use std::rc::Rc;
 
 /// Entries that are written or merged in one step.
 const STEP_ENTRIES: usize = 256;
+/// Entries of a map that are looked at in one step.
+const STEP_LOOKS: usize = 1024;
+
+/// What a flush writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    /// The tables, which are empty then.
+    Tables,
+    /// Everything, to the old run: the maps become too large to stay in memory.
+    Spill,
+    /// The maps stay in memory. What changed since the last time goes to a young run.
+    Changes,
+    /// The maps stay in memory. Everything goes to the old run.
+    Whole,
+}
+
+impl How {
+    fn is_live(self) -> bool {
+        matches!(self, Self::Changes | Self::Whole)
+    }
+    fn is_whole(self) -> bool {
+        matches!(self, Self::Spill | Self::Whole)
+    }
+}
+
+/// Of a shard's map: what is newer than `since`, and what lies in `dirty`.
+struct Changes {
+    shard: ShardId,
+    slot: u32,
+    since: Sequence,
+    dirty: Vec<(u32, u32)>,
+}
+
+impl Changes {
+    fn has(&self, start: u32, e: &Extent) -> bool {
+        let i = self.dirty.partition_point(|d| d.1 <= start);
+        e.sequence > self.since || self.dirty.get(i).is_some_and(|d| d.0 < start + e.len)
+    }
+}
+
+impl Core {
+    fn how_to_flush(&self) -> How {
+        let m = &self.maps;
+        match (m.resident, self.map_bytes() > m.table_limit() / 16 * 15) {
+            (false, _) => How::Tables,
+            (true, true) => How::Spill,
+            (true, false) => {
+                let young: u64 = m.young.iter().map(|r| r.entries).sum();
+                let few = m.old.as_ref().is_some_and(|o| young * 2 < o.entries) && m.young.len() + 1 < YOUNG_RUNS;
+                if few { How::Changes } else { How::Whole }
+            }
+        }
+    }
+
+    /// Bytes of the maps, or of their tables.
+    fn map_bytes(&self) -> usize {
+        self.shards.values().map(|s| s.map.bytes()).sum()
+    }
+}
 
 impl<D: Device> Io<'_, D> {
-    /// Writes the memory tables of all shards to a young run. `freeze` sees each shard when its table is frozen.
-    /// Without room everything stays as it was.
-    pub async fn flush(&self, freeze: impl FnMut(&Shard, u64)) -> Result<()> {
-        let (device, number) = {
+    /// Writes what the memory of all shards has beyond the runs to a run. `note` sees each shard when what is written
+    /// of it is settled. Without room everything stays as it was.
+    pub async fn flush(&self, note: impl FnMut(&Shard, u64)) -> Result<()> {
+        let (device, number, how) = {
             let mut core = self.core.borrow_mut();
-            core.maps.grown = 0;
-            (core.geometry.device, core.maps.new_run())
+            let how = core.how_to_flush();
+            if !how.is_live() {
+                core.maps.grown = 0;
+            }
+            (core.geometry.device, core.maps.new_run(), how)
         };
-        let writer = RunWriter::new(device, number, true);
-        match self.write_tables(writer, freeze).await {
+        let writer = RunWriter::new(device, number, how == How::Tables);
+        let mut changes = Vec::new();
+        match self.write_tables(writer, how, &mut changes, note).await {
             Ok(run) => {
-                let tables = self.publish(run, number);
+                let tables = self.publish(run, number, how);
                 self.drop_tables(tables).await;
                 Ok(())
             }
             Err(e) => {
-                self.thaw(number);
+                self.thaw(number, changes);
                 Err(e)
             }
         }
     }
 
-    async fn write_tables(&self, mut w: RunWriter, mut freeze: impl FnMut(&Shard, u64)) -> Result<Option<Run>> {
+    async fn write_tables(
+        &self,
+        mut w: RunWriter,
+        how: How,
+        changes: &mut Vec<Changes>,
+        mut note: impl FnMut(&Shard, u64),
+    ) -> Result<Option<Run>> {
         let (mut slot, mut n) = (0, 0usize);
         loop {
-            let next = {
+            let table = {
                 let mut core = self.core.borrow_mut();
                 let Some((s, id)) = core.maps.slots.range(slot + 1..).next().map(|(s, id)| (*s, *id)) else { break };
                 slot = s;
                 let append = core.next_append - 1;
                 let Some(shard) = core.shards.get_mut(&id) else { continue };
-                let table = shard.freeze();
-                freeze(shard, append);
-                table
+                note(shard, append);
+                if how.is_live() {
+                    changes.push(Changes { shard: id, slot, since: shard.flushed, dirty: shard.take_dirty() });
+                    None
+                } else {
+                    Some(shard.freeze())
+                }
             };
-            n += 1;
-            for (a, e) in next.iter() {
-                w.push(*self, slot, a, e).await?;
-                n += 1;
-                if n.is_multiple_of(STEP_ENTRIES) {
-                    pause().await;
+            match table {
+                None => self.write_live(&mut w, how, changes.last().expect("just put there")).await?,
+                Some(table) => {
+                    for (a, e) in table.iter() {
+                        w.push(*self, slot, a, e).await?;
+                        n += 1;
+                        if n.is_multiple_of(STEP_ENTRIES) {
+                            pause().await;
+                        }
+                    }
                 }
             }
+            n += 1;
         }
         w.finish(*self).await
     }
 
-    fn publish(&self, run: Option<Run>, number: u64) -> Vec<Rc<ExtentMap>> {
+    /// Writes of a map that goes on changing. What is newer than what the checkpoint covers is said again by frames
+    /// behind that, and doing that again gives the same.
+    async fn write_live(&self, w: &mut RunWriter, how: How, c: &Changes) -> Result<()> {
+        let (mut at, mut list) = (0, Vec::with_capacity(STEP_ENTRIES));
+        loop {
+            let mut looks = 0;
+            {
+                let core = self.core.borrow();
+                let Some(s) = core.shards.get(&c.shard).filter(|s| s.slot == c.slot) else { return Ok(()) };
+                for (a, e, skip, len) in s.map.range(at, u32::MAX) {
+                    (looks, at) = (looks + 1, a + len);
+                    if how.is_whole() || c.has(a, e) {
+                        list.push((a, e.piece(skip, len)));
+                    }
+                    if looks == STEP_LOOKS || list.len() == STEP_ENTRIES {
+                        break;
+                    }
+                }
+            }
+            if looks == 0 {
+                return Ok(());
+            }
+            for (a, e) in list.drain(..) {
+                w.push(*self, c.slot, a, &e).await?;
+            }
+            pause().await;
+        }
+    }
+
+    fn publish(&self, run: Option<Run>, number: u64, how: How) -> Vec<Rc<ExtentMap>> {
         let mut core = self.core.borrow_mut();
         core.maps.written(number);
-        if let Some(run) = run {
-            core.maps.young.push_front(Rc::new(run));
+        let run = run.map(Rc::new);
+        if how.is_whole() {
+            core.maps.young.clear();
+            core.maps.old = run;
+        } else if let Some(run) = run {
+            core.maps.young.push_front(run);
         }
+        if how == How::Spill {
+            core.maps.resident = false;
+            core.shards.values_mut().for_each(|s| (s.flushed, s.dirty) = (Sequence(0), Vec::new()));
+        }
+        core.sweep_map();
         core.shards.values_mut().filter_map(|s| s.frozen.take()).collect()
     }
 
@@ -85,25 +202,32 @@ impl<D: Device> Io<'_, D> {
         }
     }
 
-    /// The run was not written: what was frozen is a table again.
-    fn thaw(&self, number: u64) {
+    /// The run was not written: what was frozen is a table again, and what has changed is still to be written.
+    fn thaw(&self, number: u64, changes: Vec<Changes>) {
         let core = &mut *self.core.borrow_mut();
         core.maps.written(number);
         for s in core.shards.values_mut() {
             s.thaw(&mut core.segs);
         }
+        for mut c in changes {
+            if let Some(s) = core.shards.get_mut(&c.shard).filter(|s| s.slot == c.slot) {
+                s.flushed = s.flushed.min(c.since);
+                s.dirty.append(&mut c.dirty);
+            }
+        }
         core.sweep_map();
     }
 
-    /// Whether the memory tables are at their limit.
+    /// Whether the memory tables, or maps that were to stay in memory, are at their limit.
     pub fn is_table_full(&self) -> bool {
         let mut core = self.core.borrow_mut();
-        if core.maps.grown < core.maps.table_bytes {
+        let limit = core.maps.table_limit();
+        if core.maps.grown < limit {
             return false;
         }
         // The estimate counts rewrites of the same blocks twice.
-        let bytes: usize = core.shards.values().map(|s| s.map.bytes()).sum();
-        if bytes < core.maps.table_bytes * 7 / 8 {
+        let bytes = core.map_bytes();
+        if bytes <= limit / 16 * 15 {
             core.maps.grown = bytes;
             return false;
         }
@@ -112,7 +236,7 @@ impl<D: Device> Io<'_, D> {
 
     pub fn wants_merge(&self) -> bool {
         let core = self.core.borrow();
-        core.maps.young.len() >= YOUNG_RUNS && !core.maps.damaged
+        core.maps.young.len() >= YOUNG_RUNS && !core.maps.damaged && !core.maps.resident
     }
 
     /// Merges all levels, so that everything that was superseded is known to be: while room is wanted, what nobody

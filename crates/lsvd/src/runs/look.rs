@@ -93,7 +93,7 @@ impl<D: Device> Io<'_, D> {
                     Which::Committed => s.committed_view(start, end),
                 };
                 let slot = s.slot;
-                let runs = core.maps.all_runs();
+                let runs = core.maps.levels();
                 let missing = core.maps.fill(core.geometry.device, &runs, slot, (start, end), &mut view, &have)?;
                 if missing.is_empty() {
                     return f(core, core.shard(shard)?, &view);
@@ -112,7 +112,7 @@ impl<D: Device> Io<'_, D> {
                 let core = &mut *self.core.borrow_mut();
                 let s = core.shard(shard)?;
                 let (memory, slot) = (s.next_entry(at), s.slot);
-                let runs = core.maps.all_runs();
+                let runs = core.maps.levels();
                 let (found, missing) = core.maps.next(core.geometry.device, &runs, slot, at, &have)?;
                 if missing.is_empty() {
                     return Ok(memory.into_iter().chain(found).min());
@@ -127,7 +127,7 @@ impl<D: Device> Io<'_, D> {
     pub fn snapshot(&self, shard: ShardId) -> Result<Snapshot> {
         let core = self.core.borrow();
         let s = core.shard(shard)?;
-        let runs = core.maps.all_runs();
+        let runs = core.maps.levels();
         let mut segments: Vec<u32> = runs.iter().flat_map(|r| r.places.list()).map(|p| p.segment).collect();
         segments.sort_unstable();
         segments.dedup();
@@ -165,7 +165,7 @@ impl<D: Device> Io<'_, D> {
     /// Looks up what frames that need not be the newest will meet, so that they can be applied in one step right
     /// behind this. Nothing may wait in between.
     pub async fn resolve(&self, frames: &[(&FrameHead, bool)]) -> Result<()> {
-        if self.core.borrow().maps.is_empty() {
+        if self.core.borrow().maps.nothing_below() {
             return Ok(());
         }
         let mut have = Pages::new();
@@ -174,7 +174,7 @@ impl<D: Device> Io<'_, D> {
                 let core = &mut *self.core.borrow_mut();
                 let ranges = late_ranges(core, frames);
                 let (mut below, mut all) = (Vec::new(), Missing::new());
-                let runs = core.maps.all_runs();
+                let runs = core.maps.levels();
                 for (id, list) in &ranges {
                     let Some(slot) = core.shards.get(id).map(|s| s.slot) else { continue };
                     let mut view = ExtentMap::default();
@@ -210,11 +210,22 @@ impl<D: Device> Io<'_, D> {
     }
 }
 
+/// The blocks of a data frame: first one and end of each extent.
+fn data_ranges(head: &FrameHead) -> impl Iterator<Item = (u32, u32)> {
+    let list = head.updates().flat_map(|u| u.extents().collect::<Vec<_>>());
+    list.map(|(e, _)| (e.range.start.0, e.range.end() as u32))
+}
+
 /// The blocks of frames that come out of order.
 fn late_ranges(core: &Core, frames: &[(&FrameHead, bool)]) -> BTreeMap<ShardId, Vec<(u32, u32)>> {
     let mut out: BTreeMap<ShardId, Vec<(u32, u32)>> = BTreeMap::new();
     for (head, repair) in frames {
         let (id, ranges) = (head.shard(), out.contains_key(&head.shard()));
+        if let Some(s) = core.shards.get(&id).filter(|s| !s.orphans.is_empty()) {
+            // Repairs may be adopted by whatever comes next.
+            let list = s.orphans.values().flat_map(|(head, _)| data_ranges(head));
+            out.entry(id).or_default().extend(list);
+        }
         match head.kind() {
             FrameKind::Carry => {
                 let Ok(body) = CarryBody::decode(head.body(), head.header().data_blocks()) else { continue };
@@ -230,9 +241,7 @@ fn late_ranges(core: &Core, frames: &[(&FrameHead, bool)]) -> BTreeMap<ShardId, 
             FrameKind::Data => {
                 let ahead = core.shards.get(&id).is_some_and(|s| head.seq() <= s.ahead);
                 if *repair || ahead || ranges {
-                    let list = head.updates().flat_map(|u| u.extents().collect::<Vec<_>>());
-                    let list = list.map(|(e, _)| (e.range.start.0, e.range.end() as u32));
-                    out.entry(id).or_default().extend(list);
+                    out.entry(id).or_default().extend(data_ranges(head));
                 }
             }
             _ => {}

@@ -163,6 +163,7 @@ impl Out {
         self.u32(id);
         self.u64(s.seq);
         self.u64(s.forgets);
+        self.u8(u8::from(s.evidence));
         self.len(s.content.len());
         for (shard, c) in &s.content {
             self.shard_id(*shard);
@@ -218,6 +219,7 @@ pub(crate) struct SegmentItem {
     pub id: u32,
     pub seq: u64,
     pub forgets: u64,
+    pub evidence: bool,
     pub content: Vec<(ShardId, Sequence, Sequence)>,
     pub tombs: Vec<(ShardId, u32, u32)>,
     pub pins: Vec<u32>,
@@ -395,13 +397,13 @@ impl<'a> In<'a> {
     }
 
     fn segment(&mut self) -> Option<SegmentItem> {
-        let (id, seq, forgets) = (self.segment_id()?, self.u64()?, self.u64()?);
+        let (id, seq, forgets, evidence) = (self.segment_id()?, self.u64()?, self.u64()?, self.bool()?);
         let content = self.list(|r| Some((r.shard_id()?, Sequence(r.number()?), Sequence(r.number()?))))?;
         let tombs = self.list(|r| {
             let (id, start, len) = (r.shard_id()?, r.u32()?, r.u32()?);
             (u64::from(start) + u64::from(len) <= limits::SHARD_BLOCKS_MAX).then_some((id, start, len))
         })?;
-        Some(SegmentItem { id, seq, forgets, content, tombs, pins: self.list(Self::segment_id)? })
+        Some(SegmentItem { id, seq, forgets, evidence, content, tombs, pins: self.list(Self::segment_id)? })
     }
 
     fn chunk(&mut self) -> Option<ChunkItem> {

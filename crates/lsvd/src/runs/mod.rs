@@ -70,6 +70,10 @@ pub(crate) struct Maps {
     pub grown: usize,
     /// Bytes of the memory tables at which they are written out.
     pub table_bytes: usize,
+    /// The whole map of every shard is in memory; runs are there for recovery only.
+    pub resident: bool,
+    /// Bytes of memory for maps that stay in it.
+    resident_bytes: usize,
     /// Whether memory is bounded at all.
     pub bounded: bool,
     /// Map segments.
@@ -79,6 +83,8 @@ pub(crate) struct Maps {
     /// Segments with pages of what is being written, by its number.
     writing: BTreeMap<u64, BTreeSet<u32>>,
     pub kept: [Option<Kept>; 2],
+    /// Slots that recovery did not keep; they are erased before anything else is written.
+    pub stale: [bool; 2],
     /// State of the table of segments when merging everything was tried and failed.
     pub no_squeeze: Option<u64>,
     /// A page of a run is lost. Nothing is merged or covered by a checkpoint until the next start.
@@ -106,11 +112,14 @@ impl Maps {
             next_slot: 1,
             grown: 0,
             table_bytes: bytes / 16 * 7,
+            resident: true,
+            resident_bytes: bytes / 4 * 3,
             bounded: options != Options::UNBOUNDED,
             segments: BTreeSet::new(),
             open: None,
             writing: BTreeMap::new(),
             kept: [None, None],
+            stale: [false; 2],
             no_squeeze: None,
             damaged: false,
             looked: Vec::new(),
@@ -127,12 +136,27 @@ impl Maps {
         self.young.iter().chain(&self.old)
     }
 
-    pub fn all_runs(&self) -> Vec<Rc<Run>> {
-        self.runs().cloned().collect()
+    /// The runs that lookups must ask.
+    pub fn levels(&self) -> Vec<Rc<Run>> {
+        if self.resident { Vec::new() } else { self.runs().cloned().collect() }
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.young.is_empty() && self.old.is_none()
+    /// Whether memory knows everything.
+    pub fn nothing_below(&self) -> bool {
+        self.resident || (self.young.is_empty() && self.old.is_none())
+    }
+
+    /// Bytes of the maps, or of their tables, at which they are written out.
+    pub fn table_limit(&self) -> usize {
+        if self.resident { self.resident_bytes } else { self.table_bytes }
+    }
+
+    /// Whether maps of these runs can stay in memory.
+    pub fn fits_memory(&self, runs: &[(Run, bool, u32)]) -> bool {
+        let entries: u64 = runs.iter().map(|(r, ..)| r.entries).sum();
+        let pages: u64 = runs.iter().map(|(.., pages)| u64::from(*pages)).sum();
+        let bytes = entries.saturating_mul(ENTRY_BYTES as u64).saturating_add(pages.saturating_mul(PAGE_BYTES as u64));
+        bytes <= (self.resident_bytes / 16 * 15) as u64
     }
 
     pub fn new_slot(&mut self, shard: ShardId) -> u32 {
@@ -354,7 +378,7 @@ impl Core {
     /// levels are merged.
     pub fn wants_squeeze(&self) -> bool {
         let m = &self.maps;
-        if m.is_empty() || m.damaged || m.no_squeeze == Some(self.segs.changes) {
+        if m.nothing_below() || m.damaged || m.no_squeeze == Some(self.segs.changes) {
             return false;
         }
         let old = m.old.as_ref().map_or(0, |o| o.entries);

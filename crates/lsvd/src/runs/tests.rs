@@ -23,6 +23,7 @@ fn device() -> (MemoryDevice, RefCell<Core>) {
         limit_segments: 40,
     };
     let mut core = Core::new(geometry, 0, Options { map_bytes: 1 << 20, checkpoint_bytes: 1 << 40 });
+    core.maps.resident = false;
     for id in 1..=2 {
         let (shard, slot) = (ShardId::new(id, 0), core.maps.new_slot(ShardId::new(id, 0)));
         core.shards.insert(shard, Shard::new(shard, slot));
