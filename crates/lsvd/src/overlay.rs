@@ -52,6 +52,30 @@ struct Held {
     append: u64,
 }
 
+impl Held {
+    fn end(&self) -> u32 {
+        self.start + self.extent.len
+    }
+    fn overlaps(&self, start: u32, end: u32) -> bool {
+        self.start < end && start < self.end()
+    }
+}
+
+/// Takes off what an entry over `[start, end)` covers of those that are held.
+fn beat(held: &mut Vec<Held>, start: u32, end: u32, by: &Extent) -> Vec<Extent> {
+    let mut covered = Vec::new();
+    let old = |h: &mut Held| h.overlaps(start, end) && h.extent.key() < by.key();
+    for h in held.extract_if(.., old).collect::<Vec<_>>() {
+        let (a, b) = (h.start.max(start), h.end().min(end));
+        let piece = |from: u32, to: u32| h.extent.piece(from - h.start, to - from);
+        covered.push(piece(a, b));
+        for (from, to) in [(h.start, a), (b, h.end())].into_iter().filter(|(x, y)| x < y) {
+            held.push(Held { start: from, extent: piece(from, to), append: h.append });
+        }
+    }
+    covered
+}
+
 /// Calls `each(address, entry)` for the map entries of a data frame, in the order of its updates.
 pub(crate) fn entries(head: &FrameHead, at: At, mut each: impl FnMut(u32, Extent)) {
     let h = head.header();
@@ -97,10 +121,12 @@ impl Overlay {
         self.frames.get_mut(i)
     }
 
-    /// Keeps a committed entry that lies over or under one of these frames.
-    pub fn hold(&mut self, start: u32, extent: Extent, append: u64) {
+    /// Keeps a committed entry that lies over or under one of these frames. Gives back what it covers of the others.
+    pub fn hold(&mut self, start: u32, extent: Extent, append: u64) -> Vec<Extent> {
         self.map.insert(start, extent.clone(), &mut self.outcome);
+        let covered = beat(&mut self.held, start, start + extent.len, &extent);
         self.held.push(Held { start, extent, append });
+        covered
     }
 
     /// Committed entries that are held here, in the order in which they came.
@@ -120,18 +146,10 @@ impl Overlay {
         for (start, e) in &out.entries {
             let (start, end) = (*start, start + e.len);
             map.take(start, end, |x| x.sequence == f.sequence);
-            for h in held.extract_if(.., |h| h.start < end && start < h.start + h.extent.len).collect::<Vec<_>>() {
-                let (a, b) = (h.start.max(start), (h.start + h.extent.len).min(end));
-                let piece = |from: u32, to: u32| h.extent.piece(from - h.start, to - from);
-                if h.extent.key() >= e.key() {
-                    out.again.push((a, piece(a, b)));
-                    held.push(h);
-                    continue;
-                }
-                out.covered.push(piece(a, b));
-                for (from, to) in [(h.start, a), (b, h.start + h.extent.len)].into_iter().filter(|(x, y)| x < y) {
-                    held.push(Held { start: from, extent: piece(from, to), append: h.append });
-                }
+            out.covered.extend(beat(held, start, end, e));
+            for h in held.iter().filter(|h| h.overlaps(start, end)) {
+                let (a, b) = (h.start.max(start), h.end().min(end));
+                out.again.push((a, h.extent.piece(a - h.start, b - a)));
             }
         }
         Some(out)

@@ -333,7 +333,7 @@ impl Shard {
             return;
         }
         if late {
-            self.hold_newer(&list);
+            self.hold_newer(&list, segs);
         }
         self.overlay.put(Uncommitted { sequence, before, entries: list, append: at.append });
     }
@@ -391,12 +391,13 @@ impl Shard {
     }
 
     /// Committed entries that are as new as those of an uncommitted frame, or newer, are held above it.
-    fn hold_newer(&mut self, list: &[(u32, Extent)]) {
+    fn hold_newer(&mut self, list: &[(u32, Extent)], segs: &mut Segments) {
         for (a, e) in list {
             let view = self.below_view(*a, a + e.len);
             for (a, newer) in view.iter().filter(|(_, n)| n.key() >= e.key()) {
                 // It is in the map below already, so the log need not keep its append for this copy.
-                self.overlay.hold(a, newer.clone(), u64::MAX);
+                let covered = self.overlay.hold(a, newer.clone(), u64::MAX);
+                covered.iter().for_each(|e| self.release(e, segs));
             }
         }
     }
@@ -535,7 +536,8 @@ impl Shard {
         for (a, e) in self.not_beaten(start, e, segs) {
             let over = self.overlay.map.range(a, a + e.len).next().is_some();
             if over {
-                self.overlay.hold(a, e, at.append);
+                let covered = self.overlay.hold(a, e, at.append);
+                covered.iter().for_each(|e| self.release(e, segs));
             } else {
                 self.down(a, e, segs);
             }
