@@ -265,6 +265,7 @@ pub struct Counters {
     pub map_lookups: u64,
     pub map_reads: u64,
     pub map_bytes: u64,
+    pub checkpoints: u64,
     /// Bytes of segment indexes.
     pub index_bytes: u64,
     /// Segments that cleaning emptied, bytes of live data that it moved, and bytes that it read for that.

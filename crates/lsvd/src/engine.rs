@@ -265,6 +265,13 @@ impl<D: Device> Engine<D> {
         }
     }
 
+    /// Asks for a checkpoint, for who does not wait for it.
+    pub fn want_checkpoint(&self) {
+        let mut core = self.inner.core.borrow_mut();
+        core.maps.wanted |= core.running && core.failed.is_none();
+        self.inner.map_wake.notify_one();
+    }
+
     /// Makes a checkpoint, so that the next start reads only what comes behind it. To be called every minute or so. It
     /// is made in the background, in small steps, by the writer if that is running. `NoSpace` if there is no room, or
     /// `Corrupt` if a part of the map is lost: the log alone is enough in both cases.

@@ -6,6 +6,7 @@ mod common;
 use common::*;
 use freebs_format::disk::CHECKPOINT_AT;
 use freebs_io::memory::MemoryDevice;
+use freebs_lsvd::tool::{DamageKind, SegmentKind, inspect, rebuild, verify};
 use freebs_lsvd::{Engine, Options, Record};
 use freebs_types::{Sequence, ShardId};
 
@@ -246,5 +247,59 @@ fn a_rotten_page_of_the_map_costs_a_start_and_no_data() {
             assert!(!wrong, "page at {at}: the second start has everything");
         }
         assert!(healed > 0 && lost > 0, "{healed} starts read the log alone, {lost} reads met a lost page");
+    });
+}
+
+/// All that a checkpoint is made of may go: the tools say so page by page, and what the log alone makes is the same.
+#[test]
+fn the_log_alone_gives_the_same_state() {
+    local(async {
+        let mut rng = Rng::new(5);
+        let dev = MemoryDevice::new(4096, 1 << 30);
+        Engine::create(dev.clone(), &shape(200)).await.unwrap();
+        let rig = Rig::open(dev.clone()).await.unwrap();
+        let mut chain = Chain::new(ShardId::new(1, 0));
+        for n in 0..600 {
+            chain.committed = chain.sequence;
+            rig.append(Record::Frame(chain.frame(&[Op::random(&mut rng, BLOCKS)])));
+            if n % 50 == 0 {
+                rig.settle().await;
+            }
+            if n % 200 == 199 {
+                rig.settle().await;
+                rig.engine.checkpoint().await.unwrap();
+            }
+        }
+        rig.settle().await;
+        assert_eq!(rig.engine.counters().checkpoints, 3);
+        rig.stop().await;
+        let sound = verify(&dev, &mut ()).await.unwrap();
+        assert!(sound.is_sound(), "{:?}", sound.damage);
+        let kinds = inspect(&dev, &mut ()).await.unwrap().segments;
+        assert!(kinds.iter().any(|s| s.kind == SegmentKind::Map));
+        let states = async |dev: &MemoryDevice| {
+            let made = rebuild(dev, false, &mut ()).await.unwrap();
+            made.shards.iter().map(|s| (s.shard, s.before, s.after)).collect::<Vec<_>>()
+        };
+        let whole = states(&dev).await;
+        assert_eq!(whole[0].1, whole[0].2);
+        let mut pages = Vec::new();
+        dev.poke(|b| pages = (0..b.len()).step_by(4096).filter(|at| b[*at..].starts_with(b"FBMP")).collect());
+        let mut told = 0;
+        for at in &pages {
+            let copy = without_checkpoints(&dev, &[]);
+            copy.poke(|b| b[at + 70] ^= 1);
+            let found = verify(&copy, &mut ()).await.unwrap();
+            assert!(found.damage.iter().all(|d| d.kind == DamageKind::Map && !d.lost && found.losses.is_empty()));
+            told += usize::from(!found.damage.is_empty());
+        }
+        // Pages of the first checkpoint are nobody's by now.
+        assert!(pages.len() > 6 && told > pages.len() / 2, "{told} of {} pages", pages.len());
+        dev.poke(|b| pages.iter().for_each(|at| b[*at..*at + 4096].fill(0xee)));
+        let dev = without_checkpoints(&dev, &[0, 1]);
+        assert_eq!(states(&dev).await, whole);
+        let rig = Rig::open(dev).await.unwrap();
+        assert_eq!((rig.report.checkpoint, &rig.report.damage[..]), (0, &[][..]));
+        assert_eq!(rig.engine.state(chain.shard).unwrap().last, chain.name());
     });
 }

@@ -128,3 +128,55 @@ fn tomb_entry(at: u32, e: &Extent) -> CarryEntry {
         crcs: Vec::new(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Options;
+    use crate::core::Geometry;
+    use crate::shard::Shard;
+    use freebs_format::ExtentKind;
+    use freebs_types::{ChunkId, ClusterId, DeviceId, Sequence, StartNumber, Version};
+
+    fn shard(core: &mut Core, id: ShardId) {
+        let slot = core.maps.new_slot(id);
+        core.shards.insert(id, Shard::new(id, slot));
+    }
+
+    /// A shard was deleted, and made anew, after its trims in a segment had been looked up and before they were carried.
+    /// The carry brought them back: blocks of the new shard read as the old one had left them.
+    #[test]
+    fn trims_of_a_shard_that_is_gone_are_not_carried() {
+        let geometry = Geometry {
+            cluster: ClusterId([1; 16]),
+            device: DeviceId([2; 16]),
+            start: StartNumber(1),
+            sector: 4096,
+            segment_bytes: 1 << 20,
+            limit_segments: 8,
+        };
+        let mut core = Core::new(geometry, 2, Options { map_bytes: 1 << 20, checkpoint_bytes: 1 << 40 });
+        let id = ShardId::new(1, 0);
+        shard(&mut core, id);
+        core.segs.open(0, 1);
+        core.segs.close(0);
+        let zero = Extent {
+            len: 3,
+            kind: ExtentKind::Zero,
+            version: Version(1),
+            sequence: Sequence(1),
+            chunk: ChunkId::default(),
+            offset: 0,
+            crcs: crate::map::Crcs::None,
+        };
+        core.shards.get_mut(&id).expect("made above").map.push(5, zero);
+        core.segs.get_mut(0).tomb_list.push((id, 5, 3));
+        assert!(core.knows_tombs(0), "the map is in memory");
+        assert_eq!(core.needs(0).carries.len(), 1, "what is in force is carried");
+        let gone = core.shards.remove(&id).expect("made above");
+        core.maps.slots.remove(&gone.slot);
+        assert_eq!(core.needs(0).carries.len(), 0, "nobody is left to be told");
+        shard(&mut core, id);
+        assert_eq!(core.needs(0).carries.len(), 0, "the new shard is another one");
+    }
+}

@@ -9,6 +9,7 @@ use super::merge::Merge;
 use super::run::{Members, Place, Places, Run};
 use super::write::Pages;
 use super::{Io, Kept, pause};
+use crate::Finding;
 use crate::core::Core;
 use crate::join::join_all;
 use crate::map::{Extent, ExtentMap};
@@ -107,7 +108,9 @@ impl<D: Device> Io<'_, D> {
         let revision = 1 + self.core.borrow().maps.kept.iter().flatten().map(|k| k.revision).max().unwrap_or(0);
         self.write_slot(revision, number, w.bytes, &list).await?;
         let kept = Kept { revision, runs, manifest: list, covered, written };
-        self.core.borrow_mut().maps.kept[(revision % 2) as usize] = Some(kept);
+        let mut core = self.core.borrow_mut();
+        core.maps.kept[(revision % 2) as usize] = Some(kept);
+        core.counters.checkpoints += 1;
         Ok(())
     }
 
@@ -199,25 +202,76 @@ impl<D: Device> Io<'_, D> {
         Ok(())
     }
 
-    /// What the slots name, the newest first.
+    async fn read_slot(&self, i: usize) -> Result<(CheckpointSlot, Vec<PagesFixed>)> {
+        let bytes = self.device.read(CHECKPOINT_AT[i], CHECKPOINT_BYTES).await?;
+        CheckpointSlot::decode(&bytes, self.device_id())
+    }
+
+    /// What the slots name, the newest first. One that can't be read may have been cut short by a power failure, so
+    /// that is told only if both can't: they are never written together.
     pub async fn slots(&self) -> Vec<(usize, Result<(CheckpointSlot, Manifest, Vec<Place>)>)> {
-        let mut out = Vec::new();
-        for (i, at) in CHECKPOINT_AT.into_iter().enumerate() {
-            let found = match self.device.read(at, CHECKPOINT_BYTES).await {
-                Ok(bytes) => CheckpointSlot::decode(&bytes, self.device_id()),
-                Err(e) => Err(e),
-            };
-            match found {
+        let (mut out, mut bad) = (Vec::new(), Vec::new());
+        for i in 0..CHECKPOINT_AT.len() {
+            match self.read_slot(i).await {
                 Err(e) if e.kind == ErrorKind::NotFound => {}
-                Err(e) => out.push((i, Err(e))),
+                Err(e) => bad.push((i, Err(e))),
                 Ok((slot, extents)) => {
                     let manifest = self.read_manifest(&slot, &extents).await;
-                    out.push((i, manifest.map(|(m, places)| (slot, m, places))));
+                    let named = |e: Error| e.at(format!("checkpoint {}", slot.revision));
+                    out.push((i, manifest.map_err(named).map(|(m, places)| (slot, m, places))));
                 }
             }
         }
+        if bad.len() == CHECKPOINT_AT.len() {
+            out = bad;
+        }
         out.sort_by_key(|(_, r)| std::cmp::Reverse(r.as_ref().map_or(0, |(s, ..)| s.revision.get())));
         out
+    }
+
+    /// Reads every page that the slots name; gives back how many, their segments, and what is wrong.
+    pub async fn audit(&self) -> Audit {
+        let mut out = Audit::default();
+        for (i, found) in self.slots().await {
+            let at = Finding { segment: None, offset: CHECKPOINT_AT[i], what: String::new() };
+            match found {
+                Err(e) => out.wrong.push(Finding { what: e.text.into_owned(), ..at }),
+                Ok((_, m, places)) => {
+                    out.pages += places.iter().map(|p| u64::from(p.count)).sum::<u64>();
+                    out.segments.extend(places.iter().map(|p| p.segment));
+                    for (run, _, pages) in m.runs {
+                        let (number, places) = (run.number, run.places.clone());
+                        out.segments.extend(places.list().iter().map(|p| p.segment));
+                        out.pages += u64::from(places.pages);
+                        for page in 0..places.pages {
+                            if let Err(e) = self.audit_page(&run, page, pages).await {
+                                let p = places.find(page, 1);
+                                let offset = u64::from(p.page) * PAGE_BYTES as u64;
+                                let what = format!("page {page} of run {number} of the map: {}", e.text);
+                                out.wrong.push(Finding { segment: Some(p.segment), offset, what });
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        // Both checkpoints may name the same run.
+        out.wrong.sort_by_key(|f| (f.segment, f.offset));
+        out.wrong.dedup();
+        out
+    }
+
+    async fn audit_page(&self, run: &Run, page: u32, entries: u32) -> Result<()> {
+        let at = run.places.find(page, 1);
+        if u64::from(at.segment) >= u64::from(self.core.borrow().segs.len()) {
+            return Err(Error::corrupt("it lies behind the end of the device"));
+        }
+        let bytes = self.read_pages(at).await?;
+        if page < entries {
+            return run.entries_of(self.device_id(), page, &bytes, |_, _, _| ());
+        }
+        let name = PageName { kind: PAGE_FENCES, ..run.name(self.device_id(), page) };
+        PageHeader::open(&bytes, name).map(|_| ())
     }
 
     async fn read_manifest(&self, slot: &CheckpointSlot, extents: &[PagesFixed]) -> Result<(Manifest, Vec<Place>)> {
@@ -354,6 +408,14 @@ impl<D: Device> Io<'_, D> {
         }
         Ok(out)
     }
+}
+
+/// What a look at all pages of all checkpoints found.
+#[derive(Default)]
+pub(crate) struct Audit {
+    pub pages: u64,
+    pub segments: BTreeSet<u32>,
+    pub wrong: Vec<Finding>,
 }
 
 /// Maps by slot, and what of the runs they came from nothing names any more.

@@ -314,7 +314,8 @@ impl<D: Device> Io<'_, D> {
     pub async fn write_pages(&self, at: Place, buf: AlignedBuf, how: Durability) -> (AlignedBuf, Result<()>) {
         let byte = self.byte(at);
         self.core.borrow_mut().counters.map_bytes += buf.len() as u64;
-        self.device.write(byte, buf, how).await
+        let (buf, done) = self.device.write(byte, buf, how).await;
+        (buf, done.map_err(|e| Error::device_failed(format!("write of the map at byte {byte}: {e}"))))
     }
 
     /// One more ready segment, while nobody else sees to that.

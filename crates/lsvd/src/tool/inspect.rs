@@ -54,6 +54,11 @@ pub async fn inspect<D: Device>(device: &D, watch: &mut dyn Watch) -> Result<Ins
         table = content.table.or(table);
     }
     watch.progress("inspect", total, total);
+    for id in opened.audit(device).await.segments {
+        if segments.get(&id).is_some_and(|s| s.kind == SegmentKind::Free) {
+            segments.insert(id, free(&g, id, SegmentKind::Map));
+        }
+    }
     for id in lost(&core, table.as_ref()) {
         segments.insert(id, free(&g, id, SegmentKind::Lost));
     }

@@ -72,6 +72,10 @@ pub async fn verify<D: Device>(device: &D, watch: &mut dyn Watch) -> Result<Veri
     watch.progress("verify", total, total);
     v.lost_segments(&core, table.as_ref());
     v.shards(&core);
+    for f in opened.audit(device).await.wrong {
+        let bytes = freebs_format::disk::PAGE_BYTES as u64;
+        v.plain(DamageKind::Map, f.segment, f.offset, bytes, false, f.what);
+    }
     v.damage.sort_by_key(|d| (d.segment, d.offset, d.kind));
     Ok(Verification {
         device: opened.info,

@@ -7,7 +7,7 @@ use crate::common::{Op, Rng, expect};
 use crate::story::{BLOCKS, Cell, Kind, Story};
 use freebs_format::ExtentKind;
 use freebs_io::Device;
-use freebs_lsvd::{CleanOptions, Durable, Engine, Listener, MarkChange, OpenReport, ReadOut, Record};
+use freebs_lsvd::{CleanOptions, Durable, Engine, Listener, MarkChange, OpenReport, Options, ReadOut, Record};
 use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Lba, Result, Sequence, ShardId, ViewNumber};
 use std::cell::{Cell as Slot, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,7 +23,12 @@ pub struct Book {
     pub failed: RefCell<Option<Error>>,
     wrong: RefCell<Option<String>>,
     pub answers: Slot<u64>,
+    /// The maps have hardly any memory.
+    pub tiny: Slot<bool>,
 }
+
+/// Tables of a few dozen entries, a cache of one page.
+const TINY: Options = Options { map_bytes: 8 << 10, checkpoint_bytes: 1 << 20 };
 
 impl Book {
     pub fn new(shards: u64) -> Rc<Self> {
@@ -77,7 +82,8 @@ pub struct Live<D: Device> {
 impl<D: Device> Live<D> {
     /// Opens a log, without its writer.
     pub async fn open(device: D, book: Rc<Book>) -> Result<Self> {
-        let (engine, report) = Engine::open(device, &expect()).await?;
+        let options = if book.tiny.get() { TINY } else { Options::of_workers(1) };
+        let (engine, report) = Engine::open_with(device, &expect(), options).await?;
         *book.failed.borrow_mut() = None;
         engine.set_listener(book.clone());
         // Small logs must be cleaned often.
@@ -253,6 +259,9 @@ impl<D: Device> Live<D> {
             let n = self.book.stories.borrow().len() as u64;
             rng.below(n) as usize
         };
+        if rng.chance(5) {
+            self.engine.want_checkpoint();
+        }
         let what = rng.below(100);
         match what {
             0..=6 => self.look(rng, i, excused).await?,
