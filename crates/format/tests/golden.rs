@@ -116,6 +116,9 @@ fn map() {
 #[test]
 fn device() {
     golden("superblock", &superblock().encode()[..256], &superblock().encode()[256..]);
+    let with = Superblock { features: FEATURE_CHECKPOINTS.into(), ..superblock() };
+    assert!(Superblock::decode(&with.encode()).unwrap().has_checkpoints() && !superblock().has_checkpoints());
+    golden("superblock-checkpoints", &with.encode()[..256], &with.encode()[256..]);
     let table = LiveTable::new([0, 1, 9, 1200].into_iter().map(SegmentId), 1280);
     let heads: Vec<u8> = [view_frame(), data_frame()].iter().flat_map(|f| f.head.bytes().to_vec()).collect();
     let extra_and_heads = [&table.bits[..], &heads].concat();

@@ -117,6 +117,8 @@ pub(crate) struct Core {
     pub proven: bool,
     /// Highest append known to be lost.
     pub damaged: u64,
+    /// The append that recovery applies.
+    pub replaying: u64,
     /// The file system refused to let the device grow.
     pub no_growth: bool,
     pub growing: bool,
@@ -158,6 +160,7 @@ impl Core {
             next_seq: 1,
             proven: true,
             damaged: 0,
+            replaying: u64::MAX,
             no_growth: false,
             growing: false,
             asked_again: false,

@@ -110,6 +110,19 @@ impl FrameIndex {
         }
     }
 
+    /// Forgets frames in segments that are not there any more.
+    pub fn keep_segments(&mut self, keep: impl Fn(u32) -> bool) {
+        self.places.iter_mut().filter(|p| !keep(p.segment)).for_each(|p| *p = FramePlace::EMPTY);
+        while self.places.back().is_some_and(FramePlace::is_empty) {
+            self.places.pop_back();
+        }
+        while self.places.front().is_some_and(FramePlace::is_empty) {
+            self.places.pop_front();
+            self.first += 1;
+        }
+        self.find_missing();
+    }
+
     /// The first sequence from which there is no gap up to the last frame.
     pub fn first_kept(&self) -> Sequence {
         Sequence(self.missing.saturating_add(1).max(self.first))

@@ -55,6 +55,8 @@ struct Recovery<'a, D> {
     covered_rest: u64,
     /// A whole segment is lost: any gap may be damage.
     segment_lost: bool,
+    /// A checkpoint said that appends up to here were durable.
+    known_durable: u64,
 }
 
 /// What recovery makes the state from.
@@ -77,14 +79,23 @@ pub(crate) async fn recover<D: Device>(
     report: &mut OpenReport,
     checkpoints: bool,
 ) -> Result<Core> {
-    // A checkpoint may turn out to be damaged only when one of its pages is needed. Then the log alone is read.
+    // A checkpoint may turn out to be damaged only when one of its pages is needed. Then the log alone is read; and so it
+    // is where anything else is damaged, because then the log alone knows what is missed.
     let mut findings = Vec::new();
-    let first = report.clone();
+    let (first, mut known_durable) = (report.clone(), 0);
     for from in [From::Checkpoint, From::Log].into_iter().skip(usize::from(!checkpoints)) {
         *report = first.clone();
         let mut r = Recovery::new(device, geometry, options, report, from);
+        r.known_durable = known_durable;
         let done = r.all().await;
         let lost = r.core.get_mut().maps.damaged || done.as_ref().is_err_and(|e| e.kind == ErrorKind::Corrupt);
+        let begun = done.is_ok() && r.report.checkpoint > 0;
+        let cut_short = r.covered_rest > r.last_append;
+        if from == From::Checkpoint && begun && !lost && (cut_short || r.report.damage.len() > first.damage.len()) {
+            known_durable = r.covered_rest;
+            findings.extend(r.report.damage[first.damage.len()..].iter().filter(|f| f.segment.is_none()).cloned());
+            continue;
+        }
         if from == From::Checkpoint && lost {
             let what = "a page of the map is lost; the log was read from its beginning".to_owned();
             findings.push(Finding { segment: None, offset: CHECKPOINT_AT[0], what });
@@ -95,6 +106,7 @@ pub(crate) async fn recover<D: Device>(
         if checkpoints {
             core.maps.stale = [0, 1].map(|i| core.maps.kept[i].is_none());
         }
+        findings.retain(|f| !report.damage.contains(f));
         report.damage.append(&mut findings);
         return Ok(core);
     }
@@ -129,6 +141,7 @@ impl<'a, D: Device> Recovery<'a, D> {
             covered: BTreeMap::new(),
             covered_rest: 0,
             segment_lost: false,
+            known_durable: 0,
         }
     }
 }
@@ -489,6 +502,7 @@ impl<D: Device> Recovery<'_, D> {
             return Ok(());
         }
         self.report.frames += 1;
+        self.core.get_mut().replaying = e.append;
         self.io().resolve(&[(&e.head, repair)]).await?;
         if let Err(f) = self.core.get_mut().apply_entry(&e.head, at, repair) {
             self.found(f);
@@ -502,6 +516,14 @@ impl<D: Device> Recovery<'_, D> {
     }
 
     fn finish(&mut self, newest: u32) {
+        if self.known_durable > self.last_append {
+            self.lost(newest, 0, self.known_durable);
+            self.last_append = self.known_durable;
+            let core = self.core.get_mut();
+            if let Some(open) = core.open.take() {
+                core.segs.set_state(open.id, SegmentState::Closed);
+            }
+        }
         let damaged = self.core.get_mut().damaged;
         let mut left = Vec::new();
         for s in self.core.get_mut().shards.values_mut() {
@@ -515,6 +537,7 @@ impl<D: Device> Recovery<'_, D> {
             self.found(Finding { segment: None, offset: 0, what });
         }
         self.core.get_mut().damaged = 0;
+        self.core.get_mut().replaying = u64::MAX;
         self.core.get_mut().next_append = self.last_append + 1;
         self.report.shards = self.core.get_mut().shards.len();
         self.report.segments = self.core.get_mut().segs.used_count;

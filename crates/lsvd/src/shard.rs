@@ -89,6 +89,8 @@ pub(crate) struct Shard {
     /// the newest there. Set by who has looked it up.
     pub below: ExtentMap,
     pub overlay: Overlay,
+    /// Behind this append a live block is one whose entry is in the map. A checkpoint has what lives later than the map.
+    pub sure_from: u64,
     /// What is committed up to here is in the runs, but for `dirty`.
     pub flushed: Sequence,
     /// Blocks whose entries changed although they are not newer than that: first one and end.
@@ -486,7 +488,7 @@ impl Shard {
             {
                 return Err("carried entry outside its chunk");
             }
-            let unknown = self.unknown(e);
+            let unknown = self.unknown(e, at.append);
             if data {
                 let run = Run { first: e.offset, count: e.range.len, segment: at.segment, at: data_at };
                 data_at += e.range.len * BLOCK as u32;
@@ -517,10 +519,10 @@ impl Shard {
 
     /// The parts of a carried entry that the map need not have: address and length. Blocks that are live already are
     /// named by this very entry, since a block of a chunk is written once; they have only moved.
-    pub fn unknown(&self, e: &CarryEntry) -> Vec<(u32, u32)> {
+    pub fn unknown(&self, e: &CarryEntry, append: u64) -> Vec<(u32, u32)> {
         let (start, len) = (e.range.start.0, e.range.len);
         let over = self.overlay.map.range(start, start + len).next().is_some();
-        if e.kind != ExtentKind::Data || over {
+        if e.kind != ExtentKind::Data || over || append <= self.sure_from {
             return vec![(start, len)];
         }
         let mut out = Vec::new();

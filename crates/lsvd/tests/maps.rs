@@ -4,10 +4,10 @@
 mod common;
 
 use common::*;
-use freebs_format::disk::CHECKPOINT_AT;
+use freebs_format::disk::{CHECKPOINT_AT, FEATURE_CHECKPOINTS, Superblock};
 use freebs_io::memory::MemoryDevice;
 use freebs_lsvd::tool::{DamageKind, SegmentKind, inspect, rebuild, verify};
-use freebs_lsvd::{Engine, Options, Record};
+use freebs_lsvd::{Engine, MarkChange, Options, Record};
 use freebs_types::{Sequence, ShardId};
 
 const BLOCKS: u32 = 3000;
@@ -303,3 +303,50 @@ fn the_log_alone_gives_the_same_state() {
         assert_eq!(rig.engine.state(chain.shard).unwrap().last, chain.name());
     });
 }
+
+/// A device as it was written before there were checkpoints: its length, then the pieces of 64 bytes that are not zero,
+/// each with its number.
+const OLD_DEVICE: &[u8] = include_bytes!("old-device.bin");
+
+/// Devices of before open, keep their content, and get checkpoints.
+#[test]
+fn a_device_from_before_checkpoints_opens() {
+    let dev = MemoryDevice::new(4096, 1 << 30);
+    let len = u64::from_le_bytes(OLD_DEVICE[..8].try_into().unwrap()) as usize;
+    dev.poke(|b| {
+        b.resize(len, 0);
+        for piece in OLD_DEVICE[8..].chunks_exact(68) {
+            let n = u32::from_le_bytes(piece[..4].try_into().unwrap()) as usize;
+            b[n * 64..][..64].copy_from_slice(&piece[4..]);
+        }
+    });
+    let features = |dev: &MemoryDevice| {
+        let mut features = 0;
+        dev.poke(|b| features = Superblock::decode(&b[..4096]).unwrap().features.get());
+        features
+    };
+    local(async {
+        assert_eq!(features(&dev), 0);
+        assert!(verify(&dev, &mut ()).await.unwrap().is_sound());
+        let mut found = Vec::new();
+        for checkpoint in [0, 1, 2] {
+            let rig = Rig::open(dev.clone()).await.unwrap();
+            assert_eq!((rig.report.checkpoint, &rig.report.damage[..]), (checkpoint, &[][..]));
+            for shard in [1, 2].map(|n| ShardId::new(n, 0)) {
+                let d = rig.engine.digest(shard).await.unwrap();
+                found.push(format!("{} {} {} {} {:?}", shard, d.version.0, d.sequence.0, d.blocks, d.hash));
+            }
+            assert_eq!(found, OLD_DIGESTS);
+            found.clear();
+            assert_eq!(features(&dev), FEATURE_CHECKPOINTS);
+            // Something must be new for another checkpoint.
+            rig.append(Record::Mark { shard: ShardId::new(1, 0), change: MarkChange::default(), ticket: 1 });
+            rig.settle().await;
+            rig.engine.checkpoint().await.unwrap();
+            rig.stop().await;
+        }
+    });
+}
+
+/// What the program that wrote the device said of its shards: version, sequence, blocks, hash.
+const OLD_DIGESTS: [&str; 2] = ["1.0 20 20 109 Hash32(45dd1441…)", "2.0 20 20 124 Hash32(e71538ed…)"];

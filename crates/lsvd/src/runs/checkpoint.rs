@@ -97,7 +97,8 @@ impl<D: Device> Io<'_, D> {
         self.write_chunks(w).await?;
         {
             let core = self.core.borrow();
-            w.out.end(written, core.maps.next_run, core.maps.next_slot);
+            core.shards.values().for_each(|s| w.out.committed(s));
+            w.out.end(written, core.next_append - 1, core.maps.next_run, core.maps.next_slot);
         }
         w.drain(*self, true).await?;
         let list = w.pages.places.list().to_vec();
@@ -439,6 +440,12 @@ impl Core {
                 self.maps.slots.remove(&before.slot);
             }
         }
+        self.shards.values_mut().for_each(|s| s.sure_from = m.last);
+        for (slot, to) in m.committed {
+            if let Some(s) = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id)) {
+                s.hint = s.hint.max(to);
+            }
+        }
         let mut known = BTreeSet::new();
         for s in m.segments.into_iter().filter(|s| used.get(&s.id) == Some(&s.seq)) {
             known.insert(s.id);
@@ -449,6 +456,7 @@ impl Core {
             let content = |(id, min, max)| (id, crate::segments::Content { min, max });
             seg.content = s.content.into_iter().map(content).collect();
         }
+        self.shards.values_mut().for_each(|s| s.frames.keep_segments(|id| known.contains(&id)));
         for c in m.chunks {
             let Some(id) = self.maps.slots.get(&c.slot) else { continue };
             let Some(s) = self.shards.get_mut(id) else { continue };

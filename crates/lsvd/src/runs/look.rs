@@ -232,7 +232,7 @@ fn late_ranges(core: &Core, frames: &[(&FrameHead, bool)]) -> BTreeMap<ShardId, 
                 // An earlier frame of the same append may free what it finds live now.
                 let shard = core.shards.get(&id).filter(|_| frames.len() == 1 || !ranges);
                 let parts = |e| match shard {
-                    Some(s) => s.unknown(e),
+                    Some(s) => s.unknown(e, core.replaying),
                     None => vec![(e.range.start.0, e.range.len)],
                 };
                 let list = body.entries.iter().filter(|e| chunks::fits(e.offset, e.range.len)).flat_map(parts);

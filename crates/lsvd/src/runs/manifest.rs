@@ -22,6 +22,7 @@ const RUN: u8 = 2;
 const SEGMENT: u8 = 3;
 const CHUNK: u8 = 4;
 const END: u8 = 5;
+const COMMITTED: u8 = 6;
 
 /// Places of frames that a checkpoint keeps of each shard: what a peer that was away for a moment asks for.
 const FRAMES_KEPT: usize = 1024;
@@ -199,9 +200,18 @@ impl Out {
         last
     }
 
-    pub fn end(&mut self, written: u64, next_run: u64, next_slot: u32) {
+    /// What is committed when all of the shard has been written. Chunks may say that what a frame up to there covers is
+    /// dead, so the frame must count as committed as soon as it is applied again.
+    pub fn committed(&mut self, s: &Shard) {
+        self.u8(COMMITTED);
+        self.u32(s.slot);
+        self.u64(s.committed.0);
+    }
+
+    pub fn end(&mut self, written: u64, last: u64, next_run: u64, next_slot: u32) {
         self.u8(END);
         self.u64(written);
+        self.u64(last);
         self.u64(next_run);
         self.u32(next_slot);
     }
@@ -233,7 +243,11 @@ pub(crate) struct Manifest {
     pub runs: Vec<(Run, bool, u32)>,
     pub segments: Vec<SegmentItem>,
     pub chunks: Vec<ChunkItem>,
+    /// What was committed at the end, by slot.
+    pub committed: Vec<(u32, Sequence)>,
+    /// Last append when it was begun, and when all was written.
     pub written: u64,
+    pub last: u64,
     pub next_run: u64,
     pub next_slot: u32,
 }
@@ -257,8 +271,10 @@ impl Manifest {
                 RUN => m.runs.push(r.run()?),
                 SEGMENT => m.segments.push(r.segment()?),
                 CHUNK => m.chunks.push(r.chunk()?),
+                COMMITTED => m.committed.push((r.u32()?, Sequence(r.number()?))),
                 END => {
-                    (m.written, m.next_run, m.next_slot) = (r.number()?, r.number()?, r.u32()?);
+                    (m.written, m.last) = (r.number()?, r.number()?);
+                    (m.next_run, m.next_slot) = (r.number()?, r.u32()?);
                     return r.0.is_empty().then_some(m);
                 }
                 _ => return None,
