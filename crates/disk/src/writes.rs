@@ -206,16 +206,19 @@ impl Disk {
     }
 
     /// Applies pieces that `get_writes` of another disk of the same size gave, in their order, as often as one likes.
-    /// Gives the version then; durable with the next `fsync`. `Invalid` if they do not fit what is here.
+    /// Gives the version that the disk has of that history then, not one of a write that came behind it meanwhile;
+    /// durable with the next `fsync`. `Invalid` if they do not fit what is here.
     ///
     /// An empty disk becomes a copy: one of the other's history. A copy that is written to otherwise gets a history
     /// of its own, and takes nothing from the old one any more.
     pub fn put_writes(&self, stream: &[u8]) -> Result<Version> {
         let _alone = self.putting();
         let mut rest = stream;
+        let mut reached = None;
         while !rest.is_empty() {
             let piece = Piece::decode(&mut rest)?;
-            self.fits(&piece)?;
+            let had = self.fits(&piece)?;
+            reached = Some(had.max(piece.to));
             match piece.kind {
                 Kind::Frames => self.put_frames(&piece)?,
                 Kind::Map { from, next } => self.put_map(&piece, from, next)?,
@@ -225,11 +228,11 @@ impl Disk {
                 }
             }
         }
-        self.version()
+        reached.map_or_else(|| self.version(), |v| Ok(Version(v)))
     }
 
-    /// Whether a piece belongs here; makes an empty disk a copy.
-    fn fits(&self, piece: &Piece) -> Result<()> {
+    /// Whether a piece belongs here; makes an empty disk a copy. Gives the version before it.
+    fn fits(&self, piece: &Piece) -> Result<u64> {
         if piece.size != self.size() {
             let text = format!("the writes are of a disk of {} bytes, this one has {}", piece.size, self.size());
             return Err(Error::invalid(text));
@@ -244,14 +247,15 @@ impl Disk {
                     piece.since
                 )));
             }
-            return Ok(());
+            return Ok(version);
         }
         if version > 0 || d.filling_to > 0 || piece.since > 0 {
             return Err(Error::invalid("the writes are of another history than this disk"));
         }
         (d.history, d.copy) = (piece.history, true);
         self.is_now_a_copy();
-        self.describe(g)
+        self.describe(g)?;
+        Ok(version)
     }
 
     fn put_frames(&self, piece: &Piece) -> Result<()> {

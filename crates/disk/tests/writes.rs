@@ -388,10 +388,10 @@ fn a_copy_that_is_written_to_meanwhile_says_so() {
         let other = target.clone();
         let put = std::thread::scope(|s| {
             let put = s.spawn(|| target.put_writes(&stream));
-            while other.version().unwrap().0 < 1 + round * 14 {
+            // The last rounds write right behind the last update, before `put_writes` is back.
+            while other.version().unwrap().0 < (1 + round * 19).min(300) {
                 std::hint::spin_loop();
             }
-            // Retry: the put was seen half-way.
             let mine = other.write(&[0xee; 4096], SIZE - 4096).unwrap();
             (put.join().unwrap(), mine)
         });

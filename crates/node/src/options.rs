@@ -9,6 +9,7 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Where the CLI looks for a cluster, and where `freebs up` puts its first node.
 pub const DEFAULT_CLUSTER: &str = "127.0.0.1:7400";
@@ -44,6 +45,8 @@ pub struct NodeOptions {
     pub device_bytes: u64,
     pub segment_bytes: u64,
     pub workers: u16,
+    /// How long its workers look for more before they sleep.
+    pub busy_poll: Duration,
 }
 
 impl NodeOptions {
@@ -71,6 +74,8 @@ pub struct GatewayOptions {
     pub nbd: NbdAddress,
     /// Its persistent identity as attachments know it: with the same one it takes its volumes up again.
     pub identity: Hash32,
+    /// How long it looks for more before it sleeps.
+    pub busy_poll: Duration,
 }
 
 /// Where NBD is served. Without TLS that is loopback or a unix socket only.

@@ -10,6 +10,7 @@
 //! - Everything that waits has a named maximum: operations in flight, bytes queued on a link, bytes of a message.
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)]
 
+pub mod busy;
 mod device;
 mod env;
 mod lent;

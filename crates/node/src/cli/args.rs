@@ -6,6 +6,7 @@ use freebs_control::{Ack, rules};
 use freebs_types::ShardId;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Where `freebs up` keeps its data unless told otherwise.
 pub const DEFAULT_DATA: &str = "./freebs-data";
@@ -191,6 +192,11 @@ pub struct NodeRunArgs {
     /// Listen beyond loopback, without encryption
     #[arg(long)]
     pub trusted_network: bool,
+
+    /// Microseconds that a worker with little to do looks for more before it sleeps: less delay for more processor
+    /// time, at most 1000; 0 is never
+    #[arg(long, value_name = "MICROSECONDS", env = "FREEBS_BUSY_POLL", value_parser = busy_poll, default_value = BUSY_POLL)]
+    pub busy_poll: Duration,
 }
 
 const GATEWAY_HELP: &str = "\
@@ -212,6 +218,11 @@ pub struct GatewayArgs {
     /// Under which it has volumes attached; the same one takes them up again [default: this machine's id and the name]
     #[arg(long, value_name = "TEXT")]
     pub identity: Option<String>,
+
+    /// Microseconds that a worker with little to do looks for more before it sleeps: less delay for more processor
+    /// time, at most 1000; 0 is never
+    #[arg(long, value_name = "MICROSECONDS", env = "FREEBS_BUSY_POLL", value_parser = busy_poll, default_value = BUSY_POLL)]
+    pub busy_poll: Duration,
 
     /// Refuse any cluster but this one
     #[arg(long, value_name = "ID", hide = true)]
@@ -409,6 +420,16 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 
 fn nbd(text: &str) -> Result<NbdAddress, String> {
     NbdAddress::parse(text).map_err(|e| e.to_string())
+}
+
+/// The window of busy polling that is used if nothing is said, in microseconds.
+const BUSY_POLL: &str = "200";
+
+fn busy_poll(text: &str) -> Result<Duration, String> {
+    match text.parse::<u64>() {
+        Ok(n) if n <= 1000 => Ok(Duration::from_micros(n)),
+        _ => Err(format!("'{text}' is no number of microseconds from 0 to 1000")),
+    }
 }
 
 fn workers(text: &str) -> Result<u16, String> {

@@ -59,6 +59,7 @@ pub fn node_options(args: NodeRunArgs) -> Result<NodeOptions> {
         segment_bytes,
         workers: node.workers,
         cluster,
+        busy_poll: args.busy_poll,
     })
 }
 
@@ -148,12 +149,14 @@ pub fn gateway_options(args: GatewayArgs, cluster: &str) -> Result<GatewayOption
         cluster_id: args.cluster_id,
         nbd: args.nbd,
         identity: Hash32(*blake3::hash(identity.as_bytes()).as_bytes()),
+        busy_poll: args.busy_poll,
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     fn args(data: &Path) -> NodeRunArgs {
         NodeRunArgs {
@@ -167,6 +170,7 @@ mod tests {
             workers: Some(2),
             segment_size: None,
             trusted_network: false,
+            busy_poll: Duration::ZERO,
         }
     }
 
@@ -223,6 +227,7 @@ mod tests {
             nbd: crate::options::NbdAddress::parse("127.0.0.1:10809").unwrap(),
             identity: identity.map(Into::into),
             cluster_id: None,
+            busy_poll: Duration::ZERO,
         };
         let identity = |a| gateway_options(a, "127.0.0.1:1,127.0.0.1:2").unwrap().identity;
         assert_eq!(identity(args("a", None)), identity(args("a", None)));

@@ -49,6 +49,7 @@ async fn gateway(options: GatewayOptions) -> Result<()> {
         name: options.name.clone(),
         control: control.clone(),
         disk: None,
+        busy_poll: options.busy_poll,
     };
     let handle = start_worker(spec).await?;
     let workers = Workers { node: NodeId(0), commands: vec![handle.commands.clone()] };

@@ -9,6 +9,7 @@ use super::drivers::Slot;
 use bytes::{Buf, BytesMut};
 use freebs_control::ControlPlane;
 use freebs_driver::{Op, Piece, Reply};
+use freebs_io::linux::busy;
 use freebs_io::linux::net::{LooseStream, Stream};
 use freebs_nbd::{Event, Extent, NbdErrno, ReadPiece, Session, Step, Ticket, Wait};
 use freebs_types::{BLOCK, Error, Generation, Result, VolumeId};
@@ -315,6 +316,9 @@ fn take_requests<C: ControlPlane>(core: &Rc<Core<C>>, conn: &Rc<Conn>, input: &m
     }
     loop {
         let step = conn.session.borrow_mut().receive(input);
+        if matches!(step, Ok(Step::Event(_))) {
+            busy::note(1);
+        }
         match step {
             Ok(Step::Event(Event::Request { ticket, op })) if is_slow_zero(&op) => {
                 conn.session.borrow_mut().reply_error(ticket, NbdErrno::NotSup);

@@ -116,6 +116,7 @@ async fn start_workers(options: &NodeOptions, plane: &Plane) -> Result<Started> 
             name: me.name.clone(),
             control: control.clone(),
             disk: Some(disk),
+            busy_poll: options.busy_poll,
         };
         open.push(open_worker(spec).await?);
     }

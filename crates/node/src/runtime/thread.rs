@@ -52,6 +52,8 @@ pub struct WorkerSpec<C> {
     pub control: Arc<C>,
     /// None for a gateway.
     pub disk: Option<Disk>,
+    /// How long it looks for more before it sleeps; see `freebs_io::linux::busy`.
+    pub busy_poll: Duration,
 }
 
 /// What a worker is told.
@@ -192,7 +194,11 @@ fn run_thread<C: ControlPlane>(
         }
     };
     let local = LocalSet::new();
+    let busy_poll = spec.busy_poll;
     local.block_on(&runtime, async move {
+        if !busy_poll.is_zero() {
+            tokio::task::spawn_local(freebs_io::linux::busy::poll(busy_poll));
+        }
         match Core::build(spec, admission).await {
             Ok((core, report)) => {
                 let _ = started.send(Ok(report));

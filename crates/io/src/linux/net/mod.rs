@@ -117,6 +117,7 @@ impl<W: Wire> Shared<W> {
                 c.messages_received += messages.len() as u64;
                 c.batches_received += 1;
             });
+            super::busy::note(messages.len());
             handler.on_messages(link, messages);
         }
         messages.clear();

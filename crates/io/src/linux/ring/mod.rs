@@ -16,8 +16,8 @@ mod pool;
 mod uring;
 
 use crate::AlignedBuf;
-use crate::linux::Poison;
 use crate::linux::turn::Turn;
+use crate::linux::{Poison, busy};
 use freebs_types::{Error, Result};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -249,6 +249,9 @@ impl Shared {
         again |= !state.waiting.is_empty() && state.in_flight < IN_FLIGHT_MAX;
         let mut ready = std::mem::take(&mut state.ready);
         drop(state);
+        if !ready.is_empty() {
+            busy::note(ready.len());
+        }
         ready.drain(..).for_each(Waker::wake);
         self.state.borrow_mut().ready = ready;
         again
