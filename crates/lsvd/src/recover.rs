@@ -502,6 +502,7 @@ impl<D: Device> Recovery<'_, D> {
             return Ok(());
         }
         self.report.frames += 1;
+        self.core.get_mut().tell_committed(e.append - 1);
         self.core.get_mut().replaying = e.append;
         self.io().resolve(&[(&e.head, repair)]).await?;
         if let Err(f) = self.core.get_mut().apply_entry(&e.head, at, repair) {
@@ -524,6 +525,7 @@ impl<D: Device> Recovery<'_, D> {
                 core.segs.set_state(open.id, SegmentState::Closed);
             }
         }
+        self.core.get_mut().tell_committed(u64::MAX);
         let damaged = self.core.get_mut().damaged;
         let mut left = Vec::new();
         for s in self.core.get_mut().shards.values_mut() {

@@ -441,11 +441,9 @@ impl Core {
             }
         }
         self.shards.values_mut().for_each(|s| s.sure_from = m.last);
-        for (slot, to) in m.committed {
-            if let Some(s) = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id)) {
-                s.hint = s.hint.max(to);
-            }
-        }
+        let committed = m.committed.into_iter();
+        let committed = committed.filter_map(|(slot, to)| Some((*self.maps.slots.get(&slot)?, slot, to)));
+        self.maps.committed = (m.last, committed.collect());
         let mut known = BTreeSet::new();
         for s in m.segments.into_iter().filter(|s| used.get(&s.id) == Some(&s.seq)) {
             known.insert(s.id);

@@ -31,7 +31,7 @@ use bytes::Bytes;
 use cache::{Cache, PageKey};
 use freebs_format::disk::PAGE_BYTES;
 use freebs_io::{AlignedBuf, Device, Durability};
-use freebs_types::{DeviceId, Error, Result, ShardId};
+use freebs_types::{DeviceId, Error, Result, Sequence, ShardId};
 use run::{Place, Run};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -83,6 +83,9 @@ pub(crate) struct Maps {
     /// Segments with pages of what is being written, by its number.
     writing: BTreeMap<u64, BTreeSet<u32>>,
     pub kept: [Option<Kept>; 2],
+    /// What was committed when the checkpoint was written that recovery begins with: to be told when this append has
+    /// been applied. Not before, or what was cut would count.
+    pub committed: (u64, Vec<(ShardId, u32, Sequence)>),
     /// Slots that recovery did not keep; they are erased before anything else is written.
     pub stale: [bool; 2],
     /// State of the table of segments when merging everything was tried and failed.
@@ -119,6 +122,7 @@ impl Maps {
             open: None,
             writing: BTreeMap::new(),
             kept: [None, None],
+            committed: (0, Vec::new()),
             stale: [false; 2],
             no_squeeze: None,
             damaged: false,
@@ -439,6 +443,18 @@ impl Core {
             self.segs.get_mut(id).freed_by = 1;
             self.segs.map_count -= 1;
             self.segs.freed.notify_one();
+        }
+    }
+
+    /// Recovery has applied all appends up to this one: tells what the checkpoint knew to be committed by then.
+    pub fn tell_committed(&mut self, applied: u64) {
+        if self.maps.committed.0 > applied {
+            return;
+        }
+        for (id, slot, to) in std::mem::take(&mut self.maps.committed.1) {
+            if let Some(s) = self.shards.get_mut(&id).filter(|s| s.slot == slot) {
+                s.hear_committed(to, &mut self.segs);
+            }
         }
     }
 
