@@ -517,12 +517,16 @@ impl Shard {
         Ok(())
     }
 
+    /// Whether uncommitted frames, or what is held above them, write some of these blocks.
+    pub fn is_over(&self, start: u32, end: u32) -> bool {
+        self.overlay.map.range(start, end).next().is_some()
+    }
+
     /// The parts of a carried entry that the map need not have: address and length. Blocks that are live already are
     /// named by this very entry, since a block of a chunk is written once; they have only moved.
     pub fn unknown(&self, e: &CarryEntry, append: u64) -> Vec<(u32, u32)> {
         let (start, len) = (e.range.start.0, e.range.len);
-        let over = self.overlay.map.range(start, start + len).next().is_some();
-        if e.kind != ExtentKind::Data || over || append <= self.sure_from {
+        if e.kind != ExtentKind::Data || self.is_over(start, start + len) || append <= self.sure_from {
             return vec![(start, len)];
         }
         let mut out = Vec::new();
@@ -536,8 +540,7 @@ impl Shard {
             self.ahead = self.ahead.max(e.sequence);
         }
         for (a, e) in self.not_beaten(start, e, segs) {
-            let over = self.overlay.map.range(a, a + e.len).next().is_some();
-            if over {
+            if self.is_over(a, a + e.len) {
                 let covered = self.overlay.hold(a, e, at.append);
                 covered.iter().for_each(|e| self.release(e, segs));
             } else {

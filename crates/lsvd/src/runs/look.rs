@@ -13,7 +13,7 @@ use crate::segments::ReadGuard;
 use crate::shard::Shard;
 use crate::{EventKind, chunks};
 use freebs_format::disk::PageHeader;
-use freebs_format::{CarryBody, FrameHead, FrameKind};
+use freebs_format::{CarryBody, CarryEntry, FrameHead, FrameKind};
 use freebs_io::Device;
 use freebs_types::{Result, ShardId};
 use std::collections::BTreeMap;
@@ -231,9 +231,18 @@ fn late_ranges(core: &Core, frames: &[(&FrameHead, bool)]) -> BTreeMap<ShardId, 
                 let Ok(body) = CarryBody::decode(head.body(), head.header().data_blocks()) else { continue };
                 // An earlier frame of the same append may free what it finds live now.
                 let shard = core.shards.get(&id).filter(|_| frames.len() == 1 || !ranges);
-                let parts = |e| match shard {
-                    Some(s) => s.unknown(e, core.replaying),
-                    None => vec![(e.range.start.0, e.range.len)],
+                // What is held above uncommitted frames may reach further than these, and so do others above it then.
+                let mut held: Vec<(u32, u32)> = Vec::new();
+                let parts = |e: &CarryEntry| {
+                    let (start, end) = (e.range.start.0, e.range.end() as u32);
+                    let over = held.iter().any(|h| h.0 < end && start < h.1);
+                    match shard {
+                        Some(s) if !over && !s.is_over(start, end) => s.unknown(e, core.replaying),
+                        _ => {
+                            held.push((start, end));
+                            vec![(start, end - start)]
+                        }
+                    }
                 };
                 let list = body.entries.iter().filter(|e| chunks::fits(e.offset, e.range.len)).flat_map(parts);
                 out.entry(id).or_default().extend(list.map(|(a, n)| (a, a + n)));
