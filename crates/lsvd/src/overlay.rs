@@ -103,9 +103,10 @@ pub(crate) fn entries(head: &FrameHead, at: At, mut each: impl FnMut(u32, Extent
 }
 
 impl Overlay {
-    /// The first append that it needs when it is to be made again; `None` if it is empty.
-    pub fn first_append(&self) -> Option<u64> {
-        self.frames.iter().map(|f| f.append).chain(self.held.iter().map(|h| h.append)).min()
+    /// The first append with one of its frames; and the first that it needs when it is to be made again.
+    pub fn first_appends(&self) -> (Option<u64>, Option<u64>) {
+        let frames = self.frames.iter().map(|f| f.append).min();
+        (frames, frames.into_iter().chain(self.held.iter().map(|h| h.append)).min())
     }
 
     /// A frame behind the others, or between them where one was missing.

@@ -82,12 +82,14 @@ pub(crate) async fn recover<D: Device>(
     // A checkpoint may turn out to be damaged only when one of its pages is needed. Then the log alone is read; and so it
     // is where anything else is damaged, because then the log alone knows what is missed.
     let mut findings = Vec::new();
-    let (first, mut known_durable) = (report.clone(), 0);
+    let (first, mut known_durable, mut avoid) = (report.clone(), 0, BTreeSet::new());
     for from in [From::Checkpoint, From::Log].into_iter().skip(usize::from(!checkpoints)) {
         *report = first.clone();
         let mut r = Recovery::new(device, geometry, options, report, from);
         r.known_durable = known_durable;
+        r.core.get_mut().maps.avoid = std::mem::take(&mut avoid);
         let done = r.all().await;
+        avoid.clone_from(&r.core.get_mut().maps.avoid);
         let lost = r.core.get_mut().maps.damaged || done.as_ref().is_err_and(|e| e.kind == ErrorKind::Corrupt);
         let begun = done.is_ok() && r.report.checkpoint > 0;
         let cut_short = r.covered_rest > r.last_append;
@@ -223,6 +225,8 @@ impl<D: Device> Recovery<'_, D> {
                 }
             };
             let (revision, written) = (slot.revision.get(), manifest.written);
+            let named = manifest.runs.iter().flat_map(|(r, ..)| r.places.list()).chain(&places);
+            self.core.get_mut().maps.avoid.extend(named.map(|p| p.segment));
             if !self.core.get_mut().keep_checkpoint(i, &slot, &manifest, places) || self.report.checkpoint > 0 {
                 continue;
             }
@@ -499,6 +503,11 @@ impl<D: Device> Recovery<'_, D> {
         let at = At { segment: id, head_at: e.head_at, data_at: e.data_at, append: e.append };
         let repair = e.flags & APPEND_REPAIR != 0;
         if e.append <= self.covered.get(&e.head.shard()).copied().unwrap_or(self.covered_rest) {
+            return Ok(());
+        }
+        let carry = e.head.kind() == freebs_format::FrameKind::Carry;
+        let as_of = self.core.get_mut().shards.get(&e.head.shard()).map_or(0, |s| s.as_of);
+        if e.append <= as_of && !carry {
             return Ok(());
         }
         self.report.frames += 1;

@@ -214,9 +214,10 @@ impl Segments {
     }
 
     /// The lowest ready segment where the log will not go on next.
-    pub fn ready_for_map(&self, opening: Option<u32>) -> Option<u32> {
+    pub fn ready_for_map(&self, opening: Option<u32>, avoid: &BTreeSet<u32>) -> Option<u32> {
         let next = self.said().or(opening);
-        self.iter().find(|(i, s)| s.state == SegmentState::Ready && !s.is_read() && Some(*i) != next).map(|(i, _)| i)
+        let fits = |i: u32, s: &Segment| s.state == SegmentState::Ready && !s.is_read() && Some(i) != next;
+        self.iter().find(|(i, s)| fits(*i, s) && !avoid.contains(i)).map(|(i, _)| i)
     }
 
     /// The lowest segment that can be opened.

@@ -89,6 +89,8 @@ pub(crate) struct Shard {
     /// the newest there. Set by who has looked it up.
     pub below: ExtentMap,
     pub overlay: Overlay,
+    /// The append that a checkpoint has the shard as of. Only carries from before are applied again.
+    pub as_of: u64,
     /// Behind this append a live block is one whose entry is in the map. A checkpoint has what lives later than the map.
     pub sure_from: u64,
     /// What is committed up to here is in the runs, but for `dirty`.

@@ -200,6 +200,7 @@ impl<D: Device> Io<'_, D> {
                 self.put_slot(i, &[0; CHECKPOINT_BYTES]).await?;
             }
         }
+        self.core.borrow_mut().maps.avoid.clear();
         Ok(())
     }
 

@@ -69,13 +69,16 @@ impl Out {
     /// A shard as of its last committed frame. All that it was told in appends up to `written` is in its map or here,
     /// but for frames that may be cut.
     pub fn shard(&mut self, s: &Shard, written: u64) -> u64 {
-        let covered = s.overlay.first_append().map_or(written, |a| (a - 1).min(written));
+        let (frames, first) = s.overlay.first_appends();
+        let covered = first.map_or(written, |a| (a - 1).min(written));
+        let as_of = frames.map_or(written, |a| (a - 1).min(written));
         let tip = s.overlay.frames().next().map_or(s.tip, |f| f.before);
         let last = tip.name.sequence;
         self.u8(SHARD);
         self.shard_id(s.id);
         self.u32(s.slot);
         self.u64(covered);
+        self.u64(as_of);
         self.tip(&tip);
         [s.committed.0.min(last.0), s.promised.0, s.hint.0, s.released.0, s.ahead.0]
             .into_iter()
@@ -343,6 +346,7 @@ impl<'a> In<'a> {
     fn shard(&mut self) -> Option<(Shard, u64)> {
         let mut s = Shard::new(self.shard_id()?, self.u32()?);
         let covered = self.number()?;
+        s.as_of = self.number()?;
         s.tip = self.tip()?;
         s.committed = Sequence(self.number()?);
         s.promised = ViewNumber(self.u64()?);

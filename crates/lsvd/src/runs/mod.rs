@@ -86,6 +86,8 @@ pub(crate) struct Maps {
     /// What was committed when the checkpoint was written that recovery begins with: to be told when this append has
     /// been applied. Not before, or what was cut would count.
     pub committed: (u64, Vec<(ShardId, u32, Sequence)>),
+    /// Segments that slots name which may have to be erased. Until they are, nothing is written there.
+    pub avoid: BTreeSet<u32>,
     /// Slots that recovery did not keep; they are erased before anything else is written.
     pub stale: [bool; 2],
     /// State of the table of segments when merging everything was tried and failed.
@@ -123,6 +125,7 @@ impl Maps {
             writing: BTreeMap::new(),
             kept: [None, None],
             committed: (0, Vec::new()),
+            avoid: BTreeSet::new(),
             stale: [false; 2],
             no_squeeze: None,
             damaged: false,
@@ -411,7 +414,8 @@ impl Core {
             Some(open) => open,
             None => {
                 // Where the log goes on next is not for the map.
-                let id = self.segs.ready_for_map(self.opening).filter(|_| self.may_open_map())?;
+                let avoid = &self.maps.avoid;
+                let id = self.segs.ready_for_map(self.opening, avoid).filter(|_| self.may_open_map())?;
                 self.segs.set_state(id, SegmentState::Map);
                 self.segs.map_count += 1;
                 self.maps.segments.insert(id);
