@@ -4,7 +4,8 @@ use crate::RequestTable;
 use bytes::Bytes;
 use freebs_format::{AttachBody, CarryBody, ExtentKind, Frame, FrameHead, ViewBody};
 use freebs_types::{
-    ChunkId, ClusterId, DeviceId, Error, Hash32, NodeId, Sequence, ShardId, StartNumber, Version, ViewNumber,
+    BlockRange, ChunkId, ClusterId, DeviceId, Error, Hash32, NodeId, Sequence, ShardId, StartNumber, Version,
+    ViewNumber,
 };
 
 /// Shape and identity of a device that is to be made.
@@ -218,6 +219,27 @@ pub struct ReadOut {
     pub data: Vec<Bytes>,
 }
 
+/// Live blocks that are damaged here, to be asked for elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DamagedBlocks {
+    /// What `Engine::mend` knows them by.
+    pub id: u64,
+    pub shard: ShardId,
+    pub range: BlockRange,
+}
+
+/// What a step of the scrub did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScrubStep {
+    /// Bytes that were read.
+    pub bytes: u64,
+    pub findings: Vec<Finding>,
+    /// Live blocks among what is damaged.
+    pub damaged_blocks: u64,
+    /// Everything was read once: the next step begins anew.
+    pub pass_complete: bool,
+}
+
 /// Content of a shard in a few bytes; equal content gives equal digests whatever the history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest {
@@ -275,6 +297,12 @@ pub struct Counters {
     /// Segments given back to the file system, and those filled with zeroes before they are used again.
     pub punched_segments: u64,
     pub prewritten_segments: u64,
+    /// Closed segments that the scrub has read to the end, bytes that it read, and damage that it found.
+    pub scrubbed_segments: u64,
+    pub scrubbed_bytes: u64,
+    pub scrub_findings: u64,
+    /// Damaged blocks that got a new place with bytes from elsewhere.
+    pub mended_blocks: u64,
 }
 
 impl Counters {

@@ -5,6 +5,7 @@
 
 use crate::clean::{Cleaning, Move};
 use crate::runs::{ENTRY_BYTES, Maps};
+use crate::scrub::Rot;
 use crate::segments::{SegmentState, Segments};
 use crate::shard::{At, Shard};
 use crate::{Counters, Durable, Event, EventKind, Finding, Listener, MarkChange, Options, Record, Space};
@@ -135,6 +136,7 @@ pub(crate) struct Core {
     events: VecDeque<Event>,
     pub listener: Option<Rc<dyn Listener>>,
     pub maps: Maps,
+    pub rot: Rot,
     /// Rung when the map has something to do, or room.
     pub map_wake: Rc<Notify>,
     /// Rung when trims are to be looked up.
@@ -174,6 +176,7 @@ impl Core {
             events: VecDeque::new(),
             listener: None,
             maps: Maps::new(options),
+            rot: Rot::default(),
             map_wake: Rc::default(),
             tomb_wake: Rc::default(),
             pool: Rc::default(),

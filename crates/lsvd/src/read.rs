@@ -172,7 +172,7 @@ impl<D: Device> Engine<D> {
         let reads = plan.spans.iter().map(|s| self.read_bytes(s.segment, s.at, s.blocks as usize * BLOCK));
         let read = join_all(reads.collect()).await;
         let mut out = Vec::with_capacity(read.len());
-        let (mut block, mut bad) = (0usize, None);
+        let (mut block, mut bad, mut suspect) = (0usize, None, None);
         for (bytes, span) in read.into_iter().zip(&plan.spans) {
             match bytes {
                 Ok(bytes) => {
@@ -185,11 +185,13 @@ impl<D: Device> Engine<D> {
                 Err(e) if e.kind == ErrorKind::DeviceFailed => return Err(e),
                 Err(e) => bad = bad.or(Some((block, format!("can't be read: {e}")))),
             }
+            suspect = suspect.or(bad.as_ref().map(|_| span.segment));
             block += span.blocks as usize;
         }
         let mut core = self.inner.core.borrow_mut();
         core.counters.read_bytes += (block * BLOCK) as u64;
         if let Some((block, what)) = bad {
+            core.rot.suspect(suspect.expect("set with the first bad block"));
             let text = format!("shard {shard}, block {}: {what}", plan.lba_of(block as u32));
             core.event(EventKind::CrcError, text.clone());
             return Err(Error::corrupt(text));

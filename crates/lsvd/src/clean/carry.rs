@@ -59,6 +59,46 @@ pub(crate) struct Move {
 type Part = (u32, u32);
 
 impl Piece {
+    pub fn shard(&self) -> ShardId {
+        self.shard
+    }
+    pub fn range(&self) -> BlockRange {
+        self.entry.range
+    }
+    pub fn crcs(&self) -> &[u32] {
+        &self.entry.crcs
+    }
+    /// Byte of its segment.
+    pub fn at(&self) -> u32 {
+        self.at
+    }
+    /// What no other piece has: segment, its number, byte in it.
+    pub fn place(&self) -> (u32, u64, u32) {
+        (self.segment, self.seq, self.at)
+    }
+
+    /// The same piece with its bytes.
+    pub fn with_data(&self, data: &Bytes) -> Self {
+        Self { entry: self.entry.clone(), data: data.clone(), ..*self }
+    }
+
+    /// The parts of it of which each block, by its byte in the segment, is chosen.
+    pub fn runs_of(&self, chosen: impl Fn(u32) -> bool) -> Vec<Self> {
+        let mut runs: Vec<Part> = Vec::new();
+        for i in (0..self.entry.range.len).filter(|i| chosen(self.at + i * BLOCK as u32)) {
+            match runs.last_mut() {
+                Some((skip, len)) if *skip + *len == i => *len += 1,
+                _ => runs.push((i, 1)),
+            }
+        }
+        let part = |run: Part| {
+            let entry = part_of(&self.entry, run.0, run.1);
+            let data = if self.data.is_empty() { Bytes::new() } else { self.part(run).1 };
+            Self { entry, at: self.at + run.0 * BLOCK as u32, data, ..*self }
+        };
+        runs.into_iter().map(part).collect()
+    }
+
     fn run(&self) -> Run {
         Run { first: self.entry.offset, count: self.entry.range.len, segment: self.segment, at: self.at }
     }
@@ -66,6 +106,12 @@ impl Piece {
     fn part(&self, (skip, len): Part) -> (CarryEntry, Bytes) {
         let (from, to) = (skip as usize * BLOCK, (skip + len) as usize * BLOCK);
         (part_of(&self.entry, skip, len), self.data.slice(from..to))
+    }
+}
+
+impl Move {
+    pub fn of(pieces: Vec<Piece>) -> Self {
+        Self { pieces: pieces.into() }
     }
 }
 
@@ -157,7 +203,7 @@ impl Core {
     }
 
     /// Blocks that a frame of a segment holds and that live there, without their data.
-    fn pieces_of(&self, e: &IndexEntry, segment: u32, out: &mut Vec<Piece>) {
+    pub fn pieces_of(&self, e: &IndexEntry, segment: u32, out: &mut Vec<Piece>) {
         let (h, shard, seq) = (e.head.header(), e.head.shard(), self.segs.get(segment).seq);
         if !chunks::fits(h.chunk_offset.get(), h.data_blocks()) && e.head.kind() == FrameKind::Data {
             return;
@@ -430,6 +476,7 @@ impl<D: Device> Engine<D> {
                         let place = format!("segment {id}, byte {}", p.at + (block * BLOCK) as u32);
                         let text = format!("shard {}, block {lba}: can't be moved, it is damaged ({place})", p.shard);
                         core.event(EventKind::CrcError, text);
+                        core.rot.suspect(id);
                         return Err(Kept);
                     }
                     p.entry.range.len = 0;

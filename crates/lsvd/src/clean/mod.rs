@@ -11,7 +11,7 @@
 //! time: what a round writes is reckoned with the true size of its marks, and is less than what it frees, so that
 //! giving up always ends.
 
-mod carry;
+pub(crate) mod carry;
 mod choose;
 mod space;
 mod tombs;

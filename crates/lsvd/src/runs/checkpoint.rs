@@ -263,7 +263,7 @@ impl<D: Device> Io<'_, D> {
         out
     }
 
-    async fn audit_page(&self, run: &Run, page: u32, entries: u32) -> Result<()> {
+    pub async fn audit_page(&self, run: &Run, page: u32, entries: u32) -> Result<()> {
         let at = run.places.find(page, 1);
         if u64::from(at.segment) >= u64::from(self.core.borrow().segs.len()) {
             return Err(Error::corrupt("it lies behind the end of the device"));
