@@ -246,6 +246,11 @@ impl<D: Device> Engine<D> {
         }
     }
 
+    /// Whether somebody met damage in a segment that the scrub has not looked at since.
+    pub fn has_suspects(&self) -> bool {
+        !self.inner.core.borrow().rot.suspects.is_empty()
+    }
+
     /// Damaged live blocks that were found since the last call, each to be asked for elsewhere and to be given to
     /// `mend` or `unmended`. At most `max` of them.
     pub fn take_damaged(&self, max: usize) -> Vec<DamagedBlocks> {

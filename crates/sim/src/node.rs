@@ -336,6 +336,7 @@ impl Life {
             outbox: SimOutbox(shared.net.clone()),
             control: port,
             clock: SimClock { world: shared.world.clone(), offset, wall: node.wall.clone() },
+            scrub_bytes: SCRUB_BYTES,
             notes: Box::new(move |text| {
                 world.count(format!("note {}", kind_of(text)));
                 world.say(|| format!("node {id}: {text}"));
