@@ -153,6 +153,23 @@ impl FrameIndex {
         self.missing = self.missing.max(self.first.saturating_sub(1));
     }
 
+    /// Runs of frames from `from` to `to` that have no place.
+    pub fn absent(&self, from: u64, to: u64) -> Vec<(u64, u64)> {
+        let mut out = Vec::new();
+        let mut next = from;
+        let there = self.places.iter().zip(self.first..).filter(|(p, s)| !p.is_empty() && (from..=to).contains(s));
+        for (_, s) in there {
+            if next < s {
+                out.push((next, s - 1));
+            }
+            next = s + 1;
+        }
+        if next <= to {
+            out.push((next, to));
+        }
+        out
+    }
+
     /// Places from `s` on, up to the first missing one.
     pub fn from(&self, s: Sequence) -> impl Iterator<Item = (Sequence, FramePlace)> {
         let i = s.0.checked_sub(self.first).and_then(|i| usize::try_from(i).ok()).unwrap_or(usize::MAX);
@@ -186,6 +203,8 @@ mod tests {
         assert_eq!(f.first_kept(), Sequence(1));
         f.push(Sequence(13), place(3));
         assert_eq!((f.first_kept(), seqs(&f, 9), seqs(&f, 11)), (Sequence(13), vec![9, 10], vec![]));
+        assert_eq!(f.absent(1, 12), [(11, 12)]);
+        assert_eq!((f.absent(11, 20), f.absent(1, 10)), (vec![(11, 12), (14, 20)], vec![]));
         assert!(f.replace(Sequence(12), place(3)));
         assert_eq!(f.first_kept(), Sequence(12));
         assert!(f.replace(Sequence(11), place(3)));
@@ -200,6 +219,7 @@ mod tests {
         assert_eq!(f.get(Sequence(10)).unwrap().segment, 7);
         f.push(Sequence(1 << 60), place(8));
         assert_eq!((f.first_kept(), f.places.len()), (Sequence(1 << 60), 1));
+        assert_eq!(f.absent(3, 1 << 60), [(3, (1 << 60) - 1)]);
         f.cut(Sequence(3));
         assert!(f.is_before_all(Sequence(3)));
         assert_eq!(f.first_kept(), Sequence(4));
