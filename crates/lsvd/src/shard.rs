@@ -731,6 +731,7 @@ impl Shard {
     /// From here on frames are given up by an engine that knows what is lost.
     pub fn replayed(&mut self) {
         (self.moved, self.missed) = (0, 0);
+        self.frames.replayed();
     }
 
     /// Of what a lost append may have held, all that was given up is missed: only a frame that is still in the log has
