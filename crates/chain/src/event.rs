@@ -51,6 +51,8 @@ pub enum Mutant {
     ActiveTooEarly,
     /// A quorum of one: durable at the head only.
     QuorumOfOne,
+    /// W7: the head looks at the room of its own log only.
+    MembersRoomIgnored,
 }
 
 /// What the control plane says of a shard.

@@ -5,8 +5,8 @@
 
 use crate::event::Mutant;
 use crate::open::Phase;
-use crate::replica::{Client, Ctx, Replica};
-use freebs_format::wire::{HeartbeatItem, Message, Refusal, Request, WriteRequest};
+use crate::replica::{Client, Ctx, Replica, with_overhead};
+use freebs_format::wire::{DurableItem, HeartbeatItem, Message, Refusal, Request, Room, WriteRequest};
 use freebs_format::{AttachBody, Frame, FrameBuilder, FrameKind, FrameMeta, UpdateDraft, UpdateKind, token};
 use freebs_io::LinkId;
 use freebs_lsvd::Seen;
@@ -34,9 +34,20 @@ pub(crate) struct Member {
     pub durable: Sequence,
     /// It gets every frame as it is made. Otherwise it has to ask with SYNC first.
     pub live: bool,
+    /// What its log takes beyond what it had when it said so (W7).
+    pub room: Option<Room>,
     /// Since when something it was sent is unanswered.
     pub waiting_since: Option<Nanos>,
     pub nudged: Nanos,
+}
+
+/// Whether a write may be ordered as far as space goes; the worst of all logs counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum SpaceFor {
+    There,
+    /// It has to wait: a log is making room.
+    Soon,
+    None,
 }
 
 pub(crate) struct Head {
@@ -104,6 +115,23 @@ impl Head {
     /// Bytes of the updates that the next frame will have.
     pub fn gathered_bytes(&self) -> usize {
         self.builder.data_bytes()
+    }
+
+    /// Whether a member that gets every frame takes one more update. What it had when it told its room is reckoned twice
+    /// for a moment: then there is something under way to it, and its next answer says more.
+    fn space_at(&self, m: &Member) -> SpaceFor {
+        let takes = |bytes: usize| m.room.is_none_or(|r| r.bytes > with_overhead(bytes as u64));
+        let gathered = self.gathered_bytes();
+        if takes(self.uncommitted_bytes + gathered) {
+            return SpaceFor::There;
+        }
+        let sent = self.uncommitted.iter().filter(|(s, _)| *s > m.durable).map(|(_, bytes)| bytes);
+        let under_way = sent.sum::<usize>() + gathered;
+        match takes(under_way) {
+            true => SpaceFor::There,
+            false if under_way > 0 || m.room.is_some_and(|r| r.more_soon) => SpaceFor::Soon,
+            false => SpaceFor::None,
+        }
     }
 
     /// The sequence that `quorum` members hold durably in this view.
@@ -225,14 +253,12 @@ impl Replica {
             *to = link;
             return;
         }
-        let no_room = self.no_room(ctx, &w);
-        if let Some(reason) = no_room
-            && !ctx.more_soon
-        {
-            self.refuse_for_good(ctx, link, (w.number, w.lowest_open), reason);
+        let space = self.space_for(ctx, &w);
+        if space == SpaceFor::None {
+            self.refuse_for_good(ctx, link, (w.number, w.lowest_open), Refusal::NoSpace);
             return;
         }
-        let must_wait = no_room.is_some() || self.is_stuffed();
+        let must_wait = space == SpaceFor::Soon || self.is_stuffed();
         let Some(h) = self.head.as_mut() else { return };
         if must_wait || !h.waiting.is_empty() || h.uncommitted_bytes >= limits::SHARD_WINDOW_BYTES {
             if h.waiting.len() < limits::DRIVER_REQUESTS_MAX {
@@ -265,8 +291,20 @@ impl Replica {
     }
 
     /// W7: what needs space is refused before it is ordered; what was ordered once is not.
-    fn no_room(&self, ctx: &Ctx<'_>, w: &WriteRequest) -> Option<Refusal> {
-        (w.kind == UpdateKind::Write && !w.crcs.is_empty() && !self.has_room(ctx)).then_some(Refusal::NoSpace)
+    fn space_for(&self, ctx: &Ctx<'_>, w: &WriteRequest) -> SpaceFor {
+        if w.kind != UpdateKind::Write || w.crcs.is_empty() {
+            return SpaceFor::There;
+        }
+        let own = match self.has_room(ctx) {
+            true => SpaceFor::There,
+            false if ctx.more_soon => SpaceFor::Soon,
+            false => SpaceFor::None,
+        };
+        if ctx.mutant(Mutant::MembersRoomIgnored) {
+            return own;
+        }
+        let members = self.head.iter().flat_map(|h| h.members.iter().filter(|m| m.live).map(|m| h.space_at(m)));
+        members.fold(own, SpaceFor::max)
     }
 
     /// Refuses a request, given its number and the driver's lowest open one, so that no copy of it is applied later.
@@ -370,11 +408,12 @@ impl Replica {
         }
     }
 
-    /// A member's answer: durable up to `sequence` in `view` (W4: another view's answers do not count).
-    pub fn head_member_durable(&mut self, ctx: &mut Ctx<'_>, node: NodeId, view: ViewNumber, sequence: Sequence) {
-        if view != self.view_number() || !self.is_open_head() {
+    /// A member's answer: durable up to a sequence of a view (W4: another view's answers do not count).
+    pub fn head_member_durable(&mut self, ctx: &mut Ctx<'_>, node: NodeId, item: &DurableItem) {
+        if item.view != self.view_number() || !self.is_open_head() {
             return;
         }
+        let sequence = item.sequence;
         let last = self.last.sequence;
         let Some(h) = self.head.as_mut() else { return };
         let Some(m) = h.members.iter_mut().find(|m| m.node == node) else { return };
@@ -383,6 +422,7 @@ impl Replica {
             h.told = (Sequence(0), Sequence(0));
         }
         m.durable = m.durable.max(sequence.min(last));
+        m.room = item.room;
         m.waiting_since = if m.durable >= last { None } else { m.waiting_since.map(|_| ctx.now) };
         self.view_frame_durable(ctx);
         self.commit_what_is_durable(ctx);
@@ -417,8 +457,8 @@ impl Replica {
                 break;
             }
             let front = self.head.as_ref().and_then(|h| h.waiting.front());
-            let for_room = front.is_some_and(|(_, w)| ctx.more_soon && self.no_room(ctx, w).is_some());
-            let Some(h) = self.head.as_mut().filter(|_| !for_room) else {
+            let space = front.map_or(SpaceFor::There, |(_, w)| self.space_for(ctx, w));
+            let Some(h) = self.head.as_mut().filter(|_| space != SpaceFor::Soon) else {
                 self.pack(ctx);
                 break;
             };
@@ -429,8 +469,8 @@ impl Replica {
             };
             if let Some(reason) = self.write_refusal(&w) {
                 self.refuse(ctx, link, Request::Write(w.number), reason);
-            } else if let Some(reason) = self.no_room(ctx, &w) {
-                self.refuse_for_good(ctx, link, (w.number, w.lowest_open), reason);
+            } else if space == SpaceFor::None {
+                self.refuse_for_good(ctx, link, (w.number, w.lowest_open), Refusal::NoSpace);
             } else {
                 self.admit(ctx, link, w);
             }

@@ -31,6 +31,8 @@ pub struct Host {
     /// Bytes that the log takes, and how many of them wait for the disk already.
     room_bytes: u64,
     unwritten_bytes: u64,
+    /// Shards that have some of these.
+    sharers: u64,
     more_soon: bool,
     failed: Option<Error>,
     pub(crate) now: Nanos,
@@ -51,6 +53,7 @@ impl Host {
             mending: Mending::default(),
             room_bytes: u64::MAX,
             unwritten_bytes: 0,
+            sharers: 0,
             more_soon: false,
             failed: None,
             now: Nanos(0),
@@ -87,6 +90,7 @@ impl Host {
     pub(crate) fn with<T>(&mut self, shard: ShardId, f: impl FnOnce(&mut Replica, &mut Ctx<'_>) -> T) -> Option<T> {
         let replica = self.replicas.get_mut(&shard)?;
         let before = replica.unwritten_bytes();
+        let other_sharers = self.sharers - u64::from(before > 0);
         let others = self.unwritten_bytes.saturating_sub(before);
         let mut ctx = Ctx {
             now: self.now,
@@ -97,9 +101,11 @@ impl Host {
             tickets: &mut self.tickets,
             room: self.room_bytes.saturating_sub(with_overhead(others)),
             more_soon: self.more_soon,
+            sharers: other_sharers + 1,
         };
         let done = f(replica, &mut ctx);
         self.unwritten_bytes = others + replica.unwritten_bytes();
+        self.sharers = other_sharers + u64::from(replica.unwritten_bytes() > 0);
         Some(done)
     }
 
@@ -213,7 +219,7 @@ impl Host {
             Message::Frames { forward, frames } => self.on_frames(&forward, frames),
             Message::Durable(items) => {
                 for i in items {
-                    self.with(i.shard, |r, ctx| r.head_member_durable(ctx, peer.node, i.view, i.sequence));
+                    self.with(i.shard, |r, ctx| r.head_member_durable(ctx, peer.node, &i));
                 }
             }
             Message::Heartbeat(items) => {

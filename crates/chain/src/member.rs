@@ -269,5 +269,6 @@ impl Replica {
         }
         self.retry_asking(ctx);
         self.repair_tick(ctx);
+        self.tell_room(ctx);
     }
 }

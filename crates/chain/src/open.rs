@@ -80,6 +80,7 @@ impl Replica {
                 peer: ctx.peer(*n, self.id),
                 durable: Sequence(0),
                 live: false,
+                room: None,
                 waiting_since: None,
                 nudged: Nanos(0),
             })

@@ -9,7 +9,8 @@ use crate::peers::Peers;
 use crate::replica::{Ctx, Replica, genesis};
 use bytes::Bytes;
 use freebs_format::wire::{
-    FrameName, HeartbeatItem, Message, Refusal, SealAnswer, SyncMode, SyncReply, SyncRequest, WriteRequest,
+    DurableItem, FrameName, HeartbeatItem, Message, Refusal, Room, SealAnswer, SyncMode, SyncReply, SyncRequest,
+    WriteRequest,
 };
 use freebs_format::{
     Extent, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, Member, UpdateDraft, UpdateKind, ViewBody, block_crc,
@@ -144,6 +145,7 @@ impl Scene {
             tickets: &mut self.tickets,
             room: u64::MAX,
             more_soon: self.more_soon,
+            sharers: 1,
         };
         let got = act(&mut self.r, &mut ctx);
         out.flush(self.now, &peers);
@@ -362,13 +364,18 @@ fn leading() -> Scene {
     s
 }
 
+/// A member's answer.
+fn answer(view: u64, sequence: u64, room: Option<Room>) -> DurableItem {
+    DurableItem { shard: SHARD, view: ViewNumber(view), sequence: Sequence(sequence), room }
+}
+
 impl Scene {
     /// What was appended is durable here and at node 2.
     fn both_durable(&mut self) -> Vec<Action> {
         let last = self.r.last.sequence;
         let view = self.r.view_number();
         self.durable(last.0);
-        self.play(|r, ctx| r.head_member_durable(ctx, NodeId(2), view, last)).1
+        self.play(|r, ctx| r.head_member_durable(ctx, NodeId(2), &answer(view.0, last.0, None))).1
     }
 
     fn write(&mut self, room: bool, number: u64, lowest_open: u64, blocks: usize) -> Vec<Action> {
@@ -502,6 +509,73 @@ fn writes_wait_for_a_log_that_makes_room() {
     assert_eq!(reason(&actions), Some(Refusal::NoSpace));
 }
 
+/// W7: the head knew of its own room only, and a member with a smaller device, or one that other volumes filled, ran
+/// over.
+#[test]
+fn writes_wait_or_fail_for_members_that_have_no_room() {
+    let mut s = leading();
+    let last = s.r.last.sequence.0;
+    let tell = |s: &mut Scene, sequence: u64, bytes: u64, more_soon: bool| {
+        let item = answer(2, sequence, Some(Room::new(bytes, more_soon)));
+        s.play(|r, ctx| r.head_member_durable(ctx, NodeId(3), &item)).1
+    };
+    // Who is passed over has no say.
+    tell(&mut s, last, 0, false);
+    assert_eq!(reason(&s.write(true, 2, 1, 1)), None);
+    assert_eq!(s.r.last.sequence.0, last + 1);
+    s.both_durable();
+    let members = &mut s.r.head.as_mut().unwrap().members;
+    members.iter_mut().for_each(|m| m.live = m.node != NodeId(1));
+    assert_eq!(reason(&tell(&mut s, last + 1, 0, false)), None);
+    assert_eq!(reason(&s.write(true, 3, 1, 1)), Some(Refusal::NoSpace));
+    // It makes room: who writes waits, and goes on when there is some.
+    tell(&mut s, last + 1, 0, true);
+    assert_eq!(reason(&s.write(true, 4, 4, 1)), None);
+    assert_eq!(s.r.last.sequence.0, last + 1, "it waits");
+    tell(&mut s, last + 1, 1 << 20, true);
+    assert_eq!(s.r.last.sequence.0, last + 2);
+    // 1 MiB is told, and as much is under way: no more before the next answer.
+    s.write(true, 5, 4, 255);
+    assert_eq!(s.r.last.sequence.0, last + 3);
+    assert_eq!(reason(&s.write(true, 6, 4, 1)), None);
+    assert_eq!(s.r.last.sequence.0, last + 3, "it waits");
+    assert_eq!(reason(&tell(&mut s, last + 3, 0, false)), Some(Refusal::NoSpace), "there is no hope");
+    // A silent one is passed over and forgotten; trims need no room.
+    assert_eq!(reason(&s.write(true, 7, 7, 1)), Some(Refusal::NoSpace));
+    s.r.head.as_mut().unwrap().members.iter_mut().for_each(|m| m.live = false);
+    assert_eq!(reason(&s.write(true, 8, 8, 1)), None);
+    assert_eq!(s.r.last.sequence.0, last + 4);
+}
+
+/// W7: members say what their log takes, and say it again when it was short and has changed.
+#[test]
+fn members_tell_the_head_of_their_room() {
+    let mut s = Scene::new(2);
+    let mut c = Chain::new();
+    s.take(c.open(1));
+    s.take(c.open(2));
+    s.durable(2);
+    assert_eq!(s.r.told_room, Some(Room::new(u64::MAX, false)));
+    let tick = |s: &mut Scene, room: u64, sharers: u64, more_soon: bool| {
+        let before = s.r.told_room.take().unwrap();
+        s.r.told_room = Some(before);
+        s.more_soon = more_soon;
+        s.play(|r, ctx| {
+            (ctx.room, ctx.sharers) = (room, sharers);
+            r.member_tick(ctx);
+        });
+        s.r.told_room.filter(|r| *r != before)
+    };
+    assert_eq!(tick(&mut s, 100 << 20, 1, false), None, "there is plenty");
+    assert_eq!(tick(&mut s, 60 << 20, 2, false), Some(Room::new(30 << 20, false)), "the device is for all");
+    assert_eq!(tick(&mut s, 61 << 20, 2, false), None, "that is as good as before");
+    assert_eq!(tick(&mut s, 61 << 20, 2, true), Some(Room::new(61 << 19, true)));
+    assert_eq!(tick(&mut s, 70_000, 1, true), Some(Room::new(65536, true)));
+    assert_eq!(tick(&mut s, 60_000, 1, true), Some(Room::new(0, true)), "none at all is another thing");
+    assert_eq!(tick(&mut s, u64::MAX, 1, false), Some(Room::new(u64::MAX, false)));
+    assert_eq!(tick(&mut s, u64::MAX, 1, true), None);
+}
+
 /// Writes that had waited for the window were gathered when it opened, but nothing ended the turn with a frame until
 /// another write came.
 #[test]
@@ -524,7 +598,7 @@ fn a_head_with_a_slow_disk_tells_of_its_view() {
     s.play(|r, ctx| r.on_follow(ctx, DRIVER, Generation(0)));
     s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
     for n in [2, 3] {
-        s.play(|r, ctx| r.head_member_durable(ctx, NodeId(n), ViewNumber(2), Sequence(3)));
+        s.play(|r, ctx| r.head_member_durable(ctx, NodeId(n), &answer(2, 3, None)));
     }
     s.play(|r, ctx| r.on_activated(ctx, ViewNumber(2), Ok(())));
     assert!(!s.r.is_active_head());

@@ -19,7 +19,7 @@ const HEAD_ANSWER_DELAY: Nanos = Nanos::from_millis(3);
 struct ForPeer {
     /// Runs of frames with one route, in order.
     frames: Vec<(Vec<NodeId>, Vec<Frame>)>,
-    answers: BTreeMap<ShardId, (ViewNumber, Sequence)>,
+    answers: BTreeMap<ShardId, DurableItem>,
     /// When the oldest answer came.
     since: Option<Nanos>,
     heartbeats: Vec<HeartbeatItem>,
@@ -52,9 +52,9 @@ impl Out {
     }
 
     /// A durable answer for the head, sent with the next message or after a short while.
-    pub fn answer_head(&mut self, peer: Peer, shard: ShardId, view: ViewNumber, durable: Sequence, now: Nanos) {
+    pub fn answer_head(&mut self, peer: Peer, item: DurableItem, now: Nanos) {
         let p = self.peers.entry(peer).or_default();
-        p.answers.insert(shard, (view, durable));
+        p.answers.insert(item.shard, item);
         p.since.get_or_insert(now);
     }
 
@@ -95,8 +95,7 @@ impl Out {
             let frames = std::mem::take(&mut p.frames);
             let Some(to) = link else { continue };
             if !answers.is_empty() {
-                let item = |(shard, (view, sequence))| DurableItem { shard, view, sequence };
-                let items = answers.into_iter().map(item).collect();
+                let items = answers.into_values().collect();
                 self.actions.push(Action::Send { to, message: Message::Durable(items) });
             }
             for (forward, frames) in frames {

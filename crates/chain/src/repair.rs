@@ -6,12 +6,15 @@
 use crate::event::Action;
 use crate::replica::{Ctx, Replica};
 use crate::sync::Asking;
-use freebs_format::wire::{FrameName, Message, SyncRequest};
-use freebs_format::{Frame, hide};
+use freebs_format::hide;
+use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_lsvd::{MarkChange, Record};
 use freebs_types::{Nanos, Peer, Sequence, ViewNumber};
 
 const PATIENCE: Nanos = Nanos::from_millis(500);
+/// When all others have refused, they are asked again after this time; the next time after twice as long, and so on
+/// three times: they may have given the frames up, and asked at every tick they would log nothing else.
+const PAUSE: Nanos = Nanos::from_millis(500);
 
 /// A range of frames that damage took, after `before`, up to and with `until`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +33,11 @@ pub(crate) struct Damage {
     /// The mark that says that the tail was compared is on its way.
     trusting: bool,
     tried: usize,
+    /// Refusals since the last frame that came, and nobody is asked before this time.
+    refused: usize,
+    pause_until: Nanos,
+    /// Who refused in this view may not in the next one.
+    asked_in: ViewNumber,
 }
 
 impl Damage {
@@ -46,7 +54,12 @@ impl Replica {
     /// Asks another member for the first hole's frames.
     pub fn repair_tick(&mut self, ctx: &mut Ctx<'_>) {
         let Some(hole) = self.damage.holes.first().copied() else { return };
-        if self.damage.asking.is_some_and(|a| ctx.now.since(a.at) < PATIENCE) || self.view.is_none() {
+        let asked = self.damage.asking.is_some_and(|a| ctx.now.since(a.at) < PATIENCE);
+        let view = self.view_number().max(self.promise());
+        if view != self.damage.asked_in {
+            (self.damage.refused, self.damage.pause_until, self.damage.asked_in) = (0, Nanos(0), view);
+        }
+        if asked || ctx.now < self.damage.pause_until || self.view.is_none() {
             return;
         }
         let me = ctx.config.me.node;
@@ -62,7 +75,6 @@ impl Replica {
         }
         let to = others[self.damage.tried % others.len()];
         self.damage.tried += 1;
-        let view = self.view_number().max(self.promise());
         let id = ctx.ticket();
         self.damage.asking = Some(Asking {
             id,
@@ -88,17 +100,24 @@ impl Replica {
     }
 
     /// Whether the answer is one to a repair; if so its frames go into the log beside the others.
-    pub fn take_repairs(&mut self, ctx: &mut Ctx<'_>, id: u64, view: ViewNumber, frames: &[Frame]) -> bool {
-        let Some(asking) = self.damage.asking.filter(|a| a.id == id && a.view == view) else { return false };
+    pub fn take_repairs(&mut self, ctx: &mut Ctx<'_>, reply: &SyncReply) -> bool {
+        let Some(asking) = self.damage.asking.filter(|a| a.id == reply.id && a.view == reply.view) else {
+            return false;
+        };
         self.damage.asking = None;
+        if reply.mode == SyncMode::Refused {
+            self.repair_refused(ctx);
+            return true;
+        }
         let Some(hole) = self.damage.holes.first_mut() else { return true };
-        for f in frames {
+        for f in &reply.frames {
             let follows =
                 f.head.seq() == hole.before.sequence.next() && hide(&f.header().parent_token()) == hole.before.hid;
             if !follows || f.head.seq() > asking.until || f.verify_data().is_err() || f.verify_digest().is_err() {
                 return true;
             }
             let h = f.header();
+            self.damage.refused = 0;
             hole.before = FrameName { view: h.view_number(), sequence: h.seq(), hid: h.hid() };
             ctx.out.actions.push(Action::Append(Record::Repair(f.clone())));
         }
@@ -107,6 +126,24 @@ impl Replica {
             self.damage.holes.remove(0);
         }
         true
+    }
+
+    /// One member has no frames for the hole, or does not know the view yet: the next one is asked at once, and all of
+    /// them again after a pause.
+    fn repair_refused(&mut self, ctx: &mut Ctx<'_>) {
+        let others = self.view.as_ref().map_or(1, |v| v.body.members.len().saturating_sub(1).max(1));
+        self.damage.refused += 1;
+        if !self.damage.refused.is_multiple_of(others) {
+            return;
+        }
+        let rounds = self.damage.refused / others;
+        self.damage.pause_until = ctx.now.plus(Nanos(PAUSE.0 << (rounds - 1).min(3)));
+        if rounds == 1
+            && let Some(hole) = self.damage.holes.first()
+        {
+            let (from, until) = (hole.before.sequence.next(), hole.until);
+            ctx.out.note(format!("shard {}: no member gives the lost frames from {from} to {until} now", self.id));
+        }
     }
 
     /// The tail was compared with the chain's: nothing is missing behind it.

@@ -9,7 +9,7 @@ use crate::out::Out;
 use crate::peers::Peers;
 use crate::repair::Damage;
 use crate::sync::Asking;
-use freebs_format::wire::{DurableItem, FrameName, Message, Refusal, Request, ViewNews};
+use freebs_format::wire::{DurableItem, FrameName, Message, Refusal, Request, Room, ViewNews};
 use freebs_format::{AttachBody, Frame, FrameHead, FrameKind, ViewBody, hide};
 use freebs_io::LinkId;
 use freebs_lsvd::{MarkChange, Record, RequestTable, ShardState};
@@ -21,6 +21,9 @@ pub(crate) const MAP_HOLD: Nanos = Nanos::from_millis(10_000);
 
 /// Appended frames of a shard that wait for the own disk.
 const UNWRITTEN_BYTES_MAX: usize = 4 * limits::SHARD_WINDOW_BYTES;
+
+/// A change of room by less is not told for its own sake.
+const ROOM_STEP: u64 = 1 << 20;
 
 /// What every step of a replica can reach.
 pub(crate) struct Ctx<'a> {
@@ -34,6 +37,8 @@ pub(crate) struct Ctx<'a> {
     pub room: u64,
     /// The log is making room: what has none may have some soon.
     pub more_soon: bool,
+    /// Shards here that have something on the way to the disk, this one counted as one of them.
+    pub sharers: u64,
 }
 
 impl Ctx<'_> {
@@ -117,6 +122,8 @@ pub(crate) struct Replica {
     pub stopped: Option<String>,
     /// Frames of this log that were lost.
     pub damage: Damage,
+    /// What the head was told last of the room here.
+    pub told_room: Option<Room>,
     pub view_frame: Option<FrameHead>,
     /// A transfer by map ends with the state of this frame; when it was last asked for.
     pub map_hold: Option<(TailEntry, Nanos)>,
@@ -174,6 +181,7 @@ impl Replica {
             head: None,
             stopped: None,
             damage: Damage::default(),
+            told_room: None,
             view_frame: None,
             map_hold: None,
             learned: None,
@@ -399,15 +407,35 @@ impl Replica {
         let Some(view) = self.view.as_ref() else { return };
         let (number, head) = (view.number, view.body.members.first().map(|m| m.node));
         let sequence = if ctx.mutant(Mutant::AnswersBeforeDurable) { self.last.sequence } else { self.durable };
-        let item = DurableItem { shard: self.id, view: number, sequence };
+        let item = DurableItem { shard: self.id, view: number, sequence, room: None };
         for link in self.clients.keys() {
             ctx.out.answer_driver(*link, item);
         }
         if head == Some(ctx.config.me.node) {
-            self.head_member_durable(ctx, ctx.config.me.node, number, sequence);
+            self.head_member_durable(ctx, ctx.config.me.node, &item);
         } else if let Some(head) = head {
             let peer = ctx.peer(head, self.id);
-            ctx.out.answer_head(peer, self.id, number, sequence, ctx.now);
+            let room = self.room(ctx);
+            self.told_room = Some(room);
+            ctx.out.answer_head(peer, DurableItem { room: Some(room), ..item }, ctx.now);
+        }
+    }
+
+    /// What this log takes beyond what it was given. Shards share what the device has: heads do not know of each other.
+    fn room(&self, ctx: &Ctx<'_>) -> Room {
+        let left = ctx.room.saturating_sub(with_overhead(self.unwritten_bytes()));
+        Room::new(left / ctx.sharers.max(1), ctx.more_soon)
+    }
+
+    /// The head hears when room has become short here, or is not any more (W7): without writes there are no answers that
+    /// would say so.
+    pub fn tell_room(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(told) = self.told_room else { return };
+        let now = self.room(ctx);
+        let is_short = |r: Room| r.bytes <= 2 * with_overhead(limits::SHARD_WINDOW_BYTES as u64);
+        let coarse = |r: Room| (r.more_soon, r.bytes / ROOM_STEP, r.bytes == 0);
+        if (is_short(told) || is_short(now)) && coarse(told) != coarse(now) {
+            self.answer_durable(ctx);
         }
     }
 

@@ -181,7 +181,7 @@ impl Replica {
     }
 
     pub fn on_sync_reply(&mut self, ctx: &mut Ctx<'_>, reply: SyncReply) {
-        if self.take_repairs(ctx, reply.id, reply.view, &reply.frames) {
+        if self.take_repairs(ctx, &reply) {
             return;
         }
         let Some(asking) = self.asking.filter(|a| a.id == reply.id && a.view == reply.view) else { return };
@@ -253,6 +253,7 @@ mod tests {
     use crate::event::HostConfig;
     use crate::out::Out;
     use crate::peers::Peers;
+    use crate::repair::{Damage, Hole};
     use freebs_format::{FrameBuilder, FrameKind, FrameMeta, Member, ViewBody};
     use freebs_types::{ChunkId, ClusterId, Generation, Hash32, NodeId, ShardId, StartNumber, Version, VolumeId};
     use std::collections::BTreeMap;
@@ -294,6 +295,16 @@ mod tests {
     }
 
     fn step(replica: &mut Replica, act: impl FnOnce(&mut Replica, &mut Ctx<'_>)) {
+        step_at(Nanos::from_millis(1), &Peers::default(), &mut 7, replica, act);
+    }
+
+    fn step_at(
+        now: Nanos,
+        peers: &Peers,
+        tickets: &mut u64,
+        replica: &mut Replica,
+        act: impl FnOnce(&mut Replica, &mut Ctx<'_>),
+    ) {
         let me = Peer { node: NodeId(2), worker: 0 };
         let config = HostConfig {
             cluster: ClusterId([1; 16]),
@@ -303,17 +314,17 @@ mod tests {
             node_secret: Hash32::default(),
             mutant: None,
         };
-        let (peers, mut out, mut tickets) = (Peers::default(), Out::default(), 7);
-        let now = Nanos::from_millis(1);
+        let mut out = Out::default();
         let mut ctx = Ctx {
             now,
             wall: 0,
             config: &config,
-            peers: &peers,
+            peers,
             out: &mut out,
-            tickets: &mut tickets,
+            tickets,
             room: u64::MAX,
             more_soon: false,
+            sharers: 1,
         };
         act(replica, &mut ctx);
     }
@@ -342,6 +353,43 @@ mod tests {
         assert_eq!(r.stopped, None);
         assert_eq!(r.last.sequence, Sequence(5));
         assert!(r.asking.is_none());
+    }
+
+    /// Members that had given the lost frames up were asked for them at every tick, and each time logged that.
+    #[test]
+    fn lost_frames_that_nobody_has_are_asked_for_now_and_then() {
+        let mut r = Replica::empty(SHARD);
+        let all = frames(5, 4);
+        let mut peers = Peers::default();
+        peers.up(LinkId(1), Peer { node: NodeId(1), worker: 0 }, Nanos(0));
+        let mut tickets = 7;
+        let (mut asked, mut notes) = (Vec::new(), 0);
+        step(&mut r, |r, ctx| assert!(all.iter().all(|f| r.on_synced_frame(ctx, f.clone(), ViewNumber(1)))));
+        let before = crate::replica::genesis();
+        r.damage = Damage::new(vec![Hole { before, until: Sequence(2) }], false);
+        for ms in (1000..21_000).step_by(20) {
+            step_at(Nanos::from_millis(ms), &peers, &mut tickets, &mut r, |r, ctx| {
+                r.repair_tick(ctx);
+                let sent = std::mem::take(&mut ctx.out.actions);
+                let requests = sent.into_iter().filter_map(|a| match a {
+                    Action::Send { message: Message::Sync(q), .. } => Some(q),
+                    _ => None,
+                });
+                for q in requests {
+                    asked.push(ms);
+                    // The last one is told that the frames are there again.
+                    let mode = if asked.len() < 6 { SyncMode::Refused } else { SyncMode::Frames };
+                    let frames = if asked.len() < 6 { Vec::new() } else { all[..2].to_vec() };
+                    r.on_sync_reply(ctx, SyncReply { id: q.id, ..reply(0, mode, frames) });
+                }
+                let is_note = |a: &&Action| matches!(a, Action::Note(n) if n.contains("no member"));
+                notes += ctx.out.actions.iter().filter(is_note).count();
+            });
+        }
+        let pauses: Vec<u64> = asked.windows(2).map(|w| w[1] - w[0]).collect();
+        assert_eq!(pauses, [500, 1000, 2000, 4000, 4000]);
+        assert_eq!(notes, 1);
+        assert!(!r.damage.is_there(), "they are put back as soon as somebody has them");
     }
 
     #[test]

@@ -38,8 +38,9 @@ impl Listener for Heard {
 
 /// Segments that the record of a trim leaves for the log's own records.
 const RESERVE_FOR_TRIMS: u32 = 3;
-/// Segments for which the file system has room set aside: what is ordered when it gets full, and the log's own records.
-const HEADROOM_SEGMENTS: u64 = 3;
+/// Segments for which the file system has room set aside: what trims leave alone, and what is ordered when it gets
+/// full, which may end two segments, with what cleaning moves meanwhile.
+const HEADROOM_SEGMENTS: u64 = RESERVE_FOR_TRIMS as u64 + 3;
 /// Time between checkpoints of the log, unless somebody chose another one.
 const CHECKPOINT: Duration = Duration::from_secs(60);
 

@@ -218,15 +218,21 @@ impl Disk {
         while !rest.is_empty() {
             let piece = Piece::decode(&mut rest)?;
             let had = self.fits(&piece)?;
-            reached = Some(had.max(piece.to));
-            match piece.kind {
-                Kind::Frames => self.put_frames(&piece)?,
-                Kind::Map { from, next } => self.put_map(&piece, from, next)?,
+            reached = Some(match piece.kind {
+                Kind::Frames => {
+                    self.put_frames(&piece)?;
+                    had.max(piece.to)
+                }
+                Kind::Map { from, next } => {
+                    self.put_map(&piece, from, next)?;
+                    had
+                }
                 Kind::MapEnd { from, settled } => {
                     self.put_map(&piece, from, u32::MAX)?;
                     self.end_map(&piece, settled)?;
+                    had.max(piece.to)
                 }
-            }
+            });
         }
         reached.map_or_else(|| self.version(), |v| Ok(Version(v)))
     }

@@ -62,7 +62,7 @@ fn a_killed_writer_leaves_one_version() {
     Disk::create_with(&path, SIZE, &options).unwrap().close().unwrap();
     let (mut model, mut at) = (vec![0u8; SIZE as usize], 0u64);
     let mut rng = Rng::new(std::process::id().into());
-    for round in 0..12 {
+    for round in 0..12u64 {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["a_killed_writer_leaves_one_version", "--exact", "--nocapture"])
             .env(CHILD, &path)
@@ -72,11 +72,15 @@ fn a_killed_writer_leaves_one_version() {
         let lines = BufReader::new(child.stdout.take().unwrap());
         let (begun, first) = std::sync::mpsc::channel();
         let reader = std::thread::spawn(move || {
-            let mut told = 0;
+            let (mut told, mut lines_told) = (0, 0);
             for line in lines.lines().map_while(Result::ok) {
                 if let Some(v) = line.strip_prefix("durable ").and_then(|v| v.parse().ok()) {
                     told = v;
-                    let _ = begun.send(());
+                    lines_told += 1;
+                    // So that a slow disk has something to lose, too.
+                    if lines_told == 3 {
+                        let _ = begun.send(());
+                    }
                 }
             }
             told

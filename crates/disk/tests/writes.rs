@@ -357,9 +357,10 @@ fn a_piece_of_the_map_that_is_left_out_is_noticed() {
         for p in &map[left_out + 1..] {
             assert_eq!(kind(&target, p), Err(ErrorKind::Invalid), "piece {left_out} is missing");
         }
-        // A repeat of a piece, and going on where it stopped, is right.
+        // A repeat of a piece, and going on where it stopped, is right. Until the last one nothing is reached.
         for p in &map[left_out.saturating_sub(1)..] {
-            target.put_writes(p).unwrap();
+            let reached = target.put_writes(p).unwrap();
+            assert_eq!(reached, target.version().unwrap());
         }
         assert!(all(&target) == all(&source));
     }

@@ -165,7 +165,7 @@ impl Script {
     }
 
     fn durable(&mut self, node: u64, view: u64, sequence: u64) {
-        let item = DurableItem { shard: shard(0), view: ViewNumber(view), sequence: Sequence(sequence) };
+        let item = DurableItem { shard: shard(0), view: ViewNumber(view), sequence: Sequence(sequence), room: None };
         self.from(node, Message::Durable(vec![item]));
     }
 
@@ -729,7 +729,7 @@ fn several_shards_are_striped_and_answered_in_order() {
     for index in 0..2 {
         s.attached_at(index, 1, 1, &[1, 2, 3], 1, 2);
         for n in 1..=2 {
-            let item = DurableItem { shard: shard(index), view: ViewNumber(1), sequence: Sequence(2) };
+            let item = DurableItem { shard: shard(index), view: ViewNumber(1), sequence: Sequence(2), room: None };
             s.from(n, Message::Durable(vec![item]));
         }
     }

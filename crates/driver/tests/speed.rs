@@ -66,7 +66,7 @@ impl Bench {
     }
 
     fn durable(&mut self, node: u64, sequence: u64) {
-        let item = DurableItem { shard: self.shard, view: ViewNumber(1), sequence: Sequence(sequence) };
+        let item = DurableItem { shard: self.shard, view: ViewNumber(1), sequence: Sequence(sequence), room: None };
         let from = Peer { node: NodeId(node), worker: 0 };
         self.events.push_back(Event::Message { from, message: Message::Durable(vec![item]) });
     }

@@ -92,7 +92,7 @@ layouts! {
     AttachMeta { driver, identity, view_sequence, floor, reserved }
     WriteMeta { driver, lowest_open, kind, reserved, extents, reserved2 }
     OrderedMeta { number, sequence }
-    DurableMeta { volume, shard, reserved, view, sequence }
+    DurableMeta { volume, shard, room, view, sequence }
     ReadMeta { floor, lba, blocks }
     PieceMeta { kind, reserved, blocks }
     RefusedMeta { reason, what, reserved }

@@ -339,7 +339,7 @@ impl Core {
                     false => usize::MAX,
                 };
                 if shard.frames.len() >= most {
-                    shard.frames.shrink(most - most / 8);
+                    shard.frames.shrink(most - most / 8, self.replaying < u64::MAX);
                 }
                 shard.apply(head, at, repair, self.damaged, segs)
             }

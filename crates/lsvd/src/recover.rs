@@ -5,15 +5,16 @@
 //!
 //! Invariants (rule E7): an unreadable append is a torn tail only if no append with a higher number, and no word of
 //! a later one, says that it was durable. Anything else is damage: what is behind it is kept, shards with a gap there
-//! get a hole, and shards that could have lost their last frame a suspect tail. A segment with damage gets no index,
-//! so that the next recovery sees the damage again.
+//! get a hole, and shards that could have lost their last frame a suspect tail. What is lost may have been blocks that
+//! cleaning moved, too, which leave no gap: frames that were given up are then missed again. A segment with damage
+//! gets no index, so that the next recovery sees the damage again.
 
 use crate::core::{Core, Geometry, OpenSegment};
 use crate::join::join_all;
 use crate::runs::Io;
 use crate::scan::{Found, Scan, Window, find_seq, read_append, read_index, scan};
 use crate::segments::SegmentState;
-use crate::shard::At;
+use crate::shard::{At, Shard};
 use crate::{Finding, OpenReport, Options};
 use bytes::BytesMut;
 use freebs_format::disk::{
@@ -478,7 +479,9 @@ impl<D: Device> Recovery<'_, D> {
     /// Notes that appends up to `number` can't be read.
     fn lost(&mut self, id: u32, at: u32, number: u64) {
         self.finding(id, at, format!("append {number} can't be read, or only in part"));
-        self.core.get_mut().damaged = self.core.get_mut().damaged.max(number);
+        let core = self.core.get_mut();
+        core.damaged = core.damaged.max(number);
+        core.shards.values_mut().for_each(Shard::lost_append);
     }
 
     fn begins_with(&mut self, s: Survey, number: u64) {
@@ -539,6 +542,7 @@ impl<D: Device> Recovery<'_, D> {
         let mut left = Vec::new();
         for s in self.core.get_mut().shards.values_mut() {
             s.suspect |= s.may_miss(damaged);
+            s.replayed();
             if s.forget_orphans() {
                 left.push(s.id);
             }

@@ -77,6 +77,10 @@ pub(crate) struct Shard {
     pub attaches: Vec<(Sequence, AttachBody)>,
     pub requests: RequestTable,
     pub holes: Vec<Hole>,
+    /// Frames up to here may have had their blocks moved into an append that is lost. Only while the log is replayed.
+    moved: u64,
+    /// Up to here those of them that are no longer in the log are holes already.
+    missed: u64,
     pub suspect: bool,
     pub released: Sequence,
     /// Whose entries of the device's runs are this shard's.
@@ -578,6 +582,9 @@ impl Shard {
             }
         }
         let last = self.tip.name.sequence;
+        // Of the map that came before a mark, a part may be lost. That a whole segment is lost says nothing of when;
+        // a map that came must count then, or nothing could ever be mended.
+        let lost_since = damaged < u64::MAX && self.may_miss(damaged);
         if s > last {
             self.add_hole(last.0 + 1, s.0, self.may_miss(damaged));
             self.jump(head, body, at, segs);
@@ -590,10 +597,14 @@ impl Shard {
             self.tip.parent = body.last_parent;
             self.tip.digest = body.last_digest;
         }
-        if body.whole {
-            self.holes.retain(|h| h.from > s.0);
-        }
         self.released = self.released.max(body.released);
+        if body.whole && lost_since {
+            (self.moved, self.missed) = (s.0, 0);
+        } else if body.whole {
+            self.holes.retain(|h| h.from > s.0);
+            (self.moved, self.missed) = (0, 0);
+        }
+        self.miss_moved();
         self.trim_holes();
         self.set_committed(Sequence(body.committed.0.min(s.0)), segs);
         self.adopt_orphans(segs);
@@ -707,6 +718,40 @@ impl Shard {
     /// very append of our last frame may, too: its heads are lost from one of them on.
     pub fn may_miss(&self, damaged: u64) -> bool {
         damaged > 0 && self.last_append <= damaged
+    }
+
+    /// An append is lost. It may have held blocks of ours that cleaning moved there. Their frames were given up, so that
+    /// no gap in the sequence tells of them.
+    pub fn lost_append(&mut self) {
+        self.moved = self.moved.max(self.tip.name.sequence.0);
+        self.missed = 0;
+        self.miss_moved();
+    }
+
+    /// From here on frames are given up by an engine that knows what is lost.
+    pub fn replayed(&mut self) {
+        (self.moved, self.missed) = (0, 0);
+        self.frames.replayed();
+    }
+
+    /// Of what a lost append may have held, all that was given up is missed: only a frame that is still in the log has
+    /// its blocks there, too.
+    fn miss_moved(&mut self) {
+        let to = self.moved.min(self.released.0);
+        if to <= self.missed {
+            return;
+        }
+        let absent = self.frames.absent(self.missed + 1, to);
+        self.missed = to;
+        for (from, to) in absent {
+            // What was missed there before is part of the new hole, or goes beyond it.
+            let old = self.holes.extract_if(.., |h| h.from <= to && from <= h.to).collect::<Vec<_>>();
+            let before = old.iter().filter(|h| h.from < from).map(|h| Hole { to: from - 1, ..*h });
+            let behind = old.iter().filter(|h| h.to > to).map(|h| Hole { from: to + 1, ..*h });
+            self.holes.extend(before.chain(behind));
+            self.holes.push(Hole { from, to, hard: true });
+        }
+        self.holes.sort_by_key(|h| h.from);
     }
 
     fn add_hole(&mut self, from: u64, to: u64, hard: bool) {

@@ -101,6 +101,7 @@ impl Cluster {
             disk.read_latency.0 *= if n % 2 == 0 { times } else { 1 };
             disk.write_latency.0 *= times;
             disk.sync_latency.0 *= times;
+            disk.limit -= config.smaller.get(n as usize - 1).copied().unwrap_or(0);
             let disk = Disk::new(world, disk, Rng::fork(seed, 100 + n));
             let node = Node::new(NodeId(n), disk, shared.clone());
             node.format().await?;
@@ -132,6 +133,9 @@ impl Cluster {
             let mut work = Workload::draw(luck, v.size / unit, v.stripe / unit, v.requests);
             if config.is_crowded {
                 work.crowd();
+            }
+            if config.is_tight {
+                work.fill();
             }
             volumes.push(VolumeState { id, work: Rc::new(RefCell::new(work)), current: None, attaching: false });
         }

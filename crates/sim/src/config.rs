@@ -62,6 +62,8 @@ pub struct Config {
     pub both_dial: bool,
     /// How many times slower than the others a node's disk is, by node.
     pub slowness: Vec<u64>,
+    /// By how many bytes a node's disk is smaller than the largest, by node.
+    pub smaller: Vec<u64>,
     pub request_limit: Nanos,
     /// Faults and load end at this time.
     pub load: Nanos,
@@ -113,19 +115,15 @@ impl Config {
         let is_tight = profile == "tight";
         let has_rot = profile == "rot";
         let load = Nanos::from_millis(luck.range(1500, 4000));
-        // Tight disks are all equally full: that members report their room to the head (W7) comes later.
-        let nodes = if has_rot {
-            nodes.max(3)
-        } else if is_tight {
-            nodes.min(3)
-        } else {
-            nodes
-        };
+        let nodes = if has_rot { nodes.max(3) } else { nodes };
         let count = luck.range(1, 2);
         let volumes = (0..count).map(|_| VolumeConfig::draw(luck, nodes, profile, 500 / count)).collect();
         let sector = if luck.chance(0.5) { 512 } else { 4096 };
         let segment_bytes = limits::SEGMENT_BYTES_MIN * luck.range(1, 2);
         let segments = if is_tight { luck.range(8, 14) } else { 64 };
+        let mut sizes = Rng::fork(seed, 3);
+        let less = |_| if is_tight { sizes.below(segments - 7) * segment_bytes } else { 0 };
+        let smaller = (0..nodes).map(less).collect();
         let disk = DiskConfig {
             sector,
             limit: (segments + 1) * segment_bytes,
@@ -160,6 +158,7 @@ impl Config {
             net,
             both_dial: luck.chance(0.5),
             slowness: (0..nodes).map(|_| if luck.chance(0.3) { luck.spread(2, 40) } else { 1 }).collect(),
+            smaller,
             request_limit: Nanos::from_millis(limit_ms),
             load,
             settle: Nanos::from_millis(20_000),
@@ -191,7 +190,7 @@ impl VolumeConfig {
             luck.range(1, most).max(luck.range(1, most))
         } as u8;
         let min_copies = luck.range(1, u64::from(copies.min(2))) as u8;
-        let size = if is_tight { luck.range(4, 8) << 20 } else { (1 << 20) + luck.below(17) * (64 << 10) };
+        let size = if is_tight { luck.range(8, 14) << 20 } else { (1 << 20) + luck.below(17) * (64 << 10) };
         Self {
             size,
             stripe,

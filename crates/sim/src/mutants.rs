@@ -5,7 +5,7 @@ use freebs_chain::Mutant as Chain;
 use freebs_driver::Mutant as Driver;
 
 /// Mutants of the chain.
-pub const CHAIN: [Chain; 11] = [
+pub const CHAIN: [Chain; 12] = [
     Chain::HeadOrdersAfterRestart,
     Chain::RepeatsAreApplied,
     Chain::AnswersBeforeDurable,
@@ -17,6 +17,7 @@ pub const CHAIN: [Chain; 11] = [
     Chain::ShortestLogWins,
     Chain::ActiveTooEarly,
     Chain::QuorumOfOne,
+    Chain::MembersRoomIgnored,
 ];
 
 /// Mutants of the driver.

@@ -338,6 +338,10 @@ impl Life {
             clock: SimClock { world: shared.world.clone(), offset, wall: node.wall.clone() },
             scrub_bytes: SCRUB_BYTES,
             notes: Box::new(move |text| {
+                // Nobody may order more than the smallest member takes (W7).
+                if text.contains("out of use: the device is full") {
+                    world.violation(format!("node {id}: {text}"));
+                }
                 world.count(format!("note {}", kind_of(text)));
                 world.say(|| format!("node {id}: {text}"));
             }),

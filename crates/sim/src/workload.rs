@@ -103,6 +103,8 @@ pub struct Workload {
     think_max: Nanos,
     /// Requests still to be made.
     pub left: u64,
+    /// Wide writes go anywhere, not only around hot blocks.
+    everywhere: bool,
     /// The last few writes: reads like to look at what is being written.
     recent: VecDeque<(u64, u64)>,
     /// Writes that failed: their client wants to know what is there.
@@ -142,6 +144,7 @@ impl Workload {
             depth,
             think_max,
             left: requests,
+            everywhere: false,
             recent: VecDeque::new(),
             failed: VecDeque::new(),
             scan,
@@ -155,6 +158,13 @@ impl Workload {
         self.depth = self.luck.range(6, 16) as usize;
         self.think_max = Nanos(2_000_000);
         self.mix.read = 60;
+    }
+
+    /// All of the volume is written, until there is no room for more.
+    pub fn fill(&mut self) {
+        self.everywhere = true;
+        self.mix.write_wide = 60;
+        self.think_max = Nanos(10_000_000);
     }
 
     pub fn think(&mut self) -> Nanos {
@@ -251,7 +261,13 @@ impl Workload {
             }
             4 => {
                 let longest = self.luck.spread(64, 1024);
-                let (first, count) = self.around(512, longest);
+                let (first, count) = match self.everywhere {
+                    true => {
+                        let count = longest.min(self.sectors);
+                        (self.luck.below(self.sectors - count + 1), count)
+                    }
+                    false => self.around(512, longest),
+                };
                 Wish::Write { first, count, fua }
             }
             5 => {

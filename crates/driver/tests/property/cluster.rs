@@ -194,7 +194,7 @@ impl Shard {
     pub fn durable_item(&self, node: u64) -> Message {
         let replica = &self.replicas[node as usize];
         let (view, sequence) = (ViewNumber(replica.view), Sequence(replica.durable as u64));
-        Message::Durable(vec![DurableItem { shard: self.id, view, sequence }])
+        Message::Durable(vec![DurableItem { shard: self.id, view, sequence, room: None }])
     }
 
     /// What a member answers to a message that came over a link. `true`: its log has grown.

@@ -4,7 +4,7 @@ use super::encode::message_crc;
 use super::structs::{self as s, kind};
 use super::{
     DurableItem, FrameName, HeartbeatItem, Hello, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request,
-    Role, SealAnswer, SyncMode, SyncReply, SyncRequest, ViewNews, Welcome, WriteRequest,
+    Role, Room, SealAnswer, SyncMode, SyncReply, SyncRequest, ViewNews, Welcome, WriteRequest,
 };
 use crate::{Extent, ExtentDesc, ExtentKind, Frame, FrameHead, UpdateKind, ViewBody, crc32c};
 use bytes::{Bytes, BytesMut};
@@ -248,6 +248,7 @@ fn durable_item(m: &s::DurableMeta) -> DurableItem {
         shard: ShardId { volume: VolumeId(m.volume.get()), index: m.shard.get() },
         view: ViewNumber(m.view.get()),
         sequence: Sequence(m.sequence.get()),
+        room: Room::decode(m.room.get()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Messages to bytes: header and meta go into one buffer, payload is handed on as it is.
 
 use super::structs::{self as s, kind};
-use super::{FrameName, Message, Refused, Request, SyncReply, ViewNews, WriteRequest};
+use super::{FrameName, Message, Refused, Request, Room, SyncReply, ViewNews, WriteRequest};
 use crate::{ExtentDesc, Frame, crc32c};
 use bytes::{BufMut, Bytes, BytesMut};
 use freebs_types::{Generation, ShardId, ViewNumber};
@@ -206,7 +206,7 @@ impl Message {
                     let meta = s::DurableMeta {
                         volume: i.shard.volume.0.into(),
                         shard: i.shard.index.into(),
-                        reserved: 0.into(),
+                        room: Room::encode(i.room).into(),
                         view: i.view.0.into(),
                         sequence: i.sequence.0.into(),
                     };

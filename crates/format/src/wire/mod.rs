@@ -172,6 +172,49 @@ pub struct DurableItem {
     pub shard: ShardId,
     pub view: ViewNumber,
     pub sequence: Sequence,
+    /// What the member's log still takes of this shard (W7). Heads are told, drivers are not.
+    pub room: Option<Room>,
+}
+
+/// Room in a member's log (W7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes of updates beyond those that it was given; whole units of `ROOM_UNIT`, at most `ROOM_MAX`.
+    pub bytes: u64,
+    /// The log is making room: there may be more soon.
+    pub more_soon: bool,
+}
+
+/// Room is told in units of so many bytes.
+pub const ROOM_UNIT: u64 = 64 << 10;
+/// More room is not told.
+pub const ROOM_MAX: u64 = ROOM_UNIT * room_field::UNITS as u64;
+
+/// How room lies in its field.
+mod room_field {
+    pub const SAID: u32 = 1 << 31;
+    pub const MORE_SOON: u32 = 1 << 30;
+    pub const UNITS: u32 = MORE_SOON - 1;
+}
+
+impl Room {
+    /// So many bytes, rounded down to what can be told.
+    #[must_use]
+    pub fn new(bytes: u64, more_soon: bool) -> Self {
+        Self { bytes: bytes.min(ROOM_MAX) / ROOM_UNIT * ROOM_UNIT, more_soon }
+    }
+
+    fn encode(room: Option<Self>) -> u32 {
+        room.map_or(0, |r| {
+            let units = (r.bytes.min(ROOM_MAX) / ROOM_UNIT) as u32;
+            room_field::SAID | if r.more_soon { room_field::MORE_SOON } else { 0 } | units
+        })
+    }
+
+    fn decode(field: u32) -> Option<Self> {
+        let bytes = u64::from(field & room_field::UNITS) * ROOM_UNIT;
+        (field & room_field::SAID > 0).then_some(Self { bytes, more_soon: field & room_field::MORE_SOON > 0 })
+    }
 }
 
 /// What a head tells its members when it is idle.

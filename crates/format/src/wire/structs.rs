@@ -126,7 +126,7 @@ const _: () = assert!(size_of::<OrderedMeta>() == 16);
 pub struct DurableMeta {
     pub volume: U64,
     pub shard: U32,
-    pub reserved: U32,
+    pub room: U32,
     pub view: U64,
     pub sequence: U64,
 }

@@ -303,10 +303,12 @@ fn heartbeat() -> impl Strategy<Value = Message> {
 }
 
 fn durable() -> impl Strategy<Value = Message> {
-    let item = (shard_id(), any::<[u64; 2]>()).prop_map(|(shard, n)| DurableItem {
+    let room = proptest::option::of((any::<u64>(), any::<bool>()).prop_map(|(bytes, soon)| Room::new(bytes, soon)));
+    let item = (shard_id(), any::<[u64; 2]>(), room).prop_map(|(shard, n, room)| DurableItem {
         shard,
         view: ViewNumber(n[0]),
         sequence: Sequence(n[1]),
+        room,
     });
     vec(item, 0..5).prop_map(Message::Durable)
 }

@@ -274,8 +274,8 @@ pub fn all_messages() -> Vec<Message> {
         Message::Write(write_request()),
         Message::Ordered { shard, view, items: vec![(RequestNumber(12), Sequence(1001))] },
         Message::Durable(vec![
-            DurableItem { shard, view, sequence: Sequence(1001) },
-            DurableItem { shard: ShardId::new(9, 0), view: ViewNumber(2), sequence: Sequence(40) },
+            DurableItem { shard, view, sequence: Sequence(1001), room: None },
+            DurableItem { shard: ShardId::new(9, 0), view: ViewNumber(2), sequence: Sequence(40), room: None },
         ]),
         Message::Read(ReadRequest {
             shard,

@@ -5,7 +5,7 @@ use crate::support::nbd::Client;
 use crate::support::oracle::Oracle;
 use crate::support::rng::Rng;
 use crate::support::tools::say;
-use crate::support::{Raised, alone, beside_others, full};
+use crate::support::{Raised, alone, full};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -19,13 +19,14 @@ fn attach(c: &Cluster) -> Client {
 /// Runs the oracle while `faults` happen. If the connection ends it connects again.
 fn under_load(c: &Cluster, oracle: &mut Oracle, faults: impl FnOnce() + Send) {
     let done = AtomicBool::new(false);
+    // The faults' clock begins when there is somebody whom they can hit.
+    let mut client = attach(c);
     std::thread::scope(|s| {
         s.spawn(|| {
             // Also when the faults panic, so that the other side ends.
             let _raised = Raised(&done);
             faults();
         });
-        let mut client = attach(c);
         loop {
             match oracle.run(&mut client, DEPTH, || done.load(Ordering::Relaxed)) {
                 Ok(true) => break,
@@ -167,7 +168,7 @@ fn a_killed_gateway_decides_its_open_writes_once() {
 
 #[test]
 fn a_frozen_member_is_passed_over() {
-    let _turn = beside_others();
+    let _turn = alone();
     let c = Cluster::up(Setup::default());
     let (_, others) = c.chain("demo");
     let pid = c.nodes().iter().find(|n| n.0 == others[1]).expect("it is up").1;
