@@ -220,9 +220,14 @@ pub enum Action {
     },
     /// Something worth a line in the log.
     /// Blocks of another member for damaged ones.
-    Mend { blocks: DamagedBlocks, data: Bytes },
+    Mend {
+        blocks: DamagedBlocks,
+        data: Bytes,
+    },
     /// Nobody has them.
-    Unmended { id: u64 },
+    Unmended {
+        id: u64,
+    },
     Note(String),
 }
 

@@ -100,7 +100,10 @@ impl Host {
         want.asked = asked.flatten();
         if want.asked.is_none() {
             self.mending.wants.remove(&id);
-            self.out.note(format!("shard {shard}: nobody has {} blocks at {} that are damaged here", range.len, range.start));
+            self.out.note(format!(
+                "shard {shard}: nobody has {} blocks at {} that are damaged here",
+                range.len, range.start
+            ));
             self.out.actions.push(Action::Unmended { id });
         }
     }

@@ -1,6 +1,6 @@
 //! Scrub: closed segments are read from end to end, those under suspicion first, then the oldest, as slowly as the
 //! caller wants, so that rot is found while there are still other copies. Live blocks that are damaged can be asked
-//! for, and mended with bytes from elsewhere.
+//! for, and mended with bytes from elsewhere; what else is in a damaged segment is moved, so that it can be given up.
 //!
 //! Invariants:
 //! - A step reads about as much as it is granted, and keeps nothing from being cleaned or used again. What was found
@@ -41,6 +41,8 @@ const FRAMES_PER_STEP: usize = 64;
 pub(crate) struct Rot {
     /// Segments in which somebody met damage: they are read first.
     suspects: BTreeSet<u32>,
+    /// Segments with damage, and their numbers: they are emptied.
+    rotten: BTreeMap<u32, u64>,
     /// Live blocks that are damaged, by the number under which they are asked for.
     wanted: BTreeMap<u64, Piece>,
     next_id: u64,
@@ -152,6 +154,14 @@ impl Core {
         Some(next)
     }
 
+    /// Segments to be emptied because they are damaged.
+    pub fn rotten(&mut self) -> BTreeSet<u32> {
+        let mut rotten = std::mem::take(&mut self.rot.rotten);
+        rotten.retain(|id, seq| self.is_still(*id, *seq));
+        self.rot.rotten = rotten;
+        self.rot.rotten.keys().copied().collect()
+    }
+
     fn found(&mut self, f: Finding, step: &mut ScrubStep) {
         let place = f.segment.map_or("superblock".to_owned(), |s| format!("segment {s}"));
         self.counters.scrub_findings += 1;
@@ -201,6 +211,11 @@ impl<D: Device> Engine<D> {
             return;
         }
         core.counters.scrubbed_segments += 1;
+        if !checked.damage.is_empty() {
+            core.rot.rotten.insert(id, seq);
+            core.segs.changes += 1;
+            core.cleaning.wake.notify_one();
+        }
         let mut step = found.borrow_mut();
         for d in checked.damage {
             core.found(Finding { segment: d.segment, offset: d.offset, what: d.what }, &mut step);

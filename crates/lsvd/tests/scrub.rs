@@ -343,3 +343,37 @@ fn scrub_and_cleaning_do_not_meet() {
         }
     });
 }
+
+/// A damaged segment is emptied although there is room, and the log has no damage any more; also if what is damaged
+/// are no data.
+#[test]
+fn damaged_segments_are_given_up() {
+    local(async {
+        let (device, model) = image(false, Options::of_workers(1)).await;
+        let sound = bytes_of(&device);
+        let places = places(&sound);
+        for kind in ["append header", "index", "data"] {
+            let device = load(&sound);
+            let rig = Rig::open(device.clone()).await.unwrap();
+            let (_, at, _) = places.iter().filter(|p| p.0 == kind).nth(2).unwrap();
+            device.poke(|b| b[at + 9] ^= 4);
+            let mut scrubber = Scrubber::new(rig.engine.clone());
+            let first = pass(&mut scrubber, u64::MAX).await.0;
+            assert!(!first.findings.is_empty());
+            mend(&rig, &rig.engine.take_damaged(100), &model).await;
+            // Cleaning saves its share of what others write, unless nobody writes.
+            let mut rounds = 0;
+            while !pass(&mut scrubber, u64::MAX).await.0.findings.is_empty() {
+                rig.engine.flush_idle();
+                rig.engine.take_damaged(100).iter().for_each(|d| rig.engine.unmended(d.id));
+                for _ in 0..1000 {
+                    tokio::task::yield_now().await;
+                }
+                rounds += 1;
+                assert!(rounds < 50, "{kind}: the damage stays");
+            }
+            assert_eq!(rig.read_all(SHARD, BLOCKS).await.unwrap(), full(&model, BLOCKS));
+            rig.engine.check();
+        }
+    });
+}

@@ -323,7 +323,7 @@ impl<D: Device> Engine<D> {
             victims.iter().for_each(|v| core.segs.get_mut(*v).cleaning = true);
             victims.iter().map(|v| (core.segs.guard(*v), core.segs.get(*v).seq)).unzip()
         };
-        let mut pieces = Vec::new();
+        let (mut pieces, mut kept) = (Vec::new(), Vec::new());
         for v in &victims {
             let found = match self.inventory(*v).await {
                 Ok(found) => self.read_pieces(*v, found).await,
@@ -335,6 +335,7 @@ impl<D: Device> Engine<D> {
                     let mut core = self.inner.core.borrow_mut();
                     let newest = core.next_seq;
                     core.segs.get_mut(*v).damaged = Some(newest);
+                    kept.push(*v);
                 }
             }
         }
@@ -353,6 +354,10 @@ impl<D: Device> Engine<D> {
         for (v, seq) in victims.into_iter().zip(seqs) {
             let s = core.segs.get_mut(v);
             s.cleaning = false;
+            // What was kept may have been mended in the meantime.
+            if kept.contains(&v) {
+                continue;
+            }
             // Unless it was given up in the meantime.
             if s.live > 0 && s.seq == seq {
                 s.stuck = Some((s.live, newest));
