@@ -303,7 +303,8 @@ impl Segments {
     pub fn count_live(&mut self, id: u32, delta: i64) {
         if delta < 0 {
             // Cleaning does not move anything out of a damaged segment, so this is a repair.
-            self.all[id as usize].damaged = None;
+            let mended = self.all[id as usize].damaged.take().is_some();
+            self.changes += u64::from(mended);
         }
         self.change_live(id, delta);
     }

@@ -467,27 +467,33 @@ impl<D: Device> Engine<D> {
             for p in &mut pieces[from..to] {
                 let at = (p.at - start) as usize;
                 let bytes = read.as_ref().map(|b| &b[at..at + p.entry.range.len as usize * BLOCK]);
-                let bad = match bytes {
-                    Ok(bytes) => bytes.chunks_exact(BLOCK).zip(&p.entry.crcs).position(|(b, c)| block_crc(b) != *c),
+                let bad: Vec<u32> = match bytes {
+                    Ok(bytes) => {
+                        let all = bytes.chunks_exact(BLOCK).zip(&p.entry.crcs).zip(0..);
+                        all.filter(|((b, crc), _)| block_crc(b) != **crc).map(|(_, i)| i).collect()
+                    }
                     Err(e) if e.kind == ErrorKind::DeviceFailed => return Err(Kept),
-                    Err(_) => Some(0),
+                    Err(_) => (0..p.entry.range.len).collect(),
                 };
                 let mut core = self.inner.core.borrow_mut();
                 let trust = core.cleaning.options.mutant == Some(CleanMutant::TrustBytes);
-                if let Some(block) = bad.filter(|_| !trust || read.is_err()) {
-                    // What has died in the meantime harms nobody.
-                    if core.live_parts(p).iter().any(|(skip, n)| (*skip..skip + n).contains(&(block as u32))) {
-                        let lba = p.entry.range.start.0 + block as u32;
-                        let place = format!("segment {id}, byte {}", p.at + (block * BLOCK) as u32);
+                if !bad.is_empty() && (!trust || read.is_err()) {
+                    // What has died in the meantime harms nobody, and is not moved.
+                    let live = core.live_parts(p);
+                    let lives = |b: &&u32| live.iter().any(|(skip, n)| (*skip..skip + n).contains(*b));
+                    if let Some(block) = bad.iter().find(lives) {
+                        let lba = p.entry.range.start.0 + block;
+                        let place = format!("segment {id}, byte {}", p.at + block * BLOCK as u32);
                         let text = format!("shard {}, block {lba}: can't be moved, it is damaged ({place})", p.shard);
                         core.event(EventKind::CrcError, text);
                         core.rot.suspect(id);
                         return Err(Kept);
                     }
-                    p.entry.range.len = 0;
-                    continue;
                 }
-                p.data = Bytes::copy_from_slice(bytes.expect("looked at above"));
+                match bytes {
+                    Ok(bytes) => p.data = Bytes::copy_from_slice(bytes),
+                    Err(_) => p.entry.range.len = 0,
+                }
             }
             from = to;
             yield_now().await;
