@@ -44,9 +44,6 @@ pub struct Writes {
     since: u64,
     /// The version that the stream leads to, at least.
     until: u64,
-    /// Whoever takes the stream has nothing at all, so trims say nothing. A disk at version 0 may have blocks of a
-    /// transfer that broke off.
-    to_nothing: bool,
     phase: Phase,
 }
 
@@ -130,7 +127,9 @@ impl Writes {
         for e in body.entries {
             let bytes = data.slice(at..at + e.crcs.len() * BLOCK);
             at += bytes.len();
-            if e.version.0 > self.since && !(self.to_nothing && e.kind == ExtentKind::Trim) {
+            // Trims, too, whoever asks: a disk at version 0 may have blocks of a transfer that broke off, and a clean
+            // copy must know what was trimmed when it is asked for what came behind a version.
+            if e.version.0 > self.since {
                 out.entries.push(e);
                 parts.extend(Some(bytes).filter(|b| !b.is_empty()));
             }
@@ -161,8 +160,8 @@ impl Disk {
         self.writes(since, false)
     }
 
-    /// `to_nothing`: for a disk that has just been made, by the map in any case.
-    fn writes(&self, since: Version, to_nothing: bool) -> Result<Writes> {
+    /// `by_map`: even if there are frames, so that nothing superseded is sent.
+    fn writes(&self, since: Version, by_map: bool) -> Result<Writes> {
         let until = self.fsync()?.0;
         if since.0 > until {
             return Err(Error::invalid(format!("version {since} does not exist yet: the disk is at {until}")));
@@ -177,13 +176,13 @@ impl Disk {
         let (to, to_sequence) = (inside.head.durable(), inside.head.durable_sequence());
         // Until it is known where to begin, nothing is given up.
         inside.keep(id, Some(Sequence(1)));
-        let mut writes = Writes { disk: self.clone(), id, since: since.0, until: to, to_nothing, phase: Phase::End };
+        let mut writes = Writes { disk: self.clone(), id, since: since.0, until: to, phase: Phase::End };
         if since.0 == to {
             shared.leave(g);
             return Ok(writes);
         }
         let mut begin = None;
-        if !to_nothing && since.0 >= base {
+        if !by_map && since.0 >= base {
             begin = shared.run(g, move |engine| async move { engine.frame_behind(CONTENT, since).await })??;
         } else {
             shared.leave(g);

@@ -163,6 +163,15 @@ proptest! {
     }
 }
 
+/// Found by the test above.
+#[test]
+fn a_copy_that_changes_its_source_follows() {
+    use Act::{Break, FromTwin, ReopenSource, Repeat, Scribble, Sync, Twin};
+    let acts =
+        [Repeat, Break(1), ReopenSource, Scribble(8), Sync, Scribble(12), FromTwin(4), Twin, FromTwin(1), Sync, Twin];
+    follow(7828497775369459328, &acts);
+}
+
 /// From nothing, behind a log that has given frames up, with writes during the transfer.
 #[test]
 fn the_map_is_sent_where_frames_are_gone() {

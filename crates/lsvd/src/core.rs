@@ -110,6 +110,10 @@ pub(crate) struct Core {
     pub segs: Segments,
     pub queue: VecDeque<Queued>,
     pub open: Option<OpenSegment>,
+    /// The open segment ends with the footer of an index that was cut short when it was closed. It is erased before
+    /// anything is appended: the next index may begin with the same bytes, and be cut short where it would make the old
+    /// one whole, which lacks what came after it.
+    pub stale_footer: bool,
     /// The segment that is opened as soon as the open one has its index.
     pub opening: Option<u32>,
     pub next_append: u64,
@@ -157,6 +161,7 @@ impl Core {
             segs,
             queue: VecDeque::new(),
             open: None,
+            stale_footer: false,
             opening: None,
             next_append: 1,
             next_seq: 1,

@@ -131,6 +131,11 @@ impl<D: Device> Engine<D> {
         let core = RefCell::new(core);
         Io { device: &device, core: &core, alone: true }.erase_stale().await?;
         let mut core = core.into_inner();
+        if let Some(open) = core.open.as_ref().filter(|_| core.stale_footer) {
+            let at = geometry.byte(open.id, (geometry.segment_bytes - geometry.sector as u64) as u32);
+            let (_, done) = device.write(at, AlignedBuf::zeroed(geometry.sector), Durability::Durable).await;
+            done.map_err(|e| Error::device_failed(format!("write of the log at byte {at}: {e}")))?;
+        }
         report.start = sb.start_number();
         for f in &report.damage {
             let place = f.segment.map_or("superblock".to_owned(), |s| format!("segment {s}"));

@@ -434,6 +434,7 @@ impl<D: Device> Recovery<'_, D> {
             return Ok(());
         }
         self.core.get_mut().segs.set_state(s.id, SegmentState::Open);
+        self.core.get_mut().stale_footer = s.footer.is_some();
         self.core.get_mut().open = Some(OpenSegment {
             id: s.id,
             seq: s.seq,

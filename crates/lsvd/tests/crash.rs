@@ -7,7 +7,10 @@ mod device;
 
 use common::*;
 use device::CrashDevice;
-use freebs_lsvd::{Durable, Engine, EventKind, Record};
+use freebs_format::ExtentKind;
+use freebs_format::disk::{FOOTER_MAGIC, SegmentFooter};
+use freebs_io::memory::MemoryDevice;
+use freebs_lsvd::{CleanOptions, Durable, Engine, EventKind, Record};
 use freebs_types::{ErrorKind, Sequence, ShardId};
 
 const BLOCKS: u32 = 200;
@@ -291,5 +294,58 @@ fn a_torn_append_in_a_segment_that_was_closed_later_is_no_damage() {
             rig.stop().await;
         }
         assert!(torn > 3, "{torn} ends were torn");
+    });
+}
+
+/// The power went when a segment was closed: its footer was written, its index only in part. The next start went on in
+/// that segment. When it was closed again, the power went again, after that part of the index which is the same in both:
+/// so the first index was whole, and the footer belonged to it. What had been appended in between was gone.
+#[test]
+fn an_index_is_not_made_whole_by_the_next_one() {
+    local(async {
+        let (sector, shard) = (512, ShardId::new(1, 0));
+        let dev = MemoryDevice::new(sector, 1 << 30);
+        Engine::create(dev.clone(), &shape(40)).await.unwrap();
+        let open = async || {
+            let rig = Rig::open(dev.clone()).await.unwrap();
+            rig.engine.set_cleaning(CleanOptions { enabled: false, ..CleanOptions::default() });
+            rig
+        };
+        let data = |start, len, fill| Op { extents: vec![(ExtentKind::Data, start, len)], fill };
+        let (rig, mut chain) = (open().await, Chain::new(shard));
+        for i in 0..6 {
+            rig.append(Record::Frame(chain.frame(&[data(i, 1, 100 + u64::from(i))])));
+            rig.settle().await;
+        }
+        let kept = chain.clone();
+        // It does not fit, and opens the next segment.
+        rig.append(Record::Frame(chain.frame(&[data(0, 250, 7 << 32)])));
+        rig.settle().await;
+        rig.kill();
+        let (first, size) = (1 << 20, SEGMENT as usize);
+        let mut index = Vec::new();
+        let mut at = 0;
+        dev.poke(|b| {
+            let footer = SegmentFooter::decode(&b[first + size - sector..first + size], SEGMENT).unwrap();
+            at = first + footer.index_at.get() as usize;
+            index.extend_from_slice(&b[at..at + sector]);
+            b[at..at + sector].fill(0);
+            b[first + size..].fill(0);
+        });
+        let rig = open().await;
+        assert_eq!((rig.engine.state(shard).unwrap().last, &rig.report.damage[..]), (kept.name(), &[][..]));
+        chain = kept;
+        rig.append(Record::Frame(chain.frame(&[data(3, 1, 9)])));
+        rig.settle().await;
+        rig.kill();
+        dev.poke(|b| {
+            assert!(b[first..].starts_with(b"FBAP"), "the log went on there");
+            b[at..at + sector].copy_from_slice(&index);
+            let footer = b[first..first + size].windows(4).rposition(|w| w == FOOTER_MAGIC);
+            assert!(footer.is_none_or(|f| f < size - sector), "no footer is left");
+        });
+        let rig = open().await;
+        assert_eq!(rig.engine.state(shard).unwrap().last, chain.name());
+        assert_eq!(rig.report.damage, []);
     });
 }

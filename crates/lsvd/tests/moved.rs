@@ -252,7 +252,8 @@ fn with_maps_in_runs_and_checkpoints_it_is_missed_too() {
                 let footer = SegmentFooter::decode(&image.bytes[end - SECTOR..end], SEGMENT);
                 let index = footer.map_or(end - SECTOR, |f| end - SEGMENT as usize + f.index_at.get() as usize);
                 let both = vec![inside.clone(), index..index + 64];
-                for rotten in [vec![*at..end], vec![*at..at + SECTOR, end - SECTOR..end], vec![inside], both] {
+                let (all, ends) = (*at..end, vec![*at..at + SECTOR, end - SECTOR..end]);
+                for rotten in [vec![all], ends, vec![inside], both] {
                     let what = format!("{checkpoint:?}: {rotten:?}");
                     begun.push(look(load(&image.bytes, &rotten), TINY, &image, &what).await);
                     let device = load(&image.bytes, &rotten);
