@@ -4,7 +4,7 @@ use bytes::Bytes;
 use freebs_format::wire::{FrameName, Message, ReadRequest, SyncRequest};
 use freebs_format::{CarryBody, Frame};
 use freebs_io::LinkId;
-use freebs_lsvd::{Durable, Record};
+use freebs_lsvd::{DamagedBlocks, Durable, Record};
 use freebs_types::{
     ClusterId, Error, Generation, Hash32, Lba, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
     ViewNumber,
@@ -137,6 +137,13 @@ pub enum Event {
     },
     /// From the log engine, in log order.
     Durable(Vec<Durable>),
+    /// Live blocks that are damaged in this log.
+    Damaged(Vec<DamagedBlocks>),
+    /// Whether the log could use what another member had.
+    Mended {
+        id: u64,
+        is: bool,
+    },
     EngineFailed(Error),
     /// News from the control plane: shards that are new or changed.
     Shards(Vec<ShardInfo>),
@@ -212,6 +219,15 @@ pub enum Action {
         generation: Generation,
     },
     /// Something worth a line in the log.
+    /// Blocks of another member for damaged ones.
+    Mend {
+        blocks: DamagedBlocks,
+        data: Bytes,
+    },
+    /// Nobody has them.
+    Unmended {
+        id: u64,
+    },
     Note(String),
 }
 

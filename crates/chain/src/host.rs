@@ -1,6 +1,7 @@
 //! All replicas of one worker: routes events to them, and ends each turn with one message per link.
 
 use crate::event::{Action, Event, HostConfig, MemberStatus, ShardInfo, ShardStatus, Who};
+use crate::mend::Mending;
 use crate::open::Phase;
 use crate::out::Out;
 use crate::peers::Peers;
@@ -20,12 +21,13 @@ pub struct Host {
     config: HostConfig,
     replicas: BTreeMap<ShardId, Replica>,
     peers: Peers,
-    out: Out,
+    pub(crate) out: Out,
     tickets: u64,
     /// Deleted shards, of which others may still speak for a while; the newest ones.
     gone: BTreeSet<ShardId>,
     /// Heads that have updates to pack at the end of the turn.
     packing: BTreeSet<ShardId>,
+    pub(crate) mending: Mending,
     /// Bytes that the log takes, and how many of them wait for the disk already.
     room_bytes: u64,
     unwritten_bytes: u64,
@@ -33,7 +35,7 @@ pub struct Host {
     sharers: u64,
     more_soon: bool,
     failed: Option<Error>,
-    now: Nanos,
+    pub(crate) now: Nanos,
     wall: u64,
 }
 
@@ -48,6 +50,7 @@ impl Host {
             tickets: 0,
             gone: BTreeSet::new(),
             packing: BTreeSet::new(),
+            mending: Mending::default(),
             room_bytes: u64::MAX,
             unwritten_bytes: 0,
             sharers: 0,
@@ -84,7 +87,7 @@ impl Host {
             .collect()
     }
 
-    fn with<T>(&mut self, shard: ShardId, f: impl FnOnce(&mut Replica, &mut Ctx<'_>) -> T) -> Option<T> {
+    pub(crate) fn with<T>(&mut self, shard: ShardId, f: impl FnOnce(&mut Replica, &mut Ctx<'_>) -> T) -> Option<T> {
         let replica = self.replicas.get_mut(&shard)?;
         let before = replica.unwritten_bytes();
         let other_sharers = self.sharers - u64::from(before > 0);
@@ -141,10 +144,16 @@ impl Host {
             Event::MapRead { link, request, source } => {
                 self.with(request.shard, |r, ctx| r.answer_map(ctx, link, &request, source));
             }
-            Event::Tick => self.each(|r, ctx| {
-                r.member_tick(ctx);
-                r.head_tick(ctx);
-            }),
+            Event::Damaged(all) => self.mending.add(all),
+            Event::Mended { id, is: true } => self.mending.remove(id),
+            Event::Mended { id, is: false } => self.mending.again(now, id),
+            Event::Tick => {
+                self.each(|r, ctx| {
+                    r.member_tick(ctx);
+                    r.head_tick(ctx);
+                });
+                self.mend_tick();
+            }
         }
     }
 
@@ -239,6 +248,8 @@ impl Host {
                 self.ensure(shard);
                 self.with(shard, |r, ctx| r.on_nudge(ctx, from, view));
             }
+            Message::ReadReply(r) => self.on_mending_reply(peer, &r),
+            Message::Refused(Refused { request: Request::Read(id), .. }) => self.on_mending_refused(peer, id),
             _ => {}
         }
     }

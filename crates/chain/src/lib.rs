@@ -10,6 +10,7 @@ mod head;
 mod host;
 mod learn;
 mod member;
+mod mend;
 mod open;
 #[cfg(test)]
 mod orders;

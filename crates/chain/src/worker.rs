@@ -15,7 +15,7 @@ use bytes::Bytes;
 use freebs_format::wire::{FrameName, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request, SyncRequest};
 use freebs_format::{CarryBody, FrameHead};
 use freebs_io::{Clock, Device, LinkId, Outbox};
-use freebs_lsvd::{Durable, Engine, Listener};
+use freebs_lsvd::{DamagedBlocks, Durable, Engine, Listener, Scrubber};
 use freebs_types::{
     BLOCK, Error, ErrorKind, Generation, Lba, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
     ViewNumber,
@@ -31,6 +31,15 @@ use tokio::task::JoinSet;
 const TICK: Duration = Duration::from_millis(20);
 /// Appends pause so long before the log is closed with a mark (rule E7).
 const IDLE: Nanos = Nanos::from_millis(100);
+/// Time between checkpoints of the log.
+const CHECKPOINT: Nanos = Nanos::from_millis(60_000);
+
+/// The scrub reads a part of a second's share each time.
+const SCRUB_STEP: Duration = Duration::from_millis(250);
+/// A pass of the scrub begins so long after the one before, if that took less.
+const SCRUB_PASS: Nanos = Nanos::from_millis(3_600_000);
+/// Damaged blocks that are taken from the log at once, as pieces of a few.
+const DAMAGED_MAX: usize = 256;
 
 /// What a worker is made of.
 pub struct WorkerConfig<D: Device, O, P, K> {
@@ -39,6 +48,8 @@ pub struct WorkerConfig<D: Device, O, P, K> {
     pub outbox: O,
     pub control: P,
     pub clock: K,
+    /// Bytes a second that the scrub reads; 0 for none.
+    pub scrub_bytes: u64,
     /// Receives lines worth logging.
     pub notes: Box<dyn Fn(&str)>,
 }
@@ -114,6 +125,9 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         });
         worker.spawn(Self::run_turns);
         worker.spawn(Self::run_ticks);
+        if config.scrub_bytes > 0 {
+            worker.spawn(move |w| w.run_scrub(config.scrub_bytes));
+        }
         Ok(worker)
     }
 
@@ -228,8 +242,21 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     async fn run_ticks(self) {
         let mut marked = Nanos(0);
+        let mut checkpoint = self.0.clock.now();
         loop {
             tokio::time::sleep(TICK).await;
+            if self.0.clock.now().since(checkpoint) >= CHECKPOINT {
+                checkpoint = self.0.clock.now();
+                self.spawn(async move |w: Self| {
+                    if let Err(e) = w.0.engine.checkpoint().await {
+                        (w.0.notes)(&format!("log: no checkpoint: {e}"));
+                    }
+                });
+            }
+            let damaged = self.0.engine.take_damaged(DAMAGED_MAX);
+            if !damaged.is_empty() {
+                self.step(Event::Damaged(damaged));
+            }
             self.step(Event::Tick);
             if self.room() == (0, true) {
                 self.0.engine.look_for_room();
@@ -241,6 +268,26 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             if last > marked && self.0.clock.now().since(last) >= IDLE {
                 marked = last;
                 self.0.engine.flush_idle();
+            }
+        }
+    }
+
+    /// Reads the log again and again. What readers have met in between is looked at without waiting for the next pass.
+    async fn run_scrub(self, bytes: u64) {
+        let mut scrubber = Scrubber::new(self.0.engine.clone());
+        let share = (bytes / (1000 / SCRUB_STEP.as_millis() as u64)).max(1);
+        let (mut begun, mut rests) = (self.0.clock.now(), false);
+        loop {
+            tokio::time::sleep(SCRUB_STEP).await;
+            if rests {
+                if self.0.clock.now().since(begun) < SCRUB_PASS && !self.0.engine.has_suspects() {
+                    continue;
+                }
+                begun = self.0.clock.now();
+            }
+            match scrubber.step(share).await {
+                Ok(step) => rests = step.pass_complete,
+                Err(e) => return (self.0.notes)(&format!("log: the scrub has ended: {e}")),
             }
         }
     }
@@ -267,6 +314,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 Action::Activate { shard, view, generation } => {
                     self.spawn(move |w| w.activate(shard, view, generation));
                 }
+                Action::Mend { blocks, data } => self.spawn(async move |w: Self| w.mend(blocks, &data)),
+                Action::Unmended { id } => self.0.engine.unmended(id),
                 Action::Note(text) => (self.0.notes)(&text),
             }
         }
@@ -276,7 +325,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         let engine = &self.0.engine;
         let piece = |p: freebs_lsvd::Piece| Piece { kind: p.kind, blocks: p.blocks };
         let found = if r.status_only {
-            engine.block_status(r.shard, r.range).map(|pieces| (pieces, Vec::new(), Vec::new()))
+            engine.block_status(r.shard, r.range).await.map(|pieces| (pieces, Vec::new(), Vec::new()))
         } else {
             engine.read(r.shard, r.range).await.map(|o| (o.pieces, o.crcs, o.data))
         };
@@ -300,6 +349,17 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             }
         };
         self.0.outbox.send(link, message);
+    }
+
+    /// A task of its own, so that the host is not stepped from within a step.
+    fn mend(&self, blocks: DamagedBlocks, data: &Bytes) {
+        let DamagedBlocks { id, shard, range } = blocks;
+        let done = self.0.engine.mend(id, data);
+        match &done {
+            Ok(n) => (self.0.notes)(&format!("shard {shard}: {n} damaged blocks at {} are mended", range.start)),
+            Err(e) => (self.0.notes)(&format!("shard {shard}: damaged blocks at {}: {e}", range.start)),
+        }
+        self.step(Event::Mended { id, is: done.is_ok() });
     }
 
     async fn sync_read(self, link: LinkId, request: SyncRequest, known: Option<Sequence>) {

@@ -11,6 +11,7 @@ use freebs_types::{BLOCK, BlockRange, Error, Result, Version, limits};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// A disk. Clones are the same disk; the last one to go closes it.
 #[derive(Clone)]
@@ -307,6 +308,15 @@ impl Disk {
             inside.wanted = inside.wanted.max(version);
             Step::Durable(version, Version(version))
         })
+    }
+
+    /// A start reads what was written since the last checkpoint, and one is made this often while there are writes (60 s
+    /// if nothing is said), or when 512 MiB were written.
+    pub fn set_checkpoint_interval(&self, interval: Duration) -> Result<()> {
+        let mut g = self.shared().lock();
+        g.inside()?.checkpoint_every = interval;
+        self.shared().leave(g);
+        Ok(())
     }
 
     /// Lets the log look for what it can give up now. Content, version and readers are not touched.

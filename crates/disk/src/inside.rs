@@ -15,6 +15,7 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 /// Polls of the engine's writer in one turn, so that a turn ends although work goes on.
 const POLLS_MAX: u32 = 64;
@@ -40,6 +41,8 @@ const RESERVE_FOR_TRIMS: u32 = 3;
 /// Segments for which the file system has room set aside: what trims leave alone, and what is ordered when it gets
 /// full, which may end two segments, with what cleaning moves meanwhile.
 const HEADROOM_SEGMENTS: u64 = RESERVE_FOR_TRIMS as u64 + 3;
+/// Time between checkpoints of the log, unless somebody chose another one.
+const CHECKPOINT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Inside {
     pub device: LentDevice,
@@ -73,6 +76,9 @@ pub(crate) struct Inside {
     pub ask_room: bool,
     /// Free segments, and whether there may be more soon, when that was news last.
     room: (u32, bool),
+    /// Time between checkpoints of the log, and when the last one was asked for.
+    pub checkpoint_every: Duration,
+    checkpoint: Option<Instant>,
 }
 
 impl Inside {
@@ -111,6 +117,16 @@ impl Inside {
             window,
             ask_room: true,
             room: (0, false),
+            checkpoint_every: CHECKPOINT,
+            checkpoint: None,
+        }
+    }
+
+    /// Asks for a checkpoint when it is time. To be called when something was written.
+    pub fn see_to_checkpoints(&mut self, now: Instant) {
+        if now.duration_since(*self.checkpoint.get_or_insert(now)) >= self.checkpoint_every {
+            self.checkpoint = Some(now);
+            self.engine.want_checkpoint();
         }
     }
 

@@ -295,6 +295,7 @@ impl Shared {
         };
         if let Some(Confined(inside)) = &mut g.inside {
             inside.device.complete(done);
+            inside.see_to_checkpoints(Instant::now());
         }
         g
     }

@@ -13,7 +13,7 @@ use freebs_disk::{CreateOptions, Disk, Version};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 4 * MIB;
@@ -109,4 +109,60 @@ fn a_killed_writer_leaves_one_version() {
         disk.close().unwrap();
     }
     assert!(at > 100, "{at} updates in all");
+}
+
+/// The child: small writes all over the disk, with checkpoints every three seconds.
+fn write_in_a_hurry(path: &Path) {
+    let disk = Disk::open(path).unwrap();
+    disk.set_checkpoint_interval(Duration::from_secs(3)).unwrap();
+    let (mut rng, buf) = (Rng::new(7), vec![5u8; 4096]);
+    let mut out = std::io::stdout();
+    for n in 1u64.. {
+        disk.write(&buf, rng.below(LARGE / 4096) * 4096).unwrap();
+        if n.is_multiple_of(128) {
+            writeln!(out, "durable {}", disk.fsync().unwrap()).unwrap();
+        }
+    }
+}
+
+const LARGE: u64 = 512 * MIB;
+
+/// How long a start takes depends on what was written since the last checkpoint, and not on how long there were writes.
+#[test]
+fn a_start_takes_no_longer_after_a_long_time_of_writing() {
+    if let Ok(path) = std::env::var(CHILD) {
+        write_in_a_hurry(Path::new(&path));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    let options = CreateOptions { log_bytes: Some(4 << 30), ..CreateOptions::default() };
+    Disk::create_with(&path, LARGE, &options).unwrap().close().unwrap();
+    let mut checkpoints = 0;
+    for seconds in [2, 8] {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["a_start_takes_no_longer_after_a_long_time_of_writing", "--exact", "--nocapture"])
+            .env(CHILD, &path)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        let reader = std::thread::spawn(move || {
+            let told = |l: String| l.strip_prefix("durable ").and_then(|v| v.parse::<u64>().ok());
+            lines.lines().map_while(Result::ok).filter_map(told).last()
+        });
+        std::thread::sleep(Duration::from_secs(seconds));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let told = reader.join().unwrap().expect("the child writes");
+        let begun = Instant::now();
+        let disk = Disk::open(&path).unwrap();
+        let took = begun.elapsed();
+        let report = disk.report();
+        println!("measured: {told} writes in {seconds} s more, open after {took:?}, {} frames read", report.frames);
+        assert!(disk.version().unwrap().0 >= told);
+        assert!(took < Duration::from_secs(2), "{took:?} after {seconds} s of writing");
+        checkpoints = checkpoints.max(report.checkpoint);
+        disk.close().unwrap();
+    }
+    assert!(checkpoints > 0, "none of the starts began with a checkpoint");
 }

@@ -14,12 +14,20 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const SUPERBLOCK_MAGIC: [u8; 4] = *b"FBSB";
 pub const APPEND_MAGIC: [u8; 4] = *b"FBAP";
 pub const FOOTER_MAGIC: [u8; 4] = *b"FBIX";
+pub const PAGE_MAGIC: [u8; 4] = *b"FBMP";
+pub const CHECKPOINT_MAGIC: [u8; 4] = *b"FBCP";
 pub const DISK_VERSION: u16 = 1;
+
+/// Feature bit of the superblock: the slots of checkpoints may name something. A reader that does not know it would
+/// take the segments of a checkpoint for free, and leave the slots as they are. Without it they are not looked at.
+pub const FEATURE_CHECKPOINTS: u32 = 1;
 
 /// Where the two copies of the superblock lie, far enough apart that one bad spot does not take both.
 pub const SUPERBLOCK_AT: [u64; 2] = [0, 512 << 10];
 /// Bytes that a copy occupies, whatever the sector.
 pub const SUPERBLOCK_BYTES: usize = 4096;
+/// Where the two slots of checkpoints lie: behind the superblock's copies, each in a piece of the same size.
+pub const CHECKPOINT_AT: [u64; 2] = [64 << 10, (512 + 64) << 10];
 /// Where segments begin.
 pub const SEGMENTS_AT: u64 = 1 << 20;
 /// Most segments of a device: its live table still fits the first append of the smallest segment.
@@ -56,6 +64,12 @@ pub struct Superblock {
 const _: () = assert!(size_of::<Superblock>() == 256);
 
 impl Superblock {
+    /// Whether there may be checkpoints.
+    #[must_use]
+    pub fn has_checkpoints(&self) -> bool {
+        self.features.get() & FEATURE_CHECKPOINTS != 0
+    }
+
     /// The superblock as one zero-padded sector-sized piece, with its checksum set.
     #[must_use]
     pub fn encode(mut self) -> Vec<u8> {
@@ -79,7 +93,7 @@ impl Superblock {
         if sb.magic != SUPERBLOCK_MAGIC {
             return Err(Error::not_found("no freebs superblock here"));
         }
-        if sb.version.get() != DISK_VERSION || sb.features.get() != 0 {
+        if sb.version.get() != DISK_VERSION || sb.features.get() & !FEATURE_CHECKPOINTS != 0 {
             return Err(Error::invalid("the device has a newer format; use a newer freebs"));
         }
         let sector = sb.sector.get();
@@ -329,5 +343,172 @@ impl IndexEntry {
             out.push(Self::decode_next(&mut index)?);
         }
         if out.len() == frames as usize { Ok(out) } else { Err(Error::corrupt("segment index misses frames")) }
+    }
+}
+
+/// Bytes of a page of a map segment.
+pub const PAGE_BYTES: usize = 4096;
+/// Bytes of a page behind its header.
+pub const PAGE_BODY_BYTES: usize = PAGE_BYTES - size_of::<PageHeader>();
+/// Kinds of pages.
+pub const PAGE_ENTRIES: u16 = 1;
+pub const PAGE_FENCES: u16 = 2;
+pub const PAGE_MANIFEST: u16 = 3;
+
+/// What each page of a map segment begins with.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct PageHeader {
+    pub magic: [u8; 4],
+    pub version: U16,
+    pub kind: U16,
+    pub device: [u8; 16],
+    /// Number of the run or manifest, and of the page in it.
+    pub run: U64,
+    pub page: U32,
+    /// Entries in the page; fences, or 0.
+    pub count: U32,
+    /// Bytes of the body that mean something.
+    pub used: U32,
+    pub reserved: [u8; 12],
+    pub body_crc: U32,
+    pub crc: U32,
+}
+const _: () = assert!(size_of::<PageHeader>() == 64);
+
+/// Whose page is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageName {
+    pub device: DeviceId,
+    pub kind: u16,
+    pub run: u64,
+    pub page: u32,
+}
+
+impl PageHeader {
+    /// Writes the header over the first bytes of a page whose body is there already.
+    pub fn seal(page: &mut [u8], name: PageName, count: u32, used: usize) {
+        let (head, body) = page.split_at_mut(size_of::<Self>());
+        let mut h = Self {
+            magic: PAGE_MAGIC,
+            version: DISK_VERSION.into(),
+            kind: name.kind.into(),
+            device: name.device.0,
+            run: name.run.into(),
+            page: name.page.into(),
+            count: count.into(),
+            used: (used as u32).into(),
+            reserved: [0; 12],
+            body_crc: crc32c(&body[..used]).into(),
+            crc: 0.into(),
+        };
+        h.crc = crc32c(&h.as_bytes()[..60]).into();
+        head.copy_from_slice(h.as_bytes());
+    }
+
+    /// Count and body of the page that is meant; `Corrupt` if it is another one, or none.
+    pub fn open(page: &[u8], name: PageName) -> Result<(u32, &[u8])> {
+        let (h, body) = Self::ref_from_prefix(page).map_err(|_| Error::corrupt("page of the map is cut short"))?;
+        if h.magic != PAGE_MAGIC || h.crc.get() != crc32c(&h.as_bytes()[..60]) {
+            return Err(Error::corrupt("page of the map does not match its checksum"));
+        }
+        if h.version.get() != DISK_VERSION {
+            return Err(Error::invalid("page of a newer format; use a newer freebs"));
+        }
+        let same = h.device == name.device.0
+            && h.kind.get() == name.kind
+            && h.run.get() == name.run
+            && h.page.get() == name.page;
+        if !same {
+            return Err(Error::corrupt("another page lies where a page of the map should be"));
+        }
+        match body.get(..h.used.get() as usize) {
+            Some(body) if crc32c(body) == h.body_crc.get() => Ok((h.count.get(), body)),
+            _ => Err(Error::corrupt("page of the map does not match its checksum")),
+        }
+    }
+}
+
+/// Pages one behind the other in a map segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct PagesFixed {
+    pub segment: U32,
+    /// First page in the segment, and how many.
+    pub page: U32,
+    pub count: U32,
+}
+const _: () = assert!(size_of::<PagesFixed>() == 12);
+
+/// A slot of a checkpoint: where its manifest lies. `extents` times `PagesFixed` follow.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct CheckpointSlot {
+    pub magic: [u8; 4],
+    pub version: U16,
+    pub length: U16,
+    pub device: [u8; 16],
+    /// Raised by every checkpoint; the valid slot with the higher one counts.
+    pub revision: U64,
+    /// Number of the manifest.
+    pub manifest: U64,
+    /// Bytes of the manifest.
+    pub bytes: U64,
+    pub extents: U32,
+    pub reserved: [u8; 36],
+    /// CRC-32C of the extents.
+    pub extents_crc: U32,
+    pub crc: U32,
+}
+const _: () = assert!(size_of::<CheckpointSlot>() == 96);
+
+/// Bytes of a slot.
+pub const CHECKPOINT_BYTES: usize = 4096;
+/// Stretches of pages of one manifest, at most.
+pub const CHECKPOINT_EXTENTS_MAX: usize = (CHECKPOINT_BYTES - size_of::<CheckpointSlot>()) / size_of::<PagesFixed>();
+/// Bytes of a manifest, at most.
+pub const MANIFEST_BYTES_MAX: u64 = 256 << 20;
+
+impl CheckpointSlot {
+    /// The slot as a zero-padded piece, with its checksums set.
+    #[must_use]
+    pub fn encode(mut self, extents: &[PagesFixed]) -> Vec<u8> {
+        assert!(extents.len() <= CHECKPOINT_EXTENTS_MAX, "the caller counts");
+        self.magic = CHECKPOINT_MAGIC;
+        self.version = DISK_VERSION.into();
+        self.length = (size_of::<Self>() as u16).into();
+        self.extents = (extents.len() as u32).into();
+        self.extents_crc = crc32c(extents.as_bytes()).into();
+        self.crc = crc32c(&self.as_bytes()[..92]).into();
+        let mut out = self.as_bytes().to_vec();
+        out.extend_from_slice(extents.as_bytes());
+        out.resize(CHECKPOINT_BYTES, 0);
+        out
+    }
+
+    /// `NotFound` if no checkpoint was ever here.
+    pub fn decode(bytes: &[u8], device: DeviceId) -> Result<(Self, Vec<PagesFixed>)> {
+        let (slot, rest) = Self::read_from_prefix(bytes).map_err(|_| Error::corrupt("checkpoint is cut short"))?;
+        if slot.as_bytes().iter().all(|b| *b == 0) {
+            return Err(Error::not_found("no checkpoint here"));
+        }
+        if slot.magic != CHECKPOINT_MAGIC || slot.crc.get() != crc32c(&slot.as_bytes()[..92]) {
+            return Err(Error::corrupt("checkpoint does not match its checksum"));
+        }
+        if slot.version.get() != DISK_VERSION {
+            return Err(Error::invalid("checkpoint of a newer format; use a newer freebs"));
+        }
+        let extents = slot.extents.get() as usize;
+        let len = extents * size_of::<PagesFixed>();
+        let list = rest.get(..len).filter(|_| extents <= CHECKPOINT_EXTENTS_MAX);
+        let list = list.filter(|l| crc32c(l) == slot.extents_crc.get());
+        match list {
+            Some(l) if slot.device == device.0 && slot.bytes.get() <= MANIFEST_BYTES_MAX => {
+                let list = l.chunks_exact(size_of::<PagesFixed>());
+                let list = list.map(|c| PagesFixed::read_from_bytes(c).expect("exactly its bytes"));
+                Ok((slot, list.collect()))
+            }
+            _ => Err(Error::corrupt("checkpoint of another device, or a damaged one")),
+        }
     }
 }

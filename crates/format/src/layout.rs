@@ -4,7 +4,7 @@
 //! Invariant: every fixed struct of this crate is here, with all its fields, in order and without a gap.
 
 use crate::bodies::{AttachFixed, CarryFixed, EntryFixed, FloorFixed, MarkFixed, MemberFixed, ViewFixed};
-use crate::disk::{AppendHeader, IndexFixed, SegmentFooter, Superblock};
+use crate::disk::{AppendHeader, CheckpointSlot, IndexFixed, PageHeader, PagesFixed, SegmentFooter, Superblock};
 use crate::header::{ExtentDesc, FrameHeader, UpdateDesc};
 use crate::wire::{
     AttachMeta, ControlMeta, DurableMeta, FramesMeta, HeartbeatMeta, HelloMeta, MessageHeader, NameMeta, OrderedMeta,
@@ -77,6 +77,11 @@ layouts! {
     SegmentFooter {
         magic, version, reserved0, device, segment, frames, segment_seq, first_append, last_append, index_at, index_len,
         next, index_crc, reserved, crc,
+    }
+    PageHeader { magic, version, kind, device, run, page, count, used, reserved, body_crc, crc }
+    PagesFixed { segment, page, count }
+    CheckpointSlot {
+        magic, version, length, device, revision, manifest, bytes, extents, reserved, extents_crc, crc,
     }
     IndexFixed { head_at, data_at, append, flags, reserved }
     MessageHeader {

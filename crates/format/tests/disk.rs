@@ -68,7 +68,10 @@ fn a_superblock_of_a_newer_format_or_an_impossible_shape_is_refused() {
     };
     assert_eq!(kind(&|_| ()), Ok(()));
     assert_eq!(kind(&|s| s.version = 2.into()), Err(ErrorKind::Invalid));
-    assert_eq!(kind(&|s| s.features = 1.into()), Err(ErrorKind::Invalid));
+    assert_eq!(kind(&|s| s.features = FEATURE_CHECKPOINTS.into()), Ok(()));
+    for unknown in [1u32 << 1, 1 << 31, FEATURE_CHECKPOINTS | 1 << 1] {
+        assert_eq!(kind(&|s| s.features = unknown.into()), Err(ErrorKind::Invalid), "{unknown:#x}");
+    }
     for sector in [0u32, 256, 768, 8192, u32::MAX] {
         assert_eq!(kind(&|s| s.sector = sector.into()), Err(ErrorKind::Corrupt), "{sector}");
     }

@@ -110,6 +110,8 @@ fn maxima_agree() {
     }
     let known = maxima![
         disk::SEGMENTS_MAX,
+        disk::MANIFEST_BYTES_MAX,
+        disk::CHECKPOINT_EXTENTS_MAX,
         limits::SEGMENT_BYTES,
         limits::SEGMENT_BYTES_MIN,
         disk::APPEND_HEADS_BYTES_MAX,

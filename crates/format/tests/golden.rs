@@ -72,8 +72,53 @@ fn superblock() -> Superblock {
 }
 
 #[test]
+fn map() {
+    let mut page = vec![0; PAGE_BYTES];
+    page[64..74].copy_from_slice(&[25, 7, 8, 6, 4, 9, 0xa, 0xb, 0xc, 0xd]);
+    let name = PageName { device: DeviceId([0xde; 16]), kind: PAGE_ENTRIES, run: 77, page: 3 };
+    PageHeader::seal(&mut page, name, 1, 10);
+    golden("map-page", &page[..96], &page[96..]);
+    assert_eq!(PageHeader::open(&page, name).unwrap(), (1, &page[64..74]));
+    for other in [PageName { page: 2, ..name }, PageName { run: 78, ..name }, PageName { kind: PAGE_FENCES, ..name }] {
+        assert_eq!(PageHeader::open(&page, other).unwrap_err().kind, ErrorKind::Corrupt);
+    }
+    let slot = CheckpointSlot {
+        magic: [0; 4],
+        version: 0.into(),
+        length: 0.into(),
+        device: [0xde; 16],
+        revision: 12.into(),
+        manifest: 78.into(),
+        bytes: 9000.into(),
+        extents: 0.into(),
+        reserved: [0; 36],
+        extents_crc: 0.into(),
+        crc: 0.into(),
+    };
+    let extents = [(5, 4095, 1), (9, 0, 2)].map(|(segment, page, count): (u32, u32, u32)| PagesFixed {
+        segment: segment.into(),
+        page: page.into(),
+        count: count.into(),
+    });
+    let bytes = slot.encode(&extents);
+    golden("checkpoint", &bytes[..128], &bytes[128..]);
+    let (back, list) = CheckpointSlot::decode(&bytes, DeviceId([0xde; 16])).unwrap();
+    assert_eq!((back.revision.get(), back.bytes.get(), &list[..]), (12, 9000, &extents[..]));
+    assert_eq!(CheckpointSlot::decode(&bytes, DeviceId([1; 16])).unwrap_err().kind, ErrorKind::Corrupt);
+    assert_eq!(CheckpointSlot::decode(&[0; 4096], DeviceId([1; 16])).unwrap_err().kind, ErrorKind::NotFound);
+    for at in [0, 5, 30, 60, 90, 97, 110] {
+        let mut bad = bytes.clone();
+        bad[at] ^= 1;
+        assert!(CheckpointSlot::decode(&bad, DeviceId([0xde; 16])).is_err(), "byte {at}");
+    }
+}
+
+#[test]
 fn device() {
     golden("superblock", &superblock().encode()[..256], &superblock().encode()[256..]);
+    let with = Superblock { features: FEATURE_CHECKPOINTS.into(), ..superblock() };
+    assert!(Superblock::decode(&with.encode()).unwrap().has_checkpoints() && !superblock().has_checkpoints());
+    golden("superblock-checkpoints", &with.encode()[..256], &with.encode()[256..]);
     let table = LiveTable::new([0, 1, 9, 1200].into_iter().map(SegmentId), 1280);
     let heads: Vec<u8> = [view_frame(), data_frame()].iter().flat_map(|f| f.head.bytes().to_vec()).collect();
     let extra_and_heads = [&table.bits[..], &heads].concat();

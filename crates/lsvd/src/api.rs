@@ -4,7 +4,8 @@ use crate::RequestTable;
 use bytes::Bytes;
 use freebs_format::{AttachBody, CarryBody, ExtentKind, Frame, FrameHead, ViewBody};
 use freebs_types::{
-    ChunkId, ClusterId, DeviceId, Error, Hash32, NodeId, Sequence, ShardId, StartNumber, Version, ViewNumber,
+    BlockRange, ChunkId, ClusterId, DeviceId, Error, Hash32, NodeId, Sequence, ShardId, StartNumber, Version,
+    ViewNumber,
 };
 
 /// Shape and identity of a device that is to be made.
@@ -33,6 +34,26 @@ pub struct Expect {
     pub workers: u16,
 }
 
+/// What a node chooses for the log engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Bytes of memory for the maps of all shards: recent changes, what tells runs apart, pages read lately.
+    pub map_bytes: usize,
+    /// Bytes of log after which a checkpoint is made, whatever the time.
+    pub checkpoint_bytes: u64,
+}
+
+impl Options {
+    /// Everything in memory, and no checkpoints: for tools, which write nothing.
+    pub(crate) const UNBOUNDED: Self = Self { map_bytes: usize::MAX, checkpoint_bytes: u64::MAX };
+
+    /// The share of one of so many workers in the default of a node.
+    #[must_use]
+    pub fn of_workers(workers: u16) -> Self {
+        Self { map_bytes: (256 << 20) / usize::from(workers.max(1)), checkpoint_bytes: 512 << 20 }
+    }
+}
+
 /// One thing that is not as it should be on the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
@@ -48,7 +69,9 @@ pub struct Finding {
 pub struct OpenReport {
     pub start: StartNumber,
     pub shards: usize,
-    /// Frames that count, local ones included.
+    /// The checkpoint that was begun with; 0 if all of the log was read.
+    pub checkpoint: u64,
+    /// Frames that count and were read, local ones included.
     pub frames: u64,
     /// Appends that were read one by one, because no segment index covers them.
     pub appends: u64,
@@ -196,6 +219,27 @@ pub struct ReadOut {
     pub data: Vec<Bytes>,
 }
 
+/// Live blocks that are damaged here, to be asked for elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DamagedBlocks {
+    /// What `Engine::mend` knows them by.
+    pub id: u64,
+    pub shard: ShardId,
+    pub range: BlockRange,
+}
+
+/// What a step of the scrub did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScrubStep {
+    /// Bytes that were read.
+    pub bytes: u64,
+    pub findings: Vec<Finding>,
+    /// Live blocks among what is damaged.
+    pub damaged_blocks: u64,
+    /// Everything was read once: the next step begins anew.
+    pub pass_complete: bool,
+}
+
 /// Content of a shard in a few bytes; equal content gives equal digests whatever the history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest {
@@ -239,6 +283,11 @@ pub struct Counters {
     pub segments_freed: u64,
     /// Local frames that the engine wrote to free segments.
     pub carried: u64,
+    /// Lookups in the map, pages that they read, and bytes written for the map, checkpoints included.
+    pub map_lookups: u64,
+    pub map_reads: u64,
+    pub map_bytes: u64,
+    pub checkpoints: u64,
     /// Bytes of segment indexes.
     pub index_bytes: u64,
     /// Segments that cleaning emptied, bytes of live data that it moved, and bytes that it read for that.
@@ -248,6 +297,12 @@ pub struct Counters {
     /// Segments given back to the file system, and those filled with zeroes before they are used again.
     pub punched_segments: u64,
     pub prewritten_segments: u64,
+    /// Closed segments that the scrub has read to the end, bytes that it read, and damage that it found.
+    pub scrubbed_segments: u64,
+    pub scrubbed_bytes: u64,
+    pub scrub_findings: u64,
+    /// Damaged blocks that got a new place with bytes from elsewhere.
+    pub mended_blocks: u64,
 }
 
 impl Counters {

@@ -170,6 +170,7 @@ impl Core {
     fn hold_back(&mut self) -> Next {
         if self.hope() {
             self.cleaning.wake.notify_one();
+            self.map_wake.notify_one();
             return Next::Wait;
         }
         if self.asks_again() {
@@ -369,8 +370,10 @@ impl Core {
         self.rolled = false;
         self.counters.appends += 1;
         self.counters.append_bytes += len as u64;
+        self.maps.since += len as u64;
         if let Some(given) = &batch.given {
             self.segs.table_durable(given, seq);
+            self.map_wake.notify_one();
         }
         // What cleaning writes itself earns it nothing.
         let own = |op: &&Op| op.done.is_none();

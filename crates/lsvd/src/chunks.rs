@@ -92,6 +92,20 @@ impl Bits {
         }
     }
 
+    /// Calls `each(first, count)` for the stretches of zeroes in a range.
+    fn gaps(&self, first: u32, end: u32, mut each: impl FnMut(u32, u32)) {
+        let mut at = first;
+        self.stretches(first, end, &mut |from, n| {
+            if from > at {
+                each(at, from - at);
+            }
+            at = from + n;
+        });
+        if end > at {
+            each(at, end - at);
+        }
+    }
+
     /// Sets or clears a range; gives back how many bits changed.
     fn mark(&mut self, first: u32, end: u32, to: bool) -> i64 {
         let wanted = (end as usize).div_ceil(64);
@@ -202,6 +216,14 @@ impl ChunkIndex {
         }
     }
 
+    /// The blocks of a range that nothing names.
+    pub fn dead_in(&self, chunk: ChunkId, first: u32, count: u32, mut each: impl FnMut(u32, u32)) {
+        match self.chunks.get(&chunk) {
+            Some(c) => c.bits.gaps(first, first + count, each),
+            None => each(first, count),
+        }
+    }
+
     /// The live blocks of a range that lie one behind the other from byte `at` of a segment on, as if all of it lay
     /// there: ordinal and number of each stretch.
     pub fn live_at(&self, chunk: ChunkId, at: Run, mut each: impl FnMut(u32, u32)) {
@@ -229,6 +251,47 @@ impl ChunkIndex {
         let Some(Chunk { runs, bits }) = self.chunks.get_mut(&chunk) else { return };
         lookup(runs, first, first + count, |r| live(r.segment, -bits.mark(r.first, r.end(), false)));
         self.settle(chunk, first, count);
+    }
+
+    /// Chunks behind `after`, with their places and live bits.
+    pub fn export(&self, after: Option<ChunkId>) -> impl Iterator<Item = (ChunkId, &[Run], &[u64])> {
+        let from = after.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
+        let all = self.chunks.range((from, std::ops::Bound::Unbounded));
+        all.map(|(id, c)| (*id, &c.runs[..], &c.bits.words[..]))
+    }
+
+    /// Puts back a chunk that was exported. Bits without a place are dropped.
+    pub fn import(&mut self, id: ChunkId, runs: Vec<Run>, words: Vec<u64>, mut live: impl FnMut(u32, i64)) {
+        let mut c = Chunk { runs, bits: Bits::default() };
+        let there = Bits { words, live: 0 };
+        for r in &c.runs {
+            for at in r.first..r.end() {
+                if there.ones(at, at + 1) == 1 {
+                    c.bits.mark(at, at + 1, true);
+                }
+            }
+            live(r.segment, c.bits.ones(r.first, r.end()));
+        }
+        c.runs.retain(|r| c.bits.ones(r.first, r.end()) > 0);
+        if c.bits.live > 0 {
+            self.chunks.insert(id, c);
+        }
+    }
+
+    /// Forgets everything: the shard is gone.
+    pub fn clear(&mut self, mut live: impl FnMut(u32, i64)) {
+        for c in std::mem::take(&mut self.chunks).into_values() {
+            for r in &c.runs {
+                live(r.segment, -c.bits.ones(r.first, r.end()));
+            }
+        }
+    }
+
+    /// Whether all blocks of a range have a place and are live; for checks.
+    pub fn all_live(&self, chunk: ChunkId, first: u32, count: u32) -> bool {
+        self.chunks.get(&chunk).is_some_and(|c| {
+            c.bits.ones(first, first + count) == i64::from(count) && lookup(&c.runs, first, first + count, |_| ())
+        })
     }
 
     /// Live blocks per segment, counted anew; for checks.
@@ -299,6 +362,9 @@ mod tests {
         c.place(id, run(100, 4, 2, 7), |_, _| ());
         assert_eq!(live(&c, run(10, 200, 1, 50)), [(10, 50), (70, 30), (104, 24), (129, 81)]);
         assert_eq!(live(&c, run(100, 4, 2, 7)), [(100, 4)]);
+        let mut dead = Vec::new();
+        c.dead_in(id, 55, 80, |first, n| dead.push((first, n)));
+        assert_eq!(dead, [(60, 10), (128, 1)]);
     }
 
     #[test]

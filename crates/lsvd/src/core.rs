@@ -4,18 +4,26 @@
 //! recovery). Nothing here is borrowed across an await.
 
 use crate::clean::{Cleaning, Move};
+use crate::runs::{ENTRY_BYTES, Maps};
+use crate::scrub::Rot;
 use crate::segments::{SegmentState, Segments};
 use crate::shard::{At, Shard};
-use crate::{Counters, Durable, Event, EventKind, Finding, Listener, MarkChange, Record, Space};
+use crate::{Counters, Durable, Event, EventKind, Finding, Listener, MarkChange, Options, Record, Space};
 use bytes::{Bytes, BytesMut};
 use freebs_format::disk::{SEGMENTS_AT, SEGMENTS_MAX, SegmentFooter};
 use freebs_format::{CarryBody, FrameHead, FrameKind, MarkBody};
 use freebs_types::{BLOCK, ClusterId, DeviceId, Error, ErrorKind, Result, Sequence, ShardId, StartNumber};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
+use tokio::sync::Notify;
 
 /// Events kept for `events`; older ones are dropped.
 const EVENTS_MAX: usize = 1000;
+
+/// Places of frames of all shards that are kept in memory, and those of one shard at least. Peers that ask for older
+/// ones learn by map.
+const FRAME_PLACES: usize = 65_536;
+const FRAME_PLACES_MIN: usize = 8192;
 
 /// Segments that only a local frame that frees others may open: one to hold it, one whose live table makes what it
 /// frees usable. With them a full device comes back to life when something in it is committed or deleted.
@@ -114,6 +122,8 @@ pub(crate) struct Core {
     pub proven: bool,
     /// Highest append known to be lost.
     pub damaged: u64,
+    /// The append that recovery applies.
+    pub replaying: u64,
     /// The file system refused to let the device grow.
     pub no_growth: bool,
     pub growing: bool,
@@ -129,10 +139,18 @@ pub(crate) struct Core {
     pub counters: Counters,
     events: VecDeque<Event>,
     pub listener: Option<Rc<dyn Listener>>,
+    pub maps: Maps,
+    pub rot: Rot,
+    /// Rung when the map has something to do, or room.
+    pub map_wake: Rc<Notify>,
+    /// Rung when trims are to be looked up.
+    pub tomb_wake: Rc<Notify>,
+    /// Rung when a segment was taken: the pool may be short.
+    pub pool: Rc<Notify>,
 }
 
 impl Core {
-    pub fn new(geometry: Geometry, segments: u32) -> Self {
+    pub fn new(geometry: Geometry, segments: u32, options: Options) -> Self {
         let mut segs = Segments::default();
         for _ in 0..segments {
             segs.push();
@@ -149,6 +167,7 @@ impl Core {
             next_seq: 1,
             proven: true,
             damaged: 0,
+            replaying: u64::MAX,
             no_growth: false,
             growing: false,
             asked_again: false,
@@ -161,6 +180,11 @@ impl Core {
             counters: Counters::default(),
             events: VecDeque::new(),
             listener: None,
+            maps: Maps::new(options),
+            rot: Rot::default(),
+            map_wake: Rc::default(),
+            tomb_wake: Rc::default(),
+            pool: Rc::default(),
         }
     }
 
@@ -202,10 +226,10 @@ impl Core {
     }
 
     pub fn free_segments(&self) -> u32 {
-        let used = self.segs.used_count + self.segs.count(SegmentState::Lost);
+        let used = self.segs.used_count + self.segs.map_count + self.segs.count(SegmentState::Lost);
         let there = self.segs.len() - self.segs.count(SegmentState::Bare);
         let total = if self.no_growth { there } else { self.geometry.limit_segments.max(self.segs.len()) };
-        total - used
+        total.saturating_sub(used)
     }
 
     /// Whether the device may still give more segments than are ready.
@@ -257,7 +281,7 @@ impl Core {
     }
 
     pub fn space(&self) -> Space {
-        let used = self.segs.used_count;
+        let used = self.segs.used_count + self.segs.map_count;
         let free = self.free_segments();
         Space {
             segment_bytes: self.geometry.segment_bytes,
@@ -286,30 +310,42 @@ impl Core {
             return Err("frame of another cluster");
         }
         let id = head.shard();
-        let (shards, segs) = (&mut self.shards, &mut self.segs);
+        let (shards, segs, maps) = (&mut self.shards, &mut self.segs, &mut self.maps);
         match head.kind() {
             FrameKind::Mark => {
                 let body = MarkBody::decode(head.body()).map_err(|_| "mark that can't be read")?;
                 if body.deleted {
                     if let Some(shard) = shards.remove(&id) {
+                        maps.slots.remove(&shard.slot);
                         shard.forget(at.segment, segs);
                     } else {
                         segs.forget(id, at.segment);
                     }
+                    segs.get_mut(at.segment).forgets = at.append;
                     return Ok(());
                 }
-                let shard = shards.entry(id).or_insert_with(|| Shard::new(id));
+                let shard = shards.entry(id).or_insert_with(|| Shard::new(id, maps.new_slot(id)));
                 shard.mark(head, &body, at, self.damaged, segs);
                 Ok(())
             }
             FrameKind::Carry => {
                 let blocks = head.header().data_blocks();
                 let body = CarryBody::decode(head.body(), blocks).map_err(|_| "carry that can't be read")?;
-                let shard = shards.entry(id).or_insert_with(|| Shard::new(id));
+                let shard = shards.entry(id).or_insert_with(|| Shard::new(id, maps.new_slot(id)));
+                maps.grown += body.entries.len() * ENTRY_BYTES + blocks as usize * 4;
                 shard.carry(&body, at, segs)
             }
             _ => {
-                let shard = shards.entry(id).or_insert_with(|| Shard::new(id));
+                let shard = shards.entry(id).or_insert_with(|| Shard::new(id, maps.new_slot(id)));
+                let extents: usize = head.updates().map(|u| u.extents().count()).sum();
+                maps.grown += extents * ENTRY_BYTES + head.header().data_blocks() as usize * 4;
+                let most = match maps.bounded {
+                    true => (FRAME_PLACES / maps.slots.len().max(1)).max(FRAME_PLACES_MIN),
+                    false => usize::MAX,
+                };
+                if shard.frames.len() >= most {
+                    shard.frames.shrink(most - most / 8, self.replaying < u64::MAX);
+                }
                 shard.apply(head, at, repair, self.damaged, segs)
             }
         }
@@ -331,20 +367,20 @@ impl Core {
 
     /// Body of a mark as bytes, with the shard's last frame for its header.
     pub fn mark_frame(&self, shard: ShardId, change: &MarkChange, released: Sequence) -> freebs_format::Frame {
-        let fresh = Shard::new(shard);
+        let fresh = Shard::new(shard, 0);
         let s = self.shards.get(&shard).unwrap_or(&fresh);
         let (tip, body) = s.mark_body(change, released);
         self.local_frame(shard, &tip, body.committed, FrameKind::Mark, &body.encode(), Vec::new())
     }
 
     pub fn deleted_frame(&self, shard: ShardId) -> freebs_format::Frame {
-        let fresh = Shard::new(shard);
+        let fresh = Shard::new(shard, 0);
         let s = self.shards.get(&shard).unwrap_or(&fresh);
         self.local_frame(shard, &s.tip, s.committed, FrameKind::Mark, &s.deleted_body().encode(), Vec::new())
     }
 
     pub fn carry_frame(&self, shard: ShardId, body: &CarryBody, data: Vec<Bytes>) -> freebs_format::Frame {
-        let fresh = Shard::new(shard);
+        let fresh = Shard::new(shard, 0);
         let s = self.shards.get(&shard).unwrap_or(&fresh);
         self.local_frame(shard, &s.tip, s.committed, FrameKind::Carry, &body.encode(), data)
     }
@@ -372,12 +408,11 @@ impl Core {
         freebs_format::FrameBuilder::local(&meta, kind, body, data, &tip.name.hid)
     }
 
-    /// Live blocks and trims per segment, counted anew from maps and undo; for tests.
-    pub fn recount(&self) -> Vec<(u64, u64)> {
-        let mut out = vec![(0u64, 0u64); self.segs.len() as usize];
+    /// Live blocks per segment, counted anew; for tests.
+    pub fn recount(&self) -> Vec<u64> {
+        let mut out = vec![0u64; self.segs.len() as usize];
         for s in self.shards.values() {
-            s.chunks.recount(|seg, n| out[seg as usize].0 += n as u64);
-            s.tombs(|seg, n| out[seg as usize].1 += u64::from(n));
+            s.chunks.recount(|seg, n| out[seg as usize] += n as u64);
         }
         out
     }

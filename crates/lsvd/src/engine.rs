@@ -5,8 +5,9 @@
 
 use crate::batch::{Batch, Next, frame_data_max};
 use crate::core::{Core, Geometry, OpenSegment, Queued};
+use crate::runs::Io;
 use crate::{
-    CleanOptions, Counters, Durable, Event, EventKind, Expect, FrameName, Listener, OpenReport, Record, Shape,
+    CleanOptions, Counters, Durable, Event, EventKind, Expect, FrameName, Listener, OpenReport, Options, Record, Shape,
     ShardState, Space, superblock,
 };
 use bytes::BytesMut;
@@ -17,6 +18,7 @@ use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 use tokio::sync::Notify;
 
 /// Buffers above this are not kept for reuse.
@@ -27,9 +29,11 @@ pub(crate) struct Inner<D> {
     pub core: RefCell<Core>,
     superblock: Superblock,
     /// The queue or the device's end has something for the writer.
-    work: Notify,
+    pub(crate) work: Notify,
     /// A segment was opened or freed: the pool may be short, or larger than it has to be.
-    pub pool: Notify,
+    pub pool: Rc<Notify>,
+    /// The map has something to do, or room for it.
+    pub map_wake: Rc<Notify>,
     /// The pool has grown, or can't; or a reader has let a segment go.
     pub grown: Rc<Notify>,
     /// The writer has stopped.
@@ -54,6 +58,8 @@ impl<D> Drop for Running<'_, D> {
     fn drop(&mut self) {
         let mut core = self.inner.core.borrow_mut();
         core.running = false;
+        core.maps.wanted = false;
+        core.maps.made.notify_waiters();
         if !self.ended && core.failed.is_none() {
             core.failed = Some(Error::retry("the writer of the log was stopped"));
         }
@@ -80,15 +86,29 @@ impl<D: Device> Engine<D> {
 
     /// Recovers a log and raises the device's start number by one.
     pub async fn open(device: D, expect: &Expect) -> Result<(Self, OpenReport)> {
-        Self::open_as(device, expect, async |came_with: StartNumber| Ok(StartNumber(came_with.0.saturating_add(1))))
-            .await
+        Self::open_with(device, expect, Options::of_workers(expect.workers)).await
+    }
+
+    /// The same, with limits of the caller's choice.
+    pub async fn open_with(device: D, expect: &Expect, options: Options) -> Result<(Self, OpenReport)> {
+        let next = async |came_with: StartNumber| Ok(StartNumber(came_with.0.saturating_add(1)));
+        Self::admitted(device, expect, options, next).await
     }
 
     /// Recovers a log and raises the device's start number to what `admit` makes of the one that it comes with
-    /// (rule V8). If that is an error, nothing was written.
+    /// (rule V8). If that is an error, the log and its superblock are as they were.
     pub async fn open_as(
         device: D,
         expect: &Expect,
+        admit: impl AsyncFnOnce(StartNumber) -> Result<StartNumber>,
+    ) -> Result<(Self, OpenReport)> {
+        Self::admitted(device, expect, Options::of_workers(expect.workers), admit).await
+    }
+
+    async fn admitted(
+        device: D,
+        expect: &Expect,
+        options: Options,
         admit: impl AsyncFnOnce(StartNumber) -> Result<StartNumber>,
     ) -> Result<(Self, OpenReport)> {
         let mut report = OpenReport::default();
@@ -104,10 +124,13 @@ impl<D: Device> Engine<D> {
             segment_bytes: sb.segment_bytes.get(),
             limit_segments: Geometry::limit(sb.size_limit.get(), sb.segment_bytes.get()),
         };
-        let mut core = crate::recover::recover(&device, geometry, &mut report).await?;
+        let mut core = crate::recover::recover(&device, geometry, options, &mut report, sb.has_checkpoints()).await?;
         let start = admit(sb.start_number()).await?;
         let sb = superblock::raise(&device, sb, order, start).await?;
         core.geometry.start = start;
+        let core = RefCell::new(core);
+        Io { device: &device, core: &core, alone: true }.erase_stale().await?;
+        let mut core = core.into_inner();
         if let Some(open) = core.open.as_ref().filter(|_| core.stale_footer) {
             let at = geometry.byte(open.id, (geometry.segment_bytes - geometry.sector as u64) as u32);
             let (_, done) = device.write(at, AlignedBuf::zeroed(geometry.sector), Durability::Durable).await;
@@ -118,17 +141,23 @@ impl<D: Device> Engine<D> {
             let place = f.segment.map_or("superblock".to_owned(), |s| format!("segment {s}"));
             core.event(EventKind::Damage, format!("{place}, byte {}: {}", f.offset, f.what));
         }
-        let grown = core.segs.freed.clone();
+        let (grown, pool, map_wake) = (core.segs.freed.clone(), core.pool.clone(), core.map_wake.clone());
         let inner = Inner {
             device,
             core: RefCell::new(core),
             superblock: sb,
             work: Notify::new(),
-            pool: Notify::new(),
+            pool,
+            map_wake,
             grown,
             stopped: Notify::new(),
         };
         Ok((Self { inner: Rc::new(inner) }, report))
+    }
+
+    /// Device and state, for what reads and writes the map.
+    pub(crate) fn io(&self) -> Io<'_, D> {
+        Io { device: &self.inner.device, core: &self.inner.core, alone: false }
     }
 
     pub fn start(&self) -> StartNumber {
@@ -241,6 +270,35 @@ impl<D: Device> Engine<D> {
         }
     }
 
+    /// Asks for a checkpoint, for who does not wait for it.
+    pub fn want_checkpoint(&self) {
+        let mut core = self.inner.core.borrow_mut();
+        core.maps.wanted |= core.running && core.failed.is_none();
+        self.inner.map_wake.notify_one();
+    }
+
+    /// Makes a checkpoint, so that the next start reads only what comes behind it. To be called every minute or so. It
+    /// is made in the background, in small steps, by the writer if that is running. `NoSpace` if there is no room, or
+    /// `Corrupt` if a part of the map is lost: the log alone is enough in both cases.
+    pub async fn checkpoint(&self) -> Result<()> {
+        let made = {
+            let mut core = self.inner.core.borrow_mut();
+            if let Some(e) = &core.failed {
+                return Err(e.clone());
+            }
+            core.maps.wanted = core.running;
+            core.maps.made.clone()
+        };
+        let made = made.notified();
+        if !self.inner.core.borrow().maps.wanted {
+            return self.io().checkpoint().await;
+        }
+        self.inner.map_wake.notify_one();
+        made.await;
+        let core = self.inner.core.borrow();
+        core.failed.clone().map_or(core.maps.outcome.clone(), Err)
+    }
+
     /// Writes what is queued and the proof of it, then stops the writer, which must be running if anything is queued.
     pub async fn close(&self) -> Result<()> {
         let wait = {
@@ -278,7 +336,15 @@ impl<D: Device> Engine<D> {
         let mut write = pin!(self.write_loop());
         let mut space = pin!(self.space_loop());
         let mut clean = pin!(self.clean_loop());
+        let mut map = pin!(self.map_loop());
+        let mut tombs = pin!(self.tomb_loop());
         let end = poll_fn(|cx| {
+            if let Poll::Ready(e @ Err(_)) = map.as_mut().poll(cx) {
+                return Poll::Ready(e);
+            }
+            if let Poll::Ready(e @ Err(_)) = tombs.as_mut().poll(cx) {
+                return Poll::Ready(e);
+            }
             let ended = space.as_mut().poll(cx).is_ready() | clean.as_mut().poll(cx).is_ready();
             assert!(!ended, "what keeps room goes on for as long as the log is written");
             write.as_mut().poll(cx)
@@ -350,13 +416,24 @@ impl<D: Device> Engine<D> {
     ) -> Result<()> {
         self.inner.core.borrow_mut().writing = true;
         let buf = self.write_bytes(batch.byte, buf).await?;
+        // What does not come in order is held against the map first. From there on nothing waits until it acts.
+        let frames: Vec<_> = batch.ops.iter().map(|op| (&op.head, batch.repair)).collect();
+        if let Err(e) = self.io().resolve(&frames).await {
+            // The frame is durable and can't act: the next start must not begin with the map that lacks a page.
+            self.io().forget_checkpoints().await?;
+            return Err(Error::retry(format!("the log must be opened again: {e}")));
+        }
         if batch.given.is_some() {
             // A new live table lets freed segments be used, or go back.
             self.inner.pool.notify_one();
         }
+        self.inner.core.borrow_mut().written(batch, buf.len(), done);
+        self.io().resolved();
         let mut core = self.inner.core.borrow_mut();
         core.writing = false;
-        core.written(batch, buf.len(), done);
+        if core.maps.grown >= core.maps.table_limit() || core.maps.since >= core.maps.checkpoint_bytes {
+            core.map_wake.notify_one();
+        }
         *spare = Some(buf).filter(|b| b.capacity() <= SPARE_BYTES_MAX);
         Ok(())
     }
@@ -391,7 +468,8 @@ impl<D: Device> Engine<D> {
                 self.inner.grown.notify_one();
                 return Ok(None);
             }
-            if !core.may_open() && core.hope() {
+            // What stands between a segment and its being given up may be being looked up.
+            if !core.may_open() && (core.hope() || core.segs.is_asking()) {
                 core.cleaning.wake.notify_one();
                 return Ok(None);
             }
@@ -445,6 +523,14 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
+    /// Keeps the map within its memory, in the background. Ends only with an error.
+    async fn map_loop(&self) -> Result<()> {
+        loop {
+            self.io().upkeep().await?;
+            self.inner.map_wake.notified().await;
+        }
+    }
+
     /// Counts what is live anew from the maps and compares; for tests.
     #[doc(hidden)]
     pub fn check(&self) {
@@ -452,12 +538,24 @@ impl<D: Device> Engine<D> {
         let again = core.recount();
         let mut sum = 0;
         for (i, s) in core.segs.iter() {
-            assert_eq!((s.live, s.tombs), again[i as usize], "live blocks and trims of segment {i} ({:?})", s.state);
-            assert!(s.is_used() || (s.live == 0 && s.tombs == 0), "segment {i} is free but has something live");
+            assert_eq!(s.live, again[i as usize], "live blocks of segment {i} ({:?})", s.state);
+            assert!(s.is_used() || s.live == 0, "segment {i} is free but has something live");
             sum += s.live;
         }
-        let named: u64 = core.shards.values().map(crate::shard::Shard::data_blocks).sum();
-        assert_eq!(sum, named, "every block that a map names has a place, and is counted once");
+        let mut named = std::collections::BTreeSet::new();
+        for s in core.shards.values() {
+            s.named(|chunk, first, count| {
+                assert!(
+                    s.chunks.all_live(chunk, first, count),
+                    "shard {}: blocks of {chunk} that are named live",
+                    s.id
+                );
+                named.extend((first..first + count).map(|i| (s.id, chunk, i)));
+            });
+        }
+        if core.maps.nothing_below() {
+            assert_eq!(sum, named.len() as u64, "every live block is named by something");
+        }
         assert_eq!(sum, core.segs.live_blocks);
         assert_eq!(core.segs.used().count() as u32, core.segs.used_count);
     }

@@ -6,7 +6,7 @@
 //!
 //! The rooms: `map`, `chunks`, `frames`, `requests` are what a `shard` has; `segments` says what lies where and what
 //! is live; `core` is all of it; `batch` lays out appends, `clean` gives segments up, `engine` writes; `read` and
-//! `log` read back; `scan` and `recover` make it again from bytes; `tool` looks at a device that nobody uses.
+//! `log` read back, `scrub` reads what nobody asks for; `scan` and `recover` make it again from bytes; `tool` looks at a device that nobody uses.
 
 mod api;
 mod batch;
@@ -19,10 +19,13 @@ mod frames;
 mod join;
 mod log;
 mod map;
+mod overlay;
 mod read;
 mod recover;
 mod requests;
+mod runs;
 mod scan;
+mod scrub;
 mod segments;
 mod shard;
 mod since;
@@ -32,6 +35,7 @@ pub mod tool;
 pub use api::*;
 pub use engine::Engine;
 pub use requests::{DRIVERS_MAX, ENTRIES_MAX, RequestTable, Seen};
+pub use scrub::Scrubber;
 
 /// Entries in one carry, so that its head stays below `limits::FRAME_HEAD_BYTES_MAX` with a CRC for each block.
 pub const CARRY_ENTRIES_MAX: usize = 2048;

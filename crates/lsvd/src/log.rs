@@ -7,9 +7,11 @@ use crate::core::Core;
 use crate::engine::Engine;
 use crate::frames::FramePlace;
 use crate::join::join_all;
-use crate::map::Extent;
+use crate::map::{Extent, ExtentMap};
 use crate::read::Plan;
+use crate::runs::look::Which;
 use crate::segments::ReadGuard;
+use crate::shard::Shard;
 use crate::{CARRY_ENTRIES_MAX, Digest, EventKind, FrameName};
 use bytes::Bytes;
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, Frame, FrameHead};
@@ -22,8 +24,8 @@ const FRAMES_MAX: usize = 1024;
 const HEADS_WINDOW: u32 = 256 << 10;
 /// Blocks of the map that one step of `entries` looks at.
 const ENTRIES_WINDOW: u32 = 4096;
-/// Data that a digest reads at once.
-const DIGEST_BYTES: usize = 1 << 20;
+/// Blocks of the map that one step of a digest looks at, and reads.
+const DIGEST_WINDOW: u32 = 256;
 
 impl<D: Device> Engine<D> {
     /// One frame, from the log.
@@ -180,51 +182,56 @@ impl<D: Device> Engine<D> {
         since: Sequence,
         max_bytes: usize,
     ) -> Result<(CarryBody, Vec<Bytes>, Option<Lba>)> {
-        let (body, plan, next) = {
-            let core = self.inner.core.borrow();
-            gather(&core, shard, from, since, max_bytes)?
-        };
-        let data = self.fetch(shard, &plan).await?;
-        Ok((body, data, next))
+        let mut g = Gather { since, max_blocks: self.max_blocks(max_bytes), ..Gather::default() };
+        let (mut at, mut next) = (from.0, None);
+        while let Some(start) = self.io().next_entry(shard, at).await? {
+            let end = start.saturating_add(ENTRIES_WINDOW).min(limits::SHARD_BLOCKS_MAX as u32);
+            let step = |core: &Core, s: &Shard, view: &ExtentMap| g.window(core, s, view);
+            next = self.io().with_view(shard, (start, end), Which::Committed, step).await?;
+            if next.is_some() {
+                break;
+            }
+            at = end;
+        }
+        self.inner.core.borrow().shard(shard).and_then(no_holes)?;
+        let data = self.fetch(shard, &g.plan).await?;
+        Ok((g.body, data, next))
+    }
+
+    fn max_blocks(&self, max_bytes: usize) -> u32 {
+        let max = crate::batch::frame_data_max(&self.inner.core.borrow());
+        (max_bytes.min(max) / BLOCK).max(1) as u32
     }
 
     /// Content of the shard as its last durable frame left it, every live block and every closed segment of it read
     /// and checked.
     pub async fn digest(&self, shard: ShardId) -> Result<Digest> {
         self.check_segments(shard).await?;
-        let (extents, version, sequence, _guards) = {
+        let (snap, version, sequence) = {
             let core = self.inner.core.borrow();
             let s = core.shard(shard)?;
             if s.last_hole().is_some() {
                 return Err(Error::corrupt(format!("shard {shard} has lost frames; it has no digest before repair")));
             }
-            let mut list = Vec::new();
-            for (a, e) in s.map.iter().filter(|(_, e)| e.kind != ExtentKind::Trim) {
-                let mut plan = Plan::default();
-                if e.is_data() {
-                    plan.data(&core, s, a, e, 0, e.len)?;
-                }
-                list.push((a, e.clone(), plan.spans));
-            }
-            let all = guards(&core, list.iter().flat_map(|(_, _, spans)| spans.iter().map(|s| s.segment)));
-            (list, s.tip.version, s.tip.name.sequence, all)
+            (self.io().snapshot(shard)?, s.tip.version, s.tip.name.sequence)
         };
-        let mut sum = Sum::default();
-        let (mut plan, mut bytes) = (Plan::default(), 0);
-        for (a, e, spans) in extents {
-            sum.add(a, &e);
-            if e.is_data() {
-                spans.into_iter().for_each(|s| plan.join(s));
-                plan.crcs.extend_from_slice(e.crcs.slice(e.len));
-                plan.lbas.push((a, e.len));
-                bytes += e.len as usize * BLOCK;
-                if bytes >= DIGEST_BYTES {
-                    self.fetch(shard, &plan).await?;
-                    (plan, bytes) = (Plan::default(), 0);
-                }
+        let (mut sum, mut at) = (Sum::default(), 0);
+        while let Some((view, start, end)) = self.io().window(&snap, at, DIGEST_WINDOW).await? {
+            for (a, e) in view.iter().filter(|(_, e)| e.kind != ExtentKind::Trim) {
+                sum.add(a, e);
             }
+            // What is read and checked is what lies there now: an older block may be gone.
+            let plan = |core: &Core, s: &Shard, view: &ExtentMap| {
+                let mut plan = Plan::default();
+                for (a, e) in view.iter().filter(|(_, e)| e.is_data()) {
+                    plan.data(core, s, a, e, 0, e.len)?;
+                }
+                Ok(plan)
+            };
+            let plan = self.io().with_view(shard, (start, end), Which::All, plan).await?;
+            self.fetch(shard, &plan).await?;
+            at = end;
         }
-        self.fetch(shard, &plan).await?;
         Ok(sum.finish(version, sequence))
     }
 }
@@ -241,39 +248,45 @@ fn guards(core: &Core, segments: impl Iterator<Item = u32>) -> Vec<ReadGuard> {
     ids.into_iter().map(|s| core.segs.guard(s)).collect()
 }
 
-fn gather(
-    core: &Core,
-    shard: ShardId,
-    from: Lba,
-    since: Sequence,
-    max_bytes: usize,
-) -> Result<(CarryBody, Plan, Option<Lba>)> {
-    let s = core.shard(shard)?;
-    if s.last_hole().is_some() {
-        return Err(Error::corrupt(format!("shard {shard} has lost frames; its map can't be learned before repair")));
+fn no_holes(s: &Shard) -> Result<()> {
+    match s.last_hole() {
+        Some(_) => {
+            Err(Error::corrupt(format!("shard {} has lost frames; its map can't be learned before repair", s.id)))
+        }
+        None => Ok(()),
     }
-    let max_blocks = (max_bytes.min(crate::batch::frame_data_max(core)) / BLOCK).max(1) as u32;
-    let (mut body, mut plan, mut blocks, mut at) = (CarryBody::default(), Plan::default(), 0u32, from.0);
-    while let Some(start) = s.next_entry(at) {
-        let end = start.saturating_add(ENTRIES_WINDOW).min(limits::SHARD_BLOCKS_MAX as u32);
-        let view = s.committed_view(start, end);
-        for (a, e) in view.iter().filter(|(_, e)| e.sequence > since) {
-            if body.entries.len() == CARRY_ENTRIES_MAX || (e.is_data() && blocks == max_blocks) {
-                return Ok((body, plan, Some(Lba(a))));
+}
+
+/// Map entries that gather for a peer.
+#[derive(Default)]
+struct Gather {
+    since: Sequence,
+    max_blocks: u32,
+    blocks: u32,
+    body: CarryBody,
+    plan: Plan,
+}
+
+impl Gather {
+    /// Takes what fits of a window; gives back where to go on, if not all of it did.
+    fn window(&mut self, core: &Core, s: &Shard, view: &ExtentMap) -> Result<Option<Lba>> {
+        no_holes(s)?;
+        for (a, e) in view.iter().filter(|(_, e)| e.sequence > self.since) {
+            if self.body.entries.len() == CARRY_ENTRIES_MAX || (e.is_data() && self.blocks == self.max_blocks) {
+                return Ok(Some(Lba(a)));
             }
-            let len = if e.is_data() { e.len.min(max_blocks - blocks) } else { e.len };
-            body.entries.push(entry(a, e, len));
+            let len = if e.is_data() { e.len.min(self.max_blocks - self.blocks) } else { e.len };
+            self.body.entries.push(entry(a, e, len));
             if e.is_data() {
-                plan.data(core, s, a, e, 0, len)?;
-                blocks += len;
+                self.plan.data(core, s, a, e, 0, len)?;
+                self.blocks += len;
                 if len < e.len {
-                    return Ok((body, plan, Some(Lba(a + len))));
+                    return Ok(Some(Lba(a + len)));
                 }
             }
         }
-        at = end;
+        Ok(None)
     }
-    Ok((body, plan, None))
 }
 
 fn entry(at: u32, e: &Extent, len: u32) -> CarryEntry {

@@ -26,6 +26,11 @@ impl Crcs {
         }
     }
 
+    /// CRCs that take memory beside the extent.
+    fn tabled(&self, len: u32) -> usize {
+        if matches!(self, Self::Many { .. }) { len as usize } else { 0 }
+    }
+
     fn skip(&self, skip: u32, len: u32) -> Self {
         match self {
             Self::Many { table, at } if len == 1 => Self::One(table[(*at + skip) as usize]),
@@ -95,9 +100,28 @@ impl Outcome {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ExtentMap {
     extents: BTreeMap<u32, Extent>,
+    /// CRCs in tables, those of pieces counted by themselves.
+    crcs: usize,
 }
 
 impl ExtentMap {
+    fn put(&mut self, start: u32, e: Extent) {
+        self.crcs += e.crcs.tabled(e.len);
+        self.extents.insert(start, e);
+    }
+
+    fn remove(&mut self, start: u32) -> Extent {
+        let e = self.extents.remove(&start).expect("just seen");
+        self.crcs -= e.crcs.tabled(e.len);
+        e
+    }
+
+    /// Adds an entry behind all others.
+    pub fn push(&mut self, start: u32, e: Extent) {
+        debug_assert!(self.extents.last_key_value().is_none_or(|(s, l)| s + l.len <= start));
+        self.put(start, e);
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (u32, &Extent)> {
         self.extents.iter().map(|(s, e)| (*s, e))
     }
@@ -110,6 +134,37 @@ impl ExtentMap {
             let (a, b) = ((*s).max(start), (*s + e.len).min(end));
             (a, e, a - *s, b - a)
         })
+    }
+
+    /// A copy of what lies in `[start, end)`.
+    pub fn clip(&self, start: u32, end: u32) -> Self {
+        let mut out = Self::default();
+        self.range(start, end).for_each(|(a, e, skip, len)| out.push(a, e.piece(skip, len)));
+        out
+    }
+
+    pub fn clear(&mut self) {
+        self.extents.clear();
+        self.crcs = 0;
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.extents.is_empty()
+    }
+
+    /// Bytes of memory, about.
+    pub fn bytes(&self) -> usize {
+        self.extents.len() * crate::runs::ENTRY_BYTES + self.crcs * 4
+    }
+
+    /// Drops the first `n` entries; whether there are more.
+    pub fn drop_some(&mut self, n: usize) -> bool {
+        for _ in 0..n {
+            if let Some((_, e)) = self.extents.pop_first() {
+                self.crcs -= e.crcs.tabled(e.len);
+            }
+        }
+        !self.extents.is_empty()
     }
 
     /// The first address from `at` on that has an entry.
@@ -127,6 +182,7 @@ impl ExtentMap {
             && old.key() < new.key()
         {
             out.placed.push((start, new.len));
+            self.crcs = self.crcs + new.crcs.tabled(new.len) - old.crcs.tabled(old.len);
             out.displaced.push((start, std::mem::replace(old, new)));
             return;
         }
@@ -134,7 +190,7 @@ impl ExtentMap {
         let touched = self.touched(start, end);
         if touched.is_empty() {
             out.placed.push((start, new.len));
-            self.extents.insert(start, new);
+            self.put(start, new);
             return;
         }
         // `run` is where the part of the new extent begins that is not yet placed.
@@ -143,10 +199,10 @@ impl ExtentMap {
             let (a, b) = (s.max(start), (s + old.len).min(end));
             if old.key() < new.key() {
                 if s < a {
-                    self.extents.insert(s, old.piece(0, a - s));
+                    self.put(s, old.piece(0, a - s));
                 }
                 if b < s + old.len {
-                    self.extents.insert(b, old.piece(b - s, s + old.len - b));
+                    self.put(b, old.piece(b - s, s + old.len - b));
                 }
                 out.displaced.push((a, old.piece(a - s, b - a)));
                 continue;
@@ -158,7 +214,7 @@ impl ExtentMap {
             } else {
                 out.lost.push((a, new.piece(a - start, b - a), old.sequence));
             }
-            self.extents.insert(s, old);
+            self.put(s, old);
         }
         self.place(run, end, start, &new, out);
     }
@@ -166,7 +222,7 @@ impl ExtentMap {
     fn place(&mut self, from: u32, to: u32, start: u32, new: &Extent, out: &mut Outcome) {
         if from < to {
             out.placed.push((from, to - from));
-            self.extents.insert(from, new.piece(from - start, to - from));
+            self.put(from, new.piece(from - start, to - from));
         }
     }
 
@@ -174,23 +230,27 @@ impl ExtentMap {
     fn touched(&mut self, start: u32, end: u32) -> Vec<(u32, Extent)> {
         let before = self.extents.range(..start).next_back().filter(|(s, e)| *s + e.len > start).map(|(s, _)| *s);
         let keys: Vec<u32> = before.into_iter().chain(self.extents.range(start..end).map(|(s, _)| *s)).collect();
-        keys.into_iter().map(|s| (s, self.extents.remove(&s).expect("just seen"))).collect()
+        keys.into_iter().map(|s| (s, self.remove(s))).collect()
     }
 
     /// Takes the parts inside `[start, end)` of the extents that `which` names.
     pub fn take(&mut self, start: u32, end: u32, which: impl Fn(&Extent) -> bool) -> Vec<(u32, Extent)> {
+        // Exactly one extent is the most common case.
+        if let Some(old) = self.extents.get(&start).filter(|e| e.len == end - start) {
+            return if which(old) { vec![(start, self.remove(start))] } else { Vec::new() };
+        }
         let mut out = Vec::new();
         for (s, old) in self.touched(start, end) {
             if !which(&old) {
-                self.extents.insert(s, old);
+                self.put(s, old);
                 continue;
             }
             let (a, b) = (s.max(start), (s + old.len).min(end));
             if s < a {
-                self.extents.insert(s, old.piece(0, a - s));
+                self.put(s, old.piece(0, a - s));
             }
             if b < s + old.len {
-                self.extents.insert(b, old.piece(b - s, s + old.len - b));
+                self.put(b, old.piece(b - s, s + old.len - b));
             }
             out.push((a, old.piece(a - s, b - a)));
         }
@@ -204,7 +264,7 @@ impl ExtentMap {
         for (s, mut e) in self.take(start, end, |e| !e.is_data() && which(e)) {
             from.push((e.offset, e.len));
             e.offset = home;
-            self.extents.insert(s, e);
+            self.put(s, e);
         }
         from
     }

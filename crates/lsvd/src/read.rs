@@ -6,13 +6,18 @@
 use crate::core::Core;
 use crate::engine::Engine;
 use crate::join::join_all;
+use crate::map::{Extent, ExtentMap};
+use crate::runs::look::Which;
 use crate::segments::ReadGuard;
 use crate::shard::Shard;
 use crate::{EventKind, Piece, ReadOut};
 use bytes::Bytes;
 use freebs_format::{ExtentKind, block_crc};
 use freebs_io::Device;
-use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Result, ShardId, limits};
+use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Lba, Result, ShardId, limits};
+
+/// Blocks of the map that one step of `block_status` looks at.
+const STATUS_WINDOW: u32 = 4096;
 
 /// Blocks one behind the other in a segment.
 #[derive(Clone, Copy, Debug)]
@@ -51,15 +56,7 @@ impl Plan {
     }
 
     /// Adds a data extent's piece.
-    pub fn data(
-        &mut self,
-        core: &Core,
-        shard: &Shard,
-        lba: u32,
-        e: &crate::map::Extent,
-        skip: u32,
-        len: u32,
-    ) -> Result<()> {
+    pub fn data(&mut self, core: &Core, shard: &Shard, lba: u32, e: &Extent, skip: u32, len: u32) -> Result<()> {
         let all = shard.chunks.lookup(e.chunk, e.offset + skip, len, |r| {
             self.span(Span { segment: r.segment, at: r.at, blocks: r.count }, core);
         });
@@ -90,18 +87,14 @@ pub(crate) fn check_range(range: BlockRange) -> Result<()> {
 }
 
 /// Kinds of blocks in order; what was never written is a trim.
-fn pieces(
-    shard: &Shard,
-    range: BlockRange,
-    mut each: impl FnMut(ExtentKind, u32, Option<(&crate::map::Extent, u32)>, u32),
-) {
+fn pieces(view: &ExtentMap, range: BlockRange, mut each: impl FnMut(ExtentKind, u32, Option<&Extent>, u32)) {
     let (mut at, end) = (range.start.0, range.end() as u32);
-    for (a, e, skip, len) in shard.map.range(at, end) {
+    for (a, e) in view.iter() {
         if a > at {
             each(ExtentKind::Trim, at, None, a - at);
         }
-        each(e.kind, a, Some((e, skip)), len);
-        at = a + len;
+        each(e.kind, a, Some(e), e.len);
+        at = a + e.len;
     }
     if at < end {
         each(ExtentKind::Trim, at, None, end - at);
@@ -115,6 +108,28 @@ fn push_piece(out: &mut Vec<Piece>, kind: ExtentKind, blocks: u32) {
     }
 }
 
+fn plan_read(core: &Core, s: &Shard, view: &ExtentMap, range: BlockRange) -> Result<(ReadOut, Plan)> {
+    let (mut out, mut plan, mut wrong) = (ReadOut::default(), Plan::default(), None);
+    let hole = s.last_hole();
+    pieces(view, range, |kind, lba, e, len| {
+        if hole.is_some_and(|h| e.is_none_or(|e| e.sequence <= h)) {
+            wrong.get_or_insert_with(|| {
+                Error::corrupt(format!("shard {}, block {lba}: frames that may have written it are lost", s.id))
+            });
+        }
+        push_piece(&mut out.pieces, kind, len);
+        if let (ExtentKind::Data, Some(e)) = (kind, e)
+            && let Err(e) = plan.data(core, s, lba, e, 0, len)
+        {
+            wrong.get_or_insert(e);
+        }
+    });
+    match wrong {
+        Some(e) => Err(e),
+        None => Ok((out, plan)),
+    }
+}
+
 impl<D: Device> Engine<D> {
     /// Reads blocks as the last durable frame left them. `Corrupt` names the first block that is damaged or may be
     /// out of date; `NotFound` if the shard is unknown. At most `limits::READ_BLOCKS_MAX` blocks.
@@ -123,43 +138,29 @@ impl<D: Device> Engine<D> {
         if range.len > limits::READ_BLOCKS_MAX {
             return Err(Error::invalid("a read has at most 1,024 blocks"));
         }
-        let mut out = ReadOut::default();
-        let mut plan = Plan::default();
-        {
-            let mut core = self.inner.core.borrow_mut();
-            core.counters.reads += 1;
-            let core = &*core;
-            let s = core.shard(shard)?;
-            let hole = s.last_hole();
-            let mut wrong = None;
-            pieces(s, range, |kind, lba, e, len| {
-                if hole.is_some_and(|h| e.is_none_or(|(e, _)| e.sequence <= h)) {
-                    wrong.get_or_insert_with(|| {
-                        Error::corrupt(format!("shard {shard}, block {lba}: frames that may have written it are lost"))
-                    });
-                }
-                push_piece(&mut out.pieces, kind, len);
-                if let (ExtentKind::Data, Some((e, skip))) = (kind, e)
-                    && let Err(e) = plan.data(core, s, lba, e, skip, len)
-                {
-                    wrong.get_or_insert(e);
-                }
-            });
-            if let Some(e) = wrong {
-                return Err(e);
-            }
-        }
+        self.inner.core.borrow_mut().counters.reads += 1;
+        let plan = |core: &Core, s: &Shard, view: &ExtentMap| plan_read(core, s, view, range);
+        let bounds = (range.start.0, range.end() as u32);
+        let (mut out, plan) = self.io().with_view(shard, bounds, Which::All, plan).await?;
         out.data = self.fetch(shard, &plan).await?;
         out.crcs = plan.crcs;
         Ok(out)
     }
 
     /// Kinds of blocks without their data.
-    pub fn block_status(&self, shard: ShardId, range: BlockRange) -> Result<Vec<Piece>> {
+    pub async fn block_status(&self, shard: ShardId, range: BlockRange) -> Result<Vec<Piece>> {
         check_range(range)?;
-        let core = self.inner.core.borrow();
-        let mut out = Vec::new();
-        pieces(core.shard(shard)?, range, |kind, _, _, len| push_piece(&mut out, kind, len));
+        let (mut out, mut at) = (Vec::new(), range.start.0);
+        while u64::from(at) < range.end() {
+            let part = BlockRange { start: Lba(at), len: (range.end() as u32 - at).min(STATUS_WINDOW) };
+            let bounds = (at, part.end() as u32);
+            let kinds = |_: &Core, _: &Shard, view: &ExtentMap| {
+                pieces(view, part, |kind, _, _, len| push_piece(&mut out, kind, len));
+                Ok(())
+            };
+            self.io().with_view(shard, bounds, Which::All, kinds).await?;
+            at += part.len;
+        }
         Ok(out)
     }
 
@@ -171,7 +172,7 @@ impl<D: Device> Engine<D> {
         let reads = plan.spans.iter().map(|s| self.read_bytes(s.segment, s.at, s.blocks as usize * BLOCK));
         let read = join_all(reads.collect()).await;
         let mut out = Vec::with_capacity(read.len());
-        let (mut block, mut bad) = (0usize, None);
+        let (mut block, mut bad, mut suspect) = (0usize, None, None);
         for (bytes, span) in read.into_iter().zip(&plan.spans) {
             match bytes {
                 Ok(bytes) => {
@@ -184,11 +185,13 @@ impl<D: Device> Engine<D> {
                 Err(e) if e.kind == ErrorKind::DeviceFailed => return Err(e),
                 Err(e) => bad = bad.or(Some((block, format!("can't be read: {e}")))),
             }
+            suspect = suspect.or(bad.as_ref().map(|_| span.segment));
             block += span.blocks as usize;
         }
         let mut core = self.inner.core.borrow_mut();
         core.counters.read_bytes += (block * BLOCK) as u64;
         if let Some((block, what)) = bad {
+            core.rot.suspect(suspect.expect("set with the first bad block"));
             let text = format!("shard {shard}, block {}: {what}", plan.lba_of(block as u32));
             core.event(EventKind::CrcError, text.clone());
             return Err(Error::corrupt(text));

@@ -11,16 +11,18 @@
 
 use crate::core::{Core, Geometry, OpenSegment};
 use crate::join::join_all;
+use crate::runs::Io;
 use crate::scan::{Found, Scan, Window, find_seq, read_append, read_index, scan};
 use crate::segments::SegmentState;
-use crate::shard::At;
-use crate::{Finding, OpenReport};
+use crate::shard::{At, Shard};
+use crate::{Finding, OpenReport, Options};
 use bytes::BytesMut;
 use freebs_format::disk::{
-    APPEND_REPAIR, AppendHeader, IndexEntry, LiveTable, SEGMENTS_AT, SEGMENTS_MAX, SegmentFooter,
+    APPEND_REPAIR, AppendHeader, CHECKPOINT_AT, IndexEntry, LiveTable, SEGMENTS_AT, SEGMENTS_MAX, SegmentFooter,
 };
 use freebs_io::Device;
-use freebs_types::Result;
+use freebs_types::{Error, ErrorKind, Result, ShardId};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Findings of one recovery that are told one by one.
@@ -42,36 +44,109 @@ struct Recovery<'a, D> {
     device: &'a D,
     geometry: Geometry,
     report: &'a mut OpenReport,
-    core: Core,
-    /// Whether what the indexes of closed segments say is believed.
-    indexes: bool,
+    core: RefCell<Core>,
+    from: From,
     /// Numbers of the first appends of segments by the segments' numbers, also of those that no longer count.
     firsts: BTreeMap<u64, u64>,
     /// Last append of the segment before, and that segment's number.
     before: Option<(u64, u64)>,
     last_append: u64,
+    /// What the checkpoint covers of each shard, and of those that it does not have.
+    covered: BTreeMap<ShardId, u64>,
+    covered_rest: u64,
     /// A whole segment is lost: any gap may be damage.
     segment_lost: bool,
+    /// A checkpoint said that appends up to here were durable.
+    known_durable: u64,
 }
 
-pub(crate) async fn recover<D: Device>(device: &D, geometry: Geometry, report: &mut OpenReport) -> Result<Core> {
-    recover_with(device, geometry, report, true).await
+/// What recovery makes the state from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum From {
+    /// A checkpoint, if there is a good one, and the log behind it.
+    Checkpoint,
+    /// The log alone.
+    Log,
+    /// The log alone, in memory: nothing is written.
+    Memory,
+    /// As `Memory`, from the appends alone, as if no segment had an index.
+    Appends,
 }
 
-/// As `recover`; with `indexes` false from the appends alone, as if no segment had an index.
-pub(crate) async fn recover_with<D: Device>(
+pub(crate) async fn recover<D: Device>(
+    device: &D,
+    geometry: Geometry,
+    options: Options,
+    report: &mut OpenReport,
+    checkpoints: bool,
+) -> Result<Core> {
+    // A checkpoint may turn out to be damaged only when one of its pages is needed. Then the log alone is read; and so it
+    // is where anything else is damaged, because then the log alone knows what is missed.
+    let mut findings = Vec::new();
+    let (first, mut known_durable, mut avoid) = (report.clone(), 0, BTreeSet::new());
+    for from in [From::Checkpoint, From::Log].into_iter().skip(usize::from(!checkpoints)) {
+        *report = first.clone();
+        let mut r = Recovery::new(device, geometry, options, report, from);
+        r.known_durable = known_durable;
+        r.core.get_mut().maps.avoid = std::mem::take(&mut avoid);
+        let done = r.all().await;
+        avoid.clone_from(&r.core.get_mut().maps.avoid);
+        let lost = r.core.get_mut().maps.damaged || done.as_ref().is_err_and(|e| e.kind == ErrorKind::Corrupt);
+        let begun = done.is_ok() && r.report.checkpoint > 0;
+        let cut_short = r.covered_rest > r.last_append;
+        if from == From::Checkpoint && begun && !lost && (cut_short || r.report.damage.len() > first.damage.len()) {
+            known_durable = r.covered_rest;
+            findings.extend(r.report.damage[first.damage.len()..].iter().filter(|f| f.segment.is_none()).cloned());
+            continue;
+        }
+        if from == From::Checkpoint && lost {
+            let what = "a page of the map is lost; the log was read from its beginning".to_owned();
+            findings.push(Finding { segment: None, offset: CHECKPOINT_AT[0], what });
+            continue;
+        }
+        done?;
+        let mut core = r.core.into_inner();
+        if checkpoints {
+            core.maps.stale = [0, 1].map(|i| core.maps.kept[i].is_none());
+        }
+        findings.retain(|f| !report.damage.contains(f));
+        report.damage.append(&mut findings);
+        return Ok(core);
+    }
+    Err(Error::bug("the log alone needs no page of the map"))
+}
+
+/// The state in memory, from the log alone. Nothing is written.
+pub(crate) async fn recover_in_memory<D: Device>(
     device: &D,
     geometry: Geometry,
     report: &mut OpenReport,
     indexes: bool,
 ) -> Result<Core> {
-    let segments = segments_of(device, geometry);
-    let core = Core::new(geometry, segments);
-    let firsts = BTreeMap::new();
-    let mut r =
-        Recovery { device, geometry, report, core, indexes, firsts, before: None, last_append: 0, segment_lost: false };
-    r.all(segments).await?;
-    Ok(r.core)
+    let from = if indexes { From::Memory } else { From::Appends };
+    let mut r = Recovery::new(device, geometry, Options::UNBOUNDED, report, from);
+    r.all().await?;
+    Ok(r.core.into_inner())
+}
+
+impl<'a, D: Device> Recovery<'a, D> {
+    fn new(device: &'a D, geometry: Geometry, options: Options, report: &'a mut OpenReport, from: From) -> Self {
+        let core = RefCell::new(Core::new(geometry, segments_of(device, geometry), options));
+        Self {
+            device,
+            geometry,
+            report,
+            core,
+            from,
+            firsts: BTreeMap::new(),
+            before: None,
+            last_append: 0,
+            covered: BTreeMap::new(),
+            covered_rest: 0,
+            segment_lost: false,
+            known_durable: 0,
+        }
+    }
 }
 
 /// Whole segments that the device has room for now.
@@ -82,8 +157,9 @@ pub(crate) fn segments_of<D: Device>(device: &D, geometry: Geometry) -> u32 {
 
 impl<D: Device> Recovery<'_, D> {
     fn finding(&mut self, segment: u32, offset: u32, what: impl Into<String>) {
-        if segment < self.core.segs.len() {
-            self.core.segs.get_mut(segment).evidence = true;
+        let segs = &mut self.core.get_mut().segs;
+        if segment < segs.len() {
+            segs.get_mut(segment).evidence = true;
         }
         self.found(Finding { segment: Some(segment), offset: u64::from(offset), what: what.into() });
     }
@@ -94,19 +170,21 @@ impl<D: Device> Recovery<'_, D> {
         }
     }
 
-    async fn all(&mut self, segments: u32) -> Result<()> {
+    async fn all(&mut self) -> Result<()> {
+        let segments = self.core.get_mut().segs.len();
         let mut surveys = BTreeMap::new();
         for ids in (0..segments).collect::<Vec<_>>().chunks(64) {
-            let looks = ids.iter().map(|id| survey(self.device, self.geometry, *id, !self.indexes)).collect();
+            let looks =
+                ids.iter().map(|id| survey(self.device, self.geometry, *id, self.from == From::Appends)).collect();
             surveys.extend(join_all(looks).await.into_iter().flatten().map(|s| (s.seq, s)));
         }
-        if self.indexes {
-            self.look_behind(&mut surveys).await;
-        } else {
+        if self.from == From::Appends {
             surveys.values_mut().for_each(|s: &mut Survey| s.footer = None);
+        } else {
+            self.look_behind(&mut surveys).await;
         }
         self.firsts = surveys.values().filter_map(|s| Some((s.seq, s.first?))).collect();
-        self.core.next_seq = surveys.last_key_value().map_or(0, |(seq, _)| *seq) + 1;
+        self.core.get_mut().next_seq = surveys.last_key_value().map_or(0, |(seq, _)| *seq) + 1;
         let Some((newest, mut tail)) = self.newest(&surveys).await else {
             self.free(&surveys);
             return Ok(());
@@ -116,20 +194,60 @@ impl<D: Device> Recovery<'_, D> {
             if let Some(what) = s.wrong {
                 self.finding(s.id, 0, what);
             }
-            self.core.segs.found(s.id, s.seq);
+            self.core.get_mut().segs.found(s.id, s.seq);
+        }
+        // Where a whole segment is missed, the log alone tells what was in it.
+        if self.from == From::Checkpoint && !self.segment_lost {
+            self.checkpoint(&used).await;
         }
         self.free(&surveys);
         if self.segment_lost {
-            self.core.damaged = u64::MAX;
+            self.core.get_mut().damaged = u64::MAX;
         }
         for s in used {
             match tail.take_if(|_| s.seq == newest.seq) {
-                Some(scan) => self.tail(s, scan),
-                None => self.closed(s).await,
+                Some(scan) => self.tail(s, scan).await?,
+                None => self.closed(s).await?,
             }
         }
         self.finish(newest.id);
         Ok(())
+    }
+
+    /// Begins with the newest checkpoint that is whole, and keeps the other one (rule E5).
+    async fn checkpoint(&mut self, used: &[Survey]) {
+        let used: BTreeMap<u32, u64> = used.iter().map(|s| (s.id, s.seq)).collect();
+        for (i, found) in self.io().slots().await {
+            let (slot, manifest, places) = match found {
+                Ok(found) => found,
+                Err(e) => {
+                    self.found(Finding { segment: None, offset: CHECKPOINT_AT[i], what: format!("checkpoint: {e}") });
+                    continue;
+                }
+            };
+            let (revision, written) = (slot.revision.get(), manifest.written);
+            let named = manifest.runs.iter().flat_map(|(r, ..)| r.places.list()).chain(&places);
+            self.core.get_mut().maps.avoid.extend(named.map(|p| p.segment));
+            if !self.core.get_mut().keep_checkpoint(i, &slot, &manifest, places) || self.report.checkpoint > 0 {
+                continue;
+            }
+            match self.io().begin_with(manifest, &used).await {
+                Ok(covered) => {
+                    (self.covered, self.covered_rest) = (covered, written);
+                    self.report.checkpoint = revision;
+                }
+                Err(e) => {
+                    self.core.get_mut().maps.kept[i] = None;
+                    self.found(Finding { segment: None, offset: CHECKPOINT_AT[i], what: format!("checkpoint: {e}") });
+                }
+            }
+        }
+        self.core.get_mut().sweep_map();
+    }
+
+    /// Whether nothing up to an append is news.
+    fn is_covered(&self, append: u64) -> bool {
+        append <= self.covered_rest && self.covered.values().all(|c| append <= *c)
     }
 
     /// A segment whose ends are blank, or of a use before, may still be the newest one, if its first append was lost.
@@ -144,13 +262,13 @@ impl<D: Device> Recovery<'_, D> {
                 surveys.retain(|_, old| old.id != next);
                 surveys.insert(s.seq, s);
             }
-            _ => self.core.segs.said = Some(next),
+            _ => self.core.get_mut().segs.said = Some(next),
         }
     }
 
     /// A segment as the appends inside of it name it.
     async fn inside(&self, id: u32) -> Option<Survey> {
-        if id >= self.core.segs.len() {
+        if id >= self.core.borrow().segs.len() {
             return None;
         }
         let seq = find_seq(&mut Window::new(self.device, self.geometry, id)).await?;
@@ -160,9 +278,9 @@ impl<D: Device> Recovery<'_, D> {
     /// Free segments that were closed once are whole. Of the others nothing is known: they may be holes.
     fn free(&mut self, surveys: &BTreeMap<u64, Survey>) {
         let whole: BTreeSet<u32> = surveys.values().filter(|s| s.footer.is_some()).map(|s| s.id).collect();
-        for id in 0..self.core.segs.len() {
-            if self.core.segs.get(id).state == SegmentState::Ready && !whole.contains(&id) {
-                self.core.segs.set_state(id, SegmentState::Bare);
+        for id in 0..self.core.get_mut().segs.len() {
+            if self.core.get_mut().segs.get(id).state == SegmentState::Ready && !whole.contains(&id) {
+                self.core.get_mut().segs.set_state(id, SegmentState::Bare);
             }
         }
     }
@@ -227,8 +345,9 @@ impl<D: Device> Recovery<'_, D> {
             }
             self.finding(lost.0, 0, "the whole segment is lost: no append in it can be found");
             self.segment_lost = true;
-            if lost.0 < self.core.segs.len() && used.iter().all(|s| s.id != lost.0) {
-                self.core.segs.set_state(lost.0, SegmentState::Lost);
+            let segs = &mut self.core.get_mut().segs;
+            if lost.0 < segs.len() && used.iter().all(|s| s.id != lost.0) {
+                segs.set_state(lost.0, SegmentState::Lost);
             }
         }
         used.sort_by_key(|s| s.seq);
@@ -247,20 +366,24 @@ impl<D: Device> Recovery<'_, D> {
     }
 
     /// A segment that was closed: by its index, or by its appends if that is damaged.
-    async fn closed(&mut self, s: Survey) {
+    async fn closed(&mut self, s: Survey) -> Result<()> {
+        if let Some(f) = s.footer.filter(|f| self.is_covered(f.last_append.get())) {
+            self.ends_with(s, f.last_append.get());
+            return Ok(());
+        }
         if let Some(f) = s.footer {
             match self.index(s.id, &f).await {
                 Some(entries) => {
                     self.begins_with(s, f.first_append.get());
                     for e in &entries {
-                        self.apply(s.id, e);
+                        self.apply(s.id, e).await?;
                     }
                     self.ends_with(s, f.last_append.get());
-                    return;
+                    return Ok(());
                 }
                 None => self.finding(s.id, f.index_at.get(), "the segment's index does not match its checksum"),
             }
-        } else if self.indexes {
+        } else if self.from != From::Appends {
             self.finding(s.id, self.geometry.segment_bytes as u32 - 1, "the segment's index can't be found");
         }
         let limit = s.footer.map_or(self.geometry.segment_bytes as u32, |f| f.index_at.get());
@@ -276,11 +399,12 @@ impl<D: Device> Recovery<'_, D> {
             (None, None) => None,
         };
         self.report.appends += found.appends.len() as u64;
-        self.scanned(s, &found);
+        self.scanned(s, &found).await?;
         if let Some(last) = end.filter(|last| *last > self.last_append) {
             self.lost(s.id, found.end, last);
             self.ends_with(s, last);
         }
+        Ok(())
     }
 
     async fn index(&self, id: u32, f: &SegmentFooter) -> Option<Vec<IndexEntry>> {
@@ -288,8 +412,8 @@ impl<D: Device> Recovery<'_, D> {
     }
 
     /// The newest segment, which was open. Goes on in it if it is whole.
-    fn tail(&mut self, s: Survey, found: Scan) {
-        self.scanned(s, &found);
+    async fn tail(&mut self, s: Survey, found: Scan) -> Result<()> {
+        self.scanned(s, &found).await?;
         let last = found.appends.last().expect("newest segments have an append");
         let (first, last_number) = (found.appends[0].number(), last.number());
         let lost = found.durable > last_number;
@@ -297,7 +421,7 @@ impl<D: Device> Recovery<'_, D> {
             self.lost(s.id, found.end, found.durable);
             self.last_append = found.durable;
         }
-        self.core.proven = last.entries.is_empty();
+        self.core.get_mut().proven = last.entries.is_empty();
         let damaged = lost || !found.missing.is_empty() || found.appends.iter().any(|a| a.lost > 0);
         let mut index = BytesMut::new();
         let mut frames = 0;
@@ -307,11 +431,11 @@ impl<D: Device> Recovery<'_, D> {
         }
         let room = self.geometry.index_room(index.len());
         if damaged || found.end as usize + room > self.geometry.segment_bytes as usize {
-            return;
+            return Ok(());
         }
-        self.core.segs.set_state(s.id, SegmentState::Open);
-        self.core.stale_footer = s.footer.is_some();
-        self.core.open = Some(OpenSegment {
+        self.core.get_mut().segs.set_state(s.id, SegmentState::Open);
+        self.core.get_mut().stale_footer = s.footer.is_some();
+        self.core.get_mut().open = Some(OpenSegment {
             id: s.id,
             seq: s.seq,
             at: found.end,
@@ -320,9 +444,10 @@ impl<D: Device> Recovery<'_, D> {
             first_append: first,
             last_append: last_number,
         });
+        Ok(())
     }
 
-    fn scanned(&mut self, s: Survey, found: &Scan) {
+    async fn scanned(&mut self, s: Survey, found: &Scan) -> Result<()> {
         let mut missing = found.missing.iter().peekable();
         for (i, a) in found.appends.iter().enumerate() {
             while let Some((number, at)) = missing.next_if(|(n, _)| *n < a.number()) {
@@ -331,32 +456,33 @@ impl<D: Device> Recovery<'_, D> {
             if i == 0 && found.missing.is_empty() {
                 self.begins_with(s, a.number());
             }
-            self.append(s.id, a);
+            self.append(s.id, a).await?;
         }
         if let Some(a) = found.appends.last() {
             self.ends_with(s, a.number());
         }
+        Ok(())
     }
 
-    fn append(&mut self, id: u32, a: &Found) {
+    async fn append(&mut self, id: u32, a: &Found) -> Result<()> {
         if let Some(at) = a.bad_data {
             self.finding(id, at, "a data block does not match its CRC");
         }
         for e in &a.entries {
-            self.apply(id, e);
+            self.apply(id, e).await?;
         }
         if a.lost > 0 {
             self.lost(id, a.at, a.number());
         }
+        Ok(())
     }
 
     /// Notes that appends up to `number` can't be read.
     fn lost(&mut self, id: u32, at: u32, number: u64) {
         self.finding(id, at, format!("append {number} can't be read, or only in part"));
-        self.core.damaged = self.core.damaged.max(number);
-        for s in self.core.shards.values_mut() {
-            s.lost_append();
-        }
+        let core = self.core.get_mut();
+        core.damaged = core.damaged.max(number);
+        core.shards.values_mut().for_each(Shard::lost_append);
     }
 
     fn begins_with(&mut self, s: Survey, number: u64) {
@@ -373,18 +499,49 @@ impl<D: Device> Recovery<'_, D> {
         self.last_append = self.last_append.max(number);
     }
 
-    fn apply(&mut self, id: u32, e: &IndexEntry) {
+    fn io(&self) -> Io<'_, D> {
+        Io { device: self.device, core: &self.core, alone: true }
+    }
+
+    async fn apply(&mut self, id: u32, e: &IndexEntry) -> Result<()> {
         let at = At { segment: id, head_at: e.head_at, data_at: e.data_at, append: e.append };
+        let repair = e.flags & APPEND_REPAIR != 0;
+        if e.append <= self.covered.get(&e.head.shard()).copied().unwrap_or(self.covered_rest) {
+            return Ok(());
+        }
+        let carry = e.head.kind() == freebs_format::FrameKind::Carry;
+        let as_of = self.core.get_mut().shards.get(&e.head.shard()).map_or(0, |s| s.as_of);
+        if e.append <= as_of && !carry {
+            return Ok(());
+        }
         self.report.frames += 1;
-        if let Err(f) = self.core.apply_entry(&e.head, at, e.flags & APPEND_REPAIR != 0) {
+        self.core.get_mut().tell_committed(e.append - 1);
+        self.core.get_mut().replaying = e.append;
+        self.io().resolve(&[(&e.head, repair)]).await?;
+        if let Err(f) = self.core.get_mut().apply_entry(&e.head, at, repair) {
             self.found(f);
         }
+        self.io().resolved();
+        if matches!(self.from, From::Memory | From::Appends) {
+            return Ok(());
+        }
+        // A log larger than memory is read in memory.
+        self.io().upkeep().await
     }
 
     fn finish(&mut self, newest: u32) {
-        let damaged = self.core.damaged;
+        if self.known_durable > self.last_append {
+            self.lost(newest, 0, self.known_durable);
+            self.last_append = self.known_durable;
+            let core = self.core.get_mut();
+            if let Some(open) = core.open.take() {
+                core.segs.set_state(open.id, SegmentState::Closed);
+            }
+        }
+        self.core.get_mut().tell_committed(u64::MAX);
+        let damaged = self.core.get_mut().damaged;
         let mut left = Vec::new();
-        for s in self.core.shards.values_mut() {
+        for s in self.core.get_mut().shards.values_mut() {
             s.suspect |= s.may_miss(damaged);
             s.replayed();
             if s.forget_orphans() {
@@ -395,11 +552,12 @@ impl<D: Device> Recovery<'_, D> {
             let what = format!("shard {shard}: repair of a frame that never was here");
             self.found(Finding { segment: None, offset: 0, what });
         }
-        self.core.damaged = 0;
-        self.core.next_append = self.last_append + 1;
-        self.report.shards = self.core.shards.len();
-        self.report.segments = self.core.segs.used_count;
-        debug_assert!(self.core.segs.get(newest).is_used());
+        self.core.get_mut().damaged = 0;
+        self.core.get_mut().replaying = u64::MAX;
+        self.core.get_mut().next_append = self.last_append + 1;
+        self.report.shards = self.core.get_mut().shards.len();
+        self.report.segments = self.core.get_mut().segs.used_count;
+        debug_assert!(self.core.get_mut().segs.get(newest).is_used());
     }
 }
 

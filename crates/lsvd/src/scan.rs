@@ -5,6 +5,7 @@
 //! its own checksums match.
 
 use crate::core::Geometry;
+use crate::scrub::{Gate, READ_BYTES};
 use bytes::Bytes;
 use freebs_format::disk::{APPEND_MAGIC, AppendHeader, IndexEntry, LiveTable, SegmentFooter};
 use freebs_format::{CarryBody, FrameHead, FrameKind, block_crc, crc32c};
@@ -22,11 +23,17 @@ pub(crate) struct Window<'a, D> {
     pub segment: u32,
     start: usize,
     bytes: Bytes,
+    gate: Option<&'a Gate>,
 }
 
 impl<'a, D: Device> Window<'a, D> {
     pub fn new(device: &'a D, geometry: Geometry, segment: u32) -> Self {
-        Self { device, geometry, segment, start: 0, bytes: Bytes::new() }
+        Self { device, geometry, segment, start: 0, bytes: Bytes::new(), gate: None }
+    }
+
+    /// One that reads as slowly as it is let through.
+    pub fn paced(device: &'a D, geometry: Geometry, segment: u32, gate: &'a Gate) -> Self {
+        Self { gate: Some(gate), ..Self::new(device, geometry, segment) }
     }
 
     pub fn segment_bytes(&self) -> u64 {
@@ -44,8 +51,12 @@ impl<'a, D: Device> Window<'a, D> {
             let sector = self.geometry.sector;
             let from = at / sector * sector;
             let least = end.next_multiple_of(sector) - from;
-            let more = least.max(WINDOW).min(self.geometry.segment_bytes as usize - from);
+            let ahead = self.gate.map_or(WINDOW, |_| READ_BYTES);
+            let more = least.max(ahead).min(self.geometry.segment_bytes as usize - from);
             let byte = self.geometry.byte(self.segment, from as u32);
+            if let Some(gate) = self.gate {
+                gate.pass(more).await;
+            }
             let mut read = self.device.read(byte, more).await;
             if read.is_err() && more > least {
                 // A bad spot behind what is asked for must not hide it.

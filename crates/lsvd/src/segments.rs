@@ -1,8 +1,10 @@
 //! The table of segments: what each holds, how much of it is live, and which may be used again.
 //!
 //! Invariants:
-//! - `live` is the number of data blocks there that a map names, or an entry that a cut could bring back; `tombs` is
-//!   the same for blocks that trims and zeroes cover (rule E1).
+//! - `live` is the number of data blocks there that a map names, or a frame that could be cut. It may be higher than
+//!   that while nobody has found out that an entry was superseded; so none means none.
+//! - `tomb_list` says where trims and zeroes were recorded there; those still in force are looked up before the
+//!   segment is given up (rule E1).
 //! - A segment that was given up is used again only when a live table without it is durable: until then recovery
 //!   still sees it whole, beside everything else that the newest table names.
 //! - A segment that went back to the file system is written with zeroes before it is used again, so that no append
@@ -12,6 +14,7 @@
 //! - A pinned segment is not given up while the segments that pin it are in use: it holds the frame that says that
 //!   frames there don't count.
 
+use freebs_format::CarryEntry;
 use freebs_types::{Sequence, ShardId};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,12 +32,14 @@ pub(crate) enum SegmentState {
     Closed,
     /// Given up, but the newest live table still names it.
     Given,
+    /// Holds pages of the map. No live table names it: without a checkpoint that does, it is free.
+    Map,
     /// Free, but a hole in the file, or not known to be none.
     Bare,
     /// Nothing in it can be read any more. Live tables go on naming it, so that it is missed at the next start, too.
     Lost,
 }
-const STATES: usize = 6;
+const STATES: usize = 7;
 
 /// What a segment holds of one shard.
 #[derive(Clone, Debug, Default)]
@@ -44,15 +49,21 @@ pub(crate) struct Content {
     pub max: Sequence,
 }
 
+/// Trims and zeroes in force, by shard and slot: a shard that was made anew has nothing to do with them.
+pub(crate) type Tombs = BTreeMap<(ShardId, u32), Vec<CarryEntry>>;
+
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub state: SegmentState,
     pub seq: u64,
     pub live: u64,
-    pub tombs: u64,
     pub content: BTreeMap<ShardId, Content>,
     /// Where trims and zeroes were recorded, so that those still in force are found when they must be carried.
     pub tomb_list: Vec<(ShardId, u32, u32)>,
+    /// What was found of them still in force, to be carried.
+    pub tombs: Option<Tombs>,
+    /// Last append here that says that a shard was deleted; 0 for none.
+    pub forgets: u64,
     /// Segments that must be given up before this one.
     pub pins: BTreeSet<u32>,
     /// Local frames are on their way that let this segment be given up.
@@ -78,9 +89,10 @@ impl Segment {
             state: SegmentState::Ready,
             seq: 0,
             live: 0,
-            tombs: 0,
             content: BTreeMap::new(),
             tomb_list: Vec::new(),
+            tombs: None,
+            forgets: 0,
             pins: BTreeSet::new(),
             leaving: false,
             cleaning: false,
@@ -91,6 +103,20 @@ impl Segment {
             evidence: false,
             readers: Rc::default(),
         }
+    }
+
+    /// Where trims and zeroes were recorded, as ranges that don't overlap: shard, first block, end.
+    pub fn tomb_ranges(&self) -> Vec<(ShardId, u32, u32)> {
+        let mut all: Vec<_> = self.tomb_list.iter().map(|(id, start, len)| (*id, *start, start + len)).collect();
+        all.sort_unstable();
+        let mut out: Vec<(ShardId, u32, u32)> = Vec::with_capacity(all.len());
+        for (id, start, end) in all {
+            match out.last_mut() {
+                Some(last) if last.0 == id && start <= last.2 => last.2 = last.2.max(end),
+                _ => out.push((id, start, end)),
+            }
+        }
+        out
     }
 
     pub fn is_used(&self) -> bool {
@@ -134,11 +160,17 @@ pub(crate) struct Segments {
     pub blocked: BTreeSet<u32>,
     /// Those that it takes too much to give up alone; looked at again together with any candidate.
     pub dear: BTreeSet<u32>,
+    /// Those whose trims and zeroes must be looked up first.
+    pub asked: BTreeSet<u32>,
+    /// The one that is being looked at.
+    pub asking: Option<u32>,
     pub live_blocks: u64,
     /// Where the log said that it goes on when it was stopped: recovery looks for it there, and nowhere else.
     pub said: Option<u32>,
     /// Segments that are open or closed.
     pub used_count: u32,
+    /// Segments that hold pages of the map.
+    pub map_count: u32,
     /// Rises when more segments may be worth cleaning than before.
     pub changes: u64,
     /// Blocks that died so far; those that were moved did not.
@@ -174,6 +206,18 @@ impl Segments {
         let readers = self.get(id).readers.clone();
         readers.set(readers.get() + 1);
         ReadGuard { readers, freed: self.freed.clone() }
+    }
+
+    /// Whether something is being looked up that may let a segment go.
+    pub fn is_asking(&self) -> bool {
+        self.asking.is_some() || !self.asked.is_empty()
+    }
+
+    /// The lowest ready segment where the log will not go on next.
+    pub fn ready_for_map(&self, opening: Option<u32>, avoid: &BTreeSet<u32>) -> Option<u32> {
+        let next = self.said().or(opening);
+        let fits = |i: u32, s: &Segment| s.state == SegmentState::Ready && !s.is_read() && Some(i) != next;
+        self.iter().find(|(i, s)| fits(*i, s) && !avoid.contains(i)).map(|(i, _)| i)
     }
 
     /// The lowest segment that can be opened.
@@ -259,7 +303,8 @@ impl Segments {
     pub fn count_live(&mut self, id: u32, delta: i64) {
         if delta < 0 {
             // Cleaning does not move anything out of a damaged segment, so this is a repair.
-            self.all[id as usize].damaged = None;
+            let mended = self.all[id as usize].damaged.take().is_some();
+            self.changes += u64::from(mended);
         }
         self.change_live(id, delta);
     }
@@ -283,14 +328,6 @@ impl Segments {
         self.change_live(id, delta);
     }
 
-    pub fn count_tombs(&mut self, id: u32, delta: i64) {
-        let s = &mut self.all[id as usize];
-        s.tombs = s.tombs.checked_add_signed(delta).expect("a segment's trims are never below zero");
-        if delta < 0 && s.tombs == 0 && s.live == 0 && s.state == SegmentState::Closed {
-            self.candidates.insert(id);
-        }
-    }
-
     /// Notes that a frame of the shard lies in a segment; `sequence` unless it is a local one.
     pub fn note(&mut self, id: u32, shard: ShardId, sequence: Option<Sequence>) {
         let c = self.all[id as usize].content.entry(shard).or_default();
@@ -312,19 +349,23 @@ impl Segments {
         let with: Vec<u32> =
             self.used().filter(|(i, s)| *i != holder && s.content.contains_key(&shard)).map(|(i, _)| i).collect();
         for id in with {
-            self.get_mut(id).content.remove(&shard);
+            let s = self.get_mut(id);
+            s.content.remove(&shard);
+            s.tomb_list.retain(|t| t.0 != shard);
             self.pin(holder, id);
             self.candidates.insert(id);
         }
         self.changes += 1;
-        self.get_mut(holder).content.remove(&shard);
+        let s = self.get_mut(holder);
+        s.content.remove(&shard);
+        s.tomb_list.retain(|t| t.0 != shard);
         self.candidates.insert(holder);
     }
 
     /// Gives a segment up; tells what it held.
     pub fn give_up(&mut self, id: u32) -> BTreeMap<ShardId, Content> {
         let s = self.get_mut(id);
-        assert!(s.state == SegmentState::Closed && s.live == 0 && s.tombs == 0, "nothing live is given up");
+        assert!(s.state == SegmentState::Closed && s.live == 0, "nothing live is given up");
         s.tomb_list = Vec::new();
         let content = std::mem::take(&mut s.content);
         self.set_state(id, SegmentState::Given);

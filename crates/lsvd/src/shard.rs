@@ -5,20 +5,24 @@
 //! - A frame with the next sequence extends. One with a sequence that is taken by another frame cuts back first; it
 //!   never does at or below `committed` (rule E7). One that leaves a gap makes a hole, unless the gap is known to
 //!   have been released.
-//! - For every frame above `committed` there is an `Undo` with the extents that it displaced; those stay live.
+//! - Frames above `committed` are in the overlay, and only there. What a committed frame brings goes into the map
+//!   below it as the newest there; what came out of order is held against the map first (rule E2).
+//! - A block's bit in the chunk index is set when its entry is admitted and cleared when a newer one is committed over
+//!   it, or its frame is cut. Clearing it again does nothing, so it does not matter how often that is found out.
 
 use crate::chunks::{self, ChunkIndex, Run};
 use crate::frames::{FrameIndex, FramePlace};
 use crate::map::{Crcs, Extent, ExtentMap, Outcome};
+use crate::overlay::{Overlay, Uncommitted, entries};
 use crate::segments::Segments;
 use crate::{Base, FrameName, MarkChange, RequestTable, ShardState};
-use freebs_format::{AttachBody, CarryBody, ExtentKind, FrameHead, FrameKind, MarkBody, ViewBody, hide};
+use freebs_format::{AttachBody, CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind, MarkBody, ViewBody, hide};
 use freebs_types::{BLOCK, ChunkId, Hash32, Sequence, ShardId, Version, ViewNumber};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// Sequences and versions from outside lie below this, so that counting on from them can't overflow.
-const NUMBER_MAX: u64 = 1 << 62;
+pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 
 /// Where a frame was found or put.
 #[derive(Clone, Copy, Debug)]
@@ -54,22 +58,12 @@ impl Tip {
     }
 }
 
-/// What it takes to bring back the state before an uncommitted frame, or before the jump that an uncommitted mark
-/// made.
-#[derive(Debug)]
-struct Undo {
-    sequence: Sequence,
-    before: Tip,
-    head: Option<FrameHead>,
-    displaced: Vec<(u32, Extent)>,
-}
-
 /// A range of lost frames. A soft one goes away when a mark says that they had been released.
 #[derive(Clone, Copy, Debug)]
-struct Hole {
-    from: u64,
-    to: u64,
-    hard: bool,
+pub(crate) struct Hole {
+    pub from: u64,
+    pub to: u64,
+    pub hard: bool,
 }
 
 #[derive(Debug, Default)]
@@ -79,22 +73,41 @@ pub(crate) struct Shard {
     pub committed: Sequence,
     pub promised: ViewNumber,
     pub secret: Option<(ViewNumber, Hash32)>,
-    views: Vec<(Sequence, FrameHead)>,
-    attaches: Vec<(Sequence, AttachBody)>,
-    requests: RequestTable,
-    holes: Vec<Hole>,
+    pub views: Vec<(Sequence, FrameHead)>,
+    pub attaches: Vec<(Sequence, AttachBody)>,
+    pub requests: RequestTable,
+    pub holes: Vec<Hole>,
     /// Frames up to here may have had their blocks moved into an append that is lost. Only while the log is replayed.
     moved: u64,
     /// Up to here those of them that are no longer in the log are holes already.
     missed: u64,
     pub suspect: bool,
     pub released: Sequence,
+    /// Whose entries of the device's runs are this shard's.
+    pub slot: u32,
+    /// Entries of committed frames: the newest level of the map.
     pub map: ExtentMap,
+    /// The level below, while it is being written to a run.
+    pub frozen: Option<Rc<ExtentMap>>,
+    /// What the runs below say of the blocks of the frame that is about to be applied, if it is one that need not be
+    /// the newest there. Set by who has looked it up.
+    pub below: ExtentMap,
+    pub overlay: Overlay,
+    /// The append that a checkpoint has the shard as of. Only carries from before are applied again.
+    pub as_of: u64,
+    /// Behind this append a live block is one whose entry is in the map. A checkpoint has what lives later than the map.
+    pub sure_from: u64,
+    /// What is committed up to here is in the runs, but for `dirty`.
+    pub flushed: Sequence,
+    /// Blocks whose entries changed although they are not newer than that: first one and end.
+    pub dirty: Vec<(u32, u32)>,
+    /// Highest sequence of an entry that came ahead of its frame (a map that is being learned). Frames up to there are
+    /// not the newest in the map.
+    pub ahead: Sequence,
     pub chunks: ChunkIndex,
     pub frames: FrameIndex,
-    undo: VecDeque<Undo>,
     /// What is committed as the chain says, although frames up to there may not be here yet.
-    hint: Sequence,
+    pub hint: Sequence,
     /// Frames from here on stay in the log.
     pub keep: Option<Sequence>,
     /// Append of the last frame or mark.
@@ -102,16 +115,13 @@ pub(crate) struct Shard {
     /// Segment of the newest mark and what it says is released.
     pub mark: Option<(u32, Sequence)>,
     /// Segments with frames, and with marks that name frames, that were cut since the last frame.
-    stale: BTreeSet<u32>,
+    pub stale: BTreeSet<u32>,
     /// Repairs of frames of which nothing in the log has told yet: the first copy of such a frame was given up, and the
     /// mark that says so lies further on. Only while the log is replayed.
-    orphans: BTreeMap<Sequence, (FrameHead, At)>,
+    pub orphans: BTreeMap<Sequence, (FrameHead, At)>,
     /// Segments with marks that name frames above `committed`, and the highest such frame.
     pub marks: BTreeMap<u32, Sequence>,
     outcome: Outcome,
-    /// What a frame displaced for good. It is given up after all of the frame has been placed: a chunk must not go
-    /// because the first of its blocks are dead already while the others have not been named yet.
-    freed: Vec<Extent>,
 }
 
 fn hid8(head: &FrameHead) -> u64 {
@@ -123,9 +133,51 @@ fn own(head: &FrameHead) -> FrameHead {
     FrameHead::parse(&mut bytes::Bytes::copy_from_slice(head.bytes())).expect("parsed before")
 }
 
+/// Merges an entry that was recorded later than what is there: the same trim or zero is at home in the later record.
+fn insert_later(map: &mut ExtentMap, start: u32, e: Extent, out: &mut Outcome) {
+    let (home, key, end, data) = (e.offset, e.key(), start + e.len, e.is_data());
+    map.insert(start, e, out);
+    if !data && !out.same.is_empty() {
+        map.rehome(start, end, home, |e| e.key() == key);
+    }
+}
+
 impl Shard {
-    pub fn new(id: ShardId) -> Self {
-        Self { id, ..Self::default() }
+    pub fn new(id: ShardId, slot: u32) -> Self {
+        Self { id, slot, ..Self::default() }
+    }
+
+    /// What is here is being written: gives back the blocks that are not newer than what was written before.
+    pub fn take_dirty(&mut self) -> Vec<(u32, u32)> {
+        let mut all = std::mem::take(&mut self.dirty);
+        all.sort_unstable();
+        let mut out: Vec<(u32, u32)> = Vec::new();
+        for (start, end) in all {
+            match out.last_mut() {
+                Some(last) if start <= last.1 => last.1 = last.1.max(end),
+                _ => out.push((start, end)),
+            }
+        }
+        self.flushed = self.committed;
+        out
+    }
+
+    /// The map's table becomes the frozen one; gives it back.
+    pub fn freeze(&mut self) -> Rc<ExtentMap> {
+        assert!(self.frozen.is_none(), "one table at a time is written");
+        let table = Rc::new(std::mem::take(&mut self.map));
+        self.frozen = Some(table.clone()).filter(|t| !t.is_empty());
+        table
+    }
+
+    /// The frozen table is not written after all.
+    pub fn thaw(&mut self, segs: &mut Segments) {
+        let Some(frozen) = self.frozen.take() else { return };
+        let newer = std::mem::take(&mut self.map);
+        self.map = Rc::try_unwrap(frozen).unwrap_or_else(|f| (*f).clone());
+        for (a, e) in newer.iter() {
+            self.down(a, e.clone(), segs);
+        }
     }
 
     /// Applies a frame of the sequence. `damaged` is the highest append known to be lost, so far in log order.
@@ -152,6 +204,8 @@ impl Shard {
         if s <= self.tip.name.sequence {
             let same = match self.frames.get(s) {
                 Some(p) => p.hid == hid8(head),
+                // Of frames so old nobody knows any more; they are committed, so this can only be the same again.
+                None if s <= self.committed && self.frames.is_before_all(s) => true,
                 None => s <= self.released || (s == self.tip.name.sequence && self.tip.name.hid == h.hid()),
             };
             if same {
@@ -211,15 +265,7 @@ impl Shard {
         let s = head.seq();
         let known = head.header().committed_seq().0.min(s.0 - 1).max(self.hint.0.min(s.0));
         self.set_committed(Sequence(known), segs);
-        if s > self.committed {
-            self.undo.push_back(Undo {
-                sequence: s,
-                before: self.tip,
-                head: Some(head.clone()),
-                displaced: Vec::new(),
-            });
-        }
-        self.tip = Tip::of(head);
+        let before = std::mem::replace(&mut self.tip, Tip::of(head));
         self.frames.push(s, Self::place_of(head, at));
         self.promised = self.promised.max(head.view());
         self.last_append = at.append;
@@ -228,7 +274,9 @@ impl Shard {
             segs.pin(at.segment, by);
         }
         self.note_body(head);
-        self.place_updates(head, at, segs);
+        self.place_data(head, at, segs);
+        let late = s <= self.ahead;
+        self.enter(head, at, late, before, segs);
     }
 
     fn place_of(head: &FrameHead, at: At) -> FramePlace {
@@ -273,121 +321,99 @@ impl Shard {
         self.attaches.drain(..old.saturating_sub(1));
     }
 
-    fn place_updates(&mut self, head: &FrameHead, at: At, segs: &mut Segments) {
+    /// Gives the frame's data their place.
+    fn place_data(&mut self, head: &FrameHead, at: At, segs: &mut Segments) {
         let h = head.header();
         if h.data_blocks() > 0 {
             let run = Run { first: h.chunk_offset.get(), count: h.data_blocks(), segment: at.segment, at: at.data_at };
             self.chunks.place(h.chunk(), run, |s, n| segs.count_live(s, n));
         }
-        for u in head.updates() {
-            let table: Option<Rc<[u32]>> = (u.crcs.len() > 1).then(|| u.crcs.iter().map(|c| c.get()).collect());
-            for (e, first) in u.extents() {
-                let data = e.kind == ExtentKind::Data;
-                let crcs = match (&table, data) {
-                    (_, false) => Crcs::None,
-                    (None, true) => Crcs::One(u.crcs[0].get()),
-                    (Some(table), true) => Crcs::Many { table: table.clone(), at: first - u.first_block },
-                };
-                let extent = Extent {
-                    len: e.range.len,
-                    kind: e.kind,
-                    version: u.version,
-                    sequence: head.seq(),
-                    chunk: if data { h.chunk() } else { ChunkId::default() },
-                    offset: if data { h.chunk_offset.get() + first } else { at.segment },
-                    crcs,
-                };
-                self.merge(e.range.start.0, extent, segs);
-            }
-        }
-        self.release_freed(segs);
-        self.chunks.settle(h.chunk(), h.chunk_offset.get(), h.data_blocks());
     }
 
-    /// Merges an entry into the map and keeps the counts of what is live.
-    fn merge(&mut self, start: u32, e: Extent, segs: &mut Segments) {
-        let (by, kind, home) = (e.sequence, e.kind, e.offset);
-        if kind != ExtentKind::Data {
-            segs.get_mut(home).tomb_list.push((self.id, start, e.len));
+    /// The frame's entries go into the overlay while it may be cut, else into the map. `late` if they need not be the
+    /// newest.
+    fn enter(&mut self, head: &FrameHead, at: At, late: bool, before: Tip, segs: &mut Segments) {
+        let (sequence, mut list) = (head.seq(), Vec::new());
+        entries(head, at, |a, e| list.push((a, e)));
+        self.acquire_data(&list, at, segs);
+        if sequence <= self.committed {
+            self.go_down(list, late, segs);
+            return;
         }
-        let (chunk, mut out) = (e.chunk, std::mem::take(&mut self.outcome));
-        self.map.insert(start, e, &mut out);
-        for (a, len) in out.placed.drain(..) {
-            match kind {
-                ExtentKind::Data => {
-                    self.chunks.acquire(chunk, home + (a - start), len, |s, n| segs.count_live(s, n));
-                }
-                _ => segs.count_tombs(home, i64::from(len)),
+        if late {
+            self.hold_newer(&list, segs);
+        }
+        self.overlay.put(Uncommitted { sequence, before, entries: list, append: at.append });
+    }
+
+    /// All blocks that the frame names are live; and its trims are recorded here.
+    fn acquire_data(&mut self, list: &[(u32, Extent)], at: At, segs: &mut Segments) {
+        for (a, e) in list {
+            if e.is_data() {
+                self.chunks.acquire(e.chunk, e.offset, e.len, |s, n| segs.count_live(s, n));
+            } else {
+                segs.get_mut(at.segment).tomb_list.push((self.id, *a, e.len));
             }
         }
-        for (a, e) in out.displaced.drain(..) {
-            self.set_aside(by, a, e);
+    }
+
+    /// A committed frame's entries go into the map.
+    fn go_down(&mut self, list: Vec<(u32, Extent)>, late: bool, segs: &mut Segments) {
+        for (a, e) in list {
+            if late { self.down_late(a, e, segs) } else { self.down(a, e, segs) }
         }
-        for (a, e, winner) in out.lost.drain(..) {
-            if self.undo_of(winner).is_none() {
-                continue;
-            }
-            for (a, e) in self.not_aside(a, e) {
-                self.acquire(&e, segs);
-                self.set_aside(winner, a, e);
-            }
+    }
+
+    /// Puts a committed entry into the map, which has nothing newer below it.
+    fn down(&mut self, start: u32, e: Extent, segs: &mut Segments) {
+        if e.sequence <= self.flushed {
+            self.dirty.push((start, start + e.len));
+        }
+        let mut out = std::mem::take(&mut self.outcome);
+        insert_later(&mut self.map, start, e, &mut out);
+        for (_, e) in out.displaced.drain(..) {
+            self.release(&e, segs);
+        }
+        for (_, e, _) in out.lost.drain(..) {
+            self.release(&e, segs);
         }
         self.outcome = out;
     }
 
-    /// The parts of an entry that are not set aside already: a carry may bring again what an uncommitted frame has
-    /// displaced, and it must be counted once.
-    fn not_aside(&self, at: u32, e: Extent) -> Vec<(u32, Extent)> {
-        let mut parts = vec![(at, e)];
-        for (from, aside) in self.undo.iter().flat_map(|u| &u.displaced) {
-            let to = from + aside.len;
-            let covers = |(a, e): &(u32, Extent)| e.key() == aside.key() && *from < a + e.len && *a < to;
-            for (a, e) in parts.extract_if(.., |p| covers(p)).collect::<Vec<_>>() {
-                if a < *from {
-                    parts.push((a, e.piece(0, from - a)));
-                }
-                if to < a + e.len {
-                    parts.push((to, e.piece(to - a, a + e.len - to)));
-                }
+    /// Puts a committed entry that came out of order into the map, as far as nothing newer is known.
+    fn down_late(&mut self, start: u32, e: Extent, segs: &mut Segments) {
+        for (a, e) in self.not_beaten(start, e, segs) {
+            self.down(a, e, segs);
+        }
+    }
+
+    /// The pieces of an entry that no newer committed one covers; the others are free.
+    fn not_beaten(&mut self, start: u32, e: Extent, segs: &mut Segments) -> Vec<(u32, Extent)> {
+        let (mut view, mut out) = (self.below_view(start, start + e.len), Outcome::default());
+        view.insert(start, e.clone(), &mut out);
+        for (_, gone, _) in out.lost.drain(..) {
+            self.release(&gone, segs);
+        }
+        let stays = out.placed.into_iter().chain(out.same);
+        stays.map(|(a, len)| (a, e.piece(a - start, len))).collect()
+    }
+
+    /// Committed entries that are as new as those of an uncommitted frame, or newer, are held above it.
+    fn hold_newer(&mut self, list: &[(u32, Extent)], segs: &mut Segments) {
+        for (a, e) in list {
+            let view = self.below_view(*a, a + e.len);
+            for (a, newer) in view.iter().filter(|(_, n)| n.key() >= e.key()) {
+                // It is in the map below already, so the log need not keep its append for this copy.
+                let covered = self.overlay.hold(a, newer.clone(), u64::MAX);
+                covered.iter().for_each(|e| self.release(e, segs));
             }
         }
-        parts
     }
 
-    fn undo_of(&mut self, s: Sequence) -> Option<&mut Undo> {
-        let i = self.undo.binary_search_by_key(&s, |u| u.sequence).ok()?;
-        self.undo.get_mut(i)
-    }
-
-    /// Keeps a live piece that frame `by` displaced while that frame may be cut; else it is free.
-    fn set_aside(&mut self, by: Sequence, at: u32, e: Extent) {
-        match self.undo_of(by) {
-            Some(u) => u.displaced.push((at, e)),
-            None => self.freed.push(e),
-        }
-    }
-
-    fn release_freed(&mut self, segs: &mut Segments) {
-        let mut freed = std::mem::take(&mut self.freed);
-        for e in freed.drain(..) {
-            self.release(&e, segs);
-        }
-        self.freed = freed;
-    }
-
-    fn acquire(&mut self, e: &Extent, segs: &mut Segments) {
-        if e.is_data() {
-            self.chunks.acquire(e.chunk, e.offset, e.len, |s, n| segs.count_live(s, n));
-        } else {
-            segs.count_tombs(e.offset, i64::from(e.len));
-        }
-    }
-
-    fn release(&mut self, e: &Extent, segs: &mut Segments) {
+    /// The entry's blocks are free.
+    pub fn release(&mut self, e: &Extent, segs: &mut Segments) {
         if e.is_data() {
             self.chunks.release(e.chunk, e.offset, e.len, |s, n| segs.count_died(s, n));
-        } else {
-            segs.count_tombs(e.offset, -i64::from(e.len));
         }
     }
 
@@ -411,26 +437,26 @@ impl Shard {
         if !self.fill_hole(s.0) {
             if s <= self.released.min(self.committed) {
                 // Its first copy was given up. This one is where its blocks are.
-                self.place_updates(head, at, segs);
+                self.place_data(head, at, segs);
+                let before = self.tip;
+                self.enter(head, at, true, before, segs);
             } else {
                 self.orphans.insert(s, (own(head), at));
             }
             return Ok(());
         }
-        if s > self.committed {
-            let i = self.undo.partition_point(|u| u.sequence < s);
-            let before = match self.undo.get_mut(i) {
-                Some(u) => std::mem::replace(&mut u.before, Tip::of(head)),
-                None => self.tip,
-            };
-            self.undo.insert(i, Undo { sequence: s, before, head: Some(head.clone()), displaced: Vec::new() });
-        }
+        // The frame behind it knows what the tip was before.
+        let before = match self.overlay.after(s) {
+            Some(u) => std::mem::replace(&mut u.before, Tip::of(head)),
+            None => self.tip,
+        };
         self.frames.replace(s, place);
         if s == self.tip.name.sequence {
             self.tip = Tip::of(head);
         }
         self.note_body(head);
-        self.place_updates(head, at, segs);
+        self.place_data(head, at, segs);
+        self.enter(head, at, true, before, segs);
         Ok(())
     }
 
@@ -468,10 +494,14 @@ impl Shard {
             {
                 return Err("carried entry outside its chunk");
             }
+            let unknown = self.unknown(e, at.append);
             if data {
                 let run = Run { first: e.offset, count: e.range.len, segment: at.segment, at: data_at };
                 data_at += e.range.len * BLOCK as u32;
                 self.chunks.place(e.chunk, run, |s, n| segs.count_live(s, n));
+                self.chunks.acquire(e.chunk, e.offset, e.range.len, |s, n| segs.count_live(s, n));
+            } else {
+                segs.get_mut(at.segment).tomb_list.push((self.id, start, e.range.len));
             }
             let extent = Extent {
                 len: e.range.len,
@@ -486,19 +516,43 @@ impl Shard {
                     _ => Crcs::Many { table: e.crcs.clone().into(), at: 0 },
                 },
             };
-            let key = extent.key();
-            self.merge(start, extent, segs);
-            self.release_freed(segs);
-            if data {
-                self.chunks.settle(e.chunk, e.offset, e.range.len);
-            } else {
-                for (home, len) in self.map.rehome(start, start + e.range.len, at.segment, |e| e.key() == key) {
-                    segs.count_tombs(at.segment, i64::from(len));
-                    segs.count_tombs(home, -i64::from(len));
-                }
+            for (a, len) in unknown {
+                self.carried(a, extent.piece(a - start, len), at, segs);
             }
         }
         Ok(())
+    }
+
+    /// Whether uncommitted frames, or what is held above them, write some of these blocks.
+    pub fn is_over(&self, start: u32, end: u32) -> bool {
+        self.overlay.map.range(start, end).next().is_some()
+    }
+
+    /// The parts of a carried entry that the map need not have: address and length. Blocks that are live already are
+    /// named by this very entry, since a block of a chunk is written once; they have only moved.
+    pub fn unknown(&self, e: &CarryEntry, append: u64) -> Vec<(u32, u32)> {
+        let (start, len) = (e.range.start.0, e.range.len);
+        if e.kind != ExtentKind::Data || self.is_over(start, start + len) || append <= self.sure_from {
+            return vec![(start, len)];
+        }
+        let mut out = Vec::new();
+        self.chunks.dead_in(e.chunk, e.offset, len, |first, n| out.push((start + (first - e.offset), n)));
+        out
+    }
+
+    /// One entry of a carry: into the map, or above it while frames that may be cut write the same blocks.
+    fn carried(&mut self, start: u32, e: Extent, at: At, segs: &mut Segments) {
+        if e.sequence > self.tip.name.sequence {
+            self.ahead = self.ahead.max(e.sequence);
+        }
+        for (a, e) in self.not_beaten(start, e, segs) {
+            if self.is_over(a, a + e.len) {
+                let covered = self.overlay.hold(a, e, at.append);
+                covered.iter().for_each(|e| self.release(e, segs));
+            } else {
+                self.down(a, e, segs);
+            }
+        }
     }
 
     /// Applies a mark: takes what is newer in it. `head` is the mark's own.
@@ -533,7 +587,7 @@ impl Shard {
         let lost_since = damaged < u64::MAX && self.may_miss(damaged);
         if s > last {
             self.add_hole(last.0 + 1, s.0, self.may_miss(damaged));
-            self.jump(head, body, segs);
+            self.jump(head, body, at, segs);
         } else {
             self.fill_in(s, body);
         }
@@ -577,19 +631,17 @@ impl Shard {
     /// Goes on from a mark that is ahead of the frames that are here. What it says may be of frames that were cut
     /// later, and that were given up together with what they wrote; so it can be cut, too, unless it is committed or
     /// the whole map came with it.
-    fn jump(&mut self, head: &FrameHead, body: &MarkBody, segs: &mut Segments) {
+    fn jump(&mut self, head: &FrameHead, body: &MarkBody, at: At, segs: &mut Segments) {
         let (s, h) = (head.seq(), head.header());
         if body.whole || body.committed >= s {
-            for u in std::mem::take(&mut self.undo) {
-                for (_, e) in u.displaced {
-                    self.release(&e, segs);
-                }
-            }
+            // The map was learned up to here, or what came before is committed.
+            self.commit_to(Sequence(u64::MAX), segs);
             self.views = body.view_frame.iter().map(|f| (f.seq(), own(f))).collect();
             self.attaches = vec![(Sequence(0), body.attach)];
             self.requests = RequestTable::from_format(&body.requests);
         } else {
-            self.undo.push_back(Undo { sequence: s, before: self.tip, head: None, displaced: Vec::new() });
+            let append = at.append;
+            self.overlay.put(Uncommitted { sequence: s, before: self.tip, entries: Vec::new(), append });
             self.fill_in(s, body);
         }
         self.tip = Tip {
@@ -608,36 +660,12 @@ impl Shard {
         if to >= self.tip.name.sequence {
             return;
         }
-        let mut aside = Vec::new();
-        while self.undo.back().is_some_and(|u| u.sequence > to) {
-            let u = self.undo.pop_back().expect("just seen");
-            for (e, _) in u.head.iter().flat_map(FrameHead::updates).flat_map(|up| up.extents().collect::<Vec<_>>()) {
-                let (a, b) = (e.range.start.0, e.range.end() as u32);
-                for (_, gone) in self.map.take(a, b, |x| x.sequence == u.sequence) {
-                    self.release(&gone, segs);
-                }
-            }
-            aside.extend(u.displaced);
+        while let Some(u) = self.overlay.cut(to) {
+            u.entries.iter().for_each(|(_, e)| self.release(e, segs));
             self.tip = u.before;
         }
-        let mut out = std::mem::take(&mut self.outcome);
-        for (a, e) in aside {
-            if e.sequence > to {
-                self.release(&e, segs);
-                continue;
-            }
-            // What comes back was counted as live all the time; only what it meets can change that.
-            let by = e.sequence;
-            self.map.insert(a, e, &mut out);
-            for (a, e) in out.displaced.drain(..) {
-                self.set_aside(by, a, e);
-            }
-            for (a, e, winner) in out.lost.drain(..) {
-                self.set_aside(winner, a, e);
-            }
-        }
-        self.release_freed(segs);
-        self.outcome = out;
+        self.overlay.rebuild();
+        self.commit_to(self.committed, segs);
         self.stale.extend(self.frames.cut(to));
         // A mark that names a frame of the branch must not outlive the frame that cuts it.
         self.stale.extend(self.marks.extract_if(.., |_, s| *s > to).map(|(segment, _)| segment));
@@ -664,26 +692,25 @@ impl Shard {
         }
         self.committed = to;
         self.marks.retain(|_, s| *s > to);
-        while self.undo.front().is_some_and(|u| u.sequence <= to) {
-            let u = self.undo.pop_front().expect("just seen");
-            for (_, e) in u.displaced {
-                self.release(&e, segs);
-            }
-        }
+        self.commit_to(to, segs);
         self.prune();
+    }
+
+    /// Frames up to `to` can't be cut any more: what they brought goes into the map.
+    fn commit_to(&mut self, to: Sequence, segs: &mut Segments) {
+        while let Some(done) = self.overlay.commit(to) {
+            done.covered.iter().for_each(|e| self.release(e, segs));
+            self.go_down(done.entries, false, segs);
+            self.go_down(done.again, false, segs);
+        }
+        for (a, e) in self.overlay.let_go() {
+            self.down(a, e, segs);
+        }
     }
 
     /// The shard was deleted: nothing of it is live.
     pub fn forget(mut self, holder: u32, segs: &mut Segments) {
-        for u in std::mem::take(&mut self.undo) {
-            for (_, e) in u.displaced {
-                self.release(&e, segs);
-            }
-        }
-        let map = std::mem::take(&mut self.map);
-        for (_, e) in map.iter() {
-            self.release(e, segs);
-        }
+        self.chunks.clear(|s, n| segs.count_live(s, n));
         segs.forget(self.id, holder);
     }
 
@@ -704,6 +731,7 @@ impl Shard {
     /// From here on frames are given up by an engine that knows what is lost.
     pub fn replayed(&mut self) {
         (self.moved, self.missed) = (0, 0);
+        self.frames.replayed();
     }
 
     /// Of what a lost append may have held, all that was given up is missed: only a frame that is still in the log has
@@ -758,28 +786,45 @@ impl Shard {
         self.holes.iter().map(|h| Sequence(h.to)).max()
     }
 
-    /// Map entries that no cut can take back, in a range.
+    /// Map entries in memory that no cut can take back, in a range.
     pub fn committed_view(&self, start: u32, end: u32) -> ExtentMap {
-        let mut view = ExtentMap::default();
-        let mut out = Outcome::default();
-        for (a, e, skip, len) in self.map.range(start, end) {
-            if e.sequence <= self.committed || self.undo.is_empty() {
-                view.insert(a, e.piece(skip, len), &mut out);
-            }
+        let (mut view, mut out) = (ExtentMap::default(), Outcome::default());
+        let held = self.overlay.held().filter_map(|(a, e)| {
+            let (from, to) = (a.max(start), (a + e.len).min(end));
+            (from < to).then(|| (from, e.piece(from - a, to - from)))
+        });
+        let levels = [self.frozen.as_deref(), Some(&self.map)].into_iter().flatten();
+        let levels = levels.flat_map(|m| m.range(start, end)).map(|(a, e, skip, len)| (a, e.piece(skip, len)));
+        for (a, e) in levels.chain(held) {
+            insert_later(&mut view, a, e, &mut out);
         }
-        for (a, e) in self.undo.iter().flat_map(|u| &u.displaced) {
-            let (from, to) = ((*a).max(start), (*a + e.len).min(end));
-            if e.sequence <= self.committed && from < to {
-                view.insert(from, e.piece(from - a, to - from), &mut out);
+        view
+    }
+
+    /// Map entries in memory as the last durable frame left them, in a range.
+    pub fn view(&self, start: u32, end: u32) -> ExtentMap {
+        let (mut view, mut out) = (ExtentMap::default(), Outcome::default());
+        for map in [self.frozen.as_deref(), Some(&self.map), Some(&self.overlay.map)].into_iter().flatten() {
+            for (a, e, skip, len) in map.range(start, end) {
+                view.insert(a, e.piece(skip, len), &mut out);
             }
         }
         view
     }
 
-    /// The first address from `at` on that has an entry, in force or set aside.
+    /// The committed entries of a range, those of the runs included: for a frame whose blocks were looked up.
+    fn below_view(&self, start: u32, end: u32) -> ExtentMap {
+        let (mut view, mut out) = (self.committed_view(start, end), Outcome::default());
+        for (a, e, skip, len) in self.below.range(start, end) {
+            view.insert(a, e.piece(skip, len), &mut out);
+        }
+        view
+    }
+
+    /// The first address from `at` on that has an entry.
     pub fn next_entry(&self, at: u32) -> Option<u32> {
-        let aside = self.undo.iter().flat_map(|u| &u.displaced).filter(|(a, e)| a + e.len > at).map(|(a, _)| *a);
-        self.map.next(at).into_iter().chain(aside.map(|a| a.max(at))).min()
+        let maps = [self.frozen.as_deref(), Some(&self.map), Some(&self.overlay.map)];
+        maps.into_iter().flatten().filter_map(|m| m.next(at)).min()
     }
 
     pub fn first_kept(&self) -> Sequence {
@@ -891,18 +936,24 @@ impl Shard {
 }
 
 impl Shard {
-    /// Blocks of trims and zeroes, in force or set aside, by the segment that records them; for checks.
-    pub fn tombs(&self, mut each: impl FnMut(u32, u32)) {
-        let aside = self.undo.iter().flat_map(|u| &u.displaced).map(|(_, e)| e);
-        for e in self.map.iter().map(|(_, e)| e).chain(aside).filter(|e| !e.is_data()) {
-            each(e.offset, e.len);
+    /// Data blocks that anything names, as runs of (chunk, first ordinal, number); for checks.
+    pub fn named(&self, mut each: impl FnMut(ChunkId, u32, u32)) {
+        let mut all: Vec<Extent> = self.overlay.held().map(|(_, e)| e.clone()).collect();
+        let mut held = ExtentMap::default();
+        let mut out = Outcome::default();
+        self.overlay.held().for_each(|(a, e)| held.insert(a, e.clone(), &mut out));
+        for (a, e) in self.map.iter().chain(self.frozen.iter().flat_map(|f| f.iter())) {
+            // What is held over it is newer, so its blocks may be free already.
+            let mut view = held.clip(a, a + e.len);
+            out = Outcome::default();
+            view.insert(a, e.clone(), &mut out);
+            all.extend(out.placed.iter().chain(&out.same).map(|(from, len)| e.piece(from - a, *len)));
+            for (_, e, _) in out.lost.drain(..).filter(|(_, e, _)| e.is_data()) {
+                let live = |i: &u32| self.chunks.all_live(e.chunk, e.offset + i, 1);
+                all.extend((0..e.len).filter(live).map(|i| e.piece(i, 1)));
+            }
         }
-    }
-
-    /// Data entries in force or set aside; for checks.
-    pub fn data_blocks(&self) -> u64 {
-        let aside = self.undo.iter().flat_map(|u| &u.displaced).map(|(_, e)| e);
-        let all = self.map.iter().map(|(_, e)| e).chain(aside);
-        all.filter(|e| e.is_data()).map(|e| u64::from(e.len)).sum()
+        all.extend(self.overlay.frames().flat_map(|f| &f.entries).map(|(_, e)| e.clone()));
+        all.iter().filter(|e| e.is_data()).for_each(|e| each(e.chunk, e.offset, e.len));
     }
 }

@@ -4,9 +4,10 @@
 mod common;
 
 use common::*;
+use freebs_format::disk::{CHECKPOINT_AT, SegmentFooter};
 use freebs_format::{ExtentKind, Frame};
 use freebs_io::memory::MemoryDevice;
-use freebs_lsvd::{CleanOptions, Engine, Record};
+use freebs_lsvd::{CleanOptions, Engine, Options, Record};
 use freebs_types::{BlockRange, ErrorKind, Sequence, ShardId};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -15,6 +16,21 @@ const ONE: ShardId = ShardId::new(1, 0);
 const SECTOR: usize = 4096;
 const FIRST: usize = 1 << 20;
 const BLOCKS: u32 = 2600;
+
+/// Memory for a few dozen entries: maps are in runs.
+const TINY: Options = Options { map_bytes: 8 << 10, checkpoint_bytes: 1 << 40 };
+
+/// When a checkpoint is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Checkpoint {
+    Never,
+    /// Blocks are moved behind it.
+    Before,
+    /// It knows where blocks were moved to; more is written behind it.
+    Behind,
+    /// Nothing is written behind it.
+    Last,
+}
 
 fn data(start: u32, len: u32, fill: u64) -> Op {
     Op { extents: vec![(ExtentKind::Data, start, len)], fill: fill << 32 }
@@ -49,6 +65,13 @@ impl Writer {
         self.rig.engine.committed(ONE, Sequence(self.chain.sequence));
     }
 
+    /// Single blocks, so that the map is large.
+    async fn scatter(&mut self) {
+        for i in 0..120 {
+            self.put(data(440 + 3 * i, 1, 1000 + u64::from(i))).await;
+        }
+    }
+
     async fn clean(&mut self) {
         let eager =
             CleanOptions { share_percent: 300, target_percent: 100, batch_bytes: 2 << 20, ..CleanOptions::default() };
@@ -64,11 +87,15 @@ impl Writer {
     }
 }
 
-/// The first blocks are moved `rounds` times, with whole segments that stay between where they were and where they are.
 async fn moved(rounds: u32) -> Moved {
+    moved_with(rounds, Options::of_workers(1), Checkpoint::Never).await
+}
+
+/// The first blocks are moved `rounds` times, with whole segments that stay between where they were and where they are.
+async fn moved_with(rounds: u32, options: Options, checkpoint: Checkpoint) -> Moved {
     let device = MemoryDevice::new(SECTOR, 1 << 30);
     Engine::create(device.clone(), &shape(60)).await.unwrap();
-    let rig = Rig::open(device.clone()).await.unwrap();
+    let rig = Rig::open_with(device.clone(), options).await.unwrap();
     rig.engine.set_cleaning(off());
     let mut w = Writer { rig, chain: Chain::new(ONE), frames: Vec::new(), model: Model::new() };
     w.put(data(0, 20, 1)).await;
@@ -80,8 +107,17 @@ async fn moved(rounds: u32) -> Moved {
     for i in 0..4 {
         w.put(data(20, 180, i + 2)).await;
     }
+    if options == TINY {
+        w.scatter().await;
+    }
+    if checkpoint == Checkpoint::Before {
+        w.rig.engine.checkpoint().await.unwrap();
+    }
     for _ in 0..rounds {
         w.clean().await;
+    }
+    if checkpoint == Checkpoint::Behind {
+        w.rig.engine.checkpoint().await.unwrap();
     }
     let counters = w.rig.engine.counters();
     assert!(counters.cleaned_segments > 0 && counters.carried > 0, "{counters:?}");
@@ -89,6 +125,12 @@ async fn moved(rounds: u32) -> Moved {
         w.put(data(2000 + 180 * i, 180, u64::from(i) + 300)).await;
     }
     assert_eq!(w.rig.read_all(ONE, BLOCKS).await.unwrap(), full(&w.model, BLOCKS));
+    if checkpoint == Checkpoint::Last {
+        w.rig.engine.checkpoint().await.unwrap();
+    }
+    let counters = w.rig.engine.counters();
+    assert_eq!(counters.map_reads > 0, options == TINY, "{counters:?}");
+    assert_eq!(counters.checkpoints, u64::from(checkpoint != Checkpoint::Never));
     w.rig.kill();
     for _ in 0..10 {
         tokio::task::yield_now().await;
@@ -116,25 +158,39 @@ fn load(bytes: &[u8], rotten: &[Range<usize>]) -> MemoryDevice {
     device
 }
 
+/// What the start made of a damaged image.
+#[derive(Default)]
+struct Seen {
+    /// Frames are missed of a shard whose last frame is there.
+    missed: bool,
+    /// The damage was found when a block was read.
+    on_read: bool,
+}
+
 /// The append and its segment's end rot: either all between them, or these two. What recovery then says of the blocks
-/// is right, or that they may be lost. `true` if it says the latter of a shard whose last frame is there.
-async fn is_missed(image: &Moved, rotten: &[Range<usize>], what: &str) -> bool {
-    let rig = Rig::open(load(&image.bytes, rotten)).await.unwrap();
+/// is right, or that they may be lost.
+async fn look(device: MemoryDevice, options: Options, image: &Moved, what: &str) -> Seen {
+    let rig = Rig::open_with(device, options).await.unwrap();
+    rig.engine.set_cleaning(off());
     rig.engine.check();
     let st = rig.engine.state(ONE).unwrap();
-    let whole = st.last.sequence.0 == image.frames.len() as u64;
+    let (whole, mut seen) = (st.last.sequence.0 == image.frames.len() as u64, Seen::default());
     let model = if whole {
         image.model.clone()
     } else {
-        // A torn end of the log that nobody was told is durable.
-        assert!(st.last.sequence.0 + 1 == image.frames.len() as u64 && st.holes.is_empty(), "{what}: {st:?}");
+        // A torn end of the log that nobody was told is durable; or a checkpoint says that it was.
+        assert!(st.last.sequence.0 + 1 == image.frames.len() as u64, "{what}: {st:?}");
+        assert!(st.holes.is_empty() || st.suspect_tail, "{what}: {st:?}");
         image.model.iter().filter(|(b, _)| **b < 2000 + 2 * 180).map(|(b, c)| (*b, *c)).collect()
     };
     for b in (0..30).chain(395..410).chain(1000..1010).chain((2000..BLOCKS).step_by(60)) {
         let cell = match rig.engine.read(ONE, BlockRange::new(b, 1)).await {
             Err(e) => {
                 assert_eq!(e.kind, ErrorKind::Corrupt, "{what}: {e}");
-                assert!(st.suspect_tail || !st.holes.is_empty(), "{what}: block {b}: {e}");
+                let said = st.suspect_tail || !st.holes.is_empty();
+                // The place of the block is known, by the segment's index or by a checkpoint.
+                assert!(said || e.text.contains("does not match its CRC"), "{what}: block {b}: {e}");
+                seen.on_read |= !said;
                 continue;
             }
             Ok(out) if out.pieces[0].kind == ExtentKind::Data => {
@@ -146,7 +202,12 @@ async fn is_missed(image: &Moved, rotten: &[Range<usize>], what: &str) -> bool {
         assert_eq!(cell, model.get(&b).copied().unwrap_or(Cell8::Trim), "{what}: block {b}, holes {:?}", st.holes);
     }
     rig.kill();
-    whole && !st.holes.is_empty()
+    seen.missed = whole && !st.holes.is_empty();
+    seen
+}
+
+async fn is_missed(image: &Moved, rotten: &[Range<usize>], what: &str) -> bool {
+    look(load(&image.bytes, rotten), Options::of_workers(1), image, what).await.missed
 }
 
 #[test]
@@ -164,6 +225,57 @@ fn a_lost_append_of_moved_blocks_is_missed() {
                 missed += u32::from(all) + u32::from(two);
             }
             assert!(missed > 4, "{missed} of {}", 2 * starts.len());
+        });
+    }
+}
+
+/// The same where maps are in runs, with a checkpoint before the moves, behind them or at the very end, and without one.
+/// A checkpoint that knows of a move says where the blocks are; else the log alone says that they are missed.
+#[test]
+fn with_maps_in_runs_and_checkpoints_it_is_missed_too() {
+    for checkpoint in [Checkpoint::Never, Checkpoint::Before, Checkpoint::Behind, Checkpoint::Last] {
+        local(async move {
+            let image = moved_with(2, TINY, checkpoint).await;
+            let rig = Rig::open_with(load(&image.bytes, &[]), TINY).await.unwrap();
+            assert_eq!((rig.report.checkpoint > 0, &rig.report.damage[..]), (checkpoint != Checkpoint::Never, &[][..]));
+            rig.kill();
+            let (mut begun, mut alone, mut starts) = (Vec::new(), Vec::new(), appends(&image.bytes));
+            // Of the appends with single blocks a few will do.
+            let large = |at: &usize| !starts.contains(&(at + SECTOR)) && !starts.contains(&(at + 2 * SECTOR));
+            let keep: Vec<usize> = starts.iter().copied().filter(|at| large(at) || at % 7 == 0).collect();
+            starts = keep;
+            for at in &starts {
+                let end = end_of(*at);
+                // The third one leaves the index alone, the last one only the footer: a start that need not read the
+                // segment does not notice.
+                let inside = *at..(at + 24 * SECTOR).min(end - 16 * SECTOR).max(*at);
+                let footer = SegmentFooter::decode(&image.bytes[end - SECTOR..end], SEGMENT);
+                let index = footer.map_or(end - SECTOR, |f| end - SEGMENT as usize + f.index_at.get() as usize);
+                let both = vec![inside.clone(), index..index + 64];
+                let (all, ends) = (*at..end, vec![*at..at + SECTOR, end - SECTOR..end]);
+                for rotten in [vec![all], ends, vec![inside], both] {
+                    let what = format!("{checkpoint:?}: {rotten:?}");
+                    begun.push(look(load(&image.bytes, &rotten), TINY, &image, &what).await);
+                    let device = load(&image.bytes, &rotten);
+                    device.poke(|b| CHECKPOINT_AT.iter().for_each(|at| b[*at as usize..][..SECTOR].fill(0)));
+                    alone.push(look(device, TINY, &image, &format!("{what}, the log alone")).await);
+                }
+            }
+            let missed = |all: &[Seen]| all.iter().filter(|s| s.missed).count();
+            let on_read = begun.iter().filter(|s| s.on_read).count();
+            println!(
+                "{checkpoint:?}: {} of {} missed, {on_read} on read, {}",
+                missed(&begun),
+                begun.len(),
+                missed(&alone)
+            );
+            assert!(missed(&alone) > 4, "{checkpoint:?}: {} of {}", missed(&alone), alone.len());
+            // Some of what the log alone misses is known to a checkpoint, which has the places.
+            match checkpoint {
+                Checkpoint::Never => assert_eq!(missed(&begun), missed(&alone)),
+                _ => assert!(missed(&begun) < missed(&alone), "{checkpoint:?}"),
+            }
+            assert!(missed(&begun) > 4 && on_read > 0, "{checkpoint:?}: {}, {on_read} on read", missed(&begun));
         });
     }
 }

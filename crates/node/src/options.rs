@@ -47,6 +47,8 @@ pub struct NodeOptions {
     pub workers: u16,
     /// How long its workers look for more before they sleep.
     pub busy_poll: Duration,
+    /// Bytes a second that the scrub reads, all workers together; 0 for none.
+    pub scrub_bytes: u64,
 }
 
 impl NodeOptions {

@@ -26,6 +26,8 @@ use tokio::task::LocalSet;
 const DIAL_EVERY: Duration = Duration::from_millis(25);
 /// Messages that a process takes in one go, as a socket's buffer would give them.
 const MESSAGES_AT_ONCE: usize = 64;
+/// A second's share of the scrub: small logs are read several times in a run.
+const SCRUB_BYTES: u64 = 1 << 20;
 
 pub type SimWorker = Worker<SimDevice, SimOutbox, Port, SimClock>;
 
@@ -336,6 +338,7 @@ impl Life {
             outbox: SimOutbox(shared.net.clone()),
             control: port,
             clock: SimClock { world: shared.world.clone(), offset, wall: node.wall.clone() },
+            scrub_bytes: SCRUB_BYTES,
             notes: Box::new(move |text| {
                 // Nobody may order more than the smallest member takes (W7).
                 if text.contains("out of use: the device is full") {

@@ -59,6 +59,46 @@ pub(crate) struct Move {
 type Part = (u32, u32);
 
 impl Piece {
+    pub fn shard(&self) -> ShardId {
+        self.shard
+    }
+    pub fn range(&self) -> BlockRange {
+        self.entry.range
+    }
+    pub fn crcs(&self) -> &[u32] {
+        &self.entry.crcs
+    }
+    /// Byte of its segment.
+    pub fn at(&self) -> u32 {
+        self.at
+    }
+    /// What no other piece has: segment, its number, byte in it.
+    pub fn place(&self) -> (u32, u64, u32) {
+        (self.segment, self.seq, self.at)
+    }
+
+    /// The same piece with its bytes.
+    pub fn with_data(&self, data: &Bytes) -> Self {
+        Self { entry: self.entry.clone(), data: data.clone(), ..*self }
+    }
+
+    /// The parts of it of which each block, by its byte in the segment, is chosen.
+    pub fn runs_of(&self, chosen: impl Fn(u32) -> bool) -> Vec<Self> {
+        let mut runs: Vec<Part> = Vec::new();
+        for i in (0..self.entry.range.len).filter(|i| chosen(self.at + i * BLOCK as u32)) {
+            match runs.last_mut() {
+                Some((skip, len)) if *skip + *len == i => *len += 1,
+                _ => runs.push((i, 1)),
+            }
+        }
+        let part = |run: Part| {
+            let entry = part_of(&self.entry, run.0, run.1);
+            let data = if self.data.is_empty() { Bytes::new() } else { self.part(run).1 };
+            Self { entry, at: self.at + run.0 * BLOCK as u32, data, ..*self }
+        };
+        runs.into_iter().map(part).collect()
+    }
+
     fn run(&self) -> Run {
         Run { first: self.entry.offset, count: self.entry.range.len, segment: self.segment, at: self.at }
     }
@@ -66,6 +106,12 @@ impl Piece {
     fn part(&self, (skip, len): Part) -> (CarryEntry, Bytes) {
         let (from, to) = (skip as usize * BLOCK, (skip + len) as usize * BLOCK);
         (part_of(&self.entry, skip, len), self.data.slice(from..to))
+    }
+}
+
+impl Move {
+    pub fn of(pieces: Vec<Piece>) -> Self {
+        Self { pieces: pieces.into() }
     }
 }
 
@@ -157,7 +203,7 @@ impl Core {
     }
 
     /// Blocks that a frame of a segment holds and that live there, without their data.
-    fn pieces_of(&self, e: &IndexEntry, segment: u32, out: &mut Vec<Piece>) {
+    pub fn pieces_of(&self, e: &IndexEntry, segment: u32, out: &mut Vec<Piece>) {
         let (h, shard, seq) = (e.head.header(), e.head.shard(), self.segs.get(segment).seq);
         if !chunks::fits(h.chunk_offset.get(), h.data_blocks()) && e.head.kind() == FrameKind::Data {
             return;
@@ -277,7 +323,7 @@ impl<D: Device> Engine<D> {
             victims.iter().for_each(|v| core.segs.get_mut(*v).cleaning = true);
             victims.iter().map(|v| (core.segs.guard(*v), core.segs.get(*v).seq)).unzip()
         };
-        let mut pieces = Vec::new();
+        let (mut pieces, mut kept) = (Vec::new(), Vec::new());
         for v in &victims {
             let found = match self.inventory(*v).await {
                 Ok(found) => self.read_pieces(*v, found).await,
@@ -289,6 +335,7 @@ impl<D: Device> Engine<D> {
                     let mut core = self.inner.core.borrow_mut();
                     let newest = core.next_seq;
                     core.segs.get_mut(*v).damaged = Some(newest);
+                    kept.push(*v);
                 }
             }
         }
@@ -307,6 +354,10 @@ impl<D: Device> Engine<D> {
         for (v, seq) in victims.into_iter().zip(seqs) {
             let s = core.segs.get_mut(v);
             s.cleaning = false;
+            // What was kept may have been mended in the meantime.
+            if kept.contains(&v) {
+                continue;
+            }
             // Unless it was given up in the meantime.
             if s.live > 0 && s.seq == seq {
                 s.stuck = Some((s.live, newest));
@@ -416,26 +467,33 @@ impl<D: Device> Engine<D> {
             for p in &mut pieces[from..to] {
                 let at = (p.at - start) as usize;
                 let bytes = read.as_ref().map(|b| &b[at..at + p.entry.range.len as usize * BLOCK]);
-                let bad = match bytes {
-                    Ok(bytes) => bytes.chunks_exact(BLOCK).zip(&p.entry.crcs).position(|(b, c)| block_crc(b) != *c),
+                let bad: Vec<u32> = match bytes {
+                    Ok(bytes) => {
+                        let all = bytes.chunks_exact(BLOCK).zip(&p.entry.crcs).zip(0..);
+                        all.filter(|((b, crc), _)| block_crc(b) != **crc).map(|(_, i)| i).collect()
+                    }
                     Err(e) if e.kind == ErrorKind::DeviceFailed => return Err(Kept),
-                    Err(_) => Some(0),
+                    Err(_) => (0..p.entry.range.len).collect(),
                 };
                 let mut core = self.inner.core.borrow_mut();
                 let trust = core.cleaning.options.mutant == Some(CleanMutant::TrustBytes);
-                if let Some(block) = bad.filter(|_| !trust || read.is_err()) {
-                    // What has died in the meantime harms nobody.
-                    if core.live_parts(p).iter().any(|(skip, n)| (*skip..skip + n).contains(&(block as u32))) {
-                        let lba = p.entry.range.start.0 + block as u32;
-                        let place = format!("segment {id}, byte {}", p.at + (block * BLOCK) as u32);
+                if !bad.is_empty() && (!trust || read.is_err()) {
+                    // What has died in the meantime harms nobody, and is not moved.
+                    let live = core.live_parts(p);
+                    let lives = |b: &&u32| live.iter().any(|(skip, n)| (*skip..skip + n).contains(*b));
+                    if let Some(block) = bad.iter().find(lives) {
+                        let lba = p.entry.range.start.0 + block;
+                        let place = format!("segment {id}, byte {}", p.at + block * BLOCK as u32);
                         let text = format!("shard {}, block {lba}: can't be moved, it is damaged ({place})", p.shard);
                         core.event(EventKind::CrcError, text);
+                        core.rot.suspect(id);
                         return Err(Kept);
                     }
-                    p.entry.range.len = 0;
-                    continue;
                 }
-                p.data = Bytes::copy_from_slice(bytes.expect("looked at above"));
+                match bytes {
+                    Ok(bytes) => p.data = Bytes::copy_from_slice(bytes),
+                    Err(_) => p.entry.range.len = 0,
+                }
             }
             from = to;
             yield_now().await;

@@ -173,7 +173,7 @@ impl Core {
     /// Whether cleaning is at work, or may find something to do.
     pub fn hope(&self) -> bool {
         let c = &self.cleaning;
-        self.running && c.options.enabled && (c.busy || c.looked != Some(self.segs.changes))
+        self.running && c.options.enabled && (c.busy || c.looked != Some(self.segs.changes) || self.wants_squeeze())
     }
 
     /// Whether the log ends as soon as what cleaning has begun is written: nobody waits for room.
@@ -216,8 +216,12 @@ impl Core {
 
     /// The segments to clean next, the best first; none if nothing is needed or worth it.
     pub fn choose(&mut self) -> Vec<u32> {
+        if self.wants_squeeze() {
+            self.map_wake.notify_one();
+        }
         let need = self.need();
-        if need == Need::None
+        let rotten = self.rotten();
+        if (need == Need::None && (rotten.is_empty() || !self.cleaning.options.enabled))
             || self.failed.is_some()
             || self.is_leaving()
             || self.cleaning.looked == Some(self.segs.changes)
@@ -238,7 +242,15 @@ impl Core {
             let young = |seq: u64| self.next_seq < seq + STUCK_SEGMENTS;
             let stuck = s.stuck.is_some_and(|(live, seq)| live == s.live && young(seq)) || s.damaged.is_some_and(young);
             let fits = s.state == SegmentState::Closed && s.live > 0 && !s.leaving && s.pins.is_empty();
-            if !fits || stuck || s.cleaning || Self::cost(s) > worth {
+            if !fits || stuck || s.cleaning {
+                continue;
+            }
+            // What is there goes before it rots further, whatever it costs.
+            if rotten.contains(&id) {
+                best.push((u128::MAX, Reverse(id)));
+                continue;
+            }
+            if need == Need::None || Self::cost(s) > worth {
                 continue;
             }
             let age = self.next_seq.saturating_sub(s.birth(blocks)).max(1);
@@ -278,7 +290,7 @@ impl Core {
             out.push(id);
             marked.extend(unmarked);
             (live, room, sum) = (live + bytes, room - cost, sum + cost);
-            if sum <= worth * out.len() as u64 {
+            if sum <= worth * out.len() as u64 || rotten.contains(&id) {
                 good = out.len();
             }
             if out.len() == VICTIMS_MAX {

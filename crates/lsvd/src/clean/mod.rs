@@ -11,9 +11,10 @@
 //! time: what a round writes is reckoned with the true size of its marks, and is less than what it frees, so that
 //! giving up always ends.
 
-mod carry;
+pub(crate) mod carry;
 mod choose;
 mod space;
+mod tombs;
 
 pub(crate) use carry::Move;
 pub(crate) use choose::{Cleaning, Need};
@@ -21,8 +22,8 @@ pub(crate) use choose::{Cleaning, Need};
 use crate::CARRY_ENTRIES_MAX;
 use crate::core::{Core, Job, Queued};
 use crate::segments::SegmentState;
-use freebs_format::{CarryBody, CarryEntry, FrameHeader};
-use freebs_types::{BlockRange, Lba, Sequence, ShardId};
+use freebs_format::{CarryBody, FrameHeader};
+use freebs_types::{Sequence, ShardId};
 use std::collections::BTreeMap;
 
 /// Bytes of a carried entry without data.
@@ -72,8 +73,13 @@ impl Core {
             if s.state != SegmentState::Closed || s.live > 0 || s.leaving || !s.pins.is_empty() {
                 continue;
             }
-            if self.is_held(id) {
+            let forgets = self.maps.kept.iter().flatten().any(|k| k.covered < s.forgets);
+            // A checkpoint that still has a deleted shard needs to be told that it was (rule E5).
+            if forgets || self.is_held(id) {
                 self.segs.blocked.insert(id);
+                continue;
+            }
+            if !self.knows_tombs(id) {
                 continue;
             }
             if self.cleaning.round_jobs > 0 || found.len() == ROUND_MAX {
@@ -125,7 +131,9 @@ impl Core {
                 let highest = released.entry(shard).or_default();
                 *highest = max.max(*highest);
             }
-            self.segs.get_mut(id).leaving = true;
+            let s = self.segs.get_mut(id);
+            // Once they are carried they are looked up again: then there are none.
+            (s.leaving, s.tombs) = (true, None);
             self.cleaning.round.push(id);
         }
         jobs.extend(released.into_iter().map(|(shard, released)| Job::Mark { shard, released }));
@@ -172,50 +180,20 @@ impl Core {
     /// What stands between a segment without live data and its being given up.
     fn needs(&self, id: u32) -> Needs {
         let mut needs = Needs::default();
-        if self.segs.get(id).tombs > 0 {
-            for (shard, entries) in self.tombs_in(id) {
-                for part in entries.chunks(CARRY_ENTRIES_MAX) {
-                    needs.carries.push((shard, CarryBody { entries: part.to_vec() }));
-                }
+        for ((shard, slot), entries) in self.segs.get(id).tombs.iter().flatten() {
+            // They were looked up a while ago.
+            if self.shards.get(shard).is_none_or(|s| s.slot != *slot) {
+                continue;
             }
-            if needs.carries.is_empty() {
-                // What is left is set aside until its frame commits; the count tells when.
-                return needs;
+            for part in entries.chunks(CARRY_ENTRIES_MAX) {
+                needs.carries.push((*shard, CarryBody { entries: part.to_vec() }));
             }
         }
         needs.marks = self.unmarked(id).collect();
         needs
     }
 
-    /// Trims and zeroes in force that only this segment records.
-    fn tombs_in(&self, id: u32) -> BTreeMap<ShardId, Vec<CarryEntry>> {
-        let mut out: BTreeMap<ShardId, BTreeMap<u32, CarryEntry>> = BTreeMap::new();
-        for (shard, start, len) in &self.segs.get(id).tomb_list {
-            let Some(s) = self.shards.get(shard) else { continue };
-            for (a, e, _, n) in s.map.range(*start, start + len).filter(|(_, e, ..)| !e.is_data() && e.offset == id) {
-                let entry = CarryEntry {
-                    kind: e.kind,
-                    range: BlockRange { start: Lba(a), len: n },
-                    version: e.version,
-                    sequence: e.sequence,
-                    chunk: e.chunk,
-                    offset: 0,
-                    crcs: Vec::new(),
-                };
-                // Overlapping records name the same entry; the longest piece of it is the one to carry.
-                let old = out.entry(*shard).or_default().entry(a).or_insert_with(|| entry.clone());
-                if old.range.len < n {
-                    *old = entry;
-                }
-            }
-        }
-        out.into_iter().map(|(s, e)| (s, e.into_values().collect())).collect()
-    }
-
     fn give_up(&mut self, id: u32) {
-        if self.segs.get(id).tombs > 0 {
-            return;
-        }
         for (shard, c) in self.segs.give_up(id) {
             let Some(s) = self.shards.get_mut(&shard) else { continue };
             s.marks.remove(&id);

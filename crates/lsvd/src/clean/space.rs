@@ -132,6 +132,7 @@ impl<D: Device> Engine<D> {
         core.no_growth = false;
         core.segs.push();
         self.inner.ring();
+        self.inner.map_wake.notify_one();
         true
     }
 
@@ -145,6 +146,7 @@ impl<D: Device> Engine<D> {
         core.segs.set_state(id, SegmentState::Ready);
         core.counters.prewritten_segments += 1;
         self.inner.ring();
+        self.inner.map_wake.notify_one();
         true
     }
 

@@ -54,6 +54,11 @@ pub async fn inspect<D: Device>(device: &D, watch: &mut dyn Watch) -> Result<Ins
         table = content.table.or(table);
     }
     watch.progress("inspect", total, total);
+    for id in opened.audit(device).await.segments {
+        if segments.get(&id).is_some_and(|s| s.kind == SegmentKind::Free) {
+            segments.insert(id, free(&g, id, SegmentKind::Map));
+        }
+    }
     for id in lost(&core, table.as_ref()) {
         segments.insert(id, free(&g, id, SegmentKind::Lost));
     }
@@ -173,7 +178,7 @@ fn shard(core: &Core, id: ShardId, sum: Sum) -> ShardInfo {
     let st = s.state();
     let mut live: BTreeMap<ChunkId, u64> = BTreeMap::new();
     let mut zero_blocks = 0;
-    for (_, e) in s.map.iter() {
+    for (_, e) in s.view(0, u32::MAX).iter() {
         match e.kind {
             ExtentKind::Data => *live.entry(e.chunk).or_default() += u64::from(e.len) * BLOCK as u64,
             ExtentKind::Zero => zero_blocks += u64::from(e.len),

@@ -84,6 +84,8 @@ pub enum SegmentKind {
     Closed,
     /// Nothing in it counts.
     Free,
+    /// Holds pages of the map that a checkpoint names.
+    Map,
     /// It should hold something, and no append in it can be found.
     Lost,
 }
@@ -94,6 +96,7 @@ impl SegmentKind {
             Self::Open => "open",
             Self::Closed => "closed",
             Self::Free => "free",
+            Self::Map => "map",
             Self::Lost => "lost",
         }
     }
@@ -214,6 +217,8 @@ pub enum DamageKind {
     Mismatch,
     /// A block that the map names and that is not where it should be.
     Block,
+    /// A checkpoint, or a page of the map that one names. The next start takes longer.
+    Map,
 }
 
 impl DamageKind {
@@ -230,6 +235,7 @@ impl DamageKind {
             Self::Index => "index",
             Self::Mismatch => "mismatch",
             Self::Block => "block",
+            Self::Map => "map",
         }
     }
 }

@@ -5,14 +5,17 @@
 
 use super::{CopyInfo, DeviceInfo};
 use crate::core::{Core, Geometry};
-use crate::recover::{recover_with, segments_of};
+use crate::recover::{recover_in_memory, segments_of};
+use crate::runs::Io;
+use crate::runs::checkpoint::Audit;
 use crate::scan::{Window, read_append};
-use crate::{OpenReport, superblock};
+use crate::{OpenReport, Options, superblock};
 use freebs_format::disk::{
     APPEND_MAGIC, AppendHeader, SEGMENTS_AT, SUPERBLOCK_AT, SUPERBLOCK_BYTES, SegmentFooter, Superblock,
 };
 use freebs_io::Device;
 use freebs_types::{BLOCK, ClusterId, DeviceId, Error, ErrorKind, NodeId, Result, StartNumber, limits};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 /// Bytes at the front of the device that a guess looks at: more than two of the largest segments.
@@ -27,6 +30,8 @@ const GUESS_APPENDS: usize = 256;
 /// A device and its log.
 pub(super) struct Opened {
     pub geometry: Geometry,
+    /// Whether there may be checkpoints.
+    checkpoints: bool,
     pub info: DeviceInfo,
 }
 
@@ -84,7 +89,7 @@ fn known<D: Device>(device: &D, sb: &Superblock, copies: Vec<CopyInfo>) -> Opene
         size_limit: sb.size_limit.get(),
         ..guessed(device, geometry, copies).info
     };
-    Opened { geometry, info: DeviceInfo { guessed: false, ..info } }
+    Opened { geometry, checkpoints: sb.has_checkpoints(), info: DeviceInfo { guessed: false, ..info } }
 }
 
 fn guessed<D: Device>(device: &D, geometry: Geometry, copies: Vec<CopyInfo>) -> Opened {
@@ -107,17 +112,26 @@ fn guessed<D: Device>(device: &D, geometry: Geometry, copies: Vec<CopyInfo>) -> 
         torn_bytes: 0,
         live_bytes: 0,
     };
-    Opened { geometry, info }
+    Opened { geometry, checkpoints: true, info }
 }
 
 impl Opened {
+    /// Every page of every checkpoint, read and checked.
+    pub async fn audit<D: Device>(&self, device: &D) -> Audit {
+        if !self.checkpoints {
+            return Audit::default();
+        }
+        let core = Core::new(self.geometry, segments_of(device, self.geometry), Options::UNBOUNDED);
+        Io { device, core: &RefCell::new(core), alone: true }.audit().await
+    }
+
     /// What recovery makes of the log, with or without the indexes of closed segments. Nothing is written.
     pub async fn recover<D: Device>(&mut self, device: &D, indexes: bool) -> Result<(Core, OpenReport)> {
         let mut report = OpenReport::default();
         if device.len() < SEGMENTS_AT {
             return Err(Error::corrupt(format!("the device is cut short: only {} bytes of it are left", device.len())));
         }
-        let core = recover_with(device, self.geometry, &mut report, indexes).await?;
+        let core = recover_in_memory(device, self.geometry, &mut report, indexes).await?;
         self.info.used_segments = core.segs.used_count;
         self.info.torn_bytes = report.torn_bytes;
         self.info.live_bytes = core.segs.live_blocks * BLOCK as u64;

@@ -24,7 +24,7 @@ pub(super) fn digest(shard: &Shard) -> StateDigest {
     for (from, to) in holes {
         [from.0, to.0].into_iter().for_each(&mut number);
     }
-    for (at, e) in shard.map.iter() {
+    for (at, e) in shard.view(0, u32::MAX).iter() {
         // What was trimmed is no content, but it is state.
         if e.kind != freebs_format::ExtentKind::Trim {
             sum.add(at, e);

@@ -72,6 +72,10 @@ pub async fn verify<D: Device>(device: &D, watch: &mut dyn Watch) -> Result<Veri
     watch.progress("verify", total, total);
     v.lost_segments(&core, table.as_ref());
     v.shards(&core);
+    for f in opened.audit(device).await.wrong {
+        let bytes = freebs_format::disk::PAGE_BYTES as u64;
+        v.plain(DamageKind::Map, f.segment, f.offset, bytes, false, f.what);
+    }
     v.damage.sort_by_key(|d| (d.segment, d.offset, d.kind));
     Ok(Verification {
         device: opened.info,
@@ -96,7 +100,7 @@ pub(super) fn used(core: &Core, firsts: &BTreeMap<u64, (u32, u64)>) -> Vec<(u32,
 fn live(core: &Core) -> BTreeMap<u32, Vec<Live>> {
     let mut out: BTreeMap<u32, Vec<Live>> = BTreeMap::new();
     for (id, shard) in &core.shards {
-        for (lba, e) in shard.map.iter().filter(|(_, e)| e.is_data()) {
+        for (lba, e) in shard.view(0, u32::MAX).iter().filter(|(_, e)| e.is_data()) {
             let piece = |at, blocks, skip| Live {
                 at,
                 blocks,
@@ -309,7 +313,8 @@ impl Verifier {
             }
             let loss = self.losses.entry(*id).or_default();
             loss.suspect_tail = state.suspect_tail;
-            let doubtful = shard.map.iter().filter(|(_, e)| hole.is_some_and(|h| e.sequence <= h));
+            let view = shard.view(0, u32::MAX);
+            let doubtful = view.iter().filter(|(_, e)| hole.is_some_and(|h| e.sequence <= h));
             loss.doubtful_blocks = doubtful.map(|(_, e)| u64::from(e.len)).sum();
             loss.sequences = state.holes;
         }

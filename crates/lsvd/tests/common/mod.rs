@@ -8,7 +8,7 @@ use freebs_format::{
     ViewBody, block_crc, hide,
 };
 use freebs_io::Device;
-use freebs_lsvd::{Durable, Engine, Expect, FrameName, Listener, OpenReport, Record, Shape};
+use freebs_lsvd::{Durable, Engine, Expect, FrameName, Listener, OpenReport, Options, Record, Shape};
 use freebs_types::{
     BLOCK, BlockRange, ChunkId, ClusterId, DeviceId, DriverId, Error, Generation, Hash32, Lba, NodeId, RequestNumber,
     Result, Sequence, ShardId, StartNumber, Version, ViewNumber,
@@ -286,7 +286,11 @@ pub struct Rig<D: Device> {
 
 impl<D: Device> Rig<D> {
     pub async fn open(device: D) -> Result<Self> {
-        let (engine, report) = Engine::open(device, &expect()).await?;
+        Self::open_with(device, Options::of_workers(1)).await
+    }
+
+    pub async fn open_with(device: D, options: Options) -> Result<Self> {
+        let (engine, report) = Engine::open_with(device, &expect(), options).await?;
         let heard = Rc::new(Heard::default());
         engine.set_listener(heard.clone());
         let writer = engine.clone();
@@ -316,7 +320,7 @@ impl<D: Device> Rig<D> {
         let mut at = 0;
         while at < blocks {
             let len = (blocks - at).min(200);
-            let status = self.engine.block_status(shard, BlockRange { start: Lba(at), len })?;
+            let status = self.engine.block_status(shard, BlockRange { start: Lba(at), len }).await?;
             let read = self.engine.read(shard, BlockRange { start: Lba(at), len }).await?;
             assert_eq!(read.pieces.iter().map(|p| p.blocks).sum::<u32>(), len);
             assert_eq!(read.pieces, status, "block status says what a read says");

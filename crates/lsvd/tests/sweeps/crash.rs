@@ -34,12 +34,16 @@ struct Tally {
     freed: u64,
     carried: u64,
     moved: u64,
+    checkpoints: u64,
+    /// Recoveries that began with a checkpoint.
+    begun: u64,
 }
 
 impl Tally {
     fn count(&mut self, c: Counters) {
         self.freed += c.segments_freed;
         self.carried += c.carried;
+        self.checkpoints += c.checkpoints;
         self.moved += c.cleaned_bytes / freebs_types::BLOCK as u64;
     }
 }
@@ -61,6 +65,7 @@ async fn workload(seed: u64, lie: Option<Lie>, tally: &mut Tally) -> Verdict<Vec
     Engine::create(device.clone(), &shape(SEGMENTS)).await.map_err(|e| e.to_string())?;
     device.pace(seed, TURNS);
     let book = Book::new(SHARDS);
+    book.tiny.set(seed % 4 == 3);
     if let Some(lie) = lie {
         device.lie(lie);
     }
@@ -90,6 +95,7 @@ async fn workload(seed: u64, lie: Option<Lie>, tally: &mut Tally) -> Verdict<Vec
 async fn recover(m: &Moment, survives: Survives, rng: &mut Rng, tally: &mut Tally) -> Verdict {
     let device = m.cut.image(survives);
     let book = Book::with(m.stories.clone());
+    book.tiny.set(rng.chance(25));
     let moments = rng.chance(4).then(|| {
         device.pace(rng.next(), TURNS);
         watch(&device, &book)
@@ -97,6 +103,7 @@ async fn recover(m: &Moment, survives: Survives, rng: &mut Rng, tally: &mut Tall
     let mut live = Live::open(device.clone(), book.clone()).await.map_err(|e| format!("open: {e}"))?;
     tally.recoveries += 1;
     tally.torn += u64::from(live.report.torn_bytes > 0);
+    tally.begun += u64::from(live.report.checkpoint > 0);
     live.take_stock(|| false).await?;
     if moments.is_none() && !rng.chance(6) {
         return Ok(());
@@ -163,13 +170,24 @@ fn part(n: u64) {
     let t = tally;
     println!(
         "measured: crash sweep, part {n}: {} workloads, {} cuts, {} recoveries ({} torn ends, {} went on, {} cut \
-         again), {} segments given up, {} local frames, {} blocks moved",
-        t.workloads, t.cuts, t.recoveries, t.torn, t.went_on, t.cut_again, t.freed, t.carried, t.moved
+         again), {} segments given up, {} local frames, {} blocks moved, {} checkpoints, {} begun with",
+        t.workloads,
+        t.cuts,
+        t.recoveries,
+        t.torn,
+        t.went_on,
+        t.cut_again,
+        t.freed,
+        t.carried,
+        t.moved,
+        t.checkpoints,
+        t.begun
     );
     if t.workloads == 100 {
         assert!(t.recoveries >= 50_000, "{} recoveries", t.recoveries);
         assert!(t.torn > 1000 && t.went_on > 1000 && t.freed > 100, "the workloads must be worth something");
         assert!(t.moved > 10_000, "{} blocks were moved", t.moved);
+        assert!(t.checkpoints > 500 && t.begun > 10_000, "{} checkpoints, {} begun with", t.checkpoints, t.begun);
     }
 }
 

@@ -197,6 +197,10 @@ pub struct NodeRunArgs {
     /// time, at most 1000; 0 is never
     #[arg(long, value_name = "MICROSECONDS", env = "FREEBS_BUSY_POLL", value_parser = busy_poll, default_value = BUSY_POLL)]
     pub busy_poll: Duration,
+
+    /// Bytes of its device a second that are read to look for damage, which is mended from other copies; 0 is never
+    #[arg(long, value_name = "SIZE", env = "FREEBS_SCRUB_RATE", value_parser = scrub_rate, default_value = SCRUB_RATE)]
+    pub scrub_rate: u64,
 }
 
 const GATEWAY_HELP: &str = "\
@@ -430,6 +434,13 @@ fn busy_poll(text: &str) -> Result<Duration, String> {
         Ok(n) if n <= 1000 => Ok(Duration::from_micros(n)),
         _ => Err(format!("'{text}' is no number of microseconds from 0 to 1000")),
     }
+}
+
+/// What the scrub reads a second if nothing is said: 20 GiB in three quarters of an hour.
+const SCRUB_RATE: &str = "8M";
+
+fn scrub_rate(text: &str) -> Result<u64, String> {
+    if text == "0" { Ok(0) } else { size(text) }
 }
 
 fn workers(text: &str) -> Result<u16, String> {

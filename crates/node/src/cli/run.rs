@@ -60,6 +60,7 @@ pub fn node_options(args: NodeRunArgs) -> Result<NodeOptions> {
         workers: node.workers,
         cluster,
         busy_poll: args.busy_poll,
+        scrub_bytes: args.scrub_rate,
     })
 }
 
@@ -171,6 +172,7 @@ mod tests {
             segment_size: None,
             trusted_network: false,
             busy_poll: Duration::ZERO,
+            scrub_rate: 0,
         }
     }
 

@@ -159,6 +159,7 @@ async fn start_workers(options: &NodeOptions, plane: &Plane) -> Result<Started> 
             size_limit: options.device_bytes / u64::from(options.workers),
             must_exist: ran_before,
             node_secret: secret,
+            scrub_bytes: options.scrub_bytes.div_ceil(u64::from(options.workers)),
         };
         let spec = WorkerSpec {
             cluster: options.cluster.cluster,

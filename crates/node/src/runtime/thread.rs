@@ -38,6 +38,8 @@ pub struct Disk {
     pub must_exist: bool,
     /// Secrets of views are derived from this one.
     pub node_secret: Hash32,
+    /// Bytes a second that this worker's scrub reads; 0 for none.
+    pub scrub_bytes: u64,
 }
 
 /// What a worker is.
@@ -238,6 +240,7 @@ pub async fn start_shards<C: ControlPlane>(
         outbox: transport.clone(),
         control: Port { control: spec.control.clone(), me: spec.me.node },
         clock: SystemClock,
+        scrub_bytes: disk.scrub_bytes,
         notes: Box::new(|text| tracing::info!("{text}")),
     })
     .await?;

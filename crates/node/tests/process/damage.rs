@@ -10,7 +10,7 @@ use crate::support::nbd::Client;
 use crate::support::rng::Rng;
 use crate::support::tools::{run, say, told};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes that are written, each block once, so that all of them are live.
 const BYTES: u64 = 24 << 20;
@@ -45,6 +45,15 @@ fn read_back(c: &Cluster, bytes: &[u8]) {
                 panic!("round {round}: wrong byte at {}\n{}", at + first as u64, c.log());
             }
         }
+    }
+}
+
+/// Waits for something that takes a while.
+fn within(seconds: u64, what: &str, mut is: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is() {
+        assert!(begun.elapsed() < Duration::from_secs(seconds), "not within {seconds} s: {what}");
+        std::thread::sleep(Duration::from_millis(100));
     }
 }
 
@@ -131,4 +140,40 @@ fn one_flipped_bit_is_noticed_and_never_served() {
         c.stop();
     }
     assert!(unseen.is_empty(), "nobody noticed: {unseen:#?}");
+}
+
+/// Nobody reads, and yet rot is found, mended from other copies, and gone from the device.
+#[test]
+fn what_rots_unread_is_mended_from_other_copies() {
+    let _turn = beside_others();
+    let setup = Setup {
+        device_size: "512M",
+        segment_size: "8M",
+        volume: Some("demo:64M"),
+        scrub_rate: "512M",
+        ..Setup::default()
+    };
+    let mut c = Cluster::up(setup);
+    let bytes = expected();
+    fill(&c, &bytes);
+    c.verify("demo");
+    let (head, others) = c.chain("demo");
+    c.stop();
+    let mut rng = Rng::announced("bits that rot unread");
+    // Another block on each: two copies of everything are sound.
+    let mut flipped = 0;
+    for node in [&head, &others[0]] {
+        let file = device::files(&c.data().join(node)).into_iter().next().expect("the node's device");
+        let pieces: Vec<_> = device::pieces(&file).into_iter().filter(|p| p.kind == Kind::Data && p.indexed).collect();
+        let (at, bit) = choose(&pieces, Kind::Data, &mut rng).expect("data in a closed segment");
+        device::flip(&file, at, bit);
+        flipped += 1;
+    }
+    c.start();
+    let mended = || logs(&c).matches("damaged blocks at").count();
+    within(60, "the copies are mended", || mended() >= flipped);
+    // What verifies reads all closed segments, so the damaged ones must be gone, too.
+    within(60, "no replica has damage", || c.cli(&["volume", "verify", "demo", "--wait", "10"]).status.success());
+    read_back(&c, &bytes);
+    c.stop();
 }

@@ -37,12 +37,22 @@ pub struct Setup {
     /// `NAME:SIZE`
     pub volume: Option<&'static str>,
     pub unix: bool,
+    /// Bytes a second of each node's scrub.
+    pub scrub_rate: &'static str,
     pub more: Vec<String>,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { nodes: 3, device_size: "1G", segment_size: "8M", volume: Some("demo:256M"), unix: false, more: vec![] }
+        Self {
+            nodes: 3,
+            device_size: "1G",
+            segment_size: "8M",
+            volume: Some("demo:256M"),
+            unix: false,
+            scrub_rate: "8M",
+            more: vec![],
+        }
     }
 }
 
@@ -121,6 +131,7 @@ impl Cluster {
     pub fn freebs(&self) -> Command {
         let mut cmd = freebs();
         let nodes: Vec<_> = (0..self.setup.nodes).map(|i| format!("127.0.0.1:{}", self.base + i)).collect();
+        cmd.env("FREEBS_SCRUB_RATE", self.setup.scrub_rate);
         cmd.env(TOKEN, &self.token).env("FREEBS_CLUSTER", nodes.join(",")).current_dir(self.dir.path());
         cmd
     }

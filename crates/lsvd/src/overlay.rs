@@ -1,0 +1,188 @@
+//! What a shard knows beyond its committed frames: the frames that a cut could still take back, and their entries.
+//!
+//! Invariants:
+//! - It holds exactly the frames above `committed`, in order, each with the tip before it. The map below it knows
+//!   nothing of them, so a cut drops frames here and changes nothing else (rule E4).
+//! - `map` is the merge (rule E2) of the entries of these frames and of `held`. Where it has an entry, none below it
+//!   is newer; so a lookup that finds one here is done.
+//! - `held` are committed entries that came out of order over blocks that these frames write. They go down behind
+//!   the frames, so that what goes down is always newer than what it meets there.
+
+use crate::map::{Crcs, Extent, ExtentMap, Outcome};
+use crate::shard::{At, Tip};
+use freebs_format::{ExtentKind, FrameHead};
+use freebs_types::{ChunkId, Sequence};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+/// A frame that may still be cut, or a mark that put the shard ahead of the frames that are here, and may be of a
+/// branch that is cut later.
+#[derive(Debug)]
+pub(crate) struct Uncommitted {
+    pub sequence: Sequence,
+    pub before: Tip,
+    /// What it brings to the map, in order; nothing if it is a mark.
+    pub entries: Vec<(u32, Extent)>,
+    /// Append where it lies.
+    pub append: u64,
+}
+
+/// A frame that can't be cut any more.
+pub(crate) struct Committed {
+    pub entries: Vec<(u32, Extent)>,
+    /// What it covers of the held entries: a cut that comes later must not show them again.
+    pub covered: Vec<Extent>,
+    /// Parts of held entries that are newer than it. They go into the map behind it, and stay here for the frames that
+    /// come later.
+    pub again: Vec<(u32, Extent)>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Overlay {
+    frames: VecDeque<Uncommitted>,
+    pub map: ExtentMap,
+    held: Vec<Held>,
+    outcome: Outcome,
+}
+
+#[derive(Debug)]
+struct Held {
+    start: u32,
+    extent: Extent,
+    append: u64,
+}
+
+impl Held {
+    fn end(&self) -> u32 {
+        self.start + self.extent.len
+    }
+    fn overlaps(&self, start: u32, end: u32) -> bool {
+        self.start < end && start < self.end()
+    }
+}
+
+/// Takes off what an entry over `[start, end)` covers of those that are held.
+fn beat(held: &mut Vec<Held>, start: u32, end: u32, by: &Extent) -> Vec<Extent> {
+    let mut covered = Vec::new();
+    let old = |h: &mut Held| h.overlaps(start, end) && h.extent.key() < by.key();
+    for h in held.extract_if(.., old).collect::<Vec<_>>() {
+        let (a, b) = (h.start.max(start), h.end().min(end));
+        let piece = |from: u32, to: u32| h.extent.piece(from - h.start, to - from);
+        covered.push(piece(a, b));
+        for (from, to) in [(h.start, a), (b, h.end())].into_iter().filter(|(x, y)| x < y) {
+            held.push(Held { start: from, extent: piece(from, to), append: h.append });
+        }
+    }
+    covered
+}
+
+/// Calls `each(address, entry)` for the map entries of a data frame, in the order of its updates.
+pub(crate) fn entries(head: &FrameHead, at: At, mut each: impl FnMut(u32, Extent)) {
+    let h = head.header();
+    for u in head.updates() {
+        let table: Option<Rc<[u32]>> = (u.crcs.len() > 1).then(|| u.crcs.iter().map(|c| c.get()).collect());
+        for (e, first) in u.extents() {
+            let data = e.kind == ExtentKind::Data;
+            let crcs = match (&table, data) {
+                (_, false) => Crcs::None,
+                (None, true) => Crcs::One(u.crcs[0].get()),
+                (Some(table), true) => Crcs::Many { table: table.clone(), at: first - u.first_block },
+            };
+            let extent = Extent {
+                len: e.range.len,
+                kind: e.kind,
+                version: u.version,
+                sequence: head.seq(),
+                chunk: if data { h.chunk() } else { ChunkId::default() },
+                offset: if data { h.chunk_offset.get() + first } else { at.segment },
+                crcs,
+            };
+            each(e.range.start.0, extent);
+        }
+    }
+}
+
+impl Overlay {
+    /// The first append with one of its frames; and the first that it needs when it is to be made again.
+    pub fn first_appends(&self) -> (Option<u64>, Option<u64>) {
+        let frames = self.frames.iter().map(|f| f.append).min();
+        (frames, frames.into_iter().chain(self.held.iter().map(|h| h.append)).min())
+    }
+
+    /// A frame behind the others, or between them where one was missing.
+    pub fn put(&mut self, frame: Uncommitted) {
+        let i = self.frames.partition_point(|f| f.sequence < frame.sequence);
+        frame.entries.iter().for_each(|(a, e)| self.map.insert(*a, e.clone(), &mut self.outcome));
+        self.frames.insert(i, frame);
+    }
+
+    /// The first frame behind a sequence, whose tip before is changed by a repair.
+    pub fn after(&mut self, s: Sequence) -> Option<&mut Uncommitted> {
+        let i = self.frames.partition_point(|f| f.sequence <= s);
+        self.frames.get_mut(i)
+    }
+
+    /// Keeps a committed entry that lies over or under one of these frames. Gives back what it covers of the others.
+    pub fn hold(&mut self, start: u32, extent: Extent, append: u64) -> Vec<Extent> {
+        self.map.insert(start, extent.clone(), &mut self.outcome);
+        let covered = beat(&mut self.held, start, start + extent.len, &extent);
+        self.held.push(Held { start, extent, append });
+        covered
+    }
+
+    /// Committed entries that are held here, in the order in which they came.
+    pub fn held(&self) -> impl Iterator<Item = (u32, &Extent)> {
+        self.held.iter().map(|h| (h.start, &h.extent))
+    }
+
+    /// Takes the first frame if it is committed; its entries are those of the map below from now on.
+    pub fn commit(&mut self, committed: Sequence) -> Option<Committed> {
+        let f = self.frames.pop_front_if(|f| f.sequence <= committed)?;
+        let mut out = Committed { entries: f.entries, covered: Vec::new(), again: Vec::new() };
+        if self.frames.is_empty() && self.held.is_empty() {
+            self.map.clear();
+            return Some(out);
+        }
+        let Self { map, held, .. } = self;
+        for (start, e) in &out.entries {
+            let (start, end) = (*start, start + e.len);
+            map.take(start, end, |x| x.sequence == f.sequence);
+            out.covered.extend(beat(held, start, end, e));
+            for h in held.iter().filter(|h| h.overlaps(start, end)) {
+                let (a, b) = (h.start.max(start), h.end().min(end));
+                out.again.push((a, h.extent.piece(a - h.start, b - a)));
+            }
+        }
+        Some(out)
+    }
+
+    /// Takes the last frame if it lies behind `to`. `rebuild` follows when all are gone.
+    pub fn cut(&mut self, to: Sequence) -> Option<Uncommitted> {
+        self.frames.pop_back_if(|f| f.sequence > to)
+    }
+
+    /// Makes the map anew from the frames that are left.
+    pub fn rebuild(&mut self) {
+        self.map = ExtentMap::default();
+        let Self { frames, map, held, outcome } = self;
+        for f in frames.iter() {
+            f.entries.iter().for_each(|(a, e)| map.insert(*a, e.clone(), outcome));
+        }
+        for h in held.iter() {
+            map.insert(h.start, h.extent.clone(), outcome);
+        }
+    }
+
+    /// What was held goes down, once there is no frame left.
+    pub fn let_go(&mut self) -> Vec<(u32, Extent)> {
+        if !self.frames.is_empty() {
+            return Vec::new();
+        }
+        self.map = ExtentMap::default();
+        std::mem::take(&mut self.held).into_iter().map(|h| (h.start, h.extent)).collect()
+    }
+
+    pub fn frames(&self) -> impl Iterator<Item = &Uncommitted> {
+        self.frames.iter()
+    }
+}

@@ -1,0 +1,318 @@
+//! Scrub: closed segments are read from end to end, those under suspicion first, then the oldest, as slowly as the
+//! caller wants, so that rot is found while there are still other copies. Live blocks that are damaged can be asked
+//! for, and mended with bytes from elsewhere; what else is in a damaged segment is moved, so that it can be given up.
+//!
+//! Invariants:
+//! - A step reads about as much as it is granted, and keeps nothing from being cleaned or used again. What was found
+//!   in a segment counts only if the segment still has the number that it had when it was begun.
+//! - Segments that are closed during a pass wait for the next one.
+//! - A block is mended only by bytes that match the CRC of its own entry, and only if it still lives where the damage
+//!   was found: both are looked at again when the frame is laid out (as for a move of cleaning).
+
+use crate::clean::carry::{Move, Piece};
+use crate::core::{Core, Job, Queued};
+use crate::engine::Engine;
+use crate::runs::run::Run;
+use crate::scan::Window;
+use crate::segments::SegmentState;
+use crate::tool::segment::{Known, check};
+use crate::{DamagedBlocks, EventKind, Finding, ScrubStep};
+use bytes::Bytes;
+use freebs_format::block_crc;
+use freebs_format::disk::{PAGE_BYTES, SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
+use freebs_io::Device;
+use freebs_types::{BLOCK, Error, ErrorKind, Result};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::Poll;
+
+/// Bytes of one read of the scrub: small beside what others read meanwhile.
+pub(crate) const READ_BYTES: usize = 256 << 10;
+/// Damaged pieces that wait to be mended; what is found beyond them is found again by the next pass.
+const WANTED_MAX: usize = 4096;
+/// Frames that are looked at before others get their turn.
+const FRAMES_PER_STEP: usize = 64;
+
+/// What the engine knows of damage that is not mended.
+#[derive(Default)]
+pub(crate) struct Rot {
+    /// Segments in which somebody met damage: they are read first.
+    suspects: BTreeSet<u32>,
+    /// Segments with damage, and their numbers: they are emptied.
+    rotten: BTreeMap<u32, u64>,
+    /// Live blocks that are damaged, by the number under which they are asked for.
+    wanted: BTreeMap<u64, Piece>,
+    next_id: u64,
+    /// Not yet given to who asks for them.
+    fresh: BTreeSet<u64>,
+}
+
+impl Rot {
+    pub fn suspect(&mut self, segment: u32) {
+        self.suspects.insert(segment);
+    }
+
+    fn want(&mut self, piece: Piece) {
+        let known = |p: &Piece| p.place() == piece.place();
+        if self.wanted.len() >= WANTED_MAX || self.wanted.values().any(known) {
+            return;
+        }
+        self.next_id += 1;
+        self.fresh.insert(self.next_id);
+        self.wanted.insert(self.next_id, piece);
+    }
+}
+
+/// What may be read before the scrub has to wait.
+#[derive(Default)]
+pub(crate) struct Gate {
+    granted: Cell<i64>,
+    read: Cell<u64>,
+    waits: Cell<bool>,
+}
+
+impl Gate {
+    /// Waits until something is granted. A read may be larger than that; it is taken off the next grants.
+    pub async fn pass(&self, bytes: usize) {
+        poll_fn(|_| {
+            if self.granted.get() > 0 {
+                return Poll::Ready(());
+            }
+            // Who grants more polls again.
+            self.waits.set(true);
+            Poll::Pending
+        })
+        .await;
+        self.granted.set(self.granted.get() - bytes as i64);
+        self.read.set(self.read.get() + bytes as u64);
+    }
+}
+
+type Pass = Pin<Box<dyn Future<Output = Result<()>>>>;
+
+/// Reads a log again and again, a step at a time.
+pub struct Scrubber<D: Device> {
+    engine: Engine<D>,
+    gate: Rc<Gate>,
+    found: Rc<RefCell<ScrubStep>>,
+    pass: Option<Pass>,
+}
+
+impl<D: Device> Scrubber<D> {
+    #[must_use]
+    pub fn new(engine: Engine<D>) -> Self {
+        Self { engine, gate: Rc::default(), found: Rc::default(), pass: None }
+    }
+
+    /// Reads on, about `bytes` bytes; what is read beyond them is taken off the next steps. What is found is told as
+    /// events and counted, too. `DeviceFailed` once the device is poisoned.
+    pub async fn step(&mut self, bytes: u64) -> Result<ScrubStep> {
+        let Self { engine, gate, found, pass } = self;
+        gate.granted.set(gate.granted.get().min(0).saturating_add(i64::try_from(bytes).unwrap_or(i64::MAX)));
+        let pass = pass.get_or_insert_with(|| Box::pin(engine.clone().scrub_pass(gate.clone(), found.clone())));
+        let end = poll_fn(|cx| {
+            gate.waits.set(false);
+            match pass.as_mut().poll(cx) {
+                Poll::Ready(end) => Poll::Ready(Some(end)),
+                Poll::Pending if gate.waits.get() => Poll::Ready(None),
+                Poll::Pending => Poll::Pending,
+            }
+        })
+        .await;
+        let mut step = std::mem::take(&mut *self.found.borrow_mut());
+        step.bytes = self.gate.read.take();
+        self.engine.inner.core.borrow_mut().counters.scrubbed_bytes += step.bytes;
+        if let Some(end) = end {
+            self.pass = None;
+            end?;
+            step.pass_complete = true;
+        }
+        Ok(step)
+    }
+}
+
+impl Core {
+    fn is_still(&self, id: u32, seq: u64) -> bool {
+        let s = self.segs.get(id);
+        s.state == SegmentState::Closed && s.seq == seq
+    }
+
+    /// The segment to read next: one under suspicion, or the oldest one that this pass has not read.
+    fn next_to_scrub(&mut self, done: &mut u64, until: u64) -> Option<(u32, u64)> {
+        while let Some(id) = self.rot.suspects.pop_first() {
+            if self.segs.get(id).state == SegmentState::Closed {
+                return Some((id, self.segs.get(id).seq));
+            }
+        }
+        let closed = self.segs.used().filter(|(_, s)| s.state == SegmentState::Closed);
+        let left = closed.map(|(id, s)| (id, s.seq)).filter(|(_, seq)| (*done + 1..until).contains(seq));
+        let next = left.min_by_key(|(_, seq)| *seq)?;
+        *done = next.1;
+        Some(next)
+    }
+
+    /// Segments to be emptied because they are damaged.
+    pub fn rotten(&mut self) -> BTreeSet<u32> {
+        let mut rotten = std::mem::take(&mut self.rot.rotten);
+        rotten.retain(|id, seq| self.is_still(*id, *seq));
+        self.rot.rotten = rotten;
+        self.rot.rotten.keys().copied().collect()
+    }
+
+    fn found(&mut self, f: Finding, step: &mut ScrubStep) {
+        let place = f.segment.map_or("superblock".to_owned(), |s| format!("segment {s}"));
+        self.counters.scrub_findings += 1;
+        self.event(EventKind::Damage, format!("scrub: {place}, byte {}: {}", f.offset, f.what));
+        step.findings.push(f);
+    }
+}
+
+impl<D: Device> Engine<D> {
+    async fn scrub_pass(self, gate: Rc<Gate>, found: Rc<RefCell<ScrubStep>>) -> Result<()> {
+        let until = self.inner.core.borrow().next_seq;
+        let mut done = 0;
+        loop {
+            let next = {
+                let mut core = self.inner.core.borrow_mut();
+                if let Some(e) = core.failed.as_ref().filter(|e| e.kind == ErrorKind::DeviceFailed) {
+                    return Err(e.clone());
+                }
+                core.next_to_scrub(&mut done, until)
+            };
+            let Some((id, seq)) = next else { break };
+            self.scrub_segment(id, seq, &gate, &found).await;
+        }
+        self.scrub_runs(&gate, &found).await;
+        self.scrub_superblock(&gate, &found).await;
+        Ok(())
+    }
+
+    async fn scrub_segment(&self, id: u32, seq: u64, gate: &Gate, found: &RefCell<ScrubStep>) {
+        let geometry = self.inner.core.borrow().geometry;
+        let mut window = Window::paced(&self.inner.device, geometry, id, gate);
+        let known = Known { seq, newest: false, next_first: None };
+        let checked = check(&mut window, &geometry, known).await;
+        let mut pieces = Vec::new();
+        for (i, e) in checked.entries.iter().enumerate().filter(|_| !checked.bad.is_empty()) {
+            if i % FRAMES_PER_STEP == 0 {
+                crate::join::yield_now().await;
+            }
+            let core = self.inner.core.borrow();
+            if !core.is_still(id, seq) {
+                return;
+            }
+            core.pieces_of(e, id, &mut pieces);
+        }
+        let mut core = self.inner.core.borrow_mut();
+        if !core.is_still(id, seq) {
+            return;
+        }
+        core.counters.scrubbed_segments += 1;
+        if !checked.damage.is_empty() {
+            core.rot.rotten.insert(id, seq);
+            core.segs.changes += 1;
+            core.cleaning.wake.notify_one();
+        }
+        let mut step = found.borrow_mut();
+        for d in checked.damage {
+            core.found(Finding { segment: d.segment, offset: d.offset, what: d.what }, &mut step);
+        }
+        for p in pieces {
+            for part in p.runs_of(|at| checked.bad.contains_key(&at)) {
+                step.damaged_blocks += u64::from(part.range().len);
+                core.rot.want(part);
+            }
+        }
+    }
+
+    /// Pages of the map that lookups may ask for. They stay where they are while somebody has the run.
+    async fn scrub_runs(&self, gate: &Gate, found: &RefCell<ScrubStep>) {
+        let runs: Vec<Rc<Run>> = self.inner.core.borrow().maps.runs().cloned().collect();
+        for run in runs {
+            for page in 0..run.places.pages {
+                gate.pass(PAGE_BYTES).await;
+                let checked = self.io().audit_page(&run, page, run.fences.len() as u32).await;
+                let Err(e) = checked else { continue };
+                let at = run.places.find(page, 1);
+                let what = format!("page {page} of run {} of the map: {}", run.number, e.text);
+                let offset = u64::from(at.page) * PAGE_BYTES as u64;
+                let mut core = self.inner.core.borrow_mut();
+                core.maps.damaged = true;
+                core.found(Finding { segment: Some(at.segment), offset, what }, &mut found.borrow_mut());
+            }
+        }
+    }
+
+    /// The copies of the superblock come last.
+    async fn scrub_superblock(&self, gate: &Gate, found: &RefCell<ScrubStep>) {
+        let revision = self.superblock().revision.get();
+        for at in SUPERBLOCK_AT {
+            gate.pass(SUPERBLOCK_BYTES).await;
+            let read = self.inner.device.read(at, SUPERBLOCK_BYTES).await;
+            let good = read.is_ok_and(|b| Superblock::decode(&b).is_ok_and(|sb| sb.revision.get() == revision));
+            if !good {
+                let what = "a copy of the superblock is damaged, or an old one".into();
+                let mut core = self.inner.core.borrow_mut();
+                core.found(Finding { segment: None, offset: at, what }, &mut found.borrow_mut());
+            }
+        }
+    }
+
+    /// Whether somebody met damage in a segment that the scrub has not looked at since.
+    pub fn has_suspects(&self) -> bool {
+        !self.inner.core.borrow().rot.suspects.is_empty()
+    }
+
+    /// Damaged live blocks that were found since the last call, each to be asked for elsewhere and to be given to
+    /// `mend` or `unmended`. At most `max` of them.
+    pub fn take_damaged(&self, max: usize) -> Vec<DamagedBlocks> {
+        let mut core = self.inner.core.borrow_mut();
+        let Rot { wanted, fresh, .. } = &mut core.rot;
+        let ids: Vec<u64> = fresh.iter().copied().take(max).collect();
+        fresh.retain(|id| !ids.contains(id));
+        let all = ids.into_iter().filter_map(|id| Some((id, wanted.get(&id)?)));
+        all.map(|(id, p)| DamagedBlocks { id, shard: p.shard(), range: p.range() }).collect()
+    }
+
+    /// Gives damaged blocks a new place with these bytes, whole blocks for the range that was asked for. Blocks that
+    /// are not what was written here (they may have been overwritten since) are left alone. Gives the number of
+    /// blocks that are on their way to the log. `NoSpace` if there is no room now, `Corrupt` if not one block fits;
+    /// both may be tried again.
+    pub fn mend(&self, id: u64, data: &Bytes) -> Result<u32> {
+        let mut core = self.inner.core.borrow_mut();
+        if let Some(e) = &core.failed {
+            return Err(e.clone());
+        }
+        let Some(piece) = core.rot.wanted.get(&id) else { return Ok(0) };
+        if data.len() != piece.range().len as usize * BLOCK {
+            return Err(Error::invalid("another number of blocks than was asked for"));
+        }
+        let right: Vec<bool> =
+            data.chunks_exact(BLOCK).zip(piece.crcs()).map(|(b, crc)| block_crc(b) == *crc).collect();
+        let start = piece.at();
+        let fits = |at: u32| right[(at - start) as usize / BLOCK];
+        let pieces: Vec<Piece> = piece.with_data(data).runs_of(fits);
+        if pieces.is_empty() {
+            return Err(Error::corrupt("none of the blocks is what was written here"));
+        }
+        if core.free_segments() <= core.geometry.reserve_segments() {
+            return Err(Error::no_space("no room to mend blocks"));
+        }
+        let blocks = pieces.iter().map(|p| p.range().len).sum();
+        core.rot.wanted.remove(&id);
+        core.counters.mended_blocks += u64::from(blocks);
+        core.cleaning.outstanding += 1;
+        core.push(Queued::Job(Job::Move(Move::of(pieces))));
+        drop(core);
+        self.inner.ring();
+        Ok(blocks)
+    }
+
+    /// Nobody has these blocks: they are asked for again when the scrub finds them again.
+    pub fn unmended(&self, id: u64) {
+        self.inner.core.borrow_mut().rot.wanted.remove(&id);
+    }
+}
