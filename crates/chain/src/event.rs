@@ -121,6 +121,17 @@ pub struct MapSource {
     pub piece: Result<MapPiece>,
 }
 
+/// What became of blocks of another member for damaged ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mended {
+    /// They are on their way to the log, or not needed any more.
+    Done,
+    /// They are not what was written here.
+    Useless,
+    /// The log takes none now.
+    Later,
+}
+
 /// What happens to a host.
 #[derive(Debug)]
 pub enum Event {
@@ -139,10 +150,10 @@ pub enum Event {
     Durable(Vec<Durable>),
     /// Live blocks that are damaged in this log.
     Damaged(Vec<DamagedBlocks>),
-    /// Whether the log could use what another member had.
+    /// What the log made of blocks that another member had.
     Mended {
         id: u64,
-        is: bool,
+        end: Mended,
     },
     EngineFailed(Error),
     /// News from the control plane: shards that are new or changed.

@@ -145,8 +145,7 @@ impl Host {
                 self.with(request.shard, |r, ctx| r.answer_map(ctx, link, &request, source));
             }
             Event::Damaged(all) => self.mending.add(all),
-            Event::Mended { id, is: true } => self.mending.remove(id),
-            Event::Mended { id, is: false } => self.mending.again(now, id),
+            Event::Mended { id, end } => self.mending.on_mended(now, id, end),
             Event::Tick => {
                 self.each(|r, ctx| {
                     r.member_tick(ctx);
@@ -249,7 +248,9 @@ impl Host {
                 self.with(shard, |r, ctx| r.on_nudge(ctx, from, view));
             }
             Message::ReadReply(r) => self.on_mending_reply(peer, &r),
-            Message::Refused(Refused { request: Request::Read(id), .. }) => self.on_mending_refused(peer, id),
+            Message::Refused(Refused { request: Request::Read(id), reason, .. }) => {
+                self.on_mending_refused(peer, id, reason);
+            }
             _ => {}
         }
     }

@@ -3,26 +3,30 @@
 //!
 //! Invariant: what another member has newer or older than this one never gets into this log by way of mending.
 
-use crate::event::Action;
+use crate::event::{Action, Mended};
 use crate::host::Host;
 use bytes::{Bytes, BytesMut};
 use freebs_format::ExtentKind;
-use freebs_format::wire::{Message, ReadReply, ReadRequest};
+use freebs_format::wire::{Message, ReadReply, ReadRequest, Refusal};
 use freebs_lsvd::DamagedBlocks;
-use freebs_types::{BLOCK, Nanos, Peer, Sequence};
+use freebs_types::{BLOCK, Nanos, Peer};
 use std::collections::BTreeMap;
 
 /// An answer that takes longer is not waited for.
 const PATIENCE: Nanos = Nanos::from_millis(1000);
 /// Blocks that are asked for at once, each a piece of a few.
 const AT_ONCE: usize = 8;
-/// How often each member is asked before the scrub must find the damage again.
-const ROUNDS: usize = 3;
+/// How often each member may answer in vain, and how often anybody is asked, before the scrub must find the damage
+/// again. Members may be away for a while.
+const ANSWERS: usize = 2;
+const ASKS: usize = 600;
 
 #[derive(Clone, Copy, Debug)]
 struct Want {
     blocks: DamagedBlocks,
+    /// Answers in vain.
     tries: usize,
+    asks: usize,
     /// Whom, when, and under which number.
     asked: Option<(Peer, Nanos, u64)>,
     /// Not before this is anybody asked again.
@@ -38,22 +42,27 @@ pub(crate) struct Mending {
 impl Mending {
     pub fn add(&mut self, all: Vec<DamagedBlocks>) {
         for blocks in all {
-            self.wants.insert(blocks.id, Want { blocks, tries: 0, asked: None, rest: Nanos(0) });
+            self.wants.insert(blocks.id, Want { blocks, tries: 0, asks: 0, asked: None, rest: Nanos(0) });
         }
     }
 
-    pub fn remove(&mut self, id: u64) {
-        self.wants.remove(&id);
+    pub fn on_mended(&mut self, now: Nanos, id: u64, end: Mended) {
+        match end {
+            Mended::Done => drop(self.wants.remove(&id)),
+            Mended::Useless => self.again(now, id, true),
+            Mended::Later => self.again(now, id, false),
+        }
     }
 
-    /// The answer was no, or did not help: the next member is asked after a moment.
-    pub fn again(&mut self, now: Nanos, id: u64) {
+    /// The next member is asked after a moment.
+    fn again(&mut self, now: Nanos, id: u64, in_vain: bool) {
         if let Some(w) = self.wants.get_mut(&id) {
             (w.asked, w.rest) = (None, Nanos(now.0 + PATIENCE.0));
+            w.tries += usize::from(in_vain);
         }
     }
 
-    fn asked_as(&mut self, from: Peer, read: u64) -> Option<Want> {
+    fn asked_as(&self, from: Peer, read: u64) -> Option<Want> {
         self.wants.values().find(|w| w.asked.is_some_and(|(p, _, id)| (p, id) == (from, read))).copied()
     }
 }
@@ -77,16 +86,17 @@ impl Host {
             let view = r.view.as_ref()?;
             let others: Vec<Peer> =
                 view.body.members.iter().filter(|m| m.node != me).map(|m| ctx.peer(m.node, shard)).collect();
-            if want.tries >= ROUNDS * others.len() {
+            if want.tries >= ANSWERS * others.len() || want.asks >= ASKS {
                 return None;
             }
-            let to = others[want.tries % others.len()];
+            let to = others[want.asks % others.len()];
             let request = ReadRequest {
                 shard,
                 view: r.view_number(),
                 generation: r.attach.generation,
                 id: ctx.ticket(),
-                floor: Sequence(0),
+                // A member that lags may still have older data, which match an older entry.
+                floor: r.committed,
                 range,
                 status_only: false,
             };
@@ -96,7 +106,7 @@ impl Host {
             Some((to, ctx.now, request.id))
         });
         let want = self.mending.wants.get_mut(&id).expect("just read");
-        want.tries += 1;
+        want.asks += 1;
         want.asked = asked.flatten();
         if want.asked.is_none() {
             self.mending.wants.remove(&id);
@@ -115,13 +125,13 @@ impl Host {
             Some(data) if reply.shard == want.blocks.shard => {
                 self.out.actions.push(Action::Mend { blocks: want.blocks, data });
             }
-            _ => self.mending.again(self.now, want.blocks.id),
+            _ => self.mending.again(self.now, want.blocks.id, true),
         }
     }
 
-    pub(crate) fn on_mending_refused(&mut self, from: Peer, read: u64) {
+    pub(crate) fn on_mending_refused(&mut self, from: Peer, read: u64, reason: Refusal) {
         if let Some(want) = self.mending.asked_as(from, read) {
-            self.mending.again(self.now, want.blocks.id);
+            self.mending.again(self.now, want.blocks.id, reason == Refusal::Corrupt);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! the frames of all shards, one message takes what goes to one link.
 
 use crate::event::{
-    Action, ControlPort, Event, HostConfig, MapSource, Opened, ShardInfo, ShardStatus, SyncSource, Who,
+    Action, ControlPort, Event, HostConfig, MapSource, Mended, Opened, ShardInfo, ShardStatus, SyncSource, Who,
 };
 use crate::host::Host;
 use crate::repair::{Damage, Hole};
@@ -279,14 +279,16 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         let (mut begun, mut rests) = (self.0.clock.now(), false);
         loop {
             tokio::time::sleep(SCRUB_STEP).await;
-            if rests {
-                if self.0.clock.now().since(begun) < SCRUB_PASS && !self.0.engine.has_suspects() {
-                    continue;
-                }
-                begun = self.0.clock.now();
+            if rests && !scrubber.is_reading() && self.0.clock.now().since(begun) >= SCRUB_PASS {
+                (begun, rests) = (self.0.clock.now(), false);
             }
-            match scrubber.step(share).await {
-                Ok(step) => rests = step.pass_complete,
+            let done = match rests {
+                true if !self.0.engine.has_suspects() && !scrubber.is_reading() => continue,
+                true => scrubber.look_at_suspects(share).await,
+                false => scrubber.step(share).await,
+            };
+            match done {
+                Ok(step) => rests |= step.pass_complete,
                 Err(e) => return (self.0.notes)(&format!("log: the scrub has ended: {e}")),
             }
         }
@@ -355,11 +357,16 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     fn mend(&self, blocks: DamagedBlocks, data: &Bytes) {
         let DamagedBlocks { id, shard, range } = blocks;
         let done = self.0.engine.mend(id, data);
-        match &done {
-            Ok(n) => (self.0.notes)(&format!("shard {shard}: {n} damaged blocks at {} are mended", range.start)),
-            Err(e) => (self.0.notes)(&format!("shard {shard}: damaged blocks at {}: {e}", range.start)),
-        }
-        self.step(Event::Mended { id, is: done.is_ok() });
+        let end = match &done {
+            Ok(0) => Mended::Done,
+            Ok(n) => {
+                (self.0.notes)(&format!("shard {shard}: {n} damaged blocks at {} are mended", range.start));
+                Mended::Done
+            }
+            Err(e) if matches!(e.kind, ErrorKind::Retry | ErrorKind::NoSpace) => Mended::Later,
+            Err(_) => Mended::Useless,
+        };
+        self.step(Event::Mended { id, end });
     }
 
     async fn sync_read(self, link: LinkId, request: SyncRequest, known: Option<Sequence>) {

@@ -3,6 +3,7 @@
 //! Invariants: an append lies in one segment and leaves room for the segment's index; all its frames are repairs or
 //! none is; a cut is never inside, nor anything behind a shard's end.
 
+use crate::clean::carry::Moves;
 use crate::core::{Core, Geometry, Job, OpenSegment, Queued};
 use crate::shard::At;
 use crate::{Durable, Record};
@@ -38,7 +39,7 @@ pub(crate) struct Batch {
     /// Segments that the live table in this append leaves out.
     pub given: Option<Vec<u32>>,
     /// Moves that have been written with it, to the end.
-    moves_done: u32,
+    moves_done: Moves,
     /// Blocks that cleaning moves, and the sum of their ages.
     moved: (u64, u64),
 }
@@ -61,7 +62,7 @@ pub(crate) struct Gather {
     data: usize,
     repair: bool,
     idle: bool,
-    pub moves_done: u32,
+    pub moves_done: Moves,
     pub moved: (u64, u64),
 }
 

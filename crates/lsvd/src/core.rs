@@ -3,6 +3,7 @@
 //! Invariants: maps and indexes change only by `apply_entry`, with frames that are durable (or were found so by
 //! recovery). Nothing here is borrowed across an await.
 
+use crate::clean::carry::Moves;
 use crate::clean::{Cleaning, Move};
 use crate::runs::{ENTRY_BYTES, Maps};
 use crate::scrub::Rot;
@@ -259,13 +260,14 @@ impl Core {
 
     /// Takes moves out of the queue that no segment can be opened for. Nothing is lost by it.
     pub fn drop_moves(&mut self) -> bool {
-        let mut moves = 0;
-        while matches!(self.queue.front(), Some(Queued::Job(Job::Move(_)))) {
-            self.queue.pop_front();
-            moves += 1;
+        let mut moves = Moves::default();
+        while let Some(Queued::Job(Job::Move(m))) = self.queue.pop_front_if(|q| matches!(q, Queued::Job(Job::Move(_))))
+        {
+            moves.count(&m);
+            self.counters.mended_blocks -= m.mends();
         }
         self.moves_done(moves);
-        moves > 0
+        moves != Moves::default()
     }
 
     /// Whether one more segment may be opened for what is next in the queue. The last one that is ready may only be

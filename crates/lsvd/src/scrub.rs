@@ -12,7 +12,6 @@
 use crate::clean::carry::{Move, Piece};
 use crate::core::{Core, Job, Queued};
 use crate::engine::Engine;
-use crate::runs::run::Run;
 use crate::scan::Window;
 use crate::segments::SegmentState;
 use crate::tool::segment::{Known, check};
@@ -33,6 +32,8 @@ use std::task::Poll;
 pub(crate) const READ_BYTES: usize = 256 << 10;
 /// Damaged pieces that wait to be mended; what is found beyond them is found again by the next pass.
 const WANTED_MAX: usize = 4096;
+/// Mending moves on their way to the log at once.
+const MENDING_MAX: u32 = 2;
 /// Frames that are looked at before others get their turn.
 const FRAMES_PER_STEP: usize = 64;
 
@@ -48,11 +49,20 @@ pub(crate) struct Rot {
     next_id: u64,
     /// Not yet given to who asks for them.
     fresh: BTreeSet<u64>,
+    /// Mending moves on their way to the log.
+    mending: u32,
 }
 
 impl Rot {
     pub fn suspect(&mut self, segment: u32) {
-        self.suspects.insert(segment);
+        // What is known to be damaged waits for mending, or for the next pass.
+        if !self.rotten.contains_key(&segment) {
+            self.suspects.insert(segment);
+        }
+    }
+
+    pub fn mends_done(&mut self, moves: u32) {
+        self.mending -= moves;
     }
 
     fn want(&mut self, piece: Piece) {
@@ -107,12 +117,27 @@ impl<D: Device> Scrubber<D> {
         Self { engine, gate: Rc::default(), found: Rc::default(), pass: None }
     }
 
+    /// Whether a pass has begun that is not over.
+    #[must_use]
+    pub fn is_reading(&self) -> bool {
+        self.pass.is_some()
+    }
+
     /// Reads on, about `bytes` bytes; what is read beyond them is taken off the next steps. What is found is told as
     /// events and counted, too. `DeviceFailed` once the device is poisoned.
     pub async fn step(&mut self, bytes: u64) -> Result<ScrubStep> {
+        self.go_on(bytes, true).await
+    }
+
+    /// The same, but a new pass reads only segments under suspicion.
+    pub async fn look_at_suspects(&mut self, bytes: u64) -> Result<ScrubStep> {
+        self.go_on(bytes, false).await
+    }
+
+    async fn go_on(&mut self, bytes: u64, all: bool) -> Result<ScrubStep> {
         let Self { engine, gate, found, pass } = self;
         gate.granted.set(gate.granted.get().min(0).saturating_add(i64::try_from(bytes).unwrap_or(i64::MAX)));
-        let pass = pass.get_or_insert_with(|| Box::pin(engine.clone().scrub_pass(gate.clone(), found.clone())));
+        let pass = pass.get_or_insert_with(|| Box::pin(engine.clone().scrub_pass(all, gate.clone(), found.clone())));
         let end = poll_fn(|cx| {
             gate.waits.set(false);
             match pass.as_mut().poll(cx) {
@@ -154,12 +179,34 @@ impl Core {
         Some(next)
     }
 
-    /// Segments to be emptied because they are damaged.
+    /// Segments to be emptied because they are damaged; not those with blocks that may be mended yet.
     pub fn rotten(&mut self) -> BTreeSet<u32> {
         let mut rotten = std::mem::take(&mut self.rot.rotten);
         rotten.retain(|id, seq| self.is_still(*id, *seq));
         self.rot.rotten = rotten;
-        self.rot.rotten.keys().copied().collect()
+        let waits = |id: &&u32| !self.rot.wanted.values().any(|p| p.place().0 == **id);
+        self.rot.rotten.keys().filter(waits).copied().collect()
+    }
+
+    /// Whether damaged blocks are still live where they were found; what is not is forgotten.
+    fn still_wants(&mut self, id: u64) -> bool {
+        let Some(piece) = self.rot.wanted.get(&id) else { return false };
+        let lives = !self.live_parts(piece).is_empty();
+        if !lives {
+            self.rot.wanted.remove(&id);
+            self.look_at_rotten();
+        }
+        lives
+    }
+
+    /// Cleaning looks again at what is rotten.
+    fn look_at_rotten(&mut self) {
+        self.segs.changes += 1;
+        self.cleaning.wake.notify_one();
+    }
+
+    fn is_poisoned(&self) -> bool {
+        self.failed.as_ref().is_some_and(|e| e.kind == ErrorKind::DeviceFailed)
     }
 
     fn found(&mut self, f: Finding, step: &mut ScrubStep) {
@@ -171,19 +218,22 @@ impl Core {
 }
 
 impl<D: Device> Engine<D> {
-    async fn scrub_pass(self, gate: Rc<Gate>, found: Rc<RefCell<ScrubStep>>) -> Result<()> {
-        let until = self.inner.core.borrow().next_seq;
+    async fn scrub_pass(self, all: bool, gate: Rc<Gate>, found: Rc<RefCell<ScrubStep>>) -> Result<()> {
+        let until = if all { self.inner.core.borrow().next_seq } else { 0 };
         let mut done = 0;
         loop {
             let next = {
                 let mut core = self.inner.core.borrow_mut();
-                if let Some(e) = core.failed.as_ref().filter(|e| e.kind == ErrorKind::DeviceFailed) {
+                if let Some(e) = core.failed.as_ref().filter(|_| core.is_poisoned()) {
                     return Err(e.clone());
                 }
                 core.next_to_scrub(&mut done, until)
             };
             let Some((id, seq)) = next else { break };
             self.scrub_segment(id, seq, &gate, &found).await;
+        }
+        if !all {
+            return Ok(());
         }
         self.scrub_runs(&gate, &found).await;
         self.scrub_superblock(&gate, &found).await;
@@ -207,15 +257,12 @@ impl<D: Device> Engine<D> {
             core.pieces_of(e, id, &mut pieces);
         }
         let mut core = self.inner.core.borrow_mut();
-        if !core.is_still(id, seq) {
+        // Of a device that is out of use nothing is damaged.
+        if !core.is_still(id, seq) || core.is_poisoned() {
             return;
         }
         core.counters.scrubbed_segments += 1;
-        if !checked.damage.is_empty() {
-            core.rot.rotten.insert(id, seq);
-            core.segs.changes += 1;
-            core.cleaning.wake.notify_one();
-        }
+        let is_new = !checked.damage.is_empty() && core.rot.rotten.insert(id, seq) != Some(seq);
         let mut step = found.borrow_mut();
         for d in checked.damage {
             core.found(Finding { segment: d.segment, offset: d.offset, what: d.what }, &mut step);
@@ -226,22 +273,42 @@ impl<D: Device> Engine<D> {
                 core.rot.want(part);
             }
         }
+        if is_new {
+            core.look_at_rotten();
+        }
     }
 
-    /// Pages of the map that lookups may ask for. They stay where they are while somebody has the run.
+    /// Pages of the map that lookups may ask for, as long as they are those of a level: a run that was merged gives its
+    /// pages up.
     async fn scrub_runs(&self, gate: &Gate, found: &RefCell<ScrubStep>) {
-        let runs: Vec<Rc<Run>> = self.inner.core.borrow().maps.runs().cloned().collect();
+        let runs = self.inner.core.borrow().maps.levels();
         for run in runs {
+            let is_level = |core: &Core| core.maps.levels().iter().any(|r| r.number == run.number);
             for page in 0..run.places.pages {
                 gate.pass(PAGE_BYTES).await;
+                let at = run.places.find(page, 1);
+                let _guard = {
+                    let core = self.inner.core.borrow();
+                    if !is_level(&core) {
+                        break;
+                    }
+                    core.segs.guard(at.segment)
+                };
                 let checked = self.io().audit_page(&run, page, run.fences.len() as u32).await;
                 let Err(e) = checked else { continue };
-                let at = run.places.find(page, 1);
+                let mut core = self.inner.core.borrow_mut();
+                if !is_level(&core) {
+                    break;
+                }
+                if core.is_poisoned() || e.kind == ErrorKind::DeviceFailed {
+                    return;
+                }
+                core.maps.damaged = true;
                 let what = format!("page {page} of run {} of the map: {}", run.number, e.text);
                 let offset = u64::from(at.page) * PAGE_BYTES as u64;
-                let mut core = self.inner.core.borrow_mut();
-                core.maps.damaged = true;
                 core.found(Finding { segment: Some(at.segment), offset, what }, &mut found.borrow_mut());
+                drop(core);
+                self.inner.map_wake.notify_one();
             }
         }
     }
@@ -253,7 +320,7 @@ impl<D: Device> Engine<D> {
             gate.pass(SUPERBLOCK_BYTES).await;
             let read = self.inner.device.read(at, SUPERBLOCK_BYTES).await;
             let good = read.is_ok_and(|b| Superblock::decode(&b).is_ok_and(|sb| sb.revision.get() == revision));
-            if !good {
+            if !good && !self.inner.core.borrow().is_poisoned() {
                 let what = "a copy of the superblock is damaged, or an old one".into();
                 let mut core = self.inner.core.borrow_mut();
                 core.found(Finding { segment: None, offset: at, what }, &mut found.borrow_mut());
@@ -270,23 +337,31 @@ impl<D: Device> Engine<D> {
     /// `mend` or `unmended`. At most `max` of them.
     pub fn take_damaged(&self, max: usize) -> Vec<DamagedBlocks> {
         let mut core = self.inner.core.borrow_mut();
-        let Rot { wanted, fresh, .. } = &mut core.rot;
-        let ids: Vec<u64> = fresh.iter().copied().take(max).collect();
-        fresh.retain(|id| !ids.contains(id));
-        let all = ids.into_iter().filter_map(|id| Some((id, wanted.get(&id)?)));
-        all.map(|(id, p)| DamagedBlocks { id, shard: p.shard(), range: p.range() }).collect()
+        let ids: Vec<u64> = core.rot.fresh.iter().copied().take(max).collect();
+        core.rot.fresh.retain(|id| !ids.contains(id));
+        let mut out = Vec::new();
+        for id in ids {
+            if core.still_wants(id) {
+                let p = &core.rot.wanted[&id];
+                out.push(DamagedBlocks { id, shard: p.shard(), range: p.range() });
+            }
+        }
+        out
     }
 
     /// Gives damaged blocks a new place with these bytes, whole blocks for the range that was asked for. Blocks that
     /// are not what was written here (they may have been overwritten since) are left alone. Gives the number of
-    /// blocks that are on their way to the log. `NoSpace` if there is no room now, `Corrupt` if not one block fits;
-    /// both may be tried again.
+    /// blocks that are on their way to the log; 0 if none is needed any more. `Retry` if others are on their way and
+    /// `NoSpace` if there is no room: not now. `Corrupt` if not one block fits.
     pub fn mend(&self, id: u64, data: &Bytes) -> Result<u32> {
         let mut core = self.inner.core.borrow_mut();
         if let Some(e) = &core.failed {
             return Err(e.clone());
         }
-        let Some(piece) = core.rot.wanted.get(&id) else { return Ok(0) };
+        if !core.still_wants(id) {
+            return Ok(0);
+        }
+        let piece = &core.rot.wanted[&id];
         if data.len() != piece.range().len as usize * BLOCK {
             return Err(Error::invalid("another number of blocks than was asked for"));
         }
@@ -298,14 +373,20 @@ impl<D: Device> Engine<D> {
         if pieces.is_empty() {
             return Err(Error::corrupt("none of the blocks is what was written here"));
         }
-        if core.free_segments() <= core.geometry.reserve_segments() {
+        if core.rot.mending >= MENDING_MAX {
+            return Err(Error::retry("other blocks are being mended"));
+        }
+        // What is mended must leave cleaning what it needs, and writers who are held back wait for cleaning alone.
+        let bytes = 2 * data.len() as u64;
+        if core.free_segments() <= core.hard_segments() || core.room() <= core.geometry.segment_bytes + bytes {
             return Err(Error::no_space("no room to mend blocks"));
         }
         let blocks = pieces.iter().map(|p| p.range().len).sum();
         core.rot.wanted.remove(&id);
+        core.rot.mending += 1;
         core.counters.mended_blocks += u64::from(blocks);
-        core.cleaning.outstanding += 1;
-        core.push(Queued::Job(Job::Move(Move::of(pieces))));
+        // In front, as all moves: what is live is looked up when everything that was appended before has acted.
+        core.queue.push_front(Queued::Job(Job::Move(Move::mending(pieces))));
         drop(core);
         self.inner.ring();
         Ok(blocks)
@@ -313,6 +394,8 @@ impl<D: Device> Engine<D> {
 
     /// Nobody has these blocks: they are asked for again when the scrub finds them again.
     pub fn unmended(&self, id: u64) {
-        self.inner.core.borrow_mut().rot.wanted.remove(&id);
+        let mut core = self.inner.core.borrow_mut();
+        core.rot.wanted.remove(&id);
+        core.look_at_rotten();
     }
 }

@@ -377,3 +377,57 @@ fn damaged_segments_are_given_up() {
         }
     });
 }
+
+/// Many damaged blocks are mended a few at a time, beside writers and cleaning, and everything that was counted as on its
+/// way comes to an end.
+#[test]
+fn mending_takes_its_turn() {
+    local(async {
+        let (device, mut model) = image(false, Options::of_workers(1)).await;
+        let sound = bytes_of(&device);
+        let rig = Rig::open(device.clone()).await.unwrap();
+        rig.engine.set_cleaning(CleanOptions { enabled: false, ..CleanOptions::default() });
+        for (_, at, len) in places(&sound).iter().filter(|p| p.0 == "data") {
+            device.poke(|b| b[at + len / 2] ^= 8);
+        }
+        let found = pass(&mut Scrubber::new(rig.engine.clone()), u64::MAX).await.0;
+        let mut wanted = rig.engine.take_damaged(10_000);
+        assert!(wanted.len() > 50 && found.damaged_blocks >= wanted.len() as u64, "{} pieces", wanted.len());
+        rig.engine.set_cleaning(CleanOptions::default());
+        let state = rig.engine.state(SHARD).unwrap();
+        let mut chain = Chain::new(SHARD);
+        (chain.sequence, chain.version) = (state.last.sequence.0, state.version.0);
+        (chain.chunk, chain.offset) = state.open_chunk;
+        (chain.requests, chain.low) = (100_000, 100_000);
+        let (mut turns, mut waits, mut rng) = (0, 0, Rng::new(3));
+        let old = model.clone();
+        while let Some(d) = wanted.pop() {
+            match rig.engine.mend(d.id, &content(&old, d.range)) {
+                Ok(_) => {}
+                Err(e) => {
+                    assert_eq!(e.kind, ErrorKind::Retry, "{e}");
+                    waits += 1;
+                    wanted.push(d);
+                    let op = Op { extents: vec![(ExtentKind::Data, rng.below(1500) as u32, 1)], fill: waits << 32 };
+                    op.apply(&mut model);
+                    rig.append(Record::Frame(chain.frame(&[op])));
+                    tokio::task::yield_now().await;
+                }
+            }
+            turns += 1;
+            assert!(turns < 100_000, "it hangs");
+        }
+        rig.settle().await;
+        for _ in 0..20_000 {
+            rig.engine.flush_idle();
+            tokio::task::yield_now().await;
+        }
+        assert!(waits > 10, "{waits} waits");
+        assert_eq!(rig.read_all(SHARD, BLOCKS).await.unwrap(), full(&model, BLOCKS));
+        rig.engine.check();
+        // Everything that was damaged is gone.
+        let again = pass(&mut Scrubber::new(rig.engine.clone()), u64::MAX).await.0;
+        assert_eq!(again.findings, []);
+        rig.stop().await;
+    });
+}

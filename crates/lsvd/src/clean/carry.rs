@@ -53,6 +53,21 @@ pub(crate) struct Piece {
 #[derive(Debug)]
 pub(crate) struct Move {
     pieces: VecDeque<Piece>,
+    /// It brings bytes from elsewhere, and is none of cleaning's.
+    mends: bool,
+}
+
+/// Moves that are over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Moves {
+    cleaning: u32,
+    mending: u32,
+}
+
+impl Moves {
+    pub fn count(&mut self, m: &Move) {
+        *(if m.mends { &mut self.mending } else { &mut self.cleaning }) += 1;
+    }
 }
 
 /// The part of a piece that is moved: blocks to skip, and how many.
@@ -110,14 +125,19 @@ impl Piece {
 }
 
 impl Move {
-    pub fn of(pieces: Vec<Piece>) -> Self {
-        Self { pieces: pieces.into() }
+    pub fn mending(pieces: Vec<Piece>) -> Self {
+        Self { pieces: pieces.into(), mends: true }
+    }
+
+    /// Blocks that it mends.
+    pub fn mends(&self) -> u64 {
+        self.pieces.iter().filter(|_| self.mends).map(|p| u64::from(p.entry.range.len)).sum()
     }
 }
 
 impl Core {
     /// The parts of a piece that live where it was read.
-    fn live_parts(&self, p: &Piece) -> Vec<Part> {
+    pub fn live_parts(&self, p: &Piece) -> Vec<Part> {
         let mut out = Vec::new();
         let Some(shard) = self.shards.get(&p.shard) else { return out };
         let mutant = self.cleaning.options.mutant == Some(CleanMutant::MoveUncommitted);
@@ -181,10 +201,11 @@ impl Core {
             }
         }
         let done = m.pieces.is_empty();
-        if !done {
+        if done {
+            g.moves_done.count(&m);
+        } else {
             self.queue.push_front(Queued::Job(Job::Move(m)));
         }
-        g.moves_done += u32::from(done);
         if let (Some(shard), false) = (shard, body.entries.is_empty()) {
             g.moved = (g.moved.0 + u64::from(blocks), g.moved.1 + births);
             let frame = self.carry_frame(shard, &body, data);
@@ -195,11 +216,12 @@ impl Core {
     }
 
     /// Moves that were asked for have acted, or there was nothing left to move.
-    pub fn moves_done(&mut self, moves: u32) {
-        if moves > 0 {
-            self.cleaning.outstanding -= moves;
+    pub fn moves_done(&mut self, done: Moves) {
+        if done.cleaning > 0 {
+            self.cleaning.outstanding -= done.cleaning;
             self.cleaning.wake.notify_one();
         }
+        self.rot.mends_done(done.mending);
     }
 
     /// Blocks that a frame of a segment holds and that live there, without their data.
@@ -390,7 +412,7 @@ impl<D: Device> Engine<D> {
                 let bytes: u64 = pieces.iter().take(n).map(|p| p.data.len() as u64).sum();
                 if core.cleaning.outstanding < OUTSTANDING_MAX && core.spend(bytes, *rest) {
                     *rest -= bytes;
-                    let m = Move { pieces: pieces.drain(..n).collect() };
+                    let m = Move { pieces: pieces.drain(..n).collect(), mends: false };
                     core.cleaning.outstanding += 1;
                     core.queue.push_front(Queued::Job(Job::Move(m)));
                     self.inner.ring();

@@ -83,7 +83,7 @@ pub(crate) struct Cleaning {
 
 impl Core {
     /// Free segments at which writers are held back while cleaning gets on: just before heads refuse.
-    fn hard_segments(&self) -> u32 {
+    pub fn hard_segments(&self) -> u32 {
         self.geometry.reserve_segments() + 1
     }
 

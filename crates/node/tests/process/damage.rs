@@ -170,7 +170,7 @@ fn what_rots_unread_is_mended_from_other_copies() {
         flipped += 1;
     }
     c.start();
-    let mended = || logs(&c).matches("damaged blocks at").count();
+    let mended = || logs(&c).matches("are mended").count();
     within(60, "the copies are mended", || mended() >= flipped);
     // What verifies reads all closed segments, so the damaged ones must be gone, too.
     within(60, "no replica has damage", || c.cli(&["volume", "verify", "demo", "--wait", "10"]).status.success());
