@@ -81,7 +81,10 @@ fn of_segment(bytes: &[u8], base: u64, sector: usize, found: &mut Vec<Piece>) {
         number += 1;
         let (fixed, extra) = (size_of::<AppendHeader>(), header.extra_len.get() as usize);
         let (heads, data) = (header.heads_len.get() as usize, header.data_len.get() as usize);
-        piece(Kind::AppendHeader, at, fixed);
+        // One without frames only says that the append before it was durable: without it, that is not known.
+        if header.frames.get() > 0 {
+            piece(Kind::AppendHeader, at, fixed);
+        }
         piece(Kind::LiveTable, at + fixed, extra);
         piece(Kind::FrameHeads, at + fixed + extra, heads - fixed - extra);
         piece(Kind::Data, at + heads.next_multiple_of(sector), data);
