@@ -121,6 +121,8 @@ fn a_member_killed_in_mid_copy_is_not_noticed_by_the_client() {
     let _turn = alone();
     let mut c = Cluster::up(Setup { more: vec!["--no-restart".into()], ..setup() });
     let bytes = make(c.dir());
+    // Else the kernel writes the image out in the middle of what is measured, to the disk that the nodes use.
+    tools::run("sync", ["-f", text(c.dir())]);
     let image = c.dir().join("image");
     let uri = c.place.uri("demo");
     let (_, others) = c.chain("demo");
