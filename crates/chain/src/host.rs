@@ -304,6 +304,9 @@ impl Host {
             Durable::Mark { shard, ticket } => {
                 self.with(shard, |r, ctx| r.on_mark_durable(ctx, ticket));
             }
+            Durable::Carry { shard, ticket } => {
+                self.with(shard, |r, ctx| r.on_learned_durable(ctx, ticket));
+            }
             _ => {}
         }
     }

@@ -48,6 +48,26 @@ impl Replica {
         ctx.out.actions.push(Action::MapRead { link, request: r, since, upto, after });
     }
 
+    /// Frames that a member lost are gone everywhere: it gets what is left of what they brought. Any member has that,
+    /// since only what is committed is sent, which is the same in every view; what newer frames wrote over it the asker
+    /// has from these.
+    pub(crate) fn feed_lost(&self, ctx: &mut Ctx<'_>, link: LinkId, r: SyncRequest) {
+        let is_sound = self.stopped.is_none() && !self.damage.is_there();
+        let has_all = is_sound && r.until <= self.committed.min(self.durable);
+        if !has_all || r.map_since >= r.until || self.committed_state().is_none() {
+            self.refuse_sync(ctx, link, &r);
+            return;
+        }
+        let after = Lba(u32::try_from(r.map_from.saturating_sub(1)).unwrap_or(u32::MAX));
+        let (since, upto) = (r.map_since, r.until);
+        ctx.out.actions.push(Action::MapRead { link, request: r, since, upto, after });
+    }
+
+    /// The newest frame whose state no cut takes back.
+    fn committed_state(&self) -> Option<TailEntry> {
+        self.tail.range(..=self.committed.min(self.durable)).next_back().map(|(_, t)| *t)
+    }
+
     fn kept_state(&self, upto: Sequence) -> Option<TailEntry> {
         let held = self.map_hold.map(|(t, _)| t).filter(|t| t.name.sequence == upto);
         self.tail.get(&upto).copied().or(held)
@@ -63,7 +83,8 @@ impl Replica {
                 return;
             }
         };
-        let Some(at) = self.kept_state(source.upto).filter(|_| self.is_active_head()) else {
+        let state = if r.lost { self.committed_state() } else { self.kept_state(source.upto) };
+        let Some(at) = state.filter(|_| r.lost || self.is_active_head()) else {
             self.refuse_sync(ctx, link, r);
             return;
         };
@@ -81,6 +102,7 @@ impl Replica {
         let mut frames = vec![FrameBuilder::local(&meta, FrameKind::Carry, &body.encode(), data, &at.name.hid)];
         if next.is_none() {
             let state = self.state_at(&at).encode();
+            let meta = FrameMeta { sequence: at.name.sequence, committed: at.name.sequence, ..meta };
             frames.push(FrameBuilder::local(&meta, FrameKind::Mark, &state, Vec::new(), &at.name.hid));
         }
         let reply = SyncReply {
@@ -123,13 +145,13 @@ impl Replica {
         if self.last.sequence > learning.since && upto > self.last.sequence {
             self.cut(ctx, learning.since);
         }
-        if self.stopped.is_some() || !self.take_carry(ctx, carry) {
+        if self.stopped.is_some() || self.take_carry(ctx, carry).is_none() {
             return;
         }
         match reply.mode {
             SyncMode::MapEnd => {
                 if let Some(mark) = reply.frames.get(1).filter(|f| f.head.kind() == FrameKind::Mark) {
-                    self.take_state(ctx, mark);
+                    self.take_state(ctx, learning.since, mark);
                     self.ask(ctx, asking.to, asking.view, Sequence(u64::MAX));
                 }
             }
@@ -141,24 +163,26 @@ impl Replica {
         }
     }
 
-    fn take_carry(&mut self, ctx: &mut Ctx<'_>, carry: &Frame) -> bool {
+    /// Gives back the ticket of the record, or of none if there is nothing in the piece; `None` if it is damaged.
+    pub(crate) fn take_carry(&mut self, ctx: &mut Ctx<'_>, carry: &Frame) -> Option<Option<u64>> {
         let body = match CarryBody::decode(carry.head.body(), carry.header().data_blocks()) {
             Ok(b) if carry.verify_digest().is_ok() => b,
             _ => {
                 ctx.out.note(format!("shard {}: a piece of the map is damaged; asking again", self.id));
-                return false;
+                return None;
             }
         };
-        if !body.entries.is_empty() {
-            let ticket = ctx.ticket();
-            let record = Record::Carry { shard: self.id, body, data: carry.data.clone(), ticket };
-            ctx.out.actions.push(Action::Append(record));
+        if body.entries.is_empty() {
+            return Some(None);
         }
-        true
+        let ticket = ctx.ticket();
+        let record = Record::Carry { shard: self.id, body, data: carry.data.clone(), ticket };
+        ctx.out.actions.push(Action::Append(record));
+        Some(Some(ticket))
     }
 
     /// The log goes on from the state that belongs to the learned map.
-    fn take_state(&mut self, ctx: &mut Ctx<'_>, mark: &Frame) {
+    fn take_state(&mut self, ctx: &mut Ctx<'_>, since: Sequence, mark: &Frame) {
         let Ok(body) = MarkBody::decode(mark.head.body()) else { return };
         let h = mark.header();
         if mark.verify_digest().is_err() || h.seq() <= self.last.sequence {
@@ -167,6 +191,7 @@ impl Replica {
         let name = FrameName { view: body.last_view, sequence: h.seq(), hid: h.hid() };
         let requests = RequestTable::from_format(&body.requests);
         let base = Base {
+            since,
             last: freebs_lsvd::FrameName { view: name.view, sequence: name.sequence, hid: name.hid },
             parent: body.last_parent,
             digest: body.last_digest,

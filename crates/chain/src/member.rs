@@ -175,6 +175,7 @@ impl Replica {
     /// The promise, and everything in front of it, is durable: it may be told.
     pub fn on_mark_durable(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
         self.on_learned(ctx, ticket);
+        self.on_learned_durable(ctx, ticket);
         let Some(p) = self.promising.filter(|p| p.ticket == ticket) else { return };
         self.promising = None;
         self.promised = self.promised.max(p.view);

@@ -1,11 +1,12 @@
 //! Orders of events that once went wrong, or nearly so, played to one replica.
 
-use crate::event::{Action, Event, HostConfig, Opened, ShardInfo, Who};
+use crate::event::{Action, Event, HostConfig, MapSource, Opened, ShardInfo, Who};
 use crate::head::view_secret;
 use crate::host::Host;
 use crate::learn::Learning;
 use crate::out::Out;
 use crate::peers::Peers;
+use crate::repair::{Damage, Hole};
 use crate::replica::{Ctx, Replica, genesis};
 use bytes::Bytes;
 use freebs_format::wire::{
@@ -13,12 +14,14 @@ use freebs_format::wire::{
     WriteRequest,
 };
 use freebs_format::{
-    Extent, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, Member, UpdateDraft, UpdateKind, ViewBody, block_crc,
+    CarryBody, CarryEntry, Extent, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, Member, UpdateDraft,
+    UpdateKind, ViewBody, block_crc,
 };
 use freebs_io::LinkId;
+use freebs_lsvd::Record;
 use freebs_types::{
-    BLOCK, BlockRange, ChunkId, ClusterId, DriverId, Generation, Hash32, Nanos, NodeId, Peer, RequestNumber, Sequence,
-    ShardId, StartNumber, Version, ViewNumber, VolumeId,
+    BLOCK, BlockRange, ChunkId, ClusterId, DriverId, Generation, Hash32, Lba, Nanos, NodeId, Peer, RequestNumber,
+    Sequence, ShardId, StartNumber, Version, ViewNumber, VolumeId,
 };
 use std::collections::BTreeMap;
 
@@ -292,6 +295,121 @@ fn a_refused_map_is_learned_from_its_beginning() {
     let (_, actions) = s.play(|r, ctx| r.member_tick(ctx));
     let asked = sync_requests(&actions);
     assert_eq!((asked.len(), asked[0].map_from, asked[0].until), (1, 0, Sequence(u64::MAX)));
+}
+
+/// Frames were lost that both others had given up: the log stayed damaged for ever, and its answers to seals never
+/// counted again. What is left of them is learned, of a member that is not even the head.
+#[test]
+fn what_is_left_of_lost_frames_is_learned() {
+    let (mut s, mut other, mut c) = (Scene::new(2), Scene::new(3), Chain::new());
+    let mut all = vec![c.open(1)];
+    all.extend((2..=5).map(|_| c.data(BLOCK)));
+    c.committed = 5;
+    all.push(c.plain());
+    for f in &all {
+        s.take(f.clone());
+        other.take(f.clone());
+    }
+    for n in 1..=6 {
+        s.durable(n);
+        other.durable(n);
+    }
+    let name = |f: &Frame| FrameName { view: ViewNumber(1), sequence: f.head.seq(), hid: f.header().hid() };
+    let hole = Hole { before: name(&all[1]), until: Sequence(4) };
+    s.r.damage = Damage::new(vec![hole], false);
+    s.r.requests = freebs_lsvd::RequestTable::default();
+    let mut ask = |s: &mut Scene| {
+        s.now = s.now.plus(Nanos::from_millis(20));
+        let (_, actions) = s.play(|r, ctx| r.member_tick(ctx));
+        sync_requests(&actions).first().map(|r| (*r).clone())
+    };
+    for _ in 0..2 {
+        let q = ask(&mut s).expect("frames are asked for");
+        assert!(!q.lost && q.until == Sequence(4));
+        let no = SyncReply {
+            shard: SHARD,
+            view: q.view,
+            id: q.id,
+            mode: SyncMode::Refused,
+            common: Sequence(0),
+            map_next: 0,
+            frames: Vec::new(),
+        };
+        s.play(|r, ctx| r.on_sync_reply(ctx, no));
+    }
+    let mut at = 1;
+    for next in [Some(Lba(40)), None] {
+        let q = ask(&mut s).expect("what is left is asked for");
+        assert_eq!((q.lost, q.map_from, q.map_since, q.until), (true, at, Sequence(2), Sequence(4)));
+        let (_, actions) = other.play(|r, ctx| r.on_sync(ctx, LinkId(2), q.clone()));
+        let is_read = |a: &Action| matches!(a, Action::MapRead { upto: Sequence(4), since: Sequence(2), .. });
+        assert!(actions.iter().any(is_read), "{actions:?}");
+        let entry = CarryEntry {
+            kind: ExtentKind::Zero,
+            range: BlockRange::new(7, 1),
+            version: Version(3),
+            sequence: Sequence(4),
+            chunk: ChunkId::default(),
+            offset: 0,
+            crcs: Vec::new(),
+        };
+        let piece = Ok((CarryBody { entries: vec![entry] }, Vec::new(), next));
+        let source = MapSource { since: Sequence(2), upto: Sequence(4), piece };
+        let (_, actions) = other.play(|r, ctx| r.answer_map(ctx, LinkId(2), &q, source));
+        let reply = actions.into_iter().find_map(|a| match a {
+            Action::Send { to: LinkId(2), message: Message::SyncReply(r) } => Some(r),
+            _ => None,
+        });
+        let (_, actions) = s.play(|r, ctx| r.on_sync_reply(ctx, reply.expect("a piece")));
+        assert!(ask(&mut s).is_none() && s.r.damage.is_there(), "one piece at a time, and only what is durable counts");
+        let ticket = actions.iter().rev().find_map(|a| match a {
+            Action::Append(Record::Mark { change, ticket, .. }) => {
+                let l = change.learned.as_deref().expect("it says what was learned");
+                assert_eq!((l.since, l.upto, l.requests.len()), (Sequence(2), Sequence(4), 4));
+                Some(*ticket)
+            }
+            Action::Append(Record::Carry { ticket, .. }) => Some(*ticket),
+            _ => None,
+        });
+        let ticket = ticket.expect("it goes into the log");
+        let (_, actions) = s.play(|r, ctx| r.on_learned_durable(ctx, ticket));
+        // The next piece is asked for at once; asked again after a while, because this answer is thrown away.
+        assert_eq!(sync_requests(&actions).len(), usize::from(next.is_some()));
+        at = next.map_or(0, |l| u64::from(l.0) + 1);
+        s.now = s.now.plus(Nanos::from_millis(500));
+    }
+    assert!(!s.r.damage.is_there() && s.r.requests.len() == 4);
+}
+
+/// Only who has all of it, and knows it committed, tells what is left of lost frames.
+#[test]
+fn what_is_left_is_not_told_by_who_may_lack_it() {
+    let (mut other, mut c) = (Scene::new(3), Chain::new());
+    for f in [c.open(1), c.data(BLOCK), c.data(BLOCK)] {
+        other.take(f);
+    }
+    let ask = |other: &mut Scene, since, until| {
+        let (names, map_since) = (Vec::new(), Sequence(since));
+        let q = SyncRequest {
+            shard: SHARD,
+            view: ViewNumber(1),
+            id: 9,
+            names,
+            until: Sequence(until),
+            map_from: 1,
+            map_since,
+            lost: true,
+        };
+        let (_, actions) = other.play(|r, ctx| r.on_sync(ctx, LinkId(2), q));
+        actions.iter().any(|a| matches!(a, Action::MapRead { .. }))
+    };
+    other.durable(3);
+    assert!(!ask(&mut other, 0, 2), "not known to be committed");
+    other.play(|r, ctx| r.note_committed(ctx, Sequence(2)));
+    assert!(ask(&mut other, 0, 2) && ask(&mut other, 1, 2));
+    assert!(!ask(&mut other, 0, 3) && !ask(&mut other, 2, 2));
+    other.r.damage = Damage::new(vec![Hole { before: genesis(), until: Sequence(1) }], false);
+    assert!(!ask(&mut other, 0, 2), "it lacks some itself");
 }
 
 fn sync_requests(actions: &[Action]) -> Vec<&SyncRequest> {

@@ -1,14 +1,16 @@
 //! What a replica does about damage in its own log (rule E7): frames that were lost are fetched and put back, and a
-//! tail that may have lost frames is compared with the chain's before it is trusted again.
+//! tail that may have lost frames is compared with the chain's before it is trusted again. Of lost frames that all
+//! others have given up, what is left of them is learned: the map entries that they placed (rule E3).
 //!
 //! Invariant: nothing is cut because of damage; until it is mended the replica's seal answers do not count.
 
 use crate::event::Action;
+use crate::replica::OpenView;
 use crate::replica::{Ctx, Replica};
 use crate::sync::Asking;
-use freebs_format::hide;
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
-use freebs_lsvd::{MarkChange, Record};
+use freebs_format::{FrameKind, MarkBody, ViewBody, hide};
+use freebs_lsvd::{Learned, MarkChange, Record, RequestTable};
 use freebs_types::{Nanos, Peer, Sequence, ViewNumber};
 
 const PATIENCE: Nanos = Nanos::from_millis(500);
@@ -21,6 +23,18 @@ const PAUSE: Nanos = Nanos::from_millis(500);
 pub struct Hole {
     pub before: FrameName,
     pub until: Sequence,
+}
+
+/// Map entries that are learned in place of lost frames: those of all holes together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Relearning {
+    since: Sequence,
+    upto: Sequence,
+    /// Goes on at this address plus one.
+    from: u64,
+    /// A piece, or the mark at the end, is on its way to the disk; nothing more is asked for meanwhile.
+    writing: Option<u64>,
+    is_end: bool,
 }
 
 /// What is known of the damage.
@@ -38,6 +52,8 @@ pub(crate) struct Damage {
     pause_until: Nanos,
     /// Who refused in this view may not in the next one.
     asked_in: ViewNumber,
+    /// Nobody has the frames: their entries are asked for.
+    learning: Option<Relearning>,
 }
 
 impl Damage {
@@ -48,10 +64,16 @@ impl Damage {
     pub fn is_there(&self) -> bool {
         self.suspect_tail || !self.holes.is_empty()
     }
+
+    fn relearning(&self) -> Option<Relearning> {
+        let since = self.holes.iter().map(|h| h.before.sequence).min()?;
+        let upto = self.holes.iter().map(|h| h.until).max()?;
+        Some(Relearning { since, upto, from: 1, writing: None, is_end: false })
+    }
 }
 
 impl Replica {
-    /// Asks another member for the first hole's frames.
+    /// Asks another member for the first hole's frames, or for what is left of them.
     pub fn repair_tick(&mut self, ctx: &mut Ctx<'_>) {
         let Some(hole) = self.damage.holes.first().copied() else { return };
         let asked = self.damage.asking.is_some_and(|a| ctx.now.since(a.at) < PATIENCE);
@@ -59,44 +81,48 @@ impl Replica {
         if view != self.damage.asked_in {
             (self.damage.refused, self.damage.pause_until, self.damage.asked_in) = (0, Nanos(0), view);
         }
-        if asked || ctx.now < self.damage.pause_until || self.view.is_none() {
+        let busy = self.damage.learning.is_some_and(|l| l.writing.is_some());
+        if asked || busy || ctx.now < self.damage.pause_until || self.stopped.is_some() {
             return;
         }
-        let me = ctx.config.me.node;
-        let others: Vec<Peer> = self
-            .view
-            .iter()
-            .flat_map(|v| &v.body.members)
-            .filter(|m| m.node != me)
-            .map(|m| ctx.peer(m.node, self.id))
-            .collect();
+        let others = self.other_members(ctx);
         if others.is_empty() {
             return;
         }
         let to = others[self.damage.tried % others.len()];
-        self.damage.tried += 1;
         let id = ctx.ticket();
-        self.damage.asking = Some(Asking {
-            id,
-            to,
-            view,
-            until: hole.until,
-            named: self.last.sequence,
-            at: ctx.now,
-            tries: 0,
-            map: None,
-        });
-        let Some(link) = ctx.peers.link(to) else { return };
-        let request = SyncRequest {
+        let (named, at) = (self.last.sequence, ctx.now);
+        let until = self.damage.learning.map_or(hole.until, |l| l.upto);
+        self.damage.asking = Some(Asking { id, to, view, until, named, at, tries: 0, map: None });
+        let link = ctx.peers.link(to);
+        // Who gives pieces of the map goes on giving them.
+        if self.damage.learning.is_none() || link.is_none() {
+            self.damage.tried += 1;
+        }
+        let Some(link) = link else { return };
+        let frames = SyncRequest {
             shard: self.id,
             view,
             id,
             names: vec![hole.before],
-            until: hole.until,
+            until,
             map_from: 0,
             map_since: Sequence(0),
+            lost: false,
+        };
+        let request = match self.damage.learning {
+            None => frames,
+            Some(l) => SyncRequest { names: Vec::new(), map_from: l.from, map_since: l.since, lost: true, ..frames },
         };
         ctx.out.send(link, Message::Sync(request));
+    }
+
+    /// The view's other members; if its frame is lost, those that the control plane names.
+    fn other_members(&self, ctx: &Ctx<'_>) -> Vec<Peer> {
+        let of_view = self.view.iter().flat_map(|v| v.body.members.iter().map(|m| m.node));
+        let of_info = self.info.iter().filter(|_| self.view.is_none()).flat_map(|i| i.members.iter().copied());
+        let me = ctx.config.me.node;
+        of_view.chain(of_info).filter(|n| *n != me).map(|n| ctx.peer(n, self.id)).collect()
     }
 
     /// Whether the answer is one to a repair; if so its frames go into the log beside the others.
@@ -105,11 +131,18 @@ impl Replica {
             return false;
         };
         self.damage.asking = None;
-        if reply.mode == SyncMode::Refused {
-            self.repair_refused(ctx);
-            return true;
+        match reply.mode {
+            SyncMode::Refused => {
+                self.repair_refused(ctx);
+                return true;
+            }
+            SyncMode::Map | SyncMode::MapEnd => {
+                self.take_lost_entries(ctx, reply);
+                return true;
+            }
+            SyncMode::Frames | SyncMode::Level => {}
         }
-        let Some(hole) = self.damage.holes.first_mut() else { return true };
+        let Some(hole) = self.damage.holes.first_mut().filter(|_| self.damage.learning.is_none()) else { return true };
         for f in &reply.frames {
             let follows =
                 f.head.seq() == hole.before.sequence.next() && hide(&f.header().parent_token()) == hole.before.hid;
@@ -128,22 +161,99 @@ impl Replica {
         true
     }
 
-    /// One member has no frames for the hole, or does not know the view yet: the next one is asked at once, and all of
-    /// them again after a pause.
+    /// One member has no frames for the hole, or does not know the view yet: the next one is asked at once. When all
+    /// have refused they are asked for what is left of the frames, and for these again after a pause.
     fn repair_refused(&mut self, ctx: &mut Ctx<'_>) {
-        let others = self.view.as_ref().map_or(1, |v| v.body.members.len().saturating_sub(1).max(1));
+        let others = self.other_members(ctx).len().max(1);
+        self.damage.tried += usize::from(self.damage.learning.is_some());
         self.damage.refused += 1;
         if !self.damage.refused.is_multiple_of(others) {
             return;
         }
-        let rounds = self.damage.refused / others;
-        self.damage.pause_until = ctx.now.plus(Nanos(PAUSE.0 << (rounds - 1).min(3)));
+        if self.damage.learning.take().is_none() {
+            self.damage.learning = self.damage.relearning();
+            return;
+        }
+        let rounds = self.damage.refused / (2 * others);
+        self.damage.pause_until = ctx.now.plus(Nanos(PAUSE.0 << (rounds.max(1) - 1).min(3)));
         if rounds == 1
             && let Some(hole) = self.damage.holes.first()
         {
             let (from, until) = (hole.before.sequence.next(), hole.until);
             ctx.out.note(format!("shard {}: no member gives the lost frames from {from} to {until} now", self.id));
         }
+    }
+
+    /// Entries that lost frames had placed: into the log, and behind the last of them a mark that they are there.
+    fn take_lost_entries(&mut self, ctx: &mut Ctx<'_>, reply: &SyncReply) {
+        let Some(learning) = self.damage.learning else { return };
+        let is_asked = |f: &&freebs_format::Frame| {
+            f.head.kind() == FrameKind::Carry && f.head.seq() == learning.upto && f.head.shard() == self.id
+        };
+        let carry = reply.frames.first().filter(is_asked).filter(|_| reply.common == learning.since);
+        let Some(ticket) = carry.and_then(|c| self.take_carry(ctx, c)) else {
+            self.repair_refused(ctx);
+            return;
+        };
+        self.damage.refused = 0;
+        let mut next = Relearning { from: reply.map_next, writing: ticket, ..learning };
+        if reply.mode == SyncMode::MapEnd {
+            match self.say_learned(ctx, learning, reply) {
+                Some(ticket) => (next.writing, next.is_end) = (Some(ticket), true),
+                None => return self.repair_refused(ctx),
+            }
+        }
+        self.damage.learning = Some(next);
+        if next.writing.is_none() {
+            self.repair_tick(ctx);
+        }
+    }
+
+    /// What else the lost frames may have said comes with the state at the end.
+    fn say_learned(&mut self, ctx: &mut Ctx<'_>, learning: Relearning, reply: &SyncReply) -> Option<u64> {
+        let mark = reply.frames.get(1).filter(|f| f.head.kind() == FrameKind::Mark && f.verify_digest().is_ok())?;
+        let body = MarkBody::decode(mark.head.body()).ok().filter(|_| mark.head.seq() >= learning.upto)?;
+        let mut requests = RequestTable::from_format(&body.requests);
+        requests.cut(self.last.sequence);
+        self.requests.merge(&requests.to_format());
+        if body.attach.generation > self.attach.generation {
+            self.attach = body.attach;
+        }
+        let is_news = |s: Sequence| s <= self.last.sequence && self.view.as_ref().is_none_or(|v| v.sequence < s);
+        if let Some(frame) = body.view_frame.as_ref().filter(|f| is_news(f.seq()))
+            && let Ok(view) = ViewBody::decode(frame.body())
+        {
+            self.view = Some(OpenView { number: frame.view(), sequence: frame.seq(), body: view });
+            self.view_frame = Some(frame.clone());
+            self.active_known = false;
+        }
+        let learned = Learned {
+            since: learning.since,
+            upto: learning.upto,
+            view_frame: body.view_frame,
+            attach: body.attach,
+            requests,
+        };
+        let ticket = ctx.ticket();
+        let change = MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() };
+        ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket }));
+        Some(ticket)
+    }
+
+    /// A piece of what was lost is durable, or the mark at the end: nothing up to there is missed any more.
+    pub fn on_learned_durable(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
+        let Some(learning) = self.damage.learning.as_mut().filter(|l| l.writing == Some(ticket)) else { return };
+        learning.writing = None;
+        if !learning.is_end {
+            self.repair_tick(ctx);
+            return;
+        }
+        let Relearning { since, upto, .. } = *learning;
+        self.damage.learning = None;
+        self.damage.holes.retain(|h| h.until > upto);
+        let from = since.next();
+        ctx.out
+            .note(format!("shard {}: what lost frames from {from} to {upto} had brought was learned again", self.id));
     }
 
     /// The tail was compared with the chain's: nothing is missing behind it.

@@ -75,7 +75,7 @@ impl Replica {
         let Some(link) = ctx.peers.link(to) else { return };
         let names = self.tail.values().rev().take(NAMES_MAX).map(|t| t.name).collect();
         let (map_from, map_since) = map.map_or((0, Sequence(0)), |m| (m.from, m.since));
-        let request = SyncRequest { shard: self.id, view, id, names, until, map_from, map_since };
+        let request = SyncRequest { shard: self.id, view, id, names, until, map_from, map_since, lost: false };
         ctx.out.send(link, Message::Sync(request));
     }
 
@@ -87,6 +87,10 @@ impl Replica {
 
     /// Another member asks. As head: in the open view. As anyone: for the head of a view that this log promised.
     pub fn on_sync(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: SyncRequest) {
+        if r.lost {
+            self.feed_lost(ctx, link, r);
+            return;
+        }
         let as_head = r.view == self.view_number() && self.is_open_head();
         let as_winner = r.view == self.promised && self.promising.is_none() && r.until.0 < u64::MAX;
         if self.stopped.is_some() || !(as_head || as_winner) {
@@ -376,6 +380,12 @@ mod tests {
                     _ => None,
                 });
                 for q in requests {
+                    // What is left of them nobody has, either.
+                    if q.lost {
+                        assert_eq!((q.map_since, q.until), (Sequence(0), Sequence(2)));
+                        r.on_sync_reply(ctx, SyncReply { id: q.id, ..reply(0, SyncMode::Refused, Vec::new()) });
+                        continue;
+                    }
                     asked.push(ms);
                     // The last one is told that the frames are there again.
                     let mode = if asked.len() < 6 { SyncMode::Refused } else { SyncMode::Frames };
@@ -387,7 +397,7 @@ mod tests {
             });
         }
         let pauses: Vec<u64> = asked.windows(2).map(|w| w[1] - w[0]).collect();
-        assert_eq!(pauses, [500, 1000, 2000, 4000, 4000]);
+        assert_eq!(pauses, [520, 1020, 2020, 4020, 4020]);
         assert_eq!(notes, 1);
         assert!(!r.damage.is_there(), "they are put back as soon as somebody has them");
     }

@@ -199,8 +199,16 @@ pub struct MarkBody {
     pub deleted: bool,
     /// Set while damage may have taken frames behind the shard's last one (rule E7).
     pub suspect_tail: bool,
-    /// Set when the whole map up to this state was learned from a peer: gaps in the sequence before it are no loss.
+    /// Set when the map behind `learned_since` up to this state was learned from a peer: gaps in the sequence there are
+    /// no loss.
     pub whole: bool,
+    /// Entries placed behind `learned_since` and up to `learned_upto` were learned from a peer, because the frames that
+    /// placed them are lost and nobody has them any more. Both 0 if that never happened; of a `whole` state only the
+    /// first counts.
+    pub learned_since: Sequence,
+    pub learned_upto: Sequence,
+    /// None of what was learned lies in an append before this one; 0 if that is not known.
+    pub learned_from_append: u64,
     /// The frame head of the newest view frame, if there is one.
     pub view_frame: Option<FrameHead>,
     pub requests: Requests,
@@ -222,7 +230,9 @@ pub(crate) struct MarkFixed {
     pub(crate) view_frame_len: U32,
     pub(crate) floors: U32,
     pub(crate) entries: U32,
-    pub(crate) reserved: [u8; 24],
+    pub(crate) learned_since: U64,
+    pub(crate) learned_upto: U64,
+    pub(crate) learned_from_append: U64,
 }
 const _: () = assert!(size_of::<MarkFixed>() == 240);
 
@@ -274,7 +284,9 @@ impl MarkBody {
             view_frame_len: (view.len() as u32).into(),
             floors: (self.requests.floors.len() as u32).into(),
             entries: (self.requests.entries.len() as u32).into(),
-            reserved: [0; 24],
+            learned_since: self.learned_since.0.into(),
+            learned_upto: self.learned_upto.0.into(),
+            learned_from_append: self.learned_from_append.into(),
         };
         let mut out = fixed.as_bytes().to_vec();
         out.extend_from_slice(&view);
@@ -327,6 +339,9 @@ impl MarkBody {
             deleted: fixed.flags.get() & MARK_DELETED != 0,
             suspect_tail: fixed.flags.get() & MARK_SUSPECT != 0,
             whole: fixed.flags.get() & MARK_WHOLE != 0,
+            learned_since: Sequence(fixed.learned_since.get()),
+            learned_upto: Sequence(fixed.learned_upto.get()),
+            learned_from_append: fixed.learned_from_append.get(),
             view_frame,
             requests: Requests {
                 floors: floors

@@ -61,7 +61,7 @@ layouts! {
     AttachFixed { generation, driver, identity, reserved }
     MarkFixed {
         promised, secret_view, secret, committed, last_view, released, last_parent, last_digest, attach, flags,
-        view_frame_len, floors, entries, reserved,
+        view_frame_len, floors, entries, learned_since, learned_upto, learned_from_append,
     }
     FloorFixed { driver, lowest_open }
     EntryFixed { driver, number, sequence }
@@ -100,7 +100,7 @@ layouts! {
     HeartbeatMeta { volume, shard, reserved, view, last, committed, keep }
     NameMeta { view, sequence, hid }
     SealMeta { pred, last, committed, promised, has_pred, damaged, reserved, slice }
-    SyncMeta { until, map_from, map_since, names, reserved }
+    SyncMeta { until, map_from, map_since, names, flags }
     SyncReplyMeta { common, map_next, frames, mode, reserved }
     ControlMeta { body_crc, reserved }
 }

@@ -120,6 +120,8 @@ pub struct ShardState {
 /// Where a shard's sequence goes on after its map was learned from a peer: as if all frames up to here were here.
 #[derive(Clone, Debug)]
 pub struct Base {
+    /// The carries in front of the mark have what was placed behind this.
+    pub since: Sequence,
     pub last: FrameName,
     pub parent: Hash32,
     pub digest: Hash32,
@@ -142,6 +144,27 @@ pub struct MarkChange {
     pub base: Option<Box<Base>>,
     /// The tail was compared with the chain's: clears `suspect_tail`.
     pub trusted: bool,
+    /// Entries of lost frames were learned: these frames are not missed any more.
+    pub learned: Option<Box<Learned>>,
+}
+
+impl MarkChange {
+    /// Whether it says that carries before it have what frames would have brought.
+    pub(crate) fn has_learned(&self) -> bool {
+        self.base.is_some() || self.learned.is_some()
+    }
+}
+
+/// What was learned in place of lost frames that nobody has any more (rules E3, E7): the carries in front of the mark
+/// have all map entries that frames behind `since` up to `upto` placed and that are still in force; and this what else
+/// such frames may have said, from a state that is committed and not older than `upto`.
+#[derive(Clone, Debug, Default)]
+pub struct Learned {
+    pub since: Sequence,
+    pub upto: Sequence,
+    pub view_frame: Option<FrameHead>,
+    pub attach: AttachBody,
+    pub requests: RequestTable,
 }
 
 /// What can be put into the log. Order of calls is order in the log and of durability.

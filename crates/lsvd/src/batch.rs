@@ -252,6 +252,7 @@ impl Core {
         if head > limits::FRAME_HEAD_BYTES_MAX || data > limits::FRAME_DATA_BYTES_MAX {
             return Err(Error::invalid(format!("shard {}: a record above the maxima", frame.head.shard())));
         }
+        self.note_learning();
         let frame = match (self.queue.pop_front(), local) {
             (Some(Queued::Record(Record::Frame(f) | Record::Repair(f))), _) => f,
             (_, local) => local.expect("made above for everything that is not a frame"),
@@ -259,6 +260,20 @@ impl Core {
         g.frames.push((frame, done, frees));
         (g.heads, g.index, g.data, g.repair) = (g.heads + head, g.index + index, g.data + data, repair);
         Ok(true)
+    }
+
+    /// A map that is learned begins with the first carry that the caller brings, and ends with the mark that says so.
+    fn note_learning(&mut self) {
+        match self.queue.front() {
+            Some(Queued::Record(Record::Carry { shard, .. })) => {
+                self.learning.entry(*shard).or_insert(self.next_append);
+            }
+            Some(Queued::Record(Record::Mark { shard, change, .. })) if change.has_learned() => {
+                self.learning.remove(shard);
+            }
+            Some(Queued::Record(Record::Forget { shard })) => drop(self.learning.remove(shard)),
+            _ => {}
+        }
     }
 
     /// The local frame of a record that the caller did not bring as a frame.

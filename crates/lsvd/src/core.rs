@@ -118,6 +118,8 @@ pub(crate) struct Core {
     /// The segment that is opened as soon as the open one has its index.
     pub opening: Option<u32>,
     pub next_append: u64,
+    /// Shards that learn map entries from a peer, and the append since which these come.
+    pub learning: BTreeMap<ShardId, u64>,
     pub next_seq: u64,
     /// Whether the last append is known to be durable by a later one, or there is none.
     pub proven: bool,
@@ -165,6 +167,7 @@ impl Core {
             stale_footer: false,
             opening: None,
             next_append: 1,
+            learning: BTreeMap::new(),
             next_seq: 1,
             proven: true,
             damaged: 0,
@@ -371,7 +374,10 @@ impl Core {
     pub fn mark_frame(&self, shard: ShardId, change: &MarkChange, released: Sequence) -> freebs_format::Frame {
         let fresh = Shard::new(shard, 0);
         let s = self.shards.get(&shard).unwrap_or(&fresh);
-        let (tip, body) = s.mark_body(change, released);
+        let (tip, mut body) = s.mark_body(change, released);
+        if change.has_learned() {
+            body.learned_from_append = self.learning.get(&shard).copied().unwrap_or(self.next_append);
+        }
         self.local_frame(shard, &tip, body.committed, FrameKind::Mark, &body.encode(), Vec::new())
     }
 

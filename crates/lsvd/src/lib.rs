@@ -17,6 +17,7 @@ mod core;
 mod engine;
 mod frames;
 mod join;
+mod learned;
 mod log;
 mod map;
 mod overlay;

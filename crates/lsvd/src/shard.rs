@@ -78,9 +78,9 @@ pub(crate) struct Shard {
     pub requests: RequestTable,
     pub holes: Vec<Hole>,
     /// Frames up to here may have had their blocks moved into an append that is lost. Only while the log is replayed.
-    moved: u64,
+    pub moved: u64,
     /// Up to here those of them that are no longer in the log are holes already.
-    missed: u64,
+    pub missed: u64,
     pub suspect: bool,
     pub released: Sequence,
     /// Whose entries of the device's runs are this shard's.
@@ -582,9 +582,7 @@ impl Shard {
             }
         }
         let last = self.tip.name.sequence;
-        // Of the map that came before a mark, a part may be lost. That a whole segment is lost says nothing of when;
-        // a map that came must count then, or nothing could ever be mended.
-        let lost_since = damaged < u64::MAX && self.may_miss(damaged);
+        let lost_since = self.lost_since(body, damaged);
         if s > last {
             self.add_hole(last.0 + 1, s.0, self.may_miss(damaged));
             self.jump(head, body, at, segs);
@@ -598,12 +596,7 @@ impl Shard {
             self.tip.digest = body.last_digest;
         }
         self.released = self.released.max(body.released);
-        if body.whole && lost_since {
-            (self.moved, self.missed) = (s.0, 0);
-        } else if body.whole {
-            self.holes.retain(|h| h.from > s.0);
-            (self.moved, self.missed) = (0, 0);
-        }
+        self.take_learned(s, body, lost_since);
         self.miss_moved();
         self.trim_holes();
         self.set_committed(Sequence(body.committed.0.min(s.0)), segs);
@@ -736,7 +729,7 @@ impl Shard {
 
     /// Of what a lost append may have held, all that was given up is missed: only a frame that is still in the log has
     /// its blocks there, too.
-    fn miss_moved(&mut self) {
+    pub fn miss_moved(&mut self) {
         let to = self.moved.min(self.released.0);
         if to <= self.missed {
             return;
@@ -759,7 +752,7 @@ impl Shard {
         self.trim_holes();
     }
 
-    fn trim_holes(&mut self) {
+    pub fn trim_holes(&mut self) {
         let released = self.released.0;
         for h in &mut self.holes {
             if !h.hard {
@@ -872,12 +865,17 @@ impl Shard {
             deleted: false,
             suspect_tail: self.suspect && !change.trusted,
             whole: false,
+            learned_since: Sequence(0),
+            learned_upto: Sequence(0),
+            learned_from_append: 0,
             view_frame: self.views.last().map(|v| v.1.clone()),
             requests: self.requests.to_format(),
         };
         let mut tip = self.tip;
         if let Some(base) = change.base.as_deref().filter(|b| b.last.sequence >= tip.name.sequence) {
             tip = Self::base(base, &mut body);
+        } else if let Some(learned) = change.learned.as_deref() {
+            self.learned_body(learned, &mut body);
         }
         (tip, body)
     }
@@ -890,7 +888,7 @@ impl Shard {
         body.last_digest = base.digest;
         body.released = body.released.max(base.last.sequence);
         body.suspect_tail = false;
-        body.whole = true;
+        (body.whole, body.learned_since) = (true, base.since);
         body.view_frame = base.view_frame.clone();
         body.requests = base.requests.to_format();
         Tip {

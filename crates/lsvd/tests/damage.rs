@@ -3,14 +3,15 @@
 
 mod common;
 
+use bytes::Bytes;
 use common::*;
 use freebs_format::disk::AppendHeader;
-use freebs_format::{ExtentKind, Frame};
+use freebs_format::{CarryBody, ExtentKind, Frame};
 use freebs_io::memory::MemoryDevice;
 use freebs_io::{Device, faults};
-use freebs_lsvd::{CleanOptions, Engine, Record};
-use freebs_types::{BlockRange, ErrorKind, Lba, Result, Sequence, ShardId};
-use std::cell::RefCell;
+use freebs_lsvd::{CleanOptions, Engine, Learned, MarkChange, Record};
+use freebs_types::{BLOCK, BlockRange, ErrorKind, Lba, Result, Sequence, ShardId};
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use zerocopy::IntoBytes;
 
@@ -369,6 +370,97 @@ fn a_hole_is_filled_by_the_lost_frame() {
                 }
             }
         });
+    }
+}
+
+/// The map entries that frames from `since` to `upto` placed, out of a whole copy of the log, as a peer gives them.
+async fn relearn(rig: &Rig<MemoryDevice>, good: &Rig<MemoryDevice>, chain: &Chain, since: u64, upto: u64) {
+    let (mut from, shard) = (Some(Lba(0)), chain.shard);
+    while let Some(at) = from {
+        let (body, data, next) = good.engine.entries(shard, at, Sequence(since), 40_000).await.unwrap();
+        let mut blocks = data.iter().flat_map(|d| d.chunks_exact(BLOCK)).map(Bytes::copy_from_slice);
+        let (mut some, mut some_data) = (CarryBody::default(), Vec::new());
+        for e in body.entries {
+            let mine: Vec<Bytes> = blocks.by_ref().take(e.crcs.len()).collect();
+            if e.sequence.0 <= upto {
+                some.entries.push(e);
+                some_data.extend(mine);
+            }
+        }
+        if !some.entries.is_empty() {
+            rig.append(Record::Carry { shard, body: some, data: some_data, ticket: 0 });
+        }
+        from = next;
+    }
+    let learned = Learned { since: Sequence(since), upto: Sequence(upto), ..Learned::default() };
+    let change = MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() };
+    rig.append(Record::Mark { shard, change, ticket: 0 });
+    rig.settle().await;
+}
+
+/// Heads of one append are destroyed, and nobody has its frames any more: what they had placed is learned from a copy,
+/// and is there at the next starts, too. Blocks that cleaning had moved into the append come back the same way.
+async fn hole_is_learned(seed: u64, cleaning: bool) -> bool {
+    let mut rng = Rng::new(seed);
+    let image = image_with(10 + seed, if cleaning { 400 } else { 120 }, cleaning).await;
+    let places = places(&image.bytes);
+    let kind = if cleaning { "head" } else { "head of open" };
+    let heads: Vec<_> = places.iter().filter(|p| p.0 == kind).collect();
+    let (_, at, len) = heads[rng.below(heads.len() as u64) as usize];
+    let mut bytes = image.bytes.clone();
+    bytes[*at] ^= 1;
+    bytes[at + len / 2] ^= 1;
+    if cleaning {
+        // Its index goes, too.
+        let end = (at / SEGMENT as usize + 1) * SEGMENT as usize;
+        bytes[end - 512..end].fill(0xee);
+    }
+    let dev = load(&bytes);
+    let good = Rig::open(load(&image.bytes)).await.unwrap();
+    let mut rig = Rig::open(dev.clone()).await.unwrap();
+    let mut learned = false;
+    for start in 0..3 {
+        for h in &image.history {
+            let (_, model, chain) = h.last().unwrap();
+            good.engine.committed(chain.shard, Sequence(chain.sequence));
+            let st = rig.engine.state(chain.shard).unwrap();
+            if let (Some(first), Some(last)) = (st.holes.first(), st.holes.last()) {
+                assert!(start == 0 || cleaning, "start {start}: what was learned is missed again: {:?}", st.holes);
+                assert!(rig.read_all(chain.shard, BLOCKS).await.is_err(), "a hole hides older blocks");
+                // What was learned from a sequence on says nothing of what is lost before it.
+                if last.1 < st.last.sequence {
+                    relearn(&rig, &good, chain, last.1.0, st.last.sequence.0).await;
+                    assert_eq!(rig.engine.state(chain.shard).unwrap().holes, st.holes);
+                }
+                relearn(&rig, &good, chain, first.0.0 - 1, last.1.0).await;
+                learned = true;
+            }
+            for s in st.last.sequence.0 + 1..=chain.sequence {
+                assert!(st.suspect_tail);
+                rig.append(Record::Frame(h[s as usize].0.clone().unwrap()));
+            }
+            rig.settle().await;
+            rig.engine.check();
+            let st = rig.engine.state(chain.shard).unwrap();
+            assert!(st.holes.is_empty() && st.last == chain.name(), "{:?}", st.holes);
+            assert_eq!(rig.read_all(chain.shard, BLOCKS).await.unwrap(), full(model, BLOCKS));
+        }
+        rig.stop().await;
+        rig = Rig::open(dev.clone()).await.unwrap();
+        rig.engine.check();
+    }
+    learned
+}
+
+#[test]
+fn a_hole_is_filled_by_what_is_left_of_its_frames() {
+    for cleaning in [false, true] {
+        let learned = Rc::new(Cell::new(0));
+        for seed in 0..24 {
+            let learned = learned.clone();
+            local(async move { learned.set(learned.get() + u32::from(hole_is_learned(seed, cleaning).await)) });
+        }
+        assert!(learned.get() >= 6, "cleaning {cleaning}: {} of 24 had holes", learned.get());
     }
 }
 

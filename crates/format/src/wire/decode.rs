@@ -346,6 +346,7 @@ fn sync(h: &Head, meta: &[u8]) -> Result<SyncRequest> {
         until: Sequence(m.until.get()),
         map_from: m.map_from.get(),
         map_since: Sequence(m.map_since.get()),
+        lost: m.flags.get() & s::SYNC_LOST != 0,
     })
 }
 

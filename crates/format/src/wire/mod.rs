@@ -271,6 +271,9 @@ pub struct SyncRequest {
     pub map_from: u64,
     /// What the asker had placed when its transfer by map began.
     pub map_since: Sequence,
+    /// Entries behind `map_since` up to `until` are wanted, because the frames that placed them are lost and nobody has
+    /// them any more: any member may answer, not only the head.
+    pub lost: bool,
 }
 
 /// How the answerer goes on.

@@ -220,6 +220,9 @@ pub struct ControlMeta {
 }
 const _: () = assert!(size_of::<ControlMeta>() == 8);
 
+/// Flag of `SyncMeta`: the frames between `map_since` and `until` are lost.
+pub const SYNC_LOST: u32 = 1;
+
 /// `Sync`: then names.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -228,7 +231,7 @@ pub struct SyncMeta {
     pub map_from: U64,
     pub map_since: U64,
     pub names: U32,
-    pub reserved: U32,
+    pub flags: U32,
 }
 const _: () = assert!(size_of::<SyncMeta>() == 32);
 

@@ -103,10 +103,17 @@ pub fn view_frame() -> impl Strategy<Value = Frame> {
 
 pub fn mark_body() -> impl Strategy<Value = MarkBody> {
     let requests = (vec(any::<[u64; 2]>(), 0..5), vec(any::<[u64; 3]>(), 0..9));
-    let numbers = any::<[u64; 5]>();
+    let numbers = any::<[u64; 8]>();
     let hashes = [hash(), hash(), hash()];
     (numbers, hashes, attach_body(), any::<[bool; 3]>(), prop::option::of(view_frame()), requests).prop_map(
-        |([promised, secret_view, committed, last_view, released], h, attach, flags, view, (floors, entries))| {
+        |(
+            [promised, secret_view, committed, last_view, released, since, upto, append],
+            h,
+            attach,
+            flags,
+            view,
+            (floors, entries),
+        )| {
             MarkBody {
                 promised: ViewNumber(promised),
                 secret_view: ViewNumber(secret_view),
@@ -120,6 +127,9 @@ pub fn mark_body() -> impl Strategy<Value = MarkBody> {
                 deleted: flags[0],
                 suspect_tail: flags[1],
                 whole: flags[2],
+                learned_since: Sequence(since),
+                learned_upto: Sequence(upto),
+                learned_from_append: append,
                 view_frame: view.map(|f| f.head),
                 requests: Requests {
                     floors: floors
@@ -225,8 +235,8 @@ fn frame_name() -> impl Strategy<Value = FrameName> {
 }
 
 fn sync_request() -> impl Strategy<Value = Message> {
-    (shard_id(), any::<[u64; 5]>(), vec(frame_name(), 0..5)).prop_map(
-        |(shard, [view, id, until, from, since], names)| {
+    (shard_id(), any::<[u64; 5]>(), any::<bool>(), vec(frame_name(), 0..5)).prop_map(
+        |(shard, [view, id, until, from, since], lost, names)| {
             Message::Sync(SyncRequest {
                 shard,
                 view: ViewNumber(view),
@@ -235,6 +245,7 @@ fn sync_request() -> impl Strategy<Value = Message> {
                 until: Sequence(until),
                 map_from: from,
                 map_since: Sequence(since),
+                lost,
             })
         },
     )

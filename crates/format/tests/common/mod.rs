@@ -130,6 +130,9 @@ pub fn mark_body() -> MarkBody {
         deleted: false,
         suspect_tail: true,
         whole: true,
+        learned_since: Sequence(0),
+        learned_upto: Sequence(0),
+        learned_from_append: 0,
         view_frame: Some(view_frame().head),
         requests: Requests {
             floors: vec![RequestFloor { driver: DriverId(0xd1), lowest_open: RequestNumber(10) }],
@@ -322,6 +325,7 @@ pub fn all_messages() -> Vec<Message> {
             until: Sequence(u64::MAX),
             map_from: 3,
             map_since: Sequence(900),
+            lost: false,
         }),
         Message::SyncReply(SyncReply {
             shard,
