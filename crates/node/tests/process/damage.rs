@@ -177,3 +177,36 @@ fn what_rots_unread_is_mended_from_other_copies() {
     read_back(&c, &bytes);
     c.stop();
 }
+
+/// Heads of old segments are lost in one copy, when all copies have long given up the frames: nobody can put them back.
+/// What they had brought is learned of the others, and all copies agree again.
+#[test]
+fn what_lost_frames_had_brought_is_learned_from_other_copies() {
+    let _turn = beside_others();
+    let setup = Setup { device_size: "192M", segment_size: "8M", volume: Some("demo:64M"), ..Setup::default() };
+    let mut c = Cluster::up(setup);
+    let bytes = expected();
+    let mut older = bytes.clone();
+    for round in 0..6 {
+        older.rotate_left(4096 * (round + 1));
+        fill(&c, &older);
+    }
+    fill(&c, &bytes);
+    c.verify("demo");
+    let (_, others) = c.chain("demo");
+    c.stop();
+    let mut rng = Rng::announced("lost heads");
+    let file = device::files(&c.data().join(&others[0])).into_iter().next().expect("the node's device");
+    let pieces = device::pieces(&file);
+    // Of an append that lost its heads nothing counts, once the index that repeats them is lost, too.
+    // Of an append that lost its heads nothing counts, once the index that repeats them is lost, too.
+    let mut flip = |p: &Piece| device::flip(&file, p.at + rng.below(p.len), rng.below(8) as u8);
+    pieces.iter().filter(|p| p.kind == Kind::Index).for_each(&mut flip);
+    pieces.iter().filter(|p| p.kind == Kind::FrameHeads && p.indexed).step_by(2).for_each(&mut flip);
+    c.start();
+    let learned = || logs(&c).matches("was learned again").count();
+    within(60, "what is left of lost frames is learned", || learned() > 0);
+    within(60, "no replica has damage", || c.cli(&["volume", "verify", "demo", "--wait", "10"]).status.success());
+    read_back(&c, &bytes);
+    c.stop();
+}
