@@ -184,8 +184,8 @@ impl Core {
         let mut rotten = std::mem::take(&mut self.rot.rotten);
         rotten.retain(|id, seq| self.is_still(*id, *seq));
         self.rot.rotten = rotten;
-        let waits = |id: &&u32| !self.rot.wanted.values().any(|p| p.place().0 == **id);
-        self.rot.rotten.keys().filter(waits).copied().collect()
+        let waiting: BTreeSet<u32> = self.rot.wanted.values().map(|p| p.place().0).collect();
+        self.rot.rotten.keys().filter(|id| !waiting.contains(id)).copied().collect()
     }
 
     /// Whether damaged blocks are still live where they were found; what is not is forgotten.
