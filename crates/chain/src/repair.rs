@@ -9,7 +9,7 @@ use crate::replica::OpenView;
 use crate::replica::{Ctx, Replica};
 use crate::sync::Asking;
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
-use freebs_format::{FrameKind, MarkBody, ViewBody, hide};
+use freebs_format::{AttachBody, FrameHead, FrameKind, MarkBody, ViewBody, hide};
 use freebs_lsvd::{Learned, MarkChange, Record, RequestTable};
 use freebs_types::{Nanos, Peer, Sequence, ViewNumber};
 
@@ -143,22 +143,62 @@ impl Replica {
             SyncMode::Frames | SyncMode::Level => {}
         }
         let Some(hole) = self.damage.holes.first_mut().filter(|_| self.damage.learning.is_none()) else { return true };
+        let mut came = Vec::new();
         for f in &reply.frames {
             let follows =
                 f.head.seq() == hole.before.sequence.next() && hide(&f.header().parent_token()) == hole.before.hid;
             if !follows || f.head.seq() > asking.until || f.verify_data().is_err() || f.verify_digest().is_err() {
-                return true;
+                break;
             }
             let h = f.header();
             self.damage.refused = 0;
             hole.before = FrameName { view: h.view_number(), sequence: h.seq(), hid: h.hid() };
             ctx.out.actions.push(Action::Append(Record::Repair(f.clone())));
+            came.push(f.head.clone());
         }
         if hole.before.sequence >= hole.until {
             ctx.out.note(format!("shard {}: lost frames up to {} were fetched again", self.id, hole.until));
             self.damage.holes.remove(0);
         }
+        came.iter().for_each(|head| self.note_repaired(head));
         true
+    }
+
+    /// What a frame says beside its data, as if it had not been missing when this log was read.
+    fn note_repaired(&mut self, head: &FrameHead) {
+        match head.kind() {
+            FrameKind::Data => {
+                for u in head.updates() {
+                    self.requests.apply(u.driver, u.number, u.lowest_open, head.seq());
+                }
+            }
+            FrameKind::View => self.learn_lost_view(head),
+            FrameKind::Attach => {
+                if let Ok(body) = AttachBody::decode(head.body()) {
+                    self.learn_lost_attach(body);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Later attachments are known from later frames.
+    fn learn_lost_attach(&mut self, body: AttachBody) {
+        if body.generation > self.attach.generation {
+            self.attach = body;
+        }
+    }
+
+    /// A view frame that was missing; the last frames of this log may be of its view, or of a newer one that is known.
+    fn learn_lost_view(&mut self, frame: &FrameHead) {
+        let is_news = frame.seq() <= self.last.sequence && self.view.as_ref().is_none_or(|v| v.sequence < frame.seq());
+        if let Some(body) = ViewBody::decode(frame.body()).ok().filter(|_| is_news) {
+            let generation = body.generation;
+            self.learn_lost_attach(AttachBody { generation, ..AttachBody::default() });
+            self.view = Some(OpenView { number: frame.view(), sequence: frame.seq(), body });
+            self.view_frame = Some(frame.clone());
+            self.active_known = false;
+        }
     }
 
     /// One member has no frames for the hole, or does not know the view yet: the next one is asked at once. When all
@@ -216,16 +256,9 @@ impl Replica {
         let mut requests = RequestTable::from_format(&body.requests);
         requests.cut(self.last.sequence);
         self.requests.merge(&requests.to_format());
-        if body.attach.generation > self.attach.generation {
-            self.attach = body.attach;
-        }
-        let is_news = |s: Sequence| s <= self.last.sequence && self.view.as_ref().is_none_or(|v| v.sequence < s);
-        if let Some(frame) = body.view_frame.as_ref().filter(|f| is_news(f.seq()))
-            && let Ok(view) = ViewBody::decode(frame.body())
-        {
-            self.view = Some(OpenView { number: frame.view(), sequence: frame.seq(), body: view });
-            self.view_frame = Some(frame.clone());
-            self.active_known = false;
+        self.learn_lost_attach(body.attach);
+        if let Some(frame) = &body.view_frame {
+            self.learn_lost_view(frame);
         }
         let learned = Learned {
             since: learning.since,

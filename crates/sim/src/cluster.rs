@@ -364,7 +364,12 @@ impl Cluster {
                 let mut digests: Vec<(NodeId, Digest)> = Vec::new();
                 for m in &s.members {
                     let Some(worker) = self.node(m.0).and_then(|n| n.worker()) else { continue };
-                    match worker.engine().digest(shard).await {
+                    let engine = worker.engine();
+                    let digest = match self.config.has_loss {
+                        true => engine.content(shard).await,
+                        false => engine.digest(shard).await,
+                    };
+                    match digest {
                         Ok(d) => digests.push((*m, d)),
                         Err(e) => self.world.violation(format!("no digest of shard {shard} at node {m}: {e}")),
                     }

@@ -44,6 +44,8 @@ pub struct Odds {
     /// A write or sync fails; the device is poisoned and its process starts again.
     pub fail_write: f64,
     pub rot: f64,
+    /// Heads of frames in the middle of a log are lost while its node is down.
+    pub lose_append: f64,
     pub control_down: f64,
     pub lose_answer: f64,
     pub jump_clock: f64,
@@ -74,6 +76,8 @@ pub struct Config {
     pub is_crowded: bool,
     /// Bits of one node's disk are changed: reads may fail, but never lie, and nothing has to get well again.
     pub has_rot: bool,
+    /// Frames of one node's log are lost, and have to come back from the others.
+    pub has_loss: bool,
     /// The disks are too small for what is written.
     pub is_tight: bool,
     /// A dead process starts again after a time in this range.
@@ -113,9 +117,10 @@ impl Config {
     fn with_profile(seed: u64, profile: &'static str, luck: &mut Rng) -> Self {
         let nodes = [1, 2, 3, 3, 3, 3, 4, 5][luck.below(8) as usize];
         let is_tight = profile == "tight";
-        let has_rot = profile == "rot";
+        let has_loss = profile == "rot" && Rng::fork(seed, 4).chance(0.6);
+        let has_rot = profile == "rot" && !has_loss;
         let load = Nanos::from_millis(luck.range(1500, 4000));
-        let nodes = if has_rot { nodes.max(3) } else { nodes };
+        let nodes = if has_rot || has_loss { nodes.max(3) } else { nodes };
         let count = luck.range(1, 2);
         let volumes = (0..count).map(|_| VolumeConfig::draw(luck, nodes, profile, 500 / count)).collect();
         let sector = if luck.chance(0.5) { 512 } else { 4096 };
@@ -162,9 +167,10 @@ impl Config {
             request_limit: Nanos::from_millis(limit_ms),
             load,
             settle: Nanos::from_millis(20_000),
-            odds: Odds::draw(profile, luck),
+            odds: Odds::draw(profile, luck).with_loss(has_loss, seed),
             is_crowded: profile == "crowd",
             has_rot,
+            has_loss,
             is_tight,
             restart_min: Nanos::from_millis(restart_min),
             restart_max: Nanos::from_millis(restart_max),
@@ -256,9 +262,15 @@ impl Odds {
         o
     }
 
+    /// Frames are lost where bits would have changed.
+    fn with_loss(self, has_loss: bool, seed: u64) -> Self {
+        let lose_append = 0.3 + 2.0 * (Rng::fork(seed, 4).below(1000) as f64 / 1000.0);
+        if has_loss { Self { rot: 0.0, lose_append, ..self } } else { self }
+    }
+
     /// Names and odds, in a fixed order.
     #[must_use]
-    pub fn list(&self) -> [(&'static str, f64); 17] {
+    pub fn list(&self) -> [(&'static str, f64); 18] {
         [
             ("kill_node", self.kill_node),
             ("power_node", self.power_node),
@@ -274,6 +286,7 @@ impl Odds {
             ("stall_disk", self.stall_disk),
             ("fail_write", self.fail_write),
             ("rot", self.rot),
+            ("lose_append", self.lose_append),
             ("control_down", self.control_down),
             ("lose_answer", self.lose_answer),
             ("jump_clock", self.jump_clock),

@@ -8,6 +8,7 @@
 
 use crate::rng::Rng;
 use crate::world::World;
+use freebs_format::disk::{AppendHeader, SEGMENTS_AT};
 use freebs_io::{AlignedBuf, Device, Durability};
 use freebs_types::{Error, Nanos, Result};
 use std::cell::{Cell, RefCell};
@@ -163,6 +164,29 @@ impl Disk {
         bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
         *sector = bytes.into();
         Some(place as u64 * s.config.sector as u64 + bit / 8)
+    }
+
+    /// Destroys the header of an append on stable media, and what ends its segment: that it was there is known by the
+    /// appends behind it, so never that of the last one. Returns its place and number.
+    pub fn lose_append(&self, segment_bytes: u64) -> Option<(u64, u64)> {
+        let mut s = self.state.borrow_mut();
+        let s = &mut *s;
+        let sector = s.config.sector as u64;
+        let header = |i: usize| {
+            let h = AppendHeader::decode(s.stable[i].as_ref()?).ok()?;
+            Some((i as u64 * sector, h.number.get()))
+        };
+        let mut all: Vec<(u64, u64)> = (0..s.stable.len()).filter_map(header).collect();
+        let newest = all.iter().map(|(_, n)| *n).max()?;
+        all.retain(|(at, n)| *n < newest && *at >= SEGMENTS_AT);
+        let (at, number) = s.luck.pick(&all).copied()?;
+        let end = at - (at - SEGMENTS_AT) % segment_bytes + segment_bytes;
+        for place in [at, end - sector] {
+            if let Some(Some(bytes)) = s.stable.get_mut((place / sector) as usize) {
+                *bytes = vec![0xee; sector as usize].into();
+            }
+        }
+        Some((at, number))
     }
 
     /// Bytes that it can grow to.

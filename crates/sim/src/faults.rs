@@ -85,6 +85,7 @@ fn strike(c: &Rc<Cluster>, name: &str) {
         "kill_gateway" | "take_over" | "pause_gateway" => gateway(c, name),
         "slow_disk" | "stall_disk" | "fail_write" => disk(c, name),
         "rot" => rot(c),
+        "lose_append" => lose_append(c),
         "control_down" => {
             c.control.set_down(true);
             let (cluster, wait) = (c.clone(), ms(c, 20, 1500));
@@ -248,10 +249,25 @@ fn disk(c: &Rc<Cluster>, name: &str) {
     }
 }
 
-/// Only one node's disk ever rots in a run: copies elsewhere stay good.
-fn rot(c: &Rc<Cluster>) {
-    let Some(node) = c.nodes.iter().find(|n| n.damaged.get()).cloned().or_else(|| some_node(c)) else { return };
+/// Only one node's disk is ever damaged in a run: copies elsewhere stay good.
+fn damaged_node(c: &Cluster) -> Option<Rc<Node>> {
+    let node = c.nodes.iter().find(|n| n.damaged.get()).cloned().or_else(|| some_node(c))?;
     node.damaged.set(true);
+    Some(node)
+}
+
+/// Heads of frames are lost while their node is down.
+fn lose_append(c: &Rc<Cluster>) {
+    let Some(node) = damaged_node(c) else { return };
+    node.kill(Crash::Kill);
+    if let Some((at, number)) = node.disk.lose_append(c.config.segment_bytes) {
+        c.world.say(|| format!("fault: append {number} of node {}, at {at}, is lost", node.id));
+    }
+    start_again(c, node);
+}
+
+fn rot(c: &Rc<Cluster>) {
+    let Some(node) = damaged_node(c) else { return };
     if let Some(at) = node.disk.rot() {
         c.world.say(|| format!("fault: byte {at} of node {} changes", node.id));
     }
