@@ -233,6 +233,10 @@ impl Host {
             Message::SealAnswer(a) => {
                 self.with(a.shard, |r, ctx| r.on_seal_answer(ctx, peer.node, a));
             }
+            Message::Sync(r) if !self.replicas.contains_key(&r.shard) => {
+                let reply = freebs_format::wire::SyncReply::refused(&r);
+                self.out.send(from, Message::SyncReply(reply));
+            }
             Message::Sync(r) => {
                 self.packing.remove(&r.shard);
                 self.with(r.shard, |x, ctx| {
@@ -305,7 +309,10 @@ impl Host {
                 self.with(shard, |r, ctx| r.on_mark_durable(ctx, ticket));
             }
             Durable::Carry { shard, ticket } => {
-                self.with(shard, |r, ctx| r.on_learned_durable(ctx, ticket));
+                self.with(shard, |r, ctx| {
+                    r.on_piece_durable(ctx, ticket);
+                    r.on_learned_durable(ctx, ticket);
+                });
             }
             _ => {}
         }

@@ -7,8 +7,8 @@
 //! is sent (a learner can't take entries back).
 
 use crate::event::{Action, MapSource};
-use crate::replica::{Ctx, MAP_HOLD, OpenView, Replica, TailEntry};
-use crate::sync::Asking;
+use crate::replica::{Ctx, MAP_HOLD, OpenView, Replica, TailEntry, with_overhead};
+use crate::sync::{ANSWER_BYTES, Asking};
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_format::{AttachBody, CarryBody, Frame, FrameBuilder, FrameKind, FrameMeta, MarkBody, ViewBody};
 use freebs_io::LinkId;
@@ -24,6 +24,17 @@ pub(crate) struct Learning {
     pub since: Sequence,
     /// The map is learned as of this committed sequence.
     pub upto: Sequence,
+    /// The next piece is not asked for yet.
+    pub hold: Option<Hold>,
+}
+
+/// What a learner waits for between two pieces: a map may be larger than what its disk takes at once (W7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// The piece before, under this ticket, is on its way to the disk.
+    Disk(u64),
+    /// Cleaning makes room.
+    Room,
 }
 
 impl Replica {
@@ -52,7 +63,7 @@ impl Replica {
     /// since only what is committed is sent, which is the same in every view; what newer frames wrote over it the asker
     /// has from these.
     pub(crate) fn feed_lost(&self, ctx: &mut Ctx<'_>, link: LinkId, r: SyncRequest) {
-        let is_sound = self.stopped.is_none() && !self.damage.is_there();
+        let is_sound = self.stopped.is_none() && !self.damage.meets(r.map_since, r.until);
         let has_all = is_sound && r.until <= self.committed.min(self.durable);
         if !has_all || r.map_since >= r.until || self.committed_state().is_none() {
             self.refuse_sync(ctx, link, &r);
@@ -138,16 +149,23 @@ impl Replica {
         self.asking = None;
         let Some(carry) = reply.frames.first().filter(|f| f.head.kind() == FrameKind::Carry) else { return };
         let upto = carry.head.seq();
-        let learning = asking.map.unwrap_or(Learning { from: 0, since: reply.common, upto });
+        let learning = asking.map.unwrap_or(Learning { from: 0, since: reply.common, upto, hold: None });
         if learning.upto != upto || learning.since != reply.common || carry.head.shard() != self.id {
             return;
         }
+        // Of a tail that begins behind a hole nobody knows whether it is of this chain.
+        let begins = self.tail.first_key_value().map_or(Sequence(0), |(s, _)| *s);
+        if self.damage.is_there() && reply.common > self.committed && begins > self.committed {
+            return;
+        }
+        self.damage.put_off_learning();
         if self.last.sequence > learning.since && upto > self.last.sequence {
             self.cut(ctx, learning.since);
         }
-        if self.stopped.is_some() || self.take_carry(ctx, carry).is_none() {
+        if self.stopped.is_some() {
             return;
         }
+        let Some(ticket) = self.take_carry(ctx, carry) else { return };
         match reply.mode {
             SyncMode::MapEnd => {
                 if let Some(mark) = reply.frames.get(1).filter(|f| f.head.kind() == FrameKind::Mark) {
@@ -156,11 +174,37 @@ impl Replica {
                 }
             }
             _ if reply.map_next > 0 => {
-                let map = Learning { from: reply.map_next, ..learning };
-                self.ask_map(ctx, asking.to, asking.view, map);
+                let hold = Some(ticket.map_or(Hold::Room, Hold::Disk));
+                let map = Some(Learning { from: reply.map_next, hold, ..learning });
+                self.asking = Some(Asking { map, ..asking });
+                self.ask_next_piece(ctx);
             }
             _ => {}
         }
+    }
+
+    /// A piece of a map is durable.
+    pub fn on_piece_durable(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
+        if let Some(map) = self.asking.as_mut().and_then(|a| a.map.as_mut())
+            && map.hold == Some(Hold::Disk(ticket))
+        {
+            map.hold = Some(Hold::Room);
+            self.ask_next_piece(ctx);
+        }
+    }
+
+    /// Goes on learning as soon as the log takes another piece.
+    pub fn ask_next_piece(&mut self, ctx: &mut Ctx<'_>) {
+        let Some((asking, map)) = self.asking.and_then(|a| Some((a, a.map?))) else { return };
+        if map.hold == Some(Hold::Room) && self.has_room_for_piece(ctx) {
+            self.asking = None;
+            self.ask_map(ctx, asking.to, asking.view, Learning { hold: None, ..map });
+        }
+    }
+
+    /// Whether the log takes one more answer.
+    pub(crate) fn has_room_for_piece(&self, ctx: &Ctx<'_>) -> bool {
+        ctx.room > with_overhead(self.unwritten_bytes() + ANSWER_BYTES as u64)
     }
 
     /// Gives back the ticket of the record, or of none if there is nothing in the piece; `None` if it is damaged.

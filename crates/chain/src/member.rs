@@ -269,6 +269,7 @@ impl Replica {
             self.ask_head(ctx);
         }
         self.retry_asking(ctx);
+        self.ask_next_piece(ctx);
         self.repair_tick(ctx);
         self.tell_room(ctx);
     }

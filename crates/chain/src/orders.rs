@@ -277,7 +277,7 @@ fn a_mended_log_is_asked_again() {
 #[test]
 fn a_refused_map_is_learned_from_its_beginning() {
     let mut s = Scene::new(2);
-    let map = Learning { from: 9, since: Sequence(0), upto: Sequence(7) };
+    let map = Learning { from: 9, since: Sequence(0), upto: Sequence(7), hold: None };
     let (_, actions) = s.play(|r, ctx| r.ask_map(ctx, peer(1), ViewNumber(1), map));
     let asked = sync_requests(&actions);
     assert_eq!((asked.len(), asked[0].map_from, asked[0].until), (1, 9, Sequence(7)));

@@ -54,6 +54,10 @@ pub(crate) struct Damage {
     asked_in: ViewNumber,
     /// Nobody has the frames: their entries are asked for.
     learning: Option<Relearning>,
+    /// Where that had come to when nobody went on giving them.
+    put_off: Option<Relearning>,
+    /// Questions in a row without an answer in time.
+    late: u32,
 }
 
 impl Damage {
@@ -65,10 +69,33 @@ impl Damage {
         self.suspect_tail || !self.holes.is_empty()
     }
 
-    fn relearning(&self) -> Option<Relearning> {
-        let since = self.holes.iter().map(|h| h.before.sequence).min()?;
-        let upto = self.holes.iter().map(|h| h.until).max()?;
-        Some(Relearning { since, upto, from: 1, writing: None, is_end: false })
+    /// Whether frames behind `since`, up to `upto`, are missing.
+    pub fn meets(&self, since: Sequence, upto: Sequence) -> bool {
+        self.holes.iter().any(|h| h.before.sequence < upto && since < h.until)
+    }
+
+    /// A question has no answer yet, or there is a reason not to ask.
+    fn is_asking(&self, now: Nanos) -> bool {
+        let asked = self.asking.is_some_and(|a| now.since(a.at) < Nanos(PATIENCE.0 << self.late));
+        asked || self.learning.is_some_and(|l| l.writing.is_some()) || now < self.pause_until
+    }
+
+    /// Goes on learning where it stopped, unless other frames are missing by now.
+    fn begin_learning(&mut self) {
+        let since = self.holes.iter().map(|h| h.before.sequence).min();
+        let upto = self.holes.iter().map(|h| h.until).max();
+        let Some((since, upto)) = since.zip(upto) else { return };
+        let fresh = Relearning { since, upto, from: 1, writing: None, is_end: false };
+        let same = |l: &Relearning| (l.since, l.upto) == (since, upto);
+        self.learning = Some(self.put_off.take().filter(same).unwrap_or(fresh));
+    }
+
+    /// Frames are asked for first again.
+    pub fn put_off_learning(&mut self) {
+        (self.refused, self.pause_until) = (0, Nanos(0));
+        if let Some(l) = self.learning.take() {
+            self.put_off = Some(l).filter(|l| l.writing.is_none());
+        }
     }
 }
 
@@ -76,17 +103,24 @@ impl Replica {
     /// Asks another member for the first hole's frames, or for what is left of them.
     pub fn repair_tick(&mut self, ctx: &mut Ctx<'_>) {
         let Some(hole) = self.damage.holes.first().copied() else { return };
-        let asked = self.damage.asking.is_some_and(|a| ctx.now.since(a.at) < PATIENCE);
-        let view = self.view_number().max(self.promise());
+        // Members answer for their own view, which may be newer than the last one of a log with holes.
+        let active = self.info.as_ref().map_or(ViewNumber(0), |i| i.active);
+        let view = self.view_number().max(self.promise()).max(active);
         if view != self.damage.asked_in {
-            (self.damage.refused, self.damage.pause_until, self.damage.asked_in) = (0, Nanos(0), view);
+            // That they refused in another view does not say that they have nothing.
+            self.damage.put_off_learning();
+            self.damage.asked_in = view;
         }
-        let busy = self.damage.learning.is_some_and(|l| l.writing.is_some());
-        if asked || busy || ctx.now < self.damage.pause_until || self.stopped.is_some() {
+        if self.damage.is_asking(ctx.now) || self.asking.is_some_and(|a| a.map.is_some()) || self.stopped.is_some() {
             return;
         }
+        if self.damage.asking.take().is_some() {
+            // No answer in time: another one is asked, and has more time.
+            self.damage.tried += 1;
+            self.damage.late = (self.damage.late + 1).min(5);
+        }
         let others = self.other_members(ctx);
-        if others.is_empty() {
+        if others.is_empty() || (self.damage.learning.is_some() && !self.has_room_for_piece(ctx)) {
             return;
         }
         let to = others[self.damage.tried % others.len()];
@@ -94,12 +128,7 @@ impl Replica {
         let (named, at) = (self.last.sequence, ctx.now);
         let until = self.damage.learning.map_or(hole.until, |l| l.upto);
         self.damage.asking = Some(Asking { id, to, view, until, named, at, tries: 0, map: None });
-        let link = ctx.peers.link(to);
-        // Who gives pieces of the map goes on giving them.
-        if self.damage.learning.is_none() || link.is_none() {
-            self.damage.tried += 1;
-        }
-        let Some(link) = link else { return };
+        let Some(link) = ctx.peers.link(to) else { return };
         let frames = SyncRequest {
             shard: self.id,
             view,
@@ -130,7 +159,7 @@ impl Replica {
         let Some(asking) = self.damage.asking.filter(|a| a.id == reply.id && a.view == reply.view) else {
             return false;
         };
-        self.damage.asking = None;
+        (self.damage.asking, self.damage.late) = (None, 0);
         match reply.mode {
             SyncMode::Refused => {
                 self.repair_refused(ctx);
@@ -160,22 +189,22 @@ impl Replica {
             ctx.out.note(format!("shard {}: lost frames up to {} were fetched again", self.id, hole.until));
             self.damage.holes.remove(0);
         }
-        came.iter().for_each(|head| self.note_repaired(head));
+        came.iter().for_each(|head| self.note_repaired(ctx, head));
         true
     }
 
     /// What a frame says beside its data, as if it had not been missing when this log was read.
-    fn note_repaired(&mut self, head: &FrameHead) {
+    fn note_repaired(&mut self, ctx: &mut Ctx<'_>, head: &FrameHead) {
         match head.kind() {
             FrameKind::Data => {
                 for u in head.updates() {
                     self.requests.apply(u.driver, u.number, u.lowest_open, head.seq());
                 }
             }
-            FrameKind::View => self.learn_lost_view(head),
+            FrameKind::View => self.learn_lost_view(ctx, head),
             FrameKind::Attach => {
                 if let Ok(body) = AttachBody::decode(head.body()) {
-                    self.learn_lost_attach(body);
+                    self.learn_lost_attach(ctx, body);
                 }
             }
             _ => {}
@@ -183,18 +212,20 @@ impl Replica {
     }
 
     /// Later attachments are known from later frames.
-    fn learn_lost_attach(&mut self, body: AttachBody) {
+    fn learn_lost_attach(&mut self, ctx: &mut Ctx<'_>, body: AttachBody) {
         if body.generation > self.attach.generation {
-            self.attach = body;
+            self.learn_attach(ctx, body);
         }
     }
 
-    /// A view frame that was missing; the last frames of this log may be of its view, or of a newer one that is known.
-    fn learn_lost_view(&mut self, frame: &FrameHead) {
-        let is_news = frame.seq() <= self.last.sequence && self.view.as_ref().is_none_or(|v| v.sequence < frame.seq());
+    /// A view frame that was missing. It counts only if the last frame of this log is of its view: what follows it here
+    /// may be of a branch that was cut where the view was opened (V4).
+    fn learn_lost_view(&mut self, ctx: &mut Ctx<'_>, frame: &FrameHead) {
+        let is_ours = frame.view() == self.last.view && frame.seq() <= self.last.sequence;
+        let is_news = is_ours && self.view.as_ref().is_none_or(|v| v.sequence < frame.seq());
         if let Some(body) = ViewBody::decode(frame.body()).ok().filter(|_| is_news) {
             let generation = body.generation;
-            self.learn_lost_attach(AttachBody { generation, ..AttachBody::default() });
+            self.learn_lost_attach(ctx, AttachBody { generation, ..AttachBody::default() });
             self.view = Some(OpenView { number: frame.view(), sequence: frame.seq(), body });
             self.view_frame = Some(frame.clone());
             self.active_known = false;
@@ -205,14 +236,14 @@ impl Replica {
     /// have refused they are asked for what is left of the frames, and for these again after a pause.
     fn repair_refused(&mut self, ctx: &mut Ctx<'_>) {
         let others = self.other_members(ctx).len().max(1);
-        self.damage.tried += usize::from(self.damage.learning.is_some());
+        self.damage.tried += 1;
         self.damage.refused += 1;
         if !self.damage.refused.is_multiple_of(others) {
             return;
         }
-        if self.damage.learning.take().is_none() {
-            self.damage.learning = self.damage.relearning();
-            return;
+        match self.damage.learning.take() {
+            None => return self.damage.begin_learning(),
+            some => self.damage.put_off = some,
         }
         let rounds = self.damage.refused / (2 * others);
         self.damage.pause_until = ctx.now.plus(Nanos(PAUSE.0 << (rounds.max(1) - 1).min(3)));
@@ -235,7 +266,8 @@ impl Replica {
             self.repair_refused(ctx);
             return;
         };
-        self.damage.refused = 0;
+        // What was refused before was another piece.
+        self.damage.refused -= self.damage.refused % self.other_members(ctx).len().max(1);
         let mut next = Relearning { from: reply.map_next, writing: ticket, ..learning };
         if reply.mode == SyncMode::MapEnd {
             match self.say_learned(ctx, learning, reply) {
@@ -256,9 +288,10 @@ impl Replica {
         let mut requests = RequestTable::from_format(&body.requests);
         requests.cut(self.last.sequence);
         self.requests.merge(&requests.to_format());
-        self.learn_lost_attach(body.attach);
-        if let Some(frame) = &body.view_frame {
-            self.learn_lost_view(frame);
+        self.learn_lost_attach(ctx, body.attach);
+        let was_lost = |f: &&FrameHead| learning.since < f.seq() && f.seq() <= learning.upto;
+        if let Some(frame) = body.view_frame.as_ref().filter(was_lost) {
+            self.learn_lost_view(ctx, frame);
         }
         let learned = Learned {
             since: learning.since,

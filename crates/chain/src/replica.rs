@@ -310,7 +310,7 @@ impl Replica {
     }
 
     /// A higher generation ends the older ones (W1); a lower one changes nothing, even after a cut.
-    fn learn_attach(&mut self, ctx: &mut Ctx<'_>, body: AttachBody) {
+    pub fn learn_attach(&mut self, ctx: &mut Ctx<'_>, body: AttachBody) {
         if body.generation < self.attach.generation {
             return;
         }

@@ -39,7 +39,8 @@ pub(crate) struct Asking {
 
 impl Asking {
     fn is_late(&self, now: Nanos) -> bool {
-        now.since(self.at) >= Nanos(PATIENCE.0 << self.tries.min(5))
+        let holds = self.map.is_some_and(|m| m.hold.is_some());
+        !holds && now.since(self.at) >= Nanos(PATIENCE.0 << self.tries.min(5))
     }
 }
 
@@ -125,16 +126,7 @@ impl Replica {
     }
 
     pub fn refuse_sync(&self, ctx: &mut Ctx<'_>, link: LinkId, r: &SyncRequest) {
-        let reply = SyncReply {
-            shard: self.id,
-            view: r.view,
-            id: r.id,
-            mode: SyncMode::Refused,
-            common: Sequence(0),
-            map_next: 0,
-            frames: Vec::new(),
-        };
-        ctx.out.send(link, Message::SyncReply(reply));
+        ctx.out.send(link, Message::SyncReply(SyncReply::refused(r)));
     }
 
     /// Completes an answer: frames from the log, then those that are not durable here yet. If that reaches the end,

@@ -12,13 +12,12 @@ use crate::repair::{Damage, Hole};
 use crate::replica::{Replica, TailEntry, genesis};
 use crate::sync::ANSWER_BYTES;
 use bytes::Bytes;
+use freebs_format::FrameHead;
 use freebs_format::wire::{FrameName, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request, SyncRequest};
-use freebs_format::{CarryBody, FrameHead};
 use freebs_io::{Clock, Device, LinkId, Outbox};
 use freebs_lsvd::{DamagedBlocks, Durable, Engine, Listener, Scrubber};
 use freebs_types::{
-    BLOCK, Error, ErrorKind, Generation, Lba, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
-    ViewNumber,
+    Error, ErrorKind, Generation, Lba, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version, ViewNumber,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -385,11 +384,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     }
 
     async fn map_read(self, link: LinkId, request: SyncRequest, since: Sequence, upto: Sequence, after: Lba) {
-        let piece = self.0.engine.entries(request.shard, after, since, ANSWER_BYTES).await;
-        let piece = piece.map(|(body, data, next)| {
-            let (body, data) = up_to(body, &data, upto);
-            (body, data, next)
-        });
+        let piece = self.0.engine.entries_between(request.shard, after, since, upto, ANSWER_BYTES).await;
         self.step(Event::MapRead { link, request, source: MapSource { since, upto, piece } });
     }
 
@@ -434,20 +429,6 @@ fn given_up_in_common(oldest: Option<Sequence>, committed: Sequence) -> Result<S
     oldest
         .filter(|s| *s <= committed)
         .ok_or_else(|| Error::invalid("none of the frames that the asker names is known to be in common"))
-}
-
-/// Leaves out entries placed behind `upto`, and their data: they are not committed yet, or frames will bring them.
-fn up_to(body: CarryBody, data: &[Bytes], upto: Sequence) -> (CarryBody, Vec<Bytes>) {
-    let mut blocks = data.iter().flat_map(|d| (0..d.len()).step_by(BLOCK).map(|at| d.slice(at..at + BLOCK)));
-    let mut out = (CarryBody::default(), Vec::new());
-    for e in body.entries {
-        let mine: Vec<Bytes> = blocks.by_ref().take(e.crcs.len()).collect();
-        if e.sequence <= upto {
-            out.1.extend(mine);
-            out.0.entries.push(e);
-        }
-    }
-    out
 }
 
 /// What a replica needs beside the state: the tail, the view frame, and where damage was found.

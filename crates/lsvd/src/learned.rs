@@ -8,7 +8,7 @@
 
 use crate::Learned;
 use crate::shard::{Hole, Shard};
-use freebs_format::MarkBody;
+use freebs_format::{FrameHead, MarkBody};
 use freebs_types::Sequence;
 
 impl Shard {
@@ -60,10 +60,14 @@ impl Shard {
         if learned.attach.generation > body.attach.generation {
             body.attach = learned.attach;
         }
-        let is_newer = |f: &freebs_format::FrameHead| {
-            f.seq() <= self.tip.name.sequence && body.view_frame.as_ref().is_none_or(|own| own.seq() < f.seq())
+        // What follows a view's frame here may be of a branch that was cut where the view was opened (V4).
+        let is_ours = |f: &FrameHead| {
+            learned.since < f.seq()
+                && f.seq() <= learned.upto
+                && f.view() == self.tip.name.view
+                && body.view_frame.as_ref().is_none_or(|own| own.seq() < f.seq())
         };
-        if let Some(f) = learned.view_frame.as_ref().filter(|f| is_newer(f)) {
+        if let Some(f) = learned.view_frame.as_ref().filter(|f| is_ours(f)) {
             body.view_frame = Some(f.clone());
         }
         (body.learned_since, body.learned_upto) = (learned.since, learned.upto);

@@ -182,7 +182,19 @@ impl<D: Device> Engine<D> {
         since: Sequence,
         max_bytes: usize,
     ) -> Result<(CarryBody, Vec<Bytes>, Option<Lba>)> {
-        let mut g = Gather { since, max_blocks: self.max_blocks(max_bytes), ..Gather::default() };
+        self.entries_between(shard, from, since, Sequence(u64::MAX), max_bytes).await
+    }
+
+    /// As `entries`, of those that were placed up to `upto`. `Corrupt` if frames in between are lost here.
+    pub async fn entries_between(
+        &self,
+        shard: ShardId,
+        from: Lba,
+        since: Sequence,
+        upto: Sequence,
+        max_bytes: usize,
+    ) -> Result<(CarryBody, Vec<Bytes>, Option<Lba>)> {
+        let mut g = Gather { since, upto, max_blocks: self.max_blocks(max_bytes), ..Gather::default() };
         let (mut at, mut next) = (from.0, None);
         while let Some(start) = self.io().next_entry(shard, at).await? {
             let end = start.saturating_add(ENTRIES_WINDOW).min(limits::SHARD_BLOCKS_MAX as u32);
@@ -193,7 +205,7 @@ impl<D: Device> Engine<D> {
             }
             at = end;
         }
-        self.inner.core.borrow().shard(shard).and_then(no_holes)?;
+        self.inner.core.borrow().shard(shard).and_then(|s| no_holes(s, since, upto))?;
         let data = self.fetch(shard, &g.plan).await?;
         Ok((g.body, data, next))
     }
@@ -253,19 +265,18 @@ fn guards(core: &Core, segments: impl Iterator<Item = u32>) -> Vec<ReadGuard> {
     ids.into_iter().map(|s| core.segs.guard(s)).collect()
 }
 
-fn no_holes(s: &Shard) -> Result<()> {
-    match s.last_hole() {
-        Some(_) => {
-            Err(Error::corrupt(format!("shard {} has lost frames; its map can't be learned before repair", s.id)))
-        }
-        None => Ok(()),
+fn no_holes(s: &Shard, since: Sequence, upto: Sequence) -> Result<()> {
+    if s.holes.iter().any(|h| h.from <= upto.0 && since.0 < h.to) {
+        return Err(Error::corrupt(format!("shard {} has lost frames; its map can't be learned before repair", s.id)));
     }
+    Ok(())
 }
 
 /// Map entries that gather for a peer.
 #[derive(Default)]
 struct Gather {
     since: Sequence,
+    upto: Sequence,
     max_blocks: u32,
     blocks: u32,
     body: CarryBody,
@@ -275,8 +286,9 @@ struct Gather {
 impl Gather {
     /// Takes what fits of a window; gives back where to go on, if not all of it did.
     fn window(&mut self, core: &Core, s: &Shard, view: &ExtentMap) -> Result<Option<Lba>> {
-        no_holes(s)?;
-        for (a, e) in view.iter().filter(|(_, e)| e.sequence > self.since) {
+        no_holes(s, self.since, self.upto)?;
+        let (since, upto) = (self.since, self.upto);
+        for (a, e) in view.iter().filter(|(_, e)| e.sequence > since && e.sequence <= upto) {
             if self.body.entries.len() == CARRY_ENTRIES_MAX || (e.is_data() && self.blocks == self.max_blocks) {
                 return Ok(Some(Lba(a)));
             }

@@ -10,7 +10,7 @@ use freebs_format::{CarryBody, ExtentKind, Frame};
 use freebs_io::memory::MemoryDevice;
 use freebs_io::{Device, faults};
 use freebs_lsvd::{CleanOptions, Engine, Learned, MarkChange, Record};
-use freebs_types::{BLOCK, BlockRange, ErrorKind, Lba, Result, Sequence, ShardId};
+use freebs_types::{BlockRange, ErrorKind, Lba, Result, Sequence, ShardId};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use zerocopy::IntoBytes;
@@ -377,18 +377,10 @@ fn a_hole_is_filled_by_the_lost_frame() {
 async fn relearn(rig: &Rig<MemoryDevice>, good: &Rig<MemoryDevice>, chain: &Chain, since: u64, upto: u64) {
     let (mut from, shard) = (Some(Lba(0)), chain.shard);
     while let Some(at) = from {
-        let (body, data, next) = good.engine.entries(shard, at, Sequence(since), 40_000).await.unwrap();
-        let mut blocks = data.iter().flat_map(|d| d.chunks_exact(BLOCK)).map(Bytes::copy_from_slice);
-        let (mut some, mut some_data) = (CarryBody::default(), Vec::new());
-        for e in body.entries {
-            let mine: Vec<Bytes> = blocks.by_ref().take(e.crcs.len()).collect();
-            if e.sequence.0 <= upto {
-                some.entries.push(e);
-                some_data.extend(mine);
-            }
-        }
-        if !some.entries.is_empty() {
-            rig.append(Record::Carry { shard, body: some, data: some_data, ticket: 0 });
+        let got = good.engine.entries_between(shard, at, Sequence(since), Sequence(upto), 40_000).await;
+        let (body, data, next) = got.unwrap();
+        if !body.entries.is_empty() {
+            rig.append(Record::Carry { shard, body, data, ticket: 0 });
         }
         from = next;
     }

@@ -1,7 +1,7 @@
 //! `sim SEED`: runs the simulated cluster and says what went wrong, with the command that repeats it.
 
 use clap::Parser;
-use freebs_sim::{Mutants, mutant_by_name, mutant_names, run};
+use freebs_sim::{Config, Mutants, mutant_by_name, mutant_names, run};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
@@ -14,6 +14,9 @@ struct Options {
     /// How many seeds to run, one after the other.
     #[arg(long, default_value_t = 1)]
     seeds: u64,
+    /// Only seeds whose run is of this kind.
+    #[arg(long)]
+    profile: Option<String>,
     /// Leave out a rule, to see it noticed.
     #[arg(long, value_parser = parse_mutant)]
     mutant: Option<Mutants>,
@@ -37,7 +40,8 @@ fn main() -> ExitCode {
     let mutants = options.mutant.unwrap_or_default();
     let mut failed = 0u64;
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();
-    for seed in options.seed..options.seed.saturating_add(options.seeds) {
+    let of_kind = |seed: &u64| options.profile.as_ref().is_none_or(|p| Config::draw(*seed).profile == p);
+    for seed in (options.seed..u64::MAX).filter(of_kind).take(options.seeds as usize) {
         let o = run(seed, mutants, options.verbose);
         for (name, n) in &o.counts {
             *counts.entry(name.clone()).or_default() += n;

@@ -276,6 +276,15 @@ pub struct SyncRequest {
     pub lost: bool,
 }
 
+impl SyncReply {
+    /// Nothing for this request.
+    #[must_use]
+    pub fn refused(r: &SyncRequest) -> Self {
+        let (shard, view, id, mode) = (r.shard, r.view, r.id, SyncMode::Refused);
+        Self { shard, view, id, mode, common: Sequence(0), map_next: 0, frames: Vec::new() }
+    }
+}
+
 /// How the answerer goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
