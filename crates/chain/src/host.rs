@@ -308,6 +308,9 @@ impl Host {
             Durable::Mark { shard, ticket } => {
                 self.with(shard, |r, ctx| r.on_mark_durable(ctx, ticket));
             }
+            Durable::Repair { shard, sequence } => {
+                self.with(shard, |r, ctx| r.on_repair_durable(ctx, sequence));
+            }
             Durable::Carry { shard, ticket } => {
                 self.with(shard, |r, ctx| {
                     r.on_piece_durable(ctx, ticket);

@@ -249,7 +249,7 @@ impl Replica {
         let ticket = ctx.ticket();
         let change = MarkChange { base: Some(Box::new(base)), ..MarkChange::default() };
         ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket }));
-        self.learned = Some((ticket, name.sequence));
+        self.learned = Some((ticket, since, name.sequence));
         self.last = name;
         self.version = h.last_version();
         let entry = TailEntry { name, version: self.version, parent: body.last_parent, digest: body.last_digest };
@@ -273,8 +273,9 @@ impl Replica {
 
     /// The learned state is durable: from here on this member counts.
     pub fn on_learned(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
-        if let Some((_, sequence)) = self.learned.filter(|(t, _)| *t == ticket) {
+        if let Some((_, since, sequence)) = self.learned.filter(|(t, ..)| *t == ticket) {
             self.learned = None;
+            self.forget_learned_holes(since, sequence);
             self.on_durable(ctx, sequence);
         }
     }

@@ -111,7 +111,12 @@ impl Replica {
             self.damage.put_off_learning();
             self.damage.asked_in = view;
         }
-        if self.damage.is_asking(ctx.now) || self.asking.is_some_and(|a| a.map.is_some()) || self.stopped.is_some() {
+        let put_back = hole.before.sequence >= hole.until;
+        if put_back
+            || self.damage.is_asking(ctx.now)
+            || self.asking.is_some_and(|a| a.map.is_some())
+            || self.stopped.is_some()
+        {
             return;
         }
         if self.damage.asking.take().is_some() {
@@ -185,12 +190,27 @@ impl Replica {
             ctx.out.actions.push(Action::Append(Record::Repair(f.clone())));
             came.push(f.head.clone());
         }
-        if hole.before.sequence >= hole.until {
-            ctx.out.note(format!("shard {}: lost frames up to {} were fetched again", self.id, hole.until));
-            self.damage.holes.remove(0);
+        if came.is_empty() {
+            // They don't follow what is here; what is left of them may do.
+            self.repair_refused(ctx);
         }
         came.iter().for_each(|head| self.note_repaired(ctx, head));
         true
+    }
+
+    /// A frame that was put back is durable. The last one ends its hole.
+    pub fn on_repair_durable(&mut self, ctx: &mut Ctx<'_>, sequence: Sequence) {
+        let is_whole = |h: &Hole| h.before.sequence >= h.until && h.until == sequence;
+        if self.damage.holes.first().is_some_and(is_whole) {
+            ctx.out.note(format!("shard {}: lost frames up to {sequence} were fetched again", self.id));
+            self.damage.holes.remove(0);
+            self.repair_tick(ctx);
+        }
+    }
+
+    /// A map that was learned from `since` on is durable: what it brought is not missed.
+    pub fn forget_learned_holes(&mut self, since: Sequence, upto: Sequence) {
+        self.damage.holes.retain(|h| h.before.sequence < since || h.until > upto);
     }
 
     /// What a frame says beside its data, as if it had not been missing when this log was read.
@@ -316,7 +336,7 @@ impl Replica {
         }
         let Relearning { since, upto, .. } = *learning;
         self.damage.learning = None;
-        self.damage.holes.retain(|h| h.until > upto);
+        self.forget_learned_holes(since, upto);
         let from = since.next();
         ctx.out
             .note(format!("shard {}: what lost frames from {from} to {upto} had brought was learned again", self.id));

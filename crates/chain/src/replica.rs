@@ -127,8 +127,8 @@ pub(crate) struct Replica {
     pub view_frame: Option<FrameHead>,
     /// A transfer by map ends with the state of this frame; when it was last asked for.
     pub map_hold: Option<(TailEntry, Nanos)>,
-    /// A learned state on its way to the disk: ticket and sequence.
-    pub learned: Option<(u64, Sequence)>,
+    /// A learned state on its way to the disk: ticket, since which sequence it was learned, and up to which.
+    pub learned: Option<(u64, Sequence, Sequence)>,
     /// Cuts that the log engine has not come to yet, oldest first: what it still makes durable behind them is not
     /// of this log any more.
     cutting: VecDeque<Sequence>,

@@ -4,6 +4,7 @@ use crate::cluster::Cluster;
 use crate::device::Crash;
 use crate::network::Place;
 use crate::node::Node;
+use freebs_chain::ShardStatus;
 use freebs_types::Nanos;
 use std::rc::Rc;
 
@@ -258,6 +259,12 @@ fn damaged_node(c: &Cluster) -> Option<Rc<Node>> {
 
 /// Heads of frames are lost while their node is down.
 fn lose_append(c: &Rc<Cluster>) {
+    // A log that never had anything can't be told from one that was lost, too.
+    let all = c.statuses();
+    let is_there = |r: &Vec<_>| r.len() == 3 && r.iter().all(|(_, r): &(_, ShardStatus)| r.last.sequence.0 > 0);
+    if all.is_empty() || !all.values().all(is_there) {
+        return;
+    }
     let Some(node) = damaged_node(c) else { return };
     node.kill(Crash::Kill);
     if let Some((at, number)) = node.disk.lose_append(c.config.segment_bytes) {
