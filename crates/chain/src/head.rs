@@ -5,7 +5,7 @@
 
 use crate::event::Mutant;
 use crate::open::Phase;
-use crate::replica::{Client, Ctx, Replica, with_overhead};
+use crate::replica::{Client, Ctx, Replica, TailEntry, with_overhead};
 use freebs_format::wire::{DurableItem, HeartbeatItem, Message, Refusal, Request, Room, WriteRequest};
 use freebs_format::{AttachBody, Frame, FrameBuilder, FrameKind, FrameMeta, UpdateDraft, UpdateKind, token};
 use freebs_io::LinkId;
@@ -612,6 +612,7 @@ impl Replica {
     /// The access token of the last frame, from the secret of its view (only this node's own views).
     pub fn last_token(&self, node_secret: &Hash32) -> Hash32 {
         match self.tail.get(&self.last.sequence) {
+            Some(TailEntry { token: Some(token), .. }) => *token,
             Some(t) if t.name.sequence.0 > 0 => {
                 token(&view_secret(node_secret, self.id, t.name.view), &t.parent, &t.digest)
             }

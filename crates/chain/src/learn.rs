@@ -76,12 +76,13 @@ impl Replica {
 
     /// The newest frame whose state no cut takes back.
     fn committed_state(&self) -> Option<TailEntry> {
-        self.tail.range(..=self.committed.min(self.durable)).next_back().map(|(_, t)| *t)
+        let newest = self.tail.range(..=self.committed.min(self.durable)).next_back();
+        newest.map(|(_, t)| *t).filter(|t| t.token.is_none())
     }
 
     fn kept_state(&self, upto: Sequence) -> Option<TailEntry> {
         let held = self.map_hold.map(|(t, _)| t).filter(|t| t.name.sequence == upto);
-        self.tail.get(&upto).copied().or(held)
+        self.tail.get(&upto).copied().filter(|t| t.token.is_none()).or(held)
     }
 
     /// A piece was read: it goes out as a carry frame, the last one with the state as a mark frame.
@@ -196,7 +197,8 @@ impl Replica {
     /// Goes on learning as soon as the log takes another piece.
     pub fn ask_next_piece(&mut self, ctx: &mut Ctx<'_>) {
         let Some((asking, map)) = self.asking.and_then(|a| Some((a, a.map?))) else { return };
-        if map.hold == Some(Hold::Room) && self.has_room_for_piece(ctx) {
+        // What comes replaces older blocks here; cleaning gets them back if it is let.
+        if map.hold == Some(Hold::Room) && (self.has_room_for_piece(ctx) || !ctx.more_soon) {
             self.asking = None;
             self.ask_map(ctx, asking.to, asking.view, Learning { hold: None, ..map });
         }
@@ -252,7 +254,8 @@ impl Replica {
         self.learned = Some((ticket, since, name.sequence));
         self.last = name;
         self.version = h.last_version();
-        let entry = TailEntry { name, version: self.version, parent: body.last_parent, digest: body.last_digest };
+        let entry =
+            TailEntry { name, version: self.version, parent: body.last_parent, digest: body.last_digest, token: None };
         self.tail = BTreeMap::from([(name.sequence, entry)]);
         self.committed = name.sequence;
         self.requests = requests;

@@ -71,6 +71,32 @@ pub(crate) struct TailEntry {
     pub version: Version,
     pub parent: Hash32,
     pub digest: Hash32,
+    /// Set if the frame is no longer in the log, and known only from the one behind it: then this is its token, and
+    /// `parent` and `digest` are not known.
+    pub token: Option<Hash32>,
+}
+
+impl TailEntry {
+    /// The frame before one whose own was given up.
+    pub fn before(frame: &FrameHead) -> Self {
+        let h = frame.header();
+        let view = match frame.kind() {
+            FrameKind::View => ViewBody::decode(frame.body()).map_or(frame.view(), |v| v.pred),
+            _ => frame.view(),
+        };
+        let version = match frame.kind() {
+            FrameKind::Data => h.first_version.get().saturating_sub(1),
+            _ => h.first_version.get(),
+        };
+        let (sequence, hid) = (Sequence(frame.seq().0.saturating_sub(1)), hide(&h.parent_token()));
+        Self {
+            name: FrameName { view, sequence, hid },
+            version: Version(version),
+            parent: Hash32::default(),
+            digest: Hash32::default(),
+            token: Some(h.parent_token()),
+        }
+    }
 }
 
 /// A promise that is on its way to the disk.
@@ -152,8 +178,13 @@ pub(crate) fn weight(frame: &Frame) -> usize {
 impl Replica {
     pub fn empty(id: ShardId) -> Self {
         let mut tail = BTreeMap::new();
-        let first =
-            TailEntry { name: genesis(), version: Version(0), parent: Hash32::default(), digest: Hash32::default() };
+        let first = TailEntry {
+            name: genesis(),
+            version: Version(0),
+            parent: Hash32::default(),
+            digest: Hash32::default(),
+            token: None,
+        };
         tail.insert(Sequence(0), first);
         Self {
             id,
@@ -194,7 +225,13 @@ impl Replica {
         let mut r = Self::empty(state.shard);
         if state.last.sequence.0 > 0 {
             r.last = FrameName { view: state.last.view, sequence: state.last.sequence, hid: state.last.hid };
-            let last = TailEntry { name: r.last, version: state.version, parent: state.parent, digest: state.digest };
+            let last = TailEntry {
+                name: r.last,
+                version: state.version,
+                parent: state.parent,
+                digest: state.digest,
+                token: None,
+            };
             r.tail = tail.into_iter().map(|t| (t.name.sequence, t)).collect();
             r.tail.insert(r.last.sequence, last);
         }
@@ -276,7 +313,13 @@ impl Replica {
         let h = *frame.header();
         self.last = FrameName { view: h.view_number(), sequence: h.seq(), hid: h.hid() };
         self.version = h.last_version();
-        let entry = TailEntry { name: self.last, version: self.version, parent: h.parent_token(), digest: h.digest() };
+        let entry = TailEntry {
+            name: self.last,
+            version: self.version,
+            parent: h.parent_token(),
+            digest: h.digest(),
+            token: None,
+        };
         self.tail.insert(h.seq(), entry);
         match frame.head.kind() {
             FrameKind::Data => {

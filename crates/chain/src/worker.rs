@@ -462,20 +462,24 @@ async fn load_tail<D: Device>(engine: &Engine<D>, state: &freebs_lsvd::ShardStat
     let mut tail = Vec::new();
     let mut at = state.committed;
     if at.0 == 0 {
-        tail.push(TailEntry { name: genesis(), version: Version(0), parent: state.parent, digest: state.digest });
-        tail[0].parent = freebs_types::Hash32::default();
-        tail[0].digest = freebs_types::Hash32::default();
+        let none = freebs_types::Hash32::default();
+        tail.push(TailEntry { name: genesis(), version: Version(0), parent: none, digest: none, token: None });
         at = at.next();
     }
-    while at < state.last.sequence {
+    while at <= state.last.sequence {
         match engine.frame(state.shard, at).await {
             Ok(f) => {
+                // What the frame behind it tells is enough to cut back to a frame that was given up.
+                if tail.is_empty() && at > state.committed {
+                    tail.push(TailEntry::before(&f.head));
+                }
                 let h = f.header();
                 tail.push(TailEntry {
                     name: FrameName { view: h.view_number(), sequence: h.seq(), hid: h.hid() },
                     version: h.last_version(),
                     parent: h.parent_token(),
                     digest: h.digest(),
+                    token: None,
                 });
             }
             // A hole or a frame that was given up: no cut can go below it.

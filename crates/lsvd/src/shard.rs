@@ -45,6 +45,21 @@ pub(crate) struct Tip {
 }
 
 impl Tip {
+    /// All that is known of the frame before is what its follower says.
+    fn before(head: &FrameHead) -> Self {
+        let h = head.header();
+        let view = match head.kind() {
+            FrameKind::View => ViewBody::decode(head.body()).map_or(head.view(), |v| v.pred),
+            _ => head.view(),
+        };
+        let (sequence, hid) = (Sequence(head.seq().0 - 1), hide(&h.parent_token()));
+        let version = match head.kind() {
+            FrameKind::Data => h.first_version.get().saturating_sub(1),
+            _ => h.first_version.get(),
+        };
+        Self { name: FrameName { view, sequence, hid }, version: Version(version), ..Self::default() }
+    }
+
     fn of(head: &FrameHead) -> Self {
         let h = head.header();
         Self {
@@ -223,6 +238,8 @@ impl Shard {
         if s.0 > next {
             self.add_hole(next, s.0 - 1, self.may_miss(damaged));
             self.adopt_orphans(segs);
+            // A cut goes back to the frame before, although that one is not here.
+            self.tip = Tip::before(head);
         } else if head.view() != self.tip.name.view
             && self.tip.name.sequence.0 > 0
             && hide(&h.parent_token()) != self.tip.name.hid
@@ -241,7 +258,7 @@ impl Shard {
     /// no undo: a mark, written on that branch, put the shard there, and the frames before it are not in the log. If
     /// they were released, as a later mark will say, nothing of them is missed; else they are lost.
     fn step_back(&mut self, head: &FrameHead, damaged: u64) {
-        let (s, h) = (head.seq().0, head.header());
+        let s = head.seq().0;
         let hard = self.may_miss(damaged);
         self.tip = Tip::default();
         self.holes.retain(|hole| hole.from < s);
@@ -249,13 +266,7 @@ impl Shard {
         if s == 1 {
             return;
         }
-        // All that is known of the frame before is what its follower says.
-        self.tip.name.view = match head.kind() {
-            FrameKind::View => ViewBody::decode(head.body()).map_or(head.view(), |v| v.pred),
-            _ => head.view(),
-        };
-        (self.tip.name.sequence, self.tip.name.hid) = (Sequence(s - 1), hide(&h.parent_token()));
-        self.tip.version = Version(h.first_version.get().saturating_sub(1));
+        self.tip = Tip::before(head);
         if self.holes.iter().all(|hole| hole.to < s - 1) {
             self.add_hole(s - 1, s - 1, hard);
         }
