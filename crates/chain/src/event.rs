@@ -53,8 +53,6 @@ pub enum Mutant {
     QuorumOfOne,
     /// W7: the head looks at the room of its own log only.
     MembersRoomIgnored,
-    /// E7, V2: a log that has lost frames counts for a seal.
-    DamagedLogCounts,
 }
 
 /// What the control plane says of a shard.

@@ -194,7 +194,6 @@ impl Replica {
         // A single copy has nobody to ask: what its log engine knows to be lost gives errors, the rest is served.
         let lone = len == 1 && !self.damage.suspect_tail && self.stopped.is_none();
         // A log without any frame may be a device that was lost: it does not count (V2).
-        let lone = lone || ctx.mutant(Mutant::DamagedLogCounts);
         let counts = |a: &SealAnswer| (!a.damaged || lone) && (a.has_pred || a.last.sequence.0 > 0);
         let counting: Vec<(&NodeId, &SealAnswer)> = answers.iter().filter(|(_, a)| counts(a)).collect();
         if counting.len() < needed {

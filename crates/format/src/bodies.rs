@@ -230,9 +230,7 @@ pub(crate) struct MarkFixed {
     pub(crate) view_frame_len: U32,
     pub(crate) floors: U32,
     pub(crate) entries: U32,
-    pub(crate) learned_since: U64,
-    pub(crate) learned_upto: U64,
-    pub(crate) learned_from_append: U64,
+    pub(crate) reserved: [u8; 24],
 }
 const _: () = assert!(size_of::<MarkFixed>() == 240);
 
@@ -251,13 +249,33 @@ pub(crate) struct EntryFixed {
     pub(crate) sequence: U64,
 }
 
+/// At the end of a mark that says what was learned.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct LearnedFixed {
+    pub(crate) since: U64,
+    pub(crate) upto: U64,
+    pub(crate) from_append: U64,
+}
+const _: () = assert!(size_of::<LearnedFixed>() == 24);
+
 const MARK_DELETED: u32 = 1;
 const MARK_SUSPECT: u32 = 2;
 const MARK_WHOLE: u32 = 4;
+const MARK_LEARNED: u32 = 8;
 
 impl MarkBody {
+    fn tells_learned(&self) -> bool {
+        (self.learned_since, self.learned_upto, self.learned_from_append) != (Sequence(0), Sequence(0), 0)
+    }
+
     fn flags(&self) -> u32 {
-        let bits = [(self.deleted, MARK_DELETED), (self.suspect_tail, MARK_SUSPECT), (self.whole, MARK_WHOLE)];
+        let bits = [
+            (self.deleted, MARK_DELETED),
+            (self.suspect_tail, MARK_SUSPECT),
+            (self.whole, MARK_WHOLE),
+            (self.tells_learned(), MARK_LEARNED),
+        ];
         bits.iter().filter(|(set, _)| *set).fold(0, |flags, (_, bit)| flags | bit)
     }
 
@@ -284,9 +302,7 @@ impl MarkBody {
             view_frame_len: (view.len() as u32).into(),
             floors: (self.requests.floors.len() as u32).into(),
             entries: (self.requests.entries.len() as u32).into(),
-            learned_since: self.learned_since.0.into(),
-            learned_upto: self.learned_upto.0.into(),
-            learned_from_append: self.learned_from_append.into(),
+            reserved: [0; 24],
         };
         let mut out = fixed.as_bytes().to_vec();
         out.extend_from_slice(&view);
@@ -297,6 +313,14 @@ impl MarkBody {
         for e in &self.requests.entries {
             let e = EntryFixed { driver: e.driver.0.into(), number: e.number.0.into(), sequence: e.sequence.0.into() };
             out.extend_from_slice(e.as_bytes());
+        }
+        if self.tells_learned() {
+            let learned = LearnedFixed {
+                since: self.learned_since.0.into(),
+                upto: self.learned_upto.0.into(),
+                from_append: self.learned_from_append.into(),
+            };
+            out.extend_from_slice(learned.as_bytes());
         }
         out
     }
@@ -318,6 +342,12 @@ impl MarkBody {
         };
         let (floors, rest) = <[FloorFixed]>::ref_from_prefix_with_elems(rest, fixed.floors.get() as usize)
             .map_err(|_| cut("mark's request table is cut short"))?;
+        let (rest, learned) = match fixed.flags.get() & MARK_LEARNED {
+            0 => (rest, None),
+            _ => LearnedFixed::ref_from_suffix(rest)
+                .map(|(rest, learned)| (rest, Some(learned)))
+                .map_err(|_| cut("what a mark learned is cut short"))?,
+        };
         let entries = <[EntryFixed]>::ref_from_bytes(rest).map_err(|_| cut("mark's request table is cut short"))?;
         if entries.len() != fixed.entries.get() as usize {
             return Err(cut("mark's request table is cut short"));
@@ -339,9 +369,9 @@ impl MarkBody {
             deleted: fixed.flags.get() & MARK_DELETED != 0,
             suspect_tail: fixed.flags.get() & MARK_SUSPECT != 0,
             whole: fixed.flags.get() & MARK_WHOLE != 0,
-            learned_since: Sequence(fixed.learned_since.get()),
-            learned_upto: Sequence(fixed.learned_upto.get()),
-            learned_from_append: fixed.learned_from_append.get(),
+            learned_since: Sequence(learned.map_or(0, |l| l.since.get())),
+            learned_upto: Sequence(learned.map_or(0, |l| l.upto.get())),
+            learned_from_append: learned.map_or(0, |l| l.from_append.get()),
             view_frame,
             requests: Requests {
                 floors: floors

@@ -3,7 +3,7 @@
 //!
 //! Invariant: every fixed struct of this crate is here, with all its fields, in order and without a gap.
 
-use crate::bodies::{AttachFixed, CarryFixed, EntryFixed, FloorFixed, MarkFixed, MemberFixed, ViewFixed};
+use crate::bodies::{AttachFixed, CarryFixed, EntryFixed, FloorFixed, LearnedFixed, MarkFixed, MemberFixed, ViewFixed};
 use crate::disk::{AppendHeader, CheckpointSlot, IndexFixed, PageHeader, PagesFixed, SegmentFooter, Superblock};
 use crate::header::{ExtentDesc, FrameHeader, UpdateDesc};
 use crate::wire::{
@@ -61,10 +61,11 @@ layouts! {
     AttachFixed { generation, driver, identity, reserved }
     MarkFixed {
         promised, secret_view, secret, committed, last_view, released, last_parent, last_digest, attach, flags,
-        view_frame_len, floors, entries, learned_since, learned_upto, learned_from_append,
+        view_frame_len, floors, entries, reserved,
     }
     FloorFixed { driver, lowest_open }
     EntryFixed { driver, number, sequence }
+    LearnedFixed { since, upto, from_append }
     CarryFixed { lba, blocks, version, sequence, chunk_view, chunk_counter, offset, kind, reserved }
     Superblock {
         magic, version, length, features, sector, cluster, device, node, worker, workers, reserved0, segment_bytes,

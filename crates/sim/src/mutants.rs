@@ -5,7 +5,7 @@ use freebs_chain::Mutant as Chain;
 use freebs_driver::Mutant as Driver;
 
 /// Mutants of the chain.
-pub const CHAIN: [Chain; 13] = [
+pub const CHAIN: [Chain; 12] = [
     Chain::HeadOrdersAfterRestart,
     Chain::RepeatsAreApplied,
     Chain::AnswersBeforeDurable,
@@ -18,7 +18,6 @@ pub const CHAIN: [Chain; 13] = [
     Chain::ActiveTooEarly,
     Chain::QuorumOfOne,
     Chain::MembersRoomIgnored,
-    Chain::DamagedLogCounts,
 ];
 
 /// Mutants of the driver.
