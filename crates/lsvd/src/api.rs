@@ -351,6 +351,28 @@ pub enum CleanMutant {
     NoReserve,
 }
 
+/// Rules of the log that tests can leave out, by `Engine::open_without`; each must be caught.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RuleMutant {
+    /// E1: a segment is given up together with trims and zeroes that are in force.
+    TrimsDie,
+    /// E2: of two entries for a block the one that comes last wins, whatever their versions.
+    LastComerWins,
+    /// E3: a frame is known by its sequence alone, so that a tail of another branch stays.
+    SequenceIsName,
+    /// E3: who asks for entries placed since a frame is not told of trims and zeroes.
+    TrimsUntold,
+    /// E4: a checkpoint makes the frames that it finds committed.
+    CheckpointCommits,
+    /// E5: what a kept checkpoint names is used again as soon as the running engine is done with it.
+    KeptUsedAgain,
+    /// E5: that a shard was deleted goes while a kept checkpoint still has the shard.
+    DeletionsGo,
+    /// E7: what can't be read at the end of the log is a torn tail, whatever says that it was durable.
+    DamageIsTorn,
+}
+
 /// What kind of thing happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {

@@ -12,7 +12,7 @@ use crate::read::Plan;
 use crate::runs::look::Which;
 use crate::segments::ReadGuard;
 use crate::shard::Shard;
-use crate::{CARRY_ENTRIES_MAX, Digest, EventKind, FrameName};
+use crate::{CARRY_ENTRIES_MAX, Digest, EventKind, FrameName, RuleMutant};
 use bytes::Bytes;
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, Frame, FrameHead};
 use freebs_io::Device;
@@ -271,7 +271,9 @@ impl Gather {
     /// Takes what fits of a window; gives back where to go on, if not all of it did.
     fn window(&mut self, core: &Core, s: &Shard, view: &ExtentMap) -> Result<Option<Lba>> {
         no_holes(s)?;
-        for (a, e) in view.iter().filter(|(_, e)| e.sequence > self.since) {
+        // Rule E3: trims and zeroes are told, too, or what they hide would stay where it is asked for.
+        let untold = core.segs.leaves_out(RuleMutant::TrimsUntold);
+        for (a, e) in view.iter().filter(|(_, e)| e.sequence > self.since && (e.is_data() || !untold)) {
             if self.body.entries.len() == CARRY_ENTRIES_MAX || (e.is_data() && self.blocks == self.max_blocks) {
                 return Ok(Some(Lba(a)));
             }

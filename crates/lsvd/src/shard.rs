@@ -15,7 +15,7 @@ use crate::frames::{FrameIndex, FramePlace};
 use crate::map::{Crcs, Extent, ExtentMap, Outcome};
 use crate::overlay::{Overlay, Uncommitted, entries};
 use crate::segments::Segments;
-use crate::{Base, FrameName, MarkChange, RequestTable, ShardState};
+use crate::{Base, FrameName, MarkChange, RequestTable, RuleMutant, ShardState};
 use freebs_format::{AttachBody, CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind, MarkBody, ViewBody, hide};
 use freebs_types::{BLOCK, ChunkId, Hash32, Sequence, ShardId, Version, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
@@ -202,8 +202,9 @@ impl Shard {
             return self.repair(head, at, segs);
         }
         if s <= self.tip.name.sequence {
+            // Rule E3: a frame's name is more than its sequence; another one in its place cuts the tail off.
             let same = match self.frames.get(s) {
-                Some(p) => p.hid == hid8(head),
+                Some(p) => p.hid == hid8(head) || segs.leaves_out(RuleMutant::SequenceIsName),
                 // Of frames so old nobody knows any more; they are committed, so this can only be the same again.
                 None if s <= self.committed && self.frames.is_before_all(s) => true,
                 None => s <= self.released || (s == self.tip.name.sequence && self.tip.name.hid == h.hid()),
@@ -370,6 +371,10 @@ impl Shard {
             self.dirty.push((start, start + e.len));
         }
         let mut out = std::mem::take(&mut self.outcome);
+        if segs.leaves_out(RuleMutant::LastComerWins) {
+            let other = self.map.take(start, start + e.len, |old| old.key() != e.key());
+            other.iter().for_each(|(_, old)| self.release(old, segs));
+        }
         insert_later(&mut self.map, start, e, &mut out);
         for (_, e) in out.displaced.drain(..) {
             self.release(&e, segs);
@@ -387,8 +392,11 @@ impl Shard {
         }
     }
 
-    /// The pieces of an entry that no newer committed one covers; the others are free.
+    /// The pieces of an entry that no newer committed one covers (rule E2); the others are free.
     fn not_beaten(&mut self, start: u32, e: Extent, segs: &mut Segments) -> Vec<(u32, Extent)> {
+        if segs.leaves_out(RuleMutant::LastComerWins) {
+            return vec![(start, e)];
+        }
         let (mut view, mut out) = (self.below_view(start, start + e.len), Outcome::default());
         view.insert(start, e.clone(), &mut out);
         for (_, gone, _) in out.lost.drain(..) {
