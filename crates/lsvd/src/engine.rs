@@ -112,9 +112,10 @@ impl<D: Device> Engine<D> {
     pub async fn open_as(
         device: D,
         expect: &Expect,
+        options: Options,
         admit: impl AsyncFnOnce(StartNumber) -> Result<StartNumber>,
     ) -> Result<(Self, OpenReport)> {
-        Self::admitted(device, expect, Options::of_workers(expect.workers), None, admit).await
+        Self::admitted(device, expect, options, None, admit).await
     }
 
     async fn admitted(
