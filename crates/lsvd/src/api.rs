@@ -390,8 +390,12 @@ pub enum RuleMutant {
     CheckpointCommits,
     /// E5: what a kept checkpoint names is used again as soon as the running engine is done with it.
     KeptUsedAgain,
+    /// E5: a segment that is given up is used again while the newest durable live table still names it.
+    GivenUsedAtOnce,
     /// E5: that a shard was deleted goes while a kept checkpoint still has the shard.
     DeletionsGo,
+    /// E7: another frame in the place of a committed one cuts back to before it.
+    CommittedIsCut,
     /// E7: what can't be read at the end of the log is a torn tail, whatever says that it was durable.
     DamageIsTorn,
 }

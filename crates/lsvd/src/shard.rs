@@ -202,17 +202,11 @@ impl Shard {
             return self.repair(head, at, segs);
         }
         if s <= self.tip.name.sequence {
-            // Rule E3: a frame's name is more than its sequence; another one in its place cuts the tail off.
-            let same = match self.frames.get(s) {
-                Some(p) => p.hid == hid8(head) || segs.leaves_out(RuleMutant::SequenceIsName),
-                // Of frames so old nobody knows any more; they are committed, so this can only be the same again.
-                None if s <= self.committed && self.frames.is_before_all(s) => true,
-                None => s <= self.released || (s == self.tip.name.sequence && self.tip.name.hid == h.hid()),
-            };
+            let same = self.has(head, segs);
             if same {
                 return Ok(());
             }
-            if s <= self.committed {
+            if s <= self.committed && !segs.leaves_out(RuleMutant::CommittedIsCut) {
                 return Err("frame differs from a committed one of its sequence");
             }
             self.cut(Sequence(s.0 - 1), segs);
@@ -236,6 +230,25 @@ impl Shard {
         }
         self.extend(head, at, segs);
         Ok(())
+    }
+
+    /// Whether a frame of a sequence that is taken is the one that is here. Its name is more than its sequence: another
+    /// one cuts the tail off (rule E3).
+    fn has(&self, head: &FrameHead, segs: &Segments) -> bool {
+        let s = head.seq();
+        match self.frames.get(s) {
+            Some(p) => p.hid == hid8(head) || segs.leaves_out(RuleMutant::SequenceIsName),
+            // Of frames so old nobody knows any more; they are committed, so this can only be the same again.
+            None if s <= self.committed && self.frames.is_before_all(s) => true,
+            None => s <= self.released || (s == self.tip.name.sequence && self.tip.name.hid == head.header().hid()),
+        }
+    }
+
+    /// Whether a frame would take the place of a committed one. Such frames are not written: the next start may not
+    /// know any more that the other one is committed, and would cut it (rule E7).
+    pub fn is_usurped_by(&self, head: &FrameHead, segs: &Segments) -> bool {
+        let taken = head.seq() <= self.committed && head.seq() <= self.tip.name.sequence;
+        taken && !segs.leaves_out(RuleMutant::CommittedIsCut) && !self.has(head, segs)
     }
 
     /// Makes the frame before `head` the last one. What is the last one is on a branch that `head` cuts, but there is

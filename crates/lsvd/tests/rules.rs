@@ -1,7 +1,7 @@
 //! A replica learns from another one, as the chain's SYNC does: it asks with the name of its last frames, cuts behind
 //! the last common one, and takes frames, or all entries placed since, in whatever order they come. Both agree then.
 //!
-//! Rules that are left out are caught (rules E2 and E3).
+//! Rules that are left out are caught (rules E2, E3 and E7).
 
 mod common;
 
@@ -25,6 +25,7 @@ struct Pair {
     ours: Rig<MemoryDevice>,
     theirs: Rig<MemoryDevice>,
     device: MemoryDevice,
+    first: MemoryDevice,
     chain: Chain,
     model: Model,
     /// The last frame that both have.
@@ -41,13 +42,13 @@ impl Pair {
             Engine::create(d.clone(), &shape(60)).await.unwrap();
         }
         let [a, b] = devices;
-        let ours = Rig::open_without(rule, a, options).await.unwrap();
+        let ours = Rig::open_without(rule, a.clone(), options).await.unwrap();
         let eager = CleanOptions { share_percent: 300, target_percent: 100, ..CleanOptions::default() };
         ours.engine.set_cleaning(eager);
         let theirs = Rig::open_without(rule, b.clone(), options).await.unwrap();
         let (chain, model) = (Chain::new(SHARD), Model::new());
         let rng = Rng::new(seed);
-        Self { rng, rule, options, ours, theirs, device: b, chain, model, common: 0, view: None }
+        Self { rng, rule, options, ours, theirs, device: b, first: a, chain, model, common: 0, view: None }
     }
 
     fn write(&mut self) -> Record {
@@ -215,6 +216,42 @@ fn a_replica_that_learned_is_the_same_replica() {
         println!("seed {seed}");
         local(learn(seed, None));
     }
+}
+
+/// Whoever sends it: another frame in the place of a committed one is refused, and nothing is cut; not when it comes,
+/// nor when the log is read again (rule E7).
+async fn usurped(seed: u64, rule: Option<RuleMutant>) {
+    let mut pair = Pair::new(seed, rule).await;
+    pair.part().await;
+    pair.go_on(30).await;
+    let committed = pair.chain.committed;
+    let (mut other, mut last) = (pair.chain.clone(), pair.chain.clone());
+    (other.sequence, other.version) = (committed - 1 - pair.rng.below(3), 1000);
+    (other.chunk.counter, other.offset) = (77, 0);
+    let frame = other.frame(&[Op::random(&mut pair.rng, BLOCKS)]);
+    // A refused frame is not answered; the one behind it is.
+    pair.ours.engine.append(Record::Frame(frame));
+    let op = Op::random(&mut pair.rng, BLOCKS);
+    op.apply(&mut pair.model);
+    pair.ours.append(Record::Frame(last.frame(&[op])));
+    pair.ours.settle().await;
+    for _ in 0..2 {
+        let rig = &pair.ours;
+        rig.engine.check();
+        let st = rig.engine.state(SHARD).unwrap();
+        assert_eq!((st.last, st.holes.len()), (last.name(), 0));
+        assert_eq!(rig.read_all(SHARD, BLOCKS).await.unwrap(), full(&pair.model, BLOCKS));
+        pair.ours.kill();
+        pair.ours = Rig::open_without(rule, pair.first.clone(), pair.options).await.unwrap();
+    }
+}
+
+#[test]
+fn nothing_takes_the_place_of_a_committed_frame() {
+    (0..10).for_each(|seed| local(usurped(seed, None)));
+    let caught =
+        |seed| catch_unwind(AssertUnwindSafe(|| local(usurped(seed, Some(RuleMutant::CommittedIsCut))))).is_err();
+    assert!((0..10).any(caught), "committed frames that are cut are noticed");
 }
 
 #[test]
