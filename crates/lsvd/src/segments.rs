@@ -376,7 +376,9 @@ impl Segments {
         assert!(s.state == SegmentState::Closed && s.live == 0, "nothing live is given up");
         s.tomb_list = Vec::new();
         let content = std::mem::take(&mut s.content);
-        self.set_state(id, SegmentState::Given);
+        // Rule E5: recovery still reads it as long as the durable live table names it.
+        let at_once = self.leaves_out(RuleMutant::GivenUsedAtOnce);
+        self.set_state(id, if at_once { SegmentState::Ready } else { SegmentState::Given });
         self.used_count -= 1;
         self.changes += 1;
         let unpinned: Vec<u32> = self.iter().filter(|(_, s)| s.pins.contains(&id)).map(|(i, _)| i).collect();

@@ -46,6 +46,11 @@ fn what_a_checkpoint_names_must_stay() {
 }
 
 #[test]
+fn what_a_live_table_names_must_stay() {
+    caught_by_power_cuts(RuleMutant::GivenUsedAtOnce, 20);
+}
+
+#[test]
 fn deletions_must_outlive_what_they_delete() {
     caught_by_power_cuts(RuleMutant::DeletionsGo, 20);
 }
