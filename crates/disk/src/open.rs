@@ -11,7 +11,7 @@ use freebs_format::disk::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
 use freebs_format::{Extent, ExtentKind, UpdateDraft, UpdateKind, block_crc};
 use freebs_io::linux::{DeviceOptions, LentDevice, OsRandom, SystemClock, Which};
 use freebs_io::{Clock, Device, Random};
-use freebs_lsvd::{Engine, Expect, OpenReport, Record, Shape};
+use freebs_lsvd::{Engine, Expect, OpenReport, Options, Record, Shape};
 use freebs_types::{
     BLOCK, BlockRange, ClusterId, DeviceId, DriverId, Error, ErrorKind, Hash32, RequestNumber, Result, ShardId, limits,
 };
@@ -33,11 +33,14 @@ pub struct CreateOptions {
     pub segment_bytes: u64,
     /// Go through the page cache.
     pub buffered: bool,
+    /// Bytes of memory for the map of what is where, 16 MiB to 1 TiB. What does not fit lies in the file. Default:
+    /// 256 MiB, which is used only as far as it is needed.
+    pub map_bytes: Option<u64>,
 }
 
 impl Default for CreateOptions {
     fn default() -> Self {
-        Self { log_bytes: None, segment_bytes: limits::SEGMENT_BYTES, buffered: false }
+        Self { log_bytes: None, segment_bytes: limits::SEGMENT_BYTES, buffered: false, map_bytes: None }
     }
 }
 
@@ -46,6 +49,8 @@ impl Default for CreateOptions {
 pub struct OpenOptions {
     /// Go through the page cache.
     pub buffered: bool,
+    /// As in `CreateOptions`.
+    pub map_bytes: Option<u64>,
 }
 
 /// Runs a task alone, performing what it asks for.
@@ -91,6 +96,7 @@ pub(crate) fn fresh_history() -> [u8; 16] {
 /// Makes a disk at a path where nothing is yet (or an empty file), and opens it.
 pub(crate) fn create(path: &Path, size: u64, options: &CreateOptions) -> Result<(Inside, OpenReport)> {
     check_size(size)?;
+    let map = map_options(options.map_bytes)?;
     if std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() > 0) {
         return Err(Error::invalid(format!("{} exists already; open it, or choose another path", path.display())));
     }
@@ -119,7 +125,7 @@ pub(crate) fn create(path: &Path, size: u64, options: &CreateOptions) -> Result<
     };
     let made = device.clone();
     alone(&device, async move { Engine::create(made, &shape).await })?;
-    let (engine, report) = open_engine(&device, cluster)?;
+    let (engine, report) = open_engine(&device, cluster, map)?;
     let about = Head::new(cluster, ABOUT, Hash32::default(), None)?;
     let head = Head::new(cluster, CONTENT, description.secret, None)?;
     let mut inside = Inside::new(device, engine, head, about, description);
@@ -132,9 +138,10 @@ pub(crate) fn create(path: &Path, size: u64, options: &CreateOptions) -> Result<
 
 /// Opens a disk.
 pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<(Inside, OpenReport)> {
+    let map = map_options(options.map_bytes)?;
     let device = open_device(path, false, options.buffered)?;
     let cluster = identity(&device, path)?;
-    let (engine, report) = open_engine(&device, cluster).map_err(|e| e.at(path.display()))?;
+    let (engine, report) = open_engine(&device, cluster, map).map_err(|e| e.at(path.display()))?;
     let state = engine.state(ABOUT).filter(|s| s.version.0 > 0);
     let state = state.ok_or_else(|| Error::invalid(format!("{}: no disk was made here to its end", path.display())))?;
     let reader = engine.clone();
@@ -196,10 +203,15 @@ fn identity(device: &LentDevice, path: &Path) -> Result<ClusterId> {
     Err(problem.unwrap_or_else(gone))
 }
 
-fn open_engine(device: &LentDevice, cluster: ClusterId) -> Result<(Engine<LentDevice>, OpenReport)> {
+fn map_options(map_bytes: Option<u64>) -> Result<Options> {
+    let bytes = map_bytes.unwrap_or(Options::NODE_MAP_BYTES);
+    Options::check_map_bytes(bytes).map(|()| Options::of_node(bytes, 1))
+}
+
+fn open_engine(device: &LentDevice, cluster: ClusterId, map: Options) -> Result<(Engine<LentDevice>, OpenReport)> {
     let expect = Expect { cluster, node: NODE, worker: 0, workers: 1 };
     let mine = device.clone();
-    alone(device, async move { Engine::open(mine, &expect).await })
+    alone(device, async move { Engine::open_with(mine, &expect, map).await })
 }
 
 impl Inside {

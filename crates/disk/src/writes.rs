@@ -448,6 +448,7 @@ impl Disk {
             log_bytes: Some(sb.size_limit.get()),
             segment_bytes: sb.segment_bytes.get(),
             buffered: !inside.device.is_direct(),
+            map_bytes: None,
         })
     }
 

@@ -5,13 +5,31 @@
 mod common;
 
 use common::Rng;
-use freebs_disk::{CreateOptions, Disk, ErrorKind, Version};
+use freebs_disk::{CreateOptions, Disk, ErrorKind, OpenOptions, Version};
 use std::path::Path;
 
 const MIB: u64 = 1 << 20;
 
 fn small() -> CreateOptions {
     CreateOptions { log_bytes: Some(160 * MIB), segment_bytes: MIB, ..CreateOptions::default() }
+}
+
+#[test]
+fn the_memory_of_the_map_can_be_chosen_within_limits() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    for map_bytes in [Some(0), Some(16 * MIB - 1), Some((1 << 40) + 1)] {
+        let e = Disk::create_with(&path, 4 * MIB, &CreateOptions { map_bytes, ..small() }).err().unwrap();
+        assert_eq!(e.kind, ErrorKind::Invalid);
+        assert!(e.text.contains("16M to 1T") && !path.exists(), "{e}");
+    }
+    let disk = Disk::create_with(&path, 4 * MIB, &CreateOptions { map_bytes: Some(16 * MIB), ..small() }).unwrap();
+    disk.write_durable(&[7; 4096], 8192).unwrap();
+    disk.close().unwrap();
+    let options = |map_bytes| OpenOptions { map_bytes, ..OpenOptions::default() };
+    assert_eq!(Disk::open_with(&path, &options(Some(1))).err().unwrap().kind, ErrorKind::Invalid);
+    let disk = Disk::open_with(&path, &options(Some(1 << 40))).unwrap();
+    assert_eq!(all(&disk)[8192..12288], [7; 4096]);
 }
 
 fn all(disk: &Disk) -> Vec<u8> {

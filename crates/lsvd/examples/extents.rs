@@ -1,12 +1,14 @@
 //! Four million separate extents of 4 KiB under a small cache: memory, reads per lookup, bytes written for the map,
 //! pauses, recovery.
 //!
-//! `cargo run --release -p freebs-lsvd --example extents -- [EXTENTS] [MIB]` (4,000,000 and 16 if not said). The device
-//! lies in files below `target/extents`; a block of one repeated word, as all data here are, takes eight bytes there.
+//! `cargo run --release -p freebs-lsvd --example extents -- [EXTENTS] [MIB] [FRAMES]` (4,000,000 and 16 if not said,
+//! and one frame of 64 blocks on its way). The device lies in files below `target/extents`; a block of one repeated
+//! word, as all data here are, takes eight bytes there.
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "an example measures time and uses files")]
 
 use bytes::Bytes;
+use freebs_format::disk::APPEND_MAGIC;
 use freebs_format::{Extent, ExtentKind, FrameBuilder, FrameMeta, UpdateDraft, UpdateKind, block_crc};
 use freebs_io::{AlignedBuf, Device, Durability};
 use freebs_lsvd::{CleanOptions, Durable, Engine, Expect, Listener, OpenReport, Options, Record, Shape};
@@ -34,6 +36,8 @@ struct WordDevice {
     whole: Rc<File>,
     len: Rc<Cell<u64>>,
     spent: Rc<Cell<Duration>>,
+    /// Appends that were begun.
+    appends: Rc<Cell<u64>>,
 }
 
 impl WordDevice {
@@ -43,7 +47,13 @@ impl WordDevice {
             let mut o = OpenOptions::new();
             Rc::new(o.read(true).write(true).create(true).truncate(true).open(dir.join(name)).unwrap())
         };
-        Self { words: file("words"), whole: file("whole"), len: Rc::default(), spent: Rc::default() }
+        Self {
+            words: file("words"),
+            whole: file("whole"),
+            len: Rc::default(),
+            spent: Rc::default(),
+            appends: Rc::default(),
+        }
     }
 
     fn timed<T>(&self, f: impl FnOnce() -> T) -> T {
@@ -111,6 +121,7 @@ impl Device for WordDevice {
         Ok(self.timed(|| self.read_now(at, len)))
     }
     async fn write(&self, at: u64, buf: AlignedBuf, _: Durability) -> (AlignedBuf, Result<()>) {
+        self.appends.set(self.appends.get() + u64::from(buf[..4] == APPEND_MAGIC));
         self.timed(|| self.write_now(at, &buf));
         tokio::task::yield_now().await;
         (buf, Ok(()))
@@ -144,40 +155,66 @@ impl Listener for Heard {
     }
 }
 
-/// What the engine's own steps took, without the device.
+/// What some of the engine's own steps took, without the device.
+#[derive(Default)]
+struct Steps {
+    longest: Cell<Duration>,
+    count: Cell<u64>,
+    over: Cell<u64>,
+}
+
+impl Steps {
+    fn add(&self, step: Duration) {
+        self.longest.set(self.longest.get().max(step));
+        self.count.set(self.count.get() + 1);
+        self.over.set(self.over.get() + u64::from(step > Duration::from_millis(1)));
+    }
+
+    fn say(&self, what: &str) {
+        let (longest, over, count) = (self.longest.get(), self.over.get(), self.count.get());
+        println!("steps {what}: the longest {longest:?}; {over} of {count} over 1 ms");
+    }
+}
+
+/// Steps in which blocks were copied and hashed for an append, which take the longer the more of them there are; and
+/// all others, which are the map's, cleaning's and looking for what is next.
 #[derive(Default)]
 struct Pauses {
-    longest: Cell<Duration>,
-    steps: Cell<u64>,
-    over: Cell<u64>,
+    with_append: Steps,
+    others: Steps,
 }
 
 struct Rig {
     engine: Engine<WordDevice>,
     heard: Rc<Heard>,
+    flying: usize,
     task: tokio::task::JoinHandle<()>,
 }
 
-async fn open(device: &WordDevice, options: Options, pauses: &Rc<Pauses>) -> (Rig, OpenReport) {
+async fn open(device: &WordDevice, options: Options, flying: usize, pauses: &Rc<Pauses>) -> (Rig, OpenReport) {
     let expect = Expect { cluster: CLUSTER, node: NodeId(1), worker: 0, workers: 1 };
     let (engine, report) = Engine::open_with(device.clone(), &expect, options).await.unwrap();
     let heard = Rc::new(Heard::default());
     engine.set_listener(heard.clone());
-    let (writer, device, pauses) = (engine.clone(), device.clone(), pauses.clone());
+    let (writer, asked, device, pauses) = (engine.clone(), engine.clone(), device.clone(), pauses.clone());
     let task = tokio::task::spawn_local(async move {
         let mut run = std::pin::pin!(writer.run());
         let end = poll_fn(|cx| {
+            let seen = (device.appends.get(), asked.counters().appends);
             let (start, before) = (worked(), device.spent.get());
             let polled = run.as_mut().poll(cx);
             let step = (worked() - start).saturating_sub(device.spent.get() - before);
-            pauses.longest.set(pauses.longest.get().max(step));
-            pauses.steps.set(pauses.steps.get() + 1);
-            pauses.over.set(pauses.over.get() + u64::from(step > Duration::from_millis(1)));
+            let has_append = seen != (device.appends.get(), asked.counters().appends);
+            if has_append {
+                pauses.with_append.add(step)
+            } else {
+                pauses.others.add(step)
+            }
             polled
         });
         end.await.unwrap();
     });
-    (Rig { engine, heard, task }, report)
+    (Rig { engine, heard, flying, task }, report)
 }
 
 struct Chain {
@@ -233,6 +270,7 @@ fn scattered(n: u64, of: u64) -> u32 {
     ((n.wrapping_mul(2_654_435_761) % of) * 2) as u32
 }
 
+/// Writes blocks, 64 in a frame and so many frames on their way, which are the most that one append takes.
 async fn write(rig: &Rig, chain: &mut Chain, n: u64, lba: impl Fn(u64) -> u32) {
     let (mut sent, mut at) = (rig.heard.done.get(), 0);
     while at < n {
@@ -240,7 +278,7 @@ async fn write(rig: &Rig, chain: &mut Chain, n: u64, lba: impl Fn(u64) -> u32) {
         at += lbas.len() as u64;
         rig.engine.append(chain.frame(&lbas));
         sent += 1;
-        while sent - rig.heard.done.get() > 16 {
+        while sent - rig.heard.done.get() > rig.flying {
             tokio::task::yield_now().await;
         }
     }
@@ -259,7 +297,7 @@ fn memory() -> String {
     format!("resident {:.1} MiB, at most {:.1}", mib("VmRSS"), mib("VmHWM"))
 }
 
-async fn measure(extents: u64, mib: usize) {
+async fn measure(extents: u64, mib: usize, flying: usize) {
     let dir = Path::new("target/extents");
     let device = WordDevice::new(dir);
     let shape = Shape {
@@ -275,7 +313,7 @@ async fn measure(extents: u64, mib: usize) {
     Engine::create(device.clone(), &shape).await.unwrap();
     let pauses = Rc::new(Pauses::default());
     let options = Options { map_bytes: mib << 20, ..Options::of_workers(1) };
-    let (rig, _) = open(&device, options, &pauses).await;
+    let (rig, _) = open(&device, options, flying, &pauses).await;
     // What cleaning moves is a matter of its own.
     rig.engine.set_cleaning(CleanOptions { enabled: false, ..CleanOptions::default() });
     let of = extents | 1;
@@ -300,12 +338,8 @@ async fn measure(extents: u64, mib: usize) {
     println!("{looked} lookups: {:.3} reads of the device each", reads as f64 / looked as f64);
     rig.engine.checkpoint().await.unwrap();
     println!("a checkpoint: {:.1} MiB", (rig.engine.counters().map_bytes - c.map_bytes) as f64 / 1_048_576.0);
-    println!(
-        "longest pause {:?}; {} of {} steps over 1 ms",
-        pauses.longest.get(),
-        pauses.over.get(),
-        pauses.steps.get()
-    );
+    pauses.with_append.say("with an append");
+    pauses.others.say("without one");
 
     // Some more behind the checkpoint, then a kill.
     write(&rig, &mut chain, extents / 20, |n| scattered(n.wrapping_mul(32_452_843), of)).await;
@@ -314,7 +348,7 @@ async fn measure(extents: u64, mib: usize) {
     let _ = rig.task.await;
     drop(rig.engine);
     let start = Instant::now();
-    let (rig, report) = open(&device, options, &pauses).await;
+    let (rig, report) = open(&device, options, flying, &pauses).await;
     let took = start.elapsed().as_secs_f64();
     assert_eq!(rig.engine.tip(SHARD).unwrap().0, tip.0);
     println!("recovery in {took:.2} s from checkpoint {}, {} frames behind it", report.checkpoint, report.frames);
@@ -326,6 +360,7 @@ fn main() {
     let mut args = std::env::args().skip(1);
     let extents = args.next().map_or(4_000_000, |a| a.parse().expect("a number of extents"));
     let mib = args.next().map_or(16, |a| a.parse().expect("a number of MiB"));
+    let flying = args.next().map_or(1, |a| a.parse().expect("a number of frames"));
     let rt = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    tokio::task::LocalSet::new().block_on(&rt, measure(extents, mib));
+    tokio::task::LocalSet::new().block_on(&rt, measure(extents, mib, flying));
 }

@@ -47,10 +47,33 @@ impl Options {
     /// Everything in memory, and no checkpoints: for tools, which write nothing.
     pub(crate) const UNBOUNDED: Self = Self { map_bytes: usize::MAX, checkpoint_bytes: u64::MAX };
 
+    /// Bytes for the maps of a node, all workers together, if nothing is said: for a few million extents.
+    pub const NODE_MAP_BYTES: u64 = 256 << 20;
+    /// With less, each of eight workers would have less than a few hundred pages and entries to work with.
+    pub const NODE_MAP_BYTES_MIN: u64 = 16 << 20;
+    /// More than the maps of the largest device take.
+    pub const NODE_MAP_BYTES_MAX: u64 = 1 << 40;
+
     /// The share of one of so many workers in the default of a node.
     #[must_use]
     pub fn of_workers(workers: u16) -> Self {
-        Self { map_bytes: (256 << 20) / usize::from(workers.max(1)), checkpoint_bytes: 512 << 20 }
+        Self::of_node(Self::NODE_MAP_BYTES, workers)
+    }
+
+    /// The share of one of so many workers in a node that has so many bytes for its maps. Less than
+    /// `NODE_MAP_BYTES_MIN` counts as that, and more than `NODE_MAP_BYTES_MAX` as that.
+    #[must_use]
+    pub fn of_node(map_bytes: u64, workers: u16) -> Self {
+        let bytes = map_bytes.clamp(Self::NODE_MAP_BYTES_MIN, Self::NODE_MAP_BYTES_MAX) / u64::from(workers.max(1));
+        Self { map_bytes: usize::try_from(bytes).unwrap_or(usize::MAX - 1), checkpoint_bytes: 512 << 20 }
+    }
+
+    /// Whether a node can be told to have so many bytes for its maps.
+    pub fn check_map_bytes(map_bytes: u64) -> Result<(), Error> {
+        if (Self::NODE_MAP_BYTES_MIN..=Self::NODE_MAP_BYTES_MAX).contains(&map_bytes) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("a map cache has 16M to 1T, not {map_bytes} bytes")))
     }
 }
 
@@ -372,6 +395,32 @@ pub enum CleanMutant {
     PunchNamed,
     /// Cleaning takes the last free segment although nothing is on its way to become free.
     NoReserve,
+}
+
+/// Rules of the log that tests can leave out, by `Engine::open_without`; each must be caught.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RuleMutant {
+    /// E1: a segment is given up together with trims and zeroes that are in force.
+    TrimsDie,
+    /// E2: of two entries for a block the one that comes last wins, whatever their versions.
+    LastComerWins,
+    /// E3: a frame is known by its sequence alone, so that a tail of another branch stays.
+    SequenceIsName,
+    /// E3: who asks for entries placed since a frame is not told of trims and zeroes.
+    TrimsUntold,
+    /// E4: a checkpoint makes the frames that it finds committed.
+    CheckpointCommits,
+    /// E5: what a kept checkpoint names is used again as soon as the running engine is done with it.
+    KeptUsedAgain,
+    /// E5: a segment that is given up is used again while the newest durable live table still names it.
+    GivenUsedAtOnce,
+    /// E5: that a shard was deleted goes while a kept checkpoint still has the shard.
+    DeletionsGo,
+    /// E7: another frame in the place of a committed one cuts back to before it.
+    CommittedIsCut,
+    /// E7: what can't be read at the end of the log is a torn tail, whatever says that it was durable.
+    DamageIsTorn,
 }
 
 /// What kind of thing happened.

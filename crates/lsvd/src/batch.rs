@@ -125,6 +125,15 @@ impl Core {
                     );
                     continue;
                 }
+                Queued::Record(Record::Frame(f))
+                    if self.shards.get(&f.head.shard()).is_some_and(|s| s.is_usurped_by(&f.head, &self.segs)) =>
+                {
+                    let (shard, s) = (f.head.shard(), f.head.seq());
+                    self.queue.pop_front();
+                    let what = format!("shard {shard}: frame {s} differs from a committed one of its sequence");
+                    self.event(crate::EventKind::Refused, what);
+                    continue;
+                }
                 Queued::Idle => {
                     self.queue.pop_front();
                     g.idle = g.frames.is_empty() && self.queue.is_empty();

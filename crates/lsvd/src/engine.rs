@@ -7,8 +7,8 @@ use crate::batch::{Batch, Next, frame_data_max};
 use crate::core::{Core, Geometry, OpenSegment, Queued};
 use crate::runs::Io;
 use crate::{
-    CleanOptions, Counters, Durable, Event, EventKind, Expect, FrameName, Listener, OpenReport, Options, Record, Shape,
-    ShardState, Space, superblock,
+    CleanOptions, Counters, Durable, Event, EventKind, Expect, FrameName, Listener, OpenReport, Options, Record,
+    RuleMutant, Shape, ShardState, Space, superblock,
 };
 use bytes::BytesMut;
 use freebs_format::disk::Superblock;
@@ -92,7 +92,19 @@ impl<D: Device> Engine<D> {
     /// The same, with limits of the caller's choice.
     pub async fn open_with(device: D, expect: &Expect, options: Options) -> Result<(Self, OpenReport)> {
         let next = async |came_with: StartNumber| Ok(StartNumber(came_with.0.saturating_add(1)));
-        Self::admitted(device, expect, options, next).await
+        Self::admitted(device, expect, options, None, next).await
+    }
+
+    /// The same, with a rule left out that a test must miss.
+    #[doc(hidden)]
+    pub async fn open_without(
+        rule: Option<RuleMutant>,
+        device: D,
+        expect: &Expect,
+        options: Options,
+    ) -> Result<(Self, OpenReport)> {
+        let next = async |came_with: StartNumber| Ok(StartNumber(came_with.0.saturating_add(1)));
+        Self::admitted(device, expect, options, rule, next).await
     }
 
     /// Recovers a log and raises the device's start number to what `admit` makes of the one that it comes with
@@ -100,15 +112,17 @@ impl<D: Device> Engine<D> {
     pub async fn open_as(
         device: D,
         expect: &Expect,
+        options: Options,
         admit: impl AsyncFnOnce(StartNumber) -> Result<StartNumber>,
     ) -> Result<(Self, OpenReport)> {
-        Self::admitted(device, expect, Options::of_workers(expect.workers), admit).await
+        Self::admitted(device, expect, options, None, admit).await
     }
 
     async fn admitted(
         device: D,
         expect: &Expect,
         options: Options,
+        mutant: Option<RuleMutant>,
         admit: impl AsyncFnOnce(StartNumber) -> Result<StartNumber>,
     ) -> Result<(Self, OpenReport)> {
         let mut report = OpenReport::default();
@@ -124,7 +138,8 @@ impl<D: Device> Engine<D> {
             segment_bytes: sb.segment_bytes.get(),
             limit_segments: Geometry::limit(sb.size_limit.get(), sb.segment_bytes.get()),
         };
-        let mut core = crate::recover::recover(&device, geometry, options, &mut report, sb.has_checkpoints()).await?;
+        let how = (options, mutant);
+        let mut core = crate::recover::recover(&device, geometry, how, &mut report, sb.has_checkpoints()).await?;
         let start = admit(sb.start_number()).await?;
         let sb = superblock::raise(&device, sb, order, start).await?;
         core.geometry.start = start;

@@ -12,7 +12,7 @@ use crate::read::Plan;
 use crate::runs::look::Which;
 use crate::segments::ReadGuard;
 use crate::shard::Shard;
-use crate::{CARRY_ENTRIES_MAX, Digest, EventKind, FrameName};
+use crate::{CARRY_ENTRIES_MAX, Digest, EventKind, FrameName, RuleMutant};
 use bytes::Bytes;
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, Frame, FrameHead};
 use freebs_io::Device;
@@ -288,7 +288,10 @@ impl Gather {
     fn window(&mut self, core: &Core, s: &Shard, view: &ExtentMap) -> Result<Option<Lba>> {
         no_holes(s, self.since, self.upto)?;
         let (since, upto) = (self.since, self.upto);
-        for (a, e) in view.iter().filter(|(_, e)| e.sequence > since && e.sequence <= upto) {
+        // Rule E3: trims and zeroes are told, too, or what they hide would stay where it is asked for.
+        let untold = core.segs.leaves_out(RuleMutant::TrimsUntold);
+        let is_asked = |e: &Extent| e.sequence > since && e.sequence <= upto && (e.is_data() || !untold);
+        for (a, e) in view.iter().filter(|(_, e)| is_asked(e)) {
             if self.body.entries.len() == CARRY_ENTRIES_MAX || (e.is_data() && self.blocks == self.max_blocks) {
                 return Ok(Some(Lba(a)));
             }

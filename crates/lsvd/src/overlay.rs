@@ -32,8 +32,8 @@ pub(crate) struct Committed {
     pub entries: Vec<(u32, Extent)>,
     /// What it covers of the held entries: a cut that comes later must not show them again.
     pub covered: Vec<Extent>,
-    /// Parts of held entries that are newer than it. They go into the map behind it, and stay here for the frames that
-    /// come later.
+    /// Parts of held entries that are as new as it, or newer. They go into the map behind it; the newer ones stay here,
+    /// too, for the frames that come later.
     pub again: Vec<(u32, Extent)>,
 }
 
@@ -61,19 +61,24 @@ impl Held {
     }
 }
 
-/// Takes off what an entry over `[start, end)` covers of those that are held.
-fn beat(held: &mut Vec<Held>, start: u32, end: u32, by: &Extent) -> Vec<Extent> {
-    let mut covered = Vec::new();
-    let old = |h: &mut Held| h.overlaps(start, end) && h.extent.key() < by.key();
-    for h in held.extract_if(.., old).collect::<Vec<_>>() {
+/// Takes the parts in `[start, end)` of those held entries that `which` names.
+fn take(held: &mut Vec<Held>, start: u32, end: u32, which: impl Fn(&Extent) -> bool) -> Vec<(u32, Extent)> {
+    let mut taken = Vec::new();
+    let named = |h: &mut Held| h.overlaps(start, end) && which(&h.extent);
+    for h in held.extract_if(.., named).collect::<Vec<_>>() {
         let (a, b) = (h.start.max(start), h.end().min(end));
         let piece = |from: u32, to: u32| h.extent.piece(from - h.start, to - from);
-        covered.push(piece(a, b));
+        taken.push((a, piece(a, b)));
         for (from, to) in [(h.start, a), (b, h.end())].into_iter().filter(|(x, y)| x < y) {
             held.push(Held { start: from, extent: piece(from, to), append: h.append });
         }
     }
-    covered
+    taken
+}
+
+/// Takes off what an entry over `[start, end)` covers of those that are held.
+fn beat(held: &mut Vec<Held>, start: u32, end: u32, by: &Extent) -> Vec<Extent> {
+    take(held, start, end, |h| h.key() < by.key()).into_iter().map(|(_, e)| e).collect()
 }
 
 /// Calls `each(address, entry)` for the map entries of a data frame, in the order of its updates.
@@ -148,6 +153,9 @@ impl Overlay {
             let (start, end) = (*start, start + e.len);
             map.take(start, end, |x| x.sequence == f.sequence);
             out.covered.extend(beat(held, start, end, e));
+            // The entry itself may have come before its frame. What is above it in `map` has just gone, so it must not
+            // be held any longer: nobody would find it there and say where its record has moved.
+            out.again.extend(take(held, start, end, |h| h.key() == e.key()));
             for h in held.iter().filter(|h| h.overlaps(start, end)) {
                 let (a, b) = (h.start.max(start), h.end().min(end));
                 out.again.push((a, h.extent.piece(a - h.start, b - a)));
@@ -184,5 +192,58 @@ impl Overlay {
 
     pub fn frames(&self) -> impl Iterator<Item = &Uncommitted> {
         self.frames.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use freebs_types::Version;
+
+    fn zero(home: u32) -> Extent {
+        Extent {
+            len: 3,
+            kind: ExtentKind::Zero,
+            version: Version(8),
+            sequence: Sequence(10),
+            chunk: ChunkId::default(),
+            offset: home,
+            crcs: Crcs::None,
+        }
+    }
+
+    fn frame(sequence: u64, entries: Vec<(u32, Extent)>) -> Uncommitted {
+        Uncommitted { sequence: Sequence(sequence), before: Tip::default(), entries, append: sequence }
+    }
+
+    /// A zero was learned ahead of its frame, then the frame came and was committed while others were not. The learned
+    /// one went on being held, where nothing above it told so: the record of it was carried to another segment again
+    /// and again, for the held one stood where it had been, and the writer never did anything else.
+    #[test]
+    fn what_came_ahead_of_its_frame_is_not_held_behind_it() {
+        let mut o = Overlay::default();
+        o.hold(77, zero(1), 5);
+        o.put(frame(10, vec![(77, zero(2))]));
+        o.put(frame(11, Vec::new()));
+        let done = o.commit(Sequence(10)).unwrap();
+        assert_eq!((done.entries.len(), done.covered.len(), done.again.len()), (1, 0, 1));
+        assert_eq!((done.again[0].0, done.again[0].1.len), (77, 3));
+        assert!(o.map.range(77, 80).next().is_none());
+        assert_eq!(o.held().count(), 0);
+    }
+
+    /// The parts that the frame does not write go on being held.
+    #[test]
+    fn only_what_the_frame_writes_is_let_go() {
+        let mut o = Overlay::default();
+        o.hold(77, zero(1), 5);
+        o.put(frame(10, vec![(78, zero(2).piece(0, 1))]));
+        o.put(frame(11, Vec::new()));
+        let done = o.commit(Sequence(10)).unwrap();
+        assert_eq!(done.again.iter().map(|(a, e)| (*a, e.len)).collect::<Vec<_>>(), [(78, 1)]);
+        let mut held: Vec<_> = o.held().map(|(a, e)| (a, e.len)).collect();
+        held.sort_unstable();
+        assert_eq!(held, [(77, 1), (79, 1)]);
+        assert_eq!(o.map.range(77, 80).map(|(a, ..)| a).collect::<Vec<_>>(), [77, 79]);
     }
 }

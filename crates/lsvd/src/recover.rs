@@ -15,7 +15,7 @@ use crate::runs::Io;
 use crate::scan::{Found, Scan, Window, find_seq, read_append, read_index, scan};
 use crate::segments::SegmentState;
 use crate::shard::{At, Shard};
-use crate::{Finding, OpenReport, Options};
+use crate::{Finding, OpenReport, Options, RuleMutant};
 use bytes::BytesMut;
 use freebs_format::disk::{
     APPEND_REPAIR, AppendHeader, CHECKPOINT_AT, IndexEntry, LiveTable, SEGMENTS_AT, SEGMENTS_MAX, SegmentFooter,
@@ -76,7 +76,7 @@ pub(crate) enum From {
 pub(crate) async fn recover<D: Device>(
     device: &D,
     geometry: Geometry,
-    options: Options,
+    (options, mutant): (Options, Option<RuleMutant>),
     report: &mut OpenReport,
     checkpoints: bool,
 ) -> Result<Core> {
@@ -88,6 +88,7 @@ pub(crate) async fn recover<D: Device>(
         *report = first.clone();
         let mut r = Recovery::new(device, geometry, options, report, from);
         r.known_durable = known_durable;
+        r.core.get_mut().segs.mutant = mutant;
         r.core.get_mut().maps.avoid = std::mem::take(&mut avoid);
         let done = r.all().await;
         avoid.clone_from(&r.core.get_mut().maps.avoid);
@@ -301,6 +302,10 @@ impl<D: Device> Recovery<'_, D> {
             let mut found = scan(&mut w, s.seq, limit).await;
             found.durable = found.durable.max(s.footer.map_or(0, |f| f.last_append.get()));
             self.report.appends += found.appends.len() as u64;
+            if self.core.get_mut().segs.leaves_out(RuleMutant::DamageIsTorn) {
+                found.cut_at_damage();
+            }
+            // Rule E7: this is never done to an append that is known durable.
             if let Some(last) = found.take_torn() {
                 self.report.torn_bytes += last.header.total(self.geometry.sector) as u64;
             }

@@ -129,6 +129,17 @@ impl Scan {
         Some(last)
     }
 
+    /// Forgets everything from the first damage on, as if it had torn: what rule E7 forbids, for its mutant.
+    pub fn cut_at_damage(&mut self) {
+        let gap = self.missing.iter().map(|m| m.1).min().unwrap_or(u32::MAX);
+        if let Some(i) = self.appends.iter().position(|a| !a.is_whole() || a.at > gap) {
+            self.end = self.appends[i].at.min(gap);
+            self.appends.truncate(i);
+        }
+        self.missing.clear();
+        self.durable = 0;
+    }
+
     /// Takes off an unfinished append at the end of the log, of which nobody was ever told that it is durable.
     pub fn take_torn(&mut self) -> Option<Found> {
         let durable = self.durable;

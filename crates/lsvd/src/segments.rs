@@ -14,6 +14,7 @@
 //! - A pinned segment is not given up while the segments that pin it are in use: it holds the frame that says that
 //!   frames there don't count.
 
+use crate::RuleMutant;
 use freebs_format::CarryEntry;
 use freebs_types::{Sequence, ShardId};
 use std::cell::Cell;
@@ -177,9 +178,16 @@ pub(crate) struct Segments {
     pub died: u64,
     /// Rung when a segment may have become ready: the pool has grown, or a reader has gone.
     pub freed: Rc<Notify>,
+    /// The rule that a test leaves out. It is here because shards and all of the core see this table.
+    pub mutant: Option<RuleMutant>,
 }
 
 impl Segments {
+    /// Whether a test leaves a rule out.
+    pub fn leaves_out(&self, rule: RuleMutant) -> bool {
+        self.mutant == Some(rule)
+    }
+
     /// One more, freshly written segment.
     pub fn push(&mut self) -> u32 {
         self.all.push(Segment::new());
@@ -368,7 +376,9 @@ impl Segments {
         assert!(s.state == SegmentState::Closed && s.live == 0, "nothing live is given up");
         s.tomb_list = Vec::new();
         let content = std::mem::take(&mut s.content);
-        self.set_state(id, SegmentState::Given);
+        // Rule E5: recovery still reads it as long as the durable live table names it.
+        let at_once = self.leaves_out(RuleMutant::GivenUsedAtOnce);
+        self.set_state(id, if at_once { SegmentState::Ready } else { SegmentState::Given });
         self.used_count -= 1;
         self.changes += 1;
         let unpinned: Vec<u32> = self.iter().filter(|(_, s)| s.pins.contains(&id)).map(|(i, _)| i).collect();

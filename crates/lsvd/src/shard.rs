@@ -15,7 +15,7 @@ use crate::frames::{FrameIndex, FramePlace};
 use crate::map::{Crcs, Extent, ExtentMap, Outcome};
 use crate::overlay::{Overlay, Uncommitted, entries};
 use crate::segments::Segments;
-use crate::{Base, FrameName, MarkChange, RequestTable, ShardState};
+use crate::{Base, FrameName, MarkChange, RequestTable, RuleMutant, ShardState};
 use freebs_format::{AttachBody, CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind, MarkBody, ViewBody, hide};
 use freebs_types::{BLOCK, ChunkId, Hash32, Sequence, ShardId, Version, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
@@ -217,16 +217,11 @@ impl Shard {
             return self.repair(head, at, segs);
         }
         if s <= self.tip.name.sequence {
-            let same = match self.frames.get(s) {
-                Some(p) => p.hid == hid8(head),
-                // Of frames so old nobody knows any more; they are committed, so this can only be the same again.
-                None if s <= self.committed && self.frames.is_before_all(s) => true,
-                None => s <= self.released || (s == self.tip.name.sequence && self.tip.name.hid == h.hid()),
-            };
+            let same = self.has(head, segs);
             if same {
                 return Ok(());
             }
-            if s <= self.committed {
+            if s <= self.committed && !segs.leaves_out(RuleMutant::CommittedIsCut) {
                 return Err("frame differs from a committed one of its sequence");
             }
             self.cut(Sequence(s.0 - 1), segs);
@@ -252,6 +247,25 @@ impl Shard {
         }
         self.extend(head, at, segs);
         Ok(())
+    }
+
+    /// Whether a frame of a sequence that is taken is the one that is here. Its name is more than its sequence: another
+    /// one cuts the tail off (rule E3).
+    fn has(&self, head: &FrameHead, segs: &Segments) -> bool {
+        let s = head.seq();
+        match self.frames.get(s) {
+            Some(p) => p.hid == hid8(head) || segs.leaves_out(RuleMutant::SequenceIsName),
+            // Of frames so old nobody knows any more; they are committed, so this can only be the same again.
+            None if s <= self.committed && self.frames.is_before_all(s) => true,
+            None => s <= self.released || (s == self.tip.name.sequence && self.tip.name.hid == head.header().hid()),
+        }
+    }
+
+    /// Whether a frame would take the place of a committed one. Such frames are not written: the next start may not
+    /// know any more that the other one is committed, and would cut it (rule E7).
+    pub fn is_usurped_by(&self, head: &FrameHead, segs: &Segments) -> bool {
+        let taken = head.seq() <= self.committed && head.seq() <= self.tip.name.sequence;
+        taken && !segs.leaves_out(RuleMutant::CommittedIsCut) && !self.has(head, segs)
     }
 
     /// Makes the frame before `head` the last one. What is the last one is on a branch that `head` cuts, but there is
@@ -381,6 +395,10 @@ impl Shard {
             self.dirty.push((start, start + e.len));
         }
         let mut out = std::mem::take(&mut self.outcome);
+        if segs.leaves_out(RuleMutant::LastComerWins) {
+            let other = self.map.take(start, start + e.len, |old| old.key() != e.key());
+            other.iter().for_each(|(_, old)| self.release(old, segs));
+        }
         insert_later(&mut self.map, start, e, &mut out);
         for (_, e) in out.displaced.drain(..) {
             self.release(&e, segs);
@@ -398,8 +416,11 @@ impl Shard {
         }
     }
 
-    /// The pieces of an entry that no newer committed one covers; the others are free.
+    /// The pieces of an entry that no newer committed one covers (rule E2); the others are free.
     fn not_beaten(&mut self, start: u32, e: Extent, segs: &mut Segments) -> Vec<(u32, Extent)> {
+        if segs.leaves_out(RuleMutant::LastComerWins) {
+            return vec![(start, e)];
+        }
         let (mut view, mut out) = (self.below_view(start, start + e.len), Outcome::default());
         view.insert(start, e.clone(), &mut out);
         for (_, gone, _) in out.lost.drain(..) {

@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use freebs_format::{CarryBody, ExtentKind};
 use freebs_io::memory::MemoryDevice;
-use freebs_lsvd::{Base, CleanOptions, Durable, Engine, MarkChange, Record, Seen};
+use freebs_lsvd::{Base, CleanOptions, Durable, Engine, MarkChange, Options, Record, Seen};
 use freebs_types::{
     BlockRange, ClusterId, DriverId, ErrorKind, Hash32, Lba, NodeId, RequestNumber, Sequence, ShardId, StartNumber,
     ViewNumber,
@@ -409,14 +409,21 @@ fn a_device_that_is_not_admitted_is_left_as_it_is() {
             Err(freebs_types::Error::corrupt("an old image"))
         };
         for _ in 0..3 {
-            assert!(Engine::open_as(dev.clone(), &expect(), refuse).await.is_err());
+            assert!(Engine::open_as(dev.clone(), &expect(), Options::of_workers(1), refuse).await.is_err());
         }
         let after = freebs_io::Device::read(&dev, 0, 1 << 20).await.unwrap();
         assert!(after[..] == before[..], "something was written");
         for wrong in [0, 1, u64::MAX] {
-            assert!(Engine::open_as(dev.clone(), &expect(), async |_| Ok(StartNumber(wrong))).await.is_err());
+            assert!(
+                Engine::open_as(dev.clone(), &expect(), Options::of_workers(1), async |_| Ok(StartNumber(wrong)))
+                    .await
+                    .is_err()
+            );
         }
-        let (engine, report) = Engine::open_as(dev.clone(), &expect(), async |_| Ok(StartNumber(9))).await.unwrap();
+        let (engine, report) =
+            Engine::open_as(dev.clone(), &expect(), Options::of_workers(1), async |_| Ok(StartNumber(9)))
+                .await
+                .unwrap();
         assert_eq!((report.start, engine.start()), (StartNumber(9), StartNumber(9)));
         let (_, report) = Engine::open(dev.clone(), &expect()).await.unwrap();
         assert_eq!(report.start, StartNumber(10));

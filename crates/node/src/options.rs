@@ -49,6 +49,8 @@ pub struct NodeOptions {
     pub busy_poll: Duration,
     /// Bytes a second that the scrub reads, all workers together; 0 for none.
     pub scrub_bytes: u64,
+    /// Bytes of memory for its maps of what is where, all workers together.
+    pub map_bytes: u64,
 }
 
 impl NodeOptions {

@@ -19,9 +19,9 @@ mod tombs;
 pub(crate) use carry::Move;
 pub(crate) use choose::{Cleaning, Need};
 
-use crate::CARRY_ENTRIES_MAX;
 use crate::core::{Core, Job, Queued};
 use crate::segments::SegmentState;
+use crate::{CARRY_ENTRIES_MAX, RuleMutant};
 use freebs_format::{CarryBody, FrameHeader};
 use freebs_types::{Sequence, ShardId};
 use std::collections::BTreeMap;
@@ -73,7 +73,8 @@ impl Core {
             if s.state != SegmentState::Closed || s.live > 0 || s.leaving || !s.pins.is_empty() {
                 continue;
             }
-            let forgets = self.maps.kept.iter().flatten().any(|k| k.covered < s.forgets);
+            let mut kept = self.maps.kept.iter().flatten().filter(|_| !self.segs.leaves_out(RuleMutant::DeletionsGo));
+            let forgets = kept.any(|k| k.covered < s.forgets);
             // A checkpoint that still has a deleted shard needs to be told that it was (rule E5).
             if forgets || self.is_held(id) {
                 self.segs.blocked.insert(id);
@@ -180,7 +181,9 @@ impl Core {
     /// What stands between a segment without live data and its being given up.
     fn needs(&self, id: u32) -> Needs {
         let mut needs = Needs::default();
-        for ((shard, slot), entries) in self.segs.get(id).tombs.iter().flatten() {
+        let tombs = self.segs.get(id).tombs.iter().filter(|_| !self.segs.leaves_out(RuleMutant::TrimsDie));
+        // Rule E1: what is in force is said anew before this segment goes.
+        for ((shard, slot), entries) in tombs.flatten() {
             // They were looked up a while ago.
             if self.shards.get(shard).is_none_or(|s| s.slot != *slot) {
                 continue;

@@ -9,11 +9,11 @@ use super::merge::Merge;
 use super::run::{Members, Place, Places, Run};
 use super::write::Pages;
 use super::{Io, Kept, pause};
-use crate::Finding;
 use crate::core::Core;
 use crate::join::join_all;
 use crate::map::{Extent, ExtentMap};
 use crate::segments::SegmentState;
+use crate::{Finding, RuleMutant};
 use freebs_format::disk::{
     CHECKPOINT_AT, CHECKPOINT_BYTES, CHECKPOINT_EXTENTS_MAX, CheckpointSlot, PAGE_BODY_BYTES, PAGE_BYTES, PAGE_FENCES,
     PAGE_MANIFEST, PageHeader, PageName, PagesFixed,
@@ -66,6 +66,10 @@ impl<D: Device> Io<'_, D> {
                 return Err(Error::corrupt("a page of the map is lost; the next start makes the map anew"));
             }
             core.maps.since = 0;
+            if core.segs.leaves_out(RuleMutant::CheckpointCommits) {
+                let Core { shards, segs, .. } = &mut *core;
+                shards.values_mut().for_each(|s| s.set_committed(s.tip.name.sequence, segs));
+            }
             let newest = core.maps.kept.iter().flatten().map(|k| k.written).max();
             if newest == Some(core.next_append - 1) {
                 return Ok(());

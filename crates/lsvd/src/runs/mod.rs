@@ -22,11 +22,11 @@ pub(crate) mod run;
 mod tests;
 pub(crate) mod write;
 
-use crate::Options;
 use crate::clean::Need;
 use crate::core::Core;
 use crate::map::{Extent, ExtentMap, Outcome};
 use crate::segments::SegmentState;
+use crate::{Options, RuleMutant};
 use bytes::Bytes;
 use cache::{Cache, PageKey};
 use freebs_format::disk::PAGE_BYTES;
@@ -433,7 +433,8 @@ impl Core {
     pub fn sweep_map(&mut self) {
         let m = &self.maps;
         let mut named: BTreeSet<u32> = m.writing.values().flatten().copied().collect();
-        let kept = m.kept.iter().flatten();
+        // Rule E5: what either checkpoint names stays.
+        let kept = m.kept.iter().flatten().filter(|_| !self.segs.leaves_out(RuleMutant::KeptUsedAgain));
         let runs = m.runs().chain(kept.clone().flat_map(|k| &k.runs));
         let places = runs.flat_map(|r| r.places.list()).chain(kept.flat_map(|k| &k.manifest));
         named.extend(places.map(|p| p.segment));

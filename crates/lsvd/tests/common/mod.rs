@@ -8,7 +8,7 @@ use freebs_format::{
     ViewBody, block_crc, hide,
 };
 use freebs_io::Device;
-use freebs_lsvd::{Durable, Engine, Expect, FrameName, Listener, OpenReport, Options, Record, Shape};
+use freebs_lsvd::{Durable, Engine, Expect, FrameName, Listener, OpenReport, Options, Record, RuleMutant, Shape};
 use freebs_types::{
     BLOCK, BlockRange, ChunkId, ClusterId, DeviceId, DriverId, Error, Generation, Hash32, Lba, NodeId, RequestNumber,
     Result, Sequence, ShardId, StartNumber, Version, ViewNumber,
@@ -290,7 +290,12 @@ impl<D: Device> Rig<D> {
     }
 
     pub async fn open_with(device: D, options: Options) -> Result<Self> {
-        let (engine, report) = Engine::open_with(device, &expect(), options).await?;
+        Self::open_without(None, device, options).await
+    }
+
+    /// The same, with a rule left out.
+    pub async fn open_without(rule: Option<RuleMutant>, device: D, options: Options) -> Result<Self> {
+        let (engine, report) = Engine::open_without(rule, device, &expect(), options).await?;
         let heard = Rc::new(Heard::default());
         engine.set_listener(heard.clone());
         let writer = engine.clone();

@@ -24,7 +24,7 @@ struct Moment {
 }
 
 #[derive(Default)]
-struct Tally {
+pub struct Tally {
     workloads: u64,
     cuts: u64,
     recoveries: u64,
@@ -146,7 +146,7 @@ fn images(m: &Moment, rng: &mut Rng) -> Vec<Survives> {
 }
 
 /// One workload, cut everywhere. The first thing that is wrong ends it.
-async fn sweep(seed: u64, lie: Option<Lie>, tally: &mut Tally) -> Verdict {
+pub async fn sweep(seed: u64, lie: Option<Lie>, tally: &mut Tally) -> Verdict {
     let mut rng = Rng::new(seed ^ 0xc0de);
     for m in workload(seed, lie, tally).await? {
         tally.cuts += 1;

@@ -7,7 +7,9 @@ use crate::common::{Op, Rng, expect};
 use crate::story::{BLOCKS, Cell, Kind, Story};
 use freebs_format::ExtentKind;
 use freebs_io::Device;
-use freebs_lsvd::{CleanOptions, Durable, Engine, Listener, MarkChange, OpenReport, Options, ReadOut, Record};
+use freebs_lsvd::{
+    CleanOptions, Durable, Engine, Listener, MarkChange, OpenReport, Options, ReadOut, Record, RuleMutant,
+};
 use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Lba, Result, Sequence, ShardId, ViewNumber};
 use std::cell::{Cell as Slot, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,6 +31,11 @@ pub struct Book {
 
 /// Tables of a few dozen entries, a cache of one page.
 const TINY: Options = Options { map_bytes: 8 << 10, checkpoint_bytes: 1 << 20 };
+
+thread_local! {
+    /// The rule that engines of this test do without.
+    pub static LEFT_OUT: Slot<Option<RuleMutant>> = const { Slot::new(None) };
+}
 
 impl Book {
     pub fn new(shards: u64) -> Rc<Self> {
@@ -83,7 +90,7 @@ impl<D: Device> Live<D> {
     /// Opens a log, without its writer.
     pub async fn open(device: D, book: Rc<Book>) -> Result<Self> {
         let options = if book.tiny.get() { TINY } else { Options::of_workers(1) };
-        let (engine, report) = Engine::open_with(device, &expect(), options).await?;
+        let (engine, report) = Engine::open_without(LEFT_OUT.get(), device, &expect(), options).await?;
         *book.failed.borrow_mut() = None;
         engine.set_listener(book.clone());
         // Small logs must be cleaned often.

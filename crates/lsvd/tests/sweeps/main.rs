@@ -9,6 +9,7 @@ mod crash;
 mod failing;
 mod live;
 mod memory;
+mod mutants;
 mod rot;
 mod story;
 

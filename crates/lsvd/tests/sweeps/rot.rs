@@ -20,7 +20,7 @@ const SHARDS: u64 = 3;
 const SEGMENTS: u64 = 10;
 
 /// A device with history, closed in good order.
-struct Image {
+pub struct Image {
     device: CrashDevice,
     stories: Vec<Story>,
     /// Bytes that count, in order.
@@ -31,7 +31,7 @@ struct Image {
 }
 
 #[derive(Default, Debug)]
-struct Tally {
+pub struct Tally {
     looks: u64,
     refused: u64,
     on_opening: u64,
@@ -41,7 +41,7 @@ struct Tally {
     unsaid: u64,
 }
 
-async fn made(seed: u64, steps: u64) -> Image {
+pub async fn made(seed: u64, steps: u64) -> Image {
     let mut rng = Rng::new(seed);
     let device = CrashDevice::new(SECTOR as usize, 1 << 27);
     Engine::create(device.clone(), &shape(SEGMENTS)).await.expect("a device without faults");
@@ -211,7 +211,7 @@ async fn damaged(image: &Image, sector: u64, rot: Rot, rng: &mut Rng, tally: &mu
     image.look(device, rng, tally).await
 }
 
-async fn sweep(image: &Image, part: u64, parts: u64, tally: &mut Tally) -> Verdict {
+pub async fn sweep(image: &Image, part: u64, parts: u64, tally: &mut Tally) -> Verdict {
     let mut rng = Rng::new(part);
     let sectors = image.sectors();
     for sector in sectors.iter().copied().skip(part as usize).step_by(parts as usize) {

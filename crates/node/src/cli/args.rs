@@ -3,6 +3,7 @@
 use crate::options::{DEFAULT_CLUSTER, DEFAULT_NBD, NbdAddress, resolve};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use freebs_control::{Ack, rules};
+use freebs_lsvd::Options;
 use freebs_types::ShardId;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -112,6 +113,10 @@ pub struct UpArgs {
     /// Let nodes listen beyond loopback, without encryption
     #[arg(long)]
     pub trusted_network: bool,
+
+    /// Memory of each node for its maps of what is where, 16M to 1T; what does not fit lies on the device
+    #[arg(long, value_name = "SIZE", env = "FREEBS_MAP_CACHE", value_parser = map_cache, default_value = MAP_CACHE)]
+    pub map_cache: u64,
 }
 
 const NODE_HELP: &str = "\
@@ -201,6 +206,10 @@ pub struct NodeRunArgs {
     /// Bytes of its device a second that are read to look for damage, which is mended from other copies; 0 is never
     #[arg(long, value_name = "SIZE", env = "FREEBS_SCRUB_RATE", value_parser = scrub_rate, default_value = SCRUB_RATE)]
     pub scrub_rate: u64,
+
+    /// Memory of this node for its maps of what is where, 16M to 1T; what does not fit lies on the device
+    #[arg(long, value_name = "SIZE", env = "FREEBS_MAP_CACHE", value_parser = map_cache, default_value = MAP_CACHE)]
+    pub map_cache: u64,
 }
 
 const GATEWAY_HELP: &str = "\
@@ -443,6 +452,14 @@ fn scrub_rate(text: &str) -> Result<u64, String> {
     if text == "0" { Ok(0) } else { size(text) }
 }
 
+/// What a node has for its maps if nothing is said; see `freebs_lsvd::Options::NODE_MAP_BYTES`.
+const MAP_CACHE: &str = "256M";
+
+fn map_cache(text: &str) -> Result<u64, String> {
+    let bytes = size(text)?;
+    Options::check_map_bytes(bytes).map(|()| bytes).map_err(|e| e.to_string())
+}
+
 fn workers(text: &str) -> Result<u16, String> {
     let n = text.parse::<u16>().map_err(|_| format!("'{text}' is no number; choose 1, 2, 4 or 8"))?;
     rules::check_workers(n).map(|()| n).map_err(|e| e.to_string())
@@ -510,6 +527,20 @@ mod tests {
         assert!(refused("device verify log --shard 1").contains("VOLUME.INDEX"));
         assert!(refused("device inspect").contains("PATH"));
         assert!(refused("nonsense").contains("nonsense"));
+    }
+
+    #[test]
+    fn the_map_cache_has_a_default_and_limits() {
+        let Command::Node(n) = parse("node").unwrap().command else { panic!("node") };
+        assert_eq!(n.run.map_cache, Options::NODE_MAP_BYTES);
+        let Command::Node(n) = parse("node --map-cache 16M").unwrap().command else { panic!("node") };
+        assert_eq!(n.run.map_cache, 16 << 20);
+        let Command::Up(a) = parse("up --map-cache 1T").unwrap().command else { panic!("up") };
+        assert_eq!(a.map_cache, 1 << 40);
+        for line in ["node --map-cache 15M", "node --map-cache 0", "up --map-cache 2T"] {
+            assert!(refused(line).contains("16M to 1T"), "{line}");
+        }
+        assert!(refused("up --map-cache much").contains("512M, 10G, 1T"));
     }
 
     #[test]

@@ -61,6 +61,7 @@ pub fn node_options(args: NodeRunArgs) -> Result<NodeOptions> {
         cluster,
         busy_poll: args.busy_poll,
         scrub_bytes: args.scrub_rate,
+        map_bytes: args.map_cache,
     })
 }
 
@@ -157,6 +158,7 @@ pub fn gateway_options(args: GatewayArgs, cluster: &str) -> Result<GatewayOption
 #[cfg(test)]
 mod tests {
     use super::*;
+    use freebs_lsvd::Options;
     use std::time::Duration;
 
     fn args(data: &Path) -> NodeRunArgs {
@@ -173,6 +175,7 @@ mod tests {
             trusted_network: false,
             busy_poll: Duration::ZERO,
             scrub_rate: 0,
+            map_cache: Options::NODE_MAP_BYTES_MIN,
         }
     }
 

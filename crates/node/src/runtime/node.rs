@@ -160,6 +160,7 @@ async fn start_workers(options: &NodeOptions, plane: &Plane) -> Result<Started> 
             must_exist: ran_before,
             node_secret: secret,
             scrub_bytes: options.scrub_bytes.div_ceil(u64::from(options.workers)),
+            map_bytes: options.map_bytes,
         };
         let spec = WorkerSpec {
             cluster: options.cluster.cluster,

@@ -11,7 +11,7 @@ use freebs_io::linux::net::{LooseStream, Transport};
 use freebs_io::linux::ring::Ring;
 use freebs_io::linux::{DeviceOptions, FileDevice, OsRandom, SystemClock};
 use freebs_io::{Clock, Device, Random};
-use freebs_lsvd::{Digest, Engine, Expect, OpenReport, Shape};
+use freebs_lsvd::{Digest, Engine, Expect, OpenReport, Options, Shape};
 use freebs_nbd::Session;
 use freebs_types::{
     ClusterId, DeviceId, Error, ErrorKind, Generation, Hash32, Peer, Result, ShardId, StartNumber, VolumeId,
@@ -40,6 +40,8 @@ pub struct Disk {
     pub node_secret: Hash32,
     /// Bytes a second that this worker's scrub reads; 0 for none.
     pub scrub_bytes: u64,
+    /// Bytes of memory for the maps of the whole node, of which each worker has its share.
+    pub map_bytes: u64,
 }
 
 /// What a worker is.
@@ -313,5 +315,6 @@ async fn open_engine<C>(
         })?;
     }
     let expect = Expect { cluster: spec.cluster, node: spec.me.node, worker: spec.me.worker, workers: spec.workers };
-    Engine::open_as(device, &expect, async |came_with| admission.ask(came_with).await).await
+    let options = Options::of_node(disk.map_bytes, spec.workers);
+    Engine::open_as(device, &expect, options, async |came_with| admission.ask(came_with).await).await
 }

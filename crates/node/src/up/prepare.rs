@@ -32,6 +32,8 @@ pub struct Prepared {
     pub cluster: ClusterFile,
     pub nbd: NbdAddress,
     trusted_network: bool,
+    /// Bytes of memory for the maps of each node.
+    map_cache: u64,
     _lock: DirLock,
 }
 
@@ -53,6 +55,7 @@ pub fn prepare(args: &UpArgs, output: &Output) -> Result<Prepared> {
         cluster,
         nbd: args.nbd.clone(),
         trusted_network: args.trusted_network,
+        map_cache: args.map_cache,
         _lock: lock,
         data,
     };
@@ -163,6 +166,7 @@ impl Prepared {
             let mut args: Vec<OsString> = vec!["node".into(), "--cluster-file".into()];
             args.push(self.data.join(CLUSTER_FILE).into());
             args.extend(["--name".into(), OsString::from(&node.name)]);
+            args.extend(["--map-cache".into(), OsString::from(self.map_cache.to_string())]);
             if self.trusted_network {
                 args.push("--trusted-network".into());
             }
@@ -254,6 +258,7 @@ mod tests {
             workers: None,
             segment_size: None,
             trusted_network: false,
+            map_cache: 64 << 20,
         }
     }
 
@@ -280,6 +285,10 @@ mod tests {
         let one = prepare(&args(&data, port), &QUIET).unwrap();
         assert_eq!((one.cluster.nodes.len(), one.cluster.names().as_str()), (3, "node1, node2, node3"));
         assert_eq!(one.cluster.nodes[2].address, format!("127.0.0.1:{}", port + 2));
+        for spec in one.node_specs().unwrap() {
+            let told = spec.args.windows(2).any(|w| w == ["--map-cache", "67108864"]);
+            assert!(told, "what it is told of the map cache goes on to {}: {:?}", spec.name, spec.args);
+        }
         let e = prepare(&args(&data, port), &QUIET).unwrap_err();
         assert!(e.text.contains("in use by another freebs"), "{e}");
         let id = one.cluster.cluster;

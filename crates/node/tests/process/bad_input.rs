@@ -30,6 +30,8 @@ fn bad_words_are_usage_errors() {
         (&["nonsense"], &["nonsense"]),
         (&["up", "--nodes", "0"], &["--nodes"]),
         (&["up", "--device-size", "20 apples"], &["--device-size"]),
+        (&["up", "--map-cache", "1M"], &["--map-cache", "16M to 1T"]),
+        (&["node", "--map-cache", "lots"], &["--map-cache", "512M"]),
         (&["up", "--volume", "demo"], &["NAME:SIZE"]),
         (&["up", "--volume", "../x:1G"], &["--volume"]),
         (&["up", "--volume", "demo:100"], &["--volume"]),
