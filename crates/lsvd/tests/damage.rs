@@ -3,10 +3,9 @@
 
 mod common;
 
-use bytes::Bytes;
 use common::*;
 use freebs_format::disk::AppendHeader;
-use freebs_format::{CarryBody, ExtentKind, Frame};
+use freebs_format::{ExtentKind, Frame};
 use freebs_io::memory::MemoryDevice;
 use freebs_io::{Device, faults};
 use freebs_lsvd::{CleanOptions, Engine, Learned, MarkChange, Record};

@@ -153,7 +153,7 @@ impl Pair {
         let frame = engine.frame(SHARD, Sequence(known)).await.unwrap();
         let h = frame.header();
         let base = Base {
-            since: Sequence(0),
+            since: Sequence(since),
             last: engine.name(SHARD, Sequence(known)).await.unwrap(),
             parent: h.parent_token(),
             digest: h.digest(),
