@@ -16,6 +16,7 @@ mod clean;
 mod core;
 mod engine;
 mod frames;
+mod history;
 mod join;
 mod log;
 mod map;

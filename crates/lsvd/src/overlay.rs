@@ -8,6 +8,8 @@
 //! - `held` are committed entries that came out of order over blocks that these frames write. They go down behind
 //!   the frames, so that what goes down is always newer than what it meets there.
 
+use crate::history::Beaten;
+use crate::history::pins::PinOp;
 use crate::map::{Crcs, Extent, ExtentMap, Outcome};
 use crate::shard::{At, Tip};
 use freebs_format::{ExtentKind, FrameHead};
@@ -23,15 +25,19 @@ pub(crate) struct Uncommitted {
     pub before: Tip,
     /// What it brings to the map, in order; nothing if it is a mark.
     pub entries: Vec<(u32, Extent)>,
+    /// What it changes of the versions that are kept.
+    pub pins: Vec<PinOp>,
     /// Append where it lies.
     pub append: u64,
 }
 
 /// A frame that can't be cut any more.
 pub(crate) struct Committed {
+    pub sequence: Sequence,
+    pub pins: Vec<PinOp>,
     pub entries: Vec<(u32, Extent)>,
     /// What it covers of the held entries: a cut that comes later must not show them again.
-    pub covered: Vec<Extent>,
+    pub covered: Vec<Beaten>,
     /// Parts of held entries that are newer than it. They go into the map behind it, and stay here for the frames that
     /// come later.
     pub again: Vec<(u32, Extent)>,
@@ -62,13 +68,13 @@ impl Held {
 }
 
 /// Takes off what an entry over `[start, end)` covers of those that are held.
-fn beat(held: &mut Vec<Held>, start: u32, end: u32, by: &Extent) -> Vec<Extent> {
+fn beat(held: &mut Vec<Held>, start: u32, end: u32, by: &Extent) -> Vec<Beaten> {
     let mut covered = Vec::new();
     let old = |h: &mut Held| h.overlaps(start, end) && h.extent.key() < by.key();
     for h in held.extract_if(.., old).collect::<Vec<_>>() {
         let (a, b) = (h.start.max(start), h.end().min(end));
         let piece = |from: u32, to: u32| h.extent.piece(from - h.start, to - from);
-        covered.push(piece(a, b));
+        covered.push((a, piece(a, b), by.version));
         for (from, to) in [(h.start, a), (b, h.end())].into_iter().filter(|(x, y)| x < y) {
             held.push(Held { start: from, extent: piece(from, to), append: h.append });
         }
@@ -123,7 +129,7 @@ impl Overlay {
     }
 
     /// Keeps a committed entry that lies over or under one of these frames. Gives back what it covers of the others.
-    pub fn hold(&mut self, start: u32, extent: Extent, append: u64) -> Vec<Extent> {
+    pub fn hold(&mut self, start: u32, extent: Extent, append: u64) -> Vec<Beaten> {
         self.map.insert(start, extent.clone(), &mut self.outcome);
         let covered = beat(&mut self.held, start, start + extent.len, &extent);
         self.held.push(Held { start, extent, append });
@@ -138,7 +144,8 @@ impl Overlay {
     /// Takes the first frame if it is committed; its entries are those of the map below from now on.
     pub fn commit(&mut self, committed: Sequence) -> Option<Committed> {
         let f = self.frames.pop_front_if(|f| f.sequence <= committed)?;
-        let mut out = Committed { entries: f.entries, covered: Vec::new(), again: Vec::new() };
+        let Uncommitted { sequence, pins, entries, .. } = f;
+        let mut out = Committed { sequence, pins, entries, covered: Vec::new(), again: Vec::new() };
         if self.frames.is_empty() && self.held.is_empty() {
             self.map.clear();
             return Some(out);
@@ -146,7 +153,7 @@ impl Overlay {
         let Self { map, held, .. } = self;
         for (start, e) in &out.entries {
             let (start, end) = (*start, start + e.len);
-            map.take(start, end, |x| x.sequence == f.sequence);
+            map.take(start, end, |x| x.sequence == sequence);
             out.covered.extend(beat(held, start, end, e));
             for h in held.iter().filter(|h| h.overlaps(start, end)) {
                 let (a, b) = (h.start.max(start), h.end().min(end));

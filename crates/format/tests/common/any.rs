@@ -103,10 +103,17 @@ pub fn view_frame() -> impl Strategy<Value = Frame> {
 
 pub fn mark_body() -> impl Strategy<Value = MarkBody> {
     let requests = (vec(any::<[u64; 2]>(), 0..5), vec(any::<[u64; 3]>(), 0..9));
-    let numbers = any::<[u64; 5]>();
+    let numbers = (any::<[u64; 5]>(), prop::collection::btree_set(any::<u64>(), 0..5), any::<u64>());
     let hashes = [hash(), hash(), hash()];
     (numbers, hashes, attach_body(), any::<[bool; 3]>(), prop::option::of(view_frame()), requests).prop_map(
-        |([promised, secret_view, committed, last_view, released], h, attach, flags, view, (floors, entries))| {
+        |(
+            ([promised, secret_view, committed, last_view, released], pins, retain),
+            h,
+            attach,
+            flags,
+            view,
+            (floors, entries),
+        )| {
             MarkBody {
                 promised: ViewNumber(promised),
                 secret_view: ViewNumber(secret_view),
@@ -135,6 +142,8 @@ pub fn mark_body() -> impl Strategy<Value = MarkBody> {
                         })
                         .collect(),
                 },
+                pins: pins.into_iter().map(Version).collect(),
+                retain: Version(retain),
             }
         },
     )
