@@ -388,6 +388,11 @@ impl FrameBuilder {
         self.push(UpdateDraft { kind, driver, number, lowest_open, extents, crcs, data });
     }
 
+    /// The version that an update is about, by its place among the updates.
+    pub fn base(&self, i: usize) -> Version {
+        self.bases.iter().find(|b| b.0 == i).map_or(Version(0), |b| b.1)
+    }
+
     /// Closes a data frame. Returns it with its access token, which only the head of the chain keeps.
     pub fn build(&mut self, meta: &FrameMeta, secret: &Hash32, parent: &Hash32) -> (Frame, Hash32) {
         let updates = std::mem::take(&mut self.updates);

@@ -68,9 +68,19 @@ pub enum UpdateKind {
 
 impl UpdateKind {
     pub fn from_byte(b: u8) -> Option<Self> {
-        let data = [Self::Write, Self::Trim, Self::Zero, Self::Prepare, Self::Commit, Self::Abort, Self::Relocate];
-        let pins = [Self::Snapshot, Self::Release, Self::Retain];
-        data.into_iter().chain(pins).find(|k| *k as u8 == b)
+        Some(match b {
+            1 => Self::Write,
+            2 => Self::Trim,
+            3 => Self::Zero,
+            4 => Self::Prepare,
+            5 => Self::Commit,
+            6 => Self::Abort,
+            7 => Self::Relocate,
+            8 => Self::Snapshot,
+            9 => Self::Release,
+            10 => Self::Retain,
+            _ => return None,
+        })
     }
 
     /// Whether it is about which versions are kept, and changes no block.

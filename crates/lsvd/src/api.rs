@@ -231,6 +231,14 @@ pub struct HistoryState {
     pub bytes: u64,
 }
 
+impl HistoryState {
+    /// Whether a version is kept.
+    #[must_use]
+    pub fn has(&self, version: Version) -> bool {
+        self.pins.binary_search(&version).is_ok() || self.retain.is_some_and(|r| r <= version)
+    }
+}
+
 /// Live blocks that are damaged here, to be asked for elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DamagedBlocks {

@@ -259,14 +259,25 @@ async fn story(seed: u64) -> (u64, u64) {
 }
 
 #[test]
-fn stories_read_as_the_naive_history() {
+fn stories_read_as_the_naive_history_1() {
+    stories(0);
+}
+
+#[test]
+fn stories_read_as_the_naive_history_2() {
+    stories(1);
+}
+
+/// One of two halves of the stories.
+fn stories(half: u64) {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
     let seeds = match number("FREEBS_HISTORY_SEED") {
         Some(seed) => seed..seed + 1,
         None => 0..number("FREEBS_HISTORY").unwrap_or(100),
     };
-    let (mut cleaned, mut begun, n) = (0, 0, seeds.end - seeds.start);
-    for seed in seeds {
+    let (mut cleaned, mut begun, mut n) = (0, 0, 0);
+    for seed in seeds.filter(|s| s % 2 == half) {
+        n += 1;
         local(async {
             let guard = Seed(seed);
             let (c, b) = story(seed).await;
@@ -275,7 +286,7 @@ fn stories_read_as_the_naive_history() {
         });
     }
     println!("{n} stories, {cleaned} segments cleaned, {begun} recoveries from a checkpoint");
-    assert!(n < 50 || (cleaned > n && begun > n / 4), "the stories are about something");
+    assert!(n < 25 || (cleaned > n && begun > n / 4), "the stories are about something");
 }
 
 /// The plainest case, step by step.

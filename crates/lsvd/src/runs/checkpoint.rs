@@ -17,8 +17,8 @@ use crate::map::{Extent, ExtentMap};
 use crate::segments::SegmentState;
 use crate::shard::Shard;
 use freebs_format::disk::{
-    CHECKPOINT_AT, CHECKPOINT_BYTES, CHECKPOINT_EXTENTS_MAX, CheckpointSlot, PAGE_BODY_BYTES, PAGE_BYTES, PAGE_FENCES,
-    PAGE_MANIFEST, PageHeader, PageName, PagesFixed,
+    CHECKPOINT_AT, CHECKPOINT_BYTES, CHECKPOINT_EXTENTS_MAX, CheckpointSlot, MANIFEST_BYTES_MAX, PAGE_BODY_BYTES,
+    PAGE_BYTES, PAGE_FENCES, PAGE_MANIFEST, PageHeader, PageName, PagesFixed,
 };
 use freebs_io::{AlignedBuf, Device, Durability};
 use freebs_types::{Error, ErrorKind, Result, ShardId, Version};
@@ -112,8 +112,8 @@ impl<D: Device> Io<'_, D> {
         }
         w.drain(*self, true).await?;
         let list = w.pages.places.list().to_vec();
-        if list.len() > CHECKPOINT_EXTENTS_MAX {
-            return Err(Error::no_space("a manifest in too many pieces"));
+        if list.len() > CHECKPOINT_EXTENTS_MAX || w.bytes > MANIFEST_BYTES_MAX {
+            return Err(Error::no_space("a manifest that is too large, or in too many pieces"));
         }
         self.device.sync().await.map_err(|e| Error::device_failed(format!("sync of a checkpoint: {e}")))?;
         let revision = 1 + self.core.borrow().maps.kept.iter().flatten().map(|k| k.revision).max().unwrap_or(0);

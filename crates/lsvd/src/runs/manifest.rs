@@ -492,7 +492,7 @@ impl<'a> In<'a> {
         let crcs = self.list(Self::u32)?;
         let data = kind == ExtentKind::Data;
         let fits = if data { crate::chunks::fits(offset, len) && crcs.len() == len as usize } else { crcs.is_empty() };
-        if len == 0 || u64::from(start) + u64::from(len) > limits::SHARD_BLOCKS_MAX || !fits || version >= to {
+        if len == 0 || u64::from(start) + u64::from(len) > limits::SHARD_BLOCKS_MAX || !fits || version > to {
             return None;
         }
         let crcs = match crcs[..] {

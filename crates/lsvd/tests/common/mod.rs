@@ -341,11 +341,11 @@ impl<D: Device> Rig<D> {
         while at < blocks {
             let len = (blocks - at).min(200);
             let range = BlockRange { start: Lba(at), len };
-            let (read, status) = match version {
-                None => (self.engine.read(shard, range).await?, self.engine.block_status(shard, range).await?),
+            let (status, read) = match version {
+                None => (self.engine.block_status(shard, range).await?, self.engine.read(shard, range).await?),
                 Some(v) => {
-                    let read = self.engine.read_at(shard, v, range).await?;
-                    (read, self.engine.block_status_at(shard, v, range).await?)
+                    let status = self.engine.block_status_at(shard, v, range).await?;
+                    (status, self.engine.read_at(shard, v, range).await?)
                 }
             };
             assert_eq!(read.pieces.iter().map(|p| p.blocks).sum::<u32>(), len);
