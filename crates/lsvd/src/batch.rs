@@ -169,7 +169,8 @@ impl Core {
 
     /// What to do when the next record must wait for free segments.
     fn hold_back(&mut self) -> Next {
-        if self.hope() {
+        // What stands between a segment and its being given up may be being looked up.
+        if self.hope() || self.segs.is_asking() {
             self.cleaning.wake.notify_one();
             self.map_wake.notify_one();
             return Next::Wait;

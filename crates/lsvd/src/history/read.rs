@@ -53,9 +53,15 @@ impl<D: Device> Engine<D> {
 const PRUNE_CELLS: usize = 256;
 
 impl Core {
-    /// What each shard keeps, for a second look at the log.
+    /// What each shard keeps, for a second look at the log: what is committed, and what will be if nothing is cut. A pin
+    /// that an uncommitted frame gives up is still one.
     pub fn keeps(&self) -> Hints {
-        self.shards.iter().map(|(id, s)| (*id, s.kept())).filter(|(_, k)| !k.is_none()).collect()
+        let all = self.shards.iter().map(|(id, s)| {
+            let mut kept = s.kept();
+            kept.join(&s.history.pins.kept);
+            (*id, kept)
+        });
+        all.filter(|(_, k)| !k.is_none()).collect()
     }
 
     /// Drops history that nobody needs any more, a part at a time; whether there is more of it.
@@ -68,5 +74,45 @@ impl Core {
         };
         s.prune_history(PRUNE_CELLS, segs);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Options;
+    use crate::core::{Core, Geometry};
+    use crate::history::pins::PinOp;
+    use crate::overlay::Uncommitted;
+    use crate::shard::{Shard, Tip};
+    use freebs_types::{ClusterId, DeviceId, Sequence, ShardId, StartNumber, Version};
+
+    /// Recovery read the log a second time without a pin that a frame gives up which is not committed yet. So what the
+    /// pin keeps was let go of when an older extent took its place in the history, which nothing kept live.
+    #[test]
+    fn a_pin_that_an_uncommitted_frame_gives_up_is_kept_in_the_second_look() {
+        let geometry = Geometry {
+            cluster: ClusterId([1; 16]),
+            device: DeviceId([2; 16]),
+            start: StartNumber(1),
+            sector: 4096,
+            segment_bytes: 1 << 20,
+            limit_segments: 8,
+        };
+        let mut core = Core::new(geometry, 2, Options { map_bytes: 1 << 20, checkpoint_bytes: 1 << 40 });
+        let id = ShardId::new(1, 0);
+        let mut s = Shard::new(id, 1);
+        s.apply_pins(Sequence(1), &[PinOp::Take(Version(3))], &mut core.segs);
+        let pins = vec![PinOp::Release(Version(3)), PinOp::Take(Version(8))];
+        s.overlay.put(Uncommitted {
+            sequence: Sequence(2),
+            before: Tip::default(),
+            entries: Vec::new(),
+            pins,
+            append: 1,
+        });
+        assert!(!s.kept().has(Version(3)) && s.kept().has(Version(8)));
+        core.shards.insert(id, s);
+        let known = &core.keeps()[&id];
+        assert!(known.has(Version(3)) && known.has(Version(8)));
     }
 }
