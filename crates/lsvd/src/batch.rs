@@ -169,8 +169,7 @@ impl Core {
 
     /// What to do when the next record must wait for free segments.
     fn hold_back(&mut self) -> Next {
-        // What stands between a segment and its being given up may be being looked up.
-        if self.hope() || self.segs.is_asking() {
+        if self.hope() {
             self.cleaning.wake.notify_one();
             self.map_wake.notify_one();
             return Next::Wait;

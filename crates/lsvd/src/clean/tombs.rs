@@ -83,12 +83,11 @@ impl<D: Device> Engine<D> {
         let mut core = self.inner.core.borrow_mut();
         core.segs.asking = None;
         core.segs.freed.notify_one();
-        // Who is held back waits for no more than this.
-        self.inner.work.notify_one();
         let s = core.segs.get_mut(id);
         if s.state == SegmentState::Closed && s.seq == seq && tombs.is_some() {
             s.tombs = tombs;
             core.segs.candidates.insert(id);
+            self.inner.work.notify_one();
         }
         Ok(true)
     }

@@ -5,6 +5,7 @@
 
 use crate::common::{Op, Rng, expect};
 use crate::story::{BLOCKS, Cell, Kind, Pins, Story};
+use crate::with_snapshots;
 use freebs_format::ExtentKind;
 use freebs_io::Device;
 use freebs_lsvd::{CleanOptions, Durable, Engine, Listener, MarkChange, OpenReport, Options, ReadOut, Record};
@@ -394,7 +395,7 @@ fn records(rng: &mut Rng, story: &mut Story, what: u64) -> Vec<Record> {
             let change = MarkChange { promised: Some(ViewNumber(promised)), ..MarkChange::default() };
             vec![Record::Mark { shard, change, ticket: 1 }]
         }
-        25..=29 if story.last().present => vec![Record::Frame(story.pin(what > 27))],
+        25..=29 if story.last().present && with_snapshots() => vec![Record::Frame(story.pin(what > 27))],
         24 if story.last().present => {
             story.forget();
             vec![Record::Forget { shard }]

@@ -233,7 +233,7 @@ fn part(part: u64, parts: u64) {
     for seed in seeds(if full() { 12 } else { 1 }, 0, 1) {
         local(async {
             let mut tally = Tally::default();
-            let image = made(seed, 150).await;
+            let image = made(seed, 110).await;
             assert!(image.segments >= 3, "several segments: {}", image.segments);
             assert!(seed > 0 || image.moved > 50, "{} blocks were moved", image.moved);
             if let Err(e) = sweep(&image, part, parts, &mut tally).await {
