@@ -7,7 +7,7 @@ use crate::open::{self, CreateOptions, OpenOptions, fresh_history};
 use crate::shared::{Guard, Shared, Step};
 use freebs_format::UpdateDraft;
 use freebs_lsvd::{Counters, Event, OpenReport, Space};
-use freebs_types::{BLOCK, BlockRange, Error, Result, Version, limits};
+use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Result, Version, limits};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -85,7 +85,7 @@ fn close(shared: &Arc<Shared>) -> Result<()> {
     end
 }
 
-fn filling(inside: &Inside) -> Result<()> {
+pub(crate) fn filling(inside: &Inside) -> Result<()> {
     let version = inside.head.version();
     if inside.description.filling_to <= version {
         return Ok(());
@@ -183,8 +183,8 @@ impl Disk {
         self.read_when(buf, offset, None)
     }
 
-    /// Reads the content as it was at a version. `NotFound` if that version is not held: a disk holds the current
-    /// version only.
+    /// Reads the content as it was at a version: the current one, one of which there is a snapshot, or one in the
+    /// retention window. `NotFound` if that version is not held.
     pub fn read_at(&self, buf: &mut [u8], offset: u64, version: Version) -> Result<()> {
         self.read_when(buf, offset, Some(version.0))
     }
@@ -196,11 +196,19 @@ impl Disk {
         for span in all.pieces(u64::from(limits::READ_BLOCKS_MAX) * BLOCK as u64) {
             let (buf, others) = rest.split_at_mut(span.len as usize);
             rest = others;
-            self.read_span(Sink { span, buf }, version)?;
+            match (self.read_span(Sink { span, buf: &mut *buf }, version), version) {
+                // It is not the present one, or no longer.
+                (Err(e), Some(v)) if e.kind == ErrorKind::NotFound => self.read_old(Sink { span, buf }, v)?,
+                (done, _) => done?,
+            }
         }
         if all.len == 0 {
+            let kept = match version {
+                Some(v) => v <= self.version()?.0 && self.history()?.has(Version(v)),
+                None => true,
+            };
             let mut g = self.shared().lock();
-            check_version(g.inside()?, version)?;
+            check_version(g.inside()?, version.filter(|_| !kept))?;
         }
         Ok(())
     }
@@ -344,9 +352,7 @@ impl Disk {
         durable: bool,
     ) -> Result<Version> {
         Span::check(offset, len, self.handle.size)?;
-        if self.handle.is_copy.load(Ordering::Acquire) {
-            self.leave_history()?;
-        }
+        self.before_change()?;
         if len == 0 {
             return if durable { self.fsync() } else { self.version() };
         }
@@ -446,6 +452,11 @@ impl Disk {
         end
     }
 
+    /// A copy that is changed becomes a disk of its own.
+    pub(crate) fn before_change(&self) -> Result<()> {
+        if self.handle.is_copy.load(Ordering::Acquire) { self.leave_history() } else { Ok(()) }
+    }
+
     /// A copy that is written to has a history of its own from then on.
     fn leave_history(&self) -> Result<()> {
         let mut g = self.shared().lock();
@@ -495,7 +506,7 @@ fn check_version(inside: &Inside, version: Option<u64>) -> Result<()> {
     match version {
         Some(v) if v != now => Err(Error::not_found(match v > now {
             true => format!("version {v} does not exist yet: the disk is at {now}"),
-            false => format!("version {v} is not held any more: the disk is at {now}, and keeps no older versions"),
+            false => format!("version {v} is not held any more: the disk is at {now}"),
         })),
         _ => Ok(()),
     }

@@ -6,12 +6,13 @@
 use crate::overlay::Overlay;
 use bytes::{Bytes, BytesMut};
 use freebs_format::{
-    Extent, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, Member, UpdateDraft, ViewBody, hide, token,
+    Extent, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, Member, UpdateDraft, UpdateKind, ViewBody, hide,
+    token,
 };
 use freebs_lsvd::ShardState;
 use freebs_types::{
-    BLOCK, BlockRange, ChunkId, ClusterId, Error, Generation, Hash32, NodeId, Result, Sequence, ShardId, StartNumber,
-    Version, ViewNumber, limits,
+    BLOCK, BlockRange, ChunkId, ClusterId, DriverId, Error, Generation, Hash32, NodeId, RequestNumber, Result,
+    Sequence, ShardId, StartNumber, Version, ViewNumber, limits,
 };
 use std::collections::VecDeque;
 
@@ -214,6 +215,16 @@ impl Head {
         full
     }
 
+    /// Orders an update about versions (rule E6).
+    pub fn push_pin(&mut self, kind: UpdateKind, base: Version) -> Option<Frame> {
+        let of = (DriverId(0), RequestNumber(0), RequestNumber(0));
+        let full = if self.builder.updates().len() < limits::FRAME_UPDATES_MAX { None } else { self.pack() };
+        self.version += 1;
+        self.open.cost += UPDATE_COST;
+        self.builder.push_pin(kind, base, of);
+        full
+    }
+
     /// Makes a frame of what was gathered.
     pub fn pack(&mut self) -> Option<Frame> {
         if self.builder.is_empty() {
@@ -252,7 +263,11 @@ fn joined(builder: FrameBuilder) -> FrameBuilder {
     builder.updates().iter().flat_map(|u| &u.data).for_each(|d| all.extend_from_slice(d));
     let mut all = Some(all.freeze()).filter(|d| !d.is_empty());
     let mut out = FrameBuilder::new();
-    for u in builder.updates() {
+    for (i, u) in builder.updates().iter().enumerate() {
+        if u.kind.is_pin() {
+            out.push_pin(u.kind, builder.base(i), (u.driver, u.number, u.lowest_open));
+            continue;
+        }
         let data = all.take().into_iter().collect();
         out.push(UpdateDraft { data, extents: u.extents.clone(), crcs: u.crcs.clone(), ..*u });
     }
@@ -262,8 +277,6 @@ fn joined(builder: FrameBuilder) -> FrameBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use freebs_format::UpdateKind;
-    use freebs_types::{DriverId, RequestNumber};
 
     fn draft(lba: u32, blocks: u32) -> UpdateDraft {
         let data = vec![7u8; blocks as usize * BLOCK];
@@ -301,6 +314,21 @@ mod tests {
         assert!(h.push(draft(0, 60)).is_none());
         let full = h.push(draft(0, 60)).expect("the first one fills a frame");
         assert_eq!(full.header().last_version(), Version(4));
+    }
+
+    #[test]
+    fn what_is_said_about_versions_stays_with_its_update() {
+        let mut h = Head::new(ClusterId([1; 16]), ShardId::new(1, 0), Hash32([2; 32]), None).unwrap();
+        h.open_view(StartNumber(1), 0);
+        h.push(draft(0, 1));
+        h.push_pin(UpdateKind::Snapshot, Version(0));
+        h.push(draft(1, 2));
+        h.push_pin(UpdateKind::Release, Version(2));
+        let frame = h.pack().unwrap();
+        frame.verify_data().unwrap();
+        let said: Vec<_> = frame.head.updates().map(|u| (u.kind, u.version.0, u.base.0)).collect();
+        use UpdateKind::{Release, Snapshot, Write};
+        assert_eq!(said, [(Write, 1, 0), (Snapshot, 2, 0), (Write, 3, 0), (Release, 4, 2)]);
     }
 
     #[test]

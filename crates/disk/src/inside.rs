@@ -7,10 +7,10 @@ use crate::ahead::Ahead;
 use crate::confined::{Confined, Task};
 use crate::description::Description;
 use crate::head::Head;
-use freebs_format::UpdateDraft;
+use freebs_format::{UpdateDraft, UpdateKind};
 use freebs_io::linux::{LentDevice, Which};
 use freebs_lsvd::{Durable, Engine, Listener, Record};
-use freebs_types::{Error, Result, Sequence, ShardId, limits};
+use freebs_types::{Error, Result, Sequence, ShardId, Version, limits};
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -236,6 +236,18 @@ impl Inside {
         draft.extents.iter().for_each(|e| self.ahead.written(e.range));
         self.unattended |= !awaited && !self.head.has_unpacked();
         if let Some(full) = self.head.push(draft) {
+            self.engine.append(Record::Frame(full));
+        }
+        if awaited {
+            self.wanted = self.head.version();
+        }
+        self.head.version()
+    }
+
+    /// Orders an update about versions. Gives its version.
+    pub fn order_pin(&mut self, kind: UpdateKind, base: Version, awaited: bool) -> u64 {
+        self.unattended |= !awaited && !self.head.has_unpacked();
+        if let Some(full) = self.head.push_pin(kind, base) {
             self.engine.append(Record::Frame(full));
         }
         if awaited {

@@ -6,7 +6,7 @@
 //! The rooms: `disk` is what callers see; `shared` has the lock and decides who moves things on; `inside` is what
 //! lies behind the lock: the `head` orders updates and packs frames, the engine keeps them, `overlay` has what is not
 //! durable yet, `ahead` reads ahead; `blocks` turns bytes into updates; `open` and `description` make and find disks; `writes` passes
-//! them from one disk to another.
+//! them from one disk to another; `versions` keeps old ones.
 //!
 //! This crate is an edge: it has threads, a clock and a file.
 #![cfg(target_os = "linux")]
@@ -23,11 +23,12 @@ mod open;
 mod overlay;
 mod piece;
 mod shared;
+mod versions;
 mod writes;
 
 pub use description::SIZE_MAX;
 pub use disk::{Disk, Status};
-pub use freebs_lsvd::{Counters, Event, EventKind, OpenReport, Space};
+pub use freebs_lsvd::{Counters, Event, EventKind, HistoryState, OpenReport, Space};
 pub use freebs_types::{Error, ErrorKind, Result, Version};
 pub use open::{CreateOptions, OpenOptions};
 pub use piece::{PIECE_BYTES_MAX, PIECE_HEADER_BYTES, first_version};

@@ -276,7 +276,7 @@ impl Disk {
                     expected += 1;
                 }
                 let draft = again(&u, &data, self.size())?;
-                self.put_update(draft, u.version.0, piece)?;
+                self.put_update(draft, u.base, u.version.0, piece)?;
             }
         }
         if expected != piece.to + 1 {
@@ -286,7 +286,7 @@ impl Disk {
     }
 
     /// Orders an update under the version that it has elsewhere; one that is here already is left out.
-    fn put_update(&self, draft: UpdateDraft, version: u64, piece: &Piece) -> Result<()> {
+    fn put_update(&self, draft: UpdateDraft, base: Version, version: u64, piece: &Piece) -> Result<()> {
         if draft.data_bytes() as u64 > self.update_bytes() {
             return Err(Error::invalid("an update is larger than a segment of this disk takes"));
         }
@@ -309,9 +309,11 @@ impl Disk {
                 inside.wanted = inside.wanted.max(inside.head.version());
                 return Step::Change;
             }
-            if let Some(d) = draft.take() {
-                inside.order(d, false);
-            }
+            match draft.take() {
+                Some(d) if d.kind.is_pin() => inside.order_pin(d.kind, base, false),
+                Some(d) => inside.order(d, false),
+                None => version,
+            };
             Step::Done(Ok(()))
         })
     }
@@ -476,7 +478,7 @@ fn follows(inside: &Inside, piece: &Piece) -> Result<()> {
 
 /// The draft of an update that has been ordered elsewhere.
 fn again(u: &freebs_format::Update<'_>, data: &Bytes, size: u64) -> Result<UpdateDraft> {
-    if !matches!(u.kind, UpdateKind::Write | UpdateKind::Trim | UpdateKind::Zero) {
+    if !u.kind.is_pin() && !matches!(u.kind, UpdateKind::Write | UpdateKind::Trim | UpdateKind::Zero) {
         return Err(Error::invalid("an update of a kind that this disk does not know"));
     }
     let mut draft = UpdateDraft {
@@ -494,6 +496,8 @@ fn again(u: &freebs_format::Update<'_>, data: &Bytes, size: u64) -> Result<Updat
             draft.data.push(data.slice(first as usize * BLOCK..(first + e.range.len) as usize * BLOCK));
         }
     }
-    draft.check(Span { offset: 0, len: size }.blocks().end())?;
+    if !u.kind.is_pin() {
+        draft.check(Span { offset: 0, len: size }.blocks().end())?;
+    }
     Ok(draft)
 }

@@ -212,6 +212,10 @@ pub struct MarkBody {
     /// The frame head of the newest view frame, if there is one.
     pub view_frame: Option<FrameHead>,
     pub requests: Requests,
+    /// Versions that were pinned when what is committed was (rule E6), in order.
+    pub pins: Vec<Version>,
+    /// First version of the retention window then; 0 for none.
+    pub retain: Version,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -230,7 +234,9 @@ pub(crate) struct MarkFixed {
     pub(crate) view_frame_len: U32,
     pub(crate) floors: U32,
     pub(crate) entries: U32,
-    pub(crate) reserved: [u8; 24],
+    pub(crate) retain: U64,
+    pub(crate) pins: U32,
+    pub(crate) reserved: [u8; 12],
 }
 const _: () = assert!(size_of::<MarkFixed>() == 240);
 
@@ -302,7 +308,9 @@ impl MarkBody {
             view_frame_len: (view.len() as u32).into(),
             floors: (self.requests.floors.len() as u32).into(),
             entries: (self.requests.entries.len() as u32).into(),
-            reserved: [0; 24],
+            retain: self.retain.0.into(),
+            pins: (self.pins.len() as u32).into(),
+            reserved: [0; 12],
         };
         let mut out = fixed.as_bytes().to_vec();
         out.extend_from_slice(&view);
@@ -314,6 +322,7 @@ impl MarkBody {
             let e = EntryFixed { driver: e.driver.0.into(), number: e.number.0.into(), sequence: e.sequence.0.into() };
             out.extend_from_slice(e.as_bytes());
         }
+        self.pins.iter().for_each(|v| out.extend_from_slice(&v.0.to_le_bytes()));
         if self.tells_learned() {
             let learned = LearnedFixed {
                 since: self.learned_since.0.into(),
@@ -323,6 +332,11 @@ impl MarkBody {
             out.extend_from_slice(learned.as_bytes());
         }
         out
+    }
+
+    /// Whether a body says that anything is pinned, or kept for a while.
+    pub(crate) fn names_pins(body: &[u8]) -> bool {
+        MarkFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.pins.get() > 0 || f.retain.get() > 0)
     }
 
     pub fn decode(body: &[u8]) -> Result<Self> {
@@ -342,15 +356,20 @@ impl MarkBody {
         };
         let (floors, rest) = <[FloorFixed]>::ref_from_prefix_with_elems(rest, fixed.floors.get() as usize)
             .map_err(|_| cut("mark's request table is cut short"))?;
+        let (entries, rest) = <[EntryFixed]>::ref_from_prefix_with_elems(rest, fixed.entries.get() as usize)
+            .map_err(|_| cut("mark's request table is cut short"))?;
         let (rest, learned) = match fixed.flags.get() & MARK_LEARNED {
             0 => (rest, None),
             _ => LearnedFixed::ref_from_suffix(rest)
                 .map(|(rest, learned)| (rest, Some(learned)))
                 .map_err(|_| cut("what a mark learned is cut short"))?,
         };
-        let entries = <[EntryFixed]>::ref_from_bytes(rest).map_err(|_| cut("mark's request table is cut short"))?;
-        if entries.len() != fixed.entries.get() as usize {
-            return Err(cut("mark's request table is cut short"));
+        let pins = <[U64]>::ref_from_bytes(rest).map_err(|_| cut("mark's pinned versions are cut short"))?;
+        if pins.len() != fixed.pins.get() as usize
+            || pins.len() > limits::SHARD_PINS_MAX
+            || !pins.is_sorted_by(|a, b| a.get() < b.get())
+        {
+            return Err(cut("mark with pinned versions that make no sense"));
         }
         Ok(Self {
             promised: ViewNumber(fixed.promised.get()),
@@ -390,6 +409,8 @@ impl MarkBody {
                     })
                     .collect(),
             },
+            pins: pins.iter().map(|v| Version(v.get())).collect(),
+            retain: Version(fixed.retain.get()),
         })
     }
 }

@@ -4,7 +4,8 @@
 //! shard and the CRC table has one entry per data block. A `Frame` has exactly the data its head names. Whether
 //! the data match their CRCs is asked with `verify_data`.
 
-use crate::header::{DIGEST_PREFIX, FRAME_MAGIC, FRAME_VERSION};
+use crate::bodies::MarkBody;
+use crate::header::{DIGEST_PREFIX, FEATURE_PINS, FRAME_MAGIC, FRAME_VERSION};
 use crate::{
     ExtentDesc, ExtentKind, FrameHeader, FrameKind, UpdateDesc, UpdateKind, block_crc, crc32c, frame_digest, hide,
     token,
@@ -36,6 +37,8 @@ pub struct Update<'a> {
     pub driver: DriverId,
     pub number: RequestNumber,
     pub lowest_open: RequestNumber,
+    /// The version that a `Release` or `Retain` is about; else 0.
+    pub base: Version,
     extents: &'a [ExtentDesc],
     /// One CRC per data block, in order of the extents.
     pub crcs: &'a [zerocopy::little_endian::U32],
@@ -79,7 +82,7 @@ impl FrameHead {
         if header.crc.get() != crc32c(&header.as_bytes()[..252]) {
             return Err(corrupt("frame header does not match its checksum"));
         }
-        if header.version.get() != FRAME_VERSION || header.features.get() != 0 {
+        if header.version.get() != FRAME_VERSION || header.features.get() & !FEATURE_PINS != 0 {
             return Err(Error::invalid("frame of a newer format; use a newer freebs"));
         }
         let (head, data) = (header.head_len.get() as usize, header.data_len.get() as usize);
@@ -145,8 +148,14 @@ impl FrameHead {
                     data += u64::from(e.blocks.get());
                 }
             }
-            if UpdateKind::from_byte(d.kind).is_none() || data != u64::from(d.blocks.get()) {
+            let Some(kind) = UpdateKind::from_byte(d.kind).filter(|_| data == u64::from(d.blocks.get())) else {
                 return Err(corrupt("update does not fit its extents"));
+            };
+            if (kind.is_pin() && !mine.is_empty()) || d.base.get() > NUMBER_MAX {
+                return Err(corrupt("update that names no version, or blocks with it"));
+            }
+            if kind.is_pin() && self.header.features.get() & FEATURE_PINS == 0 {
+                return Err(corrupt("pinned version in a frame that says it has none"));
             }
             total += data;
         }
@@ -202,6 +211,7 @@ impl FrameHead {
                 driver: DriverId(d.driver.get()),
                 number: RequestNumber(d.number.get()),
                 lowest_open: RequestNumber(d.lowest_open.get()),
+                base: Version(d.base.get()),
                 extents: mine,
                 crcs: my_crcs,
                 first_block,
@@ -330,6 +340,8 @@ impl UpdateDraft {
 #[derive(Debug, Default)]
 pub struct FrameBuilder {
     updates: Vec<UpdateDraft>,
+    /// Versions that updates are about, by their place among the updates.
+    bases: Vec<(usize, Version)>,
     data_bytes: usize,
     head_bytes: usize,
 }
@@ -367,12 +379,28 @@ impl FrameBuilder {
         self.updates.push(u);
     }
 
+    /// Adds an update that pins its own version, or is about the versions from `base` on.
+    pub fn push_pin(&mut self, kind: UpdateKind, base: Version, of: (DriverId, RequestNumber, RequestNumber)) {
+        assert!(kind.is_pin(), "other updates have extents");
+        let (driver, number, lowest_open) = of;
+        self.bases.push((self.updates.len(), base));
+        let (extents, crcs, data) = (Vec::new(), Vec::new(), Vec::new());
+        self.push(UpdateDraft { kind, driver, number, lowest_open, extents, crcs, data });
+    }
+
+    /// The version that an update is about, by its place among the updates.
+    pub fn base(&self, i: usize) -> Version {
+        self.bases.iter().find(|b| b.0 == i).map_or(Version(0), |b| b.1)
+    }
+
     /// Closes a data frame. Returns it with its access token, which only the head of the chain keeps.
     pub fn build(&mut self, meta: &FrameMeta, secret: &Hash32, parent: &Hash32) -> (Frame, Hash32) {
         let updates = std::mem::take(&mut self.updates);
+        let mut bases = std::mem::take(&mut self.bases).into_iter().peekable();
         (self.data_bytes, self.head_bytes) = (0, 0);
         let mut body = BytesMut::new();
-        for u in &updates {
+        for (i, u) in updates.iter().enumerate() {
+            let base = bases.next_if(|b| b.0 == i).map_or(0, |b| b.1.0);
             let desc = UpdateDesc {
                 kind: u.kind as u8,
                 flags: 0,
@@ -381,7 +409,8 @@ impl FrameBuilder {
                 driver: u.driver.0.into(),
                 number: u.number.0.into(),
                 lowest_open: u.lowest_open.0.into(),
-                reserved: [0.into(); 2],
+                base: base.into(),
+                reserved: 0.into(),
             };
             body.put_slice(desc.as_bytes());
         }
@@ -428,6 +457,20 @@ impl FrameBuilder {
         frame
     }
 
+    /// What a reader must know to read this body.
+    fn features(kind: FrameKind, updates: u32, body: &[u8]) -> u32 {
+        let pins = match kind {
+            FrameKind::Data => {
+                <[UpdateDesc]>::ref_from_prefix_with_elems(body, updates as usize).is_ok_and(|(descs, _)| {
+                    descs.iter().any(|d| UpdateKind::from_byte(d.kind).is_some_and(UpdateKind::is_pin))
+                })
+            }
+            FrameKind::Mark => MarkBody::names_pins(body),
+            _ => false,
+        };
+        if pins { FEATURE_PINS } else { 0 }
+    }
+
     fn seal(
         meta: &FrameMeta,
         kind: FrameKind,
@@ -442,7 +485,7 @@ impl FrameBuilder {
             version: FRAME_VERSION.into(),
             kind: kind as u8,
             flags: 0,
-            features: 0.into(),
+            features: Self::features(kind, updates, body).into(),
             head_len: ((256 + body.len()) as u32).into(),
             data_len: (data_len as u32).into(),
             updates: updates.into(),

@@ -6,6 +6,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub const FRAME_MAGIC: [u8; 4] = *b"FBFR";
 pub const FRAME_VERSION: u16 = 1;
+/// Feature bit of a frame that tells of pinned versions: updates of the kinds `Snapshot`, `Release` and `Retain`, and
+/// marks that name any. Who does not know it would let go of what they keep.
+pub const FEATURE_PINS: u32 = 1;
 /// Bytes of the header that the digest covers; behind them come the hashes themselves.
 pub const DIGEST_PREFIX: usize = 112;
 
@@ -43,7 +46,7 @@ impl FrameKind {
     }
 }
 
-/// What an update does. Only the first three are made today; the others are reserved numbers.
+/// What an update does. Four to seven are reserved numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum UpdateKind {
@@ -54,14 +57,36 @@ pub enum UpdateKind {
     Commit = 5,
     Abort = 6,
     Relocate = 7,
+    /// Pins the version that it has itself (rule E6). No extents.
     Snapshot = 8,
+    /// Gives up the pin of its `base`, or the retention window if that is 0. No extents.
+    Release = 9,
+    /// Begins the retention window at its `base`, or moves it up to there: every version from there on is kept. No
+    /// extents.
+    Retain = 10,
 }
 
 impl UpdateKind {
     pub fn from_byte(b: u8) -> Option<Self> {
-        [Self::Write, Self::Trim, Self::Zero, Self::Prepare, Self::Commit, Self::Abort, Self::Relocate, Self::Snapshot]
-            .into_iter()
-            .find(|k| *k as u8 == b)
+        Some(match b {
+            1 => Self::Write,
+            2 => Self::Trim,
+            3 => Self::Zero,
+            4 => Self::Prepare,
+            5 => Self::Commit,
+            6 => Self::Abort,
+            7 => Self::Relocate,
+            8 => Self::Snapshot,
+            9 => Self::Release,
+            10 => Self::Retain,
+            _ => return None,
+        })
+    }
+
+    /// Whether it is about which versions are kept, and changes no block.
+    #[must_use]
+    pub fn is_pin(self) -> bool {
+        matches!(self, Self::Snapshot | Self::Release | Self::Retain)
     }
 }
 
@@ -88,7 +113,7 @@ pub struct FrameHeader {
     pub version: U16,
     pub kind: u8,
     pub flags: u8,
-    /// Feature bits a reader must know; none exist yet.
+    /// Feature bits a reader must know.
     pub features: U32,
     /// Bytes of header and body.
     pub head_len: U32,
@@ -180,8 +205,10 @@ pub struct UpdateDesc {
     pub number: U64,
     /// The driver's lowest request number without an answer.
     pub lowest_open: U64,
-    /// Base version of sub-block writes and interval numbers; 0 for now.
-    pub reserved: [U64; 2],
+    /// The version that a `Release` or `Retain` is about; else 0.
+    pub base: U64,
+    /// For interval numbers; 0 for now.
+    pub reserved: U64,
 }
 const _: () = assert!(size_of::<UpdateDesc>() == 48);
 

@@ -54,14 +54,14 @@ layouts! {
         chunk_view, sequence, first_version, committed, wall, chunk_offset, key_id, parent, hid, digest, tag, reserved,
         body_crc, crc,
     }
-    UpdateDesc { kind, flags, extents, blocks, driver, number, lowest_open, reserved }
+    UpdateDesc { kind, flags, extents, blocks, driver, number, lowest_open, base, reserved }
     ExtentDesc { lba, blocks, kind, flags, reserved }
     ViewFixed { pred, seal_sequence, seal_hid, secret_hash, generation, quorum, min_copies, members, reserved }
     MemberFixed { node, start, flags, slice }
     AttachFixed { generation, driver, identity, reserved }
     MarkFixed {
         promised, secret_view, secret, committed, last_view, released, last_parent, last_digest, attach, flags,
-        view_frame_len, floors, entries, reserved,
+        view_frame_len, floors, entries, retain, pins, reserved,
     }
     FloorFixed { driver, lowest_open }
     EntryFixed { driver, number, sequence }

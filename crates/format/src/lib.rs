@@ -19,5 +19,5 @@ pub use bodies::{
 };
 pub use crc::{block_crc, block_crcs, crc32c, is_zero};
 pub use frame::{Extent, Frame, FrameBuilder, FrameHead, FrameMeta, Update, UpdateDraft};
-pub use header::{ExtentDesc, ExtentKind, FRAME_MAGIC, FrameHeader, FrameKind, UpdateDesc, UpdateKind};
+pub use header::{ExtentDesc, ExtentKind, FEATURE_PINS, FRAME_MAGIC, FrameHeader, FrameKind, UpdateDesc, UpdateKind};
 pub use token::{frame_digest, hide, token};

@@ -52,10 +52,43 @@ fn updates_come_back_as_they_went_in() {
 }
 
 #[test]
+fn pins_name_versions_and_no_blocks() {
+    let frame = common::snapshot_frame();
+    let head = parse(frame.head.bytes()).unwrap();
+    let ups: Vec<_> = head.updates().map(|u| (u.kind, u.version.0, u.base.0, u.extents().count())).collect();
+    let first = head.header().first_version.get();
+    assert_eq!(
+        ups,
+        [
+            (UpdateKind::Snapshot, first, 0, 0),
+            (UpdateKind::Release, first + 1, 77, 0),
+            (UpdateKind::Retain, first + 2, 1100, 0)
+        ]
+    );
+    // An older reader would pass over them: the frame must say that it has them.
+    let mut bytes = frame.head.bytes().to_vec();
+    bytes[8] = 0;
+    reseal_frame(&mut bytes);
+    assert_eq!(parse(&bytes).unwrap_err().kind, ErrorKind::Corrupt);
+    let mut bytes = frame.head.bytes().to_vec();
+    bytes[256 + 48 + 32 + 7] = 0x80;
+    reseal_frame(&mut bytes);
+    assert_eq!(parse(&bytes).unwrap_err().kind, ErrorKind::Corrupt, "a version beyond all numbers");
+    let mark = common::pins_frame();
+    let body = MarkBody::decode(mark.head.body()).unwrap();
+    assert_eq!((body.pins, body.retain), (vec![Version(77), Version(1200)], Version(1100)));
+    let mut unsorted = mark.head.body().to_vec();
+    let end = unsorted.len();
+    unsorted[end - 8..].copy_from_slice(&77u64.to_le_bytes());
+    assert!(MarkBody::decode(&unsorted).is_err());
+    assert!(MarkBody::decode(&unsorted[..end - 8]).is_err());
+}
+
+#[test]
 fn a_newer_format_is_said_to_be_one() {
     for (at, what) in [(4, "version"), (8, "features")] {
         let mut bytes = data_frame().head.bytes().to_vec();
-        bytes[at] += 1;
+        bytes[at] += 2;
         assert_eq!(parse(&bytes).unwrap_err().kind, ErrorKind::Corrupt, "{what}: the checksum comes first");
         reseal_frame(&mut bytes);
         let e = parse(&bytes).unwrap_err();

@@ -43,7 +43,10 @@ fn golden(name: &str, bytes: &[u8], data: &[u8]) {
 
 #[test]
 fn frames() {
-    for (name, frame) in all_frames() {
+    for (name, frame) in all_frames().into_iter().chain([("mark-pins", pins_frame()), ("snapshot", snapshot_frame())]) {
+        let (mut bytes, pins) = (frame.head.bytes().clone(), frame.header().features.get() & FEATURE_PINS);
+        assert_eq!(pins > 0, name == "snapshot" || name == "mark-pins", "{name}");
+        assert!(FrameHead::parse(&mut bytes).is_ok(), "{name}");
         golden(&format!("frame-{name}"), frame.head.bytes(), &frame.data.concat());
     }
 }

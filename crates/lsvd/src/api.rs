@@ -265,6 +265,26 @@ pub struct ReadOut {
     pub data: Vec<Bytes>,
 }
 
+/// Which versions of a shard are kept beside the last one, and what that costs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HistoryState {
+    /// Pinned versions, lowest first. At most `limits::SHARD_PINS_MAX`.
+    pub pins: Vec<Version>,
+    /// First version of the retention window; each from there on is kept.
+    pub retain: Option<Version>,
+    /// Superseded extents that are kept for them, as far as they are known to be superseded, and the bytes of their data.
+    pub extents: u64,
+    pub bytes: u64,
+}
+
+impl HistoryState {
+    /// Whether a version is kept.
+    #[must_use]
+    pub fn has(&self, version: Version) -> bool {
+        self.pins.binary_search(&version).is_ok() || self.retain.is_some_and(|r| r <= version)
+    }
+}
+
 /// Live blocks that are damaged here, to be asked for elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DamagedBlocks {

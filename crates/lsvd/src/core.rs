@@ -5,6 +5,7 @@
 
 use crate::clean::carry::Moves;
 use crate::clean::{Cleaning, Move};
+use crate::history::Hints;
 use crate::runs::{ENTRY_BYTES, Maps};
 use crate::scrub::Rot;
 use crate::segments::{SegmentState, Segments};
@@ -143,6 +144,8 @@ pub(crate) struct Core {
     events: VecDeque<Event>,
     pub listener: Option<Rc<dyn Listener>>,
     pub maps: Maps,
+    /// While the log is replayed: what is known to be kept at its end.
+    pub hints: Hints,
     pub rot: Rot,
     /// Rung when the map has something to do, or room.
     pub map_wake: Rc<Notify>,
@@ -185,6 +188,7 @@ impl Core {
             events: VecDeque::new(),
             listener: None,
             maps: Maps::new(options),
+            hints: Hints::new(),
             rot: Rot::default(),
             map_wake: Rc::default(),
             tomb_wake: Rc::default(),
@@ -315,7 +319,12 @@ impl Core {
             return Err("frame of another cluster");
         }
         let id = head.shard();
-        let (shards, segs, maps) = (&mut self.shards, &mut self.segs, &mut self.maps);
+        let Self { shards, segs, maps, hints, .. } = self;
+        let fresh = |maps: &mut Maps| {
+            let mut s = Shard::new(id, maps.new_slot(id));
+            s.history.hint = hints.get(&id).cloned().unwrap_or_default();
+            s
+        };
         match head.kind() {
             FrameKind::Mark => {
                 let body = MarkBody::decode(head.body()).map_err(|_| "mark that can't be read")?;
@@ -329,19 +338,19 @@ impl Core {
                     segs.get_mut(at.segment).forgets = at.append;
                     return Ok(());
                 }
-                let shard = shards.entry(id).or_insert_with(|| Shard::new(id, maps.new_slot(id)));
+                let shard = shards.entry(id).or_insert_with(|| fresh(maps));
                 shard.mark(head, &body, at, self.damaged, segs);
                 Ok(())
             }
             FrameKind::Carry => {
                 let blocks = head.header().data_blocks();
                 let body = CarryBody::decode(head.body(), blocks).map_err(|_| "carry that can't be read")?;
-                let shard = shards.entry(id).or_insert_with(|| Shard::new(id, maps.new_slot(id)));
+                let shard = shards.entry(id).or_insert_with(|| fresh(maps));
                 maps.grown += body.entries.len() * ENTRY_BYTES + blocks as usize * 4;
                 shard.carry(&body, at, segs)
             }
             _ => {
-                let shard = shards.entry(id).or_insert_with(|| Shard::new(id, maps.new_slot(id)));
+                let shard = shards.entry(id).or_insert_with(|| fresh(maps));
                 let extents: usize = head.updates().map(|u| u.extents().count()).sum();
                 maps.grown += extents * ENTRY_BYTES + head.header().data_blocks() as usize * 4;
                 let most = match maps.bounded {

@@ -221,6 +221,9 @@ impl<D: Device> Engine<D> {
             if !segs.candidates.is_empty() {
                 self.inner.work.notify_one();
             }
+            if segs.prune {
+                self.inner.map_wake.notify_one();
+            }
         }
         core.no_longer_held();
     }
@@ -446,7 +449,10 @@ impl<D: Device> Engine<D> {
         self.io().resolved();
         let mut core = self.inner.core.borrow_mut();
         core.writing = false;
-        if core.maps.grown >= core.maps.table_limit() || core.maps.since >= core.maps.checkpoint_bytes {
+        if core.segs.prune
+            || core.maps.grown >= core.maps.table_limit()
+            || core.maps.since >= core.maps.checkpoint_bytes
+        {
             core.map_wake.notify_one();
         }
         *spare = Some(buf).filter(|b| b.capacity() <= SPARE_BYTES_MAX);

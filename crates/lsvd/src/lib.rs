@@ -4,7 +4,7 @@
 //! only once they are durable. The log is the only truth: everything in memory is what its frames make of it, in log
 //! order, by the same code when running and when recovering. No clock, no thread, no I/O but the device.
 //!
-//! The rooms: `map`, `chunks`, `frames`, `requests` are what a `shard` has; `segments` says what lies where and what
+//! The rooms: `map`, `chunks`, `frames`, `requests` are what a `shard` has; `history` is what it was; `segments` says what lies where and what
 //! is live; `core` is all of it; `batch` lays out appends, `clean` gives segments up, `engine` writes; `read` and
 //! `log` read back, `scrub` reads what nobody asks for; `scan` and `recover` make it again from bytes; `tool` looks at a device that nobody uses.
 
@@ -16,6 +16,7 @@ mod clean;
 mod core;
 mod engine;
 mod frames;
+mod history;
 mod join;
 mod learned;
 mod log;

@@ -82,8 +82,8 @@ pub(crate) struct Outcome {
     pub placed: Vec<(u32, u32)>,
     /// Pieces of old extents that the new one took the place of.
     pub displaced: Vec<(u32, Extent)>,
-    /// Pieces of the new extent that a newer one keeps out, with that one's sequence.
-    pub lost: Vec<(u32, Extent, Sequence)>,
+    /// Pieces of the new extent that a newer one keeps out, with that one's version.
+    pub lost: Vec<(u32, Extent, Version)>,
     /// Pieces where the very same entry was there already.
     pub same: Vec<(u32, u32)>,
 }
@@ -212,7 +212,7 @@ impl ExtentMap {
             if old.key() == new.key() {
                 out.same.push((a, b - a));
             } else {
-                out.lost.push((a, new.piece(a - start, b - a), old.sequence));
+                out.lost.push((a, new.piece(a - start, b - a), old.version));
             }
             self.put(s, old);
         }

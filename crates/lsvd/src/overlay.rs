@@ -8,6 +8,8 @@
 //! - `held` are committed entries that came out of order over blocks that these frames write. They go down behind
 //!   the frames, so that what goes down is always newer than what it meets there.
 
+use crate::history::Beaten;
+use crate::history::pins::PinOp;
 use crate::map::{Crcs, Extent, ExtentMap, Outcome};
 use crate::shard::{At, Tip};
 use freebs_format::{ExtentKind, FrameHead};
@@ -23,15 +25,19 @@ pub(crate) struct Uncommitted {
     pub before: Tip,
     /// What it brings to the map, in order; nothing if it is a mark.
     pub entries: Vec<(u32, Extent)>,
+    /// What it changes of the versions that are kept.
+    pub pins: Vec<PinOp>,
     /// Append where it lies.
     pub append: u64,
 }
 
 /// A frame that can't be cut any more.
 pub(crate) struct Committed {
+    pub sequence: Sequence,
+    pub pins: Vec<PinOp>,
     pub entries: Vec<(u32, Extent)>,
     /// What it covers of the held entries: a cut that comes later must not show them again.
-    pub covered: Vec<Extent>,
+    pub covered: Vec<Beaten>,
     /// Parts of held entries that are as new as it, or newer. They go into the map behind it; the newer ones stay here,
     /// too, for the frames that come later.
     pub again: Vec<(u32, Extent)>,
@@ -77,8 +83,8 @@ fn take(held: &mut Vec<Held>, start: u32, end: u32, which: impl Fn(&Extent) -> b
 }
 
 /// Takes off what an entry over `[start, end)` covers of those that are held.
-fn beat(held: &mut Vec<Held>, start: u32, end: u32, by: &Extent) -> Vec<Extent> {
-    take(held, start, end, |h| h.key() < by.key()).into_iter().map(|(_, e)| e).collect()
+fn beat(held: &mut Vec<Held>, start: u32, end: u32, by: &Extent) -> Vec<Beaten> {
+    take(held, start, end, |h| h.key() < by.key()).into_iter().map(|(a, e)| (a, e, by.version)).collect()
 }
 
 /// Calls `each(address, entry)` for the map entries of a data frame, in the order of its updates.
@@ -128,7 +134,7 @@ impl Overlay {
     }
 
     /// Keeps a committed entry that lies over or under one of these frames. Gives back what it covers of the others.
-    pub fn hold(&mut self, start: u32, extent: Extent, append: u64) -> Vec<Extent> {
+    pub fn hold(&mut self, start: u32, extent: Extent, append: u64) -> Vec<Beaten> {
         self.map.insert(start, extent.clone(), &mut self.outcome);
         let covered = beat(&mut self.held, start, start + extent.len, &extent);
         self.held.push(Held { start, extent, append });
@@ -143,7 +149,8 @@ impl Overlay {
     /// Takes the first frame if it is committed; its entries are those of the map below from now on.
     pub fn commit(&mut self, committed: Sequence) -> Option<Committed> {
         let f = self.frames.pop_front_if(|f| f.sequence <= committed)?;
-        let mut out = Committed { entries: f.entries, covered: Vec::new(), again: Vec::new() };
+        let Uncommitted { sequence, pins, entries, .. } = f;
+        let mut out = Committed { sequence, pins, entries, covered: Vec::new(), again: Vec::new() };
         if self.frames.is_empty() && self.held.is_empty() {
             self.map.clear();
             return Some(out);
@@ -151,7 +158,7 @@ impl Overlay {
         let Self { map, held, .. } = self;
         for (start, e) in &out.entries {
             let (start, end) = (*start, start + e.len);
-            map.take(start, end, |x| x.sequence == f.sequence);
+            map.take(start, end, |x| x.sequence == sequence);
             out.covered.extend(beat(held, start, end, e));
             // The entry itself may have come before its frame. What is above it in `map` has just gone, so it must not
             // be held any longer: nobody would find it there and say where its record has moved.
@@ -213,7 +220,13 @@ mod tests {
     }
 
     fn frame(sequence: u64, entries: Vec<(u32, Extent)>) -> Uncommitted {
-        Uncommitted { sequence: Sequence(sequence), before: Tip::default(), entries, append: sequence }
+        Uncommitted {
+            sequence: Sequence(sequence),
+            before: Tip::default(),
+            pins: Vec::new(),
+            entries,
+            append: sequence,
+        }
     }
 
     /// A zero was learned ahead of its frame, then the frame came and was committed while others were not. The learned

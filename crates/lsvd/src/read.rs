@@ -134,6 +134,10 @@ impl<D: Device> Engine<D> {
     /// Reads blocks as the last durable frame left them. `Corrupt` names the first block that is damaged or may be
     /// out of date; `NotFound` if the shard is unknown. At most `limits::READ_BLOCKS_MAX` blocks.
     pub async fn read(&self, shard: ShardId, range: BlockRange) -> Result<ReadOut> {
+        self.read_which(shard, range, Which::All).await
+    }
+
+    pub(crate) async fn read_which(&self, shard: ShardId, range: BlockRange, which: Which) -> Result<ReadOut> {
         check_range(range)?;
         if range.len > limits::READ_BLOCKS_MAX {
             return Err(Error::invalid("a read has at most 1,024 blocks"));
@@ -141,7 +145,7 @@ impl<D: Device> Engine<D> {
         self.inner.core.borrow_mut().counters.reads += 1;
         let plan = |core: &Core, s: &Shard, view: &ExtentMap| plan_read(core, s, view, range);
         let bounds = (range.start.0, range.end() as u32);
-        let (mut out, plan) = self.io().with_view(shard, bounds, Which::All, plan).await?;
+        let (mut out, plan) = self.io().with_view(shard, bounds, which, plan).await?;
         out.data = self.fetch(shard, &plan).await?;
         out.crcs = plan.crcs;
         Ok(out)
@@ -149,6 +153,10 @@ impl<D: Device> Engine<D> {
 
     /// Kinds of blocks without their data.
     pub async fn block_status(&self, shard: ShardId, range: BlockRange) -> Result<Vec<Piece>> {
+        self.status_which(shard, range, Which::All).await
+    }
+
+    pub(crate) async fn status_which(&self, shard: ShardId, range: BlockRange, which: Which) -> Result<Vec<Piece>> {
         check_range(range)?;
         let (mut out, mut at) = (Vec::new(), range.start.0);
         while u64::from(at) < range.end() {
@@ -158,7 +166,7 @@ impl<D: Device> Engine<D> {
                 pieces(view, part, |kind, _, _, len| push_piece(&mut out, kind, len));
                 Ok(())
             };
-            self.io().with_view(shard, bounds, Which::All, kinds).await?;
+            self.io().with_view(shard, bounds, which, kinds).await?;
             at += part.len;
         }
         Ok(out)

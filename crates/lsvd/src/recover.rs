@@ -10,6 +10,7 @@
 //! gets no index, so that the next recovery sees the damage again.
 
 use crate::core::{Core, Geometry, OpenSegment};
+use crate::history::Hints;
 use crate::join::join_all;
 use crate::runs::Io;
 use crate::scan::{Found, Scan, Window, find_seq, read_append, read_index, scan};
@@ -23,7 +24,7 @@ use freebs_format::disk::{
 use freebs_io::Device;
 use freebs_types::{Error, ErrorKind, Result, ShardId};
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Findings of one recovery that are told one by one.
 const FINDINGS_MAX: usize = 1000;
@@ -58,6 +59,8 @@ struct Recovery<'a, D> {
     segment_lost: bool,
     /// A checkpoint said that appends up to here were durable.
     known_durable: u64,
+    /// A mark told of a version that is kept after something was let go of that it may need.
+    late: bool,
 }
 
 /// What recovery makes the state from.
@@ -84,12 +87,16 @@ pub(crate) async fn recover<D: Device>(
     // is where anything else is damaged, because then the log alone knows what is missed.
     let mut findings = Vec::new();
     let (first, mut known_durable, mut avoid) = (report.clone(), 0, BTreeSet::new());
-    for from in [From::Checkpoint, From::Log].into_iter().skip(usize::from(!checkpoints)) {
+    let mut ways = VecDeque::from([From::Checkpoint, From::Log]);
+    ways.drain(..usize::from(!checkpoints));
+    let mut hints: Option<Hints> = None;
+    while let Some(from) = ways.pop_front() {
         *report = first.clone();
         let mut r = Recovery::new(device, geometry, options, report, from);
         r.known_durable = known_durable;
         r.core.get_mut().segs.mutant = mutant;
         r.core.get_mut().maps.avoid = std::mem::take(&mut avoid);
+        r.core.get_mut().hints = hints.clone().unwrap_or_default();
         let done = r.all().await;
         avoid.clone_from(&r.core.get_mut().maps.avoid);
         let lost = r.core.get_mut().maps.damaged || done.as_ref().is_err_and(|e| e.kind == ErrorKind::Corrupt);
@@ -106,7 +113,14 @@ pub(crate) async fn recover<D: Device>(
             continue;
         }
         done?;
+        let late = r.late;
         let mut core = r.core.into_inner();
+        if late && hints.is_none() {
+            // What was let go of is pinned, as a mark said later. Now that is known from the start.
+            hints = Some(core.keeps());
+            ways.push_front(from);
+            continue;
+        }
         if checkpoints {
             core.maps.stale = [0, 1].map(|i| core.maps.kept[i].is_none());
         }
@@ -125,9 +139,19 @@ pub(crate) async fn recover_in_memory<D: Device>(
     indexes: bool,
 ) -> Result<Core> {
     let from = if indexes { From::Memory } else { From::Appends };
-    let mut r = Recovery::new(device, geometry, Options::UNBOUNDED, report, from);
-    r.all().await?;
-    Ok(r.core.into_inner())
+    let (first, mut hints) = (report.clone(), None);
+    loop {
+        *report = first.clone();
+        let mut r = Recovery::new(device, geometry, Options::UNBOUNDED, report, from);
+        r.core.get_mut().hints = hints.clone().unwrap_or_default();
+        r.all().await?;
+        let late = r.late;
+        let core = r.core.into_inner();
+        if !late || hints.is_some() {
+            return Ok(core);
+        }
+        hints = Some(core.keeps());
+    }
 }
 
 impl<'a, D: Device> Recovery<'a, D> {
@@ -146,6 +170,7 @@ impl<'a, D: Device> Recovery<'a, D> {
             covered_rest: 0,
             segment_lost: false,
             known_durable: 0,
+            late: false,
         }
     }
 }
@@ -546,9 +571,12 @@ impl<D: Device> Recovery<'_, D> {
         self.core.get_mut().tell_committed(u64::MAX);
         let damaged = self.core.get_mut().damaged;
         let mut left = Vec::new();
-        for s in self.core.get_mut().shards.values_mut() {
+        let Core { shards, segs, .. } = self.core.get_mut();
+        for s in shards.values_mut() {
             s.suspect |= s.may_miss(damaged);
             s.replayed();
+            self.late |= s.history.late;
+            s.history_replayed(segs);
             if s.forget_orphans() {
                 left.push(s.id);
             }

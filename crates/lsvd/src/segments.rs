@@ -172,6 +172,8 @@ pub(crate) struct Segments {
     pub used_count: u32,
     /// Segments that hold pages of the map.
     pub map_count: u32,
+    /// Some shard gave up a version that it kept: what was live for it alone is to be found.
+    pub prune: bool,
     /// Rises when more segments may be worth cleaning than before.
     pub changes: u64,
     /// Blocks that died so far; those that were moved did not.

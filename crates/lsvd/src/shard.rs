@@ -12,6 +12,8 @@
 
 use crate::chunks::{self, ChunkIndex, Run};
 use crate::frames::{FrameIndex, FramePlace};
+use crate::history::History;
+use crate::history::pins::PinOp;
 use crate::map::{Crcs, Extent, ExtentMap, Outcome};
 use crate::overlay::{Overlay, Uncommitted, entries};
 use crate::segments::Segments;
@@ -136,6 +138,8 @@ pub(crate) struct Shard {
     pub orphans: BTreeMap<Sequence, (FrameHead, At)>,
     /// Segments with marks that name frames above `committed`, and the highest such frame.
     pub marks: BTreeMap<u32, Sequence>,
+    /// Versions that are kept, and what was in force at them.
+    pub history: History,
     outcome: Outcome,
 }
 
@@ -361,14 +365,17 @@ impl Shard {
         let (sequence, mut list) = (head.seq(), Vec::new());
         entries(head, at, |a, e| list.push((a, e)));
         self.acquire_data(&list, at, segs);
+        // What a pin that comes late would need may be gone.
+        let pins = if late { Vec::new() } else { PinOp::of(head) };
         if sequence <= self.committed {
+            self.apply_pins(sequence, &pins, segs);
             self.go_down(list, late, segs);
             return;
         }
         if late {
             self.hold_newer(&list, segs);
         }
-        self.overlay.put(Uncommitted { sequence, before, entries: list, append: at.append });
+        self.overlay.put(Uncommitted { sequence, before, entries: list, pins, append: at.append });
     }
 
     /// All blocks that the frame names are live; and its trims are recorded here.
@@ -394,17 +401,17 @@ impl Shard {
         if e.sequence <= self.flushed {
             self.dirty.push((start, start + e.len));
         }
-        let mut out = std::mem::take(&mut self.outcome);
+        let (mut out, by) = (std::mem::take(&mut self.outcome), e.version);
         if segs.leaves_out(RuleMutant::LastComerWins) {
             let other = self.map.take(start, start + e.len, |old| old.key() != e.key());
             other.iter().for_each(|(_, old)| self.release(old, segs));
         }
         insert_later(&mut self.map, start, e, &mut out);
-        for (_, e) in out.displaced.drain(..) {
-            self.release(&e, segs);
+        for (a, e) in out.displaced.drain(..) {
+            self.supersede(a, &e, by, false, segs);
         }
-        for (_, e, _) in out.lost.drain(..) {
-            self.release(&e, segs);
+        for (a, e, by) in out.lost.drain(..) {
+            self.supersede(a, &e, by, true, segs);
         }
         self.outcome = out;
     }
@@ -423,8 +430,8 @@ impl Shard {
         }
         let (mut view, mut out) = (self.below_view(start, start + e.len), Outcome::default());
         view.insert(start, e.clone(), &mut out);
-        for (_, gone, _) in out.lost.drain(..) {
-            self.release(&gone, segs);
+        for (a, gone, by) in out.lost.drain(..) {
+            self.supersede(a, &gone, by, true, segs);
         }
         let stays = out.placed.into_iter().chain(out.same);
         stays.map(|(a, len)| (a, e.piece(a - start, len))).collect()
@@ -437,7 +444,7 @@ impl Shard {
             for (a, newer) in view.iter().filter(|(_, n)| n.key() >= e.key()) {
                 // It is in the map below already, so the log need not keep its append for this copy.
                 let covered = self.overlay.hold(a, newer.clone(), u64::MAX);
-                covered.iter().for_each(|e| self.release(e, segs));
+                self.supersede_all(covered, segs);
             }
         }
     }
@@ -580,7 +587,7 @@ impl Shard {
         for (a, e) in self.not_beaten(start, e, segs) {
             if self.is_over(a, a + e.len) {
                 let covered = self.overlay.hold(a, e, at.append);
-                covered.iter().for_each(|e| self.release(e, segs));
+                self.supersede_all(covered, segs);
             } else {
                 self.down(a, e, segs);
             }
@@ -631,6 +638,7 @@ impl Shard {
         self.take_learned(s, body, lost_since);
         self.miss_moved();
         self.trim_holes();
+        self.mark_pins(body, h.last_version());
         self.set_committed(Sequence(body.committed.0.min(s.0)), segs);
         self.adopt_orphans(segs);
     }
@@ -665,8 +673,8 @@ impl Shard {
             self.attaches = vec![(Sequence(0), body.attach)];
             self.requests = RequestTable::from_format(&body.requests);
         } else {
-            let append = at.append;
-            self.overlay.put(Uncommitted { sequence: s, before: self.tip, entries: Vec::new(), append });
+            let (entries, pins, append) = (Vec::new(), Vec::new(), at.append);
+            self.overlay.put(Uncommitted { sequence: s, before: self.tip, entries, pins, append });
             self.fill_in(s, body);
         }
         self.tip = Tip {
@@ -724,7 +732,8 @@ impl Shard {
     /// Frames up to `to` can't be cut any more: what they brought goes into the map.
     fn commit_to(&mut self, to: Sequence, segs: &mut Segments) {
         while let Some(done) = self.overlay.commit(to) {
-            done.covered.iter().for_each(|e| self.release(e, segs));
+            self.apply_pins(done.sequence, &done.pins, segs);
+            self.supersede_all(done.covered, segs);
             self.go_down(done.entries, false, segs);
             self.go_down(done.again, false, segs);
         }
@@ -884,6 +893,7 @@ impl Shard {
             (Some(new), Some(old)) => Some(if new.0 >= old.0 { new } else { old }),
             (new, old) => new.or(old),
         };
+        let (pins, retain) = self.pins_for_mark();
         let mut body = MarkBody {
             promised: change.promised.unwrap_or_default().max(self.promised),
             secret_view: secret.map_or(ViewNumber(0), |s| s.0),
@@ -902,6 +912,8 @@ impl Shard {
             learned_from_append: 0,
             view_frame: self.views.last().map(|v| v.1.clone()),
             requests: self.requests.to_format(),
+            pins,
+            retain,
         };
         let mut tip = self.tip;
         if let Some(base) = change.base.as_deref().filter(|b| b.last.sequence >= tip.name.sequence) {
@@ -953,7 +965,9 @@ impl Shard {
 
     /// Bytes of a mark's tables: the view's frame and the requests.
     pub fn mark_tables_len(&self) -> usize {
-        self.views.last().map_or(0, |v| v.1.bytes().len()) + self.requests.encoded_len()
+        self.views.last().map_or(0, |v| v.1.bytes().len())
+            + self.requests.encoded_len()
+            + self.history.pins.kept.pins.len() * 8
     }
 
     /// Whether the state must be marked anew before a segment goes that holds frames up to `max`.
@@ -984,6 +998,7 @@ impl Shard {
             }
         }
         all.extend(self.overlay.frames().flat_map(|f| &f.entries).map(|(_, e)| e.clone()));
+        all.extend(self.history.table.iter().map(|(_, l)| l.e.clone()));
         all.iter().filter(|e| e.is_data()).for_each(|e| each(e.chunk, e.offset, e.len));
     }
 }

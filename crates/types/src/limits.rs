@@ -23,6 +23,8 @@ pub const SHARD_BLOCKS_MAX: u64 = 1 << 28;
 pub const VOLUME_SHARDS_MAX: u32 = 1024;
 /// Data blocks in one chunk: 16 MiB.
 pub const CHUNK_BLOCKS_MAX: u32 = 4096;
+/// Versions of a shard that can be pinned at once: 32 KiB in a mark.
+pub const SHARD_PINS_MAX: usize = 4096;
 /// Blocks in one read request to a member.
 pub const READ_BLOCKS_MAX: u32 = 1024;
 /// Bytes of one message on the wire, header included.

@@ -103,11 +103,11 @@ pub fn view_frame() -> impl Strategy<Value = Frame> {
 
 pub fn mark_body() -> impl Strategy<Value = MarkBody> {
     let requests = (vec(any::<[u64; 2]>(), 0..5), vec(any::<[u64; 3]>(), 0..9));
-    let numbers = any::<[u64; 8]>();
+    let numbers = (any::<[u64; 8]>(), prop::collection::btree_set(any::<u64>(), 0..5), any::<u64>());
     let hashes = [hash(), hash(), hash()];
     (numbers, hashes, attach_body(), any::<[bool; 3]>(), prop::option::of(view_frame()), requests).prop_map(
         |(
-            [promised, secret_view, committed, last_view, released, since, upto, append],
+            ([promised, secret_view, committed, last_view, released, since, upto, append], pins, retain),
             h,
             attach,
             flags,
@@ -145,6 +145,8 @@ pub fn mark_body() -> impl Strategy<Value = MarkBody> {
                         })
                         .collect(),
                 },
+                pins: pins.into_iter().map(Version).collect(),
+                retain: Version(retain),
             }
         },
     )

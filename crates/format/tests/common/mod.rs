@@ -138,7 +138,24 @@ pub fn mark_body() -> MarkBody {
             floors: vec![RequestFloor { driver: DriverId(0xd1), lowest_open: RequestNumber(10) }],
             entries: vec![entry(10, 998), entry(11, 1000)],
         },
+        ..MarkBody::default()
     }
+}
+
+/// The same with pinned versions.
+pub fn pins_frame() -> Frame {
+    let body = MarkBody { pins: vec![Version(77), Version(1200)], retain: Version(1100), ..mark_body() };
+    FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
+}
+
+/// Takes a snapshot, gives one up and begins a window.
+pub fn snapshot_frame() -> Frame {
+    let mut b = FrameBuilder::new();
+    let of = |n| (DriverId(0xd1), RequestNumber(n), RequestNumber(10));
+    b.push_pin(UpdateKind::Snapshot, Version(0), of(12));
+    b.push_pin(UpdateKind::Release, Version(77), of(13));
+    b.push_pin(UpdateKind::Retain, Version(1100), of(14));
+    b.build(&meta(), &SECRET, &PARENT).0
 }
 
 pub fn mark_frame() -> Frame {

@@ -39,6 +39,9 @@ impl Core {
             let Some(s) = self.shards.get(&shard) else { continue };
             let list = found.entry((shard, s.slot)).or_default();
             gather(id, &s.committed_view(start, end), list);
+            if s.keeps_history() {
+                s.covered_tombs(id, s.layers(start, end), |a, e| list.push(tomb_entry(a, e)));
+            }
         }
         self.segs.get_mut(id).tombs = Some(found);
         true
@@ -98,6 +101,9 @@ impl<D: Device> Engine<D> {
                 Ok(())
             };
             self.io().with_view(shard, (from, at), Which::Committed, here).await?;
+            if self.inner.core.borrow().shard(shard)?.keeps_history() {
+                self.io().covered_tombs(shard, id, (from, at), |a, e| out.push(tomb_entry(a, e))).await?;
+            }
             pause().await;
         }
         Ok(())

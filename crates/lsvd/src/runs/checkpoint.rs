@@ -10,16 +10,18 @@ use super::run::{Members, Place, Places, Run};
 use super::write::Pages;
 use super::{Io, Kept, pause};
 use crate::core::Core;
+use crate::history::pins::Pins;
 use crate::join::join_all;
 use crate::map::{Extent, ExtentMap};
 use crate::segments::SegmentState;
+use crate::shard::Shard;
 use crate::{Finding, RuleMutant};
 use freebs_format::disk::{
-    CHECKPOINT_AT, CHECKPOINT_BYTES, CHECKPOINT_EXTENTS_MAX, CheckpointSlot, PAGE_BODY_BYTES, PAGE_BYTES, PAGE_FENCES,
-    PAGE_MANIFEST, PageHeader, PageName, PagesFixed,
+    CHECKPOINT_AT, CHECKPOINT_BYTES, CHECKPOINT_EXTENTS_MAX, CheckpointSlot, MANIFEST_BYTES_MAX, PAGE_BODY_BYTES,
+    PAGE_BYTES, PAGE_FENCES, PAGE_MANIFEST, PageHeader, PageName, PagesFixed,
 };
 use freebs_io::{AlignedBuf, Device, Durability};
-use freebs_types::{Error, ErrorKind, Result, ShardId};
+use freebs_types::{Error, ErrorKind, Result, ShardId, Version};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -89,7 +91,11 @@ impl<D: Device> Io<'_, D> {
 
     async fn write_checkpoint(&self, w: &mut ManifestWriter, number: u64, written: u64) -> Result<()> {
         let mut covered = written;
-        self.flush(|shard, append| covered = covered.min(w.out.shard(shard, append))).await?;
+        let note = |shard: &Shard, append| {
+            covered = covered.min(w.out.shard(shard, append));
+            w.out.pins(shard, false);
+        };
+        self.flush(note).await?;
         let runs = {
             let core = self.core.borrow();
             core.maps.young.iter().for_each(|r| w.out.run(r, false));
@@ -98,16 +104,20 @@ impl<D: Device> Io<'_, D> {
         };
         w.drain(*self, false).await?;
         self.write_segments(w).await?;
+        // Behind the map, which may have what took its place by then; and before the chunks, which may say by then that
+        // nothing needs it any more.
+        self.write_history(w).await?;
         self.write_chunks(w).await?;
         {
             let core = self.core.borrow();
+            core.shards.values().for_each(|s| w.out.pins(s, true));
             core.shards.values().for_each(|s| w.out.committed(s));
             w.out.end(written, core.next_append - 1, core.maps.next_run, core.maps.next_slot);
         }
         w.drain(*self, true).await?;
         let list = w.pages.places.list().to_vec();
-        if list.len() > CHECKPOINT_EXTENTS_MAX {
-            return Err(Error::no_space("a manifest in too many pieces"));
+        if list.len() > CHECKPOINT_EXTENTS_MAX || w.bytes > MANIFEST_BYTES_MAX {
+            return Err(Error::no_space("a manifest that is too large, or in too many pieces"));
         }
         self.device.sync().await.map_err(|e| Error::device_failed(format!("sync of a checkpoint: {e}")))?;
         let revision = 1 + self.core.borrow().maps.kept.iter().flatten().map(|k| k.revision).max().unwrap_or(0);
@@ -135,6 +145,18 @@ impl<D: Device> Io<'_, D> {
             }
             from = to;
         }
+    }
+
+    async fn write_history(&self, w: &mut ManifestWriter) -> Result<()> {
+        let shards: Vec<ShardId> = self.core.borrow().shards.keys().copied().collect();
+        for id in shards {
+            let mut at = Some(0);
+            while let Some(from) = at {
+                at = self.core.borrow().shards.get(&id).and_then(|s| w.out.history(s, from, STEP));
+                w.drain(*self, false).await?;
+            }
+        }
+        Ok(())
     }
 
     async fn write_chunks(&self, w: &mut ManifestWriter) -> Result<()> {
@@ -401,7 +423,7 @@ impl<D: Device> Io<'_, D> {
                 core.maps.grown += s.map.bytes();
             }
         }
-        loaded.gone.iter().for_each(|(slot, e)| core.superseded(*slot, e));
+        loaded.gone.iter().for_each(|(slot, a, e, by)| core.superseded(*slot, *a, e, *by));
         Ok(covered)
     }
 
@@ -409,7 +431,7 @@ impl<D: Device> Io<'_, D> {
     async fn load_maps(&self, runs: impl Iterator<Item = Rc<Run>>) -> Result<Loaded> {
         let (mut merge, mut out) = (Merge::new(runs), Loaded::default());
         let Loaded { maps, gone } = &mut out;
-        while let Some((slot, a, e)) = merge.next(*self, |slot, e| gone.push((slot, e))).await? {
+        while let Some((slot, a, e)) = merge.next(*self, |slot, a, e, by| gone.push((slot, a, e, by))).await? {
             maps.entry(slot).or_default().push(a, e);
         }
         Ok(out)
@@ -428,7 +450,7 @@ pub(crate) struct Audit {
 #[derive(Default)]
 struct Loaded {
     maps: BTreeMap<u32, ExtentMap>,
-    gone: Vec<(u32, Extent)>,
+    gone: Vec<(u32, u32, Extent, Version)>,
 }
 
 impl Core {
@@ -467,6 +489,21 @@ impl Core {
             // Places in segments that were given up since are of blocks that nothing names any more.
             let runs = c.runs.into_iter().filter(|r| known.contains(&r.segment)).collect();
             s.chunks.import(c.id, runs, c.words, |seg, n| segs.count_live(seg, n));
+        }
+        for p in m.pins {
+            let Some(s) = self.maps.slots.get(&p.slot).and_then(|id| self.shards.get_mut(id)) else { continue };
+            if p.later {
+                s.history.hint.join(&p.kept);
+            } else {
+                s.history.pins = Pins::new(p.kept, p.as_of);
+            }
+        }
+        for (slot, at, layer) in m.history {
+            let Some(s) = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id)) else { continue };
+            s.history.table.put_back(at, &layer);
+        }
+        for (id, hint) in &self.hints {
+            self.shards.get_mut(id).into_iter().for_each(|s| s.history.hint.join(hint));
         }
         covered
     }

@@ -296,9 +296,9 @@ impl<D: Device> Io<'_, D> {
         let mut merge = Merge::new(inputs.iter().cloned());
         let (mut n, mut slot, mut alive) = (0usize, 0, false);
         loop {
-            let gone = |slot, e| {
+            let gone = |slot, at, e, by| {
                 n += 1;
-                self.core.borrow_mut().superseded(slot, &e);
+                self.core.borrow_mut().superseded(slot, at, &e, by);
             };
             let Some((s, a, e)) = merge.next(*self, gone).await? else { break };
             if s != slot || n == 0 {
@@ -337,6 +337,9 @@ impl<D: Device> Io<'_, D> {
                 core.cleaning.wake.notify_one();
             }
             self.bear(done)?;
+        }
+        while !self.alone && self.core.borrow_mut().prune_some() {
+            pause().await;
         }
         let due = {
             let m = &self.core.borrow().maps;

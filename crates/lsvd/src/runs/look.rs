@@ -7,15 +7,17 @@ use super::flush::page_lost;
 use super::run::{Place, Run};
 use super::{Io, Missing, Pages};
 use crate::core::Core;
+use crate::history::LAST;
+use crate::history::table::{Layer, Table};
 use crate::join::join_all;
-use crate::map::ExtentMap;
+use crate::map::{Extent, ExtentMap};
 use crate::segments::ReadGuard;
 use crate::shard::Shard;
 use crate::{EventKind, chunks};
 use freebs_format::disk::PageHeader;
 use freebs_format::{CarryBody, CarryEntry, FrameHead, FrameKind};
 use freebs_io::Device;
-use freebs_types::{Result, ShardId};
+use freebs_types::{Result, ShardId, Version};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -26,6 +28,8 @@ pub(crate) enum Which {
     All,
     /// Those that no cut can take back.
     Committed,
+    /// What was in force at a version that is kept.
+    At(Version),
 }
 
 struct Load {
@@ -91,12 +95,52 @@ impl<D: Device> Io<'_, D> {
                 let mut view = match which {
                     Which::All => s.view(start, end),
                     Which::Committed => s.committed_view(start, end),
+                    Which::At(version) => {
+                        s.check_version(version)?;
+                        s.view_at(start, end, version)
+                    }
                 };
                 let slot = s.slot;
                 let runs = core.maps.levels();
-                let missing = core.maps.fill(core.geometry.device, &runs, slot, (start, end), &mut view, &have)?;
+                let (device, range) = (core.geometry.device, (start, end));
+                let missing = match which {
+                    Which::At(version) => core.maps.fill_at(device, &runs, slot, range, version, &mut view, &have)?,
+                    _ => core.maps.fill(device, &runs, slot, range, &mut view, &have)?,
+                };
                 if missing.is_empty() {
                     return f(core, core.shard(shard)?, &view);
+                }
+                loads(core, missing)
+            };
+            self.load(loads, &mut have).await?;
+        }
+    }
+
+    /// Calls `each` for the trims and zeroes of a range, recorded in a segment, that something newer covers and that a
+    /// version which is kept sees.
+    pub async fn covered_tombs(
+        &self,
+        shard: ShardId,
+        segment: u32,
+        (start, end): (u32, u32),
+        each: impl FnMut(u32, &Extent),
+    ) -> Result<()> {
+        let mut have = Pages::new();
+        loop {
+            let loads = {
+                let core = &mut *self.core.borrow_mut();
+                let slot = core.shard(shard)?.slot;
+                let (mut runs, device) = (core.maps.levels(), core.geometry.device);
+                // The newest comes last, so that it says where a record lies.
+                runs.reverse();
+                let (mut layers, mut missing) = (Table::default(), Missing::new());
+                let put = |a, e| layers.put_back(a, &Layer { e, to: LAST });
+                core.maps.each_of(device, &runs, slot, (start, end), &have, &mut missing, put)?;
+                if missing.is_empty() {
+                    let s = core.shard(shard)?;
+                    s.layers(start, end).iter().for_each(|(a, l)| layers.put_back(a, l));
+                    s.covered_tombs(segment, layers, each);
+                    return Ok(());
                 }
                 loads(core, missing)
             };

@@ -9,10 +9,13 @@ use crate::FrameName;
 use crate::RequestTable;
 use crate::chunks::{ChunkIndex, ORDINALS_MAX};
 use crate::frames::FramePlace;
+use crate::history::pins::Kept;
+use crate::history::table::Layer;
+use crate::map::{Crcs, Extent};
 use crate::segments::Segment;
 use crate::shard::{Hole, NUMBER_MAX, Shard, Tip};
 use freebs_format::disk::SEGMENTS_MAX;
-use freebs_format::{AttachBody, FrameHead, RequestEntry, RequestFloor, Requests};
+use freebs_format::{AttachBody, ExtentKind, FrameHead, RequestEntry, RequestFloor, Requests};
 use freebs_types::{
     ChunkId, DriverId, Error, Generation, Hash32, RequestNumber, Result, Sequence, ShardId, Version, ViewNumber, limits,
 };
@@ -23,6 +26,8 @@ const SEGMENT: u8 = 3;
 const CHUNK: u8 = 4;
 const END: u8 = 5;
 const COMMITTED: u8 = 6;
+const PINS: u8 = 7;
+const HISTORY: u8 = 8;
 
 /// Places of frames that a checkpoint keeps of each shard: what a peer that was away for a moment asks for.
 const FRAMES_KEPT: usize = 1024;
@@ -211,6 +216,38 @@ impl Out {
         self.u64(s.committed.0);
     }
 
+    /// What is kept of a shard: as of its item, or (`later`) when all was written.
+    pub fn pins(&mut self, s: &Shard, later: bool) {
+        let pins = &s.history.pins;
+        if pins.kept.is_none() && pins.as_of == Sequence(0) {
+            return;
+        }
+        self.u8(PINS);
+        self.u32(s.slot);
+        self.u8(u8::from(later));
+        self.u64(s.committed.max(pins.as_of).0);
+        self.u64(pins.kept.retain.unwrap_or_default().0);
+        self.len(pins.kept.pins.len());
+        pins.kept.pins.iter().for_each(|v| self.u64(v.0));
+    }
+
+    /// Superseded extents of up to `most` cells from block `at` on; gives back where to go on.
+    pub fn history(&mut self, s: &Shard, at: u32, most: usize) -> Option<u32> {
+        let (layers, next) = s.history.table.export(at, most);
+        for (start, l) in layers {
+            self.u8(HISTORY);
+            self.u32(s.slot);
+            self.u8(l.e.kind as u8);
+            [start, l.e.len, l.e.offset].into_iter().for_each(|n| self.u32(n));
+            [l.e.version.0, l.to.0, l.e.sequence.0].into_iter().for_each(|n| self.u64(n));
+            self.chunk_id(l.e.chunk);
+            let crcs = l.e.crcs.slice(l.e.len);
+            self.len(crcs.len());
+            crcs.iter().for_each(|c| self.u32(*c));
+        }
+        next
+    }
+
     pub fn end(&mut self, written: u64, last: u64, next_run: u64, next_slot: u32) {
         self.u8(END);
         self.u64(written);
@@ -226,6 +263,14 @@ pub(crate) struct ChunkItem {
     pub id: ChunkId,
     pub runs: Vec<crate::chunks::Run>,
     pub words: Vec<u64>,
+}
+
+/// What was kept of the shard of a slot.
+pub(crate) struct PinsItem {
+    pub slot: u32,
+    pub later: bool,
+    pub as_of: Sequence,
+    pub kept: Kept,
 }
 
 pub(crate) struct SegmentItem {
@@ -246,6 +291,9 @@ pub(crate) struct Manifest {
     pub runs: Vec<(Run, bool, u32)>,
     pub segments: Vec<SegmentItem>,
     pub chunks: Vec<ChunkItem>,
+    pub pins: Vec<PinsItem>,
+    /// Superseded extents by slot, with their addresses.
+    pub history: Vec<(u32, u32, Layer)>,
     /// What was committed at the end, by slot.
     pub committed: Vec<(u32, Sequence)>,
     /// Last append when it was begun, and when all was written.
@@ -274,6 +322,8 @@ impl Manifest {
                 RUN => m.runs.push(r.run()?),
                 SEGMENT => m.segments.push(r.segment()?),
                 CHUNK => m.chunks.push(r.chunk()?),
+                PINS => m.pins.push(r.pins()?),
+                HISTORY => m.history.push(r.history()?),
                 COMMITTED => m.committed.push((r.u32()?, Sequence(r.number()?))),
                 END => {
                     (m.written, m.last) = (r.number()?, r.number()?);
@@ -424,6 +474,33 @@ impl<'a> In<'a> {
             (u64::from(start) + u64::from(len) <= limits::SHARD_BLOCKS_MAX).then_some((id, start, len))
         })?;
         Some(SegmentItem { id, seq, forgets, evidence, content, tombs, pins: self.list(Self::segment_id)? })
+    }
+
+    fn pins(&mut self) -> Option<PinsItem> {
+        let (slot, later, as_of) = (self.u32()?, self.bool()?, Sequence(self.number()?));
+        let retain = Some(Version(self.number()?)).filter(|v| v.0 > 0);
+        let pins = self.list(|r| Some(Version(r.number()?)))?;
+        let fits = pins.len() <= limits::SHARD_PINS_MAX;
+        fits.then(|| PinsItem { slot, later, as_of, kept: Kept { pins: pins.into_iter().collect(), retain } })
+    }
+
+    fn history(&mut self) -> Option<(u32, u32, Layer)> {
+        let (slot, kind) = (self.u32()?, ExtentKind::from_byte(self.u8()?)?);
+        let (start, len, offset) = (self.u32()?, self.u32()?, self.u32()?);
+        let (version, to) = (Version(self.number()?), Version(self.number()?));
+        let (sequence, chunk) = (Sequence(self.number()?), self.chunk_id()?);
+        let crcs = self.list(Self::u32)?;
+        let data = kind == ExtentKind::Data;
+        let fits = if data { crate::chunks::fits(offset, len) && crcs.len() == len as usize } else { crcs.is_empty() };
+        if len == 0 || u64::from(start) + u64::from(len) > limits::SHARD_BLOCKS_MAX || !fits || version > to {
+            return None;
+        }
+        let crcs = match crcs[..] {
+            [] => Crcs::None,
+            [one] => Crcs::One(one),
+            _ => Crcs::Many { table: crcs.into(), at: 0 },
+        };
+        Some((slot, start, Layer { e: Extent { len, kind, version, sequence, chunk, offset, crcs }, to }))
     }
 
     fn chunk(&mut self) -> Option<ChunkItem> {

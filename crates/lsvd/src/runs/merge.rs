@@ -11,7 +11,7 @@ use crate::map::Extent;
 use bytes::Bytes;
 use freebs_format::disk::PAGE_BYTES;
 use freebs_io::Device;
-use freebs_types::Result;
+use freebs_types::{Result, Version};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
@@ -80,11 +80,12 @@ impl Merge {
         Self { cursors: runs.map(Cursor::new).collect() }
     }
 
-    /// The next entry that stays; `gone(slot, entry)` for what it supersedes.
+    /// The next entry that stays; `gone(slot, address, entry, version)` for what it supersedes, with
+    /// its version.
     pub async fn next<D: Device>(
         &mut self,
         io: Io<'_, D>,
-        mut gone: impl FnMut(u32, Extent),
+        mut gone: impl FnMut(u32, u32, Extent, Version),
     ) -> Result<Option<(u32, u32, Extent)>> {
         for c in &mut self.cursors {
             if c.head().is_none() && !c.is_at_end() {
@@ -111,7 +112,7 @@ impl Merge {
                 let Some((s, a, old)) = c.head().filter(|(s, a, _)| *s == slot && *a < end) else { break };
                 let to = (a + old.len).min(end);
                 if old.key() != e.key() {
-                    gone(*s, old.piece(0, to - a));
+                    gone(*s, *a, old.piece(0, to - a), e.version);
                 }
                 c.skip_to(slot, to);
             }

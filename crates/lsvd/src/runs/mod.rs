@@ -31,7 +31,7 @@ use bytes::Bytes;
 use cache::{Cache, PageKey};
 use freebs_format::disk::PAGE_BYTES;
 use freebs_io::{AlignedBuf, Device, Durability};
-use freebs_types::{DeviceId, Error, Result, Sequence, ShardId};
+use freebs_types::{DeviceId, Error, Result, Sequence, ShardId, Version};
 use run::{Place, Run};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -239,6 +239,55 @@ impl Maps {
             }
         }
         Ok(missing)
+    }
+
+    /// Adds to `view` what the runs have of `[start, end)` up to a version. All of them are asked: what a newer run has
+    /// may be too new.
+    #[allow(clippy::too_many_arguments, reason = "as `fill`, and a version")]
+    pub fn fill_at(
+        &mut self,
+        device: DeviceId,
+        runs: &[Rc<Run>],
+        slot: u32,
+        (start, end): (u32, u32),
+        version: Version,
+        view: &mut ExtentMap,
+        have: &Pages,
+    ) -> Result<Missing> {
+        let mut missing = Missing::new();
+        self.each_of(device, runs, slot, (start, end), have, &mut missing, |a, e| {
+            if e.version <= version {
+                view.insert(a, e, &mut Outcome::default());
+            }
+        })?;
+        Ok(missing)
+    }
+
+    /// Calls `each` for every entry, cut to the range, that any run has in `[start, end)`; and names the pages that must
+    /// be read before all of them have been told.
+    #[allow(clippy::too_many_arguments, reason = "as `fill`")]
+    pub fn each_of(
+        &mut self,
+        device: DeviceId,
+        runs: &[Rc<Run>],
+        slot: u32,
+        (start, end): (u32, u32),
+        have: &Pages,
+        missing: &mut Missing,
+        mut each: impl FnMut(u32, Extent),
+    ) -> Result<()> {
+        for run in runs.iter().filter(|r| r.may_have(slot, start, end)) {
+            for page in run.pages_of(slot, start, end) {
+                let Some(bytes) = self.page(run, page, have, missing) else { continue };
+                run.entries_of(device, page, &bytes, |s, a, e| {
+                    let (x, y) = (a.max(start), (a + e.len).min(end));
+                    if s == slot && x < y {
+                        each(x, e.piece(x - a, y - x));
+                    }
+                })?;
+            }
+        }
+        Ok(())
     }
 
     /// The first block from `at` on for which a run has an entry.
@@ -463,11 +512,11 @@ impl Core {
         }
     }
 
-    /// A newer entry covers this one: its blocks are free.
-    pub fn superseded(&mut self, slot: u32, e: &Extent) {
+    /// A newer entry, of version `by`, covers this one.
+    pub fn superseded(&mut self, slot: u32, at: u32, e: &Extent, by: Version) {
         let Some(shard) = self.maps.slots.get(&slot) else { return };
         if let Some(s) = self.shards.get_mut(shard) {
-            s.release(e, &mut self.segs);
+            s.supersede(at, e, by, false, &mut self.segs);
         }
     }
 }

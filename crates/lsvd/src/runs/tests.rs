@@ -138,7 +138,7 @@ async fn a_merge_tells_what_is_superseded() {
     }
     let mut merge = merge::Merge::new(runs.into_iter());
     let (mut stays, mut gone) = (Vec::new(), Vec::new());
-    while let Some((_, a, e)) = merge.next(io, |_, e| gone.push((e.version.0, e.offset, e.len))).await.unwrap() {
+    while let Some((_, a, e)) = merge.next(io, |_, _, e, _| gone.push((e.version.0, e.offset, e.len))).await.unwrap() {
         stays.push((a, e.version.0, e.offset, e.len));
     }
     assert_eq!(stays, [(0, 1, 1, 3), (3, 9, 2, 2), (5, 1, 6, 5), (20, 2, 2, 4)]);

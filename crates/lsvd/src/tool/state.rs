@@ -24,6 +24,12 @@ pub(super) fn digest(shard: &Shard) -> StateDigest {
     for (from, to) in holes {
         [from.0, to.0].into_iter().for_each(&mut number);
     }
+    // Of what is kept of older versions, how long it was in force is not state: more may be known of it or less.
+    for (at, l) in shard.history.table.iter() {
+        let e = &l.e;
+        [u64::from(at), u64::from(e.len), e.kind as u64, e.version.0, e.sequence.0].into_iter().for_each(&mut number);
+        e.crcs.slice(e.len).iter().for_each(|c| number(u64::from(*c)));
+    }
     for (at, e) in shard.view(0, u32::MAX).iter() {
         // What was trimmed is no content, but it is state.
         if e.kind != freebs_format::ExtentKind::Trim {

@@ -100,7 +100,9 @@ pub(super) fn used(core: &Core, firsts: &BTreeMap<u64, (u32, u64)>) -> Vec<(u32,
 fn live(core: &Core) -> BTreeMap<u32, Vec<Live>> {
     let mut out: BTreeMap<u32, Vec<Live>> = BTreeMap::new();
     for (id, shard) in &core.shards {
-        for (lba, e) in shard.view(0, u32::MAX).iter().filter(|(_, e)| e.is_data()) {
+        let view = shard.view(0, u32::MAX);
+        let old = shard.history.table.iter().map(|(lba, l)| (lba, &l.e));
+        for (lba, e) in view.iter().chain(old).filter(|(_, e)| e.is_data()) {
             let piece = |at, blocks, skip| Live {
                 at,
                 blocks,

@@ -221,6 +221,21 @@ impl Chain {
         frame
     }
 
+    /// A frame of updates about versions: kind and what they are about.
+    pub fn pins(&mut self, ops: &[(UpdateKind, u64)]) -> Frame {
+        let mut b = FrameBuilder::new();
+        for (kind, base) in ops {
+            self.requests += 1;
+            b.push_pin(*kind, Version(*base), (DriverId(5), RequestNumber(self.requests), RequestNumber(self.low)));
+        }
+        let meta = FrameMeta { first_version: Version(self.version + 1), ..self.meta() };
+        let (frame, id) = b.build(&meta, &self.secret, &self.id);
+        self.id = id;
+        self.sequence += 1;
+        self.version += ops.len() as u64;
+        frame
+    }
+
     /// Opens the next view, which seals the one before at its present end.
     pub fn view_frame(&mut self, view: u64, secret: u8) -> Frame {
         let body = ViewBody {
@@ -321,12 +336,23 @@ impl<D: Device> Rig<D> {
 
     /// Everything of a shard, read back and compared with the CRCs that come with it.
     pub async fn read_all(&self, shard: ShardId, blocks: u32) -> Result<Model> {
+        self.read_version(shard, None, blocks).await
+    }
+
+    /// The same, at a version.
+    pub async fn read_version(&self, shard: ShardId, version: Option<Version>, blocks: u32) -> Result<Model> {
         let mut out = Model::new();
         let mut at = 0;
         while at < blocks {
             let len = (blocks - at).min(200);
-            let status = self.engine.block_status(shard, BlockRange { start: Lba(at), len }).await?;
-            let read = self.engine.read(shard, BlockRange { start: Lba(at), len }).await?;
+            let range = BlockRange { start: Lba(at), len };
+            let (status, read) = match version {
+                None => (self.engine.block_status(shard, range).await?, self.engine.read(shard, range).await?),
+                Some(v) => {
+                    let status = self.engine.block_status_at(shard, v, range).await?;
+                    (status, self.engine.read_at(shard, v, range).await?)
+                }
+            };
             assert_eq!(read.pieces.iter().map(|p| p.blocks).sum::<u32>(), len);
             assert_eq!(read.pieces, status, "block status says what a read says");
             let mut data = read.data.iter().flat_map(|d| d.chunks_exact(BLOCK)).zip(&read.crcs);

@@ -4,13 +4,14 @@
 //! the engine's own check of its counts.
 
 use crate::common::{Op, Rng, expect};
-use crate::story::{BLOCKS, Cell, Kind, Story};
+use crate::story::{BLOCKS, Cell, Kind, Pins, Story};
+use crate::with_snapshots;
 use freebs_format::ExtentKind;
 use freebs_io::Device;
 use freebs_lsvd::{
     CleanOptions, Durable, Engine, Listener, MarkChange, OpenReport, Options, ReadOut, Record, RuleMutant,
 };
-use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Lba, Result, Sequence, ShardId, ViewNumber};
+use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Lba, Result, Sequence, ShardId, Version, ViewNumber};
 use std::cell::{Cell as Slot, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -176,9 +177,45 @@ impl<D: Device> Live<D> {
                     read = self.compare(i, 0, BLOCKS).await?;
                 }
                 read.map_err(|e| format!("shard {shard} can't be read: {e}"))?;
+                let pins = self.book.stories.borrow()[i].now().pins.clone();
+                self.same_pins(shard, &pins, &excused).await?;
             }
         }
         self.sound()
+    }
+
+    /// The snapshots are those of a step, and show what they must.
+    async fn same_pins(&self, shard: ShardId, pins: &Pins, excused: &impl Fn() -> bool) -> Verdict {
+        let known = self.engine.history(shard).map_err(|e| e.to_string())?;
+        if !known.pins.iter().map(|v| v.0).eq(pins.keys().copied()) {
+            return Err(format!("shard {shard}: snapshots {:?}, not {:?}", known.pins, pins.keys()));
+        }
+        for (v, cells) in pins {
+            let whole = BlockRange { start: Lba(0), len: BLOCKS };
+            let mut out = self.engine.read_at(shard, Version(*v), whole).await;
+            if out.is_err() && excused() {
+                out = self.engine.read_at(shard, Version(*v), whole).await;
+            }
+            let out = out.map_err(|e| format!("shard {shard}, version {v}, can't be read: {e}"))?;
+            same(&out, cells).map_err(|b| format!("shard {shard}, version {v}, block {b}: wrong data"))?;
+        }
+        Ok(())
+    }
+
+    /// Old versions after damage: right, or said to be damaged, or not there at all.
+    async fn right_or_refused(&self, shard: ShardId, pins: &Pins) -> Verdict<bool> {
+        let mut refused = false;
+        for (v, cells) in pins {
+            for b in 0..BLOCKS {
+                match self.engine.read_at(shard, Version(*v), BlockRange { start: Lba(b), len: 1 }).await {
+                    Ok(out) => same(&out, &cells[b as usize..=b as usize])
+                        .map_err(|_| format!("shard {shard}, version {v}, block {b}: wrong data"))?,
+                    Err(e) if matches!(e.kind, ErrorKind::Corrupt | ErrorKind::NotFound) => refused = true,
+                    Err(e) => return Err(format!("shard {shard}: {e}")),
+                }
+            }
+        }
+        Ok(refused)
     }
 
     /// After a recovery that may have lost something: whatever is given out is right for a state that once was; and a
@@ -195,9 +232,10 @@ impl<D: Device> Live<D> {
                 if n < story.floor && story.find(st.as_ref(), false).is_err() && !(said && noticed) {
                     return Err(format!("shard {}: step {n} of {}, and nothing is said", story.shard, story.floor));
                 }
-                (story.shard, st.map(|_| story.steps[n].cells.clone()))
+                (story.shard, st.map(|_| (story.steps[n].cells.clone(), story.steps[n].pins.clone())))
             };
-            let Some(cells) = cells else { continue };
+            let Some((cells, pins)) = cells else { continue };
+            noticed |= self.right_or_refused(shard, &pins).await?;
             // Whole ranges first: block by block only where something is wrong.
             let mut ranges = vec![(0, BLOCKS)];
             while let Some((start, len)) = ranges.pop() {
@@ -364,6 +402,7 @@ fn records(rng: &mut Rng, story: &mut Story, what: u64) -> Vec<Record> {
             let change = MarkChange { promised: Some(ViewNumber(promised)), ..MarkChange::default() };
             vec![Record::Mark { shard, change, ticket: 1 }]
         }
+        25..=29 if story.last().present && with_snapshots() => vec![Record::Frame(story.pin(what > 27))],
         24 if story.last().present => {
             story.forget();
             vec![Record::Forget { shard }]

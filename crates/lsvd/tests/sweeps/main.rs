@@ -16,6 +16,11 @@ mod story;
 #[global_allocator]
 static MEMORY: memory::Keeping = memory::Keeping;
 
+/// Whether shards have snapshots, too: `FREEBS_SNAPSHOTS=1`.
+fn with_snapshots() -> bool {
+    std::env::var("FREEBS_SNAPSHOTS").is_ok_and(|v| v == "1")
+}
+
 /// Turns that a call to a device takes at most: long enough for the workload to go on meanwhile, so that appends gather
 /// and a kill finds something under way.
 const TURNS: u64 = 400;

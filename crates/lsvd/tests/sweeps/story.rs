@@ -5,9 +5,10 @@
 
 use crate::common::{Chain, Op};
 use bytes::Bytes;
-use freebs_format::{ExtentKind, Frame};
+use freebs_format::{ExtentKind, Frame, UpdateKind};
 use freebs_lsvd::{Durable, ShardState};
 use freebs_types::{BLOCK, Sequence, ShardId};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// Blocks of every shard.
@@ -30,6 +31,9 @@ pub enum Kind {
     Forget,
 }
 
+/// Content at pinned versions.
+pub type Pins = BTreeMap<u64, Rc<Vec<Cell>>>;
+
 /// A shard after a record.
 pub struct Step {
     pub kind: Kind,
@@ -37,6 +41,8 @@ pub struct Step {
     pub chain: Chain,
     pub cells: Rc<Vec<Cell>>,
     pub promised: u64,
+    /// Snapshots, with what they must show.
+    pub pins: Rc<Pins>,
     /// Steps of the frames that the last one follows from, itself included.
     pub branch: Vec<usize>,
 }
@@ -66,6 +72,7 @@ impl Story {
             chain: Chain::new(shard),
             cells: Rc::new(vec![Cell::Trim; BLOCKS as usize]),
             promised: 0,
+            pins: Rc::default(),
             branch: Vec::new(),
         };
         Self { shard, steps: vec![Rc::new(start)], heard: 0, floor: 0, committed: 0, straight: 0, views: 1, lives: 0 }
@@ -83,8 +90,8 @@ impl Story {
 
     fn push(&mut self, kind: Kind, chain: Chain, cells: Rc<Vec<Cell>>, branch: Vec<usize>) {
         let last = self.last();
-        let (promised, present) = (last.promised, kind != Kind::Forget);
-        self.steps.push(Rc::new(Step { kind, present, chain, cells, promised, branch }));
+        let (promised, present, pins) = (last.promised, kind != Kind::Forget, last.pins.clone());
+        self.steps.push(Rc::new(Step { kind, present, chain, cells, promised, pins, branch }));
     }
 
     /// The chain for the next frame.
@@ -116,6 +123,33 @@ impl Story {
         frame
     }
 
+    fn set_pins(&mut self, pins: Rc<Pins>) {
+        let step = self.steps.last_mut().expect("a story has a start");
+        Rc::get_mut(step).expect("just made").pins = pins;
+    }
+
+    /// Takes a snapshot, or gives the oldest one up if there are some.
+    pub fn pin(&mut self, drop: bool) -> Frame {
+        let mut chain = self.chain();
+        let mut pins = (*self.last().pins).clone();
+        let old = pins.keys().next().copied().filter(|_| drop || pins.len() > 3);
+        let frame = match old {
+            Some(v) => {
+                pins.remove(&v);
+                chain.pins(&[(UpdateKind::Release, v)])
+            }
+            None => {
+                pins.insert(chain.version + 1, self.last().cells.clone());
+                chain.pins(&[(UpdateKind::Snapshot, 0)])
+            }
+        };
+        let (cells, mut branch) = (self.last().cells.clone(), self.last().branch.clone());
+        branch.push(self.steps.len());
+        self.push(Kind::Frame, chain, cells, branch);
+        self.set_pins(Rc::new(pins));
+        frame
+    }
+
     /// Opens the next view where the story is.
     pub fn view(&mut self) -> Frame {
         self.views += 1;
@@ -144,6 +178,7 @@ impl Story {
             chain: l.chain.clone(),
             cells: l.cells.clone(),
             promised: l.promised.max(promised),
+            pins: l.pins.clone(),
             branch: l.branch.clone(),
         };
         self.steps.push(Rc::new(step));
@@ -167,6 +202,7 @@ impl Story {
         let t = self.steps[target].clone();
         self.straight = self.steps.len();
         self.push(Kind::Cut, t.chain.clone(), t.cells.clone(), t.branch.clone());
+        self.set_pins(t.pins.clone());
         Sequence(t.chain.sequence)
     }
 
@@ -182,6 +218,7 @@ impl Story {
             chain,
             cells: Rc::new(vec![Cell::Trim; BLOCKS as usize]),
             promised: 0,
+            pins: Rc::default(),
             branch: Vec::new(),
         };
         self.steps.push(Rc::new(step));

@@ -1,0 +1,202 @@
+//! Which versions of a shard are kept (rule E6): pinned ones, and all from the first of the retention window on.
+//!
+//! Invariants:
+//! - It is a function of the committed frames in their order, and of the marks that speak for frames which are no
+//!   longer in the log: a mark says what was pinned as of a sequence, and what is younger is applied on top of it.
+//! - A version is pinned by the frame that has it. So when the pin comes, nothing that it needs has been let go of. One
+//!   that comes out of order (a repair, or behind a map that was learned) is refused: what it needs may be gone.
+
+use freebs_format::{FrameHead, UpdateKind};
+use freebs_types::{Sequence, Version, limits};
+use std::collections::BTreeSet;
+
+/// Changes that are remembered so that a mark of before them can be told from one behind them.
+const RECENT_MAX: usize = 1024;
+
+/// What an update says about versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PinOp {
+    Take(Version),
+    Release(Version),
+    /// The window begins here, but never before the version of the update itself unless it has begun already.
+    Retain {
+        from: Version,
+        now: Version,
+    },
+    /// There is no window any more.
+    RetainNone,
+}
+
+impl PinOp {
+    /// What a frame says, in order.
+    pub fn of(head: &FrameHead) -> Vec<Self> {
+        if head.header().features.get() == 0 {
+            return Vec::new();
+        }
+        let op = |u: freebs_format::Update<'_>| match u.kind {
+            UpdateKind::Snapshot => Some(Self::Take(u.version)),
+            UpdateKind::Release if u.base.0 == 0 => Some(Self::RetainNone),
+            UpdateKind::Release => Some(Self::Release(u.base)),
+            UpdateKind::Retain => Some(Self::Retain { from: u.base, now: u.version }),
+            _ => None,
+        };
+        head.updates().filter_map(op).collect()
+    }
+}
+
+/// Versions that are kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Kept {
+    pub pins: BTreeSet<Version>,
+    /// First version of the window.
+    pub retain: Option<Version>,
+}
+
+impl Kept {
+    pub fn is_none(&self) -> bool {
+        self.pins.is_empty() && self.retain.is_none()
+    }
+
+    /// Whether a version can be read although it is not the last one.
+    pub fn has(&self, v: Version) -> bool {
+        self.pins.contains(&v) || self.retain.is_some_and(|r| r <= v)
+    }
+
+    /// Whether what was in force at the versions from `from` up to, but without, `to` is needed.
+    pub fn needs(&self, from: Version, to: Version) -> bool {
+        from < to && (self.retain.is_some_and(|r| r < to) || self.pins.range(from..to).next().is_some())
+    }
+
+    pub fn apply(&mut self, op: PinOp) {
+        match op {
+            PinOp::Take(v) => {
+                if self.pins.len() < limits::SHARD_PINS_MAX {
+                    self.pins.insert(v);
+                }
+            }
+            PinOp::Release(v) => {
+                self.pins.remove(&v);
+            }
+            PinOp::Retain { from, now } => {
+                let first = self.retain.map_or(now, |r| r.max(from.min(now)));
+                self.retain = Some(first);
+            }
+            PinOp::RetainNone => self.retain = None,
+        }
+    }
+
+    /// Adds what another one keeps.
+    pub fn join(&mut self, other: &Self) {
+        self.pins.extend(&other.pins);
+        self.retain = self.retain.into_iter().chain(other.retain).min();
+    }
+}
+
+/// What is kept as of the committed frames.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pins {
+    pub kept: Kept,
+    /// What frames up to here say is in `kept`, whether they were seen or not.
+    pub as_of: Sequence,
+    /// Changes behind that, in order.
+    recent: Vec<(Sequence, PinOp)>,
+}
+
+impl Pins {
+    pub fn new(kept: Kept, as_of: Sequence) -> Self {
+        Self { kept, as_of, recent: Vec::new() }
+    }
+
+    /// A committed frame changes something. Whether anything is given up by it.
+    pub fn apply(&mut self, sequence: Sequence, op: PinOp) -> bool {
+        if sequence <= self.as_of {
+            return false;
+        }
+        if self.recent.len() == RECENT_MAX {
+            self.as_of = self.recent.remove(0).0;
+        }
+        self.recent.push((sequence, op));
+        self.kept.apply(op);
+        !matches!(op, PinOp::Take(_))
+    }
+
+    /// A mark says what was kept as of a sequence. Whether anything is kept now that was not before, and whether
+    /// anything is not that was.
+    pub fn rebase(&mut self, kept: &Kept, as_of: Sequence) -> (bool, bool) {
+        if as_of < self.as_of {
+            return (false, false);
+        }
+        let before = std::mem::replace(&mut self.kept, kept.clone());
+        self.as_of = as_of;
+        self.recent.retain(|(s, _)| *s > as_of);
+        self.recent.iter().for_each(|(_, op)| self.kept.apply(*op));
+        let now = &self.kept;
+        let earlier = |a: Option<Version>, b: Option<Version>| a.is_some_and(|a| b.is_none_or(|b| a < b));
+        let more = !now.pins.is_subset(&before.pins) || earlier(now.retain, before.retain);
+        let less = !before.pins.is_subset(&now.pins) || earlier(before.retain, now.retain);
+        (more, less)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(pins: &[u64], retain: Option<u64>) -> Kept {
+        Kept { pins: pins.iter().map(|v| Version(*v)).collect(), retain: retain.map(Version) }
+    }
+
+    #[test]
+    fn an_interval_is_needed_if_a_kept_version_lies_in_it() {
+        let k = kept(&[3, 7], Some(20));
+        let needs = |a, b| k.needs(Version(a), Version(b));
+        assert!(needs(3, 4) && needs(1, 4) && needs(5, 8) && needs(7, 9));
+        assert!(!needs(4, 7) && !needs(1, 3) && !needs(8, 20) && !needs(7, 7));
+        assert!(needs(8, 21) && needs(20, 30) && needs(30, 31));
+        assert!(k.has(Version(3)) && k.has(Version(20)) && k.has(Version(99)));
+        assert!(!k.has(Version(4)) && !k.has(Version(19)));
+        assert!(!Kept::default().needs(Version(0), Version(1 << 60)));
+    }
+
+    #[test]
+    fn a_window_begins_now_and_only_moves_up() {
+        let mut k = Kept::default();
+        k.apply(PinOp::Retain { from: Version(2), now: Version(10) });
+        assert_eq!(k.retain, Some(Version(10)), "what came before is not there any more");
+        k.apply(PinOp::Retain { from: Version(5), now: Version(20) });
+        assert_eq!(k.retain, Some(Version(10)));
+        k.apply(PinOp::Retain { from: Version(15), now: Version(21) });
+        assert_eq!(k.retain, Some(Version(15)));
+        k.apply(PinOp::Retain { from: Version(99), now: Version(22) });
+        assert_eq!(k.retain, Some(Version(22)), "never ahead of the update itself");
+        k.apply(PinOp::RetainNone);
+        assert!(k.is_none());
+    }
+
+    #[test]
+    fn a_mark_speaks_for_frames_up_to_its_own() {
+        let (s, v) = (Sequence, Version);
+        let mut p = Pins::default();
+        p.apply(s(3), PinOp::Take(v(30)));
+        p.apply(s(5), PinOp::Release(v(10)));
+        p.apply(s(6), PinOp::Take(v(60)));
+        // Laid out before frames 5 and 6 had acted.
+        assert_eq!(p.rebase(&kept(&[10, 20, 30], None), s(4)), (true, false));
+        assert_eq!(p.kept, kept(&[20, 30, 60], None));
+        assert_eq!(p.rebase(&kept(&[], None), s(2)), (false, false), "older than what is known");
+        assert!(!p.apply(s(4), PinOp::Release(v(20))), "the mark knew of it");
+        assert_eq!(p.kept, kept(&[20, 30, 60], None));
+        assert_eq!(p.rebase(&kept(&[60], None), s(9)), (false, true));
+        assert_eq!(p.kept, kept(&[60], None));
+    }
+
+    #[test]
+    fn there_are_never_more_than_the_maximum() {
+        let mut p = Pins::default();
+        for n in 1..=limits::SHARD_PINS_MAX as u64 + 10 {
+            p.apply(Sequence(n), PinOp::Take(Version(n)));
+        }
+        assert_eq!(p.kept.pins.len(), limits::SHARD_PINS_MAX);
+        assert!(p.recent.len() <= RECENT_MAX);
+    }
+}
