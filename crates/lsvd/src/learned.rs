@@ -7,7 +7,8 @@
 //! - If an append that may have held some of these carries is lost, the mark takes nothing away.
 
 use crate::Learned;
-use crate::shard::{Hole, Shard};
+use crate::holes::Hole;
+use crate::shard::Shard;
 use freebs_format::{FrameHead, MarkBody};
 use freebs_types::Sequence;
 

@@ -17,6 +17,7 @@ mod core;
 mod engine;
 mod frames;
 mod history;
+mod holes;
 mod join;
 mod learned;
 mod log;

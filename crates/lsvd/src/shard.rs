@@ -14,6 +14,7 @@ use crate::chunks::{self, ChunkIndex, Run};
 use crate::frames::{FrameIndex, FramePlace};
 use crate::history::History;
 use crate::history::pins::PinOp;
+use crate::holes::Hole;
 use crate::map::{Crcs, Extent, ExtentMap, Outcome};
 use crate::overlay::{Overlay, Uncommitted, entries};
 use crate::segments::Segments;
@@ -73,14 +74,6 @@ impl Tip {
             chunk_blocks: h.chunk_offset.get() + h.data_blocks(),
         }
     }
-}
-
-/// A range of lost frames. A soft one goes away when a mark says that they had been released.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Hole {
-    pub from: u64,
-    pub to: u64,
-    pub hard: bool,
 }
 
 #[derive(Debug, Default)]
@@ -746,78 +739,6 @@ impl Shard {
     pub fn forget(mut self, holder: u32, segs: &mut Segments) {
         self.chunks.clear(|s, n| segs.count_live(s, n));
         segs.forget(self.id, holder);
-    }
-
-    /// Whether append `damaged` (0 for none), of which something is lost, may have held frames behind our last one. The
-    /// very append of our last frame may, too: its heads are lost from one of them on.
-    pub fn may_miss(&self, damaged: u64) -> bool {
-        damaged > 0 && self.last_append <= damaged
-    }
-
-    /// An append is lost. It may have held blocks of ours that cleaning moved there. Their frames were given up, so that
-    /// no gap in the sequence tells of them.
-    pub fn lost_append(&mut self) {
-        self.moved = self.moved.max(self.tip.name.sequence.0);
-        self.missed = 0;
-        self.miss_moved();
-    }
-
-    /// From here on frames are given up by an engine that knows what is lost.
-    pub fn replayed(&mut self) {
-        (self.moved, self.missed) = (0, 0);
-        self.frames.replayed();
-    }
-
-    /// Of what a lost append may have held, all that was given up is missed: only a frame that is still in the log has
-    /// its blocks there, too.
-    pub fn miss_moved(&mut self) {
-        let to = self.moved.min(self.released.0);
-        if to <= self.missed {
-            return;
-        }
-        let absent = self.frames.absent(self.missed + 1, to);
-        self.missed = to;
-        for (from, to) in absent {
-            // What was missed there before is part of the new hole, or goes beyond it.
-            let old = self.holes.extract_if(.., |h| h.from <= to && from <= h.to).collect::<Vec<_>>();
-            let before = old.iter().filter(|h| h.from < from).map(|h| Hole { to: from - 1, ..*h });
-            let behind = old.iter().filter(|h| h.to > to).map(|h| Hole { from: to + 1, ..*h });
-            self.holes.extend(before.chain(behind));
-            self.holes.push(Hole { from, to, hard: true });
-        }
-        self.holes.sort_by_key(|h| h.from);
-    }
-
-    fn add_hole(&mut self, from: u64, to: u64, hard: bool) {
-        self.holes.push(Hole { from, to, hard });
-        self.trim_holes();
-    }
-
-    pub fn trim_holes(&mut self) {
-        let released = self.released.0;
-        for h in &mut self.holes {
-            if !h.hard {
-                h.from = h.from.max(released + 1);
-            }
-        }
-        self.holes.retain(|h| h.from <= h.to);
-    }
-
-    fn fill_hole(&mut self, s: u64) -> bool {
-        let Some(i) = self.holes.iter().position(|h| h.from <= s && s <= h.to) else { return false };
-        let h = self.holes.remove(i);
-        for part in [Hole { to: s - 1, ..h }, Hole { from: s + 1, ..h }] {
-            if part.from <= part.to {
-                self.holes.push(part);
-            }
-        }
-        self.holes.sort_by_key(|h| h.from);
-        true
-    }
-
-    /// The end of the last hole: entries placed before it may have been overwritten by what is lost.
-    pub fn last_hole(&self) -> Option<Sequence> {
-        self.holes.iter().map(|h| Sequence(h.to)).max()
     }
 
     /// Map entries in memory that no cut can take back, in a range.

@@ -11,9 +11,10 @@ use crate::chunks::{ChunkIndex, ORDINALS_MAX};
 use crate::frames::FramePlace;
 use crate::history::pins::Kept;
 use crate::history::table::Layer;
+use crate::holes::Hole;
 use crate::map::{Crcs, Extent};
 use crate::segments::Segment;
-use crate::shard::{Hole, NUMBER_MAX, Shard, Tip};
+use crate::shard::{NUMBER_MAX, Shard, Tip};
 use freebs_format::disk::SEGMENTS_MAX;
 use freebs_format::{AttachBody, ExtentKind, FrameHead, RequestEntry, RequestFloor, Requests};
 use freebs_types::{

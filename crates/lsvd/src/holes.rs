@@ -1,0 +1,91 @@
+//! What a shard's log misses: ranges of lost frames, and blocks that cleaning had moved into an append that is lost.
+//!
+//! Invariants (rule E7):
+//! - A gap in the sequence is a hole until its frames are put back, or what they placed was learned, or a mark says that
+//!   they had been released. The last does not count where an append is known to be lost.
+//! - Moved blocks leave no gap, so when an append is lost all frames that were given up are missed again.
+
+use crate::shard::Shard;
+use freebs_types::Sequence;
+
+/// A range of lost frames. A soft one goes away when a mark says that they had been released.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hole {
+    pub from: u64,
+    pub to: u64,
+    pub hard: bool,
+}
+
+impl Shard {
+    /// Whether append `damaged` (0 for none), of which something is lost, may have held frames behind our last one. The
+    /// very append of our last frame may, too: its heads are lost from one of them on.
+    pub fn may_miss(&self, damaged: u64) -> bool {
+        damaged > 0 && self.last_append <= damaged
+    }
+
+    /// An append is lost. It may have held blocks of ours that cleaning moved there. Their frames were given up, so that
+    /// no gap in the sequence tells of them.
+    pub fn lost_append(&mut self) {
+        self.moved = self.moved.max(self.tip.name.sequence.0);
+        self.missed = 0;
+        self.miss_moved();
+    }
+
+    /// From here on frames are given up by an engine that knows what is lost.
+    pub fn replayed(&mut self) {
+        (self.moved, self.missed) = (0, 0);
+        self.frames.replayed();
+    }
+
+    /// Of what a lost append may have held, all that was given up is missed: only a frame that is still in the log has
+    /// its blocks there, too.
+    pub fn miss_moved(&mut self) {
+        let to = self.moved.min(self.released.0);
+        if to <= self.missed {
+            return;
+        }
+        let absent = self.frames.absent(self.missed + 1, to);
+        self.missed = to;
+        for (from, to) in absent {
+            // What was missed there before is part of the new hole, or goes beyond it.
+            let old = self.holes.extract_if(.., |h| h.from <= to && from <= h.to).collect::<Vec<_>>();
+            let before = old.iter().filter(|h| h.from < from).map(|h| Hole { to: from - 1, ..*h });
+            let behind = old.iter().filter(|h| h.to > to).map(|h| Hole { from: to + 1, ..*h });
+            self.holes.extend(before.chain(behind));
+            self.holes.push(Hole { from, to, hard: true });
+        }
+        self.holes.sort_by_key(|h| h.from);
+    }
+
+    pub fn add_hole(&mut self, from: u64, to: u64, hard: bool) {
+        self.holes.push(Hole { from, to, hard });
+        self.trim_holes();
+    }
+
+    pub fn trim_holes(&mut self) {
+        let released = self.released.0;
+        for h in &mut self.holes {
+            if !h.hard {
+                h.from = h.from.max(released + 1);
+            }
+        }
+        self.holes.retain(|h| h.from <= h.to);
+    }
+
+    pub fn fill_hole(&mut self, s: u64) -> bool {
+        let Some(i) = self.holes.iter().position(|h| h.from <= s && s <= h.to) else { return false };
+        let h = self.holes.remove(i);
+        for part in [Hole { to: s - 1, ..h }, Hole { from: s + 1, ..h }] {
+            if part.from <= part.to {
+                self.holes.push(part);
+            }
+        }
+        self.holes.sort_by_key(|h| h.from);
+        true
+    }
+
+    /// The end of the last hole: entries placed before it may have been overwritten by what is lost.
+    pub fn last_hole(&self) -> Option<Sequence> {
+        self.holes.iter().map(|h| Sequence(h.to)).max()
+    }
+}
