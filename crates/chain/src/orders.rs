@@ -318,7 +318,7 @@ fn what_is_left_of_lost_frames_is_learned() {
     let hole = Hole { before: name(&all[1]), until: Sequence(4) };
     s.r.damage = Damage::new(vec![hole], false);
     s.r.requests = freebs_lsvd::RequestTable::default();
-    let mut ask = |s: &mut Scene| {
+    let ask = |s: &mut Scene| {
         s.now = s.now.plus(Nanos::from_millis(20));
         let (_, actions) = s.play(|r, ctx| r.member_tick(ctx));
         sync_requests(&actions).first().map(|r| (*r).clone())

@@ -391,6 +391,8 @@ mod tests {
         let pauses: Vec<u64> = asked.windows(2).map(|w| w[1] - w[0]).collect();
         assert_eq!(pauses, [520, 1020, 2020, 4020, 4020]);
         assert_eq!(notes, 1);
+        assert!(r.damage.is_there(), "only what is durable counts");
+        step(&mut r, |r, ctx| r.on_repair_durable(ctx, Sequence(2)));
         assert!(!r.damage.is_there(), "they are put back as soon as somebody has them");
     }
 
