@@ -27,6 +27,8 @@ struct Follower {
     shown: watch::Sender<Arc<State>>,
     connection: watch::Sender<Option<Client>>,
     announcements: watch::Receiver<Option<GatewayInfo>>,
+    /// Where the next session begins to look, counted through the addresses.
+    sessions: usize,
 }
 
 pub(super) fn start(
@@ -39,7 +41,7 @@ pub(super) fn start(
     let (connection, connected) = watch::channel(None);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Error::os(format!("can't start a runtime for the control plane: {e}")))?;
-    let follower = Follower { options, state, shown, connection, announcements };
+    let follower = Follower { options, state, shown, connection, announcements, sessions: 0 };
     let run = move || {
         runtime.block_on(async {
             let watching = tokio::spawn(follower.run());
@@ -69,12 +71,18 @@ impl Follower {
         }
     }
 
-    /// One connection from its begin to its end. `Ok` if it served at all.
+    /// One connection from its begin to its end. `Ok` if it served at all. The next one begins with the next address: a
+    /// node may answer, and have nothing to tell.
     async fn session(&mut self) -> Result<()> {
         let mut addresses = self.options.addresses.clone();
         let known: Vec<_> = self.state.nodes().map(|n| n.address.clone()).collect();
         addresses.extend(known.into_iter().filter(|a| !self.options.addresses.contains(a)));
+        let first = self.sessions % addresses.len().max(1);
+        addresses.rotate_left(first);
         let client = Client::connect_any(&addresses).await?;
+        // Of those that were passed over none answers.
+        let at = addresses.iter().position(|a| a == client.address()).unwrap_or(0);
+        self.sessions = first + at + 1;
         self.check_cluster(&client)?;
         let _announcing = AbortOnDrop(tokio::spawn(announce(client.clone(), self.announcements.clone())));
         self.connection.send_replace(Some(client.clone()));

@@ -80,6 +80,14 @@ impl Plane {
         matches!(&self.kind, Kind::Seat(_, port) if port.votes())
     }
 
+    /// `Retry` if what is known here will not get newer, because the seat's store has failed.
+    pub fn check(&self) -> Result<()> {
+        match &self.kind {
+            Kind::Seat(_, port) => port.check(),
+            Kind::Follower { .. } => Ok(()),
+        }
+    }
+
     /// The state with everything in it that was committed when this was called. `Corrupt` if the others say that this
     /// node runs on an old image of its devices (rule V8); `Invalid` if they are of another cluster.
     pub async fn newest(&self) -> Result<Arc<State>> {
@@ -148,7 +156,10 @@ impl Plane {
 impl ControlPlane for Plane {
     async fn submit(&self, command: Command) -> Result<Done> {
         let (jobs, state) = match &self.kind {
-            Kind::Seat(control, _) => return control.submit(command).await,
+            Kind::Seat(control, port) => {
+                port.check()?;
+                return control.submit(command).await;
+            }
             Kind::Follower { jobs, state } => (jobs, state),
         };
         let gone = || Error::retry("the control plane of this process has stopped");

@@ -12,12 +12,14 @@
 //! - Messages carry the start number that is durable on the node's devices, so that the others drop those of an old
 //!   image of the node (rule V8).
 
+use super::client::Client;
 use super::earlier;
 use super::seat_links::{Book, SeatLinks};
 use crate::files;
 use freebs_consensus::handle::{Desk, Handle, handle};
 use freebs_consensus::note::{NOTE_BYTES, SeatNote};
 use freebs_consensus::{Options, Peer, Store, Timing, limits};
+use freebs_control::api::Request;
 use freebs_control::{Command, State};
 use freebs_io::Random;
 use freebs_io::linux::ring::Ring;
@@ -38,6 +40,8 @@ const STORE_FILE: &str = "control.store";
 const NOTE_FILE: &str = "control.note";
 /// What a store that must not be used is put aside as.
 const ASIDE: &str = "control.store.unusable";
+/// How long other nodes may take to say whether they know a state, when this one is about to found the cluster.
+const ASK_MAX: Duration = Duration::from_millis(300);
 /// How long a store that somebody else has is waited for: one of a process that was just killed.
 const BUSY_MAX: Duration = Duration::from_secs(3);
 /// Messages that wait for the seat; beyond, the connections that bring them are not read.
@@ -94,6 +98,8 @@ struct Seen {
     leader: AtomicU64,
     voters: AtomicU64,
     votes: AtomicBool,
+    /// Its store has failed: it takes no part until the node is started again.
+    is_out: AtomicBool,
     /// It was told already that a node of another cluster was refused.
     refused: AtomicBool,
 }
@@ -105,6 +111,17 @@ impl SeatPort {
 
     pub fn votes(&self) -> bool {
         self.seen.votes.load(Ordering::Relaxed)
+    }
+
+    /// `Retry` if this node's control store has failed: what it knows is old, and it would never learn better.
+    pub fn check(&self) -> Result<()> {
+        if self.seen.is_out.load(Ordering::Relaxed) {
+            return Err(Error::retry(
+                "the control store of this node has failed, so it takes no part in the control plane until it is \
+                 started again; ask another node",
+            ));
+        }
+        Ok(())
     }
 
     /// A node of another cluster wants to take part in this one: refused, and told once.
@@ -234,7 +251,8 @@ async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &S
     let look = async {
         let mut complained = false;
         loop {
-            let leads = peer.leader().0.map_or(0, |s| s.node.0);
+            let failed = peer.check();
+            let leads = peer.leader().0.filter(|_| failed.is_ok()).map_or(0, |s| s.node.0);
             if seen.leader.swap(leads, Ordering::Relaxed) != leads {
                 match leads {
                     0 => tracing::info!("nobody leads the control plane"),
@@ -242,8 +260,9 @@ async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &S
                 }
             }
             seen.voters.store(peer.voters() as u64, Ordering::Relaxed);
-            seen.votes.store(peer.votes(), Ordering::Relaxed);
-            if let Err(e) = peer.check()
+            seen.votes.store(peer.votes() && failed.is_ok(), Ordering::Relaxed);
+            seen.is_out.store(failed.is_err(), Ordering::Relaxed);
+            if let Err(e) = failed
                 && !complained
             {
                 tracing::error!("this node takes no part in the control plane until it is started again: {e}");
@@ -321,6 +340,27 @@ impl SeatOptions {
     }
 }
 
+/// Whether another node knows a control state of this cluster. A founder that has lost its disk would begin the same
+/// cluster a second time, and give out the same numbers again.
+async fn in_use_elsewhere(options: &SeatOptions) -> bool {
+    let mut asked = tokio::task::JoinSet::new();
+    for member in &options.members {
+        let Command::RegisterNode { node, address, .. } = member else { continue };
+        if *node != options.node {
+            asked.spawn_local(tokio::time::timeout(ASK_MAX, knows_state(address.clone(), options.cluster)));
+        }
+    }
+    asked.join_all().await.into_iter().any(|known| known == Ok(true))
+}
+
+async fn knows_state(address: String, cluster: ClusterId) -> bool {
+    let Ok(client) = Client::connect(&address).await else { return false };
+    // There is no such volume; only who has no state yet says something else.
+    let nothing = Request::VolumeShow { name: String::new() };
+    let answer = client.call(&nothing, ASK_MAX).await;
+    client.welcome().cluster == cluster && answer.is_err_and(|e| e.kind == ErrorKind::NotFound)
+}
+
 async fn open_device(options: &SeatOptions) -> Result<FileDevice> {
     let path = options.data.join(STORE_FILE);
     let ring = Ring::start()?;
@@ -354,6 +394,10 @@ async fn open_store(options: &SeatOptions) -> Result<Store<FileDevice>> {
     let store = match Store::open(device.clone(), mine, random()).await {
         Ok(store) => store,
         Err(e) if e.kind == ErrorKind::NotFound && note.used().0 == 0 => match options.founds_with()? {
+            Some(_) if in_use_elsewhere(options).await => {
+                tracing::warn!("this node has lost its control store: the cluster is in use; it learns from others");
+                Store::create(device, mine, random()).await?
+            }
             Some(state) => {
                 tracing::info!("the cluster begins here");
                 Store::found(device, mine, random(), &state).await?

@@ -104,6 +104,7 @@ impl Service {
         };
         let news = tokio::time::timeout(Duration::from_millis(WATCH_MS), news);
         let state = news.await.unwrap_or_else(|_| self.plane.state());
+        self.plane.check()?;
         if state.revision() < since {
             return Err(Error::retry("this node has not heard of the newest control state yet; ask another one"));
         }

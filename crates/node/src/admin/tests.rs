@@ -500,6 +500,25 @@ async fn a_store_that_is_not_the_present_one_gets_a_new_seat_or_stops_the_node()
 }
 
 /// What an earlier version kept on the first node is what the cluster goes on with, once.
+/// The founder's disk is replaced. It began the same cluster a second time, with the same numbers, while the others had
+/// the state.
+#[tokio::test]
+async fn a_founder_that_lost_its_disk_learns_from_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut nodes = cluster(dir.path(), 3).await;
+    let addresses: Vec<String> = nodes.iter().map(|n| n.address.clone()).collect();
+    created(&nodes[0], "a").await;
+    voting(&nodes, 3).await;
+    drop(nodes.remove(0));
+    created(&nodes[0], "b").await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    std::fs::remove_dir_all(dir.path().join("node1")).unwrap();
+    let plane = Plane::seat(seat_options(dir.path(), 1, &addresses)).await.unwrap();
+    let node = serve_node(1, bound_again(&addresses[0]).await, plane);
+    tokio::time::timeout(MAX, node.plane.newest()).await.expect("it catches up").unwrap();
+    assert!(node.plane.state().volume_by_name("a").is_some() && node.plane.state().volume_by_name("b").is_some());
+}
+
 #[tokio::test]
 async fn the_state_of_an_earlier_version_is_taken_over() {
     let dir = tempfile::tempdir().unwrap();
