@@ -3,8 +3,8 @@
 //! frames behind that.
 //!
 //! Entries merge by (version, sequence) (rule E2), so pieces may come twice, and blocks that are overwritten during
-//! the transfer are brought by the frames behind it. Only an active head is learned from, and only what is committed
-//! is sent (a learner can't take entries back).
+//! the transfer are brought by the frames behind it. Only an active head is learned from, or who has promised the view
+//! that the learner opens; and only what is committed is sent (a learner can't take entries back).
 
 use crate::event::{Action, MapSource};
 use crate::replica::{Ctx, MAP_HOLD, OpenView, Replica, TailEntry, with_overhead};
@@ -48,7 +48,7 @@ impl Replica {
             Some(held) if since < held && view_is_in(held) => held,
             _ => self.committed.min(self.durable),
         };
-        let Some(state) = self.kept_state(upto).filter(|_| self.is_active_head() && view_is_in(upto) && since <= upto)
+        let Some(state) = self.kept_state(upto).filter(|_| self.may_feed_map(&r) && view_is_in(upto) && since <= upto)
         else {
             self.refuse_sync(ctx, link, &r);
             return;
@@ -57,6 +57,12 @@ impl Replica {
         // The state at the transfer's end must be known still when it is over.
         self.map_hold = Some((state, ctx.now));
         ctx.out.actions.push(Action::MapRead { link, request: r, since, upto, after });
+    }
+
+    /// The active head, or who has promised the view that the asker opens: what is committed there stays so.
+    fn may_feed_map(&self, r: &SyncRequest) -> bool {
+        let has_promised = r.view == self.promised && self.promising.is_none() && r.view > self.view_number();
+        self.is_active_head() || (r.fetch && has_promised)
     }
 
     /// Frames that a member lost are gone everywhere: it gets what is left of what they brought. Any member has that,
@@ -96,7 +102,7 @@ impl Replica {
             }
         };
         let state = if r.lost { self.committed_state() } else { self.kept_state(source.upto) };
-        let Some(at) = state.filter(|_| r.lost || self.is_active_head()) else {
+        let Some(at) = state.filter(|_| r.lost || self.may_feed_map(r)) else {
             self.refuse_sync(ctx, link, r);
             return;
         };
@@ -171,7 +177,8 @@ impl Replica {
             SyncMode::MapEnd => {
                 if let Some(mark) = reply.frames.get(1).filter(|f| f.head.kind() == FrameKind::Mark) {
                     self.take_state(ctx, learning.since, mark);
-                    self.ask(ctx, asking.to, asking.view, Sequence(u64::MAX));
+                    let until = self.wanted_until();
+                    self.ask(ctx, asking.to, asking.view, until);
                 }
             }
             _ if reply.map_next > 0 => {

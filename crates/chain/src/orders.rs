@@ -399,6 +399,7 @@ fn what_is_left_is_not_told_by_who_may_lack_it() {
             map_from: 1,
             map_since,
             lost: true,
+            fetch: false,
         };
         let (_, actions) = other.play(|r, ctx| r.on_sync(ctx, LinkId(2), q));
         actions.iter().any(|a| matches!(a, Action::MapRead { .. }))

@@ -143,6 +143,7 @@ impl Replica {
             map_from: 0,
             map_since: Sequence(0),
             lost: false,
+            fetch: false,
         };
         let request = match self.damage.learning {
             None => frames,

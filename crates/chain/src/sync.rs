@@ -76,7 +76,8 @@ impl Replica {
         let Some(link) = ctx.peers.link(to) else { return };
         let names = self.tail.values().rev().take(NAMES_MAX).map(|t| t.name).collect();
         let (map_from, map_since) = map.map_or((0, Sequence(0)), |m| (m.from, m.since));
-        let request = SyncRequest { shard: self.id, view, id, names, until, map_from, map_since, lost: false };
+        let fetch = self.fetching_for() == Some(view);
+        let request = SyncRequest { shard: self.id, view, id, names, until, map_from, map_since, lost: false, fetch };
         ctx.out.send(link, Message::Sync(request));
     }
 
@@ -134,7 +135,7 @@ impl Replica {
     pub fn answer_sync(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: &SyncRequest, source: SyncSource) {
         let mut frames = match source.frames {
             Ok(f) => f,
-            Err(e) if e.kind == ErrorKind::NotFound && r.until.0 == u64::MAX => {
+            Err(e) if e.kind == ErrorKind::NotFound && (r.until.0 == u64::MAX || r.fetch) => {
                 self.feed_by_map(ctx, link, r.clone(), source.common);
                 return;
             }
@@ -191,8 +192,9 @@ impl Replica {
             // Asked again after a while by `retry_asking`; for a map from its beginning, because the state that it
             // was to end with may be forgotten.
             SyncMode::Refused => {
+                let until = self.wanted_until();
                 if let Some(a) = self.asking.as_mut().filter(|a| a.map.is_some()) {
-                    (a.map, a.until) = (None, Sequence(u64::MAX));
+                    (a.map, a.until) = (None, until);
                 }
                 return;
             }
@@ -232,6 +234,14 @@ impl Replica {
         let (last, view) = (self.last.sequence, self.view_number());
         self.gap.retain(|s, f| *s > last && f.head.view() == view);
         self.gap_bytes = self.gap.values().map(weight).sum();
+    }
+
+    /// Frames behind the end of the longest log of the predecessor are not fetched for a new view.
+    pub(crate) fn wanted_until(&self) -> Sequence {
+        match self.head.as_ref().map(|h| &h.phase) {
+            Some(Phase::Fetching { seal, .. }) => seal.sequence,
+            _ => Sequence(u64::MAX),
+        }
     }
 
     /// The view that this node is opening and fetches a longer log for.

@@ -347,6 +347,7 @@ fn sync(h: &Head, meta: &[u8]) -> Result<SyncRequest> {
         map_from: m.map_from.get(),
         map_since: Sequence(m.map_since.get()),
         lost: m.flags.get() & s::SYNC_LOST != 0,
+        fetch: m.flags.get() & s::SYNC_FETCH != 0,
     })
 }
 

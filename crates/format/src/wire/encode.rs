@@ -287,7 +287,7 @@ impl Message {
                     map_from: r.map_from.into(),
                     map_since: r.map_since.0.into(),
                     names: (r.names.len() as u32).into(),
-                    flags: if r.lost { s::SYNC_LOST } else { 0 }.into(),
+                    flags: (u32::from(r.lost) * s::SYNC_LOST + u32::from(r.fetch) * s::SYNC_FETCH).into(),
                 };
                 out.put_slice(meta.as_bytes());
                 r.names.iter().for_each(|n| out.put_slice(name(n).as_bytes()));

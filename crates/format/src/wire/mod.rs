@@ -274,6 +274,8 @@ pub struct SyncRequest {
     /// Entries behind `map_since` up to `until` are wanted, because the frames that placed them are lost and nobody has
     /// them any more: any member may answer, not only the head.
     pub lost: bool,
+    /// The asker opens a view and fetches the longest log of its predecessor: of what was given up it takes the map.
+    pub fetch: bool,
 }
 
 impl SyncReply {

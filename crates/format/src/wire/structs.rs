@@ -222,6 +222,8 @@ const _: () = assert!(size_of::<ControlMeta>() == 8);
 
 /// Flag of `SyncMeta`: the frames between `map_since` and `until` are lost.
 pub const SYNC_LOST: u32 = 1;
+/// Flag of `SyncMeta`: the asker opens a view.
+pub const SYNC_FETCH: u32 = 2;
 
 /// `Sync`: then names.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

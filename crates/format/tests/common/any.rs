@@ -237,8 +237,8 @@ fn frame_name() -> impl Strategy<Value = FrameName> {
 }
 
 fn sync_request() -> impl Strategy<Value = Message> {
-    (shard_id(), any::<[u64; 5]>(), any::<bool>(), vec(frame_name(), 0..5)).prop_map(
-        |(shard, [view, id, until, from, since], lost, names)| {
+    (shard_id(), any::<[u64; 5]>(), any::<[bool; 2]>(), vec(frame_name(), 0..5)).prop_map(
+        |(shard, [view, id, until, from, since], [lost, fetch], names)| {
             Message::Sync(SyncRequest {
                 shard,
                 view: ViewNumber(view),
@@ -248,6 +248,7 @@ fn sync_request() -> impl Strategy<Value = Message> {
                 map_from: from,
                 map_since: Sequence(since),
                 lost,
+                fetch,
             })
         },
     )

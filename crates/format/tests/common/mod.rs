@@ -343,6 +343,7 @@ pub fn all_messages() -> Vec<Message> {
             map_from: 3,
             map_since: Sequence(900),
             lost: false,
+            fetch: false,
         }),
         Message::SyncReply(SyncReply {
             shard,
