@@ -226,6 +226,7 @@ impl Core {
             }
             return Ok(moved);
         }
+        self.tell_suspect();
         let Some(open) = &self.open else { return Ok(false) };
         let front = self.queue.front().expect("the caller looked");
         let repair = matches!(front, Queued::Record(Record::Repair(_)));
@@ -271,14 +272,31 @@ impl Core {
         Ok(true)
     }
 
-    /// A map that is learned begins with the first carry that the caller brings, and ends with the mark that says so.
+    /// In front of the first frame behind a tail that may have lost some goes a mark that says so: from the frame alone
+    /// the next start would take the log for whole (E7).
+    fn tell_suspect(&mut self) {
+        let Some(Queued::Record(Record::Frame(f))) = self.queue.front() else { return };
+        let shard = f.head.shard();
+        let Some(s) = self.shards.get_mut(&shard).filter(|s| s.suspect && !s.suspect_told) else { return };
+        s.suspect_told = true;
+        self.queue.push_front(Queued::Suspect(shard));
+    }
+
+    /// A map that is learned begins with the first carry that the caller brings, and ends with the mark that says so. A
+    /// tail is suspect until a mark says that it was compared.
     fn note_learning(&mut self) {
         match self.queue.front() {
             Some(Queued::Record(Record::Carry { shard, .. })) => {
                 self.learning.entry(*shard).or_insert(self.next_append);
             }
-            Some(Queued::Record(Record::Mark { shard, change, .. })) if change.has_learned() => {
-                self.learning.remove(shard);
+            Some(Queued::Record(Record::Mark { shard, change, .. })) => {
+                if change.has_learned() {
+                    self.learning.remove(shard);
+                }
+                // Marks that come behind it in the same append are not to say otherwise.
+                if let Some(s) = self.shards.get_mut(shard).filter(|_| change.trusted) {
+                    s.suspect = false;
+                }
             }
             Some(Queued::Record(Record::Forget { shard })) => drop(self.learning.remove(shard)),
             _ => {}
@@ -301,6 +319,9 @@ impl Core {
             }
             Queued::Job(Job::Mark { shard, released }) => {
                 (self.mark_frame(*shard, &crate::MarkChange::default(), *released), None, true)
+            }
+            Queued::Suspect(shard) => {
+                (self.mark_frame(*shard, &crate::MarkChange::default(), freebs_types::Sequence(0)), None, false)
             }
             Queued::Job(Job::Carry { shard, body }) => (self.carry_frame(*shard, body, Vec::new()), None, true),
             Queued::Record(Record::Frame(_) | Record::Repair(_) | Record::Cut { .. })

@@ -98,6 +98,8 @@ pub(crate) enum Job {
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "nearly all are the large one; a box would be an allocation per frame")]
 pub(crate) enum Queued {
+    /// The shard's state, with its suspect tail in it.
+    Suspect(ShardId),
     Record(Record),
     Job(Job),
     /// An append without frames, so that the one before it is known to be durable (rule E7).

@@ -91,7 +91,11 @@ pub(crate) struct Shard {
     pub moved: u64,
     /// Up to here those of them that are no longer in the log are holes already.
     pub missed: u64,
+    /// The last frames may be lost. Only a comparison with the chain ends that (E7), not frames that come: of what is
+    /// fetched again a part may be missing still.
     pub suspect: bool,
+    /// The log says so since the last start: frames that come later do not make the loss look mended.
+    pub suspect_told: bool,
     pub released: Sequence,
     /// Whose entries of the device's runs are this shard's.
     pub slot: u32,
@@ -291,7 +295,6 @@ impl Shard {
         self.frames.push(s, Self::place_of(head, at));
         self.promised = self.promised.max(head.view());
         self.last_append = at.append;
-        self.suspect = false;
         for by in std::mem::take(&mut self.stale) {
             segs.pin(at.segment, by);
         }
@@ -622,8 +625,9 @@ impl Shard {
             self.fill_in(s, body);
         }
         self.last_append = at.append;
+        // Whatever else came between, this is what was known when the mark was written.
+        self.suspect = body.suspect_tail;
         if s >= last {
-            self.suspect = body.suspect_tail;
             self.tip.parent = body.last_parent;
             self.tip.digest = body.last_digest;
         }
@@ -852,7 +856,6 @@ impl Shard {
         body.last_parent = base.parent;
         body.last_digest = base.digest;
         body.released = body.released.max(base.last.sequence);
-        body.suspect_tail = false;
         (body.whole, body.learned_since) = (true, base.since);
         body.view_frame = base.view_frame.clone();
         body.requests = base.requests.to_format();

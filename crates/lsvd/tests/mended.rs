@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use freebs_format::{ExtentKind, Frame};
 use freebs_io::memory::MemoryDevice;
-use freebs_lsvd::{CleanOptions, Engine, EventKind, Record};
+use freebs_lsvd::{CleanOptions, Engine, EventKind, MarkChange, Record};
 use freebs_types::{BLOCK, BlockRange, Sequence, ShardId};
 
 const ONE: ShardId = ShardId::new(1, 0);
@@ -43,6 +43,11 @@ async fn put(rig: &Rig<MemoryDevice>, chain: &mut Chain, op: Op) -> Frame {
     chain.committed = chain.sequence;
     rig.engine.committed(chain.shard, Sequence(chain.sequence));
     f
+}
+
+/// The tail was compared with the chain's.
+fn trusted(shard: ShardId) -> Record {
+    Record::Mark { shard, change: MarkChange { trusted: true, ..MarkChange::default() }, ticket: 1 }
 }
 
 /// Where a block of data lies on the device.
@@ -148,8 +153,16 @@ async fn suspected(clean: bool) {
     let rig = Rig::open(device.clone()).await.unwrap();
     assert!(rig.engine.state(TWO).unwrap().suspect_tail, "the lost tail is forgotten");
 
-    // Mended, it need not be remembered.
+    // A frame that comes does not mend it, also not over a start: more may be missing.
     rig.append(Record::Frame(lost));
+    rig.settle().await;
+    assert!(rig.engine.state(TWO).unwrap().suspect_tail);
+    rig.stop().await;
+    let rig = Rig::open(device.clone()).await.unwrap();
+    assert!(rig.engine.state(TWO).unwrap().suspect_tail, "half of what was lost is here");
+    rig.engine.set_cleaning(if clean { eager() } else { off() });
+    // Compared with the chain, it need not be remembered.
+    rig.append(trusted(TWO));
     rig.settle().await;
     rig.engine.committed(TWO, Sequence(2));
     for i in 0..12 {
@@ -200,6 +213,7 @@ fn a_lost_segment_is_missed_until_its_shards_are_mended() {
         }
         let rig = Rig::open(device.clone()).await.unwrap();
         rig.append(Record::Frame(lost));
+        rig.append(trusted(TWO));
         rig.settle().await;
         assert!(!rig.engine.state(TWO).unwrap().suspect_tail);
         rig.stop().await;

@@ -185,6 +185,7 @@ impl Core {
     pub fn holds_back(&self, q: &Queued) -> bool {
         match q {
             Queued::Job(_)
+            | Queued::Suspect(_)
             | Queued::Idle
             | Queued::Roll
             | Queued::Record(Record::Cut { .. } | Record::Forget { .. }) => false,
