@@ -7,7 +7,7 @@
 //! that the learner opens; and only what is committed is sent (a learner can't take entries back).
 
 use crate::event::{Action, MapSource};
-use crate::replica::{Ctx, MAP_HOLD, OpenView, Replica, TailEntry, with_overhead};
+use crate::replica::{Ctx, MAP_HOLD, Replica, TailEntry, with_overhead};
 use crate::sync::{ANSWER_BYTES, Asking};
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_format::{AttachBody, CarryBody, Frame, FrameBuilder, FrameKind, FrameMeta, MarkBody, ViewBody};
@@ -160,13 +160,10 @@ impl Replica {
         if learning.upto != upto || learning.since != reply.common || carry.head.shard() != self.id {
             return;
         }
-        // Of a tail that begins behind a hole nobody knows whether it is of this chain.
-        let begins = self.tail.first_key_value().map_or(Sequence(0), |(s, _)| *s);
-        if self.damage.is_there() && reply.common > self.committed && begins > self.committed {
-            return;
-        }
         self.damage.put_off_learning();
-        if self.last.sequence > learning.since && upto > self.last.sequence {
+        // What we had named behind the common frame is of a branch that was cut, however long it is. What came since
+        // follows the common frame.
+        if learning.since < asking.named.min(self.last.sequence) {
             self.cut(ctx, learning.since);
         }
         if self.stopped.is_some() {
@@ -274,9 +271,7 @@ impl Replica {
         if let Some(frame) = &body.view_frame
             && let Ok(view) = ViewBody::decode(frame.body())
         {
-            self.view = Some(OpenView { number: frame.view(), sequence: frame.seq(), body: view });
-            self.view_frame = Some(frame.clone());
-            self.active_known = false;
+            self.enter_view(frame, view);
         }
         ctx.out.note(format!("shard {}: learned the map up to sequence {}", self.id, name.sequence));
     }
@@ -288,5 +283,66 @@ impl Replica {
             self.forget_learned_holes(since, sequence);
             self.on_durable(ctx, sequence);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Chain, appends, map_end, step};
+    use freebs_types::{NodeId, Peer, ViewNumber};
+
+    const HEAD: Peer = Peer { node: NodeId(1), worker: 0 };
+
+    /// Frames 1 to 3 that both have, a branch of `own` more here, and the chain's, of the next view.
+    fn branched(own: u64, chain: u64) -> (Replica, Vec<Frame>) {
+        let mut here = Chain { committed: 3, ..Chain::new() };
+        let mut common = vec![here.view()];
+        common.extend(here.frames(2));
+        let mut there = Chain { secret: 8, ..here.clone() };
+        let mut r = Replica::empty(crate::testing::SHARD);
+        step(&mut r, |r, ctx| {
+            for f in common.into_iter().chain(here.frames(own)) {
+                assert!(r.on_synced_frame(ctx, f, ViewNumber(1)));
+            }
+        });
+        assert_eq!((r.last.sequence, r.committed), (Sequence(3 + own), Sequence(3.min(2 + own))));
+        let mut frames = vec![there.view()];
+        frames.extend(there.frames(chain - 1));
+        (r, frames)
+    }
+
+    /// A member had more frames of a branch that was cut than the chain has by now, and the chain's first ones were
+    /// given up. It kept its own, dropped the state, and learned the map again and again.
+    #[test]
+    fn a_longer_branch_gives_way_to_the_map() {
+        let (mut r, chain) = branched(7, 3);
+        step(&mut r, |r, ctx| {
+            r.ask(ctx, HEAD, ViewNumber(1), Sequence(u64::MAX));
+            r.on_sync_reply(ctx, map_end(3, &chain[2], &chain[0].head));
+            assert_eq!(appends(&ctx.out.actions), ["cut 3", "base"]);
+        });
+        assert_eq!(r.stopped, None);
+        assert_eq!(r.last.hid, chain[2].header().hid());
+        assert_eq!((r.last.sequence, r.committed, r.view_number()), (Sequence(6), Sequence(6), ViewNumber(2)));
+    }
+
+    /// Frames that come while the question is under way follow the common one; they are no branch.
+    #[test]
+    fn frames_that_overtake_a_map_are_not_cut() {
+        let (mut r, _) = branched(0, 1);
+        let mut all = Chain { committed: 5, ..Chain::new() };
+        let first = all.view();
+        let frames = all.frames(5);
+        step(&mut r, |r, ctx| {
+            r.ask(ctx, HEAD, ViewNumber(1), Sequence(u64::MAX));
+            frames[2..].iter().for_each(|f| r.on_frame(ctx, f.clone()));
+            assert_eq!(r.committed, Sequence(5));
+            ctx.out.actions.clear();
+            r.on_sync_reply(ctx, map_end(3, &frames[3], &first.head));
+            assert_eq!(appends(&ctx.out.actions), [""; 0]);
+        });
+        assert_eq!(r.stopped, None);
+        assert_eq!((r.last.sequence, r.committed), (Sequence(6), Sequence(5)));
     }
 }

@@ -19,6 +19,8 @@ mod peers;
 mod repair;
 mod replica;
 mod sync;
+#[cfg(test)]
+mod testing;
 mod worker;
 
 pub use event::{

@@ -1,11 +1,11 @@
 //! A replica as a member: it takes frames, makes promises, answers reads and follows its head.
 
 use crate::event::{Action, Mutant};
-use crate::replica::{Client, Ctx, Replica, weight};
+use crate::replica::{Client, Ctx, Replica, TailEntry, weight};
 use freebs_format::wire::{FrameName, HeartbeatItem, Message, ReadRequest, Refusal, Refused, Request, SealAnswer};
 use freebs_format::{Frame, FrameKind, ViewBody, hide};
 use freebs_io::LinkId;
-use freebs_types::{Generation, Nanos, NodeId, Peer, Sequence, ViewNumber, limits};
+use freebs_types::{Generation, Hash32, Nanos, NodeId, Peer, Sequence, ViewNumber, limits};
 
 /// A frame that comes before its predecessors waits this long for them; then they are fetched.
 pub(crate) const GAP_PATIENCE: Nanos = Nanos::from_millis(limits::LINK_SILENCE_MS);
@@ -94,6 +94,13 @@ impl Replica {
             }
             // A frame of an older view that came after this log was named to the answerer: the newer view cut it.
             self.cut(ctx, Sequence(h.seq().0 - 1));
+        }
+        let is_unnamed = self.last.hid == Hash32::default() && self.last.sequence <= self.committed;
+        if is_unnamed && h.seq() == self.last.sequence.next() {
+            // The committed frame is lost here (see `cut`); the one behind it tells its name.
+            let before = TailEntry::before(&frame.head);
+            (self.last, self.version) = (before.name, before.version);
+            self.tail.insert(before.name.sequence, before);
         }
         if self.stopped.is_some()
             || h.seq() != self.last.sequence.next()

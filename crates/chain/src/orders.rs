@@ -315,7 +315,7 @@ fn what_is_left_of_lost_frames_is_learned() {
         other.durable(n);
     }
     let name = |f: &Frame| FrameName { view: ViewNumber(1), sequence: f.head.seq(), hid: f.header().hid() };
-    let hole = Hole { before: name(&all[1]), until: Sequence(4) };
+    let hole = Hole { before: name(&all[1]), until: Sequence(4), end: None };
     s.r.damage = Damage::new(vec![hole], false);
     s.r.requests = freebs_lsvd::RequestTable::default();
     let ask = |s: &mut Scene| {
@@ -409,7 +409,7 @@ fn what_is_left_is_not_told_by_who_may_lack_it() {
     other.play(|r, ctx| r.note_committed(ctx, Sequence(2)));
     assert!(ask(&mut other, 0, 2) && ask(&mut other, 1, 2));
     assert!(!ask(&mut other, 0, 3) && !ask(&mut other, 2, 2));
-    other.r.damage = Damage::new(vec![Hole { before: genesis(), until: Sequence(1) }], false);
+    other.r.damage = Damage::new(vec![Hole { before: genesis(), until: Sequence(1), end: None }], false);
     assert!(!ask(&mut other, 0, 2), "it lacks some itself");
 }
 

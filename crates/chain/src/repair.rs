@@ -5,13 +5,12 @@
 //! Invariant: nothing is cut because of damage; until it is mended the replica's seal answers do not count.
 
 use crate::event::Action;
-use crate::replica::OpenView;
-use crate::replica::{Ctx, Replica};
+use crate::replica::{Ctx, Replica, TailEntry};
 use crate::sync::Asking;
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
-use freebs_format::{AttachBody, FrameHead, FrameKind, MarkBody, ViewBody, hide};
+use freebs_format::{AttachBody, Frame, FrameHead, FrameKind, MarkBody, ViewBody, hide};
 use freebs_lsvd::{Learned, MarkChange, Record, RequestTable};
-use freebs_types::{Nanos, Peer, Sequence, ViewNumber};
+use freebs_types::{Hash32, Nanos, Peer, Sequence, ViewNumber};
 
 const PATIENCE: Nanos = Nanos::from_millis(500);
 /// When all others have refused, they are asked again after this time; the next time after twice as long, and so on
@@ -23,6 +22,8 @@ const PAUSE: Nanos = Nanos::from_millis(500);
 pub struct Hole {
     pub before: FrameName,
     pub until: Sequence,
+    /// The `hid` of the last one of them, if the frame behind it tells.
+    pub end: Option<Hash32>,
 }
 
 /// Map entries that are learned in place of lost frames: those of all holes together.
@@ -44,8 +45,6 @@ pub(crate) struct Damage {
     /// Frames behind the last one may be missing.
     pub suspect_tail: bool,
     asking: Option<Asking>,
-    /// The mark that says that the tail was compared is on its way.
-    trusting: bool,
     tried: usize,
     /// Refusals since the last frame that came, and nobody is asked before this time.
     refused: usize,
@@ -67,6 +66,18 @@ impl Damage {
 
     pub fn is_there(&self) -> bool {
         self.suspect_tail || !self.holes.is_empty()
+    }
+
+    /// The log is cut behind `to`. What was missing there may have been told durable and be the chain's, too, so the end
+    /// of the log is suspect until it was compared.
+    pub fn cut(&mut self, to: Sequence) {
+        self.suspect_tail |= self.holes.iter().any(|h| h.until > to);
+        self.holes.retain(|h| h.before.sequence < to);
+        for h in self.holes.iter_mut().filter(|h| h.until > to) {
+            (h.until, h.end) = (to, None);
+        }
+        let stays = |l: &Relearning| l.upto <= to;
+        (self.learning, self.put_off) = (self.learning.filter(stays), self.put_off.filter(stays));
     }
 
     /// Whether frames behind `since`, up to `upto`, are missing.
@@ -178,24 +189,31 @@ impl Replica {
             SyncMode::Frames | SyncMode::Level => {}
         }
         let Some(hole) = self.damage.holes.first_mut().filter(|_| self.damage.learning.is_none()) else { return true };
-        let mut came = Vec::new();
+        let mut came: Vec<&Frame> = Vec::new();
+        let mut before = hole.before;
         for f in &reply.frames {
-            let follows =
-                f.head.seq() == hole.before.sequence.next() && hide(&f.header().parent_token()) == hole.before.hid;
+            let follows = f.head.seq() == before.sequence.next() && hide(&f.header().parent_token()) == before.hid;
             if !follows || f.head.seq() > asking.until || f.verify_data().is_err() || f.verify_digest().is_err() {
                 break;
             }
-            let h = f.header();
-            self.damage.refused = 0;
-            hole.before = FrameName { view: h.view_number(), sequence: h.seq(), hid: h.hid() };
-            ctx.out.actions.push(Action::Append(Record::Repair(f.clone())));
-            came.push(f.head.clone());
+            before = TailEntry::of(&f.head).name;
+            came.push(f);
+        }
+        // If the frame behind the hole is not of their branch, that is for SYNC to find out.
+        if before.sequence == hole.until && hole.end.is_some_and(|hid| hid != before.hid) {
+            came.clear();
+        }
+        if !came.is_empty() {
+            (self.damage.refused, hole.before) = (0, before);
         }
         if came.is_empty() {
             // They don't follow what is here; what is left of them may do.
             self.repair_refused(ctx);
         }
-        came.iter().for_each(|head| self.note_repaired(ctx, head));
+        for f in came {
+            ctx.out.actions.push(Action::Append(Record::Repair(f.clone())));
+            self.note_repaired(ctx, &f.head);
+        }
         true
     }
 
@@ -216,6 +234,9 @@ impl Replica {
 
     /// What a frame says beside its data, as if it had not been missing when this log was read.
     fn note_repaired(&mut self, ctx: &mut Ctx<'_>, head: &FrameHead) {
+        if head.seq() >= self.committed {
+            self.tail.insert(head.seq(), TailEntry::of(head));
+        }
         match head.kind() {
             FrameKind::Data => {
                 for u in head.updates() {
@@ -247,9 +268,7 @@ impl Replica {
         if let Some(body) = ViewBody::decode(frame.body()).ok().filter(|_| is_news) {
             let generation = body.generation;
             self.learn_lost_attach(ctx, AttachBody { generation, ..AttachBody::default() });
-            self.view = Some(OpenView { number: frame.view(), sequence: frame.seq(), body });
-            self.view_frame = Some(frame.clone());
-            self.active_known = false;
+            self.enter_view(frame, body);
         }
     }
 
@@ -345,13 +364,166 @@ impl Replica {
 
     /// The tail was compared with the chain's: nothing is missing behind it.
     pub fn trust_tail(&mut self, ctx: &mut Ctx<'_>) {
-        if !self.damage.suspect_tail || self.damage.trusting {
+        if !self.damage.suspect_tail {
             return;
         }
-        self.damage.trusting = true;
         let ticket = ctx.ticket();
         self.damage.suspect_tail = false;
         let change = MarkChange { trusted: true, ..MarkChange::default() };
         ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peers::Peers;
+    use crate::sync::is_said_committed;
+    use crate::testing::{Chain, SHARD, appends, map_end, reply, step, step_at};
+    use freebs_format::wire::SyncMode;
+    use freebs_io::LinkId;
+    use freebs_types::NodeId;
+
+    const OTHER: Peer = Peer { node: NodeId(1), worker: 0 };
+
+    /// Frames 1 to 8 of this log, of which 4 and 5 are lost, and what a branch has behind the third. Committed is 3, or
+    /// the lost 4.
+    fn holed(committed: u64) -> (Replica, Vec<Frame>, Vec<Frame>) {
+        let mut here = Chain { committed, ..Chain::new() };
+        let mut all = vec![here.view()];
+        all.extend(here.frames(2));
+        let mut there = Chain { secret: 8, committed, ..here.clone() };
+        if committed == 4 {
+            all.extend(here.frames(1));
+            there = Chain { secret: 8, ..here.clone() };
+        }
+        all.extend(here.frames(8 - all.len() as u64));
+        let mut branch = vec![there.view()];
+        branch.extend(there.frames(6));
+        let mut r = Replica::empty(SHARD);
+        step(&mut r, |r, ctx| {
+            assert!(all.iter().all(|f| r.on_synced_frame(ctx, f.clone(), ViewNumber(1))));
+        });
+        // As it is read after a start.
+        let tail = r.tail.extract_if(..=Sequence(5), |s, _| s.0 >= 4).count();
+        assert_eq!(tail, 2);
+        let before_sixth = TailEntry::before(&all[5].head);
+        r.tail.insert(Sequence(5), before_sixth);
+        let before = TailEntry::of(&all[2].head).name;
+        let hole = Hole { before, until: Sequence(5), end: Some(before_sixth.name.hid) };
+        r.damage = Damage::new(vec![hole], true);
+        r.durable = Sequence(8);
+        (r, all, branch)
+    }
+
+    /// The reply to the question that a tick sends.
+    fn answered(r: &mut Replica, ms: u64, mode: SyncMode, frames: &[Frame]) -> Vec<String> {
+        let mut peers = Peers::default();
+        peers.up(LinkId(1), OTHER, Nanos(0));
+        let (mut tickets, mut done) = (ms, Vec::new());
+        step_at(Nanos::from_millis(ms), &peers, &mut tickets, r, |r, ctx| {
+            r.repair_tick(ctx);
+            let id = r.damage.asking.expect("it asks").id;
+            r.on_sync_reply(ctx, SyncReply { id, ..reply(3, mode, frames.to_vec()) });
+            done = appends(&ctx.out.actions);
+        });
+        done
+    }
+
+    /// A member with a branch that will be cut gave what it has at the place of the lost frames: it follows the frame in
+    /// front of the hole, and nobody looked at the one behind it.
+    #[test]
+    fn a_hole_takes_no_frames_of_another_branch() {
+        let (mut r, all, branch) = holed(3);
+        assert_eq!(answered(&mut r, 1000, SyncMode::Frames, &branch[..2]), [""; 0]);
+        assert_eq!(r.damage.holes.len(), 1);
+        r.damage.learning = None;
+        assert_eq!(answered(&mut r, 2000, SyncMode::Frames, &all[3..5]), ["repair 4", "repair 5"]);
+        assert_eq!(r.tail[&Sequence(4)].name.hid, all[3].header().hid(), "a cut finds its way back");
+        step(&mut r, |r, ctx| r.on_repair_durable(ctx, Sequence(5)));
+        assert!(r.damage.holes.is_empty() && r.damage.suspect_tail);
+    }
+
+    /// Who fills holes gives what is committed, or all of it.
+    #[test]
+    fn a_hole_is_not_filled_in_part_with_what_is_not_committed() {
+        let mut c = Chain { committed: 3, ..Chain::new() };
+        let mut r = Replica::empty(SHARD);
+        let mut all = vec![c.view()];
+        all.extend(c.frames(7));
+        let mut peers = Peers::default();
+        peers.up(LinkId(1), OTHER, Nanos(0));
+        step_at(Nanos(1), &peers, &mut 7, &mut r, |r, ctx| {
+            assert!(all.iter().all(|f| r.on_synced_frame(ctx, f.clone(), ViewNumber(1))));
+            r.on_durable(ctx, Sequence(8));
+            for (until, fetch, gets) in [(8, false, 0), (6, false, 4), (8, true, 4)] {
+                let names = vec![TailEntry::of(&all[1].head).name];
+                let (map_from, map_since) = (0, Sequence(0));
+                let q = SyncRequest {
+                    shard: SHARD,
+                    view: ViewNumber(1),
+                    id: 1,
+                    names,
+                    until: Sequence(until),
+                    map_from,
+                    map_since,
+                    lost: false,
+                    fetch,
+                };
+                ctx.out.actions.clear();
+                let source = crate::event::SyncSource { common: Sequence(3), frames: Ok(all[3..7].to_vec()) };
+                r.answer_sync(ctx, LinkId(1), &q, source);
+                let sent = ctx.out.actions.iter().find_map(|a| match a {
+                    Action::Send { message: Message::SyncReply(r), .. } => Some(r.frames.len()),
+                    _ => None,
+                });
+                let gets = if until == 6 { 3 } else { gets };
+                assert_eq!(sent, Some(gets), "until {until}, for a fetch: {fetch}");
+            }
+        });
+    }
+
+    /// The lost frames lay among those that a cut could have taken back, and the tail was suspect, too: the chain's map
+    /// was never taken, and nothing else was on offer.
+    #[test]
+    fn a_branch_with_a_hole_gives_way_to_the_map() {
+        for committed in [3, 4] {
+            let (mut r, _, branch) = holed(committed);
+            step(&mut r, |r, ctx| {
+                r.ask(ctx, OTHER, ViewNumber(1), Sequence(u64::MAX));
+                let at = &branch[3];
+                r.on_sync_reply(ctx, map_end(committed, at, &branch[0].head));
+                assert_eq!(appends(&ctx.out.actions), [format!("cut {committed}"), "base".into()]);
+                assert_eq!(r.last.hid, at.header().hid());
+            });
+            assert_eq!((r.stopped.clone(), r.damage.suspect_tail), (None, true), "until it was compared");
+            step(&mut r, |r, ctx| {
+                let id = r.asking.expect("it asks for what follows").id;
+                let level = reply(r.last.sequence.0, SyncMode::Level, Vec::new());
+                r.on_sync_reply(ctx, SyncReply { id, ..level });
+            });
+            assert!(!r.damage.suspect_tail);
+        }
+    }
+
+    /// The committed frame itself was lost, and all behind it was of a branch that was cut. Nothing that the member
+    /// could name was in common.
+    #[test]
+    fn a_lost_committed_frame_is_named_by_its_sequence() {
+        let (mut r, _, branch) = holed(4);
+        let first = branch[0].clone();
+        step(&mut r, |r, ctx| {
+            let names = r.names();
+            assert_eq!(names.iter().map(|n| n.sequence.0).collect::<Vec<_>>(), [8, 7, 6, 5, 4]);
+            assert!(is_said_committed(&names[4]) && names[..4].iter().all(|n| !is_said_committed(n)));
+            r.ask(ctx, OTHER, ViewNumber(2), Sequence(u64::MAX));
+            ctx.out.actions.clear();
+            let frames = SyncReply { view: ViewNumber(2), ..reply(4, SyncMode::Level, branch[..3].to_vec()) };
+            r.on_sync_reply(ctx, frames);
+            assert_eq!(appends(&ctx.out.actions), ["cut 4", "frame 5", "frame 6", "frame 7", "mark"]);
+        });
+        assert_eq!(r.stopped, None);
+        assert_eq!(r.tail[&Sequence(4)].name.hid, hide(&first.header().parent_token()));
+        assert_eq!(r.damage.holes[0].until, Sequence(4), "the committed frame is still fetched");
     }
 }

@@ -1,7 +1,7 @@
 //! One shard on one node: its log as it was put in order here, durable or not yet, and what its roles share.
 //!
-//! Invariants: `tail` names every frame from the committed one to the last without a gap; `durable` never passes
-//! `last`; `committed` never passes `last`; nothing is appended to a view below a promise.
+//! Invariants: `tail` names every frame from the committed one to the last, but for those that damage took; `durable`
+//! never passes `last`; `committed` never passes `last`; nothing is appended to a view below a promise.
 
 use crate::event::{Action, HostConfig, Mutant, ShardInfo};
 use crate::head::Head;
@@ -77,24 +77,33 @@ pub(crate) struct TailEntry {
 }
 
 impl TailEntry {
+    /// A frame of which only the sequence is known.
+    pub fn unknown(sequence: Sequence) -> Self {
+        let none = Hash32::default();
+        let name = FrameName { sequence, ..FrameName::default() };
+        Self { name, version: Version(0), parent: none, digest: none, token: None }
+    }
+
+    pub fn of(frame: &FrameHead) -> Self {
+        let h = frame.header();
+        Self {
+            name: FrameName { view: h.view_number(), sequence: h.seq(), hid: h.hid() },
+            version: h.last_version(),
+            parent: h.parent_token(),
+            digest: h.digest(),
+            token: None,
+        }
+    }
+
     /// The frame before one whose own was given up.
     pub fn before(frame: &FrameHead) -> Self {
-        let h = frame.header();
-        let view = match frame.kind() {
-            FrameKind::View => ViewBody::decode(frame.body()).map_or(frame.view(), |v| v.pred),
-            _ => frame.view(),
-        };
-        let version = match frame.kind() {
-            FrameKind::Data => h.first_version.get().saturating_sub(1),
-            _ => h.first_version.get(),
-        };
-        let (sequence, hid) = (Sequence(frame.seq().0.saturating_sub(1)), hide(&h.parent_token()));
+        let b = frame.before();
         Self {
-            name: FrameName { view, sequence, hid },
-            version: Version(version),
+            name: FrameName { view: b.view, sequence: b.sequence, hid: b.hid },
+            version: b.version,
             parent: Hash32::default(),
             digest: Hash32::default(),
-            token: Some(h.parent_token()),
+            token: Some(b.token),
         }
     }
 }
@@ -311,15 +320,8 @@ impl Replica {
     /// Puts a frame that was found to follow the last one into the log.
     pub fn append(&mut self, ctx: &mut Ctx<'_>, frame: Frame) {
         let h = *frame.header();
-        self.last = FrameName { view: h.view_number(), sequence: h.seq(), hid: h.hid() };
-        self.version = h.last_version();
-        let entry = TailEntry {
-            name: self.last,
-            version: self.version,
-            parent: h.parent_token(),
-            digest: h.digest(),
-            token: None,
-        };
+        let entry = TailEntry::of(&frame.head);
+        (self.last, self.version) = (entry.name, entry.version);
         self.tail.insert(h.seq(), entry);
         match frame.head.kind() {
             FrameKind::Data => {
@@ -338,9 +340,7 @@ impl Replica {
                         let generation = body.generation;
                         self.learn_attach(ctx, AttachBody { generation, ..AttachBody::default() });
                     }
-                    self.view = Some(OpenView { number: h.view_number(), sequence: h.seq(), body });
-                    self.view_frame = Some(frame.head.clone());
-                    self.active_known = false;
+                    self.enter_view(&frame.head, body);
                 }
             }
             _ => {}
@@ -350,6 +350,13 @@ impl Replica {
         self.recent.push_back(frame.clone());
         ctx.out.actions.push(Action::Append(Record::Frame(frame)));
         self.note_committed(ctx, h.committed_seq());
+    }
+
+    /// The frame's view is in force; whether it is active will be heard.
+    pub fn enter_view(&mut self, frame: &FrameHead, body: ViewBody) {
+        self.view = Some(OpenView { number: frame.view(), sequence: frame.seq(), body });
+        self.view_frame = Some(frame.clone());
+        self.active_known = false;
     }
 
     /// A higher generation ends the older ones (W1); a lower one changes nothing, even after a cut.
@@ -385,7 +392,10 @@ impl Replica {
         if to >= self.last.sequence {
             return;
         }
-        let Some(entry) = self.tail.get(&to).copied() else {
+        // If the committed frame itself is lost here, the one that will follow it tells its name.
+        let lost = || TailEntry { version: self.version, ..TailEntry::unknown(to) };
+        let known = self.tail.get(&to).copied().or_else(|| (to == self.committed).then(lost));
+        let Some(entry) = known else {
             self.stop(ctx, format!("asked to cut to {to}, below what is committed ({})", self.committed));
             return;
         };
@@ -396,6 +406,7 @@ impl Replica {
         self.version = entry.version;
         self.durable = self.durable.min(to);
         self.requests.cut(to);
+        self.damage.cut(to);
         self.recent.retain(|f| f.head.seq() <= to);
         self.recent_bytes = self.recent.iter().map(weight).sum();
         if self.view.as_ref().is_some_and(|v| v.sequence > to) {

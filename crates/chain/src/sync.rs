@@ -8,9 +8,9 @@ use crate::learn::Learning;
 use crate::open::Phase;
 use crate::replica::{Ctx, Replica, weight};
 use freebs_format::Frame;
-use freebs_format::wire::{Message, SyncMode, SyncReply, SyncRequest};
+use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_io::LinkId;
-use freebs_types::{ErrorKind, Nanos, Peer, Sequence, ViewNumber};
+use freebs_types::{ErrorKind, Hash32, Nanos, Peer, Sequence, ViewNumber};
 
 /// An answer that takes longer is asked for again; the next one may take twice as long, and so on five times: from a
 /// slow disk none would be in time otherwise, and all that it reads in vain.
@@ -35,6 +35,11 @@ pub(crate) struct Asking {
     pub tries: u32,
     /// Set while the map is learned.
     pub map: Option<Learning>,
+}
+
+/// Names without a hash are of frames that the asker knows to be committed, and has lost.
+pub(crate) fn is_said_committed(name: &FrameName) -> bool {
+    name.hid == Hash32::default()
 }
 
 impl Asking {
@@ -74,11 +79,21 @@ impl Replica {
             return;
         }
         let Some(link) = ctx.peers.link(to) else { return };
-        let names = self.tail.values().rev().take(NAMES_MAX).map(|t| t.name).collect();
+        let names = self.names();
         let (map_from, map_since) = map.map_or((0, Sequence(0)), |m| (m.from, m.since));
         let fetch = self.fetching_for() == Some(view);
         let request = SyncRequest { shard: self.id, view, id, names, until, map_from, map_since, lost: false, fetch };
         ctx.out.send(link, Message::Sync(request));
+    }
+
+    /// The end of this log, newest first. The last name is that of a committed frame: that one all have in common, and
+    /// where it was given up or is lost, its sequence alone says enough.
+    pub(crate) fn names(&self) -> Vec<FrameName> {
+        let mut names: Vec<FrameName> = self.tail.values().rev().take(NAMES_MAX - 1).map(|t| t.name).collect();
+        if names.last().is_none_or(|n| n.sequence > self.committed) {
+            names.push(FrameName { sequence: self.committed, ..FrameName::default() });
+        }
+        names
     }
 
     pub fn retry_asking(&mut self, ctx: &mut Ctx<'_>) {
@@ -106,15 +121,11 @@ impl Replica {
         }
         let mut known = None;
         for n in r.names.iter().filter(|n| n.sequence <= self.last.sequence) {
-            if let Some(t) = self.tail.get(&n.sequence) {
-                if t.name.hid == n.hid {
-                    known = Some(n.sequence);
-                    break;
-                }
-            } else if n.sequence.0 == 0 {
-                known = Some(Sequence(0));
-                break;
-            } else {
+            let own = self.tail.get(&n.sequence).map(|t| t.name.hid);
+            if own == Some(n.hid) || n.sequence.0 == 0 || (is_said_committed(n) && n.sequence <= self.committed) {
+                known = Some(n.sequence);
+            }
+            if known.is_some() || own.is_none() {
                 break;
             }
         }
@@ -159,6 +170,15 @@ impl Replica {
             }
         }
         frames.retain(|f| f.head.seq() <= r.until);
+        // A hole is filled with what is committed. What is not may be of another branch than the asker's log, who finds
+        // that out if he gets all of it at once.
+        if r.until.0 < u64::MAX && !r.fetch && at < r.until {
+            frames.retain(|f| f.head.seq() <= self.committed.min(self.durable));
+            if frames.is_empty() {
+                self.refuse_sync(ctx, link, r);
+                return;
+            }
+        }
         let end = self.last.sequence.min(r.until);
         let level = at >= end;
         let reply = SyncReply {
@@ -256,88 +276,10 @@ impl Replica {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::HostConfig;
-    use crate::out::Out;
     use crate::peers::Peers;
     use crate::repair::{Damage, Hole};
-    use freebs_format::{FrameBuilder, FrameKind, FrameMeta, Member, ViewBody};
-    use freebs_types::{ChunkId, ClusterId, Generation, Hash32, NodeId, ShardId, StartNumber, Version, VolumeId};
-    use std::collections::BTreeMap;
-
-    const SHARD: ShardId = ShardId { volume: VolumeId(1), index: 0 };
-
-    /// Frames 1 to `count` of one chain, the first of them a view frame.
-    fn frames(count: u64, committed: u64) -> Vec<Frame> {
-        let body = ViewBody {
-            pred: ViewNumber(0),
-            seal_sequence: Sequence(0),
-            seal_hid: crate::replica::genesis().hid,
-            secret_hash: Hash32::default(),
-            quorum: 1,
-            min_copies: 1,
-            generation: Generation(0),
-            members: [1, 2].map(|n| Member { node: NodeId(n), start: StartNumber(1) }).to_vec(),
-        };
-        let view = body.encode();
-        let mut token = Hash32::default();
-        let mut frame = |sequence| {
-            let meta = FrameMeta {
-                cluster: ClusterId([1; 16]),
-                shard: SHARD,
-                view: ViewNumber(1),
-                chunk: ChunkId { view: ViewNumber(1), counter: 0 },
-                chunk_offset: 0,
-                sequence: Sequence(sequence),
-                first_version: Version(0),
-                committed: Sequence(committed.min(sequence - 1)),
-                wall: 0,
-            };
-            let (kind, body) = if sequence == 1 { (FrameKind::View, &view[..]) } else { (FrameKind::Seal, &[][..]) };
-            let (frame, next) = FrameBuilder::special(&meta, kind, body, &Hash32([9; 32]), &token);
-            token = next;
-            frame
-        };
-        (1..=count).map(&mut frame).collect()
-    }
-
-    fn step(replica: &mut Replica, act: impl FnOnce(&mut Replica, &mut Ctx<'_>)) {
-        step_at(Nanos::from_millis(1), &Peers::default(), &mut 7, replica, act);
-    }
-
-    fn step_at(
-        now: Nanos,
-        peers: &Peers,
-        tickets: &mut u64,
-        replica: &mut Replica,
-        act: impl FnOnce(&mut Replica, &mut Ctx<'_>),
-    ) {
-        let me = Peer { node: NodeId(2), worker: 0 };
-        let config = HostConfig {
-            cluster: ClusterId([1; 16]),
-            me,
-            start: StartNumber(1),
-            workers: BTreeMap::new(),
-            node_secret: Hash32::default(),
-            mutant: None,
-        };
-        let mut out = Out::default();
-        let mut ctx = Ctx {
-            now,
-            wall: 0,
-            config: &config,
-            peers,
-            out: &mut out,
-            tickets,
-            room: u64::MAX,
-            more_soon: false,
-            sharers: 1,
-        };
-        act(replica, &mut ctx);
-    }
-
-    fn reply(common: u64, mode: SyncMode, frames: Vec<Frame>) -> SyncReply {
-        SyncReply { shard: SHARD, view: ViewNumber(1), id: 8, mode, common: Sequence(common), map_next: 0, frames }
-    }
+    use crate::testing::{SHARD, frames, reply, step, step_at};
+    use freebs_types::NodeId;
 
     /// A member asked at frame 3. Before the answer came the head had fed it 4 and 5 and called them committed; the
     /// answer, made at 4, knew only of 3. The member took it for an order to cut behind 3, which is committed, and
@@ -372,7 +314,7 @@ mod tests {
         let (mut asked, mut notes) = (Vec::new(), 0);
         step(&mut r, |r, ctx| assert!(all.iter().all(|f| r.on_synced_frame(ctx, f.clone(), ViewNumber(1)))));
         let before = crate::replica::genesis();
-        r.damage = Damage::new(vec![Hole { before, until: Sequence(2) }], false);
+        r.damage = Damage::new(vec![Hole { before, until: Sequence(2), end: None }], false);
         for ms in (1000..21_000).step_by(20) {
             step_at(Nanos::from_millis(ms), &peers, &mut tickets, &mut r, |r, ctx| {
                 r.repair_tick(ctx);

@@ -10,14 +10,15 @@ use crate::event::{
 use crate::host::Host;
 use crate::repair::{Damage, Hole};
 use crate::replica::{Replica, TailEntry, genesis};
-use crate::sync::ANSWER_BYTES;
+use crate::sync::{ANSWER_BYTES, is_said_committed};
 use bytes::Bytes;
 use freebs_format::FrameHead;
 use freebs_format::wire::{FrameName, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request, SyncRequest};
 use freebs_io::{Clock, Device, LinkId, Outbox};
 use freebs_lsvd::{DamagedBlocks, Durable, Engine, Listener, Scrubber};
 use freebs_types::{
-    Error, ErrorKind, Generation, Lba, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version, ViewNumber,
+    Error, ErrorKind, Generation, Hash32, Lba, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
+    ViewNumber,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -395,6 +396,10 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             if n.sequence.0 == 0 {
                 return Ok(Sequence(0));
             }
+            if is_said_committed(n) {
+                oldest = Some(n.sequence);
+                break;
+            }
             oldest = match self.0.engine.name(r.shard, n.sequence).await {
                 Ok(own) if own.hid == n.hid => return Ok(n.sequence),
                 Ok(_) => None,
@@ -448,7 +453,11 @@ async fn load<D: Device>(
                 Err(_) => FrameName { sequence: before, ..FrameName::default() },
             },
         };
-        holes.push(Hole { before: name, until: *until });
+        let end = match engine.frame(state.shard, until.next()).await {
+            Ok(behind) => Some(behind.head.before().hid),
+            Err(_) => Some(state.last).filter(|l| l.sequence == *until).map(|l| l.hid),
+        };
+        holes.push(Hole { before: name, until: *until, end: end.filter(|hid| *hid != Hash32::default()) });
     }
     let view_frame = match &state.view {
         Some((sequence, _)) => engine.frame(state.shard, *sequence).await.ok().map(|f| f.head),
@@ -462,28 +471,22 @@ async fn load_tail<D: Device>(engine: &Engine<D>, state: &freebs_lsvd::ShardStat
     let mut tail = Vec::new();
     let mut at = state.committed;
     if at.0 == 0 {
-        let none = freebs_types::Hash32::default();
+        let none = Hash32::default();
         tail.push(TailEntry { name: genesis(), version: Version(0), parent: none, digest: none, token: None });
         at = at.next();
     }
     while at <= state.last.sequence {
         match engine.frame(state.shard, at).await {
             Ok(f) => {
-                // What the frame behind it tells is enough to cut back to a frame that was given up.
-                if tail.is_empty() && at > state.committed {
+                // What the frame behind it tells is enough to cut back to a frame that is not here.
+                let follows = tail.last().is_some_and(|t: &TailEntry| t.name.sequence.next() == at);
+                if !follows && at > state.committed {
                     tail.push(TailEntry::before(&f.head));
                 }
-                let h = f.header();
-                tail.push(TailEntry {
-                    name: FrameName { view: h.view_number(), sequence: h.seq(), hid: h.hid() },
-                    version: h.last_version(),
-                    parent: h.parent_token(),
-                    digest: h.digest(),
-                    token: None,
-                });
+                tail.push(TailEntry::of(&f.head));
             }
-            // A hole or a frame that was given up: no cut can go below it.
-            Err(e) if matches!(e.kind, ErrorKind::NotFound | ErrorKind::Corrupt) => tail.clear(),
+            // Lost, or given up. A cut behind it goes to the last frame that is here.
+            Err(e) if matches!(e.kind, ErrorKind::NotFound | ErrorKind::Corrupt) => {}
             Err(e) => return Err(e),
         }
         at = at.next();

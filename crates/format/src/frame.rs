@@ -4,7 +4,7 @@
 //! shard and the CRC table has one entry per data block. A `Frame` has exactly the data its head names. Whether
 //! the data match their CRCs is asked with `verify_data`.
 
-use crate::bodies::MarkBody;
+use crate::bodies::{MarkBody, ViewBody};
 use crate::header::{DIGEST_PREFIX, FEATURE_PINS, FRAME_MAGIC, FRAME_VERSION};
 use crate::{
     ExtentDesc, ExtentKind, FrameHeader, FrameKind, UpdateDesc, UpdateKind, block_crc, crc32c, frame_digest, hide,
@@ -66,6 +66,17 @@ impl Update<'_> {
 pub struct FrameHead {
     bytes: Bytes,
     header: FrameHeader,
+}
+
+/// What a frame tells of the one before it: all that is known of that one where it is no longer in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameBefore {
+    pub view: ViewNumber,
+    pub sequence: Sequence,
+    pub hid: Hash32,
+    pub token: Hash32,
+    /// Version after it.
+    pub version: Version,
 }
 
 fn corrupt(what: &'static str) -> Error {
@@ -186,6 +197,23 @@ impl FrameHead {
     }
     pub fn view(&self) -> ViewNumber {
         self.header.view_number()
+    }
+
+    /// What this frame says of the one that it follows. A view frame follows one of the view before, and only a data
+    /// frame counts the version on.
+    pub fn before(&self) -> FrameBefore {
+        let h = &self.header;
+        let view = match self.kind() {
+            FrameKind::View => ViewBody::decode(self.body()).map_or(self.view(), |v| v.pred),
+            _ => self.view(),
+        };
+        let version = match self.kind() {
+            FrameKind::Data => h.first_version.get().saturating_sub(1),
+            _ => h.first_version.get(),
+        };
+        let token = h.parent_token();
+        let sequence = Sequence(self.seq().0.saturating_sub(1));
+        FrameBefore { view, sequence, hid: hide(&token), token, version: Version(version) }
     }
 
     /// The updates, none unless this is a data frame.

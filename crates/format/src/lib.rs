@@ -18,6 +18,6 @@ pub use bodies::{
     ViewBody,
 };
 pub use crc::{block_crc, block_crcs, crc32c, is_zero};
-pub use frame::{Extent, Frame, FrameBuilder, FrameHead, FrameMeta, Update, UpdateDraft};
+pub use frame::{Extent, Frame, FrameBefore, FrameBuilder, FrameHead, FrameMeta, Update, UpdateDraft};
 pub use header::{ExtentDesc, ExtentKind, FEATURE_PINS, FRAME_MAGIC, FrameHeader, FrameKind, UpdateDesc, UpdateKind};
 pub use token::{frame_digest, hide, token};

@@ -72,6 +72,16 @@ impl Shard {
         self.holes.retain(|h| h.from <= h.to);
     }
 
+    /// The log goes on elsewhere behind `last`. Frames that are missing there may have been told durable and be of that
+    /// branch, too, so the tail is suspect until it was compared.
+    pub fn cut_holes(&mut self, last: u64) {
+        if self.holes.iter().any(|h| h.to > last) {
+            (self.suspect, self.suspect_told) = (true, false);
+        }
+        self.holes.retain(|h| h.from <= last);
+        self.holes.iter_mut().for_each(|h| h.to = h.to.min(last));
+    }
+
     pub fn fill_hole(&mut self, s: u64) -> bool {
         let Some(i) = self.holes.iter().position(|h| h.from <= s && s <= h.to) else { return false };
         let h = self.holes.remove(i);

@@ -50,17 +50,9 @@ pub(crate) struct Tip {
 impl Tip {
     /// All that is known of the frame before is what its follower says.
     fn before(head: &FrameHead) -> Self {
-        let h = head.header();
-        let view = match head.kind() {
-            FrameKind::View => ViewBody::decode(head.body()).map_or(head.view(), |v| v.pred),
-            _ => head.view(),
-        };
-        let (sequence, hid) = (Sequence(head.seq().0 - 1), hide(&h.parent_token()));
-        let version = match head.kind() {
-            FrameKind::Data => h.first_version.get().saturating_sub(1),
-            _ => h.first_version.get(),
-        };
-        Self { name: FrameName { view, sequence, hid }, version: Version(version), ..Self::default() }
+        let b = head.before();
+        let name = FrameName { view: b.view, sequence: b.sequence, hid: b.hid };
+        Self { name, version: b.version, ..Self::default() }
     }
 
     fn of(head: &FrameHead) -> Self {
@@ -140,8 +132,8 @@ pub(crate) struct Shard {
     outcome: Outcome,
 }
 
-fn hid8(head: &FrameHead) -> u64 {
-    u64::from_le_bytes(head.header().hid[..8].try_into().expect("eight bytes"))
+fn hid8(hid: &Hash32) -> u64 {
+    u64::from_le_bytes(hid.0[..8].try_into().expect("eight bytes"))
 }
 
 /// A head with bytes of its own, so that a small frame does not keep a large buffer alive.
@@ -255,7 +247,7 @@ impl Shard {
     fn has(&self, head: &FrameHead, segs: &Segments) -> bool {
         let s = head.seq();
         match self.frames.get(s) {
-            Some(p) => p.hid == hid8(head) || segs.leaves_out(RuleMutant::SequenceIsName),
+            Some(p) => p.hid == hid8(&head.header().hid()) || segs.leaves_out(RuleMutant::SequenceIsName),
             // Of frames so old nobody knows any more; they are committed, so this can only be the same again.
             None if s <= self.committed && self.frames.is_before_all(s) => true,
             None => s <= self.released || (s == self.tip.name.sequence && self.tip.name.hid == head.header().hid()),
@@ -276,13 +268,14 @@ impl Shard {
         let s = head.seq().0;
         let hard = self.may_miss(damaged);
         self.tip = Tip::default();
-        self.holes.retain(|hole| hole.from < s);
-        self.holes.iter_mut().for_each(|hole| hole.to = hole.to.min(s - 1));
+        self.cut_holes(s - 1);
         if s == 1 {
             return;
         }
         self.tip = Tip::before(head);
-        if self.holes.iter().all(|hole| hole.to < s - 1) {
+        // The frame in front of a hole is here, and only the hole is cut off.
+        let is_here = self.frames.get(self.tip.name.sequence).is_some_and(|p| p.hid == hid8(&self.tip.name.hid));
+        if !is_here && self.holes.iter().all(|hole| hole.to < s - 1) {
             self.add_hole(s - 1, s - 1, hard);
         }
     }
@@ -311,7 +304,7 @@ impl Shard {
             head_len: head.bytes().len() as u32,
             data_at: at.data_at,
             data_len: head.header().data_len.get(),
-            hid: hid8(head),
+            hid: hid8(&head.header().hid()),
         }
     }
 
@@ -500,7 +493,7 @@ impl Shard {
     pub fn is_for(&self, head: &FrameHead) -> bool {
         let s = head.seq();
         match self.frames.get(s) {
-            Some(p) => p.hid == hid8(head),
+            Some(p) => p.hid == hid8(&head.header().hid()),
             None => self.holes.iter().any(|h| h.from <= s.0 && s.0 <= h.to),
         }
     }
@@ -702,11 +695,9 @@ impl Shard {
         self.requests.cut(to);
         self.views.retain(|v| v.0 <= to);
         self.attaches.retain(|a| a.0 <= to);
-        let last = self.tip.name.sequence.0;
-        self.holes.retain(|h| h.from <= last);
-        if let Some(h) = self.holes.last_mut() {
-            h.to = h.to.min(last);
-        }
+        self.cut_holes(self.tip.name.sequence.0);
+        // A mark may have said so of what was learned for lost frames of the branch.
+        self.released = self.released.min(to);
     }
 
     /// The chain says what is committed; the frames may come later.

@@ -554,6 +554,48 @@ fn released_frames_do_not_hide_lost_ones() {
     });
 }
 
+/// A hole among frames that may be cut yet, and the chain goes on elsewhere right behind the frame in front of it. That
+/// frame was taken for lost, too, and no copy of it was ever for a hole. What was cut off with the hole may have been
+/// told durable and be the chain's: until the tail was compared it is suspect, also after a restart.
+#[test]
+fn a_hole_that_is_cut_off_leaves_the_tail_suspect() {
+    local(async {
+        let device = MemoryDevice::new(512, 1 << 30);
+        Engine::create(device.clone(), &shape(40)).await.unwrap();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let write = |c: &mut Chain, fill| c.frame(&[Op { extents: vec![(ExtentKind::Data, 0, 1)], fill }]);
+        let mut c = Chain::new(ShardId::new(1, 0));
+        let front: Vec<_> = (1..=3).map(|i| write(&mut c, i)).collect();
+        let mut other = c.clone();
+        other.secret = freebs_types::Hash32([4; 32]);
+        write(&mut c, 4);
+        let behind = write(&mut c, 5);
+        front.into_iter().chain([behind]).for_each(|f| rig.append(Record::Frame(f)));
+        rig.settle().await;
+        let st = rig.engine.state(c.shard).unwrap();
+        assert_eq!((&st.holes[..], st.suspect_tail), (&[(Sequence(4), Sequence(4))][..], false));
+        rig.append(Record::Cut { shard: c.shard, to: Sequence(3) });
+        rig.append(Record::Frame(write(&mut other, 6)));
+        rig.settle().await;
+        let is_cut = |rig: &Rig<MemoryDevice>| {
+            let st = rig.engine.state(other.shard).unwrap();
+            assert_eq!((&st.holes[..], st.suspect_tail, st.last), (&[][..], true, other.name()));
+        };
+        is_cut(&rig);
+        rig.engine.check();
+        rig.kill();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        is_cut(&rig);
+        let trusted = freebs_lsvd::MarkChange { trusted: true, ..Default::default() };
+        rig.append(Record::Mark { shard: c.shard, change: trusted, ticket: 1 });
+        rig.settle().await;
+        rig.stop().await;
+        let rig = Rig::open(device).await.unwrap();
+        assert!(!rig.engine.state(c.shard).unwrap().suspect_tail);
+        assert!(read_block(&rig, c.shard, 0).await.is_ok());
+    });
+}
+
 /// Two frames of a shard lay in one append; the head of the second was damaged. The first one had come through, so the
 /// shard's end was taken for whole, although its last frame was lost: a gap within an append is one, too.
 #[test]
