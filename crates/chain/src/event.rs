@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use freebs_format::wire::{FrameName, Message, ReadRequest, SyncRequest};
-use freebs_format::{CarryBody, Frame};
+use freebs_format::{CarryBody, Frame, FrameHead};
 use freebs_io::LinkId;
 use freebs_lsvd::{DamagedBlocks, Durable, Record};
 use freebs_types::{
@@ -118,6 +118,8 @@ pub type MapPiece = (CarryBody, Vec<Bytes>, Option<Lba>);
 pub struct MapSource {
     pub since: Sequence,
     pub upto: Sequence,
+    /// The frame of the view that was in force at `upto`.
+    pub view_frame: Option<FrameHead>,
     pub piece: Result<MapPiece>,
 }
 

@@ -10,7 +10,7 @@ use crate::event::{Action, MapSource};
 use crate::replica::{Ctx, MAP_HOLD, Replica, TailEntry, with_overhead};
 use crate::sync::{ANSWER_BYTES, Asking};
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
-use freebs_format::{AttachBody, CarryBody, Frame, FrameBuilder, FrameKind, FrameMeta, MarkBody, ViewBody};
+use freebs_format::{AttachBody, CarryBody, Frame, FrameBuilder, FrameHead, FrameKind, FrameMeta, MarkBody, ViewBody};
 use freebs_io::LinkId;
 use freebs_lsvd::{Base, MarkChange, Record, RequestTable};
 use freebs_types::{Lba, Sequence};
@@ -40,7 +40,8 @@ pub(crate) enum Hold {
 impl Replica {
     /// The frames that a member lacks are gone: it gets the map, piece by piece.
     pub fn feed_by_map(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: SyncRequest, since: Sequence) {
-        let view_is_in = |s: Sequence| self.view.as_ref().is_some_and(|v| v.sequence <= s);
+        // Who promised the view that the asker opens may have the frame of another one on top, that never became active.
+        let view_is_in = |s: Sequence| r.fetch || self.view.as_ref().is_some_and(|v| v.sequence <= s);
         // Members that learn at the same time learn the same state: only one is kept.
         let held = self.map_hold.filter(|(_, at)| ctx.now.since(*at) < MAP_HOLD).map(|(t, _)| t.name.sequence);
         let upto = match held {
@@ -83,12 +84,12 @@ impl Replica {
     /// The newest frame whose state no cut takes back.
     fn committed_state(&self) -> Option<TailEntry> {
         let newest = self.tail.range(..=self.committed.min(self.durable)).next_back();
-        newest.map(|(_, t)| *t).filter(|t| t.token.is_none())
+        newest.map(|(_, t)| *t)
     }
 
     fn kept_state(&self, upto: Sequence) -> Option<TailEntry> {
         let held = self.map_hold.map(|(t, _)| t).filter(|t| t.name.sequence == upto);
-        self.tail.get(&upto).copied().filter(|t| t.token.is_none()).or(held)
+        self.tail.get(&upto).copied().or(held)
     }
 
     /// A piece was read: it goes out as a carry frame, the last one with the state as a mark frame.
@@ -102,7 +103,13 @@ impl Replica {
             }
         };
         let state = if r.lost { self.committed_state() } else { self.kept_state(source.upto) };
-        let Some(at) = state.filter(|_| r.lost || self.may_feed_map(r)) else {
+        let view_frame = source.view_frame.or_else(|| {
+            let newest = self.view.as_ref().filter(|v| v.sequence <= source.upto);
+            newest.and(self.view_frame.clone())
+        });
+        // Without its view a state is good for nothing. Of lost frames none need have been one of a view.
+        let is_whole = r.lost || (self.may_feed_map(r) && view_frame.is_some());
+        let Some(at) = state.filter(|_| is_whole) else {
             self.refuse_sync(ctx, link, r);
             return;
         };
@@ -119,7 +126,7 @@ impl Replica {
         };
         let mut frames = vec![FrameBuilder::local(&meta, FrameKind::Carry, &body.encode(), data, &at.name.hid)];
         if next.is_none() {
-            let state = self.state_at(&at).encode();
+            let state = self.state_at(&at, view_frame).encode();
             let meta = FrameMeta { sequence: at.name.sequence, committed: at.name.sequence, ..meta };
             frames.push(FrameBuilder::local(&meta, FrameKind::Mark, &state, Vec::new(), &at.name.hid));
         }
@@ -136,16 +143,17 @@ impl Replica {
     }
 
     /// The shard's state as of a frame of the tail. Floors and attachments of later frames do no harm in it.
-    fn state_at(&self, at: &TailEntry) -> MarkBody {
+    fn state_at(&self, at: &TailEntry, view_frame: Option<FrameHead>) -> MarkBody {
+        let (last_parent, last_digest) = at.origin();
         let mut requests = self.requests.clone();
         requests.cut(at.name.sequence);
         MarkBody {
             committed: at.name.sequence,
             attach: self.attach,
             last_view: at.name.view,
-            last_parent: at.parent,
-            last_digest: at.digest,
-            view_frame: self.view_frame.clone(),
+            last_parent,
+            last_digest,
+            view_frame,
             requests: requests.to_format(),
             ..MarkBody::default()
         }
@@ -258,8 +266,7 @@ impl Replica {
         self.learned = Some((ticket, since, name.sequence));
         self.last = name;
         self.version = h.last_version();
-        let entry =
-            TailEntry { name, version: self.version, parent: body.last_parent, digest: body.last_digest, token: None };
+        let entry = TailEntry::with_origin(name, self.version, body.last_parent, body.last_digest);
         self.tail = BTreeMap::from([(name.sequence, entry)]);
         self.committed = name.sequence;
         self.requests = requests;
@@ -289,6 +296,7 @@ impl Replica {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::Action;
     use crate::testing::{Chain, appends, map_end, step};
     use freebs_types::{NodeId, Peer, ViewNumber};
 
@@ -325,6 +333,73 @@ mod tests {
         assert_eq!(r.stopped, None);
         assert_eq!(r.last.hid, chain[2].header().hid());
         assert_eq!((r.last.sequence, r.committed, r.view_number()), (Sequence(6), Sequence(6), ViewNumber(2)));
+    }
+
+    /// What a fetch of the head that opens view 3 gets of a log that ends with the pending view frame 6 of view 2, of
+    /// which frame 4 is the newest that is known to be committed.
+    fn fetched(winner: &mut Replica, view_frame: Option<FrameHead>) -> Option<SyncReply> {
+        let r = SyncRequest {
+            shard: crate::testing::SHARD,
+            view: ViewNumber(3),
+            id: 8,
+            names: Vec::new(),
+            until: Sequence(5),
+            map_from: 0,
+            map_since: Sequence(0),
+            lost: false,
+            fetch: true,
+        };
+        let mut reply = None;
+        step(winner, |w, ctx| {
+            w.promised = ViewNumber(3);
+            w.on_durable(ctx, Sequence(6));
+            ctx.out.actions.clear();
+            w.feed_by_map(ctx, LinkId(1), r.clone(), Sequence(3));
+            let read = ctx.out.actions.iter().any(|a| matches!(a, Action::MapRead { upto: Sequence(4), .. }));
+            if read {
+                let piece = Ok((CarryBody::default(), Vec::new(), None));
+                let source = MapSource { since: Sequence(3), upto: Sequence(4), view_frame, piece };
+                w.answer_map(ctx, LinkId(1), &r, source);
+            }
+            for a in std::mem::take(&mut ctx.out.actions) {
+                if let Action::Send { message: Message::SyncReply(r), .. } = a {
+                    reply = Some(r);
+                }
+            }
+        });
+        reply.filter(|r| r.mode == SyncMode::MapEnd)
+    }
+
+    /// The frames of the longest log were given up, and on top of it lay the frame of a newer view that never became
+    /// active; or the committed frame itself was given up and known only from the one behind it. The map was refused,
+    /// and the view that would have ended this could never be opened.
+    #[test]
+    fn a_pending_view_does_not_hide_the_map_below_it() {
+        let mut c = Chain { committed: 4, ..Chain::new() };
+        let mut all = vec![c.view()];
+        all.extend(c.frames(4));
+        all.push(c.view());
+        let mut winner = Replica::empty(crate::testing::SHARD);
+        step(&mut winner, |w, ctx| {
+            assert!(all.iter().all(|f| w.on_synced_frame(ctx, f.clone(), ViewNumber(2))));
+        });
+        let first = Some(all[0].head.clone());
+        assert!(fetched(&mut winner, None).is_none(), "the view in force there is not known");
+        let reply = fetched(&mut winner, first.clone()).expect("a map");
+        let state = MarkBody::decode(reply.frames[1].head.body()).unwrap();
+        assert_eq!(state.view_frame.map(|f| f.view()), Some(ViewNumber(1)));
+        // As after a restart of the winner that has only what lies behind the committed frame.
+        let known = winner.tail[&Sequence(4)];
+        winner.tail.insert(Sequence(4), TailEntry::before(&all[4].head));
+        let reply = fetched(&mut winner, first).expect("a map");
+        let (mut r, _) = branched(0, 1);
+        step(&mut r, |r, ctx| {
+            r.ask(ctx, HEAD, ViewNumber(3), Sequence(5));
+            let id = r.asking.expect("it asks").id;
+            r.on_sync_reply(ctx, SyncReply { id, view: ViewNumber(3), ..reply });
+        });
+        assert_eq!((r.stopped.clone(), r.last, r.view_number()), (None, known.name, ViewNumber(1)));
+        assert_eq!(r.last_token(&freebs_types::Hash32::default()), all[4].header().parent_token());
     }
 
     /// Frames that come while the question is under way follow the common one; they are no branch.

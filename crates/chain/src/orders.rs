@@ -354,7 +354,7 @@ fn what_is_left_of_lost_frames_is_learned() {
             crcs: Vec::new(),
         };
         let piece = Ok((CarryBody { entries: vec![entry] }, Vec::new(), next));
-        let source = MapSource { since: Sequence(2), upto: Sequence(4), piece };
+        let source = MapSource { since: Sequence(2), upto: Sequence(4), view_frame: None, piece };
         let (_, actions) = other.play(|r, ctx| r.answer_map(ctx, LinkId(2), &q, source));
         let reply = actions.into_iter().find_map(|a| match a {
             Action::Send { to: LinkId(2), message: Message::SyncReply(r) } => Some(r),

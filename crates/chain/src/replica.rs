@@ -84,6 +84,24 @@ impl TailEntry {
         Self { name, version: Version(0), parent: none, digest: none, token: None }
     }
 
+    /// A frame as a mark or a log names its last one: see `origin`.
+    pub fn with_origin(name: FrameName, version: Version, parent: Hash32, digest: Hash32) -> Self {
+        let none = Hash32::default();
+        let is_token = digest == none && hide(&parent) == name.hid;
+        match is_token {
+            true => Self { name, version, parent: none, digest, token: Some(parent) },
+            false => Self { name, version, parent, digest, token: None },
+        }
+    }
+
+    /// What the frame's token is made of: parent and digest; or, without a digest, the token itself.
+    pub fn origin(&self) -> (Hash32, Hash32) {
+        match self.token {
+            Some(token) => (token, Hash32::default()),
+            None => (self.parent, self.digest),
+        }
+    }
+
     pub fn of(frame: &FrameHead) -> Self {
         let h = frame.header();
         Self {
@@ -234,13 +252,7 @@ impl Replica {
         let mut r = Self::empty(state.shard);
         if state.last.sequence.0 > 0 {
             r.last = FrameName { view: state.last.view, sequence: state.last.sequence, hid: state.last.hid };
-            let last = TailEntry {
-                name: r.last,
-                version: state.version,
-                parent: state.parent,
-                digest: state.digest,
-                token: None,
-            };
+            let last = TailEntry::with_origin(r.last, state.version, state.parent, state.digest);
             r.tail = tail.into_iter().map(|t| (t.name.sequence, t)).collect();
             r.tail.insert(r.last.sequence, last);
         }

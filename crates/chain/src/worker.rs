@@ -386,7 +386,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     async fn map_read(self, link: LinkId, request: SyncRequest, since: Sequence, upto: Sequence, after: Lba) {
         let piece = self.0.engine.entries_between(request.shard, after, since, upto, ANSWER_BYTES).await;
-        self.step(Event::MapRead { link, request, source: MapSource { since, upto, piece } });
+        let view_frame = self.0.engine.view_frame(request.shard, upto);
+        self.step(Event::MapRead { link, request, source: MapSource { since, upto, view_frame, piece } });
     }
 
     /// The first of the asker's frames (newest first) that this log has, too.

@@ -7,10 +7,21 @@
 //! - If an append that may have held some of these carries is lost, the mark takes nothing away.
 
 use crate::Learned;
+use crate::engine::Engine;
 use crate::holes::Hole;
 use crate::shard::Shard;
 use freebs_format::{FrameHead, MarkBody};
-use freebs_types::Sequence;
+use freebs_io::Device;
+use freebs_types::{Sequence, ShardId};
+
+impl<D: Device> Engine<D> {
+    /// The frame of the view that was in force at frame `at`, if that is still known: it is from the committed one on.
+    pub fn view_frame(&self, shard: ShardId, at: Sequence) -> Option<FrameHead> {
+        let core = self.inner.core.borrow();
+        let views = &core.shard(shard).ok()?.views;
+        views.iter().rev().find(|(s, _)| *s <= at).map(|(_, f)| f.clone())
+    }
+}
 
 impl Shard {
     /// Whether of the map that came before a mark a part may be lost; `damaged` is the highest lost append before it.

@@ -40,6 +40,7 @@ pub(crate) struct At {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tip {
     pub name: FrameName,
+    /// Of a frame that is known only from the one behind it: its own token, and `digest` is zero.
     pub parent: Hash32,
     pub digest: Hash32,
     pub version: Version,
@@ -52,7 +53,7 @@ impl Tip {
     fn before(head: &FrameHead) -> Self {
         let b = head.before();
         let name = FrameName { view: b.view, sequence: b.sequence, hid: b.hid };
-        Self { name, version: b.version, ..Self::default() }
+        Self { name, version: b.version, parent: b.token, ..Self::default() }
     }
 
     fn of(head: &FrameHead) -> Self {
