@@ -251,7 +251,8 @@ pub struct ShardStatus {
     pub view: ViewNumber,
     pub members: Vec<NodeId>,
     pub is_head: bool,
-    /// `active`, `opening`, `following`, `syncing`, `damaged`, `stopped`, `waiting`.
+    /// `active`, `opening`, `following`, `syncing`, `full` (it lags, and has no room for what it lacks), `damaged`,
+    /// `stopped`, `waiting`.
     pub state: &'static str,
     pub version: Version,
     pub last: FrameName,

@@ -311,6 +311,9 @@ impl Host {
             Durable::Repair { shard, sequence } => {
                 self.with(shard, |r, ctx| r.on_repair_durable(ctx, sequence));
             }
+            Durable::NoRoom { shard, ticket } => {
+                self.with(shard, |r, ctx| r.on_no_room(ctx, ticket));
+            }
             Durable::Carry { shard, ticket } => {
                 self.with(shard, |r, ctx| {
                     r.on_piece_durable(ctx, ticket);
@@ -373,6 +376,7 @@ impl Host {
             _ if r.damage.is_there() => "damaged",
             Some(Phase::Active) => "active",
             Some(_) => "opening",
+            None if r.is_full => "full",
             None if r.asking.is_some() => "syncing",
             None if r.serves() => "following",
             None => "waiting",

@@ -5,15 +5,21 @@
 //! Entries merge by (version, sequence) (rule E2), so pieces may come twice, and blocks that are overwritten during
 //! the transfer are brought by the frames behind it. Only an active head is learned from, or who has promised the view
 //! that the learner opens; and only what is committed is sent (a learner can't take entries back).
+//!
+//! A device may be too full for a piece: the log refuses it then. What makes room is learned first (trims and zeroes
+//! take next to none), then the learner rests, serves what it has, and tries again: cleaning or the next trim may have
+//! made room. It counts as a member only when it has all.
 
 use crate::event::{Action, MapSource};
 use crate::replica::{Ctx, MAP_HOLD, Replica, TailEntry, with_overhead};
 use crate::sync::{ANSWER_BYTES, Asking};
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
-use freebs_format::{AttachBody, CarryBody, Frame, FrameBuilder, FrameHead, FrameKind, FrameMeta, MarkBody, ViewBody};
+use freebs_format::{
+    AttachBody, CarryBody, ExtentKind, Frame, FrameBuilder, FrameHead, FrameKind, FrameMeta, MarkBody, ViewBody,
+};
 use freebs_io::LinkId;
 use freebs_lsvd::{Base, MarkChange, Record, RequestTable};
-use freebs_types::{Lba, Sequence};
+use freebs_types::{Lba, Nanos, Sequence};
 use std::collections::BTreeMap;
 
 /// Where a transfer stands, at the learner.
@@ -24,9 +30,16 @@ pub(crate) struct Learning {
     pub since: Sequence,
     /// The map is learned as of this committed sequence.
     pub upto: Sequence,
+    /// Address plus one where the piece begins that was taken last.
+    pub piece: u64,
+    /// There is no room for data; only what frees blocks is taken.
+    pub frees: bool,
     /// The next piece is not asked for yet.
     pub hold: Option<Hold>,
 }
+
+/// How long a learner on a full device rests.
+pub(crate) const FULL_PAUSE: Nanos = Nanos::from_millis(2000);
 
 /// What a learner waits for between two pieces: a map may be larger than what its disk takes at once (W7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +48,8 @@ pub(crate) enum Hold {
     Disk(u64),
     /// Cleaning makes room.
     Room,
+    /// The device is full; tried again at this time.
+    Full(Nanos),
 }
 
 impl Replica {
@@ -164,7 +179,9 @@ impl Replica {
         self.asking = None;
         let Some(carry) = reply.frames.first().filter(|f| f.head.kind() == FrameKind::Carry) else { return };
         let upto = carry.head.seq();
-        let learning = asking.map.unwrap_or(Learning { from: 0, since: reply.common, upto, hold: None });
+        let since = reply.common;
+        let fresh = Learning { from: 0, since, upto, piece: 0, frees: false, hold: None };
+        let learning = asking.map.unwrap_or(fresh);
         if learning.upto != upto || learning.since != reply.common || carry.head.shard() != self.id {
             return;
         }
@@ -177,22 +194,66 @@ impl Replica {
         if self.stopped.is_some() {
             return;
         }
-        let Some(ticket) = self.take_carry(ctx, carry) else { return };
+        let Some(ticket) = self.take_carry(ctx, carry, learning.frees) else { return };
+        let hold = Some(ticket.map_or(Hold::Room, Hold::Disk));
+        let map = Learning { from: reply.map_next, piece: learning.from.max(1), hold, ..learning };
         match reply.mode {
             SyncMode::MapEnd => {
-                if let Some(mark) = reply.frames.get(1).filter(|f| f.head.kind() == FrameKind::Mark) {
-                    self.take_state(ctx, learning.since, mark);
-                    let until = self.wanted_until();
-                    self.ask(ctx, asking.to, asking.view, until);
+                let Some(mark) = reply.frames.get(1).filter(|f| f.head.kind() == FrameKind::Mark) else { return };
+                self.asking = Some(Asking { map: Some(map), ..asking });
+                self.map_end = Some(mark.clone());
+                if ticket.is_none() {
+                    self.end_map(ctx);
                 }
             }
             _ if reply.map_next > 0 => {
-                let hold = Some(ticket.map_or(Hold::Room, Hold::Disk));
-                let map = Some(Learning { from: reply.map_next, hold, ..learning });
-                self.asking = Some(Asking { map, ..asking });
+                self.asking = Some(Asking { map: Some(map), ..asking });
                 self.ask_next_piece(ctx);
             }
             _ => {}
+        }
+    }
+
+    /// The last piece is durable: the state that belongs to the map follows, if all of the map was taken.
+    fn end_map(&mut self, ctx: &mut Ctx<'_>) {
+        let Some((asking, map)) = self.asking.and_then(|a| Some((a, a.map?))) else { return };
+        let Some(mark) = self.map_end.take() else { return };
+        if map.frees {
+            self.rest(ctx);
+            return;
+        }
+        self.asking = None;
+        self.take_state(ctx, map.since, &mark);
+        let until = self.wanted_until();
+        self.ask(ctx, asking.to, asking.view, until);
+    }
+
+    /// The log has no room for a piece. The first time, what is left of the map is looked through for what frees blocks.
+    pub fn on_no_room(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
+        self.lost_entries_refused(ctx, ticket);
+        let Some(map) = self.asking.as_mut().and_then(|a| a.map.as_mut()) else { return };
+        if map.hold != Some(Hold::Disk(ticket)) {
+            return;
+        }
+        self.map_end = None;
+        if map.frees {
+            self.rest(ctx);
+            return;
+        }
+        if !self.is_full {
+            ctx.out.note(format!("shard {}: the device is full; the map is learned when there is room", self.id));
+        }
+        self.is_full = true;
+        (map.from, map.frees, map.hold) = (map.piece, true, Some(Hold::Room));
+        self.full_from = map.piece;
+        self.ask_next_piece(ctx);
+    }
+
+    /// The learner goes on later with the piece that had no room.
+    fn rest(&mut self, ctx: &Ctx<'_>) {
+        let from = self.full_from;
+        if let Some(map) = self.asking.as_mut().and_then(|a| a.map.as_mut()) {
+            (map.from, map.frees, map.hold) = (from, false, Some(Hold::Full(ctx.now.plus(FULL_PAUSE))));
         }
     }
 
@@ -202,7 +263,11 @@ impl Replica {
             && map.hold == Some(Hold::Disk(ticket))
         {
             map.hold = Some(Hold::Room);
-            self.ask_next_piece(ctx);
+            self.is_full &= map.frees;
+            match self.map_end.is_some() {
+                true => self.end_map(ctx),
+                false => self.ask_next_piece(ctx),
+            }
         }
     }
 
@@ -210,7 +275,12 @@ impl Replica {
     pub fn ask_next_piece(&mut self, ctx: &mut Ctx<'_>) {
         let Some((asking, map)) = self.asking.and_then(|a| Some((a, a.map?))) else { return };
         // What comes replaces older blocks here; cleaning gets them back if it is let.
-        if map.hold == Some(Hold::Room) && (self.has_room_for_piece(ctx) || !ctx.more_soon) {
+        let is_due = match map.hold {
+            Some(Hold::Room) => map.frees || self.has_room_for_piece(ctx) || !ctx.more_soon,
+            Some(Hold::Full(until)) => ctx.now >= until || self.has_room_for_piece(ctx),
+            Some(Hold::Disk(_)) | None => false,
+        };
+        if is_due {
             self.asking = None;
             self.ask_map(ctx, asking.to, asking.view, Learning { hold: None, ..map });
         }
@@ -221,20 +291,26 @@ impl Replica {
         ctx.room > with_overhead(self.unwritten_bytes() + ANSWER_BYTES as u64)
     }
 
-    /// Gives back the ticket of the record, or of none if there is nothing in the piece; `None` if it is damaged.
-    pub(crate) fn take_carry(&mut self, ctx: &mut Ctx<'_>, carry: &Frame) -> Option<Option<u64>> {
-        let body = match CarryBody::decode(carry.head.body(), carry.header().data_blocks()) {
+    /// Gives back the ticket of the record, or of none if there is nothing in the piece; `None` if it is damaged. Of a
+    /// piece that is only to free blocks no data are taken.
+    pub(crate) fn take_carry(&mut self, ctx: &mut Ctx<'_>, carry: &Frame, frees: bool) -> Option<Option<u64>> {
+        let mut body = match CarryBody::decode(carry.head.body(), carry.header().data_blocks()) {
             Ok(b) if carry.verify_digest().is_ok() => b,
             _ => {
                 ctx.out.note(format!("shard {}: a piece of the map is damaged; asking again", self.id));
                 return None;
             }
         };
+        let mut data = carry.data.clone();
+        if frees {
+            body.entries.retain(|e| e.kind != ExtentKind::Data);
+            data.clear();
+        }
         if body.entries.is_empty() {
             return Some(None);
         }
         let ticket = ctx.ticket();
-        let record = Record::Carry { shard: self.id, body, data: carry.data.clone(), ticket };
+        let record = Record::Carry { shard: self.id, body, data, ticket };
         ctx.out.actions.push(Action::Append(record));
         Some(Some(ticket))
     }
@@ -269,6 +345,7 @@ impl Replica {
         let entry = TailEntry::with_origin(name, self.version, body.last_parent, body.last_digest);
         self.tail = BTreeMap::from([(name.sequence, entry)]);
         self.committed = name.sequence;
+        self.is_full = false;
         self.requests = requests;
         if body.attach.generation >= self.attach.generation {
             self.attach = AttachBody { ..body.attach };
@@ -298,6 +375,7 @@ mod tests {
     use super::*;
     use crate::event::Action;
     use crate::testing::{Chain, appends, map_end, step};
+    use freebs_format::CarryEntry;
     use freebs_types::{NodeId, Peer, ViewNumber};
 
     const HEAD: Peer = Peer { node: NodeId(1), worker: 0 };
@@ -400,6 +478,87 @@ mod tests {
         });
         assert_eq!((r.stopped.clone(), r.last, r.view_number()), (None, known.name, ViewNumber(1)));
         assert_eq!(r.last_token(&freebs_types::Hash32::default()), all[4].header().parent_token());
+    }
+
+    /// A piece of one block and of one trim, or the end with it.
+    fn piece(map_next: u64, end: SyncReply) -> SyncReply {
+        let entry = |kind, at, crcs| CarryEntry {
+            kind,
+            range: freebs_types::BlockRange::new(at, 1),
+            version: freebs_types::Version(1),
+            sequence: Sequence(4),
+            chunk: freebs_types::ChunkId { view: ViewNumber(1), counter: 0 },
+            offset: 0,
+            crcs,
+        };
+        let block = bytes::Bytes::from(vec![5; freebs_types::BLOCK]);
+        let entries = vec![
+            entry(ExtentKind::Data, 1, vec![freebs_format::block_crc(&block)]),
+            entry(ExtentKind::Trim, 7, Vec::new()),
+        ];
+        let h = *end.frames[0].header();
+        let meta = FrameMeta { sequence: h.seq(), ..Chain::new().meta(h.seq().0) };
+        let body = CarryBody { entries }.encode();
+        let carry = FrameBuilder::local(&meta, FrameKind::Carry, &body, vec![block], &h.hid());
+        let mode = if map_next > 0 { SyncMode::Map } else { SyncMode::MapEnd };
+        let frames = [vec![carry], end.frames[1..].to_vec()].concat();
+        SyncReply { mode, map_next, frames, ..end }
+    }
+
+    /// A device was full, and what a learner wrote all the same ended its log.
+    #[test]
+    fn a_learner_without_room_takes_what_frees_some_and_rests() {
+        let (mut r, chain) = branched(0, 4);
+        let mut peers = crate::peers::Peers::default();
+        peers.up(LinkId(1), HEAD, Nanos(0));
+        let end = || map_end(3, &chain[2], &chain[0].head);
+        let (mut tickets, mut now) = (7, Nanos::from_millis(1));
+        let mut play = |r: &mut Replica, ms: u64, act: &mut dyn FnMut(&mut Replica, &mut Ctx<'_>)| {
+            now = now.plus(Nanos::from_millis(ms));
+            let (mut carries, mut asks) = (Vec::new(), Vec::new());
+            crate::testing::step_at(now, &peers, &mut tickets, r, |r, ctx| {
+                act(r, ctx);
+                for a in &ctx.out.actions {
+                    match a {
+                        Action::Append(Record::Carry { body, data, ticket, .. }) => {
+                            carries.push((body.entries.len(), data.len(), *ticket));
+                        }
+                        Action::Send { message: Message::Sync(q), .. } => asks.push(q.map_from),
+                        _ => {}
+                    }
+                }
+            });
+            (carries, asks)
+        };
+        let answer = |r: &mut Replica, ctx: &mut Ctx<'_>, reply: SyncReply| {
+            let id = r.asking.expect("it asks").id;
+            r.on_sync_reply(ctx, SyncReply { id, ..reply });
+        };
+        let (_, asks) = play(&mut r, 1, &mut |r, ctx| r.ask(ctx, HEAD, ViewNumber(1), Sequence(u64::MAX)));
+        assert_eq!(asks, [0]);
+        let (carries, _) = play(&mut r, 1, &mut |r, ctx| answer(r, ctx, piece(3, end())));
+        let (_, asks) = play(&mut r, 1, &mut |r, ctx| r.on_piece_durable(ctx, carries[0].2));
+        assert_eq!(((carries[0].0, carries[0].1), asks), ((2, 1), vec![3]));
+        // The second and last piece has no room. It is asked for once more, for its trim, and there is no state for that.
+        let (carries, _) = play(&mut r, 1, &mut |r, ctx| answer(r, ctx, piece(0, end())));
+        let (_, asks) = play(&mut r, 1, &mut |r, ctx| r.on_no_room(ctx, carries[0].2));
+        assert_eq!((asks, r.is_full), (vec![3], true));
+        let (carries, _) = play(&mut r, 1, &mut |r, ctx| answer(r, ctx, piece(0, end())));
+        assert_eq!((carries[0].0, carries[0].1), (1, 0));
+        let idle = play(&mut r, 1, &mut |r, ctx| {
+            r.on_piece_durable(ctx, carries[0].2);
+            ctx.room = 0;
+            r.ask_next_piece(ctx);
+            r.ask(ctx, HEAD, ViewNumber(1), Sequence(u64::MAX));
+            r.retry_asking(ctx);
+        });
+        assert_eq!((idle, r.last.sequence, r.is_full), ((vec![], vec![]), Sequence(3), true));
+        let (_, asks) = play(&mut r, 2000, &mut |r, ctx| r.ask_next_piece(ctx));
+        assert_eq!(asks, [3]);
+        let (carries, _) = play(&mut r, 1, &mut |r, ctx| answer(r, ctx, piece(0, end())));
+        assert_eq!((r.last.sequence, carries[0].1), (Sequence(3), 1));
+        play(&mut r, 1, &mut |r, ctx| r.on_piece_durable(ctx, carries[0].2));
+        assert_eq!((r.last.sequence, r.is_full), (Sequence(6), false));
     }
 
     /// Frames that come while the question is under way follow the common one; they are no branch.

@@ -277,7 +277,7 @@ fn a_mended_log_is_asked_again() {
 #[test]
 fn a_refused_map_is_learned_from_its_beginning() {
     let mut s = Scene::new(2);
-    let map = Learning { from: 9, since: Sequence(0), upto: Sequence(7), hold: None };
+    let map = Learning { from: 9, since: Sequence(0), upto: Sequence(7), piece: 1, frees: false, hold: None };
     let (_, actions) = s.play(|r, ctx| r.ask_map(ctx, peer(1), ViewNumber(1), map));
     let asked = sync_requests(&actions);
     assert_eq!((asked.len(), asked[0].map_from, asked[0].until), (1, 9, Sequence(7)));
@@ -362,17 +362,26 @@ fn what_is_left_of_lost_frames_is_learned() {
         });
         let (_, actions) = s.play(|r, ctx| r.on_sync_reply(ctx, reply.expect("a piece")));
         assert!(ask(&mut s).is_none() && s.r.damage.is_there(), "one piece at a time, and only what is durable counts");
-        let ticket = actions.iter().rev().find_map(|a| match a {
+        let piece = actions.iter().find_map(|a| match a {
+            Action::Append(Record::Carry { ticket, .. }) => Some(*ticket),
+            _ => None,
+        });
+        let piece = piece.expect("it goes into the log");
+        let (_, mut actions) = s.play(|r, ctx| r.on_learned_durable(ctx, piece));
+        // The mark goes out when the last piece is durable.
+        let mark = actions.iter().find_map(|a| match a {
             Action::Append(Record::Mark { change, ticket, .. }) => {
                 let l = change.learned.as_deref().expect("it says what was learned");
                 assert_eq!((l.since, l.upto, l.requests.len()), (Sequence(2), Sequence(4), 4));
                 Some(*ticket)
             }
-            Action::Append(Record::Carry { ticket, .. }) => Some(*ticket),
             _ => None,
         });
-        let ticket = ticket.expect("it goes into the log");
-        let (_, actions) = s.play(|r, ctx| r.on_learned_durable(ctx, ticket));
+        assert_eq!(mark.is_some(), next.is_none());
+        if let Some(ticket) = mark {
+            assert!(s.r.damage.is_there());
+            actions = s.play(|r, ctx| r.on_learned_durable(ctx, ticket)).1;
+        }
         // The next piece is asked for at once; asked again after a while, because this answer is thrown away.
         assert_eq!(sync_requests(&actions).len(), usize::from(next.is_some()));
         at = next.map_or(0, |l| u64::from(l.0) + 1);

@@ -5,6 +5,7 @@
 //! Invariant: nothing is cut because of damage; until it is mended the replica's seal answers do not count.
 
 use crate::event::Action;
+use crate::learn::FULL_PAUSE;
 use crate::replica::{Ctx, Replica, TailEntry};
 use crate::sync::Asking;
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
@@ -55,6 +56,8 @@ pub(crate) struct Damage {
     learning: Option<Relearning>,
     /// Where that had come to when nobody went on giving them.
     put_off: Option<Relearning>,
+    /// The state that came with the last of them, which is on its way to the disk.
+    learned_end: Option<Frame>,
     /// Questions in a row without an answer in time.
     late: u32,
 }
@@ -76,8 +79,9 @@ impl Damage {
         for h in self.holes.iter_mut().filter(|h| h.until > to) {
             (h.until, h.end) = (to, None);
         }
-        let stays = |l: &Relearning| l.upto <= to;
-        (self.learning, self.put_off) = (self.learning.filter(stays), self.put_off.filter(stays));
+        if self.learning.or(self.put_off).is_some_and(|l| l.upto > to) {
+            (self.learning, self.put_off, self.learned_end) = (None, None, None);
+        }
     }
 
     /// Whether frames behind `since`, up to `upto`, are missing.
@@ -103,7 +107,7 @@ impl Damage {
 
     /// Frames are asked for first again.
     pub fn put_off_learning(&mut self) {
-        (self.refused, self.pause_until) = (0, Nanos(0));
+        (self.refused, self.pause_until, self.learned_end) = (0, Nanos(0), None);
         if let Some(l) = self.learning.take() {
             self.put_off = Some(l).filter(|l| l.writing.is_none());
         }
@@ -302,28 +306,48 @@ impl Replica {
             f.head.kind() == FrameKind::Carry && f.head.seq() == learning.upto && f.head.shard() == self.id
         };
         let carry = reply.frames.first().filter(is_asked).filter(|_| reply.common == learning.since);
-        let Some(ticket) = carry.and_then(|c| self.take_carry(ctx, c)) else {
+        let Some(ticket) = carry.and_then(|c| self.take_carry(ctx, c, false)) else {
             self.repair_refused(ctx);
             return;
         };
         // What was refused before was another piece.
         self.damage.refused -= self.damage.refused % self.other_members(ctx).len().max(1);
-        let mut next = Relearning { from: reply.map_next, writing: ticket, ..learning };
-        if reply.mode == SyncMode::MapEnd {
-            match self.say_learned(ctx, learning, reply) {
-                Some(ticket) => (next.writing, next.is_end) = (Some(ticket), true),
-                None => return self.repair_refused(ctx),
-            }
-        }
+        let next = Relearning { from: reply.map_next, writing: ticket, ..learning };
         self.damage.learning = Some(next);
-        if next.writing.is_none() {
+        if reply.mode == SyncMode::MapEnd {
+            let mark = reply.frames.get(1).filter(|f| f.head.kind() == FrameKind::Mark && f.verify_digest().is_ok());
+            self.damage.learned_end = mark.cloned();
+            match (mark, ticket) {
+                (None, _) => self.repair_refused(ctx),
+                (_, None) => self.end_learning(ctx),
+                _ => {}
+            }
+        } else if ticket.is_none() {
             self.repair_tick(ctx);
         }
     }
 
+    /// All pieces are durable: the mark that says so goes into the log.
+    fn end_learning(&mut self, ctx: &mut Ctx<'_>) {
+        let Some((learning, mark)) = self.damage.learning.zip(self.damage.learned_end.take()) else { return };
+        match self.say_learned(ctx, learning, &mark) {
+            Some(ticket) => {
+                self.damage.learning = Some(Relearning { writing: Some(ticket), is_end: true, ..learning });
+            }
+            None => self.repair_refused(ctx),
+        }
+    }
+
+    /// The log has no room for a piece of what was lost; all is asked for again later.
+    pub(crate) fn lost_entries_refused(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
+        if self.damage.learning.is_some_and(|l| l.writing == Some(ticket)) {
+            self.damage.put_off_learning();
+            self.damage.pause_until = ctx.now.plus(FULL_PAUSE);
+        }
+    }
+
     /// What else the lost frames may have said comes with the state at the end.
-    fn say_learned(&mut self, ctx: &mut Ctx<'_>, learning: Relearning, reply: &SyncReply) -> Option<u64> {
-        let mark = reply.frames.get(1).filter(|f| f.head.kind() == FrameKind::Mark && f.verify_digest().is_ok())?;
+    fn say_learned(&mut self, ctx: &mut Ctx<'_>, learning: Relearning, mark: &Frame) -> Option<u64> {
         let body = MarkBody::decode(mark.head.body()).ok().filter(|_| mark.head.seq() >= learning.upto)?;
         let mut requests = RequestTable::from_format(&body.requests);
         requests.cut(self.last.sequence);
@@ -351,7 +375,10 @@ impl Replica {
         let Some(learning) = self.damage.learning.as_mut().filter(|l| l.writing == Some(ticket)) else { return };
         learning.writing = None;
         if !learning.is_end {
-            self.repair_tick(ctx);
+            match self.damage.learned_end.is_some() {
+                true => self.end_learning(ctx),
+                false => self.repair_tick(ctx),
+            }
             return;
         }
         let Relearning { since, upto, .. } = *learning;

@@ -180,6 +180,11 @@ pub(crate) struct Replica {
     pub view_frame: Option<FrameHead>,
     /// A transfer by map ends with the state of this frame; when it was last asked for.
     pub map_hold: Option<(TailEntry, Nanos)>,
+    /// The state at the end of the map that is learned; its last piece is on its way to the disk.
+    pub map_end: Option<Frame>,
+    /// The device has no room for the map that is learned; and where in the map that was seen (address plus one).
+    pub is_full: bool,
+    pub full_from: u64,
     /// A learned state on its way to the disk: ticket, since which sequence it was learned, and up to which.
     pub learned: Option<(u64, Sequence, Sequence)>,
     /// Cuts that the log engine has not come to yet, oldest first: what it still makes durable behind them is not
@@ -242,6 +247,9 @@ impl Replica {
             told_room: None,
             view_frame: None,
             map_hold: None,
+            map_end: None,
+            is_full: false,
+            full_from: 0,
             learned: None,
             cutting: VecDeque::new(),
         }

@@ -71,6 +71,7 @@ impl Replica {
     }
 
     fn request(&mut self, ctx: &mut Ctx<'_>, to: Peer, view: ViewNumber, until: Sequence, map: Option<Learning>) {
+        self.map_end = None;
         let id = ctx.ticket();
         let tries = self.asking.filter(|a| a.to == to && a.view == view).map_or(0, |a| a.tries + 1);
         self.asking = Some(Asking { id, to, view, until, named: self.last.sequence, at: ctx.now, tries, map });
@@ -236,6 +237,7 @@ impl Replica {
             self.ask(ctx, asking.to, asking.view, asking.until);
             return;
         }
+        self.is_full = false;
         self.drop_stale_gap();
         self.trust_tail(ctx);
         // Nothing may have been missing: then no append will tell the head how far this log is.

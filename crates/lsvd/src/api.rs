@@ -229,6 +229,11 @@ pub enum Durable {
         shard: ShardId,
         ticket: u64,
     },
+    /// A carry that is not written, because the device is full. It may be brought again later.
+    NoRoom {
+        shard: ShardId,
+        ticket: u64,
+    },
     /// Not written, but in force; the log says so with the next frame.
     Cut {
         shard: ShardId,

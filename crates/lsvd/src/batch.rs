@@ -49,7 +49,8 @@ pub(crate) enum Next {
     Write(Batch, AlignedBuf),
     /// The open segment has no room for the next record, or there is none.
     Rotate,
-    Cut(Durable),
+    /// Something has come to its end without being written.
+    Done(Durable),
     Fail(Error),
 }
 
@@ -99,6 +100,11 @@ impl Core {
         if let Some(e) = &self.failed {
             return Next::Fail(e.clone());
         }
+        if std::mem::take(&mut self.no_segment)
+            && let Some(done) = self.refuse_carry()
+        {
+            return Next::Done(done);
+        }
         let mut g = Gather::default();
         while let Some(front) = self.queue.front() {
             if self.holds_back(front) {
@@ -111,7 +117,7 @@ impl Core {
                 Queued::Record(Record::Cut { shard, to }) if g.frames.is_empty() => {
                     let (shard, to) = (*shard, *to);
                     self.queue.pop_front();
-                    return Next::Cut(self.apply_cut(shard, to));
+                    return Next::Done(self.apply_cut(shard, to));
                 }
                 Queued::Record(Record::Cut { .. }) => break,
                 Queued::Record(Record::Repair(f))
@@ -186,7 +192,23 @@ impl Core {
         if self.asks_again() {
             return Next::Wait;
         }
-        Next::Fail(self.full())
+        match self.refuse_carry() {
+            Some(done) => Next::Done(done),
+            None => Next::Fail(self.full()),
+        }
+    }
+
+    /// Whether what is next may be refused. A caller that learns can wait for room; the log must not end for it.
+    pub fn may_refuse(&self) -> bool {
+        matches!(self.queue.front(), Some(Queued::Record(Record::Carry { .. })))
+    }
+
+    fn refuse_carry(&mut self) -> Option<Durable> {
+        let Some(Queued::Record(Record::Carry { shard, ticket, .. })) = self.queue.front() else { return None };
+        let (shard, ticket) = (*shard, *ticket);
+        self.queue.pop_front();
+        self.event(crate::EventKind::Space, format!("shard {shard}: no room for what it learns"));
+        Some(Durable::NoRoom { shard, ticket })
     }
 
     /// The device is full.

@@ -133,6 +133,8 @@ pub(crate) struct Core {
     /// The file system refused to let the device grow.
     pub no_growth: bool,
     pub growing: bool,
+    /// What is next finds no segment. If it is a carry it is refused.
+    pub no_segment: bool,
     /// The file system was asked once more for room since a segment was opened.
     pub asked_again: bool,
     pub writing: bool,
@@ -179,6 +181,7 @@ impl Core {
             replaying: u64::MAX,
             no_growth: false,
             growing: false,
+            no_segment: false,
             asked_again: false,
             writing: false,
             rolled: false,

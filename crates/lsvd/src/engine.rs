@@ -411,7 +411,7 @@ impl<D: Device> Engine<D> {
                     inner.work.notified().await;
                 }
                 Next::Rotate => self.rotate().await?,
-                Next::Cut(d) => done.push(d),
+                Next::Done(d) => done.push(d),
                 Next::Fail(e) => return Err(e),
                 Next::Write(batch, buf) => self.write(batch, buf, &mut spare, &mut done).await?,
             }
@@ -499,6 +499,11 @@ impl<D: Device> Engine<D> {
         let ready = core.segs.ready_count();
         if !core.may_open() || (ready == 0 && !core.can_grow()) {
             if core.asks_again() {
+                return Ok(None);
+            }
+            if core.may_refuse() {
+                core.no_segment = true;
+                self.inner.grown.notify_one();
                 return Ok(None);
             }
             return Err(core.full());

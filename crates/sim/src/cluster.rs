@@ -329,6 +329,14 @@ impl Cluster {
         out
     }
 
+    /// Whether a member lags because its device has no room for what it lacks.
+    fn is_full(&self, node: NodeId, r: &ShardStatus) -> bool {
+        let worker = self.node(node.0).and_then(|n| n.worker());
+        let space = worker.map(|w| w.engine().space());
+        let is_full = |s: freebs_lsvd::Space| s.free_segments <= s.reserve_segments + 1;
+        self.config.is_tight && r.state == "full" && space.is_some_and(is_full)
+    }
+
     /// Why the replicas are not all level, if they are not.
     #[must_use]
     pub fn unlevel(&self) -> Option<String> {
@@ -347,6 +355,9 @@ impl Cluster {
                     r.last == head.last && r.durable == r.last.sequence && r.committed == head.committed
                 };
                 for (node, r) in replicas {
+                    if self.is_full(*node, r) {
+                        continue;
+                    }
                     if !matches!(r.state, "active" | "following") || !same(r) || r.committed != r.last.sequence {
                         return Some(format!("shard {shard} at node {node}: {r:?}; the head: {head:?}"));
                     }
@@ -364,6 +375,10 @@ impl Cluster {
                 let mut digests: Vec<(NodeId, Digest)> = Vec::new();
                 for m in &s.members {
                     let Some(worker) = self.node(m.0).and_then(|n| n.worker()) else { continue };
+                    if worker.status().iter().any(|r| r.shard == shard && self.is_full(*m, r)) {
+                        self.world.count("members that had no room to the end");
+                        continue;
+                    }
                     let engine = worker.engine();
                     let digest = match self.config.has_loss {
                         true => engine.content(shard).await,

@@ -189,9 +189,11 @@ impl Core {
             | Queued::Idle
             | Queued::Roll
             | Queued::Record(Record::Cut { .. } | Record::Forget { .. }) => false,
-            Queued::Record(_) => {
+            Queued::Record(r) => {
                 let free = self.free_segments();
-                free < LAST_SEGMENTS || (free <= self.hard_segments() && self.hope())
+                // What is learned leaves a segment to promises and frames.
+                let learns = matches!(r, Record::Carry { data, .. } if !data.is_empty());
+                free < LAST_SEGMENTS + u32::from(learns) || (free <= self.hard_segments() && self.hope())
             }
         }
     }

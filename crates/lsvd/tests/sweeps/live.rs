@@ -53,6 +53,7 @@ impl Book {
             | Durable::Repair { shard, .. }
             | Durable::Mark { shard, .. }
             | Durable::Carry { shard, .. }
+            | Durable::NoRoom { shard, .. }
             | Durable::Cut { shard, .. }
             | Durable::Forget { shard } => *shard,
         };
