@@ -215,6 +215,7 @@ async fn story(seed: u64) -> (u64, u64) {
         let way = s.rng.below(4);
         if way < 2 {
             rig.stop().await;
+            assert!(device.is_quiet(), "something is under way after the log was closed");
         } else {
             // Frames that nobody was told of may be there, or not.
             for _ in 0..s.rng.below(3) {
