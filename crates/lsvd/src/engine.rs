@@ -269,6 +269,8 @@ impl<D: Device> Engine<D> {
         core.cleaning.options = options;
         core.segs.changes += 1;
         core.cleaning.wake.notify_one();
+        // Who waits for cleaning hears also that there is none any more.
+        self.inner.ring();
     }
 
     /// Bytes of data that one frame may have in segments of this size.
@@ -539,8 +541,7 @@ impl<D: Device> Engine<D> {
                 return Ok(None);
             }
             // What stands between a segment and its being given up may be being looked up.
-            if !core.may_open() && (core.hope() || core.segs.is_asking()) {
-                core.cleaning.wake.notify_one();
+            if !core.may_open() && core.waits_for_room() {
                 return Ok(None);
             }
         }
@@ -596,7 +597,17 @@ impl<D: Device> Engine<D> {
     /// Keeps the map within its memory, in the background. Ends only with an error.
     async fn map_loop(&self) -> Result<()> {
         loop {
-            self.io().upkeep().await?;
+            self.inner.core.borrow_mut().maps.busy = true;
+            let done = self.io().upkeep().await;
+            let awaited = {
+                let maps = &mut self.inner.core.borrow_mut().maps;
+                maps.busy = false;
+                std::mem::take(&mut maps.awaited)
+            };
+            done?;
+            if awaited {
+                self.inner.ring();
+            }
             self.inner.map_wake.notified().await;
         }
     }
