@@ -442,10 +442,18 @@ pub enum RuleMutant {
     GivenUsedAtOnce,
     /// E5: that a shard was deleted goes while a kept checkpoint still has the shard.
     DeletionsGo,
+    /// E6: what only a pinned version needs goes as soon as something newer covers it.
+    PinsForgotten,
+    /// E6: a segment is given up together with trims and zeroes that only pinned versions see.
+    PinnedTrimsDie,
+    /// E6: a mark does not tell which versions are pinned, so that a pin goes with the segment of its frame.
+    PinsUntold,
     /// E7: another frame in the place of a committed one cuts back to before it.
     CommittedIsCut,
     /// E7: what can't be read at the end of the log is a torn tail, whatever says that it was durable.
     DamageIsTorn,
+    /// E8: a chunk is known by its counter, whatever view opened it.
+    ChunkIsCounter,
 }
 
 /// What kind of thing happened.

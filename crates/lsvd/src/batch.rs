@@ -184,12 +184,7 @@ impl Core {
 
     /// What to do when the next record must wait for free segments.
     fn hold_back(&mut self) -> Next {
-        if self.hope() {
-            self.cleaning.wake.notify_one();
-            self.map_wake.notify_one();
-            return Next::Wait;
-        }
-        if self.asks_again() {
+        if self.waits_for_room() || self.asks_again() {
             return Next::Wait;
         }
         match self.refuse_carry() {

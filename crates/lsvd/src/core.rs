@@ -10,11 +10,11 @@ use crate::runs::{ENTRY_BYTES, Maps};
 use crate::scrub::Rot;
 use crate::segments::{SegmentState, Segments};
 use crate::shard::{At, Shard};
-use crate::{Counters, Durable, Event, EventKind, Finding, Listener, MarkChange, Options, Record, Space};
+use crate::{Counters, Durable, Event, EventKind, Finding, Listener, MarkChange, Options, Record, RuleMutant, Space};
 use bytes::{Bytes, BytesMut};
 use freebs_format::disk::{SEGMENTS_AT, SEGMENTS_MAX, SegmentFooter};
 use freebs_format::{CarryBody, FrameHead, FrameKind, MarkBody};
-use freebs_types::{BLOCK, ClusterId, DeviceId, Error, ErrorKind, Result, Sequence, ShardId, StartNumber};
+use freebs_types::{BLOCK, ClusterId, DeviceId, Error, ErrorKind, Result, Sequence, ShardId, StartNumber, Version};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use tokio::sync::Notify;
@@ -303,7 +303,7 @@ impl Core {
             used_segments: used,
             free_segments: free,
             reserve_segments: self.geometry.reserve_segments(),
-            more_soon: self.hope(),
+            more_soon: self.more_soon(),
             live_bytes: self.segs.live_blocks * BLOCK as u64,
             poisoned: self.failed.as_ref().is_some_and(|e| e.kind == ErrorKind::DeviceFailed),
         }
@@ -325,9 +325,11 @@ impl Core {
         }
         let id = head.shard();
         let Self { shards, segs, maps, hints, .. } = self;
+        let by_counter = segs.leaves_out(RuleMutant::ChunkIsCounter);
         let fresh = |maps: &mut Maps| {
             let mut s = Shard::new(id, maps.new_slot(id));
             s.history.hint = hints.get(&id).cloned().unwrap_or_default();
+            s.chunks.by_counter = by_counter;
             s
         };
         match head.kind() {
@@ -389,6 +391,9 @@ impl Core {
         let fresh = Shard::new(shard, 0);
         let s = self.shards.get(&shard).unwrap_or(&fresh);
         let (tip, mut body) = s.mark_body(change, released);
+        if self.segs.leaves_out(RuleMutant::PinsUntold) {
+            (body.pins, body.retain) = (Vec::new(), Version(0));
+        }
         if change.has_learned() {
             body.learned_from_append = self.learning.get(&shard).copied().unwrap_or(self.next_append);
         }

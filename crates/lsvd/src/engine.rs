@@ -1,11 +1,13 @@
 //! The handle on a device's log, and the writer.
 //!
 //! Invariants: one append is in flight at a time; while it is, the next one gathers (group commit). What a listener
-//! hears is durable and in the maps. After a failed write or sync nothing of the device is believed.
+//! hears is durable and in the maps. After a failed write or sync nothing of the device is believed. The writer ends only
+//! when nothing that it began can act any more.
 
 use crate::batch::{Batch, Next, frame_data_max};
 use crate::core::{Core, Geometry, OpenSegment, Queued};
 use crate::runs::Io;
+use crate::ways::Ways;
 use crate::{
     CleanOptions, Counters, Durable, Event, EventKind, Expect, FrameName, Listener, OpenReport, Options, Record,
     RuleMutant, Shape, ShardState, Space, superblock,
@@ -16,16 +18,16 @@ use freebs_io::{AlignedBuf, Device, Durability};
 use freebs_types::{Error, Result, Sequence, ShardId, StartNumber, Version, ViewNumber};
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use tokio::sync::Notify;
 
 /// Buffers above this are not kept for reuse.
 const SPARE_BYTES_MAX: usize = 1 << 20;
 
 pub(crate) struct Inner<D> {
-    pub device: D,
+    pub device: Ways<D>,
     pub core: RefCell<Core>,
     superblock: Superblock,
     /// The queue or the device's end has something for the writer.
@@ -58,12 +60,36 @@ impl<D> Drop for Running<'_, D> {
     fn drop(&mut self) {
         let mut core = self.inner.core.borrow_mut();
         core.running = false;
-        core.maps.wanted = false;
+        if std::mem::take(&mut core.maps.wanted) {
+            core.maps.outcome = Err(Error::retry("the log was closed before the checkpoint was made"));
+        }
         core.maps.made.notify_waiters();
         if !self.ended && core.failed.is_none() {
             core.failed = Some(Error::retry("the writer of the log was stopped"));
         }
         self.inner.stopped.notify_waiters();
+    }
+}
+
+/// One of the things that the writer does at once.
+struct Part<'a> {
+    work: Pin<&'a mut dyn Future<Output = Result<()>>>,
+    end: Option<Result<()>>,
+}
+
+impl<'a> Part<'a> {
+    fn new(work: Pin<&'a mut dyn Future<Output = Result<()>>>) -> Self {
+        Self { work, end: None }
+    }
+
+    /// Goes on, unless it is over.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Option<&Result<()>> {
+        if self.end.is_none()
+            && let Poll::Ready(end) = self.work.as_mut().poll(cx)
+        {
+            self.end = Some(end);
+        }
+        self.end.as_ref()
     }
 }
 
@@ -158,7 +184,7 @@ impl<D: Device> Engine<D> {
         }
         let (grown, pool, map_wake) = (core.segs.freed.clone(), core.pool.clone(), core.map_wake.clone());
         let inner = Inner {
-            device,
+            device: Ways::new(device),
             core: RefCell::new(core),
             superblock: sb,
             work: Notify::new(),
@@ -171,7 +197,7 @@ impl<D: Device> Engine<D> {
     }
 
     /// Device and state, for what reads and writes the map.
-    pub(crate) fn io(&self) -> Io<'_, D> {
+    pub(crate) fn io(&self) -> Io<'_, Ways<D>> {
         Io { device: &self.inner.device, core: &self.inner.core, alone: false }
     }
 
@@ -243,6 +269,8 @@ impl<D: Device> Engine<D> {
         core.cleaning.options = options;
         core.segs.changes += 1;
         core.cleaning.wake.notify_one();
+        // Who waits for cleaning hears also that there is none any more.
+        self.inner.ring();
     }
 
     /// Bytes of data that one frame may have in segments of this size.
@@ -304,12 +332,17 @@ impl<D: Device> Engine<D> {
             if let Some(e) = &core.failed {
                 return Err(e.clone());
             }
+            if core.closing {
+                return Err(Error::retry("the log is closed"));
+            }
             core.maps.wanted = core.running;
             core.maps.made.clone()
         };
         let made = made.notified();
         if !self.inner.core.borrow().maps.wanted {
-            return self.io().checkpoint().await;
+            // Nobody else makes room meanwhile: a writer that is started waits until it is made.
+            let _task = self.inner.device.task();
+            return Io { alone: true, ..self.io() }.checkpoint().await;
         }
         self.inner.map_wake.notify_one();
         made.await;
@@ -318,11 +351,12 @@ impl<D: Device> Engine<D> {
     }
 
     /// Writes what is queued and the proof of it, then stops the writer, which must be running if anything is queued.
+    /// When it returns nothing is on its way to the device any more, also if the log has failed.
     pub async fn close(&self) -> Result<()> {
         let wait = {
             let mut core = self.inner.core.borrow_mut();
             core.closing = true;
-            let wait = core.failed.is_none() && (core.running || !core.queue.is_empty());
+            let wait = core.running || (core.failed.is_none() && !core.queue.is_empty());
             if wait && !core.proven | core.writing | !core.queue.is_empty() {
                 core.push(Queued::Idle);
             }
@@ -330,9 +364,10 @@ impl<D: Device> Engine<D> {
         };
         if wait {
             let stopped = self.inner.stopped.notified();
-            self.inner.work.notify_one();
+            self.inner.ring();
             stopped.await;
         }
+        self.inner.device.quiet().await;
         match &self.inner.core.borrow().failed {
             Some(e) => Err(e.clone()),
             None => Ok(()),
@@ -351,27 +386,42 @@ impl<D: Device> Engine<D> {
             core.segs.candidates.extend(all);
         }
         let mut running = Running { inner: &self.inner, ended: false };
-        let mut write = pin!(self.write_loop());
-        let mut space = pin!(self.space_loop());
-        let mut clean = pin!(self.clean_loop());
-        let mut map = pin!(self.map_loop());
-        let mut tombs = pin!(self.tomb_loop());
+        self.inner.device.quiet().await;
+        let (map, tombs) = (pin!(self.map_loop()), pin!(self.tomb_loop()));
+        let (space, clean, write) = (pin!(self.space_loop()), pin!(self.clean_loop()), pin!(self.write_loop()));
+        let mut parts = [Part::new(map), Part::new(tombs), Part::new(space), Part::new(clean), Part::new(write)];
         let end = poll_fn(|cx| {
-            if let Poll::Ready(e @ Err(_)) = map.as_mut().poll(cx) {
-                return Poll::Ready(e);
-            }
-            if let Poll::Ready(e @ Err(_)) = tombs.as_mut().poll(cx) {
-                return Poll::Ready(e);
-            }
-            let ended = space.as_mut().poll(cx).is_ready() | clean.as_mut().poll(cx).is_ready();
-            assert!(!ended, "what keeps room goes on for as long as the log is written");
-            write.as_mut().poll(cx)
+            let over = parts.iter_mut().find_map(|p| p.poll(cx).cloned());
+            over.map_or(Poll::Pending, Poll::Ready)
         })
         .await;
+        let end = self.come_to_rest(end, &mut parts).await;
         running.ended = true;
+        end
+    }
+
+    /// The log has ended: what was begun comes to its end, and nothing else is begun.
+    async fn come_to_rest(&self, mut end: Result<()>, parts: &mut [Part<'_>]) -> Result<()> {
+        let device = &self.inner.device;
+        device.set_shut(true);
         if let Err(e) = &end {
             self.fail(e);
         }
+        poll_fn(|cx| {
+            for p in parts.iter_mut().filter(|_| !device.is_quiet()) {
+                if let Some(Err(e)) = p.poll(cx)
+                    && end.is_ok()
+                {
+                    end = Err(e.clone());
+                }
+            }
+            if device.is_quiet() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        if let Err(e) = &end {
+            self.fail(e);
+        }
+        device.set_shut(false);
         end
     }
 
@@ -463,7 +513,8 @@ impl<D: Device> Engine<D> {
     async fn write_bytes(&self, at: u64, buf: AlignedBuf) -> Result<AlignedBuf> {
         let (buf, result) = self.inner.device.write(at, buf, Durability::Durable).await;
         match result {
-            Ok(()) => Ok(buf),
+            // A write that returns after the log has ended counts for nothing.
+            Ok(()) => self.inner.core.borrow().failed.clone().map_or(Ok(buf), Err),
             Err(e) => {
                 let e = Error::device_failed(format!("write of the log at byte {at}: {e}"));
                 self.fail(&e);
@@ -490,8 +541,7 @@ impl<D: Device> Engine<D> {
                 return Ok(None);
             }
             // What stands between a segment and its being given up may be being looked up.
-            if !core.may_open() && (core.hope() || core.segs.is_asking()) {
-                core.cleaning.wake.notify_one();
+            if !core.may_open() && core.waits_for_room() {
                 return Ok(None);
             }
         }
@@ -552,7 +602,17 @@ impl<D: Device> Engine<D> {
     /// Keeps the map within its memory, in the background. Ends only with an error.
     async fn map_loop(&self) -> Result<()> {
         loop {
-            self.io().upkeep().await?;
+            self.inner.core.borrow_mut().maps.busy = true;
+            let done = self.io().upkeep().await;
+            let awaited = {
+                let maps = &mut self.inner.core.borrow_mut().maps;
+                maps.busy = false;
+                std::mem::take(&mut maps.awaited)
+            };
+            done?;
+            if awaited {
+                self.inner.ring();
+            }
             self.inner.map_wake.notified().await;
         }
     }

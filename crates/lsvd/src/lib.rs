@@ -5,7 +5,7 @@
 //! order, by the same code when running and when recovering. No clock, no thread, no I/O but the device.
 //!
 //! The rooms: `map`, `chunks`, `frames`, `requests` are what a `shard` has; `history` is what it was; `segments` says what lies where and what
-//! is live; `core` is all of it; `batch` lays out appends, `clean` gives segments up, `engine` writes; `read` and
+//! is live; `core` is all of it; `ways` is the device, and what is on its way to it; `batch` lays out appends, `clean` gives segments up, `engine` writes; `read` and
 //! `log` read back, `scrub` reads what nobody asks for; `scan` and `recover` make it again from bytes; `tool` looks at a device that nobody uses.
 
 mod api;
@@ -34,6 +34,7 @@ mod shard;
 mod since;
 mod superblock;
 pub mod tool;
+mod ways;
 
 pub use api::*;
 pub use engine::Engine;

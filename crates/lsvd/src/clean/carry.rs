@@ -23,7 +23,7 @@ use bytes::Bytes;
 use freebs_format::disk::{IndexEntry, SegmentFooter};
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameHeader, FrameKind, block_crc, crc32c};
 use freebs_io::Device;
-use freebs_types::{BLOCK, BlockRange, ErrorKind, Lba, ShardId};
+use freebs_types::{BLOCK, BlockRange, ErrorKind, Lba, Result, ShardId};
 use std::collections::VecDeque;
 
 /// Bytes of one read.
@@ -314,7 +314,7 @@ struct Kept;
 
 impl<D: Device> Engine<D> {
     /// Cleans as long as the log is written.
-    pub(crate) async fn clean_loop(&self) {
+    pub(crate) async fn clean_loop(&self) -> Result<()> {
         let wake = self.inner.core.borrow().cleaning.wake.clone();
         loop {
             let victims = {

@@ -176,6 +176,31 @@ impl Core {
         self.running && c.options.enabled && (c.busy || c.looked != Some(self.segs.changes) || self.wants_squeeze())
     }
 
+    /// Whether it is being found out what may be given up: which trims are in force, or what no version needs any more.
+    pub fn is_finding(&self) -> bool {
+        self.running && (self.segs.is_asking() || self.segs.prune)
+    }
+
+    /// Whether more room may come without anybody's doing.
+    pub fn more_soon(&self) -> bool {
+        self.hope() || self.is_finding()
+    }
+
+    /// Whether who finds no room is to wait for some: for cleaning, for what is being found out, or for what the map does,
+    /// which may let segments go. He hears when that is over, whatever came of it; and nobody is woken for nothing, or
+    /// the two would wake each other all the time.
+    pub fn waits_for_room(&mut self) -> bool {
+        let waits = self.more_soon() || self.maps.busy;
+        self.maps.awaited |= waits;
+        if waits && !self.maps.busy && (self.segs.prune || self.wants_squeeze()) {
+            self.map_wake.notify_one();
+        }
+        if waits && (self.cleaning.busy || self.cleaning.looked != Some(self.segs.changes)) {
+            self.cleaning.wake.notify_one();
+        }
+        waits
+    }
+
     /// Whether the log ends as soon as what cleaning has begun is written: nobody waits for room.
     pub fn is_leaving(&self) -> bool {
         self.closing && !self.queue.iter().any(|q| matches!(q, Queued::Record(_)))
@@ -193,7 +218,7 @@ impl Core {
                 let free = self.free_segments();
                 // What is learned leaves a segment to promises and frames.
                 let learns = matches!(r, Record::Carry { data, .. } if !data.is_empty());
-                free < LAST_SEGMENTS + u32::from(learns) || (free <= self.hard_segments() && self.hope())
+                free < LAST_SEGMENTS + u32::from(learns) || (free <= self.hard_segments() && self.more_soon())
             }
         }
     }

@@ -95,7 +95,7 @@ impl Core {
 
 impl<D: Device> Engine<D> {
     /// Keeps a few segments ready and gives the others back, as long as the log is written.
-    pub(crate) async fn space_loop(&self) {
+    pub(crate) async fn space_loop(&self) -> Result<()> {
         let inner = &self.inner;
         loop {
             let step = inner.core.borrow_mut().space_step();

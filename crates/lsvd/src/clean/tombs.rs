@@ -1,17 +1,17 @@
-//! Which trims and zeroes of a segment are in force, and recorded nowhere else: they are carried before it is given up
-//! (rule E1).
+//! Which trims and zeroes of a segment are in force, or were at a version that is kept (rule E6), and are recorded nowhere
+//! else: they are carried before it is given up (rule E1).
 //!
 //! Invariant: what was looked up is of a moment that has passed. Less may be in force since, never more: nothing is
 //! added to a closed segment, and what is hidden by something newer stays so. A shard may be gone, or be another of the
 //! same name, which its slot tells.
 
-use crate::Engine;
 use crate::core::Core;
 use crate::map::{Extent, ExtentMap};
 use crate::runs::look::Which;
 use crate::runs::pause;
 use crate::segments::{SegmentState, Tombs};
 use crate::shard::Shard;
+use crate::{Engine, RuleMutant};
 use freebs_format::CarryEntry;
 use freebs_io::Device;
 use freebs_types::{BlockRange, ErrorKind, Lba, Result, ShardId};
@@ -39,7 +39,7 @@ impl Core {
             let Some(s) = self.shards.get(&shard) else { continue };
             let list = found.entry((shard, s.slot)).or_default();
             gather(id, &s.committed_view(start, end), list);
-            if s.keeps_history() {
+            if s.keeps_history() && !self.segs.leaves_out(RuleMutant::PinnedTrimsDie) {
                 s.covered_tombs(id, s.layers(start, end), |a, e| list.push(tomb_entry(a, e)));
             }
         }
@@ -87,8 +87,9 @@ impl<D: Device> Engine<D> {
         if s.state == SegmentState::Closed && s.seq == seq && tombs.is_some() {
             s.tombs = tombs;
             core.segs.candidates.insert(id);
-            self.inner.work.notify_one();
         }
+        // Who waits for room hears also that there is none in it.
+        self.inner.work.notify_one();
         Ok(true)
     }
 
@@ -101,7 +102,11 @@ impl<D: Device> Engine<D> {
                 Ok(())
             };
             self.io().with_view(shard, (from, at), Which::Committed, here).await?;
-            if self.inner.core.borrow().shard(shard)?.keeps_history() {
+            let keeps = |core: &Core| {
+                let told = !core.segs.leaves_out(RuleMutant::PinnedTrimsDie);
+                core.shard(shard).map(|s| s.keeps_history() && told)
+            };
+            if keeps(&self.inner.core.borrow())? {
                 self.io().covered_tombs(shard, id, (from, at), |a, e| out.push(tomb_entry(a, e))).await?;
             }
             pause().await;

@@ -18,6 +18,7 @@ pub(crate) mod pins;
 mod read;
 pub(crate) mod table;
 
+use crate::RuleMutant;
 use crate::map::{Extent, ExtentMap};
 use crate::segments::Segments;
 use crate::shard::Shard;
@@ -69,8 +70,9 @@ impl Shard {
             return;
         }
         let mut gone = Vec::new();
+        let forgets = segs.leaves_out(RuleMutant::PinsForgotten);
         let History { pins, table, hint, .. } = &mut self.history;
-        let needs = |from, to| pins.kept.needs(from, to) || hint.needs(from, to);
+        let needs = |from, to| !forgets && (pins.kept.needs(from, to) || hint.needs(from, to));
         let judge = &mut Judge { needs: &needs, gone: &mut |e| gone.push(e), recorded };
         table.insert(start, e, to, judge);
         self.history.dropped |= !gone.is_empty();

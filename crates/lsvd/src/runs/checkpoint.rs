@@ -467,7 +467,8 @@ impl Core {
                 self.maps.slots.remove(&before.slot);
             }
         }
-        self.shards.values_mut().for_each(|s| s.sure_from = m.last);
+        let by_counter = self.segs.leaves_out(RuleMutant::ChunkIsCounter);
+        self.shards.values_mut().for_each(|s| (s.sure_from, s.chunks.by_counter) = (m.last, by_counter));
         let committed = m.committed.into_iter();
         let committed = committed.filter_map(|(slot, to)| Some((*self.maps.slots.get(&slot)?, slot, to)));
         self.maps.committed = (m.last, committed.collect());

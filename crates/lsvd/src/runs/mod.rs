@@ -103,6 +103,9 @@ pub(crate) struct Maps {
     pub wanted: bool,
     pub outcome: Result<()>,
     pub made: Rc<Notify>,
+    /// Something is being written or merged, or what is kept no longer is being found; somebody waits for its end.
+    pub busy: bool,
+    pub awaited: bool,
 }
 
 impl Maps {
@@ -135,6 +138,8 @@ impl Maps {
             wanted: false,
             outcome: Ok(()),
             made: Rc::default(),
+            busy: false,
+            awaited: false,
         }
     }
 

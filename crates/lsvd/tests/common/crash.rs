@@ -67,6 +67,12 @@ impl CrashDevice {
         Self(Rc::new(RefCell::new(state)))
     }
 
+    /// Whether every write and growth that was begun has returned.
+    pub fn is_quiet(&self) -> bool {
+        let s = self.0.borrow();
+        s.flying.is_empty() && s.growing.is_none()
+    }
+
     pub fn fail_in(&self, calls: u64) {
         self.0.borrow_mut().fail_in = Some(calls);
     }

@@ -66,6 +66,11 @@ fn another_frame_in_its_place_must_cut() {
 }
 
 #[test]
+fn chunks_of_two_views_are_two() {
+    caught_by_power_cuts(RuleMutant::ChunkIsCounter, 20);
+}
+
+#[test]
 fn damage_must_not_be_cut_off() {
     caught(RuleMutant::DamageIsTorn, 4, async |seed| {
         let image = rot::made(seed, 110).await;
