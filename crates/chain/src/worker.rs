@@ -158,10 +158,9 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     pub fn on_messages(&self, from: LinkId, messages: &mut Vec<Message>) {
         let now = self.0.clock.now();
-        let (room, more_soon) = self.room();
         {
             let mut host = self.0.host.borrow_mut();
-            host.set_room(room, more_soon);
+            self.tell_room(&mut host);
             for message in messages.drain(..) {
                 host.step(now, Event::Message { from, message });
             }
@@ -201,10 +200,9 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             return;
         }
         let now = self.0.clock.now();
-        let (room, more_soon) = self.room();
         {
             let mut host = self.0.host.borrow_mut();
-            host.set_room(room, more_soon);
+            self.tell_room(&mut host);
             host.step(now, event);
         }
         self.carry_out();
@@ -217,6 +215,13 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         let space = self.0.engine.space();
         let free = space.free_segments.saturating_sub(space.reserve_segments);
         (u64::from(free) * space.segment_bytes, space.more_soon)
+    }
+
+    fn tell_room(&self, host: &mut Host) {
+        let (room, more_soon) = self.room();
+        host.set_room(room, more_soon);
+        let space = self.0.engine.space();
+        host.set_spare(u64::from(space.spare_segments) * space.segment_bytes);
     }
 
     async fn run_turns(self) {
