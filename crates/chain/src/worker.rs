@@ -15,7 +15,7 @@ use bytes::Bytes;
 use freebs_format::FrameHead;
 use freebs_format::wire::{FrameName, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request, SyncRequest};
 use freebs_io::{Clock, Device, LinkId, Outbox};
-use freebs_lsvd::{DamagedBlocks, Durable, Engine, Listener, Scrubber};
+use freebs_lsvd::{DamagedBlocks, Durable, Engine, Listener};
 use freebs_types::{
     Error, ErrorKind, Generation, Hash32, Lba, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
     ViewNumber,
@@ -34,10 +34,6 @@ const IDLE: Nanos = Nanos::from_millis(100);
 /// Time between checkpoints of the log.
 const CHECKPOINT: Nanos = Nanos::from_millis(60_000);
 
-/// The scrub reads a part of a second's share each time.
-const SCRUB_STEP: Duration = Duration::from_millis(250);
-/// A pass of the scrub begins so long after the one before, if that took less.
-const SCRUB_PASS: Nanos = Nanos::from_millis(3_600_000);
 /// Damaged blocks that are taken from the log at once, as pieces of a few.
 const DAMAGED_MAX: usize = 256;
 
@@ -55,7 +51,7 @@ pub struct WorkerConfig<D: Device, O, P, K> {
 }
 
 /// One worker of a node: all shards on one device. Clones are handles to the same worker.
-pub struct Worker<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock>(Rc<Inner<D, O, P, K>>);
+pub struct Worker<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock>(pub(crate) Rc<Inner<D, O, P, K>>);
 
 impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Clone for Worker<D, O, P, K> {
     fn clone(&self) -> Self {
@@ -63,13 +59,13 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Clone for Worker<D
     }
 }
 
-struct Inner<D: Device, O, P, K> {
+pub(crate) struct Inner<D: Device, O, P, K> {
     host: RefCell<Host>,
-    engine: Engine<D>,
+    pub engine: Engine<D>,
     outbox: O,
     control: P,
-    clock: K,
-    notes: Box<dyn Fn(&str)>,
+    pub clock: K,
+    pub notes: Box<dyn Fn(&str)>,
     turn: Notify,
     tasks: RefCell<JoinSet<()>>,
     last_append: Cell<Nanos>,
@@ -273,28 +269,6 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             if last > marked && self.0.clock.now().since(last) >= IDLE {
                 marked = last;
                 self.0.engine.flush_idle();
-            }
-        }
-    }
-
-    /// Reads the log again and again. What readers have met in between is looked at without waiting for the next pass.
-    async fn run_scrub(self, bytes: u64) {
-        let mut scrubber = Scrubber::new(self.0.engine.clone());
-        let share = (bytes / (1000 / SCRUB_STEP.as_millis() as u64)).max(1);
-        let (mut begun, mut rests) = (self.0.clock.now(), false);
-        loop {
-            tokio::time::sleep(SCRUB_STEP).await;
-            if rests && !scrubber.is_reading() && self.0.clock.now().since(begun) >= SCRUB_PASS {
-                (begun, rests) = (self.0.clock.now(), false);
-            }
-            let done = match rests {
-                true if !self.0.engine.has_suspects() && !scrubber.is_reading() => continue,
-                true => scrubber.look_at_suspects(share).await,
-                false => scrubber.step(share).await,
-            };
-            match done {
-                Ok(step) => rests |= step.pass_complete,
-                Err(e) => return (self.0.notes)(&format!("log: the scrub has ended: {e}")),
             }
         }
     }
