@@ -365,7 +365,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     async fn map_read(self, link: LinkId, request: SyncRequest, since: Sequence, upto: Sequence, after: Lba) {
         let piece = self.0.engine.entries_between(request.shard, after, since, upto, ANSWER_BYTES).await;
-        let view_frame = self.0.engine.view_frame(request.shard, upto);
+        let view_frame = self.0.engine.view_frame(request.shard, upto).map(Box::new);
         self.step(Event::MapRead { link, request, source: MapSource { since, upto, view_frame, piece } });
     }
 
