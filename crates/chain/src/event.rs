@@ -119,7 +119,7 @@ pub struct MapSource {
     pub since: Sequence,
     pub upto: Sequence,
     /// The frame of the view that was in force at `upto`.
-    pub view_frame: Option<FrameHead>,
+    pub view_frame: Option<Box<FrameHead>>,
     pub piece: Result<MapPiece>,
 }
 

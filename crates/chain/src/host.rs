@@ -33,6 +33,7 @@ pub struct Host {
     unwritten_bytes: u64,
     /// Shards that have some of these.
     sharers: u64,
+    spare_bytes: u64,
     more_soon: bool,
     failed: Option<Error>,
     pub(crate) now: Nanos,
@@ -54,6 +55,7 @@ impl Host {
             room_bytes: u64::MAX,
             unwritten_bytes: 0,
             sharers: 0,
+            spare_bytes: u64::MAX,
             more_soon: false,
             failed: None,
             now: Nanos(0),
@@ -69,6 +71,11 @@ impl Host {
     /// whether it may take more soon (W7).
     pub fn set_room(&mut self, bytes: u64, more_soon: bool) {
         (self.room_bytes, self.more_soon) = (bytes, more_soon);
+    }
+
+    /// How many bytes of others' frames the log takes at most without coming to its end, counted in the same way.
+    pub fn set_spare(&mut self, bytes: u64) {
+        self.spare_bytes = bytes;
     }
 
     pub fn set_wall(&mut self, wall: u64) {
@@ -100,6 +107,7 @@ impl Host {
             out: &mut self.out,
             tickets: &mut self.tickets,
             room: self.room_bytes.saturating_sub(with_overhead(others)),
+            spare: self.spare_bytes.saturating_sub(with_overhead(others)),
             more_soon: self.more_soon,
             sharers: other_sharers + 1,
         };

@@ -118,7 +118,7 @@ impl Replica {
             }
         };
         let state = if r.lost { self.committed_state() } else { self.kept_state(source.upto) };
-        let view_frame = source.view_frame.or_else(|| {
+        let view_frame = source.view_frame.map(|f| *f).or_else(|| {
             let newest = self.view.as_ref().filter(|v| v.sequence <= source.upto);
             newest.and(self.view_frame.clone())
         });
@@ -436,7 +436,8 @@ mod tests {
             let read = ctx.out.actions.iter().any(|a| matches!(a, Action::MapRead { upto: Sequence(4), .. }));
             if read {
                 let piece = Ok((CarryBody::default(), Vec::new(), None));
-                let source = MapSource { since: Sequence(3), upto: Sequence(4), view_frame, piece };
+                let source =
+                    MapSource { since: Sequence(3), upto: Sequence(4), view_frame: view_frame.map(Box::new), piece };
                 w.answer_map(ctx, LinkId(1), &r, source);
             }
             for a in std::mem::take(&mut ctx.out.actions) {

@@ -16,8 +16,10 @@ mod open;
 mod orders;
 mod out;
 mod peers;
+mod relearn;
 mod repair;
 mod replica;
+mod scrub;
 mod sync;
 #[cfg(test)]
 mod testing;

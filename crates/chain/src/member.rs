@@ -20,7 +20,7 @@ impl Replica {
         if self.stopped.is_some() || frame.head.kind() == FrameKind::View || h.view_number() < self.promise() {
             return;
         }
-        if self.is_stuffed() {
+        if !self.may_take(ctx, &frame) {
             return;
         }
         if self.view_number() != h.view_number() {
@@ -36,11 +36,11 @@ impl Replica {
             return;
         }
         self.take(ctx, frame);
-        while let Some(entry) = self.gap.first_entry() {
-            if *entry.key() > self.last.sequence.next() {
+        while let Some((s, f)) = self.gap.first_key_value() {
+            if *s > self.last.sequence.next() || !self.may_take(ctx, f) {
                 break;
             }
-            let frame = entry.remove();
+            let Some((_, frame)) = self.gap.pop_first() else { break };
             self.gap_bytes -= weight(&frame);
             if frame.head.seq() == self.last.sequence.next() {
                 self.take(ctx, frame);

@@ -147,6 +147,7 @@ impl Scene {
             out: &mut out,
             tickets: &mut self.tickets,
             room: u64::MAX,
+            spare: u64::MAX,
             more_soon: self.more_soon,
             sharers: 1,
         };
@@ -456,6 +457,36 @@ fn a_hanging_disk_takes_no_memory_without_bound() {
     s.now = s.now.plus(Nanos::from_millis(300));
     let (_, actions) = s.play(|r, ctx| r.member_tick(ctx));
     assert_eq!(sync_requests(&actions).len(), 1, "now it does");
+}
+
+/// Heads do not know of each other, and who catches up is not asked for its room: what they gave filled the device, and
+/// its log ended.
+#[test]
+fn frames_that_the_log_has_no_room_for_are_fetched_later() {
+    let (mut s, mut c) = (Scene::new(2), Chain::new());
+    s.take(c.open(1));
+    s.durable(1);
+    let all = [c.data(BLOCK), c.data(BLOCK), c.data(BLOCK)];
+    let live = all[0].clone();
+    s.play(|r, ctx| {
+        ctx.spare = BLOCK as u64;
+        r.on_frame(ctx, live);
+    });
+    assert_eq!(s.r.last.sequence, Sequence(1));
+    for (spare, is_full) in [(3 * BLOCK as u64, true), (u64::MAX, false)] {
+        let frames = all.to_vec();
+        s.play(|r, ctx| {
+            ctx.spare = spare;
+            r.ask(ctx, peer(1), ViewNumber(1), Sequence(u64::MAX));
+            let id = r.asking.expect("it asks").id;
+            let (mode, common) = (SyncMode::Level, Sequence(1));
+            let view = ViewNumber(1);
+            r.on_sync_reply(ctx, SyncReply { shard: SHARD, view, id, mode, common, map_next: 0, frames });
+        });
+        // With a quarter for what the log adds, two blocks fit.
+        assert_eq!((s.r.last.sequence.0, s.r.is_full), (if is_full { 3 } else { 4 }, is_full));
+        assert!(s.r.asking.is_none() && s.r.stopped.is_none());
+    }
 }
 
 /// A head that was told of a newer member of its view by nobody: the answer to SYNC with the view frame was lost on

@@ -1,16 +1,16 @@
 //! What a replica does about damage in its own log (rule E7): frames that were lost are fetched and put back, and a
 //! tail that may have lost frames is compared with the chain's before it is trusted again. Of lost frames that all
-//! others have given up, what is left of them is learned: the map entries that they placed (rule E3).
+//! others have given up, what is left of them is learned (see `relearn`).
 //!
 //! Invariant: nothing is cut because of damage; until it is mended the replica's seal answers do not count.
 
 use crate::event::Action;
-use crate::learn::FULL_PAUSE;
+use crate::relearn::Relearning;
 use crate::replica::{Ctx, Replica, TailEntry};
 use crate::sync::Asking;
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
-use freebs_format::{AttachBody, Frame, FrameHead, FrameKind, MarkBody, ViewBody, hide};
-use freebs_lsvd::{Learned, MarkChange, Record, RequestTable};
+use freebs_format::{AttachBody, Frame, FrameHead, FrameKind, ViewBody, hide};
+use freebs_lsvd::{MarkChange, Record};
 use freebs_types::{Hash32, Nanos, Peer, Sequence, ViewNumber};
 
 const PATIENCE: Nanos = Nanos::from_millis(500);
@@ -27,18 +27,6 @@ pub struct Hole {
     pub end: Option<Hash32>,
 }
 
-/// Map entries that are learned in place of lost frames: those of all holes together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Relearning {
-    since: Sequence,
-    upto: Sequence,
-    /// Goes on at this address plus one.
-    from: u64,
-    /// A piece, or the mark at the end, is on its way to the disk; nothing more is asked for meanwhile.
-    writing: Option<u64>,
-    is_end: bool,
-}
-
 /// What is known of the damage.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Damage {
@@ -46,20 +34,68 @@ pub(crate) struct Damage {
     /// Frames behind the last one may be missing.
     pub suspect_tail: bool,
     asking: Option<Asking>,
-    tried: usize,
-    /// Refusals since the last frame that came, and nobody is asked before this time.
-    refused: usize,
-    pause_until: Nanos,
     /// Who refused in this view may not in the next one.
     asked_in: ViewNumber,
+    pub turns: Turns,
     /// Nobody has the frames: their entries are asked for.
-    learning: Option<Relearning>,
+    pub learning: Option<Relearning>,
     /// Where that had come to when nobody went on giving them.
-    put_off: Option<Relearning>,
+    pub put_off: Option<Relearning>,
     /// The state that came with the last of them, which is on its way to the disk.
-    learned_end: Option<Frame>,
+    pub learned_end: Option<Frame>,
+}
+
+/// Whose turn it is to be asked, and when.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Turns {
+    /// Counts those who gave nothing.
+    tried: usize,
+    /// Refusals since the last frame that came.
+    refused: usize,
     /// Questions in a row without an answer in time.
     late: u32,
+    /// Nobody is asked before this time.
+    rest_until: Nanos,
+}
+
+impl Turns {
+    fn of<'a>(&self, others: &'a [Peer]) -> &'a Peer {
+        &others[self.tried % others.len()]
+    }
+
+    /// No answer in time: another one is asked, and has more time.
+    fn no_answer(&mut self) {
+        self.tried += 1;
+        self.late = (self.late + 1).min(5);
+    }
+
+    /// One of so many others has refused; whether by now all have.
+    fn refused_by_all(&mut self, others: usize) -> bool {
+        self.tried += 1;
+        self.refused += 1;
+        self.refused.is_multiple_of(others)
+    }
+
+    /// What was refused since all had refused was another piece.
+    pub fn forget_round(&mut self, others: usize) {
+        self.refused -= self.refused % others;
+    }
+
+    /// All of so many others have refused frames and entries, for the how-manieth time.
+    fn rest(&mut self, now: Nanos, others: usize) -> usize {
+        let rounds = self.refused / (2 * others);
+        self.rest_until = now.plus(Nanos(PAUSE.0 << (rounds.max(1) - 1).min(3)));
+        rounds
+    }
+
+    pub fn rest_for(&mut self, now: Nanos, pause: Nanos) {
+        self.rest_until = now.plus(pause);
+    }
+
+    /// Nobody has refused yet.
+    pub fn begin(&mut self) {
+        (self.refused, self.rest_until) = (0, Nanos(0));
+    }
 }
 
 impl Damage {
@@ -91,26 +127,8 @@ impl Damage {
 
     /// A question has no answer yet, or there is a reason not to ask.
     fn is_asking(&self, now: Nanos) -> bool {
-        let asked = self.asking.is_some_and(|a| now.since(a.at) < Nanos(PATIENCE.0 << self.late));
-        asked || self.learning.is_some_and(|l| l.writing.is_some()) || now < self.pause_until
-    }
-
-    /// Goes on learning where it stopped, unless other frames are missing by now.
-    fn begin_learning(&mut self) {
-        let since = self.holes.iter().map(|h| h.before.sequence).min();
-        let upto = self.holes.iter().map(|h| h.until).max();
-        let Some((since, upto)) = since.zip(upto) else { return };
-        let fresh = Relearning { since, upto, from: 1, writing: None, is_end: false };
-        let same = |l: &Relearning| (l.since, l.upto) == (since, upto);
-        self.learning = Some(self.put_off.take().filter(same).unwrap_or(fresh));
-    }
-
-    /// Frames are asked for first again.
-    pub fn put_off_learning(&mut self) {
-        (self.refused, self.pause_until, self.learned_end) = (0, Nanos(0), None);
-        if let Some(l) = self.learning.take() {
-            self.put_off = Some(l).filter(|l| l.writing.is_none());
-        }
+        let asked = self.asking.is_some_and(|a| now.since(a.at) < Nanos(PATIENCE.0 << self.turns.late));
+        asked || self.learning.is_some_and(|l| l.writing.is_some()) || now < self.turns.rest_until
     }
 }
 
@@ -135,15 +153,13 @@ impl Replica {
             return;
         }
         if self.damage.asking.take().is_some() {
-            // No answer in time: another one is asked, and has more time.
-            self.damage.tried += 1;
-            self.damage.late = (self.damage.late + 1).min(5);
+            self.damage.turns.no_answer();
         }
         let others = self.other_members(ctx);
         if others.is_empty() || (self.damage.learning.is_some() && !self.has_room_for_piece(ctx)) {
             return;
         }
-        let to = others[self.damage.tried % others.len()];
+        let to = *self.damage.turns.of(&others);
         let id = ctx.ticket();
         let (named, at) = (self.last.sequence, ctx.now);
         let until = self.damage.learning.map_or(hole.until, |l| l.upto);
@@ -168,7 +184,7 @@ impl Replica {
     }
 
     /// The view's other members; if its frame is lost, those that the control plane names.
-    fn other_members(&self, ctx: &Ctx<'_>) -> Vec<Peer> {
+    pub(crate) fn other_members(&self, ctx: &Ctx<'_>) -> Vec<Peer> {
         let of_view = self.view.iter().flat_map(|v| v.body.members.iter().map(|m| m.node));
         let of_info = self.info.iter().filter(|_| self.view.is_none()).flat_map(|i| i.members.iter().copied());
         let me = ctx.config.me.node;
@@ -180,7 +196,7 @@ impl Replica {
         let Some(asking) = self.damage.asking.filter(|a| a.id == reply.id && a.view == reply.view) else {
             return false;
         };
-        (self.damage.asking, self.damage.late) = (None, 0);
+        (self.damage.asking, self.damage.turns.late) = (None, 0);
         match reply.mode {
             SyncMode::Refused => {
                 self.repair_refused(ctx);
@@ -208,7 +224,7 @@ impl Replica {
             came.clear();
         }
         if !came.is_empty() {
-            (self.damage.refused, hole.before) = (0, before);
+            (self.damage.turns.refused, hole.before) = (0, before);
         }
         if came.is_empty() {
             // They don't follow what is here; what is left of them may do.
@@ -229,11 +245,6 @@ impl Replica {
             self.damage.holes.remove(0);
             self.repair_tick(ctx);
         }
-    }
-
-    /// A map that was learned from `since` on is durable: what it brought is not missed.
-    pub fn forget_learned_holes(&mut self, since: Sequence, upto: Sequence) {
-        self.damage.holes.retain(|h| h.before.sequence < since || h.until > upto);
     }
 
     /// What a frame says beside its data, as if it had not been missing when this log was read.
@@ -258,7 +269,7 @@ impl Replica {
     }
 
     /// Later attachments are known from later frames.
-    fn learn_lost_attach(&mut self, ctx: &mut Ctx<'_>, body: AttachBody) {
+    pub(crate) fn learn_lost_attach(&mut self, ctx: &mut Ctx<'_>, body: AttachBody) {
         if body.generation > self.attach.generation {
             self.learn_attach(ctx, body);
         }
@@ -266,7 +277,7 @@ impl Replica {
 
     /// A view frame that was missing. It counts only if the last frame of this log is of its view: what follows it here
     /// may be of a branch that was cut where the view was opened (V4).
-    fn learn_lost_view(&mut self, ctx: &mut Ctx<'_>, frame: &FrameHead) {
+    pub(crate) fn learn_lost_view(&mut self, ctx: &mut Ctx<'_>, frame: &FrameHead) {
         let is_ours = frame.view() == self.last.view && frame.seq() <= self.last.sequence;
         let is_news = is_ours && self.view.as_ref().is_none_or(|v| v.sequence < frame.seq());
         if let Some(body) = ViewBody::decode(frame.body()).ok().filter(|_| is_news) {
@@ -278,115 +289,21 @@ impl Replica {
 
     /// One member has no frames for the hole, or does not know the view yet: the next one is asked at once. When all
     /// have refused they are asked for what is left of the frames, and for these again after a pause.
-    fn repair_refused(&mut self, ctx: &mut Ctx<'_>) {
+    pub(crate) fn repair_refused(&mut self, ctx: &mut Ctx<'_>) {
         let others = self.other_members(ctx).len().max(1);
-        self.damage.tried += 1;
-        self.damage.refused += 1;
-        if !self.damage.refused.is_multiple_of(others) {
+        if !self.damage.turns.refused_by_all(others) {
             return;
         }
         match self.damage.learning.take() {
             None => return self.damage.begin_learning(),
             some => self.damage.put_off = some,
         }
-        let rounds = self.damage.refused / (2 * others);
-        self.damage.pause_until = ctx.now.plus(Nanos(PAUSE.0 << (rounds.max(1) - 1).min(3)));
-        if rounds == 1
+        if self.damage.turns.rest(ctx.now, others) == 1
             && let Some(hole) = self.damage.holes.first()
         {
             let (from, until) = (hole.before.sequence.next(), hole.until);
             ctx.out.note(format!("shard {}: no member gives the lost frames from {from} to {until} now", self.id));
         }
-    }
-
-    /// Entries that lost frames had placed: into the log, and behind the last of them a mark that they are there.
-    fn take_lost_entries(&mut self, ctx: &mut Ctx<'_>, reply: &SyncReply) {
-        let Some(learning) = self.damage.learning else { return };
-        let is_asked = |f: &&freebs_format::Frame| {
-            f.head.kind() == FrameKind::Carry && f.head.seq() == learning.upto && f.head.shard() == self.id
-        };
-        let carry = reply.frames.first().filter(is_asked).filter(|_| reply.common == learning.since);
-        let Some(ticket) = carry.and_then(|c| self.take_carry(ctx, c, false)) else {
-            self.repair_refused(ctx);
-            return;
-        };
-        // What was refused before was another piece.
-        self.damage.refused -= self.damage.refused % self.other_members(ctx).len().max(1);
-        let next = Relearning { from: reply.map_next, writing: ticket, ..learning };
-        self.damage.learning = Some(next);
-        if reply.mode == SyncMode::MapEnd {
-            let mark = reply.frames.get(1).filter(|f| f.head.kind() == FrameKind::Mark && f.verify_digest().is_ok());
-            self.damage.learned_end = mark.cloned();
-            match (mark, ticket) {
-                (None, _) => self.repair_refused(ctx),
-                (_, None) => self.end_learning(ctx),
-                _ => {}
-            }
-        } else if ticket.is_none() {
-            self.repair_tick(ctx);
-        }
-    }
-
-    /// All pieces are durable: the mark that says so goes into the log.
-    fn end_learning(&mut self, ctx: &mut Ctx<'_>) {
-        let Some((learning, mark)) = self.damage.learning.zip(self.damage.learned_end.take()) else { return };
-        match self.say_learned(ctx, learning, &mark) {
-            Some(ticket) => {
-                self.damage.learning = Some(Relearning { writing: Some(ticket), is_end: true, ..learning });
-            }
-            None => self.repair_refused(ctx),
-        }
-    }
-
-    /// The log has no room for a piece of what was lost; all is asked for again later.
-    pub(crate) fn lost_entries_refused(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
-        if self.damage.learning.is_some_and(|l| l.writing == Some(ticket)) {
-            self.damage.put_off_learning();
-            self.damage.pause_until = ctx.now.plus(FULL_PAUSE);
-        }
-    }
-
-    /// What else the lost frames may have said comes with the state at the end.
-    fn say_learned(&mut self, ctx: &mut Ctx<'_>, learning: Relearning, mark: &Frame) -> Option<u64> {
-        let body = MarkBody::decode(mark.head.body()).ok().filter(|_| mark.head.seq() >= learning.upto)?;
-        let mut requests = RequestTable::from_format(&body.requests);
-        requests.cut(self.last.sequence);
-        self.requests.merge(&requests.to_format());
-        self.learn_lost_attach(ctx, body.attach);
-        let was_lost = |f: &&FrameHead| learning.since < f.seq() && f.seq() <= learning.upto;
-        if let Some(frame) = body.view_frame.as_ref().filter(was_lost) {
-            self.learn_lost_view(ctx, frame);
-        }
-        let learned = Learned {
-            since: learning.since,
-            upto: learning.upto,
-            view_frame: body.view_frame,
-            attach: body.attach,
-            requests,
-        };
-        let ticket = ctx.ticket();
-        let change = MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() };
-        ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket }));
-        Some(ticket)
-    }
-
-    /// A piece of what was lost is durable, or the mark at the end: nothing up to there is missed any more.
-    pub fn on_learned_durable(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
-        let Some(learning) = self.damage.learning.as_mut().filter(|l| l.writing == Some(ticket)) else { return };
-        learning.writing = None;
-        if !learning.is_end {
-            match self.damage.learned_end.is_some() {
-                true => self.end_learning(ctx),
-                false => self.repair_tick(ctx),
-            }
-            return;
-        }
-        let Relearning { since, upto, .. } = *learning;
-        self.damage.learning = None;
-        self.forget_learned_holes(since, upto);
-        let from = since.next();
-        ctx.out
-            .note(format!("shard {}: what lost frames from {from} to {upto} had brought was learned again", self.id));
     }
 
     /// The tail was compared with the chain's: nothing is missing behind it.

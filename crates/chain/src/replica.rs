@@ -35,6 +35,9 @@ pub(crate) struct Ctx<'a> {
     pub tickets: &'a mut u64,
     /// Bytes of updates that the device takes from this shard, those included that are not durable yet (W7).
     pub room: u64,
+    /// Bytes that frames of other members may take without using up what the log needs to go on; as `room`, but with
+    /// most of the reserve in it.
+    pub spare: u64,
     /// The log is making room: what has none may have some soon.
     pub more_soon: bool,
     /// Shards here that have something on the way to the disk, this one counted as one of them.
@@ -304,6 +307,13 @@ impl Replica {
     /// Bytes that were taken for this log and are not durable yet: those appended, and those that a head gathers.
     pub fn unwritten_bytes(&self) -> u64 {
         (self.recent_bytes + self.head.as_ref().map_or(0, |h| h.gathered_bytes())) as u64
+    }
+
+    /// Whether this log takes a frame of another member: the head knows of the room here only what it was told, and who
+    /// catches up is not asked at all. The log must not end for it; what is not taken now is fetched later.
+    pub fn may_take(&self, ctx: &Ctx<'_>, frame: &Frame) -> bool {
+        let bytes = frame.data_bytes() as u64;
+        !self.is_stuffed() && (bytes == 0 || ctx.spare > with_overhead(self.unwritten_bytes() + bytes))
     }
 
     /// Whether one more update may come (W7): a slow disk is full before its log shows it, so what waits for it needs

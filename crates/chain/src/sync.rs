@@ -227,6 +227,12 @@ impl Replica {
         }
         let mut took = true;
         for f in reply.frames {
+            if f.head.seq() > self.last.sequence && !self.may_take(ctx, &f) {
+                // Asked again when the disk has caught up, or there is room.
+                self.is_full |= !self.is_stuffed() && !ctx.more_soon;
+                self.asking = None;
+                return;
+            }
             took = took && self.on_synced_frame(ctx, f, asking.view);
         }
         self.asking = None;

@@ -111,6 +111,7 @@ pub fn step_at(
         out: &mut out,
         tickets,
         room: u64::MAX,
+        spare: u64::MAX,
         more_soon: false,
         sharers: 1,
     };

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use freebs_format::FrameHead;
 use freebs_format::wire::{FrameName, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request, SyncRequest};
 use freebs_io::{Clock, Device, LinkId, Outbox};
-use freebs_lsvd::{DamagedBlocks, Durable, Engine, Listener, Scrubber};
+use freebs_lsvd::{DamagedBlocks, Durable, Engine, Listener};
 use freebs_types::{
     Error, ErrorKind, Generation, Hash32, Lba, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
     ViewNumber,
@@ -34,10 +34,6 @@ const IDLE: Nanos = Nanos::from_millis(100);
 /// Time between checkpoints of the log.
 const CHECKPOINT: Nanos = Nanos::from_millis(60_000);
 
-/// The scrub reads a part of a second's share each time.
-const SCRUB_STEP: Duration = Duration::from_millis(250);
-/// A pass of the scrub begins so long after the one before, if that took less.
-const SCRUB_PASS: Nanos = Nanos::from_millis(3_600_000);
 /// Damaged blocks that are taken from the log at once, as pieces of a few.
 const DAMAGED_MAX: usize = 256;
 
@@ -55,7 +51,7 @@ pub struct WorkerConfig<D: Device, O, P, K> {
 }
 
 /// One worker of a node: all shards on one device. Clones are handles to the same worker.
-pub struct Worker<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock>(Rc<Inner<D, O, P, K>>);
+pub struct Worker<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock>(pub(crate) Rc<Inner<D, O, P, K>>);
 
 impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Clone for Worker<D, O, P, K> {
     fn clone(&self) -> Self {
@@ -63,13 +59,13 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Clone for Worker<D
     }
 }
 
-struct Inner<D: Device, O, P, K> {
+pub(crate) struct Inner<D: Device, O, P, K> {
     host: RefCell<Host>,
-    engine: Engine<D>,
+    pub engine: Engine<D>,
     outbox: O,
     control: P,
-    clock: K,
-    notes: Box<dyn Fn(&str)>,
+    pub clock: K,
+    pub notes: Box<dyn Fn(&str)>,
     turn: Notify,
     tasks: RefCell<JoinSet<()>>,
     last_append: Cell<Nanos>,
@@ -158,10 +154,9 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     pub fn on_messages(&self, from: LinkId, messages: &mut Vec<Message>) {
         let now = self.0.clock.now();
-        let (room, more_soon) = self.room();
         {
             let mut host = self.0.host.borrow_mut();
-            host.set_room(room, more_soon);
+            self.tell_room(&mut host);
             for message in messages.drain(..) {
                 host.step(now, Event::Message { from, message });
             }
@@ -201,10 +196,9 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             return;
         }
         let now = self.0.clock.now();
-        let (room, more_soon) = self.room();
         {
             let mut host = self.0.host.borrow_mut();
-            host.set_room(room, more_soon);
+            self.tell_room(&mut host);
             host.step(now, event);
         }
         self.carry_out();
@@ -217,6 +211,13 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         let space = self.0.engine.space();
         let free = space.free_segments.saturating_sub(space.reserve_segments);
         (u64::from(free) * space.segment_bytes, space.more_soon)
+    }
+
+    fn tell_room(&self, host: &mut Host) {
+        let (room, more_soon) = self.room();
+        host.set_room(room, more_soon);
+        let space = self.0.engine.space();
+        host.set_spare(u64::from(space.spare_segments) * space.segment_bytes);
     }
 
     async fn run_turns(self) {
@@ -268,28 +269,6 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             if last > marked && self.0.clock.now().since(last) >= IDLE {
                 marked = last;
                 self.0.engine.flush_idle();
-            }
-        }
-    }
-
-    /// Reads the log again and again. What readers have met in between is looked at without waiting for the next pass.
-    async fn run_scrub(self, bytes: u64) {
-        let mut scrubber = Scrubber::new(self.0.engine.clone());
-        let share = (bytes / (1000 / SCRUB_STEP.as_millis() as u64)).max(1);
-        let (mut begun, mut rests) = (self.0.clock.now(), false);
-        loop {
-            tokio::time::sleep(SCRUB_STEP).await;
-            if rests && !scrubber.is_reading() && self.0.clock.now().since(begun) >= SCRUB_PASS {
-                (begun, rests) = (self.0.clock.now(), false);
-            }
-            let done = match rests {
-                true if !self.0.engine.has_suspects() && !scrubber.is_reading() => continue,
-                true => scrubber.look_at_suspects(share).await,
-                false => scrubber.step(share).await,
-            };
-            match done {
-                Ok(step) => rests |= step.pass_complete,
-                Err(e) => return (self.0.notes)(&format!("log: the scrub has ended: {e}")),
             }
         }
     }
@@ -386,7 +365,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     async fn map_read(self, link: LinkId, request: SyncRequest, since: Sequence, upto: Sequence, after: Lba) {
         let piece = self.0.engine.entries_between(request.shard, after, since, upto, ANSWER_BYTES).await;
-        let view_frame = self.0.engine.view_frame(request.shard, upto);
+        let view_frame = self.0.engine.view_frame(request.shard, upto).map(Box::new);
         self.step(Event::MapRead { link, request, source: MapSource { since, upto, view_frame, piece } });
     }
 

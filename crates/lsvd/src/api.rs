@@ -332,6 +332,8 @@ pub struct Space {
     pub free_segments: u32,
     /// A head orders no writes when `free_segments` is not above this (rule W7).
     pub reserve_segments: u32,
+    /// What others' frames may be given of the free ones: the log goes on without these.
+    pub spare_segments: u32,
     /// Cleaning is at work, or may find something to do: more may be free soon.
     pub more_soon: bool,
     /// Bytes of blocks that maps name, or may name again after a cut.

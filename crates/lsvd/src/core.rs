@@ -303,6 +303,7 @@ impl Core {
             used_segments: used,
             free_segments: free,
             reserve_segments: self.geometry.reserve_segments(),
+            spare_segments: free.saturating_sub(LAST_SEGMENTS + 1),
             more_soon: self.more_soon(),
             live_bytes: self.segs.live_blocks * BLOCK as u64,
             poisoned: self.failed.as_ref().is_some_and(|e| e.kind == ErrorKind::DeviceFailed),

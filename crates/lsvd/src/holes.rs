@@ -72,10 +72,11 @@ impl Shard {
         self.holes.retain(|h| h.from <= h.to);
     }
 
-    /// The log goes on elsewhere behind `last`. Frames that are missing there may have been told durable and be of that
-    /// branch, too, so the tail is suspect until it was compared.
-    pub fn cut_holes(&mut self, last: u64) {
-        if self.holes.iter().any(|h| h.to > last) {
+    /// The log goes on elsewhere behind `to`, and `last` is the last frame that is left; it lies behind `to` if that one is
+    /// in front of a hole. Frames that are missing behind `to` may have been told durable and be of the chain, too, so the
+    /// tail is suspect until it was compared.
+    pub fn cut_holes(&mut self, to: u64, last: u64) {
+        if self.holes.iter().any(|h| h.to > to) {
             (self.suspect, self.suspect_told) = (true, false);
         }
         self.holes.retain(|h| h.from <= last);

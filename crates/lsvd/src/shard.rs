@@ -80,6 +80,8 @@ pub(crate) struct Shard {
     pub attaches: Vec<(Sequence, AttachBody)>,
     pub requests: RequestTable,
     pub holes: Vec<Hole>,
+    /// The tip in front of a hole, by its first sequence, while a cut may go back there.
+    pub fronts: BTreeMap<u64, Tip>,
     /// Frames up to here may have had their blocks moved into an append that is lost. Only while the log is replayed.
     pub moved: u64,
     /// Up to here those of them that are no longer in the log are holes already.
@@ -227,6 +229,7 @@ impl Shard {
         if s.0 > next {
             self.add_hole(next, s.0 - 1, self.may_miss(damaged));
             self.adopt_orphans(segs);
+            self.fronts.insert(next, self.tip);
             // A cut goes back to the frame before, although that one is not here.
             self.tip = Tip::before(head);
         } else if head.view() != self.tip.name.view
@@ -269,7 +272,7 @@ impl Shard {
         let s = head.seq().0;
         let hard = self.may_miss(damaged);
         self.tip = Tip::default();
-        self.cut_holes(s - 1);
+        self.cut_holes(s - 1, s - 1);
         if s == 1 {
             return;
         }
@@ -688,6 +691,12 @@ impl Shard {
             u.entries.iter().for_each(|(_, e)| self.release(e, segs));
             self.tip = u.before;
         }
+        if self.tip.name.sequence > to
+            && let Some(front) = self.fronts.get(&(to.0 + 1))
+        {
+            self.tip = *front;
+        }
+        self.fronts.retain(|from, _| *from <= to.0);
         self.overlay.rebuild();
         self.commit_to(self.committed, segs);
         self.stale.extend(self.frames.cut(to));
@@ -696,7 +705,7 @@ impl Shard {
         self.requests.cut(to);
         self.views.retain(|v| v.0 <= to);
         self.attaches.retain(|a| a.0 <= to);
-        self.cut_holes(self.tip.name.sequence.0);
+        self.cut_holes(to.0, self.tip.name.sequence.0);
         // A mark may have said so of what was learned for lost frames of the branch.
         self.released = self.released.min(to);
     }
@@ -713,6 +722,7 @@ impl Shard {
             return;
         }
         self.committed = to;
+        self.fronts.retain(|from, _| *from > to.0);
         self.marks.retain(|_, s| *s > to);
         self.commit_to(to, segs);
         self.prune();

@@ -576,6 +576,9 @@ fn a_hole_that_is_cut_off_leaves_the_tail_suspect() {
         assert_eq!((&st.holes[..], st.suspect_tail), (&[(Sequence(4), Sequence(4))][..], false));
         rig.append(Record::Cut { shard: c.shard, to: Sequence(3) });
         rig.append(Record::Frame(write(&mut other, 6)));
+        // A mark of the same append, which says nothing of a comparison.
+        let promise = freebs_lsvd::MarkChange { promised: Some(freebs_types::ViewNumber(9)), ..Default::default() };
+        rig.append(Record::Mark { shard: c.shard, change: promise, ticket: 0 });
         rig.settle().await;
         let is_cut = |rig: &Rig<MemoryDevice>| {
             let st = rig.engine.state(other.shard).unwrap();
