@@ -148,7 +148,9 @@ impl Core {
                 Queued::Roll if !g.frames.is_empty() => break,
                 Queued::Roll => {
                     self.queue.pop_front();
-                    self.rolled = self.may_open() && self.open.as_ref().is_some_and(|o| o.first_append > 0);
+                    self.rolled = self.may_open()
+                        && self.segs.ready().is_some()
+                        && self.open.as_ref().is_some_and(|o| o.first_append > 0);
                     if self.rolled {
                         self.queue.push_front(Queued::Idle);
                         return Next::Rotate;

@@ -128,6 +128,9 @@ pub(crate) struct Core {
     pub proven: bool,
     /// Highest append known to be lost.
     pub damaged: u64,
+    /// Highest append that is lost, or may be: maps that were learned up to there don't count. Where in the log a segment
+    /// lay that is lost as a whole is not known, but there is an end to it.
+    pub unlearned: u64,
     /// The append that recovery applies.
     pub replaying: u64,
     /// The file system refused to let the device grow.
@@ -178,6 +181,7 @@ impl Core {
             next_seq: 1,
             proven: true,
             damaged: 0,
+            unlearned: 0,
             replaying: u64::MAX,
             no_growth: false,
             growing: false,
@@ -347,7 +351,7 @@ impl Core {
                     return Ok(());
                 }
                 let shard = shards.entry(id).or_insert_with(|| fresh(maps));
-                shard.mark(head, &body, at, self.damaged, segs);
+                shard.mark(head, &body, at, (self.damaged, self.unlearned), segs);
                 Ok(())
             }
             FrameKind::Carry => {

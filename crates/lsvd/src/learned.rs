@@ -4,7 +4,8 @@
 //! Invariants (rules E3, E7):
 //! - A mark that says so stands behind the carries with the entries. It takes away the holes between the sequence from
 //!   which entries were asked for and the one up to which they came; older holes stay.
-//! - If an append that may have held some of these carries is lost, the mark takes nothing away.
+//! - If an append that may have held some of these carries is lost, alone or with its segment, the mark takes nothing
+//!   away.
 
 use crate::Learned;
 use crate::engine::Engine;
@@ -25,13 +26,12 @@ impl<D: Device> Engine<D> {
 
 impl Shard {
     /// Whether of the map that came before a mark a part may be lost; `damaged` is the highest lost append before it.
-    /// That a whole segment is lost says nothing of when; a map that came must count then, or nothing could ever be
-    /// mended.
-    pub fn lost_since(&self, body: &MarkBody, damaged: u64) -> bool {
+    /// That a whole segment is lost says nothing of when, except that it was opened before those that name it: a map that
+    /// came later counts, or nothing could ever be mended, and one that came earlier must be learned once more.
+    pub fn lost_since(&self, body: &MarkBody, damaged: u64, unlearned: u64) -> bool {
         match body.learned_from_append {
-            _ if damaged == u64::MAX => false,
             0 => self.may_miss(damaged),
-            first => damaged >= first,
+            first => unlearned >= first,
         }
     }
 

@@ -22,7 +22,7 @@ use freebs_format::disk::{
     APPEND_REPAIR, AppendHeader, CHECKPOINT_AT, IndexEntry, LiveTable, SEGMENTS_AT, SEGMENTS_MAX, SegmentFooter,
 };
 use freebs_io::Device;
-use freebs_types::{Error, ErrorKind, Result, ShardId};
+use freebs_types::{Error, ErrorKind, Result, SegmentId, ShardId};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -362,7 +362,7 @@ impl<D: Device> Recovery<'_, D> {
         let known: BTreeSet<u64> = used.iter().map(|s| s.seq).collect();
         let mut found = BTreeSet::new();
         for s in surveys.values().filter(|s| s.seq < at.seq && !known.contains(&s.seq)) {
-            let counts = table.as_ref().is_none_or(|t| t.contains(freebs_types::SegmentId(s.id)));
+            let counts = table.as_ref().is_none_or(|t| t.contains(SegmentId(s.id)));
             if counts {
                 found.insert(s.id);
                 used.push(*s);
@@ -375,6 +375,9 @@ impl<D: Device> Recovery<'_, D> {
             }
             self.finding(lost.0, 0, "the whole segment is lost: no append in it can be found");
             self.segment_lost = true;
+            let upto = self.appends_before(lost, at, surveys).await;
+            let core = self.core.get_mut();
+            core.unlearned = core.unlearned.max(upto);
             let segs = &mut self.core.get_mut().segs;
             if lost.0 < segs.len() && used.iter().all(|s| s.id != lost.0) {
                 segs.set_state(lost.0, SegmentState::Lost);
@@ -382,6 +385,20 @@ impl<D: Device> Recovery<'_, D> {
         }
         used.sort_by_key(|s| s.seq);
         used
+    }
+
+    /// The last append that a segment may have held which is lost. It was opened before the one whose live table names it,
+    /// and before each segment that came right before that one and names it, too: had it been given up and opened again
+    /// in between, the table of one of them would lack it.
+    async fn appends_before(&self, lost: SegmentId, mut at: Survey, surveys: &BTreeMap<u64, Survey>) -> u64 {
+        let mut upto = u64::MAX;
+        while self.table(at).await.is_some_and(|t| t.contains(lost)) {
+            let first = at.first.or_else(|| Some(at.footer?.first_append.get()));
+            upto = first.map_or(upto, |first| first.saturating_sub(1));
+            let Some(before) = surveys.get(&at.seq.saturating_sub(1)) else { break };
+            at = *before;
+        }
+        upto
     }
 
     async fn table(&self, s: Survey) -> Option<LiveTable> {
@@ -512,6 +529,7 @@ impl<D: Device> Recovery<'_, D> {
         self.finding(id, at, format!("append {number} can't be read, or only in part"));
         let core = self.core.get_mut();
         core.damaged = core.damaged.max(number);
+        core.unlearned = core.unlearned.max(number);
         core.shards.values_mut().for_each(Shard::lost_append);
     }
 
@@ -585,7 +603,7 @@ impl<D: Device> Recovery<'_, D> {
             let what = format!("shard {shard}: repair of a frame that never was here");
             self.found(Finding { segment: None, offset: 0, what });
         }
-        self.core.get_mut().damaged = 0;
+        (self.core.get_mut().damaged, self.core.get_mut().unlearned) = (0, 0);
         self.core.get_mut().replaying = u64::MAX;
         self.core.get_mut().next_append = self.last_append + 1;
         self.report.shards = self.core.get_mut().shards.len();

@@ -587,8 +587,16 @@ impl Shard {
         }
     }
 
-    /// Applies a mark: takes what is newer in it. `head` is the mark's own.
-    pub fn mark(&mut self, head: &FrameHead, body: &MarkBody, at: At, damaged: u64, segs: &mut Segments) {
+    /// Applies a mark: takes what is newer in it. `head` is the mark's own. Appends up to `damaged` are known to be lost,
+    /// and of a map that was learned up to `unlearned` a part may be.
+    pub fn mark(
+        &mut self,
+        head: &FrameHead,
+        body: &MarkBody,
+        at: At,
+        (damaged, unlearned): (u64, u64),
+        segs: &mut Segments,
+    ) {
         segs.note(at.segment, self.id, None);
         let (s, h) = (head.seq(), head.header());
         if s.0 >= NUMBER_MAX || h.first_version.get() >= NUMBER_MAX || h.chunk_offset.get() > chunks::ORDINALS_MAX {
@@ -614,7 +622,7 @@ impl Shard {
             }
         }
         let last = self.tip.name.sequence;
-        let lost_since = self.lost_since(body, damaged);
+        let lost_since = self.lost_since(body, damaged, unlearned);
         if s > last {
             self.add_hole(last.0 + 1, s.0, self.may_miss(damaged));
             self.jump(head, body, at, segs);

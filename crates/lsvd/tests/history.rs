@@ -22,6 +22,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const SHARD: ShardId = ShardId::new(1, 0);
 const BLOCKS: u32 = 96;
+/// Segments of the log, and what a story keeps in it: with the reserve, where heads stop, and what the map takes, the
+/// device is not full then. Who keeps more than there is room for is told so, and rightly.
+const SEGMENTS: u64 = 16;
+const KEPT_BYTES_MAX: u64 = (SEGMENTS - 6) * SEGMENT;
 /// Stories within which a rule that is left out must show.
 const MUTANT_SEEDS: u64 = 20;
 /// Tables of a few dozen entries, a cache of one page.
@@ -117,6 +121,18 @@ impl Story {
         Record::Frame(frame)
     }
 
+    /// Nothing is kept any more.
+    fn release_all(&mut self) -> Record {
+        let mut step = self.last();
+        let mut ops: Vec<(UpdateKind, u64)> = step.kept.pins.iter().map(|v| (UpdateKind::Release, *v)).collect();
+        ops.push((UpdateKind::Release, 0));
+        step.kept = Kept::default();
+        let frame = step.chain.pins(&ops);
+        ops.iter().for_each(|_| self.versions.push(self.versions.last().unwrap().clone()));
+        self.steps.push(step);
+        Record::Frame(frame)
+    }
+
     /// As the frame of a sequence left it.
     fn back_to(&mut self, sequence: u64, committed: u64) {
         self.steps.truncate(sequence as usize + 1);
@@ -183,12 +199,18 @@ async fn open(device: &CrashDevice, options: Options) -> Rig<CrashDevice> {
 async fn story(seed: u64) -> (u64, u64) {
     let mut s = Story::new(seed);
     let mut device = CrashDevice::new(24 << 20, seed);
-    Engine::create(device.clone(), &shape(16)).await.unwrap();
+    Engine::create(device.clone(), &shape(SEGMENTS)).await.unwrap();
     let options = if s.rng.chance(50) { TINY } else { Options::of_workers(1) };
     let mut rig = open(&device, options).await;
     let (mut cleaned, mut begun) = (0, 0);
     for _ in 0..4 + s.rng.below(4) {
         for _ in 0..20 + s.rng.below(40) {
+            if rig.engine.space().live_bytes > KEPT_BYTES_MAX && s.last().kept != Kept::default() {
+                rig.append(s.release_all());
+                rig.settle().await;
+                s.committed = s.last().chain.sequence;
+                rig.engine.committed(SHARD, Sequence(s.committed));
+            }
             let pins = s.rng.chance(20);
             let record = if pins { s.pin() } else { s.write() };
             rig.append(record);
@@ -249,13 +271,7 @@ async fn story(seed: u64) -> (u64, u64) {
         s.compare(&rig, true).await;
     }
     // Nobody keeps anything any more: no history is left.
-    let mut step = s.last();
-    let mut ops: Vec<(UpdateKind, u64)> = step.kept.pins.iter().map(|v| (UpdateKind::Release, *v)).collect();
-    ops.push((UpdateKind::Release, 0));
-    step.kept = Kept::default();
-    rig.append(Record::Frame(step.chain.pins(&ops)));
-    ops.iter().for_each(|_| s.versions.push(s.versions.last().unwrap().clone()));
-    s.steps.push(step);
+    rig.append(s.release_all());
     rig.settle().await;
     rig.engine.committed(SHARD, Sequence(s.last().chain.sequence));
     for _ in 0..200 {

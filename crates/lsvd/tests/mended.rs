@@ -5,8 +5,8 @@ mod common;
 use common::*;
 use freebs_format::{ExtentKind, Frame};
 use freebs_io::memory::MemoryDevice;
-use freebs_lsvd::{CleanOptions, Engine, EventKind, MarkChange, Record};
-use freebs_types::{BLOCK, BlockRange, Sequence, ShardId};
+use freebs_lsvd::{Base, CleanOptions, Engine, EventKind, Learned, MarkChange, Record};
+use freebs_types::{BLOCK, BlockRange, Lba, Sequence, ShardId};
 
 const ONE: ShardId = ShardId::new(1, 0);
 const TWO: ShardId = ShardId::new(2, 0);
@@ -218,4 +218,102 @@ fn a_lost_segment_is_missed_until_its_shards_are_mended() {
         assert!(!rig.engine.state(TWO).unwrap().suspect_tail);
         rig.stop().await;
     });
+}
+
+/// All that a replica has of a shard goes to another one, but for what says so.
+async fn learn(from: &Rig<MemoryDevice>, to: &Rig<MemoryDevice>) {
+    let mut at = Some(Lba(0));
+    while let Some(lba) = at {
+        let (body, data, next) = from.engine.entries(TWO, lba, Sequence(0), 1 << 18).await.unwrap();
+        to.append(Record::Carry { shard: TWO, body, data, ticket: 1 });
+        at = next;
+    }
+    to.settle().await;
+}
+
+fn say(to: &Rig<MemoryDevice>, change: MarkChange) {
+    to.append(Record::Mark { shard: TWO, change, ticket: 2 });
+}
+
+/// The log goes on where a segment is lost that held a part of a map which had been learned. The mark behind it said that
+/// nothing was missing, and went on saying so: blocks read as if they had never been written.
+async fn learned_and_lost(kill: bool, more: u64) {
+    let (theirs, ours) = (Rig::open(device().await).await.unwrap(), device().await);
+    let mut b = Chain::new(TWO);
+    for i in 0..4 {
+        put(&theirs, &mut b, data(i * 200, 200, u64::from(i) + 2)).await;
+    }
+    let all = theirs.read_all(TWO, 800).await.unwrap();
+    let rig = Rig::open(ours.clone()).await.unwrap();
+    rig.engine.set_cleaning(off());
+    let mut a = Chain::new(ONE);
+    put(&rig, &mut a, data(0, 200, 20)).await;
+    learn(&theirs, &rig).await;
+    let last = theirs.engine.frame(TWO, Sequence(b.sequence)).await.unwrap();
+    let h = last.header();
+    let base = Base {
+        since: Sequence(0),
+        last: b.name(),
+        parent: h.parent_token(),
+        digest: h.digest(),
+        version: h.last_version(),
+        committed: Sequence(b.sequence),
+        view_frame: None,
+        attach: Default::default(),
+        requests: Default::default(),
+        open_chunk: (h.chunk(), h.chunk_offset.get() + h.data_blocks()),
+    };
+    say(&rig, MarkChange { base: Some(Box::new(base)), ..MarkChange::default() });
+    for i in 0..4 {
+        put(&rig, &mut a, data(0, 200, 30 + i)).await;
+    }
+    assert_eq!(rig.read_all(TWO, 800).await.unwrap(), all);
+    rig.stop().await;
+    ours.poke(|bytes| {
+        let segment = place(bytes, &block((4 << 32) + 450)) / SEGMENT as usize;
+        bytes[segment * SEGMENT as usize..(segment + 1) * SEGMENT as usize].fill(0xee);
+    });
+    let mut rig = Rig::open(ours.clone()).await.unwrap();
+    for start in 0..3 {
+        assert!(rig.report.damage.iter().any(|f| f.what.contains("whole segment is lost")), "start {start}");
+        let state = rig.engine.state(TWO).unwrap();
+        assert!(!state.holes.is_empty(), "start {start}: a part of the map is lost, and nothing is missed: {state:?}");
+        rig.stop().await;
+        rig = Rig::open(ours.clone()).await.unwrap();
+    }
+    // It is learned once more: then nothing is missed any more, at this start and at the next ones.
+    rig.engine.set_cleaning(off());
+    for shard in [ONE, TWO] {
+        rig.append(trusted(shard));
+    }
+    for i in 0..more {
+        put(&rig, &mut a, data(0, 200, 40 + i)).await;
+    }
+    learn(&theirs, &rig).await;
+    let learned = Learned { upto: Sequence(b.sequence), ..Learned::default() };
+    say(&rig, MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() });
+    rig.settle().await;
+    assert_eq!(rig.engine.state(TWO).unwrap().holes, []);
+    if kill {
+        rig.kill();
+    } else {
+        rig.stop().await;
+    }
+    for start in 0..3 {
+        let rig = Rig::open(ours.clone()).await.unwrap();
+        assert_eq!(rig.engine.state(TWO).unwrap().holes, [], "start {start}");
+        assert_eq!(rig.read_all(TWO, 800).await.unwrap(), all, "start {start}");
+        for i in 0..3 {
+            put(&rig, &mut a, data(0, 200, 60 + 10 * start + i)).await;
+        }
+        rig.stop().await;
+    }
+}
+
+#[test]
+fn a_learned_map_whose_segment_is_lost_is_missed() {
+    for more in 0..3 {
+        local(learned_and_lost(false, more));
+        local(learned_and_lost(true, more));
+    }
 }

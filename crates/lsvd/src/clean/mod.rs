@@ -56,6 +56,8 @@ impl Core {
     pub fn clean(&mut self) {
         if self.segs.count(SegmentState::Lost) > 0 && !self.is_wounded() {
             self.segs.forget_lost();
+            // Until a live table says so a start misses them again, and what was learned with them.
+            self.queue.push_back(Queued::Roll);
         }
         if self.segs.candidates.is_empty() {
             return;

@@ -6,11 +6,11 @@
 use crate::common::{Rng, SEGMENT, local, shape};
 use crate::live::{Book, Live, Verdict};
 use crate::story::Story;
-use crate::{TURNS, full, seeds};
+use crate::{TURNS, full, seeds, with_snapshots};
 use freebs_format::disk::{AppendHeader, LiveTable, SEGMENTS_AT, SUPERBLOCK_AT, SegmentFooter};
 use freebs_io::Device;
 use freebs_io::faults::{CrashDevice, FaultDevice, Rot, RotDevice, Survives};
-use freebs_lsvd::Engine;
+use freebs_lsvd::{Engine, Scrubber};
 use freebs_types::{ErrorKind, SegmentId, Sequence};
 use std::ops::Range;
 use std::rc::Rc;
@@ -37,6 +37,7 @@ pub struct Tally {
     on_opening: u64,
     on_reading: u64,
     on_checking: u64,
+    on_scrubbing: u64,
     harmless: u64,
     unsaid: u64,
 }
@@ -164,12 +165,27 @@ async fn look<D: Device>(device: D, stories: Vec<Story>, rng: &mut Rng, tally: &
     tally.on_opening += u64::from(opening);
     tally.on_reading += u64::from(!opening && reading);
     tally.on_checking += u64::from(checking);
-    let noticed = opening || reading || checking;
+    // Shards may have been deleted since the newest live table was written. A segment that it names and that held nothing
+    // else is of no shard that is left: no digest asks for it, only who reads everything.
+    let scrubbing = with_snapshots() && !opening && !reading && !checking && scrub(&live).await?;
+    tally.on_scrubbing += u64::from(scrubbing);
+    let noticed = opening || reading || checking || scrubbing;
     tally.harmless += u64::from(!noticed);
     if noticed && live.engine.events().is_empty() {
         return Err("what was noticed is no event".into());
     }
     Ok(noticed)
+}
+
+/// Reads every closed segment; whether anything is wrong there.
+async fn scrub<D: Device>(live: &Live<D>) -> Verdict<bool> {
+    let mut scrubber = Scrubber::new(live.engine.clone());
+    loop {
+        let step = scrubber.step(u64::MAX).await.map_err(|e| format!("scrub: {e}"))?;
+        if !step.findings.is_empty() || step.pass_complete {
+            return Ok(!step.findings.is_empty());
+        }
+    }
 }
 
 /// Reads all frames back. Those that come are the ones that went in; whether all came.
