@@ -1,6 +1,6 @@
 //! FreEBS's table 1: a disk beside a plain file with the same durability, through the Rust and the C functions.
 //!
-//! `cargo run --release -p liblsvd --example table1 -- DIRECTORY [--mib N] [--random-mib N] [--rounds N] [--seconds N]`
+//! `cargo run --release -p liblsvd --example table1 -- DIRECTORY [--mib N] [--random-mib N] [--rounds N] [--seconds N] [--only 1|2|3]`
 //!
 //! Two kinds of durability, each with the file that is its like:
 //! - *durable*: each write is durable when it returns. The file is opened with O_DIRECT and O_DSYNC.
@@ -8,7 +8,8 @@
 //!   which is dropped before reads.
 //!
 //! In each round file, Rust and C take turns with every benchmark; the median of the rounds is shown. Then durable
-//! random writes of 4 KiB into what is written already, by one thread and by 32.
+//! random writes of 4 KiB into what is written already, by one thread and by 32. `--only` takes one of these three parts:
+//! 1 the durable table, 2 the threads, 3 the synced table.
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "a measurement of the edge")]
 
 use freebs_disk::{CreateOptions, Disk};
@@ -167,12 +168,20 @@ struct Options {
     random: u64,
     rounds: usize,
     run: Duration,
+    only: u64,
+}
+
+impl Options {
+    fn has(&self, part: u64) -> bool {
+        self.only == 0 || self.only == part
+    }
 }
 
 fn options() -> Options {
     let mut args = std::env::args().skip(1);
     let directory = PathBuf::from(args.next().expect("a directory"));
-    let mut o = Options { directory, bytes: 256 << 20, random: 8 << 20, rounds: 3, run: Duration::from_secs(3) };
+    let run = Duration::from_secs(3);
+    let mut o = Options { directory, bytes: 256 << 20, random: 8 << 20, rounds: 3, run, only: 0 };
     while let Some(name) = args.next() {
         let n: u64 = args.next().and_then(|v| v.parse().ok()).expect("a number behind each option");
         match name.as_str() {
@@ -180,6 +189,7 @@ fn options() -> Options {
             "--random-mib" => o.random = n << 20,
             "--rounds" => o.rounds = n.max(1) as usize,
             "--seconds" => o.run = Duration::from_secs(n),
+            "--only" => o.only = n,
             other => panic!("unknown option {other}"),
         }
     }
@@ -256,42 +266,68 @@ fn line(name: &str, figures: [Vec<f64>; 3]) {
     println!("| {name} | {file:.0} | {rust:.0} | {c:.0} | {:.2} | {:.2} |", rust / file, c / file);
 }
 
+/// Fresh targets and their files.
+fn targets(o: &Options, durable: bool) -> (Vec<PathBuf>, Vec<Box<dyn Target>>) {
+    let paths: Vec<PathBuf> = NAMES.iter().map(|n| o.directory.join(format!("table1.{n}"))).collect();
+    let targets = paths.iter().enumerate().map(|(i, p)| target(o, i, p, durable)).collect();
+    (paths, targets)
+}
+
+fn table(o: &Options, durable: bool) {
+    let mut rows: Vec<[Vec<f64>; 3]> = vec![Default::default(); ROWS.len()];
+    for round in 0..o.rounds {
+        let (paths, targets) = targets(o, durable);
+        for (row, figures) in rows.iter_mut().enumerate() {
+            for turn in 0..3 {
+                let which = (turn + round) % 3;
+                let mut rng = Rng((round * 10 + row) as u64 + 1);
+                figures[which].push(measure(o, &*targets[which], row, durable, &mut rng));
+            }
+        }
+        drop(targets);
+        paths.iter().for_each(|p| std::fs::remove_file(p).unwrap());
+    }
+    let name = if durable { "durable" } else { "synced" };
+    println!("\n| {name}, KB/s | {} | {} | {} | Rust / file | C / file |", NAMES[0], NAMES[1], NAMES[2]);
+    println!("| --- | ---: | ---: | ---: | ---: | ---: |");
+    for (name, figures) in ROWS.iter().zip(rows) {
+        line(name, figures);
+    }
+}
+
+fn writers(o: &Options) {
+    let mut writers: [[Vec<f64>; 3]; 2] = Default::default();
+    let (paths, targets) = targets(o, true);
+    let mut rng = Rng(1);
+    for t in &targets {
+        measure(o, &**t, 0, false, &mut rng);
+    }
+    for round in 0..o.rounds {
+        for (figures, threads) in writers.iter_mut().zip([1, 32]) {
+            for turn in 0..3 {
+                let which = (turn + round) % 3;
+                figures[which].push(durable_writes(o, &*targets[which], threads));
+            }
+        }
+    }
+    drop(targets);
+    paths.iter().for_each(|p| std::fs::remove_file(p).unwrap());
+    println!("\n| durable random write, 4 KiB, per second | file | Rust | C | Rust / file | C / file |");
+    println!("| --- | ---: | ---: | ---: | ---: | ---: |");
+    for (name, figures) in ["1 thread", "32 threads"].iter().zip(writers) {
+        line(name, figures);
+    }
+}
+
 fn main() {
     let o = options();
-    for durable in [true, false] {
-        let name = if durable { "durable" } else { "synced" };
-        println!("\n| {name}, KB/s | {} | {} | {} | Rust / file | C / file |", NAMES[0], NAMES[1], NAMES[2]);
-        println!("| --- | ---: | ---: | ---: | ---: | ---: |");
-        let mut rows: Vec<[Vec<f64>; 3]> = vec![Default::default(); ROWS.len()];
-        let mut writers: [[Vec<f64>; 3]; 2] = Default::default();
-        for round in 0..o.rounds {
-            let paths: Vec<PathBuf> = NAMES.iter().map(|n| o.directory.join(format!("table1.{n}"))).collect();
-            let targets: Vec<_> = paths.iter().enumerate().map(|(i, p)| target(&o, i, p, durable)).collect();
-            for (row, figures) in rows.iter_mut().enumerate() {
-                for turn in 0..3 {
-                    let which = (turn + round) % 3;
-                    let mut rng = Rng((round * 10 + row) as u64 + 1);
-                    figures[which].push(measure(&o, &*targets[which], row, durable, &mut rng));
-                }
-            }
-            for (figures, threads) in writers.iter_mut().zip([1, 32]).filter(|_| durable) {
-                for turn in 0..3 {
-                    let which = (turn + round) % 3;
-                    figures[which].push(durable_writes(&o, &*targets[which], threads));
-                }
-            }
-            drop(targets);
-            paths.iter().for_each(|p| std::fs::remove_file(p).unwrap());
-        }
-        for (name, figures) in ROWS.iter().zip(rows) {
-            line(name, figures);
-        }
-        if durable {
-            println!("\n| durable random write, 4 KiB, per second | file | Rust | C | Rust / file | C / file |");
-            println!("| --- | ---: | ---: | ---: | ---: | ---: |");
-            for (name, figures) in ["1 thread", "32 threads"].iter().zip(writers) {
-                line(name, figures);
-            }
-        }
+    if o.has(1) {
+        table(&o, true);
+    }
+    if o.has(2) {
+        writers(&o);
+    }
+    if o.has(3) {
+        table(&o, false);
     }
 }
