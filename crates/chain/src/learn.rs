@@ -326,6 +326,7 @@ impl Replica {
         let requests = RequestTable::from_format(&body.requests);
         let base = Base {
             since,
+            tip: self.last.sequence,
             last: freebs_lsvd::FrameName { view: name.view, sequence: name.sequence, hid: name.hid },
             parent: body.last_parent,
             digest: body.last_digest,

@@ -203,8 +203,8 @@ pub struct MarkBody {
     /// no loss.
     pub whole: bool,
     /// Entries placed behind `learned_since` and up to `learned_upto` were learned from a peer, because the frames that
-    /// placed them are lost and nobody has them any more. Both 0 if that never happened; of a `whole` state only the
-    /// first counts.
+    /// placed them are lost and nobody has them any more. Both 0 if that never happened. Of a `whole` state the second is
+    /// the last frame that stays in front of the map: what lies behind it here was cut; 0 if that is not known.
     pub learned_since: Sequence,
     pub learned_upto: Sequence,
     /// None of what was learned lies in an append before this one; 0 if that is not known.

@@ -145,6 +145,9 @@ pub struct ShardState {
 pub struct Base {
     /// The carries in front of the mark have what was placed behind this.
     pub since: Sequence,
+    /// The last frame of the log that stays in front of the map, also if it is not durable yet. What lies behind it was
+    /// cut, which nothing else in the log says: a start would put it under the map.
+    pub tip: Sequence,
     pub last: FrameName,
     pub parent: Hash32,
     pub digest: Hash32,

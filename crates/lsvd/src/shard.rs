@@ -611,6 +611,10 @@ impl Shard {
             let highest = self.marks.entry(at.segment).or_default();
             *highest = s.max(*highest);
         }
+        if body.whole && body.learned_upto.0 > 0 && s > self.committed {
+            // A branch that was cut before the map was learned.
+            self.cut(body.learned_upto, segs);
+        }
         let last = self.tip.name;
         if s == last.sequence && s.0 > 0 && last.hid != h.hid() && s > self.committed {
             // Our last frame was cut, and the one that took its place is lost.
@@ -866,7 +870,7 @@ impl Shard {
         body.last_parent = base.parent;
         body.last_digest = base.digest;
         body.released = body.released.max(base.last.sequence);
-        (body.whole, body.learned_since) = (true, base.since);
+        (body.whole, body.learned_since, body.learned_upto) = (true, base.since, base.tip);
         body.view_frame = base.view_frame.clone();
         body.requests = base.requests.to_format();
         Tip {

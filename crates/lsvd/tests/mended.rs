@@ -253,6 +253,7 @@ async fn learned_and_lost(kill: bool, more: u64) {
     let h = last.header();
     let base = Base {
         since: Sequence(0),
+        tip: Sequence(0),
         last: b.name(),
         parent: h.parent_token(),
         digest: h.digest(),

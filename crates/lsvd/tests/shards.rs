@@ -267,6 +267,7 @@ fn a_peer_learns_by_map_and_goes_on_by_frames() {
             let view = rig.engine.frame(SHARD, Sequence(1)).await.unwrap();
             let base = Base {
                 since: Sequence(0),
+                tip: Sequence(0),
                 last: rig.engine.name(SHARD, Sequence(known)).await.unwrap(),
                 parent: frame.header().parent_token(),
                 digest: frame.header().digest(),
