@@ -218,6 +218,11 @@ impl Replica {
     fn end_map(&mut self, ctx: &mut Ctx<'_>) {
         let Some((asking, map)) = self.asking.and_then(|a| Some((a, a.map?))) else { return };
         let Some(mark) = self.map_end.take() else { return };
+        // Nothing is taken behind a promise that was made meanwhile (rule V2).
+        if self.stopped.is_some() || self.promise() > asking.view {
+            self.asking = None;
+            return;
+        }
         if map.frees {
             self.rest(ctx);
             return;

@@ -201,6 +201,8 @@ impl<D: Device> Engine<D> {
             core.no_growth = true;
             // Better elsewhere than not at all.
             core.segs.said = None;
+            // The map may wait for the segment that does not come.
+            core.map_wake.notify_one();
         }
         if e.kind != ErrorKind::NoSpace {
             self.fail(&Error::device_failed(format!("{what}: {e}")));
