@@ -226,7 +226,7 @@ impl Host {
                     self.with(i.shard, |r, ctx| r.on_heartbeat(ctx, peer, &i));
                 }
             }
-            Message::Seal { shard, view, pred } => {
+            Message::Seal { shard, view, pred, .. } => {
                 self.ensure(shard);
                 self.with(shard, |r, ctx| r.on_seal(ctx, from, view, pred));
             }

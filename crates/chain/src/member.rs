@@ -2,7 +2,9 @@
 
 use crate::event::{Action, Mutant};
 use crate::replica::{Client, Ctx, Replica, weight};
-use freebs_format::wire::{FrameName, HeartbeatItem, Message, ReadRequest, Refusal, Refused, Request, SealAnswer};
+use freebs_format::wire::{
+    FrameName, Given, HeartbeatItem, Message, ReadRequest, Refusal, Refused, Request, SealAnswer,
+};
 use freebs_format::{Frame, FrameKind, ViewBody, hide};
 use freebs_io::LinkId;
 use freebs_types::{Generation, Nanos, NodeId, Peer, Sequence, ViewNumber, limits};
@@ -215,6 +217,7 @@ impl Replica {
             committed: self.committed.min(last.sequence),
             damaged: self.damage.is_there() || self.stopped.is_some(),
             promised: self.promise(),
+            given: Given::Nothing,
         }
     }
 

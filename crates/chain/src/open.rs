@@ -157,7 +157,7 @@ impl Replica {
         }
         for n in missing {
             if let Some(link) = ctx.peers.link(ctx.peer(n, self.id)) {
-                ctx.out.send(link, Message::Seal { shard: self.id, view, pred });
+                ctx.out.send(link, Message::Seal { shard: self.id, view, pred, slice: None });
             }
         }
     }
@@ -259,6 +259,7 @@ impl Replica {
             // The generation of this moment is in the view (V6): members that missed the attachment learn it.
             generation: self.attach.generation.max(opened.generation),
             members: opened.members.iter().map(|n| ViewMember { node: *n, start: start(*n) }).collect(),
+            shared: None,
         };
         let meta = FrameMeta {
             cluster: ctx.config.cluster,

@@ -106,6 +106,7 @@ impl Chain {
             min_copies: 2,
             generation: Generation(0),
             members: [1, 2, 3].map(|n| Member { node: NodeId(n), start: StartNumber(1) }).to_vec(),
+            shared: None,
         };
         self.view = ViewNumber(view);
         self.frame(FrameKind::View, &body.encode())

@@ -277,6 +277,7 @@ mod tests {
             min_copies: 1,
             generation: Generation(0),
             members: [1, 2].map(|n| Member { node: NodeId(n), start: StartNumber(1) }).to_vec(),
+            shared: None,
         };
         let view = body.encode();
         let mut token = Hash32::default();
