@@ -18,6 +18,7 @@ mod out;
 mod peers;
 mod repair;
 mod replica;
+mod secret;
 mod sync;
 mod worker;
 

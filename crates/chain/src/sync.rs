@@ -319,6 +319,7 @@ mod tests {
             start: StartNumber(1),
             workers: BTreeMap::new(),
             node_secret: Hash32::default(),
+            host_key: freebs_secrets::HostKey::new(Hash32([2; 32])),
             mutant: None,
         };
         let mut out = Out::default();
