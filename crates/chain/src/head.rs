@@ -558,6 +558,7 @@ impl Replica {
 
     /// The head's time-outs: silent members are passed over, late ones invited, idle ones told.
     pub fn head_tick(&mut self, ctx: &mut Ctx<'_>) {
+        self.see_whether_overtaken(ctx);
         if !self.is_open_head() {
             self.open_tick(ctx);
             return;

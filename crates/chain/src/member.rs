@@ -164,6 +164,10 @@ impl Replica {
         if self.stopped.is_some() || view.0 > given_out.0.saturating_add(VIEWS_AHEAD) {
             return;
         }
+        if let Some(frame) = self.view.as_ref().filter(|v| v.number == pred).map(|v| v.sequence) {
+            // It became active, so a quorum holds its frame (V6), whether this member had heard of that or not.
+            self.note_committed(ctx, frame);
+        }
         let is_old = view < self.promise() || view < self.view_number();
         let is_repeat = view == self.promised && self.promising.is_none();
         if is_old || is_repeat {

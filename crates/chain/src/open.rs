@@ -51,7 +51,10 @@ impl Replica {
             return;
         }
         self.head = Some(Box::new(Head::new(ctx.now)));
-        if ctx.mutant(Mutant::HeadOrdersAfterRestart) && self.view.is_some() {
+        if ctx.mutant(Mutant::HeadOrdersAfterRestart)
+            && self.view.is_some()
+            && self.head_node() == Some(ctx.config.me.node)
+        {
             self.resume_without_a_view(ctx);
             return;
         }
@@ -129,6 +132,22 @@ impl Replica {
         if let Some(h) = self.head.as_mut().filter(|h| !h.asked_for_slices) {
             h.asked_for_slices = true;
             self.propose(ctx);
+        }
+    }
+
+    /// Another node was head in between and has a newer view's number, and perhaps promises for it, of which this node
+    /// need not have heard. Its own view will not get on, so it opens one above them all.
+    pub fn see_whether_overtaken(&mut self, ctx: &mut Ctx<'_>) {
+        let highest = self.info.as_ref().map(|i| i.highest).unwrap_or_default();
+        let view = match self.head.as_ref().map(|h| &h.phase) {
+            Some(Phase::Sealing { opened, .. }) => opened.view,
+            Some(Phase::Fetching { view, .. } | Phase::Opening { view, .. } | Phase::Activating { view }) => *view,
+            Some(Phase::Active) => self.view_number(),
+            Some(Phase::Closed | Phase::Proposing) | None => return,
+        };
+        if view < highest && !ctx.mutant(Mutant::HeadOrdersAfterRestart) {
+            ctx.out.note(format!("shard {}: view {view} was overtaken by view {highest}", self.id));
+            self.yield_to(ctx);
         }
     }
 

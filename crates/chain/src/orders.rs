@@ -253,6 +253,22 @@ fn opening() -> (Scene, SealAnswer) {
     (s, answer)
 }
 
+/// Node 3 had the frame of the active view, and its head died before it told that this is committed. The next head,
+/// which had missed the view, asked node 3 for its map, and was refused for ever, because the state that a map ends
+/// with must be committed and know its view.
+#[test]
+fn a_view_that_is_followed_was_active() {
+    let mut s = Scene::new(3);
+    let mut c = Chain::new();
+    s.take(c.open(1));
+    s.durable(1);
+    assert_eq!(s.r.committed, Sequence(0));
+    s.play(|r, ctx| r.on_seal(ctx, LinkId(2), (ViewNumber(3), ViewNumber(0)), None));
+    assert_eq!(s.r.committed, Sequence(0), "a view that was not active says nothing");
+    s.play(|r, ctx| r.on_seal(ctx, LinkId(2), (ViewNumber(4), ViewNumber(1)), None));
+    assert_eq!(s.r.committed, Sequence(1));
+}
+
 /// V2: a member whose device was lost answers with an empty log. It was counted, and with it frames that only the
 /// lost device and the third member held could be sealed away.
 #[test]
@@ -613,7 +629,8 @@ fn a_view_that_was_never_numbered_is_not_promised() {
         assert!(actions.is_empty() && s.r.serves(), "{actions:?}");
     }
     let (_, actions) = s.play(|r, ctx| r.on_seal(ctx, LinkId(3), (ViewNumber(4), ViewNumber(2)), None));
-    assert_eq!(actions.len(), 1, "the promise");
+    let is_promise = |a: &&Action| matches!(a, Action::Append(Record::Mark { change, .. }) if change.promised == Some(ViewNumber(4)));
+    assert_eq!(actions.iter().filter(is_promise).count(), 1, "the promise");
 }
 
 /// W7: a log that was making room had none for a moment, and writes were refused that it would soon have taken.

@@ -14,7 +14,10 @@ const SEEDS_MAX: u64 = 300;
 /// are durable up to the floor, and what is durable in a view never goes back, over restarts either. So a member
 /// refuses no read for its floor today; `NoReadFloor`, the same rule at the driver, is caught. The member's check
 /// stands for drivers that know less than ours does.
-const COVERED: [Chain; 1] = [Chain::FloorIgnored];
+///
+/// `SealsBelowCommitted` (V3): the answers that count meet every quorum of the predecessor (V2), so the longest of their
+/// logs reaches what is committed. The rule stands for a log that counts although it lost something.
+const COVERED: [Chain; 2] = [Chain::FloorIgnored, Chain::SealsBelowCommitted];
 
 /// Runs seeds until one notices. The table is what `--nocapture` shows.
 fn hunt(name: &str, mutants: Mutants) {

@@ -370,3 +370,25 @@ fn slices_are_made_as_soon_as_all_have_keys() {
     assert_eq!((s.status(1).state, s.numbers(1)), ("active", vec![1, 2]));
     s.check(&[1, 3]);
 }
+
+/// A head did not hear that another node was head for a while and gathered promises. It was head again by then, went on
+/// in its own view, and nobody took its frames any more.
+#[test]
+fn a_head_that_was_overtaken_opens_a_newer_view() {
+    let mut s = Story::new(3, 2);
+    s.wait(100);
+    s.write(1, 1);
+    s.isolate(1);
+    s.refuses = Some(Error::retry("the control plane is not to be reached"));
+    s.move_head(3, &[2, 3]);
+    s.wait(200);
+    assert_eq!((s.status(3).state, s.status(2).view), ("opening", ViewNumber(2)));
+    s.refuses = None;
+    s.rejoin(1);
+    s.move_head(1, &[1, 2, 3]);
+    s.wait(1000);
+    assert_eq!((s.status(1).state, s.status(1).view), ("active", ViewNumber(3)));
+    s.write(1, 2);
+    assert_eq!(s.numbers(3), [1, 2]);
+    s.check(&[1, 2, 3]);
+}
