@@ -125,7 +125,7 @@ impl Replica {
     /// The view was opened before all members had named host keys, and only this node can follow it. By now they have.
     pub fn ask_for_slices(&mut self, ctx: &mut Ctx<'_>) {
         let has_none = self.view.as_ref().is_some_and(|v| v.body.shared.is_none());
-        let can_have = self.info.as_ref().is_some_and(|i| i.has_keys) && !ctx.mutant(Mutant::HeadOrdersAfterRestart);
+        let can_have = self.info.as_ref().is_some_and(|i| i.has_keys) && !ctx.knows_secrets();
         if !(has_none && can_have && self.is_active_head()) {
             return;
         }

@@ -50,6 +50,11 @@ impl Ctx<'_> {
         self.config.mutant == Some(m)
     }
 
+    /// Mutants of rules that slices would cover: who has not gathered promises has no slices, either.
+    pub fn knows_secrets(&self) -> bool {
+        self.mutant(Mutant::HeadOrdersAfterRestart) || self.mutant(Mutant::SealAlone)
+    }
+
     pub fn peer(&self, node: NodeId, shard: ShardId) -> Peer {
         Peer::of(node, shard, self.config.workers.get(&node).copied().unwrap_or(1))
     }

@@ -63,7 +63,9 @@ impl Replica {
         }
         // Of a view without slices its head alone has the secret, also when it is not the head any more.
         let derived = view_secret(&ctx.config.node_secret, self.id, pred);
-        if self.view_of(pred).is_some_and(|v| v.body.shared.is_none() && v.body.secret_hash == hide(&derived)) {
+        let last = self.seal_answer(pred, pred).last;
+        let last = self.tail.get(&last.sequence).filter(|t| t.name == last && last.view == pred && t.token.is_none());
+        if last.is_some_and(|t| hide(&token(&derived, &t.parent, &t.digest)) == t.name.hid) {
             return Given::Secret(derived);
         }
         let node = ctx.config.me.node;
@@ -121,7 +123,7 @@ impl Replica {
     ) -> (Hash32, Option<Box<ViewSecret>>) {
         let threshold = opened.members.len() + 1 - usize::from(opened.quorum).clamp(1, opened.members.len());
         let keys = opened.members.iter().map(|n| opened.keys.get(n).map(|k| (*n, *k)));
-        let keys = keys.collect::<Option<Vec<_>>>().filter(|_| !ctx.mutant(Mutant::HeadOrdersAfterRestart));
+        let keys = keys.collect::<Option<Vec<_>>>().filter(|_| !ctx.knows_secrets());
         let cluster = ctx.config.cluster;
         let made = keys.and_then(|keys| share(seed, cluster, (self.id, opened.view), threshold, &keys));
         let Some(made) = made else {

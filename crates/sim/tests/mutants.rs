@@ -2,7 +2,7 @@
 
 use freebs_chain::Mutant as Chain;
 use freebs_sim::mutants::{CHAIN, DRIVER};
-use freebs_sim::{Mutants, run};
+use freebs_sim::{Config, Mutants, run};
 
 /// First seed, and how many a mutant may survive.
 const FIRST: u64 = 2_000_000;
@@ -21,7 +21,10 @@ const COVERED: [Chain; 2] = [Chain::FloorIgnored, Chain::SealsBelowCommitted];
 
 /// Runs seeds until one notices. The table is what `--nocapture` shows.
 fn hunt(name: &str, mutants: Mutants) {
-    for seed in FIRST..FIRST + SEEDS_MAX {
+    // Room is short only where disks are small; few seeds are of that kind.
+    let is_of_use =
+        |seed: &u64| mutants.chain != Some(Chain::MembersRoomIgnored) || Config::draw(*seed).profile == "tight";
+    for seed in (FIRST..).filter(is_of_use).take(SEEDS_MAX as usize) {
         let o = run(seed, mutants, false);
         if let Some(first) = o.violations.first() {
             let first: String = first.lines().next().unwrap_or_default().chars().take(120).collect();
