@@ -5,9 +5,10 @@ use freebs_format::wire::{FrameName, Message, ReadRequest, SyncRequest};
 use freebs_format::{CarryBody, Frame, FrameHead};
 use freebs_io::LinkId;
 use freebs_lsvd::{DamagedBlocks, Durable, Record};
+use freebs_secrets::HostKey;
 use freebs_types::{
-    ClusterId, Error, Generation, Hash32, Lba, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
-    ViewNumber,
+    ClusterId, Error, Generation, Hash32, HostPublic, Lba, NodeId, Peer, Result, Sequence, ShardId, StartNumber,
+    Version, ViewNumber,
 };
 use std::collections::BTreeMap;
 
@@ -20,8 +21,10 @@ pub struct HostConfig {
     pub start: StartNumber,
     /// Workers of each node, to find a shard's worker there.
     pub workers: BTreeMap<NodeId, u16>,
-    /// Secrets of views are derived from this one; it lies in clear beside the log until secrets are shared.
+    /// Secrets of views that have no slices are derived from this one.
     pub node_secret: Hash32,
+    /// Opens this node's slices.
+    pub host_key: HostKey,
     /// A rule left out on purpose, to prove that tests notice. `None` outside of tests.
     pub mutant: Option<Mutant>,
 }
@@ -53,6 +56,14 @@ pub enum Mutant {
     QuorumOfOne,
     /// W7: the head looks at the room of its own log only.
     MembersRoomIgnored,
+    /// Section 6: a head opens a view with a secret of its own in place of the one it should have gathered.
+    SecretMadeUp,
+    /// V2: a head that is asked to promise a view of another head's goes on with its own.
+    HeadDoesNotStepDown,
+    /// V3: a log below a committed sequence that an answer names is sealed.
+    SealsBelowCommitted,
+    /// V4: frames of a pending view that never became active count.
+    PendingFramesCount,
 }
 
 /// What the control plane says of a shard.
@@ -68,6 +79,8 @@ pub struct ShardInfo {
     pub highest: ViewNumber,
     /// Highest attachment generation that was given out.
     pub generation: Generation,
+    /// All members have named a host key, so the secret of a new view has slices.
+    pub has_keys: bool,
 }
 
 /// The control plane's answer to a proposal: the pending view.
@@ -82,6 +95,8 @@ pub struct Opened {
     /// Quorum and length of the predecessor: `len − A + 1` answers seal it (V2).
     pub pred_quorum: u8,
     pub generation: Generation,
+    /// Host keys of the members that have named one.
+    pub keys: BTreeMap<NodeId, HostPublic>,
 }
 
 /// What a worker asks of the control plane.
@@ -166,6 +181,8 @@ pub enum Event {
     Proposed {
         shard: ShardId,
         result: Result<Opened>,
+        /// Random, and used for nothing else: the view's secret comes from it.
+        seed: Hash32,
     },
     Activated {
         shard: ShardId,

@@ -6,6 +6,7 @@
 use crate::event::Mutant;
 use crate::open::Phase;
 use crate::replica::{Client, Ctx, Replica, TailEntry, with_overhead};
+use crate::secret::Gathered;
 use freebs_format::wire::{DurableItem, HeartbeatItem, Message, Refusal, Request, Room, WriteRequest};
 use freebs_format::{AttachBody, Frame, FrameBuilder, FrameKind, FrameMeta, UpdateDraft, UpdateKind, token};
 use freebs_io::LinkId;
@@ -56,6 +57,13 @@ pub(crate) struct Head {
     pub at: Nanos,
     /// Proposals that failed in a row: they come slower.
     pub failures: u32,
+    /// Where the secret of the view comes from that is being opened.
+    pub seed: Hash32,
+    /// What members gave of the secret of the view before it, and what was said of that last.
+    pub gathered: Gathered,
+    pub slices_told: Option<(ViewNumber, usize)>,
+    /// A view was asked for because the present one has no slices; once is enough.
+    pub asked_for_slices: bool,
     /// Secret of the view and access token of the last frame.
     pub secret: Hash32,
     pub token: Hash32,
@@ -82,6 +90,10 @@ impl Head {
             phase: Phase::Closed,
             at: now,
             failures: 0,
+            seed: Hash32::default(),
+            gathered: Gathered::new(),
+            slices_told: None,
+            asked_for_slices: false,
             secret: Hash32::default(),
             token: Hash32::default(),
             members: Vec::new(),
@@ -142,7 +154,7 @@ impl Head {
     }
 }
 
-/// The secret of a view: derived, so that a restarted head of the same chain still knows it.
+/// The secret of a view without slices: derived, so that its head still knows it when it was restarted.
 pub(crate) fn view_secret(node_secret: &Hash32, shard: ShardId, view: ViewNumber) -> Hash32 {
     let mut h = blake3::Hasher::new_keyed(&node_secret.0);
     h.update(&shard.volume.0.to_le_bytes());
@@ -546,6 +558,7 @@ impl Replica {
 
     /// The head's time-outs: silent members are passed over, late ones invited, idle ones told.
     pub fn head_tick(&mut self, ctx: &mut Ctx<'_>) {
+        self.see_whether_overtaken(ctx);
         if !self.is_open_head() {
             self.open_tick(ctx);
             return;
@@ -578,6 +591,7 @@ impl Replica {
             self.nudge(ctx, p);
         }
         self.heartbeat(ctx);
+        self.ask_for_slices(ctx);
         self.open_tick(ctx);
     }
 

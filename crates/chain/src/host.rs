@@ -140,8 +140,8 @@ impl Host {
             Event::Shards(infos) => infos.into_iter().for_each(|i| self.on_info(i)),
             Event::Gone(shard) => self.on_gone(shard),
             Event::Workers(workers) => self.config.workers = workers,
-            Event::Proposed { shard, result } => {
-                self.with(shard, |r, ctx| r.on_proposed(ctx, result));
+            Event::Proposed { shard, result, seed } => {
+                self.with(shard, |r, ctx| r.on_proposed(ctx, result, seed));
             }
             Event::Activated { shard, view, result } => {
                 self.with(shard, |r, ctx| r.on_activated(ctx, view, result));
@@ -234,9 +234,9 @@ impl Host {
                     self.with(i.shard, |r, ctx| r.on_heartbeat(ctx, peer, &i));
                 }
             }
-            Message::Seal { shard, view, pred } => {
+            Message::Seal { shard, view, pred, slice } => {
                 self.ensure(shard);
-                self.with(shard, |r, ctx| r.on_seal(ctx, from, view, pred));
+                self.with(shard, |r, ctx| r.on_seal(ctx, from, (view, pred), slice));
             }
             Message::SealAnswer(a) => {
                 self.with(a.shard, |r, ctx| r.on_seal_answer(ctx, peer.node, a));
@@ -352,6 +352,8 @@ impl Host {
             r.info = Some(ShardInfo { active, ..info });
             if leads {
                 r.become_head(ctx);
+            } else {
+                r.step_down(ctx);
             }
         });
     }

@@ -20,6 +20,7 @@ mod relearn;
 mod repair;
 mod replica;
 mod scrub;
+mod secret;
 mod sync;
 #[cfg(test)]
 mod testing;

@@ -2,10 +2,12 @@
 
 use crate::event::{Action, Mutant};
 use crate::replica::{Client, Ctx, Replica, TailEntry, weight};
-use freebs_format::wire::{FrameName, HeartbeatItem, Message, ReadRequest, Refusal, Refused, Request, SealAnswer};
+use freebs_format::wire::{
+    FrameName, Given, HeartbeatItem, Message, ReadRequest, Refusal, Refused, Request, SealAnswer,
+};
 use freebs_format::{Frame, FrameKind, ViewBody, hide};
 use freebs_io::LinkId;
-use freebs_types::{Generation, Hash32, Nanos, NodeId, Peer, Sequence, ViewNumber, limits};
+use freebs_types::{Generation, Hash32, HostPublic, Nanos, NodeId, Peer, SealedSlice, Sequence, ViewNumber, limits};
 
 /// A frame that comes before its predecessors waits this long for them; then they are fetched.
 pub(crate) const GAP_PATIENCE: Nanos = Nanos::from_millis(limits::LINK_SILENCE_MS);
@@ -127,6 +129,7 @@ impl Replica {
             && body.seal_hid == self.last.hid
             && frame.head.view() > self.view_number()
             && body.members.iter().any(|m| m.node == me)
+            && self.published_fits(frame, &body)
     }
 
     pub fn on_heartbeat(&mut self, ctx: &mut Ctx<'_>, from: Peer, item: &HeartbeatItem) {
@@ -156,26 +159,37 @@ impl Replica {
     }
 
     /// Somebody opens view `view` and asks for a promise (V2).
-    pub fn on_seal(&mut self, ctx: &mut Ctx<'_>, link: LinkId, view: ViewNumber, pred: ViewNumber) {
+    pub fn on_seal(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        link: LinkId,
+        (view, pred): (ViewNumber, ViewNumber),
+        slice: Option<(HostPublic, SealedSlice)>,
+    ) {
         // A promise is for ever, so one that the control plane cannot have numbered would end the shard here.
         let given_out = self.info.as_ref().map_or(ViewNumber(0), |i| i.highest).max(self.view_number());
         if self.stopped.is_some() || view.0 > given_out.0.saturating_add(VIEWS_AHEAD) {
             return;
         }
+        if let Some(frame) = self.view.as_ref().filter(|v| v.number == pred).map(|v| v.sequence) {
+            // It became active, so a quorum holds its frame (V6), whether this member had heard of that or not.
+            self.note_committed(ctx, frame);
+        }
         let is_old = view < self.promise() || view < self.view_number();
         let is_repeat = view == self.promised && self.promising.is_none();
         if is_old || is_repeat {
-            self.answer_seal(ctx, link, view, pred);
+            self.answer_seal(ctx, link, (view, pred), slice);
         } else if self.promising.is_some_and(|p| p.view == view) {
             // An own opening waits for its own answer.
-            if let Some(asker) = self.promising.as_mut().and_then(|p| p.asker.as_mut()) {
-                *asker = link;
+            if let Some(p) = self.promising.as_mut().filter(|p| p.asker.is_some()) {
+                (p.asker, p.slice) = (Some(link), slice.or(p.slice));
             }
         } else if ctx.mutant(Mutant::PromiseNotDurable) {
             self.promised = view;
-            self.answer_seal(ctx, link, view, pred);
+            self.answer_seal(ctx, link, (view, pred), slice);
         } else {
-            self.promise_durably(ctx, view, pred, Some(link));
+            self.yield_to(ctx);
+            self.promise_durably(ctx, (view, pred), Some(link), slice);
         }
     }
 
@@ -187,17 +201,41 @@ impl Replica {
         self.promising = None;
         self.promised = self.promised.max(p.view);
         match p.asker {
-            Some(link) => self.answer_seal(ctx, link, p.view, p.pred),
+            Some(link) => self.answer_seal(ctx, link, (p.view, p.pred), p.slice),
             None => {
-                let answer = self.seal_answer(p.view, p.pred);
+                let answer = self.whole_answer(ctx, p.view, p.pred, None);
                 self.on_seal_answer(ctx, ctx.config.me.node, answer);
             }
         }
     }
 
-    fn answer_seal(&mut self, ctx: &mut Ctx<'_>, link: LinkId, view: ViewNumber, pred: ViewNumber) {
-        let answer = self.seal_answer(view, pred);
+    fn answer_seal(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        link: LinkId,
+        (view, pred): (ViewNumber, ViewNumber),
+        slice: Option<(HostPublic, SealedSlice)>,
+    ) {
+        let answer = self.whole_answer(ctx, view, pred, slice);
         ctx.out.send(link, Message::SealAnswer(answer));
+    }
+
+    /// Only who has the promise gets the slice that goes with it.
+    pub fn whole_answer(
+        &self,
+        ctx: &Ctx<'_>,
+        view: ViewNumber,
+        pred: ViewNumber,
+        slice: Option<(HostPublic, SealedSlice)>,
+    ) -> SealAnswer {
+        let mut answer = self.seal_answer(view, pred);
+        if ctx.mutant(Mutant::PendingFramesCount) && pred.0 > 0 && self.view_number() > pred {
+            (answer.last, answer.has_pred) = (self.last, true);
+        }
+        if self.promised == view && answer.promised == view {
+            answer.given = self.give(ctx, pred, slice);
+        }
+        answer
     }
 
     /// What of this log counts for a seal of `pred`: frames of views up to it (V4). A view frame on top that never
@@ -222,6 +260,7 @@ impl Replica {
             committed: self.committed.min(last.sequence),
             damaged: self.damage.is_there() || self.stopped.is_some(),
             promised: self.promise(),
+            given: Given::Nothing,
         }
     }
 

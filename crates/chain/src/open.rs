@@ -1,5 +1,5 @@
-//! Opening a view with the same members (rules V1 to V6): how a head that restarted comes back, and how the first
-//! view of a shard begins.
+//! Opening a view with the same members (rules V1 to V6): how a head that restarted comes back, how another member
+//! becomes head, and how the first view of a shard begins.
 //!
 //! Closed → Proposing (control numbers the view) → Sealing (promises and logs of the predecessor's members) →
 //! Fetching (the longest log, if it is not ours) → Opening (the view frame on a quorum) → Activating → Active.
@@ -7,9 +7,9 @@
 use crate::event::{Action, Mutant, Opened};
 use crate::head::{Head, Member, view_secret};
 use crate::replica::{Ctx, Replica};
-use freebs_format::wire::{FrameName, Message, SealAnswer};
+use freebs_format::wire::{FrameName, Given, Message, SealAnswer};
 use freebs_format::{FrameBuilder, FrameKind, FrameMeta, Member as ViewMember, ViewBody, hide};
-use freebs_types::{ChunkId, Error, Nanos, NodeId, Peer, Result, Sequence, StartNumber, ViewNumber};
+use freebs_types::{ChunkId, Error, Hash32, Nanos, NodeId, Peer, Result, Sequence, StartNumber, ViewNumber};
 use std::collections::BTreeMap;
 
 /// An unanswered seal is asked for again after this time.
@@ -51,7 +51,10 @@ impl Replica {
             return;
         }
         self.head = Some(Box::new(Head::new(ctx.now)));
-        if ctx.mutant(Mutant::HeadOrdersAfterRestart) && self.view.is_some() {
+        if ctx.mutant(Mutant::HeadOrdersAfterRestart)
+            && self.view.is_some()
+            && self.head_node() == Some(ctx.config.me.node)
+        {
             self.resume_without_a_view(ctx);
             return;
         }
@@ -94,6 +97,22 @@ impl Replica {
         }
     }
 
+    /// The control plane says that another node is the shard's head.
+    pub fn step_down(&mut self, ctx: &mut Ctx<'_>) {
+        if self.head.is_some() && !ctx.mutant(Mutant::HeadDoesNotStepDown) {
+            self.head = None;
+            ctx.out.note(format!("shard {}: another node is its head now", self.id));
+        }
+    }
+
+    /// Another node opens a newer view, so the control plane named it. If that is not so any more, this node opens the
+    /// next one.
+    pub fn yield_to(&mut self, ctx: &mut Ctx<'_>) {
+        if self.head.is_some() && !ctx.mutant(Mutant::HeadDoesNotStepDown) {
+            self.head = Some(Box::new(Head::new(ctx.now)));
+        }
+    }
+
     fn propose(&mut self, ctx: &mut Ctx<'_>) {
         if self.stopped.is_some() {
             return;
@@ -103,8 +122,37 @@ impl Replica {
         ctx.out.actions.push(Action::Propose { shard: self.id, active });
     }
 
+    /// The view was opened before all members had named host keys, and only this node can follow it. By now they have.
+    pub fn ask_for_slices(&mut self, ctx: &mut Ctx<'_>) {
+        let has_none = self.view.as_ref().is_some_and(|v| v.body.shared.is_none());
+        let can_have = self.info.as_ref().is_some_and(|i| i.has_keys) && !ctx.knows_secrets();
+        if !(has_none && can_have && self.is_active_head()) {
+            return;
+        }
+        if let Some(h) = self.head.as_mut().filter(|h| !h.asked_for_slices) {
+            h.asked_for_slices = true;
+            self.propose(ctx);
+        }
+    }
+
+    /// Another node was head in between and has a newer view's number, and perhaps promises for it, of which this node
+    /// need not have heard. Its own view will not get on, so it opens one above them all.
+    pub fn see_whether_overtaken(&mut self, ctx: &mut Ctx<'_>) {
+        let highest = self.info.as_ref().map(|i| i.highest).unwrap_or_default();
+        let view = match self.head.as_ref().map(|h| &h.phase) {
+            Some(Phase::Sealing { opened, .. }) => opened.view,
+            Some(Phase::Fetching { view, .. } | Phase::Opening { view, .. } | Phase::Activating { view }) => *view,
+            Some(Phase::Active) => self.view_number(),
+            Some(Phase::Closed | Phase::Proposing) | None => return,
+        };
+        if view < highest && !ctx.mutant(Mutant::HeadOrdersAfterRestart) {
+            ctx.out.note(format!("shard {}: view {view} was overtaken by view {highest}", self.id));
+            self.yield_to(ctx);
+        }
+    }
+
     /// The control plane committed a pending view: promise, and ask the predecessor's members to (V2).
-    pub fn on_proposed(&mut self, ctx: &mut Ctx<'_>, result: Result<Opened>) {
+    pub fn on_proposed(&mut self, ctx: &mut Ctx<'_>, result: Result<Opened>, seed: Hash32) {
         if !matches!(self.head.as_ref().map(|h| &h.phase), Some(Phase::Proposing)) {
             return;
         }
@@ -123,7 +171,8 @@ impl Replica {
             }
         };
         if let Some(h) = self.head.as_mut() {
-            h.failures = 0;
+            (h.failures, h.seed) = (0, seed);
+            h.gathered.clear();
         }
         let (view, pred) = (opened.view, opened.pred);
         if view <= self.promise() || view <= self.view_number() {
@@ -132,7 +181,7 @@ impl Replica {
         }
         self.asking = None;
         self.set_phase(ctx.now, Phase::Sealing { opened, answers: BTreeMap::new(), asked: Nanos(0) });
-        self.promise_durably(ctx, view, pred, None);
+        self.promise_durably(ctx, (view, pred), None, None);
         self.ask_for_seals(ctx);
     }
 
@@ -146,18 +195,19 @@ impl Replica {
             return;
         }
         *asked = now;
-        // Damage is mended meanwhile: who has told of it is asked again.
-        let missing = |n: &NodeId| answers.get(n).is_none_or(|a| a.damaged);
+        // Damage is mended meanwhile: who has told of it is asked again. So is who had no slice and may be sent it.
+        let missing = |n: &NodeId| answers.get(n).is_none_or(|a| a.damaged || a.given == Given::Nothing);
         let (view, pred) = (opened.view, opened.pred);
         let own = answers.contains_key(&me) && missing(&me);
         let missing: Vec<NodeId> = opened.members.iter().copied().filter(|n| *n != me && missing(n)).collect();
         if own && !self.damage.is_there() {
-            let answer = self.seal_answer(view, pred);
+            let answer = self.whole_answer(ctx, view, pred, None);
             self.on_seal_answer(ctx, me, answer);
         }
         for n in missing {
             if let Some(link) = ctx.peers.link(ctx.peer(n, self.id)) {
-                ctx.out.send(link, Message::Seal { shard: self.id, view, pred });
+                let slice = self.slice_for(pred, n);
+                ctx.out.send(link, Message::Seal { shard: self.id, view, pred, slice });
             }
         }
     }
@@ -176,6 +226,9 @@ impl Replica {
             return;
         }
         answers.insert(from, answer);
+        if let Some(h) = self.head.as_mut().filter(|_| answer.given != Given::Nothing) {
+            h.gathered.insert(from, answer.given);
+        }
         self.try_to_seal(ctx);
     }
 
@@ -207,7 +260,7 @@ impl Replica {
             .map(|(n, a)| (**n, a.last));
         let Some((winner, seal)) = longest else { return };
         // Nothing is sealed below a committed sequence named in any answer (V3).
-        if seal.sequence < floor {
+        if seal.sequence < floor && !ctx.mutant(Mutant::SealsBelowCommitted) {
             return;
         }
         let opened = opened.clone();
@@ -236,18 +289,25 @@ impl Replica {
 
     /// Cuts what is behind the seal and appends the view frame; the others get both by SYNC (V5).
     fn open_at(&mut self, ctx: &mut Ctx<'_>, opened: &Opened, seal: FrameName) {
+        let Some(h) = self.head.as_ref() else { return };
+        let (seed, reaches) = (h.seed, self.tail.get(&seal.sequence).is_some_and(|t| t.name.hid == seal.hid));
+        let Some((pred_secret, parent)) = self.continuation(ctx, seal, &h.gathered) else {
+            if reaches {
+                self.lacks_slices(ctx, opened);
+            } else {
+                ctx.out.note(format!("shard {}: own log does not reach the seal {}", self.id, seal.sequence));
+                self.set_phase(ctx.now, Phase::Closed);
+            }
+            return;
+        };
         self.cut(ctx, seal.sequence);
         if self.stopped.is_some() || self.last.sequence != seal.sequence || self.last.hid != seal.hid {
             ctx.out.note(format!("shard {}: own log does not reach the seal {}", self.id, seal.sequence));
             self.set_phase(ctx.now, Phase::Closed);
             return;
         }
-        let secret = view_secret(&ctx.config.node_secret, self.id, opened.view);
-        let parent = self.last_token(&ctx.config.node_secret);
-        if hide(&parent) != self.last.hid {
-            self.stop(ctx, "the secret of this node does not continue the chain; is it another node's?".into());
-            return;
-        }
+        let (secret, shared) = self.make_secret(ctx, opened, &seed, pred_secret);
+        self.known.remember(opened.pred, opened.view, secret);
         let start = |n: NodeId| if n == ctx.config.me.node { ctx.config.start } else { StartNumber(0) };
         let body = ViewBody {
             pred: opened.pred,
@@ -259,6 +319,7 @@ impl Replica {
             // The generation of this moment is in the view (V6): members that missed the attachment learn it.
             generation: self.attach.generation.max(opened.generation),
             members: opened.members.iter().map(|n| ViewMember { node: *n, start: start(*n) }).collect(),
+            shared,
         };
         let meta = FrameMeta {
             cluster: ctx.config.cluster,

@@ -15,10 +15,11 @@ use freebs_format::wire::{
 };
 use freebs_format::{
     CarryBody, CarryEntry, Extent, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, Member, UpdateDraft,
-    UpdateKind, ViewBody, block_crc,
+    UpdateKind, ViewBody, block_crc, hide,
 };
 use freebs_io::LinkId;
 use freebs_lsvd::Record;
+use freebs_secrets::HostKey;
 use freebs_types::{
     BLOCK, BlockRange, ChunkId, ClusterId, DriverId, Generation, Hash32, Lba, Nanos, NodeId, Peer, RequestNumber,
     Sequence, ShardId, StartNumber, Version, ViewNumber, VolumeId,
@@ -29,6 +30,10 @@ const SHARD: ShardId = ShardId { volume: VolumeId(1), index: 0 };
 
 fn peer(n: u64) -> Peer {
     Peer { node: NodeId(n), worker: 0 }
+}
+
+pub(crate) fn host_key(n: u64) -> HostKey {
+    HostKey::new(Hash32([n as u8; 32]))
 }
 
 /// Makes the frames of a chain, one after the other.
@@ -101,11 +106,12 @@ impl Chain {
             pred: self.view,
             seal_sequence: self.last.sequence,
             seal_hid: self.last.hid,
-            secret_hash: Hash32::default(),
+            secret_hash: hide(&view_secret(&Hash32::default(), SHARD, ViewNumber(view))),
             quorum: 2,
             min_copies: 2,
             generation: Generation(0),
             members: [1, 2, 3].map(|n| Member { node: NodeId(n), start: StartNumber(1) }).to_vec(),
+            shared: None,
         };
         self.view = ViewNumber(view);
         self.frame(FrameKind::View, &body.encode())
@@ -133,6 +139,7 @@ impl Scene {
             start: StartNumber(1),
             workers: BTreeMap::new(),
             node_secret: Hash32::default(),
+            host_key: host_key(self.me),
             mutant: None,
         };
         let (mut peers, mut out) = (Peers::default(), Out::default());
@@ -237,13 +244,30 @@ fn opening() -> (Scene, SealAnswer) {
         min_copies: 2,
         pred_quorum: 2,
         generation: Generation(0),
+        keys: BTreeMap::new(),
     };
-    s.play(|r, ctx| r.on_proposed(ctx, Ok(opened)));
+    s.play(|r, ctx| r.on_proposed(ctx, Ok(opened), Hash32([5; 32])));
     let ticket = s.tickets;
     s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
     let answer = s.r.seal_answer(ViewNumber(2), ViewNumber(1));
     assert_eq!((s.r.last.view, answer.has_pred, answer.last.sequence), (ViewNumber(1), true, Sequence(2)));
     (s, answer)
+}
+
+/// Node 3 had the frame of the active view, and its head died before it told that this is committed. The next head,
+/// which had missed the view, asked node 3 for its map, and was refused for ever, because the state that a map ends
+/// with must be committed and know its view.
+#[test]
+fn a_view_that_is_followed_was_active() {
+    let mut s = Scene::new(3);
+    let mut c = Chain::new();
+    s.take(c.open(1));
+    s.durable(1);
+    assert_eq!(s.r.committed, Sequence(0));
+    s.play(|r, ctx| r.on_seal(ctx, LinkId(2), (ViewNumber(3), ViewNumber(0)), None));
+    assert_eq!(s.r.committed, Sequence(0), "a view that was not active says nothing");
+    s.play(|r, ctx| r.on_seal(ctx, LinkId(2), (ViewNumber(4), ViewNumber(1)), None));
+    assert_eq!(s.r.committed, Sequence(1));
 }
 
 /// V2: a member whose device was lost answers with an empty log. It was counted, and with it frames that only the
@@ -589,6 +613,7 @@ fn info(blocks: u64) -> ShardInfo {
         blocks,
         highest: ViewNumber(2),
         generation: Generation(1),
+        has_keys: false,
     }
 }
 
@@ -640,11 +665,12 @@ fn a_view_that_was_never_numbered_is_not_promised() {
     s.durable(2);
     s.r.info = Some(info(1024));
     for wrong in [u64::MAX, 1 << 20] {
-        let (_, actions) = s.play(|r, ctx| r.on_seal(ctx, LinkId(3), ViewNumber(wrong), ViewNumber(2)));
+        let (_, actions) = s.play(|r, ctx| r.on_seal(ctx, LinkId(3), (ViewNumber(wrong), ViewNumber(2)), None));
         assert!(actions.is_empty() && s.r.serves(), "{actions:?}");
     }
-    let (_, actions) = s.play(|r, ctx| r.on_seal(ctx, LinkId(3), ViewNumber(4), ViewNumber(2)));
-    assert_eq!(actions.len(), 1, "the promise");
+    let (_, actions) = s.play(|r, ctx| r.on_seal(ctx, LinkId(3), (ViewNumber(4), ViewNumber(2)), None));
+    let is_promise = |a: &&Action| matches!(a, Action::Append(Record::Mark { change, .. }) if change.promised == Some(ViewNumber(4)));
+    assert_eq!(actions.iter().filter(is_promise).count(), 1, "the promise");
 }
 
 /// W7: a log that was making room had none for a moment, and writes were refused that it would soon have taken.
@@ -799,6 +825,7 @@ fn a_deleted_shard_is_not_made_anew_by_an_invitation() {
         start: StartNumber(1),
         workers: BTreeMap::new(),
         node_secret: Hash32::default(),
+        host_key: host_key(1),
         mutant: None,
     };
     let mut host = Host::new(config);

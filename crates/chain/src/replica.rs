@@ -8,12 +8,16 @@ use crate::head::Head;
 use crate::out::Out;
 use crate::peers::Peers;
 use crate::repair::Damage;
+use crate::secret::Known;
 use crate::sync::Asking;
 use freebs_format::wire::{DurableItem, FrameName, Message, Refusal, Request, Room, ViewNews};
 use freebs_format::{AttachBody, Frame, FrameHead, FrameKind, ViewBody, hide};
 use freebs_io::LinkId;
 use freebs_lsvd::{MarkChange, Record, RequestTable, ShardState};
-use freebs_types::{ChunkId, Generation, Hash32, Nanos, NodeId, Peer, Sequence, ShardId, Version, ViewNumber, limits};
+use freebs_types::{
+    ChunkId, Generation, Hash32, HostPublic, Nanos, NodeId, Peer, SealedSlice, Sequence, ShardId, Version, ViewNumber,
+    limits,
+};
 use std::collections::{BTreeMap, VecDeque};
 
 /// The state that a transfer by map ends with is kept so long after it was last asked for.
@@ -47,6 +51,11 @@ pub(crate) struct Ctx<'a> {
 impl Ctx<'_> {
     pub fn mutant(&self, m: Mutant) -> bool {
         self.config.mutant == Some(m)
+    }
+
+    /// Mutants of rules that slices would cover: who has not gathered promises has no slices, either.
+    pub fn knows_secrets(&self) -> bool {
+        self.mutant(Mutant::HeadOrdersAfterRestart) || self.mutant(Mutant::SealAlone)
     }
 
     pub fn peer(&self, node: NodeId, shard: ShardId) -> Peer {
@@ -137,6 +146,8 @@ pub(crate) struct Promising {
     pub ticket: u64,
     /// Who asked; `None` if this node did itself.
     pub asker: Option<LinkId>,
+    /// The own slice, as the asker sent it.
+    pub slice: Option<(HostPublic, SealedSlice)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -161,6 +172,7 @@ pub(crate) struct Replica {
     pub active_known: bool,
     pub promised: ViewNumber,
     pub promising: Option<Promising>,
+    pub known: Known,
     pub attach: AttachBody,
     pub requests: RequestTable,
     pub chunk: (ChunkId, u32),
@@ -234,6 +246,7 @@ impl Replica {
             active_known: false,
             promised: ViewNumber(0),
             promising: None,
+            known: Known::default(),
             attach: AttachBody::default(),
             requests: RequestTable::default(),
             chunk: (ChunkId::default(), 0),
@@ -439,16 +452,25 @@ impl Replica {
         self.damage.cut(to);
         self.recent.retain(|f| f.head.seq() <= to);
         self.recent_bytes = self.recent.iter().map(weight).sum();
-        if self.view.as_ref().is_some_and(|v| v.sequence > to) {
-            self.view = None;
+        if let Some(v) = self.view.take_if(|v| v.sequence > to) {
+            // The view before it may have to be followed again.
+            if let Some((view, secret)) = v.published() {
+                self.known.remember(view, view, secret);
+            }
             self.active_known = false;
         }
     }
 
     /// Writes a promise to the log; everything appended before lies in front of it (V2).
-    pub fn promise_durably(&mut self, ctx: &mut Ctx<'_>, view: ViewNumber, pred: ViewNumber, asker: Option<LinkId>) {
+    pub fn promise_durably(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        (view, pred): (ViewNumber, ViewNumber),
+        asker: Option<LinkId>,
+        slice: Option<(HostPublic, SealedSlice)>,
+    ) {
         let ticket = ctx.ticket();
-        self.promising = Some(Promising { view, pred, ticket, asker });
+        self.promising = Some(Promising { view, pred, ticket, asker, slice });
         self.active_known = false;
         self.gap.clear();
         self.gap_bytes = 0;
@@ -525,7 +547,7 @@ impl Replica {
 
     pub fn news(&self) -> Option<ViewNews> {
         let v = self.view.as_ref()?;
-        Some(ViewNews { shard: self.id, view: v.number, sequence: v.sequence, body: v.body.clone() })
+        Some(ViewNews { shard: self.id, view: v.number, sequence: v.sequence, body: v.body.without_slices() })
     }
 
     /// The view is known to be active: drivers that follow hear of it.

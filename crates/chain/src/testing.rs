@@ -65,6 +65,7 @@ impl Chain {
             min_copies: 1,
             generation: Generation(0),
             members: [1, 2].map(|n| Member { node: NodeId(n), start: StartNumber(1) }).to_vec(),
+            shared: None,
         };
         self.add(FrameKind::View, &body.encode())
     }
@@ -100,6 +101,7 @@ pub fn step_at(
         start: StartNumber(1),
         workers: BTreeMap::new(),
         node_secret: Hash32::default(),
+        host_key: freebs_secrets::HostKey::new(Hash32([2; 32])),
         mutant: None,
     };
     let mut out = Out::default();

@@ -14,7 +14,7 @@ use crate::sync::{ANSWER_BYTES, is_said_committed};
 use bytes::Bytes;
 use freebs_format::FrameHead;
 use freebs_format::wire::{FrameName, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request, SyncRequest};
-use freebs_io::{Clock, Device, LinkId, Outbox};
+use freebs_io::{Clock, Device, LinkId, Outbox, Random};
 use freebs_lsvd::{DamagedBlocks, Durable, Engine, Listener};
 use freebs_types::{
     Error, ErrorKind, Generation, Hash32, Lba, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
@@ -44,6 +44,8 @@ pub struct WorkerConfig<D: Device, O, P, K> {
     pub outbox: O,
     pub control: P,
     pub clock: K,
+    /// Secrets of views come from it.
+    pub random: Box<dyn Random>,
     /// Bytes a second that the scrub reads; 0 for none.
     pub scrub_bytes: u64,
     /// Receives lines worth logging.
@@ -66,6 +68,7 @@ pub(crate) struct Inner<D: Device, O, P, K> {
     control: P,
     pub clock: K,
     pub notes: Box<dyn Fn(&str)>,
+    random: RefCell<Box<dyn Random>>,
     turn: Notify,
     tasks: RefCell<JoinSet<()>>,
     last_append: Cell<Nanos>,
@@ -107,6 +110,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             control: config.control,
             clock: config.clock,
             notes: config.notes,
+            random: RefCell::new(config.random),
             turn: Notify::new(),
             tasks: RefCell::new(JoinSet::new()),
             last_append: Cell::new(Nanos(0)),
@@ -394,7 +398,9 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     async fn propose(self, shard: ShardId, active: ViewNumber) {
         let start = self.0.engine.start();
         let result: Result<Opened> = self.0.control.propose(shard, active, start).await;
-        self.step(Event::Proposed { shard, result });
+        let mut seed = Hash32::default();
+        self.0.random.borrow_mut().fill(&mut seed.0);
+        self.step(Event::Proposed { shard, result, seed });
     }
 
     async fn activate(self, shard: ShardId, view: ViewNumber, generation: Generation) {

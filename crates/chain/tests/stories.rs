@@ -1,15 +1,19 @@
 //! Stories of the chain that once went wrong, each told with hosts, a log that is durable at once (or when the story
 //! says so), and links that the story cuts.
 
+#[path = "stories/views.rs"]
+mod views;
+
 use bytes::Bytes;
 use freebs_chain::{Action, Event, Host, HostConfig, Opened, ShardInfo, ShardStatus, SyncSource, Who};
 use freebs_format::wire::{Message, SyncRequest, WriteRequest};
 use freebs_format::{Extent, ExtentKind, Frame, UpdateKind, block_crc};
 use freebs_io::LinkId;
 use freebs_lsvd::{Durable, Record};
+use freebs_secrets::HostKey;
 use freebs_types::{
-    BLOCK, BlockRange, ClusterId, DriverId, Error, Generation, Hash32, Nanos, NodeId, Peer, RequestNumber, Result,
-    Sequence, ShardId, StartNumber, ViewNumber,
+    BLOCK, BlockRange, ClusterId, DriverId, Error, Generation, Hash32, HostPublic, Nanos, NodeId, Peer, RequestNumber,
+    Result, Sequence, ShardId, StartNumber, ViewNumber,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -39,6 +43,16 @@ struct Story {
     loses_heartbeats: bool,
     /// What the control plane says to activations.
     refuses: Option<Error>,
+    pending: Option<ViewNumber>,
+    /// What becomes of a message of this node on its way.
+    tampers: fn(u64, &mut Message),
+    /// Head first.
+    chain: Vec<NodeId>,
+    keys: BTreeMap<NodeId, HostPublic>,
+}
+
+fn host_key(n: u64) -> HostKey {
+    HostKey::new(Hash32([n as u8; 32]))
 }
 
 fn peer(n: u64) -> Peer {
@@ -57,6 +71,10 @@ impl Story {
             highest: ViewNumber(0),
             loses_heartbeats: false,
             refuses: None,
+            pending: None,
+            tampers: |_, _| {},
+            chain: (1..=members).map(NodeId).collect(),
+            keys: (1..=members).map(|n| (NodeId(n), host_key(n).public())).collect(),
         };
         for n in 1..=members {
             let config = HostConfig {
@@ -65,6 +83,7 @@ impl Story {
                 start: StartNumber(1),
                 workers: (1..=members).map(|n| (NodeId(n), 1)).collect(),
                 node_secret: Hash32([n as u8; 32]),
+                host_key: host_key(n),
                 mutant: None,
             };
             let member = Member {
@@ -82,18 +101,22 @@ impl Story {
                 s.step(a, Event::LinkUp { link: LinkId(b), who: Who::Member(peer(b)) });
             }
         }
+        (1..=members).for_each(|n| s.tell(n));
+        s
+    }
+
+    /// A node hears what the control plane says of the shard.
+    fn tell(&mut self, n: u64) {
         let info = ShardInfo {
             shard: SHARD,
-            members: (1..=members).map(NodeId).collect(),
-            active: ViewNumber(0),
+            members: self.chain.clone(),
+            active: self.active,
             blocks: 1024,
-            highest: ViewNumber(0),
+            highest: self.highest,
             generation: Generation(0),
+            has_keys: self.chain.iter().all(|n| self.keys.contains_key(n)),
         };
-        for n in 1..=members {
-            s.step(n, Event::Shards(vec![info.clone()]));
-        }
-        s
+        self.step(n, Event::Shards(vec![info]));
     }
 
     fn step(&mut self, n: u64, event: Event) {
@@ -110,11 +133,15 @@ impl Story {
                 Action::Append(record) => self.append(n, record),
                 Action::Committed { sequence, .. } => self.members.get_mut(&n).unwrap().committed = sequence,
                 Action::Propose { .. } => {
-                    let result = self.propose();
-                    self.step(n, Event::Proposed { shard: SHARD, result });
+                    let result = self.propose(n);
+                    let seed = Hash32([self.highest.0 as u8; 32]);
+                    self.step(n, Event::Proposed { shard: SHARD, result, seed });
                 }
                 Action::Activate { view, .. } => {
                     let result = match &self.refuses {
+                        _ if self.pending != Some(view) && self.active != view => {
+                            Err(Error::fenced("not pending (V6)"))
+                        }
                         Some(e) => Err(e.clone()),
                         None => Ok(()),
                     };
@@ -130,16 +157,21 @@ impl Story {
         }
     }
 
-    fn propose(&mut self) -> Result<Opened> {
+    fn propose(&mut self, n: u64) -> Result<Opened> {
+        if self.chain.first() != Some(&NodeId(n)) {
+            return Err(Error::invalid(format!("node {n} is not the head")));
+        }
         self.highest = self.highest.next();
+        self.pending = Some(self.highest);
         Ok(Opened {
             view: self.highest,
             pred: self.active,
-            members: self.members.keys().copied().map(NodeId).collect(),
+            members: self.chain.clone(),
             quorum: self.quorum,
             min_copies: 1,
             pred_quorum: self.quorum,
             generation: Generation(0),
+            keys: self.keys.clone(),
         })
     }
 
@@ -186,8 +218,9 @@ impl Story {
                     self.step(n, Event::Durable(vec![done]));
                 }
             }
-            if let Some((from, to, message)) = self.on_the_way.pop_front() {
+            if let Some((from, to, mut message)) = self.on_the_way.pop_front() {
                 idle = false;
+                (self.tampers)(from, &mut message);
                 let lost = self.loses_heartbeats && matches!(message, Message::Heartbeat(_));
                 if self.members.contains_key(&to) && !self.cut.contains(&(from, to)) && !lost {
                     self.step(to, Event::Message { from: LinkId(from), message });

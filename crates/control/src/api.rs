@@ -25,6 +25,14 @@ pub enum Request {
         name: String,
         size: u64,
     },
+    /// Makes a member the head of all shards of a volume that it is a member of, or of one of them.
+    VolumeMoveHead {
+        name: String,
+        /// Name of the node.
+        node: String,
+        #[serde(default)]
+        shard: Option<u32>,
+    },
     VolumeDelete {
         name: String,
         #[serde(default)]

@@ -5,7 +5,7 @@ use crate::command::{Command, CreateVolume, Done, Outcome};
 use crate::state::{Holder, Node, Pending, Shard, State, Volume};
 use crate::{limits, rules};
 use freebs_types::{
-    Error, Generation, Hash32, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId, limits as common,
+    Error, Generation, Hash32, HostPublic, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId, limits as common,
 };
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ impl State {
     pub fn apply(&mut self, command: Command) -> Result<Done> {
         let outcome = match command {
             Command::RegisterNode { node, name, address, workers, start } => {
-                self.register(Node { id: node, name, address, workers, start, changed: 0 })
+                self.register(Node { id: node, name, address, workers, start, host_key: None, changed: 0 })
             }
             Command::CreateVolume(new) => self.create(new),
             Command::DeleteVolume { volume, force } => self.delete(volume, force),
@@ -28,6 +28,8 @@ impl State {
             Command::ActivateView { shard, view, generation } => self.activate(shard, view, generation),
             Command::AttachVolume { volume, identity, name, force } => self.attach(volume, identity, name, force),
             Command::DetachVolume { volume, generation } => self.detach(volume, generation),
+            Command::NameHostKey { node, start, key } => self.name_host_key(node, start, key),
+            Command::MoveHead { shard, node } => self.move_head(shard, node),
         }?;
         Ok(Done { revision: self.revision, outcome })
     }
@@ -76,7 +78,7 @@ impl State {
                 )));
             }
             Some(old) => {
-                node.changed = old.changed;
+                (node.changed, node.host_key) = (old.changed, old.host_key);
                 if **old == node {
                     return Ok(Outcome::Registered);
                 }
@@ -95,6 +97,19 @@ impl State {
         node.changed = self.revision;
         self.nodes.insert(node.id, Arc::new(node));
         Ok(Outcome::Registered)
+    }
+
+    /// Only of the present start: a process that lives on beside its successor has no say.
+    fn name_host_key(&mut self, id: NodeId, start: StartNumber, key: HostPublic) -> Result<Outcome> {
+        let Some(node) = self.nodes.get(&id).filter(|n| n.start == start && start.0 > 0) else {
+            return Err(Error::retry(format!("node {id} must register its start {start} first")));
+        };
+        if node.host_key != Some(key) {
+            self.revision += 1;
+            let node = Node { host_key: Some(key), changed: self.revision, ..(**node).clone() };
+            self.nodes.insert(id, Arc::new(node));
+        }
+        Ok(Outcome::Named)
     }
 
     fn create(&mut self, new: CreateVolume) -> Result<Outcome> {
@@ -273,6 +288,21 @@ impl State {
         s.pending = None;
         self.commit(volume);
         Ok(Outcome::Activated)
+    }
+
+    /// The old head can't make its pending view active any more (V6); the new one gets a number when it asks.
+    fn move_head(&mut self, shard: ShardId, node: NodeId) -> Result<Outcome> {
+        let mut volume = self.volume_to_change(shard.volume)?;
+        let s = shard_of(&mut volume, shard)?;
+        let Some(at) = s.members.iter().position(|m| *m == node) else {
+            return Err(Error::invalid(format!("node {node} is no member of shard {shard}; its head is one of them")));
+        };
+        if at > 0 {
+            s.members[..=at].rotate_right(1);
+            s.pending = None;
+            self.commit(volume);
+        }
+        Ok(Outcome::Moved)
     }
 
     fn attach(&mut self, id: VolumeId, identity: Hash32, name: String, force: bool) -> Result<Outcome> {

@@ -8,7 +8,9 @@
 use crate::command::{Command, CreateVolume, Done, Outcome};
 use crate::limits::{COMMAND_BYTES_MAX, ERROR_TEXT_BYTES_MAX};
 use crate::state::Ack;
-use freebs_types::{Error, ErrorKind, Generation, Hash32, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId};
+use freebs_types::{
+    Error, ErrorKind, Generation, Hash32, HostPublic, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
+};
 
 /// Kinds of errors by their byte; appended to, never reordered.
 const ERROR_KINDS: [ErrorKind; 10] = [
@@ -156,6 +158,16 @@ impl Command {
                 out.push(8);
                 put_numbers(&mut out, &[volume.0, generation.0]);
             }
+            Self::NameHostKey { node, start, key } => {
+                out.push(9);
+                put_numbers(&mut out, &[node.0, start.0]);
+                out.extend(key.0);
+            }
+            Self::MoveHead { shard, node } => {
+                out.push(10);
+                put_shard(&mut out, *shard);
+                put_numbers(&mut out, &[node.0]);
+            }
         }
         debug_assert!(out.len() <= COMMAND_BYTES_MAX);
         Ok(out)
@@ -190,6 +202,11 @@ impl Command {
                 Self::AttachVolume { volume, identity, name: f.text()?, force }
             }
             8 => Self::DetachVolume { volume: VolumeId(f.u64()?), generation: Generation(f.u64()?) },
+            9 => {
+                let (node, start) = (NodeId(f.u64()?), StartNumber(f.u64()?));
+                Self::NameHostKey { node, start, key: HostPublic(f.take(32)?.try_into().expect("32 bytes")) }
+            }
+            10 => Self::MoveHead { shard: f.shard()?, node: NodeId(f.u64()?) },
             _ => return Err(damaged()),
         };
         f.end()?;
@@ -243,6 +260,8 @@ pub fn encode_result(result: &Result<Done>) -> Vec<u8> {
                 Outcome::Activated => (6, &[]),
                 Outcome::Attached { generation } => (7, &[generation.0]),
                 Outcome::Detached => (8, &[]),
+                Outcome::Named => (9, &[]),
+                Outcome::Moved => (10, &[]),
             };
             out.push(kind);
             put_numbers(&mut out, &[*revision]);
@@ -281,6 +300,8 @@ pub fn decode_result(bytes: &[u8]) -> Result<Result<Done>> {
         6 => Outcome::Activated,
         7 => Outcome::Attached { generation: Generation(f.u64()?) },
         8 => Outcome::Detached,
+        9 => Outcome::Named,
+        10 => Outcome::Moved,
         _ => return Err(damaged()),
     };
     f.end()?;

@@ -1,7 +1,7 @@
 //! What can be asked of the control plane, and what comes of it.
 
 use crate::state::Ack;
-use freebs_types::{Generation, Hash32, NodeId, ShardId, StartNumber, ViewNumber, VolumeId};
+use freebs_types::{Generation, Hash32, HostPublic, NodeId, ShardId, StartNumber, ViewNumber, VolumeId};
 use serde::{Deserialize, Serialize};
 
 /// A new volume. What is left out gets its default.
@@ -77,6 +77,17 @@ pub enum Command {
         volume: VolumeId,
         generation: Generation,
     },
+    /// A node says what slices of secrets are to be sealed for, in its present start.
+    NameHostKey {
+        node: NodeId,
+        start: StartNumber,
+        key: HostPublic,
+    },
+    /// Makes another member the head of its shard's chain; it opens a view then. The others keep their order.
+    MoveHead {
+        shard: ShardId,
+        node: NodeId,
+    },
 }
 
 /// What a command led to.
@@ -102,6 +113,8 @@ pub enum Outcome {
         generation: Generation,
     },
     Detached,
+    Named,
+    Moved,
 }
 
 /// An outcome, and the revision of the state that has it.

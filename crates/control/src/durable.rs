@@ -14,7 +14,8 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub const STATE_MAGIC: [u8; 4] = *b"FBCS";
-pub const STATE_VERSION: u16 = 1;
+/// Host keys of nodes came with version 2; a state without any is still written as version 1.
+pub const STATE_VERSION: u16 = 2;
 pub const STATE_HEADER_BYTES: usize = 64;
 
 /// Header of the state's durable form; the body follows at once.
@@ -72,9 +73,10 @@ impl State {
         let mut out = vec![0; STATE_HEADER_BYTES];
         serde_json::to_writer(&mut out, &body).expect("a state has only what JSON can say");
         let body = &out[STATE_HEADER_BYTES..];
+        let version = if self.nodes.values().any(|n| n.host_key.is_some()) { STATE_VERSION } else { 1 };
         let mut header = StateHeader {
             magic: STATE_MAGIC,
-            version: STATE_VERSION.into(),
+            version: version.into(),
             length: (STATE_HEADER_BYTES as u16).into(),
             cluster: self.cluster.0,
             revision: self.revision.into(),
@@ -98,7 +100,7 @@ impl State {
         if header.crc.get() != crc32c(&header.as_bytes()[..60]) {
             return Err(damaged("the control state's header does not match its checksum"));
         }
-        if header.version.get() != STATE_VERSION || header.length.get() as usize != STATE_HEADER_BYTES {
+        if !(1..=STATE_VERSION).contains(&header.version.get()) || header.length.get() as usize != STATE_HEADER_BYTES {
             return Err(Error::invalid("the control state has a newer format; use a newer freebs"));
         }
         if header.body_len.get() != body.len() as u64 || body.len() > limits::STATE_BYTES_MAX {

@@ -3,7 +3,8 @@
 use crate::limits;
 use crate::placement::Loads;
 use freebs_types::{
-    ClusterId, Error, Generation, Hash32, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId, limits as common,
+    ClusterId, Error, Generation, Hash32, HostPublic, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
+    limits as common,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -20,6 +21,9 @@ pub struct Node {
     pub workers: u16,
     /// Highest start number it came with (rule V8); 0 if it never ran.
     pub start: StartNumber,
+    /// What slices of secrets are sealed for; `None` until it has said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_key: Option<HostPublic>,
     /// Revision of the last change.
     pub changed: u64,
 }

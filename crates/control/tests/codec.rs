@@ -32,6 +32,8 @@ fn commands() -> Vec<Command> {
         Command::ActivateView { shard, view: ViewNumber(5), generation: Generation(6) },
         Command::AttachVolume { volume: VolumeId(7), identity: Hash32([0xab; 32]), name: "host".into(), force: false },
         Command::DetachVolume { volume: VolumeId(7), generation: Generation(6) },
+        Command::NameHostKey { node: NodeId(2), start: StartNumber(9), key: HostPublic([0xcd; 32]) },
+        Command::MoveHead { shard, node: NodeId(2) },
     ]
 }
 
@@ -45,6 +47,8 @@ fn results() -> Vec<Result<Done>> {
         Outcome::Activated,
         Outcome::Attached { generation: Generation(6) },
         Outcome::Detached,
+        Outcome::Named,
+        Outcome::Moved,
     ];
     let mut all: Vec<_> = outcomes.into_iter().map(|outcome| Ok(Done { revision: 77, outcome })).collect();
     all.push(Err(Error::busy("somebody has it")));
@@ -71,6 +75,8 @@ fn golden_bytes() {
         "060700000000000000030000000500000000000000 0600000000000000",
         "070700000000000000abababababababababababababababababababababababababababababababab000400686f7374",
         "0807000000000000000600000000000000",
+        "0902000000000000000900000000000000cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd",
+        "0a0700000000000000030000000200000000000000",
     ]
     .map(|s| s.replace(' ', ""));
     assert_eq!(all, known);
@@ -84,6 +90,8 @@ fn golden_bytes() {
         "064d00000000000000",
         "074d000000000000000600000000000000",
         "084d00000000000000",
+        "094d00000000000000",
+        "0a4d00000000000000",
         "00020f00736f6d65626f647920686173206974",
     ];
     assert_eq!(all, known);

@@ -2,13 +2,14 @@
 
 use freebs_control::api::{Reply, Request};
 use freebs_control::{Ack, Command, CreateVolume, State};
-use freebs_types::{ClusterId, Generation, Hash32, NodeId, ShardId, StartNumber, ViewNumber, VolumeId};
+use freebs_types::{ClusterId, Generation, Hash32, HostPublic, NodeId, ShardId, StartNumber, ViewNumber, VolumeId};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 fn command() -> impl Strategy<Value = Command> {
     let volume = (0u64..12).prop_map(VolumeId);
     let shard = (0u64..12, 0u32..4).prop_map(|(v, i)| ShardId::new(v, i));
+    let move_shard = shard.clone();
     let size = prop_oneof![Just(1u64 << 30), 0u64..1 << 45, (0u64..1 << 12).prop_map(|n| n << 28)];
     prop_oneof![
         (0u64..6, 1u16..4, 0u64..5).prop_map(|(n, workers, start)| Command::RegisterNode {
@@ -47,6 +48,12 @@ fn command() -> impl Strategy<Value = Command> {
             name: format!("g{who}"),
             force,
         }),
+        (0u64..6, 0u64..5, any::<u8>()).prop_map(|(node, start, key)| Command::NameHostKey {
+            node: NodeId(node),
+            start: StartNumber(start),
+            key: HostPublic([key; 32]),
+        }),
+        (move_shard, 0u64..6).prop_map(|(shard, node)| Command::MoveHead { shard, node: NodeId(node) }),
         (volume, 0u64..4)
             .prop_map(|(volume, generation)| Command::DetachVolume { volume, generation: Generation(generation) }),
     ]

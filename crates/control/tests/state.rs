@@ -1,7 +1,9 @@
 //! What each command does and refuses, one test per rule.
 
 use freebs_control::{Ack, Command, CreateVolume, Outcome, State, rules};
-use freebs_types::{ClusterId, ErrorKind, Generation, Hash32, NodeId, ShardId, StartNumber, ViewNumber, VolumeId};
+use freebs_types::{
+    ClusterId, ErrorKind, Generation, Hash32, HostPublic, NodeId, ShardId, StartNumber, ViewNumber, VolumeId,
+};
 
 const G: u64 = 1 << 30;
 const T: u64 = 1 << 40;
@@ -172,6 +174,52 @@ fn views_are_opened_by_their_head_in_its_present_start() {
     assert_eq!(kind(&mut s, propose(head, 2, 1)), ErrorKind::Retry);
     assert_eq!(s.apply(propose(head, 2, 2)).unwrap().outcome, proposed(3, 2, 1));
     assert_eq!(s.shard(shard).unwrap().active, ViewNumber(2), "the predecessor stays until the new one is active");
+}
+
+/// A head that was moved away can't make its view active, and the new one is asked for from then on.
+#[test]
+fn a_head_is_moved_to_another_member() {
+    let mut s = cluster(4);
+    s.apply(Command::CreateVolume(create("a", G))).unwrap();
+    let shard = ShardId::new(1, 0);
+    let members = s.shard(shard).unwrap().members.clone();
+    let start = StartNumber(1);
+    let propose = |node, active| Command::ProposeView { shard, active: ViewNumber(active), node, start };
+    let activate = |view| Command::ActivateView { shard, view: ViewNumber(view), generation: Generation(0) };
+    s.apply(propose(members[0], 0)).unwrap();
+    s.apply(activate(1)).unwrap();
+    s.apply(propose(members[0], 1)).unwrap();
+    let outside = (1..=4).map(NodeId).find(|n| !members.contains(n)).unwrap();
+    assert_eq!(kind(&mut s, Command::MoveHead { shard, node: outside }), ErrorKind::Invalid);
+    let done = s.apply(Command::MoveHead { shard, node: members[2] }).unwrap();
+    assert_eq!(done.outcome, Outcome::Moved);
+    assert_eq!(s.shard(shard).unwrap().members, [members[2], members[0], members[1]]);
+    let again = s.apply(Command::MoveHead { shard, node: members[2] }).unwrap();
+    assert_eq!(again.revision, done.revision, "a repeat changes nothing");
+    assert_eq!(kind(&mut s, activate(2)), ErrorKind::Fenced, "V6");
+    assert_eq!(kind(&mut s, propose(members[0], 1)), ErrorKind::Invalid);
+    let outcome = s.apply(propose(members[2], 1)).unwrap().outcome;
+    let expected = Outcome::Proposed { view: ViewNumber(3), pred: ViewNumber(1), generation: Generation(0) };
+    assert_eq!(outcome, expected);
+    assert_eq!(s.apply(activate(3)).unwrap().outcome, Outcome::Activated);
+}
+
+#[test]
+fn host_keys_are_named_by_the_present_start() {
+    let mut s = cluster(1);
+    let name =
+        |start, key| Command::NameHostKey { node: NodeId(1), start: StartNumber(start), key: HostPublic([key; 32]) };
+    assert_eq!(s.encode()[4], 1, "what an earlier version reads");
+    assert_eq!(kind(&mut s, name(2, 7)), ErrorKind::Retry);
+    let done = s.apply(name(1, 7)).unwrap();
+    assert_eq!(s.apply(name(1, 7)).unwrap().revision, done.revision);
+    s.apply(register(1, 2)).unwrap();
+    assert_eq!(s.node(NodeId(1)).unwrap().host_key, Some(HostPublic([7; 32])), "a start does not take it away");
+    assert_eq!(kind(&mut s, name(1, 8)), ErrorKind::Retry);
+    s.apply(name(2, 9)).unwrap();
+    assert_eq!(s.encode()[4], 2);
+    let s = State::decode(&s.encode()).unwrap();
+    assert_eq!(s.node(NodeId(1)).unwrap().host_key, Some(HostPublic([9; 32])));
 }
 
 #[test]

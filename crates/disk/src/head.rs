@@ -169,6 +169,7 @@ impl Head {
             min_copies: 1,
             generation: Generation(0),
             members: vec![Member { node: NODE, start }],
+            shared: None,
         };
         (self.chunk, self.offset) = (ChunkId { view: self.view, counter: 0 }, 0);
         let meta = self.meta(version, 0);

@@ -49,6 +49,7 @@ fn news(index: u32, view: u64, members: &[u64], base: u64) -> ViewNews {
             min_copies: quorum,
             generation: GENERATION,
             members: members.iter().map(|n| Member { node: NodeId(*n), start: StartNumber(1) }).collect(),
+            shared: None,
         },
     }
 }

@@ -84,6 +84,7 @@ impl Bench {
                     min_copies: 2,
                     generation,
                     members,
+                    shared: None,
                 };
                 (1..=3).for_each(|n| self.durable(n, 2));
                 let news = ViewNews { shard: self.shard, view: ViewNumber(1), sequence: Sequence(1), body };

@@ -5,8 +5,8 @@
 use crate::{ExtentKind, FrameHead, FrameKind};
 use bytes::Bytes;
 use freebs_types::{
-    BlockRange, ChunkId, DriverId, Error, Generation, Hash32, Lba, NodeId, RequestNumber, Result, Sequence,
-    StartNumber, Version, ViewNumber, limits,
+    BlockRange, ChunkId, DriverId, Error, Generation, Hash32, HostPublic, Lba, NodeId, RequestNumber, Result,
+    SEALED_SLICE_BYTES, SealedSlice, Sequence, StartNumber, Version, ViewNumber, limits,
 };
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -17,6 +17,19 @@ pub struct Member {
     pub node: NodeId,
     /// Start number of the node when the view was made; binding for the head (W2).
     pub start: StartNumber,
+}
+
+/// How the secret of a view is shared among its members (design note 17).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ViewSecret {
+    /// So many slices are needed.
+    pub threshold: u8,
+    /// Public half of the key that the slices were sealed with.
+    pub point: HostPublic,
+    /// Secret of the view before, which nobody extends any more; zeroes if there was none.
+    pub pred_secret: Hash32,
+    /// In the order of the members.
+    pub slices: Vec<SealedSlice>,
 }
 
 /// What a view frame says (rules V1, V5).
@@ -35,6 +48,8 @@ pub struct ViewBody {
     pub generation: Generation,
     /// Head first.
     pub members: Vec<Member>,
+    /// `None` if the secret is derived from one that only the head has.
+    pub shared: Option<Box<ViewSecret>>,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -58,10 +73,22 @@ pub(crate) struct MemberFixed {
     pub(crate) node: U64,
     pub(crate) start: U64,
     pub(crate) flags: U64,
-    /// The member's slice of the view's secret, encrypted for it; zeroes until secrets are shared.
-    pub(crate) slice: [u8; 72],
+    /// The member's slice of the view's secret, sealed for it; zeroes if the secret is not shared.
+    pub(crate) slice: [u8; SEALED_SLICE_BYTES],
+    pub(crate) reserved: [u8; 23],
 }
 const _: () = assert!(size_of::<MemberFixed>() == 96);
+
+/// Behind the members of a view whose secret is shared.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct SharedFixed {
+    pub(crate) point: [u8; 32],
+    pub(crate) pred_secret: [u8; 32],
+    pub(crate) threshold: u8,
+    pub(crate) reserved: [u8; 31],
+}
+const _: () = assert!(size_of::<SharedFixed>() == 96);
 
 fn cut(what: &'static str) -> Error {
     Error::corrupt(what)
@@ -82,21 +109,55 @@ impl ViewBody {
             reserved: 0.into(),
         };
         let mut out = fixed.as_bytes().to_vec();
-        for m in &self.members {
-            let m = MemberFixed { node: m.node.0.into(), start: m.start.0.into(), flags: 0.into(), slice: [0; 72] };
+        for (i, m) in self.members.iter().enumerate() {
+            let slice = self.shared.as_ref().and_then(|s| s.slices.get(i)).copied().unwrap_or_default().0;
+            let (node, start) = (m.node.0.into(), m.start.0.into());
+            let m = MemberFixed { node, start, flags: 0.into(), slice, reserved: [0; 23] };
             out.extend_from_slice(m.as_bytes());
         }
+        if let Some(s) = &self.shared {
+            let (point, pred_secret) = (s.point.0, s.pred_secret.0);
+            let fixed = SharedFixed { point, pred_secret, threshold: s.threshold, reserved: [0; 31] };
+            out.extend_from_slice(fixed.as_bytes());
+        }
         out
+    }
+
+    /// The same for who only wants to know the members.
+    #[must_use]
+    pub fn without_slices(&self) -> Self {
+        Self { shared: None, members: self.members.clone(), ..*self }
+    }
+
+    /// Whether a body says how its secret is shared.
+    pub(crate) fn names_slices(body: &[u8]) -> bool {
+        let fixed = ViewFixed::ref_from_prefix(body);
+        fixed.is_ok_and(|(f, rest)| rest.len() == (f.members.get() as usize + 1) * size_of::<MemberFixed>())
     }
 
     pub fn decode(body: &[u8]) -> Result<Self> {
         let (fixed, rest) = ViewFixed::ref_from_prefix(body).map_err(|_| cut("view body is cut short"))?;
         let n = fixed.members.get() as usize;
-        let members = <[MemberFixed]>::ref_from_bytes(rest).map_err(|_| cut("view members are cut short"))?;
-        if members.len() != n || n == 0 || n > limits::CHAIN_MEMBERS_MAX || !(1..=n).contains(&(fixed.quorum as usize))
-        {
+        let (members, rest) =
+            <[MemberFixed]>::ref_from_prefix_with_elems(rest, n).map_err(|_| cut("view members are cut short"))?;
+        if n == 0 || n > limits::CHAIN_MEMBERS_MAX || !(1..=n).contains(&(fixed.quorum as usize)) {
             return Err(cut("view with an impossible number of members"));
         }
+        let shared = match rest.len() {
+            0 => None,
+            _ => {
+                let s = SharedFixed::ref_from_bytes(rest).map_err(|_| cut("slices of a view are cut short"))?;
+                if !(1..=n).contains(&(s.threshold as usize)) {
+                    return Err(cut("view with an impossible number of slices"));
+                }
+                Some(Box::new(ViewSecret {
+                    threshold: s.threshold,
+                    point: HostPublic(s.point),
+                    pred_secret: Hash32(s.pred_secret),
+                    slices: members.iter().map(|m| SealedSlice(m.slice)).collect(),
+                }))
+            }
+        };
         Ok(Self {
             pred: ViewNumber(fixed.pred.get()),
             seal_sequence: Sequence(fixed.seal_sequence.get()),
@@ -109,6 +170,7 @@ impl ViewBody {
                 .iter()
                 .map(|m| Member { node: NodeId(m.node.get()), start: StartNumber(m.start.get()) })
                 .collect(),
+            shared,
         })
     }
 }

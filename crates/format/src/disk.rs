@@ -7,7 +7,9 @@
 
 use crate::{FrameHead, crc32c};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use freebs_types::{ClusterId, DeviceId, Error, NodeId, Result, SegmentId, SegmentSeq, StartNumber, limits};
+use freebs_types::{
+    ClusterId, DeviceId, Error, Hash32, HostPublic, NodeId, Result, SegmentId, SegmentSeq, StartNumber, limits,
+};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -16,7 +18,11 @@ pub const APPEND_MAGIC: [u8; 4] = *b"FBAP";
 pub const FOOTER_MAGIC: [u8; 4] = *b"FBIX";
 pub const PAGE_MAGIC: [u8; 4] = *b"FBMP";
 pub const CHECKPOINT_MAGIC: [u8; 4] = *b"FBCP";
+pub const HOST_KEY_MAGIC: [u8; 4] = *b"FBHK";
 pub const DISK_VERSION: u16 = 1;
+
+/// Bytes of the file `host-key`.
+pub const HOST_KEY_BYTES: usize = 128;
 
 /// Feature bit of the superblock: the slots of checkpoints may name something. A reader that does not know it would
 /// take the segments of a checkpoint for free, and leave the slots as they are. Without it they are not looked at.
@@ -121,6 +127,56 @@ impl Superblock {
     }
     pub fn start_number(&self) -> StartNumber {
         StartNumber(self.start.get())
+    }
+}
+
+/// The file `host-key` beside the log: the key pair that slices of secrets are sealed for.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct HostKeyFile {
+    pub magic: [u8; 4],
+    pub version: U16,
+    pub length: U16,
+    pub cluster: [u8; 16],
+    pub node: U64,
+    pub secret: [u8; 32],
+    pub public: [u8; 32],
+    pub reserved: [u8; 28],
+    pub crc: U32,
+}
+const _: () = assert!(size_of::<HostKeyFile>() == HOST_KEY_BYTES);
+
+impl HostKeyFile {
+    #[must_use]
+    pub fn encode(cluster: ClusterId, node: NodeId, secret: &Hash32, public: &HostPublic) -> [u8; HOST_KEY_BYTES] {
+        let mut file = Self {
+            magic: HOST_KEY_MAGIC,
+            version: DISK_VERSION.into(),
+            length: (HOST_KEY_BYTES as u16).into(),
+            cluster: cluster.0,
+            node: node.0.into(),
+            secret: secret.0,
+            public: public.0,
+            reserved: [0; 28],
+            crc: 0.into(),
+        };
+        file.crc = crc32c(&file.as_bytes()[..HOST_KEY_BYTES - 4]).into();
+        file.as_bytes().try_into().expect("of this length")
+    }
+
+    /// The secret half, and the public one that has to belong to it.
+    pub fn decode(bytes: &[u8], cluster: ClusterId, node: NodeId) -> Result<(Hash32, HostPublic)> {
+        let file = Self::ref_from_bytes(bytes).map_err(|_| Error::corrupt("a host key of another length"))?;
+        if file.magic != HOST_KEY_MAGIC || file.crc.get() != crc32c(&bytes[..HOST_KEY_BYTES - 4]) {
+            return Err(Error::corrupt("a host key that does not match its checksum"));
+        }
+        if file.version.get() != DISK_VERSION || file.length.get() as usize != HOST_KEY_BYTES {
+            return Err(Error::invalid("a host key of a newer format; use a newer freebs"));
+        }
+        if file.cluster != cluster.0 || file.node.get() != node.0 {
+            return Err(Error::corrupt("the host key of another node"));
+        }
+        Ok((Hash32(file.secret), HostPublic(file.public)))
     }
 }
 

@@ -5,7 +5,7 @@
 //! the data match their CRCs is asked with `verify_data`.
 
 use crate::bodies::{MarkBody, ViewBody};
-use crate::header::{DIGEST_PREFIX, FEATURE_PINS, FRAME_MAGIC, FRAME_VERSION};
+use crate::header::{DIGEST_PREFIX, FEATURE_PINS, FEATURE_SHARED, FRAME_MAGIC, FRAME_VERSION};
 use crate::{
     ExtentDesc, ExtentKind, FrameHeader, FrameKind, UpdateDesc, UpdateKind, block_crc, crc32c, frame_digest, hide,
     token,
@@ -93,7 +93,7 @@ impl FrameHead {
         if header.crc.get() != crc32c(&header.as_bytes()[..252]) {
             return Err(corrupt("frame header does not match its checksum"));
         }
-        if header.version.get() != FRAME_VERSION || header.features.get() & !FEATURE_PINS != 0 {
+        if header.version.get() != FRAME_VERSION || header.features.get() & !(FEATURE_PINS | FEATURE_SHARED) != 0 {
             return Err(Error::invalid("frame of a newer format; use a newer freebs"));
         }
         let (head, data) = (header.head_len.get() as usize, header.data_len.get() as usize);
@@ -127,6 +127,10 @@ impl FrameHead {
             head.check_updates()?;
         } else if header.updates.get() != 0 || (!header.frame_kind().is_local() && header.data_len.get() != 0) {
             return Err(corrupt("updates in a frame that has none"));
+        }
+        let has_slices = header.frame_kind() == FrameKind::View && ViewBody::names_slices(head.body());
+        if has_slices != (header.features.get() & FEATURE_SHARED != 0) {
+            return Err(corrupt("slices in a frame that says it has none, or none in one that says it has some"));
         }
         Ok(head)
     }
@@ -496,7 +500,8 @@ impl FrameBuilder {
             FrameKind::Mark => MarkBody::names_pins(body),
             _ => false,
         };
-        if pins { FEATURE_PINS } else { 0 }
+        let slices = kind == FrameKind::View && ViewBody::names_slices(body);
+        u32::from(pins) * FEATURE_PINS + u32::from(slices) * FEATURE_SHARED
     }
 
     fn seal(

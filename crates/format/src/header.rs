@@ -9,6 +9,9 @@ pub const FRAME_VERSION: u16 = 1;
 /// Feature bit of a frame that tells of pinned versions: updates of the kinds `Snapshot`, `Release` and `Retain`, and
 /// marks that name any. Who does not know it would let go of what they keep.
 pub const FEATURE_PINS: u32 = 1;
+/// Feature bit of a view frame whose secret is shared among the members. Who does not know it would follow such a view
+/// with a secret that its members can't put together.
+pub const FEATURE_SHARED: u32 = 2;
 /// Bytes of the header that the digest covers; behind them come the hashes themselves.
 pub const DIGEST_PREFIX: usize = 112;
 

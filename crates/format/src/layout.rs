@@ -3,12 +3,16 @@
 //!
 //! Invariant: every fixed struct of this crate is here, with all its fields, in order and without a gap.
 
-use crate::bodies::{AttachFixed, CarryFixed, EntryFixed, FloorFixed, LearnedFixed, MarkFixed, MemberFixed, ViewFixed};
-use crate::disk::{AppendHeader, CheckpointSlot, IndexFixed, PageHeader, PagesFixed, SegmentFooter, Superblock};
+use crate::bodies::{
+    AttachFixed, CarryFixed, EntryFixed, FloorFixed, LearnedFixed, MarkFixed, MemberFixed, SharedFixed, ViewFixed,
+};
+use crate::disk::{
+    AppendHeader, CheckpointSlot, HostKeyFile, IndexFixed, PageHeader, PagesFixed, SegmentFooter, Superblock,
+};
 use crate::header::{ExtentDesc, FrameHeader, UpdateDesc};
 use crate::wire::{
     AttachMeta, ControlMeta, DurableMeta, FramesMeta, HeartbeatMeta, HelloMeta, MessageHeader, NameMeta, OrderedMeta,
-    PieceMeta, ReadMeta, RefusedMeta, SealMeta, SyncMeta, SyncReplyMeta, WelcomeMeta, WriteMeta,
+    PieceMeta, ReadMeta, RefusedMeta, SealAskMeta, SealMeta, SyncMeta, SyncReplyMeta, WelcomeMeta, WriteMeta,
 };
 use core::mem::offset_of;
 
@@ -57,7 +61,8 @@ layouts! {
     UpdateDesc { kind, flags, extents, blocks, driver, number, lowest_open, base, reserved }
     ExtentDesc { lba, blocks, kind, flags, reserved }
     ViewFixed { pred, seal_sequence, seal_hid, secret_hash, generation, quorum, min_copies, members, reserved }
-    MemberFixed { node, start, flags, slice }
+    MemberFixed { node, start, flags, slice, reserved }
+    SharedFixed { point, pred_secret, threshold, reserved }
     AttachFixed { generation, driver, identity, reserved }
     MarkFixed {
         promised, secret_view, secret, committed, last_view, released, last_parent, last_digest, attach, flags,
@@ -71,6 +76,7 @@ layouts! {
         magic, version, length, features, sector, cluster, device, node, worker, workers, reserved0, segment_bytes,
         size_limit, revision, start, created, reserved, crc,
     }
+    HostKeyFile { magic, version, length, cluster, node, secret, public, reserved, crc }
     AppendHeader {
         magic, version, flags, device, segment, offset, segment_seq, number, durable, heads_len, extra_len, data_len,
         frames, start, reserved, heads_crc, crc,
@@ -100,7 +106,8 @@ layouts! {
     FramesMeta { frames, forward }
     HeartbeatMeta { volume, shard, reserved, view, last, committed, keep }
     NameMeta { view, sequence, hid }
-    SealMeta { pred, last, committed, promised, has_pred, damaged, reserved, slice }
+    SealAskMeta { pred, point, slice, reserved }
+    SealMeta { pred, last, committed, promised, has_pred, damaged, given, reserved, slice }
     SyncMeta { until, map_from, map_since, names, flags }
     SyncReplyMeta { common, map_next, frames, mode, reserved }
     ControlMeta { body_crc, reserved }

@@ -15,9 +15,11 @@ pub mod wire;
 
 pub use bodies::{
     AttachBody, CARRY_ENTRY_BYTES, CarryBody, CarryEntry, MarkBody, Member, RequestEntry, RequestFloor, Requests,
-    ViewBody,
+    ViewBody, ViewSecret,
 };
 pub use crc::{block_crc, block_crcs, crc32c, is_zero};
 pub use frame::{Extent, Frame, FrameBefore, FrameBuilder, FrameHead, FrameMeta, Update, UpdateDraft};
-pub use header::{ExtentDesc, ExtentKind, FEATURE_PINS, FRAME_MAGIC, FrameHeader, FrameKind, UpdateDesc, UpdateKind};
+pub use header::{
+    ExtentDesc, ExtentKind, FEATURE_PINS, FEATURE_SHARED, FRAME_MAGIC, FrameHeader, FrameKind, UpdateDesc, UpdateKind,
+};
 pub use token::{frame_digest, hide, token};

@@ -51,6 +51,28 @@ fn updates_come_back_as_they_went_in() {
     assert_eq!(head.crcs().len(), 2);
 }
 
+/// A reader that does not know how secrets are shared must not take the view for one that it knows, and a frame must
+/// not hide that it is one.
+#[test]
+fn slices_are_announced() {
+    let frame = shared_view_frame();
+    let body = ViewBody::decode(frame.head.body()).unwrap();
+    assert_eq!(body, shared_view_body());
+    assert_eq!(body.without_slices(), common::view_body());
+    for (frame, feature) in [(frame, 0), (common::view_frame(), FEATURE_SHARED), (data_frame(), FEATURE_SHARED)] {
+        let mut bytes = frame.head.bytes().to_vec();
+        bytes[8..12].copy_from_slice(&feature.to_le_bytes());
+        reseal_frame(&mut bytes);
+        assert!(parse(&bytes).is_err());
+    }
+    let mut bytes = shared_view_body().encode();
+    let threshold = bytes.len() - 32;
+    for bad in [0, 4] {
+        bytes[threshold] = bad;
+        assert!(ViewBody::decode(&bytes).is_err(), "{bad} of 3 slices");
+    }
+}
+
 #[test]
 fn pins_name_versions_and_no_blocks() {
     let frame = common::snapshot_frame();
@@ -88,7 +110,8 @@ fn pins_name_versions_and_no_blocks() {
 fn a_newer_format_is_said_to_be_one() {
     for (at, what) in [(4, "version"), (8, "features")] {
         let mut bytes = data_frame().head.bytes().to_vec();
-        bytes[at] += 2;
+        // The lowest feature bit that is not known.
+        bytes[at] += 4;
         assert_eq!(parse(&bytes).unwrap_err().kind, ErrorKind::Corrupt, "{what}: the checksum comes first");
         reseal_frame(&mut bytes);
         let e = parse(&bytes).unwrap_err();

@@ -43,9 +43,11 @@ fn golden(name: &str, bytes: &[u8], data: &[u8]) {
 
 #[test]
 fn frames() {
-    for (name, frame) in all_frames().into_iter().chain([("mark-pins", pins_frame()), ("snapshot", snapshot_frame())]) {
+    let others = [("mark-pins", pins_frame()), ("snapshot", snapshot_frame()), ("view-shared", shared_view_frame())];
+    for (name, frame) in all_frames().into_iter().chain(others) {
         let (mut bytes, pins) = (frame.head.bytes().clone(), frame.header().features.get() & FEATURE_PINS);
         assert_eq!(pins > 0, name == "snapshot" || name == "mark-pins", "{name}");
+        assert_eq!(frame.header().features.get() & FEATURE_SHARED > 0, name == "view-shared", "{name}");
         assert!(FrameHead::parse(&mut bytes).is_ok(), "{name}");
         golden(&format!("frame-{name}"), frame.head.bytes(), &frame.data.concat());
     }
@@ -182,6 +184,32 @@ fn messages() {
     for m in all {
         let (head, payload) = wire_bytes(&m);
         golden(&format!("message-{}", m.name().replace(' ', "-")), &head, &payload);
+    }
+}
+
+#[test]
+fn messages_with_slices_keep_their_bytes() {
+    for (name, m) in messages_with_slices() {
+        let (head, payload) = wire_bytes(&m);
+        golden(&format!("message-{name}"), &head, &payload);
+    }
+}
+
+#[test]
+fn the_host_key() {
+    let (secret, public) = (Hash32([0x5c; 32]), HostPublic([0x9b; 32]));
+    let bytes = HostKeyFile::encode(cluster(), NodeId(3), &secret, &public);
+    golden("host-key", &bytes, &[]);
+    assert_eq!(HostKeyFile::decode(&bytes, cluster(), NodeId(3)).unwrap(), (secret, public));
+    assert!(HostKeyFile::decode(&bytes, cluster(), NodeId(4)).is_err());
+    assert!(HostKeyFile::decode(&bytes, ClusterId([1; 16]), NodeId(3)).is_err());
+    for bit in 0..bytes.len() * 8 {
+        let mut bad = bytes;
+        bad[bit / 8] ^= 1 << (bit % 8);
+        assert!(HostKeyFile::decode(&bad, cluster(), NodeId(3)).is_err(), "bit {bit}");
+    }
+    for len in 0..bytes.len() {
+        assert!(HostKeyFile::decode(&bytes[..len], cluster(), NodeId(3)).is_err(), "{len} bytes");
     }
 }
 

@@ -24,7 +24,8 @@ fn use_all(m: &Message) {
 
 #[test]
 fn every_kind_arrives_as_it_was_sent() {
-    for m in all_messages() {
+    let slices = messages_with_slices().into_iter().map(|(_, m)| m);
+    for m in all_messages().into_iter().chain(slices) {
         let bytes = whole_message(&m);
         assert_eq!(Message::wanted(&bytes).unwrap(), bytes.len());
         let again = decode_message(&bytes).unwrap().unwrap();

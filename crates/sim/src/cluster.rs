@@ -91,6 +91,7 @@ impl Cluster {
             segment_bytes: config.segment_bytes,
             nodes: config.nodes,
             both_dial: config.both_dial,
+            has_keys: config.has_keys,
             mutant: mutants.chain,
         };
         let mut nodes = Vec::new();

@@ -49,6 +49,10 @@ pub struct Odds {
     pub control_down: f64,
     pub lose_answer: f64,
     pub jump_clock: f64,
+    /// Another member becomes head.
+    pub move_head: f64,
+    /// The head's process is killed, and another member becomes head before it is back.
+    pub fail_over: f64,
 }
 
 /// A whole run.
@@ -62,6 +66,8 @@ pub struct Config {
     pub disk: DiskConfig,
     pub net: NetConfig,
     pub both_dial: bool,
+    /// Nodes have named host keys.
+    pub has_keys: bool,
     /// How many times slower than the others a node's disk is, by node.
     pub slowness: Vec<u64>,
     /// By how many bytes a node's disk is smaller than the largest, by node.
@@ -127,6 +133,7 @@ impl Config {
         let segment_bytes = limits::SEGMENT_BYTES_MIN * luck.range(1, 2);
         let segments = if is_tight { luck.range(8, 14) } else { 64 };
         let mut sizes = Rng::fork(seed, 3);
+        let has_keys = Rng::fork(seed, 5).chance(0.9);
         let less = |_| if is_tight { sizes.below(segments - 7) * segment_bytes } else { 0 };
         let smaller = (0..nodes).map(less).collect();
         let disk = DiskConfig {
@@ -162,12 +169,13 @@ impl Config {
             disk,
             net,
             both_dial: luck.chance(0.5),
+            has_keys,
             slowness: (0..nodes).map(|_| if luck.chance(0.3) { luck.spread(2, 40) } else { 1 }).collect(),
             smaller,
             request_limit: Nanos::from_millis(limit_ms),
             load,
             settle: Nanos::from_millis(20_000),
-            odds: Odds::draw(profile, luck).with_loss(has_loss, seed),
+            odds: Odds::draw(profile, luck).with_loss(has_loss, seed).with_moves(has_keys && profile != "calm", seed),
             is_crowded: profile == "crowd",
             has_rot,
             has_loss,
@@ -268,9 +276,19 @@ impl Odds {
         if has_loss { Self { rot: 0.0, lose_append, ..self } } else { self }
     }
 
+    /// Heads move in half of the runs, if they can at all.
+    fn with_moves(self, can: bool, seed: u64) -> Self {
+        let mut luck = Rng::fork(seed, 7);
+        if !can || luck.chance(0.5) {
+            return self;
+        }
+        let mut some = |most: f64| luck.below(1000) as f64 / 1000.0 * most;
+        Self { move_head: some(3.0), fail_over: some(1.5), ..self }
+    }
+
     /// Names and odds, in a fixed order.
     #[must_use]
-    pub fn list(&self) -> [(&'static str, f64); 18] {
+    pub fn list(&self) -> [(&'static str, f64); 20] {
         [
             ("kill_node", self.kill_node),
             ("power_node", self.power_node),
@@ -290,6 +308,8 @@ impl Odds {
             ("control_down", self.control_down),
             ("lose_answer", self.lose_answer),
             ("jump_clock", self.jump_clock),
+            ("move_head", self.move_head),
+            ("fail_over", self.fail_over),
         ]
     }
 }

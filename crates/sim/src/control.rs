@@ -6,7 +6,7 @@ use crate::world::World;
 use freebs_chain::{ControlPort, Opened, ShardInfo};
 use freebs_control::{Command, CreateVolume, Outcome, State, Volume};
 use freebs_types::{
-    ClusterId, Error, Generation, Hash32, Nanos, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
+    ClusterId, Error, Generation, Hash32, HostPublic, Nanos, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
 };
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -42,6 +42,11 @@ impl Control {
     /// Called after every change.
     pub fn on_change(&self, tell: Rc<dyn Fn()>) {
         *self.changed.borrow_mut() = Some(tell);
+    }
+
+    #[must_use]
+    pub fn is_down(&self) -> bool {
+        self.down.get()
     }
 
     pub fn set_down(&self, down: bool) {
@@ -85,6 +90,7 @@ impl Control {
     /// What a node hears of its shards.
     #[must_use]
     pub fn shards_of(&self, node: NodeId) -> Vec<ShardInfo> {
+        let has_key = |n: NodeId| self.state.borrow().node(n).is_some_and(|n| n.host_key.is_some());
         let mut out = Vec::new();
         for v in self.volumes() {
             for s in v.shards.iter().filter(|s| s.members.contains(&node)) {
@@ -95,6 +101,7 @@ impl Control {
                     blocks: v.shard_blocks(),
                     highest: s.highest,
                     generation: v.generation,
+                    has_keys: s.members.iter().all(|n| has_key(*n)),
                 });
             }
         }
@@ -149,7 +156,7 @@ pub struct Port {
 
 impl Port {
     /// Says that the node is there, until it is heard.
-    pub async fn register(&self, start: StartNumber, workers: u16) -> Result<()> {
+    pub async fn register(&self, start: StartNumber, workers: u16, key: Option<HostPublic>) -> Result<()> {
         let command = Command::RegisterNode {
             node: self.node,
             name: format!("node-{}", self.node),
@@ -157,6 +164,14 @@ impl Port {
             workers,
             start,
         };
+        self.insist(command).await?;
+        match key {
+            Some(key) => self.insist(Command::NameHostKey { node: self.node, start, key }).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn insist(&self, command: Command) -> Result<()> {
         loop {
             match self.control.call(Place::Node(self.node.0), command.clone()).await {
                 Ok(_) => return Ok(()),
@@ -177,7 +192,10 @@ impl ControlPort for Port {
         let volume = self.control.volume(shard.volume).ok_or_else(|| Error::not_found("no such volume"))?;
         let members = volume.shard(shard.index).map(|s| s.members.clone()).unwrap_or_default();
         let quorum = volume.quorum(members.len()) as u8;
-        Ok(Opened { view, pred, quorum, min_copies: volume.min_copies, pred_quorum: quorum, generation, members })
+        let state = self.control.state.borrow();
+        let keys = members.iter().filter_map(|n| Some((*n, state.node(*n)?.host_key?))).collect();
+        let (min_copies, pred_quorum) = (volume.min_copies, quorum);
+        Ok(Opened { view, pred, quorum, min_copies, pred_quorum, generation, members, keys })
     }
 
     async fn activate(&self, shard: ShardId, view: ViewNumber, generation: Generation) -> Result<()> {

@@ -5,7 +5,8 @@ use crate::device::Crash;
 use crate::network::Place;
 use crate::node::Node;
 use freebs_chain::ShardStatus;
-use freebs_types::Nanos;
+use freebs_control::Command;
+use freebs_types::{Nanos, NodeId, ShardId};
 use std::rc::Rc;
 
 /// What faults wait for: names of messages as they arrive, answers to clients, drivers that become ready.
@@ -87,6 +88,8 @@ fn strike(c: &Rc<Cluster>, name: &str) {
         "slow_disk" | "stall_disk" | "fail_write" => disk(c, name),
         "rot" => rot(c),
         "lose_append" => lose_append(c),
+        "move_head" => move_head(c),
+        "fail_over" => fail_over(c),
         "control_down" => {
             c.control.set_down(true);
             let (cluster, wait) = (c.clone(), ms(c, 20, 1500));
@@ -118,6 +121,42 @@ fn each(c: &Rc<Cluster>, all: bool, crash: Crash) {
 fn start_again(c: &Rc<Cluster>, node: Rc<Node>) {
     let wait = Nanos(c.luck.borrow_mut().spread(c.config.restart_min.0, c.config.restart_max.0));
     c.world.after(wait, move || node.start());
+}
+
+/// A shard, its head, and another of its members.
+fn some_chain(c: &Cluster) -> Option<(ShardId, NodeId, NodeId)> {
+    let volumes = c.control.volumes();
+    let mut luck = c.luck.borrow_mut();
+    let volume = luck.pick(&volumes)?;
+    let shard = luck.pick(&volume.shards)?;
+    let other = *luck.pick(shard.members.get(1..)?)?;
+    Some((volume.shard_id(shard.index), shard.head()?, other))
+}
+
+/// The control plane names another head, whatever state that node is in.
+fn move_head(c: &Rc<Cluster>) {
+    if let Some((shard, _, to)) = some_chain(c).filter(|_| !c.control.is_down()) {
+        name_head(c, shard, to);
+    }
+}
+
+fn name_head(c: &Cluster, shard: ShardId, to: NodeId) {
+    c.world.say(|| format!("control: node {to} is to be head of shard {shard}"));
+    let done = c.control.apply(Command::MoveHead { shard, node: to });
+    c.world.trace(0x51, to.0, u64::from(done.is_ok()));
+}
+
+fn fail_over(c: &Rc<Cluster>) {
+    let Some((shard, head, to)) = some_chain(c) else { return };
+    let Some(node) = c.node(head.0).cloned() else { return };
+    node.kill(Crash::Kill);
+    start_again(c, node);
+    let (cluster, wait) = (c.clone(), ms(c, 1, 500));
+    c.world.after(wait, move || {
+        if !cluster.control.is_down() && !cluster.over.get() {
+            name_head(&cluster, shard, to);
+        }
+    });
 }
 
 fn pause_node(c: &Rc<Cluster>) {

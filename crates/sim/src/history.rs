@@ -1,7 +1,7 @@
 //! The log of a replica, read at the end of a run: one unbroken history in which every request has its place once.
 
 use crate::content::Value;
-use freebs_format::{FrameKind, hide};
+use freebs_format::{Frame, FrameKind, ViewBody, hide, token};
 use freebs_io::Device;
 use freebs_lsvd::Engine;
 use freebs_types::{BLOCK, DriverId, Hash32, RequestNumber, SECTOR, Sequence, ShardId, Version};
@@ -15,6 +15,7 @@ pub async fn check<D: Device>(engine: &Engine<D>, shard: ShardId) -> Result<(), 
     let Some(state) = engine.state(shard) else { return Err("is not there".into()) };
     let mut at = Sequence(state.first_kept.0.max(1));
     let mut before: Option<(Sequence, Version, Hash32)> = None;
+    let mut last_hashes = None;
     // By driver and number, and by the write that filled whole blocks (rule W3).
     let mut requests: BTreeMap<(DriverId, RequestNumber), Sequence> = BTreeMap::new();
     let mut contents: BTreeMap<(u32, Value), Sequence> = BTreeMap::new();
@@ -29,6 +30,10 @@ pub async fn check<D: Device>(engine: &Engine<D>, shard: ShardId) -> Result<(), 
             if s != at {
                 return Err(format!("frame {s} stands at {at}"));
             }
+            if let Some((hid, parent, digest)) = last_hashes.filter(|_| f.head.kind() == FrameKind::View) {
+                published_fits(&f, hid, parent, digest)?;
+            }
+            last_hashes = Some((h.hid(), h.parent_token(), h.digest()));
             if let Some((_, version, hid)) = before {
                 let first = if f.head.kind() == FrameKind::Data { version.next() } else { version };
                 if hide(&h.parent_token()) != hid || h.first_version.get() != first.0 {
@@ -56,6 +61,19 @@ pub async fn check<D: Device>(engine: &Engine<D>, shard: ShardId) -> Result<(), 
         }
     }
     Ok(())
+}
+
+/// A view frame publishes the secret that the frame before it was made with, if the view is shared (section 6).
+fn published_fits(f: &Frame, hid: Hash32, parent: Hash32, digest: Hash32) -> Result<(), String> {
+    let body = ViewBody::decode(f.head.body()).map_err(|e| e.to_string())?;
+    let Some(shared) = body.shared else { return Ok(()) };
+    let id = token(&shared.pred_secret, &parent, &digest);
+    let fits = id == f.header().parent_token() && hide(&id) == hid;
+    // Who follows a frame that it has given up may not know the secret.
+    if fits || shared.pred_secret == Hash32::default() {
+        return Ok(());
+    }
+    Err(format!("frame {} publishes a secret that the frame before it was not made with", f.head.seq()))
 }
 
 /// The write that put all of these sectors there, if it is one.

@@ -5,7 +5,7 @@ use freebs_chain::Mutant as Chain;
 use freebs_driver::Mutant as Driver;
 
 /// Mutants of the chain.
-pub const CHAIN: [Chain; 12] = [
+pub const CHAIN: [Chain; 16] = [
     Chain::HeadOrdersAfterRestart,
     Chain::RepeatsAreApplied,
     Chain::AnswersBeforeDurable,
@@ -18,6 +18,10 @@ pub const CHAIN: [Chain; 12] = [
     Chain::ActiveTooEarly,
     Chain::QuorumOfOne,
     Chain::MembersRoomIgnored,
+    Chain::SecretMadeUp,
+    Chain::HeadDoesNotStepDown,
+    Chain::SealsBelowCommitted,
+    Chain::PendingFramesCount,
 ];
 
 /// Mutants of the driver.

@@ -9,8 +9,9 @@ use crate::network::{Arrival, EndPoint, Network, Place};
 use crate::world::World;
 use freebs_chain::{HostConfig, Mutant, Who, Worker, WorkerConfig};
 use freebs_format::wire::Message;
-use freebs_io::{Clock, Device, LinkId, Outbox};
+use freebs_io::{Clock, Device, LinkId, Outbox, Random};
 use freebs_lsvd::{Engine, Expect, Shape};
+use freebs_secrets::HostKey;
 use freebs_types::{BLOCK, ClusterId, DeviceId, Hash32, Nanos, NodeId, Peer, Result};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -42,6 +43,8 @@ pub struct Shared {
     pub nodes: u64,
     /// Both ends of a pair connect to each other, not only the lower one.
     pub both_dial: bool,
+    /// All have named host keys: views have slices, and other members can become head.
+    pub has_keys: bool,
     pub mutant: Option<Mutant>,
 }
 
@@ -59,6 +62,17 @@ impl Clock for SimClock {
 
     fn wall(&self) -> u64 {
         self.wall.get().wrapping_add(self.world.now().0)
+    }
+}
+
+/// Where secrets of views come from. A start of a node has its own stream; no two of a run are the same.
+struct SimRandom(crate::rng::Rng);
+
+impl Random for SimRandom {
+    fn fill(&mut self, bytes: &mut [u8]) {
+        for piece in bytes.chunks_mut(8) {
+            piece.copy_from_slice(&self.0.next().to_le_bytes()[..piece.len()]);
+        }
     }
 }
 
@@ -321,13 +335,15 @@ impl Life {
         check_space(&shared.world, node.id, &engine).await;
         let start = engine.start();
         let port = Port { control: shared.control.clone(), node: node.id };
-        port.register(start, 1).await?;
+        let host_key = HostKey::new(Hash32([node.id.0 as u8; 32]));
+        port.register(start, 1, shared.has_keys.then(|| host_key.public())).await?;
         let host = HostConfig {
             cluster: shared.cluster,
             me: Peer { node: node.id, worker: 0 },
             start,
             workers: (1..=shared.nodes).map(|n| (NodeId(n), 1)).collect(),
             node_secret: Hash32([node.id.0 as u8; 32]),
+            host_key,
             mutant: shared.mutant,
         };
         let offset = Nanos(crate::rng::mix(node.id.0 ^ start.0 << 8) >> 20);
@@ -338,6 +354,7 @@ impl Life {
             outbox: SimOutbox(shared.net.clone()),
             control: port,
             clock: SimClock { world: shared.world.clone(), offset, wall: node.wall.clone() },
+            random: Box::new(SimRandom(crate::rng::Rng::fork(node.id.0 << 32 ^ start.0, 6))),
             scrub_bytes: SCRUB_BYTES,
             notes: Box::new(move |text| {
                 // Nobody may order more than the smallest member takes (W7).

@@ -172,6 +172,10 @@ bytes_id!(
     DeviceId(16)
 );
 bytes_id!(
+    /// The public half of a node's host key (X25519): slices of secrets are sealed for it.
+    HostPublic(32)
+);
+bytes_id!(
     /// A BLAKE3 hash: a digest, a public `hid`, an access token `id`, or a view secret.
     Hash32(32)
 );

@@ -1,6 +1,6 @@
 //! Identities as JSON: byte ids are lower-case hexadecimal text, so that people can compare them.
 
-use crate::{ClusterId, DeviceId, Hash32};
+use crate::{ClusterId, DeviceId, Hash32, HostPublic};
 use core::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -41,4 +41,4 @@ macro_rules! json_id {
     )*};
 }
 
-json_id!(ClusterId, DeviceId, Hash32);
+json_id!(ClusterId, DeviceId, Hash32, HostPublic);

@@ -8,8 +8,10 @@ mod ids;
 #[cfg(feature = "serde")]
 mod json;
 pub mod limits;
+mod slice;
 mod units;
 
 pub use error::{Error, ErrorKind, Result};
 pub use ids::*;
+pub use slice::*;
 pub use units::*;

@@ -176,6 +176,7 @@ impl Shard {
             min_copies: view.quorum() as u8,
             generation: Generation(0),
             members: view.members.iter().map(|n| Member { node: NodeId(*n), start: StartNumber(1) }).collect(),
+            shared: None,
         };
         ViewNews { shard: self.id, view: ViewNumber(number), sequence: Sequence(view.base), body }
     }

@@ -3,14 +3,14 @@
 use super::encode::message_crc;
 use super::structs::{self as s, kind};
 use super::{
-    DurableItem, FrameName, HeartbeatItem, Hello, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request,
-    Role, Room, SealAnswer, SyncMode, SyncReply, SyncRequest, ViewNews, Welcome, WriteRequest,
+    DurableItem, FrameName, Given, HeartbeatItem, Hello, Message, Piece, ReadReply, ReadRequest, Refusal, Refused,
+    Request, Role, Room, SealAnswer, SyncMode, SyncReply, SyncRequest, ViewNews, Welcome, WriteRequest,
 };
 use crate::{Extent, ExtentDesc, ExtentKind, Frame, FrameHead, UpdateKind, ViewBody, crc32c};
 use bytes::{Bytes, BytesMut};
 use freebs_types::{
-    BLOCK, BlockRange, ClusterId, DriverId, Error, Generation, Hash32, Lba, NodeId, RequestNumber, Result, Sequence,
-    ShardId, StartNumber, ViewNumber, VolumeId, limits,
+    BLOCK, BlockRange, ClusterId, DriverId, Error, Generation, Hash32, HostPublic, Lba, NodeId, RequestNumber, Result,
+    SLICE_BYTES, SealedSlice, Sequence, ShardId, Slice, StartNumber, ViewNumber, VolumeId, limits,
 };
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -150,8 +150,11 @@ impl Message {
             kind::FRAMES => frames_message(&meta, payload)?,
             kind::HEARTBEAT => Self::Heartbeat(table::<s::HeartbeatMeta>(&meta)?.iter().map(heartbeat).collect()),
             kind::SEAL => {
-                let pred = whole::<U64>(&meta)?;
-                Self::Seal { shard: h.shard, view: h.view, pred: ViewNumber(pred.get()) }
+                let (pred, slice) = match whole::<s::SealAskMeta>(&meta) {
+                    Ok(m) => (m.pred, Some((HostPublic(m.point), SealedSlice(m.slice)))),
+                    Err(_) => (*whole::<U64>(&meta)?, None),
+                };
+                Self::Seal { shard: h.shard, view: h.view, pred: ViewNumber(pred.get()), slice }
             }
             kind::SEAL_ANSWER => Self::SealAnswer(seal_answer(h, &meta)?),
             kind::SYNC => Self::Sync(sync(h, &meta)?),
@@ -318,6 +321,17 @@ fn seal_answer(h: &Head, meta: &[u8]) -> Result<SealAnswer> {
         committed: Sequence(m.committed.get()),
         damaged: m.damaged != 0,
         promised: ViewNumber(m.promised.get()),
+        given: given(m)?,
+    })
+}
+
+fn given(m: &s::SealMeta) -> Result<Given> {
+    let short = |_| bad("slice of a wrong length");
+    Ok(match m.given {
+        s::GIVEN_NOTHING => Given::Nothing,
+        s::GIVEN_SLICE => Given::Slice(Slice(m.slice[..SLICE_BYTES].try_into().map_err(short)?)),
+        s::GIVEN_SECRET => Given::Secret(Hash32(m.slice[..32].try_into().map_err(short)?)),
+        _ => return Err(bad("unknown kind of slice")),
     })
 }
 

@@ -1,7 +1,7 @@
 //! Messages to bytes: header and meta go into one buffer, payload is handed on as it is.
 
 use super::structs::{self as s, kind};
-use super::{FrameName, Message, Refused, Request, Room, SyncReply, ViewNews, WriteRequest};
+use super::{FrameName, Given, Message, Refused, Request, Room, SyncReply, ViewNews, WriteRequest};
 use crate::{ExtentDesc, Frame, crc32c};
 use bytes::{BufMut, Bytes, BytesMut};
 use freebs_types::{Generation, ShardId, ViewNumber};
@@ -24,6 +24,20 @@ fn put_heads(frames: &[Frame], out: &mut BytesMut) {
     for f in frames {
         out.put_slice(f.head.bytes());
     }
+}
+
+fn put_given(meta: &mut s::SealMeta, given: &Given) {
+    let bytes: &[u8] = match given {
+        Given::Nothing => &[],
+        Given::Slice(slice) => &slice.0,
+        Given::Secret(secret) => &secret.0,
+    };
+    meta.given = match given {
+        Given::Nothing => s::GIVEN_NOTHING,
+        Given::Slice(_) => s::GIVEN_SLICE,
+        Given::Secret(_) => s::GIVEN_SECRET,
+    };
+    meta.slice[..bytes.len()].copy_from_slice(bytes);
 }
 
 fn put_news(news: &ViewNews, floor: u64, out: &mut BytesMut) {
@@ -260,23 +274,32 @@ impl Message {
                 }
                 kind::HEARTBEAT
             }
-            Self::Seal { shard, view, pred } => {
+            Self::Seal { shard, view, pred, slice } => {
                 to = Addressed { shard: *shard, view: *view, ..to };
-                out.put_u64_le(pred.0);
+                match slice {
+                    None => out.put_u64_le(pred.0),
+                    Some((point, slice)) => {
+                        let (point, slice) = (point.0, slice.0);
+                        let meta = s::SealAskMeta { pred: pred.0.into(), point, slice, reserved: [0; 7] };
+                        out.put_slice(meta.as_bytes());
+                    }
+                }
                 kind::SEAL
             }
             Self::SealAnswer(a) => {
                 to = Addressed { shard: a.shard, view: a.view, ..to };
-                let meta = s::SealMeta {
+                let mut meta = s::SealMeta {
                     pred: a.pred.0.into(),
                     last: name(&a.last),
                     committed: a.committed.0.into(),
                     promised: a.promised.0.into(),
                     has_pred: a.has_pred.into(),
                     damaged: a.damaged.into(),
-                    reserved: [0; 6],
+                    given: 0,
+                    reserved: [0; 5],
                     slice: [0; 72],
                 };
+                put_given(&mut meta, &a.given);
                 out.put_slice(meta.as_bytes());
                 kind::SEAL_ANSWER
             }

@@ -13,8 +13,8 @@ pub use structs::*;
 use crate::{Extent, ExtentKind, Frame, UpdateKind, ViewBody};
 use bytes::Bytes;
 use freebs_types::{
-    BlockRange, ClusterId, DriverId, Error, ErrorKind, Generation, Hash32, NodeId, RequestNumber, Sequence, ShardId,
-    StartNumber, ViewNumber,
+    BlockRange, ClusterId, DriverId, Error, ErrorKind, Generation, Hash32, HostPublic, NodeId, RequestNumber,
+    SealedSlice, Sequence, ShardId, Slice, StartNumber, ViewNumber,
 };
 
 /// Who opens a connection.
@@ -238,6 +238,17 @@ pub struct FrameName {
     pub hid: Hash32,
 }
 
+/// What a member gives of the predecessor's secret, with its promise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Given {
+    #[default]
+    Nothing,
+    /// Its slice.
+    Slice(Slice),
+    /// All of it: a view that never became active published it.
+    Secret(Hash32),
+}
+
 /// The answer of a member to a seal (rule V2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SealAnswer {
@@ -255,6 +266,7 @@ pub struct SealAnswer {
     pub damaged: bool,
     /// Set when a higher promise stands against this one.
     pub promised: ViewNumber,
+    pub given: Given,
 }
 
 /// A member that lags asks for frames, or who opens a view asks for the rest of a longer log.
@@ -381,6 +393,8 @@ pub enum Message {
         shard: ShardId,
         view: ViewNumber,
         pred: ViewNumber,
+        /// The slice of who is asked, and what it was sealed with: its own log may lack the view frame.
+        slice: Option<(HostPublic, SealedSlice)>,
     },
     SealAnswer(SealAnswer),
     Sync(SyncRequest),

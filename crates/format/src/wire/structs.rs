@@ -194,7 +194,24 @@ pub struct NameMeta {
 }
 const _: () = assert!(size_of::<NameMeta>() == 48);
 
-/// `Seal` (only `pred`) and `SealAnswer`.
+/// `Seal` with the sealed slice of who is asked; without one it is `pred` alone.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SealAskMeta {
+    pub pred: U64,
+    /// What the slices were sealed with.
+    pub point: [u8; 32],
+    pub slice: [u8; 49],
+    pub reserved: [u8; 7],
+}
+const _: () = assert!(size_of::<SealAskMeta>() == 96);
+
+/// What a member gives with its promise.
+pub const GIVEN_NOTHING: u8 = 0;
+pub const GIVEN_SLICE: u8 = 1;
+pub const GIVEN_SECRET: u8 = 2;
+
+/// `SealAnswer`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SealMeta {
@@ -204,8 +221,10 @@ pub struct SealMeta {
     pub promised: U64,
     pub has_pred: u8,
     pub damaged: u8,
-    pub reserved: [u8; 6],
-    /// Room for the member's slice of the predecessor's secret.
+    /// What `slice` is.
+    pub given: u8,
+    pub reserved: [u8; 5],
+    /// The member's slice of the predecessor's secret, or the secret.
     pub slice: [u8; 72],
 }
 const _: () = assert!(size_of::<SealMeta>() == 152);

@@ -73,7 +73,9 @@ pub fn draft(extents: usize) -> impl Strategy<Value = UpdateDraft> {
 
 pub fn view_body() -> impl Strategy<Value = ViewBody> {
     let members = vec(any::<[u64; 2]>(), 1..=limits::CHAIN_MEMBERS_MAX);
-    (any::<[u64; 3]>(), [hash(), hash()], members, any::<[u8; 2]>()).prop_map(|(numbers, hashes, members, small)| {
+    let shared = prop::option::of((any::<[u8; 32]>(), hash(), any::<u8>()));
+    let numbers = (any::<[u64; 3]>(), any::<[u8; 2]>());
+    (numbers, [hash(), hash()], members, shared).prop_map(|((numbers, small), hashes, members, shared)| {
         let [pred, seal, generation] = numbers;
         ViewBody {
             pred: ViewNumber(pred),
@@ -83,6 +85,14 @@ pub fn view_body() -> impl Strategy<Value = ViewBody> {
             quorum: small[0] % members.len() as u8 + 1,
             min_copies: small[1],
             generation: Generation(generation),
+            shared: shared.map(|(point, pred_secret, n)| {
+                Box::new(ViewSecret {
+                    threshold: n % members.len() as u8 + 1,
+                    point: HostPublic(point),
+                    pred_secret,
+                    slices: members.iter().map(|m| SealedSlice([m[0] as u8; SEALED_SLICE_BYTES])).collect(),
+                })
+            }),
             members: members.iter().map(|m| Member { node: NodeId(m[0]), start: StartNumber(m[1]) }).collect(),
         }
     })
@@ -265,7 +275,14 @@ fn sync_reply() -> impl Strategy<Value = Message> {
 }
 
 fn seal_answer() -> impl Strategy<Value = Message> {
-    (shard_id(), any::<[u64; 4]>(), frame_name(), any::<[bool; 2]>()).prop_map(|(shard, n, last, flags)| {
+    let bytes = prop::array::uniform32(any::<u8>());
+    let given = prop_oneof![
+        Just(Given::Nothing),
+        bytes.prop_map(|b| Given::Slice(Slice(core::array::from_fn(|i| b[i % 32])))),
+        hash().prop_map(Given::Secret),
+    ];
+    let flags = (any::<[bool; 2]>(), given);
+    (shard_id(), any::<[u64; 4]>(), frame_name(), flags).prop_map(|(shard, n, last, (flags, given))| {
         Message::SealAnswer(SealAnswer {
             shard,
             view: ViewNumber(n[0]),
@@ -275,6 +292,7 @@ fn seal_answer() -> impl Strategy<Value = Message> {
             committed: Sequence(n[2]),
             damaged: flags[1],
             promised: ViewNumber(n[3]),
+            given,
         })
     })
 }
@@ -381,9 +399,12 @@ fn control() -> impl Strategy<Value = Message> {
 
 /// A message of any kind.
 pub fn message() -> impl Strategy<Value = Message> {
-    let shards = (shard_id(), any::<[u64; 2]>(), any::<bool>()).prop_map(|(shard, [view, pred], is_seal)| {
+    let slice = prop::option::of(prop::array::uniform32(any::<u8>()));
+    let shards = (shard_id(), any::<[u64; 2]>(), any::<bool>(), slice);
+    let shards = shards.prop_map(|(shard, [view, pred], is_seal, slice)| {
         let (view, pred) = (ViewNumber(view), ViewNumber(pred));
-        if is_seal { Message::Seal { shard, view, pred } } else { Message::Nudge { shard, view } }
+        let slice = slice.map(|b| (HostPublic(b), SealedSlice([b[0]; SEALED_SLICE_BYTES])));
+        if is_seal { Message::Seal { shard, view, pred, slice } } else { Message::Nudge { shard, view } }
     });
     prop_oneof![
         greeting(),

@@ -99,7 +99,42 @@ pub fn view_body() -> ViewBody {
         min_copies: 2,
         generation: Generation(17),
         members: vec![member(1, 31), member(2, 0), member(3, 0)],
+        shared: None,
     }
+}
+
+/// The same with a secret that the members share.
+pub fn shared_view_body() -> ViewBody {
+    let slice = |n: u8| SealedSlice(core::array::from_fn(|i| n * 50 + i as u8));
+    let shared = ViewSecret {
+        threshold: 2,
+        point: HostPublic([0x4e; 32]),
+        pred_secret: Hash32([0x0d; 32]),
+        slices: vec![slice(1), slice(2), slice(3)],
+    };
+    ViewBody { shared: Some(Box::new(shared)), ..view_body() }
+}
+
+/// The messages that carry slices, by what they are called.
+pub fn messages_with_slices() -> Vec<(&'static str, Message)> {
+    let all = all_messages();
+    let answer = |given| {
+        let mut m = all.iter().find(|m| matches!(m, Message::SealAnswer(_))).expect("one of each kind").clone();
+        if let Message::SealAnswer(a) = &mut m {
+            a.given = given;
+        }
+        m
+    };
+    let shared = shared_view_body().shared.expect("it is");
+    let slice = Some((shared.point, shared.slices[0]));
+    let ask = Message::Seal { shard: shard(), view: ViewNumber(6), pred: ViewNumber(5), slice };
+    let clear = Slice(core::array::from_fn(|i| i as u8 + 2));
+    let (slice, secret) = (answer(Given::Slice(clear)), answer(Given::Secret(SECRET)));
+    vec![("seal-with-slice", ask), ("seal-answer-slice", slice), ("seal-answer-secret", secret)]
+}
+
+pub fn shared_view_frame() -> Frame {
+    FrameBuilder::special(&meta(), FrameKind::View, &shared_view_body().encode(), &SECRET, &PARENT).0
 }
 
 pub fn view_frame() -> Frame {
@@ -323,7 +358,7 @@ pub fn all_messages() -> Vec<Message> {
             committed: Sequence(1001),
             keep: Sequence(990),
         }]),
-        Message::Seal { shard, view: ViewNumber(6), pred: view },
+        Message::Seal { shard, view: ViewNumber(6), pred: view, slice: None },
         Message::SealAnswer(SealAnswer {
             shard,
             view: ViewNumber(6),
@@ -333,6 +368,7 @@ pub fn all_messages() -> Vec<Message> {
             committed: Sequence(1001),
             damaged: true,
             promised: ViewNumber(6),
+            given: Given::Nothing,
         }),
         Message::Sync(SyncRequest {
             shard,

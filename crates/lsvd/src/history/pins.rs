@@ -6,7 +6,7 @@
 //! - A version is pinned by the frame that has it. So when the pin comes, nothing that it needs has been let go of. One
 //!   that comes out of order (a repair, or behind a map that was learned) is refused: what it needs may be gone.
 
-use freebs_format::{FrameHead, UpdateKind};
+use freebs_format::{FEATURE_PINS, FrameHead, UpdateKind};
 use freebs_types::{Sequence, Version, limits};
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ pub(crate) enum PinOp {
 impl PinOp {
     /// What a frame says, in order.
     pub fn of(head: &FrameHead) -> Vec<Self> {
-        if head.header().features.get() == 0 {
+        if head.header().features.get() & FEATURE_PINS == 0 {
             return Vec::new();
         }
         let op = |u: freebs_format::Update<'_>| match u.kind {

@@ -247,6 +247,7 @@ impl Chain {
             min_copies: 1,
             generation: Generation(1),
             members: vec![Member { node: NodeId(1), start: StartNumber(1) }],
+            shared: None,
         };
         self.view = ViewNumber(view);
         self.secret = Hash32([secret; 32]);

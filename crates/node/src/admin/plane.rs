@@ -123,11 +123,12 @@ impl Plane {
         let _ = tokio::time::timeout(VISIBLE_MAX, seen).await;
     }
 
-    /// Says that a node is there (rules W2, V8); asks again until it was applied.
+    /// Says that a node is there (rules W2, V8), and what slices are to be sealed for; asks again until it was applied.
     pub async fn register(
         &self,
         me: &crate::cluster_file::ClusterNode,
         start: freebs_types::StartNumber,
+        key: freebs_types::HostPublic,
     ) -> Result<()> {
         let node = Command::RegisterNode {
             node: me.id,
@@ -136,8 +137,13 @@ impl Plane {
             workers: me.workers,
             start,
         };
+        self.insist(node).await?;
+        self.insist(Command::NameHostKey { node: me.id, start, key }).await
+    }
+
+    async fn insist(&self, command: Command) -> Result<()> {
         loop {
-            match self.submit(node.clone()).await {
+            match self.submit(command.clone()).await {
                 Err(e) if e.kind == freebs_types::ErrorKind::Retry => {
                     tracing::debug!("not registered yet: {e}");
                     tokio::time::sleep(Duration::from_millis(100)).await;

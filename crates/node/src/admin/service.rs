@@ -126,6 +126,31 @@ impl Service {
         Ok(Reply::Volume { volume: bare(&state, state.need(name)?), notes: Vec::new() })
     }
 
+    async fn move_head(&self, name: &str, node: &str, only: Option<u32>) -> Result<Reply> {
+        let state = self.state()?;
+        let volume = state.need(name)?;
+        let found = state.nodes().find(|n| n.name == node).map(|n| n.id);
+        let to = found.ok_or_else(|| Error::not_found(format!("there is no node '{node}'")))?;
+        let wanted = volume.shards.iter().filter(|s| match only {
+            Some(index) => s.index == index,
+            None => s.members.contains(&to),
+        });
+        let wanted: Vec<u32> = wanted.map(|s| s.index).collect();
+        if wanted.is_empty() {
+            return Err(match only {
+                Some(index) => Error::not_found(format!("volume '{name}' has no shard {index}")),
+                None => Error::invalid(format!(
+                    "node {node} is no member of any shard of volume '{name}'; `freebs volume show {name}` names them"
+                )),
+            });
+        }
+        for index in wanted {
+            self.plane.submit(Command::MoveHead { shard: volume.shard_id(index), node: to }).await?;
+        }
+        let state = self.state()?;
+        Ok(Reply::Volume { volume: bare(&state, state.need(name)?), notes: Vec::new() })
+    }
+
     async fn delete(&self, name: &str, force: bool) -> Result<Reply> {
         let volume = self.state()?.need(name)?.id;
         self.plane.submit(Command::DeleteVolume { volume, force }).await?;
@@ -143,6 +168,7 @@ impl Service {
                 Ok(Reply::Volume { volume, notes: Vec::new() })
             }
             Request::VolumeResize { name, size } => self.resize(&name, size).await,
+            Request::VolumeMoveHead { name, node, shard } => self.move_head(&name, &node, shard).await,
             Request::VolumeDelete { name, force } => self.delete(&name, force).await,
             Request::VolumeVerify { name, wait_ms } => {
                 Ok(Reply::Verified(status::verify(self, &name, Duration::from_millis(wait_ms)).await?))

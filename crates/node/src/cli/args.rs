@@ -264,6 +264,15 @@ pub enum VolumeCommand {
         #[arg(long, value_name = "SIZE", value_parser = volume_size)]
         size: u64,
     },
+    /// Make another member the head of a volume's shards; clients go on meanwhile
+    MoveHead {
+        name: String,
+        /// Name of the node
+        node: String,
+        /// Only this shard [default: all that the node has a replica of]
+        #[arg(long, value_name = "N")]
+        shard: Option<u32>,
+    },
     /// Delete a volume with all its data
     Delete {
         name: String,

@@ -45,6 +45,7 @@ pub async fn run(command: VolumeCommand, cluster: &str, output: &Output) -> Resu
             output.show(&volume, |v| format!("volume {} has {}", v.name, format_size(v.size)));
             Ok(ExitCode::SUCCESS)
         }
+        VolumeCommand::MoveHead { name, node, shard } => move_head(&client, name, node, shard, output).await,
         VolumeCommand::Delete { name, force } => delete(&client, name, force, output).await,
         VolumeCommand::Verify { name, wait } => verify(&client, name, wait, output).await,
     }
@@ -108,6 +109,25 @@ async fn usable(client: &Client, mut volume: VolumeStatus) -> VolumeStatus {
     };
     let _ = tokio::time::timeout(USABLE_MAX, ask).await;
     volume
+}
+
+async fn move_head(
+    client: &Client,
+    name: String,
+    node: String,
+    shard: Option<u32>,
+    output: &Output,
+) -> Result<ExitCode> {
+    let request = Request::VolumeMoveHead { name: name.clone(), node: node.clone(), shard };
+    let Reply::Volume { volume, .. } = client.call(&request, CALL_MAX).await? else {
+        return Err(unexpected());
+    };
+    let volume = usable(client, volume).await;
+    output.show(&volume, |v| match v.state {
+        VolumeState::Ready => format!("{node} is head of volume {name}"),
+        _ => format!("{node} is to be head of volume {name}, and has not opened its view yet"),
+    });
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn delete(client: &Client, name: String, force: bool, output: &Output) -> Result<ExitCode> {

@@ -331,6 +331,7 @@ impl<C: ControlPlane> Core<C> {
                         blocks: volume.shard_blocks(),
                         highest: s.highest,
                         generation: volume.generation,
+                        has_keys: s.members.iter().all(|n| state.node(*n).is_some_and(|n| n.host_key.is_some())),
                     };
                     mine.insert(shard, info);
                 }

@@ -9,12 +9,15 @@ use crate::options::{NodeOptions, bind_error};
 use freebs_chain::ShardStatus as ChainStatus;
 use freebs_control::api::{MemberState, ShardDigest, ShardStatus};
 use freebs_control::{ControlPlane, State};
-use freebs_format::disk::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
+use freebs_format::disk::{HOST_KEY_BYTES, HostKeyFile, SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
 use freebs_format::wire::Role;
 use freebs_io::Random;
 use freebs_io::linux::OsRandom;
 use freebs_io::linux::net::Stream;
-use freebs_types::{Error, Hash32, NodeId, Peer, Result, ShardId, StartNumber, VolumeId, limits};
+use freebs_secrets::HostKey;
+use freebs_types::{
+    ClusterId, Error, Hash32, HostPublic, NodeId, Peer, Result, ShardId, StartNumber, VolumeId, limits,
+};
 use std::cell::{Cell, OnceCell};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -24,8 +27,10 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-/// The file beside the log from which the secrets of views are derived, until secrets are shared among members.
+/// The file beside the log from which the secrets of views are derived that have no slices.
 const SECRET_FILE: &str = "view-secret";
+/// The file beside the log with the key pair that slices are sealed for.
+const HOST_KEY_FILE: &str = "host-key";
 
 /// How long the control plane is waited for in silence.
 const CONTROL_PATIENCE: Duration = Duration::from_secs(5);
@@ -71,8 +76,9 @@ async fn node(options: NodeOptions) -> Result<()> {
         Arc::new(Local { workers: workers.clone() }),
     );
     door.open(service.clone(), workers.clone());
+    let key = handles.host_key;
     let ended = tokio::select! {
-        registered = plane.register(&me, start) => match registered {
+        registered = plane.register(&me, start, key) => match registered {
             Ok(()) => {
                 door.taken_in.set(true);
                 serve_all(&options, plane, &service, workers).await.map(|()| false)
@@ -141,6 +147,7 @@ fn device_path(options: &NodeOptions, worker: u16) -> PathBuf {
 /// All workers of a node, and the number of this start.
 struct Started {
     start: StartNumber,
+    host_key: HostPublic,
     workers: Vec<WorkerHandle>,
 }
 
@@ -150,6 +157,7 @@ async fn start_workers(options: &NodeOptions, plane: &Plane) -> Result<Started> 
     let me = options.me();
     let control = Arc::new(plane.clone());
     let secret = node_secret(&options.data)?;
+    let host_key = host_key(&options.data, options.cluster.cluster, me.id)?;
     let ran_before = options.cluster.set_up || plane.state().node(me.id).is_some_and(|n| n.start.0 > 0);
     let mut open: Vec<OpenWorker> = Vec::new();
     for worker in 0..options.workers {
@@ -159,6 +167,7 @@ async fn start_workers(options: &NodeOptions, plane: &Plane) -> Result<Started> 
             size_limit: options.device_bytes / u64::from(options.workers),
             must_exist: ran_before,
             node_secret: secret,
+            host_key: host_key.clone(),
             scrub_bytes: options.scrub_bytes.div_ceil(u64::from(options.workers)),
             map_bytes: options.map_bytes,
         };
@@ -184,7 +193,7 @@ async fn start_workers(options: &NodeOptions, plane: &Plane) -> Result<Started> 
         tell_of_recovery(worker, &handle);
         workers.push(handle);
     }
-    Ok(Started { start, workers })
+    Ok(Started { start, host_key: host_key.public(), workers })
 }
 
 /// The control state with everything in it that is committed by now: what this node has of it may be old.
@@ -356,6 +365,32 @@ fn node_secret(data: &Path) -> Result<Hash32> {
             Ok(secret)
         }
     }
+}
+
+/// The node's host key, made at the first start.
+fn host_key(data: &Path, cluster: ClusterId, node: NodeId) -> Result<HostKey> {
+    let path = data.join(HOST_KEY_FILE);
+    let Some(bytes) = crate::files::read_limited(&path, HOST_KEY_BYTES)? else {
+        let mut secret = Hash32::default();
+        OsRandom.fill(&mut secret.0);
+        let key = HostKey::new(secret);
+        crate::files::write_durably(&path, &HostKeyFile::encode(cluster, node, &secret, &key.public()))?;
+        return Ok(key);
+    };
+    let damaged = |why: Error| {
+        Error::corrupt(format!(
+            "{}: {}; put it back from a copy, or remove it: this node then has a new key, which counts for the views \
+             that are opened from then on",
+            path.display(),
+            why.text
+        ))
+    };
+    let (secret, public) = HostKeyFile::decode(&bytes, cluster, node).map_err(damaged)?;
+    let key = HostKey::new(secret);
+    if key.public() != public {
+        return Err(damaged(Error::corrupt("its halves do not belong together")));
+    }
+    Ok(key)
 }
 
 /// What the control API asks of this node's replicas.

@@ -35,6 +35,7 @@ fn opened(state: &State, shard: ShardId, view: ViewNumber) -> Result<Opened> {
     let volume = state.volume(shard.volume).ok_or_else(|| Error::not_found("the volume was deleted"))?;
     let s = volume.shard(shard.index).ok_or_else(|| Error::not_found("the volume has no such shard"))?;
     let quorum = u8::try_from(volume.quorum(s.members.len())).map_err(|_| Error::bug("quorum beyond any chain"))?;
+    let keys = s.members.iter().filter_map(|n| Some((*n, state.node(*n)?.host_key?))).collect();
     Ok(Opened {
         view,
         pred: s.active,
@@ -44,5 +45,6 @@ fn opened(state: &State, shard: ShardId, view: ViewNumber) -> Result<Opened> {
         // Members and quorum of a shard do not change between views yet.
         pred_quorum: quorum,
         generation: volume.generation,
+        keys,
     })
 }

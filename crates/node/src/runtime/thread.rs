@@ -13,6 +13,7 @@ use freebs_io::linux::{DeviceOptions, FileDevice, OsRandom, SystemClock};
 use freebs_io::{Clock, Device, Random};
 use freebs_lsvd::{Digest, Engine, Expect, OpenReport, Options, Shape};
 use freebs_nbd::Session;
+use freebs_secrets::HostKey;
 use freebs_types::{
     ClusterId, DeviceId, Error, ErrorKind, Generation, Hash32, Peer, Result, ShardId, StartNumber, VolumeId,
 };
@@ -36,8 +37,10 @@ pub struct Disk {
     pub size_limit: u64,
     /// The node has run before: a device that is missing is an error, not a beginning.
     pub must_exist: bool,
-    /// Secrets of views are derived from this one.
+    /// Secrets of views without slices are derived from this one.
     pub node_secret: Hash32,
+    /// Opens this node's slices of other views' secrets.
+    pub host_key: HostKey,
     /// Bytes a second that this worker's scrub reads; 0 for none.
     pub scrub_bytes: u64,
     /// Bytes of memory for the maps of the whole node, of which each worker has its share.
@@ -234,6 +237,7 @@ pub async fn start_shards<C: ControlPlane>(
         start: engine.start(),
         workers,
         node_secret: disk.node_secret,
+        host_key: disk.host_key.clone(),
         mutant: None,
     };
     let worker = Worker::start(WorkerConfig {
@@ -242,6 +246,7 @@ pub async fn start_shards<C: ControlPlane>(
         outbox: transport.clone(),
         control: Port { control: spec.control.clone(), me: spec.me.node },
         clock: SystemClock,
+        random: Box::new(OsRandom),
         scrub_bytes: disk.scrub_bytes,
         notes: Box::new(|text| tracing::info!("{text}")),
     })

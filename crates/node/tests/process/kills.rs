@@ -222,3 +222,71 @@ fn a_frozen_member_is_passed_over() {
     c.wait_healthy("demo", Duration::from_secs(30));
     c.verify("demo");
 }
+
+/// Asks for another head until a node takes the order: who would answer may be the one that is stopped.
+fn move_head(c: &Cluster, to: &str) {
+    let begun = Instant::now();
+    loop {
+        let out = c.cli(&["volume", "move-head", "demo", to]);
+        if out.status.success() {
+            return;
+        }
+        let late = begun.elapsed() > Duration::from_secs(30);
+        assert!(!late, "{}\n{}", String::from_utf8_lossy(&out.stderr), c.log());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Each member in turn is head of the chain, although none of them but the last knows the last view's secret.
+#[test]
+fn heads_move_under_load() {
+    let _turn = alone();
+    let rounds = if full() { 30 } else { 6 };
+    let c = Cluster::up(Setup::default());
+    let mut oracle = Oracle::new(0, REGION, Rng::new(5));
+    under_load(&c, &mut oracle, || {
+        for round in 0..rounds {
+            std::thread::sleep(Duration::from_millis(300));
+            let (_, others) = c.chain("demo");
+            let to = &others[round % 2];
+            move_head(&c, to);
+            wait_for("the new head", Duration::from_secs(20), || (c.chain("demo").0 == *to).then_some(()));
+            c.wait_healthy("demo", Duration::from_secs(20));
+        }
+    });
+    let gap = oracle.tally.longest_gap;
+    say(&format!("measured: {rounds} moves of the head, longest gap {:.3} s", gap.as_secs_f64()));
+    assert_eq!(oracle.tally.errors, 0, "{:?}", oracle.tally);
+    assert!(gap < Duration::from_secs(3), "{:?}", oracle.tally);
+    check(&c, &mut oracle);
+    c.verify("demo");
+}
+
+/// The head says nothing any more. Another member goes on with everything that was answered, and what the old head
+/// still has under way when it awakes is of no account.
+#[test]
+fn another_head_goes_on_for_a_frozen_one() {
+    let _turn = alone();
+    let c = Cluster::up(Setup::default());
+    let (head, others) = c.chain("demo");
+    let pid = c.nodes().iter().find(|n| n.0 == head).expect("it is up").1;
+    let mut oracle = Oracle::new(0, REGION, Rng::new(6));
+    under_load(&c, &mut oracle, || {
+        std::thread::sleep(Duration::from_millis(500));
+        c.pause(pid);
+        std::thread::sleep(Duration::from_millis(300));
+        move_head(&c, &others[0]);
+        // Long enough for the client to work through the new head.
+        std::thread::sleep(Duration::from_secs(4));
+        c.resume(pid);
+        std::thread::sleep(Duration::from_millis(500));
+        c.wait_healthy("demo", Duration::from_secs(30));
+    });
+    let gap = oracle.tally.longest_gap;
+    say(&format!("measured: a frozen head and another one in its place, longest gap {:.3} s", gap.as_secs_f64()));
+    assert_eq!(c.chain("demo").0, others[0]);
+    assert_eq!(oracle.tally.errors, 0, "{:?}", oracle.tally);
+    assert!(gap < Duration::from_secs(6), "{:?}", oracle.tally);
+    check(&c, &mut oracle);
+    c.verify("demo");
+}

@@ -1,0 +1,394 @@
+//! Views with another head: what is committed comes along, and who has not gathered enough slices can't go on.
+
+use super::*;
+use freebs_format::wire::Given;
+use freebs_format::{FrameBuilder, FrameKind, FrameMeta, ViewBody, hide, token};
+use freebs_types::{ChunkId, Slice, Version};
+
+const DRIVER: LinkId = LinkId(100);
+
+impl Story {
+    /// The control plane names another head, and all nodes that `hear` it know.
+    fn move_head(&mut self, to: u64, hear: &[u64]) {
+        self.chain.retain(|n| *n != NodeId(to));
+        self.chain.insert(0, NodeId(to));
+        self.pending = None;
+        hear.iter().for_each(|n| self.tell(*n));
+        self.wait(100);
+    }
+
+    /// The node says nothing any more and hears nothing.
+    fn isolate(&mut self, n: u64) {
+        for other in self.members.keys().copied().filter(|o| *o != n).collect::<Vec<_>>() {
+            self.cut.extend([(n, other), (other, n)]);
+            self.link(n, other, false);
+        }
+    }
+
+    fn rejoin(&mut self, n: u64) {
+        self.cut.clear();
+        for other in self.members.keys().copied().filter(|o| *o != n).collect::<Vec<_>>() {
+            self.link(n, other, true);
+        }
+        self.settle();
+    }
+
+    /// A driver attaches at the head and writes one block with this number.
+    fn write(&mut self, head: u64, number: u64) {
+        let (view, generation, driver) = (self.status(head).view, Generation(1), DriverId(9));
+        let identity = Hash32([9; 32]);
+        let attach = Message::Attach { shard: SHARD, view, generation, driver, identity };
+        self.step(head, Event::Message { from: DRIVER, message: attach });
+        let data = Bytes::from(vec![number as u8; BLOCK]);
+        let write = Message::Write(WriteRequest {
+            shard: SHARD,
+            view,
+            generation,
+            driver,
+            number: RequestNumber(number),
+            lowest_open: RequestNumber(1),
+            kind: UpdateKind::Write,
+            extents: vec![Extent { kind: ExtentKind::Data, range: BlockRange::new(0, 1) }],
+            crcs: vec![block_crc(&data)],
+            data: vec![data],
+        });
+        self.step(head, Event::Message { from: DRIVER, message: write });
+        self.wait(40);
+    }
+
+    fn numbers(&self, n: u64) -> Vec<u64> {
+        let log = self.members[&n].log.values();
+        log.flat_map(|f| f.head.updates().map(|u| u.number.0).collect::<Vec<_>>()).collect()
+    }
+
+    fn newest_view(&self, n: u64) -> Frame {
+        let views = self.members[&n].log.values().filter(|f| f.head.kind() == FrameKind::View);
+        views.last().expect("a view was opened").clone()
+    }
+
+    fn says(&self, n: u64, text: &str) -> bool {
+        self.members[&n].notes.iter().any(|t| t.contains(text))
+    }
+
+    /// Everybody that is not cut off holds the same log, and its secrets are as published.
+    fn check(&self, nodes: &[u64]) {
+        for n in nodes {
+            let names = |n: &u64| -> Vec<_> { self.members[n].log.values().map(|f| f.header().hid()).collect() };
+            assert_eq!(names(n), names(&nodes[0]), "node {n}");
+            let log: Vec<&Frame> = self.members[n].log.values().collect();
+            for pair in log.windows(2) {
+                assert_eq!(hide(&pair[1].header().parent_token()), pair[0].header().hid(), "node {n}");
+                let shared = ViewBody::decode(pair[1].head.body()).ok().and_then(|b| b.shared);
+                let Some(shared) = shared.filter(|_| pair[1].head.kind() == FrameKind::View) else { continue };
+                let h = pair[0].header();
+                assert_eq!(token(&shared.pred_secret, &h.parent_token(), &h.digest()), pair[1].header().parent_token());
+            }
+        }
+    }
+}
+
+/// The node has lost its host key: it has nothing to give but what is published.
+fn keep_slice(lost: bool, m: &mut Message) {
+    if let Message::SealAnswer(a) = m
+        && lost
+        && matches!(a.given, Given::Slice(_))
+    {
+        a.given = Given::Nothing;
+    }
+}
+
+#[test]
+fn another_member_becomes_head_without_loss() {
+    let mut s = Story::new(3, 2);
+    s.wait(100);
+    s.write(1, 1);
+    s.write(1, 2);
+    assert_eq!(s.status(1).state, "active");
+    let body = ViewBody::decode(s.newest_view(1).head.body()).unwrap();
+    assert_eq!(body.shared.as_ref().map(|x| (x.threshold, x.slices.len())), Some((2, 3)));
+    s.isolate(1);
+    s.move_head(3, &[2, 3]);
+    s.wait(300);
+    assert_eq!((s.status(3).state, s.status(2).state), ("active", "following"));
+    assert_eq!(s.numbers(3), [1, 2]);
+    s.write(3, 3);
+    // The old head took a write that nobody else has, and comes back.
+    s.write(1, 4);
+    assert_eq!(s.numbers(1), [1, 2, 4]);
+    s.rejoin(1);
+    s.tell(1);
+    s.wait(500);
+    assert!(!s.status(1).is_head);
+    assert_eq!(s.numbers(1), [1, 2, 3], "what was never committed is cut");
+    s.check(&[1, 2, 3]);
+}
+
+/// The old head hears of the new one before the control plane tells it, and orders nothing any more.
+#[test]
+fn a_head_yields_to_who_asks_for_its_promise() {
+    let mut s = Story::new(3, 2);
+    s.wait(100);
+    s.write(1, 1);
+    s.move_head(2, &[2, 3]);
+    assert_eq!(s.status(2).state, "active");
+    s.write(1, 2);
+    s.wait(500);
+    assert_eq!(s.numbers(1), [1]);
+    assert_eq!(s.status(1).view, s.status(2).view);
+    s.write(2, 3);
+    s.check(&[1, 2, 3]);
+    // It goes on asking for a view of its own until it hears why it gets none, and is not heard.
+    s.tell(1);
+    assert!(!s.status(1).is_head);
+    assert_eq!(s.status(2).state, "active");
+    // And back again.
+    s.move_head(1, &[1, 2, 3]);
+    s.wait(300);
+    s.write(1, 4);
+    assert_eq!(s.numbers(3), [1, 3, 4]);
+    s.check(&[1, 2, 3]);
+}
+
+/// View 2, with head 1, that node 3 has nothing of.
+fn missed_by_the_third() -> Story {
+    let mut s = Story::new(3, 2);
+    s.wait(100);
+    s.isolate(3);
+    s.move_head(2, &[1, 2]);
+    s.move_head(1, &[1, 2]);
+    s.write(1, 1);
+    assert_eq!((s.status(1).view, s.status(3).view, s.numbers(2)), (ViewNumber(3), ViewNumber(1), vec![1]));
+    s
+}
+
+/// The longest log is not the new head's: it is fetched, with the view frame that has the own slice.
+#[test]
+fn a_head_that_missed_the_whole_view_fetches_its_slice() {
+    let mut s = missed_by_the_third();
+    s.cut.clear();
+    s.isolate(1);
+    s.link(2, 3, true);
+    s.move_head(3, &[2, 3]);
+    s.wait(1000);
+    assert_eq!(s.status(3).state, "active", "{:?}", s.members[&3].notes);
+    assert_eq!(s.numbers(3), [1]);
+    s.check(&[2, 3]);
+}
+
+/// A member that missed the view has no slice in its log, and gives it all the same: the head sends it along. Else two
+/// good copies would not be enough where two promises are.
+#[test]
+fn a_member_without_the_view_frame_gives_its_slice() {
+    let mut s = missed_by_the_third();
+    s.cut.clear();
+    s.isolate(1);
+    s.link(2, 3, true);
+    s.move_head(2, &[2, 3]);
+    s.wait(500);
+    assert_eq!(s.status(2).state, "active", "{:?}", s.members[&2].notes);
+    assert_eq!(s.numbers(3), [1]);
+    s.check(&[2, 3]);
+}
+
+/// A node without enough slices can't extend the chain, and says so; the members take nothing of what it makes up.
+#[test]
+fn fewer_slices_than_the_threshold_are_not_enough() {
+    let mut s = Story::new(3, 2);
+    s.wait(100);
+    s.write(1, 1);
+    let before = s.newest_view(2);
+    // Node 2 has promised, and its key is lost: it has nothing to give.
+    s.isolate(1);
+    s.tampers = |from, m| keep_slice(from == 2, m);
+    s.move_head(3, &[2, 3]);
+    s.wait(1000);
+    assert_eq!(s.status(3).state, "opening");
+    assert!(s.says(3, "1 of 2 slices"), "{:?}", s.members[&3].notes);
+    assert_eq!(s.newest_view(3).header().hid(), before.header().hid());
+    // With the third member's slice there are enough.
+    s.rejoin(1);
+    s.wait(1000);
+    assert_eq!(s.status(3).state, "active", "{:?}", s.members[&3].notes);
+    s.check(&[1, 2, 3]);
+}
+
+/// A slice that was altered on the way, or by a member that lies, is noticed.
+#[test]
+fn an_altered_slice_extends_nothing() {
+    let mut s = Story::new(3, 2);
+    s.wait(100);
+    s.write(1, 1);
+    s.isolate(1);
+    s.tampers = |_, m| {
+        if let Message::SealAnswer(a) = m
+            && let Given::Slice(Slice(bytes)) = &mut a.given
+        {
+            bytes[20] ^= 1;
+        }
+    };
+    s.move_head(3, &[2, 3]);
+    s.wait(500);
+    assert_eq!(s.status(3).state, "opening");
+    assert!(s.says(3, "can't be followed"), "{:?}", s.members[&3].notes);
+    s.check(&[2, 3]);
+}
+
+/// The token can't be guessed: a frame whose parent does not hash to the last `hid` is refused, whoever sends it.
+#[test]
+fn members_refuse_a_forged_continuation() {
+    let mut s = Story::new(3, 2);
+    s.wait(100);
+    s.write(1, 1);
+    let (view, last) = (s.status(2).view, s.status(2).last);
+    let meta = |sequence: Sequence| FrameMeta {
+        cluster: ClusterId([7; 16]),
+        shard: SHARD,
+        view,
+        chunk: ChunkId { view, counter: 0 },
+        chunk_offset: 1,
+        sequence,
+        first_version: Version(1),
+        committed: last.sequence,
+        wall: 0,
+    };
+    let newest = s.members[&2].log.last_key_value().map(|(_, f)| *f.header()).unwrap();
+    for secret in [Hash32::default(), Hash32([7; 32])] {
+        for parent in [token(&secret, &newest.parent_token(), &newest.digest()), newest.hid(), newest.parent_token()] {
+            let forged = FrameBuilder::special(&meta(last.sequence.next()), FrameKind::Seal, &[], &secret, &parent).0;
+            let message = Message::Frames { forward: Vec::new(), frames: vec![forged] };
+            s.step(2, Event::Message { from: LinkId(1), message });
+            s.settle();
+            assert_eq!(s.status(2).last, last);
+        }
+    }
+    assert!(s.says(2, "does not continue this log"));
+}
+
+/// A pending view never became active. Its frame is cut, and the view before it is followed by what it published.
+#[test]
+fn a_pending_view_gives_way_to_the_next() {
+    let mut s = Story::new(3, 2);
+    s.wait(100);
+    s.write(1, 1);
+    s.refuses = Some(Error::retry("the control plane is not to be reached"));
+    s.move_head(2, &[1, 2, 3]);
+    s.wait(200);
+    assert_eq!((s.status(2).state, s.status(2).view), ("opening", ViewNumber(2)));
+    s.refuses = None;
+    // The head of the pending view is gone, and so are the slices' holders' needs: its frame published the secret.
+    s.isolate(2);
+    s.tampers = |from, m| keep_slice(from == 1, m);
+    s.move_head(3, &[1, 3]);
+    s.wait(500);
+    assert_eq!(s.status(3).state, "active", "{:?}", s.members[&3].notes);
+    assert_eq!(s.numbers(3), [1]);
+    let body = ViewBody::decode(s.newest_view(3).head.body()).unwrap();
+    assert_eq!(body.pred, ViewNumber(1), "the last active view is the predecessor");
+    s.rejoin(2);
+    s.tell(2);
+    s.wait(500);
+    s.check(&[1, 2, 3]);
+}
+
+/// As long as a member has not named its key the secret is derived, as it always was: its head can follow itself.
+#[test]
+fn without_all_host_keys_only_the_head_follows_itself() {
+    let mut s = Story::new(3, 2);
+    s.wait(100);
+    s.keys.remove(&NodeId(3));
+    s.move_head(2, &[1, 2, 3]);
+    s.wait(200);
+    s.write(2, 1);
+    assert!(ViewBody::decode(s.newest_view(2).head.body()).unwrap().shared.is_none());
+    // By now all have keys.
+    s.keys.insert(NodeId(3), host_key(3).public());
+    s.isolate(2);
+    s.move_head(1, &[1, 3]);
+    s.wait(300);
+    assert_eq!(s.status(1).state, "opening");
+    assert!(s.says(1, "only the node that was its head"), "{:?}", s.members[&1].notes);
+    // The old head comes back and gives what it had derived, and from then on others can follow.
+    s.rejoin(2);
+    s.tell(2);
+    s.wait(500);
+    assert_eq!(s.status(1).state, "active", "{:?}", s.members[&1].notes);
+    s.isolate(1);
+    s.move_head(3, &[2, 3]);
+    s.wait(300);
+    assert_eq!((s.status(3).state, s.numbers(3)), ("active", vec![1]));
+    s.check(&[2, 3]);
+}
+
+/// Nobody gets a slice of a view that may still order frames: the promise comes first, and is durable.
+#[test]
+fn a_slice_goes_with_a_durable_promise_only() {
+    let mut s = Story::new(3, 2);
+    s.wait(100);
+    s.members.get_mut(&2).unwrap().holds_back = true;
+    let ask = |view: u64| Message::Seal { shard: SHARD, view: ViewNumber(view), pred: ViewNumber(1), slice: None };
+    let given = |s: &mut Story, view| {
+        s.step(2, Event::Message { from: LinkId(3), message: ask(view) });
+        let m = s.members.get_mut(&2).unwrap();
+        m.host.end_turn(s.now);
+        s.carry_out(2);
+        let answers = s.on_the_way.drain(..).filter_map(|(_, _, m)| match m {
+            Message::SealAnswer(a) => Some(a),
+            _ => None,
+        });
+        answers.map(|a| a.given).collect::<Vec<_>>()
+    };
+    assert_eq!(given(&mut s, 5), [], "not before it is durable");
+    assert_eq!(given(&mut s, 1), [Given::Nothing], "a view that may order frames");
+    let done: Vec<Durable> = s.members.get_mut(&2).unwrap().waiting.drain(..).collect();
+    s.step(2, Event::Durable(done));
+    assert!(matches!(given(&mut s, 5)[..], [Given::Slice(_), Given::Slice(_)]));
+    assert_eq!(given(&mut s, 4), [Given::Nothing], "a higher promise stands");
+}
+
+/// A view that was opened before the last member had named its key is followed by one with slices as soon as it has.
+#[test]
+fn slices_are_made_as_soon_as_all_have_keys() {
+    let mut s = Story::new(3, 2);
+    s.wait(100);
+    s.keys.remove(&NodeId(3));
+    s.move_head(2, &[1, 2, 3]);
+    s.write(2, 1);
+    let shared = |s: &Story| ViewBody::decode(s.newest_view(2).head.body()).unwrap().shared.is_some();
+    assert!(!shared(&s));
+    s.wait(500);
+    let view = s.status(2).view;
+    s.keys.insert(NodeId(3), host_key(3).public());
+    s.tell(2);
+    s.wait(500);
+    assert!(shared(&s) && s.status(2).view == view.next());
+    s.wait(1000);
+    assert_eq!(s.status(2).view, view.next(), "once");
+    s.write(2, 2);
+    s.isolate(2);
+    s.move_head(1, &[1, 3]);
+    s.wait(300);
+    assert_eq!((s.status(1).state, s.numbers(1)), ("active", vec![1, 2]));
+    s.check(&[1, 3]);
+}
+
+/// A head did not hear that another node was head for a while and gathered promises. It was head again by then, went on
+/// in its own view, and nobody took its frames any more.
+#[test]
+fn a_head_that_was_overtaken_opens_a_newer_view() {
+    let mut s = Story::new(3, 2);
+    s.wait(100);
+    s.write(1, 1);
+    s.isolate(1);
+    s.refuses = Some(Error::retry("the control plane is not to be reached"));
+    s.move_head(3, &[2, 3]);
+    s.wait(200);
+    assert_eq!((s.status(3).state, s.status(2).view), ("opening", ViewNumber(2)));
+    s.refuses = None;
+    s.rejoin(1);
+    s.move_head(1, &[1, 2, 3]);
+    s.wait(1000);
+    assert_eq!((s.status(1).state, s.status(1).view), ("active", ViewNumber(3)));
+    s.write(1, 2);
+    assert_eq!(s.numbers(3), [1, 2]);
+    s.check(&[1, 2, 3]);
+}
