@@ -8,12 +8,14 @@
 //! - [`machine`]: the replicated state and the sessions that make a command count once;
 //! - [`voters`]: who votes, as a pure function;
 //! - [`peer`]: a seat at work: forwarding, joining, changing voters;
+//! - [`failures`]: which nodes have failed, and what becomes of their shards, as the leader decides it;
 //! - [`handle`]: what the other threads of a node have of it, the trait `ControlPlane`.
 //!
 //! Everything runs in one thread, and all chance comes from a seed, so that a cluster under simulation runs the same
 //! way twice. The formats are in `docs/formats/control.md`, the reasons in `docs/design/0014`.
 
 pub mod codec;
+pub mod failures;
 pub mod handle;
 pub mod limits;
 mod links;

@@ -8,7 +8,7 @@ use crate::limits;
 use crate::log::Applied;
 use crate::types::{Seat, Snapshot, Types, Vote};
 use crate::wire::{Envelope, Message};
-use freebs_types::{ClusterId, Error, Result, StartNumber};
+use freebs_types::{ClusterId, Error, NodeId, Result, StartNumber};
 use futures_util::future::{Either, select};
 use openraft::error::{NetworkError, RPCError, ReplicationClosed, StreamingError, Unreachable};
 use openraft::network::{RPCOption, RaftNetworkFactory, RaftNetworkV2};
@@ -25,6 +25,12 @@ use tokio::sync::oneshot;
 pub trait Network: 'static {
     /// Sends to a node; the seat's store is in the message.
     fn send(&self, to: Seat, message: Vec<u8>);
+
+    /// Whether the link to this node was closed by its end, or is refused there, and could not be opened again since.
+    fn lost(&self, node: NodeId) -> bool {
+        let _ = node;
+        false
+    }
 
     /// The start number that messages carry (rule V8), if it is another than that of the store: the one that is
     /// durable on the node's devices at this moment.
@@ -57,6 +63,10 @@ impl<N: Network> Links<N> {
     /// earlier one finds nobody who waits for it.
     pub fn new(network: N, me: Seat, cluster: ClusterId, start: StartNumber, first: u64) -> Self {
         Self { network, me, cluster, start, next: Cell::new(first), waiting: RefCell::default() }
+    }
+
+    pub fn lost(&self, node: NodeId) -> bool {
+        self.network.lost(node)
     }
 
     /// The start number that messages carry now.

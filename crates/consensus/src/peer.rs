@@ -1,5 +1,5 @@
 //! One seat at work: the library, its storage and its links, and what stands around them: forwarding, sessions,
-//! joining, and the choice of voters.
+//! joining, the choice of voters, and nodes that fail.
 //!
 //! Invariants:
 //! - Whatever is decided because "I am the leader" is decided through the log, and the voters are changed only after
@@ -9,6 +9,7 @@
 //! - A command is sent again under the same number, and so applied at most once.
 
 use crate::limits;
+use crate::failures::Failures;
 use crate::links::{Clients, Links, Network, Raft};
 use crate::log::{Applied, Log, Watcher};
 use crate::machine::{Answer, Machine, Proposal};
@@ -32,6 +33,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 
+mod watch;
+
 /// Messages that may wait to be dealt with; what comes beyond is dropped.
 const INBOX_MAX: usize = 1024;
 /// Requests of others that are dealt with at a time.
@@ -48,6 +51,8 @@ pub struct Timing {
     pub answer_ms: u64,
     /// A voter that was silent for so long is replaced.
     pub gone_ms: u64,
+    /// A node that was silent for so long has failed: its shards get other heads.
+    pub fail_ms: u64,
     /// How long a command is tried.
     pub submit_ms: u64,
     /// Entries of the log after which a snapshot is made.
@@ -63,6 +68,7 @@ impl Default for Timing {
             election_ms: 500,
             answer_ms: 2000,
             gone_ms: 600_000,
+            fail_ms: 1000,
             submit_ms: 10_000,
             snapshot_entries: 5000,
         }
@@ -130,6 +136,9 @@ struct Inner<D: Device, N> {
     told: Notify,
     /// Somebody wants to be taken in.
     woken: Notify,
+    failures: RefCell<Failures>,
+    /// What was decided of failures is on its way.
+    deciding: Cell<bool>,
     seeds: Cell<u64>,
 }
 
@@ -207,6 +216,8 @@ impl<D: Device, N: Network> Peer<D, N> {
             outdated: Cell::default(),
             told: Notify::new(),
             woken: Notify::new(),
+            failures: RefCell::default(),
+            deciding: Cell::new(false),
             seeds: Cell::new(seed),
         }));
         drop(Randomness::spawn(peer.clone().read_inbox(messages)));
@@ -444,6 +455,11 @@ impl<D: Device, N: Network> Peer<D, N> {
                 }
                 None
             }
+            Message::Doubt(node) => self.try_to_reach(node).await,
+            Message::Gone(node) => {
+                self.hear_gone(from, node);
+                None
+            }
             _ => None,
         }
     }
@@ -619,10 +635,12 @@ impl<D: Device, N: Network> Peer<D, N> {
             if !self.0.raft.is_leader() {
                 leads_since = None;
                 self.0.joining.borrow_mut().clear();
+                self.0.failures.take();
                 self.ask_to_join();
                 continue;
             }
             let since = *leads_since.get_or_insert(self.0.tick.get());
+            self.look_after_nodes(since);
             if let Some(change) = self.wanted_change(since)
                 && self.confirm_leadership().await
                 && self.change(change).await

@@ -58,6 +58,9 @@ pub mod kind {
     pub const JOIN: u16 = 10;
     pub const REFUSED: u16 = 11;
     pub const OUTDATED: u16 = 12;
+    pub const DOUBT: u16 = 13;
+    pub const GONE: u16 = 14;
+    pub const HERE: u16 = 15;
 }
 
 /// One message.
@@ -90,6 +93,12 @@ pub enum Message {
     Refused(Option<Seat>),
     /// The receiver's node is registered with this start number, and its messages carry a lower one (rule V8).
     Outdated(StartNumber),
+    /// The leader can't reach this node; can the receiver?
+    Doubt(NodeId),
+    /// The sender can't reach this node either.
+    Gone(NodeId),
+    /// Nothing is asked: it is sent to see whether it arrives.
+    Here,
 }
 
 /// Where a message comes from and goes to.
@@ -214,6 +223,9 @@ impl Message {
             Self::Join => kind::JOIN,
             Self::Refused(_) => kind::REFUSED,
             Self::Outdated(_) => kind::OUTDATED,
+            Self::Doubt(_) => kind::DOUBT,
+            Self::Gone(_) => kind::GONE,
+            Self::Here => kind::HERE,
         }
     }
 
@@ -255,7 +267,8 @@ impl Message {
             }
             Self::Propose(p) => put_proposal(out, p)?,
             Self::ProposeReply(a) => put_answer(out, a),
-            Self::Join => {}
+            Self::Join | Self::Here => {}
+            Self::Doubt(node) | Self::Gone(node) => out.extend(node.0.to_le_bytes()),
             Self::Outdated(start) => out.extend(start.0.to_le_bytes()),
             Self::Refused(leader) => {
                 out.push(u8::from(leader.is_some()));
@@ -298,6 +311,9 @@ impl Message {
             kind::PROPOSE_REPLY => Self::ProposeReply(answer(f)?),
             kind::JOIN => Self::Join,
             kind::OUTDATED => Self::Outdated(StartNumber(f.u64()?)),
+            kind::DOUBT => Self::Doubt(NodeId(f.u64()?)),
+            kind::GONE => Self::Gone(NodeId(f.u64()?)),
+            kind::HERE => Self::Here,
             kind::REFUSED => Self::Refused(if f.flag()? { Some(seat(f)?) } else { None }),
             _ => return Err(refused("a message of an unknown kind")),
         };

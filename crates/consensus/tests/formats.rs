@@ -110,7 +110,7 @@ fn kinds_agree() {
     }
     has!(store::kind: VOTE, ENTRY, COMMITTED, TRUNCATED, PURGED, SNAPSHOT);
     has!(wire::kind: APPEND, APPEND_REPLY, VOTE, PRE_VOTE, VOTE_REPLY, PIECE, PIECE_REPLY, PROPOSE, PROPOSE_REPLY,
-         JOIN, REFUSED, OUTDATED);
+         JOIN, REFUSED, OUTDATED, DOUBT, GONE, HERE);
 }
 
 fn seats() -> [Seat; 3] {
@@ -165,6 +165,9 @@ fn messages() -> Vec<(&'static str, Message)> {
         ("join", Message::Join),
         ("refused", Message::Refused(Some(seats()[2]))),
         ("outdated", Message::Outdated(StartNumber(7))),
+        ("doubt", Message::Doubt(NodeId(3))),
+        ("gone", Message::Gone(NodeId(3))),
+        ("here", Message::Here),
     ]
 }
 

@@ -30,6 +30,7 @@ impl State {
             Command::DetachVolume { volume, generation } => self.detach(volume, generation),
             Command::NameHostKey { node, start, key } => self.name_host_key(node, start, key),
             Command::MoveHead { shard, node } => self.move_head(shard, node),
+            Command::FailOver { nodes } => self.fail_over(&nodes),
         }?;
         Ok(Done { revision: self.revision, outcome })
     }
@@ -194,7 +195,7 @@ impl State {
         found.ok_or_else(|| Error::not_found(format!("there is no volume with id {id} (any more)")))
     }
 
-    fn commit(&mut self, mut volume: Volume) {
+    pub(crate) fn commit(&mut self, mut volume: Volume) {
         self.revision += 1;
         volume.changed = self.revision;
         self.put_volume(volume);

@@ -6,7 +6,7 @@
 //! `docs/formats/control.md` has the table.
 
 use crate::command::{Command, CreateVolume, Done, Outcome};
-use crate::limits::{COMMAND_BYTES_MAX, ERROR_TEXT_BYTES_MAX};
+use crate::limits::{COMMAND_BYTES_MAX, ERROR_TEXT_BYTES_MAX, FAILED_NODES_MAX};
 use crate::state::Ack;
 use freebs_types::{
     Error, ErrorKind, Generation, Hash32, HostPublic, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
@@ -168,6 +168,11 @@ impl Command {
                 put_shard(&mut out, *shard);
                 put_numbers(&mut out, &[node.0]);
             }
+            Self::FailOver { nodes } => {
+                let count = u8::try_from(nodes.len()).ok().filter(|n| usize::from(*n) <= FAILED_NODES_MAX);
+                out.extend([11, count.ok_or_else(|| Error::invalid("too many nodes fail at a time"))?]);
+                nodes.iter().for_each(|(node, start)| put_numbers(&mut out, &[node.0, start.0]));
+            }
         }
         debug_assert!(out.len() <= COMMAND_BYTES_MAX);
         Ok(out)
@@ -207,6 +212,14 @@ impl Command {
                 Self::NameHostKey { node, start, key: HostPublic(f.take(32)?.try_into().expect("32 bytes")) }
             }
             10 => Self::MoveHead { shard: f.shard()?, node: NodeId(f.u64()?) },
+            11 => {
+                let count = usize::from(f.byte()?);
+                if count > FAILED_NODES_MAX {
+                    return Err(damaged());
+                }
+                let mut node = || Ok((NodeId(f.u64()?), StartNumber(f.u64()?)));
+                Self::FailOver { nodes: (0..count).map(|_| node()).collect::<Result<_>>()? }
+            }
             _ => return Err(damaged()),
         };
         f.end()?;

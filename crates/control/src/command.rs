@@ -88,6 +88,11 @@ pub enum Command {
         shard: ShardId,
         node: NodeId,
     },
+    /// These nodes have failed, in the start in which they were last seen: where one is head, the next member becomes
+    /// it, in all shards at once.
+    FailOver {
+        nodes: Vec<(NodeId, StartNumber)>,
+    },
 }
 
 /// What a command led to.

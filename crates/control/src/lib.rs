@@ -17,6 +17,7 @@ mod changes;
 pub mod codec;
 mod command;
 mod durable;
+mod failover;
 pub mod limits;
 mod placement;
 mod plane;

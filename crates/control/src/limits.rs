@@ -27,5 +27,7 @@ pub const SHARD_STATUS_PAGE_MAX: usize = 8192;
 pub const NUMBER_MAX: u64 = 1 << 62;
 /// Bytes of one encoded command: its texts (a name, an address) and a few numbers.
 pub const COMMAND_BYTES_MAX: usize = 1024;
+/// Nodes that one command declares failed.
+pub const FAILED_NODES_MAX: usize = 56;
 /// Bytes of an error's text in an encoded result.
 pub const ERROR_TEXT_BYTES_MAX: usize = 512;

@@ -54,6 +54,9 @@ fn command() -> impl Strategy<Value = Command> {
             key: HostPublic([key; 32]),
         }),
         (move_shard, 0u64..6).prop_map(|(shard, node)| Command::MoveHead { shard, node: NodeId(node) }),
+        proptest::collection::vec((0u64..6, 0u64..4), 0..3).prop_map(|nodes| Command::FailOver {
+            nodes: nodes.into_iter().map(|(n, s)| (NodeId(n), StartNumber(s))).collect()
+        }),
         (volume, 0u64..4)
             .prop_map(|(volume, generation)| Command::DetachVolume { volume, generation: Generation(generation) }),
     ]

@@ -204,6 +204,60 @@ fn a_head_is_moved_to_another_member() {
     assert_eq!(s.apply(activate(3)).unwrap().outcome, Outcome::Activated);
 }
 
+/// All shards of a failed head get their next member in one command, and only while it is the start that failed.
+#[test]
+fn heads_of_a_failed_node_go_to_the_next_member() {
+    let mut s = cluster(5);
+    let wide = CreateVolume { shards: Some(8), ..create("a", 512 * G) };
+    s.apply(Command::CreateVolume(wide)).unwrap();
+    s.apply(Command::CreateVolume(CreateVolume { copies: Some(1), ..create("b", G) })).unwrap();
+    s.apply(Command::CreateVolume(CreateVolume { copies: Some(2), ..create("c", G) })).unwrap();
+    let chains = |s: &State| -> Vec<Vec<NodeId>> {
+        s.volumes().flat_map(|v| v.shards.iter().map(|s| s.members.clone())).collect()
+    };
+    let before = chains(&s);
+    let revision = s.revision();
+    let fail = |nodes: &[(u64, u64)]| Command::FailOver {
+        nodes: nodes.iter().map(|(n, start)| (NodeId(*n), StartNumber(*start))).collect(),
+    };
+    s.apply(fail(&[(1, 7), (9, 1)])).unwrap();
+    assert_eq!(s.revision(), revision, "another start, and a node that nobody knows");
+    s.apply(fail(&[(1, 1), (2, 1)])).unwrap();
+    for (old, new) in before.iter().zip(chains(&s)) {
+        let is_gone = |n: &NodeId| n.0 <= 2;
+        let (gone, left): (Vec<NodeId>, Vec<NodeId>) = old.iter().copied().partition(is_gone);
+        // Of three copies two are needed, of two both.
+        if !is_gone(&old[0]) || left.len() < 2 {
+            assert_eq!(*old, new);
+        } else {
+            assert_eq!([left, gone].concat(), new);
+        }
+    }
+    assert!(before.iter().zip(chains(&s)).any(|(old, new)| *old != new));
+    let failed = [NodeId(1), NodeId(2)].into();
+    assert!(s.heads_without(&failed).is_empty(), "whoever could be moved was");
+    let revision = s.revision();
+    s.apply(fail(&[(1, 1), (2, 1)])).unwrap();
+    assert_eq!(s.revision(), revision, "a repeat changes nothing");
+    let most: Vec<(u64, u64)> = (1..=57).map(|n| (n, 1)).collect();
+    assert_eq!(kind(&mut s, fail(&most)), ErrorKind::Invalid);
+}
+
+/// What a failed head had pending can't become active any more.
+#[test]
+fn a_failed_head_does_not_make_its_view_active() {
+    let mut s = cluster(3);
+    s.apply(Command::CreateVolume(create("a", G))).unwrap();
+    let shard = ShardId::new(1, 0);
+    let members = s.shard(shard).unwrap().members.clone();
+    let start = StartNumber(1);
+    s.apply(Command::ProposeView { shard, active: ViewNumber(0), node: members[0], start }).unwrap();
+    s.apply(Command::FailOver { nodes: vec![(members[0], start)] }).unwrap();
+    assert_eq!(s.shard(shard).unwrap().members, [members[1], members[2], members[0]]);
+    let activate = Command::ActivateView { shard, view: ViewNumber(1), generation: Generation(0) };
+    assert_eq!(kind(&mut s, activate), ErrorKind::Fenced, "V6");
+}
+
 #[test]
 fn host_keys_are_named_by_the_present_start() {
     let mut s = cluster(1);

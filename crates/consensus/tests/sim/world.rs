@@ -56,6 +56,8 @@ pub struct Outcome {
     pub installs: u64,
     pub leaders: u64,
     pub voters_changed: u64,
+    /// Orders to give the shards of failed nodes to others.
+    pub fail_overs: u64,
     pub index: u64,
     /// Of everything that was sent and applied, in order.
     pub trace: u64,
@@ -72,6 +74,7 @@ impl Outcome {
         self.installs += o.installs;
         self.leaders += o.leaders;
         self.voters_changed += o.voters_changed;
+        self.fail_overs += o.fail_overs;
         self.index += o.index;
         self.trace ^= o.trace;
     }
@@ -116,6 +119,7 @@ impl Oracle {
         let EntryPayload::Normal(Proposal::Command { session, number, command, .. }) = &entry.payload else { return };
         let first = *self.first.entry((*session, *number)).or_insert(index);
         assert!(first <= index);
+        self.out.fail_overs += u64::from(first == index && matches!(command, Command::FailOver { .. }));
         if let Command::AttachVolume { volume, name, .. } = command {
             let Some(v) = machine.state.volume(*volume) else { return };
             if first == index && v.holder.as_ref().is_some_and(|h| h.name == *name) {
@@ -204,10 +208,16 @@ impl Network for Wire {
             let _ = w.mail.send((delay, to, message.clone()));
         }
     }
+
+    fn lost(&self, node: NodeId) -> bool {
+        let reached = !self.world.cut.borrow().contains(&(self.from.node.0, node.0));
+        let nodes = self.world.nodes.borrow();
+        reached && nodes.iter().any(|n| n.id == node && matches!(n.process, Process::Down))
+    }
 }
 
 fn timing() -> Timing {
-    Timing { heartbeat_ms: 100, election_ms: 600, answer_ms: 800, gone_ms: 6000, submit_ms: 6000, snapshot_entries: 16 }
+    Timing { heartbeat_ms: 100, election_ms: 600, answer_ms: 800, gone_ms: 6000, fail_ms: 1500, submit_ms: 6000, snapshot_entries: 16 }
 }
 
 impl World {
@@ -364,15 +374,13 @@ impl World {
             sleep(100).await;
             let Some(peer) = self.peer(0) else { continue };
             let Some(volume) = [1, 2].into_iter().find(|v| peer.state().volume(VolumeId(*v)).is_none()) else { return };
-            let node = Command::RegisterNode {
-                node: NodeId(99),
-                name: "data".into(),
-                address: "h:1".into(),
-                workers: 1,
-                start: StartNumber(1),
-            };
+            let ids: Vec<NodeId> = self.nodes.borrow().iter().map(|n| n.id).collect();
+            for node in ids {
+                let (name, address, start) = (format!("data{node}"), format!("h{node}:1"), StartNumber(1));
+                let node = Command::RegisterNode { node, name, address, workers: 1, start };
+                let _ = Randomness::scope(volume, peer.submit(node)).await;
+            }
             let new = CreateVolume { name: format!("v{volume}"), size: 1 << 30, ..CreateVolume::default() };
-            let _ = Randomness::scope(volume, peer.submit(node)).await;
             let _ = Randomness::scope(volume, peer.submit(Command::CreateVolume(new))).await;
         }
         panic!("a cluster without faults does not get going");

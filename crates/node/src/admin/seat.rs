@@ -205,16 +205,36 @@ async fn open(options: &SeatOptions) -> Result<Seat> {
     let mut random = OsRandom;
     let peer = Peer::start(store, links, Timing::default(), contacts, random.next_u64(), None).await?;
     let mut state = peer.watch();
-    let registered = book.clone();
+    let (registered, leader) = (book.clone(), peer.clone());
     peer.spawn(async move {
+        let mut before = state.now().clone();
         loop {
             registered.learn(&state.now());
             if !state.next().await {
                 return;
             }
+            let now = state.now().clone();
+            if leader.leader().0 == Some(leader.seat()) {
+                tell_heads(&before, &now);
+            }
+            before = now;
         }
     });
     Ok(Seat { peer, start, book })
+}
+
+/// Says which shards got another head; one node's log is enough for that.
+fn tell_heads(before: &State, now: &State) {
+    let name = |id: NodeId| now.node(id).map_or_else(|| id.to_string(), |n| n.name.clone());
+    for volume in now.volumes().filter(|v| v.changed > before.revision()) {
+        for shard in &volume.shards {
+            let id = volume.shard_id(shard.index);
+            let old = before.shard(id).and_then(freebs_control::Shard::head);
+            if let (Some(old), Some(new)) = (old, shard.head().filter(|new| Some(*new) != old)) {
+                tracing::info!("shard {id} of volume '{}': head {} in place of {}", volume.name, name(new), name(old));
+            }
+        }
+    }
 }
 
 /// Serves until nobody can ask any more.

@@ -10,7 +10,8 @@ use freebs_control::State;
 use freebs_format::wire::{Hello, Message, Role};
 use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result, StartNumber, limits};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -91,7 +92,11 @@ pub(super) struct SeatLinks {
     start: Rc<Cell<StartNumber>>,
     book: Book,
     queues: RefCell<BTreeMap<NodeId, Queue>>,
+    lost: Lost,
 }
+
+/// Nodes whose end has closed the link or refused one, until a new one is open.
+type Lost = Rc<RefCell<BTreeSet<NodeId>>>;
 
 impl SeatLinks {
     pub fn new(
@@ -103,7 +108,7 @@ impl SeatLinks {
         let mine = addresses.get(&node).cloned().unwrap_or_default();
         let places = addresses.into_iter().map(|(n, a)| (n, Places { told: Some(a), ..Places::default() })).collect();
         let book = Book { places: Rc::new(RefCell::new(places)), ..Book::default() };
-        Self { cluster, node, mine, start, book, queues: RefCell::default() }
+        Self { cluster, node, mine, start, book, queues: RefCell::default(), lost: Lost::default() }
     }
 
     pub fn book(&self) -> Book {
@@ -126,6 +131,7 @@ impl Network for SeatLinks {
                 book: self.book.clone(),
                 queue,
                 bytes: bytes.clone(),
+                lost: self.lost.clone(),
             };
             tokio::task::spawn_local(link.run());
             Queue { messages, bytes }
@@ -139,6 +145,10 @@ impl Network for SeatLinks {
     fn start_number(&self) -> Option<StartNumber> {
         Some(self.start.get())
     }
+
+    fn lost(&self, node: NodeId) -> bool {
+        self.lost.borrow().contains(&node)
+    }
 }
 
 /// The connection to one node.
@@ -151,6 +161,26 @@ struct Link {
     book: Book,
     queue: mpsc::Receiver<Vec<u8>>,
     bytes: Rc<Cell<usize>>,
+    lost: Lost,
+}
+
+/// Why a link could not be opened, or has ended.
+enum End {
+    /// The other side closed it, or refuses one: its process has ended.
+    Lost(Error),
+    Other(Error),
+}
+
+impl End {
+    fn of_io(e: &std::io::Error) -> Self {
+        let error = Error::retry(crate::files::plain(e));
+        match e.kind() {
+            io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                Self::Lost(error)
+            }
+            _ => Self::Other(error),
+        }
+    }
 }
 
 impl Link {
@@ -161,10 +191,13 @@ impl Link {
             if let Some(address) = addresses.get(attempt % addresses.len().max(1)) {
                 match self.connect(address).await {
                     Ok(stream) => {
-                        let e = self.serve(stream, first).await;
+                        self.lost.borrow_mut().remove(&self.to);
+                        let end = self.serve(stream, first).await;
+                        let e = self.note_end(end);
                         tracing::debug!("the seat's link to node {} ended: {e}", self.to);
                     }
-                    Err(e) => {
+                    Err(end) => {
+                        let e = self.note_end(end);
                         tracing::trace!("node {} can't be reached at {address}: {e}", self.to);
                         if e.kind == ErrorKind::Invalid && self.book.foreign.replace(Some(e.clone())).is_none() {
                             tracing::warn!("{e}");
@@ -186,9 +219,19 @@ impl Link {
         Some(message)
     }
 
-    async fn connect(&self, address: &str) -> Result<TcpStream> {
+    fn note_end(&self, end: End) -> Error {
+        match end {
+            End::Lost(e) => {
+                self.lost.borrow_mut().insert(self.to);
+                e
+            }
+            End::Other(e) => e,
+        }
+    }
+
+    async fn connect(&self, address: &str) -> Result<TcpStream, End> {
         let connect = async {
-            let failed = |e: std::io::Error| Error::retry(crate::files::plain(&e));
+            let failed = |e: io::Error| End::of_io(&e);
             let mut stream = TcpStream::connect(address).await.map_err(failed)?;
             let _ = stream.set_nodelay(true);
             let hello = Hello {
@@ -201,26 +244,26 @@ impl Link {
             };
             write_message(&mut stream, &Message::Hello(hello)).await.map_err(failed)?;
             let mut buf = BytesMut::new();
-            match read_message(&mut stream, &mut buf).await? {
+            match read_message(&mut stream, &mut buf).await.map_err(End::Other)? {
                 Some(Message::Welcome(w)) if w.cluster == self.cluster && w.node == self.to => {}
                 Some(Message::Welcome(w)) if w.cluster != self.cluster => {
-                    return Err(Error::invalid(format!(
+                    return Err(End::Other(Error::invalid(format!(
                         "{address} belongs to another cluster ({}), and this node to {}; check the addresses and the \
                          cluster's name in the cluster file",
                         w.cluster, self.cluster
-                    )));
+                    ))));
                 }
-                _ => return Err(Error::retry("another node")),
+                _ => return Err(End::Other(Error::retry("another node"))),
             }
             let here = Message::Control { id: ADDRESS, body: Bytes::from(self.mine.clone()) };
             write_message(&mut stream, &here).await.map_err(failed)?;
             Ok(stream)
         };
-        tokio::time::timeout(CONNECT_MAX, connect).await.unwrap_or_else(|_| Err(Error::retry("no answer")))
+        tokio::time::timeout(CONNECT_MAX, connect).await.unwrap_or_else(|_| Err(End::Other(Error::retry("no answer"))))
     }
 
     /// Sends until the connection ends; why it did.
-    async fn serve(&mut self, stream: TcpStream, first: Vec<u8>) -> Error {
+    async fn serve(&mut self, stream: TcpStream, first: Vec<u8>) -> End {
         let (mut read, mut write) = stream.into_split();
         let mut message = first;
         let mut nothing = BytesMut::new();
@@ -228,17 +271,17 @@ impl Link {
             let whole = Message::Control { id: MESSAGE, body: Bytes::from(message) };
             match tokio::time::timeout(WRITE_MAX, write_message(&mut write, &whole)).await {
                 Ok(Ok(())) => {}
-                Ok(Err(e)) => return Error::retry(crate::files::plain(&e)),
-                Err(_) => return Error::retry("nobody reads"),
+                Ok(Err(e)) => return End::of_io(&e),
+                Err(_) => return End::Other(Error::retry("nobody reads")),
             }
             message = tokio::select! {
                 next = self.next() => match next {
                     Some(next) => next,
-                    None => return Error::retry("the seat has stopped"),
+                    None => return End::Other(Error::retry("the seat has stopped")),
                 },
                 // The other side says nothing here: whatever comes is the end.
                 end = read_message(&mut read, &mut nothing) => {
-                    return end.err().unwrap_or_else(|| Error::retry("closed by the other side"));
+                    return End::Lost(end.err().unwrap_or_else(|| Error::retry("closed by the other side")));
                 }
             };
         }

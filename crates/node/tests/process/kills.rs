@@ -290,3 +290,49 @@ fn another_head_goes_on_for_a_frozen_one() {
     check(&c, &mut oracle);
     c.verify("demo");
 }
+
+/// A head dies and stays dead for a while. Nobody says which node is to go on: the others find out.
+#[test]
+fn another_head_takes_over_for_a_dead_one() {
+    let _turn = alone();
+    let rounds = if full() { 20 } else { 4 };
+    let c = Cluster::up(Setup { nodes: 5, more: vec!["--no-restart".into()], ..Setup::default() });
+    wait_for("five nodes", Duration::from_secs(20), || Some(c.nodes()).filter(|n| n.len() == 5));
+    c.wait_healthy("demo", Duration::from_secs(20));
+    let mut oracle = Oracle::new(0, REGION, Rng::new(8));
+    let mut gaps = Vec::new();
+    for round in 0..rounds {
+        let (head, _) = c.chain("demo");
+        let pid = c.nodes().iter().find(|n| n.0 == head).expect("it is up").1;
+        let before = std::mem::take(&mut oracle.tally.longest_gap);
+        under_load(&c, &mut oracle, || {
+            std::thread::sleep(Duration::from_millis(500));
+            if round % 4 == 3 {
+                c.pause(pid);
+            } else {
+                c.kill(&[pid]);
+            }
+            wait_for("another head", Duration::from_secs(30), || (c.chain("demo").0 != head).then_some(()));
+            std::thread::sleep(Duration::from_secs(3));
+            if round % 4 == 3 {
+                c.resume(pid);
+            } else {
+                let out = c.cli(&["node", "start", &head]);
+                assert!(out.status.success(), "{}\n{}", String::from_utf8_lossy(&out.stderr), c.log());
+            }
+            c.wait_healthy("demo", Duration::from_secs(30));
+        });
+        let gap = oracle.tally.longest_gap.as_secs_f64();
+        say(&format!("round {round}: head {head} gone, longest gap {gap:.3} s"));
+        gaps.push(gap);
+        oracle.tally.longest_gap = before.max(oracle.tally.longest_gap);
+        assert_eq!(oracle.tally.errors, 0, "{:?}\n{}", oracle.tally, c.log());
+        check(&c, &mut oracle);
+    }
+    gaps.sort_by(f64::total_cmp);
+    let median = gaps[gaps.len() / 2];
+    say(&format!("measured: {rounds} heads gone, longest gap {:.3} s, median {median:.3} s", gaps[gaps.len() - 1]));
+    // Far above what it takes; without a new head it would be for ever.
+    assert!(gaps[gaps.len() - 1] < 10.0, "{gaps:?}\n{}", c.log());
+    c.verify("demo");
+}

@@ -1,0 +1,103 @@
+//! Nodes that fail: the leader looks after them at each heartbeat, and asks others about those that it can't reach.
+
+use super::Peer;
+use crate::failures::Look;
+use crate::links::Network;
+use crate::types::Seat;
+use crate::wire::Message;
+use freebs_control::Command;
+use freebs_io::Device;
+use freebs_types::NodeId;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How many other nodes are asked about one.
+const ASKED_MAX: usize = 3;
+/// How long, and how often in that time, a node looks whether it reaches another one.
+const REACH: Duration = Duration::from_millis(20);
+const REACH_LOOKS: usize = 10;
+
+impl<D: Device, N: Network> Peer<D, N> {
+    /// The time as failures count it: only while this seat gets to run, so that its own pause is nobody's silence.
+    fn now_ms(&self) -> u64 {
+        self.0.tick.get() * self.0.timing.heartbeat_ms
+    }
+
+    /// The registered nodes other than this one, as the leader since tick `since` sees them.
+    fn looks(&self, since: u64) -> Vec<Look> {
+        let mut last: BTreeMap<NodeId, u64> = BTreeMap::new();
+        for (seat, at) in self.0.heard.borrow().iter() {
+            let known = last.entry(seat.node).or_default();
+            *known = (*known).max(*at);
+        }
+        let now = self.0.tick.get();
+        let look = |node: NodeId| {
+            let heard = last.get(&node).copied().unwrap_or(0).max(since);
+            let silent_ms = (now - heard.min(now)) * self.0.timing.heartbeat_ms;
+            Look { node, silent_ms, lost: self.0.links.lost(node) }
+        };
+        let state = self.state();
+        // One that never ran has no say in anything yet.
+        let there = state.nodes().filter(|n| n.id != self.seat().node && n.start.0 > 0);
+        there.map(|n| look(n.id)).collect()
+    }
+
+    /// As leader since tick `since`: gives the shards of nodes that have failed to other heads.
+    pub(super) fn look_after_nodes(&self, since: u64) {
+        if self.0.deciding.get() {
+            return;
+        }
+        let looks = self.looks(since);
+        let now = self.now_ms();
+        let (failed, ask) = self.0.failures.borrow_mut().look(now, &looks, self.0.timing.fail_ms);
+        for node in ask {
+            let others = looks.iter().filter(|l| l.node != node && !l.lost && !failed.contains(&l.node));
+            for other in others.take(ASKED_MAX) {
+                // If it is lost, the question is asked again.
+                let _ = self.0.links.send(Seat { node: other.node, store: 0 }, 0, &Message::Doubt(node));
+            }
+        }
+        let commands = self.0.failures.borrow_mut().decide(now, &self.state(), &failed);
+        if !commands.is_empty() {
+            self.0.deciding.set(true);
+            let peer = self.clone();
+            self.spawn(async move {
+                peer.give_orders(commands).await;
+                peer.0.deciding.set(false);
+            });
+        }
+    }
+
+    /// What fails is found to be needed again at a later heartbeat.
+    async fn give_orders(&self, commands: Vec<Command>) {
+        // Rule L5: who only believes to lead decides nothing.
+        if !self.confirm_leadership().await {
+            return;
+        }
+        for command in commands {
+            let _ = self.submit(command).await;
+        }
+    }
+
+    /// `Gone` if the node can't be reached from here either.
+    pub(super) async fn try_to_reach(&self, node: NodeId) -> Option<Message> {
+        if node == self.seat().node {
+            return None;
+        }
+        let _ = self.0.links.send(Seat { node, store: 0 }, 0, &Message::Here);
+        for _ in 0..REACH_LOOKS {
+            tokio::time::sleep(REACH).await;
+            if self.0.links.lost(node) {
+                return Some(Message::Gone(node));
+            }
+        }
+        None
+    }
+
+    pub(super) fn hear_gone(&self, from: Seat, node: NodeId) {
+        if from.node != node && self.0.raft.is_leader() {
+            self.0.failures.borrow_mut().agree(node, self.now_ms());
+            self.0.woken.notify_one();
+        }
+    }
+}
