@@ -299,6 +299,7 @@ fn another_head_takes_over_for_a_dead_one() {
     let c = Cluster::up(Setup { nodes: 5, more: vec!["--no-restart".into()], ..Setup::default() });
     wait_for("five nodes", Duration::from_secs(20), || Some(c.nodes()).filter(|n| n.len() == 5));
     c.wait_healthy("demo", Duration::from_secs(20));
+    let data = c.data();
     let mut oracle = Oracle::new(0, REGION, Rng::new(8));
     let mut gaps = Vec::new();
     for round in 0..rounds {
@@ -317,7 +318,7 @@ fn another_head_takes_over_for_a_dead_one() {
             if round % 4 == 3 {
                 c.resume(pid);
             } else {
-                let out = c.cli(&["node", "start", &head]);
+                let out = c.cli(&["node", "start", &head, "--data", data.to_str().expect("a plain path")]);
                 assert!(out.status.success(), "{}\n{}", String::from_utf8_lossy(&out.stderr), c.log());
             }
             c.wait_healthy("demo", Duration::from_secs(30));
