@@ -8,8 +8,8 @@
 //!   (rule V8): an old image of a store does not vote.
 //! - A command is sent again under the same number, and so applied at most once.
 
-use crate::limits;
 use crate::failures::Failures;
+use crate::limits;
 use crate::links::{Clients, Links, Network, Raft};
 use crate::log::{Applied, Log, Watcher};
 use crate::machine::{Answer, Machine, Proposal};
@@ -137,6 +137,8 @@ struct Inner<D: Device, N> {
     /// Somebody wants to be taken in.
     woken: Notify,
     failures: RefCell<Failures>,
+    /// The node that led before this one did. Of it alone a new leader knows how long it has been silent.
+    led_before: Cell<Option<NodeId>>,
     /// What was decided of failures is on its way.
     deciding: Cell<bool>,
     seeds: Cell<u64>,
@@ -217,6 +219,7 @@ impl<D: Device, N: Network> Peer<D, N> {
             told: Notify::new(),
             woken: Notify::new(),
             failures: RefCell::default(),
+            led_before: Cell::default(),
             deciding: Cell::new(false),
             seeds: Cell::new(seed),
         }));
@@ -636,6 +639,9 @@ impl<D: Device, N: Network> Peer<D, N> {
                 leads_since = None;
                 self.0.joining.borrow_mut().clear();
                 self.0.failures.take();
+                if let Some(leader) = self.leader().0 {
+                    self.0.led_before.set(Some(leader.node));
+                }
                 self.ask_to_join();
                 continue;
             }

@@ -18,7 +18,8 @@ fn cluster(nodes: u64) -> State {
 }
 
 fn volume(s: &mut State, name: &str) -> (ShardId, Vec<NodeId>) {
-    s.apply(Command::CreateVolume(CreateVolume { name: name.into(), size: 1 << 30, ..CreateVolume::default() })).unwrap();
+    s.apply(Command::CreateVolume(CreateVolume { name: name.into(), size: 1 << 30, ..CreateVolume::default() }))
+        .unwrap();
     let volume = s.volume_by_name(name).unwrap();
     (volume.shard_id(0), volume.shards[0].members.clone())
 }
@@ -83,10 +84,8 @@ fn a_new_head_that_opens_no_view_is_replaced_and_given_longer_each_time() {
     let mut times = Vec::new();
     for _ in 0..8 {
         let before = now;
-        let (at, command) = (1..)
-            .map(|i| before + 100 * i)
-            .find_map(|at| f.decide(at, &s, &failed).pop().map(|c| (at, c)))
-            .unwrap();
+        let (at, command) =
+            (1..).map(|i| before + 100 * i).find_map(|at| f.decide(at, &s, &failed).pop().map(|c| (at, c))).unwrap();
         let Command::MoveHead { shard: of, node } = &command else { panic!("{command:?}") };
         assert_eq!(*of, shard);
         assert!(s.shard(shard).unwrap().head() != Some(*node) && !failed.contains(node));

@@ -32,7 +32,9 @@ impl<D: Device, N: Network> Peer<D, N> {
         }
         let now = self.0.tick.get();
         let look = |node: NodeId| {
-            let heard = last.get(&node).copied().unwrap_or(0).max(since);
+            // The others had no reason to say anything to this node while it did not lead.
+            let floor = if self.0.led_before.get() == Some(node) { 0 } else { since };
+            let heard = last.get(&node).copied().unwrap_or(0).max(floor);
             let silent_ms = (now - heard.min(now)) * self.0.timing.heartbeat_ms;
             Look { node, silent_ms, lost: self.0.links.lost(node) }
         };

@@ -30,7 +30,14 @@ fn seeds(from: u64, to: u64) {
     println!("seeds {from} to {to}: {total:?}");
     // A simulation in which nothing happens finds nothing.
     assert!(total.acked > 20 * (to - from) && total.leaders > to - from && total.voters_changed > to - from);
-    assert!(total.kills > 0 && total.cuts > 0 && total.repeats > 0 && total.fail_overs > 0 && total.installs > 0 && total.wiped > 0);
+    assert!(
+        total.kills > 0
+            && total.cuts > 0
+            && total.repeats > 0
+            && total.fail_overs > 0
+            && total.installs > 0
+            && total.wiped > 0
+    );
 }
 
 #[test]

@@ -217,7 +217,15 @@ impl Network for Wire {
 }
 
 fn timing() -> Timing {
-    Timing { heartbeat_ms: 100, election_ms: 600, answer_ms: 800, gone_ms: 6000, fail_ms: 1500, submit_ms: 6000, snapshot_entries: 16 }
+    Timing {
+        heartbeat_ms: 100,
+        election_ms: 600,
+        answer_ms: 800,
+        gone_ms: 6000,
+        fail_ms: 1500,
+        submit_ms: 6000,
+        snapshot_entries: 16,
+    }
 }
 
 impl World {

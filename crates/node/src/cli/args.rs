@@ -142,7 +142,7 @@ pub struct NodeArgs {
 pub enum NodeCommand {
     /// Start a node of a local cluster again
     Start(SwitchArgs),
-    /// Stop a node of a local cluster, and leave it down
+    /// Stop a node of a local cluster, and leave it down; other nodes take over its heads first
     Stop(SwitchArgs),
 }
 
