@@ -48,6 +48,9 @@ pub struct Failures {
     agreed: BTreeMap<NodeId, u64>,
     asked: BTreeMap<NodeId, u64>,
     opening: BTreeMap<ShardId, Opening>,
+    /// For these failed nodes nothing was left to move in the state of this revision: it need not be gone through
+    /// again at each heartbeat.
+    settled: Option<(u64, BTreeSet<NodeId>)>,
 }
 
 impl Failures {
@@ -81,7 +84,12 @@ impl Failures {
     /// view. Who is not in `failed` counts as there.
     pub fn decide(&mut self, now_ms: u64, state: &State, failed: &BTreeSet<NodeId>) -> Vec<Command> {
         let mut commands = Vec::new();
-        let moved = state.heads_without(failed);
+        let is_settled = failed.is_empty()
+            || self.settled.as_ref().is_some_and(|(revision, of)| *revision == state.revision() && of == failed);
+        let moved = if is_settled { Vec::new() } else { state.heads_without(failed) };
+        if moved.is_empty() && !is_settled {
+            self.settled = Some((state.revision(), failed.clone()));
+        }
         if !moved.is_empty() {
             let start = |n: &NodeId| Some((*n, state.node(*n)?.start));
             let nodes: Vec<_> = failed.iter().filter_map(start).collect();
