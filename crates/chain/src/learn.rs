@@ -123,8 +123,10 @@ impl Replica {
             newest.and(self.view_frame.clone())
         });
         // Without its view a state is good for nothing. Of lost frames none need have been one of a view.
-        let is_whole = r.lost || (self.may_feed_map(r) && view_frame.is_some());
-        let Some(at) = state.filter(|_| is_whole) else {
+        let has_view = |t: &TailEntry| view_frame.as_ref().is_some_and(|f| f.view() == t.name.view);
+        let Some(at) = state.filter(|t| r.lost || (self.may_feed_map(r) && has_view(t))) else {
+            // If a state is held that nothing completes any more, the next question gets another one.
+            self.map_hold.take_if(|(t, _)| !r.lost && t.name.sequence == source.upto && !has_view(t));
             self.refuse_sync(ctx, link, r);
             return;
         };
@@ -254,8 +256,9 @@ impl Replica {
         self.ask_next_piece(ctx);
     }
 
-    /// The learner goes on later with the piece that had no room.
-    fn rest(&mut self, ctx: &Ctx<'_>) {
+    /// The learner goes on later with the piece that had no room. Who opens a view has no time for that.
+    fn rest(&mut self, ctx: &mut Ctx<'_>) {
+        self.has_no_room_to_fetch(ctx);
         let from = self.full_from;
         if let Some(map) = self.asking.as_mut().and_then(|a| a.map.as_mut()) {
             (map.from, map.frees, map.hold) = (from, false, Some(Hold::Full(ctx.now.plus(FULL_PAUSE))));
@@ -269,6 +272,7 @@ impl Replica {
         {
             map.hold = Some(Hold::Room);
             self.is_full &= map.frees;
+            self.fetch_gets_on(ctx.now);
             match self.map_end.is_some() {
                 true => self.end_map(ctx),
                 false => self.ask_next_piece(ctx),
@@ -327,6 +331,12 @@ impl Replica {
         if mark.verify_digest().is_err() || h.seq() <= self.last.sequence {
             return;
         }
+        // Who goes on without the frame of the view that the state is of takes itself to be in an older one for good.
+        let frame = body.view_frame.as_ref().filter(|f| f.view() == body.last_view && f.seq() <= h.seq());
+        let Some((frame, view)) = frame.and_then(|f| Some((f, ViewBody::decode(f.body()).ok()?))) else {
+            ctx.out.note(format!("shard {}: the end of the map lacks the frame of view {}", self.id, body.last_view));
+            return;
+        };
         let name = FrameName { view: body.last_view, sequence: h.seq(), hid: h.hid() };
         let requests = RequestTable::from_format(&body.requests);
         let base = Base {
@@ -358,11 +368,7 @@ impl Replica {
         }
         self.chunk = (h.chunk(), h.chunk_offset.get());
         self.forget_recent();
-        if let Some(frame) = &body.view_frame
-            && let Ok(view) = ViewBody::decode(frame.body())
-        {
-            self.enter_view(frame, view);
-        }
+        self.enter_view(frame, view);
         ctx.out.note(format!("shard {}: learned the map up to sequence {}", self.id, name.sequence));
     }
 
@@ -485,6 +491,78 @@ mod tests {
         });
         assert_eq!((r.stopped.clone(), r.last, r.view_number()), (None, known.name, ViewNumber(1)));
         assert_eq!(r.last_token(&freebs_types::Hash32::default()), all[4].header().parent_token());
+    }
+
+    /// A head that opened a view learned a map whose state came without the frame of its view. It went on with that state
+    /// in the view that it had before, and could follow neither.
+    #[test]
+    fn a_state_is_taken_with_its_view_or_not_at_all() {
+        for has_own in [false, true] {
+            let (mut r, chain) = branched(0, 4);
+            let first = r.view_frame.clone().expect("the frame of view 1");
+            assert_eq!((first.view(), chain[0].head.view()), (ViewNumber(1), ViewNumber(2)));
+            let end = map_end(3, &chain[2], if has_own { &chain[0].head } else { &first });
+            step(&mut r, |r, ctx| {
+                r.ask(ctx, HEAD, ViewNumber(3), Sequence(7));
+                let id = r.asking.expect("it asks").id;
+                r.on_sync_reply(ctx, SyncReply { id, view: ViewNumber(3), ..end });
+            });
+            let view = if has_own { 2 } else { 1 };
+            assert_eq!(
+                (r.last.view, r.view_number()),
+                (ViewNumber(view), ViewNumber(view)),
+                "the view of its last frame"
+            );
+        }
+    }
+
+    /// The state that another member learned before was held for it. Its view's frame was forgotten meanwhile, and each
+    /// question for the map made the state be held for longer.
+    #[test]
+    fn a_state_whose_view_is_forgotten_is_not_held() {
+        let mut c = Chain { committed: 6, ..Chain::new() };
+        let mut all = vec![c.view()];
+        all.extend(c.frames(3));
+        all.push(c.view());
+        let second = all[4].head.clone();
+        all.extend(c.frames(3));
+        let mut winner = Replica::empty(crate::testing::SHARD);
+        step(&mut winner, |w, ctx| {
+            assert!(all.iter().all(|f| w.on_synced_frame(ctx, f.clone(), ViewNumber(2))));
+            w.on_durable(ctx, Sequence(8));
+            w.map_hold = Some((TailEntry::of(&all[3].head), ctx.now));
+            w.promised = ViewNumber(3);
+            let r = SyncRequest {
+                shard: crate::testing::SHARD,
+                view: ViewNumber(3),
+                id: 8,
+                names: Vec::new(),
+                until: Sequence(8),
+                map_from: 0,
+                map_since: Sequence(0),
+                lost: false,
+                fetch: true,
+            };
+            let mut modes = Vec::new();
+            for _ in 0..2 {
+                ctx.out.actions.clear();
+                w.feed_by_map(ctx, LinkId(1), r.clone(), Sequence(1));
+                let upto = ctx.out.actions.iter().find_map(|a| match a {
+                    Action::MapRead { upto, .. } => Some(*upto),
+                    _ => None,
+                });
+                let upto = upto.expect("it reads the map");
+                // The log knows the view that is in force at the newest committed frame, and none before.
+                let view_frame = Some(Box::new(second.clone())).filter(|f| f.seq() <= upto);
+                let piece = Ok((CarryBody::default(), Vec::new(), None));
+                w.answer_map(ctx, LinkId(1), &r, MapSource { since: Sequence(1), upto, view_frame, piece });
+                modes.extend(ctx.out.actions.iter().filter_map(|a| match a {
+                    Action::Send { message: Message::SyncReply(r), .. } => Some((upto.0, r.mode)),
+                    _ => None,
+                }));
+            }
+            assert_eq!(modes, [(4, SyncMode::Refused), (6, SyncMode::MapEnd)]);
+        });
     }
 
     /// A piece of one block and of one trim, or the end with it.

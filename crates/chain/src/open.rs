@@ -16,7 +16,11 @@ use std::collections::BTreeMap;
 const SEAL_AGAIN: Nanos = Nanos::from_millis(100);
 /// After an error the next proposal waits.
 const PROPOSE_AGAIN: Nanos = Nanos::from_millis(50);
-/// An opening that does not get on in this time starts anew with a higher view.
+/// A fetch of which nothing was taken is asked for again after this time.
+const FETCH_AGAIN: Nanos = Nanos::from_millis(200);
+/// After a head was handed over, this node proposes no view for so many steps of `PROPOSE_AGAIN`, as a power of two.
+const HANDED_OVER: u32 = 5;
+/// An opening that has not got on for so long starts anew with a higher view.
 const OPENING_PATIENCE: Nanos = Nanos::from_millis(5000);
 
 #[derive(Clone, Debug)]
@@ -33,6 +37,9 @@ pub(crate) enum Phase {
         view: ViewNumber,
         opened: Opened,
         seal: FrameName,
+        /// Who has it.
+        winner: Peer,
+        asked: Nanos,
     },
     Opening {
         view: ViewNumber,
@@ -269,10 +276,41 @@ impl Replica {
             let seal = if ctx.mutant(Mutant::ShortestLogWins) { own.0 } else { seal };
             self.open_at(ctx, &opened, seal);
         } else {
-            let view = opened.view;
-            self.set_phase(ctx.now, Phase::Fetching { view, opened, seal });
-            let to = ctx.peer(winner, self.id);
-            self.ask(ctx, to, view, seal.sequence);
+            let (view, winner) = (opened.view, ctx.peer(winner, self.id));
+            self.set_phase(ctx.now, Phase::Fetching { view, opened, seal, winner, asked: ctx.now });
+            self.ask(ctx, winner, view, seal.sequence);
+        }
+    }
+
+    /// Something of the longest log has arrived.
+    pub fn fetch_gets_on(&mut self, now: Nanos) {
+        if let Some(h) = self.head.as_mut().filter(|h| matches!(h.phase, Phase::Fetching { .. })) {
+            h.at = now;
+        }
+    }
+
+    /// This device has no room for the longest log, and nobody says when it will: who has that log can be the head.
+    pub fn has_no_room_to_fetch(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(h) = self.head.as_mut() else { return };
+        let Phase::Fetching { winner, .. } = h.phase else { return };
+        h.failures = HANDED_OVER;
+        self.asking = None;
+        self.set_phase(ctx.now, Phase::Closed);
+        let to = winner.node;
+        ctx.out.note(format!("shard {}: no room for the longest log; node {to}, which has it, is to be head", self.id));
+        ctx.out.actions.push(Action::HandOver { shard: self.id, to });
+    }
+
+    /// An answer that came while the disk was behind, or while cleaning made room, was not taken.
+    fn fetch_again(&mut self, ctx: &mut Ctx<'_>) {
+        let is_idle = self.asking.is_none();
+        let Some(Phase::Fetching { view, seal, winner, asked, .. }) = self.head.as_mut().map(|h| &mut h.phase) else {
+            return;
+        };
+        if is_idle && ctx.now.since(*asked) >= FETCH_AGAIN {
+            *asked = ctx.now;
+            let (to, view, until) = (*winner, *view, seal.sequence);
+            self.ask(ctx, to, view, until);
         }
     }
 
@@ -405,6 +443,7 @@ impl Replica {
             Phase::Closed if waited >= Nanos(PROPOSE_AGAIN.0 << h.failures.min(5)) => self.propose(ctx),
             Phase::Sealing { .. } => self.ask_for_seals(ctx),
             Phase::Fetching { .. } if waited >= OPENING_PATIENCE => self.set_phase(ctx.now, Phase::Closed),
+            Phase::Fetching { .. } => self.fetch_again(ctx),
             Phase::Activating { view } if waited >= PROPOSE_AGAIN => {
                 let view = *view;
                 self.set_phase(ctx.now, Phase::Activating { view });

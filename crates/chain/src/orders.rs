@@ -513,6 +513,37 @@ fn frames_that_the_log_has_no_room_for_are_fetched_later() {
     }
 }
 
+/// The control plane named a head whose device was too full for the longest log. It tried again and again, and nobody
+/// else could; or it was only waiting for its own cleaning, and asked again after five seconds, with a new view.
+#[test]
+fn a_head_without_room_for_the_longest_log_hands_over() {
+    for more_soon in [false, true] {
+        let (mut s, good) = opening();
+        let mut c = Chain::new();
+        let [_, _, longer] = [c.open(1), c.plain(), c.data(BLOCK)];
+        let longest = SealAnswer { last: c.last, ..good };
+        let (_, actions) = s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), longest));
+        assert_eq!(sync_requests(&actions).len(), 1);
+        s.more_soon = more_soon;
+        let (_, actions) = s.play(|r, ctx| {
+            ctx.spare = 0;
+            let id = r.asking.expect("it asks").id;
+            let (shard, view, mode, common) = (SHARD, ViewNumber(2), SyncMode::Level, Sequence(2));
+            r.on_sync_reply(ctx, SyncReply { shard, view, id, mode, common, map_next: 0, frames: vec![longer] });
+        });
+        let to = |a: &Action| if let Action::HandOver { to, .. } = a { Some(*to) } else { None };
+        assert_eq!(actions.iter().find_map(to), (!more_soon).then_some(NodeId(2)));
+        let (mut asked, mut proposed) = (0, 0);
+        for _ in 0..25 {
+            s.now = s.now.plus(Nanos::from_millis(20));
+            let (_, actions) = s.play(|r, ctx| r.head_tick(ctx));
+            asked += sync_requests(&actions).len();
+            proposed += actions.iter().filter(|a| matches!(a, Action::Propose { .. })).count();
+        }
+        assert_eq!((asked > 0, proposed), (more_soon, 0));
+    }
+}
+
 /// A head that was told of a newer member of its view by nobody: the answer to SYNC with the view frame was lost on
 /// a link that other shards kept busy. Its heartbeats meant nothing to the member.
 #[test]

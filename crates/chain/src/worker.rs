@@ -299,6 +299,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 Action::Activate { shard, view, generation } => {
                     self.spawn(move |w| w.activate(shard, view, generation));
                 }
+                Action::HandOver { shard, to } => self.spawn(move |w| w.hand_over(shard, to)),
                 Action::Mend { blocks, data } => self.spawn(async move |w: Self| w.mend(blocks, &data)),
                 Action::Unmended { id } => self.0.engine.unmended(id),
                 Action::Note(text) => (self.0.notes)(&text),
@@ -406,6 +407,12 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     async fn activate(self, shard: ShardId, view: ViewNumber, generation: Generation) {
         let result = self.0.control.activate(shard, view, generation).await;
         self.step(Event::Activated { shard, view, result });
+    }
+
+    async fn hand_over(self, shard: ShardId, to: NodeId) {
+        if let Err(e) = self.0.control.hand_over(shard, to).await {
+            (self.0.notes)(&format!("shard {shard}: node {to} did not become its head: {e}"));
+        }
     }
 
     /// The node's start number, for greetings.
