@@ -52,6 +52,13 @@ pub(crate) enum Hold {
     Full(Nanos),
 }
 
+impl Learning {
+    /// Nothing is asked for, and nothing is on its way to the disk: the device is full.
+    pub fn is_resting(&self) -> bool {
+        matches!(self.hold, Some(Hold::Full(_)))
+    }
+}
+
 impl Replica {
     /// The frames that a member lacks are gone: it gets the map, piece by piece.
     pub fn feed_by_map(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: SyncRequest, since: Sequence) {
@@ -238,6 +245,7 @@ impl Replica {
     /// The log has no room for a piece. The first time, what is left of the map is looked through for what frees blocks.
     pub fn on_no_room(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
         self.lost_entries_refused(ctx, ticket);
+        self.promise_refused(ctx, ticket);
         let Some(map) = self.asking.as_mut().and_then(|a| a.map.as_mut()) else { return };
         if map.hold != Some(Hold::Disk(ticket)) {
             return;

@@ -18,8 +18,8 @@ const SEAL_AGAIN: Nanos = Nanos::from_millis(100);
 const PROPOSE_AGAIN: Nanos = Nanos::from_millis(50);
 /// A fetch of which nothing was taken is asked for again after this time.
 const FETCH_AGAIN: Nanos = Nanos::from_millis(200);
-/// After a head was handed over, this node proposes no view for so many steps of `PROPOSE_AGAIN`, as a power of two.
-const HANDED_OVER: u32 = 5;
+/// A head whose device is full proposes the next view as late as after so many failures.
+const FULL_FAILURES: u32 = 5;
 /// An opening that has not got on for so long starts anew with a higher view.
 const OPENING_PATIENCE: Nanos = Nanos::from_millis(5000);
 
@@ -293,12 +293,22 @@ impl Replica {
     pub fn has_no_room_to_fetch(&mut self, ctx: &mut Ctx<'_>) {
         let Some(h) = self.head.as_mut() else { return };
         let Phase::Fetching { winner, .. } = h.phase else { return };
-        h.failures = HANDED_OVER;
+        h.failures = FULL_FAILURES;
         self.asking = None;
         self.set_phase(ctx.now, Phase::Closed);
         let to = winner.node;
         ctx.out.note(format!("shard {}: no room for the longest log; node {to}, which has it, is to be head", self.id));
         ctx.out.actions.push(Action::HandOver { shard: self.id, to });
+    }
+
+    /// The log has no room for a promise. It was told to nobody, so it is none; who asked for it asks again.
+    pub fn promise_refused(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
+        if self.promising.take_if(|p| p.ticket == ticket).is_some_and(|p| p.asker.is_none()) {
+            if let Some(h) = self.head.as_mut() {
+                h.failures = FULL_FAILURES;
+            }
+            self.set_phase(ctx.now, Phase::Closed);
+        }
     }
 
     /// An answer that came while the disk was behind, or while cleaning made room, was not taken.

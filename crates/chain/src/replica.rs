@@ -364,6 +364,7 @@ impl Replica {
     pub fn append(&mut self, ctx: &mut Ctx<'_>, frame: Frame) {
         let h = *frame.header();
         let entry = TailEntry::of(&frame.head);
+        self.damage.learn_end(&frame.head);
         (self.last, self.version) = (entry.name, entry.version);
         self.tail.insert(h.seq(), entry);
         match frame.head.kind() {

@@ -34,6 +34,9 @@ const IDLE: Nanos = Nanos::from_millis(100);
 /// Time between checkpoints of the log.
 const CHECKPOINT: Nanos = Nanos::from_millis(60_000);
 
+/// Frames behind a hole that are looked at for one that can be read.
+const BEHIND_MAX: u64 = 64;
+
 /// Damaged blocks that are taken from the log at once, as pieces of a few.
 const DAMAGED_MAX: usize = 256;
 
@@ -436,7 +439,7 @@ async fn load<D: Device>(
 ) -> Result<(Vec<TailEntry>, Option<FrameHead>, Damage)> {
     let tail = load_tail(engine, state).await?;
     let mut holes = Vec::new();
-    for (from, until) in &state.holes {
+    for (i, (from, until)) in state.holes.iter().enumerate() {
         let before = Sequence(from.0.saturating_sub(1));
         let name = match before.0 {
             0 => genesis(),
@@ -446,17 +449,33 @@ async fn load<D: Device>(
                 Err(_) => FrameName { sequence: before, ..FrameName::default() },
             },
         };
-        let end = match engine.frame(state.shard, until.next()).await {
-            Ok(behind) => Some(behind.head.before().hid),
-            Err(_) => Some(state.last).filter(|l| l.sequence == *until).map(|l| l.hid),
-        };
-        holes.push(Hole { before: name, until: *until, end: end.filter(|hid| *hid != Hash32::default()) });
+        let next = state.holes.get(i + 1).map_or(state.last.sequence.next(), |h| h.0);
+        let (until, end) = end_of(engine, state, *until, next).await;
+        holes.push(Hole { before: name, until, end: end.filter(|hid| *hid != Hash32::default()) });
     }
     let view_frame = match &state.view {
         Some((sequence, _)) => engine.frame(state.shard, *sequence).await.ok().map(|f| f.head),
         None => None,
     };
     Ok((tail, view_frame, Damage::new(holes, state.suspect_tail)))
+}
+
+/// Where a hole ends in front of sequence `next`, and the `hid` of its last frame. A frame behind it that can't be read
+/// is fetched as well, or nobody could say of which branch the lost ones were.
+async fn end_of<D: Device>(
+    engine: &Engine<D>,
+    state: &freebs_lsvd::ShardState,
+    until: Sequence,
+    next: Sequence,
+) -> (Sequence, Option<Hash32>) {
+    for behind in until.0 + 1..next.0.min(until.0 + 1 + BEHIND_MAX) {
+        match engine.frame(state.shard, Sequence(behind)).await {
+            Ok(f) => return (Sequence(behind - 1), Some(f.head.before().hid)),
+            Err(e) if e.kind == ErrorKind::Corrupt => {}
+            Err(_) => break,
+        }
+    }
+    (until, Some(state.last).filter(|l| l.sequence == until).map(|l| l.hid))
 }
 
 /// The frames from the committed one to the last, so that a cut finds its way back.

@@ -551,7 +551,7 @@ impl<D: Device> Engine<D> {
             if core.asks_again() {
                 return Ok(None);
             }
-            if core.may_refuse() {
+            if core.may_refuse().is_some() {
                 core.no_segment = true;
                 self.inner.grown.notify_one();
                 return Ok(None);

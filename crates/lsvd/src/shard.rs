@@ -18,7 +18,7 @@ use crate::holes::Hole;
 use crate::map::{Crcs, Extent, ExtentMap, Outcome};
 use crate::overlay::{Overlay, Uncommitted, entries};
 use crate::segments::Segments;
-use crate::{Base, FrameName, MarkChange, RequestTable, RuleMutant, ShardState};
+use crate::{Base, FrameName, MarkChange, RequestTable, RuleMutant, ShardState, Unrepaired};
 use freebs_format::{AttachBody, CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind, MarkBody, ViewBody, hide};
 use freebs_types::{BLOCK, ChunkId, Hash32, Sequence, ShardId, Version, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
@@ -515,13 +515,14 @@ impl Shard {
         Ok(())
     }
 
-    /// Whether a repair would have something to mend. Those that have not are not written: replayed without the frame
-    /// that they are not for, they would be taken for it.
-    pub fn is_for(&self, head: &FrameHead) -> bool {
+    /// Why a repair has nothing to mend, if so. Such a one is not written: replayed without the frame that it is not
+    /// for, it would be taken for it.
+    pub fn is_not_for(&self, head: &FrameHead) -> Option<Unrepaired> {
         let s = head.seq();
         match self.frames.get(s) {
-            Some(p) => p.hid == hid8(&head.header().hid()),
-            None => self.holes.iter().any(|h| h.from <= s.0 && s.0 <= h.to),
+            Some(p) => (p.hid != hid8(&head.header().hid())).then_some(Unrepaired::Differs),
+            None if self.holes.iter().any(|h| h.from <= s.0 && s.0 <= h.to) => None,
+            None => Some(Unrepaired::NotMissed),
         }
     }
 
