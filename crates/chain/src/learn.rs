@@ -34,11 +34,16 @@ pub(crate) struct Learning {
     pub piece: u64,
     /// There is no room for data; only what frees blocks is taken.
     pub frees: bool,
+    /// That was done already; the map as of `upto` frees no more.
+    pub freed: bool,
+    /// Rests since a piece was taken.
+    pub rests: u32,
     /// The next piece is not asked for yet.
     pub hold: Option<Hold>,
 }
 
-/// How long a learner on a full device rests.
+/// How long a learner on a full device rests; each time in a row twice as long, and so on three times, unless it sees
+/// that there is room.
 pub(crate) const FULL_PAUSE: Nanos = Nanos::from_millis(2000);
 
 /// What a learner waits for between two pieces: a map may be larger than what its disk takes at once (W7).
@@ -189,7 +194,7 @@ impl Replica {
         let Some(carry) = reply.frames.first().filter(|f| f.head.kind() == FrameKind::Carry) else { return };
         let upto = carry.head.seq();
         let since = reply.common;
-        let fresh = Learning { from: 0, since, upto, piece: 0, frees: false, hold: None };
+        let fresh = Learning { from: 0, since, upto, piece: 0, frees: false, freed: false, rests: 0, hold: None };
         let learning = asking.map.unwrap_or(fresh);
         if learning.upto != upto || learning.since != reply.common || carry.head.shard() != self.id {
             return;
@@ -251,7 +256,8 @@ impl Replica {
             return;
         }
         self.map_end = None;
-        if map.frees {
+        if map.frees || map.freed {
+            self.full_from = if map.frees { self.full_from } else { map.piece };
             self.rest(ctx);
             return;
         }
@@ -259,7 +265,7 @@ impl Replica {
             ctx.out.note(format!("shard {}: the device is full; the map is learned when there is room", self.id));
         }
         self.is_full = true;
-        (map.from, map.frees, map.hold) = (map.piece, true, Some(Hold::Room));
+        (map.from, map.frees, map.freed, map.hold) = (map.piece, true, true, Some(Hold::Room));
         self.full_from = map.piece;
         self.ask_next_piece(ctx);
     }
@@ -269,7 +275,9 @@ impl Replica {
         self.has_no_room_to_fetch(ctx);
         let from = self.full_from;
         if let Some(map) = self.asking.as_mut().and_then(|a| a.map.as_mut()) {
-            (map.from, map.frees, map.hold) = (from, false, Some(Hold::Full(ctx.now.plus(FULL_PAUSE))));
+            let pause = Nanos(FULL_PAUSE.0 << map.rests.min(3));
+            (map.from, map.frees, map.hold) = (from, false, Some(Hold::Full(ctx.now.plus(pause))));
+            map.rests += 1;
         }
     }
 
@@ -280,6 +288,7 @@ impl Replica {
         {
             map.hold = Some(Hold::Room);
             self.is_full &= map.frees;
+            map.rests = if map.frees { map.rests } else { 0 };
             self.fetch_gets_on(ctx.now);
             match self.map_end.is_some() {
                 true => self.end_map(ctx),
@@ -650,6 +659,21 @@ mod tests {
         assert_eq!(asks, [3]);
         let (carries, _) = play(&mut r, 1, &mut |r, ctx| answer(r, ctx, piece(0, end())));
         assert_eq!((r.last.sequence, carries[0].1), (Sequence(3), 1));
+        // There is none still. What frees some was taken already, so nothing more is read before the next, longer rest.
+        let (_, asks) = play(&mut r, 1, &mut |r, ctx| {
+            r.on_no_room(ctx, carries[0].2);
+            ctx.room = 0;
+            r.ask_next_piece(ctx);
+        });
+        assert_eq!(asks, [0; 0]);
+        let (_, asks) = play(&mut r, 2000, &mut |r, ctx| {
+            ctx.room = 0;
+            r.ask_next_piece(ctx);
+        });
+        assert_eq!(asks, [0; 0]);
+        let (_, asks) = play(&mut r, 2000, &mut |r, ctx| r.ask_next_piece(ctx));
+        assert_eq!(asks, [3]);
+        let (carries, _) = play(&mut r, 1, &mut |r, ctx| answer(r, ctx, piece(0, end())));
         play(&mut r, 1, &mut |r, ctx| r.on_piece_durable(ctx, carries[0].2));
         assert_eq!((r.last.sequence, r.is_full), (Sequence(6), false));
     }

@@ -253,8 +253,10 @@ impl Replica {
         }
         // A single copy has nobody to ask: what its log engine knows to be lost gives errors, the rest is served.
         let lone = len == 1 && !self.damage.suspect_tail && self.stopped.is_none();
+        // Before there was any active view nothing was promised to anybody, so nothing can be missing.
+        let is_first = opened.pred == ViewNumber(0);
         // A log without any frame may be a device that was lost: it does not count (V2).
-        let counts = |a: &SealAnswer| (!a.damaged || lone) && (a.has_pred || a.last.sequence.0 > 0);
+        let counts = |a: &SealAnswer| (!a.damaged || lone || is_first) && (a.has_pred || a.last.sequence.0 > 0);
         let counting: Vec<(&NodeId, &SealAnswer)> = answers.iter().filter(|(_, a)| counts(a)).collect();
         if counting.len() < needed {
             return;
@@ -386,8 +388,9 @@ impl Replica {
         if let Some(h) = self.head.as_mut() {
             h.reset(members, quorum, secret, token);
         }
-        self.trust_tail(ctx);
         self.append(ctx, frame);
+        // Behind the frame: when the log is read again it is what cuts the tail, and a tail that had a hole is suspect.
+        self.trust_tail(ctx);
         self.set_phase(ctx.now, Phase::Opening { view: opened.view, sequence: meta.sequence });
         self.nudge_all(ctx);
         if ctx.mutant(Mutant::ActiveTooEarly) {

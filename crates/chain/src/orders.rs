@@ -270,6 +270,33 @@ fn a_view_that_is_followed_was_active() {
     assert_eq!(s.r.committed, Sequence(1));
 }
 
+/// The head of a shard that never had an active view lost an append. There was nobody to compare its log with, nor
+/// anything to find, and the first view was never opened.
+#[test]
+fn damage_before_the_first_view_does_not_count() {
+    let mut s = Scene::new(1);
+    let mut c = Chain::new();
+    s.take(c.open(1));
+    s.durable(1);
+    s.r.damage = Damage::new(vec![Hole { before: genesis(), until: Sequence(1), end: None }], true);
+    s.play(|r, ctx| r.become_head(ctx));
+    let opened = Opened {
+        view: ViewNumber(2),
+        pred: ViewNumber(0),
+        members: [1, 2, 3].map(NodeId).to_vec(),
+        quorum: 2,
+        min_copies: 2,
+        pred_quorum: 2,
+        generation: Generation(0),
+        keys: BTreeMap::new(),
+    };
+    s.play(|r, ctx| r.on_proposed(ctx, Ok(opened), Hash32([5; 32])));
+    let ticket = s.tickets;
+    s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
+    assert_eq!((s.r.last.view, s.r.last.sequence), (ViewNumber(2), Sequence(1)));
+    assert!(!s.r.damage.is_there());
+}
+
 /// V2: a member whose device was lost answers with an empty log. It was counted, and with it frames that only the
 /// lost device and the third member held could be sealed away.
 #[test]
@@ -302,7 +329,16 @@ fn a_mended_log_is_asked_again() {
 #[test]
 fn a_refused_map_is_learned_from_its_beginning() {
     let mut s = Scene::new(2);
-    let map = Learning { from: 9, since: Sequence(0), upto: Sequence(7), piece: 1, frees: false, hold: None };
+    let map = Learning {
+        from: 9,
+        since: Sequence(0),
+        upto: Sequence(7),
+        piece: 1,
+        frees: false,
+        freed: false,
+        rests: 0,
+        hold: None,
+    };
     let (_, actions) = s.play(|r, ctx| r.ask_map(ctx, peer(1), ViewNumber(1), map));
     let asked = sync_requests(&actions);
     assert_eq!((asked.len(), asked[0].map_from, asked[0].until), (1, 9, Sequence(7)));

@@ -35,6 +35,10 @@ pub(crate) struct Damage {
     pub holes: Vec<Hole>,
     /// Frames behind the last one may be missing.
     pub suspect_tail: bool,
+    /// Nothing was appended since a cut that made the tail suspect. When the log is read again the cut is there only from
+    /// the next frame on, so what says that the tail was compared must come behind that, too.
+    cut_short: bool,
+    trust_again: bool,
     asking: Option<Asking>,
     /// Frames that are on their way to the disk: the one before them, and the last of them. No more are asked for
     /// meanwhile.
@@ -117,7 +121,8 @@ impl Damage {
     /// The log is cut behind `to`. What was missing there may have been told durable and be the chain's, too, so the end
     /// of the log is suspect until it was compared.
     pub fn cut(&mut self, to: Sequence) {
-        self.suspect_tail |= self.holes.iter().any(|h| h.until > to);
+        let is_lost = self.holes.iter().any(|h| h.until > to);
+        (self.suspect_tail, self.cut_short) = (self.suspect_tail | is_lost, self.cut_short | is_lost);
         if self.writing.is_some_and(|(_, upto)| upto > to) {
             self.take_back();
         }
@@ -398,8 +403,21 @@ impl Replica {
         if !self.damage.suspect_tail {
             return;
         }
-        let ticket = ctx.ticket();
         self.damage.suspect_tail = false;
+        self.damage.trust_again = self.damage.cut_short;
+        self.say_trusted(ctx);
+    }
+
+    /// A frame was appended: it cuts what lies behind the one before it, whenever this log is read.
+    pub fn cut_is_told(&mut self, ctx: &mut Ctx<'_>) {
+        self.damage.cut_short = false;
+        if std::mem::take(&mut self.damage.trust_again) {
+            self.say_trusted(ctx);
+        }
+    }
+
+    fn say_trusted(&self, ctx: &mut Ctx<'_>) {
+        let ticket = ctx.ticket();
         let change = MarkChange { trusted: true, ..MarkChange::default() };
         ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket }));
     }
@@ -473,6 +491,24 @@ mod tests {
         assert_eq!(r.tail[&Sequence(4)].name.hid, all[3].header().hid(), "a cut finds its way back");
         step(&mut r, |r, ctx| r.on_repair_durable(ctx, Sequence(5)));
         assert!(r.damage.holes.is_empty() && r.damage.suspect_tail);
+    }
+
+    /// The cut of a branch with a hole is in the log only from the frame on that takes its place. The mark that says that
+    /// the tail was compared lay before it, and did not count at the next start.
+    #[test]
+    fn a_tail_is_trusted_behind_the_frame_that_cuts_it() {
+        let (mut r, _, branch) = holed(3);
+        step(&mut r, |r, ctx| {
+            r.ask(ctx, OTHER, ViewNumber(2), Sequence(u64::MAX));
+            let id = r.asking.expect("it asks").id;
+            let level = SyncReply { id, view: ViewNumber(2), ..reply(3, SyncMode::Level, Vec::new()) };
+            r.on_sync_reply(ctx, level);
+            assert_eq!(appends(&ctx.out.actions), ["cut 3", "mark"]);
+            assert!(!r.damage.is_there());
+            ctx.out.actions.clear();
+            assert!(branch[..2].iter().all(|f| r.on_synced_frame(ctx, f.clone(), ViewNumber(2))));
+            assert_eq!(appends(&ctx.out.actions), ["frame 4", "mark", "frame 5"]);
+        });
     }
 
     /// The question that a tick sends.

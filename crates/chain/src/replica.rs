@@ -393,6 +393,7 @@ impl Replica {
         self.recent_bytes += weight(&frame);
         self.recent.push_back(frame.clone());
         ctx.out.actions.push(Action::Append(Record::Frame(frame)));
+        self.cut_is_told(ctx);
         self.note_committed(ctx, h.committed_seq());
     }
 

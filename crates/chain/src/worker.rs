@@ -266,7 +266,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 self.step(Event::Damaged(damaged));
             }
             self.step(Event::Tick);
-            if self.room() == (0, true) {
+            if self.room().1 {
+                // What waits for room in the log may be the only thing that would make it look.
                 self.0.engine.look_for_room();
             }
             for event in self.0.engine.events() {

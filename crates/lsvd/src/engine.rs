@@ -292,7 +292,8 @@ impl<D: Device> Engine<D> {
     /// be: nothing else need happen that would make it look.
     pub fn look_for_room(&self) {
         let core = self.inner.core.borrow();
-        if core.hope() && !core.cleaning.busy {
+        let is_wanted = !core.queue.is_empty() || core.short_of_space();
+        if core.hope() && !core.cleaning.busy && is_wanted {
             core.cleaning.wake.notify_one();
         }
     }
