@@ -107,6 +107,8 @@ pub trait ControlPort: 'static {
     /// Makes the pending view active; refused if it is not the pending one any more.
     /// `generation` is the one in its view frame: an attachment that came since refuses it, too.
     async fn activate(&self, shard: ShardId, view: ViewNumber, generation: Generation) -> Result<()>;
+    /// Makes another member the head, if this node still is.
+    async fn hand_over(&self, shard: ShardId, to: NodeId) -> Result<()>;
 }
 
 /// Who is at the other end of a link.
@@ -248,7 +250,11 @@ pub enum Action {
         view: ViewNumber,
         generation: Generation,
     },
-    /// Something worth a line in the log.
+    /// This node can't be the head; `to` can.
+    HandOver {
+        shard: ShardId,
+        to: NodeId,
+    },
     /// Blocks of another member for damaged ones.
     Mend {
         blocks: DamagedBlocks,
@@ -258,6 +264,7 @@ pub enum Action {
     Unmended {
         id: u64,
     },
+    /// Something worth a line in the log.
     Note(String),
 }
 

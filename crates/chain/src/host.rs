@@ -319,6 +319,9 @@ impl Host {
             Durable::Repair { shard, sequence } => {
                 self.with(shard, |r, ctx| r.on_repair_durable(ctx, sequence));
             }
+            Durable::Unrepaired { shard, sequence, why } => {
+                self.with(shard, |r, ctx| r.on_unrepaired(ctx, sequence, why));
+            }
             Durable::NoRoom { shard, ticket } => {
                 self.with(shard, |r, ctx| r.on_no_room(ctx, ticket));
             }

@@ -34,11 +34,16 @@ pub(crate) struct Learning {
     pub piece: u64,
     /// There is no room for data; only what frees blocks is taken.
     pub frees: bool,
+    /// That was done already; the map as of `upto` frees no more.
+    pub freed: bool,
+    /// Rests since a piece was taken.
+    pub rests: u32,
     /// The next piece is not asked for yet.
     pub hold: Option<Hold>,
 }
 
-/// How long a learner on a full device rests.
+/// How long a learner on a full device rests; each time in a row twice as long, and so on three times, unless it sees
+/// that there is room.
 pub(crate) const FULL_PAUSE: Nanos = Nanos::from_millis(2000);
 
 /// What a learner waits for between two pieces: a map may be larger than what its disk takes at once (W7).
@@ -50,6 +55,13 @@ pub(crate) enum Hold {
     Room,
     /// The device is full; tried again at this time.
     Full(Nanos),
+}
+
+impl Learning {
+    /// Nothing is asked for, and nothing is on its way to the disk: the device is full.
+    pub fn is_resting(&self) -> bool {
+        matches!(self.hold, Some(Hold::Full(_)))
+    }
 }
 
 impl Replica {
@@ -123,8 +135,10 @@ impl Replica {
             newest.and(self.view_frame.clone())
         });
         // Without its view a state is good for nothing. Of lost frames none need have been one of a view.
-        let is_whole = r.lost || (self.may_feed_map(r) && view_frame.is_some());
-        let Some(at) = state.filter(|_| is_whole) else {
+        let has_view = |t: &TailEntry| view_frame.as_ref().is_some_and(|f| f.view() == t.name.view);
+        let Some(at) = state.filter(|t| r.lost || (self.may_feed_map(r) && has_view(t))) else {
+            // If a state is held that nothing completes any more, the next question gets another one.
+            self.map_hold.take_if(|(t, _)| !r.lost && t.name.sequence == source.upto && !has_view(t));
             self.refuse_sync(ctx, link, r);
             return;
         };
@@ -180,7 +194,7 @@ impl Replica {
         let Some(carry) = reply.frames.first().filter(|f| f.head.kind() == FrameKind::Carry) else { return };
         let upto = carry.head.seq();
         let since = reply.common;
-        let fresh = Learning { from: 0, since, upto, piece: 0, frees: false, hold: None };
+        let fresh = Learning { from: 0, since, upto, piece: 0, frees: false, freed: false, rests: 0, hold: None };
         let learning = asking.map.unwrap_or(fresh);
         if learning.upto != upto || learning.since != reply.common || carry.head.shard() != self.id {
             return;
@@ -236,12 +250,14 @@ impl Replica {
     /// The log has no room for a piece. The first time, what is left of the map is looked through for what frees blocks.
     pub fn on_no_room(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
         self.lost_entries_refused(ctx, ticket);
+        self.promise_refused(ctx, ticket);
         let Some(map) = self.asking.as_mut().and_then(|a| a.map.as_mut()) else { return };
         if map.hold != Some(Hold::Disk(ticket)) {
             return;
         }
         self.map_end = None;
-        if map.frees {
+        if map.frees || map.freed {
+            self.full_from = if map.frees { self.full_from } else { map.piece };
             self.rest(ctx);
             return;
         }
@@ -249,16 +265,19 @@ impl Replica {
             ctx.out.note(format!("shard {}: the device is full; the map is learned when there is room", self.id));
         }
         self.is_full = true;
-        (map.from, map.frees, map.hold) = (map.piece, true, Some(Hold::Room));
+        (map.from, map.frees, map.freed, map.hold) = (map.piece, true, true, Some(Hold::Room));
         self.full_from = map.piece;
         self.ask_next_piece(ctx);
     }
 
-    /// The learner goes on later with the piece that had no room.
-    fn rest(&mut self, ctx: &Ctx<'_>) {
+    /// The learner goes on later with the piece that had no room. Who opens a view has no time for that.
+    fn rest(&mut self, ctx: &mut Ctx<'_>) {
+        self.has_no_room_to_fetch(ctx);
         let from = self.full_from;
         if let Some(map) = self.asking.as_mut().and_then(|a| a.map.as_mut()) {
-            (map.from, map.frees, map.hold) = (from, false, Some(Hold::Full(ctx.now.plus(FULL_PAUSE))));
+            let pause = Nanos(FULL_PAUSE.0 << map.rests.min(3));
+            (map.from, map.frees, map.hold) = (from, false, Some(Hold::Full(ctx.now.plus(pause))));
+            map.rests += 1;
         }
     }
 
@@ -269,6 +288,8 @@ impl Replica {
         {
             map.hold = Some(Hold::Room);
             self.is_full &= map.frees;
+            map.rests = if map.frees { map.rests } else { 0 };
+            self.fetch_gets_on(ctx.now);
             match self.map_end.is_some() {
                 true => self.end_map(ctx),
                 false => self.ask_next_piece(ctx),
@@ -327,6 +348,12 @@ impl Replica {
         if mark.verify_digest().is_err() || h.seq() <= self.last.sequence {
             return;
         }
+        // Who goes on without the frame of the view that the state is of takes itself to be in an older one for good.
+        let frame = body.view_frame.as_ref().filter(|f| f.view() == body.last_view && f.seq() <= h.seq());
+        let Some((frame, view)) = frame.and_then(|f| Some((f, ViewBody::decode(f.body()).ok()?))) else {
+            ctx.out.note(format!("shard {}: the end of the map lacks the frame of view {}", self.id, body.last_view));
+            return;
+        };
         let name = FrameName { view: body.last_view, sequence: h.seq(), hid: h.hid() };
         let requests = RequestTable::from_format(&body.requests);
         let base = Base {
@@ -358,11 +385,7 @@ impl Replica {
         }
         self.chunk = (h.chunk(), h.chunk_offset.get());
         self.forget_recent();
-        if let Some(frame) = &body.view_frame
-            && let Ok(view) = ViewBody::decode(frame.body())
-        {
-            self.enter_view(frame, view);
-        }
+        self.enter_view(frame, view);
         ctx.out.note(format!("shard {}: learned the map up to sequence {}", self.id, name.sequence));
     }
 
@@ -487,6 +510,78 @@ mod tests {
         assert_eq!(r.last_token(&freebs_types::Hash32::default()), all[4].header().parent_token());
     }
 
+    /// A head that opened a view learned a map whose state came without the frame of its view. It went on with that state
+    /// in the view that it had before, and could follow neither.
+    #[test]
+    fn a_state_is_taken_with_its_view_or_not_at_all() {
+        for has_own in [false, true] {
+            let (mut r, chain) = branched(0, 4);
+            let first = r.view_frame.clone().expect("the frame of view 1");
+            assert_eq!((first.view(), chain[0].head.view()), (ViewNumber(1), ViewNumber(2)));
+            let end = map_end(3, &chain[2], if has_own { &chain[0].head } else { &first });
+            step(&mut r, |r, ctx| {
+                r.ask(ctx, HEAD, ViewNumber(3), Sequence(7));
+                let id = r.asking.expect("it asks").id;
+                r.on_sync_reply(ctx, SyncReply { id, view: ViewNumber(3), ..end });
+            });
+            let view = if has_own { 2 } else { 1 };
+            assert_eq!(
+                (r.last.view, r.view_number()),
+                (ViewNumber(view), ViewNumber(view)),
+                "the view of its last frame"
+            );
+        }
+    }
+
+    /// The state that another member learned before was held for it. Its view's frame was forgotten meanwhile, and each
+    /// question for the map made the state be held for longer.
+    #[test]
+    fn a_state_whose_view_is_forgotten_is_not_held() {
+        let mut c = Chain { committed: 6, ..Chain::new() };
+        let mut all = vec![c.view()];
+        all.extend(c.frames(3));
+        all.push(c.view());
+        let second = all[4].head.clone();
+        all.extend(c.frames(3));
+        let mut winner = Replica::empty(crate::testing::SHARD);
+        step(&mut winner, |w, ctx| {
+            assert!(all.iter().all(|f| w.on_synced_frame(ctx, f.clone(), ViewNumber(2))));
+            w.on_durable(ctx, Sequence(8));
+            w.map_hold = Some((TailEntry::of(&all[3].head), ctx.now));
+            w.promised = ViewNumber(3);
+            let r = SyncRequest {
+                shard: crate::testing::SHARD,
+                view: ViewNumber(3),
+                id: 8,
+                names: Vec::new(),
+                until: Sequence(8),
+                map_from: 0,
+                map_since: Sequence(0),
+                lost: false,
+                fetch: true,
+            };
+            let mut modes = Vec::new();
+            for _ in 0..2 {
+                ctx.out.actions.clear();
+                w.feed_by_map(ctx, LinkId(1), r.clone(), Sequence(1));
+                let upto = ctx.out.actions.iter().find_map(|a| match a {
+                    Action::MapRead { upto, .. } => Some(*upto),
+                    _ => None,
+                });
+                let upto = upto.expect("it reads the map");
+                // The log knows the view that is in force at the newest committed frame, and none before.
+                let view_frame = Some(Box::new(second.clone())).filter(|f| f.seq() <= upto);
+                let piece = Ok((CarryBody::default(), Vec::new(), None));
+                w.answer_map(ctx, LinkId(1), &r, MapSource { since: Sequence(1), upto, view_frame, piece });
+                modes.extend(ctx.out.actions.iter().filter_map(|a| match a {
+                    Action::Send { message: Message::SyncReply(r), .. } => Some((upto.0, r.mode)),
+                    _ => None,
+                }));
+            }
+            assert_eq!(modes, [(4, SyncMode::Refused), (6, SyncMode::MapEnd)]);
+        });
+    }
+
     /// A piece of one block and of one trim, or the end with it.
     fn piece(map_next: u64, end: SyncReply) -> SyncReply {
         let entry = |kind, at, crcs| CarryEntry {
@@ -564,6 +659,21 @@ mod tests {
         assert_eq!(asks, [3]);
         let (carries, _) = play(&mut r, 1, &mut |r, ctx| answer(r, ctx, piece(0, end())));
         assert_eq!((r.last.sequence, carries[0].1), (Sequence(3), 1));
+        // There is none still. What frees some was taken already, so nothing more is read before the next, longer rest.
+        let (_, asks) = play(&mut r, 1, &mut |r, ctx| {
+            r.on_no_room(ctx, carries[0].2);
+            ctx.room = 0;
+            r.ask_next_piece(ctx);
+        });
+        assert_eq!(asks, [0; 0]);
+        let (_, asks) = play(&mut r, 2000, &mut |r, ctx| {
+            ctx.room = 0;
+            r.ask_next_piece(ctx);
+        });
+        assert_eq!(asks, [0; 0]);
+        let (_, asks) = play(&mut r, 2000, &mut |r, ctx| r.ask_next_piece(ctx));
+        assert_eq!(asks, [3]);
+        let (carries, _) = play(&mut r, 1, &mut |r, ctx| answer(r, ctx, piece(0, end())));
         play(&mut r, 1, &mut |r, ctx| r.on_piece_durable(ctx, carries[0].2));
         assert_eq!((r.last.sequence, r.is_full), (Sequence(6), false));
     }

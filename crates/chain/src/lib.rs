@@ -15,6 +15,7 @@ mod open;
 #[cfg(test)]
 mod orders;
 mod out;
+mod parts;
 mod peers;
 mod relearn;
 mod repair;

@@ -16,7 +16,11 @@ use std::collections::BTreeMap;
 const SEAL_AGAIN: Nanos = Nanos::from_millis(100);
 /// After an error the next proposal waits.
 const PROPOSE_AGAIN: Nanos = Nanos::from_millis(50);
-/// An opening that does not get on in this time starts anew with a higher view.
+/// A fetch of which nothing was taken is asked for again after this time.
+const FETCH_AGAIN: Nanos = Nanos::from_millis(200);
+/// A head whose device is full proposes the next view as late as after so many failures.
+const FULL_FAILURES: u32 = 5;
+/// An opening that has not got on for so long starts anew with a higher view.
 const OPENING_PATIENCE: Nanos = Nanos::from_millis(5000);
 
 #[derive(Clone, Debug)]
@@ -33,6 +37,9 @@ pub(crate) enum Phase {
         view: ViewNumber,
         opened: Opened,
         seal: FrameName,
+        /// Who has it.
+        winner: Peer,
+        asked: Nanos,
     },
     Opening {
         view: ViewNumber,
@@ -246,8 +253,10 @@ impl Replica {
         }
         // A single copy has nobody to ask: what its log engine knows to be lost gives errors, the rest is served.
         let lone = len == 1 && !self.damage.suspect_tail && self.stopped.is_none();
+        // Before there was any active view nothing was promised to anybody, so nothing can be missing.
+        let is_first = opened.pred == ViewNumber(0);
         // A log without any frame may be a device that was lost: it does not count (V2).
-        let counts = |a: &SealAnswer| (!a.damaged || lone) && (a.has_pred || a.last.sequence.0 > 0);
+        let counts = |a: &SealAnswer| (!a.damaged || lone || is_first) && (a.has_pred || a.last.sequence.0 > 0);
         let counting: Vec<(&NodeId, &SealAnswer)> = answers.iter().filter(|(_, a)| counts(a)).collect();
         if counting.len() < needed {
             return;
@@ -269,10 +278,51 @@ impl Replica {
             let seal = if ctx.mutant(Mutant::ShortestLogWins) { own.0 } else { seal };
             self.open_at(ctx, &opened, seal);
         } else {
-            let view = opened.view;
-            self.set_phase(ctx.now, Phase::Fetching { view, opened, seal });
-            let to = ctx.peer(winner, self.id);
-            self.ask(ctx, to, view, seal.sequence);
+            let (view, winner) = (opened.view, ctx.peer(winner, self.id));
+            self.set_phase(ctx.now, Phase::Fetching { view, opened, seal, winner, asked: ctx.now });
+            self.ask(ctx, winner, view, seal.sequence);
+        }
+    }
+
+    /// Something of the longest log has arrived.
+    pub fn fetch_gets_on(&mut self, now: Nanos) {
+        if let Some(h) = self.head.as_mut().filter(|h| matches!(h.phase, Phase::Fetching { .. })) {
+            h.at = now;
+        }
+    }
+
+    /// This device has no room for the longest log, and nobody says when it will: who has that log can be the head.
+    pub fn has_no_room_to_fetch(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(h) = self.head.as_mut() else { return };
+        let Phase::Fetching { winner, .. } = h.phase else { return };
+        h.failures = FULL_FAILURES;
+        self.asking = None;
+        self.set_phase(ctx.now, Phase::Closed);
+        let to = winner.node;
+        ctx.out.note(format!("shard {}: no room for the longest log; node {to}, which has it, is to be head", self.id));
+        ctx.out.actions.push(Action::HandOver { shard: self.id, to });
+    }
+
+    /// The log has no room for a promise. It was told to nobody, so it is none; who asked for it asks again.
+    pub fn promise_refused(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
+        if self.promising.take_if(|p| p.ticket == ticket).is_some_and(|p| p.asker.is_none()) {
+            if let Some(h) = self.head.as_mut() {
+                h.failures = FULL_FAILURES;
+            }
+            self.set_phase(ctx.now, Phase::Closed);
+        }
+    }
+
+    /// An answer that came while the disk was behind, or while cleaning made room, was not taken.
+    fn fetch_again(&mut self, ctx: &mut Ctx<'_>) {
+        let is_idle = self.asking.is_none();
+        let Some(Phase::Fetching { view, seal, winner, asked, .. }) = self.head.as_mut().map(|h| &mut h.phase) else {
+            return;
+        };
+        if is_idle && ctx.now.since(*asked) >= FETCH_AGAIN {
+            *asked = ctx.now;
+            let (to, view, until) = (*winner, *view, seal.sequence);
+            self.ask(ctx, to, view, until);
         }
     }
 
@@ -338,8 +388,9 @@ impl Replica {
         if let Some(h) = self.head.as_mut() {
             h.reset(members, quorum, secret, token);
         }
-        self.trust_tail(ctx);
         self.append(ctx, frame);
+        // Behind the frame: when the log is read again it is what cuts the tail, and a tail that had a hole is suspect.
+        self.trust_tail(ctx);
         self.set_phase(ctx.now, Phase::Opening { view: opened.view, sequence: meta.sequence });
         self.nudge_all(ctx);
         if ctx.mutant(Mutant::ActiveTooEarly) {
@@ -405,6 +456,7 @@ impl Replica {
             Phase::Closed if waited >= Nanos(PROPOSE_AGAIN.0 << h.failures.min(5)) => self.propose(ctx),
             Phase::Sealing { .. } => self.ask_for_seals(ctx),
             Phase::Fetching { .. } if waited >= OPENING_PATIENCE => self.set_phase(ctx.now, Phase::Closed),
+            Phase::Fetching { .. } => self.fetch_again(ctx),
             Phase::Activating { view } if waited >= PROPOSE_AGAIN => {
                 let view = *view;
                 self.set_phase(ctx.now, Phase::Activating { view });

@@ -270,6 +270,33 @@ fn a_view_that_is_followed_was_active() {
     assert_eq!(s.r.committed, Sequence(1));
 }
 
+/// The head of a shard that never had an active view lost an append. There was nobody to compare its log with, nor
+/// anything to find, and the first view was never opened.
+#[test]
+fn damage_before_the_first_view_does_not_count() {
+    let mut s = Scene::new(1);
+    let mut c = Chain::new();
+    s.take(c.open(1));
+    s.durable(1);
+    s.r.damage = Damage::new(vec![Hole { before: genesis(), until: Sequence(1), end: None }], true);
+    s.play(|r, ctx| r.become_head(ctx));
+    let opened = Opened {
+        view: ViewNumber(2),
+        pred: ViewNumber(0),
+        members: [1, 2, 3].map(NodeId).to_vec(),
+        quorum: 2,
+        min_copies: 2,
+        pred_quorum: 2,
+        generation: Generation(0),
+        keys: BTreeMap::new(),
+    };
+    s.play(|r, ctx| r.on_proposed(ctx, Ok(opened), Hash32([5; 32])));
+    let ticket = s.tickets;
+    s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
+    assert_eq!((s.r.last.view, s.r.last.sequence), (ViewNumber(2), Sequence(1)));
+    assert!(!s.r.damage.is_there());
+}
+
 /// V2: a member whose device was lost answers with an empty log. It was counted, and with it frames that only the
 /// lost device and the third member held could be sealed away.
 #[test]
@@ -302,7 +329,16 @@ fn a_mended_log_is_asked_again() {
 #[test]
 fn a_refused_map_is_learned_from_its_beginning() {
     let mut s = Scene::new(2);
-    let map = Learning { from: 9, since: Sequence(0), upto: Sequence(7), piece: 1, frees: false, hold: None };
+    let map = Learning {
+        from: 9,
+        since: Sequence(0),
+        upto: Sequence(7),
+        piece: 1,
+        frees: false,
+        freed: false,
+        rests: 0,
+        hold: None,
+    };
     let (_, actions) = s.play(|r, ctx| r.ask_map(ctx, peer(1), ViewNumber(1), map));
     let asked = sync_requests(&actions);
     assert_eq!((asked.len(), asked[0].map_from, asked[0].until), (1, 9, Sequence(7)));
@@ -510,6 +546,37 @@ fn frames_that_the_log_has_no_room_for_are_fetched_later() {
         // With a quarter for what the log adds, two blocks fit.
         assert_eq!((s.r.last.sequence.0, s.r.is_full), (if is_full { 3 } else { 4 }, is_full));
         assert!(s.r.asking.is_none() && s.r.stopped.is_none());
+    }
+}
+
+/// The control plane named a head whose device was too full for the longest log. It tried again and again, and nobody
+/// else could; or it was only waiting for its own cleaning, and asked again after five seconds, with a new view.
+#[test]
+fn a_head_without_room_for_the_longest_log_hands_over() {
+    for more_soon in [false, true] {
+        let (mut s, good) = opening();
+        let mut c = Chain::new();
+        let [_, _, longer] = [c.open(1), c.plain(), c.data(BLOCK)];
+        let longest = SealAnswer { last: c.last, ..good };
+        let (_, actions) = s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), longest));
+        assert_eq!(sync_requests(&actions).len(), 1);
+        s.more_soon = more_soon;
+        let (_, actions) = s.play(|r, ctx| {
+            ctx.spare = 0;
+            let id = r.asking.expect("it asks").id;
+            let (shard, view, mode, common) = (SHARD, ViewNumber(2), SyncMode::Level, Sequence(2));
+            r.on_sync_reply(ctx, SyncReply { shard, view, id, mode, common, map_next: 0, frames: vec![longer] });
+        });
+        let to = |a: &Action| if let Action::HandOver { to, .. } = a { Some(*to) } else { None };
+        assert_eq!(actions.iter().find_map(to), (!more_soon).then_some(NodeId(2)));
+        let (mut asked, mut proposed) = (0, 0);
+        for _ in 0..25 {
+            s.now = s.now.plus(Nanos::from_millis(20));
+            let (_, actions) = s.play(|r, ctx| r.head_tick(ctx));
+            asked += sync_requests(&actions).len();
+            proposed += actions.iter().filter(|a| matches!(a, Action::Propose { .. })).count();
+        }
+        assert_eq!((asked > 0, proposed), (more_soon, 0));
     }
 }
 

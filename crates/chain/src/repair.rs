@@ -5,12 +5,14 @@
 //! Invariant: nothing is cut because of damage; until it is mended the replica's seal answers do not count.
 
 use crate::event::Action;
+use crate::learn::FULL_PAUSE;
+use crate::parts::Parts;
 use crate::relearn::Relearning;
-use crate::replica::{Ctx, Replica, TailEntry};
+use crate::replica::{Ctx, Replica, TailEntry, with_overhead};
 use crate::sync::Asking;
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_format::{AttachBody, Frame, FrameHead, FrameKind, ViewBody, hide};
-use freebs_lsvd::{MarkChange, Record};
+use freebs_lsvd::{MarkChange, Record, Unrepaired};
 use freebs_types::{Hash32, Nanos, Peer, Sequence, ViewNumber};
 
 const PATIENCE: Nanos = Nanos::from_millis(500);
@@ -33,7 +35,16 @@ pub(crate) struct Damage {
     pub holes: Vec<Hole>,
     /// Frames behind the last one may be missing.
     pub suspect_tail: bool,
+    /// Nothing was appended since a cut that made the tail suspect. When the log is read again the cut is there only from
+    /// the next frame on, so what says that the tail was compared must come behind that, too.
+    cut_short: bool,
+    trust_again: bool,
     asking: Option<Asking>,
+    /// Frames that are on their way to the disk: the one before them, and the last of them. No more are asked for
+    /// meanwhile.
+    writing: Option<(FrameName, Sequence)>,
+    /// Frames of the first hole that wait for those behind them.
+    pub parts: Parts,
     /// Who refused in this view may not in the next one.
     asked_in: ViewNumber,
     pub turns: Turns,
@@ -110,13 +121,25 @@ impl Damage {
     /// The log is cut behind `to`. What was missing there may have been told durable and be the chain's, too, so the end
     /// of the log is suspect until it was compared.
     pub fn cut(&mut self, to: Sequence) {
-        self.suspect_tail |= self.holes.iter().any(|h| h.until > to);
+        let is_lost = self.holes.iter().any(|h| h.until > to);
+        (self.suspect_tail, self.cut_short) = (self.suspect_tail | is_lost, self.cut_short | is_lost);
+        if self.writing.is_some_and(|(_, upto)| upto > to) {
+            self.take_back();
+        }
         self.holes.retain(|h| h.before.sequence < to);
         for h in self.holes.iter_mut().filter(|h| h.until > to) {
             (h.until, h.end) = (to, None);
         }
         if self.learning.or(self.put_off).is_some_and(|l| l.upto > to) {
             (self.learning, self.put_off, self.learned_end) = (None, None, None);
+        }
+    }
+
+    /// A frame behind a hole has come, and tells the name of the last one in it.
+    pub fn learn_end(&mut self, head: &FrameHead) {
+        let before = head.before();
+        if let Some(hole) = self.holes.iter_mut().find(|h| h.until == before.sequence && h.end.is_none()) {
+            hole.end = Some(before.hid).filter(|hid| *hid != Hash32::default());
         }
     }
 
@@ -128,7 +151,16 @@ impl Damage {
     /// A question has no answer yet, or there is a reason not to ask.
     fn is_asking(&self, now: Nanos) -> bool {
         let asked = self.asking.is_some_and(|a| now.since(a.at) < Nanos(PATIENCE.0 << self.turns.late));
-        asked || self.learning.is_some_and(|l| l.writing.is_some()) || now < self.turns.rest_until
+        let writes = self.writing.is_some() || self.learning.is_some_and(|l| l.writing.is_some());
+        asked || writes || now < self.turns.rest_until
+    }
+
+    /// Frames from that one on did not get into the log: they are missing still.
+    fn take_back(&mut self) {
+        let Some((before, upto)) = self.writing.take() else { return };
+        if let Some(hole) = self.holes.iter_mut().find(|h| h.before.sequence == upto) {
+            hole.before = before;
+        }
     }
 }
 
@@ -147,7 +179,7 @@ impl Replica {
         let put_back = hole.before.sequence >= hole.until;
         if put_back
             || self.damage.is_asking(ctx.now)
-            || self.asking.is_some_and(|a| a.map.is_some())
+            || self.asking.and_then(|a| a.map).is_some_and(|m| !m.is_resting())
             || self.stopped.is_some()
         {
             return;
@@ -156,10 +188,15 @@ impl Replica {
             self.damage.turns.no_answer();
         }
         let others = self.other_members(ctx);
-        if others.is_empty() || (self.damage.learning.is_some() && !self.has_room_for_piece(ctx)) {
+        let has_room = match self.damage.learning {
+            Some(_) => self.has_room_for_piece(ctx),
+            None => ctx.spare > with_overhead(self.unwritten_bytes()),
+        };
+        if others.is_empty() || !has_room {
             return;
         }
         let to = *self.damage.turns.of(&others);
+        let (last, in_parts) = self.damage.parts.ask(&hole, self.committed);
         let id = ctx.ticket();
         let (named, at) = (self.last.sequence, ctx.now);
         let until = self.damage.learning.map_or(hole.until, |l| l.upto);
@@ -169,16 +206,23 @@ impl Replica {
             shard: self.id,
             view,
             id,
-            names: vec![hole.before],
+            names: vec![last],
             until,
             map_from: 0,
             map_since: Sequence(0),
             lost: false,
-            fetch: false,
+            fetch: in_parts,
         };
         let request = match self.damage.learning {
             None => frames,
-            Some(l) => SyncRequest { names: Vec::new(), map_from: l.from, map_since: l.since, lost: true, ..frames },
+            Some(l) => SyncRequest {
+                names: Vec::new(),
+                map_from: l.from,
+                map_since: l.since,
+                lost: true,
+                fetch: false,
+                ..frames
+            },
         };
         ctx.out.send(link, Message::Sync(request));
     }
@@ -203,42 +247,89 @@ impl Replica {
                 return true;
             }
             SyncMode::Map | SyncMode::MapEnd => {
-                self.take_lost_entries(ctx, reply);
+                match self.damage.learning {
+                    Some(_) => self.take_lost_entries(ctx, reply),
+                    None => self.repair_refused(ctx),
+                }
                 return true;
             }
             SyncMode::Frames | SyncMode::Level => {}
         }
-        let Some(hole) = self.damage.holes.first_mut().filter(|_| self.damage.learning.is_none()) else { return true };
-        let mut came: Vec<&Frame> = Vec::new();
-        let mut before = hole.before;
+        let Some(hole) = self.damage.holes.first().copied().filter(|_| self.damage.learning.is_none()) else {
+            return true;
+        };
+        let mut came = self.damage.parts.take_for(&hole);
+        let known = came.len();
+        let mut before = came.last().map_or(hole.before, |f| TailEntry::of(&f.head).name);
         for f in &reply.frames {
             let follows = f.head.seq() == before.sequence.next() && hide(&f.header().parent_token()) == before.hid;
             if !follows || f.head.seq() > asking.until || f.verify_data().is_err() || f.verify_digest().is_err() {
                 break;
             }
             before = TailEntry::of(&f.head).name;
-            came.push(f);
+            came.push(f.clone());
         }
+        let is_head = self.head_node() == Some(asking.to.node) && self.view_number() == asking.view;
+        let is_news = came.len() > known;
         // If the frame behind the hole is not of their branch, that is for SYNC to find out.
-        if before.sequence == hole.until && hole.end.is_some_and(|hid| hid != before.hid) {
-            came.clear();
+        let sure = if is_news { self.damage.parts.sure(&hole, &came, is_head).unwrap_or(0) } else { 0 };
+        let mut rest = came.split_off(sure);
+        if before.sequence >= hole.until {
+            rest.clear();
         }
-        if !came.is_empty() {
-            (self.damage.turns.refused, hole.before) = (0, before);
-        }
-        if came.is_empty() {
+        let gets_on = is_news && !(came.is_empty() && rest.is_empty());
+        match self.damage.parts.keep(rest) && gets_on {
+            true => self.put_back(ctx, &hole, &came),
             // They don't follow what is here; what is left of them may do.
-            self.repair_refused(ctx);
-        }
-        for f in came {
-            ctx.out.actions.push(Action::Append(Record::Repair(f.clone())));
-            self.note_repaired(ctx, &f.head);
+            false => self.repair_refused(ctx),
         }
         true
     }
 
+    /// Frames of a hole go into the log, as many as it has room for.
+    fn put_back(&mut self, ctx: &mut Ctx<'_>, hole: &Hole, came: &[Frame]) {
+        self.damage.turns.refused = 0;
+        if came.is_empty() {
+            return;
+        }
+        let mut room = ctx.spare.saturating_sub(with_overhead(self.unwritten_bytes()));
+        let fits = came.iter().take_while(|f| {
+            let bytes = with_overhead(f.data_bytes() as u64);
+            let fits = bytes == 0 || bytes < room;
+            room = room.saturating_sub(bytes);
+            fits
+        });
+        let came = &came[..fits.count()];
+        let Some(last) = came.last() else {
+            self.damage.turns.rest_for(ctx.now, FULL_PAUSE);
+            return;
+        };
+        let before = TailEntry::of(&last.head).name;
+        if let Some(hole) = self.damage.holes.first_mut() {
+            hole.before = before;
+        }
+        self.damage.writing = Some((hole.before, before.sequence));
+        for f in came {
+            ctx.out.actions.push(Action::Append(Record::Repair(f.clone())));
+            self.note_repaired(ctx, &f.head);
+        }
+    }
+
+    /// The log did not take a frame that was to be put back.
+    pub fn on_unrepaired(&mut self, ctx: &mut Ctx<'_>, sequence: Sequence, why: Unrepaired) {
+        match why {
+            // It may have been learned meanwhile, or cut.
+            Unrepaired::NotMissed => self.on_repair_durable(ctx, sequence),
+            Unrepaired::NoRoom | Unrepaired::Differs => {
+                self.damage.take_back();
+                self.damage.turns.rest_for(ctx.now, FULL_PAUSE);
+            }
+        }
+    }
+
     /// A frame that was put back is durable. The last one ends its hole.
     pub fn on_repair_durable(&mut self, ctx: &mut Ctx<'_>, sequence: Sequence) {
+        self.damage.writing = self.damage.writing.filter(|(_, upto)| *upto > sequence);
         let is_whole = |h: &Hole| h.before.sequence >= h.until && h.until == sequence;
         if self.damage.holes.first().is_some_and(is_whole) {
             ctx.out.note(format!("shard {}: lost frames up to {sequence} were fetched again", self.id));
@@ -294,6 +385,7 @@ impl Replica {
         if !self.damage.turns.refused_by_all(others) {
             return;
         }
+        self.damage.parts.clear();
         match self.damage.learning.take() {
             None => return self.damage.begin_learning(),
             some => self.damage.put_off = some,
@@ -311,8 +403,21 @@ impl Replica {
         if !self.damage.suspect_tail {
             return;
         }
-        let ticket = ctx.ticket();
         self.damage.suspect_tail = false;
+        self.damage.trust_again = self.damage.cut_short;
+        self.say_trusted(ctx);
+    }
+
+    /// A frame was appended: it cuts what lies behind the one before it, whenever this log is read.
+    pub fn cut_is_told(&mut self, ctx: &mut Ctx<'_>) {
+        self.damage.cut_short = false;
+        if std::mem::take(&mut self.damage.trust_again) {
+            self.say_trusted(ctx);
+        }
+    }
+
+    fn say_trusted(&self, ctx: &mut Ctx<'_>) {
+        let ticket = ctx.ticket();
         let change = MarkChange { trusted: true, ..MarkChange::default() };
         ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket }));
     }
@@ -386,6 +491,131 @@ mod tests {
         assert_eq!(r.tail[&Sequence(4)].name.hid, all[3].header().hid(), "a cut finds its way back");
         step(&mut r, |r, ctx| r.on_repair_durable(ctx, Sequence(5)));
         assert!(r.damage.holes.is_empty() && r.damage.suspect_tail);
+    }
+
+    /// The cut of a branch with a hole is in the log only from the frame on that takes its place. The mark that says that
+    /// the tail was compared lay before it, and did not count at the next start.
+    #[test]
+    fn a_tail_is_trusted_behind_the_frame_that_cuts_it() {
+        let (mut r, _, branch) = holed(3);
+        step(&mut r, |r, ctx| {
+            r.ask(ctx, OTHER, ViewNumber(2), Sequence(u64::MAX));
+            let id = r.asking.expect("it asks").id;
+            let level = SyncReply { id, view: ViewNumber(2), ..reply(3, SyncMode::Level, Vec::new()) };
+            r.on_sync_reply(ctx, level);
+            assert_eq!(appends(&ctx.out.actions), ["cut 3", "mark"]);
+            assert!(!r.damage.is_there());
+            ctx.out.actions.clear();
+            assert!(branch[..2].iter().all(|f| r.on_synced_frame(ctx, f.clone(), ViewNumber(2))));
+            assert_eq!(appends(&ctx.out.actions), ["frame 4", "mark", "frame 5"]);
+        });
+    }
+
+    /// The question that a tick sends.
+    fn question(r: &mut Replica, ms: u64, spare: u64) -> Option<(FrameName, bool)> {
+        let mut peers = Peers::default();
+        peers.up(LinkId(1), OTHER, Nanos(0));
+        let (mut tickets, mut asked) = (ms, None);
+        step_at(Nanos::from_millis(ms), &peers, &mut tickets, r, |r, ctx| {
+            ctx.spare = spare;
+            r.repair_tick(ctx);
+            asked = ctx.out.actions.iter().find_map(|a| match a {
+                Action::Send { message: Message::Sync(q), .. } => Some((q.names[0], q.fetch)),
+                _ => None,
+            });
+        });
+        asked
+    }
+
+    /// The reply to it.
+    fn given(r: &mut Replica, frames: &[Frame]) -> Vec<String> {
+        let mut done = Vec::new();
+        step(r, |r, ctx| {
+            let asking = r.damage.asking.expect("it asks");
+            let reply = reply(3, SyncMode::Frames, frames.to_vec());
+            r.on_sync_reply(ctx, SyncReply { id: asking.id, view: asking.view, ..reply });
+            done = appends(&ctx.out.actions);
+        });
+        done
+    }
+
+    /// More frames were lost above the committed one than one answer holds. Nobody gave a part of them, and while a third
+    /// member was away the shard waited for ever.
+    #[test]
+    fn a_hole_above_the_committed_frame_is_filled_in_parts() {
+        let (mut r, all, branch) = holed(3);
+        let name = |f: &Frame| TailEntry::of(&f.head).name;
+        assert_eq!(question(&mut r, 1000, u64::MAX), Some((name(&all[2]), true)));
+        assert_eq!(given(&mut r, &all[3..4]), [""; 0], "it waits for the frame that says it is right");
+        assert_eq!(question(&mut r, 1020, u64::MAX), Some((name(&all[3]), true)));
+        assert_eq!(given(&mut r, &all[4..5]), ["repair 4", "repair 5"]);
+        // Of another branch, the last one does not fit what follows.
+        let (mut r, ..) = holed(3);
+        question(&mut r, 1000, u64::MAX);
+        assert_eq!(given(&mut r, &branch[..1]), [""; 0]);
+        assert_eq!(question(&mut r, 1020, u64::MAX), Some((name(&branch[0]), true)));
+        assert_eq!(given(&mut r, &branch[1..2]), [""; 0]);
+        r.damage.learning = None;
+        assert_eq!(question(&mut r, 1040, u64::MAX), Some((name(&all[2]), true)), "from the beginning");
+        assert_eq!(given(&mut r, &all[3..5]), ["repair 4", "repair 5"]);
+    }
+
+    /// The frame behind the hole was damaged, too, and a member with a branch that will be cut gave what it had.
+    #[test]
+    fn a_hole_without_a_known_end_takes_what_the_head_has_or_what_is_committed() {
+        for (is_head, committed, takes) in [(true, 3, 2), (false, 3, 0), (false, 4, 1)] {
+            let (mut r, all, _) = holed(3);
+            let before = TailEntry::of(&all[2].head).name;
+            r.damage = Damage::new(vec![Hole { before, until: Sequence(5), end: None }], true);
+            if !is_head {
+                // The next view is promised; who answers for it is not its head yet.
+                r.promised = ViewNumber(2);
+            }
+            let mut c = Chain { committed: 3, ..Chain::new() };
+            c.view();
+            c.frames(3);
+            let mut last = Chain { committed, ..c };
+            let frames = [all[3].clone(), last.frames(1).remove(0)];
+            assert_eq!(question(&mut r, 1000, u64::MAX).map(|(_, in_parts)| in_parts), Some(false));
+            let got = given(&mut r, &frames);
+            assert_eq!(got.len(), takes, "{got:?}");
+        }
+        // A frame that comes behind it says what its end is.
+        let (mut r, all, branch) = holed(3);
+        let before = TailEntry::of(&all[2].head).name;
+        r.damage = Damage::new(vec![Hole { before, until: Sequence(5), end: None }], true);
+        r.damage.learn_end(&all[4].head);
+        assert_eq!(r.damage.holes[0].end, None);
+        r.damage.learn_end(&all[5].head);
+        assert_eq!(r.damage.holes[0].end, Some(all[4].header().hid()));
+        question(&mut r, 1000, u64::MAX);
+        assert_eq!(given(&mut r, &branch[..2]), [""; 0]);
+    }
+
+    /// A full device: frames that were to be put back ended its log. One that the log did not take was never asked for
+    /// again, and the hole stayed until the next start.
+    #[test]
+    fn frames_that_are_not_put_back_are_asked_for_again() {
+        let (mut r, all, _) = holed(3);
+        assert_eq!(question(&mut r, 1000, 0), None, "nothing fits");
+        for (ms, why) in [(1020, Unrepaired::NoRoom), (4020, Unrepaired::Differs)] {
+            assert!(question(&mut r, ms, u64::MAX).is_some());
+            assert_eq!(given(&mut r, &all[3..5]), ["repair 4", "repair 5"]);
+            assert_eq!(question(&mut r, ms + 20, u64::MAX), None, "they are under way");
+            step_at(Nanos::from_millis(ms + 40), &Peers::default(), &mut 90, &mut r, |r, ctx| {
+                r.on_unrepaired(ctx, Sequence(4), why);
+                r.on_repair_durable(ctx, Sequence(5));
+            });
+            assert!(!r.damage.holes.is_empty());
+            assert_eq!(question(&mut r, ms + 60, u64::MAX), None, "it rests");
+        }
+        assert!(question(&mut r, 7000, u64::MAX).is_some());
+        given(&mut r, &all[3..5]);
+        step(&mut r, |r, ctx| {
+            r.on_repair_durable(ctx, Sequence(4));
+            r.on_unrepaired(ctx, Sequence(5), Unrepaired::NotMissed);
+        });
+        assert!(r.damage.holes.is_empty());
     }
 
     /// Who fills holes gives what is committed, or all of it.

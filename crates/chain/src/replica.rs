@@ -364,6 +364,7 @@ impl Replica {
     pub fn append(&mut self, ctx: &mut Ctx<'_>, frame: Frame) {
         let h = *frame.header();
         let entry = TailEntry::of(&frame.head);
+        self.damage.learn_end(&frame.head);
         (self.last, self.version) = (entry.name, entry.version);
         self.tail.insert(h.seq(), entry);
         match frame.head.kind() {
@@ -392,6 +393,7 @@ impl Replica {
         self.recent_bytes += weight(&frame);
         self.recent.push_back(frame.clone());
         ctx.out.actions.push(Action::Append(Record::Frame(frame)));
+        self.cut_is_told(ctx);
         self.note_committed(ctx, h.committed_seq());
     }
 

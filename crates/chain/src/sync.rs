@@ -229,11 +229,16 @@ impl Replica {
         for f in reply.frames {
             if f.head.seq() > self.last.sequence && !self.may_take(ctx, &f) {
                 // Asked again when the disk has caught up, or there is room.
-                self.is_full |= !self.is_stuffed() && !ctx.more_soon;
+                let is_full = !self.is_stuffed() && !ctx.more_soon;
+                self.is_full |= is_full;
                 self.asking = None;
+                if is_full {
+                    self.has_no_room_to_fetch(ctx);
+                }
                 return;
             }
             took = took && self.on_synced_frame(ctx, f, asking.view);
+            self.fetch_gets_on(ctx.now);
         }
         self.asking = None;
         if self.stopped.is_some() || !took {

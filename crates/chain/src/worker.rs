@@ -34,6 +34,9 @@ const IDLE: Nanos = Nanos::from_millis(100);
 /// Time between checkpoints of the log.
 const CHECKPOINT: Nanos = Nanos::from_millis(60_000);
 
+/// Frames behind a hole that are looked at for one that can be read.
+const BEHIND_MAX: u64 = 64;
+
 /// Damaged blocks that are taken from the log at once, as pieces of a few.
 const DAMAGED_MAX: usize = 256;
 
@@ -263,7 +266,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 self.step(Event::Damaged(damaged));
             }
             self.step(Event::Tick);
-            if self.room() == (0, true) {
+            if self.room().1 {
+                // What waits for room in the log may be the only thing that would make it look.
                 self.0.engine.look_for_room();
             }
             for event in self.0.engine.events() {
@@ -299,6 +303,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 Action::Activate { shard, view, generation } => {
                     self.spawn(move |w| w.activate(shard, view, generation));
                 }
+                Action::HandOver { shard, to } => self.spawn(move |w| w.hand_over(shard, to)),
                 Action::Mend { blocks, data } => self.spawn(async move |w: Self| w.mend(blocks, &data)),
                 Action::Unmended { id } => self.0.engine.unmended(id),
                 Action::Note(text) => (self.0.notes)(&text),
@@ -408,6 +413,12 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.step(Event::Activated { shard, view, result });
     }
 
+    async fn hand_over(self, shard: ShardId, to: NodeId) {
+        if let Err(e) = self.0.control.hand_over(shard, to).await {
+            (self.0.notes)(&format!("shard {shard}: node {to} did not become its head: {e}"));
+        }
+    }
+
     /// The node's start number, for greetings.
     pub fn start_number(&self) -> StartNumber {
         self.0.engine.start()
@@ -429,7 +440,7 @@ async fn load<D: Device>(
 ) -> Result<(Vec<TailEntry>, Option<FrameHead>, Damage)> {
     let tail = load_tail(engine, state).await?;
     let mut holes = Vec::new();
-    for (from, until) in &state.holes {
+    for (i, (from, until)) in state.holes.iter().enumerate() {
         let before = Sequence(from.0.saturating_sub(1));
         let name = match before.0 {
             0 => genesis(),
@@ -439,17 +450,33 @@ async fn load<D: Device>(
                 Err(_) => FrameName { sequence: before, ..FrameName::default() },
             },
         };
-        let end = match engine.frame(state.shard, until.next()).await {
-            Ok(behind) => Some(behind.head.before().hid),
-            Err(_) => Some(state.last).filter(|l| l.sequence == *until).map(|l| l.hid),
-        };
-        holes.push(Hole { before: name, until: *until, end: end.filter(|hid| *hid != Hash32::default()) });
+        let next = state.holes.get(i + 1).map_or(state.last.sequence.next(), |h| h.0);
+        let (until, end) = end_of(engine, state, *until, next).await;
+        holes.push(Hole { before: name, until, end: end.filter(|hid| *hid != Hash32::default()) });
     }
     let view_frame = match &state.view {
         Some((sequence, _)) => engine.frame(state.shard, *sequence).await.ok().map(|f| f.head),
         None => None,
     };
     Ok((tail, view_frame, Damage::new(holes, state.suspect_tail)))
+}
+
+/// Where a hole ends in front of sequence `next`, and the `hid` of its last frame. A frame behind it that can't be read
+/// is fetched as well, or nobody could say of which branch the lost ones were.
+async fn end_of<D: Device>(
+    engine: &Engine<D>,
+    state: &freebs_lsvd::ShardState,
+    until: Sequence,
+    next: Sequence,
+) -> (Sequence, Option<Hash32>) {
+    for behind in until.0 + 1..next.0.min(until.0 + 1 + BEHIND_MAX) {
+        match engine.frame(state.shard, Sequence(behind)).await {
+            Ok(f) => return (Sequence(behind - 1), Some(f.head.before().hid)),
+            Err(e) if e.kind == ErrorKind::Corrupt => {}
+            Err(_) => break,
+        }
+    }
+    (until, Some(state.last).filter(|l| l.sequence == until).map(|l| l.hid))
 }
 
 /// The frames from the committed one to the last, so that a cut finds its way back.

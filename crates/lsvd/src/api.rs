@@ -232,10 +232,17 @@ pub enum Durable {
         shard: ShardId,
         ticket: u64,
     },
-    /// A carry that is not written, because the device is full. It may be brought again later.
+    /// A carry, or a mark other than that of a learned map, that is not written, because the device is full. It may be
+    /// brought again later.
     NoRoom {
         shard: ShardId,
         ticket: u64,
+    },
+    /// A repair that is not written.
+    Unrepaired {
+        shard: ShardId,
+        sequence: Sequence,
+        why: Unrepaired,
     },
     /// Not written, but in force; the log says so with the next frame.
     Cut {
@@ -245,6 +252,17 @@ pub enum Durable {
     Forget {
         shard: ShardId,
     },
+}
+
+/// Why a repair is not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unrepaired {
+    /// The device is full. It may be brought again later.
+    NoRoom,
+    /// Nothing is missed at its place.
+    NotMissed,
+    /// Another frame is at its place.
+    Differs,
 }
 
 /// Hears what the log has done; called from the writer only, in log order, with nothing of the engine borrowed.

@@ -6,7 +6,7 @@
 use crate::clean::carry::Moves;
 use crate::core::{Core, Geometry, Job, OpenSegment, Queued};
 use crate::shard::At;
-use crate::{Durable, Record};
+use crate::{Durable, Record, Unrepaired};
 use freebs_format::disk::{
     APPEND_DATA_BYTES_MAX, APPEND_HEADS_BYTES_MAX, APPEND_REPAIR, AppendHeader, IndexEntry, LiveTable, SegmentFooter,
 };
@@ -101,7 +101,7 @@ impl Core {
             return Next::Fail(e.clone());
         }
         if std::mem::take(&mut self.no_segment)
-            && let Some(done) = self.refuse_carry()
+            && let Some(done) = self.refuse()
         {
             return Next::Done(done);
         }
@@ -120,16 +120,14 @@ impl Core {
                     return Next::Done(self.apply_cut(shard, to));
                 }
                 Queued::Record(Record::Cut { .. }) => break,
-                Queued::Record(Record::Repair(f))
-                    if !self.shards.get(&f.head.shard()).is_some_and(|s| s.is_for(&f.head)) =>
-                {
-                    let (shard, s) = (f.head.shard(), f.head.seq());
+                Queued::Record(Record::Repair(f)) if !g.frames.is_empty() && self.drops(f).is_some() => break,
+                Queued::Record(Record::Repair(f)) if self.drops(f).is_some() => {
+                    let (shard, sequence) = (f.head.shard(), f.head.seq());
+                    let Some(why) = self.drops(f) else { continue };
                     self.queue.pop_front();
-                    self.event(
-                        crate::EventKind::Refused,
-                        format!("shard {shard}: frame {s} is no repair of what is here"),
-                    );
-                    continue;
+                    let what = format!("shard {shard}: frame {sequence} is no repair of what is here");
+                    self.event(crate::EventKind::Refused, what);
+                    return Next::Done(Durable::Unrepaired { shard, sequence, why });
                 }
                 Queued::Record(Record::Frame(f))
                     if self.shards.get(&f.head.shard()).is_some_and(|s| s.is_usurped_by(&f.head, &self.segs)) =>
@@ -189,23 +187,42 @@ impl Core {
         if self.waits_for_room() || self.asks_again() {
             return Next::Wait;
         }
-        match self.refuse_carry() {
+        match self.refuse() {
             Some(done) => Next::Done(done),
             None => Next::Fail(self.full()),
         }
     }
 
-    /// Whether what is next may be refused. A caller that learns can wait for room; the log must not end for it.
-    pub fn may_refuse(&self) -> bool {
-        matches!(self.queue.front(), Some(Queued::Record(Record::Carry { .. })))
+    /// Why a repair has nothing to mend, if so.
+    fn drops(&self, f: &Frame) -> Option<Unrepaired> {
+        self.shards.get(&f.head.shard()).map_or(Some(Unrepaired::NotMissed), |s| s.is_not_for(&f.head))
     }
 
-    fn refuse_carry(&mut self) -> Option<Durable> {
-        let Some(Queued::Record(Record::Carry { shard, ticket, .. })) = self.queue.front() else { return None };
-        let (shard, ticket) = (*shard, *ticket);
+    /// Whether what is next may be refused, and how. Who learns, repairs or promises can wait for room; the log must not
+    /// end for it. The state at the end of a learned map is not refused: who brought it has gone on from there.
+    pub fn may_refuse(&self) -> Option<(Durable, &'static str)> {
+        match self.queue.front() {
+            Some(Queued::Record(Record::Carry { shard, ticket, .. })) => {
+                Some((Durable::NoRoom { shard: *shard, ticket: *ticket }, "what it learns"))
+            }
+            Some(Queued::Record(Record::Mark { shard, change, ticket })) if change.base.is_none() => {
+                Some((Durable::NoRoom { shard: *shard, ticket: *ticket }, "a mark"))
+            }
+            Some(Queued::Record(Record::Repair(f))) => {
+                let (shard, sequence, why) = (f.head.shard(), f.head.seq(), Unrepaired::NoRoom);
+                Some((Durable::Unrepaired { shard, sequence, why }, "a frame that was lost"))
+            }
+            _ => None,
+        }
+    }
+
+    fn refuse(&mut self) -> Option<Durable> {
+        let (done, what) = self.may_refuse()?;
         self.queue.pop_front();
-        self.event(crate::EventKind::Space, format!("shard {shard}: no room for what it learns"));
-        Some(Durable::NoRoom { shard, ticket })
+        if let Durable::NoRoom { shard, .. } | Durable::Unrepaired { shard, .. } = &done {
+            self.event(crate::EventKind::Space, format!("shard {shard}: no room for {what}"));
+        }
+        Some(done)
     }
 
     /// The device is full.

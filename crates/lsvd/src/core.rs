@@ -136,7 +136,7 @@ pub(crate) struct Core {
     /// The file system refused to let the device grow.
     pub no_growth: bool,
     pub growing: bool,
-    /// What is next finds no segment. If it is a carry it is refused.
+    /// What is next finds no segment. If it may be refused it is.
     pub no_segment: bool,
     /// The file system was asked once more for room since a segment was opened.
     pub asked_again: bool,

@@ -292,7 +292,8 @@ impl<D: Device> Engine<D> {
     /// be: nothing else need happen that would make it look.
     pub fn look_for_room(&self) {
         let core = self.inner.core.borrow();
-        if core.hope() && !core.cleaning.busy {
+        let is_wanted = !core.queue.is_empty() || core.short_of_space();
+        if core.hope() && !core.cleaning.busy && is_wanted {
             core.cleaning.wake.notify_one();
         }
     }
@@ -551,7 +552,7 @@ impl<D: Device> Engine<D> {
             if core.asks_again() {
                 return Ok(None);
             }
-            if core.may_refuse() {
+            if core.may_refuse().is_some() {
                 core.no_segment = true;
                 self.inner.grown.notify_one();
                 return Ok(None);

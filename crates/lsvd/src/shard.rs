@@ -18,7 +18,7 @@ use crate::holes::Hole;
 use crate::map::{Crcs, Extent, ExtentMap, Outcome};
 use crate::overlay::{Overlay, Uncommitted, entries};
 use crate::segments::Segments;
-use crate::{Base, FrameName, MarkChange, RequestTable, RuleMutant, ShardState};
+use crate::{Base, FrameName, MarkChange, RequestTable, RuleMutant, ShardState, Unrepaired};
 use freebs_format::{AttachBody, CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind, MarkBody, ViewBody, hide};
 use freebs_types::{BLOCK, ChunkId, Hash32, Sequence, ShardId, Version, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
@@ -449,6 +449,29 @@ impl Shard {
         }
     }
 
+    /// The entry's frame is cut. Its blocks are free, but for those that a carry has brought, too: they are held above
+    /// the frames, or were in force until something newer came.
+    fn release_cut(&mut self, start: u32, e: &Extent, segs: &mut Segments) {
+        let end = start + e.len;
+        let same = |a: u32, o: &Extent| {
+            o.is_data()
+                && o.chunk == e.chunk
+                && u64::from(o.offset) + u64::from(start) == u64::from(e.offset) + u64::from(a)
+        };
+        let held = self.overlay.held().filter(|(a, o)| same(*a, o)).map(|(a, o)| (a, a + o.len));
+        let layers =
+            self.history.table.range(start, end).filter(|(a, l)| same(*a, &l.e)).map(|(a, l)| (a, a + l.e.len));
+        let mut named: Vec<(u32, u32)> = held.chain(layers).filter(|(a, b)| *a < end && start < *b).collect();
+        named.sort_unstable();
+        let mut at = start;
+        for (a, b) in named.into_iter().chain([(end, end)]) {
+            if a > at {
+                self.release(&e.piece(at - start, a - at), segs);
+            }
+            at = at.max(b);
+        }
+    }
+
     /// A frame that fills a hole, or a new copy of one that is there.
     fn repair(&mut self, head: &FrameHead, at: At, segs: &mut Segments) -> Result<(), &'static str> {
         let (s, h) = (head.seq(), head.header());
@@ -492,13 +515,14 @@ impl Shard {
         Ok(())
     }
 
-    /// Whether a repair would have something to mend. Those that have not are not written: replayed without the frame
-    /// that they are not for, they would be taken for it.
-    pub fn is_for(&self, head: &FrameHead) -> bool {
+    /// Why a repair has nothing to mend, if so. Such a one is not written: replayed without the frame that it is not
+    /// for, it would be taken for it.
+    pub fn is_not_for(&self, head: &FrameHead) -> Option<Unrepaired> {
         let s = head.seq();
         match self.frames.get(s) {
-            Some(p) => p.hid == hid8(&head.header().hid()),
-            None => self.holes.iter().any(|h| h.from <= s.0 && s.0 <= h.to),
+            Some(p) => (p.hid != hid8(&head.header().hid())).then_some(Unrepaired::Differs),
+            None if self.holes.iter().any(|h| h.from <= s.0 && s.0 <= h.to) => None,
+            None => Some(Unrepaired::NotMissed),
         }
     }
 
@@ -700,7 +724,7 @@ impl Shard {
             return;
         }
         while let Some(u) = self.overlay.cut(to) {
-            u.entries.iter().for_each(|(_, e)| self.release(e, segs));
+            u.entries.iter().for_each(|(a, e)| self.release_cut(*a, e, segs));
             self.tip = u.before;
         }
         if self.tip.name.sequence > to

@@ -10,8 +10,8 @@ use device::CrashDevice;
 use freebs_format::ExtentKind;
 use freebs_format::disk::{FOOTER_MAGIC, SegmentFooter};
 use freebs_io::memory::MemoryDevice;
-use freebs_lsvd::{CleanOptions, Durable, Engine, EventKind, Record};
-use freebs_types::{ErrorKind, Sequence, ShardId};
+use freebs_lsvd::{CleanOptions, Durable, Engine, EventKind, MarkChange, Record, Unrepaired};
+use freebs_types::{ErrorKind, Sequence, ShardId, ViewNumber};
 
 const BLOCKS: u32 = 200;
 const SHARDS: u64 = 3;
@@ -179,6 +179,33 @@ fn a_failed_call_poisons_and_loses_nothing_that_was_promised() {
     }
 }
 
+/// Promises and repairs ended a log that was full; after each start they came again.
+async fn refuses(rig: &Rig<CrashDevice>, shard: ShardId, last: Sequence) {
+    let frame = rig.engine.frame(shard, last).await.unwrap();
+    let (mut promised, mut refused) = (0, false);
+    for n in 1..10_000 {
+        let change = MarkChange { promised: Some(ViewNumber(n)), ..MarkChange::default() };
+        rig.append(Record::Mark { shard, change, ticket: n });
+        rig.append(Record::Repair(frame.clone()));
+        rig.settle().await;
+        assert!(rig.heard.failed.borrow().is_none(), "{:?}", rig.heard.failed.borrow());
+        for d in rig.heard.done.borrow_mut().drain(..) {
+            match d {
+                Durable::Mark { ticket, .. } => promised = ticket,
+                Durable::NoRoom { ticket, .. } => refused |= ticket == n,
+                Durable::Repair { .. } => {}
+                Durable::Unrepaired { sequence, why: Unrepaired::NoRoom, .. } => assert_eq!(sequence, last),
+                other => panic!("{other:?}"),
+            }
+        }
+        if refused {
+            break;
+        }
+    }
+    assert!(refused, "there is an end to it");
+    assert_eq!(rig.engine.state(shard).unwrap().promised.0, promised, "what was refused is not in force");
+}
+
 #[test]
 fn a_full_device_refuses_and_keeps_what_it_has() {
     local(async {
@@ -212,6 +239,7 @@ fn a_full_device_refuses_and_keeps_what_it_has() {
         assert_eq!(rig.task.await.unwrap().unwrap_err().kind, ErrorKind::NoSpace);
         let again = Rig::open(device).await.unwrap();
         check(&again, &mut shards).await;
+        refuses(&again, shards[0].id(), Sequence(shards[0].durable)).await;
         shards.iter_mut().for_each(|s| s.commits = true);
         // Once the frames are committed, what they overwrote goes, and there is room again.
         for s in &mut shards {

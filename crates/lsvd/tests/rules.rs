@@ -36,6 +36,8 @@ struct Pair {
     strays: u64,
     /// What was learned is in a checkpoint before the learner is killed.
     checkpoint: bool,
+    /// The learner cuts frames of the chain itself, which it could not name.
+    unnamed: bool,
 }
 
 impl Pair {
@@ -53,7 +55,23 @@ impl Pair {
         let (chain, model) = (Chain::new(SHARD), Model::new());
         let rng = Rng::new(seed);
         let (device, first, common, view, strays, checkpoint) = (b, a, 0, None, 5, true);
-        Self { rng, rule, options, ours, theirs, device, first, chain, model, common, view, strays, checkpoint }
+        let unnamed = false;
+        Self {
+            rng,
+            rule,
+            options,
+            ours,
+            theirs,
+            device,
+            first,
+            chain,
+            model,
+            common,
+            view,
+            strays,
+            checkpoint,
+            unnamed,
+        }
     }
 
     fn write(&mut self) -> Record {
@@ -92,7 +110,13 @@ impl Pair {
             rig.engine.committed(SHARD, Sequence(committed));
         }
         let (mut stray, n) = (self.chain.clone(), self.rng.below(self.strays));
-        if n > 0 {
+        if self.unnamed {
+            for _ in 0..n {
+                let record = self.write();
+                self.ours.append(record.clone());
+                self.theirs.append(record);
+            }
+        } else if n > 0 {
             self.theirs.append(Record::Frame(stray.view_frame(3, 2)));
             for _ in 0..n {
                 self.theirs.append(Record::Frame(stray.frame(&[Op::random(&mut self.rng, BLOCKS)])));
@@ -209,7 +233,7 @@ async fn learn_with(mut pair: Pair) {
     }
     let frames = 20 + pair.rng.below(200);
     pair.go_on(frames).await;
-    let since = pair.last_common().await;
+    let since = if pair.unnamed { pair.common } else { pair.last_common().await };
     assert_eq!(since, pair.common, "the last common frame");
     if by_frames {
         // The first one of them takes the place of what is cut.
@@ -238,6 +262,21 @@ fn a_branch_that_gave_way_to_a_map_does_not_come_back() {
         local(async move {
             let mut pair = Pair::new(seed, None).await;
             (pair.strays, pair.checkpoint) = (if seed % 3 == 0 { 5 } else { 400 }, false);
+            learn_with(pair).await;
+        });
+    }
+}
+
+/// Where the map came from, the learner's last frames had been given up. They are of the chain, but were cut with
+/// whatever else lay behind the common one, and came again with the map. When the log was read again they were cut behind
+/// the map's entries, which lost the places of their blocks.
+#[test]
+fn frames_that_were_cut_and_came_again_with_a_map_keep_their_blocks() {
+    for seed in 0..60 {
+        println!("seed {seed}");
+        local(async move {
+            let mut pair = Pair::new(seed, None).await;
+            (pair.strays, pair.checkpoint, pair.unnamed) = (if seed % 3 == 0 { 5 } else { 100 }, false, true);
             learn_with(pair).await;
         });
     }

@@ -355,6 +355,11 @@ impl Cluster {
                 let same = |r: &ShardStatus| {
                     r.last == head.last && r.durable == r.last.sequence && r.committed == head.committed
                 };
+                // However full devices are, what was answered is on as many of them as were asked for.
+                let (level, quorum) = (replicas.iter().filter(|(_, r)| same(r)).count(), v.quorum(s.members.len()));
+                if level < quorum {
+                    return Some(format!("shard {shard}: {level} members are level, not {quorum}: {replicas:?}"));
+                }
                 for (node, r) in replicas {
                     if self.is_full(*node, r) {
                         continue;

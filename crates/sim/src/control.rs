@@ -208,6 +208,15 @@ impl ControlPort for Port {
         let command = Command::ActivateView { shard, view, generation };
         self.control.call(Place::Node(self.node.0), command).await.map(|_| ())
     }
+
+    async fn hand_over(&self, shard: ShardId, to: NodeId) -> Result<()> {
+        let volume = self.control.volume(shard.volume);
+        if volume.and_then(|v| v.shard(shard.index)?.head()) != Some(self.node) {
+            return Ok(());
+        }
+        let command = Command::MoveHead { shard, node: to };
+        self.control.call(Place::Node(self.node.0), command).await.map(|_| ())
+    }
 }
 
 /// Takes the right to use a volume, as a gateway that starts does.

@@ -173,7 +173,7 @@ async fn verdict(world: &Rc<World>, cluster: &Rc<Cluster>, settle: Nanos) {
     if !until(world, end, || cluster.unlevel().is_none()).await {
         if !world.is_failed() {
             let why = cluster.unlevel().unwrap_or_default();
-            world.violation(format!("replicas are not level within {}: {why}", show(settle)));
+            world.violation(format!("replicas are not level within {}: {why} {}", show(settle), describe(cluster)));
         }
         return;
     }
@@ -199,6 +199,10 @@ fn describe(cluster: &Cluster) -> String {
                 r.committed
             );
         }
+    }
+    for node in &cluster.nodes {
+        let Some(w) = node.worker() else { continue };
+        let _ = write!(out, "\n    log of node {}: {:?}", node.id, w.engine().space());
     }
     for node in cluster.nodes.iter().filter(|n| n.worker().is_none()) {
         let _ = write!(out, "\n    node {} has no worker (alive: {})", node.id, node.is_alive());

@@ -216,8 +216,12 @@ impl Core {
             | Queued::Record(Record::Cut { .. } | Record::Forget { .. }) => false,
             Queued::Record(r) => {
                 let free = self.free_segments();
-                // What is learned leaves a segment to promises and frames.
-                let learns = matches!(r, Record::Carry { data, .. } if !data.is_empty());
+                // What is learned or put back leaves a segment to promises and frames.
+                let learns = match r {
+                    Record::Carry { data, .. } => !data.is_empty(),
+                    Record::Repair(f) => f.data_bytes() > 0,
+                    _ => false,
+                };
                 free < LAST_SEGMENTS + u32::from(learns) || (free <= self.hard_segments() && self.more_soon())
             }
         }

@@ -54,6 +54,7 @@ impl Book {
             | Durable::Mark { shard, .. }
             | Durable::Carry { shard, .. }
             | Durable::NoRoom { shard, .. }
+            | Durable::Unrepaired { shard, .. }
             | Durable::Cut { shard, .. }
             | Durable::Forget { shard } => *shard,
         };

@@ -29,6 +29,13 @@ impl<C: ControlPlane> ControlPort for Port<C> {
     async fn activate(&self, shard: ShardId, view: ViewNumber, generation: Generation) -> Result<()> {
         self.control.submit(Command::ActivateView { shard, view, generation }).await.map(|_| ())
     }
+
+    async fn hand_over(&self, shard: ShardId, to: NodeId) -> Result<()> {
+        if self.control.state().shard(shard).is_none_or(|s| s.members.first() != Some(&self.me)) {
+            return Ok(());
+        }
+        self.control.submit(Command::MoveHead { shard, node: to }).await.map(|_| ())
+    }
 }
 
 fn opened(state: &State, shard: ShardId, view: ViewNumber) -> Result<Opened> {
