@@ -436,7 +436,7 @@ impl Shard {
             let view = self.below_view(*a, a + e.len);
             for (a, newer) in view.iter().filter(|(_, n)| n.key() >= e.key()) {
                 // It is in the map below already, so the log need not keep its append for this copy.
-                let covered = self.overlay.hold(a, newer.clone(), u64::MAX);
+                let covered = self.overlay.hold(a, newer.clone(), None);
                 self.supersede_all(covered, segs);
             }
         }
@@ -579,7 +579,7 @@ impl Shard {
         }
         for (a, e) in self.not_beaten(start, e, segs) {
             if self.is_over(a, a + e.len) {
-                let covered = self.overlay.hold(a, e, at.append);
+                let covered = self.overlay.hold(a, e, Some(at.append));
                 self.supersede_all(covered, segs);
             } else {
                 self.down(a, e, segs);
