@@ -316,7 +316,7 @@ fn stories(half: u64) {
 }
 
 /// A write of map pages that landed after the next start, a device that was called full while it was being found out
-/// what may go, and a writer whom nobody told that there is nothing to wait for any more.
+/// what may go, a writer whom nobody told that there is nothing to wait for any more, and a trim with many records.
 #[test]
 fn stories_that_once_went_wrong_go_well() {
     for seed in [234, 386, 545, 2704] {
