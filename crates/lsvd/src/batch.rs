@@ -140,15 +140,9 @@ impl Core {
                     self.event(crate::EventKind::Refused, what);
                     continue;
                 }
-                // The append that proves others comes behind them.
-                Queued::Idle if !g.frames.is_empty() => break,
                 Queued::Idle => {
                     self.queue.pop_front();
-                    g.idle = self.queue.is_empty();
-                    // Whoever closes the log waits for the proof of all of it.
-                    if self.closing && !self.queue.iter().any(|q| matches!(q, Queued::Idle)) {
-                        self.queue.extend((!g.idle).then_some(Queued::Idle));
-                    }
+                    g.idle = g.frames.is_empty() && self.queue.is_empty();
                     continue;
                 }
                 Queued::Roll if !g.frames.is_empty() => break,

@@ -239,45 +239,6 @@ fn nothing_is_under_way_after_a_log_has_failed() {
     });
 }
 
-/// The proof that a close writes was dropped when frames, or what cleaning writes, were queued in front of it: it would have
-/// lain in their append. So the next start took damage in that one for a torn tail, and cut off what had been told
-/// durable (rule E7).
-#[test]
-fn what_is_queued_when_a_log_is_closed_is_proven() {
-    for (settled, queued) in [(0, 1), (0, 3), (2, 1), (2, 3), (2, 0)] {
-        local(async move {
-            let device = MemoryDevice::new(512, 1 << 30);
-            Engine::create(device.clone(), &shape(40)).await.unwrap();
-            let rig = Rig::open(device.clone()).await.unwrap();
-            let mut chain = Chain::new(SHARD);
-            let mut frame = |fill| {
-                let op = Op { extents: vec![(freebs_format::ExtentKind::Data, 0, 2)], fill };
-                rig.append(Record::Frame(chain.frame(&[op])));
-            };
-            (0..settled).for_each(&mut frame);
-            rig.settle().await;
-            (settled..settled + queued).for_each(&mut frame);
-            let last = settled + queued - 1;
-            rig.stop().await;
-            let rig = Rig::open(device.clone()).await.unwrap();
-            assert_eq!((rig.report.damage.len(), rig.report.torn_bytes), (0, 0));
-            assert_eq!(rig.engine.state(SHARD).unwrap().last, chain.name());
-            rig.kill();
-            // The last frame's first block rots.
-            let was = block(last);
-            device.poke(|bytes| {
-                let at = (0..bytes.len()).step_by(512).find(|at| bytes[*at..].starts_with(&was));
-                bytes[at.expect("it was written") + 100] ^= 1;
-            });
-            let rig = Rig::open(device).await.unwrap();
-            assert_ne!(rig.report.damage, [], "{settled} settled, {queued} queued");
-            assert_eq!(rig.report.torn_bytes, 0);
-            assert_eq!(rig.engine.state(SHARD).unwrap().last, chain.name());
-            rig.stop().await;
-        });
-    }
-}
-
 /// A checkpoint that is made without the writer is waited for, too.
 #[test]
 fn a_checkpoint_without_a_writer_is_waited_for() {
