@@ -6,7 +6,8 @@
 //! - `map` is the merge (rule E2) of the entries of these frames and of `held`. Where it has an entry, none below it
 //!   is newer; so a lookup that finds one here is done.
 //! - `held` are committed entries that came out of order over blocks that these frames write. They go down behind
-//!   the frames, so that what goes down is always newer than what it meets there.
+//!   the frames, so that what goes down is always newer than what it meets there. Each is held once: where it was recorded
+//!   anew meanwhile, only the last record counts, for the others may go with their segments (rule E1).
 
 use crate::history::Beaten;
 use crate::history::pins::PinOp;
@@ -68,23 +69,22 @@ impl Held {
 }
 
 /// Takes the parts in `[start, end)` of those held entries that `which` names.
-fn take(held: &mut Vec<Held>, start: u32, end: u32, which: impl Fn(&Extent) -> bool) -> Vec<(u32, Extent)> {
+fn take(held: &mut Vec<Held>, start: u32, end: u32, which: impl Fn(&Extent) -> bool) -> Vec<Held> {
     let mut taken = Vec::new();
     let named = |h: &mut Held| h.overlaps(start, end) && which(&h.extent);
     for h in held.extract_if(.., named).collect::<Vec<_>>() {
         let (a, b) = (h.start.max(start), h.end().min(end));
-        let piece = |from: u32, to: u32| h.extent.piece(from - h.start, to - from);
-        taken.push((a, piece(a, b)));
-        for (from, to) in [(h.start, a), (b, h.end())].into_iter().filter(|(x, y)| x < y) {
-            held.push(Held { start: from, extent: piece(from, to), append: h.append });
-        }
+        let piece = |from: u32, to: u32| Held { start: from, extent: h.extent.piece(from - h.start, to - from), ..h };
+        taken.push(piece(a, b));
+        held.extend([(h.start, a), (b, h.end())].into_iter().filter(|(x, y)| x < y).map(|(x, y)| piece(x, y)));
     }
     taken
 }
 
 /// Takes off what an entry over `[start, end)` covers of those that are held.
 fn beat(held: &mut Vec<Held>, start: u32, end: u32, by: &Extent) -> Vec<Beaten> {
-    take(held, start, end, |h| h.key() < by.key()).into_iter().map(|(a, e)| (a, e, by.version)).collect()
+    let older = take(held, start, end, |h| h.key() < by.key());
+    older.into_iter().map(|h| (h.start, h.extent, by.version)).collect()
 }
 
 /// Calls `each(address, entry)` for the map entries of a data frame, in the order of its updates.
@@ -133,11 +133,16 @@ impl Overlay {
         self.frames.get_mut(i)
     }
 
-    /// Keeps a committed entry that lies over or under one of these frames. Gives back what it covers of the others.
-    pub fn hold(&mut self, start: u32, extent: Extent, append: u64) -> Vec<Beaten> {
+    /// Keeps a committed entry that lies over or under one of these frames, in the append that recorded it last; none
+    /// (`None`) if it is in the map below already. Gives back what it covers of the others.
+    pub fn hold(&mut self, start: u32, extent: Extent, append: Option<u64>) -> Vec<Beaten> {
+        let end = start + extent.len;
         self.map.insert(start, extent.clone(), &mut self.outcome);
-        let covered = beat(&mut self.held, start, start + extent.len, &extent);
-        self.held.push(Held { start, extent, append });
+        let covered = beat(&mut self.held, start, end, &extent);
+        let before = take(&mut self.held, start, end, |h| h.key() == extent.key());
+        // What is said to be below may be held only.
+        let append = append.or_else(|| before.iter().map(|h| h.append).min());
+        self.held.push(Held { start, extent, append: append.unwrap_or(u64::MAX) });
         covered
     }
 
@@ -162,7 +167,8 @@ impl Overlay {
             out.covered.extend(beat(held, start, end, e));
             // The entry itself may have come before its frame. What is above it in `map` has just gone, so it must not
             // be held any longer: nobody would find it there and say where its record has moved.
-            out.again.extend(take(held, start, end, |h| h.key() == e.key()));
+            let same = take(held, start, end, |h| h.key() == e.key());
+            out.again.extend(same.into_iter().map(|h| (h.start, h.extent)));
             for h in held.iter().filter(|h| h.overlaps(start, end)) {
                 let (a, b) = (h.start.max(start), h.end().min(end));
                 out.again.push((a, h.extent.piece(a - h.start, b - a)));
@@ -235,7 +241,7 @@ mod tests {
     #[test]
     fn what_came_ahead_of_its_frame_is_not_held_behind_it() {
         let mut o = Overlay::default();
-        o.hold(77, zero(1), 5);
+        o.hold(77, zero(1), Some(5));
         o.put(frame(10, vec![(77, zero(2))]));
         o.put(frame(11, Vec::new()));
         let done = o.commit(Sequence(10)).unwrap();
@@ -249,7 +255,7 @@ mod tests {
     #[test]
     fn only_what_the_frame_writes_is_let_go() {
         let mut o = Overlay::default();
-        o.hold(77, zero(1), 5);
+        o.hold(77, zero(1), Some(5));
         o.put(frame(10, vec![(78, zero(2).piece(0, 1))]));
         o.put(frame(11, Vec::new()));
         let done = o.commit(Sequence(10)).unwrap();
@@ -258,5 +264,28 @@ mod tests {
         held.sort_unstable();
         assert_eq!(held, [(77, 1), (79, 1)]);
         assert_eq!(o.map.range(77, 80).map(|(a, ..)| a).collect::<Vec<_>>(), [77, 79]);
+    }
+
+    /// What is recorded again while it is held was held twice, and the first record was the one that counted.
+    #[test]
+    fn the_last_record_of_what_is_held_counts() {
+        let mut o = Overlay::default();
+        o.put(frame(11, vec![(70, Extent { sequence: Sequence(11), version: Version(9), ..zero(4) }.piece(0, 3))]));
+        o.hold(70, zero(1), Some(5));
+        o.hold(70, zero(2), Some(7));
+        o.hold(71, zero(3).piece(0, 1), Some(8));
+        let list = |o: &Overlay| {
+            let mut held: Vec<_> = o.held.iter().map(|h| (h.start, h.extent.len, h.extent.offset, h.append)).collect();
+            held.sort_unstable();
+            held
+        };
+        assert_eq!(list(&o), [(70, 1, 2, 7), (71, 1, 3, 8), (72, 1, 2, 7)]);
+        // What is said to be in the map below is held only: it is not there before a checkpoint has it from the log.
+        o.hold(72, zero(2).piece(0, 1), None);
+        assert_eq!(list(&o), [(70, 1, 2, 7), (71, 1, 3, 8), (72, 1, 2, 7)]);
+        let done = o.commit(Sequence(11)).unwrap();
+        let mut covered: Vec<_> = done.covered.iter().map(|(a, e, by)| (*a, e.len, e.offset, by.0)).collect();
+        covered.sort_unstable();
+        assert_eq!(covered, [(70, 1, 2, 9), (71, 1, 3, 9), (72, 1, 2, 9)]);
     }
 }

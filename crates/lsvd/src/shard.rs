@@ -436,8 +436,8 @@ impl Shard {
             let view = self.below_view(*a, a + e.len);
             for (a, newer) in view.iter().filter(|(_, n)| n.key() >= e.key()) {
                 // It is in the map below already, so the log need not keep its append for this copy.
-                let covered = self.overlay.hold(a, newer.clone(), u64::MAX);
-                self.supersede_all(covered, segs);
+                let covered = self.overlay.hold(a, newer.clone(), None);
+                self.supersede_held(covered, segs);
             }
         }
     }
@@ -603,8 +603,8 @@ impl Shard {
         }
         for (a, e) in self.not_beaten(start, e, segs) {
             if self.is_over(a, a + e.len) {
-                let covered = self.overlay.hold(a, e, at.append);
-                self.supersede_all(covered, segs);
+                let covered = self.overlay.hold(a, e, Some(at.append));
+                self.supersede_held(covered, segs);
             } else {
                 self.down(a, e, segs);
             }
@@ -768,7 +768,7 @@ impl Shard {
     fn commit_to(&mut self, to: Sequence, segs: &mut Segments) {
         while let Some(done) = self.overlay.commit(to) {
             self.apply_pins(done.sequence, &done.pins, segs);
-            self.supersede_all(done.covered, segs);
+            self.supersede_held(done.covered, segs);
             self.go_down(done.entries, false, segs);
             self.go_down(done.again, false, segs);
         }

@@ -145,8 +145,11 @@ mod tests {
     use super::*;
     use crate::Options;
     use crate::core::Geometry;
-    use crate::shard::Shard;
-    use freebs_format::ExtentKind;
+    use crate::history::pins::PinOp;
+    use crate::history::table::Layer;
+    use crate::overlay::Uncommitted;
+    use crate::shard::{At, Shard, Tip};
+    use freebs_format::{CarryBody, ExtentKind};
     use freebs_types::{ChunkId, ClusterId, DeviceId, Sequence, StartNumber, Version};
 
     fn shard(core: &mut Core, id: ShardId) {
@@ -154,10 +157,7 @@ mod tests {
         core.shards.insert(id, Shard::new(id, slot));
     }
 
-    /// A shard was deleted, and made anew, after its trims in a segment had been looked up and before they were carried.
-    /// The carry brought them back: blocks of the new shard read as the old one had left them.
-    #[test]
-    fn trims_of_a_shard_that_is_gone_are_not_carried() {
+    fn core() -> Core {
         let geometry = Geometry {
             cluster: ClusterId([1; 16]),
             device: DeviceId([2; 16]),
@@ -166,21 +166,31 @@ mod tests {
             segment_bytes: 1 << 20,
             limit_segments: 8,
         };
-        let mut core = Core::new(geometry, 2, Options { map_bytes: 1 << 20, checkpoint_bytes: 1 << 40 });
+        Core::new(geometry, 2, Options { map_bytes: 1 << 20, checkpoint_bytes: 1 << 40 })
+    }
+
+    fn zero(version: u64, home: u32) -> Extent {
+        Extent {
+            len: 3,
+            kind: ExtentKind::Zero,
+            version: Version(version),
+            sequence: Sequence(version),
+            chunk: ChunkId::default(),
+            offset: home,
+            crcs: crate::map::Crcs::None,
+        }
+    }
+
+    /// A shard was deleted, and made anew, after its trims in a segment had been looked up and before they were carried.
+    /// The carry brought them back: blocks of the new shard read as the old one had left them.
+    #[test]
+    fn trims_of_a_shard_that_is_gone_are_not_carried() {
+        let mut core = core();
         let id = ShardId::new(1, 0);
         shard(&mut core, id);
         core.segs.open(0, 1);
         core.segs.close(0);
-        let zero = Extent {
-            len: 3,
-            kind: ExtentKind::Zero,
-            version: Version(1),
-            sequence: Sequence(1),
-            chunk: ChunkId::default(),
-            offset: 0,
-            crcs: crate::map::Crcs::None,
-        };
-        core.shards.get_mut(&id).expect("made above").map.push(5, zero);
+        core.shards.get_mut(&id).expect("made above").map.push(5, zero(1, 0));
         core.segs.get_mut(0).tomb_list.push((id, 5, 3));
         assert!(core.knows_tombs(0), "the map is in memory");
         assert_eq!(core.needs(0).carries.len(), 1, "what is in force is carried");
@@ -189,5 +199,39 @@ mod tests {
         assert_eq!(core.needs(0).carries.len(), 0, "nobody is left to be told");
         shard(&mut core, id);
         assert_eq!(core.needs(0).carries.len(), 0, "the new shard is another one");
+    }
+
+    /// A checkpoint had written the history of a shard when a zero of it was carried, and knew of the carry otherwise. The
+    /// next start met the carry before it knew that what covers the zero is committed, and then took the record that the
+    /// history names for the one that counts. So the carried one went with its segment (rules E1 and E6).
+    #[test]
+    fn a_record_that_is_younger_than_the_history_of_a_checkpoint_counts() {
+        let (mut core, id) = (core(), ShardId::new(1, 0));
+        shard(&mut core, id);
+        core.segs.open(1, 2);
+        let Core { shards, segs, .. } = &mut core;
+        let s = shards.get_mut(&id).expect("made above");
+        // As the checkpoint has it: the zero is in the map below and, with its first record, in the history.
+        s.committed = Sequence(2);
+        s.apply_pins(Sequence(2), &[PinOp::Take(Version(2))], segs);
+        s.map.push(5, zero(1, 0));
+        s.history.table.put_back(5, &Layer { e: zero(1, 0), to: Version(3) });
+        s.overlay.put(Uncommitted {
+            sequence: Sequence(3),
+            before: Tip::default(),
+            entries: vec![(5, zero(3, 0))],
+            pins: Vec::new(),
+            append: 3,
+        });
+        let entries = vec![tomb_entry(5, &zero(1, 0))];
+        s.carry(&CarryBody { entries }, At { segment: 1, head_at: 0, data_at: 0, append: 4 }, segs).unwrap();
+        s.set_committed(Sequence(3), segs);
+        segs.close(1);
+        assert!(core.knows_tombs(1), "the map is in memory");
+        let carried: Vec<_> = core.needs(1).carries.into_iter().flat_map(|c| c.1.entries).collect();
+        assert_eq!(
+            carried.iter().map(|e| (e.range.start.0, e.range.len, e.version.0)).collect::<Vec<_>>(),
+            [(5, 3, 1)]
+        );
     }
 }

@@ -61,8 +61,8 @@ impl History {
 }
 
 impl Shard {
-    /// A committed entry is covered by one of version `to`: it is history, or free. `recorded` if it has just been
-    /// recorded: then this is where a trim or zero is at home from now on.
+    /// A committed entry is covered by one of version `to`: it is history, or free. `recorded` if this is its last
+    /// record: then here a trim or zero is at home from now on.
     pub fn supersede(&mut self, start: u32, e: &Extent, to: Version, recorded: bool, segs: &mut Segments) {
         if self.history.is_off() && self.history.table.is_empty() {
             self.history.dropped = true;
@@ -79,8 +79,10 @@ impl Shard {
         gone.iter().for_each(|e| self.release(e, segs));
     }
 
-    pub fn supersede_all(&mut self, beaten: Vec<Beaten>, segs: &mut Segments) {
-        beaten.into_iter().for_each(|(a, e, to)| self.supersede(a, &e, to, false, segs));
+    /// What was held above the map is covered. It hears of each record of a trim or zero; a history that a checkpoint
+    /// brought may know only of one from before.
+    pub fn supersede_held(&mut self, beaten: Vec<Beaten>, segs: &mut Segments) {
+        beaten.into_iter().for_each(|(a, e, to)| self.supersede(a, &e, to, true, segs));
     }
 
     /// A committed frame changes what is kept, before its blocks take the place of others.

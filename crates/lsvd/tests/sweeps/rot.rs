@@ -6,7 +6,7 @@
 use crate::common::{Rng, SEGMENT, local, shape};
 use crate::live::{Book, Live, Verdict};
 use crate::story::Story;
-use crate::{TURNS, full, seeds, with_snapshots};
+use crate::{TURNS, full, seeds};
 use freebs_format::disk::{AppendHeader, LiveTable, SEGMENTS_AT, SUPERBLOCK_AT, SegmentFooter};
 use freebs_io::Device;
 use freebs_io::faults::{CrashDevice, FaultDevice, Rot, RotDevice, Survives};
@@ -167,7 +167,7 @@ async fn look<D: Device>(device: D, stories: Vec<Story>, rng: &mut Rng, tally: &
     tally.on_checking += u64::from(checking);
     // Shards may have been deleted since the newest live table was written. A segment that it names and that held nothing
     // else is of no shard that is left: no digest asks for it, only who reads everything.
-    let scrubbing = with_snapshots() && !opening && !reading && !checking && scrub(&live).await?;
+    let scrubbing = !opening && !reading && !checking && scrub(&live).await?;
     tally.on_scrubbing += u64::from(scrubbing);
     let noticed = opening || reading || checking || scrubbing;
     tally.harmless += u64::from(!noticed);
