@@ -25,7 +25,7 @@ fn volume(s: &mut State, name: &str) -> (ShardId, Vec<NodeId>) {
 }
 
 fn look(node: u64, silent_ms: u64, lost: bool) -> Look {
-    Look { node: NodeId(node), silent_ms, lost }
+    Look { node: NodeId(node), start: StartNumber(3), silent_ms, lost }
 }
 
 fn set<const N: usize>(nodes: [u64; N]) -> BTreeSet<NodeId> {
@@ -53,9 +53,13 @@ fn a_lost_link_is_failure_only_if_another_node_agrees() {
     // It is back: what was said of it before counts no more, also when the link is lost another time.
     assert_eq!(f.look(600, &[look(2, 0, false)], FAIL_MS), (set([]), vec![]));
     assert_eq!(f.look(700, &lost, FAIL_MS), (set([]), vec![NodeId(2)]));
+    // Nor does it count for a later start.
+    f.agree(NodeId(2), 750);
+    let again = Look { start: StartNumber(4), ..lost[0] };
+    assert_eq!(f.look(800, &[again], FAIL_MS), (set([]), vec![NodeId(2)]));
     // An agreement that is old is none.
-    f.agree(NodeId(2), 700);
-    assert_eq!(f.look(1701, &lost, FAIL_MS), (set([]), vec![NodeId(2)]));
+    f.agree(NodeId(2), 800);
+    assert_eq!(f.look(1801, &[again], FAIL_MS), (set([]), vec![NodeId(2)]));
 }
 
 #[test]
@@ -72,32 +76,74 @@ fn heads_that_failed_are_replaced_in_one_command() {
     assert_eq!(f.decide(100, &s, &set([1])), [], "all is decided");
 }
 
+/// The commands of the first moment from `from` on at which there are any, and when that is.
+fn next(f: &mut Failures, s: &State, failed: &BTreeSet<NodeId>, from: u64) -> (u64, Vec<Command>) {
+    let found =
+        (1..10_000).map(|i| from + 100 * i).map(|at| (at, f.decide(at, s, failed))).find(|(_, c)| !c.is_empty());
+    found.expect("something is decided")
+}
+
+fn open(s: &mut State, shard: ShardId, start: u64) {
+    let sh = s.shard(shard).unwrap();
+    let (node, active, start) = (sh.head().unwrap(), sh.active, StartNumber(start));
+    s.apply(Command::ProposeView { shard, active, node, start }).unwrap();
+    let view = s.shard(shard).unwrap().pending.unwrap().view;
+    s.apply(Command::ActivateView { shard, view, generation: Generation(0) }).unwrap();
+}
+
 /// A head whose device has failed, say, answers its seat's heartbeats and never opens a view.
 #[test]
-fn a_new_head_that_opens_no_view_is_replaced_and_given_longer_each_time() {
+fn a_head_that_opens_no_view_is_replaced_and_each_has_longer_than_the_one_before() {
     let mut s = cluster(4);
     let (shard, members) = volume(&mut s, "v");
     let mut f = Failures::default();
     let failed: BTreeSet<NodeId> = [members[0]].into();
-    let mut now = 1000;
-    f.decide(now, &s, &failed).into_iter().for_each(|c| assert!(s.apply(c).is_ok()));
-    let mut times = Vec::new();
-    for _ in 0..8 {
-        let before = now;
-        let (at, command) =
-            (1..).map(|i| before + 100 * i).find_map(|at| f.decide(at, &s, &failed).pop().map(|c| (at, c))).unwrap();
-        let Command::MoveHead { shard: of, node } = &command else { panic!("{command:?}") };
-        assert_eq!(*of, shard);
-        assert!(s.shard(shard).unwrap().head() != Some(*node) && !failed.contains(node));
-        s.apply(command).unwrap();
-        times.push(at - now);
+    let (mut now, commands) = next(&mut f, &s, &failed, 0);
+    commands.into_iter().for_each(|c| assert!(s.apply(c).is_ok()));
+    let (mut times, mut heads) = (Vec::new(), Vec::new());
+    for lost in [false, false, true, false, false, false] {
+        let (at, commands) = next(&mut f, &s, &failed, now);
+        let [Command::ReplaceHead { shard: of, head, node, .. }] = commands[..] else { panic!("{commands:?}") };
+        assert_eq!((of, Some(head)), (shard, s.shard(shard).unwrap().head()));
+        // An order that was lost is given again.
+        if !lost {
+            assert!(s.apply(commands[0].clone()).is_ok());
+        }
+        times.push((at - now).div_ceil(1000));
+        heads.push(node);
         now = at;
     }
-    assert_eq!(times, [5000, 10_000, 20_000, 40_000, 80_000, 80_000, 80_000, 80_000]);
-    // It opens one at last.
-    let head = s.shard(shard).unwrap().head().unwrap();
-    let propose = Command::ProposeView { shard, active: ViewNumber(0), node: head, start: StartNumber(3) };
-    s.apply(propose).unwrap();
-    s.apply(Command::ActivateView { shard, view: ViewNumber(1), generation: Generation(0) }).unwrap();
-    assert!((0..2000).all(|i| f.decide(now + 100 * i, &s, &failed).is_empty()));
+    assert_eq!(times, [11, 21, 41, 80, 161, 161], "a new head is seen a heartbeat later");
+    let (b, c) = (members[1], members[2]);
+    assert_eq!(heads, [c, b, c, c, b, c]);
+    open(&mut s, shard, 3);
+    assert!((0..3000).all(|i| f.decide(now + 100 * i, &s, &failed).is_empty()), "it opens one at last");
+}
+
+#[test]
+fn every_head_that_has_not_opened_a_view_is_watched() {
+    let mut s = cluster(3);
+    let (shard, members) = volume(&mut s, "v");
+    open(&mut s, shard, 3);
+    let mut f = Failures::default();
+    let none = set([]);
+    assert!((0..3000).all(|i| f.decide(100 * i, &s, &none).is_empty()), "it is open");
+    // Moved by hand.
+    s.apply(Command::MoveHead { shard, node: members[1] }).unwrap();
+    let (at, commands) = next(&mut f, &s, &none, 300_000);
+    assert!(at > 309_000 && matches!(commands[..], [Command::ReplaceHead { .. }]), "{at} {commands:?}");
+    open(&mut s, shard, 3);
+    // An order for a head that has opened its view meanwhile comes to nothing.
+    assert!(s.apply(commands[0].clone()).is_err());
+    assert!((0..3000).all(|i| f.decide(400_000 + 100 * i, &s, &none).is_empty()));
+    // Started again.
+    let name = format!("n{}", members[1].0);
+    let address = format!("10.0.0.{}:7400", members[1].0);
+    s.apply(Command::RegisterNode { node: members[1], name, address, workers: 1, start: StartNumber(4) }).unwrap();
+    // Of a new leader, and while nobody else is there: it waits, and gives the order as soon as it can be of use.
+    let mut f = Failures::default();
+    let others: BTreeSet<NodeId> = [members[0], members[2]].into();
+    assert!((0..3000).all(|i| f.decide(800_000 + 100 * i, &s, &others).is_empty()));
+    let (at, commands) = next(&mut f, &s, &none, 1_100_000);
+    assert!(at <= 1_110_000 && matches!(commands[..], [Command::ReplaceHead { .. }]), "{at} {commands:?}");
 }

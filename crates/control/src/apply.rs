@@ -30,6 +30,7 @@ impl State {
             Command::DetachVolume { volume, generation } => self.detach(volume, generation),
             Command::NameHostKey { node, start, key } => self.name_host_key(node, start, key),
             Command::MoveHead { shard, node } => self.move_head(shard, node),
+            Command::ReplaceHead { shard, head, active, node } => self.replace_head(shard, (head, active), node),
             Command::FailOver { nodes } => self.fail_over(&nodes),
         }?;
         Ok(Done { revision: self.revision, outcome })
@@ -138,6 +139,7 @@ impl State {
                 index,
                 active: ViewNumber(0),
                 head_start: StartNumber(0),
+                opened_by: None,
                 pending: None,
                 highest: ViewNumber(0),
                 members,
@@ -190,7 +192,7 @@ impl State {
     }
 
     /// A copy of the volume, to be changed and put back.
-    fn volume_to_change(&self, id: VolumeId) -> Result<Volume> {
+    pub(crate) fn volume_to_change(&self, id: VolumeId) -> Result<Volume> {
         let found = self.volumes.get(&id).map(|v| (**v).clone());
         found.ok_or_else(|| Error::not_found(format!("there is no volume with id {id} (any more)")))
     }
@@ -286,6 +288,7 @@ impl State {
         }
         s.active = view;
         s.head_start = pending.start;
+        s.opened_by = s.head();
         s.pending = None;
         self.commit(volume);
         Ok(Outcome::Activated)
@@ -334,7 +337,7 @@ impl State {
     }
 }
 
-fn shard_of(volume: &mut Volume, shard: ShardId) -> Result<&mut Shard> {
+pub(crate) fn shard_of(volume: &mut Volume, shard: ShardId) -> Result<&mut Shard> {
     let found = volume.shards.get_mut(shard.index as usize);
     found.ok_or_else(|| Error::not_found(format!("there is no shard {shard}")))
 }

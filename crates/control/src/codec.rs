@@ -168,6 +168,11 @@ impl Command {
                 put_shard(&mut out, *shard);
                 put_numbers(&mut out, &[node.0]);
             }
+            Self::ReplaceHead { shard, head, active, node } => {
+                out.push(12);
+                put_shard(&mut out, *shard);
+                put_numbers(&mut out, &[head.0, active.0, node.0]);
+            }
             Self::FailOver { nodes } => {
                 let count = u8::try_from(nodes.len()).ok().filter(|n| usize::from(*n) <= FAILED_NODES_MAX);
                 out.extend([11, count.ok_or_else(|| Error::invalid("too many nodes fail at a time"))?]);
@@ -212,6 +217,10 @@ impl Command {
                 Self::NameHostKey { node, start, key: HostPublic(f.take(32)?.try_into().expect("32 bytes")) }
             }
             10 => Self::MoveHead { shard: f.shard()?, node: NodeId(f.u64()?) },
+            12 => {
+                let (shard, head) = (f.shard()?, NodeId(f.u64()?));
+                Self::ReplaceHead { shard, head, active: ViewNumber(f.u64()?), node: NodeId(f.u64()?) }
+            }
             11 => {
                 let count = usize::from(f.byte()?);
                 if count > FAILED_NODES_MAX {

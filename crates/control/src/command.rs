@@ -88,6 +88,14 @@ pub enum Command {
         shard: ShardId,
         node: NodeId,
     },
+    /// The head of a shard can't go on, and `node` is to be head in its place, unless the shard has another head or
+    /// another active view by now. The old head goes to the end of the chain.
+    ReplaceHead {
+        shard: ShardId,
+        head: NodeId,
+        active: ViewNumber,
+        node: NodeId,
+    },
     /// These nodes have failed, in the start in which they were last seen: where one is head, the next member becomes
     /// it, in all shards at once.
     FailOver {

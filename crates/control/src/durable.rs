@@ -14,7 +14,8 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub const STATE_MAGIC: [u8; 4] = *b"FBCS";
-/// Host keys of nodes came with version 2; a state without any is still written as version 1.
+/// Host keys of nodes, and who opened a view, came with version 2; a state without host keys is still written as
+/// version 1, whose readers pass over the other.
 pub const STATE_VERSION: u16 = 2;
 pub const STATE_HEADER_BYTES: usize = 64;
 

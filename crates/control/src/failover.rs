@@ -1,39 +1,97 @@
-//! What becomes of the chains of nodes that have failed: a pure function of the state, applied in one entry.
+//! What becomes of the chains of nodes that have failed: pure functions of the state, each applied in one entry.
 
+use crate::apply::shard_of;
 use crate::command::Outcome;
 use crate::limits;
 use crate::state::{Shard, State, Volume};
-use freebs_types::{Error, NodeId, Result, ShardId, StartNumber};
+use freebs_types::{Error, NodeId, Result, ShardId, StartNumber, ViewNumber};
 use std::collections::BTreeSet;
 
-/// The chain without a head that has failed: those that are left in their order, then those that have failed, since
-/// they may come back. `None` if the head is there, or so few are left that the shard could not be written anyway:
-/// then it stays as it is, and goes on under whoever of the quorum comes back first.
-fn chain_without(volume: &Volume, shard: &Shard, failed: &BTreeSet<NodeId>) -> Option<Vec<NodeId>> {
-    if !failed.contains(&shard.head()?) {
-        return None;
-    }
-    let (gone, mut left): (Vec<NodeId>, Vec<NodeId>) = shard.members.iter().partition(|m| failed.contains(m));
-    if left.len() < volume.quorum(shard.members.len()) {
-        return None;
-    }
-    left.extend(gone);
-    Some(left)
-}
-
 impl State {
-    /// Shards that get another head when these nodes have failed, and which one.
+    /// Whether a member can't be counted on: it has failed, or never ran.
+    fn is_gone(&self, node: NodeId, failed: &BTreeSet<NodeId>) -> bool {
+        failed.contains(&node) || self.node(node).is_none_or(|n| n.start.0 == 0)
+    }
+
+    /// The chain with those in front that are left, in their order, and then those that are gone, since they may come
+    /// back. `None` if so few are left that the shard could not be written anyway: then it stays as it is, and goes on
+    /// under whoever of the quorum comes back first.
+    fn chain_of_those_left(&self, volume: &Volume, shard: &Shard, failed: &BTreeSet<NodeId>) -> Option<Vec<NodeId>> {
+        let (gone, mut left): (Vec<NodeId>, Vec<NodeId>) =
+            shard.members.iter().partition(|m| self.is_gone(**m, failed));
+        if left.len() < volume.quorum(shard.members.len()) {
+            return None;
+        }
+        left.extend(gone);
+        Some(left)
+    }
+
+    /// The chain without a head that has failed; `None` if the head has not, or the chain stays.
+    fn chain_without(&self, volume: &Volume, shard: &Shard, failed: &BTreeSet<NodeId>) -> Option<Vec<NodeId>> {
+        let head = shard.head().filter(|h| failed.contains(h))?;
+        self.chain_of_those_left(volume, shard, failed).filter(|chain| chain.first() != Some(&head))
+    }
+
+    /// Shards that get another head when these nodes have failed, with the present head and the next one.
     #[must_use]
-    pub fn heads_without(&self, failed: &BTreeSet<NodeId>) -> Vec<(ShardId, NodeId)> {
+    pub fn heads_without(&self, failed: &BTreeSet<NodeId>) -> Vec<(ShardId, NodeId, NodeId)> {
         let mut moved = Vec::new();
         for volume in self.volumes() {
             for shard in &volume.shards {
-                if let Some(head) = chain_without(volume, shard, failed).and_then(|chain| chain.first().copied()) {
-                    moved.push((volume.shard_id(shard.index), head));
+                if let (Some(head), Some(chain)) = (shard.head(), self.chain_without(volume, shard, failed)) {
+                    moved.push((volume.shard_id(shard.index), head, chain[0]));
                 }
             }
         }
         moved
+    }
+
+    /// Shards that can't be written, because their head has not opened a view since it was named, or was started: with
+    /// that head and the active view.
+    #[must_use]
+    pub fn unopened(&self) -> Vec<(ShardId, NodeId, ViewNumber)> {
+        let is_open = |s: &Shard, head: NodeId| {
+            s.active.0 > 0
+                && s.opened_by.is_none_or(|by| by == head)
+                && self.node(head).is_some_and(|n| n.start == s.head_start)
+        };
+        let of = |v: &Volume, s: &Shard| {
+            let head = s.head().filter(|head| !is_open(s, *head))?;
+            Some((v.shard_id(s.index), head, s.active))
+        };
+        self.volumes().flat_map(|v| v.shards.iter().filter_map(|s| of(v, s))).collect()
+    }
+
+    /// The member behind the head that could be head in its place, if enough of them are left.
+    #[must_use]
+    pub fn next_head(&self, shard: ShardId, failed: &BTreeSet<NodeId>) -> Option<NodeId> {
+        let volume = self.volume(shard.volume)?;
+        let s = volume.shard(shard.index)?;
+        self.chain_of_those_left(volume, s, failed)?;
+        s.members[1..].iter().copied().find(|m| !self.is_gone(*m, failed))
+    }
+
+    /// What was pending is void (rule V6).
+    pub(crate) fn replace_head(
+        &mut self,
+        shard: ShardId,
+        (head, active): (NodeId, ViewNumber),
+        node: NodeId,
+    ) -> Result<Outcome> {
+        let mut volume = self.volume_to_change(shard.volume)?;
+        let s = shard_of(&mut volume, shard)?;
+        if s.head() != Some(head) || s.active != active {
+            return Err(Error::fenced(format!("shard {shard} has another head or another active view by now")));
+        }
+        let Some(at) = s.members.iter().position(|m| *m == node) else {
+            return Err(Error::invalid(format!("node {node} is no member of shard {shard}; its head is one of them")));
+        };
+        if at > 0 {
+            s.members.rotate_left(at);
+            s.pending = None;
+            self.commit(volume);
+        }
+        Ok(Outcome::Moved)
     }
 
     /// Every shard whose head has failed gets the next member as head, and what was pending is void (rule V6). A node
@@ -48,7 +106,7 @@ impl State {
         for volume in self.volumes() {
             let mut new: Option<Volume> = None;
             for shard in &volume.shards {
-                if let Some(chain) = chain_without(volume, shard, &failed) {
+                if let Some(chain) = self.chain_without(volume, shard, &failed) {
                     let new = new.get_or_insert_with(|| (**volume).clone());
                     let shard = &mut new.shards[shard.index as usize];
                     shard.members = chain;

@@ -55,6 +55,9 @@ pub struct Shard {
     pub active: ViewNumber,
     /// Start number of the head that opened the active view (rule W2).
     pub head_start: StartNumber,
+    /// The head that opened it; `None` before the first, and if an earlier version saw it opened.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub opened_by: Option<NodeId>,
     pub pending: Option<Pending>,
     /// Highest view number ever given out; the next one is above it.
     pub highest: ViewNumber,

@@ -34,6 +34,7 @@ fn commands() -> Vec<Command> {
         Command::DetachVolume { volume: VolumeId(7), generation: Generation(6) },
         Command::NameHostKey { node: NodeId(2), start: StartNumber(9), key: HostPublic([0xcd; 32]) },
         Command::MoveHead { shard, node: NodeId(2) },
+        Command::ReplaceHead { shard, head: NodeId(2), active: ViewNumber(4), node: NodeId(3) },
         Command::FailOver { nodes: vec![(NodeId(2), StartNumber(9)), (NodeId(3), StartNumber(1))] },
     ]
 }
@@ -78,6 +79,7 @@ fn golden_bytes() {
         "0807000000000000000600000000000000",
         "0902000000000000000900000000000000cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd",
         "0a0700000000000000030000000200000000000000",
+        "0c07000000000000000300000002000000000000000400000000000000 0300000000000000",
         "0b02 02000000000000000900000000000000 03000000000000000100000000000000",
     ]
     .map(|s| s.replace(' ', ""));

@@ -54,6 +54,12 @@ fn command() -> impl Strategy<Value = Command> {
             key: HostPublic([key; 32]),
         }),
         (move_shard, 0u64..6).prop_map(|(shard, node)| Command::MoveHead { shard, node: NodeId(node) }),
+        (0u64..6, 0u64..3, 0u64..6).prop_map(|(head, active, node)| Command::ReplaceHead {
+            shard: ShardId::new(1, 0),
+            head: NodeId(head),
+            active: ViewNumber(active),
+            node: NodeId(node)
+        }),
         proptest::collection::vec((0u64..6, 0u64..4), 0..3).prop_map(|nodes| Command::FailOver {
             nodes: nodes.into_iter().map(|(n, s)| (NodeId(n), StartNumber(s))).collect()
         }),

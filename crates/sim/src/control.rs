@@ -211,10 +211,9 @@ impl ControlPort for Port {
 
     async fn hand_over(&self, shard: ShardId, to: NodeId) -> Result<()> {
         let volume = self.control.volume(shard.volume);
-        if volume.and_then(|v| v.shard(shard.index)?.head()) != Some(self.node) {
-            return Ok(());
-        }
-        let command = Command::MoveHead { shard, node: to };
+        let mine = volume.as_ref().and_then(|v| v.shard(shard.index)).filter(|s| s.head() == Some(self.node));
+        let Some(active) = mine.map(|s| s.active) else { return Ok(()) };
+        let command = Command::ReplaceHead { shard, head: self.node, active, node: to };
         self.control.call(Place::Node(self.node.0), command).await.map(|_| ())
     }
 }

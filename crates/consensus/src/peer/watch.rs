@@ -7,7 +7,7 @@ use crate::types::Seat;
 use crate::wire::Message;
 use freebs_control::Command;
 use freebs_io::Device;
-use freebs_types::NodeId;
+use freebs_types::{NodeId, StartNumber};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -31,22 +31,23 @@ impl<D: Device, N: Network> Peer<D, N> {
             *known = (*known).max(*at);
         }
         let now = self.0.tick.get();
-        let look = |node: NodeId| {
+        let look = |node: NodeId, start: StartNumber| {
             // The others had no reason to say anything to this node while it did not lead.
             let floor = if self.0.led_before.get() == Some(node) { 0 } else { since };
             let heard = last.get(&node).copied().unwrap_or(0).max(floor);
             let silent_ms = (now - heard.min(now)) * self.0.timing.heartbeat_ms;
-            Look { node, silent_ms, lost: self.0.links.lost(node) }
+            Look { node, start, silent_ms, lost: self.0.links.lost(node) }
         };
         let state = self.state();
         // One that never ran has no say in anything yet.
         let there = state.nodes().filter(|n| n.id != self.seat().node && n.start.0 > 0);
-        there.map(|n| look(n.id)).collect()
+        there.map(|n| look(n.id, n.start)).collect()
     }
 
     /// As leader since tick `since`: gives the shards of nodes that have failed to other heads.
     pub(super) fn look_after_nodes(&self, since: u64) {
-        if self.0.deciding.get() {
+        // Who is there has had the time to answer this leader once.
+        if self.0.deciding.get() || self.0.tick.get() < since + 2 {
             return;
         }
         let looks = self.looks(since);

@@ -18,7 +18,7 @@ impl<C: ControlPlane> ControlPort for Port<C> {
         let command = Command::ProposeView { shard, active: known, node: self.me, start };
         match self.control.submit(command).await?.outcome {
             Outcome::Proposed { view, pred, generation } => {
-                let mut opened = opened(&self.control.state(), shard, view)?;
+                let mut opened = opened(&self.control.state(), self.me, shard, view)?;
                 (opened.pred, opened.generation) = (pred, generation);
                 Ok(opened)
             }
@@ -31,16 +31,20 @@ impl<C: ControlPlane> ControlPort for Port<C> {
     }
 
     async fn hand_over(&self, shard: ShardId, to: NodeId) -> Result<()> {
-        if self.control.state().shard(shard).is_none_or(|s| s.members.first() != Some(&self.me)) {
+        let Some(active) = self.control.state().shard(shard).filter(|s| s.head() == Some(self.me)).map(|s| s.active)
+        else {
             return Ok(());
-        }
-        self.control.submit(Command::MoveHead { shard, node: to }).await.map(|_| ())
+        };
+        self.control.submit(Command::ReplaceHead { shard, head: self.me, active, node: to }).await.map(|_| ())
     }
 }
 
-fn opened(state: &State, shard: ShardId, view: ViewNumber) -> Result<Opened> {
+fn opened(state: &State, me: NodeId, shard: ShardId, view: ViewNumber) -> Result<Opened> {
     let volume = state.volume(shard.volume).ok_or_else(|| Error::not_found("the volume was deleted"))?;
     let s = volume.shard(shard.index).ok_or_else(|| Error::not_found("the volume has no such shard"))?;
+    if s.pending.is_none_or(|p| p.view != view) || s.head() != Some(me) {
+        return Err(Error::retry("another head was named, or another view proposed, meanwhile"));
+    }
     let quorum = u8::try_from(volume.quorum(s.members.len())).map_err(|_| Error::bug("quorum beyond any chain"))?;
     let keys = s.members.iter().filter_map(|n| Some((*n, state.node(*n)?.host_key?))).collect();
     Ok(Opened {
