@@ -35,7 +35,9 @@ impl<D: Device, N: Network> Peer<D, N> {
             // The others had no reason to say anything to this node while it did not lead.
             let floor = if self.0.led_before.get() == Some(node) { 0 } else { since };
             let heard = last.get(&node).copied().unwrap_or(0).max(floor);
-            let silent_ms = (now - heard.min(now)) * self.0.timing.heartbeat_ms;
+            // Who is there has the time to answer this leader once, before it counts as silent.
+            let silent = if now < since + 2 { 0 } else { now - heard.min(now) };
+            let silent_ms = silent * self.0.timing.heartbeat_ms;
             Look { node, start, silent_ms, lost: self.0.links.lost(node) }
         };
         let state = self.state();
@@ -46,8 +48,7 @@ impl<D: Device, N: Network> Peer<D, N> {
 
     /// As leader since tick `since`: gives the shards of nodes that have failed to other heads.
     pub(super) fn look_after_nodes(&self, since: u64) {
-        // Who is there has had the time to answer this leader once.
-        if self.0.deciding.get() || self.0.tick.get() < since + 2 {
+        if self.0.deciding.get() {
             return;
         }
         let looks = self.looks(since);
