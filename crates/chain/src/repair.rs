@@ -123,6 +123,11 @@ impl Damage {
     pub fn cut(&mut self, to: Sequence) {
         let is_lost = self.holes.iter().any(|h| h.until > to);
         (self.suspect_tail, self.cut_short) = (self.suspect_tail | is_lost, self.cut_short | is_lost);
+        if is_lost {
+            // What was asked for reaches beyond the cut.
+            self.asking = None;
+            self.parts.clear();
+        }
         if self.writing.is_some_and(|(_, upto)| upto > to) {
             self.take_back();
         }
@@ -255,15 +260,16 @@ impl Replica {
             }
             SyncMode::Frames | SyncMode::Level => {}
         }
-        let Some(hole) = self.damage.holes.first().copied().filter(|_| self.damage.learning.is_none()) else {
-            return true;
-        };
+        // A view that was promised since is to say what follows.
+        let may_take = self.damage.learning.is_none() && self.promise() <= asking.view;
+        let Some(hole) = self.damage.holes.first().copied().filter(|_| may_take) else { return true };
+        let until = asking.until.min(hole.until);
         let mut came = self.damage.parts.take_for(&hole);
         let known = came.len();
         let mut before = came.last().map_or(hole.before, |f| TailEntry::of(&f.head).name);
         for f in &reply.frames {
             let follows = f.head.seq() == before.sequence.next() && hide(&f.header().parent_token()) == before.hid;
-            if !follows || f.head.seq() > asking.until || f.verify_data().is_err() || f.verify_digest().is_err() {
+            if !follows || f.head.seq() > until || f.verify_data().is_err() || f.verify_digest().is_err() {
                 break;
             }
             before = TailEntry::of(&f.head).name;
@@ -340,6 +346,7 @@ impl Replica {
 
     /// What a frame says beside its data, as if it had not been missing when this log was read.
     fn note_repaired(&mut self, ctx: &mut Ctx<'_>, head: &FrameHead) {
+        debug_assert!(head.seq() <= self.last.sequence, "a hole lies in front of the last frame");
         if head.seq() >= self.committed {
             self.tail.insert(head.seq(), TailEntry::of(head));
         }
@@ -537,6 +544,33 @@ mod tests {
             done = appends(&ctx.out.actions);
         });
         done
+    }
+
+    /// A log was cut within a hole while a question for all of it was on its way. The answer, from the head of before,
+    /// brought frames that had just been cut: their requests counted as applied from then on, and nothing took that back.
+    #[test]
+    fn an_answer_from_before_a_cut_brings_nothing_back_behind_it() {
+        let (mut r, all, branch) = holed(4);
+        question(&mut r, 1000, u64::MAX);
+        let asked = r.damage.asking.expect("it asks");
+        assert_eq!(asked.until, Sequence(5));
+        step(&mut r, |r, ctx| {
+            r.ask(ctx, OTHER, ViewNumber(2), Sequence(u64::MAX));
+            let id = r.asking.expect("it asks").id;
+            let level = SyncReply { view: ViewNumber(2), ..reply(4, SyncMode::Level, Vec::new()) };
+            r.on_sync_reply(ctx, SyncReply { id, ..level });
+        });
+        assert_eq!((r.last.sequence, r.damage.holes[0].until), (Sequence(4), Sequence(4)));
+        step(&mut r, |r, ctx| {
+            let late = reply(3, SyncMode::Frames, all[3..5].to_vec());
+            r.on_sync_reply(ctx, SyncReply { id: asked.id, view: asked.view, ..late });
+            assert_eq!(appends(&ctx.out.actions), [""; 0]);
+        });
+        assert!(r.tail.range(Sequence(5)..).next().is_none());
+        // Asked again, it takes what is in front of the cut.
+        assert!(question(&mut r, 2000, u64::MAX).is_some());
+        assert_eq!(given(&mut r, &all[3..5]), ["repair 4"]);
+        assert!(r.tail.range(Sequence(5)..).next().is_none() && branch[0].head.seq() == Sequence(5));
     }
 
     /// More frames were lost above the committed one than one answer holds. Nobody gave a part of them, and while a third
