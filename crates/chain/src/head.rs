@@ -558,6 +558,10 @@ impl Replica {
 
     /// The head's time-outs: silent members are passed over, late ones invited, idle ones told.
     pub fn head_tick(&mut self, ctx: &mut Ctx<'_>) {
+        if self.stopped.is_some() {
+            self.hand_over_tick(ctx);
+            return;
+        }
         self.see_whether_overtaken(ctx);
         if !self.is_open_head() {
             self.open_tick(ctx);

@@ -20,6 +20,8 @@ const PROPOSE_AGAIN: Nanos = Nanos::from_millis(50);
 const FETCH_AGAIN: Nanos = Nanos::from_millis(200);
 /// A head whose device is full proposes the next view as late as after so many failures.
 const FULL_FAILURES: u32 = 5;
+/// A stopped head says again that another member is to be head after this time; then after twice as long, and so on.
+const HAND_OVER_AGAIN: Nanos = Nanos::from_millis(1000);
 /// An opening that has not got on for so long starts anew with a higher view.
 const OPENING_PATIENCE: Nanos = Nanos::from_millis(5000);
 
@@ -282,6 +284,24 @@ impl Replica {
             self.set_phase(ctx.now, Phase::Fetching { view, opened, seal, winner, asked: ctx.now });
             self.ask(ctx, winner, view, seal.sequence);
         }
+    }
+
+    /// A log that is out of use can't lead, and nobody else sees that it does not: its node answers. For as long as it is
+    /// named, it asks for each of the other members in turn to be head.
+    pub fn hand_over_tick(&mut self, ctx: &mut Ctx<'_>) {
+        let me = ctx.config.me.node;
+        let others = match self.info.as_ref().map(|i| &i.members[..]) {
+            Some([first, others @ ..]) if *first == me && !others.is_empty() => others,
+            _ => return,
+        };
+        let (at, times) = self.handed_over.unwrap_or_default();
+        if times > 0 && ctx.now.since(at) < Nanos(HAND_OVER_AGAIN.0 << (times - 1).min(5)) {
+            return;
+        }
+        let to = others[times as usize % others.len()];
+        self.handed_over = Some((ctx.now, times.saturating_add(1)));
+        ctx.out.note(format!("shard {}: this log is out of use; node {to} is to be head", self.id));
+        ctx.out.actions.push(Action::HandOver { shard: self.id, to });
     }
 
     /// Something of the longest log has arrived.

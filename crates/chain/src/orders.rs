@@ -580,6 +580,39 @@ fn a_head_without_room_for_the_longest_log_hands_over() {
     }
 }
 
+/// The device of a head failed, and its node went on answering the control plane: its shards waited for ever.
+#[test]
+fn a_head_whose_log_is_out_of_use_asks_for_another_one() {
+    let mut s = Scene::new(1);
+    let named = |members: [u64; 3]| ShardInfo {
+        shard: SHARD,
+        members: members.map(NodeId).to_vec(),
+        active: ViewNumber(1),
+        blocks: 1024,
+        highest: ViewNumber(1),
+        generation: Generation(0),
+        has_keys: false,
+    };
+    s.r.info = Some(named([1, 2, 3]));
+    let to = |a: &Action| if let Action::HandOver { to, .. } = a { Some(to.0) } else { None };
+    let mut asked = Vec::new();
+    for round in 0..200 {
+        s.now = s.now.plus(Nanos::from_millis(100));
+        let (_, actions) = s.play(|r, ctx| {
+            if round == 10 {
+                r.stop(ctx, "the device is out of use".into());
+            }
+            r.head_tick(ctx);
+        });
+        asked.extend(actions.iter().find_map(to).map(|to| (round, to)));
+    }
+    assert_eq!(asked, [(10, 2), (20, 3), (40, 2), (80, 3), (160, 2)]);
+    s.r.info = Some(named([2, 3, 1]));
+    s.now = s.now.plus(Nanos::from_millis(60_000));
+    let (_, actions) = s.play(|r, ctx| r.head_tick(ctx));
+    assert!(actions.iter().all(|a| to(a).is_none()));
+}
+
 /// A head that was told of a newer member of its view by nobody: the answer to SYNC with the view frame was lost on
 /// a link that other shards kept busy. Its heartbeats meant nothing to the member.
 #[test]

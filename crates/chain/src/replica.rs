@@ -188,6 +188,8 @@ pub(crate) struct Replica {
     pub head: Option<Box<Head>>,
     /// A frame here differs from the chain's at the same sequence, or the log can't be trusted: nothing is served.
     pub stopped: Option<String>,
+    /// When, and how often by now, this node said that another one is to be head in its place.
+    pub handed_over: Option<(Nanos, u32)>,
     /// Frames of this log that were lost.
     pub damage: Damage,
     /// What the head was told last of the room here.
@@ -259,6 +261,7 @@ impl Replica {
             asking: None,
             head: None,
             stopped: None,
+            handed_over: None,
             damage: Damage::default(),
             told_room: None,
             view_frame: None,

@@ -38,7 +38,9 @@ pub(crate) type Gathered = BTreeMap<NodeId, Given>;
 impl OpenView {
     /// The secret of the view before this one, which its frame published.
     pub fn published(&self) -> Option<(ViewNumber, Hash32)> {
-        self.body.shared.as_ref().map(|s| (self.body.pred, s.pred_secret))
+        // Who had only the token could not say it.
+        let known = self.body.shared.as_ref().filter(|s| s.pred_secret != Hash32::default());
+        known.map(|s| (self.body.pred, s.pred_secret))
     }
 
     /// A member's slice as the frame has it.
