@@ -216,6 +216,8 @@ const _: () = assert!(size_of::<AppendHeader>() == 96);
 /// that the frames behind them in sequence were cut.
 pub const APPEND_REPAIR: u16 = 1;
 
+/// Numbers of segments' uses and of appends are below this, so that counting on from one never overflows.
+pub const LOG_NUMBER_END: u64 = u64::MAX / 2;
 /// Bytes of all heads of one append, at most.
 pub const APPEND_HEADS_BYTES_MAX: usize = 1 << 20;
 /// Bytes of data of one append, at most (a single frame may reach its own maximum).
@@ -245,6 +247,9 @@ impl AppendHeader {
             || !h.data_len.get().is_multiple_of(freebs_types::BLOCK as u32)
         {
             return Err(Error::corrupt("append header with impossible lengths"));
+        }
+        if h.segment_seq.get() >= LOG_NUMBER_END || h.number.get() >= LOG_NUMBER_END {
+            return Err(Error::corrupt("append header with numbers that could not be counted on from"));
         }
         Ok(h)
     }

@@ -19,7 +19,8 @@ use crate::shard::{At, Shard};
 use crate::{Finding, OpenReport, Options, RuleMutant};
 use bytes::BytesMut;
 use freebs_format::disk::{
-    APPEND_REPAIR, AppendHeader, CHECKPOINT_AT, IndexEntry, LiveTable, SEGMENTS_AT, SEGMENTS_MAX, SegmentFooter,
+    APPEND_REPAIR, AppendHeader, CHECKPOINT_AT, IndexEntry, LOG_NUMBER_END, LiveTable, SEGMENTS_AT, SEGMENTS_MAX,
+    SegmentFooter,
 };
 use freebs_io::Device;
 use freebs_types::{Error, ErrorKind, Result, SegmentId, ShardId};
@@ -626,8 +627,8 @@ async fn survey<D: Device>(device: &D, geometry: Geometry, id: u32, thorough: bo
     let footer = last.as_ref().and_then(|b| SegmentFooter::decode(b, geometry.segment_bytes).ok()).filter(|f| {
         f.device == geometry.device.0
             && f.segment.get() == id
-            && (1..u64::MAX / 2).contains(&f.segment_seq.get())
-            && f.last_append.get() < u64::MAX / 2
+            && (1..LOG_NUMBER_END).contains(&f.segment_seq.get())
+            && f.last_append.get() < LOG_NUMBER_END
             && (f.index_at.get() as usize).is_multiple_of(sector)
     });
     let look = thorough || (header.is_none() && (written(&first) || written(&last)));

@@ -7,7 +7,7 @@
 use crate::core::Geometry;
 use crate::scrub::{Gate, READ_BYTES};
 use bytes::Bytes;
-use freebs_format::disk::{APPEND_MAGIC, AppendHeader, IndexEntry, LiveTable, SegmentFooter};
+use freebs_format::disk::{APPEND_MAGIC, AppendHeader, IndexEntry, LOG_NUMBER_END, LiveTable, SegmentFooter};
 use freebs_format::{CarryBody, FrameHead, FrameKind, block_crc, crc32c};
 use freebs_io::Device;
 use freebs_types::BLOCK;
@@ -194,8 +194,8 @@ async fn header_at<D: Device>(w: &mut Window<'_, D>, at: usize) -> Option<Append
     let ours = h.device == w.geometry.device.0
         && h.segment.get() == w.segment
         && h.offset.get() as usize == at
-        && (1..u64::MAX / 2).contains(&h.segment_seq.get())
-        && h.number.get() < u64::MAX / 2
+        && (1..LOG_NUMBER_END).contains(&h.segment_seq.get())
+        && h.number.get() < LOG_NUMBER_END
         && at + h.total(w.geometry.sector) <= w.geometry.segment_bytes as usize;
     ours.then_some(h)
 }
