@@ -322,6 +322,19 @@ fn json<T: Serialize>(value: &T) -> Vec<u8> {
 }
 
 impl Request {
+    /// Whether it is about a volume that it names.
+    #[must_use]
+    pub fn names_volume(&self) -> bool {
+        matches!(
+            self,
+            Self::VolumeShow { .. }
+                | Self::VolumeResize { .. }
+                | Self::VolumeMoveHead { .. }
+                | Self::VolumeDelete { .. }
+                | Self::VolumeVerify { .. }
+        )
+    }
+
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         json(self)

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use freebs_control::api::{GatewayInfo, NodeInfo, Reply, Request, ShardStatus, VolumeState, VolumeStatus, WATCH_MS};
 use freebs_control::limits::SHARD_STATUS_PAGE_MAX;
 use freebs_control::{Command, ControlPlane, CreateVolume, State, Volume};
-use freebs_types::{ClusterId, Error, NodeId, Result, ShardId, StartNumber, VolumeId, limits};
+use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result, ShardId, StartNumber, VolumeId, limits};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,6 +14,8 @@ use std::time::Duration;
 
 /// Gateways that may be announced at one node.
 const GATEWAYS_MAX: usize = 1024;
+/// Longest time to learn what was committed before a question.
+const CATCH_UP_MAX: Duration = Duration::from_secs(5);
 
 /// What a node says of itself.
 #[derive(Clone, Debug)]
@@ -157,7 +159,45 @@ impl Service {
         Ok(Reply::Deleted)
     }
 
+    /// Returns when everything is known here that was committed when this was called.
+    async fn newest(&self) -> Result<()> {
+        let caught_up = async {
+            loop {
+                let state = self.state()?;
+                let Some(me) = state.node(self.me.id).cloned() else {
+                    return Err(Error::retry("this node is not registered yet; try again, or ask another node"));
+                };
+                // A command that changes nothing, as this node is registered already; its answer comes behind all
+                // others. If it is refused, this copy does not even know the present registration.
+                let (node, name, address) = (me.id, me.name.clone(), me.address.clone());
+                let again = Command::RegisterNode { node, name, address, workers: me.workers, start: me.start };
+                match self.plane.submit(again).await {
+                    Err(e) if e.kind != ErrorKind::Corrupt => return Err(e),
+                    Err(_) => drop(self.plane.changed(state.revision()).await),
+                    Ok(_) => return Ok(()),
+                }
+            }
+        };
+        let late = |_| Error::retry("this node does not learn the newest control state; ask another one");
+        tokio::time::timeout(CATCH_UP_MAX, caught_up).await.map_err(late)?
+    }
+
+    /// A copy of the state that lags may not know a volume that was just made, or know one under the name of another
+    /// that is gone: "there is no such volume" is said only by the newest state.
     async fn handle(&self, request: Request, session: u64) -> Result<Reply> {
+        if !request.names_volume() {
+            return self.attempt(request, session).await;
+        }
+        match self.attempt(request.clone(), session).await {
+            Err(e) if e.kind == ErrorKind::NotFound => {
+                self.newest().await?;
+                self.attempt(request, session).await
+            }
+            other => other,
+        }
+    }
+
+    async fn attempt(&self, request: Request, session: u64) -> Result<Reply> {
         match request {
             Request::Status => Ok(Reply::Status(status::status(self).await?)),
             Request::VolumeCreate(new) => self.create(new).await,

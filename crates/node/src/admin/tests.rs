@@ -213,6 +213,29 @@ async fn any_node_takes_commands_and_all_see_them() {
     }
 }
 
+/// A volume was created at one node, and another one, whose copy of the state lagged, said that there is none; or it took
+/// the name for that of a volume that had been deleted.
+#[tokio::test]
+async fn what_one_node_has_answered_is_known_to_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = cluster(dir.path(), 3).await;
+    for i in 0..30 {
+        let [at, then] = [&nodes[i % 3], &nodes[(i + 1 + i / 3 % 2) % 3]];
+        ask(at, Request::VolumeCreate(create("v"))).await.unwrap();
+        let reply = match i % 3 {
+            0 => ask(then, Request::VolumeShow { name: "v".into() }).await,
+            1 => ask(then, Request::VolumeResize { name: "v".into(), size: 2 << 30 }).await,
+            _ => ask(then, Request::VolumeMoveHead { name: "v".into(), node: "node1".into(), shard: None }).await,
+        };
+        assert!(matches!(reply, Ok(Reply::Volume { .. })), "round {i}: {reply:?}");
+        ask(then, Request::VolumeDelete { name: "v".into(), force: false }).await.unwrap();
+    }
+    let revision = nodes[0].plane.state().revision();
+    let e = ask(&nodes[0], Request::VolumeShow { name: "never".into() }).await.unwrap_err();
+    assert!(e.kind == ErrorKind::NotFound && e.text.contains("volume list"), "{e}");
+    assert_eq!(nodes[0].plane.state().revision(), revision, "asking changes nothing");
+}
+
 /// Hundreds of commands at once through a follower are all answered, each once.
 #[tokio::test]
 async fn many_commands_at_once() {
