@@ -159,6 +159,7 @@ impl Core {
             }
             match self.gather(&mut g) {
                 Ok(true) => {}
+                Ok(false) if g.frames.is_empty() && self.end_records_segment() => {}
                 Ok(false) if g.frames.is_empty() => return Next::Rotate,
                 Ok(false) => break,
                 Err(e) => return Next::Fail(e),

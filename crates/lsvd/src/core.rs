@@ -77,6 +77,8 @@ pub(crate) struct OpenSegment {
     /// First and last append; 0 if there is none yet.
     pub first_append: u64,
     pub last_append: u64,
+    /// It was opened for records that had waited for it: they get into it, however few are free by that.
+    pub for_records: bool,
 }
 
 /// Local frames that free segments.

@@ -582,6 +582,7 @@ impl<D: Device> Engine<D> {
             core.segs.close(old.id);
         }
         core.proven = true;
+        let for_records = core.next_opens_for_records();
         let seq = core.next_seq;
         core.next_seq += 1;
         core.segs.open(next, seq);
@@ -595,6 +596,7 @@ impl<D: Device> Engine<D> {
             frames: 0,
             first_append: 0,
             last_append: 0,
+            for_records,
         });
         inner.pool.notify_one();
         Ok(())

@@ -83,8 +83,9 @@ impl Shard {
         self.holes.iter_mut().for_each(|h| h.to = h.to.min(last));
     }
 
-    pub fn fill_hole(&mut self, s: u64) -> bool {
-        let Some(i) = self.holes.iter().position(|h| h.from <= s && s <= h.to) else { return false };
+    /// Gives back the last frame of the hole, if `s` is in one.
+    pub fn fill_hole(&mut self, s: u64) -> Option<u64> {
+        let i = self.holes.iter().position(|h| h.from <= s && s <= h.to)?;
         let h = self.holes.remove(i);
         for part in [Hole { to: s - 1, ..h }, Hole { from: s + 1, ..h }] {
             if part.from <= part.to {
@@ -92,7 +93,7 @@ impl Shard {
             }
         }
         self.holes.sort_by_key(|h| h.from);
-        true
+        Some(h.to)
     }
 
     /// The end of the last hole: entries placed before it may have been overwritten by what is lost.

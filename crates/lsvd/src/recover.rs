@@ -491,6 +491,7 @@ impl<D: Device> Recovery<'_, D> {
             frames,
             first_append: first,
             last_append: last_number,
+            for_records: false,
         });
         Ok(())
     }

@@ -489,7 +489,7 @@ impl Shard {
             }
             return Ok(());
         }
-        if !self.fill_hole(s.0) {
+        let Some(end) = self.fill_hole(s.0) else {
             if s <= self.released.min(self.committed) {
                 // Its first copy was given up. This one is where its blocks are.
                 self.place_data(head, at, segs);
@@ -499,9 +499,9 @@ impl Shard {
                 self.orphans.insert(s, (own(head), at));
             }
             return Ok(());
-        }
-        // The frame behind it knows what the tip was before.
-        let before = match self.overlay.after(s) {
+        };
+        // The frame behind the hole knows what the tip was before, unless it is committed and nothing is to be known.
+        let before = match self.overlay.after(s).filter(|u| u.sequence.0 <= end.saturating_add(1)) {
             Some(u) => std::mem::replace(&mut u.before, Tip::of(head)),
             None => self.tip,
         };

@@ -599,6 +599,51 @@ fn a_hole_that_is_cut_off_leaves_the_tail_suspect() {
     });
 }
 
+/// A lost frame was put back when the frames behind it were committed by now, and others behind these were not. These
+/// were taken to follow what was put back: when they were cut, as those of a view that never became active, the log was
+/// back at the lost frame, and missed all that is committed behind it.
+#[test]
+fn a_cut_does_not_go_back_to_a_frame_that_was_put_back() {
+    local(async {
+        let device = MemoryDevice::new(512, 1 << 30);
+        Engine::create(device.clone(), &shape(40)).await.unwrap();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let write = |c: &mut Chain, fill| c.frame(&[Op { extents: vec![(ExtentKind::Data, fill as u32, 1)], fill }]);
+        let mut c = Chain::new(ShardId::new(1, 0));
+        let mut frames: Vec<_> = (1..=8).map(|i| write(&mut c, i)).collect();
+        let mut branch = c.clone();
+        branch.secret = freebs_types::Hash32([4; 32]);
+        let mut lost = frames.drain(3..5).collect::<Vec<_>>().into_iter();
+        frames.into_iter().for_each(|f| rig.append(Record::Frame(f)));
+        rig.settle().await;
+        let holes = |rig: &Rig<MemoryDevice>| rig.engine.state(ShardId::new(1, 0)).unwrap().holes;
+        assert_eq!(holes(&rig), [(Sequence(4), Sequence(5))]);
+        rig.engine.committed(c.shard, Sequence(8));
+        rig.append(Record::Frame(write(&mut branch, 9)));
+        rig.append(Record::Repair(lost.next().unwrap()));
+        rig.settle().await;
+        assert_eq!(holes(&rig), [(Sequence(5), Sequence(5))]);
+        rig.append(Record::Repair(lost.next().unwrap()));
+        rig.append(Record::Cut { shard: c.shard, to: Sequence(8) });
+        rig.settle().await;
+        let st = rig.engine.state(c.shard).unwrap();
+        assert_eq!((st.last, st.holes, st.version.0), (c.name(), vec![], 8));
+        rig.append(Record::Frame(write(&mut c, 19)));
+        rig.settle().await;
+        let is_whole = async |rig: &Rig<MemoryDevice>| {
+            let st = rig.engine.state(ShardId::new(1, 0)).unwrap();
+            assert_eq!((st.holes, st.last.sequence.0, st.suspect_tail), (vec![], 9, false));
+            for block in [1, 4, 5, 8, 19] {
+                assert_eq!(read_block(rig, st.shard, block).await.unwrap(), Cell8::Data(2 * u64::from(block)));
+            }
+            rig.engine.check();
+        };
+        is_whole(&rig).await;
+        rig.kill();
+        is_whole(&Rig::open(device).await.unwrap()).await;
+    });
+}
+
 /// Two frames of a shard lay in one append; the head of the second was damaged. The first one had come through, so the
 /// shard's end was taken for whole, although its last frame was lost: a gap within an append is one, too.
 #[test]

@@ -111,3 +111,33 @@ async fn readers_hold_all_that_is_free() {
 fn a_writer_that_waits_for_readers_does_not_spin() {
     local(readers_hold_all_that_is_free());
 }
+
+/// A small device with three segments that are nearly full of what lives. A frame waited for cleaning, which freed a
+/// segment; the frame did not fit what was left of the open one, so the free one was opened for it, and there it waited
+/// again, because there was a free one less. Cleaning filled the new segment, and so on, until it had moved all that it
+/// ever may: on a slow disk that took longer than anybody waits.
+#[test]
+fn who_waited_for_a_segment_gets_into_it() {
+    local(async {
+        let device = MemoryDevice::new(512, 1 << 30);
+        Engine::create(device.clone(), &shape(8)).await.unwrap();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let mut c = Chain::new(ShardId::new(1, 0));
+        let mut write = |at: u32, len: u32| {
+            c.committed = c.sequence;
+            c.frame(&[Op { extents: vec![(ExtentKind::Data, at, len)], fill: 7 }])
+        };
+        let mut model = Model::new();
+        for i in 0..15 {
+            rig.append(Record::Frame(write(i * 44, 44)));
+            rig.settle().await;
+            rig.engine.committed(ShardId::new(1, 0), Sequence(u64::from(i) + 1));
+            Op { extents: vec![(ExtentKind::Data, i * 44, 44)], fill: 7 }.apply(&mut model);
+        }
+        let c = rig.engine.counters();
+        rig.engine.check();
+        assert_eq!(rig.read_all(ShardId::new(1, 0), 660).await.unwrap(), full(&model, 660));
+        assert!(c.cleaned_bytes > 0, "nobody waited");
+        assert!(c.cleaned_bytes <= 2 * SEGMENT, "{} bytes were moved for two frames", c.cleaned_bytes);
+    });
+}

@@ -396,8 +396,8 @@ impl Cluster {
                     }
                 }
                 for m in &s.members {
-                    let Some(worker) = self.node(m.0).and_then(|n| n.worker()) else { continue };
-                    if let Err(why) = history::check(worker.engine(), shard).await {
+                    let Some((node, worker)) = self.node(m.0).and_then(|n| Some((n, n.worker()?))) else { continue };
+                    if let Err(why) = history::check(worker.engine(), shard, node.damaged.get()).await {
                         self.world.violation(format!("the log of shard {shard} at node {m}: {why}"));
                     }
                 }

@@ -91,6 +91,10 @@ pub struct Config {
     pub restart_max: Nanos,
 }
 
+/// Writes one after the other that a full device may make before what it takes and what it does not is settled: its
+/// segments, of which there are at most 14, several times over, in pieces.
+const FULL_DISK_WRITES: u64 = 200;
+
 /// Faults of a run come in families, so that some runs are of one kind only.
 const PROFILES: [(&str, u64); 10] = [
     ("calm", 1),
@@ -117,7 +121,15 @@ impl Config {
             at = at.saturating_sub(*n);
             hit
         });
-        Self::with_profile(seed, profile.map_or("calm", |(name, _)| name), &mut luck)
+        Self::with_profile(seed, profile.map_or("calm", |(name, _)| name), &mut luck).with_time_to_clean()
+    }
+
+    /// A device that is full moves nearly all that it has before it knows what more it takes, and a disk that needs a
+    /// third of a second for a write has then done three in a second.
+    fn with_time_to_clean(self) -> Self {
+        let slowest = self.slowness.iter().max().map_or(0, |times| times * self.disk.sync_latency.0);
+        let more = if self.is_tight { FULL_DISK_WRITES * slowest } else { 0 };
+        Self { settle: self.settle.plus(Nanos(more)), ..self }
     }
 
     fn with_profile(seed: u64, profile: &'static str, luck: &mut Rng) -> Self {

@@ -4,14 +4,16 @@ use crate::content::Value;
 use freebs_format::{Frame, FrameKind, ViewBody, hide, token};
 use freebs_io::Device;
 use freebs_lsvd::Engine;
-use freebs_types::{BLOCK, DriverId, Hash32, RequestNumber, SECTOR, Sequence, ShardId, Version};
+use freebs_types::{BLOCK, DriverId, ErrorKind, Hash32, RequestNumber, SECTOR, Sequence, ShardId, Version};
 use std::collections::BTreeMap;
 
 /// Bytes read from the log in one go.
 const PORTION: usize = 4 << 20;
 
-/// Walks through all frames that are still there. The error says what does not fit.
-pub async fn check<D: Device>(engine: &Engine<D>, shard: ShardId) -> Result<(), String> {
+/// Walks through all frames that are still there. The error says what does not fit. `was_damaged`: of the disk something
+/// was lost. What lives is mended then, and read by others; a frame with dead data that can't be read goes when its
+/// segment has been emptied, and until then the log can't tell what is in it.
+pub async fn check<D: Device>(engine: &Engine<D>, shard: ShardId, was_damaged: bool) -> Result<(), String> {
     let Some(state) = engine.state(shard) else { return Err("is not there".into()) };
     let mut at = Sequence(state.first_kept.0.max(1));
     let mut before: Option<(Sequence, Version, Hash32)> = None;
@@ -20,7 +22,20 @@ pub async fn check<D: Device>(engine: &Engine<D>, shard: ShardId) -> Result<(), 
     let mut requests: BTreeMap<(DriverId, RequestNumber), Sequence> = BTreeMap::new();
     let mut contents: BTreeMap<(u32, Value), Sequence> = BTreeMap::new();
     while at <= state.last.sequence {
-        let frames = engine.frames(shard, at, PORTION).await.map_err(|e| format!("frame {at}: {e}"))?;
+        let frames = match engine.frames(shard, at, PORTION).await {
+            Ok(frames) => frames,
+            Err(e) => {
+                // The log goes on meanwhile: cleaning may just have given up the segment that comes next.
+                let kept = engine.state(shard).map_or(at, |s| s.first_kept);
+                let skips = was_damaged && e.kind == ErrorKind::Corrupt;
+                if !skips && (e.kind != ErrorKind::NotFound || kept <= at) {
+                    return Err(format!("frame {at}: {e}"));
+                }
+                at = if skips { at.next() } else { kept };
+                (before, last_hashes) = (None, None);
+                continue;
+            }
+        };
         if frames.is_empty() {
             return Err(format!("ends before frame {at} of {}", state.last.sequence));
         }

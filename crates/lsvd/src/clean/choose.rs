@@ -222,14 +222,36 @@ impl Core {
                     Record::Repair(f) => f.data_bytes() > 0,
                     _ => false,
                 };
-                free < LAST_SEGMENTS + u32::from(learns) || (free <= self.hard_segments() && self.more_soon())
+                let is_hard = free <= self.hard_segments() && !self.has_one_for_records();
+                free < LAST_SEGMENTS + u32::from(learns) || (is_hard && self.more_soon())
             }
         }
     }
 
+    /// Whether the segment that is opened now is one for records: what is next is one, and need not wait.
+    pub fn next_opens_for_records(&self) -> bool {
+        self.free_segments() > self.hard_segments() && matches!(self.queue.front(), Some(Queued::Record(_)))
+    }
+
+    /// Whether the open segment is one that records got, and nothing but that has brought free segments to where
+    /// records wait. Held back once more they would never get in: cleaning would fill it, and the next one, with what
+    /// it moves. What is left of it does not count as room for cleaning.
+    fn has_one_for_records(&self) -> bool {
+        self.open.as_ref().is_some_and(|o| o.for_records) && self.free_segments() >= self.hard_segments()
+    }
+
+    /// The next record does not fit what is left of its segment: cleaning may have that. Whether there was one.
+    pub fn end_records_segment(&mut self) -> bool {
+        let ends = self.has_one_for_records() && matches!(self.queue.front(), Some(Queued::Record(_)));
+        if let Some(o) = self.open.as_mut().filter(|_| ends) {
+            o.for_records = false;
+        }
+        ends
+    }
+
     /// Bytes that local frames can take for sure, without opening the last segment that is ready.
     pub fn room(&self) -> u64 {
-        let open = self.open.as_ref().map_or(0, |o| {
+        let open = self.open.as_ref().filter(|_| !self.has_one_for_records()).map_or(0, |o| {
             let index = self.geometry.index_room(o.index.len()) as u64;
             self.geometry.segment_bytes.saturating_sub(u64::from(o.at) + index + self.geometry.sector as u64)
         });
