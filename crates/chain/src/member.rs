@@ -259,7 +259,8 @@ impl Replica {
             has_pred: has_pred || pred == ViewNumber(0),
             committed: self.committed.min(last.sequence),
             damaged: self.damage.is_there() || self.stopped.is_some(),
-            promised: self.promise(),
+            // A frame of a view is as good as a promise of it.
+            promised: self.promise().max(self.view_number()),
             given: Given::Nothing,
         }
     }

@@ -231,7 +231,8 @@ impl Replica {
             self.set_phase(ctx.now, Phase::Closed);
             return;
         }
-        if !opened.members.contains(&from) {
+        // Whose promise is lower has none for this view: it may go on answering in the one before (V2).
+        if answer.promised < opened.view || !opened.members.contains(&from) {
             return;
         }
         answers.insert(from, answer);

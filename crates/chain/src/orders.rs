@@ -1,6 +1,6 @@
 //! Orders of events that once went wrong, or nearly so, played to one replica.
 
-use crate::event::{Action, Event, HostConfig, MapSource, Opened, ShardInfo, Who};
+use crate::event::{Action, Event, HostConfig, MapSource, Mutant, Opened, ShardInfo, Who};
 use crate::head::view_secret;
 use crate::host::Host;
 use crate::learn::Learning;
@@ -25,6 +25,8 @@ use freebs_types::{
     Sequence, ShardId, StartNumber, Version, ViewNumber, VolumeId,
 };
 use std::collections::BTreeMap;
+
+mod seals;
 
 const SHARD: ShardId = ShardId { volume: VolumeId(1), index: 0 };
 
@@ -125,11 +127,12 @@ struct Scene {
     now: Nanos,
     tickets: u64,
     more_soon: bool,
+    mutant: Option<Mutant>,
 }
 
 impl Scene {
     fn new(me: u64) -> Self {
-        Self { r: Replica::empty(SHARD), me, now: Nanos::from_millis(1), tickets: 0, more_soon: false }
+        Self { r: Replica::empty(SHARD), me, now: Nanos::from_millis(1), tickets: 0, more_soon: false, mutant: None }
     }
 
     fn play<T>(&mut self, act: impl FnOnce(&mut Replica, &mut Ctx<'_>) -> T) -> (T, Vec<Action>) {
@@ -140,7 +143,7 @@ impl Scene {
             workers: BTreeMap::new(),
             node_secret: Hash32::default(),
             host_key: host_key(self.me),
-            mutant: None,
+            mutant: self.mutant,
         };
         let (mut peers, mut out) = (Peers::default(), Out::default());
         for n in (1..=3).filter(|n| *n != self.me) {
@@ -268,60 +271,6 @@ fn a_view_that_is_followed_was_active() {
     assert_eq!(s.r.committed, Sequence(0), "a view that was not active says nothing");
     s.play(|r, ctx| r.on_seal(ctx, LinkId(2), (ViewNumber(4), ViewNumber(1)), None));
     assert_eq!(s.r.committed, Sequence(1));
-}
-
-/// The head of a shard that never had an active view lost an append. There was nobody to compare its log with, nor
-/// anything to find, and the first view was never opened.
-#[test]
-fn damage_before_the_first_view_does_not_count() {
-    let mut s = Scene::new(1);
-    let mut c = Chain::new();
-    s.take(c.open(1));
-    s.durable(1);
-    s.r.damage = Damage::new(vec![Hole { before: genesis(), until: Sequence(1), end: None }], true);
-    s.play(|r, ctx| r.become_head(ctx));
-    let opened = Opened {
-        view: ViewNumber(2),
-        pred: ViewNumber(0),
-        members: [1, 2, 3].map(NodeId).to_vec(),
-        quorum: 2,
-        min_copies: 2,
-        pred_quorum: 2,
-        generation: Generation(0),
-        keys: BTreeMap::new(),
-    };
-    s.play(|r, ctx| r.on_proposed(ctx, Ok(opened), Hash32([5; 32])));
-    let ticket = s.tickets;
-    s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
-    assert_eq!((s.r.last.view, s.r.last.sequence), (ViewNumber(2), Sequence(1)));
-    assert!(!s.r.damage.is_there());
-}
-
-/// V2: a member whose device was lost answers with an empty log. It was counted, and with it frames that only the
-/// lost device and the third member held could be sealed away.
-#[test]
-fn an_empty_log_does_not_seal() {
-    let (mut s, good) = opening();
-    let empty = SealAnswer { last: genesis(), has_pred: false, ..good };
-    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(3), empty));
-    assert_eq!(s.r.last.view, ViewNumber(1), "one log is no quorum's");
-    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
-    assert_eq!(s.r.last.view, ViewNumber(2));
-}
-
-/// A member that answered with a damaged log was never asked again, and the view never opened, however soon the
-/// damage was mended.
-#[test]
-fn a_mended_log_is_asked_again() {
-    let (mut s, good) = opening();
-    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), SealAnswer { damaged: true, ..good }));
-    assert_eq!(s.r.last.view, ViewNumber(1));
-    s.now = s.now.plus(Nanos::from_millis(200));
-    let (_, actions) = s.play(|r, ctx| r.head_tick(ctx));
-    let asks = |a: &Action| matches!(a, Action::Send { to: LinkId(2), message: Message::Seal { .. } });
-    assert!(actions.iter().any(asks), "{actions:?}");
-    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
-    assert_eq!(s.r.last.view, ViewNumber(2));
 }
 
 /// A member whose transfer by map was refused half-way (the head had forgotten the state that it was to end with)

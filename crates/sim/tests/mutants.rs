@@ -16,7 +16,9 @@ const SEEDS_MAX: u64 = 300;
 /// stands for drivers that know less than ours does.
 ///
 /// `SealsBelowCommitted` (V3): the answers that count meet every quorum of the predecessor (V2), so the longest of their
-/// logs reaches what is committed. The rule stands for a log that counts although it lost something.
+/// logs reaches what is committed. The rule stands for a log that counts although it lost something. In a run only one
+/// disk is ever damaged: if its log counts no more, the logs that do are whole. `freebs-chain` has a test that fails
+/// without the rule (`nothing_is_sealed_below_what_any_answer_calls_committed`).
 const COVERED: [Chain; 2] = [Chain::FloorIgnored, Chain::SealsBelowCommitted];
 
 /// Runs seeds until one notices. The table is what `--nocapture` shows.

@@ -1,0 +1,98 @@
+//! Answers that seal a view, and answers that do not.
+
+use super::*;
+
+/// The head of a shard that never had an active view lost an append. There was nobody to compare its log with, nor
+/// anything to find, and the first view was never opened.
+#[test]
+fn damage_before_the_first_view_does_not_count() {
+    let mut s = Scene::new(1);
+    let mut c = Chain::new();
+    s.take(c.open(1));
+    s.durable(1);
+    s.r.damage = Damage::new(vec![Hole { before: genesis(), until: Sequence(1), end: None }], true);
+    s.play(|r, ctx| r.become_head(ctx));
+    let opened = Opened {
+        view: ViewNumber(2),
+        pred: ViewNumber(0),
+        members: [1, 2, 3].map(NodeId).to_vec(),
+        quorum: 2,
+        min_copies: 2,
+        pred_quorum: 2,
+        generation: Generation(0),
+        keys: BTreeMap::new(),
+    };
+    s.play(|r, ctx| r.on_proposed(ctx, Ok(opened), Hash32([5; 32])));
+    let ticket = s.tickets;
+    s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
+    assert_eq!((s.r.last.view, s.r.last.sequence), (ViewNumber(2), Sequence(1)));
+    assert!(!s.r.damage.is_there());
+}
+
+/// V2: a member whose device was lost answers with an empty log. It was counted, and with it frames that only the
+/// lost device and the third member held could be sealed away.
+#[test]
+fn an_empty_log_does_not_seal() {
+    let (mut s, good) = opening();
+    let empty = SealAnswer { last: genesis(), has_pred: false, ..good };
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(3), empty));
+    assert_eq!(s.r.last.view, ViewNumber(1), "one log is no quorum's");
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
+    assert_eq!(s.r.last.view, ViewNumber(2));
+}
+
+/// V3: what node 2 and the old head had committed is named by node 2 alone, whose log is damaged. Node 3's counts, although
+/// it has lost its end without a trace. Sealed at the longest log that counts, it would be gone.
+#[test]
+fn nothing_is_sealed_below_what_any_answer_calls_committed() {
+    for mutant in [None, Some(Mutant::SealsBelowCommitted)] {
+        let (mut s, good) = opening();
+        s.mutant = mutant;
+        let last = FrameName { sequence: Sequence(4), ..good.last };
+        let damaged = SealAnswer { last, committed: Sequence(4), damaged: true, ..good };
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), damaged));
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(3), good));
+        let sealed_at = (s.r.last.view == ViewNumber(2)).then(|| s.r.view.as_ref().map(|v| v.body.seal_sequence));
+        if mutant.is_some() {
+            assert_eq!(sealed_at, Some(Some(Sequence(2))), "without the rule it is lost");
+            continue;
+        }
+        assert_eq!(sealed_at, None);
+        // As soon as its damage is mended the rest is fetched there.
+        let (_, actions) = s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), SealAnswer { damaged: false, ..damaged }));
+        let asked = sync_requests(&actions);
+        assert_eq!((asked.len(), asked[0].until, s.r.last.sequence), (1, Sequence(4), Sequence(2)));
+    }
+}
+
+/// V2: an answer without the promise that was asked for was counted if the promise in it was lower, and not higher.
+#[test]
+fn an_answer_counts_only_with_the_promise_that_was_asked_for() {
+    let (mut s, good) = opening();
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), SealAnswer { promised: ViewNumber(1), ..good }));
+    assert_eq!(s.r.last.view, ViewNumber(1));
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
+    assert_eq!(s.r.last.view, ViewNumber(2));
+    // Who has a frame of a newer view is not asked for its promise any more, and says so.
+    let mut m = Scene::new(2);
+    let mut c = Chain::new();
+    m.take(c.open(1));
+    m.take(c.open(3));
+    let answer = m.r.seal_answer(ViewNumber(2), ViewNumber(1));
+    assert_eq!((m.r.promise(), answer.promised), (ViewNumber(0), ViewNumber(3)));
+}
+
+/// A member that answered with a damaged log was never asked again, and the view never opened, however soon the
+/// damage was mended.
+#[test]
+fn a_mended_log_is_asked_again() {
+    let (mut s, good) = opening();
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), SealAnswer { damaged: true, ..good }));
+    assert_eq!(s.r.last.view, ViewNumber(1));
+    s.now = s.now.plus(Nanos::from_millis(200));
+    let (_, actions) = s.play(|r, ctx| r.head_tick(ctx));
+    let asks = |a: &Action| matches!(a, Action::Send { to: LinkId(2), message: Message::Seal { .. } });
+    assert!(actions.iter().any(asks), "{actions:?}");
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
+    assert_eq!(s.r.last.view, ViewNumber(2));
+}
