@@ -26,10 +26,11 @@ pub trait Network: 'static {
     /// Sends to a node; the seat's store is in the message.
     fn send(&self, to: Seat, message: Vec<u8>);
 
-    /// Whether the link to this node was closed by its end, or is refused there, and could not be opened again since.
-    fn lost(&self, node: NodeId) -> bool {
+    /// How many times in a row the link to this node was closed by its end, or refused there: 0 while one is open. A link
+    /// is opened only for something to send.
+    fn refusals(&self, node: NodeId) -> u64 {
         let _ = node;
-        false
+        0
     }
 
     /// The start number that messages carry (rule V8), if it is another than that of the store: the one that is
@@ -65,8 +66,8 @@ impl<N: Network> Links<N> {
         Self { network, me, cluster, start, next: Cell::new(first), waiting: RefCell::default() }
     }
 
-    pub fn lost(&self, node: NodeId) -> bool {
-        self.network.lost(node)
+    pub fn refusals(&self, node: NodeId) -> u64 {
+        self.network.refusals(node)
     }
 
     /// The start number that messages carry now.

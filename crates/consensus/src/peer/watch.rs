@@ -38,7 +38,7 @@ impl<D: Device, N: Network> Peer<D, N> {
             // Who is there has the time to answer this leader once, before it counts as silent.
             let silent = if now < since + 2 { 0 } else { now - heard.min(now) };
             let silent_ms = silent * self.0.timing.heartbeat_ms;
-            Look { node, start, silent_ms, lost: self.0.links.lost(node) }
+            Look { node, start, silent_ms, lost: self.0.links.refusals(node) > 0 }
         };
         let state = self.state();
         // One that never ran has no say in anything yet.
@@ -83,15 +83,18 @@ impl<D: Device, N: Network> Peer<D, N> {
         }
     }
 
-    /// `Gone` if the node can't be reached from here either.
+    /// `Gone` if the node can't be reached from here either. Nodes that have nothing to say to each other may not have
+    /// tried for long: what was refused before the question says nothing of now.
     pub(super) async fn try_to_reach(&self, node: NodeId) -> Option<Message> {
         if node == self.seat().node {
             return None;
         }
-        let _ = self.0.links.send(Seat { node, store: 0 }, 0, &Message::Here);
+        let before = self.0.links.refusals(node);
         for _ in 0..REACH_LOOKS {
+            // What comes while a link rests after a failure is dropped, so it is said again.
+            let _ = self.0.links.send(Seat { node, store: 0 }, 0, &Message::Here);
             tokio::time::sleep(REACH).await;
-            if self.0.links.lost(node) {
+            if self.0.links.refusals(node) > before {
                 return Some(Message::Gone(node));
             }
         }

@@ -191,6 +191,8 @@ pub struct World {
 struct Wire {
     world: Rc<World>,
     from: Seat,
+    /// How often in a row a node's machine said that no process listens there.
+    refused: RefCell<BTreeMap<NodeId, u64>>,
 }
 
 impl Network for Wire {
@@ -202,6 +204,13 @@ impl Network for Wire {
         if lost || w.cut.borrow().contains(&(self.from.node.0, to.node.0)) {
             return;
         }
+        // The link to a process that is not there is refused.
+        let is_down = w.nodes.borrow().iter().any(|n| n.id == to.node && matches!(n.process, Process::Down));
+        let mut refused = self.refused.borrow_mut();
+        match is_down {
+            true => *refused.entry(to.node).or_default() += 1,
+            false => drop(refused.remove(&to.node)),
+        }
         let copies = if luck.one_in(50) { 2 } else { 1 };
         for _ in 0..copies {
             let delay = 1 + luck.below(w.slow.get());
@@ -209,10 +218,8 @@ impl Network for Wire {
         }
     }
 
-    fn lost(&self, node: NodeId) -> bool {
-        let reached = !self.world.cut.borrow().contains(&(self.from.node.0, node.0));
-        let nodes = self.world.nodes.borrow();
-        reached && nodes.iter().any(|n| n.id == node && matches!(n.process, Process::Down))
+    fn refusals(&self, node: NodeId) -> u64 {
+        self.refused.borrow().get(&node).copied().unwrap_or(0)
     }
 }
 
@@ -296,7 +303,7 @@ impl World {
         }
         let world = self.clone();
         let watcher = Rc::new(move |e: &Entry, m: &Machine| world.oracle.borrow_mut().applied(e, m));
-        let wire = Wire { world: self.clone(), from: store.seat() };
+        let wire = Wire { world: self.clone(), from: store.seat(), refused: RefCell::default() };
         let contacts = self.nodes.borrow().iter().map(|n| n.id).collect();
         let fresh = store.read(|c| c.vote.is_none() && c.entries.is_empty() && c.snapshot.is_none());
         let peer = Peer::start(store, wire, timing(), contacts, seed, Some(watcher)).await.expect("it starts");

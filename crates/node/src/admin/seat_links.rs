@@ -10,7 +10,7 @@ use freebs_control::State;
 use freebs_format::wire::{Hello, Message, Role};
 use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result, StartNumber, limits};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::rc::Rc;
 use std::time::Duration;
@@ -95,8 +95,8 @@ pub(super) struct SeatLinks {
     lost: Lost,
 }
 
-/// Nodes whose end has closed the link or refused one, until a new one is open.
-type Lost = Rc<RefCell<BTreeSet<NodeId>>>;
+/// Nodes whose end has closed the link or refused one, with the number of times, until a new one is open.
+type Lost = Rc<RefCell<BTreeMap<NodeId, u64>>>;
 
 impl SeatLinks {
     pub fn new(
@@ -146,8 +146,8 @@ impl Network for SeatLinks {
         Some(self.start.get())
     }
 
-    fn lost(&self, node: NodeId) -> bool {
-        self.lost.borrow().contains(&node)
+    fn refusals(&self, node: NodeId) -> u64 {
+        self.lost.borrow().get(&node).copied().unwrap_or(0)
     }
 }
 
@@ -222,7 +222,7 @@ impl Link {
     fn note_end(&self, end: End) -> Error {
         match end {
             End::Lost(e) => {
-                self.lost.borrow_mut().insert(self.to);
+                *self.lost.borrow_mut().entry(self.to).or_default() += 1;
                 e
             }
             End::Other(e) => e,
