@@ -5,6 +5,7 @@ use crate::control::{Control, attach};
 use crate::device::{Crash, Disk};
 use crate::gateway::{Allowed, Gateway};
 use crate::history;
+use crate::leader::Leader;
 use crate::network::{Arrival, EndPoint, Network, Place, Receiver};
 use crate::node::{Node, Shared, check_space};
 use crate::oracle::Oracle;
@@ -170,6 +171,10 @@ impl Cluster {
     pub fn start(self: &Rc<Self>) {
         for node in &self.nodes {
             node.start();
+        }
+        if self.config.has_leader {
+            let leader = Leader::new(Rng::fork(self.config.seed, 8));
+            tokio::task::spawn_local(leader.lead(self.clone()));
         }
         let cluster = self.clone();
         tokio::task::spawn_local(async move {

@@ -68,6 +68,8 @@ pub struct Config {
     pub both_dial: bool,
     /// Nodes have named host keys.
     pub has_keys: bool,
+    /// The control plane's leader replaces heads that have failed.
+    pub has_leader: bool,
     /// How many times slower than the others a node's disk is, by node.
     pub slowness: Vec<u64>,
     /// By how many bytes a node's disk is smaller than the largest, by node.
@@ -121,7 +123,7 @@ impl Config {
             at = at.saturating_sub(*n);
             hit
         });
-        Self::with_profile(seed, profile.map_or("calm", |(name, _)| name), &mut luck).with_time_to_clean()
+        Self::with_profile(seed, profile.map_or("calm", |(name, _)| name), &mut luck).with_time_to_clean().with_leader()
     }
 
     /// A device that is full moves nearly all that it has before it knows what more it takes, and a disk that needs a
@@ -182,6 +184,7 @@ impl Config {
             net,
             both_dial: luck.chance(0.5),
             has_keys,
+            has_leader: false,
             slowness: (0..nodes).map(|_| if luck.chance(0.3) { luck.spread(2, 40) } else { 1 }).collect(),
             smaller,
             request_limit: Nanos::from_millis(limit_ms),
@@ -195,6 +198,16 @@ impl Config {
             restart_min: Nanos::from_millis(restart_min),
             restart_max: Nanos::from_millis(restart_max),
         }
+    }
+
+    /// In most runs heads that fail are replaced; and in half of these the dead stay away for so long that it pays.
+    fn with_leader(mut self) -> Self {
+        let mut luck = Rng::fork(self.seed, 8);
+        self.has_leader = luck.chance(0.75);
+        if self.has_leader && luck.chance(0.5) {
+            (self.restart_min, self.restart_max) = (Nanos::from_millis(200), Nanos::from_millis(3000));
+        }
+        self
     }
 
     /// Whether clients may be told to try again.

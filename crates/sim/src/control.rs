@@ -70,6 +70,11 @@ impl Control {
         done
     }
 
+    /// Looks at the state.
+    pub fn with_state<T>(&self, look: impl FnOnce(&State) -> T) -> T {
+        look(&self.state.borrow())
+    }
+
     pub fn create_volume(&self, new: CreateVolume) -> Result<VolumeId> {
         match self.apply(Command::CreateVolume(new))? {
             Outcome::Created { volume } => Ok(volume),

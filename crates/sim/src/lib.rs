@@ -13,6 +13,7 @@ mod device;
 mod faults;
 mod gateway;
 mod history;
+mod leader;
 pub mod mutants;
 mod network;
 mod node;

@@ -133,6 +133,8 @@ pub struct Node {
     wall: Rc<Cell<u64>>,
     lives: Cell<u64>,
     process: RefCell<Option<Process>>,
+    /// The power of its machine is off, so that nobody says that there is no process.
+    dark: Cell<bool>,
     /// Damage was injected here: what recovery finds is no surprise.
     pub damaged: Cell<bool>,
 }
@@ -141,8 +143,8 @@ impl Node {
     #[must_use]
     pub fn new(id: NodeId, disk: Disk, shared: Shared) -> Rc<Self> {
         let wall = Rc::new(Cell::new(1_700_000_000_000_000_000 + id.0 * 77_777_777));
-        let (lives, process, damaged) = Default::default();
-        Rc::new(Self { id, disk, shared, wall, lives, process, damaged })
+        let (lives, process, dark, damaged) = Default::default();
+        Rc::new(Self { id, disk, shared, wall, lives, process, dark, damaged })
     }
 
     /// Makes the log, before the run begins.
@@ -163,6 +165,18 @@ impl Node {
     #[must_use]
     pub fn is_alive(&self) -> bool {
         self.process.borrow().is_some()
+    }
+
+    /// Whether a process is alive and not paused.
+    #[must_use]
+    pub fn runs(&self) -> bool {
+        self.process.borrow().as_ref().is_some_and(|p| !p.paused.get())
+    }
+
+    /// Whether its machine is there and says that no process is.
+    #[must_use]
+    pub fn is_refusing(&self) -> bool {
+        !self.is_alive() && !self.dark.get()
     }
 
     #[must_use]
@@ -191,6 +205,7 @@ impl Node {
             return;
         }
         self.lives.set(self.lives.get() + 1);
+        self.dark.set(false);
         let incarnation = self.lives.get();
         self.shared.world.say(|| format!("node {}: process {incarnation} starts", self.id));
         self.shared.world.trace(0x30, self.id.0, incarnation);
@@ -228,6 +243,7 @@ impl Node {
 
     /// Ends the process in the middle of whatever it does.
     pub fn kill(&self, crash: Crash) {
+        self.dark.set(self.dark.get() || crash == Crash::Power);
         let Some(process) = self.process.borrow_mut().take() else {
             if crash == Crash::Power {
                 self.disk.crash(crash);
