@@ -64,6 +64,8 @@ pub enum Mutant {
     SealsBelowCommitted,
     /// V4: frames of a pending view that never became active count.
     PendingFramesCount,
+    /// L2: a member gives leases to drivers of older generations, too.
+    LeasesToAnyone,
 }
 
 /// What the control plane says of a shard.
@@ -286,6 +288,8 @@ pub struct ShardStatus {
     pub chain: Vec<MemberStatus>,
     /// Links of drivers that are attached.
     pub clients: usize,
+    /// A driver of the present attachment may hold a lease of this member.
+    pub leased: bool,
 }
 
 /// What a head knows of a member.

@@ -70,6 +70,8 @@ pub(crate) struct Head {
     pub members: Vec<Member>,
     pub quorum: usize,
     builder: FrameBuilder,
+    /// The attachment is in a frame of this view: members that lost an earlier one to a cut have it from there.
+    is_attached: bool,
     /// Who asked for the updates in the builder.
     asked: Vec<(LinkId, RequestNumber)>,
     /// Requests that wait for room in the shard's window.
@@ -99,6 +101,7 @@ impl Head {
             members: Vec::new(),
             quorum: 1,
             builder: FrameBuilder::new(),
+            is_attached: false,
             asked: Vec::new(),
             waiting: VecDeque::new(),
             refused: BTreeMap::new(),
@@ -116,6 +119,7 @@ impl Head {
         self.secret = secret;
         self.token = token;
         self.builder = FrameBuilder::new();
+        self.is_attached = false;
         self.asked.clear();
         self.waiting.clear();
         self.refused.clear();
@@ -224,15 +228,16 @@ impl Replica {
             return;
         }
         self.pack(ctx);
-        if is_free {
-            if let Some(h) = self.head.as_mut() {
-                h.refused.clear();
-            }
+        let is_written = self.head.as_ref().is_some_and(|h| h.is_attached);
+        if is_free && let Some(h) = self.head.as_mut() {
+            h.refused.clear();
+        }
+        if is_free || !is_written {
             let meta = self.meta(ctx, false, 0);
             let body = AttachBody { generation, driver, identity }.encode();
             if let Some(h) = self.head.as_mut() {
                 let (frame, token) = FrameBuilder::special(&meta, FrameKind::Attach, &body, &h.secret, &h.token);
-                h.token = token;
+                (h.token, h.is_attached) = (token, true);
                 self.order(ctx, frame);
             }
         }

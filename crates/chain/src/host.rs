@@ -96,6 +96,7 @@ impl Host {
 
     pub(crate) fn with<T>(&mut self, shard: ShardId, f: impl FnOnce(&mut Replica, &mut Ctx<'_>) -> T) -> Option<T> {
         let replica = self.replicas.get_mut(&shard)?;
+        replica.leases.begin(self.now);
         let before = replica.unwritten_bytes();
         let other_sharers = self.sharers - u64::from(before > 0);
         let others = self.unwritten_bytes.saturating_sub(before);
@@ -209,8 +210,11 @@ impl Host {
                     self.refuse_unknown(from, shard, Request::Attach);
                 }
             }
-            Message::Detach { shard, .. } => {
-                self.with(shard, |r, _| r.clients.remove(&from));
+            Message::Lease { shard, generation, driver, stamp } => {
+                self.with(shard, |r, ctx| r.on_lease(ctx, from, (generation, driver), stamp));
+            }
+            Message::Detach { shard, generation, driver } => {
+                self.with(shard, |r, _| r.on_detach(from, generation, driver));
             }
             // All others are spoken among members only: from a driver's link they mean nothing.
             other => {
@@ -381,6 +385,11 @@ impl Host {
         self.replicas.keys().copied().collect()
     }
 
+    /// Whether this worker's replica of a shard knows of a newer attachment.
+    pub(crate) fn is_fenced(&self, shard: ShardId, generation: Generation) -> bool {
+        self.replicas.get(&shard).is_some_and(|r| generation < r.attach.generation)
+    }
+
     pub fn status(&self, shard: ShardId) -> Option<ShardStatus> {
         let r = self.replicas.get(&shard)?;
         let is_head = r.head.is_some();
@@ -415,6 +424,7 @@ impl Host {
                 .map(|m| MemberStatus { node: m.node, durable: m.durable, live: m.live || m.node == me })
                 .collect(),
             clients: r.clients.values().filter(|c| c.is_attached).count(),
+            leased: r.is_leased(self.now),
         })
     }
 }

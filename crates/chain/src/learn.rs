@@ -14,9 +14,7 @@ use crate::event::{Action, MapSource};
 use crate::replica::{Ctx, MAP_HOLD, Replica, TailEntry, with_overhead};
 use crate::sync::{ANSWER_BYTES, Asking};
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
-use freebs_format::{
-    AttachBody, CarryBody, ExtentKind, Frame, FrameBuilder, FrameHead, FrameKind, FrameMeta, MarkBody, ViewBody,
-};
+use freebs_format::{CarryBody, ExtentKind, Frame, FrameBuilder, FrameHead, FrameKind, FrameMeta, MarkBody, ViewBody};
 use freebs_io::LinkId;
 use freebs_lsvd::{Base, MarkChange, Record, RequestTable};
 use freebs_types::{Lba, Nanos, Sequence};
@@ -380,12 +378,10 @@ impl Replica {
         self.committed = name.sequence;
         self.is_full = false;
         self.requests = requests;
-        if body.attach.generation >= self.attach.generation {
-            self.attach = AttachBody { ..body.attach };
-        }
+        self.learn_attach(ctx, body.attach, name.sequence);
         self.chunk = (h.chunk(), h.chunk_offset.get());
         self.forget_recent();
-        self.enter_view(frame, view);
+        self.enter_view(ctx, frame, view);
         ctx.out.note(format!("shard {}: learned the map up to sequence {}", self.id, name.sequence));
     }
 

@@ -9,6 +9,7 @@ mod event;
 mod head;
 mod host;
 mod learn;
+mod lease;
 mod member;
 mod mend;
 mod open;

@@ -26,6 +26,7 @@ use freebs_types::{
 };
 use std::collections::BTreeMap;
 
+mod leases;
 mod seals;
 
 const SHARD: ShardId = ShardId { volume: VolumeId(1), index: 0 };

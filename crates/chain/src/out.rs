@@ -71,6 +71,17 @@ impl Out {
         }
     }
 
+    /// What was gathered for a driver that has no right to it any more.
+    pub fn forget(&mut self, link: LinkId, shard: ShardId) {
+        if let Some(items) = self.durable.get_mut(&link) {
+            items.retain(|i| i.shard != shard);
+            if items.is_empty() {
+                self.durable.remove(&link);
+            }
+        }
+        self.ordered.retain(|(l, s, _), _| (*l, *s) != (link, shard));
+    }
+
     pub fn ordered(&mut self, link: LinkId, shard: ShardId, view: ViewNumber, item: (RequestNumber, Sequence)) {
         self.ordered.entry((link, shard, view)).or_default().push(item);
     }

@@ -13,7 +13,7 @@ use crate::sync::Asking;
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_format::{AttachBody, Frame, FrameHead, FrameKind, ViewBody, hide};
 use freebs_lsvd::{MarkChange, Record, Unrepaired};
-use freebs_types::{Hash32, Nanos, Peer, Sequence, ViewNumber};
+use freebs_types::{DriverId, Hash32, Nanos, Peer, Sequence, ViewNumber};
 
 const PATIENCE: Nanos = Nanos::from_millis(500);
 /// When all others have refused, they are asked again after this time; the next time after twice as long, and so on
@@ -368,8 +368,11 @@ impl Replica {
 
     /// Later attachments are known from later frames.
     pub(crate) fn learn_lost_attach(&mut self, ctx: &mut Ctx<'_>, body: AttachBody) {
-        if body.generation > self.attach.generation {
-            self.learn_attach(ctx, body);
+        // A view frame may have named the generation without its driver.
+        let is_named = body.generation == self.attach.generation && self.attach.driver == DriverId(0);
+        if body.generation > self.attach.generation || is_named {
+            let last = self.last.sequence;
+            self.learn_attach(ctx, body, last);
         }
     }
 
@@ -381,7 +384,7 @@ impl Replica {
         if let Some(body) = ViewBody::decode(frame.body()).ok().filter(|_| is_news) {
             let generation = body.generation;
             self.learn_lost_attach(ctx, AttachBody { generation, ..AttachBody::default() });
-            self.enter_view(frame, body);
+            self.enter_view(ctx, frame, body);
         }
     }
 

@@ -5,6 +5,7 @@
 
 use crate::event::{Action, HostConfig, Mutant, ShardInfo};
 use crate::head::Head;
+use crate::lease::Leases;
 use crate::out::Out;
 use crate::peers::Peers;
 use crate::repair::Damage;
@@ -174,6 +175,7 @@ pub(crate) struct Replica {
     pub promising: Option<Promising>,
     pub known: Known,
     pub attach: AttachBody,
+    pub leases: Leases,
     pub requests: RequestTable,
     pub chunk: (ChunkId, u32),
     /// Appended, not durable yet: these can't be read from the log.
@@ -250,6 +252,7 @@ impl Replica {
             promising: None,
             known: Known::default(),
             attach: AttachBody::default(),
+            leases: Leases::default(),
             requests: RequestTable::default(),
             chunk: (ChunkId::default(), 0),
             recent: VecDeque::new(),
@@ -378,16 +381,16 @@ impl Replica {
             }
             FrameKind::Attach => {
                 if let Ok(body) = AttachBody::decode(frame.head.body()) {
-                    self.learn_attach(ctx, body);
+                    self.learn_attach(ctx, body, h.seq());
                 }
             }
             FrameKind::View => {
                 if let Ok(body) = ViewBody::decode(frame.head.body()) {
                     if body.generation > self.attach.generation {
                         let generation = body.generation;
-                        self.learn_attach(ctx, AttachBody { generation, ..AttachBody::default() });
+                        self.learn_attach(ctx, AttachBody { generation, ..AttachBody::default() }, h.seq());
                     }
-                    self.enter_view(&frame.head, body);
+                    self.enter_view(ctx, &frame.head, body);
                 }
             }
             _ => {}
@@ -401,22 +404,32 @@ impl Replica {
     }
 
     /// The frame's view is in force; whether it is active will be heard.
-    pub fn enter_view(&mut self, frame: &FrameHead, body: ViewBody) {
+    pub fn enter_view(&mut self, ctx: &Ctx<'_>, frame: &FrameHead, body: ViewBody) {
+        let me = ctx.config.me.node;
+        if !self.view.as_ref().is_some_and(|v| v.body.members.iter().any(|m| m.node == me)) {
+            self.assume_leases(ctx.now);
+        }
         self.view = Some(OpenView { number: frame.view(), sequence: frame.seq(), body });
         self.view_frame = Some(frame.clone());
         self.active_known = false;
     }
 
-    /// A higher generation ends the older ones (W1); a lower one changes nothing, even after a cut.
-    pub fn learn_attach(&mut self, ctx: &mut Ctx<'_>, body: AttachBody) {
+    /// A higher generation ends the older ones (W1, L2); a lower one changes nothing, even after a cut. It is known from
+    /// the frame at `at`.
+    pub fn learn_attach(&mut self, ctx: &mut Ctx<'_>, body: AttachBody, at: Sequence) {
         if body.generation < self.attach.generation {
             return;
         }
+        if body.generation > self.attach.generation {
+            self.leases.raise();
+        }
         self.attach = body;
+        self.leases.attached_at(at);
         let is_old = |c: &Client| c.generation < body.generation;
         let fenced: Vec<LinkId> = self.clients.iter().filter(|(_, c)| is_old(c)).map(|(l, _)| *l).collect();
         for link in fenced {
             self.clients.remove(&link);
+            ctx.out.forget(link, self.id);
             self.refuse(ctx, link, Request::Attach, Refusal::Fenced);
         }
     }
@@ -455,6 +468,9 @@ impl Replica {
         self.durable = self.durable.min(to);
         self.requests.cut(to);
         self.damage.cut(to);
+        // Its frame may have been cut: lower generations stay fenced, but the log may not say so. A newer view follows
+        // every cut, and its head writes the attachment again.
+        self.attach = AttachBody { generation: self.attach.generation, ..AttachBody::default() };
         self.recent.retain(|f| f.head.seq() <= to);
         self.recent_bytes = self.recent.iter().map(weight).sum();
         if let Some(v) = self.view.take_if(|v| v.sequence > to) {

@@ -319,6 +319,9 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         } else {
             engine.read(r.shard, r.range).await.map(|o| (o.pieces, o.crcs, o.data))
         };
+        // L2: who was fenced while the blocks were read gets none.
+        let fenced = self.0.host.borrow().is_fenced(r.shard, r.generation);
+        let found = found.and_then(|f| if fenced { Err(Error::fenced("a newer attachment exists")) } else { Ok(f) });
         let message = match found {
             Ok((pieces, crcs, data)) => Message::ReadReply(ReadReply {
                 shard: r.shard,

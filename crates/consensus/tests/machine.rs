@@ -51,7 +51,7 @@ fn attach(session: u64, number: u64, floor: u64) -> Proposal {
 fn generation(a: &Answer) -> Option<u64> {
     match a {
         Answer::Done(Ok(done)) => match done.outcome {
-            Outcome::Attached { generation } => Some(generation.0),
+            Outcome::Attached { generation, .. } => Some(generation.0),
             _ => None,
         },
         _ => None,

@@ -27,7 +27,7 @@ impl State {
             Command::ProposeView { shard, active, node, start } => self.propose(shard, active, node, start),
             Command::ActivateView { shard, view, generation } => self.activate(shard, view, generation),
             Command::AttachVolume { volume, identity, name, force } => self.attach(volume, identity, name, force),
-            Command::DetachVolume { volume, generation } => self.detach(volume, generation),
+            Command::DetachVolume { volume, generation, settled } => self.detach(volume, generation, settled),
             Command::NameHostKey { node, start, key } => self.name_host_key(node, start, key),
             Command::MoveHead { shard, node } => self.move_head(shard, node),
             Command::ReplaceHead { shard, head, active, node } => self.replace_head(shard, (head, active), node),
@@ -159,6 +159,7 @@ impl State {
             stripe,
             shards,
             generation: Generation(0),
+            settled: Generation(0),
             holder: None,
             changed: self.revision,
         });
@@ -319,18 +320,22 @@ impl State {
                 volume.name, holder.name
             )));
         }
+        let alone = volume.settled == volume.generation;
         volume.generation = volume.generation.next();
         volume.holder = Some(Holder { identity, name });
         let generation = volume.generation;
         self.commit(volume);
-        Ok(Outcome::Attached { generation })
+        Ok(Outcome::Attached { generation, alone })
     }
 
     /// A late detach of an older generation changes nothing.
-    fn detach(&mut self, id: VolumeId, generation: Generation) -> Result<Outcome> {
+    fn detach(&mut self, id: VolumeId, generation: Generation, settled: bool) -> Result<Outcome> {
         let mut volume = self.volume_to_change(id)?;
         if volume.generation == generation && volume.holder.is_some() {
             volume.holder = None;
+            if settled {
+                volume.settled = generation;
+            }
             self.commit(volume);
         }
         Ok(Outcome::Detached)

@@ -154,8 +154,8 @@ impl Command {
                 out.push(u8::from(*force));
                 put_text(&mut out, name);
             }
-            Self::DetachVolume { volume, generation } => {
-                out.push(8);
+            Self::DetachVolume { volume, generation, settled } => {
+                out.push(if *settled { 13 } else { 8 });
                 put_numbers(&mut out, &[volume.0, generation.0]);
             }
             Self::NameHostKey { node, start, key } => {
@@ -211,7 +211,10 @@ impl Command {
                 let force = f.flag()?;
                 Self::AttachVolume { volume, identity, name: f.text()?, force }
             }
-            8 => Self::DetachVolume { volume: VolumeId(f.u64()?), generation: Generation(f.u64()?) },
+            kind @ (8 | 13) => {
+                let (volume, generation) = (VolumeId(f.u64()?), Generation(f.u64()?));
+                Self::DetachVolume { volume, generation, settled: kind == 13 }
+            }
             9 => {
                 let (node, start) = (NodeId(f.u64()?), StartNumber(f.u64()?));
                 Self::NameHostKey { node, start, key: HostPublic(f.take(32)?.try_into().expect("32 bytes")) }
@@ -280,7 +283,8 @@ pub fn encode_result(result: &Result<Done>) -> Vec<u8> {
                 Outcome::Resized { size } => (4, &[*size]),
                 Outcome::Proposed { view, pred, generation } => (5, &[view.0, pred.0, generation.0]),
                 Outcome::Activated => (6, &[]),
-                Outcome::Attached { generation } => (7, &[generation.0]),
+                Outcome::Attached { generation, alone: false } => (7, &[generation.0]),
+                Outcome::Attached { generation, alone: true } => (11, &[generation.0]),
                 Outcome::Detached => (8, &[]),
                 Outcome::Named => (9, &[]),
                 Outcome::Moved => (10, &[]),
@@ -320,7 +324,7 @@ pub fn decode_result(bytes: &[u8]) -> Result<Result<Done>> {
             generation: Generation(f.u64()?),
         },
         6 => Outcome::Activated,
-        7 => Outcome::Attached { generation: Generation(f.u64()?) },
+        7 | 11 => Outcome::Attached { generation: Generation(f.u64()?), alone: kind == 11 },
         8 => Outcome::Detached,
         9 => Outcome::Named,
         10 => Outcome::Moved,

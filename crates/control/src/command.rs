@@ -76,6 +76,9 @@ pub enum Command {
     DetachVolume {
         volume: VolumeId,
         generation: Generation,
+        /// By its driver, which had waited for the leases of all older ones to end and answers nobody any more.
+        #[serde(default)]
+        settled: bool,
     },
     /// A node says what slices of secrets are to be sealed for, in its present start.
     NameHostKey {
@@ -124,6 +127,9 @@ pub enum Outcome {
     Activated,
     Attached {
         generation: Generation,
+        /// No driver of an earlier generation can hold a lease.
+        #[serde(default)]
+        alone: bool,
     },
     Detached,
     Named,

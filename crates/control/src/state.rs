@@ -97,6 +97,9 @@ pub struct Volume {
     pub shards: Vec<Shard>,
     /// Attachment generation, raised by each attach; 0 before the first.
     pub generation: Generation,
+    /// No driver of this generation or an older one can hold a lease: its driver gave it back. 0 if that is not known.
+    #[serde(default)]
+    pub settled: Generation,
     pub holder: Option<Holder>,
     /// Revision of the last change.
     pub changed: u64,

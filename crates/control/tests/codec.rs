@@ -31,11 +31,12 @@ fn commands() -> Vec<Command> {
         Command::ProposeView { shard, active: ViewNumber(4), node: NodeId(2), start: StartNumber(9) },
         Command::ActivateView { shard, view: ViewNumber(5), generation: Generation(6) },
         Command::AttachVolume { volume: VolumeId(7), identity: Hash32([0xab; 32]), name: "host".into(), force: false },
-        Command::DetachVolume { volume: VolumeId(7), generation: Generation(6) },
+        Command::DetachVolume { volume: VolumeId(7), generation: Generation(6), settled: false },
         Command::NameHostKey { node: NodeId(2), start: StartNumber(9), key: HostPublic([0xcd; 32]) },
         Command::MoveHead { shard, node: NodeId(2) },
         Command::ReplaceHead { shard, head: NodeId(2), active: ViewNumber(4), node: NodeId(3) },
         Command::FailOver { nodes: vec![(NodeId(2), StartNumber(9)), (NodeId(3), StartNumber(1))] },
+        Command::DetachVolume { volume: VolumeId(7), generation: Generation(6), settled: true },
     ]
 }
 
@@ -47,10 +48,11 @@ fn results() -> Vec<Result<Done>> {
         Outcome::Resized { size: 2 << 30 },
         Outcome::Proposed { view: ViewNumber(5), pred: ViewNumber(4), generation: Generation(6) },
         Outcome::Activated,
-        Outcome::Attached { generation: Generation(6) },
+        Outcome::Attached { generation: Generation(6), alone: false },
         Outcome::Detached,
         Outcome::Named,
         Outcome::Moved,
+        Outcome::Attached { generation: Generation(6), alone: true },
     ];
     let mut all: Vec<_> = outcomes.into_iter().map(|outcome| Ok(Done { revision: 77, outcome })).collect();
     all.push(Err(Error::busy("somebody has it")));
@@ -81,6 +83,7 @@ fn golden_bytes() {
         "0a0700000000000000030000000200000000000000",
         "0c07000000000000000300000002000000000000000400000000000000 0300000000000000",
         "0b02 02000000000000000900000000000000 03000000000000000100000000000000",
+        "0d07000000000000000600000000000000",
     ]
     .map(|s| s.replace(' ', ""));
     assert_eq!(all, known);
@@ -96,6 +99,7 @@ fn golden_bytes() {
         "084d00000000000000",
         "094d00000000000000",
         "0a4d00000000000000",
+        "0b4d000000000000000600000000000000",
         "00020f00736f6d65626f647920686173206974",
     ];
     assert_eq!(all, known);

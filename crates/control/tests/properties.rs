@@ -63,8 +63,11 @@ fn command() -> impl Strategy<Value = Command> {
         proptest::collection::vec((0u64..6, 0u64..4), 0..3).prop_map(|nodes| Command::FailOver {
             nodes: nodes.into_iter().map(|(n, s)| (NodeId(n), StartNumber(s))).collect()
         }),
-        (volume, 0u64..4)
-            .prop_map(|(volume, generation)| Command::DetachVolume { volume, generation: Generation(generation) }),
+        (volume, 0u64..4).prop_map(|(volume, generation)| Command::DetachVolume {
+            volume,
+            generation: Generation(generation),
+            settled: generation % 2 == 0
+        }),
     ]
 }
 

@@ -286,17 +286,30 @@ fn attachments_are_exclusive_and_generations_grow() {
         name: format!("gateway-{who}"),
         force,
     };
-    let attached = |g| Outcome::Attached { generation: Generation(g) };
-    assert_eq!(s.apply(attach(1, false)).unwrap().outcome, attached(1));
-    assert_eq!(s.apply(attach(1, false)).unwrap().outcome, attached(2), "the same identity comes back without force");
+    let attached = |g, alone| Outcome::Attached { generation: Generation(g), alone };
+    assert_eq!(s.apply(attach(1, false)).unwrap().outcome, attached(1, true));
+    assert_eq!(
+        s.apply(attach(1, false)).unwrap().outcome,
+        attached(2, false),
+        "the same identity comes back without force"
+    );
     assert_eq!(kind(&mut s, attach(2, false)), ErrorKind::Busy);
     assert_eq!(kind(&mut s, Command::DeleteVolume { volume: VolumeId(1), force: false }), ErrorKind::Busy);
-    assert_eq!(s.apply(attach(2, true)).unwrap().outcome, attached(3));
+    assert_eq!(s.apply(attach(2, true)).unwrap().outcome, attached(3, false));
     // A late detach of the first one takes nothing from the second.
-    s.apply(Command::DetachVolume { volume: VolumeId(1), generation: Generation(2) }).unwrap();
-    assert!(s.volume(VolumeId(1)).unwrap().holder.is_some());
-    s.apply(Command::DetachVolume { volume: VolumeId(1), generation: Generation(3) }).unwrap();
-    assert_eq!(s.apply(attach(1, false)).unwrap().outcome, attached(4));
+    let detach = |s: &mut State, g, settled| {
+        s.apply(Command::DetachVolume { volume: VolumeId(1), generation: Generation(g), settled }).unwrap();
+        s.volume(VolumeId(1)).unwrap().holder.is_none()
+    };
+    assert!(!detach(&mut s, 2, true));
+    assert!(detach(&mut s, 3, false));
+    assert_eq!(
+        s.apply(attach(1, false)).unwrap().outcome,
+        attached(4, false),
+        "the third had not waited for the first"
+    );
+    assert!(detach(&mut s, 4, true));
+    assert_eq!(s.apply(attach(2, false)).unwrap().outcome, attached(5, true));
 }
 
 #[test]

@@ -55,6 +55,8 @@ pub struct MemberInfo {
     pub link: bool,
     /// Its durable sequence in the view; `None` if it has not said so there.
     pub durable: Option<Sequence>,
+    /// It lends this driver the right to answer.
+    pub lease: bool,
 }
 
 impl Driver {
@@ -70,7 +72,12 @@ impl Driver {
             members: s
                 .members
                 .iter()
-                .map(|m| MemberInfo { node: m.node, link: self.is_up(m.peer), durable: m.durable })
+                .map(|m| MemberInfo {
+                    node: m.node,
+                    link: self.is_up(m.peer),
+                    durable: m.durable,
+                    lease: m.lease.until > self.now,
+                })
                 .collect(),
             writes: s.writes.len(),
         });

@@ -7,7 +7,8 @@
 //! Invariants, with the rules of the protocol they keep:
 //! - A request is answered exactly once. A success is answered only when it is durable on A members of one view
 //!   (W4), or read from a member that has everything this driver completed (R1), after the barrier (R2), with no
-//!   write of its own in flight there (R3), and with matching CRCs.
+//!   write of its own in flight there (R3), and with matching CRCs. And only while A members of each shard that it
+//!   touched lend this driver the right to answer (L1); until then it is held back.
 //! - A write keeps its number for ever, so a repeat is never applied twice (W3). Its blocks stay taken until its
 //!   fate is known, also when its client was told that it failed (R3).
 //! - Flush is free: a volume in sync mode answers no write before it is durable on A members, so when a flush comes
@@ -15,10 +16,12 @@
 //! - Memory is bounded by windows (`limits::DRIVER_WINDOW_BYTES`, `DRIVER_REQUESTS_MAX`); more waits, unsplit.
 //!
 //! The folder: `stripe` (where bytes lie), `blocks` (who waits for whom), `requests` (of clients, and their parts),
-//! `writes` and `reads` (parts on their way), `shard` (views, attachment, barrier), `members` (links and who to ask).
+//! `writes` and `reads` (parts on their way), `shard` (views, attachment, barrier), `leases` (the right to answer),
+//! `members` (links and who to ask).
 
 mod blocks;
 mod info;
+mod leases;
 mod members;
 mod reads;
 mod requests;
@@ -85,6 +88,8 @@ pub struct DriverConfig {
     pub workers: BTreeMap<NodeId, u16>,
     /// The node that this driver runs in: preferred for reads.
     pub local: Option<NodeId>,
+    /// No driver of an earlier generation can hold a lease, so what members say of older ones is not waited for (L3).
+    pub alone: bool,
     /// A request that has no outcome after this time fails; `REQUEST_LIMIT` unless the volume says otherwise.
     pub request_limit: Nanos,
     /// Breaks one rule, to prove that tests notice. Always `None` outside of tests.
@@ -114,6 +119,10 @@ pub enum Mutant {
     AnswerOrdered,
     /// CRCs of what is read are not looked at.
     TrustBytes,
+    /// L1: successes are given, and the driver is ready, without leases.
+    AnswerWithoutLease,
+    /// L3: leases of older generations are not waited for.
+    OlderNotWaitedFor,
 }
 
 /// A request of a client. Offsets and lengths are bytes and need no alignment.
@@ -184,7 +193,8 @@ pub enum Action {
         token: u64,
         result: Result<Reply>,
     },
-    /// Once: all shards are attached and past the barrier (R2).
+    /// Once: all shards are attached and past the barrier (R2), A members of each have lent, and older generations have
+    /// no leases any more (L3).
     Ready,
     /// Once: a newer generation exists. Everything that is open has failed, and all that comes later will.
     Fenced,
@@ -232,6 +242,7 @@ pub struct Driver {
     request_limit: Nanos,
     workers: BTreeMap<NodeId, u16>,
     mutant: Option<Mutant>,
+    alone: bool,
     volume: VolumeId,
     /// The error is what every request gets.
     layout: Result<Layout>,
@@ -247,6 +258,9 @@ pub struct Driver {
     /// Open requests by number of arrival; so the first one's deadline is the next one.
     requests: BTreeMap<u64, Request>,
     next_request: u64,
+    /// Those whose success waits for leases (L1), in order of ending.
+    held_back: BTreeMap<u64, u64>,
+    next_held: u64,
     /// Requests that are not cut into parts yet, in order of arrival.
     admission: VecDeque<u64>,
     parts: Slab<Part>,
@@ -276,6 +290,7 @@ impl Driver {
             request_limit: config.request_limit,
             workers: config.workers,
             mutant: config.mutant,
+            alone: config.alone,
             volume: spec.id,
             layout,
             now,
@@ -287,6 +302,8 @@ impl Driver {
             timers: Timers::default(),
             requests: BTreeMap::new(),
             next_request: 0,
+            held_back: BTreeMap::new(),
+            next_held: 0,
             admission: VecDeque::new(),
             parts: Slab::new(),
             runnable: VecDeque::new(),
@@ -329,7 +346,7 @@ impl Driver {
         [request, self.timers.next()].into_iter().flatten().min()
     }
 
-    /// Whether every shard is attached and past the barrier; does not go back when a member is lost.
+    /// Whether `Action::Ready` was given; does not go back when a member or a lease is lost.
     #[must_use]
     pub fn ready(&self) -> bool {
         self.ready && self.state == State::Open
@@ -356,6 +373,7 @@ impl Driver {
             Message::View(news) => self.news(&news, out),
             Message::Ordered { shard, view, items } => self.ordered(from, shard, view, &items, out),
             Message::Durable(items) => self.durable(from, &items, out),
+            Message::Leased(leased) => self.leased(from, leased, out),
             Message::ReadReply(reply) => self.read_reply(from, reply, out),
             Message::Refused(refused) => self.refused(from, refused, out),
             // Nothing else is meant for a driver.
@@ -371,6 +389,7 @@ impl Driver {
                 Timer::Attach(s) => self.attach_again(s, out),
                 Timer::Follow(s) => self.follow_again(s, out),
                 Timer::Stall(s) => self.stalled(s, out),
+                Timer::Lease(s) => self.leases_due(s, out),
                 Timer::Reads(s) => self.reads_again(s, out),
                 Timer::Hedge(fetch) => self.hedge(fetch, out),
             }
@@ -422,6 +441,7 @@ impl Driver {
         for request in std::mem::take(&mut self.requests).into_values() {
             out.push(Action::Done { token: request.token, result: Err(error.clone()) });
         }
+        self.held_back.clear();
         self.admission.clear();
         self.parts = Slab::new();
         self.runnable.clear();

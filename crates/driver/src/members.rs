@@ -3,6 +3,7 @@
 //! Invariants: there is a link entry for each peer that is a member of a shard, and only for those; `Connect` is
 //! asked once, and again only after the answer was `LinkDown` and a back-off has passed.
 
+use crate::leases::Lease;
 use crate::shard::Attach;
 use crate::timers::Timer;
 use crate::{Action, Driver};
@@ -48,6 +49,7 @@ pub(crate) struct Member {
     pub durable: Option<Sequence>,
     /// When it was last asked to be followed.
     pub asked: Option<Nanos>,
+    pub lease: Lease,
     /// Reads without an answer.
     pub reads: u32,
     /// It refused a read: no further ones before this time.
@@ -74,6 +76,7 @@ impl Member {
             peer: peer(*node, shard, workers),
             durable: None,
             asked: None,
+            lease: Lease::default(),
             reads: 0,
             rest_until: Nanos(0),
             rest: Backoff::default(),
@@ -128,7 +131,9 @@ impl Driver {
             if let Some(m) = self.shards[s].position(peer) {
                 let member = &mut self.shards[s].members[m];
                 (member.rest_until, member.silence) = (Nanos(0), None);
+                member.lease.link_up();
                 self.greet(s, m, out);
+                self.tend_leases(s, out);
                 self.wake_reads(s, out);
             }
         }

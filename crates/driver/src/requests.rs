@@ -47,6 +47,19 @@ pub(crate) struct Request {
     /// Per part its shard and what it brought.
     results: Vec<(usize, Vec<Run>)>,
     error: Option<Error>,
+    /// It has ended, and its answer waits for leases (L1): its place among those.
+    pub held: Option<u64>,
+}
+
+impl Request {
+    pub fn failed(&self) -> bool {
+        self.error.is_some()
+    }
+
+    /// The shards that it has touched; some may come several times.
+    pub fn shards(&self) -> impl Iterator<Item = usize> {
+        self.results.iter().map(|(shard, _)| *shard)
+    }
 }
 
 /// Bytes of one kind in an answer; `data` is empty unless they are data that were asked for.
@@ -106,14 +119,13 @@ impl Part {
 
 impl Driver {
     pub(crate) fn client(&mut self, token: u64, op: Op, out: &mut Vec<Action>) {
-        let result = self.accept(token, op);
-        if let Some(result) = result.transpose() {
-            out.push(Action::Done { token, result });
+        if let Err(error) = self.accept(token, op, out) {
+            out.push(Action::Done { token, result: Err(error) });
         }
     }
 
-    /// Takes a request in, or answers it at once.
-    fn accept(&mut self, token: u64, op: Op) -> Result<Option<Reply>> {
+    /// Takes a request in.
+    fn accept(&mut self, token: u64, op: Op, out: &mut Vec<Action>) -> Result<()> {
         match self.state {
             State::Open => {}
             State::Fenced => return Err(fenced()),
@@ -123,7 +135,7 @@ impl Driver {
         let (what, offset, mut len, granule) = match op {
             // Every write that was answered is durable on A members already (sync mode), so there is nothing to
             // wait for; writes that are not answered yet are none of a flush's business.
-            Op::Flush => return Ok(Some(Reply::Done)),
+            Op::Flush => (What::Void(ExtentKind::Zero), 0, 0, GRANULE_VOID),
             Op::Read { offset, len } => (What::Read, offset, len, GRANULE_DATA),
             Op::Status { offset, len } => (What::Status, offset, len, GRANULE_STATUS),
             Op::Write { offset, data, fua: _ } => {
@@ -145,13 +157,6 @@ impl Driver {
         if matches!(what, What::Status) {
             len = len.min(STATUS_BYTES_MAX);
         }
-        if len == 0 {
-            return Ok(Some(match what {
-                What::Read => Reply::Read(Vec::new()),
-                What::Status => Reply::Status(Vec::new()),
-                _ => Reply::Done,
-            }));
-        }
         if self.requests.len() >= REQUESTS_MAX {
             return Err(Error::retry("too many requests wait already"));
         }
@@ -166,12 +171,18 @@ impl Driver {
             parts: Vec::new(),
             results: Vec::new(),
             error: None,
+            held: None,
         };
         let id = self.next_request;
         self.next_request += 1;
         self.requests.insert(id, request);
-        self.admission.push_back(id);
-        Ok(None)
+        if len > 0 {
+            self.admission.push_back(id);
+        } else {
+            // It has no parts and waits for nobody's.
+            self.answer(id, out);
+        }
+        Ok(())
     }
 
     /// Cuts waiting requests into parts, in order of arrival, as far as the windows allow.
@@ -321,11 +332,18 @@ impl Driver {
     fn finish_if_ended(&mut self, id: u64, out: &mut Vec<Action>) {
         let (Some(request), Ok(layout)) = (self.requests.get(&id), &self.layout) else { return };
         let all_cut = request.error.is_some() || layout.next(request.walk).is_none();
-        if request.open > 0 || !all_cut {
-            return;
+        if request.open == 0 && all_cut && request.held.is_none() {
+            self.answer(id, out);
         }
-        let layout = *layout;
-        let request = self.requests.remove(&id).expect("was just seen");
+    }
+
+    /// Tells the client how it went.
+    pub(crate) fn reply(&mut self, id: u64, out: &mut Vec<Action>) {
+        let Ok(layout) = self.layout else { return };
+        let Some(request) = self.requests.remove(&id) else { return };
+        if let Some(place) = request.held {
+            self.held_back.remove(&place);
+        }
         let result = match request.error {
             Some(error) => Err(error),
             None => Ok(match request.what {
@@ -344,6 +362,9 @@ impl Driver {
         let parts = std::mem::take(&mut request.parts);
         let mut error = request.error.take();
         let token = request.token;
+        if let Some(place) = request.held {
+            self.held_back.remove(&place);
+        }
         self.requests.remove(&id);
         let forget = self.mutated(Mutant::ForgetGivenUp);
         for key in parts {

@@ -47,8 +47,12 @@ pub(crate) struct Shard {
     /// Highest view that anybody has named.
     rumour: ViewNumber,
     /// Sequence of the attach frame in this view, once the head has told.
-    barrier: Option<Sequence>,
+    pub barrier: Option<Sequence>,
     pub passed: bool,
+    /// When members are asked for leases again.
+    pub lease_due: Option<Nanos>,
+    /// Leases of older generations may run until then, as members have said (L3).
+    pub older_until: Nanos,
 
     /// Durable on the ack quorum, in this view.
     pub committed: Sequence,
@@ -92,6 +96,8 @@ impl Shard {
             rumour: spec.view,
             barrier: None,
             passed: false,
+            lease_due: None,
+            older_until: Nanos(0),
             committed: Sequence(0),
             floor: Sequence(0),
             parts: 0,
@@ -133,6 +139,7 @@ impl Shard {
         self.outbox.clear();
         self.waiting.clear();
         (self.attach_due, self.follow_due, self.stall_due, self.reads_due) = (None, None, None, None);
+        self.lease_due = None;
     }
 
     /// The sequence that A members of this view have (W4): the A-th largest.
@@ -177,8 +184,11 @@ impl Driver {
         if !right {
             self.contact(s, out);
         }
+        self.become_ready(out);
+        self.release(out);
         self.committed(s, out);
         self.wake_reads(s, out);
+        self.tend_leases(s, out);
     }
 
     pub(crate) fn news(&mut self, news: &ViewNews, out: &mut Vec<Action>) {
@@ -194,6 +204,8 @@ impl Driver {
         for m in &mut members {
             if let Some(old) = shard.members.iter().find(|o| o.node == m.node) {
                 m.reads = old.reads;
+                // A lease is the member's word, whatever the view.
+                m.lease = old.lease;
                 // W4: what was durable in another view says nothing here.
                 m.durable = if same || mix { old.durable } else { None };
             }
@@ -234,6 +246,7 @@ impl Driver {
             if shard.view > self.shards[s].view {
                 self.adopt(s, shard.view, &shard.members);
                 self.contact(s, out);
+                self.tend_leases(s, out);
             }
         }
     }
@@ -418,11 +431,15 @@ impl Driver {
                 }
                 continue;
             }
-            let member = &mut shard.members[m];
+            let member = &shard.members[m];
             if member.durable.is_none_or(|d| d < item.sequence) {
-                member.durable = Some(item.sequence);
+                let first = member.durable.is_none() || !shard.passed;
+                shard.members[m].durable = Some(item.sequence);
                 self.committed(s, out);
                 self.wake_reads(s, out);
+                if first {
+                    self.tend_leases(s, out);
+                }
             }
         }
     }
@@ -440,10 +457,8 @@ impl Driver {
                 self.timers.disarm(&mut shard.attach_due, Timer::Attach(s));
             }
             self.wake_reads(s, out);
-        }
-        if !self.ready && self.shards.iter().all(|s| s.passed) {
-            self.ready = true;
-            out.push(Action::Ready);
+            self.become_ready(out);
+            self.tend_leases(s, out);
         }
     }
 

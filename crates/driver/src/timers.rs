@@ -18,6 +18,8 @@ pub(crate) enum Timer {
     Stall(usize),
     /// Reads that found no member may try again.
     Reads(usize),
+    /// Members are to be asked for a lease again, or those of older generations have ended.
+    Lease(usize),
     /// A read that has no answer goes to another member, too.
     Hedge(Key),
 }

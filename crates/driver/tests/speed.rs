@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 use freebs_driver::{Action, Driver, DriverConfig, Event, Op, ShardSpec, VolumeSpec};
-use freebs_format::wire::{DurableItem, Message, Piece, ReadReply, ViewNews};
+use freebs_format::wire::{DurableItem, Leased, Message, Piece, ReadReply, ViewNews};
 use freebs_format::{ExtentKind, Member, ViewBody, block_crc};
 use freebs_types::{
     DriverId, Generation, Hash32, Nanos, NodeId, Peer, Sequence, ShardId, StartNumber, ViewNumber, VolumeId,
@@ -29,6 +29,7 @@ fn config(shard: ShardId) -> DriverConfig {
         },
         workers: BTreeMap::new(),
         local: None,
+        alone: true,
         request_limit: Nanos::from_millis(60_000),
         mutant: None,
     }
@@ -89,6 +90,9 @@ impl Bench {
                 (1..=3).for_each(|n| self.durable(n, 2));
                 let news = ViewNews { shard: self.shard, view: ViewNumber(1), sequence: Sequence(1), body };
                 Message::Attached { news, generation, floor: Sequence(2) }
+            }
+            Message::Lease { shard, generation, stamp, .. } => {
+                Message::Leased(Leased { shard, view: ViewNumber(1), generation, stamp, older_ms: 0 })
             }
             Message::Write(w) => {
                 self.sequence += 1;

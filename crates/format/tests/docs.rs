@@ -95,6 +95,8 @@ fn kinds_agree() {
         SYNC,
         SYNC_REPLY,
         NUDGE,
+        LEASE,
+        LEASED,
         CONTROL,
         CONTROL_REPLY
     );

@@ -223,11 +223,16 @@ impl ControlPort for Port {
     }
 }
 
-/// Takes the right to use a volume, as a gateway that starts does.
-pub async fn attach(control: &Rc<Control>, from: Place, volume: VolumeId, identity: Hash32) -> Result<Generation> {
+/// Takes the right to use a volume, as a gateway that starts does; and whether no earlier driver can hold a lease.
+pub async fn attach(
+    control: &Rc<Control>,
+    from: Place,
+    volume: VolumeId,
+    identity: Hash32,
+) -> Result<(Generation, bool)> {
     let command = Command::AttachVolume { volume, identity, name: "sim".into(), force: true };
     match control.call(from, command).await? {
-        Outcome::Attached { generation } => Ok(generation),
+        Outcome::Attached { generation, alone } => Ok((generation, alone)),
         other => Err(Error::bug(format!("attaching gave {other:?}"))),
     }
 }

@@ -14,8 +14,8 @@
 //!   read whole (CONTRACT 7).
 //!
 //! Order is that of events, not of the clock. Zeroes have no name: a read of zeroes counts for the one zeroing write
-//! (or the beginning) that it can have been, and for none while there are several. Reads of a generation that has
-//! been superseded are not judged: until there are leases nothing is promised for them.
+//! (or the beginning) that it can have been, and for none while there are several. Once an attachment is ready nothing
+//! older may succeed (CONTRACT 14); what older ones read while it is not ready is not judged.
 
 use crate::content::Value;
 use crate::world::World;
@@ -247,9 +247,8 @@ impl Oracle {
             return;
         }
         self.writes.set(self.writes.get() + 1);
-        if v.superseded(w.generation).is_some_and(|t| w.begun > t) {
-            let text =
-                format!("a write of generation {} began after a newer one was ready, and succeeded", w.generation);
+        if v.superseded(w.generation).is_some() {
+            let text = format!("a write of generation {} succeeded after a newer one was ready", w.generation);
             self.world.violation(format!("volume {volume}: {text} (write {write})"));
         }
         for s in w.first..w.first + w.count {
@@ -286,6 +285,11 @@ impl Oracle {
         let Reading { volume, generation, begun } = reading;
         let mut volumes = self.volumes.borrow_mut();
         let Some(v) = volumes.get_mut(&volume) else { return };
+        if v.superseded(generation).is_some() {
+            let text = format!("a read of generation {generation} succeeded after a newer one was ready");
+            self.world.violation(format!("volume {volume}: {text} (sectors {first}+{})", values.len()));
+            return;
+        }
         if v.generations.range(generation.next()..).any(|(_, (asked, _))| *asked < now) {
             return;
         }

@@ -50,5 +50,10 @@ pub const SEGMENT_BYTES: u64 = 16 << 20;
 pub const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 /// A link that is silent for so long while something is outstanding is passed over.
 pub const LINK_SILENCE_MS: u64 = 50;
+/// A lease lets a driver answer its client for so long, counted from the driver's asking (L1); the member that gave it
+/// counts from its answer.
+pub const LEASE_MS: u64 = 2000;
+/// Clocks of nodes and drivers run at most so much too fast or too slow: one in so many.
+pub const CLOCK_DRIFT_ONE_IN: u64 = 100;
 /// Workers (threads with a device log each) of a node.
 pub const WORKERS_MAX: usize = 8;

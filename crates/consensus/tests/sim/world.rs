@@ -370,7 +370,9 @@ impl World {
             let seed = self.chance();
             match Randomness::scope(seed, peer.submit(command)).await {
                 Ok(done) => {
-                    let Came::Attached { generation } = done.outcome else { panic!("an attach is answered by one") };
+                    let Came::Attached { generation, .. } = done.outcome else {
+                        panic!("an attach is answered by one")
+                    };
                     assert!(peer.state().revision() >= done.revision, "what is answered is seen");
                     let o = &mut self.oracle.borrow_mut();
                     o.out.acked += 1;

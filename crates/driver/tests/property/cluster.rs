@@ -4,11 +4,12 @@
 
 use bytes::Bytes;
 use freebs_format::wire::{
-    DurableItem, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request, ViewNews, WriteRequest,
+    DurableItem, Leased, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request, ViewNews, WriteRequest,
 };
 use freebs_format::{ExtentKind, Member, ViewBody, block_crc};
 use freebs_types::{
-    BLOCK, DriverId, Generation, Hash32, NodeId, RequestNumber, Sequence, ShardId, StartNumber, ViewNumber,
+    BLOCK, DriverId, Generation, Hash32, Nanos, NodeId, RequestNumber, Sequence, ShardId, StartNumber, ViewNumber,
+    limits,
 };
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -49,6 +50,22 @@ pub struct Frame {
     pub body: Body,
 }
 
+/// Until when leases may run that a member gave: to one generation, and to those before it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lease {
+    generation: Generation,
+    granted: u64,
+    older: u64,
+}
+
+impl Lease {
+    /// It knows nothing of what it gave before a start.
+    pub fn forget(&mut self, now: u64) {
+        let end = now + limits::LEASE_MS * 1_000_000;
+        *self = Self { generation: Generation(0), granted: end, older: end };
+    }
+}
+
 #[derive(Clone, Default)]
 pub struct Replica {
     pub alive: bool,
@@ -64,6 +81,7 @@ pub struct Replica {
     pub leads: bool,
     /// Links of drivers that want to hear of it.
     pub followers: BTreeSet<u64>,
+    pub lease: Lease,
 }
 
 impl Replica {
@@ -154,6 +172,7 @@ impl Shard {
             promised: 1,
             leads: false,
             followers: BTreeSet::new(),
+            lease: Lease::default(),
         };
         let mut replicas = vec![replica; NODES as usize + 1];
         replicas[1].leads = true;
@@ -199,7 +218,7 @@ impl Shard {
     }
 
     /// What a member answers to a message that came over a link. `true`: its log has grown.
-    pub fn receive(&mut self, node: u64, link: u64, message: Message, rng: &mut Rng) -> (Vec<Message>, bool) {
+    pub fn receive(&mut self, node: u64, link: u64, message: Message, now: u64, rng: &mut Rng) -> (Vec<Message>, bool) {
         if !self.replicas[node as usize].alive {
             return (Vec::new(), false);
         }
@@ -210,6 +229,9 @@ impl Shard {
             Message::Detach { .. } => {
                 self.replicas[node as usize].followers.remove(&link);
                 Vec::new()
+            }
+            Message::Lease { generation, driver, stamp, .. } => {
+                vec![self.lease(node, generation, driver, stamp, now, rng)]
             }
             Message::Write(w) => self.write(node, w, rng),
             Message::Read(r) => vec![self.read(node, r, rng)],
@@ -262,6 +284,35 @@ impl Shard {
         }
         let news = self.news(replica.view);
         vec![Message::Attached { news, generation: known, floor: Sequence(0) }, self.durable_item(node)]
+    }
+
+    /// L2: only to the newest generation that the member knows, if it takes part and has its attachment for good.
+    fn lease(
+        &mut self,
+        node: u64,
+        generation: Generation,
+        driver: DriverId,
+        stamp: Nanos,
+        now: u64,
+        rng: &mut Rng,
+    ) -> Message {
+        let replica = &self.replicas[node as usize];
+        let (known, user, at) = replica.generation();
+        if generation < known {
+            return self.refuse(node, Request::Attach, Refusal::Fenced);
+        }
+        let durable = replica.durable as u64 >= at;
+        if !replica.active() || (known, user) != (generation, driver) || !durable || rng.odds(20) {
+            return self.refuse(node, Request::Attach, Refusal::NotReady);
+        }
+        let view = ViewNumber(replica.view);
+        let lease = &mut self.replicas[node as usize].lease;
+        if lease.generation != known {
+            *lease = Lease { generation: known, granted: 0, older: lease.older.max(lease.granted) };
+        }
+        lease.granted = now + limits::LEASE_MS * 1_000_000;
+        let older_ms = lease.older.saturating_sub(now).div_ceil(1_000_000) as u32;
+        Message::Leased(Leased { shard: self.id, view, generation, stamp, older_ms })
     }
 
     fn write(&mut self, node: u64, w: WriteRequest, rng: &mut Rng) -> Vec<Message> {

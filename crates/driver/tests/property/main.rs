@@ -41,23 +41,26 @@ fn every_read_is_what_a_client_may_see() {
             world.plan, world.counters, world.oracle.reads, world.oracle.writes, world.oracle.failed
         );
     }
-    let (mut reads, mut writes, mut failed) = (0, 0, 0);
+    let (mut reads, mut writes, mut failed, mut older) = (0, 0, 0, 0);
     let mut counters = freebs_driver::Counters::default();
     for seed in 0..number("DRIVER_SEEDS").unwrap_or(60) {
         let world = check(seed);
         reads += world.oracle.reads;
         writes += world.oracle.writes;
         failed += world.oracle.failed;
+        older += world.answers_of_older;
         counters.retries += world.counters.retries;
         counters.crc_errors += world.counters.crc_errors;
         counters.read_failovers += world.counters.read_failovers;
         counters.given_up += world.counters.given_up;
         counters.view_changes += world.counters.view_changes;
     }
-    println!("reads {reads} writes {writes} failed {failed} {counters:?}");
+    println!("reads {reads} writes {writes} failed {failed} of older drivers {older} {counters:?}");
     // The worlds are worth nothing if nothing happens in them.
     assert!(reads > 5000 && writes > 5000 && reads + writes > 5 * failed);
     assert!(counters.retries > 100 && counters.crc_errors > 20 && counters.read_failovers > 100);
+    // Drivers that were replaced go on for a while.
+    assert!(older > 20);
     assert!(counters.given_up > 20 && counters.view_changes > 50);
 }
 
@@ -137,4 +140,14 @@ fn catches_answers_before_they_are_durable() {
 #[test]
 fn catches_bytes_that_were_not_checked() {
     caught(Mutant::TrustBytes);
+}
+
+#[test]
+fn catches_answers_without_a_lease() {
+    caught(Mutant::AnswerWithoutLease);
+}
+
+#[test]
+fn catches_drivers_that_do_not_wait_for_older_ones() {
+    caught(Mutant::OlderNotWaitedFor);
 }

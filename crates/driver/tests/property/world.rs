@@ -91,7 +91,9 @@ enum Happening {
         upto: usize,
     },
     Client,
-    Tick,
+    Tick(u64),
+    /// A driver dies that was replaced before.
+    Die(u64),
     Kill,
     Restart(u64),
     Flap,
@@ -129,14 +131,19 @@ pub struct World {
     serial: u64,
     shards: Vec<Shard>,
     workers: BTreeMap<NodeId, u16>,
-    driver: Driver,
-    /// Generation of the driver; also names its life.
+    /// By generation, which also names a driver's life. The last one is the client's; older ones that live do not know
+    /// that they were replaced, and clients of theirs go on, too.
+    drivers: BTreeMap<u64, Driver>,
     life: u64,
+    /// The newest life that was ready.
+    newest_ready: u64,
+    pub answers_of_older: u64,
     links: BTreeMap<u64, Link>,
-    open: BTreeMap<u64, Open>,
+    /// With the life that was asked.
+    open: BTreeMap<u64, (u64, Open)>,
     answered: BTreeSet<u64>,
     token: u64,
-    tick: Option<u64>,
+    ticks: BTreeMap<u64, u64>,
     mutant: Option<Mutant>,
     calm: bool,
 }
@@ -148,6 +155,7 @@ fn config(
     workers: &BTreeMap<NodeId, u16>,
     rng: &mut Rng,
     mutant: Option<Mutant>,
+    alone: bool,
 ) -> DriverConfig {
     let spec = |s: &Shard| {
         let view = if rng.odds(500) { s.active() } else { &s.views[0] };
@@ -169,6 +177,7 @@ fn config(
         },
         workers: workers.clone(),
         local: rng.odds(300).then(|| NodeId(rng.between(1, NODES))),
+        alone,
         request_limit: Nanos::from_millis(plan.limit_ms),
         mutant,
     }
@@ -179,7 +188,7 @@ impl World {
         let mut rng = Rng(seed);
         let shards: Vec<_> = (0..plan.shards).map(|i| Shard::new(ShardId::new(1, i))).collect();
         let workers = (1..=NODES).map(|n| (NodeId(n), rng.between(1, 2) as u16)).collect();
-        let driver = Driver::new(config(&plan, 1, &shards, &workers, &mut rng, mutant), Nanos(0));
+        let driver = Driver::new(config(&plan, 1, &shards, &workers, &mut rng, mutant, true), Nanos(0));
         let mut world = Self {
             plan,
             oracle: Oracle::default(),
@@ -191,17 +200,19 @@ impl World {
             serial: 0,
             shards,
             workers,
-            driver,
+            drivers: BTreeMap::from([(1, driver)]),
             life: 1,
+            newest_ready: 0,
+            answers_of_older: 0,
             links: BTreeMap::new(),
             open: BTreeMap::new(),
             answered: BTreeSet::new(),
             token: 0,
-            tick: None,
+            ticks: BTreeMap::new(),
             mutant,
             calm: false,
         };
-        world.drive(Event::Tick);
+        world.drive(1, Event::Tick);
         let p = world.plan.clone();
         (0..p.depth).for_each(|_| world.soon(0, 5 * MS, Happening::Client));
         world.later(p.kill_ms, Happening::Kill);
@@ -242,25 +253,25 @@ impl World {
         self.run_until(end);
         self.expect(self.open.is_empty(), "requests without an answer");
         let size = self.plan.blocks * 4096;
-        (0..size).step_by(16384).for_each(|at| self.read(at, 16384.min(size - at)));
+        (0..size).step_by(16384).for_each(|at| self.read(self.life, at, 16384.min(size - at)));
         self.run_until(end + 10_000 * MS);
         self.expect(self.open.is_empty(), "the last reads have no answer");
-        let info = self.driver.info();
+        let info = self.drivers[&self.life].info();
         let left = info.bytes + info.requests + info.shards.iter().map(|s| s.writes).sum::<usize>();
         self.expect(left == 0, "something is left over in the driver");
-        self.count();
+        self.count(self.life);
         self.oracle.check();
     }
 
     fn expect(&mut self, what: bool, message: &str) {
         if !what {
-            let message = format!("{message}: {:?}", self.driver.info());
+            let message = format!("{message}: {:?}", self.drivers[&self.life].info());
             self.oracle.errors.push(message);
         }
     }
 
-    fn count(&mut self) {
-        let c = self.driver.info().counters;
+    fn count(&mut self, life: u64) {
+        let c = self.drivers[&life].info().counters;
         self.counters.retries += c.retries;
         self.counters.crc_errors += c.crc_errors;
         self.counters.read_failovers += c.read_failovers;
@@ -284,8 +295,7 @@ impl World {
         match what {
             Happening::ToNode { link, message } => self.reach_node(link, message),
             Happening::ToDriver { link, message } => self.reach_driver(link, message),
-            Happening::Connected { life, peer } if life == self.life => self.connected(peer),
-            Happening::Connected { .. } => {}
+            Happening::Connected { life, peer } => self.connected(life, peer),
             Happening::Broken { link } => self.broken(link),
             Happening::Replicate { shard, node, start, head, view, upto } => {
                 if self.shards[shard].replicas[node as usize].start == start
@@ -302,10 +312,13 @@ impl World {
                 }
             }
             Happening::Client => self.client(),
-            Happening::Tick => {
-                self.tick = None;
-                self.drive(Event::Tick);
+            Happening::Tick(life) => {
+                if self.ticks.get(&life).is_some_and(|at| *at <= self.now) {
+                    self.ticks.remove(&life);
+                }
+                self.drive(life, Event::Tick);
             }
+            Happening::Die(life) => self.die(life),
             Happening::Kill => self.kill(),
             Happening::Restart(node) => self.restart(node),
             Happening::Flap => self.flap(),
@@ -324,50 +337,54 @@ impl World {
 
     // The driver.
 
-    fn drive(&mut self, event: Event) {
+    fn drive(&mut self, life: u64, event: Event) {
         let mut out = Vec::new();
-        self.driver.step(Nanos(self.now), event, &mut out);
+        let Some(driver) = self.drivers.get_mut(&life) else { return };
+        driver.step(Nanos(self.now), event, &mut out);
         for action in out {
             match action {
                 Action::Connect(peer) => {
-                    let life = self.life;
                     self.soon(MS / 10, 3 * MS, Happening::Connected { life, peer });
                 }
-                Action::Send { to, message } => self.send(to, message),
-                Action::Done { token, result } => self.done(token, result),
-                Action::Ready => {}
+                Action::Send { to, message } => self.send(life, to, message),
+                Action::Done { token, result } => self.done(life, token, result),
+                Action::Ready => self.newest_ready = self.newest_ready.max(life),
+                Action::Fenced if life < self.life => self.soon(0, MS, Happening::Die(life)),
                 Action::Fenced | Action::Closed => self.oracle.errors.push("fenced by nobody".into()),
             }
         }
-        if let Some(due) = self.driver.next_deadline() {
+        if let Some(due) = self.drivers.get(&life).and_then(Driver::next_deadline) {
             // A deadline that has passed must not come again and again.
             let due = due.0.max(self.now + 1);
-            if self.tick.is_none_or(|t| due < t) {
-                self.tick = Some(due);
-                self.at(due, Happening::Tick);
+            if self.ticks.get(&life).is_none_or(|t| due < *t) {
+                self.ticks.insert(life, due);
+                self.at(due, Happening::Tick(life));
             }
         }
     }
 
-    fn link_of(&self, peer: Peer) -> Option<u64> {
-        self.links.iter().find(|(_, l)| l.open && l.peer == peer && l.life == self.life).map(|(id, _)| *id)
+    fn link_of(&self, life: u64, peer: Peer) -> Option<u64> {
+        self.links.iter().find(|(_, l)| l.open && l.peer == peer && l.life == life).map(|(id, _)| *id)
     }
 
-    fn connected(&mut self, peer: Peer) {
-        if self.rng.odds(50) || !self.shards[0].replicas[peer.node.0 as usize].alive {
-            return self.drive(Event::LinkDown(peer));
+    fn connected(&mut self, life: u64, peer: Peer) {
+        if !self.drivers.contains_key(&life) {
+            return;
         }
-        if self.link_of(peer).is_some() {
+        if self.rng.odds(50) || !self.shards[0].replicas[peer.node.0 as usize].alive {
+            return self.drive(life, Event::LinkDown(peer));
+        }
+        if self.link_of(life, peer).is_some() {
             // The driver had forgotten a peer that is a member again.
-            return self.drive(Event::LinkUp(peer));
+            return self.drive(life, Event::LinkUp(peer));
         }
         self.serial += 1;
-        self.links.insert(self.serial, Link { life: self.life, peer, open: true, last: [0; 2] });
-        self.drive(Event::LinkUp(peer));
+        self.links.insert(self.serial, Link { life, peer, open: true, last: [0; 2] });
+        self.drive(life, Event::LinkUp(peer));
     }
 
-    fn send(&mut self, to: Peer, message: Message) {
-        let link = self.link_of(to).expect("sends only where the link is up");
+    fn send(&mut self, life: u64, to: Peer, message: Message) {
+        let link = self.link_of(life, to).expect("sends only where the link is up");
         self.carry(link, 0, message);
     }
 
@@ -391,10 +408,12 @@ impl World {
     }
 
     fn reach_driver(&mut self, link: u64, message: Message) {
-        if self.links.get(&link).is_some_and(|l| l.open && l.life == self.life) {
+        if let Some(l) = self.links.get(&link)
+            && l.open
+        {
             self.deliveries += 1;
-            let from = self.links[&link].peer;
-            self.drive(Event::Message { from, message });
+            let (life, from) = (l.life, l.peer);
+            self.drive(life, Event::Message { from, message });
         }
     }
 
@@ -403,13 +422,14 @@ impl World {
         let Some(peer) = self.links.get(&link).map(|l| l.peer) else { return };
         let id = match &message {
             Message::Attach { shard, .. } | Message::Follow { shard, .. } | Message::Detach { shard, .. } => *shard,
+            Message::Lease { shard, .. } => *shard,
             Message::Write(w) => w.shard,
             Message::Read(r) => r.shard,
             other => panic!("a driver sends no {}", other.name()),
         };
         let (s, node) = (id.index as usize, peer.node.0);
         assert_eq!(Peer::of(peer.node, id, self.workers[&peer.node]), peer);
-        let (answers, grown) = self.shards[s].receive(node, link, message, &mut self.rng);
+        let (answers, grown) = self.shards[s].receive(node, link, message, self.now, &mut self.rng);
         if self.links[&link].open {
             answers.into_iter().for_each(|m| self.carry(link, 1, m));
         }
@@ -453,6 +473,8 @@ impl World {
         if self.calm {
             return;
         }
+        let lives: Vec<u64> = self.drivers.keys().copied().collect();
+        let life = lives[self.rng.below(lives.len() as u64) as usize];
         if self.open.len() as u64 >= self.plan.depth {
             return self.soon(MS / 2, 5 * MS, Happening::Client);
         }
@@ -468,49 +490,55 @@ impl World {
         self.token += 1;
         let token = self.token;
         match self.rng.below(100) {
-            0..45 => self.read(offset, len),
+            0..45 => self.read(life, offset, len),
             45..88 => {
                 let (pending, data) = self.oracle.write(offset, len, false);
-                self.open.insert(token, Open::Write(pending));
+                self.open.insert(token, (life, Open::Write(pending)));
                 let fua = self.rng.odds(100);
-                self.drive(Event::Client { token, op: Op::Write { offset, data: data.into(), fua } });
+                self.drive(life, Event::Client { token, op: Op::Write { offset, data: data.into(), fua } });
             }
             n @ 88..95 => {
                 let (pending, data) = self.oracle.write(offset, len, true);
-                self.open.insert(token, Open::Write(pending));
+                self.open.insert(token, (life, Open::Write(pending)));
                 let op = match n {
                     88..90 => Op::Trim { offset, len },
                     90..92 => Op::Zero { offset, len, may_trim: self.rng.odds(500) },
                     _ => Op::Write { offset, data: Bytes::from(vec![0; data.len()]), fua: false },
                 };
-                self.drive(Event::Client { token, op });
+                self.drive(life, Event::Client { token, op });
             }
             95..98 => {
                 let start = self.oracle.tick();
-                self.open.insert(token, Open::Status { offset, start });
-                self.drive(Event::Client { token, op: Op::Status { offset, len } });
+                self.open.insert(token, (life, Open::Status { offset, start }));
+                self.drive(life, Event::Client { token, op: Op::Status { offset, len } });
             }
             _ => {
-                self.open.insert(token, Open::Other);
-                self.drive(Event::Client { token, op: Op::Flush });
+                self.open.insert(token, (life, Open::Other));
+                self.drive(life, Event::Client { token, op: Op::Flush });
             }
         }
     }
 
-    fn read(&mut self, offset: u64, len: u64) {
+    fn read(&mut self, life: u64, offset: u64, len: u64) {
         self.token += 1;
         let start = self.oracle.tick();
-        self.open.insert(self.token, Open::Read { offset, len, start });
-        self.drive(Event::Client { token: self.token, op: Op::Read { offset, len } });
+        self.open.insert(self.token, (life, Open::Read { offset, len, start }));
+        self.drive(life, Event::Client { token: self.token, op: Op::Read { offset, len } });
     }
 
-    fn done(&mut self, token: u64, result: freebs_types::Result<Reply>) {
+    fn done(&mut self, life: u64, token: u64, result: freebs_types::Result<Reply>) {
         if !self.answered.insert(token) {
             self.oracle.errors.push(format!("token {token} was answered twice"));
         }
-        let Some(open) = self.open.remove(&token) else {
+        let Some((asked, open)) = self.open.remove(&token) else {
             return self.oracle.errors.push(format!("token {token} was never asked"));
         };
+        assert_eq!(asked, life);
+        if result.is_ok() && life < self.newest_ready {
+            let error = format!("driver {life} gave a success after {} was ready", self.newest_ready);
+            self.oracle.errors.push(error);
+        }
+        self.answers_of_older += u64::from(result.is_ok() && life < self.life);
         match (open, result) {
             (Open::Read { offset, len, start }, Ok(Reply::Read(pieces))) => {
                 let mut bytes = Vec::new();
@@ -547,9 +575,9 @@ impl World {
     fn broken(&mut self, link: u64) {
         let Some(l) = self.links.get(&link) else { return };
         let (peer, life) = (l.peer, l.life);
-        if life == self.life && l.open {
+        if l.open {
             self.links.get_mut(&link).unwrap().open = false;
-            self.drive(Event::LinkDown(peer));
+            self.drive(life, Event::LinkDown(peer));
         }
     }
 
@@ -608,6 +636,7 @@ impl World {
             let r = &mut self.shards[s].replicas[node as usize];
             r.alive = true;
             r.start += 1;
+            r.lease.forget(self.now);
             // What its log holds is all it knows: it answers in its view again only after it came level.
             r.promised = r.promised.max(r.view + 1);
             self.soon(MS, 100 * MS, Happening::Join(s, node));
@@ -665,20 +694,40 @@ impl World {
         }
     }
 
-    /// The driver dies, and the client is served by another one, with a generation of its own.
+    /// The client is served by another driver, with a generation of its own. The one before dies, or does not know.
     fn replace(&mut self) {
         self.later(self.plan.replace_ms, Happening::Replace);
         if self.calm {
             return;
         }
-        self.count();
-        let links: Vec<u64> = self.links.iter().filter(|(_, l)| l.open).map(|(id, _)| *id).collect();
-        for (_, open) in std::mem::take(&mut self.open) {
-            if let Open::Write(pending) = open {
+        let old = self.life;
+        if self.rng.odds(500) {
+            self.die(old);
+        } else {
+            self.soon(100 * MS, 4000 * MS, Happening::Die(old));
+        }
+        self.life += 1;
+        let (life, alone) = (self.life, self.drivers.is_empty());
+        let config = config(&self.plan, life, &self.shards, &self.workers, &mut self.rng, self.mutant, alone);
+        self.drivers.insert(life, Driver::new(config, Nanos(self.now)));
+        self.drive(life, Event::Tick);
+    }
+
+    fn die(&mut self, life: u64) {
+        if !self.drivers.contains_key(&life) {
+            return;
+        }
+        self.count(life);
+        self.drivers.remove(&life);
+        self.ticks.remove(&life);
+        let gone: Vec<u64> = self.open.iter().filter(|(_, (l, _))| *l == life).map(|(token, _)| *token).collect();
+        for token in gone {
+            if let Some((_, Open::Write(pending))) = self.open.remove(&token) {
                 self.oracle.wrote(&pending, false);
             }
             self.soon(MS / 10, 5 * MS, Happening::Client);
         }
+        let links: Vec<u64> = self.links.iter().filter(|(_, l)| l.open && l.life == life).map(|(id, _)| *id).collect();
         for link in links {
             if self.rng.odds(300) {
                 self.queue.retain(|_, h| !matches!(h, Happening::ToNode { link: l, .. } if *l == link));
@@ -690,10 +739,5 @@ impl World {
                 });
             });
         }
-        self.life += 1;
-        let config = config(&self.plan, self.life, &self.shards, &self.workers, &mut self.rng, self.mutant);
-        self.driver = Driver::new(config, Nanos(self.now));
-        self.tick = None;
-        self.drive(Event::Tick);
     }
 }

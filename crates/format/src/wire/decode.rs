@@ -3,14 +3,14 @@
 use super::encode::message_crc;
 use super::structs::{self as s, kind};
 use super::{
-    DurableItem, FrameName, Given, HeartbeatItem, Hello, Message, Piece, ReadReply, ReadRequest, Refusal, Refused,
-    Request, Role, Room, SealAnswer, SyncMode, SyncReply, SyncRequest, ViewNews, Welcome, WriteRequest,
+    DurableItem, FrameName, Given, HeartbeatItem, Hello, Leased, Message, Piece, ReadReply, ReadRequest, Refusal,
+    Refused, Request, Role, Room, SealAnswer, SyncMode, SyncReply, SyncRequest, ViewNews, Welcome, WriteRequest,
 };
 use crate::{Extent, ExtentDesc, ExtentKind, Frame, FrameHead, UpdateKind, ViewBody, crc32c};
 use bytes::{Bytes, BytesMut};
 use freebs_types::{
-    BLOCK, BlockRange, ClusterId, DriverId, Error, Generation, Hash32, HostPublic, Lba, NodeId, RequestNumber, Result,
-    SLICE_BYTES, SealedSlice, Sequence, ShardId, Slice, StartNumber, ViewNumber, VolumeId, limits,
+    BLOCK, BlockRange, ClusterId, DriverId, Error, Generation, Hash32, HostPublic, Lba, Nanos, NodeId, RequestNumber,
+    Result, SLICE_BYTES, SealedSlice, Sequence, ShardId, Slice, StartNumber, ViewNumber, VolumeId, limits,
 };
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -122,7 +122,16 @@ impl Message {
         Ok(match kind {
             kind::HELLO => Self::Hello(hello(&meta)?),
             kind::WELCOME => Self::Welcome(welcome(&meta)?),
-            kind::ATTACH | kind::FOLLOW | kind::DETACH | kind::ATTACHED | kind::VIEW => attach(kind, h, &meta)?,
+            kind::ATTACH | kind::FOLLOW | kind::DETACH | kind::LEASE | kind::ATTACHED | kind::VIEW => {
+                attach(kind, h, &meta)?
+            }
+            kind::LEASED if meta.is_empty() => Self::Leased(Leased {
+                shard: h.shard,
+                view: h.view,
+                generation: h.generation,
+                stamp: Nanos(h.id),
+                older_ms: h.flags,
+            }),
             kind::WRITE => Self::Write(write(h, &meta, payload)?),
             kind::ORDERED => Self::Ordered {
                 shard: h.shard,
@@ -160,7 +169,7 @@ impl Message {
             kind::SYNC => Self::Sync(sync(h, &meta)?),
             kind::SYNC_REPLY => Self::SyncReply(sync_reply(h, &meta, payload)?),
             kind::NUDGE if meta.is_empty() => Self::Nudge { shard: h.shard, view: h.view },
-            kind::NUDGE => return Err(bad("message with bytes left over")),
+            kind::NUDGE | kind::LEASED => return Err(bad("message with bytes left over")),
             kind::CONTROL => Self::Control { id: h.id, body: control_body(&meta, payload)? },
             kind::CONTROL_REPLY => Self::ControlReply { id: h.id, body: control_body(&meta, payload)? },
             _ => return Err(Error::invalid("message of an unknown kind; is the other end newer?")),
@@ -199,13 +208,14 @@ fn attach(kind: u16, h: &Head, meta: &[u8]) -> Result<Message> {
         let body = ViewBody::decode(rest)?;
         Ok(ViewNews { shard, view: h.view, sequence: Sequence(m.view_sequence.get()), body })
     };
-    if matches!(kind, kind::ATTACH | kind::FOLLOW | kind::DETACH) && !rest.is_empty() {
+    if matches!(kind, kind::ATTACH | kind::FOLLOW | kind::DETACH | kind::LEASE) && !rest.is_empty() {
         return Err(bad("message with bytes left over"));
     }
     Ok(match kind {
         kind::ATTACH => Message::Attach { shard, view: h.view, generation, driver, identity: Hash32(m.identity) },
         kind::FOLLOW => Message::Follow { shard, generation, driver },
         kind::DETACH => Message::Detach { shard, generation, driver },
+        kind::LEASE => Message::Lease { shard, generation, driver, stamp: Nanos(h.id) },
         kind::VIEW => Message::View(news(rest)?),
         _ => Message::Attached { news: news(rest)?, generation, floor: Sequence(m.floor.get()) },
     })

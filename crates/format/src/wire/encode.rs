@@ -192,6 +192,16 @@ impl Message {
                 out.put_slice(attach(driver.0, [0; 32]).as_bytes());
                 kind::DETACH
             }
+            Self::Lease { shard, generation, driver, stamp } => {
+                to = Addressed { shard: *shard, generation: *generation, id: stamp.0, ..to };
+                out.put_slice(attach(driver.0, [0; 32]).as_bytes());
+                kind::LEASE
+            }
+            Self::Leased(l) => {
+                let (id, flags) = (l.stamp.0, l.older_ms);
+                to = Addressed { shard: l.shard, view: l.view, generation: l.generation, id, flags };
+                kind::LEASED
+            }
             Self::Attached { news, generation, floor } => {
                 to = Addressed { shard: news.shard, view: news.view, generation: *generation, ..to };
                 put_news(news, floor.0, out);

@@ -13,7 +13,7 @@ pub use structs::*;
 use crate::{Extent, ExtentKind, Frame, UpdateKind, ViewBody};
 use bytes::Bytes;
 use freebs_types::{
-    BlockRange, ClusterId, DriverId, Error, ErrorKind, Generation, Hash32, HostPublic, NodeId, RequestNumber,
+    BlockRange, ClusterId, DriverId, Error, ErrorKind, Generation, Hash32, HostPublic, Nanos, NodeId, RequestNumber,
     SealedSlice, Sequence, ShardId, Slice, StartNumber, ViewNumber,
 };
 
@@ -328,6 +328,19 @@ pub struct SyncReply {
     pub frames: Vec<Frame>,
 }
 
+/// A member lets a driver answer its client for `LEASE_MS` (L1, L2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leased {
+    pub shard: ShardId,
+    /// The view that the member is in.
+    pub view: ViewNumber,
+    pub generation: Generation,
+    /// As it was asked.
+    pub stamp: Nanos,
+    /// How long leases that this member gave to older generations may still run, in milliseconds.
+    pub older_ms: u32,
+}
+
 /// The view of a shard as its members tell drivers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ViewNews {
@@ -369,6 +382,16 @@ pub enum Message {
         generation: Generation,
         driver: DriverId,
     },
+    /// Driver to member: let this generation answer its client for a while (L1).
+    Lease {
+        shard: ShardId,
+        generation: Generation,
+        driver: DriverId,
+        /// The driver's time of sending, which comes back with the answer.
+        stamp: Nanos,
+    },
+    /// The answer, if it is granted.
+    Leased(Leased),
     Write(WriteRequest),
     /// Head to driver: requests were ordered in frames.
     Ordered {
@@ -424,6 +447,8 @@ impl Message {
             Self::Follow { .. } => "follow",
             Self::Attached { .. } => "attached",
             Self::Detach { .. } => "detach",
+            Self::Lease { .. } => "lease",
+            Self::Leased(_) => "leased",
             Self::Write(_) => "write",
             Self::Ordered { .. } => "ordered",
             Self::Durable(_) => "durable",

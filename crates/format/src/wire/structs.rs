@@ -33,6 +33,8 @@ pub mod kind {
     pub const SYNC: u16 = 18;
     pub const SYNC_REPLY: u16 = 19;
     pub const NUDGE: u16 = 20;
+    pub const LEASE: u16 = 23;
+    pub const LEASED: u16 = 24;
     pub const CONTROL: u16 = 21;
     pub const CONTROL_REPLY: u16 = 22;
 }
@@ -85,7 +87,7 @@ pub struct WelcomeMeta {
 }
 const _: () = assert!(size_of::<WelcomeMeta>() == 64);
 
-/// `Attach`, `Follow`, `Detach`; and, with the floor and followed by a view body, `Attached` and `View`.
+/// `Attach`, `Follow`, `Detach`, `Lease`; and, with the floor and followed by a view body, `Attached` and `View`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct AttachMeta {

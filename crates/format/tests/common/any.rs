@@ -374,11 +374,13 @@ fn greeting() -> impl Strategy<Value = Message> {
 }
 
 fn attachment() -> impl Strategy<Value = Message> {
-    let asked = (shard_id(), any::<[u64; 3]>(), hash(), 0u8..3).prop_map(|(shard, [view, g, d], identity, which)| {
+    let asked = (shard_id(), any::<[u64; 3]>(), hash(), 0u8..5).prop_map(|(shard, [view, g, d], identity, which)| {
         let (view, generation, driver) = (ViewNumber(view), Generation(g), DriverId(d));
         match which {
             0 => Message::Attach { shard, view, generation, driver, identity },
             1 => Message::Follow { shard, generation, driver },
+            2 => Message::Lease { shard, generation, driver, stamp: Nanos(view.0) },
+            3 => Message::Leased(Leased { shard, view, generation, stamp: Nanos(d), older_ms: d as u32 }),
             _ => Message::Detach { shard, generation, driver },
         }
     });

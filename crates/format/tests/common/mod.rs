@@ -393,5 +393,7 @@ pub fn all_messages() -> Vec<Message> {
         Message::Nudge { shard, view },
         Message::Control { id: 5, body: Bytes::from_static(br#"{"request":"status"}"#) },
         Message::ControlReply { id: 5, body: Bytes::from_static(br#"{"ok":{"reply":"deleted"}}"#) },
+        Message::Lease { shard, generation, driver, stamp: Nanos(123_456_789) },
+        Message::Leased(Leased { shard, view, generation, stamp: Nanos(123_456_789), older_ms: 1999 }),
     ]
 }

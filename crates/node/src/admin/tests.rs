@@ -273,7 +273,7 @@ async fn views_and_attachments_go_through_the_plane() {
     let attach =
         Command::AttachVolume { volume: VolumeId(1), identity: Hash32([1; 32]), name: "gateway".into(), force: false };
     let done = nodes[1].plane.submit(attach).await.unwrap();
-    assert_eq!(done.outcome, Outcome::Attached { generation: Generation(1) });
+    assert_eq!(done.outcome, Outcome::Attached { generation: Generation(1), alone: true });
 }
 
 #[tokio::test]

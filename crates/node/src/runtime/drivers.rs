@@ -53,6 +53,14 @@ pub struct Slot {
     free: RefCell<Vec<usize>>,
 }
 
+impl Slot {
+    /// The right to the volume goes back, once its driver answers nobody any more. One that was ready had waited for
+    /// the leases of all that came before it.
+    fn give_back(&self) -> Command {
+        Command::DetachVolume { volume: self.volume, generation: self.generation, settled: self.ready.get() }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Link {
     Dialing,
@@ -85,6 +93,7 @@ fn shard_of(message: &Message) -> Option<ShardId> {
         Message::Attached { news, .. } => Some(news.shard),
         Message::View(news) => Some(news.shard),
         Message::Ordered { shard, .. } => Some(*shard),
+        Message::Leased(l) => Some(l.shard),
         Message::ReadReply(r) => Some(r.shard),
         Message::Refused(r) => Some(r.shard),
         _ => None,
@@ -178,7 +187,7 @@ impl<C: ControlPlane> Drivers<C> {
             force: false,
         };
         let outcome = core.spec.control.submit(command).await?.outcome;
-        let Outcome::Attached { generation } = outcome else {
+        let Outcome::Attached { generation, alone } = outcome else {
             return Err(Error::bug("an attachment had another outcome"));
         };
         let state = core.spec.control.state();
@@ -186,6 +195,7 @@ impl<C: ControlPlane> Drivers<C> {
         let config = DriverConfig {
             driver: DriverId(OsRandom.next_u64().max(1)),
             generation,
+            alone,
             identity: core.spec.identity,
             volume: spec_of(volume),
             workers: state.nodes().map(|n| (n.id, n.workers)).collect(),
@@ -235,7 +245,7 @@ impl<C: ControlPlane> Drivers<C> {
         slot.closed.set(true);
         self.slots.borrow_mut().remove(&slot.volume);
         if !slot.fenced.get() {
-            let command = Command::DetachVolume { volume: slot.volume, generation: slot.generation };
+            let command = slot.give_back();
             // If the control plane can't be reached, the attachment stays this identity's, who may take it again.
             if let Err(e) = core.spec.control.submit(command).await {
                 tracing::debug!("volume {} was not given back: {e}", slot.volume);
@@ -258,7 +268,7 @@ impl<C: ControlPlane> Drivers<C> {
                 }
             }
             slot.closed.set(true);
-            let command = Command::DetachVolume { volume: slot.volume, generation: slot.generation };
+            let command = slot.give_back();
             let control = core.spec.control.clone();
             detaching.spawn_local(async move { control.submit(command).await });
         }

@@ -93,7 +93,7 @@ fn state_of_an_earlier_version(c: &Cluster, status: &Value) -> State {
         state.apply(attach).expect("an attachment");
     }
     let generation = state.volume(VolumeId(1)).expect("created").generation;
-    state.apply(Command::DetachVolume { volume: VolumeId(1), generation }).expect("it gives it back");
+    state.apply(Command::DetachVolume { volume: VolumeId(1), generation, settled: false }).expect("it gives it back");
     let seen = &status["volumes"][0]["shards"][0];
     let shard = ShardId::new(1, 0);
     let head = state.shard(shard).and_then(|s| s.head()).expect("a head");

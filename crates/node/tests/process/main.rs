@@ -7,6 +7,7 @@
 
 mod support;
 
+mod attachments;
 mod bad_input;
 mod clients;
 mod damage;

@@ -1,0 +1,101 @@
+//! Leases that a member gives to the driver of the present attachment (L1, L2).
+//!
+//! A driver answers its client only while it holds leases of A members. A member gives none to a driver of an older
+//! generation than it knows, and tells the driver of a newer one how long those may still run that it gave before.
+//! Leases are the member's, not a view's: one that was given in an earlier view is reported in a later one.
+//!
+//! Invariants: `granted` and `older` are never earlier than the end of any lease given here, as far as the clocks keep
+//! to their drift; no lease is given before the attach frame of its generation is durable in this log.
+
+use crate::event::Mutant;
+use crate::replica::{Ctx, Replica};
+use freebs_format::wire::{Leased, Message, Refusal, Request};
+use freebs_io::LinkId;
+use freebs_types::{DriverId, Generation, Nanos, Sequence, limits};
+
+const LEASE: Nanos = Nanos::from_millis(limits::LEASE_MS);
+
+/// Until when leases of this member may run.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Leases {
+    /// Leases of the present generation.
+    granted: Nanos,
+    /// Leases of older ones.
+    older: Nanos,
+    /// The time of the first step: what was given before it is not known.
+    begun: Option<Nanos>,
+    /// The attach frame of the present generation, 0 if it is not in this log behind what was durable at the start.
+    attached_at: Sequence,
+}
+
+impl Leases {
+    /// Leases that an earlier process of this node gave may still run, and so may those that members of a view gave
+    /// in which this one was none.
+    pub fn begin(&mut self, now: Nanos) {
+        if self.begun.is_none() {
+            self.begun = Some(now);
+            self.assume(now);
+        }
+    }
+
+    fn assume(&mut self, now: Nanos) {
+        self.granted = self.granted.max(now.plus(LEASE));
+        self.older = self.older.max(now.plus(LEASE));
+    }
+
+    /// A higher generation is known: no more leases for those before it.
+    pub fn raise(&mut self) {
+        self.older = self.older.max(self.granted);
+        self.granted = Nanos(0);
+    }
+
+    pub fn attached_at(&mut self, sequence: Sequence) {
+        self.attached_at = sequence;
+    }
+}
+
+impl Replica {
+    /// This node was no member of the view before: others may have given leases, and may not be asked any more.
+    pub(crate) fn assume_leases(&mut self, now: Nanos) {
+        self.leases.assume(now);
+    }
+
+    /// A driver asks for the right to answer its client for a while. Who can't have it now gets no answer, and asks again.
+    pub fn on_lease(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        link: LinkId,
+        (generation, driver): (Generation, DriverId),
+        stamp: Nanos,
+    ) {
+        let anyone = ctx.mutant(Mutant::LeasesToAnyone);
+        if generation < self.attach.generation && !anyone {
+            self.refuse(ctx, link, Request::Attach, Refusal::Fenced);
+            return;
+        }
+        let is_its = generation == self.attach.generation && driver == self.attach.driver && driver != DriverId(0);
+        // What was lost may have been a newer attachment.
+        let is_durable = self.leases.attached_at <= self.durable && !self.damage.is_there();
+        if !(self.active_known && self.serves() && (is_its && is_durable || anyone)) {
+            return;
+        }
+        self.leases.granted = self.leases.granted.max(ctx.now.plus(LEASE));
+        let older_ms = self.leases.older.since(ctx.now).0.div_ceil(1_000_000);
+        let older_ms = u32::try_from(older_ms).unwrap_or(u32::MAX);
+        let leased = Leased { shard: self.id, view: self.view_number(), generation, stamp, older_ms };
+        ctx.out.send(link, Message::Leased(leased));
+    }
+
+    /// A driver goes: it answers nobody any more.
+    pub fn on_detach(&mut self, link: LinkId, generation: Generation, driver: DriverId) {
+        self.clients.remove(&link);
+        if generation == self.attach.generation && driver == self.attach.driver {
+            self.leases.granted = Nanos(0);
+        }
+    }
+
+    /// Whether a lease of the present generation may run.
+    pub fn is_leased(&self, now: Nanos) -> bool {
+        self.leases.granted > now
+    }
+}

@@ -1,0 +1,245 @@
+//! Leases of one member (L1, L2).
+
+use super::*;
+use freebs_format::AttachBody;
+use freebs_format::wire::Leased;
+use freebs_types::limits::LEASE_MS;
+
+impl Scene {
+    /// What a driver with a link of its own is told when it asks for a lease now.
+    fn lease(&mut self, link: u64, generation: u64, driver: u64) -> Vec<Message> {
+        let stamp = Nanos(link);
+        let who = (Generation(generation), DriverId(driver));
+        let (_, actions) = self.play(|r, ctx| r.on_lease(ctx, LinkId(link), who, stamp));
+        let message = |a: Action| match a {
+            Action::Send { message, .. } => message,
+            other => panic!("{other:?}"),
+        };
+        actions.into_iter().map(message).collect()
+    }
+
+    /// For how long leases of older generations may still run, if the driver gets one.
+    fn older(&mut self, link: u64, generation: u64, driver: u64) -> Option<u32> {
+        let told = self.lease(link, generation, driver);
+        let [Message::Leased(l)] = &told[..] else {
+            assert!(told.is_empty(), "{told:?}");
+            return None;
+        };
+        let (view, stamp) = (self.r.view_number(), Nanos(link));
+        let older_ms = l.older_ms;
+        assert_eq!(*l, Leased { shard: SHARD, view, generation: Generation(generation), stamp, older_ms });
+        Some(older_ms)
+    }
+
+    fn is_fenced(&mut self, link: u64, generation: u64, driver: u64) -> bool {
+        let told = self.lease(link, generation, driver);
+        matches!(&told[..], [Message::Refused(r)] if r.reason == Refusal::Fenced)
+    }
+
+    fn pass(&mut self, ms: u64) {
+        self.now = self.now.plus(Nanos::from_millis(ms));
+    }
+}
+
+impl Chain {
+    fn attach(&mut self, generation: u64, driver: u64) -> Frame {
+        let (generation, driver) = (Generation(generation), DriverId(driver));
+        self.frame(FrameKind::Attach, &AttachBody { generation, driver, identity: Hash32::default() }.encode())
+    }
+}
+
+/// Node 2 in view 1, known to be active, at sequence 1.
+fn following() -> (Scene, Chain) {
+    let mut s = Scene::new(2);
+    s.r.leases.begin(s.now);
+    let mut c = Chain::new();
+    s.take(c.open(1));
+    s.durable(1);
+    s.play(|r, ctx| r.learn_active(ctx));
+    (s, c)
+}
+
+/// The same once what it may have promised before it began has ended; driver 9 has attached with generation 1.
+fn attached() -> (Scene, Chain) {
+    let (mut s, mut c) = following();
+    s.take(c.attach(1, 9));
+    s.durable(2);
+    s.pass(LEASE_MS);
+    assert_eq!(s.older(100, 1, 9), Some(0));
+    (s, c)
+}
+
+#[test]
+fn only_the_attached_driver_gets_a_lease() {
+    let (mut s, _) = attached();
+    assert_eq!(s.older(100, 1, 8), None, "another one with its generation");
+    assert_eq!(s.older(100, 2, 9), None, "a generation that is not known here");
+    assert!(s.is_fenced(100, 0, 9));
+    assert_eq!(s.older(100, 1, 9), Some(0));
+}
+
+/// The mutant of L2 shows that the test above can fail.
+#[test]
+fn without_the_rule_an_older_driver_gets_one() {
+    let (mut s, mut c) = attached();
+    s.take(c.attach(2, 10));
+    s.durable(3);
+    let ask = |r: &mut Replica, ctx: &mut Ctx<'_>| {
+        let config = HostConfig { mutant: Some(crate::event::Mutant::LeasesToAnyone), ..ctx.config.clone() };
+        let mut mutated = Ctx { config: &config, out: &mut *ctx.out, tickets: &mut *ctx.tickets, ..*ctx };
+        r.on_lease(&mut mutated, LinkId(100), (Generation(1), DriverId(9)), Nanos(100));
+    };
+    let (_, actions) = s.play(ask);
+    assert!(matches!(&actions[..], [Action::Send { message: Message::Leased(_), .. }]), "{actions:?}");
+    assert!(s.is_fenced(100, 1, 9));
+}
+
+/// L2: what is not durable may be forgotten, and then an older driver would get leases again.
+#[test]
+fn the_attachment_is_durable_before_a_lease() {
+    let (mut s, mut c) = following();
+    s.take(c.attach(1, 9));
+    assert_eq!(s.older(100, 1, 9), None);
+    s.durable(2);
+    assert!(s.older(100, 1, 9).is_some());
+}
+
+#[test]
+fn a_lease_is_given_in_an_active_view_without_a_promise() {
+    let (mut s, mut c) = attached();
+    s.play(|r, ctx| r.on_seal(ctx, LinkId(1), (ViewNumber(2), ViewNumber(1)), None));
+    assert_eq!(s.older(100, 1, 9), None, "promised");
+    s.take(c.open(2));
+    s.durable(3);
+    let ticket = s.tickets;
+    s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
+    assert_eq!(s.older(100, 1, 9), None, "nobody has said that the view is active");
+    s.play(|r, ctx| r.learn_active(ctx));
+    assert!(s.older(100, 1, 9).is_some());
+}
+
+#[test]
+fn a_newer_driver_hears_how_long_older_leases_run() {
+    let (mut s, mut c) = attached();
+    s.pass(500);
+    assert_eq!(s.older(100, 1, 9), Some(0));
+    s.pass(700);
+    s.take(c.attach(3, 11));
+    assert!(s.is_fenced(100, 1, 9), "not durable yet, and no more leases for the older one");
+    s.durable(3);
+    assert_eq!(s.older(101, 3, 11), Some(1300));
+    s.take(c.attach(4, 12));
+    s.durable(4);
+    s.pass(1300);
+    assert_eq!(s.older(102, 4, 12), Some(700), "the third's lease outlives the first's");
+    s.pass(700);
+    assert_eq!(s.older(102, 4, 12), Some(0));
+}
+
+/// The frame of a view names the generation of its time: it fences like an attach frame (V6).
+#[test]
+fn a_view_frame_ends_leases_too() {
+    let (mut s, _) = attached();
+    let body = AttachBody { generation: Generation(2), ..AttachBody::default() };
+    s.play(|r, ctx| r.learn_attach(ctx, body, Sequence(2)));
+    assert!(s.is_fenced(100, 1, 9));
+    assert_eq!(s.older(101, 2, 0), None, "nobody has attached with it");
+}
+
+#[test]
+fn who_goes_leaves_nothing_to_wait_for() {
+    let (mut s, mut c) = attached();
+    s.r.on_detach(LinkId(100), Generation(1), DriverId(8));
+    assert!(s.r.is_leased(s.now), "another driver's word");
+    s.r.on_detach(LinkId(100), Generation(1), DriverId(9));
+    assert!(!s.r.is_leased(s.now));
+    s.take(c.attach(2, 10));
+    s.durable(3);
+    assert_eq!(s.older(101, 2, 10), Some(0));
+}
+
+/// What an earlier process gave is not known, and neither is what others gave before this node became a member.
+#[test]
+fn unknown_leases_may_run_for_the_whole_time() {
+    let (mut s, mut c) = following();
+    s.take(c.attach(1, 9));
+    s.durable(2);
+    assert_eq!(s.older(100, 1, 9), Some(LEASE_MS as u32));
+    s.pass(1999);
+    assert_eq!(s.older(100, 1, 9), Some(1));
+    s.pass(5000);
+    s.r.view = None;
+    s.take(c.open(2));
+    assert!(s.r.is_leased(s.now), "a new member");
+}
+
+/// The attach frame was cut. The member knew the generation, and its log did not: after a restart it would have
+/// given leases to the older driver beside those that the newer one counted.
+#[test]
+fn an_attachment_that_was_cut_gives_no_lease() {
+    let (mut s, mut c) = attached();
+    let before = Chain { ..c };
+    s.take(c.attach(2, 10));
+    s.durable(3);
+    assert!(s.older(101, 2, 10).is_some());
+    s.cut(2);
+    s.r.on_cut_done();
+    c = before;
+    s.take(c.open(2));
+    s.durable(3);
+    s.play(|r, ctx| r.learn_active(ctx));
+    assert_eq!(s.older(101, 2, 10), None);
+    assert!(s.is_fenced(100, 1, 9), "what was said is not taken back");
+    s.take(c.attach(2, 10));
+    assert_eq!(s.older(101, 2, 10), None);
+    s.durable(4);
+    assert!(s.older(101, 2, 10).is_some());
+}
+
+/// The attach frame of a newer driver may be among what was lost. The member knew the older one only, and would have
+/// given it leases again after a restart.
+#[test]
+fn a_log_with_a_hole_gives_no_lease() {
+    let (mut s, mut c) = attached();
+    for _ in 0..2 {
+        s.take(c.plain());
+    }
+    s.durable(4);
+    let hole = Hole { before: c.last, until: Sequence(3), end: None };
+    s.r.damage = Damage::new(vec![hole], false);
+    assert_eq!(s.older(100, 1, 9), None);
+    s.r.damage = Damage::default();
+    assert!(s.older(100, 1, 9).is_some());
+}
+
+/// A restarted member knew a generation from its view frame, and the driver's attach frame was lost. When it came again
+/// it was taken for old news, and the driver got no lease for as long as the view lasted.
+#[test]
+fn a_driver_that_was_lost_is_learned_again() {
+    let (mut s, mut c) = attached();
+    s.take(c.plain());
+    s.durable(3);
+    s.r.attach = AttachBody { generation: Generation(1), ..AttachBody::default() };
+    assert_eq!(s.older(100, 1, 9), None);
+    let (generation, driver) = (Generation(1), DriverId(9));
+    let body = AttachBody { generation, driver, identity: Hash32::default() };
+    s.play(|r, ctx| r.learn_lost_attach(ctx, body));
+    assert!(s.older(100, 1, 9).is_some());
+}
+
+/// The head that took an attachment wrote it once. When a view change had cut it in some logs, the driver attached
+/// again, and the head, which remembered it, wrote nothing: members never learned of it, and went on with the older
+/// one.
+#[test]
+fn every_view_has_its_attach_frame() {
+    let mut s = leading();
+    let last = s.r.last.sequence;
+    let attach = |s: &mut Scene| {
+        s.play(|r, ctx| r.on_attach(ctx, DRIVER, DriverId(9), Generation(1), Hash32::default()));
+        s.both_durable();
+        s.r.last.sequence
+    };
+    assert_eq!(attach(&mut s), last, "once in a view");
+    s.r.head.as_mut().unwrap().reset(Vec::new(), 1, Hash32::default(), Hash32::default());
+    assert_eq!(attach(&mut s), last.next());
+}

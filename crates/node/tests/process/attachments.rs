@@ -1,0 +1,138 @@
+//! Who may use a volume: one gateway takes it from another under load, and from then on the other one gets errors only.
+
+use crate::support::cluster::{Cluster, Setup, scratch};
+use crate::support::nbd::{Client, Op, Place};
+use crate::support::rng::Rng;
+use crate::support::tools::say;
+use crate::support::{alone, full};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const BLOCK: u32 = 4096;
+/// An answer that was given in time may lie in a socket for so long.
+const ON_ITS_WAY: Duration = Duration::from_millis(200);
+
+/// A gateway of its own, that has the same right to volumes as others with its identity.
+struct Gateway {
+    process: Child,
+    place: Place,
+}
+
+impl Gateway {
+    fn start(c: &Cluster, dir: &Path, name: &str) -> Self {
+        let socket = dir.join(name);
+        let listen = format!("unix:{}", socket.display());
+        let mut cmd = c.freebs();
+        cmd.args(["gateway", "--name", name, "--identity", "the same host", "--nbd", &listen]);
+        let process = cmd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+        Self { process, place: Place::Unix(socket) }
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A request, when it was sent, when its answer came, and whether that was a success.
+struct Asked {
+    write: bool,
+    sent: Instant,
+    came: Instant,
+    done: bool,
+}
+
+/// Writes and reads one after the other until told to stop, or the connection ends.
+fn use_volume(mut client: Client, at: u64, stop: &AtomicBool) -> Vec<Asked> {
+    let mut all = Vec::new();
+    for i in 0u64.. {
+        let write = i % 2 == 0;
+        let op = match write {
+            true => Op::Write { at, data: vec![i as u8; BLOCK as usize], fua: false },
+            false => Op::Read { at, len: BLOCK },
+        };
+        let sent = Instant::now();
+        let Ok(result) = client.ask(&op) else { break };
+        all.push(Asked { write, sent, came: Instant::now(), done: result.is_ok() });
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+    }
+    all
+}
+
+/// The attachment moves to and fro. In turn nothing else happens, a member stands still, or the head does.
+#[test]
+fn who_lost_a_volume_gets_errors_only() {
+    let _turn = alone();
+    let rounds = if full() { 100 } else { 4 };
+    let mut rng = Rng::announced("attachments");
+    let c = Cluster::up(Setup::default());
+    let dir = scratch();
+    let gateways = ["one", "two"].map(|name| Gateway::start(&c, dir.path(), name));
+    let mut waits = Vec::new();
+    for round in 0..rounds {
+        let [old, new] = [&gateways[round % 2], &gateways[(round + 1) % 2]];
+        let client = Client::connect_within(&old.place, "demo", Duration::from_secs(30));
+        let stop = AtomicBool::new(false);
+        let (head, others) = c.chain("demo");
+        let victim = match round % 3 {
+            1 => Some(others[rng.below(2) as usize].clone()),
+            2 => Some(head),
+            _ => None,
+        };
+        let frozen = victim.map(|name| c.nodes().into_iter().find(|n| n.0 == name).expect("it is up").1);
+        let (all, ready, took) = std::thread::scope(|s| {
+            let load = s.spawn(|| use_volume(client, round as u64 * u64::from(BLOCK), &stop));
+            std::thread::sleep(Duration::from_millis(200 + rng.below(300)));
+            frozen.iter().for_each(|pid| c.pause(*pid));
+            let begun = Instant::now();
+            let mut second = Client::connect_within(&new.place, "demo", Duration::from_secs(30));
+            let ready = Instant::now();
+            second.write(64 << 20, &vec![round as u8; BLOCK as usize]);
+            std::thread::sleep(Duration::from_millis(500));
+            frozen.iter().for_each(|pid| c.resume(*pid));
+            // Whoever was frozen and knows nothing of all that may answer now.
+            std::thread::sleep(Duration::from_millis(500));
+            stop.store(true, Ordering::Relaxed);
+            assert_eq!(second.read(64 << 20, BLOCK), vec![round as u8; BLOCK as usize]);
+            (load.join().expect("the load"), ready, ready - begun)
+        });
+        let late = |a: &&Asked| a.done && (a.sent > ready || a.came > ready + ON_ITS_WAY);
+        if let Some(a) = all.iter().find(late) {
+            let what = if a.write { "write" } else { "read" };
+            let (sent, came) = (a.sent.saturating_duration_since(ready), a.came.saturating_duration_since(ready));
+            panic!(
+                "round {round}: a {what} sent {sent:?} after the other was ready succeeded at {came:?}\n{}",
+                c.log()
+            );
+        }
+        assert!(all.iter().filter(|a| a.done).count() > 10, "round {round}: the old one did hardly anything");
+        waits.push(took);
+        c.wait_healthy("demo", Duration::from_secs(40));
+    }
+    waits.sort();
+    let (half, most) = (waits[waits.len() / 2].as_secs_f64(), waits[waits.len() - 1].as_secs_f64());
+    say(&format!("measured: a volume taken over {rounds} times: median {half:.2} s, longest {most:.2} s"));
+    c.verify("demo");
+}
+
+/// A gateway that was killed has the volume attached still. Started again it takes it up, once its own old leases have
+/// ended.
+#[test]
+fn a_gateway_that_was_killed_takes_its_volume_up_again() {
+    let _turn = alone();
+    let c = Cluster::up(Setup::default());
+    let mut client = Client::connect_within(&c.place, "demo", Duration::from_secs(20));
+    client.write(0, &[7; BLOCK as usize]);
+    let killed = c.gateways()[0].1;
+    c.kill(&[killed]);
+    let begun = Instant::now();
+    let mut client = Client::connect_within(&c.place, "demo", Duration::from_secs(30));
+    say(&format!("measured: gateway killed, volume in use again after {:.2} s", begun.elapsed().as_secs_f64()));
+    assert_eq!(client.read(0, BLOCK), [7; BLOCK as usize]);
+}
