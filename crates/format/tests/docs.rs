@@ -95,10 +95,10 @@ fn kinds_agree() {
         SYNC,
         SYNC_REPLY,
         NUDGE,
-        LEASE,
-        LEASED,
         CONTROL,
-        CONTROL_REPLY
+        CONTROL_REPLY,
+        LEASE,
+        LEASED
     );
     assert_eq!(tables::values(&wire, "Kinds of messages"), kinds);
 }

@@ -180,7 +180,7 @@ fn device() {
 #[test]
 fn messages() {
     let all = all_messages();
-    assert_eq!(all.len(), 22, "one of each kind");
+    assert_eq!(all.len(), 24, "one of each kind");
     for m in all {
         let (head, payload) = wire_bytes(&m);
         golden(&format!("message-{}", m.name().replace(' ', "-")), &head, &payload);
