@@ -49,6 +49,11 @@ impl Leases {
         self.granted = Nanos(0);
     }
 
+    /// Whether a cut may take the attach frame; one that was there at the start may lie anywhere.
+    pub fn may_be_cut(&self, to: Sequence) -> bool {
+        self.attached_at == Sequence(0) || self.attached_at > to
+    }
+
     pub fn attached_at(&mut self, sequence: Sequence) {
         self.attached_at = sequence;
     }
@@ -74,8 +79,9 @@ impl Replica {
             return;
         }
         let is_its = generation == self.attach.generation && driver == self.attach.driver && driver != DriverId(0);
-        // What was lost may have been a newer attachment.
-        let is_durable = self.leases.attached_at <= self.durable && !self.damage.is_there();
+        // What was lost may have been a newer attachment, but not if it lies in front of this one: generations rise.
+        let at = self.leases.attached_at;
+        let is_durable = at <= self.durable && !self.damage.is_there_behind(at);
         if !(self.active_known && self.serves() && (is_its && is_durable || anyone)) {
             return;
         }

@@ -118,6 +118,11 @@ impl Damage {
         self.suspect_tail || !self.holes.is_empty()
     }
 
+    /// Whether anything is missing behind `at`, or may be.
+    pub fn is_there_behind(&self, at: Sequence) -> bool {
+        self.suspect_tail || self.holes.iter().any(|h| h.until > at)
+    }
+
     /// The log is cut behind `to`. What was missing there may have been told durable and be the chain's, too, so the end
     /// of the log is suspect until it was compared.
     pub fn cut(&mut self, to: Sequence) {

@@ -468,9 +468,11 @@ impl Replica {
         self.durable = self.durable.min(to);
         self.requests.cut(to);
         self.damage.cut(to);
-        // Its frame may have been cut: lower generations stay fenced, but the log may not say so. A newer view follows
-        // every cut, and its head writes the attachment again.
-        self.attach = AttachBody { generation: self.attach.generation, ..AttachBody::default() };
+        // Its frame may have been cut: lower generations stay fenced, but the log may not say so. The head of the next view
+        // writes the attachment again.
+        if self.leases.may_be_cut(to) {
+            self.attach = AttachBody { generation: self.attach.generation, ..AttachBody::default() };
+        }
         self.recent.retain(|f| f.head.seq() <= to);
         self.recent_bytes = self.recent.iter().map(weight).sum();
         if let Some(v) = self.view.take_if(|v| v.sequence > to) {

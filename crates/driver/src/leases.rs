@@ -61,11 +61,16 @@ impl Shard {
 }
 
 impl Driver {
+    /// A mutant of L1; and of R2, which leases would cover: who has them has an attach frame that A members hold.
+    fn needs_no_lease(&self) -> bool {
+        self.mutated(Mutant::AnswerWithoutLease) || self.mutated(Mutant::NoBarrier)
+    }
+
     /// L1: A members of the present view have lent.
     fn held(&self, s: usize) -> bool {
         let shard = &self.shards[s];
         let held = shard.members.iter().filter(|m| m.lease.until > self.now).count();
-        (shard.known && shard.quorum > 0 && held >= shard.quorum) || self.mutated(Mutant::AnswerWithoutLease)
+        (shard.known && shard.quorum > 0 && held >= shard.quorum) || self.needs_no_lease()
     }
 
     /// Whether a success may be given now: there are leases in every shard that the request has touched, or in one
@@ -76,7 +81,7 @@ impl Driver {
             Some(_) => touched.all(|s| self.held(s)),
             None => (0..self.shards.len()).any(|s| self.held(s)),
         };
-        held && (self.ready || self.mutated(Mutant::AnswerWithoutLease))
+        held && (self.ready || self.needs_no_lease())
     }
 
     /// Everything that the request wanted has been done: its client hears of it, now or when there are leases again.

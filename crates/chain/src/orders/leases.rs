@@ -205,9 +205,14 @@ fn a_log_with_a_hole_gives_no_lease() {
         s.take(c.plain());
     }
     s.durable(4);
-    let hole = Hole { before: c.last, until: Sequence(3), end: None };
-    s.r.damage = Damage::new(vec![hole], false);
+    let hole = |until| Hole { before: c.last, until: Sequence(until), end: None };
+    s.r.damage = Damage::new(vec![hole(3)], false);
     assert_eq!(s.older(100, 1, 9), None);
+    s.r.damage = Damage::new(vec![hole(1)], true);
+    assert_eq!(s.older(100, 1, 9), None, "the tail is suspect");
+    // Nobody may ever mend the hole of a single copy: what lies in front of the attachment is no reason.
+    s.r.damage = Damage::new(vec![hole(1)], false);
+    assert!(s.older(100, 1, 9).is_some());
     s.r.damage = Damage::default();
     assert!(s.older(100, 1, 9).is_some());
 }
