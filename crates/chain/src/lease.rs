@@ -22,8 +22,8 @@ pub(crate) struct Leases {
     granted: Nanos,
     /// Leases of older ones.
     older: Nanos,
-    /// The time of the first step: what was given before it is not known.
-    begun: Option<Nanos>,
+    /// Set by the first step: what was given before it is not known.
+    begun: bool,
     /// The attach frame of the present generation, 0 if it is not in this log behind what was durable at the start.
     attached_at: Sequence,
 }
@@ -32,8 +32,7 @@ impl Leases {
     /// Leases that an earlier process of this node gave may still run, and so may those that members of a view gave
     /// in which this one was none.
     pub fn begin(&mut self, now: Nanos) {
-        if self.begun.is_none() {
-            self.begun = Some(now);
+        if !std::mem::replace(&mut self.begun, true) {
             self.assume(now);
         }
     }

@@ -177,6 +177,23 @@ impl Scene {
         self.play(|r, ctx| r.on_frame_durable(ctx, Sequence(sequence)));
     }
 
+    /// View 2 with this predecessor is pending, and the own promise of it is durable.
+    fn proposed(&mut self, pred: u64) {
+        let opened = Opened {
+            view: ViewNumber(2),
+            pred: ViewNumber(pred),
+            members: [1, 2, 3].map(NodeId).to_vec(),
+            quorum: 2,
+            min_copies: 2,
+            pred_quorum: 2,
+            generation: Generation(0),
+            keys: BTreeMap::new(),
+        };
+        self.play(|r, ctx| r.on_proposed(ctx, Ok(opened), Hash32([5; 32])));
+        let ticket = self.tickets;
+        self.play(|r, ctx| r.on_mark_durable(ctx, ticket));
+    }
+
     fn cut(&mut self, to: u64) {
         self.play(|r, ctx| r.cut(ctx, Sequence(to)));
     }
@@ -240,19 +257,7 @@ fn opening() -> (Scene, SealAnswer) {
     s.take(c.plain());
     s.durable(2);
     s.play(|r, ctx| r.become_head(ctx));
-    let opened = Opened {
-        view: ViewNumber(2),
-        pred: ViewNumber(1),
-        members: [1, 2, 3].map(NodeId).to_vec(),
-        quorum: 2,
-        min_copies: 2,
-        pred_quorum: 2,
-        generation: Generation(0),
-        keys: BTreeMap::new(),
-    };
-    s.play(|r, ctx| r.on_proposed(ctx, Ok(opened), Hash32([5; 32])));
-    let ticket = s.tickets;
-    s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
+    s.proposed(1);
     let answer = s.r.seal_answer(ViewNumber(2), ViewNumber(1));
     assert_eq!((s.r.last.view, answer.has_pred, answer.last.sequence), (ViewNumber(1), true, Sequence(2)));
     (s, answer)

@@ -12,19 +12,7 @@ fn damage_before_the_first_view_does_not_count() {
     s.durable(1);
     s.r.damage = Damage::new(vec![Hole { before: genesis(), until: Sequence(1), end: None }], true);
     s.play(|r, ctx| r.become_head(ctx));
-    let opened = Opened {
-        view: ViewNumber(2),
-        pred: ViewNumber(0),
-        members: [1, 2, 3].map(NodeId).to_vec(),
-        quorum: 2,
-        min_copies: 2,
-        pred_quorum: 2,
-        generation: Generation(0),
-        keys: BTreeMap::new(),
-    };
-    s.play(|r, ctx| r.on_proposed(ctx, Ok(opened), Hash32([5; 32])));
-    let ticket = s.tickets;
-    s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
+    s.proposed(0);
     assert_eq!((s.r.last.view, s.r.last.sequence), (ViewNumber(2), Sequence(1)));
     assert!(!s.r.damage.is_there());
 }
