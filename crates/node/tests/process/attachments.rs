@@ -1,42 +1,17 @@
 //! Who may use a volume: one gateway takes it from another under load, and from then on the other one gets errors only.
 
 use crate::support::cluster::{Cluster, Setup, scratch};
-use crate::support::nbd::{Client, Op, Place};
+use crate::support::gateway::Gateway;
+use crate::support::nbd::{Client, Op};
 use crate::support::rng::Rng;
 use crate::support::tools::say;
 use crate::support::{alone, full};
-use std::path::Path;
-use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const BLOCK: u32 = 4096;
 /// An answer that was given in time may lie in a socket for so long.
 const ON_ITS_WAY: Duration = Duration::from_millis(200);
-
-/// A gateway of its own, that has the same right to volumes as others with its identity.
-struct Gateway {
-    process: Child,
-    place: Place,
-}
-
-impl Gateway {
-    fn start(c: &Cluster, dir: &Path, name: &str) -> Self {
-        let socket = dir.join(name);
-        let listen = format!("unix:{}", socket.display());
-        let mut cmd = c.freebs();
-        cmd.args(["gateway", "--name", name, "--identity", "the same host", "--nbd", &listen]);
-        let process = cmd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
-        Self { process, place: Place::Unix(socket) }
-    }
-}
-
-impl Drop for Gateway {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
 
 /// A request, when it was sent, when its answer came, and whether that was a success.
 struct Asked {

@@ -1,67 +1,17 @@
 //! Nodes die at random moments under a client that remembers every answer.
 
 use crate::support::cluster::{Cluster, Setup};
-use crate::support::nbd::Client;
+use crate::support::load::{Load, all_up, pids};
 use crate::support::oracle::Oracle;
 use crate::support::rng::Rng;
 use crate::support::tools::{say, wait_for};
-use crate::support::{Raised, alone, full};
-use std::sync::atomic::{AtomicBool, Ordering};
+use crate::support::{alone, full};
 use std::time::{Duration, Instant};
 
 const REGION: u64 = 32 << 20;
-const DEPTH: usize = 32;
 
-fn attach(c: &Cluster) -> Client {
-    Client::connect_within(&c.place, "demo", Duration::from_secs(30))
-}
-
-/// Runs the oracle while `faults` happen. If the connection ends it connects again.
-fn under_load(c: &Cluster, oracle: &mut Oracle, faults: impl FnOnce() + Send) {
-    let done = AtomicBool::new(false);
-    // The faults' clock begins when there is somebody whom they can hit.
-    let mut client = attach(c);
-    std::thread::scope(|s| {
-        s.spawn(|| {
-            // Also when the faults panic, so that the other side ends.
-            let _raised = Raised(&done);
-            faults();
-        });
-        loop {
-            match oracle.run(&mut client, DEPTH, || done.load(Ordering::Relaxed)) {
-                Ok(true) => break,
-                Ok(false) => client = attach(c),
-                Err(e) => {
-                    say(&format!("{e}\n{}", c.log()));
-                    panic!("the volume broke its promise: {e}");
-                }
-            }
-        }
-    });
-}
-
-fn check(c: &Cluster, oracle: &mut Oracle) {
-    let mut client = attach(c);
-    for _ in 0..2 {
-        oracle.read_all(&mut client).unwrap_or_else(|e| panic!("{e}\n{}", c.log()));
-    }
-}
-
-fn pids(c: &Cluster) -> Vec<u32> {
-    c.nodes().iter().map(|n| n.1).collect()
-}
-
-/// Waits until the supervisor has started all nodes again; their new processes.
-fn all_up(c: &Cluster, old: &[u32]) -> Vec<u32> {
-    let begun = Instant::now();
-    loop {
-        let now = pids(c);
-        if now.len() == 3 && now.iter().all(|p| !old.contains(p)) {
-            return now;
-        }
-        assert!(begun.elapsed() < Duration::from_secs(40), "the nodes did not come back\n{}", c.log());
-        std::thread::sleep(Duration::from_millis(50));
-    }
+fn load(c: &Cluster) -> Load<'_> {
+    Load::new(&c.place, "demo")
 }
 
 #[test]
@@ -77,18 +27,18 @@ fn all_nodes_killed_again_and_again_lose_no_answered_write() {
         let moment = Duration::from_millis(300 + rng.below(1500));
         let mut back = Duration::ZERO;
         let gap = std::mem::take(&mut oracle.tally.longest_gap);
-        under_load(&c, &mut oracle, || {
+        load(&c).run(&c, &mut oracle, || {
             std::thread::sleep(moment);
             let begun = Instant::now();
             c.kill(&before);
-            all_up(&c, &before);
+            all_up(&c, 3, &before);
             c.wait_healthy("demo", Duration::from_secs(40));
             back = begun.elapsed();
             std::thread::sleep(Duration::from_millis(300));
         });
         let longest = oracle.tally.longest_gap;
         oracle.tally.longest_gap = gap.max(longest);
-        check(&c, &mut oracle);
+        load(&c).check(&c, &mut oracle);
         if oracle.tally.errors > 0 && errors == 0 {
             say(&format!("requests failed in round {round}:\n{}", c.log()));
         }
@@ -107,7 +57,7 @@ fn all_nodes_killed_again_and_again_lose_no_answered_write() {
     c.verify("demo");
     c.stop();
     c.start();
-    check(&c, &mut oracle);
+    load(&c).check(&c, &mut oracle);
 }
 
 #[test]
@@ -123,7 +73,7 @@ fn members_and_heads_killed_one_by_one_under_load() {
         let role = if victim == head { "head" } else { "member" };
         let pid = c.nodes().iter().find(|n| n.0 == victim).expect("it is up").1;
         let gap = std::mem::take(&mut oracle.tally.longest_gap);
-        under_load(&c, &mut oracle, || {
+        load(&c).run(&c, &mut oracle, || {
             std::thread::sleep(Duration::from_millis(300 + rng.below(500)));
             c.kill(&[pid]);
             std::thread::sleep(Duration::from_millis(500));
@@ -132,7 +82,7 @@ fn members_and_heads_killed_one_by_one_under_load() {
         say(&format!("round {round}: a {role} killed, longest gap {:.3} s", oracle.tally.longest_gap.as_secs_f64()));
         assert!(role == "head" || oracle.tally.errors == 0, "the loss of a member showed: {:?}", oracle.tally);
         oracle.tally.longest_gap = gap.max(oracle.tally.longest_gap);
-        check(&c, &mut oracle);
+        load(&c).check(&c, &mut oracle);
     }
     c.verify("demo");
 }
@@ -151,15 +101,15 @@ fn a_killed_gateway_decides_its_open_writes_once() {
         if with_nodes {
             victims.extend(pids(&c));
         }
-        under_load(&c, &mut oracle, || {
+        load(&c).run(&c, &mut oracle, || {
             std::thread::sleep(Duration::from_millis(300 + rng.below(700)));
             c.kill(&victims);
             if with_nodes {
-                all_up(&c, &victims);
+                all_up(&c, 3, &victims);
             }
             std::thread::sleep(Duration::from_millis(1500));
         });
-        check(&c, &mut oracle);
+        load(&c).check(&c, &mut oracle);
     }
     assert!(oracle.tally.lost > 0, "no request was in flight when the gateway died: {:?}", oracle.tally);
     c.wait_healthy("demo", Duration::from_secs(40));
@@ -184,10 +134,10 @@ fn reads_and_writes_go_on_without_a_control_plane() {
     let victims: Vec<u32> = nodes.iter().filter(|(name, _)| !stays.contains(&name)).map(|n| n.1).collect();
     assert_eq!(victims.len(), 3);
     // Attaching is for the control plane to decide: one connection keeps the volume attached.
-    let _attached = attach(&c);
+    let _attached = load(&c).attach();
     let mut oracle = Oracle::new(0, REGION, Rng::new(5));
     let mut decided = false;
-    under_load(&c, &mut oracle, || {
+    load(&c).run(&c, &mut oracle, || {
         std::thread::sleep(Duration::from_millis(500));
         c.kill(&victims);
         std::thread::sleep(Duration::from_secs(4));
@@ -198,7 +148,7 @@ fn reads_and_writes_go_on_without_a_control_plane() {
     say(&format!("measured: without a control plane, longest gap {:.3} s", oracle.tally.longest_gap.as_secs_f64()));
     assert_eq!(oracle.tally.errors, 0, "{:?}", oracle.tally);
     assert!(oracle.tally.longest_gap < Duration::from_secs(2), "{:?}", oracle.tally);
-    check(&c, &mut oracle);
+    load(&c).check(&c, &mut oracle);
 }
 
 #[test]
@@ -208,7 +158,7 @@ fn a_frozen_member_is_passed_over() {
     let (_, others) = c.chain("demo");
     let pid = c.nodes().iter().find(|n| n.0 == others[1]).expect("it is up").1;
     let mut oracle = Oracle::new(0, REGION, Rng::new(3));
-    under_load(&c, &mut oracle, || {
+    load(&c).run(&c, &mut oracle, || {
         std::thread::sleep(Duration::from_millis(500));
         c.pause(pid);
         std::thread::sleep(Duration::from_secs(3));
@@ -218,7 +168,7 @@ fn a_frozen_member_is_passed_over() {
     say(&format!("measured: a member frozen for 3 s, longest gap {:.3} s", oracle.tally.longest_gap.as_secs_f64()));
     assert_eq!(oracle.tally.errors, 0, "{:?}", oracle.tally);
     assert!(oracle.tally.longest_gap < Duration::from_secs(2), "{:?}", oracle.tally);
-    check(&c, &mut oracle);
+    load(&c).check(&c, &mut oracle);
     c.wait_healthy("demo", Duration::from_secs(30));
     c.verify("demo");
 }
@@ -244,7 +194,7 @@ fn heads_move_under_load() {
     let rounds = if full() { 30 } else { 6 };
     let c = Cluster::up(Setup::default());
     let mut oracle = Oracle::new(0, REGION, Rng::new(5));
-    under_load(&c, &mut oracle, || {
+    load(&c).run(&c, &mut oracle, || {
         for round in 0..rounds {
             std::thread::sleep(Duration::from_millis(300));
             let (_, others) = c.chain("demo");
@@ -258,7 +208,7 @@ fn heads_move_under_load() {
     say(&format!("measured: {rounds} moves of the head, longest gap {:.3} s", gap.as_secs_f64()));
     assert_eq!(oracle.tally.errors, 0, "{:?}", oracle.tally);
     assert!(gap < Duration::from_secs(3), "{:?}", oracle.tally);
-    check(&c, &mut oracle);
+    load(&c).check(&c, &mut oracle);
     c.verify("demo");
 }
 
@@ -271,7 +221,7 @@ fn another_head_goes_on_for_a_frozen_one() {
     let (head, others) = c.chain("demo");
     let pid = c.nodes().iter().find(|n| n.0 == head).expect("it is up").1;
     let mut oracle = Oracle::new(0, REGION, Rng::new(6));
-    under_load(&c, &mut oracle, || {
+    load(&c).run(&c, &mut oracle, || {
         std::thread::sleep(Duration::from_millis(500));
         c.pause(pid);
         std::thread::sleep(Duration::from_millis(300));
@@ -287,7 +237,7 @@ fn another_head_goes_on_for_a_frozen_one() {
     assert_eq!(c.chain("demo").0, others[0]);
     assert_eq!(oracle.tally.errors, 0, "{:?}", oracle.tally);
     assert!(gap < Duration::from_secs(6), "{:?}", oracle.tally);
-    check(&c, &mut oracle);
+    load(&c).check(&c, &mut oracle);
     c.verify("demo");
 }
 
@@ -306,7 +256,7 @@ fn another_head_takes_over_for_a_dead_one() {
         let (head, _) = c.chain("demo");
         let pid = c.nodes().iter().find(|n| n.0 == head).expect("it is up").1;
         let before = std::mem::take(&mut oracle.tally.longest_gap);
-        under_load(&c, &mut oracle, || {
+        load(&c).run(&c, &mut oracle, || {
             std::thread::sleep(Duration::from_millis(500));
             if round % 4 == 3 {
                 c.pause(pid);
@@ -328,7 +278,7 @@ fn another_head_takes_over_for_a_dead_one() {
         gaps.push(gap);
         oracle.tally.longest_gap = before.max(oracle.tally.longest_gap);
         assert_eq!(oracle.tally.errors, 0, "{:?}\n{}", oracle.tally, c.log());
-        check(&c, &mut oracle);
+        load(&c).check(&c, &mut oracle);
     }
     gaps.sort_by(f64::total_cmp);
     let median = gaps[gaps.len() / 2];
@@ -347,7 +297,7 @@ fn a_stopped_node_hands_its_heads_over() {
     let data = c.data();
     let data = data.to_str().expect("a plain path");
     let mut oracle = Oracle::new(0, REGION, Rng::new(9));
-    under_load(&c, &mut oracle, || {
+    load(&c).run(&c, &mut oracle, || {
         for _ in 0..rounds {
             std::thread::sleep(Duration::from_millis(300));
             let (head, _) = c.chain("demo");
@@ -363,6 +313,6 @@ fn a_stopped_node_hands_its_heads_over() {
     let gap = oracle.tally.longest_gap.as_secs_f64();
     say(&format!("measured: {rounds} heads stopped on purpose, longest gap {gap:.3} s"));
     assert_eq!(oracle.tally.errors, 0, "{:?}\n{}", oracle.tally, c.log());
-    check(&c, &mut oracle);
+    load(&c).check(&c, &mut oracle);
     c.verify("demo");
 }

@@ -1,7 +1,8 @@
 //! Process tests: clusters of real processes under real clients and real kills.
 //!
 //! `FREEBS_BIN` names another program than the one of this build, `FREEBS_FULL=1` asks for the long forms,
-//! `FREEBS_SEED` repeats a random one, `FREEBS_KEEP=1` keeps the data of a failed one.
+//! `FREEBS_ROUNDS` says how often a fault of `faults` is repeated, `FREEBS_SEED` repeats a random one, `FREEBS_KEEP=1`
+//! keeps the data of a failed one.
 
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "tests of real processes in real time")]
 
@@ -11,6 +12,7 @@ mod attachments;
 mod bad_input;
 mod clients;
 mod damage;
+mod faults;
 mod filesystem;
 mod first_start;
 mod kills;

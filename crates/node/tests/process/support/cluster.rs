@@ -203,7 +203,7 @@ impl Cluster {
         };
         show(&self.dir.path().join("up.out"));
         show(&self.dir.path().join("up.err"));
-        let mut logs = files_below(&self.data(), &|p| p.extension().is_some_and(|e| e == "log"));
+        let mut logs = files_below(self.dir.path(), &|p| p.extension().is_some_and(|e| e == "log"));
         logs.sort();
         logs.iter().for_each(|p| show(p));
         text

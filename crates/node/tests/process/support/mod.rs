@@ -5,9 +5,12 @@
 
 pub mod cluster;
 pub mod device;
+pub mod gateway;
 pub mod image;
+pub mod load;
 pub mod nbd;
 pub mod oracle;
+pub mod plane;
 pub mod rng;
 pub mod tools;
 
@@ -61,4 +64,14 @@ impl Drop for Raised<'_> {
 #[must_use]
 pub fn full() -> bool {
     std::env::var_os("FREEBS_FULL").is_some_and(|v| v == "1")
+}
+
+/// How often a test does its thing: `few` times, `many` times in its long form, or as `FREEBS_ROUNDS` says.
+#[must_use]
+pub fn rounds(few: usize, many: usize) -> usize {
+    match std::env::var("FREEBS_ROUNDS") {
+        Ok(text) => text.parse().expect("FREEBS_ROUNDS is a number"),
+        Err(_) if full() => many,
+        Err(_) => few,
+    }
 }

@@ -1,0 +1,97 @@
+//! The control plane stands still, or loses its leader, while volumes are in use and others come and go.
+
+use super::figures::Figures;
+use super::rig::{Moments, NODES, Rig, VOLUME, five};
+use crate::support::cluster::Cluster;
+use crate::support::plane::{COMMAND_MAX, Shown, agreed, churn, create, ms, settled};
+use crate::support::tools::{KILLED_MAX, say, wait_at_most, wait_for};
+use crate::support::{Raised, alone, full, rounds};
+use std::collections::BTreeSet;
+use std::process::Stdio;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+/// Three of five seats stand still, and with them their nodes, one of which is a member that is not the head (in turn
+/// the middle one and the last): nobody decides anything, and the two members that are left go on.
+fn without_a_majority(c: &Cluster, round: usize, away: Duration) -> Moments {
+    let nodes = settled(c, NODES);
+    let (head, others) = c.chain(VOLUME);
+    let stays = [&head, &others[round % 2]];
+    let (left, frozen): (Vec<&Shown>, Vec<&Shown>) = nodes.iter().partition(|n| stays.contains(&&n.0));
+    assert_eq!((left.len(), frozen.len()), (2, 3));
+    let hit = Instant::now();
+    frozen.iter().for_each(|n| c.pause(n.1));
+    // What a leader that was stopped had under way may still be decided by nobody.
+    std::thread::sleep(away / 2);
+    let name = format!("undecided{round}");
+    let mut cmd = c.freebs();
+    cmd.env("FREEBS_CLUSTER", &left[0].2).args(["volume", "create", &name, "--size", "64M", "--copies", "1"]);
+    cmd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut asked = cmd.spawn().expect("it starts");
+    std::thread::sleep(away / 2);
+    let ended = asked.try_wait().expect("our own child");
+    let back = Instant::now();
+    frozen.iter().for_each(|n| c.resume(n.1));
+    assert!(!ended.is_some_and(|s| s.success()), "two of five must not decide\n{}", c.log());
+    // It may be done now, or not any more.
+    if wait_at_most(&mut asked, COMMAND_MAX).is_none() {
+        let _ = asked.kill();
+        let _ = wait_at_most(&mut asked, KILLED_MAX);
+    }
+    Moments { hit, back }
+}
+
+#[test]
+fn reads_and_writes_do_not_notice_that_nothing_is_decided() {
+    let _turn = alone();
+    let c = five(&[]);
+    let mut rig = Rig::on(&c, "no majority of seats");
+    let seconds = if full() { 30 } else { 2 };
+    let mut figures = Figures::new(format!("no control plane for {seconds} s")).longest_asked(0.1);
+    for round in 0..rounds(2, 20) {
+        figures.add(rig.round(|| without_a_majority(&c, round, Duration::from_secs(seconds))));
+        // From then on the control plane decides again.
+        let took = create(&c, None, &format!("decided{round}"), "3");
+        say(&format!("round {round}: a volume was created within {:.3} s", took.as_secs_f64()));
+    }
+    rig.end(&[&figures]);
+    let names = agreed(&c, &settled(&c, NODES));
+    assert!((0..rounds(2, 20)).all(|i| names.contains(&format!("decided{i}"))), "{names:?}");
+}
+
+/// The leader dies; then at least some commands are done without it, and the supervisor starts it again.
+fn leader_killed(c: &Cluster, times: &Mutex<Vec<Duration>>) -> Moments {
+    let leader = settled(c, NODES).swap_remove(0);
+    let count = || times.lock().expect("not poisoned").len();
+    let before = count();
+    let hit = Instant::now();
+    c.kill(&[leader.1]);
+    wait_for("commands behind the kill", 2 * COMMAND_MAX, || (count() >= before + 6).then_some(()));
+    let again = || c.nodes().iter().any(|n| n.0 == leader.0 && n.1 != leader.1).then_some(());
+    wait_for("the killed node", Duration::from_secs(30), again);
+    Moments { hit, back: Instant::now() }
+}
+
+#[test]
+fn leaders_of_five_killed_while_volumes_come_and_go() {
+    let _turn = alone();
+    let c = five(&[]);
+    let mut rig = Rig::on(&c, "kills of leaders");
+    let mut figures = Figures::new("leader of the control plane killed while volumes come and go");
+    let (stop, times) = (AtomicBool::new(false), Mutex::new(vec![]));
+    let mut wanted = std::thread::scope(|s| {
+        let clients = ["a", "b"].map(|who| s.spawn(|| churn(&c, who, "3", &stop, &times)));
+        let _raised = Raised(&stop);
+        for _ in 0..rounds(3, 50) {
+            figures.add(rig.round(|| leader_killed(&c, &times)));
+        }
+        drop(_raised);
+        clients.into_iter().flat_map(|t| t.join().expect("a client")).collect::<BTreeSet<_>>()
+    });
+    wanted.insert(VOLUME.into());
+    assert_eq!(agreed(&c, &settled(&c, NODES)), wanted, "volumes were lost, or came back");
+    let times = &mut times.into_inner().expect("not poisoned");
+    say(&format!("measured: {} commands under kills of the leader: {}", times.len(), ms(times)));
+    rig.end(&[&figures]);
+}

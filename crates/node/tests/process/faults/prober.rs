@@ -1,0 +1,125 @@
+//! A client that writes 4 KiB durably, one write after the other and without a pause, and knows how long each took.
+
+use crate::support::nbd::{Client, Op, Place};
+use crate::support::tools::say;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const BLOCK: u64 = 4096;
+/// Blocks that it writes in turn.
+const BLOCKS: u64 = 256;
+const ATTACH_MAX: Duration = Duration::from_secs(30);
+
+/// What a block holds after its write of this number.
+fn block(number: u64) -> Vec<u8> {
+    let word = |i: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(i).to_le_bytes();
+    (0..BLOCK / 8).flat_map(word).collect()
+}
+
+pub struct Prober {
+    place: Place,
+    volume: String,
+    client: Client,
+    /// Where its region begins on the volume, in bytes.
+    base: u64,
+    /// The number of each block's last write that was answered; 0 if there was none.
+    holds: Vec<u64>,
+    /// Of the last write that was sent.
+    number: u64,
+    /// When each write since `forget` was sent, and how long its answer took.
+    took: Vec<(Instant, Duration)>,
+    pub errors: u64,
+    /// Answers that never came.
+    pub lost: u64,
+}
+
+impl Prober {
+    #[must_use]
+    pub fn connect(place: &Place, volume: &str, base: u64) -> Self {
+        let client = Client::connect_within(place, volume, ATTACH_MAX);
+        Self {
+            place: place.clone(),
+            volume: volume.into(),
+            client,
+            base,
+            holds: vec![0; BLOCKS as usize],
+            number: 0,
+            took: vec![],
+            errors: 0,
+            lost: 0,
+        }
+    }
+
+    fn at(&self, slot: u64) -> u64 {
+        self.base + slot * BLOCK
+    }
+
+    /// Writes until it is told to stop.
+    pub fn run(&mut self, stop: &AtomicBool) {
+        while !stop.load(Ordering::Relaxed) {
+            self.write();
+        }
+    }
+
+    fn write(&mut self) {
+        self.number += 1;
+        let slot = self.number % BLOCKS;
+        let op = Op::Write { at: self.at(slot), data: block(self.number), fua: true };
+        let sent = Instant::now();
+        match self.client.ask(&op) {
+            Ok(Ok(_)) => self.holds[slot as usize] = self.number,
+            Ok(Err(code)) => {
+                say(&format!("write {} of the prober failed after {:?}: error {code}", self.number, sent.elapsed()));
+                self.errors += 1;
+            }
+            Err(e) => {
+                say(&format!("write {} of the prober has no answer after {:?}: {e}", self.number, sent.elapsed()));
+                self.lost += 1;
+                self.client = Client::connect_within(&self.place, &self.volume, ATTACH_MAX);
+            }
+        }
+        self.took.push((sent, sent.elapsed()));
+    }
+
+    /// Begins a new list of what writes took.
+    pub fn forget(&mut self) {
+        self.took.clear();
+    }
+
+    /// The longest write that was under way between these moments.
+    #[must_use]
+    pub fn longest(&self, from: Instant, to: Instant) -> Duration {
+        let under_way = self.took.iter().filter(|(sent, took)| *sent < to && *sent + *took > from);
+        under_way.map(|(_, took)| *took).max().unwrap_or_default()
+    }
+
+    /// The longest write that had ended before this moment.
+    #[must_use]
+    pub fn longest_before(&self, to: Instant) -> Duration {
+        let ended = self.took.iter().filter(|(sent, took)| *sent + *took <= to);
+        ended.map(|(_, took)| *took).max().unwrap_or_default()
+    }
+
+    /// How many writes were sent since this moment.
+    #[must_use]
+    pub fn sent_since(&self, from: Instant) -> usize {
+        self.took.iter().filter(|(sent, _)| *sent >= from).count()
+    }
+
+    /// Each block must hold its last write. Only while no write failed: what one left behind may be there or not.
+    pub fn check(&mut self) {
+        assert_eq!((self.errors, self.lost), (0, 0), "writes failed, or their answers were lost");
+        for slot in 0..BLOCKS {
+            let want = match self.holds[slot as usize] {
+                0 => vec![0; BLOCK as usize],
+                number => block(number),
+            };
+            let got = self.client.read(self.at(slot), BLOCK as u32);
+            if got != want {
+                let found = (1..=self.number).rev().find(|n| block(*n) == got);
+                let number = self.holds[slot as usize];
+                panic!("block {slot} was last written by {number}, and holds {found:?}: an answered write is lost");
+            }
+        }
+    }
+}

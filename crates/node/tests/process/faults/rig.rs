@@ -1,0 +1,121 @@
+//! Five nodes, a gateway that does not belong to them, and its two clients.
+
+use super::figures::{Figures, Stall};
+use super::prober::Prober;
+use crate::support::Raised;
+use crate::support::cluster::{Cluster, Setup};
+use crate::support::gateway::Gateway;
+use crate::support::load::Load;
+use crate::support::oracle::Oracle;
+use crate::support::plane::settled;
+use crate::support::rng::Rng;
+use crate::support::tools::told;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+pub const NODES: usize = 5;
+/// The volume that both clients use.
+pub const VOLUME: &str = "demo";
+/// What the oracle has of it, from the beginning.
+const REGION: u64 = 8 << 20;
+/// Where the prober writes.
+const PROBED: u64 = 64 << 20;
+/// Longest until all members are back at their work.
+pub const HEALTHY_MAX: Duration = Duration::from_secs(60);
+
+/// Five nodes, all of which vote. `more` goes to `freebs up`.
+#[must_use]
+pub fn five(more: &[&str]) -> Cluster {
+    let more = more.iter().map(|m| (*m).to_owned()).collect();
+    let c = Cluster::up(Setup { nodes: NODES as u16, more, ..Setup::default() });
+    c.wait_healthy(VOLUME, HEALTHY_MAX);
+    settled(&c, NODES);
+    c
+}
+
+/// When a fault happened, and when what had failed was started again or let go.
+#[derive(Clone, Copy, Debug)]
+pub struct Moments {
+    pub hit: Instant,
+    pub back: Instant,
+}
+
+/// A volume under load.
+pub struct Rig<'a> {
+    c: &'a Cluster,
+    prober: Prober,
+    gateway: Gateway,
+    oracle: Oracle,
+    rng: Rng,
+}
+
+impl<'a> Rig<'a> {
+    #[must_use]
+    pub fn on(c: &'a Cluster, what: &str) -> Self {
+        let mut rng = Rng::announced(what);
+        let gateway = Gateway::start(c, c.dir(), "probe");
+        let prober = Prober::connect(&gateway.place, VOLUME, PROBED);
+        let oracle = Oracle::new(0, REGION, Rng::new(rng.next()));
+        Self { c, prober, gateway, oracle, rng }
+    }
+
+    /// Lets one thing happen under load. Then all members must be at work again, and hold what was answered.
+    pub fn round(&mut self, fault: impl FnOnce() -> Moments + Send) -> Stall {
+        let Self { c, prober, gateway, oracle, rng } = self;
+        // Of the two processors that a small machine has, the prober gets a good part.
+        let load = Load { depth: 4, pause: Duration::from_millis(1), ..Load::new(&gateway.place, VOLUME) };
+        let calm = Duration::from_millis(200 + rng.below(200));
+        let mut moments = None;
+        prober.forget();
+        oracle.tally.longest_gap = Duration::ZERO;
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            let _raised = Raised(&stop);
+            s.spawn(|| prober.run(&stop));
+            load.run(c, oracle, || {
+                std::thread::sleep(calm);
+                moments = Some(fault());
+                c.wait_healthy(VOLUME, HEALTHY_MAX);
+                // Who comes back may have something to say of before.
+                std::thread::sleep(calm);
+            });
+        });
+        let Moments { hit, back } = moments.expect("the fault has happened");
+        let end = Instant::now();
+        let tally = &oracle.tally;
+        assert_eq!((tally.errors, tally.lost), (0, 0), "{tally:?}\n{}", c.log());
+        assert!(prober.sent_since(back) > 10, "the client got hardly anything done\n{}", c.log());
+        prober.check();
+        load.check(c, oracle);
+        Stall {
+            before: prober.longest_before(hit),
+            fault: prober.longest(hit, back),
+            back: prober.longest(back, end),
+            oracle: oracle.tally.longest_gap,
+        }
+    }
+
+    /// All was answered, all is there, and all copies are the same: this can be told.
+    pub fn end(self, figures: &[&Figures]) {
+        let Self { c, prober, gateway, oracle, rng: _ } = self;
+        assert!(oracle.tally.writes > 100 && oracle.tally.reads > 100, "hardly anything: {:?}", oracle.tally);
+        drop(prober);
+        drop(gateway);
+        c.wait_healthy(VOLUME, HEALTHY_MAX);
+        c.verify(VOLUME);
+        figures.iter().for_each(|f| f.tell());
+    }
+}
+
+/// The process of a node that is up.
+#[must_use]
+pub fn pid_of(c: &Cluster, node: &str) -> u32 {
+    c.nodes().iter().find(|n| n.0 == node).unwrap_or_else(|| panic!("{node} is down\n{}", c.log())).1
+}
+
+/// Has the supervisor start a node.
+pub fn start_node(c: &Cluster, node: &str) {
+    let data = c.data();
+    let out = c.cli(&["node", "start", node, "--data", data.to_str().expect("a plain path")]);
+    assert!(out.status.success(), "{}\n{}", told(&out), c.log());
+}

@@ -1,0 +1,34 @@
+//! A gateway of its own, beside the one that a cluster starts.
+
+use super::cluster::Cluster;
+use super::nbd::Place;
+use std::fs::File;
+use std::path::Path;
+use std::process::{Child, Stdio};
+
+/// A process that serves NBD on a unix socket. It carries the cluster's token, and ends with this value.
+pub struct Gateway {
+    process: Child,
+    pub place: Place,
+}
+
+impl Gateway {
+    /// Starts it; all that are started here have the same right to volumes. Its socket and its log lie in `dir`.
+    #[must_use]
+    pub fn start(c: &Cluster, dir: &Path, name: &str) -> Self {
+        let socket = dir.join(name);
+        let listen = format!("unix:{}", socket.display());
+        let log = File::create(dir.join(format!("{name}.log"))).expect("a log file");
+        let mut cmd = c.freebs();
+        cmd.args(["gateway", "--name", name, "--identity", "the same host", "--nbd", &listen]);
+        let process = cmd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().expect("it starts");
+        Self { process, place: Place::Unix(socket) }
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,92 @@
+//! The oracle as a load on a cluster to which things happen, and what is looked at when they have happened.
+
+use super::Raised;
+use super::cluster::Cluster;
+use super::nbd::{Client, Place};
+use super::oracle::Oracle;
+use super::tools::say;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a volume may take to be usable for somebody who connects.
+const ATTACH_MAX: Duration = Duration::from_secs(30);
+
+/// How a load is put on a volume.
+#[derive(Clone, Copy, Debug)]
+pub struct Load<'a> {
+    pub place: &'a Place,
+    pub volume: &'a str,
+    /// Requests in flight.
+    pub depth: usize,
+    /// What the client does nothing for, between an answer and what it sends next.
+    pub pause: Duration,
+}
+
+impl<'a> Load<'a> {
+    #[must_use]
+    pub fn new(place: &'a Place, volume: &'a str) -> Self {
+        Self { place, volume, depth: 32, pause: Duration::ZERO }
+    }
+
+    #[must_use]
+    pub fn attach(&self) -> Client {
+        Client::connect_within(self.place, self.volume, ATTACH_MAX)
+    }
+
+    /// Runs the oracle while `faults` happen. If the connection ends it connects again.
+    pub fn run(&self, c: &Cluster, oracle: &mut Oracle, faults: impl FnOnce() + Send) {
+        let done = AtomicBool::new(false);
+        // The faults' clock begins when there is somebody whom they can hit.
+        let mut client = self.attach();
+        let stop = || {
+            if !self.pause.is_zero() {
+                std::thread::sleep(self.pause);
+            }
+            done.load(Ordering::Relaxed)
+        };
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                // Also when the faults panic, so that the other side ends.
+                let _raised = Raised(&done);
+                faults();
+            });
+            loop {
+                match oracle.run(&mut client, self.depth, stop) {
+                    Ok(true) => break,
+                    Ok(false) => client = self.attach(),
+                    Err(e) => {
+                        say(&format!("{e}\n{}", c.log()));
+                        panic!("the volume broke its promise: {e}");
+                    }
+                }
+            }
+        });
+    }
+
+    /// Reads all that the oracle knows, twice, with nothing else of it under way.
+    pub fn check(&self, c: &Cluster, oracle: &mut Oracle) {
+        let mut client = self.attach();
+        for _ in 0..2 {
+            oracle.read_all(&mut client).unwrap_or_else(|e| panic!("{e}\n{}", c.log()));
+        }
+    }
+}
+
+/// The processes of all nodes that are up.
+#[must_use]
+pub fn pids(c: &Cluster) -> Vec<u32> {
+    c.nodes().iter().map(|n| n.1).collect()
+}
+
+/// Waits until the supervisor has started all nodes again; their new processes. `old` are those that were killed.
+pub fn all_up(c: &Cluster, nodes: usize, old: &[u32]) -> Vec<u32> {
+    let begun = Instant::now();
+    loop {
+        let now = pids(c);
+        if now.len() == nodes && now.iter().all(|p| !old.contains(p)) {
+            return now;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(40), "the nodes did not come back\n{}", c.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
