@@ -12,8 +12,12 @@ pub struct Stall {
     pub fault: Duration,
     /// From then on.
     pub back: Duration,
+    /// From then on until the first answer.
+    pub resumed: Duration,
     /// The other client's, over the whole round; it reads, too.
     pub oracle: Duration,
+    /// What the machine made somebody else wait from the fault on.
+    pub machine: Duration,
 }
 
 impl Stall {
@@ -61,12 +65,15 @@ impl Figures {
     pub fn add(&mut self, stall: Stall) {
         let (n, s) = (self.rounds.len(), |d: Duration| d.as_secs_f64());
         say(&format!(
-            "{}, round {n}: {:.3} s, when it was back {:.3} s, before {:.3} s; the oracle {:.3} s",
+            "{}, round {n}: {:.3} s, when it was back {:.3} s (first answer after {:.3} s), \
+             before {:.3} s; the oracle {:.3} s, the machine {:.3} s",
             self.what,
             s(stall.fault),
             s(stall.back),
+            s(stall.resumed),
             s(stall.before),
-            s(stall.oracle)
+            s(stall.oracle),
+            s(stall.machine)
         ));
         self.rounds.push(stall);
     }
@@ -80,7 +87,8 @@ impl Figures {
         let most = |f| of(f).into_iter().fold(0.0, f64::max);
         say(&format!(
             "measured: {}: {} rounds, median stall {:.3} s{}, longest {:.3} s{}; longest when it was back {:.3} s, \
-             before the fault {:.3} s, of the oracle {:.3} s; errors 0, lost answers 0, replicas agree",
+             until it went on then {:.3} s, before the fault {:.3} s, of the oracle {:.3} s, of the machine {:.3} s; \
+             errors 0, lost answers 0, replicas agree",
             self.what,
             self.rounds.len(),
             median(of(Stall::all)),
@@ -88,8 +96,10 @@ impl Figures {
             most(Stall::all),
             beside(self.longest_asked),
             most(|s| s.back),
+            most(|s| s.resumed),
             most(|s| s.before),
             most(|s| s.oracle),
+            most(|s| s.machine),
         ));
     }
 }

@@ -5,6 +5,7 @@
 
 mod all_nodes;
 mod figures;
+mod machine;
 mod many_volumes;
 mod nodes;
 mod plane;

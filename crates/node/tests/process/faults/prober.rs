@@ -2,7 +2,8 @@
 
 use crate::support::nbd::{Client, Op, Place};
 use crate::support::tools::say;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const BLOCK: u64 = 4096;
@@ -28,6 +29,8 @@ pub struct Prober {
     number: u64,
     /// When each write since `forget` was sent, and how long its answer took.
     took: Vec<(Instant, Duration)>,
+    /// Writes that were answered, for those who wait for some.
+    answered: Arc<AtomicU64>,
     pub errors: u64,
     /// Answers that never came.
     pub lost: u64,
@@ -45,6 +48,7 @@ impl Prober {
             holds: vec![0; BLOCKS as usize],
             number: 0,
             took: vec![],
+            answered: Arc::default(),
             errors: 0,
             lost: 0,
         }
@@ -67,7 +71,10 @@ impl Prober {
         let op = Op::Write { at: self.at(slot), data: block(self.number), fua: true };
         let sent = Instant::now();
         match self.client.ask(&op) {
-            Ok(Ok(_)) => self.holds[slot as usize] = self.number,
+            Ok(Ok(_)) => {
+                self.holds[slot as usize] = self.number;
+                self.answered.fetch_add(1, Ordering::Relaxed);
+            }
             Ok(Err(code)) => {
                 say(&format!("write {} of the prober failed after {:?}: error {code}", self.number, sent.elapsed()));
                 self.errors += 1;
@@ -93,6 +100,13 @@ impl Prober {
         under_way.map(|(_, took)| *took).max().unwrap_or_default()
     }
 
+    /// When the first answer came from this moment on.
+    #[must_use]
+    pub fn first_answer(&self, from: Instant) -> Instant {
+        let answers = self.took.iter().map(|(sent, took)| *sent + *took);
+        answers.filter(|at| *at >= from).min().expect("it went on")
+    }
+
     /// The longest write that had ended before this moment.
     #[must_use]
     pub fn longest_before(&self, to: Instant) -> Duration {
@@ -100,10 +114,10 @@ impl Prober {
         ended.map(|(_, took)| *took).max().unwrap_or_default()
     }
 
-    /// How many writes were sent since this moment.
+    /// Goes up with every answer.
     #[must_use]
-    pub fn sent_since(&self, from: Instant) -> usize {
-        self.took.iter().filter(|(sent, _)| *sent >= from).count()
+    pub fn answered(&self) -> Arc<AtomicU64> {
+        self.answered.clone()
     }
 
     /// Each block must hold its last write. Only while no write failed: what one left behind may be there or not.

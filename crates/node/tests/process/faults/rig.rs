@@ -1,6 +1,7 @@
 //! Five nodes, a gateway that does not belong to them, and its two clients.
 
 use super::figures::{Figures, Stall};
+use super::machine;
 use super::prober::Prober;
 use crate::support::Raised;
 use crate::support::cluster::{Cluster, Setup};
@@ -9,8 +10,8 @@ use crate::support::load::Load;
 use crate::support::oracle::Oracle;
 use crate::support::plane::settled;
 use crate::support::rng::Rng;
-use crate::support::tools::told;
-use std::sync::atomic::AtomicBool;
+use crate::support::tools::{told, wait_for};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub const NODES: usize = 5;
@@ -66,32 +67,40 @@ impl<'a> Rig<'a> {
         let load = Load { depth: 4, pause: Duration::from_millis(1), ..Load::new(&gateway.place, VOLUME) };
         let calm = Duration::from_millis(200 + rng.below(200));
         let mut moments = None;
+        let answered = prober.answered();
         prober.forget();
         oracle.tally.longest_gap = Duration::ZERO;
         let stop = AtomicBool::new(false);
-        std::thread::scope(|s| {
-            let _raised = Raised(&stop);
-            s.spawn(|| prober.run(&stop));
-            load.run(c, oracle, || {
-                std::thread::sleep(calm);
-                moments = Some(fault());
-                c.wait_healthy(VOLUME, HEALTHY_MAX);
-                // Who comes back may have something to say of before.
-                std::thread::sleep(calm);
+        let (Moments { hit, back }, machine) = machine::beside(&c.dir().join("watch"), || {
+            std::thread::scope(|s| {
+                let _raised = Raised(&stop);
+                s.spawn(|| prober.run(&stop));
+                load.run(c, oracle, || {
+                    std::thread::sleep(calm);
+                    moments = Some(fault());
+                    c.wait_healthy(VOLUME, HEALTHY_MAX);
+                    let before = answered.load(Ordering::Relaxed);
+                    let goes_on = || (answered.load(Ordering::Relaxed) > before + 10).then_some(());
+                    wait_for("writes behind the fault", HEALTHY_MAX, goes_on);
+                    // Who comes back may have something to say of before.
+                    std::thread::sleep(calm);
+                });
             });
+            let moments = moments.expect("the fault has happened");
+            (moments, moments.hit)
         });
-        let Moments { hit, back } = moments.expect("the fault has happened");
         let end = Instant::now();
         let tally = &oracle.tally;
         assert_eq!((tally.errors, tally.lost), (0, 0), "{tally:?}\n{}", c.log());
-        assert!(prober.sent_since(back) > 10, "the client got hardly anything done\n{}", c.log());
         prober.check();
         load.check(c, oracle);
         Stall {
             before: prober.longest_before(hit),
             fault: prober.longest(hit, back),
             back: prober.longest(back, end),
+            resumed: prober.first_answer(back).saturating_duration_since(back),
             oracle: oracle.tally.longest_gap,
+            machine,
         }
     }
 

@@ -72,6 +72,7 @@ pub struct Tally {
     pub errors: u64,
     /// NBD's number of the last error.
     pub last_error: u32,
+    /// Requests whose connection ended before they were answered.
     pub lost: u64,
     /// Longest time in which no answer came though one was due.
     pub longest_gap: Duration,
@@ -356,6 +357,7 @@ impl Oracle {
                     last = Instant::now();
                 }
                 if self.send(client).is_err() {
+                    self.tally.lost += 1;
                     return self.lost();
                 }
             }
@@ -379,8 +381,8 @@ impl Oracle {
 
     fn lost(&mut self) -> Result<bool, String> {
         for flight in std::mem::take(&mut self.flight).into_values() {
+            self.tally.lost += 1;
             if let Flight::Update(id) = flight {
-                self.tally.lost += 1;
                 self.ended(id, false);
             }
         }
