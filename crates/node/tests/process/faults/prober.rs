@@ -17,6 +17,15 @@ fn block(number: u64) -> Vec<u8> {
     (0..BLOCK / 8).flat_map(word).collect()
 }
 
+/// Whether these bytes are of that write, or zeroes if there was none; else whose they are, if anybody's up to `newest`.
+fn holds(number: u64, newest: u64, bytes: &[u8]) -> Result<(), Option<u64>> {
+    let is_right = match number {
+        0 => bytes.len() as u64 == BLOCK && bytes.iter().all(|b| *b == 0),
+        _ => bytes == block(number),
+    };
+    if is_right { Ok(()) } else { Err((1..=newest).rev().find(|n| bytes == block(*n))) }
+}
+
 pub struct Prober {
     place: Place,
     volume: String,
@@ -124,16 +133,29 @@ impl Prober {
     pub fn check(&mut self) {
         assert_eq!((self.errors, self.lost), (0, 0), "writes failed, or their answers were lost");
         for slot in 0..BLOCKS {
-            let want = match self.holds[slot as usize] {
-                0 => vec![0; BLOCK as usize],
-                number => block(number),
-            };
+            let number = self.holds[slot as usize];
             let got = self.client.read(self.at(slot), BLOCK as u32);
-            if got != want {
-                let found = (1..=self.number).rev().find(|n| block(*n) == got);
-                let number = self.holds[slot as usize];
+            if let Err(found) = holds(number, self.number, &got) {
                 panic!("block {slot} was last written by {number}, and holds {found:?}: an answered write is lost");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BLOCK, block, holds};
+
+    #[test]
+    fn prober_sees_that_an_older_write_or_nothing_is_there() {
+        let zeroes = vec![0; BLOCK as usize];
+        assert_eq!(holds(5, 9, &block(5)), Ok(()));
+        assert_eq!(holds(0, 9, &zeroes), Ok(()));
+        assert_eq!(holds(5, 9, &block(4)), Err(Some(4)));
+        assert_eq!(holds(5, 9, &zeroes), Err(None));
+        assert_eq!(holds(0, 9, &block(7)), Err(Some(7)));
+        let mut torn = block(5);
+        torn[2048..].copy_from_slice(&block(4)[2048..]);
+        assert_eq!(holds(5, 9, &torn), Err(None));
     }
 }
