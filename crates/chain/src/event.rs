@@ -4,7 +4,7 @@ use bytes::Bytes;
 use freebs_format::wire::{FrameName, Message, ReadRequest, SyncRequest};
 use freebs_format::{CarryBody, Frame, FrameHead};
 use freebs_io::LinkId;
-use freebs_lsvd::{DamagedBlocks, Durable, Record};
+use freebs_lsvd::{DamagedBlocks, Durable, EventKind, Record};
 use freebs_secrets::HostKey;
 use freebs_types::{
     ClusterId, Error, Generation, Hash32, HostPublic, Lba, NodeId, Peer, Result, Sequence, ShardId, StartNumber,
@@ -267,7 +267,36 @@ pub enum Action {
         id: u64,
     },
     /// Something worth a line in the log.
-    Note(String),
+    Note(Note),
+}
+
+/// What a note is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoteKind {
+    /// What goes on; of use to whoever looks for the cause of something.
+    Trace,
+    /// The log noticed something.
+    Log(EventKind),
+    /// What was damaged or lost is whole again.
+    Mended,
+    /// A part of the worker has ended, until the node is started again.
+    Ended,
+}
+
+/// A line for people.
+#[derive(Clone, Debug)]
+pub struct Note {
+    pub kind: NoteKind,
+    /// Set for all kinds but `Trace`, if it is about one shard.
+    pub shard: Option<ShardId>,
+    pub text: String,
+}
+
+impl Note {
+    #[must_use]
+    pub fn new(kind: NoteKind, shard: Option<ShardId>, text: String) -> Self {
+        Self { kind, shard, text }
+    }
 }
 
 /// State of one replica for people and programs.

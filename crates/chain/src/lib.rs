@@ -29,8 +29,8 @@ mod testing;
 mod worker;
 
 pub use event::{
-    Action, ControlPort, Event, HostConfig, MapPiece, MapSource, MemberStatus, Mutant, Opened, ShardInfo, ShardStatus,
-    SyncSource, Who,
+    Action, ControlPort, Event, HostConfig, MapPiece, MapSource, MemberStatus, Mutant, Note, NoteKind, Opened,
+    ShardInfo, ShardStatus, SyncSource, Who,
 };
 pub use host::Host;
 pub use repair::Hole;

@@ -1,6 +1,6 @@
 //! What one turn brings together: one message of frames and one of durable answers for each link.
 
-use crate::event::Action;
+use crate::event::{Action, Note, NoteKind};
 use crate::peers::Peers;
 use freebs_format::Frame;
 use freebs_format::wire::{DurableItem, HeartbeatItem, Message};
@@ -39,7 +39,13 @@ impl Out {
     }
 
     pub fn note(&mut self, text: String) {
-        self.actions.push(Action::Note(text));
+        self.actions.push(Action::Note(Note::new(NoteKind::Trace, None, text)));
+    }
+
+    /// Something that people are told of a shard even if they do not read logs.
+    pub fn tell(&mut self, kind: NoteKind, shard: ShardId, text: &str) {
+        let text = format!("shard {shard}: {text}");
+        self.actions.push(Action::Note(Note::new(kind, Some(shard), text)));
     }
 
     /// A frame for `peer`, which passes it on along `route`.

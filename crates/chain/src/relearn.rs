@@ -3,7 +3,7 @@
 //!
 //! Invariant: only a mark that is durable ends a hole.
 
-use crate::event::Action;
+use crate::event::{Action, NoteKind};
 use crate::learn::FULL_PAUSE;
 use crate::repair::Damage;
 use crate::replica::{Ctx, Replica};
@@ -134,8 +134,8 @@ impl Replica {
         self.damage.learning = None;
         self.forget_learned_holes(since, upto);
         let from = since.next();
-        ctx.out
-            .note(format!("shard {}: what lost frames from {from} to {upto} had brought was learned again", self.id));
+        let text = format!("what lost frames from {from} to {upto} had brought was learned again");
+        ctx.out.tell(NoteKind::Mended, self.id, &text);
     }
 
     /// A map that was learned from `since` on is durable: what it brought is not missed.

@@ -4,7 +4,7 @@
 //!
 //! Invariant: nothing is cut because of damage; until it is mended the replica's seal answers do not count.
 
-use crate::event::Action;
+use crate::event::{Action, NoteKind};
 use crate::learn::FULL_PAUSE;
 use crate::parts::Parts;
 use crate::relearn::Relearning;
@@ -343,7 +343,8 @@ impl Replica {
         self.damage.writing = self.damage.writing.filter(|(_, upto)| *upto > sequence);
         let is_whole = |h: &Hole| h.before.sequence >= h.until && h.until == sequence;
         if self.damage.holes.first().is_some_and(is_whole) {
-            ctx.out.note(format!("shard {}: lost frames up to {sequence} were fetched again", self.id));
+            let text = format!("lost frames up to {sequence} were fetched again");
+            ctx.out.tell(NoteKind::Mended, self.id, &text);
             self.damage.holes.remove(0);
             self.repair_tick(ctx);
         }

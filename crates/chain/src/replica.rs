@@ -3,7 +3,7 @@
 //! Invariants: `tail` names every frame from the committed one to the last, but for those that damage took; `durable`
 //! never passes `last`; `committed` never passes `last`; nothing is appended to a view below a promise.
 
-use crate::event::{Action, HostConfig, Mutant, ShardInfo};
+use crate::event::{Action, HostConfig, Mutant, NoteKind, ShardInfo};
 use crate::head::Head;
 use crate::lease::Leases;
 use crate::out::Out;
@@ -362,7 +362,7 @@ impl Replica {
     }
 
     pub fn stop(&mut self, ctx: &mut Ctx<'_>, why: String) {
-        ctx.out.note(format!("shard {}: stopped: {why}", self.id));
+        ctx.out.tell(NoteKind::Ended, self.id, &format!("stopped: {why}"));
         self.stopped = Some(why);
     }
 

@@ -1,6 +1,6 @@
 //! When the worker's scrub reads: its share each time, pass after pass, with a rest between them.
 
-use crate::event::ControlPort;
+use crate::event::{ControlPort, Note, NoteKind};
 use crate::worker::Worker;
 use freebs_format::wire::Message;
 use freebs_io::{Clock, Device, Outbox};
@@ -30,7 +30,10 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             };
             match done {
                 Ok(step) => rests |= step.pass_complete,
-                Err(e) => return (self.0.notes)(&format!("log: the scrub has ended: {e}")),
+                Err(e) => {
+                    let text = format!("log: the scrub has ended: {e}");
+                    return (self.0.notes)(&Note::new(NoteKind::Ended, None, text));
+                }
             }
         }
     }

@@ -349,7 +349,7 @@ mod tests {
                     let frames = if asked.len() < 6 { Vec::new() } else { all[..2].to_vec() };
                     r.on_sync_reply(ctx, SyncReply { id: q.id, ..reply(0, mode, frames) });
                 }
-                let is_note = |a: &&Action| matches!(a, Action::Note(n) if n.contains("no member"));
+                let is_note = |a: &&Action| matches!(a, Action::Note(n) if n.text.contains("no member"));
                 notes += ctx.out.actions.iter().filter(is_note).count();
             });
         }

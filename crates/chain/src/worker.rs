@@ -5,7 +5,8 @@
 //! the frames of all shards, one message takes what goes to one link.
 
 use crate::event::{
-    Action, ControlPort, Event, HostConfig, MapSource, Mended, Opened, ShardInfo, ShardStatus, SyncSource, Who,
+    Action, ControlPort, Event, HostConfig, MapSource, Mended, Note, NoteKind, Opened, ShardInfo, ShardStatus,
+    SyncSource, Who,
 };
 use crate::host::Host;
 use crate::repair::{Damage, Hole};
@@ -52,7 +53,7 @@ pub struct WorkerConfig<D: Device, O, P, K> {
     /// Bytes a second that the scrub reads; 0 for none.
     pub scrub_bytes: u64,
     /// Receives lines worth logging.
-    pub notes: Box<dyn Fn(&str)>,
+    pub notes: Box<dyn Fn(&Note)>,
 }
 
 /// One worker of a node: all shards on one device. Clones are handles to the same worker.
@@ -70,7 +71,7 @@ pub(crate) struct Inner<D: Device, O, P, K> {
     outbox: O,
     control: P,
     pub clock: K,
-    pub notes: Box<dyn Fn(&str)>,
+    pub notes: Box<dyn Fn(&Note)>,
     random: RefCell<Box<dyn Random>>,
     turn: Notify,
     tasks: RefCell<JoinSet<()>>,
@@ -132,6 +133,10 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             worker.spawn(move |w| w.run_scrub(config.scrub_bytes));
         }
         Ok(worker)
+    }
+
+    fn trace(&self, text: String) {
+        (self.0.notes)(&Note::new(NoteKind::Trace, None, text));
     }
 
     /// Tasks hold the worker weakly in spirit only: they end when it is stopped or its set is dropped.
@@ -257,7 +262,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 checkpoint = self.0.clock.now();
                 self.spawn(async move |w: Self| {
                     if let Err(e) = w.0.engine.checkpoint().await {
-                        (w.0.notes)(&format!("log: no checkpoint: {e}"));
+                        w.trace(format!("log: no checkpoint: {e}"));
                     }
                 });
             }
@@ -271,7 +276,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 self.0.engine.look_for_room();
             }
             for event in self.0.engine.events() {
-                (self.0.notes)(&format!("log: {:?}: {}", event.kind, event.text));
+                let text = format!("log: {:?}: {}", event.kind, event.text);
+                (self.0.notes)(&Note::new(NoteKind::Log(event.kind), None, text));
             }
             let last = self.0.last_append.get();
             if last > marked && self.0.clock.now().since(last) >= IDLE {
@@ -306,7 +312,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 Action::HandOver { shard, to } => self.spawn(move |w| w.hand_over(shard, to)),
                 Action::Mend { blocks, data } => self.spawn(async move |w: Self| w.mend(blocks, &data)),
                 Action::Unmended { id } => self.0.engine.unmended(id),
-                Action::Note(text) => (self.0.notes)(&text),
+                Action::Note(note) => (self.0.notes)(&note),
             }
         }
     }
@@ -331,7 +337,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 data,
             }),
             Err(e) => {
-                (self.0.notes)(&format!("shard {}: read of {:?}: {e}", r.shard, r.range));
+                self.trace(format!("shard {}: read of {:?}: {e}", r.shard, r.range));
                 Message::Refused(Refused {
                     shard: r.shard,
                     request: Request::Read(r.id),
@@ -351,7 +357,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         let end = match &done {
             Ok(0) => Mended::Done,
             Ok(n) => {
-                (self.0.notes)(&format!("shard {shard}: {n} damaged blocks at {} are mended", range.start));
+                let text = format!("shard {shard}: {n} damaged blocks at {} are mended", range.start);
+                (self.0.notes)(&Note::new(NoteKind::Mended, Some(shard), text));
                 Mended::Done
             }
             Err(e) if matches!(e.kind, ErrorKind::Retry | ErrorKind::NoSpace) => Mended::Later,
@@ -418,7 +425,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     async fn hand_over(self, shard: ShardId, to: NodeId) {
         if let Err(e) = self.0.control.hand_over(shard, to).await {
-            (self.0.notes)(&format!("shard {shard}: node {to} did not become its head: {e}"));
+            self.trace(format!("shard {shard}: node {to} did not become its head: {e}"));
         }
     }
 

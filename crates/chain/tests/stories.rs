@@ -151,7 +151,7 @@ impl Story {
                     self.step(n, Event::Activated { shard: SHARD, view, result });
                 }
                 Action::SyncRead { link, request, .. } => self.sync_read(n, link, request),
-                Action::Note(text) => self.members.get_mut(&n).unwrap().notes.push(text),
+                Action::Note(note) => self.members.get_mut(&n).unwrap().notes.push(note.text),
                 _ => {}
             }
         }

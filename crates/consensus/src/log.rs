@@ -79,7 +79,7 @@ impl<D: Device> RaftLogStorage<Types> for Log<D> {
     }
 }
 
-/// Called for each entry applied, with the machine after it. For tests.
+/// Called for each entry applied, with the machine after it.
 pub type Watcher = Rc<dyn Fn(&Entry, &Machine)>;
 
 /// The applied state and its snapshots.

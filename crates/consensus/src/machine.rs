@@ -72,6 +72,16 @@ pub struct Machine {
     answer_bytes: usize,
 }
 
+/// The index of an entry, and its command if it is one.
+#[must_use]
+pub fn what_is(entry: &Entry) -> (u64, Option<&Command>) {
+    let command = match &entry.payload {
+        EntryPayload::Normal(Proposal::Command { command, .. }) => Some(command),
+        _ => None,
+    };
+    (entry.log_id.index(), command)
+}
+
 impl Machine {
     #[must_use]
     pub fn new(cluster: ClusterId) -> Self {

@@ -110,6 +110,9 @@ struct Arriving {
     bytes: Vec<u8>,
 }
 
+/// Hears which node is taken for failed, and why.
+type Teller = Box<dyn Fn(NodeId, String)>;
+
 struct Inner<D: Device, N> {
     raft: Raft<D>,
     store: Store<D>,
@@ -137,6 +140,8 @@ struct Inner<D: Device, N> {
     /// Somebody wants to be taken in.
     woken: Notify,
     failures: RefCell<Failures>,
+    /// Who is told which node failed, and why.
+    teller: RefCell<Option<Teller>>,
     /// The node that led before this one did. Of it alone a new leader knows how long it has been silent.
     led_before: Cell<Option<NodeId>>,
     /// What was decided of failures is on its way.
@@ -219,6 +224,7 @@ impl<D: Device, N: Network> Peer<D, N> {
             told: Notify::new(),
             woken: Notify::new(),
             failures: RefCell::default(),
+            teller: RefCell::default(),
             led_before: Cell::default(),
             deciding: Cell::new(false),
             seeds: Cell::new(seed),

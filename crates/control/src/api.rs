@@ -4,6 +4,7 @@
 
 use crate::changes::Changes;
 use crate::command::{Command, CreateVolume, Done};
+use crate::events::Event;
 use crate::state::{Ack, Volume};
 use freebs_types::{
     ClusterId, Error, ErrorKind, Hash32, NodeId, Result, Sequence, ShardId, StartNumber, Version, ViewNumber, VolumeId,
@@ -67,6 +68,35 @@ pub enum Request {
     ShardDigest {
         shard: ShardId,
     },
+    /// What happened.
+    Events(EventsOf),
+}
+
+/// Which events are asked for: the newest ones, at most `EVENTS_PAGE_MAX`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventsOf {
+    pub limit: usize,
+    /// Not before this time, milliseconds since 1970.
+    #[serde(default)]
+    pub since_ms: u64,
+    /// Only of this volume.
+    #[serde(default)]
+    pub volume: Option<String>,
+    /// Only told by this node, or about it.
+    #[serde(default)]
+    pub node: Option<String>,
+    /// Only what this very node has; else it asks the others, too.
+    #[serde(default)]
+    pub here: bool,
+}
+
+impl EventsOf {
+    #[must_use]
+    pub fn takes(&self, e: &Event) -> bool {
+        let volume = self.volume.is_none() || e.told.volume == self.volume;
+        let node = self.node.as_ref().is_none_or(|n| e.node == *n || e.told.about.as_ref() == Some(n));
+        e.time_ms >= self.since_ms && volume && node
+    }
 }
 
 /// How long a `Watch` waits before it answers with nothing new.
@@ -96,6 +126,13 @@ pub enum Reply {
         more: bool,
     },
     Digest(ShardDigest),
+    /// Oldest first.
+    Events {
+        events: Vec<Event>,
+        /// Nodes that did not answer: what they alone noticed is missing.
+        #[serde(default)]
+        missing: Vec<String>,
+    },
 }
 
 /// A gateway, or a node that serves NBD itself.

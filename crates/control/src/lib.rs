@@ -17,6 +17,7 @@ mod changes;
 pub mod codec;
 mod command;
 mod durable;
+pub mod events;
 mod failover;
 pub mod limits;
 mod placement;

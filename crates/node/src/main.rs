@@ -5,6 +5,7 @@
 mod admin;
 mod cli;
 mod cluster_file;
+mod events;
 mod files;
 mod gateway;
 mod options;

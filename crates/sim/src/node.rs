@@ -372,7 +372,8 @@ impl Life {
             clock: SimClock { world: shared.world.clone(), offset, wall: node.wall.clone() },
             random: Box::new(SimRandom(crate::rng::Rng::fork(node.id.0 << 32 ^ start.0, 6))),
             scrub_bytes: SCRUB_BYTES,
-            notes: Box::new(move |text| {
+            notes: Box::new(move |note| {
+                let text = note.text.as_str();
                 // Nobody may order more than the smallest member takes (W7).
                 if text.contains("out of use: the device is full") {
                     world.violation(format!("node {id}: {text}"));

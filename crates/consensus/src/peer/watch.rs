@@ -63,12 +63,37 @@ impl<D: Device, N: Network> Peer<D, N> {
         }
         let commands = self.0.failures.borrow_mut().decide(now, &self.state(), &failed);
         if !commands.is_empty() {
+            self.tell_of(&commands, &looks);
             self.0.deciding.set(true);
             let peer = self.clone();
             self.spawn(async move {
                 peer.give_orders(commands).await;
                 peer.0.deciding.set(false);
             });
+        }
+    }
+
+    /// From now on this is called for each node that this leader takes for failed, with why.
+    pub fn tell_failures(&self, tell: impl Fn(NodeId, String) + 'static) {
+        *self.0.teller.borrow_mut() = Some(Box::new(tell));
+    }
+
+    fn tell_of(&self, commands: &[Command], looks: &[Look]) {
+        let teller = self.0.teller.borrow();
+        let Some(tell) = &*teller else { return };
+        let failed = commands.iter().filter_map(|c| match c {
+            Command::FailOver { nodes } => Some(nodes),
+            _ => None,
+        });
+        for (node, _) in failed.flatten() {
+            let Some(look) = looks.iter().find(|l| l.node == *node) else { continue };
+            tell(
+                *node,
+                match look.silent_ms >= self.0.timing.fail_ms {
+                    true => format!("has failed: nothing was heard of it for {} ms", look.silent_ms),
+                    false => "has failed: its connections are closed, and another node can't reach it either".into(),
+                },
+            );
         }
     }
 

@@ -10,6 +10,7 @@
 
 mod client;
 mod earlier;
+mod events;
 mod follower;
 mod plane;
 mod seat;

@@ -108,6 +108,12 @@ impl Plane {
         }
     }
 
+    /// The node's events, if there is a seat here.
+    #[cfg(test)]
+    pub(super) fn events(&self) -> Option<Arc<crate::events::EventLog>> {
+        self.port().map(|port| port.events.clone())
+    }
+
     /// Where messages from other nodes' seats go, if there is a seat here.
     pub(super) fn port(&self) -> Option<&SeatPort> {
         match &self.kind {

@@ -15,17 +15,20 @@
 use super::client::Client;
 use super::earlier;
 use super::seat_links::{Book, SeatLinks};
+use crate::events::EventLog;
 use crate::files;
 use freebs_consensus::handle::{Desk, Handle, handle};
+use freebs_consensus::machine::what_is;
 use freebs_consensus::note::{NOTE_BYTES, SeatNote};
-use freebs_consensus::{Options, Peer, Store, Timing, limits};
+use freebs_consensus::{Options, Peer, Store, Timing, Watcher, limits};
 use freebs_control::api::Request;
+use freebs_control::events::{EventKind, Told, told};
 use freebs_control::{Command, State};
 use freebs_io::Random;
 use freebs_io::linux::ring::Ring;
 use freebs_io::linux::{DeviceOptions, FileDevice, OsRandom};
 use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result, StartNumber};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -68,6 +71,8 @@ pub struct SeatOptions {
     pub was_in_use: bool,
     /// Highest number that this node's devices come with; 0 if there are none.
     pub came_with: StartNumber,
+    /// Hears of what is decided.
+    pub events: Arc<EventLog>,
 }
 
 /// What the seat's thread is told.
@@ -88,6 +93,8 @@ pub(super) struct SeatPort {
     pub node: NodeId,
     pub cluster: ClusterId,
     pub orders: mpsc::Sender<Order>,
+    #[cfg(test)]
+    pub events: Arc<EventLog>,
     seen: Arc<Seen>,
 }
 
@@ -148,7 +155,14 @@ impl SeatPort {
 pub(super) async fn start(options: SeatOptions) -> Result<(Handle, SeatPort)> {
     let (orders, queue) = mpsc::channel(MESSAGES_MAX);
     let seen = Arc::new(Seen::default());
-    let port = SeatPort { node: options.node, cluster: options.cluster, orders, seen: seen.clone() };
+    let port = SeatPort {
+        node: options.node,
+        cluster: options.cluster,
+        orders,
+        #[cfg(test)]
+        events: options.events.clone(),
+        seen: seen.clone(),
+    };
     let (control, desk) = handle(Arc::new(State::new(options.cluster)));
     let (tell, started) = oneshot::channel();
     let run = move || {
@@ -163,7 +177,7 @@ pub(super) async fn start(options: SeatOptions) -> Result<(Handle, SeatPort)> {
             match open(&options).await {
                 Ok(seat) => {
                     let _ = tell.send(Ok(()));
-                    run(seat, desk, queue, &seen).await;
+                    run(seat, desk, queue, &seen, &options).await;
                 }
                 Err(e) => {
                     let _ = tell.send(Err(e));
@@ -203,42 +217,43 @@ async fn open(options: &SeatOptions) -> Result<Seat> {
     let links = SeatLinks::new(options.cluster, options.node, addresses, start.clone());
     let book = links.book();
     let mut random = OsRandom;
-    let peer = Peer::start(store, links, Timing::default(), contacts, random.next_u64(), None).await?;
+    let watcher = tell_decisions(options.events.clone(), store.read(|c| c.last().map_or(0, |last| last.index())));
+    let peer = Peer::start(store, links, Timing::default(), contacts, random.next_u64(), Some(watcher)).await?;
+    let (events, known) = (options.events.clone(), peer.watch());
+    peer.tell_failures(move |node, why| {
+        let name = known.now().node(node).map_or_else(|| node.to_string(), |n| n.name.clone());
+        events.tell(Told::new(EventKind::NodeFailed, why).about(name));
+    });
     let mut state = peer.watch();
-    let (registered, leader) = (book.clone(), peer.clone());
+    let registered = book.clone();
     peer.spawn(async move {
-        let mut before = state.now().clone();
         loop {
             registered.learn(&state.now());
             if !state.next().await {
                 return;
             }
-            let now = state.now().clone();
-            if leader.leader().0 == Some(leader.seat()) {
-                tell_heads(&before, &now);
-            }
-            before = now;
         }
     });
     Ok(Seat { peer, start, book })
 }
 
-/// Says which shards got another head; one node's log is enough for that.
-fn tell_heads(before: &State, now: &State) {
-    let name = |id: NodeId| now.node(id).map_or_else(|| id.to_string(), |n| n.name.clone());
-    for volume in now.volumes().filter(|v| v.changed > before.revision()) {
-        for shard in &volume.shards {
-            let id = volume.shard_id(shard.index);
-            let old = before.shard(id).and_then(freebs_control::Shard::head);
-            if let (Some(old), Some(new)) = (old, shard.head().filter(|new| Some(*new) != old)) {
-                tracing::info!("shard {id} of volume '{}': head {} in place of {}", volume.name, name(new), name(old));
-            }
+/// Tells of each command that is applied. Entries up to `last` were in the store before this start.
+fn tell_decisions(events: Arc<EventLog>, last: u64) -> Watcher {
+    let before: RefCell<(u64, Arc<State>)> = RefCell::default();
+    Rc::new(move |entry, machine| {
+        let (index, command) = what_is(entry);
+        let (at, state) = before.replace((index, machine.state.clone()));
+        // Behind a snapshot it is not known what the first command found.
+        if at + 1 == index
+            && let Some(command) = command
+        {
+            events.decided(told(&state, command, &machine.state), index <= last);
         }
-    }
+    })
 }
 
 /// Serves until nobody can ask any more.
-async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &Seen) {
+async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &Seen, options: &SeatOptions) {
     let peer = &seat.peer;
     let stands = peer.clone();
     peer.spawn(async move {
@@ -276,6 +291,9 @@ async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &S
             if seen.leader.swap(leads, Ordering::Relaxed) != leads {
                 match leads {
                     0 => tracing::info!("nobody leads the control plane"),
+                    node if node == options.node.0 => {
+                        options.events.tell(Told::new(EventKind::Leader, "leads the control plane from now on"));
+                    }
                     node => tracing::info!("node {node} leads the control plane"),
                 }
             }
@@ -285,7 +303,8 @@ async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &S
             if let Err(e) = failed
                 && !complained
             {
-                tracing::error!("this node takes no part in the control plane until it is started again: {e}");
+                let text = format!("takes no part in the control plane until it is started again: {e}");
+                options.events.tell(Told::new(EventKind::Fault, text));
                 complained = true;
             }
             tokio::time::sleep(LOOK).await;

@@ -2,6 +2,7 @@
 
 use super::plane::Plane;
 use super::{LocalNode, status};
+use crate::events::EventLog;
 use bytes::Bytes;
 use freebs_control::api::{GatewayInfo, NodeInfo, Reply, Request, ShardStatus, VolumeState, VolumeStatus, WATCH_MS};
 use freebs_control::limits::SHARD_STATUS_PAGE_MAX;
@@ -32,6 +33,7 @@ pub struct Me {
 pub struct Service {
     pub(super) plane: Plane,
     pub(super) local: Arc<dyn LocalNode>,
+    pub(super) events: Arc<EventLog>,
     me: Me,
     /// By session, for as long as it lasts; session 0 is this process itself.
     gateways: Mutex<BTreeMap<u64, GatewayInfo>>,
@@ -39,8 +41,8 @@ pub struct Service {
 }
 
 impl Service {
-    pub fn new(me: Me, plane: Plane, local: Arc<dyn LocalNode>) -> Arc<Self> {
-        Arc::new(Self { plane, local, me, gateways: Mutex::default(), sessions: AtomicU64::new(0) })
+    pub fn new(me: Me, plane: Plane, local: Arc<dyn LocalNode>, events: Arc<EventLog>) -> Arc<Self> {
+        Arc::new(Self { plane, local, events, me, gateways: Mutex::default(), sessions: AtomicU64::new(0) })
     }
 
     pub fn me(&self) -> &Me {
@@ -229,6 +231,7 @@ impl Service {
                 let (shards, more) = self.shards(volume, after).await;
                 Ok(Reply::Shards { shards, more })
             }
+            Request::Events(of) => super::events::events(self, of).await,
             Request::ShardDigest { shard } => Ok(Reply::Digest(self.local.digest(shard).await?)),
         }
     }

@@ -3,6 +3,7 @@
 use super::plane::FollowerOptions;
 use super::server::{read_message, serve_hello, write_message};
 use super::{Client, LocalFuture, LocalNode, Me, Plane, SeatOptions, Service};
+use crate::events::EventLog;
 use bytes::BytesMut;
 use freebs_consensus::Seat;
 use freebs_consensus::wire::{Envelope, Message as SeatMessage};
@@ -104,7 +105,8 @@ fn serve_node(id: u64, listener: TcpListener, plane: Plane) -> Node {
         start: StartNumber(1),
         workers: 1,
     };
-    let service = Service::new(me, plane.clone(), fake.clone());
+    let events = plane.events().expect("a seat has them");
+    let service = Service::new(me, plane.clone(), fake.clone(), events);
     let accepting = tokio::spawn(async move {
         // All connections end with the node, as they do when a process dies.
         let mut connections = tokio::task::JoinSet::new();
@@ -121,6 +123,7 @@ fn seat_options(dir: &Path, id: u64, addresses: &[String]) -> SeatOptions {
     SeatOptions {
         cluster: CLUSTER,
         node: NodeId(id),
+        events: EventLog::open(&data, &format!("node{id}")),
         data,
         members: addresses.iter().zip(1..).map(|(a, id)| member(id, a, 0)).collect(),
         founder: id == 1,

@@ -2,6 +2,7 @@
 
 use crate::options::{DEFAULT_CLUSTER, DEFAULT_NBD, NbdAddress, resolve};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use freebs_control::events::EVENTS_PAGE_MAX;
 use freebs_control::{Ack, rules};
 use freebs_lsvd::Options;
 use freebs_types::ShardId;
@@ -16,6 +17,7 @@ const EXAMPLES: &str = "\
 Examples:
   freebs up                                three nodes, a gateway and the volume 'demo' on this machine
   freebs status                            nodes, gateways and volumes
+  freebs events --follow                   what happens, and why
   freebs volume create data --size 100G    another volume
   freebs volume verify demo                do all replicas agree?
 
@@ -54,8 +56,54 @@ pub enum Command {
     Device(DeviceCommand),
     /// Show nodes, gateways and volumes
     Status,
+    /// Show what happened, and why
+    Events(EventsArgs),
     /// Print a completion script for a shell
     Completion { shell: clap_complete::Shell },
+}
+
+const EVENTS_HELP: &str = "\
+Examples:
+  freebs events                          the newest ones
+  freebs events --follow                 and then each as it happens
+  freebs events --volume demo --since 1h
+  freebs events --json | jq 'select(.kind == \"head_moved\")'
+
+Each node keeps some thousand events, in its data directory, too. In JSON each is an object on a line of its own.";
+
+#[derive(Debug, Args)]
+#[command(after_help = EVENTS_HELP)]
+pub struct EventsArgs {
+    /// Only of this volume
+    #[arg(long, value_name = "NAME")]
+    pub volume: Option<String>,
+
+    /// Only of this node: told by it, or about it
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+
+    /// Not older than this: 90s, 10m, 2h, 3days
+    #[arg(long, value_name = "TIME", value_parser = since)]
+    pub since: Option<Duration>,
+
+    /// At most so many, the newest ones
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = limit)]
+    pub limit: usize,
+
+    /// Go on, until Ctrl-C
+    #[arg(long)]
+    pub follow: bool,
+}
+
+fn since(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|e| format!("{e}; write 90s, 10m or 2h"))
+}
+
+fn limit(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if (1..=EVENTS_PAGE_MAX).contains(&n) => Ok(n),
+        _ => Err(format!("a number from 1 to {EVENTS_PAGE_MAX}")),
+    }
 }
 
 const UP_HELP: &str = "\

@@ -3,6 +3,7 @@
 pub mod args;
 pub mod cluster;
 mod device;
+mod events;
 pub mod output;
 mod run;
 pub mod signals;
@@ -52,6 +53,7 @@ fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
         Command::Volume(v) => block_on(volume::run(v, &cluster, output)),
         Command::Device(d) => device::run(d, output),
         Command::Status => block_on(cluster::status(&cluster, output)),
+        Command::Events(args) => block_on(events::run(args, &cluster, output)),
         Command::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "freebs", &mut script);

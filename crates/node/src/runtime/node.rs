@@ -4,10 +4,12 @@ use super::greet::greet;
 use super::thread::{Command, Disk, OpenWorker, WorkerHandle, WorkerSpec, open_worker};
 use crate::admin::{LocalFuture, LocalNode, Me, Plane, SeatOptions, Service, hear_seat, serve};
 use crate::cli::signals::Stop;
+use crate::events::EventLog;
 use crate::gateway::{self, Workers};
 use crate::options::{NodeOptions, bind_error};
 use freebs_chain::ShardStatus as ChainStatus;
 use freebs_control::api::{MemberState, ShardDigest, ShardStatus};
+use freebs_control::events::{EventKind, Told};
 use freebs_control::{ControlPlane, State};
 use freebs_format::disk::{HOST_KEY_BYTES, HostKeyFile, SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
 use freebs_format::wire::Role;
@@ -51,13 +53,14 @@ async fn node(options: NodeOptions) -> Result<()> {
     let me = options.me().clone();
     let listen = options.listen.to_string();
     let listener = TcpListener::bind(options.listen).await.map_err(|e| bind_error("node", &listen, "--listen", &e))?;
-    let plane = Plane::seat(seat_options(&options)?).await?;
+    let events = EventLog::open(&options.data, &me.name);
+    let plane = Plane::seat(seat_options(&options, events.clone())?).await?;
     let door = Rc::new(Door::new(plane.clone()));
     // The others need this node's seat as much as it needs theirs, and long before its devices are recovered.
     tokio::task::spawn_local(accept(listener, door.clone()));
     // A stop need not wait for a recovery, which changes nothing that the next one would miss.
     let handles = tokio::select! {
-        handles = start_workers(&options, &plane) => handles?,
+        handles = start_workers(&options, &plane, &events) => handles?,
         () = stop.wait() => return Ok(()),
     };
     let start = handles.start;
@@ -74,6 +77,7 @@ async fn node(options: NodeOptions) -> Result<()> {
         },
         plane.clone(),
         Arc::new(Local { workers: workers.clone() }),
+        events.clone(),
     );
     door.open(service.clone(), workers.clone());
     let key = handles.host_key;
@@ -91,13 +95,14 @@ async fn node(options: NodeOptions) -> Result<()> {
         tracing::info!(node = me.name, %listen, "up");
         stop.wait().await;
     }
+    events.tell(Told::new(EventKind::Node, "is being stopped").about(me.name.clone()));
     stop_workers(handles.workers).await;
     tracing::info!(node = me.name, "stopped");
     ended.map(|_| ())
 }
 
 /// What the node's seat in the control plane is told.
-fn seat_options(options: &NodeOptions) -> Result<SeatOptions> {
+fn seat_options(options: &NodeOptions, events: Arc<EventLog>) -> Result<SeatOptions> {
     let member = |n: &crate::cluster_file::ClusterNode| freebs_control::Command::RegisterNode {
         node: n.id,
         name: n.name.clone(),
@@ -113,6 +118,7 @@ fn seat_options(options: &NodeOptions) -> Result<SeatOptions> {
         founder: options.is_founder(),
         was_in_use: options.cluster.set_up,
         came_with: highest_start(options)?,
+        events,
     })
 }
 
@@ -153,7 +159,7 @@ struct Started {
 
 /// Recovers all devices, and starts their workers once the control plane has said that no device is an old image
 /// (rule V8). All get the same start number, because a node registers one.
-async fn start_workers(options: &NodeOptions, plane: &Plane) -> Result<Started> {
+async fn start_workers(options: &NodeOptions, plane: &Plane, events: &Arc<EventLog>) -> Result<Started> {
     let me = options.me();
     let control = Arc::new(plane.clone());
     let secret = node_secret(&options.data)?;
@@ -170,6 +176,7 @@ async fn start_workers(options: &NodeOptions, plane: &Plane) -> Result<Started> 
             host_key: host_key.clone(),
             scrub_bytes: options.scrub_bytes.div_ceil(u64::from(options.workers)),
             map_bytes: options.map_bytes,
+            events: events.clone(),
         };
         let spec = WorkerSpec {
             cluster: options.cluster.cluster,

@@ -2,8 +2,10 @@
 
 use super::core::{Core, Shards};
 use super::port::Port;
+use crate::events::EventLog;
 use bytes::BytesMut;
 use freebs_chain::{HostConfig, ShardStatus, Worker, WorkerConfig};
+use freebs_control::events::{EventKind, Told};
 use freebs_control::{ControlPlane, State};
 use freebs_format::disk::{SEGMENTS_AT, SUPERBLOCK_BYTES, Superblock};
 use freebs_format::wire::Hello;
@@ -45,6 +47,8 @@ pub struct Disk {
     pub scrub_bytes: u64,
     /// Bytes of memory for the maps of the whole node, of which each worker has its share.
     pub map_bytes: u64,
+    /// What people are told of.
+    pub events: Arc<EventLog>,
 }
 
 /// What a worker is.
@@ -227,7 +231,9 @@ pub async fn start_shards<C: ControlPlane>(
 ) -> Result<(Shards<C>, OpenReport)> {
     let (engine, report) = open_engine(spec, disk, admission).await.map_err(|e| e.at(disk.path.display()))?;
     for f in &report.damage {
-        tracing::error!(device = %disk.path.display(), segment = ?f.segment, offset = f.offset, "damage: {}", f.what);
+        let at = f.segment.map_or_else(String::new, |s| format!(", segment {s}"));
+        let text = format!("found at the start in {}{at}, byte {}: {}", disk.path.display(), f.offset, f.what);
+        disk.events.tell(Told::new(EventKind::Damage, text).about(spec.name.clone()));
     }
     let state = spec.control.state();
     let workers = state.nodes().map(|n| (n.id, n.workers)).collect();
@@ -240,6 +246,7 @@ pub async fn start_shards<C: ControlPlane>(
         host_key: disk.host_key.clone(),
         mutant: None,
     };
+    let (events, control) = (disk.events.clone(), spec.control.clone());
     let worker = Worker::start(WorkerConfig {
         host,
         engine,
@@ -248,7 +255,7 @@ pub async fn start_shards<C: ControlPlane>(
         clock: SystemClock,
         random: Box::new(OsRandom),
         scrub_bytes: disk.scrub_bytes,
-        notes: Box::new(|text| tracing::info!("{text}")),
+        notes: Box::new(move |note| events.note(note, &control.state())),
     })
     .await?;
     Ok((worker, report))

@@ -12,6 +12,7 @@ mod attachments;
 mod bad_input;
 mod clients;
 mod damage;
+mod events;
 mod faults;
 mod filesystem;
 mod first_start;

@@ -1,0 +1,329 @@
+//! What happened, one line each: what the control plane decided, and what nodes noticed themselves.
+//!
+//! What the control plane decided follows from each command and the states around it, so every node tells the same of
+//! it, and whoever gathers from several nodes knows by revision, kind and shard what is the same event.
+
+use crate::command::Command;
+use crate::state::{Holder, Shard, State, Volume};
+use freebs_types::NodeId;
+use serde::{Deserialize, Serialize};
+
+/// Bytes of an event's text; a longer one is cut.
+pub const EVENT_TEXT_BYTES_MAX: usize = 512;
+/// Events of one answer.
+pub const EVENTS_PAGE_MAX: usize = 2000;
+
+/// What kind of thing happened. Names are stable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EventKind {
+    /// A node was added, has started, or has another address.
+    Node,
+    /// The leader of the control plane takes a node for failed.
+    NodeFailed,
+    /// Another node leads the control plane, or none does.
+    Leader,
+    VolumeCreated,
+    VolumeResized,
+    VolumeDeleted,
+    Attached,
+    /// Attached, in place of somebody else who had it.
+    TakenOver,
+    Detached,
+    /// A shard has another head.
+    HeadMoved,
+    /// A view is active: its head orders writes from then on.
+    ViewActive,
+    /// The log found damage.
+    Damage,
+    /// The log did not believe something that it was given.
+    Refused,
+    /// The device is full, or nearly.
+    Space,
+    /// Damaged blocks were replaced by another member's.
+    Mended,
+    /// Something of a node has ended, and works again after a restart at the earliest.
+    Fault,
+}
+
+impl EventKind {
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Node => "node",
+            Self::NodeFailed => "node_failed",
+            Self::Leader => "leader",
+            Self::VolumeCreated => "volume_created",
+            Self::VolumeResized => "volume_resized",
+            Self::VolumeDeleted => "volume_deleted",
+            Self::Attached => "attached",
+            Self::TakenOver => "taken_over",
+            Self::Detached => "detached",
+            Self::HeadMoved => "head_moved",
+            Self::ViewActive => "view_active",
+            Self::Damage => "damage",
+            Self::Refused => "refused",
+            Self::Space => "space",
+            Self::Mended => "mended",
+            Self::Fault => "fault",
+        }
+    }
+}
+
+/// One thing that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Told {
+    pub kind: EventKind,
+    /// Revision of the control state that has it, of what the control plane decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<u64>,
+    /// Name of the volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
+    /// Volume and index, as in `1.0`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<String>,
+    /// Name of the node that it is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub about: Option<String>,
+    /// What, and why, for people.
+    pub text: String,
+}
+
+/// What a node told, and when.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// Wall clock of the node that tells it, milliseconds since 1970.
+    pub time_ms: u64,
+    /// Name of the node that tells it.
+    pub node: String,
+    #[serde(flatten)]
+    pub told: Told,
+}
+
+impl Told {
+    #[must_use]
+    pub fn new(kind: EventKind, text: impl Into<String>) -> Self {
+        let mut text = text.into();
+        text.truncate(text.floor_char_boundary(EVENT_TEXT_BYTES_MAX));
+        Self { kind, revision: None, volume: None, shard: None, about: None, text }
+    }
+
+    #[must_use]
+    pub fn about(self, node: impl Into<String>) -> Self {
+        Self { about: Some(node.into()), ..self }
+    }
+
+    fn decided(self, revision: u64) -> Self {
+        Self { revision: Some(revision), ..self }
+    }
+
+    fn of(self, volume: &Volume) -> Self {
+        Self { volume: Some(volume.name.clone()), ..self }
+    }
+}
+
+fn name(state: &State, node: NodeId) -> String {
+    state.node(node).map_or_else(|| node.to_string(), |n| n.name.clone())
+}
+
+/// What a command did that led from one state to the next; nothing if it was refused or changed nothing.
+#[must_use]
+pub fn told(before: &State, command: &Command, now: &State) -> Vec<Told> {
+    if before.revision() == now.revision() {
+        return Vec::new();
+    }
+    let at = now.revision();
+    let one = |t: Option<Told>| t.into_iter().map(|t| t.decided(at)).collect();
+    match command {
+        Command::RegisterNode { node, .. } => one(registered(before, now, *node)),
+        Command::CreateVolume(new) => one(now.volume_by_name(&new.name).map(|v| created(v))),
+        Command::ResizeVolume { volume, .. } => one(now.volume(*volume).map(|v| {
+            let old = before.volume(*volume).map_or(0, |old| old.size);
+            Told::new(EventKind::VolumeResized, format!("from {old} to {} bytes", v.size)).of(v)
+        })),
+        Command::DeleteVolume { volume, force } => one(before.volume(*volume).map(|v| {
+            let how = match (&v.holder, force) {
+                (Some(h), true) => format!("although it was attached by {} (forced)", h.name),
+                _ => "asked for".into(),
+            };
+            Told::new(EventKind::VolumeDeleted, how).of(v)
+        })),
+        Command::AttachVolume { volume, force, .. } => one(now.volume(*volume).and_then(|v| {
+            let old = before.volume(*volume).and_then(|old| old.holder.clone());
+            Some(attached(v, old.as_ref(), v.holder.as_ref()?, *force))
+        })),
+        Command::DetachVolume { volume, .. } => one(now.volume(*volume).and_then(|v| {
+            let old = before.volume(*volume)?.holder.clone()?;
+            Some(Told::new(EventKind::Detached, format!("by {}", old.name)).of(v))
+        })),
+        Command::ActivateView { shard, view, .. } => one(now.volume(shard.volume).and_then(|v| {
+            let head = name(now, v.shard(shard.index)?.head()?);
+            let t = Told::new(EventKind::ViewActive, format!("view {view}, head {head}")).of(v);
+            Some(Told { shard: Some(shard.to_string()), about: Some(head), ..t })
+        })),
+        Command::MoveHead { .. } => heads(before, now, "asked for"),
+        Command::ReplaceHead { .. } => heads(before, now, "the old one could not go on"),
+        Command::FailOver { .. } => heads(before, now, "the old one has failed, or is being stopped"),
+        Command::ProposeView { .. } | Command::NameHostKey { .. } => Vec::new(),
+    }
+}
+
+fn registered(before: &State, now: &State, node: NodeId) -> Option<Told> {
+    let new = now.node(node)?;
+    let old = before.node(node);
+    let text = match old {
+        None if new.start.0 == 0 => format!("added, at {}", new.address),
+        Some(old) if old.start == new.start && old.address != new.address => {
+            format!("is at {} now, was at {}", new.address, old.address)
+        }
+        Some(old) if old.start == new.start => return None,
+        _ => format!("started, at {} (start {})", new.address, new.start),
+    };
+    Some(Told::new(EventKind::Node, text).about(new.name.clone()))
+}
+
+fn created(v: &Volume) -> Told {
+    let plural = |n: usize| if n == 1 { "" } else { "s" };
+    let (copies, shards) = (usize::from(v.copies), v.shards.len());
+    let text = format!(
+        "{} bytes, {copies} cop{}, {shards} shard{}",
+        v.size,
+        if copies == 1 { "y" } else { "ies" },
+        plural(shards)
+    );
+    Told::new(EventKind::VolumeCreated, text).of(v)
+}
+
+fn attached(v: &Volume, old: Option<&Holder>, new: &Holder, force: bool) -> Told {
+    let generation = v.generation;
+    match old {
+        Some(old) if old.identity != new.identity => {
+            let how = if force { ", forced" } else { ", whose attachment had lapsed" };
+            let text = format!("by {} (generation {generation}), from {}{how}", new.name, old.name);
+            Told::new(EventKind::TakenOver, text).of(v)
+        }
+        Some(_) => Told::new(EventKind::Attached, format!("by {} again (generation {generation})", new.name)).of(v),
+        None => Told::new(EventKind::Attached, format!("by {} (generation {generation})", new.name)).of(v),
+    }
+}
+
+/// Which shards got another head. Each volume's changes have a revision of their own.
+fn heads(before: &State, now: &State, why: &str) -> Vec<Told> {
+    let mut out = Vec::new();
+    for volume in now.volumes().filter(|v| v.changed > before.revision()) {
+        for shard in &volume.shards {
+            let id = volume.shard_id(shard.index);
+            let old = before.shard(id).and_then(Shard::head);
+            if let (Some(old), Some(new)) = (old, shard.head().filter(|new| Some(*new) != old)) {
+                let (old, new) = (name(now, old), name(now, new));
+                let t = Told::new(EventKind::HeadMoved, format!("head {new} in place of {old}: {why}")).of(volume);
+                out.push(Told { shard: Some(id.to_string()), about: Some(old), ..t.decided(volume.changed) });
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::{CreateVolume, Outcome};
+    use freebs_types::{ClusterId, Generation, Hash32, ShardId, StartNumber, ViewNumber, VolumeId};
+
+    /// Applies a command; what is told of it, as kind and text.
+    fn step(state: &mut State, command: &Command) -> Vec<(EventKind, String)> {
+        let before = state.clone();
+        let _ = state.apply(command.clone());
+        told(&before, command, state).into_iter().map(|t| (t.kind, t.text)).collect()
+    }
+
+    fn register(node: u64, start: u64) -> Command {
+        let address = format!("127.0.0.1:{}", 7400 + node);
+        Command::RegisterNode {
+            node: NodeId(node),
+            name: format!("node{node}"),
+            address,
+            workers: 1,
+            start: StartNumber(start),
+        }
+    }
+
+    fn three() -> State {
+        let mut state = State::new(ClusterId::default());
+        (1..=3).for_each(|n| drop(step(&mut state, &register(n, 1))));
+        let new = CreateVolume { name: "a".into(), size: 1 << 30, ..CreateVolume::default() };
+        let told = step(&mut state, &Command::CreateVolume(new));
+        assert_eq!(told, [(EventKind::VolumeCreated, "1073741824 bytes, 3 copies, 1 shard".into())]);
+        state
+    }
+
+    #[test]
+    fn nodes_are_told_when_they_start_and_not_when_they_say_so_again() {
+        let mut state = State::new(ClusterId::default());
+        assert_eq!(step(&mut state, &register(1, 0)), [(EventKind::Node, "added, at 127.0.0.1:7401".into())]);
+        let started = (EventKind::Node, "started, at 127.0.0.1:7401 (start 1)".into());
+        assert_eq!(step(&mut state, &register(1, 1)), [started]);
+        assert_eq!(step(&mut state, &register(1, 1)), []);
+    }
+
+    #[test]
+    fn who_has_a_volume_is_told_with_who_had_it() {
+        let mut state = three();
+        let attach = |who: u8, force: bool| Command::AttachVolume {
+            volume: VolumeId(1),
+            identity: Hash32([who; 32]),
+            name: format!("gw{who}"),
+            force,
+        };
+        assert_eq!(step(&mut state, &attach(1, false)), [(EventKind::Attached, "by gw1 (generation 1)".into())]);
+        assert_eq!(step(&mut state, &attach(1, false)), [(EventKind::Attached, "by gw1 again (generation 2)".into())]);
+        assert_eq!(step(&mut state, &attach(2, false)), [], "it was refused");
+        let text = "by gw2 (generation 3), from gw1, forced".into();
+        assert_eq!(step(&mut state, &attach(2, true)), [(EventKind::TakenOver, text)]);
+        let detach = |g| Command::DetachVolume { volume: VolumeId(1), generation: Generation(g), settled: true };
+        assert_eq!(step(&mut state, &detach(2)), [], "a late one");
+        assert_eq!(step(&mut state, &detach(3)), [(EventKind::Detached, "by gw2".into())]);
+    }
+
+    #[test]
+    fn a_failed_head_is_told_for_each_shard_with_its_own_revision() {
+        let mut state = three();
+        let new = CreateVolume { name: "b".into(), size: 1 << 30, shards: Some(3), ..CreateVolume::default() };
+        step(&mut state, &Command::CreateVolume(new));
+        let before = state.clone();
+        let failed = NodeId(1);
+        let lost: usize = before.volumes().flat_map(|v| &v.shards).filter(|s| s.head() == Some(failed)).count();
+        assert!(lost > 0, "it heads something");
+        let command = Command::FailOver { nodes: vec![(failed, StartNumber(1))] };
+        state.apply(command.clone()).unwrap();
+        let events = told(&before, &command, &state);
+        assert_eq!(events.len(), lost);
+        for e in &events {
+            assert_eq!((e.kind, e.about.as_deref()), (EventKind::HeadMoved, Some("node1")));
+            let volume = state.need(e.volume.as_deref().unwrap()).unwrap();
+            assert_eq!(e.revision, Some(volume.changed));
+        }
+    }
+
+    #[test]
+    fn an_active_view_is_told_with_its_head() {
+        let mut state = three();
+        let shard = ShardId { volume: VolumeId(1), index: 0 };
+        let head = state.shard(shard).unwrap().head().unwrap();
+        let propose = Command::ProposeView { shard, active: ViewNumber(0), node: head, start: StartNumber(1) };
+        let Outcome::Proposed { view, generation, .. } = state.apply(propose).unwrap().outcome else { panic!() };
+        let told = step(&mut state, &Command::ActivateView { shard, view, generation });
+        assert_eq!(told, [(EventKind::ViewActive, format!("view {view}, head node{head}"))]);
+    }
+
+    #[test]
+    fn an_event_is_one_flat_object() {
+        let told = Told::new(EventKind::Leader, "é".repeat(EVENT_TEXT_BYTES_MAX)).about("node2");
+        assert_eq!(told.text.len(), EVENT_TEXT_BYTES_MAX);
+        let event = Event { time_ms: 7, node: "node1".into(), told: Told { text: "t".into(), ..told } };
+        let json = serde_json::to_string(&event).unwrap();
+        assert_eq!(json, r#"{"time_ms":7,"node":"node1","kind":"leader","about":"node2","text":"t"}"#);
+        assert_eq!(serde_json::from_str::<Event>(&json).unwrap(), event);
+    }
+}
