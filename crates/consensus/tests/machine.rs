@@ -43,8 +43,13 @@ fn machine() -> (Machine, u64) {
 }
 
 fn attach(session: u64, number: u64, floor: u64) -> Proposal {
-    let command =
-        Command::AttachVolume { volume: VolumeId(1), identity: Hash32([1; 32]), name: "c".into(), force: true };
+    let command = Command::AttachVolume {
+        volume: VolumeId(1),
+        identity: Hash32([1; 32]),
+        name: "c".into(),
+        force: true,
+        since: None,
+    };
     Proposal::Command { session, number, floor, command }
 }
 

@@ -5,7 +5,7 @@ use crate::command::{Command, CreateVolume, Done, Outcome};
 use crate::state::{Holder, Node, Pending, Shard, State, Volume};
 use crate::{limits, rules};
 use freebs_types::{
-    Error, Generation, Hash32, HostPublic, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId, limits as common,
+    Error, Generation, HostPublic, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId, limits as common,
 };
 use std::sync::Arc;
 
@@ -26,7 +26,9 @@ impl State {
             Command::ResizeVolume { volume, size } => self.resize(volume, size),
             Command::ProposeView { shard, active, node, start } => self.propose(shard, active, node, start),
             Command::ActivateView { shard, view, generation } => self.activate(shard, view, generation),
-            Command::AttachVolume { volume, identity, name, force } => self.attach(volume, identity, name, force),
+            Command::AttachVolume { volume, identity, name, force, since } => {
+                self.attach(volume, Holder { identity, name }, force, since)
+            }
             Command::DetachVolume { volume, generation, settled } => self.detach(volume, generation, settled),
             Command::NameHostKey { node, start, key } => self.name_host_key(node, start, key),
             Command::MoveHead { shard, node } => self.move_head(shard, node),
@@ -310,10 +312,16 @@ impl State {
         Ok(Outcome::Moved)
     }
 
-    fn attach(&mut self, id: VolumeId, identity: Hash32, name: String, force: bool) -> Result<Outcome> {
-        rules::check_name("attachment", &name)?;
+    fn attach(&mut self, id: VolumeId, new: Holder, force: bool, since: Option<Generation>) -> Result<Outcome> {
+        rules::check_name("attachment", &new.name)?;
         let mut volume = self.volume_to_change(id)?;
-        if let Some(holder) = volume.holder.as_ref().filter(|h| h.identity != identity && !force) {
+        if since.is_some_and(|since| since != volume.generation) {
+            return Err(Error::retry(format!(
+                "volume '{}' was attached meanwhile (generation {}); ask again",
+                volume.name, volume.generation
+            )));
+        }
+        if let Some(holder) = volume.holder.as_ref().filter(|h| h.identity != new.identity && !force) {
             return Err(Error::busy(format!(
                 "volume '{}' is attached by {}; disconnect its clients there. If that gateway is gone for good, start \
                  one with the same --identity",
@@ -322,7 +330,7 @@ impl State {
         }
         let alone = volume.settled == volume.generation;
         volume.generation = volume.generation.next();
-        volume.holder = Some(Holder { identity, name });
+        volume.holder = Some(new);
         let generation = volume.generation;
         self.commit(volume);
         Ok(Outcome::Attached { generation, alone })

@@ -147,11 +147,12 @@ impl Command {
                 put_shard(&mut out, *shard);
                 put_numbers(&mut out, &[view.0, generation.0]);
             }
-            Self::AttachVolume { volume, identity, name, force } => {
-                out.push(7);
+            Self::AttachVolume { volume, identity, name, force, since } => {
+                out.push(if since.is_some() { 14 } else { 7 });
                 put_numbers(&mut out, &[volume.0]);
                 out.extend(identity.0);
                 out.push(u8::from(*force));
+                out.extend(since.iter().flat_map(|g| g.0.to_le_bytes()));
                 put_text(&mut out, name);
             }
             Self::DetachVolume { volume, generation, settled } => {
@@ -205,11 +206,12 @@ impl Command {
                 start: StartNumber(f.u64()?),
             },
             6 => Self::ActivateView { shard: f.shard()?, view: ViewNumber(f.u64()?), generation: Generation(f.u64()?) },
-            7 => {
+            kind @ (7 | 14) => {
                 let volume = VolumeId(f.u64()?);
                 let identity = Hash32(f.take(32)?.try_into().expect("32 bytes"));
                 let force = f.flag()?;
-                Self::AttachVolume { volume, identity, name: f.text()?, force }
+                let since = if kind == 14 { Some(Generation(f.u64()?)) } else { None };
+                Self::AttachVolume { volume, identity, name: f.text()?, force, since }
             }
             kind @ (8 | 13) => {
                 let (volume, generation) = (VolumeId(f.u64()?), Generation(f.u64()?));

@@ -71,6 +71,10 @@ pub enum Command {
         name: String,
         #[serde(default)]
         force: bool,
+        /// Only if this is still the volume's generation. So of several copies of one request, of which some may be
+        /// late, one counts: a late one would fence the driver that another one has made.
+        #[serde(default)]
+        since: Option<Generation>,
     },
     /// Gives the right back, if it is still that generation's.
     DetachVolume {

@@ -275,6 +275,7 @@ mod tests {
             identity: Hash32([who; 32]),
             name: format!("gw{who}"),
             force,
+            since: None,
         };
         assert_eq!(step(&mut state, &attach(1, false)), [(EventKind::Attached, "by gw1 (generation 1)".into())]);
         assert_eq!(step(&mut state, &attach(1, false)), [(EventKind::Attached, "by gw1 again (generation 2)".into())]);

@@ -30,13 +30,26 @@ fn commands() -> Vec<Command> {
         Command::ResizeVolume { volume: VolumeId(7), size: 2 << 30 },
         Command::ProposeView { shard, active: ViewNumber(4), node: NodeId(2), start: StartNumber(9) },
         Command::ActivateView { shard, view: ViewNumber(5), generation: Generation(6) },
-        Command::AttachVolume { volume: VolumeId(7), identity: Hash32([0xab; 32]), name: "host".into(), force: false },
+        Command::AttachVolume {
+            volume: VolumeId(7),
+            identity: Hash32([0xab; 32]),
+            name: "host".into(),
+            force: false,
+            since: None,
+        },
         Command::DetachVolume { volume: VolumeId(7), generation: Generation(6), settled: false },
         Command::NameHostKey { node: NodeId(2), start: StartNumber(9), key: HostPublic([0xcd; 32]) },
         Command::MoveHead { shard, node: NodeId(2) },
         Command::ReplaceHead { shard, head: NodeId(2), active: ViewNumber(4), node: NodeId(3) },
         Command::FailOver { nodes: vec![(NodeId(2), StartNumber(9)), (NodeId(3), StartNumber(1))] },
         Command::DetachVolume { volume: VolumeId(7), generation: Generation(6), settled: true },
+        Command::AttachVolume {
+            volume: VolumeId(7),
+            identity: Hash32([0xab; 32]),
+            name: "host".into(),
+            force: true,
+            since: Some(Generation(6)),
+        },
     ]
 }
 
@@ -84,6 +97,7 @@ fn golden_bytes() {
         "0c07000000000000000300000002000000000000000400000000000000 0300000000000000",
         "0b02 02000000000000000900000000000000 03000000000000000100000000000000",
         "0d07000000000000000600000000000000",
+        "0e0700000000000000abababababababababababababababababababababababababababababababab01 0600000000000000 0400686f7374",
     ]
     .map(|s| s.replace(' ', ""));
     assert_eq!(all, known);

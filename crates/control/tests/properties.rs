@@ -42,11 +42,14 @@ fn command() -> impl Strategy<Value = Command> {
             view: ViewNumber(view),
             generation: Generation(generation),
         }),
-        (volume.clone(), 0u8..3, any::<bool>()).prop_map(|(volume, who, force)| Command::AttachVolume {
-            volume,
-            identity: Hash32([who; 32]),
-            name: format!("g{who}"),
-            force,
+        (volume.clone(), 0u8..3, any::<bool>(), 0u64..9).prop_map(|(volume, who, force, since)| {
+            Command::AttachVolume {
+                volume,
+                identity: Hash32([who; 32]),
+                name: format!("g{who}"),
+                force,
+                since: (since < 6).then_some(Generation(since)),
+            }
         }),
         (0u64..6, 0u64..5, any::<u8>()).prop_map(|(node, start, key)| Command::NameHostKey {
             node: NodeId(node),

@@ -162,8 +162,13 @@ fn views_are_opened_by_their_head_in_its_present_start() {
     assert_eq!(kind(&mut s, activate(1, 0)), ErrorKind::Fenced);
     // An attachment between proposal and activation: the view frame has an old generation in it. Asking again would
     // never help (a head once did so for ever): only a new proposal does.
-    let attach =
-        Command::AttachVolume { volume: VolumeId(1), identity: Hash32([1; 32]), name: "gateway".into(), force: false };
+    let attach = Command::AttachVolume {
+        volume: VolumeId(1),
+        identity: Hash32([1; 32]),
+        name: "gateway".into(),
+        force: false,
+        since: None,
+    };
     s.apply(attach).unwrap();
     assert_eq!(kind(&mut s, activate(2, 0)), ErrorKind::Fenced);
     assert_eq!(s.apply(activate(2, 1)).unwrap().outcome, Outcome::Activated);
@@ -285,31 +290,43 @@ fn attachments_are_exclusive_and_generations_grow() {
         identity: Hash32([who; 32]),
         name: format!("gateway-{who}"),
         force,
+        since: None,
     };
+    let early = Command::AttachVolume {
+        volume: VolumeId(1),
+        identity: Hash32([1; 32]),
+        name: "gateway-1".into(),
+        force: true,
+        since: Some(Generation(1)),
+    };
+    assert_eq!(s.apply(early.clone()).unwrap_err().kind, ErrorKind::Retry, "not of that generation");
     let attached = |g, alone| Outcome::Attached { generation: Generation(g), alone };
     assert_eq!(s.apply(attach(1, false)).unwrap().outcome, attached(1, true));
+    // One request in two copies, of which the second comes late.
+    assert_eq!(s.apply(early.clone()).unwrap().outcome, attached(2, false));
+    assert_eq!(kind(&mut s, early), ErrorKind::Retry);
     assert_eq!(
         s.apply(attach(1, false)).unwrap().outcome,
-        attached(2, false),
+        attached(3, false),
         "the same identity comes back without force"
     );
     assert_eq!(kind(&mut s, attach(2, false)), ErrorKind::Busy);
     assert_eq!(kind(&mut s, Command::DeleteVolume { volume: VolumeId(1), force: false }), ErrorKind::Busy);
-    assert_eq!(s.apply(attach(2, true)).unwrap().outcome, attached(3, false));
+    assert_eq!(s.apply(attach(2, true)).unwrap().outcome, attached(4, false));
     // A late detach of the first one takes nothing from the second.
     let detach = |s: &mut State, g, settled| {
         s.apply(Command::DetachVolume { volume: VolumeId(1), generation: Generation(g), settled }).unwrap();
         s.volume(VolumeId(1)).unwrap().holder.is_none()
     };
-    assert!(!detach(&mut s, 2, true));
-    assert!(detach(&mut s, 3, false));
+    assert!(!detach(&mut s, 3, true));
+    assert!(detach(&mut s, 4, false));
     assert_eq!(
         s.apply(attach(1, false)).unwrap().outcome,
-        attached(4, false),
+        attached(5, false),
         "the third had not waited for the first"
     );
-    assert!(detach(&mut s, 4, true));
-    assert_eq!(s.apply(attach(2, false)).unwrap().outcome, attached(5, true));
+    assert!(detach(&mut s, 5, true));
+    assert_eq!(s.apply(attach(2, false)).unwrap().outcome, attached(6, true));
 }
 
 #[test]

@@ -366,7 +366,13 @@ impl World {
             let Some(peer) = self.peer(node) else { continue };
             let volume = VolumeId(1 + self.below(2));
             let name = format!("client{number}-{op}");
-            let command = Command::AttachVolume { volume, identity: Hash32([1; 32]), name: name.clone(), force: true };
+            let command = Command::AttachVolume {
+                volume,
+                identity: Hash32([1; 32]),
+                name: name.clone(),
+                force: true,
+                since: None,
+            };
             let seed = self.chance();
             match Randomness::scope(seed, peer.submit(command)).await {
                 Ok(done) => {

@@ -86,6 +86,12 @@ impl Client {
         &self.0.address
     }
 
+    /// Whether it is the same connection.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Who answered.
     #[must_use]
     pub fn welcome(&self) -> Welcome {

@@ -15,6 +15,9 @@ use tokio::sync::{mpsc, watch};
 const AGAIN: Duration = Duration::from_millis(100);
 /// A watch is answered within its own time and this.
 const WATCH_MAX: Duration = Duration::from_millis(WATCH_MS + 5_000);
+/// How often a node is asked whether it is there, and how long it may take to say so.
+const LISTEN: Duration = Duration::from_secs(1);
+const SILENT_MAX: Duration = Duration::from_secs(1);
 /// For the connection to be there, and for the node's answer to a command.
 const CONNECTED_MAX: Duration = Duration::from_secs(1);
 const COMMAND_MAX: Duration = Duration::from_secs(10);
@@ -89,7 +92,11 @@ impl Follower {
         let mut served = false;
         loop {
             let request = Request::Watch { since: self.state.revision() };
-            let page = match client.call(&request, WATCH_MAX).await {
+            let answer = tokio::select! {
+                answer = client.call(&request, WATCH_MAX) => answer,
+                e = silence(&client) => Err(e),
+            };
+            let page = match answer {
                 Ok(Reply::Changes(page)) => page,
                 Ok(_) => return Err(Error::corrupt("a watch was answered with something else")),
                 Err(_) if served => return Ok(()),
@@ -126,6 +133,17 @@ impl Follower {
             client.address(),
             self.state.cluster()
         )))
+    }
+}
+
+/// Returns when a node has stopped to answer: a watch may wait for news for long, but a node that stands still must
+/// not keep its followers.
+async fn silence(client: &Client) -> Error {
+    loop {
+        tokio::time::sleep(LISTEN).await;
+        if let Err(e) = client.call(&Request::NodeInfo, SILENT_MAX).await {
+            return e;
+        }
     }
 }
 
@@ -171,7 +189,13 @@ async fn send_on(job: &Job, mut connected: watch::Receiver<Option<Client>>) -> R
     let waited = tokio::time::timeout(CONNECTED_MAX, connected.wait_for(Option::is_some)).await;
     let client = waited.map_err(|_| nobody())?.map_err(|_| nobody())?.clone().ok_or_else(nobody)?;
     let request = Request::Submit { command: job.command.clone() };
-    match client.call(&request, COMMAND_MAX).await? {
+    // The node that is followed is another one by now: this one may never answer.
+    let left = connected.wait_for(|now| now.as_ref().is_none_or(|now| !now.is(&client)));
+    let answer = tokio::select! {
+        answer = client.call(&request, COMMAND_MAX) => answer,
+        _ = left => Err(Error::retry(format!("{} does not answer any more", client.address()))),
+    };
+    match answer? {
         Reply::Done(done) => Ok(done),
         _ => Err(Error { kind: ErrorKind::Retry, text: "a command was answered with something else".into() }),
     }

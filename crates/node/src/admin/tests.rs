@@ -18,9 +18,11 @@ use freebs_types::{
 };
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
@@ -273,8 +275,13 @@ async fn views_and_attachments_go_through_the_plane() {
     let activate = Command::ActivateView { shard, view: ViewNumber(1), generation: Generation(0) };
     node.plane.submit(activate).await.unwrap();
     assert_eq!(node.plane.state().shard(shard).unwrap().active, ViewNumber(1));
-    let attach =
-        Command::AttachVolume { volume: VolumeId(1), identity: Hash32([1; 32]), name: "gateway".into(), force: false };
+    let attach = Command::AttachVolume {
+        volume: VolumeId(1),
+        identity: Hash32([1; 32]),
+        name: "gateway".into(),
+        force: false,
+        since: None,
+    };
     let done = nodes[1].plane.submit(attach).await.unwrap();
     assert_eq!(done.outcome, Outcome::Attached { generation: Generation(1), alone: true });
 }
@@ -600,6 +607,57 @@ async fn gateways_are_listed_while_they_are_connected() {
     assert!(gateway.state().volume_by_name("a").is_some());
     drop(gateway);
     tokio::time::timeout(MAX, listed(0)).await.unwrap();
+}
+
+/// A way to a node that can be made to stand still: connections stay open, and nothing comes through any more.
+async fn relay(to: String) -> (String, Arc<AtomicBool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, frozen) = (listener.local_addr().unwrap().to_string(), Arc::new(AtomicBool::new(false)));
+    let is_frozen = frozen.clone();
+    tokio::spawn(async move {
+        loop {
+            let (near, _) = listener.accept().await.unwrap();
+            let far = TcpStream::connect(&to).await.unwrap();
+            let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
+            tokio::spawn(pass(near_in, far_out, is_frozen.clone()));
+            tokio::spawn(pass(far_in, near_out, is_frozen.clone()));
+        }
+    });
+    (address, frozen)
+}
+
+async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, frozen: Arc<AtomicBool>) {
+    let mut buf = vec![0; 4096];
+    while let Ok(n) = from.read(&mut buf).await {
+        if frozen.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+        if n == 0 || to.write_all(&buf[..n]).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// A gateway that followed a node which stood still waited for an answer to its watch, for 15 s, and for one to its
+/// command, for 10 s, before it asked another node.
+#[tokio::test]
+async fn a_node_that_stands_still_is_not_followed_for_long() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = cluster(dir.path(), 2).await;
+    let (way, frozen) = relay(nodes[0].address.clone()).await;
+    let gateway = follow(&[way, nodes[1].address.clone()]);
+    gateway.ready().await;
+    frozen.store(true, Ordering::Relaxed);
+    let lost = gateway.submit(Command::CreateVolume(create("lost")));
+    let lost = tokio::time::timeout(Duration::from_secs(8), lost).await.expect("an answer, soon");
+    assert_eq!(lost.unwrap_err().kind, ErrorKind::Retry, "nobody knows whether it was done");
+    let asked_again = async {
+        while gateway.submit(Command::CreateVolume(create("new"))).await.is_err() {}
+        while gateway.state().volume_by_name("new").is_none() {
+            gateway.changed(gateway.state().revision()).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(8), asked_again).await.expect("it follows the other node, soon");
 }
 
 /// Who does not know the cluster's identity is told which cluster is here, and not listened to, whatever it says.

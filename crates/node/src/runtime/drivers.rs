@@ -14,7 +14,7 @@ use freebs_format::wire::{Message, Role};
 use freebs_io::linux::{OsRandom, SystemClock};
 use freebs_io::{Clock, LinkId, Outbox, Random};
 use freebs_nbd::Ticket;
-use freebs_types::{DriverId, Error, Generation, NodeId, Peer, Result, ShardId, VolumeId, limits};
+use freebs_types::{DriverId, Error, ErrorKind, Generation, NodeId, Peer, Result, ShardId, VolumeId, limits};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -26,6 +26,9 @@ use tokio::task::JoinSet;
 const TICK: Duration = Duration::from_millis(5);
 /// A volume whose members do not answer for so long is not attached.
 const ATTACH_LIMIT: Duration = Duration::from_secs(30);
+/// How long the control plane is asked for an attachment, and how long news are waited for in between.
+const ASK_LIMIT: Duration = Duration::from_secs(15);
+const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What each driver may add to what waits on a link: its window, and as much again for what it repeats.
 pub const LINK_WINDOW_PER_DRIVER: usize = 2 * limits::DRIVER_WINDOW_BYTES;
@@ -178,18 +181,37 @@ impl<C: ControlPlane> Drivers<C> {
         }
     }
 
-    /// Asks the control plane for the right to use the volume, and makes its driver.
+    /// Asks the control plane for the right to use the volume, again if it is not known whether that was carried out:
+    /// the generation that is named makes a copy that comes late do nothing.
+    async fn ask_for(core: &Core<C>, id: VolumeId) -> Result<(Generation, bool)> {
+        let begun = tokio::time::Instant::now();
+        loop {
+            let state = core.spec.control.state();
+            let known = state.volume(id).ok_or_else(|| Error::not_found("the volume was deleted"))?;
+            let command = Command::AttachVolume {
+                volume: id,
+                identity: core.spec.identity,
+                name: core.spec.name.clone(),
+                force: false,
+                since: Some(known.generation),
+            };
+            match core.spec.control.submit(command).await.map(|done| done.outcome) {
+                Ok(Outcome::Attached { generation, alone }) => return Ok((generation, alone)),
+                Ok(_) => return Err(Error::bug("an attachment had another outcome")),
+                Err(e) if e.kind != ErrorKind::Retry || begun.elapsed() > ASK_LIMIT || core.stopping.get() => {
+                    return Err(e);
+                }
+                Err(e) => tracing::debug!("volume {id}: not attached yet: {e}"),
+            }
+            // What was known here may have been old.
+            let news = core.spec.control.changed(state.revision());
+            let _ = tokio::time::timeout(ASK_AGAIN, news).await;
+        }
+    }
+
+    /// Gets the right to use the volume, and makes its driver.
     async fn attach(&self, core: &Rc<Core<C>>, id: VolumeId) -> Result<()> {
-        let command = Command::AttachVolume {
-            volume: id,
-            identity: core.spec.identity,
-            name: core.spec.name.clone(),
-            force: false,
-        };
-        let outcome = core.spec.control.submit(command).await?.outcome;
-        let Outcome::Attached { generation, alone } = outcome else {
-            return Err(Error::bug("an attachment had another outcome"));
-        };
+        let (generation, alone) = Self::ask_for(core, id).await?;
         let state = core.spec.control.state();
         let volume = state.volume(id).ok_or_else(|| Error::not_found("the volume was deleted"))?;
         let config = DriverConfig {
