@@ -317,8 +317,8 @@ pub struct ShardStatus {
     pub chain: Vec<MemberStatus>,
     /// Links of drivers that are attached.
     pub clients: usize,
-    /// A driver of the present attachment may hold a lease of this member.
-    pub leased: bool,
+    /// The generation of an attachment that is of no use any more to who had it.
+    pub lapsed: Option<Generation>,
 }
 
 /// What a head knows of a member.

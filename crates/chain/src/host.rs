@@ -424,7 +424,7 @@ impl Host {
                 .map(|m| MemberStatus { node: m.node, durable: m.durable, live: m.live || m.node == me })
                 .collect(),
             clients: r.clients.values().filter(|c| c.is_attached).count(),
-            leased: r.is_leased(self.now),
+            lapsed: r.lapsed(self.now),
         })
     }
 }

@@ -22,6 +22,8 @@ pub(crate) struct Leases {
     granted: Nanos,
     /// Leases of older ones.
     older: Nanos,
+    /// Until when the driver of the present one may be silent.
+    quiet: Nanos,
     /// Set by the first step: what was given before it is not known.
     begun: bool,
     /// The attach frame of the present generation, 0 if it is not in this log behind what was durable at the start.
@@ -56,6 +58,11 @@ impl Leases {
     pub fn attached_at(&mut self, sequence: Sequence) {
         self.attached_at = sequence;
     }
+
+    /// From now on the driver could have leases, and has this long to ask.
+    pub fn wait_for_driver(&mut self, now: Nanos) {
+        self.quiet = now.plus(LEASE);
+    }
 }
 
 impl Replica {
@@ -78,10 +85,11 @@ impl Replica {
             return;
         }
         let is_its = generation == self.attach.generation && driver == self.attach.driver && driver != DriverId(0);
-        // What was lost may have been a newer attachment, but not if it lies in front of this one: generations rise.
-        let at = self.leases.attached_at;
-        let is_durable = at <= self.durable && !self.damage.is_there_behind(at);
-        if !(self.active_known && self.serves() && (is_its && is_durable || anyone)) {
+        if is_its {
+            self.leases.wait_for_driver(ctx.now);
+        }
+        let is_granted = is_its && self.may_lease() || anyone && self.active_known && self.serves();
+        if !is_granted {
             return;
         }
         self.leases.granted = self.leases.granted.max(ctx.now.plus(LEASE));
@@ -91,11 +99,28 @@ impl Replica {
         ctx.out.send(link, Message::Leased(leased));
     }
 
+    /// Whether the driver of the present attachment would get a lease.
+    fn may_lease(&self) -> bool {
+        // What was lost may have been a newer attachment, but not if it lies in front of this one: generations rise.
+        let at = self.leases.attached_at;
+        let is_durable = at <= self.durable && !self.damage.is_there_behind(at);
+        self.active_known && self.serves() && self.attach.driver != DriverId(0) && is_durable
+    }
+
+    /// The present generation, if its driver could have a lease here, has none, and has not asked for as long as one
+    /// lasts. One that has just attached, or whose shard has a new view, is given that time first; one that is alive
+    /// asks once a second.
+    pub fn lapsed(&self, now: Nanos) -> Option<Generation> {
+        let is_silent = self.may_lease() && !self.is_leased(now) && self.leases.quiet <= now;
+        is_silent.then_some(self.attach.generation)
+    }
+
     /// A driver goes: it answers nobody any more.
     pub fn on_detach(&mut self, link: LinkId, generation: Generation, driver: DriverId) {
         self.clients.remove(&link);
         if generation == self.attach.generation && driver == self.attach.driver {
             self.leases.granted = Nanos(0);
+            self.leases.quiet = Nanos(0);
         }
     }
 

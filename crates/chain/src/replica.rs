@@ -423,6 +423,9 @@ impl Replica {
         if body.generation > self.attach.generation {
             self.leases.raise();
         }
+        if (body.generation, body.driver) != (self.attach.generation, self.attach.driver) {
+            self.leases.wait_for_driver(ctx.now);
+        }
         self.attach = body;
         self.leases.attached_at(at);
         let is_old = |c: &Client| c.generation < body.generation;
@@ -579,6 +582,7 @@ impl Replica {
             return;
         }
         self.active_known = true;
+        self.leases.wait_for_driver(ctx.now);
         let Some(news) = self.news() else { return };
         for link in self.clients.keys() {
             ctx.out.send(*link, Message::View(news.clone()));

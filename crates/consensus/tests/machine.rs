@@ -49,6 +49,7 @@ fn attach(session: u64, number: u64, floor: u64) -> Proposal {
         name: "c".into(),
         force: true,
         since: None,
+        lapsed: false,
     };
     Proposal::Command { session, number, floor, command }
 }

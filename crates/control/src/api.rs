@@ -7,7 +7,8 @@ use crate::command::{Command, CreateVolume, Done};
 use crate::events::Event;
 use crate::state::{Ack, Volume};
 use freebs_types::{
-    ClusterId, Error, ErrorKind, Hash32, NodeId, Result, Sequence, ShardId, StartNumber, Version, ViewNumber, VolumeId,
+    ClusterId, Error, ErrorKind, Generation, Hash32, NodeId, Result, Sequence, ShardId, StartNumber, Version,
+    ViewNumber, VolumeId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -219,6 +220,9 @@ pub struct ShardStatus {
     /// Durable up to this sequence.
     pub durable: Sequence,
     pub state: MemberState,
+    /// Generation of an attachment whose driver holds no lease of this member any more.
+    #[serde(default)]
+    pub lapsed: Option<Generation>,
 }
 
 /// Hash over a replica's contents at a version: equal for equal contents, whatever chunks they lie in.

@@ -26,8 +26,8 @@ impl State {
             Command::ResizeVolume { volume, size } => self.resize(volume, size),
             Command::ProposeView { shard, active, node, start } => self.propose(shard, active, node, start),
             Command::ActivateView { shard, view, generation } => self.activate(shard, view, generation),
-            Command::AttachVolume { volume, identity, name, force, since } => {
-                self.attach(volume, Holder { identity, name }, force, since)
+            Command::AttachVolume { volume, identity, name, force, since, lapsed } => {
+                self.attach(volume, Holder { identity, name }, force || lapsed, since)
             }
             Command::DetachVolume { volume, generation, settled } => self.detach(volume, generation, settled),
             Command::NameHostKey { node, start, key } => self.name_host_key(node, start, key),
@@ -323,8 +323,8 @@ impl State {
         }
         if let Some(holder) = volume.holder.as_ref().filter(|h| h.identity != new.identity && !force) {
             return Err(Error::busy(format!(
-                "volume '{}' is attached by {}; disconnect its clients there. If that gateway is gone for good, start \
-                 one with the same --identity",
+                "volume '{}' is attached by {}; disconnect its clients there. If it is gone, the volume can be had a \
+                 few seconds later",
                 volume.name, holder.name
             )));
         }

@@ -147,11 +147,14 @@ impl Command {
                 put_shard(&mut out, *shard);
                 put_numbers(&mut out, &[view.0, generation.0]);
             }
-            Self::AttachVolume { volume, identity, name, force, since } => {
+            Self::AttachVolume { since: None, lapsed: true, .. } => {
+                return Err(Error::invalid("an attachment lapses in one generation, and this names none"));
+            }
+            Self::AttachVolume { volume, identity, name, force, since, lapsed } => {
                 out.push(if since.is_some() { 14 } else { 7 });
                 put_numbers(&mut out, &[volume.0]);
                 out.extend(identity.0);
-                out.push(u8::from(*force));
+                out.push(u8::from(*force) | u8::from(*lapsed) << 1);
                 out.extend(since.iter().flat_map(|g| g.0.to_le_bytes()));
                 put_text(&mut out, name);
             }
@@ -209,9 +212,13 @@ impl Command {
             kind @ (7 | 14) => {
                 let volume = VolumeId(f.u64()?);
                 let identity = Hash32(f.take(32)?.try_into().expect("32 bytes"));
-                let force = f.flag()?;
+                let flags = f.byte()?;
+                let (force, lapsed) = (flags & 1 != 0, flags & 2 != 0);
+                if flags > 3 || kind == 7 && lapsed {
+                    return Err(damaged());
+                }
                 let since = if kind == 14 { Some(Generation(f.u64()?)) } else { None };
-                Self::AttachVolume { volume, identity, name: f.text()?, force, since }
+                Self::AttachVolume { volume, identity, name: f.text()?, force, since, lapsed }
             }
             kind @ (8 | 13) => {
                 let (volume, generation) = (VolumeId(f.u64()?), Generation(f.u64()?));

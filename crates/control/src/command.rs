@@ -75,6 +75,9 @@ pub enum Command {
         /// late, one counts: a late one would fence the driver that another one has made.
         #[serde(default)]
         since: Option<Generation>,
+        /// The driver of the generation `since` can't answer anybody any more: its leases have ended.
+        #[serde(default)]
+        lapsed: bool,
     },
     /// Gives the right back, if it is still that generation's.
     DetachVolume {

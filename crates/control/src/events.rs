@@ -276,6 +276,7 @@ mod tests {
             name: format!("gw{who}"),
             force,
             since: None,
+            lapsed: false,
         };
         assert_eq!(step(&mut state, &attach(1, false)), [(EventKind::Attached, "by gw1 (generation 1)".into())]);
         assert_eq!(step(&mut state, &attach(1, false)), [(EventKind::Attached, "by gw1 again (generation 2)".into())]);

@@ -36,6 +36,7 @@ fn commands() -> Vec<Command> {
             name: "host".into(),
             force: false,
             since: None,
+            lapsed: false,
         },
         Command::DetachVolume { volume: VolumeId(7), generation: Generation(6), settled: false },
         Command::NameHostKey { node: NodeId(2), start: StartNumber(9), key: HostPublic([0xcd; 32]) },
@@ -49,6 +50,7 @@ fn commands() -> Vec<Command> {
             name: "host".into(),
             force: true,
             since: Some(Generation(6)),
+            lapsed: true,
         },
     ]
 }
@@ -97,7 +99,7 @@ fn golden_bytes() {
         "0c07000000000000000300000002000000000000000400000000000000 0300000000000000",
         "0b02 02000000000000000900000000000000 03000000000000000100000000000000",
         "0d07000000000000000600000000000000",
-        "0e0700000000000000abababababababababababababababababababababababababababababababab01 0600000000000000 0400686f7374",
+        "0e0700000000000000abababababababababababababababababababababababababababababababab03 0600000000000000 0400686f7374",
     ]
     .map(|s| s.replace(' ', ""));
     assert_eq!(all, known);

@@ -49,6 +49,7 @@ fn command() -> impl Strategy<Value = Command> {
                 name: format!("g{who}"),
                 force,
                 since: (since < 6).then_some(Generation(since)),
+                lapsed: since % 2 == 0 && since < 6,
             }
         }),
         (0u64..6, 0u64..5, any::<u8>()).prop_map(|(node, start, key)| Command::NameHostKey {

@@ -168,6 +168,7 @@ fn views_are_opened_by_their_head_in_its_present_start() {
         name: "gateway".into(),
         force: false,
         since: None,
+        lapsed: false,
     };
     s.apply(attach).unwrap();
     assert_eq!(kind(&mut s, activate(2, 0)), ErrorKind::Fenced);
@@ -291,6 +292,7 @@ fn attachments_are_exclusive_and_generations_grow() {
         name: format!("gateway-{who}"),
         force,
         since: None,
+        lapsed: false,
     };
     let early = Command::AttachVolume {
         volume: VolumeId(1),
@@ -298,6 +300,7 @@ fn attachments_are_exclusive_and_generations_grow() {
         name: "gateway-1".into(),
         force: true,
         since: Some(Generation(1)),
+        lapsed: false,
     };
     assert_eq!(s.apply(early.clone()).unwrap_err().kind, ErrorKind::Retry, "not of that generation");
     let attached = |g, alone| Outcome::Attached { generation: Generation(g), alone };

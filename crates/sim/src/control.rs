@@ -230,7 +230,8 @@ pub async fn attach(
     volume: VolumeId,
     identity: Hash32,
 ) -> Result<(Generation, bool)> {
-    let command = Command::AttachVolume { volume, identity, name: "sim".into(), force: true, since: None };
+    let command =
+        Command::AttachVolume { volume, identity, name: "sim".into(), force: true, since: None, lapsed: false };
     match control.call(from, command).await? {
         Outcome::Attached { generation, alone } => Ok((generation, alone)),
         other => Err(Error::bug(format!("attaching gave {other:?}"))),

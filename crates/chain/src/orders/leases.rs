@@ -1,6 +1,7 @@
 //! Leases of one member (L1, L2).
 
 use super::*;
+use crate::lease::Leases;
 use freebs_format::AttachBody;
 use freebs_format::wire::Leased;
 use freebs_types::limits::LEASE_MS;
@@ -247,4 +248,86 @@ fn every_view_has_its_attach_frame() {
     assert_eq!(attach(&mut s), last, "once in a view");
     s.r.head.as_mut().unwrap().reset(Vec::new(), 1, Hash32::default(), Hash32::default());
     assert_eq!(attach(&mut s), last.next());
+}
+
+/// Who attaches has as long as a lease to ask for the first one, whatever is known of earlier ones.
+#[test]
+fn an_attachment_lapses_when_its_driver_asks_no_more() {
+    let (mut s, mut c) = attached();
+    s.pass(LEASE_MS - 1);
+    assert_eq!(s.r.lapsed(s.now), None, "its lease may run");
+    s.pass(1);
+    assert_eq!(s.r.lapsed(s.now), Some(Generation(1)));
+    assert_eq!(s.older(100, 1, 9), Some(0));
+    assert_eq!(s.r.lapsed(s.now), None, "it is there again");
+    s.pass(LEASE_MS);
+    s.take(c.attach(2, 10));
+    s.durable(3);
+    assert_eq!(s.r.lapsed(s.now), None, "it has only just attached");
+    s.pass(LEASE_MS - 1);
+    assert!(s.is_fenced(100, 1, 9), "nobody else can speak for it");
+    assert_eq!(s.older(100, 2, 9), None);
+    s.pass(1);
+    assert_eq!(s.r.lapsed(s.now), Some(Generation(2)));
+}
+
+/// A view frame names a generation whose driver waits for that view: its attach frame is still to come.
+#[test]
+fn a_driver_that_was_not_seen_has_not_lapsed() {
+    let (mut s, mut c) = attached();
+    s.play(|r, ctx| {
+        r.learn_attach(ctx, AttachBody { generation: Generation(2), ..AttachBody::default() }, Sequence(2))
+    });
+    s.pass(2 * LEASE_MS);
+    assert_eq!(s.r.lapsed(s.now), None);
+    s.take(c.attach(2, 10));
+    assert_eq!(s.r.lapsed(s.now), None, "not durable, and just learned");
+    s.durable(3);
+    s.pass(LEASE_MS - 1);
+    assert_eq!(s.r.lapsed(s.now), None);
+    s.pass(1);
+    assert_eq!(s.r.lapsed(s.now), Some(Generation(2)));
+}
+
+/// A member that gives no leases says nothing about those who have none; when it can again, they get the time to ask.
+#[test]
+fn an_attachment_does_not_lapse_with_its_view() {
+    let (mut s, mut c) = attached();
+    s.play(|r, ctx| r.on_seal(ctx, LinkId(1), (ViewNumber(2), ViewNumber(1)), None));
+    s.pass(2 * LEASE_MS);
+    assert_eq!(s.r.lapsed(s.now), None, "promised");
+    s.take(c.open(2));
+    s.durable(3);
+    let ticket = s.tickets;
+    s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
+    s.pass(2 * LEASE_MS);
+    assert_eq!(s.r.lapsed(s.now), None, "nobody has said that the view is active");
+    s.play(|r, ctx| r.learn_active(ctx));
+    s.pass(LEASE_MS - 1);
+    assert_eq!(s.r.lapsed(s.now), None, "its driver has not heard of the view yet");
+    s.pass(1);
+    assert_eq!(s.r.lapsed(s.now), Some(Generation(1)));
+}
+
+#[test]
+fn who_goes_has_lapsed() {
+    let (mut s, _) = attached();
+    s.r.on_detach(LinkId(100), Generation(1), DriverId(8));
+    assert_eq!(s.r.lapsed(s.now), None);
+    s.r.on_detach(LinkId(100), Generation(1), DriverId(9));
+    assert_eq!(s.r.lapsed(s.now), Some(Generation(1)));
+}
+
+/// What an earlier process of this node gave may run still.
+#[test]
+fn after_a_start_nothing_has_lapsed() {
+    let (mut s, mut c) = following();
+    s.take(c.attach(1, 9));
+    s.durable(2);
+    s.r.leases = Leases::default();
+    s.r.leases.begin(s.now);
+    s.r.leases.attached_at(Sequence(2));
+    assert_eq!(s.r.lapsed(s.now), None);
+    s.pass(LEASE_MS);
+    assert_eq!(s.r.lapsed(s.now), Some(Generation(1)));
 }

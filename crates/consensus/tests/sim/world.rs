@@ -372,6 +372,7 @@ impl World {
                 name: name.clone(),
                 force: true,
                 since: None,
+                lapsed: false,
             };
             let seed = self.chance();
             match Randomness::scope(seed, peer.submit(command)).await {

@@ -1,12 +1,13 @@
 //! One handle on the control plane for all threads of a process, whether it has a seat in it or follows one.
 
+use super::Service;
 use super::follower;
 use super::seat::{self, Order, SeatOptions, SeatPort};
 use freebs_consensus::handle::Handle;
 use freebs_control::api::GatewayInfo;
 use freebs_control::{Command, ControlPlane, Done, State};
-use freebs_types::{ClusterId, Error, Result};
-use std::sync::Arc;
+use freebs_types::{ClusterId, Error, ErrorKind, Result};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -26,6 +27,8 @@ pub(super) struct Job {
 pub struct Plane {
     kind: Kind,
     announced: Arc<watch::Sender<Option<GatewayInfo>>>,
+    /// Who can ask the nodes of the cluster, once this node serves.
+    service: Arc<OnceLock<Weak<Service>>>,
 }
 
 #[derive(Clone)]
@@ -49,7 +52,7 @@ impl Plane {
     /// A node's own seat in the control plane. Returns when its store is open.
     pub async fn seat(options: SeatOptions) -> Result<Self> {
         let (control, port) = seat::start(options).await?;
-        Ok(Self { kind: Kind::Seat(control, port), announced: Arc::new(watch::channel(None).0) })
+        Ok(Self::new(Kind::Seat(control, port), watch::channel(None).0))
     }
 
     /// Follows any node. Until one was reached, the state is empty and has revision 0.
@@ -57,7 +60,16 @@ impl Plane {
         let (jobs, work) = mpsc::channel(JOBS_MAX);
         let (announced, announcements) = watch::channel(None);
         let state = follower::start(options, work, announcements)?;
-        Ok(Self { kind: Kind::Follower { jobs, state }, announced: Arc::new(announced) })
+        Ok(Self::new(Kind::Follower { jobs, state }, announced))
+    }
+
+    fn new(kind: Kind, announced: watch::Sender<Option<GatewayInfo>>) -> Self {
+        Self { kind, announced: Arc::new(announced), service: Arc::default() }
+    }
+
+    pub(super) fn serve_by(&self, service: &Arc<Service>) {
+        // A second one would be of the same node.
+        let _ = self.service.set(Arc::downgrade(service));
     }
 
     /// The state once there is one.
@@ -170,7 +182,15 @@ impl ControlPlane for Plane {
         let (jobs, state) = match &self.kind {
             Kind::Seat(control, port) => {
                 port.check()?;
-                return control.submit(command).await;
+                let busy = match control.submit(command.clone()).await {
+                    Err(e) if e.kind == ErrorKind::Busy => e,
+                    other => return other,
+                };
+                let Some(service) = self.service.get().and_then(Weak::upgrade) else { return Err(busy) };
+                return match service.in_place_of_lapsed(command).await? {
+                    Some(command) => control.submit(command).await,
+                    None => Err(busy),
+                };
             }
             Kind::Follower { jobs, state } => (jobs, state),
         };

@@ -42,7 +42,10 @@ pub struct Service {
 
 impl Service {
     pub fn new(me: Me, plane: Plane, local: Arc<dyn LocalNode>, events: Arc<EventLog>) -> Arc<Self> {
-        Arc::new(Self { plane, local, events, me, gateways: Mutex::default(), sessions: AtomicU64::new(0) })
+        let service = Self { plane, local, events, me, gateways: Mutex::default(), sessions: AtomicU64::new(0) };
+        let service = Arc::new(service);
+        service.plane.serve_by(&service);
+        service
     }
 
     pub fn me(&self) -> &Me {
@@ -153,6 +156,21 @@ impl Service {
         }
         let state = self.state()?;
         Ok(Reply::Volume { volume: bare(&state, state.need(name)?), notes: Vec::new() })
+    }
+
+    /// The command that takes a volume over from a driver whose leases have ended, in place of one that was refused
+    /// because of that driver.
+    pub(super) async fn in_place_of_lapsed(&self, command: Command) -> Result<Option<Command>> {
+        let Command::AttachVolume { volume, identity, name, force, since, .. } = command else { return Ok(None) };
+        let state = self.state()?;
+        let Some(known) = state.volume(volume).filter(|v| since.is_none_or(|since| since == v.generation)) else {
+            return Ok(None);
+        };
+        if !status::has_lapsed(self, &state, known).await {
+            return Ok(None);
+        }
+        let since = Some(known.generation);
+        Ok(Some(Command::AttachVolume { volume, identity, name, force, since, lapsed: true }))
     }
 
     async fn delete(&self, name: &str, force: bool) -> Result<Reply> {

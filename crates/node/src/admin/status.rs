@@ -187,6 +187,19 @@ pub(super) async fn status(service: &Service) -> Result<Status> {
     })
 }
 
+/// Whether the driver that has a volume attached can't answer anybody any more: of some shard so many members of the
+/// active view say that its lease of them has ended that the others are fewer than A (L1).
+pub(super) async fn has_lapsed(service: &Service, state: &State, volume: &Volume) -> bool {
+    let answers = ask_all(service, state, Some(volume.id)).await;
+    let all = replicas(&answers);
+    volume.shards.iter().any(|shard| {
+        let id = volume.shard_id(shard.index);
+        let of = shard.members.iter().filter_map(|node| all.get(&(*node, id)));
+        let ended = of.filter(|s| s.view == shard.active && s.lapsed == Some(volume.generation)).count();
+        ended + volume.quorum(shard.members.len()) > shard.members.len()
+    })
+}
+
 /// The digests of all replicas of a volume at equal versions. While they move (or are missing) it asks again, until
 /// `wait` has passed.
 pub(super) async fn verify(service: &Service, name: &str, wait: Duration) -> Result<Verification> {

@@ -45,6 +45,7 @@ impl Fake {
             sequence: Sequence(version + 1),
             durable: Sequence(version + 1),
             state,
+            lapsed: None,
         };
         self.shards.lock().unwrap().insert(shard, (status, Hash32([digest; 32])));
     }
@@ -281,9 +282,47 @@ async fn views_and_attachments_go_through_the_plane() {
         name: "gateway".into(),
         force: false,
         since: None,
+        lapsed: false,
     };
     let done = nodes[1].plane.submit(attach).await.unwrap();
     assert_eq!(done.outcome, Outcome::Attached { generation: Generation(1), alone: true });
+}
+
+/// Somebody else's volume can be had when so many members say that its driver is gone that it has lost its quorum.
+#[tokio::test]
+async fn a_lapsed_attachment_is_taken_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = cluster(dir.path(), 3).await;
+    ask(&nodes[0], Request::VolumeCreate(create("demo"))).await.unwrap();
+    level(&nodes).await;
+    let gateway = follow(&[nodes[1].address.clone()]);
+    gateway.ready().await;
+    let attach = |who: u8| Command::AttachVolume {
+        volume: VolumeId(1),
+        identity: Hash32([who; 32]),
+        name: format!("gateway{who}"),
+        force: false,
+        since: None,
+        lapsed: false,
+    };
+    let shard = ShardId { volume: VolumeId(1), index: 0 };
+    let say = |node: usize, generation: Option<u64>| {
+        let fake = &nodes[node].fake;
+        fake.set(shard, 0, 1, 0, MemberState::Active);
+        fake.shards.lock().unwrap().get_mut(&shard).unwrap().0.lapsed = generation.map(Generation);
+    };
+    gateway.submit(attach(1)).await.unwrap();
+    (0..3).for_each(|n| say(n, None));
+    assert_eq!(gateway.submit(attach(2)).await.unwrap_err().kind, ErrorKind::Busy);
+    say(0, Some(1));
+    say(1, Some(0));
+    say(2, Some(2));
+    assert_eq!(gateway.submit(attach(2)).await.unwrap_err().kind, ErrorKind::Busy, "one member of three");
+    say(1, Some(1));
+    say(2, None);
+    let done = gateway.submit(attach(2)).await.unwrap();
+    assert_eq!(done.outcome, Outcome::Attached { generation: Generation(2), alone: false });
+    assert_eq!(nodes[2].plane.submit(attach(3)).await.unwrap_err().kind, ErrorKind::Busy, "the new one is no other's");
 }
 
 #[tokio::test]

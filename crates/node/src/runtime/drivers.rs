@@ -194,6 +194,7 @@ impl<C: ControlPlane> Drivers<C> {
                 name: core.spec.name.clone(),
                 force: false,
                 since: Some(known.generation),
+                lapsed: false,
             };
             match core.spec.control.submit(command).await.map(|done| done.outcome) {
                 Ok(Outcome::Attached { generation, alone }) => return Ok((generation, alone)),

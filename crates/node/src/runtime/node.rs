@@ -447,6 +447,7 @@ impl LocalNode for Local {
                     sequence: s.last.sequence,
                     durable: s.durable,
                     state: member_state(s),
+                    lapsed: s.lapsed,
                 })
                 .collect()
         })

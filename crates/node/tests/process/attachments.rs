@@ -111,3 +111,40 @@ fn a_gateway_that_was_killed_takes_its_volume_up_again() {
     say(&format!("measured: gateway killed, volume in use again after {:.2} s", begun.elapsed().as_secs_f64()));
     assert_eq!(client.read(0, BLOCK), [7; BLOCK as usize]);
 }
+
+/// A volume is refused to another client host for as long as the one that has it is there, idle or not. When that one
+/// is gone for good, the other one gets it without anybody's help, and finds what was written.
+#[test]
+fn a_host_that_is_gone_loses_its_volumes_to_who_asks() {
+    let _turn = alone();
+    let c = Cluster::up(Setup::default());
+    let dir = scratch();
+    let mut old = Gateway::start_as(&c, dir.path(), "old", "one host");
+    let new = Gateway::start_as(&c, dir.path(), "new", "another host");
+    let limit = Duration::from_secs(30);
+    let mut client = Client::connect_within(&old.place, "demo", limit);
+    client.write(0, &[7; BLOCK as usize]);
+    // The other gateway knows the volume, and is refused.
+    let begun = Instant::now();
+    let mut refused = 0;
+    while begun.elapsed() < Duration::from_secs(5) {
+        match Client::connect(&new.place, "demo", true) {
+            Ok(_) => panic!("it was taken from an idle client after {:?}\n{}", begun.elapsed(), c.log()),
+            Err(_) => refused += 1,
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(refused > 5, "asked in vain {refused} times");
+    assert_eq!(client.read(0, BLOCK), [7; BLOCK as usize], "whoever has it is not disturbed");
+    old.kill();
+    let begun = Instant::now();
+    let mut client = Client::connect_within(&new.place, "demo", limit);
+    say(&format!("measured: a host is gone, another one has its volume after {:.2} s", begun.elapsed().as_secs_f64()));
+    assert_eq!(client.read(0, BLOCK), [7; BLOCK as usize]);
+    client.write(0, &[8; BLOCK as usize]);
+    let out = c.cli(&["events", "--volume", "demo"]);
+    let events = String::from_utf8_lossy(&out.stdout);
+    assert!(events.contains("taken_over") && events.contains("from old, whose attachment had lapsed"), "{events}");
+    drop(client);
+    c.verify("demo");
+}

@@ -89,7 +89,8 @@ fn state_of_an_earlier_version(c: &Cluster, status: &Value) -> State {
     // Generations of later attachments are above those of all earlier ones.
     for _ in 0..50 {
         let (name, identity) = ("earlier".into(), Hash32([1; 32]));
-        let attach = Command::AttachVolume { volume: VolumeId(1), identity, name, force: false, since: None };
+        let attach =
+            Command::AttachVolume { volume: VolumeId(1), identity, name, force: false, since: None, lapsed: false };
         state.apply(attach).expect("an attachment");
     }
     let generation = state.volume(VolumeId(1)).expect("created").generation;

@@ -16,19 +16,32 @@ impl Gateway {
     /// Starts it; all that are started here have the same right to volumes. Its socket and its log lie in `dir`.
     #[must_use]
     pub fn start(c: &Cluster, dir: &Path, name: &str) -> Self {
+        Self::start_as(c, dir, name, "the same host")
+    }
+
+    /// Starts it with an identity of its own.
+    #[must_use]
+    pub fn start_as(c: &Cluster, dir: &Path, name: &str, identity: &str) -> Self {
         let socket = dir.join(name);
         let listen = format!("unix:{}", socket.display());
         let log = File::create(dir.join(format!("{name}.log"))).expect("a log file");
         let mut cmd = c.freebs();
-        cmd.args(["gateway", "--name", name, "--identity", "the same host", "--nbd", &listen]);
+        cmd.args(["gateway", "--name", name, "--identity", identity, "--nbd", &listen]);
         let process = cmd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().expect("it starts");
         Self { process, place: Place::Unix(socket) }
     }
 }
 
-impl Drop for Gateway {
-    fn drop(&mut self) {
+impl Gateway {
+    /// Ends it at once.
+    pub fn kill(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.kill();
     }
 }
