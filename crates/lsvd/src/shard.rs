@@ -948,9 +948,13 @@ impl Shard {
         let mut held = ExtentMap::default();
         let mut out = Outcome::default();
         self.overlay.held().for_each(|(a, e)| held.insert(a, e.clone(), &mut out));
-        for (a, e) in self.map.iter().chain(self.frozen.iter().flat_map(|f| f.iter())) {
-            // What is held over it is newer, so its blocks may be free already.
+        let table = self.map.iter().map(|e| (e, false));
+        for ((a, e), frozen) in table.chain(self.frozen.iter().flat_map(|f| f.iter().map(|e| (e, true)))) {
+            // What is over it is newer, so its blocks may be free already: a carry that names them frees them.
             let mut view = held.clip(a, a + e.len);
+            for (a, e, skip, len) in self.map.range(a, a + e.len).filter(|_| frozen) {
+                view.insert(a, e.piece(skip, len), &mut out);
+            }
             out = Outcome::default();
             view.insert(a, e.clone(), &mut out);
             all.extend(out.placed.iter().chain(&out.same).map(|(from, len)| e.piece(from - a, *len)));
