@@ -66,6 +66,10 @@ pub enum Mutant {
     PendingFramesCount,
     /// L2: a member gives leases to drivers of older generations, too.
     LeasesToAnyone,
+    /// V7: a head says of new members that they have everything before they do.
+    CompleteTooEarly,
+    /// V7: who is to learn a map gets the state that goes with it, and nothing of the map.
+    LearnsTheStateOnly,
 }
 
 /// What the control plane says of a shard.
@@ -83,6 +87,8 @@ pub struct ShardInfo {
     pub generation: Generation,
     /// All members have named a host key, so the secret of a new view has slices.
     pub has_keys: bool,
+    /// Members that are not known to have everything yet (V7).
+    pub joining: Vec<NodeId>,
 }
 
 /// The control plane's answer to a proposal: the pending view.
@@ -94,7 +100,8 @@ pub struct Opened {
     pub members: Vec<NodeId>,
     pub quorum: u8,
     pub min_copies: u8,
-    /// Quorum and length of the predecessor: `len − A + 1` answers seal it (V2).
+    /// Members of the predecessor, and its quorum: `len − A + 1` answers of theirs seal it (V2).
+    pub pred_members: Vec<NodeId>,
     pub pred_quorum: u8,
     pub generation: Generation,
     /// Host keys of the members that have named one.
@@ -104,13 +111,15 @@ pub struct Opened {
 /// What a worker asks of the control plane.
 #[allow(async_fn_in_trait, reason = "one thread per worker: futures need not be Send")]
 pub trait ControlPort: 'static {
-    /// Commits a pending view with the same members (rule V6 numbers it).
+    /// Commits a pending view with the members that the shard is to have (rule V6 numbers it).
     async fn propose(&self, shard: ShardId, active: ViewNumber, start: StartNumber) -> Result<Opened>;
     /// Makes the pending view active; refused if it is not the pending one any more.
     /// `generation` is the one in its view frame: an attachment that came since refuses it, too.
     async fn activate(&self, shard: ShardId, view: ViewNumber, generation: Generation) -> Result<()>;
     /// Makes another member the head, if this node still is.
     async fn hand_over(&self, shard: ShardId, to: NodeId) -> Result<()>;
+    /// These members of the active view have everything (V7).
+    async fn complete(&self, shard: ShardId, view: ViewNumber, nodes: Vec<NodeId>) -> Result<()>;
 }
 
 /// Who is at the other end of a link.
@@ -256,6 +265,12 @@ pub enum Action {
     HandOver {
         shard: ShardId,
         to: NodeId,
+    },
+    /// These members of the view have everything.
+    Complete {
+        shard: ShardId,
+        view: ViewNumber,
+        nodes: Vec<NodeId>,
     },
     /// Blocks of another member for damaged ones.
     Mend {

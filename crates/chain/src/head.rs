@@ -20,6 +20,8 @@ use std::collections::{BTreeMap, VecDeque};
 const SILENCE: Nanos = Nanos::from_millis(limits::LINK_SILENCE_MS);
 /// A passed-over member is invited to ask so often.
 const NUDGE_EVERY: Nanos = Nanos::from_millis(200);
+/// That new members have everything is said again after this time.
+const COMPLETE_AGAIN: Nanos = Nanos::from_millis(500);
 /// An idle head speaks so often to members that may not know its newest frame or commit.
 const HEARTBEAT_EVERY: Nanos = Nanos::from_millis(100);
 
@@ -64,6 +66,8 @@ pub(crate) struct Head {
     pub slices_told: Option<(ViewNumber, usize)>,
     /// A view was asked for because the present one has no slices; once is enough.
     pub asked_for_slices: bool,
+    /// When it was said last that new members have everything.
+    pub told_complete: Nanos,
     /// Secret of the view and access token of the last frame.
     pub secret: Hash32,
     pub token: Hash32,
@@ -96,6 +100,7 @@ impl Head {
             gathered: Gathered::new(),
             slices_told: None,
             asked_for_slices: false,
+            told_complete: Nanos(0),
             secret: Hash32::default(),
             token: Hash32::default(),
             members: Vec::new(),
@@ -126,6 +131,11 @@ impl Head {
         self.uncommitted.clear();
         self.uncommitted_bytes = 0;
         self.told = (Sequence(0), Sequence(0));
+    }
+
+    /// Whether it is time to say that new members have everything.
+    pub fn says_complete_again(&self, now: Nanos) -> bool {
+        self.told_complete == Nanos(0) || now.since(self.told_complete) >= COMPLETE_AGAIN
     }
 
     /// Bytes of the updates that the next frame will have.
@@ -601,6 +611,8 @@ impl Replica {
         }
         self.heartbeat(ctx);
         self.ask_for_slices(ctx);
+        self.ask_for_members(ctx);
+        self.tell_complete(ctx);
         self.open_tick(ctx);
     }
 

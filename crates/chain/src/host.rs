@@ -64,7 +64,7 @@ impl Host {
     }
 
     pub(crate) fn add(&mut self, replica: Replica) {
-        self.replicas.insert(replica.id, replica);
+        self.replicas.insert(replica.id, replica.at(self.config.me.node));
     }
 
     /// How many bytes of updates the device takes, those included that it was given and has not made durable yet, and
@@ -88,8 +88,12 @@ impl Host {
         let peer = |n: NodeId, s: ShardId| Peer::of(n, s, workers.get(&n).copied().unwrap_or(1));
         self.replicas
             .values()
-            .filter_map(|r| r.info.as_ref())
-            .flat_map(|i| i.members.iter().map(|n| peer(*n, i.shard)))
+            .filter_map(|r| Some((r, r.info.as_ref()?)))
+            .flat_map(|(r, i)| {
+                // Those of the view have to be asked for the next one, although it may be without them.
+                let of_view = r.view.iter().flat_map(|v| v.body.members.iter().map(|m| m.node));
+                i.members.iter().copied().chain(of_view).map(move |n| peer(n, i.shard))
+            })
             .filter(|p| p.node != self.config.me.node)
             .collect()
     }
@@ -274,7 +278,8 @@ impl Host {
     /// Members may hear of a shard from its head before the control plane tells them.
     fn ensure(&mut self, shard: ShardId) {
         if !self.gone.contains(&shard) {
-            self.replicas.entry(shard).or_insert_with(|| Replica::empty(shard));
+            let me = self.config.me.node;
+            self.replicas.entry(shard).or_insert_with(|| Replica::empty(shard).at(me));
         }
     }
 
@@ -347,7 +352,7 @@ impl Host {
     fn on_info(&mut self, info: ShardInfo) {
         let shard = info.shard;
         let mine = info.members.contains(&self.config.me.node);
-        if !mine {
+        if !mine && !self.replicas.contains_key(&shard) {
             return;
         }
         let leads = info.members.first() == Some(&self.config.me.node);

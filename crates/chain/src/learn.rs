@@ -10,7 +10,7 @@
 //! take next to none), then the learner rests, serves what it has, and tries again: cleaning or the next trim may have
 //! made room. It counts as a member only when it has all.
 
-use crate::event::{Action, MapSource};
+use crate::event::{Action, MapSource, Mutant};
 use crate::replica::{Ctx, MAP_HOLD, Replica, TailEntry, with_overhead};
 use crate::sync::{ANSWER_BYTES, Asking};
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
@@ -120,6 +120,7 @@ impl Replica {
     /// A piece was read: it goes out as a carry frame, the last one with the state as a mark frame.
     pub fn answer_map(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: &SyncRequest, source: MapSource) {
         let (body, data, next) = match source.piece {
+            Ok(_) if ctx.mutant(Mutant::LearnsTheStateOnly) => (CarryBody::default(), Vec::new(), None),
             Ok(p) => p,
             Err(e) => {
                 ctx.out.note(format!("shard {}: can't send the map: {e}", self.id));

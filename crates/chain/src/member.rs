@@ -7,7 +7,7 @@ use freebs_format::wire::{
 };
 use freebs_format::{Frame, FrameKind, ViewBody, hide};
 use freebs_io::LinkId;
-use freebs_types::{Generation, Hash32, HostPublic, Nanos, NodeId, Peer, SealedSlice, Sequence, ViewNumber, limits};
+use freebs_types::{Generation, Hash32, HostPublic, Nanos, Peer, SealedSlice, Sequence, ViewNumber, limits};
 
 /// A frame that comes before its predecessors waits this long for them; then they are fetched.
 pub(crate) const GAP_PATIENCE: Nanos = Nanos::from_millis(limits::LINK_SILENCE_MS);
@@ -114,7 +114,7 @@ impl Replica {
             ctx.out.note(format!("shard {}: a frame of a SYNC answer does not fit ({})", self.id, h.seq()));
             return false;
         }
-        if frame.head.kind() == FrameKind::View && !self.view_fits(ctx.config.me.node, &frame) {
+        if frame.head.kind() == FrameKind::View && !self.view_fits(&frame, limit) {
             ctx.out.note(format!("shard {}: view frame {} does not fit its seal", self.id, h.view_number()));
             return false;
         }
@@ -122,13 +122,14 @@ impl Replica {
         true
     }
 
-    /// A view frame names the seal right before it (V5).
-    fn view_fits(&self, me: NodeId, frame: &Frame) -> bool {
+    /// A view frame names the seal right before it (V5). Of the view that is asked for, this node is a member; of those
+    /// before it perhaps not yet.
+    fn view_fits(&self, frame: &Frame, asked: ViewNumber) -> bool {
         let Ok(body) = ViewBody::decode(frame.head.body()) else { return false };
         body.seal_sequence == self.last.sequence
             && body.seal_hid == self.last.hid
             && frame.head.view() > self.view_number()
-            && body.members.iter().any(|m| m.node == me)
+            && (frame.head.view() < asked || self.me.is_none_or(|me| body.members.iter().any(|m| m.node == me)))
             && self.published_fits(frame, &body)
     }
 

@@ -1,5 +1,5 @@
-//! Opening a view with the same members (rules V1 to V6): how a head that restarted comes back, how another member
-//! becomes head, and how the first view of a shard begins.
+//! Opening a view (rules V1 to V6): how a head that restarted comes back, how another member becomes head, how members
+//! take the places of others, and how the first view of a shard begins.
 //!
 //! Closed → Proposing (control numbers the view) → Sealing (promises and logs of the predecessor's members) →
 //! Fetching (the longest log, if it is not ours) → Opening (the view frame on a quorum) → Activating → Active.
@@ -144,6 +144,37 @@ impl Replica {
         }
     }
 
+    /// The control plane names other members than the view has: the next view is to have them (V1). What it names is
+    /// newer than the view if it knows of that view.
+    pub fn ask_for_members(&mut self, ctx: &mut Ctx<'_>) {
+        let Some((view, info)) = self.view.as_ref().zip(self.info.as_ref()) else { return };
+        let others = |a: &[NodeId]| a.iter().any(|n| !view.body.members.iter().any(|m| m.node == *n));
+        let is_newer = info.highest >= view.number;
+        if is_newer && others(&info.members) && self.is_active_head() {
+            ctx.out.note(format!("shard {}: other members than those of view {} are named", self.id, view.number));
+            self.propose(ctx);
+        }
+    }
+
+    /// New members answer in the view, so they hold all that was before it: the control plane hears that, now and then
+    /// for as long as it does not know (V7).
+    pub fn tell_complete(&mut self, ctx: &mut Ctx<'_>) {
+        let (Some(view), Some(info), true) = (&self.view, &self.info, self.is_active_head()) else { return };
+        let Some(h) = self.head.as_ref().filter(|h| !info.joining.is_empty() && h.says_complete_again(ctx.now)) else {
+            return;
+        };
+        let too_early = ctx.mutant(Mutant::CompleteTooEarly);
+        let has_all = |m: &&Member| info.joining.contains(&m.node) && (m.durable >= view.sequence || too_early);
+        let nodes: Vec<NodeId> = h.members.iter().filter(has_all).map(|m| m.node).collect();
+        if nodes.is_empty() || info.active != view.number {
+            return;
+        }
+        ctx.out.actions.push(Action::Complete { shard: self.id, view: view.number, nodes });
+        if let Some(h) = self.head.as_mut() {
+            h.told_complete = ctx.now;
+        }
+    }
+
     /// Another node was head in between and has a newer view's number, and perhaps promises for it, of which this node
     /// need not have heard. Its own view will not get on, so it opens one above them all.
     pub fn see_whether_overtaken(&mut self, ctx: &mut Ctx<'_>) {
@@ -208,7 +239,7 @@ impl Replica {
         let missing = |n: &NodeId| answers.get(n).is_none_or(|a| a.damaged || a.given == Given::Nothing);
         let (view, pred) = (opened.view, opened.pred);
         let own = answers.contains_key(&me) && missing(&me);
-        let missing: Vec<NodeId> = opened.members.iter().copied().filter(|n| *n != me && missing(n)).collect();
+        let missing: Vec<NodeId> = opened.pred_members.iter().copied().filter(|n| *n != me && missing(n)).collect();
         if own && !self.damage.is_there() {
             let answer = self.whole_answer(ctx, view, pred, None);
             self.on_seal_answer(ctx, me, answer);
@@ -232,7 +263,7 @@ impl Replica {
             return;
         }
         // Whose promise is lower has none for this view: it may go on answering in the one before (V2).
-        if answer.promised < opened.view || !opened.members.contains(&from) {
+        if answer.promised < opened.view || !opened.pred_members.contains(&from) {
             return;
         }
         answers.insert(from, answer);
@@ -249,7 +280,7 @@ impl Replica {
         if !answers.contains_key(&me) {
             return;
         }
-        let len = opened.members.len();
+        let len = opened.pred_members.len();
         let mut needed = len + 1 - usize::from(opened.pred_quorum).clamp(1, len);
         if opened.pred == ViewNumber(0) || ctx.mutant(Mutant::SealAlone) || ctx.mutant(Mutant::ShortestLogWins) {
             needed = 1;

@@ -185,6 +185,7 @@ impl Scene {
             members: [1, 2, 3].map(NodeId).to_vec(),
             quorum: 2,
             min_copies: 2,
+            pred_members: [1, 2, 3].map(NodeId).to_vec(),
             pred_quorum: 2,
             generation: Generation(0),
             keys: BTreeMap::new(),
@@ -547,6 +548,7 @@ fn a_head_whose_log_is_out_of_use_asks_for_another_one() {
         highest: ViewNumber(1),
         generation: Generation(0),
         has_keys: false,
+        joining: Vec::new(),
     };
     s.r.info = Some(named([1, 2, 3]));
     let to = |a: &Action| if let Action::HandOver { to, .. } = a { Some(to.0) } else { None };
@@ -669,6 +671,7 @@ fn info(blocks: u64) -> ShardInfo {
         highest: ViewNumber(2),
         generation: Generation(1),
         has_keys: false,
+        joining: Vec::new(),
     }
 }
 

@@ -159,6 +159,8 @@ pub(crate) struct Client {
 
 pub(crate) struct Replica {
     pub id: ShardId,
+    /// The node it is on; `None` before it is a host's.
+    pub me: Option<NodeId>,
     /// From the control plane; `None` until it has spoken of this shard.
     pub info: Option<ShardInfo>,
     pub last: FrameName,
@@ -239,6 +241,7 @@ impl Replica {
         tail.insert(Sequence(0), first);
         Self {
             id,
+            me: None,
             info: None,
             last: genesis(),
             version: Version(0),
@@ -275,6 +278,12 @@ impl Replica {
             learned: None,
             cutting: VecDeque::new(),
         }
+    }
+
+    /// On its node.
+    pub fn at(mut self, me: NodeId) -> Self {
+        self.me = Some(me);
+        self
     }
 
     /// As the log engine recovered it; `tail` holds the frames from the committed one on, oldest first.
@@ -347,10 +356,12 @@ impl Replica {
         self.recent_bytes = 0;
     }
 
-    /// Whether this log matches its view: the view frame is durable, and no newer view was promised (W4, V2).
+    /// Whether this log matches its view, and is one of its members': the view frame is durable, and no newer view was
+    /// promised (W4, V2). Who is new learns of views before its first one, too.
     pub fn serves(&self) -> bool {
-        self.stopped.is_none()
-            && self.view.as_ref().is_some_and(|v| self.durable >= v.sequence && self.promise() <= v.number)
+        let is_member = |v: &OpenView| self.me.is_none_or(|me| v.body.members.iter().any(|m| m.node == me));
+        let holds = |v: &OpenView| self.durable >= v.sequence && self.promise() <= v.number;
+        self.stopped.is_none() && self.view.as_ref().is_some_and(|v| holds(v) && is_member(v))
     }
 
     pub fn head_node(&self) -> Option<NodeId> {

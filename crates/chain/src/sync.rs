@@ -17,6 +17,8 @@ use freebs_types::{ErrorKind, Hash32, Nanos, Peer, Sequence, ViewNumber};
 const PATIENCE: Nanos = Nanos::from_millis(250);
 /// Names in one request: the tail is dense, so that the common frame is found exactly.
 const NAMES_MAX: usize = 8192;
+/// Who has nothing gets the map if there are more frames than these: much of what they brought is written over.
+const FRAMES_FEW: u64 = 64;
 /// Data bytes in one answer.
 pub(crate) const ANSWER_BYTES: usize = 1 << 20;
 
@@ -129,6 +131,11 @@ impl Replica {
             if known.is_some() || own.is_none() {
                 break;
             }
+        }
+        let is_blank = known == Some(Sequence(0)) && r.until.0 == u64::MAX;
+        if is_blank && self.committed.0 > FRAMES_FEW && self.is_active_head() {
+            self.feed_by_map(ctx, link, r, Sequence(0));
+            return;
         }
         match known {
             Some(common) if common >= self.durable => {

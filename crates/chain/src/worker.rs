@@ -310,6 +310,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                     self.spawn(move |w| w.activate(shard, view, generation));
                 }
                 Action::HandOver { shard, to } => self.spawn(move |w| w.hand_over(shard, to)),
+                Action::Complete { shard, view, nodes } => self.spawn(move |w| w.complete(shard, view, nodes)),
                 Action::Mend { blocks, data } => self.spawn(async move |w: Self| w.mend(blocks, &data)),
                 Action::Unmended { id } => self.0.engine.unmended(id),
                 Action::Note(note) => (self.0.notes)(&note),
@@ -421,6 +422,12 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     async fn activate(self, shard: ShardId, view: ViewNumber, generation: Generation) {
         let result = self.0.control.activate(shard, view, generation).await;
         self.step(Event::Activated { shard, view, result });
+    }
+
+    async fn complete(self, shard: ShardId, view: ViewNumber, nodes: Vec<NodeId>) {
+        if let Err(e) = self.0.control.complete(shard, view, nodes).await {
+            self.trace(format!("shard {shard}: members of view {view} have everything, and that was not heard: {e}"));
+        }
     }
 
     async fn hand_over(self, shard: ShardId, to: NodeId) {

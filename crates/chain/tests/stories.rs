@@ -115,6 +115,7 @@ impl Story {
             highest: self.highest,
             generation: Generation(0),
             has_keys: self.chain.iter().all(|n| self.keys.contains_key(n)),
+            joining: Vec::new(),
         };
         self.step(n, Event::Shards(vec![info]));
     }
@@ -169,6 +170,7 @@ impl Story {
             members: self.chain.clone(),
             quorum: self.quorum,
             min_copies: 1,
+            pred_members: self.chain.clone(),
             pred_quorum: self.quorum,
             generation: Generation(0),
             keys: self.keys.clone(),

@@ -5,6 +5,8 @@
 //!   of it. A process that was killed is noticed in this way after moments.
 //! - A shard whose head does not open a view, although it was named or started long ago, is given to the next member,
 //!   each time after a longer while: that head may lack more than it can fetch soon, or its device may have failed.
+//! - A node that was silent for much longer is gone (`gone_ms`): other nodes take its places in the chains. That is
+//!   late, because a new member learns all that the others have, and a node that comes back lacks little.
 //!
 //! A verdict that is wrong costs a view change and nothing else: what a node that only seemed to have failed goes on
 //! to say is refused by the members that promised (rules V2, V6).
@@ -55,6 +57,8 @@ pub struct Failures {
     /// For these failed nodes nothing was left to move in the state of this revision: it need not be gone through
     /// again at each heartbeat.
     settled: Option<(u64, BTreeSet<NodeId>)>,
+    /// The same of those that are gone.
+    replaced: Option<(u64, BTreeSet<NodeId>, BTreeSet<NodeId>)>,
 }
 
 impl Failures {
@@ -85,14 +89,53 @@ impl Failures {
         (failed, ask)
     }
 
+    /// Those of the nodes that have failed that are gone.
+    #[must_use]
+    pub fn gone(nodes: &[Look], gone_ms: u64) -> BTreeSet<NodeId> {
+        nodes.iter().filter(|n| n.silent_ms >= gone_ms).map(|n| n.node).collect()
+    }
+
     /// What is to be decided, if anything: other heads for those that have failed, or for one that does not open its
-    /// view. Who is not in `failed` counts as there.
-    pub fn decide(&mut self, now_ms: u64, state: &State, failed: &BTreeSet<NodeId>) -> Vec<Command> {
+    /// view, and other members for those that are gone. Who is not in `failed` counts as there.
+    pub fn decide(
+        &mut self,
+        now_ms: u64,
+        state: &State,
+        failed: &BTreeSet<NodeId>,
+        gone: &BTreeSet<NodeId>,
+    ) -> Vec<Command> {
         self.watch(now_ms, state);
         let mut commands = Vec::new();
         commands.extend(self.fail_over(state, failed));
         commands.extend(self.late(now_ms, state, failed));
+        if commands.is_empty() {
+            // Heads first: a chain changes its members under one that is there.
+            commands.extend(self.replace(state, failed, gone));
+        }
         commands
+    }
+
+    /// Other members in place of those that are gone, as far as there are nodes to spare.
+    fn replace(&mut self, state: &State, failed: &BTreeSet<NodeId>, gone: &BTreeSet<NodeId>) -> Option<Command> {
+        let same = |(revision, all, of): &(u64, BTreeSet<NodeId>, BTreeSet<NodeId>)| {
+            *revision == state.revision() && all == failed && of == gone
+        };
+        if gone.is_empty() || self.replaced.as_ref().is_some_and(same) {
+            return None;
+        }
+        let leave: BTreeSet<NodeId> = state.replacements(gone, failed).iter().map(|(_, old, _)| *old).collect();
+        if leave.is_empty() {
+            self.replaced = Some((state.revision(), failed.clone(), gone.clone()));
+            return None;
+        }
+        let named = |of: &BTreeSet<NodeId>, most: usize| -> Vec<(NodeId, StartNumber)> {
+            of.iter().filter_map(|n| Some((*n, state.node(*n)?.start))).take(most).collect()
+        };
+        let others: BTreeSet<NodeId> = failed.union(gone).copied().filter(|n| !leave.contains(n)).collect();
+        // All that have failed are named, or a place may go to one of them.
+        let failed = named(&others, limits::FAILED_NODES_MAX.saturating_sub(1));
+        let gone = named(&leave, limits::FAILED_NODES_MAX - failed.len());
+        Some(Command::ReplaceMembers { gone, failed })
     }
 
     fn fail_over(&mut self, state: &State, failed: &BTreeSet<NodeId>) -> Option<Command> {

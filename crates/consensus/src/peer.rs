@@ -49,7 +49,7 @@ pub struct Timing {
     pub election_ms: u64,
     /// How long an answer is waited for that needs somebody's disk.
     pub answer_ms: u64,
-    /// A voter that was silent for so long is replaced.
+    /// A voter that was silent for so long is replaced, and so is a member of a chain.
     pub gone_ms: u64,
     /// A node that was silent for so long has failed: its shards get other heads.
     pub fail_ms: u64,

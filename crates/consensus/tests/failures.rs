@@ -67,19 +67,21 @@ fn heads_that_failed_are_replaced_in_one_command() {
     let mut s = cluster(3);
     let all: Vec<_> = (0..9).map(|i| volume(&mut s, &format!("v{i}"))).collect();
     let mut f = Failures::default();
-    assert_eq!(f.decide(0, &s, &set([])), []);
-    let commands = f.decide(0, &s, &set([1]));
+    assert_eq!(f.decide(0, &s, &set([]), &set([])), []);
+    let commands = f.decide(0, &s, &set([1]), &set([]));
     assert_eq!(commands, [Command::FailOver { nodes: vec![(NodeId(1), StartNumber(3))] }]);
     commands.into_iter().for_each(|c| assert!(s.apply(c).is_ok()));
     assert!(all.iter().any(|(_, members)| members[0] == NodeId(1)));
     assert!(all.iter().all(|(id, _)| s.shard(*id).unwrap().head() != Some(NodeId(1))));
-    assert_eq!(f.decide(100, &s, &set([1])), [], "all is decided");
+    assert_eq!(f.decide(100, &s, &set([1]), &set([])), [], "all is decided");
 }
 
 /// The commands of the first moment from `from` on at which there are any, and when that is.
 fn next(f: &mut Failures, s: &State, failed: &BTreeSet<NodeId>, from: u64) -> (u64, Vec<Command>) {
-    let found =
-        (1..10_000).map(|i| from + 100 * i).map(|at| (at, f.decide(at, s, failed))).find(|(_, c)| !c.is_empty());
+    let found = (1..10_000)
+        .map(|i| from + 100 * i)
+        .map(|at| (at, f.decide(at, s, failed, &set([]))))
+        .find(|(_, c)| !c.is_empty());
     found.expect("something is decided")
 }
 
@@ -117,7 +119,7 @@ fn a_head_that_opens_no_view_is_replaced_and_each_has_longer_than_the_one_before
     let (b, c) = (members[1], members[2]);
     assert_eq!(heads, [c, b, c, c, b, c]);
     open(&mut s, shard, 3);
-    assert!((0..3000).all(|i| f.decide(now + 100 * i, &s, &failed).is_empty()), "it opens one at last");
+    assert!((0..3000).all(|i| f.decide(now + 100 * i, &s, &failed, &set([])).is_empty()), "it opens one at last");
 }
 
 #[test]
@@ -127,7 +129,7 @@ fn every_head_that_has_not_opened_a_view_is_watched() {
     open(&mut s, shard, 3);
     let mut f = Failures::default();
     let none = set([]);
-    assert!((0..3000).all(|i| f.decide(100 * i, &s, &none).is_empty()), "it is open");
+    assert!((0..3000).all(|i| f.decide(100 * i, &s, &none, &set([])).is_empty()), "it is open");
     // Moved by hand.
     s.apply(Command::MoveHead { shard, node: members[1] }).unwrap();
     let (at, commands) = next(&mut f, &s, &none, 300_000);
@@ -135,7 +137,7 @@ fn every_head_that_has_not_opened_a_view_is_watched() {
     open(&mut s, shard, 3);
     // An order for a head that has opened its view meanwhile comes to nothing.
     assert!(s.apply(commands[0].clone()).is_err());
-    assert!((0..3000).all(|i| f.decide(400_000 + 100 * i, &s, &none).is_empty()));
+    assert!((0..3000).all(|i| f.decide(400_000 + 100 * i, &s, &none, &set([])).is_empty()));
     // Started again.
     let name = format!("n{}", members[1].0);
     let address = format!("10.0.0.{}:7400", members[1].0);
@@ -143,7 +145,43 @@ fn every_head_that_has_not_opened_a_view_is_watched() {
     // Of a new leader, and while nobody else is there: it waits, and gives the order as soon as it can be of use.
     let mut f = Failures::default();
     let others: BTreeSet<NodeId> = [members[0], members[2]].into();
-    assert!((0..3000).all(|i| f.decide(800_000 + 100 * i, &s, &others).is_empty()));
+    assert!((0..3000).all(|i| f.decide(800_000 + 100 * i, &s, &others, &set([])).is_empty()));
     let (at, commands) = next(&mut f, &s, &none, 1_100_000);
     assert!(at <= 1_110_000 && matches!(commands[..], [Command::ReplaceHead { .. }]), "{at} {commands:?}");
+}
+
+/// Who was silent for long is replaced, once heads are in order, and only as long as there is something to do.
+#[test]
+fn members_that_are_gone_are_replaced_after_their_heads() {
+    let mut s = cluster(5);
+    let (shard, members) = volume(&mut s, "a");
+    let start = StartNumber(3);
+    let open = |s: &mut State| {
+        let sh = s.shard(shard).unwrap().clone();
+        let node = sh.head().unwrap();
+        s.apply(Command::ProposeView { shard, active: sh.active, node, start }).unwrap();
+        let view = s.shard(shard).unwrap().highest;
+        s.apply(Command::ActivateView { shard, view, generation: Generation(0) }).unwrap();
+        view
+    };
+    open(&mut s);
+    let head = members[0];
+    let looks = [look(head.0, 5000, true), look(members[1].0, 4999, true)];
+    let gone = Failures::gone(&looks, 5000);
+    assert_eq!(gone, [head].into());
+    let other = (1..=5).map(NodeId).find(|n| !members.contains(n)).unwrap();
+    let failed = [head, other].into();
+    let mut f = Failures::default();
+    let commands = f.decide(0, &s, &failed, &gone);
+    assert!(matches!(commands[..], [Command::FailOver { .. }]), "{commands:?}");
+    commands.into_iter().for_each(|c| drop(s.apply(c).unwrap()));
+    let commands = f.decide(100, &s, &failed, &gone);
+    assert_eq!(
+        commands,
+        [Command::ReplaceMembers { gone: vec![(head, start)], failed: vec![(other, start)] }],
+        "who has failed takes no place"
+    );
+    commands.into_iter().for_each(|c| drop(s.apply(c).unwrap()));
+    assert!(!s.shard(shard).unwrap().members.contains(&head) && !s.shard(shard).unwrap().members.contains(&other));
+    assert_eq!(f.decide(200, &s, &failed, &gone), [], "it is under way");
 }

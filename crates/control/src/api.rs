@@ -175,6 +175,8 @@ pub enum MemberState {
     Active,
     /// In the active view, and catching up.
     Syncing,
+    /// New, and learning what the others have.
+    Joining,
     /// A view is being opened.
     Opening,
     /// Reading its log.
@@ -195,6 +197,7 @@ impl MemberState {
         match self {
             Self::Active => "active",
             Self::Syncing => "syncing",
+            Self::Joining => "joining",
             Self::Opening => "opening",
             Self::Recovering => "recovering",
             Self::Full => "full",

@@ -34,6 +34,8 @@ impl State {
             Command::MoveHead { shard, node } => self.move_head(shard, node),
             Command::ReplaceHead { shard, head, active, node } => self.replace_head(shard, (head, active), node),
             Command::FailOver { nodes } => self.fail_over(&nodes),
+            Command::ReplaceMembers { gone, failed } => self.replace_members(&gone, &failed),
+            Command::MembersComplete { shard, view, nodes } => self.members_complete(shard, view, &nodes),
         }?;
         Ok(Done { revision: self.revision, outcome })
     }
@@ -145,6 +147,9 @@ impl State {
                 pending: None,
                 highest: ViewNumber(0),
                 members,
+                active_members: Vec::new(),
+                joining: Vec::new(),
+                keepers: Vec::new(),
             }
         };
         let shards = (0..shards).map(&mut chain).collect();
@@ -293,6 +298,8 @@ impl State {
         s.head_start = pending.start;
         s.opened_by = s.head();
         s.pending = None;
+        s.active_members.clear();
+        s.let_go();
         self.commit(volume);
         Ok(Outcome::Activated)
     }
@@ -305,6 +312,7 @@ impl State {
             return Err(Error::invalid(format!("node {node} is no member of shard {shard}; its head is one of them")));
         };
         if at > 0 {
+            s.may_lead(shard, node)?;
             s.members[..=at].rotate_right(1);
             s.pending = None;
             self.commit(volume);

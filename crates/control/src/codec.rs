@@ -8,6 +8,7 @@
 use crate::command::{Command, CreateVolume, Done, Outcome};
 use crate::limits::{COMMAND_BYTES_MAX, ERROR_TEXT_BYTES_MAX, FAILED_NODES_MAX};
 use crate::state::Ack;
+use freebs_types::limits::CHAIN_MEMBERS_MAX;
 use freebs_types::{
     Error, ErrorKind, Generation, Hash32, HostPublic, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
 };
@@ -178,9 +179,23 @@ impl Command {
                 put_numbers(&mut out, &[head.0, active.0, node.0]);
             }
             Self::FailOver { nodes } => {
-                let count = u8::try_from(nodes.len()).ok().filter(|n| usize::from(*n) <= FAILED_NODES_MAX);
-                out.extend([11, count.ok_or_else(|| Error::invalid("too many nodes fail at a time"))?]);
-                nodes.iter().for_each(|(node, start)| put_numbers(&mut out, &[node.0, start.0]));
+                out.push(11);
+                put_nodes(&mut out, nodes, FAILED_NODES_MAX)?;
+            }
+            Self::ReplaceMembers { gone, failed } => {
+                out.push(15);
+                put_nodes(&mut out, gone, FAILED_NODES_MAX)?;
+                put_nodes(&mut out, failed, FAILED_NODES_MAX - gone.len())?;
+            }
+            Self::MembersComplete { shard, view, nodes } => {
+                if nodes.len() > CHAIN_MEMBERS_MAX {
+                    return Err(Error::invalid("more members than a chain has"));
+                }
+                out.push(16);
+                put_shard(&mut out, *shard);
+                put_numbers(&mut out, &[view.0]);
+                out.push(nodes.len() as u8);
+                nodes.iter().for_each(|n| put_numbers(&mut out, &[n.0]));
             }
         }
         debug_assert!(out.len() <= COMMAND_BYTES_MAX);
@@ -233,19 +248,42 @@ impl Command {
                 let (shard, head) = (f.shard()?, NodeId(f.u64()?));
                 Self::ReplaceHead { shard, head, active: ViewNumber(f.u64()?), node: NodeId(f.u64()?) }
             }
-            11 => {
+            11 => Self::FailOver { nodes: nodes(f, FAILED_NODES_MAX)? },
+            15 => {
+                let gone = nodes(f, FAILED_NODES_MAX)?;
+                let failed = nodes(f, FAILED_NODES_MAX - gone.len())?;
+                Self::ReplaceMembers { gone, failed }
+            }
+            16 => {
+                let (shard, view) = (f.shard()?, ViewNumber(f.u64()?));
                 let count = usize::from(f.byte()?);
-                if count > FAILED_NODES_MAX {
+                if count > CHAIN_MEMBERS_MAX {
                     return Err(damaged());
                 }
-                let mut node = || Ok((NodeId(f.u64()?), StartNumber(f.u64()?)));
-                Self::FailOver { nodes: (0..count).map(|_| node()).collect::<Result<_>>()? }
+                let nodes = (0..count).map(|_| f.u64().map(NodeId)).collect::<Result<_>>()?;
+                Self::MembersComplete { shard, view, nodes }
             }
             _ => return Err(damaged()),
         };
         f.end()?;
         Ok(command)
     }
+}
+
+/// Nodes, each with its start, their number before them.
+fn put_nodes(out: &mut Vec<u8>, nodes: &[(NodeId, StartNumber)], most: usize) -> Result<()> {
+    let count = u8::try_from(nodes.len()).ok().filter(|n| usize::from(*n) <= most);
+    out.push(count.ok_or_else(|| Error::invalid("too many nodes fail at a time"))?);
+    nodes.iter().for_each(|(node, start)| put_numbers(out, &[node.0, start.0]));
+    Ok(())
+}
+
+fn nodes(f: &mut Fields<'_>, most: usize) -> Result<Vec<(NodeId, StartNumber)>> {
+    let count = usize::from(f.byte()?);
+    if count > most {
+        return Err(damaged());
+    }
+    (0..count).map(|_| Ok((NodeId(f.u64()?), StartNumber(f.u64()?)))).collect()
 }
 
 fn put_create(out: &mut Vec<u8>, new: &CreateVolume) {

@@ -111,6 +111,18 @@ pub enum Command {
     FailOver {
         nodes: Vec<(NodeId, StartNumber)>,
     },
+    /// The nodes of `gone` have been away for too long, in the start in which they were last seen: other nodes take
+    /// their places, in as many shards as may be learned at a time. Those of `failed` take none.
+    ReplaceMembers {
+        gone: Vec<(NodeId, StartNumber)>,
+        failed: Vec<(NodeId, StartNumber)>,
+    },
+    /// These members of the active view have everything (rule V7), as its head sees.
+    MembersComplete {
+        shard: ShardId,
+        view: ViewNumber,
+        nodes: Vec<NodeId>,
+    },
 }
 
 /// What a command led to.

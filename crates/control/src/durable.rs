@@ -15,8 +15,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub const STATE_MAGIC: [u8; 4] = *b"FBCS";
 /// Host keys of nodes, and who opened a view, came with version 2; a state without host keys is still written as
-/// version 1, whose readers pass over the other.
-pub const STATE_VERSION: u16 = 2;
+/// version 1, whose readers pass over the other. Members that change came with version 3: a reader that passes over
+/// them would ask the wrong ones. A state in which none are changing is written as before.
+pub const STATE_VERSION: u16 = 3;
 pub const STATE_HEADER_BYTES: usize = 64;
 
 /// Header of the state's durable form; the body follows at once.
@@ -74,7 +75,11 @@ impl State {
         let mut out = vec![0; STATE_HEADER_BYTES];
         serde_json::to_writer(&mut out, &body).expect("a state has only what JSON can say");
         let body = &out[STATE_HEADER_BYTES..];
-        let version = if self.nodes.values().any(|n| n.host_key.is_some()) { STATE_VERSION } else { 1 };
+        let version = match () {
+            () if self.has_changing_members() => STATE_VERSION,
+            () if self.nodes.values().any(|n| n.host_key.is_some()) => 2,
+            () => 1,
+        };
         let mut header = StateHeader {
             magic: STATE_MAGIC,
             version: version.into(),
@@ -136,7 +141,9 @@ impl State {
         }
         for volume in body.volumes {
             volume.check()?;
-            let known = |s: &crate::state::Shard| s.members.iter().all(|m| state.nodes.contains_key(m));
+            let known = |s: &crate::state::Shard| {
+                s.members.iter().chain(&s.active_members).chain(&s.keepers).all(|m| state.nodes.contains_key(m))
+            };
             if volume.id > body.last_volume || volume.changed > revision || !volume.shards.iter().all(known) {
                 return Err(damaged("the control state has an impossible volume"));
             }

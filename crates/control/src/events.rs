@@ -32,6 +32,10 @@ pub enum EventKind {
     Detached,
     /// A shard has another head.
     HeadMoved,
+    /// A shard has another member in place of one that was gone for too long.
+    MemberReplaced,
+    /// New members of a shard have everything.
+    MemberComplete,
     /// A view is active: its head orders writes from then on.
     ViewActive,
     /// The log found damage.
@@ -60,6 +64,8 @@ impl EventKind {
             Self::TakenOver => "taken_over",
             Self::Detached => "detached",
             Self::HeadMoved => "head_moved",
+            Self::MemberReplaced => "member_replaced",
+            Self::MemberComplete => "member_complete",
             Self::ViewActive => "view_active",
             Self::Damage => "damage",
             Self::Refused => "refused",
@@ -165,6 +171,15 @@ pub fn told(before: &State, command: &Command, now: &State) -> Vec<Told> {
         Command::MoveHead { .. } => heads(before, now, "asked for"),
         Command::ReplaceHead { .. } => heads(before, now, "the old one could not go on"),
         Command::FailOver { .. } => heads(before, now, "the old one has failed, or is being stopped"),
+        Command::ReplaceMembers { .. } => members(before, now),
+        Command::MembersComplete { shard, nodes, .. } => {
+            let kept = before.shard(*shard).map(|s| s.joining.clone()).unwrap_or_default();
+            let new = nodes.iter().filter(|n| kept.contains(n)).map(|n| name(now, *n)).collect::<Vec<_>>().join(", ");
+            one(now.volume(shard.volume).map(|v| {
+                let t = Told::new(EventKind::MemberComplete, format!("{new} has everything")).of(v);
+                Told { shard: Some(shard.to_string()), about: Some(new), ..t }
+            }))
+        }
         Command::ProposeView { .. } | Command::NameHostKey { .. } => Vec::new(),
     }
 }
@@ -222,6 +237,27 @@ fn heads(before: &State, now: &State, why: &str) -> Vec<Told> {
             }
         }
     }
+    out
+}
+
+/// Which shards got other members, and with them perhaps another head.
+fn members(before: &State, now: &State) -> Vec<Told> {
+    let mut out = Vec::new();
+    for volume in now.volumes().filter(|v| v.changed > before.revision()) {
+        for shard in &volume.shards {
+            let id = volume.shard_id(shard.index);
+            let Some(old) = before.shard(id) else { continue };
+            let left = old.members.iter().filter(|n| !shard.members.contains(n));
+            let came = shard.members.iter().filter(|n| !old.members.contains(n));
+            for (left, came) in left.zip(came) {
+                let (left, came) = (name(now, *left), name(now, *came));
+                let text = format!("{came} in place of {left}, which has been gone for too long");
+                let t = Told::new(EventKind::MemberReplaced, text).of(volume);
+                out.push(Told { shard: Some(id.to_string()), about: Some(came), ..t.decided(volume.changed) });
+            }
+        }
+    }
+    out.extend(heads(before, now, "the old one has been gone for too long"));
     out
 }
 

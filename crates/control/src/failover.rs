@@ -13,8 +13,8 @@ impl State {
         failed.contains(&node) || self.node(node).is_none_or(|n| n.start.0 == 0)
     }
 
-    /// The chain with those in front that are left, in their order, and then those that are gone, since they may come
-    /// back. `None` if so few are left that the shard could not be written anyway: then it stays as it is, and goes on
+    /// The chain with those in front that are left, in their order, those that have everything before those that don't
+    /// (V1), and then those that are gone, since they may come back. `None` if so few are left that the shard could not be written anyway: then it stays as it is, and goes on
     /// under whoever of the quorum comes back first.
     fn chain_of_those_left(&self, volume: &Volume, shard: &Shard, failed: &BTreeSet<NodeId>) -> Option<Vec<NodeId>> {
         let (gone, mut left): (Vec<NodeId>, Vec<NodeId>) =
@@ -22,8 +22,10 @@ impl State {
         if left.len() < volume.quorum(shard.members.len()) {
             return None;
         }
+        left.sort_by_key(|n| shard.joining.contains(n));
         left.extend(gone);
-        Some(left)
+        // Only who has everything leads.
+        left.first().is_some_and(|head| !shard.joining.contains(head)).then_some(left)
     }
 
     /// The chain without a head that has failed; `None` if the head has not, or the chain stays.
@@ -68,7 +70,7 @@ impl State {
         let volume = self.volume(shard.volume)?;
         let s = volume.shard(shard.index)?;
         self.chain_of_those_left(volume, s, failed)?;
-        s.members[1..].iter().copied().find(|m| !self.is_gone(*m, failed))
+        s.members[1..].iter().copied().find(|m| !self.is_gone(*m, failed) && !s.joining.contains(m))
     }
 
     /// What was pending is void (rule V6).
@@ -87,6 +89,7 @@ impl State {
             return Err(Error::invalid(format!("node {node} is no member of shard {shard}; its head is one of them")));
         };
         if at > 0 {
+            s.may_lead(shard, node)?;
             s.members.rotate_left(at);
             s.pending = None;
             self.commit(volume);

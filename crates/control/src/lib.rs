@@ -20,6 +20,7 @@ mod durable;
 pub mod events;
 mod failover;
 pub mod limits;
+mod members;
 mod placement;
 mod plane;
 pub mod rules;

@@ -29,5 +29,7 @@ pub const NUMBER_MAX: u64 = 1 << 62;
 pub const COMMAND_BYTES_MAX: usize = 1024;
 /// Nodes that one command declares failed.
 pub const FAILED_NODES_MAX: usize = 56;
+/// Shards of which members are joining at a time: what is learned loads those who tell it, too.
+pub const JOINING_SHARDS_MAX: usize = 16;
 /// Bytes of an error's text in an encoded result.
 pub const ERROR_TEXT_BYTES_MAX: usize = 512;

@@ -41,6 +41,11 @@ impl Loads {
         }
     }
 
+    /// One more copy, which leads nothing.
+    pub fn add_member(&mut self, node: NodeId) {
+        self.by_node.entry(node).or_default().copies += 1;
+    }
+
     pub fn remove(&mut self, volume: &Volume) {
         self.shards -= volume.shards.len();
         for shard in &volume.shards {

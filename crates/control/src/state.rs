@@ -61,8 +61,17 @@ pub struct Shard {
     pub pending: Option<Pending>,
     /// Highest view number ever given out; the next one is above it.
     pub highest: ViewNumber,
-    /// The chain, head first.
+    /// The chain, head first: of the active view, or of the one that is to follow it.
     pub members: Vec<NodeId>,
+    /// Members of the active view, while `members` has others: these are the ones to seal it (rule V2). Else empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub active_members: Vec<NodeId>,
+    /// Members that are not known to have everything yet: they learn it from the others, and lead nothing (rule V7).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub joining: Vec<NodeId>,
+    /// Nodes that were members, and keep what they have until nobody is joining any more (rule V7).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub keepers: Vec<NodeId>,
 }
 
 impl Shard {
@@ -70,6 +79,36 @@ impl Shard {
     #[must_use]
     pub fn head(&self) -> Option<NodeId> {
         self.members.first().copied()
+    }
+
+    /// Members of the active view.
+    #[must_use]
+    pub fn view_members(&self) -> &[NodeId] {
+        if self.active_members.is_empty() { &self.members } else { &self.active_members }
+    }
+
+    /// Whether a node has to keep what it has of this shard.
+    #[must_use]
+    pub fn is_kept_by(&self, node: NodeId) -> bool {
+        [&self.members, &self.active_members, &self.keepers].iter().any(|of| of.contains(&node))
+    }
+}
+
+/// Whether nobody is named twice, and there are no more than a chain can have.
+fn is_chain(nodes: &[NodeId]) -> bool {
+    let mut all = nodes.to_vec();
+    all.sort_unstable();
+    all.dedup();
+    all.len() == nodes.len() && all.len() <= common::CHAIN_MEMBERS_MAX
+}
+
+impl Shard {
+    fn members_are_possible(&self) -> bool {
+        !self.members.is_empty()
+            && [&self.members, &self.active_members, &self.joining, &self.keepers].iter().all(|of| is_chain(of))
+            && self.joining.iter().all(|n| self.members.contains(n))
+            && self.joining.len() < self.members.len()
+            && !self.keepers.iter().any(|n| self.members.contains(n))
     }
 }
 
@@ -154,10 +193,7 @@ impl Volume {
             if s.index as usize != i || s.highest.0 > limits::NUMBER_MAX || s.active > s.highest || !pending_is_newest {
                 return bad("a shard with impossible views");
             }
-            let mut members = s.members.clone();
-            members.sort_unstable();
-            members.dedup();
-            if members.len() != s.members.len() || members.is_empty() || members.len() > common::CHAIN_MEMBERS_MAX {
+            if !s.members_are_possible() {
                 return bad("a shard with impossible members");
             }
         }

@@ -52,6 +52,11 @@ fn commands() -> Vec<Command> {
             since: Some(Generation(6)),
             lapsed: true,
         },
+        Command::ReplaceMembers {
+            gone: vec![(NodeId(2), StartNumber(9))],
+            failed: vec![(NodeId(3), StartNumber(1)), (NodeId(4), StartNumber(2))],
+        },
+        Command::MembersComplete { shard, view: ViewNumber(5), nodes: vec![NodeId(2), NodeId(3)] },
     ]
 }
 
@@ -100,6 +105,8 @@ fn golden_bytes() {
         "0b02 02000000000000000900000000000000 03000000000000000100000000000000",
         "0d07000000000000000600000000000000",
         "0e0700000000000000abababababababababababababababababababababababababababababababab03 0600000000000000 0400686f7374",
+        "0f01 02000000000000000900000000000000 02 03000000000000000100000000000000 04000000000000000200000000000000",
+        "10070000000000000003000000 0500000000000000 02 02000000000000000300000000000000",
     ]
     .map(|s| s.replace(' ', ""));
     assert_eq!(all, known);

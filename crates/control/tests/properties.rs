@@ -1,7 +1,7 @@
 //! Random commands keep the invariants; bytes and pages say the same as the state; nothing mutated panics.
 
 use freebs_control::api::{Reply, Request};
-use freebs_control::{Ack, Command, CreateVolume, State};
+use freebs_control::{Ack, Command, CreateVolume, Shard, State};
 use freebs_types::{ClusterId, Generation, Hash32, HostPublic, NodeId, ShardId, StartNumber, ViewNumber, VolumeId};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,6 +67,16 @@ fn command() -> impl Strategy<Value = Command> {
         proptest::collection::vec((0u64..6, 0u64..4), 0..3).prop_map(|nodes| Command::FailOver {
             nodes: nodes.into_iter().map(|(n, s)| (NodeId(n), StartNumber(s))).collect()
         }),
+        (proptest::collection::vec((0u64..6, 0u64..4), 0..3), proptest::collection::vec((0u64..6, 0u64..4), 0..2))
+            .prop_map(|(gone, failed)| {
+                let nodes = |of: Vec<(u64, u64)>| of.into_iter().map(|(n, s)| (NodeId(n), StartNumber(s))).collect();
+                Command::ReplaceMembers { gone: nodes(gone), failed: nodes(failed) }
+            }),
+        (0u64..6, proptest::collection::vec(0u64..6, 0..4)).prop_map(|(view, nodes)| Command::MembersComplete {
+            shard: ShardId::new(1, 0),
+            view: ViewNumber(view),
+            nodes: nodes.into_iter().map(NodeId).collect()
+        }),
         (volume, 0u64..4).prop_map(|(volume, generation)| Command::DetachVolume {
             volume,
             generation: Generation(generation),
@@ -96,6 +106,16 @@ fn aim(s: &State, c: Command, aim: bool) -> Command {
             },
             None => Command::ActivateView { shard, view, generation },
         },
+        Command::ReplaceMembers { gone, failed } => {
+            let now = |of: Vec<(NodeId, StartNumber)>| {
+                of.into_iter().map(|(n, start)| (n, s.node(n).map_or(start, |n| n.start))).collect()
+            };
+            Command::ReplaceMembers { gone: now(gone), failed: now(failed) }
+        }
+        Command::MembersComplete { shard, view, nodes } => match s.shard(shard) {
+            Some(sh) => Command::MembersComplete { shard, view: sh.active, nodes: sh.joining.clone() },
+            None => Command::MembersComplete { shard, view, nodes },
+        },
         other => other,
     }
 }
@@ -110,10 +130,30 @@ struct Seen {
     sizes: BTreeMap<VolumeId, u64>,
     starts: BTreeMap<NodeId, StartNumber>,
     proposed: BTreeSet<(ShardId, ViewNumber)>,
+    /// Who had everything of a shard, in the state before.
+    whole: BTreeMap<ShardId, BTreeSet<NodeId>>,
+    /// Members of active views.
+    members: BTreeMap<(ShardId, ViewNumber), BTreeSet<NodeId>>,
     revision: u64,
 }
 
 impl Seen {
+    /// Who seals a view is always who was in it (V2); only who has everything leads; and as long as somebody learns,
+    /// nobody that had everything may forget it (V7).
+    fn check_members(&mut self, id: ShardId, sh: &Shard) {
+        let of_view: BTreeSet<NodeId> = sh.view_members().iter().copied().collect();
+        if sh.active.0 > 0 {
+            assert_eq!(self.members.entry((id, sh.active)).or_insert_with(|| of_view.clone()), &of_view, "V2");
+        }
+        assert!(!sh.joining.contains(&sh.head().unwrap()), "V1");
+        let before = self.whole.entry(id).or_default();
+        if !sh.joining.is_empty() || !sh.active_members.is_empty() {
+            assert!(before.iter().all(|n| sh.is_kept_by(*n)), "V7");
+        }
+        let holders = sh.members.iter().chain(&sh.active_members).chain(&sh.keepers);
+        *before = holders.filter(|n| sh.active.0 > 0 && !sh.joining.contains(n)).copied().collect();
+    }
+
     fn check(&mut self, s: &State) {
         assert!(s.revision() >= self.revision);
         self.revision = s.revision();
@@ -143,6 +183,7 @@ impl Seen {
                     assert!(self.proposed.contains(&(id, sh.active)), "only what was pending becomes active (V6)");
                 }
                 (*highest, *active) = (sh.highest, sh.active);
+                self.check_members(id, sh);
                 self.proposed.extend(sh.pending.map(|p| (id, p.view)));
             }
         }

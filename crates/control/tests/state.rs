@@ -249,6 +249,115 @@ fn heads_of_a_failed_node_go_to_the_next_member() {
     assert_eq!(kind(&mut s, fail(&most)), ErrorKind::Invalid);
 }
 
+/// A member that is gone is replaced by a node to spare: the old members seal the old view, the new one learns, and only
+/// then those that were members before may forget.
+#[test]
+fn members_that_are_gone_are_replaced() {
+    let mut s = cluster(5);
+    s.apply(Command::CreateVolume(create("a", G))).unwrap();
+    let (shard, start) = (ShardId::new(1, 0), StartNumber(1));
+    let [a, b, c] = s.shard(shard).unwrap().members[..] else { panic!("three copies") };
+    let activate = |view| Command::ActivateView { shard, view: ViewNumber(view), generation: Generation(0) };
+    let propose = |node, active| Command::ProposeView { shard, active: ViewNumber(active), node, start };
+    let replace = |gone: &[NodeId], failed: &[NodeId]| {
+        let of = |nodes: &[NodeId]| nodes.iter().map(|n| (*n, start)).collect();
+        Command::ReplaceMembers { gone: of(gone), failed: of(failed) }
+    };
+    let complete =
+        |view, nodes: &[NodeId]| Command::MembersComplete { shard, view: ViewNumber(view), nodes: nodes.to_vec() };
+    s.apply(propose(a, 0)).unwrap();
+    s.apply(activate(1)).unwrap();
+    let [d, e] = (1..=5).map(NodeId).filter(|n| ![a, b, c].contains(n)).collect::<Vec<_>>()[..] else { panic!("five") };
+
+    let before = s.clone();
+    let later = Command::ReplaceMembers { gone: vec![(b, StartNumber(2))], failed: Vec::new() };
+    s.apply(later).unwrap();
+    s.apply(replace(&[b, c], &[])).unwrap();
+    s.apply(replace(&[b], &[d, e])).unwrap();
+    assert_eq!(s, before, "another start; too few are left; nobody is to spare");
+
+    s.apply(replace(&[b], &[d])).unwrap();
+    let of = |s: &State| s.shard(shard).unwrap().clone();
+    let now = of(&s);
+    assert_eq!((now.members.clone(), now.view_members().to_vec()), (vec![a, c, e], vec![a, b, c]));
+    assert_eq!((now.joining.clone(), now.keepers.clone()), (vec![e], vec![b]));
+    assert_eq!(kind(&mut s, Command::MoveHead { shard, node: e }), ErrorKind::Retry, "it has nothing yet");
+    assert_eq!(kind(&mut s, complete(1, &[e])), ErrorKind::Fenced, "it is no member of view 1");
+    assert_eq!(s.encode()[4], 3);
+    assert_eq!(State::decode(&s.encode()).unwrap(), s);
+
+    // Before its view is active it goes, too; the one that was there before is back, and has the most.
+    s.apply(propose(a, 1)).unwrap();
+    s.apply(replace(&[e], &[])).unwrap();
+    assert_eq!(kind(&mut s, activate(2)), ErrorKind::Fenced, "V6");
+    let now = of(&s);
+    assert_eq!((now.members.clone(), now.joining, now.keepers), (vec![a, c, b], vec![b], vec![]));
+    s.apply(replace(&[b], &[e])).unwrap();
+    let now = of(&s);
+    assert_eq!((now.members.clone(), now.view_members().to_vec()), (vec![a, c, d], vec![a, b, c]), "V2");
+    s.apply(propose(a, 1)).unwrap();
+    s.apply(activate(3)).unwrap();
+    let now = of(&s);
+    assert_eq!((now.view_members().to_vec(), now.joining.clone()), (vec![a, c, d], vec![d]));
+    // Of those that are left, who has everything is head first.
+    s.apply(Command::FailOver { nodes: vec![(a, start)] }).unwrap();
+    assert_eq!(of(&s).members, [c, d, a]);
+    s.apply(propose(c, 3)).unwrap();
+    assert_eq!(kind(&mut s, complete(4, &[d])), ErrorKind::Fenced, "view 4 is not active yet");
+    s.apply(activate(4)).unwrap();
+    let revision = s.apply(complete(4, &[d])).unwrap().revision;
+    assert_eq!(s.apply(complete(4, &[d])).unwrap().revision, revision, "a repeat changes nothing");
+    let now = of(&s);
+    assert!(now.joining.is_empty() && now.keepers.is_empty() && !now.is_kept_by(b));
+    assert_eq!(s.encode()[4], 1);
+}
+
+/// The shards of a lost node are learned a few at a time.
+#[test]
+fn only_so_many_shards_are_learned_at_a_time() {
+    let mut s = cluster(4);
+    let start = StartNumber(1);
+    for i in 0..3 {
+        let wide = CreateVolume { shards: Some(16), ..create(&format!("v{i}"), 1024 * G) };
+        s.apply(Command::CreateVolume(wide)).unwrap();
+    }
+    let all: Vec<(ShardId, Vec<NodeId>)> = s
+        .volumes()
+        .flat_map(|v| v.shards.iter().map(|s| (v.shard_id(s.index), s.members.clone())).collect::<Vec<_>>())
+        .collect();
+    let open = |s: &mut State, shard: ShardId| {
+        let sh = s.shard(shard).unwrap().clone();
+        let propose = Command::ProposeView { shard, active: sh.active, node: sh.head().unwrap(), start };
+        let Outcome::Proposed { view, .. } = s.apply(propose).unwrap().outcome else { panic!() };
+        s.apply(Command::ActivateView { shard, view, generation: Generation(0) }).unwrap();
+        view
+    };
+    for (shard, _) in &all {
+        open(&mut s, *shard);
+    }
+    let lost = NodeId(2);
+    let affected = all.iter().filter(|(_, m)| m.contains(&lost)).count();
+    s.apply(Command::FailOver { nodes: vec![(lost, start)] }).unwrap();
+    let mut rounds = Vec::new();
+    loop {
+        s.apply(Command::ReplaceMembers { gone: vec![(lost, start)], failed: Vec::new() }).unwrap();
+        let joining: Vec<ShardId> =
+            all.iter().map(|(id, _)| *id).filter(|id| !s.shard(*id).unwrap().joining.is_empty()).collect();
+        if joining.is_empty() {
+            break;
+        }
+        rounds.push(joining.len());
+        for shard in joining {
+            let view = open(&mut s, shard);
+            let nodes = s.shard(shard).unwrap().joining.clone();
+            s.apply(Command::MembersComplete { shard, view, nodes }).unwrap();
+        }
+    }
+    assert_eq!(rounds.iter().sum::<usize>(), affected);
+    assert!(rounds.iter().all(|n| *n <= freebs_control::limits::JOINING_SHARDS_MAX) && rounds.len() > 1, "{rounds:?}");
+    assert!(all.iter().all(|(id, _)| !s.shard(*id).unwrap().members.contains(&lost)));
+}
+
 /// What a failed head had pending can't become active any more.
 #[test]
 fn a_failed_head_does_not_make_its_view_active() {

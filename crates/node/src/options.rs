@@ -51,6 +51,8 @@ pub struct NodeOptions {
     pub scrub_bytes: u64,
     /// Bytes of memory for its maps of what is where, all workers together.
     pub map_bytes: u64,
+    /// As leader of the control plane it gives the places of a node that is away for so long to others.
+    pub replace_after: Duration,
 }
 
 impl NodeOptions {

@@ -238,7 +238,7 @@ impl Cluster {
             shards: v
                 .shards
                 .iter()
-                .map(|s| ShardSpec { id: v.shard_id(s.index), view: s.active, members: s.members.clone() })
+                .map(|s| ShardSpec { id: v.shard_id(s.index), view: s.active, members: s.view_members().to_vec() })
                 .collect(),
         };
         let mut luck = self.luck.borrow_mut();

@@ -53,6 +53,8 @@ pub struct Odds {
     pub move_head: f64,
     /// The head's process is killed, and another member becomes head before it is back.
     pub fail_over: f64,
+    /// A node goes away for longer than its places in chains are kept for it.
+    pub leave_node: f64,
 }
 
 /// A whole run.
@@ -91,6 +93,8 @@ pub struct Config {
     /// A dead process starts again after a time in this range.
     pub restart_min: Nanos,
     pub restart_max: Nanos,
+    /// A node that is away for longer is replaced in its chains.
+    pub gone: Nanos,
 }
 
 /// Writes one after the other that a full device may make before what it takes and what it does not is settled: its
@@ -123,7 +127,10 @@ impl Config {
             at = at.saturating_sub(*n);
             hit
         });
-        Self::with_profile(seed, profile.map_or("calm", |(name, _)| name), &mut luck).with_time_to_clean().with_leader()
+        Self::with_profile(seed, profile.map_or("calm", |(name, _)| name), &mut luck)
+            .with_time_to_clean()
+            .with_leader()
+            .with_members()
     }
 
     /// A device that is full moves nearly all that it has before it knows what more it takes, and a disk that needs a
@@ -197,6 +204,7 @@ impl Config {
             is_tight,
             restart_min: Nanos::from_millis(restart_min),
             restart_max: Nanos::from_millis(restart_max),
+            gone: Nanos(u64::MAX),
         }
     }
 
@@ -207,6 +215,26 @@ impl Config {
         if self.has_leader && luck.chance(0.5) {
             (self.restart_min, self.restart_max) = (Nanos::from_millis(200), Nanos::from_millis(3000));
         }
+        self
+    }
+
+    /// In some runs nodes go away for long, and there are others to take their places.
+    fn with_members(mut self) -> Self {
+        let mut luck = Rng::fork(self.seed, 9);
+        if !luck.chance(0.2) || matches!(self.profile, "calm" | "rot" | "tight") {
+            return self;
+        }
+        self.nodes = luck.range(4, 5);
+        self.slowness.resize(self.nodes as usize, 1);
+        self.smaller.resize(self.nodes as usize, 0);
+        for v in &mut self.volumes {
+            v.copies = luck.range(2, 3) as u8;
+            v.min_copies = luck.range(1, 2) as u8;
+        }
+        self.has_leader = true;
+        self.gone = Nanos::from_millis(luck.range(1100, 2000));
+        self.load = self.load.plus(Nanos::from_millis(3000));
+        self.odds.leave_node = 0.5 + luck.below(1000) as f64 / 1000.0;
         self
     }
 
@@ -313,7 +341,7 @@ impl Odds {
 
     /// Names and odds, in a fixed order.
     #[must_use]
-    pub fn list(&self) -> [(&'static str, f64); 20] {
+    pub fn list(&self) -> [(&'static str, f64); 21] {
         [
             ("kill_node", self.kill_node),
             ("power_node", self.power_node),
@@ -335,6 +363,7 @@ impl Odds {
             ("jump_clock", self.jump_clock),
             ("move_head", self.move_head),
             ("fail_over", self.fail_over),
+            ("leave_node", self.leave_node),
         ]
     }
 }

@@ -98,7 +98,7 @@ impl Control {
         let has_key = |n: NodeId| self.state.borrow().node(n).is_some_and(|n| n.host_key.is_some());
         let mut out = Vec::new();
         for v in self.volumes() {
-            for s in v.shards.iter().filter(|s| s.members.contains(&node)) {
+            for s in v.shards.iter().filter(|s| s.is_kept_by(node)) {
                 out.push(ShardInfo {
                     shard: v.shard_id(s.index),
                     members: s.members.clone(),
@@ -107,6 +107,7 @@ impl Control {
                     highest: s.highest,
                     generation: v.generation,
                     has_keys: s.members.iter().all(|n| has_key(*n)),
+                    joining: s.joining.clone(),
                 });
             }
         }
@@ -195,12 +196,14 @@ impl ControlPort for Port {
             return Err(Error::bug(format!("proposing gave {outcome:?}")));
         };
         let volume = self.control.volume(shard.volume).ok_or_else(|| Error::not_found("no such volume"))?;
-        let members = volume.shard(shard.index).map(|s| s.members.clone()).unwrap_or_default();
-        let quorum = volume.quorum(members.len()) as u8;
+        let of_shard = volume.shard(shard.index);
+        let members = of_shard.map(|s| s.members.clone()).unwrap_or_default();
+        let pred_members = of_shard.map(|s| s.view_members().to_vec()).unwrap_or_default();
+        let (quorum, pred_quorum) = (volume.quorum(members.len()) as u8, volume.quorum(pred_members.len()) as u8);
         let state = self.control.state.borrow();
         let keys = members.iter().filter_map(|n| Some((*n, state.node(*n)?.host_key?))).collect();
-        let (min_copies, pred_quorum) = (volume.min_copies, quorum);
-        Ok(Opened { view, pred, quorum, min_copies, pred_quorum, generation, members, keys })
+        let min_copies = volume.min_copies;
+        Ok(Opened { view, pred, quorum, min_copies, pred_members, pred_quorum, generation, members, keys })
     }
 
     async fn activate(&self, shard: ShardId, view: ViewNumber, generation: Generation) -> Result<()> {
@@ -211,6 +214,18 @@ impl ControlPort for Port {
             self.control.world.violation(format!("{text}, and its quorum has not said that it has it"));
         }
         let command = Command::ActivateView { shard, view, generation };
+        self.control.call(Place::Node(self.node.0), command).await.map(|_| ())
+    }
+
+    async fn complete(&self, shard: ShardId, view: ViewNumber, nodes: Vec<NodeId>) -> Result<()> {
+        for node in &nodes {
+            if !self.control.net.witness.borrow().has_opened(*node, shard, view) {
+                let text = format!("is said to have everything of shard {shard}, and has not said that it holds view");
+                self.control.world.violation(format!("node {node} {text} {view} (V7)"));
+            }
+        }
+        self.control.world.count("members that learned everything");
+        let command = Command::MembersComplete { shard, view, nodes };
         self.control.call(Place::Node(self.node.0), command).await.map(|_| ())
     }
 

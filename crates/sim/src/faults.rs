@@ -90,6 +90,7 @@ fn strike(c: &Rc<Cluster>, name: &str) {
         "lose_append" => lose_append(c),
         "move_head" => move_head(c),
         "fail_over" => fail_over(c),
+        "leave_node" => leave_node(c),
         "control_down" => {
             c.control.set_down(true);
             let (cluster, wait) = (c.clone(), ms(c, 20, 1500));
@@ -120,6 +121,19 @@ fn each(c: &Rc<Cluster>, all: bool, crash: Crash) {
 
 fn start_again(c: &Rc<Cluster>, node: Rc<Node>) {
     let wait = Nanos(c.luck.borrow_mut().spread(c.config.restart_min.0, c.config.restart_max.0));
+    c.world.after(wait, move || node.start());
+}
+
+/// A node goes away for so long that its places are given to others; half of them come back when all is over.
+fn leave_node(c: &Rc<Cluster>) {
+    let Some(node) = some_node(c) else { return };
+    let (crash, back) = {
+        let mut luck = c.luck.borrow_mut();
+        (if luck.chance(0.5) { Crash::Kill } else { Crash::Power }, luck.chance(0.5))
+    };
+    node.kill(crash);
+    let left = Nanos(c.config.load.0.saturating_sub(c.world.now().0));
+    let wait = if back { c.config.gone.plus(ms(c, 100, 2500)) } else { left.plus(ms(c, 1, 500)) };
     c.world.after(wait, move || node.start());
 }
 

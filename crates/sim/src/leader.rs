@@ -71,7 +71,8 @@ impl Leader {
             let others = looks.iter().filter(|l| l.node != node && !l.lost && !failed.contains(&l.node));
             others.take(ASKED_MAX).for_each(|other| self.ask(c, other.node, node));
         }
-        let commands = c.control.with_state(|s| self.failures.borrow_mut().decide(now, s, &failed));
+        let gone = Failures::gone(&looks, c.config.gone.millis());
+        let commands = c.control.with_state(|s| self.failures.borrow_mut().decide(now, s, &failed, &gone));
         if !commands.is_empty() {
             self.give_orders(c, commands, &failed);
         }
@@ -118,6 +119,7 @@ impl Leader {
                 cluster.world.trace(0x52, u64::from(done.is_ok()), leader.luck.borrow_mut().next());
                 cluster.world.count(match command {
                     Command::FailOver { .. } => "heads of failed nodes replaced",
+                    Command::ReplaceMembers { .. } => "members of nodes that are gone replaced",
                     _ => "heads that were late replaced",
                 });
             }

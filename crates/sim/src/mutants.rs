@@ -6,7 +6,7 @@ use freebs_driver::Mutant as Driver;
 
 /// Mutants of the chain. `LeasesToAnyone` (L2) is not among them: an older driver here hears of a newer one from some member
 /// before it can use such a lease. The tests of `chain` notice it.
-pub const CHAIN: [Chain; 16] = [
+pub const CHAIN: [Chain; 18] = [
     Chain::HeadOrdersAfterRestart,
     Chain::RepeatsAreApplied,
     Chain::AnswersBeforeDurable,
@@ -23,6 +23,8 @@ pub const CHAIN: [Chain; 16] = [
     Chain::HeadDoesNotStepDown,
     Chain::SealsBelowCommitted,
     Chain::PendingFramesCount,
+    Chain::CompleteTooEarly,
+    Chain::LearnsTheStateOnly,
 ];
 
 /// Mutants of the driver. `OlderNotWaitedFor` (L3) is not among them, for the same reason; the property tests of `driver`

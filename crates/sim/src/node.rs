@@ -406,7 +406,15 @@ impl Life {
     }
 
     fn hear_shards(&self, worker: &SimWorker) {
-        worker.on_shards(self.node.shared.control.shards_of(self.node.id));
+        let control = &self.node.shared.control;
+        let is_left = |s: &freebs_types::ShardId| {
+            control.with_state(|c| c.shard(*s).is_some_and(|s| !s.is_kept_by(self.node.id)))
+        };
+        for shard in worker.shards().into_iter().filter(is_left) {
+            self.node.shared.world.count("replicas that were left");
+            worker.on_gone(shard);
+        }
+        worker.on_shards(control.shards_of(self.node.id));
     }
 
     fn take(&self, worker: &SimWorker, links: &Links, link: LinkId, arrivals: Vec<Arrival>) {

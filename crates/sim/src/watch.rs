@@ -86,6 +86,12 @@ impl Witness {
         }
     }
 
+    /// Whether a node has said that it holds a view's frame, and so everything before it.
+    pub fn has_opened(&self, node: NodeId, shard: ShardId, view: ViewNumber) -> bool {
+        let told = self.durable.get(&(shard, view, node));
+        self.views.get(&(shard, view)).is_some_and(|v| told.is_some_and(|d| *d >= v.sequence))
+    }
+
     /// How far a node has said that it is durable in a view.
     pub fn told_durable(&self, node: NodeId, shard: ShardId, view: ViewNumber) -> Sequence {
         self.durable.get(&(shard, view, node)).copied().unwrap_or_default()

@@ -1,7 +1,7 @@
 //! Nodes that fail: the leader looks after them at each heartbeat, and asks others about those that it can't reach.
 
 use super::Peer;
-use crate::failures::Look;
+use crate::failures::{Failures, Look};
 use crate::links::Network;
 use crate::types::Seat;
 use crate::wire::Message;
@@ -61,7 +61,8 @@ impl<D: Device, N: Network> Peer<D, N> {
                 let _ = self.0.links.send(Seat { node: other.node, store: 0 }, 0, &Message::Doubt(node));
             }
         }
-        let commands = self.0.failures.borrow_mut().decide(now, &self.state(), &failed);
+        let gone = Failures::gone(&looks, self.0.timing.gone_ms);
+        let commands = self.0.failures.borrow_mut().decide(now, &self.state(), &failed, &gone);
         if !commands.is_empty() {
             self.tell_of(&commands, &looks);
             self.0.deciding.set(true);

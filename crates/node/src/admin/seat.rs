@@ -73,6 +73,8 @@ pub struct SeatOptions {
     pub came_with: StartNumber,
     /// Hears of what is decided.
     pub events: Arc<EventLog>,
+    /// A node that is away for so long is replaced, as a voter and in its chains.
+    pub replace_after: Duration,
 }
 
 /// What the seat's thread is told.
@@ -218,7 +220,9 @@ async fn open(options: &SeatOptions) -> Result<Seat> {
     let book = links.book();
     let mut random = OsRandom;
     let watcher = tell_decisions(options.events.clone(), store.read(|c| c.last().map_or(0, |last| last.index())));
-    let peer = Peer::start(store, links, Timing::default(), contacts, random.next_u64(), Some(watcher)).await?;
+    let gone_ms = u64::try_from(options.replace_after.as_millis()).unwrap_or(u64::MAX);
+    let timing = Timing { gone_ms, ..Timing::default() };
+    let peer = Peer::start(store, links, timing, contacts, random.next_u64(), Some(watcher)).await?;
     let (events, known) = (options.events.clone(), peer.watch());
     peer.tell_failures(move |node, why| {
         let name = known.now().node(node).map_or_else(|| node.to_string(), |n| n.name.clone());

@@ -98,6 +98,9 @@ pub(super) fn report(
             Some(Some(s)) if s.state == MemberState::Active && s.view != shard.active => {
                 (s.version, MemberState::Opening)
             }
+            Some(Some(s)) if shard.joining.contains(node) && s.state != MemberState::Failed => {
+                (s.version, MemberState::Joining)
+            }
             Some(Some(s)) => (s.version, s.state),
         };
         if member == MemberState::Active {
@@ -194,9 +197,10 @@ pub(super) async fn has_lapsed(service: &Service, state: &State, volume: &Volume
     let all = replicas(&answers);
     volume.shards.iter().any(|shard| {
         let id = volume.shard_id(shard.index);
-        let of = shard.members.iter().filter_map(|node| all.get(&(*node, id)));
+        let members = shard.view_members();
+        let of = members.iter().filter_map(|node| all.get(&(*node, id)));
         let ended = of.filter(|s| s.view == shard.active && s.lapsed == Some(volume.generation)).count();
-        ended + volume.quorum(shard.members.len()) > shard.members.len()
+        ended + volume.quorum(members.len()) > members.len()
     })
 }
 

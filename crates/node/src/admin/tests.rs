@@ -132,6 +132,7 @@ fn seat_options(dir: &Path, id: u64, addresses: &[String]) -> SeatOptions {
         founder: id == 1,
         was_in_use: false,
         came_with: StartNumber(0),
+        replace_after: Duration::from_secs(600),
     }
 }
 

@@ -165,6 +165,11 @@ pub struct UpArgs {
     /// Memory of each node for its maps of what is where, 16M to 1T; what does not fit lies on the device
     #[arg(long, value_name = "SIZE", env = "FREEBS_MAP_CACHE", value_parser = map_cache, default_value = MAP_CACHE)]
     pub map_cache: u64,
+
+    /// A node that is away for so long is replaced: others take its places in chains, if there are any to spare, and
+    /// learn what it had. The same for all nodes, 2s to 1000days
+    #[arg(long, value_name = "TIME", env = "FREEBS_REPLACE_AFTER", value_parser = replace_after, default_value = REPLACE_AFTER)]
+    pub replace_after: Duration,
 }
 
 const NODE_HELP: &str = "\
@@ -258,6 +263,11 @@ pub struct NodeRunArgs {
     /// Memory of this node for its maps of what is where, 16M to 1T; what does not fit lies on the device
     #[arg(long, value_name = "SIZE", env = "FREEBS_MAP_CACHE", value_parser = map_cache, default_value = MAP_CACHE)]
     pub map_cache: u64,
+
+    /// A node that is away for so long is replaced: others take its places in chains, if there are any to spare, and
+    /// learn what it had. The same for all nodes, 2s to 1000days
+    #[arg(long, value_name = "TIME", env = "FREEBS_REPLACE_AFTER", value_parser = replace_after, default_value = REPLACE_AFTER)]
+    pub replace_after: Duration,
 }
 
 const GATEWAY_HELP: &str = "\
@@ -515,6 +525,16 @@ const MAP_CACHE: &str = "256M";
 fn map_cache(text: &str) -> Result<u64, String> {
     let bytes = size(text)?;
     Options::check_map_bytes(bytes).map(|()| bytes).map_err(|e| e.to_string())
+}
+
+/// How long a node may be away if nothing is said: a restart, or a repair on the spot, costs nobody a copy of all that
+/// it has (END section 3.4).
+const REPLACE_AFTER: &str = "10m";
+
+fn replace_after(text: &str) -> Result<Duration, String> {
+    let time = since(text)?;
+    let range = Duration::from_secs(2)..=Duration::from_secs(1000 * 86_400);
+    if range.contains(&time) { Ok(time) } else { Err("a time from 2s to 1000days".into()) }
 }
 
 fn workers(text: &str) -> Result<u16, String> {

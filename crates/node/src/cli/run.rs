@@ -62,6 +62,7 @@ pub fn node_options(args: NodeRunArgs) -> Result<NodeOptions> {
         busy_poll: args.busy_poll,
         scrub_bytes: args.scrub_rate,
         map_bytes: args.map_cache,
+        replace_after: args.replace_after,
     })
 }
 
@@ -176,6 +177,7 @@ mod tests {
             busy_poll: Duration::ZERO,
             scrub_rate: 0,
             map_cache: Options::NODE_MAP_BYTES_MIN,
+            replace_after: Duration::from_secs(600),
         }
     }
 

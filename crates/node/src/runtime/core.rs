@@ -303,7 +303,12 @@ impl<C: ControlPlane> Core<C> {
             let mine = self.my_shards(&state);
             let mut known = self.known_shards.borrow_mut();
             // Also those of volumes that were deleted while this node was away.
-            for id in shards.shards().into_iter().filter(|id| state.was_deleted(id.volume)) {
+            let is_gone = |id: &ShardId| {
+                // Whoever was a member keeps what it has until the others have everything (V7).
+                let is_left = state.shard(*id).is_some_and(|s| !s.is_kept_by(self.spec.me.node));
+                is_left || state.was_deleted(id.volume)
+            };
+            for id in shards.shards().into_iter().filter(is_gone) {
                 shards.on_gone(id);
             }
             let changed: Vec<ShardInfo> = mine.values().filter(|i| known.get(&i.shard) != Some(i)).cloned().collect();
@@ -323,7 +328,7 @@ impl<C: ControlPlane> Core<C> {
         for volume in state.volumes() {
             for s in &volume.shards {
                 let shard = volume.shard_id(s.index);
-                if s.members.contains(&me.node) && Peer::of(me.node, shard, self.spec.workers) == me {
+                if s.is_kept_by(me.node) && Peer::of(me.node, shard, self.spec.workers) == me {
                     let info = ShardInfo {
                         shard,
                         members: s.members.clone(),
@@ -332,6 +337,7 @@ impl<C: ControlPlane> Core<C> {
                         highest: s.highest,
                         generation: volume.generation,
                         has_keys: s.members.iter().all(|n| state.node(*n).is_some_and(|n| n.host_key.is_some())),
+                        joining: s.joining.clone(),
                     };
                     mine.insert(shard, info);
                 }

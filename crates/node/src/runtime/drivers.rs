@@ -86,7 +86,7 @@ fn spec_of(volume: &Volume) -> VolumeSpec {
     let shards = volume.shards.iter().map(|s| ShardSpec {
         id: volume.shard_id(s.index),
         view: s.active,
-        members: s.members.clone(),
+        members: s.view_members().to_vec(),
     });
     VolumeSpec { id: volume.id, size: volume.size, stripe: volume.stripe, shards: shards.collect() }
 }

@@ -119,6 +119,7 @@ fn seat_options(options: &NodeOptions, events: Arc<EventLog>) -> Result<SeatOpti
         was_in_use: options.cluster.set_up,
         came_with: highest_start(options)?,
         events,
+        replace_after: options.replace_after,
     })
 }
 

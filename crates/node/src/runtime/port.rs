@@ -37,6 +37,10 @@ impl<C: ControlPlane> ControlPort for Port<C> {
         };
         self.control.submit(Command::ReplaceHead { shard, head: self.me, active, node: to }).await.map(|_| ())
     }
+
+    async fn complete(&self, shard: ShardId, view: ViewNumber, nodes: Vec<NodeId>) -> Result<()> {
+        self.control.submit(Command::MembersComplete { shard, view, nodes }).await.map(|_| ())
+    }
 }
 
 fn opened(state: &State, me: NodeId, shard: ShardId, view: ViewNumber) -> Result<Opened> {
@@ -45,7 +49,9 @@ fn opened(state: &State, me: NodeId, shard: ShardId, view: ViewNumber) -> Result
     if s.pending.is_none_or(|p| p.view != view) || s.head() != Some(me) {
         return Err(Error::retry("another head was named, or another view proposed, meanwhile"));
     }
-    let quorum = u8::try_from(volume.quorum(s.members.len())).map_err(|_| Error::bug("quorum beyond any chain"))?;
+    let quorum_of =
+        |of: &[NodeId]| u8::try_from(volume.quorum(of.len())).map_err(|_| Error::bug("quorum beyond any chain"));
+    let quorum = quorum_of(&s.members)?;
     let keys = s.members.iter().filter_map(|n| Some((*n, state.node(*n)?.host_key?))).collect();
     Ok(Opened {
         view,
@@ -53,8 +59,8 @@ fn opened(state: &State, me: NodeId, shard: ShardId, view: ViewNumber) -> Result
         members: s.members.clone(),
         quorum,
         min_copies: volume.min_copies,
-        // Members and quorum of a shard do not change between views yet.
-        pred_quorum: quorum,
+        pred_members: s.view_members().to_vec(),
+        pred_quorum: quorum_of(s.view_members())?,
         generation: volume.generation,
         keys,
     })

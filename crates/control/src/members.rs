@@ -1,0 +1,148 @@
+//! Members that take the places of others (rules V1, V2, V7): pure functions of the state, each applied in one entry.
+//!
+//! A new member goes to the end of the chain and is *joining*: its view may be active, for those before it are enough,
+//! and it learns everything from them. Until it has, it leads nothing, and whoever was a member before keeps what it
+//! has. Who seals a view is its own members, whatever the chain is to be next.
+
+use crate::apply::shard_of;
+use crate::command::Outcome;
+use crate::limits;
+use crate::placement::Loads;
+use crate::state::{Shard, State, Volume};
+use freebs_types::{Error, NodeId, Result, ShardId, StartNumber, ViewNumber, limits as common};
+use std::collections::BTreeSet;
+
+impl Shard {
+    /// Who was a member before is not needed any more once nobody learns, and the view of all of them is active.
+    pub(crate) fn let_go(&mut self) {
+        if self.joining.is_empty() && self.active_members.is_empty() {
+            self.keepers.clear();
+        }
+    }
+
+    /// Only who has everything may lead (V1).
+    pub(crate) fn may_lead(&self, id: ShardId, node: NodeId) -> Result<()> {
+        match self.joining.contains(&node) {
+            true => Err(Error::retry(format!("node {node} is still learning what shard {id} has; try it later"))),
+            false => Ok(()),
+        }
+    }
+
+    /// `new` takes the place of `old`.
+    fn replace(&mut self, old: NodeId, new: NodeId) {
+        if self.active.0 > 0 && self.active_members.is_empty() {
+            self.active_members = self.members.clone();
+        }
+        let had_everything = !self.joining.contains(&old);
+        self.members.retain(|m| *m != old);
+        self.joining.retain(|m| *m != old);
+        self.keepers.retain(|m| *m != new);
+        // Before the first view there is nothing to learn.
+        if self.active.0 > 0 {
+            self.joining.push(new);
+            if had_everything {
+                self.keepers.push(old);
+            }
+        }
+        self.members.push(new);
+        let joining = &self.joining;
+        self.members.sort_by_key(|m| joining.contains(m));
+        self.pending = None;
+    }
+}
+
+impl State {
+    pub(crate) fn has_changing_members(&self) -> bool {
+        let changes = |s: &Shard| !(s.active_members.is_empty() && s.joining.is_empty() && s.keepers.is_empty());
+        self.volumes.values().any(|v| v.shards.iter().any(changes))
+    }
+
+    /// The member to be replaced and the one in its place, if there is something to be done: those that are left can
+    /// go on, and there is a node to spare. A former member comes first, for it has the most; then who carries least.
+    fn replacement(
+        &self,
+        volume: &Volume,
+        shard: &Shard,
+        (gone, failed): (&BTreeSet<NodeId>, &BTreeSet<NodeId>),
+        loads: &Loads,
+    ) -> Option<(NodeId, NodeId)> {
+        let is_there =
+            |n: &NodeId| !gone.contains(n) && !failed.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
+        let old = *shard.members.iter().rev().find(|m| gone.contains(m))?;
+        let whole = shard.members.iter().filter(|m| is_there(m) && !shard.joining.contains(m)).count();
+        let sealed = shard.view_members().iter().filter(|m| is_there(m)).count();
+        if whole < volume.quorum(shard.members.len()) || sealed < volume.quorum(shard.view_members().len()) {
+            return None;
+        }
+        if shard.keepers.len() >= common::CHAIN_MEMBERS_MAX {
+            return None;
+        }
+        let spare = self.nodes.keys().copied().filter(|n| is_there(n) && !shard.members.contains(n));
+        let new = spare.min_by_key(|n| {
+            let load = loads.of(*n);
+            (!shard.keepers.contains(n), load.copies, load.heads, *n)
+        })?;
+        Some((old, new))
+    }
+
+    /// Places that other nodes take when these have been gone for too long, as many as may be learned at a time: the
+    /// shard, who leaves it and who comes. Of a shard one at a time.
+    #[must_use]
+    pub fn replacements(&self, gone: &BTreeSet<NodeId>, failed: &BTreeSet<NodeId>) -> Vec<(ShardId, NodeId, NodeId)> {
+        let is_joining = |s: &&Shard| !s.joining.is_empty();
+        let busy: usize = self.volumes().map(|v| v.shards.iter().filter(is_joining).count()).sum();
+        let mut room = limits::JOINING_SHARDS_MAX.saturating_sub(busy);
+        let (mut out, mut loads) = (Vec::new(), self.loads.clone());
+        for volume in self.volumes() {
+            for shard in &volume.shards {
+                let may = room > 0 || is_joining(&shard);
+                let found = self.replacement(volume, shard, (gone, failed), &loads).filter(|_| may);
+                let Some((old, new)) = found else { continue };
+                room = room.saturating_sub(usize::from(!is_joining(&shard)));
+                loads.add_member(new);
+                out.push((volume.shard_id(shard.index), old, new));
+            }
+        }
+        out
+    }
+
+    /// Who was started again since is neither gone nor failed.
+    pub(crate) fn replace_members(
+        &mut self,
+        gone: &[(NodeId, StartNumber)],
+        failed: &[(NodeId, StartNumber)],
+    ) -> Result<Outcome> {
+        if gone.len() + failed.len() > limits::FAILED_NODES_MAX {
+            return Err(Error::invalid(format!("at most {} nodes fail at a time", limits::FAILED_NODES_MAX)));
+        }
+        let still = |of: &[(NodeId, StartNumber)]| -> BTreeSet<NodeId> {
+            of.iter().filter(|n| self.node(n.0).is_some_and(|known| known.start == n.1)).map(|n| n.0).collect()
+        };
+        let mut changed: Vec<Volume> = Vec::new();
+        for (id, old, new) in self.replacements(&still(gone), &still(failed)) {
+            if changed.last().is_none_or(|v| v.id != id.volume) {
+                changed.push(self.volume_to_change(id.volume)?);
+            }
+            let volume = changed.last_mut().expect("pushed above");
+            shard_of(volume, id)?.replace(old, new);
+        }
+        changed.into_iter().for_each(|volume| self.commit(volume));
+        Ok(Outcome::Moved)
+    }
+
+    /// Only of the active view, and only if it is the one of these members: in another one they may lack something.
+    pub(crate) fn members_complete(&mut self, shard: ShardId, view: ViewNumber, nodes: &[NodeId]) -> Result<Outcome> {
+        let mut volume = self.volume_to_change(shard.volume)?;
+        let s = shard_of(&mut volume, shard)?;
+        if s.active != view || !s.active_members.is_empty() {
+            return Err(Error::fenced(format!("view {view} of shard {shard} is not the one of its present members")));
+        }
+        let before = s.joining.len();
+        s.joining.retain(|n| !nodes.contains(n));
+        if s.joining.len() < before {
+            s.let_go();
+            self.commit(volume);
+        }
+        Ok(Outcome::Moved)
+    }
+}
