@@ -18,5 +18,6 @@ mod filesystem;
 mod first_start;
 mod kills;
 mod leader;
+mod members;
 mod serving;
 mod tools;

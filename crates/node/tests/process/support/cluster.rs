@@ -40,6 +40,8 @@ pub struct Setup {
     /// Bytes a second of each node's scrub.
     pub scrub_rate: &'static str,
     pub more: Vec<String>,
+    /// Of all its processes.
+    pub env: Vec<(String, String)>,
 }
 
 impl Default for Setup {
@@ -52,6 +54,7 @@ impl Default for Setup {
             unix: false,
             scrub_rate: "8M",
             more: vec![],
+            env: vec![],
         }
     }
 }
@@ -131,7 +134,7 @@ impl Cluster {
     pub fn freebs(&self) -> Command {
         let mut cmd = freebs();
         let nodes: Vec<_> = (0..self.setup.nodes).map(|i| format!("127.0.0.1:{}", self.base + i)).collect();
-        cmd.env("FREEBS_SCRUB_RATE", self.setup.scrub_rate);
+        cmd.env("FREEBS_SCRUB_RATE", self.setup.scrub_rate).envs(self.setup.env.iter().cloned());
         cmd.env(TOKEN, &self.token).env("FREEBS_CLUSTER", nodes.join(",")).current_dir(self.dir.path());
         cmd
     }
