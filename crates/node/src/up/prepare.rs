@@ -34,6 +34,7 @@ pub struct Prepared {
     trusted_network: bool,
     /// Bytes of memory for the maps of each node.
     map_cache: u64,
+    replace_after: Duration,
     _lock: DirLock,
 }
 
@@ -56,6 +57,7 @@ pub fn prepare(args: &UpArgs, output: &Output) -> Result<Prepared> {
         nbd: args.nbd.clone(),
         trusted_network: args.trusted_network,
         map_cache: args.map_cache,
+        replace_after: args.replace_after,
         _lock: lock,
         data,
     };
@@ -167,6 +169,8 @@ impl Prepared {
             args.push(self.data.join(CLUSTER_FILE).into());
             args.extend(["--name".into(), OsString::from(&node.name)]);
             args.extend(["--map-cache".into(), OsString::from(self.map_cache.to_string())]);
+            let replace_after = format!("{}ms", self.replace_after.as_millis());
+            args.extend(["--replace-after".into(), OsString::from(replace_after)]);
             if self.trusted_network {
                 args.push("--trusted-network".into());
             }
@@ -259,6 +263,7 @@ mod tests {
             segment_size: None,
             trusted_network: false,
             map_cache: 64 << 20,
+            replace_after: Duration::from_secs(600),
         }
     }
 
