@@ -33,11 +33,11 @@ fn hunt(name: &str, mutants: Mutants) {
         _ => None,
     };
     let is_of_use = |seed: &u64| kind.is_none_or(|k| Config::draw(*seed).profile == k);
-    for seed in (FIRST..).filter(is_of_use).take(SEEDS_MAX as usize) {
+    for (n, seed) in (FIRST..).filter(is_of_use).take(SEEDS_MAX as usize).enumerate() {
         let o = run(seed, mutants, false);
         if let Some(first) = o.violations.first() {
             let first: String = first.lines().next().unwrap_or_default().chars().take(120).collect();
-            println!("{name:>24} after {:>3} seeds ({}): {first}", seed - FIRST + 1, o.profile);
+            println!("{name:>24} after {:>3} seeds ({}): {first}", n + 1, o.profile);
             return;
         }
     }
