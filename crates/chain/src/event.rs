@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use freebs_format::wire::{FrameName, Message, ReadRequest, SyncRequest};
-use freebs_format::{CarryBody, Frame, FrameHead};
+use freebs_format::{CarryBody, Frame, FrameHead, VolumeDescription};
 use freebs_io::LinkId;
 use freebs_lsvd::{DamagedBlocks, Durable, EventKind, Record};
 use freebs_secrets::HostKey;
@@ -11,6 +11,7 @@ use freebs_types::{
     Version, ViewNumber,
 };
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Who a host is.
 #[derive(Clone, Debug)]
@@ -89,6 +90,8 @@ pub struct ShardInfo {
     pub has_keys: bool,
     /// Members that are not known to have everything yet (V7).
     pub joining: Vec<NodeId>,
+    /// What the view frame is to say of the volume (V9); `None` if it need not.
+    pub volume: Option<Arc<VolumeDescription>>,
 }
 
 /// The control plane's answer to a proposal: the pending view.
@@ -106,6 +109,8 @@ pub struct Opened {
     pub generation: Generation,
     /// Host keys of the members that have named one.
     pub keys: BTreeMap<NodeId, HostPublic>,
+    /// What the volume is, for the view frame (V9).
+    pub volume: Option<Box<VolumeDescription>>,
 }
 
 /// What a worker asks of the control plane.

@@ -144,14 +144,16 @@ impl Replica {
         }
     }
 
-    /// The control plane names other members than the view has: the next view is to have them (V1). What it names is
-    /// newer than the view if it knows of that view.
+    /// The control plane names other members than the view has, or the volume is another one than the view frame says:
+    /// the next view is to have that (V1, V9). What it names is newer than the view if it knows of that view.
     pub fn ask_for_members(&mut self, ctx: &mut Ctx<'_>) {
         let Some((view, info)) = self.view.as_ref().zip(self.info.as_ref()) else { return };
         let others = |a: &[NodeId]| a.iter().any(|n| !view.body.members.iter().any(|m| m.node == *n));
         let is_newer = info.highest >= view.number;
-        if is_newer && others(&info.members) && self.is_active_head() {
-            ctx.out.note(format!("shard {}: other members than those of view {} are named", self.id, view.number));
+        let is_another = info.volume.is_some() && info.volume.as_deref() != view.body.volume.as_deref();
+        if is_newer && (others(&info.members) || is_another) && self.is_active_head() {
+            let what = if is_another { "another size or name" } else { "other members" };
+            ctx.out.note(format!("shard {}: {what} than in view {} is named", self.id, view.number));
             self.propose(ctx);
         }
     }
@@ -422,6 +424,7 @@ impl Replica {
             generation: self.attach.generation.max(opened.generation),
             members: opened.members.iter().map(|n| ViewMember { node: *n, start: start(*n) }).collect(),
             shared,
+            volume: opened.volume.clone(),
         };
         let meta = FrameMeta {
             cluster: ctx.config.cluster,

@@ -115,6 +115,7 @@ impl Chain {
             generation: Generation(0),
             members: [1, 2, 3].map(|n| Member { node: NodeId(n), start: StartNumber(1) }).to_vec(),
             shared: None,
+            volume: None,
         };
         self.view = ViewNumber(view);
         self.frame(FrameKind::View, &body.encode())
@@ -189,6 +190,7 @@ impl Scene {
             pred_quorum: 2,
             generation: Generation(0),
             keys: BTreeMap::new(),
+            volume: None,
         };
         self.play(|r, ctx| r.on_proposed(ctx, Ok(opened), Hash32([5; 32])));
         let ticket = self.tickets;
@@ -549,6 +551,7 @@ fn a_head_whose_log_is_out_of_use_asks_for_another_one() {
         generation: Generation(0),
         has_keys: false,
         joining: Vec::new(),
+        volume: None,
     };
     s.r.info = Some(named([1, 2, 3]));
     let to = |a: &Action| if let Action::HandOver { to, .. } = a { Some(to.0) } else { None };
@@ -672,6 +675,7 @@ fn info(blocks: u64) -> ShardInfo {
         generation: Generation(1),
         has_keys: false,
         joining: Vec::new(),
+        volume: None,
     }
 }
 

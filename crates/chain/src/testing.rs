@@ -66,6 +66,7 @@ impl Chain {
             generation: Generation(0),
             members: [1, 2].map(|n| Member { node: NodeId(n), start: StartNumber(1) }).to_vec(),
             shared: None,
+            volume: None,
         };
         self.add(FrameKind::View, &body.encode())
     }

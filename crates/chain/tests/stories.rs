@@ -116,6 +116,7 @@ impl Story {
             generation: Generation(0),
             has_keys: self.chain.iter().all(|n| self.keys.contains_key(n)),
             joining: Vec::new(),
+            volume: None,
         };
         self.step(n, Event::Shards(vec![info]));
     }
@@ -174,6 +175,7 @@ impl Story {
             pred_quorum: self.quorum,
             generation: Generation(0),
             keys: self.keys.clone(),
+            volume: None,
         })
     }
 

@@ -23,6 +23,7 @@ pub mod limits;
 mod members;
 mod placement;
 mod plane;
+pub mod rebuild;
 pub mod rules;
 mod state;
 

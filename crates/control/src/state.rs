@@ -2,6 +2,7 @@
 
 use crate::limits;
 use crate::placement::Loads;
+use freebs_format::VolumeDescription;
 use freebs_types::{
     ClusterId, Error, Generation, Hash32, HostPublic, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
     limits as common,
@@ -153,6 +154,20 @@ impl Volume {
             Ack::All => len,
         };
         len.min(wanted.max(self.min_copies as usize))
+    }
+
+    /// What view frames are to say of it (rule V9).
+    #[must_use]
+    pub fn description(&self) -> VolumeDescription {
+        VolumeDescription {
+            name: self.name.clone(),
+            size: self.size,
+            stripe: self.stripe,
+            shards: self.shards.len() as u32,
+            copies: self.copies,
+            min_copies: self.min_copies,
+            all: self.ack == Ack::All,
+        }
     }
 
     /// 4 KiB blocks that the fullest shard (the first) must address for this size: whole stripes dealt in turn.

@@ -170,6 +170,7 @@ impl Head {
             generation: Generation(0),
             members: vec![Member { node: NODE, start }],
             shared: None,
+            volume: None,
         };
         (self.chunk, self.offset) = (ChunkId { view: self.view, counter: 0 }, 0);
         let meta = self.meta(version, 0);

@@ -86,6 +86,7 @@ impl Bench {
                     generation,
                     members,
                     shared: None,
+                    volume: None,
                 };
                 (1..=3).for_each(|n| self.durable(n, 2));
                 let news = ViewNews { shard: self.shard, view: ViewNumber(1), sequence: Sequence(1), body };

@@ -2,6 +2,7 @@
 //!
 //! Each is a fixed struct followed by tables whose lengths the struct names; a body with bytes left over is refused.
 
+use crate::description::{VolumeDescription, VolumeFixed};
 use crate::{ExtentKind, FrameHead, FrameKind};
 use bytes::Bytes;
 use freebs_types::{
@@ -50,6 +51,8 @@ pub struct ViewBody {
     pub members: Vec<Member>,
     /// `None` if the secret is derived from one that only the head has.
     pub shared: Option<Box<ViewSecret>>,
+    /// `None` in frames of earlier versions.
+    pub volume: Option<Box<VolumeDescription>>,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -63,7 +66,7 @@ pub(crate) struct ViewFixed {
     pub(crate) quorum: u8,
     pub(crate) min_copies: u8,
     pub(crate) members: U16,
-    pub(crate) reserved: U32,
+    pub(crate) flags: U32,
 }
 const _: () = assert!(size_of::<ViewFixed>() == 96);
 
@@ -90,8 +93,22 @@ pub(crate) struct SharedFixed {
 }
 const _: () = assert!(size_of::<SharedFixed>() == 96);
 
+/// The volume is described at the end.
+const VIEW_VOLUME: u32 = 1;
+
 fn cut(what: &'static str) -> Error {
     Error::corrupt(what)
+}
+
+/// What is between the fixed struct and the description, and that.
+fn split_volume<'a>(fixed: &ViewFixed, rest: &'a [u8]) -> Result<(&'a [u8], Option<&'a VolumeFixed>)> {
+    match fixed.flags.get() {
+        0 => Ok((rest, None)),
+        VIEW_VOLUME => VolumeFixed::ref_from_suffix(rest)
+            .map(|(rest, v)| (rest, Some(v)))
+            .map_err(|_| cut("description of a volume is cut short")),
+        _ => Err(cut("view with unknown flags")),
+    }
 }
 
 impl ViewBody {
@@ -106,7 +123,7 @@ impl ViewBody {
             quorum: self.quorum,
             min_copies: self.min_copies,
             members: (self.members.len() as u16).into(),
-            reserved: 0.into(),
+            flags: self.volume.as_ref().map_or(0, |_| VIEW_VOLUME).into(),
         };
         let mut out = fixed.as_bytes().to_vec();
         for (i, m) in self.members.iter().enumerate() {
@@ -120,23 +137,33 @@ impl ViewBody {
             let fixed = SharedFixed { point, pred_secret, threshold: s.threshold, reserved: [0; 31] };
             out.extend_from_slice(fixed.as_bytes());
         }
+        if let Some(v) = &self.volume {
+            out.extend_from_slice(v.fixed().as_bytes());
+        }
         out
     }
 
     /// The same for who only wants to know the members.
     #[must_use]
     pub fn without_slices(&self) -> Self {
-        Self { shared: None, members: self.members.clone(), ..*self }
+        Self { shared: None, volume: None, members: self.members.clone(), ..*self }
     }
 
     /// Whether a body says how its secret is shared.
     pub(crate) fn names_slices(body: &[u8]) -> bool {
-        let fixed = ViewFixed::ref_from_prefix(body);
-        fixed.is_ok_and(|(f, rest)| rest.len() == (f.members.get() as usize + 1) * size_of::<MemberFixed>())
+        let Ok((fixed, rest)) = ViewFixed::ref_from_prefix(body) else { return false };
+        let members = split_volume(fixed, rest).map_or(0, |(rest, _)| rest.len());
+        members == (fixed.members.get() as usize + 1) * size_of::<MemberFixed>()
+    }
+
+    /// Whether a body describes the volume.
+    pub(crate) fn names_volume(body: &[u8]) -> bool {
+        ViewFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.flags.get() & VIEW_VOLUME != 0)
     }
 
     pub fn decode(body: &[u8]) -> Result<Self> {
         let (fixed, rest) = ViewFixed::ref_from_prefix(body).map_err(|_| cut("view body is cut short"))?;
+        let (rest, volume) = split_volume(fixed, rest)?;
         let n = fixed.members.get() as usize;
         let (members, rest) =
             <[MemberFixed]>::ref_from_prefix_with_elems(rest, n).map_err(|_| cut("view members are cut short"))?;
@@ -171,6 +198,7 @@ impl ViewBody {
                 .map(|m| Member { node: NodeId(m.node.get()), start: StartNumber(m.start.get()) })
                 .collect(),
             shared,
+            volume: volume.map(VolumeDescription::of).transpose()?.map(Box::new),
         })
     }
 }

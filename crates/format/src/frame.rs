@@ -5,7 +5,9 @@
 //! the data match their CRCs is asked with `verify_data`.
 
 use crate::bodies::{MarkBody, ViewBody};
-use crate::header::{DIGEST_PREFIX, FEATURE_PINS, FEATURE_SHARED, FRAME_MAGIC, FRAME_VERSION};
+use crate::header::{
+    DIGEST_PREFIX, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FEATURES, FRAME_MAGIC, FRAME_VERSION,
+};
 use crate::{
     ExtentDesc, ExtentKind, FrameHeader, FrameKind, UpdateDesc, UpdateKind, block_crc, crc32c, frame_digest, hide,
     token,
@@ -93,7 +95,7 @@ impl FrameHead {
         if header.crc.get() != crc32c(&header.as_bytes()[..252]) {
             return Err(corrupt("frame header does not match its checksum"));
         }
-        if header.version.get() != FRAME_VERSION || header.features.get() & !(FEATURE_PINS | FEATURE_SHARED) != 0 {
+        if header.version.get() != FRAME_VERSION || header.features.get() & !FEATURES != 0 {
             return Err(Error::invalid("frame of a newer format; use a newer freebs"));
         }
         let (head, data) = (header.head_len.get() as usize, header.data_len.get() as usize);
@@ -131,6 +133,10 @@ impl FrameHead {
         let has_slices = header.frame_kind() == FrameKind::View && ViewBody::names_slices(head.body());
         if has_slices != (header.features.get() & FEATURE_SHARED != 0) {
             return Err(corrupt("slices in a frame that says it has none, or none in one that says it has some"));
+        }
+        let has_volume = header.frame_kind() == FrameKind::View && ViewBody::names_volume(head.body());
+        if has_volume != (header.features.get() & FEATURE_VOLUME != 0) {
+            return Err(corrupt("a view frame that says wrongly whether it describes the volume"));
         }
         Ok(head)
     }
@@ -501,7 +507,8 @@ impl FrameBuilder {
             _ => false,
         };
         let slices = kind == FrameKind::View && ViewBody::names_slices(body);
-        u32::from(pins) * FEATURE_PINS + u32::from(slices) * FEATURE_SHARED
+        let volume = kind == FrameKind::View && ViewBody::names_volume(body);
+        u32::from(pins) * FEATURE_PINS + u32::from(slices) * FEATURE_SHARED + u32::from(volume) * FEATURE_VOLUME
     }
 
     fn seal(

@@ -12,6 +12,10 @@ pub const FEATURE_PINS: u32 = 1;
 /// Feature bit of a view frame whose secret is shared among the members. Who does not know it would follow such a view
 /// with a secret that its members can't put together.
 pub const FEATURE_SHARED: u32 = 2;
+/// Feature bit of a view frame that describes the volume. Who does not know it would take the description for members.
+pub const FEATURE_VOLUME: u32 = 4;
+/// All that this version knows.
+pub(crate) const FEATURES: u32 = FEATURE_PINS | FEATURE_SHARED | FEATURE_VOLUME;
 /// Bytes of the header that the digest covers; behind them come the hashes themselves.
 pub const DIGEST_PREFIX: usize = 112;
 

@@ -6,6 +6,7 @@
 use crate::bodies::{
     AttachFixed, CarryFixed, EntryFixed, FloorFixed, LearnedFixed, MarkFixed, MemberFixed, SharedFixed, ViewFixed,
 };
+use crate::description::VolumeFixed;
 use crate::disk::{
     AppendHeader, CheckpointSlot, HostKeyFile, IndexFixed, PageHeader, PagesFixed, SegmentFooter, Superblock,
 };
@@ -60,8 +61,9 @@ layouts! {
     }
     UpdateDesc { kind, flags, extents, blocks, driver, number, lowest_open, base, reserved }
     ExtentDesc { lba, blocks, kind, flags, reserved }
-    ViewFixed { pred, seal_sequence, seal_hid, secret_hash, generation, quorum, min_copies, members, reserved }
+    ViewFixed { pred, seal_sequence, seal_hid, secret_hash, generation, quorum, min_copies, members, flags }
     MemberFixed { node, start, flags, slice, reserved }
+    VolumeFixed { size, stripe, shards, copies, min_copies, all, name_len, name, reserved }
     SharedFixed { point, pred_secret, threshold, reserved }
     AttachFixed { generation, driver, identity, reserved }
     MarkFixed {

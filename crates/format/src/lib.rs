@@ -6,6 +6,7 @@
 
 mod bodies;
 mod crc;
+mod description;
 pub mod disk;
 mod frame;
 mod header;
@@ -18,8 +19,10 @@ pub use bodies::{
     ViewBody, ViewSecret,
 };
 pub use crc::{block_crc, block_crcs, crc32c, is_zero};
+pub use description::VolumeDescription;
 pub use frame::{Extent, Frame, FrameBefore, FrameBuilder, FrameHead, FrameMeta, Update, UpdateDraft};
 pub use header::{
-    ExtentDesc, ExtentKind, FEATURE_PINS, FEATURE_SHARED, FRAME_MAGIC, FrameHeader, FrameKind, UpdateDesc, UpdateKind,
+    ExtentDesc, ExtentKind, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FRAME_MAGIC, FrameHeader, FrameKind,
+    UpdateDesc, UpdateKind,
 };
 pub use token::{frame_digest, hide, token};

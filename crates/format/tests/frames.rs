@@ -73,6 +73,34 @@ fn slices_are_announced() {
     }
 }
 
+/// The same of what a view says of its volume.
+#[test]
+fn a_description_is_announced() {
+    let frame = common::described_view_frame();
+    let body = ViewBody::decode(frame.head.body()).unwrap();
+    assert_eq!(body, common::described_view_body());
+    assert_eq!(body.without_slices(), common::view_body());
+    let shared_only = (shared_view_frame(), FEATURE_SHARED | FEATURE_VOLUME);
+    for (frame, features) in [(frame.clone(), 0), (frame.clone(), FEATURE_SHARED), (frame, FEATURE_VOLUME), shared_only]
+    {
+        let mut bytes = frame.head.bytes().to_vec();
+        bytes[8..12].copy_from_slice(&features.to_le_bytes());
+        reseal_frame(&mut bytes);
+        assert!(parse(&bytes).is_err());
+    }
+    let good = common::described_view_body().encode();
+    let at = good.len() - 160;
+    // Not two or more ways to answer, no name longer than there is room for, none that is empty, nothing behind it.
+    for (offset, bad) in [(22, 2), (23, 129), (23, 0), (151, 1)] {
+        let mut bytes = good.clone();
+        bytes[at + offset] = bad;
+        assert!(ViewBody::decode(&bytes).is_err(), "byte {offset} is {bad}");
+    }
+    let mut bytes = good;
+    bytes[92] = 3;
+    assert!(ViewBody::decode(&bytes).is_err(), "a flag that is not known");
+}
+
 #[test]
 fn pins_name_versions_and_no_blocks() {
     let frame = common::snapshot_frame();
@@ -111,7 +139,7 @@ fn a_newer_format_is_said_to_be_one() {
     for (at, what) in [(4, "version"), (8, "features")] {
         let mut bytes = data_frame().head.bytes().to_vec();
         // The lowest feature bit that is not known.
-        bytes[at] += 4;
+        bytes[at] += 8;
         assert_eq!(parse(&bytes).unwrap_err().kind, ErrorKind::Corrupt, "{what}: the checksum comes first");
         reseal_frame(&mut bytes);
         let e = parse(&bytes).unwrap_err();

@@ -43,11 +43,18 @@ fn golden(name: &str, bytes: &[u8], data: &[u8]) {
 
 #[test]
 fn frames() {
-    let others = [("mark-pins", pins_frame()), ("snapshot", snapshot_frame()), ("view-shared", shared_view_frame())];
+    let others = [
+        ("mark-pins", pins_frame()),
+        ("snapshot", snapshot_frame()),
+        ("view-shared", shared_view_frame()),
+        ("view-described", described_view_frame()),
+    ];
     for (name, frame) in all_frames().into_iter().chain(others) {
         let (mut bytes, pins) = (frame.head.bytes().clone(), frame.header().features.get() & FEATURE_PINS);
         assert_eq!(pins > 0, name == "snapshot" || name == "mark-pins", "{name}");
-        assert_eq!(frame.header().features.get() & FEATURE_SHARED > 0, name == "view-shared", "{name}");
+        let has = |feature| frame.header().features.get() & feature > 0;
+        assert_eq!(has(FEATURE_SHARED), name == "view-shared" || name == "view-described", "{name}");
+        assert_eq!(has(FEATURE_VOLUME), name == "view-described", "{name}");
         assert!(FrameHead::parse(&mut bytes).is_ok(), "{name}");
         golden(&format!("frame-{name}"), frame.head.bytes(), &frame.data.concat());
     }

@@ -6,7 +6,7 @@ mod common;
 use common::{Chain, Op, Rig, Rng, SEGMENT, local, shape};
 use freebs_format::crc32c;
 use freebs_io::memory::MemoryDevice;
-use freebs_lsvd::tool::{inspect, rebuild, verify};
+use freebs_lsvd::tool::{inspect, rebuild, survey, verify};
 use freebs_lsvd::{Engine, Record};
 use freebs_types::{Error, ErrorKind, ShardId};
 use proptest::prelude::*;
@@ -62,6 +62,7 @@ fn all(bytes: &[u8]) {
         let seen = inspect(&device, &mut ()).await;
         let checked = verify(&device, &mut ()).await;
         assert_eq!(seen.is_ok(), checked.is_ok());
+        survey(&device, &mut ()).await.err().iter().for_each(fine);
         if let (Ok(seen), Ok(checked)) = (&seen, &checked) {
             assert_eq!(seen.recovery, checked.recovery);
             assert_eq!(seen.device, checked.device);

@@ -98,6 +98,7 @@ impl Control {
         let has_key = |n: NodeId| self.state.borrow().node(n).is_some_and(|n| n.host_key.is_some());
         let mut out = Vec::new();
         for v in self.volumes() {
+            let description = std::sync::Arc::new(v.description());
             for s in v.shards.iter().filter(|s| s.is_kept_by(node)) {
                 out.push(ShardInfo {
                     shard: v.shard_id(s.index),
@@ -108,6 +109,7 @@ impl Control {
                     generation: v.generation,
                     has_keys: s.members.iter().all(|n| has_key(*n)),
                     joining: s.joining.clone(),
+                    volume: Some(description.clone()),
                 });
             }
         }
@@ -202,8 +204,19 @@ impl ControlPort for Port {
         let (quorum, pred_quorum) = (volume.quorum(members.len()) as u8, volume.quorum(pred_members.len()) as u8);
         let state = self.control.state.borrow();
         let keys = members.iter().filter_map(|n| Some((*n, state.node(*n)?.host_key?))).collect();
-        let min_copies = volume.min_copies;
-        Ok(Opened { view, pred, quorum, min_copies, pred_members, pred_quorum, generation, members, keys })
+        let (min_copies, description) = (volume.min_copies, Some(Box::new(volume.description())));
+        Ok(Opened {
+            view,
+            pred,
+            quorum,
+            min_copies,
+            pred_members,
+            pred_quorum,
+            generation,
+            members,
+            keys,
+            volume: description,
+        })
     }
 
     async fn activate(&self, shard: ShardId, view: ViewNumber, generation: Generation) -> Result<()> {

@@ -196,6 +196,7 @@ impl Shard {
             generation: Generation(0),
             members: view.members.iter().map(|n| Member { node: NodeId(*n), start: StartNumber(1) }).collect(),
             shared: None,
+            volume: None,
         };
         ViewNews { shard: self.id, view: ViewNumber(number), sequence: Sequence(view.base), body }
     }

@@ -54,6 +54,7 @@ pub fn news(index: u32, view: u64, members: &[u64], base: u64) -> ViewNews {
             generation: GENERATION,
             members: members.iter().map(|n| Member { node: NodeId(*n), start: StartNumber(1) }).collect(),
             shared: None,
+            volume: None,
         },
     }
 }

@@ -75,7 +75,9 @@ pub fn view_body() -> impl Strategy<Value = ViewBody> {
     let members = vec(any::<[u64; 2]>(), 1..=limits::CHAIN_MEMBERS_MAX);
     let shared = prop::option::of((any::<[u8; 32]>(), hash(), any::<u8>()));
     let numbers = (any::<[u64; 3]>(), any::<[u8; 2]>());
-    (numbers, [hash(), hash()], members, shared).prop_map(|((numbers, small), hashes, members, shared)| {
+    let volume = prop::option::of(("[a-z]{1,128}", any::<[u64; 2]>(), any::<u32>(), any::<[u8; 2]>(), any::<bool>()));
+    let all = (numbers, [hash(), hash()], members, shared, volume);
+    all.prop_map(|((numbers, small), hashes, members, shared, volume)| {
         let [pred, seal, generation] = numbers;
         ViewBody {
             pred: ViewNumber(pred),
@@ -92,6 +94,9 @@ pub fn view_body() -> impl Strategy<Value = ViewBody> {
                     pred_secret,
                     slices: members.iter().map(|m| SealedSlice([m[0] as u8; SEALED_SLICE_BYTES])).collect(),
                 })
+            }),
+            volume: volume.map(|(name, [size, stripe], shards, [copies, min_copies], all)| {
+                Box::new(VolumeDescription { name, size, stripe, shards, copies, min_copies, all })
             }),
             members: members.iter().map(|m| Member { node: NodeId(m[0]), start: StartNumber(m[1]) }).collect(),
         }

@@ -100,7 +100,22 @@ pub fn view_body() -> ViewBody {
         generation: Generation(17),
         members: vec![member(1, 31), member(2, 0), member(3, 0)],
         shared: None,
+        volume: None,
     }
+}
+
+/// A view that says what volume it is of, with slices.
+pub fn described_view_body() -> ViewBody {
+    let volume = VolumeDescription {
+        name: "data-1".into(),
+        size: 20 << 30,
+        stripe: 1 << 20,
+        shards: 4,
+        copies: 3,
+        min_copies: 2,
+        all: false,
+    };
+    ViewBody { volume: Some(Box::new(volume)), ..shared_view_body() }
 }
 
 /// The same with a secret that the members share.
@@ -135,6 +150,10 @@ pub fn messages_with_slices() -> Vec<(&'static str, Message)> {
 
 pub fn shared_view_frame() -> Frame {
     FrameBuilder::special(&meta(), FrameKind::View, &shared_view_body().encode(), &SECRET, &PARENT).0
+}
+
+pub fn described_view_frame() -> Frame {
+    FrameBuilder::special(&meta(), FrameKind::View, &described_view_body().encode(), &SECRET, &PARENT).0
 }
 
 pub fn view_frame() -> Frame {

@@ -11,10 +11,12 @@ mod opened;
 mod rebuild;
 pub(crate) mod segment;
 mod state;
+mod survey;
 mod verify;
 
 pub use inspect::inspect;
 pub use rebuild::rebuild;
+pub use survey::{ShardSurvey, Survey, survey};
 pub use verify::verify;
 
 use crate::Finding;

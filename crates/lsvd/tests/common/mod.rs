@@ -248,6 +248,7 @@ impl Chain {
             generation: Generation(1),
             members: vec![Member { node: NodeId(1), start: StartNumber(1) }],
             shared: None,
+            volume: None,
         };
         self.view = ViewNumber(view);
         self.secret = Hash32([secret; 32]);

@@ -1,12 +1,13 @@
-//! The control state as earlier versions kept it: on the first node of the cluster, in two equal files. Read once, when
-//! a cluster that has them goes on with a replicated control plane, and then put aside.
+//! The control state as earlier versions kept it, and as `freebs control rebuild` leaves it: on the first node of the
+//! cluster, in two equal files. Read once, when a cluster that has them goes on with a replicated control plane, and then
+//! put aside.
 
 use crate::files;
 use freebs_control::{State, limits};
 use freebs_types::{ClusterId, Error, ErrorKind, Result};
 use std::path::Path;
 
-const NAMES: [&str; 2] = ["control.state", "control.state.copy"];
+pub(super) const NAMES: [&str; 2] = ["control.state", "control.state.copy"];
 /// What the files are called once their state was taken over.
 const ASIDE: &str = "taken-over";
 const FILE_BYTES_MAX: usize = limits::STATE_BYTES_MAX + freebs_control::STATE_HEADER_BYTES;

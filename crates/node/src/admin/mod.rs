@@ -14,6 +14,7 @@ mod events;
 mod follower;
 mod plane;
 mod seat;
+pub mod seat_files;
 mod seat_links;
 mod server;
 mod service;

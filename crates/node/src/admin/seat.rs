@@ -14,6 +14,7 @@
 
 use super::client::Client;
 use super::earlier;
+use super::seat_files::{NOTE_FILE, STORE_FILE};
 use super::seat_links::{Book, SeatLinks};
 use crate::events::EventLog;
 use crate::files;
@@ -38,9 +39,6 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::LocalSet;
 
-/// The store, and the note beside it.
-const STORE_FILE: &str = "control.store";
-const NOTE_FILE: &str = "control.note";
 /// What a store that must not be used is put aside as.
 const ASIDE: &str = "control.store.unusable";
 /// How long other nodes may take to say whether they know a state, when this one is about to found the cluster.
@@ -377,7 +375,8 @@ impl SeatOptions {
     fn lost(&self, why: &Error) -> Error {
         Error::not_found(format!(
             "the control state is gone ({why}), and no other node has it; a new one would mix up this cluster's \
-             volumes. Put {STORE_FILE} and {NOTE_FILE} in {} back, or begin anew in another directory",
+             volumes. Put {STORE_FILE} and {NOTE_FILE} in {} back, or make it again from what the nodes' logs know \
+             (`freebs control rebuild`), or begin anew in another directory",
             self.data.display()
         ))
     }

@@ -93,7 +93,8 @@ impl Service {
         let state = self.plane.state();
         if state.revision() == 0 {
             return Err(Error::retry(
-                "this node has not learned the control state yet; try again, or ask another node",
+                "this node has not learned the control state yet; try again, or ask another node. If all have lost it, \
+                 `freebs control rebuild` makes it again",
             ));
         }
         Ok(state)

@@ -54,6 +54,9 @@ pub enum Command {
     /// Look at the device of a stopped node, check it, make its soft state again
     #[command(subcommand)]
     Device(DeviceCommand),
+    /// Make the control state again from the nodes' logs, after all copies of it were lost
+    #[command(subcommand)]
+    Control(ControlCommand),
     /// Show nodes, gateways and volumes
     Status,
     /// Show what happened, and why
@@ -449,6 +452,79 @@ pub struct InspectArgs {
     /// List the frames in the log first; in JSON, one object on a line for each
     #[arg(long)]
     pub frames: bool,
+}
+
+const SURVEY_HELP: &str = "\
+Examples:
+  freebs control survey --cluster-file cluster.json --name c > c.json
+
+It prints JSON for `freebs control rebuild --survey`. Nothing is written but what --put-aside renames.";
+
+const CONTROL_REBUILD_HELP: &str = "\
+Examples:
+  freebs control rebuild                                     what would come back of the `freebs up` in this directory
+  freebs control rebuild --write                             bring it back
+  freebs control rebuild --cluster-file cluster.json --survey b.json --without c --write
+
+Which nodes and volumes there are is replicated in up to five nodes. If all of these, or most of them, have lost it,
+the nodes' logs still know it. Stop all nodes; what is on other machines comes from `freebs control survey` there.
+Volumes come back with their data; attachments don't, clients attach anew. A volume of which the logs that were looked
+at do not say for certain what its newest data are is left out, and said; its data stay where they are.
+Exit status 1 if a volume is left out.";
+
+/// Where `freebs up` keeps its cluster file unless told otherwise.
+const DEFAULT_CLUSTER_FILE: &str = "./freebs-data/cluster.json";
+
+#[derive(Debug, Subcommand)]
+pub enum ControlCommand {
+    /// Print what the logs of a stopped node know
+    #[command(after_help = SURVEY_HELP)]
+    Survey(ControlSurveyArgs),
+    /// Make the control state again; without --write, say what would come back
+    #[command(after_help = CONTROL_REBUILD_HELP)]
+    Rebuild(ControlRebuildArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct ControlSurveyArgs {
+    /// The cluster's members
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_CLUSTER_FILE)]
+    pub cluster_file: PathBuf,
+
+    /// The node's name in the cluster file
+    #[arg(long)]
+    pub name: String,
+
+    /// Its data directory [default: as in the cluster file]
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+
+    /// Rename what it has of a control state, so that it begins with what is made again
+    #[arg(long)]
+    pub put_aside: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ControlRebuildArgs {
+    /// The cluster's members
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_CLUSTER_FILE)]
+    pub cluster_file: PathBuf,
+
+    /// What `freebs control survey` printed on another machine, once for each of its nodes
+    #[arg(long = "survey", value_name = "FILE")]
+    pub surveys: Vec<PathBuf>,
+
+    /// A node that is lost, by its name
+    #[arg(long, value_name = "NODE")]
+    pub without: Vec<String>,
+
+    /// The control states that nodes still have are of no use: rename them
+    #[arg(long)]
+    pub put_aside: bool,
+
+    /// Write it; without this, only say what would come back
+    #[arg(long)]
+    pub write: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -2,6 +2,7 @@
 
 pub mod args;
 pub mod cluster;
+mod control;
 mod device;
 mod events;
 pub mod output;
@@ -52,6 +53,7 @@ fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
         Command::Gateway(args) => run::gateway(args, &cluster).map(|()| ExitCode::SUCCESS),
         Command::Volume(v) => block_on(volume::run(v, &cluster, output)),
         Command::Device(d) => device::run(d, output),
+        Command::Control(c) => control::run(c, output),
         Command::Status => block_on(cluster::status(&cluster, output)),
         Command::Events(args) => block_on(events::run(args, &cluster, output)),
         Command::Completion { shell } => {

@@ -326,6 +326,7 @@ impl<C: ControlPlane> Core<C> {
         let me = self.spec.me;
         let mut mine = BTreeMap::new();
         for volume in state.volumes() {
+            let description = Arc::new(volume.description());
             for s in &volume.shards {
                 let shard = volume.shard_id(s.index);
                 if s.is_kept_by(me.node) && Peer::of(me.node, shard, self.spec.workers) == me {
@@ -338,6 +339,7 @@ impl<C: ControlPlane> Core<C> {
                         generation: volume.generation,
                         has_keys: s.members.iter().all(|n| state.node(*n).is_some_and(|n| n.host_key.is_some())),
                         joining: s.joining.clone(),
+                        volume: Some(description.clone()),
                     };
                     mine.insert(shard, info);
                 }

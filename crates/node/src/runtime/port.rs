@@ -63,5 +63,6 @@ fn opened(state: &State, me: NodeId, shard: ShardId, view: ViewNumber) -> Result
         pred_quorum: quorum_of(s.view_members())?,
         generation: volume.generation,
         keys,
+        volume: Some(Box::new(volume.description())),
     })
 }

@@ -11,6 +11,7 @@ mod support;
 mod attachments;
 mod bad_input;
 mod clients;
+mod control_rebuild;
 mod damage;
 mod events;
 mod faults;

@@ -34,7 +34,7 @@ pub fn run(command: DeviceCommand, output: &Output) -> Result<ExitCode> {
 }
 
 /// A small runtime whose tasks stay on this thread, as devices need it.
-fn local<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+pub(super) fn local<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     super::block_on(async { tokio::task::LocalSet::new().run_until(work).await })
 }
 
@@ -76,7 +76,7 @@ fn no_shard(shard: ShardId, there: impl Iterator<Item = ShardId>) -> Error {
 }
 
 /// Opens a device that no node uses.
-async fn open(path: &Path, read_only: bool) -> Result<FileDevice> {
+pub(super) async fn open(path: &Path, read_only: bool) -> Result<FileDevice> {
     let ring = Ring::start()?;
     let options = DeviceOptions { read_only, ..DeviceOptions::default() };
     let opened = FileDevice::open(&ring, path, options.clone()).map_err(|e| explain(path, e))?;

@@ -170,7 +170,8 @@ impl Cluster {
         self.ready_after = begun.elapsed();
     }
 
-    fn spawn(&mut self) {
+    /// Starts it and waits for nothing.
+    pub fn spawn(&mut self) {
         assert!(self.up.is_none(), "it runs");
         let file = |name: &str| fs::File::create(self.dir.path().join(name)).expect("a log file");
         let mut cmd = self.up_command();
@@ -360,7 +361,8 @@ impl Cluster {
         self.sweep();
     }
 
-    fn sweep(&self) {
+    /// `kill -9` of whatever of it still runs.
+    pub fn sweep(&self) {
         for _ in 0..200 {
             let left = self.processes();
             if left.is_empty() {

@@ -1,0 +1,350 @@
+//! The state made again from what nodes' logs know, after all copies of it were lost (rule V9).
+//!
+//! Of each shard the highest view counts that can have become active: a view does when as many of its members hold its
+//! frame as answer a write (A), so it can have if those that are seen to hold it and those of whom nothing is known are
+//! A together. It counts only if so many were seen to hold it that each answered write is on one of them (all but
+//! A − 1); holding the frame is holding all before it. Whether it was active does not matter then: it sealed the one
+//! before it, which answers nothing any more.
+//!
+//! There may be later views that only nodes hold that were not looked at. With fewer than A of those, none became
+//! active. With more, it would have sealed the newest active view, so all but A − 1 of that view's members would have
+//! promised it: where A of them have promised nothing above, there is none. The view that was found is known to have
+//! been active if something of it was committed; else the one before it must have as many such members, too.
+//!
+//! Invariants: a shard for which that is not certain is left out, and said. No number is given out twice: views go on
+//! above every promise that was seen, attachments and volumes above all that were seen. Who is not known to hold
+//! everything of a view is joining (rule V7), so it leads nothing and counts for nothing before it has learned.
+
+use crate::state::{Ack, Node, Pending, Shard, State, Volume};
+use crate::{limits, rules};
+use freebs_types::{
+    ClusterId, Error, Generation, NodeId, Result, Sequence, ShardId, StartNumber, ViewNumber, VolumeId,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// A volume as a view frame describes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeSurvey {
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    pub stripe: u64,
+    pub shards: u32,
+    pub copies: u8,
+    pub min_copies: u8,
+    pub ack: Ack,
+}
+
+/// What a view frame says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ViewSurvey {
+    pub view: ViewNumber,
+    /// Of the frame.
+    pub sequence: Sequence,
+    /// The last active view before it, 0 for none.
+    pub pred: ViewNumber,
+    /// Durable copies before a write is answered (A).
+    pub quorum: u8,
+    /// Head first.
+    pub members: Vec<NodeId>,
+    /// Start number of the head.
+    pub head_start: StartNumber,
+    /// `None` in frames of earlier versions.
+    pub volume: Option<VolumeSurvey>,
+}
+
+/// A shard on a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardSurvey {
+    pub shard: ShardId,
+    pub promised: ViewNumber,
+    /// Highest attachment generation in its log.
+    pub generation: Generation,
+    pub last: Sequence,
+    pub committed: Sequence,
+    /// Nothing of its log is known to be lost.
+    pub whole: bool,
+    /// Views whose frames it has, in order: the newest one, those that a cut may still take, and one before these.
+    pub views: Vec<ViewSurvey>,
+}
+
+/// All that the devices of a node know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeSurvey {
+    pub cluster: ClusterId,
+    pub node: NodeId,
+    /// Highest start number on its devices.
+    pub start: StartNumber,
+    /// All its devices were read, and no damage was found.
+    pub whole: bool,
+    pub shards: Vec<ShardSurvey>,
+}
+
+/// A node as the cluster file names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeName {
+    pub node: NodeId,
+    pub name: String,
+    /// Host and port.
+    pub address: String,
+    pub workers: u16,
+}
+
+/// A volume that is back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Back {
+    pub id: VolumeId,
+    pub name: String,
+    /// The name that it had, if another volume has that now.
+    pub was: Option<String>,
+    /// Bytes.
+    pub size: u64,
+    pub shards: u32,
+    /// Copies that have to learn from the others first.
+    pub joining: usize,
+}
+
+/// A volume that is not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Left {
+    pub id: VolumeId,
+    /// If any log says it.
+    pub name: Option<String>,
+    pub why: String,
+}
+
+/// What became of it.
+#[derive(Clone, Debug)]
+pub struct Rebuilt {
+    pub state: State,
+    pub back: Vec<Back>,
+    pub left: Vec<Left>,
+}
+
+/// What all nodes know of one shard.
+type OfShard<'a> = BTreeMap<NodeId, &'a ShardSurvey>;
+
+/// What was looked at.
+struct Seen<'a> {
+    /// By volume and shard.
+    shards: BTreeMap<VolumeId, BTreeMap<u32, OfShard<'a>>>,
+    /// All nodes of the cluster, and whether all that they had was read.
+    nodes: BTreeMap<NodeId, bool>,
+}
+
+impl Seen<'_> {
+    /// Whether it is certain what a node holds of a shard.
+    fn is_known(&self, of: &OfShard<'_>, node: NodeId) -> bool {
+        of.get(&node).map_or_else(|| self.nodes.get(&node).copied().unwrap_or(false), |s| s.whole)
+    }
+}
+
+/// Makes the state of a cluster of these nodes. `revision` must be above every one that the lost state had; watchers
+/// take what is above it for new.
+pub fn rebuild(cluster: ClusterId, nodes: &[NodeName], surveys: &[NodeSurvey], revision: u64) -> Result<Rebuilt> {
+    let mut state = State { revision, forgotten: revision, ..State::new(cluster) };
+    let mut starts: BTreeMap<NodeId, &NodeSurvey> = BTreeMap::new();
+    for s in surveys {
+        if s.cluster != cluster {
+            return Err(Error::invalid(format!("node {} is of the cluster {}, not of {cluster}", s.node, s.cluster)));
+        }
+        if !nodes.iter().any(|n| n.node == s.node) {
+            return Err(Error::invalid(format!("node {} is not named in the cluster file; add it there", s.node)));
+        }
+        if starts.insert(s.node, s).is_some() {
+            return Err(Error::invalid(format!("node {} was given twice", s.node)));
+        }
+    }
+    for n in nodes {
+        let start = starts.get(&n.node).map_or(StartNumber(0), |s| s.start);
+        let (name, address) = (n.name.clone(), n.address.clone());
+        let node = Node { id: n.node, name, address, workers: n.workers, start, host_key: None, changed: revision };
+        node.check()?;
+        state.nodes.insert(node.id, Arc::new(node));
+    }
+    let whole = nodes.iter().map(|n| (n.node, starts.get(&n.node).is_some_and(|s| s.whole))).collect();
+    let mut seen = Seen { shards: BTreeMap::new(), nodes: whole };
+    for (s, shard) in surveys.iter().flat_map(|s| s.shards.iter().map(move |shard| (s, shard))) {
+        let of_volume = seen.shards.entry(shard.shard.volume).or_default();
+        of_volume.entry(shard.shard.index).or_default().insert(s.node, shard);
+    }
+    state.last_volume = seen.shards.keys().max().copied().unwrap_or_default();
+    let (mut back, mut left) = (Vec::new(), Vec::new());
+    // The newest of two volumes of one name keeps it.
+    for (id, shards) in seen.shards.iter().rev() {
+        match volume(&state, *id, shards, &seen) {
+            Ok((volume, was)) => {
+                back.push(Back {
+                    id: *id,
+                    name: volume.name.clone(),
+                    was,
+                    size: volume.size,
+                    shards: volume.shards.len() as u32,
+                    joining: volume.shards.iter().map(|s| s.joining.len()).sum(),
+                });
+                state.put_volume(volume);
+            }
+            Err(why) => left.push(Left { id: *id, name: described(shards).map(|d| d.name.clone()), why }),
+        }
+    }
+    back.reverse();
+    left.reverse();
+    // What a state may be is said in one place.
+    State::decode(&state.encode())?;
+    Ok(Rebuilt { state, back, left })
+}
+
+/// What the newest frames say of the volume. Sizes only grow.
+fn described<'a>(shards: &BTreeMap<u32, OfShard<'a>>) -> Option<&'a VolumeSurvey> {
+    let views = shards.values().flat_map(|of| of.values()).flat_map(|s| &s.views);
+    let all = views.filter_map(|v| v.volume.as_ref());
+    all.max_by_key(|d| d.size)
+}
+
+fn volume(
+    state: &State,
+    id: VolumeId,
+    shards: &BTreeMap<u32, OfShard<'_>>,
+    seen: &Seen<'_>,
+) -> std::result::Result<(Volume, Option<String>), String> {
+    let d = described(shards).ok_or("no view frame says what volume it is: no head of it ran in this version")?;
+    let generation = shards.values().flat_map(|of| of.values()).map(|s| s.generation.0).max().unwrap_or_default();
+    let mut made = Volume {
+        id,
+        name: d.name.clone(),
+        size: d.size,
+        copies: d.copies,
+        ack: d.ack,
+        min_copies: d.min_copies,
+        stripe: d.stripe,
+        shards: Vec::new(),
+        generation: Generation(generation.saturating_add(1)),
+        settled: Generation(0),
+        holder: None,
+        changed: state.revision,
+    };
+    if d.shards as usize > freebs_types::limits::VOLUME_SHARDS_MAX as usize {
+        return Err(format!("its view frames speak of {} shards", d.shards));
+    }
+    for index in 0..d.shards {
+        let of = shards.get(&index).ok_or_else(|| format!("shard {index} is on no device that was looked at"))?;
+        made.shards.push(shard(index, of, seen).map_err(|why| format!("shard {index}: {why}"))?);
+    }
+    let unknown =
+        made.shards.iter().flat_map(|s| s.members.iter().chain(&s.keepers)).find(|n| state.node(**n).is_none());
+    if let Some(n) = unknown {
+        return Err(format!("node {n} is a member of it and not in the cluster file"));
+    }
+    let was = state.volume_by_name(&made.name).is_some().then(|| made.name.clone());
+    if was.is_some() {
+        let kept: String = made.name.chars().take(freebs_types::limits::VOLUME_NAME_BYTES_MAX - 24).collect();
+        made.name = format!("{kept}-{id}");
+        if state.volume_by_name(&made.name).is_some() {
+            return Err(format!("other volumes are called {} and {}", d.name, made.name));
+        }
+    }
+    rules::check_shards(made.size, made.stripe, d.shards).and_then(|()| made.check()).map_err(|e| e.to_string())?;
+    Ok((made, was))
+}
+
+/// All views that were seen, and how they follow each other.
+struct Views<'a>(BTreeMap<ViewNumber, &'a ViewSurvey>);
+
+impl<'a> Views<'a> {
+    fn of(of: &OfShard<'a>) -> Self {
+        Self(of.values().flat_map(|s| s.views.iter().map(|v| (v.view, v))).collect())
+    }
+
+    /// Whether a log goes through a view: it has its frame, or that of one that followed it.
+    fn are_in(&self, log: &ShardSurvey, wanted: ViewNumber) -> bool {
+        let Some(mut at) = log.views.last().map(|v| v.view) else { return false };
+        while at > wanted && log.views.iter().all(|v| v.view != wanted) {
+            match self.0.get(&at) {
+                Some(v) if v.pred < at => at = v.pred,
+                _ => return false,
+            }
+        }
+        at >= wanted
+    }
+
+    /// Members that hold all of a view, and how many may.
+    fn holders(&self, v: &ViewSurvey, of: &OfShard<'_>, seen: &Seen<'_>) -> (BTreeSet<NodeId>, usize) {
+        let has = |n: &NodeId| of.get(n).is_some_and(|s| s.whole && self.are_in(s, v.view));
+        let on: BTreeSet<NodeId> = v.members.iter().copied().filter(has).collect();
+        let unknown = v.members.iter().filter(|n| !seen.is_known(of, **n)).count();
+        let may = on.len() + unknown;
+        (on, may)
+    }
+
+    /// Whether no view behind this one can have become active, whatever nodes hold that were not looked at.
+    fn is_last(&self, view: &ViewSurvey, of: &OfShard<'_>, seen: &Seen<'_>) -> bool {
+        let unknown = seen.nodes.keys().filter(|n| !seen.is_known(of, **n)).count();
+        if unknown < usize::from(view.quorum) {
+            return true;
+        }
+        let is_held = |v: &ViewSurvey| {
+            let silent = |n: &&NodeId| of.get(n).is_some_and(|s| s.whole && s.promised <= view.view);
+            v.members.iter().filter(silent).count() >= usize::from(v.quorum)
+        };
+        let was_active = of.values().any(|s| self.are_in(s, view.view) && s.committed >= view.sequence);
+        is_held(view) && (was_active || view.pred.0 == 0 || self.0.get(&view.pred).is_some_and(|pred| is_held(pred)))
+    }
+}
+
+fn shard(index: u32, of: &OfShard<'_>, seen: &Seen<'_>) -> std::result::Result<Shard, String> {
+    let views = Views::of(of);
+    let mut all = views.0.values().rev().map(|v| (*v, views.holders(v, of, seen)));
+    let Some((view, (on, may))) = all.find(|(v, (_, may))| *may >= usize::from(v.quorum.max(1))) else {
+        let newest = views.0.values().next_back().map(|v| (v.view, v.quorum, views.holders(v, of, seen).1));
+        return Err(newest.map_or_else(
+            || "no view of it was ever opened".into(),
+            |(v, a, n)| format!("no view is on enough of its members: of view {v} there are {n} of {a} copies"),
+        ));
+    };
+    let wanted = (view.members.len() + 1).saturating_sub(usize::from(view.quorum));
+    if on.is_empty() || on.len() < wanted {
+        return Err(format!(
+            "of view {}, which may have been active, {} of {} copies are whole, and {wanted} are needed{}",
+            view.view,
+            on.len(),
+            view.members.len(),
+            if may > on.len() { "; more may be on nodes that were not looked at, add them" } else { "" }
+        ));
+    }
+    let highest_promise = of.values().map(|s| s.promised).max().unwrap_or_default();
+    let highest_view = views.0.last_key_value().map_or(ViewNumber(0), |(v, _)| *v);
+    let highest = highest_promise.max(highest_view);
+    if !views.is_last(view, of, seen) {
+        return Err(format!(
+            "there may be a later view than {} (promised is {highest}) on nodes that were not looked at, or that have \
+             lost something; add them",
+            view.view
+        ));
+    }
+    if highest.0 >= limits::NUMBER_MAX {
+        return Err("its view numbers have run out".into());
+    }
+    // Whoever holds the view's frame leads first, in the order of the chain.
+    let (mut members, joining): (Vec<NodeId>, Vec<NodeId>) = view.members.iter().partition(|n| on.contains(n));
+    members.extend(&joining);
+    let keepers = match joining.is_empty() {
+        true => Vec::new(),
+        false => {
+            of.keys().copied().filter(|n| !members.contains(n)).take(freebs_types::limits::CHAIN_MEMBERS_MAX).collect()
+        }
+    };
+    Ok(Shard {
+        index,
+        active: view.view,
+        head_start: view.head_start,
+        opened_by: view.members.first().copied(),
+        pending: None::<Pending>,
+        highest,
+        members,
+        active_members: Vec::new(),
+        joining,
+        keepers,
+    })
+}

@@ -1,0 +1,253 @@
+//! The state made again from surveys of logs (rule V9).
+
+use freebs_control::rebuild::{NodeName, NodeSurvey, Rebuilt, ShardSurvey, ViewSurvey, VolumeSurvey, rebuild};
+use freebs_control::{Ack, Command, Outcome, State};
+use freebs_types::{ClusterId, ErrorKind, Generation, NodeId, Sequence, ShardId, StartNumber, ViewNumber, VolumeId};
+
+const CLUSTER: ClusterId = ClusterId([4; 16]);
+const REVISION: u64 = 1000;
+const VOLUME: VolumeId = VolumeId(3);
+
+fn names(count: u64) -> Vec<NodeName> {
+    let name = |n| NodeName { node: NodeId(n), name: format!("node{n}"), address: format!("h{n}:1"), workers: 1 };
+    (1..=count).map(name).collect()
+}
+
+fn described(name: &str) -> VolumeSurvey {
+    VolumeSurvey {
+        name: name.into(),
+        size: 1 << 30,
+        stripe: 1 << 20,
+        shards: 1,
+        copies: 3,
+        min_copies: 2,
+        ack: Ack::Majority,
+    }
+}
+
+/// A view of three members, head first, whose frame has a sequence of ten times its number.
+fn view(number: u64, pred: u64, members: [u64; 3]) -> ViewSurvey {
+    ViewSurvey {
+        view: ViewNumber(number),
+        sequence: Sequence(number * 10),
+        pred: ViewNumber(pred),
+        quorum: 2,
+        members: members.map(NodeId).to_vec(),
+        head_start: StartNumber(7),
+        volume: Some(described("data")),
+    }
+}
+
+/// A shard whose log ends with some frames of a view.
+fn of(view: &ViewSurvey) -> ShardSurvey {
+    ShardSurvey {
+        shard: ShardId { volume: VOLUME, index: 0 },
+        promised: view.view,
+        generation: Generation(5),
+        last: Sequence(view.sequence.0 + 9),
+        committed: Sequence(view.sequence.0 + 4),
+        whole: true,
+        views: vec![view.clone()],
+    }
+}
+
+/// A log that has just the frame of a view that may never have become active.
+fn pending(view: &ViewSurvey) -> ShardSurvey {
+    ShardSurvey { last: view.sequence, committed: Sequence(view.sequence.0 - 2), ..of(view) }
+}
+
+fn node(n: u64, shards: Vec<ShardSurvey>) -> NodeSurvey {
+    NodeSurvey { cluster: CLUSTER, node: NodeId(n), start: StartNumber(20 + n), whole: true, shards }
+}
+
+fn made(nodes: u64, surveys: Vec<NodeSurvey>) -> Rebuilt {
+    rebuild(CLUSTER, &names(nodes), &surveys, REVISION).unwrap()
+}
+
+fn ids(of: &[NodeId]) -> Vec<u64> {
+    of.iter().map(|n| n.0).collect()
+}
+
+fn why(r: &Rebuilt) -> &str {
+    assert!(r.back.is_empty() && r.state.volumes().next().is_none(), "{r:?}");
+    &r.left[0].why
+}
+
+#[test]
+fn a_volume_is_back_with_numbers_above_all_that_were_seen() {
+    let v = view(6, 4, [2, 1, 3]);
+    let promised = ShardSurvey { promised: ViewNumber(9), generation: Generation(8), ..of(&v) };
+    let r = made(3, vec![node(1, vec![of(&v)]), node(2, vec![promised]), node(3, vec![of(&v)])]);
+    assert!(r.left.is_empty() && r.back.len() == 1 && r.back[0].joining == 0);
+    let volume = r.state.volume_by_name("data").unwrap();
+    let s = volume.shard(0).unwrap();
+    assert_eq!((s.active, s.highest, s.pending, ids(&s.members)), (ViewNumber(6), ViewNumber(9), None, vec![2, 1, 3]));
+    assert_eq!((s.head_start, s.opened_by), (StartNumber(7), Some(NodeId(2))));
+    assert_eq!((volume.generation, volume.size, volume.copies, volume.min_copies), (Generation(9), 1 << 30, 3, 2));
+    assert_eq!(r.state.node(NodeId(3)).unwrap().start, StartNumber(23));
+    // It goes on as any state does, and comes back from bytes.
+    let mut state = State::decode(&r.state.encode()).unwrap();
+    let propose =
+        Command::ProposeView { shard: volume.shard_id(0), active: s.active, node: NodeId(2), start: StartNumber(22) };
+    let Outcome::Proposed { view, pred, generation } = state.apply(propose).unwrap().outcome else { panic!() };
+    assert_eq!((view, pred, generation), (ViewNumber(10), ViewNumber(6), Generation(9)));
+    assert!(state.revision() > REVISION);
+}
+
+/// A view whose frame too few of its members have was never active: the one before it counts, which its own log goes
+/// through.
+#[test]
+fn a_view_on_too_few_members_does_not_count() {
+    let (old, new) = (view(4, 2, [1, 2, 3]), view(6, 4, [2, 1, 3]));
+    let r = made(3, vec![node(1, vec![of(&old)]), node(2, vec![pending(&new)]), node(3, vec![of(&old)])]);
+    let s = r.state.volume_by_name("data").unwrap().shard(0).unwrap().clone();
+    assert_eq!(
+        (s.active, s.highest, ids(&s.members), s.joining.len()),
+        (ViewNumber(4), ViewNumber(6), vec![1, 2, 3], 0)
+    );
+    // With one more it does, though nothing of it was committed yet. Who lacks it learns.
+    let r = made(3, vec![node(1, vec![of(&old)]), node(2, vec![pending(&new)]), node(3, vec![pending(&new)])]);
+    let s = r.state.volume_by_name("data").unwrap().shard(0).unwrap().clone();
+    assert_eq!((s.active, ids(&s.members), ids(&s.joining)), (ViewNumber(6), vec![2, 3, 1], vec![1]));
+    assert_eq!(r.back[0].joining, 1);
+    // A log that goes on from elsewhere (view 5 was never active) says nothing of view 4.
+    let aside = view(6, 3, [2, 1, 3]);
+    let r = made(3, vec![node(1, vec![of(&old)]), node(2, vec![pending(&aside)]), node(3, vec![])]);
+    assert!(why(&r).contains("1 of 2 copies"), "{r:?}");
+}
+
+/// Who was a member before keeps what it has until those who join have learned.
+#[test]
+fn who_has_more_than_the_members_keeps_it() {
+    let (old, new) = (view(4, 2, [1, 2, 3]), view(6, 4, [2, 3, 5]));
+    let four = |n, v: &ViewSurvey| node(n, vec![of(v)]);
+    let r = made(5, vec![four(1, &old), four(2, &new), four(3, &new), node(4, vec![]), node(5, vec![])]);
+    let s = r.state.volume_by_name("data").unwrap().shard(0).unwrap().clone();
+    assert_eq!((ids(&s.members), ids(&s.joining), ids(&s.keepers)), (vec![2, 3, 5], vec![5], vec![1]));
+    let r = made(5, vec![four(1, &old), four(2, &new), four(3, &new), node(4, vec![]), four(5, &new)]);
+    let s = r.state.volume_by_name("data").unwrap().shard(0).unwrap().clone();
+    assert!(s.joining.is_empty() && s.keepers.is_empty());
+}
+
+/// Nodes that were not looked at may hold a later view.
+#[test]
+fn what_other_nodes_may_know_is_not_passed_over() {
+    let v = view(4, 2, [1, 2, 3]);
+    let quiet = |n| node(n, vec![of(&v)]);
+    let asked = |n| node(n, vec![ShardSurvey { promised: ViewNumber(5), ..of(&v) }]);
+    // Two that promised nothing else are enough: no later view was sealed without one of them.
+    assert!(made(5, vec![quiet(1), quiet(2)]).left.is_empty());
+    assert!(made(5, vec![quiet(1), quiet(2), asked(3)]).left.is_empty());
+    // With one, nodes 4 and 5 may have a view of which nobody here ever got the frame.
+    let r = made(5, vec![quiet(1), asked(2), asked(3)]);
+    assert!(why(&r).contains("not looked at"), "{r:?}");
+    // Neither can alone: a view is active on two.
+    assert!(made(5, vec![quiet(1), asked(2), asked(3), node(4, vec![])]).left.is_empty());
+    let hurt = |n| NodeSurvey { whole: false, ..node(n, vec![]) };
+    assert!(made(5, vec![quiet(1), asked(2), asked(3), node(4, vec![]), hurt(5)]).left.is_empty());
+    assert!(why(&made(5, vec![quiet(1), asked(2), asked(3), hurt(4), hurt(5)])).contains("not looked at"));
+}
+
+/// Views 4 and 5 both followed view 3, and the one that was found is not the one that became active.
+#[test]
+fn a_view_that_may_have_been_passed_over_is_not_believed() {
+    let (before, found) = (view(3, 1, [1, 2, 3]), view(4, 3, [1, 2, 4]));
+    // Nodes 2 and 3 may have sealed view 3 again and opened view 5; what nodes 1 and 4 have was never active.
+    let here = || vec![node(1, vec![pending(&found)]), node(4, vec![pending(&found)])];
+    assert!(why(&made(4, here())).contains("not looked at"));
+    // Node 3, too, has promised nothing else, so two of the three members of view 3 have not.
+    let known = made(4, [here(), vec![node(3, vec![of(&before)])]].concat());
+    assert_eq!(known.state.volume_by_name("data").unwrap().shard(0).unwrap().active, ViewNumber(4));
+    // Something of it was committed: it was active, and the next one would have sealed it.
+    let active = made(4, vec![node(1, vec![of(&found)]), node(4, vec![pending(&found)])]);
+    assert!(active.left.is_empty(), "{active:?}");
+}
+
+/// What only some members hold counts if it may have been active on them and on nodes that are lost.
+#[test]
+fn a_view_that_may_have_been_active_on_lost_nodes_counts() {
+    let all = |v: ViewSurvey| ViewSurvey { quorum: 3, ..v };
+    let (old, new) = (all(view(4, 2, [1, 2, 3])), all(view(6, 4, [2, 1, 3])));
+    let state = |r: &Rebuilt| r.state.volume_by_name("data").map(|v| v.shard(0).unwrap().clone());
+    // With node 3 it would have been on all three. One that holds it has all that anybody was told.
+    let r = made(3, vec![node(1, vec![pending(&new)]), node(2, vec![pending(&new)])]);
+    let s = state(&r).unwrap();
+    assert_eq!((s.active, ids(&s.members), ids(&s.joining)), (ViewNumber(6), vec![2, 1, 3], vec![3]));
+    // Without it, it never was.
+    let r = made(3, vec![node(1, vec![pending(&new)]), node(2, vec![pending(&new)]), node(3, vec![of(&old)])]);
+    let s = state(&r).unwrap();
+    assert_eq!((s.active, s.highest, s.joining.len()), (ViewNumber(4), ViewNumber(6), 0));
+    // Of two copies that answer, one that is left may lack what was answered.
+    let (old, new) = (view(4, 2, [1, 2, 3]), view(6, 4, [2, 1, 3]));
+    let r = made(3, vec![node(1, vec![of(&old)]), node(2, vec![pending(&new)])]);
+    assert!(why(&r).contains("1 of 3 copies are whole, and 2 are needed; more may be"), "{r:?}");
+}
+
+/// A log says more than its newest view: what became of one that followed can be seen from the one before.
+#[test]
+fn the_view_before_shows_that_none_was_passed_over() {
+    let one = |v: ViewSurvey| ViewSurvey { quorum: 1, members: vec![NodeId(2)], ..v };
+    let (old, new) = (one(view(4, 2, [2, 2, 2])), one(view(6, 4, [2, 2, 2])));
+    let alone = pending(&new);
+    assert!(why(&made(3, vec![node(2, vec![alone.clone()])])).contains("not looked at"));
+    let both = ShardSurvey { views: vec![old, new], ..alone };
+    let r = made(3, vec![node(2, vec![both])]);
+    assert_eq!(r.state.volume_by_name("data").unwrap().shard(0).unwrap().active, ViewNumber(6));
+}
+
+#[test]
+fn damaged_logs_do_not_count_and_learn() {
+    let v = view(4, 2, [1, 2, 3]);
+    let hurt = |n| node(n, vec![ShardSurvey { whole: false, ..of(&v) }]);
+    let whole = |n| node(n, vec![of(&v)]);
+    let r = made(3, vec![hurt(1), whole(2), whole(3)]);
+    let s = r.state.volume_by_name("data").unwrap().shard(0).unwrap().clone();
+    assert_eq!((ids(&s.members), ids(&s.joining)), (vec![2, 3, 1], vec![1]));
+    assert!(why(&made(3, vec![hurt(1), hurt(2), whole(3)])).contains("1 of 3 copies are whole, and 2 are needed"));
+}
+
+#[test]
+fn shards_that_are_missing_and_names_that_come_twice_are_said() {
+    let two = VolumeSurvey { shards: 2, ..described("wide") };
+    let v = ViewSurvey { volume: Some(two), ..view(4, 2, [1, 2, 3]) };
+    let r = made(3, (1..=3).map(|n| node(n, vec![of(&v)])).collect());
+    assert!(why(&r).contains("shard 1 is on no device"));
+    assert_eq!(r.left[0].name.as_deref(), Some("wide"));
+    let unnamed = ViewSurvey { volume: None, ..view(4, 2, [1, 2, 3]) };
+    assert!(why(&made(3, vec![node(1, vec![of(&unnamed)])])).contains("no view frame says"));
+    // One of the two was deleted while these nodes were away: the newer one keeps the name.
+    let v = view(4, 2, [1, 2, 3]);
+    let newer = ShardSurvey { shard: ShardId { volume: VolumeId(8), index: 0 }, ..of(&v) };
+    let r = made(3, (1..=3).map(|n| node(n, vec![of(&v), newer.clone()])).collect());
+    assert_eq!(r.state.volume_by_name("data").unwrap().id, VolumeId(8));
+    assert_eq!(r.state.volume_by_name("data-3").unwrap().id, VOLUME);
+    assert_eq!(r.back[0].was.as_deref(), Some("data"));
+    // A volume that can't be brought back does not give its number to a new one.
+    let lost = ShardSurvey { shard: ShardId { volume: VolumeId(40), index: 0 }, views: vec![], ..of(&v) };
+    let mut r = made(3, (1..=3).map(|n| node(n, vec![of(&v), lost.clone()])).collect());
+    assert_eq!((r.back.len(), r.left.len()), (1, 1));
+    let create = freebs_control::CreateVolume {
+        name: "new".into(),
+        size: 1 << 30,
+        copies: None,
+        ack: Ack::Majority,
+        min_copies: None,
+        shards: None,
+        stripe: None,
+    };
+    r.state.apply(Command::CreateVolume(create)).unwrap();
+    assert_eq!(r.state.volume_by_name("new").unwrap().id, VolumeId(41));
+}
+
+#[test]
+fn what_is_not_of_this_cluster_is_refused() {
+    let refused = |surveys: Vec<NodeSurvey>| rebuild(CLUSTER, &names(2), &surveys, REVISION).unwrap_err();
+    let foreign = NodeSurvey { cluster: ClusterId([5; 16]), ..node(1, vec![]) };
+    for surveys in [vec![foreign], vec![node(1, vec![]), node(1, vec![])], vec![node(3, vec![])]] {
+        assert_eq!(refused(surveys).kind, ErrorKind::Invalid);
+    }
+    // Numbers from a damaged file make a state that is refused, not one that is wrong.
+    let v = ViewSurvey { quorum: 0, ..view(4, 2, [1, 1, 1]) };
+    let r = rebuild(CLUSTER, &names(2), &[node(1, vec![of(&v)])], REVISION);
+    assert!(r.is_err() || r.is_ok_and(|r| r.back.is_empty()));
+}

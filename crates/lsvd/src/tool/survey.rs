@@ -1,0 +1,61 @@
+//! What a device knows of its shards' views: from such surveys of all nodes the control state is made again (rule V9).
+
+use super::{DeviceInfo, Watch, opened::open};
+use crate::Finding;
+use freebs_format::{FrameHead, ViewBody};
+use freebs_io::Device;
+use freebs_types::{Generation, Result, Sequence, ShardId, ViewNumber};
+
+/// What is known of one shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardSurvey {
+    pub shard: ShardId,
+    /// No view below this is served any more (rule V2).
+    pub promised: ViewNumber,
+    /// Views whose frames are in the log, and what these say, in order: the newest one, those that a cut may still
+    /// take, and one before these.
+    pub views: Vec<(ViewNumber, Sequence, ViewBody)>,
+    /// Highest attachment generation that is in the log.
+    pub generation: Generation,
+    pub last: Sequence,
+    pub committed: Sequence,
+    /// No frame of it is known to be lost, and none may be missing at its end (rule E7).
+    pub whole: bool,
+}
+
+/// What is known of all shards on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Survey {
+    pub device: DeviceInfo,
+    pub shards: Vec<ShardSurvey>,
+    /// What the next start of the node would report as damage.
+    pub recovery: Vec<Finding>,
+}
+
+/// Looks at the shards of a device as a start of its node would find them. Writes nothing. An error means that the
+/// device can't be understood at all.
+pub async fn survey<D: Device>(device: &D, watch: &mut dyn Watch) -> Result<Survey> {
+    watch.progress("survey", 0, 1);
+    let mut opened = open(device).await?;
+    let (core, report) = opened.recover(device, true).await?;
+    watch.progress("survey", 1, 1);
+    let shards = core.shards.values().map(|s| {
+        let state = s.state();
+        let read = |(at, frame): &(Sequence, FrameHead)| {
+            ViewBody::decode(frame.body()).map(|body| (frame.view(), *at, body)).map_err(|e| e.at(s.id))
+        };
+        let views: Vec<_> = s.views.iter().map(read).collect::<Result<_>>()?;
+        let of_view = views.last().map(|v| v.2.generation).unwrap_or_default();
+        Ok(ShardSurvey {
+            shard: state.shard,
+            promised: state.promised,
+            views,
+            generation: state.attach.generation.max(of_view),
+            last: state.last.sequence,
+            committed: state.committed,
+            whole: state.holes.is_empty() && !state.suspect_tail,
+        })
+    });
+    let shards = shards.collect::<Result<_>>()?;
+    Ok(Survey { shards, device: opened.info, recovery: report.damage })
+}

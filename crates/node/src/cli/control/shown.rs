@@ -1,0 +1,96 @@
+//! What `freebs control rebuild` says, as tables and as JSON.
+
+use super::super::output::table;
+use super::gather::Gathered;
+use crate::cluster_file::ClusterFile;
+use freebs_control::rebuild::{Back, Left, Rebuilt};
+use freebs_control::rules::format_size;
+use serde::Serialize;
+
+#[derive(Serialize)]
+pub struct Rebuild {
+    cluster: String,
+    /// Where the state is now; nothing was written without it.
+    written_to: Option<String>,
+    revision: u64,
+    nodes: Vec<Node>,
+    volumes: Vec<Back>,
+    left_out: Vec<Left>,
+}
+
+#[derive(Serialize)]
+struct Node {
+    name: String,
+    /// Its logs were looked at.
+    read: bool,
+    /// And nothing of them is known to be lost.
+    whole: bool,
+    shards: usize,
+}
+
+impl Rebuild {
+    pub fn new(file: &ClusterFile, gathered: &Gathered, done: &Rebuilt, written: bool) -> Self {
+        let nodes = file.nodes.iter().map(|n| {
+            let survey = gathered.surveys.iter().find(|s| s.node == n.id);
+            Node {
+                name: n.name.clone(),
+                read: survey.is_some(),
+                whole: survey.is_some_and(|s| s.whole && s.shards.iter().all(|s| s.whole)),
+                shards: survey.map_or(0, |s| s.shards.len()),
+            }
+        });
+        Self {
+            cluster: file.cluster.to_string(),
+            written_to: written.then(|| file.first().name.clone()),
+            revision: done.state.revision(),
+            nodes: nodes.collect(),
+            volumes: done.back.clone(),
+            left_out: done.left.clone(),
+        }
+    }
+}
+
+fn yes(is: bool) -> String {
+    if is { "yes" } else { "no" }.into()
+}
+
+pub fn text(r: &Rebuild) -> String {
+    let rows = r.nodes.iter().map(|n| vec![n.name.clone(), yes(n.read), yes(n.whole), n.shards.to_string()]);
+    let mut text = table(&["NODE", "READ", "WHOLE", "SHARDS"], &["SHARDS"], rows.collect());
+    text.push('\n');
+    let back = r.volumes.iter().map(|v| {
+        let name = v.was.as_ref().map_or_else(|| v.name.clone(), |was| format!("{} (was {was})", v.name));
+        vec![name, v.id.to_string(), format_size(v.size), v.shards.to_string(), v.joining.to_string()]
+    });
+    let header = ["VOLUME", "ID", "SIZE", "SHARDS", "COPIES THAT LEARN"];
+    if r.volumes.is_empty() {
+        text.push_str("no volume\n");
+    } else {
+        text.push_str(&table(&header, &header[1..], back.collect()));
+    }
+    if !r.left_out.is_empty() {
+        text.push('\n');
+    }
+    for l in &r.left_out {
+        let name = l.name.as_ref().map_or_else(|| format!("volume {}", l.id), |n| format!("{n} (volume {})", l.id));
+        text.push_str(&format!("left out: {name}: {}\n", l.why));
+    }
+    text.push('\n');
+    text.push_str(&ending(r));
+    text
+}
+
+fn ending(r: &Rebuild) -> String {
+    let Some(founder) = &r.written_to else {
+        return "Nothing was written. With --write this becomes the control state of the cluster.".into();
+    };
+    let mut text = format!("Written to {founder}. Start {founder}, then the other nodes.");
+    let unread: Vec<&str> = r.nodes.iter().filter(|n| !n.read).map(|n| n.name.as_str()).collect();
+    if !unread.is_empty() {
+        text.push_str(&format!(
+            "\nBefore {} is started again: delete control.store and control.note in its data directory.",
+            unread.join(" or ")
+        ));
+    }
+    text
+}
