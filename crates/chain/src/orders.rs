@@ -15,7 +15,7 @@ use freebs_format::wire::{
 };
 use freebs_format::{
     CarryBody, CarryEntry, Extent, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, Member, UpdateDraft,
-    UpdateKind, ViewBody, block_crc, hide,
+    UpdateKind, ViewBody, ViewSecret, block_crc, hide,
 };
 use freebs_io::LinkId;
 use freebs_lsvd::Record;
@@ -28,6 +28,7 @@ use std::collections::BTreeMap;
 
 mod leases;
 mod seals;
+mod slices;
 
 const SHARD: ShardId = ShardId { volume: VolumeId(1), index: 0 };
 
@@ -105,6 +106,10 @@ impl Chain {
     }
 
     fn open(&mut self, view: u64) -> Frame {
+        self.open_with(view, None)
+    }
+
+    fn open_with(&mut self, view: u64, shared: Option<Box<ViewSecret>>) -> Frame {
         let body = ViewBody {
             pred: self.view,
             seal_sequence: self.last.sequence,
@@ -114,7 +119,7 @@ impl Chain {
             min_copies: 2,
             generation: Generation(0),
             members: [1, 2, 3].map(|n| Member { node: NodeId(n), start: StartNumber(1) }).to_vec(),
-            shared: None,
+            shared,
             volume: None,
         };
         self.view = ViewNumber(view);

@@ -171,6 +171,9 @@ pub(crate) struct Replica {
     /// What the log engine was told last.
     told_committed: Sequence,
     pub view: Option<OpenView>,
+    /// The view whose frame lies before that one. Its slices are needed again if the newer view, which does not say its
+    /// secret, never becomes active.
+    pub before: Option<OpenView>,
     /// Whether this view is known to be active: only then drivers hear of it.
     pub active_known: bool,
     pub promised: ViewNumber,
@@ -250,6 +253,7 @@ impl Replica {
             committed: Sequence(0),
             told_committed: Sequence(0),
             view: None,
+            before: None,
             active_known: false,
             promised: ViewNumber(0),
             promising: None,
@@ -305,6 +309,8 @@ impl Replica {
             sequence: *sequence,
             body: body.clone(),
         });
+        let before = state.view_before.clone();
+        r.before = before.map(|(number, sequence, body)| OpenView { number, sequence, body });
         r.promised = state.promised;
         r.attach = state.attach;
         if let Some(generation) = r.view.as_ref().map(|v| v.body.generation).filter(|g| *g > r.attach.generation) {
@@ -420,7 +426,9 @@ impl Replica {
         if !self.view.as_ref().is_some_and(|v| v.body.members.iter().any(|m| m.node == me)) {
             self.assume_leases(ctx.now);
         }
-        self.view = Some(OpenView { number: frame.view(), sequence: frame.seq(), body });
+        let new = OpenView { number: frame.view(), sequence: frame.seq(), body };
+        // One whose frame was cut is not here any more; what was before that still is.
+        self.before = self.view.replace(new).or(self.before.take());
         self.view_frame = Some(frame.clone());
         self.active_known = false;
     }
@@ -489,6 +497,7 @@ impl Replica {
         }
         self.recent.retain(|f| f.head.seq() <= to);
         self.recent_bytes = self.recent.iter().map(weight).sum();
+        self.before.take_if(|v| v.sequence > to);
         if let Some(v) = self.view.take_if(|v| v.sequence > to) {
             // The view before it may have to be followed again.
             if let Some((view, secret)) = v.published() {

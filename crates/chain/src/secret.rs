@@ -53,7 +53,7 @@ impl OpenView {
 
 impl Replica {
     fn view_of(&self, number: ViewNumber) -> Option<&OpenView> {
-        self.view.as_ref().filter(|v| v.number == number)
+        [&self.view, &self.before].into_iter().flatten().find(|v| v.number == number)
     }
 
     /// What this member gives of the secret of `pred`, whose next view it has promised. `sent` is its sealed slice as

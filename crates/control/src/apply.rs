@@ -2,6 +2,7 @@
 //! (a repeat) does not raise the revision.
 
 use crate::command::{Command, CreateVolume, Done, Outcome};
+use crate::mutant::Mutant;
 use crate::state::{Holder, Node, Pending, Shard, State, Volume};
 use crate::{limits, rules};
 use freebs_types::{
@@ -17,15 +18,22 @@ const DEFAULT_MIN_COPIES: u8 = 2;
 impl State {
     /// Applies one command: all of it, or nothing and an error that says why.
     pub fn apply(&mut self, command: Command) -> Result<Done> {
+        self.apply_with(command, None)
+    }
+
+    /// The same with a rule left out, for tests.
+    #[doc(hidden)]
+    pub fn apply_with(&mut self, command: Command, mutant: Option<Mutant>) -> Result<Done> {
         let outcome = match command {
             Command::RegisterNode { node, name, address, workers, start } => {
-                self.register(Node { id: node, name, address, workers, start, host_key: None, changed: 0 })
+                let node = Node { id: node, name, address, workers, start, host_key: None, changed: 0 };
+                self.register(node, mutant)
             }
             Command::CreateVolume(new) => self.create(new),
             Command::DeleteVolume { volume, force } => self.delete(volume, force),
             Command::ResizeVolume { volume, size } => self.resize(volume, size),
             Command::ProposeView { shard, active, node, start } => self.propose(shard, active, node, start),
-            Command::ActivateView { shard, view, generation } => self.activate(shard, view, generation),
+            Command::ActivateView { shard, view, generation } => self.activate(shard, view, generation, mutant),
             Command::AttachVolume { volume, identity, name, force, since, lapsed } => {
                 self.attach(volume, Holder { identity, name }, force || lapsed, since)
             }
@@ -58,7 +66,7 @@ impl State {
         }
     }
 
-    fn register(&mut self, mut node: Node) -> Result<Outcome> {
+    fn register(&mut self, mut node: Node, mutant: Option<Mutant>) -> Result<Outcome> {
         if node.id.0 == 0 {
             return Err(Error::invalid("node ids begin with 1"));
         }
@@ -67,6 +75,9 @@ impl State {
             return Err(Error::invalid(format!("the name {} is node {}'s; choose another", node.name, other.id)));
         }
         match self.nodes.get(&node.id) {
+            Some(old) if mutant == Some(Mutant::OldImagesRegister) => {
+                (node.start, node.host_key) = (node.start.max(old.start), old.host_key);
+            }
             None if self.nodes.len() >= common::NODES_MAX => {
                 return Err(Error::invalid(format!("a cluster has at most {} nodes", common::NODES_MAX)));
             }
@@ -276,11 +287,22 @@ impl State {
     }
 
     /// Rule V6: only the view that is pending now, with the attachment generation of now in it.
-    fn activate(&mut self, shard: ShardId, view: ViewNumber, generation: Generation) -> Result<Outcome> {
+    fn activate(
+        &mut self,
+        shard: ShardId,
+        view: ViewNumber,
+        generation: Generation,
+        mutant: Option<Mutant>,
+    ) -> Result<Outcome> {
         let mut volume = self.volume_to_change(shard.volume)?;
         let current = volume.generation;
         let s = shard_of(&mut volume, shard)?;
         if view.0 > 0 && s.active == view {
+            return Ok(Outcome::Activated);
+        }
+        if mutant == Some(Mutant::ActivatesAnyView) && s.pending.is_none_or(|p| p.view != view) && view > s.active {
+            s.active = view;
+            self.commit(volume);
             return Ok(Outcome::Activated);
         }
         let Some(pending) = s.pending.filter(|p| p.view == view) else {

@@ -16,7 +16,8 @@
 //! everything of a view is joining (rule V7), so it leads nothing and counts for nothing before it has learned.
 
 use crate::state::{Ack, Node, Pending, Shard, State, Volume};
-use crate::{limits, rules};
+use crate::{Mutant, limits, rules};
+use freebs_format::ViewBody;
 use freebs_types::{
     ClusterId, Error, Generation, NodeId, Result, Sequence, ShardId, StartNumber, ViewNumber, VolumeId,
 };
@@ -53,6 +54,31 @@ pub struct ViewSurvey {
     pub head_start: StartNumber,
     /// `None` in frames of earlier versions.
     pub volume: Option<VolumeSurvey>,
+}
+
+impl ViewSurvey {
+    /// What the view frame with this body at `sequence` says.
+    #[must_use]
+    pub fn of(view: ViewNumber, sequence: Sequence, body: &ViewBody) -> Self {
+        let volume = body.volume.as_deref().map(|d| VolumeSurvey {
+            name: d.name.clone(),
+            size: d.size,
+            stripe: d.stripe,
+            shards: d.shards,
+            copies: d.copies,
+            min_copies: d.min_copies,
+            ack: if d.all { Ack::All } else { Ack::Majority },
+        });
+        Self {
+            view,
+            sequence,
+            pred: body.pred,
+            quorum: body.quorum,
+            members: body.members.iter().map(|m| m.node).collect(),
+            head_start: body.members.first().map(|m| m.start).unwrap_or_default(),
+            volume,
+        }
+    }
 }
 
 /// A shard on a device.
@@ -123,6 +149,13 @@ pub struct Rebuilt {
     pub left: Vec<Left>,
 }
 
+/// Numbers go on so far above the highest that was seen. One that was given out and left no trace, because nobody who had
+/// it came to write it down, is below.
+const NUMBERS_LEFT: u64 = 1000;
+/// Revisions to a generation, at least: drivers live on when nodes die, and one that was given a generation since another
+/// rebuild may not have shown it to anybody. Revisions are milliseconds; nobody attaches a thousand times a second.
+const REVISIONS_A_GENERATION: u64 = 1000;
+
 /// What all nodes know of one shard.
 type OfShard<'a> = BTreeMap<NodeId, &'a ShardSurvey>;
 
@@ -132,6 +165,7 @@ struct Seen<'a> {
     shards: BTreeMap<VolumeId, BTreeMap<u32, OfShard<'a>>>,
     /// All nodes of the cluster, and whether all that they had was read.
     nodes: BTreeMap<NodeId, bool>,
+    mutant: Option<Mutant>,
 }
 
 impl Seen<'_> {
@@ -144,6 +178,18 @@ impl Seen<'_> {
 /// Makes the state of a cluster of these nodes. `revision` must be above every one that the lost state had; watchers
 /// take what is above it for new.
 pub fn rebuild(cluster: ClusterId, nodes: &[NodeName], surveys: &[NodeSurvey], revision: u64) -> Result<Rebuilt> {
+    rebuild_with(cluster, nodes, surveys, revision, None)
+}
+
+/// The same with a rule left out, for tests.
+#[doc(hidden)]
+pub fn rebuild_with(
+    cluster: ClusterId,
+    nodes: &[NodeName],
+    surveys: &[NodeSurvey],
+    revision: u64,
+    mutant: Option<Mutant>,
+) -> Result<Rebuilt> {
     let mut state = State { revision, forgotten: revision, ..State::new(cluster) };
     let mut starts: BTreeMap<NodeId, &NodeSurvey> = BTreeMap::new();
     for s in surveys {
@@ -165,7 +211,7 @@ pub fn rebuild(cluster: ClusterId, nodes: &[NodeName], surveys: &[NodeSurvey], r
         state.nodes.insert(node.id, Arc::new(node));
     }
     let whole = nodes.iter().map(|n| (n.node, starts.get(&n.node).is_some_and(|s| s.whole))).collect();
-    let mut seen = Seen { shards: BTreeMap::new(), nodes: whole };
+    let mut seen = Seen { shards: BTreeMap::new(), nodes: whole, mutant };
     for (s, shard) in surveys.iter().flat_map(|s| s.shards.iter().map(move |shard| (s, shard))) {
         let of_volume = seen.shards.entry(shard.shard.volume).or_default();
         of_volume.entry(shard.shard.index).or_default().insert(s.node, shard);
@@ -220,7 +266,7 @@ fn volume(
         min_copies: d.min_copies,
         stripe: d.stripe,
         shards: Vec::new(),
-        generation: Generation(generation.saturating_add(1)),
+        generation: Generation(generation.saturating_add(NUMBERS_LEFT).max(state.revision / REVISIONS_A_GENERATION)),
         settled: Generation(0),
         holder: None,
         changed: state.revision,
@@ -296,7 +342,12 @@ impl<'a> Views<'a> {
 fn shard(index: u32, of: &OfShard<'_>, seen: &Seen<'_>) -> std::result::Result<Shard, String> {
     let views = Views::of(of);
     let mut all = views.0.values().rev().map(|v| (*v, views.holders(v, of, seen)));
-    let Some((view, (on, may))) = all.find(|(v, (_, may))| *may >= usize::from(v.quorum.max(1))) else {
+    let can_be_active = |(v, (_, may)): &(&ViewSurvey, (_, usize))| *may >= usize::from(v.quorum.max(1));
+    let found = match seen.mutant {
+        Some(Mutant::OldestViewRebuilt) => all.rfind(can_be_active),
+        _ => all.find(can_be_active),
+    };
+    let Some((view, (on, may))) = found else {
         let newest = views.0.values().next_back().map(|v| (v.view, v.quorum, views.holders(v, of, seen).1));
         return Err(newest.map_or_else(
             || "no view of it was ever opened".into(),
@@ -315,10 +366,13 @@ fn shard(index: u32, of: &OfShard<'_>, seen: &Seen<'_>) -> std::result::Result<S
     }
     let highest_promise = of.values().map(|s| s.promised).max().unwrap_or_default();
     let highest_view = views.0.last_key_value().map_or(ViewNumber(0), |(v, _)| *v);
-    let highest = highest_promise.max(highest_view);
+    let highest = match seen.mutant {
+        Some(Mutant::PromisesForgotten) => view.view,
+        _ => ViewNumber(highest_promise.max(highest_view).0.saturating_add(NUMBERS_LEFT)),
+    };
     if !views.is_last(view, of, seen) {
         return Err(format!(
-            "there may be a later view than {} (promised is {highest}) on nodes that were not looked at, or that have \
+            "there may be a later view than {} (promised is {highest_promise}) on nodes that were not looked at, or that have \
              lost something; add them",
             view.view
         ));

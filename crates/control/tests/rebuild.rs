@@ -81,16 +81,19 @@ fn a_volume_is_back_with_numbers_above_all_that_were_seen() {
     assert!(r.left.is_empty() && r.back.len() == 1 && r.back[0].joining == 0);
     let volume = r.state.volume_by_name("data").unwrap();
     let s = volume.shard(0).unwrap();
-    assert_eq!((s.active, s.highest, s.pending, ids(&s.members)), (ViewNumber(6), ViewNumber(9), None, vec![2, 1, 3]));
+    assert_eq!(
+        (s.active, s.highest, s.pending, ids(&s.members)),
+        (ViewNumber(6), ViewNumber(1009), None, vec![2, 1, 3])
+    );
     assert_eq!((s.head_start, s.opened_by), (StartNumber(7), Some(NodeId(2))));
-    assert_eq!((volume.generation, volume.size, volume.copies, volume.min_copies), (Generation(9), 1 << 30, 3, 2));
+    assert_eq!((volume.generation, volume.size, volume.copies, volume.min_copies), (Generation(1008), 1 << 30, 3, 2));
     assert_eq!(r.state.node(NodeId(3)).unwrap().start, StartNumber(23));
     // It goes on as any state does, and comes back from bytes.
     let mut state = State::decode(&r.state.encode()).unwrap();
     let propose =
         Command::ProposeView { shard: volume.shard_id(0), active: s.active, node: NodeId(2), start: StartNumber(22) };
     let Outcome::Proposed { view, pred, generation } = state.apply(propose).unwrap().outcome else { panic!() };
-    assert_eq!((view, pred, generation), (ViewNumber(10), ViewNumber(6), Generation(9)));
+    assert_eq!((view, pred, generation), (ViewNumber(1010), ViewNumber(6), Generation(1008)));
     assert!(state.revision() > REVISION);
 }
 
@@ -103,7 +106,7 @@ fn a_view_on_too_few_members_does_not_count() {
     let s = r.state.volume_by_name("data").unwrap().shard(0).unwrap().clone();
     assert_eq!(
         (s.active, s.highest, ids(&s.members), s.joining.len()),
-        (ViewNumber(4), ViewNumber(6), vec![1, 2, 3], 0)
+        (ViewNumber(4), ViewNumber(1006), vec![1, 2, 3], 0)
     );
     // With one more it does, though nothing of it was committed yet. Who lacks it learns.
     let r = made(3, vec![node(1, vec![of(&old)]), node(2, vec![pending(&new)]), node(3, vec![pending(&new)])]);
@@ -176,7 +179,7 @@ fn a_view_that_may_have_been_active_on_lost_nodes_counts() {
     // Without it, it never was.
     let r = made(3, vec![node(1, vec![pending(&new)]), node(2, vec![pending(&new)]), node(3, vec![of(&old)])]);
     let s = state(&r).unwrap();
-    assert_eq!((s.active, s.highest, s.joining.len()), (ViewNumber(4), ViewNumber(6), 0));
+    assert_eq!((s.active, s.highest, s.joining.len()), (ViewNumber(4), ViewNumber(1006), 0));
     // Of two copies that answer, one that is left may lack what was answered.
     let (old, new) = (view(4, 2, [1, 2, 3]), view(6, 4, [2, 1, 3]));
     let r = made(3, vec![node(1, vec![of(&old)]), node(2, vec![pending(&new)])]);

@@ -114,7 +114,7 @@ pub struct FrameName {
 }
 
 /// A shard as its last durable frame left it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ShardState {
     pub shard: ShardId,
     pub last: FrameName,
@@ -128,6 +128,8 @@ pub struct ShardState {
     pub secret: Option<(ViewNumber, Hash32)>,
     /// Newest view frame that counts, its sequence and what it says.
     pub view: Option<(Sequence, ViewBody)>,
+    /// The one before it, as long as a cut may take the newest one.
+    pub view_before: Option<(ViewNumber, Sequence, ViewBody)>,
     pub attach: AttachBody,
     pub requests: RequestTable,
     /// Ranges of sequences, both ends included, whose frames were lost to damage.

@@ -30,6 +30,7 @@ const CLUSTER: ClusterId = ClusterId([7; 16]);
 pub struct Mutants {
     pub chain: Option<freebs_chain::Mutant>,
     pub driver: Option<freebs_driver::Mutant>,
+    pub control: Option<freebs_control::Mutant>,
 }
 
 struct VolumeState {
@@ -82,7 +83,7 @@ impl Cluster {
     pub async fn build(config: Config, world: &Rc<World>, mutants: Mutants) -> Result<Rc<Self>> {
         let seed = config.seed;
         let net = Network::new(world, config.net.clone(), Rng::fork(seed, 3));
-        let control = Control::new(world, &net, CLUSTER);
+        let control = Control::new(world, &net, CLUSTER, mutants.control);
         let oracle = Oracle::new(world);
         let shared = Shared {
             world: world.clone(),

@@ -55,6 +55,10 @@ pub struct Odds {
     pub fail_over: f64,
     /// A node goes away for longer than its places in chains are kept for it.
     pub leave_node: f64,
+    /// All nodes die, and the control state is lost and made again.
+    pub lose_control: f64,
+    /// An old disk of a node is put in, or a blank one.
+    pub old_image: f64,
 }
 
 /// A whole run.
@@ -131,6 +135,7 @@ impl Config {
             .with_time_to_clean()
             .with_leader()
             .with_members()
+            .with_losses()
     }
 
     /// A device that is full moves nearly all that it has before it knows what more it takes, and a disk that needs a
@@ -238,6 +243,21 @@ impl Config {
         self
     }
 
+    /// In some runs the control state is lost, or disks come back as they once were.
+    fn with_losses(mut self) -> Self {
+        let mut luck = Rng::fork(self.seed, 10);
+        if !matches!(self.profile, "kills" | "power" | "gateways" | "everything") || !self.has_keys {
+            return self;
+        }
+        if luck.chance(0.25) {
+            self.odds.lose_control = 0.1 + luck.below(1000) as f64 / 2500.0;
+        }
+        if luck.chance(0.25) {
+            self.odds.old_image = 0.3 + luck.below(1000) as f64 / 1000.0;
+        }
+        self
+    }
+
     /// Whether clients may be told to try again.
     #[must_use]
     pub fn limit_is_short(&self) -> bool {
@@ -339,9 +359,15 @@ impl Odds {
         Self { move_head: some(3.0), fail_over: some(1.5), ..self }
     }
 
+    /// Faults that were added later are drawn only where they can strike, so that older seeds stay what they were.
+    #[must_use]
+    pub fn is_newer(&self, name: &str) -> bool {
+        matches!(name, "lose_control" | "old_image")
+    }
+
     /// Names and odds, in a fixed order.
     #[must_use]
-    pub fn list(&self) -> [(&'static str, f64); 21] {
+    pub fn list(&self) -> [(&'static str, f64); 23] {
         [
             ("kill_node", self.kill_node),
             ("power_node", self.power_node),
@@ -364,6 +390,8 @@ impl Odds {
             ("move_head", self.move_head),
             ("fail_over", self.fail_over),
             ("leave_node", self.leave_node),
+            ("lose_control", self.lose_control),
+            ("old_image", self.old_image),
         ]
     }
 }

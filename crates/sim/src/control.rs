@@ -4,7 +4,7 @@
 use crate::network::{Network, Place};
 use crate::world::World;
 use freebs_chain::{ControlPort, Opened, ShardInfo};
-use freebs_control::{Command, CreateVolume, Outcome, State, Volume};
+use freebs_control::{Command, CreateVolume, Mutant, Outcome, State, Volume};
 use freebs_types::{
     ClusterId, Error, Generation, Hash32, HostPublic, Nanos, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
 };
@@ -21,6 +21,9 @@ pub struct Control {
     net: Rc<Network>,
     state: RefCell<State>,
     down: Cell<bool>,
+    /// No copy of the state is there, for now.
+    lost: Cell<bool>,
+    mutant: Option<Mutant>,
     /// Calls until an answer is lost after its command was applied; `None`: never.
     lose_answer_in: Cell<Option<u64>>,
     changed: RefCell<Option<Rc<dyn Fn()>>>,
@@ -28,12 +31,14 @@ pub struct Control {
 
 impl Control {
     #[must_use]
-    pub fn new(world: &Rc<World>, net: &Rc<Network>, cluster: ClusterId) -> Rc<Self> {
+    pub fn new(world: &Rc<World>, net: &Rc<Network>, cluster: ClusterId, mutant: Option<Mutant>) -> Rc<Self> {
         Rc::new(Self {
             world: world.clone(),
             net: net.clone(),
             state: RefCell::new(State::new(cluster)),
             down: Cell::new(false),
+            lost: Cell::new(false),
+            mutant,
             lose_answer_in: Cell::new(None),
             changed: RefCell::default(),
         })
@@ -46,7 +51,25 @@ impl Control {
 
     #[must_use]
     pub fn is_down(&self) -> bool {
-        self.down.get()
+        self.down.get() || self.lost.get()
+    }
+
+    pub fn set_lost(&self, lost: bool) {
+        self.lost.set(lost);
+    }
+
+    /// The rule that is left out.
+    #[must_use]
+    pub fn mutant(&self) -> Option<Mutant> {
+        self.mutant
+    }
+
+    /// Another state takes the place of the one that was lost.
+    pub fn replace(&self, state: State) {
+        *self.state.borrow_mut() = state;
+        if let Some(tell) = self.changed.borrow().clone() {
+            tell();
+        }
     }
 
     pub fn set_down(&self, down: bool) {
@@ -61,13 +84,29 @@ impl Control {
     /// Applies a command at once (set-up of a run).
     pub fn apply(&self, command: Command) -> Result<Outcome> {
         let before = self.state.borrow().revision();
-        let done = self.state.borrow_mut().apply(command).map(|d| d.outcome);
+        let wrong = self.wrong_activation(&command);
+        let done = self.state.borrow_mut().apply_with(command, self.mutant).map(|d| d.outcome);
+        if let Some(why) = wrong.filter(|_| done.is_ok()) {
+            self.world.violation(why);
+        }
         if self.state.borrow().revision() != before
             && let Some(tell) = self.changed.borrow().clone()
         {
             tell();
         }
         done
+    }
+
+    /// What would be wrong if this command succeeded: only the pending view becomes active, with the generation of this
+    /// moment in it (V6).
+    fn wrong_activation(&self, command: &Command) -> Option<String> {
+        let Command::ActivateView { shard, view, generation } = *command else { return None };
+        let state = self.state.borrow();
+        let volume = state.volume(shard.volume)?;
+        let s = volume.shard(shard.index)?;
+        let is_right = s.pending.is_some_and(|p| p.view == view) && volume.generation == generation;
+        let text = || format!("view {view} of shard {shard} became active, and it was not pending: {s:?} (V6)");
+        (s.active != view && !is_right).then(text)
     }
 
     /// Looks at the state.
@@ -120,7 +159,7 @@ impl Control {
     pub async fn call(self: &Rc<Self>, from: Place, command: Command) -> Result<Outcome> {
         let unreachable = || Error::retry("the control plane can't be reached");
         let wait = match self.net.round_trip(from, Place::Control) {
-            Some(wait) if !self.down.get() => wait,
+            Some(wait) if !self.is_down() => wait,
             _ => {
                 self.sleep(CALL_PATIENCE).await;
                 return Err(unreachable());
@@ -128,7 +167,7 @@ impl Control {
         };
         let half = Nanos(wait.0 / 2);
         self.sleep(half).await;
-        if self.down.get() {
+        if self.is_down() {
             self.sleep(CALL_PATIENCE).await;
             return Err(unreachable());
         }
@@ -163,6 +202,15 @@ pub struct Port {
 }
 
 impl Port {
+    /// Whether a device that comes with this start number may be used; asked before anything is written to it (rule V8).
+    /// Only the node's own starts raise what the control plane knows, so it does not matter when it is asked.
+    pub fn may_start(&self, came_with: StartNumber) -> Result<()> {
+        if self.control.mutant == Some(Mutant::OldImagesRegister) {
+            return Ok(());
+        }
+        self.control.with_state(|s| s.next_start(self.node, &[came_with]).map(|_| ()))
+    }
+
     /// Says that the node is there, until it is heard.
     pub async fn register(&self, start: StartNumber, workers: u16, key: Option<HostPublic>) -> Result<()> {
         let command = Command::RegisterNode {

@@ -51,6 +51,13 @@ enum Operation {
     SetLen { sectors: u64 },
 }
 
+/// What is on a disk, and in its cache.
+#[derive(Default)]
+pub struct Content {
+    stable: Vec<Sector>,
+    unsynced: BTreeMap<u64, Vec<(u64, Sector)>>,
+}
+
 struct InFlight {
     operation: Operation,
     done: Option<oneshot::Sender<Result<()>>>,
@@ -187,6 +194,27 @@ impl Disk {
             }
         }
         Some((at, number))
+    }
+
+    /// All that reads would give now.
+    #[must_use]
+    pub fn content(&self) -> Content {
+        let s = self.state.borrow();
+        let mut sectors = s.stable.clone();
+        for (at, versions) in &s.unsynced {
+            if let (Some(place), Some((_, newest))) = (sectors.get_mut(*at as usize), versions.last()) {
+                place.clone_from(newest);
+            }
+        }
+        Content { stable: sectors, unsynced: BTreeMap::new() }
+    }
+
+    /// Puts another disk in, while no process uses it, and gives back what was there.
+    pub fn swap(&self, new: Content) -> Content {
+        let mut s = self.state.borrow_mut();
+        let stable = std::mem::replace(&mut s.stable, new.stable);
+        let unsynced = std::mem::replace(&mut s.unsynced, new.unsynced);
+        Content { stable, unsynced }
     }
 
     /// Bytes that it can grow to.

@@ -2,6 +2,7 @@
 
 use crate::cluster::Cluster;
 use crate::device::Crash;
+use crate::lost;
 use crate::network::Place;
 use crate::node::Node;
 use freebs_chain::ShardStatus;
@@ -31,6 +32,9 @@ const MOMENTS: [&str; 14] = [
 pub fn schedule(cluster: &Rc<Cluster>) {
     let load = cluster.config.load;
     for (name, per_second) in cluster.config.odds.list() {
+        if per_second == 0.0 && cluster.config.odds.is_newer(name) {
+            continue;
+        }
         let expected = per_second * load.0 as f64 / 1e9;
         let (mut count, mut times) = (expected as u64, Vec::new());
         let mut luck = cluster.luck.borrow_mut();
@@ -91,6 +95,8 @@ fn strike(c: &Rc<Cluster>, name: &str) {
         "move_head" => move_head(c),
         "fail_over" => fail_over(c),
         "leave_node" => leave_node(c),
+        "lose_control" => lost::lose_control(c),
+        "old_image" => lost::old_image(c),
         "control_down" => {
             c.control.set_down(true);
             let (cluster, wait) = (c.clone(), ms(c, 20, 1500));

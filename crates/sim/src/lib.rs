@@ -14,6 +14,7 @@ mod faults;
 mod gateway;
 mod history;
 mod leader;
+mod lost;
 pub mod mutants;
 mod network;
 mod node;

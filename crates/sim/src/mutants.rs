@@ -2,6 +2,7 @@
 
 use crate::cluster::Mutants;
 use freebs_chain::Mutant as Chain;
+use freebs_control::Mutant as Control;
 use freebs_driver::Mutant as Driver;
 
 /// Mutants of the chain. `LeasesToAnyone` (L2) is not among them: an older driver here hears of a newer one from some member
@@ -42,12 +43,17 @@ pub const DRIVER: [Driver; 10] = [
     Driver::AnswerWithoutLease,
 ];
 
+/// Mutants of the control plane.
+pub const CONTROL: [Control; 4] =
+    [Control::ActivatesAnyView, Control::OldImagesRegister, Control::OldestViewRebuilt, Control::PromisesForgotten];
+
 /// All mutants with their names.
 #[must_use]
 pub fn all() -> Vec<(String, Mutants)> {
-    let chain = CHAIN.iter().map(|m| (format!("{m:?}"), Mutants { chain: Some(*m), driver: None }));
-    let driver = DRIVER.iter().map(|m| (format!("{m:?}"), Mutants { chain: None, driver: Some(*m) }));
-    chain.chain(driver).collect()
+    let chain = CHAIN.iter().map(|m| (format!("{m:?}"), Mutants { chain: Some(*m), ..Mutants::default() }));
+    let driver = DRIVER.iter().map(|m| (format!("{m:?}"), Mutants { driver: Some(*m), ..Mutants::default() }));
+    let control = CONTROL.iter().map(|m| (format!("{m:?}"), Mutants { control: Some(*m), ..Mutants::default() }));
+    chain.chain(driver).chain(control).collect()
 }
 
 /// The mutant of that name.

@@ -8,11 +8,12 @@ use crate::device::{Crash, Disk, SimDevice};
 use crate::network::{Arrival, EndPoint, Network, Place};
 use crate::world::World;
 use freebs_chain::{HostConfig, Mutant, Who, Worker, WorkerConfig};
+use freebs_format::disk::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
 use freebs_format::wire::Message;
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
 use freebs_lsvd::{Engine, Expect, Shape};
 use freebs_secrets::HostKey;
-use freebs_types::{BLOCK, ClusterId, DeviceId, Hash32, Nanos, NodeId, Peer, Result};
+use freebs_types::{BLOCK, ClusterId, DeviceId, Hash32, Nanos, NodeId, Peer, Result, StartNumber};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
@@ -137,14 +138,18 @@ pub struct Node {
     dark: Cell<bool>,
     /// Damage was injected here: what recovery finds is no surprise.
     pub damaged: Cell<bool>,
+    /// Its disk is not the present one: it has to be refused.
+    pub is_old: Cell<bool>,
+    /// Nothing is started, whoever wants that.
+    held: Cell<bool>,
 }
 
 impl Node {
     #[must_use]
     pub fn new(id: NodeId, disk: Disk, shared: Shared) -> Rc<Self> {
         let wall = Rc::new(Cell::new(1_700_000_000_000_000_000 + id.0 * 77_777_777));
-        let (lives, process, dark, damaged) = Default::default();
-        Rc::new(Self { id, disk, shared, wall, lives, process, dark, damaged })
+        let (lives, process, dark, damaged, is_old, held) = Default::default();
+        Rc::new(Self { id, disk, shared, wall, lives, process, dark, damaged, is_old, held })
     }
 
     /// Makes the log, before the run begins.
@@ -201,7 +206,7 @@ impl Node {
 
     /// Starts a process, unless one is alive.
     pub fn start(self: &Rc<Self>) {
-        if self.is_alive() {
+        if self.is_alive() || self.held.get() {
             return;
         }
         self.lives.set(self.lives.get() + 1);
@@ -241,8 +246,21 @@ impl Node {
         }));
     }
 
+    /// From now on nothing is started here, and nothing more happens to the disk: somebody is at work on it.
+    pub fn hold(&self, held: bool) {
+        self.held.set(held);
+    }
+
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.held.get()
+    }
+
     /// Ends the process in the middle of whatever it does.
     pub fn kill(&self, crash: Crash) {
+        if self.held.get() {
+            return;
+        }
         self.dark.set(self.dark.get() || crash == Crash::Power);
         let Some(process) = self.process.borrow_mut().take() else {
             if crash == Crash::Power {
@@ -313,7 +331,7 @@ impl Life {
             Ok(worker) => worker,
             Err(e) => {
                 // A write that fails during the start ends the process, which is started again.
-                if self.node.damaged.get() || self.node.has_failed() {
+                if self.node.damaged.get() || self.node.has_failed() || self.node.is_old.get() {
                     self.node.shared.world.say(|| format!("node {} does not start: {e}", self.node.id));
                 } else {
                     self.node.shared.world.violation(format!("node {} does not start: {e}", self.node.id));
@@ -340,19 +358,23 @@ impl Life {
     async fn boot(&self) -> Result<SimWorker> {
         let (node, shared) = (&self.node, &self.node.shared);
         let expect = Expect { cluster: shared.cluster, node: node.id, worker: 0, workers: 1 };
+        let port = Port { control: shared.control.clone(), node: node.id };
+        port.may_start(came_with(&node.disk.open()).await)?;
         let (engine, report) = Engine::open(node.disk.open(), &expect).await?;
         shared.world.say(|| format!("node {}: {report:?}", node.id));
         if !report.damage.is_empty() && !node.damaged.get() {
             shared.world.violation(format!("node {}: damage that nobody did: {report:?}", node.id));
         }
-        if !node.damaged.get() {
+        if !node.damaged.get() && !node.is_old.get() {
             self.compare_with_witness(&engine);
         }
         check_space(&shared.world, node.id, &engine).await;
         let start = engine.start();
-        let port = Port { control: shared.control.clone(), node: node.id };
         let host_key = HostKey::new(Hash32([node.id.0 as u8; 32]));
         port.register(start, 1, shared.has_keys.then(|| host_key.public())).await?;
+        if node.is_old.get() {
+            shared.world.violation(format!("node {} was taken in with an old disk (V8)", node.id));
+        }
         let host = HostConfig {
             cluster: shared.cluster,
             me: Peer { node: node.id, worker: 0 },
@@ -497,4 +519,17 @@ async fn dial_on(node: Rc<Node>, me: EndPoint, worker: SimWorker, links: Rc<Link
         }
         tokio::time::sleep(DIAL_EVERY).await;
     }
+}
+
+/// The highest start number that a device says; 0 if it says none.
+async fn came_with(device: &SimDevice) -> StartNumber {
+    let mut highest = StartNumber(0);
+    for at in SUPERBLOCK_AT {
+        if let Ok(bytes) = device.read(at, SUPERBLOCK_BYTES).await
+            && let Ok(superblock) = Superblock::decode(&bytes)
+        {
+            highest = highest.max(StartNumber(superblock.start.get()));
+        }
+    }
+    highest
 }

@@ -43,11 +43,10 @@ impl Outcome {
     /// The command that repeats this run.
     #[must_use]
     pub fn replay(&self, mutants: Mutants) -> String {
-        let mutant = match (mutants.chain, mutants.driver) {
-            (Some(m), _) => format!(" --mutant {m:?}"),
-            (_, Some(m)) => format!(" --mutant {m:?}"),
-            _ => String::new(),
-        };
+        let chain = mutants.chain.map(|m| format!(" --mutant {m:?}"));
+        let driver = mutants.driver.map(|m| format!(" --mutant {m:?}"));
+        let control = mutants.control.map(|m| format!(" --mutant {m:?}"));
+        let mutant = chain.or(driver).or(control).unwrap_or_default();
         format!("cargo run -p freebs-sim -- {}{mutant} --verbose", self.seed)
     }
 }

@@ -2,7 +2,7 @@
 
 use freebs_chain::Mutant as Chain;
 use freebs_driver::Mutant as Driver;
-use freebs_sim::mutants::{CHAIN, DRIVER};
+use freebs_sim::mutants::{CHAIN, CONTROL, DRIVER};
 use freebs_sim::{Config, Mutants, run};
 
 /// First seed, and how many a mutant may survive.
@@ -47,13 +47,20 @@ fn hunt(name: &str, mutants: Mutants) {
 #[test]
 fn mutants_of_the_chain_are_caught() {
     for m in CHAIN.into_iter().filter(|m| !COVERED.contains(m)) {
-        hunt(&format!("{m:?}"), Mutants { chain: Some(m), driver: None });
+        hunt(&format!("{m:?}"), Mutants { chain: Some(m), ..Mutants::default() });
     }
 }
 
 #[test]
 fn mutants_of_the_driver_are_caught() {
     for m in DRIVER {
-        hunt(&format!("{m:?}"), Mutants { chain: None, driver: Some(m) });
+        hunt(&format!("{m:?}"), Mutants { driver: Some(m), ..Mutants::default() });
+    }
+}
+
+#[test]
+fn mutants_of_the_control_plane_are_caught() {
+    for m in CONTROL {
+        hunt(&format!("{m:?}"), Mutants { control: Some(m), ..Mutants::default() });
     }
 }

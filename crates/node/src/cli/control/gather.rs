@@ -5,11 +5,9 @@ use super::super::output::Output;
 use crate::admin::seat_files;
 use crate::cluster_file::{ClusterFile, ClusterNode};
 use crate::files::{self, DirLock};
-use freebs_control::Ack;
-use freebs_control::rebuild::{NodeSurvey, ShardSurvey, ViewSurvey, VolumeSurvey};
-use freebs_format::{ViewBody, VolumeDescription};
+use freebs_control::rebuild::{NodeSurvey, ShardSurvey, ViewSurvey};
 use freebs_lsvd::tool;
-use freebs_types::{Error, ErrorKind, NodeId, Result, Sequence, StartNumber, ViewNumber};
+use freebs_types::{Error, ErrorKind, NodeId, Result, StartNumber};
 use serde::{Deserialize, Serialize};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -204,31 +202,7 @@ fn of_shard(s: tool::ShardSurvey, guessed: bool) -> ShardSurvey {
         last: s.last,
         committed: s.committed,
         whole: s.whole && !guessed,
-        views: s.views.iter().map(|(number, at, body)| of_view(*number, *at, body)).collect(),
-    }
-}
-
-fn of_view(view: ViewNumber, sequence: Sequence, body: &ViewBody) -> ViewSurvey {
-    ViewSurvey {
-        view,
-        sequence,
-        pred: body.pred,
-        quorum: body.quorum,
-        members: body.members.iter().map(|m| m.node).collect(),
-        head_start: body.members.first().map(|m| m.start).unwrap_or_default(),
-        volume: body.volume.as_deref().map(of_volume),
-    }
-}
-
-fn of_volume(d: &VolumeDescription) -> VolumeSurvey {
-    VolumeSurvey {
-        name: d.name.clone(),
-        size: d.size,
-        stripe: d.stripe,
-        shards: d.shards,
-        copies: d.copies,
-        min_copies: d.min_copies,
-        ack: if d.all { Ack::All } else { Ack::Majority },
+        views: s.views.iter().map(|(number, at, body)| ViewSurvey::of(*number, *at, body)).collect(),
     }
 }
 

@@ -1,0 +1,191 @@
+//! What is lost beyond nodes: all copies of the control state, and disks that come back as they once were.
+
+use crate::cluster::Cluster;
+use crate::device::{Content, Crash};
+use crate::node::Node;
+use freebs_control::rebuild::{NodeName, NodeSurvey, Rebuilt, ShardSurvey, ViewSurvey, rebuild_with};
+use freebs_control::{State, Volume};
+use freebs_lsvd::tool::{self, Survey};
+use freebs_types::{Nanos, StartNumber};
+use std::rc::Rc;
+
+/// Revisions go on so far above those of the lost state.
+const REVISIONS: u64 = 1_000_000;
+
+/// All nodes are down, every copy of the control state is lost, and it is made again from what their logs know (V9).
+/// Now and then one node is left out; if that is too little, it is looked at, too.
+pub fn lose_control(c: &Rc<Cluster>) {
+    let opened = |v: &Volume| v.shards.iter().all(|s| s.active.0 > 0);
+    if c.control.is_down()
+        || c.nodes.iter().any(|n| n.is_held() || n.is_old.get() || n.damaged.get())
+        || !c.control.volumes().iter().all(opened)
+    {
+        return;
+    }
+    let (crash, out) = {
+        let mut luck = c.luck.borrow_mut();
+        let crash = if luck.chance(0.5) { Crash::Kill } else { Crash::Power };
+        (crash, luck.chance(0.4).then(|| luck.below(c.config.nodes)))
+    };
+    c.control.set_lost(true);
+    for node in &c.nodes {
+        node.kill(crash);
+        node.hold(true);
+        node.disk.stall(Nanos(0));
+    }
+    let cluster = c.clone();
+    tokio::task::spawn_local(async move {
+        let without = out.map(|n| n as usize);
+        if let Some(state) = made_again(&cluster, without).await {
+            cluster.control.replace(state);
+        }
+        cluster.control.set_lost(false);
+        for node in &cluster.nodes {
+            node.hold(false);
+            let (again, wait) = (node.clone(), cluster.luck.borrow_mut().spread(1_000_000, 500_000_000));
+            cluster.world.after(Nanos(wait), move || again.start());
+        }
+    });
+}
+
+async fn made_again(c: &Rc<Cluster>, without: Option<usize>) -> Option<State> {
+    let mut surveys = Vec::new();
+    for (i, node) in c.nodes.iter().enumerate() {
+        match tool::survey(&node.disk.open(), &mut ()).await {
+            Ok(found) if Some(i) != without => surveys.push(survey_of(node, found)),
+            Ok(_) => {}
+            Err(e) => c.world.violation(format!("node {} can't be looked at: {e}", node.id)),
+        }
+    }
+    let all_seen = surveys.len() == c.nodes.len() && surveys.iter().all(|s| s.whole);
+    let done = match rebuild(c, &surveys) {
+        Ok(done) => done,
+        Err(e) => {
+            c.world.violation(format!("the control state can't be made again: {e} (V9)"));
+            return None;
+        }
+    };
+    c.world.say(|| format!("control: made again without {without:?}: {done:#?}"));
+    let is_known = |v: &Volume| done.state.volume(v.id).is_some() || done.left.iter().any(|l| l.id == v.id);
+    if done.left.is_empty() && (all_seen || c.control.volumes().iter().all(is_known)) {
+        c.world.count(format!("control states made again{}", if all_seen { "" } else { ", with a node left out" }));
+        compare(c, &done);
+        return Some(done.state);
+    }
+    if all_seen {
+        c.world.violation(format!("volumes are left out although all is there: {:?} (V9)", done.left));
+        return None;
+    }
+    c.world.count("control states that needed a node that was left out");
+    match without {
+        Some(_) => Box::pin(made_again(c, None)).await,
+        None => None,
+    }
+}
+
+fn rebuild(c: &Cluster, surveys: &[NodeSurvey]) -> freebs_types::Result<Rebuilt> {
+    let (cluster, revision, names) = c.control.with_state(|s| {
+        let name = |n: &std::sync::Arc<freebs_control::Node>| NodeName {
+            node: n.id,
+            name: n.name.clone(),
+            address: n.address.clone(),
+            workers: n.workers,
+        };
+        (s.cluster(), s.revision() + REVISIONS, s.nodes().map(name).collect::<Vec<_>>())
+    });
+    rebuild_with(cluster, &names, surveys, revision, c.control.mutant())
+}
+
+fn survey_of(node: &Node, found: Survey) -> NodeSurvey {
+    let shard = |s: tool::ShardSurvey| ShardSurvey {
+        shard: s.shard,
+        promised: s.promised,
+        generation: s.generation,
+        last: s.last,
+        committed: s.committed,
+        whole: s.whole,
+        views: s.views.iter().map(|(view, at, body)| ViewSurvey::of(*view, *at, body)).collect(),
+    };
+    NodeSurvey {
+        cluster: found.device.cluster,
+        node: node.id,
+        start: found.device.start,
+        whole: found.recovery.is_empty(),
+        shards: found.shards.into_iter().map(shard).collect(),
+    }
+}
+
+/// What was lost is known here: nothing may have gone back.
+fn compare(c: &Cluster, done: &Rebuilt) {
+    for old in c.control.volumes() {
+        let Some(new) = done.state.volume(old.id) else {
+            c.world.violation(format!("volume {} is not there any more (V9)", old.id));
+            continue;
+        };
+        let shape = |v: &Volume| (v.name.clone(), v.size, v.stripe, v.copies, v.min_copies, v.ack, v.shards.len());
+        if shape(new) != shape(&old) || new.generation < old.generation {
+            c.world.violation(format!("a volume came back as another one (V9): {new:?}, it was {old:?}"));
+        }
+        for (was, is) in old.shards.iter().zip(&new.shards) {
+            if is.active < was.active {
+                let text = format!("shard {}.{}: view {} was active", old.id, is.index, was.active);
+                c.world.violation(format!("{text}, and view {} was made again (V9)", is.active));
+            }
+            let witness = c.net.witness.borrow();
+            let promised = c.nodes.iter().map(|n| witness.promised(n.id, old.shard_id(is.index))).max();
+            if promised.is_some_and(|p| p > is.highest) {
+                let text = format!("shard {}.{}: view {promised:?} was promised", old.id, is.index);
+                c.world.violation(format!("{text}, and numbers go on behind {} (V9)", is.highest));
+            }
+        }
+    }
+}
+
+/// A node's disk as it is now is kept, and the node is started anew. Later the old disk is put in, or one with nothing on
+/// it. The node has to be refused (V8); then it gets its own disk back.
+pub fn old_image(c: &Rc<Cluster>) {
+    let picked = c.luck.borrow_mut().pick(&c.nodes).cloned();
+    let Some(node) = picked.filter(|n| n.runs() && n.worker().is_some() && !n.damaged.get() && !n.is_old.get()) else {
+        return;
+    };
+    let (again, later, old) = {
+        let mut luck = c.luck.borrow_mut();
+        (luck.spread(1_000_000, 300_000_000), luck.spread(50_000_000, 1_500_000_000), luck.chance(0.7))
+    };
+    let (image, seen) = (old.then(|| node.disk.content()), start_of(c, &node));
+    node.kill(Crash::Kill);
+    let (cluster, one) = (c.clone(), node.clone());
+    c.world.after(Nanos(again), move || one.start());
+    c.world.after(Nanos(again + later), move || {
+        // One that was not started since can't be told from the present one.
+        if !cluster.over.get() && !node.is_held() && start_of(&cluster, &node) > seen && !node.is_old.get() {
+            tokio::task::spawn_local(put_in(cluster, node, image));
+        }
+    });
+}
+
+fn start_of(c: &Cluster, node: &Node) -> StartNumber {
+    c.control.with_state(|s| s.node(node.id).map(|n| n.start)).unwrap_or_default()
+}
+
+async fn put_in(c: Rc<Cluster>, node: Rc<Node>, image: Option<Content>) {
+    let crash = if c.luck.borrow_mut().chance(0.5) { Crash::Kill } else { Crash::Power };
+    node.kill(crash);
+    node.is_old.set(true);
+    node.hold(true);
+    c.world.count(format!("{} disks put in", if image.is_some() { "old" } else { "blank" }));
+    let is_blank = image.is_none();
+    let own = node.disk.swap(image.unwrap_or_default());
+    if is_blank && let Err(e) = node.format().await {
+        c.world.violation(format!("a blank disk can't be formatted: {e}"));
+    }
+    node.hold(false);
+    node.start();
+    let wait = Nanos(c.luck.borrow_mut().spread(50_000_000, 1_000_000_000));
+    c.world.clone().after(wait, move || {
+        node.kill(Crash::Kill);
+        node.disk.swap(own);
+        node.is_old.set(false);
+        node.start();
+    });
+}
