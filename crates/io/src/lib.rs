@@ -4,6 +4,7 @@
 //! clocks) and is the only module here that may touch them; `memory` holds a plain device for tests, `faults` devices
 //! that lose, fail and rot.
 
+mod any;
 mod buf;
 mod device;
 mod env;
@@ -13,6 +14,7 @@ pub mod linux;
 pub mod memory;
 mod net;
 
+pub use any::AnyDevice;
 pub use buf::AlignedBuf;
 pub use device::{Device, Durability};
 pub use env::{Clock, Random};

@@ -244,6 +244,12 @@ impl CrashDevice {
         self.0.borrow().calls
     }
 
+    /// Whether every call that changes something has returned.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.0.borrow().flying.is_empty()
+    }
+
     /// What a power cut would find now.
     #[must_use]
     pub fn cut(&self) -> PowerCut {

@@ -1,0 +1,12 @@
+//! The control state's replication from outside. `sim` is the slow part: whole control planes under drawn faults.
+
+mod doubts;
+mod failures;
+mod formats;
+mod handle;
+mod machine;
+mod sim;
+mod store;
+#[path = "../../../format/tests/suite/tables.rs"]
+mod tables;
+mod voters;

@@ -1,0 +1,9 @@
+//! The control plane's state from outside: commands, their bytes, and the state that logs give again.
+
+mod codec;
+mod formats;
+mod properties;
+mod rebuild;
+mod state;
+#[path = "../../../format/tests/suite/tables.rs"]
+mod tables;

@@ -1,0 +1,5 @@
+//! The driver from outside: scripts of its rules, and worlds of members with faults.
+
+mod property;
+mod rules;
+mod speed;

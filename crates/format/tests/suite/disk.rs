@@ -1,0 +1,268 @@
+//! Structures of a device: round trips, refusals, hostile bytes.
+
+use crate::common::any::frame;
+use crate::common::*;
+use bytes::{Bytes, BytesMut};
+use freebs_format::disk::*;
+use freebs_format::*;
+use freebs_types::*;
+use proptest::prelude::*;
+use zerocopy::IntoBytes;
+
+fn superblock() -> Superblock {
+    Superblock {
+        magic: SUPERBLOCK_MAGIC,
+        version: DISK_VERSION.into(),
+        length: 256.into(),
+        features: 0.into(),
+        sector: 512.into(),
+        cluster: cluster().0,
+        device: [3; 16],
+        node: 2.into(),
+        worker: 1.into(),
+        workers: 4.into(),
+        reserved0: 0.into(),
+        segment_bytes: (1u64 << 20).into(),
+        size_limit: (1u64 << 30).into(),
+        revision: 7.into(),
+        start: 6.into(),
+        created: 5.into(),
+        reserved: [0; 148],
+        crc: 0.into(),
+    }
+}
+
+fn resealed(mut bytes: Vec<u8>, covered: usize) -> Vec<u8> {
+    let crc = crc32c(&bytes[..covered]);
+    bytes[covered..covered + 4].copy_from_slice(&crc.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn a_superblock_is_found_whole_or_not_at_all() {
+    let good = superblock().encode();
+    assert_eq!(good.len(), SUPERBLOCK_BYTES);
+    let sb = Superblock::decode(&good).unwrap();
+    assert_eq!((sb.cluster_id(), sb.node_id(), sb.start_number()), (cluster(), NodeId(2), StartNumber(6)));
+    for bit in 0..256 * 8 {
+        let mut bad = good.clone();
+        bad[bit / 8] ^= 1 << (bit % 8);
+        let e = Superblock::decode(&bad).unwrap_err();
+        let expected = if bit < 32 { ErrorKind::NotFound } else { ErrorKind::Corrupt };
+        assert_eq!(e.kind, expected, "bit {bit}");
+    }
+    for len in 0..256 {
+        assert_eq!(Superblock::decode(&good[..len]).unwrap_err().kind, ErrorKind::Corrupt);
+    }
+    assert_eq!(Superblock::decode(&[0; 4096]).unwrap_err().kind, ErrorKind::NotFound);
+}
+
+#[test]
+fn a_superblock_of_a_newer_format_or_an_impossible_shape_is_refused() {
+    let kind = |change: &dyn Fn(&mut Superblock)| {
+        let mut sb = superblock();
+        change(&mut sb);
+        Superblock::decode(&sb.encode()).map(|_| ()).map_err(|e| e.kind)
+    };
+    assert_eq!(kind(&|_| ()), Ok(()));
+    assert_eq!(kind(&|s| s.version = 2.into()), Err(ErrorKind::Invalid));
+    assert_eq!(kind(&|s| s.features = FEATURE_CHECKPOINTS.into()), Ok(()));
+    for unknown in [1u32 << 1, 1 << 31, FEATURE_CHECKPOINTS | 1 << 1] {
+        assert_eq!(kind(&|s| s.features = unknown.into()), Err(ErrorKind::Invalid), "{unknown:#x}");
+    }
+    for sector in [0u32, 256, 768, 8192, u32::MAX] {
+        assert_eq!(kind(&|s| s.sector = sector.into()), Err(ErrorKind::Corrupt), "{sector}");
+    }
+    for segment in [0u64, 4096, (1 << 20) - 4096, (1 << 20) + 512, 1 << 31, u64::MAX] {
+        assert_eq!(kind(&|s| s.segment_bytes = segment.into()), Err(ErrorKind::Corrupt), "{segment}");
+    }
+}
+
+fn append(extra_and_heads: &[u8], extra: usize) -> AppendHeader {
+    let mut h = AppendHeader {
+        magic: [0; 4],
+        version: 0.into(),
+        flags: 0.into(),
+        device: [3; 16],
+        segment: 4.into(),
+        offset: 8192.into(),
+        segment_seq: 9.into(),
+        number: 100.into(),
+        durable: 99.into(),
+        heads_len: ((96 + extra_and_heads.len()) as u32).into(),
+        extra_len: (extra as u32).into(),
+        data_len: 8192.into(),
+        frames: 1.into(),
+        start: 6.into(),
+        reserved: [0; 8],
+        heads_crc: 0.into(),
+        crc: 0.into(),
+    };
+    h.finish(extra_and_heads);
+    h
+}
+
+#[test]
+fn an_append_header_is_found_whole_or_not_at_all() {
+    let heads = [&[0xff; 3][..], data_frame().head.bytes()].concat();
+    let h = append(&heads, 3);
+    let good = h.as_bytes().to_vec();
+    let back = AppendHeader::decode(&good).unwrap();
+    assert_eq!((back.seq(), back.heads_crc.get()), (SegmentSeq(9), crc32c(&heads)));
+    assert_eq!(back.total(512), (96 + heads.len()).next_multiple_of(512) + 8192);
+    for bit in 0..good.len() * 8 {
+        let mut bad = good.clone();
+        bad[bit / 8] ^= 1 << (bit % 8);
+        assert_eq!(AppendHeader::decode(&bad).unwrap_err().kind, ErrorKind::Corrupt, "bit {bit}");
+    }
+    for len in 0..good.len() {
+        assert!(AppendHeader::decode(&good[..len]).is_err());
+    }
+    let with = |at: usize, value: u32| {
+        let mut bad = good.clone();
+        bad[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        AppendHeader::decode(&resealed(bad, 92)).map(|_| ()).map_err(|e| e.kind)
+    };
+    assert_eq!(with(56, 95), Err(ErrorKind::Corrupt), "shorter than its header");
+    assert_eq!(with(56, APPEND_HEADS_BYTES_MAX as u32 + 1), Err(ErrorKind::Corrupt));
+    assert_eq!(with(60, u32::MAX), Err(ErrorKind::Corrupt), "more extra bytes than heads");
+    assert_eq!(with(64, APPEND_DATA_BYTES_MAX as u32 + 4096), Err(ErrorKind::Corrupt));
+    assert_eq!(with(64, 100), Err(ErrorKind::Corrupt));
+    let mut newer = good.clone();
+    newer[4] = 2;
+    assert_eq!(AppendHeader::decode(&resealed(newer, 92)).unwrap_err().kind, ErrorKind::Invalid);
+}
+
+fn footer(index: &[u8], frames: u32) -> SegmentFooter {
+    let mut f = SegmentFooter {
+        magic: [0; 4],
+        version: 0.into(),
+        reserved0: 0.into(),
+        device: [3; 16],
+        segment: 4.into(),
+        frames: frames.into(),
+        segment_seq: 9.into(),
+        first_append: 90.into(),
+        last_append: 100.into(),
+        index_at: 8192.into(),
+        index_len: 0.into(),
+        next: 5.into(),
+        index_crc: 0.into(),
+        reserved: [0; 20],
+        crc: 0.into(),
+    };
+    f.finish(index);
+    f
+}
+
+fn index_of(frames: &[Frame]) -> Bytes {
+    let mut index = BytesMut::new();
+    for (i, f) in frames.iter().enumerate() {
+        let at = i as u32 * 4096;
+        let flags = (i % 2) as u16;
+        let e = IndexEntry { head_at: at + 96, data_at: at + 512, append: 90 + i as u64, flags, head: f.head.clone() };
+        let before = index.len();
+        e.encode(&mut index);
+        assert_eq!(index.len() - before, IndexEntry::encoded_len(f.head.bytes().len()));
+    }
+    index.freeze()
+}
+
+#[test]
+fn a_segment_index_names_every_frame() {
+    let frames: Vec<Frame> = all_frames().into_iter().map(|(_, f)| f).collect();
+    let index = index_of(&frames);
+    let f = footer(&index, frames.len() as u32);
+    let good = f.as_bytes().to_vec();
+    // The footer is found in the last bytes of whatever was read.
+    let back = SegmentFooter::decode(&[&[7; 100][..], &good].concat(), 1 << 20).unwrap();
+    assert_eq!((back.index_crc.get(), back.index_len.get()), (crc32c(&index), index.len() as u32));
+    let entries = IndexEntry::decode_all(index.clone(), back.frames.get()).unwrap();
+    assert_eq!(entries.len(), frames.len());
+    for (i, (e, f)) in entries.iter().zip(&frames).enumerate() {
+        assert_eq!(e.head.bytes(), f.head.bytes());
+        assert_eq!(
+            (e.head_at, e.data_at, e.append, e.flags),
+            (i as u32 * 4096 + 96, i as u32 * 4096 + 512, 90 + i as u64, (i % 2) as u16)
+        );
+    }
+    for bit in 0..good.len() * 8 {
+        let mut bad = good.clone();
+        bad[bit / 8] ^= 1 << (bit % 8);
+        assert_eq!(SegmentFooter::decode(&bad, 1 << 20).unwrap_err().kind, ErrorKind::Corrupt, "bit {bit}");
+    }
+    for len in 0..good.len() {
+        assert!(SegmentFooter::decode(&good[..len], 1 << 20).is_err());
+    }
+    assert!(SegmentFooter::decode(&good, 8192).is_err(), "an index outside its segment");
+    let mut newer = good.clone();
+    newer[4] = 2;
+    assert_eq!(SegmentFooter::decode(&resealed(newer, 92), 1 << 20).unwrap_err().kind, ErrorKind::Invalid);
+    for wrong in [0, 4, 6, u32::MAX] {
+        assert!(IndexEntry::decode_all(index.clone(), wrong).is_err());
+    }
+    for len in 1..index.len() {
+        assert!(IndexEntry::decode_all(index.slice(..len), 5).is_err(), "{len} bytes");
+    }
+}
+
+proptest! {
+    #[test]
+    fn live_tables_round_trip(live in prop::collection::btree_set(0u32..5000, 0..40), segments in 5000u32..6000) {
+        let table = LiveTable::new(live.iter().map(|s| SegmentId(*s)), segments);
+        prop_assert_eq!(table.bits.len() as u32, segments.div_ceil(8));
+        prop_assert_eq!(table.iter().map(|s| s.0).collect::<std::collections::BTreeSet<_>>(), live.clone());
+        let read = LiveTable { bits: table.bits.clone() };
+        for s in 0..segments {
+            prop_assert_eq!(read.contains(SegmentId(s)), live.contains(&s));
+        }
+        prop_assert!(!read.contains(SegmentId(u32::MAX)));
+    }
+
+    #[test]
+    fn indexes_round_trip(frames in prop::collection::vec(frame(), 0..8)) {
+        let index = index_of(&frames);
+        let back = IndexEntry::decode_all(index, frames.len() as u32).unwrap();
+        for (e, f) in back.iter().zip(&frames) {
+            prop_assert_eq!(e.head.bytes(), f.head.bytes());
+        }
+    }
+
+    #[test]
+    fn random_bytes_are_nothing(bytes in prop::collection::vec(any::<u8>(), 0..1000), magic in 0usize..5) {
+        let mut bytes = bytes;
+        let magics = [*b"FBSB", *b"FBAP", *b"FBIX", *b"FBFR"];
+        if bytes.len() >= 256 && magic < 4 {
+            bytes[..4].copy_from_slice(&magics[magic]);
+            let footer = bytes.len() - 96;
+            bytes[footer..footer + 4].copy_from_slice(&magics[magic]);
+        }
+        prop_assert!(Superblock::decode(&bytes).is_err());
+        prop_assert!(AppendHeader::decode(&bytes).is_err());
+        prop_assert!(SegmentFooter::decode(&bytes, 1 << 20).is_err());
+        prop_assert!(bytes.is_empty() || IndexEntry::decode_all(bytes.clone().into(), 1).is_err());
+    }
+
+    /// Right checksums over wrong bytes: nothing panics, and what is accepted is within its maxima.
+    #[test]
+    fn hostile_structures_do_no_harm(edits in prop::collection::vec((0usize..252, any::<u8>()), 1..8), sector in 9u32..13) {
+        let mut sb = superblock().encode();
+        let mut ap = append(&[0; 64], 8).as_bytes().to_vec();
+        let mut fo = footer(&[0; 64], 1).as_bytes().to_vec();
+        for (at, value) in edits {
+            sb[at] = value;
+            ap[at % 92] = value;
+            fo[at % 92] = value;
+        }
+        if let Ok(sb) = Superblock::decode(&resealed(sb, 252)) {
+            prop_assert!(sb.sector.get() <= 4096 && sb.segment_bytes.get() <= 1 << 30);
+        }
+        if let Ok(h) = AppendHeader::decode(&resealed(ap, 92)) {
+            prop_assert!(h.total(1 << sector) <= APPEND_HEADS_BYTES_MAX + 4096 + APPEND_DATA_BYTES_MAX);
+            prop_assert!(h.extra_len.get() <= h.heads_len.get());
+        }
+        if let Ok(f) = SegmentFooter::decode(&resealed(fo, 92), 1 << 20) {
+            prop_assert!(u64::from(f.index_at.get()) + u64::from(f.index_len.get()) <= 1 << 20);
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Golden bytes: every structure as it was when its format was fixed. A difference here means that devices and
+//! peers of an earlier build are not understood any more, and asks for a new version number, not for new golden
+//! bytes. `FREEBS_BLESS=1 cargo test -p freebs-format --test golden` writes them anew while a version is not out.
+
+#![allow(clippy::disallowed_methods, reason = "golden bytes are files beside the test")]
+
+use crate::common::*;
+use bytes::BytesMut;
+use freebs_format::disk::*;
+use freebs_format::*;
+use freebs_types::*;
+use std::fmt::Write;
+use std::path::Path;
+use zerocopy::IntoBytes;
+
+fn hex(bytes: &[u8]) -> String {
+    let mut out = String::new();
+    for line in bytes.chunks(32) {
+        line.iter().for_each(|b| write!(out, "{b:02x}").unwrap());
+        out.push('\n');
+    }
+    out
+}
+
+/// Compares with `tests/golden/NAME.hex`; long data only by length and hash.
+fn golden(name: &str, bytes: &[u8], data: &[u8]) {
+    let mut text = hex(bytes);
+    if !data.is_empty() {
+        writeln!(text, "data: {} bytes, blake3 {}", data.len(), blake3::hash(data)).unwrap();
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{name}.hex"));
+    if std::env::var_os("FREEBS_BLESS").is_some() {
+        std::fs::write(&path, &text).unwrap();
+    }
+    let known = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    for (i, (a, b)) in known.lines().zip(text.lines()).enumerate() {
+        assert_eq!(a, b, "{name}: bytes {} to {} are not what they were", i * 32, i * 32 + 31);
+    }
+    assert_eq!(known.lines().count(), text.lines().count(), "{name}: another length");
+}
+
+#[test]
+fn frames() {
+    let others = [
+        ("mark-pins", pins_frame()),
+        ("snapshot", snapshot_frame()),
+        ("view-shared", shared_view_frame()),
+        ("view-described", described_view_frame()),
+    ];
+    for (name, frame) in all_frames().into_iter().chain(others) {
+        let (mut bytes, pins) = (frame.head.bytes().clone(), frame.header().features.get() & FEATURE_PINS);
+        assert_eq!(pins > 0, name == "snapshot" || name == "mark-pins", "{name}");
+        let has = |feature| frame.header().features.get() & feature > 0;
+        assert_eq!(has(FEATURE_SHARED), name == "view-shared" || name == "view-described", "{name}");
+        assert_eq!(has(FEATURE_VOLUME), name == "view-described", "{name}");
+        assert!(FrameHead::parse(&mut bytes).is_ok(), "{name}");
+        golden(&format!("frame-{name}"), frame.head.bytes(), &frame.data.concat());
+    }
+}
+
+fn superblock() -> Superblock {
+    Superblock {
+        magic: SUPERBLOCK_MAGIC,
+        version: DISK_VERSION.into(),
+        length: 256.into(),
+        features: 0.into(),
+        sector: 4096.into(),
+        cluster: cluster().0,
+        device: [0xde; 16],
+        node: 2.into(),
+        worker: 1.into(),
+        workers: 4.into(),
+        reserved0: 0.into(),
+        segment_bytes: limits::SEGMENT_BYTES.into(),
+        size_limit: (20u64 << 30).into(),
+        revision: 9.into(),
+        start: 8.into(),
+        created: 1_767_225_600_000_000_000.into(),
+        reserved: [0; 148],
+        crc: 0.into(),
+    }
+}
+
+#[test]
+fn map() {
+    let mut page = vec![0; PAGE_BYTES];
+    page[64..74].copy_from_slice(&[25, 7, 8, 6, 4, 9, 0xa, 0xb, 0xc, 0xd]);
+    let name = PageName { device: DeviceId([0xde; 16]), kind: PAGE_ENTRIES, run: 77, page: 3 };
+    PageHeader::seal(&mut page, name, 1, 10);
+    golden("map-page", &page[..96], &page[96..]);
+    assert_eq!(PageHeader::open(&page, name).unwrap(), (1, &page[64..74]));
+    for other in [PageName { page: 2, ..name }, PageName { run: 78, ..name }, PageName { kind: PAGE_FENCES, ..name }] {
+        assert_eq!(PageHeader::open(&page, other).unwrap_err().kind, ErrorKind::Corrupt);
+    }
+    let slot = CheckpointSlot {
+        magic: [0; 4],
+        version: 0.into(),
+        length: 0.into(),
+        device: [0xde; 16],
+        revision: 12.into(),
+        manifest: 78.into(),
+        bytes: 9000.into(),
+        extents: 0.into(),
+        reserved: [0; 36],
+        extents_crc: 0.into(),
+        crc: 0.into(),
+    };
+    let extents = [(5, 4095, 1), (9, 0, 2)].map(|(segment, page, count): (u32, u32, u32)| PagesFixed {
+        segment: segment.into(),
+        page: page.into(),
+        count: count.into(),
+    });
+    let bytes = slot.encode(&extents);
+    golden("checkpoint", &bytes[..128], &bytes[128..]);
+    let (back, list) = CheckpointSlot::decode(&bytes, DeviceId([0xde; 16])).unwrap();
+    assert_eq!((back.revision.get(), back.bytes.get(), &list[..]), (12, 9000, &extents[..]));
+    assert_eq!(CheckpointSlot::decode(&bytes, DeviceId([1; 16])).unwrap_err().kind, ErrorKind::Corrupt);
+    assert_eq!(CheckpointSlot::decode(&[0; 4096], DeviceId([1; 16])).unwrap_err().kind, ErrorKind::NotFound);
+    for at in [0, 5, 30, 60, 90, 97, 110] {
+        let mut bad = bytes.clone();
+        bad[at] ^= 1;
+        assert!(CheckpointSlot::decode(&bad, DeviceId([0xde; 16])).is_err(), "byte {at}");
+    }
+}
+
+#[test]
+fn device() {
+    golden("superblock", &superblock().encode()[..256], &superblock().encode()[256..]);
+    let with = Superblock { features: FEATURE_CHECKPOINTS.into(), ..superblock() };
+    assert!(Superblock::decode(&with.encode()).unwrap().has_checkpoints() && !superblock().has_checkpoints());
+    golden("superblock-checkpoints", &with.encode()[..256], &with.encode()[256..]);
+    let table = LiveTable::new([0, 1, 9, 1200].into_iter().map(SegmentId), 1280);
+    let heads: Vec<u8> = [view_frame(), data_frame()].iter().flat_map(|f| f.head.bytes().to_vec()).collect();
+    let extra_and_heads = [&table.bits[..], &heads].concat();
+    let mut append = AppendHeader {
+        magic: [0; 4],
+        version: 0.into(),
+        flags: APPEND_REPAIR.into(),
+        device: [0xde; 16],
+        segment: 12.into(),
+        offset: 0.into(),
+        segment_seq: 40.into(),
+        number: 5000.into(),
+        durable: 4999.into(),
+        heads_len: ((size_of::<AppendHeader>() + extra_and_heads.len()) as u32).into(),
+        extra_len: (table.bits.len() as u32).into(),
+        data_len: (2 * BLOCK as u32).into(),
+        frames: 2.into(),
+        start: 8.into(),
+        reserved: [0; 8],
+        heads_crc: 0.into(),
+        crc: 0.into(),
+    };
+    append.finish(&extra_and_heads);
+    golden("append", &[append.as_bytes(), &extra_and_heads].concat(), &[]);
+    let mut index = BytesMut::new();
+    for (i, (_, f)) in all_frames().into_iter().enumerate() {
+        let at = i as u32;
+        let flags = if i == 0 { APPEND_REPAIR } else { 0 };
+        IndexEntry { head_at: 96 + at, data_at: 4096 * (1 + at), append: 5000 + u64::from(at), flags, head: f.head }
+            .encode(&mut index);
+    }
+    let mut footer = SegmentFooter {
+        magic: [0; 4],
+        version: 0.into(),
+        reserved0: 0.into(),
+        device: [0xde; 16],
+        segment: 12.into(),
+        frames: 5.into(),
+        segment_seq: 40.into(),
+        first_append: 5000.into(),
+        last_append: 5004.into(),
+        index_at: ((16 << 20) - 8192).into(),
+        index_len: 0.into(),
+        next: 13.into(),
+        index_crc: 0.into(),
+        reserved: [0; 20],
+        crc: 0.into(),
+    };
+    footer.finish(&index);
+    golden("segment-index", &index, &[]);
+    golden("segment-footer", footer.as_bytes(), &[]);
+}
+
+#[test]
+fn messages() {
+    let all = all_messages();
+    assert_eq!(all.len(), 24, "one of each kind");
+    for m in all {
+        let (head, payload) = wire_bytes(&m);
+        golden(&format!("message-{}", m.name().replace(' ', "-")), &head, &payload);
+    }
+}
+
+#[test]
+fn messages_with_slices_keep_their_bytes() {
+    for (name, m) in messages_with_slices() {
+        let (head, payload) = wire_bytes(&m);
+        golden(&format!("message-{name}"), &head, &payload);
+    }
+}
+
+#[test]
+fn the_host_key() {
+    let (secret, public) = (Hash32([0x5c; 32]), HostPublic([0x9b; 32]));
+    let bytes = HostKeyFile::encode(cluster(), NodeId(3), &secret, &public);
+    golden("host-key", &bytes, &[]);
+    assert_eq!(HostKeyFile::decode(&bytes, cluster(), NodeId(3)).unwrap(), (secret, public));
+    assert!(HostKeyFile::decode(&bytes, cluster(), NodeId(4)).is_err());
+    assert!(HostKeyFile::decode(&bytes, ClusterId([1; 16]), NodeId(3)).is_err());
+    for bit in 0..bytes.len() * 8 {
+        let mut bad = bytes;
+        bad[bit / 8] ^= 1 << (bit % 8);
+        assert!(HostKeyFile::decode(&bad, cluster(), NodeId(3)).is_err(), "bit {bit}");
+    }
+    for len in 0..bytes.len() {
+        assert!(HostKeyFile::decode(&bytes[..len], cluster(), NodeId(3)).is_err(), "{len} bytes");
+    }
+}
+
+/// Published values, so that a change of a library or of its parameters is noticed.
+#[test]
+fn hashes_are_the_known_ones() {
+    assert_eq!(crc32c(&block(1)), block_crc(&block(1)));
+    assert_eq!(crc32c(&[0u8; 32]), 0x8a91_36aa, "RFC 3720, B.4");
+    assert_eq!(crc32c(&[0xffu8; 32]), 0x62a8_ab43, "RFC 3720, B.4");
+    let digest = frame_digest(b"", b"", &[]);
+    assert_eq!(
+        digest.to_string(),
+        "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262",
+        "BLAKE3 of nothing"
+    );
+    assert_eq!(frame_digest(b"a", b"b", &[b"c".as_slice().into()]), frame_digest(b"abc", b"", &[]));
+}

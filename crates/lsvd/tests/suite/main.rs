@@ -1,0 +1,31 @@
+//! The log engine from outside: one binary, because the engine is made anew in each.
+//!
+//! `sweeps` is the slow part: `cargo test -p freebs-lsvd --test suite sweeps` runs it alone, `-- --skip sweeps` leaves
+//! it out.
+
+mod common;
+mod crash_device;
+mod memory;
+
+mod check;
+mod cleaning;
+mod closing;
+mod crash;
+mod damage;
+mod engine;
+mod history;
+mod maps;
+mod mended;
+mod moved;
+mod rules;
+mod scrub;
+mod shards;
+mod survey;
+mod sweeps;
+mod tool;
+mod tool_crash;
+mod tool_fuzz;
+mod waiting;
+
+#[global_allocator]
+static MEMORY: memory::Keeping = memory::Keeping;

@@ -1,0 +1,318 @@
+//! What was mended stays mended, and what is lost stays missed, when the segments that told of it are given up.
+
+use crate::common::*;
+use freebs_format::{ExtentKind, Frame};
+use freebs_io::memory::MemoryDevice;
+use freebs_lsvd::{Base, CleanOptions, EventKind, Learned, MarkChange, Record};
+use freebs_types::{BLOCK, BlockRange, Lba, Sequence, ShardId};
+
+const ONE: ShardId = ShardId::new(1, 0);
+const TWO: ShardId = ShardId::new(2, 0);
+
+fn data(start: u32, len: u32, fill: u64) -> Op {
+    Op { extents: vec![(ExtentKind::Data, start, len)], fill: fill << 32 }
+}
+
+fn off() -> CleanOptions {
+    CleanOptions { enabled: false, ..CleanOptions::default() }
+}
+
+fn eager() -> CleanOptions {
+    CleanOptions { share_percent: 300, target_percent: 100, batch_bytes: 2 << 20, ..CleanOptions::default() }
+}
+
+async fn idle(rig: &Rig) {
+    rig.engine.flush_idle();
+    for _ in 0..5000 {
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn device() -> MemoryDevice {
+    let device = MemoryDevice::new(4096, 1 << 30);
+    create_log(device.clone(), &shape(60)).await.unwrap();
+    device
+}
+
+async fn put(rig: &Rig, chain: &mut Chain, op: Op) -> Frame {
+    let f = chain.frame(&[op]);
+    rig.append(Record::Frame(f.clone()));
+    rig.settle().await;
+    chain.committed = chain.sequence;
+    rig.engine.committed(chain.shard, Sequence(chain.sequence));
+    f
+}
+
+/// The tail was compared with the chain's.
+fn trusted(shard: ShardId) -> Record {
+    Record::Mark { shard, change: MarkChange { trusted: true, ..MarkChange::default() }, ticket: 1 }
+}
+
+/// Where a block of data lies on the device.
+fn place(bytes: &[u8], good: &[u8]) -> usize {
+    bytes.windows(BLOCK).step_by(512).position(|w| w == good).expect("it is there") * 512
+}
+
+/// A frame with a rotten block is repaired, what its first copy shared a segment with is overwritten, and the segment
+/// is given up, in the normal course or by cleaning. At the next start the repair is all that is left of the frame.
+async fn repaired(clean: bool) {
+    let device = device().await;
+    let rig = Rig::open(device.clone()).await.unwrap();
+    rig.engine.set_cleaning(off());
+    let mut c = Chain::new(ONE);
+    let first = put(&rig, &mut c, data(0, 20, 1)).await;
+    if clean {
+        put(&rig, &mut c, data(400, 8, 77)).await;
+    }
+    for i in 0..8 {
+        put(&rig, &mut c, data(20, 180, i + 2)).await;
+    }
+    device.poke(|bytes| {
+        let at = place(bytes, &block((1 << 32) + 5));
+        bytes[at + 100] ^= 1;
+    });
+    assert!(rig.engine.read(ONE, BlockRange::new(5, 1)).await.is_err());
+    rig.append(Record::Repair(first));
+    rig.settle().await;
+    rig.engine.set_cleaning(if clean { eager() } else { off() });
+    for i in 0..3 {
+        put(&rig, &mut c, data(20, 180, i + 200)).await;
+    }
+    idle(&rig).await;
+    assert!(rig.engine.counters().segments_freed > 0, "no segment was given up");
+    let before = rig.read_all(ONE, 500).await.unwrap();
+    rig.stop().await;
+    let rig = Rig::open(device).await.unwrap();
+    assert_eq!(rig.report.damage, []);
+    assert_eq!(rig.read_all(ONE, 500).await.unwrap(), before);
+}
+
+#[test]
+fn a_repaired_frame_outlives_its_first_copy() {
+    local(repaired(false));
+    local(repaired(true));
+}
+
+/// Written all the same, it would be taken for the frame once nothing tells of that one any more.
+#[test]
+fn a_repair_for_another_frame_is_not_written() {
+    local(async {
+        let device = device().await;
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let (mut c, mut other) = (Chain::new(ONE), Chain::new(ONE));
+        put(&rig, &mut c, data(0, 4, 1)).await;
+        let before = rig.engine.counters().appends;
+        rig.engine.append(Record::Repair(other.frame(&[data(0, 4, 9)])));
+        rig.engine.append(Record::Repair(Chain::new(TWO).frame(&[data(0, 4, 9)])));
+        idle(&rig).await;
+        let refused = rig.engine.events().iter().filter(|e| e.kind == EventKind::Refused).count();
+        assert_eq!(refused, 2);
+        let idle_append = 1;
+        assert!(rig.engine.counters().appends <= before + idle_append, "it was written");
+        rig.stop().await;
+        let rig = Rig::open(device).await.unwrap();
+        assert_eq!(rig.report.damage, []);
+        assert_eq!(rig.report.frames, 1);
+    });
+}
+
+/// The last frame of TWO is lost in a damaged append among frames of ONE. When these are overwritten, the segment must
+/// stay: nothing else says that TWO may miss something (rule E7).
+async fn suspected(clean: bool) {
+    let device = device().await;
+    let rig = Rig::open(device.clone()).await.unwrap();
+    rig.engine.set_cleaning(off());
+    let (mut a, mut b) = (Chain::new(ONE), Chain::new(TWO));
+    put(&rig, &mut b, data(0, 4, 1)).await;
+    put(&rig, &mut a, data(0, 200, 2)).await;
+    put(&rig, &mut a, data(200, 200, 3)).await;
+    let lost = put(&rig, &mut b, data(0, 4, 4)).await;
+    put(&rig, &mut a, data(400, 4, 5)).await;
+    rig.kill();
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    let head = lost.head.bytes().to_vec();
+    device.poke(|bytes| {
+        let at = bytes.windows(head.len()).position(|w| *w == head[..]).expect("it is there") / 4096 * 4096;
+        bytes[at..at + 4096].fill(0xee);
+    });
+
+    let rig = Rig::open(device.clone()).await.unwrap();
+    let state = rig.engine.state(TWO).unwrap();
+    assert!(state.suspect_tail && state.last.sequence.0 == 1);
+    rig.engine.set_cleaning(if clean { eager() } else { off() });
+    for i in 0..4 {
+        put(&rig, &mut a, data(200, 200, i + 10)).await;
+        put(&rig, &mut a, data(400, 4, i + 30)).await;
+    }
+    idle(&rig).await;
+    rig.stop().await;
+    let rig = Rig::open(device.clone()).await.unwrap();
+    assert!(rig.engine.state(TWO).unwrap().suspect_tail, "the lost tail is forgotten");
+
+    // A frame that comes does not mend it, also not over a start: more may be missing.
+    rig.append(Record::Frame(lost));
+    rig.settle().await;
+    assert!(rig.engine.state(TWO).unwrap().suspect_tail);
+    rig.stop().await;
+    let rig = Rig::open(device.clone()).await.unwrap();
+    assert!(rig.engine.state(TWO).unwrap().suspect_tail, "half of what was lost is here");
+    rig.engine.set_cleaning(if clean { eager() } else { off() });
+    // Compared with the chain, it need not be remembered.
+    rig.append(trusted(TWO));
+    rig.settle().await;
+    rig.engine.committed(TWO, Sequence(2));
+    for i in 0..12 {
+        put(&rig, &mut a, data(0, 200, i + 50)).await;
+        put(&rig, &mut a, data(200, 204, i + 70)).await;
+    }
+    idle(&rig).await;
+    rig.stop().await;
+    let rig = Rig::open(device).await.unwrap();
+    assert!(!rig.engine.state(TWO).unwrap().suspect_tail);
+}
+
+#[test]
+fn a_suspect_tail_is_not_forgotten() {
+    local(suspected(false));
+    local(suspected(true));
+}
+
+/// A whole segment is lost. Its number stays in the live tables until those that miss something are mended, and its
+/// place is not written over.
+#[test]
+fn a_lost_segment_is_missed_until_its_shards_are_mended() {
+    local(async {
+        let device = device().await;
+        let rig = Rig::open(device.clone()).await.unwrap();
+        rig.engine.set_cleaning(off());
+        let (mut a, mut b, mut c) = (Chain::new(ONE), Chain::new(TWO), Chain::new(ShardId::new(3, 0)));
+        put(&rig, &mut b, data(0, 4, 1)).await;
+        put(&rig, &mut a, data(0, 200, 2)).await;
+        put(&rig, &mut a, data(200, 200, 3)).await;
+        let lost = put(&rig, &mut b, data(0, 4, 4)).await;
+        put(&rig, &mut a, data(400, 200, 5)).await;
+        put(&rig, &mut a, data(600, 200, 6)).await;
+        rig.stop().await;
+        device.poke(|bytes| {
+            let segment = place(bytes, &block((4 << 32) + 1)) / SEGMENT as usize;
+            bytes[segment * SEGMENT as usize..(segment + 1) * SEGMENT as usize].fill(0xee);
+        });
+        for round in 0..2 {
+            let rig = Rig::open(device.clone()).await.unwrap();
+            assert!(rig.report.damage.iter().any(|f| f.what.contains("whole segment is lost")), "start {round}");
+            let state = rig.engine.state(TWO).unwrap();
+            assert!(state.suspect_tail && state.last.sequence.0 == 1, "start {round}: {state:?}");
+            for i in 0..4 {
+                put(&rig, &mut c, data(0, 200, 40 + 10 * round + i)).await;
+            }
+            rig.stop().await;
+        }
+        let rig = Rig::open(device.clone()).await.unwrap();
+        rig.append(Record::Frame(lost));
+        rig.append(trusted(TWO));
+        rig.settle().await;
+        assert!(!rig.engine.state(TWO).unwrap().suspect_tail);
+        rig.stop().await;
+    });
+}
+
+/// All that a replica has of a shard goes to another one, but for what says so.
+async fn learn(from: &Rig, to: &Rig) {
+    let mut at = Some(Lba(0));
+    while let Some(lba) = at {
+        let (body, data, next) = from.engine.entries(TWO, lba, Sequence(0), 1 << 18).await.unwrap();
+        to.append(Record::Carry { shard: TWO, body, data, ticket: 1 });
+        at = next;
+    }
+    to.settle().await;
+}
+
+fn say(to: &Rig, change: MarkChange) {
+    to.append(Record::Mark { shard: TWO, change, ticket: 2 });
+}
+
+/// The log goes on where a segment is lost that held a part of a map which had been learned. The mark behind it said that
+/// nothing was missing, and went on saying so: blocks read as if they had never been written.
+async fn learned_and_lost(kill: bool, more: u64) {
+    let (theirs, ours) = (Rig::open(device().await).await.unwrap(), device().await);
+    let mut b = Chain::new(TWO);
+    for i in 0..4 {
+        put(&theirs, &mut b, data(i * 200, 200, u64::from(i) + 2)).await;
+    }
+    let all = theirs.read_all(TWO, 800).await.unwrap();
+    let rig = Rig::open(ours.clone()).await.unwrap();
+    rig.engine.set_cleaning(off());
+    let mut a = Chain::new(ONE);
+    put(&rig, &mut a, data(0, 200, 20)).await;
+    learn(&theirs, &rig).await;
+    let last = theirs.engine.frame(TWO, Sequence(b.sequence)).await.unwrap();
+    let h = last.header();
+    let base = Base {
+        since: Sequence(0),
+        tip: Sequence(0),
+        last: b.name(),
+        parent: h.parent_token(),
+        digest: h.digest(),
+        version: h.last_version(),
+        committed: Sequence(b.sequence),
+        view_frame: None,
+        attach: Default::default(),
+        requests: Default::default(),
+        open_chunk: (h.chunk(), h.chunk_offset.get() + h.data_blocks()),
+    };
+    say(&rig, MarkChange { base: Some(Box::new(base)), ..MarkChange::default() });
+    for i in 0..4 {
+        put(&rig, &mut a, data(0, 200, 30 + i)).await;
+    }
+    assert_eq!(rig.read_all(TWO, 800).await.unwrap(), all);
+    rig.stop().await;
+    ours.poke(|bytes| {
+        let segment = place(bytes, &block((4 << 32) + 450)) / SEGMENT as usize;
+        bytes[segment * SEGMENT as usize..(segment + 1) * SEGMENT as usize].fill(0xee);
+    });
+    let mut rig = Rig::open(ours.clone()).await.unwrap();
+    for start in 0..3 {
+        assert!(rig.report.damage.iter().any(|f| f.what.contains("whole segment is lost")), "start {start}");
+        let state = rig.engine.state(TWO).unwrap();
+        assert!(!state.holes.is_empty(), "start {start}: a part of the map is lost, and nothing is missed: {state:?}");
+        rig.stop().await;
+        rig = Rig::open(ours.clone()).await.unwrap();
+    }
+    // It is learned once more: then nothing is missed any more, at this start and at the next ones.
+    rig.engine.set_cleaning(off());
+    for shard in [ONE, TWO] {
+        rig.append(trusted(shard));
+    }
+    for i in 0..more {
+        put(&rig, &mut a, data(0, 200, 40 + i)).await;
+    }
+    learn(&theirs, &rig).await;
+    let learned = Learned { upto: Sequence(b.sequence), ..Learned::default() };
+    say(&rig, MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() });
+    rig.settle().await;
+    assert_eq!(rig.engine.state(TWO).unwrap().holes, []);
+    if kill {
+        rig.kill();
+    } else {
+        rig.stop().await;
+    }
+    for start in 0..3 {
+        let rig = Rig::open(ours.clone()).await.unwrap();
+        assert_eq!(rig.engine.state(TWO).unwrap().holes, [], "start {start}");
+        assert_eq!(rig.read_all(TWO, 800).await.unwrap(), all, "start {start}");
+        for i in 0..3 {
+            put(&rig, &mut a, data(0, 200, 60 + 10 * start + i)).await;
+        }
+        rig.stop().await;
+    }
+}
+
+#[test]
+fn a_learned_map_whose_segment_is_lost_is_missed() {
+    for more in 0..3 {
+        local(learned_and_lost(false, more));
+        local(learned_and_lost(true, more));
+    }
+}

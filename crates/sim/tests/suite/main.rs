@@ -1,0 +1,4 @@
+//! The simulator: good code passes every seed, and no rule can be left out unnoticed.
+
+mod mutants;
+mod seeds;
