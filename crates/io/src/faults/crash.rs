@@ -27,6 +27,8 @@ pub enum Survives {
     Some(u64),
     /// As `Some`, but one of them (if there is any) is torn: sectors of it are there and others are not.
     Torn(u64),
+    /// Each write by itself: not at all, whole, or each sector of it with odds of 1 in 2 or 19 in 20, by seed.
+    Shredded(u64),
 }
 
 /// Promises that a bad device breaks. A test that passes on such a device tests nothing.
@@ -121,6 +123,8 @@ struct State {
     flying: Vec<Unsynced>,
     calls: u64,
     pace: Option<(Luck, u64)>,
+    /// Turns are those of the whole runtime, not only of the tasks that are ready.
+    wide: bool,
     stop_at: u64,
     lie: Option<Lie>,
     hook: Option<Hook>,
@@ -152,7 +156,7 @@ impl PowerCut {
         let mut pages = self.stable.clone();
         let (mut luck, mut torn) = (Luck::new(0), usize::MAX);
         match survives {
-            Survives::Some(seed) => luck = Luck::new(seed),
+            Survives::Some(seed) | Survives::Shredded(seed) => luck = Luck::new(seed),
             Survives::Torn(seed) => {
                 luck = Luck::new(seed);
                 torn = luck.below(self.unsynced.len().max(1) as u64) as usize;
@@ -160,10 +164,14 @@ impl PowerCut {
             Survives::Nothing | Survives::Everything => {}
         }
         for (i, u) in self.unsynced.iter().enumerate() {
+            if let Survives::Shredded(_) = survives {
+                shred(u, &mut pages, self.sector, &mut luck);
+                continue;
+            }
             let there = match survives {
                 Survives::Nothing => false,
                 Survives::Everything => true,
-                Survives::Some(_) | Survives::Torn(_) => luck.coin(),
+                Survives::Some(_) | Survives::Torn(_) | Survives::Shredded(_) => luck.coin(),
             };
             if i == torn {
                 tear(u, &mut pages, self.sector, &mut luck);
@@ -190,6 +198,15 @@ fn tear(u: &Unsynced, pages: &mut Pages, sector: u64, luck: &mut Luck) {
     });
 }
 
+/// A change of which any sectors are there; all or none of them as often as some.
+fn shred(u: &Unsynced, pages: &mut Pages, sector: u64, luck: &mut Luck) {
+    let twentieths = [0, 20, 10, 19][luck.below(4) as usize];
+    match u.change {
+        Change::Len { .. } => tear(u, pages, sector, luck),
+        _ => u.apply(pages, sector, |_| luck.below(20) < twentieths),
+    }
+}
+
 impl CrashDevice {
     /// An empty device with `sector`-byte sectors that can grow to `limit` bytes.
     #[must_use]
@@ -207,6 +224,7 @@ impl CrashDevice {
             flying: Vec::new(),
             calls: 0,
             pace: None,
+            wide: false,
             stop_at: u64::MAX,
             lie: None,
             hook: None,
@@ -216,6 +234,13 @@ impl CrashDevice {
     /// From now on each call takes up to `most` turns (polls of its future), by seed, so that calls overlap.
     pub fn pace(&self, seed: u64, most: u64) {
         self.0.borrow_mut().pace = Some((Luck::new(seed), most));
+    }
+
+    /// As [`Self::pace`], in turns of the whole runtime: whoever started it gets its turn between two of them. (A task
+    /// that only wakes itself is polled again before that one, which then never sees a call under way.)
+    pub fn pace_widely(&self, seed: u64, most: u64) {
+        self.pace(seed, most);
+        self.0.borrow_mut().wide = true;
     }
 
     /// From now on it breaks a promise.
@@ -286,8 +311,12 @@ impl CrashDevice {
 
     async fn turns(&self) {
         let n = self.0.borrow_mut().pace.as_mut().map_or(0, |(luck, most)| luck.below(*most + 1));
+        let wide = self.0.borrow().wide;
         for _ in 0..n {
-            turn().await;
+            match wide {
+                true => tokio::task::yield_now().await,
+                false => turn().await,
+            }
         }
     }
 

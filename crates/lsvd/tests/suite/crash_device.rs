@@ -10,19 +10,13 @@ const TURNS: u64 = 3;
 /// An empty device that can grow to `limit` bytes.
 pub fn crash_device(limit: u64, seed: u64) -> CrashDevice {
     let device = CrashDevice::new(SECTOR, limit);
-    device.pace(seed, TURNS);
+    device.pace_widely(seed, TURNS);
     device
 }
 
 /// The device as it is found after a power cut, at the pace of before.
 pub fn power_cut(device: &CrashDevice, rng: &mut Rng) -> CrashDevice {
-    let survives = match rng.below(4) {
-        0 => Survives::Nothing,
-        1 => Survives::Everything,
-        2 => Survives::Some(rng.next()),
-        _ => Survives::Torn(rng.next()),
-    };
-    let found = device.cut().image(survives);
-    found.pace(rng.next(), TURNS);
+    let found = device.cut().image(Survives::Shredded(rng.next()));
+    found.pace_widely(rng.next(), TURNS);
     found
 }

@@ -72,21 +72,21 @@ pub fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 }
 
 fn start_log(default_level: &str) -> Result<()> {
-    use tracing_subscriber::EnvFilter;
-    let filter = match std::env::var("FREEBS_LOG") {
-        Ok(text) if !text.is_empty() => EnvFilter::try_new(&text).map_err(|e| {
-            Error::invalid(format!("FREEBS_LOG is '{text}', which is no filter ({e}); write info, or freebs=debug"))
-        })?,
-        _ => EnvFilter::new(default_level),
-    };
+    use tracing_subscriber::prelude::*;
+    let text = std::env::var("FREEBS_LOG").unwrap_or_default();
+    let filter = log_filter(if text.is_empty() { default_level } else { &text })?;
     // A log that can't be written (its disk is full) must not end the process that has something to say.
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_target(false)
-        .log_internal_errors(false)
-        .with_writer(std::io::stderr)
-        .init();
+    let lines =
+        tracing_subscriber::fmt::layer().with_target(false).log_internal_errors(false).with_writer(std::io::stderr);
+    tracing_subscriber::registry().with(lines.with_filter(filter)).init();
     Ok(())
+}
+
+/// A level (`info`), or levels of single parts (`freebs=debug,openraft=warn`).
+fn log_filter(text: &str) -> Result<tracing_subscriber::filter::Targets> {
+    text.parse().map_err(|e| {
+        Error::invalid(format!("FREEBS_LOG is '{text}', which is no filter ({e}); write info, or freebs=debug"))
+    })
 }
 
 #[cfg(test)]
@@ -96,5 +96,15 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn filters_of_the_log_are_levels_and_levels_of_parts() {
+        use tracing::Level;
+        let filter = log_filter("warn,freebs=debug").unwrap();
+        assert!(filter.would_enable("freebs::runtime", &Level::DEBUG));
+        assert!(!filter.would_enable("openraft", &Level::INFO) && filter.would_enable("openraft", &Level::WARN));
+        let error = log_filter("freebs=loud").unwrap_err();
+        assert!(error.to_string().contains("write info, or freebs=debug"), "{error}");
     }
 }
