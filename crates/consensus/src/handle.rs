@@ -1,9 +1,7 @@
 //! The control plane for the other threads: a seat runs in a thread of its own, and they talk to it through this.
 
-use crate::links::Network;
 use crate::peer::Peer;
 use freebs_control::{Command, ControlPlane, Done, State};
-use freebs_io::Device;
 use freebs_types::{Error, Result};
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -66,7 +64,7 @@ impl ControlPlane for Handle {
 
 impl Desk {
     /// Serves the handles until all are gone. On the seat's `LocalSet`.
-    pub async fn serve<D: Device, N: Network>(mut self, peer: Peer<D, N>) {
+    pub async fn serve(mut self, peer: Peer) {
         let mut state = peer.watch();
         let published = self.state;
         let publish = async move {

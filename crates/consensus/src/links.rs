@@ -41,8 +41,8 @@ pub trait Network: 'static {
 }
 
 /// Our end of all links.
-pub(crate) struct Links<N> {
-    network: N,
+pub(crate) struct Links {
+    network: Rc<dyn Network>,
     pub me: Seat,
     pub cluster: ClusterId,
     pub start: StartNumber,
@@ -51,18 +51,18 @@ pub(crate) struct Links<N> {
 }
 
 /// Takes the request out of those that wait, also when who asked has gone.
-struct Waits<'a, N>(&'a Links<N>, u64);
+struct Waits<'a>(&'a Links, u64);
 
-impl<N> Drop for Waits<'_, N> {
+impl Drop for Waits<'_> {
     fn drop(&mut self) {
         self.0.waiting.borrow_mut().remove(&self.1);
     }
 }
 
-impl<N: Network> Links<N> {
+impl Links {
     /// Requests are numbered from `first` on: another number at each start, so that an answer to a request of an
     /// earlier one finds nobody who waits for it.
-    pub fn new(network: N, me: Seat, cluster: ClusterId, start: StartNumber, first: u64) -> Self {
+    pub fn new(network: Rc<dyn Network>, me: Seat, cluster: ClusterId, start: StartNumber, first: u64) -> Self {
         Self { network, me, cluster, start, next: Cell::new(first), waiting: RefCell::default() }
     }
 
@@ -116,23 +116,23 @@ impl<N: Network> Links<N> {
 }
 
 /// Makes clients for the library.
-pub(crate) struct Clients<N> {
-    pub links: Rc<Links<N>>,
+pub(crate) struct Clients {
+    pub links: Rc<Links>,
     /// How long it is waited for that entries were taken. The library would wait for no more than a heartbeat, and a
     /// disk may need longer to sync them.
     pub answer: Duration,
 }
 
-impl<N: Network> RaftNetworkFactory<Types> for Clients<N> {
-    type Network = Client<N>;
+impl RaftNetworkFactory<Types> for Clients {
+    type Network = Client;
 
-    async fn new_client(&mut self, target: Seat, (): &()) -> Client<N> {
+    async fn new_client(&mut self, target: Seat, (): &()) -> Client {
         Client { links: self.links.clone(), to: target, answer: self.answer }
     }
 }
 
-pub(crate) struct Client<N> {
-    links: Rc<Links<N>>,
+pub(crate) struct Client {
+    links: Rc<Links>,
     to: Seat,
     answer: Duration,
 }
@@ -159,7 +159,7 @@ fn cut(entries: &mut Vec<crate::types::Entry>) -> Result<()> {
     Ok(())
 }
 
-impl<N: Network> RaftNetworkV2<Types> for Client<N> {
+impl RaftNetworkV2<Types> for Client {
     type SnapshotData = Rc<Vec<u8>>;
 
     async fn append_entries(
@@ -212,7 +212,7 @@ impl<N: Network> RaftNetworkV2<Types> for Client<N> {
     }
 }
 
-impl<N: Network> Client<N> {
+impl Client {
     async fn ask_for_vote(
         &mut self,
         request: Message,
@@ -249,7 +249,7 @@ impl<N: Network> Client<N> {
 }
 
 /// The library's node over our types.
-pub(crate) type Raft<D> = openraft::Raft<Types, Applied<D>>;
+pub(crate) type Raft = openraft::Raft<Types, Applied>;
 
 #[cfg(test)]
 mod tests {
@@ -273,7 +273,7 @@ mod tests {
     async fn an_answer_to_a_request_of_an_earlier_start_is_nobodys() {
         let sent = Caught::default();
         let number = |i: usize| Message::decode(&sent.0.borrow()[i]).unwrap().0.id;
-        let links = |start, first| Links::new(sent.clone(), ME, ClusterId([1; 16]), StartNumber(start), first);
+        let links = |start, first| Links::new(Rc::new(sent.clone()), ME, ClusterId([1; 16]), StartNumber(start), first);
         let taken = || Message::AppendReply(AppendEntriesResponse::Success);
         let within = Duration::from_secs(1);
         let e = links(1, 1 << 40).call(OTHER, &Message::Join, within).await.unwrap_err();
@@ -291,7 +291,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_may_be_lost_is_sent_again_under_its_number_until_it_is_answered() {
         let sent = Caught::default();
-        let links = Links::new(sent.clone(), ME, ClusterId([1; 16]), StartNumber(1), 7);
+        let links = Links::new(Rc::new(sent.clone()), ME, ClusterId([1; 16]), StartNumber(1), 7);
         let (within, again) = (Duration::from_millis(1000), Duration::from_millis(300));
         let answered = async {
             tokio::time::sleep(Duration::from_millis(700)).await;

@@ -5,7 +5,6 @@ use crate::runtime::Sender;
 use crate::store::{Kept, Store};
 use crate::types::{Entry, LogId, Snapshot, SnapshotMeta, StoredMembership, Types, Vote, io_error};
 use freebs_control::State;
-use freebs_io::Device;
 use futures_util::{Stream, StreamExt};
 use openraft::storage::{EntryResponder, IOFlushed, LogState, RaftLogStorage, RaftStateMachine};
 use openraft::{OptionalSend, RaftLogReader, RaftSnapshotBuilder};
@@ -18,9 +17,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Log and vote.
-pub(crate) struct Log<D>(pub Store<D>);
+pub(crate) struct Log(pub Store);
 
-impl<D: Device> RaftLogReader<Types> for Log<D> {
+impl RaftLogReader<Types> for Log {
     async fn try_get_log_entries<R: RangeBounds<u64> + Clone + Debug + OptionalSend>(
         &mut self,
         range: R,
@@ -33,7 +32,7 @@ impl<D: Device> RaftLogReader<Types> for Log<D> {
     }
 }
 
-impl<D: Device> RaftLogStorage<Types> for Log<D> {
+impl RaftLogStorage<Types> for Log {
     type LogReader = Self;
 
     async fn get_log_state(&mut self) -> io::Result<LogState<Types>> {
@@ -83,16 +82,16 @@ impl<D: Device> RaftLogStorage<Types> for Log<D> {
 pub type Watcher = Rc<dyn Fn(&Entry, &Machine)>;
 
 /// The applied state and its snapshots.
-pub(crate) struct Applied<D> {
-    pub store: Store<D>,
+pub(crate) struct Applied {
+    pub store: Store,
     pub machine: Rc<RefCell<Machine>>,
     pub published: Sender<Arc<State>>,
     pub watcher: Option<Watcher>,
 }
 
-impl<D: Device> RaftStateMachine<Types> for Applied<D> {
+impl RaftStateMachine<Types> for Applied {
     type SnapshotData = Rc<Vec<u8>>;
-    type SnapshotBuilder = Builder<D>;
+    type SnapshotBuilder = Builder;
 
     async fn applied_state(&mut self) -> io::Result<(Option<LogId>, StoredMembership)> {
         let m = self.machine.borrow();
@@ -127,7 +126,7 @@ impl<D: Device> RaftStateMachine<Types> for Applied<D> {
         Ok(())
     }
 
-    async fn get_snapshot_builder(&mut self) -> Builder<D> {
+    async fn get_snapshot_builder(&mut self) -> Builder {
         Builder { store: self.store.clone(), machine: self.machine.borrow().clone() }
     }
 
@@ -149,12 +148,12 @@ impl<D: Device> RaftStateMachine<Types> for Applied<D> {
 }
 
 /// A machine at one index, to be made a snapshot.
-pub(crate) struct Builder<D> {
-    store: Store<D>,
+pub(crate) struct Builder {
+    store: Store,
     machine: Machine,
 }
 
-impl<D: Device> RaftSnapshotBuilder<Types> for Builder<D> {
+impl RaftSnapshotBuilder<Types> for Builder {
     type SnapshotData = Rc<Vec<u8>>;
 
     async fn build_snapshot(&mut self) -> io::Result<Snapshot> {

@@ -20,7 +20,6 @@ use crate::types::{LogId, Randomness, Seat, Snapshot, SnapshotMeta, Vote};
 use crate::voters::{Change, Seen, next_change};
 use crate::wire::{Envelope, Message};
 use freebs_control::{Command, Done, State};
-use freebs_io::Device;
 use freebs_types::{Error, NodeId, Result, StartNumber};
 use futures_util::future::{Either, select};
 use openraft::async_runtime::WatchReceiver;
@@ -113,10 +112,10 @@ struct Arriving {
 /// Hears which node is taken for failed, and why.
 type Teller = Box<dyn Fn(NodeId, String)>;
 
-struct Inner<D: Device, N> {
-    raft: Raft<D>,
-    store: Store<D>,
-    links: Rc<Links<N>>,
+struct Inner {
+    raft: Raft,
+    store: Store,
+    links: Rc<Links>,
     machine: Rc<RefCell<Machine>>,
     state: Receiver<Arc<State>>,
     timing: Timing,
@@ -150,36 +149,31 @@ struct Inner<D: Device, N> {
 }
 
 /// One seat. Clones share it.
-pub struct Peer<D: Device, N>(Rc<Inner<D, N>>);
-
-impl<D: Device, N> Clone for Peer<D, N> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
+#[derive(Clone)]
+pub struct Peer(Rc<Inner>);
 
 fn not_leading() -> Error {
     Error::retry("no node leads the control plane right now; wait, it settles by itself while most voters run")
 }
 
-impl<D: Device, N: Network> Peer<D, N> {
+impl Peer {
     /// Starts the seat whose store this is, on the current `LocalSet`; all chance comes from `seed`. It goes on until
     /// that `LocalSet` is dropped. Nodes that it may ask to be taken in are `contacts`.
     pub async fn start(
-        store: Store<D>,
-        network: N,
+        store: Store,
+        network: impl Network,
         timing: Timing,
         contacts: BTreeSet<NodeId>,
         seed: u64,
         watcher: Option<Watcher>,
     ) -> Result<Self> {
-        let start = Self::start_seeded(store, network, timing, contacts, seed, watcher);
+        let start = Self::start_seeded(store, Rc::new(network), timing, contacts, seed, watcher);
         Randomness::scope(seed, start).await
     }
 
     async fn start_seeded(
-        store: Store<D>,
-        network: N,
+        store: Store,
+        network: Rc<dyn Network>,
         timing: Timing,
         contacts: BTreeSet<NodeId>,
         seed: u64,

@@ -4,14 +4,14 @@ use crate::mutant::Mutant;
 use crate::pages::{PAGE_BYTES, Page, STAMP_BYTES, UNIT_BYTES, UNIT_PAGES};
 use crate::store::{Contents, FIRST_PAGE, Options, look_at};
 use crate::superblock::StoreSuperblock;
-use freebs_io::Device;
+use freebs_io::{AnyDevice, Device};
 use freebs_types::{Error, Result};
 
 /// Pages read at once.
 const READ_PAGES: u32 = 2048;
 
 /// The newest superblock; `None` if the device is blank.
-pub async fn superblocks<D: Device>(device: &D) -> Result<Option<StoreSuperblock>> {
+pub async fn superblocks(device: &AnyDevice) -> Result<Option<StoreSuperblock>> {
     if device.len() < 2 * UNIT_BYTES as u64 {
         return Err(Error::corrupt("the control store is shorter than its superblocks"));
     }
@@ -47,15 +47,15 @@ pub fn check_owner(superblock: &StoreSuperblock, options: &Options) -> Result<()
     Ok(())
 }
 
-struct Scan<'a, D> {
-    device: &'a D,
+struct Scan<'a> {
+    device: &'a AnyDevice,
     superblock: &'a StoreSuperblock,
     /// What was read last, and the number of its first page.
     window: (u32, Vec<u8>),
     end: u32,
 }
 
-impl<D: Device> Scan<'_, D> {
+impl Scan<'_> {
     async fn page(&mut self, page: u32) -> Result<(Page, &[u8])> {
         let (first, bytes) = &self.window;
         let there = page >= *first && ((page - first) as usize) < bytes.len() / PAGE_BYTES;
@@ -103,7 +103,7 @@ fn damage(page: u32) -> Error {
 }
 
 /// What the area that the superblock names holds.
-pub async fn area<D: Device>(device: &D, superblock: &StoreSuperblock, mutant: Option<Mutant>) -> Result<Contents> {
+pub async fn area(device: &AnyDevice, superblock: &StoreSuperblock, mutant: Option<Mutant>) -> Result<Contents> {
     let (first, count) = (superblock.first_page.get(), superblock.pages.get());
     let end = first.checked_add(count).filter(|e| u64::from(*e) * PAGE_BYTES as u64 <= device.len());
     let Some(end) = end.filter(|_| first >= FIRST_PAGE && (first | count).is_multiple_of(UNIT_PAGES)) else {

@@ -23,7 +23,7 @@ use crate::superblock::{SUPERBLOCK_BYTES, StoreSuperblock};
 use crate::types::{Entry, LogId, Membership, Seat, SnapshotMeta, StoredMembership, Vote, log_id};
 use freebs_control::State;
 use freebs_control::codec::Fields;
-use freebs_io::{AlignedBuf, Device, Durability, Random};
+use freebs_io::{AlignedBuf, AnyDevice, Device, Durability, Random};
 use freebs_types::{ClusterId, Error, NodeId, Result, StartNumber};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -89,8 +89,8 @@ struct Writer {
     committed: Option<LogId>,
 }
 
-struct Inner<D> {
-    device: D,
+struct Inner {
+    device: AnyDevice,
     options: Options,
     seat: Seat,
     writer: Mutex<Writer>,
@@ -99,14 +99,10 @@ struct Inner<D> {
     snapshot_came: Notify,
 }
 
-/// A seat's store. Clones share it.
-pub struct Store<D>(Rc<Inner<D>>);
-
-impl<D> Clone for Store<D> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
+/// A seat's store, on any device: consensus is compiled once, and a call of the control plane can pay for the table of
+/// functions. Clones share it.
+#[derive(Clone)]
+pub struct Store(Rc<Inner>);
 
 fn record(out: &mut Vec<u8>, kind: u16, body: impl FnOnce(&mut Vec<u8>)) {
     let at = out.len();
@@ -214,9 +210,10 @@ impl Contents {
     }
 }
 
-impl<D: Device> Store<D> {
+impl Store {
     /// Makes a store on a blank device: a new seat. `Invalid` if the device is not blank.
-    pub async fn create(device: D, options: Options, mut random: Box<dyn Random>) -> Result<Self> {
+    pub async fn create(device: impl Device, options: Options, mut random: Box<dyn Random>) -> Result<Self> {
+        let device = AnyDevice::new(device);
         if device.len() > 0 && scan::superblocks(&device).await?.is_some() {
             return Err(Error::invalid("there is a control store already; it is never made anew over an old one"));
         }
@@ -227,7 +224,13 @@ impl<D: Device> Store<D> {
 
     /// Makes a store on a blank device, as the only voter of a cluster that has this state: what a cluster begins with,
     /// in one step. Only ever called once for a cluster.
-    pub async fn found(device: D, options: Options, mut random: Box<dyn Random>, state: &State) -> Result<Self> {
+    pub async fn found(
+        device: impl Device,
+        options: Options,
+        mut random: Box<dyn Random>,
+        state: &State,
+    ) -> Result<Self> {
+        let device = AnyDevice::new(device);
         if device.len() > 0 && scan::superblocks(&device).await?.is_some() {
             return Err(Error::invalid("there is a control store already; it is never made anew over an old one"));
         }
@@ -252,7 +255,8 @@ impl<D: Device> Store<D> {
 
     /// Opens the store of `options.node`. `NotFound` on a blank device. `Corrupt` if anything in it is damaged, is of
     /// another node, or is older than the node's device says (rule V8): it must not vote, and a new one must be made.
-    pub async fn open(device: D, options: Options, random: Box<dyn Random>) -> Result<Self> {
+    pub async fn open(device: impl Device, options: Options, random: Box<dyn Random>) -> Result<Self> {
+        let device = AnyDevice::new(device);
         let blank = || Error::not_found("there is no control store on this device");
         if device.len() == 0 {
             return Err(blank());
@@ -269,7 +273,7 @@ impl<D: Device> Store<D> {
     /// Begins this start of the node: all that is there goes into a new area, with the new start number, and with
     /// that nothing of a torn batch is left.
     async fn start(
-        device: D,
+        device: AnyDevice,
         options: Options,
         mut superblock: StoreSuperblock,
         contents: Contents,
@@ -427,7 +431,7 @@ impl<D: Device> Store<D> {
     }
 }
 
-impl<D: Device> Inner<D> {
+impl Inner {
     fn check(&self) -> Result<()> {
         match &*self.poison.borrow() {
             Some(e) => Err(e.clone()),

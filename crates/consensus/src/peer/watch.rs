@@ -2,11 +2,9 @@
 
 use super::Peer;
 use crate::failures::{Failures, Look};
-use crate::links::Network;
 use crate::types::Seat;
 use crate::wire::Message;
 use freebs_control::Command;
-use freebs_io::Device;
 use freebs_types::{NodeId, StartNumber};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,7 +15,7 @@ const ASKED_MAX: usize = 3;
 const REACH: Duration = Duration::from_millis(20);
 const REACH_LOOKS: usize = 10;
 
-impl<D: Device, N: Network> Peer<D, N> {
+impl Peer {
     /// The time as failures count it: only while this seat gets to run, so that its own pause is nobody's silence.
     fn now_ms(&self) -> u64 {
         self.0.tick.get() * self.0.timing.heartbeat_ms

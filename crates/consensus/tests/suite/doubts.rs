@@ -50,7 +50,7 @@ impl Network for Wire {
 }
 
 /// What node 1 says when the leader asks it about node 3.
-async fn asked(peer: &Peer<CrashDevice, Wire>, said: &RefCell<Vec<Message>>) -> Vec<Message> {
+async fn asked(peer: &Peer, said: &RefCell<Vec<Message>>) -> Vec<Message> {
     said.borrow_mut().clear();
     let envelope = Envelope { cluster: CLUSTER, from: LEADER, to: peer.seat(), start: StartNumber(1), id: 0 };
     peer.receive(Message::Doubt(DOUBTED).encode(envelope).unwrap());

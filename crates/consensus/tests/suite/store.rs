@@ -74,7 +74,7 @@ fn kept(term: u64, index: u64) -> Kept {
 }
 
 /// One step of the script. More than one area is filled by it.
-async fn step<D: Device>(store: &Store<D>, n: u64) -> Result<()> {
+async fn step(store: &Store, n: u64) -> Result<()> {
     let seat = Seat { node: NodeId(1 + n % 3), store: 5 };
     let next = store.read(|c| c.last().map_or(0, |l| l.index() + 1));
     let term = 1 + n / 8;
@@ -176,7 +176,7 @@ fn old_and_foreign_images_are_refused() {
     let unnoted = Options { noted: StartNumber(1), ..options(2, None) };
     let between = device.copy();
     drop(open(device.clone(), unnoted).expect("the start before did not get so far as to note it"));
-    let kind = |r: Result<Store<CrashDevice>>| r.err().map(|e| e.kind);
+    let kind = |r: Result<Store>| r.err().map(|e| e.kind);
     assert_eq!(kind(open(yesterday, options(3, None))), Some(ErrorKind::Corrupt));
     assert_eq!(kind(open(between, options(3, None))), Some(ErrorKind::Corrupt), "of a start that was not noted");
     assert_eq!(kind(open(device.copy(), options(1, None))), Some(ErrorKind::Corrupt), "the device is an old image");

@@ -191,7 +191,7 @@ pub(super) async fn start(options: SeatOptions) -> Result<(Handle, SeatPort)> {
     Ok((control, port))
 }
 
-type SeatPeer = Peer<FileDevice, SeatLinks>;
+type SeatPeer = Peer;
 
 /// The seat at work.
 struct Seat {
@@ -419,7 +419,7 @@ async fn open_device(options: &SeatOptions) -> Result<FileDevice> {
 }
 
 /// The store of this start: the one that is there, the one that the cluster begins with, or one of a new seat.
-async fn open_store(options: &SeatOptions) -> Result<Store<FileDevice>> {
+async fn open_store(options: &SeatOptions) -> Result<Store> {
     let known = options.read_note()?;
     let note = known.unwrap_or_else(|| SeatNote::new(options.cluster, options.node)).begin();
     options.write_note(&note)?;

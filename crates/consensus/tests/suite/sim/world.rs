@@ -158,7 +158,7 @@ enum Process {
     Up { task: JoinHandle<()>, peer: Rc<RefCell<Option<SimPeer>>> },
 }
 
-type SimPeer = Peer<CrashDevice, Wire>;
+type SimPeer = Peer;
 
 struct Node {
     id: NodeId,
