@@ -21,8 +21,8 @@ pub(crate) const HEARTBEAT_EVERY: Nanos = Nanos::from_millis(100);
 /// this is for a link that stayed up.
 pub(crate) const NUDGE_EVERY: Nanos = Nanos::from_millis(200);
 /// A head hears of its members' durable sequences at the latest after this time, with many shards in one message;
-/// drivers hear at once. The head only frees its window by it, so latency does not suffer; shorter, there is a message
-/// for each append.
+/// drivers hear at once. The head frees its window and learns what is committed by it, so no client waits for it; shorter,
+/// there is a message for each append.
 pub(crate) const HEAD_ANSWER_DELAY: Nanos = Nanos::from_millis(3);
 /// A lease runs this long from the member's answer (L1, L2).
 pub(crate) const LEASE: Nanos = Nanos::from_millis(timing::LEASE_MS);

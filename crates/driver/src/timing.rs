@@ -11,8 +11,8 @@ pub const REQUEST_LIMIT: Nanos = Nanos::from_millis(60_000);
 /// too fast as this one is too slow: 2,000 ms less twice the drift are 1,960 ms. Any longer would break rule L1.
 pub(crate) const LEASE: Nanos =
     Nanos::from_millis(timing::LEASE_MS - 2 * timing::LEASE_MS / timing::CLOCK_DRIFT_ONE_IN);
-/// A lease is asked for again when this much of it is left: half, so that some ten questions may be lost before the
-/// driver has to hold answers back.
+/// A lease is asked for again when this much of it is left: half, so that several questions may be lost before
+/// the driver has to hold answers back.
 pub(crate) const LEASE_RENEW_LEFT: Nanos = Nanos(LEASE.0 / 2);
 /// A member that has not answered a question for a lease is asked again after this time at the earliest. Longer than
 /// a round trip and a sync, so that a healthy member is asked once; short beside what is left of the lease.

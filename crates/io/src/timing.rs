@@ -8,8 +8,8 @@ pub(crate) const POLL_WINDOW_MAX: Duration = Duration::from_millis(1);
 /// The first polling window after none: about what a wake-up costs. A shorter one would hardly ever see an event; a
 /// longer one is what a window grows to when it does.
 pub(crate) const POLL_WINDOW_MIN: Duration = Duration::from_micros(25);
-/// A look without an event that takes this long: another thread had the processor. A look by itself takes a few µs; the
-/// shortest turn of another thread is longer than this.
+/// A look without an event that takes this long: another thread had the processor. A look by itself takes a few µs, and
+/// a thread that gets the processor mostly keeps it for longer than this.
 pub(crate) const LOOK_TAKEN: Duration = Duration::from_micros(200);
 /// The other side of a TCP link may acknowledge nothing for this long; then the link is closed. Shorter, a loss burst of
 /// the network closes links; longer, a peer that has lost its power is noticed later by those that only wait for it.

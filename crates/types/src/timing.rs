@@ -6,8 +6,8 @@
 /// ms), so a healthy member is not passed over; far below what a client notices as a stall.
 pub const LINK_SILENCE_MS: u64 = 50;
 /// Milliseconds. A lease lets a driver answer its client this long, counted from the driver's asking (L1); the member
-/// that gave it counts from its answer. A new attachment by force may have to wait for all of it, so it is short; a
-/// driver that reaches no member stops after it, so it outlives a view change.
+/// that gave it counts from its answer. A new attachment by force may have to wait for all of it, so it is short. Even
+/// shorter, a pause of a member or of the network would make its driver hold answers back.
 pub const LEASE_MS: u64 = 2000;
 /// Clocks of nodes and drivers run too fast or too slow by at most one part in this many. Quartz is off by less than
 /// one part in 10,000; the rest is for virtual machines and for clocks that are being slewed.
