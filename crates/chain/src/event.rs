@@ -16,7 +16,9 @@ use std::sync::Arc;
 /// Who a host is.
 #[derive(Clone, Debug)]
 pub struct HostConfig {
+    /// The cluster; what belongs to another one is refused.
     pub cluster: ClusterId,
+    /// This node, and this worker of it.
     pub me: Peer,
     /// The node's start number: heads are named with it (W2).
     pub start: StartNumber,
@@ -76,9 +78,11 @@ pub enum Mutant {
 /// What the control plane says of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardInfo {
+    /// The shard.
     pub shard: ShardId,
     /// Head first.
     pub members: Vec<NodeId>,
+    /// The active view, 0 before the first.
     pub active: ViewNumber,
     /// Blocks that the shard may address.
     pub blocks: u64,
@@ -97,15 +101,21 @@ pub struct ShardInfo {
 /// The control plane's answer to a proposal: the pending view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opened {
+    /// Number of the pending view, above all that the shard ever had.
     pub view: ViewNumber,
     /// Last active view, 0 for none.
     pub pred: ViewNumber,
+    /// Members of the pending view, head first.
     pub members: Vec<NodeId>,
+    /// Durable copies before a write is answered in it (A).
     pub quorum: u8,
+    /// Least members of a view that orders requests.
     pub min_copies: u8,
     /// Members of the predecessor, and its quorum: `len − A + 1` answers of theirs seal it (V2).
     pub pred_members: Vec<NodeId>,
+    /// Ack quorum of the predecessor; 0 if there is none.
     pub pred_quorum: u8,
+    /// The volume's attachment generation, for the view frame (V6).
     pub generation: Generation,
     /// Host keys of the members that have named one.
     pub keys: BTreeMap<NodeId, HostPublic>,
@@ -130,7 +140,9 @@ pub trait ControlPort: 'static {
 /// Who is at the other end of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
+    /// A worker of a node.
     Member(Peer),
+    /// A driver.
     Driver,
 }
 
@@ -149,10 +161,13 @@ pub type MapPiece = (CarryBody, Vec<Bytes>, Option<Lba>);
 /// Where an answer by map comes from.
 #[derive(Clone, Debug)]
 pub struct MapSource {
+    /// Entries that were placed by frames up to this one are left out: the asker has them.
     pub since: Sequence,
+    /// Entries up to this frame are in it.
     pub upto: Sequence,
     /// The frame of the view that was in force at `upto`.
     pub view_frame: Option<Box<FrameHead>>,
+    /// Entries and their data, or why there are none.
     pub piece: Result<MapPiece>,
 }
 
@@ -170,15 +185,23 @@ pub enum Mended {
 /// What happens to a host.
 #[derive(Debug)]
 pub enum Event {
+    /// A message came in.
     Message {
+        /// The link that it came on.
         from: LinkId,
+        /// The message.
         message: Message,
     },
+    /// A link is open.
     LinkUp {
+        /// Its number, which no other link of the process ever has.
         link: LinkId,
+        /// The other end.
         who: Who,
     },
+    /// A link is gone, and with it all that was under way on it.
     LinkDown {
+        /// Its number.
         link: LinkId,
     },
     /// From the log engine, in log order.
@@ -187,103 +210,158 @@ pub enum Event {
     Damaged(Vec<DamagedBlocks>),
     /// What the log made of blocks that another member had.
     Mended {
+        /// Number of the blocks, as `Damaged` named them.
         id: u64,
+        /// The end that they came to.
         end: Mended,
     },
+    /// The device is out of use until the node starts again: all replicas stop.
     EngineFailed(Error),
     /// News from the control plane: shards that are new or changed.
     Shards(Vec<ShardInfo>),
     /// The volume was deleted.
     Gone(ShardId),
+    /// Workers of each node have become known or changed.
     Workers(BTreeMap<NodeId, u16>),
+    /// The answer to `Action::Propose`.
     Proposed {
+        /// The shard.
         shard: ShardId,
+        /// The pending view, or why there is none.
         result: Result<Opened>,
         /// Random, and used for nothing else: the view's secret comes from it.
         seed: Hash32,
     },
+    /// The answer to `Action::Activate`.
     Activated {
+        /// The shard.
         shard: ShardId,
+        /// The view that was to become active.
         view: ViewNumber,
+        /// `Ok` if it is active; `Fenced` if it can't be any more.
         result: Result<()>,
     },
+    /// The answer to `Action::SyncRead`.
     SyncRead {
+        /// The link of the asker.
         link: LinkId,
+        /// As it was in the action.
         request: SyncRequest,
+        /// The answer of the log.
         source: SyncSource,
     },
+    /// The answer to `Action::MapRead`.
     MapRead {
+        /// The link of the asker.
         link: LinkId,
+        /// As it was in the action.
         request: SyncRequest,
+        /// The answer of the map.
         source: MapSource,
     },
+    /// Time has passed; wanted about every 20 ms.
     Tick,
 }
 
 /// What a host wants done, in this order.
 #[derive(Debug)]
 pub enum Action {
+    /// Send a message. If the link is gone, nothing happens.
     Send {
+        /// The link.
         to: LinkId,
+        /// The message; those of one link in this order.
         message: Message,
     },
+    /// Give a record to the log engine; `Event::Durable` follows.
     Append(Record),
+    /// Tell the log engine how far a shard is committed.
     Committed {
+        /// The shard.
         shard: ShardId,
+        /// Everything up to this frame.
         sequence: Sequence,
     },
+    /// Tell the log engine which frames of a shard others may still ask for.
     Keep {
+        /// The shard.
         shard: ShardId,
+        /// Frames from this one on are kept.
         from: Sequence,
     },
     /// Answer this read from the log engine.
     Read {
+        /// The link of the asker.
         link: LinkId,
+        /// The request, which was checked.
         request: ReadRequest,
     },
     /// Find the common frame among these names (the first that the log has with that hash), read what follows it,
     /// and come back with `Event::SyncRead`.
     SyncRead {
+        /// The link of the asker.
         link: LinkId,
+        /// The request with the names.
         request: SyncRequest,
+        /// The common frame, if the host knows it already; `None` if the log has to find it.
         known_common: Option<Sequence>,
     },
     /// Read map entries placed after `since` and up to `upto`, from address `after` on, and come back with
     /// `Event::MapRead`.
     MapRead {
+        /// The link of the asker.
         link: LinkId,
+        /// The request.
         request: SyncRequest,
+        /// Entries that were placed by frames up to this one are left out.
         since: Sequence,
+        /// Entries that were placed by frames behind this one are left out.
         upto: Sequence,
+        /// The first address that is wanted.
         after: Lba,
     },
+    /// Ask the control plane for a pending view; `Event::Proposed` follows.
     Propose {
+        /// The shard.
         shard: ShardId,
+        /// The active view, as this host knows it.
         active: ViewNumber,
     },
+    /// Ask the control plane to make the pending view active; `Event::Activated` follows.
     Activate {
+        /// The shard.
         shard: ShardId,
+        /// The pending view.
         view: ViewNumber,
+        /// The attachment generation in its view frame.
         generation: Generation,
     },
     /// This node can't be the head; `to` can.
     HandOver {
+        /// The shard.
         shard: ShardId,
+        /// A member that can be head.
         to: NodeId,
     },
     /// These members of the view have everything.
     Complete {
+        /// The shard.
         shard: ShardId,
+        /// The active view.
         view: ViewNumber,
+        /// Those members.
         nodes: Vec<NodeId>,
     },
     /// Blocks of another member for damaged ones.
     Mend {
+        /// The damaged blocks.
         blocks: DamagedBlocks,
+        /// Its blocks as the other member has them, whole blocks.
         data: Bytes,
     },
     /// Nobody has them.
     Unmended {
+        /// Number of the blocks, as `Event::Damaged` named them.
         id: u64,
     },
     /// Something worth a line in the log.
@@ -306,13 +384,16 @@ pub enum NoteKind {
 /// A line for people.
 #[derive(Clone, Debug)]
 pub struct Note {
+    /// The kind of note; it decides how loud the line is.
     pub kind: NoteKind,
     /// Set for all kinds but `Trace`, if it is about one shard.
     pub shard: Option<ShardId>,
+    /// One line.
     pub text: String,
 }
 
 impl Note {
+    /// A note.
     #[must_use]
     pub fn new(kind: NoteKind, shard: Option<ShardId>, text: String) -> Self {
         Self { kind, shard, text }
@@ -322,16 +403,24 @@ impl Note {
 /// State of one replica for people and programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardStatus {
+    /// The shard.
     pub shard: ShardId,
+    /// The view that it is in, 0 for none.
     pub view: ViewNumber,
+    /// Members as this host knows them, head first.
     pub members: Vec<NodeId>,
+    /// True if this node orders the shard's updates.
     pub is_head: bool,
     /// `active`, `opening`, `following`, `syncing`, `full` (it lags, and has no room for what it lacks), `damaged`,
     /// `stopped`, `waiting`.
     pub state: &'static str,
+    /// Last version that it holds.
     pub version: Version,
+    /// Its last frame.
     pub last: FrameName,
+    /// Durable up to this sequence.
     pub durable: Sequence,
+    /// Committed up to this sequence, as far as it knows.
     pub committed: Sequence,
     /// Only at the head: what it knows of its members.
     pub chain: Vec<MemberStatus>,
@@ -344,7 +433,10 @@ pub struct ShardStatus {
 /// What a head knows of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberStatus {
+    /// The member's node.
     pub node: NodeId,
+    /// Durable up to this sequence, as the member has said.
     pub durable: Sequence,
+    /// Not passed over: frames are sent to it.
     pub live: bool,
 }

@@ -7,6 +7,7 @@ use crate::event::Mutant;
 use crate::open::Phase;
 use crate::replica::{Client, Ctx, Replica, TailEntry, with_overhead};
 use crate::secret::Gathered;
+use crate::timing;
 use freebs_format::wire::{DurableItem, HeartbeatItem, Message, Refusal, Request, Room, WriteRequest};
 use freebs_format::{AttachBody, Frame, FrameBuilder, FrameKind, FrameMeta, UpdateDraft, UpdateKind, token};
 use freebs_io::LinkId;
@@ -15,15 +16,6 @@ use freebs_types::{
     ChunkId, DriverId, Generation, Hash32, Nanos, NodeId, Peer, RequestNumber, Sequence, ShardId, ViewNumber, limits,
 };
 use std::collections::{BTreeMap, VecDeque};
-
-/// Silence with something outstanding after which a member is passed over.
-const SILENCE: Nanos = Nanos::from_millis(limits::LINK_SILENCE_MS);
-/// A passed-over member is invited to ask so often.
-const NUDGE_EVERY: Nanos = Nanos::from_millis(200);
-/// That new members have everything is said again after this time.
-const COMPLETE_AGAIN: Nanos = Nanos::from_millis(500);
-/// An idle head speaks so often to members that may not know its newest frame or commit.
-const HEARTBEAT_EVERY: Nanos = Nanos::from_millis(100);
 
 /// Attachments that this node may not have heard of yet when their drivers come.
 const GENERATIONS_AHEAD: u64 = 16;
@@ -135,7 +127,7 @@ impl Head {
 
     /// Whether it is time to say that new members have everything.
     pub fn says_complete_again(&self, now: Nanos) -> bool {
-        self.told_complete == Nanos(0) || now.since(self.told_complete) >= COMPLETE_AGAIN
+        self.told_complete == Nanos(0) || now.since(self.told_complete) >= timing::COMPLETE_AGAIN
     }
 
     /// Bytes of the updates that the next frame will have.
@@ -594,11 +586,11 @@ impl Replica {
             // Without a quorum of live members nothing is gained by going past one, and its frames are under way to it.
             let spare = h.members.iter().filter(|m| m.live || m.node == me).count() > h.quorum;
             for m in h.members.iter().filter(|m| m.node != me) {
-                let quiet = now.since(peers.last_heard(m.peer)) >= SILENCE;
-                if spare && m.live && quiet && m.waiting_since.is_some_and(|s| now.since(s) >= SILENCE) {
+                let quiet = now.since(peers.last_heard(m.peer)) >= timing::LINK_SILENCE;
+                if spare && m.live && quiet && m.waiting_since.is_some_and(|s| now.since(s) >= timing::LINK_SILENCE) {
                     // One at a time: those behind it may be silent only because it passes nothing on.
                     silent = silent.or(Some(m.peer));
-                } else if !m.live && now.since(m.nudged) >= NUDGE_EVERY {
+                } else if !m.live && now.since(m.nudged) >= timing::NUDGE_EVERY {
                     late.push(m.peer);
                 }
             }
@@ -625,7 +617,7 @@ impl Replica {
         let Some(h) = self.head.as_mut() else { return };
         // A frame or heartbeat that was lost on a link that others keep busy is noticed by the next heartbeat only.
         let behind = h.members.iter().any(|m| m.live && m.node != me && m.durable < state.0);
-        if (h.told == state && !behind) || now.since(h.told_at) < HEARTBEAT_EVERY {
+        if (h.told == state && !behind) || now.since(h.told_at) < timing::HEARTBEAT_EVERY {
             return;
         }
         (h.told, h.told_at) = (state, now);

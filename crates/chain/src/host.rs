@@ -41,6 +41,7 @@ pub struct Host {
 }
 
 impl Host {
+    /// A host without shards: the control plane's news brings them.
     #[must_use]
     pub fn new(config: HostConfig) -> Self {
         Self {
@@ -78,6 +79,7 @@ impl Host {
         self.spare_bytes = bytes;
     }
 
+    /// Sets the wall clock for frames that are made from now on, nanoseconds since 1970.
     pub fn set_wall(&mut self, wall: u64) {
         self.wall = wall;
     }
@@ -178,6 +180,7 @@ impl Host {
         self.out.flush(now, &self.peers);
     }
 
+    /// Takes out all that is to be done, in order. The caller carries out all of it.
     pub fn take_actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.out.actions)
     }
@@ -386,6 +389,7 @@ impl Host {
         self.out.actions.push(Action::Append(Record::Forget { shard }));
     }
 
+    /// All shards that have a replica here.
     pub fn shards(&self) -> Vec<ShardId> {
         self.replicas.keys().copied().collect()
     }
@@ -395,6 +399,7 @@ impl Host {
         self.replicas.get(&shard).is_some_and(|r| generation < r.attach.generation)
     }
 
+    /// A shard's replica, for people and programs; `None` if there is none here.
     pub fn status(&self, shard: ShardId) -> Option<ShardStatus> {
         let r = self.replicas.get(&shard)?;
         let is_head = r.head.is_some();

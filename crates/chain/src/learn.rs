@@ -11,8 +11,9 @@
 //! made room. It counts as a member only when it has all.
 
 use crate::event::{Action, MapSource, Mutant};
-use crate::replica::{Ctx, MAP_HOLD, Replica, TailEntry, with_overhead};
+use crate::replica::{Ctx, Replica, TailEntry, with_overhead};
 use crate::sync::{ANSWER_BYTES, Asking};
+use crate::timing;
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_format::{CarryBody, ExtentKind, Frame, FrameBuilder, FrameHead, FrameKind, FrameMeta, MarkBody, ViewBody};
 use freebs_io::LinkId;
@@ -40,10 +41,6 @@ pub(crate) struct Learning {
     pub hold: Option<Hold>,
 }
 
-/// How long a learner on a full device rests; each time in a row twice as long, and so on three times, unless it sees
-/// that there is room.
-pub(crate) const FULL_PAUSE: Nanos = Nanos::from_millis(2000);
-
 /// What a learner waits for between two pieces: a map may be larger than what its disk takes at once (W7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hold {
@@ -68,7 +65,7 @@ impl Replica {
         // Who promised the view that the asker opens may have the frame of another one on top, that never became active.
         let view_is_in = |s: Sequence| r.fetch || self.view.as_ref().is_some_and(|v| v.sequence <= s);
         // Members that learn at the same time learn the same state: only one is kept.
-        let held = self.map_hold.filter(|(_, at)| ctx.now.since(*at) < MAP_HOLD).map(|(t, _)| t.name.sequence);
+        let held = self.map_hold.filter(|(_, at)| ctx.now.since(*at) < timing::MAP_HOLD).map(|(t, _)| t.name.sequence);
         let upto = match held {
             _ if r.map_from > 0 => r.until,
             Some(held) if since < held && view_is_in(held) => held,
@@ -274,7 +271,7 @@ impl Replica {
         self.has_no_room_to_fetch(ctx);
         let from = self.full_from;
         if let Some(map) = self.asking.as_mut().and_then(|a| a.map.as_mut()) {
-            let pause = Nanos(FULL_PAUSE.0 << map.rests.min(3));
+            let pause = Nanos(timing::FULL_PAUSE.0 << map.rests.min(3));
             (map.from, map.frees, map.hold) = (from, false, Some(Hold::Full(ctx.now.plus(pause))));
             map.rests += 1;
         }

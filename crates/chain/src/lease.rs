@@ -9,11 +9,10 @@
 
 use crate::event::Mutant;
 use crate::replica::{Ctx, Replica};
+use crate::timing;
 use freebs_format::wire::{Leased, Message, Refusal, Request};
 use freebs_io::LinkId;
-use freebs_types::{DriverId, Generation, Nanos, Sequence, limits};
-
-const LEASE: Nanos = Nanos::from_millis(limits::LEASE_MS);
+use freebs_types::{DriverId, Generation, Nanos, Sequence};
 
 /// Until when leases of this member may run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -40,8 +39,8 @@ impl Leases {
     }
 
     fn assume(&mut self, now: Nanos) {
-        self.granted = self.granted.max(now.plus(LEASE));
-        self.older = self.older.max(now.plus(LEASE));
+        self.granted = self.granted.max(now.plus(timing::LEASE));
+        self.older = self.older.max(now.plus(timing::LEASE));
     }
 
     /// A higher generation is known: no more leases for those before it.
@@ -61,7 +60,7 @@ impl Leases {
 
     /// From now on the driver could have leases, and has this long to ask.
     pub fn wait_for_driver(&mut self, now: Nanos) {
-        self.quiet = now.plus(LEASE);
+        self.quiet = now.plus(timing::LEASE);
     }
 }
 
@@ -92,7 +91,7 @@ impl Replica {
         if !is_granted {
             return;
         }
-        self.leases.granted = self.leases.granted.max(ctx.now.plus(LEASE));
+        self.leases.granted = self.leases.granted.max(ctx.now.plus(timing::LEASE));
         let older_ms = self.leases.older.since(ctx.now).0.div_ceil(1_000_000);
         let older_ms = u32::try_from(older_ms).unwrap_or(u32::MAX);
         let leased = Leased { shard: self.id, view: self.view_number(), generation, stamp, older_ms };

@@ -26,6 +26,7 @@ mod secret;
 mod sync;
 #[cfg(test)]
 mod testing;
+mod timing;
 mod worker;
 
 pub use event::{

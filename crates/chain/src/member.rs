@@ -2,15 +2,13 @@
 
 use crate::event::{Action, Mutant};
 use crate::replica::{Client, Ctx, Replica, TailEntry, weight};
+use crate::timing;
 use freebs_format::wire::{
     FrameName, Given, HeartbeatItem, Message, ReadRequest, Refusal, Refused, Request, SealAnswer,
 };
 use freebs_format::{Frame, FrameKind, ViewBody, hide};
 use freebs_io::LinkId;
 use freebs_types::{Generation, Hash32, HostPublic, Nanos, Peer, SealedSlice, Sequence, ViewNumber, limits};
-
-/// A frame that comes before its predecessors waits this long for them; then they are fetched.
-pub(crate) const GAP_PATIENCE: Nanos = Nanos::from_millis(limits::LINK_SILENCE_MS);
 
 /// Views that this node may not have heard of yet when it is asked to promise them.
 const VIEWS_AHEAD: u64 = 1024;
@@ -312,7 +310,7 @@ impl Replica {
 
     /// Looks after a member's own time-outs.
     pub fn member_tick(&mut self, ctx: &mut Ctx<'_>) {
-        let gap_is_old = !self.gap.is_empty() && ctx.now.since(self.gap_since) >= GAP_PATIENCE;
+        let gap_is_old = !self.gap.is_empty() && ctx.now.since(self.gap_since) >= timing::LINK_SILENCE;
         if gap_is_old {
             self.ask_head(ctx);
         }

@@ -5,6 +5,7 @@
 
 use crate::event::{Action, Mended};
 use crate::host::Host;
+use crate::timing;
 use bytes::{Bytes, BytesMut};
 use freebs_format::ExtentKind;
 use freebs_format::wire::{Message, ReadReply, ReadRequest, Refusal};
@@ -12,8 +13,6 @@ use freebs_lsvd::DamagedBlocks;
 use freebs_types::{BLOCK, Nanos, Peer};
 use std::collections::BTreeMap;
 
-/// An answer that takes longer is not waited for.
-const PATIENCE: Nanos = Nanos::from_millis(1000);
 /// Blocks that are asked for at once, each a piece of a few.
 const AT_ONCE: usize = 8;
 /// How often each member may answer in vain, and how often anybody is asked, before the scrub must find the damage
@@ -57,7 +56,7 @@ impl Mending {
     /// The next member is asked after a moment.
     fn again(&mut self, now: Nanos, id: u64, in_vain: bool) {
         if let Some(w) = self.wants.get_mut(&id) {
-            (w.asked, w.rest) = (None, Nanos(now.0 + PATIENCE.0));
+            (w.asked, w.rest) = (None, Nanos(now.0 + timing::MEND_AGAIN.0));
             w.tries += usize::from(in_vain);
         }
     }
@@ -71,7 +70,7 @@ impl Host {
     /// Asks for what is due.
     pub(crate) fn mend_tick(&mut self) {
         let now = self.now;
-        let late = |w: &Want| w.asked.is_some_and(|(_, at, _)| now.since(at) >= PATIENCE);
+        let late = |w: &Want| w.asked.is_some_and(|(_, at, _)| now.since(at) >= timing::MEND_AGAIN);
         let busy = self.mending.wants.values().filter(|w| w.asked.is_some() && !late(w)).count();
         let due = self.mending.wants.values().filter(|w| (w.asked.is_none() && w.rest <= now) || late(w));
         let due: Vec<u64> = due.map(|w| w.blocks.id).take(AT_ONCE.saturating_sub(busy)).collect();

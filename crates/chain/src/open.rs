@@ -7,23 +7,14 @@
 use crate::event::{Action, Mutant, Opened};
 use crate::head::{Head, Member, view_secret};
 use crate::replica::{Ctx, Replica};
+use crate::timing;
 use freebs_format::wire::{FrameName, Given, Message, SealAnswer};
 use freebs_format::{FrameBuilder, FrameKind, FrameMeta, Member as ViewMember, ViewBody, hide};
 use freebs_types::{ChunkId, Error, Hash32, Nanos, NodeId, Peer, Result, Sequence, StartNumber, ViewNumber};
 use std::collections::BTreeMap;
 
-/// An unanswered seal is asked for again after this time.
-const SEAL_AGAIN: Nanos = Nanos::from_millis(100);
-/// After an error the next proposal waits.
-const PROPOSE_AGAIN: Nanos = Nanos::from_millis(50);
-/// A fetch of which nothing was taken is asked for again after this time.
-const FETCH_AGAIN: Nanos = Nanos::from_millis(200);
-/// A head whose device is full proposes the next view as late as after so many failures.
+/// A head whose device is full proposes the next view after the pause that follows this many failures.
 const FULL_FAILURES: u32 = 5;
-/// A stopped head says again that another member is to be head after this time; then after twice as long, and so on.
-const HAND_OVER_AGAIN: Nanos = Nanos::from_millis(1000);
-/// An opening that has not got on for so long starts anew with a higher view.
-const OPENING_PATIENCE: Nanos = Nanos::from_millis(5000);
 
 #[derive(Clone, Debug)]
 pub(crate) enum Phase {
@@ -233,7 +224,7 @@ impl Replica {
         let Some(Phase::Sealing { opened, answers, asked }) = self.head.as_mut().map(|h| &mut h.phase) else {
             return;
         };
-        if opened.pred == ViewNumber(0) || (asked.0 > 0 && now.since(*asked) < SEAL_AGAIN) {
+        if opened.pred == ViewNumber(0) || (asked.0 > 0 && now.since(*asked) < timing::SEAL_AGAIN) {
             return;
         }
         *asked = now;
@@ -329,7 +320,7 @@ impl Replica {
             _ => return,
         };
         let (at, times) = self.handed_over.unwrap_or_default();
-        if times > 0 && ctx.now.since(at) < Nanos(HAND_OVER_AGAIN.0 << (times - 1).min(5)) {
+        if times > 0 && ctx.now.since(at) < Nanos(timing::HAND_OVER_AGAIN.0 << (times - 1).min(5)) {
             return;
         }
         let to = others[times as usize % others.len()];
@@ -373,7 +364,7 @@ impl Replica {
         let Some(Phase::Fetching { view, seal, winner, asked, .. }) = self.head.as_mut().map(|h| &mut h.phase) else {
             return;
         };
-        if is_idle && ctx.now.since(*asked) >= FETCH_AGAIN {
+        if is_idle && ctx.now.since(*asked) >= timing::OPENING_FETCH_AGAIN {
             *asked = ctx.now;
             let (to, view, until) = (*winner, *view, seal.sequence);
             self.ask(ctx, to, view, until);
@@ -508,11 +499,11 @@ impl Replica {
         let Some(h) = self.head.as_ref() else { return };
         let waited = ctx.now.since(h.at);
         match &h.phase {
-            Phase::Closed if waited >= Nanos(PROPOSE_AGAIN.0 << h.failures.min(5)) => self.propose(ctx),
+            Phase::Closed if waited >= Nanos(timing::PROPOSE_AGAIN.0 << h.failures.min(5)) => self.propose(ctx),
             Phase::Sealing { .. } => self.ask_for_seals(ctx),
-            Phase::Fetching { .. } if waited >= OPENING_PATIENCE => self.set_phase(ctx.now, Phase::Closed),
+            Phase::Fetching { .. } if waited >= timing::OPENING_PATIENCE => self.set_phase(ctx.now, Phase::Closed),
             Phase::Fetching { .. } => self.fetch_again(ctx),
-            Phase::Activating { view } if waited >= PROPOSE_AGAIN => {
+            Phase::Activating { view } if waited >= timing::PROPOSE_AGAIN => {
                 let view = *view;
                 self.set_phase(ctx.now, Phase::Activating { view });
                 self.activate(ctx, view);

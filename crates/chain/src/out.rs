@@ -2,6 +2,7 @@
 
 use crate::event::{Action, Note, NoteKind};
 use crate::peers::Peers;
+use crate::timing;
 use freebs_format::Frame;
 use freebs_format::wire::{DurableItem, HeartbeatItem, Message};
 use freebs_io::LinkId;
@@ -12,8 +13,6 @@ use std::collections::BTreeMap;
 const FRAMES_BYTES_SOFT_MAX: usize = 1 << 20;
 /// Frames in one message.
 const FRAMES_MAX: usize = 512;
-/// A head hears of its members' durable sequences at the latest after this time; drivers hear at once.
-const HEAD_ANSWER_DELAY: Nanos = Nanos::from_millis(3);
 
 #[derive(Debug, Default)]
 struct ForPeer {
@@ -101,7 +100,7 @@ impl Out {
             self.actions.push(Action::Send { to: link, message: Message::Durable(items) });
         }
         for (peer, p) in &mut self.peers {
-            let due = p.since.is_some_and(|s| now.since(s) >= HEAD_ANSWER_DELAY);
+            let due = p.since.is_some_and(|s| now.since(s) >= timing::HEAD_ANSWER_DELAY);
             if p.frames.is_empty() && p.heartbeats.is_empty() && !due {
                 continue;
             }
@@ -129,7 +128,7 @@ impl Out {
 
     /// When a waiting answer is due.
     pub fn next_deadline(&self) -> Option<Nanos> {
-        self.peers.values().filter_map(|p| p.since).min().map(|s| s.plus(HEAD_ANSWER_DELAY))
+        self.peers.values().filter_map(|p| p.since).min().map(|s| s.plus(timing::HEAD_ANSWER_DELAY))
     }
 }
 

@@ -4,9 +4,9 @@
 //! Invariant: only a mark that is durable ends a hole.
 
 use crate::event::{Action, NoteKind};
-use crate::learn::FULL_PAUSE;
 use crate::repair::Damage;
 use crate::replica::{Ctx, Replica};
+use crate::timing;
 use freebs_format::wire::{SyncMode, SyncReply};
 use freebs_format::{Frame, FrameHead, FrameKind, MarkBody};
 use freebs_lsvd::{Learned, MarkChange, Record, RequestTable};
@@ -91,7 +91,7 @@ impl Replica {
     pub(crate) fn lost_entries_refused(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
         if self.damage.learning.is_some_and(|l| l.writing == Some(ticket)) {
             self.damage.put_off_learning();
-            self.damage.turns.rest_for(ctx.now, FULL_PAUSE);
+            self.damage.turns.rest_for(ctx.now, timing::FULL_PAUSE);
         }
     }
 

@@ -5,25 +5,22 @@
 //! Invariant: nothing is cut because of damage; until it is mended the replica's seal answers do not count.
 
 use crate::event::{Action, NoteKind};
-use crate::learn::FULL_PAUSE;
 use crate::parts::Parts;
 use crate::relearn::Relearning;
 use crate::replica::{Ctx, Replica, TailEntry, with_overhead};
 use crate::sync::Asking;
+use crate::timing;
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_format::{AttachBody, Frame, FrameHead, FrameKind, ViewBody, hide};
 use freebs_lsvd::{MarkChange, Record, Unrepaired};
 use freebs_types::{DriverId, Hash32, Nanos, Peer, Sequence, ViewNumber};
 
-const PATIENCE: Nanos = Nanos::from_millis(500);
-/// When all others have refused, they are asked again after this time; the next time after twice as long, and so on
-/// three times: they may have given the frames up, and asked at every tick they would log nothing else.
-const PAUSE: Nanos = Nanos::from_millis(500);
-
 /// A range of frames that damage took, after `before`, up to and with `until`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hole {
+    /// The last frame before the hole.
     pub before: FrameName,
+    /// The last lost frame.
     pub until: Sequence,
     /// The `hid` of the last one of them, if the frame behind it tells.
     pub end: Option<Hash32>,
@@ -80,22 +77,22 @@ impl Turns {
         self.late = (self.late + 1).min(5);
     }
 
-    /// One of so many others has refused; whether by now all have.
+    /// One of the `others` members has refused. True if by now each of them has, once more.
     fn refused_by_all(&mut self, others: usize) -> bool {
         self.tried += 1;
         self.refused += 1;
         self.refused.is_multiple_of(others)
     }
 
-    /// What was refused since all had refused was another piece.
+    /// Refusals since the last time that all had refused were about another piece: they do not count any more.
     pub fn forget_round(&mut self, others: usize) {
         self.refused -= self.refused % others;
     }
 
-    /// All of so many others have refused frames and entries, for the how-manieth time.
+    /// All `others` have refused both frames and entries: rests, longer each time. Returns how often that has happened.
     fn rest(&mut self, now: Nanos, others: usize) -> usize {
         let rounds = self.refused / (2 * others);
-        self.rest_until = now.plus(Nanos(PAUSE.0 << (rounds.max(1) - 1).min(3)));
+        self.rest_until = now.plus(Nanos(timing::REFUSED_PAUSE.0 << (rounds.max(1) - 1).min(3)));
         rounds
     }
 
@@ -160,7 +157,7 @@ impl Damage {
 
     /// A question has no answer yet, or there is a reason not to ask.
     fn is_asking(&self, now: Nanos) -> bool {
-        let asked = self.asking.is_some_and(|a| now.since(a.at) < Nanos(PATIENCE.0 << self.turns.late));
+        let asked = self.asking.is_some_and(|a| now.since(a.at) < Nanos(timing::REPAIR_AGAIN.0 << self.turns.late));
         let writes = self.writing.is_some() || self.learning.is_some_and(|l| l.writing.is_some());
         asked || writes || now < self.turns.rest_until
     }
@@ -312,7 +309,7 @@ impl Replica {
         });
         let came = &came[..fits.count()];
         let Some(last) = came.last() else {
-            self.damage.turns.rest_for(ctx.now, FULL_PAUSE);
+            self.damage.turns.rest_for(ctx.now, timing::FULL_PAUSE);
             return;
         };
         let before = TailEntry::of(&last.head).name;
@@ -333,7 +330,7 @@ impl Replica {
             Unrepaired::NotMissed => self.on_repair_durable(ctx, sequence),
             Unrepaired::NoRoom | Unrepaired::Differs => {
                 self.damage.take_back();
-                self.damage.turns.rest_for(ctx.now, FULL_PAUSE);
+                self.damage.turns.rest_for(ctx.now, timing::FULL_PAUSE);
             }
         }
     }

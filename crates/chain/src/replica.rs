@@ -21,9 +21,6 @@ use freebs_types::{
 };
 use std::collections::{BTreeMap, VecDeque};
 
-/// The state that a transfer by map ends with is kept so long after it was last asked for.
-pub(crate) const MAP_HOLD: Nanos = Nanos::from_millis(10_000);
-
 /// Appended frames of a shard that wait for the own disk.
 const UNWRITTEN_BYTES_MAX: usize = 4 * limits::SHARD_WINDOW_BYTES;
 

@@ -1,26 +1,21 @@
 //! When the worker's scrub reads: its share each time, pass after pass, with a rest between them.
 
 use crate::event::{ControlPort, Note, NoteKind};
+use crate::timing;
 use crate::worker::Worker;
 use freebs_format::wire::Message;
 use freebs_io::{Clock, Device, Outbox};
 use freebs_lsvd::Scrubber;
-use freebs_types::Nanos;
-use std::time::Duration;
 
-/// The scrub reads a part of a second's share each time.
-const SCRUB_STEP: Duration = Duration::from_millis(250);
-/// A pass of the scrub begins so long after the one before, if that took less.
-const SCRUB_PASS: Nanos = Nanos::from_millis(3_600_000);
 impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K> {
     /// Reads the log again and again. What readers have met in between is looked at without waiting for the next pass.
     pub(crate) async fn run_scrub(self, bytes: u64) {
         let mut scrubber = Scrubber::new(self.0.engine.clone());
-        let share = (bytes / (1000 / SCRUB_STEP.as_millis() as u64)).max(1);
+        let share = (bytes / (1000 / timing::SCRUB_STEP.as_millis() as u64)).max(1);
         let (mut begun, mut rests) = (self.0.clock.now(), false);
         loop {
-            tokio::time::sleep(SCRUB_STEP).await;
-            if rests && !scrubber.is_reading() && self.0.clock.now().since(begun) >= SCRUB_PASS {
+            tokio::time::sleep(timing::SCRUB_STEP).await;
+            if rests && !scrubber.is_reading() && self.0.clock.now().since(begun) >= timing::SCRUB_PASS_EVERY {
                 (begun, rests) = (self.0.clock.now(), false);
             }
             let done = match rests {

@@ -7,14 +7,12 @@ use crate::event::{Action, SyncSource};
 use crate::learn::Learning;
 use crate::open::Phase;
 use crate::replica::{Ctx, Replica, weight};
+use crate::timing;
 use freebs_format::Frame;
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_io::LinkId;
 use freebs_types::{ErrorKind, Hash32, Nanos, Peer, Sequence, ViewNumber};
 
-/// An answer that takes longer is asked for again; the next one may take twice as long, and so on five times: from a
-/// slow disk none would be in time otherwise, and all that it reads in vain.
-const PATIENCE: Nanos = Nanos::from_millis(250);
 /// Names in one request: the tail is dense, so that the common frame is found exactly.
 const NAMES_MAX: usize = 8192;
 /// Who has nothing gets the map if there are more frames than these: much of what they brought is written over.
@@ -47,7 +45,7 @@ pub(crate) fn is_said_committed(name: &FrameName) -> bool {
 impl Asking {
     fn is_late(&self, now: Nanos) -> bool {
         let holds = self.map.is_some_and(|m| m.hold.is_some());
-        !holds && now.since(self.at) >= Nanos(PATIENCE.0 << self.tries.min(5))
+        !holds && now.since(self.at) >= Nanos(timing::SYNC_AGAIN.0 << self.tries.min(5))
     }
 }
 

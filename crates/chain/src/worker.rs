@@ -12,6 +12,7 @@ use crate::host::Host;
 use crate::repair::{Damage, Hole};
 use crate::replica::{Replica, TailEntry, genesis};
 use crate::sync::{ANSWER_BYTES, is_said_committed};
+use crate::timing;
 use bytes::Bytes;
 use freebs_format::FrameHead;
 use freebs_format::wire::{FrameName, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request, SyncRequest};
@@ -28,13 +29,6 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-/// How often time-outs are looked at.
-const TICK: Duration = Duration::from_millis(20);
-/// Appends pause so long before the log is closed with a mark (rule E7).
-const IDLE: Nanos = Nanos::from_millis(100);
-/// Time between checkpoints of the log.
-const CHECKPOINT: Nanos = Nanos::from_millis(60_000);
-
 /// Frames behind a hole that are looked at for one that can be read.
 const BEHIND_MAX: u64 = 64;
 
@@ -43,10 +37,15 @@ const DAMAGED_MAX: usize = 256;
 
 /// What a worker is made of.
 pub struct WorkerConfig<D: Device, O, P, K> {
+    /// Cluster, node and worker.
     pub host: HostConfig,
+    /// The log engine of its device.
     pub engine: Engine<D>,
+    /// Takes the messages that are to be sent.
     pub outbox: O,
+    /// The control plane.
     pub control: P,
+    /// Monotonic time, and the wall clock.
     pub clock: K,
     /// Secrets of views come from it.
     pub random: Box<dyn Random>,
@@ -152,18 +151,22 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.0.tasks.borrow_mut().abort_all();
     }
 
+    /// The log engine of its device.
     pub fn engine(&self) -> &Engine<D> {
         &self.0.engine
     }
 
+    /// A link is open. Call it before the first message of that link.
     pub fn on_link_up(&self, link: LinkId, who: Who) {
         self.step(Event::LinkUp { link, who });
     }
 
+    /// A link is gone. Nothing of it may come after this.
     pub fn on_link_down(&self, link: LinkId) {
         self.step(Event::LinkDown { link });
     }
 
+    /// Messages of one link, in order; `messages` is left empty.
     pub fn on_messages(&self, from: LinkId, messages: &mut Vec<Message>) {
         let now = self.0.clock.now();
         {
@@ -177,18 +180,22 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.0.turn.notify_one();
     }
 
+    /// News from the control plane: shards that are new or changed.
     pub fn on_shards(&self, infos: Vec<ShardInfo>) {
         self.step(Event::Shards(infos));
     }
 
+    /// A volume was deleted: this shard of it goes, with all that is here.
     pub fn on_gone(&self, shard: ShardId) {
         self.step(Event::Gone(shard));
     }
 
+    /// Workers of each node have become known or changed.
     pub fn on_workers(&self, workers: BTreeMap<NodeId, u16>) {
         self.step(Event::Workers(workers));
     }
 
+    /// Workers of other nodes that a link is wanted to.
     pub fn wanted_peers(&self) -> BTreeSet<Peer> {
         self.0.host.borrow().wanted_peers()
     }
@@ -198,6 +205,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.0.host.borrow().shards()
     }
 
+    /// All replicas here, for people and programs.
     pub fn status(&self) -> Vec<ShardStatus> {
         let host = self.0.host.borrow();
         host.shards().into_iter().filter_map(|s| host.status(s)).collect()
@@ -257,8 +265,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         let mut marked = Nanos(0);
         let mut checkpoint = self.0.clock.now();
         loop {
-            tokio::time::sleep(TICK).await;
-            if self.0.clock.now().since(checkpoint) >= CHECKPOINT {
+            tokio::time::sleep(timing::TICK).await;
+            if self.0.clock.now().since(checkpoint) >= timing::CHECKPOINT_EVERY {
                 checkpoint = self.0.clock.now();
                 self.spawn(async move |w: Self| {
                     if let Err(e) = w.0.engine.checkpoint().await {
@@ -280,7 +288,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 (self.0.notes)(&Note::new(NoteKind::Log(event.kind), None, text));
             }
             let last = self.0.last_append.get();
-            if last > marked && self.0.clock.now().since(last) >= IDLE {
+            if last > marked && self.0.clock.now().since(last) >= timing::MARK_AFTER_IDLE {
                 marked = last;
                 self.0.engine.flush_idle();
             }

@@ -17,21 +17,21 @@ pub(crate) fn damaged() -> Error {
     Error::corrupt("a record of the control plane's log can't be read")
 }
 
-pub fn put_seat(out: &mut Vec<u8>, seat: Seat) {
+pub(crate) fn put_seat(out: &mut Vec<u8>, seat: Seat) {
     out.extend(seat.node.0.to_le_bytes());
     out.extend(seat.store.to_le_bytes());
 }
 
-pub fn seat(f: &mut Fields<'_>) -> Result<Seat> {
+pub(crate) fn seat(f: &mut Fields<'_>) -> Result<Seat> {
     Ok(Seat { node: NodeId(f.u64()?), store: f.u64()? })
 }
 
-pub fn put_log_id(out: &mut Vec<u8>, id: &LogId) {
+pub(crate) fn put_log_id(out: &mut Vec<u8>, id: &LogId) {
     out.extend(id.committed_leader_id().term.to_le_bytes());
     out.extend(id.index().to_le_bytes());
 }
 
-pub fn get_log_id(f: &mut Fields<'_>) -> Result<LogId> {
+pub(crate) fn get_log_id(f: &mut Fields<'_>) -> Result<LogId> {
     let (term, index) = (f.u64()?, f.u64()?);
     if term.max(index) > freebs_control::limits::NUMBER_MAX {
         return Err(damaged());
@@ -39,24 +39,24 @@ pub fn get_log_id(f: &mut Fields<'_>) -> Result<LogId> {
     Ok(log_id(term, index))
 }
 
-pub fn put_optional_log_id(out: &mut Vec<u8>, id: Option<&LogId>) {
+pub(crate) fn put_optional_log_id(out: &mut Vec<u8>, id: Option<&LogId>) {
     out.push(u8::from(id.is_some()));
     if let Some(id) = id {
         put_log_id(out, id);
     }
 }
 
-pub fn get_optional_log_id(f: &mut Fields<'_>) -> Result<Option<LogId>> {
+pub(crate) fn get_optional_log_id(f: &mut Fields<'_>) -> Result<Option<LogId>> {
     if f.flag()? { get_log_id(f).map(Some) } else { Ok(None) }
 }
 
-pub fn put_vote(out: &mut Vec<u8>, vote: &Vote) {
+pub(crate) fn put_vote(out: &mut Vec<u8>, vote: &Vote) {
     out.extend(vote.leader_id.term.to_le_bytes());
     put_seat(out, vote.leader_id.voted_for);
     out.push(u8::from(vote.committed));
 }
 
-pub fn get_vote(f: &mut Fields<'_>) -> Result<Vote> {
+pub(crate) fn get_vote(f: &mut Fields<'_>) -> Result<Vote> {
     let (term, seat, committed) = (f.u64()?, seat(f)?, f.flag()?);
     if term > freebs_control::limits::NUMBER_MAX {
         return Err(damaged());
@@ -77,7 +77,7 @@ fn get_seats(f: &mut Fields<'_>, most: usize) -> Result<BTreeSet<Seat>> {
     (0..count).map(|_| seat(f)).collect()
 }
 
-pub fn put_membership(out: &mut Vec<u8>, m: &Membership) {
+pub(crate) fn put_membership(out: &mut Vec<u8>, m: &Membership) {
     let configs = m.get_joint_config();
     out.push(configs.len() as u8);
     configs.iter().for_each(|c| put_seats(out, c.iter()));
@@ -85,7 +85,7 @@ pub fn put_membership(out: &mut Vec<u8>, m: &Membership) {
     put_seats(out, all.iter());
 }
 
-pub fn get_membership(f: &mut Fields<'_>) -> Result<Membership> {
+pub(crate) fn get_membership(f: &mut Fields<'_>) -> Result<Membership> {
     let configs = f.byte()?;
     if configs > 2 {
         return Err(damaged());
@@ -99,16 +99,16 @@ pub fn get_membership(f: &mut Fields<'_>) -> Result<Membership> {
     Membership::new(configs, nodes).map_err(|_| damaged())
 }
 
-pub fn put_stored_membership(out: &mut Vec<u8>, m: &StoredMembership) {
+pub(crate) fn put_stored_membership(out: &mut Vec<u8>, m: &StoredMembership) {
     put_optional_log_id(out, m.log_id().as_ref());
     put_membership(out, m.membership());
 }
 
-pub fn get_stored_membership(f: &mut Fields<'_>) -> Result<StoredMembership> {
+pub(crate) fn get_stored_membership(f: &mut Fields<'_>) -> Result<StoredMembership> {
     Ok(StoredMembership::new(get_optional_log_id(f)?, get_membership(f)?))
 }
 
-pub fn put_proposal(out: &mut Vec<u8>, p: &Proposal) -> Result<()> {
+pub(crate) fn put_proposal(out: &mut Vec<u8>, p: &Proposal) -> Result<()> {
     match p {
         Proposal::OpenSession => out.push(1),
         Proposal::Command { session, number, floor, command } => {
@@ -121,7 +121,7 @@ pub fn put_proposal(out: &mut Vec<u8>, p: &Proposal) -> Result<()> {
 }
 
 /// The proposal in what is left of `f`.
-pub fn get_proposal(f: &mut Fields<'_>) -> Result<Proposal> {
+pub(crate) fn get_proposal(f: &mut Fields<'_>) -> Result<Proposal> {
     match f.byte()? {
         1 => {
             f.end()?;
@@ -136,6 +136,7 @@ pub fn get_proposal(f: &mut Fields<'_>) -> Result<Proposal> {
     }
 }
 
+/// Appends an entry: its log id, its kind, and its proposal or membership. An error if the command is too large.
 pub fn put_entry(out: &mut Vec<u8>, entry: &Entry) -> Result<()> {
     put_log_id(out, &entry.log_id);
     match &entry.payload {

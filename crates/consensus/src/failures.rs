@@ -11,25 +11,22 @@
 //! A verdict that is wrong costs a view change and nothing else: what a node that only seemed to have failed goes on
 //! to say is refused by the members that promised (rules V2, V6).
 
+use crate::timing;
 use freebs_control::{Command, State, limits};
 use freebs_types::{NodeId, ShardId, StartNumber, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How long it counts that another node can't reach one either; and how often others are asked for it.
-const AGREED_MS: u64 = 1000;
-const ASK_AGAIN_MS: u64 = 300;
-/// How long a head may take to open its view before the next one is tried, at first and at most.
-const OPEN_MS: u64 = 10_000;
-const OPEN_MOST_MS: u64 = 160_000;
 /// Shards whose heads are watched.
 const WATCHED_MAX: usize = 1 << 16;
 
 /// A node as the leader sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
+    /// The node.
     pub node: NodeId,
     /// As it is registered.
     pub start: StartNumber,
+    /// Milliseconds since it was heard, as heartbeats count them.
     pub silent_ms: u64,
     /// Its end has closed the link, and no new one could be opened.
     pub lost: bool,
@@ -78,10 +75,10 @@ impl Failures {
                 self.asked.remove(&n.node);
                 self.agreed.remove(&n.node);
             }
-            let is_agreed = self.agreed.get(&n.node).is_some_and(|at| now_ms - at <= AGREED_MS);
+            let is_agreed = self.agreed.get(&n.node).is_some_and(|at| now_ms - at <= timing::AGREED_MS);
             if n.silent_ms >= fail_ms || is_agreed {
                 failed.insert(n.node);
-            } else if n.lost && self.asked.get(&n.node).is_none_or(|(at, _)| now_ms - at >= ASK_AGAIN_MS) {
+            } else if n.lost && self.asked.get(&n.node).is_none_or(|(at, _)| now_ms - at >= timing::DOUBT_AGAIN_MS) {
                 self.asked.insert(n.node, (now_ms, n.start));
                 ask.push(n.node);
             }
@@ -164,7 +161,7 @@ impl Failures {
         self.looked_through = Some(state.revision());
         let before = std::mem::take(&mut self.opening);
         for (shard, head, active) in state.unopened().into_iter().take(WATCHED_MAX) {
-            let fresh = Opening { head, active, since_ms: now_ms, patience_ms: OPEN_MS };
+            let fresh = Opening { head, active, since_ms: now_ms, patience_ms: timing::OPEN_MS };
             let known = before.get(&shard).filter(|o| o.active == active);
             let opening = known.map_or(fresh, |o| if o.head == head { *o } else { Opening { head, ..*o } });
             let since_ms = if opening.head == known.map_or(head, |o| o.head) { opening.since_ms } else { now_ms };
@@ -183,7 +180,7 @@ impl Failures {
             o.since_ms = now_ms;
             // If the head itself has failed, and so few are left that it stays, all there is to do is to wait.
             if let Some(node) = state.next_head(*shard, failed).filter(|_| !failed.contains(&o.head)) {
-                o.patience_ms = (2 * o.patience_ms).min(OPEN_MOST_MS);
+                o.patience_ms = (2 * o.patience_ms).min(timing::OPEN_MOST_MS);
                 commands.push(Command::ReplaceHead { shard: *shard, head: o.head, active: o.active, node });
             }
         }

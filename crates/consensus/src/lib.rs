@@ -8,6 +8,7 @@
 //! - [`machine`]: the replicated state and the sessions that make a command count once;
 //! - [`voters`]: who votes, as a pure function;
 //! - [`peer`]: a seat at work: forwarding, joining, changing voters;
+//! - [`timing`]: how long each of them waits;
 //! - [`failures`]: which nodes have failed, and what becomes of their shards, as the leader decides it;
 //! - [`handle`]: what the other threads of a node have of it, the trait `ControlPlane`.
 //!
@@ -29,6 +30,7 @@ pub mod runtime;
 mod scan;
 pub mod store;
 pub mod superblock;
+pub mod timing;
 pub mod types;
 pub mod voters;
 pub mod wire;
@@ -36,6 +38,7 @@ pub mod wire;
 pub use links::Network;
 pub use log::Watcher;
 pub use mutant::Mutant;
-pub use peer::{Peer, Timing};
+pub use peer::Peer;
 pub use store::{Options, Store};
+pub use timing::Timing;
 pub use types::Seat;

@@ -1,6 +1,6 @@
 //! Requests and answers over messages, and the library's network trait on top.
 //!
-//! A message may be lost, late, or come twice; who asks waits for so long and no longer. An answer that nobody waits
+//! A message may be lost, late, or come twice; the asker waits for its time limit and no longer. An answer that nobody waits
 //! for any more is dropped.
 
 use crate::codec::put_entry;

@@ -25,7 +25,16 @@ pub enum Proposal {
     /// A session for somebody who is going to send commands; its number is the index of this entry.
     OpenSession,
     /// Number `number` of the session. All below `floor` have been answered.
-    Command { session: u64, number: u64, floor: u64, command: Command },
+    Command {
+        /// Number of the session: the index of the entry that opened it.
+        session: u64,
+        /// Number of the command in its session, +1 for each; a repeat has the same one and is applied once.
+        number: u64,
+        /// The answers to all numbers below were received, and are forgotten.
+        floor: u64,
+        /// The command to apply to the state.
+        command: Command,
+    },
 }
 
 impl fmt::Display for Proposal {
@@ -42,7 +51,9 @@ impl fmt::Display for Proposal {
 pub enum Answer {
     /// Of an entry that asks nothing.
     Nothing,
+    /// Of `OpenSession`: the number of the new session.
     Session(u64),
+    /// Of a `Command`: what came of it, now or when it was first applied.
     Done(Result<Done>),
     /// The session is not known (any more); the command was not applied now, and may have been before.
     NoSession,
@@ -65,8 +76,11 @@ impl Session {
 /// The replicated state machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
+    /// The control state as of `applied`.
     pub state: Arc<State>,
+    /// The last entry that was applied; `None` before the first.
     pub applied: Option<LogId>,
+    /// The voters and learners as of `applied`, and the entry that made them so.
     pub membership: StoredMembership,
     sessions: BTreeMap<u64, Session>,
     answer_bytes: usize,
@@ -83,6 +97,7 @@ pub fn what_is(entry: &Entry) -> (u64, Option<&Command>) {
 }
 
 impl Machine {
+    /// Nothing applied, nobody a member.
     #[must_use]
     pub fn new(cluster: ClusterId) -> Self {
         Self {

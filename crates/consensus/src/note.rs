@@ -9,24 +9,32 @@ use freebs_types::{ClusterId, Error, NodeId, Result, StartNumber};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// The first bytes of a note.
 pub const NOTE_MAGIC: [u8; 4] = *b"FBCN";
+/// Version of the note.
 pub const NOTE_VERSION: u16 = 1;
+/// Bytes of the note.
 pub const NOTE_BYTES: usize = 64;
 
 /// The note, a file of its own that is replaced whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SeatNote {
+    /// Always `FBCN`.
     pub magic: [u8; 4],
+    /// Always 1 (`NOTE_VERSION`).
     pub version: U16,
     /// Bytes of this struct.
     pub length: U16,
+    /// Identity of the cluster.
     pub cluster: [u8; 16],
+    /// The node whose seat it is about.
     pub node: U64,
     /// The last opening that was begun.
     pub begun: U64,
     /// The last opening that a seat worked in; 0 if none did.
     pub used: U64,
+    /// Zero.
     pub reserved: [u8; 12],
     /// CRC-32C of the bytes before this field.
     pub crc: U32,
@@ -64,11 +72,13 @@ impl SeatNote {
         self
     }
 
+    /// `begun`, as a start number.
     #[must_use]
     pub fn begun(&self) -> StartNumber {
         StartNumber(self.begun.get())
     }
 
+    /// `used`, as a start number.
     #[must_use]
     pub fn used(&self) -> StartNumber {
         StartNumber(self.used.get())

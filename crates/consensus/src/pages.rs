@@ -9,14 +9,19 @@ use freebs_format::crc32c;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// Bytes of a page: the smallest sector, so no device tears one.
 pub const PAGE_BYTES: usize = 512;
+/// Bytes of the stamp at the start of a page.
 pub const STAMP_BYTES: usize = 40;
 /// Bytes of records in one page.
 pub const PAYLOAD_BYTES: usize = PAGE_BYTES - STAMP_BYTES;
 /// Pages that are written together: 4 KiB, the largest sector.
 pub const UNIT_PAGES: u32 = 8;
+/// Bytes of such a unit.
 pub const UNIT_BYTES: usize = UNIT_PAGES as usize * PAGE_BYTES;
+/// Every page of an area has these bytes behind its checksum.
 pub const PAGE_MAGIC: [u8; 4] = *b"FBCP";
+/// Version of stores: of pages, records and superblock.
 pub const STORE_VERSION: u16 = 1;
 
 /// Head of a page; up to 472 bytes of records follow.
@@ -25,7 +30,9 @@ pub const STORE_VERSION: u16 = 1;
 pub struct PageStamp {
     /// CRC-32C of the other 508 bytes of the page.
     pub crc: U32,
+    /// Always `FBCP`.
     pub magic: [u8; 4],
+    /// Random number of the store.
     pub store: U64,
     /// Random number of the area.
     pub area: U64,
@@ -37,6 +44,7 @@ pub struct PageStamp {
     pub left: U32,
     /// Bytes of records in it.
     pub used: U16,
+    /// Always 1.
     pub version: U16,
 }
 const _: () = assert!(size_of::<PageStamp>() == STAMP_BYTES);
@@ -48,22 +56,29 @@ pub enum Page {
     Before,
     /// A page of this area.
     Here {
+        /// Number of the batch in its area, from 0.
         batch: u32,
+        /// Pages of the batch that follow.
         left: u32,
+        /// Bytes of records in it.
         used: usize,
     },
+    /// Neither of them: its bytes changed after they were written, or were written elsewhere.
     Damaged,
 }
 
 /// Where a page belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
+    /// Random number of the store.
     pub store: u64,
+    /// Random number of the area.
     pub area: u64,
+    /// Number of the page in the file.
     pub page: u32,
 }
 
-/// Pages (a multiple of `UNIT_PAGES`) that a batch of so many bytes has.
+/// Pages that a batch with `bytes` bytes of records has; a multiple of `UNIT_PAGES`.
 #[must_use]
 pub fn pages_of(bytes: usize) -> u32 {
     (bytes.max(1).div_ceil(PAYLOAD_BYTES) as u32).next_multiple_of(UNIT_PAGES)

@@ -16,6 +16,7 @@ use crate::machine::{Answer, Machine, Proposal};
 use crate::mutant::Mutant;
 use crate::runtime::{Receiver, watched};
 use crate::store::Store;
+use crate::timing::{self, Timing};
 use crate::types::{LogId, Randomness, Seat, Snapshot, SnapshotMeta, Vote};
 use crate::voters::{Change, Seen, next_change};
 use crate::wire::{Envelope, Message};
@@ -23,7 +24,7 @@ use freebs_control::{Command, Done, State};
 use freebs_types::{Error, NodeId, Result, StartNumber};
 use futures_util::future::{Either, select};
 use openraft::async_runtime::WatchReceiver;
-use openraft::{AsyncRuntime, ChangeMembers, ReadPolicy, SnapshotPolicy};
+use openraft::{AsyncRuntime, ChangeMembers, ReadPolicy};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -38,59 +39,6 @@ mod watch;
 const INBOX_MAX: usize = 1024;
 /// Requests of others that are dealt with at a time.
 const SERVED_MAX: usize = 512;
-
-/// Times, and when a snapshot is made.
-#[derive(Clone, Debug)]
-pub struct Timing {
-    pub heartbeat_ms: u64,
-    /// For so long seats hold to a leader that they heard of. Then a voter waits for 0.7 to 1 of it more, by chance,
-    /// before it asks for votes; an answer to that, which needs a disk, is waited for 0.7 of it.
-    pub election_ms: u64,
-    /// How long an answer is waited for that needs somebody's disk.
-    pub answer_ms: u64,
-    /// A voter that was silent for so long is replaced, and so is a member of a chain.
-    pub gone_ms: u64,
-    /// A node that was silent for so long has failed: its shards get other heads.
-    pub fail_ms: u64,
-    /// How long a command is tried.
-    pub submit_ms: u64,
-    /// Entries of the log after which a snapshot is made.
-    pub snapshot_entries: u64,
-}
-
-impl Default for Timing {
-    fn default() -> Self {
-        // A leader that is gone is replaced after 0.85 to 1 s. A node that only seems so, because it or the network
-        // was busy, costs nothing: votes are asked for only if most would give theirs.
-        Self {
-            heartbeat_ms: 100,
-            election_ms: 500,
-            answer_ms: 2000,
-            gone_ms: 600_000,
-            fail_ms: 1000,
-            submit_ms: 10_000,
-            snapshot_entries: 5000,
-        }
-    }
-}
-
-impl Timing {
-    fn config(&self) -> openraft::Config {
-        openraft::Config {
-            cluster_name: "freebs".into(),
-            heartbeat_interval: self.heartbeat_ms,
-            election_timeout_min: self.election_ms * 7 / 10,
-            election_timeout_max: self.election_ms,
-            install_snapshot_timeout: 4 * self.answer_ms,
-            max_payload_entries: 256,
-            replication_lag_threshold: 2 * self.snapshot_entries,
-            snapshot_policy: SnapshotPolicy::LogsSinceLast(self.snapshot_entries),
-            max_in_snapshot_log_to_keep: self.snapshot_entries / 4,
-            enable_pre_vote: Some(true),
-            ..openraft::Config::default()
-        }
-    }
-}
 
 /// The session in which this seat sends commands.
 #[derive(Default)]
@@ -228,6 +176,7 @@ impl Peer {
         Ok(peer)
     }
 
+    /// The seat that this peer is: its node and store.
     #[must_use]
     pub fn seat(&self) -> Seat {
         self.0.store.seat()
@@ -335,10 +284,11 @@ impl Peer {
                 Either::Right(_) => continue,
             }
             asked += 1;
-            tokio::time::sleep(Duration::from_millis(if asked < 50 { 20 } else { self.0.timing.heartbeat_ms })).await;
+            let heartbeat = Duration::from_millis(self.0.timing.heartbeat_ms);
+            tokio::time::sleep(if asked < 50 { timing::CATCH_UP_AGAIN } else { heartbeat }).await;
         };
         while self.machine(|m| m.applied.is_none_or(|a| a.index() < index)) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            tokio::time::sleep(timing::APPLIED_LOOK).await;
         }
         Ok(())
     }

@@ -40,35 +40,50 @@ const WRITE_PAGES: u32 = 2048;
 
 /// Kinds of records.
 pub mod kind {
+    /// A vote.
     pub const VOTE: u16 = 1;
+    /// A log entry; its index follows the last one.
     pub const ENTRY: u16 = 2;
+    /// A log id: committed up to here; may be older than the truth.
     pub const COMMITTED: u16 = 3;
+    /// An optional log id: all entries behind it are gone.
     pub const TRUNCATED: u16 = 4;
+    /// A log id: all entries up to it are gone; never beyond the snapshot.
     pub const PURGED: u16 = 5;
+    /// A snapshot: optional log id, stored membership, then the machine.
     pub const SNAPSHOT: u16 = 6;
 }
 
 /// A snapshot as it is kept and sent.
 #[derive(Clone, Debug)]
 pub struct Kept {
+    /// The last entry that is in it, and the membership as of that.
     pub meta: SnapshotMeta,
+    /// The machine, as `Machine::encode` gives it.
     pub bytes: Rc<Vec<u8>>,
 }
 
 /// Everything that is kept, as it is in memory.
 #[derive(Clone, Debug, Default)]
 pub struct Contents {
+    /// The last vote that was given, or heard to be given by a majority; `None` before the first.
     pub vote: Option<Vote>,
+    /// Committed up to here, at least.
     pub committed: Option<LogId>,
+    /// The last entry that is no longer in the log; `None` if the log goes back to its beginning.
     pub purged: Option<LogId>,
+    /// The log, by index, without a hole.
     pub entries: BTreeMap<u64, Entry>,
+    /// The newest snapshot; `None` before the first.
     pub snapshot: Option<Kept>,
 }
 
 /// Who a store belongs to, and what may vary.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
+    /// The cluster; a store of another one is refused.
     pub cluster: ClusterId,
+    /// The node; a store of another one is refused.
     pub node: NodeId,
     /// The number of this opening, above all that were noted before, and noted durably as begun (rule V8, `SeatNote`).
     pub start: StartNumber,
@@ -77,6 +92,7 @@ pub struct Options {
     pub noted: StartNumber,
     /// Bytes of log behind what an area begins with.
     pub room: u64,
+    /// Breaks one rule, to prove that tests notice. Always `None` outside of tests.
     pub mutant: Option<Mutant>,
 }
 
@@ -145,6 +161,7 @@ impl Contents {
         Ok(out)
     }
 
+    /// The last entry that was ever in the log and was not truncated.
     #[must_use]
     pub fn last(&self) -> Option<LogId> {
         self.entries.last_key_value().map(|(_, e)| e.log_id).or(self.purged)
@@ -293,6 +310,7 @@ impl Store {
         Ok(store)
     }
 
+    /// Node and store: the identity under which this store votes.
     #[must_use]
     pub fn seat(&self) -> Seat {
         self.0.seat
@@ -304,11 +322,13 @@ impl Store {
         self.0.options.start
     }
 
+    /// The cluster that the store belongs to.
     #[must_use]
     pub fn cluster(&self) -> ClusterId {
         self.0.options.cluster
     }
 
+    /// The rule that is broken, in tests.
     #[must_use]
     pub fn mutant(&self) -> Option<Mutant> {
         self.0.options.mutant
@@ -343,6 +363,7 @@ impl Store {
         Ok(())
     }
 
+    /// Keeps a vote. Durable when it returns; an error poisons the store.
     pub async fn save_vote(&self, vote: Vote) -> Result<()> {
         if self.0.options.mutant == Some(Mutant::VoteNotSynced) {
             self.0.contents.borrow_mut().vote = Some(vote);
@@ -382,6 +403,7 @@ impl Store {
         .await
     }
 
+    /// Gives up all entries behind `after`, or all of them. Durable when it returns; an error poisons the store.
     pub async fn truncate_after(&self, after: Option<LogId>) -> Result<()> {
         let mut records = Vec::new();
         record(&mut records, kind::TRUNCATED, |o| put_optional_log_id(o, after.as_ref()));

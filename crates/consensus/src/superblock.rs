@@ -10,18 +10,24 @@ use freebs_types::{ClusterId, Error, NodeId, Result, StartNumber};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// The first bytes of each copy.
 pub const SUPERBLOCK_MAGIC: [u8; 4] = *b"FBCL";
+/// Bytes of each copy.
 pub const SUPERBLOCK_BYTES: usize = 128;
 
 /// One copy of the superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct StoreSuperblock {
+    /// Always `FBCL`.
     pub magic: [u8; 4],
+    /// Always 1.
     pub version: U16,
     /// Bytes of this struct.
     pub length: U16,
+    /// Identity of the cluster.
     pub cluster: [u8; 16],
+    /// The node whose store it is.
     pub node: U64,
     /// Random number of the store, part of the seat.
     pub store: U64,
@@ -33,9 +39,11 @@ pub struct StoreSuperblock {
     pub area: U64,
     /// First page of the area, and its pages.
     pub first_page: U32,
+    /// Pages of the area.
     pub pages: U32,
     /// Pages of the area's first batch, which is there as a whole.
     pub first_batch: U32,
+    /// Zero.
     pub reserved: [u8; 48],
     /// CRC-32C of the bytes before this field.
     pub crc: U32,
@@ -43,6 +51,7 @@ pub struct StoreSuperblock {
 const _: () = assert!(size_of::<StoreSuperblock>() == SUPERBLOCK_BYTES);
 
 impl StoreSuperblock {
+    /// The superblock of a new store, without an area, without its checksum.
     #[must_use]
     pub fn new(cluster: ClusterId, node: NodeId, store: u64) -> Self {
         Self {
@@ -63,6 +72,7 @@ impl StoreSuperblock {
         }
     }
 
+    /// Sets the checksum.
     pub fn seal(&mut self) {
         self.crc = crc32c(&self.as_bytes()[..SUPERBLOCK_BYTES - 4]).into();
     }
@@ -86,6 +96,7 @@ impl StoreSuperblock {
         Ok(Some(s))
     }
 
+    /// The number of the last opening.
     #[must_use]
     pub fn start(&self) -> StartNumber {
         StartNumber(self.start.get())

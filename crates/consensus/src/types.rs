@@ -13,7 +13,9 @@ use openraft_rt::deterministic_rng::DeterministicRng;
 /// A node and its store. The number of a store is random, made with it, and never changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Seat {
+    /// The node.
     pub node: NodeId,
+    /// Random number of the store; 0 in an address means whichever store the node has.
     pub store: u64,
 }
 
@@ -36,13 +38,21 @@ openraft::declare_raft_types!(
 );
 
 type Committed = leader_id_std::CommittedLeaderId<u64>;
+/// Term and index of an entry.
 pub type LogId = openraft::LogId<Committed>;
+/// A term, and the seat that is voted for in it.
 pub type Vote = openraft::Vote<leader_id_std::LeaderId<u64, Seat>>;
+/// An entry of the log: a proposal, a membership, or nothing.
 pub type Entry = openraft::Entry<Committed, openraft::EntryPayload<Proposal, Seat, ()>>;
+/// The sets of voters (two of them during a change), and all members.
 pub type Membership = openraft::Membership<Seat, ()>;
+/// A membership, and the entry that it came with.
 pub type StoredMembership = openraft::StoredMembership<Committed, Seat, ()>;
+/// The state that a snapshot has: the last entry in it, and the membership as of that.
 pub type SnapshotMeta = openraft::SnapshotMeta<Committed, Seat, ()>;
+/// A snapshot as the library hands it around; its bytes are shared, not copied.
 pub type Snapshot = openraft::Snapshot<Committed, Seat, (), std::rc::Rc<Vec<u8>>>;
+/// All chance that the library takes, from one seed.
 pub type Randomness = DeterministicRng<OneThread>;
 
 /// The log id of a term and an index.

@@ -13,7 +13,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A seat as the leader sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
+    /// The seat.
     pub seat: Seat,
+    /// True if it has a vote; else it is a learner.
     pub voter: bool,
     /// Milliseconds since it was heard; 0 for the leader itself.
     pub silent_ms: u64,

@@ -15,23 +15,34 @@ use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, VoteRequest, V
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// The first bytes of a message between seats.
 pub const MESSAGE_MAGIC: [u8; 4] = *b"FBCM";
+/// Version of these messages.
 pub const MESSAGE_VERSION: u16 = 1;
+/// Bytes of the header.
 pub const HEADER_BYTES: usize = 80;
 
 /// Head of a message; the body follows at once.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SeatHeader {
+    /// Always `FBCM`.
     pub magic: [u8; 4],
+    /// Always 1.
     pub version: U16,
+    /// One of `kind`.
     pub kind: U16,
     /// Bytes of header and body.
     pub total_len: U32,
+    /// CRC-32C of the body.
     pub body_crc: U32,
+    /// Identity of the cluster.
     pub cluster: [u8; 16],
+    /// The sender's node.
     pub from_node: U64,
+    /// The sender's store.
     pub from_store: U64,
+    /// The receiver's node.
     pub to_node: U64,
     /// 0: whichever store the node has.
     pub to_store: U64,
@@ -46,46 +57,74 @@ const _: () = assert!(size_of::<SeatHeader>() == HEADER_BYTES);
 
 /// Kinds of messages.
 pub mod kind {
+    /// `Message::Append`.
     pub const APPEND: u16 = 1;
+    /// `Message::AppendReply`.
     pub const APPEND_REPLY: u16 = 2;
+    /// `Message::Vote`.
     pub const VOTE: u16 = 3;
+    /// `Message::PreVote`.
     pub const PRE_VOTE: u16 = 4;
+    /// `Message::VoteReply`.
     pub const VOTE_REPLY: u16 = 5;
+    /// `Message::Piece`.
     pub const PIECE: u16 = 6;
+    /// `Message::PieceReply`.
     pub const PIECE_REPLY: u16 = 7;
+    /// `Message::Propose`.
     pub const PROPOSE: u16 = 8;
+    /// `Message::ProposeReply`.
     pub const PROPOSE_REPLY: u16 = 9;
+    /// `Message::Join`.
     pub const JOIN: u16 = 10;
+    /// `Message::Refused`.
     pub const REFUSED: u16 = 11;
+    /// `Message::Outdated`.
     pub const OUTDATED: u16 = 12;
+    /// `Message::Doubt`.
     pub const DOUBT: u16 = 13;
+    /// `Message::Gone`.
     pub const GONE: u16 = 14;
+    /// `Message::Here`.
     pub const HERE: u16 = 15;
 }
 
 /// One message.
 #[derive(Clone, Debug)]
 pub enum Message {
+    /// Leader to others: entries that follow one that they are to have, none in a heartbeat.
     Append(AppendEntriesRequest<Types>),
+    /// The entries were taken, up to where, or why not.
     AppendReply(AppendEntriesResponse<Types>),
+    /// A candidate asks for a vote in a new term.
     Vote(VoteRequest<Types>),
+    /// The same, asked without raising the term: would the vote be given?
     PreVote(VoteRequest<Types>),
+    /// The answer to both.
     VoteReply(VoteResponse<Types>),
     /// A piece of a snapshot, in order.
     Piece {
+        /// The leader's vote.
         vote: Vote,
+        /// The last entry in the snapshot, and the membership as of that.
         meta: SnapshotMeta,
+        /// First byte of the piece in the machine's bytes.
         offset: u64,
+        /// Bytes of the whole machine.
         total: u64,
+        /// The piece, at most 256 KiB.
         bytes: Vec<u8>,
     },
     /// Bytes that are there; with the last piece, the vote of who has installed it.
     PieceReply {
+        /// Bytes from the start that the receiver has; the next piece begins there.
         have: u64,
+        /// The receiver's vote once it has installed the snapshot; `None` before.
         vote: Option<Vote>,
     },
     /// To the leader.
     Propose(Proposal),
+    /// The answer to `Propose`, once the entry is applied at the leader.
     ProposeReply(Answer),
     /// The sender wants to be a learner.
     Join,
@@ -104,10 +143,15 @@ pub enum Message {
 /// Where a message comes from and goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {
+    /// The cluster of the sender; a message of another one is dropped.
     pub cluster: ClusterId,
+    /// The sender.
     pub from: Seat,
+    /// The receiver; store 0 means whichever store the node has.
     pub to: Seat,
+    /// Start number that is durable on the sender's devices (rule V8).
     pub start: StartNumber,
+    /// Number of the request, the same in its answer; 0 if no answer is wanted.
     pub id: u64,
 }
 

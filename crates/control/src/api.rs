@@ -18,55 +18,74 @@ use serde::{Deserialize, Serialize};
 pub enum Request {
     /// The whole cluster.
     Status,
+    /// Makes a volume; the reply is a `Volume`.
     VolumeCreate(CreateVolume),
+    /// Lists all volumes, with the state of their members.
     VolumeList,
+    /// One volume, with the state of its members; the reply is a `Volume`.
     VolumeShow {
+        /// Name of the volume.
         name: String,
     },
+    /// Makes a volume larger; the reply is a `Volume`.
     VolumeResize {
+        /// Name of the volume.
         name: String,
+        /// New size in bytes; below the present one it is `Invalid`.
         size: u64,
     },
     /// Makes a member the head of all shards of a volume that it is a member of, or of one of them.
     VolumeMoveHead {
+        /// Name of the volume.
         name: String,
         /// Name of the node.
         node: String,
+        /// Index of the shard; `None` for all in which the node is a member.
         #[serde(default)]
         shard: Option<u32>,
     },
+    /// Deletes a volume and what its members have of it; the reply is `Deleted`.
     VolumeDelete {
+        /// Name of the volume.
         name: String,
+        /// Also while it is attached: its driver gets errors from then on.
         #[serde(default)]
         force: bool,
     },
     /// Whether all replicas hold the same; waits up to `wait_ms` for them to be at the same version.
     VolumeVerify {
+        /// Name of the volume.
         name: String,
+        /// Milliseconds; 0 compares the replicas as they are.
         #[serde(default)]
         wait_ms: u64,
     },
     /// This node only.
     NodeInfo,
-    /// Answers when the state's revision is not `since` (any more), or after `WATCH_MS` with nothing new.
+    /// Answers when the state's revision is not `since` (any more), or after `timing::WATCH_MS` with nothing new.
     Watch {
+        /// The revision that the watcher has; 0 for none.
         since: u64,
     },
     /// A command of the control plane (register, propose, activate, attach, detach, and those behind `Volume…`).
     Submit {
+        /// The command to replicate. The reply is `Done`, or the error that the state gave for it.
         command: Command,
     },
     /// A gateway says that it is there, for as long as this connection lasts.
     Announce(GatewayInfo),
     /// This node's shards, behind `after`, of one volume if one is named.
     ShardStatus {
+        /// Only shards of this volume; `None` for all.
         #[serde(default)]
         volume: Option<VolumeId>,
+        /// The last shard of the page before; `None` for the first page.
         #[serde(default)]
         after: Option<ShardId>,
     },
     /// The digest of this node's replica of a shard, as of now.
     ShardDigest {
+        /// One that this node has a replica of; others are an error.
         shard: ShardId,
     },
     /// What happened.
@@ -76,6 +95,7 @@ pub enum Request {
 /// Which events are asked for: the newest ones, at most `EVENTS_PAGE_MAX`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventsOf {
+    /// Events at most; more than `EVENTS_PAGE_MAX` counts as that.
     pub limit: usize,
     /// Not before this time, milliseconds since 1970.
     #[serde(default)]
@@ -92,6 +112,7 @@ pub struct EventsOf {
 }
 
 impl EventsOf {
+    /// True if an event is one of those that are asked for. `limit` and `here` are not looked at.
     #[must_use]
     pub fn takes(&self, e: &Event) -> bool {
         let volume = self.volume.is_none() || e.told.volume == self.volume;
@@ -100,35 +121,49 @@ impl EventsOf {
     }
 }
 
-/// How long a `Watch` waits before it answers with nothing new.
-pub const WATCH_MS: u64 = 10_000;
-
+/// The good half of an answer: which variant it is follows from the request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "snake_case")]
 pub enum Reply {
+    /// To `Status`.
     Status(Status),
     /// A volume that was created, shown, or resized; `notes` are sentences for people.
     Volume {
+        /// The volume as it is after the request.
         volume: VolumeStatus,
+        /// Sentences for people, such as a warning about the number of copies.
         #[serde(default)]
         notes: Vec<String>,
     },
+    /// To `VolumeList`.
     Volumes {
+        /// All that there are.
         volumes: Vec<VolumeStatus>,
     },
+    /// To `VolumeDelete`: the control state has it no more.
     Deleted,
+    /// To `VolumeVerify`.
     Verified(Verification),
+    /// To `NodeInfo`.
     Node(NodeInfo),
+    /// To `Watch`.
     Changes(Changes),
+    /// To `Submit`.
     Done(Done),
+    /// To `Announce`: it counts from now on.
     Announced,
+    /// To `ShardStatus`: one page of them.
     Shards {
+        /// In order of volume and index.
         shards: Vec<ShardStatus>,
+        /// There is another page: ask with the last shard of this one.
         more: bool,
     },
+    /// To `ShardDigest`.
     Digest(ShardDigest),
     /// Oldest first.
     Events {
+        /// Those that were asked for.
         events: Vec<Event>,
         /// Nodes that did not answer: what they alone noticed is missing.
         #[serde(default)]
@@ -139,7 +174,9 @@ pub enum Reply {
 /// A gateway, or a node that serves NBD itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GatewayInfo {
+    /// Name for people: the node's, or the one that the gateway was started with.
     pub name: String,
+    /// Number of its process on its host.
     pub pid: u32,
     /// Where it serves NBD: `127.0.0.1:10809` or `unix:/path`.
     pub nbd: String,
@@ -148,12 +185,19 @@ pub struct GatewayInfo {
 /// A node of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeInfo {
+    /// The node's number.
     pub id: NodeId,
+    /// Name for people, from the cluster file.
     pub name: String,
+    /// The cluster that its data belong to.
     pub cluster: ClusterId,
+    /// Number of its process on its host.
     pub pid: u32,
+    /// Where peers, drivers and the CLI reach it: host and port.
     pub address: String,
+    /// Its present start: the higher one is the newer process.
     pub start: StartNumber,
+    /// Workers, each with a device log of its own.
     pub workers: u16,
     /// Revision of the control state it knows.
     pub revision: u64,
@@ -192,6 +236,7 @@ pub enum MemberState {
 }
 
 impl MemberState {
+    /// The word that JSON and the CLI have for it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -211,6 +256,7 @@ impl MemberState {
 /// One replica, as its node sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardStatus {
+    /// The shard.
     pub shard: ShardId,
     /// The view it is in, 0 for none.
     pub view: ViewNumber,
@@ -222,6 +268,7 @@ pub struct ShardStatus {
     pub sequence: Sequence,
     /// Durable up to this sequence.
     pub durable: Sequence,
+    /// Its state at the moment.
     pub state: MemberState,
     /// Generation of an attachment whose driver holds no lease of this member any more.
     #[serde(default)]
@@ -231,32 +278,47 @@ pub struct ShardStatus {
 /// Hash over a replica's contents at a version: equal for equal contents, whatever chunks they lie in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardDigest {
+    /// The shard.
     pub shard: ShardId,
+    /// The replica's view when it was asked; 0 for none.
     pub view: ViewNumber,
+    /// The last version that is in the digest.
     pub version: Version,
+    /// Hash over the contents at that version.
     pub digest: Hash32,
 }
 
 /// The cluster as `freebs status` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
+    /// The cluster.
     pub cluster: ClusterId,
+    /// Revision of the control state that this was made from.
     pub revision: u64,
+    /// All nodes, in order of their numbers.
     pub nodes: Vec<NodeStatus>,
+    /// Gateways that announced themselves at nodes that answered.
     pub gateways: Vec<GatewayInfo>,
+    /// All that there are.
     pub volumes: Vec<VolumeStatus>,
 }
 
+/// One node in `Status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
+    /// The node's number.
     pub id: NodeId,
+    /// Name for people, from the cluster file.
     pub name: String,
     /// None while the node does not answer.
     pub pid: Option<u32>,
+    /// Where it is reached: host and port.
     pub address: String,
     /// `up` or `down`.
     pub state: String,
+    /// Highest start number that it came with; 0 if it never ran.
     pub start: StartNumber,
+    /// Workers, each with a device log of its own.
     pub workers: u16,
     /// Whether it leads the control plane.
     pub leads: bool,
@@ -277,6 +339,7 @@ pub enum VolumeState {
 }
 
 impl VolumeState {
+    /// The word that JSON and the CLI have for it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -287,21 +350,32 @@ impl VolumeState {
     }
 }
 
+/// One volume, as the CLI shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeStatus {
+    /// Number of the volume, never used twice.
     pub id: VolumeId,
+    /// Name of the volume, unique in the cluster.
     pub name: String,
+    /// Bytes.
     pub size: u64,
+    /// Copies that it was made with: the length that chains have if there are nodes enough.
     pub copies: u8,
+    /// When a write is answered.
     pub ack: Ack,
+    /// Least members of a view that orders requests.
     pub min_copies: u8,
+    /// Bytes of a stripe.
     pub stripe: u64,
+    /// Ready, degraded or paused.
     pub state: VolumeState,
     /// Who has it attached.
     pub attached: Option<String>,
+    /// In the order of their index.
     pub shards: Vec<ShardReport>,
 }
 
+/// One shard in `VolumeStatus`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardReport {
     /// Volume and index, as in `1.0`.
@@ -310,47 +384,64 @@ pub struct ShardReport {
     pub view: ViewNumber,
     /// Name of the head.
     pub head: String,
+    /// The chain, head first.
     pub members: Vec<MemberReport>,
 }
 
+/// One replica in `ShardReport`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberReport {
     /// Name of the node.
     pub node: String,
+    /// Last version that it holds; 0 if its node does not answer.
     pub version: Version,
+    /// Its state at the moment.
     pub state: MemberState,
 }
 
 /// What `freebs volume verify` found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verification {
+    /// Name of the volume.
     pub volume: String,
     /// All replicas of all shards answered and agree.
     pub agree: bool,
+    /// In the order of their index.
     pub shards: Vec<ShardVerification>,
 }
 
+/// One shard in `Verification`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardVerification {
+    /// Volume and index, as in `1.0`.
     pub id: String,
+    /// All its replicas answered, at the same version and with the same digest.
     pub agree: bool,
     /// Why not, for people; empty if they agree.
     pub problem: String,
+    /// One per member.
     pub replicas: Vec<ReplicaDigest>,
 }
 
+/// One replica in `ShardVerification`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaDigest {
+    /// Name of the node.
     pub node: String,
+    /// Version of the digest; `None` if there is none.
     pub version: Option<Version>,
+    /// Hash over the contents; `None` if there is none.
     pub digest: Option<Hash32>,
     /// Why there is none.
     pub error: Option<String>,
 }
 
+/// The bad half of an answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ApiError {
+    /// The kind, which says what the asker is to do. API.
     pub kind: ErrorKind,
+    /// Where and why, for people. Not API.
     pub text: String,
 }
 
@@ -379,11 +470,13 @@ impl Request {
         )
     }
 
+    /// The JSON of the request.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         json(self)
     }
 
+    /// The request that this JSON says; `Invalid` if it says none.
     pub fn decode(body: &[u8]) -> Result<Self> {
         serde_json::from_slice(body)
             .map_err(|e| Error::invalid(format!("a control request can't be understood (is one side newer?): {e}")))
@@ -391,6 +484,7 @@ impl Request {
 }
 
 impl Reply {
+    /// The JSON of an answer, good or bad.
     #[must_use]
     pub fn encode(result: Result<Self>) -> Vec<u8> {
         json(&match result {
@@ -399,6 +493,7 @@ impl Reply {
         })
     }
 
+    /// The answer that this JSON says: the reply, or the error that was sent. `Invalid` if it says neither.
     pub fn decode(body: &[u8]) -> Result<Self> {
         match serde_json::from_slice(body) {
             Ok(Envelope::Ok(reply)) => Ok(*reply),

@@ -14,13 +14,17 @@ use std::sync::Arc;
 /// One page of changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changes {
+    /// The cluster whose state it is.
     pub cluster: ClusterId,
     /// What the watcher has seen once it has taken these in.
     pub revision: u64,
     /// More pages follow at once.
     pub more: bool,
+    /// Nodes that changed.
     pub nodes: Vec<Node>,
+    /// Volumes that changed, with all their shards.
     pub volumes: Vec<Volume>,
+    /// Volumes that are gone.
     pub deleted: Vec<VolumeId>,
     /// All volumes and nodes there are, if the watcher came from too far back for `deleted`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -35,16 +35,19 @@ fn damaged() -> Error {
 pub struct Fields<'a>(pub &'a [u8]);
 
 impl<'a> Fields<'a> {
+    /// The next `len` bytes.
     pub fn take(&mut self, len: usize) -> Result<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(len).ok_or_else(damaged)?;
         self.0 = rest;
         Ok(taken)
     }
 
+    /// The next byte.
     pub fn byte(&mut self) -> Result<u8> {
         Ok(self.take(1)?[0])
     }
 
+    /// The next byte as yes (1) or no (0); anything else is `Corrupt`.
     pub fn flag(&mut self) -> Result<bool> {
         match self.byte()? {
             0 => Ok(false),
@@ -53,14 +56,17 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// The next two bytes, little end first.
     pub fn u16(&mut self) -> Result<u16> {
         Ok(u16::from_le_bytes(self.take(2)?.try_into().expect("two bytes")))
     }
 
+    /// The next four bytes, little end first.
     pub fn u32(&mut self) -> Result<u32> {
         Ok(u32::from_le_bytes(self.take(4)?.try_into().expect("four bytes")))
     }
 
+    /// The next eight bytes, little end first.
     pub fn u64(&mut self) -> Result<u64> {
         Ok(u64::from_le_bytes(self.take(8)?.try_into().expect("eight bytes")))
     }
@@ -79,6 +85,7 @@ impl<'a> Fields<'a> {
         Ok(ShardId { volume: VolumeId(self.u64()?), index: self.u32()? })
     }
 
+    /// `Corrupt` if anything is left over.
     pub fn end(&self) -> Result<()> {
         if self.0.is_empty() { Ok(()) } else { Err(damaged()) }
     }

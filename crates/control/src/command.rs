@@ -7,12 +7,14 @@ use serde::{Deserialize, Serialize};
 /// A new volume. What is left out gets its default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreateVolume {
+    /// Unique in the cluster; 1 to 128 bytes.
     pub name: String,
     /// Bytes.
     pub size: u64,
     /// 3, or as many as there are nodes.
     #[serde(default)]
     pub copies: Option<u8>,
+    /// When a write is answered.
     #[serde(default)]
     pub ack: Ack,
     /// 2, or 1 for one copy.
@@ -32,43 +34,63 @@ pub struct CreateVolume {
 pub enum Command {
     /// A node says that it is there, or there again, with a higher start number.
     RegisterNode {
+        /// The node; numbers are given by the cluster file.
         node: NodeId,
+        /// Name for people.
         name: String,
+        /// Where it is reached: host and port.
         address: String,
+        /// Workers; has to be as before, since shards lie on workers by their number.
         workers: u16,
+        /// Its present start; a lower one than is known is refused.
         start: StartNumber,
     },
+    /// A new volume, with a chain for each of its shards.
     CreateVolume(CreateVolume),
     /// Refused while the volume is attached, unless forced.
     DeleteVolume {
+        /// The volume.
         volume: VolumeId,
+        /// Also while it is attached.
         #[serde(default)]
         force: bool,
     },
     /// Only growing.
     ResizeVolume {
+        /// The volume.
         volume: VolumeId,
+        /// New size in bytes.
         size: u64,
     },
     /// The head of a shard asks for a new view with itself as head. `active` is the active view as it knows it.
     ProposeView {
+        /// The shard.
         shard: ShardId,
+        /// The active view; if it is another, the proposal is refused.
         active: ViewNumber,
+        /// The node that proposes, and is to be head.
         node: NodeId,
+        /// Its present start, which binds the view to this process (rule W2).
         start: StartNumber,
     },
     /// The members hold the pending view durably; `generation` is the one in its view frame (rule V6).
     ActivateView {
+        /// The shard.
         shard: ShardId,
+        /// The pending view; if another is pending by now, it is refused.
         view: ViewNumber,
+        /// The generation in the view frame; if the volume has another by now, it is refused.
         generation: Generation,
     },
     /// The right to use a volume.
     AttachVolume {
+        /// The volume.
         volume: VolumeId,
+        /// Hash of the persistent identity of who attaches.
         identity: Hash32,
         /// Of who attaches, for people.
         name: String,
+        /// Also while somebody else has it.
         #[serde(default)]
         force: bool,
         /// Only if this is still the volume's generation. So of several copies of one request, of which some may be
@@ -81,7 +103,9 @@ pub enum Command {
     },
     /// Gives the right back, if it is still that generation's.
     DetachVolume {
+        /// The volume.
         volume: VolumeId,
+        /// The generation that is given back.
         generation: Generation,
         /// By its driver, which had waited for the leases of all older ones to end and answers nobody any more.
         #[serde(default)]
@@ -89,38 +113,53 @@ pub enum Command {
     },
     /// A node says what slices of secrets are to be sealed for, in its present start.
     NameHostKey {
+        /// The node.
         node: NodeId,
+        /// Its present start.
         start: StartNumber,
+        /// Public half of its host key.
         key: HostPublic,
     },
     /// Makes another member the head of its shard's chain; it opens a view then. The others keep their order.
     MoveHead {
+        /// The shard.
         shard: ShardId,
+        /// The member that is to be head.
         node: NodeId,
     },
     /// The head of a shard can't go on, and `node` is to be head in its place, unless the shard has another head or
     /// another active view by now. The old head goes to the end of the chain.
     ReplaceHead {
+        /// The shard.
         shard: ShardId,
+        /// The head that can't go on.
         head: NodeId,
+        /// The active view when that was noticed.
         active: ViewNumber,
+        /// The member that is to be head.
         node: NodeId,
     },
     /// These nodes have failed, in the start in which they were last seen: where one is head, the next member becomes
     /// it, in all shards at once.
     FailOver {
+        /// Each with the start in which it failed: a node that is back is left out.
         nodes: Vec<(NodeId, StartNumber)>,
     },
     /// The nodes of `gone` have been away for too long, in the start in which they were last seen: other nodes take
     /// their places, in as many shards as may be learned at a time. Those of `failed` take none.
     ReplaceMembers {
+        /// Each with the start in which it was last seen: a node that is back is left out.
         gone: Vec<(NodeId, StartNumber)>,
+        /// Each with the start in which it failed.
         failed: Vec<(NodeId, StartNumber)>,
     },
     /// These members of the active view have everything (rule V7), as its head sees.
     MembersComplete {
+        /// The shard.
         shard: ShardId,
+        /// The active view, and the one of these very members; else it is `Fenced`.
         view: ViewNumber,
+        /// Members that have everything.
         nodes: Vec<NodeId>,
     },
 }
@@ -129,36 +168,54 @@ pub enum Command {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
+    /// Of `RegisterNode`: node, address and start are known.
     Registered,
+    /// Of `CreateVolume`.
     Created {
+        /// Number of the new volume.
         volume: VolumeId,
     },
+    /// Of `DeleteVolume`.
     Deleted,
+    /// Of `ResizeVolume`.
     Resized {
+        /// Size in bytes from now on.
         size: u64,
     },
     /// The pending view, the active one that it follows, and the generation to put into its view frame (rule V6).
     Proposed {
+        /// The pending view: above all that this shard ever had.
         view: ViewNumber,
+        /// The active view, 0 for none.
         pred: ViewNumber,
+        /// The volume's attachment generation.
         generation: Generation,
     },
+    /// Of `ActivateView`: from now on this view orders requests.
     Activated,
+    /// Of `AttachVolume`.
     Attached {
+        /// The new generation, above all that the volume ever had.
         generation: Generation,
         /// No driver of an earlier generation can hold a lease.
         #[serde(default)]
         alone: bool,
     },
+    /// Of `DetachVolume`; a late one, of an older generation, has changed nothing.
     Detached,
+    /// Of `NameHostKey`.
     Named,
+    /// Of the commands that change members or heads: `MoveHead`, `ReplaceHead`, `FailOver`, `ReplaceMembers`,
+    /// `MembersComplete`.
     Moved,
 }
 
 /// An outcome, and the revision of the state that has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
+    /// Revision of the state that has the outcome; a watcher that has seen it sees the outcome, too.
     pub revision: u64,
+    /// The outcome of the command.
     #[serde(flatten)]
     pub outcome: Outcome,
 }

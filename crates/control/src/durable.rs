@@ -13,24 +13,32 @@ use std::sync::Arc;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// The first bytes of a state.
 pub const STATE_MAGIC: [u8; 4] = *b"FBCS";
 /// Host keys of nodes, and who opened a view, came with version 2; a state without host keys is still written as
 /// version 1, whose readers pass over the other. Members that change came with version 3: a reader that passes over
 /// them would ask the wrong ones. A state in which none are changing is written as before.
 pub const STATE_VERSION: u16 = 3;
+/// Bytes of the header before the body.
 pub const STATE_HEADER_BYTES: usize = 64;
 
 /// Header of the state's durable form; the body follows at once.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct StateHeader {
+    /// Always `FBCS`.
     pub magic: [u8; 4],
+    /// Lowest version whose readers understand the body; at most `STATE_VERSION`.
     pub version: U16,
     /// Bytes of this header.
     pub length: U16,
+    /// The cluster whose state it is.
     pub cluster: [u8; 16],
+    /// Revision of the state.
     pub revision: U64,
+    /// Bytes of the body.
     pub body_len: U64,
+    /// Zero.
     pub reserved: [u8; 16],
     /// CRC-32C of the body.
     pub body_crc: U32,

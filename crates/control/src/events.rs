@@ -23,12 +23,17 @@ pub enum EventKind {
     NodeFailed,
     /// Another node leads the control plane, or none does.
     Leader,
+    /// A volume was made.
     VolumeCreated,
+    /// A volume became larger.
     VolumeResized,
+    /// A volume was deleted.
     VolumeDeleted,
+    /// A volume that nobody had was attached.
     Attached,
     /// Attached, in place of somebody else who had it.
     TakenOver,
+    /// A driver gave its volume back.
     Detached,
     /// A shard has another head.
     HeadMoved,
@@ -51,6 +56,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
+    /// The word that JSON and the CLI have for it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -79,6 +85,7 @@ impl EventKind {
 /// One thing that happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Told {
+    /// The kind of event.
     pub kind: EventKind,
     /// Revision of the control state that has it, of what the control plane decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -103,11 +110,13 @@ pub struct Event {
     pub time_ms: u64,
     /// Name of the node that tells it.
     pub node: String,
+    /// The event.
     #[serde(flatten)]
     pub told: Told,
 }
 
 impl Told {
+    /// An event of this kind, about nothing yet. A text above `EVENT_TEXT_BYTES_MAX` is cut.
     #[must_use]
     pub fn new(kind: EventKind, text: impl Into<String>) -> Self {
         let mut text = text.into();
@@ -115,6 +124,7 @@ impl Told {
         Self { kind, revision: None, volume: None, shard: None, about: None, text }
     }
 
+    /// The same event, about this node.
     #[must_use]
     pub fn about(self, node: impl Into<String>) -> Self {
         Self { about: Some(node.into()), ..self }

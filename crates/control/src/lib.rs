@@ -27,6 +27,7 @@ mod plane;
 pub mod rebuild;
 pub mod rules;
 mod state;
+pub mod timing;
 
 pub use changes::Changes;
 pub use command::{Command, CreateVolume, Done, Outcome};

@@ -14,8 +14,9 @@ pub const SHARD_SPLIT_BYTES: u64 = 64 << 30;
 pub const DEFAULT_SHARDS_MAX: u32 = 16;
 /// Stripe of a volume unless another is asked for.
 pub const DEFAULT_STRIPE_BYTES: u64 = 1 << 20;
-/// Smallest and largest stripe.
+/// Smallest stripe: smaller ones cut the requests of clients into pieces.
 pub const STRIPE_BYTES_MIN: u64 = 64 << 10;
+/// Largest stripe.
 pub const STRIPE_BYTES_MAX: u64 = 1 << 30;
 /// Deleted volumes that are remembered one by one for watchers; older ones cost a list of those that live.
 pub const TOMBSTONES_MAX: usize = 4096;

@@ -28,19 +28,26 @@ use std::sync::Arc;
 /// A volume as a view frame describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeSurvey {
+    /// Name of the volume.
     pub name: String,
     /// Bytes.
     pub size: u64,
+    /// Bytes of a stripe.
     pub stripe: u64,
+    /// Shards of the volume.
     pub shards: u32,
+    /// Copies that it was made with.
     pub copies: u8,
+    /// Least members of a view that orders requests.
     pub min_copies: u8,
+    /// When a write is answered.
     pub ack: Ack,
 }
 
 /// What a view frame says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ViewSurvey {
+    /// The view that the frame opened.
     pub view: ViewNumber,
     /// Of the frame.
     pub sequence: Sequence,
@@ -84,11 +91,15 @@ impl ViewSurvey {
 /// A shard on a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardSurvey {
+    /// The shard.
     pub shard: ShardId,
+    /// No view below this is served any more (rule V2).
     pub promised: ViewNumber,
     /// Highest attachment generation in its log.
     pub generation: Generation,
+    /// Last sequence in its log, 0 for an empty one.
     pub last: Sequence,
+    /// Highest sequence that it knows to be committed.
     pub committed: Sequence,
     /// Nothing of its log is known to be lost.
     pub whole: bool,
@@ -99,34 +110,43 @@ pub struct ShardSurvey {
 /// All that the devices of a node know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeSurvey {
+    /// The cluster that the devices belong to.
     pub cluster: ClusterId,
+    /// The node whose devices they are.
     pub node: NodeId,
     /// Highest start number on its devices.
     pub start: StartNumber,
     /// All its devices were read, and no damage was found.
     pub whole: bool,
+    /// Everything on its devices that is not deleted.
     pub shards: Vec<ShardSurvey>,
 }
 
 /// A node as the cluster file names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeName {
+    /// Number of the node.
     pub node: NodeId,
+    /// Name for people.
     pub name: String,
     /// Host and port.
     pub address: String,
+    /// Workers of the node.
     pub workers: u16,
 }
 
 /// A volume that is back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Back {
+    /// Number of the volume, as before.
     pub id: VolumeId,
+    /// Name that it has now.
     pub name: String,
     /// The name that it had, if another volume has that now.
     pub was: Option<String>,
     /// Bytes.
     pub size: u64,
+    /// Shards of the volume, all of which are back.
     pub shards: u32,
     /// Copies that have to learn from the others first.
     pub joining: usize,
@@ -135,17 +155,22 @@ pub struct Back {
 /// A volume that is not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Left {
+    /// Number of the volume.
     pub id: VolumeId,
     /// If any log says it.
     pub name: Option<String>,
+    /// Why, for people.
     pub why: String,
 }
 
 /// What became of it.
 #[derive(Clone, Debug)]
 pub struct Rebuilt {
+    /// The state, ready to be written.
     pub state: State,
+    /// Volumes that are in it.
     pub back: Vec<Back>,
+    /// Volumes that only some log knows of; their data stay where they are.
     pub left: Vec<Left>,
 }
 

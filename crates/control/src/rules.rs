@@ -59,6 +59,7 @@ pub(crate) fn stripe_is_valid(stripe: u64) -> bool {
     stripe.is_power_of_two() && (limits::STRIPE_BYTES_MIN..=limits::STRIPE_BYTES_MAX).contains(&stripe)
 }
 
+/// `Invalid` unless `stripe`, in bytes, is a power of two from `STRIPE_BYTES_MIN` to `STRIPE_BYTES_MAX`.
 pub fn check_stripe(stripe: u64) -> Result<()> {
     if stripe_is_valid(stripe) {
         return Ok(());
@@ -75,7 +76,7 @@ pub fn default_shards(size: u64) -> u32 {
     u32::try_from(wished.max(needed)).unwrap_or(u32::MAX)
 }
 
-/// Whether so many shards can address so many bytes.
+/// `Invalid` unless `shards` shards can address `size` bytes.
 pub fn check_shards(size: u64, stripe: u64, shards: u32) -> Result<()> {
     if !(1..=common::VOLUME_SHARDS_MAX).contains(&shards) {
         return Err(Error::invalid(format!(

@@ -14,7 +14,9 @@ use std::sync::Arc;
 /// A node as the cluster knows it: identity, not address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
+    /// Number of the node, from the cluster file.
     pub id: NodeId,
+    /// Name for people, unique in the cluster.
     pub name: String,
     /// Where peers, drivers and the CLI reach it: host and port.
     pub address: String,
@@ -43,6 +45,7 @@ pub enum Ack {
 /// A view that was proposed and is not active yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pending {
+    /// Number of the pending view, above all that the shard ever had.
     pub view: ViewNumber,
     /// Start number of the head that proposed it: binding (rule W2).
     pub start: StartNumber,
@@ -51,6 +54,7 @@ pub struct Pending {
 /// One shard and its chain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
+    /// Which shard of the volume, from 0.
     pub index: u32,
     /// The active view, 0 before the first.
     pub active: ViewNumber,
@@ -59,6 +63,7 @@ pub struct Shard {
     /// The head that opened it; `None` before the first, and if an earlier version saw it opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub opened_by: Option<NodeId>,
+    /// The view that is to follow the active one; `None` if none was proposed since.
     pub pending: Option<Pending>,
     /// Highest view number ever given out; the next one is above it.
     pub highest: ViewNumber,
@@ -125,21 +130,28 @@ pub struct Holder {
 /// A virtual disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Volume {
+    /// Number of the volume, never used twice.
     pub id: VolumeId,
+    /// Name of the volume, unique in the cluster; 1 to 128 bytes.
     pub name: String,
     /// Bytes.
     pub size: u64,
+    /// Wanted length of the chains.
     pub copies: u8,
+    /// When a write is answered.
     pub ack: Ack,
+    /// Least members of a view that orders requests.
     pub min_copies: u8,
     /// Bytes of a stripe, a power of two.
     pub stripe: u64,
+    /// In the order of their index; never empty.
     pub shards: Vec<Shard>,
     /// Attachment generation, raised by each attach; 0 before the first.
     pub generation: Generation,
     /// No driver of this generation or an older one can hold a lease: its driver gave it back. 0 if that is not known.
     #[serde(default)]
     pub settled: Generation,
+    /// The holder of the attachment; `None` if nobody has it.
     pub holder: Option<Holder>,
     /// Revision of the last change.
     pub changed: u64,
@@ -176,6 +188,7 @@ impl Volume {
         blocks_per_shard(self.size, self.stripe, self.shards.len() as u64)
     }
 
+    /// The shard with this index; `None` past the last one.
     #[must_use]
     pub fn shard(&self, index: u32) -> Option<&Shard> {
         self.shards.get(index as usize)
@@ -262,6 +275,7 @@ impl State {
         Self { cluster, ..Self::default() }
     }
 
+    /// The cluster whose state it is.
     #[must_use]
     pub fn cluster(&self) -> ClusterId {
         self.cluster
@@ -283,11 +297,13 @@ impl State {
         self.volumes.values()
     }
 
+    /// The node with this number, if it ever registered or the cluster was made with it.
     #[must_use]
     pub fn node(&self, id: NodeId) -> Option<&Arc<Node>> {
         self.nodes.get(&id)
     }
 
+    /// The volume with this number, unless it was deleted.
     #[must_use]
     pub fn volume(&self, id: VolumeId) -> Option<&Arc<Volume>> {
         self.volumes.get(&id)
@@ -300,11 +316,13 @@ impl State {
         !self.volumes.contains_key(&id) && self.deleted.iter().any(|(_, d)| *d == id)
     }
 
+    /// The volume that has this name now.
     #[must_use]
     pub fn volume_by_name(&self, name: &str) -> Option<&Arc<Volume>> {
         self.names.get(name).and_then(|id| self.volumes.get(id))
     }
 
+    /// The shard, if its volume is there and has so many.
     #[must_use]
     pub fn shard(&self, id: ShardId) -> Option<&Shard> {
         self.volume(id.volume)?.shard(id.index)

@@ -54,7 +54,7 @@ pub(crate) struct Description {
     pub filling_to: u64,
 }
 
-/// Whether a disk may have so many bytes.
+/// `Invalid` unless a disk may have `size` bytes.
 pub(crate) fn check_size(size: u64) -> Result<()> {
     if size == 0 || size > SIZE_MAX || !size.is_multiple_of(SECTOR as u64) {
         let text = format!("a disk has 512 bytes to 1 TiB, a multiple of 512; {size} is not that");

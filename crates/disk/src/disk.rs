@@ -43,15 +43,19 @@ impl Drop for Handle {
 pub struct Status {
     /// Bytes of the disk.
     pub size: u64,
+    /// The last version that reads see.
     pub version: Version,
     /// Everything up to this version survives a power cut.
     pub durable: Version,
     /// Identity of this disk, and of its line of versions.
     pub disk: [u8; 16],
+    /// Names the line of versions: disks of one history have the same content at the same version.
     pub history: [u8; 16],
     /// `put_writes` is between two versions: nothing is served.
     pub is_filling: bool,
+    /// Room in the log.
     pub space: Space,
+    /// Counted since the disk was opened.
     pub counters: Counters,
 }
 
@@ -103,6 +107,7 @@ impl Disk {
         Self::create_with(path, size, &CreateOptions::default())
     }
 
+    /// As `create`, with options.
     pub fn create_with(path: impl AsRef<Path>, size: u64, options: &CreateOptions) -> Result<Self> {
         Self::start(open::create(path.as_ref(), size, options)?)
     }
@@ -113,6 +118,7 @@ impl Disk {
         Self::open_with(path, &OpenOptions::default())
     }
 
+    /// As `open`, with options.
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         Self::start(open::open(path.as_ref(), options)?)
     }
@@ -155,6 +161,7 @@ impl Disk {
         Ok(Version(g.inside()?.head.version()))
     }
 
+    /// State of the disk at this moment. An error if the disk has failed.
     pub fn status(&self) -> Result<Status> {
         let mut g = self.shared().lock();
         let inside = g.inside()?;

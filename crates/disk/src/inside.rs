@@ -7,6 +7,7 @@ use crate::ahead::Ahead;
 use crate::confined::{Confined, Task};
 use crate::description::Description;
 use crate::head::Head;
+use crate::timing;
 use freebs_format::{UpdateDraft, UpdateKind};
 use freebs_io::linux::{LentDevice, Which};
 use freebs_lsvd::{Durable, Engine, Listener, Record};
@@ -41,8 +42,6 @@ const RESERVE_FOR_TRIMS: u32 = 3;
 /// Segments for which the file system has room set aside: what trims leave alone, and what is ordered when it gets
 /// full, which may end two segments, with what cleaning moves meanwhile.
 const HEADROOM_SEGMENTS: u64 = RESERVE_FOR_TRIMS as u64 + 3;
-/// Time between checkpoints of the log, unless somebody chose another one.
-const CHECKPOINT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Inside {
     pub device: LentDevice,
@@ -117,7 +116,7 @@ impl Inside {
             window,
             ask_room: true,
             room: (0, false),
-            checkpoint_every: CHECKPOINT,
+            checkpoint_every: timing::CHECKPOINT_EVERY,
             checkpoint: None,
         }
     }

@@ -11,7 +11,6 @@
 //! This crate is an edge: it has threads, a clock and a file.
 #![cfg(target_os = "linux")]
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "an edge crate: threads, clock, files")]
-
 mod ahead;
 mod blocks;
 mod confined;
@@ -23,6 +22,7 @@ mod open;
 mod overlay;
 mod piece;
 mod shared;
+mod timing;
 mod versions;
 mod writes;
 

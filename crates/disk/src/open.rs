@@ -7,6 +7,7 @@ use crate::confined::Task;
 use crate::description::{Description, check_size};
 use crate::head::{Head, NODE};
 use crate::inside::Inside;
+use crate::timing;
 use freebs_format::disk::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
 use freebs_format::{Extent, ExtentKind, UpdateDraft, UpdateKind, block_crc};
 use freebs_io::linux::{DeviceOptions, LentDevice, OsRandom, SystemClock, Which};
@@ -16,13 +17,11 @@ use freebs_types::{
     BLOCK, BlockRange, ClusterId, DeviceId, DriverId, Error, ErrorKind, Hash32, RequestNumber, Result, ShardId, limits,
 };
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The disk's content, and its description.
 pub(crate) const CONTENT: ShardId = ShardId::new(1, 0);
 pub(crate) const ABOUT: ShardId = ShardId::new(2, 0);
-/// How long a file that another process has is waited for: one that was just killed lets go in a moment.
-const BUSY_MAX: Duration = Duration::from_secs(2);
 
 /// How to make a disk.
 #[derive(Clone, Debug)]
@@ -74,8 +73,8 @@ fn open_device(path: &Path, create: bool, buffered: bool) -> Result<LentDevice> 
     let options = DeviceOptions { create, buffered, ..DeviceOptions::default() };
     loop {
         match LentDevice::open(path, &options) {
-            Err(e) if e.kind == ErrorKind::Busy && begun.elapsed() < BUSY_MAX => {
-                std::thread::sleep(Duration::from_millis(5));
+            Err(e) if e.kind == ErrorKind::Busy && begun.elapsed() < timing::BUSY_MAX => {
+                std::thread::sleep(timing::BUSY_LOOK);
             }
             other => return other,
         }

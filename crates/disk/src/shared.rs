@@ -9,6 +9,7 @@
 
 use crate::confined::Confined;
 use crate::inside::Inside;
+use crate::timing;
 use freebs_io::linux::{LentDevice, Which, Work};
 use freebs_lsvd::Engine;
 use freebs_types::{Error, Result};
@@ -17,13 +18,6 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, LockResult, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
-
-/// What nobody waits for is written after this time at the latest.
-const WRITE_BEHIND: Duration = Duration::from_millis(20);
-/// After so long without an append the last one is proven durable (rule E7).
-const IDLE: Duration = Duration::from_millis(200);
-/// The keeper waits at most so long for those it has just answered to come back.
-const GATHER_MAX: Duration = Duration::from_micros(120);
 
 /// Since when nothing was appended, and whether the engine was told.
 struct Quiet {
@@ -368,7 +362,7 @@ impl Shared {
     /// Waits until those who were answered have come again, or for a moment.
     fn gather(&self, wanted: usize) {
         let (before, begun) = (self.arrivals.load(Ordering::Relaxed), Instant::now());
-        while begun.elapsed() < GATHER_MAX {
+        while begun.elapsed() < timing::GATHER_MAX {
             std::thread::yield_now();
             if self.arrivals.load(Ordering::Relaxed) - before >= wanted as u64 {
                 return;
@@ -456,7 +450,7 @@ impl Shared {
         }
         if inside.head.has_unpacked() && inside.failed.is_none() {
             let version = inside.head.version();
-            let (mut g, timed_out) = self.doze(g, WRITE_BEHIND);
+            let (mut g, timed_out) = self.doze(g, timing::WRITE_BEHIND);
             if timed_out && let Some(Confined(inside)) = &mut g.inside {
                 inside.wanted = inside.wanted.max(version);
             }
@@ -467,8 +461,8 @@ impl Shared {
             *quiet = Quiet { appends, since: Instant::now(), told: false };
         }
         let waited = quiet.since.elapsed();
-        if waited < IDLE {
-            return self.doze(g, IDLE - waited).0;
+        if waited < timing::MARK_AFTER_IDLE {
+            return self.doze(g, timing::MARK_AFTER_IDLE - waited).0;
         }
         if !std::mem::replace(&mut quiet.told, true) {
             // The engine is woken by it every time, so it is told once.

@@ -18,24 +18,35 @@ pub struct Counters {
     pub view_changes: u64,
 }
 
+/// A driver at one moment, as it sees itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Info {
+    /// The volume that it serves.
     pub volume: VolumeId,
+    /// The driver, random at its start.
     pub driver: DriverId,
+    /// The generation of its attachment.
     pub generation: Generation,
+    /// Requests can be answered: see `Driver::ready`.
     pub ready: bool,
     /// Client requests without an answer.
     pub requests: usize,
     /// Bytes in the window.
     pub bytes: usize,
+    /// In the order of the volume's shards.
     pub shards: Vec<ShardInfo>,
+    /// Counted since the driver began.
     pub counters: Counters,
 }
 
+/// One shard, as the driver sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardInfo {
+    /// The shard.
     pub id: ShardId,
+    /// The newest view that was adopted; 0 while none is known.
     pub view: ViewNumber,
+    /// The node that orders the shard's updates; `None` while no view is known.
     pub head: Option<NodeId>,
     /// Ack quorum, 0 while unknown.
     pub quorum: usize,
@@ -43,13 +54,16 @@ pub struct ShardInfo {
     pub attached: bool,
     /// Durable on the ack quorum, as far as was heard.
     pub committed: Sequence,
+    /// Members of the view, head first.
     pub members: Vec<MemberInfo>,
     /// Updates without an outcome, those given up included.
     pub writes: usize,
 }
 
+/// One member of a shard, as the driver sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberInfo {
+    /// The member's node.
     pub node: NodeId,
     /// The link is up.
     pub link: bool,
@@ -60,6 +74,7 @@ pub struct MemberInfo {
 }
 
 impl Driver {
+    /// All that the driver knows now. It asks nobody.
     #[must_use]
     pub fn info(&self) -> Info {
         let shards = self.shards.iter().map(|s| ShardInfo {

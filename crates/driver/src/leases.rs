@@ -12,17 +12,10 @@ use crate::members::Backoff;
 use crate::requests::Request;
 use crate::shard::Shard;
 use crate::timers::Timer;
-use crate::{Action, Driver, Mutant};
+use crate::{Action, Driver, Mutant, timing};
 use freebs_format::wire::{Leased, Message};
-use freebs_types::{Nanos, Peer, limits};
-
-/// A lease runs for so long from the asking. The member counts `LEASE_MS` from its answer, and its clock may be as much
-/// too fast as this one is too slow.
-const LENGTH: Nanos = Nanos::from_millis(limits::LEASE_MS - 2 * limits::LEASE_MS / limits::CLOCK_DRIFT_ONE_IN);
-/// A lease is asked for again when so much of it is left.
-const RENEW: Nanos = Nanos(LENGTH.0 / 2);
-/// A member that has not answered is asked again after this time at the earliest.
-const ASK_AGAIN: Nanos = Nanos::from_millis(100);
+use freebs_types::timing::CLOCK_DRIFT_ONE_IN;
+use freebs_types::{Nanos, Peer};
 
 /// What a member has lent.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,12 +36,12 @@ impl Lease {
     }
 
     fn due(&self) -> Nanos {
-        self.rest_until.max(self.until.since(RENEW))
+        self.rest_until.max(self.until.since(timing::LEASE_RENEW_LEFT))
     }
 
     /// A stamp of ours, not older than a lease is long.
     fn fits(&self, stamp: Nanos, now: Nanos) -> bool {
-        stamp <= now && stamp.plus(LENGTH) > now && self.asked.is_some_and(|asked| stamp <= asked)
+        stamp <= now && stamp.plus(timing::LEASE) > now && self.asked.is_some_and(|asked| stamp <= asked)
     }
 }
 
@@ -133,7 +126,8 @@ impl Driver {
             let shard = &mut self.shards[s];
             let lease = &mut shard.members[m].lease;
             if lease.due() <= now {
-                (lease.asked, lease.rest_until) = (Some(now), now.plus(lease.backoff.next().max(ASK_AGAIN)));
+                (lease.asked, lease.rest_until) =
+                    (Some(now), now.plus(lease.backoff.next().max(timing::LEASE_ASK_AGAIN)));
                 let (generation, driver) = (self.generation, self.driver);
                 let message = Message::Lease { shard: shard.id, generation, driver, stamp: now };
                 out.push(Action::Send { to, message });
@@ -166,12 +160,12 @@ impl Driver {
         if !ready {
             // Also if the lease itself comes too late: the member knows of older ones. Its clock may be slow.
             let ms = u64::from(leased.older_ms);
-            let longest = Nanos::from_millis(ms + (2 * ms).div_ceil(limits::CLOCK_DRIFT_ONE_IN));
+            let longest = Nanos::from_millis(ms + (2 * ms).div_ceil(CLOCK_DRIFT_ONE_IN));
             shard.older_until = shard.older_until.max(if ms > 0 { now.plus(longest) } else { Nanos(0) });
         }
         let lease = &mut shard.members[m].lease;
         if lease.fits(leased.stamp, now) {
-            lease.until = lease.until.max(leased.stamp.plus(LENGTH));
+            lease.until = lease.until.max(leased.stamp.plus(timing::LEASE));
             lease.backoff = Backoff::default();
         }
         self.become_ready(out);

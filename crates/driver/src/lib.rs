@@ -29,10 +29,12 @@ mod shard;
 mod slab;
 mod stripe;
 mod timers;
+mod timing;
 mod updates;
 mod writes;
 
 pub use info::{Counters, Info, MemberInfo, ShardInfo};
+pub use timing::REQUEST_LIMIT;
 
 use bytes::Bytes;
 use freebs_format::wire::Message;
@@ -52,23 +54,24 @@ pub const REQUEST_BYTES_MAX: u64 = 64 << 20;
 pub const STATUS_BYTES_MAX: u64 = 1 << 30;
 /// Client requests that wait or are worked on; more are refused with `Retry`.
 pub const REQUESTS_MAX: usize = 65_536;
-/// A request that has no outcome after this time fails (CONTRACT 15).
-pub const REQUEST_LIMIT: Nanos = Nanos::from_millis(60_000);
 
 /// The volume as the control plane describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeSpec {
+    /// The volume.
     pub id: VolumeId,
     /// Bytes.
     pub size: u64,
     /// Bytes: a power of two, at least 4,096. Means nothing with one shard.
     pub stripe: u64,
+    /// In the order in which stripes go over them.
     pub shards: Vec<ShardSpec>,
 }
 
 /// A shard and its chain, as far as is known; members know better and say so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardSpec {
+    /// The shard.
     pub id: ShardId,
     /// 0 while no view is known.
     pub view: ViewNumber,
@@ -76,13 +79,16 @@ pub struct ShardSpec {
     pub members: Vec<NodeId>,
 }
 
+/// Everything that a driver is started with.
 #[derive(Clone, Debug)]
 pub struct DriverConfig {
     /// New and random at every start of a driver (W1).
     pub driver: DriverId,
+    /// The generation that the control plane gave this attachment.
     pub generation: Generation,
     /// Hash of the persistent identity of who attached.
     pub identity: Hash32,
+    /// The volume; `Event::Volume` brings a newer description.
     pub volume: VolumeSpec,
     /// Workers of each node; 1 for nodes that are not named.
     pub workers: BTreeMap<NodeId, u16>,
@@ -128,69 +134,97 @@ pub enum Mutant {
 /// A request of a client. Offsets and lengths are bytes and need no alignment.
 #[derive(Clone, Debug)]
 pub enum Op {
+    /// The answer is `Reply::Read`.
     Read {
+        /// First byte.
         offset: u64,
+        /// Bytes, at most `REQUEST_BYTES_MAX`.
         len: u64,
     },
     /// `fua` changes nothing here: every answer is durable.
     Write {
+        /// First byte.
         offset: u64,
+        /// The bytes to write, at most `REQUEST_BYTES_MAX`.
         data: Bytes,
+        /// The client asked for the answer to come after the data are durable.
         fua: bool,
     },
+    /// The range may be forgotten; whole blocks of it read as zeroes then.
     Trim {
+        /// First byte.
         offset: u64,
+        /// Bytes.
         len: u64,
     },
     /// Writes zeroes. `may_trim`: the range may count as a hole afterwards.
     Zero {
+        /// First byte.
         offset: u64,
+        /// Bytes.
         len: u64,
+        /// The range may count as a hole afterwards.
         may_trim: bool,
     },
+    /// The answer comes at once: whatever was answered before is durable.
     Flush,
     /// What is where. The answer may end before the range does (`STATUS_BYTES_MAX`), but never covers nothing.
     Status {
+        /// First byte.
         offset: u64,
+        /// Bytes.
         len: u64,
     },
 }
 
+/// The input of `step`.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// Tokens are the caller's; each is answered by one `Action::Done`.
     Client {
+        /// The caller's, given back with `Done`.
         token: u64,
+        /// The request.
         op: Op,
     },
     /// The link that `Connect` asked for is open. Nothing of an earlier link to that peer is delivered after this.
     LinkUp(Peer),
     /// The link broke, or could not be opened.
     LinkDown(Peer),
+    /// A message came on a link that is up.
     Message {
+        /// The member that sent it.
         from: Peer,
+        /// The message; kinds that are not for drivers are dropped.
         message: Message,
     },
     /// Time has passed; wanted at `next_deadline`.
     Tick,
     /// The volume was resized, or shards moved. Stripe and number of shards can't change.
     Volume(VolumeSpec),
+    /// Workers of each node have become known or changed; 1 for nodes that are not named.
     Workers(BTreeMap<NodeId, u16>),
     /// Everything that is open fails, and the members are told.
     Close,
 }
 
+/// Orders to the caller.
 #[derive(Clone, Debug)]
 pub enum Action {
     /// Wanted answers: `LinkUp`, or `LinkDown` if that is impossible now.
     Connect(Peer),
     /// To a peer whose link is up.
     Send {
+        /// The member.
         to: Peer,
+        /// The message, to be delivered in order or not at all.
         message: Message,
     },
+    /// A client's request has its outcome.
     Done {
+        /// As the client's event named it.
         token: u64,
+        /// The answer, or an error that says what the client may do.
         result: Result<Reply>,
     },
     /// Once: all shards are attached and past the barrier (R2), A members of each have lent, and older generations have
@@ -198,11 +232,14 @@ pub enum Action {
     Ready,
     /// Once: a newer generation exists. Everything that is open has failed, and all that comes later will.
     Fenced,
+    /// The last action: nothing more is done, and later requests are refused.
     Closed,
 }
 
+/// The answer to a request that has succeeded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
+    /// Of a write, trim, zero or flush.
     Done,
     /// In order; together exactly the bytes that were asked for.
     Read(Vec<Piece>),
@@ -210,15 +247,19 @@ pub enum Reply {
     Status(Vec<StatusRun>),
 }
 
+/// A part of what was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
+    /// These bytes.
     Data(Bytes),
-    /// So many zero bytes.
+    /// This many zero bytes.
     Zero(u64),
 }
 
+/// A run of bytes in one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusRun {
+    /// Length, 1 and up.
     pub bytes: u64,
     /// Trimmed or never written.
     pub hole: bool,

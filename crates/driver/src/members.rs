@@ -6,17 +6,17 @@
 use crate::leases::Lease;
 use crate::shard::Attach;
 use crate::timers::Timer;
-use crate::{Action, Driver};
+use crate::{Action, Driver, timing};
 use freebs_types::{Nanos, NodeId, Peer, Sequence, ShardId, limits};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// 10 ms, doubling to 500 ms.
+/// Pauses from `BACK_OFF_MIN_MS` on, doubling to `BACK_OFF_MAX_MS`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Backoff(u32);
 
 impl Backoff {
     pub fn next(&mut self) -> Nanos {
-        let ms = (10u64 << self.0).min(500);
+        let ms = (timing::BACK_OFF_MIN_MS << self.0).min(timing::BACK_OFF_MAX_MS);
         self.0 = (self.0 + 1).min(6);
         Nanos::from_millis(ms)
     }

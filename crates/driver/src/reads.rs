@@ -14,7 +14,7 @@ use crate::requests::Run;
 use crate::shard::Shard;
 use crate::slab::Key;
 use crate::timers::Timer;
-use crate::{Action, Driver, Mutant};
+use crate::{Action, Driver, Mutant, timing};
 use bytes::Bytes;
 use freebs_format::wire::{Message, ReadReply, ReadRequest, Refusal};
 use freebs_format::{ExtentKind, block_crc};
@@ -22,10 +22,6 @@ use freebs_types::{BLOCK, BlockRange, Error, Nanos, NodeId, Peer, Sequence, View
 
 /// A member with more reads than this without an answer is passed over while others have fewer.
 const OUTSTANDING_MAX: u32 = 64;
-/// Silence after which another member is asked, too. Doubled each time, up to eight times as long.
-const HEDGE_AFTER: Nanos = Nanos::from_millis(200);
-/// How often a silent member is asked whether it answers in time again.
-const PROBE_EVERY: Nanos = Nanos::from_millis(500);
 /// Attempts of one fetch that are waited for at the same time.
 const ATTEMPTS_MAX: usize = 8;
 
@@ -167,12 +163,13 @@ impl Driver {
         let member = &mut shard.members[m];
         member.reads += 1;
         if member.silence.is_some() {
-            member.silence = Some(Silence { probe_at: self.now.plus(PROBE_EVERY), asked: Some((id, self.now)) });
+            member.silence =
+                Some(Silence { probe_at: self.now.plus(timing::PROBE_EVERY), asked: Some((id, self.now)) });
         }
         fetch.tried |= 1 << m;
         fetch.attempts[fetch.live] = id;
         fetch.live += 1;
-        let patience = Nanos(HEDGE_AFTER.0 << fetch.tries.min(3));
+        let patience = Nanos(timing::HEDGE_AFTER.0 << fetch.tries.min(3));
         self.timers.arm(&mut fetch.due, self.now.plus(patience), Timer::Hedge(key));
         self.attempts.insert(id, Attempt { fetch: key, shard: fetch.shard, node: member.node, peer: member.peer });
         let message = Message::Read(ReadRequest {
@@ -258,13 +255,13 @@ impl Driver {
         let Some(fetch) = self.fetches.get_mut(key) else { return };
         fetch.due = None;
         fetch.tries += 1;
-        let patience = Nanos(HEDGE_AFTER.0 << fetch.tries.min(3));
+        let patience = Nanos(timing::HEDGE_AFTER.0 << fetch.tries.min(3));
         self.timers.arm(&mut fetch.due, self.now.plus(patience), Timer::Hedge(key));
         // The timer was armed with the newest of them, so all of them have been waited for.
         for id in &fetch.attempts[..fetch.live] {
             let Some(a) = self.attempts.get(id) else { continue };
             if let Some(member) = self.shards[a.shard].member_of(a.node) {
-                member.silence.get_or_insert(Silence { probe_at: self.now.plus(PROBE_EVERY), asked: None });
+                member.silence.get_or_insert(Silence { probe_at: self.now.plus(timing::PROBE_EVERY), asked: None });
             }
         }
         if let Some(m) = self.choose(key) {
@@ -284,7 +281,7 @@ impl Driver {
         let Some(m) = shard.position(from) else { return };
         let member = &mut shard.members[m];
         let asked = member.silence.and_then(|s| s.asked);
-        if asked.is_some_and(|(probe, at)| probe == id && now.since(at) < HEDGE_AFTER) {
+        if asked.is_some_and(|(probe, at)| probe == id && now.since(at) < timing::HEDGE_AFTER) {
             member.silence = None;
         }
     }

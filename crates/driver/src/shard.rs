@@ -9,15 +9,10 @@ use crate::members::{Backoff, Member};
 use crate::slab::Key;
 use crate::timers::Timer;
 use crate::writes::Sent;
-use crate::{Action, Driver, Mutant, ShardSpec, VolumeSpec};
+use crate::{Action, Driver, Mutant, ShardSpec, VolumeSpec, timing};
 use freebs_format::wire::{DurableItem, Message, Refusal, Refused, Request, ViewNews};
 use freebs_types::{Generation, Nanos, NodeId, Peer, RequestNumber, Sequence, ShardId, ViewNumber, limits};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-
-/// A question to a member without an answer is asked again after this time.
-const ASK_AGAIN: Nanos = Nanos::from_millis(1000);
-/// Time between two questions to one member for a view that it has named.
-const NEWS_AFTER: Nanos = Nanos::from_millis(10);
 
 /// How far the head has taken this driver's attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -278,7 +273,7 @@ impl Driver {
             // R2: nothing is read before the attach frame is on A members.
             shard.barrier = shard.barrier.max(Some(floor));
             shard.floor = shard.floor.max(floor);
-            self.timers.arm(&mut shard.attach_due, self.now.plus(ASK_AGAIN), Timer::Attach(s));
+            self.timers.arm(&mut shard.attach_due, self.now.plus(timing::ASK_AGAIN), Timer::Attach(s));
         }
         if !again {
             self.resend_all(s, out);
@@ -298,7 +293,7 @@ impl Driver {
         if shard.attach != Attach::Done {
             shard.attach = Attach::Asked;
         }
-        self.timers.arm(&mut shard.attach_due, self.now.plus(ASK_AGAIN), Timer::Attach(s));
+        self.timers.arm(&mut shard.attach_due, self.now.plus(timing::ASK_AGAIN), Timer::Attach(s));
         let message = Message::Attach {
             shard: shard.id,
             view: shard.attach_view,
@@ -342,7 +337,7 @@ impl Driver {
     pub(crate) fn greet(&mut self, s: usize, m: usize, out: &mut Vec<Action>) {
         let shard = &mut self.shards[s];
         if shard.follow_due.is_none() {
-            self.timers.arm(&mut shard.follow_due, self.now.plus(ASK_AGAIN), Timer::Follow(s));
+            self.timers.arm(&mut shard.follow_due, self.now.plus(timing::ASK_AGAIN), Timer::Follow(s));
         }
         if m > 0 {
             self.follow(s, m, out);
@@ -381,7 +376,7 @@ impl Driver {
         }
         if again {
             let shard = &mut self.shards[s];
-            self.timers.arm(&mut shard.follow_due, self.now.plus(ASK_AGAIN), Timer::Follow(s));
+            self.timers.arm(&mut shard.follow_due, self.now.plus(timing::ASK_AGAIN), Timer::Follow(s));
         }
     }
 
@@ -407,7 +402,7 @@ impl Driver {
         if m == 0 {
             return self.reattach(s);
         }
-        let soon = shard.members[m].asked.map(|t| t.plus(NEWS_AFTER));
+        let soon = shard.members[m].asked.map(|t| t.plus(timing::VIEW_ASK_GAP));
         match soon {
             // It was asked a moment ago, perhaps before it knew.
             Some(at) if self.now < at => {

@@ -10,13 +10,11 @@ use crate::shard::Attach;
 use crate::slab::Key;
 use crate::timers::Timer;
 use crate::updates::{Content, Update, merge};
-use crate::{Action, Driver, Mutant};
+use crate::{Action, Driver, Mutant, timing};
 use freebs_format::wire::{Message, Refusal, WriteRequest};
 use freebs_format::{ExtentKind, UpdateKind};
 use freebs_types::{Error, Nanos, Peer, RequestNumber, Sequence, ShardId, ViewNumber, limits};
 
-/// An update without any answer is sent again after this time, doubled each time, eight times at most.
-const REPEAT_AFTER: Nanos = Nanos::from_millis(1000);
 /// Bytes that are repeated at one go, while the link seems fine.
 const REPEAT_BYTES_MAX: usize = 4 << 20;
 
@@ -62,7 +60,7 @@ impl Driver {
             part.number = Some(number);
             shard.writes.insert(number, Sent { part: key, sequence: None, last: self.now, copies: 0 });
             if shard.stall_due.is_none() {
-                self.timers.arm(&mut shard.stall_due, self.now.plus(REPEAT_AFTER), Timer::Stall(s));
+                self.timers.arm(&mut shard.stall_due, self.now.plus(timing::REPEAT_AFTER), Timer::Stall(s));
             }
             self.send(s, number, out);
         }
@@ -221,12 +219,12 @@ impl Driver {
             shard.stall_mark = None;
             return;
         }
-        self.timers.arm(&mut shard.stall_due, self.now.plus(REPEAT_AFTER), Timer::Stall(s));
+        self.timers.arm(&mut shard.stall_due, self.now.plus(timing::REPEAT_AFTER), Timer::Stall(s));
         if !shard.attached() {
             return;
         }
         let now = self.now;
-        let late = |w: &Sent| now >= w.last.plus(Nanos(REPEAT_AFTER.0 << (w.copies.max(1) - 1).min(3)));
+        let late = |w: &Sent| now >= w.last.plus(Nanos(timing::REPEAT_AFTER.0 << (w.copies.max(1) - 1).min(3)));
         let open = shard.writes.iter().filter(|(_, w)| w.sequence.is_none() && late(w));
         let numbers: Vec<_> = open.map(|(n, _)| *n).collect();
         let first = shard.ordered.first().copied();

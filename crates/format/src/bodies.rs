@@ -15,6 +15,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// A member of a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
+    /// The node; no node is twice in a view.
     pub node: NodeId,
     /// Start number of the node when the view was made; binding for the head (W2).
     pub start: StartNumber,
@@ -40,12 +41,15 @@ pub struct ViewBody {
     pub pred: ViewNumber,
     /// Last sequence of the predecessor that counts, and its hid.
     pub seal_sequence: Sequence,
+    /// `hid` of that frame; zeroes for the first view.
     pub seal_hid: Hash32,
     /// `hide(secret)` of this view.
     pub secret_hash: Hash32,
     /// Durable copies before a write is answered.
     pub quorum: u8,
+    /// Least members of a view that orders requests.
     pub min_copies: u8,
+    /// Attachment generation when the view was opened (rule V6); a lower one is refused.
     pub generation: Generation,
     /// Head first.
     pub members: Vec<Member>,
@@ -112,6 +116,7 @@ fn split_volume<'a>(fixed: &ViewFixed, rest: &'a [u8]) -> Result<(&'a [u8], Opti
 }
 
 impl ViewBody {
+    /// The body as it stands in a view frame: `ViewFixed`, members, and what `shared` and `volume` add.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let fixed = ViewFixed {
@@ -161,6 +166,7 @@ impl ViewBody {
         ViewFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.flags.get() & VIEW_VOLUME != 0)
     }
 
+    /// Reads a body. `Corrupt` if lengths do not fit, members or quorum are impossible, or a flag is not known.
     pub fn decode(body: &[u8]) -> Result<Self> {
         let (fixed, rest) = ViewFixed::ref_from_prefix(body).map_err(|_| cut("view body is cut short"))?;
         let (rest, volume) = split_volume(fixed, rest)?;
@@ -206,7 +212,9 @@ impl ViewBody {
 /// What an attach frame says: from here on only this generation counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttachBody {
+    /// The generation that is valid from this frame on.
     pub generation: Generation,
+    /// The driver that attached.
     pub driver: DriverId,
     /// Hash of the persistent identity of who attached.
     pub identity: Hash32,
@@ -223,6 +231,7 @@ pub(crate) struct AttachFixed {
 const _: () = assert!(size_of::<AttachFixed>() == 64);
 
 impl AttachBody {
+    /// The body as it stands in an attach frame: one `AttachFixed`.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let fixed = AttachFixed {
@@ -234,6 +243,7 @@ impl AttachBody {
         fixed.as_bytes().to_vec()
     }
 
+    /// Reads a body. `Corrupt` if its length is another.
     pub fn decode(body: &[u8]) -> Result<Self> {
         let fixed = AttachFixed::ref_from_bytes(body).map_err(|_| cut("attach body has a wrong length"))?;
         Ok(Self {
@@ -247,22 +257,29 @@ impl AttachBody {
 /// A driver's lowest request number without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestFloor {
+    /// The driver that tells.
     pub driver: DriverId,
+    /// Every request of this driver below this number was answered: nothing of it has to be remembered.
     pub lowest_open: RequestNumber,
 }
 
 /// One applied request (rule W3): where it was ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestEntry {
+    /// The driver that asked.
     pub driver: DriverId,
+    /// The number that it gave the request.
     pub number: RequestNumber,
+    /// Sequence of the frame that holds the request's update.
     pub sequence: Sequence,
 }
 
 /// The table of request numbers as bytes carry it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
+    /// At most one per driver: what it answered is no longer among `entries`.
     pub floors: Vec<RequestFloor>,
+    /// Requests at or above their driver's floor that were applied.
     pub entries: Vec<RequestEntry>,
 }
 
@@ -273,6 +290,7 @@ pub struct MarkBody {
     pub promised: ViewNumber,
     /// View whose secret this is; 0 for none. Lies in clear until secrets are shared.
     pub secret_view: ViewNumber,
+    /// Secret of `secret_view`; zeroes if that is 0.
     pub secret: Hash32,
     /// Highest sequence known committed.
     pub committed: Sequence,
@@ -282,6 +300,7 @@ pub struct MarkBody {
     pub last_view: ViewNumber,
     /// `parent` and digest of the shard's last frame, from which a new head makes its token.
     pub last_parent: Hash32,
+    /// Digest of that frame.
     pub last_digest: Hash32,
     /// Frames up to here may be missing from the log: their segments were given up after this state was taken.
     pub released: Sequence,
@@ -296,11 +315,13 @@ pub struct MarkBody {
     /// placed them are lost and nobody has them any more. Both 0 if that never happened. Of a `whole` state the second is
     /// the last frame that stays in front of the map: what lies behind it here was cut; 0 if that is not known.
     pub learned_since: Sequence,
+    /// See `learned_since`.
     pub learned_upto: Sequence,
     /// None of what was learned lies in an append before this one; 0 if that is not known.
     pub learned_from_append: u64,
     /// The frame head of the newest view frame, if there is one.
     pub view_frame: Option<FrameHead>,
+    /// Requests that were applied up to this state, so that a repeat is answered and not applied again.
     pub requests: Requests,
     /// Versions that were pinned when what is committed was (rule E6), in order.
     pub pins: Vec<Version>,
@@ -375,6 +396,7 @@ impl MarkBody {
         bits.iter().filter(|(set, _)| *set).fold(0, |flags, (_, bit)| flags | bit)
     }
 
+    /// The body as it stands in a mark frame: `MarkFixed`, then the view frame's head and the tables.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let view = self.view_frame.as_ref().map(|f| f.bytes().clone()).unwrap_or_default();
@@ -429,6 +451,7 @@ impl MarkBody {
         MarkFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.pins.get() > 0 || f.retain.get() > 0)
     }
 
+    /// Reads a body. `Corrupt` if lengths or counts do not fit, or the view frame in it is damaged.
     pub fn decode(body: &[u8]) -> Result<Self> {
         let (fixed, rest) = MarkFixed::ref_from_prefix(body).map_err(|_| cut("mark body is cut short"))?;
         let view_len = fixed.view_frame_len.get() as usize;
@@ -508,13 +531,17 @@ impl MarkBody {
 /// One map entry with its place (rule E2): it merges by (version, sequence).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CarryEntry {
+    /// The blocks' state: data, trimmed or zeroed.
     pub kind: ExtentKind,
+    /// Blocks of the shard that the entry is about; never empty.
     pub range: BlockRange,
+    /// Version of the update that wrote them.
     pub version: Version,
     /// Sequence of the frame that placed it.
     pub sequence: Sequence,
     /// Place of its first block; meaningless unless `kind` is `Data`.
     pub chunk: ChunkId,
+    /// Block of `chunk` where the data of the entry's first block lie; meaningless unless `kind` is `Data`.
     pub offset: u32,
     /// One per block if `kind` is `Data`, else none.
     pub crcs: Vec<u32>,
@@ -523,6 +550,7 @@ pub struct CarryEntry {
 /// Map entries; the data of the `Data` entries are the frame's data, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CarryBody {
+    /// In the order in which the frame's data follow each other.
     pub entries: Vec<CarryEntry>,
 }
 
@@ -545,6 +573,7 @@ const _: () = assert!(size_of::<CarryFixed>() == CARRY_ENTRY_BYTES);
 pub const CARRY_ENTRY_BYTES: usize = 48;
 
 impl CarryBody {
+    /// The body as it stands in a carry frame: the count, the entries, then all CRCs.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = (self.entries.len() as u64).to_le_bytes().to_vec();

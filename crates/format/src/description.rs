@@ -14,9 +14,11 @@ pub struct VolumeDescription {
     pub size: u64,
     /// Bytes of a stripe.
     pub stripe: u64,
+    /// Number of shards in all stripe sets.
     pub shards: u32,
     /// Copies that it was made with.
     pub copies: u8,
+    /// Least members of a view that orders requests, as the volume was made with.
     pub min_copies: u8,
     /// A write is answered when it is durable on all members, not on the majority.
     pub all: bool,

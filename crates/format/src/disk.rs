@@ -13,12 +13,19 @@ use freebs_types::{
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// The first bytes of a superblock.
 pub const SUPERBLOCK_MAGIC: [u8; 4] = *b"FBSB";
+/// The first bytes of an append.
 pub const APPEND_MAGIC: [u8; 4] = *b"FBAP";
+/// The first bytes of a segment's footer.
 pub const FOOTER_MAGIC: [u8; 4] = *b"FBIX";
+/// The first bytes of a page of a map segment.
 pub const PAGE_MAGIC: [u8; 4] = *b"FBMP";
+/// The first bytes of a checkpoint's slot.
 pub const CHECKPOINT_MAGIC: [u8; 4] = *b"FBCP";
+/// The first bytes of the file `host-key`.
 pub const HOST_KEY_MAGIC: [u8; 4] = *b"FBHK";
+/// Version of all structures of a device but frames, which have their own.
 pub const DISK_VERSION: u16 = 1;
 
 /// Bytes of the file `host-key`.
@@ -43,18 +50,29 @@ pub const SEGMENTS_MAX: u32 = 1 << 20;
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Superblock {
+    /// Always `FBSB`.
     pub magic: [u8; 4],
+    /// Always 1.
     pub version: U16,
+    /// Always 256.
     pub length: U16,
+    /// Feature bits: 1 = the slots of checkpoints may name something.
     pub features: U32,
+    /// Bytes of the physical sector that the log was made for.
     pub sector: U32,
+    /// Identity of the cluster.
     pub cluster: [u8; 16],
+    /// Identity of the device.
     pub device: [u8; 16],
+    /// Number of the node.
     pub node: U64,
     /// Which worker's log this is, and of how many.
     pub worker: U16,
+    /// Workers of the node.
     pub workers: U16,
+    /// Zero.
     pub reserved0: U32,
+    /// Bytes of a segment, a multiple of 4,096 from 1 MiB (8 MiB for nodes) to 1 GiB.
     pub segment_bytes: U64,
     /// Bytes that the device may grow to.
     pub size_limit: U64,
@@ -64,7 +82,9 @@ pub struct Superblock {
     pub start: U64,
     /// Wall clock of the creation, nanoseconds since 1970.
     pub created: U64,
+    /// Zero.
     pub reserved: [u8; 148],
+    /// CRC-32C of the bytes before this field.
     pub crc: U32,
 }
 const _: () = assert!(size_of::<Superblock>() == 256);
@@ -116,15 +136,19 @@ impl Superblock {
         Ok(sb)
     }
 
+    /// The cluster that the device belongs to.
     pub fn cluster_id(&self) -> ClusterId {
         ClusterId(self.cluster)
     }
+    /// This device, drawn when it was made.
     pub fn device_id(&self) -> DeviceId {
         DeviceId(self.device)
     }
+    /// The node whose log this is.
     pub fn node_id(&self) -> NodeId {
         NodeId(self.node.get())
     }
+    /// The last start of the node that reached this device (rule V8).
     pub fn start_number(&self) -> StartNumber {
         StartNumber(self.start.get())
     }
@@ -134,19 +158,29 @@ impl Superblock {
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct HostKeyFile {
+    /// Always `FBHK`.
     pub magic: [u8; 4],
+    /// Always 1.
     pub version: U16,
+    /// Always 128.
     pub length: U16,
+    /// Identity of the cluster.
     pub cluster: [u8; 16],
+    /// Number of the node.
     pub node: U64,
+    /// Secret half of the key pair, in clear.
     pub secret: [u8; 32],
+    /// Public half, which has to belong to `secret`.
     pub public: [u8; 32],
+    /// Zero.
     pub reserved: [u8; 28],
+    /// CRC-32C of the bytes before this field.
     pub crc: U32,
 }
 const _: () = assert!(size_of::<HostKeyFile>() == HOST_KEY_BYTES);
 
 impl HostKeyFile {
+    /// The file's bytes, with its checksum set.
     #[must_use]
     pub fn encode(cluster: ClusterId, node: NodeId, secret: &Hash32, public: &HostPublic) -> [u8; HOST_KEY_BYTES] {
         let mut file = Self {
@@ -184,14 +218,19 @@ impl HostKeyFile {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct AppendHeader {
+    /// Always `FBAP`.
     pub magic: [u8; 4],
+    /// Always 1.
     pub version: U16,
     /// `APPEND_REPAIR` or 0.
     pub flags: U16,
+    /// Identity of the device.
     pub device: [u8; 16],
+    /// Index of the segment that the append lies in.
     pub segment: U32,
     /// Bytes from the segment's start, so that a misdirected write is recognised.
     pub offset: U32,
+    /// Number of the segment in the order of opening, 1 and up.
     pub segment_seq: U64,
     /// Number of this append, +1 for each on this device.
     pub number: U64,
@@ -199,11 +238,15 @@ pub struct AppendHeader {
     pub durable: U64,
     /// Bytes of header, extra and heads, without padding.
     pub heads_len: U32,
+    /// Bytes of the live table; 0 but in a segment's first append.
     pub extra_len: U32,
+    /// Bytes of data blocks.
     pub data_len: U32,
+    /// Number of frames whose heads it holds.
     pub frames: U32,
     /// Start number of the writer. It never falls along a log, so what a torn end left behind is recognised.
     pub start: U64,
+    /// Zero.
     pub reserved: [u8; 8],
     /// CRC-32C of extra and heads.
     pub heads_crc: U32,
@@ -224,6 +267,7 @@ pub const APPEND_HEADS_BYTES_MAX: usize = 1 << 20;
 pub const APPEND_DATA_BYTES_MAX: usize = 8 << 20;
 
 impl AppendHeader {
+    /// Sets magic, version and both checksums. `extra_and_heads` are the bytes that follow the header on the device.
     pub fn finish(&mut self, extra_and_heads: &[u8]) {
         self.magic = APPEND_MAGIC;
         self.version = DISK_VERSION.into();
@@ -259,6 +303,7 @@ impl AppendHeader {
         (self.heads_len.get() as usize).next_multiple_of(sector) + self.data_len.get() as usize
     }
 
+    /// Number of the segment in the order of opening, as a number of its own type.
     pub fn seq(&self) -> SegmentSeq {
         SegmentSeq(self.segment_seq.get())
     }
@@ -268,10 +313,12 @@ impl AppendHeader {
 /// One bit per segment, little end first; the new segment's own bit is not set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LiveTable {
+    /// One bit per segment of the device, lowest bit of the first byte first.
     pub bits: Vec<u8>,
 }
 
 impl LiveTable {
+    /// The table for a device of `segments` segments. Panics if one in `live` is not below that.
     pub fn new(live: impl Iterator<Item = SegmentId>, segments: u32) -> Self {
         let mut bits = vec![0u8; segments.div_ceil(8) as usize];
         for s in live {
@@ -280,10 +327,12 @@ impl LiveTable {
         Self { bits }
     }
 
+    /// True if the segment held anything; `false` for segments past the end of the table.
     pub fn contains(&self, s: SegmentId) -> bool {
         self.bits.get(s.0 as usize / 8).is_some_and(|b| b & (1 << (s.0 % 8)) != 0)
     }
 
+    /// The segments that held anything, in order of their index.
     pub fn iter(&self) -> impl Iterator<Item = SegmentId> {
         (0..self.bits.len() as u32 * 8).map(SegmentId).filter(|s| self.contains(*s))
     }
@@ -293,27 +342,41 @@ impl LiveTable {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SegmentFooter {
+    /// Always `FBIX`.
     pub magic: [u8; 4],
+    /// Always 1.
     pub version: U16,
+    /// Zero.
     pub reserved0: U16,
+    /// Identity of the device.
     pub device: [u8; 16],
+    /// Index of the segment.
     pub segment: U32,
+    /// Entries in the index.
     pub frames: U32,
+    /// Number of the segment in the order of opening.
     pub segment_seq: U64,
+    /// Number of its first append.
     pub first_append: U64,
+    /// Number of its last append; all of them are durable.
     pub last_append: U64,
     /// Byte in the segment where the index begins (a sector boundary), and its length.
     pub index_at: U32,
+    /// Bytes of the index.
     pub index_len: U32,
     /// The segment that was chosen to be opened next, `u32::MAX` if none: what it held no longer counts.
     pub next: U32,
+    /// CRC-32C of the index.
     pub index_crc: U32,
+    /// Zero.
     pub reserved: [u8; 20],
+    /// CRC-32C of the bytes before this field.
     pub crc: U32,
 }
 const _: () = assert!(size_of::<SegmentFooter>() == 96);
 
 impl SegmentFooter {
+    /// Sets magic, version, the index' length and both checksums. `index` lies right before the footer.
     pub fn finish(&mut self, index: &[u8]) {
         self.magic = FOOTER_MAGIC;
         self.version = DISK_VERSION.into();
@@ -343,10 +406,15 @@ impl SegmentFooter {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct IndexFixed {
+    /// Byte in the segment where the head lies.
     pub head_at: U32,
+    /// Byte in the segment where the data begin.
     pub data_at: U32,
+    /// Number of the append.
     pub append: U64,
+    /// Flags of that append.
     pub flags: U16,
+    /// Zero.
     pub reserved: [u8; 6],
 }
 const _: () = assert!(size_of::<IndexFixed>() == INDEX_ENTRY_FIXED);
@@ -357,11 +425,15 @@ pub const INDEX_ENTRY_FIXED: usize = 24;
 /// One entry of a segment index: where the frame lies in the segment, and its head, byte for byte.
 #[derive(Clone, Debug)]
 pub struct IndexEntry {
+    /// Byte in the segment where the head lies.
     pub head_at: u32,
+    /// Byte in the segment where the frame's data begin.
     pub data_at: u32,
+    /// Number of the append that holds the frame.
     pub append: u64,
     /// The flags of that append.
     pub flags: u16,
+    /// The frame's head, as it stands in that append.
     pub head: FrameHead,
 }
 
@@ -372,6 +444,7 @@ impl IndexEntry {
         INDEX_ENTRY_FIXED + head_len
     }
 
+    /// Appends the entry to an index that is being made.
     pub fn encode(&self, out: &mut BytesMut) {
         let fixed = IndexFixed {
             head_at: self.head_at.into(),
@@ -413,26 +486,36 @@ pub const PAGE_BYTES: usize = 4096;
 pub const PAGE_BODY_BYTES: usize = PAGE_BYTES - size_of::<PageHeader>();
 /// Kinds of pages.
 pub const PAGE_ENTRIES: u16 = 1;
+/// Pages of entries of a run.
 pub const PAGE_FENCES: u16 = 2;
+/// Pages of fences of a run: one entry per page of entries.
 pub const PAGE_MANIFEST: u16 = 3;
 
 /// What each page of a map segment begins with.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct PageHeader {
+    /// Always `FBMP`.
     pub magic: [u8; 4],
+    /// Always 1.
     pub version: U16,
+    /// 1 entries of a run, 2 fences of a run, 3 part of a manifest.
     pub kind: U16,
+    /// Identity of the device.
     pub device: [u8; 16],
     /// Number of the run or manifest, and of the page in it.
     pub run: U64,
+    /// Number of the page in it.
     pub page: U32,
     /// Entries in the page; fences, or 0.
     pub count: U32,
     /// Bytes of the body that mean something.
     pub used: U32,
+    /// Zero.
     pub reserved: [u8; 12],
+    /// CRC-32C of these bytes.
     pub body_crc: U32,
+    /// CRC-32C of the bytes before this field.
     pub crc: U32,
 }
 const _: () = assert!(size_of::<PageHeader>() == 64);
@@ -440,9 +523,13 @@ const _: () = assert!(size_of::<PageHeader>() == 64);
 /// Whose page is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageName {
+    /// The device that the page lies on.
     pub device: DeviceId,
+    /// `PAGE_ENTRIES`, `PAGE_FENCES` or `PAGE_MANIFEST`.
     pub kind: u16,
+    /// Number of the run or manifest.
     pub run: u64,
+    /// Index of the page in that run or manifest, from 0.
     pub page: u32,
 }
 
@@ -494,9 +581,11 @@ impl PageHeader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct PagesFixed {
+    /// Segment that holds the pages.
     pub segment: U32,
     /// First page in the segment, and how many.
     pub page: U32,
+    /// Number of pages.
     pub count: U32,
 }
 const _: () = assert!(size_of::<PagesFixed>() == 12);
@@ -505,9 +594,13 @@ const _: () = assert!(size_of::<PagesFixed>() == 12);
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct CheckpointSlot {
+    /// Always `FBCP`.
     pub magic: [u8; 4],
+    /// Always 1.
     pub version: U16,
+    /// Always 96.
     pub length: U16,
+    /// Identity of the device.
     pub device: [u8; 16],
     /// Raised by every checkpoint; the valid slot with the higher one counts.
     pub revision: U64,
@@ -515,10 +608,13 @@ pub struct CheckpointSlot {
     pub manifest: U64,
     /// Bytes of the manifest.
     pub bytes: U64,
+    /// Stretches of pages that it lies in.
     pub extents: U32,
+    /// Zero.
     pub reserved: [u8; 36],
     /// CRC-32C of the extents.
     pub extents_crc: U32,
+    /// CRC-32C of the bytes before this field.
     pub crc: U32,
 }
 const _: () = assert!(size_of::<CheckpointSlot>() == 96);

@@ -27,17 +27,24 @@ const CHUNK_OFFSET_MAX: u32 = 1 << 30;
 /// One extent of an update, as callers speak of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
+    /// The blocks' state: data, trimmed or zeroed.
     pub kind: ExtentKind,
+    /// Blocks of the shard.
     pub range: BlockRange,
 }
 
 /// One update of a parsed data frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Update<'a> {
+    /// The change that the update makes to its extents.
     pub kind: UpdateKind,
+    /// Version of the shard after this update.
     pub version: Version,
+    /// The driver that asked for the update.
     pub driver: DriverId,
+    /// The driver's number of the request.
     pub number: RequestNumber,
+    /// The driver's lowest request without an answer when it asked.
     pub lowest_open: RequestNumber,
     /// The version that a `Release` or `Retain` is about; else 0.
     pub base: Version,
@@ -73,9 +80,13 @@ pub struct FrameHead {
 /// What a frame tells of the one before it: all that is known of that one where it is no longer in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameBefore {
+    /// View that ordered it. If the frame that tells is a view frame, the view before that one.
     pub view: ViewNumber,
+    /// Sequence of that frame: one less than that of the frame that tells.
     pub sequence: Sequence,
+    /// Hash of `token`, as it stands in that frame's header.
     pub hid: Hash32,
+    /// Access token of that frame: the `parent` of the frame that tells.
     pub token: Hash32,
     /// Version after it.
     pub version: Version,
@@ -186,9 +197,11 @@ impl FrameHead {
         Ok(())
     }
 
+    /// The fixed part, whose checksum and lengths were checked.
     pub fn header(&self) -> &FrameHeader {
         &self.header
     }
+    /// The kind of the frame: it decides how the body is read.
     pub fn kind(&self) -> FrameKind {
         self.header.frame_kind()
     }
@@ -196,15 +209,19 @@ impl FrameHead {
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
+    /// The bytes behind the header: tables of updates, or the body of the frame's kind.
     pub fn body(&self) -> &[u8] {
         &self.bytes[256..]
     }
+    /// Place of the frame in its shard; of a local frame, that of the shard's last frame.
     pub fn seq(&self) -> Sequence {
         self.header.seq()
     }
+    /// The shard that the frame belongs to.
     pub fn shard(&self) -> ShardId {
         self.header.shard_id()
     }
+    /// The view that ordered the frame; of a local frame, that of the shard's last frame.
     pub fn view(&self) -> ViewNumber {
         self.header.view_number()
     }
@@ -270,6 +287,7 @@ impl FrameHead {
 /// A frame with its data.
 #[derive(Clone, Debug)]
 pub struct Frame {
+    /// Header and body.
     pub head: FrameHead,
     /// Whole blocks each; together `data_len` bytes.
     pub data: Vec<Bytes>,
@@ -285,9 +303,11 @@ impl Frame {
         Ok(Self { head, data })
     }
 
+    /// The fixed part of the head.
     pub fn header(&self) -> &FrameHeader {
         &self.head.header
     }
+    /// Bytes of data, whole blocks.
     pub fn data_bytes(&self) -> usize {
         self.head.header.data_len.get() as usize
     }
@@ -316,24 +336,38 @@ impl Frame {
 /// Identity and place of a frame that is about to be built.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameMeta {
+    /// The cluster; it stands in every frame, so that a foreign one is recognised.
     pub cluster: ClusterId,
+    /// The shard that the frame belongs to.
     pub shard: ShardId,
+    /// The view that orders the frame.
     pub view: ViewNumber,
+    /// The chunk that the frame's data belong to.
     pub chunk: ChunkId,
+    /// Data blocks of that chunk before this frame.
     pub chunk_offset: u32,
+    /// Number of the frame in its shard.
     pub sequence: Sequence,
+    /// Version of the first update; of a frame without updates, the shard's last version.
     pub first_version: Version,
+    /// Highest sequence that is known to be committed (W5).
     pub committed: Sequence,
+    /// Wall clock, nanoseconds since 1970. For people: nothing is decided by it.
     pub wall: u64,
 }
 
 /// One update on its way into a frame.
 #[derive(Clone, Debug)]
 pub struct UpdateDraft {
+    /// The change that the update makes to its extents.
     pub kind: UpdateKind,
+    /// The driver that asks; 0 if no driver does.
     pub driver: DriverId,
+    /// The driver's number of the request.
     pub number: RequestNumber,
+    /// The driver's lowest request without an answer.
     pub lowest_open: RequestNumber,
+    /// Blocks that it changes, in the order of `crcs` and `data`.
     pub extents: Vec<Extent>,
     /// One per data block.
     pub crcs: Vec<u32>,
@@ -342,6 +376,7 @@ pub struct UpdateDraft {
 }
 
 impl UpdateDraft {
+    /// Bytes of data, all pieces together.
     pub fn data_bytes(&self) -> usize {
         self.data.iter().map(Bytes::len).sum()
     }
@@ -385,16 +420,20 @@ pub struct FrameBuilder {
 }
 
 impl FrameBuilder {
+    /// A builder without updates.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
+    /// True if no update was pushed since the last frame was built.
     pub fn is_empty(&self) -> bool {
         self.updates.is_empty()
     }
+    /// Bytes of data of all updates in it.
     pub fn data_bytes(&self) -> usize {
         self.data_bytes
     }
+    /// The updates in it, in the order in which they get their versions.
     pub fn updates(&self) -> &[UpdateDraft] {
         &self.updates
     }
@@ -411,6 +450,7 @@ impl FrameBuilder {
         48 + 12 * u.extents.len() + 4 * u.crcs.len()
     }
 
+    /// Adds an update. Whether there is room is asked before with `fits`.
     pub fn push(&mut self, u: UpdateDraft) {
         self.data_bytes += u.data_bytes();
         self.head_bytes += Self::head_len(&u);

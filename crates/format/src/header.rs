@@ -4,17 +4,18 @@ use freebs_types::{ChunkId, ClusterId, Hash32, Lba, Sequence, ShardId, Version, 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// The first bytes of a frame.
 pub const FRAME_MAGIC: [u8; 4] = *b"FBFR";
 pub const FRAME_VERSION: u16 = 1;
 /// Feature bit of a frame that tells of pinned versions: updates of the kinds `Snapshot`, `Release` and `Retain`, and
-/// marks that name any. Who does not know it would let go of what they keep.
+/// marks that name any. A reader without it would let go of what the pins keep.
 pub const FEATURE_PINS: u32 = 1;
-/// Feature bit of a view frame whose secret is shared among the members. Who does not know it would follow such a view
+/// Feature bit of a view frame whose secret is shared among the members. A reader without it would follow such a view
 /// with a secret that its members can't put together.
 pub const FEATURE_SHARED: u32 = 2;
-/// Feature bit of a view frame that describes the volume. Who does not know it would take the description for members.
+/// Feature bit of a view frame that describes the volume. A reader without it would take the description for members.
 pub const FEATURE_VOLUME: u32 = 4;
-/// All that this version knows.
+/// All feature bits that this version knows.
 pub(crate) const FEATURES: u32 = FEATURE_PINS | FEATURE_SHARED | FEATURE_VOLUME;
 /// Bytes of the header that the digest covers; behind them come the hashes themselves.
 pub const DIGEST_PREFIX: usize = 112;
@@ -40,6 +41,7 @@ pub enum FrameKind {
 }
 
 impl FrameKind {
+    /// The kind with this number; `None` for a number that this version does not know.
     pub fn from_byte(b: u8) -> Option<Self> {
         [Self::Data, Self::View, Self::Seal, Self::Holders, Self::Attach, Self::Mark, Self::Carry]
             .into_iter()
@@ -57,12 +59,19 @@ impl FrameKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum UpdateKind {
+    /// Data, and zeroes among them. Has extents.
     Write = 1,
+    /// The blocks read as zeroes and count as never written.
     Trim = 2,
+    /// The blocks read as zeroes and count as written.
     Zero = 3,
+    /// Reserved: nothing makes such an update yet.
     Prepare = 4,
+    /// Reserved: nothing makes such an update yet.
     Commit = 5,
+    /// Reserved: nothing makes such an update yet.
     Abort = 6,
+    /// Reserved: nothing makes such an update yet.
     Relocate = 7,
     /// Pins the version that it has itself (rule E6). No extents.
     Snapshot = 8,
@@ -74,6 +83,7 @@ pub enum UpdateKind {
 }
 
 impl UpdateKind {
+    /// The kind with this number; `None` for a number that this version does not know.
     pub fn from_byte(b: u8) -> Option<Self> {
         Some(match b {
             1 => Self::Write,
@@ -90,7 +100,7 @@ impl UpdateKind {
         })
     }
 
-    /// Whether it is about which versions are kept, and changes no block.
+    /// True for updates that say which versions are kept, and change no block.
     #[must_use]
     pub fn is_pin(self) -> bool {
         matches!(self, Self::Snapshot | Self::Release | Self::Retain)
@@ -101,12 +111,16 @@ impl UpdateKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum ExtentKind {
+    /// Blocks with data, in the data of the frame.
     Data = 1,
+    /// Never written, or trimmed: no data.
     Trim = 2,
+    /// Zeroes: no data.
     Zero = 3,
 }
 
 impl ExtentKind {
+    /// The kind with this number; `None` for a number that this version does not know.
     pub fn from_byte(b: u8) -> Option<Self> {
         [Self::Data, Self::Trim, Self::Zero].into_iter().find(|k| *k as u8 == b)
     }
@@ -116,9 +130,13 @@ impl ExtentKind {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct FrameHeader {
+    /// Always `FBFR`.
     pub magic: [u8; 4],
+    /// Always 1.
     pub version: U16,
+    /// A `FrameKind`.
     pub kind: u8,
+    /// Zero.
     pub flags: u8,
     /// Feature bits a reader must know.
     pub features: U32,
@@ -126,13 +144,21 @@ pub struct FrameHeader {
     pub head_len: U32,
     /// Bytes of data behind the head, whole blocks.
     pub data_len: U32,
+    /// Updates in a data frame, else 0.
     pub updates: U32,
+    /// Identity of the cluster.
     pub cluster: [u8; 16],
+    /// Number of the volume.
     pub volume: U64,
+    /// Index of the shard in its volume.
     pub shard: U32,
+    /// Chunk of the data: its counter within its view.
     pub chunk_counter: U32,
+    /// Number of the view.
     pub view: U64,
+    /// Chunk of the data: the view that opened it.
     pub chunk_view: U64,
+    /// Number of the frame in its shard, +1 for each.
     pub sequence: U64,
     /// Version of the first update; of a frame without updates, the shard's last version.
     pub first_version: U64,
@@ -142,11 +168,17 @@ pub struct FrameHeader {
     pub wall: U64,
     /// Data blocks of the chunk before this frame.
     pub chunk_offset: U32,
+    /// Reserved for encryption; zero.
     pub key_id: U32,
+    /// Access token of the frame before; zeroes for the first frame and for local ones.
     pub parent: [u8; 32],
+    /// Hash of this frame's access token.
     pub hid: [u8; 32],
+    /// Digest of the frame.
     pub digest: [u8; 32],
+    /// Reserved for encryption; zero.
     pub tag: [u8; 16],
+    /// Zero.
     pub reserved: [u8; 24],
     /// CRC-32C of the body.
     pub body_crc: U32,
@@ -156,21 +188,27 @@ pub struct FrameHeader {
 const _: () = assert!(size_of::<FrameHeader>() == 256);
 
 impl FrameHeader {
+    /// The shard that the frame belongs to.
     pub fn shard_id(&self) -> ShardId {
         ShardId { volume: VolumeId(self.volume.get()), index: self.shard.get() }
     }
+    /// The cluster that the frame belongs to; the reader compares it with its own.
     pub fn cluster_id(&self) -> ClusterId {
         ClusterId(self.cluster)
     }
+    /// The view that ordered the frame; of a local frame, that of the shard's last frame.
     pub fn view_number(&self) -> ViewNumber {
         ViewNumber(self.view.get())
     }
+    /// The chunk that the frame's data belong to.
     pub fn chunk(&self) -> ChunkId {
         ChunkId { view: ViewNumber(self.chunk_view.get()), counter: self.chunk_counter.get() }
     }
+    /// Place of the frame in its shard; of a local frame, that of the shard's last frame.
     pub fn seq(&self) -> Sequence {
         Sequence(self.sequence.get())
     }
+    /// Highest sequence that the head knew to be committed (W5).
     pub fn committed_seq(&self) -> Sequence {
         Sequence(self.committed.get())
     }
@@ -181,12 +219,15 @@ impl FrameHeader {
             n => Version(self.first_version.get() + u64::from(n) - 1),
         }
     }
+    /// Access token of the frame before; zeroes for the first frame and for local ones.
     pub fn parent_token(&self) -> Hash32 {
         Hash32(self.parent)
     }
+    /// Hash of this frame's access token; of a local frame, that of the shard's last frame.
     pub fn hid(&self) -> Hash32 {
         Hash32(self.hid)
     }
+    /// The digest as the header says it; `Frame::verify_digest` compares it with the bytes.
     pub fn digest(&self) -> Hash32 {
         Hash32(self.digest)
     }
@@ -194,6 +235,7 @@ impl FrameHeader {
     pub fn frame_kind(&self) -> FrameKind {
         FrameKind::from_byte(self.kind).expect("checked when parsed")
     }
+    /// Data blocks of the frame.
     pub fn data_blocks(&self) -> u32 {
         self.data_len.get() / freebs_types::BLOCK as u32
     }
@@ -203,12 +245,17 @@ impl FrameHeader {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct UpdateDesc {
+    /// An `UpdateKind`.
     pub kind: u8,
+    /// Zero.
     pub flags: u8,
+    /// Number of extents.
     pub extents: U16,
     /// Data blocks of all its extents.
     pub blocks: U32,
+    /// Number of the driver, random at its start.
     pub driver: U64,
+    /// Number of the driver's request.
     pub number: U64,
     /// The driver's lowest request number without an answer.
     pub lowest_open: U64,
@@ -223,15 +270,21 @@ const _: () = assert!(size_of::<UpdateDesc>() == 48);
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ExtentDesc {
+    /// First block.
     pub lba: U32,
+    /// Number of blocks.
     pub blocks: U32,
+    /// An `ExtentKind`.
     pub kind: u8,
+    /// Zero.
     pub flags: u8,
+    /// Zero.
     pub reserved: U16,
 }
 const _: () = assert!(size_of::<ExtentDesc>() == 12);
 
 impl ExtentDesc {
+    /// First block of the extent.
     pub fn start(&self) -> Lba {
         Lba(self.lba.get())
     }

@@ -20,17 +20,22 @@ use core::mem::offset_of;
 /// One field of a struct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
+    /// The field's name in the struct, which is that of the table in `docs/formats`.
     pub name: &'static str,
     /// Bytes from the struct's start.
     pub offset: usize,
+    /// Bytes that it takes; arrays and structs inside count as one field.
     pub bytes: usize,
 }
 
 /// One struct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
+    /// The struct's name, which is the heading of its table in `docs/formats`.
     pub name: &'static str,
+    /// Bytes of the whole struct.
     pub bytes: usize,
+    /// In order of the offset, without a gap.
     pub fields: &'static [Field],
 }
 

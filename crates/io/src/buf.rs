@@ -36,6 +36,7 @@ impl AlignedBuf {
         Layout::from_size_align(capacity, ALIGN).expect("capacity is far below isize::MAX")
     }
 
+    /// Bytes that the buffer can hold, at least as many as were asked for.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.capacity

@@ -12,8 +12,10 @@ pub trait Clock: 'static {
 
 /// Randomness: secrets and identities.
 pub trait Random: 'static {
+    /// Fills all of `bytes`. From the operating system in a node, from the seed in tests.
     fn fill(&mut self, bytes: &mut [u8]);
 
+    /// A number of 64 random bits.
     fn next_u64(&mut self) -> u64 {
         let mut b = [0; 8];
         self.fill(&mut b);

@@ -13,6 +13,8 @@ pub mod faults;
 pub mod linux;
 pub mod memory;
 mod net;
+#[cfg(target_os = "linux")]
+mod timing;
 
 pub use any::AnyDevice;
 pub use buf::AlignedBuf;

@@ -15,5 +15,6 @@ impl fmt::Display for LinkId {
 /// Where a worker puts what it wants to send. Sending never blocks and never fails visibly: what can't be
 /// delivered is dropped together with its link, and the link's owner hears of that.
 pub trait Outbox<M>: 'static {
+    /// Sends `message` on the link `to`, in the order of the calls. If the link is gone, nothing happens.
     fn send(&self, to: LinkId, message: M);
 }

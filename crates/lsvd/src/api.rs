@@ -11,11 +11,15 @@ use freebs_types::{
 /// Shape and identity of a device that is to be made.
 #[derive(Clone, Debug)]
 pub struct Shape {
+    /// The cluster that it is to belong to.
     pub cluster: ClusterId,
+    /// The node whose log it is to be.
     pub node: NodeId,
+    /// Identity of the device, random.
     pub device: DeviceId,
     /// Which worker's log this is, and of how many.
     pub worker: u16,
+    /// Workers of the node; fixed for the life of the device, since shards lie on workers by their number.
     pub workers: u16,
     /// Bytes of a segment: a multiple of 4,096 from `limits::SEGMENT_BYTES_MIN` to 1 GiB.
     pub segment_bytes: u64,
@@ -28,9 +32,13 @@ pub struct Shape {
 /// Whose device `open` is to find.
 #[derive(Clone, Copy, Debug)]
 pub struct Expect {
+    /// The cluster; a device of another one is refused.
     pub cluster: ClusterId,
+    /// The node; a device of another one is refused.
     pub node: NodeId,
+    /// Which worker's log it has to be.
     pub worker: u16,
+    /// Workers that the node has to have been made with.
     pub workers: u16,
 }
 
@@ -84,13 +92,16 @@ pub struct Finding {
     pub segment: Option<u32>,
     /// Byte in the segment (on the device, for the superblock).
     pub offset: u64,
+    /// Finding, for people.
     pub what: String,
 }
 
 /// What recovery found.
 #[derive(Clone, Debug, Default)]
 pub struct OpenReport {
+    /// Number of this start, above all before (rule V8).
     pub start: StartNumber,
+    /// Shards that the log has.
     pub shards: usize,
     /// The checkpoint that was begun with; 0 if all of the log was read.
     pub checkpoint: u64,
@@ -102,35 +113,47 @@ pub struct OpenReport {
     pub segments: u32,
     /// Bytes of an unfinished append at the end of the log; nobody was ever told that it is durable.
     pub torn_bytes: u64,
+    /// Places of the log that can't be read, or are not as they should be.
     pub damage: Vec<Finding>,
 }
 
 /// Name of a frame (rule E3): what two logs compare.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrameName {
+    /// The view that ordered it.
     pub view: ViewNumber,
+    /// Its number in the shard.
     pub sequence: Sequence,
+    /// Hash of its access token: two frames with the same one are the same, and so is all before them.
     pub hid: Hash32,
 }
 
 /// A shard as its last durable frame left it.
 #[derive(Clone, Debug, Default)]
 pub struct ShardState {
+    /// The shard.
     pub shard: ShardId,
+    /// The last frame that counts.
     pub last: FrameName,
     /// `parent` and digest of the last frame: with the view's secret they give its access token.
     pub parent: Hash32,
+    /// Digest of the last frame.
     pub digest: Hash32,
+    /// Version after the last frame.
     pub version: Version,
+    /// Known to be committed up to here: never cut.
     pub committed: Sequence,
     /// No view below this is served any more (rule V2).
     pub promised: ViewNumber,
+    /// Secret of a view, and that view; `None` if this node never had one.
     pub secret: Option<(ViewNumber, Hash32)>,
     /// Newest view frame that counts, its sequence and what it says.
     pub view: Option<(Sequence, ViewBody)>,
     /// The one before it, as long as a cut may take the newest one.
     pub view_before: Option<(ViewNumber, Sequence, ViewBody)>,
+    /// The last attachment; generation 0 before the first.
     pub attach: AttachBody,
+    /// Requests that were applied, so that a repeat is not applied again (W3).
     pub requests: RequestTable,
     /// Ranges of sequences, both ends included, whose frames were lost to damage.
     pub holes: Vec<(Sequence, Sequence)>,
@@ -150,14 +173,23 @@ pub struct Base {
     /// The last frame of the log that stays in front of the map, also if it is not durable yet. What lies behind it was
     /// cut, which nothing else in the log says: a start would put it under the map.
     pub tip: Sequence,
+    /// The frame that the state is as of.
     pub last: FrameName,
+    /// `parent` of that frame.
     pub parent: Hash32,
+    /// Digest of that frame.
     pub digest: Hash32,
+    /// Version after that frame.
     pub version: Version,
+    /// Known to be committed up to here.
     pub committed: Sequence,
+    /// Head of the newest view frame; `None` if there is none.
     pub view_frame: Option<FrameHead>,
+    /// The last attachment.
     pub attach: AttachBody,
+    /// Requests that were applied.
     pub requests: RequestTable,
+    /// The chunk that further data go to, and its blocks so far.
     pub open_chunk: (ChunkId, u32),
 }
 
@@ -188,10 +220,15 @@ impl MarkChange {
 /// such frames may have said, from a state that is committed and not older than `upto`.
 #[derive(Clone, Debug, Default)]
 pub struct Learned {
+    /// Frames up to this one are here.
     pub since: Sequence,
+    /// The last lost frame.
     pub upto: Sequence,
+    /// Head of the newest view frame among them; `None` if there is none.
     pub view_frame: Option<FrameHead>,
+    /// The last attachment.
     pub attach: AttachBody,
+    /// Requests that were applied.
     pub requests: RequestTable,
 }
 
@@ -204,54 +241,100 @@ pub enum Record {
     /// Fills a hole, or replaces a damaged copy of a frame that is there; never cuts.
     Repair(Frame),
     /// The shard's state with these changes; makes the shard if it is unknown.
-    Mark { shard: ShardId, change: MarkChange, ticket: u64 },
+    Mark {
+        /// The shard.
+        shard: ShardId,
+        /// The changes.
+        change: MarkChange,
+        /// The caller's number, which comes back with `Durable::Mark`.
+        ticket: u64,
+    },
     /// Map entries with their places, and the data of those that have any (SYNC by map, repair of blocks).
     /// At most `CARRY_ENTRIES_MAX` entries and `limits::FRAME_DATA_BYTES_MAX` of data.
-    Carry { shard: ShardId, body: CarryBody, data: Vec<Bytes>, ticket: u64 },
+    Carry {
+        /// The shard.
+        shard: ShardId,
+        /// The entries.
+        body: CarryBody,
+        /// Data of the entries that have any, in order, whole blocks each.
+        data: Vec<Bytes>,
+        /// The caller's number, which comes back with `Durable::Carry`.
+        ticket: u64,
+    },
     /// Frames behind `to` stop counting. Never below what is committed.
-    Cut { shard: ShardId, to: Sequence },
+    Cut {
+        /// The shard.
+        shard: ShardId,
+        /// The last frame that stays.
+        to: Sequence,
+    },
     /// The shard was deleted: everything of it is freed.
-    Forget { shard: ShardId },
+    Forget {
+        /// The shard.
+        shard: ShardId,
+    },
 }
 
 /// What has become durable and visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durable {
+    /// A frame, and all before it.
     Frame {
+        /// The shard.
         shard: ShardId,
+        /// The view that ordered the frame.
         view: ViewNumber,
+        /// Its number.
         sequence: Sequence,
     },
+    /// A frame that was missing, or damaged, is there.
     Repair {
+        /// The shard.
         shard: ShardId,
+        /// Its number.
         sequence: Sequence,
     },
+    /// A mark is written and in force.
     Mark {
+        /// The shard.
         shard: ShardId,
+        /// As the record had it.
         ticket: u64,
     },
+    /// A carry is written and in the map.
     Carry {
+        /// The shard.
         shard: ShardId,
+        /// As the record had it.
         ticket: u64,
     },
     /// A carry, or a mark other than that of a learned map, that is not written, because the device is full. It may be
     /// brought again later.
     NoRoom {
+        /// The shard.
         shard: ShardId,
+        /// As the record had it.
         ticket: u64,
     },
     /// A repair that is not written.
     Unrepaired {
+        /// The shard.
         shard: ShardId,
+        /// Number of the frame.
         sequence: Sequence,
+        /// Why.
         why: Unrepaired,
     },
     /// Not written, but in force; the log says so with the next frame.
     Cut {
+        /// The shard.
         shard: ShardId,
+        /// The last frame that stays.
         to: Sequence,
     },
+    /// The shard is gone; what it held is free.
     Forget {
+        /// The shard.
         shard: ShardId,
     },
 }
@@ -279,13 +362,16 @@ pub trait Listener {
 /// A stretch of blocks of one kind; never-written blocks are `Trim`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
+    /// Data, zeroes, or never written.
     pub kind: ExtentKind,
+    /// Number of blocks.
     pub blocks: u32,
 }
 
 /// What `read` found: pieces in order, and of the data pieces the CRCs and the blocks.
 #[derive(Clone, Debug, Default)]
 pub struct ReadOut {
+    /// In order of address; together the range that was asked for.
     pub pieces: Vec<Piece>,
     /// One per data block.
     pub crcs: Vec<u32>,
@@ -302,6 +388,7 @@ pub struct HistoryState {
     pub retain: Option<Version>,
     /// Superseded extents that are kept for them, as far as they are known to be superseded, and the bytes of their data.
     pub extents: u64,
+    /// Bytes of the data of those extents.
     pub bytes: u64,
 }
 
@@ -318,7 +405,9 @@ impl HistoryState {
 pub struct DamagedBlocks {
     /// What `Engine::mend` knows them by.
     pub id: u64,
+    /// The shard.
     pub shard: ShardId,
+    /// Block addresses in the shard.
     pub range: BlockRange,
 }
 
@@ -327,6 +416,7 @@ pub struct DamagedBlocks {
 pub struct ScrubStep {
     /// Bytes that were read.
     pub bytes: u64,
+    /// Damage in the bytes that were read.
     pub findings: Vec<Finding>,
     /// Live blocks among what is damaged.
     pub damaged_blocks: u64,
@@ -337,21 +427,28 @@ pub struct ScrubStep {
 /// Content of a shard in a few bytes; equal content gives equal digests whatever the history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest {
+    /// Version that the content is as of.
     pub version: Version,
+    /// Frame that the content is as of.
     pub sequence: Sequence,
+    /// Hash over addresses and bytes of all blocks that are data or zero.
     pub hash: Hash32,
     /// Blocks that are data or zero.
     pub blocks: u64,
+    /// Those of them that are data.
     pub data_blocks: u64,
 }
 
 /// Room on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Space {
+    /// Bytes of a segment.
     pub segment_bytes: u64,
     /// Segments that the device can have.
     pub limit_segments: u32,
+    /// Segments that hold anything.
     pub used_segments: u32,
+    /// Segments that the device can have beyond those.
     pub free_segments: u32,
     /// A head orders no writes when `free_segments` is not above this (rule W7).
     pub reserve_segments: u32,
@@ -361,41 +458,60 @@ pub struct Space {
     pub more_soon: bool,
     /// Bytes of blocks that maps name, or may name again after a cut.
     pub live_bytes: u64,
+    /// A write or sync has failed: the device is out of use until it is opened again.
     pub poisoned: bool,
 }
 
 /// What has been counted since `open`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
+    /// Writes of the log, one a turn.
     pub appends: u64,
+    /// Bytes of those writes, padding included.
     pub append_bytes: u64,
+    /// Frames in those writes, local ones included.
     pub frames: u64,
+    /// Bytes of data blocks in those writes, those that cleaning moved included.
     pub data_bytes: u64,
+    /// Calls of `Engine::read`.
     pub reads: u64,
+    /// Bytes of data that reads took from the device.
     pub read_bytes: u64,
+    /// Blocks whose bytes did not match their CRC.
     pub crc_errors: u64,
+    /// Events of the kind `Damage`.
     pub damage: u64,
+    /// Segments that were begun.
     pub segments_opened: u64,
+    /// Segments that nothing counts in any more.
     pub segments_freed: u64,
     /// Local frames that the engine wrote to free segments.
     pub carried: u64,
     /// Lookups in the map, pages that they read, and bytes written for the map, checkpoints included.
     pub map_lookups: u64,
+    /// Pages of the map that had to be read from the device.
     pub map_reads: u64,
+    /// Bytes written for runs of the map and for checkpoints.
     pub map_bytes: u64,
+    /// Checkpoints that were made.
     pub checkpoints: u64,
     /// Bytes of segment indexes.
     pub index_bytes: u64,
     /// Segments that cleaning emptied, bytes of live data that it moved, and bytes that it read for that.
     pub cleaned_segments: u64,
+    /// Bytes of live data that cleaning moved.
     pub cleaned_bytes: u64,
+    /// Bytes that cleaning read for that.
     pub clean_read_bytes: u64,
     /// Segments given back to the file system, and those filled with zeroes before they are used again.
     pub punched_segments: u64,
+    /// Segments that were filled with zeroes ahead of their use.
     pub prewritten_segments: u64,
     /// Closed segments that the scrub has read to the end, bytes that it read, and damage that it found.
     pub scrubbed_segments: u64,
+    /// Bytes that the scrub has read.
     pub scrubbed_bytes: u64,
+    /// Damaged places that the scrub has found.
     pub scrub_findings: u64,
     /// Damaged blocks that got a new place with bytes from elsewhere.
     pub mended_blocks: u64,
@@ -413,6 +529,7 @@ impl Counters {
 /// How live data of poor segments are moved together, so that whole segments get free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CleanOptions {
+    /// True if segments are cleaned at all. Without it a log that fills up takes no more writes.
     pub enabled: bool,
     /// Bytes that cleaning may append for 100 bytes that others append, while there is room. It gets more as free
     /// segments grow few, and all it needs when nobody else appends.
@@ -484,15 +601,21 @@ pub enum RuleMutant {
 /// What kind of thing happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
+    /// The log, or its soft state, is not as it should be.
     Damage,
+    /// A block did not match its CRC.
     CrcError,
+    /// A record was not believed, and not written.
     Refused,
+    /// The device has no room, or will have none soon.
     Space,
 }
 
 /// Something for people and for repair.
 #[derive(Clone, Debug)]
 pub struct Event {
+    /// The kind of event.
     pub kind: EventKind,
+    /// The event in words, for people.
     pub text: String,
 }

@@ -201,12 +201,15 @@ impl<D: Device> Engine<D> {
         Io { device: &self.inner.device, core: &self.inner.core, alone: false }
     }
 
+    /// Number of this start (rule V8).
     pub fn start(&self) -> StartNumber {
         self.inner.superblock.start_number()
     }
+    /// The superblock, as it was written at this start.
     pub fn superblock(&self) -> &Superblock {
         &self.inner.superblock
     }
+    /// All shards that the log has, in order.
     pub fn shards(&self) -> Vec<ShardId> {
         self.inner.core.borrow().shards.keys().copied().collect()
     }
@@ -220,6 +223,7 @@ impl<D: Device> Engine<D> {
         let s = core.shards.get(&shard)?;
         Some((s.tip.name, s.tip.version, s.committed))
     }
+    /// The lowest view that is still served (rule V2); `None` if the shard is unknown.
     pub fn promised(&self, shard: ShardId) -> Option<ViewNumber> {
         Some(self.inner.core.borrow().shards.get(&shard)?.promised)
     }
@@ -234,6 +238,7 @@ impl<D: Device> Engine<D> {
         }
     }
 
+    /// Sets the listener for all that becomes durable. Call it before the first record.
     pub fn set_listener(&self, listener: Rc<dyn Listener>) {
         self.inner.core.borrow_mut().listener = Some(listener);
     }
@@ -277,9 +282,11 @@ impl<D: Device> Engine<D> {
     pub fn frame_data_max(&self) -> usize {
         frame_data_max(&self.inner.core.borrow())
     }
+    /// Room on the device now.
     pub fn space(&self) -> Space {
         self.inner.core.borrow().space()
     }
+    /// Counted since `open`.
     pub fn counters(&self) -> Counters {
         self.inner.core.borrow().counters
     }

@@ -92,10 +92,12 @@ impl RequestTable {
         self.entries = left;
     }
 
+    /// Requests that are remembered, of all drivers.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries
     }
+    /// True if no driver is known.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.drivers.is_empty()
@@ -106,6 +108,7 @@ impl RequestTable {
         self.drivers.len() * 16 + self.entries * 24
     }
 
+    /// The table as a mark carries it.
     #[must_use]
     pub fn to_format(&self) -> Requests {
         let floors = self.drivers.iter().map(|(id, d)| RequestFloor { driver: *id, lowest_open: d.floor }).collect();

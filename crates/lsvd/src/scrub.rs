@@ -112,6 +112,7 @@ pub struct Scrubber<D: Device> {
 }
 
 impl<D: Device> Scrubber<D> {
+    /// A scrub of the engine's log that has not begun.
     #[must_use]
     pub fn new(engine: Engine<D>) -> Self {
         Self { engine, gate: Rc::default(), found: Rc::default(), pass: None }

@@ -18,7 +18,7 @@ pub enum Step {
 /// What a session waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// At least so many more bytes from the client; reserve room for them, so that a large payload arrives in one piece.
+    /// At least this many more bytes from the client; reserve room for them, so that a large payload arrives in one piece.
     Bytes(usize),
     /// The caller's answer to [`Event::Lookup`] or [`Event::List`]. Don't read from the client meanwhile.
     Answer,
@@ -35,14 +35,23 @@ pub enum Event {
     Lookup {
         /// At most [`crate::limits::NAME_BYTES_MAX`] bytes; empty for the default export ([`crate::default_export`]).
         name: String,
+        /// Why the client names it: it says what a refusal can tell, and whether to attach.
         purpose: Purpose,
     },
     /// Which exports are there? Answer with [`crate::Session::list`] or [`crate::Session::refuse_list`].
     List,
     /// Transmission begins, with the export of this (canonical) name: the moment to hand the connection to its worker.
-    Go { name: String },
+    Go {
+        /// Name as [`ExportInfo::name`] gave it, not as the client wrote it.
+        name: String,
+    },
     /// Answer with one of the `reply_` functions.
-    Request { ticket: Ticket, op: Op },
+    Request {
+        /// The right to the one answer.
+        ticket: Ticket,
+        /// The request.
+        op: Op,
+    },
     /// The client has said good-bye. Open requests are still to be answered.
     Disconnect,
 }
@@ -69,6 +78,7 @@ pub struct ExportInfo {
     pub description: String,
     /// Size in bytes. What lies behind the last whole sector of 512 can't be addressed and is left out.
     pub size: u64,
+    /// Changes are refused with [`crate::NbdErrno::Perm`] before the caller sees them.
     pub read_only: bool,
     /// Flush and FUA hold across connections (contract 5).
     pub multi_conn: bool,
@@ -77,11 +87,13 @@ pub struct ExportInfo {
 /// Why an export, or the list of them, is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
+    /// The kind of refusal, which the client's program sees.
     pub reason: RefusalReason,
     /// For people; the client shows it. Cut at [`crate::limits::ERROR_TEXT_BYTES_MAX`].
     pub text: Cow<'static, str>,
 }
 
+/// Why an export is refused, in the words that the protocol has for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalReason {
     /// There is no such export, or it can't be had now.
@@ -95,6 +107,7 @@ pub enum RefusalReason {
 }
 
 impl Refusal {
+    /// A refusal with a text for people.
     pub fn new(reason: RefusalReason, text: impl Into<Cow<'static, str>>) -> Self {
         Self { reason, text: text.into() }
     }
@@ -104,18 +117,62 @@ impl Refusal {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
     /// At most the payload limit. `df`: the reply will be one chunk, whatever pieces it is given in.
-    Read { offset: u64, len: u32, df: bool },
+    Read {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u32,
+        /// The client wants one chunk (DF).
+        df: bool,
+    },
     /// `data` is a part of the read buffer, at most the payload limit.
-    Write { offset: u64, data: Bytes, fua: bool },
+    Write {
+        /// First byte.
+        offset: u64,
+        /// The bytes to write.
+        data: Bytes,
+        /// The answer is to come after the data are durable.
+        fua: bool,
+    },
     /// Up to the whole export, as the next three.
-    Trim { offset: u64, len: u64, fua: bool },
+    Trim {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// The answer is to come after the change is durable.
+        fua: bool,
+    },
     /// `no_hole`: later writes there must find space. `fast`: fail with [`crate::NbdErrno::NotSup`] rather than be slow as a
     /// write.
-    Zero { offset: u64, len: u64, fua: bool, no_hole: bool, fast: bool },
+    Zero {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// The answer is to come after the change is durable.
+        fua: bool,
+        /// The blocks count as written.
+        no_hole: bool,
+        /// Slowness is worse than failure for this client.
+        fast: bool,
+    },
     /// A hint.
-    Cache { offset: u64, len: u64 },
+    Cache {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
     /// `one`: a single extent is wanted.
-    BlockStatus { offset: u64, len: u64, one: bool },
+    BlockStatus {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// The client wants one extent (REQ_ONE).
+        one: bool,
+    },
     /// What was answered before is to be durable.
     Flush,
 }
@@ -147,11 +204,13 @@ impl Ticket {
         self.cookie
     }
 
+    /// First byte of the range that the request is about; 0 for a flush.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
+    /// Bytes of the range that the request is about; 0 for a flush.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.len
@@ -175,12 +234,14 @@ impl Ticket {
 /// A part of what was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadPiece {
+    /// These bytes.
     Data(Bytes),
-    /// So many bytes of zero.
+    /// This many bytes of zero.
     Zero(u64),
 }
 
 impl ReadPiece {
+    /// Bytes of the export that the piece stands for.
     #[must_use]
     pub fn len(&self) -> u64 {
         match self {
@@ -189,6 +250,7 @@ impl ReadPiece {
         }
     }
 
+    /// True if it stands for none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -205,6 +267,7 @@ impl From<Bytes> for ReadPiece {
 /// A run of bytes in the same state, for a block status reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
+    /// Bytes, 1 and up.
     pub len: u64,
     /// Nothing is stored there.
     pub hole: bool,
@@ -213,6 +276,7 @@ pub struct Extent {
 }
 
 impl Extent {
+    /// A run that is stored, and may hold anything.
     #[must_use]
     pub const fn data(len: u64) -> Self {
         Self { len, hole: false, zero: false }
@@ -228,18 +292,28 @@ impl Extent {
 /// Why a connection is cut. Its output may still be sent, then it has to be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionError {
+    /// The client's flags have bits that this server did not offer: these are all its flags.
     ClientFlags(u32),
+    /// Another word stands where an option must begin.
     OptionMagic,
+    /// An option's body is too long to be skipped (`OPTION_SKIP_BYTES_MAX`), or for a name (`STRING_BYTES_MAX`).
     OptionTooLong {
+        /// Number of the option.
         option: u32,
+        /// Bytes of the body that it announces.
         len: u32,
     },
+    /// More options than [`crate::Limits::options_max`].
     TooManyOptions,
+    /// More bytes than [`crate::Limits::handshake_bytes_max`], all options together.
     HandshakeTooLong,
     /// The client chose its export with EXPORT_NAME, which knows no answer for "no".
     ExportRefused,
+    /// Another word, this one, stands where a request must begin.
     RequestMagic(u32),
+    /// A refused request carries more than [`crate::Limits::payload_bytes_max`]: its payload is not skipped.
     PayloadTooLong {
+        /// Bytes of payload that the request announces.
         len: u64,
     },
 }

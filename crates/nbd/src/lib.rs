@@ -66,7 +66,7 @@ pub mod limits;
 mod output;
 mod session;
 mod transmission;
-pub mod wire;
+mod wire;
 
 pub use event::{
     Event, ExportInfo, Extent, Op, Purpose, ReadPiece, Refusal, RefusalReason, SessionError, Step, Ticket, Wait,

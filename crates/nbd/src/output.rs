@@ -31,6 +31,7 @@ impl Output {
         self.len
     }
 
+    /// True if everything was sent, or taken out.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0

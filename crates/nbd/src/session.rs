@@ -244,7 +244,7 @@ impl Session {
         self.in_flight_bytes -= bytes;
     }
 
-    /// Whether a request with so many bytes of data may begin. An idle connection lets anything in.
+    /// True if a request with `bytes` bytes of data may begin. An idle connection lets anything in.
     pub(crate) fn fits(&self, bytes: usize) -> bool {
         let used = self.in_flight_bytes + self.output.len();
         self.in_flight < self.limits.requests_max && (used == 0 || used + bytes <= self.limits.window_bytes_max)

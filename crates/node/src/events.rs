@@ -4,6 +4,7 @@
 //! Invariants: events are for people; nothing is decided by them, and a file that can't be written or read costs the
 //! node nothing but its memory of them. Memory and files are bounded. Nobody waits for the disk: a thread writes.
 
+use crate::timing;
 use freebs_chain::{Note, NoteKind};
 use freebs_control::State;
 use freebs_control::api::EventsOf;
@@ -16,7 +17,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The newest events, and those before them.
 const FILE: &str = "events.jsonl";
@@ -29,8 +30,6 @@ const LINE_BYTES_MAX: usize = 4096;
 const EVENTS_MAX: usize = 8192;
 /// Lines that wait to be written; beyond, they stay in memory only.
 const LINES_MAX: usize = 1024;
-/// The same thing of the same shard is told once in this time, with how often it was left out.
-const REPEATS_AFTER: Duration = Duration::from_secs(10);
 
 struct Known {
     events: VecDeque<Event>,
@@ -105,7 +104,7 @@ impl EventLog {
     /// Something that this node noticed. What was just told is not told again.
     pub fn tell(&self, told: Told) {
         let mut known = self.known();
-        let since = now_ms().saturating_sub(REPEATS_AFTER.as_millis() as u64);
+        let since = now_ms().saturating_sub(timing::REPEATS_AFTER.as_millis() as u64);
         let recent = known.events.iter().rev().take_while(|e| e.time_ms >= since);
         if recent.into_iter().any(|e| e.told == told && e.node == self.node) {
             return;
@@ -228,6 +227,7 @@ fn open(path: &Path) -> Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     fn decided(revision: u64, text: &str) -> Told {
         Told { revision: Some(revision), ..Told::new(EventKind::VolumeCreated, text) }

@@ -10,6 +10,7 @@ mod files;
 mod gateway;
 mod options;
 mod runtime;
+mod timing;
 mod up;
 
 /// Requests are many small allocations of many sizes, freed in another order than they came.

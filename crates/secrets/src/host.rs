@@ -26,6 +26,7 @@ impl HostKey {
         Self { secret, public }
     }
 
+    /// The half that others seal slices with; the control state names it for every node.
     #[must_use]
     pub fn public(&self) -> HostPublic {
         self.public
@@ -41,9 +42,13 @@ impl fmt::Debug for HostKey {
 /// What a sealed slice is a slice of, and for whom. It opens under no other name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SliceName {
+    /// The cluster of the shard.
     pub cluster: ClusterId,
+    /// The shard whose head made the secret.
     pub shard: ShardId,
+    /// The view that the secret belongs to.
     pub view: ViewNumber,
+    /// The member that the slice is for.
     pub node: NodeId,
 }
 

@@ -17,6 +17,7 @@ use x25519_dalek::{PublicKey, StaticSecret};
 /// A new view's secret and what its frame says of it.
 #[derive(Clone, Debug)]
 pub struct Shared {
+    /// The secret itself: access tokens of the view's frames are made with it. The head alone keeps it.
     pub secret: Hash32,
     /// Public half of the key that all slices were sealed with. The other half is forgotten.
     pub point: HostPublic,

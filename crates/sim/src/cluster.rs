@@ -28,8 +28,11 @@ const CLUSTER: ClusterId = ClusterId([7; 16]);
 /// Rules left out on purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mutants {
+    /// A rule of the chain; `None` for none.
     pub chain: Option<freebs_chain::Mutant>,
+    /// A rule of drivers; `None` for none.
     pub driver: Option<freebs_driver::Mutant>,
+    /// A rule of the control plane; `None` for none.
     pub control: Option<freebs_control::Mutant>,
 }
 

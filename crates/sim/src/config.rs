@@ -11,11 +11,17 @@ use freebs_types::{Nanos, limits};
 pub struct VolumeConfig {
     /// Bytes.
     pub size: u64,
+    /// Bytes of a stripe.
     pub stripe: u64,
+    /// Shards of the volume.
     pub shards: u32,
+    /// Copies that it is made with.
     pub copies: u8,
+    /// Least members of a view that orders requests.
     pub min_copies: u8,
+    /// When a write is answered.
     pub ack: Ack,
+    /// Requests that its client makes in all.
     pub requests: u64,
 }
 
@@ -30,24 +36,33 @@ pub struct Odds {
     pub kill_all: f64,
     /// The power of the whole cluster.
     pub power_all: f64,
+    /// A node's process stands still for a while, and goes on.
     pub pause_node: f64,
+    /// One connection breaks, and with it what was on its way.
     pub break_link: f64,
     /// A partition: full, partial, one-way or flapping.
     pub cut: f64,
+    /// A gateway's process is killed; another one attaches later.
     pub kill_gateway: f64,
     /// A new gateway attaches while the old one lives.
     pub take_over: f64,
+    /// A gateway's process stands still for a while, and goes on.
     pub pause_gateway: f64,
+    /// A disk becomes slow for a while.
     pub slow_disk: f64,
     /// The disk does nothing for a while, now and then for 5 to 80 seconds.
     pub stall_disk: f64,
     /// A write or sync fails; the device is poisoned and its process starts again.
     pub fail_write: f64,
+    /// A byte on the disk of one node changes.
     pub rot: f64,
     /// Heads of frames in the middle of a log are lost while its node is down.
     pub lose_append: f64,
+    /// The control plane answers nobody for a while.
     pub control_down: f64,
+    /// An answer of the control plane is lost, and the caller does not know what became of its request.
     pub lose_answer: f64,
+    /// The wall clock of a process jumps.
     pub jump_clock: f64,
     /// Another member becomes head.
     pub move_head: f64,
@@ -64,13 +79,21 @@ pub struct Odds {
 /// A whole run.
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// All chance of the run comes from it.
     pub seed: u64,
+    /// Name of the kind of run, as `--profile` takes it.
     pub profile: &'static str,
+    /// Number of nodes.
     pub nodes: u64,
+    /// The volumes, each with clients of its own.
     pub volumes: Vec<VolumeConfig>,
+    /// Bytes of a segment of each node's log.
     pub segment_bytes: u64,
+    /// How slow the disks are.
     pub disk: DiskConfig,
+    /// How slow and how lossy links are.
     pub net: NetConfig,
+    /// Both nodes of a pair open links to each other.
     pub both_dial: bool,
     /// Nodes have named host keys.
     pub has_keys: bool,
@@ -80,11 +103,13 @@ pub struct Config {
     pub slowness: Vec<u64>,
     /// By how many bytes a node's disk is smaller than the largest, by node.
     pub smaller: Vec<u64>,
+    /// A request of a client that has no outcome after this time fails.
     pub request_limit: Nanos,
     /// Faults and load end at this time.
     pub load: Nanos,
     /// After the end of the faults everything must be answered and level within this time.
     pub settle: Nanos,
+    /// How often each fault strikes.
     pub odds: Odds,
     /// Everybody wants the same one or two blocks, and acknowledgements are slow.
     pub is_crowded: bool,
@@ -96,6 +121,7 @@ pub struct Config {
     pub is_tight: bool,
     /// A dead process starts again after a time in this range.
     pub restart_min: Nanos,
+    /// The longest such time.
     pub restart_max: Nanos,
     /// A node that is away for longer is replaced in its chains.
     pub gone: Nanos,

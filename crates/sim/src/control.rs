@@ -2,6 +2,7 @@
 //! answers can be lost after the command was applied.
 
 use crate::network::{Network, Place};
+use crate::timing;
 use crate::world::World;
 use freebs_chain::{ControlPort, Opened, ShardInfo};
 use freebs_control::{Command, CreateVolume, Mutant, Outcome, State, Volume};
@@ -11,9 +12,6 @@ use freebs_types::{
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use tokio::sync::oneshot;
-
-/// A caller that hears nothing gives up after this time.
-const CALL_PATIENCE: Nanos = Nanos::from_millis(300);
 
 /// The control plane's state and whether it can be reached.
 pub struct Control {
@@ -161,14 +159,14 @@ impl Control {
         let wait = match self.net.round_trip(from, Place::Control) {
             Some(wait) if !self.is_down() => wait,
             _ => {
-                self.sleep(CALL_PATIENCE).await;
+                self.sleep(timing::CALL_PATIENCE).await;
                 return Err(unreachable());
             }
         };
         let half = Nanos(wait.0 / 2);
         self.sleep(half).await;
         if self.is_down() {
-            self.sleep(CALL_PATIENCE).await;
+            self.sleep(timing::CALL_PATIENCE).await;
             return Err(unreachable());
         }
         let result = self.apply(command.clone());
@@ -177,7 +175,7 @@ impl Control {
         if let Some(n) = self.lose_answer_in.get() {
             self.lose_answer_in.set(n.checked_sub(1));
             if n == 0 {
-                self.sleep(CALL_PATIENCE).await;
+                self.sleep(timing::CALL_PATIENCE).await;
                 return Err(unreachable());
             }
         }
@@ -231,7 +229,7 @@ impl Port {
         loop {
             match self.control.call(Place::Node(self.node.0), command.clone()).await {
                 Ok(_) => return Ok(()),
-                Err(e) if e.kind == freebs_types::ErrorKind::Retry => self.control.sleep(Nanos::from_millis(50)).await,
+                Err(e) if e.kind == freebs_types::ErrorKind::Retry => self.control.sleep(timing::CALL_AGAIN).await,
                 Err(e) => return Err(e),
             }
         }

@@ -7,6 +7,7 @@
 //! the device is opened anew.
 
 use crate::rng::Rng;
+use crate::timing;
 use crate::world::World;
 use freebs_format::disk::{AppendHeader, SEGMENTS_AT};
 use freebs_io::{AlignedBuf, Device, Durability};
@@ -15,10 +16,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use tokio::sync::oneshot;
-
-/// A slow disk takes this long for one operation at most (longer ones are stalls).
-const SLOW_MAX: Nanos = Nanos::from_millis(4000);
-const STALL_STEP: Nanos = Nanos::from_millis(50);
 
 /// Bytes of one sector; `None` is a sector of zeroes.
 type Sector = Option<Rc<[u8]>>;
@@ -240,13 +237,13 @@ impl Disk {
         if now < slow.until && (durable || !slow.only_durable) {
             wait = wait.saturating_mul(slow.factor);
         }
-        Nanos(wait.min(SLOW_MAX.0))
+        Nanos(wait.min(timing::SLOW_MAX.0))
     }
 
     /// How much longer something has to wait for the end of a stall, in steps, so that the end may come early.
     fn held(&self) -> Option<Nanos> {
         let held = self.stalled.get().since(self.world.now());
-        (held.0 > 0).then_some(held.min(STALL_STEP))
+        (held.0 > 0).then_some(held.min(timing::STALL_LOOK))
     }
 
     /// Puts an operation under way; its answer comes when it is done, and never if the process dies before.

@@ -21,6 +21,7 @@ mod node;
 mod oracle;
 mod rng;
 mod run;
+mod timing;
 mod watch;
 mod workload;
 mod world;

@@ -62,6 +62,7 @@ pub fn mutant_by_name(name: &str) -> Option<Mutants> {
     all().into_iter().find(|(n, _)| n == name).map(|(_, m)| m)
 }
 
+/// Names of all mutants, as `--mutant` takes them.
 #[must_use]
 pub fn mutant_names() -> Vec<String> {
     all().into_iter().map(|(n, _)| n).collect()

@@ -6,6 +6,7 @@
 //! ever doubled within a connection; whoever connects again may send again.
 
 use crate::rng::Rng;
+use crate::timing;
 use crate::watch::Witness;
 use crate::world::World;
 use bytes::BytesMut;
@@ -16,8 +17,6 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::{Rc, Weak};
 
-/// A held-back direction is looked at again so often.
-const LOOK_AGAIN: Nanos = Nanos::from_millis(20);
 /// Bytes on their way in one direction after which the connection breaks instead of growing (the edge's window).
 const IN_FLIGHT_BYTES_MAX: usize = 64 << 20;
 
@@ -366,7 +365,7 @@ impl Network {
             if now.since(since) >= patience && !broken {
                 self.break_later(id);
             } else {
-                self.world.after(LOOK_AGAIN, move || net.deliver(id, to));
+                self.world.after(timing::HELD_BACK_LOOK, move || net.deliver(id, to));
             }
             return;
         }

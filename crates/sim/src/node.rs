@@ -6,6 +6,7 @@
 use crate::control::{Control, Port};
 use crate::device::{Crash, Disk, SimDevice};
 use crate::network::{Arrival, EndPoint, Network, Place};
+use crate::timing;
 use crate::world::World;
 use freebs_chain::{HostConfig, Mutant, Who, Worker, WorkerConfig};
 use freebs_format::disk::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
@@ -20,12 +21,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
-use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::task::LocalSet;
 
-/// How often a node looks for peers that it has no link to.
-const DIAL_EVERY: Duration = Duration::from_millis(25);
 /// Messages that a process takes in one go, as a socket's buffer would give them.
 const MESSAGES_AT_ONCE: usize = 64;
 /// A second's share of the scrub: small logs are read several times in a run.
@@ -517,7 +515,7 @@ async fn dial_on(node: Rc<Node>, me: EndPoint, worker: SimWorker, links: Rc<Link
             let link = node.shared.net.dial(me, place);
             links.asked.borrow_mut().insert(link, peer);
         }
-        tokio::time::sleep(DIAL_EVERY).await;
+        tokio::time::sleep(timing::DIAL_EVERY).await;
     }
 }
 

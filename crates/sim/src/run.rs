@@ -3,6 +3,7 @@
 use crate::cluster::{Cluster, Mutants};
 use crate::config::Config;
 use crate::faults;
+use crate::timing;
 use crate::world::{World, show};
 use freebs_types::Nanos;
 use std::collections::BTreeMap;
@@ -11,22 +12,22 @@ use std::rc::Rc;
 use std::task::Poll;
 use tokio::task::LocalSet;
 
-/// How often the end of a run looks whether all is well.
-const LOOK_EVERY: Nanos = Nanos::from_millis(50);
-/// Load and faults begin when the cluster has come up, or after this time at the latest.
-const COME_UP: Nanos = Nanos::from_millis(300);
-
 /// What became of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
+    /// The seed of the run.
     pub seed: u64,
+    /// Name of the kind of run.
     pub profile: &'static str,
     /// Empty if all went well.
     pub violations: Vec<String>,
     /// Equal for two runs that took the same course.
     pub trace: u64,
+    /// Jobs of the simulated world that were done: deliveries, time-outs, faults.
     pub events: u64,
+    /// Reads whose data were held against what they may be.
     pub reads: u64,
+    /// Writes of clients that succeeded.
     pub writes: u64,
     /// Simulated time.
     pub time: Nanos,
@@ -35,6 +36,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// True if nothing was violated.
     #[must_use]
     pub fn is_good(&self) -> bool {
         self.violations.is_empty()
@@ -100,7 +102,7 @@ async fn course(config: Config, mutants: Mutants, verbose: bool) -> Outcome {
         }
     };
     cluster.start();
-    world.pump(world.now().plus(COME_UP)).await;
+    world.pump(world.now().plus(timing::COME_UP)).await;
     faults::schedule(&cluster);
     world.pump(world.now().plus(load)).await;
     cluster.end_load();
@@ -143,7 +145,7 @@ async fn until(world: &Rc<World>, end: Nanos, good: impl Fn() -> bool) -> bool {
         if world.now() >= end || world.is_failed() {
             return false;
         }
-        world.pump(world.now().plus(LOOK_EVERY)).await;
+        world.pump(world.now().plus(timing::SETTLED_LOOK)).await;
     }
     true
 }

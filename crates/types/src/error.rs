@@ -32,15 +32,20 @@ pub enum ErrorKind {
 /// An error: what to do, and where and why for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
+    /// The kind, which says what the caller is to do. Part of the API: code decides by it.
     pub kind: ErrorKind,
+    /// Where and why, in one line for people. Not part of the API: it may change at any time.
     pub text: Cow<'static, str>,
 }
 
+/// A result whose error says what to do, unless another error is named.
 pub type Result<T, E = Error> = core::result::Result<T, E>;
 
 macro_rules! constructors {
     ($($(#[$doc:meta])* $name:ident => $kind:ident),* $(,)?) => {
-        $($(#[$doc])* pub fn $name(text: impl Into<Cow<'static, str>>) -> Self {
+        $($(#[$doc])*
+        #[doc = concat!("An error of the kind [`ErrorKind::", stringify!($kind), "`]; `text` says where and why.")]
+        pub fn $name(text: impl Into<Cow<'static, str>>) -> Self {
             Self { kind: ErrorKind::$kind, text: text.into() }
         })*
     };

@@ -77,11 +77,14 @@ number!(
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ShardId {
+    /// The volume that it is a part of.
     pub volume: VolumeId,
+    /// Which shard of the volume, from 0.
     pub index: u32,
 }
 
 impl ShardId {
+    /// The shard `index` of the volume with this number.
     #[must_use]
     pub const fn new(volume: u64, index: u32) -> Self {
         Self { volume: VolumeId(volume), index }
@@ -97,11 +100,14 @@ impl fmt::Display for ShardId {
 /// A run of frames of one shard, named by the view that opened it and a counter in it (rule E8).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkId {
+    /// The view that opened the chunk.
     pub view: ViewNumber,
+    /// Which chunk of that view, from 0.
     pub counter: u32,
 }
 
 impl ChunkId {
+    /// The chunk `counter` of the view with this number.
     #[must_use]
     pub const fn new(view: u64, counter: u32) -> Self {
         Self { view: ViewNumber(view), counter }
@@ -117,7 +123,9 @@ impl fmt::Display for ChunkId {
 /// One worker of a node: who a shard's messages go to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Peer {
+    /// The node; 0 for a gateway, which is none.
     pub node: NodeId,
+    /// Index of the worker in its node, from 0; below `limits::WORKERS_MAX`.
     pub worker: u16,
 }
 

@@ -1,4 +1,4 @@
-//! Words of freebs as types: identities, numbers, units, limits and kinds of error.
+//! Words of freebs as types: identities, numbers, units, limits, times and kinds of error.
 //!
 //! Every number that could be confused with another one has a type of its own. Nothing here does I/O.
 //! Invariant: all of these are plain values; their order is the order of the number inside.
@@ -9,6 +9,7 @@ mod ids;
 mod json;
 pub mod limits;
 mod slice;
+pub mod timing;
 mod units;
 
 pub use error::{Error, ErrorKind, Result};

@@ -45,15 +45,9 @@ pub const VOLUME_NAME_BYTES_MAX: usize = 128;
 pub const NODES_MAX: usize = 1024;
 /// Volumes in a cluster.
 pub const VOLUMES_MAX: usize = 100_000;
-/// Bytes of a segment, and the smallest a test may ask for.
+/// Bytes of a segment of a node's device.
 pub const SEGMENT_BYTES: u64 = 16 << 20;
+/// Bytes of the smallest segment that a device may be made with; tests ask for it.
 pub const SEGMENT_BYTES_MIN: u64 = 1 << 20;
-/// A link that is silent for so long while something is outstanding is passed over.
-pub const LINK_SILENCE_MS: u64 = 50;
-/// A lease lets a driver answer its client for so long, counted from the driver's asking (L1); the member that gave it
-/// counts from its answer.
-pub const LEASE_MS: u64 = 2000;
-/// Clocks of nodes and drivers run at most so much too fast or too slow: one in so many.
-pub const CLOCK_DRIFT_ONE_IN: u64 = 100;
 /// Workers (threads with a device log each) of a node.
 pub const WORKERS_MAX: usize = 8;

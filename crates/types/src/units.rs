@@ -31,11 +31,14 @@ impl fmt::Display for Lba {
 /// A run of blocks `[start, start + len)` of one shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockRange {
+    /// First block.
     pub start: Lba,
+    /// Number of blocks. Ranges of length 0 are refused wherever they come from outside.
     pub len: u32,
 }
 
 impl BlockRange {
+    /// The `len` blocks from block `start` on.
     #[must_use]
     pub const fn new(start: u32, len: u32) -> Self {
         Self { start: Lba(start), len }
@@ -47,6 +50,7 @@ impl BlockRange {
         self.start.0 as u64 + self.len as u64
     }
 
+    /// True if any block is in both. An empty range overlaps one that it lies strictly inside.
     #[must_use]
     pub const fn overlaps(self, other: Self) -> bool {
         (self.start.0 as u64) < other.end() && (other.start.0 as u64) < self.end()
@@ -58,9 +62,11 @@ impl BlockRange {
 pub struct Nanos(pub u64);
 
 impl Nanos {
+    /// `ms` milliseconds.
     pub const fn from_millis(ms: u64) -> Self {
         Self(ms * 1_000_000)
     }
+    /// The time `d` later; stays at the largest one instead of overflowing.
     #[must_use]
     pub const fn plus(self, d: Nanos) -> Self {
         Self(self.0.saturating_add(d.0))
@@ -70,6 +76,7 @@ impl Nanos {
     pub const fn since(self, earlier: Nanos) -> Nanos {
         Self(self.0.saturating_sub(earlier.0))
     }
+    /// Whole milliseconds, rounded down.
     pub const fn millis(self) -> u64 {
         self.0 / 1_000_000
     }

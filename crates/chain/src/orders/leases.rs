@@ -4,7 +4,7 @@ use super::*;
 use crate::lease::Leases;
 use freebs_format::AttachBody;
 use freebs_format::wire::Leased;
-use freebs_types::limits::LEASE_MS;
+use freebs_types::timing::LEASE_MS;
 
 impl Scene {
     /// What a driver with a link of its own is told when it asks for a lease now.

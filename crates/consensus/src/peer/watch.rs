@@ -2,17 +2,16 @@
 
 use super::Peer;
 use crate::failures::{Failures, Look};
+use crate::timing;
 use crate::types::Seat;
 use crate::wire::Message;
 use freebs_control::Command;
 use freebs_types::{NodeId, StartNumber};
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 /// How many other nodes are asked about one.
 const ASKED_MAX: usize = 3;
-/// How long, and how often in that time, a node looks whether it reaches another one.
-const REACH: Duration = Duration::from_millis(20);
+/// Looks of a node whether it reaches another one, one every `timing::REACH_EVERY`.
 const REACH_LOOKS: usize = 10;
 
 impl Peer {
@@ -117,7 +116,7 @@ impl Peer {
         for _ in 0..REACH_LOOKS {
             // What comes while a link rests after a failure is dropped, so it is said again.
             let _ = self.0.links.send(Seat { node, store: 0 }, 0, &Message::Here);
-            tokio::time::sleep(REACH).await;
+            tokio::time::sleep(timing::REACH_EVERY).await;
             if self.0.links.refusals(node) > before {
                 return Some(Message::Gone(node));
             }

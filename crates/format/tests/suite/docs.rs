@@ -5,7 +5,7 @@ use crate::tables::{self, Struct};
 use freebs_format::layout::LAYOUTS;
 use freebs_format::wire::{self, Refusal, Role, SyncMode, kind};
 use freebs_format::{ExtentKind, FrameKind, UpdateKind, disk};
-use freebs_types::limits;
+use freebs_types::{limits, timing};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -133,7 +133,7 @@ fn maxima_agree() {
         limits::READ_BLOCKS_MAX,
         limits::CONTROL_BODY_BYTES_MAX,
         limits::FAN_OUT_BYTES_MAX,
-        limits::LINK_SILENCE_MS,
+        timing::LINK_SILENCE_MS,
         limits::DRIVER_WINDOW_BYTES,
         limits::DRIVER_REQUESTS_MAX,
         limits::SHARD_WINDOW_BYTES,

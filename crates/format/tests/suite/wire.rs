@@ -265,7 +265,7 @@ proptest! {
     ) {
         let m = Message::Frames { forward: Vec::new(), frames: vec![f] };
         let (mut head, payload) = wire_bytes(&m);
-        let at = 64 + size_of::<FramesMeta>();
+        let at = HEADER_BYTES + 8; // Behind the fixed part of `Frames`.
         let len = head.len() - at;
         for (i, value) in edits {
             head[at + 4 + i.index(len - 4)] = value;

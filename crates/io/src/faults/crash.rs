@@ -21,7 +21,9 @@ use std::rc::Rc;
 /// What of the unsynced is there after a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Survives {
+    /// Only what was synced before the cut.
     Nothing,
+    /// All that was written, as if it had been synced.
     Everything,
     /// Each write whole or not at all, by seed.
     Some(u64),

@@ -15,14 +15,18 @@ use std::task::{Poll, Waker};
 /// A kind of call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
+    /// Reads of any length.
     Read,
+    /// Writes, durable ones too.
     Write,
+    /// Syncs.
     Sync,
     /// Changes of the length, prewriting, punching.
     Allocate,
 }
 
 impl Call {
+    /// Each kind once, for tests that go through all of them.
     pub const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Sync, Self::Allocate];
 }
 
@@ -64,11 +68,13 @@ fn index(call: Call) -> usize {
 }
 
 impl<D: Device> FaultDevice<D> {
+    /// `inner`, with no failure planned.
     #[must_use]
     pub fn new(inner: D) -> Self {
         Self { inner, state: Rc::default() }
     }
 
+    /// The device underneath, past all planned failures.
     pub fn inner(&self) -> &D {
         &self.inner
     }
@@ -97,6 +103,7 @@ impl<D: Device> FaultDevice<D> {
         self.state.borrow().hits
     }
 
+    /// True if a failure has poisoned the device: from then on every call fails.
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
         self.state.borrow().poison.is_some()

@@ -15,6 +15,7 @@ use std::rc::Rc;
 pub enum Rot {
     /// Bit number `0`, counted modulo the bits of a sector, flips.
     Flip(u64),
+    /// All its bytes become zero.
     Zero,
     /// Bytes by seed.
     Garbage(u64),
@@ -46,11 +47,13 @@ pub struct RotDevice<D> {
 }
 
 impl<D: Device> RotDevice<D> {
+    /// `inner`, nothing of which is damaged.
     #[must_use]
     pub fn new(inner: D) -> Self {
         Self { inner, state: Rc::default() }
     }
 
+    /// The device underneath; damage that was done is in it.
     pub fn inner(&self) -> &D {
         &self.inner
     }

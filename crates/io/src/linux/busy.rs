@@ -14,20 +14,15 @@
 //!
 //! There is one worker a thread, so the state is the thread's own.
 
+use crate::timing;
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// No window is longer: beyond it sleeping costs little in proportion.
-pub const WINDOW_MAX: Duration = Duration::from_millis(1);
-/// The first window after none.
-const WINDOW_MIN: Duration = Duration::from_micros(25);
 /// Events of one turn that still count as few.
 const EVENTS_MAX: u32 = 4;
-/// A look that takes so long without an event: another thread had the processor.
-const TAKEN: Duration = Duration::from_micros(200);
-/// Waits that are not polled after that.
+/// Waits that are not polled after another thread had the processor.
 const HELD_OFF: u32 = 4;
 
 thread_local! {
@@ -51,17 +46,17 @@ struct Window {
 
 impl Window {
     fn new(max: Duration) -> Self {
-        Self { max: max.min(WINDOW_MAX), now: Duration::ZERO, held_off: 0 }
+        Self { max: max.min(timing::POLL_WINDOW_MAX), now: Duration::ZERO, held_off: 0 }
     }
 
-    /// An event that was not polled for came so long after the one before. Gives how long to poll from here.
+    /// An event that was not polled for came `quiet` after the one before. Returns how long to poll from here.
     fn woken(&mut self, quiet: Duration) -> Duration {
         if self.held_off > 0 {
             self.held_off -= 1;
             return Duration::ZERO;
         }
         self.now = match quiet < 2 * self.max {
-            true => (self.now * 2).max(WINDOW_MIN).min(self.max),
+            true => (self.now * 2).max(timing::POLL_WINDOW_MIN).min(self.max),
             false => Duration::ZERO,
         };
         self.now
@@ -74,7 +69,8 @@ impl Window {
     }
 }
 
-/// Polls for the worker of this thread, for at most `max` after each event (at most `WINDOW_MAX`). Does not end.
+/// Polls for the worker of this thread, for at most `max` after each event, and never longer than 1 ms
+/// (`POLL_WINDOW_MAX`). Does not end.
 /// Run it as a task of the worker's event loop.
 pub async fn poll(max: Duration) {
     let mut window = Window::new(max);
@@ -99,7 +95,7 @@ async fn look(window: &mut Window, mut event: Instant, length: Duration) -> Inst
         tokio::task::yield_now().await;
         let now = Instant::now();
         match EVENTS.get() {
-            0 if now - last > TAKEN => {
+            0 if now - last > timing::LOOK_TAKEN => {
                 window.taken();
                 return event;
             }
@@ -136,7 +132,7 @@ mod tests {
         let grown: Vec<_> = (0..5).map(|_| w.woken(short).as_micros()).collect();
         assert_eq!(grown, [25, 50, 100, 200, 200]);
         assert_eq!(w.woken(2 * MAX), Duration::ZERO);
-        assert_eq!(w.woken(short), WINDOW_MIN);
+        assert_eq!(w.woken(short), timing::POLL_WINDOW_MIN);
     }
 
     #[test]
@@ -145,7 +141,7 @@ mod tests {
         w.woken(Duration::ZERO);
         w.taken();
         assert!((0..HELD_OFF).all(|_| w.woken(Duration::ZERO).is_zero()));
-        assert_eq!(w.woken(Duration::ZERO), WINDOW_MIN);
+        assert_eq!(w.woken(Duration::ZERO), timing::POLL_WINDOW_MIN);
     }
 
     #[test]
@@ -154,7 +150,7 @@ mod tests {
         assert!((0..9).all(|_| w.woken(Duration::ZERO).is_zero()));
         let mut w = Window::new(Duration::from_secs(9));
         (0..20).for_each(|_| assert!(w.woken(Duration::ZERO) > Duration::ZERO));
-        assert_eq!(w.now, WINDOW_MAX);
+        assert_eq!(w.now, timing::POLL_WINDOW_MAX);
     }
 
     /// An event that comes within the window is seen without a sleep of the thread, and polling ends by itself.
@@ -163,7 +159,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let local = tokio::task::LocalSet::new();
         local.block_on(&runtime, async {
-            let task = tokio::task::spawn_local(poll(WINDOW_MAX));
+            let task = tokio::task::spawn_local(poll(timing::POLL_WINDOW_MAX));
             for _ in 0..200 {
                 note(1);
                 tokio::task::yield_now().await;

@@ -9,6 +9,7 @@ use freebs_types::{Generation, Result, Sequence, ShardId, ViewNumber};
 /// What is known of one shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardSurvey {
+    /// The shard.
     pub shard: ShardId,
     /// No view below this is served any more (rule V2).
     pub promised: ViewNumber,
@@ -17,7 +18,9 @@ pub struct ShardSurvey {
     pub views: Vec<(ViewNumber, Sequence, ViewBody)>,
     /// Highest attachment generation that is in the log.
     pub generation: Generation,
+    /// Its last frame; 0 for an empty log.
     pub last: Sequence,
+    /// Known to be committed up to here.
     pub committed: Sequence,
     /// No frame of it is known to be lost, and none may be missing at its end (rule E7).
     pub whole: bool,
@@ -26,7 +29,9 @@ pub struct ShardSurvey {
 /// What is known of all shards on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Survey {
+    /// Whose device it is.
     pub device: DeviceInfo,
+    /// All shards that are not deleted, in order.
     pub shards: Vec<ShardSurvey>,
     /// What the next start of the node would report as damage.
     pub recovery: Vec<Finding>,

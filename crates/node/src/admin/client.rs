@@ -1,6 +1,7 @@
 //! A connection to a node's control API: many requests at a time, each answered under its number.
 
 use super::server::{read_message, write_message};
+use crate::timing;
 use bytes::{Bytes, BytesMut};
 use freebs_control::api::{Reply, Request};
 use freebs_format::wire::{Hello, Message, Role, Welcome};
@@ -13,7 +14,6 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 
-const CONNECT_MAX: Duration = Duration::from_secs(2);
 /// Requests that wait to be written.
 const QUEUE_MAX: usize = 64;
 
@@ -70,7 +70,7 @@ impl Client {
                 _ => Err(Error::retry(format!("{address} did not answer like a freebs node"))),
             }
         };
-        let (stream, buf, welcome) = tokio::time::timeout(CONNECT_MAX, connect)
+        let (stream, buf, welcome) = tokio::time::timeout(timing::CLIENT_CONNECT_MAX, connect)
             .await
             .map_err(|_| Error::retry(format!("{address} does not answer")))??;
         let (read, write) = stream.into_split();

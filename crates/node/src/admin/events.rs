@@ -3,20 +3,17 @@
 use super::client::Client;
 use super::service::Service;
 use crate::events::merge;
+use crate::timing;
 use freebs_control::Node;
 use freebs_control::api::{EventsOf, Reply, Request};
 use freebs_control::events::{EVENTS_PAGE_MAX, Event};
 use freebs_types::{Error, Result};
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::task::JoinSet;
-
-/// How long one node may take.
-const NODE_MAX: Duration = Duration::from_secs(2);
 
 async fn ask(node: &Node, of: EventsOf) -> Result<Vec<Event>> {
     let client = Client::connect(&node.address).await?;
-    match client.call(&Request::Events(of), NODE_MAX).await? {
+    match client.call(&Request::Events(of), timing::NODE_ANSWER_MAX).await? {
         Reply::Events { events, .. } => Ok(events),
         _ => Err(Error::corrupt("a node answered something else")),
     }
@@ -32,7 +29,7 @@ pub(super) async fn events(service: &Service, of: EventsOf) -> Result<Reply> {
         for node in state.nodes().filter(|n| n.id != service.me().id) {
             let (node, of) = (Arc::clone(node), EventsOf { here: true, ..of.clone() });
             asked.spawn(async move {
-                let answer = tokio::time::timeout(NODE_MAX, ask(&node, of)).await;
+                let answer = tokio::time::timeout(timing::NODE_ANSWER_MAX, ask(&node, of)).await;
                 (node.name.clone(), answer.unwrap_or_else(|_| Err(Error::retry("no answer in time"))))
             });
         }

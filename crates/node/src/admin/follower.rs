@@ -4,23 +4,13 @@
 
 use super::client::Client;
 use super::plane::{FollowerOptions, Job};
-use freebs_control::api::{GatewayInfo, Reply, Request, WATCH_MS};
+use crate::timing;
+use freebs_control::api::{GatewayInfo, Reply, Request};
 use freebs_control::{Done, State};
 use freebs_types::{ClusterId, Error, ErrorKind, Result};
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
-/// Between attempts to connect.
-const AGAIN: Duration = Duration::from_millis(100);
-/// A watch is answered within its own time and this.
-const WATCH_MAX: Duration = Duration::from_millis(WATCH_MS + 5_000);
-/// How often a node is asked whether it is there, and how long it may take to say so.
-const LISTEN: Duration = Duration::from_secs(1);
-const SILENT_MAX: Duration = Duration::from_secs(1);
-/// For the connection to be there, and for the node's answer to a command.
-const CONNECTED_MAX: Duration = Duration::from_secs(1);
-const COMMAND_MAX: Duration = Duration::from_secs(10);
 /// Commands on their way at once.
 const FORWARDS_MAX: usize = 256;
 
@@ -70,7 +60,7 @@ impl Follower {
                 Ok(()) => complained = false,
             }
             self.connection.send_replace(None);
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(timing::FOLLOW_AGAIN).await;
         }
     }
 
@@ -93,7 +83,7 @@ impl Follower {
         loop {
             let request = Request::Watch { since: self.state.revision() };
             let answer = tokio::select! {
-                answer = client.call(&request, WATCH_MAX) => answer,
+                answer = client.call(&request, timing::WATCH_MAX) => answer,
                 e = silence(&client) => Err(e),
             };
             let page = match answer {
@@ -140,8 +130,8 @@ impl Follower {
 /// not keep its followers.
 async fn silence(client: &Client) -> Error {
     loop {
-        tokio::time::sleep(LISTEN).await;
-        if let Err(e) = client.call(&Request::NodeInfo, SILENT_MAX).await {
+        tokio::time::sleep(timing::LISTEN_EVERY).await;
+        if let Err(e) = client.call(&Request::NodeInfo, timing::SILENT_MAX).await {
             return e;
         }
     }
@@ -152,7 +142,7 @@ async fn announce(client: Client, mut announcements: watch::Receiver<Option<Gate
     loop {
         let me = announcements.borrow_and_update().clone();
         if let Some(me) = me
-            && let Err(e) = client.call(&Request::Announce(me), CONNECTED_MAX).await
+            && let Err(e) = client.call(&Request::Announce(me), timing::CONNECTED_MAX).await
         {
             tracing::warn!("{} does not list this gateway: {e}", client.address());
         }
@@ -186,13 +176,13 @@ async fn forward(mut work: mpsc::Receiver<Job>, connected: watch::Receiver<Optio
 
 async fn send_on(job: &Job, mut connected: watch::Receiver<Option<Client>>) -> Result<Done> {
     let nobody = || Error::retry("no node of the cluster can be reached");
-    let waited = tokio::time::timeout(CONNECTED_MAX, connected.wait_for(Option::is_some)).await;
+    let waited = tokio::time::timeout(timing::CONNECTED_MAX, connected.wait_for(Option::is_some)).await;
     let client = waited.map_err(|_| nobody())?.map_err(|_| nobody())?.clone().ok_or_else(nobody)?;
     let request = Request::Submit { command: job.command.clone() };
     // The node that is followed is another one by now: this one may never answer.
     let left = connected.wait_for(|now| now.as_ref().is_none_or(|now| !now.is(&client)));
     let answer = tokio::select! {
-        answer = client.call(&request, COMMAND_MAX) => answer,
+        answer = client.call(&request, timing::COMMAND_MAX) => answer,
         _ = left => Err(Error::retry(format!("{} does not answer any more", client.address()))),
     };
     match answer? {

@@ -3,18 +3,16 @@
 use super::Service;
 use super::follower;
 use super::seat::{self, Order, SeatOptions, SeatPort};
+use crate::timing;
 use freebs_consensus::handle::Handle;
 use freebs_control::api::GatewayInfo;
 use freebs_control::{Command, ControlPlane, Done, State};
 use freebs_types::{ClusterId, Error, ErrorKind, Result};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 
 /// Commands that wait to be put in order.
 pub(super) const JOBS_MAX: usize = 1024;
-/// How long a command may take to become visible at a follower once it was applied.
-const VISIBLE_MAX: Duration = Duration::from_secs(5);
 
 /// A command and where its answer goes.
 pub(super) struct Job {
@@ -138,7 +136,7 @@ impl Plane {
         let mut state = state.clone();
         let seen = state.wait_for(|s| s.revision() >= revision);
         // Not seen in time: the command is durable all the same, and readers here lag.
-        let _ = tokio::time::timeout(VISIBLE_MAX, seen).await;
+        let _ = tokio::time::timeout(timing::VISIBLE_MAX, seen).await;
     }
 
     /// Says that a node is there (rules W2, V8), and what slices are to be sealed for; asks again until it was applied.
@@ -164,12 +162,12 @@ impl Plane {
             match self.submit(command.clone()).await {
                 Err(e) if e.kind == freebs_types::ErrorKind::Retry => {
                     tracing::debug!("not registered yet: {e}");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    tokio::time::sleep(timing::REGISTER_AGAIN).await;
                 }
                 // The state could not be written (a disk is full, for one): that may pass.
                 Err(e) if matches!(e.kind, freebs_types::ErrorKind::Os | freebs_types::ErrorKind::NoSpace) => {
                     tracing::warn!("not registered yet: {e}");
-                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    tokio::time::sleep(timing::REGISTER_UNWRITTEN_AGAIN).await;
                 }
                 other => return other.map(|_| ()),
             }

@@ -18,6 +18,7 @@ use super::seat_files::{NOTE_FILE, STORE_FILE};
 use super::seat_links::{Book, SeatLinks};
 use crate::events::EventLog;
 use crate::files;
+use crate::timing;
 use freebs_consensus::handle::{Desk, Handle, handle};
 use freebs_consensus::machine::what_is;
 use freebs_consensus::note::{NOTE_BYTES, SeatNote};
@@ -41,18 +42,8 @@ use tokio::task::LocalSet;
 
 /// What a store that must not be used is put aside as.
 const ASIDE: &str = "control.store.unusable";
-/// How long other nodes may take to say whether they know a state, when this one is about to found the cluster.
-const ASK_MAX: Duration = Duration::from_millis(300);
-/// How long a store that somebody else has is waited for: one of a process that was just killed.
-const BUSY_MAX: Duration = Duration::from_secs(3);
 /// Messages that wait for the seat; beyond, the connections that bring them are not read.
 const MESSAGES_MAX: usize = 64;
-/// After a start, how long a leader is waited for before votes are asked for: so long, and up to as long again.
-const STAND_AFTER_MS: u64 = 150;
-/// How often the leader's name is looked up for others, and the store's health.
-const LOOK: Duration = Duration::from_millis(100);
-/// A node that was never taken in gives up if it has heard for so long of another cluster only.
-const FOREIGN_MAX: Duration = Duration::from_secs(1);
 
 /// What a seat needs to know.
 #[derive(Clone, Debug)]
@@ -261,8 +252,8 @@ async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &S
     peer.spawn(async move {
         // Who votes alone has nobody to wait for.
         if stands.voters() > 1 {
-            let more = OsRandom.next_u64() % STAND_AFTER_MS;
-            tokio::time::sleep(Duration::from_millis(STAND_AFTER_MS + more)).await;
+            let more = OsRandom.next_u64() % timing::STAND_AFTER_MS;
+            tokio::time::sleep(Duration::from_millis(timing::STAND_AFTER_MS + more)).await;
         }
         stands.stand().await;
     });
@@ -309,7 +300,7 @@ async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &S
                 options.events.tell(Told::new(EventKind::Fault, text));
                 complained = true;
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(timing::SEAT_LOOK).await;
         }
     };
     tokio::select! {
@@ -324,11 +315,13 @@ async fn foreign(peer: &SeatPeer, book: &Book) -> Error {
     let mut since = None;
     loop {
         match book.foreign().filter(|_| peer.voters() == 0) {
-            Some(e) if since.get_or_insert_with(tokio::time::Instant::now).elapsed() >= FOREIGN_MAX => return e,
+            Some(e) if since.get_or_insert_with(tokio::time::Instant::now).elapsed() >= timing::FOREIGN_MAX => {
+                return e;
+            }
             Some(_) => {}
             None => since = None,
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(timing::SEAT_LOOK).await;
     }
 }
 
@@ -389,7 +382,10 @@ async fn in_use_elsewhere(options: &SeatOptions) -> bool {
     for member in &options.members {
         let Command::RegisterNode { node, address, .. } = member else { continue };
         if *node != options.node {
-            asked.spawn_local(tokio::time::timeout(ASK_MAX, knows_state(address.clone(), options.cluster)));
+            asked.spawn_local(tokio::time::timeout(
+                timing::FOUND_ASK_MAX,
+                knows_state(address.clone(), options.cluster),
+            ));
         }
     }
     asked.join_all().await.into_iter().any(|known| known == Ok(true))
@@ -399,7 +395,7 @@ async fn knows_state(address: String, cluster: ClusterId) -> bool {
     let Ok(client) = Client::connect(&address).await else { return false };
     // There is no such volume; only who has no state yet says something else.
     let nothing = Request::VolumeShow { name: String::new() };
-    let answer = client.call(&nothing, ASK_MAX).await;
+    let answer = client.call(&nothing, timing::FOUND_ASK_MAX).await;
     client.welcome().cluster == cluster && answer.is_err_and(|e| e.kind == ErrorKind::NotFound)
 }
 
@@ -410,8 +406,8 @@ async fn open_device(options: &SeatOptions) -> Result<FileDevice> {
     loop {
         let device = DeviceOptions { create: true, ..DeviceOptions::default() };
         match FileDevice::open(&ring, &path, device) {
-            Err(e) if e.kind == ErrorKind::Busy && begun.elapsed() < BUSY_MAX => {
-                tokio::time::sleep(Duration::from_millis(10)).await;
+            Err(e) if e.kind == ErrorKind::Busy && begun.elapsed() < timing::BUSY_MAX => {
+                tokio::time::sleep(timing::BUSY_LOOK).await;
             }
             other => return other.map_err(|e| e.at(path.display())),
         }

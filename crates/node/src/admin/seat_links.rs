@@ -4,6 +4,7 @@
 //! What can't be sent now is dropped, as a network may do: the seats ask again. A queue holds at most `QUEUE_BYTES_MAX`.
 
 use super::server::{read_message, write_message};
+use crate::timing;
 use bytes::{Bytes, BytesMut};
 use freebs_consensus::{Network, Seat};
 use freebs_control::State;
@@ -13,14 +14,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
 use std::rc::Rc;
-use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
-const CONNECT_MAX: Duration = Duration::from_millis(500);
-const WRITE_MAX: Duration = Duration::from_secs(2);
-/// Between attempts to reach a node; what comes meanwhile is dropped.
-const AGAIN: Duration = Duration::from_millis(50);
 /// What a `Control` message on such a connection holds: a message of a seat, or where its node is.
 pub(super) const MESSAGE: u64 = 0;
 pub(super) const ADDRESS: u64 = 1;
@@ -206,7 +202,7 @@ impl Link {
                     }
                 }
             }
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(timing::SEAT_AGAIN).await;
             while let Ok(message) = self.queue.try_recv() {
                 self.bytes.set(self.bytes.get() - message.len());
             }
@@ -259,7 +255,9 @@ impl Link {
             write_message(&mut stream, &here).await.map_err(failed)?;
             Ok(stream)
         };
-        tokio::time::timeout(CONNECT_MAX, connect).await.unwrap_or_else(|_| Err(End::Other(Error::retry("no answer"))))
+        tokio::time::timeout(timing::SEAT_CONNECT_MAX, connect)
+            .await
+            .unwrap_or_else(|_| Err(End::Other(Error::retry("no answer"))))
     }
 
     /// Sends until the connection ends; why it did.
@@ -269,7 +267,7 @@ impl Link {
         let mut nothing = BytesMut::new();
         loop {
             let whole = Message::Control { id: MESSAGE, body: Bytes::from(message) };
-            match tokio::time::timeout(WRITE_MAX, write_message(&mut write, &whole)).await {
+            match tokio::time::timeout(timing::SEAT_WRITE_MAX, write_message(&mut write, &whole)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(e)) => return End::of_io(&e),
                 Err(_) => return End::Other(Error::retry("nobody reads")),

@@ -4,12 +4,12 @@ use super::plane::Plane;
 use super::seat::Order;
 use super::seat_links::{ADDRESS, MESSAGE};
 use super::service::{Service, Session};
+use crate::timing;
 use bytes::BytesMut;
 use freebs_format::wire::{Hello, Message, Welcome};
 use freebs_types::{Error, Result};
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc};
@@ -17,8 +17,6 @@ use tokio::task::JoinSet;
 
 /// Requests of one connection that are being answered; beyond, its socket is not read.
 const REQUESTS_MAX: usize = 64;
-/// Answers that nobody reads for so long end the connection.
-const WRITE_MAX: Duration = Duration::from_secs(30);
 
 /// The next message of a connection, `None` at its end. Never holds more than one largest message.
 pub(super) async fn read_message(from: &mut (impl AsyncRead + Unpin), buf: &mut BytesMut) -> Result<Option<Message>> {
@@ -70,7 +68,7 @@ pub async fn serve(mut stream: TcpStream, mut buf: BytesMut, _hello: Hello, serv
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
         while let Some(message) = ready.recv().await {
-            match tokio::time::timeout(WRITE_MAX, write_message(&mut write, &message)).await {
+            match tokio::time::timeout(timing::API_WRITE_MAX, write_message(&mut write, &message)).await {
                 Ok(Ok(())) => {}
                 _ => break,
             }

@@ -3,9 +3,11 @@
 use super::plane::Plane;
 use super::{LocalNode, status};
 use crate::events::EventLog;
+use crate::timing;
 use bytes::Bytes;
-use freebs_control::api::{GatewayInfo, NodeInfo, Reply, Request, ShardStatus, VolumeState, VolumeStatus, WATCH_MS};
+use freebs_control::api::{GatewayInfo, NodeInfo, Reply, Request, ShardStatus, VolumeState, VolumeStatus};
 use freebs_control::limits::SHARD_STATUS_PAGE_MAX;
+use freebs_control::timing::WATCH_MS;
 use freebs_control::{Command, ControlPlane, CreateVolume, State, Volume};
 use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result, ShardId, StartNumber, VolumeId, limits};
 use std::collections::BTreeMap;
@@ -15,8 +17,6 @@ use std::time::Duration;
 
 /// Gateways that may be announced at one node.
 const GATEWAYS_MAX: usize = 1024;
-/// Longest time to learn what was committed before a question.
-const CATCH_UP_MAX: Duration = Duration::from_secs(5);
 
 /// What a node says of itself.
 #[derive(Clone, Debug)]
@@ -200,7 +200,7 @@ impl Service {
             }
         };
         let late = |_| Error::retry("this node does not learn the newest control state; ask another one");
-        tokio::time::timeout(CATCH_UP_MAX, caught_up).await.map_err(late)?
+        tokio::time::timeout(timing::CATCH_UP_MAX, caught_up).await.map_err(late)?
     }
 
     /// A copy of the state that lags may not know a volume that was just made, or know one under the name of another

@@ -2,6 +2,7 @@
 
 use super::client::Client;
 use super::service::Service;
+use crate::timing;
 use freebs_control::api::{
     GatewayInfo, MemberReport, MemberState, NodeInfo, NodeStatus, ReplicaDigest, Reply, Request, ShardDigest,
     ShardReport, ShardStatus, ShardVerification, Status, Verification, VolumeState, VolumeStatus,
@@ -14,14 +15,8 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// How long one node may take to say how it is.
-const NODE_MAX: Duration = Duration::from_secs(2);
-/// How long a digest may take: it reads everything a replica holds. A node that dies is noticed by its connection.
-const DIGEST_MAX: Duration = Duration::from_secs(6 * 3600);
 /// Shards that are verified at a time.
 const VERIFY_SHARDS: usize = 4;
-/// Between rounds while replicas move.
-const VERIFY_AGAIN: Duration = Duration::from_millis(200);
 
 type Replicas = BTreeMap<(NodeId, ShardId), ShardStatus>;
 
@@ -33,7 +28,7 @@ struct Answer {
 
 async fn ask(node: &Node, volume: Option<VolumeId>) -> Result<Answer> {
     let client = Client::connect(&node.address).await?;
-    let Reply::Node(info) = client.call(&Request::NodeInfo, NODE_MAX).await? else {
+    let Reply::Node(info) = client.call(&Request::NodeInfo, timing::NODE_ANSWER_MAX).await? else {
         return Err(Error::corrupt("a node answered something else"));
     };
     if info.id != node.id {
@@ -43,7 +38,7 @@ async fn ask(node: &Node, volume: Option<VolumeId>) -> Result<Answer> {
     loop {
         let after = shards.last().map(|s| s.shard);
         let request = Request::ShardStatus { volume, after };
-        let Reply::Shards { shards: page, more } = client.call(&request, NODE_MAX).await? else {
+        let Reply::Shards { shards: page, more } = client.call(&request, timing::NODE_ANSWER_MAX).await? else {
             return Err(Error::corrupt("a node answered something else"));
         };
         let moves_on = page.last().map(|s| s.shard) > after;
@@ -60,7 +55,7 @@ async fn ask_all(service: &Service, state: &State, volume: Option<VolumeId>) -> 
     for node in state.nodes().filter(|n| n.id != service.me().id) {
         let node = Arc::clone(node);
         others.spawn(async move {
-            let answer = tokio::time::timeout(NODE_MAX, ask(&node, volume)).await;
+            let answer = tokio::time::timeout(timing::NODE_ANSWER_MAX, ask(&node, volume)).await;
             (node.id, answer.unwrap_or_else(|_| Err(Error::retry("no answer in time"))))
         });
     }
@@ -254,16 +249,16 @@ async fn verify_part(
             done.insert(shard.index, seen);
             !is_settled
         });
-        if open.is_empty() || Instant::now() + VERIFY_AGAIN > deadline {
+        if open.is_empty() || Instant::now() + timing::VERIFY_AGAIN > deadline {
             return Ok(done.into_values().collect());
         }
-        tokio::time::sleep(VERIFY_AGAIN).await;
+        tokio::time::sleep(timing::VERIFY_AGAIN).await;
     }
 }
 
 async fn ask_digest(node: &Node, shard: ShardId) -> Result<ShardDigest> {
     let client = Client::connect(&node.address).await?;
-    match client.call(&Request::ShardDigest { shard }, DIGEST_MAX).await? {
+    match client.call(&Request::ShardDigest { shard }, timing::DIGEST_MAX).await? {
         Reply::Digest(d) if d.shard == shard => Ok(d),
         _ => Err(Error::corrupt("a node answered something else")),
     }

@@ -4,17 +4,12 @@ use super::args::SwitchArgs;
 use super::output::{Output, table};
 use super::volume::volume_table;
 use crate::admin::Client;
+use crate::timing;
 use crate::up::socket::{self, Reply as UpReply, Request as UpRequest};
 use freebs_control::api::{Reply, Request, Status};
 use freebs_types::{Error, ErrorKind, Result};
 use serde::Serialize;
 use std::process::ExitCode;
-use std::time::Duration;
-
-/// How long a node may take for an ordinary answer.
-pub const CALL_MAX: Duration = Duration::from_secs(15);
-/// How long `node start` waits for the node to answer.
-const START_MAX: Duration = Duration::from_secs(10);
 
 /// A connection to the first of the `--cluster` addresses that answers.
 pub async fn connect(cluster: &str) -> Result<Client> {
@@ -29,7 +24,7 @@ pub async fn connect(cluster: &str) -> Result<Client> {
 }
 
 pub async fn status(cluster: &str, output: &Output) -> Result<ExitCode> {
-    let reply = connect(cluster).await?.call(&Request::Status, CALL_MAX).await?;
+    let reply = connect(cluster).await?.call(&Request::Status, timing::CALL_MAX).await?;
     let Reply::Status(status) = reply else { return Err(unexpected()) };
     output.show(&status, people);
     Ok(ExitCode::SUCCESS)
@@ -94,11 +89,11 @@ async fn answers(name: &str, address: &str) -> Result<()> {
         loop {
             match Client::connect(address).await {
                 Ok(_) => return,
-                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+                Err(_) => tokio::time::sleep(timing::START_LOOK).await,
             }
         }
     };
-    tokio::time::timeout(START_MAX, ask).await.map_err(|_| Error {
+    tokio::time::timeout(timing::START_MAX, ask).await.map_err(|_| Error {
         kind: ErrorKind::Retry,
         text: format!("{name} was started and does not answer at {address} yet; its log says why").into(),
     })

@@ -1,19 +1,15 @@
 //! `freebs events`: what happened, and why.
 
 use super::args::EventsArgs;
-use super::cluster::{CALL_MAX, connect, unexpected};
+use super::cluster::{connect, unexpected};
 use super::output::{Output, table};
 use crate::events::now_ms;
+use crate::timing;
 use freebs_control::api::{EventsOf, Reply, Request};
 use freebs_control::events::{EVENTS_PAGE_MAX, Event};
 use freebs_types::Result;
 use std::process::ExitCode;
 use std::time::{Duration, UNIX_EPOCH};
-
-/// Between two looks for what is new.
-const LOOK: Duration = Duration::from_millis(500);
-/// Clocks of nodes may differ by so much, and an event may take so long to be gathered.
-const LATE_MS: u64 = 10_000;
 
 pub async fn run(args: EventsArgs, cluster: &str, output: &Output) -> Result<ExitCode> {
     let mut of = EventsOf {
@@ -35,9 +31,9 @@ pub async fn run(args: EventsArgs, cluster: &str, output: &Output) -> Result<Exi
     }
     of.limit = EVENTS_PAGE_MAX;
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(timing::EVENTS_LOOK).await;
         let newest = shown.iter().map(|e| e.time_ms).max().unwrap_or(of.since_ms);
-        of.since_ms = of.since_ms.max(newest.saturating_sub(LATE_MS));
+        of.since_ms = of.since_ms.max(newest.saturating_sub(timing::EVENTS_LATE_MS));
         shown.retain(|e| e.time_ms >= of.since_ms);
         let Ok((found, _)) = ask(&client, &of).await else {
             // The node that was asked may be the one that something happens to.
@@ -61,7 +57,7 @@ fn is_same(a: &Event, b: &Event) -> bool {
 }
 
 async fn ask(client: &crate::admin::Client, of: &EventsOf) -> Result<(Vec<Event>, Vec<String>)> {
-    match client.call(&Request::Events(of.clone()), CALL_MAX).await? {
+    match client.call(&Request::Events(of.clone()), timing::CALL_MAX).await? {
         Reply::Events { events, missing } => Ok((events, missing)),
         _ => Err(unexpected()),
     }

@@ -1,28 +1,23 @@
 //! `freebs volume …`
 
 use super::args::{CreateArgs, VolumeCommand};
-use super::cluster::{CALL_MAX, connect, unexpected};
+use super::cluster::{connect, unexpected};
 use super::output::{Output, table};
 use crate::admin::Client;
+use crate::timing;
 use freebs_control::CreateVolume;
 use freebs_control::api::{Reply, Request, Verification, VolumeState, VolumeStatus};
 use freebs_control::rules::format_size;
 use freebs_types::Result;
 use serde::Serialize;
 use std::process::ExitCode;
-use std::time::Duration;
-
-/// A new volume is waited for, for so long.
-const USABLE_MAX: Duration = Duration::from_secs(10);
-/// A verification reads everything; only the connection's end ends it early.
-const VERIFY_MAX: Duration = Duration::from_secs(24 * 3600);
 
 pub async fn run(command: VolumeCommand, cluster: &str, output: &Output) -> Result<ExitCode> {
     let client = connect(cluster).await?;
     match command {
         VolumeCommand::Create(args) => create(&client, args, output).await,
         VolumeCommand::List => {
-            let Reply::Volumes { volumes } = client.call(&Request::VolumeList, CALL_MAX).await? else {
+            let Reply::Volumes { volumes } = client.call(&Request::VolumeList, timing::CALL_MAX).await? else {
                 return Err(unexpected());
             };
             #[derive(Serialize)]
@@ -37,7 +32,8 @@ pub async fn run(command: VolumeCommand, cluster: &str, output: &Output) -> Resu
             Ok(ExitCode::SUCCESS)
         }
         VolumeCommand::Resize { name, size } => {
-            let Reply::Volume { volume, .. } = client.call(&Request::VolumeResize { name, size }, CALL_MAX).await?
+            let Reply::Volume { volume, .. } =
+                client.call(&Request::VolumeResize { name, size }, timing::CALL_MAX).await?
             else {
                 return Err(unexpected());
             };
@@ -52,7 +48,7 @@ pub async fn run(command: VolumeCommand, cluster: &str, output: &Output) -> Resu
 }
 
 async fn show(client: &Client, name: &str) -> Result<VolumeStatus> {
-    match client.call(&Request::VolumeShow { name: name.into() }, CALL_MAX).await? {
+    match client.call(&Request::VolumeShow { name: name.into() }, timing::CALL_MAX).await? {
         Reply::Volume { volume, .. } => Ok(volume),
         _ => Err(unexpected()),
     }
@@ -68,7 +64,7 @@ async fn create(client: &Client, args: CreateArgs, output: &Output) -> Result<Ex
         shards: args.shards,
         stripe: args.stripe,
     };
-    let Reply::Volume { mut volume, notes } = client.call(&Request::VolumeCreate(new), CALL_MAX).await? else {
+    let Reply::Volume { mut volume, notes } = client.call(&Request::VolumeCreate(new), timing::CALL_MAX).await? else {
         return Err(unexpected());
     };
     if !args.no_wait {
@@ -104,10 +100,10 @@ async fn usable(client: &Client, mut volume: VolumeStatus) -> VolumeStatus {
             if volume.state == VolumeState::Ready {
                 return;
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(timing::USABLE_LOOK).await;
         }
     };
-    let _ = tokio::time::timeout(USABLE_MAX, ask).await;
+    let _ = tokio::time::timeout(timing::USABLE_MAX, ask).await;
     volume
 }
 
@@ -119,7 +115,7 @@ async fn move_head(
     output: &Output,
 ) -> Result<ExitCode> {
     let request = Request::VolumeMoveHead { name: name.clone(), node: node.clone(), shard };
-    let Reply::Volume { volume, .. } = client.call(&request, CALL_MAX).await? else {
+    let Reply::Volume { volume, .. } = client.call(&request, timing::CALL_MAX).await? else {
         return Err(unexpected());
     };
     let volume = usable(client, volume).await;
@@ -131,7 +127,8 @@ async fn move_head(
 }
 
 async fn delete(client: &Client, name: String, force: bool, output: &Output) -> Result<ExitCode> {
-    let Reply::Deleted = client.call(&Request::VolumeDelete { name: name.clone(), force }, CALL_MAX).await? else {
+    let Reply::Deleted = client.call(&Request::VolumeDelete { name: name.clone(), force }, timing::CALL_MAX).await?
+    else {
         return Err(unexpected());
     };
     #[derive(Serialize)]
@@ -144,7 +141,7 @@ async fn delete(client: &Client, name: String, force: bool, output: &Output) -> 
 
 async fn verify(client: &Client, name: String, wait: u32, output: &Output) -> Result<ExitCode> {
     let request = Request::VolumeVerify { name, wait_ms: u64::from(wait) * 1000 };
-    let Reply::Verified(found) = client.call(&request, VERIFY_MAX).await? else { return Err(unexpected()) };
+    let Reply::Verified(found) = client.call(&request, timing::VERIFY_MAX).await? else { return Err(unexpected()) };
     output.show(&found, verdict);
     Ok(ExitCode::from(u8::from(!found.agree)))
 }

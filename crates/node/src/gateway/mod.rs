@@ -1,12 +1,13 @@
 //! NBD for clients: listens, shakes hands, and hands each connection to its volume's worker at GO.
 //!
 //! Invariants: a connection gets its volume attached before it is told that it may use it; a handshake has
-//! `HANDSHAKE_LIMIT`; there are at most `CONNECTIONS_MAX` of them and of connections in use.
+//! `timing::HANDSHAKE_LIMIT`; there are at most `CONNECTIONS_MAX` of them and of connections in use.
 
 use crate::admin::{FollowerOptions, Plane};
 use crate::cli::signals::Stop;
 use crate::options::{GatewayOptions, NbdAddress};
 use crate::runtime::{Command, WorkerSpec, block_on, pass_on_state, start_worker, stop_workers};
+use crate::timing;
 use bytes::{Buf, BytesMut};
 use freebs_control::api::GatewayInfo;
 use freebs_control::{ControlPlane, State, Volume};
@@ -59,12 +60,6 @@ async fn gateway(options: GatewayOptions) -> Result<()> {
     Ok(())
 }
 
-/// From the connection to GO.
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(15);
-/// Attaching may wait for members; a client is told after this time.
-const OPEN_LIMIT: Duration = Duration::from_secs(35);
-/// How often a client that waits is looked at.
-const GONE_CHECK: Duration = Duration::from_millis(250);
 /// Clients that shake hands at the same time.
 const HANDSHAKES_MAX: usize = 256;
 /// Clients in all. One more is let go at once, so that those who are served keep memory and file descriptors.
@@ -120,7 +115,7 @@ async fn accept_all<C: ControlPlane>(listener: Listener, control: Arc<C>, worker
             }
             Err(e) => {
                 tracing::warn!("{e}");
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                tokio::time::sleep(timing::ACCEPT_PAUSE).await;
             }
         }
     }
@@ -170,7 +165,7 @@ async fn shake_hands<C: ControlPlane>(
         workers,
         opened: None,
     };
-    let limit = HANDSHAKE_LIMIT + OPEN_LIMIT;
+    let limit = timing::HANDSHAKE_LIMIT + timing::OPEN_LIMIT;
     tokio::time::timeout(limit, shaking.run())
         .await
         .unwrap_or_else(|_| Err(Error::retry("the handshake took too long")))
@@ -231,7 +226,7 @@ impl<C: ControlPlane> Shaking<'_, C> {
                 Stream::Unix(s) => s.read_buf(&mut self.input).await,
             }
         };
-        match tokio::time::timeout(HANDSHAKE_LIMIT, read).await {
+        match tokio::time::timeout(timing::HANDSHAKE_LIMIT, read).await {
             Ok(Ok(0)) => Err(Error::retry("the client closed the connection")),
             Ok(Ok(_)) => Ok(()),
             Ok(Err(e)) => Err(Error::retry(format!("the connection broke: {e}"))),
@@ -288,7 +283,7 @@ impl<C: ControlPlane> Shaking<'_, C> {
         loop {
             tokio::select! {
                 done = &mut work => return Ok(done),
-                () = tokio::time::sleep(GONE_CHECK) => {}
+                () = tokio::time::sleep(timing::CLIENT_GONE_LOOK) => {}
             }
             let ready = match &self.stream {
                 Stream::Tcp(s) => tokio::time::timeout(Duration::ZERO, s.ready(Interest::READABLE)).await,
@@ -326,7 +321,7 @@ async fn open(worker: &mpsc::UnboundedSender<Command>, volume: VolumeId) -> Resu
     let (reply, answer) = oneshot::channel();
     let stopping = || Error::retry("this process is stopping");
     worker.send(Command::Open { volume, reply }).map_err(|_| stopping())?;
-    match tokio::time::timeout(OPEN_LIMIT, answer).await {
+    match tokio::time::timeout(timing::OPEN_LIMIT, answer).await {
         Ok(result) => result.map_err(|_| stopping())?,
         Err(_) => Err(Error::retry("the volume could not be attached in time; see `freebs status`")),
     }

@@ -7,6 +7,7 @@ use super::greet;
 use super::nbd_conn;
 use super::port::Port;
 use super::thread::{Admission, Command, WorkerSpec, start_shards};
+use crate::timing;
 use freebs_chain::{ShardInfo, Who, Worker};
 use freebs_control::{ControlPlane, State};
 use freebs_format::wire::{Hello, Message, Role, Welcome};
@@ -19,7 +20,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::sync::mpsc;
 
 /// Links of one worker that others opened, or that it opened.
@@ -185,7 +186,7 @@ impl<C: ControlPlane> Core<C> {
         self.transport.shut_down();
         if let Some(shards) = &self.shards {
             // What is queued is made durable; a clean end is a courtesy, nothing relies on it.
-            let closed = tokio::time::timeout(Duration::from_secs(5), shards.engine().close()).await;
+            let closed = tokio::time::timeout(timing::LOG_CLOSE_MAX, shards.engine().close()).await;
             if let Ok(Err(e)) = closed {
                 tracing::warn!("the log was not closed cleanly: {e}");
             }

@@ -2,6 +2,7 @@
 
 use super::core::{Core, Far};
 use super::greet::introduce;
+use crate::timing;
 use freebs_control::ControlPlane;
 use freebs_format::wire::Role;
 use freebs_io::LinkId;
@@ -10,18 +11,12 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-const CONNECT_LIMIT: Duration = Duration::from_secs(1);
-const BACK_OFF_MIN: Duration = Duration::from_millis(20);
-const BACK_OFF_MAX: Duration = Duration::from_millis(500);
-/// A link that lasted so long broke for a reason of its own.
-const STEADY: Duration = Duration::from_secs(1);
-
 /// Sees to it that there is a link to each of these; of two nodes the one with the lower id dials.
 pub fn dial_wanted<C: ControlPlane>(core: &Rc<Core<C>>, wanted: &BTreeSet<Peer>) {
     for peer in wanted.iter().filter(|p| dials(core.spec.me, **p)) {
         let is_new = core.dialing.borrow_mut().insert(*peer);
         if is_new {
-            redial(core, *peer, STEADY);
+            redial(core, *peer, timing::LINK_STEADY);
         }
     }
 }
@@ -39,9 +34,9 @@ pub fn redial<C: ControlPlane>(core: &Rc<Core<C>>, peer: Peer, lasted: Duration)
     }
     let weak = Rc::downgrade(core);
     tokio::task::spawn_local(async move {
-        let mut wait = BACK_OFF_MIN;
-        if lasted < STEADY {
-            wait = BACK_OFF_MAX;
+        let mut wait = timing::LINK_BACK_OFF_MIN;
+        if lasted < timing::LINK_STEADY {
+            wait = timing::LINK_BACK_OFF_MAX;
             tokio::time::sleep(wait / 2).await;
         }
         loop {
@@ -55,7 +50,7 @@ pub fn redial<C: ControlPlane>(core: &Rc<Core<C>>, peer: Peer, lasted: Duration)
             }
             drop(core);
             tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(BACK_OFF_MAX);
+            wait = (wait * 2).min(timing::LINK_BACK_OFF_MAX);
         }
     });
 }
@@ -66,7 +61,7 @@ pub async fn dial<C: ControlPlane>(core: &Rc<Core<C>>, peer: Peer, role: Role) -
         .address(peer.node)
         .ok_or_else(|| Error::retry(format!("the address of node {} is not known", peer.node)))?;
     let hello = core.hello(role, peer.worker);
-    let (stream, welcome, leftover) = introduce(&address, hello, core.spec.cluster, CONNECT_LIMIT).await?;
+    let (stream, welcome, leftover) = introduce(&address, hello, core.spec.cluster, timing::LINK_CONNECT_LIMIT).await?;
     if welcome.node != peer.node || welcome.worker != peer.worker {
         let (n, w) = (welcome.node, welcome.worker);
         return Err(Error::invalid(format!("{address} is node {n}, worker {w}, and {peer} was expected there")));

@@ -8,6 +8,7 @@
 use super::core::Core;
 use super::dial;
 use super::nbd_conn::{Conn, Flusher};
+use crate::timing;
 use freebs_control::{Command, ControlPlane, Outcome, State, Volume};
 use freebs_driver::{Action, Driver, DriverConfig, Event, Op, REQUEST_LIMIT, Reply, ShardSpec, VolumeSpec};
 use freebs_format::wire::{Message, Role};
@@ -18,22 +19,11 @@ use freebs_types::{DriverId, Error, ErrorKind, Generation, NodeId, Peer, Result,
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-/// How often drivers' time-outs are looked at.
-const TICK: Duration = Duration::from_millis(5);
-/// A volume whose members do not answer for so long is not attached.
-const ATTACH_LIMIT: Duration = Duration::from_secs(30);
-/// How long the control plane is asked for an attachment, and how long news are waited for in between.
-const ASK_LIMIT: Duration = Duration::from_secs(15);
-const ASK_AGAIN: Duration = Duration::from_millis(100);
-
 /// What each driver may add to what waits on a link: its window, and as much again for what it repeats.
 pub const LINK_WINDOW_PER_DRIVER: usize = 2 * limits::DRIVER_WINDOW_BYTES;
-/// All volumes together are given back within this time at a stop.
-const GIVE_BACK_LIMIT: Duration = Duration::from_secs(2);
 
 /// A request of an NBD client on its way through the driver.
 struct Asked {
@@ -122,7 +112,7 @@ impl<C: ControlPlane> Drivers<C> {
         let weak = Rc::downgrade(core);
         tokio::task::spawn_local(async move {
             loop {
-                tokio::time::sleep(TICK).await;
+                tokio::time::sleep(timing::DRIVER_TICK).await;
                 let Some(core) = weak.upgrade() else { return };
                 let now = SystemClock.now();
                 let slots: Vec<Rc<Slot>> = core.drivers.slots.borrow().values().cloned().collect();
@@ -172,7 +162,7 @@ impl<C: ControlPlane> Drivers<C> {
                 slot.changed.notified().await;
             }
         };
-        let late = tokio::time::timeout(ATTACH_LIMIT, wait).await.is_err();
+        let late = tokio::time::timeout(timing::ATTACH_LIMIT, wait).await.is_err();
         slot.changed.notify_waiters();
         match () {
             () if slot.ready.get() => Ok(()),
@@ -199,14 +189,18 @@ impl<C: ControlPlane> Drivers<C> {
             match core.spec.control.submit(command).await.map(|done| done.outcome) {
                 Ok(Outcome::Attached { generation, alone }) => return Ok((generation, alone)),
                 Ok(_) => return Err(Error::bug("an attachment had another outcome")),
-                Err(e) if e.kind != ErrorKind::Retry || begun.elapsed() > ASK_LIMIT || core.stopping.get() => {
+                Err(e)
+                    if e.kind != ErrorKind::Retry
+                        || begun.elapsed() > timing::ATTACH_ASK_LIMIT
+                        || core.stopping.get() =>
+                {
                     return Err(e);
                 }
                 Err(e) => tracing::debug!("volume {id}: not attached yet: {e}"),
             }
             // What was known here may have been old.
             let news = core.spec.control.changed(state.revision());
-            let _ = tokio::time::timeout(ASK_AGAIN, news).await;
+            let _ = tokio::time::timeout(timing::ATTACH_ASK_AGAIN, news).await;
         }
     }
 
@@ -298,7 +292,7 @@ impl<C: ControlPlane> Drivers<C> {
         self.slots.borrow_mut().clear();
         // Together, because each waits for the control plane, which may be gone.
         let all = async { while detaching.join_next().await.is_some() {} };
-        let _ = tokio::time::timeout(GIVE_BACK_LIMIT, all).await;
+        let _ = tokio::time::timeout(timing::GIVE_BACK_LIMIT, all).await;
     }
 
     /// A request of a client; the answer goes to `conn`.

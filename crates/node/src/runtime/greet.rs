@@ -1,5 +1,6 @@
 //! The first messages of a connection: hello and welcome.
 
+use crate::timing;
 use bytes::BytesMut;
 use freebs_format::wire::{HEADER_BYTES, Hello, Message, Role, Welcome};
 use freebs_io::linux::net::{Address, Stream, connect};
@@ -7,8 +8,6 @@ use freebs_types::{ClusterId, Error, Result};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// A peer that says nothing for so long after connecting is let go.
-pub const GREETING_LIMIT: Duration = Duration::from_secs(5);
 /// Bytes of a greeting, at most: no payload, and a small meta part.
 const GREETING_BYTES_MAX: usize = 512;
 
@@ -63,7 +62,8 @@ pub async fn greet(mut stream: Stream) -> Result<Greeted> {
         let _ = s.set_nodelay(true);
     }
     let mut leftover = BytesMut::with_capacity(GREETING_BYTES_MAX);
-    let first = within(GREETING_LIMIT, async { on_stream!(&mut stream, s => read_one(s, &mut leftover).await) });
+    let first =
+        within(timing::GREETING_LIMIT, async { on_stream!(&mut stream, s => read_one(s, &mut leftover).await) });
     match first.await? {
         Message::Hello(hello) => Ok(Greeted { stream, hello, leftover }),
         m => Err(Error::corrupt(format!("a connection began with {} instead of a hello", m.name()))),
@@ -73,7 +73,7 @@ pub async fn greet(mut stream: Stream) -> Result<Greeted> {
 /// Answers a hello.
 pub async fn welcome(stream: &mut Stream, welcome: Welcome) -> Result<()> {
     let message = Message::Welcome(welcome);
-    within(GREETING_LIMIT, async { on_stream!(stream, s => write_one(s, &message).await) }).await
+    within(timing::GREETING_LIMIT, async { on_stream!(stream, s => write_one(s, &message).await) }).await
 }
 
 /// Connects, says hello and hears the welcome.

@@ -2,10 +2,11 @@
 //!
 //! Invariants: the session is borrowed only inside one call, never across an await; replies of a turn are written
 //! together, one system call for each connection; a client that takes no replies is not read from either (the
-//! session's window closes), and is let go after `STUCK_LIMIT`.
+//! session's window closes), and is let go after `timing::NBD_STUCK_LIMIT`.
 
 use super::core::Core;
 use super::drivers::Slot;
+use crate::timing;
 use bytes::{Buf, BytesMut};
 use freebs_control::ControlPlane;
 use freebs_driver::{Op, Piece, Reply};
@@ -16,7 +17,6 @@ use freebs_types::{BLOCK, Error, Generation, Result, VolumeId};
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
 use std::rc::{Rc, Weak};
-use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::{tcp, unix};
 use tokio::sync::{Notify, OwnedSemaphorePermit};
@@ -25,8 +25,6 @@ use tokio::sync::{Notify, OwnedSemaphorePermit};
 const READ_BYTES: usize = 128 << 10;
 /// Slices written at a time.
 const SLICES: usize = 256;
-/// A client that takes no reply for so long is let go.
-const STUCK_LIMIT: Duration = Duration::from_secs(60);
 
 /// What requests come from. It belongs to the reader alone, because only an exclusive reader learns from a short read
 /// that the socket is empty; a shared one asks once more for every request.
@@ -161,7 +159,7 @@ impl Conn {
         self.dirty.set(true);
         let conn = self.clone();
         tokio::task::spawn_local(async move {
-            let ready = tokio::time::timeout(STUCK_LIMIT, conn.writable()).await;
+            let ready = tokio::time::timeout(timing::NBD_STUCK_LIMIT, conn.writable()).await;
             conn.dirty.set(false);
             match ready {
                 Ok(Ok(())) => conn.flush(),

@@ -7,6 +7,7 @@ use crate::cli::signals::Stop;
 use crate::events::EventLog;
 use crate::gateway::{self, Workers};
 use crate::options::{NodeOptions, bind_error};
+use crate::timing;
 use freebs_chain::ShardStatus as ChainStatus;
 use freebs_control::api::{MemberState, ShardDigest, ShardStatus};
 use freebs_control::events::{EventKind, Told};
@@ -25,7 +26,6 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
@@ -34,8 +34,6 @@ const SECRET_FILE: &str = "view-secret";
 /// The file beside the log with the key pair that slices are sealed for.
 const HOST_KEY_FILE: &str = "host-key";
 
-/// How long the control plane is waited for in silence.
-const CONTROL_PATIENCE: Duration = Duration::from_secs(5);
 /// Connections that have not said who they are.
 const GREETINGS_MAX: usize = 256;
 /// Connections to the control API.
@@ -208,7 +206,7 @@ async fn start_workers(options: &NodeOptions, plane: &Plane, events: &Arc<EventL
 async fn known_state(plane: &Plane) -> Result<Arc<State>> {
     let state = plane.newest();
     let mut state = std::pin::pin!(state);
-    match tokio::time::timeout(CONTROL_PATIENCE, &mut state).await {
+    match tokio::time::timeout(timing::CONTROL_PATIENCE, &mut state).await {
         Ok(state) => state,
         Err(_) => {
             tracing::warn!(
@@ -271,7 +269,7 @@ pub async fn stop_workers(handles: Vec<WorkerHandle>) {
         done.push(stopped);
     }
     for d in done {
-        let _ = tokio::time::timeout(Duration::from_secs(8), d).await;
+        let _ = tokio::time::timeout(timing::WORKER_STOP_MAX, d).await;
     }
 }
 
@@ -316,7 +314,7 @@ async fn accept(listener: TcpListener, door: Rc<Door>) {
             }
             Err(e) => {
                 tracing::warn!("a connection could not be accepted: {e}");
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                tokio::time::sleep(timing::ACCEPT_PAUSE).await;
             }
         }
     }

@@ -3,6 +3,7 @@
 use super::core::{Core, Shards};
 use super::port::Port;
 use crate::events::EventLog;
+use crate::timing;
 use bytes::BytesMut;
 use freebs_chain::{HostConfig, ShardStatus, Worker, WorkerConfig};
 use freebs_control::events::{EventKind, Told};
@@ -27,8 +28,6 @@ use tokio::task::LocalSet;
 
 /// Segments that a new device begins with.
 const FIRST_SEGMENTS: u64 = 2;
-/// How long a device that somebody else has is waited for.
-const DEVICE_BUSY_MAX: Duration = Duration::from_secs(3);
 
 /// The device of a worker.
 #[derive(Clone, Debug)]
@@ -275,8 +274,8 @@ async fn open_device(ring: &Ring, path: &Path, options: &DeviceOptions) -> Resul
     let begun = std::time::Instant::now();
     loop {
         match FileDevice::open(ring, path, options.clone()) {
-            Err(e) if e.kind == ErrorKind::Busy && begun.elapsed() < DEVICE_BUSY_MAX => {
-                tokio::time::sleep(Duration::from_millis(10)).await;
+            Err(e) if e.kind == ErrorKind::Busy && begun.elapsed() < timing::BUSY_MAX => {
+                tokio::time::sleep(timing::BUSY_LOOK).await;
             }
             other => return other,
         }

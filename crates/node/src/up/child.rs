@@ -1,6 +1,7 @@
 //! One supervised process: started, started again when it dies, stopped on request.
 
 use crate::files;
+use crate::timing;
 use freebs_types::{Error, Result};
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -15,16 +16,10 @@ use tokio::process::{Child as Process, Command};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-/// A process that ended sooner than this after its start is not started again at once.
-const QUICK: Duration = Duration::from_secs(2);
-const DELAY_MIN: Duration = Duration::from_millis(100);
-const DELAY_MAX: Duration = Duration::from_secs(5);
 /// After so many quick ends the user hears why.
 const QUICK_FAILURES: u32 = 3;
 /// And again after so many more (a minute at the longest delay).
 const QUICK_FAILURES_AGAIN: u32 = 12;
-/// Between SIGTERM and SIGKILL.
-const GRACE: Duration = Duration::from_secs(10);
 /// A log that is larger at a start is put aside.
 const LOG_BYTES_MAX: u64 = 64 << 20;
 /// How much of a log's end is searched for its last words.
@@ -231,12 +226,12 @@ impl Keeper {
         let name = &self.spec.name;
         let how = status.map_or_else(|| "ended".into(), describe);
         if !self.restart {
-            let words = last_words(&self.spec.log).filter(|_| lasted < QUICK);
+            let words = last_words(&self.spec.log).filter(|_| lasted < timing::QUICK_END);
             let why = words.map(|w| format!(": {w}")).unwrap_or_default();
-            self.tell(format!("{name} {how}{why}; it stays down (--no-restart)"), lasted < QUICK).await;
+            self.tell(format!("{name} {how}{why}; it stays down (--no-restart)"), lasted < timing::QUICK_END).await;
             return Next::Down;
         }
-        if lasted >= QUICK {
+        if lasted >= timing::QUICK_END {
             self.quick = 0;
             self.tell(format!("{name} {how}; it is started again"), false).await;
             return Next::Run;
@@ -263,7 +258,7 @@ impl Keeper {
     /// Waits before the next start, longer each time.
     async fn pause(&mut self) -> Next {
         let doublings = self.quick.saturating_sub(1).min(10);
-        let delay = (DELAY_MIN * (1 << doublings)).min(DELAY_MAX);
+        let delay = (timing::RESTART_DELAY_MIN * (1 << doublings)).min(timing::RESTART_DELAY_MAX);
         let order = tokio::select! {
             () = tokio::time::sleep(delay) => return Next::Run,
             order = self.orders.recv() => order,
@@ -350,7 +345,7 @@ async fn terminate(process: &mut Process) {
     if let Some(pid) = process.id() {
         send_signal(pid, libc::SIGTERM);
     }
-    if tokio::time::timeout(GRACE, process.wait()).await.is_err() {
+    if tokio::time::timeout(timing::STOP_GRACE, process.wait()).await.is_err() {
         let _ = process.kill().await;
     }
 }

@@ -1,16 +1,11 @@
 //! Before a node is stopped on purpose its heads move to other members, so that its volumes' clients notice nothing.
 
 use crate::admin::Client;
-use crate::cli::cluster::CALL_MAX;
+use crate::timing;
 use freebs_control::Command;
 use freebs_control::api::{Reply, Request, Status};
 use freebs_types::{Error, Result};
 use std::collections::BTreeMap;
-use std::time::Duration;
-
-const AGAIN: Duration = Duration::from_millis(20);
-/// For so long a node waits to be stopped until others have opened their views.
-const HAND_OVER_MAX: Duration = Duration::from_secs(5);
 
 /// The heads that a node has, by shard, with the view that is active there.
 fn heads_of(status: &Status, node: &str) -> BTreeMap<String, u64> {
@@ -26,7 +21,7 @@ fn taken_over(before: &BTreeMap<String, u64>, status: &Status, node: &str) -> bo
 }
 
 async fn status(client: &Client) -> Result<Status> {
-    match client.call(&Request::Status, CALL_MAX).await? {
+    match client.call(&Request::Status, timing::CALL_MAX).await? {
         Reply::Status(status) => Ok(status),
         _ => Err(Error::corrupt("a node answered something else")),
     }
@@ -34,7 +29,7 @@ async fn status(client: &Client) -> Result<Status> {
 
 async fn move_heads(others: &[String], address: &str) -> Result<()> {
     let client = Client::connect(address).await?;
-    let Reply::Node(node) = client.call(&Request::NodeInfo, CALL_MAX).await? else {
+    let Reply::Node(node) = client.call(&Request::NodeInfo, timing::CALL_MAX).await? else {
         return Err(Error::corrupt("a node answered something else"));
     };
     // It is asked elsewhere: what this one says of itself ends with it.
@@ -44,9 +39,9 @@ async fn move_heads(others: &[String], address: &str) -> Result<()> {
         return Ok(());
     }
     let command = Command::FailOver { nodes: vec![(node.id, node.start)] };
-    client.call(&Request::Submit { command }, CALL_MAX).await?;
+    client.call(&Request::Submit { command }, timing::CALL_MAX).await?;
     while !taken_over(&before, &status(&client).await?, &node.name) {
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(timing::UP_LOOK).await;
     }
     Ok(())
 }
@@ -54,7 +49,7 @@ async fn move_heads(others: &[String], address: &str) -> Result<()> {
 /// Moves the heads of the node at `address` to others of the cluster, as far as that can be done in a few seconds. A
 /// node that does not answer has nothing to hand over, and is stopped all the same.
 pub async fn hand_over(others: Vec<String>, address: String) {
-    let moved = tokio::time::timeout(HAND_OVER_MAX, move_heads(&others, &address)).await;
+    let moved = tokio::time::timeout(timing::HAND_OVER_MAX, move_heads(&others, &address)).await;
     if let Ok(Err(e)) = moved {
         tracing::debug!("the heads of the node at {address} were not moved: {e}");
     }

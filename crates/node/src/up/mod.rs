@@ -14,6 +14,7 @@ use crate::cli::args::UpArgs;
 use crate::cli::output::Output;
 use crate::cli::signals::Stop;
 use crate::files;
+use crate::timing;
 use child::{Child, Event, Spec};
 use freebs_control::api::Status;
 use freebs_types::{Error, Result};
@@ -21,7 +22,6 @@ use prepare::Prepared;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::process::ExitCode;
-use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -29,8 +29,6 @@ use tokio::time::Instant;
 const GATEWAY: &str = "gateway";
 /// Less than this is not enough to begin with.
 const NEARLY_FULL: u64 = 64 << 20;
-/// When nothing is ready for so long, say what is missing, and again after as long.
-const SLOW: Duration = Duration::from_secs(20);
 /// Volumes whose URIs go on the `ready` line.
 const URIS_MAX: usize = 8;
 
@@ -86,7 +84,7 @@ impl<'a> Cluster<'a> {
     }
 
     async fn run(&mut self) -> Result<ExitCode> {
-        let mut slow = tokio::time::interval_at(self.begun + SLOW, SLOW);
+        let mut slow = tokio::time::interval_at(self.begun + timing::UP_SLOW, timing::UP_SLOW);
         let mut missing = String::from("the nodes do not answer");
         loop {
             tokio::select! {

@@ -9,6 +9,7 @@ use crate::files::{self, DirLock};
 use crate::options::{
     DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, NbdAddress, bind_error, check_device, check_listen, resolve,
 };
+use crate::timing;
 use freebs_control::rules::format_size;
 use freebs_types::{Error, NodeId, Result, limits};
 use std::ffi::OsString;
@@ -21,8 +22,6 @@ const DEFAULT_NODES: u16 = 3;
 const DEFAULT_WORKERS: u16 = 1;
 /// The file that says that a data directory is a cluster's.
 const CLUSTER_FILE: &str = "cluster.json";
-/// Ports of processes that were just killed may take a moment.
-const PORT_MAX: Duration = Duration::from_millis(1500);
 
 #[derive(Debug)]
 pub struct Prepared {
@@ -192,7 +191,7 @@ impl Prepared {
 
     /// Whether all ports are free, so that the answer is a sentence and not a child that fails.
     fn probe_ports(&self) -> Result<()> {
-        let until = Instant::now() + PORT_MAX;
+        let until = Instant::now() + timing::PORT_MAX;
         for node in &self.cluster.nodes {
             probe(&node.address, until).map_err(|e| bind_error(&node.name, &node.address, "--listen", &e))?;
         }
@@ -237,7 +236,7 @@ fn probe(address: &str, until: Instant) -> io::Result<()> {
         match TcpListener::bind(address) {
             Ok(_) => return Ok(()),
             Err(e) if e.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
-                std::thread::sleep(Duration::from_millis(50));
+                std::thread::sleep(timing::PORT_LOOK);
             }
             Err(e) => return Err(e),
         }

@@ -4,19 +4,15 @@ use super::GATEWAY;
 use super::prepare::Prepared;
 use crate::admin::Client;
 use crate::cli::args::UpArgs;
-use crate::cli::cluster::CALL_MAX;
+use crate::timing;
 use freebs_control::CreateVolume;
 use freebs_control::api::{MemberState, Reply, Request, Status, VolumeState};
 use freebs_control::rules::format_size;
 use freebs_types::{ClusterId, Error, ErrorKind, Result};
-use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 const DEFAULT_VOLUME: (&str, u64) = ("demo", 10 << 30);
-const AGAIN: Duration = Duration::from_millis(20);
-/// Once all volumes can be used, how long the last nodes are waited for.
-const ALL_UP_MAX: Duration = Duration::from_secs(1);
 
 pub enum News {
     Note(String),
@@ -73,7 +69,9 @@ impl Waiter {
                     None => {
                         let down = status.nodes.iter().find(|n| n.state != "up");
                         let since = *usable.get_or_insert_with(Instant::now);
-                        let Some(down) = down.filter(|_| since.elapsed() < ALL_UP_MAX) else { return Ok(status) };
+                        let Some(down) = down.filter(|_| since.elapsed() < timing::ALL_UP_MAX) else {
+                            return Ok(status);
+                        };
                         self.missing(format!("{} is not up yet", down.name)).await;
                     }
                     Some(what) => self.missing(what).await,
@@ -86,7 +84,7 @@ impl Waiter {
 
     async fn missing(&self, what: String) {
         let _ = self.tell.try_send(News::Missing(what));
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(timing::UP_LOOK).await;
     }
 
     async fn call(&self, request: &Request) -> Result<Reply> {
@@ -94,7 +92,7 @@ impl Waiter {
         if client.welcome().cluster != self.cluster {
             return Err(Error::retry(format!("at {} is a node of another cluster", client.address())));
         }
-        client.call(request, CALL_MAX).await
+        client.call(request, timing::CALL_MAX).await
     }
 
     async fn create(&self, name: &str, size: u64) -> Result<()> {

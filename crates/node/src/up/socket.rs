@@ -1,6 +1,7 @@
 //! The supervisor's socket in the data directory: `freebs node start|stop` asks through it. One line of JSON each way.
 
 use crate::files;
+use crate::timing;
 use freebs_control::api::ApiError;
 use freebs_types::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
@@ -10,15 +11,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
 const NAME: &str = "up.sock";
 const LINE_BYTES_MAX: u64 = 4096;
-/// A stop may take its ten seconds.
-const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
@@ -93,7 +91,7 @@ pub fn listen(data: &Path) -> Result<mpsc::Receiver<Asked>> {
                 }
                 Err(e) => {
                     tracing::warn!("the supervisor's socket: {e}");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    tokio::time::sleep(timing::UP_ACCEPT_PAUSE).await;
                 }
             }
         }
@@ -109,7 +107,7 @@ async fn serve(stream: UnixStream, asked: mpsc::Sender<Asked>) {
     let (read, mut write) = stream.into_split();
     let mut line = String::new();
     let mut lines = tokio::io::BufReader::new(read.take(LINE_BYTES_MAX));
-    let Ok(Ok(_)) = tokio::time::timeout(ANSWER_MAX, lines.read_line(&mut line)).await else { return };
+    let Ok(Ok(_)) = tokio::time::timeout(timing::UP_ANSWER_MAX, lines.read_line(&mut line)).await else { return };
     let result = match serde_json::from_str::<Request>(&line) {
         Ok(request) => {
             let (answer, answered) = oneshot::channel();
@@ -141,7 +139,7 @@ pub fn ask(data: &Path, request: &Request) -> Result<Reply> {
         kind: ErrorKind::Retry,
         text: format!("freebs up did not answer: {}", files::plain(&e)).into(),
     };
-    stream.set_read_timeout(Some(ANSWER_MAX)).map_err(broken)?;
+    stream.set_read_timeout(Some(timing::UP_ANSWER_MAX)).map_err(broken)?;
     let mut bytes = serde_json::to_vec(request).expect("a request has only what JSON can say");
     bytes.push(b'\n');
     stream.write_all(&bytes).map_err(broken)?;

@@ -9,7 +9,7 @@ use freebs_format::wire::{
 use freebs_format::{ExtentKind, Member, ViewBody, block_crc};
 use freebs_types::{
     BLOCK, DriverId, Generation, Hash32, Nanos, NodeId, RequestNumber, Sequence, ShardId, StartNumber, ViewNumber,
-    limits,
+    timing,
 };
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -61,7 +61,7 @@ pub struct Lease {
 impl Lease {
     /// It knows nothing of what it gave before a start.
     pub fn forget(&mut self, now: u64) {
-        let end = now + limits::LEASE_MS * 1_000_000;
+        let end = now + timing::LEASE_MS * 1_000_000;
         *self = Self { generation: Generation(0), granted: end, older: end };
     }
 }
@@ -311,7 +311,7 @@ impl Shard {
         if lease.generation != known {
             *lease = Lease { generation: known, granted: 0, older: lease.older.max(lease.granted) };
         }
-        lease.granted = now + limits::LEASE_MS * 1_000_000;
+        lease.granted = now + timing::LEASE_MS * 1_000_000;
         let older_ms = lease.older.saturating_sub(now).div_ceil(1_000_000) as u32;
         Message::Leased(Leased { shard: self.id, view, generation, stamp, older_ms })
     }

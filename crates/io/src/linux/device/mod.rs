@@ -92,7 +92,7 @@ struct Inner {
 #[derive(Clone)]
 pub struct FileDevice(Rc<Inner>);
 
-/// Whether a range is whole sectors within a device of so many bytes.
+/// `Invalid` unless a range is whole sectors within a device of `size` bytes.
 pub(super) fn check_range((sector, size): (usize, u64), at: u64, len: u64) -> Result<()> {
     let inside = at.checked_add(len).is_some_and(|end| end <= size);
     if inside && (at | len).is_multiple_of(sector as u64) {
@@ -140,6 +140,7 @@ impl FileDevice {
         self.0.block_device
     }
 
+    /// Path of the file or block device, as it was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0.path

@@ -116,10 +116,12 @@ impl LentDevice {
     pub fn is_direct(&self) -> bool {
         self.0.direct
     }
+    /// True if it is a block device and no file: its length is fixed, and nothing is set aside.
     #[must_use]
     pub fn is_block_device(&self) -> bool {
         self.0.block_device
     }
+    /// The device's mark of failure.
     #[must_use]
     pub fn poison(&self) -> &Poison {
         &self.0.poison

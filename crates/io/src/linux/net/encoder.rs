@@ -47,6 +47,7 @@ impl Encoder {
         self.parts_len + self.head.len()
     }
 
+    /// True if nothing is left to be written.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

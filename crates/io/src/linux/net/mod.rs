@@ -39,6 +39,7 @@ use tokio::task::AbortHandle;
 /// How messages look on the wire. A type of its own, so that neither the messages nor the transport need to know the
 /// other.
 pub trait Wire: 'static {
+    /// A message in memory.
     type Message: 'static;
 
     /// Bytes that the message at the start of `bytes` has in all, or at least (its header) while that is not known.
@@ -68,12 +69,15 @@ pub trait Handler<M> {
 /// What a transport has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NetCounts {
+    /// Messages that were handed over to be sent on a link that was there.
     pub messages_sent: u64,
+    /// Messages that were handed to the handler.
     pub messages_received: u64,
     /// Calls of the handler with messages.
     pub batches_received: u64,
     /// System calls that wrote something.
     pub writes: u64,
+    /// Bytes that those system calls took.
     pub bytes_written: u64,
 }
 
@@ -419,6 +423,7 @@ impl<W: Wire> Transport<W> {
         self.0.links.borrow().len()
     }
 
+    /// The counts so far. They are never set back.
     #[must_use]
     pub fn counts(&self) -> NetCounts {
         self.0.counts.get()

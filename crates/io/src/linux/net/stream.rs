@@ -1,5 +1,6 @@
 //! Addresses, listeners and connected streams, TCP and unix.
 
+use crate::timing;
 use bytes::BytesMut;
 use core::fmt;
 use freebs_types::{Error, Result};
@@ -15,14 +16,12 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream, tcp, unix};
 
-/// How long the other side of a TCP link may acknowledge nothing.
-const SILENCE_MAX: Duration = Duration::from_secs(5);
-
 /// Where to connect or listen: `host:port`, or `unix:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Address {
     /// Host (name or number) and port.
     Tcp(String),
+    /// Path of a socket file.
     Unix(PathBuf),
 }
 
@@ -57,14 +56,18 @@ impl fmt::Display for Address {
 /// A connected stream of this thread's event loop.
 #[derive(Debug)]
 pub enum Stream {
+    /// Over TCP: without delay (`TCP_NODELAY`).
     Tcp(TcpStream),
+    /// Over a socket file of this machine.
     Unix(UnixStream),
 }
 
 /// A connected stream on its way to another thread.
 #[derive(Debug)]
 pub enum LooseStream {
+    /// Over TCP.
     Tcp(std::net::TcpStream),
+    /// Over a socket file of this machine.
     Unix(std::os::unix::net::UnixStream),
 }
 
@@ -96,11 +99,11 @@ impl Stream {
     }
 }
 
-/// A link whose other side takes nothing for `SILENCE_MAX` is broken. The system by itself would try on for a quarter
+/// A link whose other side takes nothing for `TCP_SILENCE_MAX` is broken. The system by itself would try on for a quarter
 /// of an hour, at longer and longer intervals, and be silent for minutes after the network has come back; a new
 /// connection is through at once. What the options can't do (a socket that refuses them) is no loss.
 fn notice_silence(socket: RawFd) {
-    let seconds = SILENCE_MAX.as_secs() as libc::c_int;
+    let seconds = timing::TCP_SILENCE_MAX.as_secs() as libc::c_int;
     let options = [
         (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 1000 * seconds),
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
@@ -150,6 +153,7 @@ pub async fn connect(address: &Address, limit: Duration) -> Result<Stream> {
 /// Where connections come in.
 #[derive(Debug)]
 pub enum Listener {
+    /// A host and a port.
     Tcp(TcpListener),
     /// The path is removed when the listener goes.
     Unix(UnixListener, PathBuf),

@@ -5,19 +5,18 @@ use super::super::output::Output;
 use crate::admin::seat_files;
 use crate::cluster_file::{ClusterFile, ClusterNode};
 use crate::files::{self, DirLock};
+use crate::timing;
 use freebs_control::rebuild::{NodeSurvey, ShardSurvey, ViewSurvey};
 use freebs_lsvd::tool;
 use freebs_types::{Error, ErrorKind, NodeId, Result, StartNumber};
 use serde::{Deserialize, Serialize};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 pub const SURVEY_VERSION: u32 = 1;
 /// Bytes of a survey's file.
 const SURVEY_BYTES_MAX: usize = 256 << 20;
-/// How long a device that somebody else has is waited for: one of a process that was just killed.
-const BUSY_MAX: Duration = Duration::from_secs(3);
 
 /// What `freebs control survey` prints.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -185,8 +184,8 @@ async fn read_device(path: &Path) -> Result<tool::Survey> {
     let begun = Instant::now();
     let device = loop {
         match device::open(path, true).await {
-            Err(e) if e.kind == ErrorKind::Busy && begun.elapsed() < BUSY_MAX => {
-                tokio::time::sleep(Duration::from_millis(10)).await;
+            Err(e) if e.kind == ErrorKind::Busy && begun.elapsed() < timing::BUSY_MAX => {
+                tokio::time::sleep(timing::BUSY_LOOK).await;
             }
             other => break other?,
         }

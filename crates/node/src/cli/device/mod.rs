@@ -7,6 +7,7 @@ mod text;
 
 use super::args::{DeviceCommand, InspectArgs};
 use super::output::Output;
+use crate::timing;
 use freebs_format::disk::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
 use freebs_io::Device;
 use freebs_io::linux::ring::Ring;
@@ -16,10 +17,8 @@ use freebs_types::{Error, ErrorKind, Result, ShardId};
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// How often the progress line changes.
-const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 /// Bytes of frames that are gathered before they are written.
 const FRAMES_BYTES: usize = 64 << 10;
 
@@ -154,7 +153,7 @@ impl<'a> Watcher<'a> {
 
 impl Watch for Watcher<'_> {
     fn progress(&mut self, step: &'static str, done: u32, total: u32) {
-        if self.terminal && !self.frames && self.last.elapsed() >= PROGRESS_EVERY {
+        if self.terminal && !self.frames && self.last.elapsed() >= timing::PROGRESS_EVERY {
             self.last = Instant::now();
             self.shown = true;
             let _ = write!(std::io::stderr(), "\r\x1b[K{step}: segment {done} of {total}");

@@ -1,0 +1,76 @@
+//! The times of a chain: how long a head and members wait for each other, and how often a worker looks.
+//!
+//! But for `HEAD_ANSWER_DELAY` they are seen at a tick, so none is kept more exactly than `TICK`.
+
+use freebs_types::{Nanos, timing};
+use std::time::Duration;
+
+/// Time-outs are looked at this often. Everything else happens when a message or completion comes, so this only bounds
+/// how late a time-out is noticed: less than half of the shortest one, at a cost that an idle node does not feel.
+pub(crate) const TICK: Duration = Duration::from_millis(20);
+
+/// A member from which the head hears nothing for this long while something is outstanding is passed over; and frames
+/// that came before their predecessors wait this long for them, then they are fetched. One decision: how late a link may
+/// be before it counts as not delivering.
+pub(crate) const LINK_SILENCE: Nanos = Nanos::from_millis(timing::LINK_SILENCE_MS);
+/// An idle head speaks this often to members that may not know its newest frame or commit. DESIGN's T = 250 ms is for
+/// nodes and their failure; this is for a member that lost the last frame of a burst, which nothing else would tell it
+/// of. It is told within one tenth of a second, and in a chain at rest nothing is sent.
+pub(crate) const HEARTBEAT_EVERY: Nanos = Nanos::from_millis(100);
+/// A passed-over member is invited to ask for what it lacks this often. It asks by itself when its link comes back;
+/// this is for a link that stayed up.
+pub(crate) const NUDGE_EVERY: Nanos = Nanos::from_millis(200);
+/// A head hears of its members' durable sequences at the latest after this time, with many shards in one message;
+/// drivers hear at once. The head frees its window and learns what is committed by it, so no client waits for it; shorter,
+/// there is a message for each append.
+pub(crate) const HEAD_ANSWER_DELAY: Nanos = Nanos::from_millis(3);
+/// A lease runs this long from the member's answer (L1, L2).
+pub(crate) const LEASE: Nanos = Nanos::from_millis(timing::LEASE_MS);
+
+/// An unanswered seal is asked for again after this time: a promise needs one sync of the other's disk.
+pub(crate) const SEAL_AGAIN: Nanos = Nanos::from_millis(100);
+/// After an error the next proposal of a view waits this long, then twice as long, and so on five times (1.6 s); an
+/// activation without an answer is asked for again after it. What went wrong is often over at once (a view that was
+/// overtaken), and the shard takes no writes meanwhile.
+pub(crate) const PROPOSE_AGAIN: Nanos = Nanos::from_millis(50);
+/// While a view is opened, a fetch of which nothing was taken is asked for again after this time: longer than a peer
+/// needs to read frames from its disk, since a second answer would bring the same bytes.
+pub(crate) const OPENING_FETCH_AGAIN: Nanos = Nanos::from_millis(200);
+/// An opening that has not got on for this long starts anew with a higher view. Shorter, an opening that fetches from
+/// a slow disk would never end; longer, a member that died in the middle keeps the shard shut.
+pub(crate) const OPENING_PATIENCE: Nanos = Nanos::from_millis(5000);
+/// A stopped head says again that another member is to be head after this time; then after twice as long, and so on
+/// five times. The control plane may have no leader, or nobody else may be able to lead.
+pub(crate) const HAND_OVER_AGAIN: Nanos = Nanos::from_millis(1000);
+/// The word that new members have everything is said again after this time, if the control plane has not taken it in.
+pub(crate) const COMPLETE_AGAIN: Nanos = Nanos::from_millis(500);
+
+/// An answer to a sync that takes longer is asked for again; the next one may take twice as long, and so on five times:
+/// from a slow disk none would be in time otherwise, and all that it reads in vain.
+pub(crate) const SYNC_AGAIN: Nanos = Nanos::from_millis(250);
+/// A question for lost frames or entries is asked again, of the next member, after this time; after late answers twice
+/// as long, and so on. Longer than for a sync: it is read from places all over the log.
+pub(crate) const REPAIR_AGAIN: Nanos = Nanos::from_millis(500);
+/// When all others have refused frames or entries, they are asked again after this time; the next time after twice as
+/// long, and so on three times: they may have given them up, and asked at every tick they would log nothing else.
+pub(crate) const REFUSED_PAUSE: Nanos = Nanos::from_millis(500);
+/// A question for the blocks of a damaged place is asked again, of the next member, after this time, and a place that
+/// nobody could give rests as long. It is background work: reads go to other members meanwhile.
+pub(crate) const MEND_AGAIN: Nanos = Nanos::from_millis(1000);
+/// A learner on a full device rests this long; each time in a row twice as long, and so on three times, unless it sees
+/// that there is room. What it learns can't be kept before cleaning has made room, and asking costs the others reads.
+pub(crate) const FULL_PAUSE: Nanos = Nanos::from_millis(2000);
+/// The state that a transfer by map ends with is kept this long after it was last asked for. The asker's next piece
+/// comes within moments, or the asker is gone; what is kept holds memory and pins what the map names.
+pub(crate) const MAP_HOLD: Nanos = Nanos::from_millis(10_000);
+
+/// When nothing was appended for this long, the log is closed with a mark (rule E7): it tells a torn end from damage.
+/// Shorter, a client that writes now and then pays a write more each time; longer, more writes are under that doubt.
+pub(crate) const MARK_AFTER_IDLE: Nanos = Nanos::from_millis(100);
+/// Time between checkpoints of the log (DESIGN section 3). It bounds what recovery reads again after a kill.
+pub(crate) const CHECKPOINT_EVERY: Nanos = Nanos::from_millis(60_000);
+/// The scrub reads a part of a second's share this often: small steps, so that a client's read never waits long.
+pub(crate) const SCRUB_STEP: Duration = Duration::from_millis(250);
+/// A pass of the scrub begins this long after the one before began, if that took less: a small log is not read without
+/// end.
+pub(crate) const SCRUB_PASS_EVERY: Nanos = Nanos::from_millis(3_600_000);

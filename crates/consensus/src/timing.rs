@@ -1,0 +1,83 @@
+//! The times of the control plane: how fast a leader is replaced, when a node counts as failed, when as gone.
+//!
+//! The design has heartbeats every T = 250 ms and a node that was silent for 4 T has failed. Here 4 T is kept (1 s), and
+//! heartbeats are sent every 100 ms, so that the loss of one or two of them is no silence, and a leader that is gone is
+//! replaced within the same second.
+
+use openraft::SnapshotPolicy;
+use std::time::Duration;
+
+/// Times, and when a snapshot is made.
+#[derive(Clone, Debug)]
+pub struct Timing {
+    /// Milliseconds between two heartbeats of the leader; also the step in which a seat counts time.
+    pub heartbeat_ms: u64,
+    /// Milliseconds that seats hold to a leader that they heard of. Then a voter waits for 0.7 to 1 of it more, by
+    /// chance, before it asks for votes; an answer to that, which needs a disk, is waited for 0.7 of it.
+    pub election_ms: u64,
+    /// Milliseconds that an answer is waited for that needs somebody's disk.
+    pub answer_ms: u64,
+    /// A voter that was silent for this many milliseconds is replaced, and so is a member of a chain.
+    pub gone_ms: u64,
+    /// A node that was silent for this many milliseconds has failed: its shards get other heads.
+    pub fail_ms: u64,
+    /// Milliseconds that a command is tried.
+    pub submit_ms: u64,
+    /// Entries of the log after which a snapshot is made.
+    pub snapshot_entries: u64,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        // A leader that is gone is replaced after 0.85 to 1 s. A node that only seems so, because it or the network
+        // was busy, costs nothing: votes are asked for only if most would give theirs.
+        Self {
+            heartbeat_ms: 100,
+            election_ms: 500,
+            answer_ms: 2000,
+            gone_ms: 600_000,
+            fail_ms: 1000,
+            submit_ms: 10_000,
+            snapshot_entries: 5000,
+        }
+    }
+}
+
+impl Timing {
+    pub(crate) fn config(&self) -> openraft::Config {
+        openraft::Config {
+            cluster_name: "freebs".into(),
+            heartbeat_interval: self.heartbeat_ms,
+            election_timeout_min: self.election_ms * 7 / 10,
+            election_timeout_max: self.election_ms,
+            install_snapshot_timeout: 4 * self.answer_ms,
+            max_payload_entries: 256,
+            replication_lag_threshold: 2 * self.snapshot_entries,
+            snapshot_policy: SnapshotPolicy::LogsSinceLast(self.snapshot_entries),
+            max_in_snapshot_log_to_keep: self.snapshot_entries / 4,
+            enable_pre_vote: Some(true),
+            ..openraft::Config::default()
+        }
+    }
+}
+
+/// Milliseconds for which it counts that another node can't reach one either. A second is `fail_ms`: after it silence
+/// decides by itself; an older agreement may be about a pause that is over.
+pub(crate) const AGREED_MS: u64 = 1000;
+/// Milliseconds after which others are asked again about a node that can't be reached: the other one looks for up to
+/// `REACH_EVERY` times ten, and the question or its answer may be lost.
+pub(crate) const DOUBT_AGAIN_MS: u64 = 300;
+/// Milliseconds that a head may take to open its view before the next member is tried. A head that lacks frames fetches
+/// them in that time; shorter, healthy heads under load are passed over, each at the cost of a view change.
+pub(crate) const OPEN_MS: u64 = 10_000;
+/// The same at most, after doubling at each try: a shard whose members all lack much comes to rest, and is still tried
+/// again after minutes.
+pub(crate) const OPEN_MOST_MS: u64 = 160_000;
+/// A node that is asked about another one looks this often whether it reaches it. A refused connection is known after
+/// a millisecond; a link that rests after a failure is opened again within a few of these.
+pub(crate) const REACH_EVERY: Duration = Duration::from_millis(20);
+/// A seat that catches up asks for an entry of its own this often for the first second, and at each heartbeat later: a
+/// node that starts waits for it, and a leader may come at any moment.
+pub(crate) const CATCH_UP_AGAIN: Duration = Duration::from_millis(20);
+/// A seat looks this often whether an entry that it waits for is applied here.
+pub(crate) const APPLIED_LOOK: Duration = Duration::from_millis(5);

@@ -1,0 +1,172 @@
+//! The times of the program: what it waits for, for how long, and how often it looks. In the order of the rooms.
+//!
+//! Times that a protocol rests on are not here: those of the chain, of drivers and of the control plane stand in their
+//! crates. What is here decides how soon people and peers hear of something, not what is true.
+
+use freebs_control::timing::WATCH_MS;
+use std::time::Duration;
+
+// Anywhere.
+
+/// A file or device that another process has is waited for this long: one that was just killed lets go when the kernel
+/// has closed it, which takes as long as its last writes do. Longer, somebody who starts a node twice is told late.
+pub const BUSY_MAX: Duration = Duration::from_secs(3);
+/// A file or device that another process has is tried again this often.
+pub const BUSY_LOOK: Duration = Duration::from_millis(10);
+/// After a connection that could not be accepted (no file descriptors, mostly) this long is waited: they get free when
+/// others close, and asked at once the loop would do nothing but log.
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+// `admin`: the control plane's edge.
+
+/// The connection from seat to seat: a node that does not take it within this time counts as not there. Below
+/// `fail_ms` of consensus, so that a seat that is gone does not hold up what is for another one.
+pub const SEAT_CONNECT_MAX: Duration = Duration::from_millis(500);
+/// A message to a seat that is not taken within this time ends the connection: what waits behind it is old by then, and
+/// is sent again where it matters.
+pub const SEAT_WRITE_MAX: Duration = Duration::from_secs(2);
+/// Between attempts to reach a seat; what comes meanwhile is dropped. Half a heartbeat of consensus.
+pub const SEAT_AGAIN: Duration = Duration::from_millis(50);
+/// Other nodes have this long to say whether they know a state, when this one is about to found the cluster. It is in
+/// the way of the very first start only, and one that answers later is heard of by its messages.
+pub const FOUND_ASK_MAX: Duration = Duration::from_millis(300);
+/// Milliseconds. After a start a leader is waited for this long, and by chance up to as long again, before votes are
+/// asked for: longer than a heartbeat, so that a leader that is there is heard; far below the 500 ms after which
+/// voters stand by themselves, so that a cluster that was stopped is back at once.
+pub const STAND_AFTER_MS: u64 = 150;
+/// The leader's name for others, and the store's health, are looked up this often: one heartbeat.
+pub const SEAT_LOOK: Duration = Duration::from_millis(100);
+/// A node that was never taken in gives up if it has heard for this long of another cluster only: a wrong address in
+/// the cluster file is said within a second.
+pub const FOREIGN_MAX: Duration = Duration::from_secs(1);
+/// A node's registration is tried again after this time, while there is no leader to take it.
+pub const REGISTER_AGAIN: Duration = Duration::from_millis(100);
+/// The same when the state could not be written (a disk is full, for one), which does not pass in moments.
+pub const REGISTER_UNWRITTEN_AGAIN: Duration = Duration::from_secs(1);
+/// A command that was applied becomes visible here within this time, or is answered all the same: the caller may then
+/// read an older state.
+pub const VISIBLE_MAX: Duration = Duration::from_secs(5);
+/// A node learns within this time all that was committed before a question, or another node is to be asked.
+pub const CATCH_UP_MAX: Duration = Duration::from_secs(5);
+/// A watch is answered within its own time and five seconds more, or its connection is given up: room for a node that
+/// is busy, since `SILENT_MAX` notices one that is gone.
+pub const WATCH_MAX: Duration = Duration::from_millis(WATCH_MS + 5_000);
+/// Between attempts of a follower to connect to some node.
+pub const FOLLOW_AGAIN: Duration = Duration::from_millis(100);
+/// The node that is followed is asked this often whether it is there.
+pub const LISTEN_EVERY: Duration = Duration::from_secs(1);
+/// It has this long to say so; then another one is followed. With `LISTEN_EVERY`, a frozen node holds a gateway up for
+/// two seconds.
+pub const SILENT_MAX: Duration = Duration::from_secs(1);
+/// A command of a follower waits this long for a connection, and an announcement for its answer.
+pub const CONNECTED_MAX: Duration = Duration::from_secs(1);
+/// The node's answer to a command: as long as consensus tries one (`submit_ms`).
+pub const COMMAND_MAX: Duration = Duration::from_secs(10);
+/// A client's connection to a node's control API.
+pub const CLIENT_CONNECT_MAX: Duration = Duration::from_secs(2);
+/// Answers that nobody reads for this long end a connection of the control API.
+pub const API_WRITE_MAX: Duration = Duration::from_secs(30);
+/// One node has this long to say how it is, or what happened; `status` and `events` go on without those that do not.
+pub const NODE_ANSWER_MAX: Duration = Duration::from_secs(2);
+/// A digest has this long: it reads everything a replica holds, which for 10 TiB at 500 MB/s is six hours. A node that
+/// dies is noticed by its connection.
+pub const DIGEST_MAX: Duration = Duration::from_secs(6 * 3600);
+/// Between rounds of a verification while replicas move.
+pub const VERIFY_AGAIN: Duration = Duration::from_millis(200);
+
+// `runtime`: workers, links, drivers.
+
+/// A peer that says nothing for this long after connecting is let go. Longer than any start of a worker; it holds a
+/// connection and 512 bytes meanwhile.
+pub const GREETING_LIMIT: Duration = Duration::from_secs(5);
+/// A link to a worker of a node, greeting included.
+pub const LINK_CONNECT_LIMIT: Duration = Duration::from_secs(1);
+/// The first pause before a link is tried again; it doubles each time. A peer that was started again is there soon.
+pub const LINK_BACK_OFF_MIN: Duration = Duration::from_millis(20);
+/// The longest such pause: a peer that comes back has its links within it.
+pub const LINK_BACK_OFF_MAX: Duration = Duration::from_millis(500);
+/// A link that lasted this long broke for a reason of its own, and is opened again at once. One that lasted less is
+/// probably refused by the other side each time.
+pub const LINK_STEADY: Duration = Duration::from_secs(1);
+/// Drivers' time-outs are looked at this often: half of the shortest (10 ms, the first back-off).
+pub const DRIVER_TICK: Duration = Duration::from_millis(5);
+/// A volume whose members do not answer for this long is not attached: longer than a take-over waits for old leases and
+/// a view change together, so that a client sees a pause where there is only one.
+pub const ATTACH_LIMIT: Duration = Duration::from_secs(30);
+/// The control plane is asked for an attachment for this long: longer than an election and `submit_ms`.
+pub const ATTACH_ASK_LIMIT: Duration = Duration::from_secs(15);
+/// News are waited for this long before it is asked again.
+pub const ATTACH_ASK_AGAIN: Duration = Duration::from_millis(100);
+/// All volumes together are given back within this time at a stop; those that are not lapse by their leases.
+pub const GIVE_BACK_LIMIT: Duration = Duration::from_secs(2);
+/// An NBD client that takes no reply for this long is let go: it holds a place in the window of its volume. As long as
+/// the request limit of drivers, so a client that itself waits for requests is never meant.
+pub const NBD_STUCK_LIMIT: Duration = Duration::from_secs(60);
+/// A start waits this long for the control plane in silence; then it says what it waits for.
+pub const CONTROL_PATIENCE: Duration = Duration::from_secs(5);
+/// A log has this long to be closed cleanly at a stop. A clean end is a courtesy, nothing relies on it.
+pub const LOG_CLOSE_MAX: Duration = Duration::from_secs(5);
+/// A worker's thread has this long to end: giving back volumes and closing the log, and a second more.
+pub const WORKER_STOP_MAX: Duration = Duration::from_secs(8);
+
+// `gateway`: NBD handshakes.
+
+/// From the connection to GO, without what the volume takes.
+pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(15);
+/// Attaching may wait for members; a client is told after this time. Longer than `ATTACH_LIMIT`, whose error says more.
+pub const OPEN_LIMIT: Duration = Duration::from_secs(35);
+/// A client that waits for its volume is looked at this often: if it has gone, nothing is attached for it.
+pub const CLIENT_GONE_LOOK: Duration = Duration::from_millis(250);
+
+// `up`: the supervisor.
+
+/// The supervisor looks this often whether it can go on: short, because people wait with it.
+pub const UP_LOOK: Duration = Duration::from_millis(20);
+/// Once all volumes can be used, the last nodes are waited for this long, so that the first words name all of them.
+pub const ALL_UP_MAX: Duration = Duration::from_secs(1);
+/// A process that ended sooner than this after its start is not started again at once: it may fail each time.
+pub const QUICK_END: Duration = Duration::from_secs(2);
+/// The first pause before such a process is started again; it doubles each time.
+pub const RESTART_DELAY_MIN: Duration = Duration::from_millis(100);
+/// The longest such pause.
+pub const RESTART_DELAY_MAX: Duration = Duration::from_secs(5);
+/// Between SIGTERM and SIGKILL: longer than `WORKER_STOP_MAX`, so that a stop that goes well is never cut off.
+pub const STOP_GRACE: Duration = Duration::from_secs(10);
+/// A port that is taken is waited for this long: those of processes that were just killed may take a moment.
+pub const PORT_MAX: Duration = Duration::from_millis(1500);
+/// A port that is taken is tried again this often.
+pub const PORT_LOOK: Duration = Duration::from_millis(50);
+/// The supervisor's socket is listened at again after this time when a connection could not be accepted.
+pub const UP_ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// A question to the supervisor, both sides. A stop may take its `STOP_GRACE`, for more than one node.
+pub const UP_ANSWER_MAX: Duration = Duration::from_secs(30);
+/// When nothing is ready for this long, the supervisor says what is missing, and again after as long.
+pub const UP_SLOW: Duration = Duration::from_secs(20);
+/// A node waits this long to be stopped until others have opened their views; then the views change without it.
+pub const HAND_OVER_MAX: Duration = Duration::from_secs(5);
+
+// `events`.
+
+/// The same thing of the same shard is told once in this time, with how often it was left out.
+pub const REPEATS_AFTER: Duration = Duration::from_secs(10);
+
+// `cli`: what a person waits for.
+
+/// An ordinary answer of a node. Longer than `COMMAND_MAX`, so that the node's own error is what is shown.
+pub const CALL_MAX: Duration = Duration::from_secs(15);
+/// `node start` waits this long for the node to answer; it goes on starting after that.
+pub const START_MAX: Duration = Duration::from_secs(10);
+/// `node start` looks this often whether the node answers.
+pub const START_LOOK: Duration = Duration::from_millis(50);
+/// A new volume is waited for this long, so that the next command finds it ready; it is there in any case.
+pub const USABLE_MAX: Duration = Duration::from_secs(10);
+/// `volume create` looks this often whether the volume can be used.
+pub const USABLE_LOOK: Duration = Duration::from_millis(20);
+/// A verification reads everything; only the connection's end ends it early.
+pub const VERIFY_MAX: Duration = Duration::from_secs(24 * 3600);
+/// Between two looks of `events --follow` for what is new.
+pub const EVENTS_LOOK: Duration = Duration::from_millis(500);
+/// Milliseconds that clocks of nodes may differ and an event may take to be gathered: it is looked for so far back.
+pub const EVENTS_LATE_MS: u64 = 10_000;
+/// The progress line of a device tool changes this often.
+pub const PROGRESS_EVERY: Duration = Duration::from_millis(200);

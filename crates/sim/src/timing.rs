@@ -1,0 +1,26 @@
+//! The times of the simulated world that no seed decides: how often it looks, and how long its parts wait.
+//!
+//! Times that a seed decides are drawn in `config` and where the fault is made.
+
+use freebs_types::Nanos;
+use std::time::Duration;
+
+/// A direction of the network that is held back is looked at again this often: a cut that ends is noticed as late as
+/// that, which is little beside how long cuts last.
+pub(crate) const HELD_BACK_LOOK: Nanos = Nanos::from_millis(20);
+/// A caller of the control plane that hears nothing gives up after this time: far below what real callers wait, so that
+/// short runs see callers that do not know what became of their request.
+pub(crate) const CALL_PATIENCE: Nanos = Nanos::from_millis(300);
+/// The same caller asks again after this time if it was told to.
+pub(crate) const CALL_AGAIN: Nanos = Nanos::from_millis(50);
+/// A node looks this often for peers that it has no link to; about the back-off of the real one.
+pub(crate) const DIAL_EVERY: Duration = Duration::from_millis(25);
+/// The end of a run looks this often whether all is well, so a run takes at most this much too long.
+pub(crate) const SETTLED_LOOK: Nanos = Nanos::from_millis(50);
+/// Faults begin this long after the start of the cluster, which mostly has come up by then; some of them meet one that is
+/// still starting.
+pub(crate) const COME_UP: Nanos = Nanos::from_millis(300);
+/// A slow disk takes this long for one operation at most; longer ones are stalls.
+pub(crate) const SLOW_MAX: Nanos = Nanos::from_millis(4000);
+/// A disk that stands still looks this often whether it may go on.
+pub(crate) const STALL_LOOK: Nanos = Nanos::from_millis(50);
