@@ -1,5 +1,6 @@
 //! Programs that tests call, and words for what a test has to say beside pass and fail.
 
+use super::PATIENCE;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -152,7 +153,12 @@ where
 }
 
 /// Waits until `done` gives something.
-pub fn wait_for<T>(what: &str, limit: Duration, mut done: impl FnMut() -> Option<T>) -> T {
+pub fn wait_for<T>(what: &str, done: impl FnMut() -> Option<T>) -> T {
+    wait_within(PATIENCE, what, done)
+}
+
+/// Waits for something that may take longer than most.
+pub fn wait_within<T>(limit: Duration, what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
         if let Some(found) = done() {
