@@ -101,7 +101,7 @@ fn prepare(c: &Cluster) {
 
 #[test]
 fn volumes_come_back_when_the_control_state_is_lost() {
-    let _turn = turn(Weight::Loaded);
+    let _turn = turn(Weight::Light);
     let mut c = Cluster::up(Setup { nodes: 5, more: vec!["--no-restart".into()], ..Setup::default() });
     let place = c.place.clone();
     prepare(&c);

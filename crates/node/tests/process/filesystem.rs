@@ -62,7 +62,7 @@ fn an_image_copied_in_comes_back_and_can_be_mounted() {
     if !have(TOOLS) {
         return;
     }
-    let _turn = turn(Weight::Heavy);
+    let _turn = turn(Weight::Loaded);
     let mut c = Cluster::up(setup());
     let bytes = make(c.dir());
     let image = c.dir().join("image");
@@ -123,7 +123,7 @@ fn a_member_killed_in_mid_copy_is_not_noticed_by_the_client() {
     if !have(TOOLS) {
         return;
     }
-    let _turn = turn(Weight::Heavy);
+    let _turn = turn(Weight::Loaded);
     let mut c = Cluster::up(Setup { more: vec!["--no-restart".into()], ..setup() });
     let bytes = make(c.dir());
     // Else the kernel writes the image out in the middle of what is measured, to the disk that the nodes use.

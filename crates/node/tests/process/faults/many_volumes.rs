@@ -78,7 +78,7 @@ fn spread(c: &Cluster, first: &BTreeMap<String, String>, round: usize) {
 
 #[test]
 fn a_head_of_many_volumes_killed_again_and_again() {
-    let _turn = turn(Weight::Heavy);
+    let _turn = turn(Weight::Loaded);
     let (count, away) = if full() { (1000, 5) } else { (20, 0) };
     let c = five(&["--no-restart"]);
     let begun = Instant::now();

@@ -300,7 +300,7 @@ impl Cluster {
             if shards.iter().all(active) {
                 return;
             }
-            std::thread::sleep(Duration::from_millis(50));
+            std::thread::sleep(Duration::from_millis(60));
         }
         panic!("{volume} is not healthy after {PATIENCE:?}: {last:#}\n{}", self.log());
     }

@@ -54,7 +54,7 @@ pub enum Weight {
     Light = 1,
     /// A cluster under a load of many requests in flight.
     Loaded = 2,
-    /// Many volumes, or real clients that copy much.
+    /// More than one processor has for it.
     Heavy = 3,
 }
 
