@@ -39,7 +39,8 @@ fn fsx_finds_no_difference() {
     let source = ["[", "nbdkit", "--exit-with-parent", "--filter=blocksize", "nbd", &uri, "minblock=512", "]"];
     let file = AsFile::open(&c.dir().join("fuse"), &source);
     fsx(&c, &file.path(), ops, 512, 2.0, 11);
-    fsx(&c, &file.path(), ops, 1, 0.0, 12);
+    // Here it is mostly the filter that is at work.
+    fsx(&c, &file.path(), ops / 2, 1, 0.0, 12);
     drop(file);
     c.verify("demo");
     c.stop();

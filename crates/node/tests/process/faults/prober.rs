@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const BLOCK: u64 = 4096;
 /// Blocks that it writes in turn.
 const BLOCKS: u64 = 256;
-const PAUSE: Duration = Duration::from_millis(1);
+const PAUSE: Duration = Duration::from_millis(3);
 
 /// What a block holds after its write of this number.
 fn block(number: u64) -> Vec<u8> {

@@ -10,6 +10,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// What a client does nothing for between two commands: the machine is to do other things, too.
+const BETWEEN: Duration = Duration::from_millis(20);
 /// Names that one client uses again and again.
 const NAMES: usize = 6;
 
@@ -98,6 +100,7 @@ pub fn churn(
             took
         };
         times.lock().expect("not poisoned").push(took);
+        std::thread::sleep(BETWEEN);
         if stop.load(Ordering::Relaxed) {
             break;
         }
