@@ -26,7 +26,7 @@ pub const PATIENCE: Duration = Duration::from_secs(90);
 /// Tests that begin at once, if `RUST_TEST_THREADS` says nothing else. Their turns say which of them go on.
 const THREADS: &str = "8";
 /// Weight that runs at once, for each processor: these tests wait for most of their time.
-const WEIGHT_PER_PROCESSOR: usize = 2;
+const WEIGHT_PER_PROCESSOR: usize = 3;
 
 /// libtest begins as many tests at once as there are processors, and has no other word than this one for another number.
 /// Said here it is said for this binary alone.
@@ -50,11 +50,11 @@ fn this_test() -> String {
 #[derive(Clone, Copy, Debug)]
 #[repr(usize)]
 pub enum Weight {
-    /// A cluster that is asked one thing after the other.
+    /// A cluster that is asked one thing after the other, or whose test waits for most of its time.
     Light = 1,
-    /// A cluster under a load of many requests in flight.
+    /// A cluster under a load of many requests in flight: most of a processor.
     Loaded = 2,
-    /// More than one processor has for it.
+    /// More than one processor has to give.
     Heavy = 3,
 }
 
