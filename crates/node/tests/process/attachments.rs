@@ -2,37 +2,53 @@
 
 use crate::support::cluster::{Cluster, Setup, scratch};
 use crate::support::gateway::Gateway;
+use crate::support::load::Answers;
 use crate::support::nbd::{Client, Op};
 use crate::support::rng::Rng;
 use crate::support::tools::say;
-use crate::support::{alone, full};
+use crate::support::{Raised, Weight, full, turn};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const BLOCK: u32 = 4096;
-/// An answer that was given in time may lie in a socket for so long.
-const ON_ITS_WAY: Duration = Duration::from_millis(200);
+/// Writes that the new one does while somebody is frozen, and again afterwards.
+const SOME: u64 = 100;
 
-/// A request, when it was sent, when its answer came, and whether that was a success.
+/// A request, when it was sent, and whether its answer was a success.
 struct Asked {
-    write: bool,
+    /// The number that it wrote; `None` for a read.
+    wrote: Option<u64>,
     sent: Instant,
-    came: Instant,
     done: bool,
 }
 
-/// Writes and reads one after the other until told to stop, or the connection ends.
-fn use_volume(mut client: Client, at: u64, stop: &AtomicBool) -> Vec<Asked> {
+/// A block that holds a number.
+fn block(number: u64) -> Vec<u8> {
+    number.to_le_bytes().repeat(BLOCK as usize / 8)
+}
+
+fn number(block: &[u8]) -> u64 {
+    let number = u64::from_le_bytes(block[..8].try_into().expect("eight bytes"));
+    assert!(block == self::block(number), "a block of one write");
+    number
+}
+
+/// Writes numbers that go up, and reads, one after the other, until told to stop, or the connection ends. Successes are
+/// counted.
+fn use_volume(mut client: Client, at: u64, stop: &AtomicBool, successes: &Answers) -> Vec<Asked> {
     let mut all = Vec::new();
-    for i in 0u64.. {
-        let write = i % 2 == 0;
-        let op = match write {
-            true => Op::Write { at, data: vec![i as u8; BLOCK as usize], fua: false },
-            false => Op::Read { at, len: BLOCK },
+    for i in 1u64.. {
+        let wrote = (i % 2 == 0).then_some(i);
+        let op = match wrote {
+            Some(i) => Op::Write { at, data: block(i), fua: false },
+            None => Op::Read { at, len: BLOCK },
         };
         let sent = Instant::now();
         let Ok(result) = client.ask(&op) else { break };
-        all.push(Asked { write, sent, came: Instant::now(), done: result.is_ok() });
+        if result.is_ok() {
+            successes.add();
+        }
+        all.push(Asked { wrote, sent, done: result.is_ok() });
         if stop.load(Ordering::Relaxed) {
             break;
         }
@@ -43,8 +59,8 @@ fn use_volume(mut client: Client, at: u64, stop: &AtomicBool) -> Vec<Asked> {
 /// The attachment moves to and fro. In turn nothing else happens, a member stands still, or the head does.
 #[test]
 fn who_lost_a_volume_gets_errors_only() {
-    let _turn = alone();
-    let rounds = if full() { 100 } else { 4 };
+    let _turn = turn(Weight::Light);
+    let rounds = if full() { 100 } else { 6 };
     let mut rng = Rng::announced("attachments");
     let c = Cluster::up(Setup::default());
     let dir = scratch();
@@ -52,8 +68,8 @@ fn who_lost_a_volume_gets_errors_only() {
     let mut waits = Vec::new();
     for round in 0..rounds {
         let [old, new] = [&gateways[round % 2], &gateways[(round + 1) % 2]];
-        let client = Client::connect_within(&old.place, "demo", Duration::from_secs(30));
-        let stop = AtomicBool::new(false);
+        let client = Client::attach(&old.place, "demo");
+        let (stop, successes) = (AtomicBool::new(false), Answers::default());
         let (head, others) = c.chain("demo");
         let victim = match round % 3 {
             1 => Some(others[rng.below(2) as usize].clone()),
@@ -61,34 +77,44 @@ fn who_lost_a_volume_gets_errors_only() {
             _ => None,
         };
         let frozen = victim.map(|name| c.nodes().into_iter().find(|n| n.0 == name).expect("it is up").1);
-        let (all, ready, took) = std::thread::scope(|s| {
-            let load = s.spawn(|| use_volume(client, round as u64 * u64::from(BLOCK), &stop));
-            std::thread::sleep(Duration::from_millis(200 + rng.below(300)));
+        let at = round as u64 * u64::from(BLOCK);
+        let (all, ready, took, found) = std::thread::scope(|s| {
+            let load = s.spawn(|| use_volume(client, at, &stop, &successes));
+            // Also when something here panics, so that the load ends.
+            let raised = Raised(&stop);
+            successes.more(20 + rng.below(100));
             frozen.iter().for_each(|pid| c.pause(*pid));
             let begun = Instant::now();
-            let mut second = Client::connect_within(&new.place, "demo", Duration::from_secs(30));
+            let mut second = Client::attach(&new.place, "demo");
             let ready = Instant::now();
-            second.write(64 << 20, &vec![round as u8; BLOCK as usize]);
-            std::thread::sleep(Duration::from_millis(500));
+            let found = number(&second.read(at, BLOCK));
+            let write = |second: &mut Client| (0..SOME).for_each(|i| second.write(64 << 20, &block(i)));
+            write(&mut second);
             frozen.iter().for_each(|pid| c.resume(*pid));
             // Whoever was frozen and knows nothing of all that may answer now.
-            std::thread::sleep(Duration::from_millis(500));
-            stop.store(true, Ordering::Relaxed);
-            assert_eq!(second.read(64 << 20, BLOCK), vec![round as u8; BLOCK as usize]);
-            (load.join().expect("the load"), ready, ready - begun)
-        });
-        let late = |a: &&Asked| a.done && (a.sent > ready || a.came > ready + ON_ITS_WAY);
-        if let Some(a) = all.iter().find(late) {
-            let what = if a.write { "write" } else { "read" };
-            let (sent, came) = (a.sent.saturating_duration_since(ready), a.came.saturating_duration_since(ready));
-            panic!(
-                "round {round}: a {what} sent {sent:?} after the other was ready succeeded at {came:?}\n{}",
-                c.log()
+            c.wait_healthy("demo");
+            write(&mut second);
+            drop(raised);
+            let all = load.join().expect("the load");
+            assert_eq!(number(&second.read(64 << 20, BLOCK)), SOME - 1);
+            assert_eq!(
+                number(&second.read(at, BLOCK)),
+                found,
+                "round {round}: the old one wrote behind the new one's back"
             );
+            (all, ready, ready - begun, found)
+        });
+        if let Some(a) = all.iter().find(|a| a.done && a.sent > ready) {
+            let what = if a.wrote.is_some() { "write" } else { "read" };
+            let sent = a.sent.saturating_duration_since(ready);
+            panic!("round {round}: a {what} sent {sent:?} after the other was ready succeeded\n{}", c.log());
         }
+        // An answer that came late may have been given in time. If it was not, the new one has not seen what it promised.
+        let promised = all.iter().filter(|a| a.done).filter_map(|a| a.wrote).max();
+        assert!(promised <= Some(found), "round {round}: {promised:?} was promised, {found} was found\n{}", c.log());
         assert!(all.iter().filter(|a| a.done).count() > 10, "round {round}: the old one did hardly anything");
         waits.push(took);
-        c.wait_healthy("demo", Duration::from_secs(40));
+        c.wait_healthy("demo");
     }
     waits.sort();
     let (half, most) = (waits[waits.len() / 2].as_secs_f64(), waits[waits.len() - 1].as_secs_f64());
@@ -100,14 +126,14 @@ fn who_lost_a_volume_gets_errors_only() {
 /// ended.
 #[test]
 fn a_gateway_that_was_killed_takes_its_volume_up_again() {
-    let _turn = alone();
+    let _turn = turn(Weight::Light);
     let c = Cluster::up(Setup::default());
-    let mut client = Client::connect_within(&c.place, "demo", Duration::from_secs(20));
+    let mut client = Client::attach(&c.place, "demo");
     client.write(0, &[7; BLOCK as usize]);
     let killed = c.gateways()[0].1;
     c.kill(&[killed]);
     let begun = Instant::now();
-    let mut client = Client::connect_within(&c.place, "demo", Duration::from_secs(30));
+    let mut client = Client::attach(&c.place, "demo");
     say(&format!("measured: gateway killed, volume in use again after {:.2} s", begun.elapsed().as_secs_f64()));
     assert_eq!(client.read(0, BLOCK), [7; BLOCK as usize]);
 }
@@ -116,13 +142,12 @@ fn a_gateway_that_was_killed_takes_its_volume_up_again() {
 /// is gone for good, the other one gets it without anybody's help, and finds what was written.
 #[test]
 fn a_host_that_is_gone_loses_its_volumes_to_who_asks() {
-    let _turn = alone();
+    let _turn = turn(Weight::Light);
     let c = Cluster::up(Setup::default());
     let dir = scratch();
     let mut old = Gateway::start_as(&c, dir.path(), "old", "one host");
     let new = Gateway::start_as(&c, dir.path(), "new", "another host");
-    let limit = Duration::from_secs(30);
-    let mut client = Client::connect_within(&old.place, "demo", limit);
+    let mut client = Client::attach(&old.place, "demo");
     client.write(0, &[7; BLOCK as usize]);
     // The other gateway knows the volume, and is refused.
     let begun = Instant::now();
@@ -138,7 +163,7 @@ fn a_host_that_is_gone_loses_its_volumes_to_who_asks() {
     assert_eq!(client.read(0, BLOCK), [7; BLOCK as usize], "whoever has it is not disturbed");
     old.kill();
     let begun = Instant::now();
-    let mut client = Client::connect_within(&new.place, "demo", limit);
+    let mut client = Client::attach(&new.place, "demo");
     say(&format!("measured: a host is gone, another one has its volume after {:.2} s", begun.elapsed().as_secs_f64()));
     assert_eq!(client.read(0, BLOCK), [7; BLOCK as usize]);
     client.write(0, &[8; BLOCK as usize]);

@@ -1,17 +1,16 @@
 //! What a user can get wrong: each has an exit status, a reason and a way out, and nothing is lost by it.
 
-use crate::support::beside_others;
 use crate::support::cluster::{Cluster, Setup, freebs, scratch};
 use crate::support::device;
 use crate::support::nbd::Client;
 use crate::support::tools::{self, told};
+use crate::support::{PATIENCE, Weight, shared, turn};
 use std::net::TcpListener;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::process::{Command, Output};
-use std::time::Duration;
 
 fn say(cmd: &mut Command) -> Output {
-    tools::output(cmd, Duration::from_secs(30))
+    tools::output(cmd, PATIENCE)
 }
 
 /// The command ends with this status and says these words.
@@ -72,10 +71,11 @@ fn a_cluster_that_is_not_there_is_said_so() {
 
 #[test]
 fn volumes_that_can_not_be_are_refused_by_a_running_cluster() {
-    let _turn = beside_others();
-    let c = Cluster::up(Setup::default());
+    let _turn = turn(Weight::Light);
+    let c = shared::cluster();
+    let own = c.volume("64M", &[]);
     let create = |args: &[&str]| c.cli(&[&["volume", "create"], args].concat());
-    refused(&create(&["demo", "--size", "1G"]), 1, &["demo", "already"]);
+    refused(&create(&[&own, "--size", "1G"]), 1, &[&own, "already"]);
     refused(&create(&["x", "--size", "1G", "--copies", "5"]), 1, &["copies", "nodes"]);
     let out = create(&["x", "--size", "1G", "--copies", "2", "--min-copies", "3"]);
     assert!(matches!(out.status.code(), Some(1 | 2)), "{}", told(&out));
@@ -84,20 +84,22 @@ fn volumes_that_can_not_be_are_refused_by_a_running_cluster() {
     refused(&c.cli(&["volume", "show", "nobody"]), 1, &["nobody"]);
     refused(&c.cli(&["volume", "delete", "nobody"]), 1, &["nobody"]);
     refused(&c.cli(&["volume", "verify", "nobody"]), 1, &["nobody"]);
-    refused(&c.cli(&["volume", "resize", "demo", "--size", "1M"]), 1, &["smaller"]);
+    refused(&c.cli(&["volume", "resize", &own, "--size", "1M"]), 1, &["smaller"]);
     // An attached volume is not deleted by mistake.
-    let client = Client::connect(&c.place, "demo", true).expect("a client");
-    refused(&c.cli(&["volume", "delete", "demo"]), 1, &["--force"]);
+    let client = c.client(&own);
+    refused(&c.cli(&["volume", "delete", &own]), 1, &["--force"]);
     drop(client);
     let data = c.data();
     refused(&c.cli(&["node", "stop", "nobody", "--data", data.to_str().unwrap()]), 1, &["nobody"]);
     refused(&c.cli(&["node", "stop", "node2", "--data", "/nowhere/at/all"]), 1, &["--data"]);
-    assert_eq!(c.json(&["volume", "list"])["volumes"].as_array().expect("a list").len(), 1);
+    let list = c.json(&["volume", "list"]);
+    let named = |name: &str| list["volumes"].as_array().expect("a list").iter().filter(|v| v["name"] == name).count();
+    assert_eq!((named("x"), named("nobody"), named(&own)), (0, 0, 1), "{list:#}");
 }
 
 #[test]
 fn a_data_directory_that_can_not_be_used() {
-    let _turn = beside_others();
+    let _turn = turn(Weight::Light);
     let c = Cluster::prepare(Setup::default());
     std::fs::write(c.data(), b"a file").expect("a file");
     refused(&say(&mut c.up_command()), 1, &["--data"]);
@@ -129,7 +131,7 @@ fn a_data_directory_that_can_not_be_used() {
 
 #[test]
 fn ports_that_are_taken() {
-    let _turn = beside_others();
+    let _turn = turn(Weight::Light);
     let c = Cluster::prepare(Setup::default());
     let holder = TcpListener::bind(c.address()).expect("a free port");
     refused(&say(&mut c.up_command()), 1, &[&c.address(), "taken", "--listen"]);
@@ -157,7 +159,7 @@ fn stopped() -> Cluster {
 
 #[test]
 fn a_foreign_or_damaged_device_file_is_refused_and_left_alone() {
-    let _turn = beside_others();
+    let _turn = turn(Weight::Light);
     let mut c = stopped();
     let file = device::files(&c.data()).into_iter().next().expect("a device");
     let good = c.dir().join("good");
@@ -204,10 +206,10 @@ fn a_foreign_or_damaged_device_file_is_refused_and_left_alone() {
 /// seen with; an older one after as many refused starts as it lacked.
 #[test]
 fn an_old_image_of_a_device_is_refused_and_left_alone() {
-    let _turn = beside_others();
+    let _turn = turn(Weight::Light);
     let mut c = Cluster::up(Setup { volume: Some("demo:64M"), ..Setup::default() });
     let write = |c: &Cluster, fill: u8| {
-        Client::connect_within(&c.place, "demo", Duration::from_secs(20)).write(0, &[fill; 65536]);
+        Client::attach(&c.place, "demo").write(0, &[fill; 65536]);
     };
     write(&c, 1);
     c.stop();
@@ -216,7 +218,7 @@ fn an_old_image_of_a_device_is_refused_and_left_alone() {
     std::fs::copy(&file, &old).expect("a copy");
     c.start();
     write(&c, 2);
-    c.wait_healthy("demo", Duration::from_secs(20));
+    c.wait_healthy("demo");
     c.stop();
     let present = c.dir().join("present");
     std::fs::rename(&file, &present).expect("ours to move");
@@ -224,9 +226,9 @@ fn an_old_image_of_a_device_is_refused_and_left_alone() {
 
     c.start();
     // The supervisor starts it again and again.
-    tools::wait_for("refusals", Duration::from_secs(30), || (c.log().matches("old image").count() >= 3).then_some(()));
+    tools::wait_for("refusals", || (c.log().matches("old image").count() >= 3).then_some(()));
     assert!(c.nodes().iter().all(|(name, _)| name != "node3"), "it serves: {:#}", c.status());
-    let mut client = Client::connect_within(&c.place, "demo", Duration::from_secs(20));
+    let mut client = Client::attach(&c.place, "demo");
     assert_eq!(client.read(0, 65536), [2; 65536]);
     drop(client);
     c.stop();
@@ -235,7 +237,7 @@ fn an_old_image_of_a_device_is_refused_and_left_alone() {
     // The present one is taken.
     std::fs::rename(&present, &file).expect("ours to move");
     c.start();
-    c.wait_healthy("demo", Duration::from_secs(20));
+    c.wait_healthy("demo");
     c.verify("demo");
     c.stop();
 }
@@ -244,7 +246,7 @@ fn an_old_image_of_a_device_is_refused_and_left_alone() {
 /// number, and the volumes of the worker with the higher one never opened a view again.
 #[test]
 fn a_start_that_fails_between_two_workers_costs_nothing() {
-    let _turn = beside_others();
+    let _turn = turn(Weight::Light);
     let more = vec!["--workers".into(), "2".into()];
     let mut c = Cluster::up(Setup { nodes: 1, volume: Some("demo:64M"), more, ..Setup::default() });
     for name in ["a", "b", "c"] {
@@ -259,7 +261,7 @@ fn a_start_that_fails_between_two_workers_costs_nothing() {
     drop(second);
     c.start();
     for name in ["demo", "a", "b", "c"] {
-        let mut client = Client::connect_within(&c.place, name, Duration::from_secs(20));
+        let mut client = Client::attach(&c.place, name);
         client.write(0, &[3; 4096]);
     }
     c.stop();
@@ -267,7 +269,7 @@ fn a_start_that_fails_between_two_workers_costs_nothing() {
 
 #[test]
 fn a_device_that_is_gone_is_not_replaced_by_an_empty_one() {
-    let _turn = beside_others();
+    let _turn = turn(Weight::Light);
     let c = stopped();
     let file = device::files(&c.data()).into_iter().next().expect("a device");
     std::fs::remove_file(&file).expect("a file");
@@ -280,7 +282,7 @@ fn a_full_file_system_is_an_error_with_a_way_out() {
     if !tools::have(&["mount", "umount"]) || !tools::can_mount() {
         return;
     }
-    let _turn = beside_others();
+    let _turn = turn(Weight::Light);
     let dir = scratch();
     let at = dir.path().join("small");
     std::fs::create_dir(&at).expect("a directory");
@@ -292,7 +294,7 @@ fn a_full_file_system_is_an_error_with_a_way_out() {
     let mut cmd = c.freebs();
     let data = at.join("data");
     cmd.args(["up", "--device-size", "1G", "--listen", &c.address(), "--data"]).arg(&data);
-    let out = tools::output(&mut cmd, Duration::from_secs(60));
+    let out = tools::output(&mut cmd, PATIENCE);
     refused(&out, 1, &["space"]);
     assert!(c.processes().is_empty(), "a refused start leaves nothing behind");
     drop(mounted);

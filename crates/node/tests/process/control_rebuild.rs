@@ -7,14 +7,15 @@ use crate::support::nbd::{Client, Place};
 use crate::support::oracle::Oracle;
 use crate::support::rng::Rng;
 use crate::support::tools::{self, say, wait_for};
-use crate::support::{alone, full};
+use crate::support::{Weight, full, turn};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
-const LIMIT: Duration = Duration::from_secs(60);
+/// Answers that a client gets before it all ends.
+const SOME: u64 = 2000;
 const CONTROL: [&str; 2] = ["control.store", "control.note"];
 
 /// What must be the same before and after: size, shards, copies, by name.
@@ -67,9 +68,10 @@ fn names(shown: &Value) -> Vec<String> {
 /// `kill -9` of everything while the oracle writes.
 fn kill_under_load(c: &mut Cluster, place: &Place, oracle: &mut Oracle) {
     let mut client = Load::new(place, "demo").attach();
+    let answers = oracle.answers.clone();
     std::thread::scope(|s| {
         s.spawn(|| {
-            std::thread::sleep(Duration::from_secs(2));
+            answers.more(SOME);
             c.kill(&[c.supervisor()]);
             c.sweep();
         });
@@ -91,23 +93,24 @@ fn prepare(c: &Cluster) {
     }
     let before = view(c, "demo");
     must(c, &["volume", "resize", "demo", "--size", "384M"]);
-    wait_for("a view that says the new size", LIMIT, || (view(c, "demo") > before).then_some(()));
+    wait_for("a view that says the new size", || (view(c, "demo") > before).then_some(()));
     for name in ["demo", "wide", "one", "five"] {
-        c.wait_healthy(name, LIMIT);
+        c.wait_healthy(name);
     }
 }
 
 #[test]
 fn volumes_come_back_when_the_control_state_is_lost() {
-    let _turn = alone();
+    let _turn = turn(Weight::Light);
     let mut c = Cluster::up(Setup { nodes: 5, more: vec!["--no-restart".into()], ..Setup::default() });
     let place = c.place.clone();
     prepare(&c);
-    let mut wide = Client::connect_within(&place, "wide", LIMIT);
+    let mut wide = Client::attach(&place, "wide");
     let pattern: Vec<u8> = (0..MIB).map(|i| (i / 7) as u8).collect();
     wide.write(3 * MIB, &pattern);
     drop(wide);
     let mut oracle = Oracle::new(0, 96 * MIB, Rng::announced("a lost control state"));
+    let answers = oracle.answers.clone();
     for round in 0..2 {
         kill_under_load(&mut c, &place, &mut oracle);
         // The state itself is worth more, as long as it is there.
@@ -120,6 +123,7 @@ fn volumes_come_back_when_the_control_state_is_lost() {
 
         // Nobody makes anything up.
         c.spawn();
+        wait_for("supervisor, gateway and nodes", || (c.processes().len() == 7).then_some(()));
         std::thread::sleep(Duration::from_secs(2));
         assert_eq!(c.ready_line(), None);
         let out = c.cli(&["volume", "list"]);
@@ -142,20 +146,20 @@ fn volumes_come_back_when_the_control_state_is_lost() {
         let begun = Instant::now();
         c.start();
         for name in wanted.keys() {
-            c.wait_healthy(name, LIMIT);
+            c.wait_healthy(name);
         }
         say(&format!("measured: {} ms until all were healthy", begun.elapsed().as_millis()));
         assert_eq!(volumes(&c), wanted);
         Load::new(&place, "demo").check(&c, &mut oracle);
-        assert!(Client::connect_within(&place, "wide", LIMIT).read(3 * MIB, MIB as u32) == pattern);
+        assert!(Client::attach(&place, "wide").read(3 * MIB, MIB as u32) == pattern);
         for name in ["demo", "wide", "one", "five"] {
             c.verify(name);
         }
         // It is a cluster like any other: volumes can be made, with numbers that nothing had before.
         must(&c, &["volume", "create", &format!("new{round}"), "--size", "1M"]);
-        c.wait_healthy(&format!("new{round}"), LIMIT);
+        c.wait_healthy(&format!("new{round}"));
     }
-    Load::new(&place, "demo").run(&c, &mut oracle, || std::thread::sleep(Duration::from_secs(1)));
+    Load::new(&place, "demo").run(&c, &mut oracle, || answers.more(SOME));
     // What was in flight when everything died is not known; what was answered was read above.
     assert_eq!(oracle.tally.errors, 0, "{:?}", oracle.tally);
     c.stop();

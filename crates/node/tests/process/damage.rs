@@ -2,15 +2,13 @@
 //!
 //! Whatever the bit belongs to, no wrong byte may reach a client, and somebody must notice.
 
-use crate::support::beside_others;
-use crate::support::cluster::{Cluster, Setup, files_below};
+use crate::support::cluster::{Cluster, Setup};
 use crate::support::device::{self, Kind, Piece};
-use crate::support::full;
 use crate::support::nbd::Client;
 use crate::support::rng::Rng;
-use crate::support::tools::{run, say, told};
+use crate::support::tools::{run, say, told, wait_for};
+use crate::support::{Weight, full, turn};
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 /// Bytes that are written, each block once, so that all of them are live.
 const BYTES: u64 = 24 << 20;
@@ -35,7 +33,7 @@ fn fill(c: &Cluster, bytes: &[u8]) {
 
 /// Reads everything, several times over, so that each replica is asked for most of it.
 fn read_back(c: &Cluster, bytes: &[u8]) {
-    let mut client = Client::connect_within(&c.place, "demo", Duration::from_secs(30));
+    let mut client = Client::attach(&c.place, "demo");
     for (round, step) in [1 << 20, 4096 * 7, 1 << 16].into_iter().enumerate() {
         for (i, want) in bytes.chunks(step).enumerate() {
             let at = (i * step) as u64;
@@ -48,15 +46,6 @@ fn read_back(c: &Cluster, bytes: &[u8]) {
     }
 }
 
-/// Waits for something that takes a while.
-fn within(seconds: u64, what: &str, mut is: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is() {
-        assert!(begun.elapsed() < Duration::from_secs(seconds), "not within {seconds} s: {what}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-}
-
 /// What a node or the supervisor said about damage since the start.
 fn noticed(c: &Cluster) -> Vec<String> {
     let words = ["crc", "corrupt", "damage", "checksum", "repair", "superblock", "torn_bytes"];
@@ -66,13 +55,7 @@ fn noticed(c: &Cluster) -> Vec<String> {
         nothing.iter().for_each(|n| line = line.replace(n, ""));
         words.iter().any(|w| line.contains(w))
     };
-    logs(c).lines().filter(says).map(str::to_owned).collect()
-}
-
-fn logs(c: &Cluster) -> String {
-    let mut paths = files_below(c.dir(), &|p| p.extension().is_some_and(|e| e == "log" || e == "err"));
-    paths.sort();
-    paths.iter().map(|p| std::fs::read_to_string(p).unwrap_or_default()).collect()
+    c.logs().lines().filter(says).map(str::to_owned).collect()
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -95,7 +78,7 @@ fn choose(pieces: &[Piece], kind: Kind, rng: &mut Rng) -> Option<(u64, u8)> {
 
 #[test]
 fn one_flipped_bit_is_noticed_and_never_served() {
-    let _turn = beside_others();
+    let _turn = turn(Weight::Light);
     let setup = Setup { device_size: "512M", segment_size: "8M", volume: Some("demo:64M"), ..Setup::default() };
     let mut c = Cluster::up(setup);
     let bytes = expected();
@@ -145,7 +128,7 @@ fn one_flipped_bit_is_noticed_and_never_served() {
 /// Nobody reads, and yet rot is found, mended from other copies, and gone from the device.
 #[test]
 fn what_rots_unread_is_mended_from_other_copies() {
-    let _turn = beside_others();
+    let _turn = turn(Weight::Light);
     let setup = Setup {
         device_size: "512M",
         segment_size: "8M",
@@ -170,10 +153,12 @@ fn what_rots_unread_is_mended_from_other_copies() {
         flipped += 1;
     }
     c.start();
-    let mended = || logs(&c).matches("are mended").count();
-    within(60, "the copies are mended", || mended() >= flipped);
+    let mended = || c.logs().matches("are mended").count();
+    wait_for("the copies are mended", || (mended() >= flipped).then_some(()));
     // What verifies reads all closed segments, so the damaged ones must be gone, too.
-    within(60, "no replica has damage", || c.cli(&["volume", "verify", "demo", "--wait", "10"]).status.success());
+    wait_for("no replica has damage", || {
+        (c.cli(&["volume", "verify", "demo", "--wait", "10"]).status.success()).then_some(())
+    });
     read_back(&c, &bytes);
     c.stop();
 }
@@ -182,7 +167,7 @@ fn what_rots_unread_is_mended_from_other_copies() {
 /// What they had brought is learned of the others, and all copies agree again.
 #[test]
 fn what_lost_frames_had_brought_is_learned_from_other_copies() {
-    let _turn = beside_others();
+    let _turn = turn(Weight::Light);
     let setup = Setup { device_size: "192M", segment_size: "8M", volume: Some("demo:64M"), ..Setup::default() };
     let mut c = Cluster::up(setup);
     let bytes = expected();
@@ -199,14 +184,15 @@ fn what_lost_frames_had_brought_is_learned_from_other_copies() {
     let file = device::files(&c.data().join(&others[0])).into_iter().next().expect("the node's device");
     let pieces = device::pieces(&file);
     // Of an append that lost its heads nothing counts, once the index that repeats them is lost, too.
-    // Of an append that lost its heads nothing counts, once the index that repeats them is lost, too.
     let mut flip = |p: &Piece| device::flip(&file, p.at + rng.below(p.len), rng.below(8) as u8);
     pieces.iter().filter(|p| p.kind == Kind::Index).for_each(&mut flip);
     pieces.iter().filter(|p| p.kind == Kind::FrameHeads && p.indexed).step_by(2).for_each(&mut flip);
     c.start();
-    let learned = || logs(&c).matches("was learned again").count();
-    within(60, "what is left of lost frames is learned", || learned() > 0);
-    within(60, "no replica has damage", || c.cli(&["volume", "verify", "demo", "--wait", "10"]).status.success());
+    let learned = || c.logs().matches("was learned again").count();
+    wait_for("what is left of lost frames is learned", || (learned() > 0).then_some(()));
+    wait_for("no replica has damage", || {
+        (c.cli(&["volume", "verify", "demo", "--wait", "10"]).status.success()).then_some(())
+    });
     read_back(&c, &bytes);
     c.stop();
 }

@@ -1,11 +1,10 @@
 //! `freebs events`: what happened to a cluster of real processes, and why.
 
-use crate::support::alone;
 use crate::support::cluster::{Cluster, Setup};
 use crate::support::nbd::Client;
 use crate::support::tools::wait_for;
+use crate::support::{Weight, shared, turn};
 use serde_json::Value;
-use std::time::Duration;
 
 fn events(c: &Cluster, args: &[&str]) -> Vec<Value> {
     let out = c.cli(&[&["events", "--json"], args].concat());
@@ -25,14 +24,14 @@ fn count(events: &[Value], kind: &str) -> usize {
 
 #[test]
 fn what_happened_is_told_with_its_reason_and_survives_restarts() {
-    let _turn = alone();
+    let _turn = turn(Weight::Light);
     let mut c = Cluster::up(Setup { more: vec!["--no-restart".into()], ..Setup::default() });
-    let mut client = Client::connect_within(&c.place, "demo", Duration::from_secs(10));
+    let mut client = Client::attach(&c.place, "demo");
     client.write(0, &[7; 4096]);
     let (head, _) = c.chain("demo");
     let pid = c.nodes().iter().find(|n| n.0 == head).expect("it is up").1;
     c.kill(&[pid]);
-    let moved = wait_for("a new head, told", Duration::from_secs(30), || {
+    let moved = wait_for("a new head, told", || {
         let all = events(&c, &["--volume", "demo"]);
         last(&all, "head_moved").cloned().filter(|_| all.last().is_some_and(|e| e["kind"] == "view_active"))
     });
@@ -69,8 +68,8 @@ fn what_happened_is_told_with_its_reason_and_survives_restarts() {
 
 #[test]
 fn events_that_can_not_be_asked_for_are_refused() {
-    let _turn = alone();
-    let c = Cluster::up(Setup { nodes: 1, ..Setup::default() });
+    let _turn = turn(Weight::Light);
+    let c = shared::cluster();
     for args in [["--limit", "0"], ["--limit", "2001"], ["--since", "soon"]] {
         let out = c.cli(&[&["events"][..], &args[..]].concat());
         assert_eq!(out.status.code(), Some(2), "{args:?}");

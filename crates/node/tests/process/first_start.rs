@@ -3,7 +3,7 @@
 use crate::support::cluster::{Cluster, Setup};
 use crate::support::nbd::{Client, Op};
 use crate::support::tools::{say, wait_for};
-use crate::support::{alone, beside_others};
+use crate::support::{Weight, shared, turn};
 use freebs_control::{Command, CreateVolume, State};
 use freebs_types::{Hash32, ShardId, ViewNumber, VolumeId};
 use serde_json::Value;
@@ -11,17 +11,15 @@ use std::time::Duration;
 
 #[test]
 fn first_command_brings_up_three_nodes_and_stops_cleanly() {
-    let _turn = alone();
+    let _turn = turn(Weight::Light);
     // As the README has it, but for places.
     let mut c = Cluster::up(Setup { device_size: "20G", segment_size: "16M", volume: None, ..Setup::default() });
-    say(&format!("measured: ready after {:.2} s", c.ready_after.as_secs_f64()));
-    // Under five seconds is what is aimed at; a machine with a slow disk that does other things may need more.
-    assert!(c.ready_after < Duration::from_secs(30), "ready only after {:?}", c.ready_after);
+    say(&format!("measured: ready after {:.2} s (aimed at: 5 s)", c.ready_after.as_secs_f64()));
     let line = c.ready_line().expect("it is ready");
     assert!(line.contains(&c.place.uri("demo")), "no URI in: {line}");
 
     // A volume can be used as soon as a majority was taken in; the last node may come a moment later.
-    let nodes = wait_for("three nodes", Duration::from_secs(20), || Some(c.nodes()).filter(|n| n.len() == 3));
+    let nodes = wait_for("three nodes", || Some(c.nodes()).filter(|n| n.len() == 3));
     assert_eq!(c.gateways().len(), 1);
     let mut all: Vec<u32> = nodes.iter().chain(&c.gateways()).map(|(_, pid)| *pid).collect();
     all.push(c.supervisor());
@@ -41,7 +39,7 @@ fn first_command_brings_up_three_nodes_and_stops_cleanly() {
 
 #[test]
 fn a_second_start_finds_the_data() {
-    let _turn = beside_others();
+    let _turn = turn(Weight::Light);
     let mut c = Cluster::up(Setup::default());
     let pattern =
         |round: u8| -> Vec<u8> { (0..1 << 20).map(|i: u32| (i >> 9) as u8 ^ round.wrapping_mul(37)).collect() };
@@ -111,9 +109,9 @@ fn state_of_an_earlier_version(c: &Cluster, status: &Value) -> State {
 /// Until the control plane was replicated, the first node kept it in two files. Such a directory is gone on with.
 #[test]
 fn what_an_earlier_version_left_is_taken_over() {
-    let _turn = beside_others();
+    let _turn = turn(Weight::Light);
     let mut c = Cluster::up(Setup::default());
-    c.wait_healthy("demo", Duration::from_secs(20));
+    c.wait_healthy("demo");
     let pattern: Vec<u8> = (0..1 << 20).map(|i: u32| (i >> 9) as u8 ^ 91).collect();
     let mut client = Client::connect(&c.place, "demo", true).expect("a client");
     client.write(1 << 20, &pattern);
@@ -130,11 +128,11 @@ fn what_an_earlier_version_left_is_taken_over() {
     kept.iter().for_each(|path| std::fs::write(path, &state).expect("a file"));
     for _ in 0..2 {
         c.start();
-        let mut client = Client::connect_within(&c.place, "demo", Duration::from_secs(20));
+        let mut client = Client::attach(&c.place, "demo");
         assert_eq!(client.read(1 << 20, 1 << 20), pattern);
         client.write(0, &[4; 4096]);
         drop(client);
-        c.wait_healthy("demo", Duration::from_secs(20));
+        c.wait_healthy("demo");
         c.verify("demo");
         assert!(kept.iter().all(|path| !path.exists()), "the earlier state must not be begun with again");
         c.stop();
@@ -143,14 +141,14 @@ fn what_an_earlier_version_left_is_taken_over() {
 
 #[test]
 fn what_dies_is_restarted_unless_told_otherwise() {
-    let _turn = beside_others();
+    let _turn = turn(Weight::Light);
     let c = Cluster::up(Setup::default());
     let (head, others) = c.chain("demo");
     let pid = |name: &str| c.nodes().iter().find(|(n, _)| n == name).map(|(_, p)| *p);
     let before = pid(&others[0]).expect("it is up");
     c.kill(&[before]);
-    c.wait_healthy("demo", Duration::from_secs(20));
-    assert_ne!(pid(&others[0]), Some(before));
+    wait_for("the killed node", || pid(&others[0]).filter(|p| *p != before));
+    c.wait_healthy("demo");
     // A stopped node stays down until it is started.
     let data = c.data();
     let data = data.to_str().expect("a plain path");
@@ -161,28 +159,32 @@ fn what_dies_is_restarted_unless_told_otherwise() {
         c.status()["nodes"].as_array().expect("a list").iter().find(|n| n["name"] == others[1]).unwrap().clone();
     assert_eq!(state["state"], "down");
     assert!(c.cli(&["node", "start", &others[1], "--data", data]).status.success());
-    c.wait_healthy("demo", Duration::from_secs(20));
+    c.wait_healthy("demo");
     c.verify("demo");
     // A gateway that dies comes back, too, and clients connect again.
     let gateway = c.gateways()[0].1;
     c.kill(&[gateway]);
-    let mut client = Client::connect_within(&c.place, "demo", Duration::from_secs(20));
+    let mut client = Client::attach(&c.place, "demo");
     client.write(0, &[1; 512]);
     drop(client);
     // A head that dies opens a new view.
     c.kill(&[pid(&head).expect("it is up")]);
-    let mut client = Client::connect_within(&c.place, "demo", Duration::from_secs(20));
+    let mut client = Client::attach(&c.place, "demo");
     assert_eq!(client.ask(&Op::Read { at: 0, len: 512 }).expect("connected").expect("read"), [1; 512]);
 }
 
 #[test]
 fn left_down_with_no_restart() {
-    let _turn = beside_others();
+    let _turn = turn(Weight::Light);
     let c = Cluster::up(Setup { more: vec!["--no-restart".into()], ..Setup::default() });
     let (_, others) = c.chain("demo");
     let victim = c.nodes().into_iter().find(|(n, _)| *n == others[0]).expect("it is up");
     c.kill(&[victim.1]);
-    std::thread::sleep(Duration::from_secs(2));
+    let killed = format!("{} was killed by signal 9", victim.0);
+    let is_told = |line: &str| line.contains(&killed) && line.contains("it stays down (--no-restart)");
+    wait_for("it is said that it stays down", || c.log().lines().any(is_told).then_some(()));
+    // One that is started again is so within a tenth of this time.
+    std::thread::sleep(Duration::from_secs(1));
     assert!(c.nodes().iter().all(|(n, _)| *n != victim.0), "{:?}", c.nodes());
     assert_eq!(c.nodes().len(), 2);
 }
@@ -193,10 +195,14 @@ fn fields(v: &Value, names: &[&str]) {
     }
 }
 
+fn is_listed(list: &Value, name: &str) -> bool {
+    list["volumes"].as_array().expect("a list").iter().any(|v| v["name"] == name)
+}
+
 #[test]
 fn json_has_the_promised_names() {
-    let _turn = beside_others();
-    let c = Cluster::up(Setup::default());
+    let _turn = turn(Weight::Light);
+    let c = shared::cluster();
     let volume = c.json(&["volume", "create", "second", "--size", "64M", "--copies", "2", "--ack", "all"]);
     assert_eq!(volume["name"], "second");
     assert_eq!(volume["copies"], 2);
@@ -210,7 +216,7 @@ fn json_has_the_promised_names() {
         fields(gateway, &["name", "pid"]);
     }
     let volumes = s["volumes"].as_array().expect("a list");
-    assert_eq!(volumes.len(), 2);
+    assert!(["demo", "second"].iter().all(|name| is_listed(&s, name)), "{s:#}");
     for v in volumes {
         fields(v, &["name", "size", "copies", "shards"]);
         let shard = &v["shards"][0];
@@ -220,12 +226,13 @@ fn json_has_the_promised_names() {
         }
     }
     let list = c.json(&["volume", "list"]);
-    assert_eq!(list["volumes"].as_array().expect("a list").len(), 2);
+    assert!(is_listed(&list, "demo") && is_listed(&list, "second"), "{list:#}");
     fields(&c.json(&["volume", "show", "second"]), &["name", "size", "copies", "shards"]);
     assert_eq!(c.json(&["volume", "resize", "second", "--size", "96M"])["size"], 96u64 << 20);
     assert_eq!(c.json(&["volume", "verify", "second"])["agree"], true);
     c.json(&["volume", "delete", "second"]);
-    assert_eq!(c.json(&["volume", "list"])["volumes"].as_array().expect("a list").len(), 1);
+    let list = c.json(&["volume", "list"]);
+    assert!(is_listed(&list, "demo") && !is_listed(&list, "second"), "{list:#}");
     // People get tables.
     let out = c.cli(&["status"]);
     let text = String::from_utf8_lossy(&out.stdout);

@@ -5,15 +5,14 @@ use crate::support::nbd::{Client, ENOSPC, ENOTSUP, Op, Place};
 use crate::support::oracle::Oracle;
 use crate::support::rng::Rng;
 use crate::support::tools::{told, wait_for};
-use crate::support::{beside_others, full};
+use crate::support::{Weight, full, shared, turn};
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 
 fn exercise(c: &Cluster, volume: &str, base: u64, seed: u64) {
-    let mut client = Client::connect_within(&c.place, volume, Duration::from_secs(20));
-    let mut oracle = Oracle::new(base, 16 << 20, Rng::new(seed));
-    let until = Instant::now() + Duration::from_secs(if full() { 30 } else { 2 });
-    let done = oracle.run(&mut client, 32, || Instant::now() > until);
+    let mut client = Client::attach(&c.place, volume);
+    let mut oracle = Oracle::new(base, 8 << 20, Rng::new(seed));
+    let (answers, wanted) = (oracle.answers.clone(), if full() { 100_000 } else { 3_000 });
+    let done = oracle.run(&mut client, 32, || answers.count() >= wanted);
     assert!(done.unwrap_or_else(|e| panic!("{e}\n{}", c.log())), "the connection ended");
     assert_eq!(oracle.tally.errors, 0, "volume {volume}: {:?}", oracle.tally);
     oracle.read_all(&mut client).unwrap_or_else(|e| panic!("{e}\n{}", c.log()));
@@ -21,7 +20,7 @@ fn exercise(c: &Cluster, volume: &str, base: u64, seed: u64) {
 
 #[test]
 fn a_unix_socket_serves_like_a_port() {
-    let _turn = beside_others();
+    let _turn = turn(Weight::Loaded);
     let mut c = Cluster::up(Setup { unix: true, ..Setup::default() });
     let line = c.ready_line().expect("ready");
     assert!(line.contains("nbd+unix:///demo?socket="), "{line}");
@@ -34,7 +33,7 @@ fn a_unix_socket_serves_like_a_port() {
 
 #[test]
 fn a_volume_of_several_shards_is_one_volume() {
-    let _turn = beside_others();
+    let _turn = turn(Weight::Loaded);
     let mut c = Cluster::up(Setup::default());
     c.json(&["volume", "create", "wide", "--size", "192M", "--shards", "4", "--stripe", "64K"]);
     let v = c.volume("wide");
@@ -50,7 +49,7 @@ fn a_volume_of_several_shards_is_one_volume() {
     c.verify("wide");
     c.stop();
     c.start();
-    let mut client = Client::connect_within(&c.place, "wide", Duration::from_secs(20));
+    let mut client = Client::attach(&c.place, "wide");
     assert_eq!(client.read((64 << 20) + 512, 1 << 20), bytes);
 }
 
@@ -58,29 +57,29 @@ fn a_volume_of_several_shards_is_one_volume() {
 /// new size yet; and a client that was connected could not use that part at all until it connected anew.
 #[test]
 fn what_a_volume_grows_by_is_of_use_at_once() {
-    let _turn = beside_others();
-    let c = Cluster::up(Setup { volume: Some("demo:64M"), ..Setup::default() });
-    let mut client = Client::connect(&c.place, "demo", true).expect("a client");
+    let _turn = turn(Weight::Light);
+    let c = shared::cluster();
+    let own = c.volume("64M", &[]);
+    let mut client = c.client(&own);
     let end = |mib: u64| (mib << 20) - 4096;
     assert!(client.ask(&Op::Read { at: end(65), len: 4096 }).expect("a connection").is_err());
     for mib in 65..=80 {
-        c.json(&["volume", "resize", "demo", "--size", &format!("{mib}M")]);
+        c.json(&["volume", "resize", &own, "--size", &format!("{mib}M")]);
         // The gateway hears of it in its own time.
-        wait_for("the new part", Duration::from_secs(20), || {
-            client.ask(&Op::Read { at: end(mib), len: 4096 }).expect("a connection").ok()
-        });
+        wait_for("the new part", || client.ask(&Op::Read { at: end(mib), len: 4096 }).expect("a connection").ok());
         client.write(end(mib), &[mib as u8; 4096]);
         assert_eq!(client.read(end(mib), 4096), [mib as u8; 4096]);
     }
-    c.verify("demo");
+    c.verify(&own);
 }
 
 /// FAST_ZERO was offered and ignored: zeroes of parts of blocks were read, changed and written.
 #[test]
 fn a_fast_zero_is_fast_or_refused() {
-    let _turn = beside_others();
-    let c = Cluster::up(Setup { volume: Some("demo:64M"), nodes: 1, ..Setup::default() });
-    let mut client = Client::connect(&c.place, "demo", true).expect("a client");
+    let _turn = turn(Weight::Light);
+    let c = shared::cluster();
+    let own = c.volume("64M", &[]);
+    let mut client = c.client(&own);
     client.write(0, &[7; 16384]);
     for (at, len) in [(512, 4096), (0, 512), (4096, 4608)] {
         assert_eq!(client.ask(&Op::FastZero { at, len }).expect("a connection"), Err(ENOTSUP));
@@ -93,27 +92,28 @@ fn a_fast_zero_is_fast_or_refused() {
 
 #[test]
 fn volumes_of_all_copies_live_side_by_side() {
-    let _turn = beside_others();
-    let c = Cluster::up(Setup::default());
+    let _turn = turn(Weight::Loaded);
+    let c = shared::cluster();
     for (name, copies) in [("one", "1"), ("two", "2"), ("three", "3")] {
         c.json(&["volume", "create", name, "--size", "48M", "--copies", copies]);
     }
     std::thread::scope(|s| {
-        for (i, name) in ["one", "two", "three", "demo"].into_iter().enumerate() {
-            let c = &c;
+        for (i, name) in ["one", "two", "three"].into_iter().enumerate() {
+            let c: &Cluster = &c;
             s.spawn(move || exercise(c, name, 0, 10 + i as u64));
         }
     });
-    for name in ["one", "two", "three", "demo"] {
+    for name in ["one", "two", "three"] {
         c.verify(name);
     }
 }
 
 #[test]
 fn parts_of_blocks_and_simple_replies() {
-    let _turn = beside_others();
-    let c = Cluster::up(Setup::default());
-    let mut client = Client::connect(&c.place, "demo", false).expect("a client without structured replies");
+    let _turn = turn(Weight::Light);
+    let c = shared::cluster();
+    let own = c.volume("64M", &[]);
+    let mut client = Client::connect(&c.place, &own, false).expect("a client without structured replies");
     let mut model = vec![0u8; 1 << 20];
     let mut rng = Rng::new(5);
     for round in 0..400u32 {
@@ -138,10 +138,11 @@ fn parts_of_blocks_and_simple_replies() {
 
 #[test]
 fn two_connections_see_each_other() {
-    let _turn = beside_others();
-    let c = Cluster::up(Setup::default());
-    let mut a = Client::connect(&c.place, "demo", true).expect("a client");
-    let mut b = Client::connect(&c.place, "demo", true).expect("another one");
+    let _turn = turn(Weight::Light);
+    let c = shared::cluster();
+    let own = c.volume("64M", &[]);
+    let mut a = c.client(&own);
+    let mut b = c.client(&own);
     assert_eq!(a.flags & 1 << 8, 1 << 8, "multi-conn is offered");
     for i in 0..200u64 {
         let (x, y) = if i % 2 == 0 { (&mut a, &mut b) } else { (&mut b, &mut a) };
@@ -153,9 +154,10 @@ fn two_connections_see_each_other() {
 
 #[test]
 fn requests_beyond_the_end_are_refused_and_harm_nothing() {
-    let _turn = beside_others();
-    let c = Cluster::up(Setup { volume: Some("demo:16M"), ..Setup::default() });
-    let mut client = Client::connect(&c.place, "demo", true).expect("a client");
+    let _turn = turn(Weight::Light);
+    let c = shared::cluster();
+    let own = c.volume("16M", &[]);
+    let mut client = c.client(&own);
     let size = client.size;
     assert_eq!(size, 16 << 20);
     for op in [
@@ -174,7 +176,7 @@ fn requests_beyond_the_end_are_refused_and_harm_nothing() {
 
 #[test]
 fn a_full_device_refuses_writes_and_heals() {
-    let _turn = beside_others();
+    let _turn = turn(Weight::Loaded);
     let c =
         Cluster::up(Setup { device_size: "128M", segment_size: "8M", volume: Some("demo:256M"), ..Setup::default() });
     let mut client = Client::connect(&c.place, "demo", true).expect("a client");
@@ -207,7 +209,7 @@ fn a_full_device_refuses_writes_and_heals() {
             .expect("connected")
             .expect("a trim needs no room");
     }
-    wait_for("room after the trims", Duration::from_secs(20), || {
+    wait_for("room after the trims", || {
         client.ask(&Op::Write { at: 0, data: block.clone(), fua: false }).expect("connected").ok()
     });
     for i in 0..64u64 {
@@ -220,7 +222,7 @@ fn a_full_device_refuses_writes_and_heals() {
 
 #[test]
 fn a_node_alone_serves_nbd_itself() {
-    let _turn = beside_others();
+    let _turn = turn(Weight::Light);
     // Its ports, token and cleaning up.
     let c = Cluster::prepare(Setup { nodes: 1, ..Setup::default() });
     let Place::Tcp(nbd) = &c.place else { panic!("a port") };
@@ -247,10 +249,10 @@ fn a_node_alone_serves_nbd_itself() {
     let end = |mut child: std::process::Child| {
         // SAFETY: it takes two numbers, and the process is our own child.
         unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
-        wait_for("the node's end", Duration::from_secs(15), || child.try_wait().expect("our own child"))
+        wait_for("the node's end", || child.try_wait().expect("our own child"))
     };
     let child = run();
-    wait_for("the node", Duration::from_secs(15), || c.cli(&["status"]).status.success().then_some(()));
+    wait_for("the node", || c.cli(&["status"]).status.success().then_some(()));
     let out = c.cli(&["volume", "create", "mine", "--size", "64M"]);
     assert!(out.status.success(), "{}\n{}", told(&out), c.log());
     exercise(&c, "mine", 0, 20);
@@ -260,7 +262,7 @@ fn a_node_alone_serves_nbd_itself() {
     let status = end(child);
     assert!(status.success(), "the node ended with {status}\n{}", c.log());
     let child = run();
-    let mut client = Client::connect_within(&c.place, "mine", Duration::from_secs(20));
+    let mut client = Client::attach(&c.place, "mine");
     assert_eq!(client.read(32 << 20, 8192), [3; 8192]);
     drop(client);
     c.verify("mine");

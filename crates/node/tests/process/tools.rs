@@ -1,18 +1,17 @@
 //! The device tools on the device of a real node: refused while it runs, right when it has stopped.
 
-use crate::support::beside_others;
 use crate::support::cluster::{Cluster, Setup, freebs};
 use crate::support::device::{self, Kind};
 use crate::support::nbd::Client;
 use crate::support::rng::Rng;
 use crate::support::tools::{self, told};
+use crate::support::{PATIENCE, Weight, turn};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Output;
-use std::time::Duration;
 
 fn tool(args: &[&str], path: &Path) -> Output {
-    tools::output(freebs().arg("device").args(args).arg(path), Duration::from_secs(60))
+    tools::output(freebs().arg("device").args(args).arg(path), PATIENCE)
 }
 
 fn json(args: &[&str], path: &Path, status: i32) -> Value {
@@ -55,7 +54,7 @@ fn stopped() -> (Cluster, PathBuf) {
 
 #[test]
 fn a_stopped_nodes_device_is_inspected_verified_and_rebuilt() {
-    let _turn = beside_others();
+    let _turn = turn(Weight::Light);
     let (mut c, path) = stopped();
     let before = std::fs::read(&path).expect("the device");
 

@@ -1,11 +1,11 @@
 //! Many small volumes, and a node that heads a fifth of them dies.
 
 use super::figures::Figures;
-use super::rig::{Moments, NODES, Rig, VOLUME, five, pid_of, start_node};
+use super::rig::{Moments, NODES, Rig, SOME, VOLUME, five, pid_of, start_node};
 use crate::support::cluster::Cluster;
 use crate::support::plane::{create, settled};
-use crate::support::tools::{say, told, wait_for};
-use crate::support::{alone, full, rounds};
+use crate::support::tools::{say, told, wait_within};
+use crate::support::{Weight, full, rounds, turn};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,7 +36,7 @@ fn create_all(c: &Cluster, count: usize) {
 /// Waits until every volume is in one of these states; how long that took.
 fn all_are(c: &Cluster, count: usize, states: &[&str]) -> Duration {
     let begun = Instant::now();
-    wait_for("all volumes", ALL_MAX, || {
+    wait_within(ALL_MAX, "all volumes", || {
         let all = volumes(c)?;
         let fit = all.iter().filter(|v| v["state"].as_str().is_some_and(|s| states.contains(&s))).count();
         (all.len() == count && fit == count).then_some(())
@@ -45,7 +45,7 @@ fn all_are(c: &Cluster, count: usize, states: &[&str]) -> Duration {
 }
 
 fn all_volumes(c: &Cluster) -> Vec<Value> {
-    wait_for("the volumes", ALL_MAX, || volumes(c))
+    wait_within(ALL_MAX, "the volumes", || volumes(c))
 }
 
 /// The head of each volume, by name.
@@ -78,8 +78,8 @@ fn spread(c: &Cluster, first: &BTreeMap<String, String>, round: usize) {
 
 #[test]
 fn a_head_of_many_volumes_killed_again_and_again() {
-    let _turn = alone();
-    let (count, away) = if full() { (1000, 5) } else { (20, 2) };
+    let _turn = turn(Weight::Loaded);
+    let (count, away) = if full() { (1000, 5) } else { (20, 0) };
     let c = five(&["--no-restart"]);
     let begun = Instant::now();
     create_all(&c, count);
@@ -92,20 +92,21 @@ fn a_head_of_many_volumes_killed_again_and_again() {
     let mut figures =
         Figures::new(format!("head of a fifth of {count} volumes killed, back after {away} s")).median_asked(2.0);
     let first = heads(&c);
-    for round in 0..rounds(1, 20) {
+    for round in 0..rounds(2, 20) {
         spread(&c, &first, round);
         all_are(&c, count + 1, &["ready"]);
         let (mut moved, mut usable, mut whole) = (0, Duration::ZERO, Duration::ZERO);
-        figures.add(rig.round(|| {
+        figures.add(rig.round(|writes| {
             let (head, _) = c.chain(VOLUME);
             moved = heads(&c).values().filter(|h| **h == head).count();
             let pid = pid_of(&c, &head);
             let hit = Instant::now();
             c.kill(&[pid]);
             usable = all_are(&c, count + 1, &["ready", "degraded"]);
+            writes.more(SOME);
             std::thread::sleep(Duration::from_secs(away).saturating_sub(hit.elapsed()));
             let back = Instant::now();
-            start_node(&c, &head);
+            start_node(&c, &head, pid);
             whole = all_are(&c, count + 1, &["ready"]);
             Moments { hit, back }
         }));

@@ -3,15 +3,15 @@
 use super::figures::{Figures, Stall};
 use super::machine;
 use super::prober::Prober;
-use crate::support::Raised;
 use crate::support::cluster::{Cluster, Setup};
 use crate::support::gateway::Gateway;
-use crate::support::load::Load;
+use crate::support::load::{Answers, Load};
 use crate::support::oracle::Oracle;
 use crate::support::plane::settled;
 use crate::support::rng::Rng;
 use crate::support::tools::{told, wait_for};
-use std::sync::atomic::{AtomicBool, Ordering};
+use crate::support::{Raised, full};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 pub const NODES: usize = 5;
@@ -21,15 +21,20 @@ pub const VOLUME: &str = "demo";
 const REGION: u64 = 8 << 20;
 /// Where the prober writes.
 const PROBED: u64 = 64 << 20;
-/// Longest until all members are back at their work.
-pub const HEALTHY_MAX: Duration = Duration::from_secs(60);
+/// Requests that the oracle has in flight, in turn.
+const DEPTHS: [usize; 2] = [4, 32];
+/// Answered writes that show that it goes on. The prober sends one after the other.
+pub const SOME: u64 = 30;
 
 /// Five nodes, all of which vote. `more` goes to `freebs up`.
 #[must_use]
 pub fn five(more: &[&str]) -> Cluster {
     let more = more.iter().map(|m| (*m).to_owned()).collect();
-    let c = Cluster::up(Setup { nodes: NODES as u16, more, ..Setup::default() });
-    c.wait_healthy(VOLUME, HEALTHY_MAX);
+    // Seven processes that look for work before they sleep take it from each other on a small machine. In the long form,
+    // whose figures count, they are as users have them.
+    let env = if full() { vec![] } else { vec![("FREEBS_BUSY_POLL".into(), "0".into())] };
+    let c = Cluster::up(Setup { nodes: NODES as u16, more, env, ..Setup::default() });
+    c.wait_healthy(VOLUME);
     settled(&c, NODES);
     c
 }
@@ -48,6 +53,7 @@ pub struct Rig<'a> {
     gateway: Gateway,
     oracle: Oracle,
     rng: Rng,
+    rounds: usize,
 }
 
 impl<'a> Rig<'a> {
@@ -57,17 +63,20 @@ impl<'a> Rig<'a> {
         let gateway = Gateway::start(c, c.dir(), "probe");
         let prober = Prober::connect(&gateway.place, VOLUME, PROBED);
         let oracle = Oracle::new(0, REGION, Rng::new(rng.next()));
-        Self { c, prober, gateway, oracle, rng }
+        Self { c, prober, gateway, oracle, rng, rounds: 0 }
     }
 
-    /// Lets one thing happen under load. Then all members must be at work again, and hold what was answered.
-    pub fn round(&mut self, fault: impl FnOnce() -> Moments + Send) -> Stall {
-        let Self { c, prober, gateway, oracle, rng } = self;
+    /// Lets one thing happen under load; it is told of the prober's answers. Then all members must be at work again, and
+    /// hold what was answered.
+    pub fn round(&mut self, fault: impl FnOnce(&Answers) -> Moments + Send) -> Stall {
+        let Self { c, prober, gateway, oracle, rng, rounds } = self;
         // Of the two processors that a small machine has, the prober gets a good part.
-        let load = Load { depth: 4, pause: Duration::from_millis(1), ..Load::new(&gateway.place, VOLUME) };
-        let calm = Duration::from_millis(200 + rng.below(200));
+        let depth = DEPTHS[*rounds % DEPTHS.len()];
+        let load = Load { depth, pause: Duration::from_millis(1), ..Load::new(&gateway.place, VOLUME) };
+        *rounds += 1;
+        let calm = SOME + rng.below(2 * SOME);
         let mut moments = None;
-        let answered = prober.answered();
+        let writes = prober.answers.clone();
         prober.forget();
         oracle.tally.longest_gap = Duration::ZERO;
         let stop = AtomicBool::new(false);
@@ -76,14 +85,11 @@ impl<'a> Rig<'a> {
                 let _raised = Raised(&stop);
                 s.spawn(|| prober.run(&stop));
                 load.run(c, oracle, || {
-                    std::thread::sleep(calm);
-                    moments = Some(fault());
-                    c.wait_healthy(VOLUME, HEALTHY_MAX);
-                    let before = answered.load(Ordering::Relaxed);
-                    let goes_on = || (answered.load(Ordering::Relaxed) > before + 10).then_some(());
-                    wait_for("writes behind the fault", HEALTHY_MAX, goes_on);
+                    writes.more(calm);
+                    moments = Some(fault(&writes));
+                    c.wait_healthy(VOLUME);
                     // Who comes back may have something to say of before.
-                    std::thread::sleep(calm);
+                    writes.more(calm);
                 });
             });
             let moments = moments.expect("the fault has happened");
@@ -105,14 +111,30 @@ impl<'a> Rig<'a> {
     }
 
     /// All was answered, all is there, and all copies are the same: this can be told.
-    pub fn end(self, figures: &[&Figures]) {
-        let Self { c, prober, gateway, oracle, rng: _ } = self;
+    pub fn end(self, figures: &[&Figures]) -> Known {
+        let Self { c, prober, gateway, oracle, rng: _, rounds: _ } = self;
         assert!(oracle.tally.writes > 100 && oracle.tally.reads > 100, "hardly anything: {:?}", oracle.tally);
-        drop(prober);
         drop(gateway);
-        c.wait_healthy(VOLUME, HEALTHY_MAX);
+        c.wait_healthy(VOLUME);
         c.verify(VOLUME);
         figures.iter().for_each(|f| f.tell());
+        Known { prober, oracle }
+    }
+}
+
+/// What clients were told of a volume.
+pub struct Known {
+    prober: Prober,
+    oracle: Oracle,
+}
+
+impl Known {
+    /// All of it is there still.
+    pub fn check(&mut self, c: &Cluster) {
+        let gateway = Gateway::start(c, c.dir(), "later");
+        self.prober.move_to(&gateway.place);
+        self.prober.check();
+        Load::new(&gateway.place, VOLUME).check(c, &mut self.oracle);
     }
 }
 
@@ -122,9 +144,17 @@ pub fn pid_of(c: &Cluster, node: &str) -> u32 {
     c.nodes().iter().find(|n| n.0 == node).unwrap_or_else(|| panic!("{node} is down\n{}", c.log())).1
 }
 
-/// Has the supervisor start a node.
-pub fn start_node(c: &Cluster, node: &str) {
+/// Has the supervisor start a node whose process was killed.
+pub fn start_node(c: &Cluster, node: &str, killed: u32) {
+    // Until it knows that, it has nothing to start.
+    c.wait_gone(killed);
     let data = c.data();
     let out = c.cli(&["node", "start", node, "--data", data.to_str().expect("a plain path")]);
     assert!(out.status.success(), "{}\n{}", told(&out), c.log());
+}
+
+/// Waits until another node heads the volume, and it has been used there.
+pub fn another_head(c: &Cluster, old: &str, writes: &Answers) {
+    wait_for("another head", || (c.chain(VOLUME).0 != old).then_some(()));
+    writes.more(SOME);
 }

@@ -3,24 +3,25 @@
 //! Invariant: each process of a cluster carries the cluster's token in its environment, and only processes that carry
 //! it are ended. When a cluster is dropped none of them is left.
 
+use super::PATIENCE;
 use super::nbd::Place;
 use super::tools::{self, say, wait_for};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const TOKEN: &str = "FREEBS_TEST_CLUSTER";
-/// Longest until `ready` is printed, on a machine that does other things, too.
-const READY_MAX: Duration = Duration::from_secs(60);
 /// Twice ten seconds are what the product allows itself in the worst case: the gateway first, then the nodes.
-const STOP_MAX: Duration = Duration::from_secs(30);
+const STOP_MAX: Duration = PATIENCE;
 
 /// The program under test.
 #[must_use]
@@ -66,6 +67,8 @@ pub struct Cluster {
     pub place: Place,
     token: String,
     up: Option<Child>,
+    /// Nodes that stand still, by name.
+    paused: Mutex<BTreeSet<String>>,
     /// How long the last start took until `ready`.
     pub ready_after: Duration,
 }
@@ -109,7 +112,7 @@ impl Cluster {
             Place::Tcp(format!("127.0.0.1:{}", base + setup.nodes))
         };
         let token = format!("{}-{base}", std::process::id());
-        Self { setup, dir, base, place, token, up: None, ready_after: Duration::ZERO }
+        Self { setup, dir, base, place, token, up: None, paused: Mutex::default(), ready_after: Duration::ZERO }
     }
 
     /// Where it keeps its data.
@@ -133,7 +136,11 @@ impl Cluster {
     #[must_use]
     pub fn freebs(&self) -> Command {
         let mut cmd = freebs();
-        let nodes: Vec<_> = (0..self.setup.nodes).map(|i| format!("127.0.0.1:{}", self.base + i)).collect();
+        // Who stands still is asked last: commands take the first that answers.
+        let paused = self.paused.lock().unwrap_or_else(|e| e.into_inner());
+        let mut nodes: Vec<_> = (0..self.setup.nodes).collect();
+        nodes.sort_by_key(|i| paused.contains(&format!("node{}", i + 1)));
+        let nodes: Vec<_> = nodes.into_iter().map(|i| format!("127.0.0.1:{}", self.base + i)).collect();
         cmd.env("FREEBS_SCRUB_RATE", self.setup.scrub_rate).envs(self.setup.env.iter().cloned());
         cmd.env(TOKEN, &self.token).env("FREEBS_CLUSTER", nodes.join(",")).current_dir(self.dir.path());
         cmd
@@ -162,7 +169,7 @@ impl Cluster {
     pub fn start(&mut self) {
         let begun = Instant::now();
         self.spawn();
-        wait_for("ready", READY_MAX, || {
+        wait_for("ready", || {
             let ended = self.up.as_mut().expect("just started").try_wait().expect("our own child");
             assert!(ended.is_none(), "freebs up ended: {ended:?}\n{}", self.log());
             self.ready_line()
@@ -213,9 +220,17 @@ impl Cluster {
         text
     }
 
+    /// All that its processes have logged since they were started first.
+    #[must_use]
+    pub fn logs(&self) -> String {
+        let mut paths = files_below(self.dir(), &|p| p.extension().is_some_and(|e| e == "log" || e == "err"));
+        paths.sort();
+        paths.iter().map(|p| fs::read_to_string(p).unwrap_or_default()).collect()
+    }
+
     /// Runs a `freebs` command against it.
     pub fn cli(&self, args: &[&str]) -> Output {
-        tools::output(self.freebs().args(args), Duration::from_secs(60))
+        tools::output(self.freebs().args(args), PATIENCE)
     }
 
     /// A command that must succeed, as JSON.
@@ -231,7 +246,8 @@ impl Cluster {
     #[must_use]
     pub fn status(&self) -> Value {
         let mut last = None;
-        for _ in 0..100 {
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
             let out = self.cli(&["status", "--json"]);
             if out.status.success() {
                 return serde_json::from_slice(&out.stdout).expect("status --json is JSON");
@@ -274,19 +290,19 @@ impl Cluster {
     }
 
     /// Waits until all members of all shards of a volume are active.
-    pub fn wait_healthy(&self, volume: &str, limit: Duration) {
+    pub fn wait_healthy(&self, volume: &str) {
         let mut last = Value::Null;
         let begun = Instant::now();
-        while begun.elapsed() < limit {
+        while begun.elapsed() < PATIENCE {
             last = self.volume(volume);
             let shards = last["shards"].as_array().expect("shards is a list");
             let active = |s: &Value| s["members"].as_array().is_some_and(|m| m.iter().all(|m| m["state"] == "active"));
             if shards.iter().all(active) {
                 return;
             }
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(60));
         }
-        panic!("{volume} is not healthy after {limit:?}: {last:#}\n{}", self.log());
+        panic!("{volume} is not healthy after {PATIENCE:?}: {last:#}\n{}", self.log());
     }
 
     /// `kill -9` of some of its processes at once.
@@ -299,14 +315,24 @@ impl Cluster {
         }
     }
 
+    /// Waits until the supervisor has seen that a process which was killed is gone.
+    pub fn wait_gone(&self, pid: u32) {
+        let stat = PathBuf::from(format!("/proc/{pid}/stat"));
+        wait_for("the end of a killed process", || (!stat.exists()).then_some(()));
+    }
+
     pub fn pause(&self, pid: u32) {
         assert!(self.owns(pid), "process {pid} is not of this cluster");
+        self.paused.lock().unwrap_or_else(|e| e.into_inner()).extend(name_of(pid));
         signal(pid, libc::SIGSTOP);
     }
 
     pub fn resume(&self, pid: u32) {
         assert!(self.owns(pid), "process {pid} is not of this cluster");
         signal(pid, libc::SIGCONT);
+        if let Some(name) = name_of(pid) {
+            self.paused.lock().unwrap_or_else(|e| e.into_inner()).remove(&name);
+        }
     }
 
     fn owns(&self, pid: u32) -> bool {
@@ -384,6 +410,13 @@ fn pids(list: &Value) -> Vec<(String, u32)> {
     let list = list.as_array().expect("a list");
     let one = |v: &Value| Some((v["name"].as_str()?.to_owned(), v["pid"].as_u64()? as u32));
     list.iter().filter_map(one).collect()
+}
+
+/// The name that a process was started with.
+fn name_of(pid: u32) -> Option<String> {
+    let args = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let mut args = args.split(|b| *b == 0).skip_while(|a| *a != b"--name").skip(1);
+    args.next().map(|name| String::from_utf8_lossy(name).into_owned())
 }
 
 fn zombie(pid: u32) -> bool {

@@ -7,7 +7,6 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::time::Duration;
 
 /// Where the files of a tree come from, in this order.
 const SOURCES: &[&str] = &["/usr/share", "/usr/lib", "/usr/bin", "/usr/include", "/usr/sbin"];
@@ -74,7 +73,7 @@ impl AsFile {
         cmd.arg(dir.join("volume")).args(source).stdin(Stdio::null());
         let child = cmd.spawn().unwrap_or_else(|e| panic!("{cmd:?}: {e}"));
         let mut this = Self { dir: dir.to_owned(), child };
-        wait_for("nbdfuse", Duration::from_secs(20), || {
+        wait_for("nbdfuse", || {
             let ended = this.child.try_wait().expect("our own child");
             assert!(ended.is_none(), "nbdfuse ended: {ended:?}");
             this.path().exists().then_some(())

@@ -1,15 +1,42 @@
 //! The oracle as a load on a cluster to which things happen, and what is looked at when they have happened.
 
-use super::Raised;
 use super::cluster::Cluster;
 use super::nbd::{Client, Place};
 use super::oracle::Oracle;
-use super::tools::say;
-use std::sync::atomic::{AtomicBool, Ordering};
+use super::tools::{say, wait_for};
+use super::{PATIENCE, Raised};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a volume may take to be usable for somebody who connects.
-const ATTACH_MAX: Duration = Duration::from_secs(30);
+/// How many answers a client has got, for those who wait for more.
+#[derive(Clone, Debug, Default)]
+pub struct Answers(Arc<AtomicU64>);
+
+impl Answers {
+    pub fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the client has got `count` more. If that is more than it has in flight, some of them are to requests
+    /// that it sends from now on.
+    pub fn more(&self, count: u64) {
+        let (wanted, begun) = (self.count() + count, Instant::now());
+        while self.count() < wanted {
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "{} of {count} more answers after {PATIENCE:?}",
+                self.count() + count - wanted
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
 
 /// How a load is put on a volume.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +57,7 @@ impl<'a> Load<'a> {
 
     #[must_use]
     pub fn attach(&self) -> Client {
-        Client::connect_within(self.place, self.volume, ATTACH_MAX)
+        Client::attach(self.place, self.volume)
     }
 
     /// Runs the oracle while `faults` happen. If the connection ends it connects again.
@@ -80,13 +107,8 @@ pub fn pids(c: &Cluster) -> Vec<u32> {
 
 /// Waits until the supervisor has started all nodes again; their new processes. `old` are those that were killed.
 pub fn all_up(c: &Cluster, nodes: usize, old: &[u32]) -> Vec<u32> {
-    let begun = Instant::now();
-    loop {
+    wait_for("all nodes again", || {
         let now = pids(c);
-        if now.len() == nodes && now.iter().all(|p| !old.contains(p)) {
-            return now;
-        }
-        assert!(begun.elapsed() < Duration::from_secs(40), "the nodes did not come back\n{}", c.log());
-        std::thread::sleep(Duration::from_millis(50));
-    }
+        (now.len() == nodes && now.iter().all(|p| !old.contains(p))).then_some(now)
+    })
 }

@@ -3,6 +3,7 @@
 //! It trusts the server's framing only as far as it can check it: a reply to an unknown cookie, a chunk out of range
 //! or a read with a gap is a failure of the test.
 
+use super::PATIENCE;
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -29,7 +30,7 @@ pub const ENOTSUP: u32 = 95;
 /// A server that takes nothing for so long fails the test.
 const WRITE_MAX: Duration = Duration::from_secs(90);
 /// Longest until a server takes a connection.
-const CONNECT_MAX: Duration = Duration::from_secs(20);
+const CONNECT_MAX: Duration = PATIENCE;
 
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -240,14 +241,14 @@ impl Client {
     }
 
     /// Connects as soon as the server lets us.
-    pub fn connect_within(place: &Place, export: &str, limit: Duration) -> Self {
+    pub fn attach(place: &Place, export: &str) -> Self {
         let begun = std::time::Instant::now();
         loop {
             match Self::connect(place, export, true) {
                 Ok(client) => return client,
-                Err(e) => assert!(begun.elapsed() < limit, "{place:?} {export}: {e} for {limit:?}"),
+                Err(e) => assert!(begun.elapsed() < PATIENCE, "{place:?} {export}: {e} for {PATIENCE:?}"),
             }
-            std::thread::sleep(Duration::from_millis(50));
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
 
@@ -289,7 +290,7 @@ impl Client {
     /// One request and its answer, with nothing else in flight.
     pub fn ask(&mut self, op: &Op) -> io::Result<Result<Vec<u8>, u32>> {
         let cookie = self.send(op)?;
-        match self.answer(Duration::from_secs(60))? {
+        match self.answer(PATIENCE)? {
             Some(answer) if answer.cookie == cookie => Ok(answer.result),
             Some(_) => Err(bad("an answer to another request")),
             None => Err(io::ErrorKind::TimedOut.into()),

@@ -11,6 +11,7 @@
 //! An operation without an answer (its connection ended, or its answer was an error) may have happened or not; it is
 //! decided by the first read that begins afterwards.
 
+use super::load::Answers;
 use super::nbd::{Answer, Client, Op};
 use super::rng::Rng;
 use std::collections::BTreeMap;
@@ -87,6 +88,8 @@ pub struct Oracle {
     rng: Rng,
     flight: BTreeMap<u64, Flight>,
     pub tally: Tally,
+    /// Requests that were answered without an error.
+    pub answers: Answers,
 }
 
 fn mix(mut x: u64) -> u64 {
@@ -123,6 +126,7 @@ impl Oracle {
             rng,
             flight: BTreeMap::new(),
             tally: Tally::default(),
+            answers: Answers::default(),
         }
     }
 
@@ -224,6 +228,9 @@ impl Oracle {
     /// Takes an answer.
     fn take(&mut self, answer: Answer) -> Result<(), String> {
         let flight = self.flight.remove(&answer.cookie).ok_or("an answer to no request")?;
+        if answer.result.is_ok() {
+            self.answers.add();
+        }
         match (flight, answer.result) {
             (Flight::Update(id), Ok(_)) => {
                 self.tally.writes += 1;

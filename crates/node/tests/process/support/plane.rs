@@ -1,5 +1,6 @@
 //! The control plane of a cluster, as clients of it see it: commands that are done once, and what all nodes say of them.
 
+use super::PATIENCE;
 use super::cluster::Cluster;
 use super::tools::{self, told, wait_for};
 use serde_json::Value;
@@ -9,8 +10,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// No command may take so long, on a slow machine either.
-pub const COMMAND_MAX: Duration = Duration::from_secs(15);
+/// What a client does nothing for between two commands: the machine is to do other things, too.
+const BETWEEN: Duration = Duration::from_millis(20);
 /// Names that one client uses again and again.
 const NAMES: usize = 6;
 
@@ -20,7 +21,7 @@ pub fn ask(c: &Cluster, node: Option<&str>, args: &[&str]) -> Output {
     if let Some(address) = node {
         cmd.env("FREEBS_CLUSTER", address);
     }
-    tools::output(cmd.args(args).arg("--json"), Duration::from_secs(60))
+    tools::output(cmd.args(args).arg("--json"), PATIENCE)
 }
 
 fn said(out: &Output) -> Value {
@@ -33,7 +34,7 @@ pub type Shown = (String, u32, String);
 /// All `nodes` as they are now, once exactly one leads, all are up and all vote; the leader first.
 pub fn settled(c: &Cluster, nodes: usize) -> Vec<Shown> {
     let count = nodes;
-    wait_for("a leader, and votes of all", Duration::from_secs(30), || {
+    wait_for("a leader, and votes of all", || {
         let status = c.status();
         let mut nodes = status["nodes"].as_array()?.clone();
         nodes.sort_by_key(|n| n["leads"] != true);
@@ -64,7 +65,7 @@ fn done(c: &Cluster, node: Option<&str>, args: &[&str], already: &str) -> Durati
         } else {
             panic!("{args:?}: {}\n{}", told(&out), c.log());
         }
-        assert!(begun.elapsed() < COMMAND_MAX, "{args:?} is not done in {COMMAND_MAX:?}: {}\n{}", told(&out), c.log());
+        assert!(begun.elapsed() < PATIENCE, "{args:?} is not done in {PATIENCE:?}: {}\n{}", told(&out), c.log());
         std::thread::sleep(Duration::from_millis(20));
     }
     begun.elapsed()
@@ -99,6 +100,7 @@ pub fn churn(
             took
         };
         times.lock().expect("not poisoned").push(took);
+        std::thread::sleep(BETWEEN);
         if stop.load(Ordering::Relaxed) {
             break;
         }
@@ -121,7 +123,7 @@ pub fn agreed(c: &Cluster, nodes: &[Shown]) -> BTreeSet<String> {
         *last.lock().expect("not poisoned") = lists.clone();
         equal.then(|| lists[0].clone())
     };
-    let all = wait_for("the same volumes on all nodes", Duration::from_secs(10), same);
+    let all = wait_for("the same volumes on all nodes", same);
     let names: BTreeSet<String> = all.iter().map(|v| v.0.clone()).collect();
     let ids: BTreeSet<u64> = all.iter().map(|v| v.1).collect();
     assert!(names.len() == all.len() && ids.len() == all.len(), "something is there twice: {all:?}");

@@ -1,5 +1,6 @@
 //! Programs that tests call, and words for what a test has to say beside pass and fail.
 
+use super::PATIENCE;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -151,15 +152,25 @@ where
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
+/// Between two looks, at first and in the end: many looks are a command, and cost more than what they look for.
+const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(80)];
+
 /// Waits until `done` gives something.
-pub fn wait_for<T>(what: &str, limit: Duration, mut done: impl FnMut() -> Option<T>) -> T {
+pub fn wait_for<T>(what: &str, done: impl FnMut() -> Option<T>) -> T {
+    wait_within(PATIENCE, what, done)
+}
+
+/// Waits for something that may take longer than most.
+pub fn wait_within<T>(limit: Duration, what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
+    let mut pause = LOOK_AGAIN[0];
     loop {
         if let Some(found) = done() {
             return found;
         }
         assert!(begun.elapsed() < limit, "{what}: not within {limit:?}");
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LOOK_AGAIN[1]);
     }
 }
 
