@@ -456,17 +456,7 @@ impl MarkBody {
         let (fixed, rest) = MarkFixed::ref_from_prefix(body).map_err(|_| cut("mark body is cut short"))?;
         let view_len = fixed.view_frame_len.get() as usize;
         let (view, rest) = rest.split_at_checked(view_len).ok_or_else(|| cut("mark's view frame is cut short"))?;
-        let view_frame = match view_len {
-            0 => None,
-            _ => {
-                let mut view = Bytes::copy_from_slice(view);
-                let head = FrameHead::parse(&mut view)?;
-                if head.kind() != FrameKind::View || !view.is_empty() {
-                    return Err(cut("mark with something else in the place of its view frame"));
-                }
-                Some(head)
-            }
-        };
+        let view_frame = Self::view_frame(view)?;
         let (floors, rest) = <[FloorFixed]>::ref_from_prefix_with_elems(rest, fixed.floors.get() as usize)
             .map_err(|_| cut("mark's request table is cut short"))?;
         let (entries, rest) = <[EntryFixed]>::ref_from_prefix_with_elems(rest, fixed.entries.get() as usize)
@@ -505,27 +495,38 @@ impl MarkBody {
             learned_upto: Sequence(learned.map_or(0, |l| l.upto.get())),
             learned_from_append: learned.map_or(0, |l| l.from_append.get()),
             view_frame,
-            requests: Requests {
-                floors: floors
-                    .iter()
-                    .map(|f| RequestFloor {
-                        driver: DriverId(f.driver.get()),
-                        lowest_open: RequestNumber(f.lowest_open.get()),
-                    })
-                    .collect(),
-                entries: entries
-                    .iter()
-                    .map(|e| RequestEntry {
-                        driver: DriverId(e.driver.get()),
-                        number: RequestNumber(e.number.get()),
-                        sequence: Sequence(e.sequence.get()),
-                    })
-                    .collect(),
-            },
+            requests: requests(floors, entries),
             pins: pins.iter().map(|v| Version(v.get())).collect(),
             retain: Version(fixed.retain.get()),
         })
     }
+
+    /// The view frame of a mark, if its place is not empty.
+    fn view_frame(bytes: &[u8]) -> Result<Option<FrameHead>> {
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        let mut view = Bytes::copy_from_slice(bytes);
+        let head = FrameHead::parse(&mut view)?;
+        if head.kind() != FrameKind::View || !view.is_empty() {
+            return Err(cut("mark with something else in the place of its view frame"));
+        }
+        Ok(Some(head))
+    }
+}
+
+/// The request table of a mark.
+fn requests(floors: &[FloorFixed], entries: &[EntryFixed]) -> Requests {
+    let floor = |f: &FloorFixed| RequestFloor {
+        driver: DriverId(f.driver.get()),
+        lowest_open: RequestNumber(f.lowest_open.get()),
+    };
+    let entry = |e: &EntryFixed| RequestEntry {
+        driver: DriverId(e.driver.get()),
+        number: RequestNumber(e.number.get()),
+        sequence: Sequence(e.sequence.get()),
+    };
+    Requests { floors: floors.iter().map(floor).collect(), entries: entries.iter().map(entry).collect() }
 }
 
 /// One map entry with its place (rule E2): it merges by (version, sequence).

@@ -337,6 +337,13 @@ pub fn name(sequence: u64) -> FrameName {
 
 /// One message of each kind.
 pub fn all_messages() -> Vec<Message> {
+    let mut all = driver_messages();
+    all.extend(member_messages());
+    all
+}
+
+/// Greetings, and messages between drivers and members.
+fn driver_messages() -> Vec<Message> {
     let (shard, view, generation, driver) = (shard(), ViewNumber(5), Generation(18), DriverId(0xd1));
     vec![
         Message::Hello(hello()),
@@ -369,6 +376,15 @@ pub fn all_messages() -> Vec<Message> {
             generation,
         }),
         Message::View(news()),
+        Message::Lease { shard, generation, driver, stamp: Nanos(123_456_789) },
+        Message::Leased(Leased { shard, view, generation, stamp: Nanos(123_456_789), older_ms: 1999 }),
+    ]
+}
+
+/// Messages between members, and those of the control API.
+fn member_messages() -> Vec<Message> {
+    let (shard, view) = (shard(), ViewNumber(5));
+    vec![
         Message::Frames { forward: vec![NodeId(2), NodeId(3)], frames: vec![data_frame(), attach_frame()] },
         Message::Heartbeat(vec![HeartbeatItem {
             shard,
@@ -412,7 +428,5 @@ pub fn all_messages() -> Vec<Message> {
         Message::Nudge { shard, view },
         Message::Control { id: 5, body: Bytes::from_static(br#"{"request":"status"}"#) },
         Message::ControlReply { id: 5, body: Bytes::from_static(br#"{"ok":{"reply":"deleted"}}"#) },
-        Message::Lease { shard, generation, driver, stamp: Nanos(123_456_789) },
-        Message::Leased(Leased { shard, view, generation, stamp: Nanos(123_456_789), older_ms: 1999 }),
     ]
 }
