@@ -111,6 +111,19 @@ fn put_numbers(out: &mut Vec<u8>, numbers: &[u64]) {
     numbers.iter().for_each(|n| out.extend(n.to_le_bytes()));
 }
 
+/// A command's byte and its numbers.
+fn put_form(out: &mut Vec<u8>, form: u8, numbers: &[u64]) {
+    out.push(form);
+    put_numbers(out, numbers);
+}
+
+/// The same with a shard before the numbers.
+fn put_of_shard(out: &mut Vec<u8>, form: u8, shard: ShardId, numbers: &[u64]) {
+    out.push(form);
+    put_shard(out, shard);
+    put_numbers(out, numbers);
+}
+
 impl Command {
     /// The command as it is replicated. `Invalid` if its texts are longer than any valid command's.
     pub fn encode(&self) -> Result<Vec<u8>> {
@@ -124,89 +137,69 @@ impl Command {
             return Err(Error::invalid("a name or an address is far too long"));
         }
         let mut out = Vec::with_capacity(128 + texts);
+        self.put(&mut out)?;
+        debug_assert!(out.len() <= COMMAND_BYTES_MAX);
+        Ok(out)
+    }
+
+    /// Appends the command, whose texts were found short enough.
+    fn put(&self, out: &mut Vec<u8>) -> Result<()> {
         match self {
             Self::RegisterNode { node, name, address, workers, start } => {
-                out.push(1);
-                put_numbers(&mut out, &[node.0, start.0]);
+                put_form(out, 1, &[node.0, start.0]);
                 out.extend(workers.to_le_bytes());
-                put_text(&mut out, name);
-                put_text(&mut out, address);
+                put_text(out, name);
+                put_text(out, address);
             }
             Self::CreateVolume(new) => {
                 out.push(2);
-                put_create(&mut out, new);
+                put_create(out, new);
             }
             Self::DeleteVolume { volume, force } => {
-                out.push(3);
-                put_numbers(&mut out, &[volume.0]);
+                put_form(out, 3, &[volume.0]);
                 out.push(u8::from(*force));
             }
-            Self::ResizeVolume { volume, size } => {
-                out.push(4);
-                put_numbers(&mut out, &[volume.0, *size]);
-            }
+            Self::ResizeVolume { volume, size } => put_form(out, 4, &[volume.0, *size]),
             Self::ProposeView { shard, active, node, start } => {
-                out.push(5);
-                put_shard(&mut out, *shard);
-                put_numbers(&mut out, &[active.0, node.0, start.0]);
+                put_of_shard(out, 5, *shard, &[active.0, node.0, start.0]);
             }
-            Self::ActivateView { shard, view, generation } => {
-                out.push(6);
-                put_shard(&mut out, *shard);
-                put_numbers(&mut out, &[view.0, generation.0]);
-            }
+            Self::ActivateView { shard, view, generation } => put_of_shard(out, 6, *shard, &[view.0, generation.0]),
             Self::AttachVolume { since: None, lapsed: true, .. } => {
                 return Err(Error::invalid("an attachment lapses in one generation, and this names none"));
             }
             Self::AttachVolume { volume, identity, name, force, since, lapsed } => {
-                out.push(if since.is_some() { 14 } else { 7 });
-                put_numbers(&mut out, &[volume.0]);
+                put_form(out, if since.is_some() { 14 } else { 7 }, &[volume.0]);
                 out.extend(identity.0);
                 out.push(u8::from(*force) | u8::from(*lapsed) << 1);
                 out.extend(since.iter().flat_map(|g| g.0.to_le_bytes()));
-                put_text(&mut out, name);
+                put_text(out, name);
             }
             Self::DetachVolume { volume, generation, settled } => {
-                out.push(if *settled { 13 } else { 8 });
-                put_numbers(&mut out, &[volume.0, generation.0]);
+                put_form(out, if *settled { 13 } else { 8 }, &[volume.0, generation.0]);
             }
             Self::NameHostKey { node, start, key } => {
-                out.push(9);
-                put_numbers(&mut out, &[node.0, start.0]);
+                put_form(out, 9, &[node.0, start.0]);
                 out.extend(key.0);
             }
-            Self::MoveHead { shard, node } => {
-                out.push(10);
-                put_shard(&mut out, *shard);
-                put_numbers(&mut out, &[node.0]);
-            }
+            Self::MoveHead { shard, node } => put_of_shard(out, 10, *shard, &[node.0]),
             Self::ReplaceHead { shard, head, active, node } => {
-                out.push(12);
-                put_shard(&mut out, *shard);
-                put_numbers(&mut out, &[head.0, active.0, node.0]);
+                put_of_shard(out, 12, *shard, &[head.0, active.0, node.0]);
             }
             Self::FailOver { nodes } => {
                 out.push(11);
-                put_nodes(&mut out, nodes, FAILED_NODES_MAX)?;
+                put_nodes(out, nodes, FAILED_NODES_MAX)?;
             }
             Self::ReplaceMembers { gone, failed } => {
                 out.push(15);
-                put_nodes(&mut out, gone, FAILED_NODES_MAX)?;
-                put_nodes(&mut out, failed, FAILED_NODES_MAX - gone.len())?;
+                put_nodes(out, gone, FAILED_NODES_MAX)?;
+                put_nodes(out, failed, FAILED_NODES_MAX - gone.len())?;
             }
             Self::MembersComplete { shard, view, nodes } => {
-                if nodes.len() > CHAIN_MEMBERS_MAX {
-                    return Err(Error::invalid("more members than a chain has"));
-                }
-                out.push(16);
-                put_shard(&mut out, *shard);
-                put_numbers(&mut out, &[view.0]);
-                out.push(nodes.len() as u8);
-                nodes.iter().for_each(|n| put_numbers(&mut out, &[n.0]));
+                put_of_shard(out, 16, *shard, &[view.0]);
+                put_members(out, nodes)?;
             }
         }
-        debug_assert!(out.len() <= COMMAND_BYTES_MAX);
-        Ok(out)
+        Ok(())
     }
 
     /// The command in `bytes`, which hold nothing else.
@@ -282,6 +275,16 @@ fn put_nodes(out: &mut Vec<u8>, nodes: &[(NodeId, StartNumber)], most: usize) ->
     let count = u8::try_from(nodes.len()).ok().filter(|n| usize::from(*n) <= most);
     out.push(count.ok_or_else(|| Error::invalid("too many nodes fail at a time"))?);
     nodes.iter().for_each(|(node, start)| put_numbers(out, &[node.0, start.0]));
+    Ok(())
+}
+
+/// Members of a chain, their number before them.
+fn put_members(out: &mut Vec<u8>, nodes: &[NodeId]) -> Result<()> {
+    if nodes.len() > CHAIN_MEMBERS_MAX {
+        return Err(Error::invalid("more members than a chain has"));
+    }
+    out.push(nodes.len() as u8);
+    nodes.iter().for_each(|n| put_numbers(out, &[n.0]));
     Ok(())
 }
 

@@ -6,11 +6,12 @@ use freebs_types::{ClusterId, Generation, Hash32, HostPublic, NodeId, ShardId, S
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Any command, each kind as often as another.
 fn command() -> impl Strategy<Value = Command> {
-    let volume = (0u64..12).prop_map(VolumeId);
-    let shard = (0u64..12, 0u32..4).prop_map(|(v, i)| ShardId::new(v, i));
-    let move_shard = shard.clone();
-    let size = prop_oneof![Just(1u64 << 30), 0u64..1 << 45, (0u64..1 << 12).prop_map(|n| n << 28)];
+    prop_oneof![4 => of_nodes(), 5 => of_volumes(), 5 => of_shards()]
+}
+
+fn of_nodes() -> impl Strategy<Value = Command> {
     prop_oneof![
         (0u64..6, 1u16..4, 0u64..5).prop_map(|(n, workers, start)| Command::RegisterNode {
             node: NodeId(n),
@@ -19,6 +20,26 @@ fn command() -> impl Strategy<Value = Command> {
             workers: workers.min(2),
             start: StartNumber(start),
         }),
+        (0u64..6, 0u64..5, any::<u8>()).prop_map(|(node, start, key)| Command::NameHostKey {
+            node: NodeId(node),
+            start: StartNumber(start),
+            key: HostPublic([key; 32]),
+        }),
+        proptest::collection::vec((0u64..6, 0u64..4), 0..3).prop_map(|nodes| Command::FailOver {
+            nodes: nodes.into_iter().map(|(n, s)| (NodeId(n), StartNumber(s))).collect()
+        }),
+        (proptest::collection::vec((0u64..6, 0u64..4), 0..3), proptest::collection::vec((0u64..6, 0u64..4), 0..2))
+            .prop_map(|(gone, failed)| {
+                let nodes = |of: Vec<(u64, u64)>| of.into_iter().map(|(n, s)| (NodeId(n), StartNumber(s))).collect();
+                Command::ReplaceMembers { gone: nodes(gone), failed: nodes(failed) }
+            }),
+    ]
+}
+
+fn of_volumes() -> impl Strategy<Value = Command> {
+    let volume = (0u64..12).prop_map(VolumeId);
+    let size = prop_oneof![Just(1u64 << 30), 0u64..1 << 45, (0u64..1 << 12).prop_map(|n| n << 28)];
+    prop_oneof![
         (0u8..6, size.clone(), proptest::option::of(0u8..4), proptest::option::of(1u32..4), any::<bool>()).prop_map(
             |(name, size, copies, shards, all)| Command::CreateVolume(CreateVolume {
                 name: format!("v{name}"),
@@ -31,17 +52,6 @@ fn command() -> impl Strategy<Value = Command> {
         ),
         (volume.clone(), any::<bool>()).prop_map(|(volume, force)| Command::DeleteVolume { volume, force }),
         (volume.clone(), size).prop_map(|(volume, size)| Command::ResizeVolume { volume, size }),
-        (shard.clone(), 0u64..6, 1u64..6, 0u64..5).prop_map(|(shard, active, node, start)| Command::ProposeView {
-            shard,
-            active: ViewNumber(active),
-            node: NodeId(node),
-            start: StartNumber(start),
-        }),
-        (shard, 0u64..8, 0u64..4).prop_map(|(shard, view, generation)| Command::ActivateView {
-            shard,
-            view: ViewNumber(view),
-            generation: Generation(generation),
-        }),
         (volume.clone(), 0u8..3, any::<bool>(), 0u64..9).prop_map(|(volume, who, force, since)| {
             Command::AttachVolume {
                 volume,
@@ -52,35 +62,39 @@ fn command() -> impl Strategy<Value = Command> {
                 lapsed: since % 2 == 0 && since < 6,
             }
         }),
-        (0u64..6, 0u64..5, any::<u8>()).prop_map(|(node, start, key)| Command::NameHostKey {
+        (volume, 0u64..4).prop_map(|(volume, generation)| Command::DetachVolume {
+            volume,
+            generation: Generation(generation),
+            settled: generation % 2 == 0
+        }),
+    ]
+}
+
+fn of_shards() -> impl Strategy<Value = Command> {
+    let shard = (0u64..12, 0u32..4).prop_map(|(v, i)| ShardId::new(v, i));
+    prop_oneof![
+        (shard.clone(), 0u64..6, 1u64..6, 0u64..5).prop_map(|(shard, active, node, start)| Command::ProposeView {
+            shard,
+            active: ViewNumber(active),
             node: NodeId(node),
             start: StartNumber(start),
-            key: HostPublic([key; 32]),
         }),
-        (move_shard, 0u64..6).prop_map(|(shard, node)| Command::MoveHead { shard, node: NodeId(node) }),
+        (shard.clone(), 0u64..8, 0u64..4).prop_map(|(shard, view, generation)| Command::ActivateView {
+            shard,
+            view: ViewNumber(view),
+            generation: Generation(generation),
+        }),
+        (shard, 0u64..6).prop_map(|(shard, node)| Command::MoveHead { shard, node: NodeId(node) }),
         (0u64..6, 0u64..3, 0u64..6).prop_map(|(head, active, node)| Command::ReplaceHead {
             shard: ShardId::new(1, 0),
             head: NodeId(head),
             active: ViewNumber(active),
             node: NodeId(node)
         }),
-        proptest::collection::vec((0u64..6, 0u64..4), 0..3).prop_map(|nodes| Command::FailOver {
-            nodes: nodes.into_iter().map(|(n, s)| (NodeId(n), StartNumber(s))).collect()
-        }),
-        (proptest::collection::vec((0u64..6, 0u64..4), 0..3), proptest::collection::vec((0u64..6, 0u64..4), 0..2))
-            .prop_map(|(gone, failed)| {
-                let nodes = |of: Vec<(u64, u64)>| of.into_iter().map(|(n, s)| (NodeId(n), StartNumber(s))).collect();
-                Command::ReplaceMembers { gone: nodes(gone), failed: nodes(failed) }
-            }),
         (0u64..6, proptest::collection::vec(0u64..6, 0..4)).prop_map(|(view, nodes)| Command::MembersComplete {
             shard: ShardId::new(1, 0),
             view: ViewNumber(view),
             nodes: nodes.into_iter().map(NodeId).collect()
-        }),
-        (volume, 0u64..4).prop_map(|(volume, generation)| Command::DetachVolume {
-            volume,
-            generation: Generation(generation),
-            settled: generation % 2 == 0
         }),
     ]
 }
