@@ -54,6 +54,17 @@ pub(crate) enum Next {
     Fail(Error),
 }
 
+/// The part that the front of the queue has in the append that is being gathered.
+enum Front {
+    Joins,
+    /// It was taken out of the queue, and the next one is looked at.
+    Left,
+    /// It waits until the append is written.
+    Ends,
+    /// Nothing is gathered yet, and this is done first.
+    First(Next),
+}
+
 /// What is being gathered.
 #[derive(Default)]
 pub(crate) struct Gather {
@@ -106,56 +117,12 @@ impl Core {
             return Next::Done(done);
         }
         let mut g = Gather::default();
-        while let Some(front) = self.queue.front() {
-            if self.holds_back(front) {
-                if g.frames.is_empty() {
-                    return self.hold_back();
-                }
-                break;
-            }
-            match front {
-                Queued::Record(Record::Cut { shard, to }) if g.frames.is_empty() => {
-                    let (shard, to) = (*shard, *to);
-                    self.queue.pop_front();
-                    return Next::Done(self.apply_cut(shard, to));
-                }
-                Queued::Record(Record::Cut { .. }) => break,
-                Queued::Record(Record::Repair(f)) if !g.frames.is_empty() && self.drops(f).is_some() => break,
-                Queued::Record(Record::Repair(f)) if self.drops(f).is_some() => {
-                    let (shard, sequence) = (f.head.shard(), f.head.seq());
-                    let Some(why) = self.drops(f) else { continue };
-                    self.queue.pop_front();
-                    let what = format!("shard {shard}: frame {sequence} is no repair of what is here");
-                    self.event(crate::EventKind::Refused, what);
-                    return Next::Done(Durable::Unrepaired { shard, sequence, why });
-                }
-                Queued::Record(Record::Frame(f))
-                    if self.shards.get(&f.head.shard()).is_some_and(|s| s.is_usurped_by(&f.head, &self.segs)) =>
-                {
-                    let (shard, s) = (f.head.shard(), f.head.seq());
-                    self.queue.pop_front();
-                    let what = format!("shard {shard}: frame {s} differs from a committed one of its sequence");
-                    self.event(crate::EventKind::Refused, what);
-                    continue;
-                }
-                Queued::Idle => {
-                    self.queue.pop_front();
-                    g.idle = g.frames.is_empty() && self.queue.is_empty();
-                    continue;
-                }
-                Queued::Roll if !g.frames.is_empty() => break,
-                Queued::Roll => {
-                    self.queue.pop_front();
-                    self.rolled = self.may_open()
-                        && self.segs.ready().is_some()
-                        && self.open.as_ref().is_some_and(|o| o.first_append > 0);
-                    if self.rolled {
-                        self.queue.push_front(Queued::Idle);
-                        return Next::Rotate;
-                    }
-                    continue;
-                }
-                _ => {}
+        while !self.queue.is_empty() {
+            match self.look_at_front(&mut g) {
+                Front::Joins => {}
+                Front::Left => continue,
+                Front::Ends => break,
+                Front::First(next) => return next,
             }
             match self.gather(&mut g) {
                 Ok(true) => {}
@@ -181,6 +148,61 @@ impl Core {
         }
         let (batch, buf) = self.lay_out(g, spare);
         Next::Write(batch, buf)
+    }
+
+    /// Decides about the front of the queue, and takes it out if it does not join the append.
+    fn look_at_front(&mut self, g: &mut Gather) -> Front {
+        let nothing = g.frames.is_empty();
+        let Some(front) = self.queue.front() else { return Front::Ends };
+        if self.holds_back(front) {
+            return if nothing { Front::First(self.hold_back()) } else { Front::Ends };
+        }
+        match front {
+            Queued::Record(Record::Cut { shard, to }) if nothing => {
+                let (shard, to) = (*shard, *to);
+                self.queue.pop_front();
+                Front::First(Next::Done(self.apply_cut(shard, to)))
+            }
+            Queued::Record(Record::Cut { .. }) => Front::Ends,
+            Queued::Record(Record::Repair(f)) => {
+                let Some(why) = self.drops(f) else { return Front::Joins };
+                if !nothing {
+                    return Front::Ends;
+                }
+                let (shard, sequence) = (f.head.shard(), f.head.seq());
+                self.queue.pop_front();
+                let what = format!("shard {shard}: frame {sequence} is no repair of what is here");
+                self.event(crate::EventKind::Refused, what);
+                Front::First(Next::Done(Durable::Unrepaired { shard, sequence, why }))
+            }
+            Queued::Record(Record::Frame(f))
+                if self.shards.get(&f.head.shard()).is_some_and(|s| s.is_usurped_by(&f.head, &self.segs)) =>
+            {
+                let (shard, s) = (f.head.shard(), f.head.seq());
+                self.queue.pop_front();
+                let what = format!("shard {shard}: frame {s} differs from a committed one of its sequence");
+                self.event(crate::EventKind::Refused, what);
+                Front::Left
+            }
+            Queued::Idle => {
+                self.queue.pop_front();
+                g.idle = nothing && self.queue.is_empty();
+                Front::Left
+            }
+            Queued::Roll if !nothing => Front::Ends,
+            Queued::Roll => {
+                self.queue.pop_front();
+                self.rolled = self.may_open()
+                    && self.segs.ready().is_some()
+                    && self.open.as_ref().is_some_and(|o| o.first_append > 0);
+                if !self.rolled {
+                    return Front::Left;
+                }
+                self.queue.push_front(Queued::Idle);
+                Front::First(Next::Rotate)
+            }
+            _ => Front::Joins,
+        }
     }
 
     /// What to do when the next record must wait for free segments.

@@ -41,6 +41,9 @@ const MOVES_PER_DEATH: u64 = 32;
 /// Segments beyond the target for which nobody cleans: the open one, and what just closed.
 const SLACK_SEGMENTS: u64 = 2;
 
+/// Segments by their benefit; of the same benefit the one with the lowest number comes first.
+type Candidates = BinaryHeap<(u128, Reverse<u32>)>;
+
 /// How much cleaning is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
@@ -290,7 +293,15 @@ impl Core {
                 Need::Short(_) => 90,
                 _ => 85,
             };
-        let blocks = segment / BLOCK as u64;
+        let best = self.candidates(need, &rotten, worth);
+        let out = self.take(best, &rotten, worth, moves);
+        self.cleaning.looked = out.is_empty().then_some(self.segs.changes);
+        out
+    }
+
+    /// Segments that may be cleaned, by benefit; those with damage before all others.
+    fn candidates(&self, need: Need, rotten: &BTreeSet<u32>, worth: u64) -> Candidates {
+        let blocks = self.geometry.segment_bytes / BLOCK as u64;
         let mut best = Vec::new();
         for (id, s) in self.segs.used() {
             let young = |seq: u64| self.next_seq < seq + STUCK_SEGMENTS;
@@ -311,11 +322,17 @@ impl Core {
             let benefit = u128::from(blocks.saturating_sub(s.live)) * u128::from(age) * 1000;
             best.push((benefit / u128::from(blocks + s.live), Reverse(id)));
         }
+        BinaryHeap::from(best)
+    }
+
+    /// The best of the candidates that fit the room that is left, and are worth it together. `worth` is the most that
+    /// emptying one may cost on average, `moves` the data that may be moved, both in bytes.
+    fn take(&mut self, mut best: Candidates, rotten: &BTreeSet<u32>, worth: u64, moves: u64) -> Vec<u32> {
         let mut out = Vec::new();
         let (mut live, mut room, mut sum, mut good) = (0, self.room(), 0, 0);
         let mut marked = BTreeSet::new();
         self.cleaning.held = false;
-        let (mut best, mut looks, mut held) = (BinaryHeap::from(best), 0, 0);
+        let (mut looks, mut held) = (0, 0);
         while let Some((_, Reverse(id))) = best.pop() {
             if self.is_held(id) && self.cleaning.options.mutant != Some(CleanMutant::MoveUncommitted) {
                 self.cleaning.held = true;
@@ -352,7 +369,6 @@ impl Core {
             }
         }
         out.truncate(good);
-        self.cleaning.looked = out.is_empty().then_some(self.segs.changes);
         out
     }
 

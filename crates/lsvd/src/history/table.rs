@@ -222,6 +222,7 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pins::Kept;
     use super::*;
     use crate::map::Crcs;
     use freebs_format::ExtentKind;
@@ -243,6 +244,65 @@ mod tests {
         }
     }
 
+    /// Per block: versions of the writes.
+    type Naive = Vec<Vec<u64>>;
+
+    /// Each block of a write that another one covers, superseded by one of the later ones, not always the next, in any
+    /// order.
+    fn superseded(writes: &[(u32, u32)], naive: &Naive, order: u64) -> Vec<(u32, Extent, Version)> {
+        let mut all: Vec<(u32, Extent, Version)> = Vec::new();
+        let mut seed = order | 1;
+        let mut random = |n: usize| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) as usize % n
+        };
+        for (i, (s, l)) in writes.iter().enumerate() {
+            let v = i as u64 + 1;
+            for b in *s..s + l {
+                let later: Vec<u64> = naive[b as usize].iter().copied().filter(|w| *w > v).collect();
+                if !later.is_empty() {
+                    all.push((b, extent(*l, v).piece(b - s, 1), Version(later[random(later.len())])));
+                }
+            }
+        }
+        for i in (1..all.len()).rev() {
+            all.swap(i, random(i + 1));
+        }
+        all
+    }
+
+    /// Every block reads, at every version that is kept, as the last write at or before it.
+    fn reads_as(t: &Table, naive: &Naive, kept: &Kept) -> Result<(), TestCaseError> {
+        let pinned: BTreeSet<u64> = kept.pins.iter().map(|v| v.0).collect();
+        for b in 0..BLOCKS {
+            for v in (1..=30).filter(|v| kept.has(Version(*v))) {
+                let want = naive[b as usize].iter().copied().rfind(|w| *w <= v);
+                let mut view = ExtentMap::default();
+                t.view_at(b, b + 1, Version(v), &mut view);
+                // The last write of a block is in the map, and not in the history.
+                let last = naive[b as usize].last().copied();
+                let mut have = view.iter().next().map(|(_, e)| e.version.0);
+                if last.is_some_and(|l| l <= v) {
+                    have = last;
+                }
+                prop_assert_eq!(have, want, "block {} at {}, pinned {:?}", b, v, pinned);
+            }
+        }
+        Ok(())
+    }
+
+    /// A table of all layers that another one exports.
+    fn exported(t: &Table) -> Table {
+        let mut end = Table::default();
+        let mut at = Some(0);
+        while let Some(from) = at {
+            let (layers, next) = t.export(from, 2);
+            layers.for_each(|(a, l)| end.put_back(a, l));
+            at = next;
+        }
+        end
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(1500))]
         /// Whatever the order in which superseded extents come, a read at a pinned version gives what was written last
@@ -255,35 +315,16 @@ mod tests {
             drops in prop::collection::vec(0usize..6, 0..4),
             order in any::<u64>(),
         ) {
-            let mut kept = super::super::pins::Kept {
+            let mut kept = Kept {
                 pins: pins.iter().map(|v| Version(*v)).collect(),
                 retain: retain.map(Version),
             };
-            // Per block: versions of the writes.
-            let mut naive: Vec<Vec<u64>> = vec![Vec::new(); BLOCKS as usize];
             let writes: Vec<(u32, u32)> = ops.iter().map(|(s, l)| (*s, (*l).min(BLOCKS - s))).collect();
+            let mut naive: Naive = vec![Vec::new(); BLOCKS as usize];
             for (i, (s, l)) in writes.iter().enumerate() {
                 (*s..s + l).for_each(|b| naive[b as usize].push(i as u64 + 1));
             }
-            // Each block of a write that another one covers is superseded by one of the later ones, not always the next.
-            let mut all: Vec<(u32, Extent, Version)> = Vec::new();
-            let mut seed = order | 1;
-            let mut random = |n: usize| {
-                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                (seed >> 33) as usize % n
-            };
-            for (i, (s, l)) in writes.iter().enumerate() {
-                let v = i as u64 + 1;
-                for b in *s..s + l {
-                    let later: Vec<u64> = naive[b as usize].iter().copied().filter(|w| *w > v).collect();
-                    if !later.is_empty() {
-                        all.push((b, extent(*l, v).piece(b - s, 1), Version(later[random(later.len())])));
-                    }
-                }
-            }
-            for i in (1..all.len()).rev() {
-                all.swap(i, random(i + 1));
-            }
+            let all = superseded(&writes, &naive, order);
             let (mut t, mut gone) = (Table::default(), Vec::new());
             for (a, e, to) in &all {
                 let keep = kept.clone();
@@ -292,21 +333,7 @@ mod tests {
             }
             let mut step = 0;
             loop {
-                let pinned: BTreeSet<u64> = kept.pins.iter().map(|v| v.0).collect();
-                for b in 0..BLOCKS {
-                    for v in (1..=30).filter(|v| kept.has(Version(*v))) {
-                        let want = naive[b as usize].iter().copied().rfind(|w| *w <= v);
-                        let mut view = ExtentMap::default();
-                        t.view_at(b, b + 1, Version(v), &mut view);
-                        // The last write of a block is in the map, and not in the history.
-                        let last = naive[b as usize].last().copied();
-                        let mut have = view.iter().next().map(|(_, e)| e.version.0);
-                        if last.is_some_and(|l| l <= v) {
-                            have = last;
-                        }
-                        prop_assert_eq!(have, want, "block {} at {}, pinned {:?}", b, v, pinned);
-                    }
-                }
+                reads_as(&t, &naive, &kept)?;
                 let held: usize = t.iter().map(|(_, l)| l.e.len as usize).sum();
                 prop_assert_eq!(held + gone.len(), all.len(), "each block is here or was given back");
                 prop_assert_eq!(t.blocks(), t.iter().filter(|(_, l)| l.e.is_data()).map(|(_, l)| u64::from(l.e.len)).sum::<u64>());
@@ -327,15 +354,8 @@ mod tests {
                     at = t.prune(from, 3, &mut Judge { needs: &needs, gone: &mut |e: Extent| gone.push((e.version.0, e.offset)), recorded: false });
                 }
             }
-            let mut end = Table::default();
-            let mut at = Some(0);
-            while let Some(from) = at {
-                let (layers, next) = t.export(from, 2);
-                layers.for_each(|(a, l)| end.put_back(a, l));
-                at = next;
-            }
             let list = |t: &Table| t.iter().map(|(a, l)| (a, l.e.len, l.e.key(), l.to)).collect::<Vec<_>>();
-            prop_assert_eq!(list(&t), list(&end));
+            prop_assert_eq!(list(&t), list(&exported(&t)));
             if kept.is_none() {
                 prop_assert!(t.is_empty());
             }

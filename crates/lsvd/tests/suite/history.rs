@@ -202,64 +202,13 @@ async fn story(seed: u64) -> (u64, u64) {
     let (mut cleaned, mut begun) = (0, 0);
     for _ in 0..4 + s.rng.below(4) {
         for _ in 0..20 + s.rng.below(40) {
-            if rig.engine.space().live_bytes > KEPT_BYTES_MAX && s.last().kept != Kept::default() {
-                rig.append(s.release_all());
-                rig.settle().await;
-                s.committed = s.last().chain.sequence;
-                rig.engine.committed(SHARD, Sequence(s.committed));
-            }
-            let pins = s.rng.chance(20);
-            let record = if pins { s.pin() } else { s.write() };
-            rig.append(record);
-            if s.last().kept.pins.len() > 6 {
-                let mut step = s.last();
-                let first = step.kept.pins.pop_first().unwrap();
-                rig.append(Record::Frame(step.chain.pins(&[(UpdateKind::Release, first)])));
-                s.versions.push(s.versions.last().unwrap().clone());
-                s.steps.push(step);
-            }
-            if s.rng.chance(40) {
-                rig.settle().await;
-                assert!(rig.heard.failed.borrow().is_none(), "{:?}", rig.heard.failed.borrow());
-                let last = s.last().chain.sequence;
-                s.committed += s.rng.below(last - s.committed + 1);
-                rig.engine.committed(SHARD, Sequence(s.committed));
-                if s.rng.chance(15) {
-                    s.compare(&rig, false).await;
-                }
-            }
-            if s.rng.chance(4) {
-                rig.engine.flush_idle();
-            }
-            if s.rng.chance(3) {
-                let made = rig.engine.checkpoint().await;
-                assert!(made.is_ok() || made.is_err_and(|e| e.kind == ErrorKind::NoSpace));
-            }
+            step(&mut s, &rig).await;
         }
         rig.settle().await;
         assert!(rig.heard.failed.borrow().is_none(), "{:?}", rig.heard.failed.borrow());
         s.compare(&rig, true).await;
         cleaned += rig.engine.counters().cleaned_segments;
-        let way = s.rng.below(4);
-        if way < 2 {
-            rig.stop().await;
-            assert!(device.is_quiet(), "something is under way after the log was closed");
-        } else {
-            // Frames that nobody was told of may be there, or not.
-            for _ in 0..s.rng.below(3) {
-                let record = if s.rng.chance(50) { s.pin() } else { s.write() };
-                rig.append(record);
-            }
-            for _ in 0..s.rng.below(12) {
-                tokio::task::yield_now().await;
-            }
-            rig.kill();
-            tokio::task::yield_now().await;
-            device = power_cut(&device, &mut s.rng);
-        }
-        if way % 2 == 1 {
-            erase_checkpoints(&device).await;
-        }
+        device = end(&mut s, rig, device).await;
         rig = open(&device, options).await;
         begun += u64::from(rig.report.checkpoint > 0);
         let st = rig.engine.state(SHARD).unwrap();
@@ -279,6 +228,69 @@ async fn story(seed: u64) -> (u64, u64) {
     s.compare(&rig, true).await;
     rig.stop().await;
     (cleaned, begun)
+}
+
+/// Appends a record, and now and then commits, compares, or makes a checkpoint.
+async fn step(s: &mut Story, rig: &Rig) {
+    if rig.engine.space().live_bytes > KEPT_BYTES_MAX && s.last().kept != Kept::default() {
+        rig.append(s.release_all());
+        rig.settle().await;
+        s.committed = s.last().chain.sequence;
+        rig.engine.committed(SHARD, Sequence(s.committed));
+    }
+    let pins = s.rng.chance(20);
+    let record = if pins { s.pin() } else { s.write() };
+    rig.append(record);
+    if s.last().kept.pins.len() > 6 {
+        let mut step = s.last();
+        let first = step.kept.pins.pop_first().unwrap();
+        rig.append(Record::Frame(step.chain.pins(&[(UpdateKind::Release, first)])));
+        s.versions.push(s.versions.last().unwrap().clone());
+        s.steps.push(step);
+    }
+    if s.rng.chance(40) {
+        rig.settle().await;
+        assert!(rig.heard.failed.borrow().is_none(), "{:?}", rig.heard.failed.borrow());
+        let last = s.last().chain.sequence;
+        s.committed += s.rng.below(last - s.committed + 1);
+        rig.engine.committed(SHARD, Sequence(s.committed));
+        if s.rng.chance(15) {
+            s.compare(rig, false).await;
+        }
+    }
+    if s.rng.chance(4) {
+        rig.engine.flush_idle();
+    }
+    if s.rng.chance(3) {
+        let made = rig.engine.checkpoint().await;
+        assert!(made.is_ok() || made.is_err_and(|e| e.kind == ErrorKind::NoSpace));
+    }
+}
+
+/// The engine is stopped, or loses power with frames that nobody was told of. Gives back the device of the next start,
+/// now and then without checkpoints.
+async fn end(s: &mut Story, rig: Rig, mut device: CrashDevice) -> CrashDevice {
+    let way = s.rng.below(4);
+    if way < 2 {
+        rig.stop().await;
+        assert!(device.is_quiet(), "something is under way after the log was closed");
+    } else {
+        // Frames that nobody was told of may be there, or not.
+        for _ in 0..s.rng.below(3) {
+            let record = if s.rng.chance(50) { s.pin() } else { s.write() };
+            rig.append(record);
+        }
+        for _ in 0..s.rng.below(12) {
+            tokio::task::yield_now().await;
+        }
+        rig.kill();
+        tokio::task::yield_now().await;
+        device = power_cut(&device, &mut s.rng);
+    }
+    if way % 2 == 1 {
+        erase_checkpoints(&device).await;
+    }
+    device
 }
 
 #[test]

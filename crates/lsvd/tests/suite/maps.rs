@@ -96,40 +96,8 @@ async fn checkpoints(seed: u64) {
     let (mut begun, mut view) = (0, 2);
     for round in 0..10 {
         for _ in 0..rng.below(100) {
-            let (chain, model) = &mut shards[rng.below(3) as usize];
-            let ops: Vec<Op> = (0..1 + rng.below(4)).map(|_| Op::random(&mut rng, BLOCKS)).collect();
-            let (safe, before) = (chain.clone(), model.clone());
-            ops.iter().for_each(|op| op.apply(model));
-            rig.append(Record::Frame(chain.frame(&ops)));
-            match rng.below(100) {
-                0..30 => {
-                    chain.committed = chain.sequence - rng.below(4).min(chain.sequence - chain.committed);
-                    rig.engine.committed(chain.shard, Sequence(chain.committed));
-                }
-                30..33 => {
-                    // The frame is cut by one of another view.
-                    (*chain, *model) = (safe, before);
-                    view += 1;
-                    // What is committed is told of frames that are there.
-                    rig.settle().await;
-                    rig.append(Record::Frame(chain.view_frame(view, 3)));
-                    rig.settle().await;
-                }
-                33 => {
-                    rig.append(Record::Forget { shard: chain.shard });
-                    (*chain, *model) = (Chain::new(chain.shard), Model::new());
-                    view += 1;
-                    rig.append(Record::Frame(chain.view_frame(view, 3)));
-                    rig.settle().await;
-                }
-                34..37 => {
-                    let engine = rig.engine.clone();
-                    tokio::task::spawn_local(async move { engine.checkpoint().await });
-                }
-                37..42 => rig.settle().await,
-                42..45 => tokio::task::yield_now().await,
-                _ => {}
-            }
+            let shard = &mut shards[rng.below(3) as usize];
+            checkpoints_step(&mut rng, &rig, shard, &mut view).await;
         }
         rig.settle().await;
         if rng.chance(50) {
@@ -159,14 +127,48 @@ async fn checkpoints(seed: u64) {
         assert_eq!(digests(&rig, &shards).await, before, "seed {seed} round {round}");
         assert_eq!(self::states(&rig, &shards), states, "seed {seed} round {round}");
         for (chain, model) in shards.iter().filter(|s| s.0.sequence > 0) {
-            assert_eq!(
-                rig.read_all(chain.shard, BLOCKS).await.unwrap(),
-                full(model, BLOCKS),
-                "seed {seed} round {round}"
-            );
+            let found = rig.read_all(chain.shard, BLOCKS).await.unwrap();
+            assert_eq!(found, full(model, BLOCKS), "seed {seed} round {round}");
         }
     }
     assert!(begun > 2, "starts that began with a checkpoint: {begun}");
+}
+
+/// A frame of a shard, and now and then a commit, a cut, a deletion, or a checkpoint.
+async fn checkpoints_step(rng: &mut Rng, rig: &Rig, (chain, model): &mut (Chain, Model), view: &mut u64) {
+    let ops: Vec<Op> = (0..1 + rng.below(4)).map(|_| Op::random(rng, BLOCKS)).collect();
+    let (safe, before) = (chain.clone(), model.clone());
+    ops.iter().for_each(|op| op.apply(model));
+    rig.append(Record::Frame(chain.frame(&ops)));
+    match rng.below(100) {
+        0..30 => {
+            chain.committed = chain.sequence - rng.below(4).min(chain.sequence - chain.committed);
+            rig.engine.committed(chain.shard, Sequence(chain.committed));
+        }
+        30..33 => {
+            // The frame is cut by one of another view.
+            (*chain, *model) = (safe, before);
+            *view += 1;
+            // What is committed is told of frames that are there.
+            rig.settle().await;
+            rig.append(Record::Frame(chain.view_frame(*view, 3)));
+            rig.settle().await;
+        }
+        33 => {
+            rig.append(Record::Forget { shard: chain.shard });
+            (*chain, *model) = (Chain::new(chain.shard), Model::new());
+            *view += 1;
+            rig.append(Record::Frame(chain.view_frame(*view, 3)));
+            rig.settle().await;
+        }
+        34..37 => {
+            let engine = rig.engine.clone();
+            tokio::task::spawn_local(async move { engine.checkpoint().await });
+        }
+        37..42 => rig.settle().await,
+        42..45 => tokio::task::yield_now().await,
+        _ => {}
+    }
 }
 
 /// What is known of the shards, but for what a start may know less of: how much of a shard's frames is at hand.

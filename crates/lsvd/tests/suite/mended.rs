@@ -233,6 +233,25 @@ fn say(to: &Rig, change: MarkChange) {
     to.append(Record::Mark { shard: TWO, change, ticket: 2 });
 }
 
+/// The state of a shard as its last frame left it.
+async fn base(of: &Rig, chain: &Chain) -> Base {
+    let last = of.engine.frame(TWO, Sequence(chain.sequence)).await.unwrap();
+    let h = last.header();
+    Base {
+        since: Sequence(0),
+        tip: Sequence(0),
+        last: chain.name(),
+        parent: h.parent_token(),
+        digest: h.digest(),
+        version: h.last_version(),
+        committed: Sequence(chain.sequence),
+        view_frame: None,
+        attach: Default::default(),
+        requests: Default::default(),
+        open_chunk: (h.chunk(), h.chunk_offset.get() + h.data_blocks()),
+    }
+}
+
 /// The log goes on where a segment is lost that held a part of a map which had been learned. The mark behind it said that
 /// nothing was missing, and went on saying so: blocks read as if they had never been written.
 async fn learned_and_lost(kill: bool, more: u64) {
@@ -247,21 +266,7 @@ async fn learned_and_lost(kill: bool, more: u64) {
     let mut a = Chain::new(ONE);
     put(&rig, &mut a, data(0, 200, 20)).await;
     learn(&theirs, &rig).await;
-    let last = theirs.engine.frame(TWO, Sequence(b.sequence)).await.unwrap();
-    let h = last.header();
-    let base = Base {
-        since: Sequence(0),
-        tip: Sequence(0),
-        last: b.name(),
-        parent: h.parent_token(),
-        digest: h.digest(),
-        version: h.last_version(),
-        committed: Sequence(b.sequence),
-        view_frame: None,
-        attach: Default::default(),
-        requests: Default::default(),
-        open_chunk: (h.chunk(), h.chunk_offset.get() + h.data_blocks()),
-    };
+    let base = base(&theirs, &b).await;
     say(&rig, MarkChange { base: Some(Box::new(base)), ..MarkChange::default() });
     for i in 0..4 {
         put(&rig, &mut a, data(0, 200, 30 + i)).await;
