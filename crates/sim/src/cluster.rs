@@ -81,6 +81,62 @@ impl Receiver for Cluster {
     }
 }
 
+/// Formats the disks of all nodes, and registers them.
+async fn make_nodes(config: &Config, shared: &Shared) -> Result<Vec<Rc<Node>>> {
+    let mut nodes = Vec::new();
+    for n in 1..=config.nodes {
+        let times = config.slowness.get(n as usize - 1).copied().unwrap_or(1);
+        let mut disk = config.disk.clone();
+        // Writing is slower more often than reading.
+        disk.read_latency.0 *= if n % 2 == 0 { times } else { 1 };
+        disk.write_latency.0 *= times;
+        disk.sync_latency.0 *= times;
+        disk.limit -= config.smaller.get(n as usize - 1).copied().unwrap_or(0);
+        let disk = Disk::new(&shared.world, disk, Rng::fork(config.seed, 100 + n));
+        let node = Node::new(NodeId(n), disk, shared.clone());
+        node.format().await?;
+        let (name, address) = (format!("node-{n}"), format!("10.0.0.{n}:7400"));
+        shared.control.apply(Command::RegisterNode {
+            node: NodeId(n),
+            name,
+            address,
+            workers: 1,
+            start: StartNumber(0),
+        })?;
+        nodes.push(node);
+    }
+    Ok(nodes)
+}
+
+/// Creates the volumes, and draws the work of their clients.
+fn make_volumes(config: &Config, control: &Control, oracle: &Oracle) -> Result<Vec<VolumeState>> {
+    let mut volumes = Vec::new();
+    for (i, v) in config.volumes.iter().enumerate() {
+        let id = control.create_volume(CreateVolume {
+            name: format!("volume-{i}"),
+            size: v.size,
+            copies: Some(v.copies),
+            ack: v.ack,
+            min_copies: Some(v.min_copies),
+            shards: Some(v.shards),
+            stripe: Some(v.stripe),
+        })?;
+        let unit = SECTOR as u64;
+        let stripe = if v.shards > 1 { v.stripe } else { 1 << 20 };
+        oracle.add_volume(id, stripe);
+        let luck = Rng::fork(config.seed, 200 + i as u64);
+        let mut work = Workload::draw(luck, v.size / unit, v.stripe / unit, v.requests);
+        if config.is_crowded {
+            work.crowd();
+        }
+        if config.is_tight {
+            work.fill();
+        }
+        volumes.push(VolumeState { id, work: Rc::new(RefCell::new(work)), current: None, attaching: false });
+    }
+    Ok(volumes)
+}
+
 impl Cluster {
     /// Makes disks, volumes and clients; nothing runs yet.
     pub async fn build(config: Config, world: &Rc<World>, mutants: Mutants) -> Result<Rc<Self>> {
@@ -99,52 +155,8 @@ impl Cluster {
             has_keys: config.has_keys,
             mutant: mutants.chain,
         };
-        let mut nodes = Vec::new();
-        for n in 1..=config.nodes {
-            let times = config.slowness.get(n as usize - 1).copied().unwrap_or(1);
-            let mut disk = config.disk.clone();
-            // Writing is slower more often than reading.
-            disk.read_latency.0 *= if n % 2 == 0 { times } else { 1 };
-            disk.write_latency.0 *= times;
-            disk.sync_latency.0 *= times;
-            disk.limit -= config.smaller.get(n as usize - 1).copied().unwrap_or(0);
-            let disk = Disk::new(world, disk, Rng::fork(seed, 100 + n));
-            let node = Node::new(NodeId(n), disk, shared.clone());
-            node.format().await?;
-            let (name, address) = (format!("node-{n}"), format!("10.0.0.{n}:7400"));
-            control.apply(Command::RegisterNode {
-                node: NodeId(n),
-                name,
-                address,
-                workers: 1,
-                start: StartNumber(0),
-            })?;
-            nodes.push(node);
-        }
-        let mut volumes = Vec::new();
-        for (i, v) in config.volumes.iter().enumerate() {
-            let id = control.create_volume(CreateVolume {
-                name: format!("volume-{i}"),
-                size: v.size,
-                copies: Some(v.copies),
-                ack: v.ack,
-                min_copies: Some(v.min_copies),
-                shards: Some(v.shards),
-                stripe: Some(v.stripe),
-            })?;
-            let unit = SECTOR as u64;
-            let stripe = if v.shards > 1 { v.stripe } else { 1 << 20 };
-            oracle.add_volume(id, stripe);
-            let luck = Rng::fork(seed, 200 + i as u64);
-            let mut work = Workload::draw(luck, v.size / unit, v.stripe / unit, v.requests);
-            if config.is_crowded {
-                work.crowd();
-            }
-            if config.is_tight {
-                work.fill();
-            }
-            volumes.push(VolumeState { id, work: Rc::new(RefCell::new(work)), current: None, attaching: false });
-        }
+        let nodes = make_nodes(&config, &shared).await?;
+        let volumes = make_volumes(&config, &control, &oracle)?;
         let cluster = Rc::new(Self {
             world: world.clone(),
             net: net.clone(),
