@@ -321,10 +321,8 @@ fn a_refused_map_is_learned_from_its_beginning() {
     assert_eq!((asked.len(), asked[0].map_from, asked[0].until), (1, 0, Sequence(u64::MAX)));
 }
 
-/// Frames were lost that both others had given up: the log stayed damaged for ever, and its answers to seals never
-/// counted again. What is left of them is learned, of a member that is not even the head.
-#[test]
-fn what_is_left_of_lost_frames_is_learned() {
+/// Two members with frames 1 to 6, all committed but the last one. The first of them has lost 3 and 4.
+fn members_with_a_hole() -> (Scene, Scene) {
     let (mut s, mut other, mut c) = (Scene::new(2), Scene::new(3), Chain::new());
     let mut all = vec![c.open(1)];
     all.extend((2..=5).map(|_| c.data(BLOCK)));
@@ -342,13 +340,47 @@ fn what_is_left_of_lost_frames_is_learned() {
     let hole = Hole { before: name(&all[1]), until: Sequence(4), end: None };
     s.r.damage = Damage::new(vec![hole], false);
     s.r.requests = freebs_lsvd::RequestTable::default();
-    let ask = |s: &mut Scene| {
-        s.now = s.now.plus(Nanos::from_millis(20));
-        let (_, actions) = s.play(|r, ctx| r.member_tick(ctx));
-        sync_requests(&actions).first().map(|r| (*r).clone())
+    (s, other)
+}
+
+/// The request that a member's next look brings.
+fn asks(s: &mut Scene) -> Option<SyncRequest> {
+    s.now = s.now.plus(Nanos::from_millis(20));
+    let (_, actions) = s.play(|r, ctx| r.member_tick(ctx));
+    sync_requests(&actions).first().map(|r| (*r).clone())
+}
+
+/// The answer of another member to the request for a piece: one entry, and the place where the rest begins.
+fn piece_of(other: &mut Scene, q: &SyncRequest, next: Option<Lba>) -> SyncReply {
+    let (_, actions) = other.play(|r, ctx| r.on_sync(ctx, LinkId(2), q.clone()));
+    let is_read = |a: &Action| matches!(a, Action::MapRead { upto: Sequence(4), since: Sequence(2), .. });
+    assert!(actions.iter().any(is_read), "{actions:?}");
+    let entry = CarryEntry {
+        kind: ExtentKind::Zero,
+        range: BlockRange::new(7, 1),
+        version: Version(3),
+        sequence: Sequence(4),
+        chunk: ChunkId::default(),
+        offset: 0,
+        crcs: Vec::new(),
     };
+    let piece = Ok((CarryBody { entries: vec![entry] }, Vec::new(), next));
+    let source = MapSource { since: Sequence(2), upto: Sequence(4), view_frame: None, piece };
+    let (_, actions) = other.play(|r, ctx| r.answer_map(ctx, LinkId(2), q, source));
+    let reply = actions.into_iter().find_map(|a| match a {
+        Action::Send { to: LinkId(2), message: Message::SyncReply(r) } => Some(r),
+        _ => None,
+    });
+    reply.expect("a piece")
+}
+
+/// Frames were lost that both others had given up: the log stayed damaged for ever, and its answers to seals never
+/// counted again. What is left of them is learned, of a member that is not even the head.
+#[test]
+fn what_is_left_of_lost_frames_is_learned() {
+    let (mut s, mut other) = members_with_a_hole();
     for _ in 0..2 {
-        let q = ask(&mut s).expect("frames are asked for");
+        let q = asks(&mut s).expect("frames are asked for");
         assert!(!q.lost && q.until == Sequence(4));
         let no = SyncReply {
             shard: SHARD,
@@ -363,29 +395,14 @@ fn what_is_left_of_lost_frames_is_learned() {
     }
     let mut at = 1;
     for next in [Some(Lba(40)), None] {
-        let q = ask(&mut s).expect("what is left is asked for");
+        let q = asks(&mut s).expect("what is left is asked for");
         assert_eq!((q.lost, q.map_from, q.map_since, q.until), (true, at, Sequence(2), Sequence(4)));
-        let (_, actions) = other.play(|r, ctx| r.on_sync(ctx, LinkId(2), q.clone()));
-        let is_read = |a: &Action| matches!(a, Action::MapRead { upto: Sequence(4), since: Sequence(2), .. });
-        assert!(actions.iter().any(is_read), "{actions:?}");
-        let entry = CarryEntry {
-            kind: ExtentKind::Zero,
-            range: BlockRange::new(7, 1),
-            version: Version(3),
-            sequence: Sequence(4),
-            chunk: ChunkId::default(),
-            offset: 0,
-            crcs: Vec::new(),
-        };
-        let piece = Ok((CarryBody { entries: vec![entry] }, Vec::new(), next));
-        let source = MapSource { since: Sequence(2), upto: Sequence(4), view_frame: None, piece };
-        let (_, actions) = other.play(|r, ctx| r.answer_map(ctx, LinkId(2), &q, source));
-        let reply = actions.into_iter().find_map(|a| match a {
-            Action::Send { to: LinkId(2), message: Message::SyncReply(r) } => Some(r),
-            _ => None,
-        });
-        let (_, actions) = s.play(|r, ctx| r.on_sync_reply(ctx, reply.expect("a piece")));
-        assert!(ask(&mut s).is_none() && s.r.damage.is_there(), "one piece at a time, and only what is durable counts");
+        let reply = piece_of(&mut other, &q, next);
+        let (_, actions) = s.play(|r, ctx| r.on_sync_reply(ctx, reply));
+        assert!(
+            asks(&mut s).is_none() && s.r.damage.is_there(),
+            "one piece at a time, and only what is durable counts"
+        );
         let piece = actions.iter().find_map(|a| match a {
             Action::Append(Record::Carry { ticket, .. }) => Some(*ticket),
             _ => None,
