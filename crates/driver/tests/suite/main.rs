@@ -2,4 +2,3 @@
 
 mod property;
 mod rules;
-mod speed;

@@ -1,5 +1,4 @@
-//! What the driver itself costs per request. `cargo test -p freebs-driver --release --test speed -- --ignored
-//! --nocapture`; no part of the ordinary run, because a busy machine would decide it.
+//! The time that the driver itself takes per request: `cargo run --release -p freebs-driver --example speed`.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "it measures time")]
 
 use bytes::Bytes;
@@ -150,9 +149,7 @@ impl Bench {
     }
 }
 
-#[test]
-#[ignore = "measures time"]
-fn requests_of_one_block() {
+fn main() {
     let mut bench = Bench::new();
     bench.measure("write", |offset, data| Op::Write { offset, data: data.clone(), fua: false });
     bench.measure("read", |offset, _| Op::Read { offset, len: 4096 });
