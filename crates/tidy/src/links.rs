@@ -105,7 +105,7 @@ fn path_in(span: &str) -> Option<&str> {
 
 fn is_there(tree: &Tree, page: &str, word: &str) -> bool {
     if FOLDERS.iter().any(|f| word.starts_with(f)) {
-        return tree.paths.contains(word);
+        return tree.paths.contains(word) || tree.is_made(word);
     }
     let (first, rest) = word.split_once('/').unwrap_or_default();
     if word.ends_with(".rs") && tree.crates().contains(first) {

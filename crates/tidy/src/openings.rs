@@ -13,7 +13,12 @@ pub fn opening(path: &str, text: &str) -> Vec<Finding> {
         Kind::Markdown | Kind::Other => return Vec::new(),
     };
     let skipped = usize::from(text.starts_with("#!/"));
-    let first = text.lines().nth(skipped).unwrap_or_default();
+    let mut lines = text.lines().skip(skipped);
+    let mut first = lines.next().unwrap_or_default().to_owned();
+    if first == "/*" {
+        // The first words of a block comment may stand on its second line.
+        first.extend(lines.next());
+    }
     let said =
         marks.iter().find_map(|mark| first.strip_prefix(mark)).map(|rest| rest.trim_matches(['*', '/', '"', ' ']));
     let fault = match said {

@@ -20,11 +20,11 @@ const FAMILIES: &str = "WRVLISE";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
     pub line: usize,
-    /// Whether there is code that keeps it.
+    /// There is code that keeps it.
     pub built: bool,
 }
 
-/// Whether a word has the form of a tag.
+/// True for a word that has the form of a tag.
 fn is_tag(word: &str) -> bool {
     let mut chars = word.chars();
     let family = chars.next().is_some_and(|c| FAMILIES.contains(c));

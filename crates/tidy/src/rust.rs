@@ -204,7 +204,7 @@ fn body(tokens: &[Token<'_>], at: usize) -> Option<usize> {
     None
 }
 
-/// Whether the brace at `at`, if its pair is skipped, is followed by more of a list of generic arguments.
+/// True if the pair of the brace at `at` is followed by more of a list of generic arguments.
 fn in_angles(tokens: &[Token<'_>], at: usize) -> bool {
     tokens.get(close(tokens, at) + 1).is_some_and(|t| t.is_mark(">") || t.is_mark(","))
 }

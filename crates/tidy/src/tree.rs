@@ -19,6 +19,8 @@ pub struct Tree {
     pub texts: BTreeMap<String, String>,
     /// Every file and folder.
     pub paths: BTreeSet<String>,
+    /// Files and folders that programs make, by the lines of `.gitignore` that begin with a slash. Pages may name them.
+    pub made: BTreeSet<String>,
 }
 
 impl Tree {
@@ -37,6 +39,8 @@ impl Tree {
     /// If a folder or a text can't be read; a text that is not UTF-8 is an error, too.
     pub fn read(root: &Path) -> io::Result<Tree> {
         let mut tree = Tree::default();
+        let ignored = std::fs::read_to_string(root.join(".gitignore"))?;
+        tree.made = ignored.lines().filter_map(|l| l.strip_prefix('/')).map(str::to_owned).collect();
         for entry in std::fs::read_dir(root)? {
             let entry = entry?;
             let name = name_of(&entry)?;
@@ -58,7 +62,7 @@ impl Tree {
             let entry = entry?;
             let name = name_of(&entry)?;
             let path = format!("{path}/{name}");
-            if name.starts_with('.') || name == "target" || name == "__pycache__" {
+            if name.starts_with('.') || name == "target" || name == "__pycache__" || self.is_made(&path) {
                 continue;
             }
             if entry.file_type()?.is_dir() {
@@ -91,6 +95,13 @@ impl Tree {
                 None => break,
             }
         }
+    }
+
+    /// True for a path that programs make, or that lies in such a folder.
+    pub fn is_made(&self, path: &str) -> bool {
+        self.made
+            .iter()
+            .any(|made| path.strip_prefix(made.as_str()).is_some_and(|r| r.is_empty() || r.starts_with('/')))
     }
 
     /// The text of a file, empty if there is none.

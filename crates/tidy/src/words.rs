@@ -21,7 +21,7 @@ pub fn lines(text: &str) -> Vec<usize> {
         for (n, line) in comment.text.lines().enumerate() {
             let said = line.trim_start_matches(['/', '*', '!', ' ', '\t']);
             let begins = |b: &&str| said.strip_prefix(*b).is_some_and(|rest| !rest.starts_with(char::is_alphanumeric));
-            if BEGINNINGS.iter().any(|b| begins(&b)) {
+            if BEGINNINGS.iter().any(begins) {
                 found.push(comment.line + n);
             }
         }

@@ -6,6 +6,5 @@ mod docs;
 mod frames;
 mod golden;
 mod memory;
-mod pages;
 mod tables;
 mod wire;

@@ -1,4 +1,5 @@
 //! The repository is tidy; and each check finds a planted case of its kind, and passes over a near miss.
 
 mod planted;
+mod repository;
 mod scanner;

@@ -204,6 +204,15 @@ fn paths_in_pages_and_comments() {
     ] {
         not_found("docs/new.md", &page(there));
     }
+    let with_made = |span: &str| {
+        let page = page(span);
+        let mut files = TIDY.to_vec();
+        files.push(("docs/new.md", page.as_str()));
+        let mut tree = Tree::of(&files);
+        tree.made.insert("bench/out".to_owned());
+        check(&tree).len()
+    };
+    assert_eq!((with_made("bench/out"), with_made("bench/out/raw.tsv"), with_made("bench/outer")), (0, 0, 1));
     let gone = ["docs/", "gone.md"].concat();
     found(SOURCE, &source(&format!("// As ({gone}) says.")), 3, "is not there");
     not_found(SOURCE, &source("// As (docs/architecture.md, \"The list\") says."));

@@ -41,7 +41,8 @@ fn extents(source: &str) -> Vec<(String, usize, usize)> {
 
 #[test]
 fn extents_of_functions() {
-    let table: &[(&str, &[(&str, usize, usize)])] = &[
+    type Row = (&'static str, &'static [(&'static str, usize, usize)]);
+    let table: &[Row] = &[
         ("fn a() {}", &[("a", 1, 1)]),
         ("\n#[test]\npub(crate) async fn a(\n    x: u8,\n) -> u8 {\n    x\n}\n", &[("a", 3, 5)]),
         ("fn a() {\n    fn b() {\n    }\n}", &[("a", 1, 4), ("b", 2, 2)]),
