@@ -32,6 +32,7 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// A fault at a line, and its remedy.
     pub fn new(path: &str, line: usize, text: impl Into<String>) -> Finding {
         Finding { path: path.to_owned(), line, text: text.into() }
     }

@@ -19,6 +19,7 @@ const FAMILIES: &str = "WRVLISE";
 /// A rule of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
+    /// Its line in the list.
     pub line: usize,
     /// There is code that keeps it.
     pub built: bool,

@@ -8,10 +8,13 @@
 pub enum TokenKind {
     /// An identifier or a keyword.
     Word,
+    /// A number with its suffix; a point is not part of it.
     Number,
     /// String literals of every kind, with their quotes.
     Text,
+    /// A character or a byte, with its quotes.
     Char,
+    /// A lifetime or a label, with its quote.
     Lifetime,
     /// A line comment, or a block comment with what is nested in it.
     Comment,
@@ -22,7 +25,9 @@ pub enum TokenKind {
 /// A piece of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token<'a> {
+    /// Its kind.
     pub kind: TokenKind,
+    /// The piece as it stands.
     pub text: &'a str,
     /// The line on which it begins; the first one is 1.
     pub line: usize,
@@ -33,10 +38,12 @@ impl Token<'_> {
         self.kind == kind && self.text == text
     }
 
+    /// True for this character of punctuation.
     pub fn is_mark(&self, text: &str) -> bool {
         self.is(TokenKind::Mark, text)
     }
 
+    /// True for this word.
     pub fn is_word(&self, text: &str) -> bool {
         self.is(TokenKind::Word, text)
     }
@@ -153,6 +160,7 @@ fn quote(rest: &str) -> (TokenKind, usize) {
 /// A function with a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
+    /// Its name, as it is called.
     pub name: String,
     /// The line of `fn`.
     pub line: usize,

@@ -129,12 +129,17 @@ fn name_of(entry: &std::fs::DirEntry) -> io::Result<String> {
 /// The kinds of text that the checks tell apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// Sources of Rust.
     Rust,
     /// C sources and headers.
     C,
+    /// Python, by its ending or its first line.
     Python,
+    /// Shell, and other programs that name an interpreter in their first line.
     Shell,
+    /// Pages.
     Markdown,
+    /// Manifests, licences, and all that has no rules here.
     Other,
 }
 

@@ -136,7 +136,7 @@ impl Cluster {
     #[must_use]
     pub fn freebs(&self) -> Command {
         let mut cmd = freebs();
-        // Who stands still is asked last: commands take the first that answers.
+        // A node that stands still is asked last: commands take the first that answers.
         let paused = self.paused.lock().unwrap_or_else(|e| e.into_inner());
         let mut nodes: Vec<_> = (0..self.setup.nodes).collect();
         nodes.sort_by_key(|i| paused.contains(&format!("node{}", i + 1)));

@@ -20,7 +20,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// What only something that hangs reaches: longest that a test waits for an event, on a busy machine, too.
+/// The longest that a test waits for an event: only something that hangs reaches it, on a busy machine, too.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Tests that begin at once, if `RUST_TEST_THREADS` says nothing else. Their turns say which of them go on.
@@ -46,7 +46,7 @@ fn this_test() -> String {
     std::thread::current().name().unwrap_or("?").to_owned()
 }
 
-/// What a test asks of the machine while it runs.
+/// The part of the machine that a test takes while it runs.
 #[derive(Clone, Copy, Debug)]
 #[repr(usize)]
 pub enum Weight {

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// What a client does nothing for between two commands: the machine is to do other things, too.
+/// Rest of a client between two commands: the machine is to do other things, too.
 const BETWEEN: Duration = Duration::from_millis(20);
 /// Names that one client uses again and again.
 const NAMES: usize = 6;
