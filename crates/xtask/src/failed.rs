@@ -12,9 +12,8 @@ pub const FOLDER: &str = "target/sim-failed";
 /// # Errors
 /// If the simulator can't be started, or the file can't be written.
 pub fn keep(program: &str, seed: u64) -> std::io::Result<PathBuf> {
-    let output = Call::new("timeout 1800").with([program.to_owned(), seed.to_string(), "--shrink".into()]).command();
-    let mut output = output;
-    let output = output.output()?;
+    let call = Call::new("timeout 1800").with([program.to_owned(), seed.to_string(), "--shrink".into()]);
+    let output = call.command().output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     print!("{text}");
     let folder = root().join(FOLDER);
