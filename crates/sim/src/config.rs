@@ -1,6 +1,7 @@
 //! Everything a seed decides before its run begins: the cluster, its luck with hardware, and the odds of faults.
 
 use crate::device::DiskConfig;
+use crate::less::Less;
 use crate::network::NetConfig;
 use crate::rng::Rng;
 use freebs_control::Ack;
@@ -105,8 +106,10 @@ pub struct Config {
     pub smaller: Vec<u64>,
     /// A request of a client that has no outcome after this time fails.
     pub request_limit: Nanos,
-    /// Faults and load end at this time.
+    /// Faults and load are drawn for this time.
     pub load: Nanos,
+    /// They end at this time: with `load`, or earlier in a run that was made smaller.
+    pub until: Nanos,
     /// After the end of the faults everything must be answered and level within this time.
     pub settle: Nanos,
     /// How often each fault strikes.
@@ -125,6 +128,8 @@ pub struct Config {
     pub restart_max: Nanos,
     /// A node that is away for longer is replaced in its chains.
     pub gone: Nanos,
+    /// What was left out.
+    pub less: Less,
 }
 
 /// Writes one after the other that a full device may make before what it takes and what it does not is settled: its
@@ -227,6 +232,7 @@ impl Config {
             smaller,
             request_limit: Nanos::from_millis(limit_ms),
             load,
+            until: load,
             settle: Nanos::from_millis(20_000),
             odds: Odds::draw(profile, luck).with_loss(has_loss, seed).with_moves(has_keys && profile != "calm", seed),
             is_crowded: profile == "crowd",
@@ -236,6 +242,7 @@ impl Config {
             restart_min: Nanos::from_millis(restart_min),
             restart_max: Nanos::from_millis(restart_max),
             gone: Nanos(u64::MAX),
+            less: Less::default(),
         }
     }
 
@@ -265,6 +272,7 @@ impl Config {
         self.has_leader = true;
         self.gone = Nanos::from_millis(luck.range(1100, 2000));
         self.load = self.load.plus(Nanos::from_millis(3000));
+        self.until = self.load;
         self.odds.leave_node = 0.5 + luck.below(1000) as f64 / 1000.0;
         self
     }

@@ -43,6 +43,10 @@ pub fn schedule(cluster: &Rc<Cluster>) {
             times.push(Nanos(luck.below(load.0)));
         }
         drop(luck);
+        // Leaving out one kind of fault leaves the times of the others as they are.
+        if cluster.config.less.without.contains(name) {
+            continue;
+        }
         for at in times {
             let c = cluster.clone();
             cluster.world.after(at, move || aim(&c, name));
@@ -138,7 +142,7 @@ fn leave_node(c: &Rc<Cluster>) {
         (if luck.chance(0.5) { Crash::Kill } else { Crash::Power }, luck.chance(0.5))
     };
     node.kill(crash);
-    let left = Nanos(c.config.load.0.saturating_sub(c.world.now().0));
+    let left = Nanos(c.config.until.0.saturating_sub(c.world.now().0));
     let wait = if back { c.config.gone.plus(ms(c, 100, 2500)) } else { left.plus(ms(c, 1, 500)) };
     c.world.after(wait, move || node.start());
 }

@@ -3,6 +3,7 @@
 use crate::cluster::{Cluster, Mutants};
 use crate::config::Config;
 use crate::faults;
+use crate::less::Less;
 use crate::timing;
 use crate::world::{World, show};
 use freebs_types::Nanos;
@@ -13,12 +14,14 @@ use std::task::Poll;
 use tokio::task::LocalSet;
 
 /// What became of a run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// The seed of the run.
     pub seed: u64,
     /// Name of the kind of run.
     pub profile: &'static str,
+    /// What was left out of the run of the seed.
+    pub less: Less,
     /// Empty if all went well.
     pub violations: Vec<String>,
     /// Equal for two runs that took the same course.
@@ -49,7 +52,8 @@ impl Outcome {
         let driver = mutants.driver.map(|m| format!(" --mutant {m:?}"));
         let control = mutants.control.map(|m| format!(" --mutant {m:?}"));
         let mutant = chain.or(driver).or(control).unwrap_or_default();
-        format!("cargo run -p freebs-sim -- {}{mutant} --verbose", self.seed)
+        let less = if self.less == Less::default() { String::new() } else { format!(" {}", self.less) };
+        format!("cargo xtask sim {}{mutant}{less} --verbose", self.seed)
     }
 }
 
@@ -66,45 +70,35 @@ pub fn run_config(config: Config, mutants: Mutants, verbose: bool) -> Outcome {
         Ok(runtime) => runtime,
         Err(e) => panic!("a runtime without I/O can always be made: {e}"),
     };
-    let (seed, profile) = (config.seed, config.profile);
+    let (seed, profile, less) = (config.seed, config.profile, config.less.clone());
     let course = || LocalSet::new().block_on(&runtime, Box::pin(course(config, mutants, verbose)));
     // An assertion of the cores that fails is a finding like any other.
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(course)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|t| (*t).to_string())).unwrap_or_default();
         let violations = vec![format!("panic: {text}")];
-        Outcome {
-            seed,
-            profile,
-            violations,
-            trace: 0,
-            events: 0,
-            reads: 0,
-            writes: 0,
-            time: Nanos(0),
-            counts: BTreeMap::new(),
-        }
+        Outcome { seed, profile, less, violations, ..Outcome::default() }
     })
 }
 
 async fn course(config: Config, mutants: Mutants, verbose: bool) -> Outcome {
     let world = World::new(config.seed, verbose);
     world.say(|| format!("{config:#?}"));
-    let (seed, profile, load, settle) = (config.seed, config.profile, config.load, config.settle);
-    let has_rot = config.has_rot;
+    let (until, settle, has_rot) = (config.until, config.settle, config.has_rot);
+    let blank = Outcome { seed: config.seed, profile: config.profile, less: config.less.clone(), ..Outcome::default() };
     let building = Cluster::build(config, &world, mutants);
     let cluster = match pumped(&world, building).await {
         Some(Ok(cluster)) => cluster,
         made => {
             let why = made.and_then(Result::err).map(|e| e.to_string()).unwrap_or_default();
             world.violation(format!("the cluster can't be made: {why}"));
-            return outcome(seed, profile, &world, (0, 0));
+            return outcome(blank, &world, (0, 0));
         }
     };
     cluster.start();
     world.pump(world.now().plus(timing::COME_UP)).await;
     faults::schedule(&cluster);
-    world.pump(world.now().plus(load)).await;
+    world.pump(world.now().plus(until)).await;
     cluster.end_load();
     cluster.heal();
     if has_rot {
@@ -115,15 +109,15 @@ async fn course(config: Config, mutants: Mutants, verbose: bool) -> Outcome {
     }
     cluster.oracle.check_all();
     let judged = cluster.oracle.judged();
-    let result = outcome(seed, profile, &world, judged);
+    let result = outcome(blank, &world, judged);
     cluster.end();
     result
 }
 
-fn outcome(seed: u64, profile: &'static str, world: &World, (reads, writes): (u64, u64)) -> Outcome {
+fn outcome(blank: Outcome, world: &World, (reads, writes): (u64, u64)) -> Outcome {
     let (trace, events, time) = (world.trace_hash(), world.jobs_done(), world.now());
     let (violations, counts) = (world.take_violations(), world.take_counts());
-    Outcome { seed, profile, violations, trace, events, reads, writes, time, counts }
+    Outcome { violations, trace, events, reads, writes, time, counts, ..blank }
 }
 
 /// Drives the world while something waits for it. `None` if the run failed meanwhile.

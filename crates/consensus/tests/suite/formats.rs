@@ -210,7 +210,7 @@ fn golden_bytes() {
         }
     }
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden.hex");
-    if std::env::var_os("FREEBS_BLESS").is_some() {
+    if freebs_testing::bless() {
         std::fs::write(path, &text).unwrap();
     }
     let known = std::fs::read_to_string(path).unwrap();

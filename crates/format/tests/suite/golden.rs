@@ -1,6 +1,6 @@
 //! Golden bytes: every structure as it was when its format was fixed. A difference here means that devices and
 //! peers of an earlier build are not understood any more, and asks for a new version number, not for new golden
-//! bytes. `FREEBS_BLESS=1 cargo test -p freebs-format --test golden` writes them anew while a version is not out.
+//! bytes. `cargo xtask bless` writes them anew while a version is not out.
 
 #![allow(clippy::disallowed_methods, reason = "golden bytes are files beside the test")]
 
@@ -29,7 +29,7 @@ fn golden(name: &str, bytes: &[u8], data: &[u8]) {
         writeln!(text, "data: {} bytes, blake3 {}", data.len(), blake3::hash(data)).unwrap();
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{name}.hex"));
-    if std::env::var_os("FREEBS_BLESS").is_some() {
+    if freebs_testing::bless() {
         std::fs::write(&path, &text).unwrap();
     }
     let known = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));

@@ -20,6 +20,11 @@ use std::rc::Rc;
 pub const CLUSTER: ClusterId = ClusterId([7; 16]);
 pub const SEGMENT: u64 = 1 << 20;
 
+/// Seeds that catch rules which are left out.
+pub fn seed_table() -> freebs_testing::Table {
+    freebs_testing::Table::new("crates/lsvd/tests/suite/mutant_seeds.txt", include_str!("mutant_seeds.txt"))
+}
+
 pub fn shape(segments: u64) -> Shape {
     Shape {
         cluster: CLUSTER,

@@ -2,8 +2,7 @@
 //! a pinned version, or at one in the retention window, gives what was there then; and what nobody keeps any more is
 //! given back.
 //!
-//! The stories run on 100 seeds; `FREEBS_HISTORY=10000 cargo test -p freebs-lsvd --test history stories` runs as many
-//! as it says, and `FREEBS_HISTORY_SEED=n` the one that failed.
+//! The stories run on 100 seeds, and on 10,000 in their long form; `FREEBS_SEED=n` runs the one that failed.
 
 use crate::common::*;
 use crate::crash_device::{crash_device, power_cut};
@@ -305,11 +304,7 @@ fn stories_read_as_the_naive_history_2() {
 
 /// One of two halves of the stories.
 fn stories(half: u64) {
-    let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
-    let seeds = match number("FREEBS_HISTORY_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number("FREEBS_HISTORY").unwrap_or(100),
-    };
+    let seeds = freebs_testing::seeds(100, 10_000);
     let (mut cleaned, mut begun, mut n) = (0, 0, 0);
     for seed in seeds.filter(|s| s % 2 == half) {
         n += 1;
@@ -561,6 +556,6 @@ fn a_window_of_versions_and_one_of_bytes() {
 struct Seed(u64);
 impl Drop for Seed {
     fn drop(&mut self) {
-        eprintln!("again: FREEBS_HISTORY_SEED={} cargo test -p freebs-lsvd --test history stories", self.0);
+        eprintln!("again: {} cargo test -p freebs-lsvd --test suite stories", freebs_testing::again(self.0));
     }
 }

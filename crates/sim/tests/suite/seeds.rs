@@ -1,21 +1,31 @@
-//! Good code passes every seed, and a seed is a run: the same one gives the same course.
+//! Good code passes every seed, and a seed is a run: the same one gives the same course. Seeds that once failed are kept.
 
-use freebs_sim::{Mutants, run};
+use freebs_sim::{Config, Less, Mutants, Outcome, mutant_by_name, run, run_config, shrink};
+use std::path::Path;
 
-/// First seed of those that always run. Other ones: `cargo run -p freebs-sim -- SEED --seeds N`.
+/// First seed of those that always run. Other ones: `cargo xtask sim SEED --seeds N`.
 const FIRST: u64 = 1_000_000;
+/// Seeds, and in the long form.
+const SEEDS: (u64, u64) = (200, 5000);
+/// Mutants and seeds that they fail.
+const SHRINKABLE: [(&str, u64); 2] = [("AnswersBeforeDurable", 2_000_003), ("RepeatsAreApplied", 2_000_003)];
+
+fn assert_good(o: &Outcome) {
+    let (seed, again) = (o.seed, o.replay(Mutants::default()));
+    assert!(o.is_good(), "seed {seed} ({}): {:#?}\n{again}", o.profile, o.violations);
+}
 
 #[test]
 fn two_hundred_seeds() {
-    let (mut events, mut writes, mut reads) = (0, 0, 0);
-    for seed in FIRST..FIRST + 200 {
-        let o = run(seed, Mutants::default(), false);
-        assert!(o.is_good(), "seed {seed} ({}): {:#?}\n{}", o.profile, o.violations, o.replay(Mutants::default()));
-        (events, writes, reads) = (events + o.events, writes + o.writes, reads + o.reads);
+    let (mut events, mut writes, mut reads, mut n) = (0, 0, 0, 0);
+    for seed in freebs_testing::seeds(SEEDS.0, SEEDS.1) {
+        let o = run(FIRST + seed, Mutants::default(), false);
+        assert_good(&o);
+        (events, writes, reads, n) = (events + o.events, writes + o.writes, reads + o.reads, n + 1);
     }
-    println!("{events} events, {writes} writes and {reads} reads judged");
+    println!("{n} seeds, {events} events, {writes} writes and {reads} reads judged");
     // A run that does nothing would pass as well.
-    assert!(events > 200_000 && writes > 10_000 && reads > 5_000);
+    assert!(n < 25 || (events > 1000 * n && writes > 50 * n && reads > 25 * n));
 }
 
 #[test]
@@ -24,5 +34,92 @@ fn the_same_seed_takes_the_same_course() {
         let (a, b) = (run(seed, Mutants::default(), false), run(seed, Mutants::default(), false));
         assert_eq!((a.trace, a.events, a.time), (b.trace, b.events, b.time), "seed {seed}");
         assert_ne!(a.trace, run(seed + 1000, Mutants::default(), false).trace);
+    }
+}
+
+/// A kept seed: `seed N`, perhaps `options` of a smaller run, an empty line, and the story.
+fn kept(text: &str) -> Option<(u64, Less, &str)> {
+    let (head, story) = text.split_once("\n\n")?;
+    let mut lines = head.lines();
+    let seed = lines.next()?.strip_prefix("seed ")?.parse().ok()?;
+    let less = match lines.next() {
+        Some(line) => Less::parse(line.strip_prefix("options ")?).ok()?,
+        None => Less::default(),
+    };
+    (lines.next().is_none() && story.trim().len() > 40).then_some((seed, less, story))
+}
+
+#[test]
+fn kept_seeds_pass() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("seeds");
+    let mut n = 0;
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let Some((seed, less, story)) = kept(&text) else { panic!("{} is no kept seed", path.display()) };
+        assert_eq!(path.file_name().unwrap().to_str(), Some(format!("{seed}.txt").as_str()));
+        let o = run_config(less.of(Config::draw(seed)), Mutants::default(), false);
+        assert!(
+            o.is_good() && o.events > 500,
+            "once again: {story}{:#?}\n{}",
+            o.violations,
+            o.replay(Mutants::default())
+        );
+        n += 1;
+    }
+    assert!(n > 0, "seeds are kept in {}", folder.display());
+}
+
+#[test]
+fn what_is_no_kept_seed_is_refused() {
+    let story = "A story that says in some words what went wrong.";
+    assert!(kept(&format!("seed 7\n\n{story}")).is_some());
+    let (seed, less, _) = kept(&format!("seed 7\noptions --without rot --until 1.5s\n\n{story}")).unwrap();
+    assert_eq!((seed, less.to_string().as_str()), (7, "--without rot --until 1.500s"));
+    for text in ["", "seed 7\n\nshort", "seed x\n\n", "seed 7\noptions --until\n\n", "7\n\n", "seed 7\nmore\n\n"] {
+        assert!(kept(&format!("{text}{}", if text.ends_with("\n\n") { story } else { "" })).is_none(), "{text}");
+    }
+}
+
+/// A run that a mutant fails gets smaller, fails still and in the same way, and is what its options say.
+#[test]
+fn a_failing_seed_is_made_smaller() {
+    for (name, seed) in SHRINKABLE {
+        let mutants = mutant_by_name(name).unwrap();
+        let whole = run(seed, mutants, false);
+        let small = shrink(seed, &Less::default(), mutants, 200).unwrap();
+        println!(
+            "{name}: {seed} {} ({} runs), {} events of {}",
+            small.less, small.runs, small.outcome.events, whole.events
+        );
+        assert!(small.runs <= 200 && !small.outcome.is_good() && small.outcome.events < whole.events);
+        assert!(!small.less.without.is_empty() && small.less.until.is_some());
+        // Faults that are left out do not strike.
+        for fault in &small.less.without {
+            assert!(!small.outcome.counts.contains_key(&format!("fault {fault}")), "{fault}");
+        }
+        let options = Less::parse(&small.less.to_string()).unwrap();
+        let again = run_config(options.of(Config::draw(seed)), mutants, false);
+        assert_eq!((again.trace, &again.violations), (small.outcome.trace, &small.outcome.violations));
+        assert!(small.outcome.replay(mutants).contains(&small.less.to_string()));
+        // It is the mutant that fails.
+        assert_good(&run_config(options.of(Config::draw(seed)), Mutants::default(), false));
+    }
+}
+
+#[test]
+fn a_seed_that_does_not_fail_has_nothing_to_be_made_smaller() {
+    assert!(shrink(FIRST, &Less::default(), Mutants::default(), 10).is_none());
+}
+
+/// Leaving out nothing leaves the run as it is; leaving out more than there is does, too.
+#[test]
+fn less_of_nothing_is_the_same_run() {
+    let more = Less::parse("--until 100s --volumes 9").unwrap();
+    for seed in FIRST..FIRST + 3 {
+        let whole = run(seed, Mutants::default(), false).trace;
+        assert_eq!(whole, run_config(more.of(Config::draw(seed)), Mutants::default(), false).trace);
+        let short = Less::parse("--until 0.2s").unwrap();
+        assert_ne!(whole, run_config(short.of(Config::draw(seed)), Mutants::default(), false).trace);
     }
 }

@@ -1,7 +1,7 @@
 //! The driver among members that do everything they may, against an oracle that knows what a client may see.
 //!
-//! One seed is one world: volume, faults, network and client. `DRIVER_SEED=n` runs that one alone and says what
-//! happened; `DRIVER_SEEDS=n` runs more of them.
+//! One seed is one world: volume, faults, network and client. `FREEBS_SEED=n` runs that one alone and says what
+//! happened; `FREEBS_SEEDS=n` runs more of them.
 
 mod cluster;
 mod oracle;
@@ -9,6 +9,7 @@ mod world;
 
 use self::world::{Plan, World};
 use freebs_driver::Mutant;
+use freebs_testing::{Caught, Table};
 use proptest::prelude::*;
 
 fn run_plan(seed: u64, plan: Plan, mutant: Option<Mutant>) -> World {
@@ -21,30 +22,25 @@ fn run(seed: u64, mutant: Option<Mutant>) -> World {
     run_plan(seed, Plan::of(seed), mutant)
 }
 
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
-
 fn check(seed: u64) -> World {
     let world = run(seed, None);
     let errors = &world.oracle.errors;
-    assert!(errors.is_empty(), "DRIVER_SEED={seed} {:?}\n{}", world.plan, errors[..errors.len().min(3)].join("\n"));
+    let again = freebs_testing::again(seed);
+    assert!(errors.is_empty(), "{again} {:?}\n{}", world.plan, errors[..errors.len().min(3)].join("\n"));
     world
 }
 
 #[test]
 fn every_read_is_what_a_client_may_see() {
-    if let Some(seed) = number("DRIVER_SEED") {
-        let world = check(seed);
-        return println!(
-            "{:?} {:?} reads {} writes {} failed {}",
-            world.plan, world.counters, world.oracle.reads, world.oracle.writes, world.oracle.failed
-        );
-    }
+    let seeds = freebs_testing::seeds(60, 3000);
+    let is_one = seeds.clone().count() == 1;
     let (mut reads, mut writes, mut failed, mut older) = (0, 0, 0, 0);
     let mut counters = freebs_driver::Counters::default();
-    for seed in 0..number("DRIVER_SEEDS").unwrap_or(60) {
+    for seed in seeds {
         let world = check(seed);
+        if is_one {
+            println!("{:?}", world.plan);
+        }
         reads += world.oracle.reads;
         writes += world.oracle.writes;
         failed += world.oracle.failed;
@@ -56,6 +52,9 @@ fn every_read_is_what_a_client_may_see() {
         counters.view_changes += world.counters.view_changes;
     }
     println!("reads {reads} writes {writes} failed {failed} of older drivers {older} {counters:?}");
+    if is_one {
+        return;
+    }
     // The worlds are worth nothing if nothing happens in them.
     assert!(reads > 5000 && writes > 5000 && reads + writes > 5 * failed);
     assert!(counters.retries > 100 && counters.crc_errors > 20 && counters.read_failovers > 100);
@@ -95,12 +94,12 @@ fn the_same_seed_is_the_same_world() {
 fn caught(mutant: Mutant) {
     let seeds = 150;
     let plan = if mutant == Mutant::ForgetGivenUp { Plan::harsh } else { Plan::of };
-    let found = (0..seeds).find_map(|seed| {
+    let table = Table::new("crates/driver/tests/suite/property/mutant_seeds.txt", include_str!("mutant_seeds.txt"));
+    table.hunt(&format!("{mutant:?}"), 0..seeds, |seed| {
         let world = run_plan(seed, plan(seed), Some(mutant));
-        world.oracle.errors.first().map(|e| (seed, e.clone()))
+        let error = world.oracle.errors.first()?;
+        Some(Caught { by: error.chars().take(200).collect(), cost: Some(world.deliveries) })
     });
-    let Some((seed, error)) = found else { panic!("{mutant:?} was not noticed in {seeds} worlds") };
-    println!("{mutant:?}: seed {seed}: {}", &error[..error.len().min(200)]);
 }
 
 #[test]

@@ -163,7 +163,7 @@ fn part(n: u64) {
     for seed in seeds(200, n, 2) {
         local(async {
             if let Err(e) = sweep(seed, None, &mut tally).await {
-                panic!("{e}; again with FREEBS_SEED={seed}");
+                panic!("{e}; again with {}", freebs_testing::again(seed));
             }
         });
     }

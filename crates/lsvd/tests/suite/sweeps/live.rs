@@ -4,7 +4,6 @@
 //! the engine's own check of its counts.
 
 use super::story::{BLOCKS, Cell, Kind, Pins, Story};
-use super::with_snapshots;
 use crate::common::{Engine, Op, Rng, expect, open_log_without};
 use freebs_format::ExtentKind;
 use freebs_io::Device;
@@ -402,7 +401,7 @@ fn records(rng: &mut Rng, story: &mut Story, what: u64) -> Vec<Record> {
             let change = MarkChange { promised: Some(ViewNumber(promised)), ..MarkChange::default() };
             vec![Record::Mark { shard, change, ticket: 1 }]
         }
-        25..=29 if story.last().present && with_snapshots() => vec![Record::Frame(story.pin(what > 27))],
+        25..=29 if story.last().present && freebs_testing::full() => vec![Record::Frame(story.pin(what > 27))],
         24 if story.last().present => {
             story.forget();
             vec![Record::Forget { shard }]

@@ -2,28 +2,24 @@
 
 use super::live::{LEFT_OUT, Verdict};
 use super::{crash, rot};
-use crate::common::local;
+use crate::common::{local, seed_table};
 use freebs_lsvd::RuleMutant;
+use freebs_testing::Caught;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs a sweep with a rule left out until one of so many seeds shows it. What the engine itself notices, as a panic,
+/// Runs a sweep with a rule left out on the recorded seed, then on others until one of so many shows it. What the engine itself notices, as a panic,
 /// counts, too.
 fn caught(rule: RuleMutant, most: u64, sweep: impl AsyncFn(u64) -> Verdict) {
-    LEFT_OUT.set(Some(rule));
-    for seed in 0..most {
+    seed_table().hunt(&format!("{rule:?}"), 0..most, |seed| {
+        LEFT_OUT.set(Some(rule));
         let mut verdict = Ok(());
         let done = catch_unwind(AssertUnwindSafe(|| local(async { verdict = sweep(seed).await })));
-        let wrong = match (done, verdict) {
-            (Ok(()), Ok(())) => continue,
-            (Ok(()), Err(e)) => e,
-            (Err(_), _) => "a panic".to_owned(),
-        };
-        println!("{rule:?} is caught by seed {seed}: {wrong}");
         LEFT_OUT.set(None);
-        return;
-    }
-    LEFT_OUT.set(None);
-    panic!("{rule:?} is not caught by {most} seeds");
+        match (done, verdict) {
+            (Ok(()), verdict) => verdict.err().map(Caught::by),
+            (Err(_), _) => Some(Caught::by("a panic")),
+        }
+    });
 }
 
 fn caught_by_power_cuts(rule: RuleMutant, most: u64) {
