@@ -128,7 +128,7 @@ pub struct Config {
     pub restart_max: Nanos,
     /// A node that is away for longer is replaced in its chains.
     pub gone: Nanos,
-    /// What was left out.
+    /// The parts that were left out.
     pub less: Less,
 }
 

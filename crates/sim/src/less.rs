@@ -1,4 +1,4 @@
-//! What a run does without: a failing seed gets smaller by leaving out faults, volumes and time.
+//! Runs with parts left out: a failing seed gets smaller by leaving out faults, volumes and time.
 //!
 //! Invariant: what is left of a run is drawn as in the whole run, so that leaving out little changes little.
 
@@ -11,7 +11,7 @@ use std::fmt;
 pub const LOST_MESSAGES: &str = "lost_messages";
 pub const FLIPPED_BITS: &str = "flipped_bits";
 
-/// What is left out of the run of a seed. Written and read as the options of the program.
+/// The parts of the run of a seed that are left out. Written and read as the options of the program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Less {
     /// Names of faults.

@@ -20,7 +20,7 @@ pub struct Outcome {
     pub seed: u64,
     /// Name of the kind of run.
     pub profile: &'static str,
-    /// What was left out of the run of the seed.
+    /// The parts of the run that were left out.
     pub less: Less,
     /// Empty if all went well.
     pub violations: Vec<String>,

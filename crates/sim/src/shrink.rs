@@ -12,7 +12,9 @@ const STEP: Nanos = Nanos::from_millis(10);
 /// A smaller run that fails.
 #[derive(Clone, Debug)]
 pub struct Shrunk {
+    /// The parts of the run that are left out.
     pub less: Less,
+    /// The end of the smaller run: it has violations.
     pub outcome: Outcome,
     /// How many runs it took to find it.
     pub runs: u64,

@@ -18,7 +18,7 @@ const JOBS_MAX: u64 = 3_000_000;
 
 type Job = Box<dyn FnOnce()>;
 
-/// What all parts of a run share.
+/// State that all parts of a run share.
 pub struct World {
     begun: tokio::time::Instant,
     queue: RefCell<BTreeMap<(Nanos, u64), Job>>,

@@ -14,12 +14,14 @@ const SEEDS_BEHIND_FIRST: usize = 40;
 /// A mutant that was noticed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caught {
+    /// The first line of what the run complained of.
     pub by: String,
-    /// What the run cost, in any unit that is the same for all runs of a mutant; its time if nothing better is known.
+    /// The cost of the run, in any unit that is the same for all runs of a mutant; its time if nothing better is known.
     pub cost: Option<u64>,
 }
 
 impl Caught {
+    /// Noticed with these words, at a cost that nobody counted.
     pub fn by(text: impl Into<String>) -> Self {
         Self { by: text.into(), cost: None }
     }

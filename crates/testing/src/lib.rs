@@ -1,4 +1,4 @@
-//! What tests of several crates share: the long forms, seeds, and the hunt for seeds that catch a mutant.
+//! Tools that tests of several crates share: the long forms, seeds, and the hunt for seeds that catch a mutant.
 //!
 //! All variables of the environment that these tests know are read here; `docs/testing.md` lists them.
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "a hunt takes the time of its catches")]
@@ -9,13 +9,13 @@ pub use hunt::{Caught, Table};
 
 use std::ops::Range;
 
-/// Whether the long forms of the tests are asked for: `FREEBS_FULL=1`.
+/// True if the long forms of the tests are asked for: `FREEBS_FULL=1`.
 #[must_use]
 pub fn full() -> bool {
     is_set("FREEBS_FULL")
 }
 
-/// Whether golden bytes are to be written anew: `FREEBS_BLESS=1`.
+/// True if golden bytes are to be written anew: `FREEBS_BLESS=1`.
 #[must_use]
 pub fn bless() -> bool {
     is_set("FREEBS_BLESS")

@@ -29,6 +29,7 @@ impl Call {
         self
     }
 
+    /// Sets an environment variable for the program.
     #[must_use]
     pub fn env(mut self, name: &'static str, value: &'static str) -> Self {
         self.env.push((name, value));

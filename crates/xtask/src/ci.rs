@@ -19,15 +19,21 @@ const LOG: &str = "target/ci-tests.log";
 /// A part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
+    /// `cargo fmt --check`.
     Format,
+    /// clippy, with warnings as errors.
     Lints,
+    /// cargo-deny, where it is installed.
     Licences,
+    /// The test command of the README.
     Tests,
 }
 
 impl Step {
+    /// All steps, in the order in which they are done.
     pub const ALL: [Self; 4] = [Self::Format, Self::Lints, Self::Licences, Self::Tests];
 
+    /// The name behind `--step`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -145,7 +151,7 @@ mod tests {
         assert!(matches!(Step::of_name("tea"), Err(Bad::NotUnderstood(_))));
     }
 
-    /// What the README says is what is run.
+    /// The test command is the one that the README names.
     #[test]
     fn the_tests_are_those_of_the_readme() {
         let readme = std::fs::read_to_string(root().join("README.md")).unwrap();

@@ -7,17 +7,20 @@ use crate::{Bad, Done, ci, daily, mutants};
 /// A command.
 #[derive(Clone, Copy)]
 pub struct Command {
+    /// The first word of the call.
     pub name: &'static str,
     /// How it is written, behind the name.
     pub usage: &'static str,
+    /// Its purpose, in a line.
     pub about: &'static str,
     /// About how long it takes on two cores, when what it needs is built.
     pub time: &'static str,
-    /// What else there is to know.
+    /// Everything else there is to know.
     pub more: &'static str,
     run: fn(Options) -> Done,
 }
 
+/// All commands, in the order of the help text.
 pub const COMMANDS: [Command; 10] = [
     Command {
         name: "ci",

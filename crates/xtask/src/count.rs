@@ -1,4 +1,4 @@
-//! What the lines of a test run say: how many tests passed, failed, and could not be done here.
+//! The lines of a test run, counted: tests that passed, failed, and could not be done here.
 
 /// Lines that are worth repeating at the end begin with one of these.
 const NOTES: [&str; 3] = ["measured: ", "skipped: ", "stale: "];
@@ -16,11 +16,12 @@ pub struct Counts {
     notes: Vec<String>,
 }
 
-/// What a whole run comes to.
+/// The result of a whole run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// `N passed, N failed, N skipped`.
     pub line: String,
+    /// All tests passed, and at least one was run.
     pub is_good: bool,
 }
 
@@ -46,7 +47,7 @@ impl Counts {
         }
     }
 
-    /// What is worth repeating, in its order.
+    /// Lines worth repeating, in their order.
     #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.notes

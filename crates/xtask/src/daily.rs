@@ -23,9 +23,10 @@ const FIRST_MAX: u64 = u64::MAX / 2;
 /// Failing seeds that are made smaller; more of a day have few causes.
 const KEPT_MAX: usize = 5;
 
-/// What was found so far.
+/// The findings so far.
 #[derive(Debug, Default)]
 pub struct Found {
+    /// Counters of the runs, summed, by their names.
     pub counts: BTreeMap<String, u64>,
     /// Seeds that failed.
     pub failed: BTreeSet<u64>,
@@ -48,11 +49,13 @@ impl Found {
         }
     }
 
+    /// Seeds that were run.
     #[must_use]
     pub fn seeds(&self) -> u64 {
         self.counts.get("= seeds").copied().unwrap_or(0)
     }
 
+    /// Seeds were run, none failed, and each batch told its end.
     #[must_use]
     pub fn is_good(&self) -> bool {
         self.failed.is_empty() && self.lost.is_empty() && self.seeds() > 0
@@ -67,7 +70,7 @@ fn failed_seed(line: &str) -> Option<u64> {
 /// A line with a number on the right of ten columns, and a name.
 fn counted(line: &str) -> Option<(&str, u64)> {
     let (number, name) = line.trim_start().split_once(' ')?;
-    let is_count = line.len() - name.len() - 1 >= 10 && !line.starts_with("seed");
+    let is_count = line.len() - name.len() > 10 && !line.starts_with("seed");
     Some((name, number.parse().ok().filter(|_| is_count)?))
 }
 

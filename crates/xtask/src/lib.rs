@@ -25,6 +25,7 @@ pub enum Bad {
     NotUnderstood(String),
 }
 
+/// The end of a command.
 pub type Done = Result<(), Bad>;
 
 /// The top of the source tree.

@@ -10,6 +10,7 @@ pub struct Options {
 }
 
 impl Options {
+    /// The words behind the name of the command.
     #[must_use]
     pub fn new(words: &[String]) -> Self {
         Self { words: words.to_vec() }
@@ -57,7 +58,7 @@ impl Options {
         is_word.then(|| self.words.remove(0))
     }
 
-    /// What was not taken out, for a program that knows it.
+    /// The words that were not taken out, for a program that knows it.
     #[must_use]
     pub fn rest(self) -> Vec<String> {
         self.words

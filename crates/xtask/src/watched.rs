@@ -16,7 +16,7 @@ const KILL_AFTER_SECONDS: u64 = 30;
 /// Says how it ended: `Ok` if with status 0.
 ///
 /// # Errors
-/// What was wrong: the status, or why it could not be run or recorded.
+/// A failure: the status, or why it could not be run or recorded.
 pub fn watched(call: &Call, limit: Duration, log: Option<File>, look: impl FnMut(&str)) -> Result<(), String> {
     watch(call, limit, log, look).unwrap_or_else(|e| Err(e.to_string()))
 }

@@ -49,7 +49,7 @@ fn read_names(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// What the tree uses. Comments count, too: they would name what is gone.
+/// The variables that the tree uses. Comments count, too: they would name what is gone.
 fn used() -> Uses {
     let mut uses = Uses::new();
     let mut places = vec![("bench".to_owned(), root().join("bench")), (".ci".to_owned(), root().join(".ci"))];
@@ -69,7 +69,7 @@ fn used() -> Uses {
             let is_code = path.extension().is_none_or(|e| ["rs", "py", "h", "c"].iter().any(|x| e == *x));
             let names =
                 if is_code { our_names(&text).into_iter().chain(read_names(&text)).collect() } else { BTreeSet::new() };
-            // What cargo tells about the build is no variable of ours.
+            // Facts of the build that cargo tells are no variables of ours.
             for name in names.into_iter().filter(|n| !n.starts_with("CARGO_")) {
                 uses.entry(name).or_default().insert(place.clone());
             }
