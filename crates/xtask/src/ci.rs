@@ -129,7 +129,7 @@ fn tests(last: &mut String) -> Done {
         Bad::Failed
     })?;
     let mut counts = Counts::default();
-    let done = watched(&call, TESTS_MAX, Some(log), |line| counts.line(line));
+    let done = watched(&call, Some(TESTS_MAX), Some(log), |line| counts.line(line));
     let verdict = counts.verdict(done.is_ok());
     *last = [counts.notes().join("\n"), verdict.line].join("\n").trim_start().to_owned();
     if verdict.is_good {

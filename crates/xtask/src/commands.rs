@@ -1,7 +1,9 @@
 //! The commands: their names, their help, and what they call.
 
 use crate::call::Call;
+use crate::count::Counts;
 use crate::options::Options;
+use crate::watched::watched;
 use crate::{Bad, Done, ci, daily, mutants};
 
 /// A command.
@@ -193,14 +195,14 @@ fn test(mut options: Options) -> Done {
         Some(name) => call.with(["--lib", "--bins", "--tests", "--", &name]),
         None => call,
     };
-    if full { call.env("FREEBS_FULL", "1").run() } else { call.run() }
+    tests(&if full { call.env("FREEBS_FULL", "1") } else { call })
 }
 
 fn faults(mut options: Options) -> Done {
     let name = options.word();
     options.end()?;
     let name = name.map_or("faults".to_owned(), |n| format!("faults::{n}"));
-    Call::new("cargo test --release -p freebs-node --test process").with([name]).env("FREEBS_FULL", "1").run()
+    tests(&Call::new("cargo test --release -p freebs-node --test process").with([name]).env("FREEBS_FULL", "1"))
 }
 
 fn bench(options: Options) -> Done {
@@ -219,7 +221,7 @@ fn fuzz(mut options: Options) -> Done {
 fn bless(options: Options) -> Done {
     options.end()?;
     for (package, test) in [("freebs-format", "golden"), ("freebs-consensus", "formats")] {
-        Call::new("cargo test --test suite -p").with([package, test]).env("FREEBS_BLESS", "1").run()?;
+        tests(&Call::new("cargo test --test suite -p").with([package, test]).env("FREEBS_BLESS", "1"))?;
     }
     println!("files that differ from what is committed:");
     Call::new("git status --short -- *.hex").run()
@@ -229,15 +231,34 @@ fn docs(options: Options) -> Done {
     options.end()?;
     Call::new("cargo doc --workspace --no-deps --locked").env("RUSTDOCFLAGS", "-D warnings").run()?;
     Call::new("cargo test --workspace --locked --doc").run()?;
-    for test in ["docs", "pages"] {
-        Call::new("cargo test --locked -p freebs-format --test suite").with([test]).run()?;
-    }
-    Call::new("cargo test --locked -p freebs-xtask --test suite environment").run()
+    tests(&Call::new("cargo test --locked -p freebs-format --test suite docs"))?;
+    tests(&Call::new("cargo test --locked -p freebs-tidy --test suite"))?;
+    tests(&Call::new("cargo test --locked -p freebs-xtask --test suite"))
+}
+
+/// Runs tests. A name that no test has is a failure, too.
+fn tests(call: &Call) -> Done {
+    let mut counts = Counts::default();
+    let how = match watched(call, None, None, |line| counts.line(line)) {
+        Ok(()) if counts.has_passed() => return Ok(()),
+        Ok(()) => "no test has such a name".to_owned(),
+        Err(how) => how,
+    };
+    call.failed(&how);
+    Err(Bad::Failed)
 }
 
 #[cfg(test)]
-mod tests {
+mod unit {
     use super::*;
+
+    #[test]
+    fn tests_that_do_not_run_have_failed() {
+        let run = |script: &str| tests(&Call::new("sh -c").with([script]));
+        assert_eq!(run("echo 'test result: ok. 1 passed; 0 failed; 0 ignored'"), Ok(()));
+        assert_eq!(run("echo 'test result: ok. 0 passed; 0 failed; 0 ignored'"), Err(Bad::Failed));
+        assert_eq!(run("echo 'test result: ok. 1 passed; 0 failed; 0 ignored'; exit 101"), Err(Bad::Failed));
+    }
 
     fn words(text: &str) -> Vec<String> {
         text.split_whitespace().map(str::to_owned).collect()

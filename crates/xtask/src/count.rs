@@ -53,6 +53,12 @@ impl Counts {
         &self.notes
     }
 
+    /// Whether any test passed: a name that matches nothing has run none.
+    #[must_use]
+    pub fn has_passed(&self) -> bool {
+        self.passed > 0
+    }
+
     /// The verdict on a run that ended well or not. A test binary that dies has no result line, and neither has one that
     /// hangs: then the status alone says that something failed. A run without any result has shown nothing.
     #[must_use]

@@ -1,4 +1,4 @@
-//! A call whose lines are printed as they come, and looked at; one that takes too long is ended.
+//! A call whose lines are printed as they come, and looked at; one that takes longer than its limit is ended.
 
 use crate::call::Call;
 use std::fs::File;
@@ -12,26 +12,33 @@ const AFTER_THE_END: Duration = Duration::from_secs(5);
 /// From the polite signal to the other one.
 const KILL_AFTER_SECONDS: u64 = 30;
 
-/// Runs a call for at most `limit`, prints both of its outputs, writes them into `log`, and hands every line to `look`.
+/// Runs a call, for at most `limit` if there is one (Ctrl-C then leaves it to end by itself), prints both of its outputs, writes them into `log`, and hands every line to `look`.
 /// Says how it ended: `Ok` if with status 0.
 ///
 /// # Errors
 /// A failure: the status, or why it could not be run or recorded.
-pub fn watched(call: &Call, limit: Duration, log: Option<File>, look: impl FnMut(&str)) -> Result<(), String> {
+pub fn watched(call: &Call, limit: Option<Duration>, log: Option<File>, look: impl FnMut(&str)) -> Result<(), String> {
     watch(call, limit, log, look).unwrap_or_else(|e| Err(e.to_string()))
 }
 
 fn watch(
     call: &Call,
-    limit: Duration,
+    limit: Option<Duration>,
     mut log: Option<File>,
     mut look: impl FnMut(&str),
 ) -> std::io::Result<Result<(), String>> {
     let inner = call.command();
-    // `timeout` ends the whole process group.
-    let mut outer = std::process::Command::new("timeout");
-    outer.arg(format!("--kill-after={KILL_AFTER_SECONDS}")).arg(limit.as_secs().max(1).to_string());
-    outer.arg(inner.get_program()).args(inner.get_args());
+    let mut outer = match limit {
+        // `timeout` ends the whole process group.
+        Some(limit) => {
+            let mut outer = std::process::Command::new("timeout");
+            outer.arg(format!("--kill-after={KILL_AFTER_SECONDS}")).arg(limit.as_secs().max(1).to_string());
+            outer.arg(inner.get_program());
+            outer
+        }
+        None => std::process::Command::new(inner.get_program()),
+    };
+    outer.args(inner.get_args());
     for (name, value) in inner.get_envs() {
         match value {
             Some(value) => outer.env(name, value),
@@ -85,7 +92,7 @@ fn watch(
     };
     Ok(match status.code() {
         Some(0) => Ok(()),
-        Some(124 | 137) => Err(format!("{status}: ended after {} s, or killed", limit.as_secs())),
+        Some(124 | 137) if limit.is_some() => Err(format!("{status}: killed, or its time was up")),
         _ => Err(status.to_string()),
     })
 }
@@ -97,7 +104,7 @@ mod tests {
     fn shell(script: &str, seconds: u64) -> (Result<(), String>, Vec<String>) {
         let mut lines = Vec::new();
         let call = Call::new("sh -c").with([script]);
-        let done = watched(&call, Duration::from_secs(seconds), None, |l| lines.push(l.to_owned()));
+        let done = watched(&call, Some(Duration::from_secs(seconds)), None, |l| lines.push(l.to_owned()));
         (done, lines)
     }
 
@@ -112,7 +119,10 @@ mod tests {
         assert!(shell("echo a; exit 7", 60).0.is_err());
         assert!(shell("kill -9 $$", 60).0.is_err());
         let call = Call::new("/no/such/program");
-        assert!(watched(&call, Duration::from_secs(60), None, |_| {}).is_err());
+        assert!(watched(&call, Some(Duration::from_secs(60)), None, |_| {}).is_err());
+        assert!(watched(&call, None, None, |_| {}).is_err());
+        assert!(watched(&Call::new("true"), None, None, |_| {}).is_ok());
+        assert!(watched(&Call::new("false"), None, None, |_| {}).is_err());
     }
 
     #[test]
