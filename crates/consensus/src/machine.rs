@@ -200,9 +200,16 @@ impl Machine {
         }
         for _ in 0..count {
             let (number, used, floor) = (f.u64()?, f.u64()?, f.u64()?);
+            // In order, so that none comes twice: its answers would be counted twice.
+            if machine.sessions.last_key_value().is_some_and(|(last, _)| *last >= number) {
+                return Err(damaged());
+            }
             let mut s = Session { used, floor, answers: BTreeMap::new() };
             for _ in 0..f.u16()? {
                 let number = f.u64()?;
+                if s.answers.last_key_value().is_some_and(|(last, _)| *last >= number) {
+                    return Err(damaged());
+                }
                 let len = f.u16()? as usize;
                 let answer = f.take(len)?;
                 let _ = decode_result(answer)?;

@@ -5,6 +5,7 @@
 //! damaged is damage.
 
 use crate::pages::STORE_VERSION;
+use freebs_control::limits::NUMBER_MAX;
 use freebs_format::crc32c;
 use freebs_types::{ClusterId, Error, NodeId, Result, StartNumber};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -90,7 +91,8 @@ impl StoreSuperblock {
         if s.version.get() != STORE_VERSION || s.length.get() as usize != SUPERBLOCK_BYTES {
             return Err(Error::invalid("the control plane's store has a newer format; use a newer freebs"));
         }
-        if rest.iter().any(|b| *b != 0) {
+        // A generation is counted on from.
+        if rest.iter().any(|b| *b != 0) || s.generation.get() > NUMBER_MAX {
             return Err(bad());
         }
         Ok(Some(s))

@@ -27,6 +27,9 @@ const ERROR_KINDS: [ErrorKind; 10] = [
     ErrorKind::Bug,
 ];
 
+/// Bytes of a command's texts together; the rest of `COMMAND_BYTES_MAX` is for its numbers.
+const TEXT_BYTES_MAX: usize = COMMAND_BYTES_MAX - 128;
+
 fn damaged() -> Error {
     Error::corrupt("a command of the control plane can't be read")
 }
@@ -125,15 +128,20 @@ fn put_of_shard(out: &mut Vec<u8>, form: u8, shard: ShardId, numbers: &[u64]) {
 }
 
 impl Command {
-    /// The command as it is replicated. `Invalid` if its texts are longer than any valid command's.
-    pub fn encode(&self) -> Result<Vec<u8>> {
-        let texts = match self {
+    /// Bytes of its texts.
+    fn text_bytes(&self) -> usize {
+        match self {
             Self::RegisterNode { name, address, .. } => name.len() + address.len(),
             Self::CreateVolume(new) => new.name.len(),
             Self::AttachVolume { name, .. } => name.len(),
             _ => 0,
-        };
-        if texts > COMMAND_BYTES_MAX - 128 {
+        }
+    }
+
+    /// The command as it is replicated. `Invalid` if its texts are longer than any valid command's.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        let texts = self.text_bytes();
+        if texts > TEXT_BYTES_MAX {
             return Err(Error::invalid("a name or an address is far too long"));
         }
         let mut out = Vec::with_capacity(128 + texts);
@@ -266,6 +274,10 @@ impl Command {
             _ => return Err(damaged()),
         };
         f.end()?;
+        // What could not be encoded again could not be kept.
+        if command.text_bytes() > TEXT_BYTES_MAX {
+            return Err(damaged());
+        }
         Ok(command)
     }
 }

@@ -14,6 +14,7 @@
 pub mod api;
 mod apply;
 mod changes;
+pub mod cluster_file;
 pub mod codec;
 mod command;
 mod durable;

@@ -16,6 +16,8 @@ mod clean;
 mod core;
 mod engine;
 mod frames;
+#[doc(hidden)]
+pub mod fuzzing;
 mod history;
 mod holes;
 mod join;

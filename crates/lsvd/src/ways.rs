@@ -6,10 +6,24 @@
 //!   returned, of whatever kind: appends, pages of the map, checkpoints, room for the log.
 //! - While the writer ends none is begun.
 
+use crate::core::Geometry;
 use freebs_io::{AlignedBuf, Device, Durability};
 use freebs_types::Result;
 use std::cell::Cell;
 use tokio::sync::Notify;
+
+/// Grows a device of so many whole segments by one. A piece of a segment that lies behind them was passed over by the
+/// start, as a device that was cut off has one; it is made blank first, or it would count again as part of a whole one.
+pub(crate) async fn grow<D: Device>(device: &D, geometry: Geometry, segments: u32) -> Result<()> {
+    let (from, end) = (geometry.byte(segments, 0), geometry.byte(segments + 1, 0));
+    let piece = device.len().clamp(from, end) - from;
+    let piece = piece - piece % geometry.sector as u64;
+    if piece > 0 {
+        device.prewrite(from, piece).await?;
+        device.sync().await?;
+    }
+    device.set_len(end).await
+}
 
 /// A device, and what of it is under way.
 pub(crate) struct Ways<D> {

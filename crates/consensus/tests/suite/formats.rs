@@ -271,6 +271,19 @@ fn a_page_knows_its_place() {
     }
 }
 
+/// The fuzzer found that a start counted on from the highest generation.
+#[test]
+fn a_superblock_that_can_not_be_counted_on_from_is_refused() {
+    let limit = freebs_control::limits::NUMBER_MAX;
+    for (generation, fine) in [(9, true), (limit, true), (limit + 1, false), (u64::MAX, false)] {
+        let mut s = superblock();
+        s.generation = generation.into();
+        s.seal();
+        let read = StoreSuperblock::read(zerocopy::IntoBytes::as_bytes(&s));
+        assert_eq!(read.as_ref().is_ok_and(Option::is_some), fine, "{generation}: {read:?}");
+    }
+}
+
 proptest! {
     /// Bodies that pass their checksums and are nonsense: an error, or a message that is written the same way.
     #[test]

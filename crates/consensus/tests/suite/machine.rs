@@ -127,3 +127,23 @@ fn sessions_have_a_maximum_and_the_longest_unused_goes() {
     let other = Machine::decode(&m.encode(), ClusterId([4; 16]));
     assert_eq!(other.unwrap_err().kind, ErrorKind::Corrupt, "of another cluster");
 }
+
+/// The fuzzer gave a snapshot that names a session twice. Its answers were counted twice and kept once, so the machine
+/// was not the one that its own bytes make; with enough of them it would have looked for sessions to forget where none
+/// were left, and panicked.
+#[test]
+fn a_session_that_comes_twice_is_refused() {
+    let (m, _) = machine();
+    let bytes = m.encode();
+    // Applied (17 bytes), membership (4), the number of sessions, the session, the state.
+    let state = bytes.windows(4).position(|w| w == freebs_control::STATE_MAGIC).unwrap();
+    assert_eq!(bytes[21..25], [1, 0, 0, 0]);
+    let session = &bytes[25..state];
+    let twice = [&bytes[..21], &[2, 0, 0, 0], session, session, &bytes[state..]].concat();
+    assert_eq!(Machine::decode(&twice, CLUSTER).unwrap_err().kind, ErrorKind::Corrupt);
+    let mut other = session.to_vec();
+    other[0] += 1;
+    let two = [&bytes[..21], &[2, 0, 0, 0], session, &other, &bytes[state..]].concat();
+    let back = Machine::decode(&two, CLUSTER).unwrap();
+    assert_eq!(back.encode(), two);
+}

@@ -164,6 +164,25 @@ fn texts_have_a_maximum() {
     assert!(back.text.len() <= limits::ERROR_TEXT_BYTES_MAX && back.text.starts_with("éé"));
 }
 
+/// The fuzzer made a command whose address was longer than any that is encoded. It was decoded, so a seat took it into its
+/// log, where it could not be written, and the seat stopped.
+#[test]
+fn what_can_not_be_encoded_is_not_decoded() {
+    for len in [800, 880, 894, 895, 896, 900, 980] {
+        let mut bytes = vec![1];
+        bytes.extend([0; 18]);
+        for text in ["n", &"h".repeat(len)] {
+            bytes.extend((text.len() as u16).to_le_bytes());
+            bytes.extend(text.as_bytes());
+        }
+        assert!(bytes.len() <= limits::COMMAND_BYTES_MAX);
+        match Command::decode(&bytes) {
+            Ok(c) => assert_eq!(c.encode(), Ok(bytes), "{len}"),
+            Err(e) => assert!(e.kind == ErrorKind::Corrupt && len > 894, "{len}: {e}"),
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn any_bytes_are_a_command_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..120)) {

@@ -118,6 +118,18 @@ impl Message {
         Self::from_parts(h.kind.get(), &head, meta, payload).map(Some)
     }
 
+    /// Bytes of a greeting, at most: no payload, and a small meta part.
+    pub const GREETING_BYTES_MAX: usize = 512;
+
+    /// As `decode`, for the first message of a connection, whose sender is not known yet: a longer one than
+    /// `GREETING_BYTES_MAX` is refused before it is awaited.
+    pub fn decode_greeting(buf: &mut BytesMut) -> Result<Option<Self>> {
+        if Self::wanted(buf)? > Self::GREETING_BYTES_MAX {
+            return Err(bad("the greeting is too long"));
+        }
+        Self::decode(buf)
+    }
+
     fn from_parts(kind: u16, h: &Head, meta: Bytes, payload: Bytes) -> Result<Self> {
         Ok(match kind {
             kind::HELLO => Self::Hello(hello(&meta)?),

@@ -12,7 +12,6 @@ use crate::CleanMutant;
 use crate::core::{Core, Queued};
 use crate::engine::Engine;
 use crate::segments::{Segment, SegmentState};
-use freebs_format::disk::SEGMENTS_AT;
 use freebs_io::Device;
 use freebs_types::{Error, ErrorKind, Result};
 
@@ -33,8 +32,8 @@ const TAIL_BYTES: u64 = 64 << 10;
 /// What is to be done about room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Grow the device to so many bytes.
-    Grow(u64),
+    /// Grow the device by a segment behind so many.
+    Grow(u32),
     Prewrite(u32),
     Punch(u32),
     /// Close the open segment, so that a new live table says what is free.
@@ -67,9 +66,8 @@ impl Core {
         // A file system that was full is asked again whenever somebody rings.
         if ready < POOL || (self.no_growth && self.more_segments()) {
             let bare = self.segs.iter().find(|(_, s)| s.state == SegmentState::Bare && !s.is_read());
-            let grow = || SEGMENTS_AT + u64::from(n + 1) * self.geometry.segment_bytes;
             let step = bare.map(|(id, _)| Step::Prewrite(id));
-            let step = step.or_else(|| (n < self.geometry.limit_segments).then(|| Step::Grow(grow())));
+            let step = step.or_else(|| (n < self.geometry.limit_segments).then_some(Step::Grow(n)));
             self.growing = step.is_some();
             return step;
         }
@@ -100,7 +98,7 @@ impl<D: Device> Engine<D> {
         loop {
             let step = inner.core.borrow_mut().space_step();
             let done = match step {
-                Some(Step::Grow(len)) => self.grow(len).await,
+                Some(Step::Grow(segments)) => self.grow(segments).await,
                 Some(Step::Prewrite(id)) => self.prewrite(id).await,
                 Some(Step::Punch(id)) => self.punch(id).await,
                 Some(Step::Roll) => {
@@ -122,10 +120,10 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    async fn grow(&self, len: u64) -> bool {
-        let grown = self.inner.device.set_len(len).await;
-        if let Err(e) = grown {
-            self.no_growth(&format!("grow to {len} bytes"), &e);
+    async fn grow(&self, segments: u32) -> bool {
+        let geometry = self.inner.core.borrow().geometry;
+        if let Err(e) = crate::ways::grow(&self.inner.device, geometry, segments).await {
+            self.no_growth(&format!("grow to {} bytes", geometry.byte(segments + 1, 0)), &e);
             return false;
         }
         let mut core = self.inner.core.borrow_mut();

@@ -392,7 +392,7 @@ impl<D: Device> Io<'_, D> {
                 self.core.borrow_mut().segs.set_state(id, SegmentState::Ready);
             }
             None if len < geometry.limit_segments => {
-                self.device.set_len(geometry.byte(len + 1, 0)).await?;
+                crate::ways::grow(self.device, geometry, len).await?;
                 self.core.borrow_mut().segs.push();
             }
             None => return Err(Error::no_space("no segment is free for the map")),

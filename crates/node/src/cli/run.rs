@@ -1,7 +1,7 @@
 //! `freebs node` and `freebs gateway`: options made of arguments, cluster file and defaults.
 
 use super::args::{DEFAULT_DATA, GatewayArgs, NodeRunArgs};
-use crate::cluster_file::{ClusterFile, ClusterNode};
+use crate::cluster_file::{self, ClusterFile, ClusterNode};
 use crate::files::DirLock;
 use crate::options::{
     DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, GatewayOptions, NodeOptions, check_device, check_listen, default_workers,
@@ -23,7 +23,7 @@ pub fn gateway(args: GatewayArgs, cluster: &str) -> Result<()> {
 pub fn node_options(args: NodeRunArgs) -> Result<NodeOptions> {
     let (cluster, node, lock) = match &args.cluster_file {
         Some(path) => {
-            let file = ClusterFile::load(path)?.ok_or_else(|| {
+            let file = cluster_file::load(path)?.ok_or_else(|| {
                 Error::not_found(format!(
                     "there is no cluster file {}; `freebs node --help` shows what is in one",
                     path.display()
@@ -71,7 +71,7 @@ fn alone(args: &NodeRunArgs) -> Result<(ClusterFile, ClusterNode, DirLock)> {
     let data = args.data.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_DATA));
     let lock = DirLock::take(&data, "lock")?;
     let path = data.join("cluster.json");
-    let mut file = match ClusterFile::load(&path)? {
+    let mut file = match cluster_file::load(&path)? {
         Some(file) => file,
         None => first(args, &data, &path)?,
     };
@@ -80,7 +80,7 @@ fn alone(args: &NodeRunArgs) -> Result<(ClusterFile, ClusterNode, DirLock)> {
         && only.address != listen.to_string()
     {
         only.address = listen.to_string();
-        file.save(&path)?;
+        cluster_file::save(&file, &path)?;
     }
     let node = choose(&file, args)?;
     if !same_directory(&node.data, &data) {
@@ -110,12 +110,12 @@ fn first(args: &NodeRunArgs, data: &Path, path: &Path) -> Result<ClusterFile> {
     let workers = args.workers.unwrap_or_else(default_workers);
     let id = NodeId(args.id.unwrap_or(1).max(1));
     let node = ClusterNode { id, name, address, data: data.to_owned(), workers };
-    let mut file = ClusterFile::new(vec![node]);
+    let mut file = cluster_file::begin(vec![node]);
     file.device_size = args.device_size;
     file.segment_bytes = args.segment_size;
     let device = args.device_size.unwrap_or(DEFAULT_DEVICE_BYTES);
     check_device(device, args.segment_size.unwrap_or(limits::SEGMENT_BYTES), workers)?;
-    file.save(path)?;
+    cluster_file::save(&file, path)?;
     Ok(file)
 }
 
@@ -212,7 +212,7 @@ mod tests {
             workers: 1,
         };
         let path = dir.path().join("c.json");
-        ClusterFile::new(vec![node(1), node(2)]).save(&path).unwrap();
+        cluster_file::save(&cluster_file::begin(vec![node(1), node(2)]), &path).unwrap();
         let file = |name: Option<&str>| NodeRunArgs {
             cluster_file: Some(path.clone()),
             name: name.map(Into::into),

@@ -2,14 +2,11 @@
 
 use crate::timing;
 use bytes::BytesMut;
-use freebs_format::wire::{HEADER_BYTES, Hello, Message, Role, Welcome};
+use freebs_format::wire::{Hello, Message, Role, Welcome};
 use freebs_io::linux::net::{Address, Stream, connect};
 use freebs_types::{ClusterId, Error, Result};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-
-/// Bytes of a greeting, at most: no payload, and a small meta part.
-const GREETING_BYTES_MAX: usize = 512;
 
 /// A connection that has said hello.
 pub struct Greeted {
@@ -21,13 +18,7 @@ pub struct Greeted {
 
 async fn read_one<S: AsyncRead + Unpin>(stream: &mut S, buf: &mut BytesMut) -> Result<Message> {
     loop {
-        let wanted = Message::wanted(buf)?;
-        if wanted > GREETING_BYTES_MAX {
-            return Err(Error::corrupt("the greeting is too long"));
-        }
-        if buf.len() >= wanted.max(HEADER_BYTES)
-            && let Some(m) = Message::decode(buf)?
-        {
+        if let Some(m) = Message::decode_greeting(buf)? {
             return Ok(m);
         }
         let n = stream.read_buf(buf).await.map_err(|e| Error::retry(format!("the connection broke: {e}")))?;
@@ -61,7 +52,7 @@ pub async fn greet(mut stream: Stream) -> Result<Greeted> {
     if let Stream::Tcp(s) = &stream {
         let _ = s.set_nodelay(true);
     }
-    let mut leftover = BytesMut::with_capacity(GREETING_BYTES_MAX);
+    let mut leftover = BytesMut::with_capacity(Message::GREETING_BYTES_MAX);
     let first =
         within(timing::GREETING_LIMIT, async { on_stream!(&mut stream, s => read_one(s, &mut leftover).await) });
     match first.await? {
@@ -84,7 +75,7 @@ pub async fn introduce(
     limit: Duration,
 ) -> Result<(Stream, Welcome, BytesMut)> {
     let mut stream = connect(address, limit).await?;
-    let mut leftover = BytesMut::with_capacity(GREETING_BYTES_MAX);
+    let mut leftover = BytesMut::with_capacity(Message::GREETING_BYTES_MAX);
     let answer = within(limit, async {
         on_stream!(&mut stream, s => {
             write_one(s, &Message::Hello(hello)).await?;

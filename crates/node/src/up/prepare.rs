@@ -4,7 +4,7 @@ use super::GATEWAY;
 use super::child::Spec;
 use crate::cli::args::{DEFAULT_DATA, UpArgs};
 use crate::cli::output::Output;
-use crate::cluster_file::{ClusterFile, ClusterNode};
+use crate::cluster_file::{self, ClusterFile, ClusterNode};
 use crate::files::{self, DirLock};
 use crate::options::{
     DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, NbdAddress, bind_error, check_device, check_listen, resolve,
@@ -41,7 +41,7 @@ pub fn prepare(args: &UpArgs, output: &Output) -> Result<Prepared> {
     let data = std::path::absolute(&args.data).map_err(|e| files::os_error("use", &args.data, &e))?;
     let lock = DirLock::take(&data, "up.lock")?;
     let path = data.join(CLUSTER_FILE);
-    let cluster = match ClusterFile::load(&path)? {
+    let cluster = match cluster_file::load(&path)? {
         Some(file) => again(file, args, &path)?,
         None => first(args, &data, &path)?,
     };
@@ -107,10 +107,10 @@ fn first(args: &UpArgs, data: &Path, path: &Path) -> Result<ClusterFile> {
         let name = format!("node{}", i + 1);
         ClusterNode { id: NodeId(i as u64 + 1), data: data.join(&name), name, address, workers }
     };
-    let mut file = ClusterFile::new(addresses(listen, n)?.into_iter().enumerate().map(node).collect());
+    let mut file = cluster_file::begin(addresses(listen, n)?.into_iter().enumerate().map(node).collect());
     file.device_size = Some(device);
     file.segment_bytes = Some(segment);
-    file.save(path)?;
+    cluster_file::save(&file, path)?;
     Ok(file)
 }
 
@@ -142,7 +142,7 @@ fn again(mut file: ClusterFile, args: &UpArgs, path: &Path) -> Result<ClusterFil
         let wanted = addresses(check_listen(listen, args.trusted_network)?, file.nodes.len())?;
         if file.nodes.iter().map(|n| &n.address).ne(&wanted) {
             file.nodes.iter_mut().zip(wanted).for_each(|(n, a)| n.address = a);
-            file.save(path)?;
+            cluster_file::save(&file, path)?;
         }
     }
     Ok(file)
@@ -153,7 +153,7 @@ impl Prepared {
     pub fn mark_set_up(&mut self) -> Result<()> {
         if !self.cluster.set_up {
             self.cluster.set_up = true;
-            self.cluster.save(&self.data.join(CLUSTER_FILE))?;
+            cluster_file::save(&self.cluster, &self.data.join(CLUSTER_FILE))?;
         }
         Ok(())
     }

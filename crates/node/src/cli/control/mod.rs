@@ -8,7 +8,7 @@ mod shown;
 
 use super::args::{ControlCommand, ControlRebuildArgs, ControlSurveyArgs};
 use super::output::Output;
-use crate::cluster_file::{ClusterFile, ClusterNode};
+use crate::cluster_file::{self, ClusterFile, ClusterNode};
 use crate::{admin, events};
 use freebs_control::rebuild::{self, NodeName, Rebuilt};
 use freebs_types::{Error, Result};
@@ -26,7 +26,7 @@ pub fn run(command: ControlCommand, output: &Output) -> Result<ExitCode> {
 }
 
 fn cluster_file(path: &Path) -> Result<ClusterFile> {
-    ClusterFile::load(path)?.ok_or_else(|| {
+    cluster_file::load(path)?.ok_or_else(|| {
         Error::not_found(format!(
             "there is no cluster file {}; --cluster-file FILE names it (`freebs up` keeps it in its data directory)",
             path.display()

@@ -1,0 +1,107 @@
+//! What a cluster file says: which nodes a cluster begins with, and where a node that starts may find the others.
+
+use crate::rules;
+use freebs_types::{ClusterId, Error, NodeId, Result, limits};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+/// Bytes of a cluster file.
+pub const CLUSTER_FILE_BYTES_MAX: usize = 1 << 20;
+const CLUSTER_FILE_VERSION: u32 = 1;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterFile {
+    pub version: u32,
+    pub cluster: ClusterId,
+    pub nodes: Vec<ClusterNode>,
+    /// Bytes of each node's device, for nodes that are not told otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_size: Option<u64>,
+    /// Bytes of the segments of each node's device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segment_bytes: Option<u64>,
+    /// Volumes were usable once: from then on the control state is somewhere, and is not begun anew.
+    #[serde(default)]
+    pub set_up: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterNode {
+    pub id: NodeId,
+    pub name: String,
+    /// Host and port that others reach it at.
+    pub address: String,
+    /// Its data directory.
+    pub data: PathBuf,
+    pub workers: u16,
+}
+
+impl ClusterFile {
+    /// A new cluster of this identity.
+    #[must_use]
+    pub fn new(cluster: ClusterId, nodes: Vec<ClusterNode>) -> Self {
+        Self { version: CLUSTER_FILE_VERSION, cluster, nodes, device_size: None, segment_bytes: None, set_up: false }
+    }
+
+    /// The file in `bytes`, checked; data directories are as it names them. `Corrupt` if it is no JSON of this kind,
+    /// `Invalid` if it says what no cluster can be.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        if bytes.len() > CLUSTER_FILE_BYTES_MAX {
+            return Err(Error::corrupt("it is far too long"));
+        }
+        let file: Self = serde_json::from_slice(bytes).map_err(|e| Error::corrupt(format!("it can't be read: {e}")))?;
+        file.check()?;
+        Ok(file)
+    }
+
+    /// Its bytes: JSON for people, and a line end.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut json = serde_json::to_vec_pretty(self).expect("a cluster file has only what JSON can say");
+        json.push(b'\n');
+        json
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.version != CLUSTER_FILE_VERSION {
+            return Err(Error::invalid(format!(
+                "the cluster file has version {}, this freebs knows {CLUSTER_FILE_VERSION}; use a newer freebs",
+                self.version
+            )));
+        }
+        if self.nodes.is_empty() || self.nodes.len() > limits::NODES_MAX {
+            return Err(Error::invalid(format!("a cluster file names 1 to {} nodes", limits::NODES_MAX)));
+        }
+        let (mut ids, mut names, mut addresses) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        for n in &self.nodes {
+            rules::check_node(&n.name, &n.address, n.workers)?;
+            if n.id.0 == 0 || !ids.insert(n.id) || !names.insert(&n.name) || !addresses.insert(&n.address) {
+                return Err(Error::invalid(format!(
+                    "node {} ({}) has an id, name or address that is 0 or another node's, too",
+                    n.name, n.id
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The node that founds the cluster.
+    #[must_use]
+    pub fn first(&self) -> &ClusterNode {
+        &self.nodes[0]
+    }
+
+    #[must_use]
+    pub fn node(&self, id: NodeId) -> Option<&ClusterNode> {
+        self.nodes.iter().find(|n| n.id == id)
+    }
+
+    /// Its nodes' names for messages.
+    #[must_use]
+    pub fn names(&self) -> String {
+        self.nodes.iter().map(|n| n.name.as_str()).collect::<Vec<_>>().join(", ")
+    }
+}

@@ -1,0 +1,178 @@
+//! Checksums made right again, as a hostile sender would, so that what lies behind them is reached.
+//!
+//! Each function takes the lengths that the bytes claim for themselves as far as they fit, and leaves bytes that are
+//! too short as they are: a mutation of a length is a case, too.
+
+use core::mem::{offset_of, size_of};
+use freebs_consensus::wire::SeatHeader;
+use freebs_control::StateHeader;
+use freebs_format::disk::{AppendHeader, CheckpointSlot, PageHeader, PagesFixed, SegmentFooter};
+use freebs_format::wire::{HEADER_BYTES, MessageHeader, kind};
+use freebs_format::{FrameHeader, FrameKind, crc32c, layout};
+
+const FRAME: usize = size_of::<FrameHeader>();
+
+fn put(bytes: &mut [u8], at: usize, crc: u32) {
+    bytes[at..at + 4].copy_from_slice(&crc.to_le_bytes());
+}
+
+fn word(bytes: &[u8], at: usize) -> usize {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes")) as usize
+}
+
+/// The checksum of a fixed struct of `len` bytes, which lies at its end and covers what is before it.
+pub fn fixed(bytes: &mut [u8], len: usize) {
+    if let Some(head) = bytes.get_mut(..len) {
+        let crc = crc32c(&head[..len - 4]);
+        put(head, len - 4, crc);
+    }
+}
+
+/// A message of `freebs_format::wire`: the frames in its meta part, the body of a control message, then the header.
+pub fn message(bytes: &mut [u8]) {
+    if bytes.len() < HEADER_BYTES {
+        return;
+    }
+    let meta = word(bytes, offset_of!(MessageHeader, meta_len));
+    let meta_end = HEADER_BYTES.saturating_add(meta).min(bytes.len());
+    let total = word(bytes, offset_of!(MessageHeader, total_len)).clamp(meta_end, bytes.len());
+    frames(&mut bytes[HEADER_BYTES..meta_end]);
+    let at = offset_of!(MessageHeader, kind);
+    let is_control = matches!(u16::from_le_bytes([bytes[at], bytes[at + 1]]), kind::CONTROL | kind::CONTROL_REPLY);
+    // Its meta part begins with the checksum of the body.
+    if is_control && meta_end >= HEADER_BYTES + 4 {
+        let crc = crc32c(&bytes[meta_end..total]);
+        put(bytes, HEADER_BYTES, crc);
+    }
+    let at = offset_of!(MessageHeader, crc);
+    let crc = crc32c(&bytes[..at]) ^ crc32c(&bytes[HEADER_BYTES..meta_end]).rotate_left(1);
+    put(bytes, at, crc);
+}
+
+/// All messages of a stream, as far as their lengths lead.
+pub fn messages(bytes: &mut [u8]) {
+    let mut at = 0;
+    while bytes.len() >= at + HEADER_BYTES {
+        let total = word(bytes, at + offset_of!(MessageHeader, total_len)).max(HEADER_BYTES);
+        let end = at.saturating_add(total).min(bytes.len());
+        message(&mut bytes[at..end]);
+        at = end;
+    }
+}
+
+/// Where a mark says how long the view frame is that it holds, and where that begins.
+fn mark_offsets() -> (usize, usize) {
+    let mark = layout::LAYOUTS.iter().find(|l| l.name == "MarkFixed").expect("it is described");
+    let field = mark.fields.iter().find(|f| f.name == "view_frame_len").expect("it has one");
+    (FRAME + field.offset, FRAME + mark.bytes)
+}
+
+/// The head of a frame at the start of `bytes`, and the view frame inside a mark before it.
+pub fn frame(bytes: &mut [u8]) {
+    if bytes.len() < FRAME {
+        return;
+    }
+    let len = word(bytes, offset_of!(FrameHeader, head_len)).clamp(FRAME, bytes.len());
+    if bytes[offset_of!(FrameHeader, kind)] == FrameKind::Mark as u8 {
+        let (length_at, view_at) = mark_offsets();
+        if len >= view_at {
+            let view = word(bytes, length_at).min(len - view_at);
+            frame(&mut bytes[view_at..view_at + view]);
+        }
+    }
+    let crc = crc32c(&bytes[FRAME..len]);
+    put(bytes, offset_of!(FrameHeader, body_crc), crc);
+    fixed(bytes, FRAME);
+}
+
+/// Every frame head that `bytes` hold, wherever it begins.
+pub fn frames(bytes: &mut [u8]) {
+    let mut at = 0;
+    while bytes.len() >= at + FRAME {
+        if bytes[at..].starts_with(&freebs_format::FRAME_MAGIC) {
+            let len = word(bytes, at + offset_of!(FrameHeader, head_len)).clamp(FRAME, bytes.len() - at);
+            frame(&mut bytes[at..at + len]);
+            at += len;
+        } else {
+            at += 1;
+        }
+    }
+}
+
+/// A page of the map: header, body.
+pub fn map_page(bytes: &mut [u8]) {
+    const HEAD: usize = size_of::<PageHeader>();
+    if bytes.len() >= HEAD {
+        let used = word(bytes, offset_of!(PageHeader, used)).min(bytes.len() - HEAD);
+        let crc = crc32c(&bytes[HEAD..HEAD + used]);
+        put(bytes, offset_of!(PageHeader, body_crc), crc);
+        fixed(bytes, HEAD);
+    }
+}
+
+/// A slot of a checkpoint: header, places.
+pub fn checkpoint(bytes: &mut [u8]) {
+    const HEAD: usize = size_of::<CheckpointSlot>();
+    if bytes.len() >= HEAD {
+        let places = word(bytes, offset_of!(CheckpointSlot, extents));
+        let len = places.saturating_mul(size_of::<PagesFixed>()).min(bytes.len() - HEAD);
+        let crc = crc32c(&bytes[HEAD..HEAD + len]);
+        put(bytes, offset_of!(CheckpointSlot, extents_crc), crc);
+        fixed(bytes, HEAD);
+    }
+}
+
+/// An append: header, extra bytes and heads, each with its checksums.
+pub fn append(bytes: &mut [u8]) {
+    const HEAD: usize = size_of::<AppendHeader>();
+    if bytes.len() >= HEAD {
+        let heads = word(bytes, offset_of!(AppendHeader, heads_len)).clamp(HEAD, bytes.len());
+        frames(&mut bytes[HEAD..heads]);
+        let crc = crc32c(&bytes[HEAD..heads]);
+        put(bytes, offset_of!(AppendHeader, heads_crc), crc);
+        fixed(bytes, HEAD);
+    }
+}
+
+/// A segment's footer at the end of `bytes`, and the index before it.
+pub fn segment_index(bytes: &mut [u8]) {
+    const FOOTER: usize = size_of::<SegmentFooter>();
+    if let Some(index) = bytes.len().checked_sub(FOOTER) {
+        frames(&mut bytes[..index]);
+        let crc = crc32c(&bytes[..index]);
+        put(bytes, index + offset_of!(SegmentFooter, index_crc), crc);
+        fixed(&mut bytes[index..], FOOTER);
+    }
+}
+
+/// The control state: header, body.
+pub fn state(bytes: &mut [u8]) {
+    const HEAD: usize = size_of::<StateHeader>();
+    if bytes.len() >= HEAD {
+        let (len, at) = ((bytes.len() - HEAD) as u64, offset_of!(StateHeader, body_len));
+        bytes[at..at + 8].copy_from_slice(&len.to_le_bytes());
+        let crc = crc32c(&bytes[HEAD..]);
+        put(bytes, offset_of!(StateHeader, body_crc), crc);
+        fixed(bytes, HEAD);
+    }
+}
+
+/// A message between seats: header, body.
+pub fn seat_message(bytes: &mut [u8]) {
+    const HEAD: usize = size_of::<SeatHeader>();
+    if bytes.len() >= HEAD {
+        let len = bytes.len() as u32;
+        put(bytes, offset_of!(SeatHeader, total_len), len);
+        let crc = crc32c(&bytes[HEAD..]);
+        put(bytes, offset_of!(SeatHeader, body_crc), crc);
+        fixed(bytes, HEAD);
+    }
+}
+
+/// A page of a seat's store: the checksum comes first.
+pub fn store_page(bytes: &mut [u8]) {
+    if bytes.len() == freebs_consensus::pages::PAGE_BYTES {
+        let crc = crc32c(&bytes[4..]);
+        put(bytes, 0, crc);
+    }
+}
