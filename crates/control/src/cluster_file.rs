@@ -1,4 +1,4 @@
-//! What a cluster file says: which nodes a cluster begins with, and where a node that starts may find the others.
+//! The cluster file: which nodes a cluster begins with, and where a node that starts may find the others.
 
 use crate::rules;
 use freebs_types::{ClusterId, Error, NodeId, Result, limits};
@@ -10,11 +10,15 @@ use std::path::PathBuf;
 pub const CLUSTER_FILE_BYTES_MAX: usize = 1 << 20;
 const CLUSTER_FILE_VERSION: u32 = 1;
 
+/// A cluster as it begins: its identity, its nodes, and the sizes of their devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterFile {
+    /// Version of the file's format: 1.
     pub version: u32,
+    /// Identity of the cluster, drawn when it was made.
     pub cluster: ClusterId,
+    /// Nodes that the cluster begins with, 1 to `NODES_MAX`; the first one founds it.
     pub nodes: Vec<ClusterNode>,
     /// Bytes of each node's device, for nodes that are not told otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -27,15 +31,19 @@ pub struct ClusterFile {
     pub set_up: bool,
 }
 
+/// A node as the cluster begins with it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterNode {
+    /// Number of the node, from 1 on, never another node's.
     pub id: NodeId,
+    /// Name that people give it, unique in the cluster.
     pub name: String,
     /// Host and port that others reach it at.
     pub address: String,
     /// Its data directory.
     pub data: PathBuf,
+    /// Workers of the node, each with a device log of its own; fixed when the node is made.
     pub workers: u16,
 }
 
@@ -94,6 +102,7 @@ impl ClusterFile {
         &self.nodes[0]
     }
 
+    /// The node of that number, if the cluster began with it.
     #[must_use]
     pub fn node(&self, id: NodeId) -> Option<&ClusterNode> {
         self.nodes.iter().find(|n| n.id == id)

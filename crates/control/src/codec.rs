@@ -274,7 +274,7 @@ impl Command {
             _ => return Err(damaged()),
         };
         f.end()?;
-        // What could not be encoded again could not be kept.
+        // A state that could not be encoded again could not be kept.
         if command.text_bytes() > TEXT_BYTES_MAX {
             return Err(damaged());
         }

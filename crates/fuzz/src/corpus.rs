@@ -36,7 +36,7 @@ fn read_all(folder: &Path) -> io::Result<Vec<(PathBuf, Vec<u8>)>> {
     paths.into_iter().map(|p| std::fs::read(&p).map(|bytes| (p, bytes))).collect()
 }
 
-/// What is kept of a target, in order of the names: its corpus, then its findings.
+/// Inputs that are kept of a target, in order of the names: its corpus, then its findings.
 pub fn kept(target: &Target) -> io::Result<Vec<(PathBuf, Vec<u8>)>> {
     let mut all = read_all(&folder(target))?;
     all.extend(read_all(&findings_folder(target))?);

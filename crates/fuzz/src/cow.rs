@@ -117,7 +117,7 @@ impl Device for CowDevice {
         if len > self.limit {
             return Err(Error::no_space("the device is at its limit"));
         }
-        // What lies behind the old end reads as zeroes.
+        // Bytes behind the old end read as zeroes.
         let old = self.len.replace(len);
         if len > old && (old < self.image.len() as u64 || !self.changed.borrow().is_empty()) {
             let end = len.min((self.image.len() as u64).max(old));

@@ -24,7 +24,7 @@ pub enum Wrong {
 }
 
 impl Wrong {
-    /// What tells one bug from another.
+    /// The mark by which one bug is told from another.
     #[must_use]
     pub fn name(&self) -> &str {
         match self {
@@ -51,7 +51,7 @@ thread_local! {
     static BEFORE_ABORT: RefCell<Option<BeforeAbort>> = const { RefCell::new(None) };
 }
 
-/// What is called with a panic that will end the process.
+/// The function that is called with a panic that will end the process.
 pub fn before_abort(call: impl Fn(&Wrong) + 'static) {
     BEFORE_ABORT.set(Some(Box::new(call)));
 }

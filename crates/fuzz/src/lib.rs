@@ -8,6 +8,7 @@
     clippy::disallowed_methods,
     reason = "the runner reads a corpus, keeps findings and takes the time; the targets themselves are deterministic"
 )]
+#![allow(missing_docs, reason = "the parts of one program, which is all that uses them")]
 
 pub mod corpus;
 pub mod cow;

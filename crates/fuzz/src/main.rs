@@ -23,7 +23,7 @@ usage: freebs-fuzz --list
 Without --runs and --seconds, 1,000,000 runs. Findings are kept in crates/fuzz/findings/TARGET. The exit status is 1 if
 there were any.";
 
-/// What was asked for.
+/// The call, understood.
 struct Asked {
     name: String,
     length: Length,
@@ -161,7 +161,7 @@ fn long(target: &'static Target, asked: &Asked) -> ExitCode {
     watch(target.name, asked.seed);
     let report = runner::run(target, &kept, asked.length, asked.seed, |r| {
         EXECUTIONS.store(r.executions, Ordering::Relaxed);
-        if r.seconds as u64 % 10 == 0 {
+        if (r.seconds as u64).is_multiple_of(10) {
             eprintln!("{}: {}", target.name, line(r));
         }
     });

@@ -58,7 +58,7 @@ pub fn peak_of<T>(f: impl FnOnce() -> T) -> (T, usize) {
     (result, (PEAK.get() - before).max(0) as usize)
 }
 
-/// Whether the binary counts.
+/// True in a binary that counts.
 #[must_use]
 pub fn is_counted() -> bool {
     peak_of(|| std::hint::black_box(vec![0u8; 4096])).1 >= 4096

@@ -41,13 +41,13 @@ pub fn mutate(rng: &mut Rng, base: &[u8], other: &[u8], words: &[&[u8]], most: u
 
 fn step(rng: &mut Rng, out: &mut Vec<u8>, other: &[u8], words: &[&[u8]]) {
     if out.len() < 2 {
-        out.extend((0..1 + rng.below(64)).map(|_| rng.next() as u8));
+        out.extend((0..1 + rng.below(64)).map(|_| rng.draw() as u8));
         return;
     }
     let at = place(rng, out.len());
     match rng.below(12) {
         0 | 1 => out[at] ^= 1 << rng.below(8),
-        2 => out[at] = rng.next() as u8,
+        2 => out[at] = rng.draw() as u8,
         3 => {
             let by = 1 + rng.below(16) as u8;
             out[at] = if rng.chance(50) { out[at].wrapping_add(by) } else { out[at].wrapping_sub(by) };

@@ -10,7 +10,7 @@ impl Rng {
         Self(mix(seed) | 1)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -19,7 +19,7 @@ impl Rng {
 
     /// Below `n`, which is not 0.
     pub fn below(&mut self, n: usize) -> usize {
-        (((self.next() >> 32) * n as u64) >> 32) as usize
+        (((self.draw() >> 32) * n as u64) >> 32) as usize
     }
 
     pub fn chance(&mut self, percent: usize) -> bool {

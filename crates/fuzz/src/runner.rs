@@ -28,7 +28,7 @@ pub struct Finding {
     pub data: Vec<u8>,
 }
 
-/// What a run did.
+/// Figures of a run.
 #[derive(Debug, Default)]
 pub struct Report {
     pub executions: u64,

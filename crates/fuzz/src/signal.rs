@@ -1,4 +1,4 @@
-//! What an execution has shown, so that inputs that show something new are kept.
+//! Traces of an execution, so that inputs that show something new are kept.
 //!
 //! Not the edges of the code, which only an instrumented build knows (`fuzz/` has it), but what a target says of its
 //! own: the texts of the errors, the kinds of what was decoded, how long its tables are. Decoders have an error text
@@ -17,7 +17,7 @@ pub fn clear() {
     SEEN.with_borrow_mut(Vec::clear);
 }
 
-/// What the execution has shown.
+/// The trace of the execution.
 #[must_use]
 pub fn take() -> Vec<u64> {
     SEEN.with_borrow_mut(std::mem::take)

@@ -1,4 +1,4 @@
-//! What is kept is replayed, each target is run for a while, and the runner finds what is planted.
+//! Kept inputs are replayed, each target is run for a while, and the runner finds what is planted.
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "seeds and findings are files beside the test")]
 
 use freebs_fuzz::execute::Wrong;
@@ -74,7 +74,7 @@ fn seeds_reach_the_inside() {
 fn wrong(t: &Target) -> Vec<String> {
     let mut out = Vec::new();
     let mut kept = Vec::new();
-    // What a target makes once is not an execution's memory.
+    // Memory that a target takes once is not an execution's memory.
     (t.run)(&[]);
     for (path, data) in corpus::kept(t).unwrap() {
         out.extend(once(t, &data).map(|w| format!("{}: {w}", path.display())));
@@ -165,7 +165,7 @@ fn planted_bugs_are_found() {
     let t = canary();
     let seed = Input::bytes(false, 0, 0, b"FBCN\x04\0\x06\0\x01\x02\x03");
     let length = Length { runs: t.suite_runs, seconds: None };
-    let report = run(&t, &[seed.clone()], length, SEED, |_| ());
+    let report = run(&t, std::slice::from_ref(&seed), length, SEED, |_| ());
     let found: Vec<&Wrong> = report.findings.iter().map(|f| &f.wrong).collect();
     assert!(found.iter().any(|w| matches!(w, Wrong::Panicked { message, .. } if message == "planted")), "{found:?}");
     assert!(found.iter().any(|w| matches!(w, Wrong::TooMuchMemory { .. })), "{found:?}");

@@ -12,7 +12,7 @@ pub const FLOORS: &[&[&str]] = &[
     &["format", "io", "nbd", "secrets"],
     &["control", "driver", "lsvd"],
     &["chain", "consensus", "disk"],
-    &["liblsvd", "node", "sim"],
+    &["fuzz", "liblsvd", "node", "sim"],
     &["tidy", "xtask"],
 ];
 

@@ -7,10 +7,13 @@ use std::io;
 use std::path::Path;
 
 /// The folders of the root that are read.
-const FOLDERS: [&str; 4] = [".ci", "bench", "crates", "docs"];
+const FOLDERS: [&str; 5] = [".ci", "bench", "crates", "docs", "fuzz"];
 
 /// Endings of files that are bytes, or texts that programs wrote.
 const NOT_TEXT: [&str; 5] = [".bin", ".hex", ".proptest-regressions", ".txt", ".lock"];
+
+/// Folders whose files are bytes, whatever their names.
+const BYTES: [&str; 1] = ["crates/fuzz/corpus/"];
 
 /// The repository, or a planted one.
 #[derive(Clone, Debug, Default)]
@@ -75,7 +78,9 @@ impl Tree {
     }
 
     fn read_file(&mut self, file: &Path, path: &str) -> io::Result<()> {
-        if NOT_TEXT.iter().any(|end| path.ends_with(end)) && path != crate::words::RECORD {
+        let is_bytes =
+            NOT_TEXT.iter().any(|end| path.ends_with(end)) || BYTES.iter().any(|folder| path.starts_with(folder));
+        if is_bytes && path != crate::words::RECORD {
             self.add(path, None);
             return Ok(());
         }

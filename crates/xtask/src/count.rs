@@ -53,7 +53,7 @@ impl Counts {
         &self.notes
     }
 
-    /// Whether any test passed: a name that matches nothing has run none.
+    /// True if any test passed: a name that matches nothing has run none.
     #[must_use]
     pub fn has_passed(&self) -> bool {
         self.passed > 0

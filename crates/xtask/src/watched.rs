@@ -3,7 +3,7 @@
 use crate::call::Call;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -21,22 +21,16 @@ pub fn watched(call: &Call, limit: Option<Duration>, log: Option<File>, look: im
     watch(call, limit, log, look).unwrap_or_else(|e| Err(e.to_string()))
 }
 
-fn watch(
-    call: &Call,
-    limit: Option<Duration>,
-    mut log: Option<File>,
-    mut look: impl FnMut(&str),
-) -> std::io::Result<Result<(), String>> {
-    let inner = call.command();
+/// The command, ended with its whole process group by `timeout` when `limit` has passed.
+fn within(inner: &Command, limit: Option<Duration>) -> Command {
     let mut outer = match limit {
-        // `timeout` ends the whole process group.
         Some(limit) => {
-            let mut outer = std::process::Command::new("timeout");
+            let mut outer = Command::new("timeout");
             outer.arg(format!("--kill-after={KILL_AFTER_SECONDS}")).arg(limit.as_secs().max(1).to_string());
             outer.arg(inner.get_program());
             outer
         }
-        None => std::process::Command::new(inner.get_program()),
+        None => Command::new(inner.get_program()),
     };
     outer.args(inner.get_args());
     for (name, value) in inner.get_envs() {
@@ -48,6 +42,16 @@ fn watch(
     if let Some(folder) = inner.get_current_dir() {
         outer.current_dir(folder);
     }
+    outer
+}
+
+fn watch(
+    call: &Call,
+    limit: Option<Duration>,
+    mut log: Option<File>,
+    mut look: impl FnMut(&str),
+) -> std::io::Result<Result<(), String>> {
+    let mut outer = within(&call.command(), limit);
     let (reader, writer) = std::io::pipe()?;
     outer.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     let mut child = outer.spawn()?;

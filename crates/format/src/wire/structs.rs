@@ -69,23 +69,33 @@ pub mod kind {
 /// Header of every message.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(crate) struct MessageHeader {
-    pub(crate) magic: [u8; 4],
-    pub(crate) version: U16,
-    pub(crate) kind: U16,
+pub struct MessageHeader {
+    /// `MESSAGE_MAGIC`.
+    pub magic: [u8; 4],
+    /// Version of the messages' format.
+    pub version: U16,
+    /// Kind of message, one of [`kind`].
+    pub kind: U16,
     /// Bytes of header, meta and payload.
-    pub(crate) total_len: U32,
-    pub(crate) meta_len: U32,
-    pub(crate) volume: U64,
-    pub(crate) shard: U32,
-    pub(crate) flags: U32,
-    pub(crate) view: U64,
-    pub(crate) generation: U64,
+    pub total_len: U32,
+    /// Bytes of the meta part.
+    pub meta_len: U32,
+    /// Volume that the message is about, 0 for none.
+    pub volume: U64,
+    /// Shard of that volume.
+    pub shard: U32,
+    /// Flags of the kind of message.
+    pub flags: U32,
+    /// View of the sender, 0 for none.
+    pub view: U64,
+    /// Generation of the attachment, 0 for none.
+    pub generation: U64,
     /// Request number, read id, sync id or control id.
-    pub(crate) id: U64,
-    pub(crate) reserved: U32,
+    pub id: U64,
+    /// Zero.
+    pub reserved: U32,
     /// CRC-32C of the header before this field, and the meta part.
-    pub(crate) crc: U32,
+    pub crc: U32,
 }
 const _: () = assert!(size_of::<MessageHeader>() == HEADER_BYTES);
 

@@ -27,7 +27,7 @@ fn fine(e: &Error) {
     assert!(!matches!(e.kind, ErrorKind::Bug), "damage is no bug of the program: {e:?}");
 }
 
-/// What a start finds, and serves.
+/// Results of a start, and of reads behind it.
 async fn found(device: &CowDevice, options: Options) -> Result<(Engine<CowDevice>, Vec<String>), Error> {
     let (engine, report) = Engine::open_with(device.clone(), &expect(), options).await?;
     signal::saw("shards", report.shards as u64);

@@ -14,7 +14,7 @@ mod wire;
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     pub name: &'static str,
-    /// What it checks, in a line.
+    /// The properties that it checks, in a line.
     pub about: &'static str,
     pub run: fn(&[u8]),
     /// Bytes that an execution may hold at a time, for so many bytes of input.

@@ -178,7 +178,7 @@ impl Server {
         }
     }
 
-    /// What a session hands out is within the export, aligned, allowed and not empty.
+    /// A request that a session hands out is within the export, aligned, allowed and not empty.
     fn in_range(&self, op: &Op) {
         let (offset, len, changes) = match op {
             Op::Read { offset, len, .. } => (*offset, u64::from(*len), false),
@@ -372,7 +372,7 @@ fn replies(server: &mut Server) {
         let extended = server.form == Form::Extended;
         let magic = sent.get_u32();
         if magic == 0x6744_6698 && !extended {
-            // What has no data is answered in simple form, too; an error never is.
+            // A request without data is answered in simple form, too; an error never is.
             assert_eq!(sent.get_u32(), 0, "an error in simple form");
             sent.advance(8);
             server.answered += 1;

@@ -150,7 +150,7 @@ fn fine(e: &Error) {
     assert!(!matches!(e.kind, ErrorKind::Bug), "damage is no bug of the program: {e:?}");
 }
 
-/// What a store says of itself.
+/// Statements of a store about itself.
 fn told(c: &Contents) -> String {
     let snapshot = c.snapshot.as_ref().map(|s| (s.meta.clone(), crate::rng::hash(&s.bytes)));
     let entries: Vec<_> = c.entries.values().collect();

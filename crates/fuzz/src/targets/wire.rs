@@ -18,7 +18,7 @@ fn encoded(m: &Message) -> Vec<u8> {
     out.to_vec()
 }
 
-/// What every decoded message keeps to.
+/// Properties of every decoded message.
 fn held_to_maxima(m: &Message, bytes: usize) {
     assert!(bytes <= limits::MESSAGE_BYTES_MAX && m.data_bytes() <= bytes);
     match m {
