@@ -69,6 +69,8 @@ pub enum Mutant {
     PendingFramesCount,
     /// L2: a member gives leases to drivers of older generations, too.
     LeasesToAnyone,
+    /// L3: a member that has missed views does not reckon with leases that were given in them.
+    ForeignLeasesUnknown,
     /// V7: a head says of new members that they have everything before they do.
     CompleteTooEarly,
     /// V7: who is to learn a map gets the state that goes with it, and nothing of the map.

@@ -65,7 +65,8 @@ impl Leases {
 }
 
 impl Replica {
-    /// This node was no member of the view before: others may have given leases, and may not be asked any more.
+    /// This node was no member of the view before, or missed it: others may have given leases, and may not be asked any
+    /// more.
     pub(crate) fn assume_leases(&mut self, now: Nanos) {
         self.leases.assume(now);
     }

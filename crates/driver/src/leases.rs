@@ -6,7 +6,8 @@
 //! back and answered when they are there again; its limit goes on. Errors need no lease.
 //!
 //! Invariants: a lease is a member's and not a view's, so it stays when the view changes and the member is in the new
-//! one; it counts from the time of asking, by this driver's clock; there is one timer per shard, always in the future.
+//! one; but one that was given in a view that this driver does not know yet is none, for its quorum may be another one;
+//! a lease counts from the time of asking, by this driver's clock; there is one timer per shard, always in the future.
 
 use crate::members::Backoff;
 use crate::requests::Request;
@@ -162,6 +163,13 @@ impl Driver {
             let ms = u64::from(leased.older_ms);
             let longest = Nanos::from_millis(ms + (2 * ms).div_ceil(CLOCK_DRIFT_ONE_IN));
             shard.older_until = shard.older_until.max(if ms > 0 { now.plus(longest) } else { Nanos(0) });
+        }
+        if leased.view > shard.view && self.mutant != Some(Mutant::LeasesOfAnyView) {
+            // It counts in the view that it was given in: asked for again when that is known.
+            let lease = &mut shard.members[m].lease;
+            (lease.rest_until, lease.backoff) = (now.plus(timing::LEASE_ASK_AGAIN), Backoff::default());
+            self.ask_news(s, from, leased.view, out);
+            return self.tend_leases(s, out);
         }
         let lease = &mut shard.members[m].lease;
         if lease.fits(leased.stamp, now) {

@@ -368,7 +368,7 @@ impl Driver {
                 continue;
             }
             again = true;
-            if m > 0 {
+            if m > 0 || shard.rumour > shard.view {
                 self.follow(s, m, out);
             } else if silent && shard.attach == Attach::Done {
                 self.attach_now(s, out);
@@ -394,14 +394,16 @@ impl Driver {
         }
     }
 
-    /// A member has named a view that is not known here: its answer will bring the news.
-    fn ask_news(&mut self, s: usize, from: Peer, view: ViewNumber, out: &mut Vec<Action>) {
+    /// A member has named a view that is not known here: its answer will bring the news. Who is taken for the head need
+    /// not be one any more, and then tells nothing to who wants to attach.
+    pub(crate) fn ask_news(&mut self, s: usize, from: Peer, view: ViewNumber, out: &mut Vec<Action>) {
         let shard = &mut self.shards[s];
         let Some(m) = shard.position(from) else { return };
         shard.rumour = shard.rumour.max(view);
         if m == 0 {
-            return self.reattach(s);
+            self.reattach(s);
         }
+        let shard = &mut self.shards[s];
         let soon = shard.members[m].asked.map(|t| t.plus(timing::VIEW_ASK_GAP));
         match soon {
             // It was asked a moment ago, perhaps before it knew.

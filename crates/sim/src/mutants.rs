@@ -5,8 +5,8 @@ use freebs_chain::Mutant as Chain;
 use freebs_control::Mutant as Control;
 use freebs_driver::Mutant as Driver;
 
-/// Mutants of the chain. `LeasesToAnyone` (L2) is not among them: an older driver here hears of a newer one from some member
-/// before it can use such a lease. The tests of `chain` notice it.
+/// Mutants of the chain. `LeasesToAnyone` (L2) and `ForeignLeasesUnknown` (L3) are not among them: an older driver here hears
+/// of a newer one from some member before it can use such a lease. The tests of `chain` notice them.
 pub const CHAIN: [Chain; 18] = [
     Chain::HeadOrdersAfterRestart,
     Chain::RepeatsAreApplied,
@@ -28,8 +28,8 @@ pub const CHAIN: [Chain; 18] = [
     Chain::LearnsTheStateOnly,
 ];
 
-/// Mutants of the driver. `OlderNotWaitedFor` (L3) is not among them, for the same reason; the property tests of `driver`
-/// notice it.
+/// Mutants of the driver. `OlderNotWaitedFor` (L3) and `LeasesOfAnyView` (L1) are not among them, for the same reason; the
+/// tests of `driver` notice them.
 pub const DRIVER: [Driver; 10] = [
     Driver::CountAcrossViews,
     Driver::NoReadFloor,

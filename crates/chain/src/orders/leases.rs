@@ -174,6 +174,25 @@ fn unknown_leases_may_run_for_the_whole_time() {
     assert!(s.r.is_leased(s.now), "a new member");
 }
 
+/// A member was away for two views, in whose chain it was not, and came back by map into a third. It took itself to have
+/// been in the view before, and reported none of the leases that the members of those views had given.
+#[test]
+fn who_has_missed_a_view_knows_nothing_of_its_leases() {
+    for (mutant, pred, assumes) in
+        [(None, 1, false), (None, 2, true), (Some(crate::event::Mutant::ForeignLeasesUnknown), 2, false)]
+    {
+        let (mut s, mut c) = attached();
+        s.pass(5000);
+        s.mutant = mutant;
+        c.view = ViewNumber(pred);
+        let frame = c.open(3);
+        let body = ViewBody::decode(frame.head.body()).expect("just made");
+        assert_eq!((body.pred, s.r.view_number()), (ViewNumber(pred), ViewNumber(1)));
+        s.play(|r, ctx| r.enter_view(ctx, &frame.head, body));
+        assert_eq!(s.r.is_leased(s.now), assumes, "after view {pred}, {mutant:?}");
+    }
+}
+
 /// The attach frame was cut. The member knew the generation, and its log did not: after a restart it would have
 /// given leases to the older driver beside those that the newer one counted.
 #[test]

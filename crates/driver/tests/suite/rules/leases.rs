@@ -335,6 +335,54 @@ fn stamps_that_are_not_ours_or_too_old_do_not_count() {
     assert!(s.driver.ready());
 }
 
+/// A driver knew the chain 1, 2, 3, whose node 3 had been replaced while the driver could reach node 1 only: the chain
+/// was 2, 1, 4 by then. Of node 1, which it took for the head, it had a lease of the newer view, of node 2, which knew
+/// nothing, one of its own: a quorum of neither. It never asked the head for news, and read what others had overwritten.
+#[test]
+fn l1_a_lease_of_a_view_that_is_not_known_is_none() {
+    for mutant in [None, Some(Mutant::LeasesOfAnyView)] {
+        let mut s = asked(mutant, false);
+        (1..=2).for_each(|n| s.lends(n, 0));
+        s.wait(LENGTH);
+        s.lines.clear();
+        s.lends(2, 0);
+        let newer = |s: &Script| {
+            let stamp = s.asked.iter().rfind(|a| a.0 == 1).unwrap().2;
+            Message::Leased(freebs_format::wire::Leased { view: ViewNumber(2), ..leased(shard(0), stamp, 0) })
+        };
+        let answer = newer(&s);
+        s.from(1, answer);
+        s.step(Event::Client { token: 1, op: Op::Flush });
+        if mutant.is_some() {
+            s.sees(&["done 1"]);
+            continue;
+        }
+        assert_eq!(lent(&s), [2]);
+        s.sees(&["n1 <- follow"]);
+        // Once the view is known its lease is asked for again, and counts.
+        s.from(1, Message::Attached { news: news(0, 2, &[2, 1, 4], 3), generation: GENERATION, floor: Sequence(0) });
+        s.step(Event::LinkUp(peer(4)));
+        s.attached_at(0, 2, 2, &[2, 1, 4], 3, 4);
+        s.durable(1, 2, 4);
+        s.wait(100);
+        s.lines.clear();
+        let answer = newer(&s);
+        s.from(1, answer);
+        s.sees(&["done 1"]);
+    }
+}
+
+/// The head of the view that a driver knows was refused as such in a newer one, and told nothing: the driver attached to
+/// it for as long as it could reach nobody else.
+#[test]
+fn a_former_head_is_asked_for_news() {
+    let mut s = ready();
+    s.refuse(1, Request::Attach, Refusal::NotReady, 2);
+    s.sees(&["n1 <- follow"]);
+    s.wait(1000);
+    assert_eq!(s.lines.iter().filter(|l| *l == "n1 <- follow").count(), 1, "{:?}", s.lines);
+}
+
 #[test]
 fn a_view_change_keeps_the_leases_of_members_that_stay() {
     let mut s = ready();
