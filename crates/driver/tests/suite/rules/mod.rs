@@ -147,7 +147,7 @@ fn refusals_of_a_head_that_is_not_ready_are_waited_out() {
     // The head has moved on: the next question names its view.
     s.refuse(1, Request::Attach, Refusal::WrongView, 2);
     s.wait(40);
-    s.sees(&["n1 <- attach v2"]);
+    s.sees(&["n1 <- follow", "n1 <- attach v2"]);
     s.attached(1, 2, 3, 4);
     s.sees(&[
         "n2 <- follow",
@@ -495,7 +495,7 @@ fn a_view_that_is_only_named_is_asked_for() {
     s.durable(3, 2, 9);
     s.sees(&[]);
     s.wait(10);
-    s.sees(&["n2 <- follow", "n3 <- follow"]);
+    s.sees(&["n1 <- follow", "n2 <- follow", "n3 <- follow"]);
     s.wait(10);
     s.durable(3, 2, 10);
     s.sees(&["n3 <- follow"]);
