@@ -49,6 +49,8 @@ pub enum Mutant {
     NoAttachBarrier,
     /// V2: the promise is kept in memory only.
     PromiseNotDurable,
+    /// V2: with a shard that it has left a node forgets what it promised.
+    PromisesGo,
     /// V2: one answer is enough to seal.
     SealAlone,
     /// V2: the head seals its own log and asks nobody.
@@ -96,6 +98,8 @@ pub struct ShardInfo {
     pub has_keys: bool,
     /// Members that are not known to have everything yet (V7).
     pub joining: Vec<NodeId>,
+    /// Members of the active view, who seal it.
+    pub view_members: Vec<NodeId>,
     /// What the view frame is to say of the volume (V9); `None` if it need not.
     pub volume: Option<Arc<VolumeDescription>>,
 }
@@ -221,6 +225,8 @@ pub enum Event {
     EngineFailed(Error),
     /// News from the control plane: shards that are new or changed.
     Shards(Vec<ShardInfo>),
+    /// This node is no member of the shard any more, and those that are have everything (V7).
+    Left(ShardId),
     /// The volume was deleted.
     Gone(ShardId),
     /// Workers of each node have become known or changed.

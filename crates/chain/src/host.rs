@@ -1,20 +1,23 @@
 //! All replicas of one worker: routes events to them, and ends each turn with one message per link.
+//!
+//! Invariants: only the control plane's word makes a replica; what a replica has promised outlives it, here and in the
+//! log, until the volume is deleted (V2).
 
-use crate::event::{Action, Event, HostConfig, MemberStatus, ShardInfo, ShardStatus, Who};
+use crate::event::{Action, Event, HostConfig, MemberStatus, Mutant, ShardInfo, ShardStatus, Who};
 use crate::mend::Mending;
 use crate::open::Phase;
 use crate::out::Out;
 use crate::peers::Peers;
 use crate::replica::{Ctx, Replica, with_overhead};
-use freebs_format::wire::{Message, Refusal, Refused, Request};
+use freebs_format::wire::{Message, ReadRequest, Refusal, Refused, Request};
 use freebs_format::{Frame, FrameKind};
 use freebs_io::LinkId;
 use freebs_lsvd::{Durable, Record};
 use freebs_types::{Error, Generation, Nanos, NodeId, Peer, ShardId, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Deleted shards that are remembered.
-const GONE_MAX: usize = 4096;
+/// Invitations to unknown shards that are remembered.
+const INVITED_MAX: usize = 4096;
 
 /// The shards of one worker.
 pub struct Host {
@@ -23,8 +26,13 @@ pub struct Host {
     peers: Peers,
     pub(crate) out: Out,
     tickets: u64,
-    /// Deleted shards, of which others may still speak for a while; the newest ones.
-    gone: BTreeSet<ShardId>,
+    /// Shards that this node has left, with the highest view that it promised of each.
+    left: BTreeMap<ShardId, ViewNumber>,
+    /// Shards that a head speaks of before the control plane has: its link and view.
+    invited: BTreeMap<ShardId, (LinkId, ViewNumber)>,
+    /// Shards whose former replica the log has not come to the end of, with what it still has to do: that many cuts,
+    /// the end itself being one. What it makes durable before that is not of the present replica.
+    ending: BTreeMap<ShardId, usize>,
     /// Heads that have updates to pack at the end of the turn.
     packing: BTreeSet<ShardId>,
     pub(crate) mending: Mending,
@@ -50,7 +58,9 @@ impl Host {
             peers: Peers::default(),
             out: Out::default(),
             tickets: 0,
-            gone: BTreeSet::new(),
+            left: BTreeMap::new(),
+            invited: BTreeMap::new(),
+            ending: BTreeMap::new(),
             packing: BTreeSet::new(),
             mending: Mending::default(),
             room_bytes: u64::MAX,
@@ -92,8 +102,10 @@ impl Host {
             .values()
             .filter_map(|r| Some((r, r.info.as_ref()?)))
             .flat_map(|(r, i)| {
-                // Those of the view have to be asked for the next one, although it may be without them.
+                // Those of the view have to be asked for the next one, although it may be without them; and this log need
+                // not know which one that is.
                 let of_view = r.view.iter().flat_map(|v| v.body.members.iter().map(|m| m.node));
+                let of_view = of_view.chain(i.view_members.iter().copied());
                 i.members.iter().copied().chain(of_view).map(move |n| peer(n, i.shard))
             })
             .filter(|p| p.node != self.config.me.node)
@@ -145,6 +157,7 @@ impl Host {
             Event::Durable(done) => done.into_iter().for_each(|d| self.on_durable(d)),
             Event::EngineFailed(e) => self.on_engine_failed(&e),
             Event::Shards(infos) => infos.into_iter().for_each(|i| self.on_info(i)),
+            Event::Left(shard) => self.on_left(shard),
             Event::Gone(shard) => self.on_gone(shard),
             Event::Workers(workers) => self.config.workers = workers,
             Event::Proposed { shard, result, seed } => {
@@ -246,7 +259,7 @@ impl Host {
                 }
             }
             Message::Seal { shard, view, pred, slice } => {
-                self.ensure(shard);
+                // One that is not known holds nothing, so its answer would not count.
                 self.with(shard, |r, ctx| r.on_seal(ctx, from, (view, pred), slice));
             }
             Message::SealAnswer(a) => {
@@ -267,8 +280,8 @@ impl Host {
                 self.with(r.shard, |x, ctx| x.on_sync_reply(ctx, r));
             }
             Message::Nudge { shard, view } => {
-                self.ensure(shard);
-                self.with(shard, |r, ctx| r.on_nudge(ctx, from, view));
+                let known = self.with(shard, |r, ctx| r.on_nudge(ctx, from, view));
+                self.remember_invitation(shard, known.map_or(Some((from, view)), |()| None));
             }
             Message::ReadReply(r) => self.on_mending_reply(peer, &r),
             Message::Refused(Refused { request: Request::Read(id), reason, .. }) => {
@@ -279,11 +292,22 @@ impl Host {
     }
 
     /// Members may hear of a shard from its head before the control plane tells them.
-    fn ensure(&mut self, shard: ShardId) {
-        if !self.gone.contains(&shard) {
-            let me = self.config.me.node;
-            self.replicas.entry(shard).or_insert_with(|| Replica::empty(shard).at(me));
+    fn remember_invitation(&mut self, shard: ShardId, of: Option<(LinkId, ViewNumber)>) {
+        self.invited.extend(of.map(|of| (shard, of)));
+        if self.invited.len() > INVITED_MAX {
+            self.invited.pop_first();
         }
+    }
+
+    /// The control plane names this node as a member: no peer's word makes a replica, for it may be of a view that is
+    /// long dead.
+    fn ensure(&mut self, shard: ShardId) {
+        if self.replicas.contains_key(&shard) {
+            return;
+        }
+        let promised = self.left.remove(&shard).unwrap_or_default();
+        let ending = self.ending.get(&shard).copied().unwrap_or(0);
+        self.add(Replica::left(shard, promised, ending));
     }
 
     /// Frames go on along their route first: passing on does not wait for the own disk.
@@ -315,6 +339,7 @@ impl Host {
                 r.clients.remove(&link);
             }),
         }
+        self.invited.retain(|_, (from, _)| *from != link);
     }
 
     fn on_durable(&mut self, done: Durable) {
@@ -322,8 +347,12 @@ impl Host {
             Durable::Frame { shard, sequence, .. } => {
                 self.with(shard, |r, ctx| r.on_frame_durable(ctx, sequence));
             }
-            Durable::Cut { shard, .. } => {
+            Durable::Cut { shard, .. } | Durable::Forget { shard } => {
                 self.with(shard, |r, _| r.on_cut_done());
+                if let Some(left) = self.ending.get_mut(&shard) {
+                    *left -= 1;
+                    self.ending.retain(|_, left| *left > 0);
+                }
             }
             Durable::Mark { shard, ticket } => {
                 self.with(shard, |r, ctx| r.on_mark_durable(ctx, ticket));
@@ -343,7 +372,6 @@ impl Host {
                     r.on_learned_durable(ctx, ticket);
                 });
             }
-            _ => {}
         }
     }
 
@@ -359,7 +387,6 @@ impl Host {
             return;
         }
         let leads = info.members.first() == Some(&self.config.me.node);
-        self.gone.remove(&shard);
         self.ensure(shard);
         self.with(shard, |r, ctx| {
             // What was seen once does not go back.
@@ -371,22 +398,47 @@ impl Host {
                 r.step_down(ctx);
             }
         });
+        if let Some((link, view)) = self.invited.remove(&shard) {
+            self.with(shard, |r, ctx| r.on_nudge(ctx, link, view));
+        }
     }
 
-    fn on_gone(&mut self, shard: ShardId) {
-        self.gone.insert(shard);
-        if self.gone.len() > GONE_MAX {
-            self.gone.pop_first();
+    /// Others have everything in an active view that this node is not in. What it promised stays (V2): a head of an older
+    /// view may be asleep, and without the promise a blank member would be one more of those that it wakes up to.
+    fn on_left(&mut self, shard: ShardId) {
+        let Some(replica) = self.replicas.get(&shard) else { return };
+        let promised = replica.promise().max(replica.view_number()).max(replica.active());
+        let promised = if self.config.mutant == Some(Mutant::PromisesGo) { ViewNumber(0) } else { promised };
+        if promised.0 > 0 {
+            self.left.insert(shard, promised);
         }
-        let Some(replica) = self.replicas.remove(&shard) else { return };
+        self.end(shard, promised);
+    }
+
+    /// The volume was deleted.
+    fn on_gone(&mut self, shard: ShardId) {
+        if self.left.remove(&shard).is_some() || self.replicas.contains_key(&shard) {
+            self.end(shard, ViewNumber(0));
+        }
+        self.invited.remove(&shard);
+    }
+
+    /// The replica goes, if there is one, and all that the log has of it but this promise.
+    fn end(&mut self, shard: ShardId, promised: ViewNumber) {
+        self.out.actions.push(Action::Append(Record::Forget { shard, promised }));
+        let replica = self.replicas.remove(&shard);
+        let ending = replica.as_ref().map_or_else(|| self.ending.get(&shard).copied().unwrap_or(0), Replica::cuts);
+        self.ending.insert(shard, ending + 1);
+        let Some(replica) = replica else { return };
         self.unwritten_bytes = self.unwritten_bytes.saturating_sub(replica.unwritten_bytes());
+        self.sharers -= u64::from(replica.unwritten_bytes() > 0);
         self.packing.remove(&shard);
+        self.out.forget_answers(shard);
         for (link, _) in replica.clients {
             let (view, generation) = (ViewNumber(0), Generation(u64::MAX));
             let refused = Refused { shard, request: Request::Attach, reason: Refusal::NotFound, view, generation };
             self.out.send(link, Message::Refused(refused));
         }
-        self.out.actions.push(Action::Append(Record::Forget { shard }));
     }
 
     /// All shards that have a replica here.
@@ -394,9 +446,20 @@ impl Host {
         self.replicas.keys().copied().collect()
     }
 
-    /// Whether this worker's replica of a shard knows of a newer attachment.
-    pub(crate) fn is_fenced(&self, shard: ShardId, generation: Generation) -> bool {
-        self.replicas.get(&shard).is_some_and(|r| generation < r.attach.generation)
+    /// Shards that this node has left, of which the log has nothing but a promise.
+    pub fn left_shards(&self) -> Vec<ShardId> {
+        self.left.keys().copied().collect()
+    }
+
+    /// Why blocks that were looked up are not to be given out, if so: a newer attachment is known by now (L2), or a
+    /// newer view was promised or entered (V2).
+    pub(crate) fn read_refusal(&self, r: &ReadRequest) -> Option<Refusal> {
+        match self.replicas.get(&r.shard) {
+            None => Some(Refusal::NotReady),
+            Some(x) if r.generation < x.attach.generation => Some(Refusal::Fenced),
+            Some(x) if x.view_number() != r.view || !x.serves() => Some(Refusal::WrongView),
+            Some(_) => None,
+        }
     }
 
     /// A shard's replica, for people and programs; `None` if there is none here.

@@ -92,6 +92,7 @@ impl Replica {
         if !is_granted {
             return;
         }
+        assert!(self.view_number() >= self.promise(), "nothing is lent in a view below a promise (V2)");
         self.leases.granted = self.leases.granted.max(ctx.now.plus(timing::LEASE));
         let older_ms = self.leases.older.since(ctx.now).0.div_ceil(1_000_000);
         let older_ms = u32::try_from(older_ms).unwrap_or(u32::MAX);

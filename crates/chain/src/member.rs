@@ -132,7 +132,7 @@ impl Replica {
     }
 
     pub fn on_heartbeat(&mut self, ctx: &mut Ctx<'_>, from: Peer, item: &HeartbeatItem) {
-        if item.view > self.view_number() && item.view >= self.promise() && !self.is_open_head() {
+        if item.view > self.view_number() && self.may_follow(item.view) && !self.is_open_head() {
             // The head takes this member for one of its view, which it is not.
             self.ask(ctx, from, item.view, Sequence(u64::MAX));
             return;
@@ -152,7 +152,7 @@ impl Replica {
     /// The head invites this member to ask for what it lacks.
     pub fn on_nudge(&mut self, ctx: &mut Ctx<'_>, link: LinkId, view: ViewNumber) {
         let Some(peer) = ctx.peers.owner(link) else { return };
-        if view >= self.promise() && view >= self.view_number() && !self.is_open_head() {
+        if self.may_follow(view) && !self.is_open_head() {
             self.ask(ctx, peer, view, Sequence(u64::MAX));
         }
     }

@@ -1,6 +1,6 @@
 //! Orders of events that once went wrong, or nearly so, played to one replica.
 
-use crate::event::{Action, Event, HostConfig, MapSource, Mutant, Opened, ShardInfo, Who};
+use crate::event::{Action, HostConfig, MapSource, Mutant, Opened, ShardInfo, Who};
 use crate::head::view_secret;
 use crate::host::Host;
 use crate::learn::Learning;
@@ -27,6 +27,7 @@ use freebs_types::{
 use std::collections::BTreeMap;
 
 mod leases;
+mod leaving;
 mod seals;
 mod slices;
 
@@ -573,6 +574,7 @@ fn a_head_whose_log_is_out_of_use_asks_for_another_one() {
         generation: Generation(0),
         has_keys: false,
         joining: Vec::new(),
+        view_members: Vec::new(),
         volume: None,
     };
     s.r.info = Some(named([1, 2, 3]));
@@ -697,6 +699,7 @@ fn info(blocks: u64) -> ShardInfo {
         generation: Generation(1),
         has_keys: false,
         joining: Vec::new(),
+        view_members: Vec::new(),
         volume: None,
     }
 }
@@ -897,31 +900,6 @@ fn heartbeats_go_on_until_live_members_have_everything() {
     assert_eq!(beats(&mut s, 4), 4, "node 2 has not got it");
     s.both_durable();
     assert_eq!(beats(&mut s, 4), 1);
-}
-
-/// The head had not heard yet that the volume was deleted, and invited a member that had: the member made the shard
-/// anew, took its frames, and kept them for ever.
-#[test]
-fn a_deleted_shard_is_not_made_anew_by_an_invitation() {
-    let config = HostConfig {
-        cluster: ClusterId([1; 16]),
-        me: peer(2),
-        start: StartNumber(1),
-        workers: BTreeMap::new(),
-        node_secret: Hash32::default(),
-        host_key: host_key(1),
-        mutant: None,
-    };
-    let mut host = Host::new(config);
-    let now = Nanos::from_millis(1);
-    host.step(now, Event::LinkUp { link: LinkId(1), who: Who::Member(peer(1)) });
-    let invitation =
-        || Event::Message { from: LinkId(1), message: Message::Nudge { shard: SHARD, view: ViewNumber(1) } };
-    host.step(now, invitation());
-    assert_eq!(host.shards(), [SHARD]);
-    host.step(now, Event::Gone(SHARD));
-    host.step(now, invitation());
-    assert!(host.shards().is_empty());
 }
 
 /// The answerer's disk needed longer than the asker's patience. Each answer came after the next question and was

@@ -87,6 +87,15 @@ impl Out {
         self.ordered.retain(|(l, s, _), _| (*l, *s) != (link, shard));
     }
 
+    /// What was gathered of a shard's durable answers: they would come after a promise that they do not know of.
+    pub fn forget_answers(&mut self, shard: ShardId) {
+        self.durable.retain(|_, items| {
+            items.retain(|i| i.shard != shard);
+            !items.is_empty()
+        });
+        self.peers.values_mut().for_each(|p| p.answers.retain(|s, _| *s != shard));
+    }
+
     pub fn ordered(&mut self, link: LinkId, shard: ShardId, view: ViewNumber, item: (RequestNumber, Sequence)) {
         self.ordered.entry((link, shard, view)).or_default().push(item);
     }

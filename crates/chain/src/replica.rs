@@ -287,6 +287,17 @@ impl Replica {
         self
     }
 
+    /// Nothing but a promise. The log has so many cuts of a former replica to do before it comes to what this one gives
+    /// it.
+    pub fn left(id: ShardId, promised: ViewNumber, cuts: usize) -> Self {
+        Self { promised, cutting: std::iter::repeat_n(Sequence(0), cuts).collect(), ..Self::empty(id) }
+    }
+
+    /// Cuts that the log has not come to yet.
+    pub fn cuts(&self) -> usize {
+        self.cutting.len()
+    }
+
     /// As the log engine recovered it; `tail` holds the frames from the committed one on, oldest first.
     pub fn recovered(state: &ShardState, tail: Vec<TailEntry>, view_frame: Option<FrameHead>, damage: Damage) -> Self {
         let mut r = Self::empty(state.shard);
@@ -329,6 +340,17 @@ impl Replica {
         self.promising.map_or(self.promised, |p| p.view.max(self.promised))
     }
 
+    /// The newest view that the control plane has said to be active. Older ones are dead.
+    pub fn active(&self) -> ViewNumber {
+        self.info.as_ref().map_or(ViewNumber(0), |i| i.active)
+    }
+
+    /// Whether this log may follow a view: it promised none above it, is in none above it, and knows of none above it
+    /// that was active.
+    pub fn may_follow(&self, view: ViewNumber) -> bool {
+        view >= self.promise().max(self.view_number()).max(self.active())
+    }
+
     /// The own disk is so far behind that nothing more is taken: a member lets frames go by and fetches them when
     /// the disk has caught up, a head lets requests wait.
     pub fn is_stuffed(&self) -> bool {
@@ -360,10 +382,10 @@ impl Replica {
     }
 
     /// Whether this log matches its view, and is one of its members': the view frame is durable, and no newer view was
-    /// promised (W4, V2). Who is new learns of views before its first one, too.
+    /// promised (W4, V2), or is known to have been active. Who is new learns of views before its first one, too.
     pub fn serves(&self) -> bool {
         let is_member = |v: &OpenView| self.me.is_none_or(|me| v.body.members.iter().any(|m| m.node == me));
-        let holds = |v: &OpenView| self.durable >= v.sequence && self.promise() <= v.number;
+        let holds = |v: &OpenView| self.durable >= v.sequence && self.promise().max(self.active()) <= v.number;
         self.stopped.is_none() && self.view.as_ref().is_some_and(|v| holds(v) && is_member(v))
     }
 
@@ -519,6 +541,7 @@ impl Replica {
         let ticket = ctx.ticket();
         self.promising = Some(Promising { view, pred, ticket, asker, slice });
         self.active_known = false;
+        ctx.out.forget_answers(self.id);
         self.gap.clear();
         self.gap_bytes = 0;
         let change = MarkChange { promised: Some(view), ..MarkChange::default() };
@@ -559,6 +582,7 @@ impl Replica {
         }
         let Some(view) = self.view.as_ref() else { return };
         let (number, head) = (view.number, view.body.members.first().map(|m| m.node));
+        assert!(number >= self.promise(), "nothing is answered in a view below a promise (V2)");
         let sequence = if ctx.mutant(Mutant::AnswersBeforeDurable) { self.last.sequence } else { self.durable };
         let item = DurableItem { shard: self.id, view: number, sequence, room: None };
         for link in self.clients.keys() {

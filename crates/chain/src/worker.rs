@@ -185,6 +185,11 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.step(Event::Shards(infos));
     }
 
+    /// This node is no member of the shard any more: all of it goes but what was promised (V2).
+    pub fn on_left(&self, shard: ShardId) {
+        self.step(Event::Left(shard));
+    }
+
     /// A volume was deleted: this shard of it goes, with all that is here.
     pub fn on_gone(&self, shard: ShardId) {
         self.step(Event::Gone(shard));
@@ -203,6 +208,11 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     /// All shards that are here.
     pub fn shards(&self) -> Vec<ShardId> {
         self.0.host.borrow().shards()
+    }
+
+    /// Shards that this node has left, of which a promise is kept.
+    pub fn left_shards(&self) -> Vec<ShardId> {
+        self.0.host.borrow().left_shards()
     }
 
     /// All replicas here, for people and programs.
@@ -334,10 +344,13 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         } else {
             engine.read(r.shard, r.range).await.map(|o| (o.pieces, o.crcs, o.data))
         };
-        // L2: who was fenced while the blocks were read gets none.
-        let fenced = self.0.host.borrow().is_fenced(r.shard, r.generation);
-        let found = found.and_then(|f| if fenced { Err(Error::fenced("a newer attachment exists")) } else { Ok(f) });
-        let message = match found {
+        // Much may have happened while the blocks were read.
+        let late = self.0.host.borrow().read_refusal(&r);
+        let found = found.map_err(|e| {
+            self.trace(format!("shard {}: read of {:?}: {e}", r.shard, r.range));
+            Refusal::of(&e)
+        });
+        let message = match found.and_then(|f| late.map_or(Ok(f), Err)) {
             Ok((pieces, crcs, data)) => Message::ReadReply(ReadReply {
                 shard: r.shard,
                 id: r.id,
@@ -345,16 +358,13 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 crcs,
                 data,
             }),
-            Err(e) => {
-                self.trace(format!("shard {}: read of {:?}: {e}", r.shard, r.range));
-                Message::Refused(Refused {
-                    shard: r.shard,
-                    request: Request::Read(r.id),
-                    reason: Refusal::of(&e),
-                    view: r.view,
-                    generation: Generation(0),
-                })
-            }
+            Err(reason) => Message::Refused(Refused {
+                shard: r.shard,
+                request: Request::Read(r.id),
+                reason,
+                view: r.view,
+                generation: Generation(0),
+            }),
         };
         self.0.outbox.send(link, message);
     }

@@ -411,7 +411,9 @@ fn shard(index: u32, of: &OfShard<'_>, seen: &Seen<'_>) -> std::result::Result<S
     let keepers = match joining.is_empty() {
         true => Vec::new(),
         false => {
-            of.keys().copied().filter(|n| !members.contains(n)).take(freebs_types::limits::CHAIN_MEMBERS_MAX).collect()
+            // Of one that has left the shard there is a promise only.
+            let others = of.iter().filter(|(n, s)| s.last.0 > 0 && !members.contains(n));
+            others.map(|(n, _)| *n).take(freebs_types::limits::CHAIN_MEMBERS_MAX).collect()
         }
     };
     Ok(Shard {

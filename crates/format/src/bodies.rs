@@ -304,7 +304,8 @@ pub struct MarkBody {
     pub last_digest: Hash32,
     /// Frames up to here may be missing from the log: their segments were given up after this state was taken.
     pub released: Sequence,
-    /// Set when the shard was deleted: nothing of it before this mark counts.
+    /// Set when the shard was deleted, or left this node: nothing of it before this mark counts, and nothing is left of
+    /// it but a promise, if `promised` is not 0.
     pub deleted: bool,
     /// Set while damage may have taken frames behind the shard's last one (rule E7).
     pub suspect_tail: bool,

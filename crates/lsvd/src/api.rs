@@ -268,10 +268,12 @@ pub enum Record {
         /// The last frame that stays.
         to: Sequence,
     },
-    /// The shard was deleted: everything of it is freed.
+    /// The shard was deleted, or is not this node's any more: everything of it is freed.
     Forget {
         /// The shard.
         shard: ShardId,
+        /// If it is not 0, the shard stays as one that is empty and has promised this view, whatever was promised before.
+        promised: ViewNumber,
     },
 }
 

@@ -357,7 +357,7 @@ impl Core {
                     s.suspect = false;
                 }
             }
-            Some(Queued::Record(Record::Forget { shard })) => drop(self.learning.remove(shard)),
+            Some(Queued::Record(Record::Forget { shard, .. })) => drop(self.learning.remove(shard)),
             _ => {}
         }
     }
@@ -373,8 +373,8 @@ impl Core {
                 let frame = self.carry_frame(*shard, body, data.clone());
                 (frame, Some(Durable::Carry { shard: *shard, ticket: *ticket }), false)
             }
-            Queued::Record(Record::Forget { shard }) => {
-                (self.deleted_frame(*shard), Some(Durable::Forget { shard: *shard }), false)
+            Queued::Record(Record::Forget { shard, promised }) => {
+                (self.deleted_frame(*shard, *promised), Some(Durable::Forget { shard: *shard }), false)
             }
             Queued::Job(Job::Mark { shard, released }) => {
                 (self.mark_frame(*shard, &crate::MarkChange::default(), *released), None, true)

@@ -14,7 +14,9 @@ use crate::{Counters, Durable, Event, EventKind, Finding, Listener, MarkChange, 
 use bytes::{Bytes, BytesMut};
 use freebs_format::disk::{SEGMENTS_AT, SEGMENTS_MAX, SegmentFooter};
 use freebs_format::{CarryBody, FrameHead, FrameKind, MarkBody};
-use freebs_types::{BLOCK, ClusterId, DeviceId, Error, ErrorKind, Result, Sequence, ShardId, StartNumber, Version};
+use freebs_types::{
+    BLOCK, ClusterId, DeviceId, Error, ErrorKind, Result, Sequence, ShardId, StartNumber, Version, ViewNumber,
+};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use tokio::sync::Notify;
@@ -350,6 +352,10 @@ impl Core {
                         segs.forget(id, at.segment);
                     }
                     segs.get_mut(at.segment).forgets = at.append;
+                    if body.promised > ViewNumber(0) {
+                        let shard = shards.entry(id).or_insert_with(|| fresh(maps));
+                        shard.keep_promise(body.promised, at, segs);
+                    }
                     return Ok(());
                 }
                 let shard = shards.entry(id).or_insert_with(|| fresh(maps));
@@ -407,10 +413,11 @@ impl Core {
         self.local_frame(shard, &tip, body.committed, FrameKind::Mark, &body.encode(), Vec::new())
     }
 
-    pub fn deleted_frame(&self, shard: ShardId) -> freebs_format::Frame {
+    pub fn deleted_frame(&self, shard: ShardId, promised: ViewNumber) -> freebs_format::Frame {
         let fresh = Shard::new(shard, 0);
         let s = self.shards.get(&shard).unwrap_or(&fresh);
-        self.local_frame(shard, &s.tip, s.committed, FrameKind::Mark, &s.deleted_body().encode(), Vec::new())
+        let body = MarkBody { promised, deleted: true, ..MarkBody::default() }.encode();
+        self.local_frame(shard, &s.tip, s.committed, FrameKind::Mark, &body, Vec::new())
     }
 
     pub fn carry_frame(&self, shard: ShardId, body: &CarryBody, data: Vec<Bytes>) -> freebs_format::Frame {

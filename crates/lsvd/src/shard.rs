@@ -910,9 +910,10 @@ impl Shard {
         }
     }
 
-    /// The deleted mark's body.
-    pub fn deleted_body(&self) -> MarkBody {
-        MarkBody { promised: self.promised, deleted: true, ..MarkBody::default() }
+    /// All that is left of a shard whose deleted mark lies there.
+    pub fn keep_promise(&mut self, promised: ViewNumber, at: At, segs: &mut Segments) {
+        segs.note(at.segment, self.id, None);
+        (self.promised, self.mark, self.last_append) = (promised, Some((at.segment, Sequence(0))), at.append);
     }
 
     /// Whether something of it is lost, or may be.

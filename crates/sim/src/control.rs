@@ -146,6 +146,7 @@ impl Control {
                     generation: v.generation,
                     has_keys: s.members.iter().all(|n| has_key(*n)),
                     joining: s.joining.clone(),
+                    view_members: s.view_members().to_vec(),
                     volume: Some(description.clone()),
                 });
             }

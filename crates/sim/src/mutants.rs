@@ -7,7 +7,7 @@ use freebs_driver::Mutant as Driver;
 
 /// Mutants of the chain. `LeasesToAnyone` (L2) and `ForeignLeasesUnknown` (L3) are not among them: an older driver here hears
 /// of a newer one from some member before it can use such a lease. The tests of `chain` notice them.
-pub const CHAIN: [Chain; 18] = [
+pub const CHAIN: [Chain; 19] = [
     Chain::HeadOrdersAfterRestart,
     Chain::RepeatsAreApplied,
     Chain::AnswersBeforeDurable,
@@ -15,6 +15,7 @@ pub const CHAIN: [Chain; 18] = [
     Chain::FloorIgnored,
     Chain::NoAttachBarrier,
     Chain::PromiseNotDurable,
+    Chain::PromisesGo,
     Chain::SealAlone,
     Chain::ShortestLogWins,
     Chain::ActiveTooEarly,

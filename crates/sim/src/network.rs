@@ -295,8 +295,9 @@ impl Network {
     /// Tells the witness what a node says.
     fn watch(&self, id: u64, end: usize, message: &Message) {
         let place = self.state.borrow().connections.get(&id).map(|c| c.ends[end].place);
+        self.witness.borrow_mut().note_question((id, end), message);
         let Some(Place::Node(n)) = place else { return };
-        let heard = self.witness.borrow_mut().hear(NodeId(n), message);
+        let heard = self.witness.borrow_mut().hear(NodeId(n), (id, end), message);
         if let Err(rule) = heard {
             self.world.violation(rule);
         }

@@ -14,7 +14,7 @@ use freebs_format::wire::Message;
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
 use freebs_lsvd::{Engine, Expect, Shape};
 use freebs_secrets::HostKey;
-use freebs_types::{BLOCK, ClusterId, DeviceId, Hash32, Nanos, NodeId, Peer, Result, StartNumber};
+use freebs_types::{BLOCK, ClusterId, DeviceId, Hash32, Nanos, NodeId, Peer, Result, StartNumber, ViewNumber};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
@@ -408,19 +408,23 @@ impl Life {
     /// What this node told others before it died, it still knows and has (V2, W4).
     fn compare_with_witness(&self, engine: &Engine<SimDevice>) {
         let (node, shared) = (&self.node, &self.node.shared);
-        for state in engine.shards().into_iter().filter_map(|s| engine.state(s)) {
-            let witness = shared.net.witness.borrow();
-            let (shard, view) = (state.shard, state.last.view);
-            let (promised, durable) = (witness.promised(node.id, shard), witness.told_durable(node.id, shard, view));
-            let known = state.promised.max(view);
-            let place = format!("node {}, shard {shard}, after its restart", node.id);
+        let witness = shared.net.witness.borrow();
+        let place = |shard| format!("node {}, shard {shard}, after its restart", node.id);
+        // Also of shards that it left: a promise is for ever.
+        for (shard, promised) in witness.promises(node.id) {
+            let known = engine.state(shard).map_or(ViewNumber(0), |s| s.promised.max(s.last.view));
             if known < promised {
-                shared.world.violation(format!("{place}: view {promised} was promised, only {known} is known (V2)"));
+                let text = format!("view {promised} was promised, only {known} is known (V2)");
+                shared.world.violation(format!("{}: {text}", place(shard)));
             }
+        }
+        for state in engine.shards().into_iter().filter_map(|s| engine.state(s)) {
+            let (shard, view) = (state.shard, state.last.view);
+            let durable = witness.told_durable(node.id, shard, view);
             let last = state.last.sequence;
             if last < durable {
                 let text = format!("{durable} was told durable in view {view}, only {last} is there (W4)");
-                shared.world.violation(format!("{place}: {text}"));
+                shared.world.violation(format!("{}: {text}", place(shard)));
             }
         }
     }
@@ -432,7 +436,7 @@ impl Life {
         };
         for shard in worker.shards().into_iter().filter(is_left) {
             self.node.shared.world.count("replicas that were left");
-            worker.on_gone(shard);
+            worker.on_left(shard);
         }
         worker.on_shards(control.shards_of(self.node.id));
     }

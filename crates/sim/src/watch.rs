@@ -1,6 +1,7 @@
 //! A witness on the wire: rules of the protocol that can be seen from the messages alone, whoever breaks them.
 //!
-//! - V2: a node that promised a view in an answer to a seal still knows it after a restart.
+//! - V2: a node that promised a view in an answer to a seal still knows it after a restart, and whatever becomes of its
+//!   replica it answers nothing in a view below: no durable answer, no lease, no read.
 //! - W4: what a node told durable in a view is there after a restart.
 //! - W4, W5: what a head calls committed in its view was told durable by a quorum of the view's members.
 //! - V5, V6: a view that is to become active was told durable by its quorum.
@@ -23,11 +24,29 @@ pub struct Witness {
     views: BTreeMap<(ShardId, ViewNumber), View>,
     /// How far each member said that it is durable in a view.
     durable: BTreeMap<(ShardId, ViewNumber, NodeId), Sequence>,
+    /// Views of reads that were asked for, by connection, its end that asked, shard and id.
+    reads: BTreeMap<(u64, usize, ShardId, u64), ViewNumber>,
 }
 
 impl Witness {
-    /// A node sends a message. The error says which rule it breaks.
-    pub fn hear(&mut self, node: NodeId, message: &Message) -> Result<(), String> {
+    /// Somebody sends a message at an end of a connection.
+    pub fn note_question(&mut self, (connection, end): (u64, usize), message: &Message) {
+        if let Message::Read(r) = message {
+            self.reads.insert((connection, end, r.shard, r.id), r.view);
+        }
+    }
+
+    /// An answer of a node in a view.
+    fn may_answer(&self, node: NodeId, shard: ShardId, view: ViewNumber, what: &str) -> Result<(), String> {
+        let promised = self.promised(node, shard);
+        if view >= promised {
+            return Ok(());
+        }
+        Err(format!("node {node} gives a {what} in view {view} of shard {shard}, and it promised view {promised} (V2)"))
+    }
+
+    /// A node sends a message at an end of a connection. The error says which rule it breaks.
+    pub fn hear(&mut self, node: NodeId, (connection, end): (u64, usize), message: &Message) -> Result<(), String> {
         match message {
             Message::SealAnswer(a) if a.promised == a.view => {
                 let known = self.promises.entry((node, a.shard)).or_default();
@@ -35,8 +54,15 @@ impl Witness {
             }
             Message::Durable(items) => {
                 for i in items {
+                    self.may_answer(node, i.shard, i.view, "durable answer")?;
                     let known = self.durable.entry((i.shard, i.view, node)).or_default();
                     *known = (*known).max(i.sequence);
+                }
+            }
+            Message::Leased(l) => self.may_answer(node, l.shard, l.view, "lease")?,
+            Message::ReadReply(r) => {
+                if let Some(view) = self.reads.remove(&(connection, 1 - end, r.shard, r.id)) {
+                    self.may_answer(node, r.shard, view, "read")?;
                 }
             }
             Message::Frames { frames, .. } => frames.iter().for_each(|f| self.note_view(f)),
@@ -95,6 +121,11 @@ impl Witness {
     /// How far a node has said that it is durable in a view.
     pub fn told_durable(&self, node: NodeId, shard: ShardId, view: ViewNumber) -> Sequence {
         self.durable.get(&(shard, view, node)).copied().unwrap_or_default()
+    }
+
+    /// Shards of which a node has promised views, and the highest one of each.
+    pub fn promises(&self, node: NodeId) -> impl Iterator<Item = (ShardId, ViewNumber)> {
+        self.promises.iter().filter(move |((n, _), _)| *n == node).map(|((_, shard), view)| (*shard, *view))
     }
 
     /// What a node has promised in answers to seals.

@@ -1,6 +1,7 @@
 //! Answers that seal a view, and answers that do not.
 
 use super::*;
+use crate::event::Event;
 
 /// The head of a shard that never had an active view lost an append. There was nobody to compare its log with, nor
 /// anything to find, and the first view was never opened.
@@ -83,4 +84,34 @@ fn a_mended_log_is_asked_again() {
     assert!(actions.iter().any(asks), "{actions:?}");
     s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
     assert_eq!(s.r.last.view, ViewNumber(2));
+}
+
+/// A head with a blank log opened a view whose predecessor had a member that was replaced since, and had come back with
+/// everything. Neither the head's log nor the chain named that one, so the head had no link to it, and one answer too
+/// few.
+#[test]
+fn a_head_wants_links_to_all_that_may_seal() {
+    let mut host = Host::new(HostConfig {
+        cluster: ClusterId([1; 16]),
+        me: peer(1),
+        start: StartNumber(1),
+        workers: BTreeMap::new(),
+        node_secret: Hash32::default(),
+        host_key: host_key(1),
+        mutant: None,
+    });
+    let info = ShardInfo {
+        shard: SHARD,
+        members: [1, 3, 2].map(NodeId).to_vec(),
+        active: ViewNumber(1),
+        blocks: 1024,
+        highest: ViewNumber(2),
+        generation: Generation(0),
+        has_keys: true,
+        joining: vec![NodeId(2)],
+        view_members: [4, 1, 3].map(NodeId).to_vec(),
+        volume: None,
+    };
+    host.step(Nanos::from_millis(1), Event::Shards(vec![info]));
+    assert_eq!(host.wanted_peers().into_iter().collect::<Vec<_>>(), [2, 3, 4].map(peer));
 }

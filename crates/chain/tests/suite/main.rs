@@ -115,6 +115,7 @@ impl Story {
             generation: Generation(0),
             has_keys: self.chain.iter().all(|n| self.keys.contains_key(n)),
             joining: Vec::new(),
+            view_members: Vec::new(),
             volume: None,
         };
         self.step(n, Event::Shards(vec![info]));

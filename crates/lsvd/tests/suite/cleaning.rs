@@ -10,7 +10,7 @@ use freebs_io::memory::MemoryDevice;
 use freebs_io::{AlignedBuf, Device, Durability};
 use freebs_lsvd::{CleanMutant, CleanOptions, Durable, EventKind, Record};
 use freebs_testing::Caught;
-use freebs_types::{BLOCK, BlockRange, ErrorKind, Lba, Result, Sequence, ShardId};
+use freebs_types::{BLOCK, BlockRange, ErrorKind, Lba, Result, Sequence, ShardId, ViewNumber};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -172,7 +172,7 @@ impl Storm {
                 920..930 => {
                     rig.settle().await;
                     self.hear(rig);
-                    rig.append(Record::Forget { shard: self.shards[i].id });
+                    rig.append(Record::Forget { shard: self.shards[i].id, promised: ViewNumber(0) });
                     rig.settle().await;
                     self.hear(rig);
                     self.shards[i].reborn();
@@ -494,7 +494,7 @@ fn an_idle_log_shrinks_by_itself() {
         );
         assert!(before > 5 * live && after < live + live / 5 + 12 * SEGMENT, "{before} {after} {live}");
         // A deleted volume goes back, too.
-        load.rig.append(Record::Forget { shard: SHARD });
+        load.rig.append(Record::Forget { shard: SHARD, promised: ViewNumber(0) });
         load.rig.settle().await;
         load.rig.engine.flush_idle();
         turns(20_000).await;
@@ -550,7 +550,7 @@ async fn full_device(mutant: Option<CleanMutant>) {
     }
     assert!(load.refused < 100, "after the trims there is room again: {:?}", load.rig.engine.space());
     // And so does a deletion.
-    load.rig.append(Record::Forget { shard: SHARD });
+    load.rig.append(Record::Forget { shard: SHARD, promised: ViewNumber(0) });
     load.rig.settle().await;
     load.rig.engine.flush_idle();
     turns(2000).await;

@@ -6,7 +6,7 @@ use freebs_format::disk::{CHECKPOINT_AT, FEATURE_CHECKPOINTS, Superblock};
 use freebs_io::memory::MemoryDevice;
 use freebs_lsvd::tool::{DamageKind, SegmentKind, inspect, rebuild, verify};
 use freebs_lsvd::{MarkChange, Options, Record};
-use freebs_types::{Sequence, ShardId};
+use freebs_types::{Sequence, ShardId, ViewNumber};
 
 const BLOCKS: u32 = 3000;
 /// Tables of a few dozen entries, a cache of four pages.
@@ -155,7 +155,7 @@ async fn checkpoints_step(rng: &mut Rng, rig: &Rig, (chain, model): &mut (Chain,
             rig.settle().await;
         }
         33 => {
-            rig.append(Record::Forget { shard: chain.shard });
+            rig.append(Record::Forget { shard: chain.shard, promised: ViewNumber(0) });
             (*chain, *model) = (Chain::new(chain.shard), Model::new());
             *view += 1;
             rig.append(Record::Frame(chain.view_frame(*view, 3)));

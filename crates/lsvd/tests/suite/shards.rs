@@ -355,7 +355,7 @@ fn a_forgotten_shard_leaves_nothing_and_can_come_back() {
             rig.append(random_frame(&mut rng, &mut chain, &mut model));
             rig.append(random_frame(&mut rng, &mut other, &mut other_model));
         }
-        rig.append(Record::Forget { shard: SHARD });
+        rig.append(Record::Forget { shard: SHARD, promised: ViewNumber(0) });
         let mut again = Chain::new(SHARD);
         again.chunk.counter = 500;
         let mut again_model = Model::new();
@@ -371,7 +371,7 @@ fn a_forgotten_shard_leaves_nothing_and_can_come_back() {
                 rig.append(random_frame(&mut rng, &mut other, &mut other_model));
             }
             if round == 1 {
-                rig.append(Record::Forget { shard: SHARD });
+                rig.append(Record::Forget { shard: SHARD, promised: ViewNumber(0) });
                 rig.settle().await;
                 assert!(rig.engine.state(SHARD).is_none());
                 again = Chain::new(SHARD);
@@ -384,14 +384,63 @@ fn a_forgotten_shard_leaves_nothing_and_can_come_back() {
             rig = Rig::open(dev.clone()).await.unwrap();
             assert_eq!(rig.report.damage, []);
         }
-        rig.append(Record::Forget { shard: SHARD });
-        rig.append(Record::Forget { shard: other.shard });
+        rig.append(Record::Forget { shard: SHARD, promised: ViewNumber(0) });
+        rig.append(Record::Forget { shard: other.shard, promised: ViewNumber(0) });
         rig.settle().await;
         assert_eq!(rig.engine.space().live_bytes, 0);
         assert!(rig.engine.shards().is_empty());
         rig.stop().await;
         let rig = Rig::open(dev).await.unwrap();
         assert!(rig.engine.shards().is_empty());
+    });
+}
+
+/// V2: a promise is for ever, also that of a shard that left its node: it outlives the shard's frames, checkpoints, the
+/// segment that it lies in, and starts.
+#[test]
+fn a_promise_outlives_its_shard() {
+    local(async {
+        let mut rng = Rng::new(8);
+        let dev = device(40).await;
+        let mut rig = Rig::open(dev.clone()).await.unwrap();
+        let (mut chain, mut model) = (Chain::new(SHARD), Model::new());
+        let mut busy = Chain::new(ShardId::new(2, 0));
+        for _ in 0..100 {
+            rig.append(random_frame(&mut rng, &mut chain, &mut model));
+        }
+        let change = MarkChange { promised: Some(ViewNumber(9)), ..MarkChange::default() };
+        rig.append(Record::Mark { shard: SHARD, change, ticket: 1 });
+        rig.append(Record::Forget { shard: SHARD, promised: ViewNumber(9) });
+        for _ in 0..3 {
+            rig.settle().await;
+            rig.engine.check();
+            let state = rig.engine.state(SHARD).expect("a promise");
+            assert_eq!((state.promised, state.last.sequence, state.view), (ViewNumber(9), Sequence(0), None));
+            assert_eq!(rig.read_all(SHARD, BLOCKS).await.unwrap(), full(&Model::new(), BLOCKS));
+            for i in 0..400u64 {
+                busy.committed = busy.sequence;
+                let op = Op { extents: vec![(ExtentKind::Data, 0, 4)], fill: i * 10 };
+                rig.append(Record::Frame(busy.frame(&[op])));
+            }
+            rig.settle().await;
+            rig.engine.checkpoint().await.unwrap();
+            rig.stop().await;
+            rig = Rig::open(dev.clone()).await.unwrap();
+            assert_eq!(rig.report.damage, []);
+        }
+        let mut again = Chain::new(SHARD);
+        again.chunk.counter = 500;
+        let mut again_model = Model::new();
+        rig.append(random_frame(&mut rng, &mut again, &mut again_model));
+        rig.settle().await;
+        assert_eq!(rig.engine.state(SHARD).unwrap().promised, ViewNumber(9));
+        assert_eq!(rig.read_all(SHARD, BLOCKS).await.unwrap(), full(&again_model, BLOCKS));
+        rig.append(Record::Forget { shard: SHARD, promised: ViewNumber(0) });
+        rig.settle().await;
+        assert_eq!(rig.engine.shards(), [busy.shard], "it was deleted");
+        rig.stop().await;
+        let rig = Rig::open(dev).await.unwrap();
+        assert_eq!(rig.engine.shards(), [busy.shard]);
     });
 }
 
@@ -542,7 +591,7 @@ fn segments_that_were_given_up_do_not_come_back() {
         rig.settle().await;
         let before = rig.engine.space().used_segments;
         assert!(before > 6);
-        rig.append(Record::Forget { shard: SHARD });
+        rig.append(Record::Forget { shard: SHARD, promised: ViewNumber(0) });
         let mut busy = Chain::new(ShardId::new(2, 0));
         for i in 0..400u64 {
             busy.committed = busy.sequence;
@@ -591,7 +640,7 @@ fn a_carry_of_what_is_set_aside_counts_nothing_twice() {
         rig.engine.check();
         assert_eq!(rig.read_all(SHARD, BLOCKS).await.unwrap(), full(&model, BLOCKS));
         assert_eq!(rig.engine.space().live_bytes, 6 * 4096);
-        rig.append(Record::Forget { shard: SHARD });
+        rig.append(Record::Forget { shard: SHARD, promised: ViewNumber(0) });
         rig.settle().await;
         rig.engine.check();
         assert_eq!(rig.engine.space().live_bytes, 0);

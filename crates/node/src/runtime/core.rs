@@ -303,13 +303,14 @@ impl<C: ControlPlane> Core<C> {
             shards.on_workers(workers.clone());
             let mine = self.my_shards(&state);
             let mut known = self.known_shards.borrow_mut();
+            // Whoever was a member keeps what it has until the others have everything (V7).
+            let is_left = |id: &ShardId| state.shard(*id).is_some_and(|s| !s.is_kept_by(self.spec.me.node));
+            for id in shards.shards().into_iter().filter(is_left) {
+                shards.on_left(id);
+            }
             // Also those of volumes that were deleted while this node was away.
-            let is_gone = |id: &ShardId| {
-                // Whoever was a member keeps what it has until the others have everything (V7).
-                let is_left = state.shard(*id).is_some_and(|s| !s.is_kept_by(self.spec.me.node));
-                is_left || state.was_deleted(id.volume)
-            };
-            for id in shards.shards().into_iter().filter(is_gone) {
+            let all = shards.shards().into_iter().chain(shards.left_shards());
+            for id in all.filter(|id| state.was_deleted(id.volume)) {
                 shards.on_gone(id);
             }
             let changed: Vec<ShardInfo> = mine.values().filter(|i| known.get(&i.shard) != Some(i)).cloned().collect();
@@ -340,6 +341,7 @@ impl<C: ControlPlane> Core<C> {
                         generation: volume.generation,
                         has_keys: s.members.iter().all(|n| state.node(*n).is_some_and(|n| n.host_key.is_some())),
                         joining: s.joining.clone(),
+                        view_members: s.view_members().to_vec(),
                         volume: Some(description.clone()),
                     };
                     mine.insert(shard, info);

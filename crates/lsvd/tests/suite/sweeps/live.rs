@@ -403,8 +403,9 @@ fn records(rng: &mut Rng, story: &mut Story, what: u64) -> Vec<Record> {
         }
         25..=29 if story.last().present && freebs_testing::full() => vec![Record::Frame(story.pin(what > 27))],
         24 if story.last().present => {
-            story.forget();
-            vec![Record::Forget { shard }]
+            let promised = if story.lives.is_multiple_of(2) { story.views + 1 } else { 0 };
+            story.forget(promised);
+            vec![Record::Forget { shard, promised: ViewNumber(promised) }]
         }
         _ => {
             let ops: Vec<Op> = (0..[1, 1, 1, 2, 8][rng.below(5) as usize]).map(|_| Op::random(rng, BLOCKS)).collect();

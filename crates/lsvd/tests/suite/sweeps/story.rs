@@ -206,7 +206,8 @@ impl Story {
         Sequence(t.chain.sequence)
     }
 
-    pub fn forget(&mut self) {
+    /// Nothing is left but a promise, if one is to stay.
+    pub fn forget(&mut self, promised: u64) {
         self.lives += 1;
         let mut chain = Chain::new(self.shard);
         chain.chunk.counter = (self.lives * 500) as u32;
@@ -214,10 +215,10 @@ impl Story {
         self.committed = 0;
         let step = Step {
             kind: Kind::Forget,
-            present: false,
+            present: promised > 0,
             chain,
             cells: Rc::new(vec![Cell::Trim; BLOCKS as usize]),
-            promised: 0,
+            promised,
             pins: Rc::default(),
             branch: Vec::new(),
         };
