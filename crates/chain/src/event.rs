@@ -35,6 +35,8 @@ pub struct HostConfig {
 /// Rules that the simulator can leave out (each must be caught there).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mutant {
+    /// W1: a head takes requests of other views, and of drivers that are not attached.
+    RequestsOfAnyone,
     /// W2: a restarted head goes on in its old view without a new one.
     HeadOrdersAfterRestart,
     /// W3: a repeated request is applied again.
@@ -73,6 +75,8 @@ pub enum Mutant {
     LeasesToAnyone,
     /// L3: a member that has missed views does not reckon with leases that were given in them.
     ForeignLeasesUnknown,
+    /// A head that has been named others as members stops in its view before there is another one.
+    PlansStopOrders,
     /// V7: a head says of new members that they have everything before they do.
     CompleteTooEarly,
     /// V7: who is to learn a map gets the state that goes with it, and nothing of the map.

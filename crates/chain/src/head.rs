@@ -56,6 +56,8 @@ pub(crate) struct Head {
     /// What members gave of the secret of the view before it, and what was said of that last.
     pub gathered: Gathered,
     pub slices_told: Option<(ViewNumber, usize)>,
+    /// Before this time no view is asked for that can wait.
+    pub plan_at: Nanos,
     /// A view was asked for because the present one has no slices; once is enough.
     pub asked_for_slices: bool,
     /// When it was said last that new members have everything.
@@ -91,6 +93,7 @@ impl Head {
             seed: Hash32::default(),
             gathered: Gathered::new(),
             slices_told: None,
+            plan_at: now,
             asked_for_slices: false,
             told_complete: Nanos(0),
             secret: Hash32::default(),
@@ -253,7 +256,7 @@ impl Replica {
 
     /// A driver's write: checked, then packed with what else this turn brings.
     pub fn on_write(&mut self, ctx: &mut Ctx<'_>, link: LinkId, w: WriteRequest) {
-        if let Some(reason) = self.write_refusal(&w) {
+        if let Some(reason) = self.write_refusal(ctx, &w) {
             self.refuse(ctx, link, Request::Write(w.number), reason);
             return;
         }
@@ -288,17 +291,18 @@ impl Replica {
         self.admit(ctx, link, w);
     }
 
-    fn write_refusal(&self, w: &WriteRequest) -> Option<Refusal> {
-        if w.generation < self.attach.generation {
+    fn write_refusal(&self, ctx: &Ctx<'_>, w: &WriteRequest) -> Option<Refusal> {
+        let anyone = ctx.mutant(Mutant::RequestsOfAnyone);
+        if w.generation < self.attach.generation && !anyone {
             return Some(Refusal::Fenced);
         }
         if !self.is_active_head() {
             return Some(Refusal::NotReady);
         }
-        if w.view != self.view_number() {
+        if w.view != self.view_number() && !anyone {
             return Some(Refusal::WrongView);
         }
-        if w.generation > self.attach.generation || w.driver != self.attach.driver {
+        if (w.generation > self.attach.generation || w.driver != self.attach.driver) && !anyone {
             // It has to attach first.
             return Some(Refusal::NotReady);
         }
@@ -401,6 +405,7 @@ impl Replica {
 
     /// Gives a finished frame to the log and to the live members, by the shortest way for its size.
     fn order(&mut self, ctx: &mut Ctx<'_>, frame: Frame) {
+        assert!(frame.head.view() >= self.promise(), "nothing is ordered in a view below a promise (V2)");
         let bytes = frame.data_bytes();
         self.append(ctx, frame.clone());
         let me = ctx.config.me.node;
@@ -486,7 +491,7 @@ impl Replica {
                 self.pack(ctx);
                 break;
             };
-            if let Some(reason) = self.write_refusal(&w) {
+            if let Some(reason) = self.write_refusal(ctx, &w) {
                 self.refuse(ctx, link, Request::Write(w.number), reason);
             } else if space == SpaceFor::None {
                 self.refuse_for_good(ctx, link, (w.number, w.lowest_open), Refusal::NoSpace);

@@ -1,7 +1,10 @@
 //! Opening a view (rules V1 to V6): how a head that restarted comes back, how another member becomes head, how members
 //! take the places of others, and how the first view of a shard begins.
 //!
-//! Closed → Proposing (control numbers the view) → Sealing (promises and logs of the predecessor's members) →
+//! A head that nobody has replaced, and that is to open another view all the same, orders in the present one until it
+//! promises the next: the control plane may be away for long.
+//!
+//! Closed → Proposing (control numbers the view; or Active, if it was that before) → Sealing (promises and logs of the predecessor's members) →
 //! Fetching (the longest log, if it is not ours) → Opening (the view frame on a quorum) → Activating → Active.
 
 use crate::event::{Action, Mutant, Opened};
@@ -118,8 +121,30 @@ impl Replica {
             return;
         }
         self.set_phase(ctx.now, Phase::Proposing);
-        let active = self.info.as_ref().map(|i| i.active).unwrap_or_default();
-        ctx.out.actions.push(Action::Propose { shard: self.id, active });
+        self.ask_for_a_view(ctx);
+    }
+
+    /// One question at a time: the answer to an earlier one is as good, and what comes of it is seen when it is there.
+    fn ask_for_a_view(&mut self, ctx: &mut Ctx<'_>) {
+        if !std::mem::replace(&mut self.proposing, true) {
+            let active = self.active();
+            ctx.out.actions.push(Action::Propose { shard: self.id, active });
+        }
+    }
+
+    /// Another view is to follow this one, and nothing is wrong with this one.
+    fn plan(&mut self, ctx: &mut Ctx<'_>, what: &str) {
+        let Some(h) = self.head.as_ref().filter(|h| h.plan_at <= ctx.now) else { return };
+        if self.proposing {
+            return;
+        }
+        if h.failures == 0 {
+            ctx.out.note(format!("shard {}: {what}", self.id));
+        }
+        match ctx.mutant(Mutant::PlansStopOrders) {
+            true => self.propose(ctx),
+            false => self.ask_for_a_view(ctx),
+        }
     }
 
     /// The view was opened before all members had named host keys, and only this node can follow it. By now they have.
@@ -129,9 +154,10 @@ impl Replica {
         if !(has_none && can_have && self.is_active_head()) {
             return;
         }
-        if let Some(h) = self.head.as_mut().filter(|h| !h.asked_for_slices) {
-            h.asked_for_slices = true;
-            self.propose(ctx);
+        if self.head.as_ref().is_some_and(|h| !h.asked_for_slices) {
+            self.plan(ctx, "all members have named host keys");
+            let is_asked = self.proposing;
+            self.head.iter_mut().for_each(|h| h.asked_for_slices = is_asked);
         }
     }
 
@@ -144,8 +170,8 @@ impl Replica {
         let is_another = info.volume.is_some() && info.volume.as_deref() != view.body.volume.as_deref();
         if is_newer && (others(&info.members) || is_another) && self.is_active_head() {
             let what = if is_another { "another size or name" } else { "other members" };
-            ctx.out.note(format!("shard {}: {what} than in view {} is named", self.id, view.number));
-            self.propose(ctx);
+            let text = format!("{what} than in view {} is named", view.number);
+            self.plan(ctx, &text);
         }
     }
 
@@ -175,6 +201,8 @@ impl Replica {
         let view = match self.head.as_ref().map(|h| &h.phase) {
             Some(Phase::Sealing { opened, .. }) => opened.view,
             Some(Phase::Fetching { view, .. } | Phase::Opening { view, .. } | Phase::Activating { view }) => *view,
+            // The number may be its own.
+            Some(Phase::Active) if self.proposing => return,
             Some(Phase::Active) => self.view_number(),
             Some(Phase::Closed | Phase::Proposing) | None => return,
         };
@@ -186,36 +214,42 @@ impl Replica {
 
     /// The control plane committed a pending view: promise, and ask the predecessor's members to (V2).
     pub fn on_proposed(&mut self, ctx: &mut Ctx<'_>, result: Result<Opened>, seed: Hash32) {
-        if !matches!(self.head.as_ref().map(|h| &h.phase), Some(Phase::Proposing)) {
-            return;
-        }
+        self.proposing = false;
+        let is_active = self.is_active_head();
+        let Some(h) = self.head.as_mut().filter(|h| is_active || matches!(h.phase, Phase::Proposing)) else { return };
         let opened = match result {
             Ok(o) => o,
             Err(e) => {
-                let failures = self.head.as_mut().map_or(0, |h| {
-                    h.failures += 1;
-                    h.failures
-                });
-                if failures.is_power_of_two() {
+                h.plan_at = ctx.now.plus(Nanos(timing::PROPOSE_AGAIN.0 << h.failures.min(5)));
+                h.failures += 1;
+                if h.failures.is_power_of_two() {
                     ctx.out.note(format!("shard {}: no view yet: {e}", self.id));
                 }
-                self.set_phase(ctx.now, Phase::Closed);
-                return;
+                h.asked_for_slices &= !is_active;
+                return self.has_no_view(ctx.now, is_active);
             }
         };
-        if let Some(h) = self.head.as_mut() {
-            (h.failures, h.seed) = (0, seed);
-            h.gathered.clear();
-        }
+        h.failures = 0;
         let (view, pred) = (opened.view, opened.pred);
         if view <= self.promise() || view <= self.view_number() {
-            self.set_phase(ctx.now, Phase::Closed);
-            return;
+            return self.has_no_view(ctx.now, is_active);
         }
+        let Some(h) = self.head.as_mut() else { return };
+        h.seed = seed;
+        h.gathered.clear();
+        // What came before the promise is ordered before it, and nothing behind it.
+        self.pack(ctx);
         self.asking = None;
         self.set_phase(ctx.now, Phase::Sealing { opened, answers: BTreeMap::new(), asked: Nanos(0) });
         self.promise_durably(ctx, (view, pred), None, None);
         self.ask_for_seals(ctx);
+    }
+
+    /// No view came of a proposal. A head that was open before still is.
+    fn has_no_view(&mut self, now: Nanos, is_active: bool) {
+        if !is_active {
+            self.set_phase(now, Phase::Closed);
+        }
     }
 
     fn ask_for_seals(&mut self, ctx: &mut Ctx<'_>) {

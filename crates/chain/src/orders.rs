@@ -646,8 +646,19 @@ impl Scene {
     }
 
     fn write(&mut self, room: bool, number: u64, lowest_open: u64, blocks: usize) -> Vec<Action> {
+        self.write_as(room, number, lowest_open, blocks, |_| {})
+    }
+
+    fn write_as(
+        &mut self,
+        room: bool,
+        number: u64,
+        lowest_open: u64,
+        blocks: usize,
+        change: fn(&mut WriteRequest),
+    ) -> Vec<Action> {
         let data = Bytes::from(vec![7; blocks * BLOCK]);
-        let w = WriteRequest {
+        let mut w = WriteRequest {
             shard: SHARD,
             view: ViewNumber(2),
             generation: Generation(1),
@@ -659,12 +670,36 @@ impl Scene {
             crcs: vec![block_crc(&data[..BLOCK]); blocks],
             data: vec![data],
         };
+        change(&mut w);
         let act = |r: &mut Replica, ctx: &mut Ctx<'_>| {
             ctx.room = if room { u64::MAX } else { 0 };
             r.on_write(ctx, DRIVER, w);
             r.pack(ctx);
         };
         self.play(act).1
+    }
+}
+
+/// W1: what was asked for in another view, or by who is not attached, is not ordered. The mutant shows that it would be.
+#[test]
+fn requests_of_others_are_refused() {
+    type Change = fn(&mut WriteRequest);
+    let others: [(Change, Refusal); 5] = [
+        (|w| w.view = ViewNumber(1), Refusal::WrongView),
+        (|w| w.view = ViewNumber(3), Refusal::WrongView),
+        (|w| w.generation = Generation(0), Refusal::Fenced),
+        (|w| w.generation = Generation(2), Refusal::NotReady),
+        (|w| w.driver = DriverId(8), Refusal::NotReady),
+    ];
+    for mutant in [None, Some(Mutant::RequestsOfAnyone)] {
+        for (change, wanted) in others {
+            let mut s = leading();
+            s.mutant = mutant;
+            let (last, actions) = (s.r.last.sequence.0, s.write_as(true, 1, 1, 1, change));
+            let said = |a: &Action| matches!(a, Action::Send { to: DRIVER, message: Message::Refused(r) } if r.reason == wanted);
+            let is_refused = actions.iter().any(said) && s.r.last.sequence.0 == last;
+            assert_eq!(is_refused, mutant.is_none(), "{actions:?}");
+        }
     }
 }
 

@@ -190,6 +190,8 @@ pub(crate) struct Replica {
     pub clients: BTreeMap<LinkId, Client>,
     pub asking: Option<Asking>,
     pub head: Option<Box<Head>>,
+    /// The control plane was asked for a view and has not answered yet: it is asked one thing at a time.
+    pub proposing: bool,
     /// A frame here differs from the chain's at the same sequence, or the log can't be trusted: nothing is served.
     pub stopped: Option<String>,
     /// When, and how often by now, this node said that another one is to be head in its place.
@@ -267,6 +269,7 @@ impl Replica {
             clients: BTreeMap::new(),
             asking: None,
             head: None,
+            proposing: false,
             stopped: None,
             handed_over: None,
             damage: Damage::default(),

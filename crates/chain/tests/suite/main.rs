@@ -4,9 +4,9 @@
 mod views;
 
 use bytes::Bytes;
-use freebs_chain::{Action, Event, Host, HostConfig, Opened, ShardInfo, ShardStatus, SyncSource, Who};
+use freebs_chain::{Action, Event, Host, HostConfig, Mutant, Opened, ShardInfo, ShardStatus, SyncSource, Who};
 use freebs_format::wire::{Message, SyncRequest, WriteRequest};
-use freebs_format::{Extent, ExtentKind, Frame, UpdateKind, block_crc};
+use freebs_format::{Extent, ExtentKind, Frame, UpdateKind, VolumeDescription, block_crc};
 use freebs_io::LinkId;
 use freebs_lsvd::{Durable, Record};
 use freebs_secrets::HostKey;
@@ -15,6 +15,7 @@ use freebs_types::{
     Result, Sequence, ShardId, StartNumber, ViewNumber,
 };
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 const SHARD: ShardId = ShardId::new(1, 0);
 
@@ -48,6 +49,9 @@ struct Story {
     /// Head first.
     chain: Vec<NodeId>,
     keys: BTreeMap<NodeId, HostPublic>,
+    volume: Option<VolumeDescription>,
+    /// The control plane is silent: who asked it for a view since.
+    silent: Option<Vec<u64>>,
 }
 
 fn host_key(n: u64) -> HostKey {
@@ -60,6 +64,10 @@ fn peer(n: u64) -> Peer {
 
 impl Story {
     fn new(members: u64, quorum: u8) -> Self {
+        Self::with(members, quorum, None)
+    }
+
+    fn with(members: u64, quorum: u8, mutant: Option<Mutant>) -> Self {
         let mut s = Self {
             members: BTreeMap::new(),
             on_the_way: VecDeque::new(),
@@ -74,6 +82,8 @@ impl Story {
             tampers: |_, _| {},
             chain: (1..=members).map(NodeId).collect(),
             keys: (1..=members).map(|n| (NodeId(n), host_key(n).public())).collect(),
+            volume: None,
+            silent: None,
         };
         for n in 1..=members {
             let config = HostConfig {
@@ -83,7 +93,7 @@ impl Story {
                 workers: (1..=members).map(|n| (NodeId(n), 1)).collect(),
                 node_secret: Hash32([n as u8; 32]),
                 host_key: host_key(n),
-                mutant: None,
+                mutant,
             };
             let member = Member {
                 host: Host::new(config),
@@ -116,7 +126,7 @@ impl Story {
             has_keys: self.chain.iter().all(|n| self.keys.contains_key(n)),
             joining: Vec::new(),
             view_members: Vec::new(),
-            volume: None,
+            volume: self.volume.clone().map(Arc::new),
         };
         self.step(n, Event::Shards(vec![info]));
     }
@@ -134,11 +144,10 @@ impl Story {
                 Action::Send { to, message } => self.on_the_way.push_back((n, to.0, message)),
                 Action::Append(record) => self.append(n, record),
                 Action::Committed { sequence, .. } => self.members.get_mut(&n).unwrap().committed = sequence,
-                Action::Propose { .. } => {
-                    let result = self.propose(n);
-                    let seed = Hash32([self.highest.0 as u8; 32]);
-                    self.step(n, Event::Proposed { shard: SHARD, result, seed });
-                }
+                Action::Propose { .. } => match self.silent.as_mut() {
+                    Some(asked) => asked.push(n),
+                    None => self.answer_proposal(n),
+                },
                 Action::Activate { view, .. } => {
                     let result = match &self.refuses {
                         _ if self.pending != Some(view) && self.active != view => {
@@ -159,6 +168,12 @@ impl Story {
         }
     }
 
+    fn answer_proposal(&mut self, n: u64) {
+        let result = self.propose(n);
+        let seed = Hash32([self.highest.0 as u8; 32]);
+        self.step(n, Event::Proposed { shard: SHARD, result, seed });
+    }
+
     fn propose(&mut self, n: u64) -> Result<Opened> {
         if self.chain.first() != Some(&NodeId(n)) {
             return Err(Error::invalid(format!("node {n} is not the head")));
@@ -175,7 +190,7 @@ impl Story {
             pred_quorum: self.quorum,
             generation: Generation(0),
             keys: self.keys.clone(),
-            volume: None,
+            volume: self.volume.clone().map(Box::new),
         })
     }
 

@@ -39,8 +39,15 @@ impl Story {
         let identity = Hash32([9; 32]);
         let attach = Message::Attach { shard: SHARD, view, generation, driver, identity };
         self.step(head, Event::Message { from: DRIVER, message: attach });
+        let write = self.write_message(head, number);
+        self.step(head, Event::Message { from: DRIVER, message: write });
+        self.wait(40);
+    }
+
+    fn write_message(&self, head: u64, number: u64) -> Message {
+        let (view, generation, driver) = (self.status(head).view, Generation(1), DriverId(9));
         let data = Bytes::from(vec![number as u8; BLOCK]);
-        let write = Message::Write(WriteRequest {
+        Message::Write(WriteRequest {
             shard: SHARD,
             view,
             generation,
@@ -51,9 +58,7 @@ impl Story {
             extents: vec![Extent { kind: ExtentKind::Data, range: BlockRange::new(0, 1) }],
             crcs: vec![block_crc(&data)],
             data: vec![data],
-        });
-        self.step(head, Event::Message { from: DRIVER, message: write });
-        self.wait(40);
+        })
     }
 
     fn numbers(&self, n: u64) -> Vec<u64> {
@@ -391,4 +396,59 @@ fn a_head_that_was_overtaken_opens_a_newer_view() {
     s.write(1, 2);
     assert_eq!(s.numbers(3), [1, 2]);
     s.check(&[1, 2, 3]);
+}
+
+/// A volume was resized, and the control plane's leader died right after that. The head had stopped when it heard of the
+/// new size, to open a view that says it, and got no number for that view: nothing was written until there was another
+/// leader, though nobody had promised anything.
+#[test]
+fn a_planned_view_waits_for_the_control_plane_and_writes_do_not() {
+    for mutant in [None, Some(Mutant::PlansStopOrders)] {
+        let mut s = Story::with(3, 2, mutant);
+        s.wait(100);
+        s.write(1, 1);
+        assert_eq!(s.numbers(1), [1], "{:?}", s.members[&1].notes);
+        s.volume = Some(VolumeDescription {
+            name: "v".into(),
+            size: 2 << 20,
+            stripe: 1 << 20,
+            shards: 1,
+            copies: 3,
+            min_copies: 2,
+            all: false,
+        });
+        s.silent = Some(Vec::new());
+        s.tell(1);
+        s.wait(40);
+        s.write(1, 2);
+        s.wait(1000);
+        assert_eq!(s.silent, Some(vec![1]), "it asks once");
+        assert_eq!(s.numbers(2).contains(&2), mutant.is_none(), "while it waits for the number");
+        if mutant.is_some() {
+            continue;
+        }
+        let (view, nobody) = (s.active, || Err(Error::retry("no leader")));
+        for (failed, number) in [(1, 3), (2, 4)] {
+            s.step(1, Event::Proposed { shard: SHARD, result: nobody(), seed: Hash32::default() });
+            s.write(1, number);
+            s.wait(2000);
+            assert_eq!(s.silent.as_ref().map(Vec::len), Some(failed + 1), "it asks again after a while");
+        }
+        assert_eq!((s.active, s.numbers(3)), (view, vec![1, 2, 3, 4]));
+        assert_eq!(s.status(3).committed, s.status(1).last.sequence);
+        // There is a leader. What comes in the same turn is ordered before the promise, and what comes later behind the
+        // view's frame.
+        s.silent = None;
+        let write = s.write_message(1, 5);
+        s.step(1, Event::Message { from: DRIVER, message: write });
+        s.answer_proposal(1);
+        let write = s.write_message(1, 6);
+        s.step(1, Event::Message { from: DRIVER, message: write });
+        s.wait(500);
+        assert_eq!((s.active, s.numbers(2)), (view.next(), vec![1, 2, 3, 4, 5]));
+        s.write(1, 6);
+        assert_eq!(s.numbers(2), [1, 2, 3, 4, 5, 6]);
+        assert_eq!(s.newest_view(2).header().view_number(), s.active);
+        s.check(&[1, 2, 3]);
+    }
 }
