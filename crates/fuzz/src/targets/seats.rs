@@ -87,6 +87,7 @@ pub fn entry(data: &[u8]) {
     signal::ended("entry", &result);
     let Ok(entry) = result else { return };
     let mut again = Vec::new();
+    signal::kind("entry", u64::from(input.rest[16]) << 8 | u64::from(input.rest.get(17).copied().unwrap_or(0)));
     put_entry(&mut again, &entry).expect("what was decoded encodes");
     assert!(again.len() <= input.rest.len() && input.rest.len() <= limits::ENTRY_BYTES_MAX);
     if !matches!(entry.payload, EntryPayload::Membership(_)) {
