@@ -520,6 +520,27 @@ impl Inner {
         self.poisoned(result)
     }
 
+    /// Blanks what is rotten between `from` and the end of a new area. It was nobody's until now; the next start would
+    /// take it for damage of this area.
+    async fn clear_rot(&self, area: &StoreSuperblock, from: u32) -> Result<()> {
+        let end = area.first_page.get() + area.pages.get();
+        for first in (from..end).step_by(WRITE_PAGES as usize) {
+            let (at, count) = (u64::from(first) * PAGE_BYTES as u64, WRITE_PAGES.min(end - first) as usize);
+            let Ok(bytes) = self.device.read(at, count * PAGE_BYTES).await else {
+                // Whichever page can't be read, none of them is of use.
+                self.device.write(at, AlignedBuf::zeroed(count * PAGE_BYTES), Durability::Durable).await.1?;
+                continue;
+            };
+            for (unit, at) in bytes.chunks_exact(UNIT_BYTES).zip((at..).step_by(UNIT_BYTES)) {
+                let mut pages = ((at / PAGE_BYTES as u64) as u32..).zip(unit.chunks_exact(PAGE_BYTES));
+                if pages.any(|(page, bytes)| look_at(area, page, bytes) == Page::Damaged) {
+                    self.device.write(at, AlignedBuf::zeroed(UNIT_BYTES), Durability::Durable).await.1?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     async fn try_new_area(&self, writer: &mut Writer, records: &[u8], least: u32) -> Result<()> {
         let first_batch = pages::pages_of(records.len());
         let room = (self.options.room / PAGE_BYTES as u64) as u32;
@@ -541,6 +562,7 @@ impl Inner {
         writer.superblock.pages = size.into();
         writer.superblock.first_batch = first_batch.into();
         writer.superblock.seal();
+        self.clear_rot(&writer.superblock, first_page + first_batch).await?;
         (writer.next_page, writer.next_batch) = (first_page, 0);
         self.batch(writer, records, Durability::Durable).await?;
         for copy in 0..2 {

@@ -1,7 +1,6 @@
 //! The inputs that a corpus begins with, made of the formats' own golden bytes and encoders.
 //!
-//! `FREEBS_BLESS=1 cargo test -p freebs-fuzz seeds` writes them; without it the test holds the files against this, so a
-//! format that changes shows here.
+//! `cargo xtask bless` writes them; a test holds the files against this, so a format that changes shows here.
 
 use crate::input::Input;
 use crate::targets::seeds as of_targets;

@@ -25,7 +25,7 @@ fn memory_is_counted() {
 
 #[test]
 fn seeds_are_what_the_formats_say() {
-    let bless = std::env::var_os("FREEBS_BLESS").is_some();
+    let bless = freebs_testing::bless();
     let mut wrong = Vec::new();
     for seed in seeds::all() {
         let target = freebs_fuzz::target(seed.target).expect("a seed's target");
@@ -38,7 +38,7 @@ fn seeds_are_what_the_formats_say() {
             wrong.push(path);
         }
     }
-    assert!(wrong.is_empty(), "not what a format says now (FREEBS_BLESS=1 writes them anew): {wrong:?}");
+    assert!(wrong.is_empty(), "not what a format says now (cargo xtask bless writes them anew): {wrong:?}");
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn wrong(t: &Target) -> Vec<String> {
         out.extend(once(t, &data).map(|w| format!("{}: {w}", path.display())));
         kept.push(data);
     }
-    let full = std::env::var_os("FREEBS_FULL").is_some();
+    let full = freebs_testing::full();
     let runs = kept.len() as u64 + t.suite_runs * if full { FULL } else { 1 };
     let report = run(t, &kept, Length { runs, seconds: None }, SEED, |_| ());
     assert_eq!(report.executions, runs);

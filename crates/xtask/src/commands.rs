@@ -215,16 +215,16 @@ fn fuzz(mut options: Options) -> Done {
     let Some(target) = options.word() else {
         return Err(Bad::NotUnderstood("fuzz needs the name of a target".into()));
     };
-    Call::new("cargo run --release -p freebs-fuzz --").with([target]).with(options.rest()).run_with_usage()
+    Call::new("cargo run --profile fuzz -p freebs-fuzz --").with([target]).with(options.rest()).run_with_usage()
 }
 
 fn bless(options: Options) -> Done {
     options.end()?;
-    for (package, test) in [("freebs-format", "golden"), ("freebs-consensus", "formats")] {
+    for (package, test) in [("freebs-format", "golden"), ("freebs-consensus", "formats"), ("freebs-fuzz", "seeds")] {
         tests(&Call::new("cargo test --test suite -p").with([package, test]).env("FREEBS_BLESS", "1"))?;
     }
     println!("files that differ from what is committed:");
-    Call::new("git status --short -- *.hex").run()
+    Call::new("git status --short -- *.hex crates/fuzz/corpus").run()
 }
 
 fn docs(options: Options) -> Done {

@@ -5,7 +5,8 @@
 //! step under way; and damage must be reported, never be taken for a shorter log.
 
 use freebs_consensus::machine::{Machine, Proposal};
-use freebs_consensus::store::{Contents, Kept};
+use freebs_consensus::store::{Contents, FIRST_PAGE, Kept};
+use freebs_consensus::superblock::StoreSuperblock;
 use freebs_consensus::types::{Entry, Membership, SnapshotMeta, StoredMembership, Vote, log_id};
 use freebs_consensus::{Mutant, Options, Seat, Store};
 use freebs_control::Command;
@@ -262,5 +263,39 @@ fn a_lost_write_is_noticed() {
         step(&store, 4).await.unwrap();
         let opened = Store::open(rotten, options(1, None), random(2)).await;
         assert_eq!(opened.err().map(|e| e.kind), Some(ErrorKind::Corrupt));
+    });
+}
+
+/// The fuzzer changed a page that no area used. The start passed over it, and made its new area around it; the start
+/// after that took it for damage of that area, and the seat was lost.
+#[test]
+fn rot_where_no_area_lies_does_not_count_later() {
+    block_on(async {
+        let device = MemoryDevice::new(512, 1 << 30);
+        let store = Store::create(device.clone(), options(0, None), random(1)).await.unwrap();
+        for index in 0..60 {
+            store.append(vec![entry(1, index)]).await.unwrap();
+        }
+        drop(store);
+        let store = Store::open(device.clone(), options(1, None), random(2)).await.unwrap();
+        let before = store.read(promise);
+        drop(store);
+        let mut rotten = 0;
+        device.poke(|b| {
+            let s = StoreSuperblock::read(&b[..4096]).unwrap().unwrap();
+            let area = s.first_page.get()..s.first_page.get() + s.pages.get();
+            for page in (FIRST_PAGE..(b.len() / 512) as u32).filter(|p| !area.contains(p)) {
+                let at = page as usize * 512;
+                if b[at..at + 512].iter().any(|b| *b != 0) {
+                    b[at + 300] ^= 1;
+                    rotten += 1;
+                }
+            }
+        });
+        assert!(rotten > 20, "{rotten} pages of older areas");
+        for start in 2..6 {
+            let store = Store::open(device.clone(), options(start, None), random(start + 1)).await.unwrap();
+            assert_eq!(store.read(promise), before, "start {start}");
+        }
     });
 }

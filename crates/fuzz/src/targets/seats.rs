@@ -87,6 +87,7 @@ pub fn entry(data: &[u8]) {
     signal::ended("entry", &result);
     let Ok(entry) = result else { return };
     let mut again = Vec::new();
+    signal::kind("entry", u64::from(input.rest[16]) << 8 | u64::from(input.rest.get(17).copied().unwrap_or(0)));
     put_entry(&mut again, &entry).expect("what was decoded encodes");
     assert!(again.len() <= input.rest.len() && input.rest.len() <= limits::ENTRY_BYTES_MAX);
     if !matches!(entry.payload, EntryPayload::Membership(_)) {
@@ -130,7 +131,8 @@ pub fn machine(data: &[u8]) {
     let Ok(mut machine) = result else { return };
     same(&machine);
     let mut index = machine.applied.map_or(0, |a| a.index() + 1);
-    while !entries.0.is_empty() {
+    // An entry with a higher index is refused when it is decoded.
+    while !entries.0.is_empty() && index <= freebs_control::limits::NUMBER_MAX {
         let Ok(Entry { payload, .. }) = get_entry(entries.piece()) else { continue };
         machine.apply(&Entry { log_id: log_id(1, index), payload }, None);
         index += 1;
