@@ -13,7 +13,7 @@ const FOLDERS: [&str; 5] = [".ci", "bench", "crates", "docs", "fuzz"];
 const NOT_TEXT: [&str; 5] = [".bin", ".hex", ".proptest-regressions", ".txt", ".lock"];
 
 /// Folders whose files are bytes, whatever their names.
-const BYTES: [&str; 1] = ["crates/fuzz/corpus/"];
+const BYTES: [&str; 2] = ["crates/fuzz/corpus/", "crates/fuzz/findings/"];
 
 /// The repository, or a planted one.
 #[derive(Clone, Debug, Default)]
