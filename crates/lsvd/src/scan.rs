@@ -11,24 +11,29 @@ use freebs_format::disk::{APPEND_MAGIC, AppendHeader, IndexEntry, LOG_NUMBER_END
 use freebs_format::{CarryBody, FrameHead, FrameKind, block_crc, crc32c};
 use freebs_io::Device;
 use freebs_types::BLOCK;
+use std::ops::Range;
 
 const HEADER: usize = size_of::<AppendHeader>();
-/// Bytes that are read ahead.
-const WINDOW: usize = 1 << 20;
+/// Bytes that are read ahead at first: a look at a header or a footer must not cost a megabyte.
+const WINDOW_FIRST: usize = 32 << 10;
+/// Bytes that are read ahead at most, by somebody who reads on and on.
+const WINDOW_MAX: usize = 1 << 20;
 
-/// Reads of one segment, through a window. Bytes that can't be read are `None`.
+/// Reads of one segment, through a window that doubles while reads go on where it ends. Bytes that can't be read are
+/// `None`.
 pub(crate) struct Window<'a, D> {
     device: &'a D,
     geometry: Geometry,
     pub segment: u32,
     start: usize,
     bytes: Bytes,
+    ahead: usize,
     gate: Option<&'a Gate>,
 }
 
 impl<'a, D: Device> Window<'a, D> {
     pub fn new(device: &'a D, geometry: Geometry, segment: u32) -> Self {
-        Self { device, geometry, segment, start: 0, bytes: Bytes::new(), gate: None }
+        Self { device, geometry, segment, start: 0, bytes: Bytes::new(), ahead: WINDOW_FIRST, gate: None }
     }
 
     /// One that reads as slowly as it is let through.
@@ -46,12 +51,27 @@ impl<'a, D: Device> Window<'a, D> {
 
     /// `len` bytes from byte `at` of the segment.
     pub async fn get(&mut self, at: usize, len: usize) -> Option<Bytes> {
+        let range = self.load(at, len).await?;
+        Some(self.bytes.slice(range))
+    }
+
+    /// As `get`, for a look that keeps nothing.
+    async fn peek(&mut self, at: usize, len: usize) -> Option<&[u8]> {
+        let range = self.load(at, len).await?;
+        Some(&self.bytes[range])
+    }
+
+    /// Has `len` bytes from byte `at` in the window; their place there.
+    async fn load(&mut self, at: usize, len: usize) -> Option<Range<usize>> {
         let end = at.checked_add(len).filter(|e| *e <= self.geometry.segment_bytes as usize)?;
-        if at < self.start || end > self.start + self.bytes.len() {
+        let window = self.start..self.start + self.bytes.len();
+        if at < window.start || end > window.end {
+            let goes_on = !self.bytes.is_empty() && (window.start..=window.end).contains(&at);
+            self.ahead = if goes_on { (self.ahead * 2).min(WINDOW_MAX) } else { WINDOW_FIRST };
             let sector = self.geometry.sector;
             let from = at / sector * sector;
             let least = end.next_multiple_of(sector) - from;
-            let ahead = self.gate.map_or(WINDOW, |_| READ_BYTES);
+            let ahead = self.gate.map_or(self.ahead, |_| READ_BYTES);
             let more = least.max(ahead).min(self.geometry.segment_bytes as usize - from);
             let byte = self.geometry.byte(self.segment, from as u32);
             if let Some(gate) = self.gate {
@@ -65,7 +85,7 @@ impl<'a, D: Device> Window<'a, D> {
             self.bytes = read.ok()?.freeze();
             self.start = from;
         }
-        Some(self.bytes.slice(at - self.start..end - self.start))
+        Some(at - self.start..end - self.start)
     }
 }
 
@@ -186,11 +206,11 @@ pub(crate) async fn find_seq<D: Device>(w: &mut Window<'_, D>) -> Option<u64> {
 }
 
 async fn header_at<D: Device>(w: &mut Window<'_, D>, at: usize) -> Option<AppendHeader> {
-    let bytes = w.get(at, HEADER).await?;
+    let bytes = w.peek(at, HEADER).await?;
     if bytes[..4] != APPEND_MAGIC {
         return None;
     }
-    let h = AppendHeader::decode(&bytes).ok()?;
+    let h = AppendHeader::decode(bytes).ok()?;
     let ours = h.device == w.geometry.device.0
         && h.segment.get() == w.segment
         && h.offset.get() as usize == at

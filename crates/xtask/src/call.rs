@@ -36,6 +36,13 @@ impl Call {
         self
     }
 
+    /// As it is, but behind everything else that wants a processor.
+    #[must_use]
+    pub fn gently(&self) -> Self {
+        let words = ["nice", "-n", "19"].into_iter().map(str::to_owned);
+        Self { words: words.chain(self.words.iter().cloned()).collect(), ..self.clone() }
+    }
+
     /// In the folder where the user is, not at the top of the tree.
     #[must_use]
     pub fn here(mut self) -> Self {

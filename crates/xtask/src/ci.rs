@@ -1,8 +1,11 @@
 //! `cargo xtask ci`: everything that must hold before a change is taken. `.ci/run` calls it on a fresh machine.
 //!
+//! Tests wait for disks, clocks and each other; the lints, which wait for nobody, run beside them once they are built.
+//!
 //! Invariant: it ends well only if every step that was asked for was done and ended well. The first step that fails ends
 //! it; only the licences may be left out, where the program for them lacks, and that is said.
 
+use crate::beside::Beside;
 use crate::call::Call;
 use crate::count::Counts;
 use crate::options::Options;
@@ -15,6 +18,10 @@ use std::time::{Duration, Instant};
 const TESTS_MAX: Duration = Duration::from_secs(3600);
 /// Where the lines of the tests are kept, from the top of the tree.
 const LOG: &str = "target/ci-tests.log";
+/// Where the lines of lints that run beside tests are kept.
+const LINTS_LOG: &str = "target/ci-lints.log";
+/// How a line begins that says that everything is built, and tests start.
+const BUILT: &str = "     Running ";
 
 /// A part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,11 +94,14 @@ fn all(steps: &[Step]) -> Done {
     let begun = Instant::now();
     let mut times = Vec::new();
     let mut last = String::new();
-    for step in steps {
+    let together = steps.contains(&Step::Lints) && steps.contains(&Step::Tests);
+    let mut lints = together.then(|| Beside::new(Step::Lints.call(), LINTS_LOG));
+    for step in &in_order(steps) {
         println!("\n== {} ({} s)", step.name(), begun.elapsed().as_secs());
         let step_begun = Instant::now();
         let done = match step {
-            Step::Tests => tests(&mut last),
+            Step::Tests => tests(&mut last, lints.as_mut()),
+            Step::Lints => lints.as_mut().map_or_else(|| step.call().run(), Beside::end),
             Step::Licences if !has_deny() => {
                 println!(
                     "left out: cargo-deny is not installed, and building it takes longer than everything else here"
@@ -102,6 +112,11 @@ fn all(steps: &[Step]) -> Done {
         };
         times.push(format!("{:>8} {:>6.1} s", step.name(), step_begun.elapsed().as_secs_f64()));
         if let Err(bad) = done {
+            if let Some(lints) = lints.as_mut().filter(|l| *step == Step::Tests && l.is_begun())
+                && lints.end().is_err()
+            {
+                println!("lints failed, too");
+            }
             println!("\n{}", times.join("\n"));
             println!("{} failed; cargo xtask ci --step {} repeats it\n{last}", step.name(), step.name());
             return Err(bad);
@@ -114,13 +129,26 @@ fn all(steps: &[Step]) -> Done {
     Ok(())
 }
 
+/// The steps in the order in which they end: lints that run beside tests are looked at after these.
+fn in_order(steps: &[Step]) -> Vec<Step> {
+    let mut steps = steps.to_vec();
+    if steps.contains(&Step::Tests) {
+        steps.sort_by_key(|s| match s {
+            Step::Format | Step::Licences => 0,
+            Step::Tests => 1,
+            Step::Lints => 2,
+        });
+    }
+    steps
+}
+
 fn has_deny() -> bool {
     let mut version = Call::new("cargo deny --version").command();
     version.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|s| s.success())
 }
 
-/// Runs the tests; `last` is what is to be said at the very end.
-fn tests(last: &mut String) -> Done {
+/// Runs the tests, and lints beside them; `last` is what is to be said at the very end.
+fn tests(last: &mut String, mut lints: Option<&mut Beside>) -> Done {
     let call = Step::Tests.call();
     let path = root().join(LOG);
     let log = path.parent().map_or(Ok(()), std::fs::create_dir_all).and_then(|()| std::fs::File::create(&path));
@@ -129,7 +157,12 @@ fn tests(last: &mut String) -> Done {
         Bad::Failed
     })?;
     let mut counts = Counts::default();
-    let done = watched(&call, Some(TESTS_MAX), Some(log), |line| counts.line(line));
+    let done = watched(&call, Some(TESTS_MAX), Some(log), |line| {
+        counts.line(line);
+        if let Some(lints) = lints.as_mut().filter(|_| line.starts_with(BUILT)) {
+            lints.begin();
+        }
+    });
     let verdict = counts.verdict(done.is_ok());
     *last = [counts.notes().join("\n"), verdict.line].join("\n").trim_start().to_owned();
     if verdict.is_good {

@@ -30,7 +30,8 @@ pub const COMMANDS: [Command; 10] = [
         about: "all that must hold before a change is taken",
         time: "tens of minutes; --step format 2 s",
         more: "\
-Steps: format, lints, licences, tests. The first one that fails ends it. It says how long each step took; the last
+Steps: format, lints, licences, tests. The first one that fails ends it. Lints run beside the tests, with what these
+leave of the processors, once all is built; `--step lints` runs them alone. It says how long each step took; the last
 line counts tests: N passed, N failed, N skipped. The tests are `cargo test --workspace`; their lines are kept in
 target/ci-tests.log. `.ci/run` installs what the tests call, on Debian and as root, and then runs this.
 

@@ -4,6 +4,7 @@
 //! understood; nothing but the standard library is needed, so that it is built in a few seconds.
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "it starts programs and takes the time")]
 
+pub mod beside;
 pub mod call;
 pub mod ci;
 pub mod commands;

@@ -228,7 +228,7 @@ async fn storm(seed: u64, mutant: Option<CleanMutant>) -> freebs_lsvd::Counters 
 #[test]
 fn nobody_notices_that_segments_are_cleaned() {
     let (mut sum, mut n) = ((0, 0, 0), 0);
-    for seed in freebs_testing::seeds(24, 1000) {
+    for seed in freebs_testing::seeds(18, 1000) {
         println!("{} if it fails", freebs_testing::again(seed));
         n += 1;
         local(async {

@@ -304,7 +304,7 @@ fn stories_read_as_the_naive_history_2() {
 
 /// One of two halves of the stories.
 fn stories(half: u64) {
-    let seeds = freebs_testing::seeds(100, 10_000);
+    let seeds = freebs_testing::seeds(76, 10_000);
     let (mut cleaned, mut begun, mut n) = (0, 0, 0);
     for seed in seeds.filter(|s| s % 2 == half) {
         n += 1;

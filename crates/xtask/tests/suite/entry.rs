@@ -19,12 +19,13 @@ fn exit_statuses_are_stable() {
     assert_eq!(xtask(&["ci", "--step", "tea"]).0, Some(2));
 }
 
-/// A tree with nothing in it, and a `cargo` that does what its variables say: `BAD` names the command that fails, `LINES`
+/// A tree with nothing in it but a place for logs, and a `cargo` that does what its variables say: `BAD` names the command that fails, `LINES`
 /// is what its tests print, `STATUS` how they end.
 fn ci(name: &str, bad: &str, lines: &str, status: &str, words: &[&str]) -> (Option<i32>, String) {
     const SCRIPT: &str = r#"#!/bin/sh
 [ "$1 $2" = "deny --version" ] && exit 0
 [ "$1" = "$BAD" ] && { echo "broken"; exit 101; }
+[ "$1" = clippy ] && echo "linted"
 [ "$1" = test ] && { printf '%s\n' "$LINES"; exit "$STATUS"; }
 exit 0
 "#;
@@ -32,6 +33,7 @@ exit 0
     let (here, bin) = (top.join("crates/xtask"), top.join("bin"));
     std::fs::create_dir_all(&here).unwrap();
     std::fs::create_dir_all(&bin).unwrap();
+    std::fs::create_dir_all(top.join("target")).unwrap();
     std::fs::write(bin.join("cargo"), SCRIPT).unwrap();
     std::fs::set_permissions(bin.join("cargo"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
@@ -58,6 +60,24 @@ fn ci_ends_well_only_if_every_step_does() {
         let others: Vec<&str> = others.flat_map(|s| ["--step", s]).collect();
         assert_eq!(ci(bad, bad, GOOD, "0", &others).0, Some(0));
     }
+}
+
+/// Lints that are begun by the first test are looked at after the last one, and those that no test began are run then.
+#[test]
+fn lints_run_beside_tests() {
+    let lines = format!("     Running tests/a.rs (target/a)\n{GOOD}");
+    let (code, text) = ci("beside", "", &lines, "0", &[]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(!text.contains("linted"), "what went well is not shown: {text}");
+    assert!(text.find("== tests").unwrap() < text.find("== lints").unwrap(), "{text}");
+    let (code, text) = ci("beside-bad", "clippy", &lines, "0", &[]);
+    assert_eq!((code, text.lines().last()), (Some(1), Some("4 passed, 0 failed, 2 skipped")), "{text}");
+    assert!(text.contains("broken") && text.contains("lints failed; cargo xtask ci --step lints repeats it"), "{text}");
+    let (code, text) = ci("beside-tests-fail", "clippy", &lines, "101", &[]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("lints failed, too") && text.contains("tests failed; cargo xtask ci"), "{text}");
+    let (code, text) = ci("not-beside", "", GOOD, "0", &[]);
+    assert_eq!((code, text.contains("linted")), (Some(0), true), "{text}");
 }
 
 #[test]

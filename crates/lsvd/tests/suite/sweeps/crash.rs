@@ -160,7 +160,7 @@ pub async fn sweep(seed: u64, lie: Option<Lie>, tally: &mut Tally) -> Verdict {
 
 fn part(n: u64) {
     let mut tally = Tally::default();
-    for seed in seeds(200, n, 2) {
+    for seed in seeds(156, 200, n, 2) {
         local(async {
             if let Err(e) = sweep(seed, None, &mut tally).await {
                 panic!("{e}; again with {}", freebs_testing::again(seed));
@@ -183,7 +183,7 @@ fn part(n: u64) {
         t.checkpoints,
         t.begun
     );
-    if t.workloads == 100 {
+    if t.workloads >= 78 {
         assert!(t.recoveries >= 50_000, "{} recoveries", t.recoveries);
         assert!(t.torn > 1000 && t.went_on > 1000 && t.freed > 100, "the workloads must be worth something");
         assert!(t.moved > 10_000, "{} blocks were moved", t.moved);

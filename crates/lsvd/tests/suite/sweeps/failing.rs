@@ -263,7 +263,7 @@ async fn sweep(seed: u64, tally: &mut Tally) -> Verdict {
 
 fn part(n: u64) {
     let mut tally = Tally::default();
-    for seed in seeds(300, n, 2) {
+    for seed in seeds(228, 300, n, 2) {
         local(async {
             if let Err(e) = sweep(seed, &mut tally).await {
                 panic!("{e}; again with {}", freebs_testing::again(seed));
@@ -276,7 +276,7 @@ fn part(n: u64) {
          open, {} said damage), {} answers, {} blocks moved",
         t.workloads, t.runs, t.hits, t.poisoned, t.refused, t.damaged, t.answers, t.moved
     );
-    if t.workloads == 150 {
+    if t.workloads >= 114 {
         assert!(t.hits * 10 > t.runs * 8, "nearly every planned failure comes true");
         assert!(t.poisoned > 500 && t.refused > 100 && t.damaged > 50, "failures hit all kinds of places");
         assert!(t.moved > 1000, "{} blocks were moved", t.moved);

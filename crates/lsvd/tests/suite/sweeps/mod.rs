@@ -16,7 +16,8 @@ use freebs_testing::full;
 /// and a kill finds something under way.
 const TURNS: u64 = 400;
 
-/// The seeds of part `part` of `parts` of a sweep over `n` workloads, or the one that was asked for.
-fn seeds(n: u64, part: u64, parts: u64) -> Vec<u64> {
-    freebs_testing::seeds(n, n).filter(|s| s % parts == part).collect()
+/// The seeds of part `part` of `parts` of a sweep over `n` workloads, `long` in its long form, or the one that was asked
+/// for.
+fn seeds(n: u64, long: u64, part: u64, parts: u64) -> Vec<u64> {
+    freebs_testing::seeds(n, long).filter(|s| s % parts == part).collect()
 }
