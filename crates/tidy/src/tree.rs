@@ -36,7 +36,7 @@ impl Tree {
         tree
     }
 
-    /// The tree below `root`: the files in it, and those of [`FOLDERS`].
+    /// The tree below `root`: the files in it, and those of its known folders.
     ///
     /// # Errors
     /// If a folder or a text can't be read; a text that is not UTF-8 is an error, too.
