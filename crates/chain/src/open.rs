@@ -503,6 +503,7 @@ impl Replica {
             Ok(()) => {
                 if let Some(info) = self.info.as_mut() {
                     info.active = info.active.max(view);
+                    info.known = info.known.max(view);
                 }
                 self.set_phase(ctx.now, Phase::Active);
                 ctx.out.note(format!("shard {}: view {view} is active", self.id));

@@ -47,8 +47,13 @@ pub const DRIVER: [Driver; 10] = [
 ];
 
 /// Mutants of the control plane.
-pub const CONTROL: [Control; 4] =
-    [Control::ActivatesAnyView, Control::OldImagesRegister, Control::OldestViewRebuilt, Control::PromisesForgotten];
+pub const CONTROL: [Control; 5] = [
+    Control::ActivatesAnyView,
+    Control::OldImagesRegister,
+    Control::OldestViewRebuilt,
+    Control::RebuiltIsActive,
+    Control::PromisesForgotten,
+];
 
 /// All mutants with their names.
 #[must_use]

@@ -69,6 +69,7 @@ impl Node {
             shard: SHARD,
             members: members.map(NodeId).to_vec(),
             active: ViewNumber(active),
+            known: ViewNumber(active),
             blocks: 1024,
             highest: ViewNumber(active),
             generation: Generation(0),
