@@ -47,7 +47,7 @@ pub(crate) struct Links {
     pub cluster: ClusterId,
     pub start: StartNumber,
     next: Cell<u64>,
-    /// Who was asked, by the number of the request.
+    /// The seats that were asked, by the number of the request.
     waiting: RefCell<BTreeMap<u64, (Seat, oneshot::Sender<Message>)>>,
 }
 

@@ -465,7 +465,7 @@ impl Peer {
         Some(Message::PieceReply { have: total, vote: Some(done.vote) })
     }
 
-    /// Whether a snapshot can be installed here.
+    /// An error if a snapshot can't be installed here.
     async fn is_sound(&self, meta: &SnapshotMeta, bytes: &[u8]) -> Result<()> {
         sound::is_of_its_place(bytes, meta, self.0.links.cluster)?;
         let last = meta.last_log_id.ok_or_else(|| Error::corrupt("a snapshot of nothing"))?;

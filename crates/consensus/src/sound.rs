@@ -1,4 +1,4 @@
-//! What a message has to be before the library hears of it.
+//! The rules for a message before the library hears of it.
 //!
 //! The library takes it that its peers are of its own kind. Where they are not, it asserts (in a release that ends the
 //! node, since a panic aborts), stops for good, or keeps what can't be read again:
@@ -99,7 +99,7 @@ pub(crate) fn entries(r: &AppendEntriesRequest<Types>) -> Result<()> {
     Ok(())
 }
 
-/// What a snapshot is of.
+/// The entry and the members that a snapshot names.
 pub(crate) fn snapshot(vote: &Vote, meta: &SnapshotMeta) -> Result<()> {
     is_led(vote)?;
     let Some(last) = meta.last_log_id else { return refused("a snapshot of nothing") };
@@ -123,7 +123,7 @@ fn votes(m: &Message) -> Option<(Vote, bool)> {
     }
 }
 
-/// Whether a message of `from` can be right for the seat that has these contents.
+/// An error if a message of `from` can't be right for the seat that has these contents.
 pub(crate) fn from(from: Seat, m: &Message, me: Seat, here: &Contents) -> Result<()> {
     if let Some((vote, is_own)) = votes(m) {
         let (seat, term) = (vote.leader_id.voted_for, vote.leader_id.term);
@@ -145,7 +145,7 @@ pub(crate) fn from(from: Seat, m: &Message, me: Seat, here: &Contents) -> Result
     ids.filter(|id| here.committed.is_some_and(|c| id.index() <= c.index())).try_for_each(|id| agrees(&id, here))
 }
 
-/// Whether an entry is the one that is committed here.
+/// An error if an entry is not the one that is committed here.
 fn agrees(id: &LogId, here: &Contents) -> Result<()> {
     let bound = [here.purged, here.committed].into_iter().flatten().filter(|b| b.index() >= id.index()).min();
     let same = match here.entries.get(&id.index()) {
@@ -155,7 +155,7 @@ fn agrees(id: &LogId, here: &Contents) -> Result<()> {
     if same { Ok(()) } else { refused(format!("another entry than the one that is committed at {}", id.index())) }
 }
 
-/// What is committed, if this seat has it once it has taken the entries; else it is not told.
+/// The committed entry, if this seat has it once it has taken the entries; else it is not told.
 pub(crate) fn known_committed(r: &AppendEntriesRequest<Types>, here: &Contents) -> Option<LogId> {
     let committed = r.leader_commit?;
     let at = |e: &Entry| (e.log_id.index() == committed.index()).then_some(e.log_id);
@@ -172,7 +172,7 @@ pub(crate) fn known_committed(r: &AppendEntriesRequest<Types>, here: &Contents) 
     }
 }
 
-/// Whether a snapshot can take the place of what is committed here.
+/// An error if a snapshot can't take the place of what is committed here.
 pub(crate) fn replaces(last: &LogId, committed: Option<&LogId>) -> Result<()> {
     match committed {
         Some(c) if last > c && last.index() <= c.index() => {
@@ -182,7 +182,7 @@ pub(crate) fn replaces(last: &LogId, committed: Option<&LogId>) -> Result<()> {
     }
 }
 
-/// Whether the bytes of a snapshot can be read, and are what they came as.
+/// An error if the bytes of a snapshot can't be read, or are not what they came as.
 pub(crate) fn is_of_its_place(bytes: &[u8], meta: &SnapshotMeta, cluster: ClusterId) -> Result<()> {
     let machine = Machine::decode(bytes, cluster)?;
     if machine.applied != meta.last_log_id || machine.membership != meta.last_membership {

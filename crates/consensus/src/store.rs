@@ -137,7 +137,7 @@ fn entry_record(out: &mut Vec<u8>, entry: &Entry) -> Result<()> {
     Ok(())
 }
 
-/// What is written must be read again at the next start, or the seat is lost.
+/// A record must be read again at the next start, or the seat is lost.
 fn unreadable(what: &str) -> Error {
     Error::bug(format!(
         "{what} that could not be read again is not kept: its numbers or its size are above the maximum"

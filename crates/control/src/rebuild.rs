@@ -356,7 +356,7 @@ impl<'a> Views<'a> {
         (on, may)
     }
 
-    /// Whether something of it is known to be committed: only of a view that was active anybody says so.
+    /// True if something of it is known to be committed: only of a view that was active anybody says so.
     fn is_committed(&self, view: &ViewSurvey, of: &OfShard<'_>) -> bool {
         of.values().any(|s| self.are_in(s, view.view) && s.committed >= view.sequence)
     }
@@ -386,7 +386,7 @@ impl<'a> Views<'a> {
     }
 }
 
-/// Who may have something of the shard, and is no member of the view: of one that has left it there is a promise only,
+/// Nodes that may have something of the shard, and are no members of the view: of one that has left it there is a promise only,
 /// and one that was not looked at may have what the view before had.
 fn keepers(view: &ViewSurvey, members: &[NodeId], of: &OfShard<'_>, seen: &Seen<'_>, views: &Views<'_>) -> Vec<NodeId> {
     let others = of.iter().filter(|(_, s)| s.last.0 > 0).map(|(n, _)| *n);

@@ -127,7 +127,7 @@ fn compare(c: &Cluster, done: &Rebuilt) {
             c.world.violation(format!("a volume came back as another one (V9): {new:?}, it was {old:?}"));
         }
         for (was, is) in old.shards.iter().zip(&new.shards) {
-            // What an earlier rebuild went on from without being sure may be gone back behind.
+            // A view that an earlier rebuild went on from without being sure may be gone back behind.
             let active = c.control.activated(old.shard_id(is.index)).max(was.known());
             if is.active < active {
                 let text = format!("shard {}.{}: view {active} was active", old.id, is.index);

@@ -1,5 +1,5 @@
-//! What others send, or a store is asked to keep, that no seat of ours would: it is refused, the seat goes on, and its
-//! store can be opened again.
+//! Messages that no seat of ours sends, and records that none keeps: they are refused, the seat goes on, and its store
+//! can be opened again.
 //!
 //! The story: a vote of the highest term that can be read was kept, and the next election's could not be read at the
 //! next start: all seats were lost. Entries behind a gap were waited for, for ever, while the seat said that all was
@@ -96,7 +96,7 @@ fn a_store_does_not_wait_for_what_never_comes() {
     });
 }
 
-/// What could not be read again is not written.
+/// A record that could not be read again is not written.
 #[test]
 fn a_store_keeps_nothing_that_can_not_be_read() {
     let many = (0..=limits::SEATS_MAX as u64).map(|n| Seat { node: NodeId(n + 1), store: n });
@@ -130,7 +130,7 @@ fn refused(m: &Message) -> Option<String> {
     Message::decode(&m.encode(envelope).unwrap()).err().map(|e| e.to_string())
 }
 
-/// What no state of the receiver makes right is refused when it is decoded.
+/// A message that no state of the receiver makes right is refused when it is decoded.
 #[test]
 fn impossible_messages_are_not_decoded() {
     let (led, asked) = (Vote::new_committed(3, OTHER), Vote::new(3, OTHER));
@@ -229,7 +229,7 @@ impl Scene {
         self.peer.machine(|m| m.applied)
     }
 
-    /// What it answers.
+    /// Its answers.
     async fn hears(&self, m: Message) -> Vec<Message> {
         let envelope = Envelope { cluster: CLUSTER, from: OTHER, to: self.peer.seat(), start: StartNumber(1), id: 1 };
         self.said.borrow_mut().clear();
@@ -252,7 +252,7 @@ impl Scene {
     }
 }
 
-/// What is wrong only for this receiver, or from this sender.
+/// Messages that are wrong only for this receiver, or from this sender.
 fn wrong_here(me: Seat) -> Vec<(&'static str, Message)> {
     let led = Vote::new_committed(3, OTHER);
     let at = |term, index| Some(log_id(term, index));

@@ -45,10 +45,10 @@ struct Log {
 struct Opening {
     view: u64,
     head: u64,
-    /// Who seals the view before (V2), and how many of them it takes.
+    /// The members that seal the view before (V2), and how many of them it takes.
     sealers: Vec<u64>,
     needed: usize,
-    /// Who has promised it to this head.
+    /// Those of them that have promised it to this head.
     answers: BTreeSet<u64>,
     /// The frame is in the head's log.
     framed: bool,
@@ -185,7 +185,7 @@ impl World {
         let log = self.logs.get_mut(&n).expect("a node");
         assert!(log.promised <= o.view);
         log.promised = o.view;
-        // Whose view is sealed learns that it was active, and so that its frame is committed.
+        // A member whose view is sealed learns that it was active, and so that its frame is committed.
         if log.views.last() == Some(&active) {
             log.committed = active;
         }
@@ -258,7 +258,7 @@ impl World {
         self.activate();
     }
 
-    /// What a node's log says.
+    /// The survey of a node's log.
     fn survey(&self, n: u64) -> NodeSurvey {
         let log = &self.logs[&n];
         let views: Vec<ViewSurvey> = log.views.iter().map(|v| self.views[v].clone()).collect();
@@ -312,7 +312,7 @@ impl World {
         Some(next)
     }
 
-    /// What the rebuilt state has to be.
+    /// The rules for a rebuilt state.
     fn compare(&self, next: &Self, without: Option<u64>) {
         let (was, is) = (self.shard(), next.shard());
         let text = || format!("without {without:?}: {is:?}\nwas {was:?}\n{self:?}");
