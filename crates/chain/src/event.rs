@@ -92,6 +92,8 @@ pub struct ShardInfo {
     pub members: Vec<NodeId>,
     /// The active view, 0 before the first.
     pub active: ViewNumber,
+    /// The newest view that is known to have been active. A rebuild may have gone on from one that never was (V9).
+    pub known: ViewNumber,
     /// Blocks that the shard may address.
     pub blocks: u64,
     /// Highest view number that was given out.

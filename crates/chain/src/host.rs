@@ -389,9 +389,10 @@ impl Host {
         let leads = info.members.first() == Some(&self.config.me.node);
         self.ensure(shard);
         self.with(shard, |r, ctx| {
-            // What was seen once does not go back.
-            let active = info.active.max(r.info.as_ref().map(|i| i.active).unwrap_or_default());
-            r.info = Some(ShardInfo { active, ..info });
+            // A view that was known once to have been active does not go back.
+            let known = r.info.as_ref().map(|i| i.known).unwrap_or_default();
+            r.info = Some(ShardInfo { active: info.active.max(known), known: info.known.max(known), ..info });
+            r.note_active(ctx);
             if leads {
                 r.become_head(ctx);
             } else {

@@ -157,6 +157,15 @@ impl Replica {
         }
     }
 
+    /// A quorum holds the frame of a view that became active (V6), whether this member was told by its head or not. What a
+    /// rebuild goes on from is not known to have been: another one may go back behind it (V9).
+    pub fn note_active(&mut self, ctx: &mut Ctx<'_>) {
+        let known = self.info.as_ref().map_or(ViewNumber(0), |i| i.known);
+        if let Some(frame) = self.view.as_ref().filter(|v| v.number == known).map(|v| v.sequence) {
+            self.note_committed(ctx, frame);
+        }
+    }
+
     /// Somebody opens view `view` and asks for a promise (V2).
     pub fn on_seal(
         &mut self,
@@ -170,10 +179,7 @@ impl Replica {
         if self.stopped.is_some() || view.0 > given_out.0.saturating_add(VIEWS_AHEAD) {
             return;
         }
-        if let Some(frame) = self.view.as_ref().filter(|v| v.number == pred).map(|v| v.sequence) {
-            // It became active, so a quorum holds its frame (V6), whether this member had heard of that or not.
-            self.note_committed(ctx, frame);
-        }
+        self.note_active(ctx);
         let is_old = view < self.promise() || view < self.view_number();
         let is_repeat = view == self.promised && self.promising.is_none();
         if is_old || is_repeat {

@@ -237,7 +237,7 @@ impl Replica {
         let Some(h) = self.head.as_mut() else { return };
         h.seed = seed;
         h.gathered.clear();
-        // What came before the promise is ordered before it, and nothing behind it.
+        // Requests that came before the promise are ordered before it, and nothing behind it.
         self.pack(ctx);
         self.asking = None;
         self.set_phase(ctx.now, Phase::Sealing { opened, answers: BTreeMap::new(), asked: Nanos(0) });
@@ -503,6 +503,7 @@ impl Replica {
             Ok(()) => {
                 if let Some(info) = self.info.as_mut() {
                     info.active = info.active.max(view);
+                    info.known = info.known.max(view);
                 }
                 self.set_phase(ctx.now, Phase::Active);
                 ctx.out.note(format!("shard {}: view {view} is active", self.id));

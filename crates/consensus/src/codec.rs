@@ -92,8 +92,8 @@ pub(crate) fn get_membership(f: &mut Fields<'_>) -> Result<Membership> {
     }
     let configs: Vec<_> = (0..configs).map(|_| get_seats(f, limits::VOTERS_MAX)).collect::<Result<_>>()?;
     let all = get_seats(f, limits::SEATS_MAX)?;
-    if configs.is_empty() && all.is_empty() {
-        return Ok(Membership::default());
+    if configs.is_empty() {
+        return if all.is_empty() { Ok(Membership::default()) } else { Err(damaged()) };
     }
     let nodes: std::collections::BTreeMap<Seat, ()> = all.into_iter().map(|s| (s, ())).collect();
     Membership::new(configs, nodes).map_err(|_| damaged())
@@ -105,7 +105,12 @@ pub(crate) fn put_stored_membership(out: &mut Vec<u8>, m: &StoredMembership) {
 }
 
 pub(crate) fn get_stored_membership(f: &mut Fields<'_>) -> Result<StoredMembership> {
-    Ok(StoredMembership::new(get_optional_log_id(f)?, get_membership(f)?))
+    let (at, members) = (get_optional_log_id(f)?, get_membership(f)?);
+    // Nobody votes only before the first entry.
+    if at.is_some() && members.get_joint_config().is_empty() {
+        return Err(damaged());
+    }
+    Ok(StoredMembership::new(at, members))
 }
 
 pub(crate) fn put_proposal(out: &mut Vec<u8>, p: &Proposal) -> Result<()> {
@@ -166,6 +171,9 @@ pub fn get_entry(bytes: &[u8]) -> Result<Entry> {
         2 => EntryPayload::Membership(get_membership(f)?),
         _ => return Err(damaged()),
     };
+    if matches!(&payload, EntryPayload::Membership(m) if m.get_joint_config().is_empty()) {
+        return Err(damaged());
+    }
     f.end()?;
     Ok(Entry { log_id, payload })
 }

@@ -28,6 +28,7 @@ pub mod pages;
 pub mod peer;
 pub mod runtime;
 mod scan;
+mod sound;
 pub mod store;
 pub mod superblock;
 pub mod timing;

@@ -1,11 +1,18 @@
 //! Named maxima of consensus: of what it keeps, and of what it sends.
 
-use freebs_control::limits::{COMMAND_BYTES_MAX, STATE_BYTES_MAX};
+use freebs_control::limits::{COMMAND_BYTES_MAX, NUMBER_MAX, STATE_BYTES_MAX};
 
 /// Voters at the very most: 5, and 5 more while they are replaced.
 pub const VOTERS_MAX: usize = 10;
 /// Voters and learners together: each node, twice while stores are replaced.
 pub const SEATS_MAX: usize = 2 * freebs_types::limits::NODES_MAX;
+/// Highest term that others may name. The store reads terms up to `NUMBER_MAX`, so elections from here on can be kept.
+pub const TERM_MAX: u64 = NUMBER_MAX / 2;
+/// A vote may name a term that is so far above the one that is known here: an election each 100 ms for 13 years. One
+/// message must not use up the terms that there are.
+pub const TERMS_AHEAD_MAX: u64 = 1 << 32;
+/// Highest index of a log that others may name; the store reads more, so the entries behind it can be kept.
+pub const LOG_INDEX_MAX: u64 = NUMBER_MAX / 2;
 /// Sessions that are remembered; the one longest unused is forgotten first.
 pub const SESSIONS_MAX: usize = 1024;
 /// Commands of one session that may be unanswered at a time.
@@ -31,3 +38,4 @@ pub const LOG_ROOM_BYTES: u64 = 8 << 20;
 pub const STORE_BYTES_MAX: u64 = 4 * (SNAPSHOT_BYTES_MAX as u64 + (128 << 20));
 
 const _: () = assert!(COMMAND_BYTES_MAX < ENTRY_BYTES_MAX);
+const _: () = assert!(TERM_MAX + TERMS_AHEAD_MAX < NUMBER_MAX && LOG_INDEX_MAX < NUMBER_MAX);

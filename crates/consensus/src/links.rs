@@ -47,7 +47,8 @@ pub(crate) struct Links {
     pub cluster: ClusterId,
     pub start: StartNumber,
     next: Cell<u64>,
-    waiting: RefCell<BTreeMap<u64, oneshot::Sender<Message>>>,
+    /// The seats that were asked, by the number of the request.
+    waiting: RefCell<BTreeMap<u64, (Seat, oneshot::Sender<Message>)>>,
 }
 
 /// Takes the request out of those that wait, also when who asked has gone.
@@ -92,7 +93,7 @@ impl Links {
         let id = self.next.get();
         self.next.set(id.wrapping_add(1));
         let (tx, mut rx) = oneshot::channel();
-        self.waiting.borrow_mut().insert(id, tx);
+        self.waiting.borrow_mut().insert(id, (to, tx));
         let _waits = Waits(self, id);
         let no_answer = || Error::retry(format!("{to} did not answer"));
         let asked = async {
@@ -106,9 +107,13 @@ impl Links {
         tokio::time::timeout(within, asked).await.unwrap_or_else(|_| Err(no_answer()))
     }
 
-    /// Gives an answer to who waits for it.
-    pub fn answer(&self, id: u64, message: Message) {
-        if let Some(tx) = self.waiting.borrow_mut().remove(&id) {
+    /// Gives an answer to who waits for it, if it is from who was asked.
+    pub fn answer(&self, from: Seat, id: u64, message: Message) {
+        let mut waiting = self.waiting.borrow_mut();
+        let is_asked = |to: &Seat| to.node == from.node && (to.store == from.store || to.store == 0);
+        if waiting.get(&id).is_some_and(|(to, _)| is_asked(to))
+            && let Some((_, tx)) = waiting.remove(&id)
+        {
             // Who asked may have gone a moment ago.
             let _ = tx.send(message);
         }
@@ -141,6 +146,10 @@ fn unreachable(e: &Error) -> Unreachable<Types> {
     Unreachable::new(e)
 }
 
+fn network(e: &Error) -> RPCError<Types> {
+    RPCError::Network(NetworkError::new(e))
+}
+
 fn strange() -> Error {
     Error::corrupt("an answer of another kind than was asked for")
 }
@@ -168,15 +177,19 @@ impl RaftNetworkV2<Types> for Client {
         option: RPCOption,
     ) -> Result<AppendEntriesResponse<Types>, RPCError<Types>> {
         let all = rpc.entries.len();
-        cut(&mut rpc.entries).map_err(|e| RPCError::Network(NetworkError::new(&e)))?;
+        cut(&mut rpc.entries).map_err(|e| network(&e))?;
         let last = rpc.entries.last().map(|e| e.log_id).filter(|_| rpc.entries.len() < all);
         let within = if rpc.entries.is_empty() { option.soft_ttl() } else { self.answer };
+        let follows_none = rpc.prev_log_id.is_none();
         match self.links.call(self.to, &Message::Append(rpc), within).await {
             Ok(Message::AppendReply(AppendEntriesResponse::Success)) if last.is_some() => {
                 Ok(AppendEntriesResponse::PartialSuccess(last))
             }
+            // A seat takes all or nothing, and nothing before the first entry can be another one.
+            Ok(Message::AppendReply(AppendEntriesResponse::PartialSuccess(_))) => Err(network(&strange())),
+            Ok(Message::AppendReply(AppendEntriesResponse::Conflict)) if follows_none => Err(network(&strange())),
             Ok(Message::AppendReply(r)) => Ok(r),
-            Ok(_) => Err(RPCError::Network(NetworkError::new(&strange()))),
+            Ok(_) => Err(network(&strange())),
             Err(e) => Err(RPCError::Unreachable(unreachable(&e))),
         }
     }
@@ -220,7 +233,7 @@ impl Client {
     ) -> Result<VoteResponse<Types>, RPCError<Types>> {
         match self.links.call(self.to, &request, option.soft_ttl()).await {
             Ok(Message::VoteReply(r)) => Ok(r),
-            Ok(_) => Err(RPCError::Network(NetworkError::new(&strange()))),
+            Ok(_) => Err(network(&strange())),
             Err(e) => Err(RPCError::Unreachable(unreachable(&e))),
         }
     }
@@ -280,12 +293,34 @@ mod tests {
         assert_eq!(e.kind, freebs_types::ErrorKind::Retry);
         // The next start, in which a request is under way when the late answer comes.
         let links = links(2, 1 << 50);
-        let (asked, late) = (links.call(OTHER, &Message::Join, within), async { links.answer(number(0), taken()) });
+        let (asked, late) =
+            (links.call(OTHER, &Message::Join, within), async { links.answer(OTHER, number(0), taken()) });
         assert!(tokio::join!(asked, late).0.is_err(), "nobody answered this one");
-        let (asked, answer) = (links.call(OTHER, &Message::Join, within), async { links.answer(number(2), taken()) });
+        let (asked, answer) =
+            (links.call(OTHER, &Message::Join, within), async { links.answer(OTHER, number(2), taken()) });
         assert!(matches!(tokio::join!(asked, answer).0, Ok(Message::AppendReply(AppendEntriesResponse::Success))));
-        links.answer(number(2), taken());
+        links.answer(OTHER, number(2), taken());
         assert_eq!(BTreeMap::from([0, 1, 2].map(|i| (number(i), i))).len(), 3, "all have numbers of their own");
+    }
+
+    /// The library unwraps what was before the entries when it hears of a conflict, and believes what was taken in part.
+    #[tokio::test(start_paused = true)]
+    async fn impossible_answers_to_entries_are_errors() {
+        for reply in [AppendEntriesResponse::Conflict, AppendEntriesResponse::PartialSuccess(None)] {
+            let links = Rc::new(Links::new(Rc::new(Caught::default()), ME, ClusterId([1; 16]), StartNumber(1), 7));
+            let mut client = Client { links: links.clone(), to: OTHER, answer: Duration::from_secs(1) };
+            let vote = Vote::new_committed(1, ME);
+            let rpc = AppendEntriesRequest { vote, prev_log_id: None, entries: vec![], leader_commit: None };
+            let asked = client.append_entries(rpc, RPCOption::new(Duration::from_secs(1)));
+            let (asked, ()) = tokio::join!(asked, async { links.answer(OTHER, 7, Message::AppendReply(reply)) });
+            assert!(matches!(asked, Err(RPCError::Network(_))), "{asked:?}");
+        }
+        // Nor does a seat answer that was not asked.
+        let links = Links::new(Rc::new(Caught::default()), ME, ClusterId([1; 16]), StartNumber(1), 7);
+        let third = Seat { node: NodeId(3), ..OTHER };
+        let asked = links.call(OTHER, &Message::Join, Duration::from_secs(1));
+        let (asked, ()) = tokio::join!(asked, async { links.answer(third, 7, Message::Here) });
+        assert!(asked.is_err(), "{asked:?}");
     }
 
     #[tokio::test(start_paused = true)]
@@ -295,7 +330,7 @@ mod tests {
         let (within, again) = (Duration::from_millis(1000), Duration::from_millis(300));
         let answered = async {
             tokio::time::sleep(Duration::from_millis(700)).await;
-            links.answer(7, Message::Join);
+            links.answer(OTHER, 7, Message::Join);
         };
         let (asked, ()) = tokio::join!(links.call_again(OTHER, &Message::Join, within, again), answered);
         assert!(matches!(asked, Ok(Message::Join)));

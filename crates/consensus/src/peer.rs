@@ -15,6 +15,7 @@ use crate::log::{Applied, Log, Watcher};
 use crate::machine::{Answer, Machine, Proposal};
 use crate::mutant::Mutant;
 use crate::runtime::{Receiver, watched};
+use crate::sound;
 use crate::store::Store;
 use crate::timing::{self, Timing};
 use crate::types::{LogId, Randomness, Seat, Snapshot, SnapshotMeta, Vote};
@@ -78,6 +79,8 @@ struct Inner {
     contacts: RefCell<BTreeSet<NodeId>>,
     joining: RefCell<BTreeSet<Seat>>,
     arriving: RefCell<Option<Arriving>>,
+    /// The last message that was refused, for people: from whom, and why.
+    refused: RefCell<Option<(Seat, Error)>>,
     sending: RefCell<Sending>,
     window: Notify,
     opening: tokio::sync::Mutex<()>,
@@ -159,6 +162,7 @@ impl Peer {
             contacts: RefCell::new(contacts),
             joining: RefCell::default(),
             arriving: RefCell::default(),
+            refused: RefCell::default(),
             sending: RefCell::default(),
             window: Notify::new(),
             opening: tokio::sync::Mutex::default(),
@@ -234,7 +238,9 @@ impl Peer {
             let snapshot = c.snapshot.as_ref().map(|s| s.meta.last_log_id);
             format!("vote {:?}, entries {entries:?}, purged {:?}, snapshot {snapshot:?}", c.vote, c.purged)
         });
-        format!("{}: {store}; {:?} of {:?}, {}", self.seat(), m.state, m.current_leader, *m)
+        let refused = self.0.refused.borrow();
+        let refused = refused.as_ref().map(|(from, e)| format!("; refused from {from}: {e}")).unwrap_or_default();
+        format!("{}: {store}; {:?} of {:?}, {}{refused}", self.seat(), m.state, m.current_leader, *m)
     }
 
     /// Founds a cluster of one. Only ever called once for a cluster.
@@ -314,9 +320,13 @@ impl Peer {
                 self.tell_outdated(&envelope);
                 continue;
             }
+            if let Err(e) = self.0.store.read(|here| sound::from(envelope.from, &message, self.seat(), here)) {
+                *self.0.refused.borrow_mut() = Some((envelope.from, e));
+                continue;
+            }
             self.0.heard.borrow_mut().insert(envelope.from, self.0.tick.get());
             if message.is_reply() {
-                self.0.links.answer(envelope.id, message);
+                self.0.links.answer(envelope.from, envelope.id, message);
             } else if self.0.served.get() < SERVED_MAX && self.is_new(&envelope, &message) {
                 self.0.served.set(self.0.served.get() + 1);
                 drop(Randomness::spawn(self.clone().serve(envelope, message)));
@@ -391,7 +401,10 @@ impl Peer {
     async fn answer(&self, from: Seat, message: Message) -> Option<Message> {
         let raft = &self.0.raft;
         match message {
-            Message::Append(r) => raft.append_entries(r).await.ok().map(Message::AppendReply),
+            Message::Append(mut r) => {
+                r.leader_commit = self.0.store.read(|here| sound::known_committed(&r, here));
+                raft.append_entries(r).await.ok().map(Message::AppendReply)
+            }
             Message::Vote(r) => raft.vote(r).await.ok().map(Message::VoteReply),
             Message::PreVote(r) => raft.pre_vote(r).await.ok().map(Message::VoteReply),
             Message::Piece { vote, meta, offset, total, bytes } => {
@@ -443,9 +456,23 @@ impl Peer {
             }
             slot.take().expect("it is there").bytes
         };
+        if let Err(e) = self.is_sound(&meta, &whole).await {
+            *self.0.refused.borrow_mut() = Some((from, e));
+            return None;
+        }
         let snapshot = Snapshot { meta, snapshot: Rc::new(whole) };
         let done = self.0.raft.install_full_snapshot(vote, snapshot).await.ok()?;
         Some(Message::PieceReply { have: total, vote: Some(done.vote) })
+    }
+
+    /// An error if a snapshot can't be installed here.
+    async fn is_sound(&self, meta: &SnapshotMeta, bytes: &[u8]) -> Result<()> {
+        sound::is_of_its_place(bytes, meta, self.0.links.cluster)?;
+        let last = meta.last_log_id.ok_or_else(|| Error::corrupt("a snapshot of nothing"))?;
+        // As the library knows it: the store may hear of it later.
+        let committed = self.0.raft.with_raft_state(|s| s.local_committed().copied()).await;
+        let committed = committed.map_err(|e| Error::device_failed(format!("the library has stopped: {e}")))?;
+        sound::replaces(&last, committed.as_ref())
     }
 
     /// Puts a proposal into the log, if this seat leads.
@@ -640,7 +667,9 @@ impl Peer {
             return Some(ChangeMembers::ReplaceAllVoters(new.clone()));
         }
         let new = self.0.joining.borrow_mut().pop_first();
-        if let Some(new) = new.filter(|s| membership.get_node(s).is_none()) {
+        // More seats than an entry can name would be an entry that nobody can read.
+        let has_room = membership.nodes().count() < limits::SEATS_MAX;
+        if let Some(new) = new.filter(|s| has_room && membership.get_node(s).is_none()) {
             return Some(ChangeMembers::AddNodes([(new, ())].into()));
         }
         let voters: BTreeSet<Seat> = membership.voter_ids().collect();

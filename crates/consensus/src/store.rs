@@ -23,13 +23,14 @@ use crate::superblock::{SUPERBLOCK_BYTES, StoreSuperblock};
 use crate::types::{Entry, LogId, Membership, Seat, SnapshotMeta, StoredMembership, Vote, log_id};
 use freebs_control::State;
 use freebs_control::codec::Fields;
+use freebs_control::limits::NUMBER_MAX;
 use freebs_io::{AlignedBuf, AnyDevice, Device, Durability, Random};
 use freebs_types::{ClusterId, Error, NodeId, Result, StartNumber};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::Mutex;
 
 /// First page that an area may have; the superblocks lie before it.
 pub const FIRST_PAGE: u32 = 2 * UNIT_PAGES;
@@ -112,7 +113,6 @@ struct Inner {
     writer: Mutex<Writer>,
     contents: RefCell<Contents>,
     poison: RefCell<Option<Error>>,
-    snapshot_came: Notify,
 }
 
 /// A seat's store, on any device: consensus is compiled once, and a call of the control plane can pay for the table of
@@ -132,8 +132,16 @@ fn record(out: &mut Vec<u8>, kind: u16, body: impl FnOnce(&mut Vec<u8>)) {
 fn entry_record(out: &mut Vec<u8>, entry: &Entry) -> Result<()> {
     let mut bytes = Vec::new();
     put_entry(&mut bytes, entry)?;
+    get_entry(&bytes).map_err(|_| unreadable("an entry"))?;
     record(out, kind::ENTRY, |o| o.extend(bytes));
     Ok(())
+}
+
+/// A record must be read again at the next start, or the seat is lost.
+fn unreadable(what: &str) -> Error {
+    Error::bug(format!(
+        "{what} that could not be read again is not kept: its numbers or its size are above the maximum"
+    ))
 }
 
 impl Contents {
@@ -300,8 +308,8 @@ impl Store {
         let seat = Seat { node: options.node, store: superblock.store.get() };
         let writer = Mutex::new(Writer { superblock, next_page: 0, next_batch: 0, random, committed: None });
         let contents = RefCell::new(contents);
-        let (poison, snapshot_came) = (RefCell::default(), Notify::new());
-        let inner = Inner { device, options, seat, writer, contents, poison, snapshot_came };
+        let poison = RefCell::default();
+        let inner = Inner { device, options, seat, writer, contents, poison };
         let store = Self(Rc::new(inner));
         let records = store.0.contents.borrow().records()?;
         let mut writer = store.0.writer.lock().await;
@@ -346,19 +354,24 @@ impl Store {
     }
 
     /// Makes a change durable, then lets it be seen.
-    async fn change(
+    async fn change(&self, durability: Durability, records: Vec<u8>, apply: impl FnOnce(&mut Contents)) -> Result<()> {
+        let mut writer = self.0.writer.lock().await;
+        self.write(&mut writer, durability, records, apply).await
+    }
+
+    async fn write(
         &self,
+        writer: &mut Writer,
         durability: Durability,
         mut records: Vec<u8>,
         apply: impl FnOnce(&mut Contents),
     ) -> Result<()> {
-        let mut writer = self.0.writer.lock().await;
         let committed = self.read(|c| c.committed);
         if let Some(id) = committed.filter(|_| writer.committed != committed) {
             record(&mut records, kind::COMMITTED, |o| put_log_id(o, &id));
             writer.committed = committed;
         }
-        self.0.append(&mut writer, &records, durability).await?;
+        self.0.append(writer, &records, durability).await?;
         apply(&mut self.0.contents.borrow_mut());
         Ok(())
     }
@@ -371,6 +384,9 @@ impl Store {
         }
         let mut records = Vec::new();
         record(&mut records, kind::VOTE, |o| put_vote(o, &vote));
+        if vote.leader_id.term > NUMBER_MAX {
+            return self.0.poisoned(Err(unreadable("a vote")));
+        }
         self.change(Durability::Durable, records, |c| c.vote = Some(vote)).await
     }
 
@@ -380,24 +396,29 @@ impl Store {
         self.0.contents.borrow_mut().committed = Some(committed);
     }
 
-    /// Appends entries that follow the last one. After a purge that runs ahead of its snapshot it waits for that.
+    /// Appends entries that follow the last one. Others, and such as could not be read again, poison the store: nothing
+    /// that may come later makes them right. The library installs a snapshot before it appends behind it.
     pub async fn append(&self, entries: Vec<Entry>) -> Result<()> {
-        let Some(first) = entries.first() else { return Ok(()) };
-        while self.read(|c| c.last().map_or(0, |l| l.index() + 1)) < first.log_id.index() {
-            let came = self.0.snapshot_came.notified();
-            if let Some(e) = self.poison() {
-                return Err(e);
-            }
-            came.await;
-        }
         let mut records = Vec::new();
         for e in &entries {
-            entry_record(&mut records, e)?;
+            let done = entry_record(&mut records, e);
+            self.0.poisoned(done)?;
+        }
+        if entries.is_empty() {
+            return Ok(());
+        }
+        // A change under way may be of the log's end.
+        let mut writer = self.0.writer.lock().await;
+        let next = self.read(|c| c.last().map_or(0, |l| l.index() + 1));
+        if entries.iter().zip(next..).any(|(e, index)| e.log_id.index() != index) {
+            let first = entries[0].log_id.index();
+            let text =
+                format!("entries from {first} on do not follow each other, or the log, whose next one is {next}");
+            return self.0.poisoned(Err(Error::bug(text)));
         }
         let early = self.0.options.mutant == Some(Mutant::EntryNotSynced);
         let durability = if early { Durability::Cached } else { Durability::Durable };
-        self.change(durability, records, |c| {
-            assert_eq!(c.last().map_or(0, |l| l.index() + 1), entries[0].log_id.index(), "entries without a hole");
+        self.write(&mut writer, durability, records, |c| {
             c.entries.extend(entries.into_iter().map(|e| (e.log_id.index(), e)));
         })
         .await
@@ -431,6 +452,9 @@ impl Store {
             return Ok(());
         }
         let end = snapshot.meta.last_log_id;
+        if end.is_some_and(|e| e.index() > NUMBER_MAX) || snapshot.bytes.len() > limits::SNAPSHOT_BYTES_MAX {
+            return self.0.poisoned(Err(unreadable("a snapshot")));
+        }
         next.snapshot = Some(snapshot);
         if let (Some(end), true) = (end, installed) {
             let follows = next.entries.get(&end.index()).is_some_and(|e| e.log_id == end);
@@ -448,7 +472,6 @@ impl Store {
             self.0.new_area(&mut writer, &records).await?;
             *self.0.contents.borrow_mut() = next;
         }
-        self.0.snapshot_came.notify_waiters();
         Ok(())
     }
 }
@@ -465,7 +488,6 @@ impl Inner {
         if let Err(e) = &result {
             let text = format!("the control store failed, and is not used any more until it is opened again: {e}");
             self.poison.borrow_mut().get_or_insert(Error::device_failed(text));
-            self.snapshot_came.notify_waiters();
         }
         result
     }

@@ -4,10 +4,11 @@
 //! for an older store of a node, or comes from an old image of one, is taken in. Nothing that arrives can panic a
 //! node, or make it allocate more than `MESSAGE_BYTES_MAX`. `docs/formats/control.md` has the byte map.
 
-use crate::codec::*;
+use crate::codec::{get_optional_log_id as any_log_id, get_stored_membership as any_members, get_vote as any_vote, *};
 use crate::limits;
 use crate::machine::{Answer, Proposal};
-use crate::types::{LogId, Seat, SnapshotMeta, Types, Vote};
+use crate::sound;
+use crate::types::{LogId, Seat, SnapshotMeta, StoredMembership, Types, Vote};
 use freebs_control::codec::{Fields, decode_result, encode_result};
 use freebs_format::crc32c;
 use freebs_types::{ClusterId, Error, NodeId, Result, StartNumber};
@@ -159,6 +160,21 @@ fn refused(what: &'static str) -> Error {
     Error::corrupt(what)
 }
 
+/// A vote, within what others may name.
+fn get_vote(f: &mut Fields<'_>) -> Result<Vote> {
+    sound::vote(any_vote(f)?)
+}
+
+fn get_optional_log_id(f: &mut Fields<'_>) -> Result<Option<LogId>> {
+    any_log_id(f)?.map(sound::place).transpose()
+}
+
+fn get_stored_membership(f: &mut Fields<'_>) -> Result<StoredMembership> {
+    let members = any_members(f)?;
+    members.log_id().map(sound::place).transpose()?;
+    Ok(members)
+}
+
 fn put_vote_request(out: &mut Vec<u8>, r: &VoteRequest<Types>) {
     put_vote(out, &r.vote);
     put_optional_log_id(out, r.last_log_id.as_ref());
@@ -168,6 +184,7 @@ fn put_vote_request(out: &mut Vec<u8>, r: &VoteRequest<Types>) {
 fn vote_request(f: &mut Fields<'_>) -> Result<VoteRequest<Types>> {
     let mut r = VoteRequest::new(get_vote(f)?, get_optional_log_id(f)?);
     r.leadership_transfer = f.flag()?;
+    sound::asked(&r)?;
     Ok(r)
 }
 
@@ -190,16 +207,13 @@ fn append(f: &mut Fields<'_>) -> Result<AppendEntriesRequest<Types>> {
     let (vote, prev_log_id, leader_commit) = (get_vote(f)?, get_optional_log_id(f)?, get_optional_log_id(f)?);
     let count = f.u32()?;
     let mut entries = Vec::new();
-    let first = prev_log_id.map_or(0, |p| p.index() + 1);
-    for i in 0..u64::from(count) {
+    for _ in 0..count {
         let len = f.u32()? as usize;
-        let entry = get_entry(f.take(len)?)?;
-        if entry.log_id.index() != first + i {
-            return Err(refused("entries that do not follow one another"));
-        }
-        entries.push(entry);
+        entries.push(get_entry(f.take(len)?)?);
     }
-    Ok(AppendEntriesRequest { vote, prev_log_id, entries, leader_commit })
+    let r = AppendEntriesRequest { vote, prev_log_id, entries, leader_commit };
+    sound::entries(&r)?;
+    Ok(r)
 }
 
 fn put_append_reply(out: &mut Vec<u8>, r: &AppendEntriesResponse<Types>) {
@@ -345,7 +359,9 @@ impl Message {
                 {
                     return Err(refused("an impossible piece of a snapshot"));
                 }
-                Self::Piece { vote, meta: SnapshotMeta { last_log_id, last_membership }, offset, total, bytes }
+                let meta = SnapshotMeta { last_log_id, last_membership };
+                sound::snapshot(&vote, &meta)?;
+                Self::Piece { vote, meta, offset, total, bytes }
             }
             kind::PIECE_REPLY => {
                 let have = f.u64()?;

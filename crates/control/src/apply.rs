@@ -161,6 +161,7 @@ impl State {
                 active_members: Vec::new(),
                 joining: Vec::new(),
                 keepers: Vec::new(),
+                known: None,
             }
         };
         let shards = (0..shards).map(&mut chain).collect();
@@ -317,6 +318,7 @@ impl State {
             )));
         }
         s.active = view;
+        s.known = None;
         s.head_start = pending.start;
         s.opened_by = s.head();
         s.pending = None;

@@ -9,6 +9,8 @@ pub enum Mutant {
     OldImagesRegister,
     /// V9: of a shard the oldest view that was seen counts.
     OldestViewRebuilt,
+    /// V9: what is gone on from is taken for active, whether it can be known or not.
+    RebuiltIsActive,
     /// V9: numbers go on behind those of views; what was promised above is forgotten.
     PromisesForgotten,
 }

@@ -11,8 +11,13 @@
 //! promised it: where A of them have promised nothing above, there is none. The view that was found is known to have
 //! been active if something of it was committed; else the one before it must have as many such members, too.
 //!
+//! A view that counts because it *can* have become active need not have. It is what is gone on from, and the newest one
+//! that is known to have been active stands beside it (`Shard::known`): another rebuild, which sees more or other nodes,
+//! may go on from there. Until a view has become active again, nothing may be done that only an active view allows.
+//!
 //! Invariants: a shard for which that is not certain is left out, and said. No number is given out twice: views go on
-//! above every promise that was seen, attachments and volumes above all that were seen. Who is not known to hold
+//! above every promise that was seen and at least at the revision, which is above what a node may have promised that was
+//! not looked at; attachments and volumes above all that were seen. Who is not known to hold
 //! everything of a view is joining (rule V7), so it leads nothing and counts for nothing before it has learned.
 
 use crate::state::{Ack, Node, Pending, Shard, State, Volume};
@@ -190,6 +195,8 @@ struct Seen<'a> {
     shards: BTreeMap<VolumeId, BTreeMap<u32, OfShard<'a>>>,
     /// All nodes of the cluster, and whether all that they had was read.
     nodes: BTreeMap<NodeId, bool>,
+    /// Of the state that is made.
+    revision: u64,
     mutant: Option<Mutant>,
 }
 
@@ -236,7 +243,7 @@ pub fn rebuild_with(
         state.nodes.insert(node.id, Arc::new(node));
     }
     let whole = nodes.iter().map(|n| (n.node, starts.get(&n.node).is_some_and(|s| s.whole))).collect();
-    let mut seen = Seen { shards: BTreeMap::new(), nodes: whole, mutant };
+    let mut seen = Seen { shards: BTreeMap::new(), nodes: whole, revision, mutant };
     for (s, shard) in surveys.iter().flat_map(|s| s.shards.iter().map(move |shard| (s, shard))) {
         let of_volume = seen.shards.entry(shard.shard.volume).or_default();
         of_volume.entry(shard.shard.index).or_default().insert(s.node, shard);
@@ -349,6 +356,19 @@ impl<'a> Views<'a> {
         (on, may)
     }
 
+    /// True if something of it is known to be committed: only of a view that was active anybody says so.
+    fn is_committed(&self, view: &ViewSurvey, of: &OfShard<'_>) -> bool {
+        of.values().any(|s| self.are_in(s, view.view) && s.committed >= view.sequence)
+    }
+
+    /// The newest view up to this one that is known to have been active, whatever nodes hold that were not looked at: A of
+    /// its members are seen to hold its frame, or something of it was committed.
+    fn known(&self, upto: ViewNumber, of: &OfShard<'_>, seen: &Seen<'_>) -> ViewNumber {
+        let on_enough = |v: &ViewSurvey| self.holders(v, of, seen).0.len() >= usize::from(v.quorum.max(1));
+        let mut down = self.0.range(..=upto).rev().map(|(_, v)| *v);
+        down.find(|v| on_enough(v) || self.is_committed(v, of)).map_or(ViewNumber(0), |v| v.view)
+    }
+
     /// Whether no view behind this one can have become active, whatever nodes hold that were not looked at.
     fn is_last(&self, view: &ViewSurvey, of: &OfShard<'_>, seen: &Seen<'_>) -> bool {
         let unknown = seen.nodes.keys().filter(|n| !seen.is_known(of, **n)).count();
@@ -359,9 +379,21 @@ impl<'a> Views<'a> {
             let silent = |n: &&NodeId| of.get(n).is_some_and(|s| s.whole && s.promised <= view.view);
             v.members.iter().filter(silent).count() >= usize::from(v.quorum)
         };
-        let was_active = of.values().any(|s| self.are_in(s, view.view) && s.committed >= view.sequence);
-        is_held(view) && (was_active || view.pred.0 == 0 || self.0.get(&view.pred).is_some_and(|pred| is_held(pred)))
+        is_held(view)
+            && (self.is_committed(view, of)
+                || view.pred.0 == 0
+                || self.0.get(&view.pred).is_some_and(|pred| is_held(pred)))
     }
+}
+
+/// Nodes that may have something of the shard, and are no members of the view: of one that has left it there is a promise only,
+/// and one that was not looked at may have what the view before had.
+fn keepers(view: &ViewSurvey, members: &[NodeId], of: &OfShard<'_>, seen: &Seen<'_>, views: &Views<'_>) -> Vec<NodeId> {
+    let others = of.iter().filter(|(_, s)| s.last.0 > 0).map(|(n, _)| *n);
+    let before = views.0.get(&view.pred).map_or(&[][..], |v| &v.members);
+    let unknown = before.iter().copied().filter(|n| seen.nodes.contains_key(n) && !seen.is_known(of, *n));
+    let all: BTreeSet<NodeId> = others.chain(unknown).filter(|n| !members.contains(n)).collect();
+    all.into_iter().take(freebs_types::limits::CHAIN_MEMBERS_MAX).collect()
 }
 
 fn shard(index: u32, of: &OfShard<'_>, seen: &Seen<'_>) -> std::result::Result<Shard, String> {
@@ -393,7 +425,7 @@ fn shard(index: u32, of: &OfShard<'_>, seen: &Seen<'_>) -> std::result::Result<S
     let highest_view = views.0.last_key_value().map_or(ViewNumber(0), |(v, _)| *v);
     let highest = match seen.mutant {
         Some(Mutant::PromisesForgotten) => view.view,
-        _ => ViewNumber(highest_promise.max(highest_view).0.saturating_add(NUMBERS_LEFT)),
+        _ => ViewNumber(highest_promise.max(highest_view).0.saturating_add(NUMBERS_LEFT).max(seen.revision)),
     };
     if !views.is_last(view, of, seen) {
         return Err(format!(
@@ -405,20 +437,21 @@ fn shard(index: u32, of: &OfShard<'_>, seen: &Seen<'_>) -> std::result::Result<S
     if highest.0 >= limits::NUMBER_MAX {
         return Err("its view numbers have run out".into());
     }
+    let known = match seen.mutant {
+        Some(Mutant::RebuiltIsActive) => view.view,
+        _ => views.known(view.view, of, seen),
+    };
     // Whoever holds the view's frame leads first, in the order of the chain.
     let (mut members, joining): (Vec<NodeId>, Vec<NodeId>) = view.members.iter().partition(|n| on.contains(n));
     members.extend(&joining);
     let keepers = match joining.is_empty() {
         true => Vec::new(),
-        false => {
-            // Of one that has left the shard there is a promise only.
-            let others = of.iter().filter(|(n, s)| s.last.0 > 0 && !members.contains(n));
-            others.map(|(n, _)| *n).take(freebs_types::limits::CHAIN_MEMBERS_MAX).collect()
-        }
+        false => keepers(view, &members, of, seen, &views),
     };
     Ok(Shard {
         index,
         active: view.view,
+        known: (known < view.view).then_some(known),
         head_start: view.head_start,
         opened_by: view.members.first().copied(),
         pending: None::<Pending>,

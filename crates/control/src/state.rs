@@ -58,6 +58,10 @@ pub struct Shard {
     pub index: u32,
     /// The active view, 0 before the first.
     pub active: ViewNumber,
+    /// Set in place of the view that is known to have been active (0: none) while `active` is what a rebuild goes on
+    /// from and may never have become active (rule V9). `None`: it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub known: Option<ViewNumber>,
     /// Start number of the head that opened the active view (rule W2).
     pub head_start: StartNumber,
     /// The head that opened it; `None` before the first, and if an earlier version saw it opened.
@@ -85,6 +89,12 @@ impl Shard {
     #[must_use]
     pub fn head(&self) -> Option<NodeId> {
         self.members.first().copied()
+    }
+
+    /// The newest view that is known to have been active. It is `active`, but after a rebuild that was not sure (V9).
+    #[must_use]
+    pub fn known(&self) -> ViewNumber {
+        self.known.unwrap_or(self.active)
     }
 
     /// Members of the active view.
@@ -218,7 +228,9 @@ impl Volume {
         }
         for (i, s) in self.shards.iter().enumerate() {
             let pending_is_newest = s.pending.is_none_or(|p| p.view == s.highest && p.view > s.active);
-            if s.index as usize != i || s.highest.0 > limits::NUMBER_MAX || s.active > s.highest || !pending_is_newest {
+            let is_known = s.known.is_none_or(|known| known < s.active);
+            let has_order = s.highest.0 <= limits::NUMBER_MAX && s.active <= s.highest && is_known;
+            if s.index as usize != i || !has_order || !pending_is_newest {
                 return bad("a shard with impossible views");
             }
             if !s.members_are_possible() {

@@ -10,6 +10,7 @@ use freebs_types::{
     ClusterId, Error, Generation, Hash32, HostPublic, Nanos, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
 };
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use tokio::sync::oneshot;
 
@@ -21,6 +22,8 @@ pub struct Control {
     down: Cell<bool>,
     /// No copy of the state is there, for now.
     lost: Cell<bool>,
+    /// The newest view of each shard that ever became active, whatever state of the control plane knows of it.
+    activated: RefCell<BTreeMap<ShardId, ViewNumber>>,
     mutant: Option<Mutant>,
     /// Calls until an answer is lost after its command was applied; `None`: never.
     lose_answer_in: Cell<Option<u64>>,
@@ -36,6 +39,7 @@ impl Control {
             state: RefCell::new(State::new(cluster)),
             down: Cell::new(false),
             lost: Cell::new(false),
+            activated: RefCell::default(),
             mutant,
             lose_answer_in: Cell::new(None),
             changed: RefCell::default(),
@@ -83,9 +87,18 @@ impl Control {
     pub fn apply(&self, command: Command) -> Result<Outcome> {
         let before = self.state.borrow().revision();
         let wrong = self.wrong_activation(&command);
+        let activates = match command {
+            Command::ActivateView { shard, view, .. } => Some((shard, view)),
+            _ => None,
+        };
         let done = self.state.borrow_mut().apply_with(command, self.mutant).map(|d| d.outcome);
         if let Some(why) = wrong.filter(|_| done.is_ok()) {
             self.world.violation(why);
+        }
+        if let Some((shard, view)) = activates.filter(|_| done.is_ok()) {
+            let mut activated = self.activated.borrow_mut();
+            let newest = activated.entry(shard).or_default();
+            *newest = view.max(*newest);
         }
         if self.state.borrow().revision() != before
             && let Some(tell) = self.changed.borrow().clone()
@@ -93,6 +106,12 @@ impl Control {
             tell();
         }
         done
+    }
+
+    /// The newest view of the shard that ever became active.
+    #[must_use]
+    pub fn activated(&self, shard: ShardId) -> ViewNumber {
+        self.activated.borrow().get(&shard).copied().unwrap_or_default()
     }
 
     /// What would be wrong if this command succeeded: only the pending view becomes active, with the generation of this
@@ -141,6 +160,7 @@ impl Control {
                     shard: v.shard_id(s.index),
                     members: s.members.clone(),
                     active: s.active,
+                    known: s.known(),
                     blocks: v.shard_blocks(),
                     highest: s.highest,
                     generation: v.generation,

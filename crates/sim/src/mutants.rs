@@ -46,7 +46,8 @@ pub const DRIVER: [Driver; 10] = [
     Driver::AnswerWithoutLease,
 ];
 
-/// Mutants of the control plane.
+/// Mutants of the control plane. `RebuiltIsActive` (V9) is not among them: it takes two losses of the control state during
+/// one opening, which one run in thousands has; the tests of `control` go through all of them.
 pub const CONTROL: [Control; 4] =
     [Control::ActivatesAnyView, Control::OldImagesRegister, Control::OldestViewRebuilt, Control::PromisesForgotten];
 

@@ -11,7 +11,7 @@ struct Node {
     mutant: Option<Mutant>,
     now: Nanos,
     tickets: Vec<u64>,
-    /// What the log has of promises.
+    /// The promises that the log has.
     promised: ViewNumber,
 }
 
@@ -41,7 +41,7 @@ impl Node {
         }
     }
 
-    /// What it says, and to whom.
+    /// Its messages, and to whom.
     fn step(&mut self, event: Event) -> Vec<(u64, Message)> {
         self.host.step(self.now, event);
         self.host.end_turn(self.now);
@@ -69,6 +69,7 @@ impl Node {
             shard: SHARD,
             members: members.map(NodeId).to_vec(),
             active: ViewNumber(active),
+            known: ViewNumber(active),
             blocks: 1024,
             highest: ViewNumber(active),
             generation: Generation(0),

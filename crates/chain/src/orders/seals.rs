@@ -104,6 +104,7 @@ fn a_head_wants_links_to_all_that_may_seal() {
         shard: SHARD,
         members: [1, 3, 2].map(NodeId).to_vec(),
         active: ViewNumber(1),
+        known: ViewNumber(1),
         blocks: 1024,
         highest: ViewNumber(2),
         generation: Generation(0),

@@ -120,6 +120,7 @@ impl Story {
             shard: SHARD,
             members: self.chain.clone(),
             active: self.active,
+            known: self.active,
             blocks: 1024,
             highest: self.highest,
             generation: Generation(0),

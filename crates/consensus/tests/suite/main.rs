@@ -4,6 +4,7 @@ mod doubts;
 mod failures;
 mod formats;
 mod handle;
+mod hostile;
 mod machine;
 mod sim;
 mod store;

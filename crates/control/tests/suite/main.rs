@@ -2,6 +2,7 @@
 
 mod codec;
 mod formats;
+mod openings;
 mod properties;
 mod rebuild;
 mod state;

@@ -132,6 +132,25 @@ fn who_has_more_than_the_members_keeps_it() {
     assert!(s.joining.is_empty() && s.keepers.is_empty());
 }
 
+/// A node that was not looked at came back, was no member any more, and forgot what nobody else had learned yet.
+#[test]
+fn who_was_not_looked_at_keeps_what_it_has() {
+    let (old, new) = (view(4, 2, [1, 2, 3]), view(6, 4, [2, 1, 5]));
+    let both = |n| node(n, vec![ShardSurvey { views: vec![old.clone(), new.clone()], ..of(&new) }]);
+    let r = made(5, vec![both(1), both(2), node(4, vec![])]);
+    let s = r.state.volume_by_name("data").unwrap().shard(0).unwrap().clone();
+    assert_eq!((ids(&s.members), ids(&s.joining), ids(&s.keepers)), (vec![2, 1, 5], vec![5], vec![3]));
+}
+
+/// A node that was left out had promised a number that the next state gave out again.
+#[test]
+fn numbers_rise_with_the_clock() {
+    let v = view(6, 4, [2, 1, 3]);
+    let surveys: Vec<NodeSurvey> = (1..=3).map(|n| node(n, vec![of(&v)])).collect();
+    let r = rebuild(CLUSTER, &names(3), &surveys, 1_700_000_000_000).unwrap();
+    assert_eq!(r.state.volume_by_name("data").unwrap().shard(0).unwrap().highest, ViewNumber(1_700_000_000_000));
+}
+
 /// Nodes that were not looked at may hold a later view.
 #[test]
 fn what_other_nodes_may_know_is_not_passed_over() {
@@ -176,6 +195,10 @@ fn a_view_that_may_have_been_active_on_lost_nodes_counts() {
     let r = made(3, vec![node(1, vec![pending(&new)]), node(2, vec![pending(&new)])]);
     let s = state(&r).unwrap();
     assert_eq!((s.active, ids(&s.members), ids(&s.joining)), (ViewNumber(6), vec![2, 1, 3], vec![3]));
+    // That it was is not said; nor is it of the one before, of which no log here says that anything was committed.
+    assert_eq!((s.known, s.known()), (Some(ViewNumber(0)), ViewNumber(0)));
+    let active = made(3, vec![node(1, vec![of(&new)]), node(2, vec![pending(&new)])]);
+    assert_eq!(state(&active).unwrap().known, None);
     // Without it, it never was.
     let r = made(3, vec![node(1, vec![pending(&new)]), node(2, vec![pending(&new)]), node(3, vec![of(&old)])]);
     let s = state(&r).unwrap();

@@ -5,7 +5,7 @@ use crate::{seal, signal};
 use freebs_consensus::codec::{get_entry, put_entry};
 use freebs_consensus::machine::Machine;
 use freebs_consensus::note::{NOTE_BYTES, SeatNote};
-use freebs_consensus::types::{Entry, log_id};
+use freebs_consensus::types::{Entry, LogId, log_id};
 use freebs_consensus::wire::{Envelope, Message};
 use freebs_consensus::{Seat, limits, pages, superblock};
 use freebs_types::{ClusterId, NodeId};
@@ -57,16 +57,26 @@ fn is_canonical(m: &Message) -> bool {
 }
 
 fn held_to_maxima(m: &Message) {
+    let term = |id: &LogId| id.committed_leader_id().term;
     match m {
         Message::Append(r) => {
+            assert!(r.vote.committed && r.vote.leader_id.term <= limits::TERM_MAX, "a leader's, within the maximum");
             let first = r.prev_log_id.map_or(0, |p| p.index() + 1);
             for (i, e) in r.entries.iter().enumerate() {
                 assert_eq!(e.log_id.index(), first + i as u64, "entries follow one another");
             }
+            let terms = r.prev_log_id.iter().chain(r.entries.iter().map(|e| &e.log_id)).map(term);
+            assert!(terms.chain([r.vote.leader_id.term]).is_sorted(), "terms rise up to the leader's");
         }
-        Message::Piece { offset, total, bytes, .. } => {
+        Message::Vote(r) | Message::PreVote(r) => {
+            assert!(!r.vote.committed && r.vote.leader_id.term <= limits::TERM_MAX, "a candidate's");
+        }
+        Message::Piece { vote, meta, offset, total, bytes } => {
             assert!(bytes.len() <= limits::PIECE_BYTES && *total <= limits::SNAPSHOT_BYTES_MAX as u64);
             assert!(offset + bytes.len() as u64 <= *total);
+            let last = meta.last_log_id.as_ref().expect("of an entry");
+            assert!(vote.committed && term(last) <= vote.leader_id.term && last.index() <= limits::LOG_INDEX_MAX);
+            assert!(meta.last_membership.voter_ids().next().is_some(), "somebody votes");
         }
         _ => {}
     }

@@ -336,6 +336,7 @@ impl<C: ControlPlane> Core<C> {
                         shard,
                         members: s.members.clone(),
                         active: s.active,
+                        known: s.known(),
                         blocks: volume.shard_blocks(),
                         highest: s.highest,
                         generation: volume.generation,
