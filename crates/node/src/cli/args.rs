@@ -238,6 +238,11 @@ pub struct NodeRunArgs {
     #[arg(long, value_name = "ADDR", value_parser = nbd)]
     pub nbd: Option<NbdAddress>,
 
+    /// A client that asks for a volume that can't be used now is told why after this time, 1s to 1000days. Clients that
+    /// can't try again, of virtual machines that start with the cluster for one, want more
+    #[arg(long, value_name = "TIME", env = "FREEBS_ATTACH_WAIT", value_parser = attach_wait, default_value = ATTACH_WAIT)]
+    pub attach_wait: Duration,
+
     /// Largest size of its device, which grows as needed [default: as in the cluster file, else 20G]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub device_size: Option<u64>,
@@ -288,6 +293,11 @@ pub struct GatewayArgs {
     /// Where it serves NBD: HOST:PORT on loopback, or unix:PATH
     #[arg(long, value_name = "ADDR", value_parser = nbd, default_value = DEFAULT_NBD)]
     pub nbd: NbdAddress,
+
+    /// A client that asks for a volume that can't be used now is told why after this time, 1s to 1000days. Clients that
+    /// can't try again, of virtual machines that start with the cluster for one, want more
+    #[arg(long, value_name = "TIME", env = "FREEBS_ATTACH_WAIT", value_parser = attach_wait, default_value = ATTACH_WAIT)]
+    pub attach_wait: Duration,
 
     /// Under which it has volumes attached; the same one takes them up again [default: this machine's id and the name]
     #[arg(long, value_name = "TEXT")]
@@ -611,6 +621,16 @@ fn replace_after(text: &str) -> Result<Duration, String> {
     let time = since(text)?;
     let range = Duration::from_secs(2)..=Duration::from_secs(1000 * 86_400);
     if range.contains(&time) { Ok(time) } else { Err("a time from 2s to 1000days".into()) }
+}
+
+/// How long a client waits for its volume if nothing is said: longer than a head is replaced, or the lease of a host
+/// that is gone ends; short for somebody who sits before it.
+const ATTACH_WAIT: &str = "5s";
+
+fn attach_wait(text: &str) -> Result<Duration, String> {
+    let time = since(text)?;
+    let range = Duration::from_secs(1)..=Duration::from_secs(1000 * 86_400);
+    if range.contains(&time) { Ok(time) } else { Err("a time from 1s to 1000days".into()) }
 }
 
 fn workers(text: &str) -> Result<u16, String> {

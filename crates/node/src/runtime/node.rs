@@ -223,7 +223,7 @@ async fn serve_all(options: &NodeOptions, plane: Plane, service: &Service, worke
     let control = Arc::new(plane);
     pass_on_state(control.clone(), workers.clone());
     if let Some(nbd) = &options.nbd {
-        gateway::serve(nbd.clone(), control, workers).await?;
+        gateway::serve(nbd.clone(), control, workers, options.attach_wait).await?;
         service.announce_self(nbd.to_string());
     }
     Ok(())
