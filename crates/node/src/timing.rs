@@ -144,7 +144,9 @@ pub const PORT_LOOK: Duration = Duration::from_millis(50);
 pub const UP_ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A question to the supervisor, both sides. A stop may take its `STOP_GRACE`, for more than one node.
 pub const UP_ANSWER_MAX: Duration = Duration::from_secs(30);
-/// When nothing is ready for this long, the supervisor says what is missing, and again after as long.
+/// When nothing is ready for this long, the supervisor says what is missing: longer than a start takes that goes well.
+pub const UP_FIRST_WORD: Duration = Duration::from_secs(5);
+/// From then on it says so this often.
 pub const UP_SLOW: Duration = Duration::from_secs(20);
 /// A node waits this long to be stopped until others have opened their views; then the views change without it.
 pub const HAND_OVER_MAX: Duration = Duration::from_secs(5);

@@ -199,7 +199,10 @@ impl<C: ControlPlane> Shaking<'_, C> {
                 }
                 Err(e) => {
                     tracing::warn!("volume {}: not attached: {e}", volume.name);
-                    self.session.export(Err(Refusal::new(RefusalReason::Policy, e.text)));
+                    // One that waits for something is "not available", one that somebody else has is not for this client.
+                    let later = e.kind == ErrorKind::Retry;
+                    let reason = if later { RefusalReason::Unknown } else { RefusalReason::Policy };
+                    self.session.export(Err(Refusal::new(reason, e.text)));
                     return Ok(());
                 }
             }

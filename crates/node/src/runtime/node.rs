@@ -2,7 +2,7 @@
 
 use super::greet::greet;
 use super::thread::{Command, Disk, OpenWorker, WorkerHandle, WorkerSpec, open_worker};
-use crate::admin::{LocalFuture, LocalNode, Me, Plane, SeatOptions, Service, hear_seat, serve};
+use crate::admin::{LocalFuture, LocalNode, Me, Plane, SeatOptions, Service, hear_seat, serve, turn_away};
 use crate::cli::signals::Stop;
 use crate::events::EventLog;
 use crate::gateway::{self, Workers};
@@ -52,8 +52,10 @@ async fn node(options: NodeOptions) -> Result<()> {
     let listen = options.listen.to_string();
     let listener = TcpListener::bind(options.listen).await.map_err(|e| bind_error("node", &listen, "--listen", &e))?;
     let events = EventLog::open(&options.data, &me.name);
-    let plane = Plane::seat(seat_options(&options, events.clone())?).await?;
-    let door = Rc::new(Door::new(plane.clone()));
+    let seat = seat_options(&options, events.clone())?;
+    let was_in_use = seat.was_in_use || seat.came_with.0 > 0;
+    let plane = Plane::seat(seat).await?;
+    let door = Rc::new(Door::new(plane.clone(), me.name.clone(), was_in_use));
     // The others need this node's seat as much as it needs theirs, and long before its devices are recovered.
     tokio::task::spawn_local(accept(listener, door.clone()));
     // A stop need not wait for a recovery, which changes nothing that the next one would miss.
@@ -276,6 +278,9 @@ pub async fn stop_workers(handles: Vec<WorkerHandle>) {
 /// What connections are brought to: the seat from the beginning, all else when it is there.
 struct Door {
     plane: Plane,
+    name: String,
+    /// The node ran before: its cluster has a control state.
+    was_in_use: bool,
     inside: OnceCell<(Arc<Service>, Workers)>,
     taken_in: Cell<bool>,
     greetings: Arc<Semaphore>,
@@ -284,9 +289,11 @@ struct Door {
 }
 
 impl Door {
-    fn new(plane: Plane) -> Self {
+    fn new(plane: Plane, name: String, was_in_use: bool) -> Self {
         Self {
             plane,
+            name,
+            was_in_use,
             inside: OnceCell::new(),
             taken_in: Cell::new(false),
             greetings: Arc::new(Semaphore::new(GREETINGS_MAX)),
@@ -295,9 +302,28 @@ impl Door {
         }
     }
 
+    /// Why nothing can be answered here yet.
+    fn not_yet(&self) -> Error {
+        let knows_nothing = self.plane.state().nodes().next().is_none();
+        not_yet(&self.name, knows_nothing, self.was_in_use)
+    }
+
     fn open(&self, service: Arc<Service>, workers: Workers) {
         let _ = self.inside.set((service, workers));
     }
+}
+
+/// What a node says that was not taken in yet. One that ran before and knows no control state waits for others that do;
+/// if there is none, it waits for ever.
+pub fn not_yet(name: &str, knows_nothing: bool, was_in_use: bool) -> Error {
+    Error::retry(match (knows_nothing, was_in_use) {
+        (true, true) => format!(
+            "{name} has no control state, and waits for another node that has it; if all nodes have lost it, stop \
+             them and make it again with `freebs control rebuild`"
+        ),
+        (true, false) => format!("{name} waits for the node that founds the cluster"),
+        (false, _) => format!("{name} is starting: it reads its devices, and waits for a leader of the control plane"),
+    })
 }
 
 async fn accept(listener: TcpListener, door: Rc<Door>) {
@@ -336,12 +362,15 @@ async fn route(stream: TcpStream, greeting: OwnedSemaphorePermit, door: &Door) -
     }
     // Who connects too early tries again, or elsewhere.
     let early = || Error::retry("somebody came before this node was taken in");
-    let (service, workers) = door.inside.get().ok_or_else(early)?;
     if hello.role == Role::Control {
         let full = |_| Error::no_space(format!("{CONTROL_CLIENTS_MAX} clients of the control API are connected"));
         let _place = door.clients.clone().try_acquire_owned().map_err(full)?;
+        let Some((service, _)) = door.inside.get() else {
+            return turn_away(tcp(greeted.stream)?, door.not_yet()).await;
+        };
         return serve(tcp(greeted.stream)?, greeted.leftover, hello, service.clone()).await;
     }
+    let (_, workers) = door.inside.get().ok_or_else(early)?;
     if !door.taken_in.get() {
         // What a member says counts only once its start is known (rules W2, V8).
         return Err(early());
