@@ -8,9 +8,9 @@
 
 use crate::event::{Event, ExportInfo, Purpose, Refusal, RefusalReason, SessionError, Step, Wait};
 use crate::limits::{
-    BLOCK_SIZE_MIN, BLOCK_SIZE_PREFERRED, ERROR_TEXT_BYTES_MAX, EXPORT_OPTION_FREE_BYTES, HANDSHAKE_UNSENT_BYTES_MAX, LIST_BYTES_MAX,
-    LIST_EXPORTS_MAX, META_QUERIES_MAX, NAME_BYTES_MAX, OPTION_BYTES_MAX, OPTION_SKIP_BYTES_MAX, SKIP_STEP_BYTES,
-    STRING_BYTES_MAX,
+    BLOCK_SIZE_MIN, BLOCK_SIZE_PREFERRED, ERROR_TEXT_BYTES_MAX, EXPORT_OPTION_FREE_BYTES, HANDSHAKE_UNSENT_BYTES_MAX,
+    LIST_BYTES_MAX, LIST_EXPORTS_MAX, META_QUERIES_MAX, NAME_BYTES_MAX, OPTION_BYTES_MAX, OPTION_SKIP_BYTES_MAX,
+    SKIP_STEP_BYTES, STRING_BYTES_MAX,
 };
 use crate::session::{Active, AfterSkip, InfoWant, Mode, Phase, Question, Session, discard, missing, whole_sectors};
 use crate::wire::{self, Fields, flag, handshake_flag, info, opt, rep};

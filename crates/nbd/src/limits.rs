@@ -18,7 +18,7 @@ pub const OPTION_SKIP_BYTES_MAX: u32 = 64 << 10;
 /// Options in one handshake that are no question about an export. nbdinfo and qemu send fewer than 20.
 pub const OPTIONS_MAX: u32 = 64;
 /// Questions about exports in one handshake (INFO, LIST_META_CONTEXT, SET_META_CONTEXT): four for each volume that a
-/// cluster can have. nbdinfo asks three about each. They are cheap: each is one look-up by name.
+/// cluster can have. nbdinfo asks two about each. They are cheap: each is one look-up by name.
 pub const EXPORT_OPTIONS_MAX: u32 = 4 * limits::VOLUMES_MAX as u32;
 /// Bytes of a question about an export that are not counted: a full name, and more requests than there are kinds of.
 pub const EXPORT_OPTION_FREE_BYTES: u32 = 512;

@@ -114,9 +114,9 @@ pub const WORKER_STOP_MAX: Duration = Duration::from_secs(8);
 /// What a client may take from the connection to GO, all in all, without what its volume takes. A client needs
 /// milliseconds; one on a machine that swaps may need seconds.
 pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// That much more for each question about an export, so that a client can walk as many as a cluster has. One on the same
-/// machine takes a tenth of it.
-pub const HANDSHAKE_QUESTION: Duration = Duration::from_millis(2);
+/// That much more for each question about an export, so that a client can walk as many as a cluster has. nbdinfo asks two
+/// about each and takes 0.2 s for them over TCP: its kernel holds the last bytes of the second one back that long.
+pub const HANDSHAKE_QUESTION: Duration = Duration::from_millis(250);
 /// A worker says within this time what keeps a volume from being attached; it only has to look.
 pub const WHY_NOT_MAX: Duration = Duration::from_millis(250);
 /// A client that waits for its volume is looked at this often: if it has gone, nothing is attached for it.

@@ -96,7 +96,7 @@ fn an_option_of_4_gib_is_the_end() {
     assert_eq!(server.options().len(), limits::OPTIONS_MAX as usize);
 }
 
-/// nbdinfo asks about every export in one handshake, with three options each, and was cut off after the 64th option.
+/// nbdinfo asks about every export in one handshake, with two options each, and was cut off after the 64th option.
 #[test]
 fn as_many_exports_as_a_cluster_has_are_asked_about() {
     const EXPORTS: usize = 2000;

@@ -717,6 +717,20 @@ mod tests {
     }
 
     #[test]
+    fn clients_wait_for_their_volumes_as_long_as_is_said() {
+        let wait = |line: &str| match parse(line).unwrap().command {
+            Command::Gateway(g) => g.attach_wait,
+            Command::Node(n) => n.run.attach_wait,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!([wait("gateway"), wait("node")], [Duration::from_secs(5); 2]);
+        assert_eq!(wait("gateway --attach-wait 10m"), Duration::from_secs(600));
+        assert_eq!(wait("node --nbd unix:/tmp/s --attach-wait 1s"), Duration::from_secs(1));
+        assert!(refused("gateway --attach-wait 0s").contains("1s to 1000days"));
+        assert!(refused("gateway --attach-wait long").contains("write 90s"));
+    }
+
+    #[test]
     fn node_runs_or_switches() {
         let Command::Node(n) = parse("node --data /d --name a --workers 4").unwrap().command else { panic!("node") };
         assert!(n.command.is_none() && n.run.workers == Some(4));

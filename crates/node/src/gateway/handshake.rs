@@ -4,7 +4,7 @@
 //! does not, and has `Times::attach`; a volume that was attached for a client that leaves is released.
 
 use super::Workers;
-use super::places::Handshake;
+use crate::places::Handshake;
 use crate::runtime::Command;
 use crate::timing;
 use bytes::{Buf, BytesMut};

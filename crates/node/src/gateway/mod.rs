@@ -5,19 +5,19 @@
 //! and no handshake keeps a new client out.
 
 mod handshake;
-mod places;
 
 use crate::admin::{FollowerOptions, Plane};
 use crate::cli::signals::Stop;
 use crate::options::{GatewayOptions, NbdAddress};
+use crate::places::Places;
 use crate::runtime::{Command, WorkerSpec, block_on, pass_on_state, start_worker, stop_workers};
 use crate::timing;
 use freebs_control::api::GatewayInfo;
 use freebs_control::{ControlPlane, Volume};
 use freebs_io::linux::net::{Address, Listener};
-use freebs_types::{NodeId, Peer, Result};
+use freebs_types::{Error, NodeId, Peer, Result};
 use handshake::{Times, shake_hands};
-use places::{CONNECTIONS_MAX, HANDSHAKES_MAX, Places};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -62,6 +62,11 @@ async fn gateway(options: GatewayOptions) -> Result<()> {
     Ok(())
 }
 
+/// Clients that shake hands at the same time, those not counted that wait for their volumes.
+const HANDSHAKES_MAX: usize = 256;
+/// Clients in all. One more is let go at once, so that those who are served keep memory and file descriptors.
+const CONNECTIONS_MAX: usize = 1024;
+
 /// The workers that volumes are served by.
 #[derive(Clone)]
 pub struct Workers {
@@ -100,7 +105,7 @@ async fn accept_all<C: ControlPlane>(
     listener: Listener,
     control: Arc<C>,
     workers: Workers,
-    places: std::rc::Rc<Places>,
+    places: Rc<Places>,
     times: Times,
 ) {
     loop {
@@ -121,7 +126,7 @@ async fn accept_all<C: ControlPlane>(
             let end = tokio::select! {
                 // First, so that a place that was promised to another client is free at once.
                 biased;
-                () = handshake.gives_way() => Err(freebs_types::Error::retry("its handshake gave way to a new client")),
+                () = handshake.gives_way() => Err(Error::retry("its handshake gave way to a new client")),
                 end = shake_hands(stream, place, &handshake, &*control, &workers, times) => end,
             };
             if let Err(e) = end {

@@ -1,12 +1,13 @@
 //! One node: its control plane, its workers, its listeners, from start to a clean stop.
 
-use super::greet::greet;
+use super::greet::{Greeted, accept};
 use super::thread::{Command, Disk, OpenWorker, WorkerHandle, WorkerSpec, open_worker};
 use crate::admin::{LocalFuture, LocalNode, Me, Plane, SeatOptions, Service, hear_seat, serve, turn_away};
 use crate::cli::signals::Stop;
 use crate::events::EventLog;
 use crate::gateway::{self, Workers};
 use crate::options::{NodeOptions, bind_error};
+use crate::places::Places;
 use crate::timing;
 use freebs_chain::ShardStatus as ChainStatus;
 use freebs_control::api::{MemberState, ShardDigest, ShardStatus};
@@ -26,15 +27,15 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// The file beside the log from which the secrets of views are derived that have no slices.
 const SECRET_FILE: &str = "view-secret";
 /// The file beside the log with the key pair that slices are sealed for.
 const HOST_KEY_FILE: &str = "host-key";
 
-/// Connections that have not said who they are.
+/// Connections that have not said who they are; the oldest gives way to a new one.
 const GREETINGS_MAX: usize = 256;
 /// Connections to the control API.
 const CONTROL_CLIENTS_MAX: usize = 2048;
@@ -57,7 +58,11 @@ async fn node(options: NodeOptions) -> Result<()> {
     let plane = Plane::seat(seat).await?;
     let door = Rc::new(Door::new(plane.clone(), me.name.clone(), was_in_use));
     // The others need this node's seat as much as it needs theirs, and long before its devices are recovered.
-    tokio::task::spawn_local(accept(listener, door.clone()));
+    let inside = door.clone();
+    tokio::task::spawn_local(accept(listener, Places::new(GREETINGS_MAX, Semaphore::MAX_PERMITS), move |greeted| {
+        let door = inside.clone();
+        async move { route(greeted, &door).await }
+    }));
     // A stop need not wait for a recovery, which changes nothing that the next one would miss.
     let handles = tokio::select! {
         handles = start_workers(&options, &plane, &events) => handles?,
@@ -283,7 +288,6 @@ struct Door {
     was_in_use: bool,
     inside: OnceCell<(Arc<Service>, Workers)>,
     taken_in: Cell<bool>,
-    greetings: Arc<Semaphore>,
     clients: Arc<Semaphore>,
     seats: Arc<Semaphore>,
 }
@@ -296,7 +300,6 @@ impl Door {
             was_in_use,
             inside: OnceCell::new(),
             taken_in: Cell::new(false),
-            greetings: Arc::new(Semaphore::new(GREETINGS_MAX)),
             clients: Arc::new(Semaphore::new(CONTROL_CLIENTS_MAX)),
             seats: Arc::new(Semaphore::new(SEATS_MAX)),
         }
@@ -326,30 +329,8 @@ pub fn not_yet(name: &str, knows_nothing: bool, was_in_use: bool) -> Error {
     })
 }
 
-async fn accept(listener: TcpListener, door: Rc<Door>) {
-    loop {
-        let Ok(greeting) = door.greetings.clone().acquire_owned().await else { return };
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let door = door.clone();
-                tokio::task::spawn_local(async move {
-                    if let Err(e) = route(stream, greeting, &door).await {
-                        tracing::debug!("a connection ended: {e}");
-                    }
-                });
-            }
-            Err(e) => {
-                tracing::warn!("a connection could not be accepted: {e}");
-                tokio::time::sleep(timing::ACCEPT_PAUSE).await;
-            }
-        }
-    }
-}
-
 /// Brings a connection to who it asks for: the seat, the control API, or one of the workers.
-async fn route(stream: TcpStream, greeting: OwnedSemaphorePermit, door: &Door) -> Result<()> {
-    let greeted = greet(Stream::Tcp(stream)).await?;
-    drop(greeting);
+async fn route(greeted: Greeted, door: &Door) -> Result<()> {
     let hello = greeted.hello;
     let tcp = |stream: Stream| match stream {
         Stream::Tcp(stream) => Ok(stream),

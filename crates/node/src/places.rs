@@ -1,4 +1,4 @@
-//! The places of clients: so many that shake hands, so many in all.
+//! The places of those who connect: so many that shake hands, so many in all.
 //!
 //! Invariants: a client that comes finds a place unless all are past their handshakes, since the oldest handshake gives
 //! way to it; one that waits for its volume does so last. A handshake that was told to end is not counted any more.
@@ -8,11 +8,6 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-
-/// Clients that shake hands at the same time, those not counted that wait for their volumes.
-pub const HANDSHAKES_MAX: usize = 256;
-/// Clients in all. One more is let go at once, so that those who are served keep memory and file descriptors.
-pub const CONNECTIONS_MAX: usize = 1024;
 
 pub struct Places {
     handshakes_max: usize,
