@@ -111,7 +111,7 @@ pub const WORKER_STOP_MAX: Duration = Duration::from_secs(8);
 
 // `gateway`: NBD handshakes.
 
-/// What a client may take from the connection to GO, all in all, without what its volume takes. A client needs
+/// A client's time from the connection to GO, all in all, without what its volume takes. A client needs
 /// milliseconds; one on a machine that swaps may need seconds.
 pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// That much more for each question about an export, so that a client can walk as many as a cluster has. nbdinfo asks two

@@ -728,7 +728,7 @@ fn events_go_on_after_each_answer() {
     assert!(matches!(step, Ok(Step::Event(Event::Request { op: Op::Flush, .. }))));
 }
 
-/// What a client asks for, and what its places and lengths are multiples of then.
+/// Information that a client asks for, and the unit of its places and lengths then.
 const UNITS: [(&[u16], u64); 3] = [(&[BLOCK_SIZE], 512), (&[], 1), (&[], 509)];
 
 /// One request of the model run: command, flags, offset and length in units, filling.
@@ -752,7 +752,6 @@ proptest! {
     #[test]
     fn a_client_sees_a_plain_volume(
         style in prop::sample::select(&STYLES[..]),
-        // What places and lengths are multiples of.
         (infos, unit) in prop::sample::select(&UNITS[..]),
         requests in prop::collection::vec(model_request(), 1..60),
     ) {

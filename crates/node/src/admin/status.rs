@@ -38,7 +38,7 @@ async fn meet(node: &Node) -> Result<(Client, NodeInfo)> {
     Ok((client, info))
 }
 
-/// Whether a node answers.
+/// An error unless the node answers.
 pub(super) async fn is_there(node: &Node) -> Result<()> {
     let met = tokio::time::timeout(timing::NODE_ANSWER_MAX, meet(node)).await;
     met.unwrap_or_else(|_| Err(Error::retry(format!("{} does not answer", node.address)))).map(|_| ())
@@ -280,7 +280,7 @@ enum NoDigest {
 type Digested = std::result::Result<ShardDigest, NoDigest>;
 
 impl NoDigest {
-    /// What is wrong with the replica of this node, for people.
+    /// The fault of this node's replica, in words for people.
     fn of(&self, node: &str) -> String {
         match self {
             Self::Unreached(_) => format!("{node} can't be reached: it is stopped, or cut off"),

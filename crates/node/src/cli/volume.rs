@@ -133,7 +133,7 @@ async fn move_head(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether the node is head of the shard, or of all shards that it is a member of, and orders there.
+/// True if the node is head of the shard, or of all shards that it is a member of, and orders there.
 fn leads(v: &VolumeStatus, node: &str, shard: Option<u32>) -> bool {
     let is_asked_for = |s: &&ShardReport| match shard {
         Some(index) => s.id.ends_with(&format!(".{index}")),
@@ -144,7 +144,7 @@ fn leads(v: &VolumeStatus, node: &str, shard: Option<u32>) -> bool {
     v.shards.iter().filter(is_asked_for).all(orders)
 }
 
-/// Whether all members have followed, but for those that do not answer: they may be away for long.
+/// True if all members have followed, but for those that do not answer: they may be away for long.
 fn is_settled(v: &VolumeStatus) -> bool {
     let has_followed = |s: MemberState| matches!(s, MemberState::Active | MemberState::Down | MemberState::Failed);
     v.shards.iter().flat_map(|s| &s.members).all(|m| has_followed(m.state))

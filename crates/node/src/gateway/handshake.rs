@@ -284,7 +284,7 @@ pub(super) async fn open(
     }
 }
 
-/// What an attachment waits for.
+/// The reason why a volume is not attached yet.
 async fn why_not(worker: &mpsc::UnboundedSender<Command>, volume: VolumeId) -> Error {
     let (reply, answer) = oneshot::channel();
     if worker.send(Command::WaitsFor { volume, reply }).is_err() {

@@ -114,7 +114,7 @@ async fn greeted(at: &Path) -> UnixStream {
     client
 }
 
-/// Whether the gateway has let this client go, or does so soon.
+/// True if the gateway has let this client go, or does so soon.
 async fn is_let_go(client: &mut UnixStream, within: Duration) -> bool {
     let mut rest = Vec::new();
     tokio::time::timeout(within, client.read_to_end(&mut rest)).await.is_ok()
@@ -258,7 +258,7 @@ async fn a_walk_of_many_exports_has_its_own_time() {
     assert!(begun.elapsed() > limit, "{:?} is too fast for this test", begun.elapsed());
 }
 
-/// What a client is told that asks for the first of so many volumes, and after which time.
+/// The refusal that a client gets which asks for the first of so many volumes, and the time until it came.
 async fn asked_in_vain(volumes: usize, attach: Duration) -> (String, Duration) {
     local(async {
         let dir = tempfile::tempdir().unwrap();

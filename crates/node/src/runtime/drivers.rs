@@ -86,7 +86,7 @@ fn control_plane(why: &str) -> String {
     format!("the volume waits for the control plane: {why}; see `freebs status`")
 }
 
-/// What an attachment that is not ready lacks.
+/// The members or the answer that an attachment lacks which is not ready.
 fn lacks(slot: &Slot, state: &State) -> String {
     let info = slot.driver.borrow().info();
     let name = |node: NodeId| state.node(node).map_or_else(|| node.to_string(), |n| n.name.clone());
@@ -271,7 +271,7 @@ impl<C: ControlPlane> Drivers<C> {
         Ok(())
     }
 
-    /// What keeps a volume from being attached here, for people.
+    /// The reason why a volume is not attached here yet, for people.
     pub fn waits_for(&self, core: &Core<C>, volume: VolumeId) -> String {
         if let Some(why) = self.busy.borrow().get(&volume) {
             return why.clone();

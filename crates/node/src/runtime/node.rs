@@ -316,7 +316,7 @@ impl Door {
     }
 }
 
-/// What a node says that was not taken in yet. One that ran before and knows no control state waits for others that do;
+/// The words of a node that was not taken in yet. One that ran before and knows no control state waits for others that do;
 /// if there is none, it waits for ever.
 pub fn not_yet(name: &str, knows_nothing: bool, was_in_use: bool) -> Error {
     Error::retry(match (knows_nothing, was_in_use) {

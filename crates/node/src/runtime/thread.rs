@@ -81,7 +81,7 @@ pub enum Command {
         volume: VolumeId,
         reply: oneshot::Sender<Result<Generation>>,
     },
-    /// What keeps the volume from being attached here, for people.
+    /// Asks for the reason why the volume is not attached here yet, for people.
     WaitsFor {
         volume: VolumeId,
         reply: oneshot::Sender<String>,
