@@ -113,7 +113,8 @@ impl Refusal {
     }
 }
 
-/// What a request asks. Ranges lie within the export, are not empty, and are multiples of 512 bytes.
+/// What a request asks. Ranges lie within the export and are not empty. They are multiples of 512 bytes only if the
+/// client asked for block sizes: the others get any bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
     /// At most the payload limit. `df`: the reply will be one chunk, whatever pieces it is given in.
@@ -303,7 +304,7 @@ pub enum SessionError {
         /// Bytes of the body that it announces.
         len: u32,
     },
-    /// More options than [`crate::Limits::options_max`].
+    /// More options than [`crate::Limits::options_max`], or [`crate::Limits::export_options_max`].
     TooManyOptions,
     /// More bytes than [`crate::Limits::handshake_bytes_max`], all options together.
     HandshakeTooLong,

@@ -8,9 +8,9 @@
 
 use crate::event::{Event, ExportInfo, Purpose, Refusal, RefusalReason, SessionError, Step, Wait};
 use crate::limits::{
-    BLOCK_SIZE_MIN, BLOCK_SIZE_PREFERRED, ERROR_TEXT_BYTES_MAX, HANDSHAKE_UNSENT_BYTES_MAX, LIST_BYTES_MAX,
-    LIST_EXPORTS_MAX, META_QUERIES_MAX, NAME_BYTES_MAX, OPTION_BYTES_MAX, OPTION_SKIP_BYTES_MAX, SKIP_STEP_BYTES,
-    STRING_BYTES_MAX,
+    BLOCK_SIZE_MIN, BLOCK_SIZE_PREFERRED, ERROR_TEXT_BYTES_MAX, EXPORT_OPTION_FREE_BYTES, HANDSHAKE_UNSENT_BYTES_MAX,
+    LIST_BYTES_MAX, LIST_EXPORTS_MAX, META_QUERIES_MAX, NAME_BYTES_MAX, OPTION_BYTES_MAX, OPTION_SKIP_BYTES_MAX,
+    SKIP_STEP_BYTES, STRING_BYTES_MAX,
 };
 use crate::session::{Active, AfterSkip, InfoWant, Mode, Phase, Question, Session, discard, missing, whole_sectors};
 use crate::wire::{self, Fields, flag, handshake_flag, info, opt, rep};
@@ -44,17 +44,7 @@ impl Session {
         }
         let option = input.get_u32();
         let len = input.get_u32();
-        self.options += 1;
-        if self.options > self.limits.options_max {
-            return Err(SessionError::TooManyOptions);
-        }
-        self.handshake_bytes += wire::OPTION_HEADER_BYTES as u64 + u64::from(len);
-        if len > OPTION_SKIP_BYTES_MAX || (option == opt::EXPORT_NAME && len as usize > STRING_BYTES_MAX) {
-            return Err(SessionError::OptionTooLong { option, len });
-        }
-        if self.handshake_bytes > self.limits.handshake_bytes_max {
-            return Err(SessionError::HandshakeTooLong);
-        }
+        self.count(option, len)?;
         if option == opt::SET_META_CONTEXT {
             // Contexts chosen before are gone even if this option fails.
             self.meta = None;
@@ -64,6 +54,30 @@ impl Session {
             None => Phase::OptionBody { option, len },
         };
         Ok(None)
+    }
+
+    /// Counts an option against the limits. Questions about exports have a count of their own: there may be as many as
+    /// exports.
+    fn count(&mut self, option: u32, len: u32) -> Result<(), SessionError> {
+        let asks = matches!(option, opt::INFO | opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT);
+        let (count, max, free) = if asks {
+            (&mut self.export_options, self.limits.export_options_max, EXPORT_OPTION_FREE_BYTES)
+        } else {
+            (&mut self.options, self.limits.options_max, 0)
+        };
+        if *count == max {
+            return Err(SessionError::TooManyOptions);
+        }
+        *count += 1;
+        let bytes = wire::OPTION_HEADER_BYTES as u64 + u64::from(len);
+        self.handshake_bytes += bytes.saturating_sub(u64::from(free));
+        if len > OPTION_SKIP_BYTES_MAX || (option == opt::EXPORT_NAME && len as usize > STRING_BYTES_MAX) {
+            return Err(SessionError::OptionTooLong { option, len });
+        }
+        if self.handshake_bytes > self.limits.handshake_bytes_max {
+            return Err(SessionError::HandshakeTooLong);
+        }
+        Ok(())
     }
 
     /// What is said of an option without a look at its body. An EXPORT_NAME can only be refused by the end.
@@ -166,6 +180,7 @@ impl Session {
             self.option_error(option, rep::ERR_INVALID, "the option is malformed");
             return None;
         };
+        self.knows_sizes |= want.block_size;
         let purpose = if option == opt::GO { Purpose::Go } else { Purpose::Info };
         self.look_up(option, name, purpose, Question::Info { option, asked: name.to_owned(), want })
     }
@@ -351,6 +366,7 @@ fn parse_info(body: &[u8]) -> Option<(&str, InfoWant)> {
     let mut want = InfoWant::default();
     for _ in 0..count {
         match fields.u16()? {
+            info::BLOCK_SIZE => want.block_size = true,
             info::NAME => want.name = true,
             info::DESCRIPTION => want.description = true,
             _ => {}

@@ -10,8 +10,9 @@
 //! TRIM, CACHE, WRITE_ZEROES and BLOCK_STATUS, with simple or structured replies or extended headers.
 //!
 //! # What the caller sees to
-//! - Time: a handshake ([`Session::in_handshake`]) that takes longer than some ten seconds should be cut, and so should
-//!   a client that takes no output for minutes. The number of connections is the caller's to limit, too.
+//! - Time: a handshake ([`Session::in_handshake`]) that takes longer than some ten seconds should be cut, unless it asks
+//!   about many exports ([`Session::exports_asked`]), and so should a client that takes no output for minutes. The number
+//!   of connections is the caller's to limit, too.
 //! - Backpressure: read from the client only while [`Session::wanted`] is not 0.
 //! - After an error: send what output there is if the client takes it at once, and close.
 //! - After [`Event::Disconnect`]: answer what is in flight, and close when [`Session::is_finished`].

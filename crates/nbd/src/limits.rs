@@ -15,9 +15,15 @@ pub const OPTION_BYTES_MAX: u32 = 16 << 10;
 /// Bytes of an option that are skipped (unknown, refused, too big to be read). Past it the connection ends: the longest
 /// option any client sends is a few hundred bytes, and skipping 4 GiB would keep the connection busy for minutes.
 pub const OPTION_SKIP_BYTES_MAX: u32 = 64 << 10;
-/// Options in one handshake. nbdinfo and qemu send fewer than 20.
+/// Options in one handshake that are no question about an export. nbdinfo and qemu send fewer than 20.
 pub const OPTIONS_MAX: u32 = 64;
-/// Bytes a client may send before transmission. The usual handshake is under 1 KiB.
+/// Questions about exports in one handshake (INFO, LIST_META_CONTEXT, SET_META_CONTEXT): four for each volume that a
+/// cluster can have. nbdinfo asks two about each. They are cheap: each is one look-up by name.
+pub const EXPORT_OPTIONS_MAX: u32 = 4 * limits::VOLUMES_MAX as u32;
+/// Bytes of a question about an export that are not counted: a full name, and more requests than there are kinds of.
+pub const EXPORT_OPTION_FREE_BYTES: u32 = 512;
+/// Bytes a client may send before transmission, without `EXPORT_OPTION_FREE_BYTES` of each question about an export.
+/// The usual handshake is under 1 KiB.
 pub const HANDSHAKE_BYTES_MAX: u64 = 256 << 10;
 /// Unsent reply bytes past which no further option is looked at. A client has to await each reply anyway; one that does
 /// not can't make the server pile up lists.
@@ -31,7 +37,8 @@ pub const LIST_BYTES_MAX: usize = 2 << 20;
 /// Bytes of the text beside an error.
 pub const ERROR_TEXT_BYTES_MAX: usize = 256;
 
-/// The smallest request, and what offsets and lengths are multiples of.
+/// The smallest request, and what offsets and lengths are multiples of, for clients that ask for it. The protocol has a
+/// server take any bytes from those that do not.
 pub const BLOCK_SIZE_MIN: u32 = SECTOR as u32;
 /// The request size from which nothing has to be read to be written.
 pub const BLOCK_SIZE_PREFERRED: u32 = BLOCK as u32;
@@ -55,6 +62,8 @@ pub const SKIP_STEP_BYTES: usize = 64 << 10;
 pub struct Limits {
     /// See [`OPTIONS_MAX`].
     pub options_max: u32,
+    /// See [`EXPORT_OPTIONS_MAX`].
+    pub export_options_max: u32,
     /// See [`HANDSHAKE_BYTES_MAX`].
     pub handshake_bytes_max: u64,
     /// See [`PAYLOAD_BYTES_MAX`]; at least [`BLOCK_SIZE_PREFERRED`].
@@ -69,6 +78,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             options_max: OPTIONS_MAX,
+            export_options_max: EXPORT_OPTIONS_MAX,
             handshake_bytes_max: HANDSHAKE_BYTES_MAX,
             payload_bytes_max: PAYLOAD_BYTES_MAX,
             requests_max: REQUESTS_MAX,

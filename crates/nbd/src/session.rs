@@ -67,6 +67,7 @@ pub(crate) enum Question {
 /// Which information a client asked for. EXPORT it always gets, BLOCK_SIZE too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct InfoWant {
+    pub block_size: bool,
     pub name: bool,
     pub description: bool,
 }
@@ -87,12 +88,16 @@ pub struct Session {
     pub(crate) phase: Phase,
     pub(crate) mode: Mode,
     pub(crate) no_zeroes: bool,
+    /// The client asked for block sizes, and so has to keep to them.
+    pub(crate) knows_sizes: bool,
     /// The canonical name of the export for which `base:allocation` was chosen last.
     pub(crate) meta: Option<String>,
     pub(crate) active: Active,
     /// Transmission has begun, and the caller has not been told yet.
     pub(crate) begun: Option<String>,
+    /// Options that were no question about an export, and those that were.
     pub(crate) options: u32,
+    pub(crate) export_options: u32,
     pub(crate) handshake_bytes: u64,
     pub(crate) shutting_down: bool,
     pub(crate) output: Output,
@@ -120,6 +125,8 @@ impl Session {
             active: Active::default(),
             begun: None,
             options: 0,
+            export_options: 0,
+            knows_sizes: false,
             handshake_bytes: 0,
             shutting_down: false,
             output,
@@ -199,6 +206,12 @@ impl Session {
             self.phase,
             Phase::ClientFlags | Phase::Option | Phase::OptionBody { .. } | Phase::OptionSkip { .. } | Phase::Answer(_)
         )
+    }
+
+    /// Questions about exports so far (INFO and meta contexts): a client that walks many may take its time.
+    #[must_use]
+    pub fn exports_asked(&self) -> u32 {
+        self.export_options
     }
 
     /// Requests that are not answered yet.

@@ -1,8 +1,8 @@
 //! Transmission: requests are checked and handed out, answers are put in the form agreed on.
 //!
 //! Invariants:
-//! - A request that reaches the caller is within the export, aligned to 512 bytes, not empty, and allowed. One that is
-//!   not is answered here, and its payload skipped without being kept.
+//! - A request that reaches the caller is within the export, not empty, and allowed; and aligned to 512 bytes if the
+//!   client asked for block sizes. One that is not is answered here, and its payload skipped without being kept.
 //! - A write's header stays at the front of the input until its payload is there as a whole; then both are consumed.
 //! - Exactly one final reply for each request: simple, or chunks of which the last one alone says "done".
 //! - A read in structured or extended form is never answered in simple form, not even with an error.
@@ -159,7 +159,8 @@ impl Session {
             };
             return Err((errno, "the range is beyond the end"));
         }
-        if !(header.offset | header.len).is_multiple_of(u64::from(BLOCK_SIZE_MIN)) {
+        // Others can't know that there is such a thing: they get any bytes they ask for.
+        if self.knows_sizes && !(header.offset | header.len).is_multiple_of(u64::from(BLOCK_SIZE_MIN)) {
             return Err((NbdErrno::Inval, "not a multiple of 512 bytes"));
         }
         Ok(())

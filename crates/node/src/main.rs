@@ -9,6 +9,7 @@ mod events;
 mod files;
 mod gateway;
 mod options;
+mod places;
 mod runtime;
 mod timing;
 mod up;

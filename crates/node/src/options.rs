@@ -41,6 +41,8 @@ pub struct NodeOptions {
     pub listen: SocketAddr,
     /// Where it serves NBD itself, if it does.
     pub nbd: Option<NbdAddress>,
+    /// A client whose volume can't be used is told so after this time.
+    pub attach_wait: Duration,
     /// Bytes of its device, all workers together.
     pub device_bytes: u64,
     pub segment_bytes: u64,
@@ -78,6 +80,8 @@ pub struct GatewayOptions {
     /// The cluster it belongs to, if it was told; another one is refused then.
     pub cluster_id: Option<ClusterId>,
     pub nbd: NbdAddress,
+    /// A client whose volume can't be used is told so after this time.
+    pub attach_wait: Duration,
     /// Its persistent identity as attachments know it: with the same one it takes its volumes up again.
     pub identity: Hash32,
     /// How long it looks for more before it sleeps.

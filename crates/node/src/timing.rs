@@ -91,7 +91,7 @@ pub const LINK_STEADY: Duration = Duration::from_secs(1);
 /// Drivers' time-outs are looked at this often: half of the shortest (10 ms, the first back-off).
 pub const DRIVER_TICK: Duration = Duration::from_millis(5);
 /// A volume whose members do not answer for this long is not attached: longer than a take-over waits for old leases and
-/// a view change together, so that a client sees a pause where there is only one.
+/// a view change together. Clients are told earlier (`--attach-wait`); what was begun helps those that ask again.
 pub const ATTACH_LIMIT: Duration = Duration::from_secs(30);
 /// The control plane is asked for an attachment for this long: longer than an election and `submit_ms`.
 pub const ATTACH_ASK_LIMIT: Duration = Duration::from_secs(15);
@@ -111,10 +111,14 @@ pub const WORKER_STOP_MAX: Duration = Duration::from_secs(8);
 
 // `gateway`: NBD handshakes.
 
-/// From the connection to GO, without what the volume takes.
-pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(15);
-/// Attaching may wait for members; a client is told after this time. Longer than `ATTACH_LIMIT`, whose error says more.
-pub const OPEN_LIMIT: Duration = Duration::from_secs(35);
+/// A client's time from the connection to GO, all in all, without what its volume takes. A client needs
+/// milliseconds; one on a machine that swaps may need seconds.
+pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+/// That much more for each question about an export, so that a client can walk as many as a cluster has. nbdinfo asks two
+/// about each and takes 0.2 s for them over TCP: its kernel holds the last bytes of the second one back that long.
+pub const HANDSHAKE_QUESTION: Duration = Duration::from_millis(250);
+/// A worker says within this time what keeps a volume from being attached; it only has to look.
+pub const WHY_NOT_MAX: Duration = Duration::from_millis(250);
 /// A client that waits for its volume is looked at this often: if it has gone, nothing is attached for it.
 pub const CLIENT_GONE_LOOK: Duration = Duration::from_millis(250);
 
@@ -140,7 +144,9 @@ pub const PORT_LOOK: Duration = Duration::from_millis(50);
 pub const UP_ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A question to the supervisor, both sides. A stop may take its `STOP_GRACE`, for more than one node.
 pub const UP_ANSWER_MAX: Duration = Duration::from_secs(30);
-/// When nothing is ready for this long, the supervisor says what is missing, and again after as long.
+/// When nothing is ready for this long, the supervisor says what is missing: longer than a start takes that goes well.
+pub const UP_FIRST_WORD: Duration = Duration::from_secs(5);
+/// From then on it says so this often.
 pub const UP_SLOW: Duration = Duration::from_secs(20);
 /// A node waits this long to be stopped until others have opened their views; then the views change without it.
 pub const HAND_OVER_MAX: Duration = Duration::from_secs(5);

@@ -33,6 +33,7 @@ const SIZE: usize = 64 << 10;
 /// Small, so that they are reached.
 const LIMITS: Limits = Limits {
     options_max: 12,
+    export_options_max: 12,
     handshake_bytes_max: 4096,
     payload_bytes_max: 8192,
     requests_max: 4,
@@ -52,6 +53,8 @@ struct Server {
     form: Form,
     volume: Vec<u8>,
     read_only: bool,
+    /// The client asked for block sizes, so every request is aligned.
+    aligned: bool,
     /// Requests are held until they have to be answered, and then the last comes first.
     holds: bool,
     held: Vec<(Ticket, Op)>,
@@ -74,6 +77,7 @@ impl Server {
             form: Form::Simple,
             volume: vec![0; SIZE],
             read_only: choice & 1 != 0,
+            aligned: false,
             holds: choice & 2 != 0,
             held: Vec::new(),
             input: BytesMut::new(),
@@ -178,7 +182,7 @@ impl Server {
         }
     }
 
-    /// A request that a session hands out is within the export, aligned, allowed and not empty.
+    /// A request that a session hands out is within the export, allowed, not empty, and aligned if it has to be.
     fn in_range(&self, op: &Op) {
         let (offset, len, changes) = match op {
             Op::Read { offset, len, .. } => (*offset, u64::from(*len), false),
@@ -188,7 +192,8 @@ impl Server {
             Op::Flush => return,
         };
         assert!(len > 0 && offset.checked_add(len).is_some_and(|end| end <= SIZE as u64), "{op:?}");
-        assert!((offset | len).is_multiple_of(512) && !(changes && self.read_only), "{op:?}");
+        assert!(!self.aligned || (offset | len).is_multiple_of(512), "{op:?}");
+        assert!(!(changes && self.read_only), "{op:?}");
         if matches!(op, Op::Read { .. } | Op::Write { .. }) {
             assert!(len <= u64::from(LIMITS.payload_bytes_max), "{op:?}");
         }
@@ -295,7 +300,8 @@ fn converse(choice: u8, pieces: &[&[u8]], form: Option<Form>) -> Server {
     let mut server = Server::new(choice);
     if let Some(form) = form {
         server.form = form;
-        server.feed(&opening(form));
+        server.aligned = choice & 0x40 == 0;
+        server.feed(&opening(form, server.aligned));
         assert!(!server.session.in_handshake());
         server.sent.clear();
         server.events.clear();
@@ -325,14 +331,14 @@ pub fn handshake(data: &[u8]) {
     assert!(whole.wanted_most <= 64 << 10, "no option is awaited beyond its maximum");
     let mut answers = 0;
     options(&whole.sent, &mut answers);
-    assert!(answers <= 6 * u64::from(LIMITS.options_max));
+    assert!(answers <= 6 * u64::from(LIMITS.options_max + LIMITS.export_options_max));
     if input.cuts > 0 {
         the_same(&whole, &converse(input.choice, &input.pieces(input.rest), None));
     }
 }
 
-/// The client's side up to transmission.
-fn opening(form: Form) -> Vec<u8> {
+/// The client's side up to transmission; it may ask for block sizes.
+fn opening(form: Form, asks_sizes: bool) -> Vec<u8> {
     let option = |number: u32, data: &[u8]| {
         [b"IHAVEOPT", &number.to_be_bytes()[..], &(data.len() as u32).to_be_bytes(), data].concat()
     };
@@ -345,7 +351,8 @@ fn opening(form: Form) -> Vec<u8> {
     if form != Form::Simple {
         script.extend(option(10, b"\0\0\0\x05alpha\0\0\0\x01\0\0\0\x0fbase:allocation"));
     }
-    script.extend(option(7, b"\0\0\0\x05alpha\0\0"));
+    let infos: &[u8] = if asks_sizes { b"\0\x01\0\x03" } else { b"\0\0" };
+    script.extend(option(7, &[b"\0\0\0\x05alpha", infos].concat()));
     script
 }
 
@@ -466,5 +473,14 @@ pub fn seeds(out: &mut crate::seeds::Seeds) {
             format!("{what}-held"),
             Input::bytes(false, 0, (form as u8) << 2 | 2, &all.concat()),
         );
+        let odd = [
+            request(form, 0, 1, 4093, 7, &[5; 7]),
+            request(form, 0, 0, 4090, 20, b""),
+            request(form, 0, 6, 4095, 2, b""),
+            request(form, 0, 0, 65_535, 2, b""),
+        ];
+        // 64 has the remainder 1: the form that it stands for is shifted back.
+        let choice = 0x40 | ((form as u8 + 2) % 3) << 2;
+        out.add("nbd-transmission", format!("{what}-odd"), Input::bytes(false, 7, choice, &odd.concat()));
     }
 }

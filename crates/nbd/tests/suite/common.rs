@@ -185,8 +185,13 @@ impl Server {
         }
     }
 
-    /// The client's side up to transmission, in the given style.
+    /// The client's side up to transmission, in the given style. It does not ask for block sizes.
     pub fn connect(&mut self, style: Style) {
+        self.connect_knowing(style, &[]);
+    }
+
+    /// The same, with what the client asks for beside the export's size.
+    pub fn connect_knowing(&mut self, style: Style, infos: &[u16]) {
         self.style = style;
         let mut script = hello();
         match style {
@@ -197,7 +202,7 @@ impl Server {
         if style != Style::Simple {
             script.extend(option(10, &meta("alpha", &["base:allocation"])));
         }
-        script.extend(option(7, &go("alpha", &[])));
+        script.extend(option(7, &go("alpha", infos)));
         self.feed(&script);
         assert!(!self.session.in_handshake());
         self.sent.clear();

@@ -96,6 +96,48 @@ fn an_option_of_4_gib_is_the_end() {
     assert_eq!(server.options().len(), limits::OPTIONS_MAX as usize);
 }
 
+/// nbdinfo asks about every export in one handshake, with two options each, and was cut off after the 64th option.
+#[test]
+fn as_many_exports_as_a_cluster_has_are_asked_about() {
+    const EXPORTS: usize = 2000;
+    let exports = (0..EXPORTS).map(|n| export(&format!("{n:0>128}"))).collect();
+    let mut server = Server::with(Limits::default(), exports);
+    server.feed(&[hello(), option(8, b""), option(3, b"")].concat());
+    for n in 0..EXPORTS {
+        let name = format!("{n:0>128}");
+        for (number, body) in
+            [(10, meta(&name, &["base:allocation"])), (9, meta(&name, &[])), (6, go(&name, &[0, 1, 2, 3]))]
+        {
+            server.feed(&option(number, &body));
+            assert_eq!(server.error, None, "at export {n}");
+        }
+    }
+    server.feed(&option(2, b""));
+    assert_eq!((server.error, server.wait), (None, Wait::Closed));
+    assert_eq!(server.session.exports_asked(), 3 * EXPORTS as u32);
+}
+
+/// Such options have an end, too, and a long one counts as what it is.
+#[test]
+fn questions_about_exports_are_bounded() {
+    let limits = Limits { export_options_max: 100, ..Limits::default() };
+    let mut server = Server::with(limits, vec![export("alpha")]);
+    server.feed(&hello());
+    server.sent.clear();
+    server.feed(&option(6, &go("alpha", &[])).repeat(1000));
+    assert_eq!(server.error, Some(SessionError::TooManyOptions));
+    assert_eq!(server.log.len(), 100);
+    // Whoever asks to use one is not looking around.
+    let mut server = greeted();
+    server.feed(&option(7, &go("gamma", &[])).repeat(1000));
+    assert_eq!(server.error, Some(SessionError::TooManyOptions));
+    assert_eq!(server.log.len(), limits::OPTIONS_MAX as usize);
+    let mut server = greeted();
+    server.feed(&option(6, &go("alpha", &[77; 8000])).repeat(100));
+    assert_eq!(server.error, Some(SessionError::HandshakeTooLong));
+    assert!(server.log.len() < 18, "{} of 16 KB", server.log.len());
+}
+
 /// A client that asks for list after list without reading any.
 #[test]
 fn lists_do_not_pile_up() {

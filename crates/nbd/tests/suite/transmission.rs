@@ -5,6 +5,9 @@ use bytes::{Buf, Bytes};
 use freebs_nbd::{Event, Extent, Limits, NbdErrno, Op, ReadPiece, SessionError, Step, Wait, limits};
 use proptest::prelude::*;
 
+/// Information that a client asks for.
+const BLOCK_SIZE: u16 = 3;
+
 const READ: u16 = 0;
 const WRITE: u16 = 1;
 const DISC: u16 = 2;
@@ -179,7 +182,7 @@ fn wrong_requests_are_refused_and_their_payload_skipped() {
         (NO_FLAGS, TRIM, end, 512, 22), (NO_FLAGS, TRIM, far, 1024, 22), (NO_FLAGS, TRIM, 512, 0, 22),
         (NO_FLAGS, ZEROES, end, 512, 28), (NO_FLAGS, ZEROES, 512, end, 28), (NO_FLAGS, ZEROES, 0, 0, 22),
         (NO_FLAGS, CACHE, end, 512, 22), (NO_FLAGS, CACHE, 0, 0, 22),
-        // Alignment.
+        // Alignment, which a client that asked for block sizes knows.
         (NO_FLAGS, READ, 1, 512, 22), (NO_FLAGS, READ, 0, 511, 22), (NO_FLAGS, READ, 256, 256, 22),
         (NO_FLAGS, WRITE, 1, 512, 22), (NO_FLAGS, WRITE, 0, 100, 22), (NO_FLAGS, TRIM, 511, 1, 22),
         (NO_FLAGS, ZEROES, 0, 513, 22), (NO_FLAGS, CACHE, 8, 512, 22),
@@ -191,7 +194,8 @@ fn wrong_requests_are_refused_and_their_payload_skipped() {
         (NO_FLAGS, 8, 0, 512, 22), (NO_FLAGS, 77, 0, 0, 22), (FUA, 0xffff, far, 0xffff_fe00, 22),
     ];
     for style in STYLES {
-        let mut server = connected(style);
+        let mut server = Server::new();
+        server.connect_knowing(style, &[BLOCK_SIZE]);
         for (flags, command, offset, len, error) in cases.iter().copied() {
             let data = if command == WRITE { vec![0x25; len as usize] } else { Vec::new() };
             server.ask(flags, command, 5, offset, len, &data);
@@ -210,6 +214,60 @@ fn wrong_requests_are_refused_and_their_payload_skipped() {
         assert_eq!(server.error, None);
         assert!(is_zero(&server.volume));
     }
+}
+
+/// The protocol: a server must not count on sizes that a client never asked for. Such a client was refused the first
+/// bytes of a volume, if it wanted fewer than 512.
+#[test]
+fn who_did_not_ask_for_block_sizes_may_use_any_bytes() {
+    for style in STYLES {
+        let mut server = Server::new();
+        server.connect_knowing(style, &[0, 1, 2]);
+        let mut model = vec![0; SIZE as usize];
+        server.ask(NO_FLAGS, WRITE, 1, 4093, 7, &[7; 7]);
+        model[4093..4100].fill(7);
+        server.ask(NO_FLAGS, WRITE, 2, SIZE - 1, 1, &[9]);
+        model[SIZE as usize - 1] = 9;
+        server.ask(NO_FLAGS, ZEROES, 3, 4095, 2, b"");
+        server.ask(NO_FLAGS, TRIM, 4, 4098, 1, b"");
+        model[4095..4097].fill(0);
+        model[4098] = 0;
+        server.ask(NO_FLAGS, CACHE, 5, 3, 5, b"");
+        let sent = core::mem::take(&mut server.sent);
+        let mut from = &sent[..];
+        for cookie in 1..6 {
+            let reply = take_reply(&mut from, 0);
+            assert_eq!((reply.cookie, reply.error), (cookie, 0), "{style:?}");
+        }
+        assert!(server.volume == model, "{style:?}");
+        for (offset, len) in [(4090, 20), (0, 1), (SIZE - 3, 3), (4000, 1001)] {
+            server.ask(NO_FLAGS, READ, 6, offset, len, b"");
+            let sent = core::mem::take(&mut server.sent);
+            let expected = model[offset as usize..][..len as usize].to_vec();
+            assert_eq!(assemble(&sent, style, offset, len as usize), Ok(expected), "{style:?} {offset}+{len}");
+        }
+        if style != Style::Simple {
+            server.ask(NO_FLAGS, STATUS, 7, 4090, 5, b"");
+            assert!(server.replies()[0].ends_with("status 5:0"));
+        }
+        // The end of the volume is the end all the same.
+        server.ask(NO_FLAGS, READ, 8, SIZE - 1, 2, b"");
+        let sent = core::mem::take(&mut server.sent);
+        assert_eq!(take_reply(&mut &sent[..], 0).error, 22);
+    }
+}
+
+/// It was asked for in an INFO before, and GO is what the client means now: it knows all the same.
+#[test]
+fn block_sizes_that_were_asked_for_once_are_known() {
+    let mut server = Server::new();
+    server.feed(&[hello(), option(6, &go("alpha", &[BLOCK_SIZE])), option(7, &go("alpha", &[]))].concat());
+    server.sent.clear();
+    server.ask(NO_FLAGS, READ, 1, 0, 100, b"");
+    server.ask(NO_FLAGS, READ, 2, 0, 512, b"");
+    let sent = core::mem::take(&mut server.sent);
+    let mut from = &sent[..];
+    assert_eq!([take_reply(&mut from, 0).error, take_reply(&mut from, 512).error], [22, 0]);
 }
 
 #[test]
@@ -670,7 +728,10 @@ fn events_go_on_after_each_answer() {
     assert!(matches!(step, Ok(Step::Event(Event::Request { op: Op::Flush, .. }))));
 }
 
-/// One request of the model run: command, flags, offset and length in sectors, filling.
+/// Information that a client asks for, and the unit of its places and lengths then.
+const UNITS: [(&[u16], u64); 3] = [(&[BLOCK_SIZE], 512), (&[], 1), (&[], 509)];
+
+/// One request of the model run: command, flags, offset and length in units, filling.
 fn model_request() -> impl Strategy<Value = (u16, u16, u64, u64, u8)> {
     let command = prop_oneof![
         3 => (Just(READ), prop_oneof![Just(NO_FLAGS), Just(DF), Just(FUA)]),
@@ -691,19 +752,21 @@ proptest! {
     #[test]
     fn a_client_sees_a_plain_volume(
         style in prop::sample::select(&STYLES[..]),
+        (infos, unit) in prop::sample::select(&UNITS[..]),
         requests in prop::collection::vec(model_request(), 1..60),
     ) {
-        let mut server = connected(style);
+        let mut server = Server::new();
+        server.connect_knowing(style, infos);
         server.exports[0].size = SIZE;
         server.session.resize(64 * 512);
         let mut model = vec![0u8; 64 * 512];
         for (cookie, (command, flags, at, len, fill)) in requests.into_iter().enumerate() {
             let flags = if style == Style::Simple && flags == DF { NO_FLAGS } else { flags };
-            let (offset, bytes) = if command == FLUSH { (0, 0) } else { (at * 512, len * 512) };
+            let (offset, bytes) = if command == FLUSH { (0, 0) } else { (at * unit, len * unit) };
             let data = if command == WRITE { vec![fill; bytes as usize] } else { Vec::new() };
             server.ask(flags, command, cookie as u64, offset, bytes, &data);
             let sent = core::mem::take(&mut server.sent);
-            let fits = at + len <= 64;
+            let fits = (at + len) * unit <= 64 * 512;
             if command == READ {
                 let expected = if fits { Ok(model[offset as usize..][..bytes as usize].to_vec()) } else { Err(22) };
                 prop_assert_eq!(assemble(&sent, style, offset, bytes as usize), expected);
@@ -740,8 +803,8 @@ fn naive_extents(data: &[u8], one: bool) -> String {
     for sector in data.chunks(512) {
         let state = if is_zero(sector) { 3 } else { 0 };
         match runs.last_mut() {
-            Some((len, before)) if *before == state => *len += 512,
-            _ => runs.push((512, state)),
+            Some((len, before)) if *before == state => *len += sector.len(),
+            _ => runs.push((sector.len(), state)),
         }
     }
     runs.truncate(if one { 1 } else { usize::MAX });

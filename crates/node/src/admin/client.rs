@@ -67,6 +67,11 @@ impl Client {
             let mut buf = BytesMut::new();
             match read_message(&mut stream, &mut buf).await.map_err(|e| e.at(address))? {
                 Some(Message::Welcome(welcome)) => Ok((stream, buf, welcome)),
+                // It says why it has nothing to say yet.
+                Some(Message::ControlReply { body, .. }) => match Reply::decode(&body) {
+                    Err(e) => Err(e.at(address)),
+                    Ok(_) => Err(Error::retry(format!("{address} answered before it was asked"))),
+                },
                 _ => Err(Error::retry(format!("{address} did not answer like a freebs node"))),
             }
         };

@@ -25,7 +25,7 @@ mod tests;
 pub use client::Client;
 pub use plane::{FollowerOptions, Plane};
 pub use seat::SeatOptions;
-pub use server::{hear_seat, serve};
+pub use server::{hear_seat, serve, turn_away};
 pub use service::{Me, Service};
 
 use freebs_control::api::{ShardDigest, ShardStatus};

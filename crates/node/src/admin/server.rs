@@ -6,6 +6,7 @@ use super::seat_links::{ADDRESS, MESSAGE};
 use super::service::{Service, Session};
 use crate::timing;
 use bytes::BytesMut;
+use freebs_control::api::Reply;
 use freebs_format::wire::{Hello, Message, Welcome};
 use freebs_types::{Error, Result};
 use std::io;
@@ -99,6 +100,13 @@ pub async fn serve(mut stream: TcpStream, mut buf: BytesMut, _hello: Hello, serv
             drop(slot);
         });
     }
+}
+
+/// A connection whose hello was read, to a node that can't answer anything yet: it is told why, in place of a welcome.
+pub async fn turn_away(mut stream: TcpStream, why: Error) -> Result<()> {
+    let reply = Message::ControlReply { id: 0, body: Reply::encode(Err(why.clone())).into() };
+    let _ = tokio::time::timeout(timing::API_WRITE_MAX, write_message(&mut stream, &reply)).await;
+    Err(why)
 }
 
 /// A connection from another node's seat: welcomes it, and passes on what it says until it ends. While the seat here is

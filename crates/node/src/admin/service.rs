@@ -137,8 +137,9 @@ impl Service {
     async fn move_head(&self, name: &str, node: &str, only: Option<u32>) -> Result<Reply> {
         let state = self.state()?;
         let volume = state.need(name)?;
-        let found = state.nodes().find(|n| n.name == node).map(|n| n.id);
-        let to = found.ok_or_else(|| Error::not_found(format!("there is no node '{node}'")))?;
+        let found = state.nodes().find(|n| n.name == node).cloned();
+        let target = found.ok_or_else(|| Error::not_found(format!("there is no node '{node}'")))?;
+        let to = target.id;
         let wanted = volume.shards.iter().filter(|s| match only {
             Some(index) => s.index == index,
             None => s.members.contains(&to),
@@ -151,6 +152,12 @@ impl Service {
                     "node {node} is no member of any shard of volume '{name}'; `freebs volume show {name}` names them"
                 )),
             });
+        }
+        // Nothing would be ordered there before it is back, or another one has been made head in its place.
+        if to != self.me.id {
+            status::is_there(&target).await.map_err(|e| {
+                Error::retry(format!("{node} can't be head of volume '{name}' now, it can't be reached: {}", e.text))
+            })?;
         }
         for index in wanted {
             self.plane.submit(Command::MoveHead { shard: volume.shard_id(index), node: to }).await?;

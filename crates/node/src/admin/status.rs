@@ -8,7 +8,7 @@ use freebs_control::api::{
     ShardReport, ShardStatus, ShardVerification, Status, Verification, VolumeState, VolumeStatus,
 };
 use freebs_control::{Node, Shard, State, Volume};
-use freebs_types::{Error, NodeId, Result, ShardId, Version, VolumeId};
+use freebs_types::{Error, ErrorKind, NodeId, Result, ShardId, Version, VolumeId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,8 @@ struct Answer {
     shards: Vec<ShardStatus>,
 }
 
-async fn ask(node: &Node, volume: Option<VolumeId>) -> Result<Answer> {
+/// Connects to a node, which says who it is.
+async fn meet(node: &Node) -> Result<(Client, NodeInfo)> {
     let client = Client::connect(&node.address).await?;
     let Reply::Node(info) = client.call(&Request::NodeInfo, timing::NODE_ANSWER_MAX).await? else {
         return Err(Error::corrupt("a node answered something else"));
@@ -34,6 +35,17 @@ async fn ask(node: &Node, volume: Option<VolumeId>) -> Result<Answer> {
     if info.id != node.id {
         return Err(Error::retry(format!("at {} is {} and not {}", node.address, info.name, node.name)));
     }
+    Ok((client, info))
+}
+
+/// An error unless the node answers.
+pub(super) async fn is_there(node: &Node) -> Result<()> {
+    let met = tokio::time::timeout(timing::NODE_ANSWER_MAX, meet(node)).await;
+    met.unwrap_or_else(|_| Err(Error::retry(format!("{} does not answer", node.address)))).map(|_| ())
+}
+
+async fn ask(node: &Node, volume: Option<VolumeId>) -> Result<Answer> {
+    let (client, info) = meet(node).await?;
     let mut shards: Vec<ShardStatus> = Vec::new();
     loop {
         let after = shards.last().map(|s| s.shard);
@@ -234,9 +246,9 @@ async fn verify_part(
                 }
             }
         }
-        let mut found: BTreeMap<(ShardId, NodeId), Result<ShardDigest>> = BTreeMap::new();
+        let mut found: BTreeMap<(ShardId, NodeId), Digested> = BTreeMap::new();
         for (id, node) in own {
-            found.insert((id, node), service.local.digest(id).await);
+            found.insert((id, node), service.local.digest(id).await.map_err(NoDigest::Answered));
         }
         while let Some(joined) = asked.join_next().await {
             let (key, digest) = joined.map_err(|e| Error::bug(format!("asking for a digest failed: {e}")))?;
@@ -256,11 +268,39 @@ async fn verify_part(
     }
 }
 
-async fn ask_digest(node: &Node, shard: ShardId) -> Result<ShardDigest> {
-    let client = Client::connect(&node.address).await?;
-    match client.call(&Request::ShardDigest { shard }, timing::DIGEST_MAX).await? {
-        Reply::Digest(d) if d.shard == shard => Ok(d),
-        _ => Err(Error::corrupt("a node answered something else")),
+/// Why there is no digest of a replica.
+#[derive(Clone)]
+enum NoDigest {
+    /// Its node could not be asked.
+    Unreached(Error),
+    /// It was asked.
+    Answered(Error),
+}
+
+type Digested = std::result::Result<ShardDigest, NoDigest>;
+
+impl NoDigest {
+    /// The fault of this node's replica, in words for people.
+    fn of(&self, node: &str) -> String {
+        match self {
+            Self::Unreached(_) => format!("{node} can't be reached: it is stopped, or cut off"),
+            Self::Answered(e) => match e.kind {
+                ErrorKind::Corrupt => format!("the replica of {node} is damaged"),
+                ErrorKind::NotFound => format!("{node} has no replica"),
+                ErrorKind::Retry => format!("{node} did not answer"),
+                _ => format!("{node} can't read its replica ({e})"),
+            },
+        }
+    }
+}
+
+async fn ask_digest(node: &Node, shard: ShardId) -> Digested {
+    let client = Client::connect(&node.address).await.map_err(NoDigest::Unreached)?;
+    match client.call(&Request::ShardDigest { shard }, timing::DIGEST_MAX).await {
+        Ok(Reply::Digest(d)) if d.shard == shard => Ok(d),
+        // Not the replica: another node's answer, or one of another version.
+        Ok(_) => Err(NoDigest::Answered(Error::retry("the node answered something else"))),
+        Err(e) => Err(NoDigest::Answered(e)),
     }
 }
 
@@ -274,22 +314,29 @@ fn compare(
     state: &State,
     volume: &Volume,
     shard: &Shard,
-    found: &BTreeMap<(ShardId, NodeId), Result<ShardDigest>>,
+    found: &BTreeMap<(ShardId, NodeId), Digested>,
 ) -> ShardVerification {
     let id = volume.shard_id(shard.index);
     let mut replicas = Vec::new();
+    let mut missing = Vec::new();
     for node in &shard.members {
         let name = state.node(*node).map_or_else(|| node.to_string(), |n| n.name.clone());
-        replicas.push(match found.get(&(id, *node)) {
-            Some(Ok(d)) => ReplicaDigest { node: name, version: Some(d.version), digest: Some(d.digest), error: None },
-            Some(Err(e)) => ReplicaDigest { node: name, version: None, digest: None, error: Some(e.to_string()) },
-            None => ReplicaDigest { node: name, version: None, digest: None, error: Some("unknown node".into()) },
-        });
+        let e = match found.get(&(id, *node)) {
+            Some(Ok(d)) => {
+                let (version, digest) = (Some(d.version), Some(d.digest));
+                replicas.push(ReplicaDigest { node: name, version, digest, error: None });
+                continue;
+            }
+            Some(Err(e)) => e.clone(),
+            None => NoDigest::Answered(Error::not_found("unknown node")),
+        };
+        missing.push(e.of(&name));
+        let (NoDigest::Unreached(e) | NoDigest::Answered(e)) = e;
+        replicas.push(ReplicaDigest { node: name, version: None, digest: None, error: Some(e.to_string()) });
     }
-    let missing = replicas.iter().filter(|r| r.digest.is_none()).count();
     let same = |f: fn(&ReplicaDigest, &ReplicaDigest) -> bool| replicas.windows(2).all(|w| f(&w[0], &w[1]));
-    let problem = if missing > 0 {
-        format!("{missing} of {} replicas did not answer", replicas.len())
+    let problem = if !missing.is_empty() {
+        missing.join("; ")
     } else if !same(|a, b| a.version == b.version) {
         "the replicas were never seen at one version: they are being written, or one does not catch up".into()
     } else if !same(|a, b| a.digest == b.digest) {

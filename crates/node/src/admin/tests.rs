@@ -1,7 +1,7 @@
 //! Seats, followers, clients and services together over loopback, with made-up replicas.
 
 use super::plane::FollowerOptions;
-use super::server::{read_message, serve_hello, write_message};
+use super::server::{read_message, serve_hello, turn_away, write_message};
 use super::{Client, LocalFuture, LocalNode, Me, Plane, SeatOptions, Service};
 use crate::events::EventLog;
 use bytes::BytesMut;
@@ -63,6 +63,9 @@ impl LocalNode for Fake {
         let found = self.shards.lock().unwrap().get(&shard).cloned();
         Box::pin(async move {
             let (s, digest) = found.ok_or_else(|| Error::not_found("no such shard here"))?;
+            if s.state == MemberState::Failed {
+                return Err(Error::corrupt(format!("shard {shard} has lost frames")));
+            }
             Ok(ShardDigest { shard, view: s.view, version: s.version, digest })
         })
     }
@@ -409,9 +412,74 @@ async fn verify_finds_agreement_difference_and_absence() {
     // It is gone.
     nodes[2].fake.shards.lock().unwrap().remove(&shards[0]);
     let found = verify(&nodes[1], "a", 0).await;
-    assert!(!found.agree && found.shards[0].problem.contains("1 of 3 replicas"), "{found:?}");
+    assert!(!found.agree && found.shards[0].problem == "node3 has no replica", "{found:?}");
     let e = ask(&nodes[0], Request::VolumeVerify { name: "b".into(), wait_ms: 0 }).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::NotFound);
+}
+
+/// A replica that answered that it is damaged, and one whose node had been stopped, were both said not to have answered.
+#[tokio::test]
+async fn verify_says_what_is_wrong_with_each_replica() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut nodes = cluster(dir.path(), 3).await;
+    ask(&nodes[0], Request::VolumeCreate(create("a"))).await.unwrap();
+    level(&nodes).await;
+    let shard = ShardId::new(1, 0);
+    nodes.iter().for_each(|n| n.fake.set(shard, 1, 10, 1, MemberState::Active));
+    nodes[1].fake.set(shard, 1, 10, 1, MemberState::Failed);
+    let found = verify(&nodes[0], "a", 0).await;
+    assert_eq!(found.shards[0].problem, "the replica of node2 is damaged");
+    drop(nodes.pop());
+    let found = verify(&nodes[0], "a", 0).await;
+    let problem = &found.shards[0].problem;
+    assert_eq!(problem, "the replica of node2 is damaged; node3 can't be reached: it is stopped, or cut off");
+    nodes[1].fake.shards.lock().unwrap().clear();
+    let found = verify(&nodes[0], "a", 0).await;
+    assert!(found.shards[0].problem.starts_with("node2 has no replica; node3"), "{found:?}");
+}
+
+/// A head that was moved to a node that was down stood still there, and the command had said that all was done.
+#[tokio::test]
+async fn a_head_does_not_move_to_a_node_that_is_not_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut nodes = cluster(dir.path(), 3).await;
+    ask(&nodes[0], Request::VolumeCreate(create("a"))).await.unwrap();
+    level(&nodes).await;
+    let to = |node: &str| Request::VolumeMoveHead { name: "a".into(), node: node.into(), shard: None };
+    for node in ["node2", "node3", "node1"] {
+        ask(&nodes[0], to(node)).await.unwrap();
+    }
+    drop(nodes.pop());
+    let before = nodes[0].plane.state().volume_by_name("a").unwrap().shards.clone();
+    for at in &nodes {
+        let e = ask(at, to("node3")).await.unwrap_err();
+        assert!(e.text.contains("node3") && e.text.contains("can't be reached"), "{e}");
+    }
+    assert_eq!(nodes[0].plane.state().volume_by_name("a").unwrap().shards, before);
+    ask(&nodes[0], to("node2")).await.unwrap();
+}
+
+/// All that was said of a node without a control state was that it did not answer like a freebs node.
+#[tokio::test]
+async fn a_node_that_can_not_answer_yet_says_why() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let accepting = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let hello = read_message(&mut stream, &mut BytesMut::new()).await.unwrap();
+        assert!(matches!(hello, Some(Message::Hello(_))));
+        turn_away(stream, crate::runtime::not_yet("node7", true, true)).await
+    });
+    let e = Client::connect(&address).await.unwrap_err();
+    assert_eq!(e.kind, ErrorKind::Retry);
+    assert!(e.text.starts_with(&address) && e.text.contains("node7 has no control state"), "{e}");
+    assert!(e.text.contains("`freebs control rebuild`"), "{e}");
+    assert!(accepting.await.unwrap().is_err());
+    // Whoever never had one, or has it, needs no such advice.
+    for (knows_nothing, was_in_use) in [(true, false), (false, true), (false, false)] {
+        let e = crate::runtime::not_yet("node7", knows_nothing, was_in_use);
+        assert!(e.text.contains("node7") && !e.text.contains("rebuild"), "{e}");
+    }
 }
 
 /// Waits until so many nodes vote, as all of these know.

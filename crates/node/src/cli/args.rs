@@ -238,6 +238,11 @@ pub struct NodeRunArgs {
     #[arg(long, value_name = "ADDR", value_parser = nbd)]
     pub nbd: Option<NbdAddress>,
 
+    /// A client that asks for a volume that can't be used now is told why after this time, 1s to 1000days. Clients that
+    /// can't try again, of virtual machines that start with the cluster for one, want more
+    #[arg(long, value_name = "TIME", env = "FREEBS_ATTACH_WAIT", value_parser = attach_wait, default_value = ATTACH_WAIT)]
+    pub attach_wait: Duration,
+
     /// Largest size of its device, which grows as needed [default: as in the cluster file, else 20G]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub device_size: Option<u64>,
@@ -288,6 +293,11 @@ pub struct GatewayArgs {
     /// Where it serves NBD: HOST:PORT on loopback, or unix:PATH
     #[arg(long, value_name = "ADDR", value_parser = nbd, default_value = DEFAULT_NBD)]
     pub nbd: NbdAddress,
+
+    /// A client that asks for a volume that can't be used now is told why after this time, 1s to 1000days. Clients that
+    /// can't try again, of virtual machines that start with the cluster for one, want more
+    #[arg(long, value_name = "TIME", env = "FREEBS_ATTACH_WAIT", value_parser = attach_wait, default_value = ATTACH_WAIT)]
+    pub attach_wait: Duration,
 
     /// Under which it has volumes attached; the same one takes them up again [default: this machine's id and the name]
     #[arg(long, value_name = "TEXT")]
@@ -613,6 +623,16 @@ fn replace_after(text: &str) -> Result<Duration, String> {
     if range.contains(&time) { Ok(time) } else { Err("a time from 2s to 1000days".into()) }
 }
 
+/// How long a client waits for its volume if nothing is said: longer than a head is replaced, or the lease of a host
+/// that is gone ends; short for somebody who sits before it.
+const ATTACH_WAIT: &str = "5s";
+
+fn attach_wait(text: &str) -> Result<Duration, String> {
+    let time = since(text)?;
+    let range = Duration::from_secs(1)..=Duration::from_secs(1000 * 86_400);
+    if range.contains(&time) { Ok(time) } else { Err("a time from 1s to 1000days".into()) }
+}
+
 fn workers(text: &str) -> Result<u16, String> {
     let n = text.parse::<u16>().map_err(|_| format!("'{text}' is no number; choose 1, 2, 4 or 8"))?;
     rules::check_workers(n).map(|()| n).map_err(|e| e.to_string())
@@ -694,6 +714,20 @@ mod tests {
             assert!(refused(line).contains("16M to 1T"), "{line}");
         }
         assert!(refused("up --map-cache much").contains("512M, 10G, 1T"));
+    }
+
+    #[test]
+    fn clients_wait_for_their_volumes_as_long_as_is_said() {
+        let wait = |line: &str| match parse(line).unwrap().command {
+            Command::Gateway(g) => g.attach_wait,
+            Command::Node(n) => n.run.attach_wait,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!([wait("gateway"), wait("node")], [Duration::from_secs(5); 2]);
+        assert_eq!(wait("gateway --attach-wait 10m"), Duration::from_secs(600));
+        assert_eq!(wait("node --nbd unix:/tmp/s --attach-wait 1s"), Duration::from_secs(1));
+        assert!(refused("gateway --attach-wait 0s").contains("1s to 1000days"));
+        assert!(refused("gateway --attach-wait long").contains("write 90s"));
     }
 
     #[test]

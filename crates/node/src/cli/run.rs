@@ -55,6 +55,7 @@ pub fn node_options(args: NodeRunArgs) -> Result<NodeOptions> {
         _lock: lock,
         listen: check_listen(listen, args.trusted_network)?,
         nbd: args.nbd,
+        attach_wait: args.attach_wait,
         device_bytes,
         segment_bytes,
         workers: node.workers,
@@ -151,6 +152,7 @@ pub fn gateway_options(args: GatewayArgs, cluster: &str) -> Result<GatewayOption
         cluster: addresses,
         cluster_id: args.cluster_id,
         nbd: args.nbd,
+        attach_wait: args.attach_wait,
         identity: Hash32(*blake3::hash(identity.as_bytes()).as_bytes()),
         busy_poll: args.busy_poll,
     })
@@ -170,6 +172,7 @@ mod tests {
             cluster_file: None,
             listen: None,
             nbd: None,
+            attach_wait: Duration::from_secs(5),
             device_size: None,
             workers: Some(2),
             segment_size: None,
@@ -232,6 +235,7 @@ mod tests {
         let args = |name: &str, identity: Option<&str>| GatewayArgs {
             name: name.into(),
             nbd: crate::options::NbdAddress::parse("127.0.0.1:10809").unwrap(),
+            attach_wait: Duration::from_secs(5),
             identity: identity.map(Into::into),
             cluster_id: None,
             busy_poll: Duration::ZERO,

@@ -6,9 +6,9 @@ use super::output::{Output, table};
 use crate::admin::Client;
 use crate::timing;
 use freebs_control::CreateVolume;
-use freebs_control::api::{Reply, Request, Verification, VolumeState, VolumeStatus};
+use freebs_control::api::{MemberState, Reply, Request, ShardReport, Verification, VolumeState, VolumeStatus};
 use freebs_control::rules::format_size;
-use freebs_types::Result;
+use freebs_types::{Error, Result};
 use serde::Serialize;
 use std::process::ExitCode;
 
@@ -68,7 +68,7 @@ async fn create(client: &Client, args: CreateArgs, output: &Output) -> Result<Ex
         return Err(unexpected());
     };
     if !args.no_wait {
-        volume = usable(client, volume).await;
+        volume = wait_until(client, volume, |v| v.state == VolumeState::Ready).await;
     }
     #[derive(Serialize)]
     struct Created {
@@ -90,14 +90,18 @@ async fn create(client: &Client, args: CreateArgs, output: &Output) -> Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// The volume as soon as it can be used, or as it is when the wait is over.
-async fn usable(client: &Client, mut volume: VolumeStatus) -> VolumeStatus {
+/// The volume as soon as it is as wanted, or as it is when the wait is over.
+async fn wait_until(
+    client: &Client,
+    mut volume: VolumeStatus,
+    is_done: impl Fn(&VolumeStatus) -> bool,
+) -> VolumeStatus {
     let ask = async {
         loop {
             if let Ok(v) = show(client, &volume.name).await {
                 volume = v;
             }
-            if volume.state == VolumeState::Ready {
+            if is_done(&volume) {
                 return;
             }
             tokio::time::sleep(timing::USABLE_LOOK).await;
@@ -118,12 +122,32 @@ async fn move_head(
     let Reply::Volume { volume, .. } = client.call(&request, timing::CALL_MAX).await? else {
         return Err(unexpected());
     };
-    let volume = usable(client, volume).await;
-    output.show(&volume, |v| match v.state {
-        VolumeState::Ready => format!("{node} is head of volume {name}"),
-        _ => format!("{node} is to be head of volume {name}, and has not opened its view yet"),
-    });
+    let volume = wait_until(client, volume, |v| leads(v, &node, shard) && is_settled(v)).await;
+    if !leads(&volume, &node, shard) {
+        return Err(Error::retry(format!(
+            "{node} is to be head of volume {name}, and has not opened its view yet; `freebs volume show {name}` says \
+             how it comes along"
+        )));
+    }
+    output.show(&volume, |_| format!("{node} is head of volume {name}"));
     Ok(ExitCode::SUCCESS)
+}
+
+/// True if the node is head of the shard, or of all shards that it is a member of, and orders there.
+fn leads(v: &VolumeStatus, node: &str, shard: Option<u32>) -> bool {
+    let is_asked_for = |s: &&ShardReport| match shard {
+        Some(index) => s.id.ends_with(&format!(".{index}")),
+        None => s.members.iter().any(|m| m.node == node),
+    };
+    let orders =
+        |s: &ShardReport| s.head == node && s.members.iter().any(|m| m.node == node && m.state == MemberState::Active);
+    v.shards.iter().filter(is_asked_for).all(orders)
+}
+
+/// True if all members have followed, but for those that do not answer: they may be away for long.
+fn is_settled(v: &VolumeStatus) -> bool {
+    let has_followed = |s: MemberState| matches!(s, MemberState::Active | MemberState::Down | MemberState::Failed);
+    v.shards.iter().flat_map(|s| &s.members).all(|m| has_followed(m.state))
 }
 
 async fn delete(client: &Client, name: String, force: bool, output: &Output) -> Result<ExitCode> {
@@ -233,4 +257,51 @@ fn verdict(v: &Verification) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use freebs_control::api::MemberReport;
+    use freebs_control::{Ack, State};
+    use freebs_types::{Version, ViewNumber};
+
+    /// A volume of two shards with these members, heads first.
+    fn volume(shards: [[(&str, MemberState); 3]; 2]) -> VolumeStatus {
+        let mut state = State::new(freebs_types::ClusterId([1; 16]));
+        let node = freebs_control::Command::RegisterNode {
+            node: freebs_types::NodeId(1),
+            name: "a".into(),
+            address: "127.0.0.1:1".into(),
+            workers: 1,
+            start: freebs_types::StartNumber(1),
+        };
+        state.apply(node).expect("a node");
+        let new = CreateVolume { name: "v".into(), size: 1 << 30, ..CreateVolume::default() };
+        state.apply(freebs_control::Command::CreateVolume(new)).expect("a volume");
+        let volume = state.volumes().next().expect("it was just made").clone();
+        assert_eq!(volume.ack, Ack::Majority);
+        let report = |(index, members): (usize, [(&str, MemberState); 3])| ShardReport {
+            id: format!("1.{index}"),
+            view: ViewNumber(3),
+            head: members[0].0.into(),
+            members: members.map(|(node, state)| MemberReport { node: node.into(), version: Version(1), state }).into(),
+        };
+        let shards = shards.into_iter().enumerate().map(report).collect();
+        VolumeStatus::new(&volume, VolumeState::Degraded, shards)
+    }
+
+    /// The command waited for all members for 10 s, and said that all was done if the head had not come.
+    #[test]
+    fn a_head_has_moved_when_it_orders_and_others_may_be_away() {
+        use MemberState::{Active, Down, Opening};
+        let v = volume([[("a", Active), ("b", Down), ("c", Active)], [("b", Opening), ("a", Active), ("c", Active)]]);
+        assert!(leads(&v, "a", Some(0)) && !leads(&v, "a", Some(1)) && !leads(&v, "a", None));
+        assert!(!leads(&v, "b", Some(1)), "it has not opened its view");
+        assert!(!is_settled(&v));
+        let v = volume([[("a", Active), ("b", Down), ("c", Active)], [("a", Active), ("b", Down), ("c", Active)]]);
+        assert!(leads(&v, "a", None) && is_settled(&v));
+        let v = volume([[("b", Down), ("a", Active), ("c", Active)], [("b", Down), ("a", Active), ("c", Active)]]);
+        assert!(!leads(&v, "b", None));
+    }
 }

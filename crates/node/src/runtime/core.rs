@@ -154,6 +154,9 @@ impl<C: ControlPlane> Core<C> {
                         }
                     });
                 }
+                Command::WaitsFor { volume, reply } => {
+                    let _ = reply.send(self.drivers.waits_for(&self, volume));
+                }
                 Command::Release { volume, generation } => self.drivers.release(&self, volume, generation),
                 Command::Nbd { volume, generation, place, stream, session, input } => {
                     nbd_conn::serve(&self, (volume, generation), place, stream, *session, input);

@@ -63,8 +63,8 @@ enum Link {
 /// All drivers of a worker.
 pub struct Drivers<C> {
     slots: RefCell<BTreeMap<VolumeId, Rc<Slot>>>,
-    /// Volumes that are being attached or given back: one at a time each.
-    busy: RefCell<BTreeSet<VolumeId>>,
+    /// Volumes that are being attached or given back, one at a time each, and what that waits for.
+    busy: RefCell<BTreeMap<VolumeId, String>>,
     settled: Notify,
     links: RefCell<BTreeMap<Peer, Link>>,
     pub flusher: Rc<Flusher>,
@@ -79,6 +79,36 @@ fn spec_of(volume: &Volume) -> VolumeSpec {
         members: s.view_members().to_vec(),
     });
     VolumeSpec { id: volume.id, size: volume.size, stripe: volume.stripe, shards: shards.collect() }
+}
+
+/// Why the control plane has not given the right to a volume yet.
+fn control_plane(why: &str) -> String {
+    format!("the volume waits for the control plane: {why}; see `freebs status`")
+}
+
+/// The members or the answer that an attachment lacks which is not ready.
+fn lacks(slot: &Slot, state: &State) -> String {
+    let info = slot.driver.borrow().info();
+    let name = |node: NodeId| state.node(node).map_or_else(|| node.to_string(), |n| n.name.clone());
+    let (mut silent, mut heads) = (BTreeSet::new(), BTreeSet::new());
+    for shard in &info.shards {
+        let lends = shard.members.iter().filter(|m| m.lease).count();
+        if lends < shard.quorum.max(1) {
+            silent.extend(shard.members.iter().filter(|m| !m.lease).map(|m| name(m.node)));
+        } else if !shard.attached {
+            heads.extend(shard.head.map(name));
+        }
+    }
+    let list = |names: BTreeSet<String>| names.into_iter().collect::<Vec<_>>().join(", ");
+    if !silent.is_empty() {
+        format!("too few members of the volume answer: nothing from {}; see `freebs status`", list(silent))
+    } else if !heads.is_empty() {
+        format!("the head of the volume does not answer: nothing from {}; see `freebs status`", list(heads))
+    } else if info.shards.iter().any(|s| s.members.is_empty()) {
+        "no node has the volume open yet; see `freebs volume show`".into()
+    } else {
+        "the volume's last user may still be there; it can be had within seconds if not".into()
+    }
 }
 
 fn shard_of(message: &Message) -> Option<ShardId> {
@@ -136,19 +166,19 @@ impl<C: ControlPlane> Drivers<C> {
             if core.stopping.get() {
                 return Err(Error::retry("this process is stopping"));
             }
-            if self.busy.borrow().contains(&volume) {
+            if self.busy.borrow().contains_key(&volume) {
                 self.settled.notified().await;
                 continue;
             }
             if let Some(slot) = self.slot(volume).filter(|s| !s.fenced.get() && !s.closed.get()) {
                 slot.users.set(slot.users.get() + 1);
-                let ready = Self::wait_ready(&slot).await;
+                let ready = Self::wait_ready(core, &slot).await;
                 if ready.is_err() {
                     self.release(core, volume, slot.generation);
                 }
                 return ready.map(|()| slot.generation);
             }
-            self.busy.borrow_mut().insert(volume);
+            self.busy.borrow_mut().insert(volume, control_plane("it has not answered yet"));
             let attached = self.attach(core, volume).await;
             self.busy.borrow_mut().remove(&volume);
             self.settled.notify_waiters();
@@ -156,7 +186,7 @@ impl<C: ControlPlane> Drivers<C> {
         }
     }
 
-    async fn wait_ready(slot: &Slot) -> Result<()> {
+    async fn wait_ready(core: &Core<C>, slot: &Slot) -> Result<()> {
         let wait = async {
             while !slot.ready.get() && !slot.fenced.get() && !slot.closed.get() {
                 slot.changed.notified().await;
@@ -166,14 +196,14 @@ impl<C: ControlPlane> Drivers<C> {
         slot.changed.notify_waiters();
         match () {
             () if slot.ready.get() => Ok(()),
-            () if late => Err(Error::retry("too few members of the volume answer; see `freebs status`")),
+            () if late => Err(Error::retry(lacks(slot, &core.state.borrow()))),
             () => Err(Error::fenced("the volume was attached elsewhere at the same time")),
         }
     }
 
     /// Asks the control plane for the right to use the volume, again if it is not known whether that was carried out:
     /// the generation that is named makes a copy that comes late do nothing.
-    async fn ask_for(core: &Core<C>, id: VolumeId) -> Result<(Generation, bool)> {
+    async fn ask_for(&self, core: &Core<C>, id: VolumeId) -> Result<(Generation, bool)> {
         let begun = tokio::time::Instant::now();
         loop {
             let state = core.spec.control.state();
@@ -196,7 +226,10 @@ impl<C: ControlPlane> Drivers<C> {
                 {
                     return Err(e);
                 }
-                Err(e) => tracing::debug!("volume {id}: not attached yet: {e}"),
+                Err(e) => {
+                    tracing::debug!("volume {id}: not attached yet: {e}");
+                    self.busy.borrow_mut().insert(id, control_plane(&e.text));
+                }
             }
             // What was known here may have been old.
             let news = core.spec.control.changed(state.revision());
@@ -206,7 +239,7 @@ impl<C: ControlPlane> Drivers<C> {
 
     /// Gets the right to use the volume, and makes its driver.
     async fn attach(&self, core: &Rc<Core<C>>, id: VolumeId) -> Result<()> {
-        let (generation, alone) = Self::ask_for(core, id).await?;
+        let (generation, alone) = self.ask_for(core, id).await?;
         let state = core.spec.control.state();
         let volume = state.volume(id).ok_or_else(|| Error::not_found("the volume was deleted"))?;
         let config = DriverConfig {
@@ -238,6 +271,17 @@ impl<C: ControlPlane> Drivers<C> {
         Ok(())
     }
 
+    /// The reason why a volume is not attached here yet, for people.
+    pub fn waits_for(&self, core: &Core<C>, volume: VolumeId) -> String {
+        if let Some(why) = self.busy.borrow().get(&volume) {
+            return why.clone();
+        }
+        match self.slot(volume).filter(|slot| !slot.ready.get()) {
+            Some(slot) => lacks(&slot, &core.state.borrow()),
+            None => "the volume was not attached in time; try again".into(),
+        }
+    }
+
     /// The attachment of a connection, for as long as it lasts.
     pub fn attachment(&self, volume: VolumeId, generation: Generation) -> Option<Rc<Slot>> {
         self.slot(volume).filter(|s| s.generation == generation)
@@ -255,9 +299,10 @@ impl<C: ControlPlane> Drivers<C> {
 
     async fn give_back(&self, core: &Rc<Core<C>>, slot: &Rc<Slot>) {
         let is_current = self.slot(slot.volume).is_some_and(|s| Rc::ptr_eq(&s, slot));
-        if slot.users.get() > 0 || !is_current || !self.busy.borrow_mut().insert(slot.volume) {
+        if slot.users.get() > 0 || !is_current || self.busy.borrow().contains_key(&slot.volume) {
             return;
         }
+        self.busy.borrow_mut().insert(slot.volume, control_plane("it has not heard yet that the last user left"));
         self.step(core, slot, Event::Close);
         slot.closed.set(true);
         self.slots.borrow_mut().remove(&slot.volume);

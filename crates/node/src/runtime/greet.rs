@@ -1,12 +1,17 @@
 //! The first messages of a connection: hello and welcome.
+//!
+//! Invariant: connections that say nothing do not keep out new ones.
 
+use crate::places::Places;
 use crate::timing;
 use bytes::BytesMut;
 use freebs_format::wire::{Hello, Message, Role, Welcome};
 use freebs_io::linux::net::{Address, Stream, connect};
 use freebs_types::{ClusterId, Error, Result};
+use std::rc::Rc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpListener;
 
 /// A connection that has said hello.
 pub struct Greeted {
@@ -47,8 +52,43 @@ async fn within<T>(limit: Duration, f: impl Future<Output = Result<T>>) -> Resul
     tokio::time::timeout(limit, f).await.unwrap_or_else(|_| Err(Error::retry("the other side said nothing")))
 }
 
+/// Takes connections, and hands on each that has said hello, until the task is dropped.
+pub async fn accept<F>(listener: TcpListener, greetings: Rc<Places>, go_on: impl Fn(Greeted) -> F + Clone + 'static)
+where
+    F: Future<Output = Result<()>> + 'static,
+{
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(e) => {
+                tracing::warn!("a connection could not be accepted: {e}");
+                tokio::time::sleep(timing::ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        // Only greetings are counted there; connections are counted by what they are for.
+        let Some((_, greeting)) = greetings.take().await else { continue };
+        let go_on = go_on.clone();
+        tokio::task::spawn_local(async move {
+            let greeted = tokio::select! {
+                biased;
+                () = greeting.gives_way() => Err(Error::retry("it said nothing, and gave way to a new one")),
+                greeted = greet(Stream::Tcp(stream)) => greeted,
+            };
+            drop(greeting);
+            let end = match greeted {
+                Ok(greeted) => go_on(greeted).await,
+                Err(e) => Err(e),
+            };
+            if let Err(e) = end {
+                tracing::debug!("a connection ended: {e}");
+            }
+        });
+    }
+}
+
 /// Hears the hello of who connected.
-pub async fn greet(mut stream: Stream) -> Result<Greeted> {
+async fn greet(mut stream: Stream) -> Result<Greeted> {
     if let Stream::Tcp(s) = &stream {
         let _ = s.set_nodelay(true);
     }
@@ -88,5 +128,48 @@ pub async fn introduce(
             Err(Error::invalid(format!("{address} belongs to another cluster ({}); check the cluster file", w.cluster)))
         }
         m => Err(Error::corrupt(format!("{address} answered a hello with {}", m.name()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use freebs_types::{NodeId, StartNumber};
+    use tokio::net::TcpStream;
+    use tokio::sync::mpsc;
+
+    /// 256 connections that said nothing kept everybody out for 5 s, other nodes and their seats among them.
+    #[tokio::test]
+    async fn silent_connections_do_not_keep_nodes_out() {
+        const GREETINGS: usize = 4;
+        let test = async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let at = listener.local_addr().unwrap();
+            let (came, mut greeted) = mpsc::unbounded_channel();
+            let places = Places::new(GREETINGS, tokio::sync::Semaphore::MAX_PERMITS);
+            tokio::task::spawn_local(accept(listener, places, move |greeted: Greeted| {
+                let _ = came.send(greeted.hello.node);
+                std::future::ready(Ok(()))
+            }));
+            let mut silent = Vec::new();
+            for _ in 0..2 * GREETINGS {
+                silent.push(TcpStream::connect(at).await.unwrap());
+            }
+            let mut node = Stream::Tcp(TcpStream::connect(at).await.unwrap());
+            let hello = Hello {
+                cluster: ClusterId([1; 16]),
+                role: Role::Node,
+                node: NodeId(3),
+                start: StartNumber(1),
+                from_worker: 0,
+                to_worker: 0,
+            };
+            on_stream!(&mut node, s => write_one(s, &Message::Hello(hello)).await).unwrap();
+            let came = tokio::time::timeout(Duration::from_secs(3), greeted.recv()).await;
+            assert_eq!(came.expect("it is heard within 3 s"), Some(NodeId(3)));
+            let end = tokio::time::timeout(Duration::from_secs(1), silent[0].read(&mut [0])).await;
+            assert_eq!(end.expect("the oldest was let go").unwrap_or(0), 0);
+        };
+        tokio::task::LocalSet::new().run_until(test).await;
     }
 }

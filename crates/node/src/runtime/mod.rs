@@ -13,6 +13,8 @@ mod port;
 mod thread;
 mod wire;
 
+#[cfg(test)]
+pub use node::not_yet;
 pub use node::{pass_on_state, run_node, stop_workers};
 pub use thread::{Command, WorkerSpec, start_worker};
 pub use wire::FreebsWire;

@@ -1,12 +1,13 @@
 //! One node: its control plane, its workers, its listeners, from start to a clean stop.
 
-use super::greet::greet;
+use super::greet::{Greeted, accept};
 use super::thread::{Command, Disk, OpenWorker, WorkerHandle, WorkerSpec, open_worker};
-use crate::admin::{LocalFuture, LocalNode, Me, Plane, SeatOptions, Service, hear_seat, serve};
+use crate::admin::{LocalFuture, LocalNode, Me, Plane, SeatOptions, Service, hear_seat, serve, turn_away};
 use crate::cli::signals::Stop;
 use crate::events::EventLog;
 use crate::gateway::{self, Workers};
 use crate::options::{NodeOptions, bind_error};
+use crate::places::Places;
 use crate::timing;
 use freebs_chain::ShardStatus as ChainStatus;
 use freebs_control::api::{MemberState, ShardDigest, ShardStatus};
@@ -26,15 +27,15 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// The file beside the log from which the secrets of views are derived that have no slices.
 const SECRET_FILE: &str = "view-secret";
 /// The file beside the log with the key pair that slices are sealed for.
 const HOST_KEY_FILE: &str = "host-key";
 
-/// Connections that have not said who they are.
+/// Connections that have not said who they are; the oldest gives way to a new one.
 const GREETINGS_MAX: usize = 256;
 /// Connections to the control API.
 const CONTROL_CLIENTS_MAX: usize = 2048;
@@ -52,10 +53,16 @@ async fn node(options: NodeOptions) -> Result<()> {
     let listen = options.listen.to_string();
     let listener = TcpListener::bind(options.listen).await.map_err(|e| bind_error("node", &listen, "--listen", &e))?;
     let events = EventLog::open(&options.data, &me.name);
-    let plane = Plane::seat(seat_options(&options, events.clone())?).await?;
-    let door = Rc::new(Door::new(plane.clone()));
+    let seat = seat_options(&options, events.clone())?;
+    let was_in_use = seat.was_in_use || seat.came_with.0 > 0;
+    let plane = Plane::seat(seat).await?;
+    let door = Rc::new(Door::new(plane.clone(), me.name.clone(), was_in_use));
     // The others need this node's seat as much as it needs theirs, and long before its devices are recovered.
-    tokio::task::spawn_local(accept(listener, door.clone()));
+    let inside = door.clone();
+    tokio::task::spawn_local(accept(listener, Places::new(GREETINGS_MAX, Semaphore::MAX_PERMITS), move |greeted| {
+        let door = inside.clone();
+        async move { route(greeted, &door).await }
+    }));
     // A stop need not wait for a recovery, which changes nothing that the next one would miss.
     let handles = tokio::select! {
         handles = start_workers(&options, &plane, &events) => handles?,
@@ -223,7 +230,7 @@ async fn serve_all(options: &NodeOptions, plane: Plane, service: &Service, worke
     let control = Arc::new(plane);
     pass_on_state(control.clone(), workers.clone());
     if let Some(nbd) = &options.nbd {
-        gateway::serve(nbd.clone(), control, workers).await?;
+        gateway::serve(nbd.clone(), control, workers, options.attach_wait).await?;
         service.announce_self(nbd.to_string());
     }
     Ok(())
@@ -276,23 +283,32 @@ pub async fn stop_workers(handles: Vec<WorkerHandle>) {
 /// What connections are brought to: the seat from the beginning, all else when it is there.
 struct Door {
     plane: Plane,
+    name: String,
+    /// The node ran before: its cluster has a control state.
+    was_in_use: bool,
     inside: OnceCell<(Arc<Service>, Workers)>,
     taken_in: Cell<bool>,
-    greetings: Arc<Semaphore>,
     clients: Arc<Semaphore>,
     seats: Arc<Semaphore>,
 }
 
 impl Door {
-    fn new(plane: Plane) -> Self {
+    fn new(plane: Plane, name: String, was_in_use: bool) -> Self {
         Self {
             plane,
+            name,
+            was_in_use,
             inside: OnceCell::new(),
             taken_in: Cell::new(false),
-            greetings: Arc::new(Semaphore::new(GREETINGS_MAX)),
             clients: Arc::new(Semaphore::new(CONTROL_CLIENTS_MAX)),
             seats: Arc::new(Semaphore::new(SEATS_MAX)),
         }
+    }
+
+    /// Why nothing can be answered here yet.
+    fn not_yet(&self) -> Error {
+        let knows_nothing = self.plane.state().nodes().next().is_none();
+        not_yet(&self.name, knows_nothing, self.was_in_use)
     }
 
     fn open(&self, service: Arc<Service>, workers: Workers) {
@@ -300,30 +316,21 @@ impl Door {
     }
 }
 
-async fn accept(listener: TcpListener, door: Rc<Door>) {
-    loop {
-        let Ok(greeting) = door.greetings.clone().acquire_owned().await else { return };
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let door = door.clone();
-                tokio::task::spawn_local(async move {
-                    if let Err(e) = route(stream, greeting, &door).await {
-                        tracing::debug!("a connection ended: {e}");
-                    }
-                });
-            }
-            Err(e) => {
-                tracing::warn!("a connection could not be accepted: {e}");
-                tokio::time::sleep(timing::ACCEPT_PAUSE).await;
-            }
-        }
-    }
+/// The words of a node that was not taken in yet. One that ran before and knows no control state waits for others that do;
+/// if there is none, it waits for ever.
+pub fn not_yet(name: &str, knows_nothing: bool, was_in_use: bool) -> Error {
+    Error::retry(match (knows_nothing, was_in_use) {
+        (true, true) => format!(
+            "{name} has no control state, and waits for another node that has it; if all nodes have lost it, stop \
+             them and make it again with `freebs control rebuild`"
+        ),
+        (true, false) => format!("{name} waits for the node that founds the cluster"),
+        (false, _) => format!("{name} is starting: it reads its devices, and waits for a leader of the control plane"),
+    })
 }
 
 /// Brings a connection to who it asks for: the seat, the control API, or one of the workers.
-async fn route(stream: TcpStream, greeting: OwnedSemaphorePermit, door: &Door) -> Result<()> {
-    let greeted = greet(Stream::Tcp(stream)).await?;
-    drop(greeting);
+async fn route(greeted: Greeted, door: &Door) -> Result<()> {
     let hello = greeted.hello;
     let tcp = |stream: Stream| match stream {
         Stream::Tcp(stream) => Ok(stream),
@@ -336,12 +343,15 @@ async fn route(stream: TcpStream, greeting: OwnedSemaphorePermit, door: &Door) -
     }
     // Who connects too early tries again, or elsewhere.
     let early = || Error::retry("somebody came before this node was taken in");
-    let (service, workers) = door.inside.get().ok_or_else(early)?;
     if hello.role == Role::Control {
         let full = |_| Error::no_space(format!("{CONTROL_CLIENTS_MAX} clients of the control API are connected"));
         let _place = door.clients.clone().try_acquire_owned().map_err(full)?;
+        let Some((service, _)) = door.inside.get() else {
+            return turn_away(tcp(greeted.stream)?, door.not_yet()).await;
+        };
         return serve(tcp(greeted.stream)?, greeted.leftover, hello, service.clone()).await;
     }
+    let (_, workers) = door.inside.get().ok_or_else(early)?;
     if !door.taken_in.get() {
         // What a member says counts only once its start is known (rules W2, V8).
         return Err(early());

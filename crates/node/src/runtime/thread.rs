@@ -81,6 +81,11 @@ pub enum Command {
         volume: VolumeId,
         reply: oneshot::Sender<Result<Generation>>,
     },
+    /// Asks for the reason why the volume is not attached here yet, for people.
+    WaitsFor {
+        volume: VolumeId,
+        reply: oneshot::Sender<String>,
+    },
     /// The opposite of `Open`, for a connection that never came.
     Release {
         volume: VolumeId,

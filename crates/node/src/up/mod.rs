@@ -84,7 +84,7 @@ impl<'a> Cluster<'a> {
     }
 
     async fn run(&mut self) -> Result<ExitCode> {
-        let mut slow = tokio::time::interval_at(self.begun + timing::UP_SLOW, timing::UP_SLOW);
+        let mut slow = tokio::time::interval_at(self.begun + timing::UP_FIRST_WORD, timing::UP_SLOW);
         let mut missing = String::from("the nodes do not answer");
         loop {
             tokio::select! {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Writes of any length at any place need somebody who reads around them: the FUSE layer cuts writes at odd places, and
-/// NBD's smallest block here is 512 bytes. nbdkit's blocksize filter does that; trims at odd places it may ignore, so
+/// NBD's smallest block here is 512 bytes for clients that ask for it. nbdkit's blocksize filter does that; trims at odd places it may ignore, so
 /// holes are punched in a run of whole sectors.
 fn fsx(c: &Cluster, file: &Path, ops: u64, align: u32, punch: f32, seed: u64) {
     let conf = c.dir().join("fsx.toml");
@@ -131,6 +131,56 @@ fn qemu_io_writes_sectors_trims_and_zeroes() {
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     qemu_io(&uri, &many);
     c.verify("demo");
+}
+
+/// It walks all of them in one handshake, which was cut off after 64 options ("invalid state: DEAD"). Over TCP it takes
+/// 0.2 s for each, so this is longer than other handshakes may take.
+#[test]
+fn nbdinfo_lists_every_volume() {
+    const VOLUMES: usize = 60;
+    if !have(&["nbdinfo"]) {
+        return;
+    }
+    let _turn = turn(Weight::Light);
+    let c = Cluster::up(Setup { nodes: 1, ..Setup::default() });
+    let mut names: Vec<String> = (0..VOLUMES).map(|n| format!("v{n}")).collect();
+    for name in &names {
+        c.json(&["volume", "create", name, "--size", "1M"]);
+    }
+    names.push("demo".into());
+    names.sort_unstable();
+    let all = c.place.uri("");
+    let listed: serde_json::Value = serde_json::from_str(&run("nbdinfo", ["--json", "--list", &all])).expect("JSON");
+    let exports = listed["exports"].as_array().expect("a list");
+    let mut found: Vec<_> = exports.iter().map(|e| e["export-name"].as_str().expect("a name").to_owned()).collect();
+    found.sort_unstable();
+    assert_eq!(found, names);
+    assert!(exports.iter().all(|e| e["export-size"].as_u64() >= Some(1 << 20)), "{listed:#}");
+}
+
+/// A client whose volume can't be used is told why, in time, and is served once it can be.
+#[test]
+fn qemu_is_told_why_a_volume_can_not_be_used() {
+    if !have(&["qemu-io"]) {
+        return;
+    }
+    let _turn = turn(Weight::Light);
+    let c = Cluster::up(Setup { more: vec!["--no-restart".into()], ..Setup::default() });
+    let uri = c.place.uri("demo");
+    let nodes = c.nodes();
+    nodes[1..].iter().for_each(|(_, pid)| c.pause(*pid));
+    let begun = Instant::now();
+    let mut cmd = command("qemu-io");
+    let out = tools::output(cmd.args(["-f", "raw", "-c", "read 0 4k", &uri]), tools::TOOL_TIME_MAX);
+    let (took, text) = (begun.elapsed(), tools::told(&out));
+    assert!(!out.status.success() && text.contains("server reported: "), "{text}");
+    assert!(took < Duration::from_secs(9), "{took:?}: {text}");
+    let says_why = text.contains("waits for the control plane") || text.contains("too few members");
+    assert!(says_why, "{text}\n{}", c.log());
+    say(&format!("measured: qemu-io was told after {:.1} s", took.as_secs_f64()));
+    nodes[1..].iter().for_each(|(_, pid)| c.resume(*pid));
+    c.wait_healthy("demo");
+    qemu_io(&uri, &["write -P 7 0 4k", "read -P 7 0 4k"]);
 }
 
 #[test]

@@ -128,6 +128,7 @@ fn volumes_come_back_when_the_control_state_is_lost() {
         assert_eq!(c.ready_line(), None);
         let out = c.cli(&["volume", "list"]);
         assert!(!out.status.success(), "{}", tools::told(&out));
+        says_the_way_out(&c);
         c.crash();
 
         let without: &[&str] = if round == 0 { &[] } else { &["--without", "node5"] };
@@ -163,6 +164,30 @@ fn volumes_come_back_when_the_control_state_is_lost() {
     // What was in flight when everything died is not known; what was answered was read above.
     assert_eq!(oracle.tally.errors, 0, "{:?}", oracle.tally);
     c.stop();
+}
+
+/// Both the commands that find no control state and `up` name the one that helps. They only said that the nodes did not
+/// answer like nodes.
+fn says_the_way_out(c: &Cluster) {
+    let out = c.cli(&["status"]);
+    assert!(tools::told(&out).contains("freebs control rebuild"), "{}", tools::told(&out));
+    let said = c.dir().join("up.err");
+    let told = || fs::read_to_string(&said).unwrap_or_default();
+    tools::wait_within(Duration::from_secs(10), "the way out in what `up` says", || {
+        told().contains("freebs control rebuild").then_some(())
+    });
+}
+
+#[test]
+fn what_to_do_without_a_control_state_is_said() {
+    let _turn = turn(Weight::Light);
+    let mut c = Cluster::up(Setup { more: vec!["--no-restart".into()], ..Setup::default() });
+    c.stop();
+    assert_eq!(lose(&c), 6);
+    c.spawn();
+    wait_for("supervisor, gateway and nodes", || (c.processes().len() == 5).then_some(()));
+    says_the_way_out(&c);
+    assert_eq!(c.ready_line(), None);
 }
 
 fn rebuild_refused(c: &Cluster, more: &[&str]) -> (Option<i32>, Value, String) {

@@ -1,4 +1,4 @@
-//! Ways of being served: unix sockets, a node's own NBD, several volumes and shards, sub-block requests, limits.
+//! Ways of being served: unix sockets, a node's own NBD, several volumes and shards, requests of any bytes, limits.
 
 use crate::support::cluster::{Cluster, Setup, scratch};
 use crate::support::nbd::{Client, ENOSPC, ENOTSUP, Op, Place};
@@ -113,12 +113,28 @@ fn parts_of_blocks_and_simple_replies() {
     let _turn = turn(Weight::Light);
     let c = shared::cluster();
     let own = c.volume("64M", &[]);
-    let mut client = Client::connect(&c.place, &own, false).expect("a client without structured replies");
+    let client = Client::connect(&c.place, &own, false).expect("a client without structured replies");
+    as_a_plain_vector(client, 512);
+}
+
+/// The client does not ask for block sizes, so it may use any bytes; those of fewer than 512 were refused. Stripes end
+/// within its requests.
+#[test]
+fn any_bytes_of_a_volume_of_several_shards() {
+    let _turn = turn(Weight::Light);
+    let c = shared::cluster();
+    let own = c.volume("64M", &["--shards", "3", "--stripe", "64K"]);
+    as_a_plain_vector(c.client(&own), 1);
+    c.verify(&own);
+}
+
+/// Reads, writes and zeroes whose places and lengths are multiples of `unit`, one after the other.
+fn as_a_plain_vector(mut client: Client, unit: usize) {
     let mut model = vec![0u8; 1 << 20];
     let mut rng = Rng::new(5);
     for round in 0..400u32 {
-        let len = 512 * (1 + rng.below(24) as usize);
-        let at = 512 * rng.below((model.len() - len) as u64 / 512) as usize;
+        let len = unit * (1 + rng.below(12_288 / unit as u64) as usize);
+        let at = unit * rng.below((model.len() - len) as u64 / unit as u64) as usize;
         match rng.below(4) {
             0 => {
                 let zero = Op::Zero { at: at as u64, len: len as u32, fua: false };
@@ -165,7 +181,7 @@ fn requests_beyond_the_end_are_refused_and_harm_nothing() {
         Op::Write { at: size - 512, data: vec![1; 1024], fua: false },
         Op::Trim { at: u64::MAX - 511, len: 512 },
         Op::Zero { at: size - 512, len: 1024, fua: false },
-        Op::Read { at: 1, len: 512 },
+        Op::Read { at: size - 1, len: 2 },
     ] {
         assert!(client.ask(&op).expect("the connection lives on").is_err(), "{op:?}");
     }

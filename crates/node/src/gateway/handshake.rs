@@ -1,0 +1,298 @@
+//! The handshake of one client, up to GO.
+//!
+//! Invariants: all that the client takes counts against `Times::handshake`, however it is spread; what its volume takes
+//! does not, and has `Times::attach`; a volume that was attached for a client that leaves is released.
+
+use super::Workers;
+use crate::places::Handshake;
+use crate::runtime::Command;
+use crate::timing;
+use bytes::{Buf, BytesMut};
+use freebs_control::{ControlPlane, State, Volume};
+use freebs_io::linux::net::Stream;
+use freebs_nbd::{Event, ExportInfo, Limits, Purpose, Refusal, RefusalReason, Session, Step, Wait, default_export};
+use freebs_types::{Error, ErrorKind, Generation, Result, VolumeId};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::time::Instant;
+
+/// Bytes read at a time before GO.
+const READ_BYTES: usize = 16 << 10;
+
+/// How long a handshake may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// The client, all in all.
+    pub handshake: Duration,
+    /// Its volume, each time that it asks for one.
+    pub attach: Duration,
+}
+
+/// A volume that was attached for this connection, until it is handed on.
+struct Opened {
+    volume: VolumeId,
+    generation: Generation,
+    worker: mpsc::UnboundedSender<Command>,
+    handed_on: bool,
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if !self.handed_on {
+            let _ = self.worker.send(Command::Release { volume: self.volume, generation: self.generation });
+        }
+    }
+}
+
+struct Shaking<'a, C> {
+    stream: Stream,
+    place: OwnedSemaphorePermit,
+    session: Session,
+    input: BytesMut,
+    control: &'a C,
+    workers: &'a Workers,
+    opened: Option<Opened>,
+    handshake: &'a Handshake,
+    times: Times,
+    /// The client has until then, and a little more for each question.
+    until: Instant,
+}
+
+/// Shakes hands until the connection is its worker's, or over.
+pub async fn shake_hands<C: ControlPlane>(
+    stream: Stream,
+    place: OwnedSemaphorePermit,
+    handshake: &Handshake,
+    control: &C,
+    workers: &Workers,
+    times: Times,
+) -> Result<()> {
+    if let Stream::Tcp(s) = &stream {
+        let _ = s.set_nodelay(true);
+    }
+    let shaking = Shaking {
+        stream,
+        place,
+        session: Session::new(Limits::default()),
+        input: BytesMut::new(),
+        control,
+        workers,
+        opened: None,
+        handshake,
+        times,
+        until: Instant::now() + times.handshake,
+    };
+    shaking.run().await
+}
+
+impl<C: ControlPlane> Shaking<'_, C> {
+    async fn run(mut self) -> Result<()> {
+        loop {
+            let step = self.session.receive(&mut self.input);
+            let step = match step {
+                Ok(s) => s,
+                Err(e) => {
+                    self.send().await?;
+                    return Err(Error::corrupt(e.to_string()));
+                }
+            };
+            match step {
+                Step::Event(Event::Lookup { name, purpose }) => self.look_up(&name, purpose).await?,
+                Step::Event(Event::List) => self.list(),
+                Step::Event(Event::Go { name }) => return self.hand_over(&name).await,
+                Step::Event(Event::Disconnect) => {
+                    self.send().await?;
+                    return Ok(());
+                }
+                Step::Event(Event::Request { .. }) => return Err(Error::bug("a request before GO")),
+                Step::Wait(Wait::Bytes(n)) => {
+                    self.send().await?;
+                    self.read(n).await?;
+                }
+                // Nothing more is looked at until the replies so far are sent, and then it goes on.
+                Step::Wait(Wait::Window) => self.send().await?,
+                Step::Wait(Wait::Answer) => return Err(Error::bug("a question to the gateway was not answered")),
+                Step::Wait(Wait::Closed) => {
+                    self.send().await?;
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// The end of the client's time, as far as it has come.
+    fn limit(&self) -> Instant {
+        self.until + timing::HANDSHAKE_QUESTION * self.session.exports_asked()
+    }
+
+    async fn send(&mut self) -> Result<()> {
+        let limit = self.limit();
+        let output = self.session.output();
+        while output.has_remaining() {
+            let send = async {
+                match &mut self.stream {
+                    Stream::Tcp(s) => s.write_buf(output).await,
+                    Stream::Unix(s) => s.write_buf(output).await,
+                }
+            };
+            let sent = tokio::time::timeout_at(limit, send).await.map_err(|_| late())?;
+            sent.map_err(|e| Error::retry(format!("the connection broke: {e}")))?;
+        }
+        Ok(())
+    }
+
+    async fn read(&mut self, wanted: usize) -> Result<()> {
+        let limit = self.limit();
+        self.input.reserve(wanted.max(READ_BYTES));
+        let read = async {
+            match &mut self.stream {
+                Stream::Tcp(s) => s.read_buf(&mut self.input).await,
+                Stream::Unix(s) => s.read_buf(&mut self.input).await,
+            }
+        };
+        match tokio::time::timeout_at(limit, read).await {
+            Ok(Ok(0)) => Err(Error::retry("the client closed the connection")),
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(e)) => Err(Error::retry(format!("the connection broke: {e}"))),
+            Err(_) => Err(late()),
+        }
+    }
+
+    fn list(&mut self) {
+        let state = self.control.state();
+        self.session.list(state.volumes().map(|v| (v.name.as_str(), "")));
+    }
+
+    async fn look_up(&mut self, name: &str, purpose: Purpose) -> Result<()> {
+        let state = self.control.state();
+        let Some(volume) = find(&state, name) else {
+            let text = if name.is_empty() {
+                "name a volume: there is not exactly one; see `freebs volume list`".to_string()
+            } else {
+                format!("there is no volume {name}; see `freebs volume list`")
+            };
+            self.session.export(Err(Refusal::new(RefusalReason::Unknown, text)));
+            return Ok(());
+        };
+        let info = ExportInfo {
+            name: volume.name.clone(),
+            description: String::new(),
+            size: volume.size,
+            read_only: false,
+            multi_conn: true,
+        };
+        let is_open = self.opened.as_ref().is_some_and(|o| o.volume == volume.id);
+        if matches!(purpose, Purpose::Go | Purpose::ExportName) && !is_open {
+            self.opened = None;
+            let worker = self.workers.of(&volume).clone();
+            let begun = Instant::now();
+            self.handshake.set_attaching(true);
+            let opened = self.unless_gone(open(&worker, volume.id, self.times.attach)).await?;
+            self.handshake.set_attaching(false);
+            self.until += begun.elapsed();
+            match opened {
+                Ok(generation) => {
+                    self.opened = Some(Opened { volume: volume.id, generation, worker, handed_on: false });
+                }
+                Err(e) => {
+                    tracing::warn!("volume {}: not attached: {e}", volume.name);
+                    // One that waits for something is "not available", one that somebody else has is not for this client.
+                    let later = e.kind == ErrorKind::Retry;
+                    let reason = if later { RefusalReason::Unknown } else { RefusalReason::Policy };
+                    self.session.export(Err(Refusal::new(reason, e.text)));
+                    return Ok(());
+                }
+            }
+        }
+        self.session.export(Ok(info));
+        Ok(())
+    }
+
+    /// Waits, as long as the client does. One that gave up must not hold a place until the volume can be attached:
+    /// clients that try again and again would leave none for those of other volumes.
+    async fn unless_gone<T>(&self, work: impl Future<Output = T>) -> Result<T> {
+        let mut work = pin!(work);
+        loop {
+            tokio::select! {
+                done = &mut work => return Ok(done),
+                () = tokio::time::sleep(timing::CLIENT_GONE_LOOK) => {}
+            }
+            let ready = match &self.stream {
+                Stream::Tcp(s) => tokio::time::timeout(Duration::ZERO, s.ready(Interest::READABLE)).await,
+                Stream::Unix(s) => tokio::time::timeout(Duration::ZERO, s.ready(Interest::READABLE)).await,
+            };
+            if ready.is_ok_and(|r| r.is_ok_and(|r| r.is_read_closed())) {
+                return Err(Error::retry("the client gave up before its volume was attached"));
+            }
+        }
+    }
+
+    /// Transmission begins: from here on the connection is its worker's.
+    async fn hand_over(mut self, name: &str) -> Result<()> {
+        let mut opened = self.opened.take().ok_or_else(|| Error::bug(format!("{name} was not attached before GO")))?;
+        let stream = self.stream.loosen()?;
+        let command = Command::Nbd {
+            volume: opened.volume,
+            generation: opened.generation,
+            place: self.place,
+            stream,
+            session: Box::new(self.session),
+            input: self.input,
+        };
+        // The count that `opened` holds is the connection's from now on.
+        opened.handed_on = true;
+        opened.worker.send(command).map_err(|_| stopping())
+    }
+}
+
+fn find(state: &State, name: &str) -> Option<Arc<Volume>> {
+    if name.is_empty() { default_export(state.volumes()).cloned() } else { state.volume_by_name(name).cloned() }
+}
+
+fn late() -> Error {
+    Error::retry("the handshake took too long")
+}
+
+fn stopping() -> Error {
+    Error::retry("this process is stopping")
+}
+
+/// Attaches a volume, or says after `wait` what keeps it from being attached. The worker goes on with it for a while,
+/// so that a client that asks again finds it further on.
+pub(super) async fn open(
+    worker: &mpsc::UnboundedSender<Command>,
+    volume: VolumeId,
+    wait: Duration,
+) -> Result<Generation> {
+    let until = Instant::now() + wait;
+    loop {
+        let (reply, answer) = oneshot::channel();
+        worker.send(Command::Open { volume, reply }).map_err(|_| stopping())?;
+        match tokio::time::timeout_at(until, answer).await {
+            Ok(result) => match result.map_err(|_| stopping())? {
+                // The worker gave up, and the client has not.
+                Err(e) if e.kind == ErrorKind::Retry && Instant::now() + timing::ATTACH_ASK_AGAIN < until => {
+                    tokio::time::sleep(timing::ATTACH_ASK_AGAIN).await;
+                }
+                result => return result,
+            },
+            Err(_) => return Err(why_not(worker, volume).await),
+        }
+    }
+}
+
+/// The reason why a volume is not attached yet.
+async fn why_not(worker: &mpsc::UnboundedSender<Command>, volume: VolumeId) -> Error {
+    let (reply, answer) = oneshot::channel();
+    if worker.send(Command::WaitsFor { volume, reply }).is_err() {
+        return stopping();
+    }
+    match tokio::time::timeout(timing::WHY_NOT_MAX, answer).await {
+        Ok(Ok(why)) => Error::retry(why),
+        Ok(Err(_)) => stopping(),
+        Err(_) => Error::retry("this process is too busy to attach the volume; see `freebs status`"),
+    }
+}
