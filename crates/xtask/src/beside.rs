@@ -32,7 +32,7 @@ impl Beside {
         self.child = command.stdin(Stdio::null()).stdout(out).stderr(err).spawn().ok();
     }
 
-    /// Whether it was begun, and not ended.
+    /// True between its begin and its end.
     #[must_use]
     pub fn is_begun(&self) -> bool {
         self.child.is_some()
