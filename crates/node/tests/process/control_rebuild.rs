@@ -169,8 +169,10 @@ fn volumes_come_back_when_the_control_state_is_lost() {
 /// Both the commands that find no control state and `up` name the one that helps. They only said that the nodes did not
 /// answer like nodes.
 fn says_the_way_out(c: &Cluster) {
-    let out = c.cli(&["status"]);
-    assert!(tools::told(&out).contains("freebs control rebuild"), "{}", tools::told(&out));
+    // A node that has just been started does not listen yet.
+    tools::wait_within(Duration::from_secs(10), "the way out in what `status` says", || {
+        tools::told(&c.cli(&["status"])).contains("freebs control rebuild").then_some(())
+    });
     let said = c.dir().join("up.err");
     let told = || fs::read_to_string(&said).unwrap_or_default();
     tools::wait_within(Duration::from_secs(10), "the way out in what `up` says", || {
