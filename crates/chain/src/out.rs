@@ -87,7 +87,7 @@ impl Out {
         self.ordered.retain(|(l, s, _), _| (*l, *s) != (link, shard));
     }
 
-    /// What was gathered of a shard's durable answers: they would come after a promise that they do not know of.
+    /// Drops a shard's durable answers that were gathered: they would come after a promise that they do not know of.
     pub fn forget_answers(&mut self, shard: ShardId) {
         self.durable.retain(|_, items| {
             items.retain(|i| i.shard != shard);

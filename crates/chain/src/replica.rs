@@ -348,7 +348,7 @@ impl Replica {
         self.info.as_ref().map_or(ViewNumber(0), |i| i.active)
     }
 
-    /// Whether this log may follow a view: it promised none above it, is in none above it, and knows of none above it
+    /// True if this log may follow a view: it promised none above it, is in none above it, and knows of none above it
     /// that was active.
     pub fn may_follow(&self, view: ViewNumber) -> bool {
         view >= self.promise().max(self.view_number()).max(self.active())

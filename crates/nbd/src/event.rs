@@ -113,7 +113,7 @@ impl Refusal {
     }
 }
 
-/// What a request asks. Ranges lie within the export and are not empty. They are multiples of 512 bytes only if the
+/// A request's operation. Ranges lie within the export and are not empty. They are multiples of 512 bytes only if the
 /// client asked for block sizes: the others get any bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
