@@ -14,7 +14,8 @@ use crate::workload::Workload;
 use crate::world::World;
 use freebs_chain::ShardStatus;
 use freebs_control::{Command, CreateVolume};
-use freebs_driver::{DriverConfig, ShardSpec, VolumeSpec};
+use freebs_agent::spec_of;
+use freebs_driver::DriverConfig;
 use freebs_io::LinkId;
 use freebs_lsvd::Digest;
 use freebs_types::{ClusterId, DriverId, Hash32, Nanos, NodeId, Result, SECTOR, ShardId, StartNumber, VolumeId};
@@ -247,16 +248,6 @@ impl Cluster {
         alone: bool,
     ) {
         let Some(v) = self.control.volume(volume) else { return };
-        let spec = VolumeSpec {
-            id: volume,
-            size: v.size,
-            stripe: v.stripe,
-            shards: v
-                .shards
-                .iter()
-                .map(|s| ShardSpec { id: v.shard_id(s.index), view: s.active, members: s.view_members().to_vec() })
-                .collect(),
-        };
         let mut luck = self.luck.borrow_mut();
         let local = luck.chance(0.5).then(|| NodeId(luck.range(1, self.config.nodes)));
         let config = DriverConfig {
@@ -264,7 +255,7 @@ impl Cluster {
             generation,
             alone,
             identity: Hash32([1; 32]),
-            volume: spec,
+            volume: spec_of(&v),
             workers: (1..=self.config.nodes).map(|n| (NodeId(n), 1)).collect(),
             local,
             request_limit: self.config.request_limit,
@@ -464,6 +455,24 @@ fn tell_shards(cluster: &Weak<Cluster>) {
         let wait = Nanos(c.world.luck.borrow_mut().spread(100_000, 30_000_000));
         let (weak, id) = (cluster.clone(), node.id);
         c.world.after(wait, move || hear(&weak, id));
+    }
+    for gateway in c.gateways().into_iter().filter(|g| !g.is_dead()) {
+        let mut luck = c.world.luck.borrow_mut();
+        // Now and then the node that it follows lags.
+        let most = if luck.chance(0.1) { 3_000_000_000 } else { 30_000_000 };
+        let (wait, weak) = (Nanos(luck.spread(100_000, most)), cluster.clone());
+        drop(luck);
+        c.world.after(wait, move || hear_at_gateway(&weak, &gateway));
+    }
+}
+
+fn hear_at_gateway(cluster: &Weak<Cluster>, gateway: &Rc<Gateway>) {
+    let Some(c) = cluster.upgrade().filter(|_| !gateway.is_dead()) else { return };
+    if c.net.is_blocked(Place::Control, Place::Gateway(gateway.id)) {
+        let (weak, gateway) = (cluster.clone(), gateway.clone());
+        c.world.after(Nanos::from_millis(100), move || hear_at_gateway(&weak, &gateway));
+    } else {
+        gateway.hear();
     }
 }
 

@@ -4,21 +4,22 @@
 use crate::network::{Network, Place};
 use crate::timing;
 use crate::world::World;
-use freebs_chain::{ControlPort, Opened, ShardInfo};
-use freebs_control::{Command, CreateVolume, Mutant, Outcome, State, Volume};
+use freebs_agent::Commands;
+use freebs_control::{Command, CreateVolume, Done, Mutant, Outcome, State, Volume};
 use freebs_types::{
     ClusterId, Error, Generation, Hash32, HostPublic, Nanos, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use tokio::sync::oneshot;
+use std::sync::Arc;
+use tokio::sync::{Notify, oneshot};
 
 /// The control plane's state and whether it can be reached.
 pub struct Control {
     world: Rc<World>,
     net: Rc<Network>,
-    state: RefCell<State>,
+    state: RefCell<Arc<State>>,
     down: Cell<bool>,
     /// No copy of the state is there, for now.
     lost: Cell<bool>,
@@ -36,7 +37,7 @@ impl Control {
         Rc::new(Self {
             world: world.clone(),
             net: net.clone(),
-            state: RefCell::new(State::new(cluster)),
+            state: RefCell::new(Arc::new(State::new(cluster))),
             down: Cell::new(false),
             lost: Cell::new(false),
             activated: RefCell::default(),
@@ -68,7 +69,7 @@ impl Control {
 
     /// Another state takes the place of the one that was lost.
     pub fn replace(&self, state: State) {
-        *self.state.borrow_mut() = state;
+        *self.state.borrow_mut() = Arc::new(state);
         if let Some(tell) = self.changed.borrow().clone() {
             tell();
         }
@@ -84,14 +85,14 @@ impl Control {
     }
 
     /// Applies a command at once (set-up of a run).
-    pub fn apply(&self, command: Command) -> Result<Outcome> {
+    pub fn apply(&self, command: Command) -> Result<Done> {
         let before = self.state.borrow().revision();
         let wrong = self.wrong_activation(&command);
         let activates = match command {
             Command::ActivateView { shard, view, .. } => Some((shard, view)),
             _ => None,
         };
-        let done = self.state.borrow_mut().apply_with(command, self.mutant).map(|d| d.outcome);
+        let done = Arc::make_mut(&mut self.state.borrow_mut()).apply_with(command, self.mutant);
         if let Some(why) = wrong.filter(|_| done.is_ok()) {
             self.world.violation(why);
         }
@@ -132,7 +133,7 @@ impl Control {
     }
 
     pub fn create_volume(&self, new: CreateVolume) -> Result<VolumeId> {
-        match self.apply(Command::CreateVolume(new))? {
+        match self.apply(Command::CreateVolume(new))?.outcome {
             Outcome::Created { volume } => Ok(volume),
             other => Err(Error::bug(format!("creating a volume gave {other:?}"))),
         }
@@ -148,34 +149,41 @@ impl Control {
         self.state.borrow().volumes().map(|v| (**v).clone()).collect()
     }
 
-    /// What a node hears of its shards.
+    /// The state of this moment.
     #[must_use]
-    pub fn shards_of(&self, node: NodeId) -> Vec<ShardInfo> {
-        let has_key = |n: NodeId| self.state.borrow().node(n).is_some_and(|n| n.host_key.is_some());
-        let mut out = Vec::new();
-        for v in self.volumes() {
-            let description = std::sync::Arc::new(v.description());
-            for s in v.shards.iter().filter(|s| s.is_kept_by(node)) {
-                out.push(ShardInfo {
-                    shard: v.shard_id(s.index),
-                    members: s.members.clone(),
-                    active: s.active,
-                    known: s.known(),
-                    blocks: v.shard_blocks(),
-                    highest: s.highest,
-                    generation: v.generation,
-                    has_keys: s.members.iter().all(|n| has_key(*n)),
-                    joining: s.joining.clone(),
-                    view_members: s.view_members().to_vec(),
-                    volume: Some(description.clone()),
+    pub fn snapshot(&self) -> Arc<State> {
+        self.state.borrow().clone()
+    }
+
+    /// What would be wrong with what a head says, as the network has seen it: a view is ready when its quorum has said
+    /// that it has it (V5), and who has everything has said so of the view (V7).
+    fn judge(&self, from: Place, command: &Command) {
+        let Place::Node(node) = from else { return };
+        let witness = self.net.witness.borrow();
+        match command {
+            Command::ActivateView { shard, view, .. } => {
+                let quorum = self.volume(shard.volume).map_or(1, |v| {
+                    v.quorum(v.shard(shard.index).map_or(1, |s| s.members.len()))
                 });
+                if !witness.may_be_active(*shard, *view, NodeId(node), quorum) {
+                    let text = format!("node {node} calls view {view} of shard {shard} ready to be active");
+                    self.world.violation(format!("{text}, and its quorum has not said that it has it"));
+                }
             }
+            Command::MembersComplete { shard, view, nodes } => {
+                for node in nodes.iter().filter(|n| !witness.has_opened(**n, *shard, *view)) {
+                    let text = format!("is said to have everything of shard {shard}, and has not said that it holds view");
+                    self.world.violation(format!("node {node} {text} {view} (V7)"));
+                }
+                self.world.count("members that learned everything");
+            }
+            _ => {}
         }
-        out
     }
 
     /// A command from `from`, over the network.
-    pub async fn call(self: &Rc<Self>, from: Place, command: Command) -> Result<Outcome> {
+    pub async fn call(self: &Rc<Self>, from: Place, command: Command) -> Result<Done> {
+        self.judge(from, &command);
         let unreachable = || Error::retry("the control plane can't be reached");
         let wait = match self.net.round_trip(from, Place::Control) {
             Some(wait) if !self.is_down() => wait,
@@ -213,42 +221,51 @@ impl Control {
     }
 }
 
-/// A worker's way to the control plane.
+/// The control plane as one process sees it, and knows of it: that may be old.
 #[derive(Clone)]
-pub struct Port {
-    pub control: Rc<Control>,
-    pub node: NodeId,
+pub struct Plane {
+    control: Rc<Control>,
+    me: Place,
+    known: Rc<RefCell<Arc<State>>>,
+    heard: Rc<Notify>,
 }
 
-impl Port {
+impl Plane {
+    /// For a process that begins at this place, and knows the state of this moment.
+    #[must_use]
+    pub fn new(control: &Rc<Control>, me: Place) -> Self {
+        let known = Rc::new(RefCell::new(control.snapshot()));
+        Self { control: control.clone(), me, known, heard: Rc::default() }
+    }
+
+    /// The news have come.
+    pub fn hear(&self) {
+        *self.known.borrow_mut() = self.control.snapshot();
+        self.heard.notify_waiters();
+    }
+
     /// Whether a device that comes with this start number may be used; asked before anything is written to it (rule V8).
     /// Only the node's own starts raise what the control plane knows, so it does not matter when it is asked.
-    pub fn may_start(&self, came_with: StartNumber) -> Result<()> {
+    pub fn may_start(&self, node: NodeId, came_with: StartNumber) -> Result<()> {
         if self.control.mutant == Some(Mutant::OldImagesRegister) {
             return Ok(());
         }
-        self.control.with_state(|s| s.next_start(self.node, &[came_with]).map(|_| ()))
+        self.control.with_state(|s| s.next_start(node, &[came_with]).map(|_| ()))
     }
 
     /// Says that the node is there, until it is heard.
-    pub async fn register(&self, start: StartNumber, workers: u16, key: Option<HostPublic>) -> Result<()> {
-        let command = Command::RegisterNode {
-            node: self.node,
-            name: format!("node-{}", self.node),
-            address: format!("10.0.0.{}:7400", self.node),
-            workers,
-            start,
-        };
-        self.insist(command).await?;
+    pub async fn register(&self, node: NodeId, start: StartNumber, key: Option<HostPublic>) -> Result<()> {
+        let (name, address) = (format!("node-{node}"), format!("10.0.0.{node}:7400"));
+        self.insist(Command::RegisterNode { node, name, address, workers: 1, start }).await?;
         match key {
-            Some(key) => self.insist(Command::NameHostKey { node: self.node, start, key }).await,
+            Some(key) => self.insist(Command::NameHostKey { node, start, key }).await,
             None => Ok(()),
         }
     }
 
     async fn insist(&self, command: Command) -> Result<()> {
         loop {
-            match self.control.call(Place::Node(self.node.0), command.clone()).await {
+            match self.submit(command.clone()).await {
                 Ok(_) => return Ok(()),
                 Err(e) if e.kind == freebs_types::ErrorKind::Retry => self.control.sleep(timing::CALL_AGAIN).await,
                 Err(e) => return Err(e),
@@ -257,64 +274,27 @@ impl Port {
     }
 }
 
-impl ControlPort for Port {
-    async fn propose(&self, shard: ShardId, active: ViewNumber, start: StartNumber) -> Result<Opened> {
-        let command = Command::ProposeView { shard, active, node: self.node, start };
-        let outcome = self.control.call(Place::Node(self.node.0), command).await?;
-        let Outcome::Proposed { view, pred, generation } = outcome else {
-            return Err(Error::bug(format!("proposing gave {outcome:?}")));
-        };
-        let volume = self.control.volume(shard.volume).ok_or_else(|| Error::not_found("no such volume"))?;
-        let of_shard = volume.shard(shard.index);
-        let members = of_shard.map(|s| s.members.clone()).unwrap_or_default();
-        let pred_members = of_shard.map(|s| s.view_members().to_vec()).unwrap_or_default();
-        let (quorum, pred_quorum) = (volume.quorum(members.len()) as u8, volume.quorum(pred_members.len()) as u8);
-        let state = self.control.state.borrow();
-        let keys = members.iter().filter_map(|n| Some((*n, state.node(*n)?.host_key?))).collect();
-        let (min_copies, description) = (volume.min_copies, Some(Box::new(volume.description())));
-        Ok(Opened {
-            view,
-            pred,
-            quorum,
-            min_copies,
-            pred_members,
-            pred_quorum,
-            generation,
-            members,
-            keys,
-            volume: description,
-        })
+impl Commands for Plane {
+    async fn submit(&self, command: Command) -> Result<Done> {
+        let done = self.control.call(self.me, command).await?;
+        // Whoever has the answer sees it in the state, too.
+        self.hear();
+        Ok(done)
     }
 
-    async fn activate(&self, shard: ShardId, view: ViewNumber, generation: Generation) -> Result<()> {
-        let volume = self.control.volume(shard.volume);
-        let quorum = volume.map_or(1, |v| v.quorum(v.shard(shard.index).map_or(1, |s| s.members.len())));
-        if !self.control.net.witness.borrow().may_be_active(shard, view, self.node, quorum) {
-            let text = format!("node {} calls view {view} of shard {shard} ready to be active", self.node);
-            self.control.world.violation(format!("{text}, and its quorum has not said that it has it"));
-        }
-        let command = Command::ActivateView { shard, view, generation };
-        self.control.call(Place::Node(self.node.0), command).await.map(|_| ())
+    fn state(&self) -> Arc<State> {
+        self.known.borrow().clone()
     }
 
-    async fn complete(&self, shard: ShardId, view: ViewNumber, nodes: Vec<NodeId>) -> Result<()> {
-        for node in &nodes {
-            if !self.control.net.witness.borrow().has_opened(*node, shard, view) {
-                let text = format!("is said to have everything of shard {shard}, and has not said that it holds view");
-                self.control.world.violation(format!("node {node} {text} {view} (V7)"));
+    async fn changed(&self, since: u64) -> Arc<State> {
+        loop {
+            let heard = self.heard.notified();
+            let state = self.state();
+            if state.revision() != since {
+                return state;
             }
+            heard.await;
         }
-        self.control.world.count("members that learned everything");
-        let command = Command::MembersComplete { shard, view, nodes };
-        self.control.call(Place::Node(self.node.0), command).await.map(|_| ())
-    }
-
-    async fn hand_over(&self, shard: ShardId, to: NodeId) -> Result<()> {
-        let volume = self.control.volume(shard.volume);
-        let mine = volume.as_ref().and_then(|v| v.shard(shard.index)).filter(|s| s.head() == Some(self.node));
-        let Some(active) = mine.map(|s| s.active) else { return Ok(()) };
-        let command = Command::ReplaceHead { shard, head: self.node, active, node: to };
-        self.control.call(Place::Node(self.node.0), command).await.map(|_| ())
     }
 }
 
@@ -327,7 +307,7 @@ pub async fn attach(
 ) -> Result<(Generation, bool)> {
     let command =
         Command::AttachVolume { volume, identity, name: "sim".into(), force: true, since: None, lapsed: false };
-    match control.call(from, command).await? {
+    match control.call(from, command).await?.outcome {
         Outcome::Attached { generation, alone } => Ok((generation, alone)),
         other => Err(Error::bug(format!("attaching gave {other:?}"))),
     }

@@ -10,6 +10,7 @@ use crate::oracle::{Oracle, Reading};
 use crate::workload::{Wish, Workload};
 use crate::world::World;
 use bytes::Bytes;
+use freebs_agent::news_of;
 use freebs_driver::{Action, Driver, DriverConfig, Event, Op, Piece, Reply, StatusRun};
 use freebs_io::LinkId;
 use freebs_types::{ErrorKind, Generation, Nanos, Peer, Result, SECTOR, VolumeId};
@@ -35,6 +36,8 @@ enum Item {
     Arrival(LinkId, Arrival),
     Tick,
     Next,
+    /// The control state is another.
+    News,
 }
 
 /// Errors that a client may get.
@@ -223,6 +226,11 @@ impl Gateway {
         !self.dead.get()
     }
 
+    /// The control state is another.
+    pub fn hear(self: &Rc<Self>) {
+        self.take_or_hold(Item::News);
+    }
+
     fn take_or_hold(self: &Rc<Self>, item: Item) {
         if self.dead.get() {
             return;
@@ -238,6 +246,7 @@ impl Gateway {
         match item {
             Item::Tick => self.step(Event::Tick),
             Item::Next => self.next(),
+            Item::News => news_of(&self.control.snapshot(), self.volume).into_iter().for_each(|e| self.step(e)),
             Item::Arrival(link, arrival) => self.arrived(link, arrival),
         }
     }

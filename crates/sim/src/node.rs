@@ -3,11 +3,12 @@
 //! Everything of a process runs in a local set of its own, so that a kill is the drop of that set (nothing of it
 //! ever runs again), and a pause is not polling it (SIGSTOP: its timers fire all at once afterwards).
 
-use crate::control::{Control, Port};
+use crate::control::{Control, Plane};
 use crate::device::{Crash, Disk, SimDevice};
 use crate::network::{Arrival, EndPoint, Network, Place};
 use crate::timing;
 use crate::world::World;
+use freebs_agent::{Commands, News, Port, Shards};
 use freebs_chain::{HostConfig, Mutant, Who, Worker, WorkerConfig};
 use freebs_format::disk::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
 use freebs_format::wire::Message;
@@ -29,7 +30,7 @@ const MESSAGES_AT_ONCE: usize = 64;
 /// A second's share of the scrub: small logs are read several times in a run.
 const SCRUB_BYTES: u64 = 1 << 20;
 
-pub type SimWorker = Worker<SimDevice, SimOutbox, Port, SimClock>;
+pub type SimWorker = Worker<SimDevice, SimOutbox, Port<Plane>, SimClock>;
 
 /// What all nodes of a run share.
 #[derive(Clone)]
@@ -220,6 +221,8 @@ impl Node {
             node: self.clone(),
             inbox: inbox.clone(),
             slot: worker.clone(),
+            plane: Plane::new(&self.shared.control, self.place()),
+            heard: RefCell::new(Shards::new(Peer { node: self.id, worker: 0 }, 1)),
         };
         set.spawn_local(life.run());
         let process = Process {
@@ -321,6 +324,8 @@ struct Life {
     node: Rc<Node>,
     inbox: Rc<Inbox>,
     slot: Rc<RefCell<Option<SimWorker>>>,
+    plane: Plane,
+    heard: RefCell<Shards>,
 }
 
 impl Life {
@@ -344,6 +349,7 @@ impl Life {
         tokio::task::spawn_local(dial_on(self.node.clone(), self.me, worker.clone(), links.clone()));
         loop {
             if self.inbox.shards.take() {
+                self.plane.hear();
                 self.hear_shards(&worker);
             }
             match self.inbox.take(&self.node.shared.world) {
@@ -356,8 +362,7 @@ impl Life {
     async fn boot(&self) -> Result<SimWorker> {
         let (node, shared) = (&self.node, &self.node.shared);
         let expect = Expect { cluster: shared.cluster, node: node.id, worker: 0, workers: 1 };
-        let port = Port { control: shared.control.clone(), node: node.id };
-        port.may_start(came_with(&node.disk.open()).await)?;
+        self.plane.may_start(node.id, came_with(&node.disk.open()).await)?;
         let (engine, report) = Engine::open(node.disk.open(), &expect).await?;
         shared.world.say(|| format!("node {}: {report:?}", node.id));
         if !report.damage.is_empty() && !node.damaged.get() {
@@ -369,7 +374,7 @@ impl Life {
         check_space(&shared.world, node.id, &engine).await;
         let start = engine.start();
         let host_key = HostKey::new(Hash32([node.id.0 as u8; 32]));
-        port.register(start, 1, shared.has_keys.then(|| host_key.public())).await?;
+        self.plane.register(node.id, start, shared.has_keys.then(|| host_key.public())).await?;
         if node.is_old.get() {
             shared.world.violation(format!("node {} was taken in with an old disk (V8)", node.id));
         }
@@ -388,7 +393,7 @@ impl Life {
             host,
             engine,
             outbox: SimOutbox(shared.net.clone()),
-            control: port,
+            control: Port::new(self.plane.clone(), node.id),
             clock: SimClock { world: shared.world.clone(), offset, wall: node.wall.clone() },
             random: Box::new(SimRandom(crate::rng::Rng::fork(node.id.0 << 32 ^ start.0, 6))),
             scrub_bytes: SCRUB_BYTES,
@@ -429,16 +434,19 @@ impl Life {
         }
     }
 
+    /// What the state that is known here says of the shards of this node.
     fn hear_shards(&self, worker: &SimWorker) {
-        let control = &self.node.shared.control;
-        let is_left = |s: &freebs_types::ShardId| {
-            control.with_state(|c| c.shard(*s).is_some_and(|s| !s.is_kept_by(self.node.id)))
-        };
-        for shard in worker.shards().into_iter().filter(is_left) {
+        let state = self.plane.state();
+        let News { left, gone, changed } =
+            self.heard.borrow_mut().on_state(&state, &worker.shards(), &worker.left_shards());
+        for shard in left {
             self.node.shared.world.count("replicas that were left");
             worker.on_left(shard);
         }
-        worker.on_shards(control.shards_of(self.node.id));
+        gone.into_iter().for_each(|shard| worker.on_gone(shard));
+        if !changed.is_empty() {
+            worker.on_shards(changed);
+        }
     }
 
     fn take(&self, worker: &SimWorker, links: &Links, link: LinkId, arrivals: Vec<Arrival>) {

@@ -12,12 +12,13 @@ pub const FLOORS: &[&[&str]] = &[
     &["format", "io", "nbd", "secrets"],
     &["control", "driver", "lsvd"],
     &["chain", "consensus", "disk"],
+    &["agent"],
     &["fuzz", "liblsvd", "node", "sim"],
     &["tidy", "xtask"],
 ];
 
 /// The crates that are deterministic: no thread, socket, file, clock or random generator of their own.
-pub const CORES: &[&str] = &["types", "format", "secrets", "lsvd", "chain", "driver", "control", "consensus", "nbd"];
+pub const CORES: &[&str] = &["types", "format", "secrets", "lsvd", "chain", "driver", "control", "consensus", "agent", "nbd"];
 
 /// Crates that a core may depend on without being one: `io` has the traits, and its `linux` is not for cores.
 const BESIDE_CORES: &[&str] = &["io"];

@@ -5,19 +5,19 @@ use super::dial;
 use super::drivers::{Drivers, LINK_WINDOW_PER_DRIVER};
 use super::greet;
 use super::nbd_conn;
-use super::port::Port;
 use super::thread::{Admission, Command, WorkerSpec, start_shards};
 use crate::timing;
-use freebs_chain::{ShardInfo, Who, Worker};
+use freebs_agent::{News, Port, workers_of};
+use freebs_chain::{Who, Worker};
 use freebs_control::{ControlPlane, State};
 use freebs_format::wire::{Hello, Message, Role, Welcome};
 use freebs_io::LinkId;
 use freebs_io::linux::net::{Address, Handler, LooseStream, Transport, fresh_link};
 use freebs_io::linux::{FileDevice, SystemClock};
 use freebs_lsvd::OpenReport;
-use freebs_types::{Error, NodeId, Peer, Result, ShardId, StartNumber, VolumeId, limits};
+use freebs_types::{Error, NodeId, Peer, Result, StartNumber, VolumeId, limits};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,7 +29,7 @@ const LINKS_MAX: usize = 4096;
 const ANSWERS_BYTES_MAX: usize = 1 << 30;
 
 /// The chain worker of a node.
-pub type Shards<C> = Worker<FileDevice, Transport<FreebsWire>, Port<C>, SystemClock>;
+pub type Shards<C> = Worker<FileDevice, Transport<FreebsWire>, Port<Arc<C>>, SystemClock>;
 
 /// Who is at the other end of a link.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +56,7 @@ pub struct Core<C: ControlPlane> {
     pub state: RefCell<Arc<State>>,
     /// Members that this worker keeps a link to, as the one who dials.
     pub dialing: RefCell<BTreeSet<Peer>>,
-    known_shards: RefCell<BTreeMap<ShardId, ShardInfo>>,
+    heard: RefCell<freebs_agent::Shards>,
     start: StartNumber,
     pub stopping: Cell<bool>,
 }
@@ -113,6 +113,7 @@ impl<C: ControlPlane> Core<C> {
             (shards, report) = (Some(s), Some(r));
         }
         let state = spec.control.state();
+        let heard = freebs_agent::Shards::new(spec.me, spec.workers);
         let core = Rc::new(Self {
             drivers: Drivers::new(),
             spec,
@@ -123,7 +124,7 @@ impl<C: ControlPlane> Core<C> {
             attached: RefCell::default(),
             state: RefCell::new(state),
             dialing: RefCell::default(),
-            known_shards: RefCell::default(),
+            heard: RefCell::new(heard),
             start,
             stopping: Cell::new(false),
         });
@@ -301,57 +302,17 @@ impl<C: ControlPlane> Core<C> {
     /// The control state changed: shards that are new, changed or gone, peers that are needed, volumes.
     fn on_state(self: &Rc<Self>, state: Arc<State>) {
         *self.state.borrow_mut() = state.clone();
-        let workers: BTreeMap<NodeId, u16> = state.nodes().map(|n| (n.id, n.workers)).collect();
         if let Some(shards) = &self.shards {
-            shards.on_workers(workers.clone());
-            let mine = self.my_shards(&state);
-            let mut known = self.known_shards.borrow_mut();
-            // Whoever was a member keeps what it has until the others have everything (V7).
-            let is_left = |id: &ShardId| state.shard(*id).is_some_and(|s| !s.is_kept_by(self.spec.me.node));
-            for id in shards.shards().into_iter().filter(is_left) {
-                shards.on_left(id);
-            }
-            // Also those of volumes that were deleted while this node was away.
-            let all = shards.shards().into_iter().chain(shards.left_shards());
-            for id in all.filter(|id| state.was_deleted(id.volume)) {
-                shards.on_gone(id);
-            }
-            let changed: Vec<ShardInfo> = mine.values().filter(|i| known.get(&i.shard) != Some(i)).cloned().collect();
-            *known = mine;
-            drop(known);
+            shards.on_workers(workers_of(&state));
+            let News { left, gone, changed } =
+                self.heard.borrow_mut().on_state(&state, &shards.shards(), &shards.left_shards());
+            left.into_iter().for_each(|id| shards.on_left(id));
+            gone.into_iter().for_each(|id| shards.on_gone(id));
             if !changed.is_empty() {
                 shards.on_shards(changed);
             }
             dial::dial_wanted(self, &shards.wanted_peers());
         }
-        self.drivers.on_state(self, &state, &workers);
-    }
-
-    fn my_shards(&self, state: &State) -> BTreeMap<ShardId, ShardInfo> {
-        let me = self.spec.me;
-        let mut mine = BTreeMap::new();
-        for volume in state.volumes() {
-            let description = Arc::new(volume.description());
-            for s in &volume.shards {
-                let shard = volume.shard_id(s.index);
-                if s.is_kept_by(me.node) && Peer::of(me.node, shard, self.spec.workers) == me {
-                    let info = ShardInfo {
-                        shard,
-                        members: s.members.clone(),
-                        active: s.active,
-                        known: s.known(),
-                        blocks: volume.shard_blocks(),
-                        highest: s.highest,
-                        generation: volume.generation,
-                        has_keys: s.members.iter().all(|n| state.node(*n).is_some_and(|n| n.host_key.is_some())),
-                        joining: s.joining.clone(),
-                        view_members: s.view_members().to_vec(),
-                        volume: Some(description.clone()),
-                    };
-                    mine.insert(shard, info);
-                }
-            }
-        }
-        mine
+        self.drivers.on_state(self, &state);
     }
 }

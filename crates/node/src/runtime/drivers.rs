@@ -9,8 +9,9 @@ use super::core::Core;
 use super::dial;
 use super::nbd_conn::{Conn, Flusher};
 use crate::timing;
-use freebs_control::{Command, ControlPlane, Outcome, State, Volume};
-use freebs_driver::{Action, Driver, DriverConfig, Event, Op, REQUEST_LIMIT, Reply, ShardSpec, VolumeSpec};
+use freebs_agent::{news_of, spec_of, workers_of};
+use freebs_control::{Command, ControlPlane, Outcome, State};
+use freebs_driver::{Action, Driver, DriverConfig, Event, Op, REQUEST_LIMIT, Reply};
 use freebs_format::wire::{Message, Role};
 use freebs_io::linux::{OsRandom, SystemClock};
 use freebs_io::{Clock, LinkId, Outbox, Random};
@@ -70,15 +71,6 @@ pub struct Drivers<C> {
     pub flusher: Rc<Flusher>,
     spare: RefCell<Vec<Vec<Action>>>,
     marker: std::marker::PhantomData<C>,
-}
-
-fn spec_of(volume: &Volume) -> VolumeSpec {
-    let shards = volume.shards.iter().map(|s| ShardSpec {
-        id: volume.shard_id(s.index),
-        view: s.active,
-        members: s.view_members().to_vec(),
-    });
-    VolumeSpec { id: volume.id, size: volume.size, stripe: volume.stripe, shards: shards.collect() }
 }
 
 /// Why the control plane has not given the right to a volume yet.
@@ -248,7 +240,7 @@ impl<C: ControlPlane> Drivers<C> {
             alone,
             identity: core.spec.identity,
             volume: spec_of(volume),
-            workers: state.nodes().map(|n| (n.id, n.workers)).collect(),
+            workers: workers_of(&state),
             local: core.shards.as_ref().map(|_| core.spec.me.node),
             request_limit: REQUEST_LIMIT,
             mutant: None,
@@ -509,15 +501,14 @@ impl<C: ControlPlane> Drivers<C> {
         }
     }
 
-    pub fn on_state(&self, core: &Rc<Core<C>>, state: &State, workers: &BTreeMap<NodeId, u16>) {
+    pub fn on_state(&self, core: &Rc<Core<C>>, state: &State) {
         let slots: Vec<Rc<Slot>> = self.slots.borrow().values().cloned().collect();
         for slot in slots {
-            self.step(core, &slot, Event::Workers(workers.clone()));
-            match state.volume(slot.volume) {
-                Some(volume) => self.step(core, &slot, Event::Volume(spec_of(volume))),
-                None => {
+            for event in news_of(state, slot.volume) {
+                let is_last = matches!(event, Event::Close);
+                self.step(core, &slot, event);
+                if is_last {
                     tracing::warn!("volume {} was deleted", slot.volume);
-                    self.step(core, &slot, Event::Close);
                     self.slots.borrow_mut().remove(&slot.volume);
                 }
             }

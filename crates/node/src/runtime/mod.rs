@@ -9,7 +9,6 @@ mod drivers;
 mod greet;
 mod nbd_conn;
 mod node;
-mod port;
 mod thread;
 mod wire;
 

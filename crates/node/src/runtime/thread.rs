@@ -1,10 +1,10 @@
 //! A worker's thread: an event loop of its own, told from outside only by commands.
 
 use super::core::{Core, Shards};
-use super::port::Port;
 use crate::events::EventLog;
 use crate::timing;
 use bytes::BytesMut;
+use freebs_agent::Port;
 use freebs_chain::{HostConfig, ShardStatus, Worker, WorkerConfig};
 use freebs_control::events::{EventKind, Told};
 use freebs_control::{ControlPlane, State};
@@ -255,7 +255,7 @@ pub async fn start_shards<C: ControlPlane>(
         host,
         engine,
         outbox: transport.clone(),
-        control: Port { control: spec.control.clone(), me: spec.me.node },
+        control: Port::new(spec.control.clone(), spec.me.node),
         clock: SystemClock,
         random: Box::new(OsRandom),
         scrub_bytes: disk.scrub_bytes,

@@ -1,17 +1,24 @@
 //! What a chain asks of the control plane, as commands to it.
 
+use crate::plane::Commands;
 use freebs_chain::{ControlPort, Opened};
-use freebs_control::{Command, ControlPlane, Outcome, State};
+use freebs_control::{Command, Outcome, State};
 use freebs_types::{Error, Generation, NodeId, Result, ShardId, StartNumber, ViewNumber};
-use std::sync::Arc;
 
 /// The control plane for the shards of one node.
 pub struct Port<C> {
-    pub control: Arc<C>,
-    pub me: NodeId,
+    control: C,
+    me: NodeId,
 }
 
-impl<C: ControlPlane> ControlPort for Port<C> {
+impl<C: Commands> Port<C> {
+    /// For the shards of node `me`.
+    pub fn new(control: C, me: NodeId) -> Self {
+        Self { control, me }
+    }
+}
+
+impl<C: Commands> ControlPort for Port<C> {
     async fn propose(&self, shard: ShardId, active: ViewNumber, start: StartNumber) -> Result<Opened> {
         // What this node knows of the active view may be old; the control plane's own word counts.
         let known = self.control.state().shard(shard).map_or(active, |s| s.active.max(active));
@@ -43,6 +50,7 @@ impl<C: ControlPlane> ControlPort for Port<C> {
     }
 }
 
+/// The pending view as one state has it: members, quorums and keys belong together.
 fn opened(state: &State, me: NodeId, shard: ShardId, view: ViewNumber) -> Result<Opened> {
     let volume = state.volume(shard.volume).ok_or_else(|| Error::not_found("the volume was deleted"))?;
     let s = volume.shard(shard.index).ok_or_else(|| Error::not_found("the volume has no such shard"))?;

@@ -1,0 +1,76 @@
+//! The shards that the control state gives to a worker of a node, and what changed since the state before.
+
+use freebs_chain::ShardInfo;
+use freebs_control::State;
+use freebs_types::{Peer, ShardId};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What a worker has heard of its shards.
+pub struct Shards {
+    me: Peer,
+    /// Workers of this node.
+    workers: u16,
+    known: BTreeMap<ShardId, ShardInfo>,
+}
+
+/// What a control state has that the one before had not.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct News {
+    /// This node keeps them no more; what was promised stays.
+    pub left: Vec<ShardId>,
+    /// Their volumes were deleted.
+    pub gone: Vec<ShardId>,
+    /// New here, or something of them is another.
+    pub changed: Vec<ShardInfo>,
+}
+
+impl Shards {
+    /// For the worker `me` of a node that has so many `workers`.
+    #[must_use]
+    pub fn new(me: Peer, workers: u16) -> Self {
+        Self { me, workers, known: BTreeMap::new() }
+    }
+
+    /// A new control state; `here` are the shards that have a replica here, `promised` those of which only a promise is
+    /// left.
+    pub fn on_state(&mut self, state: &State, here: &[ShardId], promised: &[ShardId]) -> News {
+        // Whoever was a member keeps what it has until the others have everything (V7).
+        let is_left = |id: &ShardId| state.shard(*id).is_some_and(|s| !s.is_kept_by(self.me.node));
+        // Also those of volumes that were deleted while this node was away.
+        let is_gone = |id: &ShardId| state.was_deleted(id.volume);
+        let left = here.iter().copied().filter(is_left).collect();
+        let gone = here.iter().chain(promised).copied().filter(is_gone).collect();
+        let mine = self.mine(state);
+        let changed = mine.values().filter(|i| self.known.get(&i.shard) != Some(i)).cloned().collect();
+        self.known = mine;
+        News { left, gone, changed }
+    }
+
+    fn mine(&self, state: &State) -> BTreeMap<ShardId, ShardInfo> {
+        let mut mine = BTreeMap::new();
+        for volume in state.volumes() {
+            let description = Arc::new(volume.description());
+            for s in &volume.shards {
+                let shard = volume.shard_id(s.index);
+                if s.is_kept_by(self.me.node) && Peer::of(self.me.node, shard, self.workers) == self.me {
+                    let info = ShardInfo {
+                        shard,
+                        members: s.members.clone(),
+                        active: s.active,
+                        known: s.known(),
+                        blocks: volume.shard_blocks(),
+                        highest: s.highest,
+                        generation: volume.generation,
+                        has_keys: s.members.iter().all(|n| state.node(*n).is_some_and(|n| n.host_key.is_some())),
+                        joining: s.joining.clone(),
+                        view_members: s.view_members().to_vec(),
+                        volume: Some(description.clone()),
+                    };
+                    mine.insert(shard, info);
+                }
+            }
+        }
+        mine
+    }
+}
