@@ -4,10 +4,8 @@ use crate::cluster::Mutants;
 use crate::config::Config;
 use crate::less::{FLIPPED_BITS, LOST_MESSAGES, Less};
 use crate::run::{Outcome, run_config};
+use crate::timing::SHRINK_STEP;
 use freebs_types::Nanos;
-
-/// The end of a run is looked for this closely.
-const STEP: Nanos = Nanos::from_millis(10);
 
 /// A smaller run that fails.
 #[derive(Clone, Debug)]
@@ -98,10 +96,10 @@ impl Search {
 
     /// The earliest end is looked for by halves; whether an earlier one fails is not a matter of order, but nearly.
     fn shorter(&mut self) {
-        let (mut low, mut high) = (0, self.config().until.0 / STEP.0);
+        let (mut low, mut high) = (0, self.config().until.0 / SHRINK_STEP.0);
         while low + 1 < high {
             let middle = low + (high - low) / 2;
-            if self.takes(Less { until: Some(Nanos(middle * STEP.0)), ..self.best.less.clone() }) {
+            if self.takes(Less { until: Some(Nanos(middle * SHRINK_STEP.0)), ..self.best.less.clone() }) {
                 high = middle;
             } else {
                 low = middle;

@@ -24,3 +24,5 @@ pub(crate) const COME_UP: Nanos = Nanos::from_millis(300);
 pub(crate) const SLOW_MAX: Nanos = Nanos::from_millis(4000);
 /// A disk that stands still looks this often whether it may go on.
 pub(crate) const STALL_LOOK: Nanos = Nanos::from_millis(50);
+/// The shortest run that still fails is looked for in steps of this length: shorter than what happens in it takes.
+pub(crate) const SHRINK_STEP: Nanos = Nanos::from_millis(10);
