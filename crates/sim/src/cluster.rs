@@ -7,7 +7,7 @@ use crate::gateway::{Allowed, Gateway};
 use crate::history;
 use crate::leader::Leader;
 use crate::network::{Arrival, EndPoint, Network, Place, Receiver};
-use crate::node::{Node, Shared, check_space};
+use crate::node::{Node, Rate, Shared, check_space};
 use crate::oracle::Oracle;
 use crate::rng::Rng;
 use crate::workload::Workload;
@@ -155,6 +155,7 @@ impl Cluster {
             both_dial: config.both_dial,
             has_keys: config.has_keys,
             mutant: mutants.chain,
+            drift: config.clocks_drift.then_some(seed),
         };
         let nodes = make_nodes(&config, &shared).await?;
         let volumes = make_volumes(&config, &control, &oracle)?;
@@ -269,7 +270,8 @@ impl Cluster {
             corrupt: self.config.has_rot || self.config.net.flipped > 0.0,
         };
         let work = self.volumes.borrow()[index].work.clone();
-        let g = Gateway::start(id, config, &self.world, &self.net, &self.control, &self.oracle, &work, allowed);
+        let rate = self.config.clocks_drift.then(|| Rate::draw(self.config.seed, 1 << 16 | id)).unwrap_or_default();
+        let g = Gateway::start((id, rate), config, &self.world, &self.net, &self.control, &self.oracle, &work, allowed);
         self.gateways.borrow_mut().insert(id, g.clone());
         if let Some(v) = self.volumes.borrow_mut().get_mut(index) {
             v.current = Some(g);

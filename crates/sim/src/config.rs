@@ -71,7 +71,9 @@ pub struct Odds {
     pub fail_over: f64,
     /// A node goes away for longer than its places in chains are kept for it.
     pub leave_node: f64,
-    /// All nodes die, and the control state is lost and made again.
+    /// A host with a node and a gateway stands still until the node's places are others', and goes on as if nothing were.
+    pub suspend_host: f64,
+    /// All nodes die, and the control state is lost and made again; now and then once more, in the middle of coming up.
     pub lose_control: f64,
     /// An old disk of a node is put in, or a blank one.
     pub old_image: f64,
@@ -128,6 +130,8 @@ pub struct Config {
     pub restart_max: Nanos,
     /// A node that is away for longer is replaced in its chains.
     pub gone: Nanos,
+    /// Clocks of hosts run too fast or too slow by up to the bound that leases count on.
+    pub clocks_drift: bool,
     /// The parts that were left out.
     pub less: Less,
 }
@@ -242,6 +246,7 @@ impl Config {
             restart_min: Nanos::from_millis(restart_min),
             restart_max: Nanos::from_millis(restart_max),
             gone: Nanos(u64::MAX),
+            clocks_drift: Rng::fork(seed, 11).chance(0.5),
             less: Less::default(),
         }
     }
@@ -274,6 +279,7 @@ impl Config {
         self.load = self.load.plus(Nanos::from_millis(3000));
         self.until = self.load;
         self.odds.leave_node = 0.5 + luck.below(1000) as f64 / 1000.0;
+        self.odds.suspend_host = luck.below(1000) as f64 / 1000.0;
         self
     }
 
@@ -396,12 +402,12 @@ impl Odds {
     /// Faults that were added later are drawn only where they can strike, so that older seeds stay what they were.
     #[must_use]
     pub fn is_newer(&self, name: &str) -> bool {
-        matches!(name, "lose_control" | "old_image")
+        matches!(name, "suspend_host" | "lose_control" | "old_image")
     }
 
     /// Names and odds, in a fixed order.
     #[must_use]
-    pub fn list(&self) -> [(&'static str, f64); 23] {
+    pub fn list(&self) -> [(&'static str, f64); 24] {
         [
             ("kill_node", self.kill_node),
             ("power_node", self.power_node),
@@ -424,6 +430,7 @@ impl Odds {
             ("move_head", self.move_head),
             ("fail_over", self.fail_over),
             ("leave_node", self.leave_node),
+            ("suspend_host", self.suspend_host),
             ("lose_control", self.lose_control),
             ("old_image", self.old_image),
         ]

@@ -99,6 +99,7 @@ fn strike(c: &Rc<Cluster>, name: &str) {
         "move_head" => move_head(c),
         "fail_over" => fail_over(c),
         "leave_node" => leave_node(c),
+        "suspend_host" => suspend_host(c),
         "lose_control" => lost::lose_control(c),
         "old_image" => lost::old_image(c),
         "control_down" => {
@@ -145,6 +146,24 @@ fn leave_node(c: &Rc<Cluster>) {
     let left = Nanos(c.config.until.0.saturating_sub(c.world.now().0));
     let wait = if back { c.config.gone.plus(ms(c, 100, 2500)) } else { left.plus(ms(c, 1, 500)) };
     c.world.after(wait, move || node.start());
+}
+
+/// A host is suspended for longer than its node's places are kept, with whatever its gateway has in flight.
+fn suspend_host(c: &Rc<Cluster>) {
+    let Some(node) = some_node(c) else { return };
+    let index = c.luck.borrow_mut().below(c.volume_count() as u64) as usize;
+    let gateway = c.current(index);
+    node.pause(true);
+    if let Some(g) = &gateway {
+        g.pause(true);
+    }
+    let wait = c.config.gone.plus(ms(c, 100, 4000));
+    c.world.after(wait, move || {
+        node.pause(false);
+        if let Some(g) = gateway {
+            g.pause(false);
+        }
+    });
 }
 
 /// A shard, its head, and another of its members.

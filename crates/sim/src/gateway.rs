@@ -6,6 +6,7 @@
 use crate::content;
 use crate::control::Control;
 use crate::network::{Arrival, EndPoint, Network, Place};
+use crate::node::Rate;
 use crate::oracle::{Oracle, Reading};
 use crate::workload::{Wish, Workload};
 use crate::world::World;
@@ -60,6 +61,8 @@ pub struct Gateway {
     oracle: Rc<Oracle>,
     work: Rc<RefCell<Workload>>,
     allowed: Allowed,
+    /// Of the clock that its driver reads.
+    rate: Rate,
     driver: RefCell<Driver>,
     links: RefCell<BTreeMap<Peer, LinkId>>,
     peers: RefCell<BTreeMap<LinkId, Peer>>,
@@ -81,7 +84,7 @@ impl Gateway {
     #[must_use]
     #[allow(clippy::too_many_arguments, reason = "what a gateway is made of; each is named where it starts")]
     pub fn start(
-        id: u64,
+        (id, rate): (u64, Rate),
         config: DriverConfig,
         world: &Rc<World>,
         net: &Rc<Network>,
@@ -103,7 +106,8 @@ impl Gateway {
             oracle: oracle.clone(),
             work: work.clone(),
             allowed,
-            driver: RefCell::new(Driver::new(config, world.now())),
+            rate,
+            driver: RefCell::new(Driver::new(config, rate.of(world.now()))),
             links: RefCell::default(),
             peers: RefCell::default(),
             open: RefCell::default(),
@@ -126,6 +130,11 @@ impl Gateway {
             gateway.begin_scan();
         }
         gateway
+    }
+
+    /// The time of this host.
+    fn now(&self) -> Nanos {
+        self.rate.of(self.world.now())
     }
 
     fn me(&self) -> EndPoint {
@@ -267,7 +276,7 @@ impl Gateway {
 
     fn step(self: &Rc<Self>, event: Event) {
         let mut out = Vec::new();
-        self.driver.borrow_mut().step(self.world.now(), event, &mut out);
+        self.driver.borrow_mut().step(self.now(), event, &mut out);
         for action in out {
             self.carry_out(action);
         }
@@ -281,7 +290,7 @@ impl Gateway {
         }
         self.timer.set(Some(at));
         let gateway = self.clone();
-        let wait = at.since(self.world.now()).max(Nanos(1000));
+        let wait = at.since(self.now()).max(Nanos(1000));
         self.world.after(wait, move || {
             if gateway.timer.get() == Some(at) {
                 gateway.timer.set(None);

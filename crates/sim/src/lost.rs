@@ -45,6 +45,19 @@ pub fn lose_control(c: &Rc<Cluster>) {
             let (again, wait) = (node.clone(), cluster.luck.borrow_mut().spread(1_000_000, 500_000_000));
             cluster.world.after(Nanos(wait), move || again.start());
         }
+        // Once more while views are being opened, some of which may be active by then.
+        let mut luck = cluster.luck.borrow_mut();
+        let again = luck.chance(0.4).then(|| Nanos(luck.spread(10_000_000, 1_500_000_000)));
+        drop(luck);
+        if let Some(wait) = again {
+            let weak = Rc::downgrade(&cluster);
+            cluster.world.after(wait, move || {
+                if let Some(c) = weak.upgrade().filter(|c| !c.over.get()) {
+                    c.world.count("control states lost twice in a row");
+                    lose_control(&c);
+                }
+            });
+        }
     });
 }
 

@@ -46,18 +46,54 @@ pub struct Shared {
     /// All have named host keys: views have slices, and other members can become head.
     pub has_keys: bool,
     pub mutant: Option<Mutant>,
+    /// Where the rates of clocks come from; `None`: all run alike.
+    pub drift: Option<u64>,
 }
 
-/// Monotonic time with a start of its own per node, and a wall clock that is wrong.
+impl Shared {
+    /// The rate of the clock of the host with this number.
+    #[must_use]
+    pub fn rate(&self, host: u64) -> Rate {
+        self.drift.map(|seed| Rate::draw(seed, host)).unwrap_or_default()
+    }
+}
+
+/// How much faster than the world a clock runs, in parts of a million.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rate(i64);
+
+impl Rate {
+    /// Of the host with this number: somewhere within the bound that leases count on, or at one of its ends.
+    #[must_use]
+    pub fn draw(seed: u64, host: u64) -> Self {
+        let most = 1_000_000 / freebs_types::timing::CLOCK_DRIFT_ONE_IN as i64;
+        let mut luck = crate::rng::Rng::fork(seed ^ host << 40, 12);
+        Self(match luck.below(3) {
+            0 => most,
+            1 => -most,
+            _ => luck.below(2 * most as u64) as i64 - most,
+        })
+    }
+
+    /// What the clock shows at this time of the world.
+    #[must_use]
+    pub fn of(self, now: Nanos) -> Nanos {
+        let more = i128::from(now.0) * i128::from(self.0) / 1_000_000;
+        Nanos((i128::from(now.0) + more) as u64)
+    }
+}
+
+/// Monotonic time with a start and a rate of its own per node, and a wall clock that is wrong.
 pub struct SimClock {
     world: Rc<World>,
     offset: Nanos,
+    rate: Rate,
     wall: Rc<Cell<u64>>,
 }
 
 impl Clock for SimClock {
     fn now(&self) -> Nanos {
-        self.world.now().plus(self.offset)
+        self.rate.of(self.world.now()).plus(self.offset)
     }
 
     fn wall(&self) -> u64 {
@@ -394,7 +430,7 @@ impl Life {
             engine,
             outbox: SimOutbox(shared.net.clone()),
             control: Port::new(self.plane.clone(), node.id),
-            clock: SimClock { world: shared.world.clone(), offset, wall: node.wall.clone() },
+            clock: SimClock { world: shared.world.clone(), offset, rate: shared.rate(node.id.0), wall: node.wall.clone() },
             random: Box::new(SimRandom(crate::rng::Rng::fork(node.id.0 << 32 ^ start.0, 6))),
             scrub_bytes: SCRUB_BYTES,
             notes: Box::new(move |note| {
