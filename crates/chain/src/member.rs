@@ -243,19 +243,23 @@ impl Replica {
         answer
     }
 
-    /// What of this log counts for a seal of `pred`: frames of views up to it (V4). A view frame on top that never
-    /// became active names the frame before it.
+    /// The end of what this log has of views up to `pred` (V4). Frames of views that never became active may lie behind
+    /// it, of several on top of each other after rebuilds of the control state; each view's frame names the frame before
+    /// it. `None` if one of them is not known.
+    fn end_in(&self, pred: ViewNumber) -> Option<FrameName> {
+        let mut last = self.last;
+        while last.view > pred {
+            let v = self.open_views().find(|v| v.number == last.view)?;
+            last = FrameName { view: v.body.pred, sequence: v.body.seal_sequence, hid: v.body.seal_hid };
+        }
+        Some(last)
+    }
+
+    /// What of this log counts for a seal of `pred`. A log of which that is not known does not count.
     pub fn seal_answer(&self, view: ViewNumber, pred: ViewNumber) -> SealAnswer {
-        let (last, has_pred) = match &self.view {
-            Some(v) if v.number > pred => {
-                let name = FrameName { view: v.body.pred, sequence: v.body.seal_sequence, hid: v.body.seal_hid };
-                (name, v.body.pred == pred)
-            }
-            Some(v) => (self.last, v.number == pred),
-            // A view frame on top was cut: every frame belongs to a view whose view frame is in the log.
-            None => (self.last, self.last.view == pred),
-        };
-        let last = if pred == ViewNumber(0) { crate::replica::genesis() } else { last };
+        let end = self.end_in(pred);
+        let last = end.filter(|_| pred.0 > 0).unwrap_or_else(crate::replica::genesis);
+        let has_pred = end.is_some_and(|l| l.view == pred);
         SealAnswer {
             shard: self.id,
             view,
@@ -263,7 +267,7 @@ impl Replica {
             last,
             has_pred: has_pred || pred == ViewNumber(0),
             committed: self.committed.min(last.sequence),
-            damaged: self.damage.is_there() || self.stopped.is_some(),
+            damaged: self.damage.is_there() || self.stopped.is_some() || end.is_none(),
             // A frame of a view is as good as a promise of it.
             promised: self.promise().max(self.view_number()),
             given: Given::Nothing,

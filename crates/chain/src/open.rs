@@ -201,9 +201,15 @@ impl Replica {
         let view = match self.head.as_ref().map(|h| &h.phase) {
             Some(Phase::Sealing { opened, .. }) => opened.view,
             Some(Phase::Fetching { view, .. } | Phase::Opening { view, .. } | Phase::Activating { view }) => *view,
-            // The number may be its own.
-            Some(Phase::Active) if self.proposing => return,
-            Some(Phase::Active) => self.view_number(),
+            // The number may be its own, the answer with which was lost. Whoever promised it takes nothing from here any
+            // more, so nothing is lost by going on until a view above it is there.
+            Some(Phase::Active) => {
+                let view = self.view_number();
+                if view < highest && !ctx.mutant(Mutant::HeadOrdersAfterRestart) {
+                    self.plan(ctx, &format!("view {view} was overtaken by view {highest}"));
+                }
+                return;
+            }
             Some(Phase::Closed | Phase::Proposing) | None => return,
         };
         if view < highest && !ctx.mutant(Mutant::HeadOrdersAfterRestart) {

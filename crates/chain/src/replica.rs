@@ -168,9 +168,10 @@ pub(crate) struct Replica {
     /// What the log engine was told last.
     told_committed: Sequence,
     pub view: Option<OpenView>,
-    /// The view whose frame lies before that one. Its slices are needed again if the newer view, which does not say its
-    /// secret, never becomes active.
-    pub before: Option<OpenView>,
+    /// Views whose frames lie before that one, the oldest first: the newest one of which the frame is committed, and all
+    /// behind it. They are asked for again if the newer views never become active (V4); so are the slices of a view
+    /// whose successor does not say its secret.
+    pub before: Vec<OpenView>,
     /// Whether this view is known to be active: only then drivers hear of it.
     pub active_known: bool,
     pub promised: ViewNumber,
@@ -252,7 +253,7 @@ impl Replica {
             committed: Sequence(0),
             told_committed: Sequence(0),
             view: None,
-            before: None,
+            before: Vec::new(),
             active_known: false,
             promised: ViewNumber(0),
             promising: None,
@@ -320,8 +321,8 @@ impl Replica {
             sequence: *sequence,
             body: body.clone(),
         });
-        let before = state.view_before.clone();
-        r.before = before.map(|(number, sequence, body)| OpenView { number, sequence, body });
+        let before = state.views_before.iter().cloned();
+        r.before = before.map(|(number, sequence, body)| OpenView { number, sequence, body }).collect();
         r.promised = state.promised;
         r.attach = state.attach;
         if let Some(generation) = r.view.as_ref().map(|v| v.body.generation).filter(|g| *g > r.attach.generation) {
@@ -454,7 +455,9 @@ impl Replica {
         }
         let new = OpenView { number: frame.view(), sequence: frame.seq(), body };
         // One whose frame was cut is not here any more; what was before that still is.
-        self.before = self.view.replace(new).or(self.before.take());
+        self.before.extend(self.view.replace(new));
+        let old = self.before.partition_point(|v| v.sequence <= self.committed);
+        self.before.drain(..old.saturating_sub(1));
         self.view_frame = Some(frame.clone());
         self.active_known = false;
     }
@@ -523,13 +526,12 @@ impl Replica {
         }
         self.recent.retain(|f| f.head.seq() <= to);
         self.recent_bytes = self.recent.iter().map(weight).sum();
-        self.before.take_if(|v| v.sequence > to);
-        if let Some(v) = self.view.take_if(|v| v.sequence > to) {
-            // The view before it may have to be followed again.
-            if let Some((view, secret)) = v.published() {
-                self.known.remember(view, view, secret);
-            }
-            self.active_known = false;
+        let cut = self.view.take_if(|v| v.sequence > to);
+        self.active_known &= cut.is_none();
+        let kept = self.before.partition_point(|v| v.sequence <= to);
+        // The view before each of them may have to be followed again.
+        for (view, secret) in cut.into_iter().chain(self.before.drain(kept..)).filter_map(|v| v.published()) {
+            self.known.remember(view, view, secret);
         }
     }
 

@@ -52,14 +52,19 @@ impl OpenView {
 }
 
 impl Replica {
+    /// The views whose frames are known here, the newest first.
+    pub fn open_views(&self) -> impl Iterator<Item = &OpenView> {
+        self.view.iter().chain(self.before.iter().rev())
+    }
+
     fn view_of(&self, number: ViewNumber) -> Option<&OpenView> {
-        [&self.view, &self.before].into_iter().flatten().find(|v| v.number == number)
+        self.open_views().find(|v| v.number == number)
     }
 
     /// What this member gives of the secret of `pred`, whose next view it has promised. `sent` is its sealed slice as
     /// the asker has it, for a log that lacks the view frame.
     pub fn give(&self, ctx: &Ctx<'_>, pred: ViewNumber, sent: Option<(HostPublic, SealedSlice)>) -> Given {
-        let published = self.view.as_ref().and_then(OpenView::published).filter(|(of, _)| *of == pred);
+        let published = self.open_views().filter_map(OpenView::published).find(|(of, _)| *of == pred);
         if let Some(secret) = published.map(|(_, s)| s).or_else(|| self.known.0.get(&pred).copied()) {
             return Given::Secret(secret);
         }

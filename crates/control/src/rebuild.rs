@@ -17,7 +17,8 @@
 //!
 //! Invariants: a shard for which that is not certain is left out, and said. No number is given out twice: views go on
 //! above every promise that was seen and at least at the revision, which is above what a node may have promised that was
-//! not looked at; attachments and volumes above all that were seen. Who is not known to hold
+//! not looked at; attachments above all that were seen, and volumes as
+//! views: a node that was not looked at may be the only one with a volume, and would take what it has for the new one's. Who is not known to hold
 //! everything of a view is joining (rule V7), so it leads nothing and counts for nothing before it has learned.
 
 use crate::state::{Ack, Node, Pending, Shard, State, Volume};
@@ -248,7 +249,9 @@ pub fn rebuild_with(
         let of_volume = seen.shards.entry(shard.shard.volume).or_default();
         of_volume.entry(shard.shard.index).or_default().insert(s.node, shard);
     }
-    state.last_volume = seen.shards.keys().max().copied().unwrap_or_default();
+    let highest_volume = seen.shards.keys().max().copied().unwrap_or_default();
+    // A node that was not looked at may have volumes that nobody else has.
+    state.last_volume = VolumeId(highest_volume.0.saturating_add(NUMBERS_LEFT).max(revision));
     let (mut back, mut left) = (Vec::new(), Vec::new());
     // The newest of two volumes of one name keeps it.
     for (id, shards) in seen.shards.iter().rev() {

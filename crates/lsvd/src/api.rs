@@ -149,8 +149,8 @@ pub struct ShardState {
     pub secret: Option<(ViewNumber, Hash32)>,
     /// Newest view frame that counts, its sequence and what it says.
     pub view: Option<(Sequence, ViewBody)>,
-    /// The one before it, as long as a cut may take the newest one.
-    pub view_before: Option<(ViewNumber, Sequence, ViewBody)>,
+    /// Those before it, the oldest first: the newest one that no cut takes, and all behind it.
+    pub views_before: Vec<(ViewNumber, Sequence, ViewBody)>,
     /// The last attachment; generation 0 before the first.
     pub attach: AttachBody,
     /// Requests that were applied, so that a repeat is not applied again (W3).

@@ -831,8 +831,8 @@ impl Shard {
 
     pub fn state(&self) -> ShardState {
         let view = self.views.last().and_then(|(s, f)| Some((*s, ViewBody::decode(f.body()).ok()?)));
-        let before = self.views.len().checked_sub(2).map(|i| &self.views[i]);
-        let view_before = before.and_then(|(s, f)| Some((f.view(), *s, ViewBody::decode(f.body()).ok()?)));
+        let before = self.views.split_last().map_or(&[][..], |(_, before)| before);
+        let views_before = before.iter().filter_map(|(s, f)| Some((f.view(), *s, ViewBody::decode(f.body()).ok()?)));
         ShardState {
             shard: self.id,
             last: self.tip.name,
@@ -843,7 +843,7 @@ impl Shard {
             promised: self.promised,
             secret: self.secret,
             view,
-            view_before,
+            views_before: views_before.collect(),
             attach: self.attaches.last().map(|a| a.1).unwrap_or_default(),
             requests: self.requests.clone(),
             holes: self.holes.iter().map(|h| (Sequence(h.from), Sequence(h.to))).collect(),

@@ -39,7 +39,7 @@ fn the_view_before_is_known_after_a_restart() {
         shard: SHARD,
         last: freebs_lsvd::FrameName { view: c.view, sequence: c.last.sequence, hid: c.last.hid },
         view: Some((two.head.seq(), body(&two))),
-        view_before: Some((ViewNumber(1), one.head.seq(), body(&one))),
+        views_before: vec![(ViewNumber(1), one.head.seq(), body(&one))],
         ..ShardState::default()
     };
     let mut s = Scene::new(2);
