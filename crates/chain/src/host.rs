@@ -319,7 +319,11 @@ impl Host {
             }
             if let Some((next, rest)) = forward.split_first() {
                 let workers = self.config.workers.get(next).copied().unwrap_or(1);
-                self.out.frame(Peer::of(*next, shard, workers), rest, frame.clone());
+                let peer = Peer::of(*next, shard, workers);
+                // A route may name anybody. A member that lacks the frame asks for it.
+                if self.peers.link(peer).is_some() {
+                    self.out.frame(peer, rest, frame.clone());
+                }
             }
             self.with(shard, |r, ctx| r.on_frame(ctx, frame));
         }

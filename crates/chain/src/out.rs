@@ -135,6 +135,12 @@ impl Out {
         }
     }
 
+    /// Peers that something was ever gathered for.
+    #[cfg(test)]
+    pub fn gathers_for(&self) -> usize {
+        self.peers.len()
+    }
+
     /// When a waiting answer is due.
     pub fn next_deadline(&self) -> Option<Nanos> {
         self.peers.values().filter_map(|p| p.since).min().map(|s| s.plus(timing::HEAD_ANSWER_DELAY))

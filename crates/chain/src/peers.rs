@@ -4,6 +4,9 @@ use freebs_io::LinkId;
 use freebs_types::{Nanos, Peer};
 use std::collections::BTreeMap;
 
+/// Peers that are kept in mind beyond those with a link, at most: anybody may name itself a peer.
+const KNOWN_MAX: usize = 4096;
+
 #[derive(Debug, Default)]
 struct Known {
     /// Newest last; the newest is used.
@@ -20,6 +23,9 @@ pub(crate) struct Peers {
 
 impl Peers {
     pub fn up(&mut self, link: LinkId, peer: Peer, now: Nanos) {
+        if self.peers.len() >= KNOWN_MAX {
+            self.peers.retain(|_, known| !known.links.is_empty());
+        }
         let known = self.peers.entry(peer).or_default();
         known.links.push(link);
         known.heard = now;
@@ -52,5 +58,27 @@ impl Peers {
 
     pub fn last_heard(&self, peer: Peer) -> Nanos {
         self.peers.get(&peer).map(|k| k.heard).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use freebs_types::NodeId;
+
+    #[test]
+    fn who_comes_and_goes_is_forgotten_and_who_is_there_is_not() {
+        let mut peers = Peers::default();
+        let peer = |n: u64| Peer { node: NodeId(n), worker: 0 };
+        for n in 1..=3 * KNOWN_MAX as u64 {
+            peers.up(LinkId(n), peer(n), Nanos(n));
+            if n > 10 {
+                assert_eq!(peers.down(LinkId(n)), Some((peer(n), true)));
+            }
+            assert!(peers.peers.len() <= KNOWN_MAX + 1);
+        }
+        for n in 1..=10 {
+            assert_eq!((peers.link(peer(n)), peers.last_heard(peer(n))), (Some(LinkId(n)), Nanos(n)));
+        }
     }
 }

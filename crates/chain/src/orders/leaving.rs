@@ -225,3 +225,27 @@ fn frames_of_a_former_replica_do_not_stand_for_those_of_the_next() {
     n.step(frame(Sequence(2)));
     assert_eq!(durable(&n), Sequence(2));
 }
+
+/// Anybody who connects may name any node as the next one on a frame's way: nothing is kept for a node without a link.
+#[test]
+fn frames_go_on_only_to_who_is_there() {
+    let mut host = Host::new(HostConfig {
+        cluster: ClusterId([1; 16]),
+        me: peer(3),
+        start: StartNumber(1),
+        workers: BTreeMap::new(),
+        node_secret: Hash32::default(),
+        host_key: host_key(3),
+        mutant: None,
+    });
+    host.step(Nanos(1), Event::LinkUp { link: LinkId(7), who: Who::Member(peer(2)) });
+    let frame = Chain::new().open(1);
+    let mut sent = Vec::new();
+    for next in [2, 9, u64::MAX] {
+        let message = Message::Frames { forward: vec![NodeId(next)], frames: vec![frame.clone()] };
+        host.step(Nanos(2), Event::Message { from: LinkId(7), message });
+        sent.push(host.take_actions().iter().filter(|a| matches!(a, Action::Send { message: Message::Frames { .. }, .. })).count());
+    }
+    assert_eq!(sent, [1, 0, 0]);
+    assert_eq!(host.out.gathers_for(), 1);
+}

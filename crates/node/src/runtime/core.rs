@@ -238,8 +238,10 @@ impl<C: ControlPlane> Core<C> {
         let mut all = self.attached.borrow_mut();
         for message in messages {
             let changed = match message {
+                // A volume that nobody knows has no window: a message may name any.
                 Message::Attach { shard, .. } | Message::Follow { shard, .. } => {
-                    all.entry(link).or_default().insert(shard.volume)
+                    self.state.borrow().volume(shard.volume).is_some()
+                        && all.entry(link).or_default().insert(shard.volume)
                 }
                 Message::Detach { shard, .. } => all.get_mut(&link).is_some_and(|v| v.remove(&shard.volume)),
                 _ => false,
