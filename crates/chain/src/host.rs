@@ -203,6 +203,11 @@ impl Host {
         self.out.next_deadline()
     }
 
+    #[cfg(test)]
+    pub(crate) fn gathers_for(&self) -> usize {
+        self.out.gathers_for()
+    }
+
     fn on_message(&mut self, from: LinkId, message: Message) {
         let member = self.peers.heard(from, self.now);
         match message {
