@@ -477,6 +477,7 @@ impl Life {
             self.heard.borrow_mut().on_state(&state, &worker.shards(), &worker.left_shards());
         for shard in left {
             self.node.shared.world.count("replicas that were left");
+            self.node.shared.net.witness.borrow_mut().left(self.node.id, shard);
             worker.on_left(shard);
         }
         gone.into_iter().for_each(|shard| worker.on_gone(shard));

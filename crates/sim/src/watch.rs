@@ -118,7 +118,12 @@ impl Witness {
         self.views.get(&(shard, view)).is_some_and(|v| told.is_some_and(|d| *d >= v.sequence))
     }
 
-    /// How far a node has said that it is durable in a view.
+    /// The node has left the shard: if it comes back to it, it begins anew. What it promised stays.
+    pub fn left(&mut self, node: NodeId, shard: ShardId) {
+        self.durable.retain(|(s, _, n), _| (*s, *n) != (shard, node));
+    }
+
+    /// How far a node has said that it is durable in a view, since it last came to the shard.
     pub fn told_durable(&self, node: NodeId, shard: ShardId, view: ViewNumber) -> Sequence {
         self.durable.get(&(shard, view, node)).copied().unwrap_or_default()
     }
