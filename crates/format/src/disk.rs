@@ -608,10 +608,12 @@ pub struct CheckpointSlot {
     pub manifest: U64,
     /// Bytes of the manifest.
     pub bytes: U64,
-    /// Stretches of pages that it lies in.
+    /// Stretches of pages that it lies in; 0 in a slot that names no checkpoint any more.
     pub extents: U32,
+    /// An append that was durable when the slot was written, 0 if none is known: a log that ends before it is damaged.
+    pub durable: U64,
     /// Zero.
-    pub reserved: [u8; 36],
+    pub reserved: [u8; 28],
     /// CRC-32C of the extents.
     pub extents_crc: U32,
     /// CRC-32C of the bytes before this field.
