@@ -577,6 +577,7 @@ impl<D: Device> Recovery<'_, D> {
         self.io().resolve(&[(&e.head, repair)]).await?;
         if let Err(f) = self.core.get_mut().apply_entry(&e.head, at, repair) {
             self.found(f);
+            self.core.get_mut().lost_frame(&e.head, at);
         }
         self.io().resolved();
         if matches!(self.from, From::Memory | From::Appends) {
