@@ -90,6 +90,9 @@ pub struct Superblock {
 const _: () = assert!(size_of::<Superblock>() == 256);
 
 impl Superblock {
+    /// The highest revision and start number that a copy may have.
+    pub const NUMBER_MAX: u64 = u64::MAX / 2;
+
     /// Whether there may be checkpoints.
     #[must_use]
     pub fn has_checkpoints(&self) -> bool {
@@ -129,7 +132,7 @@ impl Superblock {
             || !(limits::SEGMENT_BYTES_MIN..=1 << 30).contains(&segment)
             || !segment.is_multiple_of(4096)
             // They are counted on from here.
-            || [sb.revision, sb.start].iter().any(|n| n.get() > u64::MAX / 2)
+            || [sb.revision, sb.start].iter().any(|n| n.get() > Self::NUMBER_MAX)
         {
             return Err(Error::corrupt("superblock with an impossible shape"));
         }

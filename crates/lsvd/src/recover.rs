@@ -214,12 +214,9 @@ impl<D: Device> Recovery<'_, D> {
         }
         self.firsts = surveys.values().filter_map(|s| Some((s.seq, s.first?))).collect();
         self.core.get_mut().next_seq = surveys.last_key_value().map_or(0, |(seq, _)| *seq) + 1;
-        if self.from == From::Checkpoint {
-            let said = self.io().said_durable().await;
-            self.known_durable = said.into_iter().fold(self.known_durable, u64::max);
-        }
         let Some((newest, mut tail)) = self.newest(&surveys).await else {
             self.free(&surveys);
+            self.ask_slots().await;
             self.nothing_left();
             return Ok(());
         };
@@ -231,8 +228,9 @@ impl<D: Device> Recovery<'_, D> {
             self.core.get_mut().segs.found(s.id, s.seq);
         }
         // Where a whole segment is missed, the log alone tells what was in it.
-        if self.from == From::Checkpoint && !self.segment_lost {
-            self.checkpoint(&used).await;
+        match self.from {
+            From::Checkpoint if !self.segment_lost => self.checkpoint(&used).await,
+            _ => self.ask_slots().await,
         }
         self.free(&surveys);
         if self.segment_lost {
@@ -277,6 +275,15 @@ impl<D: Device> Recovery<'_, D> {
             }
         }
         self.core.get_mut().sweep_map();
+        self.known_durable = self.known_durable.max(self.core.get_mut().maps.durable);
+    }
+
+    /// What the slots say of the end of the log, where none of their checkpoints is begun with.
+    async fn ask_slots(&mut self) {
+        if self.from == From::Checkpoint {
+            let said = self.io().said_durable().await;
+            self.known_durable = said.into_iter().fold(self.known_durable, u64::max);
+        }
     }
 
     /// Whether nothing up to an append is news.

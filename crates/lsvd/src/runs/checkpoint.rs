@@ -252,8 +252,7 @@ impl<D: Device> Io<'_, D> {
     pub async fn said_durable(&self) -> [u64; 2] {
         let mut said = [0; 2];
         for (i, said) in said.iter_mut().enumerate() {
-            let slot = self.read_slot(i).await;
-            *said = slot.map_or(0, |(slot, _)| slot.durable.get()).min(NUMBER_MAX) % NUMBER_MAX;
+            *said = self.read_slot(i).await.map_or(0, |(slot, _)| durable(&slot));
         }
         said
     }
@@ -261,11 +260,14 @@ impl<D: Device> Io<'_, D> {
     /// The order in which both slots may be written over: what the last one says of the end of the log is in the first one
     /// by then.
     async fn slot_order(&self) -> [usize; 2] {
+        if self.core.borrow().maps.durable == 0 {
+            return [0, 1];
+        }
         let [a, b] = self.said_durable().await;
         if a < b { [0, 1] } else { [1, 0] }
     }
 
-    /// What the slots name, the newest first. One that can't be read may have been cut short by a power failure, so
+    /// What the slots name, the newest first; and notes what they say of the end of the log. One that can't be read may have been cut short by a power failure, so
     /// that is told only if both can't: they are never written together.
     pub async fn slots(&self) -> Vec<(usize, Result<(CheckpointSlot, Manifest, Vec<Place>)>)> {
         let (mut out, mut bad) = (Vec::new(), Vec::new());
@@ -273,8 +275,14 @@ impl<D: Device> Io<'_, D> {
             match self.read_slot(i).await {
                 Err(e) if e.kind == ErrorKind::NotFound => {}
                 Err(e) => bad.push((i, Err(e))),
-                Ok((_, extents)) if extents.is_empty() => {}
                 Ok((slot, extents)) => {
+                    {
+                        let maps = &mut self.core.borrow_mut().maps;
+                        maps.durable = maps.durable.max(durable(&slot));
+                    }
+                    if extents.is_empty() {
+                        continue;
+                    }
                     let manifest = self.read_manifest(&slot, &extents).await;
                     let named = |e: Error| e.at(format!("checkpoint {}", slot.revision));
                     out.push((i, manifest.map_err(named).map(|(m, places)| (slot, m, places))));
@@ -467,6 +475,11 @@ impl<D: Device> Io<'_, D> {
         }
         Ok(out)
     }
+}
+
+/// The append that a slot says was durable; 0 if it says none, or one that can't be.
+fn durable(slot: &CheckpointSlot) -> u64 {
+    Some(slot.durable.get()).filter(|n| *n < NUMBER_MAX).unwrap_or(0)
 }
 
 /// What a look at all pages of all checkpoints found.

@@ -3,7 +3,7 @@
 
 use crate::common::*;
 use core::mem::offset_of;
-use freebs_format::disk::{APPEND_MAGIC, AppendHeader};
+use freebs_format::disk::{APPEND_MAGIC, AppendHeader, SUPERBLOCK_AT, Superblock};
 use freebs_format::{ExtentKind, Frame, FrameHeader, crc32c};
 use freebs_io::memory::MemoryDevice;
 use freebs_io::{Device, faults};
@@ -836,4 +836,28 @@ fn a_mark_that_makes_no_sense_leaves_a_suspect_tail() {
             rig.kill();
         }
     });
+}
+
+/// No start writes a superblock that the next one can't read.
+#[test]
+fn a_superblock_at_the_end_of_its_numbers_is_refused_before_it_is_written() {
+    for field in [offset_of!(Superblock, revision), offset_of!(Superblock, start)] {
+        local(async {
+            let device = MemoryDevice::new(512, 1 << 30);
+            create_log(device.clone(), &shape(40)).await.unwrap();
+            device.poke(|b| {
+                for at in SUPERBLOCK_AT.map(|at| at as usize) {
+                    b[at + field..][..8].copy_from_slice(&(Superblock::NUMBER_MAX - 1).to_le_bytes());
+                    let crc = crc32c(&b[at..at + 252]);
+                    b[at + 252..at + 256].copy_from_slice(&crc.to_le_bytes());
+                }
+            });
+            Rig::open(device.clone()).await.unwrap().kill();
+            for _ in 0..2 {
+                let e = Rig::open(device.clone()).await.err().unwrap();
+                assert_eq!(e.kind, ErrorKind::Corrupt);
+                assert!(e.text.contains("counted on from"), "{e}");
+            }
+        });
+    }
 }
