@@ -18,7 +18,7 @@ use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_format::{CarryBody, ExtentKind, Frame, FrameBuilder, FrameHead, FrameKind, FrameMeta, MarkBody, ViewBody};
 use freebs_io::LinkId;
 use freebs_lsvd::{Base, MarkChange, Record, RequestTable};
-use freebs_types::{Lba, Nanos, Sequence};
+use freebs_types::{ChunkId, Lba, Nanos, Sequence};
 use std::collections::BTreeMap;
 
 /// Where a transfer stands, at the learner.
@@ -114,6 +114,12 @@ impl Replica {
         self.tail.get(&upto).copied().or(held)
     }
 
+    /// The chunk that a frame of this name filled, and how far. Of frames before the last one that is not kept; what
+    /// goes out for them says the begin of the view's first chunk, so no frame that follows lies before it.
+    fn chunk_behind(&self, name: FrameName) -> (ChunkId, u32) {
+        if name == self.last { self.chunk } else { (ChunkId { view: name.view, counter: 0 }, 0) }
+    }
+
     /// A piece was read: it goes out as a carry frame, the last one with the state as a mark frame.
     pub fn answer_map(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: &SyncRequest, source: MapSource) {
         let (body, data, next) = match source.piece {
@@ -138,12 +144,13 @@ impl Replica {
             self.refuse_sync(ctx, link, r);
             return;
         };
+        let (chunk, chunk_offset) = self.chunk_behind(at.name);
         let meta = FrameMeta {
             cluster: ctx.config.cluster,
             shard: self.id,
             view: at.name.view,
-            chunk: self.chunk.0,
-            chunk_offset: self.chunk.1,
+            chunk,
+            chunk_offset,
             sequence: source.upto,
             first_version: at.version,
             committed: source.upto,

@@ -90,6 +90,9 @@ pub struct Superblock {
 const _: () = assert!(size_of::<Superblock>() == 256);
 
 impl Superblock {
+    /// The highest revision and start number that a copy may have.
+    pub const NUMBER_MAX: u64 = u64::MAX / 2;
+
     /// Whether there may be checkpoints.
     #[must_use]
     pub fn has_checkpoints(&self) -> bool {
@@ -129,7 +132,7 @@ impl Superblock {
             || !(limits::SEGMENT_BYTES_MIN..=1 << 30).contains(&segment)
             || !segment.is_multiple_of(4096)
             // They are counted on from here.
-            || [sb.revision, sb.start].iter().any(|n| n.get() > u64::MAX / 2)
+            || [sb.revision, sb.start].iter().any(|n| n.get() > Self::NUMBER_MAX)
         {
             return Err(Error::corrupt("superblock with an impossible shape"));
         }
@@ -608,10 +611,12 @@ pub struct CheckpointSlot {
     pub manifest: U64,
     /// Bytes of the manifest.
     pub bytes: U64,
-    /// Stretches of pages that it lies in.
+    /// Stretches of pages that it lies in; 0 in a slot that names no checkpoint any more.
     pub extents: U32,
+    /// An append that was durable when the slot was written, 0 if none is known: a log that ends before it is damaged.
+    pub durable: U64,
     /// Zero.
-    pub reserved: [u8; 36],
+    pub reserved: [u8; 28],
     /// CRC-32C of the extents.
     pub extents_crc: U32,
     /// CRC-32C of the bytes before this field.

@@ -95,7 +95,7 @@ layouts! {
     PageHeader { magic, version, kind, device, run, page, count, used, reserved, body_crc, crc }
     PagesFixed { segment, page, count }
     CheckpointSlot {
-        magic, version, length, device, revision, manifest, bytes, extents, reserved, extents_crc, crc,
+        magic, version, length, device, revision, manifest, bytes, extents, durable, reserved, extents_crc, crc,
     }
     IndexFixed { head_at, data_at, append, flags, reserved }
     MessageHeader {

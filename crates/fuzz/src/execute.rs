@@ -70,6 +70,7 @@ fn hook(info: &PanicHookInfo<'_>) {
 pub fn execute(target: &Target, data: &[u8]) -> Result<(), Wrong> {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
+        memory::keep_freed();
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| if WATCHED.get() { hook(info) } else { before(info) }));
     });

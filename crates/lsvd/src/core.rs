@@ -359,8 +359,7 @@ impl Core {
                     return Ok(());
                 }
                 let shard = shards.entry(id).or_insert_with(|| fresh(maps));
-                shard.mark(head, &body, at, (self.damaged, self.unlearned), segs);
-                Ok(())
+                shard.mark(head, &body, at, (self.damaged, self.unlearned), segs)
             }
             FrameKind::Carry => {
                 let blocks = head.header().data_blocks();
@@ -382,6 +381,20 @@ impl Core {
                 }
                 shard.apply(head, at, repair, self.damaged, segs)
             }
+        }
+    }
+
+    /// While the log is replayed: a frame of a whole append makes no sense. What local frames told leaves no gap, so it
+    /// is missed as if the append were lost, but by their shard alone (rule E7).
+    pub fn lost_frame(&mut self, head: &FrameHead, at: At) {
+        let foreign = head.header().cluster_id() != self.geometry.cluster;
+        if !foreign && !head.kind().is_local() {
+            return;
+        }
+        self.segs.get_mut(at.segment).evidence = true;
+        if let Some(s) = self.shards.get_mut(&head.shard()) {
+            s.refused(at);
+            s.lost_append();
         }
     }
 

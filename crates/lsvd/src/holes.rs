@@ -3,9 +3,11 @@
 //! Invariants (rule E7):
 //! - A gap in the sequence is a hole until its frames are put back, or what they placed was learned, or a mark says that
 //!   they had been released. The last does not count where an append is known to be lost.
+//! - A frame that makes no sense is missed, too: behind the last one that counts it leaves a suspect tail.
 //! - Moved blocks leave no gap, so when an append is lost all frames that were given up are missed again.
 
-use crate::shard::Shard;
+use crate::shard::{At, Shard};
+use freebs_format::FrameHead;
 use freebs_types::Sequence;
 
 /// A range of lost frames. A soft one goes away when a mark says that they had been released.
@@ -29,6 +31,26 @@ impl Shard {
         self.moved = self.moved.max(self.tip.name.sequence.0);
         self.missed = 0;
         self.miss_moved();
+    }
+
+    /// A frame that makes no sense does not count. It may be of the chain, and as the last one it leaves no gap.
+    pub fn without(&mut self, at: At, why: &'static str) -> &'static str {
+        self.refused(at);
+        why
+    }
+
+    /// What a frame said is not known.
+    pub fn refused(&mut self, at: At) {
+        (self.suspect, self.suspect_told, self.refused) = (true, false, at.append);
+    }
+
+    /// Whether the frame behind our last one puts its data into its chunk before the end of that one's. A block of a chunk is
+    /// written once, and a view's head fills its chunks in order.
+    pub fn is_over_written(&self, head: &FrameHead) -> bool {
+        let (h, tip) = (head.header(), &self.tip);
+        h.data_blocks() > 0
+            && head.view() == tip.name.view
+            && (h.chunk(), h.chunk_offset.get()) < (tip.chunk, tip.chunk_blocks)
     }
 
     /// From here on frames are given up by an engine that knows what is lost.

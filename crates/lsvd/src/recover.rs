@@ -58,7 +58,7 @@ struct Recovery<'a, D> {
     covered_rest: u64,
     /// A whole segment is lost: any gap may be damage.
     segment_lost: bool,
-    /// A checkpoint said that appends up to here were durable.
+    /// A slot of a checkpoint said that appends up to here were durable.
     known_durable: u64,
     /// A mark told of a version that is kept after something was let go of that it may need.
     late: bool,
@@ -103,8 +103,9 @@ pub(crate) async fn recover<D: Device>(
         let lost = r.core.get_mut().maps.damaged || done.as_ref().is_err_and(|e| e.kind == ErrorKind::Corrupt);
         let begun = done.is_ok() && r.report.checkpoint > 0;
         let cut_short = r.covered_rest > r.last_append;
+        known_durable = known_durable.max(r.known_durable);
         if from == From::Checkpoint && begun && !lost && (cut_short || r.report.damage.len() > first.damage.len()) {
-            known_durable = r.covered_rest;
+            known_durable = known_durable.max(r.covered_rest);
             findings.extend(r.report.damage[first.damage.len()..].iter().filter(|f| f.segment.is_none()).cloned());
             continue;
         }
@@ -123,6 +124,7 @@ pub(crate) async fn recover<D: Device>(
             continue;
         }
         if checkpoints {
+            core.maps.durable = known_durable;
             core.maps.stale = [0, 1].map(|i| core.maps.kept[i].is_none());
         }
         findings.retain(|f| !report.damage.contains(f));
@@ -214,6 +216,8 @@ impl<D: Device> Recovery<'_, D> {
         self.core.get_mut().next_seq = surveys.last_key_value().map_or(0, |(seq, _)| *seq) + 1;
         let Some((newest, mut tail)) = self.newest(&surveys).await else {
             self.free(&surveys);
+            self.ask_slots().await;
+            self.nothing_left();
             return Ok(());
         };
         let used = self.used(&mut surveys, newest).await;
@@ -224,8 +228,9 @@ impl<D: Device> Recovery<'_, D> {
             self.core.get_mut().segs.found(s.id, s.seq);
         }
         // Where a whole segment is missed, the log alone tells what was in it.
-        if self.from == From::Checkpoint && !self.segment_lost {
-            self.checkpoint(&used).await;
+        match self.from {
+            From::Checkpoint if !self.segment_lost => self.checkpoint(&used).await,
+            _ => self.ask_slots().await,
         }
         self.free(&surveys);
         if self.segment_lost {
@@ -270,6 +275,15 @@ impl<D: Device> Recovery<'_, D> {
             }
         }
         self.core.get_mut().sweep_map();
+        self.known_durable = self.known_durable.max(self.core.get_mut().maps.durable);
+    }
+
+    /// What the slots say of the end of the log, where none of their checkpoints is begun with.
+    async fn ask_slots(&mut self) {
+        if self.from == From::Checkpoint {
+            let said = self.io().said_durable().await;
+            self.known_durable = said.into_iter().fold(self.known_durable, u64::max);
+        }
     }
 
     /// Whether nothing up to an append is news.
@@ -570,6 +584,7 @@ impl<D: Device> Recovery<'_, D> {
         self.io().resolve(&[(&e.head, repair)]).await?;
         if let Err(f) = self.core.get_mut().apply_entry(&e.head, at, repair) {
             self.found(f);
+            self.core.get_mut().lost_frame(&e.head, at);
         }
         self.io().resolved();
         if matches!(self.from, From::Memory | From::Appends) {
@@ -577,6 +592,16 @@ impl<D: Device> Recovery<'_, D> {
         }
         // A log larger than memory is read in memory.
         self.io().upkeep().await
+    }
+
+    /// No append is left at all, which is right only in a log that never had a durable one.
+    fn nothing_left(&mut self) {
+        let durable = self.known_durable;
+        if durable > 0 {
+            let what = format!("the log is lost: it had {durable} appends, and none can be found");
+            self.found(Finding { segment: None, offset: CHECKPOINT_AT[0], what });
+            self.core.get_mut().next_append = durable + 1;
+        }
     }
 
     fn finish(&mut self, newest: u32) {

@@ -89,6 +89,8 @@ pub(crate) struct Shard {
     /// The last frames may be lost. Only a comparison with the chain ends that (E7), not frames that come: of what is
     /// fetched again a part may be missing still.
     pub suspect: bool,
+    /// Append of the last frame that made no sense. A mark up to there knows nothing of it.
+    pub refused: u64,
     /// The log says so since the last start: frames that come later do not make the loss look mended.
     pub suspect_told: bool,
     pub released: Sequence,
@@ -203,10 +205,10 @@ impl Shard {
     ) -> Result<(), &'static str> {
         let (s, h) = (head.seq(), head.header());
         if s.0 == 0 || s.0 >= NUMBER_MAX || h.first_version.get() >= NUMBER_MAX {
-            return Err("frame with an impossible number");
+            return Err(self.without(at, "frame with an impossible number"));
         }
         if !chunks::fits(h.chunk_offset.get(), h.data_blocks()) {
-            return Err("frame outside its chunk");
+            return Err(self.without(at, "frame outside its chunk"));
         }
         segs.note(at.segment, self.id, Some(s));
         if repair {
@@ -226,6 +228,9 @@ impl Shard {
             }
         }
         let next = self.tip.name.sequence.0 + 1;
+        if s.0 == next && self.is_over_written(head) {
+            return Err(self.without(at, "frame over blocks of its chunk that were written before"));
+        }
         if s.0 > next {
             self.add_hole(next, s.0 - 1, self.may_miss(damaged));
             self.adopt_orphans(segs);
@@ -620,11 +625,11 @@ impl Shard {
         at: At,
         (damaged, unlearned): (u64, u64),
         segs: &mut Segments,
-    ) {
+    ) -> Result<(), &'static str> {
         segs.note(at.segment, self.id, None);
         let (s, h) = (head.seq(), head.header());
         if s.0 >= NUMBER_MAX || h.first_version.get() >= NUMBER_MAX || h.chunk_offset.get() > chunks::ORDINALS_MAX {
-            return;
+            return Err("mark with an impossible number");
         }
         self.promised = self.promised.max(body.promised);
         if body.secret_view.0 > 0 && self.secret.is_none_or(|(v, _)| v <= body.secret_view) {
@@ -659,7 +664,7 @@ impl Shard {
         }
         self.last_append = at.append;
         // Whatever else came between, this is what was known when the mark was written.
-        self.suspect = body.suspect_tail;
+        self.suspect = body.suspect_tail || at.append <= self.refused;
         if s >= last {
             self.tip.parent = body.last_parent;
             self.tip.digest = body.last_digest;
@@ -671,6 +676,7 @@ impl Shard {
         self.mark_pins(body, h.last_version());
         self.set_committed(Sequence(body.committed.0.min(s.0)), segs);
         self.adopt_orphans(segs);
+        Ok(())
     }
 
     /// Takes from a mark what frames said that are no longer in the log: their segments were given up, and those

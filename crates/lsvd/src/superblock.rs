@@ -149,6 +149,11 @@ pub(crate) async fn raise<D: Device>(
     if start <= sb.start_number() || start.0 == u64::MAX {
         return Err(Error::bug(format!("a start number is raised from {} to {start}", sb.start_number())));
     }
+    // Behind these no copy would be read any more.
+    let end = Superblock::NUMBER_MAX;
+    if sb.revision.get() >= end || start.0 > end {
+        return Err(Error::corrupt("superblock with numbers that can't be counted on from"));
+    }
     sb.revision = (sb.revision.get() + 1).into();
     sb.start = start.0.into();
     sb.features = (sb.features.get() | FEATURE_CHECKPOINTS).into();

@@ -101,7 +101,8 @@ fn map() {
         manifest: 78.into(),
         bytes: 9000.into(),
         extents: 0.into(),
-        reserved: [0; 36],
+        durable: 4242.into(),
+        reserved: [0; 28],
         extents_crc: 0.into(),
         crc: 0.into(),
     };
@@ -113,7 +114,7 @@ fn map() {
     let bytes = slot.encode(&extents);
     golden("checkpoint", &bytes[..128], &bytes[128..]);
     let (back, list) = CheckpointSlot::decode(&bytes, DeviceId([0xde; 16])).unwrap();
-    assert_eq!((back.revision.get(), back.bytes.get(), &list[..]), (12, 9000, &extents[..]));
+    assert_eq!((back.revision.get(), back.bytes.get(), back.durable.get(), &list[..]), (12, 9000, 4242, &extents[..]));
     assert_eq!(CheckpointSlot::decode(&bytes, DeviceId([1; 16])).unwrap_err().kind, ErrorKind::Corrupt);
     assert_eq!(CheckpointSlot::decode(&[0; 4096], DeviceId([1; 16])).unwrap_err().kind, ErrorKind::NotFound);
     for at in [0, 5, 30, 60, 90, 97, 110] {

@@ -14,7 +14,7 @@ use crate::history::pins::Pins;
 use crate::join::join_all;
 use crate::map::{Extent, ExtentMap};
 use crate::segments::SegmentState;
-use crate::shard::Shard;
+use crate::shard::{NUMBER_MAX, Shard};
 use crate::{Finding, RuleMutant};
 use freebs_format::disk::{
     CHECKPOINT_AT, CHECKPOINT_BYTES, CHECKPOINT_EXTENTS_MAX, CheckpointSlot, MANIFEST_BYTES_MAX, PAGE_BODY_BYTES,
@@ -121,7 +121,7 @@ impl<D: Device> Io<'_, D> {
         }
         self.device.sync().await.map_err(|e| Error::device_failed(format!("sync of a checkpoint: {e}")))?;
         let revision = 1 + self.core.borrow().maps.kept.iter().flatten().map(|k| k.revision).max().unwrap_or(0);
-        self.write_slot(revision, number, w.bytes, &list).await?;
+        self.write_slot(revision, number, w.bytes, &list, written).await?;
         let kept = Kept { revision, runs, manifest: list, covered, written };
         let mut core = self.core.borrow_mut();
         core.maps.kept[(revision % 2) as usize] = Some(kept);
@@ -177,7 +177,7 @@ impl<D: Device> Io<'_, D> {
         Ok(())
     }
 
-    async fn write_slot(&self, revision: u64, manifest: u64, bytes: u64, list: &[Place]) -> Result<()> {
+    async fn write_slot(&self, revision: u64, manifest: u64, bytes: u64, list: &[Place], durable: u64) -> Result<()> {
         let extent = |p: &Place| PagesFixed { segment: p.segment.into(), page: p.page.into(), count: p.count.into() };
         let extents: Vec<PagesFixed> = list.iter().map(extent).collect();
         let slot = CheckpointSlot {
@@ -189,11 +189,24 @@ impl<D: Device> Io<'_, D> {
             manifest: manifest.into(),
             bytes: bytes.into(),
             extents: 0.into(),
-            reserved: [0; 36],
+            durable: durable.into(),
+            reserved: [0; 28],
             extents_crc: 0.into(),
             crc: 0.into(),
         };
-        self.put_slot((revision % 2) as usize, &slot.encode(&extents)).await
+        self.put_slot((revision % 2) as usize, &slot.encode(&extents)).await?;
+        let maps = &mut self.core.borrow_mut().maps;
+        maps.durable = maps.durable.max(durable);
+        Ok(())
+    }
+
+    /// Writes a slot over with one that names no checkpoint. What it said of the end of the log stays (rule E7).
+    async fn empty_slot(&self, i: usize) -> Result<()> {
+        let durable = self.core.borrow().maps.durable;
+        if durable == 0 {
+            return self.put_slot(i, &[0; CHECKPOINT_BYTES]).await;
+        }
+        self.write_slot(i as u64, 0, 0, &[], durable).await
     }
 
     async fn put_slot(&self, i: usize, bytes: &[u8]) -> Result<()> {
@@ -206,10 +219,10 @@ impl<D: Device> Io<'_, D> {
 
     /// After a page was lost no checkpoint may be begun with.
     pub async fn forget_checkpoints(&self) -> Result<()> {
-        for i in 0..2 {
+        for i in self.slot_order().await {
             let there = self.core.borrow().maps.kept[i].is_some();
             if there {
-                self.put_slot(i, &[0; CHECKPOINT_BYTES]).await?;
+                self.empty_slot(i).await?;
                 let mut core = self.core.borrow_mut();
                 core.maps.kept[i] = None;
                 core.sweep_map();
@@ -218,12 +231,12 @@ impl<D: Device> Io<'_, D> {
         Ok(())
     }
 
-    /// Erases slots that nobody keeps: what they name may be written over.
+    /// Empties slots that nobody keeps: what they name may be written over.
     pub async fn erase_stale(&self) -> Result<()> {
-        for i in 0..2 {
+        for i in self.slot_order().await {
             let stale = std::mem::take(&mut self.core.borrow_mut().maps.stale[i]);
             if stale {
-                self.put_slot(i, &[0; CHECKPOINT_BYTES]).await?;
+                self.empty_slot(i).await?;
             }
         }
         self.core.borrow_mut().maps.avoid.clear();
@@ -235,7 +248,26 @@ impl<D: Device> Io<'_, D> {
         CheckpointSlot::decode(&bytes, self.device_id())
     }
 
-    /// What the slots name, the newest first. One that can't be read may have been cut short by a power failure, so
+    /// The append that each slot says was durable; 0 if it does not say, or what can't be.
+    pub async fn said_durable(&self) -> [u64; 2] {
+        let mut said = [0; 2];
+        for (i, said) in said.iter_mut().enumerate() {
+            *said = self.read_slot(i).await.map_or(0, |(slot, _)| durable(&slot));
+        }
+        said
+    }
+
+    /// The order in which both slots may be written over: what the last one says of the end of the log is in the first one
+    /// by then.
+    async fn slot_order(&self) -> [usize; 2] {
+        if self.core.borrow().maps.durable == 0 {
+            return [0, 1];
+        }
+        let [a, b] = self.said_durable().await;
+        if a < b { [0, 1] } else { [1, 0] }
+    }
+
+    /// What the slots name, the newest first; and notes what they say of the end of the log. One that can't be read may have been cut short by a power failure, so
     /// that is told only if both can't: they are never written together.
     pub async fn slots(&self) -> Vec<(usize, Result<(CheckpointSlot, Manifest, Vec<Place>)>)> {
         let (mut out, mut bad) = (Vec::new(), Vec::new());
@@ -244,6 +276,13 @@ impl<D: Device> Io<'_, D> {
                 Err(e) if e.kind == ErrorKind::NotFound => {}
                 Err(e) => bad.push((i, Err(e))),
                 Ok((slot, extents)) => {
+                    {
+                        let maps = &mut self.core.borrow_mut().maps;
+                        maps.durable = maps.durable.max(durable(&slot));
+                    }
+                    if extents.is_empty() {
+                        continue;
+                    }
                     let manifest = self.read_manifest(&slot, &extents).await;
                     let named = |e: Error| e.at(format!("checkpoint {}", slot.revision));
                     out.push((i, manifest.map_err(named).map(|(m, places)| (slot, m, places))));
@@ -436,6 +475,11 @@ impl<D: Device> Io<'_, D> {
         }
         Ok(out)
     }
+}
+
+/// The append that a slot says was durable; 0 if it says none, or one that can't be.
+fn durable(slot: &CheckpointSlot) -> u64 {
+    Some(slot.durable.get()).filter(|n| *n < NUMBER_MAX).unwrap_or(0)
 }
 
 /// What a look at all pages of all checkpoints found.

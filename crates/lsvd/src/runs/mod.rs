@@ -83,6 +83,8 @@ pub(crate) struct Maps {
     /// Segments with pages of what is being written, by its number.
     writing: BTreeMap<u64, BTreeSet<u32>>,
     pub kept: [Option<Kept>; 2],
+    /// The highest append that a slot has said to be durable.
+    pub durable: u64,
     /// What was committed when the checkpoint was written that recovery begins with: to be told when this append has
     /// been applied. Not before, or what was cut would count.
     pub committed: (u64, Vec<(ShardId, u32, Sequence)>),
@@ -127,6 +129,7 @@ impl Maps {
             open: None,
             writing: BTreeMap::new(),
             kept: [None, None],
+            durable: 0,
             committed: (0, Vec::new()),
             avoid: BTreeSet::new(),
             stale: [false; 2],

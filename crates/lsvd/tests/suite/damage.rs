@@ -2,8 +2,9 @@
 //! what is lost can be put back.
 
 use crate::common::*;
-use freebs_format::disk::AppendHeader;
-use freebs_format::{ExtentKind, Frame};
+use core::mem::offset_of;
+use freebs_format::disk::{APPEND_MAGIC, AppendHeader, SUPERBLOCK_AT, Superblock};
+use freebs_format::{ExtentKind, Frame, FrameHeader, crc32c};
 use freebs_io::memory::MemoryDevice;
 use freebs_io::{Device, faults};
 use freebs_lsvd::{CleanOptions, Learned, MarkChange, Record};
@@ -736,4 +737,127 @@ fn a_lost_first_append_is_missed_wherever_the_log_was_stopped() {
         }
         assert!(stopped > 20 && again > 100, "{stopped} {again}");
     });
+}
+
+/// A block of a chunk is written once. A frame that says otherwise does not count, and what could have come behind the
+/// last frame that does is not taken for all there was (rule E7).
+#[test]
+fn a_frame_over_written_blocks_of_its_chunk_does_not_count() {
+    let write = |lba: u32| Op { extents: vec![(ExtentKind::Data, lba, 4)], fill: 7 + u64::from(lba) };
+    for (counter, offset, marked) in [(1, 0, false), (1, 7, true), (0, 50, true)] {
+        local(async move {
+            let device = MemoryDevice::new(512, 1 << 30);
+            create_log(device.clone(), &shape(40)).await.unwrap();
+            let rig = Rig::open(device.clone()).await.unwrap();
+            let mut chain = Chain::new(ShardId::new(1, 0));
+            chain.chunk.counter = 1;
+            for i in 0..2 {
+                rig.append(Record::Frame(chain.frame(&[write(10 * i)])));
+            }
+            rig.settle().await;
+            let good = rig.engine.digest(chain.shard).await.unwrap();
+            let mut other = chain.clone();
+            (other.chunk.counter, other.offset) = (counter, offset);
+            // Nobody is told of it: it is durable, and does not count.
+            rig.engine.append(Record::Frame(other.frame(&[write(100)])));
+            if marked {
+                rig.append(Record::Mark { shard: chain.shard, change: MarkChange::default(), ticket: 1 });
+            }
+            rig.settle().await;
+            rig.stop().await;
+            for _ in 0..2 {
+                let rig = Rig::open(device.clone()).await.unwrap();
+                rig.engine.check();
+                let what = rig.report.damage.iter().map(|d| &d.what[..]).collect::<String>();
+                assert!(what.contains("blocks of its chunk that were written before"), "{what}");
+                let state = rig.engine.state(chain.shard).unwrap();
+                assert!(state.suspect_tail && state.last == chain.name());
+                assert_eq!(rig.engine.digest(chain.shard).await.unwrap(), good);
+                rig.kill();
+            }
+            // The frame that is really the next one takes its place.
+            let rig = Rig::open(device.clone()).await.unwrap();
+            let mut chain = chain.clone();
+            rig.append(Record::Frame(chain.frame(&[write(0), write(100)])));
+            rig.settle().await;
+            rig.engine.committed(chain.shard, Sequence(chain.sequence));
+            rig.engine.check();
+            rig.stop().await;
+            let rig = Rig::open(device.clone()).await.unwrap();
+            rig.engine.check();
+            assert_eq!(rig.engine.state(chain.shard).unwrap().last, chain.name());
+            let found = rig.read_all(chain.shard, BLOCKS).await.unwrap();
+            let mut model = Model::new();
+            [0, 10, 0, 100].iter().for_each(|lba| write(*lba).apply(&mut model));
+            assert_eq!(found, full(&model, BLOCKS));
+        });
+    }
+}
+
+/// What a mark told leaves no gap. If it makes no sense, the tail is suspect.
+#[test]
+fn a_mark_that_makes_no_sense_leaves_a_suspect_tail() {
+    local(async {
+        let device = MemoryDevice::new(512, 1 << 30);
+        create_log(device.clone(), &shape(40)).await.unwrap();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let mut chain = Chain::new(ShardId::new(1, 0));
+        let op = Op { extents: vec![(ExtentKind::Data, 0, 1)], fill: 7 };
+        rig.append(Record::Frame(chain.frame(&[op])));
+        rig.settle().await;
+        let appends = || {
+            let mut out = Vec::new();
+            device.poke(|b| {
+                out = (FIRST..b.len()).step_by(512).filter(|at| b[*at..].starts_with(&APPEND_MAGIC)).collect()
+            });
+            out
+        };
+        let before: Vec<usize> = appends();
+        rig.append(Record::Mark { shard: chain.shard, change: MarkChange::default(), ticket: 1 });
+        rig.settle().await;
+        rig.kill();
+        let at = appends()[before.len()];
+        device.poke(|b| {
+            let mut header = AppendHeader::decode(&b[at..at + 512]).unwrap();
+            let heads = size_of::<AppendHeader>()..header.heads_len.get() as usize;
+            let mut head = b[at + heads.start..at + heads.end].to_vec();
+            // The version that it names, then its checksum and that of all heads.
+            head[offset_of!(FrameHeader, first_version)..][..8].copy_from_slice(&(1u64 << 62).to_le_bytes());
+            let crc = crc32c(&head[..size_of::<FrameHeader>() - 4]);
+            head[size_of::<FrameHeader>() - 4..size_of::<FrameHeader>()].copy_from_slice(&crc.to_le_bytes());
+            header.finish(&head);
+            b[at..at + heads.start].copy_from_slice(header.as_bytes());
+            b[at + heads.start..at + heads.end].copy_from_slice(&head);
+        });
+        for _ in 0..2 {
+            let rig = Rig::open(device.clone()).await.unwrap();
+            assert_eq!(rig.report.damage.len(), 1);
+            assert!(rig.engine.state(chain.shard).unwrap().suspect_tail);
+            rig.kill();
+        }
+    });
+}
+
+/// No start writes a superblock that the next one can't read.
+#[test]
+fn a_superblock_at_the_end_of_its_numbers_is_refused_before_it_is_written() {
+    for field in [offset_of!(Superblock, revision), offset_of!(Superblock, start)] {
+        local(async {
+            let device = MemoryDevice::new(512, 1 << 30);
+            create_log(device.clone(), &shape(40)).await.unwrap();
+            device.poke(|b| {
+                for at in SUPERBLOCK_AT.map(|at| at as usize) {
+                    b[at + field..][..8].copy_from_slice(&(Superblock::NUMBER_MAX - 1).to_le_bytes());
+                    let crc = crc32c(&b[at..at + 252]);
+                    b[at + 252..at + 256].copy_from_slice(&crc.to_le_bytes());
+                }
+            });
+            Rig::open(device.clone()).await.unwrap().kill();
+            for _ in 0..2 {
+                let e = Rig::open(device.clone()).await.err().unwrap();
+                assert_eq!(e.kind, ErrorKind::Corrupt);
+                assert!(e.text.contains("counted on from"), "{e}");
+            }
+        });
+    }
 }

@@ -2,7 +2,7 @@
 //! learning.
 
 use crate::common::*;
-use freebs_format::disk::{CHECKPOINT_AT, FEATURE_CHECKPOINTS, Superblock};
+use freebs_format::disk::{APPEND_MAGIC, CHECKPOINT_AT, FEATURE_CHECKPOINTS, Superblock};
 use freebs_io::memory::MemoryDevice;
 use freebs_lsvd::tool::{DamageKind, SegmentKind, inspect, rebuild, verify};
 use freebs_lsvd::{MarkChange, Options, Record};
@@ -390,6 +390,56 @@ fn a_piece_of_a_segment_at_the_end_is_blank_when_the_device_grows_over_it() {
                 rig.kill();
             }
             assert!(seen.windows(2).all(|w| w[0] == w[1]), "cut in segment {segment}: {seen:?}");
+        }
+    });
+}
+
+/// The slots of checkpoints know how far the log went. If its end is gone, every start says so and has suspect tails, until
+/// the log itself tells of it; also where no start could begin with a checkpoint any more (rule E7).
+#[test]
+fn a_lost_end_of_the_log_is_missed_at_every_start() {
+    local(async {
+        let mut rng = Rng::new(6);
+        let dev = MemoryDevice::new(4096, 1 << 30);
+        create_log(dev.clone(), &shape(40)).await.unwrap();
+        let rig = Rig::open(dev.clone()).await.unwrap();
+        let mut chain = Chain::new(ShardId::new(1, 0));
+        let mut frames = Vec::new();
+        for _ in 0..20 {
+            frames.push(chain.frame(&[Op::random(&mut rng, 400)]));
+            rig.append(Record::Frame(frames[frames.len() - 1].clone()));
+            rig.settle().await;
+        }
+        rig.engine.checkpoint().await.unwrap();
+        rig.kill();
+        let segment = (1 << 20)..(1 << 20) + SEGMENT as usize;
+        let appends = |b: &[u8]| -> Vec<usize> {
+            segment.clone().step_by(4096).filter(|at| b[*at..].starts_with(&APPEND_MAGIC)).collect()
+        };
+        for left in [0, 12] {
+            let dev = without_checkpoints(&dev, &[]);
+            dev.poke(|b| {
+                let from = appends(b)[left];
+                b[from..segment.end].fill(0);
+            });
+            for start in 0..3 {
+                let rig = Rig::open(dev.clone()).await.unwrap();
+                assert_ne!(rig.report.damage, [], "start {start} with {left} appends");
+                let state = rig.engine.state(chain.shard);
+                assert_eq!(state.is_some(), left > 0);
+                assert!(state.is_none_or(|s| s.suspect_tail && s.last.sequence == Sequence(left as u64)));
+                rig.kill();
+            }
+            // What is written from now on is a log of its own, and the tail stays suspect in it.
+            let rig = Rig::open(dev.clone()).await.unwrap();
+            rig.append(Record::Frame(frames[left].clone()));
+            rig.settle().await;
+            rig.stop().await;
+            let rig = Rig::open(dev.clone()).await.unwrap();
+            let state = rig.engine.state(chain.shard).unwrap();
+            assert_eq!(state.last.sequence, Sequence(left as u64 + 1));
+            assert_eq!(state.suspect_tail, left > 0);
+            assert_eq!(rig.report.damage.is_empty(), left == 0);
         }
     });
 }
