@@ -268,6 +268,7 @@ impl ControlPort for Port {
         let of_shard = volume.shard(shard.index);
         let members = of_shard.map(|s| s.members.clone()).unwrap_or_default();
         let pred_members = of_shard.map(|s| s.view_members().to_vec()).unwrap_or_default();
+        let pred_learning = of_shard.map(|s| s.learning.clone()).unwrap_or_default();
         let (quorum, pred_quorum) = (volume.quorum(members.len()) as u8, volume.quorum(pred_members.len()) as u8);
         let state = self.control.state.borrow();
         let keys = members.iter().filter_map(|n| Some((*n, state.node(*n)?.host_key?))).collect();
@@ -279,6 +280,7 @@ impl ControlPort for Port {
             min_copies,
             pred_members,
             pred_quorum,
+            pred_learning,
             generation,
             members,
             keys,
