@@ -335,6 +335,11 @@ impl Replica {
         if seal.sequence < floor && !ctx.mutant(Mutant::SealsBelowCommitted) {
             return;
         }
+        let new = counting.iter().map(|(n, _)| **n).filter(|n| opened.pred_learning.contains(n));
+        let empty: Vec<NodeId> = new.filter(|n| answers[n].last.sequence.0 == 0).collect();
+        if !empty.is_empty() {
+            ctx.out.note(format!("shard {}: nodes {empty:?} have nothing of view {} yet", self.id, opened.pred));
+        }
         let opened = opened.clone();
         let own = answers.get(&me).map(|a| (a.last, a.has_pred)).unwrap_or_default();
         if winner == me || (own.0 == seal && own.1) || ctx.mutant(Mutant::ShortestLogWins) {
