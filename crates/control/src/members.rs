@@ -57,10 +57,8 @@ impl State {
         self.volumes.values().any(|v| v.shards.iter().any(changes))
     }
 
-    /// The member to be replaced and the one in its place, if there is something to be done: the active view can be
-    /// sealed, those that are left can go on, and there is a node to spare. A former member comes first, for it has the
-    /// most; then who carries least. If one too few of those that are left have everything, only a former member that had
-    /// is taken: it is the one that lacks little.
+    /// The member to be replaced and the one in its place, if there is something to be done: those that are left can
+    /// go on, and there is a node to spare. A former member comes first, for it has the most; then who carries least.
     fn replacement(
         &self,
         volume: &Volume,
@@ -73,7 +71,10 @@ impl State {
         let old = *shard.members.iter().rev().find(|m| gone.contains(m))?;
         let whole = shard.members.iter().filter(|m| is_there(m) && !shard.joining.contains(m)).count();
         let sealed = shard.view_members().iter().filter(|m| is_there(m)).count();
-        if sealed < volume.quorum(shard.view_members().len()) || shard.keepers.len() >= common::CHAIN_MEMBERS_MAX {
+        if whole < volume.quorum(shard.members.len()) || sealed < volume.quorum(shard.view_members().len()) {
+            return None;
+        }
+        if shard.keepers.len() >= common::CHAIN_MEMBERS_MAX {
             return None;
         }
         let spare = self.nodes.keys().copied().filter(|n| is_there(n) && !shard.members.contains(n));
@@ -81,8 +82,7 @@ impl State {
             let load = loads.of(*n);
             (!shard.keepers.contains(n), load.copies, load.heads, *n)
         })?;
-        let near = whole + usize::from(whole > 0 && shard.keepers.contains(&new));
-        (near >= volume.quorum(shard.members.len())).then_some((old, new))
+        Some((old, new))
     }
 
     /// Places that other nodes take when these have been gone for too long, as many as may be learned at a time: the

@@ -1,7 +1,8 @@
 //! Answers that seal a view, and answers that do not.
 
 use super::*;
-use crate::event::Event;
+use crate::event::{Event, SyncSource};
+use freebs_types::Error;
 
 /// The head of a shard that never had an active view lost an append. There was nobody to compare its log with, nor
 /// anything to find, and the first view was never opened.
@@ -45,6 +46,35 @@ fn an_empty_log_of_a_member_that_learns_seals() {
         let empty = SealAnswer { last: genesis(), has_pred: false, damaged, promised, ..good };
         s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(3), empty));
         assert_eq!(s.r.last.view == ViewNumber(2), seals, "{learns} {damaged} {promised}");
+    }
+}
+
+/// The new member could not learn by map, because the head was not active, and the head could not become active without the
+/// new member.
+#[test]
+fn an_opening_head_feeds_by_map_who_need_not_cut() {
+    for (last, is_fed) in [(0, true), (2, false)] {
+        let (mut s, good) = opening();
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
+        s.durable(3);
+        s.r.committed = Sequence(2);
+        assert!(s.r.is_opening_head() && !s.r.is_active_head());
+        let name = |sequence| FrameName { sequence: Sequence(sequence), ..genesis() };
+        let request = SyncRequest {
+            shard: SHARD,
+            view: ViewNumber(2),
+            id: 8,
+            names: if last > 0 { vec![name(last), name(0)] } else { vec![name(0)] },
+            until: Sequence(u64::MAX),
+            map_from: 0,
+            map_since: Sequence(0),
+            lost: false,
+            fetch: false,
+        };
+        let source = SyncSource { common: Sequence(0), frames: Err(Error::not_found("given up")) };
+        let (_, actions) = s.play(|r, ctx| r.answer_sync(ctx, LinkId(3), &request, source));
+        let reads = |a: &Action| matches!(a, Action::MapRead { upto: Sequence(2), since: Sequence(0), .. });
+        assert_eq!(actions.iter().any(reads), is_fed, "{actions:?}");
     }
 }
 
