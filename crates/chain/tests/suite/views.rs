@@ -499,7 +499,7 @@ fn a_new_member_with_nothing_yet_is_one_of_those_that_seal() {
         assert_eq!((s.status(2).state, s.numbers(4)), ("active", vec![1, 2]), "{:?}", s.members[&2].notes);
         s.write(2, 3);
         assert_eq!(s.numbers(4), [1, 2, 3]);
-        // What the old head ordered alone is not in it.
+        // The frames that the old head ordered alone are not in it.
         s.write(1, 9);
         s.cut.clear();
         [2, 3, 4].iter().for_each(|n| s.link(1, *n, true));
