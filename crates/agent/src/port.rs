@@ -69,6 +69,7 @@ fn opened(state: &State, me: NodeId, shard: ShardId, view: ViewNumber) -> Result
         min_copies: volume.min_copies,
         pred_members: s.view_members().to_vec(),
         pred_quorum: quorum_of(s.view_members())?,
+        pred_learning: s.learning.clone(),
         generation: volume.generation,
         keys,
         volume: Some(Box::new(volume.description())),

@@ -67,6 +67,8 @@ pub enum Mutant {
     SecretMadeUp,
     /// V2: a head that is asked to promise a view of another head's goes on with its own.
     HeadDoesNotStepDown,
+    /// V2: an empty log counts, whoever's it is.
+    EmptyLogsCount,
     /// V3: a log below a committed sequence that an answer names is sealed.
     SealsBelowCommitted,
     /// V4: frames of a pending view that never became active count.
@@ -127,6 +129,9 @@ pub struct Opened {
     pub pred_members: Vec<NodeId>,
     /// Ack quorum of the predecessor; 0 if there is none.
     pub pred_quorum: u8,
+    /// Members of the predecessor that were new in it, and are not known to have everything: an empty log of theirs was
+    /// not lost, so it counts (V2).
+    pub pred_learning: Vec<NodeId>,
     /// The volume's attachment generation, for the view frame (V6).
     pub generation: Generation,
     /// Host keys of the members that have named one.

@@ -181,6 +181,13 @@ impl Replica {
         )
     }
 
+    /// Its view is not active yet, and no newer one was promised.
+    pub fn is_opening_head(&self) -> bool {
+        let opens =
+            matches!(self.head.as_ref().map(|h| &h.phase), Some(Phase::Opening { .. } | Phase::Activating { .. }));
+        opens && self.serves()
+    }
+
     pub fn is_active_head(&self) -> bool {
         matches!(self.head.as_ref().map(|h| &h.phase), Some(Phase::Active)) && self.serves()
     }

@@ -44,6 +44,7 @@ pub struct Host {
     spare_bytes: u64,
     more_soon: bool,
     failed: Option<Error>,
+    lost_something: bool,
     pub(crate) now: Nanos,
     wall: u64,
 }
@@ -69,13 +70,20 @@ impl Host {
             spare_bytes: u64::MAX,
             more_soon: false,
             failed: None,
+            lost_something: false,
             now: Nanos(0),
             wall: 0,
         }
     }
 
-    pub(crate) fn add(&mut self, replica: Replica) {
+    pub(crate) fn add(&mut self, mut replica: Replica) {
+        replica.is_doubtful = self.lost_something && replica.is_empty_log();
         self.replicas.insert(replica.id, replica.at(self.config.me.node));
+    }
+
+    /// Says, before there are replicas, that recovery found damage: a log that is empty then may have had something.
+    pub(crate) fn set_lost_something(&mut self, has: bool) {
+        self.lost_something = has;
     }
 
     /// How many bytes of updates the device takes, those included that it was given and has not made durable yet, and

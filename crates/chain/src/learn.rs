@@ -3,8 +3,8 @@
 //! frames behind that.
 //!
 //! Entries merge by (version, sequence) (rule E2), so pieces may come twice, and blocks that are overwritten during
-//! the transfer are brought by the frames behind it. Only an active head is learned from, or who has promised the view
-//! that the learner opens; and only what is committed is sent (a learner can't take entries back).
+//! the transfer are brought by the frames behind it. Only a head is learned from, or who has promised the view that the
+//! learner opens; and only what is committed is sent (a learner can't take entries back).
 //!
 //! A device may be too full for a piece: the log refuses it then. What makes room is learned first (trims and zeroes
 //! take next to none), then the learner rests, serves what it has, and tries again: cleaning or the next trim may have
@@ -63,7 +63,15 @@ impl Replica {
     /// The frames that a member lacks are gone: it gets the map, piece by piece.
     pub fn feed_by_map(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: SyncRequest, since: Sequence) {
         // Who promised the view that the asker opens may have the frame of another one on top, that never became active.
-        let view_is_in = |s: Sequence| r.fetch || self.view.as_ref().is_some_and(|v| v.sequence <= s);
+        // A head that is not active yet feeds who has nothing behind what both have: nothing is cut for a view that may
+        // never become active (V2).
+        let opens = self.is_opening_head();
+        if opens && r.names.iter().any(|n| n.sequence > since) {
+            self.refuse_sync(ctx, link, &r);
+            return;
+        }
+        let view_is_in =
+            |s: Sequence| r.fetch || opens || r.map_from > 0 || self.view.as_ref().is_some_and(|v| v.sequence <= s);
         // Members that learn at the same time learn the same state: only one is kept.
         let held = self.map_hold.filter(|(_, at)| ctx.now.since(*at) < timing::MAP_HOLD).map(|(t, _)| t.name.sequence);
         let upto = match held {
@@ -82,10 +90,10 @@ impl Replica {
         ctx.out.actions.push(Action::MapRead { link, request: r, since, upto, after });
     }
 
-    /// The active head, or who has promised the view that the asker opens: what is committed there stays so.
+    /// The head, or who has promised the view that the asker opens: what is committed there stays so.
     fn may_feed_map(&self, r: &SyncRequest) -> bool {
         let has_promised = r.view == self.promised && self.promising.is_none() && r.view > self.view_number();
-        self.is_active_head() || (r.fetch && has_promised)
+        self.is_active_head() || self.is_opening_head() || (r.fetch && has_promised)
     }
 
     /// Frames that a member lost are gone everywhere: it gets what is left of what they brought. Any member has that,

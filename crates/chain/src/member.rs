@@ -267,7 +267,10 @@ impl Replica {
             last,
             has_pred: has_pred || pred == ViewNumber(0),
             committed: self.committed.min(last.sequence),
-            damaged: self.damage.is_there() || self.stopped.is_some() || end.is_none(),
+            damaged: self.damage.is_there()
+                || self.stopped.is_some()
+                || end.is_none()
+                || (self.is_doubtful && self.is_empty_log()),
             // A frame of a view is as good as a promise of it.
             promised: self.promise().max(self.view_number()),
             given: Given::Nothing,

@@ -322,9 +322,11 @@ impl Replica {
         let lone = len == 1 && !self.damage.suspect_tail && self.stopped.is_none();
         // Before there was any active view nothing was promised to anybody, so nothing can be missing.
         let is_first = opened.pred == ViewNumber(0);
-        // A log without any frame may be a device that was lost: it does not count (V2).
-        let counts = |a: &SealAnswer| (!a.damaged || lone || is_first) && (a.has_pred || a.last.sequence.0 > 0);
-        let counting: Vec<(&NodeId, &SealAnswer)> = answers.iter().filter(|(_, a)| counts(a)).collect();
+        // A log without any frame may be a device that was lost: it does not count, unless it never had any (V2).
+        let had_none = |n: &NodeId| opened.pred_learning.contains(n) || ctx.mutant(Mutant::EmptyLogsCount);
+        let has_some = |n: &NodeId, a: &SealAnswer| a.has_pred || a.last.sequence.0 > 0 || had_none(n);
+        let counts = |n: &NodeId, a: &SealAnswer| (!a.damaged || lone || is_first) && has_some(n, a);
+        let counting: Vec<(&NodeId, &SealAnswer)> = answers.iter().filter(|(n, a)| counts(n, a)).collect();
         if counting.len() < needed {
             return;
         }
@@ -338,6 +340,11 @@ impl Replica {
         // Nothing is sealed below a committed sequence named in any answer (V3).
         if seal.sequence < floor && !ctx.mutant(Mutant::SealsBelowCommitted) {
             return;
+        }
+        let new = counting.iter().map(|(n, _)| **n).filter(|n| opened.pred_learning.contains(n));
+        let empty: Vec<NodeId> = new.filter(|n| answers[n].last.sequence.0 == 0).collect();
+        if !empty.is_empty() {
+            ctx.out.note(format!("shard {}: nodes {empty:?} have nothing of view {} yet", self.id, opened.pred));
         }
         let opened = opened.clone();
         let own = answers.get(&me).map(|a| (a.last, a.has_pred)).unwrap_or_default();

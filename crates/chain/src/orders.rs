@@ -136,11 +136,21 @@ struct Scene {
     tickets: u64,
     more_soon: bool,
     mutant: Option<Mutant>,
+    /// Of the predecessor that `proposed` names.
+    learning: Vec<NodeId>,
 }
 
 impl Scene {
     fn new(me: u64) -> Self {
-        Self { r: Replica::empty(SHARD), me, now: Nanos::from_millis(1), tickets: 0, more_soon: false, mutant: None }
+        Self {
+            r: Replica::empty(SHARD),
+            me,
+            now: Nanos::from_millis(1),
+            tickets: 0,
+            more_soon: false,
+            mutant: None,
+            learning: Vec::new(),
+        }
     }
 
     fn play<T>(&mut self, act: impl FnOnce(&mut Replica, &mut Ctx<'_>) -> T) -> (T, Vec<Action>) {
@@ -194,6 +204,7 @@ impl Scene {
             min_copies: 2,
             pred_members: [1, 2, 3].map(NodeId).to_vec(),
             pred_quorum: 2,
+            pred_learning: self.learning.clone(),
             generation: Generation(0),
             keys: BTreeMap::new(),
             volume: None,
@@ -307,7 +318,12 @@ fn views_on_top_of_each_other_leave_what_lies_below_all_of_them() {
 
 /// Node 1 was restarted with frames 1 and 2 of view 1, and is about to open view 2; its own answer is given.
 fn opening() -> (Scene, SealAnswer) {
-    let mut s = Scene::new(1);
+    opening_with(Vec::new())
+}
+
+/// The same, and these members were new in view 1.
+fn opening_with(learning: Vec<NodeId>) -> (Scene, SealAnswer) {
+    let mut s = Scene { learning, ..Scene::new(1) };
     let mut c = Chain::new();
     s.take(c.open(1));
     s.take(c.plain());

@@ -199,6 +199,8 @@ pub(crate) struct Replica {
     pub handed_over: Option<(Nanos, u32)>,
     /// Frames of this log that were lost.
     pub damage: Damage,
+    /// The log is empty, and the device has lost something: it may have been of this log (V2).
+    pub is_doubtful: bool,
     /// What the head was told last of the room here.
     pub told_room: Option<Room>,
     pub view_frame: Option<FrameHead>,
@@ -274,6 +276,7 @@ impl Replica {
             stopped: None,
             handed_over: None,
             damage: Damage::default(),
+            is_doubtful: false,
             told_room: None,
             view_frame: None,
             map_hold: None,
@@ -333,6 +336,10 @@ impl Replica {
         r.view_frame = view_frame;
         r.damage = damage;
         r
+    }
+
+    pub fn is_empty_log(&self) -> bool {
+        self.last.sequence == Sequence(0)
     }
 
     pub fn view_number(&self) -> ViewNumber {

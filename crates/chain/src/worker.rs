@@ -17,7 +17,7 @@ use bytes::Bytes;
 use freebs_format::FrameHead;
 use freebs_format::wire::{FrameName, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request, SyncRequest};
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
-use freebs_lsvd::{DamagedBlocks, Durable, Engine, Listener};
+use freebs_lsvd::{DamagedBlocks, Durable, Engine, EventKind, Listener};
 use freebs_types::{
     Error, ErrorKind, Generation, Hash32, Lba, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
     ViewNumber,
@@ -100,7 +100,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     pub async fn start(config: WorkerConfig<D, O, P, K>) -> Result<Self> {
         let mut host = Host::new(config.host);
         // What was found while the log was opened is in the report of that.
-        drop(config.engine.events());
+        host.set_lost_something(config.engine.events().iter().any(|e| e.kind == EventKind::Damage));
         for shard in config.engine.shards() {
             let Some(state) = config.engine.state(shard) else { continue };
             let (tail, view_frame, damage) = load(&config.engine, &state).await?;

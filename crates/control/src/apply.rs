@@ -161,6 +161,7 @@ impl State {
                 active_members: Vec::new(),
                 joining: Vec::new(),
                 keepers: Vec::new(),
+                learning: Vec::new(),
                 known: None,
             }
         };
@@ -297,6 +298,7 @@ impl State {
     ) -> Result<Outcome> {
         let mut volume = self.volume_to_change(shard.volume)?;
         let current = volume.generation;
+        let is_known = |n: &NodeId| self.node(*n).is_some_and(|n| n.start.0 > 0);
         let s = shard_of(&mut volume, shard)?;
         if view.0 > 0 && s.active == view {
             return Ok(Outcome::Activated);
@@ -323,6 +325,7 @@ impl State {
         s.opened_by = s.head();
         s.pending = None;
         s.active_members.clear();
+        s.learning = s.joining.iter().copied().filter(is_known).collect();
         s.let_go();
         self.commit(volume);
         Ok(Outcome::Activated)

@@ -463,5 +463,7 @@ fn shard(index: u32, of: &OfShard<'_>, seen: &Seen<'_>) -> std::result::Result<S
         active_members: Vec::new(),
         joining,
         keepers,
+        // Whose disk was lost before is not known.
+        learning: Vec::new(),
     })
 }

@@ -82,6 +82,10 @@ pub struct Shard {
     /// Nodes that were members, and keep what they have until nobody is joining any more (rule V7).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keepers: Vec<NodeId>,
+    /// Members of the active view that were joining when it became active, and are not known to have everything of it
+    /// yet. The starts of their nodes were known by then, so an empty log of theirs is not one that was lost (V2, V8).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub learning: Vec<NodeId>,
 }
 
 impl Shard {
@@ -121,7 +125,10 @@ fn is_chain(nodes: &[NodeId]) -> bool {
 impl Shard {
     fn members_are_possible(&self) -> bool {
         !self.members.is_empty()
-            && [&self.members, &self.active_members, &self.joining, &self.keepers].iter().all(|of| is_chain(of))
+            && [&self.members, &self.active_members, &self.joining, &self.keepers, &self.learning]
+                .iter()
+                .all(|of| is_chain(of))
+            && self.learning.iter().all(|n| self.view_members().contains(n))
             && self.joining.iter().all(|n| self.members.contains(n))
             && self.joining.len() < self.members.len()
             && !self.keepers.iter().any(|n| self.members.contains(n))

@@ -2,6 +2,8 @@
 //!
 //! - V2: a node that promised a view in an answer to a seal still knows it after a restart, and whatever becomes of its
 //!   replica it answers nothing in a view below: no durable answer, no lease, no read.
+//! - V2: who has said that it holds a view's frame does not answer its seal with an empty log, unless it says that it has
+//!   lost something.
 //! - W4: what a node told durable in a view is there after a restart.
 //! - W4, W5: what a head calls committed in its view was told durable by a quorum of the view's members.
 //! - V5, V6: a view that is to become active was told durable by its quorum.
@@ -49,6 +51,10 @@ impl Witness {
     pub fn hear(&mut self, node: NodeId, (connection, end): (u64, usize), message: &Message) -> Result<(), String> {
         match message {
             Message::SealAnswer(a) if a.promised == a.view => {
+                if a.last.sequence == Sequence(0) && !a.damaged && self.has_opened(node, a.shard, a.pred) {
+                    let text = format!("node {node} has an empty log of shard {}", a.shard);
+                    return Err(format!("{text}, and told that it holds view {} (V2)", a.pred));
+                }
                 let known = self.promises.entry((node, a.shard)).or_default();
                 *known = (*known).max(a.view);
             }

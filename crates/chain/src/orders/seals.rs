@@ -1,7 +1,8 @@
 //! Answers that seal a view, and answers that do not.
 
 use super::*;
-use crate::event::Event;
+use crate::event::{Event, SyncSource};
+use freebs_types::Error;
 
 /// The head of a shard that never had an active view lost an append. There was nobody to compare its log with, nor
 /// anything to find, and the first view was never opened.
@@ -22,12 +23,83 @@ fn damage_before_the_first_view_does_not_count() {
 /// lost device and the third member held could be sealed away.
 #[test]
 fn an_empty_log_does_not_seal() {
-    let (mut s, good) = opening();
-    let empty = SealAnswer { last: genesis(), has_pred: false, ..good };
-    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(3), empty));
-    assert_eq!(s.r.last.view, ViewNumber(1), "one log is no quorum's");
-    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
-    assert_eq!(s.r.last.view, ViewNumber(2));
+    for mutant in [None, Some(Mutant::EmptyLogsCount)] {
+        let (mut s, good) = opening();
+        s.mutant = mutant;
+        let empty = SealAnswer { last: genesis(), has_pred: false, ..good };
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(3), empty));
+        assert_eq!(s.r.last.view == ViewNumber(1), mutant.is_none(), "one log is no quorum's");
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
+        assert_eq!(s.r.last.view, ViewNumber(2));
+    }
+}
+
+/// V2: an empty log that never had anything is one of a member that has answered nothing. If its device has lost something,
+/// nobody knows, and without the promise it may still answer.
+#[test]
+fn an_empty_log_of_a_member_that_learns_seals() {
+    for (learns, damaged, promised, seals) in
+        [(3, false, 2, true), (2, false, 2, false), (3, true, 2, false), (3, false, 1, false)]
+    {
+        let (mut s, good) = opening_with(vec![NodeId(learns)]);
+        let promised = ViewNumber(promised);
+        let empty = SealAnswer { last: genesis(), has_pred: false, damaged, promised, ..good };
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(3), empty));
+        assert_eq!(s.r.last.view == ViewNumber(2), seals, "{learns} {damaged} {promised}");
+    }
+}
+
+/// The new member could not learn by map, because the head was not active, and the head could not become active without the
+/// new member.
+#[test]
+fn an_opening_head_feeds_by_map_who_need_not_cut() {
+    for (last, is_fed) in [(0, true), (2, false)] {
+        let (mut s, good) = opening();
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
+        s.durable(3);
+        s.r.committed = Sequence(2);
+        assert!(s.r.is_opening_head() && !s.r.is_active_head());
+        let name = |sequence| FrameName { sequence: Sequence(sequence), ..genesis() };
+        let request = SyncRequest {
+            shard: SHARD,
+            view: ViewNumber(2),
+            id: 8,
+            names: if last > 0 { vec![name(last), name(0)] } else { vec![name(0)] },
+            until: Sequence(u64::MAX),
+            map_from: 0,
+            map_since: Sequence(0),
+            lost: false,
+            fetch: false,
+        };
+        let source = SyncSource { common: Sequence(0), frames: Err(Error::not_found("given up")) };
+        let (_, actions) = s.play(|r, ctx| r.answer_sync(ctx, LinkId(3), &request, source));
+        let reads = |a: &Action| matches!(a, Action::MapRead { upto: Sequence(2), since: Sequence(0), .. });
+        assert_eq!(actions.iter().any(reads), is_fed, "{actions:?}");
+    }
+}
+
+/// A device that has lost something may have lost all that it had of a shard, and then its empty log looks like a new one.
+#[test]
+fn an_empty_log_on_a_device_that_lost_something_is_doubtful() {
+    for has_lost in [false, true] {
+        let mut host = Host::new(HostConfig {
+            cluster: ClusterId([1; 16]),
+            me: peer(3),
+            start: StartNumber(1),
+            workers: BTreeMap::new(),
+            node_secret: Hash32::default(),
+            host_key: host_key(3),
+            mutant: None,
+        });
+        host.set_lost_something(has_lost);
+        host.add(Replica::empty(SHARD));
+        let damaged = host.with(SHARD, |r, _| r.seal_answer(ViewNumber(2), ViewNumber(1)).damaged);
+        assert_eq!(damaged, Some(has_lost));
+    }
+    let mut s = Scene::new(2);
+    s.r.is_doubtful = true;
+    s.take(Chain::new().open(1));
+    assert!(!s.r.seal_answer(ViewNumber(2), ViewNumber(1)).damaged, "what it has now is what the chain has");
 }
 
 /// V3: what node 2 and the old head had committed is named by node 2 alone, whose log is damaged. Node 3's counts, although

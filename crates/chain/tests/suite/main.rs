@@ -48,6 +48,10 @@ struct Story {
     tampers: fn(u64, &mut Message),
     /// Head first.
     chain: Vec<NodeId>,
+    /// Members of the active view, if the chain has others; who is new in the chain; who was new in the active view.
+    active_members: Vec<NodeId>,
+    joining: Vec<NodeId>,
+    learning: Vec<NodeId>,
     keys: BTreeMap<NodeId, HostPublic>,
     volume: Option<VolumeDescription>,
     /// The control plane is silent: who asked it for a view since.
@@ -68,6 +72,11 @@ impl Story {
     }
 
     fn with(members: u64, quorum: u8, mutant: Option<Mutant>) -> Self {
+        Self::among(members, members, quorum, mutant)
+    }
+
+    /// A chain of the first `members` nodes.
+    fn among(nodes: u64, members: u64, quorum: u8, mutant: Option<Mutant>) -> Self {
         let mut s = Self {
             members: BTreeMap::new(),
             on_the_way: VecDeque::new(),
@@ -81,16 +90,19 @@ impl Story {
             pending: None,
             tampers: |_, _| {},
             chain: (1..=members).map(NodeId).collect(),
-            keys: (1..=members).map(|n| (NodeId(n), host_key(n).public())).collect(),
+            active_members: Vec::new(),
+            joining: Vec::new(),
+            learning: Vec::new(),
+            keys: (1..=nodes).map(|n| (NodeId(n), host_key(n).public())).collect(),
             volume: None,
             silent: None,
         };
-        for n in 1..=members {
+        for n in 1..=nodes {
             let config = HostConfig {
                 cluster: ClusterId([7; 16]),
                 me: peer(n),
                 start: StartNumber(1),
-                workers: (1..=members).map(|n| (NodeId(n), 1)).collect(),
+                workers: (1..=nodes).map(|n| (NodeId(n), 1)).collect(),
                 node_secret: Hash32([n as u8; 32]),
                 host_key: host_key(n),
                 mutant,
@@ -105,12 +117,12 @@ impl Story {
             };
             s.members.insert(n, member);
         }
-        for a in 1..=members {
-            for b in (1..=members).filter(|b| *b != a) {
+        for a in 1..=nodes {
+            for b in (1..=nodes).filter(|b| *b != a) {
                 s.step(a, Event::LinkUp { link: LinkId(b), who: Who::Member(peer(b)) });
             }
         }
-        (1..=members).for_each(|n| s.tell(n));
+        (1..=nodes).for_each(|n| s.tell(n));
         s
     }
 
@@ -125,8 +137,8 @@ impl Story {
             highest: self.highest,
             generation: Generation(0),
             has_keys: self.chain.iter().all(|n| self.keys.contains_key(n)),
-            joining: Vec::new(),
-            view_members: Vec::new(),
+            joining: self.joining.clone(),
+            view_members: self.view_members().to_vec(),
             volume: self.volume.clone().map(Arc::new),
         };
         self.step(n, Event::Shards(vec![info]));
@@ -159,6 +171,8 @@ impl Story {
                     };
                     if result.is_ok() {
                         self.active = view;
+                        self.active_members.clear();
+                        self.learning.clone_from(&self.joining);
                     }
                     self.step(n, Event::Activated { shard: SHARD, view, result });
                 }
@@ -167,6 +181,10 @@ impl Story {
                 _ => {}
             }
         }
+    }
+
+    fn view_members(&self) -> &[NodeId] {
+        if self.active_members.is_empty() { &self.chain } else { &self.active_members }
     }
 
     fn answer_proposal(&mut self, n: u64) {
@@ -187,8 +205,9 @@ impl Story {
             members: self.chain.clone(),
             quorum: self.quorum,
             min_copies: 1,
-            pred_members: self.chain.clone(),
+            pred_members: self.view_members().to_vec(),
             pred_quorum: self.quorum,
+            pred_learning: self.learning.clone(),
             generation: Generation(0),
             keys: self.keys.clone(),
             volume: self.volume.clone().map(Box::new),

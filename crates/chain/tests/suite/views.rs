@@ -455,3 +455,77 @@ fn a_planned_view_waits_for_the_control_plane_and_writes_do_not() {
         s.check(&[1, 2, 3]);
     }
 }
+
+impl Story {
+    /// The control plane names other members, head first, of which some are new; all nodes that `hear` it know.
+    fn replace(&mut self, chain: &[u64], joining: &[u64], hear: &[u64]) {
+        self.active_members = self.view_members().to_vec();
+        let nodes = |of: &[u64]| of.iter().copied().map(NodeId).collect();
+        (self.chain, self.joining) = (nodes(chain), nodes(joining));
+        self.pending = None;
+        hear.iter().for_each(|n| self.tell(*n));
+        self.wait(100);
+    }
+
+    /// Nodes 1 and 2 have all of a view of 1, 2 and 4, and 4 has nothing yet. Node 3 has what was before it.
+    fn with_a_new_member() -> Self {
+        let mut s = Self::among(4, 3, 2, None);
+        s.wait(100);
+        s.write(1, 1);
+        s.isolate(3);
+        s.isolate(4);
+        s.replace(&[1, 2, 4], &[4], &[1, 2, 4]);
+        s.write(1, 2);
+        assert_eq!((s.status(1).state, s.status(1).view, s.active), ("active", ViewNumber(2), ViewNumber(2)));
+        assert_eq!((s.numbers(2), s.numbers(3), s.numbers(4)), (vec![1, 2], vec![1], vec![]));
+        s
+    }
+}
+
+/// A member was replaced, and the head was lost before the new member had anything. The other one had every write; it could
+/// not seal, because an empty log did not count, and the new one could not learn, because there was no head.
+#[test]
+fn a_new_member_with_nothing_yet_is_one_of_those_that_seal() {
+    for is_new in [true, false] {
+        let mut s = Story::with_a_new_member();
+        s.cut.clear();
+        s.isolate(1);
+        s.link(2, 4, true);
+        // After a rebuild nobody knows what the log was before.
+        s.learning.retain(|_| is_new);
+        s.replace(&[2, 4, 1], &[4], &[2, 4]);
+        s.wait(3000);
+        if !is_new {
+            assert_eq!((s.status(2).state, s.numbers(4)), ("opening", vec![]));
+            continue;
+        }
+        assert_eq!((s.status(2).state, s.numbers(4)), ("active", vec![1, 2]), "{:?}", s.members[&2].notes);
+        s.write(2, 3);
+        assert_eq!(s.numbers(4), [1, 2, 3]);
+        // The frames that the old head ordered alone are not in it.
+        s.write(1, 9);
+        s.cut.clear();
+        [2, 3, 4].iter().for_each(|n| s.link(1, *n, true));
+        s.tell(1);
+        s.wait(500);
+        assert_eq!(s.numbers(1), [1, 2, 3]);
+        s.check(&[1, 2, 4]);
+    }
+}
+
+/// The same, and the one that was replaced is back, and takes the place of the lost head.
+#[test]
+fn a_former_member_takes_the_place_of_a_lost_head() {
+    let mut s = Story::with_a_new_member();
+    s.cut.clear();
+    s.isolate(1);
+    for (a, b) in [(2, 3), (2, 4), (3, 4)] {
+        s.link(a, b, true);
+    }
+    s.replace(&[2, 3, 4], &[3, 4], &[2, 3, 4]);
+    s.wait(1000);
+    assert_eq!(s.status(2).state, "active", "{:?}", s.members[&2].notes);
+    s.write(2, 3);
+    assert_eq!((s.numbers(3), s.numbers(4)), (vec![1, 2, 3], vec![1, 2, 3]));
+    s.check(&[2, 3, 4]);
+}

@@ -160,6 +160,8 @@ impl Seen {
             assert_eq!(self.members.entry((id, sh.active)).or_insert_with(|| of_view.clone()), &of_view, "V2");
         }
         assert!(!sh.joining.contains(&sh.head().unwrap()), "V1");
+        assert!(sh.learning.iter().all(|n| of_view.contains(n)), "V2");
+        assert!(!sh.active_members.is_empty() || sh.learning.iter().all(|n| sh.joining.contains(n)), "V2");
         let before = self.whole.entry(id).or_default();
         if !sh.joining.is_empty() || !sh.active_members.is_empty() {
             assert!(before.iter().all(|n| sh.is_kept_by(*n)), "V7");

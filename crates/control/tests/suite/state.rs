@@ -312,6 +312,40 @@ fn members_that_are_gone_are_replaced() {
     assert_eq!(s.encode()[4], 1);
 }
 
+/// V2: whose empty log counts for the seal of a view is a matter of that view, whatever the chain is to be next.
+#[test]
+fn who_is_new_in_the_active_view_is_known() {
+    let mut s = cluster(5);
+    s.apply(Command::CreateVolume(create("a", G))).unwrap();
+    let (shard, start) = (ShardId::new(1, 0), StartNumber(1));
+    let [a, b, c] = s.shard(shard).unwrap().members[..] else { panic!("three copies") };
+    let [d, e] = (1..=5).map(NodeId).filter(|n| ![a, b, c].contains(n)).collect::<Vec<_>>()[..] else { panic!("five") };
+    let open = |s: &mut State, view| {
+        let sh = s.shard(shard).unwrap().clone();
+        s.apply(Command::ProposeView { shard, active: sh.active, node: sh.head().unwrap(), start }).unwrap();
+        s.apply(Command::ActivateView { shard, view: ViewNumber(view), generation: Generation(0) }).unwrap();
+        s.shard(shard).unwrap().clone()
+    };
+    let replace = |gone: NodeId, failed: NodeId| Command::ReplaceMembers {
+        gone: vec![(gone, start)],
+        failed: vec![(failed, start)],
+    };
+    assert_eq!(open(&mut s, 1).learning, []);
+    s.apply(replace(c, e)).unwrap();
+    assert_eq!(s.shard(shard).unwrap().learning, [], "nobody is new in view 1");
+    let now = open(&mut s, 2);
+    assert_eq!((now.members, now.learning, now.keepers), (vec![a, b, d], vec![d], vec![c]));
+    // A plan without the new member, and one with it again.
+    s.apply(replace(d, e)).unwrap();
+    let now = s.shard(shard).unwrap().clone();
+    assert_eq!((now.members, now.joining, now.learning), (vec![a, b, c], vec![c], vec![d]));
+    assert_eq!(State::decode(&s.encode()).unwrap(), s);
+    assert_eq!(open(&mut s, 3).learning, [c]);
+    s.apply(Command::MembersComplete { shard, view: ViewNumber(3), nodes: vec![c] }).unwrap();
+    let now = s.shard(shard).unwrap().clone();
+    assert!(now.joining.is_empty() && now.learning.is_empty() && now.keepers.is_empty());
+}
+
 /// The shards of a lost node are learned a few at a time.
 #[test]
 fn only_so_many_shards_are_learned_at_a_time() {
