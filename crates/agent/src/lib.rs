@@ -1,4 +1,4 @@
-//! What a node or a gateway makes of the control state: the shards that it has, the views that it opens, the shape of the
+//! The consequences of the control state for a node or a gateway: the shards that it has, the views that it opens, the shape of the
 //! volumes that its drivers serve. Decisions only; sockets, threads and clocks are of whoever calls.
 //!
 //! The node and the simulator use the same code, so that what is decided here is tried under all faults.

@@ -1,4 +1,4 @@
-//! What a chain asks of the control plane, as commands to it.
+//! The questions of a chain to the control plane, as commands.
 
 use crate::plane::Commands;
 use freebs_chain::{ControlPort, Opened};
@@ -20,7 +20,7 @@ impl<C: Commands> Port<C> {
 
 impl<C: Commands> ControlPort for Port<C> {
     async fn propose(&self, shard: ShardId, active: ViewNumber, start: StartNumber) -> Result<Opened> {
-        // What this node knows of the active view may be old; the control plane's own word counts.
+        // The active view that this node knows may be an old one; the control plane's own word counts.
         let known = self.control.state().shard(shard).map_or(active, |s| s.active.max(active));
         let command = Command::ProposeView { shard, active: known, node: self.me, start };
         match self.control.submit(command).await?.outcome {
@@ -70,6 +70,7 @@ fn opened(state: &State, me: NodeId, shard: ShardId, view: ViewNumber) -> Result
         pred_members: s.view_members().to_vec(),
         pred_quorum: quorum_of(s.view_members())?,
         pred_learning: s.learning.clone(),
+        pred_unseen: s.unseen.clone(),
         generation: volume.generation,
         keys,
         volume: Some(Box::new(volume.description())),

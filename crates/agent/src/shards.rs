@@ -6,7 +6,7 @@ use freebs_types::{Peer, ShardId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What a worker has heard of its shards.
+/// The shards that a worker has heard of.
 pub struct Shards {
     me: Peer,
     /// Workers of this node.
@@ -14,7 +14,7 @@ pub struct Shards {
     known: BTreeMap<ShardId, ShardInfo>,
 }
 
-/// What a control state has that the one before had not.
+/// The differences of a control state from the one before.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct News {
     /// This node keeps them no more; what was promised stays.
@@ -35,7 +35,7 @@ impl Shards {
     /// A new control state; `here` are the shards that have a replica here, `promised` those of which only a promise is
     /// left.
     pub fn on_state(&mut self, state: &State, here: &[ShardId], promised: &[ShardId]) -> News {
-        // Whoever was a member keeps what it has until the others have everything (V7).
+        // A former member keeps its replica until the others have everything (V7).
         let is_left = |id: &ShardId| state.shard(*id).is_some_and(|s| !s.is_kept_by(self.me.node));
         // Also those of volumes that were deleted while this node was away.
         let is_gone = |id: &ShardId| state.was_deleted(id.volume);

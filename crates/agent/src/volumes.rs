@@ -1,4 +1,4 @@
-//! What drivers are told of the control state.
+//! The news for drivers in a control state.
 
 use freebs_control::{State, Volume};
 use freebs_driver::{Event, ShardSpec, VolumeSpec};
@@ -22,7 +22,7 @@ pub fn workers_of(state: &State) -> BTreeMap<NodeId, u16> {
     state.nodes().map(|n| (n.id, n.workers)).collect()
 }
 
-/// What a driver of the volume is told of a new state. `Event::Close` is the last one of a volume that was deleted.
+/// The events that a new state is for a driver of the volume. `Event::Close` is the last one of a volume that was deleted.
 #[must_use]
 pub fn news_of(state: &State, volume: VolumeId) -> [Event; 2] {
     let last = state.volume(volume).map_or(Event::Close, |v| Event::Volume(spec_of(v)));

@@ -132,6 +132,8 @@ pub struct Opened {
     /// Members of the predecessor that were new in it, and are not known to have everything: an empty log of theirs was
     /// not lost, so it counts (V2).
     pub pred_learning: Vec<NodeId>,
+    /// Members of the predecessor whose devices may be old images: what they say of it does not count (V2, V8).
+    pub pred_unseen: Vec<NodeId>,
     /// The volume's attachment generation, for the view frame (V6).
     pub generation: Generation,
     /// Host keys of the members that have named one.

@@ -325,7 +325,8 @@ impl Replica {
         // A log without any frame may be a device that was lost: it does not count, unless it never had any (V2).
         let had_none = |n: &NodeId| opened.pred_learning.contains(n) || ctx.mutant(Mutant::EmptyLogsCount);
         let has_some = |n: &NodeId, a: &SealAnswer| a.has_pred || a.last.sequence.0 > 0 || had_none(n);
-        let counts = |n: &NodeId, a: &SealAnswer| (!a.damaged || lone || is_first) && has_some(n, a);
+        let is_present = |n: &NodeId| !opened.pred_unseen.contains(n);
+        let counts = |n: &NodeId, a: &SealAnswer| (!a.damaged || lone || is_first) && has_some(n, a) && is_present(n);
         let counting: Vec<(&NodeId, &SealAnswer)> = answers.iter().filter(|(n, a)| counts(n, a)).collect();
         if counting.len() < needed {
             return;

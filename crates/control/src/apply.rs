@@ -162,6 +162,7 @@ impl State {
                 joining: Vec::new(),
                 keepers: Vec::new(),
                 learning: Vec::new(),
+                unseen: Vec::new(),
                 known: None,
             }
         };
@@ -326,6 +327,9 @@ impl State {
         s.pending = None;
         s.active_members.clear();
         s.learning = s.joining.iter().copied().filter(is_known).collect();
+        // In this view a node answers with a device that is known by now.
+        let still = s.view_members().to_vec();
+        s.unseen.retain(|n| still.contains(n) && !is_known(n));
         s.let_go();
         self.commit(volume);
         Ok(Outcome::Activated)

@@ -140,6 +140,7 @@ impl State {
         let before = s.joining.len();
         s.joining.retain(|n| !nodes.contains(n));
         s.learning.retain(|n| !nodes.contains(n));
+        s.unseen.retain(|n| !nodes.contains(n));
         if s.joining.len() < before {
             s.let_go();
             self.commit(volume);

@@ -196,6 +196,8 @@ struct Seen<'a> {
     shards: BTreeMap<VolumeId, BTreeMap<u32, OfShard<'a>>>,
     /// All nodes of the cluster, and whether all that they had was read.
     nodes: BTreeMap<NodeId, bool>,
+    /// The nodes of which there is a survey.
+    looked_at: BTreeSet<NodeId>,
     /// Of the state that is made.
     revision: u64,
     mutant: Option<Mutant>,
@@ -244,7 +246,8 @@ pub fn rebuild_with(
         state.nodes.insert(node.id, Arc::new(node));
     }
     let whole = nodes.iter().map(|n| (n.node, starts.get(&n.node).is_some_and(|s| s.whole))).collect();
-    let mut seen = Seen { shards: BTreeMap::new(), nodes: whole, revision, mutant };
+    let looked_at = starts.keys().copied().collect();
+    let mut seen = Seen { shards: BTreeMap::new(), nodes: whole, looked_at, revision, mutant };
     for (s, shard) in surveys.iter().flat_map(|s| s.shards.iter().map(move |shard| (s, shard))) {
         let of_volume = seen.shards.entry(shard.shard.volume).or_default();
         of_volume.entry(shard.shard.index).or_default().insert(s.node, shard);
@@ -461,6 +464,7 @@ fn shard(index: u32, of: &OfShard<'_>, seen: &Seen<'_>) -> std::result::Result<S
         highest,
         members,
         active_members: Vec::new(),
+        unseen: joining.iter().copied().filter(|n| !seen.looked_at.contains(n)).collect(),
         joining,
         keepers,
         // Whose disk was lost before is not known.

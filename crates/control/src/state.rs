@@ -86,6 +86,10 @@ pub struct Shard {
     /// yet. The starts of their nodes were known by then, so an empty log of theirs is not one that was lost (V2, V8).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub learning: Vec<NodeId>,
+    /// Members of the active view whose nodes were not looked at when the control state was made again: which start of
+    /// theirs is the newest is not known, so what they have may be an old image, and seals nothing (V8).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unseen: Vec<NodeId>,
 }
 
 impl Shard {
@@ -125,10 +129,10 @@ fn is_chain(nodes: &[NodeId]) -> bool {
 impl Shard {
     fn members_are_possible(&self) -> bool {
         !self.members.is_empty()
-            && [&self.members, &self.active_members, &self.joining, &self.keepers, &self.learning]
+            && [&self.members, &self.active_members, &self.joining, &self.keepers, &self.learning, &self.unseen]
                 .iter()
                 .all(|of| is_chain(of))
-            && self.learning.iter().all(|n| self.view_members().contains(n))
+            && self.learning.iter().chain(&self.unseen).all(|n| self.view_members().contains(n))
             && self.joining.iter().all(|n| self.members.contains(n))
             && self.joining.len() < self.members.len()
             && !self.keepers.iter().any(|n| self.members.contains(n))

@@ -39,12 +39,12 @@ impl Shard {
         why
     }
 
-    /// What a frame said is not known.
+    /// The frame at this place makes no sense, so its content is not known.
     pub fn refused(&mut self, at: At) {
         (self.suspect, self.suspect_told, self.refused) = (true, false, at.append);
     }
 
-    /// Whether the frame behind our last one puts its data into its chunk before the end of that one's. A block of a chunk is
+    /// True if the frame behind our last one puts its data into its chunk before the end of that one's. A block of a chunk is
     /// written once, and a view's head fills its chunks in order.
     pub fn is_over_written(&self, head: &FrameHead) -> bool {
         let (h, tip) = (head.header(), &self.tip);

@@ -278,7 +278,7 @@ impl<D: Device> Recovery<'_, D> {
         self.known_durable = self.known_durable.max(self.core.get_mut().maps.durable);
     }
 
-    /// What the slots say of the end of the log, where none of their checkpoints is begun with.
+    /// The words of the slots on the end of the log, where none of their checkpoints is begun with.
     async fn ask_slots(&mut self) {
         if self.from == From::Checkpoint {
             let said = self.io().said_durable().await;

@@ -155,16 +155,16 @@ impl Control {
         self.state.borrow().clone()
     }
 
-    /// What would be wrong with what a head says, as the network has seen it: a view is ready when its quorum has said
+    /// The wrong in a head's command, as the network has seen it: a view is ready when its quorum has said
     /// that it has it (V5), and who has everything has said so of the view (V7).
     fn judge(&self, from: Place, command: &Command) {
         let Place::Node(node) = from else { return };
         let witness = self.net.witness.borrow();
         match command {
             Command::ActivateView { shard, view, .. } => {
-                let quorum = self.volume(shard.volume).map_or(1, |v| {
-                    v.quorum(v.shard(shard.index).map_or(1, |s| s.members.len()))
-                });
+                let quorum = self
+                    .volume(shard.volume)
+                    .map_or(1, |v| v.quorum(v.shard(shard.index).map_or(1, |s| s.members.len())));
                 if !witness.may_be_active(*shard, *view, NodeId(node), quorum) {
                     let text = format!("node {node} calls view {view} of shard {shard} ready to be active");
                     self.world.violation(format!("{text}, and its quorum has not said that it has it"));
@@ -172,7 +172,8 @@ impl Control {
             }
             Command::MembersComplete { shard, view, nodes } => {
                 for node in nodes.iter().filter(|n| !witness.has_opened(**n, *shard, *view)) {
-                    let text = format!("is said to have everything of shard {shard}, and has not said that it holds view");
+                    let text =
+                        format!("is said to have everything of shard {shard}, and has not said that it holds view");
                     self.world.violation(format!("node {node} {text} {view} (V7)"));
                 }
                 self.world.count("members that learned everything");

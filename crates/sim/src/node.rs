@@ -75,7 +75,7 @@ impl Rate {
         })
     }
 
-    /// What the clock shows at this time of the world.
+    /// The reading of the clock at this time of the world.
     #[must_use]
     pub fn of(self, now: Nanos) -> Nanos {
         let more = i128::from(now.0) * i128::from(self.0) / 1_000_000;
@@ -430,7 +430,12 @@ impl Life {
             engine,
             outbox: SimOutbox(shared.net.clone()),
             control: Port::new(self.plane.clone(), node.id),
-            clock: SimClock { world: shared.world.clone(), offset, rate: shared.rate(node.id.0), wall: node.wall.clone() },
+            clock: SimClock {
+                world: shared.world.clone(),
+                offset,
+                rate: shared.rate(node.id.0),
+                wall: node.wall.clone(),
+            },
             random: Box::new(SimRandom(crate::rng::Rng::fork(node.id.0 << 32 ^ start.0, 6))),
             scrub_bytes: SCRUB_BYTES,
             notes: Box::new(move |note| {
@@ -470,7 +475,7 @@ impl Life {
         }
     }
 
-    /// What the state that is known here says of the shards of this node.
+    /// The worker hears the news of its shards in the state that is known here.
     fn hear_shards(&self, worker: &SimWorker) {
         let state = self.plane.state();
         let News { left, gone, changed } =

@@ -18,7 +18,8 @@ pub const FLOORS: &[&[&str]] = &[
 ];
 
 /// The crates that are deterministic: no thread, socket, file, clock or random generator of their own.
-pub const CORES: &[&str] = &["types", "format", "secrets", "lsvd", "chain", "driver", "control", "consensus", "agent", "nbd"];
+pub const CORES: &[&str] =
+    &["types", "format", "secrets", "lsvd", "chain", "driver", "control", "consensus", "agent", "nbd"];
 
 /// Crates that a core may depend on without being one: `io` has the traits, and its `linux` is not for cores.
 const BESIDE_CORES: &[&str] = &["io"];

@@ -1,4 +1,4 @@
-//! What a worker is told when the control state changes, and what it opens.
+//! The news of a worker when the control state changes, and the views that it opens.
 
 use freebs_agent::{Commands, News, Port, Shards, news_of};
 use freebs_chain::ControlPort;
@@ -45,7 +45,7 @@ fn open(s: &mut State) -> ViewNumber {
     view
 }
 
-/// What is known here may be old until a command was answered.
+/// A control plane whose state here is old until a command was answered.
 #[derive(Clone)]
 struct Plane(Rc<RefCell<State>>, Rc<RefCell<State>>);
 

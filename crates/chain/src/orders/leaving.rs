@@ -245,7 +245,12 @@ fn frames_go_on_only_to_who_is_there() {
         let message = Message::Frames { forward: vec![NodeId(next)], frames: vec![frame.clone()] };
         host.step(Nanos(2), Event::Message { from: LinkId(7), message });
         host.end_turn(Nanos(2));
-        sent.push(host.take_actions().iter().filter(|a| matches!(a, Action::Send { message: Message::Frames { .. }, .. })).count());
+        sent.push(
+            host.take_actions()
+                .iter()
+                .filter(|a| matches!(a, Action::Send { message: Message::Frames { .. }, .. }))
+                .count(),
+        );
     }
     assert_eq!(sent, [1, 0, 0]);
     assert_eq!(host.gathers_for(), 1);

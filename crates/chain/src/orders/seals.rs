@@ -49,6 +49,69 @@ fn an_empty_log_of_a_member_that_learns_seals() {
     }
 }
 
+/// V8: after a rebuild of the control state nobody knows which start of a node that was not looked at is the newest. Its log
+/// is whole, and may be that of yesterday: an answered write that only the third member had would have been sealed away.
+#[test]
+fn a_log_that_may_be_an_old_image_seals_nothing() {
+    for unseen in [false, true] {
+        let (mut s, good) = opening();
+        if let Some(crate::open::Phase::Sealing { opened, .. }) = s.r.head.as_mut().map(|h| &mut h.phase) {
+            opened.pred_unseen = if unseen { vec![NodeId(3)] } else { Vec::new() };
+        }
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(3), good.clone()));
+        assert_eq!(s.r.last.view == ViewNumber(2), !unseen);
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
+        assert_eq!(s.r.last.view, ViewNumber(2), "two of those that count are enough");
+    }
+}
+
+/// V4: two views were opened on top of view 1, the first of them by a head that a rebuild of the control state had told to
+/// go on from, and neither became active. Another rebuild went back to view 1, and asked for that. The log said that it has
+/// nothing of view 1, and counted: an answered write that was on three of four members was sealed away.
+#[test]
+fn views_on_top_of_each_other_leave_what_lies_below_all_of_them() {
+    let mut s = Scene::new(2);
+    let mut c = Chain::new();
+    s.take(c.open(1));
+    s.take(c.plain());
+    s.take(c.open(2));
+    s.take(c.open(3));
+    let answered = |s: &Scene, pred| {
+        let a = s.r.seal_answer(ViewNumber(4), ViewNumber(pred));
+        (a.last.view, a.last.sequence, a.has_pred, a.damaged)
+    };
+    assert_eq!(answered(&s, 3), (ViewNumber(3), Sequence(4), true, false));
+    assert_eq!(answered(&s, 2), (ViewNumber(2), Sequence(3), true, false));
+    assert_eq!(answered(&s, 1), (ViewNumber(1), Sequence(2), true, false));
+    // The newest frame was cut, and there is no view on top any more.
+    s.cut(3);
+    assert_eq!(answered(&s, 1), (ViewNumber(1), Sequence(2), true, false));
+    // After a restart, too; and if one of the frames is not known, the log does not count.
+    let names = |views: &[&Frame]| {
+        views
+            .iter()
+            .map(|f| (f.head.view(), f.head.seq(), ViewBody::decode(f.head.body()).expect("made here")))
+            .collect::<Vec<_>>()
+    };
+    let mut c = Chain::new();
+    let one = c.open(1);
+    let (_, two, three) = (c.plain(), c.open(2), c.open(3));
+    for (before, counts) in [(names(&[&one, &two]), true), (names(&[&one]), false)] {
+        let newest = names(&[&three]).remove(0);
+        let state = freebs_lsvd::ShardState {
+            shard: SHARD,
+            last: freebs_lsvd::FrameName { view: c.view, sequence: c.last.sequence, hid: c.last.hid },
+            view: Some((newest.1, newest.2)),
+            views_before: before,
+            ..Default::default()
+        };
+        s.r = Replica::recovered(&state, Vec::new(), Some(three.head.clone()), Damage::default());
+        let (view, sequence, has_pred, damaged) = answered(&s, 1);
+        assert_eq!((has_pred, damaged), (counts, !counts));
+        assert!(!counts || (view, sequence) == (ViewNumber(1), Sequence(2)));
+    }
+}
+
 /// The new member could not learn by map, because the head was not active, and the head could not become active without the
 /// new member.
 #[test]

@@ -208,6 +208,7 @@ impl Story {
             pred_members: self.view_members().to_vec(),
             pred_quorum: self.quorum,
             pred_learning: self.learning.clone(),
+            pred_unseen: Vec::new(),
             generation: Generation(0),
             keys: self.keys.clone(),
             volume: self.volume.clone().map(Box::new),

@@ -119,6 +119,37 @@ fn a_view_on_too_few_members_does_not_count() {
     assert!(why(&r).contains("1 of 2 copies"), "{r:?}");
 }
 
+/// Node 3 was not looked at. Its device may be put back as it was yesterday, and nobody knows a higher start number of it:
+/// what it says of the view that is gone on from would have been sealed at, without what it answered since (V8).
+#[test]
+fn who_was_not_looked_at_seals_nothing_of_what_was_before() {
+    let v = view(6, 4, [2, 1, 3]);
+    let shard = ShardId { volume: VOLUME, index: 0 };
+    let unseen = |s: &State| ids(&s.shard(shard).unwrap().unseen);
+    let mut r = made(3, vec![node(1, vec![of(&v)]), node(2, vec![of(&v)])]);
+    assert_eq!(unseen(&r.state), [3]);
+    let open = |s: &mut State| {
+        let active = s.shard(shard).unwrap().active;
+        let done = s.apply(Command::ProposeView { shard, active, node: NodeId(2), start: StartNumber(22) }).unwrap();
+        let Outcome::Proposed { view, generation, .. } = done.outcome else { panic!() };
+        s.apply(Command::ActivateView { shard, view, generation }).unwrap();
+    };
+    // A view after that one changes nothing while the node is away; once its start is known, what it says is its own.
+    open(&mut r.state);
+    assert_eq!(unseen(&r.state), [3]);
+    let back = Command::RegisterNode {
+        node: NodeId(3),
+        name: "node3".into(),
+        address: "h3:1".into(),
+        workers: 1,
+        start: StartNumber(9),
+    };
+    r.state.apply(back).unwrap();
+    assert_eq!(unseen(&r.state), [3]);
+    open(&mut r.state);
+    assert_eq!(unseen(&r.state), [0; 0]);
+}
+
 /// Who was a member before keeps what it has until those who join have learned.
 #[test]
 fn who_has_more_than_the_members_keeps_it() {
@@ -128,6 +159,7 @@ fn who_has_more_than_the_members_keeps_it() {
     let s = r.state.volume_by_name("data").unwrap().shard(0).unwrap().clone();
     assert_eq!((ids(&s.members), ids(&s.joining), ids(&s.keepers)), (vec![2, 3, 5], vec![5], vec![1]));
     assert!(s.learning.is_empty(), "node 5 may have had everything, and lost it");
+    assert!(s.unseen.is_empty(), "it was looked at");
     let r = made(5, vec![four(1, &old), four(2, &new), four(3, &new), node(4, vec![]), four(5, &new)]);
     let s = r.state.volume_by_name("data").unwrap().shard(0).unwrap().clone();
     assert!(s.joining.is_empty() && s.keepers.is_empty());
@@ -159,7 +191,9 @@ fn a_volume_that_nobody_was_seen_to_have_keeps_its_id() {
     let v = view(6, 4, [2, 1, 3]);
     let mut r = made(3, vec![node(1, vec![of(&v)]), node(2, vec![of(&v)])]);
     let new = CreateVolume { name: "new".into(), size: 1 << 30, ..CreateVolume::default() };
-    let Ok(Outcome::Created { volume }) = r.state.apply(Command::CreateVolume(new)).map(|d| d.outcome) else { panic!() };
+    let Ok(Outcome::Created { volume }) = r.state.apply(Command::CreateVolume(new)).map(|d| d.outcome) else {
+        panic!()
+    };
     assert!(volume.0 > VOLUME.0 + 1000 && volume.0 > REVISION, "{volume}");
 }
 

@@ -27,14 +27,14 @@ fn fine(e: &Error) {
     assert!(!matches!(e.kind, ErrorKind::Bug), "damage is no bug of the program: {e:?}");
 }
 
-/// What is counted is always right. What the maps name is live where one source tells of both, the log. Maps, places and
+/// All counts are always right. Blocks that maps name are live where one source tells of both, the log. Maps, places and
 /// live tables that come of different ones are each believed for their checksums, and may be forged to contradict each
 /// other; no start reads everything to find out, but a read does.
 fn in_itself_right(engine: &Engine<CowDevice>, checkpoint: bool) {
     if checkpoint { engine.check_counts() } else { engine.check() }
 }
 
-/// Whether a start has no number left, because one was forged that is close to the last.
+/// True for a start that has no number left, because one was forged that is close to the last.
 fn is_worn(e: &Error) -> bool {
     e.text.contains("numbers that can't be counted on from")
 }

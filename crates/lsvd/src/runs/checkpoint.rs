@@ -267,7 +267,8 @@ impl<D: Device> Io<'_, D> {
         if a < b { [0, 1] } else { [1, 0] }
     }
 
-    /// What the slots name, the newest first; and notes what they say of the end of the log. One that can't be read may have been cut short by a power failure, so
+    /// The checkpoints that the slots name, the newest first; and notes the ends of the log that they tell. One that can't
+    /// be read may have been cut short by a power failure, so
     /// that is told only if both can't: they are never written together.
     pub async fn slots(&self) -> Vec<(usize, Result<(CheckpointSlot, Manifest, Vec<Place>)>)> {
         let (mut out, mut bad) = (Vec::new(), Vec::new());

@@ -794,7 +794,7 @@ fn a_frame_over_written_blocks_of_its_chunk_does_not_count() {
     }
 }
 
-/// What a mark told leaves no gap. If it makes no sense, the tail is suspect.
+/// A lost mark leaves no gap. If it makes no sense, the tail is suspect.
 #[test]
 fn a_mark_that_makes_no_sense_leaves_a_suspect_tail() {
     local(async {

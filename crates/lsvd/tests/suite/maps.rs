@@ -430,7 +430,7 @@ fn a_lost_end_of_the_log_is_missed_at_every_start() {
                 assert!(state.is_none_or(|s| s.suspect_tail && s.last.sequence == Sequence(left as u64)));
                 rig.kill();
             }
-            // What is written from now on is a log of its own, and the tail stays suspect in it.
+            // Appends from now on make a log of their own, and the tail stays suspect in it.
             let rig = Rig::open(dev.clone()).await.unwrap();
             rig.append(Record::Frame(frames[left].clone()));
             rig.settle().await;
