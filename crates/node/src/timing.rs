@@ -16,6 +16,10 @@ pub const BUSY_LOOK: Duration = Duration::from_millis(10);
 /// After a connection that could not be accepted (no file descriptors, mostly) this long is waited: they get free when
 /// others close, and asked at once the loop would do nothing but log.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// A socket of this host is listened at again after this time when a connection could not be accepted.
+pub const HOST_ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// A process of this host that connects to ask something has this long to say it: it knows the question already.
+pub const HOST_LINE_MAX: Duration = Duration::from_secs(5);
 
 // `admin`: the control plane's edge.
 
@@ -140,8 +144,6 @@ pub const STOP_GRACE: Duration = Duration::from_secs(10);
 pub const PORT_MAX: Duration = Duration::from_millis(1500);
 /// A port that is taken is tried again this often.
 pub const PORT_LOOK: Duration = Duration::from_millis(50);
-/// The supervisor's socket is listened at again after this time when a connection could not be accepted.
-pub const UP_ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A question to the supervisor, both sides. A stop may take its `STOP_GRACE`, for more than one node.
 pub const UP_ANSWER_MAX: Duration = Duration::from_secs(30);
 /// When nothing is ready for this long, the supervisor says what is missing: longer than a start takes that goes well.

@@ -62,7 +62,7 @@ impl<'a> Cluster<'a> {
     fn start(prepared: Prepared, args: &UpArgs, output: &'a Output) -> Result<Self> {
         let begun = Instant::now();
         let stop = Stop::new()?;
-        let requests = socket::listen(&prepared.data)?;
+        let requests = socket::listen(&prepared.data, &prepared.addresses())?;
         let (tell, events) = mpsc::channel(64);
         let spawn = |spec: Spec| Child::start(spec, !args.no_restart, tell.clone());
         let nodes = prepared.node_specs()?.into_iter().map(spawn).collect();
