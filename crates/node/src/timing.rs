@@ -108,6 +108,12 @@ pub const GIVE_BACK_LIMIT: Duration = Duration::from_secs(2);
 pub const NBD_STUCK_LIMIT: Duration = Duration::from_secs(60);
 /// A start waits this long for the control plane in silence; then it says what it waits for.
 pub const CONTROL_PATIENCE: Duration = Duration::from_secs(5);
+/// A node that is told to stop waits this long until others have its heads, and their views are open; then the views
+/// change without it. A view change takes some tens of milliseconds, one that has to fetch something seconds.
+pub const HAND_OVER_MAX: Duration = Duration::from_secs(5);
+/// A member that does not answer within this time gets none of these heads: as long as the leader of the control plane
+/// waits for a node that says nothing.
+pub const HAND_OVER_LOOK: Duration = Duration::from_secs(1);
 /// A log has this long to be closed cleanly at a stop. A clean end is a courtesy, nothing relies on it.
 pub const LOG_CLOSE_MAX: Duration = Duration::from_secs(5);
 /// A worker's thread has this long to end: giving back volumes and closing the log, and a second more.
@@ -138,8 +144,10 @@ pub const QUICK_END: Duration = Duration::from_secs(2);
 pub const RESTART_DELAY_MIN: Duration = Duration::from_millis(100);
 /// The longest such pause.
 pub const RESTART_DELAY_MAX: Duration = Duration::from_secs(5);
-/// Between SIGTERM and SIGKILL: longer than `WORKER_STOP_MAX`, so that a stop that goes well is never cut off.
-pub const STOP_GRACE: Duration = Duration::from_secs(10);
+/// Between SIGTERM and SIGKILL: longer than `HAND_OVER_MAX` and `WORKER_STOP_MAX` together, so that a stop that goes well
+/// is never cut off.
+pub const STOP_GRACE: Duration = Duration::from_secs(15);
+const _: () = assert!(STOP_GRACE.as_millis() > HAND_OVER_MAX.as_millis() + WORKER_STOP_MAX.as_millis());
 /// A port that is taken is waited for this long: those of processes that were just killed may take a moment.
 pub const PORT_MAX: Duration = Duration::from_millis(1500);
 /// A port that is taken is tried again this often.
@@ -150,8 +158,6 @@ pub const UP_ANSWER_MAX: Duration = Duration::from_secs(30);
 pub const UP_FIRST_WORD: Duration = Duration::from_secs(5);
 /// From then on it says so this often.
 pub const UP_SLOW: Duration = Duration::from_secs(20);
-/// A node waits this long to be stopped until others have opened their views; then the views change without it.
-pub const HAND_OVER_MAX: Duration = Duration::from_secs(5);
 
 // `events`.
 

@@ -12,6 +12,7 @@ mod client;
 mod earlier;
 mod events;
 mod follower;
+mod hand_over;
 mod plane;
 mod seat;
 pub mod seat_files;

@@ -27,7 +27,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
 const CLUSTER: ClusterId = ClusterId([9; 16]);
-const MAX: Duration = Duration::from_secs(20);
+pub(super) const MAX: Duration = Duration::from_secs(20);
 
 /// Replicas of a node as a test wants them.
 #[derive(Default)]
@@ -71,8 +71,9 @@ impl LocalNode for Fake {
     }
 }
 
-struct Node {
-    plane: Plane,
+pub(super) struct Node {
+    pub(super) plane: Plane,
+    pub(super) service: Arc<Service>,
     fake: Arc<Fake>,
     address: String,
     accepting: JoinHandle<()>,
@@ -95,7 +96,7 @@ fn member(id: u64, address: &str, start: u64) -> Command {
 }
 
 /// A node says that it is there with this start number, which its devices have then.
-async fn register(node: &Node, id: u64, start: u64) {
+pub(super) async fn register(node: &Node, id: u64, start: u64) {
     node.plane.started(StartNumber(start)).await;
     node.plane.submit(member(id, &node.address, start)).await.unwrap();
 }
@@ -113,14 +114,15 @@ fn serve_node(id: u64, listener: TcpListener, plane: Plane) -> Node {
     };
     let events = plane.events().expect("a seat has them");
     let service = Service::new(me, plane.clone(), fake.clone(), events);
+    let serving = service.clone();
     let accepting = tokio::spawn(async move {
         // All connections end with the node, as they do when a process dies.
         let mut connections = tokio::task::JoinSet::new();
         while let Ok((stream, _)) = listener.accept().await {
-            connections.spawn(serve_hello(stream, service.clone()));
+            connections.spawn(serve_hello(stream, serving.clone()));
         }
     });
-    Node { plane, fake, address, accepting }
+    Node { plane, service, fake, address, accepting }
 }
 
 fn seat_options(dir: &Path, id: u64, addresses: &[String]) -> SeatOptions {
@@ -140,7 +142,7 @@ fn seat_options(dir: &Path, id: u64, addresses: &[String]) -> SeatOptions {
 }
 
 /// Nodes with their seats below `dir`; the first founds the cluster.
-async fn cluster(dir: &Path, nodes: u64) -> Vec<Node> {
+pub(super) async fn cluster(dir: &Path, nodes: u64) -> Vec<Node> {
     let mut listeners = Vec::new();
     for _ in 0..nodes {
         listeners.push(TcpListener::bind("127.0.0.1:0").await.unwrap());
@@ -161,12 +163,12 @@ fn follow(addresses: &[String]) -> Plane {
     Plane::follow(FollowerOptions { cluster: Some(CLUSTER), addresses: addresses.to_vec() }).unwrap()
 }
 
-fn create(name: &str) -> CreateVolume {
+pub(super) fn create(name: &str) -> CreateVolume {
     CreateVolume { name: name.into(), size: 1 << 30, ..CreateVolume::default() }
 }
 
 /// Waits until all nodes know what the first one knows.
-async fn level(nodes: &[Node]) {
+pub(super) async fn level(nodes: &[Node]) {
     let revision = nodes[0].plane.state().revision();
     for node in nodes {
         while node.plane.state().revision() < revision {
@@ -175,7 +177,7 @@ async fn level(nodes: &[Node]) {
     }
 }
 
-async fn ask(node: &Node, request: Request) -> Result<Reply> {
+pub(super) async fn ask(node: &Node, request: Request) -> Result<Reply> {
     Client::connect(&node.address).await?.call(&request, MAX).await
 }
 

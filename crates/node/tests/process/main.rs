@@ -21,4 +21,5 @@ mod kills;
 mod leader;
 mod members;
 mod serving;
+mod stops;
 mod tools;
