@@ -23,6 +23,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
 const LINE_BYTES_MAX: u64 = 4096;
+/// Where the kernel lists the sockets of this network, one on a line.
+const SOCKETS: &str = "/proc/net/unix";
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -124,6 +126,25 @@ fn peer_uid(stream: &StdStream) -> io::Result<u32> {
     if done == 0 { Ok(who.uid) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Names that begin so and are listened under, in order.
+pub fn names(prefix: &str) -> Vec<String> {
+    let sockets = std::fs::read(SOCKETS).unwrap_or_default();
+    names_in(&String::from_utf8_lossy(&sockets), prefix)
+}
+
+/// The same, of the kernel's list. An abstract name has an `@` before it there.
+fn names_in(sockets: &str, prefix: &str) -> Vec<String> {
+    let of = |line: &str| {
+        let name = line.split_whitespace().nth(7)?.strip_prefix('@')?;
+        name.starts_with(prefix).then(|| name.to_owned())
+    };
+    let mut names: Vec<String> = sockets.lines().filter_map(of).collect();
+    names.sort();
+    // A connection that was accepted has the name of its listener.
+    names.dedup();
+    names
+}
+
 /// Asks, and waits for the answer for at most `limit`. `process` names the other side for people.
 pub fn ask<Q: Serialize, A: DeserializeOwned>(
     mut stream: StdStream,
@@ -157,7 +178,7 @@ mod tests {
     #[test]
     fn a_name_is_found_and_asked_and_goes_with_its_socket() {
         let name = format!("freebs-test-{}", std::process::id());
-        assert!(connect(&name).unwrap().is_none());
+        assert!(connect(&name).unwrap().is_none() && names(&name).is_empty());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let (asked, mut requests) = mpsc::channel::<Asked<u32, String>>(1);
@@ -165,6 +186,7 @@ mod tests {
             assert!(listen(&name).is_err(), "a name is one process's");
             let there = name.clone();
             let asking = tokio::task::spawn_blocking(move || {
+                assert_eq!(names(&there), std::slice::from_ref(&there));
                 let stream = || connect(&there).unwrap().expect("somebody listens");
                 let one = ask::<u32, String>(stream(), &7, MAX, "it").unwrap();
                 let refused = ask::<u32, String>(stream(), &8, MAX, "it").unwrap_err();
@@ -179,6 +201,18 @@ mod tests {
             assert_eq!(strange.kind, ErrorKind::Invalid);
         });
         drop(runtime);
-        assert!(connect(&name).unwrap().is_none());
+        assert!(connect(&name).unwrap().is_none() && names(&name).is_empty());
+    }
+
+    #[test]
+    fn names_are_read_from_the_list_of_the_kernel() {
+        let list = "Num       RefCount Protocol Flags    Type St Inode Path\n\
+                    0000000000000000: 00000002 00000000 00010000 0001 01 11 @freebs-b\n\
+                    0000000000000000: 00000002 00000000 00010000 0001 01 12 /run/freebs-c\n\
+                    0000000000000000: 00000003 00000000 00000000 0001 03 13\n\
+                    0000000000000000: 00000003 00000000 00000000 0001 03 14 @freebs-b\n\
+                    0000000000000000: 00000002 00000000 00010000 0001 01 15 @other\n\
+                    0000000000000000: 00000002 00000000 00010000 0001 01 16 @freebs-a\n";
+        assert_eq!(names_in(list, "freebs-"), ["freebs-a", "freebs-b"]);
     }
 }

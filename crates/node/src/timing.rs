@@ -103,6 +103,11 @@ pub const ATTACH_ASK_LIMIT: Duration = Duration::from_secs(15);
 pub const ATTACH_ASK_AGAIN: Duration = Duration::from_millis(100);
 /// All volumes together are given back within this time at a stop; those that are not lapse by their leases.
 pub const GIVE_BACK_LIMIT: Duration = Duration::from_secs(2);
+/// A volume that is taken from its clients answers what they had asked before for this long: as long as leases run, so
+/// longer than most answers take, and no longer than somebody would wait who takes the volume by force.
+pub const LEAVE_MAX: Duration = Duration::from_secs(2);
+/// It is looked this often for the last of these answers.
+pub const LEAVE_LOOK: Duration = Duration::from_millis(5);
 /// An NBD client that takes no reply for this long is let go: it holds a place in the window of its volume. As long as
 /// the request limit of drivers, so a client that itself waits for requests is never meant.
 pub const NBD_STUCK_LIMIT: Duration = Duration::from_secs(60);
@@ -129,6 +134,8 @@ pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 pub const HANDSHAKE_QUESTION: Duration = Duration::from_millis(250);
 /// A worker says within this time what keeps a volume from being attached; it only has to look.
 pub const WHY_NOT_MAX: Duration = Duration::from_millis(250);
+/// A gateway hears within this time of a volume that a command names, which the command has heard of from a node.
+pub const HEARD_OF_MAX: Duration = Duration::from_secs(5);
 /// A client that waits for its volume is looked at this often: if it has gone, nothing is attached for it.
 pub const CLIENT_GONE_LOOK: Duration = Duration::from_millis(250);
 
@@ -172,6 +179,9 @@ pub const CALL_MAX: Duration = Duration::from_secs(15);
 pub const START_MAX: Duration = Duration::from_secs(10);
 /// `node start` looks this often whether the node answers.
 pub const START_LOOK: Duration = Duration::from_millis(50);
+/// An answer to `volume attach` and `detach`: longer than `ATTACH_ASK_LIMIT` and `ATTACH_LIMIT` together.
+pub const ATTACH_CALL_MAX: Duration = Duration::from_secs(60);
+const _: () = assert!(ATTACH_CALL_MAX.as_millis() > ATTACH_ASK_LIMIT.as_millis() + ATTACH_LIMIT.as_millis());
 /// A new volume is waited for this long, so that the next command finds it ready; it is there in any case.
 pub const USABLE_MAX: Duration = Duration::from_secs(10);
 /// `volume create` looks this often whether the volume can be used.

@@ -31,8 +31,10 @@ pub(super) const MAX: Duration = Duration::from_secs(20);
 
 /// Replicas of a node as a test wants them.
 #[derive(Default)]
-struct Fake {
+pub(super) struct Fake {
     shards: Mutex<BTreeMap<ShardId, (ShardStatus, Hash32)>>,
+    /// Volumes that were to be taken from their holders, and whether by force.
+    pub(super) expelled: Mutex<Vec<(VolumeId, bool)>>,
 }
 
 impl Fake {
@@ -59,6 +61,11 @@ impl LocalNode for Fake {
         Box::pin(async move { found })
     }
 
+    fn expel(&self, volume: VolumeId, force: bool) -> LocalFuture<'_, Result<()>> {
+        self.expelled.lock().unwrap().push((volume, force));
+        Box::pin(async move { if force { Ok(()) } else { Err(Error::busy("somebody is there")) } })
+    }
+
     fn digest(&self, shard: ShardId) -> LocalFuture<'_, Result<ShardDigest>> {
         let found = self.shards.lock().unwrap().get(&shard).cloned();
         Box::pin(async move {
@@ -74,7 +81,7 @@ impl LocalNode for Fake {
 pub(super) struct Node {
     pub(super) plane: Plane,
     pub(super) service: Arc<Service>,
-    fake: Arc<Fake>,
+    pub(super) fake: Arc<Fake>,
     address: String,
     accepting: JoinHandle<()>,
 }
@@ -706,7 +713,7 @@ async fn gateways_are_listed_while_they_are_connected() {
     let gateway = follow(&[gone, nodes[1].address.clone()]);
     gateway.ready().await;
     assert!(status(&nodes[0]).await.gateways.is_empty(), "not before it says that it serves");
-    gateway.announce(GatewayInfo { name: "g".into(), pid: 7, nbd: "127.0.0.1:10809".into() });
+    gateway.announce(GatewayInfo { name: "g".into(), pid: 7, nbd: "127.0.0.1:10809".into(), host: "h".into() });
     let listed = async |wanted: usize| {
         while status(&nodes[0]).await.gateways.len() != wanted {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -829,7 +836,7 @@ async fn wild_bytes_and_strange_requests_harm_nobody() {
         let _ = stream.read_buf(&mut rest).await;
     }
     let client = Client::connect(&nodes[0].address).await.unwrap();
-    let nobody = GatewayInfo { name: "../../etc".into(), pid: 1, nbd: String::new() };
+    let nobody = GatewayInfo { name: "../../etc".into(), pid: 1, nbd: String::new(), host: String::new() };
     assert_eq!(client.call(&Request::Announce(nobody), MAX).await.unwrap_err().kind, ErrorKind::Invalid);
     let long = Request::VolumeShow { name: "x".repeat(5 << 20) };
     assert_eq!(client.call(&long, MAX).await.unwrap_err().kind, ErrorKind::Invalid);

@@ -321,6 +321,24 @@ Examples:
   freebs volume create scratch --size 20G --copies 1
   freebs volume create wide --size 1T --shards 8 --stripe 4M";
 
+const ATTACH_HELP: &str = "\
+Examples:
+  freebs volume attach data                       this host's gateway has it, before a client connects
+  freebs volume attach data --force               the same, although another host has it, which gets errors from then on
+  freebs volume attach data --gateway gateway2    one of several on this host
+
+A volume is attached when a client connects, and given back when the last one leaves. Attached by this command it stays
+so until `freebs volume detach`, or until the gateway stops. With --force whoever had it can't answer its clients any more
+once the command is done: all that it had answered is there, and what it had not may be there or not.";
+
+const DETACH_HELP: &str = "\
+Examples:
+  freebs volume detach data            gives back what this host has
+  freebs volume detach data --force    also while clients use it, and from any other host
+
+A client that connects anew attaches the volume again, on whatever host. To have it on another host, attach it there.
+From a host that has been gone for some seconds a volume can be detached without --force.";
+
 #[derive(Debug, Subcommand)]
 pub enum VolumeCommand {
     /// Create a volume
@@ -337,6 +355,12 @@ pub enum VolumeCommand {
         #[arg(long, value_name = "SIZE", value_parser = volume_size)]
         size: u64,
     },
+    /// Attach a volume to this host's gateway before a client connects, or take it from another host
+    #[command(after_help = ATTACH_HELP)]
+    Attach(AttachArgs),
+    /// Give a volume back that this host has attached, or take it from another host that has it
+    #[command(after_help = DETACH_HELP)]
+    Detach(DetachArgs),
     /// Make another member the head of a volume's shards; clients go on meanwhile
     MoveHead {
         name: String,
@@ -360,6 +384,28 @@ pub enum VolumeCommand {
         #[arg(long, value_name = "SECONDS", default_value_t = 30)]
         wait: u32,
     },
+}
+
+#[derive(Debug, Args)]
+pub struct AttachArgs {
+    pub name: String,
+
+    /// Also if another host has it, and is there
+    #[arg(long)]
+    pub force: bool,
+
+    /// The gateway of this host, or the node of this host that serves NBD [default: the only one]
+    #[arg(long, value_name = "NAME")]
+    pub gateway: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct DetachArgs {
+    pub name: String,
+
+    /// Also while clients use it, and if another host has it
+    #[arg(long)]
+    pub force: bool,
 }
 
 #[derive(Debug, Args)]
@@ -757,5 +803,8 @@ mod tests {
         };
         assert!(!write, "a dry run unless asked for");
         assert!(parse("gateway --name g --nbd 127.0.0.1:1").is_ok());
+        assert!(
+            parse("volume attach a --force --gateway g --json").is_ok() && parse("volume detach a --force").is_ok()
+        );
     }
 }

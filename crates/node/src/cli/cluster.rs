@@ -54,8 +54,8 @@ fn people(s: &Status) -> String {
     if s.gateways.is_empty() {
         out.push_str("no gateway\n");
     } else {
-        let rows = s.gateways.iter().map(|g| vec![g.name.clone(), g.pid.to_string(), g.nbd.clone()]);
-        out.push_str(&table(&["GATEWAY", "PID", "NBD"], &["PID"], rows.collect()));
+        let rows = s.gateways.iter().map(|g| vec![g.name.clone(), g.pid.to_string(), g.host.clone(), g.nbd.clone()]);
+        out.push_str(&table(&["GATEWAY", "PID", "HOST", "NBD"], &["PID"], rows.collect()));
     }
     out.push('\n');
     out.push_str(&volume_table(&s.volumes));

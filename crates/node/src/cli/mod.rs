@@ -1,6 +1,7 @@
 //! The command line: what can be said, and what it exits with (0 done, 1 failed, 2 not understood).
 
 pub mod args;
+mod attachments;
 pub mod cluster;
 mod control;
 mod device;

@@ -263,8 +263,10 @@ async fn serve_all(options: &NodeOptions, plane: Plane, service: &Service, worke
     let control = Arc::new(plane);
     pass_on_state(control.clone(), workers.clone());
     if let Some(nbd) = &options.nbd {
-        gateway::serve(nbd.clone(), control, workers, options.attach_wait).await?;
-        service.announce_self(nbd.to_string());
+        let (me, name) = (service.me(), options.me().name.clone());
+        let me = gateway::asked::Me { cluster: me.cluster, name: name.clone() };
+        gateway::serve(me, nbd.clone(), control, workers, options.attach_wait).await?;
+        service.announce_self(gateway::gateway_info(name, nbd));
     }
     Ok(())
 }
@@ -492,6 +494,16 @@ impl LocalNode for Local {
                     lapsed: s.lapsed,
                 })
                 .collect()
+        })
+    }
+
+    fn expel(&self, volume: VolumeId, force: bool) -> LocalFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let gone = || Error::retry("this node is stopping");
+            let (reply, answer) = oneshot::channel();
+            let worker = self.worker(ShardId { volume, index: 0 });
+            worker.send(Command::Expel { volume, force, reply }).map_err(|_| gone())?;
+            answer.await.map_err(|_| gone())?
         })
     }
 

@@ -10,6 +10,7 @@ mod support;
 
 mod attachments;
 mod bad_input;
+mod by_hand;
 mod clients;
 mod control_rebuild;
 mod damage;
