@@ -18,6 +18,7 @@ mod events;
 mod faults;
 mod filesystem;
 mod first_start;
+mod forced;
 mod kills;
 mod leader;
 mod members;
