@@ -52,6 +52,15 @@ pub enum Request {
         #[serde(default)]
         force: bool,
     },
+    /// Ends the attachment of a volume, from whatever node: its driver can't answer anybody from then on. The reply is
+    /// `Detached`, or `Busy` if the driver is there and this is not forced.
+    VolumeDetach {
+        /// Name of the volume.
+        name: String,
+        /// Also while its driver is there.
+        #[serde(default)]
+        force: bool,
+    },
     /// Whether all replicas hold the same; waits up to `wait_ms` for them to be at the same version.
     VolumeVerify {
         /// Name of the volume.
@@ -142,6 +151,13 @@ pub enum Reply {
     },
     /// To `VolumeDelete`: the control state has it no more.
     Deleted,
+    /// To `VolumeDetach`: nobody has it any more.
+    Detached {
+        /// Name of the holder that had it; `None` if nobody did.
+        from: Option<String>,
+        /// The volume's generation while it was attached.
+        generation: Generation,
+    },
     /// To `VolumeVerify`.
     Verified(Verification),
     /// To `NodeInfo`.
@@ -180,6 +196,9 @@ pub struct GatewayInfo {
     pub pid: u32,
     /// Where it serves NBD: `127.0.0.1:10809` or `unix:/path`.
     pub nbd: String,
+    /// Name of its host, for people; empty if it did not say.
+    #[serde(default)]
+    pub host: String,
 }
 
 /// A node of itself.
@@ -371,6 +390,9 @@ pub struct VolumeStatus {
     pub state: VolumeState,
     /// Who has it attached.
     pub attached: Option<String>,
+    /// Generation of the newest attachment, present or past; 0 before the first.
+    #[serde(default)]
+    pub generation: Generation,
     /// In the order of their index.
     pub shards: Vec<ShardReport>,
 }
@@ -466,6 +488,7 @@ impl Request {
                 | Self::VolumeResize { .. }
                 | Self::VolumeMoveHead { .. }
                 | Self::VolumeDelete { .. }
+                | Self::VolumeDetach { .. }
                 | Self::VolumeVerify { .. }
         )
     }
@@ -517,6 +540,7 @@ impl VolumeStatus {
             stripe: volume.stripe,
             state,
             attached: volume.holder.as_ref().map(|h| h.name.clone()),
+            generation: volume.generation,
             shards,
         }
     }

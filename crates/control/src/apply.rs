@@ -229,7 +229,7 @@ impl State {
         let volume = self.volume_to_change(id)?;
         if let (Some(holder), false) = (&volume.holder, force) {
             return Err(Error::busy(format!(
-                "volume '{}' is attached by {}; disconnect its clients, or delete it with --force",
+                "volume '{}' is attached by {}; disconnect its clients, detach it, or delete it with --force",
                 volume.name, holder.name
             )));
         }
@@ -363,8 +363,8 @@ impl State {
         if let Some(holder) = volume.holder.as_ref().filter(|h| h.identity != new.identity && !force) {
             return Err(Error::busy(format!(
                 "volume '{}' is attached by {}; disconnect its clients there. If it is gone, the volume can be had a \
-                 few seconds later",
-                volume.name, holder.name
+                 few seconds later, or at once with `freebs volume attach {} --force`",
+                volume.name, holder.name, volume.name
             )));
         }
         let alone = volume.settled == volume.generation;

@@ -8,6 +8,7 @@ mod cluster_file;
 mod events;
 mod files;
 mod gateway;
+mod host_socket;
 mod options;
 mod places;
 mod runtime;

@@ -149,6 +149,13 @@ fn percent(path: &Path) -> String {
     path.as_os_str().as_bytes().iter().map(encode).collect()
 }
 
+/// The name of this host, for people.
+#[must_use]
+pub fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    if name.trim().is_empty() { "localhost".into() } else { name.trim().to_owned() }
+}
+
 /// The first address that a `HOST:PORT` stands for.
 pub fn resolve(text: &str) -> Result<SocketAddr> {
     let bad = || Error::invalid(format!("'{text}' is no address; write HOST:PORT, such as 127.0.0.1:7400"));

@@ -16,6 +16,10 @@ pub const BUSY_LOOK: Duration = Duration::from_millis(10);
 /// After a connection that could not be accepted (no file descriptors, mostly) this long is waited: they get free when
 /// others close, and asked at once the loop would do nothing but log.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// A socket of this host is listened at again after this time when a connection could not be accepted.
+pub const HOST_ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// A process of this host that connects to ask something has this long to say it: it knows the question already.
+pub const HOST_LINE_MAX: Duration = Duration::from_secs(5);
 
 // `admin`: the control plane's edge.
 
@@ -99,11 +103,22 @@ pub const ATTACH_ASK_LIMIT: Duration = Duration::from_secs(15);
 pub const ATTACH_ASK_AGAIN: Duration = Duration::from_millis(100);
 /// All volumes together are given back within this time at a stop; those that are not lapse by their leases.
 pub const GIVE_BACK_LIMIT: Duration = Duration::from_secs(2);
+/// A volume that is taken from its clients answers what they had asked before for this long: as long as leases run, so
+/// longer than most answers take, and no longer than somebody would wait who takes the volume by force.
+pub const LEAVE_MAX: Duration = Duration::from_secs(2);
+/// It is looked this often for the last of these answers.
+pub const LEAVE_LOOK: Duration = Duration::from_millis(5);
 /// An NBD client that takes no reply for this long is let go: it holds a place in the window of its volume. As long as
 /// the request limit of drivers, so a client that itself waits for requests is never meant.
 pub const NBD_STUCK_LIMIT: Duration = Duration::from_secs(60);
 /// A start waits this long for the control plane in silence; then it says what it waits for.
 pub const CONTROL_PATIENCE: Duration = Duration::from_secs(5);
+/// A node that is told to stop waits this long until others have its heads, and their views are open; then the views
+/// change without it. A view change takes some tens of milliseconds, one that has to fetch something seconds.
+pub const HAND_OVER_MAX: Duration = Duration::from_secs(5);
+/// A member that does not answer within this time gets none of these heads: as long as the leader of the control plane
+/// waits for a node that says nothing.
+pub const HAND_OVER_LOOK: Duration = Duration::from_secs(1);
 /// A log has this long to be closed cleanly at a stop. A clean end is a courtesy, nothing relies on it.
 pub const LOG_CLOSE_MAX: Duration = Duration::from_secs(5);
 /// A worker's thread has this long to end: giving back volumes and closing the log, and a second more.
@@ -119,6 +134,8 @@ pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 pub const HANDSHAKE_QUESTION: Duration = Duration::from_millis(250);
 /// A worker says within this time what keeps a volume from being attached; it only has to look.
 pub const WHY_NOT_MAX: Duration = Duration::from_millis(250);
+/// A gateway hears within this time of a volume that a command names, which the command has heard of from a node.
+pub const HEARD_OF_MAX: Duration = Duration::from_secs(5);
 /// A client that waits for its volume is looked at this often: if it has gone, nothing is attached for it.
 pub const CLIENT_GONE_LOOK: Duration = Duration::from_millis(250);
 
@@ -134,22 +151,20 @@ pub const QUICK_END: Duration = Duration::from_secs(2);
 pub const RESTART_DELAY_MIN: Duration = Duration::from_millis(100);
 /// The longest such pause.
 pub const RESTART_DELAY_MAX: Duration = Duration::from_secs(5);
-/// Between SIGTERM and SIGKILL: longer than `WORKER_STOP_MAX`, so that a stop that goes well is never cut off.
-pub const STOP_GRACE: Duration = Duration::from_secs(10);
+/// Between SIGTERM and SIGKILL: longer than `HAND_OVER_MAX` and `WORKER_STOP_MAX` together, so that a stop that goes well
+/// is never cut off.
+pub const STOP_GRACE: Duration = Duration::from_secs(15);
+const _: () = assert!(STOP_GRACE.as_millis() > HAND_OVER_MAX.as_millis() + WORKER_STOP_MAX.as_millis());
 /// A port that is taken is waited for this long: those of processes that were just killed may take a moment.
 pub const PORT_MAX: Duration = Duration::from_millis(1500);
 /// A port that is taken is tried again this often.
 pub const PORT_LOOK: Duration = Duration::from_millis(50);
-/// The supervisor's socket is listened at again after this time when a connection could not be accepted.
-pub const UP_ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A question to the supervisor, both sides. A stop may take its `STOP_GRACE`, for more than one node.
 pub const UP_ANSWER_MAX: Duration = Duration::from_secs(30);
 /// When nothing is ready for this long, the supervisor says what is missing: longer than a start takes that goes well.
 pub const UP_FIRST_WORD: Duration = Duration::from_secs(5);
 /// From then on it says so this often.
 pub const UP_SLOW: Duration = Duration::from_secs(20);
-/// A node waits this long to be stopped until others have opened their views; then the views change without it.
-pub const HAND_OVER_MAX: Duration = Duration::from_secs(5);
 
 // `events`.
 
@@ -164,6 +179,9 @@ pub const CALL_MAX: Duration = Duration::from_secs(15);
 pub const START_MAX: Duration = Duration::from_secs(10);
 /// `node start` looks this often whether the node answers.
 pub const START_LOOK: Duration = Duration::from_millis(50);
+/// An answer to `volume attach` and `detach`: longer than `ATTACH_ASK_LIMIT` and `ATTACH_LIMIT` together.
+pub const ATTACH_CALL_MAX: Duration = Duration::from_secs(60);
+const _: () = assert!(ATTACH_CALL_MAX.as_millis() > ATTACH_ASK_LIMIT.as_millis() + ATTACH_LIMIT.as_millis());
 /// A new volume is waited for this long, so that the next command finds it ready; it is there in any case.
 pub const USABLE_MAX: Duration = Duration::from_secs(10);
 /// `volume create` looks this often whether the volume can be used.

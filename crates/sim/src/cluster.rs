@@ -270,7 +270,8 @@ impl Cluster {
             corrupt: self.config.has_rot || self.config.net.flipped > 0.0,
         };
         let work = self.volumes.borrow()[index].work.clone();
-        let rate = self.config.clocks_drift.then(|| Rate::draw(self.config.seed, 1 << 16 | id)).unwrap_or_default();
+        let drifts = self.config.clocks_drift;
+        let rate = if drifts { Rate::draw(self.config.seed, 1 << 16 | id) } else { Rate::default() };
         let g = Gateway::start((id, rate), config, &self.world, &self.net, &self.control, &self.oracle, &work, allowed);
         self.gateways.borrow_mut().insert(id, g.clone());
         if let Some(v) = self.volumes.borrow_mut().get_mut(index) {

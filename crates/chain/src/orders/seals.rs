@@ -58,7 +58,7 @@ fn a_log_that_may_be_an_old_image_seals_nothing() {
         if let Some(crate::open::Phase::Sealing { opened, .. }) = s.r.head.as_mut().map(|h| &mut h.phase) {
             opened.pred_unseen = if unseen { vec![NodeId(3)] } else { Vec::new() };
         }
-        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(3), good.clone()));
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(3), good));
         assert_eq!(s.r.last.view == ViewNumber(2), !unseen);
         s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
         assert_eq!(s.r.last.view, ViewNumber(2), "two of those that count are enough");

@@ -8,10 +8,12 @@
 //! devices come with, then [`Plane::started`], then a [`Service`] over the plane and its [`LocalNode`] (connections that
 //! say `Role::Control` go to [`serve`]), then `RegisterNode` with the number of this start.
 
+mod attachments;
 mod client;
 mod earlier;
 mod events;
 mod follower;
+mod hand_over;
 mod plane;
 mod seat;
 pub mod seat_files;
@@ -40,6 +42,10 @@ pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub trait LocalNode: Send + Sync + 'static {
     /// All shards here (of one volume if one is named), in order.
     fn shards(&self, volume: Option<VolumeId>) -> LocalFuture<'_, Vec<ShardStatus>>;
+
+    /// Takes a volume from whoever has it, and gives it back; afterwards no driver of it answers anybody. `Busy` if somebody
+    /// has it who is there, unless `force`.
+    fn expel(&self, volume: VolumeId, force: bool) -> LocalFuture<'_, Result<()>>;
 
     /// Hash over everything a replica holds now; reads and checks all of it. `NotFound` if the shard is not here.
     fn digest(&self, shard: ShardId) -> LocalFuture<'_, Result<ShardDigest>>;

@@ -53,8 +53,7 @@ impl Service {
     }
 
     /// This node serves NBD itself.
-    pub fn announce_self(&self, nbd: String) {
-        let me = GatewayInfo { name: self.me.name.clone(), pid: std::process::id(), nbd };
+    pub fn announce_self(&self, me: GatewayInfo) {
         self.gateways().insert(0, me);
     }
 
@@ -188,7 +187,7 @@ impl Service {
     }
 
     /// Returns when everything is known here that was committed when this was called.
-    async fn newest(&self) -> Result<()> {
+    pub(super) async fn newest(&self) -> Result<()> {
         let caught_up = async {
             loop {
                 let state = self.state()?;
@@ -238,6 +237,7 @@ impl Service {
             Request::VolumeResize { name, size } => self.resize(&name, size).await,
             Request::VolumeMoveHead { name, node, shard } => self.move_head(&name, &node, shard).await,
             Request::VolumeDelete { name, force } => self.delete(&name, force).await,
+            Request::VolumeDetach { name, force } => self.detach(&name, force).await,
             Request::VolumeVerify { name, wait_ms } => {
                 Ok(Reply::Verified(status::verify(self, &name, Duration::from_millis(wait_ms)).await?))
             }

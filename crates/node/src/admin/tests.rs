@@ -27,12 +27,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
 const CLUSTER: ClusterId = ClusterId([9; 16]);
-const MAX: Duration = Duration::from_secs(20);
+pub(super) const MAX: Duration = Duration::from_secs(20);
 
 /// Replicas of a node as a test wants them.
 #[derive(Default)]
-struct Fake {
+pub(super) struct Fake {
     shards: Mutex<BTreeMap<ShardId, (ShardStatus, Hash32)>>,
+    /// Volumes that were to be taken from their holders, and whether by force.
+    pub(super) expelled: Mutex<Vec<(VolumeId, bool)>>,
 }
 
 impl Fake {
@@ -59,6 +61,11 @@ impl LocalNode for Fake {
         Box::pin(async move { found })
     }
 
+    fn expel(&self, volume: VolumeId, force: bool) -> LocalFuture<'_, Result<()>> {
+        self.expelled.lock().unwrap().push((volume, force));
+        Box::pin(async move { if force { Ok(()) } else { Err(Error::busy("somebody is there")) } })
+    }
+
     fn digest(&self, shard: ShardId) -> LocalFuture<'_, Result<ShardDigest>> {
         let found = self.shards.lock().unwrap().get(&shard).cloned();
         Box::pin(async move {
@@ -71,9 +78,10 @@ impl LocalNode for Fake {
     }
 }
 
-struct Node {
-    plane: Plane,
-    fake: Arc<Fake>,
+pub(super) struct Node {
+    pub(super) plane: Plane,
+    pub(super) service: Arc<Service>,
+    pub(super) fake: Arc<Fake>,
     address: String,
     accepting: JoinHandle<()>,
 }
@@ -95,7 +103,7 @@ fn member(id: u64, address: &str, start: u64) -> Command {
 }
 
 /// A node says that it is there with this start number, which its devices have then.
-async fn register(node: &Node, id: u64, start: u64) {
+pub(super) async fn register(node: &Node, id: u64, start: u64) {
     node.plane.started(StartNumber(start)).await;
     node.plane.submit(member(id, &node.address, start)).await.unwrap();
 }
@@ -113,14 +121,15 @@ fn serve_node(id: u64, listener: TcpListener, plane: Plane) -> Node {
     };
     let events = plane.events().expect("a seat has them");
     let service = Service::new(me, plane.clone(), fake.clone(), events);
+    let serving = service.clone();
     let accepting = tokio::spawn(async move {
         // All connections end with the node, as they do when a process dies.
         let mut connections = tokio::task::JoinSet::new();
         while let Ok((stream, _)) = listener.accept().await {
-            connections.spawn(serve_hello(stream, service.clone()));
+            connections.spawn(serve_hello(stream, serving.clone()));
         }
     });
-    Node { plane, fake, address, accepting }
+    Node { plane, service, fake, address, accepting }
 }
 
 fn seat_options(dir: &Path, id: u64, addresses: &[String]) -> SeatOptions {
@@ -140,7 +149,7 @@ fn seat_options(dir: &Path, id: u64, addresses: &[String]) -> SeatOptions {
 }
 
 /// Nodes with their seats below `dir`; the first founds the cluster.
-async fn cluster(dir: &Path, nodes: u64) -> Vec<Node> {
+pub(super) async fn cluster(dir: &Path, nodes: u64) -> Vec<Node> {
     let mut listeners = Vec::new();
     for _ in 0..nodes {
         listeners.push(TcpListener::bind("127.0.0.1:0").await.unwrap());
@@ -161,12 +170,12 @@ fn follow(addresses: &[String]) -> Plane {
     Plane::follow(FollowerOptions { cluster: Some(CLUSTER), addresses: addresses.to_vec() }).unwrap()
 }
 
-fn create(name: &str) -> CreateVolume {
+pub(super) fn create(name: &str) -> CreateVolume {
     CreateVolume { name: name.into(), size: 1 << 30, ..CreateVolume::default() }
 }
 
 /// Waits until all nodes know what the first one knows.
-async fn level(nodes: &[Node]) {
+pub(super) async fn level(nodes: &[Node]) {
     let revision = nodes[0].plane.state().revision();
     for node in nodes {
         while node.plane.state().revision() < revision {
@@ -175,7 +184,7 @@ async fn level(nodes: &[Node]) {
     }
 }
 
-async fn ask(node: &Node, request: Request) -> Result<Reply> {
+pub(super) async fn ask(node: &Node, request: Request) -> Result<Reply> {
     Client::connect(&node.address).await?.call(&request, MAX).await
 }
 
@@ -704,7 +713,7 @@ async fn gateways_are_listed_while_they_are_connected() {
     let gateway = follow(&[gone, nodes[1].address.clone()]);
     gateway.ready().await;
     assert!(status(&nodes[0]).await.gateways.is_empty(), "not before it says that it serves");
-    gateway.announce(GatewayInfo { name: "g".into(), pid: 7, nbd: "127.0.0.1:10809".into() });
+    gateway.announce(GatewayInfo { name: "g".into(), pid: 7, nbd: "127.0.0.1:10809".into(), host: "h".into() });
     let listed = async |wanted: usize| {
         while status(&nodes[0]).await.gateways.len() != wanted {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -827,7 +836,7 @@ async fn wild_bytes_and_strange_requests_harm_nobody() {
         let _ = stream.read_buf(&mut rest).await;
     }
     let client = Client::connect(&nodes[0].address).await.unwrap();
-    let nobody = GatewayInfo { name: "../../etc".into(), pid: 1, nbd: String::new() };
+    let nobody = GatewayInfo { name: "../../etc".into(), pid: 1, nbd: String::new(), host: String::new() };
     assert_eq!(client.call(&Request::Announce(nobody), MAX).await.unwrap_err().kind, ErrorKind::Invalid);
     let long = Request::VolumeShow { name: "x".repeat(5 << 20) };
     assert_eq!(client.call(&long, MAX).await.unwrap_err().kind, ErrorKind::Invalid);

@@ -1,6 +1,6 @@
 //! The words of the command line. Values are checked here as far as they can be without a cluster.
 
-use crate::options::{DEFAULT_CLUSTER, DEFAULT_NBD, NbdAddress, resolve};
+use crate::options::{DEFAULT_NBD, NbdAddress, resolve};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use freebs_control::events::EVENTS_PAGE_MAX;
 use freebs_control::{Ack, rules};
@@ -32,9 +32,9 @@ pub struct Cli {
     #[arg(long, global = true)]
     pub json: bool,
 
-    /// Any node of the cluster (several: separated by commas)
-    #[arg(long, global = true, env = "FREEBS_CLUSTER", default_value = DEFAULT_CLUSTER, value_name = "HOST:PORT", value_parser = cluster)]
-    pub cluster: String,
+    /// Any node of the cluster (several: separated by commas) [default: 127.0.0.1:7400]
+    #[arg(long, global = true, env = "FREEBS_CLUSTER", value_name = "HOST:PORT", value_parser = cluster)]
+    pub cluster: Option<String>,
 
     #[command(subcommand)]
     pub command: Command,
@@ -180,6 +180,7 @@ Examples:
   freebs node --data /srv/freebs                       a cluster of one node
   freebs node --cluster-file cluster.json --name b     one of several; the first of the file founds the cluster
   freebs node stop node2                               stops a node of the cluster that `freebs up` runs here
+  freebs node stop node2 --cluster 127.0.0.1:9000      the same, of the one that has a node at this address
 
 A cluster file: {\"version\": 1, \"cluster\": \"<32 hexadecimal digits>\", \"nodes\":
   [{\"id\": 1, \"name\": \"a\", \"address\": \"127.0.0.1:7400\", \"data\": \"/srv/a\", \"workers\": 1}, …]}";
@@ -207,9 +208,10 @@ pub struct SwitchArgs {
     /// Its name, as `freebs status` shows it
     pub name: String,
 
-    /// The data directory of the `freebs up` that runs it
-    #[arg(long, value_name = "DIR", default_value = DEFAULT_DATA)]
-    pub data: PathBuf,
+    /// The data directory of the `freebs up` that runs it [default: the one that runs a node at the --cluster address,
+    /// else that of ./freebs-data]
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -319,6 +321,24 @@ Examples:
   freebs volume create scratch --size 20G --copies 1
   freebs volume create wide --size 1T --shards 8 --stripe 4M";
 
+const ATTACH_HELP: &str = "\
+Examples:
+  freebs volume attach data                       this host's gateway has it, before a client connects
+  freebs volume attach data --force               the same, although another host has it, which gets errors from then on
+  freebs volume attach data --gateway gateway2    one of several on this host
+
+A volume is attached when a client connects, and given back when the last one leaves. Attached by this command it stays
+so until `freebs volume detach`, or until the gateway stops. With --force whoever had it can't answer its clients any more
+once the command is done: all that it had answered is there, and what it had not may be there or not.";
+
+const DETACH_HELP: &str = "\
+Examples:
+  freebs volume detach data            gives back what this host has
+  freebs volume detach data --force    also while clients use it, and from any other host
+
+A client that connects anew attaches the volume again, on whatever host. To have it on another host, attach it there.
+From a host that has been gone for some seconds a volume can be detached without --force.";
+
 #[derive(Debug, Subcommand)]
 pub enum VolumeCommand {
     /// Create a volume
@@ -335,6 +355,12 @@ pub enum VolumeCommand {
         #[arg(long, value_name = "SIZE", value_parser = volume_size)]
         size: u64,
     },
+    /// Attach a volume to this host's gateway before a client connects, or take it from another host
+    #[command(after_help = ATTACH_HELP)]
+    Attach(AttachArgs),
+    /// Give a volume back that this host has attached, or take it from another host that has it
+    #[command(after_help = DETACH_HELP)]
+    Detach(DetachArgs),
     /// Make another member the head of a volume's shards; clients go on meanwhile
     MoveHead {
         name: String,
@@ -358,6 +384,28 @@ pub enum VolumeCommand {
         #[arg(long, value_name = "SECONDS", default_value_t = 30)]
         wait: u32,
     },
+}
+
+#[derive(Debug, Args)]
+pub struct AttachArgs {
+    pub name: String,
+
+    /// Also if another host has it, and is there
+    #[arg(long)]
+    pub force: bool,
+
+    /// The gateway of this host, or the node of this host that serves NBD [default: the only one]
+    #[arg(long, value_name = "NAME")]
+    pub gateway: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct DetachArgs {
+    pub name: String,
+
+    /// Also while clients use it, and if another host has it
+    #[arg(long)]
+    pub force: bool,
 }
 
 #[derive(Debug, Args)]
@@ -736,7 +784,7 @@ mod tests {
         assert!(n.command.is_none() && n.run.workers == Some(4));
         let Command::Node(n) = parse("node stop node2 --data /d").unwrap().command else { panic!("node") };
         let Some(NodeCommand::Stop(s)) = n.command else { panic!("stop") };
-        assert_eq!((s.name.as_str(), s.data), ("node2", PathBuf::from("/d")));
+        assert_eq!((s.name.as_str(), s.data), ("node2", Some(PathBuf::from("/d"))));
         assert!(parse("node --id 1 --name a").is_err());
         assert!(parse("node --name a stop b").is_err());
     }
@@ -746,7 +794,7 @@ mod tests {
         for line in ["status --json", "--json status", "volume list --json --cluster 127.0.0.1:9", "volume verify a"] {
             assert!(parse(line).is_ok(), "{line}");
         }
-        assert_eq!(parse("volume --cluster 127.0.0.1:9 list").unwrap().cluster, "127.0.0.1:9");
+        assert_eq!(parse("volume --cluster 127.0.0.1:9 list").unwrap().cluster.as_deref(), Some("127.0.0.1:9"));
         assert!(parse("completion bash").is_ok());
         assert!(parse("device inspect log --segments --shard 1.0 --frames --json").is_ok());
         assert!(parse("device verify log --shard 3.17").is_ok());
@@ -755,5 +803,8 @@ mod tests {
         };
         assert!(!write, "a dry run unless asked for");
         assert!(parse("gateway --name g --nbd 127.0.0.1:1").is_ok());
+        assert!(
+            parse("volume attach a --force --gateway g --json").is_ok() && parse("volume detach a --force").is_ok()
+        );
     }
 }

@@ -1,14 +1,16 @@
 //! `freebs status`, and `freebs node start|stop` on a local cluster.
 
-use super::args::SwitchArgs;
+use super::args::{DEFAULT_DATA, SwitchArgs};
 use super::output::{Output, table};
 use super::volume::volume_table;
 use crate::admin::Client;
+use crate::options::DEFAULT_CLUSTER;
 use crate::timing;
 use crate::up::socket::{self, Reply as UpReply, Request as UpRequest};
 use freebs_control::api::{Reply, Request, Status};
 use freebs_types::{Error, ErrorKind, Result};
 use serde::Serialize;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// A connection to the first of the `--cluster` addresses that answers.
@@ -52,8 +54,8 @@ fn people(s: &Status) -> String {
     if s.gateways.is_empty() {
         out.push_str("no gateway\n");
     } else {
-        let rows = s.gateways.iter().map(|g| vec![g.name.clone(), g.pid.to_string(), g.nbd.clone()]);
-        out.push_str(&table(&["GATEWAY", "PID", "NBD"], &["PID"], rows.collect()));
+        let rows = s.gateways.iter().map(|g| vec![g.name.clone(), g.pid.to_string(), g.host.clone(), g.nbd.clone()]);
+        out.push_str(&table(&["GATEWAY", "PID", "HOST", "NBD"], &["PID"], rows.collect()));
     }
     out.push('\n');
     out.push_str(&volume_table(&s.volumes));
@@ -67,11 +69,12 @@ struct Switched {
     pid: Option<u32>,
 }
 
-/// Has the supervisor start or stop one of its processes.
-pub fn node_switch(args: &SwitchArgs, start: bool, output: &Output) -> Result<ExitCode> {
+/// Has the supervisor start or stop one of its processes. `cluster` is what was said of where it is, if anything was.
+pub fn node_switch(args: &SwitchArgs, cluster: Option<&str>, start: bool, output: &Output) -> Result<ExitCode> {
     let name = args.name.clone();
     let request = if start { UpRequest::Start { node: name.clone() } } else { UpRequest::Stop { node: name.clone() } };
-    let UpReply { pid, address } = socket::ask(&args.data, &request)?;
+    let usual = (Path::new(DEFAULT_DATA), DEFAULT_CLUSTER);
+    let UpReply { pid, address } = socket::ask(args.data.as_deref(), cluster, usual, &request)?;
     if let (true, Some(address)) = (start, address) {
         super::block_on(answers(&name, &address))?;
     }

@@ -1,6 +1,7 @@
 //! The command line: what can be said, and what it exits with (0 done, 1 failed, 2 not understood).
 
 pub mod args;
+mod attachments;
 pub mod cluster;
 mod control;
 mod device;
@@ -10,6 +11,7 @@ mod run;
 pub mod signals;
 mod volume;
 
+use crate::options::DEFAULT_CLUSTER;
 use args::{Cli, Command, NodeCommand};
 use clap::{CommandFactory, Parser};
 use freebs_types::{Error, Result};
@@ -42,13 +44,14 @@ pub fn main() -> ExitCode {
 }
 
 fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
-    let cluster = cli.cluster;
+    let named = cli.cluster;
+    let cluster = named.clone().unwrap_or_else(|| DEFAULT_CLUSTER.to_owned());
     match cli.command {
         Command::Up(args) => crate::up::up(args, output),
         Command::Node(args) => match args.command {
             None => run::node(args.run).map(|()| ExitCode::SUCCESS),
-            Some(NodeCommand::Start(a)) => cluster::node_switch(&a, true, output),
-            Some(NodeCommand::Stop(a)) => cluster::node_switch(&a, false, output),
+            Some(NodeCommand::Start(a)) => cluster::node_switch(&a, named.as_deref(), true, output),
+            Some(NodeCommand::Stop(a)) => cluster::node_switch(&a, named.as_deref(), false, output),
         },
         Command::Gateway(args) => run::gateway(args, &cluster).map(|()| ExitCode::SUCCESS),
         Command::Volume(v) => block_on(volume::run(v, &cluster, output)),

@@ -1,6 +1,7 @@
 //! `freebs volume …`
 
 use super::args::{CreateArgs, VolumeCommand};
+use super::attachments;
 use super::cluster::{connect, unexpected};
 use super::output::{Output, table};
 use crate::admin::Client;
@@ -41,13 +42,15 @@ pub async fn run(command: VolumeCommand, cluster: &str, output: &Output) -> Resu
             output.show(&volume, |v| format!("volume {} has {}", v.name, format_size(v.size)));
             Ok(ExitCode::SUCCESS)
         }
+        VolumeCommand::Attach(args) => attachments::attach(&client, args, output).await,
+        VolumeCommand::Detach(args) => attachments::detach(&client, args, output).await,
         VolumeCommand::MoveHead { name, node, shard } => move_head(&client, name, node, shard, output).await,
         VolumeCommand::Delete { name, force } => delete(&client, name, force, output).await,
         VolumeCommand::Verify { name, wait } => verify(&client, name, wait, output).await,
     }
 }
 
-async fn show(client: &Client, name: &str) -> Result<VolumeStatus> {
+pub async fn show(client: &Client, name: &str) -> Result<VolumeStatus> {
     match client.call(&Request::VolumeShow { name: name.into() }, timing::CALL_MAX).await? {
         Reply::Volume { volume, .. } => Ok(volume),
         _ => Err(unexpected()),
@@ -205,13 +208,14 @@ fn details(v: &VolumeStatus) -> String {
         freebs_control::Ack::All => "all",
     };
     let mut text = format!(
-        "{}: {}, {} (at least {}, ack {ack}), {}, {}\n\n",
+        "{}: {}, {} (at least {}, ack {ack}), {}, {}\n{}\n",
         v.name,
         format_size(v.size),
         copies(v),
         v.min_copies,
         shards(v),
-        v.state.name()
+        v.state.name(),
+        v.attached.as_ref().map(|a| format!("attached by {a} (generation {})\n", v.generation)).unwrap_or_default()
     );
     let mut rows = Vec::new();
     for s in &v.shards {

@@ -4,14 +4,16 @@
 //! `timing::HANDSHAKE_LIMIT` for its handshake; there are at most `CONNECTIONS_MAX` of them and of connections in use,
 //! and no handshake keeps a new client out.
 
+pub mod asked;
 mod handshake;
 
 use crate::admin::{FollowerOptions, Plane};
 use crate::cli::signals::Stop;
-use crate::options::{GatewayOptions, NbdAddress};
+use crate::options::{GatewayOptions, NbdAddress, host_name};
 use crate::places::Places;
 use crate::runtime::{Command, WorkerSpec, block_on, pass_on_state, start_worker, stop_workers};
 use crate::timing;
+use asked::Me;
 use freebs_control::api::GatewayInfo;
 use freebs_control::{ControlPlane, Volume};
 use freebs_io::linux::net::{Address, Listener};
@@ -53,8 +55,9 @@ async fn gateway(options: GatewayOptions) -> Result<()> {
     let handle = start_worker(spec).await?;
     let workers = Workers { node: NodeId(0), commands: vec![handle.commands.clone()] };
     pass_on_state(control.clone(), workers.clone());
-    serve(nbd.clone(), control, workers, options.attach_wait).await?;
-    plane.announce(GatewayInfo { name: options.name.clone(), pid: std::process::id(), nbd: nbd.to_string() });
+    let me = Me { cluster: state.cluster(), name: options.name.clone() };
+    serve(me, nbd.clone(), control, workers, options.attach_wait).await?;
+    plane.announce(gateway_info(options.name.clone(), &nbd));
     tracing::info!(gateway = options.name, %nbd, "up");
     stop.wait().await;
     stop_workers(vec![handle]).await;
@@ -83,8 +86,15 @@ impl Workers {
     }
 }
 
-/// Serves NBD until the task is dropped. A client whose volume can't be used is told so after `attach_wait`.
+/// This process as nodes are told of it.
+pub fn gateway_info(name: String, nbd: &NbdAddress) -> GatewayInfo {
+    GatewayInfo { name, pid: std::process::id(), nbd: nbd.to_string(), host: host_name() }
+}
+
+/// Serves NBD, and commands of this host, until the task is dropped. A client whose volume can't be used is told so after
+/// `attach_wait`.
 pub async fn serve<C: ControlPlane>(
+    me: Me,
     address: NbdAddress,
     control: Arc<C>,
     workers: Workers,
@@ -97,6 +107,7 @@ pub async fn serve<C: ControlPlane>(
     let listener = Listener::bind(&at).await.map_err(|e| e.at("NBD (choose another address with --nbd)"))?;
     let times = Times { handshake: timing::HANDSHAKE_LIMIT, attach: attach_wait };
     let places = Places::new(HANDSHAKES_MAX, CONNECTIONS_MAX);
+    asked::serve(me, address, control.clone(), workers.clone());
     tokio::task::spawn_local(accept_all(listener, control, workers, places, times));
     Ok(())
 }

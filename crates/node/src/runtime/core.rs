@@ -21,7 +21,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 /// Links of one worker that others opened, or that it opened.
 const LINKS_MAX: usize = 4096;
@@ -158,6 +158,15 @@ impl<C: ControlPlane> Core<C> {
                 Command::WaitsFor { volume, reply } => {
                     let _ = reply.send(self.drivers.waits_for(&self, volume));
                 }
+                Command::Hold { volume, force, reply } => {
+                    self.beside(reply, move |core| async move { core.drivers.hold(&core, volume, force).await });
+                }
+                Command::LetGo { volume, force, reply } => {
+                    self.beside(reply, move |core| async move { core.drivers.let_go(&core, volume, force).await });
+                }
+                Command::Expel { volume, force, reply } => {
+                    self.beside(reply, move |core| async move { core.drivers.expel(&core, volume, force).await });
+                }
                 Command::Release { volume, generation } => self.drivers.release(&self, volume, generation),
                 Command::Nbd { volume, generation, place, stream, session, input } => {
                     nbd_conn::serve(&self, (volume, generation), place, stream, *session, input);
@@ -182,6 +191,17 @@ impl<C: ControlPlane> Core<C> {
                 }
             }
         }
+    }
+
+    /// Works on something while other commands are taken. Nobody may wait for its result any more.
+    fn beside<T: 'static, F>(self: &Rc<Self>, reply: oneshot::Sender<T>, work: impl FnOnce(Rc<Self>) -> F + 'static)
+    where
+        F: Future<Output = T> + 'static,
+    {
+        let core = self.clone();
+        tokio::task::spawn_local(async move {
+            let _ = reply.send(work(core).await);
+        });
     }
 
     async fn stop(&self) {

@@ -1,9 +1,13 @@
 //! The drivers of one worker: one for each volume that is attached here, shared by all its NBD connections.
 //!
 //! Invariants: a volume has at most one driver here; it is attached before its first connection begins and given
-//! back after its last one ended; each request of a client is answered once, on the connection that asked; a
-//! connection belongs to one attachment for its whole life, and never speaks through a later one (rule 14 of the
-//! contract: who was fenced gets errors until it connects anew).
+//! back after its last one ended, unless it is held (`held`); each request of a client is answered once, on the
+//! connection that asked; a connection belongs to one attachment for its whole life, and never speaks through a later
+//! one (rule 14 of the contract: who was fenced gets errors until it connects anew).
+
+mod held;
+
+pub use held::Held;
 
 use super::core::Core;
 use super::dial;
@@ -15,11 +19,11 @@ use freebs_driver::{Action, Driver, DriverConfig, Event, Op, REQUEST_LIMIT, Repl
 use freebs_format::wire::{Message, Role};
 use freebs_io::linux::{OsRandom, SystemClock};
 use freebs_io::{Clock, LinkId, Outbox, Random};
-use freebs_nbd::Ticket;
+use freebs_nbd::{NbdErrno, Ticket};
 use freebs_types::{DriverId, Error, ErrorKind, Generation, NodeId, Peer, Result, ShardId, VolumeId, limits};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
@@ -37,7 +41,15 @@ pub struct Slot {
     driver: RefCell<Driver>,
     volume: VolumeId,
     generation: Generation,
+    /// Name of the holder from whom it was taken.
+    taken_from: Option<String>,
+    /// Connections, those that are still being shaken hands with, and one more while it is held.
     users: Cell<usize>,
+    /// It stays attached without a connection, until it is let go.
+    held: Cell<bool>,
+    /// It is being let go: clients are told to leave.
+    leaving: Cell<bool>,
+    conns: RefCell<Vec<Weak<Conn>>>,
     ready: Cell<bool>,
     fenced: Cell<bool>,
     closed: Cell<bool>,
@@ -53,6 +65,22 @@ impl Slot {
     fn give_back(&self) -> Command {
         Command::DetachVolume { volume: self.volume, generation: self.generation, settled: self.ready.get() }
     }
+
+    /// A connection's first word here.
+    pub fn join(&self, conn: &Rc<Conn>) {
+        let mut conns = self.conns.borrow_mut();
+        conns.retain(|c| c.strong_count() > 0);
+        conns.push(Rc::downgrade(conn));
+    }
+}
+
+/// The right to a volume, as the control plane gave it.
+struct Right {
+    generation: Generation,
+    /// No driver of an earlier generation can hold a lease.
+    alone: bool,
+    /// Name of the holder from whom it was taken.
+    taken_from: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -154,6 +182,17 @@ impl<C: ControlPlane> Drivers<C> {
 
     /// Attaches the volume, if it is not attached here, and counts one more user of the attachment that it returns.
     pub async fn open(&self, core: &Rc<Core<C>>, volume: VolumeId) -> Result<Generation> {
+        let slot = self.joined(core, volume, false).await?;
+        let ready = Self::wait_ready(core, &slot).await;
+        if ready.is_err() {
+            self.release(core, volume, slot.generation);
+        }
+        ready.map(|()| slot.generation)
+    }
+
+    /// The attachment of a volume, made if there is none here, with one more user. `force`: also if somebody else has the
+    /// volume, and is there.
+    async fn joined(&self, core: &Rc<Core<C>>, volume: VolumeId, force: bool) -> Result<Rc<Slot>> {
         loop {
             if core.stopping.get() {
                 return Err(Error::retry("this process is stopping"));
@@ -164,14 +203,10 @@ impl<C: ControlPlane> Drivers<C> {
             }
             if let Some(slot) = self.slot(volume).filter(|s| !s.fenced.get() && !s.closed.get()) {
                 slot.users.set(slot.users.get() + 1);
-                let ready = Self::wait_ready(core, &slot).await;
-                if ready.is_err() {
-                    self.release(core, volume, slot.generation);
-                }
-                return ready.map(|()| slot.generation);
+                return Ok(slot);
             }
             self.busy.borrow_mut().insert(volume, control_plane("it has not answered yet"));
-            let attached = self.attach(core, volume).await;
+            let attached = self.attach(core, volume, force).await;
             self.busy.borrow_mut().remove(&volume);
             self.settled.notify_waiters();
             attached?;
@@ -195,7 +230,7 @@ impl<C: ControlPlane> Drivers<C> {
 
     /// Asks the control plane for the right to use the volume, again if it is not known whether that was carried out:
     /// the generation that is named makes a copy that comes late do nothing.
-    async fn ask_for(&self, core: &Core<C>, id: VolumeId) -> Result<(Generation, bool)> {
+    async fn ask_for(&self, core: &Core<C>, id: VolumeId, force: bool) -> Result<Right> {
         let begun = tokio::time::Instant::now();
         loop {
             let state = core.spec.control.state();
@@ -204,12 +239,15 @@ impl<C: ControlPlane> Drivers<C> {
                 volume: id,
                 identity: core.spec.identity,
                 name: core.spec.name.clone(),
-                force: false,
+                force,
                 since: Some(known.generation),
                 lapsed: false,
             };
             match core.spec.control.submit(command).await.map(|done| done.outcome) {
-                Ok(Outcome::Attached { generation, alone }) => return Ok((generation, alone)),
+                Ok(Outcome::Attached { generation, alone }) => {
+                    let other = known.holder.as_ref().filter(|h| h.identity != core.spec.identity);
+                    return Ok(Right { generation, alone, taken_from: other.map(|h| h.name.clone()) });
+                }
                 Ok(_) => return Err(Error::bug("an attachment had another outcome")),
                 Err(e)
                     if e.kind != ErrorKind::Retry
@@ -230,8 +268,8 @@ impl<C: ControlPlane> Drivers<C> {
     }
 
     /// Gets the right to use the volume, and makes its driver.
-    async fn attach(&self, core: &Rc<Core<C>>, id: VolumeId) -> Result<()> {
-        let (generation, alone) = self.ask_for(core, id).await?;
+    async fn attach(&self, core: &Rc<Core<C>>, id: VolumeId, force: bool) -> Result<()> {
+        let Right { generation, alone, taken_from } = self.ask_for(core, id, force).await?;
         let state = core.spec.control.state();
         let volume = state.volume(id).ok_or_else(|| Error::not_found("the volume was deleted"))?;
         let config = DriverConfig {
@@ -249,7 +287,11 @@ impl<C: ControlPlane> Drivers<C> {
             driver: RefCell::new(Driver::new(config, SystemClock.now())),
             volume: id,
             generation,
+            taken_from,
             users: Cell::new(0),
+            held: Cell::new(false),
+            leaving: Cell::new(false),
+            conns: RefCell::default(),
             ready: Cell::new(false),
             fenced: Cell::new(false),
             closed: Cell::new(false),
@@ -289,24 +331,32 @@ impl<C: ControlPlane> Drivers<C> {
         }
     }
 
+    fn is_current(&self, slot: &Rc<Slot>) -> bool {
+        self.slot(slot.volume).is_some_and(|s| Rc::ptr_eq(&s, slot))
+    }
+
     async fn give_back(&self, core: &Rc<Core<C>>, slot: &Rc<Slot>) {
-        let is_current = self.slot(slot.volume).is_some_and(|s| Rc::ptr_eq(&s, slot));
-        if slot.users.get() > 0 || !is_current || self.busy.borrow().contains_key(&slot.volume) {
+        if slot.users.get() > 0 || !self.is_current(slot) || self.busy.borrow().contains_key(&slot.volume) {
             return;
         }
         self.busy.borrow_mut().insert(slot.volume, control_plane("it has not heard yet that the last user left"));
-        self.step(core, slot, Event::Close);
-        slot.closed.set(true);
-        self.slots.borrow_mut().remove(&slot.volume);
-        if !slot.fenced.get() {
-            let command = slot.give_back();
-            // If the control plane can't be reached, the attachment stays this identity's, who may take it again.
-            if let Err(e) = core.spec.control.submit(command).await {
-                tracing::debug!("volume {} was not given back: {e}", slot.volume);
-            }
+        // If the control plane can't be reached, the attachment stays this identity's, who may take it again.
+        if let Err(e) = self.end(core, slot).await {
+            tracing::debug!("volume {} was not given back: {e}", slot.volume);
         }
         self.busy.borrow_mut().remove(&slot.volume);
         self.settled.notify_waiters();
+    }
+
+    /// Ends an attachment that is marked as busy, and gives the right back.
+    async fn end(&self, core: &Rc<Core<C>>, slot: &Rc<Slot>) -> Result<()> {
+        self.step(core, slot, Event::Close);
+        slot.closed.set(true);
+        self.slots.borrow_mut().remove(&slot.volume);
+        if slot.fenced.get() {
+            return Ok(());
+        }
+        core.spec.control.submit(slot.give_back()).await.map(|_| ())
     }
 
     /// Gives all volumes back, for a clean stop.
@@ -338,6 +388,10 @@ impl<C: ControlPlane> Drivers<C> {
             conn.fail(ticket, &Error::fenced("the volume is not attached here any more"));
             return;
         };
+        if slot.leaving.get() {
+            conn.refuse(ticket, NbdErrno::Shutdown);
+            return;
+        }
         let asked = Asked { conn: conn.clone(), ticket };
         let token = match slot.free.borrow_mut().pop() {
             Some(i) => {

@@ -12,6 +12,7 @@ mod node;
 mod thread;
 mod wire;
 
+pub use drivers::Held;
 #[cfg(test)]
 pub use node::not_yet;
 pub use node::{pass_on_state, run_node, stop_workers};

@@ -185,8 +185,18 @@ impl Conn {
     }
 
     pub fn fail(self: &Rc<Self>, ticket: Ticket, error: &Error) {
-        self.session.borrow_mut().reply_error(ticket, NbdErrno::from(error.kind));
+        self.refuse(ticket, NbdErrno::from(error.kind));
+    }
+
+    pub fn refuse(self: &Rc<Self>, ticket: Ticket, errno: NbdErrno) {
+        self.session.borrow_mut().reply_error(ticket, errno);
         self.mark();
+    }
+
+    /// Sends what the client takes of the replies that are there, and closes the connection.
+    pub fn let_go(self: &Rc<Self>) {
+        self.flush();
+        self.close();
     }
 
     /// The driver's answer to a request of this connection.
@@ -253,6 +263,9 @@ pub fn serve<C: ControlPlane>(
         flusher: core.drivers.flusher.clone(),
         _place: place,
     });
+    if let Some(slot) = &slot {
+        slot.join(&conn);
+    }
     let core = core.clone();
     tokio::task::spawn_local(async move {
         if let Err(e) = read_requests(&core, &conn, requests, input).await {

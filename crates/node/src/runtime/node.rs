@@ -3,7 +3,7 @@
 use super::greet::{Greeted, accept};
 use super::thread::{Command, Disk, OpenWorker, WorkerHandle, WorkerSpec, open_worker};
 use crate::admin::{LocalFuture, LocalNode, Me, Plane, SeatOptions, Service, hear_seat, serve, turn_away};
-use crate::cli::signals::Stop;
+use crate::cli::signals::{self, Stop};
 use crate::events::EventLog;
 use crate::gateway::{self, Workers};
 use crate::options::{NodeOptions, bind_error};
@@ -96,14 +96,47 @@ async fn node(options: NodeOptions) -> Result<()> {
         },
         () = stop.wait() => Ok(true),
     };
+    let mut told = signals::Told::StopWithAll;
     if let Ok(false) = ended {
         tracing::info!(node = me.name, %listen, "up");
-        stop.wait().await;
+        told = stop.told().await;
     }
     events.tell(Told::new(EventKind::Node, "is being stopped").about(me.name.clone()));
+    end_when_told_again(stop);
+    if told == signals::Told::Stop {
+        hand_over(&service).await;
+    }
     stop_workers(handles.workers).await;
     tracing::info!(node = me.name, "stopped");
     ended.map(|_| ())
+}
+
+/// From now on another signal ends the process where it stands, as a kill does: nothing relies on a clean end.
+fn end_when_told_again(mut stop: Stop) {
+    tokio::task::spawn_local(async move {
+        stop.wait().await;
+        tracing::warn!("told to stop again: this node ends at once");
+        std::process::exit(1);
+    });
+}
+
+/// Gives other members the time to become heads in this node's place, and says what comes of it.
+async fn hand_over(service: &Service) {
+    let (heads, begun) = (service.heads(), std::time::Instant::now());
+    if heads == 0 {
+        return;
+    }
+    tracing::info!(heads, "told to stop: other nodes become heads first (told again, this node ends at once)");
+    match tokio::time::timeout(timing::HAND_OVER_MAX, service.hand_over()).await {
+        Ok(Ok(0)) => tracing::warn!("no head was handed over: too few other members are there"),
+        Ok(Ok(moved)) => {
+            let kept = heads.saturating_sub(moved);
+            let ms = begun.elapsed().as_millis() as u64;
+            tracing::info!(moved, kept, ms, "heads were handed over");
+        }
+        Ok(Err(e)) => tracing::warn!("heads were not handed over: {e}"),
+        Err(_) => tracing::warn!("heads were not handed over within {} s", timing::HAND_OVER_MAX.as_secs()),
+    }
 }
 
 /// What the node's seat in the control plane is told.
@@ -230,8 +263,10 @@ async fn serve_all(options: &NodeOptions, plane: Plane, service: &Service, worke
     let control = Arc::new(plane);
     pass_on_state(control.clone(), workers.clone());
     if let Some(nbd) = &options.nbd {
-        gateway::serve(nbd.clone(), control, workers, options.attach_wait).await?;
-        service.announce_self(nbd.to_string());
+        let (me, name) = (service.me(), options.me().name.clone());
+        let me = gateway::asked::Me { cluster: me.cluster, name: name.clone() };
+        gateway::serve(me, nbd.clone(), control, workers, options.attach_wait).await?;
+        service.announce_self(gateway::gateway_info(name, nbd));
     }
     Ok(())
 }
@@ -459,6 +494,16 @@ impl LocalNode for Local {
                     lapsed: s.lapsed,
                 })
                 .collect()
+        })
+    }
+
+    fn expel(&self, volume: VolumeId, force: bool) -> LocalFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let gone = || Error::retry("this node is stopping");
+            let (reply, answer) = oneshot::channel();
+            let worker = self.worker(ShardId { volume, index: 0 });
+            worker.send(Command::Expel { volume, force, reply }).map_err(|_| gone())?;
+            answer.await.map_err(|_| gone())?
         })
     }
 

@@ -1,6 +1,7 @@
 //! A worker's thread: an event loop of its own, told from outside only by commands.
 
 use super::core::{Core, Shards};
+use super::drivers::Held;
 use crate::events::EventLog;
 use crate::timing;
 use bytes::BytesMut;
@@ -101,6 +102,25 @@ pub enum Command {
         stream: LooseStream,
         session: Box<Session>,
         input: BytesMut,
+    },
+    /// Attaches the volume until `LetGo`, also without a connection. `force`: takes it from whoever has it.
+    Hold {
+        volume: VolumeId,
+        force: bool,
+        reply: oneshot::Sender<Result<Held>>,
+    },
+    /// The opposite of `Hold`: the generation that ended, `None` if the volume is not attached here. `force`: also while
+    /// clients use it.
+    LetGo {
+        volume: VolumeId,
+        force: bool,
+        reply: oneshot::Sender<Result<Option<Generation>>>,
+    },
+    /// Takes the volume from whoever has it, and gives it back. `force`: also if that one is there.
+    Expel {
+        volume: VolumeId,
+        force: bool,
+        reply: oneshot::Sender<Result<()>>,
     },
     Status {
         reply: oneshot::Sender<Vec<ShardStatus>>,

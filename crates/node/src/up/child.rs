@@ -22,6 +22,8 @@ const QUICK_FAILURES: u32 = 3;
 const QUICK_FAILURES_AGAIN: u32 = 12;
 /// A log that is larger at a start is put aside.
 const LOG_BYTES_MAX: u64 = 64 << 20;
+/// Asks a child to stop when all are stopped; see `cli::signals`.
+const STOP_WITH_ALL: libc::c_int = libc::SIGUSR1;
 /// How much of a log's end is searched for its last words.
 const LOG_TAIL_BYTES: u64 = 8 << 10;
 
@@ -204,18 +206,18 @@ impl Keeper {
                     let _ = tell.send(Ok(pid));
                 }
                 Some(Order::Stop(tell)) => {
-                    terminate(&mut process).await;
+                    terminate(&mut process, libc::SIGTERM).await;
                     self.pid.store(0, Ordering::Relaxed);
                     let _ = tell.send(());
                     return Next::Down;
                 }
                 Some(Order::ShutDown(tell)) => {
-                    terminate(&mut process).await;
+                    terminate(&mut process, STOP_WITH_ALL).await;
                     let _ = tell.send(());
                     return Next::End;
                 }
                 None => {
-                    terminate(&mut process).await;
+                    terminate(&mut process, STOP_WITH_ALL).await;
                     return Next::End;
                 }
             }
@@ -340,10 +342,10 @@ fn send_signal(pid: u32, signal: libc::c_int) {
     unsafe { libc::kill(pid as libc::pid_t, signal) };
 }
 
-/// SIGTERM, then after a while SIGKILL; returns when it has ended.
-async fn terminate(process: &mut Process) {
+/// The signal, then after a while SIGKILL; returns when it has ended.
+async fn terminate(process: &mut Process, signal: libc::c_int) {
     if let Some(pid) = process.id() {
-        send_signal(pid, libc::SIGTERM);
+        send_signal(pid, signal);
     }
     if tokio::time::timeout(timing::STOP_GRACE, process.wait()).await.is_err() {
         let _ = process.kill().await;

@@ -5,7 +5,6 @@
 //! start is reported with its own words, never retried in silence.
 
 mod child;
-mod hand_over;
 mod prepare;
 mod ready;
 pub mod socket;
@@ -62,7 +61,7 @@ impl<'a> Cluster<'a> {
     fn start(prepared: Prepared, args: &UpArgs, output: &'a Output) -> Result<Self> {
         let begun = Instant::now();
         let stop = Stop::new()?;
-        let requests = socket::listen(&prepared.data)?;
+        let requests = socket::listen(&prepared.data, &prepared.addresses())?;
         let (tell, events) = mpsc::channel(64);
         let spawn = |spec: Spec| Child::start(spec, !args.no_restart, tell.clone());
         let nodes = prepared.node_specs()?.into_iter().map(spawn).collect();
@@ -142,17 +141,11 @@ impl<'a> Cluster<'a> {
             let _ = asked.answer.send(Err(Error::not_found(text)));
             return;
         };
-        let all = self.prepared.cluster.nodes.iter().map(|n| n.address.clone());
-        let others: Vec<String> = all.filter(|a| Some(a) != child.address.as_ref()).collect();
         tokio::spawn(async move {
             let result = match asked.request {
                 socket::Request::Start { .. } => child.start().await.map(Some),
-                socket::Request::Stop { .. } => {
-                    if let Some(address) = child.address.clone() {
-                        hand_over::hand_over(others, address).await;
-                    }
-                    child.stop().await.map(|()| None)
-                }
+                // It hands its heads over itself.
+                socket::Request::Stop { .. } => child.stop().await.map(|()| None),
             };
             let reply = result.map(|pid| socket::Reply { pid, address: child.address.clone() });
             let _ = asked.answer.send(reply);

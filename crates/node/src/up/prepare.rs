@@ -158,6 +158,11 @@ impl Prepared {
         Ok(())
     }
 
+    /// Where its nodes listen.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.cluster.nodes.iter().filter_map(|n| resolve(&n.address).ok()).collect()
+    }
+
     fn log(&self, name: &str) -> PathBuf {
         self.data.join("logs").join(format!("{name}.log"))
     }

@@ -1,22 +1,22 @@
-//! The supervisor's socket in the data directory: `freebs node start|stop` asks through it. One line of JSON each way.
+//! The supervisor's sockets: `freebs node start|stop` asks on one of them. One lies in the data directory, and each node's
+//! address names one, so that a local cluster is found by the address of any of its nodes, running or not.
 
 use crate::files;
+use crate::host_socket::{self, Asked as AskedOf};
 use crate::timing;
-use freebs_control::api::ApiError;
-use freebs_types::{Error, ErrorKind, Result};
+use freebs_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, oneshot};
+use tokio::net::UnixListener;
+use tokio::sync::mpsc;
 
 const NAME: &str = "up.sock";
-const LINE_BYTES_MAX: u64 = 4096;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
@@ -41,18 +41,8 @@ pub struct Reply {
     pub address: Option<String>,
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Line {
-    Ok(Reply),
-    Error(ApiError),
-}
-
 /// A request and where its answer goes.
-pub struct Asked {
-    pub request: Request,
-    pub answer: oneshot::Sender<Result<Reply>>,
-}
+pub type Asked = AskedOf<Request, Reply>;
 
 /// A short name for a socket in a directory whose own name may be too long for a socket's address: through the open
 /// directory.
@@ -69,8 +59,14 @@ impl Short {
     }
 }
 
-/// Listens; the caller owns the data directory, so what is left of an earlier socket is nobody's.
-pub fn listen(data: &Path) -> Result<mpsc::Receiver<Asked>> {
+/// The name of the supervisor of a node that listens there.
+fn name_of(address: SocketAddr) -> String {
+    format!("freebs-up-{address}")
+}
+
+/// Listens in the data directory, and under the names of these addresses; the caller owns the directory, so what is left
+/// of an earlier socket is nobody's.
+pub fn listen(data: &Path, addresses: &[SocketAddr]) -> Result<mpsc::Receiver<Asked>> {
     let path = data.join(NAME);
     let listen = || -> io::Result<UnixListener> {
         match std::fs::remove_file(&path) {
@@ -83,19 +79,15 @@ pub fn listen(data: &Path) -> Result<mpsc::Receiver<Asked>> {
     };
     let listener = listen().map_err(|e| files::os_error("make the socket", &path, &e))?;
     let (asked, requests) = mpsc::channel(16);
-    tokio::spawn(async move {
-        loop {
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    tokio::spawn(serve(stream, asked.clone()));
-                }
-                Err(e) => {
-                    tracing::warn!("the supervisor's socket: {e}");
-                    tokio::time::sleep(timing::UP_ACCEPT_PAUSE).await;
-                }
+    host_socket::serve(listener, false, asked.clone());
+    for address in addresses {
+        match host_socket::listen(&name_of(*address)) {
+            Ok(listener) => host_socket::serve(listener, true, asked.clone()),
+            Err(e) => {
+                tracing::warn!("`freebs node stop` does not find this cluster by {address}: {}", files::plain(&e))
             }
         }
-    });
+    }
     Ok(requests)
 }
 
@@ -103,73 +95,87 @@ pub fn remove(data: &Path) {
     let _ = std::fs::remove_file(data.join(NAME));
 }
 
-async fn serve(stream: UnixStream, asked: mpsc::Sender<Asked>) {
-    let (read, mut write) = stream.into_split();
-    let mut line = String::new();
-    let mut lines = tokio::io::BufReader::new(read.take(LINE_BYTES_MAX));
-    let Ok(Ok(_)) = tokio::time::timeout(timing::UP_ANSWER_MAX, lines.read_line(&mut line)).await else { return };
-    let result = match serde_json::from_str::<Request>(&line) {
-        Ok(request) => {
-            let (answer, answered) = oneshot::channel();
-            let _ = asked.send(Asked { request, answer }).await;
-            answered.await.unwrap_or_else(|_| Err(Error::retry("freebs up is stopping")))
+/// A connection to a supervisor, for one question.
+#[derive(Debug)]
+pub struct Supervisor(StdStream);
+
+impl Supervisor {
+    /// That of a data directory; why there is none, if there is none.
+    pub fn of_data(data: &Path) -> std::result::Result<Self, String> {
+        let stream = Short::of(data).and_then(|short| StdStream::connect(&short.path));
+        stream.map(Self).map_err(|e| format!("no `freebs up` runs on {} ({})", data.display(), files::plain(&e)))
+    }
+
+    /// That of the first of these addresses (`HOST:PORT`, separated by commas) at which a `freebs up` of this host runs a
+    /// node. `None` if there is no such address.
+    pub fn of_cluster(addresses: &str) -> Result<Option<Self>> {
+        for address in addresses.split(',').flat_map(|a| a.to_socket_addrs().into_iter().flatten()) {
+            let everywhere: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+            let listening = everywhere.map(|ip| SocketAddr::new(ip, address.port()));
+            for at in std::iter::once(address).chain(listening) {
+                let found = host_socket::connect(&name_of(at));
+                if let Some(stream) = found.map_err(|e| e.at(format_args!("the `freebs up` at {at}")))? {
+                    return Ok(Some(Self(stream)));
+                }
+            }
         }
-        Err(e) => Err(Error::invalid(format!("the request can't be understood: {e}"))),
-    };
-    let line = match result {
-        Ok(reply) => Line::Ok(reply),
-        Err(e) => Line::Error(ApiError { kind: e.kind, text: e.text.into_owned() }),
-    };
-    let mut bytes = serde_json::to_vec(&line).expect("a reply has only what JSON can say");
-    bytes.push(b'\n');
-    let _ = write.write_all(&bytes).await;
+        Ok(None)
+    }
+
+    pub fn ask(self, request: &Request) -> Result<Reply> {
+        host_socket::ask(self.0, request, timing::UP_ANSWER_MAX, "freebs up")
+    }
 }
 
-/// Asks the supervisor of a data directory.
-pub fn ask(data: &Path, request: &Request) -> Result<Reply> {
-    let stream = Short::of(data).and_then(|short| StdStream::connect(&short.path));
-    let mut stream = stream.map_err(|e| {
-        Error::not_found(format!(
-            "no `freebs up` runs on {} ({}); --data names the directory of the one that does",
-            data.display(),
-            files::plain(&e)
-        ))
-    })?;
-    let broken = |e: io::Error| Error {
-        kind: ErrorKind::Retry,
-        text: format!("freebs up did not answer: {}", files::plain(&e)).into(),
+/// Asks the supervisor that is meant: that of the data directory if one is named, else that of the cluster if one is
+/// named, else that of the usual directory or of the usual address.
+pub fn ask(data: Option<&Path>, cluster: Option<&str>, usual: (&Path, &str), request: &Request) -> Result<Reply> {
+    let (usual_data, usual_cluster) = usual;
+    let way_out = "--data names the directory of the one that does";
+    let found = match (data, cluster) {
+        (Some(data), _) => Supervisor::of_data(data).map_err(|why| Error::not_found(format!("{why}; {way_out}")))?,
+        (None, Some(cluster)) => Supervisor::of_cluster(cluster)?.ok_or_else(|| {
+            Error::not_found(format!(
+                "no `freebs up` of this machine runs a node at {cluster}; run the command on the machine whose \
+                 `freebs up` does. A node without one is stopped by SIGTERM or Ctrl-C"
+            ))
+        })?,
+        (None, None) => match Supervisor::of_data(usual_data) {
+            Ok(found) => found,
+            Err(why) => Supervisor::of_cluster(usual_cluster)?.ok_or_else(|| {
+                Error::not_found(format!(
+                    "{why}, and none runs a node at {usual_cluster}; {way_out}, and --cluster one of its nodes"
+                ))
+            })?,
+        },
     };
-    stream.set_read_timeout(Some(timing::UP_ANSWER_MAX)).map_err(broken)?;
-    let mut bytes = serde_json::to_vec(request).expect("a request has only what JSON can say");
-    bytes.push(b'\n');
-    stream.write_all(&bytes).map_err(broken)?;
-    let mut line = String::new();
-    BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line).map_err(broken)?;
-    match serde_json::from_str(&line) {
-        Ok(Line::Ok(reply)) => Ok(reply),
-        Ok(Line::Error(e)) => Err(Error { kind: e.kind, text: e.text.into() }),
-        Err(e) => Err(Error::retry(format!("freebs up gave no answer that can be understood: {e}"))),
-    }
+    found.ask(request)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const NOWHERE: (&str, &str) = ("/nowhere/at/all", "127.0.0.1:1");
+
+    fn ask_of(data: Option<&Path>, cluster: Option<&str>, request: &Request) -> Result<Reply> {
+        ask(data, cluster, (Path::new(NOWHERE.0), NOWHERE.1), request)
+    }
+
     #[test]
     fn asks_through_a_directory_with_a_long_name() {
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path().join("x".repeat(120));
         std::fs::create_dir(&data).unwrap();
-        let e = ask(&data, &Request::Stop { node: "a".into() }).unwrap_err();
+        let e = ask_of(Some(&data), None, &Request::Stop { node: "a".into() }).unwrap_err();
         assert!(e.text.contains("--data"), "{e}");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let mut requests = listen(&data).unwrap();
+            let mut requests = listen(&data, &[]).unwrap();
             let there = data.clone();
             let asking = std::thread::spawn(move || {
-                let one = ask(&there, &Request::Start { node: "a".into() });
-                (one, ask(&there, &Request::Stop { node: "b".into() }))
+                let one = ask_of(Some(&there), Some(NOWHERE.1), &Request::Start { node: "a".into() });
+                (one, ask_of(Some(&there), None, &Request::Stop { node: "b".into() }))
             });
             let first = requests.recv().await.unwrap();
             assert_eq!(first.request.node(), "a");
@@ -182,6 +188,43 @@ mod tests {
             assert_eq!(two.unwrap_err(), Error::not_found("no b"));
             remove(&data);
             assert!(!data.join(NAME).exists());
+        });
+    }
+
+    /// `FREEBS_CLUSTER` told every other command where the cluster is; this one said that no `freebs up` runs.
+    #[test]
+    fn a_local_cluster_is_found_by_the_address_of_any_of_its_nodes() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = dir.path().to_owned();
+        // Ports of this process alone; nobody has to listen there.
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = free.local_addr().unwrap().port();
+        let addresses: Vec<SocketAddr> =
+            vec![format!("127.0.0.1:{port}").parse().unwrap(), format!("0.0.0.0:{}", port ^ 1).parse().unwrap()];
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut requests = listen(&data, &addresses).unwrap();
+            let asking = std::thread::spawn(move || {
+                let stop = Request::Stop { node: "a".into() };
+                let e = ask_of(None, Some(NOWHERE.1), &stop).unwrap_err();
+                assert!(e.text.contains(NOWHERE.1) && e.text.contains("SIGTERM"), "{e}");
+                let e = ask_of(None, None, &stop).unwrap_err();
+                let says = [NOWHERE.0, NOWHERE.1, "--data", "--cluster"];
+                assert!(says.iter().all(|s| e.text.contains(s)), "{e}");
+                let last = format!("{},127.0.0.1:{port}", NOWHERE.1);
+                let by_address = ask_of(None, Some(&last), &stop).unwrap();
+                let by_name = ask_of(None, Some(&format!("localhost:{port}")), &stop).unwrap();
+                let anywhere = ask_of(None, Some(&format!("127.0.0.1:{}", port ^ 1)), &stop).unwrap();
+                let usual = ask(None, None, (Path::new(NOWHERE.0), &last), &stop).unwrap();
+                let usual_data = ask(None, None, (&data, NOWHERE.1), &stop).unwrap();
+                [by_address, by_name, anywhere, usual, usual_data].map(|r| r.pid)
+            });
+            for n in 1..=5 {
+                let asked = requests.recv().await.unwrap();
+                asked.answer.send(Ok(Reply { pid: Some(n), address: None })).unwrap();
+            }
+            let pids = tokio::task::spawn_blocking(|| asking.join().unwrap()).await.unwrap();
+            assert_eq!(pids, [1, 2, 3, 4, 5].map(Some));
         });
     }
 }

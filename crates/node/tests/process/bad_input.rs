@@ -92,6 +92,9 @@ fn volumes_that_can_not_be_are_refused_by_a_running_cluster() {
     let data = c.data();
     refused(&c.cli(&["node", "stop", "nobody", "--data", data.to_str().unwrap()]), 1, &["nobody"]);
     refused(&c.cli(&["node", "stop", "node2", "--data", "/nowhere/at/all"]), 1, &["--data"]);
+    refused(&c.cli(&["node", "stop", "nobody"]), 1, &["nobody"]);
+    let nowhere = c.cli(&["node", "stop", "node2", "--cluster", "127.0.0.1:1"]);
+    refused(&nowhere, 1, &["127.0.0.1:1", "freebs up", "SIGTERM"]);
     let list = c.json(&["volume", "list"]);
     let named = |name: &str| list["volumes"].as_array().expect("a list").iter().filter(|v| v["name"] == name).count();
     assert_eq!((named("x"), named("nobody"), named(&own)), (0, 0, 1), "{list:#}");

@@ -10,6 +10,7 @@ mod support;
 
 mod attachments;
 mod bad_input;
+mod by_hand;
 mod clients;
 mod control_rebuild;
 mod damage;
@@ -17,8 +18,10 @@ mod events;
 mod faults;
 mod filesystem;
 mod first_start;
+mod forced;
 mod kills;
 mod leader;
 mod members;
 mod serving;
+mod stops;
 mod tools;

@@ -6,6 +6,7 @@
 mod all_nodes;
 mod figures;
 mod machine;
+mod many_moves;
 mod many_volumes;
 mod nodes;
 mod plane;

@@ -321,6 +321,12 @@ impl Cluster {
         wait_for("the end of a killed process", || (!stat.exists()).then_some(()));
     }
 
+    /// Sends a signal to one of its processes.
+    pub fn tell(&self, pid: u32, signal_number: i32) {
+        assert!(self.owns(pid), "process {pid} is not of this cluster");
+        signal(pid, signal_number);
+    }
+
     pub fn pause(&self, pid: u32) {
         assert!(self.owns(pid), "process {pid} is not of this cluster");
         self.paused.lock().unwrap_or_else(|e| e.into_inner()).extend(name_of(pid));

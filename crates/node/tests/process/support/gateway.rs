@@ -33,6 +33,12 @@ impl Gateway {
 }
 
 impl Gateway {
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Ends it at once.
     pub fn kill(&mut self) {
         let _ = self.process.kill();
