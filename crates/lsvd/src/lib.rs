@@ -6,9 +6,10 @@
 //!
 //! The rooms: `map`, `chunks`, `frames`, `requests` are what a `shard` has; `history` is what it was; `segments` says what lies where and what
 //! is live; `core` is all of it; `ways` is the device, and what is on its way to it; `batch` lays out appends, `clean` gives segments up, `engine` writes; `read` and
-//! `log` read back, `scrub` reads what nobody asks for; `scan` and `recover` make it again from bytes; `tool` looks at a device that nobody uses.
+//! `log` read back, `scrub` reads what nobody asks for, `audit` follows the hash chain; `scan` and `recover` make it again from bytes; `tool` looks at a device that nobody uses.
 
 mod api;
+pub mod audit;
 mod batch;
 mod check;
 mod chunks;
