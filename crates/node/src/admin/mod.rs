@@ -8,6 +8,7 @@
 //! devices come with, then [`Plane::started`], then a [`Service`] over the plane and its [`LocalNode`] (connections that
 //! say `Role::Control` go to [`serve`]), then `RegisterNode` with the number of this start.
 
+mod audit;
 mod client;
 mod earlier;
 mod events;
@@ -29,6 +30,7 @@ pub use server::{hear_seat, serve, turn_away};
 pub use service::{Me, Service};
 
 use freebs_control::api::{ShardDigest, ShardStatus};
+use freebs_control::audit::{AuditOf, AuditState};
 use freebs_types::{Result, ShardId, VolumeId};
 use std::future::Future;
 use std::pin::Pin;
@@ -40,6 +42,9 @@ pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub trait LocalNode: Send + Sync + 'static {
     /// All shards here (of one volume if one is named), in order.
     fn shards(&self, volume: Option<VolumeId>) -> LocalFuture<'_, Vec<ShardStatus>>;
+
+    /// Begins the audit of a replica's hash chain, or says how far it is. `NotFound` if the shard is not here.
+    fn audit(&self, of: AuditOf) -> LocalFuture<'_, Result<AuditState>>;
 
     /// Hash over everything a replica holds now; reads and checks all of it. `NotFound` if the shard is not here.
     fn digest(&self, shard: ShardId) -> LocalFuture<'_, Result<ShardDigest>>;

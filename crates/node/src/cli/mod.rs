@@ -1,4 +1,4 @@
-//! The command line: what can be said, and what it exits with (0 done, 1 failed, 2 not understood).
+//! The command line: what can be said, and what it exits with (0 done, 1 failed, 2 not understood; `verify` has more).
 
 pub mod args;
 pub mod cluster;
@@ -8,6 +8,7 @@ mod events;
 pub mod output;
 mod run;
 pub mod signals;
+mod verify;
 mod volume;
 
 use args::{Cli, Command, NodeCommand};
@@ -52,6 +53,7 @@ fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
         },
         Command::Gateway(args) => run::gateway(args, &cluster).map(|()| ExitCode::SUCCESS),
         Command::Volume(v) => block_on(volume::run(v, &cluster, output)),
+        Command::Verify(args) => block_on(verify::run(args, &cluster, output)),
         Command::Device(d) => device::run(d, output),
         Command::Control(c) => control::run(c, output),
         Command::Status => block_on(cluster::status(&cluster, output)),

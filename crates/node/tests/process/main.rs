@@ -22,3 +22,4 @@ mod leader;
 mod members;
 mod serving;
 mod tools;
+mod verify;
