@@ -2,6 +2,7 @@
 //!
 //! A reply body is `{"ok": …}` or `{"error": {"kind": …, "text": …}}`. The kind is API, the text is for people.
 
+use crate::audit::{AuditOf, AuditState};
 use crate::changes::Changes;
 use crate::command::{Command, CreateVolume, Done};
 use crate::events::Event;
@@ -99,6 +100,14 @@ pub enum Request {
     },
     /// What happened.
     Events(EventsOf),
+    /// Begins the audit of a replica's hash chain, or asks how far it is.
+    ShardAudit {
+        /// Name of the node; `None` for the one that is asked.
+        #[serde(default)]
+        node: Option<String>,
+        /// Which audit.
+        audit: AuditOf,
+    },
 }
 
 /// Which events are asked for: the newest ones, at most `EVENTS_PAGE_MAX`.
@@ -177,6 +186,8 @@ pub enum Reply {
     },
     /// To `ShardDigest`.
     Digest(ShardDigest),
+    /// To `ShardAudit`.
+    Audit(AuditState),
     /// Oldest first.
     Events {
         /// Those that were asked for.

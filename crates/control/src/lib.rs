@@ -13,6 +13,7 @@
 
 pub mod api;
 mod apply;
+pub mod audit;
 mod changes;
 pub mod cluster_file;
 pub mod codec;

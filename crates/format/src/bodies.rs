@@ -283,6 +283,17 @@ pub struct Requests {
     pub entries: Vec<RequestEntry>,
 }
 
+/// A view that another one followed, and the secret that this other one published (Lithium section 2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClosedView {
+    /// The view.
+    pub view: ViewNumber,
+    /// The frame that published it: that of the next view, so the last frame of this one is the one before.
+    pub published: Sequence,
+    /// The secret.
+    pub secret: Hash32,
+}
+
 /// A shard's state in one node's log, so that segments before it may be given up. Local, never sent.
 #[derive(Clone, Debug, Default)]
 pub struct MarkBody {
@@ -328,6 +339,9 @@ pub struct MarkBody {
     pub pins: Vec<Version>,
     /// First version of the retention window then; 0 for none.
     pub retain: Version,
+    /// Closed views of which the log still has frames, in order, so that the frames can be audited when those that
+    /// published the secrets are given up.
+    pub closed: Vec<ClosedView>,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -348,7 +362,8 @@ pub(crate) struct MarkFixed {
     pub(crate) entries: U32,
     pub(crate) retain: U64,
     pub(crate) pins: U32,
-    pub(crate) reserved: [u8; 12],
+    pub(crate) closed: U32,
+    pub(crate) reserved: [u8; 8],
 }
 const _: () = assert!(size_of::<MarkFixed>() == 240);
 
@@ -366,6 +381,19 @@ pub(crate) struct EntryFixed {
     pub(crate) number: U64,
     pub(crate) sequence: U64,
 }
+
+/// One of a mark's closed views.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct ClosedFixed {
+    pub(crate) view: U64,
+    pub(crate) published: U64,
+    pub(crate) secret: [u8; 32],
+}
+const _: () = assert!(size_of::<ClosedFixed>() == CLOSED_VIEW_BYTES);
+
+/// Bytes of a closed view in a mark.
+pub const CLOSED_VIEW_BYTES: usize = 48;
 
 /// At the end of a mark that says what was learned.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -423,7 +451,8 @@ impl MarkBody {
             entries: (self.requests.entries.len() as u32).into(),
             retain: self.retain.0.into(),
             pins: (self.pins.len() as u32).into(),
-            reserved: [0; 12],
+            closed: (self.closed.len() as u32).into(),
+            reserved: [0; 8],
         };
         let mut out = fixed.as_bytes().to_vec();
         out.extend_from_slice(&view);
@@ -436,6 +465,10 @@ impl MarkBody {
             out.extend_from_slice(e.as_bytes());
         }
         self.pins.iter().for_each(|v| out.extend_from_slice(&v.0.to_le_bytes()));
+        for c in &self.closed {
+            let c = ClosedFixed { view: c.view.0.into(), published: c.published.0.into(), secret: c.secret.0 };
+            out.extend_from_slice(c.as_bytes());
+        }
         if self.tells_learned() {
             let learned = LearnedFixed {
                 since: self.learned_since.0.into(),
@@ -450,6 +483,11 @@ impl MarkBody {
     /// Whether a body says that anything is pinned, or kept for a while.
     pub(crate) fn names_pins(body: &[u8]) -> bool {
         MarkFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.pins.get() > 0 || f.retain.get() > 0)
+    }
+
+    /// True if a body has secrets of closed views.
+    pub(crate) fn names_closed(body: &[u8]) -> bool {
+        MarkFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.closed.get() > 0)
     }
 
     /// Reads a body. `Corrupt` if lengths or counts do not fit, or the view frame in it is damaged.
@@ -468,6 +506,12 @@ impl MarkBody {
                 .map(|(rest, learned)| (rest, Some(learned)))
                 .map_err(|_| cut("what a mark learned is cut short"))?,
         };
+        let closed = fixed.closed.get() as usize;
+        let (rest, closed) = <[ClosedFixed]>::ref_from_suffix_with_elems(rest, closed)
+            .map_err(|_| cut("mark's closed views are cut short"))?;
+        if closed.len() > limits::CLOSED_VIEWS_MAX || !closed.is_sorted_by(|a, b| a.view.get() < b.view.get()) {
+            return Err(cut("mark with closed views that make no sense"));
+        }
         let pins = <[U64]>::ref_from_bytes(rest).map_err(|_| cut("mark's pinned versions are cut short"))?;
         if pins.len() != fixed.pins.get() as usize
             || pins.len() > limits::SHARD_PINS_MAX
@@ -499,6 +543,14 @@ impl MarkBody {
             requests: requests(floors, entries),
             pins: pins.iter().map(|v| Version(v.get())).collect(),
             retain: Version(fixed.retain.get()),
+            closed: closed
+                .iter()
+                .map(|c| ClosedView {
+                    view: ViewNumber(c.view.get()),
+                    published: Sequence(c.published.get()),
+                    secret: Hash32(c.secret),
+                })
+                .collect(),
         })
     }
 

@@ -6,11 +6,11 @@
 
 use crate::bodies::{MarkBody, ViewBody};
 use crate::header::{
-    DIGEST_PREFIX, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FEATURES, FRAME_MAGIC, FRAME_VERSION,
+    DIGEST_PREFIX, FEATURE_CLOSED, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FEATURES, FRAME_MAGIC, FRAME_VERSION,
 };
 use crate::{
-    ExtentDesc, ExtentKind, FrameHeader, FrameKind, UpdateDesc, UpdateKind, block_crc, crc32c, frame_digest, hide,
-    token,
+    ExtentDesc, ExtentKind, FrameDigest, FrameHeader, FrameKind, UpdateDesc, UpdateKind, block_crc, crc32c,
+    frame_digest, hide, token,
 };
 use bytes::{BufMut, Bytes, BytesMut};
 use freebs_types::{
@@ -241,6 +241,12 @@ impl FrameHead {
         let token = h.parent_token();
         let sequence = Sequence(self.seq().0.saturating_sub(1));
         FrameBefore { view, sequence, hid: hide(&token), token, version: Version(version) }
+    }
+
+    /// The frame's digest, begun: the data are still to come.
+    #[must_use]
+    pub fn begin_digest(&self) -> FrameDigest {
+        FrameDigest::new(&self.bytes[..DIGEST_PREFIX], self.body())
     }
 
     /// The updates, none unless this is a data frame.
@@ -548,7 +554,9 @@ impl FrameBuilder {
         };
         let slices = kind == FrameKind::View && ViewBody::names_slices(body);
         let volume = kind == FrameKind::View && ViewBody::names_volume(body);
-        u32::from(pins) * FEATURE_PINS + u32::from(slices) * FEATURE_SHARED + u32::from(volume) * FEATURE_VOLUME
+        let closed = kind == FrameKind::Mark && MarkBody::names_closed(body);
+        let bits = [(pins, FEATURE_PINS), (slices, FEATURE_SHARED), (volume, FEATURE_VOLUME), (closed, FEATURE_CLOSED)];
+        bits.into_iter().map(|(is_set, bit)| u32::from(is_set) * bit).sum()
     }
 
     fn seal(

@@ -15,8 +15,10 @@ pub const FEATURE_PINS: u32 = 1;
 pub const FEATURE_SHARED: u32 = 2;
 /// Feature bit of a view frame that describes the volume. A reader without it would take the description for members.
 pub const FEATURE_VOLUME: u32 = 4;
+/// Feature bit of a mark that has secrets of closed views. A reader without it would take them for pinned versions.
+pub const FEATURE_CLOSED: u32 = 8;
 /// All feature bits that this version knows.
-pub(crate) const FEATURES: u32 = FEATURE_PINS | FEATURE_SHARED | FEATURE_VOLUME;
+pub(crate) const FEATURES: u32 = FEATURE_PINS | FEATURE_SHARED | FEATURE_VOLUME | FEATURE_CLOSED;
 /// Bytes of the header that the digest covers; behind them come the hashes themselves.
 pub const DIGEST_PREFIX: usize = 112;
 

@@ -4,7 +4,8 @@
 //! Invariant: every fixed struct of this crate is here, with all its fields, in order and without a gap.
 
 use crate::bodies::{
-    AttachFixed, CarryFixed, EntryFixed, FloorFixed, LearnedFixed, MarkFixed, MemberFixed, SharedFixed, ViewFixed,
+    AttachFixed, CarryFixed, ClosedFixed, EntryFixed, FloorFixed, LearnedFixed, MarkFixed, MemberFixed, SharedFixed,
+    ViewFixed,
 };
 use crate::description::VolumeFixed;
 use crate::disk::{
@@ -73,10 +74,11 @@ layouts! {
     AttachFixed { generation, driver, identity, reserved }
     MarkFixed {
         promised, secret_view, secret, committed, last_view, released, last_parent, last_digest, attach, flags,
-        view_frame_len, floors, entries, retain, pins, reserved,
+        view_frame_len, floors, entries, retain, pins, closed, reserved,
     }
     FloorFixed { driver, lowest_open }
     EntryFixed { driver, number, sequence }
+    ClosedFixed { view, published, secret }
     LearnedFixed { since, upto, from_append }
     CarryFixed { lba, blocks, version, sequence, chunk_view, chunk_counter, offset, kind, reserved }
     Superblock {

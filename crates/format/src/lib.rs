@@ -15,14 +15,14 @@ mod token;
 pub mod wire;
 
 pub use bodies::{
-    AttachBody, CARRY_ENTRY_BYTES, CarryBody, CarryEntry, MarkBody, Member, RequestEntry, RequestFloor, Requests,
-    ViewBody, ViewSecret,
+    AttachBody, CARRY_ENTRY_BYTES, CLOSED_VIEW_BYTES, CarryBody, CarryEntry, ClosedView, MarkBody, Member,
+    RequestEntry, RequestFloor, Requests, ViewBody, ViewSecret,
 };
 pub use crc::{block_crc, block_crcs, crc32c, is_zero};
 pub use description::VolumeDescription;
 pub use frame::{Extent, Frame, FrameBefore, FrameBuilder, FrameHead, FrameMeta, Update, UpdateDraft};
 pub use header::{
-    ExtentDesc, ExtentKind, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FRAME_MAGIC, FrameHeader, FrameKind,
-    UpdateDesc, UpdateKind,
+    ExtentDesc, ExtentKind, FEATURE_CLOSED, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FRAME_MAGIC, FrameHeader,
+    FrameKind, UpdateDesc, UpdateKind,
 };
-pub use token::{frame_digest, hide, token};
+pub use token::{FrameDigest, frame_digest, hide, token};

@@ -24,20 +24,52 @@ const WINDOW: usize = 16 << 10;
 #[must_use]
 pub fn frame_digest(header_prefix: &[u8], body: &[u8], data: &[Bytes]) -> Hash32 {
     let len = header_prefix.len() + body.len() + data.iter().map(Bytes::len).sum::<usize>();
-    let mut window = Vec::with_capacity(len.min(WINDOW));
-    let mut h = Hasher::new();
-    for mut part in [header_prefix, body].into_iter().chain(data.iter().map(|d| &**d)) {
+    let mut d = FrameDigest::with_window(len.min(WINDOW));
+    d.update(header_prefix);
+    d.update(body);
+    data.iter().for_each(|piece| d.update(piece));
+    d.finish()
+}
+
+/// Digest of a frame that comes piece by piece: the first 112 bytes of its header, its body, its data.
+#[derive(Debug)]
+pub struct FrameDigest {
+    hasher: Hasher,
+    window: Vec<u8>,
+}
+
+impl FrameDigest {
+    fn with_window(bytes: usize) -> Self {
+        Self { hasher: Hasher::new(), window: Vec::with_capacity(bytes) }
+    }
+
+    /// One that has seen the head.
+    #[must_use]
+    pub fn new(header_prefix: &[u8], body: &[u8]) -> Self {
+        let mut d = Self::with_window(WINDOW);
+        d.update(header_prefix);
+        d.update(body);
+        d
+    }
+
+    /// Takes the next bytes.
+    pub fn update(&mut self, mut part: &[u8]) {
         while !part.is_empty() {
-            let (now, later) = part.split_at(part.len().min(WINDOW - window.len()));
-            window.extend_from_slice(now);
+            let (now, later) = part.split_at(part.len().min(WINDOW - self.window.len()));
+            self.window.extend_from_slice(now);
             part = later;
-            if window.len() == WINDOW {
-                h.update(&window);
-                window.clear();
+            if self.window.len() == WINDOW {
+                self.hasher.update(&self.window);
+                self.window.clear();
             }
         }
     }
-    Hash32(*h.update(&window).finalize().as_bytes())
+
+    /// The digest of all bytes so far.
+    #[must_use]
+    pub fn finish(mut self) -> Hash32 {
+        Hash32(*self.hasher.update(&self.window).finalize().as_bytes())
+    }
 }
 
 /// The access token of a frame, from the view's secret, the token before, and the frame's digest.

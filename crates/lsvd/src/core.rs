@@ -420,6 +420,7 @@ impl Core {
         if self.segs.leaves_out(RuleMutant::PinsUntold) {
             (body.pins, body.retain) = (Vec::new(), Version(0));
         }
+        body.closed = s.closed.still(shard, &self.segs).to_vec();
         if change.has_learned() {
             body.learned_from_append = self.learning.get(&shard).copied().unwrap_or(self.next_append);
         }

@@ -6,13 +6,15 @@
 //!
 //! The rooms: `map`, `chunks`, `frames`, `requests` are what a `shard` has; `history` is what it was; `segments` says what lies where and what
 //! is live; `core` is all of it; `ways` is the device, and what is on its way to it; `batch` lays out appends, `clean` gives segments up, `engine` writes; `read` and
-//! `log` read back, `scrub` reads what nobody asks for; `scan` and `recover` make it again from bytes; `tool` looks at a device that nobody uses.
+//! `log` read back, `scrub` reads what nobody asks for, `audit` follows the hash chain; `scan` and `recover` make it again from bytes; `tool` looks at a device that nobody uses.
 
 mod api;
+pub mod audit;
 mod batch;
 mod check;
 mod chunks;
 mod clean;
+mod closed;
 mod core;
 mod engine;
 mod frames;
@@ -42,6 +44,17 @@ pub use api::*;
 pub use engine::Engine;
 pub use requests::{DRIVERS_MAX, ENTRIES_MAX, RequestTable, Seen};
 pub use scrub::Scrubber;
+
+// A mark with as many of everything as there may be is one frame; its view frame, and what has a fixed size, have the
+// rest.
+const _: () = assert!(
+    ENTRIES_MAX * 24
+        + DRIVERS_MAX * 16
+        + freebs_types::limits::SHARD_PINS_MAX * 8
+        + freebs_types::limits::CLOSED_VIEWS_MAX * freebs_format::CLOSED_VIEW_BYTES
+        + (8 << 10)
+        <= freebs_types::limits::FRAME_HEAD_BYTES_MAX
+);
 
 /// Entries in one carry, so that its head stays below `limits::FRAME_HEAD_BYTES_MAX` with a CRC for each block.
 pub const CARRY_ENTRIES_MAX: usize = 2048;

@@ -99,6 +99,26 @@ impl Gate {
         self.granted.set(self.granted.get() - bytes as i64);
         self.read.set(self.read.get() + bytes as u64);
     }
+
+    /// Grants `bytes` bytes to work that reads through this gate, and polls it until it ends or waits for more. A read
+    /// beyond the grant is taken off the next ones.
+    pub async fn drive<T>(&self, bytes: u64, work: &mut Pin<Box<dyn Future<Output = T>>>) -> Option<T> {
+        self.granted.set(self.granted.get().min(0).saturating_add(i64::try_from(bytes).unwrap_or(i64::MAX)));
+        poll_fn(|cx| {
+            self.waits.set(false);
+            match work.as_mut().poll(cx) {
+                Poll::Ready(end) => Poll::Ready(Some(end)),
+                Poll::Pending if self.waits.get() => Poll::Ready(None),
+                Poll::Pending => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    /// Bytes that were read since the last call.
+    pub fn take_read(&self) -> u64 {
+        self.read.take()
+    }
 }
 
 type Pass = Pin<Box<dyn Future<Output = Result<()>>>>;
@@ -137,19 +157,10 @@ impl<D: Device> Scrubber<D> {
 
     async fn go_on(&mut self, bytes: u64, all: bool) -> Result<ScrubStep> {
         let Self { engine, gate, found, pass } = self;
-        gate.granted.set(gate.granted.get().min(0).saturating_add(i64::try_from(bytes).unwrap_or(i64::MAX)));
         let pass = pass.get_or_insert_with(|| Box::pin(engine.clone().scrub_pass(all, gate.clone(), found.clone())));
-        let end = poll_fn(|cx| {
-            gate.waits.set(false);
-            match pass.as_mut().poll(cx) {
-                Poll::Ready(end) => Poll::Ready(Some(end)),
-                Poll::Pending if gate.waits.get() => Poll::Ready(None),
-                Poll::Pending => Poll::Pending,
-            }
-        })
-        .await;
+        let end = gate.drive(bytes, pass).await;
         let mut step = std::mem::take(&mut *self.found.borrow_mut());
-        step.bytes = self.gate.read.take();
+        step.bytes = self.gate.take_read();
         self.engine.inner.core.borrow_mut().counters.scrubbed_bytes += step.bytes;
         if let Some(end) = end {
             self.pass = None;

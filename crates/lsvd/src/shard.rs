@@ -11,6 +11,7 @@
 //!   it, or its frame is cut. Clearing it again does nothing, so it does not matter how often that is found out.
 
 use crate::chunks::{self, ChunkIndex, Run};
+use crate::closed::Closed;
 use crate::frames::{FrameIndex, FramePlace};
 use crate::history::History;
 use crate::history::pins::PinOp;
@@ -132,6 +133,8 @@ pub(crate) struct Shard {
     pub orphans: BTreeMap<Sequence, (FrameHead, At)>,
     /// Segments with marks that name frames above `committed`, and the highest such frame.
     pub marks: BTreeMap<u32, Sequence>,
+    /// Secrets of views that are closed.
+    pub closed: Closed,
     /// Versions that are kept, and what was in force at them.
     pub history: History,
     outcome: Outcome,
@@ -324,6 +327,7 @@ impl Shard {
             FrameKind::View => {
                 let i = self.views.partition_point(|v| v.0 <= s);
                 self.views.insert(i, (s, own(head)));
+                self.closed.note(head);
             }
             FrameKind::Attach => {
                 if let Ok(body) = AttachBody::decode(head.body()) {
@@ -670,6 +674,8 @@ impl Shard {
             self.tip.digest = body.last_digest;
         }
         self.released = self.released.max(body.released);
+        self.closed.merge(&body.closed);
+        self.closed.prune(self.id, segs);
         self.take_learned(s, body, lost_since);
         self.miss_moved();
         self.trim_holes();
@@ -747,6 +753,7 @@ impl Shard {
         self.requests.cut(to);
         self.views.retain(|v| v.0 <= to);
         self.attaches.retain(|a| a.0 <= to);
+        self.closed.cut(to);
         self.cut_holes(to.0, self.tip.name.sequence.0);
         // A mark may have said so of what was learned for lost frames of the branch.
         self.released = self.released.min(to);
@@ -886,6 +893,7 @@ impl Shard {
             requests: self.requests.to_format(),
             pins,
             retain,
+            closed: Vec::new(),
         };
         let mut tip = self.tip;
         if let Some(base) = change.base.as_deref().filter(|b| b.last.sequence >= tip.name.sequence) {
@@ -940,6 +948,7 @@ impl Shard {
         self.views.last().map_or(0, |v| v.1.bytes().len())
             + self.requests.encoded_len()
             + self.history.pins.kept.pins.len() * 8
+            + self.closed.mark_bytes()
     }
 
     /// Whether the state must be marked anew before a segment goes that holds frames up to `max`.

@@ -124,6 +124,12 @@ pub const LOG_CLOSE_MAX: Duration = Duration::from_secs(5);
 /// A worker's thread has this long to end: giving back volumes and closing the log, and a second more.
 pub const WORKER_STOP_MAX: Duration = Duration::from_secs(8);
 
+/// Behind each piece of an audit's work a worker has this long for everything else. With the piece (1 MiB, of which
+/// hashing takes half a millisecond) that is 200 MB/s at most, a gigabyte in five seconds.
+pub const AUDIT_PAUSE: Duration = Duration::from_millis(4);
+/// An audit that nobody has asked for this long is forgotten: who asks, does so every 200 ms.
+pub const AUDIT_KEPT: Duration = Duration::from_secs(60);
+
 // `gateway`: NBD handshakes.
 
 /// A client's time from the connection to GO, all in all, without what its volume takes. A client needs
@@ -188,6 +194,13 @@ pub const USABLE_MAX: Duration = Duration::from_secs(10);
 pub const USABLE_LOOK: Duration = Duration::from_millis(20);
 /// A verification reads everything; only the connection's end ends it early.
 pub const VERIFY_MAX: Duration = Duration::from_secs(24 * 3600);
+/// Between two questions of `verify` how far an audit is, at first; each pause is twice the one before it.
+pub const AUDIT_LOOK_MIN: Duration = Duration::from_millis(20);
+/// The longest such pause.
+pub const AUDIT_LOOK_MAX: Duration = Duration::from_millis(200);
+/// A member that was audited and does not answer any more is asked again for this long: its connection may have broken,
+/// and its audit goes on meanwhile.
+pub const AUDIT_PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks of `events --follow` for what is new.
 pub const EVENTS_LOOK: Duration = Duration::from_millis(500);
 /// Milliseconds that clocks of nodes may differ and an event may take to be gathered: it is looked for so far back.

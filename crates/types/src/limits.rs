@@ -25,6 +25,8 @@ pub const VOLUME_SHARDS_MAX: u32 = 1024;
 pub const CHUNK_BLOCKS_MAX: u32 = 4096;
 /// Versions of a shard that can be pinned at once: 32 KiB in a mark.
 pub const SHARD_PINS_MAX: usize = 4096;
+/// Closed views whose secrets a log keeps for the audit of frames that it still has: 12 KiB in a mark.
+pub const CLOSED_VIEWS_MAX: usize = 256;
 /// Blocks in one read request to a member.
 pub const READ_BLOCKS_MAX: u32 = 1024;
 /// Bytes of one message on the wire, header included.

@@ -1,5 +1,6 @@
 //! The control plane's state from outside: commands, their bytes, and the state that logs give again.
 
+mod audit;
 mod codec;
 mod formats;
 mod openings;

@@ -202,6 +202,17 @@ pub fn pins_frame() -> Frame {
     FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
 }
 
+/// The same with secrets of closed views.
+pub fn closed_frame() -> Frame {
+    let closed = |view, published, fill| ClosedView {
+        view: ViewNumber(view),
+        published: Sequence(published),
+        secret: Hash32([fill; 32]),
+    };
+    let body = MarkBody { closed: vec![closed(3, 600, 0x33), closed(4, 801, 0x44)], ..mark_body() };
+    FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
+}
+
 /// Takes a snapshot, gives one up and begins a window.
 pub fn snapshot_frame() -> Frame {
     let mut b = FrameBuilder::new();

@@ -133,12 +133,31 @@ fn pins_name_versions_and_no_blocks() {
     assert!(MarkBody::decode(&unsorted[..end - 8]).is_err());
 }
 
+/// Secrets of closed views stand in marks in the order of their views, and no more of them than a mark may have.
+#[test]
+fn a_mark_has_secrets_of_closed_views_in_order() {
+    let mark = crate::common::closed_frame();
+    let body = MarkBody::decode(mark.head.body()).unwrap();
+    assert_eq!(body.closed.iter().map(|c| (c.view.0, c.published.0)).collect::<Vec<_>>(), [(3, 600), (4, 801)]);
+    let learned = MarkBody { learned_upto: Sequence(7), pins: vec![Version(5)], ..body.clone() };
+    assert_eq!(MarkBody::decode(&learned.encode()).unwrap().closed, body.closed);
+    let twice = MarkBody { closed: vec![body.closed[1], body.closed[0]], ..body.clone() };
+    assert!(MarkBody::decode(&twice.encode()).is_err());
+    let closed = |n: usize| (0..n as u64).map(|v| ClosedView { view: ViewNumber(v), ..body.closed[0] }).collect();
+    let full = MarkBody { closed: closed(limits::CLOSED_VIEWS_MAX), ..body.clone() };
+    assert!(MarkBody::decode(&full.encode()).is_ok());
+    let too_many = MarkBody { closed: closed(limits::CLOSED_VIEWS_MAX + 1), ..body };
+    assert!(MarkBody::decode(&too_many.encode()).is_err());
+    let bytes = mark.head.body();
+    assert!(MarkBody::decode(&bytes[..bytes.len() - 48]).is_err());
+}
+
 #[test]
 fn a_newer_format_is_said_to_be_one() {
     for (at, what) in [(4, "version"), (8, "features")] {
         let mut bytes = data_frame().head.bytes().to_vec();
         // The lowest feature bit that is not known.
-        bytes[at] += 8;
+        bytes[at] += 16;
         assert_eq!(parse(&bytes).unwrap_err().kind, ErrorKind::Corrupt, "{what}: the checksum comes first");
         reseal_frame(&mut bytes);
         let e = parse(&bytes).unwrap_err();

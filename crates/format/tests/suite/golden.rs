@@ -43,6 +43,7 @@ fn golden(name: &str, bytes: &[u8], data: &[u8]) {
 fn frames() {
     let others = [
         ("mark-pins", pins_frame()),
+        ("mark-closed", closed_frame()),
         ("snapshot", snapshot_frame()),
         ("view-shared", shared_view_frame()),
         ("view-described", described_view_frame()),
@@ -53,6 +54,7 @@ fn frames() {
         let has = |feature| frame.header().features.get() & feature > 0;
         assert_eq!(has(FEATURE_SHARED), name == "view-shared" || name == "view-described", "{name}");
         assert_eq!(has(FEATURE_VOLUME), name == "view-described", "{name}");
+        assert_eq!(has(FEATURE_CLOSED), name == "mark-closed", "{name}");
         assert!(FrameHead::parse(&mut bytes).is_ok(), "{name}");
         golden(&format!("frame-{name}"), frame.head.bytes(), &frame.data.concat());
     }

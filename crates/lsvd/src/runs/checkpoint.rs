@@ -94,6 +94,7 @@ impl<D: Device> Io<'_, D> {
         let note = |shard: &Shard, append| {
             covered = covered.min(w.out.shard(shard, append));
             w.out.pins(shard, false);
+            w.out.closed(shard);
         };
         self.flush(note).await?;
         let runs = {
@@ -543,6 +544,10 @@ impl Core {
             } else {
                 s.history.pins = Pins::new(p.kept, p.as_of);
             }
+        }
+        for (slot, list) in m.closed {
+            let shard = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id));
+            shard.into_iter().for_each(|s| s.closed.merge(&list));
         }
         for (slot, at, layer) in m.history {
             let Some(s) = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id)) else { continue };

@@ -16,7 +16,7 @@ use crate::map::{Crcs, Extent};
 use crate::segments::Segment;
 use crate::shard::{NUMBER_MAX, Shard, Tip};
 use freebs_format::disk::SEGMENTS_MAX;
-use freebs_format::{AttachBody, ExtentKind, FrameHead, RequestEntry, RequestFloor, Requests};
+use freebs_format::{AttachBody, ClosedView, ExtentKind, FrameHead, RequestEntry, RequestFloor, Requests};
 use freebs_types::{
     ChunkId, DriverId, Error, Generation, Hash32, RequestNumber, Result, Sequence, ShardId, Version, ViewNumber, limits,
 };
@@ -29,6 +29,7 @@ const END: u8 = 5;
 const COMMITTED: u8 = 6;
 const PINS: u8 = 7;
 const HISTORY: u8 = 8;
+const CLOSED: u8 = 9;
 
 /// Places of frames that a checkpoint keeps of each shard: what a peer that was away for a moment asks for.
 const FRAMES_KEPT: usize = 1024;
@@ -232,6 +233,23 @@ impl Out {
         pins.kept.pins.iter().for_each(|v| self.u64(v.0));
     }
 
+    /// Secrets of closed views, as of the shard's item.
+    pub fn closed(&mut self, s: &Shard) {
+        let last = s.overlay.frames().next().map_or(s.tip, |f| f.before).name.sequence;
+        let list: Vec<&ClosedView> = s.closed.list().iter().filter(|c| c.published <= last).collect();
+        if list.is_empty() {
+            return;
+        }
+        self.u8(CLOSED);
+        self.u32(s.slot);
+        self.len(list.len());
+        for c in list {
+            self.u64(c.view.0);
+            self.u64(c.published.0);
+            self.hash(&c.secret);
+        }
+    }
+
     /// Superseded extents of up to `most` cells from block `at` on; gives back where to go on.
     pub fn history(&mut self, s: &Shard, at: u32, most: usize) -> Option<u32> {
         let (layers, next) = s.history.table.export(at, most);
@@ -295,6 +313,8 @@ pub(crate) struct Manifest {
     pub pins: Vec<PinsItem>,
     /// Superseded extents by slot, with their addresses.
     pub history: Vec<(u32, u32, Layer)>,
+    /// Secrets of closed views, by slot.
+    pub closed: Vec<(u32, Vec<ClosedView>)>,
     /// What was committed at the end, by slot.
     pub committed: Vec<(u32, Sequence)>,
     /// Last append when it was begun, and when all was written.
@@ -325,6 +345,7 @@ impl Manifest {
                 CHUNK => m.chunks.push(r.chunk()?),
                 PINS => m.pins.push(r.pins()?),
                 HISTORY => m.history.push(r.history()?),
+                CLOSED => m.closed.push(r.closed()?),
                 COMMITTED => m.committed.push((r.u32()?, Sequence(r.number()?))),
                 END => {
                     (m.written, m.last) = (r.number()?, r.number()?);
@@ -483,6 +504,14 @@ impl<'a> In<'a> {
         let pins = self.list(|r| Some(Version(r.number()?)))?;
         let fits = pins.len() <= limits::SHARD_PINS_MAX;
         fits.then(|| PinsItem { slot, later, as_of, kept: Kept { pins: pins.into_iter().collect(), retain } })
+    }
+
+    fn closed(&mut self) -> Option<(u32, Vec<ClosedView>)> {
+        let slot = self.u32()?;
+        let list = self.list(|r| {
+            Some(ClosedView { view: ViewNumber(r.u64()?), published: Sequence(r.number()?), secret: r.hash()? })
+        })?;
+        (list.len() <= limits::CLOSED_VIEWS_MAX).then_some((slot, list))
     }
 
     fn history(&mut self) -> Option<(u32, u32, Layer)> {

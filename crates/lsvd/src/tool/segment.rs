@@ -148,7 +148,7 @@ pub(crate) async fn check<D: Device>(w: &mut Window<'_, D>, g: &Geometry, known:
 }
 
 /// The footer that belongs to this use of the segment.
-async fn footer<D: Device>(w: &mut Window<'_, D>, g: &Geometry, seq: u64) -> Option<SegmentFooter> {
+pub(crate) async fn footer<D: Device>(w: &mut Window<'_, D>, g: &Geometry, seq: u64) -> Option<SegmentFooter> {
     let tail = w.get(g.segment_bytes as usize - FOOTER, FOOTER).await?;
     let f = SegmentFooter::decode(&tail, g.segment_bytes).ok()?;
     let ours = f.device == g.device.0

@@ -5,13 +5,13 @@
 use bytes::Bytes;
 use freebs_format::{
     AttachBody, Extent, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, Member, UpdateDraft, UpdateKind,
-    ViewBody, block_crc, hide,
+    ViewBody, ViewSecret, block_crc, hide,
 };
 use freebs_io::{AnyDevice, Device};
 use freebs_lsvd::{Durable, Expect, FrameName, Listener, OpenReport, Options, Record, RuleMutant, Shape};
 use freebs_types::{
-    BLOCK, BlockRange, ChunkId, ClusterId, DeviceId, DriverId, Error, Generation, Hash32, Lba, NodeId, RequestNumber,
-    Result, Sequence, ShardId, StartNumber, Version, ViewNumber,
+    BLOCK, BlockRange, ChunkId, ClusterId, DeviceId, DriverId, Error, Generation, Hash32, HostPublic, Lba, NodeId,
+    RequestNumber, Result, SealedSlice, Sequence, ShardId, StartNumber, Version, ViewNumber,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -273,16 +273,29 @@ impl Chain {
 
     /// Opens the next view, which seals the one before at its present end.
     pub fn view_frame(&mut self, view: u64, secret: u8) -> Frame {
+        self.opens(view, secret, None)
+    }
+
+    /// The same, and publishes the secret of the view before.
+    pub fn publishing_view_frame(&mut self, view: u64, secret: u8) -> Frame {
+        let pred_secret = if self.sequence == 0 { Hash32::default() } else { self.secret };
+        let (point, slices) = (HostPublic([0; 32]), vec![SealedSlice::default()]);
+        self.opens(view, secret, Some(Box::new(ViewSecret { threshold: 1, point, pred_secret, slices })))
+    }
+
+    fn opens(&mut self, view: u64, secret: u8, shared: Option<Box<ViewSecret>>) -> Frame {
+        // The other kind of frame is as it always was.
+        let is_first = self.sequence == 0 && shared.is_some();
         let body = ViewBody {
-            pred: self.view,
+            pred: if is_first { ViewNumber(0) } else { self.view },
             seal_sequence: Sequence(self.sequence),
-            seal_hid: hide(&self.id),
+            seal_hid: if is_first { Hash32::default() } else { hide(&self.id) },
             secret_hash: hide(&Hash32([secret; 32])),
             quorum: 1,
             min_copies: 1,
             generation: Generation(1),
             members: vec![Member { node: NodeId(1), start: StartNumber(1) }],
-            shared: None,
+            shared,
             volume: None,
         };
         self.view = ViewNumber(view);

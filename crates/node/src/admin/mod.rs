@@ -9,6 +9,7 @@
 //! say `Role::Control` go to [`serve`]), then `RegisterNode` with the number of this start.
 
 mod attachments;
+mod audit;
 mod client;
 mod earlier;
 mod events;
@@ -31,6 +32,7 @@ pub use server::{hear_seat, serve, turn_away};
 pub use service::{Me, Service};
 
 use freebs_control::api::{ShardDigest, ShardStatus};
+use freebs_control::audit::{AuditOf, AuditState};
 use freebs_types::{Result, ShardId, VolumeId};
 use std::future::Future;
 use std::pin::Pin;
@@ -46,6 +48,9 @@ pub trait LocalNode: Send + Sync + 'static {
     /// Takes a volume from whoever has it, and gives it back; afterwards no driver of it answers anybody. `Busy` if somebody
     /// has it who is there, unless `force`.
     fn expel(&self, volume: VolumeId, force: bool) -> LocalFuture<'_, Result<()>>;
+
+    /// Begins the audit of a replica's hash chain, or says how far it is. `NotFound` if the shard is not here.
+    fn audit(&self, of: AuditOf) -> LocalFuture<'_, Result<AuditState>>;
 
     /// Hash over everything a replica holds now; reads and checks all of it. `NotFound` if the shard is not here.
     fn digest(&self, shard: ShardId) -> LocalFuture<'_, Result<ShardDigest>>;

@@ -258,6 +258,7 @@ impl Service {
                 Ok(Reply::Shards { shards, more })
             }
             Request::Events(of) => super::events::events(self, of).await,
+            Request::ShardAudit { node, audit } => Ok(Reply::Audit(super::audit::audit(self, node, audit).await?)),
             Request::ShardDigest { shard } => Ok(Reply::Digest(self.local.digest(shard).await?)),
         }
     }

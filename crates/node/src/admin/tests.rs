@@ -10,6 +10,7 @@ use freebs_consensus::wire::{Envelope, Message as SeatMessage};
 use freebs_control::api::{
     GatewayInfo, MemberState, Reply, Request, ShardDigest, ShardStatus, Status, Verification, VolumeState,
 };
+use freebs_control::audit::{AuditGo, AuditOf, AuditState};
 use freebs_control::{Command, ControlPlane, CreateVolume, Outcome, State};
 use freebs_format::wire::{Hello, Message, Role};
 use freebs_types::{
@@ -64,6 +65,18 @@ impl LocalNode for Fake {
     fn expel(&self, volume: VolumeId, force: bool) -> LocalFuture<'_, Result<()>> {
         self.expelled.lock().unwrap().push((volume, force));
         Box::pin(async move { if force { Ok(()) } else { Err(Error::busy("somebody is there")) } })
+    }
+
+    /// Begins with what is durable, and is over at once.
+    fn audit(&self, of: AuditOf) -> LocalFuture<'_, Result<AuditState>> {
+        let found = self.shards.lock().unwrap().get(&of.shard).cloned();
+        Box::pin(async move {
+            let (s, _) = found.ok_or_else(|| Error::not_found("no such shard here"))?;
+            Ok(match of.go {
+                None => AuditState::Ready { committed: s.durable },
+                Some(go) => AuditState::Reading { done: go.at.len() as u32, total: 7 },
+            })
+        })
     }
 
     fn digest(&self, shard: ShardId) -> LocalFuture<'_, Result<ShardDigest>> {
@@ -424,6 +437,32 @@ async fn verify_finds_agreement_difference_and_absence() {
     assert!(!found.agree && found.shards[0].problem == "node3 has no replica", "{found:?}");
     let e = ask(&nodes[0], Request::VolumeVerify { name: "b".into(), wait_ms: 0 }).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::NotFound);
+}
+
+/// Any node can be asked for the audit of any other's replica.
+#[tokio::test]
+async fn an_audit_is_asked_for_at_any_node() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = cluster(dir.path(), 3).await;
+    ask(&nodes[0], Request::VolumeCreate(create("a"))).await.unwrap();
+    level(&nodes).await;
+    let shard = ShardId::new(1, 0);
+    nodes[2].fake.set(shard, 1, 40, 1, MemberState::Active);
+    let of = |node: Option<&str>, go: Option<AuditGo>| Request::ShardAudit {
+        node: node.map(str::to_owned),
+        audit: AuditOf { shard, run: 5, go },
+    };
+    let ready = Reply::Audit(AuditState::Ready { committed: Sequence(41) });
+    for asked in [&nodes[0], &nodes[2]] {
+        assert_eq!(ask(asked, of(Some("node3"), None)).await.unwrap(), ready);
+    }
+    assert_eq!(ask(&nodes[2], of(None, None)).await.unwrap(), ready);
+    let go = AuditGo { at: vec![Sequence(3); 4], secrets: vec![(ViewNumber(2), Hash32([2; 32]))] };
+    let reading = Reply::Audit(AuditState::Reading { done: 4, total: 7 });
+    assert_eq!(ask(&nodes[0], of(Some("node3"), Some(go))).await.unwrap(), reading);
+    assert_eq!(ask(&nodes[0], of(Some("node2"), None)).await.unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(ask(&nodes[0], of(None, None)).await.unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(ask(&nodes[0], of(Some("node9"), None)).await.unwrap_err().kind, ErrorKind::NotFound);
 }
 
 /// A replica that answered that it is damaged, and one whose node had been stopped, were both said not to have answered.

@@ -20,6 +20,7 @@ Examples:
   freebs events --follow                   what happens, and why
   freebs volume create data --size 100G    another volume
   freebs volume verify demo                do all replicas agree?
+  freebs verify demo                       is its history the one that was written?
 
 Sizes are powers of 1,024: 512M, 10G, 1T. Exit status: 0 done, 1 failed, 2 not understood.
 FREEBS_LOG sets what is logged on standard error: error, warn, info, debug, trace, or a filter.";
@@ -51,6 +52,8 @@ pub enum Command {
     /// Create, show and check volumes
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Audit a volume's history on every member: its hash chains, from the secrets that closed views published
+    Verify(super::verify::VerifyArgs),
     /// Look at the device of a stopped node, check it, make its soft state again
     #[command(subcommand)]
     Device(DeviceCommand),

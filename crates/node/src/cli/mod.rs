@@ -1,4 +1,4 @@
-//! The command line: what can be said, and what it exits with (0 done, 1 failed, 2 not understood).
+//! The command line: what can be said, and what it exits with (0 done, 1 failed, 2 not understood; `verify` has more).
 
 pub mod args;
 mod attachments;
@@ -9,6 +9,7 @@ mod events;
 pub mod output;
 mod run;
 pub mod signals;
+mod verify;
 mod volume;
 
 use crate::options::DEFAULT_CLUSTER;
@@ -55,6 +56,7 @@ fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
         },
         Command::Gateway(args) => run::gateway(args, &cluster).map(|()| ExitCode::SUCCESS),
         Command::Volume(v) => block_on(volume::run(v, &cluster, output)),
+        Command::Verify(args) => block_on(verify::run(args, &cluster, output)),
         Command::Device(d) => device::run(d, output),
         Command::Control(c) => control::run(c, output),
         Command::Status => block_on(cluster::status(&cluster, output)),

@@ -1,6 +1,7 @@
 //! The inside of a worker: links by who is at their other end, the shards of a node, and the drivers.
 
 use super::FreebsWire;
+use super::audits::Audits;
 use super::dial;
 use super::drivers::{Drivers, LINK_WINDOW_PER_DRIVER};
 use super::greet;
@@ -57,6 +58,7 @@ pub struct Core<C: ControlPlane> {
     /// Members that this worker keeps a link to, as the one who dials.
     pub dialing: RefCell<BTreeSet<Peer>>,
     heard: RefCell<freebs_agent::Shards>,
+    audits: Audits<FileDevice>,
     start: StartNumber,
     pub stopping: Cell<bool>,
 }
@@ -125,6 +127,7 @@ impl<C: ControlPlane> Core<C> {
             state: RefCell::new(state),
             dialing: RefCell::default(),
             heard: RefCell::new(heard),
+            audits: Audits::default(),
             start,
             stopping: Cell::new(false),
         });
@@ -183,6 +186,11 @@ impl<C: ControlPlane> Core<C> {
                         };
                         let _ = reply.send(result);
                     });
+                }
+                Command::Audit { of, reply } => {
+                    let engine = self.shards.as_ref().map(Worker::engine);
+                    let none = || Error::not_found("a gateway holds no shards");
+                    let _ = reply.send(engine.ok_or_else(none).and_then(|engine| self.audits.ask(engine, of)));
                 }
                 Command::Stop { reply } => {
                     self.stop().await;

@@ -3,6 +3,7 @@
 //! The main thread listens, greets and keeps in touch with the control plane; what belongs to a shard or a volume is
 //! handed to its worker's thread once, and stays there.
 
+mod audits;
 mod core;
 mod dial;
 mod drivers;

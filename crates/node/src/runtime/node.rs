@@ -11,6 +11,7 @@ use crate::places::Places;
 use crate::timing;
 use freebs_chain::ShardStatus as ChainStatus;
 use freebs_control::api::{MemberState, ShardDigest, ShardStatus};
+use freebs_control::audit::{AuditOf, AuditState};
 use freebs_control::events::{EventKind, Told};
 use freebs_control::{ControlPlane, State};
 use freebs_format::disk::{HOST_KEY_BYTES, HostKeyFile, SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
@@ -503,6 +504,15 @@ impl LocalNode for Local {
             let (reply, answer) = oneshot::channel();
             let worker = self.worker(ShardId { volume, index: 0 });
             worker.send(Command::Expel { volume, force, reply }).map_err(|_| gone())?;
+            answer.await.map_err(|_| gone())?
+        })
+    }
+
+    fn audit(&self, of: AuditOf) -> LocalFuture<'_, Result<AuditState>> {
+        Box::pin(async move {
+            let gone = || Error::retry("this node is stopping");
+            let (reply, answer) = oneshot::channel();
+            self.worker(of.shard).send(Command::Audit { of, reply }).map_err(|_| gone())?;
             answer.await.map_err(|_| gone())?
         })
     }

@@ -7,6 +7,7 @@ use crate::timing;
 use bytes::BytesMut;
 use freebs_agent::Port;
 use freebs_chain::{HostConfig, ShardStatus, Worker, WorkerConfig};
+use freebs_control::audit::{AuditOf, AuditState};
 use freebs_control::events::{EventKind, Told};
 use freebs_control::{ControlPlane, State};
 use freebs_format::disk::{SEGMENTS_AT, SUPERBLOCK_BYTES, Superblock};
@@ -128,6 +129,11 @@ pub enum Command {
     Digest {
         shard: ShardId,
         reply: oneshot::Sender<Result<Digest>>,
+    },
+    /// Begin the audit of a shard's hash chain, or say how far it is.
+    Audit {
+        of: AuditOf,
+        reply: oneshot::Sender<Result<AuditState>>,
     },
     /// Give volumes back, make everything durable, end.
     Stop {

@@ -25,3 +25,4 @@ mod members;
 mod serving;
 mod stops;
 mod tools;
+mod verify;

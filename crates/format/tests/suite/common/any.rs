@@ -118,11 +118,12 @@ pub fn view_frame() -> impl Strategy<Value = Frame> {
 
 pub fn mark_body() -> impl Strategy<Value = MarkBody> {
     let requests = (vec(any::<[u64; 2]>(), 0..5), vec(any::<[u64; 3]>(), 0..9));
-    let numbers = (any::<[u64; 8]>(), prop::collection::btree_set(any::<u64>(), 0..5), any::<u64>());
+    let closed = prop::collection::btree_map(any::<u64>(), (any::<u64>(), hash()), 0..4);
+    let numbers = (any::<[u64; 8]>(), prop::collection::btree_set(any::<u64>(), 0..5), any::<u64>(), closed);
     let hashes = [hash(), hash(), hash()];
     (numbers, hashes, attach_body(), any::<[bool; 3]>(), prop::option::of(view_frame()), requests).prop_map(
         |(
-            ([promised, secret_view, committed, last_view, released, since, upto, append], pins, retain),
+            ([promised, secret_view, committed, last_view, released, since, upto, append], pins, retain, closed),
             h,
             attach,
             flags,
@@ -162,6 +163,14 @@ pub fn mark_body() -> impl Strategy<Value = MarkBody> {
                 },
                 pins: pins.into_iter().map(Version).collect(),
                 retain: Version(retain),
+                closed: closed
+                    .into_iter()
+                    .map(|(view, (published, secret))| ClosedView {
+                        view: ViewNumber(view),
+                        published: Sequence(published),
+                        secret,
+                    })
+                    .collect(),
             }
         },
     )

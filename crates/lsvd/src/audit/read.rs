@@ -1,0 +1,333 @@
+//! Reading a log for the audit: a segment at a time, the newest first, in steps of a size that the caller chooses.
+//!
+//! A segment's frames are known from its index (of the open segment, from the one that is being gathered). Of each frame
+//! the head is read where the append has it, and the data are hashed in pieces.
+//!
+//! Invariants:
+//! - Nothing is kept from being cleaned or used again. Frames of a segment count only if the segment still has the number
+//!   that it had when it was begun; else they were given up.
+//! - Between two pieces of `READ_BYTES`, and every `ITEMS_PER_STEP` frames, others get their turn.
+
+use super::walk::{Fact, Known, Walk};
+use super::{Ask, Place, Report};
+use crate::FrameName;
+use crate::core::Geometry;
+use crate::engine::Engine;
+use crate::join::yield_now;
+use crate::scan::{Window, lies_before, scan};
+use crate::scrub::{Gate, READ_BYTES};
+use crate::tool::segment::footer;
+use bytes::Bytes;
+use freebs_format::disk::{APPEND_REPAIR, IndexEntry, SegmentFooter};
+use freebs_format::{FrameKind, MarkBody, crc32c};
+use freebs_io::Device;
+use freebs_types::{ErrorKind, Result, Sequence, ShardId, Version};
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+
+/// Frames that are looked at before others get their turn.
+const ITEMS_PER_STEP: usize = 64;
+
+/// How far an audit has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Segments that were read, or had nothing to read.
+    pub done: u32,
+    /// Segments in all.
+    pub total: u32,
+}
+
+/// A shard's log as the audit found it when it began.
+struct Start {
+    shard: ShardId,
+    geometry: Geometry,
+    last: FrameName,
+    version: Version,
+    committed: Sequence,
+    /// The last durable append.
+    append: u64,
+    known: Known,
+    /// Segments that say anything of the shard, newest first, with their numbers.
+    segments: Vec<(u32, u64)>,
+}
+
+/// Something that a segment says of the shard.
+enum Item {
+    Frame(Fact),
+    Learned(Sequence, Sequence),
+    Deleted,
+    Damage(Place, String),
+}
+
+type Work = Pin<Box<dyn Future<Output = Result<Report>>>>;
+
+/// An audit of one shard, a step at a time.
+pub struct Auditor<D: Device> {
+    engine: Engine<D>,
+    start: Rc<Start>,
+    gate: Rc<Gate>,
+    done: Rc<Cell<u32>>,
+    ask: Ask,
+    work: Option<Work>,
+    bytes: u64,
+}
+
+impl<D: Device> Auditor<D> {
+    /// An audit of the shard as it is now. Nothing is read before the first step. `NotFound` if the shard is unknown.
+    pub fn new(engine: Engine<D>, shard: ShardId) -> Result<Self> {
+        let start = {
+            let core = engine.inner.core.borrow();
+            let s = core.shard(shard)?;
+            let holding = core.segs.used().filter(|(_, segment)| segment.content.contains_key(&shard));
+            let mut segments: Vec<(u32, u64)> = holding.map(|(id, segment)| (id, segment.seq)).collect();
+            segments.sort_unstable_by_key(|(_, seq)| std::cmp::Reverse(*seq));
+            Start {
+                shard,
+                geometry: core.geometry,
+                last: s.tip.name,
+                version: s.tip.version,
+                committed: s.committed.min(s.tip.name.sequence),
+                append: core.next_append - 1,
+                known: Known {
+                    released: s.released,
+                    holes: s.holes.iter().map(|h| (Sequence(h.from), Sequence(h.to))).collect(),
+                    closed: s.closed.list().to_vec(),
+                },
+                segments,
+            }
+        };
+        Ok(Self {
+            engine,
+            start: Rc::new(start),
+            gate: Rc::default(),
+            done: Rc::default(),
+            ask: Ask::default(),
+            work: None,
+            bytes: 0,
+        })
+    }
+
+    /// The last frame of the shard that was known to be committed when the audit was made: others have the same one.
+    #[must_use]
+    pub fn committed(&self) -> Sequence {
+        self.start.committed
+    }
+
+    /// Tells the audit what to look for beside the chain. Has no effect behind the first step.
+    pub fn ask(&mut self, ask: Ask) {
+        self.ask = ask;
+    }
+
+    /// How far it has come.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        Progress { done: self.done.get(), total: self.start.segments.len() as u32 }
+    }
+
+    /// Reads on, about `bytes` bytes; what is read beyond them is taken off the next steps. Gives the report at the
+    /// end. `DeviceFailed` once the device is poisoned, `NotFound` if the shard is gone, `NoSpace` if there is more to
+    /// remember than an audit may. No step may follow the one that ends it.
+    pub async fn step(&mut self, bytes: u64) -> Result<Option<Report>> {
+        let (engine, start, gate, done) = (&self.engine, &self.start, &self.gate, &self.done);
+        let ask = std::mem::take(&mut self.ask);
+        let work = self
+            .work
+            .get_or_insert_with(|| Box::pin(run(engine.clone(), start.clone(), gate.clone(), done.clone(), ask)));
+        let end = self.gate.drive(bytes, work).await;
+        self.bytes += self.gate.take_read();
+        match end {
+            None => Ok(None),
+            Some(Err(e)) => Err(e),
+            Some(Ok(report)) => Ok(Some(Report { bytes: self.bytes, ..report })),
+        }
+    }
+}
+
+async fn run<D: Device>(
+    engine: Engine<D>,
+    start: Rc<Start>,
+    gate: Rc<Gate>,
+    done: Rc<Cell<u32>>,
+    ask: Ask,
+) -> Result<Report> {
+    let reader = Reader { engine: &engine, start: &start, gate: &gate };
+    let mut walk = Walk::new(start.shard, (start.last, start.version), start.known.clone(), ask);
+    let mut segments = 0;
+    for (id, seq) in &start.segments {
+        if walk.is_done() {
+            break;
+        }
+        let found = reader.segment(*id, *seq).await;
+        {
+            let core = engine.inner.core.borrow();
+            if let Some(e) = core.failed.as_ref().filter(|e| e.kind == ErrorKind::DeviceFailed) {
+                return Err(e.clone());
+            }
+            walk.set_released(core.shard(start.shard)?.released);
+        }
+        segments += u32::from(found.is_some());
+        for (i, item) in found.into_iter().flatten().enumerate() {
+            if i % ITEMS_PER_STEP == 0 {
+                yield_now().await;
+            }
+            match item {
+                Item::Frame(fact) => walk.frame(fact),
+                Item::Learned(since, upto) => walk.learned(since, upto),
+                Item::Deleted => walk.end(),
+                Item::Damage(at, what) => walk.damage(at, what),
+            }
+        }
+        done.set(done.get() + 1);
+    }
+    done.set(start.segments.len() as u32);
+    Ok(Report { segments, committed: start.committed, ..walk.finish()? })
+}
+
+struct Reader<'a, D: Device> {
+    engine: &'a Engine<D>,
+    start: &'a Start,
+    gate: &'a Gate,
+}
+
+impl<D: Device> Reader<'_, D> {
+    fn place(&self, segment: u32, offset: u32) -> Place {
+        Place { segment, offset, byte: self.start.geometry.byte(segment, offset) }
+    }
+
+    fn window(&self, segment: u32) -> Window<'_, crate::ways::Ways<D>> {
+        Window::paced(&self.engine.inner.device, self.start.geometry, segment, self.gate)
+    }
+
+    fn is_still(&self, id: u32, seq: u64) -> bool {
+        let core = self.engine.inner.core.borrow();
+        let s = core.segs.get(id);
+        s.is_used() && s.seq == seq
+    }
+
+    /// All that a segment says of the shard, the last frame first. `None` if it was given up.
+    async fn segment(&self, id: u32, seq: u64) -> Option<Vec<Item>> {
+        if !self.is_still(id, seq) {
+            return None;
+        }
+        // By the byte where they lie.
+        let mut items: Vec<(u32, Item)> = Vec::new();
+        let entries = match self.index(id, seq).await {
+            Some(entries) => entries,
+            None => self.appends(id, seq, &mut items).await,
+        };
+        let (mut heads, mut data) = (self.window(id), self.window(id));
+        for (i, e) in entries.into_iter().enumerate() {
+            if i % ITEMS_PER_STEP == 0 {
+                yield_now().await;
+            }
+            if e.head.kind() == FrameKind::Mark {
+                items.extend(said(&e).map(|item| (e.head_at, item)));
+                continue;
+            }
+            let wrong = self.check(&e, &mut heads, &mut data).await;
+            let repair = e.flags & APPEND_REPAIR != 0;
+            items.push((e.head_at, Item::Frame(Fact::of(&e.head, (self.place(id, e.head_at), seq), repair, wrong))));
+        }
+        items.sort_by_key(|(at, _)| *at);
+        let items = items.into_iter().rev().map(|(_, item)| item);
+        self.is_still(id, seq).then(|| items.collect())
+    }
+
+    /// True for a frame of the shard that was durable when the audit began.
+    fn is_asked(&self, e: &IndexEntry) -> bool {
+        let kind = e.head.kind();
+        let ours = e.head.shard() == self.start.shard && e.append <= self.start.append;
+        ours && (!kind.is_local() || kind == FrameKind::Mark)
+    }
+
+    /// The shard's frames in a segment, in the order of the log, as its index says. `None` if it has none that can be
+    /// read.
+    async fn index(&self, id: u32, seq: u64) -> Option<Vec<IndexEntry>> {
+        let gathered = {
+            let core = self.engine.inner.core.borrow();
+            let open = core.open.as_ref().filter(|o| o.id == id && o.seq == seq && !o.index.is_empty());
+            open.map(|o| Bytes::copy_from_slice(&o.index))
+        };
+        let end = self.start.geometry.segment_bytes as u32;
+        let (mut index, end) = match gathered {
+            Some(index) => (index, end),
+            None => {
+                let mut w = self.window(id);
+                let f: SegmentFooter = footer(&mut w, &self.start.geometry, seq).await?;
+                let bytes = w.get(f.index_at.get() as usize, f.index_len.get() as usize).await?;
+                (Some(bytes).filter(|b| crc32c(b) == f.index_crc.get())?, f.index_at.get())
+            }
+        };
+        let mut entries = Vec::new();
+        for i in 0.. {
+            if index.is_empty() {
+                break;
+            }
+            if i % ITEMS_PER_STEP == 0 {
+                yield_now().await;
+            }
+            let e = IndexEntry::decode_next(&mut index).ok().filter(|e| lies_before(e, end))?;
+            if self.is_asked(&e) {
+                entries.push(e);
+            }
+        }
+        Some(entries)
+    }
+
+    /// The same from the segment's appends, for want of an index.
+    async fn appends(&self, id: u32, seq: u64, items: &mut Vec<(u32, Item)>) -> Vec<IndexEntry> {
+        let mut w = self.window(id);
+        let f = footer(&mut w, &self.start.geometry, seq).await;
+        let limit = f.as_ref().map_or(self.start.geometry.segment_bytes as u32, |f| f.index_at.get());
+        let mut found = scan(&mut w, seq, limit).await;
+        found.end_with(f.map_or(self.start.append, |f| f.last_append.get()).min(self.start.append));
+        let damaged = found.appends.iter().filter(|a| a.lost > 0).map(|a| (a.at, a.number()));
+        let missing = found.missing.iter().map(|(number, at)| (*at, *number));
+        for (at, number) in damaged.chain(missing) {
+            let what = format!("append {number} is damaged, and so is what would tell its frames");
+            items.push((at, Item::Damage(self.place(id, at), what)));
+        }
+        let entries = found.appends.iter_mut().flat_map(|a| std::mem::take(&mut a.entries));
+        entries.filter(|e| self.is_asked(e)).collect()
+    }
+
+    /// Why a frame's bytes are not what was written, if so.
+    async fn check<W: Device>(
+        &self,
+        e: &IndexEntry,
+        heads: &mut Window<'_, W>,
+        data: &mut Window<'_, W>,
+    ) -> Option<String> {
+        match heads.get(e.head_at as usize, e.head.bytes().len()).await {
+            None => return Some("its head can't be read".to_owned()),
+            Some(bytes) if bytes != *e.head.bytes() => {
+                return Some("its head is not what the index of its segment says".to_owned());
+            }
+            Some(_) => {}
+        }
+        let mut digest = e.head.begin_digest();
+        let (mut at, mut left) = (e.data_at as usize, e.head.header().data_len.get() as usize);
+        while left > 0 {
+            let n = left.min(READ_BYTES);
+            let Some(piece) = data.get(at, n).await else { return Some("its data can't be read".to_owned()) };
+            digest.update(&piece);
+            (at, left) = (at + n, left - n);
+            if left > 0 {
+                yield_now().await;
+            }
+        }
+        (digest.finish() != e.head.header().digest()).then(|| "its bytes do not give its digest".to_owned())
+    }
+}
+
+/// The part of a mark that the audit has to know: frames whose entries were learned, or that all before it is gone.
+fn said(e: &IndexEntry) -> Option<Item> {
+    let body = MarkBody::decode(e.head.body()).ok()?;
+    let upto = if body.whole { e.head.seq() } else { body.learned_upto };
+    match body.deleted {
+        true => Some(Item::Deleted),
+        false => (upto.0 > 0).then_some(Item::Learned(body.learned_since, upto)),
+    }
+}

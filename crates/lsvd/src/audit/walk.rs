@@ -1,0 +1,578 @@
+//! The walk along a hash chain, from its last frame to the first: what each frame proves, and where it breaks.
+//!
+//! Frames come as they lie in the log, the last one first. A frame names the token of the one before it, so the walk
+//! always knows which frame has to come next; and a view's frame publishes the secret of the view before it, so the
+//! secret is known before the frames that it proves.
+//!
+//! Frames of a branch that was cut lie before the frame that cut them, and have numbers that the walk has passed: they
+//! are left aside. A copy that repairs a frame lies behind the frames that follow it, and waits until its number comes.
+//! So do frames that a member was brought once more, in front of which the walk goes on.
+
+use super::{
+    Ask, BREAKS_MAX, Break, Cause, Place, Proof, RANGES_MAX, Range, Report, SAMPLES_MAX, SECRETS_MAX, WAITING_MAX,
+};
+use crate::FrameName;
+use freebs_format::{ClosedView, FrameBefore, FrameHead, FrameKind, ViewBody, hide, token};
+use freebs_types::{Error, Hash32, Result, Sequence, ShardId, Version, ViewNumber};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Ranges of what was learned that are remembered; of more than these everything is taken for learned.
+const LEARNED_MAX: usize = 1024;
+/// Frames in a run behind which the frame that has to come next is not looked for any more: more than a head has under
+/// way, so more than are ever brought once more.
+const RUN_MAX: usize = 4096;
+/// Secrets that are tried for one view: the published one, one that the log kept, and one from elsewhere.
+const CANDIDATES_MAX: usize = 3;
+
+/// A view's frame, as far as the audit asks it.
+#[derive(Clone, Debug)]
+struct Opens {
+    secret_hash: Hash32,
+    published: Option<Hash32>,
+    /// The last frame of the view before, and its `hid`; `None` of the first view.
+    seal: Option<(Sequence, Hash32)>,
+}
+
+/// A frame that lies in the log.
+#[derive(Clone, Debug)]
+pub(crate) struct Fact {
+    name: FrameName,
+    before: FrameBefore,
+    digest: Hash32,
+    version: Version,
+    opens: Option<Box<Opens>>,
+    /// It fills a hole, or replaces a damaged copy.
+    repair: bool,
+    at: Place,
+    /// Number of its segment in the order of opening.
+    opened: u64,
+    /// Why its bytes are not what was written, if so.
+    wrong: Option<String>,
+}
+
+impl Fact {
+    /// A frame in the segment that was opened as number `opened`. `wrong` says why its bytes are not what was written.
+    pub fn of(head: &FrameHead, (at, opened): (Place, u64), repair: bool, mut wrong: Option<String>) -> Self {
+        let h = head.header();
+        let mut opens = None;
+        if head.kind() == FrameKind::View {
+            match ViewBody::decode(head.body()) {
+                Ok(body) => {
+                    let published = body.shared.as_ref().map(|s| s.pred_secret);
+                    opens = Some(Box::new(Opens {
+                        secret_hash: body.secret_hash,
+                        published: published.filter(|s| *s != Hash32::default()),
+                        seal: (body.pred.0 > 0).then_some((body.seal_sequence, body.seal_hid)),
+                    }));
+                }
+                Err(e) => wrong = wrong.or(Some(format!("its body makes no sense: {}", e.text))),
+            }
+        }
+        Self {
+            name: FrameName { view: head.view(), sequence: head.seq(), hid: h.hid() },
+            before: head.before(),
+            digest: h.digest(),
+            version: h.last_version(),
+            opens,
+            repair,
+            at,
+            opened,
+            wrong,
+        }
+    }
+}
+
+#[cfg(test)]
+impl Fact {
+    pub fn sequence(&self) -> u64 {
+        self.name.sequence.0
+    }
+
+    pub fn numbered(mut self, sequence: u64) -> Self {
+        self.name.sequence = Sequence(sequence);
+        self
+    }
+
+    pub fn altered(mut self, why: &str) -> Self {
+        self.wrong = Some(why.to_owned());
+        self
+    }
+
+    pub fn repaired(mut self) -> Self {
+        self.repair = true;
+        self
+    }
+
+    pub fn opened_in(mut self, number: u64) -> Self {
+        self.opened = number;
+        self
+    }
+
+    pub fn is_opened_in(&self, number: u64) -> bool {
+        self.opened == number
+    }
+}
+
+/// The frame that has to come next.
+#[derive(Clone, Copy, Debug)]
+struct Want {
+    sequence: Sequence,
+    hid: Hash32,
+    version: Version,
+    view: ViewNumber,
+    /// Its token, as the frame behind it names it; `None` for the last frame of all.
+    token: Option<Hash32>,
+    /// The frame behind it: where it lies, number of its segment, whether it is a repair.
+    behind: Option<(Place, u64, bool)>,
+}
+
+/// A secret that may be that of a view.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    secret: Hash32,
+    /// The frame that published it in this log, and where that lies if it is still there.
+    by: Option<(Sequence, Option<Place>)>,
+    /// Its being wrong was told.
+    told: bool,
+}
+
+/// The engine's knowledge of a shard beside its frames.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Known {
+    /// Frames up to here may be missing.
+    pub released: Sequence,
+    /// Frames in these ranges are lost.
+    pub holes: Vec<(Sequence, Sequence)>,
+    /// Secrets of closed views that were kept.
+    pub closed: Vec<ClosedView>,
+}
+
+/// Where an audit stands.
+pub(crate) struct Walk {
+    want: Option<Want>,
+    released: Sequence,
+    holes: Vec<(Sequence, Sequence)>,
+    secrets: BTreeMap<ViewNumber, Vec<Candidate>>,
+    at: BTreeSet<Sequence>,
+    stride: u64,
+    /// Frames that wait for their number: repaired copies, and frames of the run.
+    waiting: BTreeMap<(Sequence, Hash32), Fact>,
+    /// More had to wait than may.
+    too_many: bool,
+    /// Frames one below the other that were met in place of the one that has to come next: how many, and the lowest.
+    run: Option<(usize, Sequence)>,
+    /// Behind the first and up to the second, entries were learned in place of frames.
+    learned: Vec<(Sequence, Sequence)>,
+    /// Everything before is of a shard of the same name that was deleted, or had left this node.
+    is_over: bool,
+    /// Bytes that can't be read and whose frames nobody knows, since the last frame that was in its place.
+    damage: Option<(Place, String)>,
+    asked: Vec<(Sequence, Hash32)>,
+    unknown: BTreeSet<ViewNumber>,
+    report: Report,
+}
+
+impl Walk {
+    /// One that begins at a shard's last frame.
+    pub fn new(shard: ShardId, (last, version): (FrameName, Version), known: Known, ask: Ask) -> Self {
+        let (sequence, hid, view) = (last.sequence, last.hid, last.view);
+        let mut secrets: BTreeMap<ViewNumber, Vec<Candidate>> = BTreeMap::new();
+        let kept = known.closed.iter().map(|c| (c.view, c.secret, Some((c.published, None))));
+        let given = ask.secrets.iter().rev().take(SECRETS_MAX).map(|(view, secret)| (*view, *secret, None));
+        for (view, secret, by) in kept.chain(given) {
+            let list = secrets.entry(view).or_default();
+            if list.iter().all(|c| c.secret != secret) {
+                list.push(Candidate { secret, by, told: false });
+            }
+        }
+        Self {
+            want: (sequence.0 > 0).then_some(Want { sequence, hid, version, view, token: None, behind: None }),
+            released: known.released,
+            holes: known.holes,
+            secrets,
+            at: ask.at.into_iter().take(SAMPLES_MAX).collect(),
+            stride: 1,
+            waiting: BTreeMap::new(),
+            too_many: false,
+            run: None,
+            learned: Vec::new(),
+            is_over: false,
+            damage: None,
+            asked: Vec::new(),
+            unknown: BTreeSet::new(),
+            report: Report {
+                shard,
+                last,
+                version,
+                committed: Sequence(0),
+                ranges: Vec::new(),
+                folded: false,
+                breaks: Vec::new(),
+                break_count: 0,
+                proven: 0,
+                linked: 0,
+                summarised: 0,
+                samples: Vec::new(),
+                published: known.closed.iter().map(|c| (c.view, c.secret)).collect(),
+                unknown: Vec::new(),
+                segments: 0,
+                bytes: 0,
+            },
+        }
+    }
+
+    /// True when the beginning of the shard was reached.
+    pub fn is_done(&self) -> bool {
+        self.want.is_none() || self.is_over
+    }
+
+    /// A mark says that all before it is of a shard that was deleted, or had left this node.
+    pub fn end(&mut self) {
+        self.is_over = true;
+    }
+
+    /// More was given up since the audit began.
+    pub fn set_released(&mut self, to: Sequence) {
+        self.released = self.released.max(to);
+    }
+
+    /// A mark says that of frames behind `since` and up to `upto` the entries were learned.
+    pub fn learned(&mut self, since: Sequence, upto: Sequence) {
+        if self.learned.len() < LEARNED_MAX {
+            self.learned.push((since, upto));
+        } else {
+            self.learned[0] = (Sequence(0), Sequence(u64::MAX));
+        }
+    }
+
+    /// Bytes that can't be read, and nothing says which frames they were.
+    pub fn damage(&mut self, at: Place, what: String) {
+        self.damage.get_or_insert((at, what));
+    }
+
+    /// The next frame towards the beginning of the log.
+    pub fn frame(&mut self, fact: Fact) {
+        let Some(want) = self.want.filter(|_| !self.is_over) else { return };
+        let s = fact.name.sequence;
+        if (s, fact.name.hid) == (want.sequence, want.hid) {
+            return self.accept(fact, true);
+        }
+        if fact.repair {
+            // One of another branch takes nobody's place.
+            if s < want.sequence {
+                self.keep(fact);
+            }
+            return;
+        }
+        if self.run.is_some_and(|(_, last)| s >= last) {
+            // The run was no repeat, or this would be the frame that has to come next.
+            self.end_run();
+            return self.frame(fact);
+        }
+        if s > want.sequence {
+            return;
+        }
+        if s < want.sequence {
+            // Something is missing; or these are frames that were brought once more, and the next one lies before them.
+            self.keep(fact);
+            let frames = self.run.map_or(1, |(n, _)| n + 1);
+            self.run = Some((frames, s));
+            if frames >= RUN_MAX {
+                self.end_run();
+            }
+            return;
+        }
+        self.unlinked(want, fact);
+    }
+
+    /// A frame lies in the place of the one that has to come next, and is another one.
+    fn unlinked(&mut self, want: Want, fact: Fact) {
+        let next = fact.name.sequence.next();
+        let what = match want.token {
+            Some(_) => format!("frame {next} follows another frame than this one: its token has another hash"),
+            None => "the node knows its last frame by another hash than this one has".to_owned(),
+        };
+        self.tell(Cause::Unlinked, &fact, what);
+        self.accept(fact, false);
+    }
+
+    /// Remembers a frame until its number comes.
+    fn keep(&mut self, fact: Fact) {
+        if self.waiting.len() >= WAITING_MAX {
+            self.too_many = true;
+            return;
+        }
+        self.waiting.entry((fact.name.sequence, fact.name.hid)).or_insert(fact);
+    }
+
+    /// The frame that has to come next is not in front of the run: it is missing, and the run goes on behind the gap.
+    fn end_run(&mut self) {
+        self.run = None;
+        while self.waiting.values().any(|f| !f.repair) && self.jump() {}
+    }
+
+    /// Goes on with the highest of the waiting frames. `false` if there is none.
+    fn jump(&mut self) -> bool {
+        let Some(want) = self.want else { return false };
+        let lowest = (want.sequence, Hash32::default());
+        let in_place = self.waiting.range(lowest..).take_while(|(key, _)| key.0 == want.sequence);
+        let other = in_place.filter(|(_, f)| !f.repair).map(|(key, _)| *key).next();
+        let below = self.waiting.range(..lowest).next_back().map(|(key, _)| *key);
+        let Some(fact) = other.or(below).and_then(|key| self.waiting.remove(&key)) else { return false };
+        if other.is_some() {
+            self.unlinked(want, fact);
+        } else {
+            self.gap(Some(&fact));
+            self.accept(fact, false);
+        }
+        true
+    }
+
+    /// A frame is in its place, and with it those before it that were met already. `is_linked` if the frame behind it
+    /// says so.
+    fn accept(&mut self, fact: Fact, is_linked: bool) {
+        self.run = None;
+        self.take(fact, is_linked);
+        while let Some(want) = self.want
+            && let Some(fact) = self.waiting.remove(&(want.sequence, want.hid))
+        {
+            self.take(fact, true);
+        }
+    }
+
+    /// Takes one frame for the next one of the chain.
+    fn take(&mut self, fact: Fact, is_linked: bool) {
+        let Some(want) = self.want else { return };
+        let s = fact.name.sequence;
+        let wrong = self.judge(&fact, is_linked.then_some(&want));
+        let is_known = self.secrets.contains_key(&fact.name.view);
+        match wrong {
+            Some((cause, what)) => self.tell(cause, &fact, what),
+            None => {
+                let proof = if is_known { Proof::Proven } else { Proof::Linked };
+                self.cover(Range {
+                    proof,
+                    first: s,
+                    last: s,
+                    first_version: fact.before.version.next(),
+                    last_version: fact.version,
+                    first_view: fact.name.view,
+                    last_view: fact.name.view,
+                });
+            }
+        }
+        if !is_known {
+            self.unknown.insert(fact.name.view);
+            if self.unknown.len() > SECRETS_MAX {
+                self.unknown.pop_first();
+            }
+        }
+        self.sample(s, fact.name.hid);
+        self.opened(&fact);
+        (self.damage, self.want) = (None, None);
+        if s.0 > 1 {
+            let b = fact.before;
+            let behind = Some((fact.at, fact.opened, fact.repair));
+            let (token, view) = (Some(b.token), b.view);
+            self.want = Some(Want { sequence: b.sequence, hid: b.hid, version: b.version, view, token, behind });
+            // Views before this one are all that is still to come.
+            let _ = self.secrets.split_off(&ViewNumber(view.0.saturating_add(1)));
+        }
+        let _ = self.waiting.split_off(&(s, Hash32::default()));
+    }
+
+    /// Why a frame breaks the chain, if it does.
+    fn judge(&mut self, f: &Fact, want: Option<&Want>) -> Option<(Cause, String)> {
+        if let Some(what) = &f.wrong {
+            return Some((Cause::Altered, what.clone()));
+        }
+        if let Some(want) = want
+            && (want.version != f.version || want.view != f.name.view)
+        {
+            let what = format!(
+                "it is of view {} and version {}, and the frame behind it follows one of view {} and version {}",
+                f.name.view, f.version, want.view, want.version
+            );
+            return Some((Cause::Unlinked, what));
+        }
+        if f.name.sequence.0 == 1 && f.before.token != Hash32::default() {
+            return Some((Cause::Forged, "the first frame names one before it".to_owned()));
+        }
+        let seal = f.opens.as_ref().and_then(|o| o.seal);
+        if seal.is_some_and(|seal| seal != (f.before.sequence, f.before.hid)) {
+            return Some((
+                Cause::Forged,
+                "it opens a view behind another frame than the one that it follows".to_owned(),
+            ));
+        }
+        let list = self.secrets.get_mut(&f.name.view)?;
+        let gives = |c: &Candidate| {
+            let id = token(&c.secret, &f.before.token, &f.digest);
+            hide(&id) == f.name.hid && want.is_none_or(|w| w.token.is_none_or(|t| t == id))
+        };
+        if !list.iter().any(gives) {
+            let by = list.iter().find_map(|c| c.by).map_or_else(
+                || "that another member's log published".to_owned(),
+                |(s, _)| format!("that frame {s} published"),
+            );
+            let what = format!("it was not made with the secret of view {}, {by}", f.name.view);
+            return Some((Cause::Forged, what));
+        }
+        let lies = list.iter_mut().find(|c| c.by.is_some() && !c.told && !gives(c));
+        if let Some((lies, (s, place))) = lies.and_then(|c| c.by.map(|by| (c, by))) {
+            lies.told = true;
+            let what = format!("it publishes a secret of view {} that does not give its frames", f.name.view);
+            self.push(Break {
+                cause: Cause::Secret,
+                view: f.name.view,
+                first: s,
+                last: s,
+                version: f.version,
+                place,
+                what,
+            });
+        }
+        None
+    }
+
+    /// A view's frame says which secret its view has, and publishes that of the view before.
+    fn opened(&mut self, f: &Fact) {
+        let Some(opens) = f.opens.as_ref().filter(|_| f.wrong.is_none()) else { return };
+        let list = self.secrets.get(&f.name.view);
+        if let Some(by) = list.and_then(|list| list.iter().find(|c| !c.told && hide(&c.secret) != opens.secret_hash)) {
+            let who = by.by.map_or_else(|| "another member's log".to_owned(), |(s, _)| format!("frame {s}"));
+            let what = format!("view {} was opened with another secret than {who} published", f.name.view);
+            self.tell(Cause::Secret, f, what);
+        }
+        let Some(secret) = opens.published else { return };
+        let pred = f.before.view;
+        let list = self.secrets.entry(pred).or_default();
+        list.retain(|c| c.secret != secret);
+        list.insert(0, Candidate { secret, by: Some((f.name.sequence, Some(f.at))), told: false });
+        list.truncate(CANDIDATES_MAX);
+        if self.report.published.len() < 2 * SECRETS_MAX {
+            self.report.published.push((pred, secret));
+        }
+    }
+
+    fn sample(&mut self, s: Sequence, hid: Hash32) {
+        if self.at.contains(&s) {
+            self.asked.push((s, hid));
+        } else if s.0.is_multiple_of(self.stride) {
+            self.report.samples.push((s, hid));
+            if self.report.samples.len() > SAMPLES_MAX {
+                self.stride *= 2;
+                let stride = self.stride;
+                self.report.samples.retain(|(s, _)| s.0.is_multiple_of(stride));
+            }
+        }
+    }
+
+    /// Frames between `below` and the one that was met last are not here.
+    fn gap(&mut self, below: Option<&Fact>) {
+        let Some(want) = self.want else { return };
+        let first = below.map_or(Sequence(1), |f| f.name.sequence.next());
+        let last = want.sequence;
+        let is_lost = self.holes.iter().any(|(from, to)| *from <= last && first <= *to);
+        let is_learned = self.learned.iter().any(|(since, upto)| *since < first && last <= *upto);
+        // Frames are given up by whole segments. Two neighbours in one, or in two that were opened one right after the
+        // other, have lost nothing in between to that.
+        let is_inside = match (below, want.behind) {
+            (Some(f), Some((_, opened, false))) => !f.repair && opened <= f.opened + 1 && !is_learned,
+            _ => false,
+        };
+        let damage = self.damage.take();
+        if last <= self.released && !is_lost && !is_inside && damage.is_none() {
+            let first_view = below.map_or(want.view, |f| f.name.view.min(want.view));
+            let before = below.map_or(Version(0), |f| f.version);
+            self.cover(Range {
+                proof: Proof::Summarised,
+                first,
+                last,
+                first_version: before.next(),
+                last_version: want.version,
+                first_view: if below.is_none() { ViewNumber(1).min(want.view) } else { first_view },
+                last_view: want.view,
+            });
+            return;
+        }
+        let frames = if first == last { format!("frame {first}") } else { format!("frames {first} to {last}") };
+        let (cause, place, what) = match damage {
+            Some((place, what)) => (Cause::Altered, Some(place), format!("{frames} can't be read: {what}")),
+            None => {
+                let mut what = format!("{frames} missing, of which frame {} follows the last", last.next());
+                if want.token.is_none() {
+                    what = format!("{frames} missing, of which the last is the node's last frame");
+                }
+                if is_lost {
+                    what.push_str("; the node knows that, and asks other members for them");
+                }
+                (Cause::Removed, want.behind.map(|b| b.0), what)
+            }
+        };
+        self.push(Break { cause, view: want.view, first, last, version: want.version, place, what });
+    }
+
+    fn tell(&mut self, cause: Cause, f: &Fact, what: String) {
+        let s = f.name.sequence;
+        let place = Some(f.at);
+        self.push(Break { cause, view: f.name.view, first: s, last: s, version: f.version, place, what });
+    }
+
+    fn push(&mut self, b: Break) {
+        self.report.break_count += 1;
+        // The oldest one is kept: everything behind it rests on it.
+        if self.report.breaks.len() == BREAKS_MAX {
+            self.report.breaks.pop();
+        }
+        self.report.breaks.push(b);
+    }
+
+    /// Adds frames in front of those that were told already.
+    fn cover(&mut self, part: Range) {
+        let frames = part.frames();
+        match part.proof {
+            Proof::Proven => self.report.proven += frames,
+            Proof::Linked => self.report.linked += frames,
+            Proof::Summarised => self.report.summarised += frames,
+        }
+        let is_full = self.report.ranges.len() >= RANGES_MAX;
+        if let Some(last) = self.report.ranges.last_mut() {
+            let goes_on = last.first == part.last.next() && last.proof == part.proof;
+            if goes_on || is_full {
+                self.report.folded |= !goes_on;
+                last.proof = last.proof.min(part.proof);
+                (last.first, last.first_version) = (part.first, part.first_version);
+                last.first_view = part.first_view;
+                return;
+            }
+        }
+        self.report.ranges.push(part);
+    }
+
+    /// The finding. `NoSpace` if there are more repaired frames than the audit remembers.
+    pub fn finish(mut self) -> Result<Report> {
+        if self.too_many {
+            return Err(Error::no_space(format!(
+                "shard {}: more than {WAITING_MAX} frames were put back behind those that follow them; audit it again when \
+                 cleaning has moved them",
+                self.report.shard
+            )));
+        }
+        while self.jump() {}
+        if self.want.is_some() {
+            self.gap(None);
+        }
+        let mut report = self.report;
+        report.samples.append(&mut self.asked);
+        report.samples.sort_unstable();
+        report.published.sort_unstable_by(|a, b| b.cmp(a));
+        report.published.dedup();
+        report.published.truncate(SECRETS_MAX);
+        report.ranges.reverse();
+        report.breaks.reverse();
+        report.breaks.sort_by_key(|b| (b.first, b.last));
+        report.unknown = self.unknown.into_iter().rev().collect();
+        Ok(report)
+    }
+}

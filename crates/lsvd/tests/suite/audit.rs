@@ -1,0 +1,398 @@
+//! The audit of hash chains: ten views with cleaning between them are proven as far as their frames are there, and each
+//! copy that somebody changed is found, with the place and the cause.
+
+use crate::common::*;
+use freebs_format::{ExtentKind, Frame, FrameKind};
+use freebs_io::AnyDevice;
+use freebs_io::memory::MemoryDevice;
+use freebs_lsvd::audit::{Ask, Auditor, Break, Cause, Proof, Report};
+use freebs_lsvd::tool::{self, FrameInfo, Watch};
+use freebs_lsvd::{CleanOptions, MarkChange, Record};
+use freebs_types::{BLOCK, ErrorKind, Hash32, Sequence, ShardId, ViewNumber};
+use std::collections::{BTreeMap, BTreeSet};
+
+const SHARD: ShardId = ShardId::new(1, 0);
+const OTHER: ShardId = ShardId::new(2, 0);
+const BLOCKS: u32 = 300;
+const VIEWS: u64 = 10;
+
+fn secret(view: u64) -> u8 {
+    100 + view as u8
+}
+
+/// Frames of ten views: random writes, trims and zeroes. In two of the views blocks that are never written again, so
+/// that cleaning leaves the segments of these views where they are.
+fn history(per_view: usize) -> Vec<Frame> {
+    let (mut rng, mut chain) = (Rng::new(5), Chain::new(SHARD));
+    let mut frames = Vec::new();
+    for view in 1..=VIEWS {
+        frames.push(chain.publishing_view_frame(view, secret(view)));
+        for _ in 0..per_view {
+            chain.committed = chain.sequence;
+            let mut ops: Vec<Op> = (0..1 + rng.below(2)).map(|_| Op::random(&mut rng, BLOCKS)).collect();
+            if [3, 6].contains(&view) {
+                let cold = BLOCKS + 8 * chain.sequence as u32;
+                ops = vec![Op { extents: vec![(ExtentKind::Data, cold, 8)], fill: rng.next() >> 8 }];
+            }
+            frames.push(chain.frame(&ops));
+        }
+    }
+    frames
+}
+
+/// A log that these frames were brought to, one after the other, with frames of another shard between them.
+async fn log_of(frames: &[Frame], clean: bool) -> (MemoryDevice, Rig) {
+    let device = MemoryDevice::new(512, 1 << 30);
+    create_log(device.clone(), &shape(40)).await.unwrap();
+    let rig = Rig::open(device.clone()).await.unwrap();
+    let options = CleanOptions { enabled: clean, share_percent: 300, target_percent: 150, ..CleanOptions::default() };
+    rig.engine.set_cleaning(options);
+    let (mut rng, mut other) = (Rng::new(6), Chain::new(OTHER));
+    for (i, f) in frames.iter().enumerate() {
+        rig.append(Record::Frame(f.clone()));
+        if i % 5 == 0 {
+            rig.append(Record::Frame(other.frame(&[Op::random(&mut rng, 50)])));
+        }
+        rig.settle().await;
+        rig.engine.committed(SHARD, f.head.seq());
+        rig.engine.committed(OTHER, Sequence(other.sequence));
+        if !clean {
+            rig.engine.keep(SHARD, Sequence(1));
+        }
+    }
+    (device, rig)
+}
+
+async fn audit_with(engine: &Engine, ask: Ask, step: u64) -> Report {
+    let mut auditor = Auditor::new(engine.clone(), SHARD).unwrap();
+    auditor.ask(ask);
+    for _ in 0..1_000_000 {
+        if let Some(report) = auditor.step(step).await.unwrap() {
+            let p = auditor.progress();
+            assert_eq!(p.done, p.total);
+            return report;
+        }
+    }
+    panic!("an audit comes to an end");
+}
+
+async fn audit(engine: &Engine) -> Report {
+    audit_with(engine, Ask::default(), 1 << 20).await
+}
+
+/// Opens the device again and audits what is there.
+async fn audit_again(device: &MemoryDevice) -> Report {
+    let (engine, _) = open_log(device.clone(), &expect()).await.unwrap();
+    audit(&engine).await
+}
+
+fn only_break(r: &Report) -> &Break {
+    assert_eq!(r.break_count, 1, "{:#?}", r.breaks);
+    &r.breaks[0]
+}
+
+/// Frames of the shard as they lie on a device.
+#[derive(Default)]
+struct Places(Vec<FrameInfo>);
+
+impl Watch for Places {
+    fn frame(&mut self, f: &FrameInfo) {
+        if f.shard == SHARD && f.counts && !f.kind.is_local() {
+            self.0.push(f.clone());
+        }
+    }
+}
+
+async fn places(device: &MemoryDevice) -> Vec<FrameInfo> {
+    let mut found = Places::default();
+    tool::inspect(&AnyDevice::new(device.clone()), &mut found).await.unwrap();
+    found.0
+}
+
+/// A byte on the device of a byte in a segment.
+fn byte_at(segment: u32, at: u32) -> usize {
+    (freebs_format::disk::SEGMENTS_AT + u64::from(segment) * SEGMENT) as usize + at as usize
+}
+
+fn flip(device: &MemoryDevice, byte: usize) {
+    device.poke(|b| b[byte] ^= 0x10);
+}
+
+#[test]
+fn ten_views_are_proven_as_far_as_their_frames_are_there() {
+    local(async {
+        let frames = history(60);
+        let last = frames.last().unwrap().head.seq().0;
+        let (device, rig) = log_of(&frames, true).await;
+        assert!(rig.engine.counters().segments_freed > 3, "cleaning has given up segments");
+        let r = audit(&rig.engine).await;
+        assert!(r.is_sound(), "{:#?}", r.breaks);
+        assert_eq!(r.proven + r.linked + r.summarised, last);
+        assert!(r.proven > 60 && r.summarised > 60, "{:?}", r.ranges);
+        assert!(r.ranges.iter().filter(|x| x.proof == Proof::Summarised).count() > 1, "{:?}", r.ranges);
+        assert_eq!(r.linked, 61, "the secrets of all other views are known: {:?}", r.ranges);
+        let end = r.ranges.last().unwrap();
+        assert_eq!((end.proof, end.last.0, end.last_view), (Proof::Linked, last, ViewNumber(VIEWS)));
+        assert!(r.ranges.windows(2).all(|w| w[0].last.next() == w[1].first), "{:?}", r.ranges);
+        assert!(r.ranges.windows(2).all(|w| w[0].last_version.next() == w[1].first_version), "{:?}", r.ranges);
+        rig.stop().await;
+
+        // A log that is read back says the same, in steps of any size, from the log and from a checkpoint.
+        for checkpoint in [false, true] {
+            let (engine, report) = open_log(device.clone(), &expect()).await.unwrap();
+            assert_eq!(report.checkpoint > 0, checkpoint);
+            for step in [10_000, 300_000, u64::MAX] {
+                let again = audit_with(&engine, Ask::default(), step).await;
+                assert_eq!((&again.ranges, &again.samples), (&r.ranges, &r.samples));
+            }
+            engine.checkpoint().await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn without_cleaning_every_frame_of_a_closed_view_is_proven() {
+    local(async {
+        let frames = history(20);
+        let (device, rig) = log_of(&frames, false).await;
+        let r = audit(&rig.engine).await;
+        assert!(r.is_sound(), "{:#?}", r.breaks);
+        assert_eq!((r.proven, r.linked, r.summarised), (9 * 21, 21, 0));
+        assert_eq!(r.published.len(), 9);
+        assert_eq!(r.samples.last(), Some(&(Sequence(210), frames[209].header().hid())));
+        rig.stop().await;
+        assert_eq!(audit_again(&device).await.ranges, r.ranges);
+    });
+}
+
+#[test]
+fn one_altered_byte_is_found_in_its_frame() {
+    local(async {
+        let frames = history(60);
+        let (device, rig) = log_of(&frames, true).await;
+        rig.stop().await;
+        let sound = audit_again(&device).await;
+        assert!(sound.is_sound());
+        let is_proven =
+            |s: Sequence| sound.ranges.iter().any(|r| r.proof == Proof::Proven && r.first <= s && s <= r.last);
+        let there = places(&device).await;
+        let newest = there
+            .iter()
+            .map(|f| f.segment)
+            .max_by_key(|id| there.iter().filter(|f| f.segment == *id).map(|f| f.append).max());
+        // Of a closed segment: what is at the end of the log may be taken for torn.
+        let closed: Vec<&FrameInfo> =
+            there.iter().filter(|f| Some(f.segment) != newest && is_proven(f.sequence) && f.data_bytes > 0).collect();
+        for f in closed.iter().step_by(closed.len() / 4) {
+            let data = byte_at(f.segment, f.data_at) + f.data_bytes as usize / 2;
+            let head = byte_at(f.segment, f.head_at) + 200;
+            for byte in [data, head] {
+                flip(&device, byte);
+                let r = audit_again(&device).await;
+                let b = only_break(&r);
+                assert_eq!((b.cause, b.first, b.last, b.view), (Cause::Altered, f.sequence, f.sequence, f.view));
+                let place = b.place.unwrap();
+                assert_eq!((place.segment, place.offset), (f.segment, f.head_at));
+                assert_eq!(place.byte as usize, byte_at(f.segment, f.head_at));
+                assert_eq!(r.proven, sound.proven - 1, "all others are proven as before");
+                flip(&device, byte);
+            }
+        }
+        assert!(audit_again(&device).await.is_sound());
+    });
+}
+
+/// Somebody who can make checksums takes a frame out: all that is left is sound by itself.
+#[test]
+fn one_removed_frame_is_missed() {
+    local(async {
+        let frames = history(20);
+        for gone in [30, 64, 126, 208] {
+            let mut left = frames.clone();
+            let taken = left.remove(gone);
+            let (device, rig) = log_of(&left, false).await;
+            let r = audit(&rig.engine).await;
+            let b = only_break(&r);
+            assert_eq!((b.cause, b.first, b.last), (Cause::Removed, taken.head.seq(), taken.head.seq()));
+            assert_eq!(r.proven + r.linked, 209);
+            rig.stop().await;
+            assert_eq!(only_break(&audit_again(&device).await).first, taken.head.seq());
+        }
+    });
+}
+
+/// Nobody had the frame any more, and what it had placed was learned of other members.
+#[test]
+fn a_frame_whose_entries_were_learned_is_summarised() {
+    local(async {
+        let mut frames = history(20);
+        let taken = frames.remove(64);
+        let (device, rig) = log_of(&frames, false).await;
+        let learned = freebs_lsvd::Learned {
+            since: Sequence(taken.head.seq().0 - 1),
+            upto: taken.head.seq(),
+            ..freebs_lsvd::Learned::default()
+        };
+        let mark = |learned: freebs_lsvd::Learned| {
+            let change = MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() };
+            Record::Mark { shard: SHARD, change, ticket: 1 }
+        };
+        rig.append(mark(learned.clone()));
+        rig.settle().await;
+        assert!(rig.engine.state(SHARD).unwrap().holes.is_empty());
+        let r = audit(&rig.engine).await;
+        assert!(r.is_sound(), "what was learned in its place is no break: {:?}", r.breaks);
+        assert_eq!(r.summarised, 1);
+        rig.stop().await;
+        assert!(audit_again(&device).await.is_sound());
+    });
+}
+
+/// The forger has a member's log, all that is public, and right checksums, but not the secret of the view.
+#[test]
+fn a_forged_continuation_is_found_when_the_secret_is_known() {
+    local(async {
+        let frames = history(20);
+        let (_, rig) = log_of(&frames, false).await;
+        let sound = audit(&rig.engine).await;
+        rig.stop().await;
+        // In the middle of view 5 the forger goes on alone. The next frame names the token of the one before.
+        let k = 95;
+        let at = &frames[k];
+        assert_eq!(at.head.view(), ViewNumber(5));
+        let mut forger = Chain::new(SHARD);
+        forger.view = at.head.view();
+        forger.secret = Hash32([1; 32]);
+        forger.id = frames[k + 1].header().parent_token();
+        (forger.sequence, forger.version) = (at.head.seq().0, at.header().last_version().0);
+        forger.chunk = at.header().chunk();
+        (forger.offset, forger.committed) = (at.header().chunk_offset.get() + at.header().data_blocks(), k as u64);
+        let mut copy = frames[..=k].to_vec();
+        let op = Op { extents: vec![(ExtentKind::Data, 7, 2)], fill: 666 };
+        copy.extend((0..3).map(|_| forger.frame(std::slice::from_ref(&op))));
+        let first = copy[k + 1].head.seq();
+        assert!(copy[k + 1].verify_digest().is_ok() && copy[k + 1].verify_data().is_ok());
+
+        // By itself the log is sound: its view is open there, and nobody has published its secret.
+        let (device, rig) = log_of(&copy, false).await;
+        let r = audit(&rig.engine).await;
+        assert!(r.is_sound(), "{:?}", r.breaks);
+        assert_eq!((r.unknown.clone(), r.linked), (vec![ViewNumber(5)], 21 - 9 + 3));
+        // The others have another frame there,
+        let hid = |r: &Report| r.samples.iter().find(|s| s.0 == first).map(|s| s.1);
+        assert!(hid(&r).is_some() && hid(&r) != hid(&sound));
+        // and they know the secret.
+        let secrets: BTreeMap<_, _> = sound.published.iter().copied().collect();
+        let r = audit_with(&rig.engine, Ask { at: BTreeSet::new(), secrets }, 1 << 20).await;
+        let causes: BTreeSet<Cause> = r.breaks.iter().map(|b| b.cause).collect();
+        assert_eq!((r.break_count, causes), (3, BTreeSet::from([Cause::Forged])));
+        assert_eq!((r.breaks[0].first, r.breaks[0].view), (first, ViewNumber(5)));
+        assert_eq!(r.proven, first.0 - 1);
+        rig.stop().await;
+
+        // The forger opens the next view, too, and has to publish a secret for it: the right one, which is public.
+        forger.secret = Hash32([secret(5); 32]);
+        copy.push(forger.publishing_view_frame(6, 77));
+        drop(device);
+        let (_, rig) = log_of(&copy, false).await;
+        let r = audit(&rig.engine).await;
+        assert_eq!((r.break_count, r.breaks[0].cause, r.breaks[0].first), (3, Cause::Forged, first));
+        rig.stop().await;
+    });
+}
+
+/// The audit goes on for long, and the log meanwhile: frames come, segments are given up and used again.
+#[test]
+fn an_audit_beside_writes_and_cleaning_is_sound() {
+    local(async {
+        let frames = history(60);
+        let (first, rest) = frames.split_at(400);
+        let (_, rig) = log_of(first, true).await;
+        let before = rig.engine.counters();
+        let mut auditor = Auditor::new(rig.engine.clone(), SHARD).unwrap();
+        let (mut rest, mut report, mut steps) = (rest.iter(), None, 0);
+        while report.is_none() {
+            report = auditor.step(8 << 10).await.unwrap();
+            steps += 1;
+            if let Some(f) = rest.next() {
+                rig.append(Record::Frame(f.clone()));
+                rig.settle().await;
+                rig.engine.committed(SHARD, f.head.seq());
+            }
+        }
+        let (r, after) = (report.unwrap(), rig.engine.counters());
+        assert!(r.is_sound(), "{:#?}", r.breaks);
+        assert_eq!(r.proven + r.linked + r.summarised, 400);
+        assert!(steps > 50 && after.segments_freed > before.segments_freed + 1, "{steps} steps");
+        rig.stop().await;
+    });
+}
+
+/// A step reads what it is granted, and one read more.
+#[test]
+fn steps_are_small() {
+    local(async {
+        let mut chain = Chain::new(SHARD);
+        let mut frames = vec![chain.publishing_view_frame(1, 101)];
+        for i in 0..6 {
+            frames.push(chain.frame(&[Op { extents: vec![(ExtentKind::Data, 0, 150)], fill: i }]));
+        }
+        let (_, rig) = log_of(&frames, false).await;
+        let mut auditor = Auditor::new(rig.engine.clone(), SHARD).unwrap();
+        let mut steps = 0;
+        let report = loop {
+            match auditor.step(4096).await.unwrap() {
+                Some(report) => break report,
+                None => steps += 1,
+            }
+        };
+        assert!(report.is_sound());
+        assert!(steps as u64 >= report.bytes / (256 << 10) / 2, "{steps} steps for {} bytes", report.bytes);
+        assert!(report.bytes >= 6 * 150 * BLOCK as u64);
+        rig.stop().await;
+    });
+}
+
+#[test]
+fn a_shard_that_is_not_there_or_goes_away_is_an_error() {
+    local(async {
+        let frames = history(20);
+        let (_, rig) = log_of(&frames, false).await;
+        let e = Auditor::new(rig.engine.clone(), ShardId::new(9, 0)).err().unwrap();
+        assert_eq!(e.kind, ErrorKind::NotFound);
+        let mut auditor = Auditor::new(rig.engine.clone(), SHARD).unwrap();
+        assert_eq!(auditor.step(1).await.unwrap(), None);
+        rig.append(Record::Forget { shard: SHARD, promised: ViewNumber(0) });
+        rig.settle().await;
+        let end = loop {
+            match auditor.step(1 << 20).await {
+                Ok(None) => {}
+                other => break other,
+            }
+        };
+        assert_eq!(end.unwrap_err().kind, ErrorKind::NotFound);
+        rig.stop().await;
+    });
+}
+
+/// Frames that were damaged and put back lie behind those that follow them.
+#[test]
+fn frames_that_were_put_back_are_proven() {
+    local(async {
+        let frames = history(20);
+        let mut left = frames.clone();
+        let gone: Vec<Frame> = left.drain(60..63).collect();
+        assert!(gone.iter().all(|f| f.head.kind() == FrameKind::Data));
+        let (device, rig) = log_of(&left, false).await;
+        assert_eq!(audit(&rig.engine).await.break_count, 1);
+        for f in &gone {
+            rig.append(Record::Repair(f.clone()));
+        }
+        rig.settle().await;
+        let r = audit(&rig.engine).await;
+        assert!(r.is_sound(), "{:?}", r.breaks);
+        assert_eq!((r.proven, r.linked, r.summarised), (9 * 21, 21, 0));
+        rig.stop().await;
+        assert!(audit_again(&device).await.is_sound());
+    });
+}
