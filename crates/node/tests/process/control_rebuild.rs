@@ -69,6 +69,7 @@ fn names(shown: &Value) -> Vec<String> {
 fn kill_under_load(c: &mut Cluster, place: &Place, oracle: &mut Oracle) {
     let mut client = Load::new(place, "demo").attach();
     let answers = oracle.answers.clone();
+    let all = c.processes();
     std::thread::scope(|s| {
         s.spawn(|| {
             answers.more(SOME);
@@ -79,6 +80,7 @@ fn kill_under_load(c: &mut Cluster, place: &Place, oracle: &mut Oracle) {
         assert!(!ended, "the connection ends with the gateway");
     });
     c.crash();
+    c.wait_ended(&all);
 }
 
 /// Volumes of several kinds, one of them made larger, one deleted.

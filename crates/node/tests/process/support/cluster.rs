@@ -393,14 +393,23 @@ impl Cluster {
         self.sweep();
     }
 
+    /// Waits until these processes have let go of their files. One that was killed is found no more before it has: its
+    /// memory, and with it its arguments, goes first.
+    pub fn wait_ended(&self, pids: &[u32]) {
+        let is_over = |pid: &u32| !PathBuf::from(format!("/proc/{pid}/stat")).exists() || zombie(*pid);
+        wait_for("the end of killed processes", || pids.iter().all(is_over).then_some(()));
+    }
+
     /// `kill -9` of whatever of it still runs.
     pub fn sweep(&self) {
+        let mut killed = Vec::new();
         for _ in 0..200 {
             let left = self.processes();
             if left.is_empty() {
-                return;
+                return self.wait_ended(&killed);
             }
             left.iter().for_each(|pid| signal(*pid, libc::SIGKILL));
+            killed.extend(left);
             std::thread::sleep(Duration::from_millis(20));
         }
     }
