@@ -255,7 +255,7 @@ impl Replica {
         Some(last)
     }
 
-    /// What of this log counts for a seal of `pred`. A log of which that is not known does not count.
+    /// This log's answer to a seal of `pred`. A log whose end there is not known does not count.
     pub fn seal_answer(&self, view: ViewNumber, pred: ViewNumber) -> SealAnswer {
         let end = self.end_in(pred);
         let last = end.filter(|_| pred.0 > 0).unwrap_or_else(crate::replica::genesis);

@@ -33,6 +33,19 @@ mod slices;
 
 const SHARD: ShardId = ShardId { volume: VolumeId(1), index: 0 };
 
+/// Of the host on a node.
+fn config(n: u64, mutant: Option<Mutant>) -> HostConfig {
+    HostConfig {
+        cluster: ClusterId([1; 16]),
+        me: peer(n),
+        start: StartNumber(1),
+        workers: BTreeMap::new(),
+        node_secret: Hash32::default(),
+        host_key: host_key(n),
+        mutant,
+    }
+}
+
 fn peer(n: u64) -> Peer {
     Peer { node: NodeId(n), worker: 0 }
 }
@@ -154,15 +167,7 @@ impl Scene {
     }
 
     fn play<T>(&mut self, act: impl FnOnce(&mut Replica, &mut Ctx<'_>) -> T) -> (T, Vec<Action>) {
-        let config = HostConfig {
-            cluster: ClusterId([1; 16]),
-            me: peer(self.me),
-            start: StartNumber(1),
-            workers: BTreeMap::new(),
-            node_secret: Hash32::default(),
-            host_key: host_key(self.me),
-            mutant: self.mutant,
-        };
+        let config = config(self.me, self.mutant);
         let (mut peers, mut out) = (Peers::default(), Out::default());
         for n in (1..=3).filter(|n| *n != self.me) {
             peers.up(LinkId(n), peer(n), self.now);

@@ -1,5 +1,5 @@
 //! Secrets of closed views of which the log still has frames, so that these can be audited when the frames that
-//! published the secrets are given up (design note 24).
+//! published the secrets are given up (design note 26).
 //!
 //! Invariants: at most `limits::CLOSED_VIEWS_MAX` of a shard, the newest ones, in the order of their views. Each was
 //! published by a view's frame of this log, or of the log that a map was learned from; one whose frame is cut goes with

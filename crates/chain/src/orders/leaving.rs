@@ -17,22 +17,10 @@ struct Node {
 
 impl Node {
     fn new(mutant: Option<Mutant>) -> Self {
-        let host = Host::new(Self::config(mutant));
+        let host = Host::new(config(2, mutant));
         let mut n = Self { host, mutant, now: Nanos::from_millis(1), tickets: Vec::new(), promised: ViewNumber(0) };
         n.link_up();
         n
-    }
-
-    fn config(mutant: Option<Mutant>) -> HostConfig {
-        HostConfig {
-            cluster: ClusterId([1; 16]),
-            me: peer(2),
-            start: StartNumber(1),
-            workers: BTreeMap::new(),
-            node_secret: Hash32::default(),
-            host_key: host_key(2),
-            mutant,
-        }
     }
 
     fn link_up(&mut self) {
@@ -116,7 +104,7 @@ impl Node {
 
     /// Its process starts again, with what the log has.
     fn restarts(&mut self) {
-        self.host = Host::new(Self::config(self.mutant));
+        self.host = Host::new(config(2, self.mutant));
         if self.promised.0 > 0 {
             let state = ShardState { shard: SHARD, promised: self.promised, ..ShardState::default() };
             self.host.add(Replica::recovered(&state, Vec::new(), None, Damage::default()));
@@ -229,15 +217,7 @@ fn frames_of_a_former_replica_do_not_stand_for_those_of_the_next() {
 /// Anybody who connects may name any node as the next one on a frame's way: nothing is kept for a node without a link.
 #[test]
 fn frames_go_on_only_to_who_is_there() {
-    let mut host = Host::new(HostConfig {
-        cluster: ClusterId([1; 16]),
-        me: peer(3),
-        start: StartNumber(1),
-        workers: BTreeMap::new(),
-        node_secret: Hash32::default(),
-        host_key: host_key(3),
-        mutant: None,
-    });
+    let mut host = Host::new(config(3, None));
     host.step(Nanos(1), Event::LinkUp { link: LinkId(7), who: Who::Member(peer(2)) });
     let frame = Chain::new().open(1);
     let mut sent = Vec::new();

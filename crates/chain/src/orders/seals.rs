@@ -145,15 +145,7 @@ fn an_opening_head_feeds_by_map_who_need_not_cut() {
 #[test]
 fn an_empty_log_on_a_device_that_lost_something_is_doubtful() {
     for has_lost in [false, true] {
-        let mut host = Host::new(HostConfig {
-            cluster: ClusterId([1; 16]),
-            me: peer(3),
-            start: StartNumber(1),
-            workers: BTreeMap::new(),
-            node_secret: Hash32::default(),
-            host_key: host_key(3),
-            mutant: None,
-        });
+        let mut host = Host::new(config(3, None));
         host.set_lost_something(has_lost);
         host.add(Replica::empty(SHARD));
         let damaged = host.with(SHARD, |r, _| r.seal_answer(ViewNumber(2), ViewNumber(1)).damaged);
@@ -226,15 +218,7 @@ fn a_mended_log_is_asked_again() {
 /// few.
 #[test]
 fn a_head_wants_links_to_all_that_may_seal() {
-    let mut host = Host::new(HostConfig {
-        cluster: ClusterId([1; 16]),
-        me: peer(1),
-        start: StartNumber(1),
-        workers: BTreeMap::new(),
-        node_secret: Hash32::default(),
-        host_key: host_key(1),
-        mutant: None,
-    });
+    let mut host = Host::new(config(1, None));
     let info = ShardInfo {
         shard: SHARD,
         members: [1, 3, 2].map(NodeId).to_vec(),

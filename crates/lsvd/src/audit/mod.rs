@@ -1,5 +1,5 @@
 //! The audit of a shard's hash chain in one log, from the secrets that views publish (DESIGN section 6, Lithium
-//! section 2.2; design note 24 says what it proves).
+//! section 2.2; design note 26 says what it proves).
 //!
 //! `walk` judges: it takes frames from the newest to the oldest, and knows nothing of devices. `read` gives them to it,
 //! a segment at a time, newest first, in steps that others may come between.

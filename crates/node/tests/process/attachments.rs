@@ -2,7 +2,7 @@
 
 use crate::support::cluster::{Cluster, Setup, scratch};
 use crate::support::gateway::Gateway;
-use crate::support::load::Answers;
+use crate::support::load::{Answers, block_of, number_of};
 use crate::support::nbd::{Client, Op};
 use crate::support::rng::Rng;
 use crate::support::tools::say;
@@ -22,17 +22,6 @@ struct Asked {
     done: bool,
 }
 
-/// A block that holds a number.
-fn block(number: u64) -> Vec<u8> {
-    number.to_le_bytes().repeat(BLOCK as usize / 8)
-}
-
-fn number(block: &[u8]) -> u64 {
-    let number = u64::from_le_bytes(block[..8].try_into().expect("eight bytes"));
-    assert!(block == self::block(number), "a block of one write");
-    number
-}
-
 /// Writes numbers that go up, and reads, one after the other, until told to stop, or the connection ends. Successes are
 /// counted.
 fn use_volume(mut client: Client, at: u64, stop: &AtomicBool, successes: &Answers) -> Vec<Asked> {
@@ -40,7 +29,7 @@ fn use_volume(mut client: Client, at: u64, stop: &AtomicBool, successes: &Answer
     for i in 1u64.. {
         let wrote = (i % 2 == 0).then_some(i);
         let op = match wrote {
-            Some(i) => Op::Write { at, data: block(i), fua: false },
+            Some(i) => Op::Write { at, data: block_of(i), fua: false },
             None => Op::Read { at, len: BLOCK },
         };
         let sent = Instant::now();
@@ -87,8 +76,8 @@ fn who_lost_a_volume_gets_errors_only() {
             let begun = Instant::now();
             let mut second = Client::attach(&new.place, "demo");
             let ready = Instant::now();
-            let found = number(&second.read(at, BLOCK));
-            let write = |second: &mut Client| (0..SOME).for_each(|i| second.write(64 << 20, &block(i)));
+            let found = number_of(&second.read(at, BLOCK));
+            let write = |second: &mut Client| (0..SOME).for_each(|i| second.write(64 << 20, &block_of(i)));
             write(&mut second);
             frozen.iter().for_each(|pid| c.resume(*pid));
             // Whoever was frozen and knows nothing of all that may answer now.
@@ -96,9 +85,9 @@ fn who_lost_a_volume_gets_errors_only() {
             write(&mut second);
             drop(raised);
             let all = load.join().expect("the load");
-            assert_eq!(number(&second.read(64 << 20, BLOCK)), SOME - 1);
+            assert_eq!(number_of(&second.read(64 << 20, BLOCK)), SOME - 1);
             assert_eq!(
-                number(&second.read(at, BLOCK)),
+                number_of(&second.read(at, BLOCK)),
                 found,
                 "round {round}: the old one wrote behind the new one's back"
             );

@@ -3,7 +3,7 @@
 
 use crate::support::cluster::{Cluster, Setup, scratch};
 use crate::support::gateway::Gateway;
-use crate::support::load::Answers;
+use crate::support::load::{Answers, block_of, number_of};
 use crate::support::nbd::{Client, Op};
 use crate::support::rng::Rng;
 use crate::support::tools::say;
@@ -48,23 +48,13 @@ fn late(all: &[Asked], since: Instant) -> (usize, Duration) {
     late.fold((0, Duration::ZERO), |(n, most), a| (n + 1, most.max(a.answered - since)))
 }
 
-fn block(number: u64) -> Vec<u8> {
-    number.to_le_bytes().repeat(BLOCK as usize / 8)
-}
-
-fn number(block: &[u8]) -> u64 {
-    let number = u64::from_le_bytes(block[..8].try_into().expect("eight bytes"));
-    assert!(block == self::block(number), "a block of one write");
-    number
-}
-
 /// Writes numbers that go up, reads and flushes, one after the other, whether they fail or not, until told to stop or
 /// the connection ends.
 fn use_volume(mut client: Client, at: u64, stop: &AtomicBool, successes: &Answers, failures: &Answers) -> Vec<Asked> {
     let mut all = Vec::new();
     for i in 1u64.. {
         let (what, op) = match i % 3 {
-            0 => (What::Write(i), Op::Write { at, data: block(i), fua: false }),
+            0 => (What::Write(i), Op::Write { at, data: block_of(i), fua: false }),
             1 => (What::Read, Op::Read { at, len: BLOCK }),
             _ => (What::Flush, Op::Flush),
         };
@@ -113,14 +103,14 @@ fn round(
         let returned = Instant::now();
         assert_ne!(attached["taken_from"], serde_json::Value::Null, "{attached}");
         let mut second = Client::attach(&new.1.place, "demo");
-        newest.extend((0..CLIENTS).map(|i| number(&second.read(i * u64::from(BLOCK), BLOCK))));
-        (0..50).for_each(|i| second.write(64 << 20, &block(i)));
+        newest.extend((0..CLIENTS).map(|i| number_of(&second.read(i * u64::from(BLOCK), BLOCK))));
+        (0..50).for_each(|i| second.write(64 << 20, &block_of(i)));
         frozen.iter().for_each(|pid| c.resume(*pid));
         // One that was frozen, and knows nothing of all that, may answer now.
         c.wait_healthy("demo");
         failures.iter().for_each(|f| f.more(FAILURES));
         for (i, found) in (0..).zip(&newest) {
-            let now = number(&second.read(i * u64::from(BLOCK), BLOCK));
+            let now = number_of(&second.read(i * u64::from(BLOCK), BLOCK));
             assert_eq!(now, *found, "the old one wrote behind the new one's back\n{}", c.log());
         }
         drop(raised);

@@ -396,8 +396,7 @@ impl Cluster {
     /// Waits until these processes have let go of their files. One that was killed is found no more before it has: its
     /// memory, and with it its arguments, goes first.
     pub fn wait_ended(&self, pids: &[u32]) {
-        let is_over = |pid: &u32| !PathBuf::from(format!("/proc/{pid}/stat")).exists() || zombie(*pid);
-        wait_for("the end of killed processes", || pids.iter().all(is_over).then_some(()));
+        wait_for("the end of killed processes", || pids.iter().all(|pid| has_ended(*pid)).then_some(()));
     }
 
     /// `kill -9` of whatever of it still runs.
@@ -405,8 +404,8 @@ impl Cluster {
         let mut killed = Vec::new();
         for _ in 0..200 {
             let left = self.processes();
-            if left.is_empty() {
-                return self.wait_ended(&killed);
+            if left.is_empty() && killed.iter().all(|pid| has_ended(*pid)) {
+                return;
             }
             left.iter().for_each(|pid| signal(*pid, libc::SIGKILL));
             killed.extend(left);
@@ -437,6 +436,10 @@ fn name_of(pid: u32) -> Option<String> {
 fn zombie(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().is_none_or(|rest| rest.trim_start().starts_with('Z'))
+}
+
+fn has_ended(pid: u32) -> bool {
+    !PathBuf::from(format!("/proc/{pid}/stat")).exists() || zombie(pid)
 }
 
 fn signal(pid: u32, number: i32) {

@@ -9,6 +9,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// A block that holds a number, all over.
+#[must_use]
+pub fn block_of(number: u64) -> Vec<u8> {
+    number.to_le_bytes().repeat(4096 / 8)
+}
+
+/// The number that a block holds; one of two writes would be torn.
+#[must_use]
+pub fn number_of(block: &[u8]) -> u64 {
+    let number = u64::from_le_bytes(block[..8].try_into().expect("eight bytes"));
+    assert!(block == block_of(number), "a block of one write");
+    number
+}
+
 /// How many answers a client has got, for those who wait for more.
 #[derive(Clone, Debug, Default)]
 pub struct Answers(Arc<AtomicU64>);
