@@ -419,6 +419,12 @@ pub struct ShardReport {
     pub head: String,
     /// The chain, head first.
     pub members: Vec<MemberReport>,
+    /// Names of members that are not known to have everything yet: they learn it from the others (rule V7).
+    #[serde(default)]
+    pub joining: Vec<String>,
+    /// Names of nodes whose places were given to others, and that keep all they have while somebody is joining.
+    #[serde(default)]
+    pub keepers: Vec<String>,
 }
 
 /// One replica in `ShardReport`.

@@ -124,7 +124,9 @@ pub(super) fn report(
     };
     let head = shard.head().map(name).unwrap_or_default();
     let id = volume.shard_id(shard.index).to_string();
-    (ShardReport { id, view: shard.active, head, members }, verdict)
+    let names = |of: &[NodeId]| of.iter().map(|n| name(*n)).collect();
+    let (joining, keepers) = (names(&shard.joining), names(&shard.keepers));
+    (ShardReport { id, view: shard.active, head, members, joining, keepers }, verdict)
 }
 
 fn volume_status(state: &State, volume: &Volume, answers: &BTreeMap<NodeId, Answer>, all: &Replicas) -> VolumeStatus {

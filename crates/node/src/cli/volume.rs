@@ -290,6 +290,8 @@ mod tests {
             view: ViewNumber(3),
             head: members[0].0.into(),
             members: members.map(|(node, state)| MemberReport { node: node.into(), version: Version(1), state }).into(),
+            joining: vec![],
+            keepers: vec![],
         };
         let shards = shards.into_iter().enumerate().map(report).collect();
         VolumeStatus::new(&volume, VolumeState::Degraded, shards)

@@ -12,3 +12,4 @@ mod nodes;
 mod plane;
 mod prober;
 mod rig;
+mod two_away;

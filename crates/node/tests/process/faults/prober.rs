@@ -114,6 +114,16 @@ impl Prober {
         under_way.map(|(_, took)| *took).max().unwrap_or_default()
     }
 
+    /// The longest part of a write's time within one of these spans.
+    #[must_use]
+    pub fn longest_within(&self, spans: &[(Instant, Instant)]) -> Duration {
+        let part = |(sent, took): &(Instant, Duration)| {
+            let parts = spans.iter().map(|(from, to)| (*sent + *took).min(*to).saturating_duration_since(*from.max(sent)));
+            parts.max().unwrap_or_default()
+        };
+        self.took.iter().map(part).max().unwrap_or_default()
+    }
+
     /// When the first answer came from this moment on.
     #[must_use]
     pub fn first_answer(&self, from: Instant) -> Instant {

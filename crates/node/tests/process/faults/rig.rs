@@ -110,6 +110,17 @@ impl<'a> Rig<'a> {
         }
     }
 
+    /// A generator for a test's own choices, of the seed that was told.
+    pub fn seeded(&mut self) -> Rng {
+        Rng::new(self.rng.next())
+    }
+
+    /// The longest part of a wait of the prober, since the last round began, within one of these spans.
+    #[must_use]
+    pub fn longest_within(&self, spans: &[(Instant, Instant)]) -> Duration {
+        self.prober.longest_within(spans)
+    }
+
     /// All was answered, all is there, and all copies are the same: this can be told.
     pub fn end(self, figures: &[&Figures]) -> Known {
         let Self { c, prober, gateway, oracle, rng: _, rounds: _ } = self;

@@ -353,6 +353,12 @@ impl Cluster {
         names.filter_map(|n| n.parse().ok()).filter(|pid| self.owns(*pid) && !zombie(*pid)).collect()
     }
 
+    /// The process of a node, without asking any node.
+    #[must_use]
+    pub fn process_of(&self, node: &str) -> Option<u32> {
+        self.processes().into_iter().find(|pid| name_of(*pid).as_deref() == Some(node))
+    }
+
     /// The process that was started: `freebs up` itself.
     #[must_use]
     pub fn supervisor(&self) -> u32 {
