@@ -14,7 +14,8 @@ impl Service {
         self.newest().await?;
         let volume = self.state()?.need(name)?.clone();
         let from = volume.holder.as_ref().map(|h| h.name.clone());
-        if from.is_some() {
+        // One that was given back before its driver was ready may have a driver of an earlier generation behind it.
+        if from.is_some() || volume.settled != volume.generation {
             self.local.expel(volume.id, force).await?;
         }
         Ok(Reply::Detached { from, generation: volume.generation })
@@ -47,12 +48,22 @@ mod tests {
             since: None,
             lapsed: false,
         };
-        nodes[2].plane.submit(attach).await.unwrap();
+        nodes[2].plane.submit(attach.clone()).await.unwrap();
         assert_eq!(ask(&nodes[1], detach(false)).await.unwrap_err().kind, ErrorKind::Busy);
         let (from, generation) = (Some("gateway".into()), Generation(1));
         assert_eq!(ask(&nodes[1], detach(true)).await, Ok(Reply::Detached { from, generation }));
         let asked = nodes[1].fake.expelled.lock().unwrap().clone();
         assert_eq!(asked, [(VolumeId(1), false), (VolumeId(1), true)], "nobody had it at first");
+        // Given back: whoever had it before may be there still, unless the last driver had waited for that.
+        for (generation, settled) in [(Generation(1), false), (Generation(2), true)] {
+            let given_back = Command::DetachVolume { volume: VolumeId(1), generation, settled };
+            nodes[2].plane.submit(given_back).await.unwrap();
+            let nobody = Ok(Reply::Detached { from: None, generation });
+            assert_eq!(ask(&nodes[1], detach(false)).await, nobody);
+            let asked = nodes[1].fake.expelled.lock().unwrap().len();
+            assert_eq!(asked, 3, "settled {settled}");
+            nodes[2].plane.submit(attach.clone()).await.unwrap();
+        }
         let unknown = Request::VolumeDetach { name: "other".into(), force: true };
         assert_eq!(ask(&nodes[1], unknown).await.unwrap_err().kind, ErrorKind::NotFound);
     }

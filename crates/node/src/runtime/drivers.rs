@@ -47,6 +47,10 @@ pub struct Slot {
     users: Cell<usize>,
     /// It stays attached without a connection, until it is let go.
     held: Cell<bool>,
+    /// Users that only wait until it is ready, to give it back then.
+    returning: Cell<usize>,
+    /// No driver of an earlier generation can hold a lease.
+    alone: bool,
     /// It is being let go: clients are told to leave.
     leaving: Cell<bool>,
     conns: RefCell<Vec<Weak<Conn>>>,
@@ -290,6 +294,8 @@ impl<C: ControlPlane> Drivers<C> {
             taken_from,
             users: Cell::new(0),
             held: Cell::new(false),
+            returning: Cell::new(0),
+            alone,
             leaving: Cell::new(false),
             conns: RefCell::default(),
             ready: Cell::new(false),

@@ -8,7 +8,7 @@ use freebs_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream as StdStream;
@@ -64,6 +64,11 @@ fn name_of(address: SocketAddr) -> String {
     format!("freebs-up-{address}")
 }
 
+/// Whether it is an address of this host: others can't be bound.
+fn is_here(ip: IpAddr) -> bool {
+    UdpSocket::bind((ip, 0)).is_ok()
+}
+
 /// Listens in the data directory, and under the names of these addresses; the caller owns the directory, so what is left
 /// of an earlier socket is nobody's.
 pub fn listen(data: &Path, addresses: &[SocketAddr]) -> Result<mpsc::Receiver<Asked>> {
@@ -112,7 +117,9 @@ impl Supervisor {
         for address in addresses.split(',').flat_map(|a| a.to_socket_addrs().into_iter().flatten()) {
             let everywhere: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
             let listening = everywhere.map(|ip| SocketAddr::new(ip, address.port()));
-            for at in std::iter::once(address).chain(listening) {
+            // Who listens everywhere here is not who is meant by the address of another host.
+            let may_listen = listening.into_iter().filter(|_| is_here(address.ip()));
+            for at in std::iter::once(address).chain(may_listen) {
                 let found = host_socket::connect(&name_of(at));
                 if let Some(stream) = found.map_err(|e| e.at(format_args!("the `freebs up` at {at}")))? {
                     return Ok(Some(Self(stream)));
@@ -215,6 +222,9 @@ mod tests {
                 let by_address = ask_of(None, Some(&last), &stop).unwrap();
                 let by_name = ask_of(None, Some(&format!("localhost:{port}")), &stop).unwrap();
                 let anywhere = ask_of(None, Some(&format!("127.0.0.1:{}", port ^ 1)), &stop).unwrap();
+                // An address that is for documentation (RFC 5737), so of no host.
+                let e = ask_of(None, Some(&format!("192.0.2.1:{}", port ^ 1)), &stop).unwrap_err();
+                assert!(e.text.contains("of this machine"), "{e}");
                 let usual = ask(None, None, (Path::new(NOWHERE.0), &last), &stop).unwrap();
                 let usual_data = ask(None, None, (&data, NOWHERE.1), &stop).unwrap();
                 [by_address, by_name, anywhere, usual, usual_data].map(|r| r.pid)

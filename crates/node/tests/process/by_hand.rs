@@ -198,3 +198,35 @@ fn a_volume_is_detached_from_a_host_that_is_not_there() {
     let mut client = Client::attach(&c.place, "demo");
     assert_eq!(client.read(0, BLOCK as u32), [8; BLOCK]);
 }
+
+/// It was given back then, with the old host still at work: `detach` said that it was nobody's, and clients anywhere
+/// took it from those of the old one.
+#[test]
+fn a_volume_whose_taking_is_late_is_given_back_when_the_old_host_has_ended() {
+    let _turn = turn(Weight::Light);
+    let c = Cluster::up(Setup { nodes: 5, ..Setup::default() });
+    c.wait_healthy("demo");
+    let dir = scratch();
+    let old = Gateway::start_as(&c, dir.path(), "old", "one host");
+    let _new = Gateway::start_as(&c, dir.path(), "new", "another host");
+    let mut client = Client::attach(&old.place, "demo");
+    client.write(0, &[7; BLOCK]);
+    let (_, generation) = holder(&c, "demo");
+    wait_for("the other gateway", || c.gateways().iter().any(|g| g.0 == "new").then_some(()));
+    // Two of the three members stand still: nobody can wait for the old host's leases.
+    let (_, others) = c.chain("demo");
+    let pids: Vec<u32> = c.nodes().into_iter().filter(|n| others.contains(&n.0)).map(|n| n.1).collect();
+    assert_eq!(pids.len(), 2);
+    pids.iter().for_each(|pid| c.pause(*pid));
+    let attach = ["volume", "attach", "demo", "--gateway", "new", "--force"];
+    refused(&c.cli(&attach), &["too few members of the volume answer"]);
+    assert_eq!(holder(&c, "demo"), (Some("new".into()), generation + 1), "it goes on");
+    pids.iter().for_each(|pid| c.resume(*pid));
+    wait_for("the end of the attachment", || (holder(&c, "demo") == (None, generation + 1)).then_some(()));
+    assert!(fails(&mut client), "it was taken from this one\n{}", c.log());
+    let detached = c.json(&["volume", "detach", "demo"]);
+    let expected = serde_json::json!({ "volume": "demo", "detached_from": null, "generation": generation + 1 });
+    assert_eq!(detached, expected);
+    let mut client = Client::attach(&old.place, "demo");
+    assert_eq!(client.read(0, BLOCK as u32), [7; BLOCK]);
+}

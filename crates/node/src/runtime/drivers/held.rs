@@ -3,7 +3,8 @@
 //!
 //! Invariants: once `hold` or `expel` has returned without an error, no driver of an earlier generation answers anybody
 //! (rule L3: the driver that was made for it had waited for their leases); an attachment that is let go with force ends
-//! in order: requests that were taken are answered first, for as long as `timing::LEAVE_MAX`.
+//! in order: requests that were taken are answered first, for as long as `timing::LEAVE_MAX`; an attachment that was
+//! taken from somebody goes on until its driver is ready, even if whoever asked for it has been told that it is late.
 
 use super::{Drivers, Slot, control_plane};
 use crate::runtime::core::Core;
@@ -21,9 +22,9 @@ pub struct Held {
 }
 
 impl Slot {
-    /// Users beside the one who holds it.
+    /// Users beside the one who holds it, and those who give it back.
     fn clients(&self) -> usize {
-        self.users.get() - usize::from(self.held.get())
+        self.users.get() - usize::from(self.held.get()) - self.returning.get()
     }
 }
 
@@ -33,12 +34,15 @@ impl<C: ControlPlane> Drivers<C> {
     pub async fn hold(&self, core: &Rc<Core<C>>, volume: VolumeId, force: bool) -> Result<Held> {
         self.drop_superseded(core, volume).await?;
         let slot = self.joined(core, volume, force).await?;
-        let ready = Self::wait_ready(core, &slot).await;
+        if let Err(e) = Self::wait_ready(core, &slot).await {
+            Self::release_once_ready(core, &slot);
+            return Err(e);
+        }
         // One user stands for all who hold it.
-        if ready.is_err() || slot.held.replace(true) {
+        if slot.held.replace(true) {
             self.release(core, volume, slot.generation);
         }
-        ready.map(|()| Held { generation: slot.generation, taken_from: slot.taken_from.clone() })
+        Ok(Held { generation: slot.generation, taken_from: slot.taken_from.clone() })
     }
 
     /// Gives the volume back; the generation that ended, or `None` if it is not attached here. `Busy` if clients use it,
@@ -74,23 +78,29 @@ impl<C: ControlPlane> Drivers<C> {
 
     async fn expel_as(&self, core: &Rc<Core<C>>, volume: VolumeId, force: bool) -> Result<Generation> {
         let slot = self.joined(core, volume, force).await?;
-        let ready = Self::wait_ready(core, &slot).await;
-        if ready.is_err() && !slot.fenced.get() && !slot.closed.get() {
-            // It goes on: given back now, the right would be nobody's, and the driver before it might still answer.
-            let (core, slot) = (core.clone(), slot.clone());
-            tokio::task::spawn_local(async move {
-                while !slot.ready.get() && !slot.fenced.get() && !slot.closed.get() {
-                    slot.changed.notified().await;
-                }
-                core.drivers.release(&core, slot.volume, slot.generation);
-            });
+        if let Err(e) = Self::wait_ready(core, &slot).await {
+            Self::release_once_ready(core, &slot);
+            return Err(e);
         }
-        ready?;
         slot.users.set(slot.users.get() - 1);
         if slot.users.get() == 0 {
             self.leave(core, &slot).await?;
         }
         Ok(slot.generation)
+    }
+
+    /// One user less, at once if no driver of an earlier generation can be there. Else it goes on until it is ready: given
+    /// back before, the right would be nobody's, and the driver before it might still answer.
+    fn release_once_ready(core: &Rc<Core<C>>, slot: &Rc<Slot>) {
+        let (core, slot) = (core.clone(), slot.clone());
+        slot.returning.set(slot.returning.get() + 1);
+        tokio::task::spawn_local(async move {
+            while !(slot.alone || slot.ready.get() || slot.fenced.get() || slot.closed.get()) {
+                slot.changed.notified().await;
+            }
+            slot.returning.set(slot.returning.get() - 1);
+            core.drivers.release(&core, slot.volume, slot.generation);
+        });
     }
 
     /// Returns when the volume is neither being attached nor given back.
