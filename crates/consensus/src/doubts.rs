@@ -1,4 +1,4 @@
-//! Whether the leader is there, as another voter sees it: pure, with the time as a number.
+//! Doubts of a voter about its leader, and when it gives that up: pure, with the time as a number.
 //!
 //! - A voter whose link to the leader was closed by the leader's end asks the other voters, and tries again itself. Each
 //!   that is refused now tells all of them.
@@ -34,19 +34,19 @@ pub struct Turn {
     pub every: u64,
 }
 
-/// What a voter that does not lead keeps in mind of the one that does.
+/// The doubts of a voter that does not lead about the one that does.
 #[derive(Debug, Default)]
 pub struct Doubts {
     led: Option<Led>,
     /// When the others were last asked.
     asked_ms: Option<u64>,
-    /// Who was refused by the leader's node, and when that was heard.
+    /// Voters that were refused by the leader's node, and when that was heard.
     refused: BTreeMap<Seat, u64>,
     given_up: bool,
 }
 
 impl Doubts {
-    /// What was said of an earlier leader, or of the same one in another term, says nothing of this one.
+    /// Begins anew with another leader, or another term of the same one: earlier words say nothing of it.
     fn turn_to(&mut self, led: Led) {
         if self.led != Some(led) {
             *self = Self { led: Some(led), ..Self::default() };
@@ -94,7 +94,7 @@ impl Doubts {
         Some(Turn { first, every: others.len() as u64 })
     }
 
-    /// Whether this seat has given up this leader, and nothing was heard of it since.
+    /// True if this seat has given up this leader, and no link there is open again.
     #[must_use]
     pub fn has_given_up(&self, led: Led) -> bool {
         self.led == Some(led) && self.given_up

@@ -9,7 +9,7 @@
 //! - [`voters`]: who votes, as a pure function;
 //! - [`peer`]: a seat at work: forwarding, joining, changing voters;
 //! - [`timing`]: how long each of them waits;
-//! - [`doubts`]: whether the leader is there, as another voter sees it;
+//! - [`doubts`]: when a voter gives its leader up;
 //! - [`failures`]: which nodes have failed, and what becomes of their shards, as the leader decides it;
 //! - [`handle`]: what the other threads of a node have of it, the trait `ControlPlane`.
 //!

@@ -1,6 +1,6 @@
 //! A leader that is gone: voters that are refused by it say so to each other, give it up, and stand for election in turn.
 //!
-//! What decides is in [`crate::doubts`]; here are the questions, the answers, and the library.
+//! The decision is in [`crate::doubts`]; here are the questions, the answers, and the library.
 
 use super::Peer;
 use crate::doubts::{Led, Turn};
@@ -113,12 +113,12 @@ impl Peer {
         }
     }
 
-    /// Whether a node refuses this one now. Nodes that have nothing to say to each other may not have tried for long: what
-    /// was refused before the question says nothing of now.
+    /// Tries to reach a node: true if it refuses this one now. Nodes that have nothing to say to each other may not have
+    /// tried for long, so a refusal from before the question says nothing.
     pub(super) async fn is_refused_by(&self, node: NodeId) -> bool {
         let before = self.0.links.refusals(node);
         for _ in 0..REACH_LOOKS {
-            // What comes while a link rests after a failure is dropped, so it is said again.
+            // A message that comes while a link rests after a failure is dropped, so it is said again.
             let _ = self.0.links.send(Seat { node, store: 0 }, 0, &Message::Here);
             let mut rest = pin!(tokio::time::sleep(timing::REACH_EVERY));
             loop {

@@ -71,7 +71,7 @@ impl Peer {
         }
     }
 
-    /// Who begins to lead because the one before was given up need not find that out again.
+    /// A seat that leads because the one before was given up need not find out again that this one has failed.
     pub(super) fn begin_to_lead(&self) {
         if let Some((node, at_ms)) = self.0.given_up.take()
             && let Some(registered) = self.state().node(node)

@@ -106,7 +106,7 @@ fn refused(d: &mut Doubts, now_ms: u64, nodes: &[u64]) {
 #[test]
 fn a_leader_is_given_up_when_most_voters_are_refused_and_this_one_is_among_them() {
     let five = [voters([1, 2, 3, 4, 5])];
-    // Who was refused, in order, and the turn of voter 3 after each.
+    // Voters that were refused, in order, and if voter 3 gives the leader up at that word.
     let turn = Turn { first: 1, every: 4 };
     let cases: [(&str, &[(u64, bool)]); 4] = [
         ("a second one is no majority of five", &[(3, false), (1, false), (4, true)]),

@@ -41,7 +41,7 @@ fn heads(w: &World) -> Vec<NodeId> {
     state.volumes().flat_map(|v| v.shards.iter().filter_map(|s| s.head())).collect()
 }
 
-/// Who leads by its own word, and in which term; the newest, if there are several.
+/// The seat that leads by its own word, and its term; the newest, if there are several.
 fn leader(w: &World) -> Option<(Seat, u64)> {
     let by_own_word = |n: usize| {
         let peer = w.peer(n)?;

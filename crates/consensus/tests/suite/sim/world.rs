@@ -97,7 +97,7 @@ struct Oracle {
     /// Nodes that were taken for failed, as applied.
     failed: BTreeSet<NodeId>,
     voters: BTreeSet<Vec<Seat>>,
-    /// What was sent and must not be. A task of a process that panics ends alone, so the world looks here.
+    /// Messages that must not be sent. A task of a process that panics ends alone, so the world looks here.
     wrong: Vec<String>,
     out: Outcome,
 }
@@ -291,7 +291,7 @@ impl World {
         }
     }
 
-    /// Whether a link is refused at its end, or open; `None` if nobody can say.
+    /// True if a link is refused at its end, false if it is open; `None` if nobody can say.
     fn refuses(&self, way: (u64, u64)) -> Option<bool> {
         let nodes = self.nodes.borrow();
         let to = nodes.iter().find(|n| n.id.0 == way.1)?;

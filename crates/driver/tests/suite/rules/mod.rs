@@ -683,7 +683,7 @@ fn news_of_a_peer_end_the_pause_before_it_is_dialled_again() {
         s.step(event);
         assert_eq!(dialled(&mut s)[..5], [0, 10, 30, 70, 150], "{what}");
     }
-    // What is known already, or says nothing of it, ends no pause; nor is a link that is up opened again.
+    // Old news, and news of others, end no pause; nor is a link that is up opened again.
     for event in [Event::Volume(spec(1)), Event::Started(vec![NodeId(2), NodeId(9)]), Event::Tick] {
         let mut s = Script::ready(None);
         s.step(Event::LinkDown(peer(1)));
