@@ -22,9 +22,10 @@ pub fn workers_of(state: &State) -> BTreeMap<NodeId, u16> {
     state.nodes().map(|n| (n.id, n.workers)).collect()
 }
 
-/// The events that a new state is for a driver of the volume. `Event::Close` is the last one of a volume that was deleted.
+/// The events that a new state is for a driver of the volume, whose process knew the `earlier` one. `Event::Close` is the
+/// last one of a volume that was deleted.
 #[must_use]
-pub fn news_of(state: &State, volume: VolumeId) -> [Event; 2] {
+pub fn news_of(earlier: &State, state: &State, volume: VolumeId) -> [Event; 3] {
     let last = state.volume(volume).map_or(Event::Close, |v| Event::Volume(spec_of(v)));
-    [Event::Workers(workers_of(state)), last]
+    [Event::Workers(workers_of(state)), Event::Started(state.nodes_renewed_since(earlier)), last]
 }

@@ -3,6 +3,7 @@
 //! - A node that was silent for four heartbeats of the design's length has failed (`fail_ms`).
 //! - One whose link was closed by its end, and can't be opened again, has failed as soon as another node says the same
 //!   of it. A process that was killed is noticed in this way after moments.
+//! - One that led, and was given up by most voters for that (`doubts`), has failed for the next leader from the beginning.
 //! - A shard whose head does not open a view, although it was named or started long ago, is given to the next member,
 //!   each time after a longer while: that head may lack more than it can fetch soon, or its device may have failed.
 //! - A node that was silent for much longer is gone (`gone_ms`): other nodes take its places in the chains. That is
@@ -42,7 +43,7 @@ struct Opening {
     patience_ms: u64,
 }
 
-/// What the leader keeps in mind. A new leader begins with an empty one.
+/// What the leader keeps in mind. A new leader begins with an empty one, or with the one that led before it (`inherit`).
 #[derive(Debug, Default)]
 pub struct Failures {
     /// When others were last asked about a node, in which start of it, and when one last agreed.
@@ -64,6 +65,12 @@ impl Failures {
         if self.asked.contains_key(&node) {
             self.agreed.insert(node, now_ms);
         }
+    }
+
+    /// A new leader's first one: `node`, in this start of it, was given up at that time by most voters when it led.
+    pub fn inherit(&mut self, at_ms: u64, node: NodeId, start: StartNumber) {
+        self.asked.insert(node, (at_ms, start));
+        self.agreed.insert(node, at_ms);
     }
 
     /// Nodes that have failed, and those that others are to be asked about now.

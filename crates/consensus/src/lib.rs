@@ -9,6 +9,7 @@
 //! - [`voters`]: who votes, as a pure function;
 //! - [`peer`]: a seat at work: forwarding, joining, changing voters;
 //! - [`timing`]: how long each of them waits;
+//! - [`doubts`]: when a voter gives its leader up;
 //! - [`failures`]: which nodes have failed, and what becomes of their shards, as the leader decides it;
 //! - [`handle`]: what the other threads of a node have of it, the trait `ControlPlane`.
 //!
@@ -16,6 +17,7 @@
 //! way twice. The formats are in `docs/formats/control.md`, the reasons in `docs/design/0014`.
 
 pub mod codec;
+pub mod doubts;
 pub mod failures;
 pub mod handle;
 pub mod limits;

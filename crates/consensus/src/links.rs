@@ -33,6 +33,11 @@ pub trait Network: 'static {
         0
     }
 
+    /// From now on `tell` is called whenever the number of refusals of a node grows, once that is so.
+    fn on_loss(&self, tell: Rc<dyn Fn(NodeId)>) {
+        let _ = tell;
+    }
+
     /// The start number that messages carry (rule V8), if it is another than that of the store: the one that is
     /// durable on the node's devices at this moment.
     fn start_number(&self) -> Option<StartNumber> {
@@ -69,6 +74,10 @@ impl Links {
 
     pub fn refusals(&self, node: NodeId) -> u64 {
         self.network.refusals(node)
+    }
+
+    pub fn on_loss(&self, tell: impl Fn(NodeId) + 'static) {
+        self.network.on_loss(Rc::new(tell));
     }
 
     /// The start number that messages carry now.

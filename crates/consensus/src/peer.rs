@@ -1,5 +1,5 @@
 //! One seat at work: the library, its storage and its links, and what stands around them: forwarding, sessions,
-//! joining, the choice of voters, and nodes that fail.
+//! joining, the choice of voters, nodes that fail, and a leader that is gone.
 //!
 //! Invariants:
 //! - Whatever is decided because "I am the leader" is decided through the log, and the voters are changed only after
@@ -8,6 +8,7 @@
 //!   (rule V8): an old image of a store does not vote.
 //! - A command is sent again under the same number, and so applied at most once.
 
+use crate::doubts::Doubts;
 use crate::failures::Failures;
 use crate::limits;
 use crate::links::{Clients, Links, Network, Raft};
@@ -34,6 +35,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 
+mod elect;
 mod watch;
 
 /// Messages that may wait to be dealt with; what comes beyond is dropped.
@@ -90,6 +92,11 @@ struct Inner {
     /// Somebody wants to be taken in.
     woken: Notify,
     failures: RefCell<Failures>,
+    doubts: RefCell<Doubts>,
+    /// The leader's node that this seat has given up last, and when.
+    given_up: Cell<Option<(NodeId, u64)>>,
+    /// A link was closed by its end, or refused there.
+    lost: Notify,
     /// Who is told which node failed, and why.
     teller: RefCell<Option<Teller>>,
     /// The node that led before this one did. Of it alone a new leader knows how long it has been silent.
@@ -170,13 +177,23 @@ impl Peer {
             told: Notify::new(),
             woken: Notify::new(),
             failures: RefCell::default(),
+            doubts: RefCell::default(),
+            given_up: Cell::default(),
+            lost: Notify::new(),
             teller: RefCell::default(),
             led_before: Cell::default(),
             deciding: Cell::new(false),
             seeds: Cell::new(seed),
         }));
+        let inner = Rc::downgrade(&peer.0);
+        peer.0.links.on_loss(move |node| {
+            if let Some(inner) = inner.upgrade() {
+                Self(inner).hear_of_loss(node);
+            }
+        });
         drop(Randomness::spawn(peer.clone().read_inbox(messages)));
         drop(Randomness::spawn(peer.clone().tend()));
+        drop(Randomness::spawn(peer.clone().hear_of_leaders()));
         Ok(peer)
     }
 
@@ -594,11 +611,15 @@ impl Peer {
     /// Rule L5: true if a quorum says at this moment that this seat leads, and everything committed is applied here.
     pub async fn confirm_leadership(&self) -> bool {
         let within = Duration::from_millis(self.0.timing.answer_ms);
+        if self.0.store.mutant() == Some(Mutant::LeaderUnconfirmed) {
+            return self.0.raft.is_leader();
+        }
         let confirmed = self.0.raft.ensure_linearizable(ReadPolicy::ReadIndex);
         self.0.raft.is_leader() && matches!(tokio::time::timeout(within, confirmed).await, Ok(Ok(_)))
     }
 
-    /// Every heartbeat: counts time, asks to be taken in while it is in no cluster, and as leader looks after members.
+    /// Every heartbeat, and when there are news: counts time, asks to be taken in while it is in no cluster, looks whether
+    /// the leader is there, and as leader looks after members.
     async fn tend(self) {
         let mut leads_since = None;
         let interval = Duration::from_millis(self.0.timing.heartbeat_ms);
@@ -619,8 +640,12 @@ impl Peer {
                 if let Some(leader) = self.leader().0 {
                     self.0.led_before.set(Some(leader.node));
                 }
+                self.look_after_leader();
                 self.ask_to_join();
                 continue;
+            }
+            if leads_since.is_none() {
+                self.begin_to_lead();
             }
             let since = *leads_since.get_or_insert(self.0.tick.get());
             self.look_after_nodes(since);

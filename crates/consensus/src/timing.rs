@@ -1,8 +1,8 @@
 //! The times of the control plane: how fast a leader is replaced, when a node counts as failed, when as gone.
 //!
 //! The design has heartbeats every T = 250 ms and a node that was silent for 4 T has failed. Here 4 T is kept (1 s), and
-//! heartbeats are sent every 100 ms, so that the loss of one or two of them is no silence, and a leader that is gone is
-//! replaced within the same second.
+//! heartbeats are sent every 100 ms, so that the loss of one or two of them is no silence, and a leader that is silent is
+//! replaced within the same second. One whose links were closed is replaced within a few of `REACH_EVERY` (`doubts`).
 
 use openraft::SnapshotPolicy;
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub struct Timing {
 
 impl Default for Timing {
     fn default() -> Self {
-        // A leader that is gone is replaced after 0.85 to 1 s. A node that only seems so, because it or the network
+        // A leader that is silent is replaced after 0.85 to 1 s. A node that only seems so, because it or the network
         // was busy, costs nothing: votes are asked for only if most would give theirs.
         Self {
             heartbeat_ms: 100,
@@ -73,8 +73,8 @@ pub(crate) const OPEN_MS: u64 = 10_000;
 /// The same at most, after doubling at each try: a shard whose members all lack much comes to rest, and is still tried
 /// again after minutes.
 pub(crate) const OPEN_MOST_MS: u64 = 160_000;
-/// A node that is asked about another one looks this often whether it reaches it. A refused connection is known after
-/// a millisecond; a link that rests after a failure is opened again within a few of these.
+/// A node that is asked about another one tries this often whether it reaches it. A refused connection is known after
+/// a millisecond, and heard of at once; a link that rests after a failure is opened again within a few of these.
 pub(crate) const REACH_EVERY: Duration = Duration::from_millis(20);
 /// A seat that catches up asks for an entry of its own this often for the first second, and at each heartbeat later: a
 /// node that starts waits for it, and a leader may come at any moment.

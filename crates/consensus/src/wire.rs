@@ -133,9 +133,9 @@ pub enum Message {
     Refused(Option<Seat>),
     /// The receiver's node is registered with this start number, and its messages carry a lower one (rule V8).
     Outdated(StartNumber),
-    /// The leader can't reach this node; can the receiver?
+    /// The sender can't reach this node; can the receiver?
     Doubt(NodeId),
-    /// The sender can't reach this node either.
+    /// The sender can't reach this node: the answer to `Doubt`, to all voters if the node is that of their leader.
     Gone(NodeId),
     /// Nothing is asked: it is sent to see whether it arrives.
     Here,

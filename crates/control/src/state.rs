@@ -315,6 +315,17 @@ impl State {
         self.nodes.values()
     }
 
+    /// Nodes that have registered another start or address since that state, or were not in it: whoever waits to try them
+    /// again need not wait.
+    #[must_use]
+    pub fn nodes_renewed_since(&self, earlier: &Self) -> Vec<NodeId> {
+        let same = |new: &Node| {
+            let old = earlier.node(new.id);
+            old.is_some_and(|old| (old.start, &old.address) == (new.start, &new.address))
+        };
+        self.nodes().filter(|n| !same(n)).map(|n| n.id).collect()
+    }
+
     /// Volumes in order of id.
     pub fn volumes(&self) -> impl ExactSizeIterator<Item = &Arc<Volume>> {
         self.volumes.values()

@@ -206,6 +206,8 @@ pub enum Event {
     Volume(VolumeSpec),
     /// Workers of each node have become known or changed; 1 for nodes that are not named.
     Workers(BTreeMap<NodeId, u16>),
+    /// These nodes were started anew, or have another address: links to them that are down are opened at once.
+    Started(Vec<NodeId>),
     /// Everything that is open fails, and the members are told.
     Close,
 }
@@ -371,6 +373,7 @@ impl Driver {
             Event::Tick => {}
             Event::Volume(spec) => self.volume_changed(&spec, out),
             Event::Workers(workers) => self.workers_changed(workers, out),
+            Event::Started(nodes) => self.nodes_started(&nodes, out),
             Event::Close => self.close(out),
         }
         if self.state == State::Open {

@@ -1,7 +1,8 @@
 //! Members of shards and the links to them.
 //!
 //! Invariants: there is a link entry for each peer that is a member of a shard, and only for those; `Connect` is
-//! asked once, and again only after the answer was `LinkDown` and a back-off has passed.
+//! asked once, and again only after the answer was `LinkDown` and a back-off has passed, or news have come of the peer:
+//! a view that names it, or a start of its node.
 
 use crate::leases::Lease;
 use crate::shard::Attach;
@@ -167,6 +168,20 @@ impl Driver {
             link.state = LinkState::Connecting;
             out.push(Action::Connect(peer));
         }
+    }
+
+    /// News have come of this peer, so it may answer now: if its link is down, it is opened at once. If that fails, or one
+    /// is being opened, the pauses begin with the shortest again.
+    pub(crate) fn connect_now(&mut self, peer: Peer, out: &mut Vec<Action>) {
+        let Some(link) = self.links.get_mut(&peer).filter(|l| !l.is_up()) else { return };
+        link.backoff = Backoff::default();
+        self.timers.disarm(&mut link.due, Timer::Connect(peer));
+        self.connect_again(peer, out);
+    }
+
+    pub(crate) fn nodes_started(&mut self, nodes: &[NodeId], out: &mut Vec<Action>) {
+        let peers: Vec<Peer> = self.links.keys().filter(|p| nodes.contains(&p.node)).copied().collect();
+        peers.into_iter().for_each(|peer| self.connect_now(peer, out));
     }
 
     /// The link carries messages, so the next time it breaks is the first time again.

@@ -177,7 +177,7 @@ impl Driver {
             shard.attach = Attach::Asked;
         }
         if !right {
-            self.contact(s, out);
+            self.contact_anew(s, out);
         }
         self.become_ready(out);
         self.release(out);
@@ -240,7 +240,7 @@ impl Driver {
             let Some(&s) = self.by_id.get(&shard.id) else { continue };
             if shard.view > self.shards[s].view {
                 self.adopt(s, shard.view, &shard.members);
-                self.contact(s, out);
+                self.contact_anew(s, out);
                 self.tend_leases(s, out);
             }
         }
@@ -321,6 +321,13 @@ impl Driver {
         shard.attach = Attach::Wait;
         let at = self.now.plus(shard.attach_backoff.next());
         self.timers.arm(&mut shard.attach_due, at, Timer::Attach(s));
+    }
+
+    /// The same for a view that is new here: its members have just agreed on it, so they are there.
+    fn contact_anew(&mut self, s: usize, out: &mut Vec<Action>) {
+        let members: Vec<Peer> = self.shards[s].members.iter().map(|m| m.peer).collect();
+        members.into_iter().for_each(|peer| self.connect_now(peer, out));
+        self.contact(s, out);
     }
 
     /// Opens links to all members and speaks to those that have one.

@@ -31,6 +31,9 @@ pub const SEAT_CONNECT_MAX: Duration = Duration::from_millis(500);
 pub const SEAT_WRITE_MAX: Duration = Duration::from_secs(2);
 /// Between attempts to reach a seat; what comes meanwhile is dropped. Half a heartbeat of consensus.
 pub const SEAT_AGAIN: Duration = Duration::from_millis(50);
+/// A connection to a seat that lasted this long broke for a reason of its own, and is tried again at once: whether that
+/// node is gone is known then. One that lasted less is probably closed by the other side each time.
+pub const SEAT_STEADY: Duration = Duration::from_secs(1);
 /// Other nodes have this long to say whether they know a state, when this one is about to found the cluster. It is in
 /// the way of the very first start only, and one that answers later is heard of by its messages.
 pub const FOUND_ASK_MAX: Duration = Duration::from_millis(300);

@@ -10,6 +10,7 @@ use crate::network::{Arrival, EndPoint, Network, Place, Receiver};
 use crate::node::{Node, Rate, Shared, check_space};
 use crate::oracle::Oracle;
 use crate::rng::Rng;
+use crate::timing;
 use crate::workload::Workload;
 use crate::world::World;
 use freebs_agent::spec_of;
@@ -451,7 +452,7 @@ impl Cluster {
     }
 }
 
-/// Every node hears of a change, each a little later.
+/// Every node and gateway hears of a change, each a little later.
 fn tell_shards(cluster: &Weak<Cluster>) {
     let Some(c) = cluster.upgrade() else { return };
     for node in &c.nodes {
@@ -473,7 +474,7 @@ fn hear_at_gateway(cluster: &Weak<Cluster>, gateway: &Rc<Gateway>) {
     let Some(c) = cluster.upgrade().filter(|_| !gateway.is_dead()) else { return };
     if c.net.is_blocked(Place::Control, Place::Gateway(gateway.id)) {
         let (weak, gateway) = (cluster.clone(), gateway.clone());
-        c.world.after(Nanos::from_millis(100), move || hear_at_gateway(&weak, &gateway));
+        c.world.after(timing::NEWS_AGAIN, move || hear_at_gateway(&weak, &gateway));
     } else {
         gateway.hear();
     }
@@ -485,7 +486,7 @@ fn hear(cluster: &Weak<Cluster>, id: NodeId) {
     let cut = c.net.is_blocked(Place::Control, Place::Node(id.0));
     if cut {
         let weak = cluster.clone();
-        c.world.after(Nanos::from_millis(100), move || hear(&weak, id));
+        c.world.after(timing::NEWS_AGAIN, move || hear(&weak, id));
     } else {
         node.tell_shards();
     }

@@ -77,6 +77,8 @@ pub struct Odds {
     pub lose_control: f64,
     /// An old disk of a node is put in, or a blank one.
     pub old_image: f64,
+    /// The process of the node that leads the control plane is killed, and another one leads soon.
+    pub kill_leader: f64,
 }
 
 /// A whole run.
@@ -171,6 +173,7 @@ impl Config {
             .with_leader()
             .with_members()
             .with_losses()
+            .with_dead_leaders()
     }
 
     /// A device that is full moves nearly all that it has before it knows what more it takes, and a disk that needs a
@@ -298,6 +301,15 @@ impl Config {
         self
     }
 
+    /// In some runs with a leader its node is killed now and then.
+    fn with_dead_leaders(mut self) -> Self {
+        let mut luck = Rng::fork(self.seed, 13);
+        if self.has_leader && matches!(self.profile, "kills" | "gateways" | "everything") && luck.chance(0.4) {
+            self.odds.kill_leader = 0.2 + luck.below(1000) as f64 / 1000.0;
+        }
+        self
+    }
+
     /// Whether clients may be told to try again.
     #[must_use]
     pub fn limit_is_short(&self) -> bool {
@@ -402,12 +414,12 @@ impl Odds {
     /// Faults that were added later are drawn only where they can strike, so that older seeds stay what they were.
     #[must_use]
     pub fn is_newer(&self, name: &str) -> bool {
-        matches!(name, "suspend_host" | "lose_control" | "old_image")
+        matches!(name, "suspend_host" | "lose_control" | "old_image" | "kill_leader")
     }
 
     /// Names and odds, in a fixed order.
     #[must_use]
-    pub fn list(&self) -> [(&'static str, f64); 24] {
+    pub fn list(&self) -> [(&'static str, f64); 25] {
         [
             ("kill_node", self.kill_node),
             ("power_node", self.power_node),
@@ -433,6 +445,7 @@ impl Odds {
             ("suspend_host", self.suspend_host),
             ("lose_control", self.lose_control),
             ("old_image", self.old_image),
+            ("kill_leader", self.kill_leader),
         ]
     }
 }

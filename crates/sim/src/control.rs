@@ -21,6 +21,10 @@ pub struct Control {
     net: Rc<Network>,
     state: RefCell<Arc<State>>,
     down: Cell<bool>,
+    /// Leads that have ended.
+    term: Cell<u64>,
+    /// The node that led, was given up by most voters, and is not known to the next leader yet.
+    given_up: Cell<Option<NodeId>>,
     /// No copy of the state is there, for now.
     lost: Cell<bool>,
     /// The newest view of each shard that ever became active, whatever state of the control plane knows of it.
@@ -39,6 +43,8 @@ impl Control {
             net: net.clone(),
             state: RefCell::new(Arc::new(State::new(cluster))),
             down: Cell::new(false),
+            term: Cell::new(0),
+            given_up: Cell::new(None),
             lost: Cell::new(false),
             activated: RefCell::default(),
             mutant,
@@ -59,6 +65,13 @@ impl Control {
 
     pub fn set_lost(&self, lost: bool) {
         self.lost.set(lost);
+        self.term.set(self.term.get() + u64::from(lost));
+    }
+
+    /// The number of the present lead: another one after each time nobody led.
+    #[must_use]
+    pub fn term(&self) -> u64 {
+        self.term.get()
     }
 
     /// The rule that is left out.
@@ -77,6 +90,18 @@ impl Control {
 
     pub fn set_down(&self, down: bool) {
         self.down.set(down);
+        self.term.set(self.term.get() + u64::from(down));
+    }
+
+    /// The node that leads was given up; nobody leads until `set_down` says so.
+    pub fn lose_leader(&self, node: NodeId) {
+        self.set_down(true);
+        self.given_up.set(Some(node));
+    }
+
+    /// The leader before, if it was given up: for the next one to know, once.
+    pub fn take_given_up(&self) -> Option<NodeId> {
+        self.given_up.take()
     }
 
     /// The `n`-th answer from now on is lost.

@@ -102,6 +102,7 @@ fn strike(c: &Rc<Cluster>, name: &str) {
         "suspend_host" => suspend_host(c),
         "lose_control" => lost::lose_control(c),
         "old_image" => lost::old_image(c),
+        "kill_leader" => kill_leader(c),
         "control_down" => {
             c.control.set_down(true);
             let (cluster, wait) = (c.clone(), ms(c, 20, 1500));
@@ -128,6 +129,16 @@ fn each(c: &Rc<Cluster>, all: bool, crash: Crash) {
         node.kill(crash);
         start_again(c, node);
     }
+}
+
+/// The node that leads the control plane dies. The voters notice as soon as they would with any node, and one of them leads.
+fn kill_leader(c: &Rc<Cluster>) {
+    let Some(node) = some_node(c).filter(|n| n.runs() && !c.control.is_down()) else { return };
+    node.kill(Crash::Kill);
+    start_again(c, node.clone());
+    c.control.lose_leader(node.id);
+    let (cluster, wait) = (c.clone(), ms(c, 5, 150));
+    c.world.after(wait, move || cluster.control.set_down(false));
 }
 
 fn start_again(c: &Rc<Cluster>, node: Rc<Node>) {

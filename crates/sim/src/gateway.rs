@@ -12,6 +12,7 @@ use crate::workload::{Wish, Workload};
 use crate::world::World;
 use bytes::Bytes;
 use freebs_agent::news_of;
+use freebs_control::State;
 use freebs_driver::{Action, Driver, DriverConfig, Event, Op, Piece, Reply, StatusRun};
 use freebs_io::LinkId;
 use freebs_types::{ErrorKind, Generation, Nanos, Peer, Result, SECTOR, VolumeId};
@@ -19,6 +20,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Sectors of one read when everything is read.
 const SCAN_SECTORS: u64 = 256;
@@ -64,6 +66,8 @@ pub struct Gateway {
     /// Of the clock that its driver reads.
     rate: Rate,
     driver: RefCell<Driver>,
+    /// The control state as it was heard of last.
+    known: RefCell<Arc<State>>,
     links: RefCell<BTreeMap<Peer, LinkId>>,
     peers: RefCell<BTreeMap<LinkId, Peer>>,
     open: RefCell<BTreeMap<u64, Open>>,
@@ -108,6 +112,7 @@ impl Gateway {
             allowed,
             rate,
             driver: RefCell::new(Driver::new(config, rate.of(world.now()))),
+            known: RefCell::new(control.snapshot()),
             links: RefCell::default(),
             peers: RefCell::default(),
             open: RefCell::default(),
@@ -240,6 +245,12 @@ impl Gateway {
         self.take_or_hold(Item::News);
     }
 
+    fn news(self: &Rc<Self>) {
+        let state = self.control.snapshot();
+        let earlier = self.known.replace(state.clone());
+        news_of(&earlier, &state, self.volume).into_iter().for_each(|e| self.step(e));
+    }
+
     fn take_or_hold(self: &Rc<Self>, item: Item) {
         if self.dead.get() {
             return;
@@ -255,7 +266,7 @@ impl Gateway {
         match item {
             Item::Tick => self.step(Event::Tick),
             Item::Next => self.next(),
-            Item::News => news_of(&self.control.snapshot(), self.volume).into_iter().for_each(|e| self.step(e)),
+            Item::News => self.news(),
             Item::Arrival(link, arrival) => self.arrived(link, arrival),
         }
     }

@@ -3,7 +3,8 @@
 //!
 //! Simulated is what it sees. A node answers a heartbeat if its process runs and both ways are open. One whose process
 //! was killed refuses, and another node that can ask it says so, too; one without power, or that is paused or cut off,
-//! is silent. When the control plane was down, another one leads, which knows nothing of what was before.
+//! is silent. When the control plane was down, another one leads, which knows nothing of what was before, unless the one
+//! before it was given up because it had died: then it knows that.
 
 use crate::cluster::Cluster;
 use crate::network::Place;
@@ -24,8 +25,8 @@ const ASKED_MAX: usize = 3;
 /// What a leader has in mind.
 pub struct Leader {
     failures: RefCell<Failures>,
-    /// When it began to lead.
-    since_ms: Cell<Option<u64>>,
+    /// The lead, and when it began.
+    since: Cell<Option<(u64, u64)>>,
     heard: RefCell<BTreeMap<NodeId, u64>>,
     /// What was decided is on its way.
     deciding: Cell<bool>,
@@ -37,7 +38,7 @@ impl Leader {
     pub fn new(luck: Rng) -> Rc<Self> {
         Rc::new(Self {
             failures: RefCell::default(),
-            since_ms: Cell::default(),
+            since: Cell::default(),
             heard: RefCell::default(),
             deciding: Cell::default(),
             luck: RefCell::new(luck),
@@ -48,9 +49,7 @@ impl Leader {
     pub async fn lead(self: Rc<Self>, c: Rc<Cluster>) {
         let timing = Timing::default();
         loop {
-            if c.control.is_down() {
-                self.since_ms.set(None);
-            } else if !self.deciding.get() {
+            if !c.control.is_down() && !self.deciding.get() {
                 self.look(&c, &timing);
             }
             tokio::time::sleep(Duration::from_millis(timing.heartbeat_ms)).await;
@@ -59,12 +58,15 @@ impl Leader {
 
     fn look(self: &Rc<Self>, c: &Rc<Cluster>, timing: &Timing) {
         let now = c.world.now().millis();
-        if self.since_ms.get().is_none() {
-            self.since_ms.set(Some(now));
-            self.failures.take();
-            self.heard.take();
-        }
-        let since = self.since_ms.get().unwrap_or(now);
+        let term = c.control.term();
+        let since = match self.since.get() {
+            Some((t, since)) if t == term => since,
+            _ => {
+                self.begin(c, now);
+                self.since.set(Some((term, now)));
+                now
+            }
+        };
         let looks: Vec<Look> = c.nodes.iter().filter_map(|n| self.look_at(c, n, (since, now), timing)).collect();
         let (failed, ask) = self.failures.borrow_mut().look(now, &looks, timing.fail_ms);
         for node in ask {
@@ -75,6 +77,17 @@ impl Leader {
         let commands = c.control.with_state(|s| self.failures.borrow_mut().decide(now, s, &failed, &gone));
         if !commands.is_empty() {
             self.give_orders(c, commands, &failed);
+        }
+    }
+
+    /// Another one leads: it knows nothing but that the one before was given up, if it was.
+    fn begin(&self, c: &Cluster, now: u64) {
+        self.failures.take();
+        self.heard.take();
+        let start = |n: NodeId| c.control.with_state(|s| s.node(n).map(|n| n.start));
+        if let Some((node, start)) = c.control.take_given_up().and_then(|n| Some((n, start(n)?))) {
+            c.world.count("leaders that were given up");
+            self.failures.borrow_mut().inherit(now, node, start);
         }
     }
 
@@ -106,11 +119,12 @@ impl Leader {
     fn give_orders(self: &Rc<Self>, c: &Rc<Cluster>, commands: Vec<Command>, failed: &BTreeSet<NodeId>) {
         self.deciding.set(true);
         let (leader, cluster, wait) = (self.clone(), c.clone(), self.wait());
+        let term = c.control.term();
         c.world.say(|| format!("control: nodes {failed:?} have failed"));
         c.world.after(wait, move || {
             leader.deciding.set(false);
             // Rule L5: who does not lead any more decides nothing.
-            if cluster.control.is_down() || leader.since_ms.get().is_none() {
+            if cluster.control.is_down() || cluster.control.term() != term {
                 return;
             }
             for command in commands {

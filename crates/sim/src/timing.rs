@@ -13,6 +13,8 @@ pub(crate) const HELD_BACK_LOOK: Nanos = Nanos::from_millis(20);
 pub(crate) const CALL_PATIENCE: Nanos = Nanos::from_millis(300);
 /// The same caller asks again after this time if it was told to.
 pub(crate) const CALL_AGAIN: Nanos = Nanos::from_millis(50);
+/// The control plane tells its news again after this time to a process that it could not reach.
+pub(crate) const NEWS_AGAIN: Nanos = Nanos::from_millis(100);
 /// A node looks this often for peers that it has no link to; about the back-off of the real one.
 pub(crate) const DIAL_EVERY: Duration = Duration::from_millis(25);
 /// The end of a run looks this often whether all is well, so a run takes at most this much too long.

@@ -18,19 +18,23 @@ const SHARD: ShardId = ShardId { volume: VolumeId(1), index: 0 };
 fn cluster() -> State {
     let mut s = State::new(ClusterId([7; 16]));
     for n in 1..=4 {
-        s.apply(Command::RegisterNode {
-            node: NodeId(n),
-            name: format!("node{n}"),
-            address: format!("127.0.0.1:{}", 7399 + n),
-            workers: 2,
-            start: StartNumber(1),
-        })
-        .unwrap();
+        register(&mut s, n, 1);
     }
     let new = CreateVolume { name: "demo".into(), size: 1 << 30, copies: Some(3), ..CreateVolume::default() };
     let done = s.apply(Command::CreateVolume(new)).unwrap();
     assert_eq!(done.outcome, Outcome::Created { volume: SHARD.volume });
     s
+}
+
+fn register(s: &mut State, n: u64, start: u64) {
+    s.apply(Command::RegisterNode {
+        node: NodeId(n),
+        name: format!("node{n}"),
+        address: format!("127.0.0.1:{}", 7399 + n),
+        workers: 2,
+        start: StartNumber(start),
+    })
+    .unwrap();
 }
 
 fn head(s: &State) -> NodeId {
@@ -183,10 +187,16 @@ fn only_a_head_hands_over() {
 fn drivers_hear_of_the_active_view_and_of_the_end() {
     let mut state = cluster();
     let view = open(&mut state);
-    let [Event::Workers(workers), Event::Volume(spec)] = news_of(&state, SHARD.volume) else { panic!() };
-    assert_eq!((workers.len(), workers[&NodeId(1)]), (4, 2));
+    let news = news_of(&state, &state, SHARD.volume);
+    let [Event::Workers(workers), Event::Started(renewed), Event::Volume(spec)] = news else { panic!() };
+    assert_eq!((workers.len(), workers[&NodeId(1)], renewed), (4, 2, vec![]));
     assert_eq!(spec.shards.iter().map(|s| (s.view, s.members.len())).collect::<Vec<_>>(), [(view, 3)]);
+    let earlier = state.clone();
+    register(&mut state, 3, 2);
     state.apply(Command::DeleteVolume { volume: SHARD.volume, force: false }).unwrap();
-    assert!(matches!(news_of(&state, SHARD.volume), [Event::Workers(_), Event::Close]));
+    let [Event::Workers(_), Event::Started(renewed), Event::Close] = news_of(&earlier, &state, SHARD.volume) else {
+        panic!()
+    };
+    assert_eq!(renewed, [NodeId(3)]);
     assert_eq!(state.volume(SHARD.volume).map(|v| v.generation), None::<Generation>);
 }

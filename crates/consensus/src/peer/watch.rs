@@ -2,21 +2,21 @@
 
 use super::Peer;
 use crate::failures::{Failures, Look};
-use crate::timing;
+use crate::mutant::Mutant;
 use crate::types::Seat;
 use crate::wire::Message;
 use freebs_control::Command;
 use freebs_types::{NodeId, StartNumber};
+use futures_util::future::select;
 use std::collections::BTreeMap;
+use std::pin::pin;
 
 /// How many other nodes are asked about one.
 const ASKED_MAX: usize = 3;
-/// Looks of a node whether it reaches another one, one every `timing::REACH_EVERY`.
-const REACH_LOOKS: usize = 10;
 
 impl Peer {
     /// The time as failures count it: only while this seat gets to run, so that its own pause is nobody's silence.
-    fn now_ms(&self) -> u64 {
+    pub(super) fn now_ms(&self) -> u64 {
         self.0.tick.get() * self.0.timing.heartbeat_ms
     }
 
@@ -61,13 +61,22 @@ impl Peer {
         let gone = Failures::gone(&looks, self.0.timing.gone_ms);
         let commands = self.0.failures.borrow_mut().decide(now, &self.state(), &failed, &gone);
         if !commands.is_empty() {
-            self.tell_of(&commands, &looks);
+            let failed = self.reasons(&commands, &looks);
             self.0.deciding.set(true);
             let peer = self.clone();
             self.spawn(async move {
-                peer.give_orders(commands).await;
+                peer.give_orders(commands, failed).await;
                 peer.0.deciding.set(false);
             });
+        }
+    }
+
+    /// A seat that leads because the one before was given up need not find out again that this one has failed.
+    pub(super) fn begin_to_lead(&self) {
+        if let Some((node, at_ms)) = self.0.given_up.take()
+            && let Some(registered) = self.state().node(node)
+        {
+            self.0.failures.borrow_mut().inherit(at_ms, node, registered.start);
         }
     }
 
@@ -76,56 +85,56 @@ impl Peer {
         *self.0.teller.borrow_mut() = Some(Box::new(tell));
     }
 
-    fn tell_of(&self, commands: &[Command], looks: &[Look]) {
-        let teller = self.0.teller.borrow();
-        let Some(tell) = &*teller else { return };
+    /// The nodes that these commands take for failed, each with the reason.
+    fn reasons(&self, commands: &[Command], looks: &[Look]) -> Vec<(NodeId, String)> {
         let failed = commands.iter().filter_map(|c| match c {
             Command::FailOver { nodes } => Some(nodes),
             _ => None,
         });
-        for (node, _) in failed.flatten() {
-            let Some(look) = looks.iter().find(|l| l.node == *node) else { continue };
-            tell(
-                *node,
-                match look.silent_ms >= self.0.timing.fail_ms {
-                    true => format!("has failed: nothing was heard of it for {} ms", look.silent_ms),
-                    false => "has failed: its connections are closed, and another node can't reach it either".into(),
-                },
-            );
-        }
+        let reason = |look: &Look| match look.silent_ms >= self.0.timing.fail_ms {
+            true => format!("has failed: nothing was heard of it for {} ms", look.silent_ms),
+            false => "has failed: its connections are closed, and another node can't reach it either".into(),
+        };
+        failed.flatten().filter_map(|(n, _)| Some((*n, reason(looks.iter().find(|l| l.node == *n)?)))).collect()
     }
 
     /// What fails is found to be needed again at a later heartbeat.
-    async fn give_orders(&self, commands: Vec<Command>) {
+    async fn give_orders(&self, commands: Vec<Command>, failed: Vec<(NodeId, String)>) {
         // Rule L5: who only believes to lead decides nothing.
         if !self.confirm_leadership().await {
             return;
         }
-        for command in commands {
-            let _ = self.submit(command).await;
+        if let Some(tell) = &*self.0.teller.borrow() {
+            failed.into_iter().for_each(|(node, why)| tell(node, why));
         }
+        let given = async {
+            for command in commands {
+                let _ = self.submit(command).await;
+            }
+        };
+        // Rule L5: whoever leads next sees for itself. A command that was sent on to it would carry out what this one saw
+        // before it was cut off.
+        let deposed = async {
+            match self.0.store.mutant() {
+                Some(Mutant::LeaderUnconfirmed) => std::future::pending().await,
+                _ => self.replaced(self.seat()).await,
+            }
+        };
+        select(pin!(deposed), pin!(given)).await;
     }
 
-    /// `Gone` if the node can't be reached from here either. Nodes that have nothing to say to each other may not have
-    /// tried for long: what was refused before the question says nothing of now.
+    /// `Gone` to who asked, if this node can't reach that one either; the voters tell each other of their leader.
     pub(super) async fn try_to_reach(&self, node: NodeId) -> Option<Message> {
-        if node == self.seat().node {
+        if node == self.seat().node || !self.is_refused_by(node).await || self.say_refused(node) {
             return None;
         }
-        let before = self.0.links.refusals(node);
-        for _ in 0..REACH_LOOKS {
-            // What comes while a link rests after a failure is dropped, so it is said again.
-            let _ = self.0.links.send(Seat { node, store: 0 }, 0, &Message::Here);
-            tokio::time::sleep(timing::REACH_EVERY).await;
-            if self.0.links.refusals(node) > before {
-                return Some(Message::Gone(node));
-            }
-        }
-        None
+        Some(Message::Gone(node))
     }
 
     pub(super) fn hear_gone(&self, from: Seat, node: NodeId) {
-        if from.node != node && self.0.raft.is_leader() {
+        if !self.0.raft.is_leader() {
+            self.hear_refused(from, node);
+        } else if from.node != node {
             self.0.failures.borrow_mut().agree(node, self.now_ms());
             self.0.woken.notify_one();
         }

@@ -1,5 +1,6 @@
-//! A node that is asked whether it can reach another one.
+//! Doubts: when a voter gives its leader up, and a node that is asked whether it can reach another one.
 
+use freebs_consensus::doubts::{Doubts, Led, Turn};
 use freebs_consensus::wire::{Envelope, Message};
 use freebs_consensus::{Network, Options, Peer, Seat, Store, Timing};
 use freebs_control::State;
@@ -86,4 +87,90 @@ fn a_refusal_from_before_the_question_says_nothing() {
         refuses.set(false);
         assert!(asked(&peer, &said).await.is_empty());
     });
+}
+
+const LED: Led = Led { by: LEADER, term: 7 };
+
+fn voter(node: u64) -> Seat {
+    Seat { node: NodeId(node), store: 5 }
+}
+
+fn voters<const N: usize>(nodes: [u64; N]) -> BTreeSet<Seat> {
+    nodes.into_iter().map(voter).collect()
+}
+
+fn refused(d: &mut Doubts, now_ms: u64, nodes: &[u64]) {
+    nodes.iter().for_each(|n| d.hear(now_ms, LED, voter(*n), LEADER.node));
+}
+
+#[test]
+fn a_leader_is_given_up_when_most_voters_are_refused_and_this_one_is_among_them() {
+    let five = [voters([1, 2, 3, 4, 5])];
+    // Voters that were refused, in order, and if voter 3 gives the leader up at that word.
+    let turn = Turn { first: 1, every: 4 };
+    let cases: [(&str, &[(u64, bool)]); 4] = [
+        ("a second one is no majority of five", &[(3, false), (1, false), (4, true)]),
+        ("told once", &[(3, false), (1, false), (4, true), (5, false)]),
+        ("who reaches it holds to it", &[(1, false), (4, false), (5, false), (3, true)]),
+        ("neither it nor who has no vote counts", &[(3, false), (2, false), (9, false), (1, false), (5, true)]),
+    ];
+    for (what, said) in cases {
+        let mut d = Doubts::default();
+        for (n, gives_up) in said {
+            refused(&mut d, 100, &[*n]);
+            assert_eq!(d.verdict(100, voter(3), &five), gives_up.then_some(turn), "{what}: {n}");
+        }
+        assert!(d.has_given_up(LED) && !d.has_given_up(Led { term: 8, ..LED }));
+    }
+    // Of three, two are most. While the voters change, both sets count; and each has a turn of its own.
+    let three = [voters([1, 2, 3])];
+    let both = [voters([1, 2, 3]), voters([2, 3, 4])];
+    let mut d = Doubts::default();
+    refused(&mut d, 100, &[1, 3]);
+    assert_eq!(d.verdict(100, voter(1), &both), None);
+    assert_eq!(d.verdict(100, voter(1), &three), Some(Turn { first: 0, every: 2 }));
+    refused(&mut d, 100, &[4]);
+    assert_eq!(d.verdict(100, voter(1), &both), None, "it has given it up already");
+    for (me, first) in [(1, 0), (3, 1), (4, 2)] {
+        let mut d = Doubts::default();
+        refused(&mut d, 100, &[1, 3, 4]);
+        assert_eq!(d.verdict(100, voter(me), &both), Some(Turn { first, every: 3 }));
+    }
+    assert_eq!(Doubts::default().verdict(100, voter(1), &three), None);
+}
+
+#[test]
+fn what_was_said_of_a_leader_ends_with_its_time_its_term_and_its_return() {
+    let three = [voters([1, 2, 3])];
+    let mut d = Doubts::default();
+    refused(&mut d, 100, &[3]);
+    refused(&mut d, 1101, &[1]);
+    assert_eq!(d.verdict(1101, voter(1), &three), None, "voter 3 said so more than a second ago");
+    let mut d = Doubts::default();
+    refused(&mut d, 100, &[3]);
+    d.hear(100, Led { term: 8, ..LED }, voter(1), LEADER.node);
+    assert_eq!(d.verdict(100, voter(1), &three), None, "that was an earlier term");
+    let mut d = Doubts::default();
+    refused(&mut d, 100, &[1]);
+    d.hear(100, LED, voter(3), NodeId(4));
+    assert_eq!(d.verdict(100, voter(1), &three), None, "that was about another node");
+    // It is there again: this voter's own refusal is one of before.
+    let mut d = Doubts::default();
+    refused(&mut d, 100, &[1, 3]);
+    assert!(d.verdict(100, voter(1), &three).is_some() && d.has_given_up(LED));
+    assert!(!d.look(200, LED, voter(1), false));
+    assert!(!d.has_given_up(LED));
+    assert_eq!(d.verdict(200, voter(1), &three), None);
+    refused(&mut d, 300, &[1]);
+    assert!(d.verdict(300, voter(1), &three).is_some(), "and gone again");
+}
+
+#[test]
+fn the_others_are_asked_when_the_link_is_lost_and_now_and_then_while_it_is() {
+    let mut d = Doubts::default();
+    let asked: Vec<u64> = (0..10).map(|i| 100 * i).filter(|at| d.look(*at, LED, voter(1), *at >= 200)).collect();
+    assert_eq!(asked, [200, 500, 800]);
+    assert!(!d.look(1000, LED, voter(1), false));
+    assert!(d.look(1100, LED, voter(1), true), "it was lost anew");
+    assert!(d.look(1200, Led { term: 8, ..LED }, voter(1), true), "and so was the next one");
 }

@@ -62,6 +62,22 @@ fn a_lost_link_is_failure_only_if_another_node_agrees() {
     assert_eq!(f.look(1801, &[again], FAIL_MS), (set([]), vec![NodeId(2)]));
 }
 
+/// The first failure of a new leader is the one that it leads for.
+#[test]
+fn the_leader_before_has_failed_from_the_beginning_if_it_was_given_up() {
+    let lost = [look(2, 0, true), look(3, 0, false)];
+    let begun = |at| {
+        let mut f = Failures::default();
+        f.inherit(at, NodeId(2), StartNumber(3));
+        f
+    };
+    assert_eq!(begun(100).look(300, &lost, FAIL_MS), (set([2]), vec![]));
+    assert_eq!(begun(100).look(1101, &lost, FAIL_MS), (set([]), vec![NodeId(2)]), "too long ago");
+    assert_eq!(begun(100).look(300, &[look(2, 0, false)], FAIL_MS), (set([]), vec![]), "it is there");
+    let again = Look { start: StartNumber(4), ..lost[0] };
+    assert_eq!(begun(100).look(300, &[again], FAIL_MS), (set([]), vec![NodeId(2)]), "it was started anew");
+}
+
 #[test]
 fn heads_that_failed_are_replaced_in_one_command() {
     let mut s = cluster(3);

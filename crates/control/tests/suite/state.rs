@@ -590,3 +590,24 @@ fn only_what_was_deleted_is_given_up() {
     follower.take_in(state.changes_since(0)).unwrap();
     assert!(follower.was_deleted(id), "who comes later hears of it, too");
 }
+
+#[test]
+fn nodes_that_registered_anew_are_known_from_an_earlier_state() {
+    let mut s = cluster(3);
+    let before = s.clone();
+    assert_eq!(s.nodes_renewed_since(&before), []);
+    assert_eq!(s.nodes_renewed_since(&State::new(ClusterId([7; 16]))).len(), 3);
+    s.apply(Command::CreateVolume(create("demo", G))).unwrap();
+    assert_eq!(s.nodes_renewed_since(&before), [], "a volume is no node");
+    s.apply(register(2, 2)).unwrap();
+    assert_eq!(s.nodes_renewed_since(&before), [NodeId(2)]);
+    let (node, name, address) = (NodeId(3), "node3".into(), "127.0.0.1:9000".into());
+    s.apply(Command::RegisterNode { node, name, address, workers: 1, start: StartNumber(2) }).unwrap();
+    s.apply(register(4, 1)).unwrap();
+    assert_eq!(s.nodes_renewed_since(&before), [NodeId(2), NodeId(3), NodeId(4)]);
+    assert_eq!(s.nodes_renewed_since(&s.clone()), []);
+    // Its key is no news of where it is.
+    let before = s.clone();
+    s.apply(Command::NameHostKey { node: NodeId(2), start: StartNumber(2), key: HostPublic([1; 32]) }).unwrap();
+    assert_eq!(s.nodes_renewed_since(&before), []);
+}

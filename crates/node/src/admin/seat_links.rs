@@ -10,10 +10,11 @@ use freebs_consensus::{Network, Seat};
 use freebs_control::State;
 use freebs_format::wire::{Hello, Message, Role};
 use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result, StartNumber, limits};
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
 use std::rc::Rc;
+use std::time::Instant;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
@@ -91,8 +92,22 @@ pub(super) struct SeatLinks {
     lost: Lost,
 }
 
-/// Nodes whose end has closed the link or refused one, with the number of times, until a new one is open.
-type Lost = Rc<RefCell<BTreeMap<NodeId, u64>>>;
+/// Links that the other end has closed or refused.
+#[derive(Clone, Default)]
+struct Lost {
+    /// The number of times, until a new one is open.
+    times: Rc<RefCell<BTreeMap<NodeId, u64>>>,
+    tell: Rc<OnceCell<Rc<dyn Fn(NodeId)>>>,
+}
+
+impl Lost {
+    fn add(&self, node: NodeId) {
+        *self.times.borrow_mut().entry(node).or_default() += 1;
+        if let Some(tell) = self.tell.get() {
+            tell(node);
+        }
+    }
+}
 
 impl SeatLinks {
     pub fn new(
@@ -143,7 +158,12 @@ impl Network for SeatLinks {
     }
 
     fn refusals(&self, node: NodeId) -> u64 {
-        self.lost.borrow().get(&node).copied().unwrap_or(0)
+        self.lost.times.borrow().get(&node).copied().unwrap_or(0)
+    }
+
+    fn on_loss(&self, tell: Rc<dyn Fn(NodeId)>) {
+        // A network belongs to one seat.
+        let _ = self.lost.tell.set(tell);
     }
 }
 
@@ -187,10 +207,14 @@ impl Link {
             if let Some(address) = addresses.get(attempt % addresses.len().max(1)) {
                 match self.connect(address).await {
                     Ok(stream) => {
-                        self.lost.borrow_mut().remove(&self.to);
+                        self.lost.times.borrow_mut().remove(&self.to);
+                        let since = Instant::now();
                         let end = self.serve(stream, first).await;
                         let e = self.note_end(end);
                         tracing::debug!("the seat's link to node {} ended: {e}", self.to);
+                        if since.elapsed() >= timing::SEAT_STEADY {
+                            continue;
+                        }
                     }
                     Err(end) => {
                         let e = self.note_end(end);
@@ -218,7 +242,7 @@ impl Link {
     fn note_end(&self, end: End) -> Error {
         match end {
             End::Lost(e) => {
-                *self.lost.borrow_mut().entry(self.to).or_default() += 1;
+                self.lost.add(self.to);
                 e
             }
             End::Other(e) => e,

@@ -2,7 +2,7 @@
 
 use super::FreebsWire;
 use super::audits::Audits;
-use super::dial;
+use super::dial::{self, Redial};
 use super::drivers::{Drivers, LINK_WINDOW_PER_DRIVER};
 use super::greet;
 use super::nbd_conn;
@@ -18,7 +18,7 @@ use freebs_io::linux::{FileDevice, SystemClock};
 use freebs_lsvd::OpenReport;
 use freebs_types::{Error, NodeId, Peer, Result, StartNumber, VolumeId, limits};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -56,7 +56,7 @@ pub struct Core<C: ControlPlane> {
     attached: RefCell<HashMap<LinkId, BTreeSet<VolumeId>>>,
     pub state: RefCell<Arc<State>>,
     /// Members that this worker keeps a link to, as the one who dials.
-    pub dialing: RefCell<BTreeSet<Peer>>,
+    pub dialing: RefCell<BTreeMap<Peer, Rc<Redial>>>,
     heard: RefCell<freebs_agent::Shards>,
     audits: Audits<FileDevice>,
     start: StartNumber,
@@ -331,7 +331,7 @@ impl<C: ControlPlane> Core<C> {
 
     /// The control state changed: shards that are new, changed or gone, peers that are needed, volumes.
     fn on_state(self: &Rc<Self>, state: Arc<State>) {
-        *self.state.borrow_mut() = state.clone();
+        let earlier = self.state.replace(state.clone());
         if let Some(shards) = &self.shards {
             shards.on_workers(workers_of(&state));
             let News { left, gone, changed } =
@@ -343,6 +343,7 @@ impl<C: ControlPlane> Core<C> {
             }
             dial::dial_wanted(self, &shards.wanted_peers());
         }
-        self.drivers.on_state(self, &state);
+        dial::dial_now(self, &state.nodes_renewed_since(&earlier));
+        self.drivers.on_state(self, &earlier, &state);
     }
 }

@@ -561,10 +561,11 @@ impl<C: ControlPlane> Drivers<C> {
         }
     }
 
-    pub fn on_state(&self, core: &Rc<Core<C>>, state: &State) {
+    /// The control state is another than the one before.
+    pub fn on_state(&self, core: &Rc<Core<C>>, earlier: &State, state: &State) {
         let slots: Vec<Rc<Slot>> = self.slots.borrow().values().cloned().collect();
         for slot in slots {
-            for event in news_of(state, slot.volume) {
+            for event in news_of(earlier, state, slot.volume) {
                 let is_last = matches!(event, Event::Close);
                 self.step(core, &slot, event);
                 if is_last {

@@ -2,9 +2,11 @@
 //! partitions, lost and late messages, stores that are lost, voters that change, and clients all the time.
 //!
 //! What must hold: every acknowledged command is in every later state, exactly once; states at the same index are the
-//! same, bit for bit; at most one leader acts in a term; after the faults everybody agrees and work goes on. Each
+//! same, bit for bit; at most one leader acts in a term; what a leader decided of nodes that failed is not sent to the next
+//! one (L5); after the faults everybody agrees and work goes on. Each
 //! mutant must be caught. `FREEBS_SEED=n cargo test -p freebs-consensus --test suite sim` runs one seed.
 
+mod leaders;
 mod world;
 
 use self::world::{Outcome, run};
@@ -58,7 +60,7 @@ fn the_last_quarter_holds() {
 /// over the area before it, and then the power went, and the superblock with it. Since then a start syncs first.
 #[test]
 fn what_a_start_reads_is_on_stable_media() {
-    run(528, None);
+    run(947, None);
 }
 
 #[test]

@@ -19,7 +19,7 @@ const CLUSTER: ClusterId = ClusterId([7; 16]);
 
 /// SplitMix64.
 #[derive(Clone, Debug)]
-pub struct Luck(u64);
+pub struct Luck(pub u64);
 
 impl Luck {
     pub fn next(&mut self) -> u64 {
@@ -94,7 +94,11 @@ struct Oracle {
     generations: BTreeMap<(u64, u64), String>,
     /// Acknowledged: volume, generation, who.
     acked: Vec<(u64, u64, String)>,
+    /// Nodes that were taken for failed, as applied.
+    failed: BTreeSet<NodeId>,
     voters: BTreeSet<Vec<Seat>>,
+    /// Messages that must not be sent. A task of a process that panics ends alone, so the world looks here.
+    wrong: Vec<String>,
     out: Outcome,
 }
 
@@ -119,7 +123,10 @@ impl Oracle {
         let EntryPayload::Normal(Proposal::Command { session, number, command, .. }) = &entry.payload else { return };
         let first = *self.first.entry((*session, *number)).or_insert(index);
         assert!(first <= index);
-        self.out.fail_overs += u64::from(first == index && matches!(command, Command::FailOver { .. }));
+        if let Command::FailOver { nodes } = command {
+            self.out.fail_overs += u64::from(first == index);
+            self.failed.extend(nodes.iter().map(|(n, _)| *n));
+        }
         if let Command::AttachVolume { volume, name, .. } = command {
             let Some(v) = machine.state.volume(*volume) else { return };
             if first == index && v.holder.as_ref().is_some_and(|h| h.name == *name) {
@@ -139,15 +146,28 @@ impl Oracle {
         // An answer to a request of an earlier start, still on its way, must not pass for one to a request of this one.
         if envelope.id != 0 && !message.is_reply() {
             let start = *self.requests.entry((from, envelope.id)).or_insert(envelope.start);
-            assert_eq!(start, envelope.start, "a number of a request of {from} was used in an earlier start");
+            if start != envelope.start {
+                self.wrong.push(format!("a number of a request of {from} was used in an earlier start"));
+            }
         }
         match message {
             Message::Append(r) => {
                 let term = r.vote.leader_id.term;
                 let leader = *self.leaders.entry(term).or_insert(from);
-                assert_eq!(leader, from, "two leaders act in term {term}");
+                if leader != from {
+                    self.wrong.push(format!("two leaders act in term {term}"));
+                }
             }
             Message::PieceReply { vote: Some(_), .. } => self.out.installs += 1,
+            Message::Propose(Proposal::Command { command, .. }) => {
+                let is_leaders = matches!(
+                    command,
+                    Command::FailOver { .. } | Command::ReplaceHead { .. } | Command::ReplaceMembers { .. }
+                );
+                if is_leaders {
+                    self.wrong.push(format!("{from} does not lead and decides (L5): {command:?}"));
+                }
+            }
             _ => {}
         }
     }
@@ -158,7 +178,7 @@ enum Process {
     Up { task: JoinHandle<()>, peer: Rc<RefCell<Option<SimPeer>>> },
 }
 
-type SimPeer = Peer;
+pub(super) type SimPeer = Peer;
 
 struct Node {
     id: NodeId,
@@ -168,17 +188,26 @@ struct Node {
     /// The start in which the store was opened last, as noted there.
     noted: StartNumber,
     process: Process,
+    /// The power is off, so that nobody says that no process listens there.
+    dark: bool,
     blank: bool,
     /// The device before the newest start, and whether it was put back.
     yesterday: Option<CrashDevice>,
     put_back: bool,
 }
 
+type Teller = Rc<dyn Fn(NodeId)>;
+
 pub struct World {
     nodes: RefCell<Vec<Node>>,
     oracle: RefCell<Oracle>,
     luck: RefCell<Luck>,
-    cut: RefCell<BTreeSet<(u64, u64)>>,
+    pub(super) cut: RefCell<BTreeSet<(u64, u64)>>,
+    /// Links that the machine at their end refuses although a process listens there.
+    pub(super) broken: RefCell<BTreeSet<(u64, u64)>>,
+    /// How often in a row a link was closed by its end or refused there, and who is told of it, by who opens links.
+    refused: RefCell<BTreeMap<(u64, u64), u64>>,
+    tellers: RefCell<BTreeMap<u64, Teller>>,
     /// One message in so many is lost; 0: none.
     loss: Cell<u64>,
     slow: Cell<u64>,
@@ -191,25 +220,28 @@ pub struct World {
 struct Wire {
     world: Rc<World>,
     from: Seat,
-    /// How often in a row a node's machine said that no process listens there.
-    refused: RefCell<BTreeMap<NodeId, u64>>,
 }
 
 impl Network for Wire {
     fn send(&self, to: Seat, message: Vec<u8>) {
         let w = &self.world;
         w.oracle.borrow_mut().sent(self.from, &message);
+        let way = (self.from.node.0, to.node.0);
         let luck = &mut w.luck.borrow_mut();
         let lost = w.loss.get() > 0 && luck.one_in(w.loss.get());
-        if lost || w.cut.borrow().contains(&(self.from.node.0, to.node.0)) {
+        if lost || w.cut.borrow().contains(&way) {
             return;
         }
-        // The link to a process that is not there is refused.
-        let is_down = w.nodes.borrow().iter().any(|n| n.id == to.node && matches!(n.process, Process::Down));
-        let mut refused = self.refused.borrow_mut();
-        match is_down {
-            true => *refused.entry(to.node).or_default() += 1,
-            false => drop(refused.remove(&to.node)),
+        match w.refuses(way) {
+            Some(true) => {
+                let (world, delay) = (w.clone(), 1 + luck.below(w.slow.get()));
+                spawn_local(async move { world.close_later(way, delay).await });
+                return;
+            }
+            Some(false) => {
+                w.refused.borrow_mut().remove(&way);
+            }
+            None => {}
         }
         let copies = if luck.one_in(50) { 2 } else { 1 };
         for _ in 0..copies {
@@ -219,7 +251,11 @@ impl Network for Wire {
     }
 
     fn refusals(&self, node: NodeId) -> u64 {
-        self.refused.borrow().get(&node).copied().unwrap_or(0)
+        self.world.refused.borrow().get(&(self.from.node.0, node.0)).copied().unwrap_or(0)
+    }
+
+    fn on_loss(&self, tell: Teller) {
+        self.world.tellers.borrow_mut().insert(self.from.node.0, tell);
     }
 }
 
@@ -236,28 +272,56 @@ fn timing() -> Timing {
 }
 
 impl World {
-    fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.nodes.borrow().len()
     }
 
-    fn chance(&self) -> u64 {
+    pub(super) fn chance(&self) -> u64 {
         self.luck.borrow_mut().next()
     }
 
-    fn below(&self, n: u64) -> u64 {
+    pub(super) fn below(&self, n: u64) -> u64 {
         self.luck.borrow_mut().below(n)
     }
 
-    fn peer(&self, node: usize) -> Option<SimPeer> {
+    pub(super) fn peer(&self, node: usize) -> Option<SimPeer> {
         match &self.nodes.borrow()[node].process {
             Process::Up { peer, .. } => peer.borrow().clone(),
             Process::Down => None,
         }
     }
 
+    /// True if a link is refused at its end, false if it is open; `None` if nobody can say.
+    fn refuses(&self, way: (u64, u64)) -> Option<bool> {
+        let nodes = self.nodes.borrow();
+        let to = nodes.iter().find(|n| n.id.0 == way.1)?;
+        let is_down = matches!(to.process, Process::Down);
+        let no_answer = self.cut.borrow().contains(&(way.1, way.0)) || (is_down && to.dark);
+        (!no_answer).then(|| is_down || self.broken.borrow().contains(&way))
+    }
+
+    /// After a while one end hears that the other one has closed the link, or refuses a new one.
+    async fn close_later(&self, way: (u64, u64), delay_ms: u64) {
+        sleep(delay_ms).await;
+        if self.refuses(way) == Some(true) {
+            *self.refused.borrow_mut().entry(way).or_default() += 1;
+            let tell = self.tellers.borrow().get(&way.0).cloned();
+            tell.iter().for_each(|tell| tell(NodeId(way.1)));
+        }
+    }
+
+    /// The link from one node to another breaks, and can't be opened again.
+    pub(super) async fn break_link(&self, way: (u64, u64)) {
+        self.broken.borrow_mut().insert(way);
+        self.close_later(way, 1).await;
+    }
+
     /// Starts a node's process on the device that it has.
-    fn boot(self: &Rc<Self>, node: usize) {
+    pub(super) fn boot(self: &Rc<Self>, node: usize) {
         let world = self.clone();
+        let here = node as u64 + 1;
+        self.refused.borrow_mut().retain(|way, _| way.0 != here);
+        self.nodes.borrow_mut()[node].dark = false;
         let (seed, random) = (self.chance(), Luck(self.chance()));
         let slot = Rc::new(RefCell::new(None));
         let shown = slot.clone();
@@ -303,7 +367,7 @@ impl World {
         }
         let world = self.clone();
         let watcher = Rc::new(move |e: &Entry, m: &Machine| world.oracle.borrow_mut().applied(e, m));
-        let wire = Wire { world: self.clone(), from: store.seat(), refused: RefCell::default() };
+        let wire = Wire { world: self.clone(), from: store.seat() };
         let contacts = self.nodes.borrow().iter().map(|n| n.id).collect();
         let fresh = store.read(|c| c.vote.is_none() && c.entries.is_empty() && c.snapshot.is_none());
         let peer = Peer::start(store, wire, timing(), contacts, seed, Some(watcher)).await.expect("it starts");
@@ -314,8 +378,8 @@ impl World {
         std::future::pending::<()>().await;
     }
 
-    /// The process is gone, with or without the power.
-    async fn kill(&self, node: usize, power: bool) {
+    /// The process is gone, with or without the power. Without a process the machine closes its links.
+    pub(super) async fn kill(self: &Rc<Self>, node: usize, power: bool) {
         let process = std::mem::replace(&mut self.nodes.borrow_mut()[node].process, Process::Down);
         if let Process::Up { task, .. } = process {
             task.abort();
@@ -326,7 +390,17 @@ impl World {
             }
         }
         let (seed, how) = (self.chance(), self.below(4));
+        let here = node as u64 + 1;
+        self.tellers.borrow_mut().remove(&here);
         let n = &mut self.nodes.borrow_mut()[node];
+        n.dark |= power;
+        if !n.dark {
+            let others: Vec<u64> = self.tellers.borrow().keys().copied().collect();
+            for other in others {
+                let (world, delay) = (self.clone(), 1 + self.below(self.slow.get()));
+                spawn_local(async move { world.close_later((other, here), delay).await });
+            }
+        }
         if power {
             let survives = match how {
                 0 => Survives::Nothing,
@@ -342,7 +416,7 @@ impl World {
     }
 
     /// Panics of processes are those of the test.
-    async fn check(&self) {
+    pub(super) async fn check(self: &Rc<Self>) {
         let dead: Vec<usize> = {
             let nodes = self.nodes.borrow();
             let ended = |n: &Node| matches!(&n.process, Process::Up { task, .. } if task.is_finished());
@@ -356,9 +430,11 @@ impl World {
                 peer.check().unwrap_or_else(|e| panic!("node {node} stopped: {e}"));
             }
         }
+        let wrong = &self.oracle.borrow().wrong;
+        assert!(wrong.is_empty(), "{wrong:?}");
     }
 
-    async fn client(self: Rc<Self>, number: u64) {
+    pub(super) async fn client(self: Rc<Self>, number: u64) {
         for op in 0.. {
             let pause = 20 + self.below(300);
             sleep(pause).await;
@@ -393,7 +469,7 @@ impl World {
         }
     }
 
-    async fn set_up(&self) {
+    pub(super) async fn set_up(&self) {
         for _ in 0..200 {
             sleep(100).await;
             let Some(peer) = self.peer(0) else { continue };
@@ -413,8 +489,11 @@ impl World {
     fn partition(&self) {
         let count = self.nodes.borrow().len() as u64;
         let mut cut = self.cut.borrow_mut();
-        match self.below(4) {
+        match self.below(5) {
             0 => cut.clear(),
+            2 => {
+                self.broken.borrow_mut().insert((1 + self.below(count), 1 + self.below(count)));
+            }
             1 => {
                 let side = self.below(1 << count);
                 for (a, b) in (0..count).flat_map(|a| (0..count).map(move |b| (a, b))) {
@@ -451,7 +530,10 @@ impl World {
                 o.cuts += u64::from(running && power);
             }
             4 => self.partition(),
-            5 => self.cut.borrow_mut().clear(),
+            5 => {
+                self.cut.borrow_mut().clear();
+                self.broken.borrow_mut().clear();
+            }
             6 => self.loss.set([0, 3, 10, 30][self.below(4) as usize]),
             7 => self.slow.set([5, 20, 150][self.below(3) as usize]),
             8 => self.wipe(node).await,
@@ -490,6 +572,7 @@ impl World {
 
     async fn converge(self: &Rc<Self>) {
         self.cut.borrow_mut().clear();
+        self.broken.borrow_mut().clear();
         self.loss.set(0);
         self.slow.set(10);
         let count = self.nodes.borrow().len();
@@ -528,6 +611,11 @@ impl World {
         panic!("the nodes do not agree after the faults:\n{seen}");
     }
 
+    /// Nodes that were ever taken for failed.
+    pub(super) fn failed(&self) -> BTreeSet<NodeId> {
+        self.oracle.borrow().failed.clone()
+    }
+
     fn verify(&self) {
         let o = self.oracle.borrow();
         for (volume, generation, name) in &o.acked {
@@ -555,7 +643,7 @@ fn wanted_voters(nodes: usize) -> usize {
     }
 }
 
-async fn sleep(ms: u64) {
+pub(super) async fn sleep(ms: u64) {
     tokio::time::sleep(Duration::from_millis(ms)).await;
 }
 
@@ -571,9 +659,8 @@ async fn deliver(world: Rc<World>, mut mail: tokio::sync::mpsc::UnboundedReceive
     }
 }
 
-async fn life(seed: u64, mutant: Option<Mutant>) -> Outcome {
-    let mut luck = Luck(seed);
-    let count = [1u64, 2, 3, 3, 5, 5][luck.below(6) as usize];
+/// A cluster of which nothing runs yet.
+pub(super) fn world(count: u64, luck: Luck, mutant: Option<Mutant>) -> Rc<World> {
     let (mail, letters) = tokio::sync::mpsc::unbounded_channel();
     let node = |i| Node {
         id: NodeId(i + 1),
@@ -581,6 +668,7 @@ async fn life(seed: u64, mutant: Option<Mutant>) -> Outcome {
         start: StartNumber(0),
         noted: StartNumber(0),
         process: Process::Down,
+        dark: false,
         blank: true,
         yesterday: None,
         put_back: false,
@@ -590,6 +678,9 @@ async fn life(seed: u64, mutant: Option<Mutant>) -> Outcome {
         oracle: RefCell::default(),
         luck: RefCell::new(luck),
         cut: RefCell::default(),
+        broken: RefCell::default(),
+        refused: RefCell::default(),
+        tellers: RefCell::default(),
         loss: Cell::new(0),
         slow: Cell::new(10),
         mail,
@@ -597,6 +688,13 @@ async fn life(seed: u64, mutant: Option<Mutant>) -> Outcome {
         founded: Cell::new(false),
     });
     spawn_local(deliver(world.clone(), letters));
+    world
+}
+
+async fn life(seed: u64, mutant: Option<Mutant>) -> Outcome {
+    let mut luck = Luck(seed);
+    let count = [1u64, 2, 3, 3, 5, 5][luck.below(6) as usize];
+    let world = world(count, luck, mutant);
     (0..count as usize).for_each(|n| world.boot(n));
     world.set_up().await;
     let clients: Vec<_> = (0..3).map(|n| spawn_local(world.clone().client(n))).collect();
@@ -623,9 +721,14 @@ async fn life(seed: u64, mutant: Option<Mutant>) -> Outcome {
     o.out.clone()
 }
 
-/// Runs one seed. Panics if something does not hold.
-pub fn run(seed: u64, mutant: Option<Mutant>) -> Outcome {
+/// Runs a story in simulated time.
+pub fn told<T>(story: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     let local = LocalSet::new();
-    local.block_on(&runtime, life(seed, mutant))
+    local.block_on(&runtime, story)
+}
+
+/// Runs one seed. Panics if something does not hold.
+pub fn run(seed: u64, mutant: Option<Mutant>) -> Outcome {
+    told(life(seed, mutant))
 }

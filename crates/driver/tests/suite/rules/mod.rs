@@ -636,3 +636,59 @@ fn workers_decide_whom_a_shard_lives_on() {
     s.durable(1, 1, 99);
     assert_eq!(s.driver.info().shards[0].members[0].durable, Some(Sequence(2)));
 }
+
+/// The times at which node 1 is dialled from now on, each attempt being refused at once, until 3 s have passed.
+fn dialled(s: &mut Script) -> Vec<u64> {
+    let begun = s.now.millis();
+    let mut at = Vec::new();
+    while s.now.millis() < begun + 3000 {
+        if s.lines.iter().any(|l| l == "connect n1") {
+            at.push(s.now.millis() - begun);
+            s.lines.clear();
+            s.step(Event::LinkDown(peer(1)));
+            s.lines.retain(|l| l == "connect n1");
+        } else {
+            s.wait(1);
+        }
+    }
+    s.lines.clear();
+    at
+}
+
+/// All nodes had died. Its driver had tried them for a second and then tried each half a second, and went on with that when
+/// the control plane told of their new view: the volume stood still for up to half a second more than it had to.
+#[test]
+fn news_of_a_peer_end_the_pause_before_it_is_dialled_again() {
+    let spec = |view| VolumeSpec {
+        id: VolumeId(1),
+        size: 64 * MIB,
+        stripe: MIB,
+        shards: vec![ShardSpec { id: shard(0), view: ViewNumber(view), members: vec![NodeId(1), NodeId(2)] }],
+    };
+    let told = [
+        ("a view of the control plane", Event::Volume(spec(2))),
+        ("a view of a member", Event::Message { from: peer(2), message: Message::View(news(0, 2, &[2, 1], 3)) }),
+        ("a start of its node", Event::Started(vec![NodeId(9), NodeId(1)])),
+    ];
+    for (what, event) in told {
+        let mut s = Script::ready(None);
+        s.step(Event::LinkDown(peer(1)));
+        assert_eq!(dialled(&mut s), [10, 30, 70, 150, 310, 630, 1130, 1630, 2130, 2630], "{what}");
+        // Nothing is due for half a second.
+        s.wait(150);
+        s.sees(&["connect n1"]);
+        s.step(Event::LinkDown(peer(1)));
+        s.wait(1);
+        s.sees(&[]);
+        s.step(event);
+        assert_eq!(dialled(&mut s)[..5], [0, 10, 30, 70, 150], "{what}");
+    }
+    // Old news, and news of others, end no pause; nor is a link that is up opened again.
+    for event in [Event::Volume(spec(1)), Event::Started(vec![NodeId(2), NodeId(9)]), Event::Tick] {
+        let mut s = Script::ready(None);
+        s.step(Event::LinkDown(peer(1)));
+        dialled(&mut s);
+        s.step(event);
+        s.sees(&[]);
+    }
+}

@@ -1,11 +1,12 @@
-//! The control plane stands still, or loses its leader, while volumes are in use and others come and go.
+//! The control plane stands still, or loses its leader, while volumes are in use and others come and go; or that leader is
+//! the head of the volume in use, too.
 
 use super::figures::Figures;
-use super::rig::{Moments, NODES, Rig, SOME, VOLUME, five, start_node};
+use super::rig::{Moments, NODES, Rig, SOME, VOLUME, all_voting, another_head, five, start_node};
 use crate::support::cluster::Cluster;
 use crate::support::load::Answers;
 use crate::support::plane::{Shown, agreed, churn, create, ms, settled};
-use crate::support::tools::{KILLED_MAX, say, wait_at_most, wait_for};
+use crate::support::tools::{KILLED_MAX, say, told, wait_at_most, wait_for};
 use crate::support::{PATIENCE, Raised, Weight, full, rounds, turn};
 use std::collections::BTreeSet;
 use std::process::Stdio;
@@ -114,5 +115,41 @@ fn leaders_of_five_killed_while_volumes_come_and_go() {
     assert_eq!(agreed(&c, &settled(&c, NODES)), wanted, "volumes were lost, or came back");
     let times = &mut times.into_inner().expect("not poisoned");
     say(&format!("measured: {} commands under kills of the leader: {}", times.len(), ms(times)));
+    rig.end(&[&figures]);
+}
+
+/// Nodes where each is a member of every chain, so that whichever leads can be the head.
+const EACH_A_MEMBER: usize = 3;
+
+/// The leader is made head of the volume, and dies as both. It comes back once others have gone on as leader and as head.
+fn leading_head_killed(c: &Cluster, away: Duration, writes: &Answers) -> Moments {
+    let (leader, pid, _) = settled(c, EACH_A_MEMBER).swap_remove(0);
+    let (head, _) = c.chain(VOLUME);
+    if head != leader {
+        let out = c.cli(&["volume", "move-head", VOLUME, &leader]);
+        assert!(out.status.success(), "{}\n{}", told(&out), c.log());
+        another_head(c, &head, writes);
+    }
+    assert_eq!(c.chain(VOLUME).0, leader, "it heads the volume\n{}", c.log());
+    let hit = Instant::now();
+    c.kill(&[pid]);
+    another_head(c, &leader, writes);
+    std::thread::sleep(away.saturating_sub(hit.elapsed()));
+    let back = Instant::now();
+    start_node(c, &leader, pid);
+    Moments { hit, back }
+}
+
+/// Clients stood still for 1.2 s, and for 0.1 to 0.2 s if another node led.
+#[test]
+fn heads_that_lead_the_control_plane_killed_again_and_again() {
+    let _turn = turn(Weight::Loaded);
+    let c = all_voting(EACH_A_MEMBER, &["--no-restart"]);
+    let mut rig = Rig::on(&c, "kills of heads that lead");
+    let away = Duration::from_secs(if full() { 2 } else { 0 });
+    let mut figures = Figures::new("head that leads the control plane killed").median_asked(0.4).longest_asked(0.8);
+    for _ in 0..rounds(3, 10) {
+        figures.add(rig.round(|writes| leading_head_killed(&c, away, writes)));
+    }
     rig.end(&[&figures]);
 }

@@ -1,4 +1,4 @@
-//! Five nodes, a gateway that does not belong to them, and its two clients.
+//! Five nodes, or three, a gateway that does not belong to them, and its two clients.
 
 use super::figures::{Figures, Stall};
 use super::machine;
@@ -29,13 +29,19 @@ pub const SOME: u64 = 30;
 /// Five nodes, all of which vote. `more` goes to `freebs up`.
 #[must_use]
 pub fn five(more: &[&str]) -> Cluster {
+    all_voting(NODES, more)
+}
+
+/// As many nodes, all of which vote: 3 or 5.
+#[must_use]
+pub fn all_voting(nodes: usize, more: &[&str]) -> Cluster {
     let more = more.iter().map(|m| (*m).to_owned()).collect();
     // Seven processes that look for work before they sleep take it from each other on a small machine. In the long form,
     // whose figures count, they are as users have them.
     let env = if full() { vec![] } else { vec![("FREEBS_BUSY_POLL".into(), "0".into())] };
-    let c = Cluster::up(Setup { nodes: NODES as u16, more, env, ..Setup::default() });
+    let c = Cluster::up(Setup { nodes: nodes as u16, more, env, ..Setup::default() });
     c.wait_healthy(VOLUME);
-    settled(&c, NODES);
+    settled(&c, nodes);
     c
 }
 

@@ -1,0 +1,137 @@
+//! A leader that is gone: voters that are refused by it say so to each other, give it up, and stand for election in turn.
+//!
+//! The decision is in [`crate::doubts`]; here are the questions, the answers, and the library.
+
+use super::Peer;
+use crate::doubts::{Led, Turn};
+use crate::timing;
+use crate::types::{Seat, Vote};
+use crate::wire::Message;
+use freebs_types::NodeId;
+use futures_util::future::{Either, select};
+use openraft::async_runtime::WatchReceiver;
+use openraft::raft::TransferLeaderRequest;
+use std::collections::BTreeSet;
+use std::pin::pin;
+use std::time::Duration;
+
+/// Looks of a node whether it reaches another one, one every `timing::REACH_EVERY`.
+const REACH_LOOKS: usize = 10;
+
+impl Peer {
+    /// The leader that this seat follows, and who votes; none if it leads itself, or has no vote.
+    fn followed(&self) -> Option<(Led, Vec<BTreeSet<Seat>>)> {
+        let metrics = self.0.raft.metrics();
+        let m = metrics.borrow_watched();
+        let by = m.current_leader.filter(|l| *l != self.seat())?;
+        let voters = m.membership_config.membership().get_joint_config();
+        let has_vote = voters.iter().any(|set| set.contains(&self.seat()));
+        has_vote.then(|| (Led { by, term: m.current_term }, voters.clone()))
+    }
+
+    /// As a seat that does not lead: doubts the leader if the link there is lost.
+    pub(super) fn look_after_leader(&self) {
+        let Some((led, voters)) = self.followed() else { return };
+        let lost = self.0.links.refusals(led.by.node) > 0;
+        let is_due = self.0.doubts.borrow_mut().look(self.now_ms(), led, self.seat(), lost);
+        if is_due {
+            self.tell_voters(led, &voters, &Message::Doubt(led.by.node));
+            let peer = self.clone();
+            self.spawn(async move {
+                if peer.is_refused_by(led.by.node).await {
+                    peer.say_refused(led.by.node);
+                }
+            });
+        }
+    }
+
+    fn tell_voters(&self, led: Led, voters: &[BTreeSet<Seat>], message: &Message) {
+        let others: BTreeSet<&Seat> = voters.iter().flatten().collect();
+        for other in others.into_iter().filter(|s| s.node != led.by.node && s.node != self.seat().node) {
+            // If it is lost, it is said again.
+            let _ = self.0.links.send(*other, 0, message);
+        }
+    }
+
+    /// This seat was refused just now. If it is the leader that it can't reach, all voters hear of it; true then.
+    pub(super) fn say_refused(&self, node: NodeId) -> bool {
+        let Some((led, voters)) = self.followed().filter(|(led, _)| led.by.node == node) else { return false };
+        self.tell_voters(led, &voters, &Message::Gone(node));
+        self.hear_refused(self.seat(), node);
+        true
+    }
+
+    /// A voter, perhaps this one, was refused at a node.
+    pub(super) fn hear_refused(&self, from: Seat, node: NodeId) {
+        let Some((led, voters)) = self.followed() else { return };
+        let now = self.now_ms();
+        let turn = {
+            let mut doubts = self.0.doubts.borrow_mut();
+            doubts.hear(now, led, from, node);
+            doubts.verdict(now, self.seat(), &voters)
+        };
+        if let Some(turn) = turn {
+            self.0.given_up.set(Some((led.by.node, now)));
+            let peer = self.clone();
+            self.spawn(async move { peer.stand_in_turn(led, turn).await });
+        }
+    }
+
+    async fn stand_in_turn(&self, led: Led, turn: Turn) {
+        let heartbeats = |n: u64| tokio::time::sleep(Duration::from_millis(n * self.0.timing.heartbeat_ms));
+        // To the library it is as if the leader had said that it hands over: its vote is held to no longer. Who is to lead
+        // then is open, so no seat is named that would stand without being asked for pre-votes.
+        let handed_over = TransferLeaderRequest::new(Vote::new_committed(led.term, led.by), led.by, None);
+        // Without it votes are given later.
+        let _ = self.0.raft.handle_transfer_leader(handed_over).await;
+        heartbeats(turn.first).await;
+        while self.0.doubts.borrow().has_given_up(led) && self.leader() == (Some(led.by), led.term) {
+            let _ = self.0.raft.trigger().elect(true).await;
+            heartbeats(turn.every).await;
+        }
+    }
+
+    /// Wakes what is done at each heartbeat whenever another seat leads.
+    pub(super) async fn hear_of_leaders(self) {
+        let mut metrics = self.0.raft.metrics();
+        let mut known = None;
+        while metrics.next().await {
+            let leader = metrics.now().current_leader;
+            if leader != known {
+                known = leader;
+                self.0.woken.notify_one();
+            }
+        }
+    }
+
+    /// A link was closed by its end, or refused there.
+    pub(super) fn hear_of_loss(&self, node: NodeId) {
+        self.0.lost.notify_waiters();
+        // Each later one is an attempt that was refused.
+        if self.0.links.refusals(node) == 1 {
+            self.0.woken.notify_one();
+        }
+    }
+
+    /// Tries to reach a node: true if it refuses this one now. Nodes that have nothing to say to each other may not have
+    /// tried for long, so a refusal from before the question says nothing.
+    pub(super) async fn is_refused_by(&self, node: NodeId) -> bool {
+        let before = self.0.links.refusals(node);
+        for _ in 0..REACH_LOOKS {
+            // A message that comes while a link rests after a failure is dropped, so it is said again.
+            let _ = self.0.links.send(Seat { node, store: 0 }, 0, &Message::Here);
+            let mut rest = pin!(tokio::time::sleep(timing::REACH_EVERY));
+            loop {
+                let lost = pin!(self.0.lost.notified());
+                let is_over = matches!(select(rest.as_mut(), lost).await, Either::Left(_));
+                if self.0.links.refusals(node) > before {
+                    return true;
+                }
+                if is_over {
+                    break;
+                }
+            }
+        }
+        false
+    }
+}
