@@ -511,6 +511,12 @@ impl Peer {
         }
     }
 
+    /// Returns once that lead, a leader and its term, has ended, as far as is known here.
+    async fn ended(&self, lead: (Option<Seat>, u64)) {
+        let mut metrics = self.0.raft.metrics();
+        while self.leader() == lead && metrics.next().await {}
+    }
+
     /// Puts a proposal into the log, here or at the leader. An error leaves open whether it is in it.
     async fn propose(&self, proposal: Proposal) -> Result<Answer> {
         match self.leader().0 {

@@ -100,6 +100,7 @@ impl Peer {
 
     /// What fails is found to be needed again at a later heartbeat.
     async fn give_orders(&self, commands: Vec<Command>, failed: Vec<(NodeId, String)>) {
+        let lead = self.leader();
         // Rule L5: who only believes to lead decides nothing.
         if !self.confirm_leadership().await {
             return;
@@ -117,7 +118,7 @@ impl Peer {
         let deposed = async {
             match self.0.store.mutant() {
                 Some(Mutant::LeaderUnconfirmed) => std::future::pending().await,
-                _ => self.replaced(self.seat()).await,
+                _ => self.ended(lead).await,
             }
         };
         select(pin!(deposed), pin!(given)).await;
