@@ -8,14 +8,13 @@ use crate::device::{Crash, Disk, SimDevice};
 use crate::network::{Arrival, EndPoint, Network, Place};
 use crate::timing;
 use crate::world::World;
-use freebs_agent::{Commands, News, Port, Shards};
+use freebs_agent::{Commands, Port, Shards};
 use freebs_chain::{HostConfig, Mutant, Who, Worker, WorkerConfig};
-use freebs_format::disk::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
 use freebs_format::wire::Message;
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
-use freebs_lsvd::{Engine, Expect, Shape};
+use freebs_lsvd::{Engine, Expect, Options, Shape};
 use freebs_secrets::HostKey;
-use freebs_types::{BLOCK, ClusterId, DeviceId, Hash32, Nanos, NodeId, Peer, Result, StartNumber, ViewNumber};
+use freebs_types::{BLOCK, ClusterId, DeviceId, Hash32, Nanos, NodeId, Peer, Result, ViewNumber};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
@@ -252,12 +251,17 @@ impl Node {
         let inbox = Rc::new(Inbox::default());
         let worker = Rc::new(RefCell::new(None));
         let set = LocalSet::new();
+        let (plane, news) = (Plane::new(&self.shared.control, self.place()), inbox.clone());
+        plane.on_news(move || {
+            news.shards.set(true);
+            news.wake.notify_one();
+        });
         let life = Life {
             me: EndPoint { place: self.place(), incarnation },
             node: self.clone(),
             inbox: inbox.clone(),
             slot: worker.clone(),
-            plane: Plane::new(&self.shared.control, self.place()),
+            plane,
             heard: RefCell::new(Shards::new(Peer { node: self.id, worker: 0 }, 1)),
         };
         set.spawn_local(life.run());
@@ -344,14 +348,6 @@ impl Node {
         p.inbox.wake.notify_one();
         true
     }
-
-    /// The control plane has news.
-    pub fn tell_shards(&self) {
-        if let Some(p) = self.process.borrow().as_ref() {
-            p.inbox.shards.set(true);
-            p.inbox.wake.notify_one();
-        }
-    }
 }
 
 /// What runs inside a process.
@@ -398,8 +394,8 @@ impl Life {
     async fn boot(&self) -> Result<SimWorker> {
         let (node, shared) = (&self.node, &self.node.shared);
         let expect = Expect { cluster: shared.cluster, node: node.id, worker: 0, workers: 1 };
-        self.plane.may_start(node.id, came_with(&node.disk.open()).await)?;
-        let (engine, report) = Engine::open(node.disk.open(), &expect).await?;
+        let admit = async |came_with| self.plane.next_start(node.id, came_with).await;
+        let (engine, report) = Engine::open_as(node.disk.open(), &expect, Options::of_workers(1), admit).await?;
         shared.world.say(|| format!("node {}: {report:?}", node.id));
         if !report.damage.is_empty() && !node.damaged.get() {
             shared.world.violation(format!("node {}: damage that nobody did: {report:?}", node.id));
@@ -477,17 +473,9 @@ impl Life {
 
     /// The worker hears the news of its shards in the state that is known here.
     fn hear_shards(&self, worker: &SimWorker) {
-        let state = self.plane.state();
-        let News { left, gone, changed } =
-            self.heard.borrow_mut().on_state(&state, &worker.shards(), &worker.left_shards());
-        for shard in left {
+        for shard in self.heard.borrow_mut().tell(&self.plane.state(), worker) {
             self.node.shared.world.count("replicas that were left");
             self.node.shared.net.witness.borrow_mut().left(self.node.id, shard);
-            worker.on_left(shard);
-        }
-        gone.into_iter().for_each(|shard| worker.on_gone(shard));
-        if !changed.is_empty() {
-            worker.on_shards(changed);
         }
     }
 
@@ -571,17 +559,4 @@ async fn dial_on(node: Rc<Node>, me: EndPoint, worker: SimWorker, links: Rc<Link
         }
         tokio::time::sleep(timing::DIAL_EVERY).await;
     }
-}
-
-/// The highest start number that a device says; 0 if it says none.
-async fn came_with(device: &SimDevice) -> StartNumber {
-    let mut highest = StartNumber(0);
-    for at in SUPERBLOCK_AT {
-        if let Ok(bytes) = device.read(at, SUPERBLOCK_BYTES).await
-            && let Ok(superblock) = Superblock::decode(&bytes)
-        {
-            highest = highest.max(StartNumber(superblock.start.get()));
-        }
-    }
-    highest
 }

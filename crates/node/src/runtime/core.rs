@@ -8,7 +8,7 @@ use super::greet;
 use super::nbd_conn;
 use super::thread::{Admission, Command, WorkerSpec, start_shards};
 use crate::timing;
-use freebs_agent::{News, Port, workers_of};
+use freebs_agent::Port;
 use freebs_chain::{Who, Worker};
 use freebs_control::{ControlPlane, State};
 use freebs_format::wire::{Hello, Message, Role, Welcome};
@@ -333,14 +333,7 @@ impl<C: ControlPlane> Core<C> {
     fn on_state(self: &Rc<Self>, state: Arc<State>) {
         let earlier = self.state.replace(state.clone());
         if let Some(shards) = &self.shards {
-            shards.on_workers(workers_of(&state));
-            let News { left, gone, changed } =
-                self.heard.borrow_mut().on_state(&state, &shards.shards(), &shards.left_shards());
-            left.into_iter().for_each(|id| shards.on_left(id));
-            gone.into_iter().for_each(|id| shards.on_gone(id));
-            if !changed.is_empty() {
-                shards.on_shards(changed);
-            }
+            self.heard.borrow_mut().tell(&state, shards);
             dial::dial_wanted(self, &shards.wanted_peers());
         }
         dial::dial_now(self, &state.nodes_renewed_since(&earlier));

@@ -38,7 +38,7 @@ impl<C: ControlPlane> Drivers<C> {
         if ready.is_err() || slot.held.replace(true) {
             self.release(core, volume, slot.generation);
         }
-        ready.map(|()| Held { generation: slot.generation, taken_from: slot.taken_from.clone() })
+        ready.map(|()| Held { generation: slot.generation, taken_from: slot.state.borrow().right().taken_from.clone() })
     }
 
     /// Gives the volume back; the generation that ended, or `None` if it is not attached here. `Busy` if clients use it,
@@ -75,13 +75,11 @@ impl<C: ControlPlane> Drivers<C> {
     async fn expel_as(&self, core: &Rc<Core<C>>, volume: VolumeId, force: bool) -> Result<Generation> {
         let slot = self.joined(core, volume, force).await?;
         let ready = Self::wait_ready(core, &slot).await;
-        if ready.is_err() && !slot.fenced.get() && !slot.closed.get() {
+        if ready.is_err() && !slot.is_over() {
             // It goes on: given back now, the right would be nobody's, and the driver before it might still answer.
             let (core, slot) = (core.clone(), slot.clone());
             tokio::task::spawn_local(async move {
-                while !slot.ready.get() && !slot.fenced.get() && !slot.closed.get() {
-                    slot.changed.notified().await;
-                }
+                slot.settled().await;
                 core.drivers.release(&core, slot.volume, slot.generation);
             });
         }
@@ -108,7 +106,7 @@ impl<C: ControlPlane> Drivers<C> {
         core.spec.control.submit(nothing).await?;
         let newest = core.spec.control.state().volume(volume).map(|v| v.generation);
         if newest.is_some_and(|newest| newest > slot.generation) && self.is_current(&slot) {
-            slot.fenced.set(true);
+            slot.state.borrow_mut().supersede();
             self.end(core, &slot).await?;
         }
         Ok(())
