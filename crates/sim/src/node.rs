@@ -248,6 +248,7 @@ impl Node {
         let incarnation = self.lives.get();
         self.shared.world.say(|| format!("node {}: process {incarnation} starts", self.id));
         self.shared.world.trace(0x30, self.id.0, incarnation);
+        self.shared.net.witness.borrow_mut().started(self.id);
         let inbox = Rc::new(Inbox::default());
         let worker = Rc::new(RefCell::new(None));
         let set = LocalSet::new();
