@@ -12,6 +12,7 @@
 mod attach;
 mod dial;
 mod links;
+mod member;
 mod plane;
 mod port;
 mod register;
@@ -22,6 +23,7 @@ mod volumes;
 pub use attach::{Answer, Asking, Attachment, Lapse, Right, in_place_of_lapsed, refused};
 pub use dial::{Dialler, dials};
 pub use links::{DriverLinks, Wanted};
+pub use member::Membership;
 pub use plane::Commands;
 pub use port::Port;
 pub use register::{Pause, Registration};

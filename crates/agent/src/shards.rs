@@ -1,10 +1,7 @@
 //! The shards that the control state gives to a worker of a node, and what changed since the state before.
 
-use crate::volumes::workers_of;
-use freebs_chain::{ControlPort, ShardInfo, Worker};
+use freebs_chain::ShardInfo;
 use freebs_control::State;
-use freebs_format::wire::Message;
-use freebs_io::{Clock, Device, Outbox};
 use freebs_types::{Peer, ShardId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,24 +45,6 @@ impl Shards {
         let changed = mine.values().filter(|i| self.known.get(&i.shard) != Some(i)).cloned().collect();
         self.known = mine;
         News { left, gone, changed }
-    }
-
-    /// Tells the worker all that is new for it in a control state, and returns the shards that it left.
-    pub fn tell<D, O, P, K>(&mut self, state: &State, worker: &Worker<D, O, P, K>) -> Vec<ShardId>
-    where
-        D: Device,
-        O: Outbox<Message>,
-        P: ControlPort,
-        K: Clock,
-    {
-        worker.on_workers(workers_of(state));
-        let News { left, gone, changed } = self.on_state(state, &worker.shards(), &worker.left_shards());
-        left.iter().for_each(|shard| worker.on_left(*shard));
-        gone.into_iter().for_each(|shard| worker.on_gone(shard));
-        if !changed.is_empty() {
-            worker.on_shards(changed);
-        }
-        left
     }
 
     fn mine(&self, state: &State) -> BTreeMap<ShardId, ShardInfo> {

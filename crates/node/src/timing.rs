@@ -84,13 +84,6 @@ pub const VERIFY_AGAIN: Duration = Duration::from_millis(200);
 pub const GREETING_LIMIT: Duration = Duration::from_secs(5);
 /// A link to a worker of a node, greeting included.
 pub const LINK_CONNECT_LIMIT: Duration = Duration::from_secs(1);
-/// The first pause before a link is tried again; it doubles each time. A peer that was started again is there soon.
-pub const LINK_BACK_OFF_MIN: Duration = Duration::from_millis(20);
-/// The longest such pause: a peer that comes back has its links within it.
-pub const LINK_BACK_OFF_MAX: Duration = Duration::from_millis(500);
-/// A link that lasted this long broke for a reason of its own, and is opened again at once. One that lasted less is
-/// probably refused by the other side each time.
-pub const LINK_STEADY: Duration = Duration::from_secs(1);
 /// Drivers' time-outs are looked at this often: half of the shortest (10 ms, the first back-off).
 pub const DRIVER_TICK: Duration = Duration::from_millis(5);
 /// A volume whose members do not answer for this long is not attached: longer than a take-over waits for old leases and

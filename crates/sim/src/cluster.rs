@@ -155,7 +155,6 @@ impl Cluster {
             cluster: CLUSTER,
             segment_bytes: config.segment_bytes,
             nodes: config.nodes,
-            both_dial: config.both_dial,
             has_keys: config.has_keys,
             mutant: mutants.chain,
             drift: config.clocks_drift.then_some(seed),

@@ -100,8 +100,6 @@ pub struct Config {
     pub disk: DiskConfig,
     /// How slow and how lossy links are.
     pub net: NetConfig,
-    /// Both nodes of a pair open links to each other.
-    pub both_dial: bool,
     /// Nodes have named host keys.
     pub has_keys: bool,
     /// The control plane's leader replaces heads that have failed.
@@ -235,7 +233,6 @@ impl Config {
             segment_bytes,
             disk,
             net,
-            both_dial: luck.chance(0.5),
             has_keys,
             has_leader: false,
             slowness: (0..nodes).map(|_| if luck.chance(0.3) { luck.spread(2, 40) } else { 1 }).collect(),

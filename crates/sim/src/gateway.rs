@@ -13,7 +13,7 @@ use crate::timing;
 use crate::workload::{Wish, Workload};
 use crate::world::World;
 use bytes::Bytes;
-use freebs_agent::{Attachment, Commands, Right, news_of};
+use freebs_agent::{Attachment, Commands, DriverLinks, Right, Wanted, news_of};
 use freebs_control::State;
 use freebs_driver::{Action, Driver, DriverConfig, Event, Op, Piece, Reply, StatusRun};
 use freebs_io::LinkId;
@@ -43,6 +43,8 @@ enum Item {
     Next,
     /// The control state is another.
     News,
+    /// A link was found open when the driver wanted it.
+    Found(Peer, LinkId),
     /// The client leaves, and the volume is given back.
     Leave,
     /// Requests that were taken have been waited for long enough.
@@ -76,7 +78,8 @@ pub struct Gateway {
     driver: RefCell<Driver>,
     /// The control state as it was heard of last.
     known: RefCell<Arc<State>>,
-    links: RefCell<BTreeMap<Peer, LinkId>>,
+    links: RefCell<DriverLinks>,
+    /// Whom each link goes to, whether or not it is open.
     peers: RefCell<BTreeMap<LinkId, Peer>>,
     open: RefCell<BTreeMap<u64, Open>>,
     tokens: Cell<u64>,
@@ -293,6 +296,10 @@ impl Gateway {
             Item::Tick => self.step(Event::Tick),
             Item::Next => self.next(),
             Item::News => self.news(),
+            Item::Found(peer, link) => {
+                let event = self.links.borrow().news(peer, link);
+                self.step(event);
+            }
             Item::Leave => self.begin_to_leave(),
             Item::LeaveNow => self.close(),
             Item::Arrival(link, arrival) => self.arrived(link, arrival),
@@ -336,11 +343,19 @@ impl Gateway {
         let Some(peer) = self.peers.borrow().get(&link).copied() else { return };
         match arrival {
             Arrival::Incoming(_) => {}
-            Arrival::Up => self.step(Event::LinkUp(peer)),
+            Arrival::Up => {
+                let event = self.links.borrow_mut().opened(peer, Some(link));
+                self.step(event);
+            }
             Arrival::Down => {
                 self.peers.borrow_mut().remove(&link);
-                self.links.borrow_mut().remove(&peer);
-                self.step(Event::LinkDown(peer));
+                let mut links = self.links.borrow_mut();
+                let event = match links.link(peer) {
+                    Some(_) => links.closed(peer, link),
+                    None => Some(links.opened(peer, None)),
+                };
+                drop(links);
+                event.into_iter().for_each(|event| self.step(event));
             }
             Arrival::Message(message) => self.step(Event::Message { from: peer, message: *message }),
         }
@@ -374,16 +389,9 @@ impl Gateway {
     fn carry_out(self: &Rc<Self>, action: Action) {
         self.attachment.borrow_mut().note(&action);
         match action {
-            Action::Connect(peer) => {
-                let link = self.net.dial(self.me(), Place::Node(peer.node.0));
-                if let Some(old) = self.links.borrow_mut().insert(peer, link) {
-                    self.peers.borrow_mut().remove(&old);
-                    self.net.hang_up(old);
-                }
-                self.peers.borrow_mut().insert(link, peer);
-            }
+            Action::Connect(peer) => self.connect(peer),
             Action::Send { to, message } => {
-                let link = self.links.borrow().get(&to).copied();
+                let link = self.links.borrow().link(to);
                 if let Some(link) = link {
                     self.net.send(link, message);
                 }
@@ -399,6 +407,21 @@ impl Gateway {
                 self.world.say(|| format!("gateway {}: fenced", self.id));
             }
             Action::Closed => {}
+        }
+    }
+
+    fn connect(self: &Rc<Self>, peer: Peer) {
+        let wanted = self.links.borrow_mut().want(peer);
+        match wanted {
+            Wanted::Open(link) => {
+                let gateway = self.clone();
+                self.world.after(Nanos(0), move || gateway.take_or_hold(Item::Found(peer, link)));
+            }
+            Wanted::Opening => {}
+            Wanted::Dial => {
+                let link = self.net.dial(self.me(), Place::Node(peer.node.0));
+                self.peers.borrow_mut().insert(link, peer);
+            }
         }
     }
 

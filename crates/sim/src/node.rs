@@ -6,9 +6,8 @@
 use crate::control::{Control, Plane};
 use crate::device::{Crash, Disk, SimDevice};
 use crate::network::{Arrival, EndPoint, Network, Place};
-use crate::timing;
 use crate::world::World;
-use freebs_agent::{Commands, Port, Shards};
+use freebs_agent::{Commands, Membership, Port};
 use freebs_chain::{HostConfig, Mutant, Who, Worker, WorkerConfig};
 use freebs_format::wire::Message;
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
@@ -16,11 +15,12 @@ use freebs_lsvd::{Engine, Expect, Options, Shape};
 use freebs_secrets::HostKey;
 use freebs_types::{BLOCK, ClusterId, DeviceId, Hash32, Nanos, NodeId, Peer, Result, ViewNumber};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
+use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::task::LocalSet;
 
@@ -40,8 +40,6 @@ pub struct Shared {
     pub cluster: ClusterId,
     pub segment_bytes: u64,
     pub nodes: u64,
-    /// Both ends of a pair connect to each other, not only the lower one.
-    pub both_dial: bool,
     /// All have named host keys: views have slices, and other members can become head.
     pub has_keys: bool,
     pub mutant: Option<Mutant>,
@@ -257,13 +255,15 @@ impl Node {
             news.shards.set(true);
             news.wake.notify_one();
         });
+        let known = plane.state();
         let life = Life {
             me: EndPoint { place: self.place(), incarnation },
             node: self.clone(),
             inbox: inbox.clone(),
             slot: worker.clone(),
             plane,
-            heard: RefCell::new(Shards::new(Peer { node: self.id, worker: 0 }, 1)),
+            member: RefCell::new(Membership::new(Peer { node: self.id, worker: 0 }, 1, known)),
+            asked: RefCell::default(),
         };
         set.spawn_local(life.run());
         let process = Process {
@@ -358,7 +358,9 @@ struct Life {
     inbox: Rc<Inbox>,
     slot: Rc<RefCell<Option<SimWorker>>>,
     plane: Plane,
-    heard: RefCell<Shards>,
+    member: RefCell<Membership>,
+    /// Links to members that have not answered yet.
+    asked: RefCell<BTreeMap<LinkId, Peer>>,
 }
 
 impl Life {
@@ -376,19 +378,41 @@ impl Life {
             }
         };
         *self.slot.borrow_mut() = Some(worker.clone());
-        let links = Links { dialed: RefCell::default(), asked: RefCell::default() };
-        let links = Rc::new(links);
         self.hear_shards(&worker);
-        tokio::task::spawn_local(dial_on(self.node.clone(), self.me, worker.clone(), links.clone()));
         loop {
             if self.inbox.shards.take() {
                 self.plane.hear();
                 self.hear_shards(&worker);
             }
+            self.dial();
             match self.inbox.take(&self.node.shared.world) {
-                None => self.inbox.wake.notified().await,
-                Some((link, arrivals)) => self.take(&worker, &links, link, arrivals),
+                None => self.wait().await,
+                Some((link, arrivals)) => self.take(&worker, link, arrivals),
             }
+        }
+    }
+
+    fn now(&self) -> Nanos {
+        self.node.shared.world.now()
+    }
+
+    /// Waits until something comes in, or somebody is to be dialled.
+    async fn wait(&self) {
+        let next = self.member.borrow().dialler.next();
+        match next {
+            Some(at) => {
+                let wait = Duration::from_nanos(at.since(self.now()).0);
+                let _ = tokio::time::timeout(wait, self.inbox.wake.notified()).await;
+            }
+            None => self.inbox.wake.notified().await,
+        }
+    }
+
+    fn dial(&self) {
+        let due = self.member.borrow_mut().dialler.due(self.now());
+        for peer in due {
+            let link = self.node.shared.net.dial(self.me, Place::Node(peer.node.0));
+            self.asked.borrow_mut().insert(link, peer);
         }
     }
 
@@ -474,14 +498,15 @@ impl Life {
 
     /// The worker hears the news of its shards in the state that is known here.
     fn hear_shards(&self, worker: &SimWorker) {
-        for shard in self.heard.borrow_mut().tell(&self.plane.state(), worker) {
+        let left = self.member.borrow_mut().tell(self.now(), &self.plane.state(), worker);
+        for shard in left {
             self.node.shared.world.count("replicas that were left");
             self.node.shared.net.witness.borrow_mut().left(self.node.id, shard);
         }
     }
 
-    fn take(&self, worker: &SimWorker, links: &Links, link: LinkId, arrivals: Vec<Arrival>) {
-        let mut messages = Vec::new();
+    fn take(&self, worker: &SimWorker, link: LinkId, arrivals: Vec<Arrival>) {
+        let (now, mut messages) = (self.now(), Vec::new());
         for arrival in arrivals {
             match arrival {
                 Arrival::Incoming(who) => {
@@ -489,17 +514,20 @@ impl Life {
                     worker.on_link_up(link, who_is(who.place));
                 }
                 Arrival::Up => {
-                    let peer = links.asked.borrow_mut().remove(&link);
+                    let peer = self.asked.borrow_mut().remove(&link);
                     if let Some(peer) = peer {
-                        links.dialed.borrow_mut().insert(link, peer);
+                        self.member.borrow_mut().dialler.opened(now, peer, link);
                         worker.on_link_up(link, Who::Member(peer));
                     }
                 }
                 Arrival::Down => {
-                    let never_up = links.asked.borrow_mut().remove(&link).is_some();
-                    links.dialed.borrow_mut().remove(&link);
-                    if !never_up {
-                        worker.on_link_down(link);
+                    let never_up = self.asked.borrow_mut().remove(&link);
+                    match never_up {
+                        Some(peer) => self.member.borrow_mut().dialler.failed(now, peer),
+                        None => {
+                            worker.on_link_down(link);
+                            self.member.borrow_mut().dialler.closed(now, link);
+                        }
                     }
                 }
                 Arrival::Message(m) => messages.push(*m),
@@ -536,28 +564,5 @@ fn who_is(place: Place) -> Who {
     match place {
         Place::Node(n) => Who::Member(Peer { node: NodeId(n), worker: 0 }),
         _ => Who::Driver,
-    }
-}
-
-/// Links that this process opened.
-struct Links {
-    dialed: RefCell<BTreeMap<LinkId, Peer>>,
-    asked: RefCell<BTreeMap<LinkId, Peer>>,
-}
-
-/// Keeps a link to every peer that the worker wants.
-async fn dial_on(node: Rc<Node>, me: EndPoint, worker: SimWorker, links: Rc<Links>) {
-    loop {
-        let have: BTreeSet<Peer> =
-            links.dialed.borrow().values().chain(links.asked.borrow().values()).copied().collect();
-        for peer in worker.wanted_peers() {
-            if have.contains(&peer) || (!node.shared.both_dial && peer.node < node.id) {
-                continue;
-            }
-            let place = Place::Node(peer.node.0);
-            let link = node.shared.net.dial(me, place);
-            links.asked.borrow_mut().insert(link, peer);
-        }
-        tokio::time::sleep(timing::DIAL_EVERY).await;
     }
 }

@@ -21,8 +21,6 @@ pub(crate) const CLIENT_AGAIN: Duration = Duration::from_millis(30);
 pub(crate) const LEAVE_MAX: Nanos = Nanos::from_millis(2000);
 /// It is looked this often whether a volume needs a gateway.
 pub(crate) const ATTACH_LOOK: Duration = Duration::from_millis(20);
-/// A node looks this often for peers that it has no link to; about the back-off of the real one.
-pub(crate) const DIAL_EVERY: Duration = Duration::from_millis(25);
 /// The end of a run looks this often whether all is well, so a run takes at most this much too long.
 pub(crate) const SETTLED_LOOK: Nanos = Nanos::from_millis(50);
 /// Faults begin this long after the start of the cluster, which mostly has come up by then; some of them meet one that is

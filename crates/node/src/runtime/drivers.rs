@@ -13,7 +13,7 @@ use super::core::Core;
 use super::dial;
 use super::nbd_conn::{Conn, Flusher};
 use crate::timing;
-use freebs_agent::{Answer, Asking, Attachment, Right, news_of};
+use freebs_agent::{Answer, Asking, Attachment, DriverLinks, Right, Wanted, news_of};
 use freebs_control::{ControlPlane, Holder, State};
 use freebs_driver::{Action, Driver, Event, Op, Reply};
 use freebs_format::wire::{Message, Role};
@@ -80,19 +80,13 @@ impl Slot {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Link {
-    Dialing,
-    Up(LinkId),
-}
-
 /// All drivers of a worker.
 pub struct Drivers<C> {
     slots: RefCell<BTreeMap<VolumeId, Rc<Slot>>>,
     /// Volumes that are being attached or given back, one at a time each, and what that waits for.
     busy: RefCell<BTreeMap<VolumeId, String>>,
     settled: Notify,
-    links: RefCell<BTreeMap<Peer, Link>>,
+    links: RefCell<DriverLinks>,
     pub flusher: Rc<Flusher>,
     spare: RefCell<Vec<Vec<Action>>>,
     marker: std::marker::PhantomData<C>,
@@ -404,58 +398,40 @@ impl<C: ControlPlane> Drivers<C> {
     }
 
     fn send(&self, core: &Core<C>, to: Peer, message: Message) {
-        if let Some(Link::Up(link)) = self.links.borrow().get(&to) {
-            core.transport.send(*link, message);
+        let link = self.links.borrow().link(to);
+        if let Some(link) = link {
+            core.transport.send(link, message);
         }
     }
 
     /// A driver wants a link: there is one, or it is dialled, or the shards are right here.
     fn connect(&self, core: &Rc<Core<C>>, slot: &Rc<Slot>, peer: Peer) {
-        let known = self.links.borrow().get(&peer).copied();
-        match known {
-            Some(Link::Up(link)) => {
-                let (core, slot) = (core.clone(), slot.clone());
-                tokio::task::spawn_local(async move {
-                    // The link may be gone by now, and the driver would trust in it for ever.
-                    let event =
-                        if core.drivers.is_link(peer, link) { Event::LinkUp(peer) } else { Event::LinkDown(peer) };
-                    core.drivers.step(&core, &slot, event);
-                });
-            }
-            Some(Link::Dialing) => {}
-            None => {
-                self.links.borrow_mut().insert(peer, Link::Dialing);
-                let core = core.clone();
-                tokio::task::spawn_local(async move {
-                    let up = if peer == core.spec.me && core.shards.is_some() {
-                        core.local_link().ok_or_else(|| Error::bug("no shards here"))
-                    } else {
-                        dial::dial(&core, peer, Role::Driver).await
-                    };
-                    core.drivers.connected(&core, peer, up);
-                });
-            }
+        let wanted = self.links.borrow_mut().want(peer);
+        let (core, slot) = (core.clone(), slot.clone());
+        match wanted {
+            Wanted::Open(link) => drop(tokio::task::spawn_local(async move {
+                let event = core.drivers.links.borrow().news(peer, link);
+                core.drivers.step(&core, &slot, event);
+            })),
+            Wanted::Opening => {}
+            Wanted::Dial => drop(tokio::task::spawn_local(async move {
+                let up = if peer == core.spec.me && core.shards.is_some() {
+                    core.local_link().ok_or_else(|| Error::bug("no shards here"))
+                } else {
+                    dial::dial(&core, peer, Role::Driver).await
+                };
+                core.drivers.connected(&core, peer, up);
+            })),
         }
     }
 
     fn connected(&self, core: &Rc<Core<C>>, peer: Peer, up: Result<LinkId>) {
-        let event = match up {
-            Ok(link) => {
-                self.links.borrow_mut().insert(peer, Link::Up(link));
-                self.fit_windows(core);
-                Event::LinkUp(peer)
-            }
-            Err(e) => {
-                tracing::debug!("{peer}: {e}");
-                self.links.borrow_mut().remove(&peer);
-                Event::LinkDown(peer)
-            }
-        };
+        if let Err(e) = &up {
+            tracing::debug!("{peer}: {e}");
+        }
+        let event = self.links.borrow_mut().opened(peer, up.ok());
+        self.fit_windows(core);
         self.tell_all(core, &event);
-    }
-
-    fn is_link(&self, peer: Peer, link: LinkId) -> bool {
-        matches!(self.links.borrow().get(&peer), Some(Link::Up(l)) if *l == link)
     }
 
     /// A link takes the windows of all drivers at once, which is what they send when it has just come up: with less,
@@ -463,10 +439,8 @@ impl<C: ControlPlane> Drivers<C> {
     /// only refers to them.
     fn fit_windows(&self, core: &Core<C>) {
         let bytes = limits::PEER_WINDOW_BYTES + self.slots.borrow().len() * LINK_WINDOW_PER_DRIVER;
-        for link in self.links.borrow().values() {
-            if let Link::Up(link) = link {
-                core.transport.set_window(*link, bytes);
-            }
+        for link in self.links.borrow().open() {
+            core.transport.set_window(link, bytes);
         }
     }
 
@@ -478,9 +452,9 @@ impl<C: ControlPlane> Drivers<C> {
     }
 
     pub fn on_link_down(&self, core: &Rc<Core<C>>, peer: Peer, link: LinkId) {
-        if self.is_link(peer, link) {
-            self.links.borrow_mut().remove(&peer);
-            self.tell_all(core, &Event::LinkDown(peer));
+        let event = self.links.borrow_mut().closed(peer, link);
+        if let Some(event) = event {
+            self.tell_all(core, &event);
         }
     }
 
