@@ -7,6 +7,9 @@ use freebs_types::Nanos;
 pub const ATTACH_ASK_LIMIT: Nanos = Nanos::from_millis(15_000);
 /// News are waited for this long before it is asked again.
 pub const ATTACH_ASK_AGAIN: Nanos = Nanos::from_millis(100);
+/// A volume that is taken from its clients answers what they had asked before for this long: as long as leases run, so
+/// longer than most answers take, and no longer than somebody would wait who takes the volume by force.
+pub const LEAVE_MAX: Nanos = Nanos::from_millis(2000);
 /// A node's registration is tried again after this time, while there is no leader to take it.
 pub const REGISTER_AGAIN: Nanos = Nanos::from_millis(100);
 /// The same when the state could not be written (a disk is full, for one), which does not pass in moments.

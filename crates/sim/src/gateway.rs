@@ -9,7 +9,6 @@ use crate::control::{Control, Plane};
 use crate::network::{Arrival, EndPoint, Network, Place};
 use crate::node::Rate;
 use crate::oracle::{Oracle, Reading};
-use crate::timing;
 use crate::workload::{Wish, Workload};
 use crate::world::World;
 use bytes::Bytes;
@@ -307,13 +306,18 @@ impl Gateway {
     }
 
     fn begin_to_leave(self: &Rc<Self>) {
-        // Until it is ready, a driver of an earlier generation may still answer.
-        if !self.is_ready() || self.is_fenced() || self.leaving.replace(true) {
+        if self.is_over() {
             return;
         }
-        self.world.say(|| format!("gateway {}: its client leaves", self.id));
+        let was_ready = self.is_ready();
+        self.leaving.set(true);
+        self.world.say(|| format!("gateway {}: its client leaves, ready {was_ready}", self.id));
+        if !was_ready {
+            // Nobody waits for answers where none were given yet.
+            return self.close();
+        }
         let gateway = self.clone();
-        self.world.after(timing::LEAVE_MAX, move || gateway.take_or_hold(Item::LeaveNow));
+        self.world.after(freebs_agent::timing::LEAVE_MAX, move || gateway.take_or_hold(Item::LeaveNow));
         self.close_if_answered();
     }
 
@@ -328,7 +332,8 @@ impl Gateway {
         if self.attachment.borrow().is_over() {
             return;
         }
-        self.world.count("volumes given back");
+        let settled = if self.attachment.borrow().is_ready() { "" } else { " before they were ready" };
+        self.world.count(format!("volumes given back{settled}"));
         self.step(Event::Close);
         let Some(command) = self.attachment.borrow_mut().end() else { return };
         let gateway = self.clone();

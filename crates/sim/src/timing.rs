@@ -17,8 +17,6 @@ pub(crate) const CALL_AGAIN: Nanos = Nanos::from_millis(50);
 pub(crate) const NEWS_AGAIN: Nanos = Nanos::from_millis(100);
 /// A client whose volume can't be had comes back after this time.
 pub(crate) const CLIENT_AGAIN: Duration = Duration::from_millis(30);
-/// Requests of a client that leaves are waited for this long; those of the real one as long.
-pub(crate) const LEAVE_MAX: Nanos = Nanos::from_millis(2000);
 /// It is looked this often whether a volume needs a gateway.
 pub(crate) const ATTACH_LOOK: Duration = Duration::from_millis(20);
 /// The end of a run looks this often whether all is well, so a run takes at most this much too long.
