@@ -1,5 +1,6 @@
-//! The consequences of the control state for a node or a gateway: the shards that it has, the views that it opens, the shape of the
-//! volumes that its drivers serve. Decisions only; sockets, threads and clocks are of whoever calls.
+//! What a node or a gateway makes of the control state, and of its peers: the shards that it has, the views that it opens, the
+//! volumes that it attaches and gives back, the links that it opens. Decisions only; sockets, threads and clocks are of
+//! whoever calls.
 //!
 //! The node and the simulator use the same code, so that what is decided here is tried under all faults.
 //!
@@ -8,12 +9,23 @@
 //! - A shard is left only if the control state has the volume and another chain for it, and is gone only if the volume was
 //!   deleted: a state that does not know a volume says nothing of it (V7).
 
+mod attach;
+mod dial;
+mod links;
+mod member;
 mod plane;
 mod port;
+mod register;
 mod shards;
+pub mod timing;
 mod volumes;
 
+pub use attach::{Answer, Asking, Attachment, Lapse, Right, in_place_of_lapsed, refused};
+pub use dial::{Dialler, dials};
+pub use links::{DriverLinks, Wanted};
+pub use member::Membership;
 pub use plane::Commands;
 pub use port::Port;
+pub use register::{Pause, Registration};
 pub use shards::{News, Shards};
 pub use volumes::{news_of, spec_of, workers_of};

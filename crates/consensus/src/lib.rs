@@ -11,6 +11,7 @@
 //! - [`timing`]: how long each of them waits;
 //! - [`doubts`]: when a voter gives its leader up;
 //! - [`failures`]: which nodes have failed, and what becomes of their shards, as the leader decides it;
+//! - [`lookout`]: whom the leader asks about nodes, and what it orders;
 //! - [`handle`]: what the other threads of a node have of it, the trait `ControlPlane`.
 //!
 //! Everything runs in one thread, and all chance comes from a seed, so that a cluster under simulation runs the same
@@ -23,6 +24,7 @@ pub mod handle;
 pub mod limits;
 mod links;
 mod log;
+pub mod lookout;
 pub mod machine;
 mod mutant;
 pub mod note;

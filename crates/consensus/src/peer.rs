@@ -9,10 +9,10 @@
 //! - A command is sent again under the same number, and so applied at most once.
 
 use crate::doubts::Doubts;
-use crate::failures::Failures;
 use crate::limits;
 use crate::links::{Clients, Links, Network, Raft};
 use crate::log::{Applied, Log, Watcher};
+use crate::lookout::Lookout;
 use crate::machine::{Answer, Machine, Proposal};
 use crate::mutant::Mutant;
 use crate::runtime::{Receiver, watched};
@@ -91,18 +91,12 @@ struct Inner {
     told: Notify,
     /// Somebody wants to be taken in.
     woken: Notify,
-    failures: RefCell<Failures>,
+    lookout: RefCell<Lookout>,
     doubts: RefCell<Doubts>,
-    /// The leader's node that this seat has given up last, and when.
-    given_up: Cell<Option<(NodeId, u64)>>,
     /// A link was closed by its end, or refused there.
     lost: Notify,
     /// Who is told which node failed, and why.
     teller: RefCell<Option<Teller>>,
-    /// The node that led before this one did. Of it alone a new leader knows how long it has been silent.
-    led_before: Cell<Option<NodeId>>,
-    /// What was decided of failures is on its way.
-    deciding: Cell<bool>,
     seeds: Cell<u64>,
 }
 
@@ -176,13 +170,10 @@ impl Peer {
             outdated: Cell::default(),
             told: Notify::new(),
             woken: Notify::new(),
-            failures: RefCell::default(),
+            lookout: RefCell::default(),
             doubts: RefCell::default(),
-            given_up: Cell::default(),
             lost: Notify::new(),
             teller: RefCell::default(),
-            led_before: Cell::default(),
-            deciding: Cell::new(false),
             seeds: Cell::new(seed),
         }));
         let inner = Rc::downgrade(&peer.0);
@@ -511,6 +502,12 @@ impl Peer {
         }
     }
 
+    /// Returns once that lead, a leader and its term, has ended, as far as is known here.
+    async fn ended(&self, lead: (Option<Seat>, u64)) {
+        let mut metrics = self.0.raft.metrics();
+        while self.leader() == lead && metrics.next().await {}
+    }
+
     /// Puts a proposal into the log, here or at the leader. An error leaves open whether it is in it.
     async fn propose(&self, proposal: Proposal) -> Result<Answer> {
         match self.leader().0 {
@@ -636,19 +633,13 @@ impl Peer {
             if !self.0.raft.is_leader() {
                 leads_since = None;
                 self.0.joining.borrow_mut().clear();
-                self.0.failures.take();
-                if let Some(leader) = self.leader().0 {
-                    self.0.led_before.set(Some(leader.node));
-                }
+                self.0.lookout.borrow_mut().follow(self.leader().0.map(|seat| seat.node));
                 self.look_after_leader();
                 self.ask_to_join();
                 continue;
             }
-            if leads_since.is_none() {
-                self.begin_to_lead();
-            }
             let since = *leads_since.get_or_insert(self.0.tick.get());
-            self.look_after_nodes(since);
+            self.look_after_nodes();
             if let Some(change) = self.wanted_change(since)
                 && self.confirm_leadership().await
                 && self.change(change).await

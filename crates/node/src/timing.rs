@@ -46,10 +46,6 @@ pub const SEAT_LOOK: Duration = Duration::from_millis(100);
 /// A node that was never taken in gives up if it has heard for this long of another cluster only: a wrong address in
 /// the cluster file is said within a second.
 pub const FOREIGN_MAX: Duration = Duration::from_secs(1);
-/// A node's registration is tried again after this time, while there is no leader to take it.
-pub const REGISTER_AGAIN: Duration = Duration::from_millis(100);
-/// The same when the state could not be written (a disk is full, for one), which does not pass in moments.
-pub const REGISTER_UNWRITTEN_AGAIN: Duration = Duration::from_secs(1);
 /// A command that was applied becomes visible here within this time, or is answered all the same: the caller may then
 /// read an older state.
 pub const VISIBLE_MAX: Duration = Duration::from_secs(5);
@@ -88,27 +84,17 @@ pub const VERIFY_AGAIN: Duration = Duration::from_millis(200);
 pub const GREETING_LIMIT: Duration = Duration::from_secs(5);
 /// A link to a worker of a node, greeting included.
 pub const LINK_CONNECT_LIMIT: Duration = Duration::from_secs(1);
-/// The first pause before a link is tried again; it doubles each time. A peer that was started again is there soon.
-pub const LINK_BACK_OFF_MIN: Duration = Duration::from_millis(20);
-/// The longest such pause: a peer that comes back has its links within it.
-pub const LINK_BACK_OFF_MAX: Duration = Duration::from_millis(500);
-/// A link that lasted this long broke for a reason of its own, and is opened again at once. One that lasted less is
-/// probably refused by the other side each time.
-pub const LINK_STEADY: Duration = Duration::from_secs(1);
 /// Drivers' time-outs are looked at this often: half of the shortest (10 ms, the first back-off).
 pub const DRIVER_TICK: Duration = Duration::from_millis(5);
 /// A volume whose members do not answer for this long is not attached: longer than a take-over waits for old leases and
 /// a view change together. Clients are told earlier (`--attach-wait`); what was begun helps those that ask again.
 pub const ATTACH_LIMIT: Duration = Duration::from_secs(30);
-/// The control plane is asked for an attachment for this long: longer than an election and `submit_ms`.
-pub const ATTACH_ASK_LIMIT: Duration = Duration::from_secs(15);
-/// News are waited for this long before it is asked again.
-pub const ATTACH_ASK_AGAIN: Duration = Duration::from_millis(100);
+/// News are waited for this long before the control plane, or a worker, is asked again for an attachment.
+pub const ATTACH_ASK_AGAIN: Duration = Duration::from_nanos(freebs_agent::timing::ATTACH_ASK_AGAIN.0);
 /// All volumes together are given back within this time at a stop; those that are not lapse by their leases.
 pub const GIVE_BACK_LIMIT: Duration = Duration::from_secs(2);
-/// A volume that is taken from its clients answers what they had asked before for this long: as long as leases run, so
-/// longer than most answers take, and no longer than somebody would wait who takes the volume by force.
-pub const LEAVE_MAX: Duration = Duration::from_secs(2);
+/// A volume that is taken from its clients answers what they had asked before for this long.
+pub const LEAVE_MAX: Duration = Duration::from_nanos(freebs_agent::timing::LEAVE_MAX.0);
 /// It is looked this often for the last of these answers.
 pub const LEAVE_LOOK: Duration = Duration::from_millis(5);
 /// An NBD client that takes no reply for this long is let go: it holds a place in the window of its volume. As long as
@@ -190,7 +176,9 @@ pub const START_MAX: Duration = Duration::from_secs(10);
 pub const START_LOOK: Duration = Duration::from_millis(50);
 /// An answer to `volume attach` and `detach`: longer than `ATTACH_ASK_LIMIT` and `ATTACH_LIMIT` together.
 pub const ATTACH_CALL_MAX: Duration = Duration::from_secs(60);
-const _: () = assert!(ATTACH_CALL_MAX.as_millis() > ATTACH_ASK_LIMIT.as_millis() + ATTACH_LIMIT.as_millis());
+const _: () = assert!(
+    ATTACH_CALL_MAX.as_millis() > freebs_agent::timing::ATTACH_ASK_LIMIT.millis() as u128 + ATTACH_LIMIT.as_millis()
+);
 /// A new volume is waited for this long, so that the next command finds it ready; it is there in any case.
 pub const USABLE_MAX: Duration = Duration::from_secs(10);
 /// `volume create` looks this often whether the volume can be used.

@@ -1,7 +1,7 @@
 //! All parts of a run together: nodes, gateways, control plane, and what is asked of them at the end.
 
 use crate::config::Config;
-use crate::control::{Control, attach};
+use crate::control::{Control, Plane};
 use crate::device::{Crash, Disk};
 use crate::gateway::{Allowed, Gateway};
 use crate::history;
@@ -13,19 +13,21 @@ use crate::rng::Rng;
 use crate::timing;
 use crate::workload::Workload;
 use crate::world::World;
-use freebs_agent::spec_of;
+use freebs_agent::{Answer, Asking, Commands, Lapse, Right};
 use freebs_chain::ShardStatus;
-use freebs_control::{Command, CreateVolume};
+use freebs_control::{Command, CreateVolume, Holder};
 use freebs_driver::DriverConfig;
 use freebs_io::LinkId;
 use freebs_lsvd::Digest;
 use freebs_types::{ClusterId, DriverId, Hash32, Nanos, NodeId, Result, SECTOR, ShardId, StartNumber, VolumeId};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::time::Duration;
 
 const CLUSTER: ClusterId = ClusterId([7; 16]);
+/// Hosts of gateways: one that attaches again after another is the same holder, or a new one.
+const HOSTS: u64 = 2;
 
 /// Rules left out on purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -153,7 +155,6 @@ impl Cluster {
             cluster: CLUSTER,
             segment_bytes: config.segment_bytes,
             nodes: config.nodes,
-            both_dial: config.both_dial,
             has_keys: config.has_keys,
             mutant: mutants.chain,
             drift: config.clocks_drift.then_some(seed),
@@ -177,7 +178,7 @@ impl Cluster {
         let receiver: Rc<dyn Receiver> = cluster.clone();
         net.set_receiver(Rc::downgrade(&receiver));
         let weak = Rc::downgrade(&cluster);
-        control.on_change(Rc::new(move || tell_shards(&weak)));
+        control.set_hear(Rc::new(move |from, node, shard| weak.upgrade()?.heard_of(from, node, shard)));
         Ok(cluster)
     }
 
@@ -199,7 +200,7 @@ impl Cluster {
         tokio::task::spawn_local(async move {
             loop {
                 cluster.attach_where_needed();
-                tokio::time::sleep(Duration::from_millis(20)).await;
+                tokio::time::sleep(timing::ATTACH_LOOK).await;
             }
         });
     }
@@ -210,7 +211,7 @@ impl Cluster {
             let needed = {
                 let volumes = self.volumes.borrow();
                 let v = &volumes[i];
-                !v.attaching && v.current.as_ref().is_none_or(|g| g.is_dead() || g.is_fenced())
+                !v.attaching && v.current.as_ref().is_none_or(|g| g.is_gone())
             };
             if needed {
                 self.attach(i);
@@ -218,52 +219,60 @@ impl Cluster {
         }
     }
 
-    /// Attaches a new gateway to the volume with this index.
+    /// Attaches a new gateway to the volume with this index: on the host of the one before, or on another one.
     pub fn attach(self: &Rc<Self>, index: usize) {
         if let Some(v) = self.volumes.borrow_mut().get_mut(index) {
             v.attaching = true;
         }
+        let id = self.next_gateway.get() + 1;
+        self.next_gateway.set(id);
+        let host = self.luck.borrow_mut().range(1, HOSTS) as u8;
+        let who = Holder { identity: Hash32([host; 32]), name: format!("host-{host}") };
         let cluster = self.clone();
         tokio::task::spawn_local(async move {
-            let volume = cluster.volumes.borrow()[index].id;
-            let id = cluster.next_gateway.get() + 1;
-            cluster.next_gateway.set(id);
-            loop {
-                let asked = cluster.oracle.stamp();
-                match attach(&cluster.control, Place::Gateway(id), volume, Hash32([1; 32])).await {
-                    Ok((generation, alone)) => {
-                        cluster.oracle.attached(volume, generation, asked);
-                        cluster.begin_gateway((index, id), volume, generation, alone);
-                        break;
-                    }
-                    Err(_) => tokio::time::sleep(Duration::from_millis(30)).await,
-                }
-            }
+            let plane = Plane::new(&cluster.control, Place::Gateway(id));
+            let (right, config) = cluster.ask_for(index, &plane, &who).await;
+            cluster.begin_gateway((index, id), (right, config), plane);
         });
     }
 
-    fn begin_gateway(
-        self: &Rc<Self>,
-        (index, id): (usize, u64),
-        volume: VolumeId,
-        generation: freebs_types::Generation,
-        alone: bool,
-    ) {
-        let Some(v) = self.control.volume(volume) else { return };
+    /// A client asks until it has the volume; after a while by force.
+    async fn ask_for(&self, index: usize, plane: &Plane, who: &Holder) -> (Right, DriverConfig) {
+        let volume = self.volumes.borrow()[index].id;
+        let mut patience = self.luck.borrow_mut().spread(1, 100);
+        loop {
+            let mut asking = Asking::new(volume, who.clone(), patience == 0, self.world.now());
+            patience = patience.saturating_sub(1);
+            while let Ok(command) = asking.question(&plane.state()) {
+                let asked = self.oracle.stamp();
+                let answer = plane.submit(command).await;
+                match asking.answer(self.world.now(), answer) {
+                    Answer::Right(right) => {
+                        self.oracle.attached(volume, right.generation, asked);
+                        match self.driver(&right, plane, who) {
+                            Ok(config) => return (right, config),
+                            Err(e) => self.world.violation(format!("volume {volume} has no driver: {e}")),
+                        }
+                    }
+                    Answer::Again(_) => {
+                        let again = Duration::from_nanos(freebs_agent::timing::ATTACH_ASK_AGAIN.0);
+                        let _ = tokio::time::timeout(again, plane.changed(asking.seen())).await;
+                    }
+                    Answer::Never(_) => break,
+                }
+            }
+            tokio::time::sleep(timing::CLIENT_AGAIN).await;
+        }
+    }
+
+    fn driver(&self, right: &Right, plane: &Plane, who: &Holder) -> Result<DriverConfig> {
         let mut luck = self.luck.borrow_mut();
         let local = luck.chance(0.5).then(|| NodeId(luck.range(1, self.config.nodes)));
-        let config = DriverConfig {
-            driver: DriverId(luck.next() | 1),
-            generation,
-            alone,
-            identity: Hash32([1; 32]),
-            volume: spec_of(&v),
-            workers: (1..=self.config.nodes).map(|n| (NodeId(n), 1)).collect(),
-            local,
-            request_limit: self.config.request_limit,
-            mutant: self.mutants.driver,
-        };
-        drop(luck);
+        let config = right.driver(&plane.state(), who, DriverId(luck.next() | 1), local)?;
+        Ok(DriverConfig { request_limit: self.config.request_limit, mutant: self.mutants.driver, ..config })
+    }
+
+    fn begin_gateway(self: &Rc<Self>, (index, id): (usize, u64), driver: (Right, DriverConfig), plane: Plane) {
         let allowed = Allowed {
             retry: self.config.limit_is_short(),
             no_space: self.config.is_tight,
@@ -273,12 +282,21 @@ impl Cluster {
         let work = self.volumes.borrow()[index].work.clone();
         let drifts = self.config.clocks_drift;
         let rate = if drifts { Rate::draw(self.config.seed, 1 << 16 | id) } else { Rate::default() };
-        let g = Gateway::start((id, rate), config, &self.world, &self.net, &self.control, &self.oracle, &work, allowed);
+        let (world, net, control) = (&self.world, &self.net, &self.control);
+        let g = Gateway::start((id, rate), driver, plane, world, net, control, &self.oracle, &work, allowed);
         self.gateways.borrow_mut().insert(id, g.clone());
         if let Some(v) = self.volumes.borrow_mut().get_mut(index) {
             v.current = Some(g);
             v.attaching = false;
         }
+    }
+
+    /// What a replica says of its driver's lease, if it can be asked from there and answers.
+    fn heard_of(&self, from: Place, node: NodeId, shard: ShardId) -> Option<Lapse> {
+        let there = self.node(node.0).filter(|n| n.runs())?;
+        self.net.round_trip(from, Place::Node(node.0))?;
+        let all = there.worker()?.status();
+        all.iter().find(|s| s.shard == shard).map(|s| (s.view, s.lapsed))
     }
 
     /// Volumes, by index.
@@ -334,7 +352,7 @@ impl Cluster {
     /// Whether every volume has a gateway that is ready and has nothing in flight.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        let is_well = |g: &Rc<Gateway>| !g.is_dead() && !g.is_fenced() && !g.is_superseded() && g.is_ready();
+        let is_well = |g: &Rc<Gateway>| !g.is_gone() && !g.is_superseded() && g.is_ready();
         let is_done = |g: &Rc<Gateway>| g.in_flight() == 0 && g.undecided() == 0;
         let volumes = self.volumes.borrow();
         volumes.iter().all(|v| !v.attaching && v.current.as_ref().is_some_and(|g| is_well(g) && is_done(g)))
@@ -449,45 +467,5 @@ impl Cluster {
         self.gateways.borrow_mut().clear();
         self.volumes.borrow_mut().clear();
         self.world.clear();
-    }
-}
-
-/// Every node and gateway hears of a change, each a little later.
-fn tell_shards(cluster: &Weak<Cluster>) {
-    let Some(c) = cluster.upgrade() else { return };
-    for node in &c.nodes {
-        let wait = Nanos(c.world.luck.borrow_mut().spread(100_000, 30_000_000));
-        let (weak, id) = (cluster.clone(), node.id);
-        c.world.after(wait, move || hear(&weak, id));
-    }
-    for gateway in c.gateways().into_iter().filter(|g| !g.is_dead()) {
-        let mut luck = c.world.luck.borrow_mut();
-        // Now and then the node that it follows lags.
-        let most = if luck.chance(0.1) { 3_000_000_000 } else { 30_000_000 };
-        let (wait, weak) = (Nanos(luck.spread(100_000, most)), cluster.clone());
-        drop(luck);
-        c.world.after(wait, move || hear_at_gateway(&weak, &gateway));
-    }
-}
-
-fn hear_at_gateway(cluster: &Weak<Cluster>, gateway: &Rc<Gateway>) {
-    let Some(c) = cluster.upgrade().filter(|_| !gateway.is_dead()) else { return };
-    if c.net.is_blocked(Place::Control, Place::Gateway(gateway.id)) {
-        let (weak, gateway) = (cluster.clone(), gateway.clone());
-        c.world.after(timing::NEWS_AGAIN, move || hear_at_gateway(&weak, &gateway));
-    } else {
-        gateway.hear();
-    }
-}
-
-fn hear(cluster: &Weak<Cluster>, id: NodeId) {
-    let Some(c) = cluster.upgrade() else { return };
-    let Some(node) = c.node(id.0) else { return };
-    let cut = c.net.is_blocked(Place::Control, Place::Node(id.0));
-    if cut {
-        let weak = cluster.clone();
-        c.world.after(timing::NEWS_AGAIN, move || hear(&weak, id));
-    } else {
-        node.tell_shards();
     }
 }

@@ -49,6 +49,8 @@ pub struct Odds {
     pub take_over: f64,
     /// A gateway's process stands still for a while, and goes on.
     pub pause_gateway: f64,
+    /// A client leaves in order: its volume is given back, and attached again.
+    pub leave_gateway: f64,
     /// A disk becomes slow for a while.
     pub slow_disk: f64,
     /// The disk does nothing for a while, now and then for 5 to 80 seconds.
@@ -98,8 +100,6 @@ pub struct Config {
     pub disk: DiskConfig,
     /// How slow and how lossy links are.
     pub net: NetConfig,
-    /// Both nodes of a pair open links to each other.
-    pub both_dial: bool,
     /// Nodes have named host keys.
     pub has_keys: bool,
     /// The control plane's leader replaces heads that have failed.
@@ -174,6 +174,7 @@ impl Config {
             .with_members()
             .with_losses()
             .with_dead_leaders()
+            .with_leaving()
     }
 
     /// A device that is full moves nearly all that it has before it knows what more it takes, and a disk that needs a
@@ -232,7 +233,6 @@ impl Config {
             segment_bytes,
             disk,
             net,
-            both_dial: luck.chance(0.5),
             has_keys,
             has_leader: false,
             slowness: (0..nodes).map(|_| if luck.chance(0.3) { luck.spread(2, 40) } else { 1 }).collect(),
@@ -306,6 +306,15 @@ impl Config {
         let mut luck = Rng::fork(self.seed, 13);
         if self.has_leader && matches!(self.profile, "kills" | "gateways" | "everything") && luck.chance(0.4) {
             self.odds.kill_leader = 0.2 + luck.below(1000) as f64 / 1000.0;
+        }
+        self
+    }
+
+    /// In half of the runs clients leave in order and come back.
+    fn with_leaving(mut self) -> Self {
+        let mut luck = Rng::fork(self.seed, 14);
+        if luck.chance(0.5) && !matches!(self.profile, "calm" | "tight") {
+            self.odds.leave_gateway = 0.1 + luck.below(1000) as f64 / 1000.0;
         }
         self
     }
@@ -414,12 +423,12 @@ impl Odds {
     /// Faults that were added later are drawn only where they can strike, so that older seeds stay what they were.
     #[must_use]
     pub fn is_newer(&self, name: &str) -> bool {
-        matches!(name, "suspend_host" | "lose_control" | "old_image" | "kill_leader")
+        matches!(name, "suspend_host" | "lose_control" | "old_image" | "kill_leader" | "leave_gateway")
     }
 
     /// Names and odds, in a fixed order.
     #[must_use]
-    pub fn list(&self) -> [(&'static str, f64); 25] {
+    pub fn list(&self) -> [(&'static str, f64); 26] {
         [
             ("kill_node", self.kill_node),
             ("power_node", self.power_node),
@@ -446,6 +455,7 @@ impl Odds {
             ("lose_control", self.lose_control),
             ("old_image", self.old_image),
             ("kill_leader", self.kill_leader),
+            ("leave_gateway", self.leave_gateway),
         ]
     }
 }

@@ -4,16 +4,19 @@
 use crate::network::{Network, Place};
 use crate::timing;
 use crate::world::World;
-use freebs_agent::Commands;
+use freebs_agent::{Commands, Lapse, Pause, Registration, in_place_of_lapsed};
 use freebs_control::{Command, CreateVolume, Done, Mutant, Outcome, State, Volume};
 use freebs_types::{
-    ClusterId, Error, Generation, Hash32, HostPublic, Nanos, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
+    ClusterId, Error, ErrorKind, HostPublic, Nanos, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use tokio::sync::{Notify, oneshot};
+
+/// What can be heard of a replica now, for a place that asks.
+pub type Hear = dyn Fn(Place, NodeId, ShardId) -> Option<Lapse>;
 
 /// The control plane's state and whether it can be reached.
 pub struct Control {
@@ -32,7 +35,9 @@ pub struct Control {
     mutant: Option<Mutant>,
     /// Calls until an answer is lost after its command was applied; `None`: never.
     lose_answer_in: Cell<Option<u64>>,
-    changed: RefCell<Option<Rc<dyn Fn()>>>,
+    /// Processes that follow the state.
+    planes: RefCell<Vec<Weak<Followed>>>,
+    hear: RefCell<Option<Rc<Hear>>>,
 }
 
 impl Control {
@@ -49,13 +54,27 @@ impl Control {
             activated: RefCell::default(),
             mutant,
             lose_answer_in: Cell::new(None),
-            changed: RefCell::default(),
+            planes: RefCell::default(),
+            hear: RefCell::default(),
         })
     }
 
-    /// Called after every change.
-    pub fn on_change(&self, tell: Rc<dyn Fn()>) {
-        *self.changed.borrow_mut() = Some(tell);
+    /// Whoever can be asked for the state can be asked for its replicas, too.
+    pub fn set_hear(&self, hear: Rc<Hear>) {
+        *self.hear.borrow_mut() = Some(hear);
+    }
+
+    /// Every process hears of a change, each a little later.
+    fn changed(&self) {
+        self.planes.borrow_mut().retain(|p| p.strong_count() > 0);
+        for plane in self.planes.borrow().iter().filter_map(Weak::upgrade) {
+            let mut luck = self.world.luck.borrow_mut();
+            // Now and then the node that a gateway follows lags.
+            let lags = matches!(plane.me, Place::Gateway(_)) && luck.chance(0.1);
+            let wait = Nanos(luck.spread(100_000, if lags { 3_000_000_000 } else { 30_000_000 }));
+            drop(luck);
+            plane.hear_after(wait);
+        }
     }
 
     #[must_use]
@@ -83,9 +102,7 @@ impl Control {
     /// Another state takes the place of the one that was lost.
     pub fn replace(&self, state: State) {
         *self.state.borrow_mut() = Arc::new(state);
-        if let Some(tell) = self.changed.borrow().clone() {
-            tell();
-        }
+        self.changed();
     }
 
     pub fn set_down(&self, down: bool) {
@@ -126,10 +143,8 @@ impl Control {
             let newest = activated.entry(shard).or_default();
             *newest = view.max(*newest);
         }
-        if self.state.borrow().revision() != before
-            && let Some(tell) = self.changed.borrow().clone()
-        {
-            tell();
+        if self.state.borrow().revision() != before {
+            self.changed();
         }
         done
     }
@@ -207,9 +222,8 @@ impl Control {
         }
     }
 
-    /// A command from `from`, over the network.
-    pub async fn call(self: &Rc<Self>, from: Place, command: Command) -> Result<Done> {
-        self.judge(from, &command);
+    /// Goes from `from` to the control plane and back over the network, with what is done there.
+    async fn visit<T>(&self, from: Place, work: impl FnOnce() -> T) -> Result<T> {
         let unreachable = || Error::retry("the control plane can't be reached");
         let wait = match self.net.round_trip(from, Place::Control) {
             Some(wait) if !self.is_down() => wait,
@@ -224,9 +238,7 @@ impl Control {
             self.sleep(timing::CALL_PATIENCE).await;
             return Err(unreachable());
         }
-        let result = self.apply(command.clone());
-        self.world.trace(0x20, u64::from(result.is_ok()), self.state.borrow().revision());
-        self.world.say(|| format!("control: {from:?} {command:?} -> {result:?}"));
+        let result = work();
         if let Some(n) = self.lose_answer_in.get() {
             self.lose_answer_in.set(n.checked_sub(1));
             if n == 0 {
@@ -235,10 +247,22 @@ impl Control {
             }
         }
         self.sleep(half).await;
-        result
+        Ok(result)
     }
 
-    async fn sleep(&self, time: Nanos) {
+    /// A command from `from`.
+    async fn call(&self, from: Place, command: Command) -> Result<Done> {
+        self.judge(from, &command);
+        let carry_out = || {
+            let result = self.apply(command.clone());
+            self.world.trace(0x20, u64::from(result.is_ok()), self.state.borrow().revision());
+            self.world.say(|| format!("control: {from:?} {command:?} -> {result:?}"));
+            result
+        };
+        self.visit(from, carry_out).await?
+    }
+
+    pub async fn sleep(&self, time: Nanos) {
         let (tell, told) = oneshot::channel::<()>();
         self.world.after(time, move || {
             let _ = tell.send(());
@@ -247,94 +271,127 @@ impl Control {
     }
 }
 
-/// The control plane as one process sees it, and knows of it: that may be old.
-#[derive(Clone)]
-pub struct Plane {
+/// The state as one process follows it.
+struct Followed {
     control: Rc<Control>,
     me: Place,
-    known: Rc<RefCell<Arc<State>>>,
-    heard: Rc<Notify>,
+    known: RefCell<Arc<State>>,
+    heard: Notify,
+    /// Called when there are news, which are taken in by `Plane::hear`; without it they are taken in at once.
+    tell: RefCell<Option<Box<dyn Fn()>>>,
 }
+
+impl Followed {
+    fn hear_after(self: Rc<Self>, wait: Nanos) {
+        let plane = Rc::downgrade(&self);
+        self.control.world.after(wait, move || {
+            let Some(plane) = plane.upgrade() else { return };
+            if plane.control.net.is_blocked(Place::Control, plane.me) {
+                return plane.hear_after(timing::NEWS_AGAIN);
+            }
+            match &*plane.tell.borrow() {
+                Some(tell) => tell(),
+                None => plane.hear(),
+            }
+        });
+    }
+
+    fn hear(&self) {
+        *self.known.borrow_mut() = self.control.snapshot();
+        self.heard.notify_waiters();
+    }
+}
+
+/// The control plane as one process sees it, and knows of it: that may be old.
+#[derive(Clone)]
+pub struct Plane(Rc<Followed>);
 
 impl Plane {
     /// For a process that begins at this place, and knows the state of this moment.
     #[must_use]
     pub fn new(control: &Rc<Control>, me: Place) -> Self {
-        let known = Rc::new(RefCell::new(control.snapshot()));
-        Self { control: control.clone(), me, known, heard: Rc::default() }
+        let known = RefCell::new(control.snapshot());
+        let (heard, tell) = Default::default();
+        let followed = Rc::new(Followed { control: control.clone(), me, known, heard, tell });
+        control.planes.borrow_mut().push(Rc::downgrade(&followed));
+        Self(followed)
     }
 
-    /// The news have come.
+    /// From now on this is called when there are news. Whoever is told takes them in by `hear` when it comes to it.
+    pub fn on_news(&self, tell: impl Fn() + 'static) {
+        *self.0.tell.borrow_mut() = Some(Box::new(tell));
+    }
+
+    /// Takes in the news.
     pub fn hear(&self) {
-        *self.known.borrow_mut() = self.control.snapshot();
-        self.heard.notify_waiters();
+        self.0.hear();
     }
 
-    /// Whether a device that comes with this start number may be used; asked before anything is written to it (rule V8).
-    /// Only the node's own starts raise what the control plane knows, so it does not matter when it is asked.
-    pub fn may_start(&self, node: NodeId, came_with: StartNumber) -> Result<()> {
-        if self.control.mutant == Some(Mutant::OldImagesRegister) {
-            return Ok(());
+    /// The number of a start with a device that comes with this one (rule V8).
+    pub async fn next_start(&self, node: NodeId, came_with: StartNumber) -> Result<StartNumber> {
+        if self.0.control.mutant == Some(Mutant::OldImagesRegister) {
+            return Ok(came_with.next());
         }
-        self.control.with_state(|s| s.next_start(node, &[came_with]).map(|_| ()))
+        // All that was decided before has to be known.
+        while self.0.control.visit(self.0.me, || self.hear()).await.is_err() {
+            self.0.control.sleep(timing::CALL_AGAIN).await;
+        }
+        self.state().next_start(node, &[came_with])
     }
 
     /// Says that the node is there, until it is heard.
     pub async fn register(&self, node: NodeId, start: StartNumber, key: Option<HostPublic>) -> Result<()> {
         let (name, address) = (format!("node-{node}"), format!("10.0.0.{node}:7400"));
-        self.insist(Command::RegisterNode { node, name, address, workers: 1, start }).await?;
-        match key {
-            Some(key) => self.insist(Command::NameHostKey { node, start, key }).await,
-            None => Ok(()),
-        }
-    }
-
-    async fn insist(&self, command: Command) -> Result<()> {
-        loop {
-            match self.submit(command.clone()).await {
-                Ok(_) => return Ok(()),
-                Err(e) if e.kind == freebs_types::ErrorKind::Retry => self.control.sleep(timing::CALL_AGAIN).await,
-                Err(e) => return Err(e),
+        let command = Command::RegisterNode { node, name, address, workers: 1, start };
+        let mut registration = Registration::new(node, start, command, key);
+        while let Some(command) = registration.question() {
+            let answer = self.submit(command).await;
+            if let Some(Pause { time, .. }) = registration.answer(answer)? {
+                self.0.control.sleep(time).await;
             }
         }
+        Ok(())
+    }
+
+    async fn command(&self, command: Command) -> Result<Done> {
+        let done = self.0.control.call(self.0.me, command).await?;
+        // Whoever has the answer sees it in the state, too.
+        self.hear();
+        Ok(done)
     }
 }
 
 impl Commands for Plane {
     async fn submit(&self, command: Command) -> Result<Done> {
-        let done = self.control.call(self.me, command).await?;
-        // Whoever has the answer sees it in the state, too.
-        self.hear();
-        Ok(done)
+        let (me, control) = (self.0.me, &self.0.control);
+        match self.command(command.clone()).await {
+            Err(e) if e.kind == ErrorKind::Busy => {
+                let hear = control.hear.borrow().clone();
+                let of = |node, shard| hear.as_ref().and_then(|hear| hear(me, node, shard));
+                match in_place_of_lapsed(command, &self.state(), of) {
+                    Some(instead) => {
+                        self.0.control.world.count("volumes taken over whose leases had ended");
+                        self.command(instead).await
+                    }
+                    None => Err(e),
+                }
+            }
+            other => other,
+        }
     }
 
     fn state(&self) -> Arc<State> {
-        self.known.borrow().clone()
+        self.0.known.borrow().clone()
     }
 
     async fn changed(&self, since: u64) -> Arc<State> {
         loop {
-            let heard = self.heard.notified();
+            let heard = self.0.heard.notified();
             let state = self.state();
             if state.revision() != since {
                 return state;
             }
             heard.await;
         }
-    }
-}
-
-/// Takes the right to use a volume, as a gateway that starts does; and whether no earlier driver can hold a lease.
-pub async fn attach(
-    control: &Rc<Control>,
-    from: Place,
-    volume: VolumeId,
-    identity: Hash32,
-) -> Result<(Generation, bool)> {
-    let command =
-        Command::AttachVolume { volume, identity, name: "sim".into(), force: true, since: None, lapsed: false };
-    match control.call(from, command).await?.outcome {
-        Outcome::Attached { generation, alone } => Ok((generation, alone)),
-        other => Err(Error::bug(format!("attaching gave {other:?}"))),
     }
 }

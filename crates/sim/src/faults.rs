@@ -92,7 +92,7 @@ fn strike(c: &Rc<Cluster>, name: &str) {
         "pause_node" => pause_node(c),
         "break_link" => break_link(c),
         "cut" => cut(c),
-        "kill_gateway" | "take_over" | "pause_gateway" => gateway(c, name),
+        "kill_gateway" | "take_over" | "leave_gateway" | "pause_gateway" => gateway(c, name),
         "slow_disk" | "stall_disk" | "fail_write" => disk(c, name),
         "rot" => rot(c),
         "lose_append" => lose_append(c),
@@ -305,6 +305,7 @@ fn gateway(c: &Rc<Cluster>, name: &str) {
             }
         }
         "take_over" if !c.is_attaching(index) => c.attach(index),
+        "leave_gateway" => current.leave(),
         "pause_gateway" => {
             current.pause(true);
             let wait = ms(c, 10, 1500);

@@ -1,17 +1,18 @@
-//! A gateway of a run: one driver of one volume with the client that uses it. It dies, pauses, and is superseded.
+//! A gateway of a run: one driver of one volume with the client that uses it. It dies, pauses, leaves in order, and is
+//! superseded.
 //!
 //! Invariant: every request of the client is entered with the oracle before the driver hears of it, and leaves it
 //! only by the driver's answer; what a dead gateway had in flight stays open there for ever.
 
 use crate::content;
-use crate::control::Control;
+use crate::control::{Control, Plane};
 use crate::network::{Arrival, EndPoint, Network, Place};
 use crate::node::Rate;
 use crate::oracle::{Oracle, Reading};
 use crate::workload::{Wish, Workload};
 use crate::world::World;
 use bytes::Bytes;
-use freebs_agent::news_of;
+use freebs_agent::{Attachment, Commands, DriverLinks, Right, Wanted, news_of};
 use freebs_control::State;
 use freebs_driver::{Action, Driver, DriverConfig, Event, Op, Piece, Reply, StatusRun};
 use freebs_io::LinkId;
@@ -41,6 +42,12 @@ enum Item {
     Next,
     /// The control state is another.
     News,
+    /// A link was found open when the driver wanted it.
+    Found(Peer, LinkId),
+    /// The client leaves, and the volume is given back.
+    Leave,
+    /// Requests that were taken have been waited for long enough.
+    LeaveNow,
 }
 
 /// Errors that a client may get.
@@ -60,15 +67,18 @@ pub struct Gateway {
     world: Rc<World>,
     net: Rc<Network>,
     control: Rc<Control>,
+    plane: Plane,
     oracle: Rc<Oracle>,
     work: Rc<RefCell<Workload>>,
     allowed: Allowed,
+    attachment: RefCell<Attachment>,
     /// Of the clock that its driver reads.
     rate: Rate,
     driver: RefCell<Driver>,
     /// The control state as it was heard of last.
     known: RefCell<Arc<State>>,
-    links: RefCell<BTreeMap<Peer, LinkId>>,
+    links: RefCell<DriverLinks>,
+    /// Whom each link goes to, whether or not it is open.
     peers: RefCell<BTreeMap<LinkId, Peer>>,
     open: RefCell<BTreeMap<u64, Open>>,
     tokens: Cell<u64>,
@@ -76,8 +86,9 @@ pub struct Gateway {
     paused: Cell<bool>,
     held: RefCell<VecDeque<Item>>,
     dead: Cell<bool>,
-    fenced: Cell<bool>,
-    ready: Cell<bool>,
+    leaving: Cell<bool>,
+    /// It has left, and the control plane has heard so, or can't be told.
+    left: Cell<bool>,
     /// Sectors still to be read by a scan that is under way.
     scan: Cell<Option<(u64, u64)>>,
     scanned: Cell<bool>,
@@ -89,7 +100,8 @@ impl Gateway {
     #[allow(clippy::too_many_arguments, reason = "what a gateway is made of; each is named where it starts")]
     pub fn start(
         (id, rate): (u64, Rate),
-        config: DriverConfig,
+        (right, config): (Right, DriverConfig),
+        plane: Plane,
         world: &Rc<World>,
         net: &Rc<Network>,
         control: &Rc<Control>,
@@ -100,6 +112,7 @@ impl Gateway {
         let (volume, generation) = (config.volume.id, config.generation);
         world.say(|| format!("gateway {id}: volume {volume} generation {generation} driver {}", config.driver));
         world.trace(0x40, id, generation.0);
+        let known = plane.state();
         let gateway = Rc::new(Self {
             id,
             volume,
@@ -107,12 +120,14 @@ impl Gateway {
             world: world.clone(),
             net: net.clone(),
             control: control.clone(),
+            plane,
             oracle: oracle.clone(),
             work: work.clone(),
             allowed,
+            attachment: RefCell::new(Attachment::new(right)),
             rate,
             driver: RefCell::new(Driver::new(config, rate.of(world.now()))),
-            known: RefCell::new(control.snapshot()),
+            known: RefCell::new(known),
             links: RefCell::default(),
             peers: RefCell::default(),
             open: RefCell::default(),
@@ -121,10 +136,16 @@ impl Gateway {
             paused: Cell::new(false),
             held: RefCell::default(),
             dead: Cell::new(false),
-            fenced: Cell::new(false),
-            ready: Cell::new(false),
+            leaving: Cell::new(false),
+            left: Cell::new(false),
             scan: Cell::new(None),
             scanned: Cell::new(false),
+        });
+        let weak = Rc::downgrade(&gateway);
+        gateway.plane.on_news(move || {
+            if let Some(gateway) = weak.upgrade() {
+                gateway.take_or_hold(Item::News);
+            }
         });
         gateway.step(Event::Tick);
         let depth = gateway.work.borrow().depth;
@@ -153,12 +174,18 @@ impl Gateway {
 
     #[must_use]
     pub fn is_fenced(&self) -> bool {
-        self.fenced.get()
+        self.attachment.borrow().is_fenced()
     }
 
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.ready.get()
+        self.attachment.borrow().is_ready() && !self.leaving.get()
+    }
+
+    /// Whether somebody else has to attach before the volume can be used again.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.is_dead() || self.is_fenced() || self.left.get()
     }
 
     /// Whether the control plane has given out a higher generation.
@@ -240,13 +267,14 @@ impl Gateway {
         !self.dead.get()
     }
 
-    /// The control state is another.
-    pub fn hear(self: &Rc<Self>) {
-        self.take_or_hold(Item::News);
+    /// The client leaves: what it asked is answered, and then the volume is given back.
+    pub fn leave(self: &Rc<Self>) {
+        self.take_or_hold(Item::Leave);
     }
 
     fn news(self: &Rc<Self>) {
-        let state = self.control.snapshot();
+        self.plane.hear();
+        let state = self.plane.state();
         let earlier = self.known.replace(state.clone());
         news_of(&earlier, &state, self.volume).into_iter().for_each(|e| self.step(e));
     }
@@ -267,19 +295,72 @@ impl Gateway {
             Item::Tick => self.step(Event::Tick),
             Item::Next => self.next(),
             Item::News => self.news(),
+            Item::Found(peer, link) => {
+                let event = self.links.borrow().news(peer, link);
+                self.step(event);
+            }
+            Item::Leave => self.begin_to_leave(),
+            Item::LeaveNow => self.close(),
             Item::Arrival(link, arrival) => self.arrived(link, arrival),
         }
+    }
+
+    fn begin_to_leave(self: &Rc<Self>) {
+        if self.is_over() {
+            return;
+        }
+        let was_ready = self.is_ready();
+        self.leaving.set(true);
+        self.world.say(|| format!("gateway {}: its client leaves, ready {was_ready}", self.id));
+        if !was_ready {
+            // Nobody waits for answers where none were given yet.
+            return self.close();
+        }
+        let gateway = self.clone();
+        self.world.after(freebs_agent::timing::LEAVE_MAX, move || gateway.take_or_hold(Item::LeaveNow));
+        self.close_if_answered();
+    }
+
+    fn close_if_answered(self: &Rc<Self>) {
+        if self.leaving.get() && self.in_flight() == 0 {
+            let gateway = self.clone();
+            self.world.after(Nanos(0), move || gateway.take_or_hold(Item::LeaveNow));
+        }
+    }
+
+    fn close(self: &Rc<Self>) {
+        if self.attachment.borrow().is_over() {
+            return;
+        }
+        let settled = if self.attachment.borrow().is_ready() { "" } else { " before they were ready" };
+        self.world.count(format!("volumes given back{settled}"));
+        self.step(Event::Close);
+        let Some(command) = self.attachment.borrow_mut().end() else { return };
+        let gateway = self.clone();
+        tokio::task::spawn_local(async move {
+            let done = gateway.plane.submit(command).await;
+            gateway.world.say(|| format!("gateway {}: the volume was given back: {done:?}", gateway.id));
+            gateway.left.set(true);
+        });
     }
 
     fn arrived(self: &Rc<Self>, link: LinkId, arrival: Arrival) {
         let Some(peer) = self.peers.borrow().get(&link).copied() else { return };
         match arrival {
             Arrival::Incoming(_) => {}
-            Arrival::Up => self.step(Event::LinkUp(peer)),
+            Arrival::Up => {
+                let event = self.links.borrow_mut().opened(peer, Some(link));
+                self.step(event);
+            }
             Arrival::Down => {
                 self.peers.borrow_mut().remove(&link);
-                self.links.borrow_mut().remove(&peer);
-                self.step(Event::LinkDown(peer));
+                let mut links = self.links.borrow_mut();
+                let event = match links.link(peer) {
+                    Some(_) => links.closed(peer, link),
+                    None => Some(links.opened(peer, None)),
+                };
+                drop(links);
+                event.into_iter().for_each(|event| self.step(event));
             }
             Arrival::Message(message) => self.step(Event::Message { from: peer, message: *message }),
         }
@@ -311,35 +392,47 @@ impl Gateway {
     }
 
     fn carry_out(self: &Rc<Self>, action: Action) {
+        self.attachment.borrow_mut().note(&action);
         match action {
-            Action::Connect(peer) => {
-                let link = self.net.dial(self.me(), Place::Node(peer.node.0));
-                if let Some(old) = self.links.borrow_mut().insert(peer, link) {
-                    self.peers.borrow_mut().remove(&old);
-                    self.net.hang_up(old);
-                }
-                self.peers.borrow_mut().insert(link, peer);
-            }
+            Action::Connect(peer) => self.connect(peer),
             Action::Send { to, message } => {
-                let link = self.links.borrow().get(&to).copied();
+                let link = self.links.borrow().link(to);
                 if let Some(link) = link {
                     self.net.send(link, message);
                 }
             }
             Action::Done { token, result } => self.done(token, result),
             Action::Ready => {
-                self.ready.set(true);
                 self.oracle.ready(self.volume, self.generation);
                 self.world.moment("ready");
                 self.world.trace(0x42, self.id, self.generation.0);
                 self.world.say(|| format!("gateway {}: ready", self.id));
             }
             Action::Fenced => {
-                self.fenced.set(true);
                 self.world.say(|| format!("gateway {}: fenced", self.id));
             }
             Action::Closed => {}
         }
+    }
+
+    fn connect(self: &Rc<Self>, peer: Peer) {
+        let wanted = self.links.borrow_mut().want(peer);
+        match wanted {
+            Wanted::Open(link) => {
+                let gateway = self.clone();
+                self.world.after(Nanos(0), move || gateway.take_or_hold(Item::Found(peer, link)));
+            }
+            Wanted::Opening => {}
+            Wanted::Dial => {
+                let link = self.net.dial(self.me(), Place::Node(peer.node.0));
+                self.peers.borrow_mut().insert(link, peer);
+            }
+        }
+    }
+
+    /// Whether the client asks nothing more here.
+    fn is_over(&self) -> bool {
+        self.dead.get() || self.leaving.get() || self.attachment.borrow().is_over()
     }
 
     fn next_soon(self: &Rc<Self>) {
@@ -350,7 +443,7 @@ impl Gateway {
 
     /// The client wants something again.
     fn next(self: &Rc<Self>) {
-        if self.fenced.get() {
+        if self.is_over() {
             return;
         }
         let wish = self.work.borrow_mut().next();
@@ -447,12 +540,14 @@ impl Gateway {
         if slot {
             self.next_soon();
         }
+        self.close_if_answered();
     }
 
     fn judge_error(&self, kind: ErrorKind, text: &str) {
         let fine = match kind {
             ErrorKind::Fenced => self.is_superseded(),
-            ErrorKind::Retry => self.allowed.retry,
+            // What is not answered in time fails when the driver is closed.
+            ErrorKind::Retry => self.allowed.retry || self.leaving.get(),
             ErrorKind::NoSpace => self.allowed.no_space,
             ErrorKind::Corrupt | ErrorKind::DeviceFailed => self.allowed.corrupt,
             _ => false,
@@ -523,7 +618,7 @@ impl Gateway {
     }
 
     fn scan_on(self: &Rc<Self>) {
-        if self.fenced.get() || self.dead.get() {
+        if self.is_over() {
             return;
         }
         let Some((at, end)) = self.scan.get() else { return };

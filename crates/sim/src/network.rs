@@ -468,16 +468,6 @@ impl Network {
         }
     }
 
-    /// This end closes its link and wants to hear no more of it.
-    pub fn hang_up(self: &Rc<Self>, link: LinkId) {
-        let mut s = self.state.borrow_mut();
-        let Some((id, end)) = s.by_link.remove(&link) else { return };
-        let Some(c) = s.connections.get_mut(&id) else { return };
-        c.ended[end] = true;
-        drop(s);
-        self.lose_end(id, end, false);
-    }
-
     /// The process at this end is gone. After a kill its system closes the connections; after a power loss nobody
     /// says anything for a while, and what was not on the wire yet is lost.
     pub fn process_died(self: &Rc<Self>, who: EndPoint, silently: bool) {

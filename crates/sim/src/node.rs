@@ -6,22 +6,21 @@
 use crate::control::{Control, Plane};
 use crate::device::{Crash, Disk, SimDevice};
 use crate::network::{Arrival, EndPoint, Network, Place};
-use crate::timing;
 use crate::world::World;
-use freebs_agent::{Commands, News, Port, Shards};
+use freebs_agent::{Commands, Membership, Port};
 use freebs_chain::{HostConfig, Mutant, Who, Worker, WorkerConfig};
-use freebs_format::disk::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
 use freebs_format::wire::Message;
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
-use freebs_lsvd::{Engine, Expect, Shape};
+use freebs_lsvd::{Engine, Expect, Options, Shape};
 use freebs_secrets::HostKey;
-use freebs_types::{BLOCK, ClusterId, DeviceId, Hash32, Nanos, NodeId, Peer, Result, StartNumber, ViewNumber};
+use freebs_types::{BLOCK, ClusterId, DeviceId, Hash32, Nanos, NodeId, Peer, Result, ViewNumber};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
+use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::task::LocalSet;
 
@@ -41,8 +40,6 @@ pub struct Shared {
     pub cluster: ClusterId,
     pub segment_bytes: u64,
     pub nodes: u64,
-    /// Both ends of a pair connect to each other, not only the lower one.
-    pub both_dial: bool,
     /// All have named host keys: views have slices, and other members can become head.
     pub has_keys: bool,
     pub mutant: Option<Mutant>,
@@ -249,16 +246,24 @@ impl Node {
         let incarnation = self.lives.get();
         self.shared.world.say(|| format!("node {}: process {incarnation} starts", self.id));
         self.shared.world.trace(0x30, self.id.0, incarnation);
+        self.shared.net.witness.borrow_mut().started(self.id);
         let inbox = Rc::new(Inbox::default());
         let worker = Rc::new(RefCell::new(None));
         let set = LocalSet::new();
+        let (plane, news) = (Plane::new(&self.shared.control, self.place()), inbox.clone());
+        plane.on_news(move || {
+            news.shards.set(true);
+            news.wake.notify_one();
+        });
+        let known = plane.state();
         let life = Life {
             me: EndPoint { place: self.place(), incarnation },
             node: self.clone(),
             inbox: inbox.clone(),
             slot: worker.clone(),
-            plane: Plane::new(&self.shared.control, self.place()),
-            heard: RefCell::new(Shards::new(Peer { node: self.id, worker: 0 }, 1)),
+            plane,
+            member: RefCell::new(Membership::new(Peer { node: self.id, worker: 0 }, 1, known)),
+            asked: RefCell::default(),
         };
         set.spawn_local(life.run());
         let process = Process {
@@ -344,14 +349,6 @@ impl Node {
         p.inbox.wake.notify_one();
         true
     }
-
-    /// The control plane has news.
-    pub fn tell_shards(&self) {
-        if let Some(p) = self.process.borrow().as_ref() {
-            p.inbox.shards.set(true);
-            p.inbox.wake.notify_one();
-        }
-    }
 }
 
 /// What runs inside a process.
@@ -361,7 +358,9 @@ struct Life {
     inbox: Rc<Inbox>,
     slot: Rc<RefCell<Option<SimWorker>>>,
     plane: Plane,
-    heard: RefCell<Shards>,
+    member: RefCell<Membership>,
+    /// Links to members that have not answered yet.
+    asked: RefCell<BTreeMap<LinkId, Peer>>,
 }
 
 impl Life {
@@ -379,27 +378,49 @@ impl Life {
             }
         };
         *self.slot.borrow_mut() = Some(worker.clone());
-        let links = Links { dialed: RefCell::default(), asked: RefCell::default() };
-        let links = Rc::new(links);
         self.hear_shards(&worker);
-        tokio::task::spawn_local(dial_on(self.node.clone(), self.me, worker.clone(), links.clone()));
         loop {
             if self.inbox.shards.take() {
                 self.plane.hear();
                 self.hear_shards(&worker);
             }
+            self.dial();
             match self.inbox.take(&self.node.shared.world) {
-                None => self.inbox.wake.notified().await,
-                Some((link, arrivals)) => self.take(&worker, &links, link, arrivals),
+                None => self.wait().await,
+                Some((link, arrivals)) => self.take(&worker, link, arrivals),
             }
+        }
+    }
+
+    fn now(&self) -> Nanos {
+        self.node.shared.world.now()
+    }
+
+    /// Waits until something comes in, or somebody is to be dialled.
+    async fn wait(&self) {
+        let next = self.member.borrow().dialler.next();
+        match next {
+            Some(at) => {
+                let wait = Duration::from_nanos(at.since(self.now()).0);
+                let _ = tokio::time::timeout(wait, self.inbox.wake.notified()).await;
+            }
+            None => self.inbox.wake.notified().await,
+        }
+    }
+
+    fn dial(&self) {
+        let due = self.member.borrow_mut().dialler.due(self.now());
+        for peer in due {
+            let link = self.node.shared.net.dial(self.me, Place::Node(peer.node.0));
+            self.asked.borrow_mut().insert(link, peer);
         }
     }
 
     async fn boot(&self) -> Result<SimWorker> {
         let (node, shared) = (&self.node, &self.node.shared);
         let expect = Expect { cluster: shared.cluster, node: node.id, worker: 0, workers: 1 };
-        self.plane.may_start(node.id, came_with(&node.disk.open()).await)?;
-        let (engine, report) = Engine::open(node.disk.open(), &expect).await?;
+        let admit = async |came_with| self.plane.next_start(node.id, came_with).await;
+        let (engine, report) = Engine::open_as(node.disk.open(), &expect, Options::of_workers(1), admit).await?;
         shared.world.say(|| format!("node {}: {report:?}", node.id));
         if !report.damage.is_empty() && !node.damaged.get() {
             shared.world.violation(format!("node {}: damage that nobody did: {report:?}", node.id));
@@ -477,22 +498,15 @@ impl Life {
 
     /// The worker hears the news of its shards in the state that is known here.
     fn hear_shards(&self, worker: &SimWorker) {
-        let state = self.plane.state();
-        let News { left, gone, changed } =
-            self.heard.borrow_mut().on_state(&state, &worker.shards(), &worker.left_shards());
+        let left = self.member.borrow_mut().tell(self.now(), &self.plane.state(), worker);
         for shard in left {
             self.node.shared.world.count("replicas that were left");
             self.node.shared.net.witness.borrow_mut().left(self.node.id, shard);
-            worker.on_left(shard);
-        }
-        gone.into_iter().for_each(|shard| worker.on_gone(shard));
-        if !changed.is_empty() {
-            worker.on_shards(changed);
         }
     }
 
-    fn take(&self, worker: &SimWorker, links: &Links, link: LinkId, arrivals: Vec<Arrival>) {
-        let mut messages = Vec::new();
+    fn take(&self, worker: &SimWorker, link: LinkId, arrivals: Vec<Arrival>) {
+        let (now, mut messages) = (self.now(), Vec::new());
         for arrival in arrivals {
             match arrival {
                 Arrival::Incoming(who) => {
@@ -500,17 +514,20 @@ impl Life {
                     worker.on_link_up(link, who_is(who.place));
                 }
                 Arrival::Up => {
-                    let peer = links.asked.borrow_mut().remove(&link);
+                    let peer = self.asked.borrow_mut().remove(&link);
                     if let Some(peer) = peer {
-                        links.dialed.borrow_mut().insert(link, peer);
+                        self.member.borrow_mut().dialler.opened(now, peer, link);
                         worker.on_link_up(link, Who::Member(peer));
                     }
                 }
                 Arrival::Down => {
-                    let never_up = links.asked.borrow_mut().remove(&link).is_some();
-                    links.dialed.borrow_mut().remove(&link);
-                    if !never_up {
-                        worker.on_link_down(link);
+                    let never_up = self.asked.borrow_mut().remove(&link);
+                    match never_up {
+                        Some(peer) => self.member.borrow_mut().dialler.failed(now, peer),
+                        None => {
+                            worker.on_link_down(link);
+                            self.member.borrow_mut().dialler.closed(now, link);
+                        }
                     }
                 }
                 Arrival::Message(m) => messages.push(*m),
@@ -548,40 +565,4 @@ fn who_is(place: Place) -> Who {
         Place::Node(n) => Who::Member(Peer { node: NodeId(n), worker: 0 }),
         _ => Who::Driver,
     }
-}
-
-/// Links that this process opened.
-struct Links {
-    dialed: RefCell<BTreeMap<LinkId, Peer>>,
-    asked: RefCell<BTreeMap<LinkId, Peer>>,
-}
-
-/// Keeps a link to every peer that the worker wants.
-async fn dial_on(node: Rc<Node>, me: EndPoint, worker: SimWorker, links: Rc<Links>) {
-    loop {
-        let have: BTreeSet<Peer> =
-            links.dialed.borrow().values().chain(links.asked.borrow().values()).copied().collect();
-        for peer in worker.wanted_peers() {
-            if have.contains(&peer) || (!node.shared.both_dial && peer.node < node.id) {
-                continue;
-            }
-            let place = Place::Node(peer.node.0);
-            let link = node.shared.net.dial(me, place);
-            links.asked.borrow_mut().insert(link, peer);
-        }
-        tokio::time::sleep(timing::DIAL_EVERY).await;
-    }
-}
-
-/// The highest start number that a device says; 0 if it says none.
-async fn came_with(device: &SimDevice) -> StartNumber {
-    let mut highest = StartNumber(0);
-    for at in SUPERBLOCK_AT {
-        if let Ok(bytes) = device.read(at, SUPERBLOCK_BYTES).await
-            && let Ok(superblock) = Superblock::decode(&bytes)
-        {
-            highest = highest.max(StartNumber(superblock.start.get()));
-        }
-    }
-    highest
 }

@@ -11,12 +11,14 @@ pub(crate) const HELD_BACK_LOOK: Nanos = Nanos::from_millis(20);
 /// A caller of the control plane that hears nothing gives up after this time: far below what real callers wait, so that
 /// short runs see callers that do not know what became of their request.
 pub(crate) const CALL_PATIENCE: Nanos = Nanos::from_millis(300);
-/// The same caller asks again after this time if it was told to.
+/// A node that starts asks again after this time for all that was decided.
 pub(crate) const CALL_AGAIN: Nanos = Nanos::from_millis(50);
-/// The control plane tells its news again after this time to a process that it could not reach.
+/// A process that the control plane can't reach is told of its news again after this time.
 pub(crate) const NEWS_AGAIN: Nanos = Nanos::from_millis(100);
-/// A node looks this often for peers that it has no link to; about the back-off of the real one.
-pub(crate) const DIAL_EVERY: Duration = Duration::from_millis(25);
+/// A client whose volume can't be had comes back after this time.
+pub(crate) const CLIENT_AGAIN: Duration = Duration::from_millis(30);
+/// It is looked this often whether a volume needs a gateway.
+pub(crate) const ATTACH_LOOK: Duration = Duration::from_millis(20);
 /// The end of a run looks this often whether all is well, so a run takes at most this much too long.
 pub(crate) const SETTLED_LOOK: Nanos = Nanos::from_millis(50);
 /// Faults begin this long after the start of the cluster, which mostly has come up by then; some of them meet one that is

@@ -1,7 +1,9 @@
 //! A witness on the wire: rules of the protocol that can be seen from the messages alone, whoever breaks them.
 //!
 //! - V2: a node that promised a view in an answer to a seal still knows it after a restart, and whatever becomes of its
-//!   replica it answers nothing in a view below: no durable answer, no lease, no read.
+//!   replica it answers nothing in a view below: no durable answer, no lease, no read. As long as its process lives, the
+//!   same holds of a view for which it asks others for seals (it has promised that first itself), and of one in which it
+//!   gave a durable answer.
 //! - V2: who has said that it holds a view's frame does not answer its seal with an empty log, unless it says that it has
 //!   lost something.
 //! - W4: what a node told durable in a view is there after a restart.
@@ -23,6 +25,8 @@ struct View {
 #[derive(Default)]
 pub struct Witness {
     promises: BTreeMap<(NodeId, ShardId), ViewNumber>,
+    /// Views that the present process of a node has promised, or is in, whether or not that was durable when it said so.
+    entered: BTreeMap<(NodeId, ShardId), ViewNumber>,
     views: BTreeMap<(ShardId, ViewNumber), View>,
     /// How far each member said that it is durable in a view.
     durable: BTreeMap<(ShardId, ViewNumber, NodeId), Sequence>,
@@ -40,16 +44,28 @@ impl Witness {
 
     /// An answer of a node in a view.
     fn may_answer(&self, node: NodeId, shard: ShardId, view: ViewNumber, what: &str) -> Result<(), String> {
-        let promised = self.promised(node, shard);
+        let entered = self.entered.get(&(node, shard)).copied().unwrap_or_default();
+        let promised = self.promised(node, shard).max(entered);
         if view >= promised {
             return Ok(());
         }
         Err(format!("node {node} gives a {what} in view {view} of shard {shard}, and it promised view {promised} (V2)"))
     }
 
+    fn enter(&mut self, node: NodeId, shard: ShardId, view: ViewNumber) {
+        let known = self.entered.entry((node, shard)).or_default();
+        *known = (*known).max(view);
+    }
+
+    /// A process of the node begins. A promise that it told nobody may not have been durable.
+    pub fn started(&mut self, node: NodeId) {
+        self.entered.retain(|(n, _), _| *n != node);
+    }
+
     /// A node sends a message at an end of a connection. The error says which rule it breaks.
     pub fn hear(&mut self, node: NodeId, (connection, end): (u64, usize), message: &Message) -> Result<(), String> {
         match message {
+            Message::Seal { shard, view, .. } => self.enter(node, *shard, *view),
             Message::SealAnswer(a) if a.promised == a.view => {
                 if a.last.sequence == Sequence(0) && !a.damaged && self.has_opened(node, a.shard, a.pred) {
                     let text = format!("node {node} has an empty log of shard {}", a.shard);
@@ -61,6 +77,7 @@ impl Witness {
             Message::Durable(items) => {
                 for i in items {
                     self.may_answer(node, i.shard, i.view, "durable answer")?;
+                    self.enter(node, i.shard, i.view);
                     let known = self.durable.entry((i.shard, i.view, node)).or_default();
                     *known = (*known).max(i.sequence);
                 }
@@ -142,5 +159,95 @@ impl Witness {
     /// What a node has promised in answers to seals.
     pub fn promised(&self, node: NodeId, shard: ShardId) -> ViewNumber {
         self.promises.get(&(node, shard)).copied().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use freebs_format::wire::{DurableItem, FrameName, Given, Leased, ReadReply, ReadRequest, SealAnswer};
+    use freebs_types::{BlockRange, Generation, Lba, Nanos, VolumeId};
+
+    const NODE: NodeId = NodeId(2);
+    const SHARD: ShardId = ShardId { volume: VolumeId(1), index: 0 };
+    /// The connection on which the node answers, and its end of it.
+    const HERE: (u64, usize) = (7, 1);
+
+    fn seal_answer(view: u64, promised: u64) -> Message {
+        Message::SealAnswer(SealAnswer {
+            shard: SHARD,
+            view: ViewNumber(view),
+            pred: ViewNumber(1),
+            last: FrameName::default(),
+            has_pred: true,
+            committed: Sequence(0),
+            damaged: true,
+            promised: ViewNumber(promised),
+            given: Given::Nothing,
+        })
+    }
+
+    fn durable(view: u64) -> Message {
+        let item = DurableItem { shard: SHARD, view: ViewNumber(view), sequence: Sequence(1), room: None };
+        Message::Durable(vec![item])
+    }
+
+    fn leased(view: u64) -> Message {
+        let (view, generation, stamp) = (ViewNumber(view), Generation(1), Nanos(0));
+        Message::Leased(Leased { shard: SHARD, view, generation, stamp, older_ms: 0 })
+    }
+
+    /// A read is asked for in a view, and its answer.
+    fn read(w: &mut Witness, view: u64, id: u64) -> Message {
+        let (view, generation, floor) = (ViewNumber(view), Generation(1), Sequence(0));
+        let range = BlockRange { start: Lba(0), len: 1 };
+        let asked = ReadRequest { shard: SHARD, view, generation, id, floor, range, status_only: false };
+        w.note_question((HERE.0, 1 - HERE.1), &Message::Read(asked));
+        Message::ReadReply(ReadReply { shard: SHARD, id, pieces: vec![], crcs: vec![], data: vec![] })
+    }
+
+    /// What of the answers in this view is flagged.
+    fn flagged(w: &mut Witness, view: u64) -> Vec<&'static str> {
+        let answers = [("lease", leased(view)), ("read", read(w, view, view)), ("durable", durable(view))];
+        answers.into_iter().filter(|(_, m)| w.hear(NODE, HERE, m).is_err()).map(|(name, _)| name).collect()
+    }
+
+    #[test]
+    fn answers_below_a_promise_are_flagged_over_restarts_too() {
+        let mut w = Witness::default();
+        assert_eq!(flagged(&mut w, 1), [""; 0]);
+        w.hear(NODE, HERE, &seal_answer(3, 3)).unwrap();
+        assert_eq!(w.promised(NODE, SHARD), ViewNumber(3));
+        for _ in 0..2 {
+            assert_eq!(flagged(&mut w, 2), ["lease", "read", "durable"]);
+            // What becomes of the replica changes nothing.
+            w.left(NODE, SHARD);
+            w.started(NODE);
+        }
+        assert_eq!(flagged(&mut w, 3), [""; 0]);
+        w.hear(NodeId(3), HERE, &durable(2)).unwrap();
+        // One that was asked for a view says which higher one it has promised.
+        w.hear(NODE, HERE, &seal_answer(4, 9)).unwrap();
+        assert_eq!(w.promised(NODE, SHARD), ViewNumber(3));
+    }
+
+    #[test]
+    fn a_head_that_asks_for_seals_has_promised_itself_for_as_long_as_it_lives() {
+        let mut w = Witness::default();
+        let seal = Message::Seal { shard: SHARD, view: ViewNumber(3), pred: ViewNumber(1), slice: None };
+        w.hear(NODE, HERE, &seal).unwrap();
+        assert_eq!(flagged(&mut w, 2), ["lease", "read", "durable"]);
+        w.started(NODE);
+        assert_eq!(flagged(&mut w, 2), [""; 0], "it may have died before its promise was durable");
+        assert_eq!(w.promised(NODE, SHARD), ViewNumber(0));
+    }
+
+    #[test]
+    fn who_is_in_a_view_answers_in_none_below() {
+        let mut w = Witness::default();
+        w.hear(NODE, HERE, &durable(3)).unwrap();
+        assert_eq!(flagged(&mut w, 2), ["lease", "read", "durable"]);
+        assert_eq!(flagged(&mut w, 4), [""; 0]);
+        assert_eq!(flagged(&mut w, 3), ["lease", "read", "durable"]);
     }
 }

@@ -1,5 +1,10 @@
 //! The news of a worker when the control state changes, and the views that it opens.
 
+mod attach;
+mod dial;
+mod links;
+mod register;
+
 use freebs_agent::{Commands, News, Port, Shards, news_of};
 use freebs_chain::ControlPort;
 use freebs_control::{Command, CreateVolume, Done, Outcome, State};

@@ -71,7 +71,7 @@ impl Peer {
             doubts.verdict(now, self.seat(), &voters)
         };
         if let Some(turn) = turn {
-            self.0.given_up.set(Some((led.by.node, now)));
+            self.0.lookout.borrow_mut().give_up(now, led.by.node);
             let peer = self.clone();
             self.spawn(async move { peer.stand_in_turn(led, turn).await });
         }

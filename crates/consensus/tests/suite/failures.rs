@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 const FAIL_MS: u64 = 1000;
 
-fn cluster(nodes: u64) -> State {
+pub fn cluster(nodes: u64) -> State {
     let mut s = State::new(ClusterId([1; 16]));
     for node in 1..=nodes {
         let (name, address) = (format!("n{node}"), format!("10.0.0.{node}:7400"));
@@ -17,7 +17,7 @@ fn cluster(nodes: u64) -> State {
     s
 }
 
-fn volume(s: &mut State, name: &str) -> (ShardId, Vec<NodeId>) {
+pub fn volume(s: &mut State, name: &str) -> (ShardId, Vec<NodeId>) {
     s.apply(Command::CreateVolume(CreateVolume { name: name.into(), size: 1 << 30, ..CreateVolume::default() }))
         .unwrap();
     let volume = s.volume_by_name(name).unwrap();

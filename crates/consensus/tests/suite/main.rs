@@ -5,6 +5,7 @@ mod failures;
 mod formats;
 mod handle;
 mod hostile;
+mod lookout;
 mod machine;
 mod sim;
 mod store;

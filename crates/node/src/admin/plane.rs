@@ -4,11 +4,13 @@ use super::Service;
 use super::follower;
 use super::seat::{self, Order, SeatOptions, SeatPort};
 use crate::timing;
+use freebs_agent::{Pause, Registration};
 use freebs_consensus::handle::Handle;
 use freebs_control::api::GatewayInfo;
 use freebs_control::{Command, ControlPlane, Done, State};
 use freebs_types::{ClusterId, Error, ErrorKind, Result};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 
 /// Commands that wait to be put in order.
@@ -153,25 +155,18 @@ impl Plane {
             workers: me.workers,
             start,
         };
-        self.insist(node).await?;
-        self.insist(Command::NameHostKey { node: me.id, start, key }).await
-    }
-
-    async fn insist(&self, command: Command) -> Result<()> {
-        loop {
-            match self.submit(command.clone()).await {
-                Err(e) if e.kind == freebs_types::ErrorKind::Retry => {
-                    tracing::debug!("not registered yet: {e}");
-                    tokio::time::sleep(timing::REGISTER_AGAIN).await;
+        let mut registration = Registration::new(me.id, start, node, Some(key));
+        while let Some(command) = registration.question() {
+            let answer = self.submit(command).await;
+            if let Some(Pause { why, time }) = registration.answer(answer)? {
+                match why.kind {
+                    ErrorKind::Retry => tracing::debug!("not registered yet: {why}"),
+                    _ => tracing::warn!("not registered yet: {why}"),
                 }
-                // The state could not be written (a disk is full, for one): that may pass.
-                Err(e) if matches!(e.kind, freebs_types::ErrorKind::Os | freebs_types::ErrorKind::NoSpace) => {
-                    tracing::warn!("not registered yet: {e}");
-                    tokio::time::sleep(timing::REGISTER_UNWRITTEN_AGAIN).await;
-                }
-                other => return other.map(|_| ()),
+                tokio::time::sleep(Duration::from_nanos(time.0)).await;
             }
         }
+        Ok(())
     }
 }
 

@@ -168,16 +168,15 @@ impl Service {
     /// The command that takes a volume over from a driver whose leases have ended, in place of one that was refused
     /// because of that driver.
     pub(super) async fn in_place_of_lapsed(&self, command: Command) -> Result<Option<Command>> {
-        let Command::AttachVolume { volume, identity, name, force, since, .. } = command else { return Ok(None) };
         let state = self.state()?;
-        let Some(known) = state.volume(volume).filter(|v| since.is_none_or(|since| since == v.generation)) else {
-            return Ok(None);
-        };
-        if !status::has_lapsed(self, &state, known).await {
-            return Ok(None);
+        match freebs_agent::refused(&command, &state) {
+            Some(volume) => {
+                let heard = status::lapses(self, &state, volume.id).await;
+                let of = |node, shard| heard.get(&(node, shard)).copied();
+                Ok(freebs_agent::in_place_of_lapsed(command, &state, of))
+            }
+            None => Ok(None),
         }
-        let since = Some(known.generation);
-        Ok(Some(Command::AttachVolume { volume, identity, name, force, since, lapsed: true }))
     }
 
     async fn delete(&self, name: &str, force: bool) -> Result<Reply> {

@@ -3,6 +3,7 @@
 use super::client::Client;
 use super::service::Service;
 use crate::timing;
+use freebs_agent::Lapse;
 use freebs_control::api::{
     GatewayInfo, MemberReport, MemberState, NodeInfo, NodeStatus, ReplicaDigest, Reply, Request, ShardDigest,
     ShardReport, ShardStatus, ShardVerification, Status, Verification, VolumeState, VolumeStatus,
@@ -199,18 +200,10 @@ pub(super) async fn status(service: &Service) -> Result<Status> {
     })
 }
 
-/// Whether the driver that has a volume attached can't answer anybody any more: of some shard so many members of the
-/// active view say that its lease of them has ended that the others are fewer than A (L1).
-pub(super) async fn has_lapsed(service: &Service, state: &State, volume: &Volume) -> bool {
-    let answers = ask_all(service, state, Some(volume.id)).await;
-    let all = replicas(&answers);
-    volume.shards.iter().any(|shard| {
-        let id = volume.shard_id(shard.index);
-        let members = shard.view_members();
-        let of = members.iter().filter_map(|node| all.get(&(*node, id)));
-        let ended = of.filter(|s| s.view == shard.active && s.lapsed == Some(volume.generation)).count();
-        ended + volume.quorum(members.len()) > members.len()
-    })
+/// What each replica of a volume that answers says of the driver's lease.
+pub(super) async fn lapses(service: &Service, state: &State, volume: VolumeId) -> BTreeMap<(NodeId, ShardId), Lapse> {
+    let answers = ask_all(service, state, Some(volume)).await;
+    replicas(&answers).into_iter().map(|(of, s)| (of, (s.view, s.lapsed))).collect()
 }
 
 /// The digests of all replicas of a volume at equal versions. While they move (or are missing) it asks again, until

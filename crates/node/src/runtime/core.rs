@@ -2,27 +2,26 @@
 
 use super::FreebsWire;
 use super::audits::Audits;
-use super::dial::{self, Redial};
+use super::dial;
 use super::drivers::{Drivers, LINK_WINDOW_PER_DRIVER};
 use super::greet;
 use super::nbd_conn;
 use super::thread::{Admission, Command, WorkerSpec, start_shards};
 use crate::timing;
-use freebs_agent::{News, Port, workers_of};
+use freebs_agent::{Membership, Port, dials};
 use freebs_chain::{Who, Worker};
 use freebs_control::{ControlPlane, State};
 use freebs_format::wire::{Hello, Message, Role, Welcome};
-use freebs_io::LinkId;
 use freebs_io::linux::net::{Address, Handler, LooseStream, Transport, fresh_link};
 use freebs_io::linux::{FileDevice, SystemClock};
+use freebs_io::{Clock, LinkId};
 use freebs_lsvd::OpenReport;
 use freebs_types::{Error, NodeId, Peer, Result, StartNumber, VolumeId, limits};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 /// Links of one worker that others opened, or that it opened.
 const LINKS_MAX: usize = 4096;
@@ -50,14 +49,12 @@ pub struct Core<C: ControlPlane> {
     pub shards: Option<Shards<C>>,
     pub drivers: Drivers<C>,
     far: RefCell<HashMap<LinkId, Far>>,
-    /// Links to members that this worker dialled, and since when: these are dialled again.
-    dialled: RefCell<HashMap<LinkId, Instant>>,
     /// What drivers elsewhere have attached, by their links.
     attached: RefCell<HashMap<LinkId, BTreeSet<VolumeId>>>,
     pub state: RefCell<Arc<State>>,
-    /// Members that this worker keeps a link to, as the one who dials.
-    pub dialing: RefCell<BTreeMap<Peer, Rc<Redial>>>,
-    heard: RefCell<freebs_agent::Shards>,
+    pub member: RefCell<Membership>,
+    /// Something of the dialler has changed.
+    pub dial_again: Rc<Notify>,
     audits: Audits<FileDevice>,
     start: StartNumber,
     pub stopping: Cell<bool>,
@@ -83,14 +80,12 @@ impl<C: ControlPlane> Handler<Message> for LinkHandler<C> {
         let Some(core) = self.0.upgrade() else { return };
         let far = core.far.borrow_mut().remove(&link);
         core.attached.borrow_mut().remove(&link);
-        let dialled = core.dialled.borrow_mut().remove(&link);
         match (far, &core.shards) {
             (Some(Far::Member(peer)), Some(shards)) => {
                 tracing::info!("link to {peer} closed: {why}");
                 shards.on_link_down(link);
-                if let Some(since) = dialled {
-                    dial::redial(&core, peer, since.elapsed());
-                }
+                core.member.borrow_mut().dialler.closed(SystemClock.now(), link);
+                core.dial_again.notify_one();
             }
             (Some(Far::Driver), Some(shards)) => shards.on_link_down(link),
             (Some(Far::ServesUs(peer)), _) => {
@@ -115,24 +110,24 @@ impl<C: ControlPlane> Core<C> {
             (shards, report) = (Some(s), Some(r));
         }
         let state = spec.control.state();
-        let heard = freebs_agent::Shards::new(spec.me, spec.workers);
+        let member = Membership::new(spec.me, spec.workers, state.clone());
         let core = Rc::new(Self {
             drivers: Drivers::new(),
             spec,
             transport,
             shards,
             far: RefCell::default(),
-            dialled: RefCell::default(),
             attached: RefCell::default(),
             state: RefCell::new(state),
-            dialing: RefCell::default(),
-            heard: RefCell::new(heard),
+            member: RefCell::new(member),
+            dial_again: Rc::default(),
             audits: Audits::default(),
             start,
             stopping: Cell::new(false),
         });
         core.transport.set_handler(Rc::new(LinkHandler(Rc::downgrade(&core))));
         core.drivers.start_tasks(&core);
+        tokio::task::spawn_local(dial::dial_on(Rc::downgrade(&core)));
         Ok((core, report))
     }
 
@@ -214,6 +209,7 @@ impl<C: ControlPlane> Core<C> {
 
     async fn stop(&self) {
         self.stopping.set(true);
+        self.dial_again.notify_one();
         self.drivers.close_all(self).await;
         self.transport.shut_down();
         if let Some(shards) = &self.shards {
@@ -252,7 +248,7 @@ impl<C: ControlPlane> Core<C> {
         }
         let peer = Peer { node: hello.node, worker: hello.from_worker };
         match hello.role {
-            Role::Node if dial::dials(peer, self.spec.me) && usize::from(peer.worker) < limits::WORKERS_MAX => {
+            Role::Node if dials(peer, self.spec.me) && usize::from(peer.worker) < limits::WORKERS_MAX => {
                 Ok(Far::Member(peer))
             }
             Role::Node => Err(Error::invalid(format!("{peer} is no member that would connect here"))),
@@ -280,13 +276,6 @@ impl<C: ControlPlane> Core<C> {
                 self.transport.set_window(link, bytes.min(ANSWERS_BYTES_MAX));
             }
         }
-    }
-
-    /// A greeted stream that this worker dialled becomes a link.
-    pub fn adopt_dialled(&self, stream: freebs_io::linux::net::Stream, far: Far, leftover: bytes::BytesMut) -> LinkId {
-        let link = self.adopt(stream, far, leftover);
-        self.dialled.borrow_mut().insert(link, Instant::now());
-        link
     }
 
     /// A greeted stream becomes a link.
@@ -333,17 +322,9 @@ impl<C: ControlPlane> Core<C> {
     fn on_state(self: &Rc<Self>, state: Arc<State>) {
         let earlier = self.state.replace(state.clone());
         if let Some(shards) = &self.shards {
-            shards.on_workers(workers_of(&state));
-            let News { left, gone, changed } =
-                self.heard.borrow_mut().on_state(&state, &shards.shards(), &shards.left_shards());
-            left.into_iter().for_each(|id| shards.on_left(id));
-            gone.into_iter().for_each(|id| shards.on_gone(id));
-            if !changed.is_empty() {
-                shards.on_shards(changed);
-            }
-            dial::dial_wanted(self, &shards.wanted_peers());
+            self.member.borrow_mut().tell(SystemClock.now(), &state, shards);
+            self.dial_again.notify_one();
         }
-        dial::dial_now(self, &state.nodes_renewed_since(&earlier));
         self.drivers.on_state(self, &earlier, &state);
     }
 }

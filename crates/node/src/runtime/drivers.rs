@@ -13,14 +13,14 @@ use super::core::Core;
 use super::dial;
 use super::nbd_conn::{Conn, Flusher};
 use crate::timing;
-use freebs_agent::{news_of, spec_of, workers_of};
-use freebs_control::{Command, ControlPlane, Outcome, State};
-use freebs_driver::{Action, Driver, DriverConfig, Event, Op, REQUEST_LIMIT, Reply};
+use freebs_agent::{Answer, Asking, Attachment, DriverLinks, Right, Wanted, news_of};
+use freebs_control::{ControlPlane, Holder, State};
+use freebs_driver::{Action, Driver, Event, Op, Reply};
 use freebs_format::wire::{Message, Role};
 use freebs_io::linux::{OsRandom, SystemClock};
 use freebs_io::{Clock, LinkId, Outbox, Random};
 use freebs_nbd::{NbdErrno, Ticket};
-use freebs_types::{DriverId, Error, ErrorKind, Generation, NodeId, Peer, Result, ShardId, VolumeId, limits};
+use freebs_types::{DriverId, Error, Generation, NodeId, Peer, Result, ShardId, VolumeId, limits};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
@@ -41,33 +41,37 @@ pub struct Slot {
     driver: RefCell<Driver>,
     volume: VolumeId,
     generation: Generation,
-    /// Name of the holder from whom it was taken.
-    taken_from: Option<String>,
+    state: RefCell<Attachment>,
     /// Connections, those that are still being shaken hands with, and one more while it is held.
     users: Cell<usize>,
     /// It stays attached without a connection, until it is let go.
     held: Cell<bool>,
     /// Users that only wait until it is ready, to give it back then.
     returning: Cell<usize>,
-    /// No driver of an earlier generation can hold a lease.
-    alone: bool,
     /// It is being let go: clients are told to leave.
     leaving: Cell<bool>,
     conns: RefCell<Vec<Weak<Conn>>>,
-    ready: Cell<bool>,
-    fenced: Cell<bool>,
-    closed: Cell<bool>,
-    /// Something of the above changed.
+    /// `state` changed.
     changed: Notify,
     asked: RefCell<Vec<Option<Asked>>>,
     free: RefCell<Vec<usize>>,
 }
 
 impl Slot {
-    /// The right to the volume goes back, once its driver answers nobody any more. One that was ready had waited for
-    /// the leases of all that came before it.
-    fn give_back(&self) -> Command {
-        Command::DetachVolume { volume: self.volume, generation: self.generation, settled: self.ready.get() }
+    fn is_ready(&self) -> bool {
+        self.state.borrow().is_ready()
+    }
+
+    /// Its driver answers nobody any more.
+    fn is_over(&self) -> bool {
+        self.state.borrow().is_over()
+    }
+
+    /// Returns when its driver is ready, or never will be.
+    async fn settled(&self) {
+        while !self.is_ready() && !self.is_over() {
+            self.changed.notified().await;
+        }
     }
 
     /// A connection's first word here.
@@ -78,28 +82,13 @@ impl Slot {
     }
 }
 
-/// The right to a volume, as the control plane gave it.
-struct Right {
-    generation: Generation,
-    /// No driver of an earlier generation can hold a lease.
-    alone: bool,
-    /// Name of the holder from whom it was taken.
-    taken_from: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Link {
-    Dialing,
-    Up(LinkId),
-}
-
 /// All drivers of a worker.
 pub struct Drivers<C> {
     slots: RefCell<BTreeMap<VolumeId, Rc<Slot>>>,
     /// Volumes that are being attached or given back, one at a time each, and what that waits for.
     busy: RefCell<BTreeMap<VolumeId, String>>,
     settled: Notify,
-    links: RefCell<BTreeMap<Peer, Link>>,
+    links: RefCell<DriverLinks>,
     pub flusher: Rc<Flusher>,
     spare: RefCell<Vec<Vec<Action>>>,
     marker: std::marker::PhantomData<C>,
@@ -133,6 +122,11 @@ fn lacks(slot: &Slot, state: &State) -> String {
     } else {
         "the volume's last user may still be there; it can be had within seconds if not".into()
     }
+}
+
+/// Who attaches volumes here.
+fn who<C: ControlPlane>(core: &Core<C>) -> Holder {
+    Holder { identity: core.spec.identity, name: core.spec.name.clone() }
 }
 
 fn shard_of(message: &Message) -> Option<ShardId> {
@@ -205,7 +199,7 @@ impl<C: ControlPlane> Drivers<C> {
                 self.settled.notified().await;
                 continue;
             }
-            if let Some(slot) = self.slot(volume).filter(|s| !s.fenced.get() && !s.closed.get()) {
+            if let Some(slot) = self.slot(volume).filter(|s| !s.is_over()) {
                 slot.users.set(slot.users.get() + 1);
                 return Ok(slot);
             }
@@ -218,89 +212,50 @@ impl<C: ControlPlane> Drivers<C> {
     }
 
     async fn wait_ready(core: &Core<C>, slot: &Slot) -> Result<()> {
-        let wait = async {
-            while !slot.ready.get() && !slot.fenced.get() && !slot.closed.get() {
-                slot.changed.notified().await;
-            }
-        };
-        let late = tokio::time::timeout(timing::ATTACH_LIMIT, wait).await.is_err();
+        let late = tokio::time::timeout(timing::ATTACH_LIMIT, slot.settled()).await.is_err();
         slot.changed.notify_waiters();
         match () {
-            () if slot.ready.get() => Ok(()),
+            () if slot.is_ready() => Ok(()),
             () if late => Err(Error::retry(lacks(slot, &core.state.borrow()))),
             () => Err(Error::fenced("the volume was attached elsewhere at the same time")),
         }
     }
 
-    /// Asks the control plane for the right to use the volume, again if it is not known whether that was carried out:
-    /// the generation that is named makes a copy that comes late do nothing.
+    /// Asks the control plane for the right to use the volume.
     async fn ask_for(&self, core: &Core<C>, id: VolumeId, force: bool) -> Result<Right> {
-        let begun = tokio::time::Instant::now();
+        let mut asking = Asking::new(id, who(core), force, SystemClock.now());
         loop {
-            let state = core.spec.control.state();
-            let known = state.volume(id).ok_or_else(|| Error::not_found("the volume was deleted"))?;
-            let command = Command::AttachVolume {
-                volume: id,
-                identity: core.spec.identity,
-                name: core.spec.name.clone(),
-                force,
-                since: Some(known.generation),
-                lapsed: false,
-            };
-            match core.spec.control.submit(command).await.map(|done| done.outcome) {
-                Ok(Outcome::Attached { generation, alone }) => {
-                    let other = known.holder.as_ref().filter(|h| h.identity != core.spec.identity);
-                    return Ok(Right { generation, alone, taken_from: other.map(|h| h.name.clone()) });
-                }
-                Ok(_) => return Err(Error::bug("an attachment had another outcome")),
-                Err(e)
-                    if e.kind != ErrorKind::Retry
-                        || begun.elapsed() > timing::ATTACH_ASK_LIMIT
-                        || core.stopping.get() =>
-                {
-                    return Err(e);
-                }
-                Err(e) => {
+            let command = asking.question(&core.spec.control.state())?;
+            let answer = core.spec.control.submit(command).await;
+            match asking.answer(SystemClock.now(), answer) {
+                Answer::Right(right) => return Ok(right),
+                Answer::Again(e) if !core.stopping.get() => {
                     tracing::debug!("volume {id}: not attached yet: {e}");
                     self.busy.borrow_mut().insert(id, control_plane(&e.text));
                 }
+                Answer::Again(e) | Answer::Never(e) => return Err(e),
             }
-            // What was known here may have been old.
-            let news = core.spec.control.changed(state.revision());
+            let news = core.spec.control.changed(asking.seen());
             let _ = tokio::time::timeout(timing::ATTACH_ASK_AGAIN, news).await;
         }
     }
 
     /// Gets the right to use the volume, and makes its driver.
     async fn attach(&self, core: &Rc<Core<C>>, id: VolumeId, force: bool) -> Result<()> {
-        let Right { generation, alone, taken_from } = self.ask_for(core, id, force).await?;
-        let state = core.spec.control.state();
-        let volume = state.volume(id).ok_or_else(|| Error::not_found("the volume was deleted"))?;
-        let config = DriverConfig {
-            driver: DriverId(OsRandom.next_u64().max(1)),
-            generation,
-            alone,
-            identity: core.spec.identity,
-            volume: spec_of(volume),
-            workers: workers_of(&state),
-            local: core.shards.as_ref().map(|_| core.spec.me.node),
-            request_limit: REQUEST_LIMIT,
-            mutant: None,
-        };
+        let right = self.ask_for(core, id, force).await?;
+        let local = core.shards.as_ref().map(|_| core.spec.me.node);
+        let driver = DriverId(OsRandom.next_u64().max(1));
+        let config = right.driver(&core.spec.control.state(), &who(core), driver, local)?;
         let slot = Rc::new(Slot {
             driver: RefCell::new(Driver::new(config, SystemClock.now())),
             volume: id,
-            generation,
-            taken_from,
+            generation: right.generation,
+            state: RefCell::new(Attachment::new(right)),
             users: Cell::new(0),
             held: Cell::new(false),
             returning: Cell::new(0),
-            alone,
             leaving: Cell::new(false),
             conns: RefCell::default(),
-            ready: Cell::new(false),
-            fenced: Cell::new(false),
-            closed: Cell::new(false),
             changed: Notify::new(),
             asked: RefCell::default(),
             free: RefCell::default(),
@@ -316,7 +271,7 @@ impl<C: ControlPlane> Drivers<C> {
         if let Some(why) = self.busy.borrow().get(&volume) {
             return why.clone();
         }
-        match self.slot(volume).filter(|slot| !slot.ready.get()) {
+        match self.slot(volume).filter(|slot| !slot.is_ready()) {
             Some(slot) => lacks(&slot, &core.state.borrow()),
             None => "the volume was not attached in time; try again".into(),
         }
@@ -357,12 +312,12 @@ impl<C: ControlPlane> Drivers<C> {
     /// Ends an attachment that is marked as busy, and gives the right back.
     async fn end(&self, core: &Rc<Core<C>>, slot: &Rc<Slot>) -> Result<()> {
         self.step(core, slot, Event::Close);
-        slot.closed.set(true);
+        let give_back = slot.state.borrow_mut().end();
         self.slots.borrow_mut().remove(&slot.volume);
-        if slot.fenced.get() {
-            return Ok(());
+        match give_back {
+            Some(command) => core.spec.control.submit(command).await.map(|_| ()),
+            None => Ok(()),
         }
-        core.spec.control.submit(slot.give_back()).await.map(|_| ())
     }
 
     /// Gives all volumes back, for a clean stop.
@@ -377,8 +332,7 @@ impl<C: ControlPlane> Drivers<C> {
                     self.send(core, to, message);
                 }
             }
-            slot.closed.set(true);
-            let command = slot.give_back();
+            let Some(command) = slot.state.borrow_mut().end() else { continue };
             let control = core.spec.control.clone();
             detaching.spawn_local(async move { control.submit(command).await });
         }
@@ -422,27 +376,20 @@ impl<C: ControlPlane> Drivers<C> {
     }
 
     fn carry_out(&self, core: &Rc<Core<C>>, slot: &Rc<Slot>, action: Action) {
+        if slot.state.borrow_mut().note(&action) {
+            slot.changed.notify_waiters();
+        }
         match action {
             Action::Send { to, message } => self.send(core, to, message),
             Action::Done { token, result } => Self::done(slot, token, result),
             Action::Connect(peer) => self.connect(core, slot, peer),
-            Action::Ready => {
-                slot.ready.set(true);
-                slot.changed.notify_waiters();
-            }
             Action::Fenced => {
                 tracing::warn!("volume {} was attached elsewhere: everything here fails from now on", slot.volume);
-                slot.fenced.set(true);
-                slot.changed.notify_waiters();
-                let mut slots = self.slots.borrow_mut();
-                if slots.get(&slot.volume).is_some_and(|s| Rc::ptr_eq(s, slot)) {
-                    slots.remove(&slot.volume);
+                if self.is_current(slot) {
+                    self.slots.borrow_mut().remove(&slot.volume);
                 }
             }
-            Action::Closed => {
-                slot.closed.set(true);
-                slot.changed.notify_waiters();
-            }
+            Action::Ready | Action::Closed => {}
         }
     }
 
@@ -454,58 +401,40 @@ impl<C: ControlPlane> Drivers<C> {
     }
 
     fn send(&self, core: &Core<C>, to: Peer, message: Message) {
-        if let Some(Link::Up(link)) = self.links.borrow().get(&to) {
-            core.transport.send(*link, message);
+        let link = self.links.borrow().link(to);
+        if let Some(link) = link {
+            core.transport.send(link, message);
         }
     }
 
     /// A driver wants a link: there is one, or it is dialled, or the shards are right here.
     fn connect(&self, core: &Rc<Core<C>>, slot: &Rc<Slot>, peer: Peer) {
-        let known = self.links.borrow().get(&peer).copied();
-        match known {
-            Some(Link::Up(link)) => {
-                let (core, slot) = (core.clone(), slot.clone());
-                tokio::task::spawn_local(async move {
-                    // The link may be gone by now, and the driver would trust in it for ever.
-                    let event =
-                        if core.drivers.is_link(peer, link) { Event::LinkUp(peer) } else { Event::LinkDown(peer) };
-                    core.drivers.step(&core, &slot, event);
-                });
-            }
-            Some(Link::Dialing) => {}
-            None => {
-                self.links.borrow_mut().insert(peer, Link::Dialing);
-                let core = core.clone();
-                tokio::task::spawn_local(async move {
-                    let up = if peer == core.spec.me && core.shards.is_some() {
-                        core.local_link().ok_or_else(|| Error::bug("no shards here"))
-                    } else {
-                        dial::dial(&core, peer, Role::Driver).await
-                    };
-                    core.drivers.connected(&core, peer, up);
-                });
-            }
+        let wanted = self.links.borrow_mut().want(peer);
+        let (core, slot) = (core.clone(), slot.clone());
+        match wanted {
+            Wanted::Open(link) => drop(tokio::task::spawn_local(async move {
+                let event = core.drivers.links.borrow().news(peer, link);
+                core.drivers.step(&core, &slot, event);
+            })),
+            Wanted::Opening => {}
+            Wanted::Dial => drop(tokio::task::spawn_local(async move {
+                let up = if peer == core.spec.me && core.shards.is_some() {
+                    core.local_link().ok_or_else(|| Error::bug("no shards here"))
+                } else {
+                    dial::dial(&core, peer, Role::Driver).await
+                };
+                core.drivers.connected(&core, peer, up);
+            })),
         }
     }
 
     fn connected(&self, core: &Rc<Core<C>>, peer: Peer, up: Result<LinkId>) {
-        let event = match up {
-            Ok(link) => {
-                self.links.borrow_mut().insert(peer, Link::Up(link));
-                self.fit_windows(core);
-                Event::LinkUp(peer)
-            }
-            Err(e) => {
-                tracing::debug!("{peer}: {e}");
-                self.links.borrow_mut().remove(&peer);
-                Event::LinkDown(peer)
-            }
-        };
+        if let Err(e) = &up {
+            tracing::debug!("{peer}: {e}");
+        }
+        let event = self.links.borrow_mut().opened(peer, up.ok());
+        self.fit_windows(core);
         self.tell_all(core, &event);
-    }
-
-    fn is_link(&self, peer: Peer, link: LinkId) -> bool {
-        matches!(self.links.borrow().get(&peer), Some(Link::Up(l)) if *l == link)
     }
 
     /// A link takes the windows of all drivers at once, which is what they send when it has just come up: with less,
@@ -513,10 +442,8 @@ impl<C: ControlPlane> Drivers<C> {
     /// only refers to them.
     fn fit_windows(&self, core: &Core<C>) {
         let bytes = limits::PEER_WINDOW_BYTES + self.slots.borrow().len() * LINK_WINDOW_PER_DRIVER;
-        for link in self.links.borrow().values() {
-            if let Link::Up(link) = link {
-                core.transport.set_window(*link, bytes);
-            }
+        for link in self.links.borrow().open() {
+            core.transport.set_window(link, bytes);
         }
     }
 
@@ -528,9 +455,9 @@ impl<C: ControlPlane> Drivers<C> {
     }
 
     pub fn on_link_down(&self, core: &Rc<Core<C>>, peer: Peer, link: LinkId) {
-        if self.is_link(peer, link) {
-            self.links.borrow_mut().remove(&peer);
-            self.tell_all(core, &Event::LinkDown(peer));
+        let event = self.links.borrow_mut().closed(peer, link);
+        if let Some(event) = event {
+            self.tell_all(core, &event);
         }
     }
 

@@ -42,7 +42,7 @@ impl<C: ControlPlane> Drivers<C> {
         if slot.held.replace(true) {
             self.release(core, volume, slot.generation);
         }
-        Ok(Held { generation: slot.generation, taken_from: slot.taken_from.clone() })
+        Ok(Held { generation: slot.generation, taken_from: slot.state.borrow().right().taken_from.clone() })
     }
 
     /// Gives the volume back; the generation that ended, or `None` if it is not attached here. `Busy` if clients use it,
@@ -95,8 +95,9 @@ impl<C: ControlPlane> Drivers<C> {
         let (core, slot) = (core.clone(), slot.clone());
         slot.returning.set(slot.returning.get() + 1);
         tokio::task::spawn_local(async move {
-            while !(slot.alone || slot.ready.get() || slot.fenced.get() || slot.closed.get()) {
-                slot.changed.notified().await;
+            let alone = slot.state.borrow().right().alone;
+            if !alone {
+                slot.settled().await;
             }
             slot.returning.set(slot.returning.get() - 1);
             core.drivers.release(&core, slot.volume, slot.generation);
@@ -118,7 +119,7 @@ impl<C: ControlPlane> Drivers<C> {
         core.spec.control.submit(nothing).await?;
         let newest = core.spec.control.state().volume(volume).map(|v| v.generation);
         if newest.is_some_and(|newest| newest > slot.generation) && self.is_current(&slot) {
-            slot.fenced.set(true);
+            slot.state.borrow_mut().supersede();
             self.end(core, &slot).await?;
         }
         Ok(())

@@ -1,0 +1,48 @@
+//! A worker as a member of chains: what it hears of the control state, and whom it dials.
+
+use crate::dial::Dialler;
+use crate::shards::{News, Shards};
+use crate::volumes::workers_of;
+use freebs_chain::{ControlPort, Worker};
+use freebs_control::State;
+use freebs_format::wire::Message;
+use freebs_io::{Clock, Device, Outbox};
+use freebs_types::{Nanos, Peer, ShardId};
+use std::sync::Arc;
+
+/// What one worker has heard, and the links that it opens.
+pub struct Membership {
+    shards: Shards,
+    known: Arc<State>,
+    /// Its links to other members.
+    pub dialler: Dialler,
+}
+
+impl Membership {
+    /// For the worker `me` of a node that has so many `workers`, which has been told nothing of the state that is `known`.
+    #[must_use]
+    pub fn new(me: Peer, workers: u16, known: Arc<State>) -> Self {
+        Self { shards: Shards::new(me, workers), known, dialler: Dialler::new(me) }
+    }
+
+    /// Tells the worker all that is new for it in a control state, and returns the shards that it left by that.
+    pub fn tell<D, O, P, K>(&mut self, now: Nanos, state: &Arc<State>, worker: &Worker<D, O, P, K>) -> Vec<ShardId>
+    where
+        D: Device,
+        O: Outbox<Message>,
+        P: ControlPort,
+        K: Clock,
+    {
+        worker.on_workers(workers_of(state));
+        let News { left, gone, changed } = self.shards.on_state(state, &worker.shards(), &worker.left_shards());
+        left.iter().for_each(|shard| worker.on_left(*shard));
+        gone.into_iter().for_each(|shard| worker.on_gone(shard));
+        if !changed.is_empty() {
+            worker.on_shards(changed);
+        }
+        self.dialler.want(now, &worker.wanted_peers());
+        self.dialler.hear_of(now, &state.nodes_renewed_since(&self.known));
+        self.known = state.clone();
+        left
+    }
+}

@@ -1,0 +1,147 @@
+//! The right to a volume: who gets it, what is asked again, and what goes back.
+
+use super::{Plane, SHARD, cluster, now, open};
+use freebs_agent::{Answer, Asking, Attachment, Commands, Lapse, Right, in_place_of_lapsed, refused, timing};
+use freebs_control::{Command, Done, Holder, Outcome, State};
+use freebs_driver::Action;
+use freebs_types::{DriverId, Error, ErrorKind, Generation, Hash32, Nanos, NodeId, Result, ViewNumber};
+
+fn host(n: u8) -> Holder {
+    Holder { identity: Hash32([n; 32]), name: format!("host-{n}") }
+}
+
+/// Asks once, with what is known here.
+fn ask(plane: &Plane, asking: &mut Asking, at: Nanos) -> Answer {
+    let command = asking.question(&plane.state()).unwrap();
+    asking.answer(at, now(plane.submit(command)))
+}
+
+fn right(plane: &Plane, who: &Holder, force: bool) -> Right {
+    match ask(plane, &mut Asking::new(SHARD.volume, who.clone(), force, Nanos(0)), Nanos(0)) {
+        Answer::Right(right) => right,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn detach(plane: &Plane, command: Option<Command>) {
+    now(plane.submit(command.unwrap())).unwrap();
+}
+
+#[test]
+fn a_volume_that_is_nobodys_is_had_at_once_and_its_driver_begins_with_the_state() {
+    let mut state = cluster();
+    let view = open(&mut state);
+    let plane = Plane::new(state);
+    let right = right(&plane, &host(1), false);
+    assert_eq!((right.generation, right.alone, &right.taken_from), (Generation(1), true, &None));
+    let config = right.driver(&plane.state(), &host(1), DriverId(7), Some(NodeId(2))).unwrap();
+    assert_eq!((config.generation, config.alone, config.identity), (Generation(1), true, host(1).identity));
+    assert_eq!((config.volume.id, config.volume.shards[0].view, config.workers.len()), (SHARD.volume, view, 4));
+    assert_eq!((config.driver, config.local, config.mutant), (DriverId(7), Some(NodeId(2)), None));
+}
+
+#[test]
+fn another_ones_volume_is_had_by_force_only_and_ones_own_again() {
+    let plane = Plane::new(cluster());
+    right(&plane, &host(1), false);
+    let mut asking = Asking::new(SHARD.volume, host(2), false, Nanos(0));
+    assert!(matches!(ask(&plane, &mut asking, Nanos(0)), Answer::Never(e) if e.kind == ErrorKind::Busy));
+    let again = right(&plane, &host(1), false);
+    assert_eq!((again.generation, again.alone, again.taken_from), (Generation(2), false, None));
+    let forced = right(&plane, &host(2), true);
+    let from = Some("host-1".to_owned());
+    assert_eq!((forced.generation, forced.alone, forced.taken_from), (Generation(3), false, from));
+}
+
+/// The answer was lost, and the question is asked again: a late copy of the first one must not fence the driver that the
+/// second one makes.
+#[test]
+fn a_late_copy_of_a_question_does_nothing() {
+    let plane = Plane::new(cluster());
+    let mut asking = Asking::new(SHARD.volume, host(1), true, Nanos(0));
+    let first = asking.question(&plane.state()).unwrap();
+    assert_eq!(asking.seen(), plane.state().revision());
+    let lost = asking.answer(Nanos(0), Err(Error::retry("lost")));
+    assert!(matches!(lost, Answer::Again(_)), "{lost:?}");
+    let Answer::Right(right) = ask(&plane, &mut asking, Nanos(0)) else { panic!() };
+    let late = now(plane.submit(first));
+    assert_eq!(late.map_err(|e| e.kind), Err(ErrorKind::Retry));
+    assert_eq!(plane.state().volume(SHARD.volume).unwrap().generation, right.generation);
+}
+
+#[test]
+fn it_is_asked_for_as_long_as_the_limit_says_and_not_after_a_refusal() {
+    let plane = Plane::new(cluster());
+    let begun = Nanos::from_millis(5);
+    let mut asking = Asking::new(SHARD.volume, host(1), false, begun);
+    asking.question(&plane.state()).unwrap();
+    let retry = || -> Result<Done> { Err(Error::retry("nobody leads")) };
+    let end = begun.plus(timing::ATTACH_ASK_LIMIT);
+    assert_eq!(asking.answer(end, retry()), Answer::Again(Error::retry("nobody leads")));
+    assert_eq!(asking.answer(end.plus(Nanos(1)), retry()), Answer::Never(Error::retry("nobody leads")));
+    let gone = Error::not_found("the volume was deleted");
+    assert_eq!(asking.answer(begun, Err(gone.clone())), Answer::Never(gone));
+    let other = Done { revision: 1, outcome: Outcome::Detached };
+    assert!(matches!(asking.answer(begun, Ok(other)), Answer::Never(e) if e.kind == ErrorKind::Bug));
+    let mut unknown = Asking::new(freebs_types::VolumeId(9), host(1), false, begun);
+    assert_eq!(unknown.question(&plane.state()).unwrap_err().kind, ErrorKind::NotFound);
+}
+
+/// Whoever was never ready has not waited for the leases of those before it (L3).
+#[test]
+fn only_what_was_ready_is_given_back_as_settled() {
+    let plane = Plane::new(cluster());
+    right(&plane, &host(1), false);
+    // A process that was killed, and one that ends before it was ready.
+    let mut hasty = Attachment::new(right(&plane, &host(1), false));
+    assert!(!hasty.is_ready() && !hasty.is_over());
+    detach(&plane, hasty.end());
+    assert!(hasty.is_over() && !hasty.is_ready());
+    let next = right(&plane, &host(2), false);
+    assert!(!next.alone, "the first one may hold leases still");
+    let mut patient = Attachment::new(next);
+    assert!(patient.note(&Action::Ready) && patient.is_ready() && !patient.is_over());
+    assert!(patient.note(&Action::Closed) && patient.is_over());
+    detach(&plane, patient.end());
+    assert!(right(&plane, &host(1), false).alone);
+}
+
+#[test]
+fn who_was_fenced_gives_nothing_back() {
+    let plane = Plane::new(cluster());
+    let [mut told, mut looked] = [(); 2].map(|()| Attachment::new(right(&plane, &host(1), false)));
+    told.note(&Action::Ready);
+    assert!(told.note(&Action::Fenced) && told.is_fenced() && told.is_over());
+    assert_eq!(told.end(), None);
+    looked.supersede();
+    assert!(looked.is_fenced() && looked.is_over());
+    assert_eq!(looked.end(), None);
+}
+
+/// Three members, of which two make a quorum: once two say that the lease has ended, one is left to lend.
+#[test]
+fn a_volume_whose_leases_have_ended_is_had_without_force() {
+    let mut state = cluster();
+    let view = open(&mut state);
+    let plane = Plane::new(state);
+    let generation = right(&plane, &host(1), false).generation;
+    let state: &State = &plane.state();
+    let members = state.shard(SHARD).unwrap().members.clone();
+    let question = Asking::new(SHARD.volume, host(2), false, Nanos(0)).question(state).unwrap();
+    let instead = |said: &[Lapse]| {
+        let of = |n| members.iter().position(|m| *m == n).and_then(|i| said.get(i).copied());
+        in_place_of_lapsed(question.clone(), state, |n, _| of(n))
+    };
+    let ended = (view, Some(generation));
+    assert_eq!(instead(&[ended]), None);
+    assert_eq!(instead(&[ended, (view, None), (view, None)]), None);
+    assert_eq!(instead(&[ended, (view, Some(Generation(9)))]), None, "of another attachment");
+    assert_eq!(instead(&[ended, (ViewNumber(9), Some(generation))]), None, "in another view");
+    let instead = instead(&[ended, ended]).unwrap();
+    assert!(matches!(&instead, Command::AttachVolume { since: Some(g), lapsed: true, .. } if *g == generation));
+    // Somebody attached after the question: nothing was heard of that one.
+    right(&plane, &host(1), false);
+    assert_eq!(refused(&question, &plane.state()).map(|v| v.id), None);
+    assert_eq!(in_place_of_lapsed(question, &plane.state(), |_, _| Some(ended)), None);
+    assert_eq!(now(plane.submit(instead)).map_err(|e| e.kind), Err(ErrorKind::Retry));
+}

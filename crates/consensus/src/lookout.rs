@@ -1,0 +1,150 @@
+//! The leader's look at the nodes: whom it asks about whom, and what it orders. Pure, with the time as a number.
+//!
+//! Invariants:
+//! - Silence counts from when a leader began to lead, because nobody had a reason to say anything to it before; of the one
+//!   that led before it alone it has heard all the time.
+//! - Nothing more is ordered while orders are on their way.
+//! - A seat that does not lead has nothing in mind of the nodes but a leader that it gave up.
+
+use crate::failures::{Failures, Look};
+use crate::timing::Timing;
+use freebs_control::{Command, State};
+use freebs_types::{NodeId, StartNumber};
+
+/// How many other nodes are asked about one.
+const ASKED_MAX: usize = 3;
+/// Heartbeats that a node has to answer a new leader, before it counts as silent.
+const FIRST_ANSWER: u64 = 2;
+
+/// What is known of a node where the leader runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sight {
+    /// When something was last heard of it; 0 if nothing was.
+    pub heard_ms: u64,
+    /// Its end has closed the link, and no new one could be opened.
+    pub lost: bool,
+}
+
+/// What comes of one look.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// The first is to be asked whether it can reach the second.
+    pub ask: Vec<(NodeId, NodeId)>,
+    /// What is to be applied, in this order, by who still leads then (rule L5). [`Lookout::settle`] is wanted afterwards.
+    pub orders: Vec<Command>,
+    /// The nodes that the orders take for failed, each with the reason.
+    pub failed: Vec<(NodeId, String)>,
+}
+
+/// What one seat has in mind of the nodes.
+#[derive(Debug, Default)]
+pub struct Lookout {
+    failures: Failures,
+    /// Since when this seat leads.
+    since_ms: Option<u64>,
+    led_before: Option<NodeId>,
+    /// The leader's node that this seat has given up last, and when.
+    given_up: Option<(NodeId, u64)>,
+    /// Orders are on their way.
+    deciding: bool,
+}
+
+impl Lookout {
+    /// This seat does not lead; `leader` does, if that is known.
+    pub fn follow(&mut self, leader: Option<NodeId>) {
+        self.since_ms = None;
+        self.failures = Failures::default();
+        self.led_before = leader.or(self.led_before);
+    }
+
+    /// The leader's node was given up by most voters, this seat among them (`doubts`).
+    pub fn give_up(&mut self, now_ms: u64, node: NodeId) {
+        self.given_up = Some((node, now_ms));
+    }
+
+    /// Since when this seat leads; none if it does not.
+    #[must_use]
+    pub fn leads_since(&self) -> Option<u64> {
+        self.since_ms
+    }
+
+    /// As leader: what is to be asked and ordered now. `me` is the leader's own node; `see` tells what is known of another.
+    pub fn look(
+        &mut self,
+        now_ms: u64,
+        timing: &Timing,
+        state: &State,
+        me: Option<NodeId>,
+        see: impl Fn(NodeId) -> Sight,
+    ) -> Findings {
+        let since = self.since_ms.unwrap_or(now_ms);
+        if self.since_ms.replace(since).is_none() {
+            self.begin(state);
+        }
+        if self.deciding {
+            return Findings::default();
+        }
+        // One that never ran has no say in anything yet.
+        let there = state.nodes().filter(|n| Some(n.id) != me && n.start.0 > 0);
+        let looks: Vec<Look> =
+            there.map(|n| self.look_at(n.id, n.start, see(n.id), (since, now_ms), timing.heartbeat_ms)).collect();
+        let (failed, doubtful) = self.failures.look(now_ms, &looks, timing.fail_ms);
+        let mut findings = Findings::default();
+        for node in doubtful {
+            let others = looks.iter().filter(|l| l.node != node && !l.lost && !failed.contains(&l.node));
+            findings.ask.extend(others.take(ASKED_MAX).map(|other| (other.node, node)));
+        }
+        let gone = Failures::gone(&looks, timing.gone_ms);
+        findings.orders = self.failures.decide(now_ms, state, &failed, &gone);
+        findings.failed = reasons(&findings.orders, &looks, timing.fail_ms);
+        self.deciding = !findings.orders.is_empty();
+        findings
+    }
+
+    /// Who begins to lead because the one before was given up need not find that out again.
+    fn begin(&mut self, state: &State) {
+        if let Some((node, at_ms)) = self.given_up.take()
+            && let Some(registered) = state.node(node)
+        {
+            self.failures.inherit(at_ms, node, registered.start);
+        }
+    }
+
+    fn look_at(
+        &self,
+        node: NodeId,
+        start: StartNumber,
+        sight: Sight,
+        (since, now): (u64, u64),
+        heartbeat_ms: u64,
+    ) -> Look {
+        let floor = if self.led_before == Some(node) { 0 } else { since };
+        let heard = sight.heard_ms.max(floor);
+        let is_new = now < since + FIRST_ANSWER * heartbeat_ms;
+        let silent_ms = if is_new { 0 } else { now.saturating_sub(heard) };
+        Look { node, start, silent_ms, lost: sight.lost }
+    }
+
+    /// Another node can't reach this one either.
+    pub fn agree(&mut self, now_ms: u64, node: NodeId) {
+        self.failures.agree(node, now_ms);
+    }
+
+    /// The orders were given, or dropped: what is still needed is found again.
+    pub fn settle(&mut self) {
+        self.deciding = false;
+    }
+}
+
+/// The nodes that these orders take for failed.
+fn reasons(orders: &[Command], looks: &[Look], fail_ms: u64) -> Vec<(NodeId, String)> {
+    let failed = orders.iter().filter_map(|c| match c {
+        Command::FailOver { nodes } => Some(nodes),
+        _ => None,
+    });
+    let reason = |look: &Look| match look.silent_ms >= fail_ms {
+        true => format!("has failed: nothing was heard of it for {} ms", look.silent_ms),
+        false => "has failed: its connections are closed, and another node can't reach it either".into(),
+    };
+    failed.flatten().filter_map(|(n, _)| Some((*n, reason(looks.iter().find(|l| l.node == *n)?)))).collect()
+}

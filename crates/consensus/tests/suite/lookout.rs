@@ -1,0 +1,116 @@
+//! The leader's look at the nodes: since when silence counts, who is asked, and how long orders are on their way.
+
+use crate::failures::{cluster, volume};
+use freebs_consensus::Timing;
+use freebs_consensus::lookout::{Findings, Lookout, Sight};
+use freebs_control::{Command, State};
+use freebs_types::{NodeId, StartNumber};
+
+const ME: NodeId = NodeId(1);
+
+/// What the leader on node 1 finds at that time; `seen` are the other nodes, from 2 on.
+fn look(l: &mut Lookout, now_ms: u64, state: &State, seen: &[Sight]) -> Findings {
+    l.look(now_ms, &Timing::default(), state, Some(ME), |node| {
+        assert_ne!(node, ME, "the leader is there");
+        seen[node.0 as usize - 2]
+    })
+}
+
+fn heard(heard_ms: u64) -> Sight {
+    Sight { heard_ms, lost: false }
+}
+
+fn lost(heard_ms: u64) -> Sight {
+    Sight { heard_ms, lost: true }
+}
+
+fn names(findings: &Findings) -> Vec<u64> {
+    findings.failed.iter().map(|(node, _)| node.0).collect()
+}
+
+/// A cluster of five nodes, each of which is head of something.
+fn busy() -> State {
+    let mut s = cluster(5);
+    (0..20).for_each(|i| drop(volume(&mut s, &format!("v{i}"))));
+    s
+}
+
+#[test]
+fn silence_counts_from_the_begin_of_a_lead() {
+    let (mut l, s) = (Lookout::default(), busy());
+    l.follow(Some(NodeId(5)));
+    assert_eq!(l.leads_since(), None);
+    let silent = [heard(0), heard(0), heard(0), heard(49_990)];
+    assert_eq!(look(&mut l, 50_000, &s, &silent), Findings::default());
+    assert_eq!(l.leads_since(), Some(50_000));
+    assert_eq!(look(&mut l, 50_900, &s, &silent), Findings::default());
+    // Of the one that led before it was known all the time when it was heard.
+    let found = look(&mut l, 50_990, &s, &silent);
+    assert_eq!(names(&found), [5]);
+    assert_eq!(found.failed[0].1, "has failed: nothing was heard of it for 1000 ms");
+    l.settle();
+    let there = [heard(51_000), heard(51_000), heard(0), heard(51_000)];
+    assert_eq!(names(&look(&mut l, 51_000, &s, &there)), [4]);
+}
+
+/// A node that led, and was silent for long when it was replaced, has the time to answer like any other.
+#[test]
+fn who_led_before_can_answer_first() {
+    let (mut l, s) = (Lookout::default(), busy());
+    l.follow(Some(NodeId(5)));
+    l.follow(None);
+    let seen = [heard(9000), heard(9000), heard(9000), heard(2000)];
+    assert_eq!(look(&mut l, 9000, &s, &seen), Findings::default());
+    assert_eq!(look(&mut l, 9199, &s, &seen), Findings::default());
+    assert_eq!(names(&look(&mut l, 9200, &s, &seen)), [5]);
+}
+
+#[test]
+fn others_that_are_there_are_asked_about_one_that_is_lost() {
+    let (mut l, s) = (Lookout::default(), busy());
+    assert_eq!(look(&mut l, 1000, &s, &[heard(1000); 4]), Findings::default());
+    let seen = [heard(1000), lost(1000), heard(1000), lost(1000)];
+    let ask: Vec<_> = [(2, 3), (4, 3), (2, 5), (4, 5)].map(|(a, b)| (NodeId(a), NodeId(b))).into();
+    assert_eq!(look(&mut l, 1500, &s, &seen), Findings { ask, ..Findings::default() });
+    l.agree(1510, NodeId(3));
+    let found = look(&mut l, 1600, &s, &seen);
+    assert_eq!(found.orders, [Command::FailOver { nodes: vec![(NodeId(3), StartNumber(3))] }]);
+    let why = "has failed: its connections are closed, and another node can't reach it either";
+    assert_eq!(found.failed, [(NodeId(3), why.to_owned())]);
+}
+
+#[test]
+fn nothing_more_is_ordered_while_orders_are_on_their_way() {
+    let (mut l, s) = (Lookout::default(), busy());
+    let seen = [heard(5000), heard(5000), heard(0), heard(5000)];
+    look(&mut l, 1000, &s, &seen);
+    assert_eq!(names(&look(&mut l, 5000, &s, &seen)), [4]);
+    assert_eq!(look(&mut l, 5100, &s, &[heard(0); 4]), Findings::default());
+    l.settle();
+    assert_eq!(names(&look(&mut l, 5200, &s, &seen)), [4], "they were dropped, so they are given again");
+}
+
+/// The first failure of a new leader is the one that it leads for.
+#[test]
+fn a_leader_that_was_given_up_has_failed_for_the_next_one_from_the_beginning() {
+    let (mut l, s) = (Lookout::default(), busy());
+    l.follow(Some(NodeId(5)));
+    l.give_up(7000, NodeId(5));
+    let seen = [heard(7000), heard(7000), heard(7000), lost(6990)];
+    assert_eq!(names(&look(&mut l, 7020, &s, &seen)), [5]);
+    // It is told once: a later lead of this seat finds out for itself.
+    l.settle();
+    l.follow(Some(NodeId(2)));
+    assert_eq!(look(&mut l, 7100, &s, &seen).orders, []);
+    assert_eq!(l.leads_since(), Some(7100));
+}
+
+#[test]
+fn one_that_never_ran_has_no_say() {
+    let (mut l, mut s) = (Lookout::default(), busy());
+    let (name, address) = ("n6".to_owned(), "10.0.0.6:7400".to_owned());
+    let new = Command::RegisterNode { node: NodeId(6), name, address, workers: 1, start: StartNumber(0) };
+    s.apply(new).unwrap();
+    // Seen are nodes 2 to 5 only.
+    assert_eq!(look(&mut l, 1000, &s, &[heard(1000); 4]), Findings::default());
+}
