@@ -184,11 +184,25 @@ impl Replica {
         let others = |a: &[NodeId]| a.iter().any(|n| !view.body.members.iter().any(|m| m.node == *n));
         let is_newer = info.highest >= view.number;
         let is_another = info.volume.is_some() && info.volume.as_deref() != view.body.volume.as_deref();
+        if is_newer && others(&info.members) && self.is_active_head() && ctx.mutant(Mutant::MembersChangeInView) {
+            return self.take_members_in(ctx);
+        }
         if is_newer && (others(&info.members) || is_another) && self.is_active_head() {
             let what = if is_another { "another size or name" } else { "other members" };
             let text = format!("{what} than in view {} is named", view.number);
             self.plan(ctx, &text);
         }
+    }
+
+    /// Only for the mutant of V1: what a head must not do.
+    fn take_members_in(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(nodes) = self.info.as_ref().map(|i| i.members.clone()) else { return };
+        let new = self.members_of(ctx, &nodes);
+        let Some(h) = self.head.as_mut() else { return };
+        let is_new = |m: &Member| h.members.iter().all(|old| old.node != m.node);
+        let new: Vec<Member> = new.into_iter().filter(is_new).collect();
+        h.members.retain(|m| nodes.contains(&m.node));
+        h.members.extend(new);
     }
 
     /// New members answer in the view, so they hold all that was before it: the control plane hears that, now and then
@@ -494,12 +508,16 @@ impl Replica {
             chunk_offset: 0,
             sequence: seal.sequence.next(),
             first_version: self.version,
-            committed: self.committed,
+            committed: self.committed_to_tell(ctx),
             wall: ctx.wall,
         };
         let (frame, token) = FrameBuilder::special(&meta, FrameKind::View, &body.encode(), &secret, &parent);
         let members = self.members_of(ctx, &opened.members);
-        let quorum = if ctx.mutant(Mutant::QuorumOfOne) { 1 } else { usize::from(opened.quorum) };
+        let quorum = match ctx.config.mutant {
+            Some(Mutant::QuorumOfOne) => 1,
+            Some(Mutant::MajorityIsEnough) => members.len() / 2 + 1,
+            _ => usize::from(opened.quorum),
+        };
         if let Some(h) = self.head.as_mut() {
             h.reset(members, quorum, secret, token);
         }
