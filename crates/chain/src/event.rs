@@ -43,12 +43,24 @@ pub enum Mutant {
     RepeatsAreApplied,
     /// W4: a member names frames as durable that it only received.
     AnswersBeforeDurable,
+    /// W5: frames and heartbeats name nothing as committed.
+    CommittedUntold,
+    /// W5: heartbeats name what the head has ordered, in place of what it knows to be committed.
+    OrderedIsCommitted,
     /// W6: a member appends what does not follow its own last frame.
     GapsAreSkipped,
     /// R1: a member answers reads below the floor that was asked for.
     FloorIgnored,
     /// R2: the head names no floor at attachment.
     NoAttachBarrier,
+    /// V1: a head takes other members into the view that it is in.
+    MembersChangeInView,
+    /// V1: the quorum is one of the members that are there.
+    QuorumOfThoseThere,
+    /// V1: a majority is the quorum, whatever the volume asks for.
+    MajorityIsEnough,
+    /// V1: a chain shorter than the least copies orders requests.
+    ShortChainsOrder,
     /// V2: the promise is kept in memory only.
     PromiseNotDurable,
     /// V2: with a shard that it has left a node forgets what it promised.
@@ -75,6 +87,16 @@ pub enum Mutant {
     PendingFramesCount,
     /// L2: a member gives leases to drivers of older generations, too.
     LeasesToAnyone,
+    /// L2: a member gives leases in a view that is not known to be active.
+    LeasesInPendingViews,
+    /// L2: a member that has promised a view gives leases in the one before.
+    LeasesPastPromises,
+    /// L2: a member gives leases before the generation that they are for is durable in its log.
+    LeasesBeforeDurable,
+    /// L2: a member does not say how long leases of older generations may run.
+    OlderLeasesUntold,
+    /// L2: drivers of older generations are told of durable frames as before.
+    OlderDriversAnswered,
     /// L3: a member that has missed views does not reckon with leases that were given in them.
     ForeignLeasesUnknown,
     /// A head that has been named others as members stops in its view before there is another one.

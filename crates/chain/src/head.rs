@@ -9,7 +9,7 @@ use crate::replica::{Client, Ctx, Replica, TailEntry, with_overhead};
 use crate::secret::Gathered;
 use crate::timing;
 use freebs_format::wire::{DurableItem, HeartbeatItem, Message, Refusal, Request, Room, WriteRequest};
-use freebs_format::{AttachBody, Frame, FrameBuilder, FrameKind, FrameMeta, UpdateDraft, UpdateKind, token};
+use freebs_format::{AttachBody, Frame, FrameBuilder, FrameKind, FrameMeta, UpdateDraft, UpdateKind, ViewBody, token};
 use freebs_io::LinkId;
 use freebs_lsvd::Seen;
 use freebs_types::{
@@ -156,10 +156,13 @@ impl Head {
     }
 
     /// The sequence that `quorum` members hold durably in this view.
-    fn committed(&self) -> Sequence {
+    fn committed(&self, mutant: Option<Mutant>) -> Sequence {
         let mut durable: Vec<Sequence> = self.members.iter().map(|m| m.durable).collect();
         durable.sort_unstable_by(|a, b| b.cmp(a));
-        durable.get(self.quorum.saturating_sub(1)).copied().unwrap_or_default()
+        // The head is there, too.
+        let there = 1 + self.members.iter().filter(|m| m.live).count();
+        let quorum = if mutant == Some(Mutant::QuorumOfThoseThere) { self.quorum.min(there) } else { self.quorum };
+        durable.get(quorum.saturating_sub(1)).copied().unwrap_or_default()
     }
 }
 
@@ -192,6 +195,11 @@ impl Replica {
         matches!(self.head.as_ref().map(|h| &h.phase), Some(Phase::Active)) && self.serves()
     }
 
+    /// The committed sequence that this head names to members (W5).
+    pub fn committed_to_tell(&self, ctx: &Ctx<'_>) -> Sequence {
+        if ctx.mutant(Mutant::CommittedUntold) { Sequence(0) } else { self.committed }
+    }
+
     fn meta(&self, ctx: &Ctx<'_>, first_update: bool, blocks: u32) -> FrameMeta {
         let view = self.view_number();
         let (mut chunk, mut offset) = self.chunk;
@@ -208,7 +216,7 @@ impl Replica {
             chunk_offset: offset,
             sequence: self.last.sequence.next(),
             first_version: if first_update { self.version.next() } else { self.version },
-            committed: self.committed,
+            committed: self.committed_to_tell(ctx),
             wall: ctx.wall,
         }
     }
@@ -304,6 +312,11 @@ impl Replica {
             return Some(Refusal::Fenced);
         }
         if !self.is_active_head() {
+            return Some(Refusal::NotReady);
+        }
+        // Writes wait until the chain has its least copies (V1).
+        let is_short = |b: &ViewBody| b.members.len() < usize::from(b.min_copies);
+        if self.view.as_ref().is_some_and(|v| is_short(&v.body)) && !ctx.mutant(Mutant::ShortChainsOrder) {
             return Some(Refusal::NotReady);
         }
         if w.view != self.view_number() && !anyone {
@@ -469,7 +482,7 @@ impl Replica {
         if !self.is_active_head() {
             return;
         }
-        let committed = self.head.as_ref().map(|h| h.committed()).unwrap_or_default();
+        let committed = self.head.as_ref().map(|h| h.committed(ctx.config.mutant)).unwrap_or_default();
         self.note_committed(ctx, committed);
         self.release_window(ctx);
     }
@@ -621,7 +634,8 @@ impl Replica {
     }
 
     fn heartbeat(&mut self, ctx: &mut Ctx<'_>) {
-        let state = (self.last.sequence, self.committed);
+        let ordered = ctx.mutant(Mutant::OrderedIsCommitted);
+        let state = (self.last.sequence, if ordered { self.last.sequence } else { self.committed_to_tell(ctx) });
         let (now, me) = (ctx.now, ctx.config.me.node);
         if !self.is_active_head() {
             return;

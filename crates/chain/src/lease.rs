@@ -88,31 +88,39 @@ impl Replica {
         if is_its {
             self.leases.wait_for_driver(ctx.now);
         }
-        let is_granted = is_its && self.may_lease() || anyone && self.active_known && self.serves();
+        let is_granted = is_its && self.may_lease(ctx.config.mutant) || anyone && self.active_known && self.serves();
         if !is_granted {
             return;
         }
-        assert!(self.view_number() >= self.promise(), "nothing is lent in a view below a promise (V2)");
+        let is_unpromised = self.view_number() >= self.promise() || ctx.mutant(Mutant::LeasesPastPromises);
+        assert!(is_unpromised, "nothing is lent in a view below a promise (V2)");
         self.leases.granted = self.leases.granted.max(ctx.now.plus(timing::LEASE));
         let older_ms = self.leases.older.since(ctx.now).0.div_ceil(1_000_000);
         let older_ms = u32::try_from(older_ms).unwrap_or(u32::MAX);
+        let older_ms = if ctx.mutant(Mutant::OlderLeasesUntold) { 0 } else { older_ms };
         let leased = Leased { shard: self.id, view: self.view_number(), generation, stamp, older_ms };
         ctx.out.send(link, Message::Leased(leased));
     }
 
     /// Whether the driver of the present attachment would get a lease.
-    fn may_lease(&self) -> bool {
+    fn may_lease(&self, mutant: Option<Mutant>) -> bool {
+        let skips = |m| mutant == Some(m);
         // What was lost may have been a newer attachment, but not if it lies in front of this one: generations rise.
         let at = self.leases.attached_at;
         let is_durable = at <= self.durable && !self.damage.is_there_behind(at);
-        self.active_known && self.serves() && self.attach.driver != DriverId(0) && is_durable
+        // A promise ends what is known of the view, too.
+        let is_past = skips(Mutant::LeasesPastPromises) && self.promise() > self.view_number();
+        let is_active = self.active_known || is_past || skips(Mutant::LeasesInPendingViews);
+        let may_serve = self.serves() || is_past;
+        let is_known = self.attach.driver != DriverId(0) && (is_durable || skips(Mutant::LeasesBeforeDurable));
+        is_active && may_serve && is_known
     }
 
     /// The present generation, if its driver could have a lease here, has none, and has not asked for as long as one
     /// lasts. One that has just attached, or whose shard has a new view, is given that time first; one that is alive
     /// asks once a second.
     pub fn lapsed(&self, now: Nanos) -> Option<Generation> {
-        let is_silent = self.may_lease() && !self.is_leased(now) && self.leases.quiet <= now;
+        let is_silent = self.may_lease(None) && !self.is_leased(now) && self.leases.quiet <= now;
         is_silent.then_some(self.attach.generation)
     }
 

@@ -279,7 +279,7 @@ impl Replica {
 
     /// A driver wants durable answers of this member.
     pub fn on_follow(&mut self, ctx: &mut Ctx<'_>, link: LinkId, generation: Generation) {
-        if generation < self.attach.generation {
+        if generation < self.attach.generation && !ctx.mutant(Mutant::OlderDriversAnswered) {
             self.refuse(ctx, link, Request::Attach, Refusal::Fenced);
             return;
         }

@@ -14,7 +14,7 @@ use crate::timing;
 use freebs_format::wire::{FrameName, Given, Message, SealAnswer};
 use freebs_format::{FrameBuilder, FrameKind, FrameMeta, Member as ViewMember, ViewBody, hide};
 use freebs_types::{ChunkId, Error, Hash32, Nanos, NodeId, Peer, Result, Sequence, StartNumber, ViewNumber};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A head whose device is full proposes the next view after the pause that follows this many failures.
 const FULL_FAILURES: u32 = 5;
@@ -27,6 +27,8 @@ pub(crate) enum Phase {
     Sealing {
         opened: Opened,
         answers: BTreeMap<NodeId, SealAnswer>,
+        /// Who has promised a later view.
+        beyond: BTreeSet<NodeId>,
         asked: Nanos,
     },
     Fetching {
@@ -45,6 +47,20 @@ pub(crate) enum Phase {
         view: ViewNumber,
     },
     Active,
+}
+
+impl Opened {
+    /// Answers that seal the predecessor: so many meet every quorum of it (V2).
+    fn answers_needed(&self) -> usize {
+        let len = self.pred_members.len();
+        len + 1 - usize::from(self.pred_quorum).clamp(1, len.max(1))
+    }
+
+    /// Whether the predecessor can be sealed, and the view be held by a quorum, without these nodes.
+    fn can_do_without(&self, nodes: &BTreeSet<NodeId>) -> bool {
+        let others = |of: &[NodeId]| of.iter().filter(|n| !nodes.contains(n)).count();
+        others(&self.pred_members) >= self.answers_needed() && others(&self.members) >= usize::from(self.quorum)
+    }
 }
 
 impl Replica {
@@ -168,11 +184,25 @@ impl Replica {
         let others = |a: &[NodeId]| a.iter().any(|n| !view.body.members.iter().any(|m| m.node == *n));
         let is_newer = info.highest >= view.number;
         let is_another = info.volume.is_some() && info.volume.as_deref() != view.body.volume.as_deref();
+        if is_newer && others(&info.members) && self.is_active_head() && ctx.mutant(Mutant::MembersChangeInView) {
+            return self.take_members_in(ctx);
+        }
         if is_newer && (others(&info.members) || is_another) && self.is_active_head() {
             let what = if is_another { "another size or name" } else { "other members" };
             let text = format!("{what} than in view {} is named", view.number);
             self.plan(ctx, &text);
         }
+    }
+
+    /// Only for the mutant of V1: what a head must not do.
+    fn take_members_in(&mut self, ctx: &mut Ctx<'_>) {
+        let Some(nodes) = self.info.as_ref().map(|i| i.members.clone()) else { return };
+        let new = self.members_of(ctx, &nodes);
+        let Some(h) = self.head.as_mut() else { return };
+        let is_new = |m: &Member| h.members.iter().all(|old| old.node != m.node);
+        let new: Vec<Member> = new.into_iter().filter(is_new).collect();
+        h.members.retain(|m| nodes.contains(&m.node));
+        h.members.extend(new);
     }
 
     /// New members answer in the view, so they hold all that was before it: the control plane hears that, now and then
@@ -246,7 +276,8 @@ impl Replica {
         // Requests that came before the promise are ordered before it, and nothing behind it.
         self.pack(ctx);
         self.asking = None;
-        self.set_phase(ctx.now, Phase::Sealing { opened, answers: BTreeMap::new(), asked: Nanos(0) });
+        let (answers, beyond) = (BTreeMap::new(), BTreeSet::new());
+        self.set_phase(ctx.now, Phase::Sealing { opened, answers, beyond, asked: Nanos(0) });
         self.promise_durably(ctx, (view, pred), None, None);
         self.ask_for_seals(ctx);
     }
@@ -261,7 +292,7 @@ impl Replica {
     fn ask_for_seals(&mut self, ctx: &mut Ctx<'_>) {
         let me = ctx.config.me.node;
         let now = ctx.now;
-        let Some(Phase::Sealing { opened, answers, asked }) = self.head.as_mut().map(|h| &mut h.phase) else {
+        let Some(Phase::Sealing { opened, answers, asked, .. }) = self.head.as_mut().map(|h| &mut h.phase) else {
             return;
         };
         if opened.pred == ViewNumber(0) || (asked.0 > 0 && now.since(*asked) < timing::SEAL_AGAIN) {
@@ -286,17 +317,22 @@ impl Replica {
     }
 
     pub fn on_seal_answer(&mut self, ctx: &mut Ctx<'_>, from: NodeId, answer: SealAnswer) {
-        let Some(Phase::Sealing { opened, answers, .. }) = self.head.as_mut().map(|h| &mut h.phase) else { return };
-        if answer.view != opened.view || answer.pred != opened.pred {
+        let phase = self.head.as_mut().map(|h| &mut h.phase);
+        let Some(Phase::Sealing { opened, answers, beyond, .. }) = phase else { return };
+        if answer.view != opened.view || answer.pred != opened.pred || !opened.pred_members.contains(&from) {
             return;
         }
         if answer.promised > opened.view {
-            ctx.out.note(format!("shard {}: {from} has promised view {}", self.id, answer.promised));
-            self.set_phase(ctx.now, Phase::Closed);
+            if beyond.insert(from) {
+                ctx.out.note(format!("shard {}: {from} has promised view {}", self.id, answer.promised));
+            }
+            if from == ctx.config.me.node || !opened.can_do_without(beyond) {
+                self.set_phase(ctx.now, Phase::Closed);
+            }
             return;
         }
         // Whose promise is lower has none for this view: it may go on answering in the one before (V2).
-        if answer.promised < opened.view || !opened.pred_members.contains(&from) {
+        if answer.promised < opened.view {
             return;
         }
         answers.insert(from, answer);
@@ -313,8 +349,7 @@ impl Replica {
         if !answers.contains_key(&me) {
             return;
         }
-        let len = opened.pred_members.len();
-        let mut needed = len + 1 - usize::from(opened.pred_quorum).clamp(1, len);
+        let (len, mut needed) = (opened.pred_members.len(), opened.answers_needed());
         if opened.pred == ViewNumber(0) || ctx.mutant(Mutant::SealAlone) || ctx.mutant(Mutant::ShortestLogWins) {
             needed = 1;
         }
@@ -473,12 +508,16 @@ impl Replica {
             chunk_offset: 0,
             sequence: seal.sequence.next(),
             first_version: self.version,
-            committed: self.committed,
+            committed: self.committed_to_tell(ctx),
             wall: ctx.wall,
         };
         let (frame, token) = FrameBuilder::special(&meta, FrameKind::View, &body.encode(), &secret, &parent);
         let members = self.members_of(ctx, &opened.members);
-        let quorum = if ctx.mutant(Mutant::QuorumOfOne) { 1 } else { usize::from(opened.quorum) };
+        let quorum = match ctx.config.mutant {
+            Some(Mutant::QuorumOfOne) => 1,
+            Some(Mutant::MajorityIsEnough) => members.len() / 2 + 1,
+            _ => usize::from(opened.quorum),
+        };
         if let Some(h) = self.head.as_mut() {
             h.reset(members, quorum, secret, token);
         }

@@ -28,6 +28,7 @@ use std::collections::BTreeMap;
 
 mod leases;
 mod leaving;
+mod rules;
 mod seals;
 mod slices;
 

@@ -483,6 +483,9 @@ impl Replica {
         }
         self.attach = body;
         self.leases.attached_at(at);
+        if ctx.mutant(Mutant::OlderDriversAnswered) {
+            return;
+        }
         let is_old = |c: &Client| c.generation < body.generation;
         let fenced: Vec<LinkId> = self.clients.iter().filter(|(_, c)| is_old(c)).map(|(l, _)| *l).collect();
         for link in fenced {

@@ -131,6 +131,18 @@ impl RaftStateMachine<Types> for Applied {
     }
 
     async fn install_snapshot(&mut self, meta: &SnapshotMeta, snapshot: Rc<Vec<u8>>) -> io::Result<()> {
+        let installed = self.install(meta, snapshot).await;
+        self.store.settle(meta.last_log_id);
+        installed
+    }
+
+    async fn get_current_snapshot(&mut self) -> io::Result<Option<Snapshot>> {
+        Ok(self.store.read(|c| c.snapshot.clone()).map(|k| Snapshot { meta: k.meta, snapshot: k.bytes }))
+    }
+}
+
+impl Applied {
+    async fn install(&self, meta: &SnapshotMeta, snapshot: Rc<Vec<u8>>) -> io::Result<()> {
         let machine = Machine::decode(&snapshot, self.store.cluster()).map_err(io_error)?;
         if machine.applied != meta.last_log_id {
             return Err(io_error(freebs_types::Error::corrupt("a snapshot is not of the index that it came for")));
@@ -140,10 +152,6 @@ impl RaftStateMachine<Types> for Applied {
         self.published.replace(machine.state.clone());
         *self.machine.borrow_mut() = machine;
         Ok(())
-    }
-
-    async fn get_current_snapshot(&mut self) -> io::Result<Option<Snapshot>> {
-        Ok(self.store.read(|c| c.snapshot.clone()).map(|k| Snapshot { meta: k.meta, snapshot: k.bytes }))
     }
 }
 

@@ -19,13 +19,14 @@ use crate::runtime::{Receiver, watched};
 use crate::sound;
 use crate::store::Store;
 use crate::timing::{self, Timing};
-use crate::types::{LogId, Randomness, Seat, Snapshot, SnapshotMeta, Vote};
+use crate::types::{LogId, Randomness, Seat, Snapshot, SnapshotMeta, Types, Vote};
 use crate::voters::{Change, Seen, next_change};
 use crate::wire::{Envelope, Message};
 use freebs_control::{Command, Done, State};
 use freebs_types::{Error, NodeId, Result, StartNumber};
 use futures_util::future::{Either, select};
 use openraft::async_runtime::WatchReceiver;
+use openraft::raft::AppendEntriesRequest;
 use openraft::{AsyncRuntime, ChangeMembers, ReadPolicy};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,6 +82,8 @@ struct Inner {
     contacts: RefCell<BTreeSet<NodeId>>,
     joining: RefCell<BTreeSet<Seat>>,
     arriving: RefCell<Option<Arriving>>,
+    /// Entries and snapshots of a leader are dealt with one after the other.
+    led: tokio::sync::Mutex<()>,
     /// The last message that was refused, for people: from whom, and why.
     refused: RefCell<Option<(Seat, Error)>>,
     sending: RefCell<Sending>,
@@ -163,6 +166,7 @@ impl Peer {
             contacts: RefCell::new(contacts),
             joining: RefCell::default(),
             arriving: RefCell::default(),
+            led: tokio::sync::Mutex::default(),
             refused: RefCell::default(),
             sending: RefCell::default(),
             window: Notify::new(),
@@ -329,7 +333,7 @@ impl Peer {
                 continue;
             }
             if let Err(e) = self.0.store.read(|here| sound::from(envelope.from, &message, self.seat(), here)) {
-                *self.0.refused.borrow_mut() = Some((envelope.from, e));
+                self.refuse(envelope.from, e);
                 continue;
             }
             self.0.heard.borrow_mut().insert(envelope.from, self.0.tick.get());
@@ -409,10 +413,7 @@ impl Peer {
     async fn answer(&self, from: Seat, message: Message) -> Option<Message> {
         let raft = &self.0.raft;
         match message {
-            Message::Append(mut r) => {
-                r.leader_commit = self.0.store.read(|here| sound::known_committed(&r, here));
-                raft.append_entries(r).await.ok().map(Message::AppendReply)
-            }
+            Message::Append(r) => self.append(from, r).await,
             Message::Vote(r) => raft.vote(r).await.ok().map(Message::VoteReply),
             Message::PreVote(r) => raft.pre_vote(r).await.ok().map(Message::VoteReply),
             Message::Piece { vote, meta, offset, total, bytes } => {
@@ -464,23 +465,74 @@ impl Peer {
             }
             slot.take().expect("it is there").bytes
         };
-        if let Err(e) = self.is_sound(&meta, &whole).await {
-            *self.0.refused.borrow_mut() = Some((from, e));
-            return None;
+        if let Err(e) = sound::is_of_its_place(&whole, &meta, self.0.links.cluster) {
+            return self.refuse(from, e);
         }
-        let snapshot = Snapshot { meta, snapshot: Rc::new(whole) };
-        let done = self.0.raft.install_full_snapshot(vote, snapshot).await.ok()?;
-        Some(Message::PieceReply { have: total, vote: Some(done.vote) })
+        let done = self.install(from, vote, Snapshot { meta, snapshot: Rc::new(whole) }).await?;
+        Some(Message::PieceReply { have: total, vote: Some(done) })
     }
 
-    /// An error if a snapshot can't be installed here.
-    async fn is_sound(&self, meta: &SnapshotMeta, bytes: &[u8]) -> Result<()> {
-        sound::is_of_its_place(bytes, meta, self.0.links.cluster)?;
-        let last = meta.last_log_id.ok_or_else(|| Error::corrupt("a snapshot of nothing"))?;
-        // As the library knows it: the store may hear of it later.
-        let committed = self.0.raft.with_raft_state(|s| s.local_committed().copied()).await;
-        let committed = committed.map_err(|e| Error::device_failed(format!("the library has stopped: {e}")))?;
-        sound::replaces(&last, committed.as_ref())
+    fn refuse(&self, from: Seat, e: Error) -> Option<Message> {
+        *self.0.refused.borrow_mut() = Some((from, e));
+        None
+    }
+
+    /// Has the library know of this leader, and says what is committed here then, as the library knows it. Until it hears
+    /// from the next leader, nothing commits more but what this one sends: this seat leads no more, if it did.
+    async fn follow(&self, vote: Vote) -> Option<Option<LogId>> {
+        let (known, committed) = self.known().await?;
+        if known >= vote {
+            return Some(committed);
+        }
+        let nothing = AppendEntriesRequest { vote, prev_log_id: None, entries: Vec::new(), leader_commit: None };
+        self.0.raft.append_entries(nothing).await.ok()?;
+        Some(self.known().await?.1)
+    }
+
+    /// The vote and what is committed, as the library knows it: the store may hear of it later.
+    async fn known(&self) -> Option<(Vote, Option<LogId>)> {
+        self.0.raft.with_raft_state(|s| (*s.vote_ref(), s.local_committed().copied())).await.ok()
+    }
+
+    async fn append(&self, from: Seat, mut r: AppendEntriesRequest<Types>) -> Option<Message> {
+        let _one = self.0.led.lock().await;
+        let committed = self.follow(r.vote).await?;
+        if let Err(e) = self.0.store.read(|here| sound::agree(&r, here, committed)) {
+            return self.refuse(from, e);
+        }
+        r.leader_commit = self.0.store.read(|here| sound::known_committed(&r, here));
+        self.0.raft.append_entries(r).await.ok().map(Message::AppendReply)
+    }
+
+    /// The vote that the library knows then, once it has installed a snapshot or did not have to.
+    async fn install(&self, from: Seat, vote: Vote, snapshot: Snapshot) -> Option<Vote> {
+        let one = self.0.led.lock().await;
+        let (end, committed) = (snapshot.meta.last_log_id?, self.follow(vote).await?);
+        if let Err(e) = sound::replaces(&end, committed.as_ref()) {
+            self.refuse(from, e);
+            return None;
+        }
+        let _announced = self.0.store.announce(end);
+        let installed = std::pin::pin!(self.0.raft.install_full_snapshot(vote, snapshot));
+        let done = match select(installed, std::pin::pin!(self.has_taken(vote, end))).await {
+            Either::Left((done, _)) => done,
+            // It takes a while. Heartbeats are to be answered meanwhile.
+            Either::Right((_, installed)) => {
+                drop(one);
+                installed.await
+            }
+        };
+        Some(done.ok()?.vote)
+    }
+
+    /// Returns once the library has begun with a snapshot, or does not because it follows somebody else.
+    async fn has_taken(&self, vote: Vote, end: LogId) {
+        while let Some((known, committed)) = self.known().await
+            && known == vote
+            && committed < Some(end)
+        {
+            tokio::time::sleep(timing::APPLIED_LOOK).await;
+        }
     }
 
     /// Puts a proposal into the log, if this seat leads.

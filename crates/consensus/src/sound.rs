@@ -14,7 +14,9 @@
 //!   nothing is taken in part (`links`);
 //! - terms and indexes are counted on from, and a store refuses those above `NUMBER_MAX`.
 //!
-//! The first part of this file needs the message alone and is part of decoding it; the second one knows the receiver.
+//! The first part of this file needs the message alone and is part of decoding it; the second one knows the receiver. What
+//! is right by what the receiver has committed is looked at when the library is about to deal with the message, and nothing
+//! else is dealt with in between that may commit more (`Peer::follow`).
 
 use crate::limits::{LOG_INDEX_MAX, TERM_MAX, TERMS_AHEAD_MAX};
 use crate::machine::Machine;
@@ -140,14 +142,22 @@ pub(crate) fn from(from: Seat, m: &Message, me: Seat, here: &Contents) -> Result
             ));
         }
     }
-    let Message::Append(r) = m else { return Ok(()) };
+    match m {
+        Message::Append(r) => agree(r, here, here.committed),
+        _ => Ok(()),
+    }
+}
+
+/// An error if one of the entries is not the one that is committed here, where `committed` is the last one.
+pub(crate) fn agree(r: &AppendEntriesRequest<Types>, here: &Contents, committed: Option<LogId>) -> Result<()> {
     let ids = r.prev_log_id.into_iter().chain(r.entries.iter().map(|e| e.log_id));
-    ids.filter(|id| here.committed.is_some_and(|c| id.index() <= c.index())).try_for_each(|id| agrees(&id, here))
+    let mut ids = ids.filter(|id| committed.is_some_and(|c| id.index() <= c.index()));
+    ids.try_for_each(|id| agrees(&id, here, committed))
 }
 
 /// An error if an entry is not the one that is committed here.
-fn agrees(id: &LogId, here: &Contents) -> Result<()> {
-    let bound = [here.purged, here.committed].into_iter().flatten().filter(|b| b.index() >= id.index()).min();
+fn agrees(id: &LogId, here: &Contents, committed: Option<LogId>) -> Result<()> {
+    let bound = [here.purged, committed].into_iter().flatten().filter(|b| b.index() >= id.index()).min();
     let same = match here.entries.get(&id.index()) {
         Some(e) => e.log_id == *id,
         None => bound.is_none_or(|b| *id <= b),

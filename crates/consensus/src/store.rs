@@ -26,11 +26,11 @@ use freebs_control::codec::Fields;
 use freebs_control::limits::NUMBER_MAX;
 use freebs_io::{AlignedBuf, AnyDevice, Device, Durability, Random};
 use freebs_types::{ClusterId, Error, NodeId, Result, StartNumber};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard, Notify};
 
 /// First page that an area may have; the superblocks lie before it.
 pub const FIRST_PAGE: u32 = 2 * UNIT_PAGES;
@@ -113,12 +113,30 @@ struct Inner {
     writer: Mutex<Writer>,
     contents: RefCell<Contents>,
     poison: RefCell<Option<Error>>,
+    /// Ends of snapshots that the library has been given and that are not installed yet, by number of the announcement.
+    announced: RefCell<BTreeMap<u64, LogId>>,
+    announcements: Cell<u64>,
+    /// One of them has been installed, or will not be.
+    settled: Notify,
 }
 
 /// A seat's store, on any device: consensus is compiled once, and a call of the control plane can pay for the table of
 /// functions. Clones share it.
 #[derive(Clone)]
 pub struct Store(Rc<Inner>);
+
+/// A snapshot that may be installed soon. Dropped once that has been done, or has failed.
+pub struct Announced {
+    store: Store,
+    number: u64,
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        self.store.0.announced.borrow_mut().remove(&self.number);
+        self.store.0.settled.notify_waiters();
+    }
+}
 
 fn record(out: &mut Vec<u8>, kind: u16, body: impl FnOnce(&mut Vec<u8>)) {
     let at = out.len();
@@ -309,7 +327,8 @@ impl Store {
         let writer = Mutex::new(Writer { superblock, next_page: 0, next_batch: 0, random, committed: None });
         let contents = RefCell::new(contents);
         let poison = RefCell::default();
-        let inner = Inner { device, options, seat, writer, contents, poison };
+        let (announced, announcements, settled) = (RefCell::default(), Cell::default(), Notify::new());
+        let inner = Inner { device, options, seat, writer, contents, poison, announced, announcements, settled };
         let store = Self(Rc::new(inner));
         let records = store.0.contents.borrow().records()?;
         let mut writer = store.0.writer.lock().await;
@@ -396,8 +415,24 @@ impl Store {
         self.0.contents.borrow_mut().committed = Some(committed);
     }
 
-    /// Appends entries that follow the last one. Others, and such as could not be read again, poison the store: nothing
-    /// that may come later makes them right. The library installs a snapshot before it appends behind it.
+    /// Says that the library is given a snapshot with this end. It may append behind it before it has had it installed.
+    #[must_use]
+    pub fn announce(&self, end: LogId) -> Announced {
+        let number = self.0.announcements.get();
+        self.0.announcements.set(number + 1);
+        self.0.announced.borrow_mut().insert(number, end);
+        Announced { store: self.clone(), number }
+    }
+
+    /// A snapshot with this end has been installed, or can't be.
+    pub fn settle(&self, end: Option<LogId>) {
+        self.0.announced.borrow_mut().retain(|_, e| Some(*e) != end);
+        self.0.settled.notify_waiters();
+    }
+
+    /// Appends entries that follow the last one, or the end of a snapshot that has been announced: then once that has
+    /// been installed. Others, and such as could not be read again, poison the store: nothing that may come later makes
+    /// them right.
     pub async fn append(&self, entries: Vec<Entry>) -> Result<()> {
         let mut records = Vec::new();
         for e in &entries {
@@ -407,21 +442,36 @@ impl Store {
         if entries.is_empty() {
             return Ok(());
         }
-        // A change under way may be of the log's end.
-        let mut writer = self.0.writer.lock().await;
-        let next = self.read(|c| c.last().map_or(0, |l| l.index() + 1));
-        if entries.iter().zip(next..).any(|(e, index)| e.log_id.index() != index) {
-            let first = entries[0].log_id.index();
-            let text =
-                format!("entries from {first} on do not follow each other, or the log, whose next one is {next}");
-            return self.0.poisoned(Err(Error::bug(text)));
-        }
+        let mut writer = self.writer_behind_log(&entries).await?;
         let early = self.0.options.mutant == Some(Mutant::EntryNotSynced);
         let durability = if early { Durability::Cached } else { Durability::Durable };
         self.write(&mut writer, durability, records, |c| {
             c.entries.extend(entries.into_iter().map(|e| (e.log_id.index(), e)));
         })
         .await
+    }
+
+    /// The right to write, once the log ends where these entries begin.
+    async fn writer_behind_log(&self, entries: &[Entry]) -> Result<MutexGuard<'_, Writer>> {
+        let first = entries[0].log_id.index();
+        let in_order = entries.iter().zip(first..).all(|(e, index)| e.log_id.index() == index);
+        loop {
+            let settled = self.0.settled.notified();
+            // A change under way may be of the log's end.
+            let writer = self.0.writer.lock().await;
+            let next = self.read(|c| c.last().map_or(0, |l| l.index() + 1));
+            if in_order && first == next {
+                return Ok(writer);
+            }
+            let is_behind = |end: &LogId| next <= end.index() && end.index() + 1 == first;
+            if !(in_order && self.0.announced.borrow().values().any(is_behind)) {
+                let text =
+                    format!("entries from {first} on do not follow each other, or the log, whose next one is {next}");
+                return self.0.poisoned(Err(Error::bug(text)));
+            }
+            drop(writer);
+            settled.await;
+        }
     }
 
     /// Gives up all entries behind `after`, or all of them. Durable when it returns; an error poisons the store.

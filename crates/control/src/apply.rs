@@ -32,18 +32,20 @@ impl State {
             Command::CreateVolume(new) => self.create(new),
             Command::DeleteVolume { volume, force } => self.delete(volume, force),
             Command::ResizeVolume { volume, size } => self.resize(volume, size),
-            Command::ProposeView { shard, active, node, start } => self.propose(shard, active, node, start),
+            Command::ProposeView { shard, active, node, start } => self.propose(shard, active, (node, start), mutant),
             Command::ActivateView { shard, view, generation } => self.activate(shard, view, generation, mutant),
             Command::AttachVolume { volume, identity, name, force, since, lapsed } => {
                 self.attach(volume, Holder { identity, name }, force || lapsed, since)
             }
             Command::DetachVolume { volume, generation, settled } => self.detach(volume, generation, settled),
             Command::NameHostKey { node, start, key } => self.name_host_key(node, start, key),
-            Command::MoveHead { shard, node } => self.move_head(shard, node),
-            Command::ReplaceHead { shard, head, active, node } => self.replace_head(shard, (head, active), node),
-            Command::FailOver { nodes } => self.fail_over(&nodes),
-            Command::ReplaceMembers { gone, failed } => self.replace_members(&gone, &failed),
-            Command::MembersComplete { shard, view, nodes } => self.members_complete(shard, view, &nodes),
+            Command::MoveHead { shard, node } => self.move_head(shard, node, mutant),
+            Command::ReplaceHead { shard, head, active, node } => {
+                self.replace_head(shard, (head, active), node, mutant)
+            }
+            Command::FailOver { nodes } => self.fail_over(&nodes, mutant),
+            Command::ReplaceMembers { gone, failed } => self.replace_members(&gone, &failed, mutant),
+            Command::MembersComplete { shard, view, nodes } => self.members_complete(shard, view, &nodes, mutant),
         }?;
         Ok(Done { revision: self.revision, outcome })
     }
@@ -262,7 +264,13 @@ impl State {
 
     /// Rules W2, V1: only the head, in its present start, gets a number, above all numbers given out before. The last
     /// active view stays the predecessor until the new one is active.
-    fn propose(&mut self, shard: ShardId, active: ViewNumber, node: NodeId, start: StartNumber) -> Result<Outcome> {
+    fn propose(
+        &mut self,
+        shard: ShardId,
+        active: ViewNumber,
+        (node, start): (NodeId, StartNumber),
+        mutant: Option<Mutant>,
+    ) -> Result<Outcome> {
         let mut volume = self.volume_to_change(shard.volume)?;
         let registered = self.nodes.get(&node).map(|n| n.start);
         let s = shard_of(&mut volume, shard)?;
@@ -271,6 +279,7 @@ impl State {
         }
         match registered {
             Some(now) if start == now && start.0 > 0 => {}
+            Some(_) if mutant == Some(Mutant::OldStartsPropose) => {}
             Some(now) if start < now => {
                 return Err(Error::fenced(format!(
                     "node {node} was started again (start {now}); a proposal of its start {start} no longer counts"
@@ -315,7 +324,7 @@ impl State {
                 s.pending.map_or("none is".into(), |p| p.view.to_string())
             )));
         };
-        if generation != current {
+        if generation != current && mutant != Some(Mutant::OldGenerationsActive) {
             return Err(Error::fenced(format!(
                 "the volume was attached meanwhile (generation {current}, the view has {generation}); propose again"
             )));
@@ -330,20 +339,20 @@ impl State {
         // In this view a node answers with a device that is known by now.
         let still = s.view_members().to_vec();
         s.unseen.retain(|n| still.contains(n) && !is_known(n));
-        s.let_go();
+        s.let_go(mutant);
         self.commit(volume);
         Ok(Outcome::Activated)
     }
 
     /// The old head can't make its pending view active any more (V6); the new one gets a number when it asks.
-    fn move_head(&mut self, shard: ShardId, node: NodeId) -> Result<Outcome> {
+    fn move_head(&mut self, shard: ShardId, node: NodeId, mutant: Option<Mutant>) -> Result<Outcome> {
         let mut volume = self.volume_to_change(shard.volume)?;
         let s = shard_of(&mut volume, shard)?;
         let Some(at) = s.members.iter().position(|m| *m == node) else {
             return Err(Error::invalid(format!("node {node} is no member of shard {shard}; its head is one of them")));
         };
         if at > 0 {
-            s.may_lead(shard, node)?;
+            s.may_lead(shard, node, mutant)?;
             s.members[..=at].rotate_right(1);
             s.pending = None;
             self.commit(volume);

@@ -3,6 +3,7 @@
 use crate::apply::shard_of;
 use crate::command::Outcome;
 use crate::limits;
+use crate::mutant::Mutant;
 use crate::state::{Shard, State, Volume};
 use freebs_types::{Error, NodeId, Result, ShardId, StartNumber, ViewNumber};
 use std::collections::BTreeSet;
@@ -14,24 +15,39 @@ impl State {
     }
 
     /// The chain with those in front that are left, in their order, those that have everything before those that don't
-    /// (V1), and then those that are gone, since they may come back. `None` if so few are left that the shard could not be written anyway: then it stays as it is, and goes on
-    /// under whoever of the quorum comes back first.
-    fn chain_of_those_left(&self, volume: &Volume, shard: &Shard, failed: &BTreeSet<NodeId>) -> Option<Vec<NodeId>> {
+    /// (V1), and then those that are gone, since they may come back. `None` if so few are left that the shard could not be
+    /// written anyway: then it stays as it is, and goes on under whoever of the quorum comes back first.
+    fn chain_of_those_left(
+        &self,
+        volume: &Volume,
+        shard: &Shard,
+        failed: &BTreeSet<NodeId>,
+        mutant: Option<Mutant>,
+    ) -> Option<Vec<NodeId>> {
         let (gone, mut left): (Vec<NodeId>, Vec<NodeId>) =
             shard.members.iter().partition(|m| self.is_gone(**m, failed));
         if left.len() < volume.quorum(shard.members.len()) {
             return None;
         }
-        left.sort_by_key(|n| shard.joining.contains(n));
+        if mutant != Some(Mutant::LearnersLead) {
+            left.sort_by_key(|n| shard.joining.contains(n));
+        }
         left.extend(gone);
         // Only who has everything leads.
-        left.first().is_some_and(|head| !shard.joining.contains(head)).then_some(left)
+        let may_lead = |head: &NodeId| !shard.joining.contains(head) || mutant == Some(Mutant::LearnersLead);
+        left.first().is_some_and(may_lead).then_some(left)
     }
 
     /// The chain without a head that has failed; `None` if the head has not, or the chain stays.
-    fn chain_without(&self, volume: &Volume, shard: &Shard, failed: &BTreeSet<NodeId>) -> Option<Vec<NodeId>> {
+    fn chain_without(
+        &self,
+        volume: &Volume,
+        shard: &Shard,
+        failed: &BTreeSet<NodeId>,
+        mutant: Option<Mutant>,
+    ) -> Option<Vec<NodeId>> {
         let head = shard.head().filter(|h| failed.contains(h))?;
-        self.chain_of_those_left(volume, shard, failed).filter(|chain| chain.first() != Some(&head))
+        self.chain_of_those_left(volume, shard, failed, mutant).filter(|chain| chain.first() != Some(&head))
     }
 
     /// Shards that get another head when these nodes have failed, with the present head and the next one.
@@ -40,7 +56,7 @@ impl State {
         let mut moved = Vec::new();
         for volume in self.volumes() {
             for shard in &volume.shards {
-                if let (Some(head), Some(chain)) = (shard.head(), self.chain_without(volume, shard, failed)) {
+                if let (Some(head), Some(chain)) = (shard.head(), self.chain_without(volume, shard, failed, None)) {
                     moved.push((volume.shard_id(shard.index), head, chain[0]));
                 }
             }
@@ -69,7 +85,7 @@ impl State {
     pub fn next_head(&self, shard: ShardId, failed: &BTreeSet<NodeId>) -> Option<NodeId> {
         let volume = self.volume(shard.volume)?;
         let s = volume.shard(shard.index)?;
-        self.chain_of_those_left(volume, s, failed)?;
+        self.chain_of_those_left(volume, s, failed, None)?;
         s.members[1..].iter().copied().find(|m| !self.is_gone(*m, failed) && !s.joining.contains(m))
     }
 
@@ -79,6 +95,7 @@ impl State {
         shard: ShardId,
         (head, active): (NodeId, ViewNumber),
         node: NodeId,
+        mutant: Option<Mutant>,
     ) -> Result<Outcome> {
         let mut volume = self.volume_to_change(shard.volume)?;
         let s = shard_of(&mut volume, shard)?;
@@ -89,7 +106,7 @@ impl State {
             return Err(Error::invalid(format!("node {node} is no member of shard {shard}; its head is one of them")));
         };
         if at > 0 {
-            s.may_lead(shard, node)?;
+            s.may_lead(shard, node, mutant)?;
             s.members.rotate_left(at);
             s.pending = None;
             self.commit(volume);
@@ -99,7 +116,7 @@ impl State {
 
     /// Every shard whose head has failed gets the next member as head, and what was pending is void (rule V6). A node
     /// that was started again since is not meant.
-    pub(crate) fn fail_over(&mut self, nodes: &[(NodeId, StartNumber)]) -> Result<Outcome> {
+    pub(crate) fn fail_over(&mut self, nodes: &[(NodeId, StartNumber)], mutant: Option<Mutant>) -> Result<Outcome> {
         if nodes.len() > limits::FAILED_NODES_MAX {
             return Err(Error::invalid(format!("at most {} nodes fail at a time", limits::FAILED_NODES_MAX)));
         }
@@ -109,7 +126,7 @@ impl State {
         for volume in self.volumes() {
             let mut new: Option<Volume> = None;
             for shard in &volume.shards {
-                if let Some(chain) = self.chain_without(volume, shard, &failed) {
+                if let Some(chain) = self.chain_without(volume, shard, &failed, mutant) {
                     let new = new.get_or_insert_with(|| (**volume).clone());
                     let shard = &mut new.shards[shard.index as usize];
                     shard.members = chain;

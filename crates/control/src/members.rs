@@ -7,6 +7,7 @@
 use crate::apply::shard_of;
 use crate::command::Outcome;
 use crate::limits;
+use crate::mutant::Mutant;
 use crate::placement::Loads;
 use crate::state::{Shard, State, Volume};
 use freebs_types::{Error, NodeId, Result, ShardId, StartNumber, ViewNumber, limits as common};
@@ -14,22 +15,23 @@ use std::collections::BTreeSet;
 
 impl Shard {
     /// Who was a member before is not needed any more once nobody learns, and the view of all of them is active.
-    pub(crate) fn let_go(&mut self) {
-        if self.joining.is_empty() && self.active_members.is_empty() {
+    pub(crate) fn let_go(&mut self, mutant: Option<Mutant>) {
+        let is_complete = self.joining.is_empty() || mutant == Some(Mutant::KeepersLetGo);
+        if is_complete && self.active_members.is_empty() {
             self.keepers.clear();
         }
     }
 
     /// Only who has everything may lead (V1).
-    pub(crate) fn may_lead(&self, id: ShardId, node: NodeId) -> Result<()> {
-        match self.joining.contains(&node) {
+    pub(crate) fn may_lead(&self, id: ShardId, node: NodeId, mutant: Option<Mutant>) -> Result<()> {
+        match self.joining.contains(&node) && mutant != Some(Mutant::LearnersLead) {
             true => Err(Error::retry(format!("node {node} is still learning what shard {id} has; try it later"))),
             false => Ok(()),
         }
     }
 
     /// `new` takes the place of `old`.
-    fn replace(&mut self, old: NodeId, new: NodeId) {
+    fn replace(&mut self, old: NodeId, new: NodeId, mutant: Option<Mutant>) {
         if self.active.0 > 0 && self.active_members.is_empty() {
             self.active_members = self.members.clone();
         }
@@ -46,7 +48,8 @@ impl Shard {
         }
         self.members.push(new);
         let joining = &self.joining;
-        self.members.sort_by_key(|m| joining.contains(m));
+        let is_last = mutant != Some(Mutant::NewMembersFirst);
+        self.members.sort_by_key(|m| joining.contains(m) == is_last);
         self.pending = None;
     }
 }
@@ -111,6 +114,7 @@ impl State {
         &mut self,
         gone: &[(NodeId, StartNumber)],
         failed: &[(NodeId, StartNumber)],
+        mutant: Option<Mutant>,
     ) -> Result<Outcome> {
         if gone.len() + failed.len() > limits::FAILED_NODES_MAX {
             return Err(Error::invalid(format!("at most {} nodes fail at a time", limits::FAILED_NODES_MAX)));
@@ -124,17 +128,24 @@ impl State {
                 changed.push(self.volume_to_change(id.volume)?);
             }
             let volume = changed.last_mut().expect("pushed above");
-            shard_of(volume, id)?.replace(old, new);
+            shard_of(volume, id)?.replace(old, new, mutant);
         }
         changed.into_iter().for_each(|volume| self.commit(volume));
         Ok(Outcome::Moved)
     }
 
     /// Only of the active view, and only if it is the one of these members: in another one they may lack something.
-    pub(crate) fn members_complete(&mut self, shard: ShardId, view: ViewNumber, nodes: &[NodeId]) -> Result<Outcome> {
+    pub(crate) fn members_complete(
+        &mut self,
+        shard: ShardId,
+        view: ViewNumber,
+        nodes: &[NodeId],
+        mutant: Option<Mutant>,
+    ) -> Result<Outcome> {
         let mut volume = self.volume_to_change(shard.volume)?;
         let s = shard_of(&mut volume, shard)?;
-        if s.active != view || !s.active_members.is_empty() {
+        let is_present = s.active == view && s.active_members.is_empty();
+        if !is_present && mutant != Some(Mutant::CompleteForEver) {
             return Err(Error::fenced(format!("view {view} of shard {shard} is not the one of its present members")));
         }
         let before = s.joining.len();
@@ -142,7 +153,7 @@ impl State {
         s.learning.retain(|n| !nodes.contains(n));
         s.unseen.retain(|n| !nodes.contains(n));
         if s.joining.len() < before {
-            s.let_go();
+            s.let_go(mutant);
             self.commit(volume);
         }
         Ok(Outcome::Moved)

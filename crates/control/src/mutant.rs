@@ -3,8 +3,20 @@
 /// One rule that is not kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutant {
+    /// V1: new members come first.
+    NewMembersFirst,
+    /// V1: who is joining may lead.
+    LearnersLead,
+    /// V1: a head of an older start gets a number.
+    OldStartsPropose,
     /// V6: whatever view is said to be ready becomes active, pending or not.
     ActivatesAnyView,
+    /// V6, L3: a view that does not have the present attachment generation in it becomes active.
+    OldGenerationsActive,
+    /// V7: who was said to be complete in an earlier view is so in the present one.
+    CompleteForEver,
+    /// V7: former members let go of what they have as soon as another view is active.
+    KeepersLetGo,
     /// V8: who comes with a lower start number than was seen is taken for the present node.
     OldImagesRegister,
     /// V9: of a shard the oldest view that was seen counts.

@@ -187,6 +187,15 @@ const NUMBERS_LEFT: u64 = 1000;
 /// rebuild may not have shown it to anybody. Revisions are milliseconds; nobody attaches a thousand times a second.
 const REVISIONS_A_GENERATION: u64 = 1000;
 
+/// Numbers from here on are those of a state that was made by a rebuild: they began with the clock's milliseconds. No
+/// cluster counts so far, and every clock is past it since 2004.
+const REBUILT_FROM: u64 = 1 << 40;
+/// Above the highest number of another rebuild's state this one's begin so far, wherever the clock is. No state has as
+/// many changes.
+const REBUILDS_APART: u64 = 1 << 40;
+/// A number above this is none that a rebuild gave: nothing but its own shard is to begin above it.
+const REBUILT_UNTIL: u64 = limits::NUMBER_MAX / 2;
+
 /// What all nodes know of one shard.
 type OfShard<'a> = BTreeMap<NodeId, &'a ShardSurvey>;
 
@@ -210,10 +219,19 @@ impl Seen<'_> {
     }
 }
 
-/// Makes the state of a cluster of these nodes. `revision` must be above every one that the lost state had; watchers
-/// take what is above it for new.
-pub fn rebuild(cluster: ClusterId, nodes: &[NodeName], surveys: &[NodeSurvey], revision: u64) -> Result<Rebuilt> {
-    rebuild_with(cluster, nodes, surveys, revision, None)
+/// The revision to begin with. The clock is above all that was counted from zero. Where another rebuild has been, whose
+/// clock may have been ahead of this one, it is above what that one's state may have come to.
+fn begin_above(surveys: &[NodeSurvey], clock: u64) -> u64 {
+    let shards = || surveys.iter().flat_map(|s| &s.shards);
+    let views = shards().flat_map(|s| s.views.iter().map(|v| v.view.0).chain([s.promised.0, s.shard.volume.0]));
+    let highest = views.filter(|n| (REBUILT_FROM..REBUILT_UNTIL).contains(n)).max();
+    highest.map_or(clock, |h| clock.max(h + REBUILDS_APART))
+}
+
+/// Makes the state of a cluster of these nodes. Its revision is at least `clock`, in milliseconds since 1970: above every
+/// one that a lost state counted; watchers take what is above it for new.
+pub fn rebuild(cluster: ClusterId, nodes: &[NodeName], surveys: &[NodeSurvey], clock: u64) -> Result<Rebuilt> {
+    rebuild_with(cluster, nodes, surveys, clock, None)
 }
 
 /// The same with a rule left out, for tests.
@@ -222,9 +240,10 @@ pub fn rebuild_with(
     cluster: ClusterId,
     nodes: &[NodeName],
     surveys: &[NodeSurvey],
-    revision: u64,
+    clock: u64,
     mutant: Option<Mutant>,
 ) -> Result<Rebuilt> {
+    let revision = begin_above(surveys, clock);
     let mut state = State { revision, forgotten: revision, ..State::new(cluster) };
     let mut starts: BTreeMap<NodeId, &NodeSurvey> = BTreeMap::new();
     for s in surveys {

@@ -64,7 +64,8 @@ impl Driver {
     fn held(&self, s: usize) -> bool {
         let shard = &self.shards[s];
         let held = shard.members.iter().filter(|m| m.lease.until > self.now).count();
-        (shard.known && shard.quorum > 0 && held >= shard.quorum) || self.needs_no_lease()
+        let needed = if self.mutated(Mutant::OneLeaseIsEnough) { 1 } else { shard.quorum };
+        (shard.known && shard.quorum > 0 && held >= needed) || self.needs_no_lease()
     }
 
     /// Whether a success may be given now: there are leases in every shard that the request has touched, or in one

@@ -127,6 +127,8 @@ pub enum Mutant {
     TrustBytes,
     /// L1: successes are given, and the driver is ready, without leases.
     AnswerWithoutLease,
+    /// L1, L3: the lease of one member is enough.
+    OneLeaseIsEnough,
     /// L1: leases count in whatever view they were given.
     LeasesOfAnyView,
     /// L3: leases of older generations are not waited for.

@@ -73,8 +73,9 @@ impl Table {
     /// If no seed catches the mutant.
     pub fn hunt(&self, name: &str, seeds: impl Iterator<Item = u64>, run: impl FnMut(u64) -> Option<Caught>) -> u64 {
         if super::is_set("FREEBS_HUNT") {
-            let Some((seed, cost, caught)) = cheapest(seeds, run) else { panic!("nobody noticed {name}") };
-            say(&format!("hunted: {} {name} {seed} cost {cost}: {}", self.path, caught.by));
+            let Some(c) = cheapest(seeds, run) else { panic!("nobody noticed {name}") };
+            let (seed, after, cost, by) = (c.seed, c.after, c.cost, c.caught.by);
+            say(&format!("hunted: {} {name} {seed} after {after} cost {cost}: {by}", self.path));
             return seed;
         }
         let (seed, caught) = match self.find(name, seeds, run) {
@@ -109,13 +110,20 @@ impl Table {
     }
 }
 
-fn cheapest(
-    seeds: impl Iterator<Item = u64>,
-    mut run: impl FnMut(u64) -> Option<Caught>,
-) -> Option<(u64, u64, Caught)> {
+/// The cheapest of several catches.
+struct Cheapest {
+    seed: u64,
+    /// Seeds that were run until the first catch, that one included.
+    after: usize,
+    cost: u64,
+    caught: Caught,
+}
+
+fn cheapest(seeds: impl Iterator<Item = u64>, mut run: impl FnMut(u64) -> Option<Caught>) -> Option<Cheapest> {
     let mut catches = Vec::new();
-    let mut behind = 0;
+    let (mut after, mut behind) = (0, 0);
     for seed in seeds {
+        after += usize::from(catches.is_empty());
         let begun = Instant::now();
         if let Some(caught) = run(seed) {
             let cost = caught.cost.unwrap_or_else(|| begun.elapsed().as_micros() as u64);
@@ -126,7 +134,8 @@ fn cheapest(
             break;
         }
     }
-    catches.into_iter().min_by_key(|(_, cost, _)| *cost)
+    let (seed, cost, caught) = catches.into_iter().min_by_key(|(_, cost, _)| *cost)?;
+    Some(Cheapest { seed, after, cost, caught })
 }
 
 /// Prints a line past the capture of the test runner.
@@ -175,9 +184,10 @@ mod tests {
 
     #[test]
     fn the_cheapest_of_several_is_taken() {
-        assert_eq!(cheapest(0..100, catches(&[3, 9, 20, 30, 43])).map(|c| (c.0, c.1)), Some((30, 70)));
-        assert_eq!(cheapest(0..100, catches(&[3, 9, 44, 45])).map(|c| c.0), Some(9));
-        assert_eq!(cheapest(0..10, catches(&[])), None);
+        let found = |seeds, which| cheapest(seeds, catches(which)).map(|c| (c.seed, c.after, c.cost));
+        assert_eq!(found(0..100, &[3, 9, 20, 30, 43]), Some((30, 4, 70)));
+        assert_eq!(found(0..100, &[3, 9, 44, 45]), Some((9, 4, 91)));
+        assert_eq!(found(0..10, &[]), None);
     }
 
     #[test]

@@ -98,25 +98,61 @@ fn without_the_rule_an_older_driver_gets_one() {
 /// L2: what is not durable may be forgotten, and then an older driver would get leases again.
 #[test]
 fn the_attachment_is_durable_before_a_lease() {
-    let (mut s, mut c) = following();
-    s.take(c.attach(1, 9));
-    assert_eq!(s.older(100, 1, 9), None);
-    s.durable(2);
-    assert!(s.older(100, 1, 9).is_some());
+    for mutant in [None, Some(Mutant::LeasesBeforeDurable)] {
+        let (mut s, mut c) = following();
+        s.mutant = mutant;
+        s.take(c.attach(1, 9));
+        assert_eq!(s.older(100, 1, 9).is_some(), mutant.is_some());
+        s.durable(2);
+        assert!(s.older(100, 1, 9).is_some());
+    }
 }
 
 #[test]
 fn a_lease_is_given_in_an_active_view_without_a_promise() {
-    let (mut s, mut c) = attached();
-    s.play(|r, ctx| r.on_seal(ctx, LinkId(1), (ViewNumber(2), ViewNumber(1)), None));
-    assert_eq!(s.older(100, 1, 9), None, "promised");
-    s.take(c.open(2));
-    s.durable(3);
-    let ticket = s.tickets;
-    s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
-    assert_eq!(s.older(100, 1, 9), None, "nobody has said that the view is active");
-    s.play(|r, ctx| r.learn_active(ctx));
-    assert!(s.older(100, 1, 9).is_some());
+    for mutant in [None, Some(Mutant::LeasesPastPromises), Some(Mutant::LeasesInPendingViews)] {
+        let (mut s, mut c) = attached();
+        s.mutant = mutant;
+        s.play(|r, ctx| r.on_seal(ctx, LinkId(1), (ViewNumber(2), ViewNumber(1)), None));
+        let wrong = mutant == Some(Mutant::LeasesPastPromises);
+        assert_eq!(s.older(100, 1, 9).is_some(), wrong, "promised");
+        s.take(c.open(2));
+        s.durable(3);
+        let ticket = s.tickets;
+        s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
+        let wrong = mutant == Some(Mutant::LeasesInPendingViews);
+        assert_eq!(s.older(100, 1, 9).is_some(), wrong, "nobody has said that the view is active");
+        s.play(|r, ctx| r.learn_active(ctx));
+        assert!(s.older(100, 1, 9).is_some());
+    }
+}
+
+/// L2: from the attach frame of a newer one on, an older driver is told nothing but that it is one.
+#[test]
+fn an_older_driver_hears_nothing_of_frames_that_were_ordered_before() {
+    for mutant in [None, Some(Mutant::OlderDriversAnswered)] {
+        let (mut s, mut c) = attached();
+        s.mutant = mutant;
+        s.play(|r, ctx| r.on_follow(ctx, LinkId(100), Generation(1)));
+        s.take(c.plain());
+        s.take(c.attach(2, 10));
+        let (_, actions) = s.play(|r, ctx| r.on_frame_durable(ctx, Sequence(3)));
+        let told = |a: &Action| matches!(a, Action::Send { to: LinkId(100), message: Message::Durable(_) });
+        assert_eq!(actions.iter().any(told), mutant.is_some(), "{actions:?}");
+        let (_, actions) = s.play(|r, ctx| r.on_follow(ctx, LinkId(100), Generation(1)));
+        assert_eq!(reason(&actions), if mutant.is_some() { None } else { Some(Refusal::Fenced) });
+    }
+}
+
+#[test]
+fn without_the_rule_a_newer_driver_hears_nothing_of_older_leases() {
+    for (mutant, older) in [(None, Some(2000)), (Some(Mutant::OlderLeasesUntold), Some(0))] {
+        let (mut s, mut c) = attached();
+        s.mutant = mutant;
+        s.take(c.attach(3, 11));
+        s.durable(3);
+        assert_eq!(s.older(101, 3, 11), older);
+    }
 }
 
 #[test]

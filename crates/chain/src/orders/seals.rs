@@ -198,6 +198,26 @@ fn an_answer_counts_only_with_the_promise_that_was_asked_for() {
     assert_eq!((m.r.promise(), answer.promised), (ViewNumber(0), ViewNumber(3)));
 }
 
+/// One member had promised a view whose number nobody gives out any more, and each head that it answered began anew, although
+/// the others were enough; so did any node's answer, a member or not.
+#[test]
+fn a_later_promise_of_one_who_is_not_needed_does_not_close_a_head() {
+    let beyond = |good: SealAnswer| SealAnswer { promised: ViewNumber(1 << 50), ..good };
+    let (mut s, good) = opening();
+    for node in [7, 3] {
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(node), beyond(good)));
+    }
+    assert!(matches!(s.r.head.as_ref().map(|h| &h.phase), Some(crate::open::Phase::Sealing { .. })));
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
+    assert_eq!(s.r.last.view, ViewNumber(2));
+    // With two of three nothing can be sealed.
+    let (mut s, good) = opening();
+    for node in [3, 2] {
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(node), beyond(good)));
+    }
+    assert!(matches!(s.r.head.as_ref().map(|h| &h.phase), Some(crate::open::Phase::Closed)));
+}
+
 /// A member that answered with a damaged log was never asked again, and the view never opened, however soon the
 /// damage was mended.
 #[test]

@@ -96,6 +96,48 @@ fn a_store_does_not_wait_for_what_never_comes() {
     });
 }
 
+/// The library may append behind a snapshot before the task that installs it has begun. Nothing is wrong then.
+#[test]
+fn a_store_waits_for_a_snapshot_that_is_on_its_way() {
+    let kept = || {
+        let Message::Piece { meta, bytes, .. } = piece(Vote::new_committed(3, OTHER), log_id(3, 9)) else { panic!() };
+        Kept { meta, bytes: Rc::new(bytes) }
+    };
+    block_on(async {
+        for (what, is_installed) in [("it comes", true), ("it can't be installed", false), ("it is given up", false)] {
+            let device = CrashDevice::new(4096, 1 << 30);
+            let store = Store::create(device.clone(), options(0), Box::new(Counting(1))).await.unwrap();
+            let announced = store.announce(log_id(3, 9));
+            let behind = tokio::task::spawn_local(store_append(store.clone(), blank(3, 10)));
+            tokio::task::yield_now().await;
+            assert!(store.poison().is_none() && !behind.is_finished(), "{what}: it did not wait");
+            match what {
+                "it comes" => store.save_snapshot(kept(), true).await.unwrap(),
+                "it can't be installed" => store.settle(Some(log_id(3, 9))),
+                _ => drop(announced),
+            }
+            if is_installed {
+                store.settle(Some(log_id(3, 9)));
+            }
+            let done = within(behind).await.expect("it waits for ever").unwrap();
+            assert_eq!(done.is_ok(), is_installed, "{what}: {done:?}");
+            assert_eq!(store.poison().is_none(), is_installed, "{what}");
+            drop(store);
+            let store = Store::open(device, options(1), Box::new(Counting(2))).await.unwrap();
+            assert_eq!(store.read(|c| c.last()), is_installed.then_some(log_id(3, 10)), "{what}");
+        }
+        // Another one than that behind it is wrong at once.
+        let store = Store::create(CrashDevice::new(4096, 1 << 30), options(0), Box::new(Counting(1))).await.unwrap();
+        let _announced = store.announce(log_id(3, 9));
+        let done = within(store.append(vec![blank(3, 11)])).await.expect("it waits for ever");
+        assert!(done.is_err() && store.poison().is_some(), "{done:?}");
+    });
+}
+
+async fn store_append(store: Store, entry: Entry) -> Result<()> {
+    store.append(vec![entry]).await
+}
+
 /// A record that could not be read again is not written.
 #[test]
 fn a_store_keeps_nothing_that_can_not_be_read() {
@@ -231,9 +273,16 @@ impl Scene {
 
     /// Its answers.
     async fn hears(&self, m: Message) -> Vec<Message> {
+        self.hears_at_once([m]).await
+    }
+
+    /// Its answers to messages that are all there before it has dealt with any of them.
+    async fn hears_at_once(&self, all: impl IntoIterator<Item = Message>) -> Vec<Message> {
         let envelope = Envelope { cluster: CLUSTER, from: OTHER, to: self.peer.seat(), start: StartNumber(1), id: 1 };
         self.said.borrow_mut().clear();
-        self.peer.receive(m.encode(envelope).unwrap());
+        for m in all {
+            self.peer.receive(m.encode(envelope).unwrap());
+        }
         tokio::time::sleep(Duration::from_millis(200)).await;
         let is_answer = |m: &Message| m.is_reply();
         self.said.take().into_iter().filter(is_answer).collect()
@@ -310,5 +359,56 @@ fn what_is_committed_is_only_what_is_here() {
         let answer = scene.hears(append(Vote::new_committed(3, OTHER), None, vec![], Some(log_id(2, 4)))).await;
         assert!(matches!(&answer[..], [Message::AppendReply(AppendEntriesResponse::Success)]), "{answer:?}");
         scene.goes_on("committed in another term").await;
+    });
+}
+
+/// Two messages, each of them right for the seat before it has heard the other one: what the first one commits is not
+/// taken back by the second, in whichever order they come. Seen ends of the node: an assertion of the library for the
+/// snapshot, and an entry that was applied and is gone for the entries.
+#[test]
+fn two_messages_at_once_are_as_one_after_the_other() {
+    let (led, later) = (Vote::new_committed(3, OTHER), Vote::new_committed(4, OTHER));
+    let commits = || append(led, Some(log_id(3, 4)), vec![], Some(log_id(3, 4)));
+    let others = [
+        ("a snapshot of another entry", piece(later, log_id(4, 4))),
+        ("another entry", append(later, Some(log_id(2, 3)), vec![blank(4, 4)], None)),
+        ("another one before", append(later, Some(log_id(4, 4)), vec![], None)),
+    ];
+    for (what, other) in others {
+        for commits_first in [true, false] {
+            let what = format!("{what}, {}", if commits_first { "then" } else { "first" });
+            block_on(async {
+                let scene = Scene::new().await;
+                let both = [commits(), other.clone()];
+                let both: Vec<Message> = if commits_first { both.into() } else { both.into_iter().rev().collect() };
+                scene.hears_at_once(both).await;
+                scene.peer.check().unwrap_or_else(|e| panic!("{what}: {e}"));
+                let (applied, last) = (scene.applied(), scene.peer.describe());
+                println!("{what}: {applied:?}; {last}");
+                if applied == Some(log_id(3, 4)) {
+                    let next = append(later, applied, vec![blank(4, 5)], Some(log_id(4, 5)));
+                    let taken = scene.hears(next).await;
+                    let is_taken = matches!(&taken[..], [Message::AppendReply(AppendEntriesResponse::Success)]);
+                    assert!(is_taken && scene.applied() == Some(log_id(4, 5)), "{what}: {taken:?}, {last}");
+                }
+                assert!(applied == Some(log_id(3, 4)) || !commits_first, "{what}: {last}");
+                let opened = Store::open(scene.device.copy(), options(1), Box::new(Counting(2))).await;
+                let kept = opened.unwrap_or_else(|e| panic!("{what}: {e}")).read(|c| (c.committed, c.last()));
+                assert!(kept.0 <= kept.1, "{what}: {kept:?}");
+            });
+        }
+    }
+}
+
+/// The library appends behind a snapshot that it has been given, whether the store has it by then or not.
+#[test]
+fn entries_right_behind_a_snapshot_are_taken() {
+    let led = Vote::new_committed(3, OTHER);
+    block_on(async {
+        let scene = Scene::new().await;
+        let behind = append(led, Some(log_id(3, 9)), vec![blank(3, 10)], Some(log_id(3, 10)));
+        scene.hears_at_once([piece(led, log_id(3, 9)), behind]).await;
+        scene.peer.check().unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(scene.applied(), Some(log_id(3, 10)), "{}", scene.peer.describe());
     });
 }

@@ -3,6 +3,7 @@
 mod audit;
 mod codec;
 mod formats;
+mod left_out;
 mod openings;
 mod properties;
 mod rebuild;

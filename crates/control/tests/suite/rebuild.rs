@@ -184,6 +184,42 @@ fn numbers_rise_with_the_clock() {
     assert_eq!(r.state.volume_by_name("data").unwrap().shard(0).unwrap().highest, ViewNumber(1_700_000_000_000));
 }
 
+/// The clock was ahead when the state was made again for the first time, and node 3 alone came to promise the next view of one
+/// volume. The state was lost again, and made without node 3 by a clock that was right: the number was given out again.
+#[test]
+fn numbers_rise_when_the_clock_went_back() {
+    const AHEAD: u64 = 2_000_000_000_000;
+    const RIGHT: u64 = 1_700_000_000_000;
+    let old = view(6, 4, [2, 1, 3]);
+    let both = |a: ShardSurvey, b: ViewSurvey| {
+        let named = ViewSurvey { volume: Some(described("other")), ..b.clone() };
+        let other = ShardSurvey { shard: ShardId { volume: VolumeId(2), index: 0 }, views: vec![named], ..of(&b) };
+        vec![a, other]
+    };
+    let surveys: Vec<NodeSurvey> = (1..=3).map(|n| node(n, both(of(&old), old.clone()))).collect();
+    let first = rebuild(CLUSTER, &names(3), &surveys, AHEAD).unwrap().state;
+    let highest = |s: &State, name: &str| s.volume_by_name(name).unwrap().shard(0).unwrap().highest;
+    assert_eq!((highest(&first, "data"), highest(&first, "other")), (ViewNumber(AHEAD), ViewNumber(AHEAD)));
+    // Of the other volume nodes 1 and 2 have the next view; of this one node 3 has, of which nobody hears.
+    let next = view(AHEAD + 1, 6, [1, 2, 3]);
+    let surveys: Vec<NodeSurvey> = (1..=2).map(|n| node(n, both(of(&old), next.clone()))).collect();
+    let second = rebuild(CLUSTER, &names(3), &surveys, RIGHT).unwrap().state;
+    // What node 3 may have promised meanwhile, and what those who follow the cluster may have seen.
+    let most = AHEAD + 1_000_000_000;
+    assert!(highest(&second, "data").0 > most && second.revision() > most, "{second:?}");
+    let volume = second.volume_by_name("data").unwrap();
+    assert!(volume.generation.0 > most / 1000);
+    let mut second = second;
+    let new = CreateVolume { name: "new".into(), size: 1 << 30, ..CreateVolume::default() };
+    let Ok(Outcome::Created { volume }) = second.apply(Command::CreateVolume(new)).map(|d| d.outcome) else { panic!() };
+    assert!(volume.0 > most, "{volume}");
+    // A promise that no rebuild can have asked for leaves the other volumes as they are.
+    let wild = ShardSurvey { promised: ViewNumber(1 << 61), ..of(&old) };
+    let surveys = [node(1, both(wild, old.clone())), node(2, both(of(&old), old.clone()))];
+    let r = rebuild(CLUSTER, &names(3), &surveys, RIGHT).unwrap();
+    assert_eq!((highest(&r.state, "other"), r.left.len()), (ViewNumber(RIGHT), 0));
+}
+
 /// Node 3 has the only copy of volume 4, and was not looked at. The next volume was volume 4 again: node 3, when it was back,
 /// took what it had for a copy of that one, of which it is no member, and deleted it.
 #[test]

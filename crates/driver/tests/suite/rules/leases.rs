@@ -61,14 +61,18 @@ fn members_are_asked_when_they_have_the_attachment() {
 
 #[test]
 fn l1_ready_waits_for_leases_of_a_members() {
-    for mutant in [None, Some(Mutant::AnswerWithoutLease)] {
+    for mutant in [None, Some(Mutant::AnswerWithoutLease), Some(Mutant::OneLeaseIsEnough)] {
         let mut s = asked(mutant, false);
-        if mutant.is_some() {
+        if mutant == Some(Mutant::AnswerWithoutLease) {
             assert!(s.driver.ready());
             continue;
         }
         s.sees(&["n1 <- lease", "n2 <- lease", "n3 <- lease"]);
         s.lends(3, 0);
+        if mutant.is_some() {
+            s.sees(&["ready"]);
+            continue;
+        }
         s.sees(&[]);
         // The same one twice is one.
         s.lends(3, 0);

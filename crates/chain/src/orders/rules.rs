@@ -1,0 +1,40 @@
+//! Rules left out, one at a time, of which a run of the simulator has no occasion: what each of them keeps from happening
+//! happens then.
+
+use super::*;
+use freebs_format::wire::ReadRequest;
+
+/// V1: today no chain becomes shorter than the least copies, for members only take the places of others. Another version may
+/// open such a view; its writes wait.
+#[test]
+fn a_chain_that_is_too_short_orders_no_write() {
+    for mutant in [None, Some(Mutant::ShortChainsOrder)] {
+        let mut s = leading();
+        s.mutant = mutant;
+        let set_least = |s: &mut Scene, copies| s.r.view.iter_mut().for_each(|v| v.body.min_copies = copies);
+        set_least(&mut s, 4);
+        let before = s.r.last.sequence;
+        let refused = reason(&s.write(true, 1, 1, 1));
+        assert_eq!(refused, if mutant.is_some() { None } else { Some(Refusal::NotReady) });
+        assert_eq!(s.r.last.sequence > before, mutant.is_some());
+        set_least(&mut s, 3);
+        assert_eq!(reason(&s.write(true, 2, 1, 1)), None);
+    }
+}
+
+/// R1 at the member: what is asked for with a floor above what is durable here is not read.
+#[test]
+fn a_read_above_what_is_durable_is_refused() {
+    for mutant in [None, Some(Mutant::FloorIgnored)] {
+        let mut s = leading();
+        s.mutant = mutant;
+        let (view, generation, durable) = (s.r.view_number(), s.r.attach.generation, s.r.durable);
+        for (floor, is_read) in [(durable, true), (durable.next(), mutant.is_some())] {
+            let range = BlockRange::new(0, 1);
+            let request = ReadRequest { shard: SHARD, view, generation, id: 1, floor, range, status_only: false };
+            let (_, actions) = s.play(|r, ctx| r.on_read(ctx, DRIVER, request));
+            let reads = actions.iter().any(|a| matches!(a, Action::Read { .. }));
+            assert_eq!((reads, reason(&actions)), (is_read, (!is_read).then_some(Refusal::NotReady)));
+        }
+    }
+}
