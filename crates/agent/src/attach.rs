@@ -38,7 +38,7 @@ pub struct Right {
     pub taken_from: Option<String>,
 }
 
-/// What an answer of the control plane means for who asked.
+/// An answer of the control plane, and its meaning for the one that asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The volume is attached.
@@ -93,7 +93,7 @@ impl Asking {
 }
 
 impl Right {
-    /// What the driver of this attachment begins with. `local`: the node that it runs in. `NotFound` if the volume was
+    /// The configuration of this attachment's driver. `local`: the node that it runs in. `NotFound` if the volume was
     /// deleted meanwhile.
     pub fn driver(&self, state: &State, who: &Holder, driver: DriverId, local: Option<NodeId>) -> Result<DriverConfig> {
         let volume = state.volume(self.volume).ok_or_else(|| Error::not_found("the volume was deleted"))?;

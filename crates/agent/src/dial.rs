@@ -4,7 +4,7 @@
 //! - Of two members the one with the lower node id opens the link; the other one takes none that it would have to open.
 //! - A member that is wanted is dialled, or has a link, or its next attempt has a time. Each pause is twice as long as the
 //!   one before, until there are news of the member.
-//! - Whoever is wanted no more is not dialled again.
+//! - A member that is wanted no more is not dialled again.
 
 use crate::timing;
 use freebs_io::LinkId;
@@ -42,7 +42,7 @@ pub struct Dialler {
     members: BTreeMap<Peer, Member>,
 }
 
-/// Whether the first of two members opens the link between them. Node 0 is a gateway, which is no member.
+/// True if the first of two members opens the link between them. Node 0 is a gateway, which is no member.
 #[must_use]
 pub fn dials(from: Peer, to: Peer) -> bool {
     from.node.0 > 0 && from.node < to.node
@@ -60,7 +60,7 @@ impl Dialler {
         for (peer, member) in &mut self.members {
             member.wanted = wanted.contains(peer);
         }
-        // What is open stays until it breaks.
+        // A link that is open stays until it breaks.
         self.members.retain(|_, m| m.wanted || !matches!(m.way, Way::Due(_)));
         for peer in wanted.iter().filter(|p| dials(self.me, **p)) {
             let new = Member { way: Way::Due(now), failed: 0, wanted: true };

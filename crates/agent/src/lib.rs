@@ -1,4 +1,4 @@
-//! What a node or a gateway makes of the control state, and of its peers: the shards that it has, the views that it opens, the
+//! A node or a gateway, the control state and its peers: the shards that it has, the views that it opens, the
 //! volumes that it attaches and gives back, the links that it opens. Decisions only; sockets, threads and clocks are of
 //! whoever calls.
 //!

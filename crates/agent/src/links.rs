@@ -14,7 +14,7 @@ pub struct DriverLinks {
     links: BTreeMap<Peer, Option<LinkId>>,
 }
 
-/// What is to be done for a driver that wants a link.
+/// The next step for a driver that wants a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// There is one: the driver is to hear of it, by [`DriverLinks::news`].
@@ -47,7 +47,7 @@ impl DriverLinks {
         if link.is_some() { Event::LinkUp(peer) } else { Event::LinkDown(peer) }
     }
 
-    /// What a driver that found this link open hears a little later: it may be gone by then, and the driver would trust
+    /// News for a driver that found this link open, a little later: it may be gone by then, and the driver would trust
     /// in it for ever.
     #[must_use]
     pub fn news(&self, peer: Peer, link: LinkId) -> Event {

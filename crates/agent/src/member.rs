@@ -10,7 +10,7 @@ use freebs_io::{Clock, Device, Outbox};
 use freebs_types::{Nanos, Peer, ShardId};
 use std::sync::Arc;
 
-/// What one worker has heard, and the links that it opens.
+/// One worker's knowledge of the control state, and the links that it opens.
 pub struct Membership {
     shards: Shards,
     known: Arc<State>,

@@ -5,13 +5,13 @@ use freebs_control::{Command, Done};
 use freebs_types::{Error, ErrorKind, HostPublic, Nanos, NodeId, Result, StartNumber};
 use std::collections::VecDeque;
 
-/// What a node has to say at a start (rules W2, V8), and how far it is.
+/// All that a node has to say at a start (rules W2, V8), and how far it is.
 #[derive(Debug)]
 pub struct Registration {
     left: VecDeque<Command>,
 }
 
-/// What was not taken is said again after this time.
+/// The pause before something is said again that was not taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pause {
     /// Why it was not taken.
@@ -28,7 +28,7 @@ impl Registration {
         Self { left: std::iter::once(register).chain(key).collect() }
     }
 
-    /// What is to be said now; nothing once all was taken.
+    /// The command that is to be said now; nothing once all were taken.
     #[must_use]
     pub fn question(&self) -> Option<Command> {
         self.left.front().cloned()

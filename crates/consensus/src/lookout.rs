@@ -16,7 +16,7 @@ const ASKED_MAX: usize = 3;
 /// Heartbeats that a node has to answer a new leader, before it counts as silent.
 const FIRST_ANSWER: u64 = 2;
 
-/// What is known of a node where the leader runs.
+/// A node as it is known where the leader runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sight {
     /// When something was last heard of it; 0 if nothing was.
@@ -25,18 +25,18 @@ pub struct Sight {
     pub lost: bool,
 }
 
-/// What comes of one look.
+/// The results of one look.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
     /// The first is to be asked whether it can reach the second.
     pub ask: Vec<(NodeId, NodeId)>,
-    /// What is to be applied, in this order, by who still leads then (rule L5). [`Lookout::settle`] is wanted afterwards.
+    /// Commands that are to be applied, in this order, by who still leads then (rule L5). [`Lookout::settle`] is wanted afterwards.
     pub orders: Vec<Command>,
     /// The nodes that the orders take for failed, each with the reason.
     pub failed: Vec<(NodeId, String)>,
 }
 
-/// What one seat has in mind of the nodes.
+/// One seat's mind about the nodes.
 #[derive(Debug, Default)]
 pub struct Lookout {
     failures: Failures,
@@ -101,7 +101,7 @@ impl Lookout {
         findings
     }
 
-    /// Who begins to lead because the one before was given up need not find that out again.
+    /// A seat that leads because the one before was given up need not find out again that this one has failed.
     fn begin(&mut self, state: &State) {
         if let Some((node, at_ms)) = self.given_up.take()
             && let Some(registered) = state.node(node)

@@ -291,7 +291,7 @@ impl Cluster {
         }
     }
 
-    /// What a replica says of its driver's lease, if it can be asked from there and answers.
+    /// A replica's word on its driver's lease, if it can be asked from there and answers.
     fn heard_of(&self, from: Place, node: NodeId, shard: ShardId) -> Option<Lapse> {
         let there = self.node(node.0).filter(|n| n.runs())?;
         self.net.round_trip(from, Place::Node(node.0))?;

@@ -15,7 +15,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use tokio::sync::{Notify, oneshot};
 
-/// What can be heard of a replica now, for a place that asks.
+/// The news of a replica that can be heard now at the place that asks.
 pub type Hear = dyn Fn(Place, NodeId, ShardId) -> Option<Lapse>;
 
 /// The control plane's state and whether it can be reached.
@@ -59,7 +59,7 @@ impl Control {
         })
     }
 
-    /// Whoever can be asked for the state can be asked for its replicas, too.
+    /// From now on replicas can be asked about the leases of their drivers.
     pub fn set_hear(&self, hear: Rc<Hear>) {
         *self.hear.borrow_mut() = Some(hear);
     }
@@ -355,7 +355,7 @@ impl Plane {
 
     async fn command(&self, command: Command) -> Result<Done> {
         let done = self.0.control.call(self.0.me, command).await?;
-        // Whoever has the answer sees it in the state, too.
+        // A caller that has the answer sees it in the state, too.
         self.hear();
         Ok(done)
     }

@@ -78,7 +78,7 @@ pub struct Gateway {
     /// The control state as it was heard of last.
     known: RefCell<Arc<State>>,
     links: RefCell<DriverLinks>,
-    /// Whom each link goes to, whether or not it is open.
+    /// The member that each link goes to, also before it is open.
     peers: RefCell<BTreeMap<LinkId, Peer>>,
     open: RefCell<BTreeMap<u64, Open>>,
     tokens: Cell<u64>,
@@ -182,7 +182,7 @@ impl Gateway {
         self.attachment.borrow().is_ready() && !self.leaving.get()
     }
 
-    /// Whether somebody else has to attach before the volume can be used again.
+    /// True if somebody else has to attach before the volume can be used again.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.is_dead() || self.is_fenced() || self.left.get()
@@ -430,7 +430,7 @@ impl Gateway {
         }
     }
 
-    /// Whether the client asks nothing more here.
+    /// True if the client asks nothing more here.
     fn is_over(&self) -> bool {
         self.dead.get() || self.leaving.get() || self.attachment.borrow().is_over()
     }
@@ -546,7 +546,7 @@ impl Gateway {
     fn judge_error(&self, kind: ErrorKind, text: &str) {
         let fine = match kind {
             ErrorKind::Fenced => self.is_superseded(),
-            // What is not answered in time fails when the driver is closed.
+            // A request that is not answered in time fails when the driver is closed.
             ErrorKind::Retry => self.allowed.retry || self.leaving.get(),
             ErrorKind::NoSpace => self.allowed.no_space,
             ErrorKind::Corrupt | ErrorKind::DeviceFailed => self.allowed.corrupt,

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Whoever leads.
+/// The leader of the moment.
 pub struct Leader {
     lookout: RefCell<Lookout>,
     /// The lead that `lookout` is of.

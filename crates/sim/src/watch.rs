@@ -206,7 +206,7 @@ mod tests {
         Message::ReadReply(ReadReply { shard: SHARD, id, pieces: vec![], crcs: vec![], data: vec![] })
     }
 
-    /// What of the answers in this view is flagged.
+    /// The answers in this view that are flagged.
     fn flagged(w: &mut Witness, view: u64) -> Vec<&'static str> {
         let answers = [("lease", leased(view)), ("read", read(w, view, view)), ("durable", durable(view))];
         answers.into_iter().filter(|(_, m)| w.hear(NODE, HERE, m).is_err()).map(|(name, _)| name).collect()
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(w.promised(NODE, SHARD), ViewNumber(3));
         for _ in 0..2 {
             assert_eq!(flagged(&mut w, 2), ["lease", "read", "durable"]);
-            // What becomes of the replica changes nothing.
+            // The fate of the replica changes nothing.
             w.left(NODE, SHARD);
             w.started(NODE);
         }

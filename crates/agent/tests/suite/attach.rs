@@ -87,7 +87,7 @@ fn it_is_asked_for_as_long_as_the_limit_says_and_not_after_a_refusal() {
     assert_eq!(unknown.question(&plane.state()).unwrap_err().kind, ErrorKind::NotFound);
 }
 
-/// Whoever was never ready has not waited for the leases of those before it (L3).
+/// An attachment that was never ready has not waited for the leases of those before it (L3).
 #[test]
 fn only_what_was_ready_is_given_back_as_settled() {
     let plane = Plane::new(cluster());

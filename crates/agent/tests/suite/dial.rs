@@ -107,7 +107,7 @@ fn who_is_wanted_no_more_is_not_dialled() {
     d.want(ms(1), &peers(&[]));
     d.failed(ms(2), peer(5));
     assert_eq!((d.next(), d.due(ms(99_999))), (None, vec![]));
-    // What is open stays, and is found again.
+    // A link that is open stays, and is found again.
     d.want(ms(100_000), &peers(&[3, 4]));
     assert_eq!(d.due(ms(100_000)), [peer(4)]);
     d.want(ms(100_001), &peers(&[]));

@@ -8,7 +8,7 @@ use freebs_types::{NodeId, StartNumber};
 
 const ME: NodeId = NodeId(1);
 
-/// What the leader on node 1 finds at that time; `seen` are the other nodes, from 2 on.
+/// The findings of the leader on node 1 at that time; `seen` are the other nodes, from 2 on.
 fn look(l: &mut Lookout, now_ms: u64, state: &State, seen: &[Sight]) -> Findings {
     l.look(now_ms, &Timing::default(), state, Some(ME), |node| {
         assert_ne!(node, ME, "the leader is there");

@@ -200,7 +200,7 @@ pub(super) async fn status(service: &Service) -> Result<Status> {
     })
 }
 
-/// What each replica of a volume that answers says of the driver's lease.
+/// The driver's lease, as each replica of a volume that answers has it.
 pub(super) async fn lapses(service: &Service, state: &State, volume: VolumeId) -> BTreeMap<(NodeId, ShardId), Lapse> {
     let answers = ask_all(service, state, Some(volume)).await;
     replicas(&answers).into_iter().map(|(of, s)| (of, (s.view, s.lapsed))).collect()

@@ -124,7 +124,7 @@ fn lacks(slot: &Slot, state: &State) -> String {
     }
 }
 
-/// Who attaches volumes here.
+/// The holder of the volumes that are attached here.
 fn who<C: ControlPlane>(core: &Core<C>) -> Holder {
     Holder { identity: core.spec.identity, name: core.spec.name.clone() }
 }
