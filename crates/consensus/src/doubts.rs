@@ -10,7 +10,6 @@
 //! voters do not answer commits nothing. One link that broke is no majority. Who leads is still decided by votes, and
 //! what is committed by logs; a voter only holds to its leader for no longer than there is one.
 
-use crate::limits;
 use crate::timing;
 use crate::types::Seat;
 use freebs_types::NodeId;
@@ -43,6 +42,8 @@ pub struct Doubts {
     /// Voters that were refused by the leader's node, and when that was heard.
     refused: BTreeMap<Seat, u64>,
     given_up: bool,
+    /// This seat has been told its turn, and stands until another one leads or it says that it ends.
+    stands: bool,
 }
 
 impl Doubts {
@@ -70,28 +71,39 @@ impl Doubts {
         is_due
     }
 
-    /// `from`, which may be this seat itself, was refused at `node`.
-    pub fn hear(&mut self, now_ms: u64, led: Led, from: Seat, node: NodeId) {
+    /// `from`, which may be this seat itself, was refused at `node`. Only the words of `voters` are kept, and only for as
+    /// long as they count.
+    pub fn hear(&mut self, now_ms: u64, led: Led, from: Seat, node: NodeId, voters: &[BTreeSet<Seat>]) {
         self.turn_to(led);
-        let has_room = self.refused.len() < limits::SEATS_MAX || self.refused.contains_key(&from);
-        if node == led.by.node && from.node != node && has_room {
+        self.refused.retain(|_, at| is_new(*at, now_ms));
+        let has_vote = voters.iter().any(|set| set.contains(&from));
+        if node == led.by.node && from.node != node && has_vote {
             self.refused.insert(from, now_ms);
         }
     }
 
-    /// The turn of this seat, when it gives the leader up; told once. `voters` are one set, or two while they change.
+    /// The turn of this seat, when it gives the leader up; told once, until `ended`. `voters` are one set, or two while they
+    /// change.
     pub fn verdict(&mut self, now_ms: u64, me: Seat, voters: &[BTreeSet<Seat>]) -> Option<Turn> {
         let led = self.led?;
-        let says = |s: &Seat| self.refused.get(s).is_some_and(|at| now_ms.saturating_sub(*at) <= timing::AGREED_MS);
+        let says = |s: &Seat| self.refused.get(s).is_some_and(|at| is_new(*at, now_ms));
         let most = |set: &BTreeSet<Seat>| 2 * set.iter().filter(|s| says(s)).count() > set.len();
         let is_gone = says(&me) && !voters.is_empty() && voters.iter().all(most);
-        let was_given_up = std::mem::replace(&mut self.given_up, is_gone);
-        if !is_gone || was_given_up {
+        self.given_up = is_gone;
+        if !is_gone || self.stands {
             return None;
         }
         let others: BTreeSet<&Seat> = voters.iter().flatten().filter(|s| s.node != led.by.node).collect();
         let first = others.iter().position(|s| **s == me)? as u64;
+        self.stands = true;
         Some(Turn { first, every: others.len() as u64 })
+    }
+
+    /// This seat stands no more.
+    pub fn ended(&mut self, led: Led) {
+        if self.led == Some(led) {
+            self.stands = false;
+        }
     }
 
     /// True if this seat has given up this leader, and no link there is open again.
@@ -99,4 +111,9 @@ impl Doubts {
     pub fn has_given_up(&self, led: Led) -> bool {
         self.led == Some(led) && self.given_up
     }
+}
+
+/// Whether a word of that time counts still.
+fn is_new(at: u64, now_ms: u64) -> bool {
+    now_ms.saturating_sub(at) <= timing::AGREED_MS
 }

@@ -17,6 +17,9 @@ use std::time::Duration;
 
 /// Looks of a node whether it reaches another one, one every `timing::REACH_EVERY`.
 const REACH_LOOKS: usize = 10;
+/// Times that a seat stands although the leader that it gave up is back. The library held its vote to that leader no longer,
+/// and does so again only in another term.
+const TIMES_WHEN_BACK: usize = 2;
 
 impl Peer {
     /// The leader that this seat follows, and who votes; none if it leads itself, or has no vote.
@@ -67,7 +70,7 @@ impl Peer {
         let now = self.now_ms();
         let turn = {
             let mut doubts = self.0.doubts.borrow_mut();
-            doubts.hear(now, led, from, node);
+            doubts.hear(now, led, from, node, &voters);
             doubts.verdict(now, self.seat(), &voters)
         };
         if let Some(turn) = turn {
@@ -85,10 +88,15 @@ impl Peer {
         // Without it votes are given later.
         let _ = self.0.raft.handle_transfer_leader(handed_over).await;
         heartbeats(turn.first).await;
-        while self.0.doubts.borrow().has_given_up(led) && self.leader() == (Some(led.by), led.term) {
+        let mut left = TIMES_WHEN_BACK;
+        while left > 0 && self.leader() == (Some(led.by), led.term) {
+            if !self.0.doubts.borrow().has_given_up(led) {
+                left -= 1;
+            }
             let _ = self.0.raft.trigger().elect(true).await;
             heartbeats(turn.every).await;
         }
+        self.0.doubts.borrow_mut().ended(led);
     }
 
     /// Wakes what is done at each heartbeat whenever another seat leads.

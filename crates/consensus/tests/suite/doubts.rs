@@ -100,7 +100,7 @@ fn voters<const N: usize>(nodes: [u64; N]) -> BTreeSet<Seat> {
 }
 
 fn refused(d: &mut Doubts, now_ms: u64, nodes: &[u64]) {
-    nodes.iter().for_each(|n| d.hear(now_ms, LED, voter(*n), LEADER.node));
+    nodes.iter().for_each(|n| d.hear(now_ms, LED, voter(*n), LEADER.node, &[voters([1, 2, 3, 4, 5])]));
 }
 
 #[test]
@@ -148,11 +148,11 @@ fn what_was_said_of_a_leader_ends_with_its_time_its_term_and_its_return() {
     assert_eq!(d.verdict(1101, voter(1), &three), None, "voter 3 said so more than a second ago");
     let mut d = Doubts::default();
     refused(&mut d, 100, &[3]);
-    d.hear(100, Led { term: 8, ..LED }, voter(1), LEADER.node);
+    d.hear(100, Led { term: 8, ..LED }, voter(1), LEADER.node, &three);
     assert_eq!(d.verdict(100, voter(1), &three), None, "that was an earlier term");
     let mut d = Doubts::default();
     refused(&mut d, 100, &[1]);
-    d.hear(100, LED, voter(3), NodeId(4));
+    d.hear(100, LED, voter(3), NodeId(4), &three);
     assert_eq!(d.verdict(100, voter(1), &three), None, "that was about another node");
     // It is there again: this voter's own refusal is one of before.
     let mut d = Doubts::default();
@@ -162,7 +162,28 @@ fn what_was_said_of_a_leader_ends_with_its_time_its_term_and_its_return() {
     assert!(!d.has_given_up(LED));
     assert_eq!(d.verdict(200, voter(1), &three), None);
     refused(&mut d, 300, &[1]);
-    assert!(d.verdict(300, voter(1), &three).is_some(), "and gone again");
+    assert_eq!(d.verdict(300, voter(1), &three), None, "and gone again: it stands as before, and not twice");
+    assert!(d.has_given_up(LED));
+    d.ended(Led { term: 6, ..LED });
+    assert_eq!(d.verdict(300, voter(1), &three), None, "that one had stood against an earlier leader");
+    d.ended(LED);
+    assert!(d.verdict(300, voter(1), &three).is_some());
+}
+
+/// A node that spoke as many seats took the room of voters' words.
+#[test]
+fn words_of_strangers_and_of_long_ago_take_no_room() {
+    let three = [voters([1, 2, 3])];
+    let mut d = Doubts::default();
+    for store in 0..4096 {
+        d.hear(100, LED, Seat { node: NodeId(9), store }, LEADER.node, &three);
+        d.hear(100, LED, Seat { node: NodeId(1), store: 100 + store }, LEADER.node, &three);
+    }
+    assert_eq!(format!("{d:?}").matches("Seat").count(), 1, "the leader: {d:?}");
+    refused(&mut d, 100, &[4]);
+    refused(&mut d, 1101, &[1, 3]);
+    assert_eq!(format!("{d:?}").matches("Seat").count(), 3, "the leader, and two voters: {d:?}");
+    assert!(d.verdict(1101, voter(1), &three).is_some());
 }
 
 #[test]
