@@ -451,12 +451,16 @@ impl Cluster {
     }
 }
 
-/// Every node hears of a change, each a little later.
+/// Every node hears of each change, a little later.
 fn tell_shards(cluster: &Weak<Cluster>) {
     let Some(c) = cluster.upgrade() else { return };
     for node in &c.nodes {
-        let wait = Nanos(c.world.luck.borrow_mut().spread(100_000, 30_000_000));
-        let (weak, id) = (cluster.clone(), node.id);
+        let mut luck = c.world.luck.borrow_mut();
+        // Now and then its disk for the control state is slow.
+        let most = if luck.chance(0.05) { 1_000_000_000 } else { 30_000_000 };
+        let (wait, weak, id) = (Nanos(luck.spread(100_000, most)), cluster.clone(), node.id);
+        drop(luck);
+        node.will_hear(c.control.snapshot());
         c.world.after(wait, move || hear(&weak, id));
     }
     for gateway in c.gateways().into_iter().filter(|g| !g.is_dead()) {

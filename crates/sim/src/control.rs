@@ -10,7 +10,7 @@ use freebs_types::{
     ClusterId, Error, Generation, Hash32, HostPublic, Nanos, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
 };
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use tokio::sync::{Notify, oneshot};
@@ -222,12 +222,16 @@ impl Control {
     }
 }
 
-/// The control plane as one process sees it, and knows of it: that may be old.
+/// The control plane as one process sees it, and knows of it: that may be old. It hears of every state, in their order.
 #[derive(Clone)]
 pub struct Plane {
     control: Rc<Control>,
     me: Place,
     known: Rc<RefCell<Arc<State>>>,
+    /// States that are on their way here.
+    coming: Rc<RefCell<VecDeque<Arc<State>>>>,
+    /// States that have come, and that the worker was not told yet.
+    news: Rc<RefCell<VecDeque<Arc<State>>>>,
     heard: Rc<Notify>,
 }
 
@@ -236,13 +240,41 @@ impl Plane {
     #[must_use]
     pub fn new(control: &Rc<Control>, me: Place) -> Self {
         let known = Rc::new(RefCell::new(control.snapshot()));
-        Self { control: control.clone(), me, known, heard: Rc::default() }
+        let (coming, news, heard) = Default::default();
+        Self { control: control.clone(), me, known, coming, news, heard }
     }
 
-    /// The news have come.
+    /// A state sets out for here.
+    pub fn expect(&self, state: Arc<State>) {
+        self.coming.borrow_mut().push_back(state);
+    }
+
+    /// The next one of those that are on their way has come.
     pub fn hear(&self) {
-        *self.known.borrow_mut() = self.control.snapshot();
+        let Some(state) = self.coming.borrow_mut().pop_front() else { return };
+        *self.known.borrow_mut() = state.clone();
+        self.news.borrow_mut().push_back(state);
         self.heard.notify_waiters();
+    }
+
+    /// All that are on their way have come.
+    fn hear_all(&self) {
+        while !self.coming.borrow().is_empty() {
+            self.hear();
+        }
+    }
+
+    /// The oldest state that the worker is to be told.
+    #[must_use]
+    pub fn next(&self) -> Option<Arc<State>> {
+        self.news.borrow_mut().pop_front()
+    }
+
+    /// The state that is known when the worker begins: it is told that one, and then those that come.
+    #[must_use]
+    pub fn begin(&self) -> Arc<State> {
+        self.news.borrow_mut().clear();
+        self.state()
     }
 
     /// Whether a device that comes with this start number may be used; asked before anything is written to it (rule V8).
@@ -279,7 +311,7 @@ impl Commands for Plane {
     async fn submit(&self, command: Command) -> Result<Done> {
         let done = self.control.call(self.me, command).await?;
         // Whoever has the answer sees it in the state, too.
-        self.hear();
+        self.hear_all();
         Ok(done)
     }
 

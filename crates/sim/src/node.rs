@@ -8,8 +8,9 @@ use crate::device::{Crash, Disk, SimDevice};
 use crate::network::{Arrival, EndPoint, Network, Place};
 use crate::timing;
 use crate::world::World;
-use freebs_agent::{Commands, News, Port, Shards};
+use freebs_agent::{News, Port, Shards};
 use freebs_chain::{HostConfig, Mutant, Who, Worker, WorkerConfig};
+use freebs_control::State;
 use freebs_format::disk::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
 use freebs_format::wire::Message;
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
@@ -21,6 +22,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 use tokio::sync::Notify;
 use tokio::task::LocalSet;
@@ -125,7 +127,6 @@ impl Outbox<Message> for SimOutbox {
 #[derive(Default)]
 struct Inbox {
     arrivals: RefCell<BTreeMap<LinkId, VecDeque<Arrival>>>,
-    shards: Cell<bool>,
     wake: Notify,
 }
 
@@ -154,6 +155,7 @@ impl Inbox {
 /// One life of the process.
 struct Process {
     incarnation: u64,
+    plane: Plane,
     set: Rc<RefCell<Option<LocalSet>>>,
     inbox: Rc<Inbox>,
     waker: Rc<RefCell<Option<Waker>>>,
@@ -252,17 +254,19 @@ impl Node {
         let inbox = Rc::new(Inbox::default());
         let worker = Rc::new(RefCell::new(None));
         let set = LocalSet::new();
+        let plane = Plane::new(&self.shared.control, self.place());
         let life = Life {
             me: EndPoint { place: self.place(), incarnation },
             node: self.clone(),
             inbox: inbox.clone(),
             slot: worker.clone(),
-            plane: Plane::new(&self.shared.control, self.place()),
+            plane: plane.clone(),
             heard: RefCell::new(Shards::new(Peer { node: self.id, worker: 0 }, 1)),
         };
         set.spawn_local(life.run());
         let process = Process {
             incarnation,
+            plane,
             set: Rc::new(RefCell::new(Some(set))),
             inbox,
             waker: Rc::default(),
@@ -345,10 +349,17 @@ impl Node {
         true
     }
 
-    /// The control plane has news.
+    /// The control plane has news, which are on their way.
+    pub fn will_hear(&self, state: Arc<State>) {
+        if let Some(p) = self.process.borrow().as_ref() {
+            p.plane.expect(state);
+        }
+    }
+
+    /// The oldest news that are on their way have come.
     pub fn tell_shards(&self) {
         if let Some(p) = self.process.borrow().as_ref() {
-            p.inbox.shards.set(true);
+            p.plane.hear();
             p.inbox.wake.notify_one();
         }
     }
@@ -381,12 +392,11 @@ impl Life {
         *self.slot.borrow_mut() = Some(worker.clone());
         let links = Links { dialed: RefCell::default(), asked: RefCell::default() };
         let links = Rc::new(links);
-        self.hear_shards(&worker);
+        self.hear_shards(&worker, &self.plane.begin());
         tokio::task::spawn_local(dial_on(self.node.clone(), self.me, worker.clone(), links.clone()));
         loop {
-            if self.inbox.shards.take() {
-                self.plane.hear();
-                self.hear_shards(&worker);
+            while let Some(state) = self.plane.next() {
+                self.hear_shards(&worker, &state);
             }
             match self.inbox.take(&self.node.shared.world) {
                 None => self.inbox.wake.notified().await,
@@ -475,15 +485,15 @@ impl Life {
         }
     }
 
-    /// The worker hears the news of its shards in the state that is known here.
-    fn hear_shards(&self, worker: &SimWorker) {
-        let state = self.plane.state();
+    /// The worker hears the news of its shards in a state.
+    fn hear_shards(&self, worker: &SimWorker, state: &State) {
         let News { left, gone, changed } =
-            self.heard.borrow_mut().on_state(&state, &worker.shards(), &worker.left_shards());
-        for shard in left {
-            self.node.shared.world.count("replicas that were left");
-            self.node.shared.net.witness.borrow_mut().left(self.node.id, shard);
-            worker.on_left(shard);
+            self.heard.borrow_mut().on_state(state, &worker.shards(), &worker.left_shards());
+        for (shard, active) in left {
+            worker.on_left(shard, active);
+            let stays = worker.shards().contains(&shard);
+            self.node.shared.world.count(if stays { "states older than a log" } else { "replicas that were left" });
+            self.node.shared.net.witness.borrow_mut().left(self.node.id, shard, active);
         }
         gone.into_iter().for_each(|shard| worker.on_gone(shard));
         if !changed.is_empty() {

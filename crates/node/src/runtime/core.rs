@@ -336,7 +336,7 @@ impl<C: ControlPlane> Core<C> {
             shards.on_workers(workers_of(&state));
             let News { left, gone, changed } =
                 self.heard.borrow_mut().on_state(&state, &shards.shards(), &shards.left_shards());
-            left.into_iter().for_each(|id| shards.on_left(id));
+            left.into_iter().for_each(|(id, active)| shards.on_left(id, active));
             gone.into_iter().for_each(|id| shards.on_gone(id));
             if !changed.is_empty() {
                 shards.on_shards(changed);
