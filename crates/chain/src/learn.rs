@@ -361,7 +361,8 @@ impl Replica {
         }
         // Who goes on without the frame of the view that the state is of takes itself to be in an older one for good.
         let frame = body.view_frame.as_ref().filter(|f| f.view() == body.last_view && f.seq() <= h.seq());
-        let Some((frame, view)) = frame.and_then(|f| Some((f, ViewBody::decode(f.body()).ok()?))) else {
+        let whole = |f| Some((f, ViewBody::decode(FrameHead::body(f)).ok().filter(|v| v.pred < f.view())?));
+        let Some((frame, view)) = frame.and_then(whole) else {
             ctx.out.note(format!("shard {}: the end of the map lacks the frame of view {}", self.id, body.last_view));
             return;
         };
