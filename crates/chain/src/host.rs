@@ -380,6 +380,9 @@ impl Host {
             Durable::Unrepaired { shard, sequence, why } => {
                 self.with(shard, |r, ctx| r.on_unrepaired(ctx, sequence, why));
             }
+            Durable::Refused { shard, sequence } => {
+                self.with(shard, |r, ctx| r.on_refused(ctx, sequence));
+            }
             Durable::NoRoom { shard, ticket } => {
                 self.with(shard, |r, ctx| r.on_no_room(ctx, ticket));
             }
