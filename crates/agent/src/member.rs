@@ -7,7 +7,7 @@ use freebs_chain::{ControlPort, Worker};
 use freebs_control::State;
 use freebs_format::wire::Message;
 use freebs_io::{Clock, Device, Outbox};
-use freebs_types::{Nanos, Peer, ShardId};
+use freebs_types::{Nanos, Peer, ShardId, ViewNumber};
 use std::sync::Arc;
 
 /// One worker's knowledge of the control state, and the links that it opens.
@@ -25,8 +25,9 @@ impl Membership {
         Self { shards: Shards::new(me, workers), known, dialler: Dialler::new(me) }
     }
 
-    /// Tells the worker all that is new for it in a control state, and returns the shards that it left by that.
-    pub fn tell<D, O, P, K>(&mut self, now: Nanos, state: &Arc<State>, worker: &Worker<D, O, P, K>) -> Vec<ShardId>
+    /// Tells the worker all that is new for it in a control state, and returns the shards that it is to leave by that, each with
+    /// the view that is active in that state.
+    pub fn tell<D, O, P, K>(&mut self, now: Nanos, state: &Arc<State>, worker: &Worker<D, O, P, K>) -> Vec<(ShardId, ViewNumber)>
     where
         D: Device,
         O: Outbox<Message>,
@@ -35,7 +36,7 @@ impl Membership {
     {
         worker.on_workers(workers_of(state));
         let News { left, gone, changed } = self.shards.on_state(state, &worker.shards(), &worker.left_shards());
-        left.iter().for_each(|shard| worker.on_left(*shard));
+        left.iter().for_each(|(shard, active)| worker.on_left(*shard, *active));
         gone.into_iter().for_each(|shard| worker.on_gone(shard));
         if !changed.is_empty() {
             worker.on_shards(changed);

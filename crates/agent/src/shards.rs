@@ -2,7 +2,7 @@
 
 use freebs_chain::ShardInfo;
 use freebs_control::State;
-use freebs_types::{Peer, ShardId};
+use freebs_types::{Peer, ShardId, ViewNumber};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -17,8 +17,9 @@ pub struct Shards {
 /// The differences of a control state from the one before.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct News {
-    /// This node keeps them no more; what was promised stays.
-    pub left: Vec<ShardId>,
+    /// This node keeps them no more, with the view that is active; what was promised stays. The state may be an old one:
+    /// who is in a newer view stays there.
+    pub left: Vec<(ShardId, ViewNumber)>,
     /// Their volumes were deleted.
     pub gone: Vec<ShardId>,
     /// New here, or something of them is another.
@@ -36,10 +37,10 @@ impl Shards {
     /// left.
     pub fn on_state(&mut self, state: &State, here: &[ShardId], promised: &[ShardId]) -> News {
         // A former member keeps its replica until the others have everything (V7).
-        let is_left = |id: &ShardId| state.shard(*id).is_some_and(|s| !s.is_kept_by(self.me.node));
+        let left_in = |id: &ShardId| state.shard(*id).filter(|s| !s.is_kept_by(self.me.node)).map(|s| (*id, s.active));
         // Also those of volumes that were deleted while this node was away.
         let is_gone = |id: &ShardId| state.was_deleted(id.volume);
-        let left = here.iter().copied().filter(is_left).collect();
+        let left = here.iter().filter_map(left_in).collect();
         let gone = here.iter().chain(promised).copied().filter(is_gone).collect();
         let mine = self.mine(state);
         let changed = mine.values().filter(|i| self.known.get(&i.shard) != Some(i)).cloned().collect();

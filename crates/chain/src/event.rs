@@ -65,6 +65,8 @@ pub enum Mutant {
     PromiseNotDurable,
     /// V2: with a shard that it has left a node forgets what it promised.
     PromisesGo,
+    /// V7: a control state that is older than the log here makes the node leave the shard.
+    LeavesByOldStates,
     /// V2: one answer is enough to seal.
     SealAlone,
     /// V2: the head seals its own log and asks nobody.
@@ -260,8 +262,13 @@ pub enum Event {
     EngineFailed(Error),
     /// News from the control plane: shards that are new or changed.
     Shards(Vec<ShardInfo>),
-    /// This node is no member of the shard any more, and those that are have everything (V7).
-    Left(ShardId),
+    /// By a control state, this node is no member of the shard any more, and those that are have everything (V7).
+    Left {
+        /// The shard.
+        shard: ShardId,
+        /// The active view in that state, which may be older than the log here.
+        active: ViewNumber,
+    },
     /// The volume was deleted.
     Gone(ShardId),
     /// Workers of each node have become known or changed.

@@ -165,7 +165,7 @@ impl Host {
             Event::Durable(done) => done.into_iter().for_each(|d| self.on_durable(d)),
             Event::EngineFailed(e) => self.on_engine_failed(&e),
             Event::Shards(infos) => infos.into_iter().for_each(|i| self.on_info(i)),
-            Event::Left(shard) => self.on_left(shard),
+            Event::Left { shard, active } => self.on_left(shard, active),
             Event::Gone(shard) => self.on_gone(shard),
             Event::Workers(workers) => self.config.workers = workers,
             Event::Proposed { shard, result, seed } => {
@@ -380,6 +380,9 @@ impl Host {
             Durable::Unrepaired { shard, sequence, why } => {
                 self.with(shard, |r, ctx| r.on_unrepaired(ctx, sequence, why));
             }
+            Durable::Refused { shard, sequence } => {
+                self.with(shard, |r, ctx| r.on_refused(ctx, sequence));
+            }
             Durable::NoRoom { shard, ticket } => {
                 self.with(shard, |r, ctx| r.on_no_room(ctx, ticket));
             }
@@ -423,8 +426,16 @@ impl Host {
 
     /// Others have everything in an active view that this node is not in. What it promised stays (V2): a head of an older
     /// view may be asleep, and without the promise a blank member would be one more of those that it wakes up to.
-    fn on_left(&mut self, shard: ShardId) {
+    ///
+    /// A control state that is older than the log says nothing of it: a head may have taken this node into a newer view
+    /// since, and what it has answered there would be lost. Views that become active later have higher numbers, so the
+    /// state in which it has left that one, too, is obeyed.
+    fn on_left(&mut self, shard: ShardId, active: ViewNumber) {
         let Some(replica) = self.replicas.get(&shard) else { return };
+        let is_old = replica.promise().max(replica.view_number()) > active;
+        if is_old && self.config.mutant != Some(Mutant::LeavesByOldStates) {
+            return;
+        }
         let promised = replica.promise().max(replica.view_number()).max(replica.active());
         let promised = if self.config.mutant == Some(Mutant::PromisesGo) { ViewNumber(0) } else { promised };
         if promised.0 > 0 {

@@ -11,7 +11,7 @@
 //! made room. It counts as a member only when it has all.
 
 use crate::event::{Action, MapSource, Mutant};
-use crate::replica::{Ctx, Replica, TailEntry, with_overhead};
+use crate::replica::{Ctx, Replica, TailEntry, first_chunk, with_overhead};
 use crate::sync::{ANSWER_BYTES, Asking};
 use crate::timing;
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
@@ -122,10 +122,9 @@ impl Replica {
         self.tail.get(&upto).copied().or(held)
     }
 
-    /// The chunk that a frame of this name filled, and how far. Of frames before the last one that is not kept; what
-    /// goes out for them says the begin of the view's first chunk, so no frame that follows lies before it.
+    /// The chunk that a frame of this name filled, and how far. Of frames before the last one that is not kept.
     fn chunk_behind(&self, name: FrameName) -> (ChunkId, u32) {
-        if name == self.last { self.chunk } else { (ChunkId { view: name.view, counter: 0 }, 0) }
+        if name == self.last { self.chunk } else { first_chunk(name.view) }
     }
 
     /// A piece was read: it goes out as a carry frame, the last one with the state as a mark frame.
@@ -361,7 +360,8 @@ impl Replica {
         }
         // Who goes on without the frame of the view that the state is of takes itself to be in an older one for good.
         let frame = body.view_frame.as_ref().filter(|f| f.view() == body.last_view && f.seq() <= h.seq());
-        let Some((frame, view)) = frame.and_then(|f| Some((f, ViewBody::decode(f.body()).ok()?))) else {
+        let whole = |f| Some((f, ViewBody::decode(FrameHead::body(f)).ok().filter(|v| v.pred < f.view())?));
+        let Some((frame, view)) = frame.and_then(whole) else {
             ctx.out.note(format!("shard {}: the end of the map lacks the frame of view {}", self.id, body.last_view));
             return;
         };

@@ -127,6 +127,7 @@ impl Replica {
         body.seal_sequence == self.last.sequence
             && body.seal_hid == self.last.hid
             && frame.head.view() > self.view_number()
+            && frame.head.view() > body.pred
             && (frame.head.view() < asked || self.me.is_none_or(|me| body.members.iter().any(|m| m.node == me)))
             && self.published_fits(frame, &body)
     }
@@ -245,11 +246,11 @@ impl Replica {
 
     /// The end of what this log has of views up to `pred` (V4). Frames of views that never became active may lie behind
     /// it, of several on top of each other after rebuilds of the control state; each view's frame names the frame before
-    /// it. `None` if one of them is not known.
+    /// it. `None` if one of them is not known, or names no older view.
     fn end_in(&self, pred: ViewNumber) -> Option<FrameName> {
         let mut last = self.last;
         while last.view > pred {
-            let v = self.open_views().find(|v| v.number == last.view)?;
+            let v = self.open_views().find(|v| v.number == last.view && v.body.pred < last.view)?;
             last = FrameName { view: v.body.pred, sequence: v.body.seal_sequence, hid: v.body.seal_hid };
         }
         Some(last)

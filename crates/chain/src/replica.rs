@@ -223,6 +223,12 @@ pub(crate) fn genesis() -> FrameName {
     FrameName { view: ViewNumber(0), sequence: Sequence(0), hid: hide(&Hash32::default()) }
 }
 
+/// What is said of the chunk behind a frame of this view if it is not known how far that was filled: no frame that follows
+/// lies before it.
+pub(crate) fn first_chunk(view: ViewNumber) -> (ChunkId, u32) {
+    (ChunkId { view, counter: 0 }, 0)
+}
+
 /// What updates of so many bytes may take of the log.
 pub(crate) fn with_overhead(bytes: u64) -> u64 {
     bytes.saturating_add(bytes / 4)
@@ -411,6 +417,7 @@ impl Replica {
     pub fn stop(&mut self, ctx: &mut Ctx<'_>, why: String) {
         ctx.out.tell(NoteKind::Ended, self.id, &format!("stopped: {why}"));
         self.stopped = Some(why);
+        self.forget_recent();
     }
 
     /// Puts a frame that was found to follow the last one into the log.
@@ -526,6 +533,7 @@ impl Replica {
         self.tail.split_off(&to.next());
         self.last = entry.name;
         self.version = entry.version;
+        self.chunk = first_chunk(entry.name.view);
         self.durable = self.durable.min(to);
         self.requests.cut(to);
         self.damage.cut(to);
@@ -572,14 +580,23 @@ impl Replica {
         }
     }
 
+    /// The log can't have what this replica put into it: the two differ, and what becomes durable behind it says nothing. A
+    /// frame that a cut behind it takes away counts as little there.
+    pub fn on_refused(&mut self, ctx: &mut Ctx<'_>, sequence: Sequence) {
+        if self.cutting.iter().all(|to| sequence <= *to) {
+            self.stop(ctx, format!("the log does not take frame {sequence}; start this node again to have it mended"));
+        }
+    }
+
     /// The engine has come to a cut: what it makes durable from now on was appended behind it.
     pub fn on_cut_done(&mut self) {
         self.cutting.pop_front();
     }
 
-    /// The engine has made frames up to `sequence` durable: everyone who waits hears of it.
+    /// The engine has made frames up to `sequence` durable: everyone who waits hears of it. Of a log that can't be trusted
+    /// the last ones say nothing of those before them.
     pub fn on_durable(&mut self, ctx: &mut Ctx<'_>, sequence: Sequence) {
-        if sequence > self.last.sequence {
+        if sequence > self.last.sequence || self.stopped.is_some() {
             return;
         }
         self.durable = self.durable.max(sequence);

@@ -185,9 +185,10 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.step(Event::Shards(infos));
     }
 
-    /// This node is no member of the shard any more: all of it goes but what was promised (V2).
-    pub fn on_left(&self, shard: ShardId) {
-        self.step(Event::Left(shard));
+    /// By a control state in which this view is active, this node is no member of the shard any more: all of it goes but
+    /// what was promised (V2). If the log is of a newer view, the state is an old one, and nothing happens.
+    pub fn on_left(&self, shard: ShardId, active: ViewNumber) {
+        self.step(Event::Left { shard, active });
     }
 
     /// A volume was deleted: this shard of it goes, with all that is here.

@@ -53,9 +53,15 @@ impl State {
     /// The number of a node's next start, given those that its devices come with (rule V8). Asked before anything is
     /// written to them: one that comes with less than the node was seen with is an old image, and each raise would
     /// bring it nearer to being taken for the present one. All devices of a node get the same number.
+    ///
+    /// Of a node that was not looked at when the state was made again no start is known: these may be devices of
+    /// yesterday, and newer ones may be found later. Its first start is above all that it can have had, which were
+    /// counted from 1, or from an earlier revision.
     pub fn next_start(&self, node: NodeId, came_with: &[StartNumber]) -> Result<StartNumber> {
-        let seen = self.node(node).map(|n| n.start).unwrap_or_default();
-        let highest = came_with.iter().copied().fold(seen, StartNumber::max);
+        let node_before = self.node(node);
+        let seen = node_before.map(|n| n.start).unwrap_or_default();
+        let known = if node_before.is_some() && seen.0 == 0 { StartNumber(self.revision) } else { seen };
+        let highest = came_with.iter().copied().fold(known, StartNumber::max);
         match came_with.iter().position(|c| *c < seen) {
             Some(worker) => Err(Error::corrupt(format!(
                 "the device of worker {worker} comes with start number {}, and node {node} was seen with {seen}: it \

@@ -170,6 +170,11 @@ impl Inside {
                 Durable::Mark { ticket, .. } | Durable::Carry { ticket, .. } => {
                     self.tickets_done.insert(ticket);
                 }
+                Durable::Refused { sequence, .. } => {
+                    let why = format!("the disk's log does not take frame {sequence}; open the disk again");
+                    self.failed.get_or_insert(Error::bug(why));
+                    return true;
+                }
                 _ => {}
             }
         }

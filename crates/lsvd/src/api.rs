@@ -327,6 +327,14 @@ pub enum Durable {
         /// Why.
         why: Unrepaired,
     },
+    /// A frame that does not count, or a mark that is not in force: the log can't have it here. What is brought behind it
+    /// may be written, and does not follow what is here; whoever brought it does not know this log.
+    Refused {
+        /// The shard.
+        shard: ShardId,
+        /// Number of the frame; of a mark, that of the frame in front of it.
+        sequence: Sequence,
+    },
     /// Not written, but in force; the log says so with the next frame.
     Cut {
         /// The shard.

@@ -178,11 +178,14 @@ impl Core {
             Queued::Record(Record::Frame(f))
                 if self.shards.get(&f.head.shard()).is_some_and(|s| s.is_usurped_by(&f.head, &self.segs)) =>
             {
-                let (shard, s) = (f.head.shard(), f.head.seq());
+                if !nothing {
+                    return Front::Ends;
+                }
+                let (shard, sequence) = (f.head.shard(), f.head.seq());
                 self.queue.pop_front();
-                let what = format!("shard {shard}: frame {s} differs from a committed one of its sequence");
+                let what = format!("shard {shard}: frame {sequence} differs from a committed one of its sequence");
                 self.event(crate::EventKind::Refused, what);
-                Front::Left
+                Front::First(Next::Done(Durable::Refused { shard, sequence }))
             }
             Queued::Idle => {
                 self.queue.pop_front();
@@ -490,7 +493,10 @@ impl Core {
             self.counters.data_bytes += u64::from(op.head.header().data_len.get());
             match self.apply_entry(&op.head, op.at, batch.repair) {
                 Ok(()) => done.extend(op.done),
-                Err(f) => self.event(crate::EventKind::Refused, f.what),
+                Err(f) => {
+                    self.event(crate::EventKind::Refused, f.what);
+                    done.extend(op.done.and_then(|d| Self::refused(d, &op.head)));
+                }
             }
             if op.frees {
                 self.counters.carried += 1;
@@ -499,6 +505,17 @@ impl Core {
         }
         self.moves_done(batch.moves_done);
         self.earn(blocks, others as u64);
+    }
+
+    /// What is told in place of this, of what is written and does not count: the next frame's end would stand for it. Who
+    /// learns a map has no answer, and so no end of it.
+    fn refused(done: Durable, head: &FrameHead) -> Option<Durable> {
+        let (shard, sequence) = (head.shard(), head.seq());
+        match done {
+            Durable::Frame { .. } | Durable::Mark { .. } => Some(Durable::Refused { shard, sequence }),
+            Durable::Repair { .. } => Some(Durable::Unrepaired { shard, sequence, why: Unrepaired::Differs }),
+            _ => None,
+        }
     }
 
     /// Index and footer of the open segment, and where they go. `None` if nothing was appended to it.

@@ -10,7 +10,7 @@ use freebs_types::{
     ClusterId, Error, ErrorKind, HostPublic, Nanos, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
 };
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use tokio::sync::{Notify, oneshot};
@@ -69,10 +69,14 @@ impl Control {
         self.planes.borrow_mut().retain(|p| p.strong_count() > 0);
         for plane in self.planes.borrow().iter().filter_map(Weak::upgrade) {
             let mut luck = self.world.luck.borrow_mut();
-            // Now and then the node that a gateway follows lags.
-            let lags = matches!(plane.me, Place::Gateway(_)) && luck.chance(0.1);
-            let wait = Nanos(luck.spread(100_000, if lags { 3_000_000_000 } else { 30_000_000 }));
+            // Now and then the node that a gateway follows lags, or a node's disk for the control state is slow.
+            let (odds, lag) = if plane.is_node() { (0.05, 1_000_000_000) } else { (0.1, 3_000_000_000) };
+            let most = if luck.chance(odds) { lag } else { 30_000_000 };
+            let wait = Nanos(luck.spread(100_000, most));
             drop(luck);
+            if plane.is_node() {
+                plane.coming.borrow_mut().push_back(self.snapshot());
+            }
             plane.hear_after(wait);
         }
     }
@@ -271,17 +275,29 @@ impl Control {
     }
 }
 
-/// The state as one process follows it.
+/// The state as one process follows it. A node hears of every state in its turn, as its seat does; a gateway, which asks
+/// one, of the newest.
 struct Followed {
     control: Rc<Control>,
     me: Place,
     known: RefCell<Arc<State>>,
+    /// States on their way to a node.
+    coming: RefCell<VecDeque<Arc<State>>>,
+    /// How many of these have come, and were not taken in yet.
+    arrived: Cell<usize>,
+    /// States that are known at a node, and that its worker was not told yet.
+    news: RefCell<VecDeque<Arc<State>>>,
     heard: Notify,
-    /// Called when there are news, which are taken in by `Plane::hear`; without it they are taken in at once.
+    /// Called when there are news, which are taken in by `Plane::hear` or `Plane::next`; without it a gateway takes them in
+    /// at once.
     tell: RefCell<Option<Box<dyn Fn()>>>,
 }
 
 impl Followed {
+    fn is_node(&self) -> bool {
+        matches!(self.me, Place::Node(_))
+    }
+
     fn hear_after(self: Rc<Self>, wait: Nanos) {
         let plane = Rc::downgrade(&self);
         self.control.world.after(wait, move || {
@@ -289,16 +305,41 @@ impl Followed {
             if plane.control.net.is_blocked(Place::Control, plane.me) {
                 return plane.hear_after(timing::NEWS_AGAIN);
             }
+            plane.arrived.set(plane.arrived.get() + 1);
             match &*plane.tell.borrow() {
                 Some(tell) => tell(),
+                None if plane.is_node() => {}
                 None => plane.hear(),
             }
         });
     }
 
-    fn hear(&self) {
-        *self.known.borrow_mut() = self.control.snapshot();
+    fn knows(&self, state: Arc<State>) {
+        *self.known.borrow_mut() = state;
         self.heard.notify_waiters();
+    }
+
+    /// All that was decided until now is known here.
+    fn hear(&self) {
+        self.arrived.set(0);
+        let coming = std::mem::take(&mut *self.coming.borrow_mut());
+        self.news.borrow_mut().extend(coming);
+        self.knows(self.control.snapshot());
+        if let Some(tell) = self.tell.borrow().as_ref().filter(|_| self.is_node()) {
+            tell();
+        }
+    }
+
+    /// The oldest state that the worker was not told yet, of those that have come.
+    fn next(&self) -> Option<Arc<State>> {
+        let oldest = self.news.borrow_mut().pop_front();
+        if oldest.is_some() || self.arrived.get() == 0 {
+            return oldest;
+        }
+        self.arrived.set(self.arrived.get() - 1);
+        let state = self.coming.borrow_mut().pop_front()?;
+        self.knows(state.clone());
+        Some(state)
     }
 }
 
@@ -311,8 +352,9 @@ impl Plane {
     #[must_use]
     pub fn new(control: &Rc<Control>, me: Place) -> Self {
         let known = RefCell::new(control.snapshot());
-        let (heard, tell) = Default::default();
-        let followed = Rc::new(Followed { control: control.clone(), me, known, heard, tell });
+        let (coming, arrived, news, heard, tell) = Default::default();
+        let followed = Followed { control: control.clone(), me, known, coming, arrived, news, heard, tell };
+        let followed = Rc::new(followed);
         control.planes.borrow_mut().push(Rc::downgrade(&followed));
         Self(followed)
     }
@@ -322,9 +364,22 @@ impl Plane {
         *self.0.tell.borrow_mut() = Some(Box::new(tell));
     }
 
-    /// Takes in the news.
+    /// Takes in all news: for a gateway.
     pub fn hear(&self) {
         self.0.hear();
+    }
+
+    /// The oldest state that has come, and that the worker is to be told: for a node.
+    #[must_use]
+    pub fn next(&self) -> Option<Arc<State>> {
+        self.0.next()
+    }
+
+    /// The state that is known when the worker begins: it is told that one, and then those that come.
+    #[must_use]
+    pub fn begin(&self) -> Arc<State> {
+        self.0.news.borrow_mut().clear();
+        self.state()
     }
 
     /// The number of a start with a device that comes with this one (rule V8).

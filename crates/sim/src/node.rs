@@ -9,6 +9,7 @@ use crate::network::{Arrival, EndPoint, Network, Place};
 use crate::world::World;
 use freebs_agent::{Commands, Membership, Port};
 use freebs_chain::{HostConfig, Mutant, Who, Worker, WorkerConfig};
+use freebs_control::State;
 use freebs_format::wire::Message;
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
 use freebs_lsvd::{Engine, Expect, Options, Shape};
@@ -19,6 +20,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -122,7 +124,6 @@ impl Outbox<Message> for SimOutbox {
 #[derive(Default)]
 struct Inbox {
     arrivals: RefCell<BTreeMap<LinkId, VecDeque<Arrival>>>,
-    shards: Cell<bool>,
     wake: Notify,
 }
 
@@ -251,10 +252,7 @@ impl Node {
         let worker = Rc::new(RefCell::new(None));
         let set = LocalSet::new();
         let (plane, news) = (Plane::new(&self.shared.control, self.place()), inbox.clone());
-        plane.on_news(move || {
-            news.shards.set(true);
-            news.wake.notify_one();
-        });
+        plane.on_news(move || news.wake.notify_one());
         let known = plane.state();
         let life = Life {
             me: EndPoint { place: self.place(), incarnation },
@@ -378,11 +376,10 @@ impl Life {
             }
         };
         *self.slot.borrow_mut() = Some(worker.clone());
-        self.hear_shards(&worker);
+        self.hear_shards(&worker, &self.plane.begin());
         loop {
-            if self.inbox.shards.take() {
-                self.plane.hear();
-                self.hear_shards(&worker);
+            while let Some(state) = self.plane.next() {
+                self.hear_shards(&worker, &state);
             }
             self.dial();
             match self.inbox.take(&self.node.shared.world) {
@@ -496,12 +493,13 @@ impl Life {
         }
     }
 
-    /// The worker hears the news of its shards in the state that is known here.
-    fn hear_shards(&self, worker: &SimWorker) {
-        let left = self.member.borrow_mut().tell(self.now(), &self.plane.state(), worker);
-        for shard in left {
-            self.node.shared.world.count("replicas that were left");
-            self.node.shared.net.witness.borrow_mut().left(self.node.id, shard);
+    /// The worker hears the news of its shards in a state.
+    fn hear_shards(&self, worker: &SimWorker, state: &Arc<State>) {
+        let left = self.member.borrow_mut().tell(self.now(), state, worker);
+        for (shard, active) in left {
+            let stays = worker.shards().contains(&shard);
+            self.node.shared.world.count(if stays { "states older than a log" } else { "replicas that were left" });
+            self.node.shared.net.witness.borrow_mut().left(self.node.id, shard, active);
         }
     }
 

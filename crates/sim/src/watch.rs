@@ -141,9 +141,10 @@ impl Witness {
         self.views.get(&(shard, view)).is_some_and(|v| told.is_some_and(|d| *d >= v.sequence))
     }
 
-    /// The node has left the shard: if it comes back to it, it begins anew. What it promised stays.
-    pub fn left(&mut self, node: NodeId, shard: ShardId) {
-        self.durable.retain(|(s, _, n), _| (*s, *n) != (shard, node));
+    /// By a control state in which this view is active, the node has left the shard: if it comes back to it, it begins
+    /// anew. What it promised stays, and what it has said in newer views: that state knows nothing of them.
+    pub fn left(&mut self, node: NodeId, shard: ShardId, active: ViewNumber) {
+        self.durable.retain(|(s, v, n), _| (*s, *n) != (shard, node) || *v > active);
     }
 
     /// How far a node has said that it is durable in a view, since it last came to the shard.
@@ -221,7 +222,7 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(flagged(&mut w, 2), ["lease", "read", "durable"]);
             // The fate of the replica changes nothing.
-            w.left(NODE, SHARD);
+            w.left(NODE, SHARD, ViewNumber(9));
             w.started(NODE);
         }
         assert_eq!(flagged(&mut w, 3), [""; 0]);

@@ -125,7 +125,9 @@ fn what_is_here_goes_only_by_a_word_of_the_control_state() {
     let mut shards = Shards::new(Peer::of(outside, SHARD, 2), 2);
     let unknown = ShardId { volume: VolumeId(9), index: 0 };
     let here = [SHARD, unknown];
-    assert_eq!(shards.on_state(&state, &here, &[]), News { left: vec![SHARD], ..News::default() });
+    assert_eq!(shards.on_state(&state, &here, &[]), News { left: vec![(SHARD, ViewNumber(0))], ..News::default() });
+    let active = open(&mut state);
+    assert_eq!(shards.on_state(&state, &here, &[]).left, [(SHARD, active)], "for who may be in a newer view");
     state.apply(Command::DeleteVolume { volume: SHARD.volume, force: false }).unwrap();
     assert_eq!(shards.on_state(&state, &here, &[]), News { gone: vec![SHARD], ..News::default() });
     // Of a shard that was left a promise is still here.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::event::{Event, SyncSource};
+use crate::replica::{OpenView, TailEntry};
 use freebs_types::Error;
 
 /// The head of a shard that never had an active view lost an append. There was nobody to compare its log with, nor
@@ -62,6 +63,25 @@ fn a_log_that_may_be_an_old_image_seals_nothing() {
         assert_eq!(s.r.last.view == ViewNumber(2), !unseen);
         s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
         assert_eq!(s.r.last.view, ViewNumber(2), "two of those that count are enough");
+    }
+}
+
+/// A view frame said that its view follows itself, or a later one. Each step to the view before it led to the same one
+/// again: the next seal was never answered, not after a restart either, and the worker did nothing else.
+#[test]
+fn a_view_follows_an_older_one() {
+    for pred in [4, 5, u64::MAX] {
+        let mut s = Scene::new(2);
+        let mut c = Chain { view: ViewNumber(pred), ..Chain::new() };
+        let frame = c.open(4);
+        let took = s.play(|r, ctx| r.on_synced_frame(ctx, frame.clone(), ViewNumber(4))).0;
+        assert!(!took && s.r.is_empty_log(), "view 4 after view {pred}");
+        // A log may have such a frame from before.
+        let body = ViewBody::decode(frame.head.body()).expect("a view");
+        s.r.last = TailEntry::of(&frame.head).name;
+        s.r.view = Some(OpenView { number: ViewNumber(4), sequence: Sequence(1), body });
+        let answer = s.r.seal_answer(ViewNumber(9), ViewNumber(2));
+        assert_eq!((answer.damaged, answer.has_pred, answer.last), (true, false, genesis()));
     }
 }
 

@@ -150,6 +150,27 @@ fn who_was_not_looked_at_seals_nothing_of_what_was_before() {
     assert_eq!(unseen(&r.state), [0; 0]);
 }
 
+/// Node 3 was not looked at, and came back with an image of yesterday. A view with it became active, and it answered in
+/// that. Then its newest disk was found and put in: its start number was above what the node had been seen with, and what
+/// the image had answered was gone (V8).
+#[test]
+fn the_first_start_of_who_was_not_looked_at_is_above_all_that_it_can_have_had() {
+    let v = view(6, 4, [2, 1, 3]);
+    let mut r = made(3, vec![node(1, vec![of(&v)]), node(2, vec![of(&v)])]);
+    let next = |s: &State, n, came_with| s.next_start(NodeId(n), &[StartNumber(came_with)]).map_err(|e| e.kind);
+    let start = next(&r.state, 3, 5).unwrap();
+    let (name, address) = ("node3".into(), "h3:1".into());
+    r.state.apply(Command::RegisterNode { node: NodeId(3), name, address, workers: 1, start }).unwrap();
+    let (shard, active) = (ShardId { volume: VOLUME, index: 0 }, ViewNumber(6));
+    let done = r.state.apply(Command::ProposeView { shard, active, node: NodeId(2), start: StartNumber(22) }).unwrap();
+    let Outcome::Proposed { view, generation, .. } = done.outcome else { panic!() };
+    r.state.apply(Command::ActivateView { shard, view, generation }).unwrap();
+    assert!(r.state.shard(shard).unwrap().unseen.is_empty());
+    assert_eq!(next(&r.state, 3, 9), Err(ErrorKind::Corrupt), "the disk that it had before");
+    assert_eq!(next(&r.state, 3, start.0), Ok(start.next()));
+    assert_eq!(next(&r.state, 1, 21), Ok(StartNumber(22)), "it was looked at");
+}
+
 /// Who was a member before keeps what it has until those who join have learned.
 #[test]
 fn who_has_more_than_the_members_keeps_it() {

@@ -7,7 +7,7 @@ use freebs_format::disk::{APPEND_MAGIC, AppendHeader, SUPERBLOCK_AT, Superblock}
 use freebs_format::{ExtentKind, Frame, FrameHeader, crc32c};
 use freebs_io::memory::MemoryDevice;
 use freebs_io::{Device, faults};
-use freebs_lsvd::{CleanOptions, Learned, MarkChange, Record};
+use freebs_lsvd::{CleanOptions, Durable, Learned, MarkChange, Record};
 use freebs_types::{BlockRange, ErrorKind, Lba, Result, Sequence, ShardId};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -758,8 +758,8 @@ fn a_frame_over_written_blocks_of_its_chunk_does_not_count() {
             let good = rig.engine.digest(chain.shard).await.unwrap();
             let mut other = chain.clone();
             (other.chunk.counter, other.offset) = (counter, offset);
-            // Nobody is told of it: it is durable, and does not count.
-            rig.engine.append(Record::Frame(other.frame(&[write(100)])));
+            // It is durable, and does not count.
+            rig.append(Record::Frame(other.frame(&[write(100)])));
             if marked {
                 rig.append(Record::Mark { shard: chain.shard, change: MarkChange::default(), ticket: 1 });
             }
@@ -790,6 +790,45 @@ fn a_frame_over_written_blocks_of_its_chunk_does_not_count() {
             let mut model = Model::new();
             [0, 10, 0, 100].iter().for_each(|lba| write(*lba).apply(&mut model));
             assert_eq!(found, full(&model, BLOCKS));
+        });
+    }
+}
+
+/// A frame that does not count was told to nobody, and the end of the one behind it was told as that of both.
+#[test]
+fn what_is_refused_is_told_before_what_lies_behind_it() {
+    let write = |lba: u32| Op { extents: vec![(ExtentKind::Data, lba, 4)], fill: 7 };
+    // Over blocks that are written; or another one at the place of one that is committed.
+    for committed in [false, true] {
+        local(async move {
+            let device = MemoryDevice::new(512, 1 << 30);
+            create_log(device.clone(), &shape(40)).await.unwrap();
+            let rig = Rig::open(device.clone()).await.unwrap();
+            let mut chain = Chain::new(ShardId::new(1, 0));
+            rig.append(Record::Frame(chain.frame(&[write(0)])));
+            let mut other = chain.clone();
+            if committed {
+                rig.append(Record::Frame(chain.frame(&[write(10)])));
+            }
+            rig.settle().await;
+            rig.engine.committed(chain.shard, Sequence(chain.sequence));
+            if !committed {
+                other.offset = 0;
+            }
+            for lba in [20, 30] {
+                rig.engine.append(Record::Frame(other.frame(&[write(lba)])));
+            }
+            let behind = |d: &Durable| matches!(d, Durable::Frame { sequence, .. } if sequence.0 == 3);
+            for _ in 0..1_000_000 {
+                if rig.heard.done.borrow().iter().any(behind) {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+            let done = rig.heard.done.borrow();
+            let (shard, sequence) = (chain.shard, Sequence(2));
+            let refused = done.iter().position(|d| *d == Durable::Refused { shard, sequence });
+            assert!(refused < done.iter().position(behind) && refused.is_some(), "committed {committed}: {done:?}");
         });
     }
 }

@@ -291,8 +291,8 @@ async fn usurped(seed: u64, rule: Option<RuleMutant>) {
     (other.sequence, other.version) = (committed - 1 - pair.rng.below(3), 1000);
     (other.chunk.counter, other.offset) = (77, 0);
     let frame = other.frame(&[Op::random(&mut pair.rng, BLOCKS)]);
-    // A refused frame is not answered; the one behind it is.
-    pair.ours.engine.append(Record::Frame(frame));
+    // It is told that the frame is refused, and the one behind it is durable.
+    pair.ours.append(Record::Frame(frame));
     let op = Op::random(&mut pair.rng, BLOCKS);
     op.apply(&mut pair.model);
     pair.ours.append(Record::Frame(last.frame(&[op])));
