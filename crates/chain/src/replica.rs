@@ -223,8 +223,8 @@ pub(crate) fn genesis() -> FrameName {
     FrameName { view: ViewNumber(0), sequence: Sequence(0), hid: hide(&Hash32::default()) }
 }
 
-/// What is said of the chunk behind a frame of this view if it is not known how far that was filled: no frame that follows
-/// lies before it.
+/// The place that is named for the chunk behind a frame of this view if it is not known how far that was filled: no frame
+/// that follows lies before it.
 pub(crate) fn first_chunk(view: ViewNumber) -> (ChunkId, u32) {
     (ChunkId { view, counter: 0 }, 0)
 }

@@ -507,8 +507,8 @@ impl Core {
         self.earn(blocks, others as u64);
     }
 
-    /// What is told in place of this, of what is written and does not count: the next frame's end would stand for it. Who
-    /// learns a map has no answer, and so no end of it.
+    /// The answer in place of this one to something that is written and does not count: else the next frame's end would
+    /// stand for it. A learner gets none, and so comes to no end of its map.
     fn refused(done: Durable, head: &FrameHead) -> Option<Durable> {
         let (shard, sequence) = (head.shard(), head.seq());
         match done {

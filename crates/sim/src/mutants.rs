@@ -9,6 +9,7 @@ use freebs_driver::Mutant as Driver;
 /// `ForeignLeasesUnknown` (L3): an older driver here hears of a newer one from some member before it can use such a lease.
 /// `RequestsOfAnyone` (W1): for the same reason one run in hundreds shows it. `PlansStopOrders`: nothing is wrong with what
 /// a head does that stops for too long. `EmptyLogsCount` (V2): no disk that was lost gets to answer here (V8).
+/// `LeavesByOldStates` (V7): a node would have to be let go of and taken again before it has heard of either.
 pub const CHAIN: [Chain; 19] = [
     Chain::HeadOrdersAfterRestart,
     Chain::RepeatsAreApplied,
