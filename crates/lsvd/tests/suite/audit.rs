@@ -347,6 +347,34 @@ fn frames_that_a_map_has_cut_are_in_no_audit() {
     }
 }
 
+/// The mark at the end of a map is all that says that the branch was cut. Its segment may be given up when nothing in it is
+/// live any more; a start that still finds the branch, and no mark, would put it under the map.
+#[test]
+fn a_mark_that_cuts_stays_as_long_as_what_it_cuts() {
+    local(async {
+        let mut r = Returned::new(2).await;
+        let all = r.rig.read_all(SHARD, BRANCH_ONLY + 10).await.unwrap();
+        assert_eq!(all.get(&BRANCH_ONLY), Some(&Cell8::Trim));
+        // All that the segment of the map holds is written anew, here and in the other shard.
+        r.go_on(data(0, 60, 8)).await;
+        r.rig.append(Record::Frame(r.other.frame(&[data(300, 230, 9)])));
+        for i in 0..20 {
+            r.go_on(data(200, 100, 10 + i)).await;
+            r.rig.engine.committed(SHARD, Sequence(r.chain.sequence));
+            r.rig.engine.committed(OTHER, Sequence(r.other.sequence));
+        }
+        let all = r.rig.read_all(SHARD, BRANCH_ONLY + 10).await.unwrap();
+        assert!(r.rig.engine.counters().segments_freed > 1, "{:?}", r.rig.engine.counters());
+        r.rig.stop().await;
+        let rig = Rig::open(r.device.clone()).await.unwrap();
+        assert_eq!(rig.report.damage, []);
+        let mut after = rig.read_all(SHARD, BRANCH_ONLY + 10).await.unwrap();
+        after.retain(|block, cell| all.get(block) != Some(cell));
+        assert_eq!(after, Model::new(), "blocks that a start has changed");
+        rig.stop().await;
+    });
+}
+
 /// The forger has a member's log, all that is public, and right checksums, but not the secret of the view.
 #[test]
 fn a_forged_continuation_is_found_when_the_secret_is_known() {
