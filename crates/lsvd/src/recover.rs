@@ -60,6 +60,8 @@ struct Recovery<'a, D> {
     segment_lost: bool,
     /// A slot of a checkpoint said that appends up to here were durable.
     known_durable: u64,
+    /// The device has slots of checkpoints.
+    slots: bool,
     /// A mark told of a version that is kept after something was let go of that it may need.
     late: bool,
 }
@@ -94,7 +96,7 @@ pub(crate) async fn recover<D: Device>(
     while let Some(from) = ways.pop_front() {
         *report = first.clone();
         let mut r = Recovery::new(device, geometry, options, report, from);
-        r.known_durable = known_durable;
+        (r.known_durable, r.slots) = (known_durable, checkpoints);
         r.core.get_mut().segs.mutant = mutant;
         r.core.get_mut().maps.avoid = std::mem::take(&mut avoid);
         r.core.get_mut().hints = hints.clone().unwrap_or_default();
@@ -134,18 +136,20 @@ pub(crate) async fn recover<D: Device>(
     Err(Error::bug("the log alone needs no page of the map"))
 }
 
-/// The state in memory, from the log alone. Nothing is written.
+/// The state in memory, from the log alone, and from what slots of checkpoints say of its end if the device has slots.
+/// Nothing is written.
 pub(crate) async fn recover_in_memory<D: Device>(
     device: &D,
     geometry: Geometry,
     report: &mut OpenReport,
-    indexes: bool,
+    (indexes, slots): (bool, bool),
 ) -> Result<Core> {
     let from = if indexes { From::Memory } else { From::Appends };
     let (first, mut hints) = (report.clone(), None);
     loop {
         *report = first.clone();
         let mut r = Recovery::new(device, geometry, Options::UNBOUNDED, report, from);
+        r.slots = slots;
         r.core.get_mut().hints = hints.clone().unwrap_or_default();
         r.all().await?;
         let late = r.late;
@@ -173,6 +177,7 @@ impl<'a, D: Device> Recovery<'a, D> {
             covered_rest: 0,
             segment_lost: false,
             known_durable: 0,
+            slots: false,
             late: false,
         }
     }
@@ -278,9 +283,10 @@ impl<D: Device> Recovery<'_, D> {
         self.known_durable = self.known_durable.max(self.core.get_mut().maps.durable);
     }
 
-    /// The words of the slots on the end of the log, where none of their checkpoints is begun with.
+    /// The words of the slots on the end of the log, where none of their checkpoints is begun with: a tool that reads the
+    /// log alone has to miss the same as a start.
     async fn ask_slots(&mut self) {
-        if self.from == From::Checkpoint {
+        if self.slots {
             let said = self.io().said_durable().await;
             self.known_durable = said.into_iter().fold(self.known_durable, u64::max);
         }

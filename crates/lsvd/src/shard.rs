@@ -648,6 +648,12 @@ impl Shard {
             // A branch that was cut before the map was learned.
             self.cut(body.learned_upto, segs);
         }
+        if body.whole {
+            // No frame takes the place of those that were cut here. Without this mark a start would put them under the map.
+            for by in std::mem::take(&mut self.stale) {
+                segs.pin(at.segment, by);
+            }
+        }
         let last = self.tip.name;
         if s == last.sequence && s.0 > 0 && last.hid != h.hid() && s > self.committed {
             // Our last frame was cut, and the one that took its place is lost.

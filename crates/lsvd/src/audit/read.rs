@@ -57,6 +57,7 @@ struct Start {
 enum Item {
     Frame(Fact),
     Learned(Sequence, Sequence),
+    Mapped { since: Sequence, tip: Sequence, upto: Sequence },
     Deleted,
     Damage(Place, String),
 }
@@ -175,6 +176,7 @@ async fn run<D: Device>(
             match item {
                 Item::Frame(fact) => walk.frame(fact),
                 Item::Learned(since, upto) => walk.learned(since, upto),
+                Item::Mapped { since, tip, upto } => walk.mapped(since, tip, upto),
                 Item::Deleted => walk.end(),
                 Item::Damage(at, what) => walk.damage(at, what),
             }
@@ -325,9 +327,10 @@ impl<D: Device> Reader<'_, D> {
 /// The part of a mark that the audit has to know: frames whose entries were learned, or that all before it is gone.
 fn said(e: &IndexEntry) -> Option<Item> {
     let body = MarkBody::decode(e.head.body()).ok()?;
-    let upto = if body.whole { e.head.seq() } else { body.learned_upto };
-    match body.deleted {
-        true => Some(Item::Deleted),
-        false => (upto.0 > 0).then_some(Item::Learned(body.learned_since, upto)),
+    let (since, upto) = (body.learned_since, body.learned_upto);
+    match (body.deleted, body.whole) {
+        (true, _) => Some(Item::Deleted),
+        (false, true) => Some(Item::Mapped { since, tip: upto, upto: e.head.seq() }),
+        (false, false) => (upto.0 > 0).then_some(Item::Learned(since, upto)),
     }
 }

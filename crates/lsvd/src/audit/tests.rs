@@ -402,6 +402,40 @@ fn frames_of_a_cut_branch_in_front_of_a_gap_are_left_aside() {
     }
 }
 
+/// The story: a head dies with frames that nobody else has. The others go on and give up frames; then the node comes back
+/// and learns a map. Nothing of the chain lies in place of the branch, so only the mark says that it was cut.
+#[test]
+fn frames_that_a_map_has_cut_are_left_aside() {
+    for (branch, tip) in [(2, 5), (9, 5), (2, 7), (9, 7), (2, 0)] {
+        let Story { mut facts, .. } = history(1, |_| ());
+        let mut m = Maker::default();
+        m.open();
+        (0..4).for_each(|i| drop(m.data(i)));
+        let mut other = m.clone();
+        (0..branch).for_each(|i| facts.push(fact(&other.data(90 + i).head)));
+        // Frames 6 to 12 of the chain; some of them may come as frames while the map is learned.
+        let chain: Vec<Fact> = (0..7).map(|i| fact(&m.data(i).head)).collect();
+        facts.extend(chain.into_iter().filter(|f| f.sequence() <= tip));
+        let mark = facts.len();
+        facts.push(fact(&m.open().head));
+        (0..3).for_each(|i| facts.push(fact(&m.data(i).head)));
+        let mut walk = Walk::new(SHARD, (m.name(), Version(m.version)), released(12), Ask::default());
+        for (i, f) in facts.iter().enumerate().rev() {
+            walk.frame(f.clone());
+            if i == mark {
+                walk.mapped(Sequence(5), Sequence(tip), Sequence(12));
+            }
+        }
+        let r = walk.finish().expect("no repairs");
+        assert!(r.is_sound(), "{branch} frames, {tip} stay: {:?}", r.breaks);
+        let stay = tip.max(5);
+        let told = [(Proof::Proven, 1, stay), (Proof::Summarised, stay + 1, 12), (Proof::Linked, 13, 16)];
+        assert_eq!(ranges(&r), told, "{branch} frames, {tip} stay");
+        let sampled: Vec<u64> = r.samples.iter().map(|s| s.0.0).collect();
+        assert_eq!(sampled, (1..=stay).chain(13..=16).collect::<Vec<_>>());
+    }
+}
+
 /// Frames that were damaged lie behind those that follow them, as copies.
 #[test]
 fn repaired_frames_are_taken_when_their_number_comes() {

@@ -5,7 +5,8 @@
 //! secret is known before the frames that it proves.
 //!
 //! Frames of a branch that was cut lie before the frame that cut them, and have numbers that the walk has passed: they
-//! are left aside. A copy that repairs a frame lies behind the frames that follow it, and waits until its number comes.
+//! are left aside. Where a map was learned, no frame did: the mark at its end says up to where frames before it count,
+//! however far the branch went. A copy that repairs a frame lies behind the frames that follow it, and waits until its number comes.
 //! So do frames that a member was brought once more, in front of which the walk goes on.
 
 use super::{
@@ -163,6 +164,8 @@ pub(crate) struct Walk {
     run: Option<(usize, Sequence)>,
     /// Behind the first and up to the second, entries were learned in place of frames.
     learned: Vec<(Sequence, Sequence)>,
+    /// Frames behind this are of branches that were cut where a map was learned.
+    cut: Sequence,
     /// Everything before is of a shard of the same name that was deleted, or had left this node.
     is_over: bool,
     /// Bytes that can't be read and whose frames nobody knows, since the last frame that was in its place.
@@ -196,6 +199,7 @@ impl Walk {
             too_many: false,
             run: None,
             learned: Vec::new(),
+            cut: Sequence(u64::MAX),
             is_over: false,
             damage: None,
             asked: Vec::new(),
@@ -245,6 +249,13 @@ impl Walk {
         }
     }
 
+    /// A mark says that the map up to `upto` was learned, with all that was placed behind `since`. Of the log in front of
+    /// it frames up to `tip` stay, or up to `since` if that is 0; what lies behind these was cut.
+    pub fn mapped(&mut self, since: Sequence, tip: Sequence, upto: Sequence) {
+        self.learned(since, upto);
+        self.cut = self.cut.min(if tip.0 > 0 { tip } else { since });
+    }
+
     /// Bytes that can't be read, and nothing says which frames they were.
     pub fn damage(&mut self, at: Place, what: String) {
         self.damage.get_or_insert((at, what));
@@ -256,6 +267,9 @@ impl Walk {
         let s = fact.name.sequence;
         if (s, fact.name.hid) == (want.sequence, want.hid) {
             return self.accept(fact, true);
+        }
+        if s > self.cut {
+            return;
         }
         if fact.repair {
             // One of another branch takes nobody's place.

@@ -30,7 +30,7 @@ const GUESS_APPENDS: usize = 256;
 /// A device and its log.
 pub(super) struct Opened {
     pub geometry: Geometry,
-    /// Whether there may be checkpoints.
+    /// Whether there may be checkpoints, and slots that name them.
     checkpoints: bool,
     pub info: DeviceInfo,
 }
@@ -131,7 +131,7 @@ impl Opened {
         if device.len() < SEGMENTS_AT {
             return Err(Error::corrupt(format!("the device is cut short: only {} bytes of it are left", device.len())));
         }
-        let core = recover_in_memory(device, self.geometry, &mut report, indexes).await?;
+        let core = recover_in_memory(device, self.geometry, &mut report, (indexes, self.checkpoints)).await?;
         self.info.used_segments = core.segs.used_count;
         self.info.torn_bytes = report.torn_bytes;
         self.info.live_bytes = core.segs.live_blocks * BLOCK as u64;

@@ -4,8 +4,8 @@
 use crate::common::*;
 use freebs_format::disk::{APPEND_MAGIC, CHECKPOINT_AT, FEATURE_CHECKPOINTS, Superblock};
 use freebs_io::memory::MemoryDevice;
-use freebs_lsvd::tool::{DamageKind, SegmentKind, inspect, rebuild, verify};
-use freebs_lsvd::{MarkChange, Options, Record};
+use freebs_lsvd::tool::{DamageKind, SegmentKind, inspect, rebuild, survey, verify};
+use freebs_lsvd::{Finding, MarkChange, Options, Record};
 use freebs_types::{Sequence, ShardId, ViewNumber};
 
 const BLOCKS: u32 = 3000;
@@ -394,10 +394,26 @@ fn a_piece_of_a_segment_at_the_end_is_blank_when_the_device_grows_over_it() {
     });
 }
 
+/// What each tool says that the next start would report as damage; all of them say the same.
+async fn tools_find(dev: &MemoryDevice) -> Vec<Finding> {
+    let found = survey(dev, &mut ()).await.unwrap();
+    assert!(found.recovery.is_empty() || found.shards.iter().all(|s| !s.whole), "{found:?}");
+    let checked = verify(dev, &mut ()).await.unwrap();
+    assert_eq!(checked.is_sound(), found.recovery.is_empty(), "{:?}", checked.losses);
+    let again = rebuild(dev, false, &mut ()).await.unwrap();
+    assert!(again.shards.iter().all(|s| s.before == s.after));
+    // That indexes are missing is no news where none is used.
+    assert_eq!(again.recovery.is_empty(), found.recovery.is_empty());
+    for other in [checked.recovery, inspect(dev, &mut ()).await.unwrap().recovery] {
+        assert_eq!(other, found.recovery);
+    }
+    found.recovery
+}
+
 /// The slots of checkpoints know how far the log went. If its end is gone, every start says so and has suspect tails, until
-/// the log itself tells of it; also where no start could begin with a checkpoint any more (rule E7).
+/// the log itself tells of it, and so do the tools that look at the device between starts; also where no start could begin with a checkpoint any more (rule E7).
 #[test]
-fn a_lost_end_of_the_log_is_missed_at_every_start() {
+fn a_lost_end_of_the_log_is_missed_at_every_start_and_by_tools() {
     local(async {
         let mut rng = Rng::new(6);
         let dev = MemoryDevice::new(4096, 1 << 30);
@@ -423,8 +439,10 @@ fn a_lost_end_of_the_log_is_missed_at_every_start() {
                 b[from..segment.end].fill(0);
             });
             for start in 0..3 {
+                let told = tools_find(&dev).await;
                 let rig = Rig::open(dev.clone()).await.unwrap();
                 assert_ne!(rig.report.damage, [], "start {start} with {left} appends");
+                assert_eq!(told, rig.report.damage, "before start {start} with {left} appends");
                 let state = rig.engine.state(chain.shard);
                 assert_eq!(state.is_some(), left > 0);
                 assert!(state.is_none_or(|s| s.suspect_tail && s.last.sequence == Sequence(left as u64)));
@@ -435,7 +453,9 @@ fn a_lost_end_of_the_log_is_missed_at_every_start() {
             rig.append(Record::Frame(frames[left].clone()));
             rig.settle().await;
             rig.stop().await;
+            let told = tools_find(&dev).await;
             let rig = Rig::open(dev.clone()).await.unwrap();
+            assert_eq!(told, rig.report.damage, "behind {left} appends and one more");
             let state = rig.engine.state(chain.shard).unwrap();
             assert_eq!(state.last.sequence, Sequence(left as u64 + 1));
             assert_eq!(state.suspect_tail, left > 0);
