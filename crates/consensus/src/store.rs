@@ -568,6 +568,10 @@ impl Inner {
         let room = (self.options.room / PAGE_BYTES as u64) as u32;
         let size = first_batch + room.max(least).next_multiple_of(UNIT_PAGES);
         let old = writer.superblock;
+        // A superblock with the number behind this one would never be read.
+        if old.generation.get() >= NUMBER_MAX {
+            return Err(Error::corrupt("a superblock of the control store with numbers that can't be counted on from"));
+        }
         let before = old.first_page.get().saturating_sub(FIRST_PAGE);
         let behind = old.first_page.get() + old.pages.get();
         let first_page = if behind == 0 || before >= size { FIRST_PAGE } else { behind };

@@ -299,3 +299,32 @@ fn rot_where_no_area_lies_does_not_count_later() {
         }
     });
 }
+
+/// The fuzzer opened a store with the last generation there is: the start wrote the next one into both superblocks, and
+/// no later start could read them.
+#[test]
+fn a_store_whose_numbers_are_used_up_stays_as_it_is() {
+    block_on(async {
+        let device = MemoryDevice::new(512, 1 << 30);
+        let store = Store::create(device.clone(), options(0, None), random(1)).await.unwrap();
+        store.append(vec![entry(1, 0)]).await.unwrap();
+        drop(store);
+        let mut forged = vec![];
+        device.poke(|b| {
+            let mut s = StoreSuperblock::read(&b[..4096]).unwrap().unwrap();
+            s.generation = freebs_control::limits::NUMBER_MAX.into();
+            s.seal();
+            for copy in [0, 4096] {
+                b[copy..copy + size_of::<StoreSuperblock>()].copy_from_slice(zerocopy::IntoBytes::as_bytes(&s));
+            }
+            forged.clone_from(b);
+        });
+        for attempt in 0..2 {
+            let opened = Store::open(device.clone(), options(1, None), random(2 + attempt)).await;
+            let refused = opened.err().expect("a start needs another area");
+            assert_eq!(refused.kind, ErrorKind::Corrupt);
+            assert!(refused.text.contains("can't be counted on from"), "attempt {attempt}: {refused}");
+        }
+        device.poke(|b| assert!(*b == forged, "nothing was written"));
+    });
+}

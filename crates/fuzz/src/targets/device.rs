@@ -35,7 +35,7 @@ fn in_itself_right(engine: &Engine<CowDevice>, checkpoint: bool) {
 }
 
 /// True for a start that has no number left, because one was forged that is close to the last.
-fn is_worn(e: &Error) -> bool {
+pub(super) fn is_worn(e: &Error) -> bool {
     e.text.contains("numbers that can't be counted on from")
 }
 
