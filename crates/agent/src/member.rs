@@ -27,7 +27,12 @@ impl Membership {
 
     /// Tells the worker all that is new for it in a control state, and returns the shards that it is to leave by that, each with
     /// the view that is active in that state.
-    pub fn tell<D, O, P, K>(&mut self, now: Nanos, state: &Arc<State>, worker: &Worker<D, O, P, K>) -> Vec<(ShardId, ViewNumber)>
+    pub fn tell<D, O, P, K>(
+        &mut self,
+        now: Nanos,
+        state: &Arc<State>,
+        worker: &Worker<D, O, P, K>,
+    ) -> Vec<(ShardId, ViewNumber)>
     where
         D: Device,
         O: Outbox<Message>,

@@ -118,7 +118,8 @@ impl Prober {
     #[must_use]
     pub fn longest_within(&self, spans: &[(Instant, Instant)]) -> Duration {
         let part = |(sent, took): &(Instant, Duration)| {
-            let parts = spans.iter().map(|(from, to)| (*sent + *took).min(*to).saturating_duration_since(*from.max(sent)));
+            let parts =
+                spans.iter().map(|(from, to)| (*sent + *took).min(*to).saturating_duration_since(*from.max(sent)));
             parts.max().unwrap_or_default()
         };
         self.took.iter().map(part).max().unwrap_or_default()

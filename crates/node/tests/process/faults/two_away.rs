@@ -245,8 +245,7 @@ mod tests {
             told: at(s),
             holders: of.iter().map(|n| (*n).to_owned()).collect(),
         };
-        let samples: Vec<Sample> =
-            (0..40).map(|s| sample(s, if s < 20 { &["a", "b"] } else { &["b", "c"] })).collect();
+        let samples: Vec<Sample> = (0..40).map(|s| sample(s, if s < 20 { &["a", "b"] } else { &["b", "c"] })).collect();
         let up = |spans: &[(u64, u64)]| spans.iter().map(|s| (at(s.0), at(s.1))).collect::<Vec<_>>();
         let was_up = BTreeMap::from([
             ("a".to_owned(), up(&[(0, 40)])),
