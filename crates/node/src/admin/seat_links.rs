@@ -92,12 +92,15 @@ pub(super) struct SeatLinks {
     lost: Lost,
 }
 
+/// Whoever is told of each.
+type Tell = Rc<dyn Fn(NodeId)>;
+
 /// Links that the other end has closed or refused.
 #[derive(Clone, Default)]
 struct Lost {
     /// The number of times, until a new one is open.
     times: Rc<RefCell<BTreeMap<NodeId, u64>>>,
-    tell: Rc<OnceCell<Rc<dyn Fn(NodeId)>>>,
+    tell: Rc<OnceCell<Tell>>,
 }
 
 impl Lost {
