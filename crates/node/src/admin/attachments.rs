@@ -59,7 +59,7 @@ mod tests {
             let given_back = Command::DetachVolume { volume: VolumeId(1), generation, settled };
             nodes[2].plane.submit(given_back).await.unwrap();
             let nobody = Ok(Reply::Detached { from: None, generation });
-            assert_eq!(ask(&nodes[1], detach(false)).await, nobody);
+            assert_eq!(ask(&nodes[1], detach(true)).await, nobody);
             let asked = nodes[1].fake.expelled.lock().unwrap().len();
             assert_eq!(asked, 3, "settled {settled}");
             nodes[2].plane.submit(attach.clone()).await.unwrap();
