@@ -27,7 +27,7 @@ pub(crate) enum Phase {
     Sealing {
         opened: Opened,
         answers: BTreeMap<NodeId, SealAnswer>,
-        /// Who has promised a later view.
+        /// Nodes that have promised a later view.
         beyond: BTreeSet<NodeId>,
         asked: Nanos,
     },
@@ -56,7 +56,7 @@ impl Opened {
         len + 1 - usize::from(self.pred_quorum).clamp(1, len.max(1))
     }
 
-    /// Whether the predecessor can be sealed, and the view be held by a quorum, without these nodes.
+    /// True if the predecessor can be sealed, and the view be held by a quorum, without these nodes.
     fn can_do_without(&self, nodes: &BTreeSet<NodeId>) -> bool {
         let others = |of: &[NodeId]| of.iter().filter(|n| !nodes.contains(n)).count();
         others(&self.pred_members) >= self.answers_needed() && others(&self.members) >= usize::from(self.quorum)

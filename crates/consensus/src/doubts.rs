@@ -113,7 +113,7 @@ impl Doubts {
     }
 }
 
-/// Whether a word of that time counts still.
+/// True if a word of that time counts still.
 fn is_new(at: u64, now_ms: u64) -> bool {
     now_ms.saturating_sub(at) <= timing::AGREED_MS
 }

@@ -19,9 +19,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// The first bytes of a message between seats.
 pub const MESSAGE_MAGIC: [u8; 4] = *b"FBCM";
 /// Version of these messages.
-pub const MESSAGE_VERSION: u16 = 1;
+pub const MESSAGE_VERSION: u16 = 2;
 /// Bytes of the header.
-pub const HEADER_BYTES: usize = 80;
+pub const HEADER_BYTES: usize = 88;
 
 /// Head of a message; the body follows at once.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -29,7 +29,7 @@ pub const HEADER_BYTES: usize = 80;
 pub struct SeatHeader {
     /// Always `FBCM`.
     pub magic: [u8; 4],
-    /// Always 1.
+    /// Always 2.
     pub version: U16,
     /// One of `kind`.
     pub kind: U16,
@@ -49,8 +49,10 @@ pub struct SeatHeader {
     pub to_store: U64,
     /// Number of the request, for its answer.
     pub id: U64,
-    /// Start number of the sender (rule V8); its upper half is never used.
-    pub start: U32,
+    /// Start number of the sender (rule V8).
+    pub start: U64,
+    /// Zero.
+    pub reserved: U32,
     /// CRC-32C of the bytes before this field.
     pub crc: U32,
 }
@@ -400,7 +402,8 @@ impl Message {
             to_node: e.to.node.0.into(),
             to_store: e.to.store.into(),
             id: e.id.into(),
-            start: u32::try_from(e.start.0).unwrap_or(u32::MAX).into(),
+            start: e.start.0.into(),
+            reserved: 0.into(),
             crc: 0.into(),
         };
         head.crc = crc32c(&head.as_bytes()[..HEADER_BYTES - 4]).into();
@@ -420,6 +423,9 @@ impl Message {
         if head.version.get() != MESSAGE_VERSION {
             return Err(Error::invalid("a message of a newer format; use a newer freebs"));
         }
+        if head.reserved.get() != 0 {
+            return Err(refused("a message with something where nothing is"));
+        }
         if head.total_len.get() as usize != bytes.len() || head.body_crc.get() != crc32c(body) {
             return Err(refused("a message that does not match its length or checksum"));
         }
@@ -427,7 +433,7 @@ impl Message {
             cluster: ClusterId(head.cluster),
             from: Seat { node: NodeId(head.from_node.get()), store: head.from_store.get() },
             to: Seat { node: NodeId(head.to_node.get()), store: head.to_store.get() },
-            start: StartNumber(u64::from(head.start.get())),
+            start: StartNumber(head.start.get()),
             id: head.id.get(),
         };
         Ok((envelope, Self::body(head.kind.get(), &mut Fields(body))?))

@@ -15,7 +15,7 @@ const HUNTS: [(&str, &[&str]); 4] = [
     ("freebs-lsvd", &["sweeps::mutants", "cleaning::rules_that_are_left_out"]),
 ];
 
-/// What a hunt found.
+/// Findings of a hunt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hunted {
     /// The seed that catches the mutant cheaply.

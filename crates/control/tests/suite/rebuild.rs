@@ -225,7 +225,7 @@ fn numbers_rise_when_the_clock_went_back() {
     let next = view(AHEAD + 1, 6, [1, 2, 3]);
     let surveys: Vec<NodeSurvey> = (1..=2).map(|n| node(n, both(of(&old), next.clone()))).collect();
     let second = rebuild(CLUSTER, &names(3), &surveys, RIGHT).unwrap().state;
-    // What node 3 may have promised meanwhile, and what those who follow the cluster may have seen.
+    // The numbers that node 3 may have promised meanwhile, and what those who follow the cluster may have seen.
     let most = AHEAD + 1_000_000_000;
     assert!(highest(&second, "data").0 > most && second.revision() > most, "{second:?}");
     let volume = second.volume_by_name("data").unwrap();

@@ -30,7 +30,7 @@ const GUESS_APPENDS: usize = 256;
 /// A device and its log.
 pub(super) struct Opened {
     pub geometry: Geometry,
-    /// Whether there may be checkpoints, and slots that name them.
+    /// True if there may be checkpoints, and slots that name them.
     checkpoints: bool,
     pub info: DeviceInfo,
 }

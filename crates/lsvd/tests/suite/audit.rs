@@ -331,7 +331,7 @@ fn frames_that_a_map_has_cut_are_in_no_audit() {
             for i in 0..5 {
                 r.go_on(data(100 + i, 1, 7)).await;
             }
-            // What others published.
+            // Secrets that others published.
             let ask = || Ask { secrets: BTreeMap::from([(ViewNumber(1), Hash32([secret(1); 32]))]), ..Ask::default() };
             let found = audit_with(&r.rig.engine, ask(), 1 << 20).await;
             assert!(found.is_sound(), "{branch}: {:#?}", found.breaks);

@@ -394,7 +394,7 @@ fn a_piece_of_a_segment_at_the_end_is_blank_when_the_device_grows_over_it() {
     });
 }
 
-/// What each tool says that the next start would report as damage; all of them say the same.
+/// Damage that each tool says the next start would report; all of them say the same.
 async fn tools_find(dev: &MemoryDevice) -> Vec<Finding> {
     let found = survey(dev, &mut ()).await.unwrap();
     assert!(found.recovery.is_empty() || found.shards.iter().all(|s| !s.whole), "{found:?}");

@@ -92,7 +92,7 @@ pub(super) struct SeatLinks {
     lost: Lost,
 }
 
-/// Whoever is told of each.
+/// Called for each.
 type Tell = Rc<dyn Fn(NodeId)>;
 
 /// Links that the other end has closed or refused.

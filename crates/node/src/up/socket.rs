@@ -64,7 +64,7 @@ fn name_of(address: SocketAddr) -> String {
     format!("freebs-up-{address}")
 }
 
-/// Whether it is an address of this host: others can't be bound.
+/// True for an address of this host: others can't be bound.
 fn is_here(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }
@@ -117,7 +117,7 @@ impl Supervisor {
         for address in addresses.split(',').flat_map(|a| a.to_socket_addrs().into_iter().flatten()) {
             let everywhere: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
             let listening = everywhere.map(|ip| SocketAddr::new(ip, address.port()));
-            // Who listens everywhere here is not who is meant by the address of another host.
+            // A process that listens everywhere here is not meant by the address of another host.
             let may_listen = listening.into_iter().filter(|_| is_here(address.ip()));
             for at in std::iter::once(address).chain(may_listen) {
                 let found = host_socket::connect(&name_of(at));

@@ -101,7 +101,7 @@ fn a_killed_leader_is_replaced_and_its_shards_are_given_to_others_at_once() {
     }
 }
 
-/// Whose turn it is may be dead, too: the next one waits for no more than its own turn.
+/// The seat in turn may be dead, too: the next one waits for no more than its own turn.
 #[test]
 fn a_leader_that_dies_with_the_next_in_order_is_replaced_by_the_one_after() {
     for seed in SEEDS {

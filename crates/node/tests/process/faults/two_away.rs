@@ -22,7 +22,7 @@ const GRACE: Duration = Duration::from_secs(2);
 /// A span of time.
 type Span = (Instant, Instant);
 
-/// Who was told to have everything, and when: between the question and the answer.
+/// The nodes that were said to have everything, and when: between the question and the answer.
 struct Sample {
     asked: Instant,
     told: Instant,
@@ -57,7 +57,7 @@ fn watch(c: &Cluster, stop: &AtomicBool, known: &Mutex<BTreeSet<String>>) -> Vec
     samples
 }
 
-/// What keeps a node away, and its process.
+/// The reason why a node is away, and its process.
 #[derive(Clone, Copy, Debug)]
 enum Away {
     Killed(u32),
@@ -68,7 +68,7 @@ enum Away {
 struct Chaos<'a> {
     c: &'a Cluster,
     rng: Rng,
-    /// Who is away, and until when.
+    /// Nodes that are away, and until when.
     away: BTreeMap<String, (Away, Instant)>,
     /// Since when each of the others is up.
     up: BTreeMap<String, Instant>,
@@ -192,7 +192,7 @@ fn good(samples: &[Sample], was_up: &BTreeMap<String, Vec<Span>>) -> Vec<Span> {
 #[test]
 fn with_two_nodes_that_hold_everything_requests_are_answered() {
     let _turn = turn(Weight::Loaded);
-    let time = Duration::from_secs(if full() { 140 } else { 15 });
+    let time = Duration::from_secs(if full() { 140 } else { 30 });
     let mut more = vec!["--no-restart".to_owned()];
     more.extend(["--replace-after", "3s"].map(String::from));
     let c = Cluster::up(Setup { nodes: NODES, more, ..Setup::default() });
