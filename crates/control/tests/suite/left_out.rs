@@ -16,7 +16,9 @@ struct Scene {
 impl Scene {
     fn new(mutant: Option<Mutant>) -> Self {
         let mut scene = Self { state: State::new(ClusterId([7; 16])), mutant, members: [NodeId(0); 3], new: NodeId(0) };
-        (1..=5).for_each(|n| drop(scene.does(register(n, 1))));
+        for n in 1..=5 {
+            scene.does(register(n, 1));
+        }
         scene.does(Command::CreateVolume(CreateVolume { name: "a".into(), size: 1 << 30, ..CreateVolume::default() }));
         scene.members = scene.shard().members.clone().try_into().expect("three copies");
         scene.opens(1);
