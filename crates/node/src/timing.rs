@@ -190,7 +190,7 @@ pub const AUDIT_LOOK_MIN: Duration = Duration::from_millis(20);
 /// The longest such pause.
 pub const AUDIT_LOOK_MAX: Duration = Duration::from_millis(200);
 /// A member that was audited and does not answer any more is asked again for this long: its connection may have broken,
-/// and its audit goes on meanwhile.
+/// and its audit goes on meanwhile. So is one that can't begin an audit, because too many are under way there.
 pub const AUDIT_PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks of `events --follow` for what is new.
 pub const EVENTS_LOOK: Duration = Duration::from_millis(500);

@@ -150,7 +150,8 @@ struct Member<'a> {
 }
 
 impl<'a> Member<'a> {
-    /// Has an audit ready at a member; the last frame there that is committed.
+    /// Has an audit ready at a member; the last frame there that is committed. A member that can't begin one now is asked
+    /// again for `timing::AUDIT_PATIENCE`.
     async fn begin(
         shard: &'a AskedShard,
         node: &'a str,
@@ -160,9 +161,17 @@ impl<'a> Member<'a> {
         let mut run = [0; 8];
         OsRandom.fill(&mut run);
         let member = Self { shard, node, client, progress, run: u64::from_le_bytes(run) };
-        match member.ask(None).await? {
-            AuditState::Ready { committed } => Ok((member, committed)),
-            _ => Err(unexpected()),
+        let (mut pause, begun) = (timing::AUDIT_LOOK_MIN, Instant::now());
+        loop {
+            match member.ask(None).await {
+                Ok(AuditState::Ready { committed }) => return Ok((member, committed)),
+                Ok(_) => return Err(unexpected()),
+                // Too many audits are under way there, or it is just being started.
+                Err(e) if e.kind == ErrorKind::Retry && begun.elapsed() < timing::AUDIT_PATIENCE => {}
+                Err(e) => return Err(e),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(timing::AUDIT_LOOK_MAX);
         }
     }
 
