@@ -153,6 +153,9 @@ pub struct MemberAudit {
     /// Views with frames here whose secret is not known, newest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unknown: Vec<ViewNumber>,
+    /// Secrets that the audit was told and that do not fit what this log has of their views, newest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unfit: Vec<(ViewNumber, Hash32)>,
 }
 
 impl MemberAudit {
@@ -166,6 +169,7 @@ impl MemberAudit {
     #[must_use]
     pub fn shown(mut self) -> Self {
         (self.samples, self.published, self.unknown) = (Vec::new(), Vec::new(), Vec::new());
+        self.unfit = Vec::new();
         self
     }
 }
@@ -233,6 +237,33 @@ pub fn compare(members: &[(&str, &MemberAudit)]) -> Comparison {
     out
 }
 
+/// A secret that members published and that does not fit what another one's log has of its view. No break: nobody's log
+/// says which of them is right.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnfitSecret {
+    /// The view.
+    pub view: ViewNumber,
+    /// Members that published the secret.
+    pub published_by: Vec<String>,
+    /// Members whose frames of the view were not made with it.
+    pub unfit_at: Vec<String>,
+}
+
+/// Whose words did not fit whose logs, by view.
+#[must_use]
+pub fn unfit(members: &[(&str, &MemberAudit)]) -> Vec<UnfitSecret> {
+    let words: BTreeSet<&(ViewNumber, Hash32)> = members.iter().flat_map(|(_, m)| &m.unfit).collect();
+    let named = |has: &dyn Fn(&MemberAudit) -> bool| {
+        members.iter().filter(|(_, m)| has(m)).map(|(node, _)| (*node).to_owned()).collect()
+    };
+    let one = |word: &(ViewNumber, Hash32)| UnfitSecret {
+        view: word.0,
+        published_by: named(&|m| m.published.contains(word)),
+        unfit_at: named(&|m| m.unfit.contains(word)),
+    };
+    words.into_iter().map(one).collect()
+}
+
 /// The audit of a member, or why there is none; by the name of its node.
 pub type Audited = (String, Result<MemberAudit, String>);
 
@@ -258,6 +289,9 @@ pub struct AuditedShard {
     pub members: Vec<AuditedMember>,
     /// Its members compared.
     pub comparison: Comparison,
+    /// Secrets that some members published, and that do not fit what others have.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unfit: Vec<UnfitSecret>,
 }
 
 /// The finding of `freebs verify`.
@@ -280,12 +314,12 @@ impl VolumeAudit {
         let shard = |(id, members): (String, Vec<Audited>)| {
             let audited: Vec<(&str, &MemberAudit)> =
                 members.iter().filter_map(|(node, m)| Some((node.as_str(), m.as_ref().ok()?))).collect();
-            let comparison = compare(&audited);
+            let (comparison, unfit) = (compare(&audited), unfit(&audited));
             let members = members.into_iter().map(|(node, m)| match m {
                 Ok(m) => AuditedMember { node, sound: m.break_count == 0, error: None, audit: Some(m.shown()) },
                 Err(e) => AuditedMember { node, sound: false, error: Some(e), audit: None },
             });
-            AuditedShard { id, members: members.collect(), comparison }
+            AuditedShard { id, members: members.collect(), comparison, unfit }
         };
         let shards: Vec<AuditedShard> = shards.into_iter().map(shard).collect();
         let members = || shards.iter().flat_map(|s| &s.members);

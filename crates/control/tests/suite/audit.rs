@@ -2,7 +2,7 @@
 
 use freebs_control::api::{Reply, Request};
 use freebs_control::audit::{
-    AuditBreak, AuditGo, AuditOf, AuditState, Difference, MemberAudit, VolumeAudit, compare, secrets,
+    AuditBreak, AuditGo, AuditOf, AuditState, Difference, MemberAudit, UnfitSecret, VolumeAudit, compare, secrets,
 };
 use freebs_types::{Hash32, Sequence, ShardId, Version, ViewNumber};
 use std::collections::BTreeMap;
@@ -30,6 +30,7 @@ fn member(has: &[u64], other: &[u64], committed: u64) -> MemberAudit {
         samples: has.iter().map(|s| (Sequence(*s), hid(*s))).collect(),
         published: Vec::new(),
         unknown: Vec::new(),
+        unfit: Vec::new(),
     }
 }
 
@@ -71,6 +72,22 @@ fn secrets_that_one_log_lost_come_from_others() {
     assert_eq!(known, BTreeMap::from([(ViewNumber(2), hash(2)), (ViewNumber(3), hash(3))]));
     assert_eq!(c.lacks(&known), [(ViewNumber(2), hash(2))]);
     assert_eq!(a.lacks(&known), []);
+}
+
+/// The frames stay linked where the word does not fit, and it is said whose it was.
+#[test]
+fn who_published_a_secret_that_does_not_fit_is_named() {
+    let (mut a, mut b, mut c) = (member(&[4], &[], 9), member(&[4], &[], 9), member(&[4], &[], 9));
+    a.published = vec![(ViewNumber(2), hash(99)), (ViewNumber(1), hash(1))];
+    b.unfit = vec![(ViewNumber(2), hash(99))];
+    c.published = vec![(ViewNumber(2), hash(2))];
+    let named = [("a", a), ("b", b), ("c", c)].into_iter().map(|(node, m)| (node.to_owned(), Ok(m)));
+    let v = VolumeAudit::new("v".into(), vec![("1.0".into(), named.collect())]);
+    let unfit = UnfitSecret { view: ViewNumber(2), published_by: vec!["a".to_owned()], unfit_at: vec!["b".to_owned()] };
+    assert_eq!((v.sound, &v.shards[0].unfit), (true, &vec![unfit]));
+    let json = serde_json::to_value(&v).unwrap();
+    assert_eq!(json["shards"][0]["unfit"][0]["published_by"][0], "a");
+    assert_eq!(json["shards"][0]["members"][1]["audit"].get("unfit"), None);
 }
 
 #[test]

@@ -36,7 +36,8 @@ pub(crate) const WAITING_MAX: usize = 32_768;
 pub struct Ask {
     /// Sequences whose `hid` is wanted. At most `SAMPLES_MAX` are looked at.
     pub at: BTreeSet<Sequence>,
-    /// Secrets of views, as other logs published them.
+    /// Secrets of views, as other logs published them. One counts only if a frame here was made with it, or if its hash
+    /// is in its view's own frame.
     pub secrets: BTreeMap<ViewNumber, Hash32>,
 }
 
@@ -180,6 +181,9 @@ pub struct Report {
     pub published: Vec<(ViewNumber, Hash32)>,
     /// Views with frames here whose secret is not known, newest first.
     pub unknown: Vec<ViewNumber>,
+    /// Secrets that the audit was told and that do not fit what the log has of their views, newest first. That is no
+    /// break: nothing here says that they are right.
+    pub unfit: Vec<(ViewNumber, Hash32)>,
     /// Segments that were read.
     pub segments: u32,
     /// Bytes that were read.

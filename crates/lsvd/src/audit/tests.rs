@@ -197,10 +197,62 @@ fn a_secret_from_elsewhere_proves_the_newest_view_here() {
     let mut s = history(3, |_| ());
     s.ask.secrets = BTreeMap::from([(ViewNumber(3), secret(3))]);
     assert_eq!(ranges(&s.audit()), [(Proof::Proven, 1, 15)]);
-    s.ask.secrets = BTreeMap::from([(ViewNumber(3), secret(9))]);
+    assert_eq!(s.audit().unfit, []);
+    assert_eq!(s.audit().unknown, []);
+}
+
+/// A member's word is all that there is of the secret, and is wrong. Honest members' logs were forged then, it said.
+#[test]
+fn a_wrong_word_from_elsewhere_breaks_nothing() {
+    let lie = |view| BTreeMap::from([(ViewNumber(view), secret(99))]);
+    let unfit = |view| vec![(ViewNumber(view), secret(99))];
+    let s = Story { ask: Ask { secrets: lie(3), ..Ask::default() }, ..history(3, |_| ()) };
     let r = s.audit();
-    assert_eq!(r.break_count, 6, "five frames, and the one that says which secret it is");
-    assert_eq!(first_break(&r), (Cause::Secret, 11, 11));
+    assert!(r.is_sound(), "{:?}", r.breaks);
+    assert_eq!(ranges(&r), [(Proof::Proven, 1, 10), (Proof::Linked, 11, 15)]);
+    assert_eq!((r.unknown, r.unfit), (vec![ViewNumber(3)], unfit(3)));
+
+    // With frames of the view given up, its own among them or not.
+    for (views, gone) in [(3, 14..16), (3, 7..14), (5, 7..21)] {
+        let with = |secrets| {
+            let ask = Ask { secrets, ..Ask::default() };
+            let s = Story { ask, released: 20, ..history(views, |_| ()) };
+            s.without(|s| gone.contains(&s)).audit()
+        };
+        let (r, without) = (with(lie(views)), with(BTreeMap::new()));
+        assert!(r.is_sound(), "{gone:?}: {:?}", r.breaks);
+        assert_eq!(ranges(&r), ranges(&without), "{gone:?}");
+        assert_eq!((r.linked, r.proven, r.summarised), (without.linked, without.proven, without.summarised));
+        assert_eq!((r.unknown, r.unfit), (without.unknown, unfit(views)), "{gone:?}");
+    }
+
+    // Of a view whose secret is here it changes nothing.
+    let s = Story { ask: Ask { secrets: lie(2), ..Ask::default() }, ..history(3, |_| ()) };
+    let r = s.audit();
+    assert_eq!((r.break_count, r.proven, r.unfit), (0, 10, unfit(2)));
+}
+
+/// None of a view's frames was made with the secret that another member published; its own frame says that it is the one.
+#[test]
+fn a_right_word_from_elsewhere_finds_a_view_that_is_forged_as_a_whole() {
+    let forge = |m: &mut Maker| m.other_secret = (m.sequence >= 10).then_some(Hash32([1; 32]));
+    let mut s = history(3, forge);
+    assert!(s.audit().is_sound());
+    s.ask.secrets = BTreeMap::from([(ViewNumber(3), secret(3))]);
+    let r = s.audit();
+    assert_eq!((r.break_count, r.proven, r.linked, r.unfit.len()), (5, 10, 0, 0), "{:?}", r.breaks);
+    assert_eq!((first_break(&r), r.unknown), ((Cause::Forged, 11, 11), vec![]));
+
+    // With more frames than are told.
+    let (mut m, mut facts) = (Maker::default(), Vec::new());
+    for i in 0..500 {
+        forge(&mut m);
+        let frame = if [0, 100, 200].contains(&i) { m.open() } else { m.data(1) };
+        facts.push(fact(&frame.head));
+    }
+    let s = Story { facts, last: (m.name(), Version(m.version)), ..s };
+    let r = s.audit();
+    assert_eq!((r.break_count, r.breaks.len(), first_break(&r)), (490, super::BREAKS_MAX, (Cause::Forged, 11, 11)));
 }
 
 #[test]

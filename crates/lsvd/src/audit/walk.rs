@@ -24,6 +24,8 @@ const LEARNED_MAX: usize = 1024;
 const RUN_MAX: usize = 4096;
 /// Secrets that are tried for one view: the published one, one that the log kept, and one from elsewhere.
 const CANDIDATES_MAX: usize = 3;
+/// Ranges that are held until a word from elsewhere has proven itself. Of more than these it is not waited for.
+const HELD_MAX: usize = 32_768;
 
 /// A view's frame, as far as the audit asks it.
 #[derive(Clone, Debug)]
@@ -131,10 +133,42 @@ struct Want {
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     secret: Hash32,
-    /// The frame that published it in this log, and where that lies if it is still there.
+    /// The frame that published it in this log, and where that lies if it is still there. `None` for a word from elsewhere.
     by: Option<(Sequence, Option<Place>)>,
+    /// It is the view's: a frame was made with it, or the view's own frame has its hash.
+    sure: bool,
     /// Its being wrong was told.
     told: bool,
+}
+
+impl Candidate {
+    /// A word from elsewhere that nothing here bears out. If it is wrong, that says nothing of this log.
+    fn is_rumour(&self) -> bool {
+        self.by.is_none() && !self.sure
+    }
+}
+
+/// The secret's judgement of a frame.
+enum Verdict {
+    /// The frame was made with it.
+    Proven,
+    /// It is not known.
+    Linked,
+    /// A word from elsewhere does not give the frame, and may be wrong.
+    Held(String),
+    Broken(Cause, String),
+}
+
+/// Frames of the view where the walk is, while a word from elsewhere on its secret gives none of them: forged, if that
+/// turns out to be the view's secret; if not, linked as without that word.
+#[derive(Default)]
+struct Held {
+    /// Their breaks, as many as are told: the newest ones and the oldest of all.
+    breaks: Vec<Break>,
+    /// Frames, each of which is a break then.
+    count: u64,
+    /// The ranges that they make if it is not, with gaps that the walk has passed since; the newest one first.
+    ranges: Vec<Range>,
 }
 
 /// The engine's knowledge of a shard beside its frames.
@@ -172,6 +206,9 @@ pub(crate) struct Walk {
     damage: Option<(Place, String)>,
     asked: Vec<(Sequence, Hash32)>,
     unknown: BTreeSet<ViewNumber>,
+    held: Held,
+    /// Words from elsewhere that nothing here bore out, though there was something that they should have given.
+    unfit: BTreeSet<(ViewNumber, Hash32)>,
     report: Report,
 }
 
@@ -185,7 +222,7 @@ impl Walk {
         for (view, secret, by) in kept.chain(given) {
             let list = secrets.entry(view).or_default();
             if list.iter().all(|c| c.secret != secret) {
-                list.push(Candidate { secret, by, told: false });
+                list.push(Candidate { secret, by, sure: false, told: false });
             }
         }
         Self {
@@ -204,6 +241,8 @@ impl Walk {
             damage: None,
             asked: Vec::new(),
             unknown: BTreeSet::new(),
+            held: Held::default(),
+            unfit: BTreeSet::new(),
             report: Report {
                 shard,
                 last,
@@ -219,6 +258,7 @@ impl Walk {
                 samples: Vec::new(),
                 published: known.closed.iter().map(|c| (c.view, c.secret)).collect(),
                 unknown: Vec::new(),
+                unfit: Vec::new(),
                 segments: 0,
                 bytes: 0,
             },
@@ -357,28 +397,37 @@ impl Walk {
     /// Takes one frame for the next one of the chain.
     fn take(&mut self, fact: Fact, is_linked: bool) {
         let Some(want) = self.want else { return };
-        let s = fact.name.sequence;
-        let wrong = self.judge(&fact, is_linked.then_some(&want));
-        let is_known = self.secrets.contains_key(&fact.name.view);
-        match wrong {
-            Some((cause, what)) => self.tell(cause, &fact, what),
-            None => {
-                let proof = if is_known { Proof::Proven } else { Proof::Linked };
-                self.cover(Range {
-                    proof,
-                    first: s,
-                    last: s,
-                    first_version: fact.before.version.next(),
-                    last_version: fact.version,
-                    first_view: fact.name.view,
-                    last_view: fact.name.view,
-                });
-            }
+        let (s, view) = (fact.name.sequence, fact.name.view);
+        if self.held.ranges.first().is_some_and(|r| r.last_view != view) {
+            self.settle(false);
         }
-        if !is_known {
-            self.unknown.insert(fact.name.view);
-            if self.unknown.len() > SECRETS_MAX {
-                self.unknown.pop_first();
+        let range = |proof| Range {
+            proof,
+            first: s,
+            last: s,
+            first_version: fact.before.version.next(),
+            last_version: fact.version,
+            first_view: view,
+            last_view: view,
+        };
+        let verdict = self.judge(&fact, is_linked.then_some(&want));
+        if self.secrets.get(&view).is_none_or(Vec::is_empty) {
+            self.is_unknown(view);
+        }
+        match verdict {
+            Verdict::Broken(cause, what) => self.tell(cause, &fact, what),
+            Verdict::Proven => {
+                self.settle(true);
+                self.cover(range(Proof::Proven));
+            }
+            Verdict::Linked => self.cover(range(Proof::Linked)),
+            Verdict::Held(what) => {
+                push(&mut self.held.breaks, Self::broken(Cause::Forged, &fact, what));
+                self.held.count += 1;
+                join(&mut self.held.ranges, range(Proof::Linked));
+                if self.held.ranges.len() > HELD_MAX {
+                    self.settle(false);
+                }
             }
         }
         self.sample(s, fact.name.hid);
@@ -395,10 +444,37 @@ impl Walk {
         let _ = self.waiting.split_off(&(s, Hash32::default()));
     }
 
-    /// Why a frame breaks the chain, if it does.
-    fn judge(&mut self, f: &Fact, want: Option<&Want>) -> Option<(Cause, String)> {
+    fn is_unknown(&mut self, view: ViewNumber) {
+        self.unknown.insert(view);
+        if self.unknown.len() > SECRETS_MAX {
+            self.unknown.pop_first();
+        }
+    }
+
+    /// Frames that were held are forged, because the word that does not give them is right; or linked, because it is
+    /// wrong, or nothing here says more of it.
+    fn settle(&mut self, is_right: bool) {
+        let held = std::mem::take(&mut self.held);
+        let Some(view) = held.ranges.first().map(|r| r.last_view) else { return };
+        for part in held.ranges {
+            if !is_right || part.proof == Proof::Summarised {
+                self.cover(part);
+            }
+        }
+        if is_right {
+            self.report.break_count += held.count - held.breaks.len() as u64;
+            held.breaks.into_iter().for_each(|b| self.push(b));
+            return;
+        }
+        self.is_unknown(view);
+        let words = self.secrets.get(&view).into_iter().flatten().filter(|c| c.is_rumour());
+        self.unfit.extend(words.map(|c| (view, c.secret)));
+    }
+
+    /// The judgement of a frame that lies here: its bytes, its place behind another one, its secret.
+    fn judge(&mut self, f: &Fact, want: Option<&Want>) -> Verdict {
         if let Some(what) = &f.wrong {
-            return Some((Cause::Altered, what.clone()));
+            return Verdict::Broken(Cause::Altered, what.clone());
         }
         if let Some(want) = want
             && (want.version != f.version || want.view != f.name.view)
@@ -407,62 +483,74 @@ impl Walk {
                 "it is of view {} and version {}, and the frame behind it follows one of view {} and version {}",
                 f.name.view, f.version, want.view, want.version
             );
-            return Some((Cause::Unlinked, what));
+            return Verdict::Broken(Cause::Unlinked, what);
         }
         if f.name.sequence.0 == 1 && f.before.token != Hash32::default() {
-            return Some((Cause::Forged, "the first frame names one before it".to_owned()));
+            return Verdict::Broken(Cause::Forged, "the first frame names one before it".to_owned());
         }
         let seal = f.opens.as_ref().and_then(|o| o.seal);
         if seal.is_some_and(|seal| seal != (f.before.sequence, f.before.hid)) {
-            return Some((
-                Cause::Forged,
-                "it opens a view behind another frame than the one that it follows".to_owned(),
-            ));
+            let what = "it opens a view behind another frame than the one that it follows".to_owned();
+            return Verdict::Broken(Cause::Forged, what);
         }
-        let list = self.secrets.get_mut(&f.name.view)?;
+        self.judge_by_secret(f, want)
+    }
+
+    /// Holds a frame against the secrets that may be its view's.
+    fn judge_by_secret(&mut self, f: &Fact, want: Option<&Want>) -> Verdict {
+        let view = f.name.view;
+        let Some(list) = self.secrets.get_mut(&view).filter(|list| !list.is_empty()) else { return Verdict::Linked };
         let gives = |c: &Candidate| {
             let id = token(&c.secret, &f.before.token, &f.digest);
             hide(&id) == f.name.hid && want.is_none_or(|w| w.token.is_none_or(|t| t == id))
         };
-        if !list.iter().any(gives) {
+        let Some(right) = list.iter_mut().find(|c| gives(c)) else {
             let by = list.iter().find_map(|c| c.by).map_or_else(
                 || "that another member's log published".to_owned(),
                 |(s, _)| format!("that frame {s} published"),
             );
-            let what = format!("it was not made with the secret of view {}, {by}", f.name.view);
-            return Some((Cause::Forged, what));
-        }
+            let what = format!("it was not made with the secret of view {view}, {by}");
+            return match list.iter().all(Candidate::is_rumour) {
+                true => Verdict::Held(what),
+                false => Verdict::Broken(Cause::Forged, what),
+            };
+        };
+        right.sure = true;
+        let is_wrong = |c: &Candidate| c.is_rumour() && !gives(c);
+        self.unfit.extend(list.iter().filter(|c| is_wrong(c)).map(|c| (view, c.secret)));
+        list.retain(|c| !is_wrong(c));
         let lies = list.iter_mut().find(|c| c.by.is_some() && !c.told && !gives(c));
         if let Some((lies, (s, place))) = lies.and_then(|c| c.by.map(|by| (c, by))) {
             lies.told = true;
-            let what = format!("it publishes a secret of view {} that does not give its frames", f.name.view);
-            self.push(Break {
-                cause: Cause::Secret,
-                view: f.name.view,
-                first: s,
-                last: s,
-                version: f.version,
-                place,
-                what,
-            });
+            let what = format!("it publishes a secret of view {view} that does not give its frames");
+            let (cause, version) = (Cause::Secret, f.version);
+            self.push(Break { cause, view, first: s, last: s, version, place, what });
         }
-        None
+        Verdict::Proven
     }
 
     /// A view's frame says which secret its view has, and publishes that of the view before.
     fn opened(&mut self, f: &Fact) {
         let Some(opens) = f.opens.as_ref().filter(|_| f.wrong.is_none()) else { return };
-        let list = self.secrets.get(&f.name.view);
-        if let Some(by) = list.and_then(|list| list.iter().find(|c| !c.told && hide(&c.secret) != opens.secret_hash)) {
-            let who = by.by.map_or_else(|| "another member's log".to_owned(), |(s, _)| format!("frame {s}"));
-            let what = format!("view {} was opened with another secret than {who} published", f.name.view);
+        let (view, is_it) = (f.name.view, |c: &Candidate| hide(&c.secret) == opens.secret_hash);
+        // The view's own frame decides on words from elsewhere.
+        let list = self.secrets.entry(view).or_default();
+        self.unfit.extend(list.iter().filter(|c| c.is_rumour() && !is_it(c)).map(|c| (view, c.secret)));
+        list.retain(|c| !c.is_rumour() || is_it(c));
+        list.iter_mut().for_each(|c| c.sure |= is_it(c));
+        let wrong = list.iter().find(|c| !c.told && !is_it(c)).map(|c| c.by);
+        let is_right = list.iter().any(|c| c.sure);
+        self.settle(is_right);
+        if let Some(by) = wrong {
+            let who = by.map_or_else(|| "another member's log".to_owned(), |(s, _)| format!("frame {s}"));
+            let what = format!("view {view} was opened with another secret than {who} published");
             self.tell(Cause::Secret, f, what);
         }
         let Some(secret) = opens.published else { return };
         let pred = f.before.view;
         let list = self.secrets.entry(pred).or_default();
         list.retain(|c| c.secret != secret);
-        list.insert(0, Candidate { secret, by: Some((f.name.sequence, Some(f.at))), told: false });
+        list.insert(0, Candidate { secret, by: Some((f.name.sequence, Some(f.at))), sure: false, told: false });
         list.truncate(CANDIDATES_MAX);
         if self.report.published.len() < 2 * SECRETS_MAX {
             self.report.published.push((pred, secret));
@@ -527,41 +615,41 @@ impl Walk {
         self.push(Break { cause, view: want.view, first, last, version: want.version, place, what });
     }
 
-    fn tell(&mut self, cause: Cause, f: &Fact, what: String) {
+    fn broken(cause: Cause, f: &Fact, what: String) -> Break {
         let s = f.name.sequence;
-        let place = Some(f.at);
-        self.push(Break { cause, view: f.name.view, first: s, last: s, version: f.version, place, what });
+        Break { cause, view: f.name.view, first: s, last: s, version: f.version, place: Some(f.at), what }
+    }
+
+    fn tell(&mut self, cause: Cause, f: &Fact, what: String) {
+        self.push(Self::broken(cause, f, what));
     }
 
     fn push(&mut self, b: Break) {
         self.report.break_count += 1;
-        // The oldest one is kept: everything behind it rests on it.
-        if self.report.breaks.len() == BREAKS_MAX {
-            self.report.breaks.pop();
-        }
-        self.report.breaks.push(b);
+        push(&mut self.report.breaks, b);
     }
 
     /// Adds frames in front of those that were told already.
     fn cover(&mut self, part: Range) {
+        if !self.held.ranges.is_empty() {
+            join(&mut self.held.ranges, part);
+            return;
+        }
         let frames = part.frames();
         match part.proof {
             Proof::Proven => self.report.proven += frames,
             Proof::Linked => self.report.linked += frames,
             Proof::Summarised => self.report.summarised += frames,
         }
-        let is_full = self.report.ranges.len() >= RANGES_MAX;
-        if let Some(last) = self.report.ranges.last_mut() {
-            let goes_on = last.first == part.last.next() && last.proof == part.proof;
-            if goes_on || is_full {
-                self.report.folded |= !goes_on;
-                last.proof = last.proof.min(part.proof);
-                (last.first, last.first_version) = (part.first, part.first_version);
-                last.first_view = part.first_view;
-                return;
-            }
+        let ranges = &mut self.report.ranges;
+        join(ranges, part);
+        if ranges.len() > RANGES_MAX
+            && let (Some(part), Some(last)) = (ranges.pop(), ranges.last_mut())
+        {
+            self.report.folded = true;
+            last.proof = last.proof.min(part.proof);
+            (last.first, last.first_version, last.first_view) = (part.first, part.first_version, part.first_view);
         }
-        self.report.ranges.push(part);
     }
 
     /// The finding. `NoSpace` if there are more repaired frames than the audit remembers.
@@ -577,6 +665,7 @@ impl Walk {
         if self.want.is_some() {
             self.gap(None);
         }
+        self.settle(false);
         let mut report = self.report;
         report.samples.append(&mut self.asked);
         report.samples.sort_unstable();
@@ -587,6 +676,25 @@ impl Walk {
         report.breaks.reverse();
         report.breaks.sort_by_key(|b| (b.first, b.last));
         report.unknown = self.unknown.into_iter().rev().collect();
+        report.unfit = self.unfit.into_iter().rev().collect();
         Ok(report)
+    }
+}
+
+/// Adds a break in front of those that were found before. The oldest one is kept: everything behind it rests on it.
+fn push(breaks: &mut Vec<Break>, b: Break) {
+    if breaks.len() == BREAKS_MAX {
+        breaks.pop();
+    }
+    breaks.push(b);
+}
+
+/// Adds frames in front of those of the last range: to it, if they are the same.
+fn join(ranges: &mut Vec<Range>, part: Range) {
+    match ranges.last_mut() {
+        Some(last) if last.first == part.last.next() && last.proof == part.proof => {
+            (last.first, last.first_version, last.first_view) = (part.first, part.first_version, part.first_view);
+        }
+        _ => ranges.push(part),
     }
 }

@@ -244,6 +244,11 @@ fn span(first: u64, last: u64) -> String {
     }
 }
 
+/// Frames from one to another; a member may say anything.
+fn frames(first: u64, last: u64) -> u64 {
+    last.checked_sub(first).map_or(0, |more| more.saturating_add(1))
+}
+
 fn people(v: &VolumeAudit) -> String {
     let mut rows = Vec::new();
     for s in &v.shards {
@@ -267,12 +272,12 @@ fn rows_of(id: &str, m: &AuditedMember) -> Vec<Vec<String>> {
     let dash = || "-".to_owned();
     let Some(a) = &m.audit else { return vec![row(dash(), dash(), dash(), "not audited")] };
     let range = |r: &freebs_control::audit::AuditRange| {
-        let frames = r.last.0 - r.first.0 + 1;
+        let frames = frames(r.first.0, r.last.0);
         let versions = span(r.first_version.0, r.last_version.0);
         (r.first, row(versions, span(r.first_view.0, r.last_view.0), frames.to_string(), r.proof.name()))
     };
     let broken = |b: &AuditBreak| {
-        let frames = b.last.0 - b.first.0 + 1;
+        let frames = frames(b.first.0, b.last.0);
         (b.first, row(b.version.to_string(), b.view.to_string(), frames.to_string(), &format!("BREAK: {}", b.cause)))
     };
     let mut rows: Vec<_> = a.ranges.iter().map(range).collect();
@@ -308,6 +313,15 @@ fn sentences(volume: &str, s: &AuditedShard, text: &mut String) {
         if more > 0 {
             text.push_str(&format!("{volume} shard {}: {}: {more} more breaks\n", s.id, m.node));
         }
+    }
+    for u in &s.unfit {
+        text.push_str(&format!(
+            "{volume} shard {}: the secret of view {} that {} published does not fit the frames of {}: they are linked\n",
+            s.id,
+            u.view,
+            u.published_by.join(", "),
+            u.unfit_at.join(", ")
+        ));
     }
     if let Some(d) = &s.comparison.difference {
         let same = match d.same_to.0 {
@@ -380,6 +394,7 @@ mod tests {
             samples: vec![(Sequence(50), freebs_types::Hash32([1; 32]))],
             published: vec![],
             unknown: vec![],
+            unfit: vec![],
         }
     }
 
@@ -441,6 +456,27 @@ mod tests {
         let difference = Some(Difference { sequence: Sequence(9), same_to: Sequence(8), nodes: vec!["node2".into()] });
         v.shards[0].comparison = Comparison { same_to: Sequence(8), nodes: vec![], difference };
         assert!(people(&v).contains("members differ at frame 9, frame 8 is still the same: node2"));
+    }
+
+    #[test]
+    fn whose_word_did_not_fit_is_said_and_is_no_break() {
+        let (mut lies, mut honest) = (sound(), sound());
+        lies.published = vec![(ViewNumber(10), freebs_types::Hash32([9; 32]))];
+        honest.unfit.clone_from(&lies.published);
+        let v = volume(vec![("node1", Ok(lies)), ("node2", Ok(honest))]);
+        assert!(v.sound && v.complete);
+        let shown = people(&v);
+        let want = "demo shard 1.0: the secret of view 10 that node1 published does not fit the frames of node2";
+        assert!(shown.contains(want) && shown.contains("demo: no break"), "{shown}");
+    }
+
+    #[test]
+    fn numbers_that_no_log_has_are_shown_and_not_believed() {
+        let mut odd = member(vec![range(AuditProof::Proven, (9, 3), (1, 2), (1, 2))], vec![]);
+        odd.ranges.push(range(AuditProof::Linked, (0, u64::MAX), (u64::MAX, 0), (7, 1)));
+        let shown = people(&volume(vec![("node1", Ok(odd))]));
+        let counts: Vec<&str> = shown.lines().skip(1).take(2).filter_map(|l| l.split_whitespace().nth(4)).collect();
+        assert_eq!(counts, [u64::MAX.to_string().as_str(), "0"], "{shown}");
     }
 
     #[test]

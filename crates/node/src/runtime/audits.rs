@@ -159,6 +159,7 @@ fn of_report(r: Report) -> MemberAudit {
         samples: r.samples,
         published: r.published,
         unknown: r.unknown,
+        unfit: r.unfit,
     }
 }
 
