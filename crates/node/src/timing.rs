@@ -113,8 +113,9 @@ pub const LOG_CLOSE_MAX: Duration = Duration::from_secs(5);
 /// A worker's thread has this long to end: giving back volumes and closing the log, and a second more.
 pub const WORKER_STOP_MAX: Duration = Duration::from_secs(8);
 
-/// Behind each piece of an audit's work a worker has this long for everything else. With the piece (1 MiB, of which
-/// hashing takes half a millisecond) that is 200 MB/s at most, a gigabyte in five seconds.
+/// Behind each piece of its audits' work a worker has this long for everything else; only then the next audit reads a
+/// piece. With the piece (1 MiB, of which hashing takes half a millisecond) that is 200 MB/s at most for all audits of a
+/// worker together, a gigabyte in five seconds.
 pub const AUDIT_PAUSE: Duration = Duration::from_millis(4);
 /// An audit that nobody has asked for this long is forgotten: who asks, does so every 200 ms.
 pub const AUDIT_KEPT: Duration = Duration::from_secs(60);

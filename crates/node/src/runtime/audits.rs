@@ -1,7 +1,7 @@
 //! Audits of hash chains on one worker: each is begun, asked how far it is, and forgotten when nobody asks any more.
 //!
-//! Invariants: at most `AUDITS_MAX` are under way, each with one piece of work at a time and a pause behind each, so that
-//! the data path goes before. A report is kept until nobody has asked for it for
+//! Invariants: at most `AUDITS_MAX` are under way. They take turns: of all of them together one reads a piece, and behind
+//! each piece is a pause, so that the data path goes before. A report is kept until nobody has asked for it for
 //! `timing::AUDIT_KEPT`, or until there are `REPORTS_MAX` newer ones.
 
 use crate::timing;
@@ -14,6 +14,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::time::Instant;
+use tokio::sync::Mutex;
 
 /// Audits of one worker that are under way.
 const AUDITS_MAX: usize = 8;
@@ -43,11 +44,13 @@ impl<D: Device> Job<D> {
 /// The audits of a worker.
 pub struct Audits<D: Device> {
     jobs: RefCell<BTreeMap<(u64, ShardId), Job<D>>>,
+    /// Held by the audit that reads, and in the pause behind it. Who asks for it first gets it first.
+    turn: Rc<Mutex<()>>,
 }
 
 impl<D: Device> Default for Audits<D> {
     fn default() -> Self {
-        Self { jobs: RefCell::default() }
+        Self { jobs: RefCell::default(), turn: Rc::default() }
     }
 }
 
@@ -82,7 +85,7 @@ impl<D: Device> Audits<D> {
                 let reading = Work::Reading { done: p.done, total: p.total };
                 if let Work::Ready(mut auditor) = std::mem::replace(&mut *work, reading) {
                     auditor.ask(Ask { at: go.at.into_iter().collect(), secrets: go.secrets.into_iter().collect() });
-                    tokio::task::spawn_local(run(auditor, Rc::downgrade(&job.work)));
+                    tokio::task::spawn_local(run(auditor, Rc::downgrade(&job.work), self.turn.clone()));
                 }
             }
         }
@@ -95,25 +98,29 @@ impl<D: Device> Audits<D> {
 }
 
 /// Works until the audit is over, or forgotten.
-async fn run<D: Device>(mut auditor: Box<Auditor<D>>, work: Weak<RefCell<Work<D>>>) {
+async fn run<D: Device>(mut auditor: Box<Auditor<D>>, work: Weak<RefCell<Work<D>>>, turn: Rc<Mutex<()>>) {
     loop {
+        let _turn = turn.lock().await;
+        if work.strong_count() == 0 {
+            return;
+        }
         let end = match auditor.step(STEP_BYTES).await {
             Ok(None) => None,
             Ok(Some(report)) => Some(Ok(Box::new(of_report(report)))),
             Err(e) => Some(Err(e)),
         };
-        let Some(work) = work.upgrade() else { return };
-        let p = auditor.progress();
         let is_over = end.is_some();
-        *work.borrow_mut() = match end {
-            Some(end) => Work::Done(end),
-            None => Work::Reading { done: p.done, total: p.total },
-        };
-        drop(work);
+        let p = auditor.progress();
+        if let Some(work) = work.upgrade() {
+            *work.borrow_mut() = match end {
+                Some(end) => Work::Done(end),
+                None => Work::Reading { done: p.done, total: p.total },
+            };
+        }
+        tokio::time::sleep(timing::AUDIT_PAUSE).await;
         if is_over {
             return;
         }
-        tokio::time::sleep(timing::AUDIT_PAUSE).await;
     }
 }
 
@@ -246,6 +253,24 @@ mod tests {
             assert_eq!(full(6), Err(ErrorKind::Retry));
             end(&audits, &engine, 6, 3).await;
             assert_eq!(full(6), Ok(ready));
+        });
+    }
+
+    /// Each audit paused behind its own pieces only: eight of them took eight times as much of the worker.
+    #[test]
+    fn audits_take_turns_and_pause_behind_each_piece() {
+        local(async {
+            let (engine, audits) = (engine().await, Audits::default());
+            let begun = Instant::now();
+            for shard in 0..AUDITS_MAX as u32 {
+                let state = audits.ask(&engine, of(5, shard, true));
+                assert_eq!(state, Ok(AuditState::Reading { done: 0, total: 1 }));
+            }
+            for shard in 0..AUDITS_MAX as u32 {
+                end(&audits, &engine, 5, shard).await;
+            }
+            let pauses = timing::AUDIT_PAUSE * (AUDITS_MAX as u32 - 1);
+            assert!(begun.elapsed() >= pauses, "{:?} for {AUDITS_MAX} pieces", begun.elapsed());
         });
     }
 }
