@@ -1,5 +1,5 @@
 //! `freebs verify` on a cluster of processes: ten moves of the head are proven, a turned bit is found at its member only,
-//! and a member that is away is said.
+//! a member that is away is said, and a volume may have more shards than a worker audits at a time.
 
 use crate::support::cluster::{Cluster, Setup};
 use crate::support::device::{self, Kind};
@@ -15,7 +15,11 @@ const PIECE: usize = 256 << 10;
 
 /// The command's exit status and what it prints in JSON.
 fn verify(c: &Cluster) -> (Option<i32>, Value) {
-    let out = c.cli(&["verify", "demo", "--json"]);
+    verify_volume(c, "demo")
+}
+
+fn verify_volume(c: &Cluster, name: &str) -> (Option<i32>, Value) {
+    let out = c.cli(&["verify", name, "--json"]);
     let found = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {}\n{}", told(&out), c.log()));
     (out.status.code(), found)
 }
@@ -113,5 +117,28 @@ fn ten_moves_of_the_head_are_proven_and_one_turned_bit_is_found() {
     say(&told(&table));
     let missing = c.cli(&["verify", "nothing"]);
     assert_eq!(missing.status.code(), Some(1), "{}", told(&missing));
+    c.stop();
+}
+
+/// A worker audits eight shards at a time, and all shards of a volume may be of one worker. Those behind the eighth were not
+/// audited; nor were those of the third command at the same time, which has to wait.
+#[test]
+fn many_shards_are_audited_by_three_commands_at_once() {
+    const SHARDS: usize = 12;
+    let _turn = turn(Weight::Light);
+    let setup = Setup { device_size: "512M", volume: None, scrub_rate: "0", ..Setup::default() };
+    let mut c = Cluster::up(setup);
+    let out = c.cli(&["volume", "create", "wide", "--size", "12G", "--shards", &SHARDS.to_string()]);
+    assert!(out.status.success(), "{}", told(&out));
+    c.wait_healthy("wide");
+    let found: Vec<_> = std::thread::scope(|s| {
+        let all = [(); 3].map(|()| s.spawn(|| verify_volume(&c, "wide")));
+        all.into_iter().map(|one| one.join().expect("a finding")).collect()
+    });
+    for (code, found) in found {
+        assert_eq!(code, Some(0), "{found:#}");
+        assert_eq!(found["shards"].as_array().map(Vec::len), Some(SHARDS), "{found:#}");
+        assert_eq!(found["complete"], true, "{found:#}");
+    }
     c.stop();
 }
