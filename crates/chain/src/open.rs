@@ -29,6 +29,8 @@ pub(crate) enum Phase {
         answers: BTreeMap<NodeId, SealAnswer>,
         /// Nodes that have promised a later view.
         beyond: BTreeSet<NodeId>,
+        /// The highest committed sequence that any answer named, whether it counts or not (V3).
+        floor: Sequence,
         asked: Nanos,
     },
     Fetching {
@@ -277,7 +279,8 @@ impl Replica {
         self.pack(ctx);
         self.asking = None;
         let (answers, beyond) = (BTreeMap::new(), BTreeSet::new());
-        self.set_phase(ctx.now, Phase::Sealing { opened, answers, beyond, asked: Nanos(0) });
+        let floor = Sequence(0);
+        self.set_phase(ctx.now, Phase::Sealing { opened, answers, beyond, floor, asked: Nanos(0) });
         self.promise_durably(ctx, (view, pred), None, None);
         self.ask_for_seals(ctx);
     }
@@ -318,10 +321,11 @@ impl Replica {
 
     pub fn on_seal_answer(&mut self, ctx: &mut Ctx<'_>, from: NodeId, answer: SealAnswer) {
         let phase = self.head.as_mut().map(|h| &mut h.phase);
-        let Some(Phase::Sealing { opened, answers, beyond, .. }) = phase else { return };
+        let Some(Phase::Sealing { opened, answers, beyond, floor, .. }) = phase else { return };
         if answer.view != opened.view || answer.pred != opened.pred || !opened.pred_members.contains(&from) {
             return;
         }
+        *floor = answer.committed.max(*floor);
         if answer.promised > opened.view {
             if beyond.insert(from) {
                 ctx.out.note(format!("shard {}: {from} has promised view {}", self.id, answer.promised));
@@ -345,7 +349,8 @@ impl Replica {
     /// Seals when enough members have answered: len − A + 1 of them meet every quorum of the predecessor.
     fn try_to_seal(&mut self, ctx: &mut Ctx<'_>) {
         let me = ctx.config.me.node;
-        let Some(Phase::Sealing { opened, answers, .. }) = self.head.as_ref().map(|h| &h.phase) else { return };
+        let phase = self.head.as_ref().map(|h| &h.phase);
+        let Some(Phase::Sealing { opened, answers, floor, .. }) = phase else { return };
         if !answers.contains_key(&me) {
             return;
         }
@@ -366,7 +371,6 @@ impl Replica {
         if counting.len() < needed {
             return;
         }
-        let floor = answers.values().map(|a| a.committed).max().unwrap_or_default();
         let longest = counting
             .iter()
             .filter(|(_, a)| a.has_pred)
@@ -374,7 +378,7 @@ impl Replica {
             .map(|(n, a)| (**n, a.last));
         let Some((winner, seal)) = longest else { return };
         // Nothing is sealed below a committed sequence named in any answer (V3).
-        if seal.sequence < floor && !ctx.mutant(Mutant::SealsBelowCommitted) {
+        if seal.sequence < *floor && !ctx.mutant(Mutant::SealsBelowCommitted) {
             return;
         }
         let new = counting.iter().map(|(n, _)| **n).filter(|n| opened.pred_learning.contains(n));

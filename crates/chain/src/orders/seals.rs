@@ -201,6 +201,23 @@ fn nothing_is_sealed_below_what_any_answer_calls_committed() {
     }
 }
 
+/// V3: nor below what is named by an answer that does not count because of its promise. Node 2 had promised a view whose number
+/// nobody gives out any more, or not yet the one that it was asked for; its answer was dropped, and with it what it names.
+#[test]
+fn nothing_is_sealed_below_what_an_answer_of_another_promise_calls_committed() {
+    for promised in [ViewNumber(1), ViewNumber(1 << 50)] {
+        let (mut s, good) = opening();
+        let last = FrameName { sequence: Sequence(4), ..good.last };
+        let longer = SealAnswer { last, committed: Sequence(4), ..good };
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), SealAnswer { promised, ..longer }));
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(3), good));
+        assert_eq!(s.r.last.view, ViewNumber(1), "promised {promised}: sealed below what is committed");
+        // A log that reaches it seals.
+        let (_, actions) = s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(3), longer));
+        assert_eq!(sync_requests(&actions).iter().map(|r| r.until).collect::<Vec<_>>(), [Sequence(4)]);
+    }
+}
+
 /// V2: an answer without the promise that was asked for was counted if the promise in it was lower, and not higher.
 #[test]
 fn an_answer_counts_only_with_the_promise_that_was_asked_for() {
