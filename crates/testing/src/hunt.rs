@@ -10,6 +10,8 @@ use std::time::Instant;
 /// How many catching seeds a hunt for the cheapest one compares, and how far it goes behind the first.
 const CATCHES: usize = 4;
 const SEEDS_BEHIND_FIRST: usize = 40;
+/// Characters of a run's complaint that a hunt prints.
+const BY_MAX: usize = 160;
 
 /// A mutant that was noticed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +76,8 @@ impl Table {
     pub fn hunt(&self, name: &str, seeds: impl Iterator<Item = u64>, run: impl FnMut(u64) -> Option<Caught>) -> u64 {
         if super::is_set("FREEBS_HUNT") {
             let Some(c) = cheapest(seeds, run) else { panic!("nobody noticed {name}") };
-            let (seed, after, cost, by) = (c.seed, c.after, c.cost, c.caught.by);
+            let (seed, after, cost) = (c.seed, c.after, c.cost);
+            let by: String = c.caught.by.lines().next().unwrap_or_default().chars().take(BY_MAX).collect();
             say(&format!("hunted: {} {name} {seed} after {after} cost {cost}: {by}", self.path));
             return seed;
         }
