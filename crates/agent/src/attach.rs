@@ -3,6 +3,7 @@
 //! Invariants:
 //! - A question names the generation that is known, so of several copies of it, some of them late, one counts.
 //! - Nothing is given back that another one has: who was fenced says nothing more of the volume.
+//! - An attachment that is let go answers what it has taken, for a while, and takes nothing more.
 //! - An attachment that ends says that older leases have ended only if it was ready itself: its driver had waited for
 //!   them (L3).
 
@@ -118,13 +119,15 @@ pub struct Attachment {
     ready: bool,
     fenced: bool,
     closed: bool,
+    /// It is being let go, and ends at this time at the latest.
+    leaves_by: Option<Nanos>,
 }
 
 impl Attachment {
     /// Its driver begins.
     #[must_use]
     pub fn new(right: Right) -> Self {
-        Self { right, ready: false, fenced: false, closed: false }
+        Self { right, ready: false, fenced: false, closed: false, leaves_by: None }
     }
 
     /// The right that it stands for.
@@ -165,6 +168,25 @@ impl Attachment {
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.fenced || self.closed
+    }
+
+    /// Its users are to go. Requests that were taken are waited for, for [`timing::LEAVE_MAX`] at most; while it was not ready
+    /// none were answered, so none are waited for.
+    pub fn leave(&mut self, now: Nanos) {
+        let most = if self.ready { timing::LEAVE_MAX } else { Nanos(0) };
+        self.leaves_by.get_or_insert(now.plus(most));
+    }
+
+    /// The time at which it ends at the latest; `None` if it is not being let go: then it takes requests.
+    #[must_use]
+    pub fn leaves_by(&self) -> Option<Nanos> {
+        self.leaves_by
+    }
+
+    /// True if it is being let go, and is to end now. `in_flight`: requests that were taken and have no answer.
+    #[must_use]
+    pub fn has_left(&self, now: Nanos, in_flight: usize) -> bool {
+        self.leaves_by.is_some_and(|by| in_flight == 0 || by <= now)
     }
 
     /// Ends it, once its driver was told to close. The command gives the right back; none if somebody else has it.

@@ -73,11 +73,11 @@ pub enum Mutant {
     ShortestLogWins,
     /// V5: the view becomes active before a quorum holds its view frame.
     ActiveTooEarly,
-    /// A quorum of one: durable at the head only.
+    /// V1: a quorum of one, durable at the head only.
     QuorumOfOne,
     /// W7: the head looks at the room of its own log only.
     MembersRoomIgnored,
-    /// Section 6: a head opens a view with a secret of its own in place of the one it should have gathered.
+    /// V2: a head opens a view with a secret of its own in place of the one it should have gathered.
     SecretMadeUp,
     /// V2: a head that is asked to promise a view of another head's goes on with its own.
     HeadDoesNotStepDown,

@@ -13,8 +13,8 @@ pub enum Mutant {
     RepeatsAreApplied,
     /// Every start numbers its requests from 1 on.
     RequestsNumberedAnew,
-    /// Rule L5: who believes to lead decides without a quorum that says so, and goes on with it when another one leads.
+    /// L5: who believes to lead decides without a quorum that says so, and goes on with it when another one leads.
     LeaderUnconfirmed,
-    /// The first page that is not whole ends the log, whatever lies behind it.
+    /// E7: the first page that is not whole ends the log, whatever lies behind it.
     DamageIsATornTail,
 }

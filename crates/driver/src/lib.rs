@@ -121,7 +121,7 @@ pub enum Mutant {
     SharedUpdates,
     /// W3: a repeat gets a number of its own.
     NewNumberOnRepeat,
-    /// A write is answered as soon as the head has ordered it.
+    /// W4: a write is answered as soon as the head has ordered it.
     AnswerOrdered,
     /// CRCs of what is read are not looked at.
     TrustBytes,

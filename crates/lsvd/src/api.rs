@@ -568,10 +568,8 @@ pub enum CleanMutant {
     MoveUncommitted,
     /// Bytes are moved although they do not match their CRC.
     TrustBytes,
-    /// A segment goes back to the file system while the newest live table may still name it.
+    /// E5: a segment goes back to the file system while the newest live table may still name it.
     PunchNamed,
-    /// Cleaning takes the last free segment although nothing is on its way to become free.
-    NoReserve,
 }
 
 /// Rules of the log that tests can leave out, by `Engine::open_without`; each must be caught.

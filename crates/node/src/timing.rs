@@ -93,9 +93,7 @@ pub const ATTACH_LIMIT: Duration = Duration::from_secs(30);
 pub const ATTACH_ASK_AGAIN: Duration = Duration::from_nanos(freebs_agent::timing::ATTACH_ASK_AGAIN.0);
 /// All volumes together are given back within this time at a stop; those that are not lapse by their leases.
 pub const GIVE_BACK_LIMIT: Duration = Duration::from_secs(2);
-/// A volume that is taken from its clients answers what they had asked before for this long.
-pub const LEAVE_MAX: Duration = Duration::from_nanos(freebs_agent::timing::LEAVE_MAX.0);
-/// It is looked this often for the last of these answers.
+/// It is looked this often whether a volume that is let go has given its last answers.
 pub const LEAVE_LOOK: Duration = Duration::from_millis(5);
 /// An NBD client that takes no reply for this long is let go: it holds a place in the window of its volume. As long as
 /// the request limit of drivers, so a client that itself waits for requests is never meant.

@@ -1,5 +1,6 @@
 //! All parts of a run together: nodes, gateways, control plane, and what is asked of them at the end.
 
+use crate::audit;
 use crate::config::Config;
 use crate::control::{Control, Plane};
 use crate::device::{Crash, Disk};
@@ -442,6 +443,7 @@ impl Cluster {
                         self.world.violation(format!("the log of shard {shard} at node {m}: {why}"));
                     }
                 }
+                self.audit(shard, &s.members).await;
                 // Reading takes time, and a driver that finds its way back meanwhile writes its attach frame.
                 let content = |d: &Digest| Digest { sequence: freebs_types::Sequence(0), ..*d };
                 if digests.windows(2).any(|w| content(&w[0].1) != content(&w[1].1)) {
@@ -453,6 +455,29 @@ impl Cluster {
             if let Some(worker) = node.worker() {
                 check_space(&self.world, node.id, worker.engine()).await;
             }
+        }
+    }
+
+    /// Each member's hash chain is as it should be, and all have the same one.
+    async fn audit(&self, shard: ShardId, members: &[NodeId]) {
+        let mut reports = Vec::new();
+        for m in members {
+            let Some((node, worker)) = self.node(m.0).and_then(|n| Some((n, n.worker()?))) else { continue };
+            match audit::check(worker.engine(), shard, node.damaged.get()).await {
+                Ok(report) => {
+                    for (what, frames) in
+                        [("proven", report.proven), ("linked", report.linked), ("summarised", report.summarised)]
+                    {
+                        let has = if frames > 0 { "some" } else { "no" };
+                        self.world.count(format!("audits with {has} frames that are {what}"));
+                    }
+                    reports.push((*m, report));
+                }
+                Err(why) => self.world.violation(format!("the chain of shard {shard} at node {m}: {why}")),
+            }
+        }
+        if let Err(why) = audit::compare(&reports) {
+            self.world.violation(format!("shard {shard}: {why}"));
         }
     }
 

@@ -46,8 +46,8 @@ enum Item {
     Found(Peer, LinkId),
     /// The client leaves, and the volume is given back.
     Leave,
-    /// Requests that were taken have been waited for long enough.
-    LeaveNow,
+    /// The volume may be given back by now.
+    Left,
 }
 
 /// Errors that a client may get.
@@ -86,7 +86,6 @@ pub struct Gateway {
     paused: Cell<bool>,
     held: RefCell<VecDeque<Item>>,
     dead: Cell<bool>,
-    leaving: Cell<bool>,
     /// It has left, and the control plane has heard so, or can't be told.
     left: Cell<bool>,
     /// Sectors still to be read by a scan that is under way.
@@ -136,7 +135,6 @@ impl Gateway {
             paused: Cell::new(false),
             held: RefCell::default(),
             dead: Cell::new(false),
-            leaving: Cell::new(false),
             left: Cell::new(false),
             scan: Cell::new(None),
             scanned: Cell::new(false),
@@ -179,7 +177,11 @@ impl Gateway {
 
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.attachment.borrow().is_ready() && !self.leaving.get()
+        self.attachment.borrow().is_ready() && !self.is_leaving()
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.attachment.borrow().leaves_by().is_some()
     }
 
     /// True if somebody else has to attach before the volume can be used again.
@@ -300,7 +302,7 @@ impl Gateway {
                 self.step(event);
             }
             Item::Leave => self.begin_to_leave(),
-            Item::LeaveNow => self.close(),
+            Item::Left => self.close_if_left(),
             Item::Arrival(link, arrival) => self.arrived(link, arrival),
         }
     }
@@ -309,22 +311,33 @@ impl Gateway {
         if self.is_over() {
             return;
         }
-        let was_ready = self.is_ready();
-        self.leaving.set(true);
-        self.world.say(|| format!("gateway {}: its client leaves, ready {was_ready}", self.id));
-        if !was_ready {
-            // Nobody waits for answers where none were given yet.
-            return self.close();
+        self.world.say(|| format!("gateway {}: its client leaves, ready {}", self.id, self.is_ready()));
+        self.attachment.borrow_mut().leave(self.now());
+        self.close_if_left();
+    }
+
+    /// Gives the volume back as soon as nothing is waited for any more.
+    fn close_if_left(self: &Rc<Self>) {
+        let (now, in_flight) = (self.now(), self.in_flight());
+        let (by, has_left) = {
+            let attachment = self.attachment.borrow();
+            (attachment.leaves_by(), attachment.has_left(now, in_flight))
+        };
+        match by {
+            Some(_) if has_left => self.close(),
+            Some(by) => self.look_again_after(by.since(now).max(Nanos(1000))),
+            None => {}
         }
+    }
+
+    fn look_again_after(self: &Rc<Self>, wait: Nanos) {
         let gateway = self.clone();
-        self.world.after(freebs_agent::timing::LEAVE_MAX, move || gateway.take_or_hold(Item::LeaveNow));
-        self.close_if_answered();
+        self.world.after(wait, move || gateway.take_or_hold(Item::Left));
     }
 
     fn close_if_answered(self: &Rc<Self>) {
-        if self.leaving.get() && self.in_flight() == 0 {
-            let gateway = self.clone();
-            self.world.after(Nanos(0), move || gateway.take_or_hold(Item::LeaveNow));
+        if self.is_leaving() && self.in_flight() == 0 {
+            self.look_again_after(Nanos(0));
         }
     }
 
@@ -432,7 +445,7 @@ impl Gateway {
 
     /// True if the client asks nothing more here.
     fn is_over(&self) -> bool {
-        self.dead.get() || self.leaving.get() || self.attachment.borrow().is_over()
+        self.dead.get() || self.is_leaving() || self.attachment.borrow().is_over()
     }
 
     fn next_soon(self: &Rc<Self>) {
@@ -547,7 +560,7 @@ impl Gateway {
         let fine = match kind {
             ErrorKind::Fenced => self.is_superseded(),
             // A request that is not answered in time fails when the driver is closed.
-            ErrorKind::Retry => self.allowed.retry || self.leaving.get(),
+            ErrorKind::Retry => self.allowed.retry || self.is_leaving(),
             ErrorKind::NoSpace => self.allowed.no_space,
             ErrorKind::Corrupt | ErrorKind::DeviceFailed => self.allowed.corrupt,
             _ => false,

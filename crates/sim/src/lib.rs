@@ -5,6 +5,7 @@
 //! inside; each fault has its odds in `Config`, and faults of kinds that lose more than the contract allows are
 //! never made. The README beside this crate says what is modelled and how a failing seed is looked into.
 
+mod audit;
 mod cluster;
 mod config;
 mod content;

@@ -10,13 +10,21 @@ use freebs_driver::Mutant as Driver;
 /// `RequestsOfAnyone` (W1): for the same reason one run in hundreds shows it. `PlansStopOrders`: nothing is wrong with what
 /// a head does that stops for too long. `EmptyLogsCount` (V2): no disk that was lost gets to answer here (V8).
 /// `LeavesByOldStates` (V7): a node would have to be let go of and taken again before it has heard of either.
-pub const CHAIN: [Chain; 19] = [
+/// `ShortChainsOrder` (V1): no chain becomes shorter. `LeasesInPendingViews`, `LeasesBeforeDurable`, `OlderLeasesUntold` and
+/// `OlderDriversAnswered` (L2): an older driver that lives has its answers before a newer one gives its first success, or is
+/// fenced by another member; 300 seeds show none of them.
+pub const CHAIN: [Chain; 25] = [
     Chain::HeadOrdersAfterRestart,
     Chain::RepeatsAreApplied,
     Chain::AnswersBeforeDurable,
+    Chain::CommittedUntold,
+    Chain::OrderedIsCommitted,
     Chain::GapsAreSkipped,
     Chain::FloorIgnored,
     Chain::NoAttachBarrier,
+    Chain::MembersChangeInView,
+    Chain::QuorumOfThoseThere,
+    Chain::MajorityIsEnough,
     Chain::PromiseNotDurable,
     Chain::PromisesGo,
     Chain::SealAlone,
@@ -28,12 +36,13 @@ pub const CHAIN: [Chain; 19] = [
     Chain::HeadDoesNotStepDown,
     Chain::SealsBelowCommitted,
     Chain::PendingFramesCount,
+    Chain::LeasesPastPromises,
     Chain::CompleteTooEarly,
     Chain::LearnsTheStateOnly,
 ];
 
-/// Mutants of the driver. `OlderNotWaitedFor` (L3) and `LeasesOfAnyView` (L1) are not among them, for the same reason; the
-/// tests of `driver` notice them.
+/// Mutants of the driver. `OlderNotWaitedFor` (L3), `LeasesOfAnyView` and `OneLeaseIsEnough` (L1) are not among them, for the
+/// same reason; the tests of `driver` notice them.
 pub const DRIVER: [Driver; 10] = [
     Driver::CountAcrossViews,
     Driver::NoReadFloor,
@@ -48,9 +57,18 @@ pub const DRIVER: [Driver; 10] = [
 ];
 
 /// Mutants of the control plane. `RebuiltIsActive` (V9) is not among them: it takes two losses of the control state during
-/// one opening, which one run in thousands has; the tests of `control` go through all of them.
-pub const CONTROL: [Control; 4] =
-    [Control::ActivatesAnyView, Control::OldImagesRegister, Control::OldestViewRebuilt, Control::PromisesForgotten];
+/// one opening, which one run in thousands has; the tests of `control` go through all of them. Neither are `OldStartsPropose`
+/// (V1): whoever proposed is dead before its next start registers; `CompleteForEver` and `KeepersLetGo` (V7): a member would
+/// have to be lost for good while another one still learns.
+pub const CONTROL: [Control; 7] = [
+    Control::NewMembersFirst,
+    Control::LearnersLead,
+    Control::ActivatesAnyView,
+    Control::OldGenerationsActive,
+    Control::OldImagesRegister,
+    Control::OldestViewRebuilt,
+    Control::PromisesForgotten,
+];
 
 /// All mutants with their names.
 #[must_use]

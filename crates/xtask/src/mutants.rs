@@ -1,5 +1,5 @@
 //! `cargo xtask mutants`: looks for seeds that catch mutants, prints the tables, and can write them anew: the seeds that
-//! tests begin with, and in a crate's README how many seeds it took.
+//! tests begin with, and in the README how many seeds it took.
 
 use crate::call::Call;
 use crate::options::Options;
@@ -14,6 +14,9 @@ const HUNTS: [(&str, &[&str]); 4] = [
     ("freebs-driver", &["property::catches"]),
     ("freebs-lsvd", &["sweeps::mutants", "cleaning::rules_that_are_left_out"]),
 ];
+
+/// The file with the table of all mutants.
+const README: &str = "crates/sim/README.md";
 
 /// Findings of a hunt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,17 +61,14 @@ pub fn run(mut options: Options) -> Done {
             }
         }
     }
+    let of = |file: &str| std::fs::read_to_string(root().join(file)).unwrap_or_default();
+    let old = of(README);
+    let mut readme = old.clone();
     for (path, seeds) in &tables {
-        let of = |file: &str| std::fs::read_to_string(root().join(file)).unwrap_or_default();
         bad |= tell(path, &of(path), &table(seeds), write).is_err();
-        if let Some((folder, _)) = path.split_once("/tests/") {
-            let readme = format!("{folder}/README.md");
-            let old = of(&readme);
-            if let Some(new) = with_counts(&old, seeds) {
-                bad |= tell(&readme, &old, &new, write).is_err();
-            }
-        }
+        readme = with_counts(&readme, path, seeds);
     }
+    bad |= tell(README, &old, &readme, write).is_err();
     if bad { Err(Bad::Failed) } else { Ok(()) }
 }
 
@@ -89,19 +89,19 @@ fn table(seeds: &BTreeMap<String, Hunted>) -> String {
     seeds.iter().fold(head.to_owned(), |text, (name, h)| text + &format!("{name} {}\n", h.seed))
 }
 
-/// The text, with the last cell of each line `| rule | `mutant` | runs | seeds |` of a mutant that was hunted made anew.
-/// `None` if it has no such line.
-fn with_counts(text: &str, seeds: &BTreeMap<String, Hunted>) -> Option<String> {
+/// The text, with the last cell of each line `| crate | rule | `mutant` | says | where | seeds |` made anew if the mutant was
+/// hunted in the table of this path. The simulator hunts those of several crates.
+fn with_counts(text: &str, path: &str, seeds: &BTreeMap<String, Hunted>) -> String {
+    let hunter = path.split('/').nth(1).unwrap_or_default();
+    let is_hunted_here = |of: &str| of == hunter || hunter == "sim" && ["chain", "driver", "control"].contains(&of);
     let counted = |line: &str| {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
-        let ["", rule, mutant, runs, _, ""] = cells[..] else { return None };
-        let found = seeds.get(mutant.strip_prefix('`')?.strip_suffix('`')?)?;
-        Some(format!("| {rule} | {mutant} | {runs} | {} |", found.after))
+        let ["", of, rule, mutant, says, at, _, ""] = cells[..] else { return None };
+        let name = mutant.strip_prefix('`')?.strip_suffix('`')?;
+        let found = seeds.get(name).filter(|_| is_hunted_here(of))?;
+        Some(format!("| {of} | {rule} | {mutant} | {says} | {at} | {} |", found.after))
     };
-    let lines: Vec<(&str, Option<String>)> = text.lines().map(|l| (l, counted(l))).collect();
-    let is_there = lines.iter().any(|(_, new)| new.is_some());
-    let all = lines.into_iter().map(|(old, new)| new.unwrap_or_else(|| old.to_owned()) + "\n");
-    is_there.then(|| all.collect())
+    text.lines().map(|l| counted(l).unwrap_or_else(|| l.to_owned()) + "\n").collect()
 }
 
 fn tell(path: &str, old: &str, text: &str, write: bool) -> std::io::Result<()> {
@@ -133,9 +133,10 @@ mod tests {
         let text = table(&tables["a/t"]);
         assert_eq!(text.lines().skip(1).collect::<Vec<_>>(), ["One 5", "Two 7"]);
         assert!(text.starts_with("# "));
-        let readme =
-            "# A\n| rule | mutant | runs | seeds |\n| W1 | `Two` | all | 100 |\n| W2 | `Four` | none | a test |\n";
-        assert_eq!(with_counts(readme, &tables["a/t"]), Some(readme.replace("100", "3")));
-        assert_eq!(with_counts("# A\n| W2 | `Four` | all | 100 |\n", &tables["a/t"]), None);
+        let readme = "# A\n| a | W1 | `Two` | x | y | 100 |\n| a | W2 | `Four` | x | z | - |\n";
+        let others = readme.replace("| a |", "| chain |");
+        assert_eq!(with_counts(readme, "crates/a/t", &tables["a/t"]), readme.replace("100", "3"));
+        assert_eq!(with_counts(&others, "crates/sim/t", &tables["a/t"]), others.replace("100", "3"));
+        assert_eq!(with_counts(&others, "crates/a/t", &tables["a/t"]), others);
     }
 }

@@ -106,6 +106,27 @@ fn only_what_was_ready_is_given_back_as_settled() {
     assert!(right(&plane, &host(1), false).alone);
 }
 
+/// Clients that are told to go get the answers to what they had asked, if these come in time.
+#[test]
+fn an_attachment_that_is_let_go_waits_for_its_last_answers() {
+    let plane = Plane::new(cluster());
+    let at = |ms| Nanos::from_millis(1000 + ms);
+    let limit = timing::LEAVE_MAX.millis();
+    let mut used = Attachment::new(right(&plane, &host(1), false));
+    used.note(&Action::Ready);
+    assert!(used.leaves_by().is_none() && !used.has_left(at(0), 0), "nobody has told it to go");
+    used.leave(at(0));
+    assert!(!used.has_left(at(0), 1) && used.has_left(at(0), 0));
+    // Told once more, it has no more time.
+    used.leave(at(limit - 1));
+    assert!(!used.has_left(at(limit - 1), 1) && used.has_left(at(limit), 1));
+    assert_eq!(used.leaves_by(), Some(at(limit)));
+    // One that was never ready has answered nobody yet.
+    let mut hasty = Attachment::new(right(&plane, &host(1), false));
+    hasty.leave(at(0));
+    assert!(hasty.has_left(at(0), 1));
+}
+
 #[test]
 fn who_was_fenced_gives_nothing_back() {
     let plane = Plane::new(cluster());

@@ -261,7 +261,6 @@ impl Core {
         let ready = self.segs.ready_count();
         let more = if ready == 0 { 0 } else { ready + self.segs.count(SegmentState::Given) - 1 };
         let spare = if self.can_grow() { more.max(2) } else { more };
-        let spare = if self.cleaning.options.mutant == Some(CleanMutant::NoReserve) { spare + 1 } else { spare };
         // Of each segment its live table, its index and what fits no more are lost.
         open + u64::from(spare) * (self.geometry.segment_bytes / 100 * 97)
     }

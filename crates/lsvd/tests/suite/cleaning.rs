@@ -503,11 +503,11 @@ fn an_idle_log_shrinks_by_itself() {
 }
 
 /// A device that is full of live data takes no more writes, but trims, deletions, restarts; and then writes again.
-async fn full_device(mutant: Option<CleanMutant>) {
+async fn full_device() {
     let device = Sparse::new();
     create_log(device.clone(), &shape(24)).await.unwrap();
     let mut load = Load::new(device.clone()).await;
-    load.rig.engine.set_cleaning(CleanOptions { mutant, ..CleanOptions::default() });
+    load.rig.engine.set_cleaning(CleanOptions::default());
     let mut rng = Rng::new(4);
     let (mut next, mut i) = (0u32, 0u64);
     // New blocks and old ones, until nothing more is taken.
@@ -529,7 +529,7 @@ async fn full_device(mutant: Option<CleanMutant>) {
         load.rig.stop().await;
         let rig = Rig::open(device.clone()).await.unwrap();
         assert_eq!(rig.report.damage, []);
-        rig.engine.set_cleaning(CleanOptions { mutant, ..CleanOptions::default() });
+        rig.engine.set_cleaning(CleanOptions::default());
         rig.engine.committed(SHARD, Sequence(load.chain.sequence));
         load = Load { rig, ..load };
         load.rig.engine.flush_idle();
@@ -560,7 +560,7 @@ async fn full_device(mutant: Option<CleanMutant>) {
 
 #[test]
 fn a_full_device_can_still_trim_delete_and_restart() {
-    local(full_device(None));
+    local(full_device());
 }
 
 /// The file system is full long before the log is as large as it may get: what is freed is used again, and writes go on.

@@ -48,8 +48,6 @@ pub struct Slot {
     held: Cell<bool>,
     /// Users that only wait until it is ready, to give it back then.
     returning: Cell<usize>,
-    /// It is being let go: clients are told to leave.
-    leaving: Cell<bool>,
     conns: RefCell<Vec<Weak<Conn>>>,
     /// `state` changed.
     changed: Notify,
@@ -254,7 +252,6 @@ impl<C: ControlPlane> Drivers<C> {
             users: Cell::new(0),
             held: Cell::new(false),
             returning: Cell::new(0),
-            leaving: Cell::new(false),
             conns: RefCell::default(),
             changed: Notify::new(),
             asked: RefCell::default(),
@@ -348,7 +345,7 @@ impl<C: ControlPlane> Drivers<C> {
             conn.fail(ticket, &Error::fenced("the volume is not attached here any more"));
             return;
         };
-        if slot.leaving.get() {
+        if slot.state.borrow().leaves_by().is_some() {
             conn.refuse(ticket, NbdErrno::Shutdown);
             return;
         }

@@ -7,7 +7,7 @@ use crate::support::load::{Answers, block_of, number_of};
 use crate::support::nbd::{Client, Op};
 use crate::support::rng::Rng;
 use crate::support::tools::say;
-use crate::support::{Raised, Weight, rounds, turn};
+use crate::support::{PATIENCE, Raised, Weight, rounds, turn};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -36,10 +36,11 @@ struct Asked {
     success: bool,
 }
 
-/// Successes of requests that were sent when the other one had the volume already. There must be none. A request that was
-/// sent before may have been answered before, too, and its answer read late.
-fn stolen(all: &[Asked], since: Instant) -> Vec<Asked> {
-    all.iter().filter(|a| a.success && a.sent >= since).copied().collect()
+/// Successes that were given when the other one had the volume already. There must be none. A request that was sent before
+/// may have been answered before, too, and its answer read late; but not if the old one had been `stopped` for as long as
+/// the attach took (some seconds): then its answers from before were read long ago.
+fn stolen(all: &[Asked], since: Instant, stopped: bool) -> Vec<Asked> {
+    all.iter().filter(|a| a.success && (a.sent >= since || stopped && a.answered >= since)).copied().collect()
 }
 
 /// Successes that were read later than this, of requests that were sent before; how late the last one was.
@@ -74,6 +75,29 @@ fn use_volume(mut client: Client, at: u64, stop: &AtomicBool, successes: &Answer
     all
 }
 
+/// Three requests at once, by a client that has asked nothing yet, before anybody is let go that stands still.
+fn send_all(client: &mut Client, at: u64) -> Vec<(u64, What, Instant)> {
+    let write = Op::Write { at, data: block_of(u64::MAX), fua: false };
+    let all = [(What::Flush, Op::Flush), (What::Read, Op::Read { at, len: BLOCK }), (What::Write(u64::MAX), write)];
+    let sent = all.into_iter().map(|(what, op)| {
+        let sent = Instant::now();
+        client.send(&op).ok().map(|cookie| (cookie, what, sent))
+    });
+    sent.flatten().collect()
+}
+
+/// Their answers; none of a connection that ended.
+fn take_all(client: &mut Client, sent: &[(u64, What, Instant)]) -> Vec<Asked> {
+    let mut all = Vec::new();
+    while all.len() < sent.len() {
+        let Ok(answer) = client.answer(PATIENCE) else { break };
+        let answer = answer.expect("an answer in time");
+        let of = sent.iter().find(|(cookie, ..)| *cookie == answer.cookie).expect("one that was asked");
+        all.push(Asked { what: of.1, sent: of.2, answered: Instant::now(), success: answer.result.is_ok() });
+    }
+    all
+}
+
 /// One round: the volume goes from `old` to `new` by force while `frozen` stands still. All that the old one's clients
 /// asked, the return of the command, and how long it took.
 fn round(
@@ -84,6 +108,7 @@ fn round(
     calm: u64,
 ) -> (Vec<Vec<Asked>>, Instant, Duration) {
     let clients: Vec<Client> = (0..CLIENTS).map(|_| Client::attach(&old.place, "demo")).collect();
+    let mut last = Client::attach(&old.place, "demo");
     let (stop, successes) = (AtomicBool::new(false), Answers::default());
     let failures: Vec<Answers> = (0..CLIENTS).map(|_| Answers::default()).collect();
     let mut newest = Vec::new();
@@ -105,7 +130,9 @@ fn round(
         let mut second = Client::attach(&new.1.place, "demo");
         newest.extend((0..CLIENTS).map(|i| number_of(&second.read(i * u64::from(BLOCK), BLOCK))));
         (0..50).for_each(|i| second.write(64 << 20, &block_of(i)));
+        let sent = send_all(&mut last, CLIENTS * u64::from(BLOCK));
         frozen.iter().for_each(|pid| c.resume(*pid));
+        let asked_last = take_all(&mut last, &sent);
         // One that was frozen, and knows nothing of all that, may answer now.
         c.wait_healthy("demo");
         failures.iter().for_each(|f| f.more(FAILURES));
@@ -114,8 +141,12 @@ fn round(
             assert_eq!(now, *found, "the old one wrote behind the new one's back\n{}", c.log());
         }
         drop(raised);
-        (loads.into_iter().map(|l| l.join().expect("the load")).collect::<Vec<_>>(), returned, returned - begun)
+        let mut all: Vec<_> = loads.into_iter().map(|l| l.join().expect("the load")).collect();
+        all.push(asked_last);
+        (all, returned, returned - begun)
     });
+    let asked_last = all.last().map_or(0, Vec::len);
+    assert!(frozen.is_none() || asked_last > 0, "the old one was asked nothing while somebody stood still");
     for (all, found) in all.iter().zip(newest) {
         let written = all.iter().filter(|a| a.success).filter_map(|a| match a.what {
             What::Write(n) => Some(n),
@@ -127,11 +158,12 @@ fn round(
     (all, returned, took)
 }
 
-/// In turn nothing else happens, a member stands still, or the head does.
+/// In turn nothing else happens, a member stands still, the head does, or the old gateway itself: it awakes with requests
+/// before it, and has heard of nothing.
 #[test]
 fn a_volume_that_is_taken_by_force_answers_its_old_clients_nothing_any_more() {
     let _turn = turn(Weight::Light);
-    let rounds = rounds(3, 30);
+    let rounds = rounds(4, 30);
     let mut rng = Rng::announced("forced attachments");
     let c = Cluster::up(Setup::default());
     let dir = scratch();
@@ -142,22 +174,19 @@ fn a_volume_that_is_taken_by_force_answers_its_old_clients_nothing_any_more() {
         let (old, new) = (round % 2, (round + 1) % 2);
         c.wait_healthy("demo");
         let (head, others) = c.chain("demo");
-        let victim = match round % 3 {
-            1 => Some(others[rng.below(2) as usize].clone()),
-            2 => Some(head),
+        let pid = |name: &str| c.nodes().into_iter().find(|n| n.0 == name).expect("it is up").1;
+        let frozen = match round % 4 {
+            1 => Some(pid(&others[rng.below(2) as usize])),
+            2 => Some(pid(&head)),
+            3 => Some(gateways[old].pid()),
             _ => None,
         };
-        let frozen = victim.map(|name| c.nodes().into_iter().find(|n| n.0 == name).expect("it is up").1);
         let calm = 60 + rng.below(200);
         let (all, returned, took) = self::round(&c, &gateways[old], (names[new], &gateways[new]), frozen, calm);
         for all in all {
-            if let Some(a) = stolen(&all, returned).first() {
-                let after = a.sent - returned;
-                panic!(
-                    "round {round}: {:?}, sent {after:?} after the attach had returned, succeeded\n{}",
-                    a.what,
-                    c.log()
-                );
+            if let Some(a) = stolen(&all, returned, round % 4 == 3).first() {
+                let after = a.answered - returned;
+                panic!("round {round}: {:?} succeeded {after:?} after the attach had returned\n{}", a.what, c.log());
             }
             let (n, most) = late(&all, returned);
             behind = (behind.0 + n, behind.1.max(most));
@@ -193,12 +222,13 @@ mod tests {
             asked(What::Flush, 95, 150, false),
             asked(What::Write(6), 110, 130, false),
         ];
-        assert!(stolen(&sound, at(100)).is_empty());
+        assert!(stolen(&sound, at(100), false).is_empty());
+        assert_eq!(stolen(&sound, at(100), true).len(), 1, "the one that was read late");
         assert_eq!(late(&sound, at(100)), (1, Duration::from_millis(20)));
         for what in [What::Write(9), What::Read, What::Flush] {
             let mut all = sound.to_vec();
             all.push(asked(what, 101, 102, true));
-            let found = stolen(&all, at(100));
+            let found = stolen(&all, at(100), false);
             assert_eq!(found.iter().map(|a| a.what).collect::<Vec<_>>(), [what]);
         }
     }

@@ -1,4 +1,5 @@
 //! The simulator: good code passes every seed, and no rule can be left out unnoticed.
 
 mod mutants;
+mod readme;
 mod seeds;

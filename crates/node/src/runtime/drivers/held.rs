@@ -3,13 +3,15 @@
 //!
 //! Invariants: once `hold` or `expel` has returned without an error, no driver of an earlier generation answers anybody
 //! (rule L3: the driver that was made for it had waited for their leases); an attachment that is let go with force ends
-//! in order: requests that were taken are answered first, for as long as `timing::LEAVE_MAX`; an attachment that was
-//! taken from somebody goes on until its driver is ready, even if whoever asked for it has been told that it is late.
+//! in order (`freebs_agent::Attachment::leave`); an attachment that was taken from somebody goes on until its driver is
+//! ready, even if whoever asked for it has been told that it is late.
 
 use super::{Drivers, Slot, control_plane};
 use crate::runtime::core::Core;
 use crate::timing;
 use freebs_control::{Command, ControlPlane};
+use freebs_io::Clock;
+use freebs_io::linux::SystemClock;
 use freebs_types::{Error, Generation, Result, VolumeId};
 use std::rc::Rc;
 
@@ -132,13 +134,10 @@ impl<C: ControlPlane> Drivers<C> {
             return Ok(());
         }
         self.busy.borrow_mut().insert(slot.volume, control_plane("it has not heard yet that the volume was detached"));
-        slot.leaving.set(true);
-        let answered = async {
-            while slot.driver.borrow().in_flight() > 0 {
-                tokio::time::sleep(timing::LEAVE_LOOK).await;
-            }
-        };
-        let _ = tokio::time::timeout(timing::LEAVE_MAX, answered).await;
+        slot.state.borrow_mut().leave(SystemClock.now());
+        while !slot.state.borrow().has_left(SystemClock.now(), slot.driver.borrow().in_flight()) {
+            tokio::time::sleep(timing::LEAVE_LOOK).await;
+        }
         let ended = self.end(core, slot).await;
         let conns = slot.conns.take();
         conns.iter().filter_map(std::rc::Weak::upgrade).for_each(|conn| conn.let_go());
