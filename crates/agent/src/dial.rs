@@ -5,6 +5,7 @@
 //! - A member that is wanted is dialled, or has a link, or its next attempt has a time. Each pause is twice as long as the
 //!   one before, until there are news of the member.
 //! - A member that is wanted no more is not dialled again.
+//! - Whoever dials may hear that a link is closed before it tells of it: such a link is closed.
 
 use crate::timing;
 use freebs_io::LinkId;
@@ -14,6 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A link that lasted only a moment counts as so many attempts that failed: whatever ended it may end the next one, too.
 /// The pause is 320 ms then, and the next ones 500.
 const FAILED_AT_ONCE: u32 = 4;
+/// Links that closed while members were being dialled and that are remembered: more than can have come to be in that time.
+const ENDED_MAX: usize = 1024;
 
 /// How a member is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +43,9 @@ struct Member {
 pub struct Dialler {
     me: Peer,
     members: BTreeMap<Peer, Member>,
+    /// Links that closed and were not open here, as long as somebody is being dialled: one of them may be told of later.
+    /// The newest, by their numbers, are kept.
+    ended: BTreeSet<LinkId>,
 }
 
 /// True if the first of two members opens the link between them. Node 0 is a gateway, which is no member.
@@ -52,7 +58,7 @@ impl Dialler {
     /// For this worker, which has no links yet.
     #[must_use]
     pub fn new(me: Peer) -> Self {
-        Self { me, members: BTreeMap::new() }
+        Self { me, members: BTreeMap::new(), ended: BTreeSet::new() }
     }
 
     /// The members that a link is wanted to by now, as the worker says it.
@@ -106,11 +112,16 @@ impl Dialler {
         if let Some(member) = self.members.get_mut(&peer) {
             member.way = Way::Open { link, since: now };
         }
+        if self.ended.contains(&link) {
+            self.closed(now, link);
+        }
+        self.forget_ended();
     }
 
     /// A member has not answered.
     pub fn failed(&mut self, now: Nanos, peer: Peer) {
         self.try_again(peer, |member| now.plus(member.pause()));
+        self.forget_ended();
     }
 
     /// A link that was opened here is gone.
@@ -119,13 +130,23 @@ impl Dialler {
         let Some((peer, Way::Open { since, .. })) =
             self.members.iter().find(|(_, m)| is_it(m)).map(|(p, m)| (*p, m.way))
         else {
-            return;
+            self.ended.insert(link);
+            if self.ended.len() > ENDED_MAX {
+                self.ended.pop_first();
+            }
+            return self.forget_ended();
         };
         let is_steady = now.since(since) >= timing::LINK_STEADY;
         self.try_again(peer, |member| {
             member.failed = if is_steady { 0 } else { FAILED_AT_ONCE };
             if is_steady { now } else { now.plus(member.pause()) }
         });
+    }
+
+    fn forget_ended(&mut self) {
+        if self.members.values().all(|m| m.way != Way::Dialling) {
+            self.ended.clear();
+        }
     }
 
     fn try_again(&mut self, peer: Peer, at: impl FnOnce(&mut Member) -> Nanos) {

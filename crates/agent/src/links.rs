@@ -1,6 +1,7 @@
 //! Links of drivers to members: one to each, shared by all drivers of a worker.
 //!
-//! Invariants: a member is dialled by one at a time; each driver that asked for a link hears what became of it.
+//! Invariants: a member is dialled by one at a time; each driver that asked for a link hears what became of it. A link whose
+//! end is heard before it is told of is none.
 
 use freebs_driver::Event;
 use freebs_io::LinkId;
@@ -10,8 +11,17 @@ use std::collections::BTreeMap;
 /// The links of the drivers of one worker.
 #[derive(Debug, Default)]
 pub struct DriverLinks {
-    /// None while it is being opened.
-    links: BTreeMap<Peer, Option<LinkId>>,
+    links: BTreeMap<Peer, Way>,
+}
+
+/// The way to a member.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// A link is being opened. The newest one, by its number, that ended meanwhile may be that one.
+    Opening {
+        ended: Option<LinkId>,
+    },
+    Open(LinkId),
 }
 
 /// The next step for a driver that wants a link.
@@ -29,10 +39,10 @@ impl DriverLinks {
     /// A driver wants a link to this member.
     pub fn want(&mut self, peer: Peer) -> Wanted {
         match self.links.get(&peer) {
-            Some(Some(link)) => Wanted::Open(*link),
-            Some(None) => Wanted::Opening,
+            Some(Way::Open(link)) => Wanted::Open(*link),
+            Some(Way::Opening { .. }) => Wanted::Opening,
             None => {
-                self.links.insert(peer, None);
+                self.links.insert(peer, Way::Opening { ended: None });
                 Wanted::Dial
             }
         }
@@ -40,8 +50,11 @@ impl DriverLinks {
 
     /// A link is there, or can't be had now. The event is for all drivers.
     pub fn opened(&mut self, peer: Peer, link: Option<LinkId>) -> Event {
+        let has_ended =
+            |link: &LinkId| matches!(self.links.get(&peer), Some(Way::Opening { ended: Some(ended) }) if ended == link);
+        let link = link.filter(|l| !has_ended(l));
         match link {
-            Some(_) => self.links.insert(peer, link),
+            Some(link) => self.links.insert(peer, Way::Open(link)),
             None => self.links.remove(&peer),
         };
         if link.is_some() { Event::LinkUp(peer) } else { Event::LinkDown(peer) }
@@ -56,6 +69,9 @@ impl DriverLinks {
 
     /// A link is gone. The event is for all drivers, unless another link is in its place.
     pub fn closed(&mut self, peer: Peer, link: LinkId) -> Option<Event> {
+        if let Some(Way::Opening { ended }) = self.links.get_mut(&peer) {
+            *ended = (*ended).max(Some(link));
+        }
         if self.link(peer) != Some(link) {
             return None;
         }
@@ -66,11 +82,14 @@ impl DriverLinks {
     /// The link to this member, if one is open.
     #[must_use]
     pub fn link(&self, peer: Peer) -> Option<LinkId> {
-        self.links.get(&peer).copied().flatten()
+        match self.links.get(&peer) {
+            Some(Way::Open(link)) => Some(*link),
+            _ => None,
+        }
     }
 
     /// All links that are open.
     pub fn open(&self) -> impl Iterator<Item = LinkId> {
-        self.links.values().filter_map(|l| *l)
+        self.links.keys().filter_map(move |peer| self.link(*peer))
     }
 }

@@ -96,6 +96,29 @@ fn a_link_that_lasted_is_replaced_at_once_and_one_that_did_not_later() {
     assert_eq!(pauses(&mut d, ms(10_000), 1), [20]);
 }
 
+/// The end of a link was heard before its beginning. It counted as open for ever, and the member was never dialled again.
+#[test]
+fn a_link_that_closes_before_it_is_told_of_is_closed() {
+    let (mut d, link) = (Dialler::new(ME), LinkId(7));
+    d.want(ms(0), &peers(&[3, 4]));
+    assert_eq!(d.due(ms(0)), [peer(3), peer(4)]);
+    d.closed(ms(10), link);
+    d.opened(ms(11), peer(3), link);
+    assert_eq!(d.next(), Some(ms(11 + 320)), "it lasted only a moment");
+    assert_eq!(d.due(ms(331)), [peer(3)]);
+    // Others that close meanwhile take nothing from it, and it is remembered for no longer than it may be told of.
+    for n in 0..5000 {
+        d.closed(ms(400), LinkId(100 + n));
+    }
+    d.opened(ms(401), peer(3), LinkId(5099));
+    assert_eq!(d.next(), Some(ms(401 + 320)));
+    d.failed(ms(401), peer(4));
+    let at = d.next().unwrap();
+    assert_eq!(d.due(at), [peer(4)]);
+    d.opened(at, peer(4), LinkId(5000));
+    assert_eq!(d.next(), Some(ms(401 + 320)), "nobody was dialled any more when it could have been told of");
+}
+
 /// A node that has left its chains for good was dialled twice a second for as long as this process ran.
 #[test]
 fn who_is_wanted_no_more_is_not_dialled() {

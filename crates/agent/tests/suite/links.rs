@@ -53,3 +53,16 @@ fn a_link_that_was_found_open_may_be_gone_when_that_is_told() {
     links.opened(PEER, Some(LinkId(8)));
     assert!(!is_up(&links.news(PEER, found)), "another link: this driver hears of it with the others");
 }
+
+/// The end of a link was heard before its beginning: drivers trusted in it for ever.
+#[test]
+fn a_link_that_ends_before_it_is_told_of_is_none() {
+    let mut links = DriverLinks::default();
+    links.want(PEER);
+    assert!(links.closed(PEER, LINK).is_none() && links.closed(PEER, LinkId(6)).is_none());
+    assert!(!is_up(&links.opened(PEER, Some(LINK))));
+    assert_eq!((links.link(PEER), links.want(PEER)), (None, Wanted::Dial));
+    // The end of an earlier one is not that of the next.
+    assert!(links.closed(PEER, LINK).is_none());
+    assert!(is_up(&links.opened(PEER, Some(LinkId(8)))));
+}
