@@ -71,13 +71,13 @@ impl Doubts {
         is_due
     }
 
-    /// `from`, which may be this seat itself, was refused at `node`. Only the words of `voters` are kept, and only for as
-    /// long as they count.
-    pub fn hear(&mut self, now_ms: u64, led: Led, from: Seat, node: NodeId, voters: &[BTreeSet<Seat>]) {
+    /// `from`, which may be this seat itself, was refused at a node, in the term in which that led as it knew, or 0. Only the
+    /// words of `voters` are kept, and only for as long as they count; one that is late says nothing of a later term.
+    pub fn hear(&mut self, now_ms: u64, led: Led, from: Seat, (node, term): (NodeId, u64), voters: &[BTreeSet<Seat>]) {
         self.turn_to(led);
         self.refused.retain(|_, at| is_new(*at, now_ms));
         let has_vote = voters.iter().any(|set| set.contains(&from));
-        if node == led.by.node && from.node != node && has_vote {
+        if node == led.by.node && [0, led.term].contains(&term) && from.node != node && has_vote {
             self.refused.insert(from, now_ms);
         }
     }

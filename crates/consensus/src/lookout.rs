@@ -43,8 +43,8 @@ pub struct Lookout {
     /// Since when this seat leads.
     since_ms: Option<u64>,
     led_before: Option<NodeId>,
-    /// The leader's node that this seat has given up last, and when.
-    given_up: Option<(NodeId, u64)>,
+    /// The leader's node that this seat has given up last, the start in which it led, and when.
+    given_up: Option<(NodeId, StartNumber, u64)>,
     /// Orders are on their way.
     deciding: bool,
 }
@@ -57,9 +57,10 @@ impl Lookout {
         self.led_before = leader.or(self.led_before);
     }
 
-    /// The leader's node was given up by most voters, this seat among them (`doubts`).
-    pub fn give_up(&mut self, now_ms: u64, node: NodeId) {
-        self.given_up = Some((node, now_ms));
+    /// The leader's node, in the start with which it is registered now, was given up by most voters, this seat among them
+    /// (`doubts`).
+    pub fn give_up(&mut self, now_ms: u64, node: NodeId, start: StartNumber) {
+        self.given_up = Some((node, start, now_ms));
     }
 
     /// Since when this seat leads; none if it does not.
@@ -79,7 +80,7 @@ impl Lookout {
     ) -> Findings {
         let since = self.since_ms.unwrap_or(now_ms);
         if self.since_ms.replace(since).is_none() {
-            self.begin(state);
+            self.begin();
         }
         if self.deciding {
             return Findings::default();
@@ -101,12 +102,11 @@ impl Lookout {
         findings
     }
 
-    /// A seat that leads because the one before was given up need not find out again that this one has failed.
-    fn begin(&mut self, state: &State) {
-        if let Some((node, at_ms)) = self.given_up.take()
-            && let Some(registered) = state.node(node)
-        {
-            self.failures.inherit(at_ms, node, registered.start);
+    /// A seat that leads because the one before was given up need not find out again that this one has failed. If that has
+    /// been started again since, it has not.
+    fn begin(&mut self) {
+        if let Some((node, start, at_ms)) = self.given_up.take() {
+            self.failures.inherit(at_ms, node, start);
         }
     }
 

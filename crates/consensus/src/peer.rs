@@ -43,6 +43,32 @@ mod watch;
 const INBOX_MAX: usize = 1024;
 /// Requests of others that are dealt with at a time.
 const SERVED_MAX: usize = 512;
+/// Those of one node: as many proposals as it may have under way, and as much again for the rest. One that asks for more
+/// leaves room for the others.
+const SERVED_OF_NODE_MAX: usize = 2 * limits::SESSION_WINDOW_MAX as usize;
+
+/// Requests of others that are dealt with, by the node that asks.
+#[derive(Default)]
+struct Served(BTreeMap<NodeId, usize>);
+
+impl Served {
+    fn has_room(&self, node: NodeId) -> bool {
+        self.0.values().sum::<usize>() < SERVED_MAX && self.0.get(&node).is_none_or(|n| *n < SERVED_OF_NODE_MAX)
+    }
+
+    fn begin(&mut self, node: NodeId) {
+        *self.0.entry(node).or_default() += 1;
+    }
+
+    fn end(&mut self, node: NodeId) {
+        if let Some(n) = self.0.get_mut(&node) {
+            *n -= 1;
+            if *n == 0 {
+                self.0.remove(&node);
+            }
+        }
+    }
+}
 
 /// The session in which this seat sends commands.
 #[derive(Default)]
@@ -72,7 +98,7 @@ struct Inner {
     state: Receiver<Arc<State>>,
     timing: Timing,
     inbox: mpsc::Sender<Vec<u8>>,
-    served: Cell<usize>,
+    served: RefCell<Served>,
     /// Proposals of others that are under way here, by who asks and the number of the request.
     proposing: RefCell<BTreeSet<(Seat, u64)>>,
     /// Heartbeat intervals since the start.
@@ -158,7 +184,7 @@ impl Peer {
             state,
             timing,
             inbox,
-            served: Cell::new(0),
+            served: RefCell::default(),
             proposing: RefCell::default(),
             tick: Cell::new(0),
             heard: RefCell::default(),
@@ -339,8 +365,8 @@ impl Peer {
             self.0.heard.borrow_mut().insert(envelope.from, self.0.tick.get());
             if message.is_reply() {
                 self.0.links.answer(envelope.from, envelope.id, message);
-            } else if self.0.served.get() < SERVED_MAX && self.is_new(&envelope, &message) {
-                self.0.served.set(self.0.served.get() + 1);
+            } else if self.0.served.borrow().has_room(envelope.from.node) && self.is_new(&envelope, &message) {
+                self.0.served.borrow_mut().begin(envelope.from.node);
                 drop(Randomness::spawn(self.clone().serve(envelope, message)));
             }
         }
@@ -400,7 +426,7 @@ impl Peer {
     async fn serve(self, envelope: Envelope, message: Message) {
         let proposal = matches!(message, Message::Propose(_));
         let answer = self.answer(envelope.from, message).await;
-        self.0.served.set(self.0.served.get() - 1);
+        self.0.served.borrow_mut().end(envelope.from.node);
         if proposal {
             self.0.proposing.borrow_mut().remove(&(envelope.from, envelope.id));
         }
@@ -431,8 +457,8 @@ impl Peer {
                 None
             }
             Message::Doubt(node) => self.try_to_reach(node).await,
-            Message::Gone(node) => {
-                self.hear_gone(from, node);
+            Message::Gone { node, term } => {
+                self.hear_gone(from, node, term);
                 None
             }
             _ => None,
@@ -494,10 +520,15 @@ impl Peer {
         self.0.raft.with_raft_state(|s| (*s.vote_ref(), s.local_committed().copied())).await.ok()
     }
 
+    /// A message that is refused changes nothing: who sends it is not followed either. So it is judged before, and again when
+    /// nobody else can commit anything any more.
     async fn append(&self, from: Seat, mut r: AppendEntriesRequest<Types>) -> Option<Message> {
         let _one = self.0.led.lock().await;
-        let committed = self.follow(r.vote).await?;
-        if let Err(e) = self.0.store.read(|here| sound::agree(&r, here, committed)) {
+        let judge = |committed| self.0.store.read(|here| sound::agree(&r, here, committed));
+        if let Err(e) = judge(self.known().await?.1) {
+            return self.refuse(from, e);
+        }
+        if let Err(e) = judge(self.follow(r.vote).await?) {
             return self.refuse(from, e);
         }
         r.leader_commit = self.0.store.read(|here| sound::known_committed(&r, here));
@@ -507,8 +538,13 @@ impl Peer {
     /// The vote that the library knows then, once it has installed a snapshot or did not have to.
     async fn install(&self, from: Seat, vote: Vote, snapshot: Snapshot) -> Option<Vote> {
         let one = self.0.led.lock().await;
-        let (end, committed) = (snapshot.meta.last_log_id?, self.follow(vote).await?);
-        if let Err(e) = sound::replaces(&end, committed.as_ref()) {
+        let end = snapshot.meta.last_log_id?;
+        let known = self.known().await?.1;
+        let mut judged = sound::replaces(&end, known.as_ref());
+        if judged.is_ok() {
+            judged = sound::replaces(&end, self.follow(vote).await?.as_ref());
+        }
+        if let Err(e) = judged {
             self.refuse(from, e);
             return None;
         }

@@ -138,7 +138,12 @@ pub enum Message {
     /// The sender can't reach this node; can the receiver?
     Doubt(NodeId),
     /// The sender can't reach this node: the answer to `Doubt`, to all voters if the node is that of their leader.
-    Gone(NodeId),
+    Gone {
+        /// The node that can't be reached.
+        node: NodeId,
+        /// The term in which it leads, as the sender knows; 0 if it does not, or if the sender is of an earlier version.
+        term: u64,
+    },
     /// Nothing is asked: it is sent to see whether it arrives.
     Here,
 }
@@ -284,7 +289,7 @@ impl Message {
             Self::Refused(_) => kind::REFUSED,
             Self::Outdated(_) => kind::OUTDATED,
             Self::Doubt(_) => kind::DOUBT,
-            Self::Gone(_) => kind::GONE,
+            Self::Gone { .. } => kind::GONE,
             Self::Here => kind::HERE,
         }
     }
@@ -328,7 +333,13 @@ impl Message {
             Self::Propose(p) => put_proposal(out, p)?,
             Self::ProposeReply(a) => put_answer(out, a),
             Self::Join | Self::Here => {}
-            Self::Doubt(node) | Self::Gone(node) => out.extend(node.0.to_le_bytes()),
+            Self::Doubt(node) => out.extend(node.0.to_le_bytes()),
+            Self::Gone { node, term } => {
+                out.extend(node.0.to_le_bytes());
+                if *term > 0 {
+                    out.extend(term.to_le_bytes());
+                }
+            }
             Self::Outdated(start) => out.extend(start.0.to_le_bytes()),
             Self::Refused(leader) => {
                 out.push(u8::from(leader.is_some()));
@@ -374,7 +385,14 @@ impl Message {
             kind::JOIN => Self::Join,
             kind::OUTDATED => Self::Outdated(StartNumber(f.u64()?)),
             kind::DOUBT => Self::Doubt(NodeId(f.u64()?)),
-            kind::GONE => Self::Gone(NodeId(f.u64()?)),
+            kind::GONE => {
+                let (node, names_term) = (NodeId(f.u64()?), !f.0.is_empty());
+                let term = if names_term { f.u64()? } else { 0 };
+                if names_term && term == 0 {
+                    return Err(refused("a term that there is not"));
+                }
+                Self::Gone { node, term }
+            }
             kind::HERE => Self::Here,
             kind::REFUSED => Self::Refused(if f.flag()? { Some(seat(f)?) } else { None }),
             _ => return Err(refused("a message of an unknown kind")),

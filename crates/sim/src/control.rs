@@ -26,8 +26,8 @@ pub struct Control {
     down: Cell<bool>,
     /// Leads that have ended.
     term: Cell<u64>,
-    /// The node that led, was given up by most voters, and is not known to the next leader yet.
-    given_up: Cell<Option<NodeId>>,
+    /// The node that led, in that start, was given up by most voters, and is not known to the next leader yet.
+    given_up: Cell<Option<(NodeId, StartNumber)>>,
     /// No copy of the state is there, for now.
     lost: Cell<bool>,
     /// The newest view of each shard that ever became active, whatever state of the control plane knows of it.
@@ -117,11 +117,12 @@ impl Control {
     /// The node that leads was given up; nobody leads until `set_down` says so.
     pub fn lose_leader(&self, node: NodeId) {
         self.set_down(true);
-        self.given_up.set(Some(node));
+        let start = self.state.borrow().node(node).map_or(StartNumber(0), |n| n.start);
+        self.given_up.set(Some((node, start)));
     }
 
-    /// The leader before, if it was given up: for the next one to know, once.
-    pub fn take_given_up(&self) -> Option<NodeId> {
+    /// The leader before, and its start, if it was given up: for the next one to know, once.
+    pub fn take_given_up(&self) -> Option<(NodeId, StartNumber)> {
         self.given_up.take()
     }
 

@@ -69,10 +69,10 @@ impl Leader {
     /// Another one leads.
     fn begin(&self, c: &Cluster, now: u64) {
         let (before, mut lookout) = (c.control.take_given_up(), Lookout::default());
-        lookout.follow(before);
-        if let Some(node) = before {
+        lookout.follow(before.map(|(node, _)| node));
+        if let Some((node, start)) = before {
             c.world.count("leaders that were given up");
-            lookout.give_up(now, node);
+            lookout.give_up(now, node, start);
         }
         *self.lookout.borrow_mut() = lookout;
     }

@@ -7,7 +7,7 @@ use crate::doubts::{Led, Turn};
 use crate::timing;
 use crate::types::{Seat, Vote};
 use crate::wire::Message;
-use freebs_types::NodeId;
+use freebs_types::{NodeId, StartNumber};
 use futures_util::future::{Either, select};
 use openraft::async_runtime::WatchReceiver;
 use openraft::raft::TransferLeaderRequest;
@@ -59,22 +59,23 @@ impl Peer {
     /// This seat was refused just now. If it is the leader that it can't reach, all voters hear of it; true then.
     pub(super) fn say_refused(&self, node: NodeId) -> bool {
         let Some((led, voters)) = self.followed().filter(|(led, _)| led.by.node == node) else { return false };
-        self.tell_voters(led, &voters, &Message::Gone(node));
-        self.hear_refused(self.seat(), node);
+        self.tell_voters(led, &voters, &Message::Gone { node, term: led.term });
+        self.hear_refused(self.seat(), node, led.term);
         true
     }
 
-    /// A voter, perhaps this one, was refused at a node.
-    pub(super) fn hear_refused(&self, from: Seat, node: NodeId) {
+    /// A voter, perhaps this one, was refused at a node, in the term in which that led as the voter knew; 0 if it says none.
+    pub(super) fn hear_refused(&self, from: Seat, node: NodeId, term: u64) {
         let Some((led, voters)) = self.followed() else { return };
         let now = self.now_ms();
         let turn = {
             let mut doubts = self.0.doubts.borrow_mut();
-            doubts.hear(now, led, from, node, &voters);
+            doubts.hear(now, led, from, (node, term), &voters);
             doubts.verdict(now, self.seat(), &voters)
         };
         if let Some(turn) = turn {
-            self.0.lookout.borrow_mut().give_up(now, led.by.node);
+            let start = self.state().node(led.by.node).map_or(StartNumber(0), |n| n.start);
+            self.0.lookout.borrow_mut().give_up(now, led.by.node, start);
             let peer = self.clone();
             self.spawn(async move { peer.stand_in_turn(led, turn).await });
         }

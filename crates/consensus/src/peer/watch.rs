@@ -84,12 +84,12 @@ impl Peer {
         if node == self.seat().node || !self.is_refused_by(node).await || self.say_refused(node) {
             return None;
         }
-        Some(Message::Gone(node))
+        Some(Message::Gone { node, term: 0 })
     }
 
-    pub(super) fn hear_gone(&self, from: Seat, node: NodeId) {
+    pub(super) fn hear_gone(&self, from: Seat, node: NodeId, term: u64) {
         if !self.0.raft.is_leader() {
-            self.hear_refused(from, node);
+            self.hear_refused(from, node, term);
         } else if from.node != node {
             self.0.lookout.borrow_mut().agree(self.now_ms(), node);
             self.0.woken.notify_one();

@@ -81,7 +81,8 @@ fn a_refusal_from_before_the_question_says_nothing() {
         let peer = Peer::start(store, wire, Timing::default(), BTreeSet::new(), 1, None).await.unwrap();
         assert!(asked(&peer, &said).await.is_empty(), "it is there again");
         refuses.set(true);
-        let gone = |all: Vec<Message>| all.iter().filter(|m| matches!(m, Message::Gone(DOUBTED))).count();
+        let gone =
+            |all: Vec<Message>| all.iter().filter(|m| matches!(m, Message::Gone { node: DOUBTED, term: 0 })).count();
         assert_eq!(gone(asked(&peer, &said).await), 1);
         assert_eq!(gone(asked(&peer, &said).await), 1, "and still is not");
         refuses.set(false);
@@ -100,7 +101,7 @@ fn voters<const N: usize>(nodes: [u64; N]) -> BTreeSet<Seat> {
 }
 
 fn refused(d: &mut Doubts, now_ms: u64, nodes: &[u64]) {
-    nodes.iter().for_each(|n| d.hear(now_ms, LED, voter(*n), LEADER.node, &[voters([1, 2, 3, 4, 5])]));
+    nodes.iter().for_each(|n| d.hear(now_ms, LED, voter(*n), (LEADER.node, LED.term), &[voters([1, 2, 3, 4, 5])]));
 }
 
 #[test]
@@ -148,12 +149,19 @@ fn what_was_said_of_a_leader_ends_with_its_time_its_term_and_its_return() {
     assert_eq!(d.verdict(1101, voter(1), &three), None, "voter 3 said so more than a second ago");
     let mut d = Doubts::default();
     refused(&mut d, 100, &[3]);
-    d.hear(100, Led { term: 8, ..LED }, voter(1), LEADER.node, &three);
+    d.hear(100, Led { term: 8, ..LED }, voter(1), (LEADER.node, 8), &three);
     assert_eq!(d.verdict(100, voter(1), &three), None, "that was an earlier term");
     let mut d = Doubts::default();
     refused(&mut d, 100, &[1]);
-    d.hear(100, LED, voter(3), NodeId(4), &three);
+    d.hear(100, LED, voter(3), (NodeId(4), LED.term), &three);
     assert_eq!(d.verdict(100, voter(1), &three), None, "that was about another node");
+    // A word that was on its way for long is about the lead in which it was said.
+    let mut d = Doubts::default();
+    refused(&mut d, 100, &[1]);
+    d.hear(100, LED, voter(3), (LEADER.node, 6), &three);
+    assert_eq!(d.verdict(100, voter(1), &three), None, "said in an earlier term, and heard in this one");
+    d.hear(100, LED, voter(3), (LEADER.node, 0), &three);
+    assert!(d.verdict(100, voter(1), &three).is_some(), "who is asked, or of an earlier version, names no term");
     // It is there again: this voter's own refusal is one of before.
     let mut d = Doubts::default();
     refused(&mut d, 100, &[1, 3]);
@@ -176,8 +184,8 @@ fn words_of_strangers_and_of_long_ago_take_no_room() {
     let three = [voters([1, 2, 3])];
     let mut d = Doubts::default();
     for store in 0..4096 {
-        d.hear(100, LED, Seat { node: NodeId(9), store }, LEADER.node, &three);
-        d.hear(100, LED, Seat { node: NodeId(1), store: 100 + store }, LEADER.node, &three);
+        d.hear(100, LED, Seat { node: NodeId(9), store }, (LEADER.node, LED.term), &three);
+        d.hear(100, LED, Seat { node: NodeId(1), store: 100 + store }, (LEADER.node, LED.term), &three);
     }
     assert_eq!(format!("{d:?}").matches("Seat").count(), 1, "the leader: {d:?}");
     refused(&mut d, 100, &[4]);

@@ -165,8 +165,9 @@ fn messages() -> Vec<(&'static str, Message)> {
         ("refused", Message::Refused(Some(seats()[2]))),
         ("outdated", Message::Outdated(StartNumber(7))),
         ("doubt", Message::Doubt(NodeId(3))),
-        ("gone", Message::Gone(NodeId(3))),
+        ("gone", Message::Gone { node: NodeId(3), term: 0 }),
         ("here", Message::Here),
+        ("gone-leader", Message::Gone { node: NodeId(3), term: 7 }),
     ]
 }
 

@@ -276,20 +276,22 @@ impl Scene {
         self.hears_at_once([m]).await
     }
 
+    fn receives(&self, from: Seat, m: &Message) {
+        let envelope = Envelope { cluster: CLUSTER, from, to: self.peer.seat(), start: StartNumber(1), id: 1 };
+        self.peer.receive(m.encode(envelope).unwrap());
+    }
+
     /// Its answers to messages that are all there before it has dealt with any of them.
     async fn hears_at_once(&self, all: impl IntoIterator<Item = Message>) -> Vec<Message> {
-        let envelope = Envelope { cluster: CLUSTER, from: OTHER, to: self.peer.seat(), start: StartNumber(1), id: 1 };
         self.said.borrow_mut().clear();
-        for m in all {
-            self.peer.receive(m.encode(envelope).unwrap());
-        }
+        all.into_iter().for_each(|m| self.receives(OTHER, &m));
         tokio::time::sleep(Duration::from_millis(200)).await;
         let is_answer = |m: &Message| m.is_reply();
         self.said.take().into_iter().filter(is_answer).collect()
     }
 
     /// It goes on as before, and its store can be opened.
-    async fn goes_on(self, what: &str) {
+    async fn goes_on(&self, what: &str) {
         self.peer.check().unwrap_or_else(|e| panic!("{what}: {e}"));
         assert!(self.applied() == Some(log_id(2, 3)), "{what}: {:?}", self.applied());
         let next = append(Vote::new_committed(3, OTHER), Some(log_id(3, 4)), vec![blank(3, 5)], Some(log_id(3, 5)));
@@ -383,7 +385,7 @@ fn two_messages_at_once_are_as_one_after_the_other() {
                 let both: Vec<Message> = if commits_first { both.into() } else { both.into_iter().rev().collect() };
                 scene.hears_at_once(both).await;
                 scene.peer.check().unwrap_or_else(|e| panic!("{what}: {e}"));
-                let (applied, last) = (scene.applied(), scene.peer.describe());
+                let (applied, last, led_in) = (scene.applied(), scene.peer.describe(), scene.peer.leader().1);
                 println!("{what}: {applied:?}; {last}");
                 if applied == Some(log_id(3, 4)) {
                     let next = append(later, applied, vec![blank(4, 5)], Some(log_id(4, 5)));
@@ -392,6 +394,8 @@ fn two_messages_at_once_are_as_one_after_the_other() {
                     assert!(is_taken && scene.applied() == Some(log_id(4, 5)), "{what}: {taken:?}, {last}");
                 }
                 assert!(applied == Some(log_id(3, 4)) || !commits_first, "{what}: {last}");
+                // A sender whose message is refused has not taken the place of the leader either.
+                assert!(!commits_first || led_in == 3, "{what}: term {led_in}");
                 let opened = Store::open(scene.device.copy(), options(1), Box::new(Counting(2))).await;
                 let kept = opened.unwrap_or_else(|e| panic!("{what}: {e}")).read(|c| (c.committed, c.last()));
                 assert!(kept.0 <= kept.1, "{what}: {kept:?}");
@@ -410,5 +414,24 @@ fn entries_right_behind_a_snapshot_are_taken() {
         scene.hears_at_once([piece(led, log_id(3, 9)), behind]).await;
         scene.peer.check().unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(scene.applied(), Some(log_id(3, 10)), "{}", scene.peer.describe());
+    });
+}
+
+/// Each question takes a while, and one node asked so many that nobody else was heard: not the leader, nor who wants a vote.
+#[test]
+fn one_node_that_asks_for_much_leaves_room_for_others() {
+    block_on(async {
+        let scene = Scene::new().await;
+        for store in 0..900 {
+            scene.receives(Seat { store: 100 + store % 8, ..THIRD }, &Message::Doubt(NodeId(9)));
+        }
+        tokio::task::yield_now().await;
+        scene.goes_on("beside many questions").await;
+        // They have an end, and then it is heard as before.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let asks = VoteRequest::new(Vote::new(4, THIRD), Some(log_id(3, 9)));
+        scene.receives(THIRD, &Message::Vote(asks));
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(scene.peer.leader(), (None, 4), "{}", scene.peer.describe());
     });
 }

@@ -95,7 +95,7 @@ fn nothing_more_is_ordered_while_orders_are_on_their_way() {
 fn a_leader_that_was_given_up_has_failed_for_the_next_one_from_the_beginning() {
     let (mut l, s) = (Lookout::default(), busy());
     l.follow(Some(NodeId(5)));
-    l.give_up(7000, NodeId(5));
+    l.give_up(7000, NodeId(5), StartNumber(3));
     let seen = [heard(7000), heard(7000), heard(7000), lost(6990)];
     assert_eq!(names(&look(&mut l, 7020, &s, &seen)), [5]);
     // It is told once: a later lead of this seat finds out for itself.
@@ -103,6 +103,23 @@ fn a_leader_that_was_given_up_has_failed_for_the_next_one_from_the_beginning() {
     l.follow(Some(NodeId(2)));
     assert_eq!(look(&mut l, 7100, &s, &seen).orders, []);
     assert_eq!(l.leads_since(), Some(7100));
+}
+
+/// The leader's node was given up, and was started again before the next one led, which had no link to it yet. The start that
+/// nobody had given up was taken for failed: a change of views for nothing.
+#[test]
+fn a_leader_that_was_given_up_and_started_again_has_not_failed() {
+    let (mut l, mut s) = (Lookout::default(), busy());
+    l.follow(Some(NodeId(5)));
+    l.give_up(7000, NodeId(5), StartNumber(3));
+    let address = s.node(NodeId(5)).unwrap().address.clone();
+    let again =
+        Command::RegisterNode { node: NodeId(5), name: "n5".into(), address, workers: 1, start: StartNumber(4) };
+    s.apply(again).unwrap();
+    let seen = [heard(7000), heard(7000), heard(7000), lost(6990)];
+    let found = look(&mut l, 7020, &s, &seen);
+    assert_eq!((found.orders, found.failed), (vec![], vec![]));
+    assert!(found.ask.contains(&(NodeId(2), NodeId(5))), "others are asked about the new start");
 }
 
 #[test]

@@ -208,7 +208,7 @@ fn some_messages() -> Vec<(&'static str, Message)> {
         ("refused", Message::Refused(Some(seat(3)))),
         ("outdated", Message::Outdated(StartNumber(7))),
         ("doubt", Message::Doubt(NodeId(3))),
-        ("gone", Message::Gone(NodeId(3))),
+        ("gone", Message::Gone { node: NodeId(3), term: 2 }),
         ("here", Message::Here),
     ]
 }
