@@ -178,6 +178,21 @@ pub struct Rebuilt {
     pub back: Vec<Back>,
     /// Volumes that only some log knows of; their data stay where they are.
     pub left: Vec<Left>,
+    /// Numbers that may be wrong, the highest one first.
+    pub lone: Vec<Lone>,
+}
+
+/// A number that one node alone names, far above the clock and all that others name: its log may be damaged, or lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lone {
+    /// The node that names it.
+    pub node: NodeId,
+    /// The shard that it is of.
+    pub shard: ShardId,
+    /// A view, a promise, or the volume's id.
+    pub number: u64,
+    /// The numbers of the whole state begin above it. If not, only those of its own shard do.
+    pub followed: bool,
 }
 
 /// Numbers go on so far above the highest that was seen. One that was given out and left no trace, because nobody who had
@@ -193,8 +208,11 @@ const REBUILT_FROM: u64 = 1 << 40;
 /// Above the highest number of another rebuild's state this one's begin so far, wherever the clock is. No state has as
 /// many changes.
 const REBUILDS_APART: u64 = 1 << 40;
-/// A number above this is none that a rebuild gave: nothing but its own shard is to begin above it.
+/// A number from here on is none that a rebuild gave, and nothing but its own shard begins above it; unless another node
+/// names such numbers, too. Then a rebuild did, which had followed a wrong one from below.
 const REBUILT_UNTIL: u64 = limits::NUMBER_MAX / 2;
+/// Nothing could begin above numbers from here on, whoever names them.
+const REBUILT_MOST: u64 = limits::NUMBER_MAX - 2 * REBUILDS_APART;
 
 /// What all nodes know of one shard.
 type OfShard<'a> = BTreeMap<NodeId, &'a ShardSurvey>;
@@ -219,13 +237,33 @@ impl Seen<'_> {
     }
 }
 
-/// The revision to begin with. The clock is above all that was counted from zero. Where another rebuild has been, whose
-/// clock may have been ahead of this one, it is above what that one's state may have come to.
-fn begin_above(surveys: &[NodeSurvey], clock: u64) -> u64 {
-    let shards = || surveys.iter().flat_map(|s| &s.shards);
-    let views = shards().flat_map(|s| s.views.iter().map(|v| v.view.0).chain([s.promised.0, s.shard.volume.0]));
-    let highest = views.filter(|n| (REBUILT_FROM..REBUILT_UNTIL).contains(n)).max();
-    highest.map_or(clock, |h| clock.max(h + REBUILDS_APART))
+/// The revision to begin with, and numbers that may be wrong. The clock is above all that was counted from zero. Where
+/// another rebuild has been, whose clock may have been ahead of this one, it is above what that one's state may have come to.
+fn begin_above(surveys: &[NodeSurvey], clock: u64) -> (u64, Vec<Lone>) {
+    let highest_of = |s: &ShardSurvey| {
+        let views = s.views.iter().map(|v| v.view.0);
+        views.chain([s.promised.0, s.shard.volume.0]).filter(|n| *n >= REBUILT_FROM).max()
+    };
+    let of_node = |n: &NodeSurvey| n.shards.iter().filter_map(|s| Some((s.shard, highest_of(s)?))).collect::<Vec<_>>();
+    let named: BTreeMap<NodeId, Vec<(ShardId, u64)>> = surveys.iter().map(|n| (n.node, of_node(n))).collect();
+    let highest = |of: &Vec<(ShardId, u64)>| of.iter().map(|(_, number)| *number).max();
+    let (mut begin, mut lone) = (clock, Vec::new());
+    for (node, of) in &named {
+        let others = named.iter().filter(|(n, _)| *n != node).filter_map(|(_, of)| highest(of)).max();
+        for (shard, number) in of.iter().copied() {
+            let is_alone = others.is_none_or(|other| other.saturating_add(REBUILDS_APART) <= number);
+            let followed = number < REBUILT_UNTIL || (!is_alone && number < REBUILT_MOST);
+            if followed {
+                begin = begin.max(number + REBUILDS_APART);
+            }
+            let is_far = number > clock.saturating_add(REBUILDS_APART);
+            if !followed || (is_alone && is_far && surveys.len() > 1) {
+                lone.push(Lone { node: *node, shard, number, followed });
+            }
+        }
+    }
+    lone.sort_by_key(|l| (std::cmp::Reverse(l.number), l.node, l.shard));
+    (begin, lone)
 }
 
 /// Makes the state of a cluster of these nodes. Its revision is at least `clock`, in milliseconds since 1970: above every
@@ -243,7 +281,7 @@ pub fn rebuild_with(
     clock: u64,
     mutant: Option<Mutant>,
 ) -> Result<Rebuilt> {
-    let revision = begin_above(surveys, clock);
+    let (revision, lone) = begin_above(surveys, clock);
     let mut state = State { revision, forgotten: revision, ..State::new(cluster) };
     let mut starts: BTreeMap<NodeId, &NodeSurvey> = BTreeMap::new();
     for s in surveys {
@@ -296,7 +334,7 @@ pub fn rebuild_with(
     left.reverse();
     // What a state may be is said in one place.
     State::decode(&state.encode())?;
-    Ok(Rebuilt { state, back, left })
+    Ok(Rebuilt { state, back, left, lone })
 }
 
 /// What the newest frames say of the volume. Sizes only grow.

@@ -241,6 +241,39 @@ fn numbers_rise_when_the_clock_went_back() {
     assert_eq!((highest(&r.state, "other"), r.left.len()), (ViewNumber(RIGHT), 0));
 }
 
+/// One log named a number just below those that no rebuild gives. The next state began above it, and so beyond them: the third
+/// one took none of its numbers for one of a rebuild, and began with the clock again, below all that there had been.
+#[test]
+fn numbers_rise_after_a_wrong_one_too() {
+    const CLOCK: u64 = 1_700_000_000_000;
+    const WRONG: u64 = (1 << 61) - 1;
+    let shard = ShardId { volume: VOLUME, index: 0 };
+    let old = view(6, 4, [2, 1, 3]);
+    let lies = ShardSurvey { promised: ViewNumber(WRONG), ..of(&old) };
+    let first = rebuild(CLUSTER, &names(3), &[node(1, vec![lies]), node(2, vec![of(&old)])], CLOCK).unwrap();
+    assert!(first.state.revision() > WRONG);
+    let lone = |r: &Rebuilt| r.lone.iter().map(|l| (l.node.0, l.shard, l.number, l.followed)).collect::<Vec<_>>();
+    assert_eq!(lone(&first), [(1, shard, WRONG, true)], "the operator is told whose it is");
+    // The next two states: each gives the shard its next view.
+    let mut highest = first.state.shard(shard).unwrap().highest.0;
+    for _ in 0..2 {
+        let next = ViewSurvey { view: ViewNumber(highest + 1), ..view(8, 6, [1, 2, 3]) };
+        let surveys: Vec<NodeSurvey> = (1..=3).map(|n| node(n, vec![of(&next)])).collect();
+        let r = rebuild(CLUSTER, &names(3), &surveys, CLOCK).unwrap();
+        assert!(r.state.revision() > highest + 1_000_000_000, "{} after {highest}", r.state.revision());
+        assert_eq!(lone(&r), [], "it is not of one node alone");
+        highest = r.state.shard(shard).unwrap().highest.0;
+    }
+    // One that another rebuild can have given only if others show it, too, is followed for its own shard only.
+    let wild = |n, at: u64| node(n, vec![ShardSurvey { promised: ViewNumber(at), ..of(&old) }]);
+    let r = rebuild(CLUSTER, &names(3), &[wild(1, WRONG + 1), node(2, vec![of(&old)])], CLOCK).unwrap();
+    assert_eq!((r.state.revision(), lone(&r)), (CLOCK, vec![(1, shard, WRONG + 1, false)]));
+    // Not so near the end that nothing could follow, whoever says it.
+    let most = (1 << 62) - (2 << 40);
+    let r = rebuild(CLUSTER, &names(3), &[wild(1, most), wild(2, most)], CLOCK).unwrap();
+    assert_eq!((r.state.revision(), lone(&r).len()), (CLOCK, 2));
+}
+
 /// Node 3 has the only copy of volume 4, and was not looked at. The next volume was volume 4 again: node 3, when it was back,
 /// took what it had for a copy of that one, of which it is no member, and deleted it.
 #[test]

@@ -16,6 +16,19 @@ pub struct Rebuild {
     nodes: Vec<Node>,
     volumes: Vec<Back>,
     left_out: Vec<Left>,
+    /// Numbers that may be wrong.
+    lone_numbers: Vec<LoneNumber>,
+}
+
+/// A number that one node alone names, far above all others.
+#[derive(Serialize)]
+struct LoneNumber {
+    node: String,
+    /// Volume and index, as in `1.0`.
+    shard: String,
+    number: u64,
+    /// The numbers of all volumes begin above it.
+    followed: bool,
 }
 
 #[derive(Serialize)]
@@ -39,6 +52,11 @@ impl Rebuild {
                 shards: survey.map_or(0, |s| s.shards.len()),
             }
         });
+        let lone = done.lone.iter().map(|l| {
+            let node =
+                file.nodes.iter().find(|n| n.id == l.node).map_or_else(|| l.node.to_string(), |n| n.name.clone());
+            LoneNumber { node, shard: l.shard.to_string(), number: l.number, followed: l.followed }
+        });
         Self {
             cluster: file.cluster.to_string(),
             written_to: written.then(|| file.first().name.clone()),
@@ -46,6 +64,7 @@ impl Rebuild {
             nodes: nodes.collect(),
             volumes: done.back.clone(),
             left_out: done.left.clone(),
+            lone_numbers: lone.collect(),
         }
     }
 }
@@ -75,6 +94,17 @@ pub fn text(r: &Rebuild) -> String {
         let name = l.name.as_ref().map_or_else(|| format!("volume {}", l.id), |n| format!("{n} (volume {})", l.id));
         text.push_str(&format!("left out: {name}: {}\n", l.why));
     }
+    for l in &r.lone_numbers {
+        let (node, number) = (&l.node, l.number);
+        let what = match l.followed {
+            true => format!("{node} alone names the number {number}, and the numbers of all volumes begin above it"),
+            false => {
+                format!("{node} names the number {number}, which no rebuild gave, and only this shard begins above it")
+            }
+        };
+        let advice = format!("Its log may be damaged; with --without {node} it does not count");
+        text.push_str(&format!("\nshard {}: {what}. {advice}\n", l.shard));
+    }
     text.push('\n');
     text.push_str(&ending(r));
     text
@@ -93,4 +123,30 @@ fn ending(r: &Rebuild) -> String {
         ));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whose_number_is_far_above_all_others_is_said() {
+        let lone =
+            |node: &str, followed| LoneNumber { node: node.into(), shard: "1.0".into(), number: 1 << 60, followed };
+        let r = Rebuild {
+            cluster: "c".into(),
+            written_to: None,
+            revision: 7,
+            nodes: Vec::new(),
+            volumes: Vec::new(),
+            left_out: Vec::new(),
+            lone_numbers: vec![lone("a", true), lone("b", false)],
+        };
+        let shown = text(&r);
+        let first = "shard 1.0: a alone names the number 1152921504606846976, and the numbers of all volumes begin above it. Its \
+                     log may be damaged; with --without a it does not count\n";
+        assert!(shown.contains(first), "{shown}");
+        assert!(shown.contains("shard 1.0: b names the number 1152921504606846976, which no rebuild gave"), "{shown}");
+        assert!(!text(&Rebuild { lone_numbers: Vec::new(), ..r }).contains("number"));
+    }
 }
