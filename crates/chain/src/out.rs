@@ -24,9 +24,31 @@ struct ForPeer {
     heartbeats: Vec<HeartbeatItem>,
 }
 
+impl ForPeer {
+    /// All that was gathered, as messages: answers, frames, heartbeats.
+    fn send(&mut self, to: LinkId, actions: &mut Vec<Action>) {
+        let mut send = |message| actions.push(Action::Send { to, message });
+        self.since = None;
+        let answers = std::mem::take(&mut self.answers);
+        if !answers.is_empty() {
+            send(Message::Durable(answers.into_values().collect()));
+        }
+        for (forward, frames) in std::mem::take(&mut self.frames) {
+            for frames in portions(frames) {
+                send(Message::Frames { forward: forward.clone(), frames });
+            }
+        }
+        let heartbeats = std::mem::take(&mut self.heartbeats);
+        if !heartbeats.is_empty() {
+            send(Message::Heartbeat(heartbeats));
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Out {
     pub actions: Vec<Action>,
+    /// One for each peer with a link, and for others as long as something is gathered for them.
     peers: BTreeMap<Peer, ForPeer>,
     durable: BTreeMap<LinkId, Vec<DurableItem>>,
     ordered: BTreeMap<(LinkId, ShardId, ViewNumber), Vec<(RequestNumber, Sequence)>>,
@@ -108,34 +130,20 @@ impl Out {
         for (link, items) in std::mem::take(&mut self.durable) {
             self.actions.push(Action::Send { to: link, message: Message::Durable(items) });
         }
-        for (peer, p) in &mut self.peers {
+        let actions = &mut self.actions;
+        self.peers.retain(|peer, p| {
+            let link = peers.link(*peer);
             let due = p.since.is_some_and(|s| now.since(s) >= timing::HEAD_ANSWER_DELAY);
             if p.frames.is_empty() && p.heartbeats.is_empty() && !due {
-                continue;
+                return link.is_some() || p.since.is_some();
             }
-            let link = peers.link(*peer);
-            p.since = None;
-            let answers = std::mem::take(&mut p.answers);
-            let heartbeats = std::mem::take(&mut p.heartbeats);
-            let frames = std::mem::take(&mut p.frames);
-            let Some(to) = link else { continue };
-            if !answers.is_empty() {
-                let items = answers.into_values().collect();
-                self.actions.push(Action::Send { to, message: Message::Durable(items) });
-            }
-            for (forward, frames) in frames {
-                for frames in portions(frames) {
-                    let message = Message::Frames { forward: forward.clone(), frames };
-                    self.actions.push(Action::Send { to, message });
-                }
-            }
-            if !heartbeats.is_empty() {
-                self.actions.push(Action::Send { to, message: Message::Heartbeat(heartbeats) });
-            }
-        }
+            let Some(to) = link else { return false };
+            p.send(to, actions);
+            true
+        });
     }
 
-    /// Peers that something was ever gathered for.
+    /// Peers that something is gathered for, or may be again soon.
     #[cfg(test)]
     pub fn gathers_for(&self) -> usize {
         self.peers.len()

@@ -268,4 +268,16 @@ fn frames_go_on_only_to_who_is_there() {
     }
     assert_eq!(sent, [1, 0, 0]);
     assert_eq!(host.gathers_for(), 1);
+    // Nor for one that comes under another name each time, and goes.
+    host.step(Nanos(3), Event::LinkDown { link: LinkId(7) });
+    for n in 10..20 {
+        let link = LinkId(n);
+        host.step(Nanos(3), Event::LinkUp { link, who: Who::Member(peer(n)) });
+        let message = Message::Frames { forward: vec![NodeId(n)], frames: vec![frame.clone()] };
+        host.step(Nanos(3), Event::Message { from: link, message });
+        host.end_turn(Nanos(3));
+        host.step(Nanos(3), Event::LinkDown { link });
+    }
+    host.end_turn(Nanos(4));
+    assert_eq!(host.gathers_for(), 0);
 }
