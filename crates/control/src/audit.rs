@@ -140,6 +140,9 @@ pub struct MemberAudit {
     pub linked: u64,
     /// Frames that are not in the log any more.
     pub summarised: u64,
+    /// Frames with damaged blocks, which have been put back elsewhere in the log: with these they are what was written.
+    #[serde(default)]
+    pub mended: u64,
     /// Segments that were read.
     pub segments: u32,
     /// Bytes that were read.

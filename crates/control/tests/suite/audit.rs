@@ -31,6 +31,7 @@ fn member(has: &[u64], other: &[u64], committed: u64) -> MemberAudit {
         published: Vec::new(),
         unknown: Vec::new(),
         unfit: Vec::new(),
+        mended: 0,
     }
 }
 

@@ -175,6 +175,8 @@ pub struct Report {
     pub linked: u64,
     /// Frames that are not in the log any more.
     pub summarised: u64,
+    /// Frames with damaged blocks, which have been put back elsewhere in the log: with these they are what was written.
+    pub mended: u64,
     /// Frames and their `hid`, from the oldest to the newest: those that were asked for, and others at even distances.
     pub samples: Vec<(Sequence, Hash32)>,
     /// Secrets that views in this log published, newest first.

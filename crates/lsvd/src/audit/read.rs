@@ -19,9 +19,9 @@ use crate::scrub::{Gate, READ_BYTES};
 use crate::tool::segment::footer;
 use bytes::Bytes;
 use freebs_format::disk::{APPEND_REPAIR, IndexEntry, SegmentFooter};
-use freebs_format::{FrameKind, MarkBody, crc32c};
+use freebs_format::{FrameKind, MarkBody, block_crc, crc32c};
 use freebs_io::Device;
-use freebs_types::{ErrorKind, Result, Sequence, ShardId, Version};
+use freebs_types::{BLOCK, ChunkId, ErrorKind, Result, Sequence, ShardId, Version};
 use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;
@@ -229,8 +229,16 @@ impl<D: Device> Reader<'_, D> {
                 continue;
             }
             let wrong = self.check(&e, &mut heads, &mut data).await;
-            let repair = e.flags & APPEND_REPAIR != 0;
-            items.push((e.head_at, Item::Frame(Fact::of(&e.head, (self.place(id, e.head_at), seq), repair, wrong))));
+            let (repair, at) = (e.flags & APPEND_REPAIR != 0, (self.place(id, e.head_at), seq));
+            let fact = match wrong {
+                None => Fact::of(&e.head, at, repair, None),
+                Some(Wrong::Head(what)) => Fact::of(&e.head, at, repair, Some(what)),
+                Some(Wrong::Data(what)) => match self.with_blocks_put_back(&e, id, &mut data).await {
+                    Ok(()) => Fact::of(&e.head, at, repair, None).mended(),
+                    Err(lost) => Fact::of(&e.head, at, repair, Some(format!("{what}{lost}"))),
+                },
+            };
+            items.push((e.head_at, Item::Frame(fact)));
         }
         items.sort_by_key(|(at, _)| *at);
         let items = items.into_iter().rev().map(|(_, item)| item);
@@ -301,11 +309,12 @@ impl<D: Device> Reader<'_, D> {
         e: &IndexEntry,
         heads: &mut Window<'_, W>,
         data: &mut Window<'_, W>,
-    ) -> Option<String> {
+    ) -> Option<Wrong> {
+        let head = |what: &str| Some(Wrong::Head(what.to_owned()));
         match heads.get(e.head_at as usize, e.head.bytes().len()).await {
-            None => return Some("its head can't be read".to_owned()),
+            None => return head("its head can't be read"),
             Some(bytes) if bytes != *e.head.bytes() => {
-                return Some("its head is not what the index of its segment says".to_owned());
+                return head("its head is not what the index of its segment says");
             }
             Some(_) => {}
         }
@@ -313,15 +322,78 @@ impl<D: Device> Reader<'_, D> {
         let (mut at, mut left) = (e.data_at as usize, e.head.header().data_len.get() as usize);
         while left > 0 {
             let n = left.min(READ_BYTES);
-            let Some(piece) = data.get(at, n).await else { return Some("its data can't be read".to_owned()) };
+            let Some(piece) = data.get(at, n).await else { return Some(Wrong::Data("its data can't be read")) };
             digest.update(&piece);
             (at, left) = (at + n, left - n);
             if left > 0 {
                 yield_now().await;
             }
         }
-        (digest.finish() != e.head.header().digest()).then(|| "its bytes do not give its digest".to_owned())
+        (digest.finish() != e.head.header().digest()).then_some(Wrong::Data("its bytes do not give its digest"))
     }
+
+    /// Holds a frame against its digest with the blocks that were put back for damaged ones. They lie in another place; in
+    /// this one they stay damaged until it is cleaned. The error says how many blocks are nowhere.
+    async fn with_blocks_put_back<W: Device>(
+        &self,
+        e: &IndexEntry,
+        id: u32,
+        data: &mut Window<'_, W>,
+    ) -> std::result::Result<(), String> {
+        let (h, mut digest) = (e.head.header(), e.head.begin_digest());
+        let (mut damaged, mut lost, mut other) = (0u32, 0u32, None);
+        for (i, crc) in (0u32..).zip(e.head.crcs()) {
+            if (i as usize).is_multiple_of(ITEMS_PER_STEP) {
+                yield_now().await;
+            }
+            let at = e.data_at + i * BLOCK as u32;
+            let is_right = |b: &Bytes| block_crc(b) == crc.get();
+            let mut block = data.get(at as usize, BLOCK).await.filter(is_right);
+            if block.is_none() {
+                damaged += 1;
+                let of_chunk = (h.chunk(), h.chunk_offset.get().saturating_add(i));
+                block = self.block_elsewhere(of_chunk, (id, at), &mut other).await;
+            }
+            match block.filter(is_right) {
+                Some(block) => digest.update(&block),
+                None => lost += 1,
+            }
+        }
+        match lost {
+            0 if damaged > 0 && digest.finish() == h.digest() => Ok(()),
+            0 => Err(String::new()),
+            n => Err(format!(": {damaged} of its blocks are damaged, of which {n} have not been put back")),
+        }
+    }
+
+    /// A block of a chunk where the log has it now, if that is another place than this one. `other` is the segment where
+    /// the one before was.
+    async fn block_elsewhere<'w>(
+        &'w self,
+        (chunk, offset): (ChunkId, u32),
+        here: (u32, u32),
+        other: &mut Option<(u32, Window<'w, crate::ways::Ways<D>>)>,
+    ) -> Option<Bytes> {
+        let mut place = None;
+        {
+            let core = self.engine.inner.core.borrow();
+            let shard = core.shard(self.start.shard).ok()?;
+            shard.chunks.lookup(chunk, offset, 1, |run| place = Some((run.segment, run.at)));
+        }
+        let (segment, at) = place.filter(|p| *p != here)?;
+        if other.as_ref().is_none_or(|(id, _)| *id != segment) {
+            *other = Some((segment, self.window(segment)));
+        }
+        other.as_mut()?.1.get(at as usize, BLOCK).await
+    }
+}
+
+/// The difference between a frame that lies here and what was written.
+enum Wrong {
+    /// In its head.
+    Head(String),
+    /// In its data.
+    Data(&'static str),
 }
 
 /// The part of a mark that the audit has to know: frames whose entries were learned, or that all before it is gone.

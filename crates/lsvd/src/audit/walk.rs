@@ -51,6 +51,8 @@ pub(crate) struct Fact {
     opened: u64,
     /// Why its bytes are not what was written, if so.
     wrong: Option<String>,
+    /// Some of its blocks are damaged here and have been put back elsewhere.
+    mended: bool,
 }
 
 impl Fact {
@@ -81,7 +83,13 @@ impl Fact {
             at,
             opened,
             wrong,
+            mended: false,
         }
+    }
+
+    /// The same, with blocks that have been put back elsewhere.
+    pub fn mended(self) -> Self {
+        Self { mended: true, ..self }
     }
 }
 
@@ -255,6 +263,7 @@ impl Walk {
                 proven: 0,
                 linked: 0,
                 summarised: 0,
+                mended: 0,
                 samples: Vec::new(),
                 published: known.closed.iter().map(|c| (c.view, c.secret)).collect(),
                 unknown: Vec::new(),
@@ -414,6 +423,7 @@ impl Walk {
         if self.secrets.get(&view).is_none_or(Vec::is_empty) {
             self.is_unknown(view);
         }
+        self.report.mended += u64::from(fact.mended && !matches!(verdict, Verdict::Broken(..)));
         match verdict {
             Verdict::Broken(cause, what) => self.tell(cause, &fact, what),
             Verdict::Proven => {

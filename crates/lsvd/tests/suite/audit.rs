@@ -7,7 +7,7 @@ use freebs_io::AnyDevice;
 use freebs_io::memory::MemoryDevice;
 use freebs_lsvd::audit::{Ask, Auditor, Break, Cause, Proof, Report};
 use freebs_lsvd::tool::{self, FrameInfo, Watch};
-use freebs_lsvd::{Base, CleanOptions, MarkChange, Record};
+use freebs_lsvd::{Base, CleanOptions, MarkChange, Record, Scrubber};
 use freebs_types::{BLOCK, ErrorKind, Hash32, Lba, Sequence, ShardId, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -521,5 +521,60 @@ fn frames_that_were_put_back_are_proven() {
         assert_eq!((r.proven, r.linked, r.summarised), (9 * 21, 21, 0));
         rig.stop().await;
         assert!(audit_again(&device).await.is_sound());
+    });
+}
+
+/// The scrub finds what is damaged in closed segments.
+async fn scrub(engine: &Engine) {
+    let mut scrubber = Scrubber::new(engine.clone());
+    while !scrubber.step(1 << 20).await.unwrap().pass_complete {}
+}
+
+/// The copy of another member was put back for damaged blocks. The history was called broken all the same, until their first
+/// place was cleaned; nothing told damage that was mended from damage that was not.
+#[test]
+fn a_frame_whose_damaged_blocks_were_put_back_is_what_was_written() {
+    local(async {
+        let frames = history(60);
+        let (device, rig) = log_of(&frames, false).await;
+        let sound = audit(&rig.engine).await;
+        assert_eq!((sound.is_sound(), sound.mended), (true, 0));
+        // Blocks of view 3 that nobody wrote again.
+        let there = places(&device).await;
+        let f = there.iter().find(|f| f.view == ViewNumber(3) && f.data_bytes as usize == 8 * BLOCK).unwrap();
+        let byte = |block: usize| byte_at(f.segment, f.data_at) + block * BLOCK + 77;
+        flip(&device, byte(2));
+        flip(&device, byte(5));
+        scrub(&rig.engine).await;
+        let r = audit(&rig.engine).await;
+        let b = only_break(&r);
+        assert_eq!((b.cause, b.first, r.mended), (Cause::Altered, f.sequence, 0));
+        assert!(b.what.ends_with(": 2 of its blocks are damaged, of which 2 have not been put back"), "{}", b.what);
+
+        let frame = frames.iter().find(|x| x.head.seq() == f.sequence).unwrap();
+        let written = frame.data.concat();
+        let first = frame.head.updates().next().unwrap().extents().next().unwrap().0.range.start.0;
+        let wanted = rig.engine.take_damaged(10);
+        assert_eq!(wanted.iter().map(|d| d.range.len).sum::<u32>(), 2);
+        for d in wanted {
+            let at = (d.range.start.0 - first) as usize * BLOCK;
+            let good = written[at..at + d.range.len as usize * BLOCK].to_vec();
+            assert_eq!(rig.engine.mend(d.id, &good.into()).unwrap(), d.range.len);
+            rig.settle().await;
+        }
+        for _ in 0..2000 {
+            tokio::task::yield_now().await;
+        }
+        let r = audit(&rig.engine).await;
+        assert!(r.is_sound(), "{:#?}", r.breaks);
+        assert_eq!((r.mended, r.proven, &r.ranges), (1, sound.proven, &sound.ranges));
+
+        // One more block of it is damaged, and that one is not put back.
+        flip(&device, byte(7));
+        let r = audit(&rig.engine).await;
+        assert!(only_break(&r).what.ends_with(": 3 of its blocks are damaged, of which 1 have not been put back"));
+        flip(&device, byte(7));
+        rig.stop().await;
+        assert_eq!(audit_again(&device).await.mended, 1, "it is known after a start, too");
     });
 }

@@ -295,7 +295,13 @@ fn sentences(volume: &str, s: &AuditedShard, text: &mut String) {
         if let Some(e) = &m.error {
             text.push_str(&format!("{volume} shard {}: {} could not be audited: {e}\n", s.id, m.node));
         }
-        let Some(a) = m.audit.as_ref().filter(|a| a.break_count > 0) else { continue };
+        let Some(a) = &m.audit else { continue };
+        if a.mended > 0 {
+            text.push_str(&format!(
+                "{volume} shard {}: {}: frames that were damaged and are mended: {}; their blocks were put back elsewhere\n",
+                s.id, m.node, a.mended
+            ));
+        }
         for b in a.breaks.iter().take(BREAKS_SHOWN) {
             let place = match (b.segment, b.offset, b.byte) {
                 (Some(segment), Some(offset), Some(byte)) => {
@@ -395,6 +401,7 @@ mod tests {
             published: vec![],
             unknown: vec![],
             unfit: vec![],
+            mended: 0,
         }
     }
 
@@ -468,6 +475,14 @@ mod tests {
         let shown = people(&v);
         let want = "demo shard 1.0: the secret of view 10 that node1 published does not fit the frames of node2";
         assert!(shown.contains(want) && shown.contains("demo: no break"), "{shown}");
+    }
+
+    #[test]
+    fn damage_that_is_mended_is_said_and_is_no_break() {
+        let mended = MemberAudit { mended: 2, ..sound() };
+        let shown = people(&volume(vec![("node1", Ok(sound())), ("node2", Ok(mended))]));
+        assert!(shown.contains("demo shard 1.0: node2: frames that were damaged and are mended: 2; "), "{shown}");
+        assert!(shown.contains("demo: no break"), "{shown}");
     }
 
     #[test]

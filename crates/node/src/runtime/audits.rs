@@ -161,6 +161,7 @@ fn of_report(r: Report) -> MemberAudit {
         proven: r.proven,
         linked: r.linked,
         summarised: r.summarised,
+        mended: r.mended,
         segments: r.segments,
         bytes: r.bytes,
         samples: r.samples,
