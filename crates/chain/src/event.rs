@@ -427,6 +427,8 @@ pub enum NoteKind {
     Log(EventKind),
     /// What was damaged or lost is whole again.
     Mended,
+    /// A shard can't be opened before something is there that is not.
+    Waits,
     /// A part of the worker has ended, until the node is started again.
     Ended,
 }
@@ -478,6 +480,8 @@ pub struct ShardStatus {
     pub clients: usize,
     /// The generation of an attachment that is of no use any more to who had it.
     pub lapsed: Option<Generation>,
+    /// Only at a head that can't open its view: what it waits for, in words.
+    pub waits: Option<String>,
 }
 
 /// What a head knows of a member.

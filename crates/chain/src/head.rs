@@ -56,6 +56,8 @@ pub(crate) struct Head {
     /// What members gave of the secret of the view before it, and what was said of that last.
     pub gathered: Gathered,
     pub slices_told: Option<(ViewNumber, usize)>,
+    /// The last word on a seal that waits.
+    pub waits: Option<String>,
     /// Before this time no view is asked for that can wait.
     pub plan_at: Nanos,
     /// A view was asked for because the present one has no slices; once is enough.
@@ -93,6 +95,7 @@ impl Head {
             seed: Hash32::default(),
             gathered: Gathered::new(),
             slices_told: None,
+            waits: None,
             plan_at: now,
             asked_for_slices: false,
             told_complete: Nanos(0),
@@ -116,6 +119,7 @@ impl Head {
     pub fn reset(&mut self, members: Vec<Member>, quorum: usize, secret: Hash32, token: Hash32) {
         self.members = members;
         self.quorum = quorum;
+        self.waits = None;
         self.secret = secret;
         self.token = token;
         self.builder = FrameBuilder::new();

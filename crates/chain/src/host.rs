@@ -527,6 +527,7 @@ impl Host {
                 .collect(),
             clients: r.clients.values().filter(|c| c.is_attached).count(),
             lapsed: r.lapsed(self.now),
+            waits: r.waits(),
         })
     }
 }

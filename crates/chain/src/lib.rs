@@ -27,6 +27,7 @@ mod sync;
 #[cfg(test)]
 mod testing;
 mod timing;
+mod waits;
 mod worker;
 
 pub use event::{

@@ -53,7 +53,7 @@ pub(crate) enum Phase {
 
 impl Opened {
     /// Answers that seal the predecessor: so many meet every quorum of it (V2).
-    fn answers_needed(&self) -> usize {
+    pub(crate) fn answers_needed(&self) -> usize {
         let len = self.pred_members.len();
         len + 1 - usize::from(self.pred_quorum).clamp(1, len.max(1))
     }
@@ -317,6 +317,7 @@ impl Replica {
                 ctx.out.send(link, Message::Seal { shard: self.id, view, pred, slice });
             }
         }
+        self.tell_what_it_waits_for(ctx);
     }
 
     pub fn on_seal_answer(&mut self, ctx: &mut Ctx<'_>, from: NodeId, answer: SealAnswer) {

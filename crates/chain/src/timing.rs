@@ -36,6 +36,8 @@ pub(crate) const PROPOSE_AGAIN: Nanos = Nanos::from_millis(50);
 /// While a view is opened, a fetch of which nothing was taken is asked for again after this time: longer than a peer
 /// needs to read frames from its disk, since a second answer would bring the same bytes.
 pub(crate) const OPENING_FETCH_AGAIN: Nanos = Nanos::from_millis(200);
+/// A head that has waited this long for answers says what it waits for. A node that is being started answers sooner.
+pub(crate) const WAIT_TOLD: Nanos = Nanos::from_millis(3000);
 /// An opening that has not got on for this long starts anew with a higher view. Shorter, an opening that fetches from
 /// a slow disk would never end; longer, a member that died in the middle keeps the shard shut.
 pub(crate) const OPENING_PATIENCE: Nanos = Nanos::from_millis(5000);

@@ -303,6 +303,9 @@ pub struct ShardStatus {
     /// Generation of an attachment whose driver holds no lease of this member any more.
     #[serde(default)]
     pub lapsed: Option<Generation>,
+    /// Only of a head that can't open its view: what it waits for, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits: Option<String>,
 }
 
 /// Hash over a replica's contents at a version: equal for equal contents, whatever chunks they lie in.
@@ -425,6 +428,9 @@ pub struct ShardReport {
     /// Names of nodes whose places were given to others, and that keep all they have while somebody is joining.
     #[serde(default)]
     pub keepers: Vec<String>,
+    /// If its head can't open its view: what it waits for, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits: Option<String>,
 }
 
 /// One replica in `ShardReport`.

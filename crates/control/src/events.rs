@@ -51,6 +51,8 @@ pub enum EventKind {
     Space,
     /// Damaged blocks were replaced by another member's.
     Mended,
+    /// A shard has no head that orders, and what it waits for.
+    Waits,
     /// Something of a node has ended, and works again after a restart at the earliest.
     Fault,
 }
@@ -77,6 +79,7 @@ impl EventKind {
             Self::Refused => "refused",
             Self::Space => "space",
             Self::Mended => "mended",
+            Self::Waits => "waits",
             Self::Fault => "fault",
         }
     }

@@ -137,6 +137,7 @@ impl EventLog {
             NoteKind::Log(freebs_lsvd::EventKind::Refused) => EventKind::Refused,
             NoteKind::Log(freebs_lsvd::EventKind::Space) => EventKind::Space,
             NoteKind::Mended => EventKind::Mended,
+            NoteKind::Waits => EventKind::Waits,
             NoteKind::Ended => EventKind::Fault,
         };
         let volume = note.shard.and_then(|s| state.volume(s.volume)).map(|v| v.name.clone());

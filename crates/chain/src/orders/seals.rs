@@ -1,7 +1,7 @@
 //! Answers that seal a view, and answers that do not.
 
 use super::*;
-use crate::event::{Event, SyncSource};
+use crate::event::{Event, NoteKind, SyncSource};
 use crate::replica::{OpenView, TailEntry};
 use freebs_types::Error;
 
@@ -64,6 +64,47 @@ fn a_log_that_may_be_an_old_image_seals_nothing() {
         s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
         assert_eq!(s.r.last.view, ViewNumber(2), "two of those that count are enough");
     }
+}
+
+/// A shard stood still although two of three members answered: the log of one might be an old image. Nothing said so.
+#[test]
+fn a_head_that_waits_says_what_for() {
+    let (mut s, good) = opening();
+    if let Some(crate::open::Phase::Sealing { opened, .. }) = s.r.head.as_mut().map(|h| &mut h.phase) {
+        opened.pred_unseen = vec![NodeId(3)];
+    }
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(3), good));
+    let told = |s: &mut Scene, ms| {
+        s.now = s.now.plus(Nanos::from_millis(ms));
+        let (_, actions) = s.play(|r, ctx| r.head_tick(ctx));
+        let note = |a| match a {
+            Action::Note(n) if n.kind == NoteKind::Waits => Some((n.shard, n.text)),
+            _ => None,
+        };
+        actions.into_iter().filter_map(note).collect::<Vec<_>>()
+    };
+    assert_eq!((told(&mut s, 200), s.r.waits()), (vec![], None), "others may come soon");
+    let text = "it waits: to leave view 1, 2 answers are needed, and 1 count; node 2 does not answer; node 3 does not count: the \
+                rebuild of the control state did not look at it, and its log may be an old one";
+    assert_eq!(told(&mut s, 3000), [(Some(SHARD), format!("shard {SHARD}: {text}"))]);
+    assert_eq!(s.r.waits().as_deref(), Some(text));
+    assert_eq!(told(&mut s, 3000), [], "once is enough");
+    // Another one comes, and does not count either.
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), SealAnswer { damaged: true, ..good }));
+    assert_eq!(told(&mut s, 200).len(), 1);
+    assert!(s.r.waits().is_some_and(|w| w.contains("node 2 does not count: its log has lost something")));
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
+    assert_eq!((s.r.last.view, s.r.waits()), (ViewNumber(2), None));
+
+    // Enough answers count, and none of these logs has what was answered.
+    let (mut s, good) = opening();
+    let damaged = SealAnswer { committed: Sequence(4), damaged: true, ..good };
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), damaged));
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(3), good));
+    assert_eq!(told(&mut s, 3000).len(), 1);
+    assert!(
+        s.r.waits().is_some_and(|w| w.contains("no log that counts has frame 4 of view 1, which was answered; node 2"))
+    );
 }
 
 /// A view frame said that its view follows itself, or a later one. Each step to the view before it led to the same one

@@ -127,7 +127,8 @@ pub(super) fn report(
     let id = volume.shard_id(shard.index).to_string();
     let names = |of: &[NodeId]| of.iter().map(|n| name(*n)).collect();
     let (joining, keepers) = (names(&shard.joining), names(&shard.keepers));
-    (ShardReport { id, view: shard.active, head, members, joining, keepers }, verdict)
+    let waits = shard.head().and_then(|n| replicas.get(&n).copied().flatten()?.waits.clone());
+    (ShardReport { id, view: shard.active, head, members, joining, keepers, waits }, verdict)
 }
 
 fn volume_status(state: &State, volume: &Volume, answers: &BTreeMap<NodeId, Answer>, all: &Replicas) -> VolumeStatus {

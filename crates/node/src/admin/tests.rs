@@ -49,6 +49,7 @@ impl Fake {
             durable: Sequence(version + 1),
             state,
             lapsed: None,
+            waits: None,
         };
         self.shards.lock().unwrap().insert(shard, (status, Hash32([digest; 32])));
     }

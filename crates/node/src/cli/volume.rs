@@ -232,6 +232,11 @@ fn details(v: &VolumeStatus) -> String {
         }
     }
     text.push_str(&table(&["SHARD", "VIEW", "NODE", "ROLE", "VERSION", "STATE"], &["VIEW", "VERSION"], rows));
+    for s in &v.shards {
+        if let Some(waits) = &s.waits {
+            text.push_str(&format!("shard {}: {waits}\n", s.id));
+        }
+    }
     text
 }
 
@@ -292,9 +297,20 @@ mod tests {
             members: members.map(|(node, state)| MemberReport { node: node.into(), version: Version(1), state }).into(),
             joining: vec![],
             keepers: vec![],
+            waits: None,
         };
         let shards = shards.into_iter().enumerate().map(report).collect();
         VolumeStatus::new(&volume, VolumeState::Degraded, shards)
+    }
+
+    #[test]
+    fn a_shard_that_waits_says_what_for() {
+        use MemberState::{Active, Down, Opening};
+        let mut v =
+            volume([[("a", Opening), ("b", Down), ("c", Active)], [("b", Active), ("a", Active), ("c", Active)]]);
+        assert!(!details(&v).contains("waits"));
+        v.shards[0].waits = Some("it waits: node 2 does not answer".into());
+        assert!(details(&v).ends_with("shard 1.0: it waits: node 2 does not answer\n"), "{}", details(&v));
     }
 
     /// The command waited for all members for 10 s, and said that all was done if the head had not come.

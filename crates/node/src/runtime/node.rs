@@ -493,6 +493,7 @@ impl LocalNode for Local {
                     durable: s.durable,
                     state: member_state(s),
                     lapsed: s.lapsed,
+                    waits: s.waits.clone(),
                 })
                 .collect()
         })
