@@ -252,7 +252,7 @@ pub struct UnfitSecret {
     pub unfit_at: Vec<String>,
 }
 
-/// Whose words did not fit whose logs, by view.
+/// The secrets that did not fit, by view, with those who published them and those whose frames they do not fit.
 #[must_use]
 pub fn unfit(members: &[(&str, &MemberAudit)]) -> Vec<UnfitSecret> {
     let words: BTreeSet<&(ViewNumber, Hash32)> = members.iter().flat_map(|(_, m)| &m.unfit).collect();

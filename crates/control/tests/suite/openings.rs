@@ -2,8 +2,9 @@
 //! any one of them, and lost once more (rules V1, V2, V5, V6, V9).
 //!
 //! Commands and rebuild are the real ones. A log is the views whose frames it goes through, what it knows to be
-//! committed, and its promise; what is in a view does not matter, since who holds the frame of a view holds all before
-//! it (V5). A view that was active has answered writes on any A of its members that hold its frame.
+//! committed, and its promise. A view that is active answers one write, as soon as any A of its members have it. Seals are
+//! as a head makes them (`try_to_seal` and `seal_answer` of the chain): answers that count, the longest log of those that
+//! have the predecessor, and views on top of that left aside, of which there may be several.
 
 use freebs_control::rebuild::{NodeName, NodeSurvey, Rebuilt, ShardSurvey, ViewSurvey, VolumeSurvey, rebuild_with};
 use freebs_control::{Ack, Command, CreateVolume, Mutant, Outcome, Shard, State};
@@ -29,12 +30,26 @@ struct Bounds {
     losses: u8,
     changes: u8,
     mutant: Option<Mutant>,
+    wrong: Option<Wrong>,
+}
+
+/// Seals that are not made as they are to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrong {
+    /// V4: of the views on top of the predecessor the newest one alone is left aside; with more, the log has nothing of it.
+    OneOnTop,
+    /// V4: the shortest log wins.
+    ShortestWins,
+    /// V2: one answer is enough.
+    OneAnswers,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Log {
     /// Views whose frames it has, oldest first.
     views: Vec<u64>,
+    /// It has the write of the newest of them.
+    wrote: bool,
     /// The newest view whose frame it knows to be committed; no cut takes that back.
     committed: u64,
     promised: u64,
@@ -48,6 +63,9 @@ struct Opening {
     /// The members that seal the view before (V2), and how many of them it takes.
     sealers: Vec<u64>,
     needed: usize,
+    /// Those of them that never had anything of it, and those whose logs may be old ones.
+    learning: Vec<u64>,
+    unseen: Vec<u64>,
     /// Those of them that have promised it to this head.
     answers: BTreeSet<u64>,
     /// The frame is in the head's log.
@@ -60,9 +78,14 @@ struct World {
     state: State,
     logs: BTreeMap<u64, Log>,
     views: Rc<BTreeMap<u64, ViewSurvey>>,
+    /// Views that were sealed with the write of the view before them.
+    with_write: BTreeSet<u64>,
     opening: Option<Opening>,
-    /// The newest view that ever became active (V6): what only this test knows.
+    /// The newest view that ever became active (V6), and those that answered their write: what only this test knows.
     active: u64,
+    answered: BTreeSet<u64>,
+    /// The head of the active view is at work.
+    orders: bool,
     start: u64,
     /// Many worlds differ in what their logs do not say.
     made: Rc<RefCell<Made>>,
@@ -103,8 +126,11 @@ impl World {
             state,
             logs,
             views: Rc::default(),
+            with_write: BTreeSet::new(),
             opening: None,
             active: 0,
+            answered: BTreeSet::new(),
+            orders: false,
             start: 1,
             made: Rc::default(),
             left: bounds.openings,
@@ -142,7 +168,7 @@ impl World {
     fn propose(&mut self) {
         let s = self.shard();
         let (active, head, chain) = (s.active, s.head().expect("a chain"), s.members.clone());
-        let sealers = ids(s.view_members());
+        let (sealers, learning, unseen) = (ids(s.view_members()), ids(&s.learning), ids(&s.unseen));
         let command = Command::ProposeView { shard: SHARD, active, node: head, start: StartNumber(self.start) };
         let Outcome::Proposed { view, pred, .. } = self.state.apply(command).unwrap().outcome else { panic!() };
         let needed = match self.views.get(&pred.0) {
@@ -170,8 +196,9 @@ impl World {
         };
         Rc::make_mut(&mut self.views).insert(view.0, frame);
         let answers = BTreeSet::new();
-        self.opening = Some(Opening { view: view.0, head: head.0, sealers, needed, answers, framed: false });
-        self.promise(head.0);
+        let (view, head) = (view.0, head.0);
+        self.opening = Some(Opening { view, head, sealers, needed, learning, unseen, answers, framed: false });
+        self.promise(head);
     }
 
     fn may_promise(&self, n: u64) -> bool {
@@ -192,20 +219,69 @@ impl World {
         o.answers.insert(n);
     }
 
-    /// The head has sealed the view before, and takes the frame (V2, V5).
-    fn may_frame(&self) -> bool {
-        let Some(o) = &self.opening else { return false };
-        let pred = self.views[&o.view].pred.0;
-        let counts = |n: &&u64| o.sealers.contains(n) && !self.logs[n].views.is_empty();
-        let holds = |n: &u64| self.logs[n].views.contains(&pred);
-        !o.framed && (pred == 0 || (o.answers.iter().filter(counts).count() >= o.needed && o.answers.iter().any(holds)))
+    /// The end of a log in views up to `pred`: the view, 0 if there is none, and whether the write of that is in it.
+    fn end_in(&self, n: u64, pred: u64) -> (u64, bool) {
+        let log = &self.logs[&n];
+        let (mut end, mut levels) = ((log.views.last().copied().unwrap_or(0), log.wrote), 0);
+        while end.0 > pred && (levels == 0 || self.bounds.wrong != Some(Wrong::OneOnTop)) {
+            end = (self.views[&end.0].pred.0, self.with_write.contains(&end.0));
+            levels += 1;
+        }
+        end
     }
 
+    /// If the head can seal the view before: true if the write of that is in what it seals (V2, V4).
+    fn seal(&self) -> Option<bool> {
+        let o = self.opening.as_ref().filter(|o| !o.framed)?;
+        let pred = self.views[&o.view].pred.0;
+        if pred == 0 {
+            return Some(false);
+        }
+        let counts = |n: &&u64| {
+            let has_some = self.end_in(**n, pred).0 > 0 || o.learning.contains(n);
+            o.sealers.contains(n) && has_some && !o.unseen.contains(n)
+        };
+        let counting: Vec<&u64> = o.answers.iter().filter(counts).collect();
+        let needed = if self.bounds.wrong == Some(Wrong::OneAnswers) { 1 } else { o.needed };
+        if counting.len() < needed {
+            return None;
+        }
+        let ends = counting.into_iter().map(|n| self.end_in(*n, pred)).filter(|(view, _)| *view == pred);
+        match self.bounds.wrong {
+            Some(Wrong::ShortestWins) => ends.map(|(_, wrote)| wrote).min(),
+            _ => ends.map(|(_, wrote)| wrote).max(),
+        }
+    }
+
+    /// The head has sealed the view before, and takes the frame (V5).
     fn frame(&mut self) {
+        let wrote = self.seal().expect("it can be sealed");
         let o = self.opening.as_mut().expect("an opening");
         o.framed = true;
-        let head = o.head;
+        let (head, view) = (o.head, o.view);
+        if wrote {
+            self.with_write.insert(view);
+        }
         self.take(head);
+    }
+
+    /// The active view's write comes to these members, and is answered.
+    fn write(&mut self, to: &[u64]) {
+        for n in to {
+            self.logs.get_mut(n).expect("a node").wrote = true;
+        }
+        self.answered.insert(self.active);
+    }
+
+    /// All sets of members that are enough to answer the active view's write.
+    fn writes(&self) -> Vec<Vec<u64>> {
+        let v = self.active;
+        if !self.orders || self.answered.contains(&v) {
+            return Vec::new();
+        }
+        let takes = |n: &u64| self.logs[n].promised <= v && self.logs[n].views.last() == Some(&v);
+        let members: Vec<u64> = ids(&self.views[&v].members).into_iter().filter(takes).collect();
+        subsets(&members, usize::from(self.views[&v].quorum))
     }
 
     fn may_take(&self, n: u64) -> bool {
@@ -222,6 +298,7 @@ impl World {
         let log = self.logs.get_mut(&n).expect("a node");
         log.promised = view;
         log.views = line;
+        log.wrote = false;
     }
 
     fn may_activate(&self) -> bool {
@@ -236,6 +313,12 @@ impl World {
         let generation = self.state.volume(SHARD.volume).unwrap().generation;
         self.state.apply(Command::ActivateView { shard: SHARD, view: ViewNumber(view), generation }).unwrap();
         self.active = view;
+        self.orders = true;
+        let line = self.line(view);
+        for wrote in self.answered.iter().filter(|x| **x != view) {
+            let next = line.iter().position(|v| v == wrote).and_then(|at| line.get(at + 1));
+            assert!(next.is_some_and(|v| self.with_write.contains(v)), "the write of view {wrote} is lost: {self:?}");
+        }
         let head = self.opening.as_ref().expect("an opening").head;
         self.logs.get_mut(&head).expect("a node").committed = view;
         assert_eq!((self.shard().active.0, self.shard().known().0), (view, view));
@@ -247,7 +330,12 @@ impl World {
                 self.promise(n);
             }
         }
-        assert!(self.may_frame(), "{self:?}");
+        self.open_now();
+    }
+
+    /// With the answers that there are.
+    fn open_now(&mut self) {
+        assert!(self.seal().is_some(), "{self:?}");
         self.frame();
         for n in 1..=self.bounds.nodes {
             if self.may_take(n) {
@@ -262,7 +350,7 @@ impl World {
     fn survey(&self, n: u64) -> NodeSurvey {
         let log = &self.logs[&n];
         let views: Vec<ViewSurvey> = log.views.iter().map(|v| self.views[v].clone()).collect();
-        let last = views.last().map_or(0, |v| v.sequence.0);
+        let last = views.last().map_or(0, |v| v.sequence.0 + u64::from(log.wrote));
         let shard = ShardSurvey {
             shard: SHARD,
             promised: ViewNumber(log.promised),
@@ -307,7 +395,8 @@ impl World {
             assert!(without.is_some(), "all is there: {self:?}");
             return None;
         };
-        let next = Self { state, opening: None, start: self.start + 1, left: self.bounds.openings, ..self.clone() };
+        let (start, left) = (self.start + 1, self.bounds.openings);
+        let next = Self { state, opening: None, orders: false, start, left, ..self.clone() };
         self.compare(&next, without);
         Some(next)
     }
@@ -329,10 +418,20 @@ impl World {
         assert!(whole.len() > v.members.len() - usize::from(v.quorum), "answered writes may be on none: {}", text());
     }
 
-    /// A state that was made again can be gone on from, and then all rebuilds find the same.
+    /// A state that was made again can be gone on from, whoever answers first, and then all rebuilds find the same.
     fn goes_on(&self) {
-        let mut next = self.clone();
-        next.propose();
+        let mut begun = self.clone();
+        begun.propose();
+        let o = begun.opening.as_ref().expect("it was just proposed");
+        let others: Vec<u64> = o.sealers.iter().copied().filter(|n| begun.may_promise(*n)).collect();
+        for first in subsets(&others, o.needed.saturating_sub(1)) {
+            let mut next = begun.clone();
+            first.iter().for_each(|n| next.promise(*n));
+            if next.seal().is_some() {
+                next.open_now();
+            }
+        }
+        let mut next = begun;
         next.open_fully();
         for without in (1..=self.bounds.nodes).map(Some).chain([None]) {
             let state = next.made_again(without).expect("one node left out is no loss");
@@ -359,8 +458,11 @@ impl World {
             step(self.may_promise(n), &|w| w.promise(n));
             step(self.may_take(n), &|w| w.take(n));
         }
-        step(self.may_frame(), &|w| w.frame());
+        step(self.seal().is_some(), &|w| w.frame());
         step(self.may_activate(), &|w| w.activate());
+        for to in self.writes() {
+            step(true, &|w| w.write(&to));
+        }
         for command in self.changes() {
             let mut next = self.clone();
             let before = next.shard().clone();
@@ -395,7 +497,14 @@ impl World {
         let (b, s) = (&self.bounds, self.shard());
         let left = (self.left, b.losses, b.changes, self.active, self.start);
         let shard = (s.active, s.known, s.pending, s.highest, (&s.members, &s.active_members, &s.joining, &s.keepers));
-        format!("{left:?} {shard:?} {:?} {:?} {:?}", self.logs, self.opening, self.views.keys())
+        let not_counted = (&s.learning, &s.unseen);
+        let writes = (&self.with_write, &self.answered, self.orders);
+        format!(
+            "{left:?} {shard:?} {:?} {:?} {:?} {writes:?} {not_counted:?}",
+            self.logs,
+            self.opening,
+            self.views.keys()
+        )
     }
 }
 
@@ -404,6 +513,20 @@ impl std::fmt::Debug for World {
         let line = |v: &ViewSurvey| format!("{} after {} on {:?}, A {}", v.view, v.pred, ids(&v.members), v.quorum);
         let views: Vec<String> = self.views.values().map(line).collect();
         write!(f, "active {}, views {views:#?}, {:?}, logs {:#?}", self.active, self.opening, self.logs)
+    }
+}
+
+/// All subsets of this size.
+fn subsets(of: &[u64], size: usize) -> Vec<Vec<u64>> {
+    match of.split_first() {
+        _ if size == 0 => vec![Vec::new()],
+        None => Vec::new(),
+        Some((first, rest)) => {
+            let mut with = subsets(rest, size - 1);
+            with.iter_mut().for_each(|s| s.insert(0, *first));
+            with.extend(subsets(rest, size));
+            with
+        }
     }
 }
 
@@ -425,7 +548,7 @@ fn explore(bounds: Bounds) -> usize {
 }
 
 fn bounds(nodes: u64, copies: u8, ack: Ack, openings: u8, losses: u8, changes: u8) -> Bounds {
-    Bounds { nodes, copies, ack, openings, losses, changes, mutant: None }
+    Bounds { nodes, copies, ack, openings, losses, changes, mutant: None, wrong: None }
 }
 
 /// The story: view 5 was being opened when the state was lost. The first rebuild left out a node that might have had its
@@ -451,5 +574,19 @@ fn rebuilds_without_a_rule_are_noticed() {
     for mutant in [Mutant::OldestViewRebuilt, Mutant::PromisesForgotten, Mutant::RebuiltIsActive] {
         let b = Bounds { mutant: Some(mutant), ..bounds(3, 3, Ack::All, 1, 2, 0) };
         assert!(std::panic::catch_unwind(|| explore(b)).is_err(), "{mutant:?}");
+    }
+}
+
+/// Each rule of a seal is needed. Views on top of each other take two losses of the control state, and four copies: with
+/// fewer, a view that was not active would not be gone on from.
+#[test]
+fn seals_without_a_rule_are_noticed() {
+    for (wrong, b) in [
+        (Wrong::OneOnTop, bounds(4, 4, Ack::Majority, 1, 2, 0)),
+        (Wrong::ShortestWins, bounds(3, 3, Ack::Majority, 1, 1, 0)),
+        (Wrong::OneAnswers, bounds(3, 3, Ack::Majority, 1, 1, 0)),
+    ] {
+        let b = Bounds { wrong: Some(wrong), ..b };
+        assert!(std::panic::catch_unwind(|| explore(b)).is_err(), "{wrong:?}");
     }
 }
