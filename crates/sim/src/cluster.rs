@@ -343,6 +343,7 @@ impl Cluster {
                 node.kill(Crash::Kill);
             }
             node.pause(false);
+            self.control.lag(node.id, false);
             node.start();
         }
         for g in self.gateways() {

@@ -81,6 +81,8 @@ pub struct Odds {
     pub old_image: f64,
     /// The process of the node that leads the control plane is killed, and another one leads soon.
     pub kill_leader: f64,
+    /// A node's seat lags, while the node is replaced and then taken again, and its replica goes on.
+    pub lag_seat: f64,
 }
 
 /// A whole run.
@@ -283,6 +285,13 @@ impl Config {
         self.until = self.load;
         self.odds.leave_node = 0.5 + luck.below(1000) as f64 / 1000.0;
         self.odds.suspend_host = luck.below(1000) as f64 / 1000.0;
+        if luck.chance(0.4) {
+            // Nodes go away for that alone, one after the other.
+            (self.odds.leave_node, self.odds.suspend_host) = (0.0, 0.0);
+            self.odds.lag_seat = 0.3 + luck.below(1000) as f64 / 2500.0;
+            self.load = self.load.plus(Nanos::from_millis(2000));
+            self.until = self.load;
+        }
         self
     }
 
@@ -423,12 +432,12 @@ impl Odds {
     /// Faults that were added later are drawn only where they can strike, so that older seeds stay what they were.
     #[must_use]
     pub fn is_newer(&self, name: &str) -> bool {
-        matches!(name, "suspend_host" | "lose_control" | "old_image" | "kill_leader" | "leave_gateway")
+        matches!(name, "suspend_host" | "lose_control" | "old_image" | "kill_leader" | "leave_gateway" | "lag_seat")
     }
 
     /// Names and odds, in a fixed order.
     #[must_use]
-    pub fn list(&self) -> [(&'static str, f64); 26] {
+    pub fn list(&self) -> [(&'static str, f64); 27] {
         [
             ("kill_node", self.kill_node),
             ("power_node", self.power_node),
@@ -456,6 +465,7 @@ impl Odds {
             ("old_image", self.old_image),
             ("kill_leader", self.kill_leader),
             ("leave_gateway", self.leave_gateway),
+            ("lag_seat", self.lag_seat),
         ]
     }
 }

@@ -154,6 +154,19 @@ impl Control {
         done
     }
 
+    /// The seat of a node lags from now on, as one whose disk is slow, or does not any more: then it takes in what came
+    /// meanwhile, one state after the other.
+    pub fn lag(&self, node: NodeId, lags: bool) {
+        let is_it = |p: &Rc<Followed>| p.me == Place::Node(node.0) && p.lags.get() != lags;
+        for plane in self.planes.borrow().iter().filter_map(Weak::upgrade).filter(is_it) {
+            plane.lags.set(lags);
+            for _ in 0..plane.held.take() {
+                let wait = self.world.luck.borrow_mut().spread(100_000, 30_000_000);
+                plane.clone().hear_after(Nanos(wait));
+            }
+        }
+    }
+
     /// The newest view of the shard that ever became active.
     #[must_use]
     pub fn activated(&self, shard: ShardId) -> ViewNumber {
@@ -286,6 +299,10 @@ struct Followed {
     coming: RefCell<VecDeque<Arc<State>>>,
     /// How many of these have come, and were not taken in yet.
     arrived: Cell<usize>,
+    /// Nothing that comes is taken in.
+    lags: Cell<bool>,
+    /// How many states have come since it lags.
+    held: Cell<usize>,
     /// States that are known at a node, and that its worker was not told yet.
     news: RefCell<VecDeque<Arc<State>>>,
     heard: Notify,
@@ -305,6 +322,10 @@ impl Followed {
             let Some(plane) = plane.upgrade() else { return };
             if plane.control.net.is_blocked(Place::Control, plane.me) {
                 return plane.hear_after(timing::NEWS_AGAIN);
+            }
+            if plane.lags.get() {
+                plane.held.set(plane.held.get() + 1);
+                return;
             }
             plane.arrived.set(plane.arrived.get() + 1);
             match &*plane.tell.borrow() {
@@ -353,8 +374,8 @@ impl Plane {
     #[must_use]
     pub fn new(control: &Rc<Control>, me: Place) -> Self {
         let known = RefCell::new(control.snapshot());
-        let (coming, arrived, news, heard, tell) = Default::default();
-        let followed = Followed { control: control.clone(), me, known, coming, arrived, news, heard, tell };
+        let (coming, arrived, lags, held, news, heard, tell) = Default::default();
+        let followed = Followed { control: control.clone(), me, known, coming, arrived, lags, held, news, heard, tell };
         let followed = Rc::new(followed);
         control.planes.borrow_mut().push(Rc::downgrade(&followed));
         Self(followed)
@@ -411,6 +432,9 @@ impl Plane {
 
     async fn command(&self, command: Command) -> Result<Done> {
         let done = self.0.control.call(self.0.me, command).await?;
+        while self.0.lags.get() {
+            self.0.control.sleep(timing::NEWS_AGAIN).await;
+        }
         // A caller that has the answer sees it in the state, too.
         self.hear();
         Ok(done)

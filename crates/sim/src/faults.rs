@@ -6,7 +6,7 @@ use crate::lost;
 use crate::network::Place;
 use crate::node::Node;
 use freebs_chain::ShardStatus;
-use freebs_control::Command;
+use freebs_control::{Command, Shard};
 use freebs_types::{Nanos, NodeId, ShardId};
 use std::rc::Rc;
 
@@ -100,6 +100,7 @@ fn strike(c: &Rc<Cluster>, name: &str) {
         "fail_over" => fail_over(c),
         "leave_node" => leave_node(c),
         "suspend_host" => suspend_host(c),
+        "lag_seat" => drop(tokio::task::spawn_local(lag_seat(c.clone()))),
         "lose_control" => lost::lose_control(c),
         "old_image" => lost::old_image(c),
         "kill_leader" => kill_leader(c),
@@ -175,6 +176,41 @@ fn suspend_host(c: &Rc<Cluster>) {
             g.pause(false);
         }
     });
+}
+
+/// A member stands still until its place is another's who has everything, and then a second one goes, so that it may be
+/// taken again. Its seat hears of all that late, one state after the other, while its replica follows the head.
+async fn lag_seat(c: Rc<Cluster>) {
+    let Some((shard, _, late)) = some_chain(&c) else { return };
+    let Some(node) = c.node(late.0).filter(|n| n.runs()).cloned() else { return };
+    let chain = |look: fn(&Shard, NodeId) -> bool| {
+        let cluster = c.clone();
+        move || cluster.control.with_state(|s| s.shard(shard).is_some_and(|s| look(s, late)))
+    };
+    let limit = c.config.gone.plus(Nanos::from_millis(2000));
+    node.pause(true);
+    c.control.lag(late, true);
+    let is_replaced = happens(&c, limit, chain(|s, late| !s.members.contains(&late) && s.joining.is_empty())).await;
+    node.pause(false);
+    let members = c.control.with_state(|s| s.shard(shard).map(|s| s.members.clone())).unwrap_or_default();
+    let second = members.last().filter(|_| is_replaced && members.len() > 1).and_then(|m| c.node(m.0).cloned());
+    if let Some(second) = second {
+        second.kill(Crash::Kill);
+        happens(&c, limit, chain(|s, late| s.members.contains(&late) && s.active_members.is_empty())).await;
+        start_again(&c, second);
+    }
+    let more = ms(&c, 20, 1000);
+    c.control.sleep(more).await;
+    c.control.lag(late, false);
+}
+
+/// Waits until something is so, or faults end, or this time has passed. True if it is so.
+async fn happens(c: &Cluster, limit: Nanos, is_so: impl Fn() -> bool) -> bool {
+    let until = c.world.now().plus(limit);
+    while !c.over.get() && c.world.now() < until && !is_so() {
+        c.control.sleep(Nanos::from_millis(10)).await;
+    }
+    !c.over.get() && is_so()
 }
 
 /// A shard, its head, and another of its members.

@@ -9,11 +9,10 @@ use freebs_driver::Mutant as Driver;
 /// `ForeignLeasesUnknown` (L3): an older driver here hears of a newer one from some member before it can use such a lease.
 /// `RequestsOfAnyone` (W1): for the same reason one run in hundreds shows it. `PlansStopOrders`: nothing is wrong with what
 /// a head does that stops for too long. `EmptyLogsCount` (V2): no disk that was lost gets to answer here (V8).
-/// `LeavesByOldStates` (V7): a node would have to be let go of and taken again before it has heard of either.
 /// `ShortChainsOrder` (V1): no chain becomes shorter. `LeasesInPendingViews`, `LeasesBeforeDurable`, `OlderLeasesUntold` and
 /// `OlderDriversAnswered` (L2): an older driver that lives has its answers before a newer one gives its first success, or is
 /// fenced by another member; 300 seeds show none of them.
-pub const CHAIN: [Chain; 25] = [
+pub const CHAIN: [Chain; 26] = [
     Chain::HeadOrdersAfterRestart,
     Chain::RepeatsAreApplied,
     Chain::AnswersBeforeDurable,
@@ -27,6 +26,7 @@ pub const CHAIN: [Chain; 25] = [
     Chain::MajorityIsEnough,
     Chain::PromiseNotDurable,
     Chain::PromisesGo,
+    Chain::LeavesByOldStates,
     Chain::SealAlone,
     Chain::ShortestLogWins,
     Chain::ActiveTooEarly,

@@ -497,9 +497,15 @@ impl Life {
     fn hear_shards(&self, worker: &SimWorker, state: &Arc<State>) {
         let left = self.member.borrow_mut().tell(self.now(), state, worker);
         for (shard, active) in left {
+            let (world, node) = (&self.node.shared.world, self.node.id);
             let stays = worker.shards().contains(&shard);
-            self.node.shared.world.count(if stays { "states older than a log" } else { "replicas that were left" });
-            self.node.shared.net.witness.borrow_mut().left(self.node.id, shard, active);
+            world.count(if stays { "states older than a log" } else { "replicas that were left" });
+            let mut witness = self.node.shared.net.witness.borrow_mut();
+            if let Some(view) = witness.told_above(node, shard, active).filter(|_| !stays && !self.node.damaged.get()) {
+                let text = format!("node {node} left shard {shard} by a state in which view {active} is active");
+                world.violation(format!("{text}, and it told that it is durable in view {view} (V7)"));
+            }
+            witness.left(node, shard, active);
         }
     }
 

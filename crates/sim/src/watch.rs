@@ -8,6 +8,7 @@
 //!   lost something.
 //! - W4: what a node told durable in a view is there after a restart.
 //! - W4, W5: what a head calls committed in its view was told durable by a quorum of the view's members.
+//! - V7: no node leaves a shard by a control state that is older than a view in which it gave a durable answer.
 //! - V5, V6: a view that is to become active was told durable by its quorum.
 
 use freebs_format::wire::Message;
@@ -147,6 +148,12 @@ impl Witness {
         self.durable.retain(|(s, v, n), _| (*s, *n) != (shard, node) || *v > active);
     }
 
+    /// The newest view above this one in which a node has said that it is durable.
+    pub fn told_above(&self, node: NodeId, shard: ShardId, view: ViewNumber) -> Option<ViewNumber> {
+        let told = self.durable.keys().filter(|(s, v, n)| (*s, *n) == (shard, node) && *v > view);
+        told.map(|(_, v, _)| *v).max()
+    }
+
     /// How far a node has said that it is durable in a view, since it last came to the shard.
     pub fn told_durable(&self, node: NodeId, shard: ShardId, view: ViewNumber) -> Sequence {
         self.durable.get(&(shard, view, node)).copied().unwrap_or_default()
@@ -241,6 +248,20 @@ mod tests {
         w.started(NODE);
         assert_eq!(flagged(&mut w, 2), [""; 0], "it may have died before its promise was durable");
         assert_eq!(w.promised(NODE, SHARD), ViewNumber(0));
+    }
+
+    #[test]
+    fn an_older_state_takes_back_nothing_of_newer_views() {
+        let mut w = Witness::default();
+        for view in [1, 3] {
+            w.hear(NODE, HERE, &durable(view)).unwrap();
+        }
+        w.hear(NodeId(3), HERE, &durable(9)).unwrap();
+        assert_eq!(w.told_above(NODE, SHARD, ViewNumber(2)), Some(ViewNumber(3)));
+        w.left(NODE, SHARD, ViewNumber(2));
+        let told = |w: &Witness, view| w.told_durable(NODE, SHARD, ViewNumber(view));
+        assert_eq!((told(&w, 1), told(&w, 3)), (Sequence(0), Sequence(1)));
+        assert_eq!(w.told_above(NODE, SHARD, ViewNumber(3)), None);
     }
 
     #[test]
