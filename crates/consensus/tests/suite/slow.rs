@@ -104,7 +104,8 @@ fn a_leader_with_a_slow_disk_decides_while_it_is_asked_without_a_pause() {
         for n in 0..100 {
             let (one, count) = (peer.clone(), answered.clone());
             let (name, address) = (format!("n{n}"), format!("h{n}:1"));
-            let command = Command::RegisterNode { node: NodeId(n + 1), name, address, workers: 1, start: StartNumber(1) };
+            let command =
+                Command::RegisterNode { node: NodeId(n + 1), name, address, workers: 1, start: StartNumber(1) };
             spawn_local(Randomness::scope(n, async move {
                 one.submit(command).await.unwrap();
                 count.set(count.get() + 1);
