@@ -56,6 +56,9 @@ impl Timing {
             snapshot_policy: SnapshotPolicy::LogsSinceLast(self.snapshot_entries),
             max_in_snapshot_log_to_keep: self.snapshot_entries / 4,
             enable_pre_vote: Some(true),
+            // Without it the library takes up to a thousand requests before it hears that entries are on the disk. If one
+            // comes during each write, nothing is committed, and no heartbeat is sent.
+            broadcast_submitted_on_append: Some(true),
             ..openraft::Config::default()
         }
     }

@@ -10,6 +10,7 @@ use crate::leader::Leader;
 use crate::network::{Arrival, EndPoint, Network, Place, Receiver};
 use crate::node::{Node, Rate, Shared, check_space};
 use crate::oracle::Oracle;
+use crate::raft::Seats;
 use crate::rng::Rng;
 use crate::timing;
 use crate::workload::Workload;
@@ -39,6 +40,8 @@ pub struct Mutants {
     pub driver: Option<freebs_driver::Mutant>,
     /// A rule of the control plane; `None` for none.
     pub control: Option<freebs_control::Mutant>,
+    /// A rule of the nodes' seats, in runs that have them; `None` for none.
+    pub seats: Option<freebs_consensus::Mutant>,
 }
 
 struct VolumeState {
@@ -162,6 +165,9 @@ impl Cluster {
         };
         let nodes = make_nodes(&config, &shared).await?;
         let volumes = make_volumes(&config, &control, &oracle)?;
+        if config.has_seats {
+            control.set_seats(Some(Seats::new(&config, &control, mutants.seats)));
+        }
         let cluster = Rc::new(Self {
             world: world.clone(),
             net: net.clone(),
@@ -188,12 +194,19 @@ impl Cluster {
         self.nodes.get(usize::try_from(n).ok()?.checked_sub(1)?)
     }
 
-    /// Starts every process and keeps gateways attached.
-    pub fn start(self: &Rc<Self>) {
+    /// Starts every node's process.
+    pub fn start_nodes(&self) {
         for node in &self.nodes {
             node.start();
         }
-        if self.config.has_leader {
+        if let Some(seats) = self.control.seats() {
+            tokio::task::spawn_local(seats.tend());
+        }
+    }
+
+    /// Keeps gateways attached, and has failed nodes replaced.
+    pub fn start(self: &Rc<Self>) {
+        if self.config.has_leader && !self.config.has_seats {
             let leader = Leader::new(Rng::fork(self.config.seed, 8));
             tokio::task::spawn_local(leader.lead(self.clone()));
         }
@@ -336,9 +349,11 @@ impl Cluster {
         self.net.heal();
         self.control.set_down(false);
         for node in &self.nodes {
-            node.disk.slow_down(Nanos(0), 1, false);
-            node.disk.stall(Nanos(0));
-            node.disk.fail_no_more();
+            for disk in node.disks() {
+                disk.slow_down(Nanos(0), 1, false);
+                disk.stall(Nanos(0));
+                disk.fail_no_more();
+            }
             if node.has_failed() {
                 node.kill(Crash::Kill);
             }
@@ -384,6 +399,9 @@ impl Cluster {
     /// Why the replicas are not all level, if they are not.
     #[must_use]
     pub fn unlevel(&self) -> Option<String> {
+        if let Some(why) = self.control.seats().and_then(|s| s.unlevel()) {
+            return Some(why);
+        }
         let statuses = self.statuses();
         for v in self.control.volumes() {
             for s in &v.shards {
@@ -490,6 +508,7 @@ impl Cluster {
         for node in &self.nodes {
             node.kill(Crash::Kill);
         }
+        self.control.set_seats(None);
         self.gateways.borrow_mut().clear();
         self.volumes.borrow_mut().clear();
         self.world.clear();

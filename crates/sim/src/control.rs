@@ -1,7 +1,11 @@
 //! The control plane of a run: the real state machine behind a port that can be slow, cut off, or down, and whose
 //! answers can be lost after the command was applied.
+//!
+//! In a share of the runs the nodes keep the state themselves (`raft`): then what is here is what their seats have decided,
+//! and processes hear of it from them.
 
 use crate::network::{Network, Place};
+use crate::raft::Seats;
 use crate::timing;
 use crate::world::World;
 use freebs_agent::{Commands, Lapse, Pause, Registration, in_place_of_lapsed};
@@ -38,6 +42,8 @@ pub struct Control {
     /// Processes that follow the state.
     planes: RefCell<Vec<Weak<Followed>>>,
     hear: RefCell<Option<Rc<Hear>>>,
+    /// The nodes' own seats, if they keep the state.
+    seats: RefCell<Option<Rc<Seats>>>,
 }
 
 impl Control {
@@ -56,6 +62,7 @@ impl Control {
             lose_answer_in: Cell::new(None),
             planes: RefCell::default(),
             hear: RefCell::default(),
+            seats: RefCell::default(),
         })
     }
 
@@ -64,16 +71,60 @@ impl Control {
         *self.hear.borrow_mut() = Some(hear);
     }
 
+    /// From now on the nodes keep the state.
+    pub fn set_seats(&self, seats: Option<Rc<Seats>>) {
+        *self.seats.borrow_mut() = seats;
+    }
+
+    /// The nodes' own seats, if they keep the state.
+    #[must_use]
+    pub fn seats(&self) -> Option<Rc<Seats>> {
+        self.seats.borrow().clone()
+    }
+
+    /// The world and the network of the run.
+    #[must_use]
+    pub fn parts(&self) -> (Rc<World>, Rc<Network>) {
+        (self.world.clone(), self.net.clone())
+    }
+
+    /// The seats have decided: this is the newest state, with that command in it.
+    pub fn decided(&self, command: Option<&Command>, state: &Arc<State>) {
+        let before = self.state.replace(state.clone());
+        if let Some(Command::ActivateView { shard, view, .. }) = command {
+            let active = |s: &State| s.shard(*shard).map(|s| s.active);
+            if active(state) == Some(*view) && active(&before) != Some(*view) {
+                let wrong = command.and_then(|c| wrong_activation(&before, c));
+                wrong.into_iter().for_each(|why| self.world.violation(why));
+                self.is_active(*shard, *view);
+            }
+        }
+    }
+
+    fn is_active(&self, shard: ShardId, view: ViewNumber) {
+        let mut activated = self.activated.borrow_mut();
+        let newest = activated.entry(shard).or_default();
+        *newest = view.max(*newest);
+    }
+
+    /// These gateways hear of news at the nodes that they follow, each a little later.
+    pub fn tell_gateways(&self, which: &dyn Fn(u64) -> bool) {
+        self.planes.borrow_mut().retain(|p| p.strong_count() > 0);
+        let told = |p: &Rc<Followed>| matches!(p.me, Place::Gateway(g) if which(g));
+        for plane in self.planes.borrow().iter().filter_map(Weak::upgrade).filter(told) {
+            let wait = plane.lag();
+            plane.hear_after(wait);
+        }
+    }
+
     /// Every process hears of a change, each a little later.
     fn changed(&self) {
+        if self.seats.borrow().is_some() {
+            return;
+        }
         self.planes.borrow_mut().retain(|p| p.strong_count() > 0);
         for plane in self.planes.borrow().iter().filter_map(Weak::upgrade) {
-            let mut luck = self.world.luck.borrow_mut();
-            // Now and then the node that a gateway follows lags, or a node's disk for the control state is slow.
-            let (odds, lag) = if plane.is_node() { (0.05, 1_000_000_000) } else { (0.1, 3_000_000_000) };
-            let most = if luck.chance(odds) { lag } else { 30_000_000 };
-            let wait = Nanos(luck.spread(100_000, most));
-            drop(luck);
+            let wait = plane.lag();
             if plane.is_node() {
                 plane.coming.borrow_mut().push_back(self.snapshot());
             }
@@ -110,6 +161,9 @@ impl Control {
     }
 
     pub fn set_down(&self, down: bool) {
+        if let Some(seats) = self.seats() {
+            seats.be_silent(down);
+        }
         self.down.set(down);
         self.term.set(self.term.get() + u64::from(down));
     }
@@ -134,7 +188,7 @@ impl Control {
     /// Applies a command at once (set-up of a run).
     pub fn apply(&self, command: Command) -> Result<Done> {
         let before = self.state.borrow().revision();
-        let wrong = self.wrong_activation(&command);
+        let wrong = wrong_activation(&self.state.borrow(), &command);
         let activates = match command {
             Command::ActivateView { shard, view, .. } => Some((shard, view)),
             _ => None,
@@ -144,9 +198,7 @@ impl Control {
             self.world.violation(why);
         }
         if let Some((shard, view)) = activates.filter(|_| done.is_ok()) {
-            let mut activated = self.activated.borrow_mut();
-            let newest = activated.entry(shard).or_default();
-            *newest = view.max(*newest);
+            self.is_active(shard, view);
         }
         if self.state.borrow().revision() != before {
             self.changed();
@@ -171,18 +223,6 @@ impl Control {
     #[must_use]
     pub fn activated(&self, shard: ShardId) -> ViewNumber {
         self.activated.borrow().get(&shard).copied().unwrap_or_default()
-    }
-
-    /// What would be wrong if this command succeeded: only the pending view becomes active, with the generation of this
-    /// moment in it (V6).
-    fn wrong_activation(&self, command: &Command) -> Option<String> {
-        let Command::ActivateView { shard, view, generation } = *command else { return None };
-        let state = self.state.borrow();
-        let volume = state.volume(shard.volume)?;
-        let s = volume.shard(shard.index)?;
-        let is_right = s.pending.is_some_and(|p| p.view == view) && volume.generation == generation;
-        let text = || format!("view {view} of shard {shard} became active, and it was not pending: {s:?} (V6)");
-        (s.active != view && !is_right).then(text)
     }
 
     /// Looks at the state.
@@ -257,20 +297,30 @@ impl Control {
             return Err(unreachable());
         }
         let result = work();
-        if let Some(n) = self.lose_answer_in.get() {
-            self.lose_answer_in.set(n.checked_sub(1));
-            if n == 0 {
-                self.sleep(timing::CALL_PATIENCE).await;
-                return Err(unreachable());
-            }
+        if self.loses_answer() {
+            self.sleep(timing::CALL_PATIENCE).await;
+            return Err(unreachable());
         }
         self.sleep(half).await;
         Ok(result)
     }
 
+    /// True for the answer that is to be lost.
+    pub fn loses_answer(&self) -> bool {
+        let Some(n) = self.lose_answer_in.get() else { return false };
+        self.lose_answer_in.set(n.checked_sub(1));
+        n == 0
+    }
+
     /// A command from `from`.
     async fn call(&self, from: Place, command: Command) -> Result<Done> {
         self.judge(from, &command);
+        if let Some(seats) = self.seats() {
+            let result = seats.submit(from, command.clone()).await;
+            self.world.trace(0x20, u64::from(result.is_ok()), self.state.borrow().revision());
+            self.world.say(|| format!("control: {from:?} {command:?} -> {result:?}"));
+            return result;
+        }
         let carry_out = || {
             let result = self.apply(command.clone());
             self.world.trace(0x20, u64::from(result.is_ok()), self.state.borrow().revision());
@@ -289,6 +339,17 @@ impl Control {
     }
 }
 
+/// What would be wrong if this command succeeded in that state: only the pending view becomes active, with the generation
+/// of this moment in it (V6).
+fn wrong_activation(state: &State, command: &Command) -> Option<String> {
+    let Command::ActivateView { shard, view, generation } = *command else { return None };
+    let volume = state.volume(shard.volume)?;
+    let s = volume.shard(shard.index)?;
+    let is_right = s.pending.is_some_and(|p| p.view == view) && volume.generation == generation;
+    let text = || format!("view {view} of shard {shard} became active, and it was not pending: {s:?} (V6)");
+    (s.active != view && !is_right).then(text)
+}
+
 /// The state as one process follows it. A node hears of every state in its turn, as its seat does; a gateway, which asks
 /// one, of the newest.
 struct Followed {
@@ -297,6 +358,8 @@ struct Followed {
     known: RefCell<Arc<State>>,
     /// States on their way to a node.
     coming: RefCell<VecDeque<Arc<State>>>,
+    /// When the last of these comes.
+    due: Cell<Nanos>,
     /// How many of these have come, and were not taken in yet.
     arrived: Cell<usize>,
     /// Nothing that comes is taken in.
@@ -316,11 +379,40 @@ impl Followed {
         matches!(self.me, Place::Node(_))
     }
 
+    /// True if no news come here now.
+    fn is_cut_off(&self) -> bool {
+        match self.control.seats() {
+            Some(seats) => !self.is_node() && seats.state_at(self.me).is_none(),
+            None => self.control.net.is_blocked(Place::Control, self.me),
+        }
+    }
+
+    /// The time after which it hears of a state that was decided now. A state that is late holds up all behind it.
+    fn lag(&self) -> Nanos {
+        let mut luck = self.control.world.luck.borrow_mut();
+        // Now and then the node that a gateway follows lags, or a node's disk for the control state is slow.
+        let (odds, lag) = if self.is_node() { (0.05, 1_000_000_000) } else { (0.1, 3_000_000_000) };
+        let most = if luck.chance(odds) { lag } else { 30_000_000 };
+        let now = self.control.world.now();
+        let due = Nanos(now.0 + luck.spread(100_000, most)).max(self.due.get());
+        self.due.set(due);
+        Nanos(due.0 - now.0)
+    }
+
+    /// The newest state that can be had here.
+    fn newest(&self) -> Arc<State> {
+        let Some(seats) = self.control.seats() else { return self.control.snapshot() };
+        let known = self.known.borrow();
+        // A node that is followed from now on may know less than the one before.
+        let newer = seats.state_at(self.me).filter(|s| s.revision() >= known.revision());
+        newer.unwrap_or_else(|| known.clone())
+    }
+
     fn hear_after(self: Rc<Self>, wait: Nanos) {
         let plane = Rc::downgrade(&self);
         self.control.world.after(wait, move || {
             let Some(plane) = plane.upgrade() else { return };
-            if plane.control.net.is_blocked(Place::Control, plane.me) {
+            if plane.is_cut_off() {
                 return plane.hear_after(timing::NEWS_AGAIN);
             }
             if plane.lags.get() {
@@ -346,7 +438,8 @@ impl Followed {
         self.arrived.set(0);
         let coming = std::mem::take(&mut *self.coming.borrow_mut());
         self.news.borrow_mut().extend(coming);
-        self.knows(self.control.snapshot());
+        let newest = self.newest();
+        self.knows(newest);
         if let Some(tell) = self.tell.borrow().as_ref().filter(|_| self.is_node()) {
             tell();
         }
@@ -370,15 +463,30 @@ impl Followed {
 pub struct Plane(Rc<Followed>);
 
 impl Plane {
-    /// For a process that begins at this place, and knows the state of this moment.
+    /// For a process that begins at this place, and knows the state of this moment; nothing yet, if seats keep the state.
     #[must_use]
     pub fn new(control: &Rc<Control>, me: Place) -> Self {
-        let known = RefCell::new(control.snapshot());
-        let (coming, arrived, lags, held, news, heard, tell) = Default::default();
-        let followed = Followed { control: control.clone(), me, known, coming, arrived, lags, held, news, heard, tell };
+        let known = match control.seats() {
+            Some(seats) => seats.state_at(me).unwrap_or_else(|| Arc::new(State::new(control.snapshot().cluster()))),
+            None => control.snapshot(),
+        };
+        let known = RefCell::new(known);
+        let (coming, due, arrived, lags, held, news, heard, tell) = Default::default();
+        let control = control.clone();
+        let followed = Followed { control, me, known, coming, due, arrived, lags, held, news, heard, tell };
         let followed = Rc::new(followed);
-        control.planes.borrow_mut().push(Rc::downgrade(&followed));
+        followed.control.planes.borrow_mut().push(Rc::downgrade(&followed));
+        if followed.is_cut_off() {
+            followed.clone().hear_after(timing::NEWS_AGAIN);
+        }
         Self(followed)
+    }
+
+    /// The seat of this node has applied this state: the worker hears of it a little later.
+    pub fn push(&self, state: Arc<State>) {
+        self.0.coming.borrow_mut().push_back(state);
+        let wait = self.0.lag();
+        self.0.clone().hear_after(wait);
     }
 
     /// From now on this is called when there are news. Whoever is told takes them in by `hear` when it comes to it.
@@ -410,6 +518,11 @@ impl Plane {
             return Ok(came_with.next());
         }
         // All that was decided before has to be known.
+        if let Some(seats) = self.0.control.seats() {
+            seats.catch_up(node).await?;
+            self.hear();
+            return self.state().next_start(node, &[came_with]);
+        }
         while self.0.control.visit(self.0.me, || self.hear()).await.is_err() {
             self.0.control.sleep(timing::CALL_AGAIN).await;
         }

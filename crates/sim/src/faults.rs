@@ -134,9 +134,17 @@ fn each(c: &Rc<Cluster>, all: bool, crash: Crash) {
 
 /// The node that leads the control plane dies. The voters notice as soon as they would with any node, and one of them leads.
 fn kill_leader(c: &Rc<Cluster>) {
-    let Some(node) = some_node(c).filter(|n| n.runs() && !c.control.is_down()) else { return };
+    let seats = c.control.seats();
+    let leading = match &seats {
+        Some(seats) => seats.leader().and_then(|n| c.node(n.0)).cloned(),
+        None => some_node(c),
+    };
+    let Some(node) = leading.filter(|n| n.runs() && !c.control.is_down()) else { return };
     node.kill(Crash::Kill);
     start_again(c, node.clone());
+    if seats.is_some() {
+        return;
+    }
     c.control.lose_leader(node.id);
     let (cluster, wait) = (c.clone(), ms(c, 5, 150));
     c.world.after(wait, move || cluster.control.set_down(false));
@@ -232,7 +240,11 @@ fn move_head(c: &Rc<Cluster>) {
 
 fn name_head(c: &Cluster, shard: ShardId, to: NodeId) {
     c.world.say(|| format!("control: node {to} is to be head of shard {shard}"));
-    let done = c.control.apply(Command::MoveHead { shard, node: to });
+    let command = Command::MoveHead { shard, node: to };
+    if let Some(seats) = c.control.seats() {
+        return seats.order(command);
+    }
+    let done = c.control.apply(command);
     c.world.trace(0x51, to.0, u64::from(done.is_ok()));
 }
 
@@ -358,16 +370,18 @@ fn disk(c: &Rc<Cluster>, name: &str) {
         "slow_disk" => {
             let (time, factor) = (ms(c, 50, 2000), c.luck.borrow_mut().spread(10, 1000));
             let only_durable = c.luck.borrow_mut().chance(0.6);
-            node.disk.slow_down(now.plus(time), factor, only_durable);
+            node.disks().iter().for_each(|d| d.slow_down(now.plus(time), factor, only_durable));
         }
         "stall_disk" => {
             let long = c.luck.borrow_mut().chance(0.1);
             let time = if long { ms(c, 5_000, 80_000) } else { ms(c, 50, 2000) };
-            node.disk.stall(now.plus(time));
+            node.disks().iter().for_each(|d| d.stall(now.plus(time)));
         }
         _ => {
             let n = c.luck.borrow_mut().below(20);
-            node.disk.fail_write(n);
+            let disks = node.disks();
+            let seat = disks.get(1).filter(|_| c.luck.borrow_mut().chance(0.3));
+            seat.unwrap_or(&node.disk).fail_write(n);
             // Whoever looks after the process notices, and starts it again.
             let (cluster, wait) = (c.clone(), ms(c, 100, 1000));
             c.world.after(wait, move || {

@@ -21,6 +21,7 @@ pub mod mutants;
 mod network;
 mod node;
 mod oracle;
+mod raft;
 mod rng;
 mod run;
 mod shrink;

@@ -3,6 +3,7 @@
 use crate::cluster::Cluster;
 use crate::device::{Content, Crash};
 use crate::node::Node;
+use crate::raft::SeatImage;
 use freebs_control::rebuild::{NodeName, NodeSurvey, Rebuilt, ShardSurvey, ViewSurvey, rebuild_with};
 use freebs_control::{State, Volume};
 use freebs_lsvd::tool::{self, Survey};
@@ -31,12 +32,15 @@ pub fn lose_control(c: &Rc<Cluster>) {
     for node in &c.nodes {
         node.kill(crash);
         node.hold(true);
-        node.disk.stall(Nanos(0));
+        node.disks().iter().for_each(|d| d.stall(Nanos(0)));
     }
     let cluster = c.clone();
     tokio::task::spawn_local(async move {
         let without = out.map(|n| n as usize);
         if let Some(state) = made_again(&cluster, without).await {
+            if let Some(seats) = cluster.control.seats() {
+                seats.found_again(state.clone());
+            }
             cluster.control.replace(state);
         }
         cluster.control.set_lost(false);
@@ -170,7 +174,8 @@ pub fn old_image(c: &Rc<Cluster>) {
         let mut luck = c.luck.borrow_mut();
         (luck.spread(1_000_000, 300_000_000), luck.spread(50_000_000, 1_500_000_000), luck.chance(0.7))
     };
-    let (image, seen) = (old.then(|| node.disk.content()), start_of(c, &node));
+    let seat = old.then(|| c.control.seats().and_then(|s| s.image(node.id))).flatten();
+    let (image, seen) = (old.then(|| (node.disk.content(), seat)), start_of(c, &node));
     node.kill(Crash::Kill);
     let (cluster, one) = (c.clone(), node.clone());
     c.world.after(Nanos(again), move || one.start());
@@ -186,7 +191,7 @@ fn start_of(c: &Cluster, node: &Node) -> StartNumber {
     c.control.with_state(|s| s.node(node.id).map(|n| n.start)).unwrap_or_default()
 }
 
-async fn put_in(c: Rc<Cluster>, node: Rc<Node>, image: Option<Content>) {
+async fn put_in(c: Rc<Cluster>, node: Rc<Node>, image: Option<(Content, Option<SeatImage>)>) {
     let crash = if c.luck.borrow_mut().chance(0.5) { Crash::Kill } else { Crash::Power };
     node.kill(crash);
     node.is_old.set(true);
@@ -195,7 +200,10 @@ async fn put_in(c: Rc<Cluster>, node: Rc<Node>, image: Option<Content>) {
     let is_blank = image.is_none();
     // A fault that waits for its write was aimed at the disk that is taken out.
     node.disk.fail_no_more();
-    let own = node.disk.swap(image.unwrap_or_default());
+    let (log, seat) = image.unwrap_or_default();
+    let own = node.disk.swap(log);
+    let seats = c.control.seats();
+    let own_seat = seats.as_ref().and_then(|s| s.swap(node.id, seat.unwrap_or_default()));
     if is_blank && let Err(e) = node.format().await {
         c.world.violation(format!("a blank disk can't be formatted: {e}"));
     }
@@ -205,6 +213,9 @@ async fn put_in(c: Rc<Cluster>, node: Rc<Node>, image: Option<Content>) {
     c.world.clone().after(wait, move || {
         node.kill(Crash::Kill);
         node.disk.swap(own);
+        if let Some((seats, own)) = seats.zip(own_seat) {
+            seats.swap(node.id, own);
+        }
         node.is_old.set(false);
         node.start();
     });

@@ -21,6 +21,9 @@ struct Options {
     /// Only seeds whose run is of this kind.
     #[arg(long)]
     profile: Option<String>,
+    /// Only seeds in which the nodes keep the control state themselves.
+    #[arg(long)]
+    seats: bool,
     /// Leave out a rule, to see it noticed.
     #[arg(long, value_parser = parse_mutant)]
     mutant: Option<Mutants>,
@@ -70,7 +73,8 @@ fn main() -> ExitCode {
     let (mut done, mut failed) = (0u64, 0u64);
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();
     let of_kind = |seed: &u64| options.profile.as_ref().is_none_or(|p| Config::draw(*seed).profile == p);
-    for seed in (options.seed..u64::MAX).filter(of_kind).take(options.seeds as usize) {
+    let of_seats = |seed: &u64| !options.seats || Config::draw(*seed).has_seats;
+    for seed in (options.seed..u64::MAX).filter(of_kind).filter(of_seats).take(options.seeds as usize) {
         let o = run_config(less.of(Config::draw(seed)), mutants, options.verbose);
         done += 1;
         add(&mut counts, &o);

@@ -2,6 +2,7 @@
 
 use crate::cluster::Mutants;
 use freebs_chain::Mutant as Chain;
+use freebs_consensus::Mutant as Seats;
 use freebs_control::Mutant as Control;
 use freebs_driver::Mutant as Driver;
 
@@ -70,7 +71,11 @@ pub const CONTROL: [Control; 7] = [
     Control::PromisesForgotten,
 ];
 
-/// All mutants with their names.
+/// Mutants of the nodes' seats, for runs that have them. The tests of `consensus` hunt all; `tests/suite/raft.rs` shows that
+/// these are noticed here, too.
+pub const SEATS: [Seats; 2] = [Seats::EntryNotSynced, Seats::VoteNotSynced];
+
+/// All mutants that are hunted in whatever runs there are, with their names.
 #[must_use]
 pub fn all() -> Vec<(String, Mutants)> {
     let chain = CHAIN.iter().map(|m| (format!("{m:?}"), Mutants { chain: Some(*m), ..Mutants::default() }));
@@ -79,14 +84,19 @@ pub fn all() -> Vec<(String, Mutants)> {
     chain.chain(driver).chain(control).collect()
 }
 
+fn all_and_seats() -> impl Iterator<Item = (String, Mutants)> {
+    let seats = SEATS.iter().map(|m| (format!("{m:?}"), Mutants { seats: Some(*m), ..Mutants::default() }));
+    all().into_iter().chain(seats)
+}
+
 /// The mutant of that name.
 #[must_use]
 pub fn mutant_by_name(name: &str) -> Option<Mutants> {
-    all().into_iter().find(|(n, _)| n == name).map(|(_, m)| m)
+    all_and_seats().find(|(n, _)| n == name).map(|(_, m)| m)
 }
 
 /// Names of all mutants, as `--mutant` takes them.
 #[must_use]
 pub fn mutant_names() -> Vec<String> {
-    all().into_iter().map(|(n, _)| n).collect()
+    all_and_seats().map(|(n, _)| n).collect()
 }

@@ -186,6 +186,13 @@ impl Network {
         there.then_some(wait)
     }
 
+    /// One way, for a message that goes alone: `None` if it does not arrive.
+    pub fn one_way(&self, from: Place, to: Place) -> Option<Nanos> {
+        let is_lost = self.luck.borrow_mut().chance(self.config.lost);
+        let wait = self.delay();
+        (!is_lost && !self.is_blocked(from, to)).then_some(wait)
+    }
+
     /// Connects to the process at `place`, whoever it is by then. The answer is `Up` or `Down` on the link.
     pub fn dial(self: &Rc<Self>, from: EndPoint, place: Place) -> LinkId {
         let mut s = self.state.borrow_mut();

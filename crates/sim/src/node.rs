@@ -6,6 +6,7 @@
 use crate::control::{Control, Plane};
 use crate::device::{Crash, Disk, SimDevice};
 use crate::network::{Arrival, EndPoint, Network, Place};
+use crate::raft;
 use crate::world::World;
 use freebs_agent::{Commands, Membership, Port};
 use freebs_chain::{HostConfig, Mutant, Who, Worker, WorkerConfig};
@@ -101,7 +102,7 @@ impl Clock for SimClock {
 }
 
 /// Where secrets of views come from. A start of a node has its own stream; no two of a run are the same.
-struct SimRandom(crate::rng::Rng);
+pub struct SimRandom(pub crate::rng::Rng);
 
 impl Random for SimRandom {
     fn fill(&mut self, bytes: &mut [u8]) {
@@ -230,7 +231,7 @@ impl Node {
     /// Whether its device is out of use until the process starts again.
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        self.disk.has_failed()
+        self.disks().iter().any(Disk::has_failed)
     }
 
     fn place(&self) -> Place {
@@ -248,6 +249,9 @@ impl Node {
         self.shared.world.say(|| format!("node {}: process {incarnation} starts", self.id));
         self.shared.world.trace(0x30, self.id.0, incarnation);
         self.shared.net.witness.borrow_mut().started(self.id);
+        if let Some(seats) = self.shared.control.seats() {
+            seats.started(self.id);
+        }
         let inbox = Rc::new(Inbox::default());
         let worker = Rc::new(RefCell::new(None));
         let set = LocalSet::new();
@@ -305,6 +309,7 @@ impl Node {
         let Some(process) = self.process.borrow_mut().take() else {
             if crash == Crash::Power {
                 self.disk.crash(crash);
+                self.seat_died(crash);
             }
             return;
         };
@@ -316,11 +321,35 @@ impl Node {
         let set = process.set.borrow_mut().take();
         drop(set);
         drop(worker);
+        self.seat_died(crash);
         if let Some(w) = process.waker.borrow_mut().take() {
             w.wake();
         }
         let me = EndPoint { place: self.place(), incarnation: process.incarnation };
         self.shared.net.process_died(me, crash == Crash::Power);
+    }
+
+    fn seat_died(&self, crash: Crash) {
+        if let Some(seats) = self.shared.control.seats() {
+            seats.died(self.id, crash);
+        }
+    }
+
+    /// A process that can't go on ends, and with it the seat in it.
+    fn exit(self: &Rc<Self>, incarnation: u64) {
+        let node = self.clone();
+        self.shared.world.after(Nanos(0), move || {
+            if node.incarnation() == Some(incarnation) {
+                node.kill(Crash::Kill);
+            }
+        });
+    }
+
+    /// The disk of its log, and that of its seat, if it has one.
+    #[must_use]
+    pub fn disks(&self) -> Vec<Disk> {
+        let seat = self.shared.control.seats().and_then(|s| s.disk(self.id));
+        [self.disk.clone()].into_iter().chain(seat).collect()
     }
 
     /// Stops the process without ending it.
@@ -329,6 +358,9 @@ impl Node {
         let Some(p) = process.as_ref().filter(|p| p.paused.get() != paused) else { return };
         self.shared.world.say(|| format!("node {}: paused {paused}", self.id));
         p.paused.set(paused);
+        if let Some(seats) = self.shared.control.seats() {
+            seats.paused(self.id, paused);
+        }
         if !paused && let Some(w) = p.waker.borrow().as_ref() {
             w.wake_by_ref();
         }
@@ -371,6 +403,9 @@ impl Life {
                     self.node.shared.world.say(|| format!("node {} does not start: {e}", self.node.id));
                 } else {
                     self.node.shared.world.violation(format!("node {} does not start: {e}", self.node.id));
+                }
+                if self.node.shared.control.seats().is_some() {
+                    self.node.exit(self.me.incarnation);
                 }
                 return;
             }
@@ -415,6 +450,10 @@ impl Life {
 
     async fn boot(&self) -> Result<SimWorker> {
         let (node, shared) = (&self.node, &self.node.shared);
+        if let Some(seats) = shared.control.seats() {
+            let came_with = raft::start_of(&node.disk.open()).await?;
+            seats.sit(node.id, came_with, &self.plane).await?;
+        }
         let expect = Expect { cluster: shared.cluster, node: node.id, worker: 0, workers: 1 };
         let admit = async |came_with| self.plane.next_start(node.id, came_with).await;
         let (engine, report) = Engine::open_as(node.disk.open(), &expect, Options::of_workers(1), admit).await?;
@@ -427,6 +466,9 @@ impl Life {
         }
         check_space(&shared.world, node.id, &engine).await;
         let start = engine.start();
+        if let Some(seats) = shared.control.seats() {
+            seats.came_with(node.id, start);
+        }
         let host_key = HostKey::new(Hash32([node.id.0 as u8; 32]));
         self.plane.register(node.id, start, shared.has_keys.then(|| host_key.public())).await?;
         if node.is_old.get() {

@@ -51,7 +51,8 @@ impl Outcome {
         let chain = mutants.chain.map(|m| format!(" --mutant {m:?}"));
         let driver = mutants.driver.map(|m| format!(" --mutant {m:?}"));
         let control = mutants.control.map(|m| format!(" --mutant {m:?}"));
-        let mutant = chain.or(driver).or(control).unwrap_or_default();
+        let seats = mutants.seats.map(|m| format!(" --mutant {m:?}"));
+        let mutant = chain.or(driver).or(control).or(seats).unwrap_or_default();
         let less = if self.less == Less::default() { String::new() } else { format!(" {}", self.less) };
         format!("cargo xtask sim {}{mutant}{less} --verbose", self.seed)
     }
@@ -95,6 +96,10 @@ async fn course(config: Config, mutants: Mutants, verbose: bool) -> Outcome {
             return outcome(blank, &world, (0, 0));
         }
     };
+    cluster.start_nodes();
+    if !has_control(&world, &cluster).await {
+        return outcome(blank, &world, (0, 0));
+    }
     cluster.start();
     world.pump(world.now().plus(timing::COME_UP)).await;
     faults::schedule(&cluster);
@@ -142,6 +147,17 @@ async fn until(world: &Rc<World>, end: Nanos, good: impl Fn() -> bool) -> bool {
         world.pump(world.now().plus(timing::SETTLED_LOOK)).await;
     }
     true
+}
+
+/// If the nodes keep the control state, it begins with as many votes as there are to be.
+async fn has_control(world: &Rc<World>, cluster: &Cluster) -> bool {
+    let Some(seats) = cluster.control.seats() else { return true };
+    let end = world.now().plus(timing::SEATS_SET_UP);
+    let done = until(world, end, || seats.are_set_up()).await;
+    if !done && !world.is_failed() {
+        world.violation(format!("the seats do not come together: {}", seats.describe().join("\n    ")));
+    }
+    done
 }
 
 /// Without faults everything gets answered, everything can be read, and all replicas become the same.
@@ -198,6 +214,9 @@ fn describe(cluster: &Cluster) -> String {
     for node in &cluster.nodes {
         let Some(w) = node.worker() else { continue };
         let _ = write!(out, "\n    log of node {}: {:?}", node.id, w.engine().space());
+    }
+    for line in cluster.control.seats().map(|s| s.describe()).unwrap_or_default() {
+        let _ = write!(out, "\n    {line}");
     }
     for node in cluster.nodes.iter().filter(|n| n.worker().is_none()) {
         let _ = write!(out, "\n    node {} has no worker (alive: {})", node.id, node.is_alive());

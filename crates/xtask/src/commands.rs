@@ -61,6 +61,7 @@ Options:
     --counts          say how often things happened
     --all             go on after a seed that failed
     --profile NAME    only seeds whose run is of this kind
+    --seats           only seeds in which the nodes keep the control state themselves
     --mutant NAME     leave out a rule, to see it noticed
     --without FAULTS  leave out faults: names, or first words of several (power: power_node and power_all)
     --until TIME      end load and faults earlier, such as 1.5s

@@ -8,6 +8,7 @@ mod hostile;
 mod lookout;
 mod machine;
 mod sim;
+mod slow;
 mod store;
 #[path = "../../../format/tests/suite/tables.rs"]
 mod tables;

@@ -1,0 +1,230 @@
+//! The seat of one node: its disk and note, which outlive processes, and what of it runs inside one.
+
+use super::Seats;
+use super::wire::Wire;
+use crate::control::Plane;
+use crate::device::{Content, Crash, Disk};
+use crate::node::SimRandom;
+use crate::rng::{Rng, mix};
+use crate::timing;
+use freebs_consensus::note::{NOTE_BYTES, SeatNote};
+use freebs_consensus::{Options, Peer, Store};
+use freebs_control::{Command, Done, State};
+use freebs_io::Random;
+use freebs_types::{Error, ErrorKind, NodeId, Result, StartNumber};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+
+/// Bytes of log behind what an area of a store begins with: few, so that runs see areas that are full.
+const ROOM_BYTES: u64 = 24 << 10;
+
+/// A request to a seat; it is carried out inside its process.
+pub(super) enum Ask {
+    Submit(Command, oneshot::Sender<Result<Done>>),
+    CatchUp(oneshot::Sender<Result<()>>),
+}
+
+struct Up {
+    peer: Peer,
+    desk: mpsc::UnboundedSender<Ask>,
+    /// The start number that is durable on the node's disk for its log.
+    start: Rc<Cell<StartNumber>>,
+}
+
+/// A copy of what a node has of the control plane on disk; blank by default.
+#[derive(Default)]
+pub struct SeatImage {
+    disk: Content,
+    note: Option<[u8; NOTE_BYTES]>,
+}
+
+/// A node's part in the control plane.
+pub(super) struct Host {
+    pub id: NodeId,
+    pub disk: Disk,
+    /// A file that is replaced whole.
+    note: Cell<Option<[u8; NOTE_BYTES]>>,
+    lives: Cell<u64>,
+    /// A process is there.
+    pub alive: Cell<bool>,
+    pub paused: Cell<bool>,
+    /// The power is off, so that nobody says that no process is there.
+    pub dark: Cell<bool>,
+    up: RefCell<Option<Up>>,
+}
+
+impl Host {
+    pub fn new(id: NodeId, disk: Disk) -> Self {
+        let (note, lives, alive, paused, dark, up) = Default::default();
+        Self { id, disk, note, lives, alive, paused, dark, up }
+    }
+
+    /// A process begins.
+    pub fn begin(&self) {
+        self.lives.set(self.lives.get() + 1);
+        self.alive.set(true);
+        self.paused.set(false);
+        self.dark.set(false);
+    }
+
+    /// The process ends, or the power goes. True if there was a process.
+    pub fn end(&self, crash: Crash) -> bool {
+        self.dark.set(self.dark.get() || crash == Crash::Power);
+        self.disk.crash(crash);
+        // Its tasks are gone already; this was the last hold on them.
+        self.up.borrow_mut().take();
+        self.alive.replace(false)
+    }
+
+    /// All that it has on its disk and beside it.
+    pub fn image(&self) -> SeatImage {
+        SeatImage { disk: self.disk.content(), note: self.note.get() }
+    }
+
+    /// Puts that in, and gives back what was there.
+    pub fn swap(&self, image: SeatImage) -> SeatImage {
+        SeatImage { disk: self.disk.swap(image.disk), note: self.note.replace(image.note) }
+    }
+
+    pub fn peer(&self) -> Option<Peer> {
+        self.up.borrow().as_ref().map(|up| up.peer.clone())
+    }
+
+    pub fn desk(&self) -> Option<mpsc::UnboundedSender<Ask>> {
+        self.up.borrow().as_ref().map(|up| up.desk.clone())
+    }
+
+    /// True if it would answer a gateway now.
+    pub fn answers(&self) -> bool {
+        self.up.borrow().is_some() && !self.paused.get()
+    }
+
+    /// The last entry that it has applied.
+    pub fn applied(&self) -> Option<u64> {
+        self.peer()?.machine(|m| m.applied.map(|a| a.index()))
+    }
+
+    fn note(&self, s: &Seats) -> Result<SeatNote> {
+        match self.note.get() {
+            Some(bytes) => SeatNote::decode(&bytes, s.cluster, self.id),
+            None => Ok(SeatNote::new(s.cluster, self.id)),
+        }
+    }
+}
+
+impl Seats {
+    /// Opens the store of a node, and starts the seat in the process that calls this, which came with that start number.
+    /// `plane` hears of each state.
+    pub async fn sit(self: &Rc<Self>, node: NodeId, came_with: StartNumber, plane: &Plane) -> Result<()> {
+        let host = self.host(node).ok_or_else(|| Error::bug("a node without a place for its seat"))?;
+        let seed = mix(mix(node.0 << 32 ^ host.lives.get()) ^ self.luck.borrow_mut().next());
+        let store = self.open_store(host, seed).await?;
+        let start = Rc::new(Cell::new(came_with));
+        let wire = Wire::new(self, store.seat(), start.clone());
+        let contacts = self.hosts.iter().map(|h| h.id).collect();
+        let weak = Rc::downgrade(self);
+        let watcher = Rc::new(move |entry: &_, machine: &_| {
+            if let Some(seats) = weak.upgrade() {
+                seats.applied(node, entry, machine);
+            }
+        });
+        let peer = Peer::start(store, wire, self.timing.clone(), contacts, seed, Some(watcher)).await?;
+        let (desk, asked) = mpsc::unbounded_channel();
+        *host.up.borrow_mut() = Some(Up { peer: peer.clone(), desk, start });
+        peer.spawn(stand(peer.clone(), seed % timing::STAND_AFTER_MS));
+        peer.spawn(answer(peer.clone(), asked));
+        peer.spawn(self.clone().pass_on(peer.clone(), plane.clone()));
+        peer.spawn(self.clone().check(peer.clone()));
+        Ok(())
+    }
+
+    /// The start number that the node's log has now.
+    pub fn came_with(&self, node: NodeId, start: StartNumber) {
+        if let Some(up) = self.host(node).and_then(|h| h.up.borrow().as_ref().map(|up| up.start.clone())) {
+            up.set(start);
+        }
+    }
+
+    async fn open_store(&self, host: &Host, seed: u64) -> Result<Store> {
+        let note = host.note(self)?.begin();
+        host.note.set(Some(note.encode()));
+        let (cluster, mutant) = (self.cluster, self.mutant);
+        let (start, noted) = (note.begun(), note.used());
+        let options = Options { cluster, node: host.id, start, noted, room: ROOM_BYTES, mutant };
+        let random = |salt| -> Box<dyn Random> { Box::new(SimRandom(Rng::fork(seed, salt))) };
+        let opened = Store::open(host.disk.open(), options, random(1)).await;
+        let store = match opened {
+            Err(e) if e.kind == ErrorKind::NotFound && note.used().0 == 0 => {
+                let (founder, state) = self.founder.borrow().clone();
+                if founder == host.id && !self.founded.get() {
+                    let store = Store::found(host.disk.open(), options, random(2), &state).await?;
+                    self.founded.set(true);
+                    store
+                } else {
+                    Store::create(host.disk.open(), options, random(2)).await?
+                }
+            }
+            // Nobody takes a seat's disk away but with the whole control state.
+            Err(e) if !host.disk.has_failed() => {
+                self.world.violation(format!("the control store of node {} can't be opened: {e}", host.id));
+                return Err(e);
+            }
+            other => other?,
+        };
+        host.note.set(Some(note.in_use().encode()));
+        Ok(store)
+    }
+
+    /// Tells the node, and the gateways that follow it, of each state.
+    async fn pass_on(self: Rc<Self>, peer: Peer, plane: Plane) {
+        let mut state = peer.watch();
+        let node = peer.seat().node;
+        loop {
+            let newest: Arc<State> = state.now().clone();
+            plane.push(newest);
+            if let Some(control) = self.control.upgrade() {
+                control.tell_gateways(&|gateway| self.follows(gateway, node));
+            }
+            if !state.next().await {
+                return;
+            }
+        }
+    }
+
+    /// A seat stops only if its disk fails.
+    async fn check(self: Rc<Self>, peer: Peer) {
+        let node = peer.seat().node;
+        loop {
+            tokio::time::sleep(timing::SEAT_LOOK).await;
+            let Err(e) = peer.check() else { continue };
+            if self.host(node).is_some_and(|h| !h.disk.has_failed()) {
+                self.world.violation(format!("the seat of node {node} has stopped: {e}"));
+            }
+            return;
+        }
+    }
+}
+
+/// After a start nobody is waited for who may lead.
+async fn stand(peer: Peer, more_ms: u64) {
+    if peer.voters() > 1 {
+        tokio::time::sleep(Duration::from_millis(timing::STAND_AFTER_MS + more_ms)).await;
+    }
+    peer.stand().await;
+}
+
+async fn answer(peer: Peer, mut asked: mpsc::UnboundedReceiver<Ask>) {
+    while let Some(ask) = asked.recv().await {
+        let one = peer.clone();
+        // Nobody may be there any more to take the answer.
+        peer.spawn(async move {
+            match ask {
+                Ask::Submit(command, tell) => drop(tell.send(one.submit(command).await)),
+                Ask::CatchUp(tell) => drop(tell.send(one.catch_up().await)),
+            }
+        });
+    }
+}
