@@ -4,8 +4,10 @@
 //! - A question names the generation that is known, so of several copies of it, some of them late, one counts.
 //! - Nothing is given back that another one has: who was fenced says nothing more of the volume.
 //! - An attachment that is let go answers what it has taken, for a while, and takes nothing more.
-//! - An attachment that ends says that older leases have ended only if it was ready itself: its driver had waited for
-//!   them (L3).
+//! - An attachment that ends says that older leases have ended only if it was ready itself, because its driver had waited
+//!   for them (L3), or if there were none.
+//! - Nothing is made nobody's whose driver may be at work: what was taken by force, or was one's own before, is given back
+//!   only by an attachment that was ready.
 
 use crate::timing;
 use crate::volumes::{spec_of, workers_of};
@@ -24,6 +26,8 @@ pub struct Asking {
     seen: u64,
     /// Name of the other one who had the volume in it.
     other: Option<String>,
+    /// As in the right that comes of it.
+    ends_another: bool,
 }
 
 /// The right to a volume, as the control plane gave it.
@@ -37,6 +41,8 @@ pub struct Right {
     pub alone: bool,
     /// Name of the holder from whom it was taken.
     pub taken_from: Option<String>,
+    /// It ends an attachment whose driver may be at work: one of another holder, by force, or an earlier one of the same.
+    pub ends_another: bool,
 }
 
 /// An answer of the control plane, and its meaning for the one that asked.
@@ -55,13 +61,15 @@ impl Asking {
     /// From now on `who` wants the volume. `force`: also if somebody else has it, and is there.
     #[must_use]
     pub fn new(volume: VolumeId, who: Holder, force: bool, now: Nanos) -> Self {
-        Self { volume, who, force, until: now.plus(timing::ATTACH_ASK_LIMIT), seen: 0, other: None }
+        let until = now.plus(timing::ATTACH_ASK_LIMIT);
+        Self { volume, who, force, until, seen: 0, other: None, ends_another: false }
     }
 
     /// The next question, as the newest state that is known here has it. `NotFound` if it has no such volume.
     pub fn question(&mut self, state: &State) -> Result<Command> {
         let known = state.volume(self.volume).ok_or_else(|| Error::not_found("the volume was deleted"))?;
         let other = known.holder.as_ref().filter(|h| h.identity != self.who.identity);
+        self.ends_another = known.holder.is_some() && (self.force || other.is_none());
         (self.seen, self.other) = (state.revision(), other.map(|h| h.name.clone()));
         Ok(Command::AttachVolume {
             volume: self.volume,
@@ -78,7 +86,7 @@ impl Asking {
         match answer.map(|done| done.outcome) {
             Ok(Outcome::Attached { generation, alone }) => {
                 let (volume, taken_from) = (self.volume, self.other.clone());
-                Answer::Right(Right { volume, generation, alone, taken_from })
+                Answer::Right(Right { volume, generation, alone, taken_from, ends_another: self.ends_another })
             }
             Ok(_) => Answer::Never(Error::bug("an attachment had another outcome")),
             Err(e) if e.kind == ErrorKind::Retry && now <= self.until => Answer::Again(e),
@@ -189,11 +197,20 @@ impl Attachment {
         self.leaves_by.is_some_and(|by| in_flight == 0 || by <= now)
     }
 
-    /// Ends it, once its driver was told to close. The command gives the right back; none if somebody else has it.
+    /// The right can be given back: no driver of an earlier generation is at work, or the volume was nobody's before, or of
+    /// one whose leases had lapsed.
+    #[must_use]
+    pub fn may_end(&self) -> bool {
+        self.ready || !self.right.ends_another
+    }
+
+    /// Ends it, once its driver was told to close. The command gives the right back; none if somebody else has it, or if
+    /// it has to stay this holder's, because the driver before it may be at work.
     pub fn end(&mut self) -> Option<Command> {
         self.closed = true;
-        let Right { volume, generation, .. } = self.right;
-        (!self.fenced).then_some(Command::DetachVolume { volume, generation, settled: self.ready })
+        let Right { volume, generation, alone, .. } = self.right;
+        let command = Command::DetachVolume { volume, generation, settled: self.ready || alone };
+        (!self.fenced && self.may_end()).then_some(command)
     }
 }
 

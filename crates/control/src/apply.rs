@@ -241,6 +241,13 @@ impl State {
                 volume.name, holder.name
             )));
         }
+        if volume.settled != volume.generation && !force {
+            return Err(Error::busy(format!(
+                "volume '{}' may be in use: whether whoever had it last has ended is not known. `freebs volume detach {}` \
+                 ends that, and then it can be deleted; or delete it with --force",
+                volume.name, volume.name
+            )));
+        }
         self.revision += 1;
         self.drop_volume(id);
         self.bury(id);

@@ -345,10 +345,13 @@ impl Gateway {
         if self.attachment.borrow().is_over() {
             return;
         }
-        let settled = if self.attachment.borrow().is_ready() { "" } else { " before they were ready" };
-        self.world.count(format!("volumes given back{settled}"));
+        let is_ready = self.attachment.borrow().is_ready();
         self.step(Event::Close);
-        let Some(command) = self.attachment.borrow_mut().end() else { return };
+        let Some(command) = self.attachment.borrow_mut().end() else {
+            self.world.count("volumes kept by gateways that ended before they were ready");
+            return self.left.set(true);
+        };
+        self.world.count(if is_ready { "volumes given back" } else { "volumes given back before they were ready" });
         let gateway = self.clone();
         tokio::task::spawn_local(async move {
             let done = gateway.plane.submit(command).await;

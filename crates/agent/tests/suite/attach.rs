@@ -27,6 +27,12 @@ fn detach(plane: &Plane, command: Option<Command>) {
     now(plane.submit(command.unwrap())).unwrap();
 }
 
+/// It is nobody's then, and whether its driver has ended is not known.
+fn given_back_unsettled(plane: &Plane, right: Right) {
+    let Right { volume, generation, .. } = right;
+    detach(plane, Some(Command::DetachVolume { volume, generation, settled: false }));
+}
+
 #[test]
 fn a_volume_that_is_nobodys_is_had_at_once_and_its_driver_begins_with_the_state() {
     let mut state = cluster();
@@ -91,18 +97,20 @@ fn it_is_asked_for_as_long_as_the_limit_says_and_not_after_a_refusal() {
 #[test]
 fn only_what_was_ready_is_given_back_as_settled() {
     let plane = Plane::new(cluster());
-    right(&plane, &host(1), false);
-    // A process that was killed, and one that ends before it was ready.
+    given_back_unsettled(&plane, right(&plane, &host(1), false));
     let mut hasty = Attachment::new(right(&plane, &host(1), false));
-    assert!(!hasty.is_ready() && !hasty.is_over());
+    assert!(!hasty.is_ready() && !hasty.is_over() && hasty.may_end());
     detach(&plane, hasty.end());
     assert!(hasty.is_over() && !hasty.is_ready());
     let next = right(&plane, &host(2), false);
-    assert!(!next.alone, "the first one may hold leases still");
+    assert!(!next.alone, "somebody may hold leases still");
     let mut patient = Attachment::new(next);
     assert!(patient.note(&Action::Ready) && patient.is_ready() && !patient.is_over());
     assert!(patient.note(&Action::Closed) && patient.is_over());
     detach(&plane, patient.end());
+    // There was nobody to wait for.
+    let mut alone = Attachment::new(right(&plane, &host(1), false));
+    detach(&plane, alone.end());
     assert!(right(&plane, &host(1), false).alone);
 }
 
@@ -125,6 +133,35 @@ fn an_attachment_that_is_let_go_waits_for_its_last_answers() {
     let mut hasty = Attachment::new(right(&plane, &host(1), false));
     hasty.leave(at(0));
     assert!(hasty.has_left(at(0), 1));
+}
+
+/// A node that stopped, or an NBD client that was tired of waiting, made the volume nobody's; the driver that it was taken
+/// from went on answering, and anybody had it without force, or deleted it.
+#[test]
+fn what_was_somebodys_goes_back_only_when_that_one_has_ended() {
+    for (who, force, may_end) in [(host(2), true, false), (host(1), false, false), (host(1), true, false)] {
+        let plane = Plane::new(cluster());
+        right(&plane, &host(1), false);
+        let mut late = Attachment::new(right(&plane, &who, force));
+        assert_eq!(late.may_end(), may_end, "{who:?} {force}");
+        assert_eq!(late.end(), None, "{who:?} {force}");
+        let mut ready = Attachment::new(right(&plane, &who, force));
+        ready.note(&Action::Ready);
+        assert!(ready.may_end());
+        detach(&plane, ready.end());
+        assert_eq!(plane.state().volume(SHARD.volume).unwrap().holder, None);
+    }
+    // What was nobody's is that again, however it was asked for.
+    for force in [false, true] {
+        let plane = Plane::new(cluster());
+        given_back_unsettled(&plane, right(&plane, &host(1), false));
+        let mut early = Attachment::new(right(&plane, &host(2), force));
+        assert!(early.may_end());
+        detach(&plane, early.end());
+        let state = plane.state();
+        let volume = state.volume(SHARD.volume).unwrap();
+        assert!(volume.holder.is_none() && volume.settled < volume.generation);
+    }
 }
 
 #[test]

@@ -466,12 +466,20 @@ fn attachments_are_exclusive_and_generations_grow() {
     };
     assert!(!detach(&mut s, 3, true));
     assert!(detach(&mut s, 4, false));
+    let delete = Command::DeleteVolume { volume: VolumeId(1), force: false };
+    let e = s.apply(delete.clone()).unwrap_err();
+    assert!(
+        e.kind == ErrorKind::Busy && ["freebs volume detach a", "--force"].iter().all(|w| e.text.contains(w)),
+        "{e}"
+    );
     assert_eq!(
         s.apply(attach(1, false)).unwrap().outcome,
         attached(5, false),
         "the third had not waited for the first"
     );
     assert!(detach(&mut s, 5, true));
+    let mut given_back = s.clone();
+    given_back.apply(delete).expect("nobody can be there");
     assert_eq!(s.apply(attach(2, false)).unwrap().outcome, attached(6, true));
 }
 

@@ -181,7 +181,7 @@ impl<C: ControlPlane> Drivers<C> {
         let slot = self.joined(core, volume, false).await?;
         let ready = Self::wait_ready(core, &slot).await;
         if ready.is_err() {
-            self.release(core, volume, slot.generation);
+            Self::release_once_ready(core, &slot);
         }
         ready.map(|()| slot.generation)
     }
@@ -317,7 +317,7 @@ impl<C: ControlPlane> Drivers<C> {
         }
     }
 
-    /// Gives all volumes back, for a clean stop.
+    /// Gives all volumes back, for a clean stop; but for those that were taken from somebody who may be there still.
     pub async fn close_all(&self, core: &Core<C>) {
         let slots: Vec<Rc<Slot>> = self.slots.borrow().values().cloned().collect();
         let mut detaching = JoinSet::new();

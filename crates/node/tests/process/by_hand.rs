@@ -199,6 +199,39 @@ fn a_volume_is_detached_from_a_host_that_is_not_there() {
     assert_eq!(client.read(0, BLOCK as u32), [8; BLOCK]);
 }
 
+/// The volume was nobody's then, and the old host's driver answered its clients.
+#[test]
+fn a_host_that_stops_keeps_what_it_has_taken_and_can_not_use_yet() {
+    let _turn = turn(Weight::Light);
+    let c = Cluster::up(Setup { nodes: 5, ..Setup::default() });
+    c.wait_healthy("demo");
+    let dir = scratch();
+    let old = Gateway::start_as(&c, dir.path(), "old", "one host");
+    let mut new = Gateway::start_as(&c, dir.path(), "new", "another host");
+    let mut client = Client::attach(&old.place, "demo");
+    client.write(0, &[7; BLOCK]);
+    let (_, generation) = holder(&c, "demo");
+    wait_for("the other gateway", || c.gateways().iter().any(|g| g.0 == "new").then_some(()));
+    let (_, others) = c.chain("demo");
+    let pids: Vec<u32> = c.nodes().into_iter().filter(|n| others.contains(&n.0)).map(|n| n.1).collect();
+    pids.iter().for_each(|pid| c.pause(*pid));
+    std::thread::scope(|s| {
+        let attaching = s.spawn(|| c.cli(&["volume", "attach", "demo", "--gateway", "new", "--force"]));
+        let taken = (Some("new".into()), generation + 1);
+        wait_for("the attachment", || (holder(&c, "demo") == taken).then_some(()));
+        new.stop();
+        assert_eq!(holder(&c, "demo"), taken);
+        refused(&c.cli(&["volume", "delete", "demo"]), &["attached by new"]);
+        assert!(!attaching.join().expect("it ends").status.success());
+    });
+    pids.iter().for_each(|pid| c.resume(*pid));
+    let detached = c.json(&["volume", "detach", "demo", "--force"]);
+    assert_eq!(detached["detached_from"], "new");
+    assert!(fails(&mut client), "it was taken from this one\n{}", c.log());
+    let mut client = Client::attach(&old.place, "demo");
+    assert_eq!(client.read(0, BLOCK as u32), [7; BLOCK]);
+}
+
 /// It was given back then, with the old host still at work: `detach` said that it was nobody's, and clients anywhere
 /// took it from those of the old one.
 #[test]

@@ -158,6 +158,7 @@ fn volumes_come_back_when_the_control_state_is_lost() {
         for name in ["demo", "wide", "one", "five"] {
             c.verify(name);
         }
+        deleted_when_detached(&c, &format!("small{round}"));
         // It is a cluster like any other: volumes can be made, with numbers that nothing had before.
         must(&c, &["volume", "create", &format!("new{round}"), "--size", "1M"]);
         c.wait_healthy(&format!("new{round}"));
@@ -166,6 +167,14 @@ fn volumes_come_back_when_the_control_state_is_lost() {
     // What was in flight when everything died is not known; what was answered was read above.
     assert_eq!(oracle.tally.errors, 0, "{:?}", oracle.tally);
     c.stop();
+}
+
+/// Nobody knows who used the volume before, so it may be in use.
+fn deleted_when_detached(c: &Cluster, name: &str) {
+    let told = tools::told(&c.cli(&["volume", "delete", name]));
+    assert!(told.contains(&format!("freebs volume detach {name}")) && told.contains("--force"), "{told}");
+    must(c, &["volume", "detach", name]);
+    must(c, &["volume", "delete", name]);
 }
 
 /// Both the commands that find no control state and `up` name the one that helps. They only said that the nodes did not

@@ -4,7 +4,8 @@
 //! Invariants: once `hold` or `expel` has returned without an error, no driver of an earlier generation answers anybody
 //! (rule L3: the driver that was made for it had waited for their leases); an attachment that is let go with force ends
 //! in order (`freebs_agent::Attachment::leave`); an attachment that was taken from somebody goes on until its driver is
-//! ready, even if whoever asked for it has been told that it is late.
+//! ready, even if whoever asked for it has been told that it is late, and if the process stops before, the volume stays
+//! attached by it; one that was nobody's is given back at once.
 
 use super::{Drivers, Slot, control_plane};
 use crate::runtime::core::Core;
@@ -91,16 +92,16 @@ impl<C: ControlPlane> Drivers<C> {
         Ok(slot.generation)
     }
 
-    /// One user less, at once if no driver of an earlier generation can be there. Else it goes on until it is ready: given
-    /// back before, the right would be nobody's, and the driver before it might still answer.
-    fn release_once_ready(core: &Rc<Core<C>>, slot: &Rc<Slot>) {
+    /// One user less, at once if the right can be given back. Else it goes on until it is ready: given back before, the right
+    /// would be nobody's, and the driver before it might still answer.
+    pub(super) fn release_once_ready(core: &Rc<Core<C>>, slot: &Rc<Slot>) {
+        if slot.state.borrow().may_end() {
+            return core.drivers.release(core, slot.volume, slot.generation);
+        }
         let (core, slot) = (core.clone(), slot.clone());
         slot.returning.set(slot.returning.get() + 1);
         tokio::task::spawn_local(async move {
-            let alone = slot.state.borrow().right().alone;
-            if !alone {
-                slot.settled().await;
-            }
+            slot.settled().await;
             slot.returning.set(slot.returning.get() - 1);
             core.drivers.release(&core, slot.volume, slot.generation);
         });

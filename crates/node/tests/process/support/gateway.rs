@@ -39,6 +39,13 @@ impl Gateway {
         self.process.id()
     }
 
+    /// Asks it to end, and waits until it has.
+    pub fn stop(&mut self) {
+        // SAFETY: it takes two numbers; the process is this value's, and was not waited for.
+        unsafe { libc::kill(self.process.id() as i32, libc::SIGTERM) };
+        self.process.wait().expect("it ends");
+    }
+
     /// Ends it at once.
     pub fn kill(&mut self) {
         let _ = self.process.kill();
