@@ -19,6 +19,11 @@ fn block(number: u64) -> Vec<u8> {
     (0..BLOCK / 8).flat_map(word).collect()
 }
 
+/// The time from one moment to another that lies within these spans.
+fn within(from: Instant, to: Instant, spans: &[(Instant, Instant)]) -> Duration {
+    spans.iter().map(|span| to.min(span.1).saturating_duration_since(from.max(span.0))).sum()
+}
+
 /// Whether these bytes are of that write, or zeroes if there was none; else whose they are, if anybody's up to `newest`.
 fn holds(number: u64, newest: u64, bytes: &[u8]) -> Result<(), Option<u64>> {
     let is_right = match number {
@@ -114,15 +119,10 @@ impl Prober {
         under_way.map(|(_, took)| *took).max().unwrap_or_default()
     }
 
-    /// The longest part of a write's time within one of these spans.
+    /// The longest part of a write's time within these spans, all together, which do not overlap.
     #[must_use]
     pub fn longest_within(&self, spans: &[(Instant, Instant)]) -> Duration {
-        let part = |(sent, took): &(Instant, Duration)| {
-            let parts =
-                spans.iter().map(|(from, to)| (*sent + *took).min(*to).saturating_duration_since(*from.max(sent)));
-            parts.max().unwrap_or_default()
-        };
-        self.took.iter().map(part).max().unwrap_or_default()
+        self.took.iter().map(|(sent, took)| within(*sent, *sent + *took, spans)).max().unwrap_or_default()
     }
 
     /// When the first answer came from this moment on.
@@ -160,7 +160,19 @@ impl Prober {
 
 #[cfg(test)]
 mod tests {
-    use super::{BLOCK, block, holds};
+    use super::{BLOCK, block, holds, within};
+    use std::time::{Duration, Instant};
+
+    /// A volume that stood still through all of them was late by the longest of them alone.
+    #[test]
+    fn a_wait_through_several_spans_counts_for_all_of_them() {
+        let zero = Instant::now();
+        let at = |s: u64| zero + Duration::from_secs(s);
+        let spans = [(at(2), at(4)), (at(5), at(9)), (at(20), at(30))];
+        for (from, to, seconds) in [(0, 40, 16), (3, 6, 2), (10, 19, 0), (6, 22, 5), (7, 8, 1)] {
+            assert_eq!(within(at(from), at(to), &spans), Duration::from_secs(seconds), "{from} to {to}");
+        }
+    }
 
     #[test]
     fn prober_sees_that_an_older_write_or_nothing_is_there() {

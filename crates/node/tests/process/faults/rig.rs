@@ -121,7 +121,7 @@ impl<'a> Rig<'a> {
         Rng::new(self.rng.next())
     }
 
-    /// The longest part of a wait of the prober, since the last round began, within one of these spans.
+    /// The longest part of a wait of the prober, since the last round began, within these spans, all together.
     #[must_use]
     pub fn longest_within(&self, spans: &[(Instant, Instant)]) -> Duration {
         self.prober.longest_within(spans)

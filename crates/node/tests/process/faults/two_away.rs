@@ -1,5 +1,6 @@
 //! Six nodes, and up to two of them at a time killed or frozen at random, while others take the places of who is away
-//! for long. Whenever two nodes that hold everything have been up for `GRACE`, requests are to be answered.
+//! for long. Whenever two nodes that hold everything have been up for `GRACE`, requests are to be answered: at first
+//! anybody goes, and that is seldom so; then two such nodes stay, until that was so for long enough.
 
 use super::rig::{Moments, Rig, VOLUME, start_node};
 use crate::support::cluster::{Cluster, Setup};
@@ -8,8 +9,8 @@ use crate::support::tools::say;
 use crate::support::{PATIENCE, Raised, Weight, full, rounds, turn};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 const NODES: u16 = 6;
@@ -18,6 +19,12 @@ const AWAY_MAX: usize = 2;
 const ENOUGH: usize = 2;
 /// Time that nodes may take until they answer again.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// A request may wait for this long in all while two nodes that hold everything have been up for `GRACE`. A head that is
+/// killed is replaced within a second; the rest is for a machine that does other things, too.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+/// That is looked at for longer than the longest wait, or nothing could be too late.
+const GOOD_MIN: Duration = Duration::from_secs(15);
 
 /// A span of time.
 type Span = (Instant, Instant);
@@ -44,17 +51,33 @@ fn holders(volume: &Value) -> BTreeSet<String> {
     all
 }
 
-/// Asks again and again until it is told to stop, and notes the newest answer in `known`.
-fn watch(c: &Cluster, stop: &AtomicBool, known: &Mutex<BTreeSet<String>>) -> Vec<Sample> {
-    let mut samples = vec![];
-    while !stop.load(Ordering::Relaxed) {
+/// What was seen until now, oldest first.
+#[derive(Default)]
+struct Samples(Mutex<Vec<Sample>>);
+
+impl Samples {
+    fn all(&self) -> MutexGuard<'_, Vec<Sample>> {
+        self.0.lock().expect("not poisoned")
+    }
+
+    fn newest(&self) -> BTreeSet<String> {
+        self.all().last().map(|s| s.holders.clone()).unwrap_or_default()
+    }
+
+    /// Asks once.
+    fn take(&self, c: &Cluster) {
         let asked = Instant::now();
         let holders = holders(&c.volume(VOLUME));
-        known.lock().expect("not poisoned").clone_from(&holders);
-        samples.push(Sample { asked, told: Instant::now(), holders });
-        std::thread::sleep(Duration::from_millis(50));
+        self.all().push(Sample { asked, told: Instant::now(), holders });
     }
-    samples
+
+    /// Asks again and again until it is told to stop.
+    fn watch(&self, c: &Cluster, stop: &AtomicBool) {
+        while !stop.load(Ordering::Relaxed) {
+            self.take(c);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
 }
 
 /// The reason why a node is away, and its process.
@@ -88,10 +111,17 @@ impl<'a> Chaos<'a> {
         Duration::from_millis(from + self.rng.below(to - from))
     }
 
-    /// Somebody goes: a node that holds something of the volume, three times of four.
-    fn leave(&mut self, holders: &BTreeSet<String>) {
+    /// Without this node enough others that hold everything have been up for long enough.
+    fn can_be_spared(&self, node: &str, holders: &BTreeSet<String>) -> bool {
+        let stays = |n: &String, since: &Instant| n != node && holders.contains(n) && since.elapsed() > GRACE;
+        self.up.iter().filter(|(n, since)| stays(n, since)).count() >= ENOUGH
+    }
+
+    /// Somebody goes: a node that holds something of the volume, three times of four; if `gently`, one that can be spared.
+    fn leave(&mut self, holders: &BTreeSet<String>, gently: bool) {
         let of_all = self.rng.one_in(4);
-        let may: Vec<String> = self.up.keys().filter(|n| of_all || holders.contains(*n)).cloned().collect();
+        let may = |n: &String| (of_all || holders.contains(n)) && (!gently || self.can_be_spared(n, holders));
+        let may: Vec<String> = self.up.keys().filter(|n| may(n)).cloned().collect();
         if may.is_empty() {
             return;
         }
@@ -120,29 +150,46 @@ impl<'a> Chaos<'a> {
         self.up.insert(node.to_owned(), Instant::now());
     }
 
-    fn run(&mut self, until: Instant, holders: &Mutex<BTreeSet<String>>) {
-        while Instant::now() < until {
+    fn run(&mut self, samples: &Samples, gently: bool, is_over: impl Fn(&Self) -> bool) {
+        while !is_over(self) {
             let due: Vec<String> =
                 self.away.iter().filter(|(_, (_, until))| *until <= Instant::now()).map(|(n, _)| n.clone()).collect();
             due.iter().for_each(|n| self.come_back(n));
             if self.away.len() < AWAY_MAX {
-                let holders = holders.lock().expect("not poisoned").clone();
-                self.leave(&holders);
+                self.leave(&samples.newest(), gently);
             }
             let pause = self.ms(50, 1200);
             std::thread::sleep(pause);
         }
+    }
+
+    fn end(&mut self) {
         let left: Vec<String> = self.away.keys().cloned().collect();
         left.iter().for_each(|n| self.come_back(n));
     }
 
-    /// When each node was up.
-    fn ended(mut self, at: Instant) -> BTreeMap<String, Vec<Span>> {
-        for (node, since) in std::mem::take(&mut self.up) {
-            self.was_up.entry(node).or_default().push((since, at));
+    /// When each node was up until now.
+    fn was_up(&self) -> BTreeMap<String, Vec<Span>> {
+        let mut all = self.was_up.clone();
+        for (node, since) in &self.up {
+            all.entry(node.clone()).or_default().push((*since, Instant::now()));
         }
-        self.was_up
+        all
     }
+
+    /// First anybody goes, for this long; then who can be spared, until enough was seen.
+    fn both_ways(&mut self, samples: &Samples, time: Duration) {
+        let begun = Instant::now();
+        self.run(samples, false, |_| begun.elapsed() >= time);
+        let wanted = GOOD_MIN.max(time);
+        let is_enough = |c: &Self| length(&good(&samples.all(), &c.was_up())) >= wanted;
+        self.run(samples, true, |c| is_enough(c) || begun.elapsed() >= time + wanted + PATIENCE);
+        self.end();
+    }
+}
+
+fn length(spans: &[Span]) -> Duration {
+    spans.iter().map(|s| s.1 - s.0).sum()
 }
 
 /// When a node was seen, by one sample and the next ones, to hold everything.
@@ -192,7 +239,7 @@ fn good(samples: &[Sample], was_up: &BTreeMap<String, Vec<Span>>) -> Vec<Span> {
 #[test]
 fn with_two_nodes_that_hold_everything_requests_are_answered() {
     let _turn = turn(Weight::Loaded);
-    let time = Duration::from_secs(if full() { 140 } else { 30 });
+    let time = Duration::from_secs(if full() { 70 } else { 15 });
     let mut more = vec!["--no-restart".to_owned()];
     more.extend(["--replace-after", "3s"].map(String::from));
     let c = Cluster::up(Setup { nodes: NODES, more, ..Setup::default() });
@@ -200,33 +247,33 @@ fn with_two_nodes_that_hold_everything_requests_are_answered() {
     let mut rig = Rig::on(&c, "two of six away");
     for round in 0..rounds(1, 3) {
         let mut chaos = Chaos::on(&c, rig.seeded());
-        let (stop, known) = (AtomicBool::new(false), Mutex::new(holders(&c.volume(VOLUME))));
-        let (mut samples, begun) = (vec![], Instant::now());
+        let (stop, samples, begun) = (AtomicBool::new(false), Samples::default(), Instant::now());
+        samples.take(&c);
         rig.round(|_| {
-            samples = std::thread::scope(|s| {
+            std::thread::scope(|s| {
                 let raised = Raised(&stop);
-                let watching = s.spawn(|| watch(&c, &stop, &known));
-                chaos.run(begun + time, &known);
+                let watching = s.spawn(|| samples.watch(&c, &stop));
+                chaos.both_ways(&samples, time);
                 drop(raised);
-                watching.join().expect("the watcher ends")
+                watching.join().expect("the watcher ends");
             });
             Moments { hit: begun, back: Instant::now() }
         });
         let (kills, freezes) = (chaos.kills, chaos.freezes);
-        let spans = good(&samples, &chaos.ended(Instant::now()));
-        let length: Duration = spans.iter().map(|s| s.1 - s.0).sum();
+        let spans = good(&samples.all(), &chaos.was_up());
         let (longest, all) = (rig.longest_within(&spans), rig.longest_within(&[(begun, Instant::now())]));
         say(&format!(
             "measured: round {round}: {kills} kills and {freezes} freezes in {:.0} s, at most {AWAY_MAX} of {NODES} \
              nodes away; for {:.0} s two that hold everything had been up for {GRACE:?}: longest wait then {:.3} s, at \
              any time {:.3} s; errors 0, lost answers 0",
-            time.as_secs_f64(),
-            length.as_secs_f64(),
+            begun.elapsed().as_secs_f64(),
+            length(&spans).as_secs_f64(),
             longest.as_secs_f64(),
             all.as_secs_f64(),
         ));
-        assert!(kills + freezes > 2 && !samples.is_empty(), "hardly anything happened");
-        assert!(longest < PATIENCE, "requests waited for {longest:?} with everything there\n{}", c.log());
+        assert!(kills + freezes > 2, "hardly anything happened");
+        assert!(length(&spans) >= GOOD_MIN, "there was no time to look at: {:?}", length(&spans));
+        assert!(longest < WAIT_MAX, "requests waited for {longest:?} with everything there\n{}", c.log());
     }
     rig.end(&[]);
 }
