@@ -166,6 +166,38 @@ fn a_leader_that_refuses_most_voters_is_given_up() {
     }
 }
 
+/// Most voters have given the leader up, and it is back after this many milliseconds: the terms that follow from it, and those
+/// that follow from a voter, either of them, that does not hear of the leader for a while.
+async fn back_after(seed: u64, ms: u64) -> (u64, u64) {
+    let w = at_work(seed, 3, None).await;
+    let (old, term) = leader(&w).expect("somebody leads");
+    for from in (1..=3).filter(|n| *n != old.node.0) {
+        w.break_link((from, old.node.0)).await;
+    }
+    sleep(ms).await;
+    w.broken.borrow_mut().clear();
+    sleep(1000).await;
+    let (now, settled) = leader(&w).expect("somebody leads");
+    for deaf in (1..=3).filter(|n| *n != now.node.0) {
+        w.cut.borrow_mut().extend([(now.node.0, deaf), (deaf, now.node.0)]);
+        sleep(1500).await;
+        w.cut.borrow_mut().clear();
+        sleep(1000).await;
+    }
+    (settled - term, leader(&w).expect("somebody leads").1 - settled)
+}
+
+/// Whoever gave the leader up votes for anybody until the term is over. The leader was back before anybody had stood, so
+/// nobody did, and later one voter that did not hear of it for half a second deposed it.
+#[test]
+fn a_leader_that_is_back_when_most_have_given_it_up_leads_in_no_term_of_before() {
+    for ms in [20, 60] {
+        for seed in SEEDS {
+            assert_eq!(told(back_after(seed, ms)), (1, 0), "seed {seed}: back after {ms} ms");
+        }
+    }
+}
+
 /// A leader that is cut off with one other hears of nobody else, and takes them for failed. It must not decide that: not
 /// then, and not when it hears of the others again, one of whom leads by then (L5).
 async fn cut_off(seed: u64, mutant: Option<Mutant>) {
