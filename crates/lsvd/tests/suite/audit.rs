@@ -124,7 +124,7 @@ fn ten_views_are_proven_as_far_as_their_frames_are_there() {
         let frames = history(60);
         let last = frames.last().unwrap().head.seq().0;
         let (device, rig) = log_of(&frames, true).await;
-        assert!(rig.engine.counters().segments_freed > 1, "cleaning has given up segments");
+        assert!(rig.engine.counters().segments_freed > 3, "cleaning has given up segments");
         let r = audit(&rig.engine).await;
         assert!(r.is_sound(), "{:#?}", r.breaks);
         assert_eq!(r.proven + r.linked + r.summarised, last);
