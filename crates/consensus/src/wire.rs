@@ -1,4 +1,4 @@
-//! Messages between seats: a header of 80 bytes and a body.
+//! Messages between seats: a header of 88 bytes and a body.
 //!
 //! Every message names the cluster, who sends it in which start, and whom it is for, so that nothing that was meant
 //! for an older store of a node, or comes from an old image of one, is taken in. Nothing that arrives can panic a
@@ -22,6 +22,14 @@ pub const MESSAGE_MAGIC: [u8; 4] = *b"FBCM";
 pub const MESSAGE_VERSION: u16 = 2;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 88;
+
+/// The version of a message between seats that is of another one than these. It stands at the same place in all of them, and
+/// the checksum does not, so it is looked at first.
+#[must_use]
+pub fn other_version(bytes: &[u8]) -> Option<u16> {
+    let version = bytes.strip_prefix(&MESSAGE_MAGIC)?.first_chunk()?;
+    Some(u16::from_le_bytes(*version)).filter(|v| *v != MESSAGE_VERSION)
+}
 
 /// Head of a message; the body follows at once.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -434,12 +442,15 @@ impl Message {
         if bytes.len() > limits::MESSAGE_BYTES_MAX {
             return Err(refused("a message longer than the maximum"));
         }
+        if let Some(version) = other_version(bytes) {
+            return Err(Error::invalid(format!(
+                "a message of version {version}, and this freebs knows version {MESSAGE_VERSION} alone: run the same \
+                 version of freebs on all nodes"
+            )));
+        }
         let (head, body) = SeatHeader::ref_from_prefix(bytes).map_err(|_| refused("a message that is cut short"))?;
         if head.magic != MESSAGE_MAGIC || head.crc.get() != crc32c(&head.as_bytes()[..HEADER_BYTES - 4]) {
             return Err(refused("this is no message of a control plane"));
-        }
-        if head.version.get() != MESSAGE_VERSION {
-            return Err(Error::invalid("a message of a newer format; use a newer freebs"));
         }
         if head.reserved.get() != 0 {
             return Err(refused("a message with something where nothing is"));

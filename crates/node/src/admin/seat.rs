@@ -22,6 +22,7 @@ use crate::timing;
 use freebs_consensus::handle::{Desk, Handle, handle};
 use freebs_consensus::machine::what_is;
 use freebs_consensus::note::{NOTE_BYTES, SeatNote};
+use freebs_consensus::wire::MESSAGE_VERSION;
 use freebs_consensus::{Options, Peer, Store, Timing, Watcher, limits};
 use freebs_control::api::Request;
 use freebs_control::events::{EventKind, Told, told};
@@ -29,12 +30,12 @@ use freebs_control::{Command, State};
 use freebs_io::Random;
 use freebs_io::linux::ring::Ring;
 use freebs_io::linux::{DeviceOptions, FileDevice, OsRandom};
-use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result, StartNumber};
+use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result, StartNumber, limits as common};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -100,6 +101,8 @@ struct Seen {
     is_out: AtomicBool,
     /// It was told already that a node of another cluster was refused.
     refused: AtomicBool,
+    /// Messages of another version that were dropped, by the node that sent them.
+    others: Mutex<BTreeMap<NodeId, u64>>,
 }
 
 impl SeatPort {
@@ -133,6 +136,24 @@ impl SeatPort {
             tracing::warn!("{e}");
         }
         e
+    }
+
+    /// Counts a message of another version, which is dropped. It is told of the first one of a node, of the second, the
+    /// fourth, and so on.
+    pub fn drop_other(&self, node: NodeId, version: u16) -> Option<Error> {
+        let mut all = self.seen.others.lock().unwrap_or_else(|e| e.into_inner());
+        if all.len() >= common::NODES_MAX && !all.contains_key(&node) {
+            return None;
+        }
+        let count = all.entry(node).or_default();
+        *count += 1;
+        count.is_power_of_two().then(|| {
+            Error::invalid(format!(
+                "node {node} sends messages of version {version} to the control plane, and this node knows version \
+                 {MESSAGE_VERSION} alone: the two do not hear each other ({count} dropped). Run the same version of \
+                 freebs on all nodes: stop those that run another one, and start them with it"
+            ))
+        })
     }
 
     /// How many nodes vote, as far as is known here.

@@ -6,6 +6,7 @@ use super::seat_links::{ADDRESS, MESSAGE};
 use super::service::{Service, Session};
 use crate::timing;
 use bytes::BytesMut;
+use freebs_consensus::wire::other_version;
 use freebs_control::api::Reply;
 use freebs_format::wire::{Hello, Message, Welcome};
 use freebs_types::{Error, Result};
@@ -128,7 +129,13 @@ pub async fn hear_seat(mut stream: TcpStream, mut buf: BytesMut, hello: Hello, p
         match read_message(&mut stream, &mut buf).await? {
             Some(Message::Control { id, body }) if body.len() <= freebs_consensus::limits::MESSAGE_BYTES_MAX => {
                 let order = match id {
-                    MESSAGE => Order::Message(body.to_vec()),
+                    MESSAGE => {
+                        if let Some(version) = other_version(&body) {
+                            port.drop_other(hello.node, version).iter().for_each(|e| tracing::warn!("{e}"));
+                            continue;
+                        }
+                        Order::Message(body.to_vec())
+                    }
                     ADDRESS => {
                         let address = String::from_utf8(body.to_vec());
                         let address = address.map_err(|_| Error::corrupt("an address that is no text"))?;

@@ -923,3 +923,16 @@ async fn a_node_without_a_state_deletes_nothing() {
     assert_eq!(gateway.state().revision(), known);
     assert_eq!(gateway.state().volumes().count(), 1);
 }
+
+/// Nodes of two versions did not hear each other, and nothing said so.
+#[tokio::test]
+async fn a_node_whose_messages_are_of_another_version_is_told_of_now_and_then() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = cluster(dir.path(), 1).await;
+    let port = nodes[0].plane.port().unwrap();
+    let told: Vec<u64> = (1..10).filter(|_| port.drop_other(NodeId(2), 1).is_some()).collect();
+    assert_eq!(told, [1, 2, 4, 8]);
+    let e = port.drop_other(NodeId(3), 1).unwrap();
+    let words = ["node 3", "version 1", "version 2", "same version of freebs on all nodes"];
+    assert!(e.kind == ErrorKind::Invalid && words.iter().all(|w| e.text.contains(w)), "{e}");
+}
