@@ -65,8 +65,8 @@ impl State {
         match came_with.iter().position(|c| *c < seen) {
             Some(worker) => Err(Error::corrupt(format!(
                 "the device of worker {worker} comes with start number {}, and node {node} was seen with {seen}: it \
-                 is an old image. Put the newest one back; a node without it can't be taken in again yet, and the \
-                 other copies go on without it",
+                 is an old image, or another image of it was started since `freebs control rebuild`. Put back the one \
+                 that ran last; a node without it can't be taken in again yet, and the other copies go on without it",
                 came_with[worker]
             ))),
             None if highest.0 >= u64::MAX - 1 => Err(Error::corrupt(format!("start number {highest} can't be raised"))),

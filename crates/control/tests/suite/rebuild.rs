@@ -167,6 +167,10 @@ fn the_first_start_of_who_was_not_looked_at_is_above_all_that_it_can_have_had() 
     r.state.apply(Command::ActivateView { shard, view, generation }).unwrap();
     assert!(r.state.shard(shard).unwrap().unseen.is_empty());
     assert_eq!(next(&r.state, 3, 9), Err(ErrorKind::Corrupt), "the disk that it had before");
+    // It may be newer than the one that ran last, which is the only one that counts.
+    let e = r.state.next_start(NodeId(3), &[StartNumber(9)]).unwrap_err();
+    let words = ["old image", "since `freebs control rebuild`", "Put back the one that ran last"];
+    assert!(words.iter().all(|w| e.text.contains(w)), "{e}");
     assert_eq!(next(&r.state, 3, start.0), Ok(start.next()));
     assert_eq!(next(&r.state, 1, 21), Ok(StartNumber(22)), "it was looked at");
 }

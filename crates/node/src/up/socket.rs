@@ -8,7 +8,7 @@ use freebs_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream as StdStream;
@@ -64,9 +64,53 @@ fn name_of(address: SocketAddr) -> String {
     format!("freebs-up-{address}")
 }
 
-/// True for an address of this host: others can't be bound.
+/// True for an address of this host; false, too, if it can't be known. A bind says less: a host may allow that of any address
+/// (`ip_nonlocal_bind`).
 fn is_here(ip: IpAddr) -> bool {
-    UdpSocket::bind((ip, 0)).is_ok()
+    let ip = ip.to_canonical();
+    ip.is_loopback() || ip.is_unspecified() || interfaces().is_ok_and(|all| all.contains(&ip))
+}
+
+/// The addresses of this host's interfaces.
+fn interfaces() -> io::Result<Vec<IpAddr>> {
+    let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: the call makes a list, and writes where it begins.
+    if unsafe { libc::getifaddrs(&mut first) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let (mut all, mut next) = (vec![], first);
+    // SAFETY: each entry is there until the list is freed; the last one has no next.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        // SAFETY: it is null, or an address of the family that it says.
+        all.extend(unsafe { ip_of(entry.ifa_addr) });
+        next = entry.ifa_next;
+    }
+    // SAFETY: it is the list from above, which nothing refers to any more.
+    unsafe { libc::freeifaddrs(first) };
+    Ok(all)
+}
+
+/// The address, if it is one of IP.
+///
+/// # Safety
+///
+/// It is null, or points to as many bytes as an address of its family has.
+unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
+    // SAFETY: every address begins with its family.
+    let family = unsafe { address.as_ref() }?.sa_family;
+    match i32::from(family) {
+        libc::AF_INET => {
+            // SAFETY: such an address is of this family.
+            let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(Ipv4Addr::from_bits(u32::from_be(v4.sin_addr.s_addr)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Some(Ipv6Addr::from(v6.sin6_addr.s6_addr).into())
+        }
+        _ => None,
+    }
 }
 
 /// Listens in the data directory, and under the names of these addresses; the caller owns the directory, so what is left
@@ -196,6 +240,26 @@ mod tests {
             remove(&data);
             assert!(!data.join(NAME).exists());
         });
+    }
+
+    /// Where any address can be bound, one of another host was taken for this one's.
+    #[test]
+    fn addresses_of_interfaces_are_here_and_no_others() {
+        let own = interfaces().unwrap();
+        assert!(own.iter().all(|ip| is_here(*ip)), "{own:?}");
+        for ip in ["127.0.0.1", "127.9.9.9", "::1", "0.0.0.0", "::ffff:127.0.0.1"] {
+            assert!(is_here(ip.parse().unwrap()), "{ip}");
+        }
+        // Addresses for documentation (RFC 5737, RFC 3849), so of no host.
+        for ip in ["192.0.2.1", "2001:db8::1", "::ffff:192.0.2.1"] {
+            assert!(!is_here(ip.parse().unwrap()), "{ip}");
+        }
+        // A route's own address is that of an interface.
+        let out = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+        if out.connect("192.0.2.1:9").is_ok() {
+            let ip = out.local_addr().unwrap().ip();
+            assert!(own.contains(&ip), "{ip} of {own:?}");
+        }
     }
 
     /// `FREEBS_CLUSTER` told every other command where the cluster is; this one said that no `freebs up` runs.
