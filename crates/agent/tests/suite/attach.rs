@@ -151,7 +151,7 @@ fn what_was_somebodys_goes_back_only_when_that_one_has_ended() {
         detach(&plane, ready.end());
         assert_eq!(plane.state().volume(SHARD.volume).unwrap().holder, None);
     }
-    // What was nobody's is that again, however it was asked for.
+    // A volume that was nobody's is that again, however it was asked for.
     for force in [false, true] {
         let plane = Plane::new(cluster());
         given_back_unsettled(&plane, right(&plane, &host(1), false));

@@ -187,7 +187,7 @@ async fn back_after(seed: u64, ms: u64) -> (u64, u64) {
     (settled - term, leader(&w).expect("somebody leads").1 - settled)
 }
 
-/// Whoever gave the leader up votes for anybody until the term is over. The leader was back before anybody had stood, so
+/// A voter that gave the leader up votes for anybody until the term is over. The leader was back before anybody had stood, so
 /// nobody did, and later one voter that did not hear of it for half a second deposed it.
 #[test]
 fn a_leader_that_is_back_when_most_have_given_it_up_leads_in_no_term_of_before() {
