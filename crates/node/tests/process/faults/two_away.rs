@@ -51,7 +51,7 @@ fn holders(volume: &Value) -> BTreeSet<String> {
     all
 }
 
-/// What was seen until now, oldest first.
+/// The samples until now, oldest first.
 #[derive(Default)]
 struct Samples(Mutex<Vec<Sample>>);
 
