@@ -292,7 +292,7 @@ impl Config {
 
     /// In some others seats lag while their nodes are replaced, and taken again.
     fn with_lagging_seats(self) -> Self {
-        let mut luck = Rng::fork(self.seed, 15);
+        let mut luck = Rng::fork(self.seed, 16);
         let can = self.gone == Nanos(u64::MAX) && !matches!(self.profile, "calm" | "rot" | "tight");
         if !luck.chance(0.12) || !can {
             return self;
