@@ -183,6 +183,7 @@ impl Config {
             .with_time_to_clean()
             .with_leader()
             .with_members()
+            .with_lagging_seats()
             .with_losses()
             .with_dead_leaders()
             .with_leaving()
@@ -278,11 +279,32 @@ impl Config {
     }
 
     /// In some runs nodes go away for long, and there are others to take their places.
-    fn with_members(mut self) -> Self {
+    fn with_members(self) -> Self {
         let mut luck = Rng::fork(self.seed, 9);
         if !luck.chance(0.2) || matches!(self.profile, "calm" | "rot" | "tight") {
             return self;
         }
+        let mut new = self.with_spare_nodes(&mut luck);
+        new.odds.leave_node = 0.5 + luck.below(1000) as f64 / 1000.0;
+        new.odds.suspend_host = luck.below(1000) as f64 / 1000.0;
+        new
+    }
+
+    /// In some others seats lag while their nodes are replaced, and taken again.
+    fn with_lagging_seats(self) -> Self {
+        let mut luck = Rng::fork(self.seed, 16);
+        let can = self.gone == Nanos(u64::MAX) && !matches!(self.profile, "calm" | "rot" | "tight");
+        if !luck.chance(0.12) || !can {
+            return self;
+        }
+        let mut new = self.with_spare_nodes(&mut luck);
+        new.odds.lag_seat = 0.3 + luck.below(1000) as f64 / 2500.0;
+        new.load = new.load.plus(Nanos::from_millis(2000));
+        new.until = new.load;
+        new
+    }
+
+    fn with_spare_nodes(mut self, luck: &mut Rng) -> Self {
         self.nodes = luck.range(4, 5);
         self.slowness.resize(self.nodes as usize, 1);
         self.smaller.resize(self.nodes as usize, 0);
@@ -294,15 +316,6 @@ impl Config {
         self.gone = Nanos::from_millis(luck.range(1100, 2000));
         self.load = self.load.plus(Nanos::from_millis(3000));
         self.until = self.load;
-        self.odds.leave_node = 0.5 + luck.below(1000) as f64 / 1000.0;
-        self.odds.suspend_host = luck.below(1000) as f64 / 1000.0;
-        if luck.chance(0.4) {
-            // Nodes go away for that alone, one after the other.
-            (self.odds.leave_node, self.odds.suspend_host) = (0.0, 0.0);
-            self.odds.lag_seat = 0.3 + luck.below(1000) as f64 / 2500.0;
-            self.load = self.load.plus(Nanos::from_millis(2000));
-            self.until = self.load;
-        }
         self
     }
 
