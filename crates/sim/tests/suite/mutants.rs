@@ -35,8 +35,15 @@ pub fn kind(name: &str) -> Option<&'static str> {
         "MembersRoomIgnored" => Some("tight"),
         "NoReadWait" => Some("calm"),
         "AnswerWithoutLease" => Some("gateways"),
+        "LeavesByOldStates" => Some("lag_seat"),
+        "LearnersLead" => Some("leave_node"),
         _ => None,
     }
+}
+
+/// True if a run is of this kind: a profile, or a fault that strikes in it.
+fn is_of_kind(config: &Config, kind: &str) -> bool {
+    config.profile == kind || config.odds.list().iter().any(|(fault, odds)| *fault == kind && *odds > 0.0)
 }
 
 /// Mutants that are hunted here, with their names.
@@ -47,7 +54,7 @@ pub fn hunted() -> Vec<(String, Mutants)> {
 /// Runs the recorded seed, then others until one notices. `--nocapture` shows by what.
 fn hunt(name: &str, mutants: Mutants) {
     let kind = kind(name);
-    let is_of_use = |seed: &u64| kind.is_none_or(|k| Config::draw(*seed).profile == k);
+    let is_of_use = |seed: &u64| kind.is_none_or(|k| is_of_kind(&Config::draw(*seed), k));
     table().hunt(name, (FIRST..).filter(is_of_use).take(SEEDS_MAX as usize), |seed| {
         let o = run(seed, mutants, false);
         let first = o.violations.first()?.lines().next().unwrap_or_default().chars().take(120).collect::<String>();
