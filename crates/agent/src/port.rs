@@ -1,8 +1,8 @@
 //! The questions of a chain to the control plane, as commands.
 
 use crate::plane::Commands;
-use freebs_chain::{ControlPort, Opened};
-use freebs_control::{Command, Outcome, State};
+use freebs_chain::{Branch, ControlPort, Forced, Opened};
+use freebs_control::{Command, Outcome, Shard, State};
 use freebs_types::{Error, Generation, NodeId, Result, ShardId, StartNumber, ViewNumber};
 
 /// The control plane for the shards of one node.
@@ -33,8 +33,18 @@ impl<C: Commands> ControlPort for Port<C> {
         }
     }
 
-    async fn activate(&self, shard: ShardId, view: ViewNumber, generation: Generation) -> Result<()> {
-        self.control.submit(Command::ActivateView { shard, view, generation }).await.map(|_| ())
+    async fn activate(
+        &self,
+        shard: ShardId,
+        view: ViewNumber,
+        generation: Generation,
+        begins_branch: bool,
+    ) -> Result<()> {
+        let command = match begins_branch {
+            true => Command::ActivateBranch { shard, view, generation },
+            false => Command::ActivateView { shard, view, generation },
+        };
+        self.control.submit(command).await.map(|_| ())
     }
 
     async fn hand_over(&self, shard: ShardId, to: NodeId) -> Result<()> {
@@ -48,6 +58,16 @@ impl<C: Commands> ControlPort for Port<C> {
     async fn complete(&self, shard: ShardId, view: ViewNumber, nodes: Vec<NodeId>) -> Result<()> {
         self.control.submit(Command::MembersComplete { shard, view, nodes }).await.map(|_| ())
     }
+}
+
+/// The place where a shard went on by force.
+pub(crate) fn branch_of(shard: &Shard) -> Branch {
+    shard.branch.map(|b| Branch { view: b.view, at: b.at }).unwrap_or_default()
+}
+
+/// An operator's word for a shard.
+pub(crate) fn forced_of(shard: &Shard) -> Option<Forced> {
+    shard.forced.as_ref().map(|f| Forced { survivors: f.survivors.clone(), least: f.least })
 }
 
 /// The pending view as one state has it: members, quorums and keys belong together.
@@ -71,8 +91,9 @@ fn opened(state: &State, me: NodeId, shard: ShardId, view: ViewNumber) -> Result
         pred_quorum: quorum_of(s.view_members())?,
         pred_learning: s.learning.clone(),
         pred_unseen: s.unseen.clone(),
+        forced: forced_of(s),
         generation: volume.generation,
         keys,
-        volume: Some(Box::new(volume.description())),
+        volume: Some(Box::new(volume.description_of(s))),
     })
 }

@@ -1,7 +1,9 @@
 //! The shards that the control state gives to a worker of a node, and what changed since the state before.
 
+use crate::port::{branch_of, forced_of};
 use freebs_chain::ShardInfo;
-use freebs_control::State;
+use freebs_control::{Shard, State, Volume};
+use freebs_format::VolumeDescription;
 use freebs_types::{Peer, ShardId, ViewNumber};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -66,12 +68,22 @@ impl Shards {
                         has_keys: s.members.iter().all(|n| state.node(*n).is_some_and(|n| n.host_key.is_some())),
                         joining: s.joining.clone(),
                         view_members: s.view_members().to_vec(),
-                        volume: Some(description.clone()),
+                        volume: Some(described(volume, s, &description)),
+                        forced: forced_of(s),
+                        branch: branch_of(s),
                     };
                     mine.insert(shard, info);
                 }
             }
         }
         mine
+    }
+}
+
+/// The description for view frames of a shard. Nearly all shards of a volume have the same.
+fn described(volume: &Volume, shard: &Shard, common: &Arc<VolumeDescription>) -> Arc<VolumeDescription> {
+    match (&shard.forced, &shard.branch) {
+        (None, None) => common.clone(),
+        _ => Arc::new(volume.description_of(shard)),
     }
 }

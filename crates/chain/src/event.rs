@@ -107,6 +107,30 @@ pub enum Mutant {
     CompleteTooEarly,
     /// V7: who is to learn a map gets the state that goes with it, and nothing of the map.
     LearnsTheStateOnly,
+    /// V10: who goes on by force continues the chain by its token where it can, so nobody sees the break.
+    BranchNamesTheToken,
+    /// V10: members that have everything begin anew, too, if they hear of a branch before they have its frame.
+    SurvivorsBeginAnew,
+    /// V10: who comes back from what was lost goes on with its log as if that were of the branch.
+    LostLogsGoOn,
+}
+
+/// Where the history of a shard last went on by force (V10). Zeroes if that never happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Branch {
+    /// The view that began the branch, and was active.
+    pub view: ViewNumber,
+    /// Logs of older views are known to be the same only up to this frame.
+    pub at: Sequence,
+}
+
+/// The word of an operator that a view is left although too few of its members are there to seal it (V10).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Forced {
+    /// All of these have to promise, and no others. The head is one of them.
+    pub survivors: Vec<NodeId>,
+    /// Nothing is sealed below this frame: the operator was told that it is there.
+    pub least: Sequence,
 }
 
 /// What the control plane says of a shard.
@@ -134,6 +158,10 @@ pub struct ShardInfo {
     pub view_members: Vec<NodeId>,
     /// What the view frame is to say of the volume (V9); `None` if it need not.
     pub volume: Option<Arc<VolumeDescription>>,
+    /// The view that is to follow the active one may begin a branch (V10).
+    pub forced: Option<Forced>,
+    /// The newest branch.
+    pub branch: Branch,
 }
 
 /// The control plane's answer to a proposal: the pending view.
@@ -158,6 +186,8 @@ pub struct Opened {
     pub pred_learning: Vec<NodeId>,
     /// Members of the predecessor whose devices may be old images: what they say of it does not count (V2, V8).
     pub pred_unseen: Vec<NodeId>,
+    /// Set if the predecessor may be left by force.
+    pub forced: Option<Forced>,
     /// The volume's attachment generation, for the view frame (V6).
     pub generation: Generation,
     /// Host keys of the members that have named one.
@@ -173,7 +203,14 @@ pub trait ControlPort: 'static {
     async fn propose(&self, shard: ShardId, active: ViewNumber, start: StartNumber) -> Result<Opened>;
     /// Makes the pending view active; refused if it is not the pending one any more.
     /// `generation` is the one in its view frame: an attachment that came since refuses it, too.
-    async fn activate(&self, shard: ShardId, view: ViewNumber, generation: Generation) -> Result<()>;
+    /// `begins_branch`: its frame says that it goes on by force (V10).
+    async fn activate(
+        &self,
+        shard: ShardId,
+        view: ViewNumber,
+        generation: Generation,
+        begins_branch: bool,
+    ) -> Result<()>;
     /// Makes another member the head, if this node still is.
     async fn hand_over(&self, shard: ShardId, to: NodeId) -> Result<()>;
     /// These members of the active view have everything (V7).
@@ -385,6 +422,8 @@ pub enum Action {
         view: ViewNumber,
         /// The attachment generation in its view frame.
         generation: Generation,
+        /// Its frame begins a branch (V10).
+        begins_branch: bool,
     },
     /// This node can't be the head; `to` can.
     HandOver {
@@ -482,6 +521,32 @@ pub struct ShardStatus {
     pub lapsed: Option<Generation>,
     /// Only at a head that can't open its view: what it waits for, in words.
     pub waits: Option<String>,
+    /// The part of its log that counts when the active view is left.
+    pub log: LogStatus,
+}
+
+/// The part of a log that counts when the active view is left (V2, V10).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogStatus {
+    /// That view, as the control plane has told.
+    pub active: ViewNumber,
+    /// The log has the frame of that view, and so all that was before it.
+    pub has_view: bool,
+    /// The last frame that counts, and the version with it. Of a log that has lost frames, the last one that it can go
+    /// on from by force.
+    pub last: FrameName,
+    /// See `last`.
+    pub version: Version,
+    /// No view below this is served any more.
+    pub promised: ViewNumber,
+    /// Frames that were lost to damage.
+    pub lost: u64,
+    /// Frames behind the last one may be lost.
+    pub is_suspect: bool,
+    /// It is out of use until the node starts again.
+    pub is_stopped: bool,
+    /// This head has all logs that it needs, and too few slices of the view's secret.
+    pub lacks_secret: bool,
 }
 
 /// What a head knows of a member.

@@ -58,6 +58,8 @@ pub(crate) struct Head {
     pub slices_told: Option<(ViewNumber, usize)>,
     /// The last word on a seal that waits.
     pub waits: Option<String>,
+    /// The seal is one by the word of an operator (V10).
+    pub by_force: bool,
     /// Before this time no view is asked for that can wait.
     pub plan_at: Nanos,
     /// A view was asked for because the present one has no slices; once is enough.
@@ -96,6 +98,7 @@ impl Head {
             gathered: Gathered::new(),
             slices_told: None,
             waits: None,
+            by_force: false,
             plan_at: now,
             asked_for_slices: false,
             told_complete: Nanos(0),
@@ -122,6 +125,7 @@ impl Head {
         self.waits = None;
         self.secret = secret;
         self.token = token;
+        self.slices_told = None;
         self.builder = FrameBuilder::new();
         self.is_attached = false;
         self.asked.clear();

@@ -407,10 +407,17 @@ impl Host {
             return;
         }
         let leads = info.members.first() == Some(&self.config.me.node);
+        // A member that has everything of the active view cuts at its seal instead, and keeps what it has.
+        let learns =
+            info.joining.contains(&self.config.me.node) || self.config.mutant == Some(Mutant::SurvivorsBeginAnew);
+        if mine && learns && self.replicas.get(&shard).is_some_and(|r| r.is_of_lost_branch(&info)) {
+            self.begin_anew(&info);
+        }
         self.ensure(shard);
         self.with(shard, |r, ctx| {
             // A view that was known once to have been active does not go back.
             let known = r.info.as_ref().map(|i| i.known).unwrap_or_default();
+            r.hear_of_members(ctx, &info);
             r.info = Some(ShardInfo { active: info.active.max(known), known: info.known.max(known), ..info });
             r.note_active(ctx);
             if leads {
@@ -442,6 +449,19 @@ impl Host {
             self.left.insert(shard, promised);
         }
         self.end(shard, promised);
+    }
+
+    /// This node is to be a member again, and what it has is of what was lost by force (V10): it has nothing any more but
+    /// what it promised.
+    fn begin_anew(&mut self, info: &ShardInfo) {
+        let shard = info.shard;
+        let of_log = self.replicas.get(&shard).map(|r| r.promise().max(r.view_number())).unwrap_or_default();
+        let promised = of_log.max(info.branch.view);
+        if self.config.mutant != Some(Mutant::LostLogsGoOn) {
+            self.out.note(format!("shard {shard}: what this log has was lost by force; it begins anew"));
+            self.left.insert(shard, promised);
+            self.end(shard, promised);
+        }
     }
 
     /// The volume was deleted.
@@ -528,6 +548,7 @@ impl Host {
             clients: r.clients.values().filter(|c| c.is_attached).count(),
             lapsed: r.lapsed(self.now),
             waits: r.waits(),
+            log: r.log_status(),
         })
     }
 }

@@ -18,7 +18,7 @@ use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_format::{CarryBody, ExtentKind, Frame, FrameBuilder, FrameHead, FrameKind, FrameMeta, MarkBody, ViewBody};
 use freebs_io::LinkId;
 use freebs_lsvd::{Base, MarkChange, Record, RequestTable};
-use freebs_types::{ChunkId, Lba, Nanos, Sequence};
+use freebs_types::{ChunkId, Lba, Nanos, Sequence, ViewNumber};
 use std::collections::BTreeMap;
 
 /// Where a transfer stands, at the learner.
@@ -63,10 +63,11 @@ impl Replica {
     /// The frames that a member lacks are gone: it gets the map, piece by piece.
     pub fn feed_by_map(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: SyncRequest, since: Sequence) {
         // Who promised the view that the asker opens may have the frame of another one on top, that never became active.
-        // A head that is not active yet feeds who has nothing behind what both have: nothing is cut for a view that may
-        // never become active (V2).
+        // A head that is not active yet feeds who has nothing of the active view behind what both have: no frame that the
+        // view's seal may need is cut for one that may never become active (V2). What is older is in the active view.
         let opens = self.is_opening_head();
-        if opens && r.names.iter().any(|n| n.sequence > since) {
+        let known = self.info.as_ref().map_or(ViewNumber(0), |i| i.known);
+        if opens && r.names.iter().any(|n| n.sequence > since && n.view >= known) {
             self.refuse_sync(ctx, link, &r);
             return;
         }
@@ -414,7 +415,7 @@ mod tests {
     use crate::event::Action;
     use crate::testing::{Chain, appends, map_end, step};
     use freebs_format::CarryEntry;
-    use freebs_types::{NodeId, Peer, ViewNumber};
+    use freebs_types::{NodeId, Peer};
 
     const HEAD: Peer = Peer { node: NodeId(1), worker: 0 };
 

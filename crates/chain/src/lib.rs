@@ -5,6 +5,7 @@
 //! thread under one seed. `Worker` is the async glue that carries the actions out: on a device through the log
 //! engine, and on links through an outbox. Rules named W, R and V in comments are those of `docs/architecture.md`.
 
+mod branch;
 mod event;
 mod head;
 mod host;
@@ -31,8 +32,8 @@ mod waits;
 mod worker;
 
 pub use event::{
-    Action, ControlPort, Event, HostConfig, MapPiece, MapSource, MemberStatus, Mutant, Note, NoteKind, Opened,
-    ShardInfo, ShardStatus, SyncSource, Who,
+    Action, Branch, ControlPort, Event, Forced, HostConfig, LogStatus, MapPiece, MapSource, MemberStatus, Mutant, Note,
+    NoteKind, Opened, ShardInfo, ShardStatus, SyncSource, Who,
 };
 pub use host::Host;
 pub use repair::Hole;

@@ -105,7 +105,7 @@ impl Replica {
         if self.stopped.is_some()
             || h.seq() != self.last.sequence.next()
             || h.view_number() > limit
-            || hide(&h.parent_token()) != self.last.hid
+            || frame.head.before().hid != self.last.hid
             || frame.verify_data().is_err()
             || frame.head.kind().is_local()
         {
@@ -128,6 +128,7 @@ impl Replica {
             && body.seal_hid == self.last.hid
             && frame.head.view() > self.view_number()
             && frame.head.view() > body.pred
+            && self.may_branch(&frame.head)
             && (frame.head.view() < asked || self.me.is_none_or(|me| body.members.iter().any(|m| m.node == me)))
             && self.published_fits(frame, &body)
     }
@@ -203,6 +204,7 @@ impl Replica {
     pub fn on_mark_durable(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
         self.on_learned(ctx, ticket);
         self.on_learned_durable(ctx, ticket);
+        self.on_given_up(ctx, ticket);
         let Some(p) = self.promising.filter(|p| p.ticket == ticket) else { return };
         self.promising = None;
         self.promised = self.promised.max(p.view);
@@ -247,7 +249,7 @@ impl Replica {
     /// The end of what this log has of views up to `pred` (V4). Frames of views that never became active may lie behind
     /// it, of several on top of each other after rebuilds of the control state; each view's frame names the frame before
     /// it. `None` if one of them is not known, or names no older view.
-    fn end_in(&self, pred: ViewNumber) -> Option<FrameName> {
+    pub fn end_in(&self, pred: ViewNumber) -> Option<FrameName> {
         let mut last = self.last;
         while last.view > pred {
             let v = self.open_views().find(|v| v.number == last.view && v.body.pred < last.view)?;

@@ -7,12 +7,12 @@
 //! Closed → Proposing (control numbers the view; or Active, if it was that before) → Sealing (promises and logs of the predecessor's members) →
 //! Fetching (the longest log, if it is not ours) → Opening (the view frame on a quorum) → Activating → Active.
 
-use crate::event::{Action, Mutant, Opened};
+use crate::event::{Action, Forced, Mutant, Opened};
 use crate::head::{Head, Member, view_secret};
 use crate::replica::{Ctx, Replica};
 use crate::timing;
 use freebs_format::wire::{FrameName, Given, Message, SealAnswer};
-use freebs_format::{FrameBuilder, FrameKind, FrameMeta, Member as ViewMember, ViewBody, hide};
+use freebs_format::{FrameBuilder, FrameKind, FrameMeta, Member as ViewMember, ViewBody, VolumeDescription, hide};
 use freebs_types::{ChunkId, Error, Hash32, Nanos, NodeId, Peer, Result, Sequence, StartNumber, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -61,7 +61,11 @@ impl Opened {
     /// True if the predecessor can be sealed, and the view be held by a quorum, without these nodes.
     fn can_do_without(&self, nodes: &BTreeSet<NodeId>) -> bool {
         let others = |of: &[NodeId]| of.iter().filter(|n| !nodes.contains(n)).count();
-        others(&self.pred_members) >= self.answers_needed() && others(&self.members) >= usize::from(self.quorum)
+        // Going on by force needs all survivors (V10).
+        let is_forced_by = |f: &Forced| f.survivors.iter().any(|n| nodes.contains(n));
+        !self.forced.as_ref().is_some_and(is_forced_by)
+            && others(&self.pred_members) >= self.answers_needed()
+            && others(&self.members) >= usize::from(self.quorum)
     }
 }
 
@@ -183,13 +187,16 @@ impl Replica {
     /// the next view is to have that (V1, V9). What it names is newer than the view if it knows of that view.
     pub fn ask_for_members(&mut self, ctx: &mut Ctx<'_>) {
         let Some((view, info)) = self.view.as_ref().zip(self.info.as_ref()) else { return };
-        let others = |a: &[NodeId]| a.iter().any(|n| !view.body.members.iter().any(|m| m.node == *n));
+        let is_in = |n: &NodeId| view.body.members.iter().any(|m| m.node == *n);
+        let others = info.members.len() != view.body.members.len() || !info.members.iter().all(is_in);
         let is_newer = info.highest >= view.number;
-        let is_another = info.volume.is_some() && info.volume.as_deref() != view.body.volume.as_deref();
-        if is_newer && others(&info.members) && self.is_active_head() && ctx.mutant(Mutant::MembersChangeInView) {
+        // The state in which a branch is active may come later than that it is.
+        let is_same = |of: &VolumeDescription| view.body.volume.as_deref().is_some_and(|v| v.is_same_volume(of));
+        let is_another = info.volume.as_deref().is_some_and(|of| !is_same(of));
+        if is_newer && others && self.is_active_head() && ctx.mutant(Mutant::MembersChangeInView) {
             return self.take_members_in(ctx);
         }
-        if is_newer && (others(&info.members) || is_another) && self.is_active_head() {
+        if is_newer && (others || is_another) && self.is_active_head() {
             let what = if is_another { "another size or name" } else { "other members" };
             let text = format!("{what} than in view {} is named", view.number);
             self.plan(ctx, &text);
@@ -306,7 +313,7 @@ impl Replica {
         let missing = |n: &NodeId| answers.get(n).is_none_or(|a| a.damaged || a.given == Given::Nothing);
         let (view, pred) = (opened.view, opened.pred);
         let own = answers.contains_key(&me) && missing(&me);
-        let missing: Vec<NodeId> = opened.pred_members.iter().copied().filter(|n| *n != me && missing(n)).collect();
+        let missing: Vec<NodeId> = opened.sealers().filter(|n| *n != me && missing(n)).collect();
         if own && !self.damage.is_there() {
             let answer = self.whole_answer(ctx, view, pred, None);
             self.on_seal_answer(ctx, me, answer);
@@ -323,7 +330,7 @@ impl Replica {
     pub fn on_seal_answer(&mut self, ctx: &mut Ctx<'_>, from: NodeId, answer: SealAnswer) {
         let phase = self.head.as_mut().map(|h| &mut h.phase);
         let Some(Phase::Sealing { opened, answers, beyond, floor, .. }) = phase else { return };
-        if answer.view != opened.view || answer.pred != opened.pred || !opened.pred_members.contains(&from) {
+        if answer.view != opened.view || answer.pred != opened.pred || !opened.sealers().any(|n| n == from) {
             return;
         }
         *floor = answer.committed.max(*floor);
@@ -347,14 +354,42 @@ impl Replica {
         self.try_to_seal(ctx);
     }
 
-    /// Seals when enough members have answered: len − A + 1 of them meet every quorum of the predecessor.
-    fn try_to_seal(&mut self, ctx: &mut Ctx<'_>) {
+    /// Seals when enough members have answered, or all of those whose word is enough by force (V10).
+    pub(crate) fn try_to_seal(&mut self, ctx: &mut Ctx<'_>) {
         let me = ctx.config.me.node;
-        let phase = self.head.as_ref().map(|h| &h.phase);
-        let Some(Phase::Sealing { opened, answers, floor, .. }) = phase else { return };
+        let Some(h) = self.head.as_ref() else { return };
+        let Phase::Sealing { opened, answers, floor, .. } = &h.phase else { return };
         if !answers.contains_key(&me) {
             return;
         }
+        let sealed = self.sealed_at(ctx, opened, answers, *floor);
+        let by_force = sealed.is_none();
+        let Some((winner, seal)) = sealed.or_else(|| self.forced_at(ctx, opened, answers, ctx.now.since(h.at))) else {
+            return;
+        };
+        let opened = opened.clone();
+        let own = answers.get(&me).map(|a| (a.last, a.has_pred)).unwrap_or_default();
+        self.head.iter_mut().for_each(|h| h.by_force = by_force);
+        if winner == me || (own.0 == seal && own.1) || ctx.mutant(Mutant::ShortestLogWins) {
+            let seal = if ctx.mutant(Mutant::ShortestLogWins) { own.0 } else { seal };
+            self.open_at(ctx, &opened, seal);
+        } else {
+            let (view, winner) = (opened.view, ctx.peer(winner, self.id));
+            self.set_phase(ctx.now, Phase::Fetching { view, opened, seal, winner, asked: ctx.now });
+            self.ask(ctx, winner, view, seal.sequence);
+        }
+    }
+
+    /// The member whose log the predecessor is sealed at, and where, if enough have answered: len − A + 1 of its members
+    /// meet every quorum of it.
+    fn sealed_at(
+        &self,
+        ctx: &mut Ctx<'_>,
+        opened: &Opened,
+        answers: &BTreeMap<NodeId, SealAnswer>,
+        floor: Sequence,
+    ) -> Option<(NodeId, FrameName)> {
+        let me = ctx.config.me.node;
         let (len, mut needed) = (opened.pred_members.len(), opened.answers_needed());
         if opened.pred == ViewNumber(0) || ctx.mutant(Mutant::SealAlone) || ctx.mutant(Mutant::ShortestLogWins) {
             needed = 1;
@@ -366,37 +401,27 @@ impl Replica {
         // A log without any frame may be a device that was lost: it does not count, unless it never had any (V2).
         let had_none = |n: &NodeId| opened.pred_learning.contains(n) || ctx.mutant(Mutant::EmptyLogsCount);
         let has_some = |n: &NodeId, a: &SealAnswer| a.has_pred || a.last.sequence.0 > 0 || had_none(n);
-        let is_present = |n: &NodeId| !opened.pred_unseen.contains(n);
-        let counts = |n: &NodeId, a: &SealAnswer| (!a.damaged || lone || is_first) && has_some(n, a) && is_present(n);
+        let is_member = |n: &NodeId| opened.pred_members.contains(n) && !opened.pred_unseen.contains(n);
+        let counts = |n: &NodeId, a: &SealAnswer| is_member(n) && (!a.damaged || lone || is_first) && has_some(n, a);
         let counting: Vec<(&NodeId, &SealAnswer)> = answers.iter().filter(|(n, a)| counts(n, a)).collect();
         if counting.len() < needed {
-            return;
+            return None;
         }
-        let longest = counting
+        let (winner, seal) = counting
             .iter()
             .filter(|(_, a)| a.has_pred)
             .max_by_key(|(n, a)| (a.last.sequence, **n == me))
-            .map(|(n, a)| (**n, a.last));
-        let Some((winner, seal)) = longest else { return };
+            .map(|(n, a)| (**n, a.last))?;
         // Nothing is sealed below a committed sequence named in any answer (V3).
-        if seal.sequence < *floor && !ctx.mutant(Mutant::SealsBelowCommitted) {
-            return;
+        if seal.sequence < floor && !ctx.mutant(Mutant::SealsBelowCommitted) {
+            return None;
         }
         let new = counting.iter().map(|(n, _)| **n).filter(|n| opened.pred_learning.contains(n));
         let empty: Vec<NodeId> = new.filter(|n| answers[n].last.sequence.0 == 0).collect();
         if !empty.is_empty() {
             ctx.out.note(format!("shard {}: nodes {empty:?} have nothing of view {} yet", self.id, opened.pred));
         }
-        let opened = opened.clone();
-        let own = answers.get(&me).map(|a| (a.last, a.has_pred)).unwrap_or_default();
-        if winner == me || (own.0 == seal && own.1) || ctx.mutant(Mutant::ShortestLogWins) {
-            let seal = if ctx.mutant(Mutant::ShortestLogWins) { own.0 } else { seal };
-            self.open_at(ctx, &opened, seal);
-        } else {
-            let (view, winner) = (opened.view, ctx.peer(winner, self.id));
-            self.set_phase(ctx.now, Phase::Fetching { view, opened, seal, winner, asked: ctx.now });
-            self.ask(ctx, winner, view, seal.sequence);
-        }
+        Some((winner, seal))
     }
 
     /// A log that is out of use can't lead, and nobody else sees that it does not: its node answers. For as long as it is
@@ -474,7 +499,7 @@ impl Replica {
     fn open_at(&mut self, ctx: &mut Ctx<'_>, opened: &Opened, seal: FrameName) {
         let Some(h) = self.head.as_ref() else { return };
         let (seed, reaches) = (h.seed, self.tail.get(&seal.sequence).is_some_and(|t| t.name.hid == seal.hid));
-        let Some((pred_secret, parent)) = self.continuation(ctx, seal, &h.gathered) else {
+        let Some((pred_secret, parent)) = self.goes_on_from(ctx, opened, seal) else {
             if reaches {
                 self.lacks_slices(ctx, opened);
             } else {
@@ -492,8 +517,13 @@ impl Replica {
         let (secret, shared) = self.make_secret(ctx, opened, &seed, pred_secret);
         self.known.remember(opened.pred, opened.view, secret);
         let start = |n: NodeId| if n == ctx.config.me.node { ctx.config.start } else { StartNumber(0) };
+        let begins_branch = parent == seal.hid;
+        // A branch follows the view that its log ends with, whichever was active.
+        let pred = if begins_branch { seal.view } else { opened.pred };
+        let mut volume = opened.volume.clone();
+        volume.iter_mut().filter(|_| begins_branch).for_each(|v| v.branch = opened.view);
         let body = ViewBody {
-            pred: opened.pred,
+            pred,
             seal_sequence: seal.sequence,
             seal_hid: seal.hid,
             secret_hash: hide(&secret),
@@ -503,7 +533,7 @@ impl Replica {
             generation: self.attach.generation.max(opened.generation),
             members: opened.members.iter().map(|n| ViewMember { node: *n, start: start(*n) }).collect(),
             shared,
-            volume: opened.volume.clone(),
+            volume,
         };
         let meta = FrameMeta {
             cluster: ctx.config.cluster,
@@ -550,7 +580,8 @@ impl Replica {
 
     fn activate(&self, ctx: &mut Ctx<'_>, view: ViewNumber) {
         let generation = self.view.as_ref().map(|v| v.body.generation).unwrap_or_default();
-        ctx.out.actions.push(Action::Activate { shard: self.id, view, generation });
+        let begins_branch = self.view_frame.as_ref().is_some_and(|f| f.view() == view && f.is_branch());
+        ctx.out.actions.push(Action::Activate { shard: self.id, view, generation, begins_branch });
     }
 
     pub fn on_activated(&mut self, ctx: &mut Ctx<'_>, view: ViewNumber, result: Result<(), Error>) {
@@ -593,7 +624,13 @@ impl Replica {
         let waited = ctx.now.since(h.at);
         match &h.phase {
             Phase::Closed if waited >= Nanos(timing::PROPOSE_AGAIN.0 << h.failures.min(5)) => self.propose(ctx),
-            Phase::Sealing { .. } => self.ask_for_seals(ctx),
+            Phase::Sealing { opened, .. } => {
+                let is_forced = opened.forced.is_some();
+                self.ask_for_seals(ctx);
+                if is_forced {
+                    self.force_tick(ctx);
+                }
+            }
             Phase::Fetching { .. } if waited >= timing::OPENING_PATIENCE => self.set_phase(ctx.now, Phase::Closed),
             Phase::Fetching { .. } => self.fetch_again(ctx),
             Phase::Activating { view } if waited >= timing::PROPOSE_AGAIN => {

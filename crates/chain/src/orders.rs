@@ -1,6 +1,6 @@
 //! Orders of events that once went wrong, or nearly so, played to one replica.
 
-use crate::event::{Action, HostConfig, MapSource, Mutant, Opened, ShardInfo, Who};
+use crate::event::{Action, Branch, Forced, HostConfig, MapSource, Mutant, Opened, ShardInfo, Who};
 use crate::head::view_secret;
 use crate::host::Host;
 use crate::learn::Learning;
@@ -26,6 +26,7 @@ use freebs_types::{
 };
 use std::collections::BTreeMap;
 
+mod forced;
 mod leases;
 mod leaving;
 mod refused;
@@ -153,6 +154,7 @@ struct Scene {
     mutant: Option<Mutant>,
     /// Of the predecessor that `proposed` names.
     learning: Vec<NodeId>,
+    forced: Option<Forced>,
 }
 
 impl Scene {
@@ -165,6 +167,7 @@ impl Scene {
             more_soon: false,
             mutant: None,
             learning: Vec::new(),
+            forced: None,
         }
     }
 
@@ -203,8 +206,12 @@ impl Scene {
 
     /// View 2 with this predecessor is pending, and the own promise of it is durable.
     fn proposed(&mut self, pred: u64) {
+        self.proposed_as(pred, 2);
+    }
+
+    fn proposed_as(&mut self, pred: u64, view: u64) {
         let opened = Opened {
-            view: ViewNumber(2),
+            view: ViewNumber(view),
             pred: ViewNumber(pred),
             members: [1, 2, 3].map(NodeId).to_vec(),
             quorum: 2,
@@ -213,6 +220,7 @@ impl Scene {
             pred_quorum: 2,
             pred_learning: self.learning.clone(),
             pred_unseen: Vec::new(),
+            forced: self.forced.clone(),
             generation: Generation(0),
             keys: BTreeMap::new(),
             volume: None,
@@ -595,17 +603,12 @@ fn a_head_without_room_for_the_longest_log_hands_over() {
 fn a_head_whose_log_is_out_of_use_asks_for_another_one() {
     let mut s = Scene::new(1);
     let named = |members: [u64; 3]| ShardInfo {
-        shard: SHARD,
         members: members.map(NodeId).to_vec(),
         active: ViewNumber(1),
         known: ViewNumber(1),
-        blocks: 1024,
         highest: ViewNumber(1),
         generation: Generation(0),
-        has_keys: false,
-        joining: Vec::new(),
-        view_members: Vec::new(),
-        volume: None,
+        ..info(1024)
     };
     s.r.info = Some(named([1, 2, 3]));
     let to = |a: &Action| if let Action::HandOver { to, .. } = a { Some(to.0) } else { None };
@@ -767,6 +770,8 @@ fn info(blocks: u64) -> ShardInfo {
         joining: Vec::new(),
         view_members: Vec::new(),
         volume: None,
+        forced: None,
+        branch: Branch::default(),
     }
 }
 

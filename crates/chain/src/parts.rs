@@ -5,8 +5,8 @@
 
 use crate::repair::Hole;
 use crate::replica::{TailEntry, weight};
+use freebs_format::Frame;
 use freebs_format::wire::FrameName;
-use freebs_format::{Frame, hide};
 use freebs_types::{Sequence, limits};
 
 /// A head orders no more while so much is not committed, and the last frame of it may be of any size.
@@ -31,7 +31,7 @@ impl Parts {
     /// What waits for this hole.
     pub fn take_for(&mut self, hole: &Hole) -> Vec<Frame> {
         let frames = std::mem::take(&mut self.frames);
-        let first = frames.first().map(|f| (f.head.seq(), hide(&f.header().parent_token())));
+        let first = frames.first().map(|f| (f.head.seq(), f.head.before().hid));
         if first == Some((hole.before.sequence.next(), hole.before.hid)) { frames } else { Vec::new() }
     }
 

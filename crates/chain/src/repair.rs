@@ -11,7 +11,7 @@ use crate::replica::{Ctx, Replica, TailEntry, with_overhead};
 use crate::sync::Asking;
 use crate::timing;
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
-use freebs_format::{AttachBody, Frame, FrameHead, FrameKind, ViewBody, hide};
+use freebs_format::{AttachBody, Frame, FrameHead, FrameKind, ViewBody};
 use freebs_lsvd::{MarkChange, Record, Unrepaired};
 use freebs_types::{DriverId, Hash32, Nanos, Peer, Sequence, ViewNumber};
 
@@ -51,6 +51,8 @@ pub(crate) struct Damage {
     pub put_off: Option<Relearning>,
     /// The state that came with the last of them, which is on its way to the disk.
     pub learned_end: Option<Frame>,
+    /// Frames that are given up by force, once this ticket is durable: the one before them, and the last of them.
+    pub given_up: Option<(u64, Sequence, Sequence)>,
 }
 
 /// Whose turn it is to be asked, and when.
@@ -270,7 +272,8 @@ impl Replica {
         let known = came.len();
         let mut before = came.last().map_or(hole.before, |f| TailEntry::of(&f.head).name);
         for f in &reply.frames {
-            let follows = f.head.seq() == before.sequence.next() && hide(&f.header().parent_token()) == before.hid;
+            let follows = f.head.seq() == before.sequence.next() && f.head.before().hid == before.hid;
+            let follows = follows && self.may_branch(&f.head);
             if !follows || f.head.seq() > until || f.verify_data().is_err() || f.verify_digest().is_err() {
                 break;
             }
@@ -442,6 +445,7 @@ mod tests {
     use crate::peers::Peers;
     use crate::sync::is_said_committed;
     use crate::testing::{Chain, SHARD, appends, map_end, reply, step, step_at};
+    use freebs_format::hide;
     use freebs_format::wire::SyncMode;
     use freebs_io::LinkId;
     use freebs_types::NodeId;

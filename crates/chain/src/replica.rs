@@ -82,7 +82,7 @@ pub(crate) struct TailEntry {
     pub parent: Hash32,
     pub digest: Hash32,
     /// Set if the frame is no longer in the log, and known only from the one behind it: then this is its token, and
-    /// `parent` and `digest` are not known.
+    /// `parent` and `digest` are not known. One that is known only from the beginning of a branch has none of them.
     pub token: Option<Hash32>,
 }
 
@@ -102,6 +102,11 @@ impl TailEntry {
             true => Self { name, version, parent: none, digest, token: Some(parent) },
             false => Self { name, version, parent, digest, token: None },
         }
+    }
+
+    /// True if the frame's token can be made, by who knows the view's secret.
+    pub fn has_origin(&self) -> bool {
+        self.token.is_some() || self.digest != Hash32::default()
     }
 
     /// What the frame's token is made of: parent and digest; or, without a digest, the token itself.
@@ -131,7 +136,7 @@ impl TailEntry {
             version: b.version,
             parent: Hash32::default(),
             digest: Hash32::default(),
-            token: Some(b.token),
+            token: b.token,
         }
     }
 }
@@ -464,7 +469,8 @@ impl Replica {
         let skips = ctx.mutant(Mutant::ForeignLeasesUnknown);
         let was_before = |v: &OpenView| v.number == body.pred || v.number == frame.view() || skips;
         let was_member = |v: &OpenView| v.body.members.iter().any(|m| m.node == me);
-        if !self.view.as_ref().is_some_and(|v| was_before(v) && was_member(v)) {
+        // Of who was lost for good nobody knows what they gave (V10, L3).
+        if frame.is_branch() || !self.view.as_ref().is_some_and(|v| was_before(v) && was_member(v)) {
             self.assume_leases(ctx.now);
         }
         let new = OpenView { number: frame.view(), sequence: frame.seq(), body };

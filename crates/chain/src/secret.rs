@@ -150,7 +150,8 @@ impl Replica {
         match last.token {
             _ if self.last.sequence.0 == 0 => is_unknown,
             Some(_) => true,
-            None if is_unknown => true,
+            // Where only the beginning of a branch has told of the last frame, nobody can tell.
+            None if is_unknown || !last.has_origin() => true,
             None => token(&shared.pred_secret, &last.parent, &last.digest) == frame.header().parent_token(),
         }
     }

@@ -41,6 +41,12 @@ pub(crate) const WAIT_TOLD: Nanos = Nanos::from_millis(3000);
 /// An opening that has not got on for this long starts anew with a higher view. Shorter, an opening that fetches from
 /// a slow disk would never end; longer, a member that died in the middle keeps the shard shut.
 pub(crate) const OPENING_PATIENCE: Nanos = Nanos::from_millis(5000);
+/// A head that may go on by force waits this long for members that it has a link to: one that is there after all may have
+/// more than those that were named.
+pub(crate) const FORCED_PATIENCE: Nanos = Nanos::from_millis(1000);
+/// Frames that are lost in the only log there is are given up by force after this time. Until then another survivor may
+/// have them: each is asked several times.
+pub(crate) const GIVE_UP_PATIENCE: Nanos = Nanos::from_millis(10_000);
 /// A stopped head says again that another member is to be head after this time; then after twice as long, and so on
 /// five times. The control plane may have no leader, or nobody else may be able to lead.
 pub(crate) const HAND_OVER_AGAIN: Nanos = Nanos::from_millis(1000);

@@ -1,4 +1,4 @@
-//! The reasons, for people, for which a head can't seal: answers that are missing, and answers that do not count (V2, V3).
+//! The reasons, for people, for which a head can't seal: answers that are missing, and answers that do not count (V2, V3, V10).
 //!
 //! Invariant: nothing is decided here. A seal counts answers in `open`.
 
@@ -43,11 +43,22 @@ impl Replica {
         if pred == ViewNumber(0) {
             return None;
         }
-        let reason = |n: &NodeId| match answers.get(n) {
+        let silent = |n: &NodeId| match answers.get(n) {
             None if beyond.contains(n) => Some("has promised a later view"),
             None => Some("does not answer"),
-            Some(a) => not_counted(opened, *n, a),
+            Some(_) => None,
         };
+        if let Some(forced) = &opened.forced {
+            let missing = forced.survivors.iter().filter_map(|n| Some(format!("node {n} {}", silent(n)?)));
+            let missing: Vec<String> = missing.collect();
+            return Some(match missing.is_empty() {
+                true => format!("it waits: no sound log of those that are left reaches frame {}", forced.least),
+                false => {
+                    format!("it waits: to go on by force all that are left have to promise; {}", missing.join("; "))
+                }
+            });
+        }
+        let reason = |n: &NodeId| silent(n).or_else(|| not_counted(opened, *n, answers.get(n)?));
         let missing: Vec<String> =
             opened.pred_members.iter().filter_map(|n| Some(format!("node {n} {}", reason(n)?))).collect();
         let (counting, needed) = (opened.pred_members.len() - missing.len(), opened.answers_needed());

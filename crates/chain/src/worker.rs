@@ -325,8 +325,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                     self.spawn(move |w| w.map_read(link, request, since, upto, after));
                 }
                 Action::Propose { shard, active } => self.spawn(move |w| w.propose(shard, active)),
-                Action::Activate { shard, view, generation } => {
-                    self.spawn(move |w| w.activate(shard, view, generation));
+                Action::Activate { shard, view, generation, begins_branch } => {
+                    self.spawn(move |w| w.activate(shard, view, generation, begins_branch));
                 }
                 Action::HandOver { shard, to } => self.spawn(move |w| w.hand_over(shard, to)),
                 Action::Complete { shard, view, nodes } => self.spawn(move |w| w.complete(shard, view, nodes)),
@@ -438,8 +438,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.step(Event::Proposed { shard, result, seed });
     }
 
-    async fn activate(self, shard: ShardId, view: ViewNumber, generation: Generation) {
-        let result = self.0.control.activate(shard, view, generation).await;
+    async fn activate(self, shard: ShardId, view: ViewNumber, generation: Generation, begins_branch: bool) {
+        let result = self.0.control.activate(shard, view, generation, begins_branch).await;
         self.step(Event::Activated { shard, view, result });
     }
 
@@ -530,7 +530,12 @@ async fn load_tail<D: Device>(engine: &Engine<D>, state: &freebs_lsvd::ShardStat
                 // What the frame behind it tells is enough to cut back to a frame that is not here.
                 let follows = tail.last().is_some_and(|t: &TailEntry| t.name.sequence.next() == at);
                 if !follows && at > state.committed {
-                    tail.push(TailEntry::before(&f.head));
+                    let before = TailEntry::before(&f.head);
+                    // The beginning of a branch does not tell the token: the log may know more.
+                    let origin = engine.origin_before(state.shard, at).filter(|_| before.token.is_none());
+                    tail.push(origin.map_or(before, |(parent, digest)| {
+                        TailEntry::with_origin(before.name, before.version, parent, digest)
+                    }));
                 }
                 tail.push(TailEntry::of(&f.head));
             }

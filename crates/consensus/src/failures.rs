@@ -8,6 +8,7 @@
 //!   each time after a longer while: that head may lack more than it can fetch soon, or its device may have failed.
 //! - A node that was silent for much longer is gone (`gone_ms`): other nodes take its places in the chains. That is
 //!   late, because a new member learns all that the others have, and a node that comes back lacks little.
+//! - A chain that is shorter than its volume is to have it gets another member as soon as a node is to spare.
 //!
 //! A verdict that is wrong costs a view change and nothing else: what a node that only seemed to have failed goes on
 //! to say is refused by the members that promised (rules V2, V6).
@@ -57,6 +58,8 @@ pub struct Failures {
     settled: Option<(u64, BTreeSet<NodeId>)>,
     /// The same of those that are gone.
     replaced: Option<(u64, BTreeSet<NodeId>, BTreeSet<NodeId>)>,
+    /// The same of chains that are too short, and all nodes that are away.
+    extended: Option<(u64, BTreeSet<NodeId>)>,
 }
 
 impl Failures {
@@ -116,7 +119,25 @@ impl Failures {
             // Heads first: a chain changes its members under one that is there.
             commands.extend(self.replace(state, failed, gone));
         }
+        if commands.is_empty() {
+            commands.extend(self.extend(state, failed, gone));
+        }
         commands
+    }
+
+    /// Members for chains that are too short, as far as there are nodes to spare.
+    fn extend(&mut self, state: &State, failed: &BTreeSet<NodeId>, gone: &BTreeSet<NodeId>) -> Option<Command> {
+        let away: BTreeSet<NodeId> = failed.union(gone).copied().collect();
+        if self.extended.as_ref().is_some_and(|(revision, of)| *revision == state.revision() && *of == away) {
+            return None;
+        }
+        // One command names only so many nodes, and whoever is not named may come.
+        if away.len() > limits::FAILED_NODES_MAX || state.extensions(&away).is_empty() {
+            self.extended = Some((state.revision(), away));
+            return None;
+        }
+        let away = away.iter().filter_map(|n| Some((*n, state.node(*n)?.start))).collect();
+        Some(Command::ExtendChains { away })
     }
 
     /// Other members in place of those that are gone, as far as there are nodes to spare.

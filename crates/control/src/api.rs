@@ -6,7 +6,8 @@ use crate::audit::{AuditOf, AuditState};
 use crate::changes::Changes;
 use crate::command::{Command, CreateVolume, Done};
 use crate::events::Event;
-use crate::state::{Ack, Volume};
+use crate::recover::{LogStatus, Recovery};
+use crate::state::{Ack, Branch, Volume};
 use freebs_types::{
     ClusterId, Error, ErrorKind, Generation, Hash32, NodeId, Result, Sequence, ShardId, StartNumber, Version,
     ViewNumber, VolumeId,
@@ -69,6 +70,14 @@ pub enum Request {
         /// Milliseconds; 0 compares the replicas as they are.
         #[serde(default)]
         wait_ms: u64,
+    },
+    /// Which shards of a volume can go on by force only, and what that costs; does it if the loss is accepted.
+    VolumeRecover {
+        /// Name of the volume.
+        name: String,
+        /// An operator's word that the lost members are lost for good.
+        #[serde(default)]
+        accept_loss: bool,
     },
     /// This node only.
     NodeInfo,
@@ -169,6 +178,8 @@ pub enum Reply {
     },
     /// To `VolumeVerify`.
     Verified(Verification),
+    /// To `VolumeRecover`.
+    Recovery(Recovery),
     /// To `NodeInfo`.
     Node(NodeInfo),
     /// To `Watch`.
@@ -306,6 +317,9 @@ pub struct ShardStatus {
     /// Only of a head that can't open its view: what it waits for, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
+    /// The part of its log that counts when the active view is left; `None` from nodes of an earlier version.
+    #[serde(default)]
+    pub log: Option<LogStatus>,
 }
 
 /// Hash over a replica's contents at a version: equal for equal contents, whatever chunks they lie in.
@@ -431,6 +445,15 @@ pub struct ShardReport {
     /// If its head can't open its view: what it waits for, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
+    /// It was decided that it goes on by force (`freebs volume recover`), and no view is active yet that does.
+    #[serde(default)]
+    pub forced: bool,
+    /// Names of the survivors whose promises that needs and who don't answer, or can't give one: it waits for them.
+    #[serde(default)]
+    pub waits_for: Vec<String>,
+    /// Where it last went on by force: what only lost members had there is lost. `None` if it never did.
+    #[serde(default)]
+    pub branch: Option<Branch>,
 }
 
 /// One replica in `ShardReport`.
@@ -513,6 +536,7 @@ impl Request {
                 | Self::VolumeDelete { .. }
                 | Self::VolumeDetach { .. }
                 | Self::VolumeVerify { .. }
+                | Self::VolumeRecover { .. }
         )
     }
 

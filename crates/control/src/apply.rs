@@ -33,7 +33,12 @@ impl State {
             Command::DeleteVolume { volume, force } => self.delete(volume, force),
             Command::ResizeVolume { volume, size } => self.resize(volume, size),
             Command::ProposeView { shard, active, node, start } => self.propose(shard, active, (node, start), mutant),
-            Command::ActivateView { shard, view, generation } => self.activate(shard, view, generation, mutant),
+            Command::ActivateView { shard, view, generation } => {
+                self.activate(shard, (view, false), generation, mutant)
+            }
+            Command::ActivateBranch { shard, view, generation } => {
+                self.activate(shard, (view, true), generation, mutant)
+            }
             Command::AttachVolume { volume, identity, name, force, since, lapsed } => {
                 self.attach(volume, Holder { identity, name }, force || lapsed, since)
             }
@@ -46,6 +51,8 @@ impl State {
             Command::FailOver { nodes } => self.fail_over(&nodes, mutant),
             Command::ReplaceMembers { gone, failed } => self.replace_members(&gone, &failed, mutant),
             Command::MembersComplete { shard, view, nodes } => self.members_complete(shard, view, &nodes, mutant),
+            Command::ExtendChains { away } => self.extend_chains(&away),
+            Command::RecoverShard(how) => self.recover_shard(&how),
         }?;
         Ok(Done { revision: self.revision, outcome })
     }
@@ -172,6 +179,8 @@ impl State {
                 learning: Vec::new(),
                 unseen: Vec::new(),
                 known: None,
+                forced: None,
+                branch: None,
             }
         };
         let shards = (0..shards).map(&mut chain).collect();
@@ -311,11 +320,12 @@ impl State {
         Ok(Outcome::Proposed { view, pred: active, generation })
     }
 
-    /// Rule V6: only the view that is pending now, with the attachment generation of now in it.
+    /// Rule V6: only the view that is pending now, with the attachment generation of now in it. `begins_branch`: it was
+    /// opened by force (V10).
     fn activate(
         &mut self,
         shard: ShardId,
-        view: ViewNumber,
+        (view, begins_branch): (ViewNumber, bool),
         generation: Generation,
         mutant: Option<Mutant>,
     ) -> Result<Outcome> {
@@ -342,6 +352,10 @@ impl State {
                 "the volume was attached meanwhile (generation {current}, the view has {generation}); propose again"
             )));
         }
+        if begins_branch && s.forced.is_none() {
+            return Err(Error::fenced(format!("nobody has said that shard {shard} may go on by force; propose again")));
+        }
+        s.end_force(view, begins_branch || mutant == Some(Mutant::SealsAreBranches));
         s.active = view;
         s.known = None;
         s.head_start = pending.start;

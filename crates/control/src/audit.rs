@@ -116,6 +116,17 @@ pub struct AuditBreak {
     pub what: String,
 }
 
+/// A view that went on by force (`freebs volume recover`), as a member's log shows it. This is no break of the chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditBranch {
+    /// The view.
+    pub view: ViewNumber,
+    /// Its first frame.
+    pub sequence: Sequence,
+    /// Version before that frame: what was written later, before the view, is lost.
+    pub version: Version,
+}
+
 /// A member's finding of its own log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberAudit {
@@ -134,6 +145,9 @@ pub struct MemberAudit {
     pub breaks: Vec<AuditBreak>,
     /// Breaks in all.
     pub break_count: u64,
+    /// Views that went on by force, from the oldest to the newest; the newest ones are always told.
+    #[serde(default)]
+    pub branches: Vec<AuditBranch>,
     /// Frames that are proven.
     pub proven: u64,
     /// Frames that are linked and not proven.

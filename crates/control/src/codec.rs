@@ -5,12 +5,13 @@
 //! than the bytes it was given. Where the bytes lie (a record, a message) they are under a checksum.
 //! `docs/formats/control.md` has the table.
 
-use crate::command::{Command, CreateVolume, Done, Outcome};
+use crate::command::{Command, CreateVolume, Done, Outcome, RecoverShard};
 use crate::limits::{COMMAND_BYTES_MAX, ERROR_TEXT_BYTES_MAX, FAILED_NODES_MAX};
 use crate::state::Ack;
 use freebs_types::limits::CHAIN_MEMBERS_MAX;
 use freebs_types::{
-    Error, ErrorKind, Generation, Hash32, HostPublic, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
+    Error, ErrorKind, Generation, Hash32, HostPublic, NodeId, Result, Sequence, ShardId, StartNumber, Version,
+    ViewNumber, VolumeId,
 };
 
 /// Kinds of errors by their byte; appended to, never reordered.
@@ -206,6 +207,15 @@ impl Command {
                 put_of_shard(out, 16, *shard, &[view.0]);
                 put_members(out, nodes)?;
             }
+            Self::ExtendChains { away } => {
+                out.push(18);
+                put_nodes(out, away, FAILED_NODES_MAX)?;
+            }
+            Self::ActivateBranch { shard, view, generation } => put_of_shard(out, 19, *shard, &[view.0, generation.0]),
+            Self::RecoverShard(how) => {
+                put_of_shard(out, 17, how.shard, &[how.active.0, how.least.0, how.version.0, how.same.0]);
+                put_recover(out, how)?;
+            }
         }
         Ok(())
     }
@@ -231,7 +241,7 @@ impl Command {
                 node: NodeId(f.u64()?),
                 start: StartNumber(f.u64()?),
             },
-            6 => Self::ActivateView { shard: f.shard()?, view: ViewNumber(f.u64()?), generation: Generation(f.u64()?) },
+            kind @ (6 | 19) => activation(f, kind == 19)?,
             kind @ (7 | 14) => {
                 let volume = VolumeId(f.u64()?);
                 let identity = Hash32(f.take(32)?.try_into().expect("32 bytes"));
@@ -264,13 +274,10 @@ impl Command {
             }
             16 => {
                 let (shard, view) = (f.shard()?, ViewNumber(f.u64()?));
-                let count = usize::from(f.byte()?);
-                if count > CHAIN_MEMBERS_MAX {
-                    return Err(damaged());
-                }
-                let nodes = (0..count).map(|_| f.u64().map(NodeId)).collect::<Result<_>>()?;
-                Self::MembersComplete { shard, view, nodes }
+                Self::MembersComplete { shard, view, nodes: members(f)? }
             }
+            17 => Self::RecoverShard(recover(f)?),
+            18 => Self::ExtendChains { away: nodes(f, FAILED_NODES_MAX)? },
             _ => return Err(damaged()),
         };
         f.end()?;
@@ -280,6 +287,14 @@ impl Command {
         }
         Ok(command)
     }
+}
+
+fn activation(f: &mut Fields<'_>, begins_branch: bool) -> Result<Command> {
+    let (shard, view, generation) = (f.shard()?, ViewNumber(f.u64()?), Generation(f.u64()?));
+    Ok(match begins_branch {
+        false => Command::ActivateView { shard, view, generation },
+        true => Command::ActivateBranch { shard, view, generation },
+    })
 }
 
 /// Nodes, each with its start, their number before them.
@@ -300,12 +315,39 @@ fn put_members(out: &mut Vec<u8>, nodes: &[NodeId]) -> Result<()> {
     Ok(())
 }
 
+fn members(f: &mut Fields<'_>) -> Result<Vec<NodeId>> {
+    let count = usize::from(f.byte()?);
+    if count > CHAIN_MEMBERS_MAX {
+        return Err(damaged());
+    }
+    (0..count).map(|_| f.u64().map(NodeId)).collect()
+}
+
 fn nodes(f: &mut Fields<'_>, most: usize) -> Result<Vec<(NodeId, StartNumber)>> {
     let count = usize::from(f.byte()?);
     if count > most {
         return Err(damaged());
     }
     (0..count).map(|_| Ok((NodeId(f.u64()?), StartNumber(f.u64()?)))).collect()
+}
+
+/// All of it but its numbers.
+fn put_recover(out: &mut Vec<u8>, how: &RecoverShard) -> Result<()> {
+    out.push(u8::from(how.by_force));
+    put_members(out, &how.members)?;
+    put_members(out, &how.chain)?;
+    put_members(out, &how.learn)?;
+    put_nodes(out, &how.survivors, CHAIN_MEMBERS_MAX)?;
+    put_nodes(out, &how.lost, 2 * CHAIN_MEMBERS_MAX)
+}
+
+fn recover(f: &mut Fields<'_>) -> Result<RecoverShard> {
+    let (shard, active) = (f.shard()?, ViewNumber(f.u64()?));
+    let (least, version, same) = (Sequence(f.u64()?), Version(f.u64()?), Sequence(f.u64()?));
+    let by_force = f.flag()?;
+    let (members, chain, learn) = (members(f)?, members(f)?, members(f)?);
+    let (survivors, lost) = (nodes(f, CHAIN_MEMBERS_MAX)?, nodes(f, 2 * CHAIN_MEMBERS_MAX)?);
+    Ok(RecoverShard { shard, active, by_force, members, survivors, lost, chain, least, version, same, learn })
 }
 
 fn put_create(out: &mut Vec<u8>, new: &CreateVolume) {

@@ -1,7 +1,9 @@
 //! What can be asked of the control plane, and what comes of it.
 
 use crate::state::Ack;
-use freebs_types::{Generation, Hash32, HostPublic, NodeId, ShardId, StartNumber, ViewNumber, VolumeId};
+use freebs_types::{
+    Generation, Hash32, HostPublic, NodeId, Sequence, ShardId, StartNumber, Version, ViewNumber, VolumeId,
+};
 use serde::{Deserialize, Serialize};
 
 /// A new volume. What is left out gets its default.
@@ -82,6 +84,16 @@ pub enum Command {
         /// The generation in the view frame; if the volume has another by now, it is refused.
         generation: Generation,
     },
+    /// As `ActivateView`, of a view whose frame begins a branch: it was opened by force (rule V10). `Fenced` if nobody has said
+    /// that it may be.
+    ActivateBranch {
+        /// The shard.
+        shard: ShardId,
+        /// The pending view.
+        view: ViewNumber,
+        /// The generation in the view frame.
+        generation: Generation,
+    },
     /// The right to use a volume.
     AttachVolume {
         /// The volume.
@@ -153,6 +165,12 @@ pub enum Command {
         /// Each with the start in which it failed.
         failed: Vec<(NodeId, StartNumber)>,
     },
+    /// Chains that are shorter than their volumes are to have them (rule V10) get another member each, as many as may be
+    /// learned at a time.
+    ExtendChains {
+        /// Nodes that don't come, each with the start in which it is away: one that is back may come.
+        away: Vec<(NodeId, StartNumber)>,
+    },
     /// These members of the active view have everything (rule V7), as its head sees.
     MembersComplete {
         /// The shard.
@@ -162,6 +180,36 @@ pub enum Command {
         /// Members that have everything.
         nodes: Vec<NodeId>,
     },
+    /// An operator's word: so many members of a shard are lost for good that it can't go on by itself, and it goes on from
+    /// what is left (rule V10). `Fenced` if anything of what was seen is another by now.
+    RecoverShard(RecoverShard),
+}
+
+/// How a shard goes on without what is lost, and what was seen when that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecoverShard {
+    /// The shard.
+    pub shard: ShardId,
+    /// The active view.
+    pub active: ViewNumber,
+    /// The active view can't be sealed as usual. If not set, nothing is lost, and only members are replaced.
+    pub by_force: bool,
+    /// The chain, head first.
+    pub members: Vec<NodeId>,
+    /// Nodes whose promises are enough, each with its present start.
+    pub survivors: Vec<(NodeId, StartNumber)>,
+    /// All other members of the view and of the chain, each with the start in which it is lost: one that is back is not.
+    pub lost: Vec<(NodeId, StartNumber)>,
+    /// The chain from then on. Its head is the survivor with the best log; behind those that stay come new members.
+    pub chain: Vec<NodeId>,
+    /// Where the best log ends, and the version there: nothing below is sealed.
+    pub least: Sequence,
+    /// See `least`; for people.
+    pub version: Version,
+    /// Logs of the lost members are known to be the same as the best one only up to this frame.
+    pub same: Sequence,
+    /// Members of the chain that know more than that to be committed: they learn everything, as new members do.
+    pub learn: Vec<NodeId>,
 }
 
 /// What a command led to.
@@ -191,7 +239,7 @@ pub enum Outcome {
         /// The volume's attachment generation.
         generation: Generation,
     },
-    /// Of `ActivateView`: from now on this view orders requests.
+    /// Of `ActivateView` and `ActivateBranch`: from now on this view orders requests.
     Activated,
     /// Of `AttachVolume`.
     Attached {
@@ -206,7 +254,7 @@ pub enum Outcome {
     /// Of `NameHostKey`.
     Named,
     /// Of the commands that change members or heads: `MoveHead`, `ReplaceHead`, `FailOver`, `ReplaceMembers`,
-    /// `MembersComplete`.
+    /// `ExtendChains`, `MembersComplete`, `RecoverShard`.
     Moved,
 }
 

@@ -17,8 +17,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const STATE_MAGIC: [u8; 4] = *b"FBCS";
 /// Host keys of nodes, and who opened a view, came with version 2; a state without host keys is still written as
 /// version 1, whose readers pass over the other. Members that change came with version 3: a reader that passes over
-/// them would ask the wrong ones. A state in which none are changing is written as before.
-pub const STATE_VERSION: u16 = 3;
+/// them would ask the wrong ones. A state in which none are changing is written as before. Branches came with version 4: a
+/// reader that passes over them would let a log that was lost go on.
+pub const STATE_VERSION: u16 = 4;
 /// Bytes of the header before the body.
 pub const STATE_HEADER_BYTES: usize = 64;
 
@@ -84,7 +85,8 @@ impl State {
         serde_json::to_writer(&mut out, &body).expect("a state has only what JSON can say");
         let body = &out[STATE_HEADER_BYTES..];
         let version = match () {
-            () if self.has_changing_members() => STATE_VERSION,
+            () if self.has_branches() => STATE_VERSION,
+            () if self.has_changing_members() => 3,
             () if self.nodes.values().any(|n| n.host_key.is_some()) => 2,
             () => 1,
         };

@@ -3,7 +3,7 @@
 //! What the control plane decided follows from each command and the states around it, so every node tells the same of
 //! it, and whoever gathers from several nodes knows by revision, kind and shard what is the same event.
 
-use crate::command::Command;
+use crate::command::{Command, RecoverShard};
 use crate::state::{Holder, Shard, State, Volume};
 use freebs_types::NodeId;
 use serde::{Deserialize, Serialize};
@@ -41,6 +41,8 @@ pub enum EventKind {
     MemberReplaced,
     /// New members of a shard have everything.
     MemberComplete,
+    /// A shard is to go on by force: what only lost members have is lost.
+    Forced,
     /// A view is active: its head orders writes from then on.
     ViewActive,
     /// The log found damage.
@@ -74,6 +76,7 @@ impl EventKind {
             Self::HeadMoved => "head_moved",
             Self::MemberReplaced => "member_replaced",
             Self::MemberComplete => "member_complete",
+            Self::Forced => "forced",
             Self::ViewActive => "view_active",
             Self::Damage => "damage",
             Self::Refused => "refused",
@@ -176,15 +179,28 @@ pub fn told(before: &State, command: &Command, now: &State) -> Vec<Told> {
             let old = before.volume(*volume)?.holder.clone()?;
             Some(Told::new(EventKind::Detached, format!("by {}", old.name)).of(v))
         })),
-        Command::ActivateView { shard, view, .. } => one(now.volume(shard.volume).and_then(|v| {
-            let head = name(now, v.shard(shard.index)?.head()?);
-            let t = Told::new(EventKind::ViewActive, format!("view {view}, head {head}")).of(v);
-            Some(Told { shard: Some(shard.to_string()), about: Some(head), ..t })
-        })),
+        Command::ActivateView { shard, view, .. } | Command::ActivateBranch { shard, view, .. } => {
+            one(now.volume(shard.volume).and_then(|v| {
+                let s = v.shard(shard.index)?;
+                let head = name(now, s.head()?);
+                let how = match s.branch.filter(|b| b.view == *view) {
+                    Some(b) => format!(", by force, from version {} or a later one on", b.version),
+                    None if before.shard(*shard).is_some_and(|s| s.forced.is_some()) => {
+                        ": the one before was sealed as usual after all, so nothing is lost".into()
+                    }
+                    None => String::new(),
+                };
+                let t = Told::new(EventKind::ViewActive, format!("view {view}, head {head}{how}")).of(v);
+                Some(Told { shard: Some(shard.to_string()), about: Some(head), ..t })
+            }))
+        }
         Command::MoveHead { .. } => heads(before, now, "asked for"),
         Command::ReplaceHead { .. } => heads(before, now, "the old one could not go on"),
         Command::FailOver { .. } => heads(before, now, "the old one has failed, or is being stopped"),
-        Command::ReplaceMembers { .. } => members(before, now),
+        Command::ReplaceMembers { .. } | Command::ExtendChains { .. } => {
+            members(before, now, "has been gone for too long")
+        }
+        Command::RecoverShard(how) => forced(before, now, how),
         Command::MembersComplete { shard, nodes, .. } => {
             let kept = before.shard(*shard).map(|s| s.joining.clone()).unwrap_or_default();
             let new = nodes.iter().filter(|n| kept.contains(n)).map(|n| name(now, *n)).collect::<Vec<_>>().join(", ");
@@ -254,23 +270,42 @@ fn heads(before: &State, now: &State, why: &str) -> Vec<Told> {
 }
 
 /// Which shards got other members, and with them perhaps another head.
-fn members(before: &State, now: &State) -> Vec<Told> {
+fn members(before: &State, now: &State, why: &str) -> Vec<Told> {
     let mut out = Vec::new();
     for volume in now.volumes().filter(|v| v.changed > before.revision()) {
         for shard in &volume.shards {
             let id = volume.shard_id(shard.index);
             let Some(old) = before.shard(id) else { continue };
-            let left = old.members.iter().filter(|n| !shard.members.contains(n));
-            let came = shard.members.iter().filter(|n| !old.members.contains(n));
-            for (left, came) in left.zip(came) {
-                let (left, came) = (name(now, *left), name(now, *came));
-                let text = format!("{came} in place of {left}, which has been gone for too long");
+            let mut left = old.members.iter().filter(|n| !shard.members.contains(n));
+            for came in shard.members.iter().filter(|n| !old.members.contains(n)) {
+                let came = name(now, *came);
+                let text = match left.next() {
+                    Some(left) => format!("{came} in place of {}, which {why}", name(now, *left)),
+                    None => format!("{came} besides the others, who were fewer than the volume is to have"),
+                };
                 let t = Told::new(EventKind::MemberReplaced, text).of(volume);
                 out.push(Told { shard: Some(id.to_string()), about: Some(came), ..t.decided(volume.changed) });
             }
         }
     }
-    out.extend(heads(before, now, "the old one has been gone for too long"));
+    out.extend(heads(before, now, &format!("the old one {why}")));
+    out
+}
+
+/// The word of an operator, and the members from then on.
+fn forced(before: &State, now: &State, how: &RecoverShard) -> Vec<Told> {
+    let Some((volume, head)) = now.volume(how.shard.volume).zip(how.chain.first()) else { return Vec::new() };
+    let lost = how.lost.iter().map(|(n, _)| name(now, *n)).collect::<Vec<_>>().join(", ");
+    let head = name(now, *head);
+    let text = format!(
+        "by the word of an operator view {} is to go on from {head}, at version {} (sequence {}), without {lost}: what \
+         only these have is lost unless they answer before that",
+        how.active, how.version, how.least
+    );
+    let t = Told::new(EventKind::Forced, text).of(volume);
+    let told = Told { shard: Some(how.shard.to_string()), about: Some(head), ..t.decided(volume.changed) };
+    let mut out: Vec<Told> = Some(told).filter(|_| how.by_force).into_iter().collect();
+    out.extend(members(before, now, "is lost"));
     out
 }
 

@@ -27,13 +27,14 @@ mod mutant;
 mod placement;
 mod plane;
 pub mod rebuild;
+pub mod recover;
 pub mod rules;
 mod state;
 pub mod timing;
 
 pub use changes::Changes;
-pub use command::{Command, CreateVolume, Done, Outcome};
+pub use command::{Command, CreateVolume, Done, Outcome, RecoverShard};
 pub use durable::{STATE_HEADER_BYTES, STATE_MAGIC, STATE_VERSION, StateHeader};
 pub use mutant::Mutant;
 pub use plane::ControlPlane;
-pub use state::{Ack, Holder, Node, Pending, Shard, State, Volume};
+pub use state::{Ack, Branch, Forced, Holder, Node, Pending, Shard, State, Volume};

@@ -54,7 +54,23 @@ impl Shard {
     }
 }
 
+impl Shard {
+    /// `new` comes to those that are there.
+    fn extend(&mut self, new: NodeId) {
+        self.active_members = self.members.clone();
+        self.keepers.retain(|m| *m != new);
+        self.joining.push(new);
+        self.members.push(new);
+        self.pending = None;
+    }
+}
+
 impl State {
+    /// True if a shard has gone on by force, or is to.
+    pub(crate) fn has_branches(&self) -> bool {
+        self.volumes.values().any(|v| v.shards.iter().any(|s| s.forced.is_some() || s.branch.is_some()))
+    }
+
     pub(crate) fn has_changing_members(&self) -> bool {
         let changes = |s: &Shard| !(s.active_members.is_empty() && s.joining.is_empty() && s.keepers.is_empty());
         self.volumes.values().any(|v| v.shards.iter().any(changes))
@@ -80,12 +96,40 @@ impl State {
         if shard.keepers.len() >= common::CHAIN_MEMBERS_MAX {
             return None;
         }
+        Some((old, self.spare(shard, is_there, loads)?))
+    }
+
+    /// The node that is to be a member next: a former one, for it has the most, else who carries least.
+    fn spare(&self, shard: &Shard, is_there: impl Fn(&NodeId) -> bool, loads: &Loads) -> Option<NodeId> {
         let spare = self.nodes.keys().copied().filter(|n| is_there(n) && !shard.members.contains(n));
-        let new = spare.min_by_key(|n| {
+        spare.min_by_key(|n| {
             let load = loads.of(*n);
             (!shard.keepers.contains(n), load.copies, load.heads, *n)
-        })?;
-        Some((old, new))
+        })
+    }
+
+    /// Shards whose chains are shorter than their volumes are to have them (V10), and the nodes that come to them while
+    /// these are away, as many as may be learned at a time. Of a shard one at a time.
+    #[must_use]
+    pub fn extensions(&self, away: &BTreeSet<NodeId>) -> Vec<(ShardId, NodeId)> {
+        let is_there = |n: &NodeId| !away.contains(n) && self.node(*n).is_some_and(|n| n.start.0 > 0);
+        let busy: usize = self.volumes().map(|v| v.shards.iter().filter(|s| !s.joining.is_empty()).count()).sum();
+        let room = limits::JOINING_SHARDS_MAX.saturating_sub(busy);
+        let mut loads = self.loads.clone();
+        let (mut out, volumes) = (Vec::new(), self.volumes());
+        for (volume, shard) in volumes.flat_map(|v| v.shards.iter().map(move |s| (v, s))) {
+            let is_settled = shard.active.0 > 0 && shard.joining.is_empty() && shard.active_members.is_empty();
+            let is_short = shard.members.len() < usize::from(volume.copies);
+            let there = shard.members.iter().filter(|n| is_there(n)).count();
+            if !is_settled || !is_short || there < volume.quorum(shard.members.len()) || out.len() >= room {
+                continue;
+            }
+            if let Some(new) = self.spare(shard, is_there, &loads) {
+                loads.add_member(new);
+                out.push((volume.shard_id(shard.index), new));
+            }
+        }
+        out
     }
 
     /// Places that other nodes take when these have been gone for too long, as many as may be learned at a time: the
@@ -119,16 +163,35 @@ impl State {
         if gone.len() + failed.len() > limits::FAILED_NODES_MAX {
             return Err(Error::invalid(format!("at most {} nodes fail at a time", limits::FAILED_NODES_MAX)));
         }
-        let still = |of: &[(NodeId, StartNumber)]| -> BTreeSet<NodeId> {
-            of.iter().filter(|n| self.node(n.0).is_some_and(|known| known.start == n.1)).map(|n| n.0).collect()
-        };
         let mut changed: Vec<Volume> = Vec::new();
-        for (id, old, new) in self.replacements(&still(gone), &still(failed)) {
+        for (id, old, new) in self.replacements(&self.still(gone), &self.still(failed)) {
             if changed.last().is_none_or(|v| v.id != id.volume) {
                 changed.push(self.volume_to_change(id.volume)?);
             }
             let volume = changed.last_mut().expect("pushed above");
             shard_of(volume, id)?.replace(old, new, mutant);
+        }
+        changed.into_iter().for_each(|volume| self.commit(volume));
+        Ok(Outcome::Moved)
+    }
+
+    /// Those that were not started again since.
+    fn still(&self, of: &[(NodeId, StartNumber)]) -> BTreeSet<NodeId> {
+        of.iter().filter(|n| self.node(n.0).is_some_and(|known| known.start == n.1)).map(|n| n.0).collect()
+    }
+
+    /// Members come to the chains that are too short; none of those that are away, if they were not started again since.
+    pub(crate) fn extend_chains(&mut self, away: &[(NodeId, StartNumber)]) -> Result<Outcome> {
+        if away.len() > limits::FAILED_NODES_MAX {
+            return Err(Error::invalid(format!("at most {} nodes fail at a time", limits::FAILED_NODES_MAX)));
+        }
+        let mut changed: Vec<Volume> = Vec::new();
+        for (id, new) in self.extensions(&self.still(away)) {
+            if changed.last().is_none_or(|v| v.id != id.volume) {
+                changed.push(self.volume_to_change(id.volume)?);
+            }
+            let volume = changed.last_mut().expect("pushed above");
+            shard_of(volume, id)?.extend(new);
         }
         changed.into_iter().for_each(|volume| self.commit(volume));
         Ok(Outcome::Moved)

@@ -25,4 +25,6 @@ pub enum Mutant {
     RebuiltIsActive,
     /// V9: numbers go on behind those of views; what was promised above is forgotten.
     PromisesForgotten,
+    /// V10: the view that follows an operator's word is taken for a branch, although its frame is none.
+    SealsAreBranches,
 }

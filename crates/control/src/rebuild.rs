@@ -21,11 +21,11 @@
 //! views: a node that was not looked at may be the only one with a volume, and would take what it has for the new one's. Who is not known to hold
 //! everything of a view is joining (rule V7), so it leads nothing and counts for nothing before it has learned.
 
-use crate::state::{Ack, Node, Pending, Shard, State, Volume};
+use crate::state::{Ack, Branch, Node, Pending, Shard, State, Volume};
 use crate::{Mutant, limits, rules};
 use freebs_format::ViewBody;
 use freebs_types::{
-    ClusterId, Error, Generation, NodeId, Result, Sequence, ShardId, StartNumber, ViewNumber, VolumeId,
+    ClusterId, Error, Generation, NodeId, Result, Sequence, ShardId, StartNumber, Version, ViewNumber, VolumeId,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,6 +67,9 @@ pub struct ViewSurvey {
     pub head_start: StartNumber,
     /// `None` in frames of earlier versions.
     pub volume: Option<VolumeSurvey>,
+    /// The newest view of the shard that began a branch, 0 for none.
+    #[serde(default)]
+    pub branch: ViewNumber,
 }
 
 impl ViewSurvey {
@@ -90,6 +93,7 @@ impl ViewSurvey {
             members: body.members.iter().map(|m| m.node).collect(),
             head_start: body.members.first().map(|m| m.start).unwrap_or_default(),
             volume,
+            branch: body.volume.as_deref().map(|d| d.branch).unwrap_or_default(),
         }
     }
 }
@@ -432,6 +436,14 @@ impl<'a> Views<'a> {
         down.find(|v| on_enough(v) || self.is_committed(v, of)).map_or(ViewNumber(0), |v| v.view)
     }
 
+    /// The newest branch up to this view, as the newest description has it: a branch that an older one names may never have
+    /// been active. Nobody knows any more up to where older logs are the same.
+    fn branch(&self, upto: ViewNumber) -> Option<Branch> {
+        let newest = self.0.range(..=upto).rev().map(|(_, v)| *v).find(|v| v.volume.is_some())?;
+        let view = newest.branch.min(upto);
+        (view.0 > 0).then_some(Branch { view, at: Sequence(0), version: Version(0) })
+    }
+
     /// Whether no view behind this one can have become active, whatever nodes hold that were not looked at.
     fn is_last(&self, view: &ViewSurvey, of: &OfShard<'_>, seen: &Seen<'_>) -> bool {
         let unknown = seen.nodes.keys().filter(|n| !seen.is_known(of, **n)).count();
@@ -463,10 +475,8 @@ fn shard(index: u32, of: &OfShard<'_>, seen: &Seen<'_>) -> std::result::Result<S
     let views = Views::of(of);
     let mut all = views.0.values().rev().map(|v| (*v, views.holders(v, of, seen)));
     let can_be_active = |(v, (_, may)): &(&ViewSurvey, (_, usize))| *may >= usize::from(v.quorum.max(1));
-    let found = match seen.mutant {
-        Some(Mutant::OldestViewRebuilt) => all.rfind(can_be_active),
-        _ => all.find(can_be_active),
-    };
+    let is_wrong = seen.mutant == Some(Mutant::OldestViewRebuilt);
+    let found = if is_wrong { all.rfind(can_be_active) } else { all.find(can_be_active) };
     let Some((view, (on, may))) = found else {
         let newest = views.0.values().next_back().map(|v| (v.view, v.quorum, views.holders(v, of, seen).1));
         return Err(newest.map_or_else(
@@ -526,5 +536,7 @@ fn shard(index: u32, of: &OfShard<'_>, seen: &Seen<'_>) -> std::result::Result<S
         keepers,
         // Whose disk was lost before is not known.
         learning: Vec::new(),
+        forced: None,
+        branch: views.branch(view.view),
     })
 }

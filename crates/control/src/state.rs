@@ -4,8 +4,8 @@ use crate::limits;
 use crate::placement::Loads;
 use freebs_format::VolumeDescription;
 use freebs_types::{
-    ClusterId, Error, Generation, Hash32, HostPublic, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
-    limits as common,
+    ClusterId, Error, Generation, Hash32, HostPublic, NodeId, Result, Sequence, ShardId, StartNumber, Version,
+    ViewNumber, VolumeId, limits as common,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -51,6 +51,34 @@ pub struct Pending {
     pub start: StartNumber,
 }
 
+/// The word of an operator that the active view may be left although too few of its members are there to seal it (rule
+/// V10).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forced {
+    /// All of these have to promise, and no others.
+    pub survivors: Vec<NodeId>,
+    /// Nothing is sealed below this frame.
+    pub least: Sequence,
+    /// The version with that frame, as the operator was told.
+    pub version: Version,
+    /// Other logs are known to be the same only up to this frame.
+    pub same: Sequence,
+    /// Lost members that had everything. If the view is sealed as usual after all, they keep it for as long as others do.
+    pub kept: Vec<NodeId>,
+}
+
+/// Where a shard went on by force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Branch {
+    /// The newest view that was opened so.
+    pub view: ViewNumber,
+    /// Logs of older views are known to be the same only up to this frame.
+    pub at: Sequence,
+    /// The version that it went on from, as the operator was told; 0 if that is not known any more.
+    #[serde(default)]
+    pub version: Version,
+}
+
 /// One shard and its chain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
@@ -90,6 +118,12 @@ pub struct Shard {
     /// theirs is the newest is not known, so what they have may be an old image, and seals nothing (V8).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unseen: Vec<NodeId>,
+    /// Set until the view that follows is active, if the active one may be left by force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forced: Option<Forced>,
+    /// `None` if it never went on by force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub branch: Option<Branch>,
 }
 
 impl Shard {
@@ -128,6 +162,10 @@ fn is_chain(nodes: &[NodeId]) -> bool {
 
 impl Shard {
     fn members_are_possible(&self) -> bool {
+        let is_number = |s: Sequence| s.0 <= limits::NUMBER_MAX;
+        let is_word = |f: &Forced| {
+            [&f.survivors, &f.kept].iter().all(|nodes| is_chain(nodes)) && is_number(f.least) && is_number(f.same)
+        };
         !self.members.is_empty()
             && [&self.members, &self.active_members, &self.joining, &self.keepers, &self.learning, &self.unseen]
                 .iter()
@@ -136,6 +174,8 @@ impl Shard {
             && self.joining.iter().all(|n| self.members.contains(n))
             && self.joining.len() < self.members.len()
             && !self.keepers.iter().any(|n| self.members.contains(n))
+            && self.forced.as_ref().is_none_or(is_word)
+            && self.branch.is_none_or(|b| b.view <= self.active && is_number(b.at))
     }
 }
 
@@ -200,7 +240,14 @@ impl Volume {
             copies: self.copies,
             min_copies: self.min_copies,
             all: self.ack == Ack::All,
+            branch: ViewNumber(0),
         }
+    }
+
+    /// The description for view frames of one of its shards that begin no branch.
+    #[must_use]
+    pub fn description_of(&self, shard: &Shard) -> VolumeDescription {
+        VolumeDescription { branch: shard.branch.map(|b| b.view).unwrap_or_default(), ..self.description() }
     }
 
     /// 4 KiB blocks that the fullest shard (the first) must address for this size: whole stripes dealt in turn.

@@ -37,7 +37,7 @@ pub struct ViewSecret {
 /// What a view frame says (rules V1, V5).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ViewBody {
-    /// The last active view before, 0 for the first.
+    /// The last active view before, 0 for the first. Of a branch, the view of the frame that it goes on from.
     pub pred: ViewNumber,
     /// Last sequence of the predecessor that counts, and its hid.
     pub seal_sequence: Sequence,
@@ -161,9 +161,21 @@ impl ViewBody {
         members == (fixed.members.get() as usize + 1) * size_of::<MemberFixed>()
     }
 
+    /// The frame that a body names as the seal, and the view that it follows.
+    pub(crate) fn seal_of(body: &[u8]) -> Option<(ViewNumber, Sequence, Hash32)> {
+        let (fixed, _) = ViewFixed::ref_from_prefix(body).ok()?;
+        Some((ViewNumber(fixed.pred.get()), Sequence(fixed.seal_sequence.get()), Hash32(fixed.seal_hid)))
+    }
+
     /// Whether a body describes the volume.
     pub(crate) fn names_volume(body: &[u8]) -> bool {
         ViewFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.flags.get() & VIEW_VOLUME != 0)
+    }
+
+    /// True if a body names a branch.
+    pub(crate) fn names_branch(body: &[u8]) -> bool {
+        let split = ViewFixed::ref_from_prefix(body).ok().and_then(|(fixed, rest)| split_volume(fixed, rest).ok());
+        split.and_then(|(_, volume)| volume).is_some_and(|v| v.branch.get() > 0)
     }
 
     /// Reads a body. `Corrupt` if lengths do not fit, members or quorum are impossible, or a flag is not known.

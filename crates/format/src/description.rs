@@ -1,7 +1,7 @@
 //! What a view frame says of the volume that the shard is part of, so that the control state can be made again from the
 //! nodes' logs (rule V9).
 
-use freebs_types::{Error, Result, limits};
+use freebs_types::{Error, Result, ViewNumber, limits};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -22,6 +22,8 @@ pub struct VolumeDescription {
     pub min_copies: u8,
     /// A write is answered when it is durable on all members, not on the majority.
     pub all: bool,
+    /// Of this shard: the newest view that began a branch (V10), 0 for none.
+    pub branch: ViewNumber,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -35,11 +37,19 @@ pub(crate) struct VolumeFixed {
     pub(crate) all: u8,
     pub(crate) name_len: u8,
     pub(crate) name: [u8; limits::VOLUME_NAME_BYTES_MAX],
-    pub(crate) reserved: [u8; 8],
+    pub(crate) branch: U64,
 }
 const _: () = assert!(size_of::<VolumeFixed>() == 160);
 
 impl VolumeDescription {
+    /// True if both describe the same volume, whatever became of the shard.
+    #[must_use]
+    pub fn is_same_volume(&self, other: &Self) -> bool {
+        let Self { name, size, stripe, shards, copies, min_copies, all, branch: _ } = self;
+        (name, size, stripe, shards, copies, min_copies, all)
+            == (&other.name, &other.size, &other.stripe, &other.shards, &other.copies, &other.min_copies, &other.all)
+    }
+
     pub(crate) fn fixed(&self) -> VolumeFixed {
         let mut name = [0; limits::VOLUME_NAME_BYTES_MAX];
         let len = self.name.len().min(name.len());
@@ -53,7 +63,7 @@ impl VolumeDescription {
             all: self.all.into(),
             name_len: len as u8,
             name,
-            reserved: [0; 8],
+            branch: self.branch.0.into(),
         }
     }
 
@@ -73,6 +83,7 @@ impl VolumeDescription {
             copies: fixed.copies,
             min_copies: fixed.min_copies,
             all: fixed.all == 1,
+            branch: ViewNumber(fixed.branch.get()),
         })
     }
 }

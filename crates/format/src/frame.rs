@@ -6,7 +6,8 @@
 
 use crate::bodies::{MarkBody, ViewBody};
 use crate::header::{
-    DIGEST_PREFIX, FEATURE_CLOSED, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FEATURES, FRAME_MAGIC, FRAME_VERSION,
+    DIGEST_PREFIX, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FEATURES, FRAME_MAGIC,
+    FRAME_VERSION,
 };
 use crate::{
     ExtentDesc, ExtentKind, FrameDigest, FrameHeader, FrameKind, UpdateDesc, UpdateKind, block_crc, crc32c,
@@ -86,10 +87,19 @@ pub struct FrameBefore {
     pub sequence: Sequence,
     /// Hash of `token`, as it stands in that frame's header.
     pub hid: Hash32,
-    /// Access token of that frame: the `parent` of the frame that tells.
-    pub token: Hash32,
+    /// Access token of that frame: the `parent` of the frame that tells. `None` if that one begins a branch, and its
+    /// `parent` is the `hid`.
+    pub token: Option<Hash32>,
     /// Version after it.
     pub version: Version,
+}
+
+impl FrameBefore {
+    /// The `parent` of the frame that tells: the token of the frame before it, or the `hid` where a branch begins.
+    #[must_use]
+    pub fn parent(&self) -> Hash32 {
+        self.token.unwrap_or(self.hid)
+    }
 }
 
 fn corrupt(what: &'static str) -> Error {
@@ -148,6 +158,10 @@ impl FrameHead {
         let has_volume = header.frame_kind() == FrameKind::View && ViewBody::names_volume(head.body());
         if has_volume != (header.features.get() & FEATURE_VOLUME != 0) {
             return Err(corrupt("a view frame that says wrongly whether it describes the volume"));
+        }
+        let has_branch = header.frame_kind() == FrameKind::View && ViewBody::names_branch(head.body());
+        if has_branch != (header.features.get() & FEATURE_BRANCH != 0) {
+            return Err(corrupt("a view frame that says wrongly whether it names a branch"));
         }
         Ok(head)
     }
@@ -231,7 +245,7 @@ impl FrameHead {
     pub fn before(&self) -> FrameBefore {
         let h = &self.header;
         let view = match self.kind() {
-            FrameKind::View => ViewBody::decode(self.body()).map_or(self.view(), |v| v.pred),
+            FrameKind::View => ViewBody::seal_of(self.body()).map_or(self.view(), |(pred, ..)| pred),
             _ => self.view(),
         };
         let version = match self.kind() {
@@ -239,8 +253,16 @@ impl FrameHead {
             _ => h.first_version.get(),
         };
         let token = h.parent_token();
+        let (hid, token) = if self.is_branch() { (token, None) } else { (hide(&token), Some(token)) };
         let sequence = Sequence(self.seq().0.saturating_sub(1));
-        FrameBefore { view, sequence, hid: hide(&token), token, version: Version(version) }
+        FrameBefore { view, sequence, hid, token, version: Version(version) }
+    }
+
+    /// True if a branch begins here (rule V10): this is the frame of a view, and its `parent` is the public `hid` of the
+    /// frame that it names as the seal. Anybody could make it, for no token was needed.
+    pub fn is_branch(&self) -> bool {
+        let seal = Some(self.kind()).filter(|k| *k == FrameKind::View).and_then(|_| ViewBody::seal_of(self.body()));
+        seal.is_some_and(|(_, sequence, hid)| sequence.0 > 0 && hid == self.header.parent_token())
     }
 
     /// The frame's digest, begun: the data are still to come.
@@ -555,7 +577,14 @@ impl FrameBuilder {
         let slices = kind == FrameKind::View && ViewBody::names_slices(body);
         let volume = kind == FrameKind::View && ViewBody::names_volume(body);
         let closed = kind == FrameKind::Mark && MarkBody::names_closed(body);
-        let bits = [(pins, FEATURE_PINS), (slices, FEATURE_SHARED), (volume, FEATURE_VOLUME), (closed, FEATURE_CLOSED)];
+        let branch = kind == FrameKind::View && ViewBody::names_branch(body);
+        let bits = [
+            (pins, FEATURE_PINS),
+            (slices, FEATURE_SHARED),
+            (volume, FEATURE_VOLUME),
+            (closed, FEATURE_CLOSED),
+            (branch, FEATURE_BRANCH),
+        ];
         bits.into_iter().map(|(is_set, bit)| u32::from(is_set) * bit).sum()
     }
 

@@ -17,8 +17,10 @@ pub const FEATURE_SHARED: u32 = 2;
 pub const FEATURE_VOLUME: u32 = 4;
 /// Feature bit of a mark that has secrets of closed views. A reader without it would take them for pinned versions.
 pub const FEATURE_CLOSED: u32 = 8;
+/// Feature bit of a view frame that names a branch. A reader without it would go on with a log that was lost by force.
+pub const FEATURE_BRANCH: u32 = 16;
 /// All feature bits that this version knows.
-pub(crate) const FEATURES: u32 = FEATURE_PINS | FEATURE_SHARED | FEATURE_VOLUME | FEATURE_CLOSED;
+pub(crate) const FEATURES: u32 = FEATURE_PINS | FEATURE_SHARED | FEATURE_VOLUME | FEATURE_CLOSED | FEATURE_BRANCH;
 /// Bytes of the header that the digest covers; behind them come the hashes themselves.
 pub const DIGEST_PREFIX: usize = 112;
 

@@ -69,7 +69,7 @@ layouts! {
     ExtentDesc { lba, blocks, kind, flags, reserved }
     ViewFixed { pred, seal_sequence, seal_hid, secret_hash, generation, quorum, min_copies, members, flags }
     MemberFixed { node, start, flags, slice, reserved }
-    VolumeFixed { size, stripe, shards, copies, min_copies, all, name_len, name, reserved }
+    VolumeFixed { size, stripe, shards, copies, min_copies, all, name_len, name, branch }
     SharedFixed { point, pred_secret, threshold, reserved }
     AttachFixed { generation, driver, identity, reserved }
     MarkFixed {

@@ -15,7 +15,7 @@ use crate::{
 use bytes::BytesMut;
 use freebs_format::disk::Superblock;
 use freebs_io::{AlignedBuf, Device, Durability};
-use freebs_types::{Error, Result, Sequence, ShardId, StartNumber, Version, ViewNumber};
+use freebs_types::{Error, Hash32, Result, Sequence, ShardId, StartNumber, Version, ViewNumber};
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -222,6 +222,13 @@ impl<D: Device> Engine<D> {
         let core = self.inner.core.borrow();
         let s = core.shards.get(&shard)?;
         Some((s.tip.name, s.tip.version, s.committed))
+    }
+    /// Parent and digest of the frame in front of an uncommitted one, as far as the log knows them: from both its access
+    /// token is made. A frame that begins a branch does not tell.
+    pub fn origin_before(&self, shard: ShardId, sequence: Sequence) -> Option<(Hash32, Hash32)> {
+        let core = self.inner.core.borrow();
+        let before = core.shards.get(&shard)?.overlay.get(sequence)?.before;
+        (before.name.sequence.next() == sequence).then_some((before.parent, before.digest))
     }
     /// The lowest view that is still served (rule V2); `None` if the shard is unknown.
     pub fn promised(&self, shard: ShardId) -> Option<ViewNumber> {

@@ -127,6 +127,11 @@ impl Overlay {
         self.frames.insert(i, frame);
     }
 
+    /// The frame of this sequence.
+    pub fn get(&self, s: Sequence) -> Option<&Uncommitted> {
+        self.frames.iter().find(|f| f.sequence == s)
+    }
+
     /// The first frame behind a sequence, whose tip before is changed by a repair.
     pub fn after(&mut self, s: Sequence) -> Option<&mut Uncommitted> {
         let i = self.frames.partition_point(|f| f.sequence <= s);

@@ -20,7 +20,7 @@ use crate::map::{Crcs, Extent, ExtentMap, Outcome};
 use crate::overlay::{Overlay, Uncommitted, entries};
 use crate::segments::Segments;
 use crate::{Base, FrameName, MarkChange, RequestTable, RuleMutant, ShardState, Unrepaired};
-use freebs_format::{AttachBody, CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind, MarkBody, ViewBody, hide};
+use freebs_format::{AttachBody, CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind, MarkBody, ViewBody};
 use freebs_types::{BLOCK, ChunkId, Hash32, Sequence, ShardId, Version, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -41,7 +41,8 @@ pub(crate) struct At {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tip {
     pub name: FrameName,
-    /// Of a frame that is known only from the one behind it: its own token, and `digest` is zero.
+    /// Of a frame that is known only from the one behind it: its own token, or zeroes if that begins a branch; and
+    /// `digest` is zero.
     pub parent: Hash32,
     pub digest: Hash32,
     pub version: Version,
@@ -54,7 +55,7 @@ impl Tip {
     fn before(head: &FrameHead) -> Self {
         let b = head.before();
         let name = FrameName { view: b.view, sequence: b.sequence, hid: b.hid };
-        Self { name, version: b.version, parent: b.token, ..Self::default() }
+        Self { name, version: b.version, parent: b.token.unwrap_or_default(), ..Self::default() }
     }
 
     fn of(head: &FrameHead) -> Self {
@@ -242,7 +243,7 @@ impl Shard {
             self.tip = Tip::before(head);
         } else if head.view() != self.tip.name.view
             && self.tip.name.sequence.0 > 0
-            && hide(&h.parent_token()) != self.tip.name.hid
+            && head.before().hid != self.tip.name.hid
         {
             // The frame that cut this tail is lost: what we have as last does not belong to the chain.
             if self.tip.name.sequence > self.committed {

@@ -182,6 +182,8 @@ const _: () = assert!(
 pub const USABLE_MAX: Duration = Duration::from_secs(10);
 /// `volume create` looks this often whether the volume can be used.
 pub const USABLE_LOOK: Duration = Duration::from_millis(20);
+/// `volume recover` looks this often how it comes along: new members may have to learn for hours.
+pub const RECOVER_LOOK: Duration = Duration::from_millis(200);
 /// A verification reads everything; only the connection's end ends it early.
 pub const VERIFY_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Between two questions of `verify` how far an audit is, at first; each pause is twice the one before it.

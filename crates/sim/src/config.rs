@@ -83,6 +83,8 @@ pub struct Odds {
     pub kill_leader: f64,
     /// A node's seat lags, while the node is replaced and then taken again, and its replica goes on.
     pub lag_seat: f64,
+    /// So many members of a shard are lost for good that it can't go on by itself.
+    pub lose_members: f64,
 }
 
 /// A whole run.
@@ -188,6 +190,7 @@ impl Config {
             .with_dead_leaders()
             .with_leaving()
             .with_seats()
+            .with_lost_members()
     }
 
     /// A device that is full moves nearly all that it has before it knows what more it takes, and a disk that needs a
@@ -368,6 +371,24 @@ impl Config {
         self
     }
 
+    /// In some runs with nodes to spare so many members are lost for good that shards go on by force; also where the last
+    /// log that is left has lost frames.
+    fn with_lost_members(mut self) -> Self {
+        let mut luck = Rng::fork(self.seed, 15);
+        let is_spared = self.odds.leave_node > 0.0;
+        if self.has_seats || !(is_spared || self.has_loss) || !self.has_keys || !luck.chance(0.4) {
+            return self;
+        }
+        self.odds.lose_members = 0.1 + luck.below(1000) as f64 / 2500.0;
+        if self.has_loss {
+            self.nodes = 5;
+            self.slowness.resize(5, 1);
+            self.smaller.resize(5, 0);
+            self.odds.lose_members += 0.2;
+        }
+        self
+    }
+
     /// Whether clients may be told to try again.
     #[must_use]
     pub fn limit_is_short(&self) -> bool {
@@ -472,12 +493,21 @@ impl Odds {
     /// Faults that were added later are drawn only where they can strike, so that older seeds stay what they were.
     #[must_use]
     pub fn is_newer(&self, name: &str) -> bool {
-        matches!(name, "suspend_host" | "lose_control" | "old_image" | "kill_leader" | "leave_gateway" | "lag_seat")
+        matches!(
+            name,
+            "suspend_host"
+                | "lose_control"
+                | "old_image"
+                | "kill_leader"
+                | "leave_gateway"
+                | "lag_seat"
+                | "lose_members"
+        )
     }
 
     /// Names and odds, in a fixed order.
     #[must_use]
-    pub fn list(&self) -> [(&'static str, f64); 27] {
+    pub fn list(&self) -> [(&'static str, f64); 28] {
         [
             ("kill_node", self.kill_node),
             ("power_node", self.power_node),
@@ -506,6 +536,7 @@ impl Odds {
             ("kill_leader", self.kill_leader),
             ("leave_gateway", self.leave_gateway),
             ("lag_seat", self.lag_seat),
+            ("lose_members", self.lose_members),
         ]
     }
 }

@@ -91,7 +91,7 @@ impl Control {
     /// The seats have decided: this is the newest state, with that command in it.
     pub fn decided(&self, command: Option<&Command>, state: &Arc<State>) {
         let before = self.state.replace(state.clone());
-        if let Some(Command::ActivateView { shard, view, .. }) = command {
+        if let Some(Command::ActivateView { shard, view, .. } | Command::ActivateBranch { shard, view, .. }) = command {
             let active = |s: &State| s.shard(*shard).map(|s| s.active);
             if active(state) == Some(*view) && active(&before) != Some(*view) {
                 let wrong = command.and_then(|c| wrong_activation(&before, c));
@@ -190,7 +190,9 @@ impl Control {
         let before = self.state.borrow().revision();
         let wrong = wrong_activation(&self.state.borrow(), &command);
         let activates = match command {
-            Command::ActivateView { shard, view, .. } => Some((shard, view)),
+            Command::ActivateView { shard, view, .. } | Command::ActivateBranch { shard, view, .. } => {
+                Some((shard, view))
+            }
             _ => None,
         };
         let done = Arc::make_mut(&mut self.state.borrow_mut()).apply_with(command, self.mutant);
@@ -259,7 +261,7 @@ impl Control {
         let Place::Node(node) = from else { return };
         let witness = self.net.witness.borrow();
         match command {
-            Command::ActivateView { shard, view, .. } => {
+            Command::ActivateView { shard, view, .. } | Command::ActivateBranch { shard, view, .. } => {
                 let quorum = self
                     .volume(shard.volume)
                     .map_or(1, |v| v.quorum(v.shard(shard.index).map_or(1, |s| s.members.len())));
@@ -342,7 +344,11 @@ impl Control {
 /// What would be wrong if this command succeeded in that state: only the pending view becomes active, with the generation
 /// of this moment in it (V6).
 fn wrong_activation(state: &State, command: &Command) -> Option<String> {
-    let Command::ActivateView { shard, view, generation } = *command else { return None };
+    let (Command::ActivateView { shard, view, generation } | Command::ActivateBranch { shard, view, generation }) =
+        *command
+    else {
+        return None;
+    };
     let volume = state.volume(shard.volume)?;
     let s = volume.shard(shard.index)?;
     let is_right = s.pending.is_some_and(|p| p.view == view) && volume.generation == generation;

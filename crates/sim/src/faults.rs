@@ -2,6 +2,7 @@
 
 use crate::cluster::Cluster;
 use crate::device::Crash;
+use crate::forced;
 use crate::lost;
 use crate::network::Place;
 use crate::node::Node;
@@ -104,6 +105,7 @@ fn strike(c: &Rc<Cluster>, name: &str) {
         "lose_control" => lost::lose_control(c),
         "old_image" => lost::old_image(c),
         "kill_leader" => kill_leader(c),
+        "lose_members" => forced::lose_members(c),
         "control_down" => {
             c.control.set_down(true);
             let (cluster, wait) = (c.clone(), ms(c, 20, 1500));
@@ -406,7 +408,10 @@ fn lose_append(c: &Rc<Cluster>) {
     // A log that never had anything can't be told from one that was lost, too.
     let all = c.statuses();
     let is_there = |r: &Vec<_>| r.len() == 3 && r.iter().all(|(_, r): &(_, ShardStatus)| r.last.sequence.0 > 0);
-    if all.is_empty() || !all.values().all(is_there) {
+    // Nor can a log that others still have to learn from be mended by them.
+    let is_settled = |s: &Shard| s.joining.is_empty() && s.active_members.is_empty() && s.forced.is_none();
+    let are_settled = c.control.volumes().iter().all(|v| v.shards.iter().all(is_settled));
+    if all.is_empty() || !all.values().all(is_there) || !are_settled {
         return;
     }
     let Some(node) = damaged_node(c) else { return };

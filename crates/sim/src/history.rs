@@ -51,7 +51,7 @@ pub async fn check<D: Device>(engine: &Engine<D>, shard: ShardId, was_damaged: b
             last_hashes = Some((h.hid(), h.parent_token(), h.digest()));
             if let Some((_, version, hid)) = before {
                 let first = if f.head.kind() == FrameKind::Data { version.next() } else { version };
-                if hide(&h.parent_token()) != hid || h.first_version.get() != first.0 {
+                if f.head.before().hid != hid || h.first_version.get() != first.0 {
                     return Err(format!("frame {s} does not continue the one before"));
                 }
             }

@@ -110,6 +110,7 @@ impl Leader {
                 cluster.world.count(match command {
                     Command::FailOver { .. } => "heads of failed nodes replaced",
                     Command::ReplaceMembers { .. } => "members of nodes that are gone replaced",
+                    Command::ExtendChains { .. } => "short chains extended",
                     _ => "heads that were late replaced",
                 });
             }

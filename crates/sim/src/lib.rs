@@ -12,6 +12,7 @@ mod content;
 mod control;
 mod device;
 mod faults;
+mod forced;
 mod gateway;
 mod history;
 mod leader;

@@ -7,7 +7,7 @@ use crate::raft::SeatImage;
 use freebs_control::rebuild::{NodeName, NodeSurvey, Rebuilt, ShardSurvey, ViewSurvey, rebuild_with};
 use freebs_control::{State, Volume};
 use freebs_lsvd::tool::{self, Survey};
-use freebs_types::{Nanos, StartNumber};
+use freebs_types::{Nanos, StartNumber, ViewNumber};
 use std::rc::Rc;
 
 /// Revisions go on so far above those of the lost state.
@@ -38,6 +38,7 @@ pub fn lose_control(c: &Rc<Cluster>) {
     tokio::task::spawn_local(async move {
         let without = out.map(|n| n as usize);
         if let Some(state) = made_again(&cluster, without).await {
+            forget_branches(&cluster, &state);
             if let Some(seats) = cluster.control.seats() {
                 seats.found_again(state.clone());
             }
@@ -63,6 +64,17 @@ pub fn lose_control(c: &Rc<Cluster>) {
             });
         }
     });
+}
+
+/// Nobody knows any more up to where logs from before a branch are the same, so all of them begin anew (V10).
+fn forget_branches(c: &Cluster, state: &State) {
+    let mut witness = c.net.witness.borrow_mut();
+    for volume in state.volumes() {
+        for (shard, branch) in volume.shards.iter().filter_map(|s| Some((volume.shard_id(s.index), s.branch?))) {
+            let before = ViewNumber(branch.view.0 - 1);
+            c.nodes.iter().for_each(|n| witness.lose(n.id, shard, before));
+        }
+    }
 }
 
 async fn made_again(c: &Rc<Cluster>, without: Option<usize>) -> Option<State> {

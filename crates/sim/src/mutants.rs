@@ -13,6 +13,10 @@ use freebs_driver::Mutant as Driver;
 /// `ShortChainsOrder` (V1): no chain becomes shorter. `LeasesInPendingViews`, `LeasesBeforeDurable`, `OlderLeasesUntold` and
 /// `OlderDriversAnswered` (L2): an older driver that lives has its answers before a newer one gives its first success, or is
 /// fenced by another member; 300 seeds show none of them.
+/// `BranchNamesTheToken` (V10): a log that hides the break is as good as any other to those who go on from it.
+/// `LostLogsGoOn` (V10): it takes a lost member that knew of more committed frames than the best log has, and is to be a
+/// member again; a story of `chain` tells it. `SurvivorsBeginAnew` (V10): a chain that goes on by force has two survivors
+/// only where four or five copies were, and one of them would have to be late.
 pub const CHAIN: [Chain; 26] = [
     Chain::HeadOrdersAfterRestart,
     Chain::RepeatsAreApplied,
@@ -61,6 +65,7 @@ pub const DRIVER: [Driver; 10] = [
 /// one opening, which one run in thousands has; the tests of `control` go through all of them. Neither are `OldStartsPropose`
 /// (V1): whoever proposed is dead before its next start registers; `CompleteForEver` and `KeepersLetGo` (V7): a member would
 /// have to be lost for good while another one still learns.
+/// `SealsAreBranches` (V10): the lost would have to be back between the operator's word and the seal.
 pub const CONTROL: [Control; 7] = [
     Control::NewMembersFirst,
     Control::LearnersLead,

@@ -65,7 +65,12 @@ struct Cluster {
     last_read: Stamp,
     /// A read has shown that it never happened here.
     dead: bool,
+    /// The shard went on by force before this generation: whether it happened is open again, whatever was answered.
+    forced: Option<Generation>,
 }
+
+/// True for the sectors of a shard.
+type Sectors = Box<dyn Fn(u64) -> bool>;
 
 #[derive(Default)]
 struct Volume {
@@ -75,6 +80,9 @@ struct Volume {
     generations: BTreeMap<Generation, (Stamp, Option<Stamp>)>,
     /// Bytes of one update at most, aligned.
     group: u64,
+    /// Shards that went on by force: the first generation behind that, and whether a sector is theirs. The writes of
+    /// older drivers there may be lost, whenever they are answered, and reads of these drivers are not judged any more.
+    forced: Vec<(Generation, Sectors)>,
 }
 
 /// A zone: first end and last beginning.
@@ -111,6 +119,11 @@ impl Volume {
     }
 
     fn zone(&self, c: &Cluster) -> Option<Zone> {
+        if let Some(generation) = c.forced {
+            let ready = self.generations.range(generation..).filter_map(|(_, (_, ready))| *ready).min();
+            let seen = c.seen?;
+            return Some(Zone { f: ready.map_or(seen, |t| seen.min(t)), s: c.begun.max(c.last_read) });
+        }
         let Some(w) = self.writes.get(&c.write) else {
             // The beginning: zeroes that were always there.
             return Some(Zone { f: 0, s: c.last_read });
@@ -220,6 +233,27 @@ impl Oracle {
         }
     }
 
+    /// A shard with these sectors goes on by force (V10), and attachments before this generation are over. What was
+    /// written before may be there or not, whatever was answered, but what is there from then on stays.
+    pub fn forced(&self, volume: VolumeId, generation: Generation, is_in: impl Fn(u64) -> bool + 'static) {
+        let now = self.stamp();
+        let mut volumes = self.volumes.borrow_mut();
+        let Some(v) = volumes.get_mut(&volume) else { return };
+        for (_, all) in v.sectors.iter_mut().filter(|(s, _)| is_in(**s)) {
+            for c in all {
+                *c = Cluster {
+                    write: c.write,
+                    begun: now,
+                    seen: None,
+                    last_read: 0,
+                    dead: false,
+                    forced: Some(generation),
+                };
+            }
+        }
+        v.forced.push((generation, Box::new(is_in)));
+    }
+
     /// A write begins; `zero` for trims, zeroes, and data that are zeroes.
     pub fn begin_write(&self, volume: VolumeId, generation: Generation, first: u64, count: u64, zero: bool) -> Value {
         let id = self.next.get() + 1;
@@ -228,8 +262,11 @@ impl Oracle {
         if let Some(v) = self.volumes.borrow_mut().get_mut(&volume) {
             v.writes.insert(id, Write { generation, first, count, zero, begun, end: End::Open });
             for s in first..first + count {
-                let start = || vec![Cluster { write: 0, begun: 0, seen: Some(0), last_read: 0, dead: false }];
-                let c = Cluster { write: id, begun, seen: None, last_read: 0, dead: false };
+                let start = Cluster { write: 0, begun: 0, seen: Some(0), last_read: 0, dead: false, forced: None };
+                let start = || vec![start];
+                let over = v.forced.iter().rev().find(|(g, is_in)| generation < *g && is_in(s));
+                let forced = over.map(|(g, _)| *g);
+                let c = Cluster { write: id, begun, seen: None, last_read: 0, dead: false, forced };
                 v.sectors.entry(s).or_insert_with(start).push(c);
             }
         }
@@ -253,7 +290,7 @@ impl Oracle {
         }
         for s in w.first..w.first + w.count {
             let Some(all) = v.sectors.get(&s) else { continue };
-            let Some(mine) = all.iter().position(|c| c.write == write) else { continue };
+            let Some(mine) = all.iter().position(|c| c.write == write && c.forced.is_none()) else { continue };
             if all[mine].dead {
                 let text = format!("volume {volume} sector {s}: {} was answered", v.name(&all[mine]));
                 self.world.violation(format!("{text}, but a read has shown that it never happened"));
@@ -290,7 +327,8 @@ impl Oracle {
             self.world.violation(format!("volume {volume}: {text} (sectors {first}+{})", values.len()));
             return;
         }
-        if v.generations.range(generation.next()..).any(|(_, (asked, _))| *asked < now) {
+        let is_over = v.forced.iter().any(|(g, _)| *g > generation);
+        if is_over || v.generations.range(generation.next()..).any(|(_, (asked, _))| *asked < now) {
             return;
         }
         self.reads.set(self.reads.get() + 1);
@@ -485,6 +523,7 @@ mod tests {
     const V: VolumeId = VolumeId(1);
     const G1: Generation = Generation(1);
     const G2: Generation = Generation(2);
+    const G3: Generation = Generation(3);
 
     fn with(test: impl FnOnce(&Oracle)) -> Vec<String> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
@@ -631,6 +670,55 @@ mod tests {
             o.attached(V, G2, o.stamp());
             o.ready(V, G2);
             write(o, 0, 8);
+        });
+    }
+
+    /// After force any of the older writes may be there; the one that is stays.
+    #[test]
+    fn after_force_one_of_the_older_writes_is_there_and_stays() {
+        let forced = |o: &Oracle| {
+            let (a, b) = (write(o, 0, 8), write(o, 0, 8));
+            let c = o.begin_write(V, G1, 8, 8, false);
+            o.forced(V, G2, |_| true);
+            // An answer of before comes late.
+            o.end_write(V, c, true);
+            o.attached(V, G3, o.stamp());
+            o.ready(V, G3);
+            (a, b, c)
+        };
+        let found = with(|o| {
+            let (a, _, _) = forced(o);
+            read(o, G3, 0, &[a; 8]);
+            read(o, G3, 0, &[a; 8]);
+            read(o, G3, 8, &[0; 8]);
+            let d = o.begin_write(V, G3, 0, 8, false);
+            o.end_write(V, d, true);
+            read(o, G3, 0, &[d; 8]);
+        });
+        assert_eq!(found, Vec::<String>::new());
+        is_caught("against", |o| {
+            let (a, b, _) = forced(o);
+            read(o, G3, 0, &[a; 8]);
+            read(o, G3, 0, &[b; 8]);
+        });
+        is_caught("", |o| {
+            let (_, _, c) = forced(o);
+            read(o, G3, 8, &[0; 8]);
+            read(o, G3, 8, &[c; 8]);
+        });
+        is_caught("against", |o| {
+            let (a, _, _) = forced(o);
+            let d = o.begin_write(V, G3, 0, 8, false);
+            o.end_write(V, d, true);
+            read(o, G3, 0, &[a; 8]);
+        });
+        // Other shards lose nothing.
+        is_caught("nothing explains", |o| {
+            write(o, 0, 8);
+            o.forced(V, G2, |s| s >= 8);
+            o.attached(V, G3, o.stamp());
+            o.ready(V, G3);
+            read(o, G3, 0, &[0; 8]);
         });
     }
 

@@ -31,6 +31,8 @@ pub struct Witness {
     views: BTreeMap<(ShardId, ViewNumber), View>,
     /// How far each member said that it is durable in a view.
     durable: BTreeMap<(ShardId, ViewNumber, NodeId), Sequence>,
+    /// The newest view of what a node had that a shard went on without, by force.
+    lost: BTreeMap<(NodeId, ShardId), ViewNumber>,
     /// Views of reads that were asked for, by connection, its end that asked, shard and id.
     reads: BTreeMap<(u64, usize, ShardId, u64), ViewNumber>,
 }
@@ -139,7 +141,8 @@ impl Witness {
     /// Whether a node has said that it holds a view's frame, and so everything before it.
     pub fn has_opened(&self, node: NodeId, shard: ShardId, view: ViewNumber) -> bool {
         let told = self.durable.get(&(shard, view, node));
-        self.views.get(&(shard, view)).is_some_and(|v| told.is_some_and(|d| *d >= v.sequence))
+        let holds = |v: &View| told.is_some_and(|d| *d >= v.sequence);
+        self.views.get(&(shard, view)).is_some_and(holds) && !self.is_lost(node, shard, view)
     }
 
     /// By a control state in which this view is active, the node has left the shard: if it comes back to it, it begins
@@ -156,7 +159,18 @@ impl Witness {
 
     /// How far a node has said that it is durable in a view, since it last came to the shard.
     pub fn told_durable(&self, node: NodeId, shard: ShardId, view: ViewNumber) -> Sequence {
-        self.durable.get(&(shard, view, node)).copied().unwrap_or_default()
+        let told = self.durable.get(&(shard, view, node)).filter(|_| !self.is_lost(node, shard, view));
+        told.copied().unwrap_or_default()
+    }
+
+    /// The shard goes on by force, and not with what this node has: it need not have what it had of views up to this one any
+    /// more, but for what it promised (V10).
+    pub fn lose(&mut self, node: NodeId, shard: ShardId, view: ViewNumber) {
+        self.lost.insert((node, shard), view);
+    }
+
+    fn is_lost(&self, node: NodeId, shard: ShardId, view: ViewNumber) -> bool {
+        self.lost.get(&(node, shard)).is_some_and(|lost| view <= *lost)
     }
 
     /// Shards of which a node has promised views, and the highest one of each.

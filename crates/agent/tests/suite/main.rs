@@ -6,11 +6,12 @@ mod links;
 mod register;
 
 use freebs_agent::{Commands, News, Port, Shards, news_of};
-use freebs_chain::ControlPort;
-use freebs_control::{Command, CreateVolume, Done, Outcome, State};
+use freebs_chain::{Branch, ControlPort, Forced};
+use freebs_control::{Command, CreateVolume, Done, Outcome, RecoverShard, State};
 use freebs_driver::Event;
 use freebs_types::{
-    ClusterId, Error, ErrorKind, Generation, NodeId, Peer, Result, ShardId, StartNumber, ViewNumber, VolumeId,
+    ClusterId, Error, ErrorKind, Generation, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version, ViewNumber,
+    VolumeId,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -117,6 +118,49 @@ fn a_shard_whose_view_is_another_is_told_again() {
     assert_eq!(news.changed.iter().map(|i| (i.active, i.highest)).collect::<Vec<_>>(), [(view, view)]);
 }
 
+/// V10: who opens a view by force is told who survives, and all members are told that a branch may come, and later which.
+#[test]
+fn a_shard_that_goes_on_by_force_is_told_with_its_branch() {
+    let mut state = cluster();
+    let first = open(&mut state);
+    let members = state.shard(SHARD).unwrap().members.clone();
+    let spare = (1..=4).map(NodeId).find(|n| !members.contains(n)).unwrap();
+    let start = |n: NodeId| (n, StartNumber(1));
+    let (survivor, lost) = (members[1], [members[0], members[2]]);
+    let word = Some(Forced { survivors: vec![survivor], least: Sequence(9) });
+    let how = RecoverShard {
+        shard: SHARD,
+        active: first,
+        by_force: true,
+        members: members.clone(),
+        survivors: vec![start(survivor)],
+        lost: lost.map(start).to_vec(),
+        chain: vec![survivor, spare],
+        least: Sequence(9),
+        version: Version(7),
+        same: Sequence(8),
+        learn: vec![],
+    };
+    let mut shards = Shards::new(Peer::of(spare, SHARD, 2), 2);
+    shards.on_state(&state, &[], &[]);
+    let left = |n: NodeId, s: &State| Shards::new(Peer::of(n, SHARD, 2), 2).on_state(s, &[SHARD], &[]).left;
+    state.apply(Command::RecoverShard(how)).unwrap();
+    assert_eq!(left(lost[0], &state), [], "until there is another copy it may have the only one");
+    let told = |shards: &mut Shards, state: &State| {
+        let info = shards.on_state(state, &[], &[]).changed.remove(0);
+        (info.forced, info.branch, info.volume.unwrap().branch)
+    };
+    assert_eq!(told(&mut shards, &state), (word.clone(), Branch::default(), ViewNumber(0)));
+    let plane = Plane::new(state);
+    let opened = now(Port::new(plane.clone(), survivor).propose(SHARD, first, StartNumber(1))).unwrap();
+    assert_eq!(opened.forced, word);
+    assert_eq!(opened.volume.unwrap().branch, ViewNumber(0), "its frame says more if it begins a branch");
+    now(Port::new(plane.clone(), survivor).activate(SHARD, opened.view, opened.generation, true)).unwrap();
+    let branch = Branch { view: opened.view, at: Sequence(8) };
+    assert_eq!(told(&mut shards, &plane.state()), (None, branch, opened.view));
+    assert_eq!(left(lost[0], &plane.state()), [(SHARD, opened.view)]);
+}
+
 /// A state that does not know a volume says nothing of it: it may be an old one, or one that was lost and made again.
 #[test]
 fn what_is_here_goes_only_by_a_word_of_the_control_state() {
@@ -144,7 +188,7 @@ fn a_proposal_names_the_newest_view_that_anybody_here_knows() {
     let pending = plane.state().shard(SHARD).unwrap().pending.unwrap();
     assert_eq!((opened.view, opened.pred, opened.members[0]), (pending.view, first, me));
     assert_eq!((opened.quorum, opened.pred_quorum, opened.pred_members.len()), (2, 2, 3));
-    now(port.activate(SHARD, opened.view, opened.generation)).unwrap();
+    now(port.activate(SHARD, opened.view, opened.generation, false)).unwrap();
     assert_eq!(plane.state().shard(SHARD).unwrap().active, opened.view);
 }
 

@@ -364,6 +364,29 @@ fn an_attachment_does_not_lapse_with_its_view() {
     assert_eq!(s.r.lapsed(s.now), Some(Generation(1)));
 }
 
+/// L3, V10: who is lost for good may have lent to a driver until then, and nobody can ask it. Whoever takes a branch reckons
+/// with that, although it was in the view before.
+#[test]
+fn leases_of_lost_members_are_waited_for() {
+    for branches in [false, true] {
+        let (mut s, mut c) = attached();
+        s.pass(LEASE_MS);
+        let forced = Some(Forced { survivors: vec![NodeId(1)], least: Sequence(1) });
+        s.r.info = Some(ShardInfo { active: ViewNumber(1), known: ViewNumber(1), forced, ..info(1024) });
+        if branches {
+            c.token = c.last.hid;
+        }
+        let begins = c.open(2);
+        assert_eq!(begins.head.is_branch(), branches);
+        s.take(begins);
+        s.durable(3);
+        s.play(|r, ctx| r.learn_active(ctx));
+        s.take(c.attach(2, 10));
+        s.durable(4);
+        assert_eq!(s.older(101, 2, 10), Some(if branches { LEASE_MS as u32 } else { 0 }));
+    }
+}
+
 #[test]
 fn who_goes_has_lapsed() {
     let (mut s, _) = attached();

@@ -65,6 +65,8 @@ impl Node {
             joining: Vec::new(),
             view_members: Vec::new(),
             volume: None,
+            forced: None,
+            branch: Branch::default(),
         };
         self.step(Event::Shards(vec![info]))
     }

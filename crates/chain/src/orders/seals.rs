@@ -177,13 +177,15 @@ fn views_on_top_of_each_other_leave_what_lies_below_all_of_them() {
 /// new member.
 #[test]
 fn an_opening_head_feeds_by_map_who_need_not_cut() {
-    for (last, is_fed) in [(0, true), (2, false)] {
+    // A log with nothing, one with something of the active view, and one of a view before it.
+    for (view, last, is_fed) in [(0, 0, true), (2, 2, false), (1, 2, true)] {
         let (mut s, good) = opening();
         s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
         s.durable(3);
         s.r.committed = Sequence(2);
         assert!(s.r.is_opening_head() && !s.r.is_active_head());
-        let name = |sequence| FrameName { sequence: Sequence(sequence), ..genesis() };
+        s.r.info = Some(ShardInfo { active: ViewNumber(2), known: ViewNumber(2), ..info(1024) });
+        let name = |sequence| FrameName { view: ViewNumber(view), sequence: Sequence(sequence), ..genesis() };
         let request = SyncRequest {
             shard: SHARD,
             view: ViewNumber(2),
@@ -329,6 +331,8 @@ fn a_head_wants_links_to_all_that_may_seal() {
         joining: vec![NodeId(2)],
         view_members: [4, 1, 3].map(NodeId).to_vec(),
         volume: None,
+        forced: None,
+        branch: Branch::default(),
     };
     host.step(Nanos::from_millis(1), Event::Shards(vec![info]));
     assert_eq!(host.wanted_peers().into_iter().collect::<Vec<_>>(), [2, 3, 4].map(peer));

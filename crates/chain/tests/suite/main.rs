@@ -1,10 +1,13 @@
 //! Stories of the chain that once went wrong, each told with hosts, a log that is durable at once (or when the story
 //! says so), and links that the story cuts.
 
+mod forced;
 mod views;
 
 use bytes::Bytes;
-use freebs_chain::{Action, Event, Host, HostConfig, Mutant, Opened, ShardInfo, ShardStatus, SyncSource, Who};
+use freebs_chain::{
+    Action, Branch, Event, Forced, Host, HostConfig, Mutant, Opened, ShardInfo, ShardStatus, SyncSource, Who,
+};
 use freebs_format::wire::{Message, SyncRequest, WriteRequest};
 use freebs_format::{Extent, ExtentKind, Frame, UpdateKind, VolumeDescription, block_crc};
 use freebs_io::LinkId;
@@ -52,6 +55,14 @@ struct Story {
     active_members: Vec<NodeId>,
     joining: Vec<NodeId>,
     learning: Vec<NodeId>,
+    /// An operator's word for the view that is active, and the newest branch.
+    forced: Option<Forced>,
+    branch: Branch,
+    /// Logs of older views are the same up to here, once that is active.
+    same: Sequence,
+    /// Answers that seal a view, if not those that meet each quorum.
+    seals_with: Option<u8>,
+    generation: Generation,
     keys: BTreeMap<NodeId, HostPublic>,
     volume: Option<VolumeDescription>,
     /// The control plane is silent: who asked it for a view since.
@@ -93,6 +104,11 @@ impl Story {
             active_members: Vec::new(),
             joining: Vec::new(),
             learning: Vec::new(),
+            forced: None,
+            branch: Branch::default(),
+            same: Sequence(0),
+            seals_with: None,
+            generation: Generation(0),
             keys: (1..=nodes).map(|n| (NodeId(n), host_key(n).public())).collect(),
             volume: None,
             silent: None,
@@ -135,11 +151,13 @@ impl Story {
             known: self.active,
             blocks: 1024,
             highest: self.highest,
-            generation: Generation(0),
+            generation: self.generation,
             has_keys: self.chain.iter().all(|n| self.keys.contains_key(n)),
             joining: self.joining.clone(),
             view_members: self.view_members().to_vec(),
             volume: self.volume.clone().map(Arc::new),
+            forced: self.forced.clone(),
+            branch: self.branch,
         };
         self.step(n, Event::Shards(vec![info]));
     }
@@ -161,7 +179,7 @@ impl Story {
                     Some(asked) => asked.push(n),
                     None => self.answer_proposal(n),
                 },
-                Action::Activate { view, .. } => {
+                Action::Activate { view, begins_branch, .. } => {
                     let result = match &self.refuses {
                         _ if self.pending != Some(view) && self.active != view => {
                             Err(Error::fenced("not pending (V6)"))
@@ -173,6 +191,9 @@ impl Story {
                         self.active = view;
                         self.active_members.clear();
                         self.learning.clone_from(&self.joining);
+                        if self.forced.take().is_some() && begins_branch {
+                            self.branch = Branch { view, at: self.same };
+                        }
                     }
                     self.step(n, Event::Activated { shard: SHARD, view, result });
                 }
@@ -206,10 +227,11 @@ impl Story {
             quorum: self.quorum,
             min_copies: 1,
             pred_members: self.view_members().to_vec(),
-            pred_quorum: self.quorum,
+            pred_quorum: self.seals_with.map_or(self.quorum, |n| self.view_members().len() as u8 + 1 - n),
             pred_learning: self.learning.clone(),
             pred_unseen: Vec::new(),
-            generation: Generation(0),
+            forced: self.forced.clone(),
+            generation: self.generation,
             keys: self.keys.clone(),
             volume: self.volume.clone().map(Box::new),
         })
@@ -227,6 +249,10 @@ impl Story {
             Record::Cut { shard, to } => {
                 m.log.split_off(&to.next());
                 Durable::Cut { shard, to }
+            }
+            Record::Forget { shard, .. } => {
+                m.log.clear();
+                Durable::Forget { shard }
             }
             _ => return,
         };

@@ -9,7 +9,7 @@ const DRIVER: LinkId = LinkId(100);
 
 impl Story {
     /// The control plane names another head, and all nodes that `hear` it know.
-    fn move_head(&mut self, to: u64, hear: &[u64]) {
+    pub fn move_head(&mut self, to: u64, hear: &[u64]) {
         self.chain.retain(|n| *n != NodeId(to));
         self.chain.insert(0, NodeId(to));
         self.pending = None;
@@ -34,8 +34,8 @@ impl Story {
     }
 
     /// A driver attaches at the head and writes one block with this number.
-    fn write(&mut self, head: u64, number: u64) {
-        let (view, generation, driver) = (self.status(head).view, Generation(1), DriverId(9));
+    pub fn write(&mut self, head: u64, number: u64) {
+        let (view, generation, driver) = (self.status(head).view, self.generation.next(), DriverId(9));
         let identity = Hash32([9; 32]);
         let attach = Message::Attach { shard: SHARD, view, generation, driver, identity };
         self.step(head, Event::Message { from: DRIVER, message: attach });
@@ -45,7 +45,7 @@ impl Story {
     }
 
     fn write_message(&self, head: u64, number: u64) -> Message {
-        let (view, generation, driver) = (self.status(head).view, Generation(1), DriverId(9));
+        let (view, generation, driver) = (self.status(head).view, self.generation.next(), DriverId(9));
         let data = Bytes::from(vec![number as u8; BLOCK]);
         Message::Write(WriteRequest {
             shard: SHARD,
@@ -61,7 +61,7 @@ impl Story {
         })
     }
 
-    fn numbers(&self, n: u64) -> Vec<u64> {
+    pub fn numbers(&self, n: u64) -> Vec<u64> {
         let log = self.members[&n].log.values();
         log.flat_map(|f| f.head.updates().map(|u| u.number.0).collect::<Vec<_>>()).collect()
     }
@@ -71,7 +71,7 @@ impl Story {
         views.last().expect("a view was opened").clone()
     }
 
-    fn says(&self, n: u64, text: &str) -> bool {
+    pub fn says(&self, n: u64, text: &str) -> bool {
         self.members[&n].notes.iter().any(|t| t.contains(text))
     }
 
@@ -416,6 +416,7 @@ fn a_planned_view_waits_for_the_control_plane_and_writes_do_not() {
             copies: 3,
             min_copies: 2,
             all: false,
+            branch: ViewNumber(0),
         });
         s.silent = Some(Vec::new());
         s.tell(1);
@@ -458,7 +459,7 @@ fn a_planned_view_waits_for_the_control_plane_and_writes_do_not() {
 
 impl Story {
     /// The control plane names other members, head first, of which some are new; all nodes that `hear` it know.
-    fn replace(&mut self, chain: &[u64], joining: &[u64], hear: &[u64]) {
+    pub fn replace(&mut self, chain: &[u64], joining: &[u64], hear: &[u64]) {
         self.active_members = self.view_members().to_vec();
         let nodes = |of: &[u64]| of.iter().copied().map(NodeId).collect();
         (self.chain, self.joining) = (nodes(chain), nodes(joining));

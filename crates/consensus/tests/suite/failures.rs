@@ -1,7 +1,7 @@
 //! When a node counts as failed, and what the leader decides then.
 
 use freebs_consensus::failures::{Failures, Look};
-use freebs_control::{Command, CreateVolume, State};
+use freebs_control::{Command, CreateVolume, RecoverShard, State};
 use freebs_types::*;
 use std::collections::BTreeSet;
 
@@ -204,4 +204,47 @@ fn members_that_are_gone_are_replaced_after_their_heads() {
     }
     assert!(!s.shard(shard).unwrap().members.contains(&head) && !s.shard(shard).unwrap().members.contains(&other));
     assert_eq!(f.decide(200, &s, &failed, &gone), [], "it is under way");
+}
+
+/// A shard that went on by force had too few nodes for all copies. It gets another member when one is back.
+#[test]
+fn a_chain_that_is_too_short_gets_a_member() {
+    let mut s = cluster(4);
+    let (shard, members) = volume(&mut s, "a");
+    let start = StartNumber(3);
+    let open = |s: &mut State| {
+        let sh = s.shard(shard).unwrap().clone();
+        s.apply(Command::ProposeView { shard, active: sh.active, node: sh.head().unwrap(), start }).unwrap();
+        let (view, generation) = (s.shard(shard).unwrap().highest, s.volume(shard.volume).unwrap().generation);
+        s.apply(Command::ActivateView { shard, view, generation }).unwrap();
+        view
+    };
+    let active = open(&mut s);
+    let other = (1..=4).map(NodeId).find(|n| !members.contains(n)).unwrap();
+    let lost = [members[1], members[2]];
+    let how = RecoverShard {
+        shard,
+        active,
+        by_force: true,
+        members: members.clone(),
+        survivors: vec![(members[0], start)],
+        lost: lost.map(|n| (n, start)).to_vec(),
+        chain: vec![members[0], other],
+        least: Sequence(9),
+        version: Version(8),
+        same: Sequence(9),
+        learn: Vec::new(),
+    };
+    s.apply(Command::RecoverShard(how)).unwrap();
+    let view = open(&mut s);
+    s.apply(Command::MembersComplete { shard, view, nodes: vec![other] }).unwrap();
+    let mut f = Failures::default();
+    assert_eq!(f.decide(0, &s, &lost.into(), &BTreeSet::new()), [], "nobody is to spare");
+    let commands = f.decide(100, &s, &[lost[0]].into(), &BTreeSet::new());
+    assert_eq!(commands, [Command::ExtendChains { away: vec![(lost[0], start)] }]);
+    for c in commands {
+        s.apply(c).unwrap();
+    }
+    assert_eq!(s.shard(shard).unwrap().members, [members[0], other, lost[1]]);
+    assert_eq!(f.decide(200, &s, &[lost[0]].into(), &BTreeSet::new()), [], "it is under way");
 }

@@ -22,6 +22,7 @@ fn member(has: &[u64], other: &[u64], committed: u64) -> MemberAudit {
         folded: false,
         breaks: Vec::new(),
         break_count: 0,
+        branches: Vec::new(),
         proven: 0,
         linked: 0,
         summarised: 0,

@@ -2,7 +2,7 @@
 //! to be another command with bytes left over, or panics.
 
 use freebs_control::codec::{decode_result, encode_result};
-use freebs_control::{Ack, Command, CreateVolume, Done, Outcome, limits};
+use freebs_control::{Ack, Command, CreateVolume, Done, Outcome, RecoverShard, limits};
 use freebs_types::*;
 use proptest::prelude::*;
 use std::fmt::Write;
@@ -57,6 +57,21 @@ fn commands() -> Vec<Command> {
             failed: vec![(NodeId(3), StartNumber(1)), (NodeId(4), StartNumber(2))],
         },
         Command::MembersComplete { shard, view: ViewNumber(5), nodes: vec![NodeId(2), NodeId(3)] },
+        Command::RecoverShard(RecoverShard {
+            shard,
+            active: ViewNumber(5),
+            by_force: true,
+            members: vec![NodeId(1), NodeId(2), NodeId(3)],
+            survivors: vec![(NodeId(2), StartNumber(9))],
+            lost: vec![(NodeId(1), StartNumber(7)), (NodeId(3), StartNumber(8))],
+            chain: vec![NodeId(2), NodeId(4)],
+            least: Sequence(100),
+            version: Version(90),
+            same: Sequence(95),
+            learn: vec![NodeId(4)],
+        }),
+        Command::ExtendChains { away: vec![(NodeId(2), StartNumber(9)), (NodeId(3), StartNumber(1))] },
+        Command::ActivateBranch { shard, view: ViewNumber(5), generation: Generation(6) },
     ]
 }
 
@@ -107,6 +122,11 @@ fn golden_bytes() {
         "0e0700000000000000abababababababababababababababababababababababababababababababab03 0600000000000000 0400686f7374",
         "0f01 02000000000000000900000000000000 02 03000000000000000100000000000000 04000000000000000200000000000000",
         "10070000000000000003000000 0500000000000000 02 02000000000000000300000000000000",
+        "11070000000000000003000000 0500000000000000 6400000000000000 5a00000000000000 5f00000000000000 01 \
+         03 010000000000000002000000000000000300000000000000 02 02000000000000000400000000000000 01 0400000000000000 \
+         01 02000000000000000900000000000000 02 01000000000000000700000000000000 03000000000000000800000000000000",
+        "1202 02000000000000000900000000000000 03000000000000000100000000000000",
+        "130700000000000000030000000500000000000000 0600000000000000",
     ]
     .map(|s| s.replace(' ', ""));
     assert_eq!(all, known);

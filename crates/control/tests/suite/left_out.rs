@@ -1,6 +1,6 @@
 //! Rules left out, one at a time: what each of them keeps from happening happens then.
 
-use freebs_control::{Command, CreateVolume, Done, Mutant, Shard, State};
+use freebs_control::{Command, CreateVolume, Done, Mutant, RecoverShard, Shard, State};
 use freebs_types::*;
 
 const SHARD: ShardId = ShardId { volume: VolumeId(1), index: 0 };
@@ -50,6 +50,26 @@ impl Scene {
         self.tries(Command::ActivateView { shard: SHARD, view: ViewNumber(view), generation: Generation(0) })
     }
 
+    /// The head alone is left of view 1.
+    fn forces(&mut self) {
+        let first = |n: NodeId| (n, StartNumber(1));
+        let [head, others @ ..] = self.members;
+        let how = RecoverShard {
+            shard: SHARD,
+            active: self.shard().active,
+            by_force: true,
+            members: self.shard().members.clone(),
+            survivors: vec![first(head)],
+            lost: others.map(first).to_vec(),
+            chain: vec![head, self.new],
+            least: Sequence(1),
+            version: Version(0),
+            same: Sequence(1),
+            learn: Vec::new(),
+        };
+        self.does(Command::RecoverShard(how));
+    }
+
     fn opens(&mut self, view: u64) {
         self.proposes(1).expect("the head asks");
         self.activates(view).expect("it is the pending one");
@@ -66,7 +86,7 @@ type Wrong = fn(&mut Scene) -> bool;
 
 #[test]
 fn a_rule_that_is_left_out_is_missed() {
-    let wrongs: [(Mutant, Wrong); 6] = [
+    let wrongs: [(Mutant, Wrong); 7] = [
         (Mutant::NewMembersFirst, |s| s.shard().members != [s.members[0], s.members[2], s.new]),
         (Mutant::LearnersLead, |s| s.tries(Command::MoveHead { shard: SHARD, node: s.new }).is_ok()),
         (Mutant::OldStartsPropose, |s| {
@@ -87,6 +107,13 @@ fn a_rule_that_is_left_out_is_missed() {
         (Mutant::KeepersLetGo, |s| {
             s.opens(2);
             !s.shard().is_kept_by(s.members[1])
+        }),
+        (Mutant::SealsAreBranches, |s| {
+            s.forces();
+            s.proposes(1).expect("the head asks");
+            let generation = Generation(1);
+            s.does(Command::ActivateView { shard: SHARD, view: ViewNumber(2), generation });
+            s.shard().branch.is_some()
         }),
     ];
     for (rule, happens) in wrongs {

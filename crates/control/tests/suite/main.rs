@@ -7,6 +7,7 @@ mod left_out;
 mod openings;
 mod properties;
 mod rebuild;
+mod recover;
 mod state;
 #[path = "../../../format/tests/suite/tables.rs"]
 mod tables;

@@ -193,6 +193,7 @@ impl World {
             members: chain,
             head_start: StartNumber(self.start),
             volume: Some(told),
+            branch: ViewNumber(0),
         };
         Rc::make_mut(&mut self.views).insert(view.0, frame);
         let answers = BTreeSet::new();

@@ -1,8 +1,10 @@
 //! Random commands keep the invariants; bytes and pages say the same as the state; nothing mutated panics.
 
 use freebs_control::api::{Reply, Request};
-use freebs_control::{Ack, Command, CreateVolume, Shard, State};
-use freebs_types::{ClusterId, Generation, Hash32, HostPublic, NodeId, ShardId, StartNumber, ViewNumber, VolumeId};
+use freebs_control::{Ack, Command, CreateVolume, RecoverShard, Shard, State};
+use freebs_types::{
+    ClusterId, Generation, Hash32, HostPublic, NodeId, Sequence, ShardId, StartNumber, Version, ViewNumber, VolumeId,
+};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,6 +29,9 @@ fn of_nodes() -> impl Strategy<Value = Command> {
         }),
         proptest::collection::vec((0u64..6, 0u64..4), 0..3).prop_map(|nodes| Command::FailOver {
             nodes: nodes.into_iter().map(|(n, s)| (NodeId(n), StartNumber(s))).collect()
+        }),
+        proptest::collection::vec((0u64..6, 0u64..4), 0..3).prop_map(|nodes| Command::ExtendChains {
+            away: nodes.into_iter().map(|(n, s)| (NodeId(n), StartNumber(s))).collect()
         }),
         (proptest::collection::vec((0u64..6, 0u64..4), 0..3), proptest::collection::vec((0u64..6, 0u64..4), 0..2))
             .prop_map(|(gone, failed)| {
@@ -84,6 +89,11 @@ fn of_shards() -> impl Strategy<Value = Command> {
             view: ViewNumber(view),
             generation: Generation(generation),
         }),
+        (shard.clone(), 0u64..8, 0u64..4).prop_map(|(shard, view, generation)| Command::ActivateBranch {
+            shard,
+            view: ViewNumber(view),
+            generation: Generation(generation),
+        }),
         (shard, 0u64..6).prop_map(|(shard, node)| Command::MoveHead { shard, node: NodeId(node) }),
         (0u64..6, 0u64..3, 0u64..6).prop_map(|(head, active, node)| Command::ReplaceHead {
             shard: ShardId::new(1, 0),
@@ -96,7 +106,46 @@ fn of_shards() -> impl Strategy<Value = Command> {
             view: ViewNumber(view),
             nodes: nodes.into_iter().map(NodeId).collect()
         }),
+        (proptest::collection::vec(1u64..6, 0..3), proptest::collection::vec(1u64..6, 0..4), 0u64..9).prop_map(
+            |(survivors, chain, least)| {
+                let ids = |of: &[u64]| of.iter().copied().map(NodeId).collect::<Vec<_>>();
+                Command::RecoverShard(RecoverShard {
+                    shard: ShardId::new(1, 0),
+                    active: ViewNumber(least),
+                    by_force: least % 3 > 0,
+                    members: ids(&chain),
+                    survivors: ids(&survivors).into_iter().map(|n| (n, StartNumber(least))).collect(),
+                    lost: Vec::new(),
+                    chain: ids(&chain),
+                    least: Sequence(least),
+                    version: Version(least),
+                    same: Sequence(least / 2),
+                    learn: ids(&chain).into_iter().skip(1).filter(|n| n.0 > least).collect(),
+                })
+            }
+        ),
     ]
+}
+
+/// As it would be asked for: one or two members survive, and others take the places of the rest.
+fn aim_force(s: &State, how: RecoverShard) -> RecoverShard {
+    let Some(sh) = s.shard(how.shard) else { return how };
+    let with_start = |of: Vec<NodeId>| of.into_iter().map(|n| (n, s.node(n).unwrap().start)).collect();
+    let of_view = sh.view_members();
+    let survivors = of_view[..how.survivors.len().clamp(1, of_view.len())].to_vec();
+    let all: BTreeSet<NodeId> = of_view.iter().chain(&sh.members).copied().collect();
+    let lost: Vec<NodeId> = all.into_iter().filter(|n| !survivors.contains(n)).collect();
+    let mut chain = vec![survivors[0]];
+    chain.extend(survivors.iter().skip(1).take(usize::from(!how.least.0.is_multiple_of(2))));
+    let others = s.nodes().filter(|n| n.start.0 > 0).map(|n| n.id);
+    chain.extend(others.filter(|n| !survivors.contains(n) && !lost.contains(n)).take(2));
+    let (active, members) = (sh.active, sh.members.clone());
+    let learn = chain.iter().skip(1).filter(|_| how.least.0 > 4).copied().collect();
+    RecoverShard { active, members, survivors: with_start(survivors), lost: with_start(lost), chain, learn, ..how }
+}
+
+fn at_present(s: &State, of: Vec<(NodeId, StartNumber)>) -> Vec<(NodeId, StartNumber)> {
+    of.into_iter().map(|(n, start)| (n, s.node(n).map_or(start, |n| n.start))).collect()
 }
 
 /// Turns some commands into ones that hit: the head's own proposal, the pending view, the present generation.
@@ -120,16 +169,23 @@ fn aim(s: &State, c: Command, aim: bool) -> Command {
             },
             None => Command::ActivateView { shard, view, generation },
         },
-        Command::ReplaceMembers { gone, failed } => {
-            let now = |of: Vec<(NodeId, StartNumber)>| {
-                of.into_iter().map(|(n, start)| (n, s.node(n).map_or(start, |n| n.start))).collect()
+        Command::ActivateBranch { shard, view, generation } => {
+            let Command::ActivateView { view, generation, .. } =
+                self::aim(s, Command::ActivateView { shard, view, generation }, true)
+            else {
+                unreachable!("it is aimed, and nothing else")
             };
-            Command::ReplaceMembers { gone: now(gone), failed: now(failed) }
+            Command::ActivateBranch { shard, view, generation }
+        }
+        Command::ExtendChains { away } => Command::ExtendChains { away: at_present(s, away) },
+        Command::ReplaceMembers { gone, failed } => {
+            Command::ReplaceMembers { gone: at_present(s, gone), failed: at_present(s, failed) }
         }
         Command::MembersComplete { shard, view, nodes } => match s.shard(shard) {
             Some(sh) => Command::MembersComplete { shard, view: sh.active, nodes: sh.joining.clone() },
             None => Command::MembersComplete { shard, view, nodes },
         },
+        Command::RecoverShard(how) => Command::RecoverShard(aim_force(s, how)),
         other => other,
     }
 }
@@ -148,6 +204,10 @@ struct Seen {
     whole: BTreeMap<ShardId, BTreeSet<NodeId>>,
     /// Members of active views.
     members: BTreeMap<(ShardId, ViewNumber), BTreeSet<NodeId>>,
+    /// Shards that went on without lost members, by force or not.
+    recovered: BTreeSet<ShardId>,
+    /// Newest branches.
+    branches: BTreeMap<ShardId, (ViewNumber, Sequence)>,
     revision: u64,
 }
 
@@ -168,6 +228,17 @@ impl Seen {
         }
         let holders = sh.members.iter().chain(&sh.active_members).chain(&sh.keepers);
         *before = holders.filter(|n| sh.active.0 > 0 && !sh.joining.contains(n)).copied().collect();
+        if let Some(forced) = &sh.forced {
+            // Nobody counts on nodes that are lost for good (V10).
+            before.retain(|n| forced.survivors.contains(n) || sh.keepers.contains(n));
+            assert!(sh.active.0 > 0 && forced.survivors.contains(&sh.head().unwrap()), "V10");
+        }
+        if let Some(branch) = sh.branch {
+            let (view, at) = self.branches.insert(id, (branch.view, branch.at)).unwrap_or((branch.view, branch.at));
+            assert!(branch.view >= view && branch.at <= at && branch.view <= sh.active, "V10");
+        } else {
+            assert!(!self.branches.contains_key(&id), "a branch is not forgotten (V10)");
+        }
     }
 
     fn check(&mut self, s: &State) {
@@ -190,7 +261,11 @@ impl Seen {
             self.generations.insert(v.id, v.generation);
             assert!(v.size >= *self.sizes.entry(v.id).or_default());
             self.sizes.insert(v.id, v.size);
-            assert!(v.min_copies <= v.copies && v.shards.iter().all(|s| s.members.len() == v.copies as usize));
+            let lengths = usize::from(v.min_copies)..=usize::from(v.copies);
+            // Only a chain that was recovered may be shorter than the volume is to have it.
+            let is_long =
+                |s: &Shard| s.members.len() == *lengths.end() || self.recovered.contains(&v.shard_id(s.index));
+            assert!(v.shards.iter().all(|s| lengths.contains(&s.members.len()) && is_long(s)), "V1");
             for sh in &v.shards {
                 let id = v.shard_id(sh.index);
                 let (highest, active) = self.views.entry(id).or_default();
@@ -237,7 +312,9 @@ proptest! {
             };
             prop_assert_eq!(&command, &c);
             let before = s.clone();
+            let recovered = if let Command::RecoverShard(how) = &c { Some(how.shard) } else { None };
             let done = s.apply(c);
+            seen.recovered.extend(recovered.filter(|_| done.is_ok()));
             prop_assert_eq!(&done, &twin.apply(command), "the same commands give the same");
             if done.is_err() {
                 prop_assert_eq!(&s, &before, "a refused command changes nothing");

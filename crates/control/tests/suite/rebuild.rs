@@ -35,6 +35,7 @@ fn view(number: u64, pred: u64, members: [u64; 3]) -> ViewSurvey {
         members: members.map(NodeId).to_vec(),
         head_start: StartNumber(7),
         volume: Some(described("data")),
+        branch: ViewNumber(0),
     }
 }
 

@@ -114,6 +114,7 @@ pub fn described_view_body() -> ViewBody {
         copies: 3,
         min_copies: 2,
         all: false,
+        branch: ViewNumber(0),
     };
     ViewBody { volume: Some(Box::new(volume)), ..shared_view_body() }
 }
@@ -154,6 +155,18 @@ pub fn shared_view_frame() -> Frame {
 
 pub fn described_view_frame() -> Frame {
     FrameBuilder::special(&meta(), FrameKind::View, &described_view_body().encode(), &SECRET, &PARENT).0
+}
+
+/// A view that goes on by force: its parent is the public hash of the frame that it goes on from.
+pub fn branch_view_body() -> ViewBody {
+    let described = described_view_body();
+    let volume = described.volume.map(|v| Box::new(VolumeDescription { branch: ViewNumber(5), ..*v }));
+    ViewBody { volume, ..shared_view_body() }
+}
+
+pub fn branch_view_frame() -> Frame {
+    let body = branch_view_body();
+    FrameBuilder::special(&meta(), FrameKind::View, &body.encode(), &SECRET, &body.seal_hid).0
 }
 
 pub fn view_frame() -> Frame {

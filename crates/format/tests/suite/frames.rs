@@ -100,6 +100,33 @@ fn a_description_is_announced() {
     assert!(ViewBody::decode(&bytes).is_err(), "a flag that is not known");
 }
 
+/// V10: a branch shows what it is, and what it goes on from. Who does not know of branches refuses it.
+#[test]
+fn a_branch_names_the_public_hash_of_the_frame_before_it() {
+    let (frame, body) = (crate::common::branch_view_frame(), crate::common::branch_view_body());
+    let head = parse(frame.head.bytes()).unwrap();
+    assert!(head.is_branch());
+    assert_eq!(ViewBody::decode(head.body()).unwrap(), body);
+    let before = head.before();
+    assert_eq!((before.hid, before.token, before.view), (body.seal_hid, None, body.pred));
+    assert_eq!(head.header().parent_token(), body.seal_hid);
+    let all = FEATURE_SHARED | FEATURE_VOLUME;
+    let described = crate::common::described_view_frame();
+    for (frame, features) in [(&frame, all), (&described, all | FEATURE_BRANCH)] {
+        let mut bytes = frame.head.bytes().to_vec();
+        bytes[8..12].copy_from_slice(&features.to_le_bytes());
+        reseal_frame(&mut bytes);
+        assert!(parse(&bytes).is_err());
+    }
+    // A chain that is continued shows the token; and where nothing is sealed there is nothing to branch off from.
+    let token = |f: &Frame| f.head.before().token;
+    assert!(!described.head.is_branch() && token(&described) == Some(described.header().parent_token()));
+    let first = ViewBody { seal_sequence: Sequence(0), ..crate::common::view_body() };
+    let first =
+        FrameBuilder::special(&crate::common::meta(), FrameKind::View, &first.encode(), &SECRET, &first.seal_hid);
+    assert!(!first.0.head.is_branch());
+}
+
 #[test]
 fn pins_name_versions_and_no_blocks() {
     let frame = crate::common::snapshot_frame();
@@ -157,7 +184,7 @@ fn a_newer_format_is_said_to_be_one() {
     for (at, what) in [(4, "version"), (8, "features")] {
         let mut bytes = data_frame().head.bytes().to_vec();
         // The lowest feature bit that is not known.
-        bytes[at] += 16;
+        bytes[at] += 32;
         assert_eq!(parse(&bytes).unwrap_err().kind, ErrorKind::Corrupt, "{what}: the checksum comes first");
         reseal_frame(&mut bytes);
         let e = parse(&bytes).unwrap_err();

@@ -47,14 +47,17 @@ fn frames() {
         ("snapshot", snapshot_frame()),
         ("view-shared", shared_view_frame()),
         ("view-described", described_view_frame()),
+        ("view-branch", branch_view_frame()),
     ];
     for (name, frame) in all_frames().into_iter().chain(others) {
         let (mut bytes, pins) = (frame.head.bytes().clone(), frame.header().features.get() & FEATURE_PINS);
         assert_eq!(pins > 0, name == "snapshot" || name == "mark-pins", "{name}");
         let has = |feature| frame.header().features.get() & feature > 0;
-        assert_eq!(has(FEATURE_SHARED), name == "view-shared" || name == "view-described", "{name}");
-        assert_eq!(has(FEATURE_VOLUME), name == "view-described", "{name}");
+        let of = |names: &[&str]| names.contains(&name);
+        assert_eq!(has(FEATURE_SHARED), of(&["view-shared", "view-described", "view-branch"]), "{name}");
+        assert_eq!(has(FEATURE_VOLUME), of(&["view-described", "view-branch"]), "{name}");
         assert_eq!(has(FEATURE_CLOSED), name == "mark-closed", "{name}");
+        assert_eq!(has(FEATURE_BRANCH), name == "view-branch", "{name}");
         assert!(FrameHead::parse(&mut bytes).is_ok(), "{name}");
         golden(&format!("frame-{name}"), frame.head.bytes(), &frame.data.concat());
     }

@@ -139,6 +139,24 @@ pub fn cluster_file(data: &[u8]) {
     signal::saw("nodes", file.nodes.len() as u64);
 }
 
+fn without_lost(shard: freebs_types::ShardId) -> Command {
+    use freebs_control::RecoverShard;
+    use freebs_types::{NodeId, Sequence, StartNumber, Version, ViewNumber};
+    Command::RecoverShard(RecoverShard {
+        shard,
+        active: ViewNumber(2),
+        by_force: true,
+        members: [3, 1, 2].map(NodeId).to_vec(),
+        survivors: vec![(NodeId(3), StartNumber(3))],
+        lost: [1, 2].map(|n| (NodeId(n), StartNumber(n))).to_vec(),
+        chain: [3, 4].map(NodeId).to_vec(),
+        least: Sequence(9),
+        version: Version(7),
+        same: Sequence(9),
+        learn: vec![NodeId(4)],
+    })
+}
+
 fn some_commands() -> Vec<Command> {
     use freebs_control::{Ack, CreateVolume};
     use freebs_types::{Generation, Hash32, HostPublic, NodeId, ShardId, StartNumber, ViewNumber, VolumeId};
@@ -195,6 +213,9 @@ fn some_commands() -> Vec<Command> {
         Command::MembersComplete { shard, view: ViewNumber(3), nodes: vec![NodeId(3), NodeId(4)] },
         Command::DetachVolume { volume, generation: Generation(2), settled: false },
         Command::DeleteVolume { volume, force: true },
+        without_lost(shard),
+        Command::ActivateBranch { shard, view: ViewNumber(4), generation: Generation(2) },
+        Command::ExtendChains { away: vec![(NodeId(2), StartNumber(2))] },
     ]
 }
 

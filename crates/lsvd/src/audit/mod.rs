@@ -24,6 +24,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub const RANGES_MAX: usize = 1000;
 /// Breaks that are told: the newest ones, and the oldest of all. More are counted.
 pub const BREAKS_MAX: usize = 100;
+/// Branches that are told: the newest ones.
+pub const BRANCHES_MAX: usize = 100;
 /// Sequences whose `hid` is told, to be compared with other logs, beside those that were asked for.
 pub const SAMPLES_MAX: usize = 4096;
 /// Published secrets, and views without one, that are told: the newest ones.
@@ -150,6 +152,18 @@ pub struct Break {
     pub what: String,
 }
 
+/// A place where the shard went on by force (rule V10): the view's frame names the public `hid` of the frame before it. The
+/// token was not used, so who made it need not have known the history before. This is no break, and it is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Branch {
+    /// The view that begins there.
+    pub view: ViewNumber,
+    /// Its first frame.
+    pub sequence: Sequence,
+    /// Version before that frame.
+    pub version: Version,
+}
+
 /// An audit's finding of one log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
@@ -169,6 +183,8 @@ pub struct Report {
     pub breaks: Vec<Break>,
     /// Breaks in all.
     pub break_count: u64,
+    /// Views that went on by force, from the oldest to the newest, at most `BRANCHES_MAX`.
+    pub branches: Vec<Branch>,
     /// Frames that are proven.
     pub proven: u64,
     /// Frames that are linked and not proven.

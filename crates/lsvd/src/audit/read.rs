@@ -55,7 +55,7 @@ struct Start {
 
 /// Something that a segment says of the shard.
 enum Item {
-    Frame(Fact),
+    Frame(Box<Fact>),
     Learned(Sequence, Sequence),
     Mapped { since: Sequence, tip: Sequence, upto: Sequence },
     Deleted,
@@ -174,7 +174,7 @@ async fn run<D: Device>(
                 yield_now().await;
             }
             match item {
-                Item::Frame(fact) => walk.frame(fact),
+                Item::Frame(fact) => walk.frame(*fact),
                 Item::Learned(since, upto) => walk.learned(since, upto),
                 Item::Mapped { since, tip, upto } => walk.mapped(since, tip, upto),
                 Item::Deleted => walk.end(),
@@ -238,7 +238,7 @@ impl<D: Device> Reader<'_, D> {
                     Err(lost) => Fact::of(&e.head, at, repair, Some(format!("{what}{lost}"))),
                 },
             };
-            items.push((e.head_at, Item::Frame(fact)));
+            items.push((e.head_at, Item::Frame(Box::new(fact))));
         }
         items.sort_by_key(|(at, _)| *at);
         let items = items.into_iter().rev().map(|(_, item)| item);

@@ -1,7 +1,7 @@
 //! The walk on made-up histories: what is proven, and what every change of one frame breaks.
 
 use super::walk::{Fact, Known, Walk};
-use super::{Ask, Cause, Place, Proof, Report};
+use super::{Ask, Branch, Cause, Place, Proof, Report};
 use crate::FrameName;
 use bytes::Bytes;
 use freebs_format::{
@@ -36,6 +36,8 @@ struct Maker {
     other_secret: Option<Hash32>,
     /// Published in place of the secret of the view before.
     lie: Option<Hash32>,
+    /// Views go on by force.
+    by_force: bool,
 }
 
 impl Maker {
@@ -64,7 +66,7 @@ impl Maker {
 
     fn open(&mut self) -> Frame {
         let pred = self.view;
-        let published = if pred == 0 { Hash32::default() } else { self.lie.unwrap_or(secret(pred)) };
+        let published = if pred == 0 || self.by_force { Hash32::default() } else { self.lie.unwrap_or(secret(pred)) };
         self.view += 1;
         let shared = ViewSecret {
             threshold: 1,
@@ -85,7 +87,8 @@ impl Maker {
             volume: None,
         };
         let (meta, secret) = (self.meta(), self.secret());
-        let made = FrameBuilder::special(&meta, FrameKind::View, &body.encode(), &secret, &self.token);
+        let parent = if self.by_force { body.seal_hid } else { self.token };
+        let made = FrameBuilder::special(&meta, FrameKind::View, &body.encode(), &secret, &parent);
         self.made(made)
     }
 
@@ -113,6 +116,7 @@ impl Maker {
 }
 
 /// A history: frames in the order of the log.
+#[derive(Clone)]
 struct Story {
     facts: Vec<Fact>,
     last: (FrameName, Version),
@@ -189,6 +193,23 @@ fn closed_views_are_proven_and_the_open_one_is_linked() {
     assert_eq!(r.published.first(), Some(&(ViewNumber(9), secret(9))));
     assert_eq!((r.published.len(), r.unknown), (9, vec![ViewNumber(10)]));
     assert_eq!(r.samples.len(), 50);
+}
+
+/// V10: a view that went on by force follows the frame that it names, and whoever made it need not have known its token. That
+/// is no break, and is told; the secret of the view before was never published.
+#[test]
+fn a_view_that_went_on_by_force_is_told_and_is_no_break() {
+    let s = history(4, |m| m.by_force = m.view == 2 && m.sequence == 10);
+    let r = s.audit();
+    assert!(r.is_sound(), "{r:?}");
+    let parts = [(Proof::Proven, 1, 5), (Proof::Linked, 6, 10), (Proof::Proven, 11, 15), (Proof::Linked, 16, 20)];
+    assert_eq!(ranges(&r), parts);
+    assert_eq!(r.branches, [Branch { view: ViewNumber(3), sequence: Sequence(11), version: Version(8) }]);
+    assert_eq!(history(4, |_| ()).audit().branches, []);
+    // A frame in front of it that is another one is a break as ever.
+    let mut other = s.clone();
+    other.facts[9] = history(2, |m| m.other_secret = (m.sequence == 9).then_some(secret(77))).facts[9].clone();
+    assert_eq!(first_break(&other.audit()), (Cause::Unlinked, 10, 10));
 }
 
 /// Other members may have followed this view already, and published its secret.

@@ -10,7 +10,8 @@
 //! So do frames that a member was brought once more, in front of which the walk goes on.
 
 use super::{
-    Ask, BREAKS_MAX, Break, Cause, Place, Proof, RANGES_MAX, Range, Report, SAMPLES_MAX, SECRETS_MAX, WAITING_MAX,
+    Ask, BRANCHES_MAX, BREAKS_MAX, Branch, Break, Cause, Place, Proof, RANGES_MAX, Range, Report, SAMPLES_MAX,
+    SECRETS_MAX, WAITING_MAX,
 };
 use crate::FrameName;
 use freebs_format::{ClosedView, FrameBefore, FrameHead, FrameKind, ViewBody, hide, token};
@@ -131,7 +132,7 @@ struct Want {
     hid: Hash32,
     version: Version,
     view: ViewNumber,
-    /// Its token, as the frame behind it names it; `None` for the last frame of all.
+    /// Its token, as the frame behind it names it; `None` for the last frame of all, and in front of a branch.
     token: Option<Hash32>,
     /// The frame behind it: where it lies, number of its segment, whether it is a repair.
     behind: Option<(Place, u64, bool)>,
@@ -260,6 +261,7 @@ impl Walk {
                 folded: false,
                 breaks: Vec::new(),
                 break_count: 0,
+                branches: Vec::new(),
                 proven: 0,
                 linked: 0,
                 summarised: 0,
@@ -351,7 +353,7 @@ impl Walk {
     /// A frame lies in the place of the one that has to come next, and is another one.
     fn unlinked(&mut self, want: Want, fact: Fact) {
         let next = fact.name.sequence.next();
-        let what = match want.token {
+        let what = match want.behind {
             Some(_) => format!("frame {next} follows another frame than this one: its token has another hash"),
             None => "the node knows its last frame by another hash than this one has".to_owned(),
         };
@@ -446,7 +448,7 @@ impl Walk {
         if s.0 > 1 {
             let b = fact.before;
             let behind = Some((fact.at, fact.opened, fact.repair));
-            let (token, view) = (Some(b.token), b.view);
+            let (token, view) = (b.token, b.view);
             self.want = Some(Want { sequence: b.sequence, hid: b.hid, version: b.version, view, token, behind });
             // Views before this one are all that is still to come.
             let _ = self.secrets.split_off(&ViewNumber(view.0.saturating_add(1)));
@@ -495,7 +497,7 @@ impl Walk {
             );
             return Verdict::Broken(Cause::Unlinked, what);
         }
-        if f.name.sequence.0 == 1 && f.before.token != Hash32::default() {
+        if f.name.sequence.0 == 1 && f.before.parent() != Hash32::default() {
             return Verdict::Broken(Cause::Forged, "the first frame names one before it".to_owned());
         }
         let seal = f.opens.as_ref().and_then(|o| o.seal);
@@ -511,7 +513,7 @@ impl Walk {
         let view = f.name.view;
         let Some(list) = self.secrets.get_mut(&view).filter(|list| !list.is_empty()) else { return Verdict::Linked };
         let gives = |c: &Candidate| {
-            let id = token(&c.secret, &f.before.token, &f.digest);
+            let id = token(&c.secret, &f.before.parent(), &f.digest);
             hide(&id) == f.name.hid && want.is_none_or(|w| w.token.is_none_or(|t| t == id))
         };
         let Some(right) = list.iter_mut().find(|c| gives(c)) else {
@@ -542,6 +544,10 @@ impl Walk {
     /// A view's frame says which secret its view has, and publishes that of the view before.
     fn opened(&mut self, f: &Fact) {
         let Some(opens) = f.opens.as_ref().filter(|_| f.wrong.is_none()) else { return };
+        if f.before.token.is_none() && self.report.branches.len() < BRANCHES_MAX {
+            let (sequence, version) = (f.name.sequence, f.before.version);
+            self.report.branches.push(Branch { view: f.name.view, sequence, version });
+        }
         let (view, is_it) = (f.name.view, |c: &Candidate| hide(&c.secret) == opens.secret_hash);
         // The view's own frame decides on words from elsewhere.
         let list = self.secrets.entry(view).or_default();
@@ -613,7 +619,7 @@ impl Walk {
             Some((place, what)) => (Cause::Altered, Some(place), format!("{frames} can't be read: {what}")),
             None => {
                 let mut what = format!("{frames} missing, of which frame {} follows the last", last.next());
-                if want.token.is_none() {
+                if want.behind.is_none() {
                     what = format!("{frames} missing, of which the last is the node's last frame");
                 }
                 if is_lost {
@@ -684,6 +690,7 @@ impl Walk {
         report.published.truncate(SECRETS_MAX);
         report.ranges.reverse();
         report.breaks.reverse();
+        report.branches.reverse();
         report.breaks.sort_by_key(|b| (b.first, b.last));
         report.unknown = self.unknown.into_iter().rev().collect();
         report.unfit = self.unfit.into_iter().rev().collect();

@@ -149,6 +149,7 @@ fn frame(core: &Core, id: u32, e: &IndexEntry) -> FrameInfo {
         head_bytes: e.head.bytes().len() as u32,
         data_bytes: h.data_len.get(),
         hid: h.hid(),
+        branch: e.head.is_branch(),
     }
 }
 

@@ -232,6 +232,8 @@ pub struct FrameInfo {
     pub data_bytes: u32,
     /// Hash of its access token; of a local frame, that of the shard's last frame.
     pub hid: Hash32,
+    /// It begins a branch: the shard went on by force here (V10).
+    pub branch: bool,
 }
 
 /// What `inspect` found.

@@ -12,7 +12,6 @@ use crate::scan::Window;
 use crate::shard::Shard;
 use freebs_format::block_crc;
 use freebs_format::disk::{IndexEntry, LiveTable};
-use freebs_format::hide;
 use freebs_io::Device;
 use freebs_types::{BLOCK, BlockRange, Result, ShardId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -232,7 +231,8 @@ impl Verifier {
             1 => h.parent == [0; 32],
             s => {
                 let Some(before) = shard.frames.get(freebs_types::Sequence(s - 1)) else { return };
-                hide(&h.parent_token()).0[..8] == before.hid.to_le_bytes()
+                // A branch names the public hash of the frame that it goes on from (V10).
+                head.before().hid.0[..8] == before.hid.to_le_bytes()
             }
         };
         self.checked.links += 1;

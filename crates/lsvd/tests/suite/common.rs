@@ -273,17 +273,27 @@ impl Chain {
 
     /// Opens the next view, which seals the one before at its present end.
     pub fn view_frame(&mut self, view: u64, secret: u8) -> Frame {
-        self.opens(view, secret, None)
+        self.opens(view, secret, None, self.id)
     }
 
     /// The same, and publishes the secret of the view before.
     pub fn publishing_view_frame(&mut self, view: u64, secret: u8) -> Frame {
         let pred_secret = if self.sequence == 0 { Hash32::default() } else { self.secret };
         let (point, slices) = (HostPublic([0; 32]), vec![SealedSlice::default()]);
-        self.opens(view, secret, Some(Box::new(ViewSecret { threshold: 1, point, pred_secret, slices })))
+        self.opens(view, secret, Some(Box::new(ViewSecret { threshold: 1, point, pred_secret, slices })), self.id)
     }
 
-    fn opens(&mut self, view: u64, secret: u8, shared: Option<Box<ViewSecret>>) -> Frame {
+    /// The next view by force: its frame names the public hash of the one before it, and begins a branch.
+    pub fn branch_frame(&mut self, view: u64, secret: u8) -> Frame {
+        self.opens(view, secret, None, hide(&self.id))
+    }
+
+    /// One or the other.
+    pub fn next_view(&mut self, view: u64, secret: u8, by_force: bool) -> Frame {
+        if by_force { self.branch_frame(view, secret) } else { self.view_frame(view, secret) }
+    }
+
+    fn opens(&mut self, view: u64, secret: u8, shared: Option<Box<ViewSecret>>, parent: Hash32) -> Frame {
         // The other kind of frame is as it always was.
         let is_first = self.sequence == 0 && shared.is_some();
         let body = ViewBody {
@@ -301,7 +311,7 @@ impl Chain {
         self.view = ViewNumber(view);
         self.secret = Hash32([secret; 32]);
         (self.chunk, self.offset) = (ChunkId::new(view, 0), 0);
-        let (frame, id) = FrameBuilder::special(&self.meta(), FrameKind::View, &body.encode(), &self.secret, &self.id);
+        let (frame, id) = FrameBuilder::special(&self.meta(), FrameKind::View, &body.encode(), &self.secret, &parent);
         self.id = id;
         self.sequence += 1;
         frame

@@ -321,3 +321,56 @@ fn a_learned_map_whose_segment_is_lost_is_missed() {
         local(learned_and_lost(true, more));
     }
 }
+
+/// Two frames of the last log that is left are lost, and given up by force: one mark says so of all from the first to the last of
+/// them (V10). The sound frames between them stay, at the next starts, too, and what the lost ones wrote is undone.
+#[test]
+fn frames_between_those_that_are_given_up_stay() {
+    local(async {
+        let device = device().await;
+        let rig = Rig::open(device.clone()).await.unwrap();
+        rig.engine.set_cleaning(off());
+        let mut c = Chain::new(TWO);
+        let (mut all, mut model) = (Vec::new(), Model::new());
+        // The third and the sixth are lost; the fifth has a part of what the third wrote.
+        for (start, fill) in [(0, 1), (4, 2), (0, 3), (8, 4), (1, 5), (12, 6), (16, 7)] {
+            let op = data(start, 4, fill);
+            if ![3, 6].contains(&fill) {
+                op.apply(&mut model);
+            }
+            all.push(put(&rig, &mut c, op).await);
+        }
+        rig.kill();
+        device.poke(|bytes| {
+            for f in [&all[2], &all[5]] {
+                let hid = f.header().hid().0;
+                let is_here = |at: &usize| bytes[*at..].starts_with(&hid);
+                let places: Vec<usize> = (0..bytes.len()).filter(is_here).collect();
+                assert!(!places.is_empty());
+                places.into_iter().for_each(|at| bytes[at] ^= 1);
+            }
+        });
+        let rig = Rig::open(device.clone()).await.unwrap();
+        rig.engine.set_cleaning(off());
+        let holes = [3, 6].map(|s| (Sequence(s), Sequence(s)));
+        assert_eq!(rig.engine.state(TWO).unwrap().holes, holes);
+        assert!(rig.read_all(TWO, 20).await.is_err(), "a hole hides older blocks");
+        let learned = Learned { since: Sequence(2), upto: Sequence(6), ..Learned::default() };
+        say(&rig, MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() });
+        rig.settle().await;
+        rig.kill();
+        for start in 0..4 {
+            let rig = Rig::open(device.clone()).await.unwrap();
+            rig.engine.set_cleaning(off());
+            let state = rig.engine.state(TWO).unwrap();
+            assert_eq!((state.holes, state.last), (vec![], c.name()), "start {start}");
+            for s in [1, 2, 4, 5, 7] {
+                let here = rig.engine.frame(TWO, Sequence(s)).await.unwrap();
+                assert_eq!(here.header().hid(), all[s as usize - 1].header().hid(), "start {start}: frame {s}");
+            }
+            assert_eq!(rig.read_all(TWO, 20).await.unwrap(), full(&model, 20), "start {start}");
+            // With checkpoints, too.
+            if start % 2 > 0 { rig.stop().await } else { rig.kill() }
+        }
+    });
+}

@@ -84,7 +84,7 @@ fn a_cut_brings_back_what_was() {
                     assert_eq!(rig.read_all(SHARD, BLOCKS).await.unwrap(), full(&model, BLOCKS));
                 }
                 view += 1;
-                rig.append(Record::Frame(chain.view_frame(view, 6)));
+                rig.append(Record::Frame(chain.next_view(view, 6, rng.chance(30))));
                 rig.append(Record::Frame(chain.attach_frame(view)));
                 rig.settle().await;
                 rig.engine.check();
@@ -100,6 +100,42 @@ fn a_cut_brings_back_what_was() {
             }
         });
     }
+}
+
+/// V10: a view that goes on by force follows the frame that it names, although it does not know its token. The log keeps
+/// what that is made of for as long as the view may be cut, also through a start.
+#[test]
+fn a_view_that_goes_on_by_force_continues_the_log() {
+    local(async {
+        let dev = device(40).await;
+        let rig = Rig::open(dev.clone()).await.unwrap();
+        let mut chain = Chain::new(SHARD);
+        rig.append(Record::Frame(chain.view_frame(2, 4)));
+        let last = chain.attach_frame(1);
+        let origin = Some((last.header().parent_token(), last.header().digest()));
+        rig.append(Record::Frame(last));
+        rig.settle().await;
+        rig.engine.committed(SHARD, Sequence(2));
+        let begins = chain.branch_frame(3, 5);
+        assert!(begins.head.is_branch() && begins.head.before().token.is_none());
+        rig.append(Record::Frame(begins));
+        rig.settle().await;
+        let check = |rig: &Rig| {
+            assert_eq!(rig.report.damage, []);
+            let st = rig.engine.state(SHARD).unwrap();
+            assert_eq!((st.last, st.holes.len(), st.suspect_tail), (chain.name(), 0, false));
+            assert_eq!(rig.engine.origin_before(SHARD, Sequence(3)), origin);
+        };
+        check(&rig);
+        rig.stop().await;
+        let rig = Rig::open(dev.clone()).await.unwrap();
+        check(&rig);
+        rig.engine.committed(SHARD, Sequence(3));
+        assert_eq!(rig.engine.origin_before(SHARD, Sequence(3)), None);
+        rig.stop().await;
+        let found = freebs_lsvd::tool::verify(&dev, &mut ()).await.unwrap();
+        assert!(found.damage.is_empty() && found.checked.links >= 3, "{found:?}");
+    });
 }
 
 /// Frames of a cut branch must not come back when the segment of the frame that cut them would be given up.

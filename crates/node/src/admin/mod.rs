@@ -16,6 +16,7 @@ mod events;
 mod follower;
 mod hand_over;
 mod plane;
+mod recover;
 mod seat;
 pub mod seat_files;
 mod seat_links;

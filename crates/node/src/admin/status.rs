@@ -8,6 +8,7 @@ use freebs_control::api::{
     GatewayInfo, MemberReport, MemberState, NodeInfo, NodeStatus, ReplicaDigest, Reply, Request, ShardDigest,
     ShardReport, ShardStatus, ShardVerification, Status, Verification, VolumeState, VolumeStatus,
 };
+use freebs_control::recover::Logs;
 use freebs_control::{Node, Shard, State, Volume};
 use freebs_types::{Error, ErrorKind, NodeId, Result, ShardId, Version, VolumeId};
 use std::collections::BTreeMap;
@@ -128,7 +129,12 @@ pub(super) fn report(
     let names = |of: &[NodeId]| of.iter().map(|n| name(*n)).collect();
     let (joining, keepers) = (names(&shard.joining), names(&shard.keepers));
     let waits = shard.head().and_then(|n| replicas.get(&n).copied().flatten()?.waits.clone());
-    (ShardReport { id, view: shard.active, head, members, joining, keepers, waits }, verdict)
+    let (forced, branch) = (shard.forced.is_some(), shard.branch);
+    // All survivors that were named have to promise (V10).
+    let can_promise = |n: &&NodeId| matches!(replicas.get(n), Some(Some(s)) if s.state != MemberState::Failed);
+    let survivors = shard.forced.iter().flat_map(|f| &f.survivors);
+    let waits_for = survivors.filter(|n| !can_promise(n)).map(|n| name(*n)).collect();
+    (ShardReport { id, view: shard.active, head, members, joining, keepers, waits, forced, waits_for, branch }, verdict)
 }
 
 fn volume_status(state: &State, volume: &Volume, answers: &BTreeMap<NodeId, Answer>, all: &Replicas) -> VolumeStatus {
@@ -136,9 +142,11 @@ fn volume_status(state: &State, volume: &Volume, answers: &BTreeMap<NodeId, Answ
     let mut shards = Vec::with_capacity(volume.shards.len());
     for shard in &volume.shards {
         let id = volume.shard_id(shard.index);
+        let survivors = shard.forced.iter().flat_map(|f| &f.survivors);
         let replicas = shard
             .members
             .iter()
+            .chain(survivors)
             .filter(|n| answers.contains_key(n))
             .map(|n| (*n, all.get(&(*n, id))))
             .collect::<BTreeMap<_, _>>();
@@ -156,6 +164,13 @@ fn volume_status(state: &State, volume: &Volume, answers: &BTreeMap<NodeId, Answ
 fn replicas(answers: &BTreeMap<NodeId, Answer>) -> Replicas {
     let all = answers.iter().flat_map(|(id, a)| a.shards.iter().map(|s| ((*id, s.shard), s.clone())));
     all.collect()
+}
+
+/// The logs of a volume, as all nodes that answer tell of them.
+pub(super) async fn logs(service: &Service, state: &State, volume: VolumeId) -> Logs {
+    let answers = ask_all(service, state, Some(volume)).await;
+    let logs = |a: Answer| a.shards.into_iter().filter_map(|s| Some((s.shard, s.log?))).collect();
+    answers.into_iter().map(|(node, a)| (node, logs(a))).collect()
 }
 
 /// All volumes, or the one named.

@@ -50,6 +50,7 @@ impl Fake {
             state,
             lapsed: None,
             waits: None,
+            log: None,
         };
         self.shards.lock().unwrap().insert(shard, (status, Hash32([digest; 32])));
     }

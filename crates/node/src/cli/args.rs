@@ -341,6 +341,34 @@ Examples:
 
 A client that connects anew attaches the volume again, on whatever host. To have it on another host, attach it there.
 From a host that has been gone for some seconds a volume can be detached without --force.";
+const RECOVER_HELP: &str = "\
+Examples:
+  freebs volume recover data                 what is left, what may be lost, and what has to be back so that nothing is
+  freebs volume recover data --accept-loss   go on without what is lost
+
+A volume stands still when so many members of a shard are away that nobody can tell what was answered. As long as they
+may come back, start them: nothing is lost then. If they are lost for good, stop them first, so that none of them goes on
+answering somebody; then --accept-loss goes on from the best copy that is left. What only the lost members had is lost,
+the volume is as it was at an earlier moment, and whoever has it attached gets errors and attaches anew. A lost member
+that turns up later is a new one: copy its devices before it is started if what it has is wanted. Where all that was
+answered is left, and only members are missing, nothing is lost, and others take the places of the lost. Shards that go
+on by themselves are left alone.
+
+Exit status: 0 the volume goes on; 1 it can't, or nothing needs recovery; 3 nothing was changed, and it can go on with
+--accept-loss.";
+
+#[derive(Debug, Args)]
+pub struct RecoverArgs {
+    pub name: String,
+
+    /// The lost members are lost for good: go on without what only they had
+    #[arg(long)]
+    pub accept_loss: bool,
+
+    /// Return when it is decided, not when the volume can be used
+    #[arg(long)]
+    pub no_wait: bool,
+}
 
 #[derive(Debug, Subcommand)]
 pub enum VolumeCommand {
@@ -387,6 +415,9 @@ pub enum VolumeCommand {
         #[arg(long, value_name = "SECONDS", default_value_t = 30)]
         wait: u32,
     },
+    /// Go on without members that are lost for good, from the best copy that is left
+    #[command(after_help = RECOVER_HELP)]
+    Recover(RecoverArgs),
 }
 
 #[derive(Debug, Args)]

@@ -1,4 +1,5 @@
-//! The command line: what can be said, and what it exits with (0 done, 1 failed, 2 not understood; `verify` has more).
+//! The command line: what can be said, and what it exits with (0 done, 1 failed, 2 not understood; `verify` and
+//! `volume recover` have more).
 
 pub mod args;
 mod attachments;
@@ -7,6 +8,7 @@ mod control;
 mod device;
 mod events;
 pub mod output;
+mod recover;
 mod run;
 pub mod signals;
 mod verify;

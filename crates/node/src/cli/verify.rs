@@ -329,6 +329,17 @@ fn sentences(volume: &str, s: &AuditedShard, text: &mut String) {
             u.unfit_at.join(", ")
         ));
     }
+    // Of a log that lost its older frames the oldest branches are not known; who knows most tells.
+    let told = s.members.iter().filter_map(|m| m.audit.as_ref()).max_by_key(|a| a.branches.len());
+    for b in told.iter().flat_map(|a| &a.branches) {
+        text.push_str(&format!(
+            "{volume} shard {}: view {} went on by force from version {} (frame {}): what only lost members had is lost\n",
+            s.id,
+            b.view,
+            b.version,
+            b.sequence.0.saturating_sub(1)
+        ));
+    }
     if let Some(d) = &s.comparison.difference {
         let same = match d.same_to.0 {
             0 => "no frame before it was compared".to_owned(),
@@ -391,6 +402,7 @@ mod tests {
             ranges,
             folded: false,
             break_count: breaks.len() as u64,
+            branches: Vec::new(),
             breaks,
             proven: 45,
             linked: 5,

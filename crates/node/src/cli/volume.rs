@@ -47,6 +47,7 @@ pub async fn run(command: VolumeCommand, cluster: &str, output: &Output) -> Resu
         VolumeCommand::MoveHead { name, node, shard } => move_head(&client, name, node, shard, output).await,
         VolumeCommand::Delete { name, force } => delete(&client, name, force, output).await,
         VolumeCommand::Verify { name, wait } => verify(&client, name, wait, output).await,
+        VolumeCommand::Recover(args) => super::recover::run(&client, args, output).await,
     }
 }
 
@@ -237,6 +238,31 @@ fn details(v: &VolumeStatus) -> String {
             text.push_str(&format!("shard {}: {waits}\n", s.id));
         }
     }
+    v.shards.iter().for_each(|s| text.push_str(&losses(s)));
+    text
+}
+
+/// Sentences on a shard that went on by force, or is to.
+fn losses(s: &ShardReport) -> String {
+    let mut text = String::new();
+    if let Some(b) = &s.branch {
+        let from = if b.version.0 > 0 { format!(" from version {}", b.version) } else { String::new() };
+        text.push_str(&format!(
+            "shard {}: view {} went on by force{from}; what only lost members had is lost\n",
+            s.id, b.view
+        ));
+    }
+    if s.forced {
+        text.push_str(&format!("shard {}: it is to go on by force; `freebs events` says from where\n", s.id));
+        if !s.waits_for.is_empty() {
+            let names = s.waits_for.join(", ");
+            text.push_str(&format!(
+                "shard {}: that waits for {names}: start what was named as left, or say `freebs volume recover` once more to \
+                 go on without\n",
+                s.id
+            ));
+        }
+    }
     text
 }
 
@@ -272,8 +298,8 @@ fn verdict(v: &Verification) -> String {
 mod tests {
     use super::*;
     use freebs_control::api::MemberReport;
-    use freebs_control::{Ack, State};
-    use freebs_types::{Version, ViewNumber};
+    use freebs_control::{Ack, Branch, State};
+    use freebs_types::{Sequence, Version, ViewNumber};
 
     /// A volume of two shards with these members, heads first.
     fn volume(shards: [[(&str, MemberState); 3]; 2]) -> VolumeStatus {
@@ -298,6 +324,9 @@ mod tests {
             joining: vec![],
             keepers: vec![],
             waits: None,
+            forced: false,
+            waits_for: vec![],
+            branch: None,
         };
         let shards = shards.into_iter().enumerate().map(report).collect();
         VolumeStatus::new(&volume, VolumeState::Degraded, shards)
@@ -311,6 +340,24 @@ mod tests {
         assert!(!details(&v).contains("waits"));
         v.shards[0].waits = Some("it waits: node 2 does not answer".into());
         assert!(details(&v).ends_with("shard 1.0: it waits: node 2 does not answer\n"), "{}", details(&v));
+    }
+
+    /// Whoever looks at a volume sees that something of it was lost, for as long as it is there.
+    #[test]
+    fn a_volume_that_went_on_by_force_says_so() {
+        use MemberState::Active;
+        let mut v = volume([[("a", Active), ("b", Active), ("c", Active)]; 2]);
+        assert!(!details(&v).contains("force"));
+        v.shards[1].branch = Some(Branch { view: ViewNumber(7), at: Sequence(90), version: Version(88) });
+        let said = "shard 1.1: view 7 went on by force from version 88; what only lost members had is lost\n";
+        assert!(details(&v).ends_with(said), "{}", details(&v));
+        v.shards[1].branch = Some(Branch { view: ViewNumber(7), at: Sequence(0), version: Version(0) });
+        v.shards[0].forced = true;
+        assert!(details(&v).contains("shard 1.0: it is to go on by force"), "{}", details(&v));
+        assert!(!details(&v).contains("waits for"), "{}", details(&v));
+        v.shards[0].waits_for = vec!["d".into(), "e".into()];
+        assert!(details(&v).contains("shard 1.0: that waits for d, e: start"), "{}", details(&v));
+        assert!(details(&v).contains("view 7 went on by force; what only"), "{}", details(&v));
     }
 
     /// The command waited for all members for 10 s, and said that all was done if the head had not come.

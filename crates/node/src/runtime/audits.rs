@@ -5,7 +5,7 @@
 //! `timing::AUDIT_KEPT`, or until there are `REPORTS_MAX` newer ones.
 
 use crate::timing;
-use freebs_control::audit::{AuditBreak, AuditOf, AuditProof, AuditRange, AuditState, MemberAudit};
+use freebs_control::audit::{AuditBranch, AuditBreak, AuditOf, AuditProof, AuditRange, AuditState, MemberAudit};
 use freebs_io::Device;
 use freebs_lsvd::Engine;
 use freebs_lsvd::audit::{Ask, Auditor, Proof, Report};
@@ -139,6 +139,7 @@ fn of_report(r: Report) -> MemberAudit {
         first_view: x.first_view,
         last_view: x.last_view,
     };
+    let branch = |b: freebs_lsvd::audit::Branch| AuditBranch { view: b.view, sequence: b.sequence, version: b.version };
     let broken = |b: freebs_lsvd::audit::Break| AuditBreak {
         cause: b.cause.name().to_owned(),
         view: b.view,
@@ -158,6 +159,7 @@ fn of_report(r: Report) -> MemberAudit {
         folded: r.folded,
         breaks: r.breaks.into_iter().map(broken).collect(),
         break_count: r.break_count,
+        branches: r.branches.into_iter().map(branch).collect(),
         proven: r.proven,
         linked: r.linked,
         summarised: r.summarised,

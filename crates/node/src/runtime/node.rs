@@ -13,6 +13,7 @@ use freebs_chain::ShardStatus as ChainStatus;
 use freebs_control::api::{MemberState, ShardDigest, ShardStatus};
 use freebs_control::audit::{AuditOf, AuditState};
 use freebs_control::events::{EventKind, Told};
+use freebs_control::recover::LogStatus;
 use freebs_control::{ControlPlane, State};
 use freebs_format::disk::{HOST_KEY_BYTES, HostKeyFile, SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
 use freebs_format::wire::Role;
@@ -478,6 +479,21 @@ fn member_state(s: &ChainStatus) -> MemberState {
     }
 }
 
+fn log_status(s: &ChainStatus) -> LogStatus {
+    LogStatus {
+        active: s.log.active,
+        has_view: s.log.has_view,
+        last: s.log.last.sequence,
+        last_view: s.log.last.view,
+        version: s.log.version,
+        committed: s.committed,
+        lost: s.log.lost,
+        is_suspect: s.log.is_suspect,
+        is_stopped: s.log.is_stopped,
+        lacks_secret: s.log.lacks_secret,
+    }
+}
+
 impl LocalNode for Local {
     fn shards(&self, volume: Option<VolumeId>) -> LocalFuture<'_, Vec<ShardStatus>> {
         Box::pin(async move {
@@ -494,6 +510,7 @@ impl LocalNode for Local {
                     state: member_state(s),
                     lapsed: s.lapsed,
                     waits: s.waits.clone(),
+                    log: Some(log_status(s)),
                 })
                 .collect()
         })

@@ -22,6 +22,7 @@ mod forced;
 mod kills;
 mod leader;
 mod members;
+mod recover;
 mod serving;
 mod stops;
 mod tools;

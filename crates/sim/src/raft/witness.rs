@@ -92,7 +92,7 @@ fn hash(bytes: &[u8]) -> u64 {
 
 /// True if only leaders give this command.
 fn is_leaders(command: &Command) -> bool {
-    matches!(command, Command::FailOver { .. } | Command::ReplaceMembers { .. })
+    matches!(command, Command::FailOver { .. } | Command::ReplaceMembers { .. } | Command::ExtendChains { .. })
 }
 
 impl Seats {
@@ -115,6 +115,7 @@ impl Seats {
         match command {
             Some(Command::FailOver { .. }) => self.world.count("heads of failed nodes replaced"),
             Some(Command::ReplaceMembers { .. }) => self.world.count("members of nodes that are gone replaced"),
+            Some(Command::ExtendChains { .. }) => self.world.count("short chains extended"),
             _ => {}
         }
         if let Some(control) = self.control.upgrade() {

@@ -162,7 +162,10 @@ impl Oracle {
             Message::Propose(Proposal::Command { command, .. }) => {
                 let is_leaders = matches!(
                     command,
-                    Command::FailOver { .. } | Command::ReplaceHead { .. } | Command::ReplaceMembers { .. }
+                    Command::FailOver { .. }
+                        | Command::ReplaceHead { .. }
+                        | Command::ReplaceMembers { .. }
+                        | Command::ExtendChains { .. }
                 );
                 if is_leaders {
                     self.wrong.push(format!("{from} does not lead and decides (L5): {command:?}"));

@@ -96,7 +96,16 @@ pub fn view_body() -> impl Strategy<Value = ViewBody> {
                 })
             }),
             volume: volume.map(|(name, [size, stripe], shards, [copies, min_copies], all)| {
-                Box::new(VolumeDescription { name, size, stripe, shards, copies, min_copies, all })
+                Box::new(VolumeDescription {
+                    name,
+                    size,
+                    stripe,
+                    shards,
+                    copies,
+                    min_copies,
+                    all,
+                    branch: ViewNumber(pred),
+                })
             }),
             members: members.iter().map(|m| Member { node: NodeId(m[0]), start: StartNumber(m[1]) }).collect(),
         }

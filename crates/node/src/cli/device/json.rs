@@ -246,6 +246,7 @@ pub struct Frame {
     pub head_bytes: u32,
     pub data_bytes: u32,
     pub hid: String,
+    pub branch: bool,
 }
 
 fn kind(k: FrameKind) -> &'static str {
@@ -280,6 +281,7 @@ impl Frame {
             head_bytes: f.head_bytes,
             data_bytes: f.data_bytes,
             hid: f.hid.to_string(),
+            branch: f.branch,
         }
     }
 }

@@ -16,6 +16,7 @@ pub const FRAME_HEADER: &str = "SEGMENT       BYTE    APPEND  KIND    SHARD     
 
 pub fn frame(f: &Frame) -> String {
     let state = match (f.counts, f.repair) {
+        (true, _) if f.branch => "branch",
         (true, true) => "repair",
         (true, false) => "counts",
         (false, _) => "superseded",
@@ -404,6 +405,7 @@ log: damaged
             head_bytes: 320,
             data_bytes: 8192,
             hid: "ab".into(),
+            branch: false,
         };
         let line = frame(&f);
         for (word, value) in [("SEGMENT", "1"), ("APPEND", "7"), ("SEQUENCE", "12"), ("DATA", "8K")] {

@@ -1,0 +1,175 @@
+//! Going on by force (rule V10): so many members of a view are lost for good that it can't be sealed, and an operator has
+//! said from whose logs the shard goes on. What only the lost members had is lost.
+//!
+//! Invariants: who goes on by force has the durable promises of all survivors that were named, and of no others needs
+//! any; the view frame names the public `hid` of the frame before it as its parent, never the token, so the break is
+//! seen by whoever reads the log; nobody takes such a frame unless the control plane says that there is one.
+
+use crate::event::{Forced, LogStatus, Mutant, NoteKind, Opened, ShardInfo};
+use crate::open::Phase;
+use crate::replica::{Ctx, Replica};
+use crate::timing;
+use freebs_format::FrameHead;
+use freebs_format::wire::{FrameName, SealAnswer};
+use freebs_lsvd::{EventKind, Learned, MarkChange, Record};
+use freebs_types::{Hash32, Nanos, NodeId, Sequence, Version};
+use std::collections::BTreeMap;
+
+impl Opened {
+    /// Nodes whose promises are asked for: the members of the predecessor, and the survivor that has more than they have.
+    pub(crate) fn sealers(&self) -> impl Iterator<Item = NodeId> {
+        let named = self.forced.iter().flat_map(|f| &f.survivors);
+        let others = named.filter(|n| !self.pred_members.contains(n));
+        self.pred_members.iter().chain(others).copied()
+    }
+}
+
+impl Replica {
+    /// True unless the frame begins a branch that may not stand in this log. The token protects a chain from whoever does not
+    /// know it; of a branch that is the control plane's word.
+    pub fn may_branch(&self, frame: &FrameHead) -> bool {
+        let view = frame.view();
+        let is_said = |i: &ShardInfo| view <= i.branch.view || (i.forced.is_some() && view > i.active);
+        !frame.is_branch() || self.info.as_ref().is_some_and(is_said)
+    }
+
+    /// An opening that this head has begun is void (V6) when the control plane names other members, or an operator has
+    /// given his word, or another one than before. It begins anew, with that.
+    pub fn hear_of_members(&mut self, ctx: &mut Ctx<'_>, info: &ShardInfo) {
+        let has_word = |i: &ShardInfo| info.forced.is_some() && info.forced != i.forced;
+        let is_void = |i: &ShardInfo| i.members != info.members || has_word(i);
+        if !self.is_active_head() && self.info.as_ref().is_some_and(is_void) {
+            self.yield_to(ctx);
+        }
+    }
+
+    /// The survivor whose log is gone on from, and where it ends, if all have answered. A member that is there after all,
+    /// and was not named, is waited for a while: its answer may be the one that the usual rule lacks.
+    pub(crate) fn forced_at(
+        &self,
+        ctx: &Ctx<'_>,
+        opened: &Opened,
+        answers: &BTreeMap<NodeId, SealAnswer>,
+        waited: Nanos,
+    ) -> Option<(NodeId, FrameName)> {
+        let me = ctx.config.me.node;
+        let forced = opened.forced.as_ref()?;
+        let is_linked = |n: &NodeId| ctx.peers.link(ctx.peer(*n, self.id)).is_some();
+        let is_late = opened.pred_members.iter().any(|n| !answers.contains_key(n) && is_linked(n));
+        if is_late && waited < timing::FORCED_PATIENCE {
+            return None;
+        }
+        let of_all = forced.survivors.iter().map(|n| Some((*n, *answers.get(n)?))).collect::<Option<Vec<_>>>()?;
+        // Nobody can tell any more what this log lacks behind its end: it goes on from there.
+        let is_unknown = self.end_in(opened.pred).is_none();
+        let is_broken = !self.damage.holes.is_empty() || self.stopped.is_some() || is_unknown;
+        let own = SealAnswer { damaged: is_broken, ..self.seal_answer(opened.view, opened.pred) };
+        let sound =
+            of_all.iter().copied().map(|(n, a)| if n == me { (n, own) } else { (n, a) }).filter(|(_, a)| !a.damaged);
+        let sound: Vec<(NodeId, SealAnswer)> = sound.collect();
+        // A log with the view's frame has all that was before it. If nobody has that, all of the view is lost.
+        let has_any = sound.iter().any(|(_, a)| a.has_pred);
+        let counting = sound.into_iter().filter(|(_, a)| a.has_pred || !has_any);
+        let (winner, best) = counting.max_by_key(|(n, a)| (a.last.view, a.last.sequence, *n == me))?;
+        // Members that are to keep what they have have nothing committed behind the end; who is new begins anew.
+        let learners = self.info.as_ref().map(|i| &i.joining);
+        let keeps = |n: &NodeId| opened.members.contains(n) && !learners.is_some_and(|l| l.contains(n));
+        let end = best.last.sequence;
+        let is_followed = of_all.iter().all(|(n, a)| !keeps(n) || a.committed <= end);
+        (end >= forced.least && is_followed).then_some((winner, best.last))
+    }
+
+    /// The secret of the view that ends with `seal`, and the parent of the frame that follows it: its token, or of a
+    /// branch its `hid`, and no secret. `None` if this node has neither.
+    pub(crate) fn goes_on_from(&self, ctx: &Ctx<'_>, opened: &Opened, seal: FrameName) -> Option<(Hash32, Hash32)> {
+        let h = self.head.as_ref()?;
+        let reaches = self.tail.get(&seal.sequence).is_some_and(|t| t.name.hid == seal.hid);
+        let may_branch = opened.forced.is_some() && seal.hid != Hash32::default() && seal.sequence.0 > 0 && reaches;
+        let continued = match may_branch && h.by_force && !ctx.mutant(Mutant::BranchNamesTheToken) {
+            true => None,
+            false => self.continuation(ctx, seal, &h.gathered),
+        };
+        // Slices can be lost, too, although there are logs enough.
+        continued.or_else(|| may_branch.then_some((Hash32::default(), seal.hid)))
+    }
+
+    /// The steps of a head that may go on by force, as time passes.
+    pub(crate) fn force_tick(&mut self, ctx: &mut Ctx<'_>) {
+        self.try_to_seal(ctx);
+        let Some(h) = self.head.as_ref() else { return };
+        let Phase::Sealing { opened, answers, .. } = &h.phase else { return };
+        let Some(forced) = opened.forced.clone() else { return };
+        let are_there = forced.survivors.iter().all(|n| answers.contains_key(n));
+        if are_there && ctx.now.since(h.at) >= timing::GIVE_UP_PATIENCE {
+            self.give_up_lost_frames(ctx, &forced);
+        }
+    }
+
+    /// Where a log that has lost frames can be gone on from: in front of the first hole that is not known to be
+    /// committed. What was lost before that is undone, and what followed it stays.
+    fn end_by_force(&self, last: FrameName) -> (FrameName, Version) {
+        let named = |s: Sequence| self.tail.get(&s).filter(|t| t.name.hid != Hash32::default());
+        let open = self.damage.holes.iter().filter(|h| h.before.sequence >= self.committed);
+        let fronts = open.filter_map(|h| named(h.before.sequence)).map(|t| (t.name, t.version));
+        let first = fronts.min_by_key(|(name, _)| name.sequence).filter(|(name, _)| name.sequence < last.sequence);
+        first.unwrap_or_else(|| (last, named(last.sequence).map_or(self.version, |t| t.version)))
+    }
+
+    /// No survivor has the frames that this log has lost, and there is no sound log: they are given up.
+    fn give_up_lost_frames(&mut self, ctx: &mut Ctx<'_>, forced: &Forced) {
+        if self.damage.holes.is_empty() || self.damage.given_up.is_some() || self.stopped.is_some() {
+            return;
+        }
+        let (end, _) = self.end_by_force(self.last);
+        if end.sequence < forced.least {
+            return;
+        }
+        self.cut(ctx, end.sequence);
+        let since = self.damage.holes.iter().map(|h| h.before.sequence).min();
+        let upto = self.damage.holes.iter().map(|h| h.until).max();
+        let Some((since, upto)) = since.zip(upto).filter(|_| self.stopped.is_none()) else { return };
+        self.note_committed(ctx, upto);
+        let view_frame = self.view_frame.clone();
+        let learned = Learned { since, upto, view_frame, attach: self.attach, requests: self.requests.clone() };
+        let ticket = ctx.ticket();
+        let change = MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() };
+        ctx.out.actions.push(crate::event::Action::Append(Record::Mark { shard: self.id, change, ticket }));
+        self.damage.given_up = Some((ticket, since, upto));
+    }
+
+    /// It is durable that lost frames are given up.
+    pub fn on_given_up(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
+        let Some((_, since, upto)) = self.damage.given_up.take_if(|g| g.0 == ticket) else { return };
+        self.forget_learned_holes(since, upto);
+        let text = format!("lost frames from {} to {upto} were given up by force", since.next());
+        ctx.out.tell(NoteKind::Log(EventKind::Damage), self.id, &text);
+    }
+
+    /// This log is of what was lost by force, or may be: what it knows to be committed reaches beyond what all have, and
+    /// a view that it is not in has gone on from there.
+    pub fn is_of_lost_branch(&self, info: &ShardInfo) -> bool {
+        let is_active = info.branch.view.0 > 0 && info.known >= info.branch.view;
+        is_active && self.view_number() < info.branch.view && self.committed > info.branch.at
+    }
+
+    /// The part of this log that counts when the active view is left.
+    pub fn log_status(&self) -> LogStatus {
+        let active = self.active();
+        let answer = self.seal_answer(active, active);
+        let (last, version) = self.end_by_force(answer.last);
+        let lacks_secret = self.head.as_ref().is_some_and(|h| h.slices_told.is_some()) && !self.is_open_head();
+        LogStatus {
+            active,
+            has_view: answer.has_pred,
+            last,
+            version,
+            promised: answer.promised,
+            lost: self.damage.holes.iter().map(|h| h.until.0.saturating_sub(h.before.sequence.0)).sum(),
+            is_suspect: self.damage.suspect_tail
+                || self.end_in(active).is_none()
+                || (self.is_doubtful && self.is_empty_log()),
+            is_stopped: self.stopped.is_some(),
+            lacks_secret,
+        }
+    }
+}

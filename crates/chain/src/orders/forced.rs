@@ -1,0 +1,189 @@
+//! A head that may go on by force: whose answers it needs, and what it does with a log of its own that is not whole (V10).
+
+use super::*;
+use crate::replica::TailEntry;
+use freebs_lsvd::MarkChange;
+
+/// Node 1 with frames 1 to 7, of which it knows 1 to `committed` to be so, has lost these, and is the only survivor of
+/// view 1.
+fn survivor(committed: u64, lost: &[(u64, u64)], suspect: bool, least: u64) -> Scene {
+    let forced = Forced { survivors: vec![NodeId(1)], least: Sequence(least) };
+    let mut s = Scene { forced: Some(forced), ..Scene::new(1) };
+    let mut c = Chain::new();
+    let mut all = vec![c.open(1)];
+    all.extend((2..=7).map(|_| c.data(BLOCK)));
+    all.iter().for_each(|f| s.take(f.clone()));
+    (1..=7).for_each(|n| s.durable(n));
+    s.play(|r, ctx| r.note_committed(ctx, Sequence(committed)));
+    let name = |n: u64| TailEntry::of(&all[n as usize - 1].head).name;
+    let hole = |(from, until): &(u64, u64)| Hole { before: name(from - 1), until: Sequence(*until), end: None };
+    s.r.damage = Damage::new(lost.iter().map(hole).collect(), suspect);
+    for (from, until) in lost {
+        s.r.tail.retain(|n, _| !(*from..=*until).contains(&n.0));
+    }
+    let forced = s.forced.clone();
+    s.r.info = Some(ShardInfo { active: ViewNumber(1), known: ViewNumber(1), forced, ..info(1024) });
+    s.play(|r, ctx| r.become_head(ctx));
+    s.proposed(1);
+    s
+}
+
+impl Scene {
+    /// Ticks for so long; what was asked of the log.
+    fn ticks(&mut self, ms: u64) -> Vec<Record> {
+        let mut out = Vec::new();
+        for _ in 0..ms.div_ceil(20) {
+            self.now = self.now.plus(Nanos::from_millis(20));
+            let (_, actions) = self.play(|r, ctx| {
+                r.member_tick(ctx);
+                r.head_tick(ctx);
+            });
+            out.extend(actions.into_iter().filter_map(|a| if let Action::Append(r) = a { Some(r) } else { None }));
+        }
+        out
+    }
+}
+
+/// Cuts, spans that were given up, and a frame with its committed sequence.
+type Done = (Vec<u64>, Vec<(u64, u64)>, Option<(u64, u64)>);
+
+/// Where the log was cut, what was given up, and the frame that was appended: its number, and what it says is committed. It
+/// begins a branch.
+fn done(records: &[Record]) -> Done {
+    let (mut cuts, mut given_up, mut frame) = (Vec::new(), Vec::new(), None);
+    for r in records {
+        match r {
+            Record::Cut { to, .. } => cuts.push(to.0),
+            Record::Mark { change: MarkChange { learned: Some(l), .. }, .. } => given_up.push((l.since.0, l.upto.0)),
+            Record::Frame(f) => {
+                assert!(f.head.is_branch());
+                frame = Some((f.head.seq().0, f.header().committed_seq().0));
+            }
+            _ => {}
+        }
+    }
+    (cuts, given_up, frame)
+}
+
+/// The only log that is left lacks frames that were committed. They are given up, and what followed them stays.
+#[test]
+fn lost_frames_of_the_only_survivor_are_given_up() {
+    let mut s = survivor(6, &[(3, 4)], false, 7);
+    let log = s.r.log_status();
+    assert_eq!((log.last.sequence, log.lost, log.has_view), (Sequence(7), 2, true));
+    // Another survivor may have them.
+    assert_eq!(done(&s.ticks(9000)), (vec![], vec![], None));
+    assert_eq!(done(&s.ticks(2000)), (vec![], vec![(2, 4)], None), "that is not durable yet");
+    let ticket = s.tickets;
+    s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
+    assert!(s.r.damage.holes.is_empty());
+    assert_eq!(done(&s.ticks(100)).2, Some((8, 6)));
+}
+
+/// Frames behind a hole that is not known to be committed are not gone on from.
+#[test]
+fn a_log_ends_before_a_hole_that_may_not_be_committed() {
+    let mut s = survivor(3, &[(5, 6)], false, 4);
+    let log = s.r.log_status();
+    assert_eq!((log.last.sequence, log.lost), (Sequence(4), 2));
+    assert_eq!(done(&s.ticks(11_000)), (vec![4], vec![], Some((5, 3))));
+    // Both at once; and less than the operator was told is not sealed.
+    let mut s = survivor(4, &[(2, 3), (6, 6)], false, 5);
+    assert_eq!(s.r.log_status().last.sequence, Sequence(5));
+    assert_eq!(done(&s.ticks(11_000)), (vec![5], vec![(1, 3)], None));
+    let mut s = survivor(4, &[(2, 3), (6, 6)], false, 6);
+    assert_eq!(done(&s.ticks(30_000)), (vec![], vec![], None));
+}
+
+/// A log of which only the end is doubtful is whole as far as it goes, and from then on it is the chain's.
+#[test]
+fn a_doubtful_end_is_gone_on_from() {
+    let mut s = survivor(3, &[], true, 7);
+    let log = s.r.log_status();
+    assert_eq!((log.last.sequence, log.lost, log.is_suspect), (Sequence(7), 0, true));
+    assert_eq!(done(&s.ticks(1100)), (vec![], vec![], Some((8, 3))));
+    assert!(!s.r.damage.is_there());
+}
+
+/// Without an operator's word a log that is not whole waits.
+#[test]
+fn nothing_is_given_up_unasked() {
+    let mut s = survivor(6, &[(3, 4)], false, 7);
+    s.forced = None;
+    s.play(|r, ctx| r.yield_to(ctx));
+    s.ticks(100);
+    s.proposed_as(1, 3);
+    assert_eq!(done(&s.ticks(30_000)), (vec![], vec![], None));
+}
+
+/// Node 1, which is in view 1 with frames 1 and 2, has an operator's word to go on with node 4: that is no member of the view,
+/// and keeps what it had of it.
+fn with_a_keeper() -> (Scene, SealAnswer) {
+    let forced = Forced { survivors: vec![NodeId(1), NodeId(4)], least: Sequence(2) };
+    let mut s = Scene { forced: Some(forced.clone()), ..Scene::new(1) };
+    let mut c = Chain::new();
+    s.take(c.open(1));
+    s.take(c.plain());
+    (1..=2).for_each(|n| s.durable(n));
+    s.r.info = Some(ShardInfo { active: ViewNumber(1), known: ViewNumber(1), forced: Some(forced), ..info(1024) });
+    s.play(|r, ctx| r.become_head(ctx));
+    s.proposed(1);
+    let answer = s.r.seal_answer(ViewNumber(2), ViewNumber(1));
+    assert_eq!((answer.has_pred, answer.last.sequence), (true, Sequence(2)));
+    (s, answer)
+}
+
+fn is_closed(s: &Scene) -> bool {
+    matches!(s.r.head.as_ref().map(|h| &h.phase), Some(crate::open::Phase::Closed))
+}
+
+/// Its answer was passed over, because it is no member of the view: the shard stood still for ever.
+#[test]
+fn a_survivor_that_is_no_member_counts() {
+    let (mut s, answer) = with_a_keeper();
+    assert_eq!(done(&s.ticks(5000)), (vec![], vec![], None), "it is waited for");
+    let waits = "it waits: to go on by force all that are left have to promise; node 4 does not answer";
+    assert_eq!(s.r.waits().as_deref(), Some(waits));
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(5), answer));
+    assert_eq!(done(&s.ticks(100)).2, None, "nobody named node 5");
+    let (_, actions) = s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(4), answer));
+    let records = actions.into_iter().filter_map(|a| if let Action::Append(r) = a { Some(r) } else { None });
+    assert_eq!(done(&records.collect::<Vec<_>>()).2.map(|f| f.0), Some(3));
+}
+
+/// A survivor has promised a later view, and its word is needed: the head closes, and opens a view above that. A member that
+/// was lost has promised one: nobody needs it, and the head goes on.
+#[test]
+fn a_survivor_with_a_later_promise_closes_the_head() {
+    for (from, closes) in [(4, true), (1, true), (2, false)] {
+        let (mut s, answer) = with_a_keeper();
+        let later = SealAnswer { promised: ViewNumber(7), ..answer };
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(from), later));
+        assert_eq!(is_closed(&s), closes, "node {from}");
+        if !closes {
+            s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(4), answer));
+            assert_eq!(done(&s.ticks(1100)).2.map(|f| f.0), Some(3));
+        }
+    }
+}
+
+/// A survivor is to follow, and its log was damaged since the operator looked: it knows more to be committed than the best sound
+/// log has, and would have to cut that. Nobody seals so; if it is to learn everything it begins anew, and may.
+#[test]
+fn who_is_to_follow_cuts_nothing_that_was_committed() {
+    for learns in [false, true] {
+        let (mut s, answer) = with_a_keeper();
+        let joining = if learns { vec![NodeId(3)] } else { Vec::new() };
+        let Some(crate::open::Phase::Sealing { opened, .. }) = s.r.head.as_mut().map(|h| &mut h.phase) else {
+            panic!("it seals")
+        };
+        opened.forced.iter_mut().for_each(|f| f.survivors.push(NodeId(3)));
+        s.r.info.iter_mut().for_each(|i| i.joining = joining.clone());
+        let further = SealAnswer { damaged: true, committed: Sequence(3), ..answer };
+        s.play(|r, ctx| {
+            r.on_seal_answer(ctx, NodeId(3), further);
+            r.on_seal_answer(ctx, NodeId(4), answer);
+        });
+        assert_eq!(done(&s.ticks(2000)).2.map(|f| f.0), if learns { Some(3) } else { None });
+    }
+}

@@ -1,0 +1,133 @@
+//! So many members of a shard are lost for good that it can't go on by itself, and an operator says so (V10): by the code
+//! that a real one asks (`freebs_control::recover`). Later the lost ones turn up all the same, with all that they had.
+//!
+//! Older writes may be lost then, and the oracle is told; those that are there when the volume is attached again have
+//! to stay, and nothing that is answered from then on may be lost.
+
+use crate::cluster::Cluster;
+use crate::device::Crash;
+use crate::node::Node;
+use freebs_control::recover::{LogStatus, Logs, Need, look};
+use freebs_control::{Command, Volume};
+use freebs_types::{Nanos, NodeId, SECTOR};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// The operator looks again whether anything is left to be done.
+const LOOK_AGAIN: Duration = Duration::from_millis(300);
+/// Shards that need more nodes than there are wait for these to come up.
+const LOOKS_MAX: usize = 20;
+
+/// A members of a shard, or all but one, die, and stay away until others have their places.
+pub fn lose_members(c: &Rc<Cluster>) {
+    let volumes = c.control.volumes();
+    let are_open = volumes.iter().all(|v| v.shards.iter().all(|s| s.active.0 > 0));
+    let is_damaged = |n: &NodeId| c.node(n.0).is_some_and(|n| n.damaged.get());
+    let is_away = |n: &Rc<Node>| n.is_held() || n.is_old.get() || (n.damaged.get() && !c.config.has_loss);
+    if c.control.is_down() || !are_open || c.nodes.iter().any(is_away) {
+        return;
+    }
+    let (lost, crash, wait, back) = {
+        let mut luck = c.luck.borrow_mut();
+        let Some(volume) = luck.pick(&volumes).filter(|v| v.copies > 1) else { return };
+        let Some(shard) = luck.pick(&volume.shards) else { return };
+        let (kept, mut left): (Vec<NodeId>, Vec<NodeId>) = shard.view_members().iter().partition(|n| is_damaged(n));
+        let mut lost = BTreeSet::new();
+        while lost.len() < volume.quorum(shard.view_members().len()) && left.len() + kept.len() > 1 && !left.is_empty()
+        {
+            let at = luck.below(left.len() as u64) as usize;
+            lost.insert(left.remove(at));
+        }
+        let crash = if luck.chance(0.5) { Crash::Kill } else { Crash::Power };
+        (lost, crash, luck.spread(20_000_000, 1_500_000_000), luck.spread(1_000_000, 2_000_000_000))
+    };
+    c.world.say(|| format!("fault: nodes {lost:?} are lost for good"));
+    for node in lost.iter().filter_map(|n| c.node(n.0)) {
+        node.kill(crash);
+        node.hold(true);
+    }
+    let cluster = c.clone();
+    c.world.after(Nanos(wait), move || {
+        tokio::task::spawn_local(async move {
+            operate(&cluster).await;
+            let again = cluster.clone();
+            cluster.world.after(Nanos(back), move || come_back(&again, &lost));
+        });
+    });
+}
+
+/// They were not lost after all.
+fn come_back(c: &Rc<Cluster>, lost: &BTreeSet<NodeId>) {
+    for node in lost.iter().filter_map(|n| c.node(n.0)) {
+        node.hold(false);
+        node.start();
+    }
+}
+
+/// `freebs volume recover --accept-loss` for all volumes, until nothing is left to be done.
+async fn operate(c: &Rc<Cluster>) {
+    for _ in 0..LOOKS_MAX {
+        let logs = logs(c);
+        let mut left = false;
+        for volume in c.control.volumes() {
+            let found = c.control.with_state(|s| look(s, &volume, &logs));
+            for (shard, command) in found {
+                left |= shard.need != Need::Nothing;
+                if let Some(Command::RecoverShard(how)) = command.filter(|_| !c.control.is_down()) {
+                    let (by_force, index) = (how.by_force, how.shard.index);
+                    let done = c.control.apply(Command::RecoverShard(how.clone()));
+                    c.world.say(|| format!("control: {how:?} -> {done:?}"));
+                    c.world.trace(0x53, u64::from(done.is_ok()), u64::from(index));
+                    if done.is_ok() {
+                        tell(c, &volume, index, by_force);
+                    }
+                    if done.is_ok() && by_force {
+                        // Whoever does not go on from the frame of the branch may have to begin anew, survivors too.
+                        let highest = volume.shard(index).map(|s| s.highest).unwrap_or_default();
+                        let others = c.nodes.iter().map(|n| n.id).filter(|n| how.chain.first() != Some(n));
+                        let mut witness = c.net.witness.borrow_mut();
+                        others.for_each(|n| witness.lose(n, how.shard, highest));
+                    }
+                }
+            }
+        }
+        if !left {
+            return;
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// The oracle hears of it.
+fn tell(c: &Cluster, volume: &Volume, index: u32, by_force: bool) {
+    if !by_force {
+        c.world.count("shards whose lost members were replaced");
+        return;
+    }
+    c.world.count("shards that went on by force");
+    let generation = c.control.volume(volume.id).map(|v| v.generation).unwrap_or_default();
+    let (sectors, shards) = (volume.stripe / SECTOR as u64, volume.shards.len() as u64);
+    c.oracle.forced(volume.id, generation, move |sector| shards == 1 || sector / sectors % shards == u64::from(index));
+}
+
+/// The logs of the nodes that run, as these tell of them.
+fn logs(c: &Cluster) -> Logs {
+    let of = |node: &Rc<Node>| {
+        let statuses = node.worker()?.status().into_iter();
+        let log = |s: freebs_chain::ShardStatus| LogStatus {
+            active: s.log.active,
+            has_view: s.log.has_view,
+            last: s.log.last.sequence,
+            last_view: s.log.last.view,
+            version: s.log.version,
+            committed: s.committed,
+            lost: s.log.lost,
+            is_suspect: s.log.is_suspect,
+            is_stopped: s.log.is_stopped,
+            lacks_secret: s.log.lacks_secret,
+        };
+        Some((node.id, statuses.map(|s| (s.shard, log(s))).collect()))
+    };
+    c.nodes.iter().filter(|n| n.runs()).filter_map(of).collect()
+}
