@@ -36,7 +36,6 @@ pub fn kind(name: &str) -> Option<&'static str> {
         "NoReadWait" => Some("calm"),
         "AnswerWithoutLease" => Some("gateways"),
         "LeavesByOldStates" => Some("lag_seat"),
-        "LearnersLead" => Some("leave_node"),
         _ => None,
     }
 }
