@@ -7,6 +7,8 @@
 //! found, and a near miss that must not.
 
 pub mod crates;
+pub mod house;
+pub mod imports;
 pub mod links;
 pub mod markdown;
 pub mod notes;
@@ -63,6 +65,8 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
     found.extend(crates::cores(tree));
     found.extend(notes::notes(tree));
     found.extend(words::ratchet(tree));
+    found.extend(house::ratchet(tree));
+    found.extend(house::rooms(tree));
     found.sort();
     found.dedup();
     found

@@ -80,7 +80,7 @@ impl Tree {
     fn read_file(&mut self, file: &Path, path: &str) -> io::Result<()> {
         let is_bytes =
             NOT_TEXT.iter().any(|end| path.ends_with(end)) || BYTES.iter().any(|folder| path.starts_with(folder));
-        if is_bytes && path != crate::words::RECORD {
+        if is_bytes && path != crate::words::RECORD && path != crate::house::RECORD {
             self.add(path, None);
             return Ok(());
         }
