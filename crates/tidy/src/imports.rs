@@ -271,8 +271,7 @@ fn branches<'a>(
     found: &mut Vec<Named<'a>>,
 ) -> usize {
     let mut path = base.to_vec();
-    loop {
-        let Some(token) = tokens.get(at) else { break };
+    while let Some(token) = tokens.get(at) {
         if token.is_mark("{") && in_use {
             at += 1;
             while tokens.get(at).is_some_and(|t| !t.is_mark("}")) {
