@@ -129,7 +129,7 @@ impl<'a> Imports<'a> {
                 }
             }
             let Some(name) = next else { return Some(module) };
-            let Some(here) = self.modules.get(&module) else { return None };
+            let here = self.modules.get(&module)?;
             let mut target = match (here.brought.get(name), here.globs.first()) {
                 (Some(target), _) => target.clone(),
                 // A name that is nowhere else is taken to come with the first of them.

@@ -12,8 +12,8 @@ const ENUMS: [(&str, &str, &str); 6] = [
     ("driver", "driver/src/lib.rs", "Mutant"),
     ("control", "control/src/mutant.rs", "Mutant"),
     ("consensus", "consensus/src/mutant.rs", "Mutant"),
-    ("lsvd", "lsvd/src/api.rs", "RuleMutant"),
-    ("lsvd", "lsvd/src/api.rs", "CleanMutant"),
+    ("lsvd", "lsvd/src/api/mod.rs", "RuleMutant"),
+    ("lsvd", "lsvd/src/api/mod.rs", "CleanMutant"),
 ];
 
 /// Hunts by seeds other than the one here: crate, and what the README says of it.

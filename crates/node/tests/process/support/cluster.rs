@@ -331,6 +331,12 @@ impl Cluster {
         assert!(self.owns(pid), "process {pid} is not of this cluster");
         self.paused.lock().unwrap_or_else(|e| e.into_inner()).extend(name_of(pid));
         signal(pid, libc::SIGSTOP);
+        // The signal is sent; threads that run on another core stop a moment later.
+        let begun = std::time::Instant::now();
+        while !stands_still(pid) {
+            assert!(begun.elapsed() < PATIENCE, "process {pid} does not stop");
+            std::thread::yield_now();
+        }
     }
 
     pub fn resume(&self, pid: u32) {
@@ -488,4 +494,14 @@ impl Drop for Cluster {
             let _ = fs::remove_file(path);
         }
     }
+}
+
+/// True if no thread of the process runs any more.
+fn stands_still(pid: u32) -> bool {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    let is_stopped = |task: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['T', 't', 'Z', 'X']))
+    };
+    tasks.flatten().all(is_stopped)
 }
