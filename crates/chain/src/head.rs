@@ -3,6 +3,8 @@
 //! Invariants: requests are ordered only in a view that this incarnation of the node opened and that became active
 //! (W2, V6); a request number is applied at most once (W3); what a member was not sent, it is not `live` for.
 
+mod check;
+
 use crate::event::Mutant;
 use crate::open::Phase;
 use crate::replica::{Client, Ctx, Replica, TailEntry, with_overhead};

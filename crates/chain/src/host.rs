@@ -139,6 +139,7 @@ impl Host {
             sharers: other_sharers + 1,
         };
         let done = f(replica, &mut ctx);
+        replica.check();
         self.unwritten_bytes = others + replica.unwritten_bytes();
         self.sharers = other_sharers + u64::from(replica.unwritten_bytes() > 0);
         Some(done)

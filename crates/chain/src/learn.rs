@@ -371,7 +371,7 @@ impl Replica {
         let base = Base {
             since,
             tip: self.last.sequence,
-            last: freebs_lsvd::FrameName { view: name.view, sequence: name.sequence, hid: name.hid },
+            last: name,
             parent: body.last_parent,
             digest: body.last_digest,
             version: h.last_version(),

@@ -3,6 +3,8 @@
 //! Invariants: `tail` names every frame from the committed one to the last, but for those that damage took; `durable`
 //! never passes `last`; `committed` never passes `last`; nothing is appended to a view below a promise.
 
+mod check;
+
 use crate::event::{Action, HostConfig, Mutant, NoteKind, ShardInfo};
 use crate::head::Head;
 use crate::lease::Leases;
@@ -320,7 +322,7 @@ impl Replica {
     pub fn recovered(state: &ShardState, tail: Vec<TailEntry>, view_frame: Option<FrameHead>, damage: Damage) -> Self {
         let mut r = Self::empty(state.shard);
         if state.last.sequence.0 > 0 {
-            r.last = FrameName { view: state.last.view, sequence: state.last.sequence, hid: state.last.hid };
+            r.last = state.last;
             let last = TailEntry::with_origin(r.last, state.version, state.parent, state.digest);
             r.tail = tail.into_iter().map(|t| (t.name.sequence, t)).collect();
             r.tail.insert(r.last.sequence, last);

@@ -15,7 +15,7 @@ use crate::sync::{ANSWER_BYTES, is_said_committed};
 use crate::timing;
 use bytes::Bytes;
 use freebs_format::FrameHead;
-use freebs_format::wire::{FrameName, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request, SyncRequest};
+use freebs_format::wire::{FrameName, Message, ReadReply, ReadRequest, Refusal, Refused, Request, SyncRequest};
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
 use freebs_lsvd::{DamagedBlocks, Durable, Engine, EventKind, Listener};
 use freebs_types::{
@@ -339,7 +339,6 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     async fn read(self, link: LinkId, r: ReadRequest) {
         let engine = &self.0.engine;
-        let piece = |p: freebs_lsvd::Piece| Piece { kind: p.kind, blocks: p.blocks };
         let found = if r.status_only {
             engine.block_status(r.shard, r.range).await.map(|pieces| (pieces, Vec::new(), Vec::new()))
         } else {
@@ -352,13 +351,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             Refusal::of(&e)
         });
         let message = match found.and_then(|f| late.map_or(Ok(f), Err)) {
-            Ok((pieces, crcs, data)) => Message::ReadReply(ReadReply {
-                shard: r.shard,
-                id: r.id,
-                pieces: pieces.into_iter().map(piece).collect(),
-                crcs,
-                data,
-            }),
+            Ok((pieces, crcs, data)) => Message::ReadReply(ReadReply { shard: r.shard, id: r.id, pieces, crcs, data }),
             Err(reason) => Message::Refused(Refused {
                 shard: r.shard,
                 request: Request::Read(r.id),

@@ -239,6 +239,7 @@ impl State {
     pub(crate) fn commit(&mut self, mut volume: Volume) {
         self.revision += 1;
         volume.changed = self.revision;
+        assert!(volume.check().is_ok(), "a command leaves a volume as one may be: {:?}", volume.check());
         self.put_volume(volume);
     }
 

@@ -143,6 +143,7 @@ impl Shard {
         for (to, m) in durable.iter_mut().zip(&self.members) {
             *to = m.durable.unwrap_or_default();
         }
+        assert!(self.quorum <= self.members.len() || !self.known, "a quorum is one of the members");
         durable.sort_unstable_by(|a, b| b.cmp(a));
         if self.known && self.quorum > 0 { durable[self.quorum - 1] } else { Sequence(0) }
     }
@@ -195,6 +196,7 @@ impl Driver {
         let mix = self.mutated(Mutant::CountAcrossViews);
         let shard = &mut self.shards[s];
         let same = view == shard.view;
+        assert!(view >= shard.view, "a view is never taken back");
         let mut members = Member::list(nodes, shard.id, &self.workers);
         for m in &mut members {
             if let Some(old) = shard.members.iter().find(|o| o.node == m.node) {

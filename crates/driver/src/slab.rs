@@ -31,6 +31,7 @@ impl<T> Slab<T> {
     pub fn insert(&mut self, value: T) -> Key {
         if let Some(index) = self.free.pop() {
             let slot = &mut self.slots[index as usize];
+            assert!(slot.value.is_none(), "a free slot is empty");
             slot.value = Some(value);
             return Key { index, stamp: slot.stamp };
         }

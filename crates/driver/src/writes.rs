@@ -58,7 +58,9 @@ impl Driver {
             let number = shard.next_number;
             shard.next_number = number.next();
             part.number = Some(number);
-            shard.writes.insert(number, Sent { part: key, sequence: None, last: self.now, copies: 0 });
+            let before = shard.writes.insert(number, Sent { part: key, sequence: None, last: self.now, copies: 0 });
+            assert!(before.is_none(), "a number is given out once (W3)");
+            assert!(shard.writes.len() <= limits::DRIVER_REQUESTS_MAX, "members remember no more of a driver (W3)");
             if shard.stall_due.is_none() {
                 self.timers.arm(&mut shard.stall_due, self.now.plus(timing::REPEAT_AFTER), Timer::Stall(s));
             }
@@ -161,6 +163,7 @@ impl Driver {
             }
             shard.ordered.pop_first();
             let Some(sent) = shard.writes.remove(&number) else { continue };
+            assert_eq!(sent.sequence, Some(sequence), "an update ends where the head of this view has put it (W4)");
             shard.floor = shard.floor.max(sequence);
             self.end_part(sent.part, Ok(Vec::new()), out);
         }

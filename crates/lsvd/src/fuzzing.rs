@@ -1,8 +1,8 @@
 //! Doors for the fuzz targets to decoders that nothing outside calls by themselves. No part of the interface.
 
-use crate::map::Extent;
-use crate::runs::manifest::Manifest;
-use crate::runs::page::{PageBuilder, PageReader};
+use crate::map::extents::Extent;
+use crate::map::page::{PageBuilder, PageReader};
+use crate::upkeep::checkpoint::manifest::Manifest;
 use freebs_types::Result;
 
 /// Items of a manifest, and what it says to be covered.

@@ -1,7 +1,7 @@
 //! The walls inside a crate, as numbers: circles of imports, structs that others reach into, assertions.
 //!
-//! A file in a circle can't be read without the others. A struct with methods in several files and fields that all of
-//! them see has no owner. An invariant that nothing asserts is a hope. [`RECORD`] has the numbers of the crates that are
+//! A file in a circle can't be read without the others. A struct with methods outside of its module and fields that
+//! are seen there has no owner. An invariant that nothing asserts is a hope. [`RECORD`] has the numbers of the crates that are
 //! watched: circles and open fields may only go down, assertions may only go up.
 
 use crate::imports::{Imports, code};
@@ -27,7 +27,7 @@ pub struct House {
     pub circle: usize,
     /// Named fields of structs.
     pub fields: usize,
-    /// Fields that other files see, of structs with methods in more than one file.
+    /// Fields that other files see, of structs with methods outside of the module that they stand in.
     pub open: usize,
     /// `assert!`, `assert_eq!`, `assert_ne!`, and those for debugging.
     pub asserts: usize,
@@ -45,28 +45,29 @@ impl fmt::Display for House {
     }
 }
 
-/// A struct's fields by name: true for those that other files see.
-type Fields<'a> = BTreeMap<&'a str, Vec<bool>>;
+/// Structs by name: their module, and their fields, true for those that other files see.
+type Structs<'t, 'a> = BTreeMap<&'a str, (&'t [&'a str], Vec<bool>)>;
 
 /// Measures the crate `name`.
 pub fn measure(tree: &Tree, name: &str) -> House {
     let imports = Imports::of(tree, name);
     let mut house = House { circle: imports.circle().len(), rooms: imports.rooms().len(), ..House::default() };
-    let (mut structs, mut owners) = (Fields::new(), BTreeMap::<&str, BTreeSet<&str>>::new());
-    for file in imports.files() {
+    let (mut structs, mut methods) = (Structs::new(), BTreeSet::new());
+    for (module, file) in imports.modules() {
         let text = tree.text(file);
         let (tokens, _) = code(text);
         house.files += 1;
         house.asserts += asserts(&tokens);
         house.long += rust::functions(text).iter().filter(|f| f.lines >= LONG).count();
-        fields(&tokens, &mut structs);
-        for name in implemented(&tokens) {
-            owners.entry(name).or_default().insert(file);
+        for (name, fields) in fields(&tokens) {
+            structs.entry(name).or_insert((module, Vec::new())).1.extend(fields);
         }
+        methods.extend(implemented(&tokens).into_iter().map(|name| (name, module)));
     }
-    house.fields = structs.values().map(Vec::len).sum();
-    let without_owner = structs.iter().filter(|(name, _)| owners.get(*name).is_some_and(|files| files.len() > 1));
-    house.open = without_owner.map(|(_, fields)| fields.iter().filter(|seen| **seen).count()).sum();
+    house.fields = structs.values().map(|s| s.1.len()).sum();
+    let is_open = |name: &str, own: &[&str]| methods.iter().any(|(of, module)| *of == name && !module.starts_with(own));
+    let open = structs.iter().filter(|(name, (own, _))| is_open(name, own));
+    house.open = open.map(|(_, (_, fields))| fields.iter().filter(|seen| **seen).count()).sum();
     house
 }
 
@@ -78,8 +79,9 @@ fn asserts(tokens: &[Token<'_>]) -> usize {
     tokens.windows(2).filter(|two| is_assert(&two[0]) && two[1].is_mark("!")).count()
 }
 
-/// Adds the structs with named fields.
-fn fields<'a>(tokens: &[Token<'a>], structs: &mut Fields<'a>) {
+/// The structs with named fields, and which of these have a `pub`.
+fn fields<'a>(tokens: &[Token<'a>]) -> Vec<(&'a str, Vec<bool>)> {
+    let mut found = Vec::new();
     for at in 0..tokens.len() {
         if !tokens[at].is_word("struct") || tokens.get(at + 1).is_none_or(|t| t.kind != TokenKind::Word) {
             continue;
@@ -87,8 +89,9 @@ fn fields<'a>(tokens: &[Token<'a>], structs: &mut Fields<'a>) {
         let end =
             (at..tokens.len()).find(|i| tokens[*i].is_mark("{") || tokens[*i].is_mark(";") || tokens[*i].is_mark("("));
         let Some(open) = end.filter(|i| tokens[*i].is_mark("{")) else { continue };
-        structs.entry(tokens[at + 1].text).or_default().extend(visibilities(tokens, open + 1));
+        found.push((tokens[at + 1].text, visibilities(tokens, open + 1)));
     }
+    found
 }
 
 /// The fields of the struct whose first one begins at `at`: true for those with a `pub`.
@@ -186,7 +189,21 @@ pub fn ratchet(tree: &Tree) -> Vec<Finding> {
 }
 
 /// The floors of the rooms of a crate, from the ground: a room imports rooms of lower floors only.
-pub const ROOMS: &[(&str, &[&[&str]])] = &[];
+pub const ROOMS: &[(&str, &[&[&str]])] = &[(
+    "lsvd",
+    &[
+        &["api"],
+        &["log"],
+        &["map"],
+        &["shard"],
+        &["engine"],
+        &["upkeep"],
+        &["read"],
+        &["tool"],
+        &["audit"],
+        &["fuzzing"],
+    ],
+)];
 
 /// Imports from one room to another of the same floor or one above, and rooms without a floor.
 pub fn rooms(tree: &Tree) -> Vec<Finding> {

@@ -17,6 +17,8 @@ struct Module<'a> {
     file: &'a str,
     /// Names that `use` brings in, with the paths that they stand for.
     brought: BTreeMap<&'a str, Vec<&'a str>>,
+    /// Modules of which `use` brings in all names.
+    globs: Vec<Vec<&'a str>>,
     /// Every path that is named, from the root of the crate.
     named: Vec<Vec<&'a str>>,
 }
@@ -48,15 +50,16 @@ impl<'a> Imports<'a> {
             }
             let paths = named(&module, &tokens);
             let brought = paths.iter().filter_map(|p| p.brings.map(|name| (name, p.path.clone()))).collect();
+            let globs = paths.iter().filter(|p| p.brings_all).map(|p| p.path.clone()).collect();
             let named = paths.into_iter().map(|p| p.path).collect();
-            imports.modules.insert(module, Module { file, brought, named });
+            imports.modules.insert(module, Module { file, brought, globs, named });
         }
         imports
     }
 
-    /// Paths of the files.
-    pub fn files(&self) -> BTreeSet<&'a str> {
-        self.modules.values().map(|m| m.file).collect()
+    /// The modules, by the names that lead to them from the root, and their files.
+    pub fn modules(&self) -> impl Iterator<Item = (&[&'a str], &'a str)> {
+        self.modules.iter().map(|(names, module)| (&names[..], module.file))
     }
 
     /// Names of the modules below the root.
@@ -126,10 +129,13 @@ impl<'a> Imports<'a> {
                 }
             }
             let Some(name) = next else { return Some(module) };
-            let Some(target) = self.modules.get(&module).and_then(|m| m.brought.get(name)) else {
-                return self.modules.contains_key(&module).then_some(module);
+            let Some(here) = self.modules.get(&module) else { return None };
+            let mut target = match (here.brought.get(name), here.globs.first()) {
+                (Some(target), _) => target.clone(),
+                // A name that is nowhere else is taken to come with the first of them.
+                (None, Some(all)) if *all != module => joined(all, name),
+                (None, _) => return Some(module),
             };
-            let mut target = target.clone();
             target.extend(rest);
             if target == path {
                 return Some(module);
@@ -217,6 +223,8 @@ struct Named<'a> {
     path: Vec<&'a str>,
     /// The name that a `use` gives it in this module.
     brings: Option<&'a str>,
+    /// A `use` brings in all that is in it.
+    brings_all: bool,
 }
 
 /// The paths of a module that begin with `crate`, `super`, `self`, or with a module below it.
@@ -283,7 +291,7 @@ fn branches<'a>(
             return at + 1;
         }
         if token.is_mark("*") && in_use {
-            found.push(Named { path, brings: None });
+            found.push(Named { path, brings: None, brings_all: true });
             return at + 1;
         }
         if token.kind != TokenKind::Word {
@@ -303,6 +311,6 @@ fn branches<'a>(
     if alias.is_some() {
         at += 2;
     }
-    found.push(Named { path, brings });
+    found.push(Named { path, brings, brings_all: false });
     at
 }

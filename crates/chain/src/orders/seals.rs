@@ -161,7 +161,7 @@ fn views_on_top_of_each_other_leave_what_lies_below_all_of_them() {
         let newest = names(&[&three]).remove(0);
         let state = freebs_lsvd::ShardState {
             shard: SHARD,
-            last: freebs_lsvd::FrameName { view: c.view, sequence: c.last.sequence, hid: c.last.hid },
+            last: FrameName { view: c.view, sequence: c.last.sequence, hid: c.last.hid },
             view: Some((newest.1, newest.2)),
             views_before: before,
             ..Default::default()

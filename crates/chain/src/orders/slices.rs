@@ -37,7 +37,7 @@ fn the_view_before_is_known_after_a_restart() {
     let body = |f: &Frame| ViewBody::decode(f.head.body()).expect("made above");
     let state = ShardState {
         shard: SHARD,
-        last: freebs_lsvd::FrameName { view: c.view, sequence: c.last.sequence, hid: c.last.hid },
+        last: FrameName { view: c.view, sequence: c.last.sequence, hid: c.last.hid },
         view: Some((two.head.seq(), body(&two))),
         views_before: vec![(ViewNumber(1), one.head.seq(), body(&one))],
         ..ShardState::default()

@@ -11,12 +11,12 @@
 use super::walk::{Fact, Known, Walk};
 use super::{Ask, Place, Report};
 use crate::FrameName;
-use crate::core::Geometry;
 use crate::engine::Engine;
-use crate::join::yield_now;
-use crate::scan::{Window, lies_before, scan};
-use crate::scrub::{Gate, READ_BYTES};
-use crate::tool::segment::footer;
+use crate::log::gate::{Gate, READ_BYTES};
+use crate::log::geometry::Geometry;
+use crate::log::join::yield_now;
+use crate::log::scan::{Window, lies_before, scan};
+use crate::log::whole::footer;
 use bytes::Bytes;
 use freebs_format::disk::{APPEND_REPAIR, IndexEntry, SegmentFooter};
 use freebs_format::{FrameKind, MarkBody, block_crc, crc32c};
@@ -198,7 +198,7 @@ impl<D: Device> Reader<'_, D> {
         Place { segment, offset, byte: self.start.geometry.byte(segment, offset) }
     }
 
-    fn window(&self, segment: u32) -> Window<'_, crate::ways::Ways<D>> {
+    fn window(&self, segment: u32) -> Window<'_, crate::log::guard::Ways<D>> {
         Window::paced(&self.engine.inner.device, self.start.geometry, segment, self.gate)
     }
 
@@ -372,7 +372,7 @@ impl<D: Device> Reader<'_, D> {
         &'w self,
         (chunk, offset): (ChunkId, u32),
         here: (u32, u32),
-        other: &mut Option<(u32, Window<'w, crate::ways::Ways<D>>)>,
+        other: &mut Option<(u32, Window<'w, crate::log::guard::Ways<D>>)>,
     ) -> Option<Bytes> {
         let mut place = None;
         {

@@ -3,12 +3,14 @@
 //! Closed segments are known by their indexes, as when a node starts, so little is read; `verify` reads it all.
 
 use super::opened::{firsts, open};
-use super::segment::{Known, check};
+use super::state;
 use super::verify::{counts, lost, used};
-use super::{ChunkInfo, FrameInfo, Inspection, SegmentInfo, SegmentKind, ShardInfo, Watch, state};
-use crate::core::{Core, Geometry};
-use crate::scan::{Window, read_append, read_index};
-use crate::segments::SegmentState;
+use crate::api::report::{ChunkInfo, FrameInfo, Inspection, SegmentInfo, SegmentKind, ShardInfo, Watch};
+use crate::engine::core::Core;
+use crate::log::geometry::Geometry;
+use crate::log::scan::{Window, read_append, read_index};
+use crate::log::segments::SegmentState;
+use crate::log::whole::{Known, check};
 use freebs_format::disk::{APPEND_REPAIR, AppendHeader, IndexEntry, LiveTable, SegmentFooter};
 use freebs_format::{CarryBody, ExtentKind, FrameKind};
 use freebs_io::Device;

@@ -3,13 +3,15 @@
 //! Invariants: nothing is written, and the start number stays. A guess is made only from appends that lie in their own
 //! place, and only if all of them agree.
 
-use super::{CopyInfo, DeviceInfo};
-use crate::core::{Core, Geometry};
-use crate::recover::{recover_in_memory, segments_of};
-use crate::runs::Io;
-use crate::runs::checkpoint::Audit;
-use crate::scan::{Window, read_append};
-use crate::{OpenReport, Options, superblock};
+use crate::api::report::{CopyInfo, DeviceInfo};
+use crate::engine::core::Core;
+use crate::engine::maps::Io;
+use crate::engine::recover::{recover_in_memory, segments_of};
+use crate::log::geometry::Geometry;
+use crate::log::scan::{Window, read_append};
+use crate::log::superblock;
+use crate::upkeep::checkpoint::Audit;
+use crate::{OpenReport, Options};
 use freebs_format::disk::{
     APPEND_MAGIC, AppendHeader, SEGMENTS_AT, SUPERBLOCK_AT, SUPERBLOCK_BYTES, SegmentFooter, Superblock,
 };

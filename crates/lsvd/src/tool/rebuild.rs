@@ -8,11 +8,13 @@
 //! segment gets no index, so that the next recovery sees the damage again (rule E7).
 
 use super::opened::{firsts, open};
-use super::segment::{SegmentCheck, check};
+use super::state;
 use super::verify::used;
-use super::{Action, DamageKind, IndexRebuild, IndexState, Rebuild, ShardRebuild, StateDigest, Watch, state};
-use crate::core::{Core, Geometry, OpenSegment};
-use crate::scan::Window;
+use crate::api::report::{Action, DamageKind, IndexRebuild, IndexState, Rebuild, ShardRebuild, StateDigest, Watch};
+use crate::engine::core::Core;
+use crate::log::geometry::{Geometry, OpenSegment};
+use crate::log::scan::Window;
+use crate::log::whole::{SegmentCheck, check};
 use bytes::BytesMut;
 use freebs_format::disk::IndexEntry;
 use freebs_io::{Device, Durability};

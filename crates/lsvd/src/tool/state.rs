@@ -1,8 +1,8 @@
 //! A shard's state as digests: what recovery made of it, without reading a data block.
 
-use super::StateDigest;
 use crate::MarkChange;
-use crate::log::Sum;
+use crate::api::report::StateDigest;
+use crate::read::frames::Sum;
 use crate::shard::Shard;
 use freebs_types::{Hash32, Sequence};
 

@@ -1,7 +1,8 @@
 //! What a device knows of its shards' views: from such surveys of all nodes the control state is made again (rule V9).
 
-use super::{DeviceInfo, Watch, opened::open};
+use super::opened::open;
 use crate::Finding;
+use crate::api::report::{DeviceInfo, Watch};
 use freebs_format::{FrameHead, ViewBody};
 use freebs_io::Device;
 use freebs_types::{Generation, Result, Sequence, ShardId, ViewNumber};

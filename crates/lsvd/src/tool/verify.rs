@@ -4,11 +4,12 @@
 //! each block that a map names against the map's CRC. What is lost is said per shard: frames, the tail, blocks.
 
 use super::opened::{Opened, firsts, open};
-use super::segment::{Known, SegmentCheck, check, push_block};
-use super::{Checked, DAMAGE_MAX, Damage, DamageKind, LOSS_RANGES_MAX, Loss, Verification, Watch};
-use crate::core::{Core, Geometry};
-use crate::map::Crcs;
-use crate::scan::Window;
+use crate::api::report::{Checked, DAMAGE_MAX, Damage, DamageKind, LOSS_RANGES_MAX, Loss, Verification, Watch};
+use crate::engine::core::Core;
+use crate::log::geometry::Geometry;
+use crate::log::scan::Window;
+use crate::log::whole::{Known, SegmentCheck, check, push_block};
+use crate::map::extents::Crcs;
 use crate::shard::Shard;
 use freebs_format::block_crc;
 use freebs_format::disk::{IndexEntry, LiveTable};

@@ -1,0 +1,392 @@
+//! Everything the engine knows, without I/O: shards, segments, queue, counters; and what durable frames do to it.
+//!
+//! Invariants: maps and indexes change only by `apply_entry`, with frames that are durable (or were found so by
+//! recovery). Nothing here is borrowed across an await.
+
+use super::cleaning::Cleaning;
+use super::moves::Moves;
+use super::queue::{Job, Queued};
+use super::rot::Rot;
+use crate::log::geometry::{Geometry, LAST_SEGMENTS, OpenSegment};
+use crate::log::place::At;
+use crate::log::segments::{SegmentState, Segments};
+use crate::map::extents::ENTRY_BYTES;
+use crate::map::levels::Maps;
+use crate::shard::Shard;
+use crate::shard::history::Hints;
+use crate::{Counters, Durable, Event, EventKind, Finding, Listener, MarkChange, Options, RuleMutant, Space};
+use bytes::Bytes;
+use freebs_format::{CarryBody, FrameHead, FrameKind, MarkBody};
+use freebs_types::{BLOCK, Error, ErrorKind, Result, Sequence, ShardId, Version, ViewNumber};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use tokio::sync::Notify;
+
+/// Events kept for `events`; older ones are dropped.
+const EVENTS_MAX: usize = 1000;
+
+/// Places of frames of all shards that are kept in memory, and those of one shard at least. Peers that ask for older
+/// ones learn by map.
+const FRAME_PLACES: usize = 65_536;
+const FRAME_PLACES_MIN: usize = 8192;
+
+pub(crate) struct Core {
+    pub geometry: Geometry,
+    pub shards: BTreeMap<ShardId, Shard>,
+    pub segs: Segments,
+    pub queue: VecDeque<Queued>,
+    pub open: Option<OpenSegment>,
+    /// The open segment ends with the footer of an index that was cut short when it was closed. It is erased before
+    /// anything is appended: the next index may begin with the same bytes, and be cut short where it would make the old
+    /// one whole, which lacks what came after it.
+    pub stale_footer: bool,
+    /// The segment that is opened as soon as the open one has its index.
+    pub opening: Option<u32>,
+    pub next_append: u64,
+    /// Shards that learn map entries from a peer, and the append since which these come.
+    pub learning: BTreeMap<ShardId, u64>,
+    pub next_seq: u64,
+    /// Whether the last append is known to be durable by a later one, or there is none.
+    pub proven: bool,
+    /// Highest append known to be lost.
+    pub damaged: u64,
+    /// Highest append that is lost, or may be: maps that were learned up to there don't count. Where in the log a segment
+    /// lay that is lost as a whole is not known, but there is an end to it.
+    pub unlearned: u64,
+    /// The append that recovery applies.
+    pub replaying: u64,
+    /// The file system refused to let the device grow.
+    pub no_growth: bool,
+    pub growing: bool,
+    /// What is next finds no segment. If it may be refused it is.
+    pub no_segment: bool,
+    /// The file system was asked once more for room since a segment was opened.
+    pub asked_again: bool,
+    pub writing: bool,
+    /// The open segment gets a first append without frames.
+    pub rolled: bool,
+    pub failed: Option<Error>,
+    pub closing: bool,
+    pub running: bool,
+    pub cleaning: Cleaning,
+    pub counters: Counters,
+    events: VecDeque<Event>,
+    pub listener: Option<Rc<dyn Listener>>,
+    pub maps: Maps,
+    /// While the log is replayed: what is known to be kept at its end.
+    pub hints: Hints,
+    pub rot: Rot,
+    /// Rung when the map has something to do, or room.
+    pub map_wake: Rc<Notify>,
+    /// Rung when trims are to be looked up.
+    pub tomb_wake: Rc<Notify>,
+    /// Rung when a segment was taken: the pool may be short.
+    pub pool: Rc<Notify>,
+}
+
+impl Core {
+    pub fn new(geometry: Geometry, segments: u32, options: Options) -> Self {
+        let mut segs = Segments::default();
+        for _ in 0..segments {
+            segs.push();
+        }
+        Self {
+            geometry,
+            shards: BTreeMap::new(),
+            segs,
+            queue: VecDeque::new(),
+            open: None,
+            stale_footer: false,
+            opening: None,
+            next_append: 1,
+            learning: BTreeMap::new(),
+            next_seq: 1,
+            proven: true,
+            damaged: 0,
+            unlearned: 0,
+            replaying: u64::MAX,
+            no_growth: false,
+            growing: false,
+            no_segment: false,
+            asked_again: false,
+            writing: false,
+            rolled: false,
+            failed: None,
+            closing: false,
+            running: false,
+            cleaning: Cleaning::default(),
+            counters: Counters::default(),
+            events: VecDeque::new(),
+            listener: None,
+            maps: Maps::new(options),
+            hints: Hints::new(),
+            rot: Rot::default(),
+            map_wake: Rc::default(),
+            tomb_wake: Rc::default(),
+            pool: Rc::default(),
+        }
+    }
+
+    pub fn event(&mut self, kind: EventKind, text: impl Into<String>) {
+        match kind {
+            EventKind::Damage => self.counters.damage += 1,
+            EventKind::CrcError => self.counters.crc_errors += 1,
+            _ => {}
+        }
+        if self.events.len() == EVENTS_MAX {
+            self.events.pop_front();
+        }
+        self.events.push_back(Event { kind, text: text.into() });
+    }
+
+    pub fn take_events(&mut self) -> Vec<Event> {
+        self.events.drain(..).collect()
+    }
+
+    pub fn shard(&self, id: ShardId) -> Result<&Shard> {
+        if let Some(e) = self.failed.as_ref().filter(|e| e.kind == ErrorKind::DeviceFailed) {
+            return Err(e.clone());
+        }
+        self.shards.get(&id).ok_or_else(|| Error::not_found(format!("no shard {id} on this device")))
+    }
+
+    /// Whether the queue may still be filled.
+    pub fn push(&mut self, q: Queued) -> bool {
+        if self.failed.is_some() {
+            return false;
+        }
+        self.queue.push_back(q);
+        true
+    }
+
+    /// Whether the writer may stop: nothing more is to be written.
+    pub fn is_closed(&self) -> bool {
+        self.closing && self.queue.is_empty()
+    }
+
+    pub fn free_segments(&self) -> u32 {
+        let used = self.segs.used_count + self.segs.map_count + self.segs.count(SegmentState::Lost);
+        let there = self.segs.len() - self.segs.count(SegmentState::Bare);
+        let total = if self.no_growth { there } else { self.geometry.limit_segments.max(self.segs.len()) };
+        total.saturating_sub(used)
+    }
+
+    /// Whether the device may still give more segments than are ready.
+    pub fn can_grow(&self) -> bool {
+        self.more_segments() && (!self.no_growth || self.growing)
+    }
+
+    /// Whether the device may have more segments than are ready, if the file system has room for them.
+    pub fn more_segments(&self) -> bool {
+        self.segs.len() < self.geometry.limit_segments || self.segs.count(SegmentState::Bare) > 0
+    }
+
+    /// Whether the file system, which has refused, is asked once more for room: it may have come back, and the log
+    /// must not end for want of asking.
+    pub fn asks_again(&mut self) -> bool {
+        let again = self.no_growth && self.more_segments() && (self.growing || !self.asked_again);
+        if again {
+            (self.asked_again, self.growing) = (true, true);
+        }
+        again
+    }
+
+    /// Whether a segment may be opened as soon as the device has grown.
+    pub fn waits_for_growth(&self) -> bool {
+        self.can_grow() && self.may_fill() && !self.may_open()
+    }
+
+    /// Takes moves out of the queue that no segment can be opened for. Nothing is lost by it.
+    pub fn drop_moves(&mut self) -> bool {
+        let mut moves = Moves::default();
+        while let Some(Queued::Job(Job::Move(m))) = self.queue.pop_front_if(|q| matches!(q, Queued::Job(Job::Move(_))))
+        {
+            moves.count(&m);
+            self.counters.mended_blocks -= m.mends();
+        }
+        self.moves_done(moves);
+        moves != Moves::default()
+    }
+
+    /// Whether one more segment may be opened for what is next in the queue. The last one that is ready may only be
+    /// opened if its live table makes another one usable; else none could ever be opened again.
+    pub fn may_open(&self) -> bool {
+        let ready = self.segs.ready_count() + self.segs.count(SegmentState::Given);
+        ready >= 2 && self.may_fill()
+    }
+
+    /// Whether one more segment may be filled with what is next in the queue.
+    fn may_fill(&self) -> bool {
+        (matches!(self.queue.front(), Some(Queued::Job(_))) || self.free_segments() > LAST_SEGMENTS)
+    }
+
+    pub fn space(&self) -> Space {
+        let used = self.segs.used_count + self.segs.map_count;
+        let free = self.free_segments();
+        Space {
+            segment_bytes: self.geometry.segment_bytes,
+            limit_segments: used + free,
+            used_segments: used,
+            free_segments: free,
+            reserve_segments: self.geometry.reserve_segments(),
+            spare_segments: free.saturating_sub(LAST_SEGMENTS + 1),
+            more_soon: self.more_soon(),
+            live_bytes: self.segs.live_blocks * BLOCK as u64,
+            poisoned: self.failed.as_ref().is_some_and(|e| e.kind == ErrorKind::DeviceFailed),
+        }
+    }
+
+    /// Lets a durable frame act. Gives back why it does not count, if so.
+    pub fn apply_entry(&mut self, head: &FrameHead, at: At, repair: bool) -> Result<(), Finding> {
+        let done = self.try_apply(head, at, repair);
+        done.map_err(|what| Finding {
+            segment: Some(at.segment),
+            offset: u64::from(at.head_at),
+            what: format!("shard {}, sequence {}: {what}", head.shard(), head.seq()),
+        })
+    }
+
+    fn try_apply(&mut self, head: &FrameHead, at: At, repair: bool) -> Result<(), &'static str> {
+        if head.header().cluster_id() != self.geometry.cluster {
+            return Err("frame of another cluster");
+        }
+        let id = head.shard();
+        let Self { shards, segs, maps, hints, .. } = self;
+        let by_counter = segs.leaves_out(RuleMutant::ChunkIsCounter);
+        let fresh = |maps: &mut Maps| {
+            let mut s = Shard::new(id, maps.new_slot(id));
+            s.history.hint = hints.get(&id).cloned().unwrap_or_default();
+            s.chunks.by_counter = by_counter;
+            s
+        };
+        match head.kind() {
+            FrameKind::Mark => {
+                let body = MarkBody::decode(head.body()).map_err(|_| "mark that can't be read")?;
+                if body.deleted {
+                    if let Some(shard) = shards.remove(&id) {
+                        maps.slots.remove(&shard.slot);
+                        shard.forget(at.segment, segs);
+                    } else {
+                        segs.forget(id, at.segment);
+                    }
+                    segs.get_mut(at.segment).forgets = at.append;
+                    if body.promised > ViewNumber(0) {
+                        let shard = shards.entry(id).or_insert_with(|| fresh(maps));
+                        shard.keep_promise(body.promised, at, segs);
+                    }
+                    return Ok(());
+                }
+                let shard = shards.entry(id).or_insert_with(|| fresh(maps));
+                shard.mark(head, &body, at, (self.damaged, self.unlearned), segs)
+            }
+            FrameKind::Carry => {
+                let blocks = head.header().data_blocks();
+                let body = CarryBody::decode(head.body(), blocks).map_err(|_| "carry that can't be read")?;
+                let shard = shards.entry(id).or_insert_with(|| fresh(maps));
+                maps.grown += body.entries.len() * ENTRY_BYTES + blocks as usize * 4;
+                shard.carry(&body, at, segs)
+            }
+            _ => {
+                let shard = shards.entry(id).or_insert_with(|| fresh(maps));
+                let extents: usize = head.updates().map(|u| u.extents().count()).sum();
+                maps.grown += extents * ENTRY_BYTES + head.header().data_blocks() as usize * 4;
+                let most = match maps.bounded {
+                    true => (FRAME_PLACES / maps.slots.len().max(1)).max(FRAME_PLACES_MIN),
+                    false => usize::MAX,
+                };
+                if shard.frames.len() >= most {
+                    shard.frames.shrink(most - most / 8, self.replaying < u64::MAX);
+                }
+                shard.apply(head, at, repair, self.damaged, segs)
+            }
+        }
+    }
+
+    /// While the log is replayed: a frame of a whole append makes no sense. What local frames told leaves no gap, so it
+    /// is missed as if the append were lost, but by their shard alone (rule E7).
+    pub fn lost_frame(&mut self, head: &FrameHead, at: At) {
+        let foreign = head.header().cluster_id() != self.geometry.cluster;
+        if !foreign && !head.kind().is_local() {
+            return;
+        }
+        self.segs.get_mut(at.segment).evidence = true;
+        if let Some(s) = self.shards.get_mut(&head.shard()) {
+            s.refused(at);
+            s.lost_append();
+        }
+    }
+
+    /// A cut that has come to its turn.
+    pub fn apply_cut(&mut self, shard: ShardId, to: Sequence) -> Durable {
+        let mut below = None;
+        if let Some(s) = self.shards.get_mut(&shard) {
+            below = Some(s.committed).filter(|c| to < *c);
+            s.cut(to, &mut self.segs);
+        }
+        if let Some(c) = below {
+            // What is committed is never cut (rule V3), whoever asks for it.
+            self.event(EventKind::Refused, format!("shard {shard}: a cut to {to}, below {c}, which is committed"));
+        }
+        Durable::Cut { shard, to }
+    }
+
+    /// Body of a mark as bytes, with the shard's last frame for its header.
+    pub fn mark_frame(&self, shard: ShardId, change: &MarkChange, released: Sequence) -> freebs_format::Frame {
+        let fresh = Shard::new(shard, 0);
+        let s = self.shards.get(&shard).unwrap_or(&fresh);
+        let (tip, mut body) = s.mark_body(change, released);
+        if self.segs.leaves_out(RuleMutant::PinsUntold) {
+            (body.pins, body.retain) = (Vec::new(), Version(0));
+        }
+        body.closed = s.closed.still(shard, &self.segs).to_vec();
+        if change.has_learned() {
+            body.learned_from_append = self.learning.get(&shard).copied().unwrap_or(self.next_append);
+        }
+        self.local_frame(shard, &tip, body.committed, FrameKind::Mark, &body.encode(), Vec::new())
+    }
+
+    pub fn deleted_frame(&self, shard: ShardId, promised: ViewNumber) -> freebs_format::Frame {
+        let fresh = Shard::new(shard, 0);
+        let s = self.shards.get(&shard).unwrap_or(&fresh);
+        let body = MarkBody { promised, deleted: true, ..MarkBody::default() }.encode();
+        self.local_frame(shard, &s.tip, s.committed, FrameKind::Mark, &body, Vec::new())
+    }
+
+    pub fn carry_frame(&self, shard: ShardId, body: &CarryBody, data: Vec<Bytes>) -> freebs_format::Frame {
+        let fresh = Shard::new(shard, 0);
+        let s = self.shards.get(&shard).unwrap_or(&fresh);
+        self.local_frame(shard, &s.tip, s.committed, FrameKind::Carry, &body.encode(), data)
+    }
+
+    fn local_frame(
+        &self,
+        shard: ShardId,
+        tip: &crate::shard::tip::Tip,
+        committed: Sequence,
+        kind: FrameKind,
+        body: &[u8],
+        data: Vec<Bytes>,
+    ) -> freebs_format::Frame {
+        let meta = freebs_format::FrameMeta {
+            cluster: self.geometry.cluster,
+            shard,
+            view: tip.name.view,
+            chunk: tip.chunk,
+            chunk_offset: tip.chunk_blocks,
+            sequence: tip.name.sequence,
+            first_version: tip.version,
+            committed,
+            wall: 0,
+        };
+        freebs_format::FrameBuilder::local(&meta, kind, body, data, &tip.name.hid)
+    }
+
+    /// Live blocks per segment, counted anew; for tests.
+    pub fn recount(&self) -> Vec<u64> {
+        let mut out = vec![0u64; self.segs.len() as usize];
+        for s in self.shards.values() {
+            s.chunks.recount(|seg, n| out[seg as usize] += n as u64);
+        }
+        out
+    }
+}

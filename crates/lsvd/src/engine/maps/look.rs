@@ -1,0 +1,314 @@
+//! Lookups: memory first, then the runs, reading pages as needed.
+//!
+//! Invariant: a view is of one moment. Pages that are missing are read, and the view is made again from the start;
+//! what has been read already is kept for the call, so it comes to an end however small the cache is.
+
+use super::Io;
+use super::flush::page_lost;
+use crate::EventKind;
+use crate::engine::core::Core;
+use crate::log::join::join_all;
+use crate::log::segments::ReadGuard;
+use crate::map::extents::{Extent, ExtentMap};
+use crate::map::levels::{Missing, Pages};
+use crate::map::run::{Place, Run};
+use crate::shard::Shard;
+use crate::shard::chunks;
+use crate::shard::history::LAST;
+use crate::shard::history::table::{Layer, Table};
+use freebs_format::disk::PageHeader;
+use freebs_format::{CarryBody, CarryEntry, FrameHead, FrameKind};
+use freebs_io::Device;
+use freebs_types::{Result, ShardId, Version};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// Which entries are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    /// As the last durable frame left them.
+    All,
+    /// Those that no cut can take back.
+    Committed,
+    /// What was in force at a version that is kept.
+    At(Version),
+}
+
+struct Load {
+    run: Rc<Run>,
+    page: u32,
+    at: Place,
+    _guard: ReadGuard,
+}
+
+fn loads(core: &mut Core, missing: Missing) -> Vec<Load> {
+    core.counters.map_reads += missing.len() as u64;
+    let load = |(run, page): (Rc<Run>, u32)| {
+        let at = run.places.find(page, 1);
+        Load { _guard: core.segs.guard(at.segment), run, page, at }
+    };
+    missing.into_iter().map(load).collect()
+}
+
+impl<D: Device> Io<'_, D> {
+    /// Reads pages into the cache and into `have`.
+    async fn load(&self, loads: Vec<Load>, have: &mut Pages) -> Result<()> {
+        let device = self.device_id();
+        let reads = loads.iter().map(|l| async move {
+            let bytes = self.read_pages(l.at).await?;
+            PageHeader::open(&bytes, l.run.name(device, l.page))?;
+            Ok(bytes)
+        });
+        for (l, bytes) in loads.iter().zip(join_all(reads.collect()).await) {
+            let bytes = bytes.map_err(|e| self.lost(&e))?;
+            let key = (l.run.number, l.page);
+            self.core.borrow_mut().maps.cache.put(key, bytes.clone());
+            have.insert(key, bytes);
+        }
+        Ok(())
+    }
+
+    /// A page of the map can't be read: no checkpoint may name it any more.
+    fn lost(&self, e: &freebs_types::Error) -> freebs_types::Error {
+        let e = page_lost(e, "a page of the map is lost; the next start makes the map anew");
+        let mut core = self.core.borrow_mut();
+        if !core.maps.damaged && e.kind == freebs_types::ErrorKind::Corrupt {
+            core.maps.damaged = true;
+            core.event(EventKind::Damage, e.text.clone());
+            core.map_wake.notify_one();
+        }
+        e
+    }
+
+    /// Lets `f` see the entries of `[start, end)`, at one moment.
+    pub async fn with_view<R>(
+        &self,
+        shard: ShardId,
+        (start, end): (u32, u32),
+        which: Which,
+        f: impl FnOnce(&Core, &Shard, &ExtentMap) -> Result<R>,
+    ) -> Result<R> {
+        let mut have = Pages::new();
+        self.core.borrow_mut().counters.map_lookups += 1;
+        loop {
+            let loads = {
+                let core = &mut *self.core.borrow_mut();
+                let s = core.shard(shard)?;
+                let mut view = match which {
+                    Which::All => s.view(start, end),
+                    Which::Committed => s.committed_view(start, end),
+                    Which::At(version) => {
+                        s.check_version(version)?;
+                        s.view_at(start, end, version)
+                    }
+                };
+                let slot = s.slot;
+                let runs = core.maps.levels();
+                let (device, range) = (core.geometry.device, (start, end));
+                let missing = match which {
+                    Which::At(version) => core.maps.fill_at(device, &runs, slot, range, version, &mut view, &have)?,
+                    _ => core.maps.fill(device, &runs, slot, range, &mut view, &have)?,
+                };
+                if missing.is_empty() {
+                    return f(core, core.shard(shard)?, &view);
+                }
+                loads(core, missing)
+            };
+            self.load(loads, &mut have).await?;
+        }
+    }
+
+    /// Calls `each` for the trims and zeroes of a range, recorded in a segment, that something newer covers and that a
+    /// version which is kept sees.
+    pub async fn covered_tombs(
+        &self,
+        shard: ShardId,
+        segment: u32,
+        (start, end): (u32, u32),
+        each: impl FnMut(u32, &Extent),
+    ) -> Result<()> {
+        let mut have = Pages::new();
+        loop {
+            let loads = {
+                let core = &mut *self.core.borrow_mut();
+                let slot = core.shard(shard)?.slot;
+                let (mut runs, device) = (core.maps.levels(), core.geometry.device);
+                // The newest comes last, so that it says where a record lies.
+                runs.reverse();
+                let (mut layers, mut missing) = (Table::default(), Missing::new());
+                let put = |a, e| layers.put_back(a, &Layer { e, to: LAST });
+                core.maps.each_of(device, &runs, slot, (start, end), &have, &mut missing, put)?;
+                if missing.is_empty() {
+                    let s = core.shard(shard)?;
+                    s.layers(start, end).iter().for_each(|(a, l)| layers.put_back(a, l));
+                    s.covered_tombs(segment, layers, each);
+                    return Ok(());
+                }
+                loads(core, missing)
+            };
+            self.load(loads, &mut have).await?;
+        }
+    }
+
+    /// The first block from `at` on that has an entry.
+    pub async fn next_entry(&self, shard: ShardId, at: u32) -> Result<Option<u32>> {
+        let mut have = Pages::new();
+        loop {
+            let loads = {
+                let core = &mut *self.core.borrow_mut();
+                let s = core.shard(shard)?;
+                let (memory, slot) = (s.next_entry(at), s.slot);
+                let runs = core.maps.levels();
+                let (found, missing) = core.maps.next(core.geometry.device, &runs, slot, at, &have)?;
+                if missing.is_empty() {
+                    return Ok(memory.into_iter().chain(found).min());
+                }
+                loads(core, missing)
+            };
+            self.load(loads, &mut have).await?;
+        }
+    }
+
+    /// The shard's entries at this moment, to be walked through while they change.
+    pub fn snapshot(&self, shard: ShardId) -> Result<Snapshot> {
+        let core = self.core.borrow();
+        let s = core.shard(shard)?;
+        let runs = core.maps.levels();
+        let mut segments: Vec<u32> = runs.iter().flat_map(|r| r.places.list()).map(|p| p.segment).collect();
+        segments.sort_unstable();
+        segments.dedup();
+        let guards = segments.into_iter().map(|id| core.segs.guard(id)).collect();
+        Ok(Snapshot { memory: s.view(0, u32::MAX), slot: s.slot, runs, _guards: guards })
+    }
+
+    /// The entries of a snapshot in the next window from `at` on, and where it ends; `None` behind the last.
+    pub async fn window(&self, snap: &Snapshot, at: u32, blocks: u32) -> Result<Option<(ExtentMap, u32, u32)>> {
+        let mut have = Pages::new();
+        loop {
+            let loads = {
+                let core = &mut *self.core.borrow_mut();
+                let device = core.geometry.device;
+                let (found, missing) = core.maps.next(device, &snap.runs, snap.slot, at, &have)?;
+                let next = snap.memory.next(at).into_iter().chain(found).min();
+                match (missing.is_empty(), next) {
+                    (false, _) => loads(core, missing),
+                    (true, None) => return Ok(None),
+                    (true, Some(start)) => {
+                        let end = start.saturating_add(blocks);
+                        let mut view = snap.memory.clip(start, end);
+                        let missing = core.maps.fill(device, &snap.runs, snap.slot, (start, end), &mut view, &have)?;
+                        if missing.is_empty() {
+                            return Ok(Some((view, start, end)));
+                        }
+                        loads(core, missing)
+                    }
+                }
+            };
+            self.load(loads, &mut have).await?;
+        }
+    }
+
+    /// Looks up what frames that need not be the newest will meet, so that they can be applied in one step right
+    /// behind this. Nothing may wait in between.
+    pub async fn resolve(&self, frames: &[(&FrameHead, bool)]) -> Result<()> {
+        if self.core.borrow().maps.nothing_below() {
+            return Ok(());
+        }
+        let mut have = Pages::new();
+        loop {
+            let loads = {
+                let core = &mut *self.core.borrow_mut();
+                let ranges = late_ranges(core, frames);
+                let (mut below, mut all) = (Vec::new(), Missing::new());
+                let runs = core.maps.levels();
+                for (id, list) in &ranges {
+                    let Some(slot) = core.shards.get(id).map(|s| s.slot) else { continue };
+                    let mut view = ExtentMap::default();
+                    for range in list {
+                        let missing = core.maps.fill(core.geometry.device, &runs, slot, *range, &mut view, &have)?;
+                        all.extend(missing);
+                    }
+                    below.push((*id, view));
+                }
+                if all.is_empty() {
+                    for (id, view) in below {
+                        core.shards.get_mut(&id).expect("just seen").below = view;
+                        core.maps.looked.push(id);
+                    }
+                    return Ok(());
+                }
+                all.sort_by_key(|(r, p)| (r.number, *p));
+                all.dedup_by_key(|(r, p)| (r.number, *p));
+                loads(core, all)
+            };
+            self.load(loads, &mut have).await?;
+        }
+    }
+
+    /// Forgets what was looked up for frames that have been applied.
+    pub fn resolved(&self) {
+        let core = &mut *self.core.borrow_mut();
+        for id in core.maps.looked.drain(..) {
+            if let Some(s) = core.shards.get_mut(&id) {
+                s.below = ExtentMap::default();
+            }
+        }
+    }
+}
+
+/// The blocks of a data frame: first one and end of each extent.
+fn data_ranges(head: &FrameHead) -> impl Iterator<Item = (u32, u32)> {
+    let list = head.updates().flat_map(|u| u.extents().collect::<Vec<_>>());
+    list.map(|(e, _)| (e.range.start.0, e.range.end() as u32))
+}
+
+/// The blocks of frames that come out of order.
+fn late_ranges(core: &Core, frames: &[(&FrameHead, bool)]) -> BTreeMap<ShardId, Vec<(u32, u32)>> {
+    let mut out: BTreeMap<ShardId, Vec<(u32, u32)>> = BTreeMap::new();
+    for (head, repair) in frames {
+        let (id, ranges) = (head.shard(), out.contains_key(&head.shard()));
+        if let Some(s) = core.shards.get(&id).filter(|s| !s.orphans.is_empty()) {
+            // Repairs may be adopted by whatever comes next.
+            let list = s.orphans.values().flat_map(|(head, _)| data_ranges(head));
+            out.entry(id).or_default().extend(list);
+        }
+        match head.kind() {
+            FrameKind::Carry => {
+                let Ok(body) = CarryBody::decode(head.body(), head.header().data_blocks()) else { continue };
+                // An earlier frame of the same append may free what it finds live now.
+                let shard = core.shards.get(&id).filter(|_| frames.len() == 1 || !ranges);
+                // What is held above uncommitted frames may reach further than these, and so do others above it then.
+                let mut held: Vec<(u32, u32)> = Vec::new();
+                let parts = |e: &CarryEntry| {
+                    let (start, end) = (e.range.start.0, e.range.end() as u32);
+                    let over = held.iter().any(|h| h.0 < end && start < h.1);
+                    match shard {
+                        Some(s) if !over && !s.is_over(start, end) => s.unknown(e, core.replaying),
+                        _ => {
+                            held.push((start, end));
+                            vec![(start, end - start)]
+                        }
+                    }
+                };
+                let list = body.entries.iter().filter(|e| chunks::fits(e.offset, e.range.len)).flat_map(parts);
+                out.entry(id).or_default().extend(list.map(|(a, n)| (a, a + n)));
+            }
+            FrameKind::Data => {
+                let ahead = core.shards.get(&id).is_some_and(|s| head.seq() <= s.ahead);
+                if *repair || ahead || ranges {
+                    out.entry(id).or_default().extend(data_ranges(head));
+                }
+            }
+            _ => {}
+        }
+    }
+    out
+}
+
+/// Entries of a shard as they were.
+pub(crate) struct Snapshot {
+    memory: ExtentMap,
+    slot: u32,
+    runs: Vec<Rc<Run>>,
+    _guards: Vec<ReadGuard>,
+}

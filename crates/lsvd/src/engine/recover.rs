@@ -1,0 +1,689 @@
+//! Recovery: from the bytes of a device to the state that its frames make.
+//!
+//! The newest segment's live table says which segments count; closed ones are known by their index, the rest is
+//! scanned; then all frames are applied in log order. Segments whose ends are blank are not read: most are holes.
+//!
+//! Invariants (rule E7): an unreadable append is a torn tail only if no append with a higher number, and no word of
+//! a later one, says that it was durable. Anything else is damage: what is behind it is kept, shards with a gap there
+//! get a hole, and shards that could have lost their last frame a suspect tail. What is lost may have been blocks that
+//! cleaning moved, too, which leave no gap: frames that were given up are then missed again. A segment with damage
+//! gets no index, so that the next recovery sees the damage again.
+
+use crate::engine::core::Core;
+use crate::engine::maps::Io;
+use crate::log::geometry::{Geometry, OpenSegment};
+use crate::log::join::join_all;
+use crate::log::place::At;
+use crate::log::scan::{Found, Scan, Window, find_seq, read_append, read_index, scan};
+use crate::log::segments::SegmentState;
+use crate::shard::Shard;
+use crate::shard::history::Hints;
+use crate::{Finding, OpenReport, Options, RuleMutant};
+use bytes::BytesMut;
+use freebs_format::disk::{
+    APPEND_REPAIR, AppendHeader, CHECKPOINT_AT, IndexEntry, LOG_NUMBER_END, LiveTable, SEGMENTS_AT, SEGMENTS_MAX,
+    SegmentFooter,
+};
+use freebs_io::Device;
+use freebs_types::{Error, ErrorKind, Result, SegmentId, ShardId};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Findings of one recovery that are told one by one.
+const FINDINGS_MAX: usize = 1000;
+
+/// What the first and last sector of a segment say.
+#[derive(Clone, Copy)]
+struct Survey {
+    id: u32,
+    seq: u64,
+    /// Number of its first append.
+    first: Option<u64>,
+    footer: Option<SegmentFooter>,
+    /// What is wrong with it; said only if the segment counts.
+    wrong: Option<&'static str>,
+}
+
+struct Recovery<'a, D> {
+    device: &'a D,
+    geometry: Geometry,
+    report: &'a mut OpenReport,
+    core: RefCell<Core>,
+    from: From,
+    /// Numbers of the first appends of segments by the segments' numbers, also of those that no longer count.
+    firsts: BTreeMap<u64, u64>,
+    /// Last append of the segment before, and that segment's number.
+    before: Option<(u64, u64)>,
+    last_append: u64,
+    /// What the checkpoint covers of each shard, and of those that it does not have.
+    covered: BTreeMap<ShardId, u64>,
+    covered_rest: u64,
+    /// A whole segment is lost: any gap may be damage.
+    segment_lost: bool,
+    /// A slot of a checkpoint said that appends up to here were durable.
+    known_durable: u64,
+    /// The device has slots of checkpoints.
+    slots: bool,
+    /// A mark told of a version that is kept after something was let go of that it may need.
+    late: bool,
+}
+
+/// What recovery makes the state from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum From {
+    /// A checkpoint, if there is a good one, and the log behind it.
+    Checkpoint,
+    /// The log alone.
+    Log,
+    /// The log alone, in memory: nothing is written.
+    Memory,
+    /// As `Memory`, from the appends alone, as if no segment had an index.
+    Appends,
+}
+
+pub(crate) async fn recover<D: Device>(
+    device: &D,
+    geometry: Geometry,
+    (options, mutant): (Options, Option<RuleMutant>),
+    report: &mut OpenReport,
+    checkpoints: bool,
+) -> Result<Core> {
+    // A checkpoint may turn out to be damaged only when one of its pages is needed. Then the log alone is read; and so it
+    // is where anything else is damaged, because then the log alone knows what is missed.
+    let mut findings = Vec::new();
+    let (first, mut known_durable, mut avoid) = (report.clone(), 0, BTreeSet::new());
+    let mut ways = VecDeque::from([From::Checkpoint, From::Log]);
+    ways.drain(..usize::from(!checkpoints));
+    let mut hints: Option<Hints> = None;
+    while let Some(from) = ways.pop_front() {
+        *report = first.clone();
+        let mut r = Recovery::new(device, geometry, options, report, from);
+        (r.known_durable, r.slots) = (known_durable, checkpoints);
+        r.core.get_mut().segs.mutant = mutant;
+        r.core.get_mut().maps.avoid = std::mem::take(&mut avoid);
+        r.core.get_mut().hints = hints.clone().unwrap_or_default();
+        let done = r.all().await;
+        avoid.clone_from(&r.core.get_mut().maps.avoid);
+        let lost = r.core.get_mut().maps.damaged || done.as_ref().is_err_and(|e| e.kind == ErrorKind::Corrupt);
+        let begun = done.is_ok() && r.report.checkpoint > 0;
+        let cut_short = r.covered_rest > r.last_append;
+        known_durable = known_durable.max(r.known_durable);
+        if from == From::Checkpoint && begun && !lost && (cut_short || r.report.damage.len() > first.damage.len()) {
+            known_durable = known_durable.max(r.covered_rest);
+            findings.extend(r.report.damage[first.damage.len()..].iter().filter(|f| f.segment.is_none()).cloned());
+            continue;
+        }
+        if from == From::Checkpoint && lost {
+            let what = "a page of the map is lost; the log was read from its beginning".to_owned();
+            findings.push(Finding { segment: None, offset: CHECKPOINT_AT[0], what });
+            continue;
+        }
+        done?;
+        let late = r.late;
+        let mut core = r.core.into_inner();
+        if late && hints.is_none() {
+            // What was let go of is pinned, as a mark said later. Now that is known from the start.
+            hints = Some(core.keeps());
+            ways.push_front(from);
+            continue;
+        }
+        if checkpoints {
+            core.maps.durable = known_durable;
+            core.maps.stale = [0, 1].map(|i| core.maps.kept[i].is_none());
+        }
+        findings.retain(|f| !report.damage.contains(f));
+        report.damage.append(&mut findings);
+        return Ok(core);
+    }
+    Err(Error::bug("the log alone needs no page of the map"))
+}
+
+/// The state in memory, from the log alone, and from what slots of checkpoints say of its end if the device has slots.
+/// Nothing is written.
+pub(crate) async fn recover_in_memory<D: Device>(
+    device: &D,
+    geometry: Geometry,
+    report: &mut OpenReport,
+    (indexes, slots): (bool, bool),
+) -> Result<Core> {
+    let from = if indexes { From::Memory } else { From::Appends };
+    let (first, mut hints) = (report.clone(), None);
+    loop {
+        *report = first.clone();
+        let mut r = Recovery::new(device, geometry, Options::UNBOUNDED, report, from);
+        r.slots = slots;
+        r.core.get_mut().hints = hints.clone().unwrap_or_default();
+        r.all().await?;
+        let late = r.late;
+        let core = r.core.into_inner();
+        if !late || hints.is_some() {
+            return Ok(core);
+        }
+        hints = Some(core.keeps());
+    }
+}
+
+impl<'a, D: Device> Recovery<'a, D> {
+    fn new(device: &'a D, geometry: Geometry, options: Options, report: &'a mut OpenReport, from: From) -> Self {
+        let core = RefCell::new(Core::new(geometry, segments_of(device, geometry), options));
+        Self {
+            device,
+            geometry,
+            report,
+            core,
+            from,
+            firsts: BTreeMap::new(),
+            before: None,
+            last_append: 0,
+            covered: BTreeMap::new(),
+            covered_rest: 0,
+            segment_lost: false,
+            known_durable: 0,
+            slots: false,
+            late: false,
+        }
+    }
+}
+
+/// Whole segments that the device has room for now.
+pub(crate) fn segments_of<D: Device>(device: &D, geometry: Geometry) -> u32 {
+    let bytes = device.len().saturating_sub(SEGMENTS_AT);
+    (bytes / geometry.segment_bytes).min(u64::from(SEGMENTS_MAX)) as u32
+}
+
+impl<D: Device> Recovery<'_, D> {
+    fn finding(&mut self, segment: u32, offset: u32, what: impl Into<String>) {
+        let segs = &mut self.core.get_mut().segs;
+        if segment < segs.len() {
+            segs.get_mut(segment).evidence = true;
+        }
+        self.found(Finding { segment: Some(segment), offset: u64::from(offset), what: what.into() });
+    }
+
+    fn found(&mut self, f: Finding) {
+        if self.report.damage.len() < FINDINGS_MAX {
+            self.report.damage.push(f);
+        }
+    }
+
+    async fn all(&mut self) -> Result<()> {
+        let segments = self.core.get_mut().segs.len();
+        let mut surveys = BTreeMap::new();
+        for ids in (0..segments).collect::<Vec<_>>().chunks(64) {
+            let looks =
+                ids.iter().map(|id| survey(self.device, self.geometry, *id, self.from == From::Appends)).collect();
+            surveys.extend(join_all(looks).await.into_iter().flatten().map(|s| (s.seq, s)));
+        }
+        if self.from == From::Appends {
+            surveys.values_mut().for_each(|s: &mut Survey| s.footer = None);
+        } else {
+            self.look_behind(&mut surveys).await;
+        }
+        self.firsts = surveys.values().filter_map(|s| Some((s.seq, s.first?))).collect();
+        self.core.get_mut().next_seq = surveys.last_key_value().map_or(0, |(seq, _)| *seq) + 1;
+        let Some((newest, mut tail)) = self.newest(&surveys).await else {
+            self.free(&surveys);
+            self.ask_slots().await;
+            self.nothing_left();
+            return Ok(());
+        };
+        let used = self.used(&mut surveys, newest).await;
+        for s in &used {
+            if let Some(what) = s.wrong {
+                self.finding(s.id, 0, what);
+            }
+            self.core.get_mut().segs.found(s.id, s.seq);
+        }
+        // Where a whole segment is missed, the log alone tells what was in it.
+        match self.from {
+            From::Checkpoint if !self.segment_lost => self.checkpoint(&used).await,
+            _ => self.ask_slots().await,
+        }
+        self.free(&surveys);
+        if self.segment_lost {
+            self.core.get_mut().damaged = u64::MAX;
+        }
+        for s in used {
+            match tail.take_if(|_| s.seq == newest.seq) {
+                Some(scan) => self.tail(s, scan).await?,
+                None => self.closed(s).await?,
+            }
+        }
+        self.finish(newest.id);
+        Ok(())
+    }
+
+    /// Begins with the newest checkpoint that is whole, and keeps the other one (rule E5).
+    async fn checkpoint(&mut self, used: &[Survey]) {
+        let used: BTreeMap<u32, u64> = used.iter().map(|s| (s.id, s.seq)).collect();
+        for (i, found) in self.io().slots().await {
+            let (slot, manifest, places) = match found {
+                Ok(found) => found,
+                Err(e) => {
+                    self.found(Finding { segment: None, offset: CHECKPOINT_AT[i], what: format!("checkpoint: {e}") });
+                    continue;
+                }
+            };
+            let (revision, written) = (slot.revision.get(), manifest.written);
+            let named = manifest.runs.iter().flat_map(|(r, ..)| r.places.list()).chain(&places);
+            self.core.get_mut().maps.avoid.extend(named.map(|p| p.segment));
+            if !self.core.get_mut().keep_checkpoint(i, &slot, &manifest, places) || self.report.checkpoint > 0 {
+                continue;
+            }
+            match self.io().begin_with(manifest, &used).await {
+                Ok(covered) => {
+                    (self.covered, self.covered_rest) = (covered, written);
+                    self.report.checkpoint = revision;
+                }
+                Err(e) => {
+                    self.core.get_mut().maps.kept[i] = None;
+                    self.found(Finding { segment: None, offset: CHECKPOINT_AT[i], what: format!("checkpoint: {e}") });
+                }
+            }
+        }
+        self.core.get_mut().sweep_map();
+        self.known_durable = self.known_durable.max(self.core.get_mut().maps.durable);
+    }
+
+    /// The words of the slots on the end of the log, where none of their checkpoints is begun with: a tool that reads the
+    /// log alone has to miss the same as a start.
+    async fn ask_slots(&mut self) {
+        if self.slots {
+            let said = self.io().said_durable().await;
+            self.known_durable = said.into_iter().fold(self.known_durable, u64::max);
+        }
+    }
+
+    /// Whether nothing up to an append is news.
+    fn is_covered(&self, append: u64) -> bool {
+        append <= self.covered_rest && self.covered.values().all(|c| append <= *c)
+    }
+
+    /// A segment whose ends are blank, or of a use before, may still be the newest one, if its first append was lost.
+    /// The one before says where the log went on; if nothing is there yet, it will go on there (see `Segments::said`).
+    async fn look_behind(&mut self, surveys: &mut BTreeMap<u64, Survey>) {
+        let Some((newest, next)) = surveys.last_key_value().and_then(|(seq, s)| Some((*seq, s.footer?.next.get())))
+        else {
+            return;
+        };
+        match self.inside(next).await {
+            Some(s) if s.seq > newest => {
+                surveys.retain(|_, old| old.id != next);
+                surveys.insert(s.seq, s);
+            }
+            _ => self.core.get_mut().segs.said = Some(next),
+        }
+    }
+
+    /// A segment as the appends inside of it name it.
+    async fn inside(&self, id: u32) -> Option<Survey> {
+        if id >= self.core.borrow().segs.len() {
+            return None;
+        }
+        let seq = find_seq(&mut Window::new(self.device, self.geometry, id)).await?;
+        Some(Survey { id, seq, first: None, footer: None, wrong: None })
+    }
+
+    /// Free segments that were closed once are whole. Of the others nothing is known: they may be holes.
+    fn free(&mut self, surveys: &BTreeMap<u64, Survey>) {
+        let whole: BTreeSet<u32> = surveys.values().filter(|s| s.footer.is_some()).map(|s| s.id).collect();
+        for id in 0..self.core.get_mut().segs.len() {
+            if self.core.get_mut().segs.get(id).state == SegmentState::Ready && !whole.contains(&id) {
+                self.core.get_mut().segs.set_state(id, SegmentState::Bare);
+            }
+        }
+    }
+
+    /// The newest segment with a durable append, and its appends if it has no index. Those of an unfinished append at
+    /// the end of the log are taken off.
+    async fn newest(&mut self, surveys: &BTreeMap<u64, Survey>) -> Option<(Survey, Option<Scan>)> {
+        for s in surveys.values().rev() {
+            if let Some(f) = &s.footer
+                && self.index(s.id, f).await.is_some()
+            {
+                return Some((*s, None));
+            }
+            // Its index may have been cut short when it was closed; what it would have said is in the appends. That it
+            // was begun says that they are durable.
+            let limit = s.footer.map_or(self.geometry.segment_bytes as u32, |f| f.index_at.get());
+            let mut w = Window::new(self.device, self.geometry, s.id);
+            let mut found = scan(&mut w, s.seq, limit).await;
+            found.durable = found.durable.max(s.footer.map_or(0, |f| f.last_append.get()));
+            self.report.appends += found.appends.len() as u64;
+            if self.core.get_mut().segs.leaves_out(RuleMutant::DamageIsTorn) {
+                found.cut_at_damage();
+            }
+            // Rule E7: this is never done to an append that is known durable.
+            if let Some(last) = found.take_torn() {
+                self.report.torn_bytes += last.header.total(self.geometry.sector) as u64;
+            }
+            if !found.appends.is_empty() {
+                return Some((*s, Some(found)));
+            }
+        }
+        None
+    }
+
+    /// The segments that count, by number: those of the newest live table, and the newest one itself.
+    async fn used(&mut self, surveys: &mut BTreeMap<u64, Survey>, newest: Survey) -> Vec<Survey> {
+        let mut used: Vec<Survey> = vec![newest];
+        let mut at = newest;
+        let table = loop {
+            if let Some(table) = self.table(at).await {
+                break Some(table);
+            }
+            self.finding(at.id, 0, "the table of live segments can't be read");
+            // The segment before was closed when this one was opened, and all that its table names is still there.
+            match surveys.get(&at.seq.saturating_sub(1)) {
+                Some(before) => {
+                    used.push(*before);
+                    at = *before;
+                }
+                None => break None,
+            }
+        };
+        let known: BTreeSet<u64> = used.iter().map(|s| s.seq).collect();
+        let mut found = BTreeSet::new();
+        for s in surveys.values().filter(|s| s.seq < at.seq && !known.contains(&s.seq)) {
+            let counts = table.as_ref().is_none_or(|t| t.contains(SegmentId(s.id)));
+            if counts {
+                found.insert(s.id);
+                used.push(*s);
+            }
+        }
+        for lost in table.iter().flat_map(LiveTable::iter).filter(|s| !found.contains(&s.0)) {
+            if let Some(s) = self.inside(lost.0).await.filter(|s| s.seq < at.seq && !known.contains(&s.seq)) {
+                used.push(s);
+                continue;
+            }
+            self.finding(lost.0, 0, "the whole segment is lost: no append in it can be found");
+            self.segment_lost = true;
+            let upto = self.appends_before(lost, at, surveys).await;
+            let core = self.core.get_mut();
+            core.unlearned = core.unlearned.max(upto);
+            let segs = &mut self.core.get_mut().segs;
+            if lost.0 < segs.len() && used.iter().all(|s| s.id != lost.0) {
+                segs.set_state(lost.0, SegmentState::Lost);
+            }
+        }
+        used.sort_by_key(|s| s.seq);
+        used
+    }
+
+    /// The last append that a segment may have held which is lost. It was opened before the one whose live table names it,
+    /// and before each segment that came right before that one and names it, too: had it been given up and opened again
+    /// in between, the table of one of them would lack it.
+    async fn appends_before(&self, lost: SegmentId, mut at: Survey, surveys: &BTreeMap<u64, Survey>) -> u64 {
+        let mut upto = u64::MAX;
+        while self.table(at).await.is_some_and(|t| t.contains(lost)) {
+            let first = at.first.or_else(|| Some(at.footer?.first_append.get()));
+            upto = first.map_or(upto, |first| first.saturating_sub(1));
+            let Some(before) = surveys.get(&at.seq.saturating_sub(1)) else { break };
+            at = *before;
+        }
+        upto
+    }
+
+    async fn table(&self, s: Survey) -> Option<LiveTable> {
+        let mut w = Window::new(self.device, self.geometry, s.id);
+        let bytes = w.get(0, size_of::<AppendHeader>()).await?;
+        let h = AppendHeader::decode(&bytes).ok()?;
+        let ours = h.device == self.geometry.device.0 && h.segment_seq.get() == s.seq && h.offset.get() == 0;
+        if !ours || h.total(self.geometry.sector) > self.geometry.segment_bytes as usize {
+            return None;
+        }
+        read_append(&mut w, 0, h, &mut |_, _| ()).await.table
+    }
+
+    /// A segment that was closed: by its index, or by its appends if that is damaged.
+    async fn closed(&mut self, s: Survey) -> Result<()> {
+        if let Some(f) = s.footer.filter(|f| self.is_covered(f.last_append.get())) {
+            self.ends_with(s, f.last_append.get());
+            return Ok(());
+        }
+        if let Some(f) = s.footer {
+            match self.index(s.id, &f).await {
+                Some(entries) => {
+                    self.begins_with(s, f.first_append.get());
+                    for e in &entries {
+                        self.apply(s.id, e).await?;
+                    }
+                    self.ends_with(s, f.last_append.get());
+                    return Ok(());
+                }
+                None => self.finding(s.id, f.index_at.get(), "the segment's index does not match its checksum"),
+            }
+        } else if self.from != From::Appends {
+            self.finding(s.id, self.geometry.segment_bytes as u32 - 1, "the segment's index can't be found");
+        }
+        let limit = s.footer.map_or(self.geometry.segment_bytes as u32, |f| f.index_at.get());
+        let mut w = Window::new(self.device, self.geometry, s.id);
+        let mut found = scan(&mut w, s.seq, limit).await;
+        // Where the footer is lost, the segment that was opened next tells what this one was closed with.
+        let end = match (s.footer, self.firsts.get(&(s.seq + 1))) {
+            (Some(f), _) => {
+                found.end_with(f.last_append.get());
+                Some(f.last_append.get())
+            }
+            (None, Some(next)) => found.end_before(*next),
+            (None, None) => None,
+        };
+        self.report.appends += found.appends.len() as u64;
+        self.scanned(s, &found).await?;
+        if let Some(last) = end.filter(|last| *last > self.last_append) {
+            self.lost(s.id, found.end, last);
+            self.ends_with(s, last);
+        }
+        Ok(())
+    }
+
+    async fn index(&self, id: u32, f: &SegmentFooter) -> Option<Vec<IndexEntry>> {
+        read_index(&mut Window::new(self.device, self.geometry, id), f).await
+    }
+
+    /// The newest segment, which was open. Goes on in it if it is whole.
+    async fn tail(&mut self, s: Survey, found: Scan) -> Result<()> {
+        self.scanned(s, &found).await?;
+        let last = found.appends.last().expect("newest segments have an append");
+        let (first, last_number) = (found.appends[0].number(), last.number());
+        let lost = found.durable > last_number;
+        if lost {
+            self.lost(s.id, found.end, found.durable);
+            self.last_append = found.durable;
+        }
+        self.core.get_mut().proven = last.entries.is_empty();
+        let damaged = lost || !found.missing.is_empty() || found.appends.iter().any(|a| a.lost > 0);
+        let mut index = BytesMut::new();
+        let mut frames = 0;
+        for e in found.appends.iter().flat_map(|a| &a.entries) {
+            e.encode(&mut index);
+            frames += 1;
+        }
+        let room = self.geometry.index_room(index.len());
+        if damaged || found.end as usize + room > self.geometry.segment_bytes as usize {
+            return Ok(());
+        }
+        self.core.get_mut().segs.set_state(s.id, SegmentState::Open);
+        self.core.get_mut().stale_footer = s.footer.is_some();
+        self.core.get_mut().open = Some(OpenSegment {
+            id: s.id,
+            seq: s.seq,
+            at: found.end,
+            index,
+            frames,
+            first_append: first,
+            last_append: last_number,
+            for_records: false,
+        });
+        Ok(())
+    }
+
+    async fn scanned(&mut self, s: Survey, found: &Scan) -> Result<()> {
+        let mut missing = found.missing.iter().peekable();
+        for (i, a) in found.appends.iter().enumerate() {
+            while let Some((number, at)) = missing.next_if(|(n, _)| *n < a.number()) {
+                self.lost(s.id, *at, *number);
+            }
+            if i == 0 && found.missing.is_empty() {
+                self.begins_with(s, a.number());
+            }
+            self.append(s.id, a).await?;
+        }
+        if let Some(a) = found.appends.last() {
+            self.ends_with(s, a.number());
+        }
+        Ok(())
+    }
+
+    async fn append(&mut self, id: u32, a: &Found) -> Result<()> {
+        if let Some(at) = a.bad_data {
+            self.finding(id, at, "a data block does not match its CRC");
+        }
+        for e in &a.entries {
+            self.apply(id, e).await?;
+        }
+        if a.lost > 0 {
+            self.lost(id, a.at, a.number());
+        }
+        Ok(())
+    }
+
+    /// Notes that appends up to `number` can't be read.
+    fn lost(&mut self, id: u32, at: u32, number: u64) {
+        self.finding(id, at, format!("append {number} can't be read, or only in part"));
+        let core = self.core.get_mut();
+        core.damaged = core.damaged.max(number);
+        core.unlearned = core.unlearned.max(number);
+        core.shards.values_mut().for_each(Shard::lost_append);
+    }
+
+    fn begins_with(&mut self, s: Survey, number: u64) {
+        if let Some((last, seq)) = self.before
+            && seq + 1 == s.seq
+            && number > last + 1
+        {
+            self.lost(s.id, 0, number - 1);
+        }
+    }
+
+    fn ends_with(&mut self, s: Survey, number: u64) {
+        self.before = Some((number, s.seq));
+        self.last_append = self.last_append.max(number);
+    }
+
+    fn io(&self) -> Io<'_, D> {
+        Io { device: self.device, core: &self.core, alone: true }
+    }
+
+    async fn apply(&mut self, id: u32, e: &IndexEntry) -> Result<()> {
+        let at = At { segment: id, head_at: e.head_at, data_at: e.data_at, append: e.append };
+        let repair = e.flags & APPEND_REPAIR != 0;
+        if e.append <= self.covered.get(&e.head.shard()).copied().unwrap_or(self.covered_rest) {
+            return Ok(());
+        }
+        let carry = e.head.kind() == freebs_format::FrameKind::Carry;
+        let as_of = self.core.get_mut().shards.get(&e.head.shard()).map_or(0, |s| s.as_of);
+        if e.append <= as_of && !carry {
+            return Ok(());
+        }
+        self.report.frames += 1;
+        self.core.get_mut().tell_committed(e.append - 1);
+        self.core.get_mut().replaying = e.append;
+        self.io().resolve(&[(&e.head, repair)]).await?;
+        if let Err(f) = self.core.get_mut().apply_entry(&e.head, at, repair) {
+            self.found(f);
+            self.core.get_mut().lost_frame(&e.head, at);
+        }
+        self.io().resolved();
+        if matches!(self.from, From::Memory | From::Appends) {
+            return Ok(());
+        }
+        // A log larger than memory is read in memory.
+        self.io().upkeep().await
+    }
+
+    /// No append is left at all, which is right only in a log that never had a durable one.
+    fn nothing_left(&mut self) {
+        let durable = self.known_durable;
+        if durable > 0 {
+            let what = format!("the log is lost: it had {durable} appends, and none can be found");
+            self.found(Finding { segment: None, offset: CHECKPOINT_AT[0], what });
+            self.core.get_mut().next_append = durable + 1;
+        }
+    }
+
+    fn finish(&mut self, newest: u32) {
+        if self.known_durable > self.last_append {
+            self.lost(newest, 0, self.known_durable);
+            self.last_append = self.known_durable;
+            let core = self.core.get_mut();
+            if let Some(open) = core.open.take() {
+                core.segs.set_state(open.id, SegmentState::Closed);
+            }
+        }
+        self.core.get_mut().tell_committed(u64::MAX);
+        let damaged = self.core.get_mut().damaged;
+        let mut left = Vec::new();
+        let Core { shards, segs, .. } = self.core.get_mut();
+        for s in shards.values_mut() {
+            s.suspect |= s.may_miss(damaged);
+            s.replayed();
+            self.late |= s.history.late;
+            s.history_replayed(segs);
+            if s.forget_orphans() {
+                left.push(s.id);
+            }
+        }
+        for shard in left {
+            let what = format!("shard {shard}: repair of a frame that never was here");
+            self.found(Finding { segment: None, offset: 0, what });
+        }
+        (self.core.get_mut().damaged, self.core.get_mut().unlearned) = (0, 0);
+        self.core.get_mut().replaying = u64::MAX;
+        self.core.get_mut().next_append = self.last_append + 1;
+        self.report.shards = self.core.get_mut().shards.len();
+        self.report.segments = self.core.get_mut().segs.used_count;
+        debug_assert!(self.core.get_mut().segs.get(newest).is_used());
+    }
+}
+
+/// Looks at a segment's ends; at all of it if they say something, but not what they should, or if `thorough`.
+async fn survey<D: Device>(device: &D, geometry: Geometry, id: u32, thorough: bool) -> Option<Survey> {
+    let sector = geometry.sector;
+    let at = |byte: u32| geometry.byte(id, byte);
+    let first = device.read(at(0), sector).await.ok();
+    let last = device.read(at(geometry.segment_bytes as u32 - sector as u32), sector).await.ok();
+    let written = |b: &Option<freebs_io::AlignedBuf>| b.as_ref().is_none_or(|b| b.iter().any(|b| *b != 0));
+    let header = first
+        .as_ref()
+        .and_then(|b| AppendHeader::decode(b).ok())
+        .filter(|h| h.device == geometry.device.0 && h.segment.get() == id && h.offset.get() == 0);
+    let footer = last.as_ref().and_then(|b| SegmentFooter::decode(b, geometry.segment_bytes).ok()).filter(|f| {
+        f.device == geometry.device.0
+            && f.segment.get() == id
+            && (1..LOG_NUMBER_END).contains(&f.segment_seq.get())
+            && f.last_append.get() < LOG_NUMBER_END
+            && (f.index_at.get() as usize).is_multiple_of(sector)
+    });
+    let look = thorough || (header.is_none() && (written(&first) || written(&last)));
+    let inside = if look { find_seq(&mut Window::new(device, geometry, id)).await } else { None };
+    // What begins the segment may be of its use before.
+    let header = header.filter(|h| inside.is_none_or(|seq| h.segment_seq.get() >= seq));
+    let first_of = |seq: u64| header.as_ref().filter(|h| h.segment_seq.get() == seq).map(|h| h.number.get());
+    let seq = header.as_ref().map(|h| h.segment_seq.get()).or(inside);
+    match (seq, footer) {
+        (None, None) => None,
+        (None, Some(f)) => {
+            let wrong = Some("no append is left, only the index");
+            Some(Survey { id, seq: f.segment_seq.get(), first: None, footer, wrong })
+        }
+        (Some(seq), Some(f)) if f.segment_seq.get() >= seq => {
+            let first = header.is_some() && f.segment_seq.get() == seq;
+            let wrong = (!first).then_some("the first append can't be read");
+            let seq = f.segment_seq.get();
+            Some(Survey { id, seq, first: first_of(seq), footer, wrong })
+        }
+        // The index is that of the segment's use before.
+        (Some(seq), _) => Some(Survey { id, seq, first: first_of(seq), footer: None, wrong: None }),
+    }
+}

@@ -1,0 +1,59 @@
+//! Identity and measures of a device, and its open segment.
+
+use bytes::BytesMut;
+use freebs_format::disk::{SEGMENTS_AT, SEGMENTS_MAX, SegmentFooter};
+use freebs_types::{ClusterId, DeviceId, StartNumber};
+
+/// Segments that only a local frame that frees others may open: one to hold it, one whose live table makes what it
+/// frees usable. With them a full device comes back to life when something in it is committed or deleted.
+pub(crate) const LAST_SEGMENTS: u32 = 2;
+
+/// Identity and measures of the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Geometry {
+    pub cluster: ClusterId,
+    pub device: DeviceId,
+    pub start: StartNumber,
+    pub sector: usize,
+    pub segment_bytes: u64,
+    pub limit_segments: u32,
+}
+
+impl Geometry {
+    pub fn limit(size_limit: u64, segment_bytes: u64) -> u32 {
+        let n = size_limit.saturating_sub(SEGMENTS_AT) / segment_bytes;
+        n.min(u64::from(SEGMENTS_MAX)) as u32
+    }
+
+    /// Byte on the device of a byte in a segment.
+    pub fn byte(&self, segment: u32, at: u32) -> u64 {
+        SEGMENTS_AT + u64::from(segment) * self.segment_bytes + u64::from(at)
+    }
+
+    /// Segments that `space` tells heads to leave alone: what is on its way, promises, cleaning.
+    pub fn reserve_segments(&self) -> u32 {
+        (self.limit_segments / 32).clamp(LAST_SEGMENTS + 2, 64)
+    }
+
+    /// Bytes that the index of `len` bytes takes at the end of a segment, with footer and alignment.
+    pub fn index_room(&self, len: usize) -> usize {
+        (len + size_of::<SegmentFooter>()).next_multiple_of(self.sector)
+    }
+}
+
+/// The segment that appends go to.
+#[derive(Debug)]
+pub(crate) struct OpenSegment {
+    pub id: u32,
+    pub seq: u64,
+    /// Byte of the next append.
+    pub at: u32,
+    /// Index entries of all frames so far.
+    pub index: BytesMut,
+    pub frames: u32,
+    /// First and last append; 0 if there is none yet.
+    pub first_append: u64,
+    pub last_append: u64,
+    /// It was opened for records that had waited for it: they get into it, however few are free by that.
+    pub for_records: bool,
+}

@@ -1,0 +1,359 @@
+//! Reading a segment append by append: what recovery does where no index helps.
+//!
+//! Invariants: an append counts only at its own place (device, segment, offset, segment's number) with a rising
+//! number and a start that does not fall, so neither stale nor misplaced bytes pass for one. A frame counts only if
+//! its own checksums match.
+
+use crate::log::gate::{Gate, READ_BYTES};
+use crate::log::geometry::Geometry;
+use bytes::Bytes;
+use freebs_format::disk::{APPEND_MAGIC, AppendHeader, IndexEntry, LOG_NUMBER_END, LiveTable, SegmentFooter};
+use freebs_format::{CarryBody, FrameHead, FrameKind, block_crc, crc32c};
+use freebs_io::Device;
+use freebs_types::BLOCK;
+use std::ops::Range;
+
+const HEADER: usize = size_of::<AppendHeader>();
+/// Bytes that are read ahead at first: a look at a header or a footer must not cost a megabyte.
+const WINDOW_FIRST: usize = 32 << 10;
+/// Bytes that are read ahead at most, by somebody who reads on and on.
+const WINDOW_MAX: usize = 1 << 20;
+
+/// Reads of one segment, through a window that doubles while reads go on where it ends. Bytes that can't be read are
+/// `None`.
+pub(crate) struct Window<'a, D> {
+    device: &'a D,
+    geometry: Geometry,
+    pub segment: u32,
+    start: usize,
+    bytes: Bytes,
+    ahead: usize,
+    gate: Option<&'a Gate>,
+}
+
+impl<'a, D: Device> Window<'a, D> {
+    pub fn new(device: &'a D, geometry: Geometry, segment: u32) -> Self {
+        Self { device, geometry, segment, start: 0, bytes: Bytes::new(), ahead: WINDOW_FIRST, gate: None }
+    }
+
+    /// One that reads as slowly as it is let through.
+    pub fn paced(device: &'a D, geometry: Geometry, segment: u32, gate: &'a Gate) -> Self {
+        Self { gate: Some(gate), ..Self::new(device, geometry, segment) }
+    }
+
+    pub fn segment_bytes(&self) -> u64 {
+        self.geometry.segment_bytes
+    }
+
+    pub fn device_id(&self) -> [u8; 16] {
+        self.geometry.device.0
+    }
+
+    /// `len` bytes from byte `at` of the segment.
+    pub async fn get(&mut self, at: usize, len: usize) -> Option<Bytes> {
+        let range = self.load(at, len).await?;
+        Some(self.bytes.slice(range))
+    }
+
+    /// As `get`, for a look that keeps nothing.
+    async fn peek(&mut self, at: usize, len: usize) -> Option<&[u8]> {
+        let range = self.load(at, len).await?;
+        Some(&self.bytes[range])
+    }
+
+    /// Has `len` bytes from byte `at` in the window; their place there.
+    async fn load(&mut self, at: usize, len: usize) -> Option<Range<usize>> {
+        let end = at.checked_add(len).filter(|e| *e <= self.geometry.segment_bytes as usize)?;
+        let window = self.start..self.start + self.bytes.len();
+        if at < window.start || end > window.end {
+            let goes_on = !self.bytes.is_empty() && (window.start..=window.end).contains(&at);
+            self.ahead = if goes_on { (self.ahead * 2).min(WINDOW_MAX) } else { WINDOW_FIRST };
+            let sector = self.geometry.sector;
+            let from = at / sector * sector;
+            let least = end.next_multiple_of(sector) - from;
+            let ahead = self.gate.map_or(self.ahead, |_| READ_BYTES);
+            let more = least.max(ahead).min(self.geometry.segment_bytes as usize - from);
+            let byte = self.geometry.byte(self.segment, from as u32);
+            if let Some(gate) = self.gate {
+                gate.pass(more).await;
+            }
+            let mut read = self.device.read(byte, more).await;
+            if read.is_err() && more > least {
+                // A bad spot behind what is asked for must not hide it.
+                read = self.device.read(byte, least).await;
+            }
+            self.bytes = read.ok()?.freeze();
+            self.start = from;
+        }
+        Some(at - self.start..end - self.start)
+    }
+}
+
+/// One append, found.
+pub(crate) struct Found {
+    pub at: u32,
+    pub header: AppendHeader,
+    pub entries: Vec<IndexEntry>,
+    /// Frames whose heads can't be read.
+    pub lost: u32,
+    /// Live table and heads match their common checksum.
+    pub heads_match: bool,
+    /// Place of the first data block that does not match its CRC.
+    pub bad_data: Option<u32>,
+    /// The live table, in a segment's first append.
+    pub table: Option<LiveTable>,
+}
+
+impl Found {
+    /// Frames may all be readable and yet not those of this append: sectors of one that tore at the same place before,
+    /// and was taken off, can lie between its own. Only the checksum over all heads tells.
+    pub fn is_whole(&self) -> bool {
+        self.lost == 0 && self.heads_match && self.bad_data.is_none()
+    }
+    pub fn number(&self) -> u64 {
+        self.header.number.get()
+    }
+}
+
+/// What a segment's scan gave.
+#[derive(Default)]
+pub(crate) struct Scan {
+    pub appends: Vec<Found>,
+    /// Appends that are missing: the highest number, and the byte where they would be.
+    pub missing: Vec<(u64, u32)>,
+    /// Byte behind the last append.
+    pub end: u32,
+    /// The highest append known durable.
+    pub durable: u64,
+}
+
+impl Scan {
+    /// Forgets what lies behind append `last`, which a segment was closed with: torn appends, never told durable, that
+    /// recovery took off and that nothing has overwritten.
+    pub fn end_with(&mut self, last: u64) {
+        if let Some(i) = self.appends.iter().position(|a| a.number() > last) {
+            self.end = self.appends[i].at;
+            self.appends.truncate(i);
+        }
+        self.missing.retain(|(number, _)| *number <= last);
+    }
+
+    /// As `end_with`, where only the first append of the segment that was opened next is known. `None` if that one was
+    /// itself given up and this segment went on: a whole append with its number or a later one is here.
+    pub fn end_before(&mut self, next: u64) -> Option<u64> {
+        let last = next.checked_sub(1)?;
+        if self.appends.iter().any(|a| a.number() > last && a.is_whole()) {
+            return None;
+        }
+        self.end_with(last);
+        Some(last)
+    }
+
+    /// Forgets everything from the first damage on, as if it had torn: what rule E7 forbids, for its mutant.
+    pub fn cut_at_damage(&mut self) {
+        let gap = self.missing.iter().map(|m| m.1).min().unwrap_or(u32::MAX);
+        if let Some(i) = self.appends.iter().position(|a| !a.is_whole() || a.at > gap) {
+            self.end = self.appends[i].at.min(gap);
+            self.appends.truncate(i);
+        }
+        self.missing.clear();
+        self.durable = 0;
+    }
+
+    /// Takes off an unfinished append at the end of the log, of which nobody was ever told that it is durable.
+    pub fn take_torn(&mut self) -> Option<Found> {
+        let durable = self.durable;
+        let torn = self.appends.pop_if(|a| !a.is_whole() && a.number() > durable)?;
+        self.end = torn.at;
+        Some(torn)
+    }
+
+    /// Whether nothing between the first append and the last one is missing or damaged.
+    pub fn is_whole(&self) -> bool {
+        self.missing.is_empty() && self.appends.iter().all(Found::is_whole)
+    }
+}
+
+/// Who looks at the frames of appends while they are read: the frame, and its data if they can be read.
+pub(crate) type Look<'a> = &'a mut dyn FnMut(&IndexEntry, Option<&Bytes>);
+
+/// The entries of a closed segment's index; `None` if it can't be read, does not match its checksum, or speaks of
+/// places where nothing can be.
+pub(crate) async fn read_index<D: Device>(w: &mut Window<'_, D>, f: &SegmentFooter) -> Option<Vec<IndexEntry>> {
+    let (at, len) = (f.index_at.get() as usize, f.index_len.get() as usize);
+    let index = w.get(at, len).await.filter(|b| crc32c(b) == f.index_crc.get())?;
+    let entries = IndexEntry::decode_all(index, f.frames.get()).ok()?;
+    entries.iter().all(|e| lies_before(e, f.index_at.get())).then_some(entries)
+}
+
+/// Whether a frame's head and data lie before byte `end` of their segment.
+pub(crate) fn lies_before(e: &IndexEntry, end: u32) -> bool {
+    let inside = |from: u32, len: usize| from as usize + len <= end as usize;
+    inside(e.head_at, e.head.bytes().len()) && inside(e.data_at, e.head.header().data_len.get() as usize)
+}
+
+/// The highest segment number in any append header of this segment; tells whose bytes lie there if the first sector
+/// does not.
+pub(crate) async fn find_seq<D: Device>(w: &mut Window<'_, D>) -> Option<u64> {
+    let mut best = None;
+    let sector = w.geometry.sector;
+    for at in (0..w.geometry.segment_bytes as usize).step_by(sector) {
+        if let Some(h) = header_at(w, at).await {
+            best = best.max(Some(h.segment_seq.get()));
+        }
+    }
+    best
+}
+
+async fn header_at<D: Device>(w: &mut Window<'_, D>, at: usize) -> Option<AppendHeader> {
+    let bytes = w.peek(at, HEADER).await?;
+    if bytes[..4] != APPEND_MAGIC {
+        return None;
+    }
+    let h = AppendHeader::decode(bytes).ok()?;
+    let ours = h.device == w.geometry.device.0
+        && h.segment.get() == w.segment
+        && h.offset.get() as usize == at
+        && (1..LOG_NUMBER_END).contains(&h.segment_seq.get())
+        && h.number.get() < LOG_NUMBER_END
+        && at + h.total(w.geometry.sector) <= w.geometry.segment_bytes as usize;
+    ours.then_some(h)
+}
+
+/// Whether `h` can follow the append before it.
+fn follows(h: &AppendHeader, seq: u64, last: Option<(u64, u64)>) -> bool {
+    let (number, start) = (h.number.get(), h.start.get());
+    h.segment_seq.get() == seq && number > 0 && last.is_none_or(|(n, s)| number > n && start >= s)
+}
+
+/// All appends of number `seq` in a segment, up to byte `limit`.
+pub(crate) async fn scan<D: Device>(w: &mut Window<'_, D>, seq: u64, limit: u32) -> Scan {
+    scan_with(w, seq, limit, &mut |_, _| ()).await
+}
+
+/// As `scan`, with somebody who looks at each frame.
+pub(crate) async fn scan_with<D: Device>(w: &mut Window<'_, D>, seq: u64, limit: u32, look: Look<'_>) -> Scan {
+    let mut out = Scan::default();
+    let mut last: Option<(u64, u64)> = None;
+    let (mut at, limit, sector) = (0usize, limit as usize, w.geometry.sector);
+    while at < limit {
+        let mut next = header_at(w, at).await.filter(|h| follows(h, seq, last));
+        let bad = at;
+        while next.is_none() {
+            at += sector;
+            if at >= limit {
+                break;
+            }
+            next = header_at(w, at).await.filter(|h| follows(h, seq, last));
+        }
+        let Some(h) = next else { break };
+        let number = h.number.get();
+        if at > bad && last.is_none_or(|(n, _)| number - 1 > n) {
+            out.missing.push((number - 1, bad as u32));
+        }
+        out.durable = out.durable.max(h.durable.get().min(number));
+        let found = read_append(w, at, h, look).await;
+        at += h.total(sector);
+        out.end = at as u32;
+        last = Some((number, h.start.get()));
+        out.appends.push(found);
+    }
+    out
+}
+
+/// Heads and data of the append whose header is at `at`, each held against its checksums.
+pub(crate) async fn read_append<D: Device>(w: &mut Window<'_, D>, at: usize, h: AppendHeader, look: Look<'_>) -> Found {
+    let (heads_len, extra) = (h.heads_len.get() as usize, h.extra_len.get() as usize);
+    let mut found = Found {
+        at: at as u32,
+        header: h,
+        entries: Vec::new(),
+        lost: 0,
+        heads_match: false,
+        bad_data: None,
+        table: None,
+    };
+    let Some(heads) = w.get(at, heads_len).await else {
+        found.lost = h.frames.get();
+        return found;
+    };
+    // Bytes of their own: what is kept of a segment must not keep all its windows.
+    let heads = Bytes::copy_from_slice(&heads);
+    found.heads_match = crc32c(&heads[HEADER..]) == h.heads_crc.get();
+    if found.heads_match && extra > 0 {
+        found.table = Some(LiveTable { bits: heads[HEADER..HEADER + extra].to_vec() });
+    }
+    let mut rest = heads.slice(HEADER + extra..);
+    let front = heads_len.next_multiple_of(w.geometry.sector);
+    let (mut head_at, mut data) = (HEADER + extra, 0usize);
+    while found.entries.len() < h.frames.get() as usize {
+        let Ok(head) = FrameHead::parse(&mut rest) else { break };
+        let len = head.header().data_len.get() as usize;
+        if data + len > h.data_len.get() as usize {
+            break;
+        }
+        found.entries.push(IndexEntry {
+            head_at: (at + head_at) as u32,
+            data_at: (at + front + data) as u32,
+            append: h.number.get(),
+            flags: h.flags.get(),
+            head: head.clone(),
+        });
+        head_at += head.bytes().len();
+        data += len;
+    }
+    found.lost = h.frames.get() - found.entries.len() as u32;
+    for i in 0..found.entries.len() {
+        let e = &found.entries[i];
+        let (data_at, len) = (e.data_at as usize, e.head.header().data_len.get() as usize);
+        let bytes = w.get(data_at, len).await;
+        look(e, bytes.as_ref());
+        let bad = match bytes {
+            Some(bytes) => first_bad(&e.head, &bytes),
+            None => Some(0),
+        };
+        if let Some(block) = bad {
+            found.bad_data = found.bad_data.or(Some((data_at + block * BLOCK) as u32));
+        }
+    }
+    found
+}
+
+/// The first data block of a frame that does not match its CRC.
+fn first_bad(head: &FrameHead, data: &[u8]) -> Option<usize> {
+    if !matches!(head.kind(), FrameKind::Data | FrameKind::Carry) {
+        return None;
+    }
+    let mut crcs = data_crcs(head).into_iter();
+    data.chunks_exact(BLOCK).position(|b| crcs.next() != Some(block_crc(b)))
+}
+
+/// What a frame says of its data blocks: one CRC for each.
+pub(crate) fn data_crcs(head: &FrameHead) -> Vec<u32> {
+    match head.kind() {
+        FrameKind::Data => head.crcs().iter().map(|c| c.get()).collect(),
+        FrameKind::Carry => {
+            let body = CarryBody::decode(head.body(), head.header().data_blocks()).ok();
+            body.into_iter().flat_map(|b| b.entries).flat_map(|e| e.crcs).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn what_a_torn_end_left_behind_does_not_follow_newer_appends() {
+        let mut h = AppendHeader::new_zeroed();
+        (h.segment_seq, h.number, h.start) = (4.into(), 12.into(), 2.into());
+        assert!(follows(&h, 4, None));
+        assert!(follows(&h, 4, Some((11, 2))));
+        assert!(follows(&h, 4, Some((9, 1))), "with appends missing in between");
+        assert!(!follows(&h, 4, Some((11, 3))), "written before the start that wrote the one before it");
+        assert!(!follows(&h, 4, Some((12, 2))), "the same number again");
+        assert!(!follows(&h, 5, Some((11, 2))), "of the segment's use before");
+    }
+}

@@ -1,0 +1,6 @@
+//! Reading back: blocks and frames, the present and the past.
+
+mod at_version;
+pub mod blocks;
+pub mod frames;
+mod since;

@@ -1,0 +1,215 @@
+//! What a shard was: which versions are kept, and the extents that were in force at them.
+//!
+//! A snapshot is a version number that a frame pins; a retention window is a version from which on all are kept. An
+//! extent that is superseded stays live if a kept version lies between its own and that of what takes its place; it
+//! goes into a table beside the map then. A read at a version takes the newest entry up to there, from map and table.
+//!
+//! Invariants:
+//! - With nothing pinned and no window nothing is recorded: what is superseded is free at once, as ever.
+//! - What a kept version sees is live (its bits in the chunk index are set) and is named by the map or by the table. So
+//!   cleaning moves it like everything else, and a trim or zero of it is carried (rule E1).
+//! - Between pins, nothing has to be known: an extent may be taken for one that was in force longer than it was, but not
+//!   at a version that is kept.
+//! - All of it can be made again from the log (invariant 5). A frame that pins may be gone from the log before those
+//!   whose extents it keeps, and only a mark behind them tells of it then; so recovery reads the log twice if it meets
+//!   such a mark after it let anything go.
+
+pub(crate) mod pins;
+pub(crate) mod table;
+
+use crate::RuleMutant;
+use crate::log::segments::Segments;
+use crate::map::extents::{Extent, ExtentMap};
+use crate::shard::Shard;
+use freebs_format::MarkBody;
+use freebs_types::{Error, Result, Sequence, ShardId, Version};
+use pins::{Kept, PinOp, Pins};
+use std::collections::BTreeMap;
+use table::{Judge, Layer, Table};
+
+/// No version is as high.
+pub(crate) const LAST: Version = Version(u64::MAX);
+
+/// What shards are known to keep before their log is read.
+pub(crate) type Hints = BTreeMap<ShardId, Kept>;
+
+/// A committed entry that a newer one of version `to` covers: address, entry, version.
+pub(crate) type Beaten = (u32, Extent, Version);
+
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    pub pins: Pins,
+    pub table: Table,
+    /// What else must be kept while the log is replayed: it is known to be pinned at the end.
+    pub hint: Kept,
+    /// Something was let go of while the log is replayed; and a mark told later of a version that may have needed it.
+    dropped: bool,
+    pub late: bool,
+    /// Something was given up: the table is to be looked through from here on.
+    pub prune_at: Option<u32>,
+}
+
+impl History {
+    fn is_off(&self) -> bool {
+        self.pins.kept.is_none() && self.hint.is_none()
+    }
+
+    fn needs(&self, from: Version, to: Version) -> bool {
+        self.pins.kept.needs(from, to) || self.hint.needs(from, to)
+    }
+}
+
+impl Shard {
+    /// A committed entry is covered by one of version `to`: it is history, or free. `recorded` if this is its last
+    /// record: then here a trim or zero is at home from now on.
+    pub fn supersede(&mut self, start: u32, e: &Extent, to: Version, recorded: bool, segs: &mut Segments) {
+        if self.history.is_off() && self.history.table.is_empty() {
+            self.history.dropped = true;
+            self.release(e, segs);
+            return;
+        }
+        let mut gone = Vec::new();
+        let forgets = segs.leaves_out(RuleMutant::PinsForgotten);
+        let History { pins, table, hint, .. } = &mut self.history;
+        let needs = |from, to| !forgets && (pins.kept.needs(from, to) || hint.needs(from, to));
+        let judge = &mut Judge { needs: &needs, gone: &mut |e| gone.push(e), recorded };
+        table.insert(start, e, to, judge);
+        self.history.dropped |= !gone.is_empty();
+        gone.iter().for_each(|e| self.release(e, segs));
+    }
+
+    /// What was held above the map is covered. It hears of each record of a trim or zero; a history that a checkpoint
+    /// brought may know only of one from before.
+    pub fn supersede_held(&mut self, beaten: Vec<Beaten>, segs: &mut Segments) {
+        beaten.into_iter().for_each(|(a, e, to)| self.supersede(a, &e, to, true, segs));
+    }
+
+    /// A committed frame changes what is kept, before its blocks take the place of others.
+    pub fn apply_pins(&mut self, sequence: Sequence, ops: &[PinOp], segs: &mut Segments) {
+        for op in ops {
+            if self.history.pins.apply(sequence, *op) {
+                (self.history.prune_at, segs.prune) = (Some(0), true);
+            }
+        }
+    }
+
+    /// A mark tells what was kept as of the frame that it knew to be committed.
+    pub fn mark_pins(&mut self, body: &MarkBody, version: Version) {
+        let kept = Kept { pins: body.pins.iter().copied().collect(), retain: Some(body.retain).filter(|r| r.0 > 0) };
+        if kept.is_none() && self.history.pins.kept.is_none() {
+            return;
+        }
+        let (more, less) = self.history.pins.rebase(&kept, body.committed);
+        if less {
+            self.history.prune_at = Some(0);
+        }
+        let hint = &self.history.hint;
+        let known = kept.pins.iter().all(|v| hint.has(*v)) && kept.retain.is_none_or(|r| hint.has(r));
+        self.history.late |= more && self.history.dropped && !known;
+        if body.whole {
+            // The map was learned up to here. What lies between was never here.
+            let kept = &mut self.history.pins.kept;
+            kept.retain = kept.retain.map(|r| r.max(version));
+        }
+    }
+
+    /// What a mark says of it.
+    pub fn pins_for_mark(&self) -> (Vec<Version>, Version) {
+        let kept = &self.history.pins.kept;
+        (kept.pins.iter().copied().collect(), kept.retain.unwrap_or_default())
+    }
+
+    /// What is kept, as the last durable frame left it.
+    pub fn kept(&self) -> Kept {
+        let mut kept = self.history.pins.kept.clone();
+        self.overlay.frames().flat_map(|f| &f.pins).for_each(|op| kept.apply(*op));
+        kept
+    }
+
+    /// Whether a version can be read; else why not.
+    pub fn check_version(&self, v: Version) -> Result<()> {
+        let last = self.tip.version;
+        if v > last {
+            return Err(Error::not_found(format!(
+                "shard {}: version {v} is not there yet, the last one is {last}",
+                self.id
+            )));
+        }
+        let changes = self.overlay.frames().any(|f| !f.pins.is_empty());
+        if v == last || if changes { self.kept().has(v) } else { self.history.pins.kept.has(v) } {
+            return Ok(());
+        }
+        Err(Error::not_found(format!("shard {}: version {v} is neither pinned nor in the retention window", self.id)))
+    }
+
+    /// Adds to a view what memory knows of a version.
+    pub fn view_at(&self, start: u32, end: u32, version: Version) -> ExtentMap {
+        let (mut view, mut out) = (ExtentMap::default(), crate::map::extents::Outcome::default());
+        for map in [self.frozen.as_deref(), Some(&self.map)].into_iter().flatten() {
+            for (a, e, skip, len) in map.range(start, end).filter(|(_, e, ..)| e.version <= version) {
+                view.insert(a, e.piece(skip, len), &mut out);
+            }
+        }
+        let frames = self.overlay.frames().flat_map(|f| &f.entries).map(|(a, e)| (*a, e));
+        for (a, e) in frames.chain(self.overlay.held()).filter(|(_, e)| e.version <= version) {
+            let (from, to) = (a.max(start), (a + e.len).min(end));
+            if from < to {
+                view.insert(from, e.piece(from - a, to - from), &mut out);
+            }
+        }
+        self.history.table.view_at(start, end, version, &mut view);
+        view
+    }
+
+    /// Drops history that nobody needs any more, a part at a time; whether there may be more.
+    pub fn prune_history(&mut self, most: usize, segs: &mut Segments) -> bool {
+        let Some(at) = self.history.prune_at else { return false };
+        let mut gone = Vec::new();
+        let History { pins, table, hint, .. } = &mut self.history;
+        let needs = |from, to| pins.kept.needs(from, to) || hint.needs(from, to);
+        let next = table.prune(at, most, &mut Judge { needs: &needs, gone: &mut |e| gone.push(e), recorded: false });
+        self.history.prune_at = next;
+        gone.iter().for_each(|e| self.release(e, segs));
+        next.is_some()
+    }
+
+    /// The log was replayed: what is kept is known now.
+    pub fn history_replayed(&mut self, segs: &mut Segments) {
+        self.history.hint = Kept::default();
+        self.history.late = false;
+        self.history.prune_at = (!self.history.table.is_empty()).then_some(0);
+        while self.prune_history(usize::MAX, segs) {}
+    }
+
+    /// Whether trims and zeroes may be needed that something newer covers.
+    pub fn keeps_history(&self) -> bool {
+        !self.history.is_off() || !self.history.table.is_empty()
+    }
+
+    /// All committed entries of a range that memory knows, one above the other. Where an entry is in more than one
+    /// place, the history, which hears of it when it is carried, says where it is recorded.
+    pub fn layers(&self, start: u32, end: u32) -> Table {
+        let mut table = Table::default();
+        for map in [self.frozen.as_deref(), Some(&self.map)].into_iter().flatten() {
+            for (a, e, skip, len) in map.range(start, end) {
+                table.put_back(a, &Layer { e: e.piece(skip, len), to: LAST });
+            }
+        }
+        for (a, e) in self.overlay.held() {
+            let (from, to) = (a.max(start), (a + e.len).min(end));
+            if from < to {
+                table.put_back(from, &Layer { e: e.piece(from - a, to - from), to: LAST });
+            }
+        }
+        self.history.table.range(start, end).for_each(|(a, l)| table.put_back(a, &l));
+        table
+    }
+
+    /// Trims and zeroes, recorded in a segment, that something newer covers and that a version which is kept sees.
+    pub fn covered_tombs(&self, segment: u32, layers: Table, mut each: impl FnMut(u32, &Extent)) {
+        let here = |l: &Layer| !l.e.is_data() && l.e.offset == segment && l.to < LAST;
+        for (a, l) in layers.iter().filter(|(_, l)| here(l) && self.history.needs(l.e.version, l.to)) {
+            each(a, &l.e);
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! Superseded extents, each with the versions at which it was in force.
+//!
+//! Invariants:
+//! - Cells don't overlap. The layers of a cell cover all of it and are sorted by (version, sequence); the versions of a
+//!   layer end where those of the next one begin, at the latest.
+//! - Layers come in any order, and more than once (rule E2): the same layers give the same table.
+//! - Between two layers there may have been others that nobody needs. So a layer may seem to have been in force longer
+//!   than it was, but never at a version that is kept.
+
+use crate::map::extents::{Extent, ExtentMap, Outcome};
+use freebs_types::Version;
+use std::collections::BTreeMap;
+
+/// An extent that was in force from its own version up to, but without, `to`.
+#[derive(Clone, Debug)]
+pub(crate) struct Layer {
+    pub e: Extent,
+    pub to: Version,
+}
+
+/// What becomes of extents that are brought: `needs(from, to)`, and who is told of those that are not needed.
+pub(crate) struct Judge<'a> {
+    pub needs: &'a dyn Fn(Version, Version) -> bool,
+    pub gone: &'a mut dyn FnMut(Extent),
+    /// Whether they have just been recorded. What is found later in a level of the map may name an older record.
+    pub recorded: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Cell {
+    len: u32,
+    layers: Vec<Layer>,
+}
+
+impl Cell {
+    fn piece(&self, skip: u32, len: u32) -> Self {
+        let layers = self.layers.iter().map(|l| Layer { e: l.e.piece(skip, len), to: l.to });
+        Self { len, layers: layers.collect() }
+    }
+
+    fn data_blocks(&self) -> u64 {
+        self.layers.iter().filter(|l| l.e.is_data()).map(|l| u64::from(l.e.len)).sum()
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Table {
+    cells: BTreeMap<u32, Cell>,
+    /// Data blocks of all layers, and the number of layers.
+    blocks: u64,
+    layers: usize,
+}
+
+impl Table {
+    pub fn is_empty(&self) -> bool {
+        self.cells.is_empty()
+    }
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+    pub fn len(&self) -> usize {
+        self.layers
+    }
+
+    fn put(&mut self, start: u32, c: Cell) {
+        if !c.layers.is_empty() {
+            self.blocks += c.data_blocks();
+            self.layers += c.layers.len();
+            self.cells.insert(start, c);
+        }
+    }
+
+    fn take(&mut self, start: u32) -> Option<Cell> {
+        let c = self.cells.remove(&start)?;
+        self.blocks -= c.data_blocks();
+        self.layers -= c.layers.len();
+        Some(c)
+    }
+
+    /// Makes a cell begin at `at` if one lies over it.
+    fn split(&mut self, at: u32) {
+        let over = self.cells.range(..at).next_back().filter(|(s, c)| **s + c.len > at).map(|(s, _)| *s);
+        if let Some((start, c)) = over.and_then(|s| Some((s, self.take(s)?))) {
+            self.put(start, c.piece(0, at - start));
+            self.put(at, c.piece(at - start, start + c.len - at));
+        }
+    }
+
+    /// Adds an extent that `to` has taken the place of, as far as it is needed. What it shows of others, that they
+    /// were in force for a shorter time, may make them unneeded.
+    pub fn insert(&mut self, start: u32, e: &Extent, to: Version, judge: &mut Judge<'_>) {
+        let end = start + e.len;
+        if self.cells.range(..end).next_back().is_none_or(|(s, c)| *s + c.len <= start) {
+            // The most common case: nothing lies there.
+            if (judge.needs)(e.version, to) {
+                self.put(start, Cell { len: e.len, layers: vec![Layer { e: e.clone(), to }] });
+            } else {
+                (judge.gone)(e.clone());
+            }
+            return;
+        }
+        self.split(start);
+        self.split(end);
+        let here: Vec<u32> = self.cells.range(start..end).map(|(s, _)| *s).collect();
+        let mut at = start;
+        for s in here {
+            if at < s {
+                self.fill(at, e.piece(at - start, s - at), to, judge);
+            }
+            let mut c = self.take(s).expect("just seen");
+            at = s + c.len;
+            Self::join(&mut c.layers, e.piece(s - start, c.len), to, judge);
+            self.put(s, c);
+        }
+        if at < end {
+            self.fill(at, e.piece(at - start, end - at), to, judge);
+        }
+    }
+
+    fn fill(&mut self, start: u32, e: Extent, to: Version, judge: &mut Judge<'_>) {
+        if (judge.needs)(e.version, to) {
+            self.put(start, Cell { len: e.len, layers: vec![Layer { e, to }] });
+        } else {
+            (judge.gone)(e);
+        }
+    }
+
+    fn join(layers: &mut Vec<Layer>, e: Extent, to: Version, judge: &mut Judge<'_>) {
+        let i = layers.partition_point(|l| l.e.key() < e.key());
+        let to = layers.get(i).filter(|l| l.e.key() > e.key()).map_or(to, |next| to.min(next.e.version));
+        if let Some(same) = layers.get_mut(i).filter(|l| l.e.key() == e.key()) {
+            // The same trim or zero is at home in the later record.
+            same.to = same.to.min(to);
+            if !e.is_data() && judge.recorded {
+                same.e.offset = e.offset;
+            }
+            return;
+        }
+        let from = e.version;
+        if (judge.needs)(from, to) {
+            layers.insert(i, Layer { e, to });
+        } else {
+            (judge.gone)(e);
+        }
+        if let Some(before) = i.checked_sub(1).map(|i| &mut layers[i]).filter(|b| b.to > from) {
+            before.to = from;
+            if !(judge.needs)(before.e.version, from) {
+                (judge.gone)(layers.remove(i - 1).e);
+            }
+        }
+    }
+
+    /// Puts back a layer that was exported, whoever needs it.
+    pub fn put_back(&mut self, start: u32, l: &Layer) {
+        self.insert(start, &l.e, l.to, &mut Judge { needs: &|_, _| true, gone: &mut |_| (), recorded: true });
+    }
+
+    /// Drops what is no longer needed, of up to `most` cells from `at` on. Where to go on, if there are more.
+    pub fn prune(&mut self, at: u32, most: usize, judge: &mut Judge<'_>) -> Option<u32> {
+        let starts: Vec<u32> = self.cells.range(at..).take(most).map(|(s, _)| *s).collect();
+        let next = starts.last().filter(|_| starts.len() == most).map(|s| s + 1);
+        for s in starts {
+            let Some(cell) = self.cells.get_mut(&s) else { continue };
+            let unneeded = |l: &mut Layer| !(judge.needs)(l.e.version, l.to);
+            let gone: Vec<Layer> = cell.layers.extract_if(.., unneeded).collect();
+            let empty = cell.layers.is_empty();
+            self.layers -= gone.len();
+            for l in gone {
+                self.blocks -= if l.e.is_data() { u64::from(l.e.len) } else { 0 };
+                (judge.gone)(l.e);
+            }
+            if empty {
+                self.cells.remove(&s);
+            }
+        }
+        next
+    }
+
+    /// All layers of cells that overlap `[start, end)`, clipped to it.
+    pub fn range(&self, start: u32, end: u32) -> impl Iterator<Item = (u32, Layer)> {
+        let from =
+            self.cells.range(..start).next_back().filter(|(s, c)| **s + c.len > start).map_or(start, |(s, _)| *s);
+        let cells = if from < end { from..end } else { end..end };
+        self.cells.range(cells).flat_map(move |(s, c)| {
+            let (a, b) = ((*s).max(start), (*s + c.len).min(end));
+            c.layers.iter().map(move |l| (a, Layer { e: l.e.piece(a - *s, b - a), to: l.to }))
+        })
+    }
+
+    /// Adds to a view what was in force at a version, as far as it is here.
+    pub fn view_at(&self, start: u32, end: u32, version: Version, view: &mut ExtentMap) {
+        let mut out = Outcome::default();
+        for (a, l) in self.range(start, end).filter(|(_, l)| l.e.version <= version) {
+            view.insert(a, l.e, &mut out);
+        }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &Layer)> {
+        self.cells.iter().flat_map(|(s, c)| c.layers.iter().map(|l| (*s, l)))
+    }
+
+    /// The layers of up to `most` cells from `at` on, and where to go on.
+    pub fn export(&self, at: u32, most: usize) -> (impl Iterator<Item = (u32, &Layer)>, Option<u32>) {
+        let next = self.cells.range(at..).nth(most).map(|(s, _)| *s);
+        let cells = self.cells.range(at..).take(most);
+        (cells.flat_map(|(s, c)| c.layers.iter().map(|l| (*s, l))), next)
+    }
+
+    /// The highest version at which the window may begin so that at most so many data blocks are kept beside what is
+    /// pinned; `None` if all of them may stay.
+    pub fn retain_for(&self, blocks: u64) -> Option<Version> {
+        let mut ends: Vec<(Version, u64)> =
+            self.iter().filter(|(_, l)| l.e.is_data()).map(|(_, l)| (l.to, u64::from(l.e.len))).collect();
+        ends.sort_unstable();
+        let mut sum = 0;
+        ends.iter().rev().find_map(|(to, n)| {
+            sum += n;
+            (sum > blocks).then_some(*to)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pins::Kept;
+    use super::*;
+    use crate::map::extents::Crcs;
+    use freebs_format::ExtentKind;
+    use freebs_types::{ChunkId, Sequence};
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    const BLOCKS: u32 = 40;
+
+    fn extent(len: u32, version: u64) -> Extent {
+        Extent {
+            len,
+            kind: if version.is_multiple_of(5) { ExtentKind::Trim } else { ExtentKind::Data },
+            version: Version(version),
+            sequence: Sequence(version),
+            chunk: ChunkId::new(version, 0),
+            offset: 0,
+            crcs: Crcs::None,
+        }
+    }
+
+    /// Per block: versions of the writes.
+    type Naive = Vec<Vec<u64>>;
+
+    /// Each block of a write that another one covers, superseded by one of the later ones, not always the next, in any
+    /// order.
+    fn superseded(writes: &[(u32, u32)], naive: &Naive, order: u64) -> Vec<(u32, Extent, Version)> {
+        let mut all: Vec<(u32, Extent, Version)> = Vec::new();
+        let mut seed = order | 1;
+        let mut random = |n: usize| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) as usize % n
+        };
+        for (i, (s, l)) in writes.iter().enumerate() {
+            let v = i as u64 + 1;
+            for b in *s..s + l {
+                let later: Vec<u64> = naive[b as usize].iter().copied().filter(|w| *w > v).collect();
+                if !later.is_empty() {
+                    all.push((b, extent(*l, v).piece(b - s, 1), Version(later[random(later.len())])));
+                }
+            }
+        }
+        for i in (1..all.len()).rev() {
+            all.swap(i, random(i + 1));
+        }
+        all
+    }
+
+    /// Every block reads, at every version that is kept, as the last write at or before it.
+    fn reads_as(t: &Table, naive: &Naive, kept: &Kept) -> Result<(), TestCaseError> {
+        let pinned: BTreeSet<u64> = kept.pins.iter().map(|v| v.0).collect();
+        for b in 0..BLOCKS {
+            for v in (1..=30).filter(|v| kept.has(Version(*v))) {
+                let want = naive[b as usize].iter().copied().rfind(|w| *w <= v);
+                let mut view = ExtentMap::default();
+                t.view_at(b, b + 1, Version(v), &mut view);
+                // The last write of a block is in the map, and not in the history.
+                let last = naive[b as usize].last().copied();
+                let mut have = view.iter().next().map(|(_, e)| e.version.0);
+                if last.is_some_and(|l| l <= v) {
+                    have = last;
+                }
+                prop_assert_eq!(have, want, "block {} at {}, pinned {:?}", b, v, pinned);
+            }
+        }
+        Ok(())
+    }
+
+    /// A table of all layers that another one exports.
+    fn exported(t: &Table) -> Table {
+        let mut end = Table::default();
+        let mut at = Some(0);
+        while let Some(from) = at {
+            let (layers, next) = t.export(from, 2);
+            layers.for_each(|(a, l)| end.put_back(a, l));
+            at = next;
+        }
+        end
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1500))]
+        /// Whatever the order in which superseded extents come, a read at a pinned version gives what was written last
+        /// at or before it, and what no pinned version sees is given back, each block once.
+        #[test]
+        fn is_the_naive_history(
+            ops in prop::collection::vec((0u32..BLOCKS - 1, 1u32..12), 2..30),
+            pins in prop::collection::btree_set(1u64..30, 0..6),
+            retain in prop::option::of(1u64..30),
+            drops in prop::collection::vec(0usize..6, 0..4),
+            order in any::<u64>(),
+        ) {
+            let mut kept = Kept {
+                pins: pins.iter().map(|v| Version(*v)).collect(),
+                retain: retain.map(Version),
+            };
+            let writes: Vec<(u32, u32)> = ops.iter().map(|(s, l)| (*s, (*l).min(BLOCKS - s))).collect();
+            let mut naive: Naive = vec![Vec::new(); BLOCKS as usize];
+            for (i, (s, l)) in writes.iter().enumerate() {
+                (*s..s + l).for_each(|b| naive[b as usize].push(i as u64 + 1));
+            }
+            let all = superseded(&writes, &naive, order);
+            let (mut t, mut gone) = (Table::default(), Vec::new());
+            for (a, e, to) in &all {
+                let keep = kept.clone();
+                let needs = |a, b| keep.needs(a, b);
+                t.insert(*a, e, *to, &mut Judge { needs: &needs, gone: &mut |e: Extent| gone.push((e.version.0, e.offset)), recorded: false });
+            }
+            let mut step = 0;
+            loop {
+                reads_as(&t, &naive, &kept)?;
+                let held: usize = t.iter().map(|(_, l)| l.e.len as usize).sum();
+                prop_assert_eq!(held + gone.len(), all.len(), "each block is here or was given back");
+                prop_assert_eq!(t.blocks(), t.iter().filter(|(_, l)| l.e.is_data()).map(|(_, l)| u64::from(l.e.len)).sum::<u64>());
+                prop_assert_eq!(t.len(), t.iter().count());
+                if step == drops.len() {
+                    break;
+                }
+                if let Some(v) = kept.pins.iter().nth(drops[step]).copied() {
+                    kept.pins.remove(&v);
+                } else {
+                    kept.retain = kept.retain.map(|r| Version(r.0 + 5));
+                }
+                step += 1;
+                let keep = kept.clone();
+                let mut at = Some(0);
+                while let Some(from) = at {
+                    let needs = |a, b| keep.needs(a, b);
+                    at = t.prune(from, 3, &mut Judge { needs: &needs, gone: &mut |e: Extent| gone.push((e.version.0, e.offset)), recorded: false });
+                }
+            }
+            let list = |t: &Table| t.iter().map(|(a, l)| (a, l.e.len, l.e.key(), l.to)).collect::<Vec<_>>();
+            prop_assert_eq!(list(&t), list(&exported(&t)));
+            if kept.is_none() {
+                prop_assert!(t.is_empty());
+            }
+        }
+    }
+}

@@ -1,0 +1,552 @@
+//! A manifest: everything but map entries that recovery needs to go on from a checkpoint, as a row of items.
+//!
+//! Invariants: a shard's item is of the moment when its table was frozen, as of its last committed frame (rule E4),
+//! and says up to which append it is covered. Segments and chunks are written later, a few at a time: frames behind
+//! the covered ones say again what changed meanwhile. What is read is held against maxima before it is believed.
+
+use crate::FrameName;
+use crate::RequestTable;
+use crate::log::place::NUMBER_MAX;
+use crate::log::segments::Segment;
+use crate::map::extents::{Crcs, Extent};
+use crate::map::run::{Place, Places, Run};
+use crate::shard::Shard;
+use crate::shard::chunks::{ChunkIndex, ORDINALS_MAX};
+use crate::shard::frames::FramePlace;
+use crate::shard::history::pins::Kept;
+use crate::shard::history::table::Layer;
+use crate::shard::holes::Hole;
+use crate::shard::tip::Tip;
+use freebs_format::disk::SEGMENTS_MAX;
+use freebs_format::{AttachBody, ClosedView, ExtentKind, FrameHead, RequestEntry, RequestFloor, Requests};
+use freebs_types::{
+    ChunkId, DriverId, Error, Generation, Hash32, RequestNumber, Result, Sequence, ShardId, Version, ViewNumber, limits,
+};
+
+const SHARD: u8 = 1;
+const RUN: u8 = 2;
+const SEGMENT: u8 = 3;
+const CHUNK: u8 = 4;
+const END: u8 = 5;
+const COMMITTED: u8 = 6;
+const PINS: u8 = 7;
+const HISTORY: u8 = 8;
+const CLOSED: u8 = 9;
+
+/// Places of frames that a checkpoint keeps of each shard: what a peer that was away for a moment asks for.
+const FRAMES_KEPT: usize = 1024;
+
+#[derive(Default)]
+pub(crate) struct Out(pub Vec<u8>);
+
+impl Out {
+    fn u8(&mut self, n: u8) {
+        self.0.push(n);
+    }
+    fn u32(&mut self, n: u32) {
+        self.0.extend(n.to_le_bytes());
+    }
+    fn u64(&mut self, n: u64) {
+        self.0.extend(n.to_le_bytes());
+    }
+    fn len(&mut self, n: usize) {
+        self.u32(n as u32);
+    }
+    fn hash(&mut self, h: &Hash32) {
+        self.0.extend(h.0);
+    }
+    fn shard_id(&mut self, id: ShardId) {
+        self.u64(id.volume.0);
+        self.u32(id.index);
+    }
+    fn chunk_id(&mut self, id: ChunkId) {
+        self.u64(id.view.0);
+        self.u32(id.counter);
+    }
+
+    fn tip(&mut self, t: &Tip) {
+        self.u64(t.name.view.0);
+        self.u64(t.name.sequence.0);
+        self.hash(&t.name.hid);
+        self.hash(&t.parent);
+        self.hash(&t.digest);
+        self.u64(t.version.0);
+        self.chunk_id(t.chunk);
+        self.u32(t.chunk_blocks);
+    }
+
+    /// A shard as of its last committed frame. All that it was told in appends up to `written` is in its map or here,
+    /// but for frames that may be cut.
+    pub fn shard(&mut self, s: &Shard, written: u64) -> u64 {
+        let (frames, first) = s.overlay.first_appends();
+        let covered = first.map_or(written, |a| (a - 1).min(written));
+        let as_of = frames.map_or(written, |a| (a - 1).min(written));
+        let tip = s.overlay.frames().next().map_or(s.tip, |f| f.before);
+        let last = tip.name.sequence;
+        self.u8(SHARD);
+        self.shard_id(s.id);
+        self.u32(s.slot);
+        self.u64(covered);
+        self.u64(as_of);
+        self.tip(&tip);
+        [s.committed.0.min(last.0), s.promised.0, s.hint.0, s.released.0, s.ahead.0]
+            .into_iter()
+            .for_each(|n| self.u64(n));
+        let secret = s.secret.unwrap_or_default();
+        self.u64(secret.0.0);
+        self.hash(&secret.1);
+        let mark = s.mark.unwrap_or((u32::MAX, Sequence(0)));
+        self.u32(mark.0);
+        self.u64(mark.1.0);
+        self.u8(u8::from(s.suspect));
+        self.len(s.stale.len());
+        s.stale.iter().for_each(|id| self.u32(*id));
+        self.len(s.marks.len());
+        for (segment, names) in &s.marks {
+            self.u32(*segment);
+            self.u64(names.0);
+        }
+        // As a cut to there would leave them.
+        let holes: Vec<_> = s.holes.iter().filter(|h| h.from <= last.0).collect();
+        self.len(holes.len());
+        for h in holes {
+            self.u64(h.from);
+            self.u64(h.to.min(last.0));
+            self.u8(u8::from(h.hard));
+        }
+        let views: Vec<_> = s.views.iter().filter(|v| v.0 <= last).collect();
+        self.len(views.len());
+        for (_, head) in views {
+            self.len(head.bytes().len());
+            self.0.extend_from_slice(head.bytes());
+        }
+        let attaches: Vec<_> = s.attaches.iter().filter(|a| a.0 <= last).collect();
+        self.len(attaches.len());
+        for (s, a) in attaches {
+            self.u64(s.0);
+            self.u64(a.generation.0);
+            self.u64(a.driver.0);
+            self.hash(&a.identity);
+        }
+        self.requests(&s.requests, last);
+        let (first, places) = s.frames.newest(last, FRAMES_KEPT);
+        self.u64(first.0);
+        self.len(places.len());
+        for p in &places {
+            [p.segment, p.head_at, p.head_len, p.data_at, p.data_len].into_iter().for_each(|n| self.u32(n));
+            self.u64(p.hid);
+        }
+        covered
+    }
+
+    fn requests(&mut self, table: &RequestTable, last: Sequence) {
+        let r = table.to_format();
+        self.len(r.floors.len());
+        for f in &r.floors {
+            self.u64(f.driver.0);
+            self.u64(f.lowest_open.0);
+        }
+        let entries: Vec<_> = r.entries.iter().filter(|e| e.sequence <= last).collect();
+        self.len(entries.len());
+        for e in entries {
+            self.u64(e.driver.0);
+            self.u64(e.number.0);
+            self.u64(e.sequence.0);
+        }
+    }
+
+    pub fn run(&mut self, r: &Run, old: bool) {
+        self.u8(RUN);
+        self.u64(r.number);
+        self.u8(u8::from(old));
+        self.u64(r.entries);
+        self.len(r.fences.len());
+        self.places(r.places.list());
+    }
+
+    fn places(&mut self, list: &[Place]) {
+        self.len(list.len());
+        for p in list {
+            [p.segment, p.page, p.count].into_iter().for_each(|n| self.u32(n));
+        }
+    }
+
+    pub fn segment(&mut self, id: u32, s: &Segment) {
+        self.u8(SEGMENT);
+        self.u32(id);
+        self.u64(s.seq);
+        self.u64(s.forgets);
+        self.u8(u8::from(s.evidence));
+        self.len(s.content.len());
+        for (shard, c) in &s.content {
+            self.shard_id(*shard);
+            self.u64(c.min.0);
+            self.u64(c.max.0);
+        }
+        let tombs = s.tomb_ranges();
+        self.len(tombs.len());
+        for (shard, start, end) in tombs {
+            self.shard_id(shard);
+            self.u32(start);
+            self.u32(end - start);
+        }
+        self.len(s.pins.len());
+        s.pins.iter().for_each(|p| self.u32(*p));
+    }
+
+    /// Up to `most` chunks behind `after`; gives back the last one.
+    pub fn chunks(&mut self, slot: u32, index: &ChunkIndex, after: Option<ChunkId>, most: usize) -> Option<ChunkId> {
+        let mut last = None;
+        for (id, runs, words) in index.export(after).take(most) {
+            self.u8(CHUNK);
+            self.u32(slot);
+            self.chunk_id(id);
+            self.len(runs.len());
+            for r in runs {
+                [r.first, r.count, r.segment, r.at].into_iter().for_each(|n| self.u32(n));
+            }
+            self.len(words.len());
+            words.iter().for_each(|w| self.u64(*w));
+            last = Some(id);
+        }
+        last
+    }
+
+    /// What is committed when all of the shard has been written. Chunks may say that what a frame up to there covers is
+    /// dead, so the frame must count as committed as soon as it is applied again.
+    pub fn committed(&mut self, s: &Shard) {
+        self.u8(COMMITTED);
+        self.u32(s.slot);
+        self.u64(s.committed.0);
+    }
+
+    /// What is kept of a shard: as of its item, or (`later`) when all was written.
+    pub fn pins(&mut self, s: &Shard, later: bool) {
+        let pins = &s.history.pins;
+        if pins.kept.is_none() && pins.as_of == Sequence(0) {
+            return;
+        }
+        self.u8(PINS);
+        self.u32(s.slot);
+        self.u8(u8::from(later));
+        self.u64(s.committed.max(pins.as_of).0);
+        self.u64(pins.kept.retain.unwrap_or_default().0);
+        self.len(pins.kept.pins.len());
+        pins.kept.pins.iter().for_each(|v| self.u64(v.0));
+    }
+
+    /// Secrets of closed views, as of the shard's item.
+    pub fn closed(&mut self, s: &Shard) {
+        let last = s.overlay.frames().next().map_or(s.tip, |f| f.before).name.sequence;
+        let list: Vec<&ClosedView> = s.closed.list().iter().filter(|c| c.published <= last).collect();
+        if list.is_empty() {
+            return;
+        }
+        self.u8(CLOSED);
+        self.u32(s.slot);
+        self.len(list.len());
+        for c in list {
+            self.u64(c.view.0);
+            self.u64(c.published.0);
+            self.hash(&c.secret);
+        }
+    }
+
+    /// Superseded extents of up to `most` cells from block `at` on; gives back where to go on.
+    pub fn history(&mut self, s: &Shard, at: u32, most: usize) -> Option<u32> {
+        let (layers, next) = s.history.table.export(at, most);
+        for (start, l) in layers {
+            self.u8(HISTORY);
+            self.u32(s.slot);
+            self.u8(l.e.kind as u8);
+            [start, l.e.len, l.e.offset].into_iter().for_each(|n| self.u32(n));
+            [l.e.version.0, l.to.0, l.e.sequence.0].into_iter().for_each(|n| self.u64(n));
+            self.chunk_id(l.e.chunk);
+            let crcs = l.e.crcs.slice(l.e.len);
+            self.len(crcs.len());
+            crcs.iter().for_each(|c| self.u32(*c));
+        }
+        next
+    }
+
+    pub fn end(&mut self, written: u64, last: u64, next_run: u64, next_slot: u32) {
+        self.u8(END);
+        self.u64(written);
+        self.u64(last);
+        self.u64(next_run);
+        self.u32(next_slot);
+    }
+}
+
+/// A chunk as it was.
+pub(crate) struct ChunkItem {
+    pub slot: u32,
+    pub id: ChunkId,
+    pub runs: Vec<crate::shard::chunks::Run>,
+    pub words: Vec<u64>,
+}
+
+/// What was kept of the shard of a slot.
+pub(crate) struct PinsItem {
+    pub slot: u32,
+    pub later: bool,
+    pub as_of: Sequence,
+    pub kept: Kept,
+}
+
+pub(crate) struct SegmentItem {
+    pub id: u32,
+    pub seq: u64,
+    pub forgets: u64,
+    pub evidence: bool,
+    pub content: Vec<(ShardId, Sequence, Sequence)>,
+    pub tombs: Vec<(ShardId, u32, u32)>,
+    pub pins: Vec<u32>,
+}
+
+/// What a manifest says.
+#[derive(Default)]
+pub(crate) struct Manifest {
+    pub shards: Vec<(Shard, u64)>,
+    /// Runs without fences and members, newest first; whether it is the old one; and its pages with entries.
+    pub runs: Vec<(Run, bool, u32)>,
+    pub segments: Vec<SegmentItem>,
+    pub chunks: Vec<ChunkItem>,
+    pub pins: Vec<PinsItem>,
+    /// Superseded extents by slot, with their addresses.
+    pub history: Vec<(u32, u32, Layer)>,
+    /// Secrets of closed views, by slot.
+    pub closed: Vec<(u32, Vec<ClosedView>)>,
+    /// What was committed at the end, by slot.
+    pub committed: Vec<(u32, Sequence)>,
+    /// Last append when it was begun, and when all was written.
+    pub written: u64,
+    pub last: u64,
+    pub next_run: u64,
+    pub next_slot: u32,
+}
+
+impl Manifest {
+    /// Up to here everything of every shard is covered.
+    pub fn covered(&self) -> u64 {
+        self.shards.iter().map(|s| s.1).fold(self.written, u64::min)
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        let mut r = In(bytes);
+        Self::items(&mut r).ok_or_else(|| Error::corrupt("manifest of a checkpoint that makes no sense"))
+    }
+
+    fn items(r: &mut In<'_>) -> Option<Self> {
+        let mut m = Self::default();
+        loop {
+            match r.u8()? {
+                SHARD => m.shards.push(r.shard()?),
+                RUN => m.runs.push(r.run()?),
+                SEGMENT => m.segments.push(r.segment()?),
+                CHUNK => m.chunks.push(r.chunk()?),
+                PINS => m.pins.push(r.pins()?),
+                HISTORY => m.history.push(r.history()?),
+                CLOSED => m.closed.push(r.closed()?),
+                COMMITTED => m.committed.push((r.u32()?, Sequence(r.number()?))),
+                END => {
+                    (m.written, m.last) = (r.number()?, r.number()?);
+                    (m.next_run, m.next_slot) = (r.number()?, r.u32()?);
+                    return r.0.is_empty().then_some(m);
+                }
+                _ => return None,
+            }
+        }
+    }
+}
+
+struct In<'a>(&'a [u8]);
+
+impl<'a> In<'a> {
+    fn take(&mut self, n: usize) -> Option<&'a [u8]> {
+        let (a, b) = self.0.split_at_checked(n)?;
+        self.0 = b;
+        Some(a)
+    }
+    fn u8(&mut self) -> Option<u8> {
+        Some(self.take(1)?[0])
+    }
+    fn bool(&mut self) -> Option<bool> {
+        self.u8().filter(|b| *b < 2).map(|b| b == 1)
+    }
+    fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
+    }
+    fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+    fn number(&mut self) -> Option<u64> {
+        self.u64().filter(|n| *n < NUMBER_MAX)
+    }
+    fn hash(&mut self) -> Option<Hash32> {
+        Some(Hash32(self.take(32)?.try_into().ok()?))
+    }
+    fn shard_id(&mut self) -> Option<ShardId> {
+        Some(ShardId::new(self.u64()?, self.u32()?))
+    }
+    fn chunk_id(&mut self) -> Option<ChunkId> {
+        Some(ChunkId::new(self.u64()?, self.u32()?))
+    }
+    fn segment_id(&mut self) -> Option<u32> {
+        self.u32().filter(|s| *s < SEGMENTS_MAX)
+    }
+
+    /// A list whose length was written before it. Each element takes a byte at least, so a false length ends early.
+    fn list<T>(&mut self, mut each: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        let n = self.u32()? as usize;
+        if n > self.0.len() {
+            return None;
+        }
+        (0..n).map(|_| each(self)).collect()
+    }
+
+    fn tip(&mut self) -> Option<Tip> {
+        let name = FrameName { view: ViewNumber(self.u64()?), sequence: Sequence(self.number()?), hid: self.hash()? };
+        Some(Tip {
+            name,
+            parent: self.hash()?,
+            digest: self.hash()?,
+            version: Version(self.number()?),
+            chunk: self.chunk_id()?,
+            chunk_blocks: self.u32().filter(|n| *n <= ORDINALS_MAX)?,
+        })
+    }
+
+    fn shard(&mut self) -> Option<(Shard, u64)> {
+        let mut s = Shard::new(self.shard_id()?, self.u32()?);
+        let covered = self.number()?;
+        s.as_of = self.number()?;
+        s.tip = self.tip()?;
+        s.committed = Sequence(self.number()?);
+        s.promised = ViewNumber(self.u64()?);
+        s.hint = Sequence(self.u64()?);
+        s.released = Sequence(self.number()?);
+        s.ahead = Sequence(self.number()?);
+        let (view, secret) = (ViewNumber(self.u64()?), self.hash()?);
+        s.secret = (view.0 > 0).then_some((view, secret));
+        let (segment, released) = (self.u32()?, Sequence(self.u64()?));
+        s.mark = (segment < SEGMENTS_MAX).then_some((segment, released));
+        s.suspect = self.bool()?;
+        s.stale = self.list(Self::segment_id)?.into_iter().collect();
+        s.marks = self.list(|r| Some((r.segment_id()?, Sequence(r.number()?))))?.into_iter().collect();
+        s.holes = self.list(|r| Some(Hole { from: r.number()?, to: r.number()?, hard: r.bool()? }))?;
+        s.views = self.list(|r| {
+            let len = r.u32()? as usize;
+            let mut bytes = bytes::Bytes::copy_from_slice(r.take(len.min(limits::FRAME_HEAD_BYTES_MAX))?);
+            let head = FrameHead::parse(&mut bytes).ok()?;
+            Some((head.seq(), head))
+        })?;
+        s.attaches = self.list(|r| {
+            let at = Sequence(r.number()?);
+            let (generation, driver) = (Generation(r.u64()?), DriverId(r.u64()?));
+            Some((at, AttachBody { generation, driver, identity: r.hash()? }))
+        })?;
+        s.requests = self.requests()?;
+        let first = self.number()?;
+        let places = self.list(|r| {
+            let (segment, head_at, head_len) = (r.segment_id()?, r.u32()?, r.u32()?);
+            let (data_at, data_len, hid) = (r.u32()?, r.u32()?, r.u64()?);
+            let fits = head_len as usize <= limits::FRAME_HEAD_BYTES_MAX
+                && data_len as usize <= limits::FRAME_DATA_BYTES_MAX
+                && head_at.max(data_at) < 1 << 30;
+            fits.then_some(FramePlace { segment, head_at, head_len, data_at, data_len, hid })
+        })?;
+        for (i, p) in places.into_iter().enumerate() {
+            s.frames.push(Sequence(first + i as u64), p);
+        }
+        s.last_append = covered;
+        Some((s, covered))
+    }
+
+    fn requests(&mut self) -> Option<RequestTable> {
+        let floors =
+            self.list(|r| Some(RequestFloor { driver: DriverId(r.u64()?), lowest_open: RequestNumber(r.u64()?) }))?;
+        let entries = self.list(|r| {
+            let (driver, number) = (DriverId(r.u64()?), RequestNumber(r.u64()?));
+            Some(RequestEntry { driver, number, sequence: Sequence(r.u64()?) })
+        })?;
+        Some(RequestTable::from_format(&Requests { floors, entries }))
+    }
+
+    fn run(&mut self) -> Option<(Run, bool, u32)> {
+        let mut run = Run { number: self.number()?, ..Run::default() };
+        let old = self.bool()?;
+        run.entries = self.number()?;
+        let pages = self.u32()?;
+        let mut total = 0u64;
+        let list = self.list(|r| {
+            let p = Place { segment: r.segment_id()?, page: r.u32()?, count: r.u32()? };
+            total += u64::from(p.count);
+            (p.count > 0 && u64::from(p.page) + u64::from(p.count) <= 1 << 18).then_some(p)
+        })?;
+        let mut places = Places::default();
+        list.into_iter().for_each(|p| places.push(p));
+        run.places = places;
+        (pages > 0 && u64::from(pages) < total && total < 1 << 31).then_some((run, old, pages))
+    }
+
+    fn segment(&mut self) -> Option<SegmentItem> {
+        let (id, seq, forgets, evidence) = (self.segment_id()?, self.u64()?, self.u64()?, self.bool()?);
+        let content = self.list(|r| Some((r.shard_id()?, Sequence(r.number()?), Sequence(r.number()?))))?;
+        let tombs = self.list(|r| {
+            let (id, start, len) = (r.shard_id()?, r.u32()?, r.u32()?);
+            (u64::from(start) + u64::from(len) <= limits::SHARD_BLOCKS_MAX).then_some((id, start, len))
+        })?;
+        Some(SegmentItem { id, seq, forgets, evidence, content, tombs, pins: self.list(Self::segment_id)? })
+    }
+
+    fn pins(&mut self) -> Option<PinsItem> {
+        let (slot, later, as_of) = (self.u32()?, self.bool()?, Sequence(self.number()?));
+        let retain = Some(Version(self.number()?)).filter(|v| v.0 > 0);
+        let pins = self.list(|r| Some(Version(r.number()?)))?;
+        let fits = pins.len() <= limits::SHARD_PINS_MAX;
+        fits.then(|| PinsItem { slot, later, as_of, kept: Kept { pins: pins.into_iter().collect(), retain } })
+    }
+
+    fn closed(&mut self) -> Option<(u32, Vec<ClosedView>)> {
+        let slot = self.u32()?;
+        let list = self.list(|r| {
+            Some(ClosedView { view: ViewNumber(r.u64()?), published: Sequence(r.number()?), secret: r.hash()? })
+        })?;
+        (list.len() <= limits::CLOSED_VIEWS_MAX).then_some((slot, list))
+    }
+
+    fn history(&mut self) -> Option<(u32, u32, Layer)> {
+        let (slot, kind) = (self.u32()?, ExtentKind::from_byte(self.u8()?)?);
+        let (start, len, offset) = (self.u32()?, self.u32()?, self.u32()?);
+        let (version, to) = (Version(self.number()?), Version(self.number()?));
+        let (sequence, chunk) = (Sequence(self.number()?), self.chunk_id()?);
+        let crcs = self.list(Self::u32)?;
+        let data = kind == ExtentKind::Data;
+        let fits =
+            if data { crate::shard::chunks::fits(offset, len) && crcs.len() == len as usize } else { crcs.is_empty() };
+        if len == 0 || u64::from(start) + u64::from(len) > limits::SHARD_BLOCKS_MAX || !fits || version > to {
+            return None;
+        }
+        let crcs = match crcs[..] {
+            [] => Crcs::None,
+            [one] => Crcs::One(one),
+            _ => Crcs::Many { table: crcs.into(), at: 0 },
+        };
+        Some((slot, start, Layer { e: Extent { len, kind, version, sequence, chunk, offset, crcs }, to }))
+    }
+
+    fn chunk(&mut self) -> Option<ChunkItem> {
+        let (slot, id) = (self.u32()?, self.chunk_id()?);
+        let mut end = 0;
+        let runs = self.list(|r| {
+            let run =
+                crate::shard::chunks::Run { first: r.u32()?, count: r.u32()?, segment: r.segment_id()?, at: r.u32()? };
+            let fits = run.first >= end && run.count > 0 && crate::shard::chunks::fits(run.first, run.count);
+            end = run.first.saturating_add(run.count);
+            (fits && run.at < 1 << 30).then_some(run)
+        })?;
+        let words = self.list(Self::u64)?;
+        (words.len() <= ORDINALS_MAX as usize / 64).then_some(ChunkItem { slot, id, runs, words })
+    }
+}

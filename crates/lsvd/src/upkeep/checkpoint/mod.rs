@@ -1,0 +1,590 @@
+//! Checkpoints: the memory tables flushed, a manifest of all else, and a slot that names it.
+//!
+//! Invariants: a slot is written only when everything that it names is on stable media; the two slots are written in
+//! turn, so the older checkpoint stays whole meanwhile. What either names is not written over (rule E5). A checkpoint
+//! that can't be read costs time, never data: there is the other one, and the log.
+
+pub mod manifest;
+
+use crate::engine::core::Core;
+use crate::engine::maps::merge::Merge;
+use crate::engine::maps::write::Pages;
+use crate::engine::maps::{Io, pause};
+use crate::log::join::join_all;
+use crate::log::place::NUMBER_MAX;
+use crate::log::segments::SegmentState;
+use crate::map::extents::{Extent, ExtentMap};
+use crate::map::levels::Kept;
+use crate::map::run::{Members, Place, Places, Run};
+use crate::shard::Shard;
+use crate::shard::history::pins::Pins;
+use crate::{Finding, RuleMutant};
+use freebs_format::disk::{
+    CHECKPOINT_AT, CHECKPOINT_BYTES, CHECKPOINT_EXTENTS_MAX, CheckpointSlot, MANIFEST_BYTES_MAX, PAGE_BODY_BYTES,
+    PAGE_BYTES, PAGE_FENCES, PAGE_MANIFEST, PageHeader, PageName, PagesFixed,
+};
+use freebs_io::{AlignedBuf, Device, Durability};
+use freebs_types::{Error, ErrorKind, Result, ShardId, Version};
+use manifest::{Manifest, Out};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+/// Segments or chunks that go into a manifest in one step.
+const STEP: usize = 64;
+/// Pages that are read at once.
+const READ_PAGES: u32 = 32;
+
+/// A manifest on its way to the device.
+struct ManifestWriter {
+    out: Out,
+    pages: Pages,
+    bytes: u64,
+}
+
+impl ManifestWriter {
+    /// Writes whole pages; all that is there at the end.
+    async fn drain<D: Device>(&mut self, io: Io<'_, D>, end: bool) -> Result<()> {
+        let mut from = 0;
+        while self.out.0.len() - from >= PAGE_BODY_BYTES || (end && from < self.out.0.len()) {
+            let to = (from + PAGE_BODY_BYTES).min(self.out.0.len());
+            self.pages.add(PAGE_MANIFEST, &self.out.0[from..to], 0);
+            self.bytes += (to - from) as u64;
+            from = to;
+            if self.pages.is_full() {
+                self.pages.write(io).await?;
+            }
+        }
+        self.out.0.drain(..from);
+        if end {
+            self.pages.write(io).await?;
+        }
+        pause().await;
+        Ok(())
+    }
+}
+
+impl<D: Device> Io<'_, D> {
+    /// Makes a checkpoint, unless nothing has been appended since the last one.
+    pub async fn checkpoint(&self) -> Result<()> {
+        let (device, number, written) = {
+            let mut core = self.core.borrow_mut();
+            if core.maps.damaged {
+                return Err(Error::corrupt("a page of the map is lost; the next start makes the map anew"));
+            }
+            core.maps.since = 0;
+            if core.segs.leaves_out(RuleMutant::CheckpointCommits) {
+                let Core { shards, segs, .. } = &mut *core;
+                shards.values_mut().for_each(|s| s.set_committed(s.tip.name.sequence, segs));
+            }
+            let newest = core.maps.kept.iter().flatten().map(|k| k.written).max();
+            if newest == Some(core.next_append - 1) {
+                return Ok(());
+            }
+            (core.geometry.device, core.maps.new_run(), core.next_append - 1)
+        };
+        let mut w = ManifestWriter { out: Out::default(), pages: Pages::new(device, number), bytes: 0 };
+        let done = self.write_checkpoint(&mut w, number, written).await;
+        let mut core = self.core.borrow_mut();
+        core.maps.written(number);
+        core.sweep_map();
+        // What waited for the older checkpoint may go.
+        let blocked = std::mem::take(&mut core.segs.blocked);
+        core.segs.candidates.extend(blocked);
+        done
+    }
+
+    async fn write_checkpoint(&self, w: &mut ManifestWriter, number: u64, written: u64) -> Result<()> {
+        let mut covered = written;
+        let note = |shard: &Shard, append| {
+            covered = covered.min(w.out.shard(shard, append));
+            w.out.pins(shard, false);
+            w.out.closed(shard);
+        };
+        self.flush(note).await?;
+        let runs = {
+            let core = self.core.borrow();
+            core.maps.young.iter().for_each(|r| w.out.run(r, false));
+            core.maps.old.iter().for_each(|r| w.out.run(r, true));
+            core.maps.runs().cloned().collect()
+        };
+        w.drain(*self, false).await?;
+        self.write_segments(w).await?;
+        // Behind the map, which may have what took its place by then; and before the chunks, which may say by then that
+        // nothing needs it any more.
+        self.write_history(w).await?;
+        self.write_chunks(w).await?;
+        {
+            let core = self.core.borrow();
+            core.shards.values().for_each(|s| w.out.pins(s, true));
+            core.shards.values().for_each(|s| w.out.committed(s));
+            w.out.end(written, core.next_append - 1, core.maps.next_run, core.maps.next_slot);
+        }
+        w.drain(*self, true).await?;
+        let list = w.pages.places.list().to_vec();
+        if list.len() > CHECKPOINT_EXTENTS_MAX || w.bytes > MANIFEST_BYTES_MAX {
+            return Err(Error::no_space("a manifest that is too large, or in too many pieces"));
+        }
+        self.device.sync().await.map_err(|e| Error::device_failed(format!("sync of a checkpoint: {e}")))?;
+        let revision = 1 + self.core.borrow().maps.kept.iter().flatten().map(|k| k.revision).max().unwrap_or(0);
+        self.write_slot(revision, number, w.bytes, &list, written).await?;
+        let kept = Kept { revision, runs, manifest: list, covered, written };
+        let mut core = self.core.borrow_mut();
+        core.maps.kept[(revision % 2) as usize] = Some(kept);
+        core.counters.checkpoints += 1;
+        Ok(())
+    }
+
+    async fn write_segments(&self, w: &mut ManifestWriter) -> Result<()> {
+        let mut from = 0;
+        loop {
+            let (to, end) = {
+                let core = self.core.borrow();
+                let to = (from + STEP as u32).min(core.segs.len());
+                let used = (from..to).filter(|id| core.segs.get(*id).is_used());
+                used.for_each(|id| w.out.segment(id, core.segs.get(id)));
+                (to, to == core.segs.len())
+            };
+            w.drain(*self, false).await?;
+            if end {
+                return Ok(());
+            }
+            from = to;
+        }
+    }
+
+    async fn write_history(&self, w: &mut ManifestWriter) -> Result<()> {
+        let shards: Vec<ShardId> = self.core.borrow().shards.keys().copied().collect();
+        for id in shards {
+            let mut at = Some(0);
+            while let Some(from) = at {
+                at = self.core.borrow().shards.get(&id).and_then(|s| w.out.history(s, from, STEP));
+                w.drain(*self, false).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn write_chunks(&self, w: &mut ManifestWriter) -> Result<()> {
+        let shards: Vec<ShardId> = self.core.borrow().shards.keys().copied().collect();
+        for id in shards {
+            let mut last = None;
+            loop {
+                last = match self.core.borrow().shards.get(&id) {
+                    Some(s) => w.out.chunks(s.slot, &s.chunks, last, STEP),
+                    None => None,
+                };
+                if last.is_none() {
+                    break;
+                }
+                w.drain(*self, false).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn write_slot(&self, revision: u64, manifest: u64, bytes: u64, list: &[Place], durable: u64) -> Result<()> {
+        let extent = |p: &Place| PagesFixed { segment: p.segment.into(), page: p.page.into(), count: p.count.into() };
+        let extents: Vec<PagesFixed> = list.iter().map(extent).collect();
+        let slot = CheckpointSlot {
+            magic: [0; 4],
+            version: 0.into(),
+            length: 0.into(),
+            device: self.device_id().0,
+            revision: revision.into(),
+            manifest: manifest.into(),
+            bytes: bytes.into(),
+            extents: 0.into(),
+            durable: durable.into(),
+            reserved: [0; 28],
+            extents_crc: 0.into(),
+            crc: 0.into(),
+        };
+        self.put_slot((revision % 2) as usize, &slot.encode(&extents)).await?;
+        let maps = &mut self.core.borrow_mut().maps;
+        maps.durable = maps.durable.max(durable);
+        Ok(())
+    }
+
+    /// Writes a slot over with one that names no checkpoint. What it said of the end of the log stays (rule E7).
+    async fn empty_slot(&self, i: usize) -> Result<()> {
+        let durable = self.core.borrow().maps.durable;
+        if durable == 0 {
+            return self.put_slot(i, &[0; CHECKPOINT_BYTES]).await;
+        }
+        self.write_slot(i as u64, 0, 0, &[], durable).await
+    }
+
+    async fn put_slot(&self, i: usize, bytes: &[u8]) -> Result<()> {
+        let mut buf = AlignedBuf::zeroed(CHECKPOINT_BYTES);
+        buf.copy_from_slice(bytes);
+        self.core.borrow_mut().counters.map_bytes += CHECKPOINT_BYTES as u64;
+        let (_, done) = self.device.write(CHECKPOINT_AT[i], buf, Durability::Durable).await;
+        done.map_err(|e| Error::device_failed(format!("write of a checkpoint: {e}")))
+    }
+
+    /// After a page was lost no checkpoint may be begun with.
+    pub async fn forget_checkpoints(&self) -> Result<()> {
+        for i in self.slot_order().await {
+            let there = self.core.borrow().maps.kept[i].is_some();
+            if there {
+                self.empty_slot(i).await?;
+                let mut core = self.core.borrow_mut();
+                core.maps.kept[i] = None;
+                core.sweep_map();
+            }
+        }
+        Ok(())
+    }
+
+    /// Empties slots that nobody keeps: what they name may be written over.
+    pub async fn erase_stale(&self) -> Result<()> {
+        for i in self.slot_order().await {
+            let stale = std::mem::take(&mut self.core.borrow_mut().maps.stale[i]);
+            if stale {
+                self.empty_slot(i).await?;
+            }
+        }
+        self.core.borrow_mut().maps.avoid.clear();
+        Ok(())
+    }
+
+    async fn read_slot(&self, i: usize) -> Result<(CheckpointSlot, Vec<PagesFixed>)> {
+        let bytes = self.device.read(CHECKPOINT_AT[i], CHECKPOINT_BYTES).await?;
+        CheckpointSlot::decode(&bytes, self.device_id())
+    }
+
+    /// The append that each slot says was durable; 0 if it does not say, or what can't be.
+    pub async fn said_durable(&self) -> [u64; 2] {
+        let mut said = [0; 2];
+        for (i, said) in said.iter_mut().enumerate() {
+            *said = self.read_slot(i).await.map_or(0, |(slot, _)| durable(&slot));
+        }
+        said
+    }
+
+    /// The order in which both slots may be written over: what the last one says of the end of the log is in the first one
+    /// by then.
+    async fn slot_order(&self) -> [usize; 2] {
+        if self.core.borrow().maps.durable == 0 {
+            return [0, 1];
+        }
+        let [a, b] = self.said_durable().await;
+        if a < b { [0, 1] } else { [1, 0] }
+    }
+
+    /// The checkpoints that the slots name, the newest first; and notes the ends of the log that they tell. One that can't
+    /// be read may have been cut short by a power failure, so
+    /// that is told only if both can't: they are never written together.
+    pub async fn slots(&self) -> Vec<(usize, Result<(CheckpointSlot, Manifest, Vec<Place>)>)> {
+        let (mut out, mut bad) = (Vec::new(), Vec::new());
+        for i in 0..CHECKPOINT_AT.len() {
+            match self.read_slot(i).await {
+                Err(e) if e.kind == ErrorKind::NotFound => {}
+                Err(e) => bad.push((i, Err(e))),
+                Ok((slot, extents)) => {
+                    {
+                        let maps = &mut self.core.borrow_mut().maps;
+                        maps.durable = maps.durable.max(durable(&slot));
+                    }
+                    if extents.is_empty() {
+                        continue;
+                    }
+                    let manifest = self.read_manifest(&slot, &extents).await;
+                    let named = |e: Error| e.at(format!("checkpoint {}", slot.revision));
+                    out.push((i, manifest.map_err(named).map(|(m, places)| (slot, m, places))));
+                }
+            }
+        }
+        if bad.len() == CHECKPOINT_AT.len() {
+            out = bad;
+        }
+        out.sort_by_key(|(_, r)| std::cmp::Reverse(r.as_ref().map_or(0, |(s, ..)| s.revision.get())));
+        out
+    }
+
+    /// Reads every page that the slots name; gives back how many, their segments, and what is wrong.
+    pub async fn audit(&self) -> Audit {
+        let mut out = Audit::default();
+        for (i, found) in self.slots().await {
+            let at = Finding { segment: None, offset: CHECKPOINT_AT[i], what: String::new() };
+            match found {
+                Err(e) => out.wrong.push(Finding { what: e.text.into_owned(), ..at }),
+                Ok((_, m, places)) => {
+                    out.pages += places.iter().map(|p| u64::from(p.count)).sum::<u64>();
+                    out.segments.extend(places.iter().map(|p| p.segment));
+                    for (run, _, pages) in m.runs {
+                        let (number, places) = (run.number, run.places.clone());
+                        out.segments.extend(places.list().iter().map(|p| p.segment));
+                        out.pages += u64::from(places.pages);
+                        for page in 0..places.pages {
+                            if let Err(e) = self.audit_page(&run, page, pages).await {
+                                let p = places.find(page, 1);
+                                let offset = u64::from(p.page) * PAGE_BYTES as u64;
+                                let what = format!("page {page} of run {number} of the map: {}", e.text);
+                                out.wrong.push(Finding { segment: Some(p.segment), offset, what });
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        // Both checkpoints may name the same run.
+        out.wrong.sort_by_key(|f| (f.segment, f.offset));
+        out.wrong.dedup();
+        out
+    }
+
+    pub async fn audit_page(&self, run: &Run, page: u32, entries: u32) -> Result<()> {
+        let at = run.places.find(page, 1);
+        if u64::from(at.segment) >= u64::from(self.core.borrow().segs.len()) {
+            return Err(Error::corrupt("it lies behind the end of the device"));
+        }
+        let bytes = self.read_pages(at).await?;
+        if page < entries {
+            return run.entries_of(self.device_id(), page, &bytes, |_, _, _| ());
+        }
+        let name = PageName { kind: PAGE_FENCES, ..run.name(self.device_id(), page) };
+        PageHeader::open(&bytes, name).map(|_| ())
+    }
+
+    async fn read_manifest(&self, slot: &CheckpointSlot, extents: &[PagesFixed]) -> Result<(Manifest, Vec<Place>)> {
+        let mut places = Places::default();
+        let pages = self.core.borrow().geometry.segment_bytes / PAGE_BYTES as u64;
+        for e in extents {
+            let p = Place { segment: e.segment.get(), page: e.page.get(), count: e.count.get() };
+            let fits = p.count > 0 && u64::from(p.page) + u64::from(p.count) <= pages;
+            if !fits || p.segment >= self.core.borrow().segs.len() {
+                return Err(Error::corrupt("checkpoint with an impossible place"));
+            }
+            places.push(p);
+        }
+        let mut bytes = Vec::new();
+        self.read_all(
+            &places,
+            0..places.pages,
+            |page| (PAGE_MANIFEST, slot.manifest.get(), page),
+            |_, body| {
+                bytes.extend_from_slice(body);
+                Ok(())
+            },
+        )
+        .await?;
+        if bytes.len() as u64 != slot.bytes.get() {
+            return Err(Error::corrupt("manifest of another length"));
+        }
+        Ok((Manifest::decode(&bytes)?, places.list().to_vec()))
+    }
+
+    /// Reads pages in order.
+    async fn read_all(
+        &self,
+        places: &Places,
+        pages: std::ops::Range<u32>,
+        name: impl Fn(u32) -> (u16, u64, u32),
+        mut each: impl FnMut(u32, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let (device, mut page) = (self.device_id(), pages.start);
+        while page < pages.end {
+            let at = places.find(page, READ_PAGES.min(pages.end - page));
+            let bytes = self.read_pages(at).await?;
+            for part in bytes.chunks_exact(PAGE_BYTES) {
+                let (kind, run, number) = name(page);
+                let (count, body) = PageHeader::open(part, PageName { device, kind, run, page: number })?;
+                each(count, body)?;
+                page += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fences, and for a young run members, of a run that a manifest names.
+    async fn load_run(&self, mut run: Run, members: bool, pages: u32) -> Result<Run> {
+        let (segments, most) = {
+            let core = self.core.borrow();
+            (core.segs.len(), core.geometry.segment_bytes / PAGE_BYTES as u64)
+        };
+        let fits = |p: &Place| p.segment < segments && u64::from(p.page) + u64::from(p.count) <= most;
+        if !run.places.list().iter().all(fits) {
+            return Err(Error::corrupt("run in an impossible place"));
+        }
+        let (mut fences, number, places) = (Vec::new(), run.number, run.places.clone());
+        self.read_all(
+            &places,
+            pages..places.pages,
+            |p| (PAGE_FENCES, number, p),
+            |_, body| {
+                fences.extend(body.chunks_exact(8).map(|c| u64::from_le_bytes(c.try_into().expect("eight bytes"))));
+                Ok(())
+            },
+        )
+        .await?;
+        if fences.len() != pages as usize || !fences.is_sorted() {
+            return Err(Error::corrupt("run with fences that don't fit it"));
+        }
+        run.fences = fences;
+        if members {
+            let mut members = Members::default();
+            let name = |p| (freebs_format::disk::PAGE_ENTRIES, number, p);
+            self.read_all(&places, 0..pages, name, |count, body| {
+                for e in crate::map::page::PageReader::new(body, count) {
+                    let (slot, start, e) = e?;
+                    members.push(slot, start, e.len);
+                }
+                Ok(())
+            })
+            .await?;
+            members.shrink();
+            run.members = Some(members);
+        }
+        Ok(run)
+    }
+
+    /// Begins with a checkpoint: the runs are levels, and the shards are what they were. `used` has the segments of the
+    /// log that count, with their numbers. Nothing has changed after an error.
+    pub async fn begin_with(&self, mut m: Manifest, used: &BTreeMap<u32, u64>) -> Result<BTreeMap<ShardId, u64>> {
+        let places = m.runs.iter().flat_map(|(r, ..)| r.places.list());
+        if places.into_iter().any(|p| used.contains_key(&p.segment)) {
+            return Err(Error::corrupt("a run lies in a segment of the log"));
+        }
+        let resident = self.core.borrow().maps.fits_memory(&m.runs);
+        let loads = std::mem::take(&mut m.runs).into_iter().map(|(run, old, pages)| async move {
+            // Nothing is looked up in runs of maps that are in memory.
+            (self.load_run(run, !old && !resident, pages).await, old)
+        });
+        let (mut young, mut top) = (Vec::new(), None);
+        for (run, old) in join_all(loads.collect()).await {
+            let run = Rc::new(run?);
+            if old { top = Some(run) } else { young.push(run) }
+        }
+        let loaded =
+            if resident { self.load_maps(young.iter().chain(&top).cloned()).await? } else { Loaded::default() };
+        let core = &mut *self.core.borrow_mut();
+        core.maps.resident = resident;
+        (core.maps.young, core.maps.old) = (young.into(), top);
+        let covered = core.put_back(m, used);
+        for (slot, map) in loaded.maps {
+            if let Some(s) = core.maps.slots.get(&slot).and_then(|id| core.shards.get_mut(id)) {
+                (s.map, s.flushed) = (map, s.committed);
+                core.maps.grown += s.map.bytes();
+            }
+        }
+        loaded.gone.iter().for_each(|(slot, a, e, by)| core.superseded(*slot, *a, e, *by));
+        Ok(covered)
+    }
+
+    /// Takes what runs have into memory.
+    async fn load_maps(&self, runs: impl Iterator<Item = Rc<Run>>) -> Result<Loaded> {
+        let (mut merge, mut out) = (Merge::new(runs), Loaded::default());
+        let Loaded { maps, gone } = &mut out;
+        while let Some((slot, a, e)) = merge.next(*self, |slot, a, e, by| gone.push((slot, a, e, by))).await? {
+            maps.entry(slot).or_default().push(a, e);
+        }
+        Ok(out)
+    }
+}
+
+/// The append that a slot says was durable; 0 if it says none, or one that can't be.
+fn durable(slot: &CheckpointSlot) -> u64 {
+    Some(slot.durable.get()).filter(|n| *n < NUMBER_MAX).unwrap_or(0)
+}
+
+/// What a look at all pages of all checkpoints found.
+#[derive(Default)]
+pub(crate) struct Audit {
+    pub pages: u64,
+    pub segments: BTreeSet<u32>,
+    pub wrong: Vec<Finding>,
+}
+
+/// Maps by slot, and what of the runs they came from nothing names any more.
+#[derive(Default)]
+struct Loaded {
+    maps: BTreeMap<u32, ExtentMap>,
+    gone: Vec<(u32, u32, Extent, Version)>,
+}
+
+impl Core {
+    /// Shards, segments and chunks as a manifest has them; gives back up to which append each shard is covered.
+    fn put_back(&mut self, m: Manifest, used: &BTreeMap<u32, u64>) -> BTreeMap<ShardId, u64> {
+        self.maps.next_run = self.maps.next_run.max(m.next_run);
+        self.maps.next_slot = self.maps.next_slot.max(m.next_slot);
+        let mut covered = BTreeMap::new();
+        for (s, append) in m.shards {
+            covered.insert(s.id, append);
+            self.maps.slots.insert(s.slot, s.id);
+            // One that was deleted and made anew while the checkpoint was written has two slots in it.
+            if let Some(before) = self.shards.insert(s.id, s) {
+                self.maps.slots.remove(&before.slot);
+            }
+        }
+        let by_counter = self.segs.leaves_out(RuleMutant::ChunkIsCounter);
+        self.shards.values_mut().for_each(|s| (s.sure_from, s.chunks.by_counter) = (m.last, by_counter));
+        let committed = m.committed.into_iter();
+        let committed = committed.filter_map(|(slot, to)| Some((*self.maps.slots.get(&slot)?, slot, to)));
+        self.maps.committed = (m.last, committed.collect());
+        let mut known = BTreeSet::new();
+        for s in m.segments.into_iter().filter(|s| used.get(&s.id) == Some(&s.seq)) {
+            known.insert(s.id);
+            let seg = self.segs.get_mut(s.id);
+            (seg.forgets, seg.tomb_list) = (s.forgets, s.tombs);
+            seg.evidence |= s.evidence;
+            seg.pins = s.pins.into_iter().filter(|p| used.contains_key(p)).collect();
+            let content = |(id, min, max)| (id, crate::log::segments::Content { min, max });
+            seg.content = s.content.into_iter().map(content).collect();
+        }
+        self.shards.values_mut().for_each(|s| s.frames.keep_segments(|id| known.contains(&id)));
+        for c in m.chunks {
+            let Some(id) = self.maps.slots.get(&c.slot) else { continue };
+            let Some(s) = self.shards.get_mut(id) else { continue };
+            let segs = &mut self.segs;
+            // Places in segments that were given up since are of blocks that nothing names any more.
+            let runs = c.runs.into_iter().filter(|r| known.contains(&r.segment)).collect();
+            s.chunks.import(c.id, runs, c.words, |seg, n| segs.count_live(seg, n));
+        }
+        for p in m.pins {
+            let Some(s) = self.maps.slots.get(&p.slot).and_then(|id| self.shards.get_mut(id)) else { continue };
+            if p.later {
+                s.history.hint.join(&p.kept);
+            } else {
+                s.history.pins = Pins::new(p.kept, p.as_of);
+            }
+        }
+        for (slot, list) in m.closed {
+            let shard = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id));
+            shard.into_iter().for_each(|s| s.closed.merge(&list));
+        }
+        for (slot, at, layer) in m.history {
+            let Some(s) = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id)) else { continue };
+            s.history.table.put_back(at, &layer);
+        }
+        for (id, hint) in &self.hints {
+            self.shards.get_mut(id).into_iter().for_each(|s| s.history.hint.join(hint));
+        }
+        covered
+    }
+
+    /// Segments that a checkpoint names are not used for anything else.
+    pub fn keep_checkpoint(&mut self, i: usize, slot: &CheckpointSlot, m: &Manifest, manifest: Vec<Place>) -> bool {
+        let runs = m.runs.iter().map(|(r, ..)| Run { number: r.number, places: r.places.clone(), ..Run::default() });
+        let runs: Vec<Rc<Run>> = runs.map(Rc::new).collect();
+        let places = || runs.iter().flat_map(|r| r.places.list()).chain(&manifest);
+        let ids: BTreeSet<u32> = places().map(|p| p.segment).collect();
+        let free = |id: &u32| {
+            *id < self.segs.len() && matches!(self.segs.get(*id).state, SegmentState::Ready | SegmentState::Map)
+        };
+        if !ids.iter().all(free) {
+            return false;
+        }
+        for id in ids {
+            if self.segs.get(id).state == SegmentState::Ready {
+                self.segs.set_state(id, SegmentState::Map);
+                self.segs.map_count += 1;
+                self.maps.found(id);
+            }
+        }
+        let (covered, written) = (m.covered(), m.written);
+        self.maps.kept[i] = Some(Kept { revision: slot.revision.get(), runs, manifest, covered, written });
+        self.maps.next_run = self.maps.next_run.max(m.next_run).max(slot.manifest.get() + 1);
+        true
+    }
+}
