@@ -411,10 +411,7 @@ impl Disk {
         body.entries.iter().for_each(|e| inside.ahead.written(e.range));
         let ticket = inside.ticket();
         inside.engine.append(Record::Carry { shard: inside.shard(), body, data, ticket });
-        self.shared().drive(g, |inside| match inside.tickets_done.remove(&ticket) {
-            true => Step::Done(Ok(())),
-            false => Step::Change,
-        })
+        self.shared().drive(g, |inside| inside.tickets_done.remove(&ticket).map_or(Step::Change, Step::Done))
     }
 
     /// The map is whole: the disk's version jumps, by a view of its own.

@@ -39,6 +39,7 @@ mod since;
 mod superblock;
 pub mod tool;
 mod ways;
+mod unfit;
 
 pub use api::*;
 pub use engine::Engine;

@@ -19,6 +19,7 @@ use crate::holes::Hole;
 use crate::map::{Crcs, Extent, ExtentMap, Outcome};
 use crate::overlay::{Overlay, Uncommitted, entries};
 use crate::segments::Segments;
+use crate::unfit;
 use crate::{Base, FrameName, MarkChange, RequestTable, RuleMutant, ShardState, Unrepaired};
 use freebs_format::{AttachBody, CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind, MarkBody, ViewBody};
 use freebs_types::{BLOCK, ChunkId, Hash32, Sequence, ShardId, Version, ViewNumber};
@@ -207,12 +208,9 @@ impl Shard {
         damaged: u64,
         segs: &mut Segments,
     ) -> Result<(), &'static str> {
-        let (s, h) = (head.seq(), head.header());
-        if s.0 == 0 || s.0 >= NUMBER_MAX || h.first_version.get() >= NUMBER_MAX {
-            return Err(self.without(at, "frame with an impossible number"));
-        }
-        if !chunks::fits(h.chunk_offset.get(), h.data_blocks()) {
-            return Err(self.without(at, "frame outside its chunk"));
+        let s = head.seq();
+        if let Some(why) = unfit::frame(head) {
+            return Err(self.without(at, why));
         }
         segs.note(at.segment, self.id, Some(s));
         if repair {
@@ -224,7 +222,7 @@ impl Shard {
                 return Ok(());
             }
             if s <= self.committed && !segs.leaves_out(RuleMutant::CommittedIsCut) {
-                return Err("frame differs from a committed one of its sequence");
+                return Err(unfit::USURPS);
             }
             self.cut(Sequence(s.0 - 1), segs);
             if self.tip.name.sequence >= s {
@@ -556,9 +554,8 @@ impl Shard {
         let mut data_at = at.data_at;
         for e in &body.entries {
             let (start, data) = (e.range.start.0, e.kind == ExtentKind::Data);
-            if e.version.0 >= NUMBER_MAX || e.sequence.0 >= NUMBER_MAX || (data && !chunks::fits(e.offset, e.range.len))
-            {
-                return Err("carried entry outside its chunk");
+            if let Some(why) = unfit::entry(e) {
+                return Err(why);
             }
             let unknown = self.unknown(e, at.append);
             if data {

@@ -7,6 +7,7 @@ mod common;
 mod crash_device;
 mod memory;
 
+mod answers;
 mod audit;
 mod check;
 mod cleaning;
