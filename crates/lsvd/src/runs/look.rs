@@ -260,10 +260,35 @@ fn data_ranges(head: &FrameHead) -> impl Iterator<Item = (u32, u32)> {
     list.map(|(e, _)| (e.range.start.0, e.range.end() as u32))
 }
 
-/// The blocks of frames that come out of order.
+/// Blocks, as stretches that don't touch.
+#[derive(Default)]
+struct Spans(BTreeMap<u32, u32>);
+
+impl Spans {
+    fn add(&mut self, mut start: u32, mut end: u32) {
+        let touched = |all: &BTreeMap<u32, u32>, start, end| {
+            all.range(..=end).next_back().filter(|s| *s.1 >= start).map(|s| (*s.0, *s.1))
+        };
+        while let Some((from, to)) = touched(&self.0, start, end) {
+            self.0.remove(&from);
+            (start, end) = (start.min(from), end.max(to));
+        }
+        self.0.insert(start, end);
+    }
+
+    fn overlaps(&self, start: u32, end: u32) -> bool {
+        self.0.range(..end).next_back().is_some_and(|(_, to)| *to > start)
+    }
+}
+
+/// The blocks of frames that come out of order. What is here is judged as it is in front of the append, and a frame as it
+/// will be then: those in front of it in the same append have acted.
 fn late_ranges(core: &Core, frames: &[(&FrameHead, bool)]) -> BTreeMap<ShardId, Vec<(u32, u32)>> {
     let mut out: BTreeMap<ShardId, Vec<(u32, u32)>> = BTreeMap::new();
-    for (head, repair) in frames {
+    // What lies above the map by then: what frames in front write, and what is held above those.
+    let mut above: BTreeMap<ShardId, Spans> = BTreeMap::new();
+    let carries = frames.iter().rposition(|(head, _)| head.kind() == FrameKind::Carry).unwrap_or(0);
+    for (i, (head, repair)) in frames.iter().enumerate() {
         let (id, ranges) = (head.shard(), out.contains_key(&head.shard()));
         if let Some(s) = core.shards.get(&id).filter(|s| !s.orphans.is_empty()) {
             // Repairs may be adopted by whatever comes next.
@@ -276,14 +301,15 @@ fn late_ranges(core: &Core, frames: &[(&FrameHead, bool)]) -> BTreeMap<ShardId, 
                 // An earlier frame of the same append may free what it finds live now.
                 let shard = core.shards.get(&id).filter(|_| frames.len() == 1 || !ranges);
                 // What is held above uncommitted frames may reach further than these, and so do others above it then.
-                let mut held: Vec<(u32, u32)> = Vec::new();
+                let above = above.entry(id).or_default();
                 let parts = |e: &CarryEntry| {
                     let (start, end) = (e.range.start.0, e.range.end() as u32);
-                    let over = held.iter().any(|h| h.0 < end && start < h.1);
                     match shard {
-                        Some(s) if !over && !s.is_over(start, end) => s.unknown(e, core.replaying),
+                        Some(s) if !above.overlaps(start, end) && !s.is_over(start, end) => {
+                            s.unknown(e, core.replaying)
+                        }
                         _ => {
-                            held.push((start, end));
+                            above.add(start, end);
                             vec![(start, end - start)]
                         }
                     }
@@ -295,6 +321,10 @@ fn late_ranges(core: &Core, frames: &[(&FrameHead, bool)]) -> BTreeMap<ShardId, 
                 let ahead = core.shards.get(&id).is_some_and(|s| head.seq() <= s.ahead);
                 if *repair || ahead || ranges {
                     out.entry(id).or_default().extend(data_ranges(head));
+                }
+                if i < carries {
+                    let above = above.entry(id).or_default();
+                    data_ranges(head).for_each(|(start, end)| above.add(start, end));
                 }
             }
             _ => {}
