@@ -5,7 +5,7 @@
 //! order, by the same code when running and when recovering. No clock, no thread, no I/O but the device.
 //!
 //! The rooms: `map`, `chunks`, `frames`, `requests` are what a `shard` has; `history` is what it was; `segments` says what lies where and what
-//! is live; `core` is all of it; `ways` is the device, and what is on its way to it; `batch` lays out appends, `clean` gives segments up, `engine` writes; `read` and
+//! is live, `tomb_list` where trims are recorded; `unfit` knows what no log can have; `core` is all of it; `ways` is the device, and what is on its way to it; `batch` lays out appends, `clean` gives segments up, `engine` writes; `read` and
 //! `log` read back, `scrub` reads what nobody asks for, `audit` follows the hash chain; `scan` and `recover` make it again from bytes; `tool` looks at a device that nobody uses.
 
 mod api;
@@ -37,9 +37,10 @@ mod segments;
 mod shard;
 mod since;
 mod superblock;
+mod tomb_list;
 pub mod tool;
-mod ways;
 mod unfit;
+mod ways;
 
 pub use api::*;
 pub use engine::Engine;

@@ -385,7 +385,7 @@ impl Shard {
             if e.is_data() {
                 self.chunks.acquire(e.chunk, e.offset, e.len, |s, n| segs.count_live(s, n));
             } else {
-                segs.get_mut(at.segment).tomb_list.push((self.id, *a, e.len));
+                segs.get_mut(at.segment).tomb_list.add(self.id, *a, e.len);
             }
         }
     }
@@ -564,7 +564,7 @@ impl Shard {
                 self.chunks.place(e.chunk, run, |s, n| segs.count_live(s, n));
                 self.chunks.acquire(e.chunk, e.offset, e.range.len, |s, n| segs.count_live(s, n));
             } else {
-                segs.get_mut(at.segment).tomb_list.push((self.id, start, e.range.len));
+                segs.get_mut(at.segment).tomb_list.add(self.id, start, e.range.len);
             }
             let extent = Extent {
                 len: e.range.len,
@@ -749,6 +749,7 @@ impl Shard {
             self.tip = *front;
         }
         self.fronts.retain(|from, _| *from <= to.0);
+        self.cut_reading(to, segs);
         self.overlay.rebuild();
         self.commit_to(self.committed, segs);
         self.stale.extend(self.frames.cut(to));
@@ -838,7 +839,7 @@ impl Shard {
     /// The first address from `at` on that has an entry.
     pub fn next_entry(&self, at: u32) -> Option<u32> {
         let maps = [self.frozen.as_deref(), Some(&self.map), Some(&self.overlay.map)];
-        maps.into_iter().flatten().filter_map(|m| m.next(at)).min()
+        maps.into_iter().flatten().filter_map(|m| m.next(at)).chain(self.history.table.next(at)).min()
     }
 
     pub fn first_kept(&self) -> Sequence {

@@ -7,8 +7,8 @@ use super::flush::page_lost;
 use super::run::{Place, Run};
 use super::{Io, Missing, Pages};
 use crate::core::Core;
-use crate::history::LAST;
 use crate::history::table::{Layer, Table};
+use crate::history::{LAST, Reading};
 use crate::join::join_all;
 use crate::map::{Extent, ExtentMap};
 use crate::segments::ReadGuard;
@@ -17,7 +17,7 @@ use crate::{EventKind, chunks};
 use freebs_format::disk::PageHeader;
 use freebs_format::{CarryBody, CarryEntry, FrameHead, FrameKind};
 use freebs_io::Device;
-use freebs_types::{Result, ShardId, Version};
+use freebs_types::{Error, Result, ShardId, Version};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -30,6 +30,8 @@ pub(crate) enum Which {
     Committed,
     /// What was in force at a version that is kept.
     At(Version),
+    /// What was in force at a version that is kept for as long as it is read.
+    Held(Reading),
 }
 
 struct Load {
@@ -99,12 +101,16 @@ impl<D: Device> Io<'_, D> {
                         s.check_version(version)?;
                         s.view_at(start, end, version)
                     }
+                    Which::Held(r) if s.is_reading(r) => s.view_at(start, end, r.version),
+                    Which::Held(_) => return Err(Error::retry("the end of the shard was cut while it was read")),
                 };
                 let slot = s.slot;
                 let runs = core.maps.levels();
                 let (device, range) = (core.geometry.device, (start, end));
                 let missing = match which {
-                    Which::At(version) => core.maps.fill_at(device, &runs, slot, range, version, &mut view, &have)?,
+                    Which::At(version) | Which::Held(Reading { version, .. }) => {
+                        core.maps.fill_at(device, &runs, slot, range, version, &mut view, &have)?
+                    }
                     _ => core.maps.fill(device, &runs, slot, range, &mut view, &have)?,
                 };
                 if missing.is_empty() {
@@ -162,45 +168,6 @@ impl<D: Device> Io<'_, D> {
                     return Ok(memory.into_iter().chain(found).min());
                 }
                 loads(core, missing)
-            };
-            self.load(loads, &mut have).await?;
-        }
-    }
-
-    /// The shard's entries at this moment, to be walked through while they change.
-    pub fn snapshot(&self, shard: ShardId) -> Result<Snapshot> {
-        let core = self.core.borrow();
-        let s = core.shard(shard)?;
-        let runs = core.maps.levels();
-        let mut segments: Vec<u32> = runs.iter().flat_map(|r| r.places.list()).map(|p| p.segment).collect();
-        segments.sort_unstable();
-        segments.dedup();
-        let guards = segments.into_iter().map(|id| core.segs.guard(id)).collect();
-        Ok(Snapshot { memory: s.view(0, u32::MAX), slot: s.slot, runs, _guards: guards })
-    }
-
-    /// The entries of a snapshot in the next window from `at` on, and where it ends; `None` behind the last.
-    pub async fn window(&self, snap: &Snapshot, at: u32, blocks: u32) -> Result<Option<(ExtentMap, u32, u32)>> {
-        let mut have = Pages::new();
-        loop {
-            let loads = {
-                let core = &mut *self.core.borrow_mut();
-                let device = core.geometry.device;
-                let (found, missing) = core.maps.next(device, &snap.runs, snap.slot, at, &have)?;
-                let next = snap.memory.next(at).into_iter().chain(found).min();
-                match (missing.is_empty(), next) {
-                    (false, _) => loads(core, missing),
-                    (true, None) => return Ok(None),
-                    (true, Some(start)) => {
-                        let end = start.saturating_add(blocks);
-                        let mut view = snap.memory.clip(start, end);
-                        let missing = core.maps.fill(device, &snap.runs, snap.slot, (start, end), &mut view, &have)?;
-                        if missing.is_empty() {
-                            return Ok(Some((view, start, end)));
-                        }
-                        loads(core, missing)
-                    }
-                }
             };
             self.load(loads, &mut have).await?;
         }
@@ -331,12 +298,4 @@ fn late_ranges(core: &Core, frames: &[(&FrameHead, bool)]) -> BTreeMap<ShardId, 
         }
     }
     out
-}
-
-/// Entries of a shard as they were.
-pub(crate) struct Snapshot {
-    memory: ExtentMap,
-    slot: u32,
-    runs: Vec<Rc<Run>>,
-    _guards: Vec<ReadGuard>,
 }

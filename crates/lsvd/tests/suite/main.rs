@@ -22,6 +22,7 @@ mod moved;
 mod rules;
 mod scrub;
 mod shards;
+mod spilled;
 mod survey;
 mod sweeps;
 mod tool;
