@@ -7,6 +7,7 @@ mod common;
 mod crash_device;
 mod memory;
 
+mod answers;
 mod audit;
 mod check;
 mod cleaning;
@@ -21,6 +22,7 @@ mod moved;
 mod rules;
 mod scrub;
 mod shards;
+mod spilled;
 mod survey;
 mod sweeps;
 mod tool;

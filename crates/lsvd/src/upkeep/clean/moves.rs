@@ -191,7 +191,7 @@ fn data_entries(head: &freebs_format::FrameHead, h: &FrameHeader, mut each: impl
 }
 
 /// Bytes of a carry's head and of its index entry.
-fn head_bytes(entries: usize, crcs: usize) -> (usize, usize) {
+pub(crate) fn head_bytes(entries: usize, crcs: usize) -> (usize, usize) {
     let head = size_of::<FrameHeader>() + 8 + entries * ENTRY_BYTES as usize + crcs * 4;
     (head, IndexEntry::encoded_len(head))
 }
