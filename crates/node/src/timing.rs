@@ -37,10 +37,6 @@ pub const SEAT_STEADY: Duration = Duration::from_secs(1);
 /// Other nodes have this long to say whether they know a state, when this one is about to found the cluster. It is in
 /// the way of the very first start only, and one that answers later is heard of by its messages.
 pub const FOUND_ASK_MAX: Duration = Duration::from_millis(300);
-/// Milliseconds. After a start a leader is waited for this long, and by chance up to as long again, before votes are
-/// asked for: longer than a heartbeat, so that a leader that is there is heard; far below the 500 ms after which
-/// voters stand by themselves, so that a cluster that was stopped is back at once.
-pub const STAND_AFTER_MS: u64 = 150;
 /// The leader's name for others, and the store's health, are looked up this often: one heartbeat.
 pub const SEAT_LOOK: Duration = Duration::from_millis(100);
 /// A node that was never taken in gives up if it has heard for this long of another cluster only: a wrong address in

@@ -7,7 +7,8 @@
 use crate::cluster::Cluster;
 use crate::device::Crash;
 use crate::node::Node;
-use freebs_control::recover::{LogStatus, Logs, Need, look};
+use freebs_agent::log_status;
+use freebs_control::recover::{Logs, Need, look};
 use freebs_control::{Command, Volume};
 use freebs_types::{Nanos, NodeId, SECTOR};
 use std::collections::BTreeSet;
@@ -114,20 +115,8 @@ fn tell(c: &Cluster, volume: &Volume, index: u32, by_force: bool) {
 /// The logs of the nodes that run, as these tell of them.
 fn logs(c: &Cluster) -> Logs {
     let of = |node: &Rc<Node>| {
-        let statuses = node.worker()?.status().into_iter();
-        let log = |s: freebs_chain::ShardStatus| LogStatus {
-            active: s.log.active,
-            has_view: s.log.has_view,
-            last: s.log.last.sequence,
-            last_view: s.log.last.view,
-            version: s.log.version,
-            committed: s.committed,
-            lost: s.log.lost,
-            is_suspect: s.log.is_suspect,
-            is_stopped: s.log.is_stopped,
-            lacks_secret: s.log.lacks_secret,
-        };
-        Some((node.id, statuses.map(|s| (s.shard, log(s))).collect()))
+        let statuses = node.worker()?.status();
+        Some((node.id, statuses.iter().map(|s| (s.shard, log_status(s))).collect()))
     };
     c.nodes.iter().filter(|n| n.runs()).filter_map(of).collect()
 }

@@ -76,6 +76,9 @@ pub const CONTROL: [Control; 6] = [
     Control::PromisesForgotten,
 ];
 
+/// Mutants of whoever leads the control plane, in runs with seats and without.
+pub const LEADER: [Seats; 1] = [Seats::LeaderUnconfirmed];
+
 /// Mutants of the nodes' seats, for runs that have them. The tests of `consensus` hunt all; `tests/suite/raft.rs` shows that
 /// these are noticed here, too.
 pub const SEATS: [Seats; 2] = [Seats::EntryNotSynced, Seats::VoteNotSynced];
@@ -86,7 +89,8 @@ pub fn all() -> Vec<(String, Mutants)> {
     let chain = CHAIN.iter().map(|m| (format!("{m:?}"), Mutants { chain: Some(*m), ..Mutants::default() }));
     let driver = DRIVER.iter().map(|m| (format!("{m:?}"), Mutants { driver: Some(*m), ..Mutants::default() }));
     let control = CONTROL.iter().map(|m| (format!("{m:?}"), Mutants { control: Some(*m), ..Mutants::default() }));
-    chain.chain(driver).chain(control).collect()
+    let leader = LEADER.iter().map(|m| (format!("{m:?}"), Mutants { seats: Some(*m), ..Mutants::default() }));
+    chain.chain(driver).chain(control).chain(leader).collect()
 }
 
 fn all_and_seats() -> impl Iterator<Item = (String, Mutants)> {

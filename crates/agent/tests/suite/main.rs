@@ -2,8 +2,11 @@
 
 mod attach;
 mod dial;
+mod follow;
 mod links;
 mod register;
+mod start;
+mod status;
 
 use freebs_agent::{Commands, News, Port, Shards, news_of};
 use freebs_chain::{Branch, ControlPort, Forced};

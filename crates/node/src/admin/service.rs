@@ -167,16 +167,15 @@ impl Service {
 
     /// The command that takes a volume over from a driver whose leases have ended, in place of one that was refused
     /// because of that driver.
-    pub(super) async fn in_place_of_lapsed(&self, command: Command) -> Result<Option<Command>> {
-        let state = self.state()?;
-        match freebs_agent::refused(&command, &state) {
-            Some(volume) => {
-                let heard = status::lapses(self, &state, volume.id).await;
-                let of = |node, shard| heard.get(&(node, shard)).copied();
-                Ok(freebs_agent::in_place_of_lapsed(command, &state, of))
-            }
-            None => Ok(None),
-        }
+    pub(super) async fn in_place_of_lapsed(
+        &self,
+        command: Command,
+        state: &State,
+        volume: VolumeId,
+    ) -> Option<Command> {
+        let heard = status::lapses(self, state, volume).await;
+        let of = |node, shard| heard.get(&(node, shard)).copied();
+        freebs_agent::in_place_of_lapsed(command, state, of)
     }
 
     async fn delete(&self, name: &str, force: bool) -> Result<Reply> {

@@ -8,7 +8,7 @@ use super::greet;
 use super::nbd_conn;
 use super::thread::{Admission, Command, WorkerSpec, start_shards};
 use crate::timing;
-use freebs_agent::{Membership, Port, dials};
+use freebs_agent::{Membership, Port, caller};
 use freebs_chain::{Who, Worker};
 use freebs_control::{ControlPlane, State};
 use freebs_format::wire::{Hello, Message, Role, Welcome};
@@ -247,13 +247,10 @@ impl<C: ControlPlane> Core<C> {
             return Err(Error::no_space(format!("{LINKS_MAX} links are open already")));
         }
         let peer = Peer { node: hello.node, worker: hello.from_worker };
-        match hello.role {
-            Role::Node if dials(peer, self.spec.me) && usize::from(peer.worker) < limits::WORKERS_MAX => {
-                Ok(Far::Member(peer))
-            }
-            Role::Node => Err(Error::invalid(format!("{peer} is no member that would connect here"))),
-            _ => Ok(Far::Driver),
-        }
+        Ok(match caller(self.spec.me, peer, hello.role)? {
+            Who::Member(peer) => Far::Member(peer),
+            Who::Driver => Far::Driver,
+        })
     }
 
     /// Answers to drivers may wait as far as the windows of what they have attached reach: they may well have asked

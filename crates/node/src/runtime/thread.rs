@@ -5,7 +5,7 @@ use super::drivers::Held;
 use crate::events::EventLog;
 use crate::timing;
 use bytes::BytesMut;
-use freebs_agent::Port;
+use freebs_agent::{Port, workers_of};
 use freebs_chain::{HostConfig, ShardStatus, Worker, WorkerConfig};
 use freebs_control::audit::{AuditOf, AuditState};
 use freebs_control::events::{EventKind, Told};
@@ -266,12 +266,11 @@ pub async fn start_shards<C: ControlPlane>(
         disk.events.tell(Told::new(EventKind::Damage, text).about(spec.name.clone()));
     }
     let state = spec.control.state();
-    let workers = state.nodes().map(|n| (n.id, n.workers)).collect();
     let host = HostConfig {
         cluster: spec.cluster,
         me: spec.me,
         start: engine.start(),
-        workers,
+        workers: workers_of(&state),
         node_secret: disk.node_secret,
         host_key: disk.host_key.clone(),
         mutant: None,
