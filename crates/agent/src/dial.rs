@@ -56,7 +56,7 @@ pub fn dials(from: Peer, to: Peer) -> bool {
     from.node.0 > 0 && from.node < to.node
 }
 
-/// Who opens a link to `me`, and says that it is `from` in this role. An error if it can't be true.
+/// The peer that opens a link to `me`, and says that it is `from` in this role. An error if it can't be true.
 pub fn caller(me: Peer, from: Peer, role: Role) -> Result<Who> {
     match role {
         Role::Node if dials(from, me) && usize::from(from.worker) < limits::WORKERS_MAX => Ok(Who::Member(from)),

@@ -55,7 +55,7 @@ pub struct About {
     pub address: String,
     /// Its workers.
     pub workers: u16,
-    /// What slices are to be sealed for.
+    /// The view that slices are to be sealed for.
     pub key: Option<HostPublic>,
 }
 

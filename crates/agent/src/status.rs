@@ -1,4 +1,4 @@
-//! What a node says of its logs to those who make a cluster whole again.
+//! The words of a node on its logs to those who make a cluster whole again.
 
 use freebs_chain::ShardStatus;
 use freebs_control::rebuild::{NodeSurvey, ShardSurvey, ViewSurvey};

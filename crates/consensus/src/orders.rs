@@ -12,7 +12,7 @@ use freebs_control::Command;
 use freebs_types::NodeId;
 use std::collections::VecDeque;
 
-/// What one look ordered, as far as it was not given yet.
+/// The orders of one look, as far as it was not given yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Orders {
     /// The lead in which it was found.

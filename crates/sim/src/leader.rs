@@ -139,7 +139,7 @@ fn lead_of(c: &Cluster) -> Option<Led> {
     (!c.control.is_down()).then(|| Led { by: Seat::default(), term: c.control.term() })
 }
 
-/// Whether the voters give up a node that has led until now: by the word of each that is refused there. As many nodes vote as
+/// True if the voters give up a node that has led until now: by the word of each that is refused there. As many nodes vote as
 /// would in a cluster with seats, it among them.
 pub fn is_given_up(c: &Cluster, node: &Node) -> bool {
     let seat = |node: NodeId| Seat { node, store: 1 };

@@ -619,7 +619,7 @@ fn kind_of(note: &str) -> String {
     words.take(8).collect::<Vec<_>>().join(" ")
 }
 
-/// What whoever connects from there says of itself.
+/// The words of a peer that connects from there about itself.
 fn hello_of(place: Place) -> (Peer, Role) {
     match place {
         Place::Node(n) => (Peer { node: NodeId(n), worker: 0 }, Role::Node),

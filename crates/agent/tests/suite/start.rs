@@ -85,7 +85,7 @@ fn an_old_image_gets_no_number() {
         assert_eq!(came_with(numbers).number(&state).map(|n| n.start()).map_err(|e| e.kind), Err(ErrorKind::Corrupt));
         assert_eq!(came_with(numbers).check(&state).map_err(|e| e.kind), Err(ErrorKind::Corrupt));
     }
-    // What is known here may be too old to tell.
+    // The state that is known here may be too old to tell.
     came_with(&[4]).check(&old).unwrap();
     let without = came_with(&[4]).with_mutant(Some(Mutant::OldImagesRegister));
     assert_eq!(without.number(&state).unwrap().start(), StartNumber(5), "as if nothing were wrong");

@@ -1,4 +1,4 @@
-//! What a node's devices say when a control state is made again.
+//! The words of a node's devices when a control state is made again.
 
 use freebs_agent::{add_device, survey_of};
 use freebs_lsvd::Finding;
@@ -51,7 +51,7 @@ fn devices_of_a_node_are_one_survey() {
     assert_eq!((s.last, s.committed, s.whole), (Sequence(9), Sequence(8), true));
 }
 
-/// What a rebuild may call active rests on it: a log whose device was guessed may be another one's.
+/// The views that a rebuild may call active rest on it: a log whose device was guessed may be another one's.
 #[test]
 fn a_device_that_is_guessed_or_damaged_makes_the_node_less_than_whole() {
     let mut guessed = survey_of(CLUSTER, NodeId(2));

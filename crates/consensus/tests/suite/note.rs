@@ -32,7 +32,7 @@ fn a_store_that_was_used_is_never_begun_anew_as_the_same_seat() {
             assert_eq!(instead(true, why, false, founds), Instead::Lost, "{why:?}");
         }
     }
-    // What is there was never used, but is more than nothing.
+    // The data there were never used, but is more than nothing.
     assert_eq!(instead(false, ErrorKind::Corrupt, true, true), Instead::PutAside);
 }
 

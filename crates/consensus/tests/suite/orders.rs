@@ -17,7 +17,7 @@ fn orders(mutant: Option<Mutant>) -> Orders {
     Orders::new(LEAD, vec![command(2), command(3)], vec![(NodeId(5), "has failed".into())], mutant)
 }
 
-/// What is given while a quorum answers this, and the leads are these, one for each step.
+/// The answers given while a quorum answers this, and the leads are these, one for each step.
 fn given(mut orders: Orders, goes_on: bool, leads: &[Option<Led>]) -> (Vec<Command>, usize) {
     let (mut given, mut told) = (Vec::new(), 0);
     for now in leads {
