@@ -10,7 +10,6 @@
 //! - A place means the bytes that were read as long as the segment has the number that it had then. (A guard until
 //!   the frame acts would do, too, but then writers could wait for the guard, and cleaning for writers.)
 
-use super::ENTRY_BYTES;
 use crate::engine::Engine;
 use crate::engine::append::Gather;
 use crate::engine::cleaning::Need;
