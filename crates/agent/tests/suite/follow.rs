@@ -21,7 +21,7 @@ fn whoever_was_left_comes_last() {
 #[test]
 fn all_have_a_turn_however_many_there_are() {
     let mut f = Following::default();
-    assert_eq!(order(f, 0), []);
+    assert!(order(f, 0).is_empty());
     f.follow(0, 1);
     assert_eq!((order(f, 1), order(f, 4)), (vec![0], vec![0, 1, 2, 3]));
     assert_eq!(order(Following::new(7), 3), [1, 2, 0]);
