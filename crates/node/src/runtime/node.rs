@@ -488,6 +488,7 @@ fn log_status(s: &ChainStatus) -> LogStatus {
         version: s.log.version,
         committed: s.committed,
         lost: s.log.lost,
+        has_given_up: s.log.has_given_up,
         is_suspect: s.log.is_suspect,
         is_stopped: s.log.is_stopped,
         lacks_secret: s.log.lacks_secret,
