@@ -17,6 +17,7 @@ pub fn log_status(s: &ShardStatus) -> LogStatus {
         version: s.log.version,
         committed: s.committed,
         lost: s.log.lost,
+        has_given_up: s.log.has_given_up,
         is_suspect: s.log.is_suspect,
         is_stopped: s.log.is_stopped,
         lacks_secret: s.log.lacks_secret,

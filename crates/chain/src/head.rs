@@ -5,6 +5,7 @@
 
 mod check;
 
+use crate::coming::Coming;
 use crate::event::Mutant;
 use crate::open::Phase;
 use crate::replica::{Client, Ctx, Replica, TailEntry, with_overhead};
@@ -88,6 +89,8 @@ pub(crate) struct Head {
     uncommitted_bytes: usize,
     told: (Sequence, Sequence),
     told_at: Nanos,
+    /// Nodes that come to the members that are there.
+    pub coming: Coming,
 }
 
 impl Head {
@@ -117,6 +120,7 @@ impl Head {
             uncommitted_bytes: 0,
             told: (Sequence(0), Sequence(0)),
             told_at: now,
+            coming: Coming::default(),
         }
     }
 
@@ -136,6 +140,7 @@ impl Head {
         self.uncommitted.clear();
         self.uncommitted_bytes = 0;
         self.told = (Sequence(0), Sequence(0));
+        self.coming = Coming::default();
     }
 
     /// Whether it is time to say that new members have everything.
@@ -542,6 +547,8 @@ impl Replica {
             m.waiting_since = (m.durable < last).then_some(now);
             // It may have missed the last heartbeat, and then knows neither the commit nor that the view is active.
             h.told = (Sequence(0), Sequence(0));
+        } else {
+            self.coming_is_level(peer.node);
         }
     }
 
@@ -553,6 +560,7 @@ impl Replica {
         }
         // Also when a new link takes the place of one whose end was not noticed: what that one carried may be lost.
         self.pass_over(ctx, peer);
+        self.coming_is_away(peer.node);
         if is_up {
             self.nudge(ctx, peer);
         }

@@ -261,6 +261,7 @@ impl Replica {
     /// The log has no room for a piece. The first time, what is left of the map is looked through for what frees blocks.
     pub fn on_no_room(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
         self.lost_entries_refused(ctx, ticket);
+        self.giving_up_refused(ctx, ticket);
         self.promise_refused(ctx, ticket);
         let Some(map) = self.asking.as_mut().and_then(|a| a.map.as_mut()) else { return };
         if map.hold != Some(Hold::Disk(ticket)) {

@@ -75,9 +75,10 @@ pub enum Request {
     VolumeRecover {
         /// Name of the volume.
         name: String,
-        /// An operator's word that the lost members are lost for good.
+        /// An operator's word that the lost members are lost for good: the `word` of the answer that he was shown. If anything
+        /// of that is another by now nothing is decided, and the answer says how it is.
         #[serde(default)]
-        accept_loss: bool,
+        accept_loss: Option<String>,
     },
     /// This node only.
     NodeInfo,

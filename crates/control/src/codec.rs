@@ -213,7 +213,7 @@ impl Command {
             }
             Self::ActivateBranch { shard, view, generation } => put_of_shard(out, 19, *shard, &[view.0, generation.0]),
             Self::RecoverShard(how) => {
-                put_of_shard(out, 17, how.shard, &[how.active.0, how.least.0, how.version.0, how.same.0]);
+                put_of_shard(out, 17, how.shard, &[how.active.0, how.least.0, how.version.0, how.same.0, how.known.0]);
                 put_recover(out, how)?;
             }
         }
@@ -333,7 +333,7 @@ fn nodes(f: &mut Fields<'_>, most: usize) -> Result<Vec<(NodeId, StartNumber)>> 
 
 /// All of it but its numbers.
 fn put_recover(out: &mut Vec<u8>, how: &RecoverShard) -> Result<()> {
-    out.push(u8::from(how.by_force));
+    out.push(u8::from(how.by_force) | u8::from(how.gives_up) << 1);
     put_members(out, &how.members)?;
     put_members(out, &how.chain)?;
     put_members(out, &how.learn)?;
@@ -344,10 +344,29 @@ fn put_recover(out: &mut Vec<u8>, how: &RecoverShard) -> Result<()> {
 fn recover(f: &mut Fields<'_>) -> Result<RecoverShard> {
     let (shard, active) = (f.shard()?, ViewNumber(f.u64()?));
     let (least, version, same) = (Sequence(f.u64()?), Version(f.u64()?), Sequence(f.u64()?));
-    let by_force = f.flag()?;
+    let known = Sequence(f.u64()?);
+    let flags = f.byte()?;
+    let (by_force, gives_up) = (flags & 1 != 0, flags & 2 != 0);
+    if flags > 3 {
+        return Err(damaged());
+    }
     let (members, chain, learn) = (members(f)?, members(f)?, members(f)?);
     let (survivors, lost) = (nodes(f, CHAIN_MEMBERS_MAX)?, nodes(f, 2 * CHAIN_MEMBERS_MAX)?);
-    Ok(RecoverShard { shard, active, by_force, members, survivors, lost, chain, least, version, same, learn })
+    Ok(RecoverShard {
+        shard,
+        active,
+        by_force,
+        members,
+        survivors,
+        lost,
+        chain,
+        least,
+        version,
+        known,
+        gives_up,
+        same,
+        learn,
+    })
 }
 
 fn put_create(out: &mut Vec<u8>, new: &CreateVolume) {

@@ -206,6 +206,11 @@ pub struct RecoverShard {
     pub least: Sequence,
     /// See `least`; for people.
     pub version: Version,
+    /// The highest committed frame that any answer named. If one names more by now, it has to be asked again.
+    pub known: Sequence,
+    /// The best log lacks frames in its middle, which are given up. Its node is then the only one in the chain: nobody is to
+    /// learn it before it is certain that it is what the shard goes on from.
+    pub gives_up: bool,
     /// Logs of the lost members are known to be the same as the best one only up to this frame.
     pub same: Sequence,
     /// Members of the chain that know more than that to be committed: they learn everything, as new members do.

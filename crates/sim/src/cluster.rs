@@ -67,6 +67,8 @@ pub struct Cluster {
     pub luck: RefCell<Rng>,
     /// No faults from now on.
     pub over: Cell<bool>,
+    /// Words of the operator for shards that are to go on by force.
+    pub words: RefCell<crate::forced::Words>,
 }
 
 impl Receiver for Cluster {
@@ -179,12 +181,15 @@ impl Cluster {
             next_gateway: Cell::new(0),
             luck: RefCell::new(Rng::fork(seed, 4)),
             over: Cell::new(false),
+            words: RefCell::default(),
             config,
         });
         let receiver: Rc<dyn Receiver> = cluster.clone();
         net.set_receiver(Rc::downgrade(&receiver));
         let weak = Rc::downgrade(&cluster);
         control.set_hear(Rc::new(move |from, node, shard| weak.upgrade()?.heard_of(from, node, shard)));
+        let weak = Rc::downgrade(&cluster);
+        control.set_on_branch(Rc::new(move |shard, view| crate::forced::on_branch(&weak, shard, view)));
         Ok(cluster)
     }
 

@@ -22,6 +22,9 @@ use tokio::sync::{Notify, oneshot};
 /// The news of a replica that can be heard now at the place that asks.
 pub type Hear = dyn Fn(Place, NodeId, ShardId) -> Option<Lapse>;
 
+/// Hears of a branch: the shard, and the view that began it.
+pub type OnBranch = dyn Fn(ShardId, ViewNumber);
+
 /// The control plane's state and whether it can be reached.
 pub struct Control {
     world: Rc<World>,
@@ -42,6 +45,8 @@ pub struct Control {
     /// Processes that follow the state.
     planes: RefCell<Vec<Weak<Followed>>>,
     hear: RefCell<Option<Rc<Hear>>>,
+    /// Told of each branch that becomes active.
+    on_branch: RefCell<Option<Rc<OnBranch>>>,
     /// The nodes' own seats, if they keep the state.
     seats: RefCell<Option<Rc<Seats>>>,
 }
@@ -62,8 +67,14 @@ impl Control {
             lose_answer_in: Cell::new(None),
             planes: RefCell::default(),
             hear: RefCell::default(),
+            on_branch: RefCell::default(),
             seats: RefCell::default(),
         })
+    }
+
+    /// From now on this is told of each branch that becomes active.
+    pub fn set_on_branch(&self, tell: Rc<OnBranch>) {
+        *self.on_branch.borrow_mut() = Some(tell);
     }
 
     /// From now on replicas can be asked about the leases of their drivers.
@@ -189,6 +200,7 @@ impl Control {
     pub fn apply(&self, command: Command) -> Result<Done> {
         let before = self.state.borrow().revision();
         let wrong = wrong_activation(&self.state.borrow(), &command);
+        let is_branch = matches!(command, Command::ActivateBranch { .. });
         let activates = match command {
             Command::ActivateView { shard, view, .. } | Command::ActivateBranch { shard, view, .. } => {
                 Some((shard, view))
@@ -204,6 +216,10 @@ impl Control {
         }
         if self.state.borrow().revision() != before {
             self.changed();
+            let tell = self.on_branch.borrow().clone().filter(|_| is_branch);
+            tell.zip(activates.filter(|_| done.is_ok()))
+                .into_iter()
+                .for_each(|(tell, (shard, view))| tell(shard, view));
         }
         done
     }

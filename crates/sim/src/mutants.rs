@@ -16,8 +16,10 @@ use freebs_driver::Mutant as Driver;
 /// `BranchNamesTheToken` (V10): a log that hides the break is as good as any other to those who go on from it.
 /// `LostLogsGoOn` (V10): it takes a lost member that knew of more committed frames than the best log has, and is to be a
 /// member again; a story of `chain` tells it. `SurvivorsBeginAnew` (V10): a chain that goes on by force has two survivors
-/// only where four or five copies were, and one of them would have to be late.
-pub const CHAIN: [Chain; 26] = [
+/// only where four or five copies were, and one of them would have to be late. `ForcedAlone` (V10): for the same reason.
+/// `BackPassedOver` (V10): a member would have to be back between the operator's look and the seal, and to have more.
+/// `GivenUpCounts` (V10): it would have to be back in the ten seconds before frames are given up.
+pub const CHAIN: [Chain; 27] = [
     Chain::HeadOrdersAfterRestart,
     Chain::RepeatsAreApplied,
     Chain::AnswersBeforeDurable,
@@ -44,6 +46,7 @@ pub const CHAIN: [Chain; 26] = [
     Chain::LeasesPastPromises,
     Chain::CompleteTooEarly,
     Chain::LearnsTheStateOnly,
+    Chain::ForcedFromCommitted,
 ];
 
 /// Mutants of the driver. `OlderNotWaitedFor` (L3), `LeasesOfAnyView` and `OneLeaseIsEnough` (L1) are not among them, for the

@@ -130,7 +130,7 @@ fn a_shard_that_goes_on_by_force_is_told_with_its_branch() {
     let spare = (1..=4).map(NodeId).find(|n| !members.contains(n)).unwrap();
     let start = |n: NodeId| (n, StartNumber(1));
     let (survivor, lost) = (members[1], [members[0], members[2]]);
-    let word = Some(Forced { survivors: vec![survivor], least: Sequence(9) });
+    let word = Some(Forced { survivors: vec![survivor], least: Sequence(9), known: Sequence(8), gives_up: false });
     let how = RecoverShard {
         shard: SHARD,
         active: first,
@@ -141,6 +141,8 @@ fn a_shard_that_goes_on_by_force_is_told_with_its_branch() {
         chain: vec![survivor, spare],
         least: Sequence(9),
         version: Version(7),
+        known: Sequence(8),
+        gives_up: false,
         same: Sequence(8),
         learn: vec![],
     };

@@ -7,7 +7,12 @@ use freebs_lsvd::MarkChange;
 /// Node 1 with frames 1 to 7, of which it knows 1 to `committed` to be so, has lost these, and is the only survivor of
 /// view 1.
 fn survivor(committed: u64, lost: &[(u64, u64)], suspect: bool, least: u64) -> Scene {
-    let forced = Forced { survivors: vec![NodeId(1)], least: Sequence(least) };
+    let forced = Forced {
+        survivors: vec![NodeId(1)],
+        least: Sequence(least),
+        known: Sequence(committed),
+        gives_up: !lost.is_empty(),
+    };
     let mut s = Scene { forced: Some(forced), ..Scene::new(1) };
     let mut c = Chain::new();
     let mut all = vec![c.open(1)];
@@ -119,7 +124,8 @@ fn nothing_is_given_up_unasked() {
 /// Node 1, which is in view 1 with frames 1 and 2, has an operator's word to go on with node 4: that is no member of the view,
 /// and keeps what it had of it.
 fn with_a_keeper() -> (Scene, SealAnswer) {
-    let forced = Forced { survivors: vec![NodeId(1), NodeId(4)], least: Sequence(2) };
+    let forced =
+        Forced { survivors: vec![NodeId(1), NodeId(4)], least: Sequence(2), known: Sequence(3), gives_up: false };
     let mut s = Scene { forced: Some(forced.clone()), ..Scene::new(1) };
     let mut c = Chain::new();
     s.take(c.open(1));
@@ -140,6 +146,9 @@ fn is_closed(s: &Scene) -> bool {
 /// Its answer was passed over, because it is no member of the view: the shard stood still for ever.
 #[test]
 fn a_survivor_that_is_no_member_counts() {
+    let (mut s, _) = with_a_keeper();
+    s.mutant = Some(Mutant::ForcedAlone);
+    assert_eq!(done(&s.ticks(5000)).2.map(|f| f.0), Some(3));
     let (mut s, answer) = with_a_keeper();
     assert_eq!(done(&s.ticks(5000)), (vec![], vec![], None), "it is waited for");
     let waits = "it waits: to go on by force all that are left have to promise; node 4 does not answer";
@@ -185,5 +194,67 @@ fn who_is_to_follow_cuts_nothing_that_was_committed() {
             r.on_seal_answer(ctx, NodeId(4), answer);
         });
         assert_eq!(done(&s.ticks(2000)).2.map(|f| f.0), if learns { Some(3) } else { None });
+    }
+}
+
+/// Lost frames were given up, and before the branch was active another member came back, whole. The log that had given them up
+/// counted as a whole one: with it the view was sealed as usual, they were gone everywhere, and nothing was said to be lost.
+#[test]
+fn a_log_that_gave_frames_up_does_not_count_as_a_whole_one() {
+    let given_up = |mutant| {
+        let mut s = survivor(3, &[(3, 4)], false, 7);
+        s.mutant = mutant;
+        s.ticks(11_000);
+        assert_eq!(s.r.committed, Sequence(3), "that they were lost says nothing of what is committed");
+        let ticket = s.tickets;
+        s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
+        assert!(s.r.seal_answer(ViewNumber(3), ViewNumber(1)).damaged);
+        let whole = SealAnswer { damaged: false, ..s.r.seal_answer(ViewNumber(2), ViewNumber(1)) };
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), whole));
+        s
+    };
+    let mut s = given_up(Some(Mutant::GivenUpCounts));
+    s.ticks(1000);
+    assert_eq!(s.r.last.sequence, Sequence(8), "sealed as usual");
+    let mut s = given_up(None);
+    assert_eq!(done(&s.ticks(1000)).2, None);
+    assert_eq!(
+        s.r.waits().as_deref(),
+        Some("it waits: node 2 is back, and has more than those that were named; say `freebs volume recover` again")
+    );
+}
+
+/// The device is full, and does not take the mark. It was never asked again.
+#[test]
+fn what_had_no_room_is_given_up_later() {
+    let mut s = survivor(6, &[(3, 4)], false, 7);
+    assert_eq!(done(&s.ticks(11_000)).1, [(2, 4)]);
+    let ticket = s.tickets;
+    s.play(|r, ctx| r.on_no_room(ctx, ticket));
+    assert_eq!(done(&s.ticks(1000)).1, [], "it rests");
+    assert_eq!(done(&s.ticks(2000)).1, [(2, 4)]);
+}
+
+/// A member of the view that was taken for lost answers, and knows more than the operator was told of: the head went on from
+/// less all the same.
+#[test]
+fn who_is_back_with_more_is_not_passed_over() {
+    // It has lost its power, and counts only when its end was compared; or its log is whole, and longer.
+    for (damaged, committed, last) in [(true, 4, 2), (false, 2, 5)] {
+        let (mut s, answer) = with_a_keeper();
+        let mut passes = with_a_keeper().0;
+        passes.mutant = Some(Mutant::BackPassedOver);
+        let last = FrameName { sequence: Sequence(last), ..answer.last };
+        let more = SealAnswer { damaged, committed: Sequence(committed), last, ..answer };
+        for s in [&mut s, &mut passes] {
+            if let Some(crate::open::Phase::Sealing { opened, .. }) = s.r.head.as_mut().map(|h| &mut h.phase) {
+                opened.pred_quorum = 1;
+            }
+            s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), more));
+            s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(4), answer));
+        }
+        assert_eq!(done(&passes.ticks(5000)).2.map(|f| f.0), Some(3));
+        assert_eq!(done(&s.ticks(5000)).2, None, "damaged: {damaged}");
+        assert!(s.r.waits().is_some_and(|w| w.contains("node 2 is back, and has more")), "{:?}", s.r.waits());
     }
 }

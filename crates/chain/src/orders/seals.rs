@@ -50,6 +50,18 @@ fn an_empty_log_of_a_member_that_learns_seals() {
     }
 }
 
+/// A member that is new in the view has a log of what was lost by force before it, and has not heard of that yet. It knows
+/// frames to be committed there that the view does not have: no log could be sealed for as long as it did not begin anew.
+#[test]
+fn what_a_log_without_the_view_knows_is_no_floor() {
+    let (mut s, good) = opening_with(vec![NodeId(3)]);
+    let name = FrameName { view: ViewNumber(0), sequence: Sequence(118), ..genesis() };
+    let old = SealAnswer { last: name, has_pred: false, committed: Sequence(118), ..good };
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(3), old));
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
+    assert_eq!(s.r.last.view, ViewNumber(2));
+}
+
 /// V8: after a rebuild of the control state nobody knows which start of a node that was not looked at is the newest. Its log
 /// is whole, and may be that of yesterday: an answered write that only the third member had would have been sealed away.
 #[test]

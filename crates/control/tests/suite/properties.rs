@@ -119,6 +119,8 @@ fn of_shards() -> impl Strategy<Value = Command> {
                     chain: ids(&chain),
                     least: Sequence(least),
                     version: Version(least),
+                    known: Sequence(least + 1),
+                    gives_up: survivors.len() == 1 && chain.len() == 1 && least % 3 > 0,
                     same: Sequence(least / 2),
                     learn: ids(&chain).into_iter().skip(1).filter(|n| n.0 > least).collect(),
                 })
@@ -140,6 +142,7 @@ fn aim_force(s: &State, how: RecoverShard) -> RecoverShard {
     let others = s.nodes().filter(|n| n.start.0 > 0).map(|n| n.id);
     chain.extend(others.filter(|n| !survivors.contains(n) && !lost.contains(n)).take(2));
     let (active, members) = (sh.active, sh.members.clone());
+    chain.truncate(if how.gives_up { 1 } else { chain.len() });
     let learn = chain.iter().skip(1).filter(|_| how.least.0 > 4).copied().collect();
     RecoverShard { active, members, survivors: with_start(survivors), lost: with_start(lost), chain, learn, ..how }
 }

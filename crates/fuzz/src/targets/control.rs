@@ -152,6 +152,8 @@ fn without_lost(shard: freebs_types::ShardId) -> Command {
         chain: [3, 4].map(NodeId).to_vec(),
         least: Sequence(9),
         version: Version(7),
+        known: Sequence(0),
+        gives_up: false,
         same: Sequence(9),
         learn: vec![NodeId(4)],
     })

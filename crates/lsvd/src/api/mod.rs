@@ -152,6 +152,8 @@ pub struct ShardState {
     pub holes: Vec<(Sequence, Sequence)>,
     /// Set if damage may have taken frames behind the last one (rule E7): a seal answer does not count.
     pub suspect_tail: bool,
+    /// Lost frames were given up by force when this view was left (rule V10); 0 if that never happened.
+    pub given_up: ViewNumber,
     /// From here on `frames` can serve without a gap.
     pub first_kept: Sequence,
     /// Chunk of the last data and its blocks so far.
@@ -223,6 +225,8 @@ pub struct Learned {
     pub attach: AttachBody,
     /// Requests that were applied.
     pub requests: RequestTable,
+    /// Nothing was learned: the frames are given up by force when this view is left (rule V10). Else 0.
+    pub given_up: ViewNumber,
 }
 
 /// What can be put into the log. Order of calls is order in the log and of durability.

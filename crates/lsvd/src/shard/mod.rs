@@ -44,6 +44,7 @@ pub(crate) struct Shard {
     pub tip: Tip,
     pub committed: Sequence,
     pub promised: ViewNumber,
+    pub given_up: ViewNumber,
     pub secret: Option<(ViewNumber, Hash32)>,
     pub views: Vec<(Sequence, FrameHead)>,
     pub attaches: Vec<(Sequence, AttachBody)>,
@@ -600,6 +601,7 @@ impl Shard {
             return Err("mark with an impossible number");
         }
         self.promised = self.promised.max(body.promised);
+        self.given_up = self.given_up.max(body.given_up);
         if body.secret_view.0 > 0 && self.secret.is_none_or(|(v, _)| v <= body.secret_view) {
             self.secret = Some((body.secret_view, body.secret));
         }
@@ -832,6 +834,7 @@ impl Shard {
             requests: self.requests.clone(),
             holes: self.holes.iter().map(|h| (Sequence(h.from), Sequence(h.to))).collect(),
             suspect_tail: self.suspect,
+            given_up: self.given_up,
             first_kept: self.first_kept(),
             open_chunk: (self.tip.chunk, self.tip.chunk_blocks),
         }
@@ -860,6 +863,7 @@ impl Shard {
             learned_since: Sequence(0),
             learned_upto: Sequence(0),
             learned_from_append: 0,
+            given_up: self.given_up,
             view_frame: self.views.last().map(|v| v.1.clone()),
             requests: self.requests.to_format(),
             pins,

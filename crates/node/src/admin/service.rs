@@ -239,7 +239,9 @@ impl Service {
             Request::VolumeVerify { name, wait_ms } => {
                 Ok(Reply::Verified(status::verify(self, &name, Duration::from_millis(wait_ms)).await?))
             }
-            Request::VolumeRecover { name, accept_loss } => super::recover::recover(self, &name, accept_loss).await,
+            Request::VolumeRecover { name, accept_loss } => {
+                super::recover::recover(self, &name, accept_loss.as_deref()).await
+            }
             Request::NodeInfo => Ok(Reply::Node(self.info())),
             Request::Watch { since } => self.watch(since).await,
             Request::Submit { command } => Ok(Reply::Done(self.plane.submit(command).await?)),

@@ -344,11 +344,14 @@ From a host that has been gone for some seconds a volume can be detached without
 const RECOVER_HELP: &str = "\
 Examples:
   freebs volume recover data                 what is left, what may be lost, and what has to be back so that nothing is
-  freebs volume recover data --accept-loss   go on without what is lost
+  freebs volume recover data --accept-loss 5f3e01aa
+                                             go on without what is lost, as it was shown under this word
 
 A volume stands still when so many members of a shard are away that nobody can tell what was answered. As long as they
 may come back, start them: nothing is lost then. If they are lost for good, stop them first, so that none of them goes on
-answering somebody; then --accept-loss goes on from the best copy that is left. What only the lost members had is lost,
+answering somebody; then --accept-loss, with the word that names what was shown, goes on from the best copy that is left.
+If anything of that is another by now (a member that was lost answers, or one that was there does not), nothing is decided,
+and it is shown how it is. What only the lost members had is lost,
 the volume is as it was at an earlier moment, and whoever has it attached gets errors and attaches anew. A lost member
 that turns up later is a new one: copy its devices before it is started if what it has is wanted. Where all that was
 answered is left, and only members are missing, nothing is lost, and others take the places of the lost. Shards that go
@@ -361,9 +364,9 @@ Exit status: 0 the volume goes on; 1 it can't, or nothing needs recovery; 3 noth
 pub struct RecoverArgs {
     pub name: String,
 
-    /// The lost members are lost for good: go on without what only they had
-    #[arg(long)]
-    pub accept_loss: bool,
+    /// The lost members are lost for good: go on without what only they had, as it was shown under this word
+    #[arg(long, value_name = "WORD")]
+    pub accept_loss: Option<String>,
 
     /// Return when it is decided, not when the volume can be used
     #[arg(long)]

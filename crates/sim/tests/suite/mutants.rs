@@ -36,6 +36,7 @@ pub fn kind(name: &str) -> Option<&'static str> {
         "NoReadWait" => Some("calm"),
         "AnswerWithoutLease" => Some("gateways"),
         "LeavesByOldStates" => Some("lag_seat"),
+        "ForcedFromCommitted" => Some("lose_members"),
         _ => None,
     }
 }

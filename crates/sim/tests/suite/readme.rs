@@ -25,7 +25,7 @@ const HUNTS: [(&str, &str); 3] = [
 
 /// Mutants that no seed is recorded for, and the test that notices each: crate, mutant, file below `crates`, and name.
 /// Why the simulator has no run that shows those of chain, driver and control, `freebs_sim::mutants` and `mutants.rs` say.
-const STORIES: [(&str, &str, &str, &str); 30] = [
+const STORIES: [(&str, &str, &str, &str); 33] = [
     ("chain", "RequestsOfAnyone", "chain/src/orders.rs", "requests_of_others_are_refused"),
     ("chain", "FloorIgnored", "chain/src/orders/rules.rs", "a_read_above_what_is_durable_is_refused"),
     ("chain", "ShortChainsOrder", "chain/src/orders/rules.rs", "a_chain_that_is_too_short_orders_no_write"),
@@ -71,6 +71,9 @@ const STORIES: [(&str, &str, &str, &str); 30] = [
     ("chain", "BranchNamesTheToken", "chain/tests/suite/forced.rs", "the_last_survivor_goes_on_by_force"),
     ("chain", "SurvivorsBeginAnew", "chain/tests/suite/forced.rs", "a_slow_survivor_keeps_what_it_has"),
     ("chain", "LostLogsGoOn", "chain/tests/suite/forced.rs", "what_was_lost_does_not_come_back"),
+    ("chain", "ForcedAlone", "chain/src/orders/forced.rs", "a_survivor_that_is_no_member_counts"),
+    ("chain", "BackPassedOver", "chain/src/orders/forced.rs", "who_is_back_with_more_is_not_passed_over"),
+    ("chain", "GivenUpCounts", "chain/src/orders/forced.rs", "a_log_that_gave_frames_up_does_not_count_as_a_whole_one"),
     ("driver", "OneLeaseIsEnough", "driver/tests/suite/rules/leases.rs", "l1_ready_waits_for_leases_of_a_members"),
     (
         "driver",
