@@ -6,7 +6,8 @@
 use crate::clean::carry::Moves;
 use crate::clean::{Cleaning, Move};
 use crate::history::Hints;
-use crate::runs::{ENTRY_BYTES, Maps};
+use crate::map::ENTRY_BYTES;
+use crate::runs::Maps;
 use crate::scrub::Rot;
 use crate::segments::{SegmentState, Segments};
 use crate::shard::{At, Shard};

@@ -26,6 +26,7 @@ mod join;
 mod learned;
 mod log;
 mod map;
+mod named;
 mod overlay;
 mod read;
 mod recover;

@@ -9,6 +9,9 @@ use freebs_types::{ChunkId, Sequence, Version};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+/// Bytes that an entry of a table in memory takes, about, CRCs of further blocks aside.
+pub(crate) const ENTRY_BYTES: usize = 112;
+
 /// CRCs of an extent's data blocks; the table of a larger update is shared by its pieces.
 #[derive(Clone, Debug)]
 pub(crate) enum Crcs {
@@ -154,7 +157,7 @@ impl ExtentMap {
 
     /// Bytes of memory, about.
     pub fn bytes(&self) -> usize {
-        self.extents.len() * crate::runs::ENTRY_BYTES + self.crcs * 4
+        self.extents.len() * ENTRY_BYTES + self.crcs * 4
     }
 
     /// Drops the first `n` entries; whether there are more.

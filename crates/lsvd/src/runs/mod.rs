@@ -24,7 +24,7 @@ pub(crate) mod write;
 
 use crate::clean::Need;
 use crate::core::Core;
-use crate::map::{Extent, ExtentMap, Outcome};
+use crate::map::{ENTRY_BYTES, Extent, ExtentMap, Outcome};
 use crate::segments::SegmentState;
 use crate::{Options, RuleMutant};
 use bytes::Bytes;
@@ -40,8 +40,6 @@ use std::rc::Rc;
 use std::task::Poll;
 use tokio::sync::Notify;
 
-/// Bytes that an entry of the memory table takes, about, CRCs of further blocks aside.
-pub(crate) const ENTRY_BYTES: usize = 112;
 /// Young runs that are merged.
 pub(crate) const YOUNG_RUNS: usize = 10;
 

@@ -18,6 +18,7 @@ mod history;
 mod maps;
 mod mended;
 mod moved;
+mod pipelined;
 mod rules;
 mod scrub;
 mod shards;

@@ -1,0 +1,33 @@
+//! What a shard names, for checks: held against what counts as live.
+
+use crate::map::{Extent, ExtentMap, Outcome};
+use crate::shard::Shard;
+use freebs_types::ChunkId;
+
+impl Shard {
+    /// Data blocks that anything names, as runs of (chunk, first ordinal, number); for checks.
+    pub fn named(&self, mut each: impl FnMut(ChunkId, u32, u32)) {
+        let mut all: Vec<Extent> = self.overlay.held().map(|(_, e)| e.clone()).collect();
+        let mut held = ExtentMap::default();
+        let mut out = Outcome::default();
+        self.overlay.held().for_each(|(a, e)| held.insert(a, e.clone(), &mut out));
+        let table = self.map.iter().map(|e| (e, false));
+        for ((a, e), frozen) in table.chain(self.frozen.iter().flat_map(|f| f.iter().map(|e| (e, true)))) {
+            // What is over it is newer, so its blocks may be free already: a carry that names them frees them.
+            let mut view = held.clip(a, a + e.len);
+            for (a, e, skip, len) in self.map.range(a, a + e.len).filter(|_| frozen) {
+                view.insert(a, e.piece(skip, len), &mut out);
+            }
+            out = Outcome::default();
+            view.insert(a, e.clone(), &mut out);
+            all.extend(out.placed.iter().chain(&out.same).map(|(from, len)| e.piece(from - a, *len)));
+            for (_, e, _) in out.lost.drain(..).filter(|(_, e, _)| e.is_data()) {
+                let live = |i: &u32| self.chunks.all_live(e.chunk, e.offset + i, 1);
+                all.extend((0..e.len).filter(live).map(|i| e.piece(i, 1)));
+            }
+        }
+        all.extend(self.overlay.frames().flat_map(|f| &f.entries).map(|(_, e)| e.clone()));
+        all.extend(self.history.table.iter().map(|(_, l)| l.e.clone()));
+        all.iter().filter(|e| e.is_data()).for_each(|e| each(e.chunk, e.offset, e.len));
+    }
+}
