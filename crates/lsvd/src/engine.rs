@@ -181,6 +181,7 @@ impl<D: Device> Engine<D> {
         for f in &report.damage {
             let place = f.segment.map_or("superblock".to_owned(), |s| format!("segment {s}"));
             core.event(EventKind::Damage, format!("{place}, byte {}: {}", f.offset, f.what));
+            f.segment.into_iter().for_each(|s| core.suspect(s));
         }
         let (grown, pool, map_wake) = (core.segs.freed.clone(), core.pool.clone(), core.map_wake.clone());
         let inner = Inner {

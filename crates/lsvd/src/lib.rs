@@ -31,6 +31,7 @@ mod overlay;
 mod read;
 mod recover;
 mod requests;
+mod rot;
 mod runs;
 mod scan;
 mod scrub;

@@ -19,6 +19,7 @@ mod maps;
 mod mended;
 mod moved;
 mod pipelined;
+mod quiet;
 mod rules;
 mod scrub;
 mod shards;
