@@ -523,6 +523,7 @@ impl Core {
             self.segs.table_durable(given, seq);
             self.map_wake.notify_one();
         }
+        let heals = batch.repair || batch.ops.iter().any(|op| matches!(op.done, Some(Durable::Mark { .. })));
         // What cleaning writes itself earns it nothing.
         let own = |op: &&Op| op.done.is_none();
         let op_len = |op: &Op| op.head.bytes().len() + op.head.header().data_len.get() as usize;
@@ -544,6 +545,10 @@ impl Core {
             }
         }
         self.moves_done(batch.moves_done);
+        if heals {
+            // What was missed may be here now.
+            self.no_longer_held();
+        }
         self.earn(blocks, others as u64);
     }
 

@@ -194,6 +194,7 @@ impl<D: Device> Engine<D> {
         for f in &report.damage {
             let place = f.segment.map_or("superblock".to_owned(), |s| format!("segment {s}"));
             core.event(EventKind::Damage, format!("{place}, byte {}: {}", f.offset, f.what));
+            f.segment.into_iter().for_each(|s| core.suspect(s));
         }
         let (grown, pool, map_wake) = (core.segs.freed.clone(), core.pool.clone(), core.map_wake.clone());
         let inner = Inner {
@@ -647,6 +648,21 @@ impl<D: Device> Engine<D> {
         }
     }
 
+    /// Blocks of committed entries that wait above a shard's map for frames that may be cut; for tests.
+    #[doc(hidden)]
+    pub fn held_blocks(&self, shard: ShardId) -> u64 {
+        let core = self.inner.core.borrow();
+        let held = core.shards.get(&shard).into_iter().flat_map(|s| s.overlay.held());
+        held.map(|(_, e)| u64::from(e.len)).sum()
+    }
+
+    /// The append that the newest checkpoint covers, and the one that was the last when it was begun; for tests.
+    #[doc(hidden)]
+    pub fn checkpoint_covers(&self) -> Option<(u64, u64)> {
+        let core = self.inner.core.borrow();
+        core.maps.kept.iter().flatten().max_by_key(|k| k.revision).map(|k| (k.covered, k.written))
+    }
+
     /// Counts what is live anew from the chunk indexes and compares; for tests.
     #[doc(hidden)]
     pub fn check_counts(&self) {
@@ -669,6 +685,7 @@ impl<D: Device> Engine<D> {
         let core = self.inner.core.borrow();
         let mut named = std::collections::BTreeSet::new();
         for s in core.shards.values() {
+            s.overlay.check();
             s.named(|chunk, first, count| {
                 assert!(
                     s.chunks.all_live(chunk, first, count),

@@ -19,6 +19,8 @@ mod history;
 mod maps;
 mod mended;
 mod moved;
+mod pipelined;
+mod quiet;
 mod rules;
 mod scrub;
 mod shards;

@@ -5,7 +5,7 @@
 //!   usable; so a pass always ends, and free space grows by it.
 //! - While there is room, cleaning appends at most its share of what others append. The share grows as free segments
 //!   grow few, so that writers and cleaning meet where as much is freed as is used. Only at the reserve are writers
-//!   held back, and only while cleaning gets on.
+//!   held back, and only while cleaning gets on. Damaged segments are emptied before all others, and without a share.
 //! - What may be moved is bounded by what others appended and by what died: a device that is as full as it gets is
 //!   compacted once, and not for ever.
 //!
@@ -117,7 +117,7 @@ impl Core {
     pub fn spend(&mut self, bytes: u64, rest: u64) -> bool {
         let enough = match self.need() {
             Need::Hard => 0,
-            _ if self.cleaning.idle && self.queue.is_empty() => 0,
+            _ if self.cleaning.saves || (self.cleaning.idle && self.queue.is_empty()) => 0,
             // The share is used evenly, so that nobody has to wait for long.
             Need::Short(_) => bytes,
             // The share is saved up and used at once, so that what stays lies together, and not between what is
@@ -255,6 +255,7 @@ impl Core {
             };
         let best = self.candidates(need, &rotten, worth);
         let out = self.take(best, &rotten, worth, moves);
+        self.cleaning.saves = out.first().is_some_and(|id| rotten.contains(id));
         self.cleaning.looked = out.is_empty().then_some(self.segs.changes);
         out
     }
@@ -294,6 +295,10 @@ impl Core {
         self.cleaning.held = false;
         let (mut looks, mut held) = (0, 0);
         while let Some((_, Reverse(id))) = best.pop() {
+            let saves = rotten.contains(&id);
+            if !saves && out.first().is_some_and(|first| rotten.contains(first)) {
+                break;
+            }
             if self.is_held(id) && self.cleaning.options.mutant != Some(CleanMutant::MoveUncommitted) {
                 self.cleaning.held = true;
                 held += 1;
@@ -313,7 +318,7 @@ impl Core {
             let marks = unmarked.iter().filter(|shard| !marked.contains(*shard)).map(|shard| self.mark_bytes(*shard));
             let cost = Self::cost(s) + marks.sum::<u64>();
             if cost > room
-                || live + bytes > moves
+                || (live + bytes > moves && !saves)
                 || (!out.is_empty() && live + bytes > self.cleaning.options.batch_bytes as u64)
             {
                 continue;
@@ -321,7 +326,7 @@ impl Core {
             out.push(id);
             marked.extend(unmarked);
             (live, room, sum) = (live + bytes, room - cost, sum + cost);
-            if sum <= worth * out.len() as u64 || rotten.contains(&id) {
+            if sum <= worth * out.len() as u64 || saves {
                 good = out.len();
             }
             if out.len() == VICTIMS_MAX {
@@ -332,10 +337,9 @@ impl Core {
         out
     }
 
-    /// Something that a shard held may be cleaned now.
+    /// Something that a shard held may be cleaned now, or given up.
     pub fn no_longer_held(&mut self) {
-        if self.cleaning.held {
-            self.cleaning.held = false;
+        if std::mem::take(&mut self.cleaning.held) | self.free_rotten() {
             self.segs.changes += 1;
             self.cleaning.wake.notify_one();
         }
