@@ -13,6 +13,7 @@ mod cleaning;
 mod closing;
 mod crash;
 mod damage;
+mod ends;
 mod engine;
 mod history;
 mod maps;
