@@ -167,7 +167,7 @@ fn a_lost_first_append_behind_a_torn_one_is_missed() {
         let to = moments.clone();
         device.on_call(move |_, cut| to.borrow_mut().push(cut));
         for i in 0..150 {
-            rig.append(Record::Frame(chain.frame(&[write(i % 2, 60, 7)])));
+            rig.append(Record::Frame(chain.frame(&[write(i % 2, 60, 1000 * u64::from(i))])));
             rig.settle().await;
             chain.committed = chain.sequence;
             rig.engine.committed(chain.shard, Sequence(chain.committed));
