@@ -10,7 +10,9 @@ use crate::runs::{ENTRY_BYTES, Maps};
 use crate::scrub::Rot;
 use crate::segments::{SegmentState, Segments};
 use crate::shard::{At, Shard};
-use crate::{Counters, Durable, Event, EventKind, Finding, Listener, MarkChange, Options, Record, RuleMutant, Space};
+use crate::{
+    CleanMutant, Counters, Durable, Event, EventKind, Finding, Listener, MarkChange, Options, Record, RuleMutant, Space,
+};
 use bytes::{Bytes, BytesMut};
 use freebs_format::disk::{SEGMENTS_AT, SEGMENTS_MAX, SegmentFooter};
 use freebs_format::{CarryBody, FrameHead, FrameKind, MarkBody};
@@ -299,7 +301,21 @@ impl Core {
 
     /// Whether one more segment may be filled with what is next in the queue.
     fn may_fill(&self) -> bool {
-        (matches!(self.queue.front(), Some(Queued::Job(_))) || self.free_segments() > LAST_SEGMENTS)
+        matches!(self.queue.front(), Some(Queued::Job(_))) || self.free_segments() > self.last_segments()
+    }
+
+    /// Segments that only a local frame that frees others may open.
+    pub fn last_segments(&self) -> u32 {
+        if self.keeps_nothing_back() { 1 } else { LAST_SEGMENTS }
+    }
+
+    /// Free segments at which heads are to order nothing more.
+    pub fn reserve_segments(&self) -> u32 {
+        if self.keeps_nothing_back() { 1 } else { self.geometry.reserve_segments() }
+    }
+
+    fn keeps_nothing_back(&self) -> bool {
+        self.cleaning.options.mutant == Some(CleanMutant::NoReserve)
     }
 
     pub fn space(&self) -> Space {
@@ -310,9 +326,9 @@ impl Core {
             limit_segments: used + free,
             used_segments: used,
             free_segments: free,
-            reserve_segments: self.geometry.reserve_segments(),
-            spare_segments: free.saturating_sub(LAST_SEGMENTS + 1),
-            more_soon: self.more_soon(),
+            reserve_segments: self.reserve_segments(),
+            spare_segments: free.saturating_sub(self.last_segments() + 1),
+            more_soon: self.more_soon() || self.is_giving_up(),
             live_bytes: self.segs.live_blocks * BLOCK as u64,
             poisoned: self.failed.as_ref().is_some_and(|e| e.kind == ErrorKind::DeviceFailed),
         }

@@ -14,6 +14,7 @@ mod closing;
 mod crash;
 mod damage;
 mod engine;
+mod full;
 mod history;
 mod maps;
 mod mended;
