@@ -220,7 +220,7 @@ impl Inside {
         self.head.cost() < self.window
     }
     /// `NoSpace` if nothing may be ordered that takes space (rule W7), for data or, nearer to the end, for the record of
-    /// a trim; false while cleaning may make room soon. It heals: whoever is refused for want of room on the file system
+    /// a trim; false while cleaning, or what is on its way to the medium, may make room soon. It heals: whoever is refused for want of room on the file system
     /// has it asked again.
     pub fn check_space(&mut self, stores: bool) -> Result<bool> {
         let s = self.engine.space();
@@ -231,6 +231,11 @@ impl Inside {
         }
         if s.more_soon && !short {
             self.engine.look_for_room();
+            return Ok(false);
+        }
+        if self.head.durable() < self.head.version() && !short {
+            // What is on its way may replace something, and is committed as soon as it is durable.
+            self.wanted = self.head.version();
             return Ok(false);
         }
         self.ask_room |= short;

@@ -35,7 +35,7 @@ fn survivor(committed: u64, lost: &[(u64, u64)], suspect: bool, least: u64) -> S
 
 impl Scene {
     /// Ticks for so long; what was asked of the log.
-    fn ticks(&mut self, ms: u64) -> Vec<Record> {
+    fn wait(&mut self, ms: u64) -> Vec<Record> {
         let mut out = Vec::new();
         for _ in 0..ms.div_ceil(20) {
             self.now = self.now.plus(Nanos::from_millis(20));
@@ -77,12 +77,12 @@ fn lost_frames_of_the_only_survivor_are_given_up() {
     let log = s.r.log_status();
     assert_eq!((log.last.sequence, log.lost, log.has_view), (Sequence(7), 2, true));
     // Another survivor may have them.
-    assert_eq!(done(&s.ticks(9000)), (vec![], vec![], None));
-    assert_eq!(done(&s.ticks(2000)), (vec![], vec![(2, 4)], None), "that is not durable yet");
+    assert_eq!(done(&s.wait(9000)), (vec![], vec![], None));
+    assert_eq!(done(&s.wait(2000)), (vec![], vec![(2, 4)], None), "that is not durable yet");
     let ticket = s.tickets;
     s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
     assert!(s.r.damage.holes.is_empty());
-    assert_eq!(done(&s.ticks(100)).2, Some((8, 6)));
+    assert_eq!(done(&s.wait(100)).2, Some((8, 6)));
 }
 
 /// Frames behind a hole that is not known to be committed are not gone on from.
@@ -91,13 +91,13 @@ fn a_log_ends_before_a_hole_that_may_not_be_committed() {
     let mut s = survivor(3, &[(5, 6)], false, 4);
     let log = s.r.log_status();
     assert_eq!((log.last.sequence, log.lost), (Sequence(4), 2));
-    assert_eq!(done(&s.ticks(11_000)), (vec![4], vec![], Some((5, 3))));
+    assert_eq!(done(&s.wait(11_000)), (vec![4], vec![], Some((5, 3))));
     // Both at once; and less than the operator was told is not sealed.
     let mut s = survivor(4, &[(2, 3), (6, 6)], false, 5);
     assert_eq!(s.r.log_status().last.sequence, Sequence(5));
-    assert_eq!(done(&s.ticks(11_000)), (vec![5], vec![(1, 3)], None));
+    assert_eq!(done(&s.wait(11_000)), (vec![5], vec![(1, 3)], None));
     let mut s = survivor(4, &[(2, 3), (6, 6)], false, 6);
-    assert_eq!(done(&s.ticks(30_000)), (vec![], vec![], None));
+    assert_eq!(done(&s.wait(30_000)), (vec![], vec![], None));
 }
 
 /// A log of which only the end is doubtful is whole as far as it goes, and from then on it is the chain's.
@@ -106,7 +106,7 @@ fn a_doubtful_end_is_gone_on_from() {
     let mut s = survivor(3, &[], true, 7);
     let log = s.r.log_status();
     assert_eq!((log.last.sequence, log.lost, log.is_suspect), (Sequence(7), 0, true));
-    assert_eq!(done(&s.ticks(1100)), (vec![], vec![], Some((8, 3))));
+    assert_eq!(done(&s.wait(1100)), (vec![], vec![], Some((8, 3))));
     assert!(!s.r.damage.is_there());
 }
 
@@ -116,9 +116,9 @@ fn nothing_is_given_up_unasked() {
     let mut s = survivor(6, &[(3, 4)], false, 7);
     s.forced = None;
     s.play(|r, ctx| r.yield_to(ctx));
-    s.ticks(100);
+    s.wait(100);
     s.proposed_as(1, 3);
-    assert_eq!(done(&s.ticks(30_000)), (vec![], vec![], None));
+    assert_eq!(done(&s.wait(30_000)), (vec![], vec![], None));
 }
 
 /// Node 1, which is in view 1 with frames 1 and 2, has an operator's word to go on with node 4: that is no member of the view,
@@ -148,13 +148,13 @@ fn is_closed(s: &Scene) -> bool {
 fn a_survivor_that_is_no_member_counts() {
     let (mut s, _) = with_a_keeper();
     s.mutant = Some(Mutant::ForcedAlone);
-    assert_eq!(done(&s.ticks(5000)).2.map(|f| f.0), Some(3));
+    assert_eq!(done(&s.wait(5000)).2.map(|f| f.0), Some(3));
     let (mut s, answer) = with_a_keeper();
-    assert_eq!(done(&s.ticks(5000)), (vec![], vec![], None), "it is waited for");
+    assert_eq!(done(&s.wait(5000)), (vec![], vec![], None), "it is waited for");
     let waits = "it waits: to go on by force all that are left have to promise; node 4 does not answer";
     assert_eq!(s.r.waits().as_deref(), Some(waits));
     s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(5), answer));
-    assert_eq!(done(&s.ticks(100)).2, None, "nobody named node 5");
+    assert_eq!(done(&s.wait(100)).2, None, "nobody named node 5");
     let (_, actions) = s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(4), answer));
     let records = actions.into_iter().filter_map(|a| if let Action::Append(r) = a { Some(r) } else { None });
     assert_eq!(done(&records.collect::<Vec<_>>()).2.map(|f| f.0), Some(3));
@@ -171,7 +171,7 @@ fn a_survivor_with_a_later_promise_closes_the_head() {
         assert_eq!(is_closed(&s), closes, "node {from}");
         if !closes {
             s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(4), answer));
-            assert_eq!(done(&s.ticks(1100)).2.map(|f| f.0), Some(3));
+            assert_eq!(done(&s.wait(1100)).2.map(|f| f.0), Some(3));
         }
     }
 }
@@ -193,7 +193,7 @@ fn who_is_to_follow_cuts_nothing_that_was_committed() {
             r.on_seal_answer(ctx, NodeId(3), further);
             r.on_seal_answer(ctx, NodeId(4), answer);
         });
-        assert_eq!(done(&s.ticks(2000)).2.map(|f| f.0), if learns { Some(3) } else { None });
+        assert_eq!(done(&s.wait(2000)).2.map(|f| f.0), if learns { Some(3) } else { None });
     }
 }
 
@@ -204,7 +204,7 @@ fn a_log_that_gave_frames_up_does_not_count_as_a_whole_one() {
     let given_up = |mutant| {
         let mut s = survivor(3, &[(3, 4)], false, 7);
         s.mutant = mutant;
-        s.ticks(11_000);
+        s.wait(11_000);
         assert_eq!(s.r.committed, Sequence(3), "that they were lost says nothing of what is committed");
         let ticket = s.tickets;
         s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
@@ -214,10 +214,10 @@ fn a_log_that_gave_frames_up_does_not_count_as_a_whole_one() {
         s
     };
     let mut s = given_up(Some(Mutant::GivenUpCounts));
-    s.ticks(1000);
+    s.wait(1000);
     assert_eq!(s.r.last.sequence, Sequence(8), "sealed as usual");
     let mut s = given_up(None);
-    assert_eq!(done(&s.ticks(1000)).2, None);
+    assert_eq!(done(&s.wait(1000)).2, None);
     assert_eq!(
         s.r.waits().as_deref(),
         Some("it waits: node 2 is back, and has more than those that were named; say `freebs volume recover` again")
@@ -228,11 +228,11 @@ fn a_log_that_gave_frames_up_does_not_count_as_a_whole_one() {
 #[test]
 fn what_had_no_room_is_given_up_later() {
     let mut s = survivor(6, &[(3, 4)], false, 7);
-    assert_eq!(done(&s.ticks(11_000)).1, [(2, 4)]);
+    assert_eq!(done(&s.wait(11_000)).1, [(2, 4)]);
     let ticket = s.tickets;
     s.play(|r, ctx| r.on_no_room(ctx, ticket));
-    assert_eq!(done(&s.ticks(1000)).1, [], "it rests");
-    assert_eq!(done(&s.ticks(2000)).1, [(2, 4)]);
+    assert_eq!(done(&s.wait(1000)).1, [], "it rests");
+    assert_eq!(done(&s.wait(2000)).1, [(2, 4)]);
 }
 
 /// A member of the view that was taken for lost answers, and knows more than the operator was told of: the head went on from
@@ -253,8 +253,8 @@ fn who_is_back_with_more_is_not_passed_over() {
             s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), more));
             s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(4), answer));
         }
-        assert_eq!(done(&passes.ticks(5000)).2.map(|f| f.0), Some(3));
-        assert_eq!(done(&s.ticks(5000)).2, None, "damaged: {damaged}");
+        assert_eq!(done(&passes.wait(5000)).2.map(|f| f.0), Some(3));
+        assert_eq!(done(&s.wait(5000)).2, None, "damaged: {damaged}");
         assert!(s.r.waits().is_some_and(|w| w.contains("node 2 is back, and has more")), "{:?}", s.r.waits());
     }
 }

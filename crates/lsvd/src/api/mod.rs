@@ -466,7 +466,7 @@ pub struct Space {
     pub reserve_segments: u32,
     /// What others' frames may be given of the free ones: the log goes on without these.
     pub spare_segments: u32,
-    /// Cleaning is at work, or may find something to do: more may be free soon.
+    /// Cleaning is at work, or may find something to do, or what it has emptied is being given up: more may be free soon.
     pub more_soon: bool,
     /// Bytes of blocks that maps name, or may name again after a cut.
     pub live_bytes: u64,
@@ -572,6 +572,8 @@ pub enum CleanMutant {
     TrustBytes,
     /// E5: a segment goes back to the file system while the newest live table may still name it.
     PunchNamed,
+    /// W7: no segments are kept back for cleaning: what others write may fill all that can be opened.
+    NoReserve,
 }
 
 /// Rules of the log that tests can leave out, by `Engine::open_without`; each must be caught.

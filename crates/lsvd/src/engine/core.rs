@@ -7,6 +7,7 @@ use super::cleaning::Cleaning;
 use super::moves::Moves;
 use super::queue::{Job, Queued};
 use super::rot::Rot;
+use crate::CleanMutant;
 use crate::log::geometry::{Geometry, LAST_SEGMENTS, OpenSegment};
 use crate::log::place::At;
 use crate::log::segments::{SegmentState, Segments};
@@ -223,7 +224,21 @@ impl Core {
 
     /// Whether one more segment may be filled with what is next in the queue.
     fn may_fill(&self) -> bool {
-        (matches!(self.queue.front(), Some(Queued::Job(_))) || self.free_segments() > LAST_SEGMENTS)
+        matches!(self.queue.front(), Some(Queued::Job(_))) || self.free_segments() > self.last_segments()
+    }
+
+    /// Segments that only a local frame that frees others may open.
+    pub fn last_segments(&self) -> u32 {
+        if self.keeps_nothing_back() { 1 } else { LAST_SEGMENTS }
+    }
+
+    /// Free segments at which heads are to order nothing more.
+    pub fn reserve_segments(&self) -> u32 {
+        if self.keeps_nothing_back() { 1 } else { self.geometry.reserve_segments() }
+    }
+
+    fn keeps_nothing_back(&self) -> bool {
+        self.cleaning.options.mutant == Some(CleanMutant::NoReserve)
     }
 
     pub fn space(&self) -> Space {
@@ -234,9 +249,9 @@ impl Core {
             limit_segments: used + free,
             used_segments: used,
             free_segments: free,
-            reserve_segments: self.geometry.reserve_segments(),
-            spare_segments: free.saturating_sub(LAST_SEGMENTS + 1),
-            more_soon: self.more_soon(),
+            reserve_segments: self.reserve_segments(),
+            spare_segments: free.saturating_sub(self.last_segments() + 1),
+            more_soon: self.more_soon() || self.is_giving_up(),
             live_bytes: self.segs.live_blocks * BLOCK as u64,
             poisoned: self.failed.as_ref().is_some_and(|e| e.kind == ErrorKind::DeviceFailed),
         }

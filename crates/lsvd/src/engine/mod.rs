@@ -267,9 +267,14 @@ impl<D: Device> Engine<D> {
     /// All frames of the shard up to here are committed: they are never cut.
     pub fn committed(&self, shard: ShardId, to: Sequence) {
         let mut core = self.inner.core.borrow_mut();
+        let is_short = core.short_of_space();
         let Core { shards, segs, .. } = &mut *core;
         if let Some(s) = shards.get_mut(&shard) {
             s.hear_committed(to, segs);
+            if is_short {
+                // A frame that was not committed may have been what kept them.
+                segs.candidates.append(&mut segs.blocked);
+            }
             if !segs.candidates.is_empty() {
                 self.inner.work.notify_one();
             }
@@ -323,6 +328,9 @@ impl<D: Device> Engine<D> {
         let is_wanted = !core.queue.is_empty() || core.short_of_space();
         if core.hope() && !core.cleaning.busy && is_wanted {
             core.cleaning.wake.notify_one();
+        }
+        if !core.segs.candidates.is_empty() {
+            self.inner.ring();
         }
     }
 

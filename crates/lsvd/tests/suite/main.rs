@@ -16,6 +16,7 @@ mod crash;
 mod damage;
 mod ends;
 mod engine;
+mod full;
 mod history;
 mod maps;
 mod mended;

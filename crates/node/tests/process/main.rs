@@ -19,6 +19,7 @@ mod faults;
 mod filesystem;
 mod first_start;
 mod forced;
+mod full;
 mod kills;
 mod leader;
 mod members;

@@ -16,7 +16,6 @@ use super::ENTRY_BYTES;
 use crate::engine::cleaning::Need;
 use crate::engine::core::Core;
 use crate::engine::queue::Queued;
-use crate::log::geometry::LAST_SEGMENTS;
 use crate::log::segments::{Segment, SegmentState};
 use crate::{CleanMutant, Record};
 use freebs_types::{BLOCK, ShardId};
@@ -39,6 +38,10 @@ const HELD_LOOK_MAX: usize = 4096;
 const STUCK_SEGMENTS: u64 = 64;
 /// Blocks that may be moved for each block that died: as many as it takes in segments that are nearly full.
 const MOVES_PER_DEATH: u64 = 32;
+/// Percent of a segment that emptying one may cost when others wait: as much as `MOVES_PER_DEATH` allows. Less, and writes
+/// are refused for want of room that cleaning could make; more, and what it frees goes into the heads of what it moves.
+const WORTH_PERCENT_HARD: u64 = 100 * MOVES_PER_DEATH / (MOVES_PER_DEATH + 1) + 1;
+const _: () = assert!(WORTH_PERCENT_HARD == 97);
 /// Segments beyond the target for which nobody cleans: the open one, and what just closed.
 const SLACK_SEGMENTS: u64 = 2;
 
@@ -48,7 +51,7 @@ type Candidates = BinaryHeap<(u128, Reverse<u32>)>;
 impl Core {
     /// Free segments at which writers are held back while cleaning gets on: just before heads refuse.
     pub fn hard_segments(&self) -> u32 {
-        self.geometry.reserve_segments() + 1
+        self.reserve_segments() + 1
     }
 
     /// Free segments from which on cleaning is not needed for room.
@@ -145,7 +148,13 @@ impl Core {
         self.running && (self.segs.is_asking() || self.segs.prune)
     }
 
-    /// Whether more room may come without anybody's doing.
+    /// Whether segments without live data are on their way to be free: they are to be looked at, or what must be written
+    /// before has not been.
+    pub fn is_giving_up(&self) -> bool {
+        self.running && (self.cleaning.round_jobs > 0 || !self.segs.candidates.is_empty())
+    }
+
+    /// Whether more room may come without anybody's doing but the writer's.
     pub fn more_soon(&self) -> bool {
         self.hope() || self.is_finding()
     }
@@ -187,7 +196,7 @@ impl Core {
                     _ => false,
                 };
                 let is_hard = free <= self.hard_segments() && !self.has_one_for_records();
-                free < LAST_SEGMENTS + u32::from(learns) || (is_hard && self.more_soon())
+                free < self.last_segments() + u32::from(learns) || (is_hard && self.more_soon())
             }
         }
     }
@@ -249,7 +258,7 @@ impl Core {
         let segment = self.geometry.segment_bytes;
         let worth = segment / 100
             * match need {
-                Need::Hard => 93,
+                Need::Hard => WORTH_PERCENT_HARD,
                 Need::Short(_) => 90,
                 _ => 85,
             };
