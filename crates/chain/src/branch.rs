@@ -67,7 +67,7 @@ impl Replica {
         let end = best.last.sequence;
         let mut of_named = forced.survivors.iter().filter_map(|n| Some((n, answers.get(n)?)));
         let is_followed = of_named.all(|(n, a)| !keeps(n) || a.committed <= end);
-        // Who is alone in its chain gets what it lacks from nobody later.
+        // A member that is alone in its chain gets what it lacks from nobody later.
         let has_all = winner == me || !(forced.gives_up && (self.has_given_up() || !self.damage.holes.is_empty()));
         let nobody_has_more = self.back_with_more(me, opened, answers).is_none() || ctx.mutant(Mutant::BackPassedOver);
         let is_as_told = end >= forced.least && nobody_has_more;
@@ -148,7 +148,7 @@ impl Replica {
         let Some(forced) = opened.forced.clone() else { return };
         let (pred, at) = (opened.pred, h.at);
         let are_there = forced.survivors.iter().all(|n| answers.contains_key(n));
-        // Who is back may have what is lost here; else the operator looks again.
+        // A member that is back may have what is lost here; else the operator looks again.
         let are_all = answers.keys().all(|n| forced.survivors.contains(n));
         let since = self.damage.stands_since(ctx.now).max(at);
         if forced.gives_up && are_there && are_all && ctx.now.since(since) >= timing::GIVE_UP_PATIENCE {

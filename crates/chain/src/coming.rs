@@ -57,7 +57,7 @@ impl Replica {
         }
     }
 
-    /// What a node lacks that could not be reached for a while is not known.
+    /// The frames that a node lacks that could not be reached for a while is not known.
     pub(crate) fn coming_is_away(&mut self, node: NodeId) {
         if let Some(h) = self.head.as_mut() {
             h.coming.level.remove(&node);

@@ -175,7 +175,7 @@ impl Head {
         }
     }
 
-    /// Whether the first of the requests that wait is refused for want of room: no log has had any, nor said that it makes
+    /// True if the first of the requests that wait is refused for want of room: no log has had any, nor said that it makes
     /// some, for a while. Until then one may not have heard of the last commit, nor looked what that has freed.
     fn gives_up_on_room(&mut self, now: Nanos, space: SpaceFor) -> bool {
         if space != SpaceFor::None {

@@ -366,7 +366,7 @@ impl Replica {
         if !answers.contains_key(&me) {
             return;
         }
-        // Who may give up what was lost gets it from nobody once the view is another (V10): it waits until it has it again.
+        // A head that may give up what was lost gets it from nobody once the view is another (V10): it waits until it has it again.
         let gives_up = opened.forced.as_ref().is_some_and(|f| f.gives_up) && !self.damage.holes.is_empty();
         let is_less = (self.has_given_up() && !ctx.mutant(Mutant::GivenUpCounts)) || gives_up;
         let sealed = if is_less { None } else { self.sealed_at(ctx, opened, answers, *floor) };

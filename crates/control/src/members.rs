@@ -14,7 +14,7 @@ use freebs_types::{Error, NodeId, Result, ShardId, StartNumber, ViewNumber, limi
 use std::collections::BTreeSet;
 
 impl Shard {
-    /// Who was a member before is not needed any more once nobody learns, and the view of all of them is active. The only
+    /// A node that was a member before is not needed any more once nobody learns, and the view of all of them is active. The only
     /// member of a new branch has a log that had lost something: what others have is kept until there is another one.
     pub(crate) fn let_go(&mut self, mutant: Option<Mutant>) {
         let is_complete = self.joining.is_empty() || mutant == Some(Mutant::KeepersLetGo);
@@ -112,7 +112,7 @@ impl State {
         let old = *shard.members.iter().rev().find(|m| gone.contains(m))?;
         let whole = shard.members.iter().filter(|m| is_there(m) && !shard.joining.contains(m)).count();
         let sealed = shard.view_members().iter().filter(|m| is_there(m)).count();
-        // Who is still to come to a view takes nothing from it.
+        // A node that is still to come to a view takes nothing from it.
         let is_to_come = shard.grows() && !shard.view_members().contains(&old);
         let is_held = is_to_come || whole >= volume.quorum(shard.members.len());
         if !is_held || sealed < volume.quorum(shard.view_members().len()) {

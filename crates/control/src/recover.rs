@@ -496,7 +496,7 @@ impl State {
         if s.members == how.chain && s.forced.as_ref().map_or(!how.by_force, |f| how.by_force && is_said(f)) {
             return Ok(Outcome::Moved);
         }
-        // Who gives up lost frames is alone until that is certain, and may order nothing (V1).
+        // A head that gives up lost frames is alone until that is certain, and may order nothing (V1).
         let lengths = if how.gives_up { 1..=1 } else { least..=most.max(s.members.len()) };
         let is_long_enough = lengths.contains(&how.chain.len());
         if !is_known || !is_long_enough || !s.may_go_on(how) {

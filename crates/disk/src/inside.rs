@@ -234,7 +234,7 @@ impl Inside {
             return Ok(false);
         }
         if self.head.durable() < self.head.version() && !short {
-            // What is on its way may replace something, and is committed as soon as it is durable.
+            // A write on its way may replace something, and is committed as soon as it is durable.
             self.wanted = self.head.version();
             return Ok(false);
         }

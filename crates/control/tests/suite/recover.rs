@@ -593,7 +593,7 @@ fn what_was_given_up_is_remembered() {
     assert_eq!(open_branch(&mut s).branch.unwrap().at, Sequence(0));
 }
 
-/// What is decided is what was shown: another situation has another word. Who stands still for a moment is not lost.
+/// The decision is on the plan that was shown: another situation has another word. Who stands still for a moment is not lost.
 #[test]
 fn a_word_is_of_one_situation() {
     let s = cluster(5);

@@ -546,7 +546,7 @@ impl Core {
         }
         self.moves_done(batch.moves_done);
         if heals {
-            // What was missed may be here now.
+            // Blocks that were missed may be here now.
             self.no_longer_held();
         }
         self.earn(blocks, others as u64);

@@ -57,7 +57,7 @@ impl Piece {
     pub fn at(&self) -> u32 {
         self.at
     }
-    /// What no other piece has: segment, its number, byte in it.
+    /// The place that no other piece has: segment, its number, byte in it.
     pub fn place(&self) -> (u32, u64, u32) {
         (self.segment, self.seq, self.at)
     }

@@ -1,4 +1,4 @@
-//! What is known of damage that is not gone: segments under suspicion, segments that are emptied for it, live blocks that
+//! Damage that is known and not gone: segments under suspicion, segments that are emptied for it, live blocks that
 //! wait for bytes from elsewhere, and the findings that have been told.
 //!
 //! Invariants:
@@ -23,9 +23,9 @@ const TOLD_MAX: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {
     Superblock,
-    /// What whoever reads all of a segment finds in it: its id and its number.
+    /// Findings of a reader of all of a segment: its id and its number.
     Segment(u32, u64),
-    /// What others met there.
+    /// Findings that others met there.
     Met(u32, u64),
     /// A run of the map, by its number.
     Run(u64),
@@ -40,7 +40,7 @@ struct Told {
     overflowed: bool,
 }
 
-/// What becomes of a finding.
+/// The fate of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     IsNew,
@@ -80,7 +80,7 @@ impl Told {
     }
 }
 
-/// What the engine knows of damage that is not mended.
+/// Damage that is known and not mended.
 #[derive(Default)]
 pub(crate) struct Rot {
     /// Segments in which somebody met damage: they are read first.
@@ -165,7 +165,7 @@ impl Core {
         }
     }
 
-    /// Whether a segment is known to be damaged in this use of it.
+    /// True if a segment is known to be damaged in this use of it.
     pub fn is_rotten(&self, segment: u32) -> bool {
         self.rot.rotten.get(&segment) == Some(&self.segs.get(segment).seq)
     }
@@ -214,7 +214,7 @@ impl Core {
     /// Cleaning looks again at what is rotten.
     pub fn look_at_rotten(&mut self) {
         self.free_rotten();
-        // What is being cleaned must not wait for a share that nobody earns.
+        // A segment that is being cleaned must not wait for a share that nobody earns.
         self.cleaning.saves |= self.cleaning.busy && !self.rotten().is_empty();
         self.segs.changes += 1;
         self.cleaning.wake.notify_one();

@@ -553,7 +553,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Whether uncommitted frames write some of these blocks.
+    /// True if uncommitted frames write some of these blocks.
     pub fn is_over(&self, start: u32, end: u32) -> bool {
         self.overlay.map.range(start, end).next().is_some()
     }

@@ -1,4 +1,4 @@
-//! What a shard names, for checks: held against what counts as live.
+//! Blocks that a shard names, for checks: held against what counts as live.
 
 use crate::map::extents::Extent;
 use crate::map::extents::ExtentMap;

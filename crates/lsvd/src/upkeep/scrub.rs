@@ -100,7 +100,7 @@ impl Core {
         Some((id, seq, true))
     }
 
-    /// What the scrub has found in a place: all that there is, but of a run of the map one page after the other.
+    /// The findings of the scrub in a place: all that there is, but of a run of the map one page after the other.
     fn scrub_found(&mut self, place: Place, found: Vec<Finding>, step: &mut ScrubStep) {
         let told = match place {
             Place::Run(_) => found.iter().map(|f| u64::from(self.tell(place, "scrub: ", f))).sum(),
@@ -169,7 +169,7 @@ impl<D: Device> Engine<D> {
                 core.rot.want(part);
             }
         }
-        // What could not be moved may have died since. Under suspicion alone, cleaning and the scrub could call each
+        // A block that could not be moved may have died since. Under suspicion alone, cleaning and the scrub could call each
         // other again and again.
         let none = in_turn && step.damaged_blocks == before;
         let was_kept = none && core.segs.get_mut(id).damaged.take().is_some();

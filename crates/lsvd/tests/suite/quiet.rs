@@ -32,7 +32,7 @@ fn bytes_of(device: &MemoryDevice) -> Vec<u8> {
     bytes.into_inner()
 }
 
-/// What the model says that the blocks hold, where it is data.
+/// The model's word on the data of the blocks, where it is data.
 fn content(model: &Model, range: BlockRange) -> Bytes {
     let fill = |b: u32| match model[&b] {
         Cell8::Data(fill) => block(fill),
@@ -48,7 +48,7 @@ struct Node {
     /// Damaged blocks that were asked for, and when; others have them a few ticks later.
     asked: VecDeque<(DamagedBlocks, u64)>,
     ticks: u64,
-    /// What was told of damage, and how often.
+    /// The lines on damage, and how often each was told.
     told: BTreeMap<String, u64>,
 }
 
@@ -91,7 +91,7 @@ impl Node {
         self.hear();
     }
 
-    /// What `freebs volume verify` asks.
+    /// The question of `freebs volume verify`.
     async fn is_sound(&mut self) -> bool {
         let sound = self.rig.engine.check_segments(SHARD).await;
         self.hear();
@@ -180,7 +180,7 @@ async fn nobody_writes(idle: bool) {
     println!("measured: idle {idle}: {found} findings, sound after {sound_at:?} ticks, {told} lines, {c:?}");
     assert!(sound_at.is_some(), "damaged after {} ticks, {told} lines of {found} findings", node.ticks);
     assert!(node.repeats().is_empty(), "{:?}", node.repeats());
-    // What cleaning had read before it was damaged need not be mended.
+    // A block that cleaning had read before it was damaged need not be mended.
     assert!(c.mended_blocks > if idle { 10 } else { 0 } && c.frames - appended < 2000, "{c:?}");
     node.scrub().await;
     assert_eq!(node.rig.engine.counters().scrub_findings, c.scrub_findings, "nothing is left");

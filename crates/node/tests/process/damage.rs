@@ -164,7 +164,7 @@ fn what_rots_unread_is_mended_from_other_copies() {
     c.stop();
 }
 
-/// What was told of each damaged place, and how often.
+/// The lines on each damaged place, and how often.
 fn told_of_places(c: &Cluster) -> BTreeMap<String, usize> {
     let mut found = BTreeMap::new();
     for line in c.logs().lines().filter(|line| line.contains(", byte ")) {

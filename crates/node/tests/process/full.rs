@@ -7,7 +7,7 @@ use crate::support::rng::Rng;
 use crate::support::{Weight, turn};
 
 const MIB: u64 = 1 << 20;
-/// What clients are told of a device without room.
+/// The answers that clients get from a device without room.
 const ENOSPC: u32 = 28;
 
 /// Three nodes with devices of 15 segments, each with one log.

@@ -157,7 +157,7 @@ fn a_volume_goes_on_without_two_of_three_members() {
     wait_for("the survivor", || c.nodes().iter().any(|n| n.0 == survivor).then_some(()));
 
     let word = looks_only(&c, &survivor, &lost);
-    // What is accepted is what was shown, and nothing else.
+    // The loss that is accepted is the one that was shown, and nothing else.
     let (code, shown, told) = recover(&c, &["--accept-loss", "00000000"]);
     assert_eq!((code, &shown["decided"]), (Some(FORCE_NEEDED), &Value::Bool(false)), "{told}");
     assert_eq!(shown["word"].as_str(), Some(word.as_str()), "{told}");

@@ -144,7 +144,7 @@ impl Overlay {
         self.map.insert(start, extent.clone(), &mut self.outcome);
         let covered = beat(&mut self.held, start, end, &extent);
         let before = self.held.take(start, end, |h| h.key() == extent.key());
-        // What is said to be below may be held only.
+        // An entry that is said to be below may be held only.
         let append = append.or_else(|| before.iter().map(|(_, h)| h.append).min());
         self.held.put(start, &HeldEntry { extent, append: append.unwrap_or(u64::MAX) });
         covered

@@ -1,4 +1,4 @@
-//! What is held above the map, and for how long.
+//! Entries that are held above the map, until no frame writes their blocks.
 
 use super::*;
 use freebs_types::Version;
@@ -58,7 +58,7 @@ fn only_what_no_frame_writes_any_more_is_let_go() {
     assert!(o.held().next().is_none() && o.map.is_empty());
 }
 
-/// What is recorded again while it is held was held twice, and the first record was the one that counted.
+/// An entry that was recorded again while it was held was held twice, and the first record was the one that counted.
 #[test]
 fn the_last_record_of_what_is_held_counts() {
     let mut o = Overlay::default();
@@ -69,7 +69,7 @@ fn the_last_record_of_what_is_held_counts() {
     let list =
         |o: &Overlay| o.held.iter().map(|(a, h)| (a, h.extent.len, h.extent.offset, h.append)).collect::<Vec<_>>();
     assert_eq!(list(&o), [(70, 1, 2, 7), (71, 1, 3, 8), (72, 1, 2, 7)]);
-    // What is said to be in the map below is held only: it is not there before a checkpoint has it from the log.
+    // An entry that is said to be in the map below is held only: it is not there before a checkpoint has it from the log.
     o.hold(72, zero(2).piece(0, 1), None);
     assert_eq!(list(&o), [(70, 1, 2, 7), (71, 1, 3, 8), (72, 1, 2, 7)]);
     let done = o.commit(Sequence(11)).unwrap();
@@ -78,7 +78,7 @@ fn the_last_record_of_what_is_held_counts() {
     assert_eq!(covered, [(70, 1, 2, 9), (71, 1, 3, 9), (72, 1, 2, 9)]);
 }
 
-/// What happens to an overlay, with numbers that are brought into their ranges when it does.
+/// An event of an overlay, with numbers that are brought into their ranges when it does.
 #[derive(Clone, Debug)]
 enum Step {
     /// The next frame, with these extents.
@@ -168,7 +168,7 @@ fn play(steps: Vec<Step>) {
                 let e = entry(len, 10 * (last + 2 - before), last + 2 - before);
                 for (from, to, is_written) in o.parts(start, start + len) {
                     (from..to).for_each(|b| assert_eq!(is_written, naive.is_written(b), "block {b}"));
-                    // What something newer covers is not held.
+                    // A part that something newer covers is not held.
                     let free = |b: &u32| is_written && naive.held.get(b).is_none_or(|k| *k <= e.key());
                     for b in (from..to).filter(free).collect::<Vec<_>>() {
                         o.hold(b, e.piece(b - start, 1), Some(i as u64));
@@ -216,7 +216,7 @@ fn play(steps: Vec<Step>) {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
-    /// What is held and shown is what each block for itself would have.
+    /// The entries held and shown are those that each block for itself would have.
     #[test]
     fn is_the_naive_overlay(steps in prop::collection::vec(step(), 1..60)) {
         play(steps);

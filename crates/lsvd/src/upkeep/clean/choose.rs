@@ -148,13 +148,13 @@ impl Core {
         self.running && (self.segs.is_asking() || self.segs.prune)
     }
 
-    /// Whether segments without live data are on their way to be free: they are to be looked at, or what must be written
+    /// True if segments without live data are on their way to be free: they are to be looked at, or what must be written
     /// before has not been.
     pub fn is_giving_up(&self) -> bool {
         self.running && (self.cleaning.round_jobs > 0 || !self.segs.candidates.is_empty())
     }
 
-    /// Whether more room may come without anybody's doing but the writer's.
+    /// True if more room may come without anybody's doing but the writer's.
     pub fn more_soon(&self) -> bool {
         self.hope() || self.is_finding()
     }
