@@ -88,11 +88,6 @@ fn mutants_of_the_driver_are_caught() {
 }
 
 #[test]
-fn mutants_of_the_leader_are_caught() {
-    hunt_those(|m| m.seats.is_some());
-}
-
-#[test]
 fn mutants_of_the_control_plane_are_caught() {
     hunt_those(|m| m.control.is_some());
 }
