@@ -18,7 +18,7 @@ pub(crate) struct Piece {
     pub data: Bytes,
 }
 
-/// What is appended at once.
+/// Pieces that are appended at once.
 #[derive(Debug)]
 pub(crate) struct Move {
     pub pieces: VecDeque<Piece>,

@@ -20,7 +20,7 @@ pub(crate) enum Job {
     Move(Move),
 }
 
-/// What waits to be appended.
+/// An item of the queue of the log's writer.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "nearly all are the large one; a box would be an allocation per frame")]
 pub(crate) enum Queued {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Damaged pieces that wait to be mended; what is found beyond them is found again by the next pass.
 const WANTED_MAX: usize = 4096;
 
-/// What the engine knows of damage that is not mended.
+/// Damage that is known and not mended.
 #[derive(Default)]
 pub(crate) struct Rot {
     /// Segments in which somebody met damage: they are read first.

@@ -8,7 +8,7 @@ use std::task::Poll;
 /// Bytes of one read of the scrub: small beside what others read meanwhile.
 pub(crate) const READ_BYTES: usize = 256 << 10;
 
-/// What may be read before the scrub has to wait.
+/// The bytes that may be read before the reader has to wait.
 #[derive(Default)]
 pub(crate) struct Gate {
     granted: Cell<i64>,
@@ -23,7 +23,7 @@ impl Gate {
             if self.granted.get() > 0 {
                 return Poll::Ready(());
             }
-            // Who grants more polls again.
+            // The caller that grants more polls again.
             self.waits.set(true);
             Poll::Pending
         })

@@ -19,7 +19,7 @@ pub(crate) const ORDINALS_MAX: u32 = 8192;
 const _: () =
     assert!(ORDINALS_MAX >= limits::CHUNK_BLOCKS_MAX + (limits::FRAME_DATA_BYTES_MAX / freebs_types::BLOCK) as u32);
 
-/// Whether a range of ordinals can be one.
+/// True if a range of ordinals can be one.
 pub(crate) fn fits(first: u32, count: u32) -> bool {
     u64::from(first) + u64::from(count) <= u64::from(ORDINALS_MAX)
 }

@@ -31,7 +31,7 @@ pub(crate) enum Which {
     All,
     /// Those that no cut can take back.
     Committed,
-    /// What was in force at a version that is kept.
+    /// The state in force at a version that is kept.
     At(Version),
     /// What was in force at a version that is kept for as long as it is read.
     Held(Reading),
