@@ -13,14 +13,14 @@ fn write(lba: u32, blocks: u32) -> Op {
     Op { extents: vec![(ExtentKind::Data, lba, blocks)], fill: 7 }
 }
 
-/// The frame of sequence 2, which is one of another cluster.
-fn foreign() -> Frame {
+/// A frame of sequence 2, of a cluster and in a place of its chunk.
+fn second(cluster: ClusterId, chunk_offset: u32) -> Frame {
     let meta = FrameMeta {
-        cluster: ClusterId([8; 16]),
+        cluster,
         shard: SHARD,
         view: ViewNumber(1),
         chunk: ChunkId::new(1, 0),
-        chunk_offset: 4,
+        chunk_offset,
         sequence: Sequence(2),
         first_version: Version(1),
         committed: Sequence(0),
@@ -63,10 +63,10 @@ fn whatever_is_refused_is_answered_once_and_not_written() {
             chain.frame(&[write(100, blocks)])
         };
         let wrong = [
-            (foreign(), "another cluster"),
+            (second(ClusterId([8; 16]), 4), "another cluster"),
             (frame(&|c| c.version = 1 << 62, 1), "impossible number"),
             (frame(&|c| c.sequence = 1 << 62, 1), "impossible number"),
-            (frame(&|c| c.offset = 8190, 4), "outside its chunk"),
+            (second(CLUSTER, 9000), "outside its chunk"),
             (frame(&|c| c.sequence = 0, 1), "differs from a committed one"),
             (frame(&|_| (), 300), "larger than a segment"),
         ];
