@@ -14,6 +14,7 @@ mod cleaning;
 mod closing;
 mod crash;
 mod damage;
+mod ends;
 mod engine;
 mod history;
 mod maps;
