@@ -228,7 +228,7 @@ impl Core {
             }
             Record::Carry { shard, body, data, ticket } => {
                 let data = data.iter().map(bytes::Bytes::len).sum();
-                let head = crate::upkeep::clean::moves::head_bytes(body.entries.len(), data / freebs_types::BLOCK).0;
+                let head = crate::engine::moves::head_bytes(body.entries.len(), data / freebs_types::BLOCK).0;
                 let why = unfit::carry(body, data).or_else(|| self.too_large(head, data))?;
                 let answer = Durable::Unlearned { shard: *shard, ticket: *ticket, why };
                 Some((answer, format!("shard {shard}: map entries are not taken: {why}")))

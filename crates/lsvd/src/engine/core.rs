@@ -30,7 +30,7 @@ const EVENTS_MAX: usize = 1000;
 const FRAME_PLACES: usize = 65_536;
 const FRAME_PLACES_MIN: usize = 8192;
 
-/// What is found where a frame lies that does not count.
+/// The finding at the place of a frame that does not count.
 pub(crate) fn finding(head: &FrameHead, at: At, why: &'static str) -> Finding {
     let what = format!("shard {}, sequence {}: {why}", head.shard(), head.seq());
     Finding { segment: Some(at.segment), offset: u64::from(at.head_at), what }

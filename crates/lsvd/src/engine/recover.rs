@@ -371,7 +371,7 @@ impl<D: Device> Recovery<'_, D> {
                     }
                     return Some((s, Some(found)));
                 }
-                // What tore there may be all that is left of the first append that was written over it.
+                // The torn bytes may be all that is left of the first append that was written over it.
                 match self.inside(s.id).await {
                     Some(over) if over.seq > s.seq => {
                         self.torn.insert(s.seq);
@@ -681,7 +681,7 @@ impl<D: Device> Recovery<'_, D> {
             }
         }
         if let Some(next) = self.unread.take() {
-            // What can't be read there may be the first append of a segment.
+            // The sector that can't be read may be the first append of a segment.
             self.lost(next, 0, self.last_append + 1);
             self.last_append += 1;
         }

@@ -130,7 +130,7 @@ pub(crate) struct Scan {
     pub missing: Vec<(u64, u32)>,
     /// Byte behind the last append.
     pub end: u32,
-    /// What lies there can't be read: it may be one more append.
+    /// The bytes there can't be read: they may be one more append.
     pub end_unread: bool,
     /// The highest append known durable.
     pub durable: u64,

@@ -147,7 +147,7 @@ impl Overlay {
         self.map.insert(start, extent.clone(), &mut self.outcome);
         let covered = beat(&mut self.held, start, end, &extent);
         let before = take(&mut self.held, start, end, |h| h.key() == extent.key());
-        // What is said to be below may be held only.
+        // An entry that is said to be below may be held only.
         let append = append.or_else(|| before.iter().map(|h| h.append).min());
         self.held.push(Held { start, extent, append: append.unwrap_or(u64::MAX) });
         covered
@@ -274,7 +274,7 @@ mod tests {
         assert_eq!(o.map.range(77, 80).map(|(a, ..)| a).collect::<Vec<_>>(), [77, 79]);
     }
 
-    /// What is recorded again while it is held was held twice, and the first record was the one that counted.
+    /// An entry that was recorded again while it was held was held twice, and the first record was the one that counted.
     #[test]
     fn the_last_record_of_what_is_held_counts() {
         let mut o = Overlay::default();
@@ -288,7 +288,7 @@ mod tests {
             held
         };
         assert_eq!(list(&o), [(70, 1, 2, 7), (71, 1, 3, 8), (72, 1, 2, 7)]);
-        // What is said to be in the map below is held only: it is not there before a checkpoint has it from the log.
+        // An entry that is said to be in the map below is held only: it is not there before a checkpoint has it from the log.
         o.hold(72, zero(2).piece(0, 1), None);
         assert_eq!(list(&o), [(70, 1, 2, 7), (71, 1, 3, 8), (72, 1, 2, 7)]);
         let done = o.commit(Sequence(11)).unwrap();

@@ -6,7 +6,7 @@ use crate::shard::chunks;
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameHead};
 use freebs_types::{BLOCK, limits};
 
-/// What is said of a frame that would take the place of a committed one.
+/// The words about a frame that would take the place of a committed one.
 pub(crate) const USURPS: &str = "frame differs from a committed one of its sequence";
 
 /// Why a frame can't be one of a shard's sequence, if so.

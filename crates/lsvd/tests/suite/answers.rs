@@ -45,6 +45,16 @@ fn carry(change: impl Fn(&mut CarryEntry)) -> (CarryBody, Vec<Bytes>) {
     (CarryBody { entries: vec![entry] }, vec![data])
 }
 
+/// The two answers to a frame that makes no sense: the shard's own, and the one of a repair.
+fn are_refused(done: &[Durable], frame: &Frame, text: &str, how: Unrepaired) {
+    let [Durable::Refused { shard: SHARD, sequence, why }, Durable::Unrepaired { why: unfit, .. }] = done else {
+        panic!("{text}: {done:?}");
+    };
+    assert!(*sequence == frame.head.seq() && why.contains(text), "{why}");
+    // A committed block is there, and not missed.
+    assert_eq!(*unfit, how, "{text}");
+}
+
 /// A record for which there is no answer is waited for without end: a carry that makes no sense got none. What was larger
 /// than a segment ended the log, for all shards. And what was refused was written first, and found as damage at each start.
 #[test]
@@ -77,16 +87,12 @@ fn whatever_is_refused_is_answered_once_and_not_written() {
             }
             rig.settle().await;
             assert!(rig.heard.failed.borrow().is_none(), "{text}");
-            let done = rig.heard.done.borrow()[before..].to_vec();
-            let sequence = frame.head.seq();
-            let [Durable::Refused { shard: SHARD, sequence: first, why }, Durable::Unrepaired { why: unfit, .. }] =
-                done[..]
-            else {
-                panic!("{text}: {done:?}");
-            };
-            assert!(first == sequence && why.contains(text), "{why}");
-            // What is committed is there, and not missed.
-            assert_eq!(unfit, if i == 4 { Unrepaired::Differs } else { Unrepaired::Unfit }, "{text}");
+            are_refused(
+                &rig.heard.done.borrow()[before..],
+                frame,
+                text,
+                if i == 4 { Unrepaired::Differs } else { Unrepaired::Unfit },
+            );
         }
         let carries = [
             (carry(|e| e.offset = 8192), "outside its chunk"),

@@ -77,7 +77,7 @@ fn an_end_that_can_not_be_read_is_no_torn_one() {
                 assert_eq!(rig.report.torn_bytes, 0, "{part}, start {start}");
                 let st = rig.engine.state(chain.shard).unwrap();
                 if part == "data" {
-                    // What it wrote is known: only the block that can't be read is lost.
+                    // The blocks that it wrote are known: only the block that can't be read is lost.
                     assert_eq!((st.last, st.suspect_tail, &st.holes[..]), (chain.name(), false, &[][..]));
                     for (lba, cell) in &full(&model, BLOCKS) {
                         let read = rig.engine.read(chain.shard, freebs_types::BlockRange::new(*lba, 1)).await;
@@ -131,7 +131,7 @@ fn a_first_append_that_can_not_be_read_is_missed() {
         assert!(!rig.report.damage.is_empty(), "not a word of it");
         let st = rig.engine.state(chain.shard).unwrap();
         assert!(st.suspect_tail && st.last.sequence == Sequence(chain.sequence - 1));
-        // What comes next lies where the log said that it goes on. The loss is still known behind it.
+        // The next append lies where the log said that it goes on. The loss is still known behind it.
         let mut other = Chain::new(ShardId::new(2, 0));
         rig.append(Record::Frame(other.frame(&[write(0, 1, 7)])));
         rig.settle().await;

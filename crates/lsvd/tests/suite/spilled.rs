@@ -1,4 +1,4 @@
-//! What is said again of blocks while the map lies in runs, and how much of it is looked at in a step.
+//! Entries that come again while the map lies in runs, and how much of it is looked at in a step.
 
 use crate::common::*;
 use bytes::Bytes;
@@ -237,7 +237,7 @@ fn a_digest_is_of_one_moment_and_takes_many_steps() {
     }
 }
 
-/// What the digest is of may be cut off while it is read: it begins again.
+/// The frames of a digest may be cut off while it is read: it begins again.
 #[test]
 fn a_digest_of_what_is_cut_begins_again() {
     local(async {

@@ -271,7 +271,7 @@ fn write(file: &OwnedFd, bytes: &[u8], at: u64) -> isize {
     unsafe { libc::pwrite(file.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), at as libc::off_t) }
 }
 
-/// What is written is durable when it returns.
+/// A write is durable when it returns.
 fn write_durably(file: &OwnedFd, bytes: &[u8], at: u64) -> isize {
     let part = libc::iovec { iov_base: bytes.as_ptr() as *mut _, iov_len: bytes.len() };
     // SAFETY: one vector that names the bytes, which are only read.

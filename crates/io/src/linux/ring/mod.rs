@@ -144,7 +144,7 @@ impl Slot {
         Self { operation, durably, done: 0, tries: 0, waker: None, result: None, abandoned: false }
     }
 
-    /// What the engine is asked for next.
+    /// The operation that the device is asked for next.
     fn kind(&self) -> Kind {
         match (self.operation.kind, self.durably) {
             (Kind::Write { .. }, Durably::Written) => Kind::Write { durable: false },
@@ -476,7 +476,7 @@ mod tests {
             assert_eq!(s.request(0).kind, Kind::SyncData);
             assert!(s.answer(0).unwrap().is_ok());
         }
-        // What lacks nothing but a whole disk fails, and so does a sync that is not to be had.
+        // A device that lacks nothing but a whole disk fails, and so does a sync that is not to be had.
         let failed = |s: &mut Slot, errno: i32| s.answer(-errno).unwrap().unwrap_err().raw_os_error();
         let mut s = slot(Kind::Write { durable: true });
         assert_eq!(failed(&mut s, libc::EIO), Some(libc::EIO));

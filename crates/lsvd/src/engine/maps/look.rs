@@ -33,7 +33,7 @@ pub(crate) enum Which {
     Committed,
     /// The state in force at a version that is kept.
     At(Version),
-    /// What was in force at a version that is kept for as long as it is read.
+    /// The state in force at a version that is kept for as long as it is read.
     Held(Reading),
 }
 
@@ -255,7 +255,7 @@ impl Spans {
 /// will be then: those in front of it in the same append have acted.
 fn late_ranges(core: &Core, frames: &[(&FrameHead, bool)]) -> BTreeMap<ShardId, Vec<(u32, u32)>> {
     let mut out: BTreeMap<ShardId, Vec<(u32, u32)>> = BTreeMap::new();
-    // What lies above the map by then: what frames in front write, and what is held above those.
+    // The entries above the map by then: those that frames in front write, and those held above these.
     let mut above: BTreeMap<ShardId, Spans> = BTreeMap::new();
     let carries = frames.iter().rposition(|(head, _)| head.kind() == FrameKind::Carry).unwrap_or(0);
     for (i, (head, repair)) in frames.iter().enumerate() {

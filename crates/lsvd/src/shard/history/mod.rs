@@ -68,7 +68,7 @@ impl History {
     }
 }
 
-/// Whether a version that is being read lies from `from` up to, but without, `to`.
+/// True if a version that is being read lies from `from` up to, but without, `to`.
 fn is_read(reading: &BTreeMap<Reading, u32>, from: Version, to: Version) -> bool {
     let next = reading.range(Reading { version: from, sequence: Sequence(0) }..).next();
     next.is_some_and(|(r, _)| r.version < to)
@@ -165,7 +165,7 @@ impl Shard {
         reading
     }
 
-    /// Whether a version that is being read can still be: a cut has not taken its frame away.
+    /// True if a version that is being read can still be read: a cut has not taken its frame away.
     pub fn is_reading(&self, reading: Reading) -> bool {
         self.history.reading.contains_key(&reading)
     }

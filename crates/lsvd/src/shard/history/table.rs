@@ -15,7 +15,7 @@ use std::ops::Bound::{Excluded, Unbounded};
 /// Versions whose superseded blocks are counted together.
 const ENDS_GROUP: u64 = 1024;
 
-/// What names a layer: its cell's first block, and its version and sequence.
+/// The name of a layer: its cell's first block, and its version and sequence.
 pub(crate) type LayerName = (u32, (Version, Sequence));
 
 /// An extent that was in force from its own version up to, but without, `to`.
@@ -86,7 +86,7 @@ impl Ends {
     }
 }
 
-/// What is counted of all layers.
+/// The counts of all layers.
 #[derive(Clone, Debug, Default)]
 struct Tally {
     /// Data blocks.

@@ -322,7 +322,7 @@ pub(crate) struct PinsItem {
     pub kept: Kept,
 }
 
-/// What a segment held, or a part of it: the lists of all its items are its own.
+/// The content of a segment, or a part of it: the lists of all its items are its own.
 pub(crate) struct SegmentItem {
     pub id: u32,
     pub seq: u64,
