@@ -6,6 +6,8 @@
 use crate::clean::carry::Moves;
 use crate::clean::{Cleaning, Move};
 use crate::history::Hints;
+use crate::openings::Opened;
+use crate::places::Packing;
 use crate::runs::{ENTRY_BYTES, Maps};
 use crate::scrub::Rot;
 use crate::segments::{SegmentState, Segments};
@@ -26,8 +28,8 @@ const EVENTS_MAX: usize = 1000;
 
 /// Places of frames of all shards that are kept in memory, and those of one shard at least. Peers that ask for older
 /// ones learn by map.
-const FRAME_PLACES: usize = 65_536;
-const FRAME_PLACES_MIN: usize = 8192;
+const FRAME_PLACES: usize = 131_072;
+const FRAME_PLACES_MIN: usize = 128;
 
 /// Segments that only a local frame that frees others may open: one to hold it, one whose live table makes what it
 /// frees usable. With them a full device comes back to life when something in it is committed or deleted.
@@ -128,6 +130,8 @@ pub(crate) struct Core {
     /// Shards that learn map entries from a peer, and the append since which these come.
     pub learning: BTreeMap<ShardId, u64>,
     pub next_seq: u64,
+    /// The segments that were opened last.
+    pub opened: Opened,
     /// Whether the last append is known to be durable by a later one, or there is none.
     pub proven: bool,
     /// Highest append known to be lost.
@@ -183,6 +187,7 @@ impl Core {
             next_append: 1,
             learning: BTreeMap::new(),
             next_seq: 1,
+            opened: Opened::default(),
             proven: true,
             damaged: 0,
             unlearned: 0,
@@ -207,6 +212,11 @@ impl Core {
             tomb_wake: Rc::default(),
             pool: Rc::default(),
         }
+    }
+
+    /// How places of chunks are packed. It is the same while the log is open, or places would be mistaken.
+    pub fn packing(&self) -> Packing {
+        Packing::of(&self.geometry)
     }
 
     pub fn event(&mut self, kind: EventKind, text: impl Into<String>) {
@@ -333,12 +343,13 @@ impl Core {
             return Err("frame of another cluster");
         }
         let id = head.shard();
+        let packing = self.packing();
         let Self { shards, segs, maps, hints, .. } = self;
         let by_counter = segs.leaves_out(RuleMutant::ChunkIsCounter);
         let fresh = |maps: &mut Maps| {
             let mut s = Shard::new(id, maps.new_slot(id));
             s.history.hint = hints.get(&id).cloned().unwrap_or_default();
-            s.chunks.by_counter = by_counter;
+            (s.chunks.by_counter, s.chunks.packing) = (by_counter, packing);
             s
         };
         match head.kind() {
@@ -376,6 +387,9 @@ impl Core {
                     true => (FRAME_PLACES / maps.slots.len().max(1)).max(FRAME_PLACES_MIN),
                     false => usize::MAX,
                 };
+                // Those of frames that may be cut stay: a repeat of one must be known for what it is.
+                let open = shard.tip.name.sequence.0.saturating_sub(shard.committed.0);
+                let most = most.max(usize::try_from(open).map_or(usize::MAX, |n| n.saturating_mul(2)));
                 if shard.frames.len() >= most {
                     shard.frames.shrink(most - most / 8, self.replaying < u64::MAX);
                 }

@@ -6,6 +6,7 @@
 
 use crate::batch::{Batch, Next, frame_data_max};
 use crate::core::{Core, Geometry, OpenSegment, Queued};
+use crate::join::join_all;
 use crate::runs::Io;
 use crate::ways::Ways;
 use crate::{
@@ -177,6 +178,7 @@ impl<D: Device> Engine<D> {
             let (_, done) = device.write(at, AlignedBuf::zeroed(geometry.sector), Durability::Durable).await;
             done.map_err(|e| Error::device_failed(format!("write of the log at byte {at}: {e}")))?;
         }
+        crate::openings::begin(&device, &mut core).await?;
         report.start = sb.start_number();
         for f in &report.damage {
             let place = f.segment.map_or("superblock".to_owned(), |s| format!("segment {s}"));
@@ -586,13 +588,20 @@ impl<D: Device> Engine<D> {
             inner.grown.notified().await;
             return Ok(());
         };
-        let index = inner.core.borrow_mut().index(next);
-        if let Some((at, buf)) = index {
-            inner.core.borrow_mut().counters.index_bytes += buf.len() as u64;
-            self.write_bytes(at, buf).await?;
+        let mut writes = Vec::with_capacity(2);
+        {
+            let mut core = inner.core.borrow_mut();
+            let index = core.index(next);
+            core.counters.index_bytes += index.as_ref().map_or(0, |(_, buf)| buf.len() as u64);
+            writes.extend(index);
+            writes.push(core.opening_page(next));
+        }
+        for done in join_all(writes.into_iter().map(|(at, buf)| self.write_bytes(at, buf)).collect()).await {
+            done?;
         }
         let mut core = inner.core.borrow_mut();
         if let Some(old) = core.open.take() {
+            core.segs.get_mut(old.id).appends = (old.first_append, old.last_append);
             core.segs.close(old.id);
         }
         core.proven = true;

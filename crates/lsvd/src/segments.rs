@@ -3,8 +3,9 @@
 //! Invariants:
 //! - `live` is the number of data blocks there that a map names, or a frame that could be cut. It may be higher than
 //!   that while nobody has found out that an entry was superseded; so none means none.
-//! - `tomb_list` says where trims and zeroes were recorded there; those still in force are looked up before the
-//!   segment is given up (rule E1).
+//! - `tomb_list` says where trims and zeroes were recorded there, or, once the segment is sealed, that there are too
+//!   many for memory and its index must be asked; those still in force are looked up before the segment is given up
+//!   (rule E1).
 //! - A segment that was given up is used again only when a live table without it is durable: until then recovery
 //!   still sees it whole, beside everything else that the newest table names.
 //! - A segment that went back to the file system is written with zeroes before it is used again, so that no append
@@ -15,12 +16,16 @@
 //!   frames there don't count.
 
 use crate::RuleMutant;
+use crate::contents::Contents;
 use freebs_format::CarryEntry;
 use freebs_types::{Sequence, ShardId};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use tokio::sync::Notify;
+
+/// Records of trims and zeroes of a sealed segment that stay in memory.
+const TOMBS_KEPT: usize = 8;
 
 /// Blocks that die before it is worth looking again for a segment to clean.
 const DIED_CHANGE: u64 = 64;
@@ -42,14 +47,6 @@ pub(crate) enum SegmentState {
 }
 const STATES: usize = 7;
 
-/// What a segment holds of one shard.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Content {
-    /// Frames of the sequence, lowest and highest; both 0 if there are only local ones.
-    pub min: Sequence,
-    pub max: Sequence,
-}
-
 /// Trims and zeroes in force, by shard and slot: a shard that was made anew has nothing to do with them.
 pub(crate) type Tombs = BTreeMap<(ShardId, u32), Vec<CarryEntry>>;
 
@@ -57,10 +54,17 @@ pub(crate) type Tombs = BTreeMap<(ShardId, u32), Vec<CarryEntry>>;
 pub(crate) struct Segment {
     pub state: SegmentState,
     pub seq: u64,
+    /// Its first and last append, once it is closed and its index was written or read; zeroes before.
+    pub appends: (u64, u64),
     pub live: u64,
-    pub content: BTreeMap<ShardId, Content>,
-    /// Where trims and zeroes were recorded, so that those still in force are found when they must be carried.
+    pub content: Contents,
+    /// Where trims and zeroes were recorded, so that those still in force are found when they must be carried: shard,
+    /// first block, blocks. Empty if its index must be asked.
     pub tomb_list: Vec<(ShardId, u32, u32)>,
+    /// How many were recorded, or more.
+    pub tomb_count: u32,
+    /// There are too many for memory: the segment's index knows them.
+    pub asks_index: bool,
     /// What was found of them still in force, to be carried.
     pub tombs: Option<Tombs>,
     /// Last append here that says that a shard was deleted; 0 for none.
@@ -89,9 +93,12 @@ impl Segment {
         Self {
             state: SegmentState::Ready,
             seq: 0,
+            appends: (0, 0),
             live: 0,
-            content: BTreeMap::new(),
+            content: Contents::default(),
             tomb_list: Vec::new(),
+            tomb_count: 0,
+            asks_index: false,
             tombs: None,
             forgets: 0,
             pins: BTreeSet::new(),
@@ -106,9 +113,22 @@ impl Segment {
         }
     }
 
+    /// Trims or zeroes are recorded here.
+    pub fn note_tomb(&mut self, shard: ShardId, start: u32, len: u32) {
+        self.tomb_count = self.tomb_count.saturating_add(1);
+        if !self.asks_index {
+            self.tomb_list.push((shard, start, len));
+        }
+    }
+
     /// Where trims and zeroes were recorded, as ranges that don't overlap: shard, first block, end.
     pub fn tomb_ranges(&self) -> Vec<(ShardId, u32, u32)> {
-        let mut all: Vec<_> = self.tomb_list.iter().map(|(id, start, len)| (*id, *start, start + len)).collect();
+        Self::ranges(self.tomb_list.clone())
+    }
+
+    /// The same of such a list.
+    pub fn ranges(list: Vec<(ShardId, u32, u32)>) -> Vec<(ShardId, u32, u32)> {
+        let mut all: Vec<_> = list.into_iter().map(|(id, start, len)| (id, start, start + len)).collect();
         all.sort_unstable();
         let mut out: Vec<(ShardId, u32, u32)> = Vec::with_capacity(all.len());
         for (id, start, end) in all {
@@ -118,6 +138,22 @@ impl Segment {
             }
         }
         out
+    }
+
+    fn forget_tombs(&mut self, shard: ShardId) {
+        if !self.asks_index {
+            self.tomb_list.retain(|t| t.0 != shard);
+            self.tomb_count = self.tomb_list.len() as u32;
+        }
+    }
+
+    /// All that lies here is known: what memory has of it becomes small.
+    pub fn seal(&mut self) {
+        self.content.pack();
+        if self.tomb_list.len() > TOMBS_KEPT {
+            (self.tomb_list, self.asks_index) = (Vec::new(), true);
+        }
+        self.tomb_list.shrink_to_fit();
     }
 
     pub fn is_used(&self) -> bool {
@@ -267,6 +303,7 @@ impl Segments {
 
     pub fn close(&mut self, id: u32) {
         self.set_state(id, SegmentState::Closed);
+        self.get_mut(id).seal();
         self.candidates.insert(id);
         self.look_again();
         self.changes += 1;
@@ -340,11 +377,7 @@ impl Segments {
 
     /// Notes that a frame of the shard lies in a segment; `sequence` unless it is a local one.
     pub fn note(&mut self, id: u32, shard: ShardId, sequence: Option<Sequence>) {
-        let c = self.all[id as usize].content.entry(shard).or_default();
-        if let Some(s) = sequence {
-            c.min = if c.max.0 == 0 { s } else { c.min.min(s) };
-            c.max = c.max.max(s);
-        }
+        self.all[id as usize].content.note(shard, sequence);
     }
 
     /// `holder` is not given up before `by`.
@@ -357,26 +390,26 @@ impl Segments {
     /// The shard was deleted by a mark in `holder`: nothing before it counts, but it lies there.
     pub fn forget(&mut self, shard: ShardId, holder: u32) {
         let with: Vec<u32> =
-            self.used().filter(|(i, s)| *i != holder && s.content.contains_key(&shard)).map(|(i, _)| i).collect();
+            self.used().filter(|(i, s)| *i != holder && s.content.has(shard)).map(|(i, _)| i).collect();
         for id in with {
             let s = self.get_mut(id);
-            s.content.remove(&shard);
-            s.tomb_list.retain(|t| t.0 != shard);
+            s.content.remove(shard);
+            s.forget_tombs(shard);
             self.pin(holder, id);
             self.candidates.insert(id);
         }
         self.changes += 1;
         let s = self.get_mut(holder);
-        s.content.remove(&shard);
-        s.tomb_list.retain(|t| t.0 != shard);
+        s.content.remove(shard);
+        s.forget_tombs(shard);
         self.candidates.insert(holder);
     }
 
     /// Gives a segment up; tells what it held.
-    pub fn give_up(&mut self, id: u32) -> BTreeMap<ShardId, Content> {
+    pub fn give_up(&mut self, id: u32) -> Contents {
         let s = self.get_mut(id);
         assert!(s.state == SegmentState::Closed && s.live == 0, "nothing live is given up");
-        s.tomb_list = Vec::new();
+        (s.tomb_list, s.tomb_count, s.asks_index) = (Vec::new(), 0, false);
         let content = std::mem::take(&mut s.content);
         // Rule E5: recovery still reads it as long as the durable live table names it.
         let at_once = self.leaves_out(RuleMutant::GivenUsedAtOnce);

@@ -387,7 +387,7 @@ impl Shard {
             if e.is_data() {
                 self.chunks.acquire(e.chunk, e.offset, e.len, |s, n| segs.count_live(s, n));
             } else {
-                segs.get_mut(at.segment).tomb_list.push((self.id, *a, e.len));
+                segs.get_mut(at.segment).note_tomb(self.id, *a, e.len);
             }
         }
     }
@@ -567,7 +567,7 @@ impl Shard {
                 self.chunks.place(e.chunk, run, |s, n| segs.count_live(s, n));
                 self.chunks.acquire(e.chunk, e.offset, e.range.len, |s, n| segs.count_live(s, n));
             } else {
-                segs.get_mut(at.segment).tomb_list.push((self.id, start, e.range.len));
+                segs.get_mut(at.segment).note_tomb(self.id, start, e.range.len);
             }
             let extent = Extent {
                 len: e.range.len,

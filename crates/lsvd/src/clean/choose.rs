@@ -267,7 +267,7 @@ impl Core {
 
     /// Bytes that it takes to empty a segment and to give it up, without marks.
     fn cost(s: &Segment) -> u64 {
-        s.live * (BLOCK as u64 + MOVED_BLOCK_BYTES) + s.tomb_list.len() as u64 * 2 * ENTRY_BYTES
+        s.live * (BLOCK as u64 + MOVED_BLOCK_BYTES) + u64::from(s.tomb_count) * 2 * ENTRY_BYTES
     }
 
     /// The segments to clean next, the best first; none if nothing is needed or worth it.
@@ -391,6 +391,6 @@ impl Core {
             return true;
         }
         let short = self.short_of_space();
-        self.segs.get(id).content.iter().any(|(id, c)| self.shards.get(id).is_some_and(|s| s.holds(c.max, short)))
+        self.segs.get(id).content.iter().any(|(id, c)| self.shards.get(&id).is_some_and(|s| s.holds(c.max, short)))
     }
 }

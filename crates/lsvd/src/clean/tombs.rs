@@ -5,14 +5,16 @@
 //! added to a closed segment, and what is hidden by something newer stays so. A shard may be gone, or be another of the
 //! same name, which its slot tells.
 
+use super::carry::footer;
 use crate::core::Core;
 use crate::map::{Extent, ExtentMap};
 use crate::runs::look::Which;
 use crate::runs::pause;
-use crate::segments::{SegmentState, Tombs};
+use crate::scan::{Window, read_index, scan};
+use crate::segments::{Segment, SegmentState, Tombs};
 use crate::shard::Shard;
 use crate::{Engine, RuleMutant};
-use freebs_format::CarryEntry;
+use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind};
 use freebs_io::Device;
 use freebs_types::{BlockRange, ErrorKind, Lba, Result, ShardId};
 
@@ -20,16 +22,18 @@ use freebs_types::{BlockRange, ErrorKind, Lba, Result, ShardId};
 const WINDOW: u32 = 4096;
 /// Blocks that are looked at at once if the maps are in memory.
 const AT_ONCE: u64 = 4096;
+/// Frames of a segment's index that one step looks at.
+const FRAMES_PER_STEP: usize = 64;
 
 impl Core {
     /// Whether it is known what of a segment is in force; if not, it is found out.
     pub fn knows_tombs(&mut self, id: u32) -> bool {
         let s = self.segs.get(id);
-        if s.tomb_list.is_empty() || s.tombs.is_some() {
+        if s.tomb_count == 0 || s.tombs.is_some() {
             return true;
         }
         let blocks: u64 = s.tomb_list.iter().map(|t| u64::from(t.2)).sum();
-        if !self.maps.nothing_below() || blocks > AT_ONCE {
+        if s.asks_index || !self.maps.nothing_below() || blocks > AT_ONCE {
             self.segs.asked.insert(id);
             self.tomb_wake.notify_one();
             return false;
@@ -64,11 +68,19 @@ impl<D: Device> Engine<D> {
         let next = {
             let mut core = self.inner.core.borrow_mut();
             core.segs.asking = core.segs.asked.pop_first();
-            core.segs.asking.map(|id| (id, core.segs.get(id).seq, core.segs.get(id).tomb_ranges()))
+            core.segs.asking.map(|id| {
+                let s = core.segs.get(id);
+                (id, s.seq, (!s.asks_index).then(|| s.tomb_ranges()))
+            })
         };
         let Some((id, seq, ranges)) = next else { return Ok(false) };
-        let mut tombs = Some(Tombs::new());
-        for (shard, start, end) in ranges {
+        let ranges = match ranges {
+            Some(ranges) => Some(ranges),
+            None => self.recorded(id, seq).await.map(Segment::ranges),
+        };
+        // Nobody knows what a segment holds whose index and appends can't be read, so it stays.
+        let mut tombs = ranges.is_some().then(Tombs::new);
+        for (shard, start, end) in ranges.unwrap_or_default() {
             let Some(slot) = self.inner.core.borrow().shards.get(&shard).map(|s| s.slot) else { continue };
             let mut found = Vec::new();
             match self.tombs_of(id, shard, start, end, &mut found).await {
@@ -93,6 +105,44 @@ impl<D: Device> Engine<D> {
         Ok(true)
     }
 
+    /// Where trims and zeroes were recorded in a closed segment, by its index, or by its appends if that is damaged.
+    async fn recorded(&self, id: u32, seq: u64) -> Option<Vec<(ShardId, u32, u32)>> {
+        let (geometry, guard, evidence) = {
+            let core = self.inner.core.borrow();
+            (core.geometry, core.segs.guard(id), core.segs.get(id).evidence)
+        };
+        let mut w = Window::new(&self.inner.device, geometry, id);
+        let footer = footer(&mut w, seq).await;
+        let index = match &footer {
+            Some(f) => read_index(&mut w, f).await,
+            None => None,
+        };
+        let entries = match index {
+            Some(entries) => entries,
+            None => {
+                let limit = footer.as_ref().map_or(geometry.segment_bytes as u32, |f| f.index_at.get());
+                let mut found = scan(&mut w, seq, limit).await;
+                if let Some(f) = &footer {
+                    found.end_with(f.last_append.get());
+                }
+                // What recovery could not read either is in no map.
+                if !evidence && (!found.missing.is_empty() || found.appends.iter().any(|a| a.lost > 0)) {
+                    return None;
+                }
+                found.appends.into_iter().flat_map(|a| a.entries).collect()
+            }
+        };
+        drop(guard);
+        let mut out = Vec::new();
+        for (n, e) in entries.iter().enumerate() {
+            recorded_by(&e.head, &mut out);
+            if n % FRAMES_PER_STEP == FRAMES_PER_STEP - 1 {
+                pause().await;
+            }
+        }
+        Some(out)
+    }
+
     async fn tombs_of(&self, id: u32, shard: ShardId, start: u32, end: u32, out: &mut Vec<CarryEntry>) -> Result<()> {
         let mut at = start;
         while let Some(from) = self.io().next_entry(shard, at).await?.filter(|a| *a < end) {
@@ -112,6 +162,25 @@ impl<D: Device> Engine<D> {
             pause().await;
         }
         Ok(())
+    }
+}
+
+/// Adds the ranges that a frame trims or zeroes.
+fn recorded_by(head: &FrameHead, out: &mut Vec<(ShardId, u32, u32)>) {
+    let shard = head.shard();
+    match head.kind() {
+        FrameKind::Data => {
+            for u in head.updates() {
+                let tombs = u.extents().filter(|(e, _)| e.kind != ExtentKind::Data);
+                out.extend(tombs.map(|(e, _)| (shard, e.range.start.0, e.range.len)));
+            }
+        }
+        FrameKind::Carry => {
+            let body = CarryBody::decode(head.body(), head.header().data_blocks()).ok();
+            let tombs = body.into_iter().flat_map(|b| b.entries).filter(|e| e.kind != ExtentKind::Data);
+            out.extend(tombs.map(|e| (shard, e.range.start.0, e.range.len)));
+        }
+        _ => {}
     }
 }
 
@@ -149,7 +218,6 @@ mod tests {
     use crate::history::table::Layer;
     use crate::overlay::Uncommitted;
     use crate::shard::{At, Shard, Tip};
-    use freebs_format::{CarryBody, ExtentKind};
     use freebs_types::{ChunkId, ClusterId, DeviceId, Sequence, StartNumber, Version};
 
     fn shard(core: &mut Core, id: ShardId) {
@@ -191,7 +259,7 @@ mod tests {
         core.segs.open(0, 1);
         core.segs.close(0);
         core.shards.get_mut(&id).expect("made above").map.push(5, zero(1, 0));
-        core.segs.get_mut(0).tomb_list.push((id, 5, 3));
+        core.segs.get_mut(0).note_tomb(id, 5, 3);
         assert!(core.knows_tombs(0), "the map is in memory");
         assert_eq!(core.needs(0).carries.len(), 1, "what is in force is carried");
         let gone = core.shards.remove(&id).expect("made above");

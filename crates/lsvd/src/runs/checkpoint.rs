@@ -4,7 +4,7 @@
 //! turn, so the older checkpoint stays whole meanwhile. What either names is not written over (rule E5). A checkpoint
 //! that can't be read costs time, never data: there is the other one, and the log.
 
-use super::manifest::{Manifest, Out};
+use super::manifest::{Begun, Manifest, Out, Reader};
 use super::merge::Merge;
 use super::run::{Members, Place, Places, Run};
 use super::write::Pages;
@@ -25,10 +25,14 @@ use freebs_types::{Error, ErrorKind, Result, ShardId, Version};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// Segments or chunks that go into a manifest in one step.
+/// Segments, cells of the history, or chunks that go into a manifest in one step.
 const STEP: usize = 64;
+const STEP_CHUNKS: usize = 8;
 /// Pages that are read at once.
 const READ_PAGES: u32 = 32;
+
+/// What the slots name, or why nothing comes of it; with the numbers of the slots.
+pub(crate) type Slots = Vec<(usize, Result<(CheckpointSlot, Manifest, Vec<Place>)>)>;
 
 /// A manifest on its way to the device.
 struct ManifestWriter {
@@ -46,6 +50,9 @@ impl ManifestWriter {
             self.pages.add(PAGE_MANIFEST, &self.out.0[from..to], 0);
             self.bytes += (to - from) as u64;
             from = to;
+            if self.bytes > MANIFEST_BYTES_MAX || self.pages.places.list().len() >= CHECKPOINT_EXTENTS_MAX {
+                return Err(Error::no_space("a manifest that is too large, or in too many pieces"));
+            }
             if self.pages.is_full() {
                 self.pages.write(io).await?;
             }
@@ -62,7 +69,7 @@ impl ManifestWriter {
 impl<D: Device> Io<'_, D> {
     /// Makes a checkpoint, unless nothing has been appended since the last one.
     pub async fn checkpoint(&self) -> Result<()> {
-        let (device, number, written) = {
+        let (device, number, begun) = {
             let mut core = self.core.borrow_mut();
             if core.maps.damaged {
                 return Err(Error::corrupt("a page of the map is lost; the next start makes the map anew"));
@@ -76,10 +83,11 @@ impl<D: Device> Io<'_, D> {
             if newest == Some(core.next_append - 1) {
                 return Ok(());
             }
-            (core.geometry.device, core.maps.new_run(), core.next_append - 1)
+            let begun = Begun { written: core.next_append - 1, opened: core.next_seq - 1 };
+            (core.geometry.device, core.maps.new_run(), begun)
         };
         let mut w = ManifestWriter { out: Out::default(), pages: Pages::new(device, number), bytes: 0 };
-        let done = self.write_checkpoint(&mut w, number, written).await;
+        let done = self.write_checkpoint(&mut w, number, begun).await;
         let mut core = self.core.borrow_mut();
         core.maps.written(number);
         core.sweep_map();
@@ -89,7 +97,8 @@ impl<D: Device> Io<'_, D> {
         done
     }
 
-    async fn write_checkpoint(&self, w: &mut ManifestWriter, number: u64, written: u64) -> Result<()> {
+    async fn write_checkpoint(&self, w: &mut ManifestWriter, number: u64, begun: Begun) -> Result<()> {
+        let written = begun.written;
         let mut covered = written;
         let note = |shard: &Shard, append| {
             covered = covered.min(w.out.shard(shard, append));
@@ -113,7 +122,7 @@ impl<D: Device> Io<'_, D> {
             let core = self.core.borrow();
             core.shards.values().for_each(|s| w.out.pins(s, true));
             core.shards.values().for_each(|s| w.out.committed(s));
-            w.out.end(written, core.next_append - 1, core.maps.next_run, core.maps.next_slot);
+            w.out.finish(begun, core.next_append - 1, core.maps.next_run, core.maps.next_slot);
         }
         w.drain(*self, true).await?;
         let list = w.pages.places.list().to_vec();
@@ -166,7 +175,7 @@ impl<D: Device> Io<'_, D> {
             let mut last = None;
             loop {
                 last = match self.core.borrow().shards.get(&id) {
-                    Some(s) => w.out.chunks(s.slot, &s.chunks, last, STEP),
+                    Some(s) => w.out.chunks(s.slot, &s.chunks, last, STEP_CHUNKS),
                     None => None,
                 };
                 if last.is_none() {
@@ -271,7 +280,7 @@ impl<D: Device> Io<'_, D> {
     /// The checkpoints that the slots name, the newest first; and notes the ends of the log that they tell. One that can't
     /// be read may have been cut short by a power failure, so
     /// that is told only if both can't: they are never written together.
-    pub async fn slots(&self) -> Vec<(usize, Result<(CheckpointSlot, Manifest, Vec<Place>)>)> {
+    pub async fn slots(&self) -> Slots {
         let (mut out, mut bad) = (Vec::new(), Vec::new());
         for i in 0..CHECKPOINT_AT.len() {
             match self.read_slot(i).await {
@@ -354,21 +363,21 @@ impl<D: Device> Io<'_, D> {
             }
             places.push(p);
         }
-        let mut bytes = Vec::new();
+        let (mut bytes, mut reader) = (0, Reader::default());
         self.read_all(
             &places,
             0..places.pages,
             |page| (PAGE_MANIFEST, slot.manifest.get(), page),
             |_, body| {
-                bytes.extend_from_slice(body);
-                Ok(())
+                bytes += body.len() as u64;
+                reader.push(body)
             },
         )
         .await?;
-        if bytes.len() as u64 != slot.bytes.get() {
+        if bytes != slot.bytes.get() {
             return Err(Error::corrupt("manifest of another length"));
         }
-        Ok((Manifest::decode(&bytes)?, places.list().to_vec()))
+        Ok((reader.finish()?, places.list().to_vec()))
     }
 
     /// Reads pages in order.
@@ -514,7 +523,10 @@ impl Core {
             }
         }
         let by_counter = self.segs.leaves_out(RuleMutant::ChunkIsCounter);
-        self.shards.values_mut().for_each(|s| (s.sure_from, s.chunks.by_counter) = (m.last, by_counter));
+        let packing = self.packing();
+        self.shards.values_mut().for_each(|s| {
+            (s.sure_from, s.chunks.by_counter, s.chunks.packing) = (m.last, by_counter, packing);
+        });
         let committed = m.committed.into_iter();
         let committed = committed.filter_map(|(slot, to)| Some((*self.maps.slots.get(&slot)?, slot, to)));
         self.maps.committed = (m.last, committed.collect());
@@ -522,11 +534,12 @@ impl Core {
         for s in m.segments.into_iter().filter(|s| used.get(&s.id) == Some(&s.seq)) {
             known.insert(s.id);
             let seg = self.segs.get_mut(s.id);
-            (seg.forgets, seg.tomb_list) = (s.forgets, s.tombs);
+            (seg.appends, seg.forgets) = (s.appends, s.forgets);
+            seg.asks_index = s.tombs.is_empty() && s.tomb_count > 0;
+            (seg.tomb_list, seg.tomb_count) = (s.tombs, s.tomb_count);
             seg.evidence |= s.evidence;
             seg.pins = s.pins.into_iter().filter(|p| used.contains_key(p)).collect();
-            let content = |(id, min, max)| (id, crate::segments::Content { min, max });
-            seg.content = s.content.into_iter().map(content).collect();
+            seg.content = s.content;
         }
         self.shards.values_mut().for_each(|s| s.frames.keep_segments(|id| known.contains(&id)));
         for c in m.chunks {
@@ -534,8 +547,9 @@ impl Core {
             let Some(s) = self.shards.get_mut(id) else { continue };
             let segs = &mut self.segs;
             // Places in segments that were given up since are of blocks that nothing names any more.
-            let runs = c.runs.into_iter().filter(|r| known.contains(&r.segment)).collect();
-            s.chunks.import(c.id, runs, c.words, |seg, n| segs.count_live(seg, n));
+            let (mut places, packing) = c.places;
+            places.retain(packing, |id| known.contains(&id));
+            s.chunks.import(c.id, (places, packing), c.words, |seg, n| segs.count_live(seg, n));
         }
         for p in m.pins {
             let Some(s) = self.maps.slots.get(&p.slot).and_then(|id| self.shards.get_mut(id)) else { continue };

@@ -1,21 +1,24 @@
-//! A manifest: everything but map entries that recovery needs to go on from a checkpoint, as a row of items.
+//! A manifest: everything but map entries that recovery needs to go on from a checkpoint, as a row of items. It is
+//! written and read an item at a time, so nobody needs the memory for all of it.
 //!
 //! Invariants: a shard's item is of the moment when its table was frozen, as of its last committed frame (rule E4),
 //! and says up to which append it is covered. Segments and chunks are written later, a few at a time: frames behind
 //! the covered ones say again what changed meanwhile. What is read is held against maxima before it is believed.
 
-use super::run::{Place, Places, Run};
+use super::run::{self, Place};
 use crate::FrameName;
 use crate::RequestTable;
-use crate::chunks::{ChunkIndex, ORDINALS_MAX};
+use crate::chunks::{ChunkIndex, ORDINALS_MAX, Run};
+use crate::contents::Contents;
 use crate::frames::FramePlace;
 use crate::history::pins::Kept;
 use crate::history::table::Layer;
 use crate::holes::Hole;
 use crate::map::{Crcs, Extent};
+use crate::places::{Packing, Places};
 use crate::segments::Segment;
 use crate::shard::{NUMBER_MAX, Shard, Tip};
-use freebs_format::disk::SEGMENTS_MAX;
+use freebs_format::disk::{LOG_NUMBER_END, SEGMENTS_MAX};
 use freebs_format::{AttachBody, ClosedView, ExtentKind, FrameHead, RequestEntry, RequestFloor, Requests};
 use freebs_types::{
     ChunkId, DriverId, Error, Generation, Hash32, RequestNumber, Result, Sequence, ShardId, Version, ViewNumber, limits,
@@ -25,11 +28,17 @@ const SHARD: u8 = 1;
 const RUN: u8 = 2;
 const SEGMENT: u8 = 3;
 const CHUNK: u8 = 4;
+/// The two forms of a chunk's places.
+const RUNS: u8 = 0;
+const CELLS: u8 = 1;
 const END: u8 = 5;
 const COMMITTED: u8 = 6;
 const PINS: u8 = 7;
 const HISTORY: u8 = 8;
 const CLOSED: u8 = 9;
+
+/// Bytes in front of an item: what it is, and its length.
+const ITEM_HEAD: usize = 1 + size_of::<u32>();
 
 /// Places of frames that a checkpoint keeps of each shard: what a peer that was away for a moment asks for.
 const FRAMES_KEPT: usize = 1024;
@@ -38,6 +47,17 @@ const FRAMES_KEPT: usize = 1024;
 pub(crate) struct Out(pub Vec<u8>);
 
 impl Out {
+    /// Begins an item; `end` with what this gives back ends it.
+    fn begin(&mut self, kind: u8) -> usize {
+        self.u8(kind);
+        self.u32(0);
+        self.0.len()
+    }
+    fn end(&mut self, from: usize) {
+        let len = u32::try_from(self.0.len() - from).expect("an item is of one segment, chunk or shard");
+        self.0[from - size_of::<u32>()..from].copy_from_slice(&len.to_le_bytes());
+    }
+
     fn u8(&mut self, n: u8) {
         self.0.push(n);
     }
@@ -81,7 +101,7 @@ impl Out {
         let as_of = frames.map_or(written, |a| (a - 1).min(written));
         let tip = s.overlay.frames().next().map_or(s.tip, |f| f.before);
         let last = tip.name.sequence;
-        self.u8(SHARD);
+        let item = self.begin(SHARD);
         self.shard_id(s.id);
         self.u32(s.slot);
         self.u64(covered);
@@ -134,6 +154,7 @@ impl Out {
             [p.segment, p.head_at, p.head_len, p.data_at, p.data_len].into_iter().for_each(|n| self.u32(n));
             self.u64(p.hid);
         }
+        self.end(item);
         covered
     }
 
@@ -153,13 +174,14 @@ impl Out {
         }
     }
 
-    pub fn run(&mut self, r: &Run, old: bool) {
-        self.u8(RUN);
+    pub fn run(&mut self, r: &run::Run, old: bool) {
+        let item = self.begin(RUN);
         self.u64(r.number);
         self.u8(u8::from(old));
         self.u64(r.entries);
         self.len(r.fences.len());
         self.places(r.places.list());
+        self.end(item);
     }
 
     fn places(&mut self, list: &[Place]) {
@@ -170,17 +192,17 @@ impl Out {
     }
 
     pub fn segment(&mut self, id: u32, s: &Segment) {
-        self.u8(SEGMENT);
+        let item = self.begin(SEGMENT);
         self.u32(id);
         self.u64(s.seq);
+        self.u64(s.appends.0);
+        self.u64(s.appends.1);
         self.u64(s.forgets);
         self.u8(u8::from(s.evidence));
-        self.len(s.content.len());
-        for (shard, c) in &s.content {
-            self.shard_id(*shard);
-            self.u64(c.min.0);
-            self.u64(c.max.0);
-        }
+        let content = s.content.to_bytes();
+        self.len(content.len());
+        self.0.extend_from_slice(&content);
+        self.u32(s.tomb_count);
         let tombs = s.tomb_ranges();
         self.len(tombs.len());
         for (shard, start, end) in tombs {
@@ -190,21 +212,34 @@ impl Out {
         }
         self.len(s.pins.len());
         s.pins.iter().for_each(|p| self.u32(*p));
+        self.end(item);
     }
 
     /// Up to `most` chunks behind `after`; gives back the last one.
     pub fn chunks(&mut self, slot: u32, index: &ChunkIndex, after: Option<ChunkId>, most: usize) -> Option<ChunkId> {
         let mut last = None;
-        for (id, runs, words) in index.export(after).take(most) {
-            self.u8(CHUNK);
+        for (id, places, words) in index.export(after).take(most) {
+            let item = self.begin(CHUNK);
             self.u32(slot);
             self.chunk_id(id);
-            self.len(runs.len());
-            for r in runs {
-                [r.first, r.count, r.segment, r.at].into_iter().for_each(|n| self.u32(n));
+            match places {
+                Places::Runs(runs) => {
+                    self.u8(RUNS);
+                    self.len(runs.len());
+                    for r in runs {
+                        [r.first, r.count, r.segment, r.at].into_iter().for_each(|n| self.u32(n));
+                    }
+                }
+                Places::Cells { first, cells } => {
+                    self.u8(CELLS);
+                    [index.packing.sector, index.packing.per_segment, *first].into_iter().for_each(|n| self.u32(n));
+                    self.len(cells.len());
+                    cells.iter().for_each(|c| self.u32(*c));
+                }
             }
             self.len(words.len());
             words.iter().for_each(|w| self.u64(*w));
+            self.end(item);
             last = Some(id);
         }
         last
@@ -213,9 +248,10 @@ impl Out {
     /// What is committed when all of the shard has been written. Chunks may say that what a frame up to there covers is
     /// dead, so the frame must count as committed as soon as it is applied again.
     pub fn committed(&mut self, s: &Shard) {
-        self.u8(COMMITTED);
+        let item = self.begin(COMMITTED);
         self.u32(s.slot);
         self.u64(s.committed.0);
+        self.end(item);
     }
 
     /// What is kept of a shard: as of its item, or (`later`) when all was written.
@@ -224,13 +260,14 @@ impl Out {
         if pins.kept.is_none() && pins.as_of == Sequence(0) {
             return;
         }
-        self.u8(PINS);
+        let item = self.begin(PINS);
         self.u32(s.slot);
         self.u8(u8::from(later));
         self.u64(s.committed.max(pins.as_of).0);
         self.u64(pins.kept.retain.unwrap_or_default().0);
         self.len(pins.kept.pins.len());
         pins.kept.pins.iter().for_each(|v| self.u64(v.0));
+        self.end(item);
     }
 
     /// Secrets of closed views, as of the shard's item.
@@ -240,7 +277,7 @@ impl Out {
         if list.is_empty() {
             return;
         }
-        self.u8(CLOSED);
+        let item = self.begin(CLOSED);
         self.u32(s.slot);
         self.len(list.len());
         for c in list {
@@ -248,13 +285,14 @@ impl Out {
             self.u64(c.published.0);
             self.hash(&c.secret);
         }
+        self.end(item);
     }
 
     /// Superseded extents of up to `most` cells from block `at` on; gives back where to go on.
     pub fn history(&mut self, s: &Shard, at: u32, most: usize) -> Option<u32> {
         let (layers, next) = s.history.table.export(at, most);
         for (start, l) in layers {
-            self.u8(HISTORY);
+            let item = self.begin(HISTORY);
             self.u32(s.slot);
             self.u8(l.e.kind as u8);
             [start, l.e.len, l.e.offset].into_iter().for_each(|n| self.u32(n));
@@ -263,24 +301,34 @@ impl Out {
             let crcs = l.e.crcs.slice(l.e.len);
             self.len(crcs.len());
             crcs.iter().for_each(|c| self.u32(*c));
+            self.end(item);
         }
         next
     }
 
-    pub fn end(&mut self, written: u64, last: u64, next_run: u64, next_slot: u32) {
-        self.u8(END);
-        self.u64(written);
+    pub fn finish(&mut self, begun: Begun, last: u64, next_run: u64, next_slot: u32) {
+        let item = self.begin(END);
+        self.u64(begun.written);
+        self.u64(begun.opened);
         self.u64(last);
         self.u64(next_run);
         self.u32(next_slot);
+        self.end(item);
     }
+}
+
+/// The log when a checkpoint is begun: its last append, and the number of its newest segment.
+#[derive(Clone, Copy)]
+pub(crate) struct Begun {
+    pub written: u64,
+    pub opened: u64,
 }
 
 /// A chunk as it was.
 pub(crate) struct ChunkItem {
     pub slot: u32,
     pub id: ChunkId,
-    pub runs: Vec<crate::chunks::Run>,
+    pub places: (Places, Packing),
     pub words: Vec<u64>,
 }
 
@@ -295,9 +343,12 @@ pub(crate) struct PinsItem {
 pub(crate) struct SegmentItem {
     pub id: u32,
     pub seq: u64,
+    /// First and last append of a closed segment.
+    pub appends: (u64, u64),
     pub forgets: u64,
     pub evidence: bool,
-    pub content: Vec<(ShardId, Sequence, Sequence)>,
+    pub content: Contents,
+    pub tomb_count: u32,
     pub tombs: Vec<(ShardId, u32, u32)>,
     pub pins: Vec<u32>,
 }
@@ -307,7 +358,7 @@ pub(crate) struct SegmentItem {
 pub(crate) struct Manifest {
     pub shards: Vec<(Shard, u64)>,
     /// Runs without fences and members, newest first; whether it is the old one; and its pages with entries.
-    pub runs: Vec<(Run, bool, u32)>,
+    pub runs: Vec<(run::Run, bool, u32)>,
     pub segments: Vec<SegmentItem>,
     pub chunks: Vec<ChunkItem>,
     pub pins: Vec<PinsItem>,
@@ -317,8 +368,9 @@ pub(crate) struct Manifest {
     pub closed: Vec<(u32, Vec<ClosedView>)>,
     /// What was committed at the end, by slot.
     pub committed: Vec<(u32, Sequence)>,
-    /// Last append when it was begun, and when all was written.
+    /// Last append and newest segment when it was begun, and last append when all was written.
     pub written: u64,
+    pub opened: u64,
     pub last: u64,
     pub next_run: u64,
     pub next_slot: u32,
@@ -330,31 +382,64 @@ impl Manifest {
         self.shards.iter().map(|s| s.1).fold(self.written, u64::min)
     }
 
+    /// A manifest that is in memory as a whole.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let mut r = In(bytes);
-        Self::items(&mut r).ok_or_else(|| Error::corrupt("manifest of a checkpoint that makes no sense"))
+        let mut r = Reader::default();
+        r.push(bytes)?;
+        r.finish()
     }
 
-    fn items(r: &mut In<'_>) -> Option<Self> {
-        let mut m = Self::default();
-        loop {
-            match r.u8()? {
-                SHARD => m.shards.push(r.shard()?),
-                RUN => m.runs.push(r.run()?),
-                SEGMENT => m.segments.push(r.segment()?),
-                CHUNK => m.chunks.push(r.chunk()?),
-                PINS => m.pins.push(r.pins()?),
-                HISTORY => m.history.push(r.history()?),
-                CLOSED => m.closed.push(r.closed()?),
-                COMMITTED => m.committed.push((r.u32()?, Sequence(r.number()?))),
-                END => {
-                    (m.written, m.last) = (r.number()?, r.number()?);
-                    (m.next_run, m.next_slot) = (r.number()?, r.u32()?);
-                    return r.0.is_empty().then_some(m);
-                }
-                _ => return None,
+    fn item(&mut self, kind: u8, r: &mut In<'_>) -> Option<()> {
+        match kind {
+            SHARD => self.shards.push(r.shard()?),
+            RUN => self.runs.push(r.run()?),
+            SEGMENT => self.segments.push(r.segment()?),
+            CHUNK => self.chunks.push(r.chunk()?),
+            PINS => self.pins.push(r.pins()?),
+            HISTORY => self.history.push(r.history()?),
+            CLOSED => self.closed.push(r.closed()?),
+            COMMITTED => self.committed.push((r.u32()?, Sequence(r.number()?))),
+            END => {
+                (self.written, self.opened, self.last) = (r.number()?, r.log_number()?, r.number()?);
+                (self.next_run, self.next_slot) = (r.number()?, r.u32()?);
             }
+            _ => return None,
         }
+        r.0.is_empty().then_some(())
+    }
+}
+
+/// A manifest that is read from its beginning, in pieces of any length.
+#[derive(Default)]
+pub(crate) struct Reader {
+    manifest: Manifest,
+    /// The beginning of an item whose end has not come yet.
+    rest: Vec<u8>,
+    at_end: bool,
+}
+
+impl Reader {
+    fn senseless() -> Error {
+        Error::corrupt("manifest of a checkpoint that makes no sense")
+    }
+
+    pub fn push(&mut self, bytes: &[u8]) -> Result<()> {
+        self.rest.extend_from_slice(bytes);
+        let mut from = 0;
+        while let Some((head, behind)) = self.rest[from..].split_at_checked(ITEM_HEAD) {
+            let (kind, len) = (head[0], u32::from_le_bytes(head[1..].try_into().expect("four bytes")) as usize);
+            let Some(body) = behind.get(..len) else { break };
+            let done = self.manifest.item(kind, &mut In(body)).filter(|()| !self.at_end);
+            done.ok_or_else(Self::senseless)?;
+            self.at_end = kind == END;
+            from += ITEM_HEAD + len;
+        }
+        self.rest.drain(..from);
+        Ok(())
+    }
+
+    pub fn finish(self) -> Result<Manifest> {
+        if self.at_end && self.rest.is_empty() { Ok(self.manifest) } else { Err(Self::senseless()) }
     }
 }
 
@@ -380,6 +465,9 @@ impl<'a> In<'a> {
     }
     fn number(&mut self) -> Option<u64> {
         self.u64().filter(|n| *n < NUMBER_MAX)
+    }
+    fn log_number(&mut self) -> Option<u64> {
+        self.u64().filter(|n| *n < LOG_NUMBER_END)
     }
     fn hash(&mut self) -> Option<Hash32> {
         Some(Hash32(self.take(32)?.try_into().ok()?))
@@ -471,8 +559,8 @@ impl<'a> In<'a> {
         Some(RequestTable::from_format(&Requests { floors, entries }))
     }
 
-    fn run(&mut self) -> Option<(Run, bool, u32)> {
-        let mut run = Run { number: self.number()?, ..Run::default() };
+    fn run(&mut self) -> Option<(run::Run, bool, u32)> {
+        let mut run = run::Run { number: self.number()?, ..run::Run::default() };
         let old = self.bool()?;
         run.entries = self.number()?;
         let pages = self.u32()?;
@@ -482,20 +570,24 @@ impl<'a> In<'a> {
             total += u64::from(p.count);
             (p.count > 0 && u64::from(p.page) + u64::from(p.count) <= 1 << 18).then_some(p)
         })?;
-        let mut places = Places::default();
+        let mut places = run::Places::default();
         list.into_iter().for_each(|p| places.push(p));
         run.places = places;
         (pages > 0 && u64::from(pages) < total && total < 1 << 31).then_some((run, old, pages))
     }
 
     fn segment(&mut self) -> Option<SegmentItem> {
-        let (id, seq, forgets, evidence) = (self.segment_id()?, self.u64()?, self.u64()?, self.bool()?);
-        let content = self.list(|r| Some((r.shard_id()?, Sequence(r.number()?), Sequence(r.number()?))))?;
+        let (id, seq, appends) = (self.segment_id()?, self.log_number()?, (self.log_number()?, self.log_number()?));
+        let (forgets, evidence) = (self.u64()?, self.bool()?);
+        let len = self.u32()? as usize;
+        let content = Contents::from_bytes(self.take(len)?)?;
+        let tomb_count = self.u32()?;
         let tombs = self.list(|r| {
             let (id, start, len) = (r.shard_id()?, r.u32()?, r.u32()?);
             (u64::from(start) + u64::from(len) <= limits::SHARD_BLOCKS_MAX).then_some((id, start, len))
         })?;
-        Some(SegmentItem { id, seq, forgets, evidence, content, tombs, pins: self.list(Self::segment_id)? })
+        let pins = self.list(Self::segment_id)?;
+        Some(SegmentItem { id, seq, appends, forgets, evidence, content, tomb_count, tombs, pins })
     }
 
     fn pins(&mut self) -> Option<PinsItem> {
@@ -535,14 +627,28 @@ impl<'a> In<'a> {
 
     fn chunk(&mut self) -> Option<ChunkItem> {
         let (slot, id) = (self.u32()?, self.chunk_id()?);
+        let places = match self.u8()? {
+            RUNS => (Places::Runs(self.chunk_runs()?), Packing::default()),
+            CELLS => {
+                let packing = Packing { sector: self.u32()?, per_segment: self.u32()? };
+                let first = self.u32()?;
+                let cells = self.list(Self::u32)?;
+                let fits = packing.is_sound() && crate::chunks::fits(first, cells.len() as u32);
+                (Places::Cells { first, cells: fits.then_some(cells)? }, packing)
+            }
+            _ => return None,
+        };
+        let words = self.list(Self::u64)?;
+        (words.len() <= ORDINALS_MAX as usize / 64).then_some(ChunkItem { slot, id, places, words })
+    }
+
+    fn chunk_runs(&mut self) -> Option<Vec<Run>> {
         let mut end = 0;
-        let runs = self.list(|r| {
-            let run = crate::chunks::Run { first: r.u32()?, count: r.u32()?, segment: r.segment_id()?, at: r.u32()? };
+        self.list(|r| {
+            let run = Run { first: r.u32()?, count: r.u32()?, segment: r.segment_id()?, at: r.u32()? };
             let fits = run.first >= end && run.count > 0 && crate::chunks::fits(run.first, run.count);
             end = run.first.saturating_add(run.count);
             (fits && run.at < 1 << 30).then_some(run)
-        })?;
-        let words = self.list(Self::u64)?;
-        (words.len() <= ORDINALS_MAX as usize / 64).then_some(ChunkItem { slot, id, runs, words })
+        })
     }
 }

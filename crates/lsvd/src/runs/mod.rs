@@ -391,7 +391,9 @@ impl<D: Device> Io<'_, D> {
         };
         match bare {
             Some(id) => {
-                self.device.prewrite(geometry.byte(id, 0), geometry.segment_bytes).await?;
+                if !crate::openings::is_whole(self.device, &geometry, id).await {
+                    self.device.prewrite(geometry.byte(id, 0), geometry.segment_bytes).await?;
+                }
                 self.core.borrow_mut().segs.set_state(id, SegmentState::Ready);
             }
             None if len < geometry.limit_segments => {

@@ -21,6 +21,7 @@ mod moved;
 mod rules;
 mod scrub;
 mod shards;
+mod start;
 mod survey;
 mod sweeps;
 mod tool;
