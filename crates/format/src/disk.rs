@@ -2,8 +2,8 @@
 //!
 //! A device begins with `SEGMENTS_AT` bytes of which the superblock's two copies use two places; then come
 //! segments of equal size. A segment is a row of appends and, once closed, an index at its end. Each append is
-//! header, extra bytes (in a segment's first append: the table of live segments), all frame heads, padding to the
-//! sector, then all data blocks in order of the heads.
+//! header, extra bytes (in a segment's first append the table of live segments, in the others what the append before
+//! held), all frame heads, padding to the sector, then all data blocks in order of the heads.
 
 use crate::{FrameHead, crc32c};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -34,6 +34,11 @@ pub const HOST_KEY_BYTES: usize = 128;
 /// Feature bit of the superblock: the slots of checkpoints may name something. A reader that does not know it would
 /// take the segments of a checkpoint for free, and leave the slots as they are. Without it they are not looked at.
 pub const FEATURE_CHECKPOINTS: u32 = 1;
+/// Feature bit of the superblock: appends may repeat the one before, and footers may name appends that were lost. A
+/// reader that does not know it would take what was lost for whole.
+pub const FEATURE_REPEATS: u32 = 2;
+/// Feature bits that this reader knows.
+const FEATURES: u32 = FEATURE_CHECKPOINTS | FEATURE_REPEATS;
 
 /// Where the two copies of the superblock lie, far enough apart that one bad spot does not take both.
 pub const SUPERBLOCK_AT: [u64; 2] = [0, 512 << 10];
@@ -56,7 +61,7 @@ pub struct Superblock {
     pub version: U16,
     /// Always 256.
     pub length: U16,
-    /// Feature bits: 1 = the slots of checkpoints may name something.
+    /// Feature bits: 1 = the slots of checkpoints may name something, 2 = appends may repeat the one before.
     pub features: U32,
     /// Bytes of the physical sector that the log was made for.
     pub sector: U32,
@@ -122,7 +127,7 @@ impl Superblock {
         if sb.magic != SUPERBLOCK_MAGIC {
             return Err(Error::not_found("no freebs superblock here"));
         }
-        if sb.version.get() != DISK_VERSION || sb.features.get() & !FEATURE_CHECKPOINTS != 0 {
+        if sb.version.get() != DISK_VERSION || sb.features.get() & !FEATURES != 0 {
             return Err(Error::invalid("the device has a newer format; use a newer freebs"));
         }
         let sector = sb.sector.get();
@@ -225,7 +230,7 @@ pub struct AppendHeader {
     pub magic: [u8; 4],
     /// Always 1.
     pub version: U16,
-    /// `APPEND_REPAIR` or 0.
+    /// `APPEND_REPAIR`, `APPEND_REPEATS`, both or 0.
     pub flags: U16,
     /// Identity of the device.
     pub device: [u8; 16],
@@ -241,7 +246,7 @@ pub struct AppendHeader {
     pub durable: U64,
     /// Bytes of header, extra and heads, without padding.
     pub heads_len: U32,
-    /// Bytes of the live table; 0 but in a segment's first append.
+    /// Bytes of the live table in a segment's first append; of the repeat in one that has it; else 0.
     pub extra_len: U32,
     /// Bytes of data blocks.
     pub data_len: U32,
@@ -249,8 +254,8 @@ pub struct AppendHeader {
     pub frames: U32,
     /// Start number of the writer. It never falls along a log, so what a torn end left behind is recognised.
     pub start: U64,
-    /// Zero.
-    pub reserved: [u8; 8],
+    /// The last append that was known to be lost when this one was written; 0 for none.
+    pub lost: U64,
     /// CRC-32C of extra and heads.
     pub heads_crc: U32,
     /// CRC-32C of the bytes before this field.
@@ -261,6 +266,8 @@ const _: () = assert!(size_of::<AppendHeader>() == 96);
 /// Flag of an append and of its index entries: the frames fill holes or replace damaged copies. They never imply
 /// that the frames behind them in sequence were cut.
 pub const APPEND_REPAIR: u16 = 1;
+/// Flag of an append: its extra bytes are a [`Repeat`] of the append before it.
+pub const APPEND_REPEATS: u16 = 2;
 
 /// Numbers of segments' uses and of appends are below this, so that counting on from one never overflows.
 pub const LOG_NUMBER_END: u64 = u64::MAX / 2;
@@ -295,7 +302,7 @@ impl AppendHeader {
         {
             return Err(Error::corrupt("append header with impossible lengths"));
         }
-        if h.segment_seq.get() >= LOG_NUMBER_END || h.number.get() >= LOG_NUMBER_END {
+        if [h.segment_seq, h.number, h.lost].iter().any(|n| n.get() >= LOG_NUMBER_END) {
             return Err(Error::corrupt("append header with numbers that could not be counted on from"));
         }
         Ok(h)
@@ -309,6 +316,81 @@ impl AppendHeader {
     /// Number of the segment in the order of opening, as a number of its own type.
     pub fn seq(&self) -> SegmentSeq {
         SegmentSeq(self.segment_seq.get())
+    }
+}
+
+/// What a repeat begins with; the live table and the entries follow.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RepeatFixed {
+    /// Number of the append that is repeated.
+    pub append: U64,
+    /// Bytes of its live table; 0 but for a segment's first append.
+    pub table_len: U32,
+    /// Number of its frames.
+    pub frames: U32,
+    /// CRC-32C of live table and entries.
+    pub body_crc: U32,
+    /// CRC-32C of the bytes before this field.
+    pub crc: U32,
+}
+const _: () = assert!(size_of::<RepeatFixed>() == 24);
+
+/// Bytes of a repeat, at most: the append that has it still has room for the largest head.
+pub const REPEAT_BYTES_MAX: usize = APPEND_HEADS_BYTES_MAX - size_of::<AppendHeader>() - limits::FRAME_HEAD_BYTES_MAX;
+
+/// What an append says of the one before it in its segment: all that is lost if the heads of that one are.
+#[derive(Clone, Debug)]
+pub struct Repeat {
+    /// Number of the append that is repeated.
+    pub append: u64,
+    /// Its live table, if it was its segment's first one.
+    pub table: Option<LiveTable>,
+    /// Its frames, as an index would name them.
+    pub entries: Vec<IndexEntry>,
+}
+
+impl Repeat {
+    /// Bytes that a repeat takes.
+    #[must_use]
+    pub const fn encoded_len(table_len: usize, entries_len: usize) -> usize {
+        size_of::<RepeatFixed>() + table_len + entries_len
+    }
+
+    /// Writes a repeat to exactly its bytes. `entries` are encoded index entries.
+    pub fn encode(out: &mut [u8], append: u64, table: &[u8], entries: &[u8], frames: u32) {
+        let (fixed, body) = out.split_at_mut(size_of::<RepeatFixed>());
+        body[..table.len()].copy_from_slice(table);
+        body[table.len()..].copy_from_slice(entries);
+        let mut f = RepeatFixed {
+            append: append.into(),
+            table_len: (table.len() as u32).into(),
+            frames: frames.into(),
+            body_crc: crc32c(body).into(),
+            crc: 0.into(),
+        };
+        f.crc = crc32c(&f.as_bytes()[..20]).into();
+        fixed.copy_from_slice(f.as_bytes());
+    }
+
+    /// The repeat in the extra bytes of an append.
+    pub fn decode(mut bytes: Bytes) -> Result<Self> {
+        let f = RepeatFixed::read_from_prefix(&bytes).map_err(|_| Error::corrupt("repeat is cut short"))?.0;
+        if f.crc.get() != crc32c(&f.as_bytes()[..20]) {
+            return Err(Error::corrupt("repeat does not match its checksum"));
+        }
+        bytes.advance(size_of::<RepeatFixed>());
+        let table_len = f.table_len.get() as usize;
+        if f.body_crc.get() != crc32c(&bytes) || table_len > bytes.len() {
+            return Err(Error::corrupt("repeat does not match its checksum"));
+        }
+        let table = bytes.split_to(table_len);
+        let table = (table_len > 0).then(|| LiveTable { bits: table.to_vec() });
+        let entries = IndexEntry::decode_all(bytes, f.frames.get())?;
+        if entries.iter().any(|e| e.append != f.append.get()) {
+            return Err(Error::corrupt("repeat with frames of another append"));
+        }
+        Ok(Self { append: f.append.get(), table, entries })
     }
 }
 
@@ -371,8 +453,12 @@ pub struct SegmentFooter {
     pub next: U32,
     /// CRC-32C of the index.
     pub index_crc: U32,
+    /// First and last append of which something was lost for good when the segment was closed; 0 for none.
+    pub lost_from: U64,
+    /// The last of them. It may be one behind `last_append`.
+    pub lost_to: U64,
     /// Zero.
-    pub reserved: [u8; 20],
+    pub reserved: [u8; 4],
     /// CRC-32C of the bytes before this field.
     pub crc: U32,
 }
@@ -400,6 +486,9 @@ impl SegmentFooter {
         let end = u64::from(f.index_at.get()) + u64::from(f.index_len.get()) + size_of::<Self>() as u64;
         if end > segment_bytes {
             return Err(Error::corrupt("segment footer with impossible lengths"));
+        }
+        if f.lost_from.get() > f.lost_to.get() || f.lost_to.get() >= LOG_NUMBER_END {
+            return Err(Error::corrupt("segment footer with an impossible loss"));
         }
         Ok(f)
     }

@@ -6,7 +6,9 @@
 use core::mem::{offset_of, size_of};
 use freebs_consensus::wire::SeatHeader;
 use freebs_control::StateHeader;
-use freebs_format::disk::{AppendHeader, CheckpointSlot, PageHeader, PagesFixed, SegmentFooter};
+use freebs_format::disk::{
+    APPEND_REPEATS, AppendHeader, CheckpointSlot, PageHeader, PagesFixed, RepeatFixed, SegmentFooter,
+};
 use freebs_format::wire::{HEADER_BYTES, MessageHeader, kind};
 use freebs_format::{FrameHeader, FrameKind, crc32c, layout};
 
@@ -128,9 +130,24 @@ pub fn append(bytes: &mut [u8]) {
     if bytes.len() >= HEAD {
         let heads = word(bytes, offset_of!(AppendHeader, heads_len)).clamp(HEAD, bytes.len());
         frames(&mut bytes[HEAD..heads]);
+        let extra = word(bytes, offset_of!(AppendHeader, extra_len)).min(heads - HEAD);
+        let flags = offset_of!(AppendHeader, flags);
+        if u16::from_le_bytes([bytes[flags], bytes[flags + 1]]) & APPEND_REPEATS != 0 {
+            repeat(&mut bytes[HEAD..HEAD + extra]);
+        }
         let crc = crc32c(&bytes[HEAD..heads]);
         put(bytes, offset_of!(AppendHeader, heads_crc), crc);
         fixed(bytes, HEAD);
+    }
+}
+
+/// What an append repeats of the one before it.
+fn repeat(bytes: &mut [u8]) {
+    const FIXED: usize = size_of::<RepeatFixed>();
+    if bytes.len() >= FIXED {
+        let crc = crc32c(&bytes[FIXED..]);
+        put(bytes, offset_of!(RepeatFixed, body_crc), crc);
+        fixed(bytes, FIXED);
     }
 }
 

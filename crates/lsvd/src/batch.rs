@@ -1,14 +1,16 @@
 //! One append: what of the queue goes into it, and how its bytes lie.
 //!
 //! Invariants: an append lies in one segment and leaves room for the segment's index; all its frames are repairs or
-//! none is; a cut is never inside, nor anything behind a shard's end.
+//! none is; a cut is never inside, nor anything behind a shard's end. Each append but a segment's first one repeats what
+//! the append before it held, so its own heads are few enough to be repeated by the next one.
 
 use crate::clean::carry::Moves;
-use crate::core::{Core, Geometry, Job, OpenSegment, Queued};
+use crate::core::{Core, Geometry, Job, LastAppend, OpenSegment, Queued};
 use crate::shard::At;
 use crate::{Durable, Record, Unrepaired};
 use freebs_format::disk::{
-    APPEND_DATA_BYTES_MAX, APPEND_HEADS_BYTES_MAX, APPEND_REPAIR, AppendHeader, IndexEntry, LiveTable, SegmentFooter,
+    APPEND_DATA_BYTES_MAX, APPEND_HEADS_BYTES_MAX, APPEND_REPAIR, APPEND_REPEATS, AppendHeader, IndexEntry, LiveTable,
+    REPEAT_BYTES_MAX, Repeat, SegmentFooter,
 };
 use freebs_format::{Frame, FrameHead};
 use freebs_io::AlignedBuf;
@@ -38,6 +40,8 @@ pub(crate) struct Batch {
     pub number: u64,
     /// Segments that the live table in this append leaves out.
     pub given: Option<Vec<u32>>,
+    /// The live table, in a segment's first append.
+    table: Vec<u8>,
     /// Moves that have been written with it, to the end.
     moves_done: Moves,
     /// Blocks that cleaning moves, and the sum of their ages.
@@ -90,8 +94,19 @@ impl Gather {
 }
 
 /// Bytes of the live table that a segment's first append carries.
-fn extra_len(core: &Core, open: &OpenSegment) -> usize {
+fn table_len(core: &Core, open: &OpenSegment) -> usize {
     if open.first_append == 0 { core.segs.len().div_ceil(8) as usize } else { 0 }
+}
+
+/// Bytes between header and heads: the live table, or the repeat of the append before.
+fn extra_len(core: &Core, open: &OpenSegment) -> usize {
+    let repeat = |last: &LastAppend| Repeat::encoded_len(last.table.len(), open.index.len() - last.index_at);
+    table_len(core, open) + open.last.as_ref().map_or(0, repeat)
+}
+
+/// Whether the next append can repeat one whose index entries take `index` bytes.
+fn is_repeatable(core: &Core, open: &OpenSegment, index: usize) -> bool {
+    Repeat::encoded_len(table_len(core, open), index) <= REPEAT_BYTES_MAX
 }
 
 /// Data bytes that a frame may have so that it fits a fresh segment with the largest head.
@@ -265,6 +280,7 @@ impl Core {
         head <= limits::FRAME_HEAD_BYTES_MAX
             && g.data + data <= BATCH_DATA_BYTES
             && g.heads + head <= heads_max
+            && is_repeatable(self, open, g.index + index)
             && self.has_room(open, g, head, index, data)
     }
 
@@ -312,7 +328,8 @@ impl Core {
         let (head, data) = (frame.head.bytes().len(), frame.data_bytes());
         let index = IndexEntry::encoded_len(head);
         let heads_max = APPEND_HEADS_BYTES_MAX - HEADER - extra_len(self, open);
-        let full = !g.frames.is_empty() && (g.data + data > BATCH_DATA_BYTES || g.heads + head > heads_max);
+        let many = g.heads + head > heads_max || !is_repeatable(self, open, g.index + index);
+        let full = !g.frames.is_empty() && (g.data + data > BATCH_DATA_BYTES || many);
         if full || !self.has_room(open, g, head, index, data) {
             let fresh = open.first_append == 0 && g.frames.is_empty();
             if fresh || data > limits::FRAME_DATA_BYTES_MAX || head > limits::FRAME_HEAD_BYTES_MAX {
@@ -408,11 +425,17 @@ impl Core {
         };
         buf.set_len(front + g.data);
         let given = (open.first_append == 0).then(|| self.segs.given());
-        if extra > 0 {
-            let live = self.segs.named().filter(|i| *i != open.id).map(SegmentId);
-            buf[HEADER..HEADER + extra].copy_from_slice(&LiveTable::new(live, self.segs.len()).bits);
-        }
         let number = self.next_append;
+        let (mut flags, mut table) = (if g.repair { APPEND_REPAIR } else { 0 }, Vec::new());
+        if let Some(last) = &open.last {
+            let entries = &open.index[last.index_at..];
+            Repeat::encode(&mut buf[HEADER..HEADER + extra], last.append, &last.table, entries, last.frames);
+            flags |= APPEND_REPEATS;
+        } else if open.first_append == 0 {
+            let live = self.segs.named().filter(|i| *i != open.id).map(SegmentId);
+            table = LiveTable::new(live, self.segs.len()).bits;
+            buf[HEADER..HEADER + extra].copy_from_slice(&table);
+        }
         let (mut head_at, mut data_at) = (HEADER + extra, front);
         let mut ops = Vec::with_capacity(g.frames.len());
         for (frame, done, frees) in g.frames {
@@ -435,7 +458,7 @@ impl Core {
         let mut header = AppendHeader {
             magic: [0; 4],
             version: 0.into(),
-            flags: (if g.repair { APPEND_REPAIR } else { 0 }).into(),
+            flags: flags.into(),
             device: self.geometry.device.0,
             segment: open.id.into(),
             offset: open.at.into(),
@@ -447,7 +470,7 @@ impl Core {
             data_len: (g.data as u32).into(),
             frames: (ops.len() as u32).into(),
             start: self.geometry.start.0.into(),
-            reserved: [0; 8],
+            lost: self.known_lost.into(),
             heads_crc: 0.into(),
             crc: 0.into(),
         };
@@ -455,16 +478,22 @@ impl Core {
         buf[..HEADER].copy_from_slice(header.as_bytes());
         let byte = self.geometry.byte(open.id, open.at);
         let (moves_done, moved) = (g.moves_done, g.moved);
-        (Batch { byte, ops, repair: g.repair, number, given, moves_done, moved }, buf)
+        (Batch { byte, ops, repair: g.repair, number, given, table, moves_done, moved }, buf)
     }
 
     /// A durable append: moves the end of the log, then lets the frames act in order.
-    pub fn written(&mut self, batch: Batch, len: usize, done: &mut Vec<Durable>) {
+    pub fn written(&mut self, mut batch: Batch, len: usize, done: &mut Vec<Durable>) {
         let open = self.open.as_mut().expect("the append went there");
         open.at += len as u32;
         open.first_append = if open.first_append == 0 { batch.number } else { open.first_append };
         open.last_append = batch.number;
         open.frames += batch.ops.len() as u32;
+        open.last = Some(LastAppend {
+            append: batch.number,
+            index_at: open.index.len(),
+            frames: batch.ops.len() as u32,
+            table: std::mem::take(&mut batch.table),
+        });
         for op in &batch.ops {
             index_entry(op, batch.repair).encode(&mut open.index);
         }
@@ -546,7 +575,9 @@ impl OpenSegment {
             index_len: 0.into(),
             next: next.into(),
             index_crc: 0.into(),
-            reserved: [0; 20],
+            lost_from: self.lost.map_or(0, |lost| lost.0).into(),
+            lost_to: self.lost.map_or(0, |lost| lost.1).into(),
+            reserved: [0; 4],
             crc: 0.into(),
         };
         footer.finish(&index);

@@ -79,8 +79,23 @@ pub(crate) struct OpenSegment {
     /// First and last append; 0 if there is none yet.
     pub first_append: u64,
     pub last_append: u64,
+    /// What the next append repeats; `None` in front of the first one, and if it is not known.
+    pub last: Option<LastAppend>,
+    /// First and last append of which something is lost for good.
+    pub lost: Option<(u64, u64)>,
     /// It was opened for records that had waited for it: they get into it, however few are free by that.
     pub for_records: bool,
+}
+
+/// The last append of the open segment, as the next one repeats it.
+#[derive(Debug)]
+pub(crate) struct LastAppend {
+    pub append: u64,
+    /// Where its entries begin in the segment's index.
+    pub index_at: usize,
+    pub frames: u32,
+    /// Its live table, if it is the segment's first one.
+    pub table: Vec<u8>,
 }
 
 /// Local frames that free segments.
@@ -130,8 +145,10 @@ pub(crate) struct Core {
     pub next_seq: u64,
     /// Whether the last append is known to be durable by a later one, or there is none.
     pub proven: bool,
-    /// Highest append known to be lost.
+    /// Highest append known to be lost, while the log is replayed.
     pub damaged: u64,
+    /// Highest append that was found to be lost then. Every append says so: it does not rely on that one.
+    pub known_lost: u64,
     /// Highest append that is lost, or may be: maps that were learned up to there don't count. Where in the log a segment
     /// lay that is lost as a whole is not known, but there is an end to it.
     pub unlearned: u64,
@@ -185,6 +202,7 @@ impl Core {
             next_seq: 1,
             proven: true,
             damaged: 0,
+            known_lost: 0,
             unlearned: 0,
             replaying: u64::MAX,
             no_growth: false,

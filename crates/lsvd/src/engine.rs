@@ -610,6 +610,8 @@ impl<D: Device> Engine<D> {
             frames: 0,
             first_append: 0,
             last_append: 0,
+            last: None,
+            lost: None,
             for_records,
         });
         inner.pool.notify_one();

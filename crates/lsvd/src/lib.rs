@@ -25,6 +25,7 @@ mod holes;
 mod join;
 mod learned;
 mod log;
+mod loss;
 mod map;
 mod overlay;
 mod read;
@@ -42,6 +43,7 @@ mod ways;
 
 pub use api::*;
 pub use engine::Engine;
+pub use loss::Lost;
 pub use requests::{DRIVERS_MAX, ENTRIES_MAX, RequestTable, Seen};
 pub use scrub::Scrubber;
 

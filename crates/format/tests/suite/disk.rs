@@ -66,8 +66,10 @@ fn a_superblock_of_a_newer_format_or_an_impossible_shape_is_refused() {
     };
     assert_eq!(kind(&|_| ()), Ok(()));
     assert_eq!(kind(&|s| s.version = 2.into()), Err(ErrorKind::Invalid));
-    assert_eq!(kind(&|s| s.features = FEATURE_CHECKPOINTS.into()), Ok(()));
-    for unknown in [1u32 << 1, 1 << 31, FEATURE_CHECKPOINTS | 1 << 1] {
+    for known in [FEATURE_CHECKPOINTS, FEATURE_REPEATS, FEATURE_CHECKPOINTS | FEATURE_REPEATS] {
+        assert_eq!(kind(&|s| s.features = known.into()), Ok(()));
+    }
+    for unknown in [1u32 << 2, 1 << 31, FEATURE_CHECKPOINTS | 1 << 2] {
         assert_eq!(kind(&|s| s.features = unknown.into()), Err(ErrorKind::Invalid), "{unknown:#x}");
     }
     for sector in [0u32, 256, 768, 8192, u32::MAX] {
@@ -94,7 +96,7 @@ fn append(extra_and_heads: &[u8], extra: usize) -> AppendHeader {
         data_len: 8192.into(),
         frames: 1.into(),
         start: 6.into(),
-        reserved: [0; 8],
+        lost: 0.into(),
         heads_crc: 0.into(),
         crc: 0.into(),
     };
@@ -133,6 +135,42 @@ fn an_append_header_is_found_whole_or_not_at_all() {
     assert_eq!(AppendHeader::decode(&resealed(newer, 92)).unwrap_err().kind, ErrorKind::Invalid);
 }
 
+/// A repeat counts as a whole or not at all, and never panics.
+#[test]
+fn a_repeat_is_found_whole_or_not_at_all() {
+    let mut entries = BytesMut::new();
+    for at in [96, 2000] {
+        let head = data_frame().head;
+        IndexEntry { head_at: at, data_at: 4096, append: 7, flags: 0, head }.encode(&mut entries);
+    }
+    let table = [5u8, 0, 1];
+    let mut good = vec![0; Repeat::encoded_len(table.len(), entries.len())];
+    Repeat::encode(&mut good, 7, &table, &entries, 2);
+    let back = Repeat::decode(good.clone().into()).unwrap();
+    assert_eq!((back.append, back.entries.len(), back.table.unwrap().bits), (7, 2, table.to_vec()));
+    for bit in 0..good.len() * 8 {
+        let mut bad = good.clone();
+        bad[bit / 8] ^= 1 << (bit % 8);
+        assert_eq!(Repeat::decode(bad.into()).unwrap_err().kind, ErrorKind::Corrupt, "bit {bit}");
+    }
+    for len in 0..good.len() {
+        assert!(Repeat::decode(good[..len].to_vec().into()).is_err());
+    }
+    // Of another append than it says; more frames than it has; a table longer than all.
+    let mut other = good.clone();
+    Repeat::encode(&mut other, 8, &table, &entries, 2);
+    assert!(Repeat::decode(other.clone().into()).is_err());
+    Repeat::encode(&mut other, 7, &table, &entries, 3);
+    assert!(Repeat::decode(other.into()).is_err());
+    let mut long = good;
+    long[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
+    assert!(Repeat::decode(resealed(long, 20).into()).is_err());
+    let mut empty = vec![0; Repeat::encoded_len(0, 0)];
+    Repeat::encode(&mut empty, 9, &[], &[], 0);
+    let back = Repeat::decode(empty.into()).unwrap();
+    assert!(back.append == 9 && back.table.is_none() && back.entries.is_empty());
+}
+
 fn footer(index: &[u8], frames: u32) -> SegmentFooter {
     let mut f = SegmentFooter {
         magic: [0; 4],
@@ -148,7 +186,9 @@ fn footer(index: &[u8], frames: u32) -> SegmentFooter {
         index_len: 0.into(),
         next: 5.into(),
         index_crc: 0.into(),
-        reserved: [0; 20],
+        lost_from: 0.into(),
+        lost_to: 0.into(),
+        reserved: [0; 4],
         crc: 0.into(),
     };
     f.finish(index);

@@ -7,7 +7,7 @@ use core::mem::size_of;
 use freebs_format::disk::{
     APPEND_DATA_BYTES_MAX, APPEND_HEADS_BYTES_MAX, AppendHeader, CHECKPOINT_BYTES, CHECKPOINT_EXTENTS_MAX,
     CheckpointSlot, HOST_KEY_BYTES, HostKeyFile, IndexEntry, LOG_NUMBER_END, LiveTable, MANIFEST_BYTES_MAX, PAGE_BYTES,
-    PageHeader, PageName, SUPERBLOCK_BYTES, SegmentFooter, Superblock,
+    PageHeader, PageName, Repeat, SUPERBLOCK_BYTES, SegmentFooter, Superblock,
 };
 use freebs_format::{FrameHead, frame_digest};
 use freebs_lsvd::fuzzing;
@@ -58,6 +58,10 @@ pub fn append(data: &[u8]) {
     }
     let table = LiveTable { bits: bytes[96..96 + extra].to_vec() };
     assert_eq!(LiveTable::new(table.iter(), extra as u32 * 8), table);
+    if let Ok(repeat) = Repeat::decode(Bytes::copy_from_slice(&bytes[96..96 + extra])) {
+        repeat.entries.iter().for_each(|e| super::frames::checked_head(&e.head));
+        signal::saw("frames of a repeat", repeat.entries.len() as u64);
+    }
     let mut rest = Bytes::copy_from_slice(&bytes[96 + extra..heads]);
     let mut frames = 0;
     while let Ok(head) = FrameHead::parse(&mut rest) {

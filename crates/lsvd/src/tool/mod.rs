@@ -1,7 +1,8 @@
 //! Tools for a device that nobody uses: what is on it, whether all of it is right, and making its soft state again.
 //!
 //! They work on a damaged device and say what is lost. `inspect` and `verify` only read. `rebuild` writes indexes of
-//! closed segments, and only behind the appends of a segment that it has read whole.
+//! closed segments, and only behind the appends of a segment that it has read whole. `recover` takes what is lost for
+//! lost, if the caller says so.
 //!
 //! Invariants: bytes are understood by the code that recovery and reads use, so a tool and a node never disagree.
 //! Nothing on a device makes a tool panic, or hold more than its maps, one segment and its named maxima.
@@ -9,6 +10,7 @@
 mod inspect;
 mod opened;
 mod rebuild;
+mod recover;
 pub(crate) mod segment;
 mod state;
 mod survey;
@@ -16,10 +18,11 @@ mod verify;
 
 pub use inspect::inspect;
 pub use rebuild::rebuild;
+pub use recover::recover;
 pub use survey::{ShardSurvey, Survey, survey};
 pub use verify::verify;
 
-use crate::Finding;
+use crate::{Finding, Lost};
 use freebs_format::FrameKind;
 use freebs_types::{
     BlockRange, ChunkId, ClusterId, DeviceId, Hash32, NodeId, Sequence, ShardId, StartNumber, Version, ViewNumber,
@@ -489,4 +492,17 @@ impl Rebuild {
         let left = self.indexes.iter().any(|i| matches!(i.action, Action::Leave(_)));
         !left && self.recovery.is_empty() && self.shards.iter().all(|s| s.before == s.after)
     }
+}
+
+/// What `recover` found and did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Losses {
+    /// Whose device it is.
+    pub device: DeviceInfo,
+    /// What each shard misses, or may miss; those that miss nothing are left out.
+    pub lost: Vec<Lost>,
+    /// Whether that was taken for lost.
+    pub accepted: bool,
+    /// What recovery reports as damage.
+    pub recovery: Vec<Finding>,
 }

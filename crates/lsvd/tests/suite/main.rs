@@ -19,6 +19,7 @@ mod history;
 mod maps;
 mod mended;
 mod moved;
+mod repeats;
 mod rules;
 mod scrub;
 mod shards;

@@ -127,16 +127,19 @@ async fn suspected(clean: bool) {
     put(&rig, &mut a, data(0, 200, 2)).await;
     put(&rig, &mut a, data(200, 200, 3)).await;
     let lost = put(&rig, &mut b, data(0, 4, 4)).await;
-    put(&rig, &mut a, data(400, 4, 5)).await;
+    // It repeats the lost one, and its own header is lost, too.
+    let behind = put(&rig, &mut a, data(400, 4, 5)).await;
+    put(&rig, &mut a, data(404, 4, 6)).await;
     rig.kill();
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
-    let head = lost.head.bytes().to_vec();
-    device.poke(|bytes| {
-        let at = bytes.windows(head.len()).position(|w| *w == head[..]).expect("it is there") / 4096 * 4096;
-        bytes[at..at + 4096].fill(0xee);
-    });
+    for head in [lost.head.bytes(), behind.head.bytes()] {
+        device.poke(|bytes| {
+            let at = bytes.windows(head.len()).position(|w| *w == head[..]).expect("it is there") / 4096 * 4096;
+            bytes[at..at + 4096].fill(0xee);
+        });
+    }
 
     let rig = Rig::open(device.clone()).await.unwrap();
     let state = rig.engine.state(TWO).unwrap();
