@@ -190,7 +190,7 @@ fn a_volume_that_is_taken_by_force_answers_its_old_clients_nothing_any_more() {
     let names = ["one", "two"];
     let gateways = names.map(|name| Gateway::start_as(&c, dir.path(), name, name));
     let turns = [Still::Nobody, Still::Member, Still::Head, Still::Gateway];
-    let mut left: VecDeque<Still> = turns.into_iter().cycle().take(rounds as usize).collect();
+    let mut left: VecDeque<Still> = turns.into_iter().cycle().take(rounds).collect();
     let (mut waits, mut before, mut behind, mut unsure) = (Vec::new(), 0, (0, Duration::ZERO), 0);
     while let Some(still) = left.pop_front() {
         let round = waits.len();
