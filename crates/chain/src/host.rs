@@ -381,8 +381,11 @@ impl Host {
             Durable::Unrepaired { shard, sequence, why } => {
                 self.with(shard, |r, ctx| r.on_unrepaired(ctx, sequence, why));
             }
-            Durable::Refused { shard, sequence } => {
-                self.with(shard, |r, ctx| r.on_refused(ctx, sequence));
+            Durable::Refused { shard, sequence, why } => {
+                self.with(shard, |r, ctx| r.on_refused(ctx, sequence, why));
+            }
+            Durable::Unlearned { shard, ticket, why } => {
+                self.with(shard, |r, ctx| r.on_unlearned(ctx, ticket, why));
             }
             Durable::NoRoom { shard, ticket } => {
                 self.with(shard, |r, ctx| r.on_no_room(ctx, ticket));

@@ -281,6 +281,16 @@ impl Replica {
         self.ask_next_piece(ctx);
     }
 
+    /// The log can't have a piece, and never will: the map is asked for anew, and so are entries of lost frames, later.
+    pub fn on_unlearned(&mut self, ctx: &mut Ctx<'_>, ticket: u64, why: &'static str) {
+        self.lost_entries_refused(ctx, ticket);
+        let map = self.asking.and_then(|a| a.map);
+        if map.is_some_and(|m| m.hold == Some(Hold::Disk(ticket))) {
+            (self.asking, self.map_end) = (None, None);
+            ctx.out.note(format!("shard {}: a piece of the map makes no sense here ({why}); asking again", self.id));
+        }
+    }
+
     /// The learner goes on later with the piece that had no room. Who opens a view has no time for that.
     fn rest(&mut self, ctx: &mut Ctx<'_>) {
         self.has_no_room_to_fetch(ctx);
@@ -686,6 +696,32 @@ mod tests {
         let (carries, _) = play(&mut r, 1, &mut |r, ctx| answer(r, ctx, piece(0, end())));
         play(&mut r, 1, &mut |r, ctx| r.on_piece_durable(ctx, carries[0].2));
         assert_eq!((r.last.sequence, r.is_full), (Sequence(6), false));
+    }
+
+    /// The log does not take a piece and tells so: the learner, which waited for it without end, begins anew.
+    #[test]
+    fn a_piece_that_makes_no_sense_is_asked_for_again() {
+        let (mut r, chain) = branched(0, 4);
+        let end = || map_end(3, &chain[2], &chain[0].head);
+        step(&mut r, |r, ctx| {
+            r.ask(ctx, HEAD, ViewNumber(1), Sequence(u64::MAX));
+            let id = r.asking.expect("it asks").id;
+            r.on_sync_reply(ctx, SyncReply { id, ..piece(0, end()) });
+            let ticket = |a: &Action| match a {
+                Action::Append(Record::Carry { ticket, .. }) => Some(*ticket),
+                _ => None,
+            };
+            let ticket = ctx.out.actions.iter().find_map(ticket).expect("a piece");
+            assert!(r.map_end.is_some());
+            r.on_unlearned(ctx, ticket + 1, "of somebody else");
+            assert!(r.asking.is_some());
+            r.on_unlearned(ctx, ticket, "no sense");
+            assert!(r.asking.is_none() && r.map_end.is_none());
+            ctx.out.actions.clear();
+            r.ask(ctx, HEAD, ViewNumber(1), Sequence(u64::MAX));
+            assert!(r.asking.is_some_and(|a| a.map.is_none()), "from the beginning");
+        });
+        assert_eq!((r.stopped, r.last.sequence), (None, Sequence(3)));
     }
 
     /// Frames that come while the question is under way follow the common one; they are no branch.

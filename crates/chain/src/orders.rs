@@ -862,7 +862,7 @@ fn writes_wait_or_fail_for_members_that_have_no_room() {
         let item = answer(2, sequence, Some(Room::new(bytes, more_soon)));
         s.play(|r, ctx| r.head_member_durable(ctx, NodeId(3), &item)).1
     };
-    // Who is passed over has no say.
+    // A member that is passed over has no say.
     tell(&mut s, last, 0, false);
     assert_eq!(reason(&s.write(true, 2, 1, 1)), None);
     assert_eq!(s.r.last.sequence.0, last + 1);

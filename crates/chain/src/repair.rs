@@ -331,7 +331,7 @@ impl Replica {
         match why {
             // It may have been learned meanwhile, or cut.
             Unrepaired::NotMissed => self.on_repair_durable(ctx, sequence),
-            Unrepaired::NoRoom | Unrepaired::Differs => {
+            Unrepaired::NoRoom | Unrepaired::Differs | Unrepaired::Unfit => {
                 self.damage.take_back();
                 self.damage.turns.rest_for(ctx.now, timing::FULL_PAUSE);
             }

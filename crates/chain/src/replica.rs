@@ -590,9 +590,10 @@ impl Replica {
 
     /// The log can't have what this replica put into it: the two differ, and what becomes durable behind it says nothing. A
     /// frame that a cut behind it takes away counts as little there.
-    pub fn on_refused(&mut self, ctx: &mut Ctx<'_>, sequence: Sequence) {
+    pub fn on_refused(&mut self, ctx: &mut Ctx<'_>, sequence: Sequence, why: &'static str) {
         if self.cutting.iter().all(|to| sequence <= *to) {
-            self.stop(ctx, format!("the log does not take frame {sequence}; start this node again to have it mended"));
+            let what = format!("the log does not take frame {sequence} ({why})");
+            self.stop(ctx, format!("{what}; start this node again to have it mended"));
         }
     }
 

@@ -14,7 +14,7 @@ use freebs_types::{Error, NodeId, Result, ShardId, StartNumber, ViewNumber, limi
 use std::collections::BTreeSet;
 
 impl Shard {
-    /// Who was a member before is not needed any more once nobody learns, and the view of all of them is active.
+    /// A node that was a member before is not needed any more once nobody learns, and the view of all of them is active.
     pub(crate) fn let_go(&mut self, mutant: Option<Mutant>) {
         let is_complete = self.joining.is_empty() || mutant == Some(Mutant::KeepersLetGo);
         if is_complete && self.active_members.is_empty() {

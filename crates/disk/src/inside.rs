@@ -59,7 +59,7 @@ pub(crate) struct Inside {
     pub hold: bool,
     /// Tickets of records other than frames.
     tickets: u64,
-    pub tickets_done: BTreeSet<u64>,
+    pub tickets_done: BTreeMap<u64, Result<()>>,
     next_task: u64,
     tasks: BTreeMap<u64, Box<dyn Any + Send>>,
     /// Something was ordered that nobody waits for, and the keeper does not know.
@@ -106,7 +106,7 @@ impl Inside {
             wanted: 0,
             hold: false,
             tickets: 0,
-            tickets_done: BTreeSet::new(),
+            tickets_done: BTreeMap::new(),
             next_task: 1,
             tasks: BTreeMap::new(),
             unattended: false,
@@ -168,10 +168,18 @@ impl Inside {
                     reached[usize::from(shard != self.head.shard)] = Some(sequence);
                 }
                 Durable::Mark { ticket, .. } | Durable::Carry { ticket, .. } => {
-                    self.tickets_done.insert(ticket);
+                    self.tickets_done.insert(ticket, Ok(()));
                 }
-                Durable::Refused { sequence, .. } => {
-                    let why = format!("the disk's log does not take frame {sequence}; open the disk again");
+                Durable::NoRoom { ticket, .. } => {
+                    let e = Error::no_space("the disk's log has no room for what it is given");
+                    self.tickets_done.insert(ticket, Err(e));
+                }
+                Durable::Unlearned { ticket, why, .. } => {
+                    let e = Error::corrupt(format!("the disk's log does not take what it is given: {why}"));
+                    self.tickets_done.insert(ticket, Err(e));
+                }
+                Durable::Refused { sequence, why, .. } => {
+                    let why = format!("the disk's log does not take frame {sequence} ({why}); open the disk again");
                     self.failed.get_or_insert(Error::bug(why));
                     return true;
                 }

@@ -32,7 +32,7 @@ const VERSIONS_MAX: u64 = 1 << 62;
 
 enum Phase {
     Frames(Sequence),
-    Map { at: Lba, placed: Sequence, to: u64, to_sequence: Sequence },
+    Map { at: Lba, to: u64, to_sequence: Sequence },
     End,
 }
 
@@ -63,7 +63,7 @@ impl Iterator for Writes {
             Phase::End => return None,
             Phase::Frames(_) if self.since >= self.until => return None,
             Phase::Frames(from) => self.frames(from),
-            Phase::Map { at, placed, to, to_sequence } => self.map(at, placed, to, to_sequence),
+            Phase::Map { at, to, to_sequence } => self.map(at, to, to_sequence),
         };
         if piece.is_err() {
             self.phase = Phase::End;
@@ -98,18 +98,18 @@ impl Writes {
         Ok(piece)
     }
 
-    fn map(&mut self, at: Lba, placed: Sequence, to: u64, to_sequence: Sequence) -> Result<Piece> {
-        let shared = self.disk.shared();
-        // Entries that were placed at `placed` itself may be of either side of the version.
-        let since = Sequence(placed.0.saturating_sub(1));
+    /// Entries above the version. Trims, too, whoever asks: a disk at version 0 may have blocks of a transfer that broke
+    /// off, and a clean copy must know what was trimmed when it is asked for what came behind a version.
+    fn map(&mut self, at: Lba, to: u64, to_sequence: Sequence) -> Result<Piece> {
+        let (shared, since) = (self.disk.shared(), Version(self.since));
         let (body, data, next) = shared.run(shared.lock(), move |engine| async move {
-            engine.entries(CONTENT, at, since, PIECE_DATA_BYTES).await
+            engine.entries_above(CONTENT, at, since, PIECE_DATA_BYTES).await
         })??;
         let settled = { shared.lock().inside()?.head.durable() };
-        let frame = carry(self.above(body, &join(&data)), to);
+        let frame = carry(&body, data, to);
         match next {
             Some(next) => {
-                self.phase = Phase::Map { at: next, placed, to, to_sequence };
+                self.phase = Phase::Map { at: next, to, to_sequence };
                 self.piece(Kind::Map { from: at.0, next: next.0 }, to, vec![frame])
             }
             None => {
@@ -120,26 +120,10 @@ impl Writes {
             }
         }
     }
-
-    /// The entries above the version, with their data.
-    fn above(&self, body: CarryBody, data: &Bytes) -> (CarryBody, Vec<Bytes>) {
-        let (mut at, mut out, mut parts) = (0, CarryBody::default(), Vec::new());
-        for e in body.entries {
-            let bytes = data.slice(at..at + e.crcs.len() * BLOCK);
-            at += bytes.len();
-            // Trims, too, whoever asks: a disk at version 0 may have blocks of a transfer that broke off, and a clean
-            // copy must know what was trimmed when it is asked for what came behind a version.
-            if e.version.0 > self.since {
-                out.entries.push(e);
-                parts.extend(Some(bytes).filter(|b| !b.is_empty()));
-            }
-        }
-        (out, parts)
-    }
 }
 
 /// A carry frame for the way. Places and sequences mean nothing to another disk, versions do.
-fn carry((body, data): (CarryBody, Vec<Bytes>), version: u64) -> Frame {
+fn carry(body: &CarryBody, data: Vec<Bytes>, version: u64) -> Frame {
     let meta = FrameMeta {
         cluster: ClusterId::default(),
         shard: CONTENT,
@@ -196,8 +180,7 @@ impl Disk {
             }
             None => {
                 inside.keep(id, Some(to_sequence.next()));
-                let placed = inside.engine.placed_from(CONTENT, since)?;
-                Phase::Map { at: Lba(0), placed, to, to_sequence }
+                Phase::Map { at: Lba(0), to, to_sequence }
             }
         };
         shared.leave(g);
@@ -411,10 +394,7 @@ impl Disk {
         body.entries.iter().for_each(|e| inside.ahead.written(e.range));
         let ticket = inside.ticket();
         inside.engine.append(Record::Carry { shard: inside.shard(), body, data, ticket });
-        self.shared().drive(g, |inside| match inside.tickets_done.remove(&ticket) {
-            true => Step::Done(Ok(())),
-            false => Step::Change,
-        })
+        self.shared().drive(g, |inside| inside.tickets_done.remove(&ticket).map_or(Step::Change, Step::Done))
     }
 
     /// The map is whole: the disk's version jumps, by a view of its own.

@@ -194,9 +194,12 @@ impl FrameHead {
                     data += u64::from(e.blocks.get());
                 }
             }
-            let Some(kind) = UpdateKind::from_byte(d.kind).filter(|_| data == u64::from(d.blocks.get())) else {
+            let kind = UpdateKind::from_byte(d.kind).filter(|k| !k.is_reserved());
+            let kind =
+                kind.ok_or_else(|| Error::invalid("update of a kind that is not known here; use a newer freebs"))?;
+            if data != u64::from(d.blocks.get()) {
                 return Err(corrupt("update does not fit its extents"));
-            };
+            }
             if (kind.is_pin() && !mine.is_empty()) || d.base.get() > NUMBER_MAX {
                 return Err(corrupt("update that names no version, or blocks with it"));
             }
@@ -480,6 +483,7 @@ impl FrameBuilder {
 
     /// Adds an update. Whether there is room is asked before with `fits`.
     pub fn push(&mut self, u: UpdateDraft) {
+        assert!(!u.kind.is_reserved(), "no reader takes a frame with an update of a reserved kind");
         self.data_bytes += u.data_bytes();
         self.head_bytes += Self::head_len(&u);
         self.updates.push(u);

@@ -104,6 +104,13 @@ impl UpdateKind {
         })
     }
 
+    /// True for kinds that have a number and nothing else yet: no frame may have an update of such a kind. When one gets a
+    /// meaning it gets a feature bit, too; a reader that does not know the kind would take the update for a write.
+    #[must_use]
+    pub fn is_reserved(self) -> bool {
+        matches!(self, Self::Prepare | Self::Commit | Self::Abort | Self::Relocate)
+    }
+
     /// True for updates that say which versions are kept, and change no block.
     #[must_use]
     pub fn is_pin(self) -> bool {

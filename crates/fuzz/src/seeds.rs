@@ -88,6 +88,12 @@ fn formats(out: &mut Seeds) {
             out.add("bodies", &short, Input::bytes(true, 0, kind as u8 | blocks << 2, &golden(&name)[256..]));
         }
     }
+    // Kinds of updates that are reserved, in the first update of a frame.
+    for kind in [4, 7] {
+        let mut bytes = golden("frame-data");
+        bytes[256] = kind;
+        out.add("frame", format!("data-kind-{kind}"), mended(&bytes));
+    }
     out.add("superblock", "plain", mended(&golden("superblock")));
     out.add("superblock", "checkpoints", mended(&golden("superblock-checkpoints")));
     out.add("append", "golden", mended(&golden("append")));

@@ -2,10 +2,13 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "tests of the edge touch real files")]
 
+mod refused;
+
 use freebs_io::linux::ring::{IN_FLIGHT_MAX, Ring, RingKind};
 use freebs_io::linux::{DeviceOptions, FileDevice, Poison};
 use freebs_io::{AlignedBuf, Device, Durability};
 use freebs_types::ErrorKind;
+use refused::refuse;
 use std::future::Future;
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -409,28 +412,10 @@ fn the_environment_can_force_threads() {
     assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
 }
 
-/// Makes `io_uring_setup` fail with EPERM in this thread, as container runtimes do.
-fn forbid_uring() {
-    let op = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
-    let mut program = [
-        // The number of the system call is the first word of what the filter sees.
-        op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_io_uring_setup as u32, 0, 1),
-        op(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
-        op(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
-    ];
-    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: the program is valid and copied by the call.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
-    }
-}
-
 #[test]
 fn threads_stand_in_where_uring_is_forbidden() {
     let thread = std::thread::spawn(|| {
-        forbid_uring();
+        refuse(libc::SYS_io_uring_setup, libc::EPERM);
         worker(async {
             assert_eq!(Ring::start_kind(RingKind::Plain).err().unwrap().kind, ErrorKind::NotFound);
             let (ring, dir) = (Ring::start().unwrap(), TempDir::new().unwrap());
@@ -440,10 +425,29 @@ fn threads_stand_in_where_uring_is_forbidden() {
             assert_eq!(device.read(4096, 4096).await.unwrap()[9], 6);
         });
     });
+    ends(thread);
+}
+
+fn ends(thread: std::thread::JoinHandle<()>) {
     let begun = Instant::now();
     while !thread.is_finished() {
         assert!(begun.elapsed() < Duration::from_secs(60), "the thread does not end");
         std::thread::sleep(Duration::from_millis(5));
     }
     thread.join().unwrap();
+}
+
+/// The threads ask the kernel for a write that is durable when it returns, and do without where there is none.
+#[test]
+fn threads_sync_where_the_kernel_has_no_durable_writes() {
+    ends(std::thread::spawn(|| {
+        refuse(libc::SYS_pwritev2, libc::EOPNOTSUPP);
+        worker(async {
+            let (ring, dir) = (Ring::start_kind(RingKind::Threads).unwrap(), TempDir::new().unwrap());
+            let device = sized(&ring, &dir, 64 << 10).await;
+            device.write(4096, filled(4096, 6), Durability::Durable).await.1.unwrap();
+            device.sync().await.unwrap();
+            assert_eq!(device.read(4096, 4096).await.unwrap()[9], 6);
+        });
+    }));
 }

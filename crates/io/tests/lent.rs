@@ -4,9 +4,12 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "files are what is tested")]
 
+mod refused;
+
 use freebs_io::linux::{DeviceOptions, LentDevice, Which, Work};
 use freebs_io::{AlignedBuf, Device, Durability};
 use freebs_types::ErrorKind;
+use refused::refuse;
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -107,6 +110,30 @@ fn work_that_gets_lost_poisons_if_it_was_a_write() {
     assert_eq!(run(&d, d.sync()).unwrap_err().kind, ErrorKind::DeviceFailed);
     let (_, end) = run(&d, d.write(0, page(1), Durability::Durable));
     assert_eq!(end.unwrap_err().kind, ErrorKind::DeviceFailed);
+}
+
+/// Where the kernel has no writes that are durable when they return, the first write poisoned the device: nobody could even
+/// make a disk there.
+#[test]
+fn a_kernel_without_durable_writes_gets_a_sync() {
+    for errno in [libc::EOPNOTSUPP, libc::ENOSYS] {
+        let thread = std::thread::spawn(move || {
+            refuse(libc::SYS_pwritev2, errno);
+            let dir = tempfile::tempdir().unwrap();
+            let d = open(&dir);
+            run(&d, d.set_len(64 << 10)).unwrap();
+            for (at, durability) in [(0, Durability::Durable), (8192, Durability::Cached), (4096, Durability::Durable)]
+            {
+                let (_, end) = run(&d, d.write(at, page(3), durability));
+                end.unwrap();
+            }
+            run(&d, d.sync()).unwrap();
+            let all = run(&d, d.read(0, 16 << 10)).unwrap();
+            assert_eq!(all.chunks(PAGE).map(|c| c[0]).collect::<Vec<_>>(), [3, 3, 3, 0]);
+            assert_eq!(d.poison().cause(), None);
+        });
+        thread.join().unwrap();
+    }
 }
 
 /// Room behind the end is the file system's word, not the file's length.

@@ -16,7 +16,7 @@ fn what_the_log_refuses_is_not_covered_by_what_lies_behind_it() {
         actions.iter().filter(|a| matches!(a, Action::Send { message: Message::Durable(_), .. })).count()
     };
     assert_eq!((answers(&mut s, 2), s.r.durable), (1, Sequence(2)));
-    s.play(|r, ctx| r.on_refused(ctx, Sequence(3)));
+    s.play(|r, ctx| r.on_refused(ctx, Sequence(3), "made up"));
     assert_eq!((answers(&mut s, 4), s.r.durable), (0, Sequence(2)));
     assert!(s.r.stopped.is_some() && s.r.seal_answer(ViewNumber(2), ViewNumber(1)).damaged);
     // The refused frame is cut: this log does without it.
@@ -25,7 +25,7 @@ fn what_the_log_refuses_is_not_covered_by_what_lies_behind_it() {
     s.take(c.open(1));
     s.take(c.plain());
     s.cut(1);
-    s.play(|r, ctx| r.on_refused(ctx, Sequence(2)));
+    s.play(|r, ctx| r.on_refused(ctx, Sequence(2), "made up"));
     assert_eq!(s.r.stopped, None);
 }
 

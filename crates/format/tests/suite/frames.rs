@@ -160,6 +160,36 @@ fn pins_name_versions_and_no_blocks() {
     assert!(MarkBody::decode(&unsorted[..end - 8]).is_err());
 }
 
+/// Updates of the reserved kinds were taken without a feature bit, and acted as plain writes: a frame of a newer freebs
+/// would have done something else here than there. So were they on the wire.
+#[test]
+fn an_update_of_a_kind_that_is_not_known_is_refused() {
+    let known = [UpdateKind::Write, UpdateKind::Trim, UpdateKind::Zero];
+    for kind in 0..=u8::MAX {
+        let mut bytes = data_frame().head.bytes().to_vec();
+        bytes[256] = kind;
+        reseal_frame(&mut bytes);
+        let is_pin = UpdateKind::from_byte(kind).is_some_and(UpdateKind::is_pin);
+        let expected = match UpdateKind::from_byte(kind) {
+            Some(k) if known.contains(&k) => None,
+            // A pin has no blocks.
+            Some(_) if is_pin => Some(ErrorKind::Corrupt),
+            _ => Some(ErrorKind::Invalid),
+        };
+        assert_eq!(parse(&bytes).err().map(|e| e.kind), expected, "kind {kind}");
+        let sent = wire::Message::Frames { forward: Vec::new(), frames: vec![data_frame()] };
+        let mut sent = whole_message(&sent);
+        let at = sent.windows(4).position(|w| w == b"FBFR").unwrap();
+        sent[at..at + bytes.len()].copy_from_slice(&bytes);
+        reseal_message(&mut sent);
+        let e = decode_message(&sent).err();
+        assert_eq!(e.as_ref().map(|e| e.kind), expected, "kind {kind} on the wire");
+        if let Some(e) = e.filter(|e| e.kind == ErrorKind::Invalid) {
+            assert!(e.text.contains("use a newer freebs"), "{e}");
+        }
+    }
+}
+
 /// Secrets of closed views stand in marks in the order of their views, and no more of them than a mark may have.
 #[test]
 fn a_mark_has_secrets_of_closed_views_in_order() {

@@ -21,6 +21,7 @@ pub fn checked_head(head: &FrameHead) {
     let (mut blocks, mut count) = (0u32, 0);
     for u in head.updates() {
         assert_eq!(u.first_block, blocks);
+        assert!(!u.kind.is_reserved(), "an update that nobody knows how to apply");
         for (e, at) in u.extents() {
             assert!(e.range.len > 0 && e.range.end() <= limits::SHARD_BLOCKS_MAX && at == blocks);
             blocks += if e.kind == ExtentKind::Data { e.range.len } else { 0 };

@@ -327,6 +327,17 @@ pub enum Durable {
         shard: ShardId,
         /// Number of the frame; of a mark, that of the frame in front of it.
         sequence: Sequence,
+        /// Why, for people.
+        why: &'static str,
+    },
+    /// A carry that is not in the map, and never can be.
+    Unlearned {
+        /// The shard.
+        shard: ShardId,
+        /// As the record had it.
+        ticket: u64,
+        /// Why, for people.
+        why: &'static str,
     },
     /// Not written, but in force; the log says so with the next frame.
     Cut {
@@ -351,11 +362,14 @@ pub enum Unrepaired {
     NotMissed,
     /// Another frame is at its place.
     Differs,
+    /// It makes no sense, or is larger than a segment of this log takes.
+    Unfit,
 }
 
 /// Hears what the log has done; called from the writer only, in log order, with nothing of the engine borrowed.
 pub trait Listener {
-    /// The map has been updated already. Whoever takes entries out with `drain` spares an allocation.
+    /// The map has been updated already. Every record is answered here once, unless the log fails before. Whoever takes
+    /// entries out with `drain` spares an allocation.
     fn durable(&self, done: &mut Vec<Durable>);
     /// Once, at the end: nothing more will be appended. `NoSpace` or `DeviceFailed`, or `Invalid` and `Bug` for a
     /// record that can't be stored.

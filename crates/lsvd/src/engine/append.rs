@@ -4,10 +4,12 @@
 //! none is; a cut is never inside, nor anything behind a shard's end.
 
 use crate::engine::core::Core;
+use crate::engine::core::finding;
 use crate::engine::moves::Moves;
 use crate::engine::queue::{Job, Queued};
 use crate::log::geometry::{Geometry, OpenSegment};
 use crate::log::place::At;
+use crate::shard::unfit;
 use crate::{Durable, Record, Unrepaired};
 use freebs_format::disk::{
     APPEND_DATA_BYTES_MAX, APPEND_HEADS_BYTES_MAX, APPEND_REPAIR, AppendHeader, IndexEntry, LiveTable, SegmentFooter,
@@ -167,29 +169,15 @@ impl Core {
                 Front::First(Next::Done(self.apply_cut(shard, to)))
             }
             Queued::Record(Record::Cut { .. }) => Front::Ends,
-            Queued::Record(Record::Repair(f)) => {
-                let Some(why) = self.drops(f) else { return Front::Joins };
-                if !nothing {
-                    return Front::Ends;
+            Queued::Record(record) => match self.refusal(record) {
+                None => Front::Joins,
+                Some(_) if !nothing => Front::Ends,
+                Some((answer, what)) => {
+                    self.queue.pop_front();
+                    self.event(crate::EventKind::Refused, what);
+                    Front::First(Next::Done(answer))
                 }
-                let (shard, sequence) = (f.head.shard(), f.head.seq());
-                self.queue.pop_front();
-                let what = format!("shard {shard}: frame {sequence} is no repair of what is here");
-                self.event(crate::EventKind::Refused, what);
-                Front::First(Next::Done(Durable::Unrepaired { shard, sequence, why }))
-            }
-            Queued::Record(Record::Frame(f))
-                if self.shards.get(&f.head.shard()).is_some_and(|s| s.is_usurped_by(&f.head, &self.segs)) =>
-            {
-                if !nothing {
-                    return Front::Ends;
-                }
-                let (shard, sequence) = (f.head.shard(), f.head.seq());
-                self.queue.pop_front();
-                let what = format!("shard {shard}: frame {sequence} differs from a committed one of its sequence");
-                self.event(crate::EventKind::Refused, what);
-                Front::First(Next::Done(Durable::Refused { shard, sequence }))
-            }
+            },
             Queued::Idle => {
                 self.queue.pop_front();
                 g.idle = nothing && self.queue.is_empty();
@@ -222,9 +210,51 @@ impl Core {
         }
     }
 
-    /// Why a repair has nothing to mend, if so.
-    fn drops(&self, f: &Frame) -> Option<Unrepaired> {
-        self.shards.get(&f.head.shard()).map_or(Some(Unrepaired::NotMissed), |s| s.is_not_for(&f.head))
+    /// The answer to a record that is not written, if it must not be, and what is to be said of it.
+    fn refusal(&self, record: &Record) -> Option<(Durable, String)> {
+        match record {
+            Record::Frame(f) => {
+                let (shard, sequence) = (f.head.shard(), f.head.seq());
+                let usurps = || self.shards.get(&shard).is_some_and(|s| s.is_usurped_by(&f.head, &self.segs));
+                let why = self.unfit_frame(f).or_else(|| usurps().then_some(unfit::USURPS))?;
+                Some((Durable::Refused { shard, sequence, why }, format!("shard {shard}, sequence {sequence}: {why}")))
+            }
+            Record::Repair(f) => {
+                let (shard, sequence) = (f.head.shard(), f.head.seq());
+                let drops = || self.shards.get(&shard).map_or(Some(Unrepaired::NotMissed), |s| s.is_not_for(&f.head));
+                let why = self.unfit_frame(f).map(|_| Unrepaired::Unfit).or_else(drops)?;
+                let what = format!("shard {shard}: frame {sequence} is no repair of what is here");
+                Some((Durable::Unrepaired { shard, sequence, why }, what))
+            }
+            Record::Carry { shard, body, data, ticket } => {
+                let data = data.iter().map(bytes::Bytes::len).sum();
+                let head = crate::engine::moves::head_bytes(body.entries.len(), data / freebs_types::BLOCK).0;
+                let why = unfit::carry(body, data).or_else(|| self.too_large(head, data))?;
+                let answer = Durable::Unlearned { shard: *shard, ticket: *ticket, why };
+                Some((answer, format!("shard {shard}: map entries are not taken: {why}")))
+            }
+            Record::Mark { .. } | Record::Cut { .. } | Record::Forget { .. } => None,
+        }
+    }
+
+    /// Why no log could have a frame, or this one can't store it.
+    fn unfit_frame(&self, f: &Frame) -> Option<&'static str> {
+        if f.header().cluster_id() != self.geometry.cluster {
+            return Some("frame of another cluster");
+        }
+        unfit::frame(&f.head).or_else(|| self.too_large(f.head.bytes().len(), f.data_bytes()))
+    }
+
+    /// Why a record of so many bytes of head and data can't be stored, if so.
+    fn too_large(&self, head: usize, data: usize) -> Option<&'static str> {
+        if head > limits::FRAME_HEAD_BYTES_MAX || data > limits::FRAME_DATA_BYTES_MAX {
+            return Some("record above the maxima");
+        }
+        let table = self.geometry.limit_segments.div_ceil(8) as usize;
+        let front = (HEADER + table + head).next_multiple_of(self.geometry.sector);
+        let back = self.geometry.index_room(IndexEntry::encoded_len(head));
+        let fits = front + data + back <= self.geometry.segment_bytes as usize;
+        (!fits).then_some("record that is larger than a segment of this log takes")
     }
 
     /// Whether what is next may be refused, and how. Who learns, repairs or promises can wait for room; the log must not
@@ -501,11 +531,11 @@ impl Core {
         for op in batch.ops {
             self.counters.frames += 1;
             self.counters.data_bytes += u64::from(op.head.header().data_len.get());
-            match self.apply_entry(&op.head, op.at, batch.repair) {
+            match self.try_apply(&op.head, op.at, batch.repair) {
                 Ok(()) => done.extend(op.done),
-                Err(f) => {
-                    self.event(crate::EventKind::Refused, f.what);
-                    done.extend(op.done.and_then(|d| Self::refused(d, &op.head)));
+                Err(why) => {
+                    self.event(crate::EventKind::Refused, finding(&op.head, op.at, why).what);
+                    done.extend(op.done.map(|d| Self::refused(d, &op.head, why)));
                 }
             }
             if op.frees {
@@ -518,13 +548,13 @@ impl Core {
     }
 
     /// The answer in place of this one to something that is written and does not count: else the next frame's end would
-    /// stand for it. A learner gets none, and so comes to no end of its map.
-    fn refused(done: Durable, head: &FrameHead) -> Option<Durable> {
+    /// stand for it.
+    fn refused(done: Durable, head: &FrameHead, why: &'static str) -> Durable {
         let (shard, sequence) = (head.shard(), head.seq());
         match done {
-            Durable::Frame { .. } | Durable::Mark { .. } => Some(Durable::Refused { shard, sequence }),
-            Durable::Repair { .. } => Some(Durable::Unrepaired { shard, sequence, why: Unrepaired::Differs }),
-            _ => None,
+            Durable::Repair { .. } => Durable::Unrepaired { shard, sequence, why: Unrepaired::Differs },
+            Durable::Carry { shard, ticket } => Durable::Unlearned { shard, ticket, why },
+            _ => Durable::Refused { shard, sequence, why },
         }
     }
 

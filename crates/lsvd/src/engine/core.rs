@@ -30,6 +30,12 @@ const EVENTS_MAX: usize = 1000;
 const FRAME_PLACES: usize = 65_536;
 const FRAME_PLACES_MIN: usize = 8192;
 
+/// The finding at the place of a frame that does not count.
+pub(crate) fn finding(head: &FrameHead, at: At, why: &'static str) -> Finding {
+    let what = format!("shard {}, sequence {}: {why}", head.shard(), head.seq());
+    Finding { segment: Some(at.segment), offset: u64::from(at.head_at), what }
+}
+
 pub(crate) struct Core {
     pub geometry: Geometry,
     pub shards: BTreeMap<ShardId, Shard>,
@@ -238,15 +244,11 @@ impl Core {
 
     /// Lets a durable frame act. Gives back why it does not count, if so.
     pub fn apply_entry(&mut self, head: &FrameHead, at: At, repair: bool) -> Result<(), Finding> {
-        let done = self.try_apply(head, at, repair);
-        done.map_err(|what| Finding {
-            segment: Some(at.segment),
-            offset: u64::from(at.head_at),
-            what: format!("shard {}, sequence {}: {what}", head.shard(), head.seq()),
-        })
+        self.try_apply(head, at, repair).map_err(|why| finding(head, at, why))
     }
 
-    fn try_apply(&mut self, head: &FrameHead, at: At, repair: bool) -> Result<(), &'static str> {
+    /// The same, and gives back the reason alone.
+    pub fn try_apply(&mut self, head: &FrameHead, at: At, repair: bool) -> Result<(), &'static str> {
         if head.header().cluster_id() != self.geometry.cluster {
             return Err("frame of another cluster");
         }

@@ -2,7 +2,8 @@
 
 use crate::shard::chunks::Run;
 use bytes::Bytes;
-use freebs_format::CarryEntry;
+use freebs_format::disk::IndexEntry;
+use freebs_format::{CarryEntry, FrameHeader};
 use freebs_types::{BLOCK, BlockRange, Lba, ShardId};
 use std::collections::VecDeque;
 
@@ -56,7 +57,7 @@ impl Piece {
     pub fn at(&self) -> u32 {
         self.at
     }
-    /// What no other piece has: segment, its number, byte in it.
+    /// The place that no other piece has: segment, its number, byte in it.
     pub fn place(&self) -> (u32, u64, u32) {
         (self.segment, self.seq, self.at)
     }
@@ -114,4 +115,10 @@ pub(crate) fn part_of(e: &CarryEntry, skip: u32, len: u32) -> CarryEntry {
         offset: e.offset + skip,
         crcs: e.crcs[skip as usize..(skip + len) as usize].to_vec(),
     }
+}
+
+/// Bytes of a carry's head and of its index entry.
+pub(crate) fn head_bytes(entries: usize, crcs: usize) -> (usize, usize) {
+    let head = size_of::<FrameHeader>() + 8 + entries * freebs_format::CARRY_ENTRY_BYTES + crcs * 4;
+    (head, IndexEntry::encoded_len(head))
 }

@@ -3,8 +3,9 @@
 //! The newest segment's live table says which segments count; closed ones are known by their index, the rest is
 //! scanned; then all frames are applied in log order. Segments whose ends are blank are not read: most are holes.
 //!
-//! Invariants (rule E7): an unreadable append is a torn tail only if no append with a higher number, and no word of
-//! a later one, says that it was durable. Anything else is damage: what is behind it is kept, shards with a gap there
+//! Invariants (rule E7): an unfinished append is a torn tail only if its bytes can be read, and no append with a higher
+//! number, and no word of a later one, says that it was durable. An end that the device can't read may be an append that
+//! was durable. Anything but a torn tail is damage: what is behind it is kept, shards with a gap there
 //! get a hole, and shards that could have lost their last frame a suspect tail. What is lost may have been blocks that
 //! cleaning moved, too, which leave no gap: frames that were given up are then missed again. A segment with damage
 //! gets no index, so that the next recovery sees the damage again.
@@ -52,6 +53,8 @@ struct Recovery<'a, D> {
     from: From,
     /// Numbers of the first appends of segments by the segments' numbers, also of those that no longer count.
     firsts: BTreeMap<u64, u64>,
+    /// Numbers of segments that a torn append alone had: the segment before such a one is before the one behind it, too.
+    torn: BTreeSet<u64>,
     /// Last append of the segment before, and that segment's number.
     before: Option<(u64, u64)>,
     last_append: u64,
@@ -62,6 +65,8 @@ struct Recovery<'a, D> {
     segment_lost: bool,
     /// A slot of a checkpoint said that appends up to here were durable.
     known_durable: u64,
+    /// Where the log goes on as the newest segment says, if it can't be read there: the next segment may have been begun.
+    unread: Option<u32>,
     /// The device has slots of checkpoints.
     slots: bool,
     /// A mark told of a version that is kept after something was let go of that it may need.
@@ -173,12 +178,14 @@ impl<'a, D: Device> Recovery<'a, D> {
             core,
             from,
             firsts: BTreeMap::new(),
+            torn: BTreeSet::new(),
             before: None,
             last_append: 0,
             covered: BTreeMap::new(),
             covered_rest: 0,
             segment_lost: false,
             known_durable: 0,
+            unread: None,
             slots: false,
             late: false,
         }
@@ -219,12 +226,13 @@ impl<D: Device> Recovery<'_, D> {
         } else {
             self.look_behind(&mut surveys).await;
         }
+        let found = self.newest(&mut surveys).await;
         self.firsts = surveys.values().filter_map(|s| Some((s.seq, s.first?))).collect();
         self.core.get_mut().next_seq = surveys.last_key_value().map_or(0, |(seq, _)| *seq) + 1;
-        let Some((newest, mut tail)) = self.newest(&surveys).await else {
+        let Some((newest, mut tail)) = found else {
             self.free(&surveys);
             self.ask_slots().await;
-            self.nothing_left();
+            self.nothing_left().await;
             return Ok(());
         };
         let used = self.used(&mut surveys, newest).await;
@@ -311,7 +319,16 @@ impl<D: Device> Recovery<'_, D> {
                 surveys.retain(|_, old| old.id != next);
                 surveys.insert(s.seq, s);
             }
-            _ => self.core.get_mut().segs.said = Some(next),
+            _ => {}
+        }
+    }
+
+    /// The log goes on there, and nothing that counts was found there yet.
+    async fn goes_on(&mut self, next: u32, closed: bool) {
+        self.core.get_mut().segs.said = Some(next);
+        if closed && next < self.core.get_mut().segs.len() {
+            let mut w = Window::new(self.device, self.geometry, next);
+            self.unread = (w.get(0, size_of::<AppendHeader>()).await.is_none() && w.unread).then_some(next);
         }
     }
 
@@ -336,32 +353,57 @@ impl<D: Device> Recovery<'_, D> {
 
     /// The newest segment with a durable append, and its appends if it has no index. Those of an unfinished append at
     /// the end of the log are taken off.
-    async fn newest(&mut self, surveys: &BTreeMap<u64, Survey>) -> Option<(Survey, Option<Scan>)> {
-        for s in surveys.values().rev() {
-            if let Some(f) = &s.footer
-                && self.index(s.id, f).await.is_some()
-            {
-                return Some((*s, None));
+    async fn newest(&mut self, surveys: &mut BTreeMap<u64, Survey>) -> Option<(Survey, Option<Scan>)> {
+        let mut torn = None;
+        for mut s in surveys.values().rev().copied().collect::<Vec<_>>() {
+            loop {
+                if let Some(f) = &s.footer
+                    && self.index(s.id, f).await.is_some()
+                {
+                    self.goes_on(f.next.get(), true).await;
+                    return Some((s, None));
+                }
+                let found = self.scan_end(s).await;
+                if !found.appends.is_empty() {
+                    // A segment that has a footer names the next one; else that is where one was begun.
+                    if let Some(next) = s.footer.map(|f| f.next.get()).or(torn) {
+                        self.goes_on(next, false).await;
+                    }
+                    return Some((s, Some(found)));
+                }
+                // The torn bytes may be all that is left of the first append that was written over it.
+                match self.inside(s.id).await {
+                    Some(over) if over.seq > s.seq => {
+                        self.torn.insert(s.seq);
+                        surveys.retain(|_, old| old.id != s.id);
+                        surveys.insert(over.seq, over);
+                        s = over;
+                    }
+                    _ => break,
+                }
             }
-            // Its index may have been cut short when it was closed; what it would have said is in the appends. That it
-            // was begun says that they are durable.
-            let limit = s.footer.map_or(self.geometry.segment_bytes as u32, |f| f.index_at.get());
-            let mut w = Window::new(self.device, self.geometry, s.id);
-            let mut found = scan(&mut w, s.seq, limit).await;
-            found.durable = found.durable.max(s.footer.map_or(0, |f| f.last_append.get()));
-            self.report.appends += found.appends.len() as u64;
-            if self.core.get_mut().segs.leaves_out(RuleMutant::DamageIsTorn) {
-                found.cut_at_damage();
-            }
-            // Rule E7: this is never done to an append that is known durable.
-            if let Some(last) = found.take_torn() {
-                self.report.torn_bytes += last.header.total(self.geometry.sector) as u64;
-            }
-            if !found.appends.is_empty() {
-                return Some((*s, Some(found)));
-            }
+            torn = Some(s.id);
         }
         None
+    }
+
+    /// The appends of a segment that may be the newest one, without an unfinished one at the end.
+    async fn scan_end(&mut self, s: Survey) -> Scan {
+        // Its index may have been cut short when it was closed; what it would have said is in the appends. That it
+        // was begun says that they are durable.
+        let limit = s.footer.map_or(self.geometry.segment_bytes as u32, |f| f.index_at.get());
+        let mut w = Window::new(self.device, self.geometry, s.id);
+        let mut found = scan(&mut w, s.seq, limit).await;
+        found.durable = found.durable.max(s.footer.map_or(0, |f| f.last_append.get()));
+        self.report.appends += found.appends.len() as u64;
+        if self.core.get_mut().segs.leaves_out(RuleMutant::DamageIsTorn) {
+            found.cut_at_damage();
+        }
+        // Rule E7: this is never done to an append that is known durable.
+        if let Some(last) = found.take_torn() {
+            self.report.torn_bytes += last.header.total(self.geometry.sector) as u64;
+        }
+        found
     }
 
     /// The segments that count, by number: those of the newest live table, and the newest one itself.
@@ -374,10 +416,10 @@ impl<D: Device> Recovery<'_, D> {
             }
             self.finding(at.id, 0, "the table of live segments can't be read");
             // The segment before was closed when this one was opened, and all that its table names is still there.
-            match surveys.get(&at.seq.saturating_sub(1)) {
+            match self.opened_before(at, surveys) {
                 Some(before) => {
-                    used.push(*before);
-                    at = *before;
+                    used.push(before);
+                    at = before;
                 }
                 None => break None,
             }
@@ -418,10 +460,19 @@ impl<D: Device> Recovery<'_, D> {
         while self.table(at).await.is_some_and(|t| t.contains(lost)) {
             let first = at.first.or_else(|| Some(at.footer?.first_append.get()));
             upto = first.map_or(upto, |first| first.saturating_sub(1));
-            let Some(before) = surveys.get(&at.seq.saturating_sub(1)) else { break };
-            at = *before;
+            let Some(before) = self.opened_before(at, surveys) else { break };
+            at = before;
         }
         upto
+    }
+
+    /// The segment that was opened right before this one.
+    fn opened_before(&self, at: Survey, surveys: &BTreeMap<u64, Survey>) -> Option<Survey> {
+        let mut seq = at.seq.checked_sub(1)?;
+        while self.torn.contains(&seq) {
+            seq -= 1;
+        }
+        surveys.get(&seq).copied()
     }
 
     async fn table(&self, s: Survey) -> Option<LiveTable> {
@@ -486,10 +537,11 @@ impl<D: Device> Recovery<'_, D> {
         self.scanned(s, &found).await?;
         let last = found.appends.last().expect("newest segments have an append");
         let (first, last_number) = (found.appends[0].number(), last.number());
-        let lost = found.durable > last_number;
+        let upto = found.durable.max(last_number + u64::from(found.end_unread));
+        let lost = upto > last_number;
         if lost {
-            self.lost(s.id, found.end, found.durable);
-            self.last_append = found.durable;
+            self.lost(s.id, found.end, upto);
+            self.last_append = upto;
         }
         self.core.get_mut().proven = last.entries.is_empty();
         let damaged = lost || !found.missing.is_empty() || found.appends.iter().any(|a| a.lost > 0);
@@ -603,13 +655,20 @@ impl<D: Device> Recovery<'_, D> {
     }
 
     /// No append is left at all, which is right only in a log that never had a durable one.
-    fn nothing_left(&mut self) {
-        let durable = self.known_durable;
-        if durable > 0 {
+    async fn nothing_left(&mut self) {
+        let mut durable = self.known_durable;
+        // The first append of all lies where the first segment begins.
+        let mut w = Window::new(self.device, self.geometry, 0);
+        if self.core.get_mut().segs.len() > 0 && w.get(0, size_of::<AppendHeader>()).await.is_none() && w.unread {
+            let what = "the first append of the log can't be read, if there was one".to_owned();
+            self.finding(0, 0, what);
+            durable = durable.max(1);
+        }
+        if self.known_durable > 0 {
             let what = format!("the log is lost: it had {durable} appends, and none can be found");
             self.found(Finding { segment: None, offset: CHECKPOINT_AT[0], what });
-            self.core.get_mut().next_append = durable + 1;
         }
+        self.core.get_mut().next_append = durable + 1;
     }
 
     fn finish(&mut self, newest: u32) {
@@ -620,6 +679,11 @@ impl<D: Device> Recovery<'_, D> {
             if let Some(open) = core.open.take() {
                 core.segs.set_state(open.id, SegmentState::Closed);
             }
+        }
+        if let Some(next) = self.unread.take() {
+            // The sector that can't be read may be the first append of a segment.
+            self.lost(next, 0, self.last_append + 1);
+            self.last_append += 1;
         }
         self.core.get_mut().tell_committed(u64::MAX);
         let damaged = self.core.get_mut().damaged;

@@ -8,4 +8,5 @@ pub mod place;
 pub mod scan;
 pub mod segments;
 pub mod superblock;
+pub mod tomb_list;
 pub mod whole;

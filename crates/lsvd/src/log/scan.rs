@@ -20,7 +20,7 @@ const WINDOW_FIRST: usize = 32 << 10;
 const WINDOW_MAX: usize = 1 << 20;
 
 /// Reads of one segment, through a window that doubles while reads go on where it ends. Bytes that can't be read are
-/// `None`.
+/// `None`, and `unread` says so.
 pub(crate) struct Window<'a, D> {
     device: &'a D,
     geometry: Geometry,
@@ -28,12 +28,15 @@ pub(crate) struct Window<'a, D> {
     start: usize,
     bytes: Bytes,
     ahead: usize,
+    /// The device could not read the bytes that were asked for last: what they are is not known.
+    pub unread: bool,
     gate: Option<&'a Gate>,
 }
 
 impl<'a, D: Device> Window<'a, D> {
     pub fn new(device: &'a D, geometry: Geometry, segment: u32) -> Self {
-        Self { device, geometry, segment, start: 0, bytes: Bytes::new(), ahead: WINDOW_FIRST, gate: None }
+        let (start, bytes, ahead) = (0, Bytes::new(), WINDOW_FIRST);
+        Self { device, geometry, segment, start, bytes, ahead, unread: false, gate: None }
     }
 
     /// One that reads as slowly as it is let through.
@@ -63,6 +66,7 @@ impl<'a, D: Device> Window<'a, D> {
 
     /// Has `len` bytes from byte `at` in the window; their place there.
     async fn load(&mut self, at: usize, len: usize) -> Option<Range<usize>> {
+        self.unread = false;
         let end = at.checked_add(len).filter(|e| *e <= self.geometry.segment_bytes as usize)?;
         let window = self.start..self.start + self.bytes.len();
         if at < window.start || end > window.end {
@@ -82,6 +86,7 @@ impl<'a, D: Device> Window<'a, D> {
                 // A bad spot behind what is asked for must not hide it.
                 read = self.device.read(byte, least).await;
             }
+            self.unread = read.is_err();
             self.bytes = read.ok()?.freeze();
             self.start = from;
         }
@@ -100,6 +105,8 @@ pub(crate) struct Found {
     pub heads_match: bool,
     /// Place of the first data block that does not match its CRC.
     pub bad_data: Option<u32>,
+    /// A part of it can't be read. It may have been whole.
+    pub unread: bool,
     /// The live table, in a segment's first append.
     pub table: Option<LiveTable>,
 }
@@ -123,6 +130,8 @@ pub(crate) struct Scan {
     pub missing: Vec<(u64, u32)>,
     /// Byte behind the last append.
     pub end: u32,
+    /// The bytes there can't be read: they may be one more append.
+    pub end_unread: bool,
     /// The highest append known durable.
     pub durable: u64,
 }
@@ -136,6 +145,7 @@ impl Scan {
             self.appends.truncate(i);
         }
         self.missing.retain(|(number, _)| *number <= last);
+        self.end_unread = false;
     }
 
     /// As `end_with`, where only the first append of the segment that was opened next is known. `None` if that one was
@@ -157,13 +167,14 @@ impl Scan {
             self.appends.truncate(i);
         }
         self.missing.clear();
-        self.durable = 0;
+        (self.durable, self.end_unread) = (0, false);
     }
 
-    /// Takes off an unfinished append at the end of the log, of which nobody was ever told that it is durable.
+    /// Takes off an unfinished append at the end of the log, of which nobody was ever told that it is durable. An end that
+    /// can't be read is none: the append may have been whole, and what lies behind it may say that it was durable.
     pub fn take_torn(&mut self) -> Option<Found> {
-        let durable = self.durable;
-        let torn = self.appends.pop_if(|a| !a.is_whole() && a.number() > durable)?;
+        let (durable, unread) = (self.durable, self.end_unread);
+        let torn = self.appends.pop_if(|a| !a.is_whole() && !a.unread && !unread && a.number() > durable)?;
         self.end = torn.at;
         Some(torn)
     }
@@ -238,7 +249,7 @@ pub(crate) async fn scan_with<D: Device>(w: &mut Window<'_, D>, seq: u64, limit:
     let (mut at, limit, sector) = (0usize, limit as usize, w.geometry.sector);
     while at < limit {
         let mut next = header_at(w, at).await.filter(|h| follows(h, seq, last));
-        let bad = at;
+        let (bad, unread) = (at, w.unread);
         while next.is_none() {
             at += sector;
             if at >= limit {
@@ -246,7 +257,10 @@ pub(crate) async fn scan_with<D: Device>(w: &mut Window<'_, D>, seq: u64, limit:
             }
             next = header_at(w, at).await.filter(|h| follows(h, seq, last));
         }
-        let Some(h) = next else { break };
+        let Some(h) = next else {
+            out.end_unread = unread;
+            break;
+        };
         let number = h.number.get();
         if at > bad && last.is_none_or(|(n, _)| number - 1 > n) {
             out.missing.push((number - 1, bad as u32));
@@ -271,10 +285,11 @@ pub(crate) async fn read_append<D: Device>(w: &mut Window<'_, D>, at: usize, h: 
         lost: 0,
         heads_match: false,
         bad_data: None,
+        unread: false,
         table: None,
     };
     let Some(heads) = w.get(at, heads_len).await else {
-        found.lost = h.frames.get();
+        (found.lost, found.unread) = (h.frames.get(), w.unread);
         return found;
     };
     // Bytes of their own: what is kept of a segment must not keep all its windows.
@@ -307,6 +322,7 @@ pub(crate) async fn read_append<D: Device>(w: &mut Window<'_, D>, at: usize, h: 
         let e = &found.entries[i];
         let (data_at, len) = (e.data_at as usize, e.head.header().data_len.get() as usize);
         let bytes = w.get(data_at, len).await;
+        found.unread |= w.unread;
         look(e, bytes.as_ref());
         let bad = match bytes {
             Some(bytes) => first_bad(&e.head, &bytes),

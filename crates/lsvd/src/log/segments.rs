@@ -15,6 +15,7 @@
 //!   frames there don't count.
 
 use crate::RuleMutant;
+use crate::log::tomb_list::TombList;
 use freebs_format::CarryEntry;
 use freebs_types::{Sequence, ShardId};
 use std::cell::Cell;
@@ -75,7 +76,7 @@ pub(crate) struct Segment {
     pub live: u64,
     pub content: BTreeMap<ShardId, Content>,
     /// Where trims and zeroes were recorded, so that those still in force are found when they must be carried.
-    pub tomb_list: Vec<(ShardId, u32, u32)>,
+    pub tomb_list: TombList,
     /// What was found of them still in force, to be carried.
     pub tombs: Option<Tombs>,
     /// Last append here that says that a shard was deleted; 0 for none.
@@ -106,7 +107,7 @@ impl Segment {
             seq: 0,
             live: 0,
             content: BTreeMap::new(),
-            tomb_list: Vec::new(),
+            tomb_list: TombList::default(),
             tombs: None,
             forgets: 0,
             pins: BTreeSet::new(),
@@ -119,20 +120,6 @@ impl Segment {
             evidence: false,
             readers: Rc::default(),
         }
-    }
-
-    /// Where trims and zeroes were recorded, as ranges that don't overlap: shard, first block, end.
-    pub fn tomb_ranges(&self) -> Vec<(ShardId, u32, u32)> {
-        let mut all: Vec<_> = self.tomb_list.iter().map(|(id, start, len)| (*id, *start, start + len)).collect();
-        all.sort_unstable();
-        let mut out: Vec<(ShardId, u32, u32)> = Vec::with_capacity(all.len());
-        for (id, start, end) in all {
-            match out.last_mut() {
-                Some(last) if last.0 == id && start <= last.2 => last.2 = last.2.max(end),
-                _ => out.push((id, start, end)),
-            }
-        }
-        out
     }
 
     pub fn is_used(&self) -> bool {
@@ -384,14 +371,14 @@ impl Segments {
         for id in with {
             let s = self.get_mut(id);
             s.content.remove(&shard);
-            s.tomb_list.retain(|t| t.0 != shard);
+            s.tomb_list.forget(shard);
             self.pin(holder, id);
             self.candidates.insert(id);
         }
         self.changes += 1;
         let s = self.get_mut(holder);
         s.content.remove(&shard);
-        s.tomb_list.retain(|t| t.0 != shard);
+        s.tomb_list.forget(shard);
         self.candidates.insert(holder);
     }
 
@@ -400,7 +387,7 @@ impl Segments {
         let s = self.get_mut(id);
         assert!(s.state == SegmentState::Closed && s.live == 0, "nothing live is given up");
         assert!(s.pins.is_empty(), "a segment stays while those are there that pin it");
-        s.tomb_list = Vec::new();
+        s.tomb_list = TombList::default();
         let content = std::mem::take(&mut s.content);
         // Rule E5: recovery still reads it as long as the durable live table names it.
         let at_once = self.leaves_out(RuleMutant::GivenUsedAtOnce);

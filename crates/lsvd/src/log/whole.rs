@@ -171,7 +171,11 @@ fn end(scan: &mut Scan, footer: Option<&SegmentFooter>, indexed: bool, known: Kn
             Some(last)
         }
         (None, Some(next)) => scan.end_before(next),
-        (None, None) => known.newest.then_some(scan.durable),
+        (None, None) if known.newest => {
+            let there = scan.appends.last().map_or(0, |a| a.number());
+            Some(scan.durable.max(there + u64::from(scan.end_unread)))
+        }
+        (None, None) => None,
     }
 }
 

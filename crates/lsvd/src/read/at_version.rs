@@ -49,8 +49,8 @@ impl<D: Device> Engine<D> {
     }
 }
 
-/// Cells of a history that one step looks through.
-const PRUNE_CELLS: usize = 256;
+/// Superseded extents that one step looks through; of the last block of a step all there are.
+const PRUNE_LAYERS: usize = 256;
 
 impl Core {
     /// What each shard keeps, for a second look at the log: what is committed, and what will be if nothing is cut. A pin
@@ -72,7 +72,7 @@ impl Core {
             segs.prune = false;
             return false;
         };
-        s.prune_history(PRUNE_CELLS, segs);
+        s.prune_history(PRUNE_LAYERS, segs);
         true
     }
 }

@@ -7,25 +7,29 @@ use crate::engine::Engine;
 use crate::engine::core::Core;
 use crate::engine::maps::look::Which;
 use crate::log::join::join_all;
+use crate::log::join::yield_now;
 use crate::log::segments::ReadGuard;
 use crate::map::extents::{Extent, ExtentMap};
 use crate::read::blocks::Plan;
 use crate::shard::Shard;
 use crate::shard::frames::FramePlace;
+use crate::shard::history::Reading;
 use crate::{CARRY_ENTRIES_MAX, Digest, EventKind, FrameName, RuleMutant};
 use bytes::Bytes;
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, Frame, FrameHead};
 use freebs_io::Device;
-use freebs_types::{BLOCK, BlockRange, Error, Hash32, Lba, Result, Sequence, ShardId, Version, limits};
+use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Hash32, Lba, Result, Sequence, ShardId, Version, limits};
 
 /// Frames that one call reads at most.
 const FRAMES_MAX: usize = 1024;
 /// Heads that lie within so many bytes are read at once.
 const HEADS_WINDOW: u32 = 256 << 10;
-/// Blocks of the map that one step of `entries` looks at.
-const ENTRIES_WINDOW: u32 = 4096;
+/// Blocks of the map that one step of `entries` looks at; each may have an entry of its own.
+const ENTRIES_WINDOW: u32 = 1024;
 /// Blocks of the map that one step of a digest looks at, and reads.
 const DIGEST_WINDOW: u32 = 256;
+/// Times that a digest is begun, if each time what it is of was cut off meanwhile.
+const DIGEST_TRIES: u32 = 4;
 
 impl<D: Device> Engine<D> {
     /// The frame of the view that was in force at frame `at`, if that is still known: it is from the committed one on.
@@ -201,9 +205,36 @@ impl<D: Device> Engine<D> {
         upto: Sequence,
         max_bytes: usize,
     ) -> Result<(CarryBody, Vec<Bytes>, Option<Lba>)> {
-        let mut g = Gather { since, upto, max_blocks: self.max_blocks(max_bytes), ..Gather::default() };
+        let asked = Asked { since, upto, above: None };
+        self.gather(shard, from, asked, max_bytes).await
+    }
+
+    /// As `entries`, of those above a version, whenever they were placed. `Corrupt` if a lost frame may have had some.
+    pub async fn entries_above(
+        &self,
+        shard: ShardId,
+        from: Lba,
+        version: Version,
+        max_bytes: usize,
+    ) -> Result<(CarryBody, Vec<Bytes>, Option<Lba>)> {
+        let since = self.lost_before(shard, version).await?;
+        let asked = Asked { since, upto: Sequence(u64::MAX), above: Some(version) };
+        self.gather(shard, from, asked, max_bytes).await
+    }
+
+    async fn gather(
+        &self,
+        shard: ShardId,
+        from: Lba,
+        asked: Asked,
+        max_bytes: usize,
+    ) -> Result<(CarryBody, Vec<Bytes>, Option<Lba>)> {
+        let mut g = Gather::new(asked, self.max_blocks(max_bytes));
         let (mut at, mut next) = (from.0, None);
         while let Some(start) = self.io().next_entry(shard, at).await? {
+            if at > from.0 {
+                yield_now().await;
+            }
             let end = start.saturating_add(ENTRIES_WINDOW).min(limits::SHARD_BLOCKS_MAX as u32);
             let step = |core: &Core, s: &Shard, view: &ExtentMap| g.window(core, s, view);
             next = self.io().with_view(shard, (start, end), Which::Committed, step).await?;
@@ -212,9 +243,22 @@ impl<D: Device> Engine<D> {
             }
             at = end;
         }
-        self.inner.core.borrow().shard(shard).and_then(|s| no_holes(s, since, upto))?;
+        self.inner.core.borrow().shard(shard).and_then(|s| no_holes(s, asked.since, asked.upto))?;
         let data = self.fetch(shard, &g.plan).await?;
         Ok((g.body, data, next))
+    }
+
+    /// The last lost frame that is known to have had nothing above a version, as the frame behind it tells; 0 if none is.
+    async fn lost_before(&self, shard: ShardId, version: Version) -> Result<Sequence> {
+        let ends: Vec<u64> = self.inner.core.borrow().shard(shard)?.holes.iter().map(|h| h.to).collect();
+        let mut upto = Sequence(0);
+        for to in ends {
+            match self.frame(shard, Sequence(to).next()).await {
+                Ok(f) if f.head.before().version <= version => upto = upto.max(Sequence(to)),
+                _ => {}
+            }
+        }
+        Ok(upto)
     }
 
     fn max_blocks(&self, max_bytes: usize) -> u32 {
@@ -231,32 +275,69 @@ impl<D: Device> Engine<D> {
 
     /// As `digest`, whatever else is damaged in the segments that hold it.
     pub async fn content(&self, shard: ShardId) -> Result<Digest> {
-        let (snap, version, sequence) = {
-            let core = self.inner.core.borrow();
-            let s = core.shard(shard)?;
-            if s.last_hole().is_some() {
-                return Err(Error::corrupt(format!("shard {shard} has lost frames; it has no digest before repair")));
+        for _ in 1..DIGEST_TRIES {
+            match self.held_content(shard).await {
+                Err(e) if e.kind == ErrorKind::Retry => {}
+                end => return end,
             }
-            (self.io().snapshot(shard)?, s.tip.version, s.tip.name.sequence)
-        };
+        }
+        self.held_content(shard).await
+    }
+
+    /// The content of one moment, part by part: what is written meanwhile is none of it. `Retry` if that moment was cut off.
+    async fn held_content(&self, shard: ShardId) -> Result<Digest> {
+        let held = Held::new(self, shard)?;
         let (mut sum, mut at) = (Sum::default(), 0);
-        while let Some((view, start, end)) = self.io().window(&snap, at, DIGEST_WINDOW).await? {
-            for (a, e) in view.iter().filter(|(_, e)| e.kind != ExtentKind::Trim) {
-                sum.add(a, e);
-            }
-            // What is read and checked is what lies there now: an older block may be gone.
-            let plan = |core: &Core, s: &Shard, view: &ExtentMap| {
+        while let Some(start) = self.io().next_entry(shard, at).await? {
+            at = start.saturating_add(DIGEST_WINDOW);
+            let part = |core: &Core, s: &Shard, view: &ExtentMap| {
                 let mut plan = Plan::default();
-                for (a, e) in view.iter().filter(|(_, e)| e.is_data()) {
-                    plan.data(core, s, a, e, 0, e.len)?;
+                for (a, e) in view.iter().filter(|(_, e)| e.kind != ExtentKind::Trim) {
+                    sum.add(a, e);
+                    if e.is_data() {
+                        plan.data(core, s, a, e, 0, e.len)?;
+                    }
                 }
                 Ok(plan)
             };
-            let plan = self.io().with_view(shard, (start, end), Which::All, plan).await?;
+            let plan = self.io().with_view(shard, (start, at), Which::Held(held.reading), part).await?;
             self.fetch(shard, &plan).await?;
-            at = end;
+            yield_now().await;
         }
-        Ok(sum.finish(version, sequence))
+        if !self.inner.core.borrow().shard(shard)?.is_reading(held.reading) {
+            return Err(Error::retry("the end of the shard was cut while it was read"));
+        }
+        Ok(sum.finish(held.reading.version, held.reading.sequence))
+    }
+}
+
+/// Keeps the last version of a shard for as long as it lives.
+struct Held<'a, D: Device> {
+    engine: &'a Engine<D>,
+    shard: ShardId,
+    slot: u32,
+    reading: Reading,
+}
+
+impl<'a, D: Device> Held<'a, D> {
+    fn new(engine: &'a Engine<D>, shard: ShardId) -> Result<Self> {
+        let core = &mut *engine.inner.core.borrow_mut();
+        core.shard(shard)?;
+        let s = core.shards.get_mut(&shard).expect("just seen");
+        if s.last_hole().is_some() {
+            return Err(Error::corrupt(format!("shard {shard} has lost frames; it has no digest before repair")));
+        }
+        Ok(Self { engine, shard, slot: s.slot, reading: s.begin_reading() })
+    }
+}
+
+impl<D: Device> Drop for Held<'_, D> {
+    fn drop(&mut self) {
+        let Core { shards, segs, map_wake, .. } = &mut *self.engine.inner.core.borrow_mut();
+        if let Some(s) = shards.get_mut(&self.shard).filter(|s| s.slot == self.slot) {
+            s.end_reading(self.reading, segs);
+            map_wake.notify_one();
+        }
     }
 }
 
@@ -279,11 +360,26 @@ fn no_holes(s: &Shard, since: Sequence, upto: Sequence) -> Result<()> {
     Ok(())
 }
 
-/// Map entries that gather for a peer.
-#[derive(Default)]
-struct Gather {
+/// Which map entries are asked for.
+#[derive(Clone, Copy)]
+struct Asked {
+    /// Frames up to here are of no concern.
     since: Sequence,
     upto: Sequence,
+    /// Entries above this version, or (`None`) those that were placed behind `since`.
+    above: Option<Version>,
+}
+
+impl Asked {
+    fn has(&self, e: &Extent) -> bool {
+        let is_above = self.above.map_or(e.sequence > self.since, |v| e.version > v);
+        is_above && e.sequence <= self.upto
+    }
+}
+
+/// Map entries that gather for a peer.
+struct Gather {
+    asked: Asked,
     max_blocks: u32,
     blocks: u32,
     body: CarryBody,
@@ -291,14 +387,17 @@ struct Gather {
 }
 
 impl Gather {
+    fn new(asked: Asked, max_blocks: u32) -> Self {
+        Self { asked, max_blocks, blocks: 0, body: CarryBody::default(), plan: Plan::default() }
+    }
+
     /// Takes what fits of a window; gives back where to go on, if not all of it did.
     fn window(&mut self, core: &Core, s: &Shard, view: &ExtentMap) -> Result<Option<Lba>> {
-        no_holes(s, self.since, self.upto)?;
-        let (since, upto) = (self.since, self.upto);
+        no_holes(s, self.asked.since, self.asked.upto)?;
         // Rule E3: trims and zeroes are told, too, or what they hide would stay where it is asked for.
         let untold = core.segs.leaves_out(RuleMutant::TrimsUntold);
-        let is_asked = |e: &Extent| e.sequence > since && e.sequence <= upto && (e.is_data() || !untold);
-        for (a, e) in view.iter().filter(|(_, e)| is_asked(e)) {
+        let asked = self.asked;
+        for (a, e) in view.iter().filter(|(_, e)| asked.has(e) && (e.is_data() || !untold)) {
             if self.body.entries.len() == CARRY_ENTRIES_MAX || (e.is_data() && self.blocks == self.max_blocks) {
                 return Ok(Some(Lba(a)));
             }

@@ -37,11 +37,4 @@ impl<D: Device> Engine<D> {
         }
         Ok(Some(to))
     }
-
-    /// Every map entry of a version above `version` was placed at this sequence or behind it.
-    pub fn placed_from(&self, shard: ShardId, version: Version) -> Result<Sequence> {
-        let core = self.inner.core.borrow();
-        let map = &core.shard(shard)?.map;
-        Ok(map.iter().filter(|(_, e)| e.version <= version).map(|(_, e)| e.sequence).max().unwrap_or_default())
-    }
 }

@@ -19,6 +19,7 @@ mod learned;
 mod named;
 pub mod overlay;
 pub mod tip;
+pub mod unfit;
 
 use crate::log::place::{At, NUMBER_MAX};
 use crate::log::segments::Segments;
@@ -173,12 +174,9 @@ impl Shard {
         damaged: u64,
         segs: &mut Segments,
     ) -> Result<(), &'static str> {
-        let (s, h) = (head.seq(), head.header());
-        if s.0 == 0 || s.0 >= NUMBER_MAX || h.first_version.get() >= NUMBER_MAX {
-            return Err(self.without(at, "frame with an impossible number"));
-        }
-        if !chunks::fits(h.chunk_offset.get(), h.data_blocks()) {
-            return Err(self.without(at, "frame outside its chunk"));
+        let s = head.seq();
+        if let Some(why) = unfit::frame(head) {
+            return Err(self.without(at, why));
         }
         segs.note(at.segment, self.id, Some(s));
         if repair {
@@ -190,7 +188,7 @@ impl Shard {
                 return Ok(());
             }
             if s <= self.committed && !segs.leaves_out(RuleMutant::CommittedIsCut) {
-                return Err("frame differs from a committed one of its sequence");
+                return Err(unfit::USURPS);
             }
             self.cut(Sequence(s.0 - 1), segs);
             if self.tip.name.sequence >= s {
@@ -353,7 +351,7 @@ impl Shard {
             if e.is_data() {
                 self.chunks.acquire(e.chunk, e.offset, e.len, |s, n| segs.count_live(s, n));
             } else {
-                segs.get_mut(at.segment).tomb_list.push((self.id, *a, e.len));
+                segs.get_mut(at.segment).tomb_list.add(self.id, *a, e.len);
             }
         }
     }
@@ -476,11 +474,11 @@ impl Shard {
             }
             return Ok(());
         };
-        // The frame behind the hole knows what the tip was before, unless it is committed and nothing is to be known.
-        let before = match self.overlay.after(s).filter(|u| u.sequence.0 <= end.saturating_add(1)) {
-            Some(u) => std::mem::replace(&mut u.before, Tip::of(head)),
-            None => self.tip,
-        };
+        // The frame behind the hole knows what the tip was before, unless it is committed and nothing is to be known. So
+        // does a mark that put the shard up to the frame itself.
+        let behind = self.overlay.after(s).filter(|u| u.sequence.0 <= end.saturating_add(1));
+        let behind = behind.map(|u| std::mem::replace(&mut u.before, Tip::of(head)));
+        let before = self.overlay.get(s).map(|mark| mark.before).or(behind).unwrap_or(self.tip);
         self.frames.replace(s, place);
         if s == self.tip.name.sequence {
             self.tip = Tip::of(head);
@@ -522,9 +520,8 @@ impl Shard {
         let mut data_at = at.data_at;
         for e in &body.entries {
             let (start, data) = (e.range.start.0, e.kind == ExtentKind::Data);
-            if e.version.0 >= NUMBER_MAX || e.sequence.0 >= NUMBER_MAX || (data && !chunks::fits(e.offset, e.range.len))
-            {
-                return Err("carried entry outside its chunk");
+            if let Some(why) = unfit::entry(e) {
+                return Err(why);
             }
             let unknown = self.unknown(e, at.append);
             if data {
@@ -533,7 +530,7 @@ impl Shard {
                 self.chunks.place(e.chunk, run, |s, n| segs.count_live(s, n));
                 self.chunks.acquire(e.chunk, e.offset, e.range.len, |s, n| segs.count_live(s, n));
             } else {
-                segs.get_mut(at.segment).tomb_list.push((self.id, start, e.range.len));
+                segs.get_mut(at.segment).tomb_list.add(self.id, start, e.range.len);
             }
             let extent = Extent {
                 len: e.range.len,
@@ -718,6 +715,7 @@ impl Shard {
             self.tip = *front;
         }
         self.fronts.retain(|from, _| *from <= to.0);
+        self.cut_reading(to, segs);
         self.overlay.rebuild();
         self.commit_to(self.committed, segs);
         self.stale.extend(self.frames.cut(to));
@@ -807,7 +805,7 @@ impl Shard {
     /// The first address from `at` on that has an entry.
     pub fn next_entry(&self, at: u32) -> Option<u32> {
         let maps = [self.frozen.as_deref(), Some(&self.map), Some(&self.overlay.map)];
-        maps.into_iter().flatten().filter_map(|m| m.next(at)).min()
+        maps.into_iter().flatten().filter_map(|m| m.next(at)).chain(self.history.table.next(at)).min()
     }
 
     pub fn first_kept(&self) -> Sequence {

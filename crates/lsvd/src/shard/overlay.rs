@@ -121,12 +121,20 @@ impl Overlay {
         (frames, frames.into_iter().chain(self.held.iter().map(|h| h.append)).min())
     }
 
-    /// A frame behind the others, or between them where one was missing.
-    pub fn put(&mut self, frame: Uncommitted) {
+    /// A frame behind the others, or between them where one was missing. It takes the place of a mark that put the shard
+    /// up to it.
+    pub fn put(&mut self, mut frame: Uncommitted) {
         let i = self.frames.partition_point(|f| f.sequence < frame.sequence);
-        assert!(self.frames.get(i).is_none_or(|f| f.sequence > frame.sequence), "each frame is here once");
         frame.entries.iter().for_each(|(a, e)| self.map.insert(*a, e.clone(), &mut self.outcome));
-        self.frames.insert(i, frame);
+        match self.frames.get_mut(i).filter(|f| f.sequence == frame.sequence) {
+            Some(mark) => {
+                assert!(mark.entries.is_empty(), "each frame is here once");
+                // The mark says what the frame alone does not: it must be there when this is made again.
+                frame.append = frame.append.min(mark.append);
+                *mark = frame;
+            }
+            None => self.frames.insert(i, frame),
+        }
     }
 
     /// The frame of this sequence.
@@ -147,7 +155,7 @@ impl Overlay {
         self.map.insert(start, extent.clone(), &mut self.outcome);
         let covered = beat(&mut self.held, start, end, &extent);
         let before = take(&mut self.held, start, end, |h| h.key() == extent.key());
-        // What is said to be below may be held only.
+        // An entry that is said to be below may be held only.
         let append = append.or_else(|| before.iter().map(|h| h.append).min());
         self.held.push(Held { start, extent, append: append.unwrap_or(u64::MAX) });
         covered
@@ -274,7 +282,7 @@ mod tests {
         assert_eq!(o.map.range(77, 80).map(|(a, ..)| a).collect::<Vec<_>>(), [77, 79]);
     }
 
-    /// What is recorded again while it is held was held twice, and the first record was the one that counted.
+    /// An entry that was recorded again while it was held was held twice, and the first record was the one that counted.
     #[test]
     fn the_last_record_of_what_is_held_counts() {
         let mut o = Overlay::default();
@@ -288,7 +296,7 @@ mod tests {
             held
         };
         assert_eq!(list(&o), [(70, 1, 2, 7), (71, 1, 3, 8), (72, 1, 2, 7)]);
-        // What is said to be in the map below is held only: it is not there before a checkpoint has it from the log.
+        // An entry that is said to be in the map below is held only: it is not there before a checkpoint has it from the log.
         o.hold(72, zero(2).piece(0, 1), None);
         assert_eq!(list(&o), [(70, 1, 2, 7), (71, 1, 3, 8), (72, 1, 2, 7)]);
         let done = o.commit(Sequence(11)).unwrap();

@@ -826,8 +826,8 @@ fn what_is_refused_is_told_before_what_lies_behind_it() {
                 tokio::task::yield_now().await;
             }
             let done = rig.heard.done.borrow();
-            let (shard, sequence) = (chain.shard, Sequence(2));
-            let refused = done.iter().position(|d| *d == Durable::Refused { shard, sequence });
+            let is_refused = |d: &Durable| matches!(d, Durable::Refused { sequence: Sequence(2), .. });
+            let refused = done.iter().position(is_refused);
             assert!(refused < done.iter().position(behind) && refused.is_some(), "committed {committed}: {done:?}");
         });
     }

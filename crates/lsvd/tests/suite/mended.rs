@@ -218,6 +218,53 @@ fn a_lost_segment_is_missed_until_its_shards_are_mended() {
     });
 }
 
+/// The last frame is lost, and a mark behind it says that it was here: the mark stands in for it until the frame is
+/// repaired, and then the frame can be committed or cut like any other.
+#[test]
+fn a_repaired_frame_takes_the_place_of_the_mark_that_named_it() {
+    for is_cut in [false, true] {
+        local(async {
+            let device = device().await;
+            let rig = Rig::open(device.clone()).await.unwrap();
+            rig.engine.set_cleaning(off());
+            let mut c = Chain::new(ONE);
+            put(&rig, &mut c, data(0, 4, 1)).await;
+            let lost = c.frame(&[data(0, 4, 2)]);
+            rig.append(Record::Frame(lost.clone()));
+            rig.settle().await;
+            rig.append(Record::Mark { shard: ONE, change: MarkChange::default(), ticket: 1 });
+            rig.settle().await;
+            rig.kill();
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+            let head = lost.head.bytes().to_vec();
+            device.poke(|bytes| {
+                let at = bytes.windows(head.len()).position(|w| *w == head[..]).expect("it is there") / 4096 * 4096;
+                bytes[at..at + 4096].fill(0xee);
+            });
+
+            let rig = Rig::open(device.clone()).await.unwrap();
+            let state = rig.engine.state(ONE).unwrap();
+            assert_eq!((state.last.sequence, state.committed), (Sequence(2), Sequence(1)), "the mark was read");
+            rig.append(Record::Repair(lost.clone()));
+            rig.settle().await;
+            if is_cut {
+                rig.append(Record::Cut { shard: ONE, to: Sequence(1) });
+                rig.settle().await;
+                assert_eq!(rig.engine.state(ONE).unwrap().last.sequence, Sequence(1));
+            } else {
+                rig.engine.committed(ONE, Sequence(2));
+            }
+            let version = if is_cut { 1 } else { 2 };
+            let read = rig.engine.read(ONE, BlockRange::new(0, 4)).await.unwrap();
+            let expected: Vec<_> = (0..4).map(|i| block((version << 32) + i)).collect();
+            assert_eq!(read.data.concat(), expected.concat());
+            rig.stop().await;
+        });
+    }
+}
+
 /// All that a replica has of a shard goes to another one, but for what says so.
 async fn learn(from: &Rig, to: &Rig) {
     let mut at = Some(Lba(0));

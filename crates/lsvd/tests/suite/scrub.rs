@@ -124,7 +124,7 @@ fn places(bytes: &[u8]) -> Vec<(&'static str, usize, usize)> {
     out
 }
 
-/// What the model says that the blocks hold, where it is data.
+/// The model's word on the data of the blocks, where it is data.
 fn content(model: &Model, range: BlockRange) -> Bytes {
     let fill = |b: u32| match model[&b] {
         Cell8::Data(fill) => block(fill),

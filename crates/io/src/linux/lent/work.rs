@@ -214,23 +214,29 @@ impl Work {
         Ok(())
     }
 
+    /// Where the system has no writes that are durable when they return, it is a write and a sync.
     fn write(&mut self, durable: bool) -> io::Result<()> {
         let buf = self.buf.as_ref().expect("a write has a buffer");
-        let flags = if durable { libc::RWF_DSYNC } else { 0 };
-        let mut at = 0;
+        let (mut at, mut at_once) = (0, durable);
         while at < buf.len() {
-            let part = libc::iovec { iov_base: buf[at..].as_ptr() as *mut _, iov_len: buf.len() - at };
-            let offset = self.at + at as u64;
-            // SAFETY: one vector that names the rest of the buffer, which is only read.
-            let n = unsafe { libc::pwritev2(self.file.as_raw_fd(), &part, 1, offset as libc::off_t, flags) };
-            match again(n)? {
+            let (part, offset) = (&buf[at..], self.at + at as u64);
+            let call = if at_once { write_durably } else { write };
+            let n = match again(call(&self.file, part, offset)) {
+                Err(e) if at_once && device::unsupported(&e) => {
+                    at_once = false;
+                    continue;
+                }
+                n => n?,
+            };
+            match n {
                 None => {}
                 Some(n) if at + n == buf.len() => at += n,
                 Some(n) if n / self.unit == 0 => return Err(io::ErrorKind::WriteZero.into()),
                 Some(n) => at += n / self.unit * self.unit,
             }
         }
-        if durable && buf.is_empty() { sync(&self.file, false) } else { Ok(()) }
+        let is_left = durable && (!at_once || buf.is_empty());
+        if is_left { sync(&self.file, false) } else { Ok(()) }
     }
 
     /// Keeps room behind the end of the file. False only if the file system says that there is none.
@@ -258,6 +264,18 @@ fn again(n: isize) -> io::Result<Option<usize>> {
     }
     let e = io::Error::last_os_error();
     if e.kind() == io::ErrorKind::Interrupted { Ok(None) } else { Err(e) }
+}
+
+fn write(file: &OwnedFd, bytes: &[u8], at: u64) -> isize {
+    // SAFETY: the bytes are only read, and are as many as is said.
+    unsafe { libc::pwrite(file.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), at as libc::off_t) }
+}
+
+/// A write is durable when it returns.
+fn write_durably(file: &OwnedFd, bytes: &[u8], at: u64) -> isize {
+    let part = libc::iovec { iov_base: bytes.as_ptr() as *mut _, iov_len: bytes.len() };
+    // SAFETY: one vector that names the bytes, which are only read.
+    unsafe { libc::pwritev2(file.as_raw_fd(), &part, 1, at as libc::off_t, libc::RWF_DSYNC) }
 }
 
 /// Up to `RING_ENTRIES` reads in one system call. False if the ring is not to be used again.
@@ -336,9 +354,7 @@ fn zero(file: &OwnedFd, at: u64, end: u64) -> io::Result<()> {
     let mut next = at;
     while next < end {
         let len = (buf.len() as u64).min(end - next) as usize;
-        // SAFETY: the buffer has that many bytes.
-        let n = unsafe { libc::pwrite(file.as_raw_fd(), buf.as_ptr().cast(), len, next as libc::off_t) };
-        match again(n)? {
+        match again(write(file, &buf[..len], next))? {
             None => {}
             Some(0) => return Err(io::ErrorKind::WriteZero.into()),
             Some(n) => next += n as u64,

@@ -116,8 +116,19 @@ pub(super) struct Outcome {
     pub result: io::Result<()>,
 }
 
+/// How a durable write is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Durably {
+    /// It is durable when it returns.
+    AtOnce,
+    /// The system has no such writes: it is written, and a sync follows.
+    Written,
+    Synced,
+}
+
 struct Slot {
     operation: Operation,
+    durably: Durably,
     /// Bytes done, in whole units.
     done: usize,
     tries: u32,
@@ -128,25 +139,44 @@ struct Slot {
 }
 
 impl Slot {
+    fn new(operation: Operation) -> Self {
+        let durably = Durably::AtOnce;
+        Self { operation, durably, done: 0, tries: 0, waker: None, result: None, abandoned: false }
+    }
+
+    /// The operation that the device is asked for next.
+    fn kind(&self) -> Kind {
+        match (self.operation.kind, self.durably) {
+            (Kind::Write { .. }, Durably::Written) => Kind::Write { durable: false },
+            (Kind::Write { .. }, Durably::Synced) => Kind::SyncData,
+            (kind, _) => kind,
+        }
+    }
+
     fn request(&mut self, slot: u32) -> Request {
-        let done = self.done;
+        let (done, kind) = (self.done, self.kind());
         let (start, len) = match &mut self.operation.buf {
             Some(buf) => (buf[done..].as_mut_ptr(), (buf.len() - done) as u32),
             None => (std::ptr::null_mut(), 0),
         };
         let fd = self.operation.file.as_raw_fd();
-        Request { slot, kind: self.operation.kind, fd, start, len, at: self.operation.at + done as u64 }
+        Request { slot, kind, fd, start, len, at: self.operation.at + done as u64 }
     }
 
     /// Takes in an answer of the engine. None if the operation has to go on.
     fn answer(&mut self, answer: i32) -> Option<io::Result<()>> {
         self.tries += 1;
         let again = self.tries < TRIES_MAX;
+        let kind = self.kind();
         if answer < 0 {
             let retry = matches!(-answer, libc::EINTR | libc::EAGAIN) && again;
-            return if retry { None } else { Some(Err(io::Error::from_raw_os_error(-answer))) };
+            let lacks = matches!(-answer, libc::EOPNOTSUPP | libc::ENOSYS) && kind == Kind::Write { durable: true };
+            if lacks {
+                self.durably = Durably::Written;
+            }
+            return if retry || lacks { None } else { Some(Err(io::Error::from_raw_os_error(-answer))) };
         }
-        let short = match self.operation.kind {
+        let short = match kind {
             Kind::Read => io::ErrorKind::UnexpectedEof,
             Kind::Write { .. } => io::ErrorKind::WriteZero,
             _ => return Some(Ok(())),
@@ -154,7 +184,9 @@ impl Slot {
         let len = self.operation.buf.as_ref().map_or(0, |b| b.len());
         let reached = self.done + answer as usize;
         if reached >= len {
-            return Some(Ok(()));
+            let is_last = self.durably == Durably::AtOnce;
+            self.durably = if is_last { Durably::AtOnce } else { Durably::Synced };
+            return is_last.then_some(Ok(()));
         }
         let whole = reached - reached % self.operation.unit;
         if whole == self.done || !again {
@@ -178,7 +210,7 @@ struct State {
 
 impl State {
     fn insert(&mut self, operation: Operation) -> u32 {
-        let slot = Slot { operation, done: 0, tries: 0, waker: None, result: None, abandoned: false };
+        let slot = Slot::new(operation);
         let number = match self.free.pop() {
             Some(number) => number,
             None => {
@@ -415,4 +447,45 @@ fn event_fd() -> io::Result<OwnedFd> {
     }
     // SAFETY: a new descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(kind: Kind) -> Slot {
+        let (file, buf) = (Rc::new(event_fd().unwrap()), Some(AlignedBuf::zeroed(8192)));
+        Slot::new(Operation { kind, file, at: 4096, buf, unit: 4096, poison: None })
+    }
+
+    /// A system without writes that are durable when they return had its device poisoned by the first one.
+    #[test]
+    fn a_write_that_can_not_be_durable_at_once_is_written_and_synced() {
+        for lack in [libc::EOPNOTSUPP, libc::ENOSYS] {
+            let mut s = slot(Kind::Write { durable: true });
+            assert_eq!(s.request(0).kind, Kind::Write { durable: true });
+            assert!(s.answer(-lack).is_none());
+            let whole = s.request(0);
+            assert_eq!((whole.kind, whole.at, whole.len), (Kind::Write { durable: false }, 4096, 8192));
+            assert!(s.answer(4096).is_none(), "a part");
+            let rest = s.request(0);
+            assert_eq!((rest.kind, rest.at, rest.len), (Kind::Write { durable: false }, 8192, 4096));
+            assert!(s.answer(4096).is_none(), "written, and not durable");
+            assert_eq!(s.request(0).kind, Kind::SyncData);
+            assert!(s.answer(-libc::EINTR).is_none());
+            assert_eq!(s.request(0).kind, Kind::SyncData);
+            assert!(s.answer(0).unwrap().is_ok());
+        }
+        // A device that lacks nothing but a whole disk fails, and so does a sync that is not to be had.
+        let failed = |s: &mut Slot, errno: i32| s.answer(-errno).unwrap().unwrap_err().raw_os_error();
+        let mut s = slot(Kind::Write { durable: true });
+        assert_eq!(failed(&mut s, libc::EIO), Some(libc::EIO));
+        let mut s = slot(Kind::Write { durable: false });
+        assert_eq!(failed(&mut s, libc::EOPNOTSUPP), Some(libc::EOPNOTSUPP));
+        let mut s = slot(Kind::Write { durable: true });
+        assert!(s.answer(-libc::EOPNOTSUPP).is_none() && s.answer(8192).is_none());
+        assert_eq!(failed(&mut s, libc::ENOSYS), Some(libc::ENOSYS));
+        let mut s = slot(Kind::Write { durable: true });
+        assert!(s.answer(8192).unwrap().is_ok(), "durable at once");
+    }
 }

@@ -153,18 +153,5 @@ fn run(r: &Request) -> i32 {
     if result >= 0 {
         return i32::try_from(result).unwrap_or(i32::MAX);
     }
-    let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-    if let (libc::EOPNOTSUPP | libc::ENOSYS, Kind::Write { durable: true }) = (errno, r.kind) {
-        return write_and_sync(r);
-    }
-    -errno
-}
-
-/// For kernels and file systems without durable writes.
-fn write_and_sync(r: &Request) -> i32 {
-    let written = run(&Request { kind: Kind::Write { durable: false }, ..*r });
-    match run(&Request { kind: Kind::SyncData, ..*r }) {
-        failed if written >= 0 && failed < 0 => failed,
-        _ => written,
-    }
+    -std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }

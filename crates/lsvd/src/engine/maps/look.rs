@@ -15,11 +15,12 @@ use crate::map::run::{Place, Run};
 use crate::shard::Shard;
 use crate::shard::chunks;
 use crate::shard::history::LAST;
+use crate::shard::history::Reading;
 use crate::shard::history::table::{Layer, Table};
 use freebs_format::disk::PageHeader;
 use freebs_format::{CarryBody, CarryEntry, FrameHead, FrameKind};
 use freebs_io::Device;
-use freebs_types::{Result, ShardId, Version};
+use freebs_types::{Error, Result, ShardId, Version};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -32,6 +33,8 @@ pub(crate) enum Which {
     Committed,
     /// The state in force at a version that is kept.
     At(Version),
+    /// The state in force at a version that is kept for as long as it is read.
+    Held(Reading),
 }
 
 struct Load {
@@ -101,12 +104,16 @@ impl<D: Device> Io<'_, D> {
                         s.check_version(version)?;
                         s.view_at(start, end, version)
                     }
+                    Which::Held(r) if s.is_reading(r) => s.view_at(start, end, r.version),
+                    Which::Held(_) => return Err(Error::retry("the end of the shard was cut while it was read")),
                 };
                 let slot = s.slot;
                 let runs = core.maps.levels();
                 let (device, range) = (core.geometry.device, (start, end));
                 let missing = match which {
-                    Which::At(version) => core.maps.fill_at(device, &runs, slot, range, version, &mut view, &have)?,
+                    Which::At(version) | Which::Held(Reading { version, .. }) => {
+                        core.maps.fill_at(device, &runs, slot, range, version, &mut view, &have)?
+                    }
                     _ => core.maps.fill(device, &runs, slot, range, &mut view, &have)?,
                 };
                 if missing.is_empty() {
@@ -169,45 +176,6 @@ impl<D: Device> Io<'_, D> {
         }
     }
 
-    /// The shard's entries at this moment, to be walked through while they change.
-    pub fn snapshot(&self, shard: ShardId) -> Result<Snapshot> {
-        let core = self.core.borrow();
-        let s = core.shard(shard)?;
-        let runs = core.maps.levels();
-        let mut segments: Vec<u32> = runs.iter().flat_map(|r| r.places.list()).map(|p| p.segment).collect();
-        segments.sort_unstable();
-        segments.dedup();
-        let guards = segments.into_iter().map(|id| core.segs.guard(id)).collect();
-        Ok(Snapshot { memory: s.view(0, u32::MAX), slot: s.slot, runs, _guards: guards })
-    }
-
-    /// The entries of a snapshot in the next window from `at` on, and where it ends; `None` behind the last.
-    pub async fn window(&self, snap: &Snapshot, at: u32, blocks: u32) -> Result<Option<(ExtentMap, u32, u32)>> {
-        let mut have = Pages::new();
-        loop {
-            let loads = {
-                let core = &mut *self.core.borrow_mut();
-                let device = core.geometry.device;
-                let (found, missing) = core.maps.next(device, &snap.runs, snap.slot, at, &have)?;
-                let next = snap.memory.next(at).into_iter().chain(found).min();
-                match (missing.is_empty(), next) {
-                    (false, _) => loads(core, missing),
-                    (true, None) => return Ok(None),
-                    (true, Some(start)) => {
-                        let end = start.saturating_add(blocks);
-                        let mut view = snap.memory.clip(start, end);
-                        let missing = core.maps.fill(device, &snap.runs, snap.slot, (start, end), &mut view, &have)?;
-                        if missing.is_empty() {
-                            return Ok(Some((view, start, end)));
-                        }
-                        loads(core, missing)
-                    }
-                }
-            };
-            self.load(loads, &mut have).await?;
-        }
-    }
-
     /// Looks up what frames that need not be the newest will meet, so that they can be applied in one step right
     /// behind this. Nothing may wait in between.
     pub async fn resolve(&self, frames: &[(&FrameHead, bool)]) -> Result<()> {
@@ -262,10 +230,35 @@ fn data_ranges(head: &FrameHead) -> impl Iterator<Item = (u32, u32)> {
     list.map(|(e, _)| (e.range.start.0, e.range.end() as u32))
 }
 
-/// The blocks of frames that come out of order.
+/// Blocks, as stretches that don't touch.
+#[derive(Default)]
+struct Spans(BTreeMap<u32, u32>);
+
+impl Spans {
+    fn add(&mut self, mut start: u32, mut end: u32) {
+        let touched = |all: &BTreeMap<u32, u32>, start, end| {
+            all.range(..=end).next_back().filter(|s| *s.1 >= start).map(|s| (*s.0, *s.1))
+        };
+        while let Some((from, to)) = touched(&self.0, start, end) {
+            self.0.remove(&from);
+            (start, end) = (start.min(from), end.max(to));
+        }
+        self.0.insert(start, end);
+    }
+
+    fn overlaps(&self, start: u32, end: u32) -> bool {
+        self.0.range(..end).next_back().is_some_and(|(_, to)| *to > start)
+    }
+}
+
+/// The blocks of frames that come out of order. What is here is judged as it is in front of the append, and a frame as it
+/// will be then: those in front of it in the same append have acted.
 fn late_ranges(core: &Core, frames: &[(&FrameHead, bool)]) -> BTreeMap<ShardId, Vec<(u32, u32)>> {
     let mut out: BTreeMap<ShardId, Vec<(u32, u32)>> = BTreeMap::new();
-    for (head, repair) in frames {
+    // The entries above the map by then: those that frames in front write, and those held above these.
+    let mut above: BTreeMap<ShardId, Spans> = BTreeMap::new();
+    let carries = frames.iter().rposition(|(head, _)| head.kind() == FrameKind::Carry).unwrap_or(0);
+    for (i, (head, repair)) in frames.iter().enumerate() {
         let (id, ranges) = (head.shard(), out.contains_key(&head.shard()));
         if let Some(s) = core.shards.get(&id).filter(|s| !s.orphans.is_empty()) {
             // Repairs may be adopted by whatever comes next.
@@ -278,14 +271,15 @@ fn late_ranges(core: &Core, frames: &[(&FrameHead, bool)]) -> BTreeMap<ShardId, 
                 // An earlier frame of the same append may free what it finds live now.
                 let shard = core.shards.get(&id).filter(|_| frames.len() == 1 || !ranges);
                 // What is held above uncommitted frames may reach further than these, and so do others above it then.
-                let mut held: Vec<(u32, u32)> = Vec::new();
+                let above = above.entry(id).or_default();
                 let parts = |e: &CarryEntry| {
                     let (start, end) = (e.range.start.0, e.range.end() as u32);
-                    let over = held.iter().any(|h| h.0 < end && start < h.1);
                     match shard {
-                        Some(s) if !over && !s.is_over(start, end) => s.unknown(e, core.replaying),
+                        Some(s) if !above.overlaps(start, end) && !s.is_over(start, end) => {
+                            s.unknown(e, core.replaying)
+                        }
                         _ => {
-                            held.push((start, end));
+                            above.add(start, end);
                             vec![(start, end - start)]
                         }
                     }
@@ -298,17 +292,13 @@ fn late_ranges(core: &Core, frames: &[(&FrameHead, bool)]) -> BTreeMap<ShardId, 
                 if *repair || ahead || ranges {
                     out.entry(id).or_default().extend(data_ranges(head));
                 }
+                if i < carries {
+                    let above = above.entry(id).or_default();
+                    data_ranges(head).for_each(|(start, end)| above.add(start, end));
+                }
             }
             _ => {}
         }
     }
     out
-}
-
-/// Entries of a shard as they were.
-pub(crate) struct Snapshot {
-    memory: ExtentMap,
-    slot: u32,
-    runs: Vec<Rc<Run>>,
-    _guards: Vec<ReadGuard>,
 }

@@ -36,12 +36,21 @@ pub(crate) type Hints = BTreeMap<ShardId, Kept>;
 /// A committed entry that a newer one of version `to` covers: address, entry, version.
 pub(crate) type Beaten = (u32, Extent, Version);
 
+/// A version that is kept for as long as it is read part by part, and the frame that it is as of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Reading {
+    pub version: Version,
+    pub sequence: Sequence,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct History {
     pub pins: Pins,
     pub table: Table,
     /// What else must be kept while the log is replayed: it is known to be pinned at the end.
     pub hint: Kept,
+    /// Versions that somebody reads part by part, each with the frame that it is as of, and how many do.
+    reading: BTreeMap<Reading, u32>,
     /// Something was let go of while the log is replayed; and a mark told later of a version that may have needed it.
     dropped: bool,
     pub late: bool,
@@ -51,12 +60,18 @@ pub(crate) struct History {
 
 impl History {
     fn is_off(&self) -> bool {
-        self.pins.kept.is_none() && self.hint.is_none()
+        self.pins.kept.is_none() && self.hint.is_none() && self.reading.is_empty()
     }
 
     fn needs(&self, from: Version, to: Version) -> bool {
-        self.pins.kept.needs(from, to) || self.hint.needs(from, to)
+        self.pins.kept.needs(from, to) || self.hint.needs(from, to) || is_read(&self.reading, from, to)
     }
+}
+
+/// True if a version that is being read lies from `from` up to, but without, `to`.
+fn is_read(reading: &BTreeMap<Reading, u32>, from: Version, to: Version) -> bool {
+    let next = reading.range(Reading { version: from, sequence: Sequence(0) }..).next();
+    next.is_some_and(|(r, _)| r.version < to)
 }
 
 impl Shard {
@@ -70,8 +85,9 @@ impl Shard {
         }
         let mut gone = Vec::new();
         let forgets = segs.leaves_out(RuleMutant::PinsForgotten);
-        let History { pins, table, hint, .. } = &mut self.history;
-        let needs = |from, to| !forgets && (pins.kept.needs(from, to) || hint.needs(from, to));
+        let History { pins, table, hint, reading, .. } = &mut self.history;
+        let is_kept = |from, to| !forgets && (pins.kept.needs(from, to) || hint.needs(from, to));
+        let needs = |from, to| is_kept(from, to) || is_read(reading, from, to);
         let judge = &mut Judge { needs: &needs, gone: &mut |e| gone.push(e), recorded };
         table.insert(start, e, to, judge);
         self.history.dropped |= !gone.is_empty();
@@ -142,6 +158,39 @@ impl Shard {
         Err(Error::not_found(format!("shard {}: version {v} is neither pinned nor in the retention window", self.id)))
     }
 
+    /// The last version is kept from here on, until `end_reading`.
+    pub fn begin_reading(&mut self) -> Reading {
+        let reading = Reading { version: self.tip.version, sequence: self.tip.name.sequence };
+        *self.history.reading.entry(reading).or_default() += 1;
+        reading
+    }
+
+    /// True if a version that is being read can still be read: a cut has not taken its frame away.
+    pub fn is_reading(&self, reading: Reading) -> bool {
+        self.history.reading.contains_key(&reading)
+    }
+
+    /// One reader less. What was kept for it is looked for in small steps.
+    pub fn end_reading(&mut self, reading: Reading, segs: &mut Segments) {
+        let Some(n) = self.history.reading.get_mut(&reading) else { return };
+        *n -= 1;
+        if *n == 0 {
+            self.history.reading.remove(&reading);
+            if !self.history.table.is_empty() {
+                (self.history.prune_at, segs.prune) = (Some(0), true);
+            }
+        }
+    }
+
+    /// Frames behind `to` are cut: whoever reads as of one of them has to begin again.
+    pub fn cut_reading(&mut self, to: Sequence, segs: &mut Segments) {
+        let before = self.history.reading.len();
+        self.history.reading.retain(|r, _| r.sequence <= to);
+        if self.history.reading.len() < before && !self.history.table.is_empty() {
+            (self.history.prune_at, segs.prune) = (Some(0), true);
+        }
+    }
+
     /// Adds to a view what memory knows of a version.
     pub fn view_at(&self, start: u32, end: u32, version: Version) -> ExtentMap {
         let (mut view, mut out) = (ExtentMap::default(), crate::map::extents::Outcome::default());
@@ -165,8 +214,8 @@ impl Shard {
     pub fn prune_history(&mut self, most: usize, segs: &mut Segments) -> bool {
         let Some(at) = self.history.prune_at else { return false };
         let mut gone = Vec::new();
-        let History { pins, table, hint, .. } = &mut self.history;
-        let needs = |from, to| pins.kept.needs(from, to) || hint.needs(from, to);
+        let History { pins, table, hint, reading, .. } = &mut self.history;
+        let needs = |from, to| pins.kept.needs(from, to) || hint.needs(from, to) || is_read(reading, from, to);
         let next = table.prune(at, most, &mut Judge { needs: &needs, gone: &mut |e| gone.push(e), recorded: false });
         self.history.prune_at = next;
         gone.iter().for_each(|e| self.release(e, segs));

@@ -8,8 +8,15 @@
 //!   than it was, but never at a version that is kept.
 
 use crate::map::extents::{Extent, ExtentMap, Outcome};
-use freebs_types::Version;
+use freebs_types::{Sequence, Version};
 use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Unbounded};
+
+/// Versions whose superseded blocks are counted together.
+const ENDS_GROUP: u64 = 1024;
+
+/// The name of a layer: its cell's first block, and its version and sequence.
+pub(crate) type LayerName = (u32, (Version, Sequence));
 
 /// An extent that was in force from its own version up to, but without, `to`.
 #[derive(Clone, Debug)]
@@ -37,18 +44,88 @@ impl Cell {
         let layers = self.layers.iter().map(|l| Layer { e: l.e.piece(skip, len), to: l.to });
         Self { len, layers: layers.collect() }
     }
+}
 
-    fn data_blocks(&self) -> u64 {
-        self.layers.iter().filter(|l| l.e.is_data()).map(|l| u64::from(l.e.len)).sum()
+/// Data blocks by the version that took their place, singly and in groups.
+#[derive(Clone, Debug, Default)]
+struct Ends {
+    each: BTreeMap<u64, u64>,
+    groups: BTreeMap<u64, u64>,
+}
+
+impl Ends {
+    fn change(&mut self, to: Version, blocks: u32, is_more: bool) {
+        for (map, key) in [(&mut self.each, to.0), (&mut self.groups, to.0 / ENDS_GROUP)] {
+            let n = map.entry(key).or_default();
+            *n = if is_more { *n + u64::from(blocks) } else { *n - u64::from(blocks) };
+            if *n == 0 {
+                map.remove(&key);
+            }
+        }
+    }
+
+    /// The highest version from which on there are more than `blocks`; and how many versions and groups were looked at.
+    fn with_more_than(&self, blocks: u64) -> (Option<Version>, usize) {
+        let (mut sum, mut looks) = (0, 0);
+        for (group, n) in self.groups.iter().rev() {
+            looks += 1;
+            if sum + n <= blocks {
+                sum += n;
+                continue;
+            }
+            let first = group * ENDS_GROUP;
+            for (to, n) in self.each.range(first..=first + (ENDS_GROUP - 1)).rev() {
+                looks += 1;
+                sum += n;
+                if sum > blocks {
+                    return (Some(Version(*to)), looks);
+                }
+            }
+        }
+        (None, looks)
+    }
+}
+
+/// The counts of all layers.
+#[derive(Clone, Debug, Default)]
+struct Tally {
+    /// Data blocks.
+    blocks: u64,
+    layers: usize,
+    ends: Ends,
+}
+
+impl Tally {
+    fn add(&mut self, l: &Layer) {
+        self.layers += 1;
+        if l.e.is_data() {
+            self.blocks += u64::from(l.e.len);
+            self.ends.change(l.to, l.e.len, true);
+        }
+    }
+
+    fn remove(&mut self, l: &Layer) {
+        self.layers -= 1;
+        if l.e.is_data() {
+            self.blocks -= u64::from(l.e.len);
+            self.ends.change(l.to, l.e.len, false);
+        }
+    }
+
+    /// A layer was in force up to `to` and no longer.
+    fn shorten(&mut self, l: &mut Layer, to: Version) {
+        if to < l.to {
+            self.remove(l);
+            l.to = to;
+            self.add(l);
+        }
     }
 }
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     cells: BTreeMap<u32, Cell>,
-    /// Data blocks of all layers, and the number of layers.
-    blocks: u64,
-    layers: usize,
+    tally: Tally,
 }
 
 impl Table {
@@ -56,24 +133,22 @@ impl Table {
         self.cells.is_empty()
     }
     pub fn blocks(&self) -> u64 {
-        self.blocks
+        self.tally.blocks
     }
     pub fn len(&self) -> usize {
-        self.layers
+        self.tally.layers
     }
 
     fn put(&mut self, start: u32, c: Cell) {
         if !c.layers.is_empty() {
-            self.blocks += c.data_blocks();
-            self.layers += c.layers.len();
+            c.layers.iter().for_each(|l| self.tally.add(l));
             self.cells.insert(start, c);
         }
     }
 
     fn take(&mut self, start: u32) -> Option<Cell> {
         let c = self.cells.remove(&start)?;
-        self.blocks -= c.data_blocks();
-        self.layers -= c.layers.len();
+        c.layers.iter().for_each(|l| self.tally.remove(l));
         Some(c)
     }
 
@@ -107,10 +182,12 @@ impl Table {
             if at < s {
                 self.fill(at, e.piece(at - start, s - at), to, judge);
             }
-            let mut c = self.take(s).expect("just seen");
+            let c = self.cells.get_mut(&s).expect("just seen");
             at = s + c.len;
-            Self::join(&mut c.layers, e.piece(s - start, c.len), to, judge);
-            self.put(s, c);
+            Self::join(&mut c.layers, e.piece(s - start, c.len), to, judge, &mut self.tally);
+            if c.layers.is_empty() {
+                self.cells.remove(&s);
+            }
         }
         if at < end {
             self.fill(at, e.piece(at - start, end - at), to, judge);
@@ -125,12 +202,12 @@ impl Table {
         }
     }
 
-    fn join(layers: &mut Vec<Layer>, e: Extent, to: Version, judge: &mut Judge<'_>) {
+    fn join(layers: &mut Vec<Layer>, e: Extent, to: Version, judge: &mut Judge<'_>, tally: &mut Tally) {
         let i = layers.partition_point(|l| l.e.key() < e.key());
         let to = layers.get(i).filter(|l| l.e.key() > e.key()).map_or(to, |next| to.min(next.e.version));
         if let Some(same) = layers.get_mut(i).filter(|l| l.e.key() == e.key()) {
             // The same trim or zero is at home in the later record.
-            same.to = same.to.min(to);
+            tally.shorten(same, to);
             if !e.is_data() && judge.recorded {
                 same.e.offset = e.offset;
             }
@@ -138,14 +215,18 @@ impl Table {
         }
         let from = e.version;
         if (judge.needs)(from, to) {
-            layers.insert(i, Layer { e, to });
+            let layer = Layer { e, to };
+            tally.add(&layer);
+            layers.insert(i, layer);
         } else {
             (judge.gone)(e);
         }
         if let Some(before) = i.checked_sub(1).map(|i| &mut layers[i]).filter(|b| b.to > from) {
-            before.to = from;
+            tally.shorten(before, from);
             if !(judge.needs)(before.e.version, from) {
-                (judge.gone)(layers.remove(i - 1).e);
+                let layer = layers.remove(i - 1);
+                tally.remove(&layer);
+                (judge.gone)(layer.e);
             }
         }
     }
@@ -155,21 +236,24 @@ impl Table {
         self.insert(start, &l.e, l.to, &mut Judge { needs: &|_, _| true, gone: &mut |_| (), recorded: true });
     }
 
-    /// Drops what is no longer needed, of up to `most` cells from `at` on. Where to go on, if there are more.
+    /// Drops what is no longer needed, of cells from `at` on with `most` layers or more. Where to go on, if there are more.
     pub fn prune(&mut self, at: u32, most: usize, judge: &mut Judge<'_>) -> Option<u32> {
-        let starts: Vec<u32> = self.cells.range(at..).take(most).map(|(s, _)| *s).collect();
-        let next = starts.last().filter(|_| starts.len() == most).map(|s| s + 1);
+        let (mut starts, mut left) = (Vec::new(), most);
+        for (s, c) in self.cells.range(at..) {
+            if left == 0 {
+                break;
+            }
+            starts.push(*s);
+            left = left.saturating_sub(c.layers.len());
+        }
+        let next = starts.last().and_then(|s| self.cells.range((Excluded(*s), Unbounded)).next()).map(|(s, _)| *s);
         for s in starts {
             let Some(cell) = self.cells.get_mut(&s) else { continue };
-            let unneeded = |l: &mut Layer| !(judge.needs)(l.e.version, l.to);
-            let gone: Vec<Layer> = cell.layers.extract_if(.., unneeded).collect();
-            let empty = cell.layers.is_empty();
-            self.layers -= gone.len();
-            for l in gone {
-                self.blocks -= if l.e.is_data() { u64::from(l.e.len) } else { 0 };
+            for l in cell.layers.extract_if(.., |l| !(judge.needs)(l.e.version, l.to)) {
+                self.tally.remove(&l);
                 (judge.gone)(l.e);
             }
-            if empty {
+            if cell.layers.is_empty() {
                 self.cells.remove(&s);
             }
         }
@@ -199,24 +283,26 @@ impl Table {
         self.cells.iter().flat_map(|(s, c)| c.layers.iter().map(|l| (*s, l)))
     }
 
-    /// The layers of up to `most` cells from `at` on, and where to go on.
-    pub fn export(&self, at: u32, most: usize) -> (impl Iterator<Item = (u32, &Layer)>, Option<u32>) {
-        let next = self.cells.range(at..).nth(most).map(|(s, _)| *s);
-        let cells = self.cells.range(at..).take(most);
-        (cells.flat_map(|(s, c)| c.layers.iter().map(|l| (*s, l))), next)
+    /// The layers behind one, each with its cell's first block, in order of blocks and versions. Cells may have been split
+    /// since that one was given.
+    pub fn export(&self, after: Option<LayerName>) -> impl Iterator<Item = (u32, &Layer)> {
+        let cells = self.cells.range(after.map_or(0, |a| a.0)..);
+        cells.flat_map(move |(s, c)| {
+            let known = after.filter(|a| a.0 == *s).map_or(0, |a| c.layers.partition_point(|l| l.e.key() <= a.1));
+            c.layers[known..].iter().map(move |l| (*s, l))
+        })
+    }
+
+    /// The first block from `at` on that has a layer.
+    pub fn next(&self, at: u32) -> Option<u32> {
+        let before = self.cells.range(..at).next_back().filter(|(s, c)| **s + c.len > at).map(|_| at);
+        before.or_else(|| self.cells.range(at..).next().map(|(s, _)| *s))
     }
 
     /// The highest version at which the window may begin so that at most so many data blocks are kept beside what is
     /// pinned; `None` if all of them may stay.
     pub fn retain_for(&self, blocks: u64) -> Option<Version> {
-        let mut ends: Vec<(Version, u64)> =
-            self.iter().filter(|(_, l)| l.e.is_data()).map(|(_, l)| (l.to, u64::from(l.e.len))).collect();
-        ends.sort_unstable();
-        let mut sum = 0;
-        ends.iter().rev().find_map(|(to, n)| {
-            sum += n;
-            (sum > blocks).then_some(*to)
-        })
+        self.tally.ends.with_more_than(blocks).0
     }
 }
 
@@ -291,16 +377,42 @@ mod tests {
         Ok(())
     }
 
+    /// `retain_for` by sorting all there is.
+    fn sorted(t: &Table, blocks: u64) -> Option<Version> {
+        let data = t.iter().filter(|(_, l)| l.e.is_data());
+        let mut ends: Vec<(Version, u64)> = data.map(|(_, l)| (l.to, u64::from(l.e.len))).collect();
+        ends.sort_unstable();
+        let mut sum = 0;
+        ends.iter().rev().find_map(|(to, n)| {
+            sum += n;
+            (sum > blocks).then_some(*to)
+        })
+    }
+
+    /// Whoever asked where the window should begin had all of the history sorted.
+    #[test]
+    fn where_the_window_begins_is_found_without_looking_at_all() {
+        const VERSIONS: u64 = 100_000;
+        let mut t = Table::default();
+        for v in (1..VERSIONS).filter(|v| !v.is_multiple_of(5)) {
+            t.put_back((v % 1000) as u32, &Layer { e: extent(1, v), to: Version(v + 1) });
+        }
+        for blocks in [0, 1, 5_000, 40_000, t.blocks() - 1, t.blocks()] {
+            let (found, looks) = t.tally.ends.with_more_than(blocks);
+            assert_eq!(found, sorted(&t, blocks));
+            assert!(looks as u64 <= ENDS_GROUP + VERSIONS / ENDS_GROUP + 1, "{looks} looks for {blocks} blocks");
+        }
+    }
+
     /// A table of all layers that another one exports.
     fn exported(t: &Table) -> Table {
-        let mut end = Table::default();
-        let mut at = Some(0);
-        while let Some(from) = at {
-            let (layers, next) = t.export(from, 2);
-            layers.for_each(|(a, l)| end.put_back(a, l));
-            at = next;
+        let (mut end, mut last) = (Table::default(), None);
+        loop {
+            let part: Vec<_> = t.export(last).take(2).collect();
+            part.iter().for_each(|(a, l)| end.put_back(*a, l));
+            let Some((a, l)) = part.last() else { return end };
+            last = Some((*a, l.e.key()));
         }
-        end
     }
 
     proptest! {
@@ -338,6 +450,9 @@ mod tests {
                 prop_assert_eq!(held + gone.len(), all.len(), "each block is here or was given back");
                 prop_assert_eq!(t.blocks(), t.iter().filter(|(_, l)| l.e.is_data()).map(|(_, l)| u64::from(l.e.len)).sum::<u64>());
                 prop_assert_eq!(t.len(), t.iter().count());
+                for blocks in [0, 1, 7, t.blocks() / 2, t.blocks()] {
+                    prop_assert_eq!(t.retain_for(blocks), sorted(&t, blocks));
+                }
                 if step == drops.len() {
                     break;
                 }

@@ -8,6 +8,7 @@ use crate::FrameName;
 use crate::RequestTable;
 use crate::log::place::NUMBER_MAX;
 use crate::log::segments::Segment;
+use crate::log::tomb_list::Stretch;
 use crate::map::extents::{Crcs, Extent};
 use crate::map::run::{Place, Places, Run};
 use crate::shard::Shard;
@@ -15,6 +16,7 @@ use crate::shard::chunks::{ChunkIndex, ORDINALS_MAX};
 use crate::shard::frames::FramePlace;
 use crate::shard::history::pins::Kept;
 use crate::shard::history::table::Layer;
+use crate::shard::history::table::LayerName;
 use crate::shard::holes::Hole;
 use crate::shard::tip::Tip;
 use freebs_format::disk::SEGMENTS_MAX;
@@ -171,33 +173,49 @@ impl Out {
         }
     }
 
-    pub fn segment(&mut self, id: u32, s: &Segment) {
+    /// A part of a segment's lists, of `most` elements at most; gives back how many, and how far they are written, unless
+    /// that was the end.
+    pub fn segment(&mut self, id: u32, s: &Segment, from: SegmentPart, most: usize) -> (usize, Option<SegmentPart>) {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let behind = from.content.map_or(Unbounded, Excluded);
+        let content: Vec<_> = s.content.range((behind, Unbounded)).take(most).collect();
+        let tombs = s.tomb_list.behind(from.tomb, most - content.len());
         self.u8(SEGMENT);
         self.u32(id);
         self.u64(s.seq);
         self.u64(s.forgets);
         self.u8(u8::from(s.evidence));
-        self.len(s.content.len());
-        for (shard, c) in &s.content {
-            self.shard_id(*shard);
+        self.len(content.len());
+        for (shard, c) in &content {
+            self.shard_id(**shard);
             self.u64(c.min.0);
             self.u64(c.max.0);
         }
-        let tombs = s.tomb_ranges();
         self.len(tombs.len());
-        for (shard, start, end) in tombs {
-            self.shard_id(shard);
-            self.u32(start);
+        for (shard, start, end) in &tombs {
+            self.shard_id(*shard);
+            self.u32(*start);
             self.u32(end - start);
         }
-        self.len(s.pins.len());
-        s.pins.iter().for_each(|p| self.u32(*p));
+        let is_first = from.content.is_none() && from.tomb.is_none();
+        self.len(if is_first { s.pins.len() } else { 0 });
+        s.pins.iter().filter(|_| is_first).for_each(|p| self.u32(*p));
+        let written = content.len() + tombs.len();
+        let to = SegmentPart {
+            seq: s.seq,
+            content: content.last().map(|c| *c.0).or(from.content),
+            tomb: tombs.last().copied().or(from.tomb),
+        };
+        (written, (written == most).then_some(to))
     }
 
-    /// Up to `most` chunks behind `after`; gives back the last one.
+    /// Chunks behind `after`, until they have `most` runs and words of bits, or more; gives back the last one.
     pub fn chunks(&mut self, slot: u32, index: &ChunkIndex, after: Option<ChunkId>, most: usize) -> Option<ChunkId> {
-        let mut last = None;
-        for (id, runs, words) in index.export(after).take(most) {
+        let (mut last, mut left) = (None, most);
+        for (id, runs, words) in index.export(after) {
+            if left == 0 {
+                break;
+            }
             self.u8(CHUNK);
             self.u32(slot);
             self.chunk_id(id);
@@ -207,7 +225,7 @@ impl Out {
             }
             self.len(words.len());
             words.iter().for_each(|w| self.u64(*w));
-            last = Some(id);
+            (last, left) = (Some(id), left.saturating_sub(runs.len() + words.len()));
         }
         last
     }
@@ -252,10 +270,10 @@ impl Out {
         }
     }
 
-    /// Superseded extents of up to `most` cells from block `at` on; gives back where to go on.
-    pub fn history(&mut self, s: &Shard, at: u32, most: usize) -> Option<u32> {
-        let (layers, next) = s.history.table.export(at, most);
-        for (start, l) in layers {
+    /// Up to `most` superseded extents behind one; gives back the last one, unless that was the end.
+    pub fn history(&mut self, s: &Shard, after: Option<LayerName>, most: usize) -> Option<LayerName> {
+        let (mut last, mut n) = (None, 0);
+        for (start, l) in s.history.table.export(after).take(most) {
             self.u8(HISTORY);
             self.u32(s.slot);
             self.u8(l.e.kind as u8);
@@ -265,8 +283,9 @@ impl Out {
             let crcs = l.e.crcs.slice(l.e.len);
             self.len(crcs.len());
             crcs.iter().for_each(|c| self.u32(*c));
+            (last, n) = (Some((start, l.e.key())), n + 1);
         }
-        next
+        last.filter(|_| n == most)
     }
 
     pub fn end(&mut self, written: u64, last: u64, next_run: u64, next_slot: u32) {
@@ -276,6 +295,15 @@ impl Out {
         self.u64(next_run);
         self.u32(next_slot);
     }
+}
+
+/// How far the lists of a segment are written.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SegmentPart {
+    /// Number of the segment: the rest of another use of it is none of this one's.
+    pub seq: u64,
+    content: Option<ShardId>,
+    tomb: Option<Stretch>,
 }
 
 /// A chunk as it was.
@@ -294,6 +322,7 @@ pub(crate) struct PinsItem {
     pub kept: Kept,
 }
 
+/// The content of a segment, or a part of it: the lists of all its items are its own.
 pub(crate) struct SegmentItem {
     pub id: u32,
     pub seq: u64,
@@ -548,5 +577,73 @@ impl<'a> In<'a> {
         })?;
         let words = self.list(Self::u64)?;
         (words.len() <= ORDINALS_MAX as usize / 64).then_some(ChunkItem { slot, id, runs, words })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::segments::Segments;
+    use crate::shard::chunks::Run as Places;
+    use std::collections::BTreeSet;
+
+    fn decoded(mut out: Out) -> Manifest {
+        out.end(1, 1, 1, 1);
+        Manifest::decode(&out.0).unwrap()
+    }
+
+    /// The trims of 64 segments were put into order and written in one step, however many there were.
+    #[test]
+    fn a_step_writes_a_part_of_the_lists_of_a_segment() {
+        const MOST: usize = 64;
+        let mut segs = Segments::default();
+        segs.push();
+        for n in 0..1000 {
+            segs.note(0, ShardId::new(n % 150, 0), Some(Sequence(n + 1)));
+            // Half of them touch.
+            segs.get_mut(0).tomb_list.add(ShardId::new(n % 3, 0), (n / 4 * 10 + n % 2) as u32, 1);
+        }
+        segs.get_mut(0).pins = BTreeSet::from([3, 4]);
+        let (mut out, mut part, mut all) = (Out::default(), SegmentPart::default(), 0);
+        loop {
+            let (n, next) = out.segment(0, segs.get(0), part, MOST);
+            all += n;
+            assert!(n <= MOST);
+            let Some(next) = next else { break };
+            part = next;
+        }
+        assert!(all > 5 * MOST, "{all}");
+        let items = decoded(out).segments;
+        assert_eq!(items.iter().flat_map(|i| &i.pins).copied().collect::<Vec<_>>(), [3, 4]);
+        let content: Vec<_> = items.iter().flat_map(|i| &i.content).map(|c| (c.0, c.1, c.2)).collect();
+        assert_eq!(content, segs.get(0).content.iter().map(|(id, c)| (*id, c.min, c.max)).collect::<Vec<_>>());
+        let tombs: Vec<_> = items.iter().flat_map(|i| &i.tombs).map(|t| (t.0, t.1, t.1 + t.2)).collect();
+        assert_eq!(tombs, segs.get(0).tomb_list.behind(None, usize::MAX));
+    }
+
+    /// 64 chunks were written in one step, with up to 8,192 runs each.
+    #[test]
+    fn a_step_writes_few_chunks_if_they_have_many_runs() {
+        const MOST: usize = 1000;
+        let (mut index, mut runs) = (ChunkIndex::default(), 0);
+        for chunk in 0..100u32 {
+            let id = ChunkId::new(1, chunk);
+            for i in 0..chunk * 8 {
+                index.place(id, Places { first: 2 * i, count: 1, segment: 0, at: i * 8192 }, |_, _| ());
+                index.acquire(id, 2 * i, 1, |_, _| ());
+                runs += 1;
+            }
+        }
+        let (mut out, mut last, mut before) = (Out::default(), None, 0);
+        loop {
+            last = out.chunks(1, &index, last, MOST);
+            let step = (out.0.len() - before) / 16;
+            assert!(step <= 2 * MOST, "{step} runs in a step");
+            before = out.0.len();
+            if last.is_none() {
+                break;
+            }
+        }
+        assert_eq!(decoded(out).chunks.iter().map(|c| c.runs.len()).sum::<usize>(), runs);
     }
 }

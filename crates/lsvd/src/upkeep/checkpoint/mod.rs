@@ -25,12 +25,13 @@ use freebs_format::disk::{
 };
 use freebs_io::{AlignedBuf, Device, Durability};
 use freebs_types::{Error, ErrorKind, Result, ShardId, Version};
-use manifest::{Manifest, Out};
+use manifest::{Manifest, Out, SegmentPart};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// Segments or chunks that go into a manifest in one step.
-const STEP: usize = 64;
+/// Elements of lists (runs of chunks, trims and shards of segments, superseded extents) that go into a manifest in one step;
+/// of a chunk all of them, which is four times as many at most.
+const STEP: usize = 2048;
 /// Pages that are read at once.
 const READ_PAGES: u32 = 32;
 
@@ -135,30 +136,37 @@ impl<D: Device> Io<'_, D> {
     }
 
     async fn write_segments(&self, w: &mut ManifestWriter) -> Result<()> {
-        let mut from = 0;
+        let (mut id, mut part) = (0, SegmentPart::default());
         loop {
-            let (to, end) = {
+            let is_end = {
                 let core = self.core.borrow();
-                let to = (from + STEP as u32).min(core.segs.len());
-                let used = (from..to).filter(|id| core.segs.get(*id).is_used());
-                used.for_each(|id| w.out.segment(id, core.segs.get(id)));
-                (to, to == core.segs.len())
+                let mut left = STEP;
+                while left > 0 && id < core.segs.len() {
+                    let s = core.segs.get(id);
+                    let from = Some(part).filter(|p| p.seq == s.seq).unwrap_or_default();
+                    let (n, next) = if s.is_used() { w.out.segment(id, s, from, left) } else { (0, None) };
+                    id += u32::from(next.is_none());
+                    (part, left) = (next.unwrap_or_default(), left.saturating_sub(n + 1));
+                }
+                id == core.segs.len()
             };
             w.drain(*self, false).await?;
-            if end {
+            if is_end {
                 return Ok(());
             }
-            from = to;
         }
     }
 
     async fn write_history(&self, w: &mut ManifestWriter) -> Result<()> {
         let shards: Vec<ShardId> = self.core.borrow().shards.keys().copied().collect();
         for id in shards {
-            let mut at = Some(0);
-            while let Some(from) = at {
-                at = self.core.borrow().shards.get(&id).and_then(|s| w.out.history(s, from, STEP));
+            let mut last = None;
+            loop {
+                last = self.core.borrow().shards.get(&id).and_then(|s| w.out.history(s, last, STEP));
                 w.drain(*self, false).await?;
+                if last.is_none() {
+                    break;
+                }
             }
         }
         Ok(())
@@ -526,11 +534,12 @@ impl Core {
         for s in m.segments.into_iter().filter(|s| used.get(&s.id) == Some(&s.seq)) {
             known.insert(s.id);
             let seg = self.segs.get_mut(s.id);
-            (seg.forgets, seg.tomb_list) = (s.forgets, s.tombs);
+            seg.forgets = s.forgets;
+            s.tombs.into_iter().for_each(|(shard, start, len)| seg.tomb_list.add(shard, start, len));
             seg.evidence |= s.evidence;
-            seg.pins = s.pins.into_iter().filter(|p| used.contains_key(p)).collect();
+            seg.pins.extend(s.pins.into_iter().filter(|p| used.contains_key(p)));
             let content = |(id, min, max)| (id, crate::log::segments::Content { min, max });
-            seg.content = s.content.into_iter().map(content).collect();
+            seg.content.extend(s.content.into_iter().map(content));
         }
         self.shards.values_mut().for_each(|s| s.frames.keep_segments(|id| known.contains(&id)));
         for c in m.chunks {

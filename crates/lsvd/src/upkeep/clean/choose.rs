@@ -228,7 +228,7 @@ impl Core {
 
     /// Bytes that it takes to empty a segment and to give it up, without marks.
     fn cost(s: &Segment) -> u64 {
-        s.live * (BLOCK as u64 + MOVED_BLOCK_BYTES) + s.tomb_list.len() as u64 * 2 * ENTRY_BYTES
+        s.live * (BLOCK as u64 + MOVED_BLOCK_BYTES) + s.tomb_list.records() * 2 * ENTRY_BYTES
     }
 
     /// The segments to clean next, the best first; none if nothing is needed or worth it.

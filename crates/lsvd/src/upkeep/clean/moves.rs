@@ -10,12 +10,11 @@
 //! - A place means the bytes that were read as long as the segment has the number that it had then. (A guard until
 //!   the frame acts would do, too, but then writers could wait for the guard, and cleaning for writers.)
 
-use super::ENTRY_BYTES;
 use crate::engine::Engine;
 use crate::engine::append::Gather;
 use crate::engine::cleaning::Need;
 use crate::engine::core::Core;
-use crate::engine::moves::{Move, Moves, Part, Piece, part_of};
+use crate::engine::moves::{Move, Moves, Part, Piece, head_bytes, part_of};
 use crate::engine::queue::{Job, Queued};
 use crate::log::join::yield_now;
 use crate::log::scan::{Window, lies_before, scan};
@@ -188,12 +187,6 @@ fn data_entries(head: &freebs_format::FrameHead, h: &FrameHeader, mut each: impl
             each(entry, first);
         }
     }
-}
-
-/// Bytes of a carry's head and of its index entry.
-fn head_bytes(entries: usize, crcs: usize) -> (usize, usize) {
-    let head = size_of::<FrameHeader>() + 8 + entries * ENTRY_BYTES as usize + crcs * 4;
-    (head, IndexEntry::encoded_len(head))
 }
 
 /// Adds an entry, to the one before it if it goes on there.

@@ -28,14 +28,13 @@ impl Core {
         if s.tomb_list.is_empty() || s.tombs.is_some() {
             return true;
         }
-        let blocks: u64 = s.tomb_list.iter().map(|t| u64::from(t.2)).sum();
-        if !self.maps.nothing_below() || blocks > AT_ONCE {
+        if !self.maps.nothing_below() || s.tomb_list.blocks() > AT_ONCE {
             self.segs.asked.insert(id);
             self.tomb_wake.notify_one();
             return false;
         }
         let mut found = Tombs::new();
-        for (shard, start, end) in s.tomb_ranges() {
+        for (shard, start, end) in s.tomb_list.behind(None, AT_ONCE as usize) {
             let Some(s) = self.shards.get(&shard) else { continue };
             let list = found.entry((shard, s.slot)).or_default();
             gather(id, &s.committed_view(start, end), list);
@@ -64,11 +63,19 @@ impl<D: Device> Engine<D> {
         let next = {
             let mut core = self.inner.core.borrow_mut();
             core.segs.asking = core.segs.asked.pop_first();
-            core.segs.asking.map(|id| (id, core.segs.get(id).seq, core.segs.get(id).tomb_ranges()))
+            core.segs.asking.map(|id| (id, core.segs.get(id).seq))
         };
-        let Some((id, seq, ranges)) = next else { return Ok(false) };
-        let mut tombs = Some(Tombs::new());
-        for (shard, start, end) in ranges {
+        let Some((id, seq)) = next else { return Ok(false) };
+        let (mut tombs, mut last) = (Some(Tombs::new()), None);
+        loop {
+            // It may be given up meanwhile, and used again.
+            let next = {
+                let core = self.inner.core.borrow();
+                let s = core.segs.get(id);
+                if s.seq == seq { s.tomb_list.behind(last, 1).pop() } else { None }
+            };
+            let Some((shard, start, end)) = next else { break };
+            last = next;
             let Some(slot) = self.inner.core.borrow().shards.get(&shard).map(|s| s.slot) else { continue };
             let mut found = Vec::new();
             match self.tombs_of(id, shard, start, end, &mut found).await {
@@ -193,7 +200,7 @@ mod tests {
         core.segs.open(0, 1);
         core.segs.close(0);
         core.shards.get_mut(&id).expect("made above").map.push(5, zero(1, 0));
-        core.segs.get_mut(0).tomb_list.push((id, 5, 3));
+        core.segs.get_mut(0).tomb_list.add(id, 5, 3);
         assert!(core.knows_tombs(0), "the map is in memory");
         assert_eq!(core.needs(0).carries.len(), 1, "what is in force is carried");
         let gone = core.shards.remove(&id).expect("made above");

@@ -52,6 +52,7 @@ impl Book {
             | Durable::Carry { shard, .. }
             | Durable::NoRoom { shard, .. }
             | Durable::Unrepaired { shard, .. }
+            | Durable::Unlearned { shard, .. }
             | Durable::Refused { shard, .. }
             | Durable::Cut { shard, .. }
             | Durable::Forget { shard } => *shard,

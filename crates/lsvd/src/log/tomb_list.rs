@@ -1,0 +1,117 @@
+//! Where trims and zeroes were recorded in a segment: shards and blocks, for who looks up which of them are in force.
+//!
+//! Invariants: the stretches of a shard don't touch, and are in order whenever they are asked for; so a segment with any
+//! number of trims is looked through a part at a time.
+
+use freebs_types::ShardId;
+use std::collections::BTreeMap;
+
+/// A stretch: shard, first block, end.
+pub(crate) type Stretch = (ShardId, u32, u32);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tail {
+    end: u32,
+    /// Trims and zeroes that were recorded in it.
+    records: u32,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TombList {
+    all: BTreeMap<(ShardId, u32), Tail>,
+    records: u64,
+    blocks: u64,
+}
+
+impl TombList {
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Trims and zeroes that were recorded, each by itself.
+    pub fn records(&self) -> u64 {
+        self.records
+    }
+
+    /// Blocks that they were about.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    fn remove(&mut self, key: (ShardId, u32)) -> Tail {
+        let tail = self.all.remove(&key).expect("just seen");
+        self.blocks -= u64::from(tail.end - key.1);
+        self.records -= u64::from(tail.records);
+        tail
+    }
+
+    pub fn add(&mut self, shard: ShardId, start: u32, len: u32) {
+        let (mut start, mut tail) = (start, Tail { end: start + len, records: 1 });
+        while let Some((key, other)) = self.all.range(..=(shard, tail.end)).next_back() {
+            let (key, other) = (*key, *other);
+            if key.0 != shard || other.end < start {
+                break;
+            }
+            self.remove(key);
+            start = start.min(key.1);
+            tail = Tail { end: tail.end.max(other.end), records: tail.records.saturating_add(other.records) };
+        }
+        self.blocks += u64::from(tail.end - start);
+        self.records += u64::from(tail.records);
+        self.all.insert((shard, start), tail);
+    }
+
+    /// The first `most` stretches behind one.
+    pub fn behind(&self, last: Option<Stretch>, most: usize) -> Vec<Stretch> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let from = last.map_or(Unbounded, |(shard, start, _)| Excluded((shard, start)));
+        self.all.range((from, Unbounded)).take(most).map(|((shard, start), t)| (*shard, *start, t.end)).collect()
+    }
+
+    /// Forgets those of a shard.
+    pub fn forget(&mut self, shard: ShardId) {
+        let keys: Vec<_> = self.all.range((shard, 0)..=(shard, u32::MAX)).map(|(key, _)| *key).collect();
+        for key in keys {
+            self.remove(key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #[test]
+        fn is_the_naive_set_in_parts_of_any_size(
+            ops in prop::collection::vec((0u64..3, 0u32..60, 1u32..9), 1..60),
+            most in 1usize..5,
+            gone in 0u64..4,
+        ) {
+            let (mut list, mut naive) = (TombList::default(), BTreeSet::new());
+            for (shard, start, len) in &ops {
+                list.add(ShardId::new(*shard, 0), *start, *len);
+                naive.extend((*start..start + len).map(|b| (ShardId::new(*shard, 0), b)));
+            }
+            prop_assert_eq!(list.records(), ops.len() as u64);
+            list.forget(ShardId::new(gone, 0));
+            naive.retain(|(shard, _)| *shard != ShardId::new(gone, 0));
+            prop_assert_eq!(list.records(), ops.iter().filter(|op| op.0 != gone).count() as u64);
+            prop_assert_eq!((list.blocks(), list.is_empty()), (naive.len() as u64, naive.is_empty()));
+            let (mut found, mut last) = (Vec::new(), None);
+            loop {
+                let part = list.behind(last, most);
+                prop_assert!(part.len() <= most);
+                let Some(end) = part.last() else { break };
+                last = Some(*end);
+                found.extend(part);
+            }
+            let touch = found.windows(2).any(|w: &[Stretch]| w[0].0 == w[1].0 && w[0].2 >= w[1].1);
+            prop_assert!(!touch && found.is_sorted());
+            let blocks = found.into_iter().flat_map(|(shard, start, end)| (start..end).map(move |b| (shard, b)));
+            prop_assert_eq!(blocks.collect::<BTreeSet<_>>(), naive);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The end of the log when it can't be read, or has gone: what may have been durable is never taken for torn.
+
+use crate::common::*;
+use freebs_format::ExtentKind;
+use freebs_format::disk::{APPEND_MAGIC, AppendHeader, SEGMENTS_AT};
+use freebs_io::Device;
+use freebs_io::faults::{CrashDevice, FaultDevice, PowerCut, Survives};
+use freebs_lsvd::{MarkChange, Record};
+use freebs_types::{Sequence, ShardId};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+const BLOCKS: u32 = 120;
+
+/// Header and place of each append of a device, in order of their numbers.
+async fn appends(device: &CrashDevice) -> Vec<(u64, AppendHeader)> {
+    let bytes = device.read(0, device.len() as usize).await.unwrap();
+    let places = (SEGMENTS_AT as usize..bytes.len()).step_by(512);
+    let found = places.filter(|at| bytes[*at..].starts_with(&APPEND_MAGIC));
+    let found = found.filter_map(|at| Some((at as u64, AppendHeader::decode(&bytes[at..at + 96]).ok()?)));
+    let mut found: Vec<_> = found.collect();
+    found.sort_by_key(|(_, h)| h.number.get());
+    found
+}
+
+async fn fresh() -> (CrashDevice, Rig, Chain) {
+    let device = CrashDevice::new(512, 1 << 30);
+    create_log(device.clone(), &shape(12)).await.unwrap();
+    let rig = Rig::open(device.clone()).await.unwrap();
+    (device, rig, Chain::new(ShardId::new(1, 0)))
+}
+
+/// Many small extents, so that the heads take more than a sector; the blocks lie apart from those of others.
+fn wide(fill: u64) -> Op {
+    Op { extents: (0..40).map(|i| (ExtentKind::Data, 2 * i, 1)).collect(), fill }
+}
+
+fn write(lba: u32, blocks: u32, fill: u64) -> Op {
+    Op { extents: vec![(ExtentKind::Data, lba, blocks)], fill }
+}
+
+/// A killed log whose last append was answered, and one of whose sectors the device can't read. The append was taken for
+/// torn: its frame was gone without a word, and the next append went over it.
+#[test]
+fn an_end_that_can_not_be_read_is_no_torn_one() {
+    for part in ["header", "heads", "data"] {
+        local(async move {
+            let (device, rig, mut chain) = fresh().await;
+            let mut model = Model::new();
+            for i in 0..4 {
+                let op = write(100 + i, 2, 1000 * u64::from(i));
+                op.apply(&mut model);
+                rig.append(Record::Frame(chain.frame(&[op])));
+                rig.settle().await;
+            }
+            let before = (chain.clone(), model.clone());
+            let last = wide(50_000);
+            last.apply(&mut model);
+            rig.append(Record::Frame(chain.frame(&[last])));
+            rig.settle().await;
+            rig.kill();
+            let device = device.copy();
+            let (at, h) = *appends(&device).await.last().unwrap();
+            let front = u64::from(h.heads_len.get()).next_multiple_of(512);
+            assert!(front > 1024 && h.durable.get() == h.number.get() - 1, "the end has no proof");
+            let hit = match part {
+                "header" => at,
+                "heads" => at + 1024,
+                _ => at + front + 5 * 4096,
+            };
+            let was = device.read(at, front as usize).await.unwrap().to_vec();
+            let faulty = FaultDevice::new(device.clone());
+            faulty.spoil(hit);
+            for start in 0..3 {
+                let rig = Rig::open(faulty.clone()).await.unwrap();
+                assert!(!rig.report.damage.is_empty(), "{part}, start {start}: not a word of it");
+                assert_eq!(rig.report.torn_bytes, 0, "{part}, start {start}");
+                let st = rig.engine.state(chain.shard).unwrap();
+                if part == "data" {
+                    // The blocks that it wrote are known: only the block that can't be read is lost.
+                    assert_eq!((st.last, st.suspect_tail, &st.holes[..]), (chain.name(), false, &[][..]));
+                    for (lba, cell) in &full(&model, BLOCKS) {
+                        let read = rig.engine.read(chain.shard, freebs_types::BlockRange::new(*lba, 1)).await;
+                        assert_eq!(read.is_err(), *lba == 10, "block {lba} ({cell:?})");
+                    }
+                } else {
+                    assert!(st.suspect_tail, "{part}, start {start}");
+                    assert!(st.holes.is_empty() && st.last.sequence.0 >= before.0.sequence);
+                    if start == 0 {
+                        assert_eq!(rig.read_all(chain.shard, BLOCKS).await.unwrap(), full(&before.1, BLOCKS));
+                    }
+                    // A frame behind it does not make it look mended, and does not go over it.
+                    let mut other = Chain::new(ShardId::new(2 + start, 0));
+                    rig.append(Record::Frame(other.frame(&[write(0, 1, 7)])));
+                    rig.settle().await;
+                    assert_eq!(device.read(at, front as usize).await.unwrap()[..], was[..], "{part}: written over");
+                }
+                rig.stop().await;
+            }
+            if part != "data" {
+                // Compared with others, the tail is sound again, at the next starts, too.
+                let rig = Rig::open(faulty.clone()).await.unwrap();
+                let change = MarkChange { trusted: true, ..MarkChange::default() };
+                rig.append(Record::Mark { shard: chain.shard, change, ticket: 1 });
+                rig.settle().await;
+                rig.stop().await;
+                let rig = Rig::open(faulty).await.unwrap();
+                assert!(!rig.engine.state(chain.shard).unwrap().suspect_tail);
+                assert_eq!(rig.read_all(chain.shard, BLOCKS).await.unwrap(), full(&before.1, BLOCKS));
+            }
+        });
+    }
+}
+
+/// The same when the append was the first of its segment: the one before says where it would be.
+#[test]
+fn a_first_append_that_can_not_be_read_is_missed() {
+    local(async {
+        let (device, rig, mut chain) = fresh().await;
+        while rig.engine.counters().segments_opened < 2 {
+            rig.append(Record::Frame(chain.frame(&[write(0, 60, chain.sequence * 100)])));
+            rig.settle().await;
+        }
+        rig.kill();
+        let device = device.copy();
+        let (at, h) = *appends(&device).await.last().unwrap();
+        assert_eq!(h.offset.get(), 0, "it is the first of its segment");
+        let faulty = FaultDevice::new(device.clone());
+        faulty.spoil(at);
+        let rig = Rig::open(faulty.clone()).await.unwrap();
+        assert!(!rig.report.damage.is_empty(), "not a word of it");
+        let st = rig.engine.state(chain.shard).unwrap();
+        assert!(st.suspect_tail && st.last.sequence == Sequence(chain.sequence - 1));
+        // The next append lies where the log said that it goes on. The loss is still known behind it.
+        let mut other = Chain::new(ShardId::new(2, 0));
+        rig.append(Record::Frame(other.frame(&[write(0, 1, 7)])));
+        rig.settle().await;
+        rig.stop().await;
+        let rig = Rig::open(faulty).await.unwrap();
+        assert!(!rig.report.damage.is_empty() && rig.engine.state(chain.shard).unwrap().suspect_tail);
+    });
+}
+
+/// And when it was the first of all: a log that may have had one is not an empty one.
+#[test]
+fn the_first_append_of_all_that_can_not_be_read_is_missed() {
+    local(async {
+        let (device, rig, mut chain) = fresh().await;
+        rig.append(Record::Frame(chain.frame(&[write(0, 1, 7)])));
+        rig.settle().await;
+        rig.kill();
+        let faulty = FaultDevice::new(device.copy());
+        faulty.spoil(SEGMENTS_AT);
+        let rig = Rig::open(faulty).await.unwrap();
+        assert!(!rig.report.damage.is_empty(), "not a word of it");
+    });
+}
+
+/// A power cut left of a segment's first append its first sector alone. It was taken off, and with it what says where the
+/// log goes on: the segment was begun anew elsewhere, where nobody looks for it. When its first append was lost then,
+/// the rest of it was gone without a word. Or the lost write was to go over the torn one, which still looks like one.
+#[test]
+fn a_lost_first_append_behind_a_torn_one_is_missed() {
+    local(async {
+        let (device, rig, mut chain) = fresh().await;
+        let moments: Rc<RefCell<Vec<PowerCut>>> = Rc::default();
+        let to = moments.clone();
+        device.on_call(move |_, cut| to.borrow_mut().push(cut));
+        for i in 0..150 {
+            rig.append(Record::Frame(chain.frame(&[write(i % 2, 60, 1000 * u64::from(i))])));
+            rig.settle().await;
+            chain.committed = chain.sequence;
+            rig.engine.committed(chain.shard, Sequence(chain.committed));
+        }
+        assert!(rig.engine.counters().segments_freed > 3, "segments are used again");
+        let mut hit = 0;
+        for cut in moments.take().into_iter().skip(20) {
+            let (none, all) = (cut.image(Survives::Nothing), cut.image(Survives::Everything));
+            let number = |list: &[(u64, AppendHeader)]| list.iter().map(|(_, h)| h.number.get()).max();
+            let (old, new) = (appends(&none).await, appends(&all).await);
+            let Some((at, h)) = new.last().filter(|_| number(&new) > number(&old)).copied() else { continue };
+            if h.offset.get() > 0 {
+                continue;
+            }
+            hit += 1;
+            // Its first sector alone survives.
+            let sector = all.read(at, 512).await.unwrap();
+            let torn = none.copy();
+            torn.write(at, sector, freebs_io::Durability::Durable).await.1.unwrap();
+            let rig = Rig::open(torn.clone()).await.unwrap();
+            assert!(rig.report.damage.is_empty() && rig.report.torn_bytes > 0);
+            let mut other = Chain::new(ShardId::new(2, 0));
+            for i in 0..3 {
+                rig.append(Record::Frame(other.frame(&[write(i, 20, 8)])));
+                rig.settle().await;
+            }
+            assert_eq!(rig.engine.counters().segments_opened, 1);
+            rig.stop().await;
+            let again = appends(&torn).await;
+            let (first, _) = *again.iter().rev().find(|(_, h)| h.offset.get() == 0).unwrap();
+            assert_eq!(first, at, "the log goes on where its last footer says");
+            for stays in [false, true] {
+                let lost = torn.copy();
+                let sector = match stays {
+                    true => all.read(at, 512).await.unwrap(),
+                    false => freebs_io::AlignedBuf::zeroed(512),
+                };
+                lost.write(first, sector, freebs_io::Durability::Durable).await.1.unwrap();
+                let rig = Rig::open(lost).await.unwrap();
+                assert!(!rig.report.damage.is_empty(), "the first append at {first} is lost, torn one there: {stays}");
+                let there = rig.engine.state(other.shard).map_or(0, |s| s.last.sequence.0);
+                assert_eq!(there, 3, "what lies behind it counts");
+            }
+        }
+        assert!(hit > 3, "{hit}");
+    });
+}
