@@ -225,7 +225,7 @@ pub fn in_place_of_lapsed(
     state: &State,
     of: impl Fn(NodeId, ShardId) -> Option<Lapse>,
 ) -> Option<Command> {
-    let volume = refused(&command, state)?;
+    let volume = named(&command, state)?;
     let has_ended = |shard: &freebs_control::Shard| {
         let members = shard.view_members();
         let says = |n: &&NodeId| of(**n, volume.shard_id(shard.index)) == Some((shard.active, Some(volume.generation)));
@@ -240,10 +240,15 @@ pub fn in_place_of_lapsed(
     }
 }
 
-/// The volume that a question was refused for, if it still has the generation that the question named: whose replicas are to
-/// be asked then.
+/// The volume that a question was refused for because somebody has it, if it still has the generation that the question named:
+/// then its replicas are asked, and what they say may take the question's place ([`in_place_of_lapsed`]).
 #[must_use]
-pub fn refused<'a>(command: &Command, state: &'a State) -> Option<&'a Volume> {
+pub fn refused<'a>(command: &Command, answer: &Result<Done>, state: &'a State) -> Option<&'a Volume> {
+    let is_busy = answer.as_ref().is_err_and(|e| e.kind == ErrorKind::Busy);
+    named(command, state).filter(|_| is_busy)
+}
+
+fn named<'a>(command: &Command, state: &'a State) -> Option<&'a Volume> {
     let Command::AttachVolume { volume, since, .. } = command else { return None };
     let known = state.volume(*volume)?;
     since.is_none_or(|since| since == known.generation).then_some(known)

@@ -8,8 +8,10 @@
 //! - Whoever dials may hear that a link is closed before it tells of it: such a link is closed.
 
 use crate::timing;
+use freebs_chain::Who;
+use freebs_format::wire::Role;
 use freebs_io::LinkId;
-use freebs_types::{Nanos, NodeId, Peer};
+use freebs_types::{Error, Nanos, NodeId, Peer, Result, limits};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A link that lasted only a moment counts as so many attempts that failed: whatever ended it may end the next one, too.
@@ -52,6 +54,15 @@ pub struct Dialler {
 #[must_use]
 pub fn dials(from: Peer, to: Peer) -> bool {
     from.node.0 > 0 && from.node < to.node
+}
+
+/// The peer that opens a link to `me`, and says that it is `from` in this role. An error if it can't be true.
+pub fn caller(me: Peer, from: Peer, role: Role) -> Result<Who> {
+    match role {
+        Role::Node if dials(from, me) && usize::from(from.worker) < limits::WORKERS_MAX => Ok(Who::Member(from)),
+        Role::Node => Err(Error::invalid(format!("{from} is no member that would connect here"))),
+        _ => Ok(Who::Driver),
+    }
 }
 
 impl Dialler {

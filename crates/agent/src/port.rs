@@ -67,7 +67,13 @@ pub(crate) fn branch_of(shard: &Shard) -> Branch {
 
 /// An operator's word for a shard.
 pub(crate) fn forced_of(shard: &Shard) -> Option<Forced> {
-    shard.forced.as_ref().map(|f| Forced { survivors: f.survivors.clone(), least: f.least })
+    let word = |f: &freebs_control::Forced| Forced {
+        survivors: f.survivors.clone(),
+        least: f.least,
+        known: f.known,
+        gives_up: f.gives_up,
+    };
+    shard.forced.as_ref().map(word)
 }
 
 /// The pending view as one state has it: members, quorums and keys belong together.

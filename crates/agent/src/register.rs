@@ -1,8 +1,10 @@
 //! A node says that it is there.
 
+use crate::plane::Commands;
+use crate::start::TakenIn;
 use crate::timing;
 use freebs_control::{Command, Done};
-use freebs_types::{Error, ErrorKind, HostPublic, Nanos, NodeId, Result, StartNumber};
+use freebs_types::{Error, ErrorKind, Nanos, Result};
 use std::collections::VecDeque;
 
 /// All that a node has to say at a start (rules W2, V8), and how far it is.
@@ -21,10 +23,7 @@ pub struct Pause {
 }
 
 impl Registration {
-    /// `node` is a [`Command::RegisterNode`]; `key` is what slices are to be sealed for.
-    #[must_use]
-    pub fn new(node: NodeId, start: StartNumber, register: Command, key: Option<HostPublic>) -> Self {
-        let key = key.map(|key| Command::NameHostKey { node, start, key });
+    pub(crate) fn new(register: Command, key: Option<Command>) -> Self {
         Self { left: std::iter::once(register).chain(key).collect() }
     }
 
@@ -47,5 +46,16 @@ impl Registration {
             Err(e) => return Err(e.clone()),
         };
         Ok(answer.err().map(|why| Pause { why, time }))
+    }
+
+    /// Says all of it, each until it was taken. `pause` waits.
+    pub async fn say(mut self, control: &impl Commands, pause: impl AsyncFn(Pause)) -> Result<TakenIn> {
+        while let Some(command) = self.question() {
+            let answer = control.submit(command).await;
+            if let Some(again) = self.answer(answer)? {
+                pause(again).await;
+            }
+        }
+        Ok(TakenIn::new())
     }
 }

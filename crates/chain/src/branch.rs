@@ -7,12 +7,13 @@
 
 use crate::event::{Forced, LogStatus, Mutant, NoteKind, Opened, ShardInfo};
 use crate::open::Phase;
-use crate::replica::{Ctx, Replica};
+use crate::repair::GivingUp;
+use crate::replica::{Ctx, OpenView, Replica};
 use crate::timing;
 use freebs_format::FrameHead;
 use freebs_format::wire::{FrameName, SealAnswer};
 use freebs_lsvd::{EventKind, Learned, MarkChange, Record};
-use freebs_types::{Hash32, Nanos, NodeId, Sequence, Version};
+use freebs_types::{Hash32, Nanos, NodeId, Sequence, Version, ViewNumber};
 use std::collections::BTreeMap;
 
 impl Opened {
@@ -54,29 +55,79 @@ impl Replica {
     ) -> Option<(NodeId, FrameName)> {
         let me = ctx.config.me.node;
         let forced = opened.forced.as_ref()?;
-        let is_linked = |n: &NodeId| ctx.peers.link(ctx.peer(*n, self.id)).is_some();
-        let is_late = opened.pred_members.iter().any(|n| !answers.contains_key(n) && is_linked(n));
-        if is_late && waited < timing::FORCED_PATIENCE {
+        if self.is_late(ctx, opened, answers) && waited < timing::FORCED_PATIENCE {
             return None;
         }
-        let of_all = forced.survivors.iter().map(|n| Some((*n, *answers.get(n)?))).collect::<Option<Vec<_>>>()?;
+        let (winner, best) = self.best_by_force(me, opened, answers, ctx.mutant(Mutant::ForcedAlone))?;
+        // Members that are to keep what they have have nothing committed behind the end; who is new begins anew.
+        let learners = self.info.as_ref().map(|i| &i.joining);
+        let keeps = |n: &NodeId| opened.members.contains(n) && !learners.is_some_and(|l| l.contains(n));
+        let end = best.last.sequence;
+        let mut of_named = forced.survivors.iter().filter_map(|n| Some((n, answers.get(n)?)));
+        let is_followed = of_named.all(|(n, a)| !keeps(n) || a.committed <= end);
+        // A member that is alone in its chain gets what it lacks from nobody later.
+        let has_all = winner == me || !(forced.gives_up > 0 && (self.has_given_up() || !self.damage.holes.is_empty()));
+        let nobody_has_more = self.back_with_more(me, opened, answers).is_none() || ctx.mutant(Mutant::BackPassedOver);
+        let is_as_told = end >= forced.least && nobody_has_more;
+        (is_as_told && is_followed && has_all).then_some((winner, best.last))
+    }
+
+    /// True if a member of the view is there, and has not answered yet.
+    fn is_late(&self, ctx: &Ctx<'_>, opened: &Opened, answers: &BTreeMap<NodeId, SealAnswer>) -> bool {
+        let is_linked = |n: &NodeId| ctx.peers.link(ctx.peer(*n, self.id)).is_some();
+        opened.pred_members.iter().any(|n| !answers.contains_key(n) && is_linked(n))
+    }
+
+    /// The survivor that was named with the best sound log, if all have answered; only for a mutant, if this node alone has.
+    fn best_by_force(
+        &self,
+        me: NodeId,
+        opened: &Opened,
+        answers: &BTreeMap<NodeId, SealAnswer>,
+        alone: bool,
+    ) -> Option<(NodeId, SealAnswer)> {
+        let forced = opened.forced.as_ref()?;
+        let needed = forced.survivors.iter().filter(|n| !alone || **n == me);
+        let of_all = needed.map(|n| Some((*n, *answers.get(n)?))).collect::<Option<Vec<_>>>()?;
         // Nobody can tell any more what this log lacks behind its end: it goes on from there.
         let is_unknown = self.end_in(opened.pred).is_none();
         let is_broken = !self.damage.holes.is_empty() || self.stopped.is_some() || is_unknown;
         let own = SealAnswer { damaged: is_broken, ..self.seal_answer(opened.view, opened.pred) };
         let sound =
-            of_all.iter().copied().map(|(n, a)| if n == me { (n, own) } else { (n, a) }).filter(|(_, a)| !a.damaged);
+            of_all.into_iter().map(|(n, a)| if n == me { (n, own) } else { (n, a) }).filter(|(_, a)| !a.damaged);
         let sound: Vec<(NodeId, SealAnswer)> = sound.collect();
         // A log with the view's frame has all that was before it. If nobody has that, all of the view is lost.
         let has_any = sound.iter().any(|(_, a)| a.has_pred);
         let counting = sound.into_iter().filter(|(_, a)| a.has_pred || !has_any);
-        let (winner, best) = counting.max_by_key(|(n, a)| (a.last.view, a.last.sequence, *n == me))?;
-        // Members that are to keep what they have have nothing committed behind the end; who is new begins anew.
-        let learners = self.info.as_ref().map(|i| &i.joining);
-        let keeps = |n: &NodeId| opened.members.contains(n) && !learners.is_some_and(|l| l.contains(n));
-        let end = best.last.sequence;
-        let is_followed = of_all.iter().all(|(n, a)| !keeps(n) || a.committed <= end);
-        (end >= forced.least && is_followed).then_some((winner, best.last))
+        counting.max_by_key(|(n, a)| (a.last.view, a.last.sequence, *n == me))
+    }
+
+    /// A member that was taken for lost has answered, and has more than the best of those that were named, or knows of more than
+    /// the operator was told: he has to look again.
+    fn back_with_more(&self, me: NodeId, opened: &Opened, answers: &BTreeMap<NodeId, SealAnswer>) -> Option<NodeId> {
+        let forced = opened.forced.as_ref()?;
+        let (winner, best) = self.best_by_force(me, opened, answers, false)?;
+        let end = |a: &SealAnswer| (a.last.view, a.last.sequence);
+        let is_less = winner == me && self.has_given_up();
+        let has_more = |a: &SealAnswer| {
+            let knows_more = a.has_pred && a.committed > forced.known.max(best.last.sequence);
+            knows_more || end(a) > end(&best) || (is_less && a.has_pred)
+        };
+        let mut others = answers.iter().filter(|(n, _)| !forced.survivors.contains(n));
+        others.find(|(_, a)| has_more(a)).map(|(n, _)| *n)
+    }
+
+    /// The member because of which the operator has to look again, if so.
+    pub(crate) fn is_back(
+        &self,
+        me: NodeId,
+        opened: &Opened,
+        answers: &BTreeMap<NodeId, SealAnswer>,
+    ) -> Option<NodeId> {
+        let forced = opened.forced.as_ref()?;
+        let gives_up = forced.gives_up > 0 && !self.damage.holes.is_empty();
+        let other = answers.keys().find(|n| gives_up && !forced.survivors.contains(n)).copied();
+        self.back_with_more(me, opened, answers).or(other)
     }
 
     /// The secret of the view that ends with `seal`, and the parent of the frame that follows it: its token, or of a
@@ -97,11 +148,17 @@ impl Replica {
     pub(crate) fn force_tick(&mut self, ctx: &mut Ctx<'_>) {
         self.try_to_seal(ctx);
         let Some(h) = self.head.as_ref() else { return };
-        let Phase::Sealing { opened, answers, .. } = &h.phase else { return };
+        let Phase::Sealing { opened, answers, linked, .. } = &h.phase else { return };
         let Some(forced) = opened.forced.clone() else { return };
+        let is_late = self.is_late(ctx, opened, answers) && ctx.now.since(*linked) < timing::FORCED_PATIENCE;
+        let (pred, at) = (opened.pred, h.at);
         let are_there = forced.survivors.iter().all(|n| answers.contains_key(n));
-        if are_there && ctx.now.since(h.at) >= timing::GIVE_UP_PATIENCE {
-            self.give_up_lost_frames(ctx, &forced);
+        // A member that is back may have what is lost here; else the operator looks again.
+        let are_all = answers.keys().all(|n| forced.survivors.contains(n));
+        let since = self.damage.stands_since(ctx.now).max(at);
+        let may_give_up = forced.gives_up > 0 && are_there && are_all && !is_late;
+        if may_give_up && ctx.now.since(since) >= timing::GIVE_UP_PATIENCE {
+            self.give_up_lost_frames(ctx, &forced, pred);
         }
     }
 
@@ -115,39 +172,64 @@ impl Replica {
         first.unwrap_or_else(|| (last, named(last.sequence).map_or(self.version, |t| t.version)))
     }
 
-    /// No survivor has the frames that this log has lost, and there is no sound log: they are given up.
-    fn give_up_lost_frames(&mut self, ctx: &mut Ctx<'_>, forced: &Forced) {
-        if self.damage.holes.is_empty() || self.damage.given_up.is_some() || self.stopped.is_some() {
+    /// No survivor has the frames that this log has lost, and there is no sound log: they are given up. Until a branch is active
+    /// that says so, this log counts for no usual seal.
+    fn give_up_lost_frames(&mut self, ctx: &mut Ctx<'_>, forced: &Forced, view: ViewNumber) {
+        let is_busy = self.damage.giving_up.is_some() || ctx.now < self.damage.full_until;
+        if self.damage.holes.is_empty() || is_busy || self.stopped.is_some() {
             return;
         }
         let (end, _) = self.end_by_force(self.last);
-        if end.sequence < forced.least {
+        if end.sequence < forced.least || self.lost_since_told(forced) {
             return;
         }
         self.cut(ctx, end.sequence);
         let since = self.damage.holes.iter().map(|h| h.before.sequence).min();
         let upto = self.damage.holes.iter().map(|h| h.until).max();
         let Some((since, upto)) = since.zip(upto).filter(|_| self.stopped.is_none()) else { return };
-        self.note_committed(ctx, upto);
         let view_frame = self.view_frame.clone();
-        let learned = Learned { since, upto, view_frame, attach: self.attach, requests: self.requests.clone() };
+        let (attach, requests) = (self.attach, self.requests.clone());
+        let learned = Learned { since, upto, view_frame, attach, requests, given_up: view };
         let ticket = ctx.ticket();
         let change = MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() };
         ctx.out.actions.push(crate::event::Action::Append(Record::Mark { shard: self.id, change, ticket }));
-        self.damage.given_up = Some((ticket, since, upto));
+        self.damage.giving_up = Some(GivingUp { ticket, since, upto, view });
+    }
+
+    /// True if more frames are lost than the operator was told of: he has to look again.
+    pub(crate) fn lost_since_told(&self, forced: &Forced) -> bool {
+        forced.gives_up > 0 && self.damage.missing() > forced.gives_up
     }
 
     /// It is durable that lost frames are given up.
     pub fn on_given_up(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
-        let Some((_, since, upto)) = self.damage.given_up.take_if(|g| g.0 == ticket) else { return };
-        self.forget_learned_holes(since, upto);
-        let text = format!("lost frames from {} to {upto} were given up by force", since.next());
+        let Some(g) = self.damage.giving_up.take_if(|g| g.ticket == ticket) else { return };
+        self.given_up = self.given_up.max(g.view);
+        self.forget_learned_holes(g.since, g.upto);
+        let text = format!("lost frames from {} to {} were given up by force", g.since.next(), g.upto);
         ctx.out.tell(NoteKind::Log(EventKind::Damage), self.id, &text);
     }
 
+    /// The device has no room for the mark that says so: it is tried again later.
+    pub fn giving_up_refused(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
+        if self.damage.giving_up.take_if(|g| g.ticket == ticket).is_some() {
+            self.damage.full_until = ctx.now.plus(timing::FULL_PAUSE);
+        }
+    }
+
+    /// True if lost frames of this log were given up, and it is in no view since that is known to have been active. What others
+    /// have may be whole, so this log is no part of what they agree on.
+    pub fn has_given_up(&self) -> bool {
+        let is_over = |v: &OpenView| v.number > self.given_up && v.sequence <= self.committed;
+        self.given_up.0 > 0 && !self.open_views().any(is_over)
+    }
+
     /// This log is of what was lost by force, or may be: what it knows to be committed reaches beyond what all have, and
-    /// a view that it is not in has gone on from there.
+    /// a view that it is not in has gone on from there. Or it has given up frames for a branch that never became active.
     pub fn is_of_lost_branch(&self, info: &ShardInfo) -> bool {
+        if self.has_given_up() && info.known > self.given_up {
+            return true;
+        }
         let is_active = info.branch.view.0 > 0 && info.known >= info.branch.view;
         is_active && self.view_number() < info.branch.view && self.committed > info.branch.at
     }
@@ -164,7 +246,8 @@ impl Replica {
             last,
             version,
             promised: answer.promised,
-            lost: self.damage.holes.iter().map(|h| h.until.0.saturating_sub(h.before.sequence.0)).sum(),
+            lost: self.damage.missing(),
+            has_given_up: self.has_given_up(),
             is_suspect: self.damage.suspect_tail
                 || self.end_in(active).is_none()
                 || (self.is_doubtful && self.is_empty_log()),

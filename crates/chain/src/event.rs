@@ -113,6 +113,14 @@ pub enum Mutant {
     SurvivorsBeginAnew,
     /// V10: who comes back from what was lost goes on with its log as if that were of the branch.
     LostLogsGoOn,
+    /// V10: who goes on by force does so from the last frame that is known to be committed, and not from the end of the log.
+    ForcedFromCommitted,
+    /// V10: who goes on by force needs nobody's promise but its own.
+    ForcedAlone,
+    /// V10: a member that was taken for lost is back with more than was told of, and is passed over.
+    BackPassedOver,
+    /// V10: a log that has given up lost frames counts as one that never lost any.
+    GivenUpCounts,
 }
 
 /// Where the history of a shard last went on by force (V10). Zeroes if that never happened.
@@ -131,6 +139,11 @@ pub struct Forced {
     pub survivors: Vec<NodeId>,
     /// Nothing is sealed below this frame: the operator was told that it is there.
     pub least: Sequence,
+    /// The highest committed frame that any answer named when the operator looked.
+    pub known: Sequence,
+    /// Lost frames in the middle of the head's log, of which the operator was told: it may give up so many, and is alone in
+    /// its chain then. 0: none, and it may be one of several.
+    pub gives_up: u64,
 }
 
 /// What the control plane says of a shard.
@@ -541,6 +554,8 @@ pub struct LogStatus {
     pub promised: ViewNumber,
     /// Frames that were lost to damage.
     pub lost: u64,
+    /// Lost frames were given up by force, and no view is active yet that says so.
+    pub has_given_up: bool,
     /// Frames behind the last one may be lost.
     pub is_suspect: bool,
     /// It is out of use until the node starts again.

@@ -5,6 +5,7 @@
 
 mod check;
 
+use crate::coming::Coming;
 use crate::event::Mutant;
 use crate::open::Phase;
 use crate::replica::{Client, Ctx, Replica, TailEntry, with_overhead};
@@ -88,6 +89,10 @@ pub(crate) struct Head {
     uncommitted_bytes: usize,
     told: (Sequence, Sequence),
     told_at: Nanos,
+    /// Nodes that come to the members that are there.
+    pub coming: Coming,
+    /// Since when the first of the requests that wait finds no room, and nothing is known that would make some (W7).
+    no_room_since: Option<Nanos>,
 }
 
 impl Head {
@@ -117,6 +122,8 @@ impl Head {
             uncommitted_bytes: 0,
             told: (Sequence(0), Sequence(0)),
             told_at: now,
+            coming: Coming::default(),
+            no_room_since: None,
         }
     }
 
@@ -136,6 +143,8 @@ impl Head {
         self.uncommitted.clear();
         self.uncommitted_bytes = 0;
         self.told = (Sequence(0), Sequence(0));
+        self.coming = Coming::default();
+        self.no_room_since = None;
     }
 
     /// Whether it is time to say that new members have everything.
@@ -160,9 +169,20 @@ impl Head {
         let under_way = sent.sum::<usize>() + gathered;
         match takes(under_way) {
             true => SpaceFor::There,
-            false if under_way > 0 || m.room.is_some_and(|r| r.more_soon) => SpaceFor::Soon,
+            false if !self.uncommitted.is_empty() || gathered > 0 => SpaceFor::Soon,
+            false if m.room.is_some_and(|r| r.more_soon) => SpaceFor::Soon,
             false => SpaceFor::None,
         }
+    }
+
+    /// True if the first of the requests that wait is refused for want of room: no log has had any, nor said that it makes
+    /// some, for a while. Until then one may not have heard of the last commit, nor looked what that has freed.
+    fn gives_up_on_room(&mut self, now: Nanos, space: SpaceFor) -> bool {
+        if space != SpaceFor::None {
+            self.no_room_since = None;
+            return false;
+        }
+        now.since(*self.no_room_since.get_or_insert(now)) >= timing::NO_ROOM_PATIENCE
     }
 
     /// The sequence that `quorum` members hold durably in this view.
@@ -300,12 +320,7 @@ impl Replica {
             *to = link;
             return;
         }
-        let space = self.space_for(ctx, &w);
-        if space == SpaceFor::None {
-            self.refuse_for_good(ctx, link, (w.number, w.lowest_open), Refusal::NoSpace);
-            return;
-        }
-        let must_wait = space == SpaceFor::Soon || self.is_stuffed();
+        let must_wait = self.space_for(ctx, &w) != SpaceFor::There || self.is_stuffed();
         let Some(h) = self.head.as_mut() else { return };
         if must_wait || !h.waiting.is_empty() || h.uncommitted_bytes >= limits::SHARD_WINDOW_BYTES {
             if h.waiting.len() < limits::DRIVER_REQUESTS_MAX {
@@ -343,14 +358,17 @@ impl Replica {
         }
     }
 
-    /// W7: what needs space is refused before it is ordered; what was ordered once is not.
+    /// W7: what needs space is refused before it is ordered; what was ordered once is not. What is on its way may replace
+    /// something, or take less of its segment than was set aside for it: until it is committed there is hope.
     fn space_for(&self, ctx: &Ctx<'_>, w: &WriteRequest) -> SpaceFor {
         if w.kind != UpdateKind::Write || w.crcs.is_empty() {
             return SpaceFor::There;
         }
+        let ordered = self.head.as_ref().is_some_and(|h| !h.uncommitted.is_empty());
+        let is_under_way = ordered || self.unwritten_bytes() > 0 || ctx.sharers > 1;
         let own = match self.has_room(ctx) {
             true => SpaceFor::There,
-            false if ctx.more_soon => SpaceFor::Soon,
+            false if ctx.more_soon || is_under_way => SpaceFor::Soon,
             false => SpaceFor::None,
         };
         if ctx.mutant(Mutant::MembersRoomIgnored) {
@@ -512,10 +530,11 @@ impl Replica {
             }
             let front = self.head.as_ref().and_then(|h| h.waiting.front());
             let space = front.map_or(SpaceFor::There, |(_, w)| self.space_for(ctx, w));
-            let Some(h) = self.head.as_mut().filter(|_| space != SpaceFor::Soon) else {
+            let Some(h) = self.head.as_mut() else { break };
+            if !h.gives_up_on_room(ctx.now, space) && space != SpaceFor::There {
                 self.pack(ctx);
                 break;
-            };
+            }
             // No other message may come that ends this turn with a frame.
             let Some((link, w)) = h.waiting.pop_front() else {
                 self.pack(ctx);
@@ -542,6 +561,8 @@ impl Replica {
             m.waiting_since = (m.durable < last).then_some(now);
             // It may have missed the last heartbeat, and then knows neither the commit nor that the view is active.
             h.told = (Sequence(0), Sequence(0));
+        } else {
+            self.coming_is_level(peer.node);
         }
     }
 
@@ -553,6 +574,7 @@ impl Replica {
         }
         // Also when a new link takes the place of one whose end was not noticed: what that one carried may be lost.
         self.pass_over(ctx, peer);
+        self.coming_is_away(peer.node);
         if is_up {
             self.nudge(ctx, peer);
         }
@@ -617,6 +639,9 @@ impl Replica {
         let (now, peers) = (ctx.now, ctx.peers);
         let mut silent = None;
         let mut late = Vec::new();
+        // Nobody hears a heartbeat in a pending view, and who did not know yet that it may begin a branch let its frame go.
+        let (opens, last) = (self.is_opening_head(), self.last.sequence);
+        let lacks = |m: &Member| !m.live || (opens && m.durable < last);
         if let Some(h) = self.head.as_ref() {
             // Without a quorum of live members nothing is gained by going past one, and its frames are under way to it.
             let spare = h.members.iter().filter(|m| m.live || m.node == me).count() > h.quorum;
@@ -625,7 +650,7 @@ impl Replica {
                 if spare && m.live && quiet && m.waiting_since.is_some_and(|s| now.since(s) >= timing::LINK_SILENCE) {
                     // One at a time: those behind it may be silent only because it passes nothing on.
                     silent = silent.or(Some(m.peer));
-                } else if !m.live && now.since(m.nudged) >= timing::NUDGE_EVERY {
+                } else if lacks(m) && now.since(m.nudged) >= timing::NUDGE_EVERY {
                     late.push(m.peer);
                 }
             }

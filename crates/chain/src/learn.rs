@@ -10,15 +10,17 @@
 //! take next to none), then the learner rests, serves what it has, and tries again: cleaning or the next trim may have
 //! made room. It counts as a member only when it has all.
 
-use crate::event::{Action, MapSource, Mutant};
+use crate::event::{Action, MapSource, Mutant, ShardInfo};
 use crate::replica::{Ctx, Replica, TailEntry, first_chunk, with_overhead};
 use crate::sync::{ANSWER_BYTES, Asking};
 use crate::timing;
 use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
-use freebs_format::{CarryBody, ExtentKind, Frame, FrameBuilder, FrameHead, FrameKind, FrameMeta, MarkBody, ViewBody};
+use freebs_format::{
+    AttachBody, CarryBody, ExtentKind, Frame, FrameBuilder, FrameHead, FrameKind, FrameMeta, MarkBody, ViewBody,
+};
 use freebs_io::LinkId;
 use freebs_lsvd::{Base, MarkChange, Record, RequestTable};
-use freebs_types::{ChunkId, Lba, Nanos, Sequence, ViewNumber};
+use freebs_types::{ChunkId, Lba, Nanos, NodeId, Sequence, ViewNumber};
 use std::collections::BTreeMap;
 
 /// Where a transfer stands, at the learner.
@@ -63,11 +65,13 @@ impl Replica {
     /// The frames that a member lacks are gone: it gets the map, piece by piece.
     pub fn feed_by_map(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: SyncRequest, since: Sequence) {
         // Who promised the view that the asker opens may have the frame of another one on top, that never became active.
-        // A head that is not active yet feeds who has nothing of the active view behind what both have: no frame that the
-        // view's seal may need is cut for one that may never become active (V2). What is older is in the active view.
+        // A head that is not active yet feeds who has nothing of the active view behind what both have, or is nobody who seals
+        // that: no frame that the view's seal may need is cut for one that may never become active (V2). What is older is in
+        // the active view.
         let opens = self.is_opening_head();
         let known = self.info.as_ref().map_or(ViewNumber(0), |i| i.known);
-        if opens && r.names.iter().any(|n| n.sequence > since && n.view >= known) {
+        let may_seal = ctx.peers.owner(link).is_none_or(|p| self.may_seal_active(p.node));
+        if opens && may_seal && r.names.iter().any(|n| n.sequence > since && n.view >= known) {
             self.refuse_sync(ctx, link, &r);
             return;
         }
@@ -91,6 +95,12 @@ impl Replica {
         ctx.out.actions.push(Action::MapRead { link, request: r, since, upto, after });
     }
 
+    /// True if the active view may be sealed with the log of this node, in whatever way.
+    fn may_seal_active(&self, node: NodeId) -> bool {
+        let named = |i: &ShardInfo| i.forced.as_ref().is_some_and(|f| f.survivors.contains(&node));
+        self.info.as_ref().is_none_or(|i| i.view_members.is_empty() || i.view_members.contains(&node) || named(i))
+    }
+
     /// The head, or who has promised the view that the asker opens: what is committed there stays so.
     fn may_feed_map(&self, r: &SyncRequest) -> bool {
         let has_promised = r.view == self.promised && self.promising.is_none() && r.view > self.view_number();
@@ -99,9 +109,11 @@ impl Replica {
 
     /// Frames that a member lost are gone everywhere: it gets what is left of what they brought. Any member has that,
     /// since only what is committed is sent, which is the same in every view; what newer frames wrote over it the asker
-    /// has from these.
+    /// has from these. A log that gave frames up has not, and a branch that began with it feeds no view before it (V10).
     pub(crate) fn feed_lost(&self, ctx: &mut Ctx<'_>, link: LinkId, r: SyncRequest) {
-        let is_sound = self.stopped.is_none() && !self.damage.meets(r.map_since, r.until);
+        let is_of_branch = self.info.as_ref().is_none_or(|i| r.view >= i.branch.view);
+        let has_what_it_had = is_of_branch && !self.has_given_up();
+        let is_sound = has_what_it_had && self.stopped.is_none() && !self.damage.meets(r.map_since, r.until);
         let has_all = is_sound && r.until <= self.committed.min(self.durable);
         if !has_all || r.map_since >= r.until || self.committed_state().is_none() {
             self.refuse_sync(ctx, link, &r);
@@ -261,6 +273,7 @@ impl Replica {
     /// The log has no room for a piece. The first time, what is left of the map is looked through for what frees blocks.
     pub fn on_no_room(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
         self.lost_entries_refused(ctx, ticket);
+        self.giving_up_refused(ctx, ticket);
         self.promise_refused(ctx, ticket);
         let Some(map) = self.asking.as_mut().and_then(|a| a.map.as_mut()) else { return };
         if map.hold != Some(Hold::Disk(ticket)) {
@@ -377,6 +390,10 @@ impl Replica {
             return;
         };
         let name = FrameName { view: body.last_view, sequence: h.seq(), hid: h.hid() };
+        // No generation that is known is forgotten (L2): neither that of the view, nor the one that this log had.
+        let of_view = AttachBody { generation: view.generation, ..AttachBody::default() };
+        let newer = |a: AttachBody, b: AttachBody| if b.generation > a.generation { b } else { a };
+        let attach = newer(newer(body.attach, of_view), self.attach);
         let requests = RequestTable::from_format(&body.requests);
         let base = Base {
             since,
@@ -387,7 +404,7 @@ impl Replica {
             version: h.last_version(),
             committed: body.committed,
             view_frame: body.view_frame.clone(),
-            attach: body.attach,
+            attach,
             requests: requests.clone(),
             open_chunk: (h.chunk(), h.chunk_offset.get()),
         };
@@ -402,7 +419,7 @@ impl Replica {
         self.committed = name.sequence;
         self.is_full = false;
         self.requests = requests;
-        self.learn_attach(ctx, body.attach, name.sequence);
+        self.learn_attach(ctx, attach, name.sequence);
         self.chunk = (h.chunk(), h.chunk_offset.get());
         self.forget_recent();
         self.enter_view(ctx, frame, view);
@@ -423,9 +440,9 @@ impl Replica {
 mod tests {
     use super::*;
     use crate::event::Action;
-    use crate::testing::{Chain, appends, map_end, step};
+    use crate::testing::{Chain, appends, map_end, map_end_with, step};
     use freebs_format::CarryEntry;
-    use freebs_types::{NodeId, Peer};
+    use freebs_types::{Generation, Peer};
 
     const HEAD: Peer = Peer { node: NodeId(1), worker: 0 };
 
@@ -722,6 +739,35 @@ mod tests {
             assert!(r.asking.is_some_and(|a| a.map.is_none()), "from the beginning");
         });
         assert_eq!((r.stopped, r.last.sequence), (None, Sequence(3)));
+    }
+
+    /// A state names an older generation than the frame of its view does, or than the learner knows. It went on with the older
+    /// one, and its log forgot what it had known (L2).
+    #[test]
+    fn a_state_never_lowers_the_generation() {
+        for (own, in_state, of_view, then) in [(0, 0, 5, 5), (0, 6, 5, 6), (7, 6, 5, 7)] {
+            let mut here = Chain { committed: 3, ..Chain::new() };
+            let mut common = vec![here.view()];
+            common.extend(here.frames(2));
+            let mut there = Chain { generation: of_view, ..here };
+            let mut chain = vec![there.view()];
+            chain.extend(there.frames(3));
+            let attach = |n| AttachBody { generation: Generation(n), ..AttachBody::default() };
+            let end = map_end_with(3, &chain[2], &chain[0].head, attach(in_state));
+            let mut r = Replica::empty(crate::testing::SHARD);
+            step(&mut r, |r, ctx| {
+                common.iter().for_each(|f| assert!(r.on_synced_frame(ctx, f.clone(), ViewNumber(1))));
+                r.learn_attach(ctx, attach(own), Sequence(3));
+                r.ask(ctx, HEAD, ViewNumber(1), Sequence(u64::MAX));
+                r.on_sync_reply(ctx, end);
+                let base = |a: &Action| match a {
+                    Action::Append(Record::Mark { change, .. }) => change.base.as_ref().map(|b| b.attach.generation.0),
+                    _ => None,
+                };
+                assert_eq!(ctx.out.actions.iter().find_map(base), Some(then), "what the log keeps");
+            });
+            assert_eq!((r.attach.generation.0, r.view_number()), (then, ViewNumber(2)));
+        }
     }
 
     /// Frames that come while the question is under way follow the common one; they are no branch.

@@ -6,6 +6,7 @@
 //! engine, and on links through an outbox. Rules named W, R and V in comments are those of `docs/architecture.md`.
 
 mod branch;
+mod coming;
 mod event;
 mod head;
 mod host;

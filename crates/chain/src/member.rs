@@ -8,7 +8,7 @@ use freebs_format::wire::{
 };
 use freebs_format::{Frame, FrameKind, ViewBody, hide};
 use freebs_io::LinkId;
-use freebs_types::{Generation, Hash32, HostPublic, Nanos, Peer, SealedSlice, Sequence, ViewNumber, limits};
+use freebs_types::{Generation, Hash32, HostPublic, Nanos, NodeId, Peer, SealedSlice, Sequence, ViewNumber, limits};
 
 /// Views that this node may not have heard of yet when it is asked to promise them.
 const VIEWS_AHEAD: u64 = 1024;
@@ -124,12 +124,15 @@ impl Replica {
     /// before it perhaps not yet.
     fn view_fits(&self, frame: &Frame, asked: ViewNumber) -> bool {
         let Ok(body) = ViewBody::decode(frame.head.body()) else { return false };
+        let is_member = |me: NodeId| body.members.iter().any(|m| m.node == me);
         body.seal_sequence == self.last.sequence
             && body.seal_hid == self.last.hid
             && frame.head.view() > self.view_number()
             && frame.head.view() > body.pred
             && self.may_branch(&frame.head)
-            && (frame.head.view() < asked || self.me.is_none_or(|me| body.members.iter().any(|m| m.node == me)))
+            && (frame.head.view() < asked
+                || self.me.is_none_or(|me| is_member(me) || self.comes_to(frame.head.view(), me)))
+            && !self.has_given_up()
             && self.published_fits(frame, &body)
     }
 
@@ -237,6 +240,9 @@ impl Replica {
         slice: Option<(HostPublic, SealedSlice)>,
     ) -> SealAnswer {
         let mut answer = self.seal_answer(view, pred);
+        if ctx.mutant(Mutant::GivenUpCounts) && !self.damage.is_there() && self.stopped.is_none() {
+            answer.damaged = false;
+        }
         if ctx.mutant(Mutant::PendingFramesCount) && pred.0 > 0 && self.view_number() > pred {
             (answer.last, answer.has_pred) = (self.last, true);
         }
@@ -271,6 +277,7 @@ impl Replica {
             has_pred: has_pred || pred == ViewNumber(0),
             committed: self.committed.min(last.sequence),
             damaged: self.damage.is_there()
+                || self.has_given_up()
                 || self.stopped.is_some()
                 || end.is_none()
                 || (self.is_doubtful && self.is_empty_log()),

@@ -1,7 +1,8 @@
 //! Damaged blocks of the own log are asked of the shard's other members, one after the other, as a driver would read
 //! them, and given to the log, which takes only what matches the CRCs of its own entries.
 //!
-//! Invariant: what another member has newer or older than this one never gets into this log by way of mending.
+//! Invariants: what another member has newer or older than this one never gets into this log by way of mending. That
+//! nobody has the blocks of a place is told once, however often the scrub finds them, until they are mended.
 
 use crate::event::{Action, Mended};
 use crate::host::Host;
@@ -10,9 +11,11 @@ use bytes::{Bytes, BytesMut};
 use freebs_format::ExtentKind;
 use freebs_format::wire::{Message, ReadReply, ReadRequest, Refusal};
 use freebs_lsvd::DamagedBlocks;
-use freebs_types::{BLOCK, Nanos, Peer};
-use std::collections::BTreeMap;
+use freebs_types::{BLOCK, Nanos, Peer, ShardId};
+use std::collections::{BTreeMap, BTreeSet};
 
+/// Damaged blocks that nobody has and that are known to be told.
+const HOPELESS_MAX: usize = 4096;
 /// Blocks that are asked for at once, each a piece of a few.
 const AT_ONCE: usize = 8;
 /// How often each member may answer in vain, and how often anybody is asked, before the scrub must find the damage
@@ -36,6 +39,8 @@ struct Want {
 #[derive(Debug, Default)]
 pub(crate) struct Mending {
     wants: BTreeMap<u64, Want>,
+    /// Blocks of which it was told that nobody has them: shard, first block, number.
+    hopeless: BTreeSet<(ShardId, u32, u32)>,
 }
 
 impl Mending {
@@ -47,7 +52,11 @@ impl Mending {
 
     pub fn on_mended(&mut self, now: Nanos, id: u64, end: Mended) {
         match end {
-            Mended::Done => drop(self.wants.remove(&id)),
+            Mended::Done => {
+                if let Some(w) = self.wants.remove(&id) {
+                    self.hopeless.remove(&name(&w.blocks));
+                }
+            }
             Mended::Useless => self.again(now, id, true),
             Mended::Later => self.again(now, id, false),
         }
@@ -61,9 +70,21 @@ impl Mending {
         }
     }
 
+    /// Nobody has these blocks; whether that has not been told.
+    fn is_news(&mut self, blocks: &DamagedBlocks) -> bool {
+        if self.hopeless.len() >= HOPELESS_MAX {
+            self.hopeless.clear();
+        }
+        self.hopeless.insert(name(blocks))
+    }
+
     fn asked_as(&self, from: Peer, read: u64) -> Option<Want> {
         self.wants.values().find(|w| w.asked.is_some_and(|(p, _, id)| (p, id) == (from, read))).copied()
     }
+}
+
+fn name(blocks: &DamagedBlocks) -> (ShardId, u32, u32) {
+    (blocks.shard, blocks.range.start.0, blocks.range.len)
 }
 
 impl Host {
@@ -108,11 +129,14 @@ impl Host {
         want.asks += 1;
         want.asked = asked.flatten();
         if want.asked.is_none() {
+            let blocks = want.blocks;
             self.mending.wants.remove(&id);
-            self.out.note(format!(
-                "shard {shard}: nobody has {} blocks at {} that are damaged here",
-                range.len, range.start
-            ));
+            if self.mending.is_news(&blocks) {
+                self.out.note(format!(
+                    "shard {shard}: nobody has {} blocks at {} that are damaged here",
+                    range.len, range.start
+                ));
+            }
             self.out.actions.push(Action::Unmended { id });
         }
     }
@@ -152,4 +176,47 @@ fn content(reply: &ReadReply, blocks: u32) -> Option<Bytes> {
         }
     }
     Some(out.freeze())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Event, HostConfig};
+    use crate::testing::SHARD;
+    use freebs_types::{BlockRange, ClusterId, Hash32, NodeId, StartNumber};
+
+    fn host() -> Host {
+        Host::new(HostConfig {
+            cluster: ClusterId([1; 16]),
+            me: Peer { node: NodeId(2), worker: 0 },
+            start: StartNumber(1),
+            workers: BTreeMap::new(),
+            node_secret: Hash32::default(),
+            host_key: freebs_secrets::HostKey::new(Hash32([2; 32])),
+            mutant: None,
+        })
+    }
+
+    /// Each pass of the scrub finds the same blocks again, and nobody has them: it was told each time.
+    #[test]
+    fn that_nobody_has_blocks_is_told_once_until_they_are_mended() {
+        let (mut host, mut id) = (host(), 0);
+        let mut find = |host: &mut Host, at: u32, end: Option<Mended>| {
+            id += 1;
+            let found = DamagedBlocks { id, shard: SHARD, range: BlockRange::new(at, 2) };
+            host.step(Nanos(id), Event::Damaged(vec![found]));
+            end.into_iter().for_each(|end| host.step(Nanos(id), Event::Mended { id, end }));
+            host.step(Nanos(id), Event::Tick);
+            let actions = host.take_actions();
+            let told = actions.iter().filter(|a| matches!(a, Action::Note(n) if n.text.contains("nobody has"))).count();
+            let given_up = actions.iter().filter(|a| matches!(a, Action::Unmended { .. })).count();
+            (told, given_up)
+        };
+        assert_eq!(find(&mut host, 5, None), (1, 1));
+        assert_eq!(find(&mut host, 5, None), (0, 1), "it was told before");
+        assert_eq!(find(&mut host, 9, None), (1, 1), "others were not");
+        assert_eq!(find(&mut host, 5, Some(Mended::Done)), (0, 0));
+        assert_eq!(find(&mut host, 5, None), (1, 1), "they are damaged anew");
+        assert_eq!(find(&mut host, 9, None), (0, 1));
+    }
 }

@@ -32,6 +32,8 @@ pub(crate) enum Phase {
         /// The highest committed sequence that any answer named, whether it counts or not (V3).
         floor: Sequence,
         asked: Nanos,
+        /// When a member's link came up last.
+        linked: Nanos,
     },
     Fetching {
         view: ViewNumber,
@@ -173,7 +175,7 @@ impl Replica {
     pub fn ask_for_slices(&mut self, ctx: &mut Ctx<'_>) {
         let has_none = self.view.as_ref().is_some_and(|v| v.body.shared.is_none());
         let can_have = self.info.as_ref().is_some_and(|i| i.has_keys) && !ctx.knows_secrets();
-        if !(has_none && can_have && self.is_active_head()) {
+        if !(has_none && can_have && self.is_active_head()) || self.waits_for_coming(ctx) {
             return;
         }
         if self.head.as_ref().is_some_and(|h| !h.asked_for_slices) {
@@ -189,16 +191,16 @@ impl Replica {
         let Some((view, info)) = self.view.as_ref().zip(self.info.as_ref()) else { return };
         let is_in = |n: &NodeId| view.body.members.iter().any(|m| m.node == *n);
         let others = info.members.len() != view.body.members.len() || !info.members.iter().all(is_in);
-        let is_newer = info.highest >= view.number;
+        let (number, is_newer) = (view.number, info.highest >= view.number);
         // The state in which a branch is active may come later than that it is.
         let is_same = |of: &VolumeDescription| view.body.volume.as_deref().is_some_and(|v| v.is_same_volume(of));
         let is_another = info.volume.as_deref().is_some_and(|of| !is_same(of));
         if is_newer && others && self.is_active_head() && ctx.mutant(Mutant::MembersChangeInView) {
             return self.take_members_in(ctx);
         }
-        if is_newer && (others || is_another) && self.is_active_head() {
+        if is_newer && (others || is_another) && self.is_active_head() && !self.waits_for_coming(ctx) {
             let what = if is_another { "another size or name" } else { "other members" };
-            let text = format!("{what} than in view {} is named", view.number);
+            let text = format!("{what} than in view {number} is named");
             self.plan(ctx, &text);
         }
     }
@@ -287,7 +289,7 @@ impl Replica {
         self.asking = None;
         let (answers, beyond) = (BTreeMap::new(), BTreeSet::new());
         let floor = Sequence(0);
-        self.set_phase(ctx.now, Phase::Sealing { opened, answers, beyond, floor, asked: Nanos(0) });
+        self.set_phase(ctx.now, Phase::Sealing { opened, answers, beyond, floor, asked: Nanos(0), linked: Nanos(0) });
         self.promise_durably(ctx, (view, pred), None, None);
         self.ask_for_seals(ctx);
     }
@@ -333,7 +335,11 @@ impl Replica {
         if answer.view != opened.view || answer.pred != opened.pred || !opened.sealers().any(|n| n == from) {
             return;
         }
-        *floor = answer.committed.max(*floor);
+        // A log without the view's frame says nothing of what is committed in it: it may be of what was lost by force before the
+        // view, and sequences of different histories are not compared (W4).
+        if answer.has_pred {
+            *floor = answer.committed.max(*floor);
+        }
         if answer.promised > opened.view {
             if beyond.insert(from) {
                 ctx.out.note(format!("shard {}: {from} has promised view {}", self.id, answer.promised));
@@ -358,14 +364,23 @@ impl Replica {
     pub(crate) fn try_to_seal(&mut self, ctx: &mut Ctx<'_>) {
         let me = ctx.config.me.node;
         let Some(h) = self.head.as_ref() else { return };
-        let Phase::Sealing { opened, answers, floor, .. } = &h.phase else { return };
+        let Phase::Sealing { opened, answers, floor, linked, .. } = &h.phase else { return };
         if !answers.contains_key(&me) {
             return;
         }
-        let sealed = self.sealed_at(ctx, opened, answers, *floor);
+        // A head that may give up what was lost gets it from nobody once the view is another (V10): it waits until it has it again.
+        let gives_up = opened.forced.as_ref().is_some_and(|f| f.gives_up > 0) && !self.damage.holes.is_empty();
+        let is_less = (self.has_given_up() && !ctx.mutant(Mutant::GivenUpCounts)) || gives_up;
+        let sealed = if is_less { None } else { self.sealed_at(ctx, opened, answers, *floor) };
         let by_force = sealed.is_none();
-        let Some((winner, seal)) = sealed.or_else(|| self.forced_at(ctx, opened, answers, ctx.now.since(h.at))) else {
+        let Some((winner, seal)) =
+            sealed.or_else(|| self.forced_at(ctx, opened, answers, ctx.now.since(h.at.max(*linked))))
+        else {
             return;
+        };
+        let seal = match by_force && ctx.mutant(Mutant::ForcedFromCommitted) {
+            true => self.tail.first_key_value().map_or(seal, |(_, t)| t.name),
+            false => seal,
         };
         let opened = opened.clone();
         let own = answers.get(&me).map(|a| (a.last, a.has_pred)).unwrap_or_default();
@@ -613,8 +628,8 @@ impl Replica {
         if !is_up {
             return;
         }
-        if let Some(Phase::Sealing { asked, .. }) = self.head.as_mut().map(|h| &mut h.phase) {
-            *asked = Nanos(0);
+        if let Some(Phase::Sealing { asked, linked, .. }) = self.head.as_mut().map(|h| &mut h.phase) {
+            (*asked, *linked) = (Nanos(0), ctx.now);
         }
         self.ask_for_seals(ctx);
     }

@@ -30,6 +30,7 @@ mod forced;
 mod leases;
 mod leaving;
 mod refused;
+mod room;
 mod rules;
 mod seals;
 mod slices;
@@ -748,7 +749,8 @@ fn a_copy_of_a_refused_write_is_not_applied() {
             .iter()
             .any(|a| matches!(a, Action::Send { message: Message::Refused(f), .. } if f.reason == Refusal::NoSpace))
     };
-    assert!(refused(&s.write(false, 2, 1, 1)));
+    assert!(!refused(&s.write(false, 2, 1, 1)));
+    assert!(refused(&s.ticks(0)));
     s.write(true, 3, 1, 1);
     assert_eq!(s.r.last.sequence, last.next());
     assert!(refused(&s.write(true, 2, 1, 1)), "its fate is known");
@@ -829,94 +831,6 @@ fn a_view_that_was_never_numbered_is_not_promised() {
     let (_, actions) = s.play(|r, ctx| r.on_seal(ctx, LinkId(3), (ViewNumber(4), ViewNumber(2)), None));
     let is_promise = |a: &&Action| matches!(a, Action::Append(Record::Mark { change, .. }) if change.promised == Some(ViewNumber(4)));
     assert_eq!(actions.iter().filter(is_promise).count(), 1, "the promise");
-}
-
-/// W7: a log that was making room had none for a moment, and writes were refused that it would soon have taken.
-#[test]
-fn writes_wait_for_a_log_that_makes_room() {
-    let mut s = leading();
-    let last = s.r.last.sequence;
-    s.more_soon = true;
-    assert_eq!(reason(&s.write(false, 2, 1, 1)), None);
-    assert_eq!(reason(&s.write(false, 3, 1, 1)), None);
-    assert_eq!(s.r.last.sequence, last, "they wait");
-    s.play(|r, ctx| r.head_tick(ctx));
-    assert_eq!(s.r.last.sequence, last.next(), "and are ordered when there is room");
-    // Once there is no hope, they are told.
-    assert_eq!(reason(&s.write(false, 4, 1, 1)), None);
-    s.more_soon = false;
-    let (_, actions) = s.play(|r, ctx| {
-        ctx.room = 0;
-        r.head_tick(ctx);
-    });
-    assert_eq!(reason(&actions), Some(Refusal::NoSpace));
-}
-
-/// W7: the head knew of its own room only, and a member with a smaller device, or one that other volumes filled, ran
-/// over.
-#[test]
-fn writes_wait_or_fail_for_members_that_have_no_room() {
-    let mut s = leading();
-    let last = s.r.last.sequence.0;
-    let tell = |s: &mut Scene, sequence: u64, bytes: u64, more_soon: bool| {
-        let item = answer(2, sequence, Some(Room::new(bytes, more_soon)));
-        s.play(|r, ctx| r.head_member_durable(ctx, NodeId(3), &item)).1
-    };
-    // A member that is passed over has no say.
-    tell(&mut s, last, 0, false);
-    assert_eq!(reason(&s.write(true, 2, 1, 1)), None);
-    assert_eq!(s.r.last.sequence.0, last + 1);
-    s.both_durable();
-    let members = &mut s.r.head.as_mut().unwrap().members;
-    members.iter_mut().for_each(|m| m.live = m.node != NodeId(1));
-    assert_eq!(reason(&tell(&mut s, last + 1, 0, false)), None);
-    assert_eq!(reason(&s.write(true, 3, 1, 1)), Some(Refusal::NoSpace));
-    // It makes room: who writes waits, and goes on when there is some.
-    tell(&mut s, last + 1, 0, true);
-    assert_eq!(reason(&s.write(true, 4, 4, 1)), None);
-    assert_eq!(s.r.last.sequence.0, last + 1, "it waits");
-    tell(&mut s, last + 1, 1 << 20, true);
-    assert_eq!(s.r.last.sequence.0, last + 2);
-    // 1 MiB is told, and as much is under way: no more before the next answer.
-    s.write(true, 5, 4, 255);
-    assert_eq!(s.r.last.sequence.0, last + 3);
-    assert_eq!(reason(&s.write(true, 6, 4, 1)), None);
-    assert_eq!(s.r.last.sequence.0, last + 3, "it waits");
-    assert_eq!(reason(&tell(&mut s, last + 3, 0, false)), Some(Refusal::NoSpace), "there is no hope");
-    // A silent one is passed over and forgotten; trims need no room.
-    assert_eq!(reason(&s.write(true, 7, 7, 1)), Some(Refusal::NoSpace));
-    s.r.head.as_mut().unwrap().members.iter_mut().for_each(|m| m.live = false);
-    assert_eq!(reason(&s.write(true, 8, 8, 1)), None);
-    assert_eq!(s.r.last.sequence.0, last + 4);
-}
-
-/// W7: members say what their log takes, and say it again when it was short and has changed.
-#[test]
-fn members_tell_the_head_of_their_room() {
-    let mut s = Scene::new(2);
-    let mut c = Chain::new();
-    s.take(c.open(1));
-    s.take(c.open(2));
-    s.durable(2);
-    assert_eq!(s.r.told_room, Some(Room::new(u64::MAX, false)));
-    let tick = |s: &mut Scene, room: u64, sharers: u64, more_soon: bool| {
-        let before = s.r.told_room.take().unwrap();
-        s.r.told_room = Some(before);
-        s.more_soon = more_soon;
-        s.play(|r, ctx| {
-            (ctx.room, ctx.sharers) = (room, sharers);
-            r.member_tick(ctx);
-        });
-        s.r.told_room.filter(|r| *r != before)
-    };
-    assert_eq!(tick(&mut s, 100 << 20, 1, false), None, "there is plenty");
-    assert_eq!(tick(&mut s, 60 << 20, 2, false), Some(Room::new(30 << 20, false)), "the device is for all");
-    assert_eq!(tick(&mut s, 61 << 20, 2, false), None, "that is as good as before");
-    assert_eq!(tick(&mut s, 61 << 20, 2, true), Some(Room::new(61 << 19, true)));
-    assert_eq!(tick(&mut s, 70_000, 1, true), Some(Room::new(65536, true)));
-    assert_eq!(tick(&mut s, 60_000, 1, true), Some(Room::new(0, true)), "none at all is another thing");
-    assert_eq!(tick(&mut s, u64::MAX, 1, false), Some(Room::new(u64::MAX, false)));
-    assert_eq!(tick(&mut s, u64::MAX, 1, true), None);
 }
 
 /// Writes that had waited for the window were gathered when it opened, but nothing ended the turn with a frame until

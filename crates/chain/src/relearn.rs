@@ -10,7 +10,7 @@ use crate::timing;
 use freebs_format::wire::{SyncMode, SyncReply};
 use freebs_format::{Frame, FrameHead, FrameKind, MarkBody};
 use freebs_lsvd::{Learned, MarkChange, Record, RequestTable};
-use freebs_types::Sequence;
+use freebs_types::{Sequence, ViewNumber};
 
 /// Map entries that are learned in place of lost frames: those of all holes together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +112,7 @@ impl Replica {
             view_frame: body.view_frame,
             attach: body.attach,
             requests,
+            given_up: ViewNumber(0),
         };
         let ticket = ctx.ticket();
         let change = MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() };

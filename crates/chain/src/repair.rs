@@ -51,8 +51,23 @@ pub(crate) struct Damage {
     pub put_off: Option<Relearning>,
     /// The state that came with the last of them, which is on its way to the disk.
     pub learned_end: Option<Frame>,
-    /// Frames that are given up by force, once this ticket is durable: the one before them, and the last of them.
-    pub given_up: Option<(u64, Sequence, Sequence)>,
+    /// Frames that are given up by force, once this ticket is durable.
+    pub giving_up: Option<GivingUp>,
+    /// The device had no room for that; before this time it is not asked again.
+    pub full_until: Nanos,
+    /// Frames that are missing and the place up to which entries were learned, and since when that has been so.
+    left: ((u64, u64), Nanos),
+}
+
+/// Lost frames on their way to be given up by force.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GivingUp {
+    pub ticket: u64,
+    /// The frame before them, and the last of them.
+    pub since: Sequence,
+    pub upto: Sequence,
+    /// The view that is left.
+    pub view: ViewNumber,
 }
 
 /// Whose turn it is to be asked, and when.
@@ -111,6 +126,20 @@ impl Turns {
 impl Damage {
     pub fn new(holes: Vec<Hole>, suspect_tail: bool) -> Self {
         Self { holes, suspect_tail, ..Self::default() }
+    }
+
+    /// Frames that are missing.
+    pub fn missing(&self) -> u64 {
+        self.holes.iter().map(|h| h.until.0.saturating_sub(h.before.sequence.0)).sum()
+    }
+
+    /// Since when nothing of what is missing has come.
+    pub fn stands_since(&mut self, now: Nanos) -> Nanos {
+        let left = (self.missing(), self.learning.map_or(0, |l| l.from));
+        if self.left.0 != left {
+            self.left = (left, now);
+        }
+        self.left.1
     }
 
     pub fn is_there(&self) -> bool {

@@ -182,6 +182,8 @@ pub(crate) struct Replica {
     /// Whether this view is known to be active: only then drivers hear of it.
     pub active_known: bool,
     pub promised: ViewNumber,
+    /// Lost frames were given up by force when this view was left.
+    pub given_up: ViewNumber,
     pub promising: Option<Promising>,
     pub known: Known,
     pub attach: AttachBody,
@@ -271,6 +273,7 @@ impl Replica {
             before: Vec::new(),
             active_known: false,
             promised: ViewNumber(0),
+            given_up: ViewNumber(0),
             promising: None,
             known: Known::default(),
             attach: AttachBody::default(),
@@ -340,6 +343,7 @@ impl Replica {
         let before = state.views_before.iter().cloned();
         r.before = before.map(|(number, sequence, body)| OpenView { number, sequence, body }).collect();
         r.promised = state.promised;
+        r.given_up = state.given_up;
         r.attach = state.attach;
         if let Some(generation) = r.view.as_ref().map(|v| v.body.generation).filter(|g| *g > r.attach.generation) {
             r.attach = AttachBody { generation, ..AttachBody::default() };
@@ -370,9 +374,9 @@ impl Replica {
     }
 
     /// True if this log may follow a view: it promised none above it, is in none above it, and knows of none above it
-    /// that was active.
+    /// that was active. One that has given up lost frames follows nobody: it would not get them.
     pub fn may_follow(&self, view: ViewNumber) -> bool {
-        view >= self.promise().max(self.view_number()).max(self.active())
+        view >= self.promise().max(self.view_number()).max(self.active()) && !self.has_given_up()
     }
 
     /// The own disk is so far behind that nothing more is taken: a member lets frames go by and fetches them when

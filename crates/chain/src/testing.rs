@@ -5,7 +5,9 @@ use crate::out::Out;
 use crate::peers::Peers;
 use crate::replica::{Ctx, Replica};
 use freebs_format::wire::{SyncMode, SyncReply};
-use freebs_format::{CarryBody, Frame, FrameBuilder, FrameHead, FrameKind, FrameMeta, MarkBody, Member, ViewBody};
+use freebs_format::{
+    AttachBody, CarryBody, Frame, FrameBuilder, FrameHead, FrameKind, FrameMeta, MarkBody, Member, ViewBody,
+};
 use freebs_lsvd::Record;
 use freebs_types::{
     ChunkId, ClusterId, Generation, Hash32, Nanos, NodeId, Peer, Sequence, ShardId, StartNumber, Version, ViewNumber,
@@ -23,11 +25,13 @@ pub struct Chain {
     pub committed: u64,
     pub last: u64,
     pub token: Hash32,
+    /// Of its view frames.
+    pub generation: u64,
 }
 
 impl Chain {
     pub fn new() -> Self {
-        Self { secret: 9, view: 1, committed: 0, last: 0, token: Hash32::default() }
+        Self { secret: 9, view: 1, committed: 0, last: 0, token: Hash32::default(), generation: 0 }
     }
 
     pub fn meta(&self, sequence: u64) -> FrameMeta {
@@ -63,7 +67,7 @@ impl Chain {
             secret_hash: Hash32::default(),
             quorum: 1,
             min_copies: 1,
-            generation: Generation(0),
+            generation: Generation(self.generation),
             members: [1, 2].map(|n| Member { node: NodeId(n), start: StartNumber(1) }).to_vec(),
             shared: None,
             volume: None,
@@ -127,6 +131,11 @@ pub fn reply(common: u64, mode: SyncMode, frames: Vec<Frame>) -> SyncReply {
 
 /// The answer that ends a map: nothing was placed behind `since`, and the state as of `at`.
 pub fn map_end(since: u64, at: &Frame, view_frame: &FrameHead) -> SyncReply {
+    map_end_with(since, at, view_frame, AttachBody::default())
+}
+
+/// The same with an attachment in the state.
+pub fn map_end_with(since: u64, at: &Frame, view_frame: &FrameHead, attach: AttachBody) -> SyncReply {
     let h = at.header();
     let meta = FrameMeta { view: h.view_number(), ..Chain::new().meta(h.seq().0) };
     let state = MarkBody {
@@ -135,6 +144,7 @@ pub fn map_end(since: u64, at: &Frame, view_frame: &FrameHead) -> SyncReply {
         last_parent: h.parent_token(),
         last_digest: h.digest(),
         view_frame: Some(view_frame.clone()),
+        attach,
         ..MarkBody::default()
     };
     let local = |kind, body: Vec<u8>| FrameBuilder::local(&meta, kind, &body, Vec::new(), &h.hid());

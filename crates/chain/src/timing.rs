@@ -68,6 +68,11 @@ pub(crate) const MEND_AGAIN: Nanos = Nanos::from_millis(1000);
 /// A learner on a full device rests this long; each time in a row twice as long, and so on three times, unless it sees
 /// that there is room. What it learns can't be kept before cleaning has made room, and asking costs the others reads.
 pub(crate) const FULL_PAUSE: Nanos = Nanos::from_millis(2000);
+/// A head refuses writes when no log has had room, nor made some, for this long (W7). Longer than a member needs to hear
+/// of a commit and to say what that has freed: a heartbeat, two ticks and an answer. Longer still, clients of a full volume
+/// wait for nothing.
+pub(crate) const NO_ROOM_PATIENCE: Nanos = Nanos::from_millis(200);
+const _: () = assert!(NO_ROOM_PATIENCE.0 > HEARTBEAT_EVERY.0 + 3 * TICK.as_nanos() as u64);
 /// The state that a transfer by map ends with is kept this long after it was last asked for. The asker's next piece
 /// comes within moments, or the asker is gone; what is kept holds memory and pins what the map names.
 pub(crate) const MAP_HOLD: Nanos = Nanos::from_millis(10_000);

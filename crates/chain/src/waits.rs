@@ -27,7 +27,7 @@ impl Replica {
     /// Once a seal has waited for a while it says what for, and again when that has changed.
     pub(crate) fn tell_what_it_waits_for(&mut self, ctx: &mut Ctx<'_>) {
         let Some(h) = self.head.as_ref().filter(|h| ctx.now.since(h.at) >= timing::WAIT_TOLD) else { return };
-        let waits = self.what_a_seal_waits_for();
+        let waits = self.what_a_seal_waits_for(ctx.config.me.node);
         if waits == h.waits {
             return;
         }
@@ -37,7 +37,7 @@ impl Replica {
         self.head.iter_mut().for_each(|h| h.waits.clone_from(&waits));
     }
 
-    fn what_a_seal_waits_for(&self) -> Option<String> {
+    fn what_a_seal_waits_for(&self, me: NodeId) -> Option<String> {
         let Phase::Sealing { opened, answers, beyond, floor, .. } = &self.head.as_ref()?.phase else { return None };
         let pred = opened.pred;
         if pred == ViewNumber(0) {
@@ -48,6 +48,15 @@ impl Replica {
             None => Some("does not answer"),
             Some(_) => None,
         };
+        if let Some(n) = self.is_back(me, opened, answers) {
+            return Some(format!(
+                "it waits: node {n} is back, and has more than those that were named; say `freebs volume recover` again"
+            ));
+        }
+        if opened.forced.as_ref().is_some_and(|f| self.lost_since_told(f)) {
+            let lost = self.damage.missing();
+            return Some(format!("it waits: {lost} frames are lost by now; say `freebs volume recover` again"));
+        }
         if let Some(forced) = &opened.forced {
             let missing = forced.survivors.iter().filter_map(|n| Some(format!("node {n} {}", silent(n)?)));
             let missing: Vec<String> = missing.collect();

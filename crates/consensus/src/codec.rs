@@ -134,7 +134,7 @@ pub(crate) fn get_proposal(f: &mut Fields<'_>) -> Result<Proposal> {
         }
         2 => {
             let (session, number, floor) = (f.u64()?, f.u64()?, f.u64()?);
-            let command = Command::decode(f.take(f.0.len())?)?;
+            let command = Box::new(Command::decode(f.take(f.0.len())?)?);
             Ok(Proposal::Command { session, number, floor, command })
         }
         _ => Err(damaged()),

@@ -148,7 +148,9 @@ impl Failures {
         if gone.is_empty() || self.replaced.as_ref().is_some_and(same) {
             return None;
         }
-        let leave: BTreeSet<NodeId> = state.replacements(gone, failed).iter().map(|(_, old, _)| *old).collect();
+        let replaced = state.replacements(gone, failed).into_iter().map(|(_, old, _)| old);
+        let retracted = state.retractions(gone).into_iter().map(|(_, new)| new);
+        let leave: BTreeSet<NodeId> = replaced.chain(retracted).collect();
         if leave.is_empty() {
             self.replaced = Some((state.revision(), failed.clone(), gone.clone()));
             return None;

@@ -12,6 +12,8 @@
 //! - [`doubts`]: when a voter gives its leader up;
 //! - [`failures`]: which nodes have failed, and what becomes of their shards, as the leader decides it;
 //! - [`lookout`]: whom the leader asks about nodes, and what it orders;
+//! - [`orders`]: how long its orders count;
+//! - [`reach`]: what a node says of another one that it is asked about;
 //! - [`handle`]: what the other threads of a node have of it, the trait `ControlPlane`.
 //!
 //! Everything runs in one thread, and all chance comes from a seed, so that a cluster under simulation runs the same
@@ -28,8 +30,10 @@ pub mod lookout;
 pub mod machine;
 mod mutant;
 pub mod note;
+pub mod orders;
 pub mod pages;
 pub mod peer;
+pub mod reach;
 pub mod runtime;
 mod scan;
 mod sound;

@@ -2,11 +2,15 @@
 //!
 //! Invariants:
 //! - Silence counts from when a leader began to lead, because nobody had a reason to say anything to it before; of the one
-//!   that led before it alone it has heard all the time.
-//! - Nothing more is ordered while orders are on their way.
+//!   that led before it alone it has heard all the time. Another term is another lead.
+//! - Nothing more is ordered while orders of the same lead are on their way.
+//! - What one node says of another one counts, and what it says of itself does not.
 //! - A seat that does not lead has nothing in mind of the nodes but a leader that it gave up.
 
+use crate::doubts::Led;
 use crate::failures::{Failures, Look};
+use crate::mutant::Mutant;
+use crate::orders::Orders;
 use crate::timing::Timing;
 use freebs_control::{Command, State};
 use freebs_types::{NodeId, StartNumber};
@@ -30,30 +34,34 @@ pub struct Sight {
 pub struct Findings {
     /// The first is to be asked whether it can reach the second.
     pub ask: Vec<(NodeId, NodeId)>,
-    /// Commands that are to be applied, in this order, by who still leads then (rule L5). [`Lookout::settle`] is wanted afterwards.
-    pub orders: Vec<Command>,
-    /// The nodes that the orders take for failed, each with the reason.
-    pub failed: Vec<(NodeId, String)>,
+    /// Commands that are to be applied. [`Lookout::settle`] is wanted when they have ended.
+    pub orders: Option<Orders>,
 }
 
 /// One seat's mind about the nodes.
 #[derive(Debug, Default)]
 pub struct Lookout {
     failures: Failures,
-    /// Since when this seat leads.
-    since_ms: Option<u64>,
+    /// The lead of this seat, and since when it leads.
+    lead: Option<(Led, u64)>,
     led_before: Option<NodeId>,
     /// The leader's node that this seat has given up last, the start in which it led, and when.
     given_up: Option<(NodeId, StartNumber, u64)>,
-    /// Orders are on their way.
+    /// Orders of that lead are on their way.
     deciding: bool,
+    mutant: Option<Mutant>,
 }
 
 impl Lookout {
+    /// Of a seat that has not led. `mutant`: the rule that its orders leave out.
+    #[must_use]
+    pub fn new(mutant: Option<Mutant>) -> Self {
+        Self { mutant, ..Self::default() }
+    }
+
     /// This seat does not lead; `leader` does, if that is known.
     pub fn follow(&mut self, leader: Option<NodeId>) {
-        self.since_ms = None;
-        self.failures = Failures::default();
+        (self.lead, self.failures) = (None, Failures::default());
         self.led_before = leader.or(self.led_before);
     }
 
@@ -66,27 +74,28 @@ impl Lookout {
     /// Since when this seat leads; none if it does not.
     #[must_use]
     pub fn leads_since(&self) -> Option<u64> {
-        self.since_ms
+        self.lead.map(|(_, since)| since)
     }
 
-    /// As leader: what is to be asked and ordered now. `me` is the leader's own node; `see` tells what is known of another.
+    /// As leader, in this lead: what is to be asked and ordered now. `see` tells what is known of a node that is not the
+    /// leader's own.
     pub fn look(
         &mut self,
         now_ms: u64,
         timing: &Timing,
         state: &State,
-        me: Option<NodeId>,
+        lead: Led,
         see: impl Fn(NodeId) -> Sight,
     ) -> Findings {
-        let since = self.since_ms.unwrap_or(now_ms);
-        if self.since_ms.replace(since).is_none() {
-            self.begin();
-        }
+        let since = match self.lead {
+            Some((of, since)) if of == lead => since,
+            _ => self.begin(now_ms, lead),
+        };
         if self.deciding {
             return Findings::default();
         }
         // One that never ran has no say in anything yet.
-        let there = state.nodes().filter(|n| Some(n.id) != me && n.start.0 > 0);
+        let there = state.nodes().filter(|n| n.id != lead.by.node && n.start.0 > 0);
         let looks: Vec<Look> =
             there.map(|n| self.look_at(n.id, n.start, see(n.id), (since, now_ms), timing.heartbeat_ms)).collect();
         let (failed, doubtful) = self.failures.look(now_ms, &looks, timing.fail_ms);
@@ -96,18 +105,23 @@ impl Lookout {
             findings.ask.extend(others.take(ASKED_MAX).map(|other| (other.node, node)));
         }
         let gone = Failures::gone(&looks, timing.gone_ms);
-        findings.orders = self.failures.decide(now_ms, state, &failed, &gone);
-        findings.failed = reasons(&findings.orders, &looks, timing.fail_ms);
-        self.deciding = !findings.orders.is_empty();
+        let commands = self.failures.decide(now_ms, state, &failed, &gone);
+        self.deciding = !commands.is_empty();
+        if self.deciding {
+            let failed = reasons(&commands, &looks, timing.fail_ms);
+            findings.orders = Some(Orders::new(lead, commands, failed, self.mutant));
+        }
         findings
     }
 
-    /// A seat that leads because the one before was given up need not find out again that this one has failed. If that has
-    /// been started again since, it has not.
-    fn begin(&mut self) {
+    /// Another lead begins, now. A seat that leads because the one before was given up need not find out again that this one
+    /// has failed. If that has been started again since, it has not.
+    fn begin(&mut self, now_ms: u64, lead: Led) -> u64 {
+        (self.lead, self.failures, self.deciding) = (Some((lead, now_ms)), Failures::default(), false);
         if let Some((node, start, at_ms)) = self.given_up.take() {
             self.failures.inherit(at_ms, node, start);
         }
+        now_ms
     }
 
     fn look_at(
@@ -125,14 +139,16 @@ impl Lookout {
         Look { node, start, silent_ms, lost: sight.lost }
     }
 
-    /// Another node can't reach this one either.
-    pub fn agree(&mut self, now_ms: u64, node: NodeId) {
-        self.failures.agree(node, now_ms);
+    /// `from` can't reach this node either, by its own word.
+    pub fn agree(&mut self, now_ms: u64, from: NodeId, node: NodeId) {
+        if from != node {
+            self.failures.agree(node, now_ms);
+        }
     }
 
-    /// The orders were given, or dropped: what is still needed is found again.
-    pub fn settle(&mut self) {
-        self.deciding = false;
+    /// Orders of that lead were given, or dropped: what is still needed is found again.
+    pub fn settle(&mut self, of: Led) {
+        self.deciding &= self.lead.is_some_and(|(lead, _)| lead != of);
     }
 }
 

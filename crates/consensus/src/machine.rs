@@ -33,7 +33,7 @@ pub enum Proposal {
         /// The answers to all numbers below were received, and are forgotten.
         floor: u64,
         /// The command to apply to the state.
-        command: Command,
+        command: Box<Command>,
     },
 }
 
@@ -90,7 +90,7 @@ pub struct Machine {
 #[must_use]
 pub fn what_is(entry: &Entry) -> (u64, Option<&Command>) {
     let command = match &entry.payload {
-        EntryPayload::Normal(Proposal::Command { command, .. }) => Some(command),
+        EntryPayload::Normal(Proposal::Command { command, .. }) => Some(command.as_ref()),
         _ => None,
     };
     (entry.log_id.index(), command)

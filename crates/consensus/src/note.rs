@@ -2,10 +2,11 @@
 //!
 //! Each opening of the store has a number. It is noted as *begun* before the store is touched, and as *used* after the
 //! store has it durably and before a seat works with it. So the store's own number lies between the two; one that has
-//! less is an old image, and one that is blank while an opening was used is a loss.
+//! less is an old image, and one that is blank while an opening was used is a loss. So the note decides, too, with which
+//! store a start goes on whose own can't be used: it never votes as the seat that it was.
 
 use freebs_format::crc32c;
-use freebs_types::{ClusterId, Error, NodeId, Result, StartNumber};
+use freebs_types::{ClusterId, Error, ErrorKind, NodeId, Result, StartNumber};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -15,6 +16,21 @@ pub const NOTE_MAGIC: [u8; 4] = *b"FBCN";
 pub const NOTE_VERSION: u16 = 1;
 /// Bytes of the note.
 pub const NOTE_BYTES: usize = 64;
+
+/// The way on of a start that can't open the store on its disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instead<S> {
+    /// It founds the cluster with this, unless another node knows a state of it: then it is [`Instead::New`].
+    Found(S),
+    /// A new seat: a blank store, as a learner.
+    New,
+    /// The same, and what is on the disk is put aside.
+    PutAside,
+    /// The state is gone, and no other node has it: the node stops.
+    Lost,
+    /// It is not the store that is wrong, so a later start may be able to open it: the node stops.
+    Fails,
+}
 
 /// The note, a file of its own that is replaced whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -82,6 +98,29 @@ impl SeatNote {
     #[must_use]
     pub fn used(&self) -> StartNumber {
         StartNumber(self.used.get())
+    }
+
+    /// The way on when the store could not be opened, for that reason, once the opening was begun. `has_others`: other
+    /// nodes are in the cluster. `founds`: a blank node's state to found the cluster with, if it is the one to do that.
+    pub fn instead<S>(
+        &self,
+        why: ErrorKind,
+        has_others: bool,
+        founds: impl FnOnce() -> Result<Option<S>>,
+    ) -> Result<Instead<S>> {
+        let is_blank = why == ErrorKind::NotFound;
+        if is_blank && self.used().0 == 0 {
+            return Ok(match founds()? {
+                Some(state) => Instead::Found(state),
+                None if has_others => Instead::New,
+                None => Instead::Lost,
+            });
+        }
+        Ok(match (is_blank || why == ErrorKind::Corrupt, has_others) {
+            (true, true) => Instead::PutAside,
+            (true, false) => Instead::Lost,
+            (false, _) => Instead::Fails,
+        })
     }
 
     /// Its bytes.

@@ -176,6 +176,7 @@ impl Peer {
         let raft = Raft::new(store.seat(), Arc::new(config), clients, Log(store.clone()), applied).await;
         let raft = raft.map_err(|e| Error::corrupt(format!("the control plane can't start: {e}")))?;
         let (inbox, messages) = mpsc::channel(INBOX_MAX);
+        let lookout = Lookout::new(store.mutant());
         let peer = Self(Rc::new(Inner {
             raft,
             store,
@@ -200,7 +201,7 @@ impl Peer {
             outdated: Cell::default(),
             told: Notify::new(),
             woken: Notify::new(),
-            lookout: RefCell::default(),
+            lookout: RefCell::new(lookout),
             doubts: RefCell::default(),
             lost: Notify::new(),
             teller: RefCell::default(),
@@ -304,8 +305,18 @@ impl Peer {
         m.membership_config.membership().voter_ids().any(|v| v == self.seat())
     }
 
-    /// Asks for votes now instead of after the time for that, if this seat votes and nobody leads: after a start there
-    /// is nobody to wait for. The others vote only if they hear of no leader either.
+    /// After a start: stands for election when the time for that has come. Who votes alone has nobody to wait for; others
+    /// wait for a leader that may be there, and by chance, of which any number is, for longer.
+    pub async fn stand_after_start(&self, chance: u64) {
+        if self.voters() > 1 {
+            let ms = timing::STAND_AFTER_MS + chance % timing::STAND_AFTER_MS;
+            tokio::time::sleep(Duration::from_millis(ms)).await;
+        }
+        self.stand().await;
+    }
+
+    /// Asks for votes now instead of after the time for that, if this seat votes and nobody leads. The others vote only if
+    /// they hear of no leader either.
     pub async fn stand(&self) {
         if self.votes() && self.leader().0.is_none() {
             // Without it the election comes by itself, only later.
@@ -590,12 +601,6 @@ impl Peer {
         }
     }
 
-    /// Returns once that lead, a leader and its term, has ended, as far as is known here.
-    async fn ended(&self, lead: (Option<Seat>, u64)) {
-        let mut metrics = self.0.raft.metrics();
-        while self.leader() == lead && metrics.next().await {}
-    }
-
     /// Puts a proposal into the log, here or at the leader. An error leaves open whether it is in it.
     async fn propose(&self, proposal: Proposal) -> Result<Answer> {
         match self.leader().0 {
@@ -671,7 +676,7 @@ impl Peer {
         let mut sent = 0;
         let done = loop {
             let floor = self.0.sending.borrow().open.first().copied().unwrap_or(number).min(number);
-            let proposal = Proposal::Command { session, number, floor, command: command.clone() };
+            let proposal = Proposal::Command { session, number, floor, command: Box::new(command.clone()) };
             sent += 1;
             match self.propose(proposal).await {
                 Ok(Answer::Done(done)) => break done?,

@@ -76,6 +76,10 @@ pub(crate) const OPEN_MS: u64 = 10_000;
 /// The same at most, after doubling at each try: a shard whose members all lack much comes to rest, and is still tried
 /// again after minutes.
 pub(crate) const OPEN_MOST_MS: u64 = 160_000;
+/// After a start a leader is waited for this many milliseconds, and by chance up to as long again, before votes are asked
+/// for: longer than a heartbeat, so that a leader that is there is heard; far below the 500 ms after which voters stand by
+/// themselves, so that a cluster that was stopped is back at once.
+pub(crate) const STAND_AFTER_MS: u64 = 150;
 /// A node that is asked about another one tries this often whether it reaches it. A refused connection is known after
 /// a millisecond, and heard of at once; a link that rests after a failure is opened again within a few of these.
 pub(crate) const REACH_EVERY: Duration = Duration::from_millis(20);

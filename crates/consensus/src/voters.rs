@@ -44,6 +44,16 @@ fn present(seats: &[Seen], gone_ms: u64) -> BTreeMap<NodeId, Seen> {
     found
 }
 
+/// How many seats vote in a cluster of so many nodes, once that many are there.
+#[must_use]
+pub fn count_of(nodes: usize) -> usize {
+    match nodes {
+        0..=2 => 1,
+        3..=4 => 3,
+        _ => 5,
+    }
+}
+
 /// The next change, or none if all is as it should be. The leader is in `seats`, heard just now.
 #[must_use]
 pub fn next_change(seats: &[Seen], leader: Seat, gone_ms: u64) -> Option<Change> {
@@ -63,9 +73,9 @@ pub fn next_change(seats: &[Seen], leader: Seat, gone_ms: u64) -> Option<Change>
         let out = left.iter().find(|l| l.node == new.node).unwrap_or(out);
         return Some(Change::Voters(voters.iter().filter(|v| *v != out).chain([new]).copied().collect()));
     }
-    let wanted = if voters.len() >= 3 { 5 } else { 3 };
-    let missing = wanted - voters.len().min(wanted);
-    if left.is_empty() && missing > 0 && ready.len() >= missing {
+    let step = if voters.len() >= 3 { 5 } else { 3 };
+    let missing = count_of(voters.len() + ready.len()).min(step).saturating_sub(voters.len());
+    if left.is_empty() && missing > 0 {
         return Some(Change::Voters(voters.iter().chain(&ready[..missing]).copied().collect()));
     }
     let elsewhere = |s: &&Seen| present.get(&s.seat.node).is_some_and(|p| p.seat != s.seat);

@@ -36,6 +36,13 @@ pub enum Request {
         /// New size in bytes; below the present one it is `Invalid`.
         size: u64,
     },
+    /// Gives a volume another name, also while it is attached; the reply is a `Volume`.
+    VolumeRename {
+        /// Name of the volume.
+        name: String,
+        /// The new name; one that another volume has is `Invalid`.
+        to: String,
+    },
     /// Makes a member the head of all shards of a volume that it is a member of, or of one of them.
     VolumeMoveHead {
         /// Name of the volume.
@@ -75,9 +82,10 @@ pub enum Request {
     VolumeRecover {
         /// Name of the volume.
         name: String,
-        /// An operator's word that the lost members are lost for good.
+        /// An operator's word that the lost members are lost for good: the `word` of the answer that he was shown. If anything
+        /// of that is another by now nothing is decided, and the answer says how it is.
         #[serde(default)]
-        accept_loss: bool,
+        accept_loss: Option<String>,
     },
     /// This node only.
     NodeInfo,
@@ -532,6 +540,7 @@ impl Request {
             self,
             Self::VolumeShow { .. }
                 | Self::VolumeResize { .. }
+                | Self::VolumeRename { .. }
                 | Self::VolumeMoveHead { .. }
                 | Self::VolumeDelete { .. }
                 | Self::VolumeDetach { .. }

@@ -32,6 +32,7 @@ impl State {
             Command::CreateVolume(new) => self.create(new),
             Command::DeleteVolume { volume, force } => self.delete(volume, force),
             Command::ResizeVolume { volume, size } => self.resize(volume, size),
+            Command::RenameVolume { volume, name } => self.rename(volume, name),
             Command::ProposeView { shard, active, node, start } => self.propose(shard, active, (node, start), mutant),
             Command::ActivateView { shard, view, generation } => {
                 self.activate(shard, (view, false), generation, mutant)
@@ -283,6 +284,21 @@ impl State {
         volume.size = size;
         self.commit(volume);
         Ok(Outcome::Resized { size })
+    }
+
+    fn rename(&mut self, id: VolumeId, name: String) -> Result<Outcome> {
+        let mut volume = self.volume_to_change(id)?;
+        rules::check_name("volume", &name)?;
+        match self.names.get(&name) {
+            Some(of) if *of == id => return Ok(Outcome::Named),
+            Some(_) => {
+                return Err(Error::invalid(format!("there is a volume '{name}' already; choose another name")));
+            }
+            None => {}
+        }
+        volume.name = name;
+        self.commit(volume);
+        Ok(Outcome::Named)
     }
 
     /// Rules W2, V1: only the head, in its present start, gets a number, above all numbers given out before. The last

@@ -96,7 +96,7 @@ pub struct AuditRange {
 /// A break in a chain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditBreak {
-    /// `altered`, `removed`, `unlinked`, `forged` or `secret`.
+    /// `altered`, `removed`, `unlinked`, `forged`, `secret` or `branch`.
     pub cause: String,
     /// View of the frame, or of the one behind those that are missing.
     pub view: ViewNumber,
@@ -180,6 +180,30 @@ impl MemberAudit {
     #[must_use]
     pub fn lacks(&self, known: &BTreeMap<ViewNumber, Hash32>) -> Vec<(ViewNumber, Hash32)> {
         self.unknown.iter().filter_map(|view| Some((*view, *known.get(view)?))).collect()
+    }
+
+    /// A branch needs no token, so it is the control state that knows of it. One in this log that is newer than `newest`, the
+    /// newest one there (0 if there is none), was begun by nobody who might: a break. What is not committed may be cut yet.
+    #[must_use]
+    pub fn with_branches_known(mut self, newest: ViewNumber) -> Self {
+        let committed = self.committed;
+        let is_unsaid = |b: &&AuditBranch| b.view > newest && b.sequence <= committed;
+        let breaks = self.branches.iter().filter(is_unsaid).map(|b| AuditBreak {
+            cause: "branch".into(),
+            view: b.view,
+            first: b.sequence,
+            last: b.sequence,
+            version: b.version,
+            segment: None,
+            offset: None,
+            byte: None,
+            what: "the view goes on as by force, and the control state does not know that it did".into(),
+        });
+        let breaks: Vec<AuditBreak> = breaks.collect();
+        self.break_count += breaks.len() as u64;
+        self.breaks.extend(breaks);
+        self.breaks.sort_by_key(|b| b.first);
+        self
     }
 
     /// The same for people and programs, without what is only to be compared.

@@ -128,13 +128,19 @@ fn put_of_shard(out: &mut Vec<u8>, form: u8, shard: ShardId, numbers: &[u64]) {
     put_numbers(out, numbers);
 }
 
+/// A command's byte, one number and a text.
+fn put_named(out: &mut Vec<u8>, form: u8, number: u64, name: &str) {
+    put_form(out, form, &[number]);
+    put_text(out, name);
+}
+
 impl Command {
     /// Bytes of its texts.
     fn text_bytes(&self) -> usize {
         match self {
             Self::RegisterNode { name, address, .. } => name.len() + address.len(),
             Self::CreateVolume(new) => new.name.len(),
-            Self::AttachVolume { name, .. } => name.len(),
+            Self::AttachVolume { name, .. } | Self::RenameVolume { name, .. } => name.len(),
             _ => 0,
         }
     }
@@ -212,10 +218,8 @@ impl Command {
                 put_nodes(out, away, FAILED_NODES_MAX)?;
             }
             Self::ActivateBranch { shard, view, generation } => put_of_shard(out, 19, *shard, &[view.0, generation.0]),
-            Self::RecoverShard(how) => {
-                put_of_shard(out, 17, how.shard, &[how.active.0, how.least.0, how.version.0, how.same.0]);
-                put_recover(out, how)?;
-            }
+            Self::RenameVolume { volume, name } => put_named(out, 20, volume.0, name),
+            Self::RecoverShard(how) => put_recover(out, how)?,
         }
         Ok(())
     }
@@ -278,6 +282,7 @@ impl Command {
             }
             17 => Self::RecoverShard(recover(f)?),
             18 => Self::ExtendChains { away: nodes(f, FAILED_NODES_MAX)? },
+            20 => Self::RenameVolume { volume: VolumeId(f.u64()?), name: f.text()? },
             _ => return Err(damaged()),
         };
         f.end()?;
@@ -331,8 +336,9 @@ fn nodes(f: &mut Fields<'_>, most: usize) -> Result<Vec<(NodeId, StartNumber)>> 
     (0..count).map(|_| Ok((NodeId(f.u64()?), StartNumber(f.u64()?)))).collect()
 }
 
-/// All of it but its numbers.
 fn put_recover(out: &mut Vec<u8>, how: &RecoverShard) -> Result<()> {
+    let numbers = [how.active.0, how.least.0, how.version.0, how.same.0, how.known.0, how.gives_up];
+    put_of_shard(out, 17, how.shard, &numbers);
     out.push(u8::from(how.by_force));
     put_members(out, &how.members)?;
     put_members(out, &how.chain)?;
@@ -344,10 +350,25 @@ fn put_recover(out: &mut Vec<u8>, how: &RecoverShard) -> Result<()> {
 fn recover(f: &mut Fields<'_>) -> Result<RecoverShard> {
     let (shard, active) = (f.shard()?, ViewNumber(f.u64()?));
     let (least, version, same) = (Sequence(f.u64()?), Version(f.u64()?), Sequence(f.u64()?));
+    let (known, gives_up) = (Sequence(f.u64()?), f.u64()?);
     let by_force = f.flag()?;
     let (members, chain, learn) = (members(f)?, members(f)?, members(f)?);
     let (survivors, lost) = (nodes(f, CHAIN_MEMBERS_MAX)?, nodes(f, 2 * CHAIN_MEMBERS_MAX)?);
-    Ok(RecoverShard { shard, active, by_force, members, survivors, lost, chain, least, version, same, learn })
+    Ok(RecoverShard {
+        shard,
+        active,
+        by_force,
+        members,
+        survivors,
+        lost,
+        chain,
+        least,
+        version,
+        known,
+        gives_up,
+        same,
+        learn,
+    })
 }
 
 fn put_create(out: &mut Vec<u8>, new: &CreateVolume) {

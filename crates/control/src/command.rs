@@ -64,6 +64,13 @@ pub enum Command {
         /// New size in bytes.
         size: u64,
     },
+    /// Gives a volume another name. Whoever has it attached goes on; heads open views so that the logs say the new name.
+    RenameVolume {
+        /// The volume.
+        volume: VolumeId,
+        /// New name, as for `CreateVolume`; one that another volume has is `Invalid`.
+        name: String,
+    },
     /// The head of a shard asks for a new view with itself as head. `active` is the active view as it knows it.
     ProposeView {
         /// The shard.
@@ -206,6 +213,12 @@ pub struct RecoverShard {
     pub least: Sequence,
     /// See `least`; for people.
     pub version: Version,
+    /// The highest committed frame that any answer named. If one names more by now, it has to be asked again.
+    pub known: Sequence,
+    /// Frames that the best log has lost in its middle, and that may be given up, or 1 if that was done before; 0 if it is
+    /// whole. Else its node is the only one in the chain: nobody is to learn it before it is certain that it is what the
+    /// shard goes on from.
+    pub gives_up: u64,
     /// Logs of the lost members are known to be the same as the best one only up to this frame.
     pub same: Sequence,
     /// Members of the chain that know more than that to be committed: they learn everything, as new members do.
@@ -251,7 +264,7 @@ pub enum Outcome {
     },
     /// Of `DetachVolume`; a late one, of an older generation, has changed nothing.
     Detached,
-    /// Of `NameHostKey`.
+    /// Of `NameHostKey` and `RenameVolume`.
     Named,
     /// Of the commands that change members or heads: `MoveHead`, `ReplaceHead`, `FailOver`, `ReplaceMembers`,
     /// `ExtendChains`, `MembersComplete`, `RecoverShard`.

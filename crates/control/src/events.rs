@@ -27,6 +27,8 @@ pub enum EventKind {
     VolumeCreated,
     /// A volume became larger.
     VolumeResized,
+    /// A volume has another name.
+    VolumeRenamed,
     /// A volume was deleted.
     VolumeDeleted,
     /// A volume that nobody had was attached.
@@ -69,6 +71,7 @@ impl EventKind {
             Self::Leader => "leader",
             Self::VolumeCreated => "volume_created",
             Self::VolumeResized => "volume_resized",
+            Self::VolumeRenamed => "volume_renamed",
             Self::VolumeDeleted => "volume_deleted",
             Self::Attached => "attached",
             Self::TakenOver => "taken_over",
@@ -163,6 +166,10 @@ pub fn told(before: &State, command: &Command, now: &State) -> Vec<Told> {
         Command::ResizeVolume { volume, .. } => one(now.volume(*volume).map(|v| {
             let old = before.volume(*volume).map_or(0, |old| old.size);
             Told::new(EventKind::VolumeResized, format!("from {old} to {} bytes", v.size)).of(v)
+        })),
+        Command::RenameVolume { volume, .. } => one(now.volume(*volume).map(|v| {
+            let old = before.volume(*volume).map_or("?", |old| &old.name);
+            Told::new(EventKind::VolumeRenamed, format!("from {old}")).of(v)
         })),
         Command::DeleteVolume { volume, force } => one(before.volume(*volume).map(|v| {
             let how = match (&v.holder, force) {

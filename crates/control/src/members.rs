@@ -14,10 +14,12 @@ use freebs_types::{Error, NodeId, Result, ShardId, StartNumber, ViewNumber, limi
 use std::collections::BTreeSet;
 
 impl Shard {
-    /// A node that was a member before is not needed any more once nobody learns, and the view of all of them is active.
+    /// A node that was a member before is not needed any more once nobody learns, and the view of all of them is active. The only
+    /// member of a new branch has a log that had lost something: what others have is kept until there is another one.
     pub(crate) fn let_go(&mut self, mutant: Option<Mutant>) {
         let is_complete = self.joining.is_empty() || mutant == Some(Mutant::KeepersLetGo);
-        if is_complete && self.active_members.is_empty() {
+        let is_alone = self.members.len() == 1 && self.branch.is_some_and(|b| b.view == self.active);
+        if is_complete && !is_alone && self.active_members.is_empty() {
             self.keepers.clear();
         }
     }
@@ -55,6 +57,32 @@ impl Shard {
 }
 
 impl Shard {
+    /// True if members are to come to those of the active view, all of which stay: that goes on until they have everything.
+    fn grows(&self) -> bool {
+        let before = &self.active_members;
+        let is_new = |n: &NodeId| !before.contains(n) && self.joining.contains(n);
+        !before.is_empty()
+            && before.iter().all(|n| self.members.contains(n))
+            && self.members.iter().all(|n| before.contains(n) || is_new(n))
+            && self.members.len() > before.len()
+    }
+
+    /// The one that is to come does not, and nothing hangs on it yet.
+    fn retract(&mut self, new: NodeId) {
+        self.members.retain(|n| *n != new);
+        self.joining.retain(|n| *n != new);
+        self.pending = None;
+        self.stay();
+    }
+
+    /// If the chain is that of the active view again, no other view has to follow.
+    pub(crate) fn stay(&mut self) {
+        if self.forced.is_none() && self.members == self.active_members {
+            self.active_members.clear();
+            self.let_go(None);
+        }
+    }
+
     /// `new` comes to those that are there.
     fn extend(&mut self, new: NodeId) {
         self.active_members = self.members.clone();
@@ -90,7 +118,10 @@ impl State {
         let old = *shard.members.iter().rev().find(|m| gone.contains(m))?;
         let whole = shard.members.iter().filter(|m| is_there(m) && !shard.joining.contains(m)).count();
         let sealed = shard.view_members().iter().filter(|m| is_there(m)).count();
-        if whole < volume.quorum(shard.members.len()) || sealed < volume.quorum(shard.view_members().len()) {
+        // A node that is still to come to a view takes nothing from it.
+        let is_to_come = shard.grows() && !shard.view_members().contains(&old);
+        let is_held = is_to_come || whole >= volume.quorum(shard.members.len());
+        if !is_held || sealed < volume.quorum(shard.view_members().len()) {
             return None;
         }
         if shard.keepers.len() >= common::CHAIN_MEMBERS_MAX {
@@ -121,7 +152,10 @@ impl State {
             let is_settled = shard.active.0 > 0 && shard.joining.is_empty() && shard.active_members.is_empty();
             let is_short = shard.members.len() < usize::from(volume.copies);
             let there = shard.members.iter().filter(|n| is_there(n)).count();
-            if !is_settled || !is_short || there < volume.quorum(shard.members.len()) || out.len() >= room {
+            // The view that they are in goes on until the new one has everything, and then that one counts.
+            let len = shard.members.len();
+            let is_held = there >= volume.quorum(len) && there + 1 >= volume.quorum(len + 1);
+            if !is_settled || !is_short || !is_held || out.len() >= room {
                 continue;
             }
             if let Some(new) = self.spare(shard, is_there, &loads) {
@@ -153,6 +187,16 @@ impl State {
         out
     }
 
+    /// Nodes that were to come to a chain beside those that are there, and are gone; nobody takes their places.
+    #[must_use]
+    pub fn retractions(&self, gone: &BTreeSet<NodeId>) -> Vec<(ShardId, NodeId)> {
+        let of = |v: &Volume, s: &Shard| {
+            let is_to_come = |n: &&NodeId| s.grows() && gone.contains(n) && !s.active_members.contains(n);
+            s.members.iter().rev().find(is_to_come).map(|n| (v.shard_id(s.index), *n))
+        };
+        self.volumes().flat_map(|v| v.shards.iter().filter_map(|s| of(v, s))).collect()
+    }
+
     /// Who was started again since is neither gone nor failed.
     pub(crate) fn replace_members(
         &mut self,
@@ -164,14 +208,23 @@ impl State {
             return Err(Error::invalid(format!("at most {} nodes fail at a time", limits::FAILED_NODES_MAX)));
         }
         let mut changed: Vec<Volume> = Vec::new();
-        for (id, old, new) in self.replacements(&self.still(gone), &self.still(failed)) {
+        let replaced = self.replacements(&self.still(gone), &self.still(failed));
+        for (id, old, new) in &replaced {
             if changed.last().is_none_or(|v| v.id != id.volume) {
                 changed.push(self.volume_to_change(id.volume)?);
             }
             let volume = changed.last_mut().expect("pushed above");
-            shard_of(volume, id)?.replace(old, new, mutant);
+            shard_of(volume, *id)?.replace(*old, *new, mutant);
         }
         changed.into_iter().for_each(|volume| self.commit(volume));
+        for (id, new) in self.retractions(&self.still(gone)) {
+            // Of a shard one at a time.
+            if replaced.iter().all(|(of, ..)| *of != id) {
+                let mut volume = self.volume_to_change(id.volume)?;
+                shard_of(&mut volume, id)?.retract(new);
+                self.commit(volume);
+            }
+        }
         Ok(Outcome::Moved)
     }
 

@@ -4,7 +4,8 @@
 //!
 //! Invariants: a shard that can be sealed as usual is not forced, and one that can go on by itself gets no command; a
 //! command names all that was seen, and is refused if anything of it is another by now; of what was forced a lost member
-//! keeps nothing, so it comes back as a new one.
+//! keeps nothing, so it comes back as a new one; nobody learns from a log that gives up lost frames before the branch is
+//! active.
 
 use crate::apply::shard_of;
 use crate::command::{Command, Outcome, RecoverShard};
@@ -31,6 +32,9 @@ pub struct LogStatus {
     pub committed: Sequence,
     /// Frames that were lost to damage.
     pub lost: u64,
+    /// Lost frames of it were given up by force, and no branch that says so is active yet.
+    #[serde(default)]
+    pub has_given_up: bool,
     /// Frames behind the last one may be lost.
     pub is_suspect: bool,
     /// It is out of use until the node starts again.
@@ -51,6 +55,9 @@ pub struct Recovery {
     pub decided: bool,
     /// In the order of their index.
     pub shards: Vec<ShardRecovery>,
+    /// Names exactly what would be decided: with another one nothing is. Empty if there is nothing to be decided.
+    #[serde(default)]
+    pub word: String,
 }
 
 /// The need of a shard.
@@ -120,6 +127,9 @@ pub struct Plan {
     pub lost_from: Sequence,
     /// Frames that are lost in the middle of that log, and are given up.
     pub lost_inside: u64,
+    /// Such frames were given up before, by an earlier word.
+    #[serde(default)]
+    pub has_given_up: bool,
     /// Nodes that are taken for lost for good.
     pub lost: Vec<String>,
     /// If so many of `lost` are back with their logs, it goes on by itself.
@@ -134,17 +144,23 @@ impl Plan {
     /// True if something that was committed is known to be lost.
     #[must_use]
     pub fn loses(&self) -> bool {
-        self.lost_from.0 > 0 || self.lost_inside > 0
+        self.lost_from.0 > 0 || self.lost_inside > 0 || self.has_given_up
     }
 }
 
 impl LogStatus {
+    /// Nothing in the middle of it is lost, as far as is known.
+    fn is_whole(&self) -> bool {
+        self.lost == 0 && !self.has_given_up
+    }
+
     /// Why an answer with this log does not count for the seal of a view, if so. `never_had`: the member was new in it.
     fn flaw(&self, active: ViewNumber, never_had: bool) -> Option<String> {
         match () {
             () if self.active != active => Some(format!("has not heard of view {active} yet")),
             () if self.is_stopped => Some("its log is out of use until it starts again".into()),
             () if self.lost > 0 => Some(format!("{} frames of its log are lost", self.lost)),
+            () if self.has_given_up => Some("lost frames of it were given up by force".into()),
             () if self.is_suspect => Some("the end of its log may be lost".into()),
             () if self.last.0 == 0 && !self.has_view && !never_had => Some("its log is empty, perhaps lost".into()),
             () => None,
@@ -159,6 +175,7 @@ struct Look<'a> {
     shard: &'a Shard,
     id: ShardId,
     logs: &'a Logs,
+    silent: &'a BTreeSet<NodeId>,
 }
 
 impl Look<'_> {
@@ -198,8 +215,12 @@ impl Look<'_> {
         self.shard.view_members().iter().copied().filter(can_promise).collect()
     }
 
+    /// The highest committed frame that anybody names. A log of before the view says nothing of that: it may be of what was
+    /// given up by force, and sequences of different histories are not compared (W4).
     fn committed(&self) -> Sequence {
-        self.nodes().into_iter().filter_map(|n| self.log(n)).map(|l| l.committed).max().unwrap_or_default()
+        let any_has_view = self.nodes().into_iter().any(|n| self.log(n).is_some_and(|l| l.has_view));
+        let names = |n: &NodeId| self.log(*n).filter(|l| l.has_view || !any_has_view).map(|l| l.committed);
+        self.nodes().iter().filter_map(names).max().unwrap_or_default()
     }
 
     fn counting(&self) -> Vec<NodeId> {
@@ -222,11 +243,13 @@ impl Look<'_> {
         counting.len() >= self.needed() && ends.max().is_some_and(|end| end >= self.committed()) && !lacks_secret
     }
 
-    /// True if as many members answer as a view needs to become active, those included that learn.
+    /// True if as many members answer as a view needs to become active, those included that learn, and the head may lead: one
+    /// that gave frames up goes on by force only.
     fn has_members(&self) -> bool {
+        let leads = |n: &NodeId| !self.log(*n).is_some_and(|l| l.has_given_up);
         let has_log = |n: &NodeId| self.log(*n).map_or(self.shard.joining.contains(n), |l| !l.is_stopped);
         let present = self.shard.members.iter().filter(|n| self.logs.contains_key(n) && has_log(n)).count();
-        present >= self.volume.quorum(self.shard.members.len())
+        self.shard.members.first().is_none_or(leads) && present >= self.volume.quorum(self.shard.members.len())
     }
 
     /// The survivor whose log is gone on from. By force, one that has the view's frame has all that was before it; if
@@ -242,7 +265,7 @@ impl Look<'_> {
         let counting = self.counting();
         let counts = |(n, _): &&(NodeId, LogStatus)| by_force || counting.contains(n);
         let of_view = |(n, l): &&(NodeId, LogStatus)| l.has_view && self.is_member(*n);
-        let rank = |at: usize, l: &LogStatus| (l.lost == 0, l.last_view, l.last, std::cmp::Reverse(at));
+        let rank = |at: usize, l: &LogStatus| (l.is_whole(), l.last_view, l.last, std::cmp::Reverse(at));
         let better = |of: Vec<(NodeId, LogStatus)>| {
             of.into_iter().enumerate().max_by_key(|(at, (_, l))| rank(*at, l)).map(|(_, found)| found)
         };
@@ -252,7 +275,7 @@ impl Look<'_> {
 
     /// The chain that goes on from this log: who can follow it, and then new members where there are nodes to spare.
     fn chain(&self, best: (NodeId, LogStatus), loads: &Loads) -> Vec<NodeId> {
-        let can_follow = |n: &NodeId| self.log(*n).is_none_or(|l| l.lost == 0 && l.committed <= best.1.last);
+        let can_follow = |n: &NodeId| self.log(*n).is_none_or(|l| l.is_whole() && l.committed <= best.1.last);
         let survivors = self.survivors();
         let learns = |n: &NodeId| self.shard.joining.contains(n) && self.logs.contains_key(n);
         let stays = |n: &&NodeId| **n != best.0 && (survivors.contains(n) || learns(n)) && can_follow(n);
@@ -276,10 +299,10 @@ impl Look<'_> {
     /// The frame up to which logs of lost members are the same as this one, whatever they know to be committed. Of a log of
     /// an older view the end may have been cut since; and lost frames that are given up are there in other logs.
     fn same_up_to(&self, best: &LogStatus) -> Sequence {
-        match (best.lost, best.has_view) {
-            (0, true) => best.last,
-            (0, false) => best.committed.min(best.last),
-            _ => Sequence(0),
+        match (best.is_whole(), best.has_view) {
+            (true, true) => best.last,
+            (true, false) => best.committed.min(best.last),
+            (false, _) => Sequence(0),
         }
     }
 
@@ -294,12 +317,31 @@ impl Look<'_> {
         if let Some(n) = self.shard.view_members().iter().chain(&self.shard.members).find(is_late) {
             return Err(format!("{} has not heard of view {active} yet; ask again", self.name(*n)));
         }
+        let is_silent = |n: &&NodeId| self.silent.contains(n) && !self.logs.contains_key(n);
+        let silent_one = |n: NodeId| {
+            let name = self.name(n);
+            format!(
+                "{name} is there, and does not say what it has; ask again, or stop it if what it has is lost for good"
+            )
+        };
+        if let Some(n) = self.shard.view_members().iter().chain(&self.shard.members).find(is_silent) {
+            return Err(silent_one(*n));
+        }
         let nobody = "nobody who answers has anything of it: start a node that has, even an old one";
         let best = self.best(by_force).ok_or(nobody)?;
-        let chain = self.chain(best, loads);
+        // If nobody has the view, the best log is one of those before it, and a keeper may have a better one.
+        let keeper = self.shard.keepers.iter().find(|n| by_force && !best.1.has_view && is_silent(n));
+        if let Some(n) = keeper {
+            return Err(silent_one(*n));
+        }
+        let mut chain = self.chain(best, loads);
         let least = usize::from(self.volume.min_copies);
         if chain.len() < least {
             return Err(format!("it needs {least} members, and {} can be had; start other nodes first", chain.len()));
+        }
+        let gives_up = if by_force && !best.1.is_whole() { best.1.lost.max(1) } else { 0 };
+        if gives_up > 0 {
+            chain.truncate(1);
         }
         let mut survivors = self.survivors();
         survivors.extend(Some(best.0).filter(|n| !survivors.contains(n)));
@@ -319,6 +361,8 @@ impl Look<'_> {
             chain: chain.clone(),
             least: best.1.last,
             version: best.1.version,
+            known: self.committed(),
+            gives_up,
             same,
             learn: chain.iter().filter(|n| **n != best.0 && is_another(n)).copied().collect(),
         };
@@ -343,6 +387,7 @@ impl Look<'_> {
             view: best.1.last_view,
             lost_from: if committed > best.1.last { best.1.last.next() } else { Sequence(0) },
             lost_inside: if by_force { best.1.lost } else { 0 },
+            has_given_up: by_force && best.1.has_given_up,
             lost: lost.iter().map(|n| self.name(*n)).collect(),
             back: missing.max(1),
             members: chain.iter().map(|n| self.name(*n)).collect(),
@@ -385,13 +430,26 @@ impl Look<'_> {
     }
 }
 
-/// Findings on each shard of a volume, and the command for those that don't go on by themselves.
+/// Names what these commands decide, in short: a hash of all of them. Empty if there are none.
+pub fn word<'a>(commands: impl IntoIterator<Item = &'a Command>) -> Result<String> {
+    let all: Vec<Vec<u8>> = commands.into_iter().map(Command::encode).collect::<Result<_>>()?;
+    let hash = freebs_format::crc32c(&all.concat());
+    Ok(if all.is_empty() { String::new() } else { format!("{hash:08x}") })
+}
+
+/// Findings on each shard of a volume, and the command for those that don't go on by themselves. Of the nodes that told
+/// nothing those of `silent` are there all the same, so none of them is lost.
 #[must_use]
-pub fn look(state: &State, volume: &Volume, logs: &Logs) -> Vec<(ShardRecovery, Option<Command>)> {
+pub fn look(
+    state: &State,
+    volume: &Volume,
+    logs: &Logs,
+    silent: &BTreeSet<NodeId>,
+) -> Vec<(ShardRecovery, Option<Command>)> {
     let mut loads = state.loads.clone();
     let one = |shard: &Shard| {
         let id = volume.shard_id(shard.index);
-        let (found, how) = Look { state, volume, shard, id, logs }.found(&loads);
+        let (found, how) = Look { state, volume, shard, id, logs, silent }.found(&loads);
         for n in how.iter().flat_map(|h| h.chain.iter().filter(|n| !shard.members.contains(n))) {
             loads.add_member(*n);
         }
@@ -442,12 +500,19 @@ impl State {
         }
         let is_said = |f: &Forced| {
             f.survivors == nodes_of(&how.survivors)
-                && (f.least, f.version, f.same) == (how.least, how.version, how.same)
+                && (f.least, f.version, f.known, f.gives_up) == (how.least, how.version, how.known, how.gives_up)
+                && f.same <= how.same
         };
-        if s.members == how.chain && s.forced.as_ref().map_or(!how.by_force, |f| how.by_force && is_said(f)) {
+        let learns = |n: &NodeId| s.joining.contains(n);
+        if s.members == how.chain
+            && how.learn.iter().all(learns)
+            && s.forced.as_ref().map_or(!how.by_force, |f| how.by_force && is_said(f))
+        {
             return Ok(Outcome::Moved);
         }
-        let is_long_enough = (least..=most.max(s.members.len())).contains(&how.chain.len());
+        // A head that gives up lost frames is alone until that is certain, and may order nothing (V1).
+        let lengths = if how.gives_up > 0 { 1..=1 } else { least..=most.max(s.members.len()) };
+        let is_long_enough = lengths.contains(&how.chain.len());
         if !is_known || !is_long_enough || !s.may_go_on(how) {
             return Err(Error::invalid(format!("shard {} can't go on so", how.shard)));
         }
@@ -486,6 +551,9 @@ impl Shard {
             && how.least.0 <= crate::limits::NUMBER_MAX
             && how.same <= how.least
             && (how.active.0 > 0 || !how.by_force)
+            && (how.by_force || how.gives_up == 0)
+            && how.gives_up <= crate::limits::NUMBER_MAX
+            && how.known.0 <= crate::limits::NUMBER_MAX
     }
 
     fn go_on(&mut self, how: &RecoverShard) {
@@ -495,7 +563,10 @@ impl Shard {
         let had_everything = |n: &NodeId| before.contains(n) && !self.joining.contains(n);
         let (survivors, lost) = (nodes_of(&how.survivors), nodes_of(&how.lost));
         let mut kept: Vec<NodeId> = lost.into_iter().filter(had_everything).collect();
+        let mut same = how.same;
         if let Some(f) = self.forced.take() {
+            // By an earlier word frames may have been given up since.
+            same = same.min(f.same);
             let others = f.kept.into_iter().filter(|n| !kept.contains(n) && !how.chain.contains(n));
             kept.extend(others.collect::<Vec<_>>());
         }
@@ -511,12 +582,13 @@ impl Shard {
         }
         if how.by_force {
             // The lost are not wanted any more behind a branch, should they turn up.
-            let (least, version, same) = (how.least, how.version, how.same);
+            let (least, version, known, gives_up) = (how.least, how.version, how.known, how.gives_up);
             kept.truncate(common::CHAIN_MEMBERS_MAX);
-            self.forced = Some(Forced { survivors, least, version, same, kept });
+            self.forced = Some(Forced { survivors, least, version, same, known, gives_up, kept });
         } else if self.active.0 > 0 {
             self.keep(kept);
         }
         self.pending = None;
+        self.stay();
     }
 }

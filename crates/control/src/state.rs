@@ -63,6 +63,12 @@ pub struct Forced {
     pub version: Version,
     /// Other logs are known to be the same only up to this frame.
     pub same: Sequence,
+    /// The highest committed frame that any answer named when the operator looked.
+    #[serde(default)]
+    pub known: Sequence,
+    /// So many frames that the log which is gone on from has lost in its middle may be given up.
+    #[serde(default)]
+    pub gives_up: u64,
     /// Lost members that had everything. If the view is sealed as usual after all, they keep it for as long as others do.
     pub kept: Vec<NodeId>,
 }
@@ -164,7 +170,8 @@ impl Shard {
     fn members_are_possible(&self) -> bool {
         let is_number = |s: Sequence| s.0 <= limits::NUMBER_MAX;
         let is_word = |f: &Forced| {
-            [&f.survivors, &f.kept].iter().all(|nodes| is_chain(nodes)) && is_number(f.least) && is_number(f.same)
+            [&f.survivors, &f.kept].iter().all(|nodes| is_chain(nodes))
+                && [f.least, f.same, f.known].into_iter().all(is_number)
         };
         !self.members.is_empty()
             && [&self.members, &self.active_members, &self.joining, &self.keepers, &self.learning, &self.unseen]

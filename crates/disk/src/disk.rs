@@ -431,13 +431,13 @@ impl Disk {
         expected: Option<u64>,
         durable: bool,
     ) -> Result<Version> {
-        let (blocks, stores) = (span.blocks(), !update.data.is_empty());
+        let (blocks, bytes) = (span.blocks(), update.data_bytes());
         let mut update = Some(update);
         let mut mine = None;
         let shared = self.shared();
         let end = shared.drive(shared.lock(), |inside| {
             if update.is_some() {
-                match admit(inside, blocks, edges, expected, stores) {
+                match admit(inside, blocks, edges, expected, bytes) {
                     Ok(true) => {}
                     Ok(false) => {
                         // Room comes when what waits is durable.
@@ -495,7 +495,7 @@ fn overlaps(inside: &Inside, blocks: BlockRange, own: &[u32]) -> bool {
 }
 
 /// Whether an update may be ordered now; an error if it may not at all.
-fn admit(inside: &mut Inside, blocks: BlockRange, own: &[u32], expected: Option<u64>, stores: bool) -> Result<bool> {
+fn admit(inside: &mut Inside, blocks: BlockRange, own: &[u32], expected: Option<u64>, bytes: usize) -> Result<bool> {
     inside.alive()?;
     filling(inside)?;
     if inside.description.copy {
@@ -505,7 +505,7 @@ fn admit(inside: &mut Inside, blocks: BlockRange, own: &[u32], expected: Option<
         let text = format!("version {v} is not the next one: the disk is at {}", inside.head.version());
         return Err(Error::invalid(text));
     }
-    Ok(inside.check_space(stores)? && inside.has_room() && !overlaps(inside, blocks, own))
+    Ok(inside.check_space(bytes)? && inside.has_room() && !overlaps(inside, blocks, own))
 }
 
 fn check_version(inside: &Inside, version: Option<u64>) -> Result<()> {

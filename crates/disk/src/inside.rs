@@ -219,18 +219,30 @@ impl Inside {
     pub fn has_room(&self) -> bool {
         self.head.cost() < self.window
     }
-    /// `NoSpace` if nothing may be ordered that takes space (rule W7), for data or, nearer to the end, for the record of
-    /// a trim; false while cleaning may make room soon. It heals: whoever is refused for want of room on the file system
-    /// has it asked again.
-    pub fn check_space(&mut self, stores: bool) -> Result<bool> {
+    /// `NoSpace` if nothing may be ordered that takes space (rule W7), for so many bytes of data or, nearer to the end, for
+    /// the record of a trim (none); false while cleaning, or what is on its way to the medium, may make room soon. It
+    /// heals: whoever is refused for want of room on the file system has it asked again.
+    pub fn check_space(&mut self, bytes: usize) -> Result<bool> {
         let s = self.engine.space();
-        let least = if stores { s.reserve_segments } else { RESERVE_FOR_TRIMS };
+        let least = if bytes > 0 { s.reserve_segments } else { RESERVE_FOR_TRIMS };
         let short = self.device.is_short();
-        if s.free_segments > least && !(stores && short) {
-            return Ok(true);
+        if s.free_segments > least && !(bytes > 0 && short) {
+            // Data on their way to the last segment may fill it: what is left to trims must not be begun.
+            let ahead = self.head.cost();
+            let fills = bytes > 0 && ahead > 0 && (ahead + bytes) as u64 > s.segment_bytes / 4 * 3;
+            if !fills || s.free_segments > least + 1 {
+                return Ok(true);
+            }
+            self.wanted = self.head.version();
+            return Ok(false);
         }
         if s.more_soon && !short {
             self.engine.look_for_room();
+            return Ok(false);
+        }
+        if self.head.durable() < self.head.version() && !short {
+            // A write on its way may replace something, and is committed as soon as it is durable.
+            self.wanted = self.head.version();
             return Ok(false);
         }
         self.ask_room |= short;

@@ -75,7 +75,7 @@ impl Disk {
             if let Some(version) = mine {
                 return Step::Durable(version, Version(version));
             }
-            let fit = inside.alive().and_then(|()| filling(inside)).and_then(|()| inside.check_space(false));
+            let fit = inside.alive().and_then(|()| filling(inside)).and_then(|()| inside.check_space(0));
             match fit {
                 Err(e) => return Step::Done(Err(e)),
                 Ok(fit) if !fit || !inside.has_room() => {

@@ -273,7 +273,7 @@ impl Disk {
         if draft.data_bytes() as u64 > self.update_bytes() {
             return Err(Error::invalid("an update is larger than a segment of this disk takes"));
         }
-        let stores = !draft.data.is_empty();
+        let bytes = draft.data_bytes();
         let mut draft = Some(draft);
         self.shared().drive(self.shared().lock(), |inside| {
             let next = inside.head.version() + 1;
@@ -281,7 +281,7 @@ impl Disk {
             if version < next || fit.is_err() {
                 return Step::Done(fit);
             }
-            let fit = match inside.check_space(stores) {
+            let fit = match inside.check_space(bytes) {
                 Ok(fit) => fit,
                 Err(e) => return Step::Done(Err(e)),
             };
@@ -369,7 +369,7 @@ impl Disk {
 
     /// Waits while cleaning may make room; an error if there is none.
     fn wait_for_room(&self) -> Result<()> {
-        self.shared().drive(self.shared().lock(), |inside| match inside.check_space(true) {
+        self.shared().drive(self.shared().lock(), |inside| match inside.check_space(BLOCK) {
             Ok(true) => Step::Done(Ok(())),
             Ok(false) => Step::Change,
             Err(e) => Step::Done(Err(e)),

@@ -217,6 +217,63 @@ fn what_is_wrong_is_said() {
     assert!(other.fsync().is_err() && other.version().is_err());
 }
 
+/// 148 MiB lived in a log of 256 MiB, and the sixth MiB of overwrites was refused, while a caller that tried again got on:
+/// nobody said that the segments which cleaning had just emptied are room soon.
+#[test]
+fn overwrites_wait_for_cleaning_in_a_log_that_is_nearly_full() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = CreateOptions { log_bytes: Some(64 * MIB), segment_bytes: 4 * MIB, ..CreateOptions::default() };
+    let disk = Disk::create_with(dir.path().join("disk"), 35 * MIB, &options).unwrap();
+    let mut rng = Rng::new(12);
+    let data = rng.bytes(128 << 10);
+    let len = data.len() as u64;
+    let parts = disk.size() / len;
+    for i in 0..4 * parts {
+        let at = if i < 2 * parts { i % parts } else { rng.below(parts) };
+        let end = if i % 3 == 0 { disk.write_durable(&data, at * len) } else { disk.write(&data, at * len) };
+        assert!(end.is_ok(), "write {i}: {end:?}, {:?}", disk.status().unwrap().space);
+    }
+    // Many at once.
+    std::thread::scope(|s| {
+        for t in 0..8 {
+            let (disk, data) = (&disk, &data);
+            s.spawn(move || {
+                for i in 0..parts / 8 {
+                    let end = disk.write_durable(data, (t * parts / 8 + i) * len);
+                    assert!(end.is_ok(), "write {i} of {t}: {end:?}, {:?}", disk.status().unwrap().space);
+                }
+            });
+        }
+    });
+    disk.close().unwrap();
+}
+
+/// A write behind a trim that nobody had waited for was refused: the trim was not durable yet, and then the segments that
+/// it had emptied were not looked at yet.
+#[test]
+fn a_write_waits_for_what_a_trim_before_it_frees() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = CreateOptions { log_bytes: Some(17 * MIB), segment_bytes: MIB, ..CreateOptions::default() };
+    let disk = Disk::create_with(dir.path().join("disk"), 64 * MIB, &options).unwrap();
+    let data = Rng::new(1).bytes(256 << 10);
+    let len = data.len() as u64;
+    for round in 0..4 {
+        let mut written = 0;
+        let full = loop {
+            match disk.write(&data, written) {
+                Ok(_) => written += len,
+                Err(e) => break e,
+            }
+        };
+        assert_eq!(full.kind, ErrorKind::NoSpace);
+        assert!(written >= 8 * MIB, "{written} bytes before it was full");
+        disk.trim(0, written).unwrap();
+        let end = disk.write(&data, 0);
+        assert!(end.is_ok(), "round {round}: {end:?}, {:?}", disk.status().unwrap().space);
+    }
+    disk.close().unwrap();
+}
+
 #[test]
 fn a_full_log_refuses_writes_and_heals() {
     let dir = tempfile::tempdir().unwrap();

@@ -343,6 +343,8 @@ pub struct MarkBody {
     pub learned_upto: Sequence,
     /// None of what was learned lies in an append before this one; 0 if that is not known.
     pub learned_from_append: u64,
+    /// Lost frames were given up by force when this view was left (rule V10); 0 if that never happened.
+    pub given_up: ViewNumber,
     /// The frame head of the newest view frame, if there is one.
     pub view_frame: Option<FrameHead>,
     /// Requests that were applied up to this state, so that a repeat is answered and not applied again.
@@ -375,7 +377,7 @@ pub(crate) struct MarkFixed {
     pub(crate) retain: U64,
     pub(crate) pins: U32,
     pub(crate) closed: U32,
-    pub(crate) reserved: [u8; 8],
+    pub(crate) given_up: U64,
 }
 const _: () = assert!(size_of::<MarkFixed>() == 240);
 
@@ -464,7 +466,7 @@ impl MarkBody {
             retain: self.retain.0.into(),
             pins: (self.pins.len() as u32).into(),
             closed: (self.closed.len() as u32).into(),
-            reserved: [0; 8],
+            given_up: self.given_up.0.into(),
         };
         let mut out = fixed.as_bytes().to_vec();
         out.extend_from_slice(&view);
@@ -500,6 +502,11 @@ impl MarkBody {
     /// True if a body has secrets of closed views.
     pub(crate) fn names_closed(body: &[u8]) -> bool {
         MarkFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.closed.get() > 0)
+    }
+
+    /// True if a body says that lost frames were given up.
+    pub(crate) fn names_given_up(body: &[u8]) -> bool {
+        MarkFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.given_up.get() > 0)
     }
 
     /// Reads a body. `Corrupt` if lengths or counts do not fit, or the view frame in it is damaged.
@@ -551,6 +558,7 @@ impl MarkBody {
             learned_since: Sequence(learned.map_or(0, |l| l.since.get())),
             learned_upto: Sequence(learned.map_or(0, |l| l.upto.get())),
             learned_from_append: learned.map_or(0, |l| l.from_append.get()),
+            given_up: ViewNumber(fixed.given_up.get()),
             view_frame,
             requests: requests(floors, entries),
             pins: pins.iter().map(|v| Version(v.get())).collect(),

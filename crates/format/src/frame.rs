@@ -6,8 +6,8 @@
 
 use crate::bodies::{MarkBody, ViewBody};
 use crate::header::{
-    DIGEST_PREFIX, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FEATURES, FRAME_MAGIC,
-    FRAME_VERSION,
+    DIGEST_PREFIX, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_GIVEN_UP, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME,
+    FEATURES, FRAME_MAGIC, FRAME_VERSION,
 };
 use crate::{
     ExtentDesc, ExtentKind, FrameDigest, FrameHeader, FrameKind, UpdateDesc, UpdateKind, block_crc, crc32c,
@@ -582,12 +582,14 @@ impl FrameBuilder {
         let volume = kind == FrameKind::View && ViewBody::names_volume(body);
         let closed = kind == FrameKind::Mark && MarkBody::names_closed(body);
         let branch = kind == FrameKind::View && ViewBody::names_branch(body);
+        let given_up = kind == FrameKind::Mark && MarkBody::names_given_up(body);
         let bits = [
             (pins, FEATURE_PINS),
             (slices, FEATURE_SHARED),
             (volume, FEATURE_VOLUME),
             (closed, FEATURE_CLOSED),
             (branch, FEATURE_BRANCH),
+            (given_up, FEATURE_GIVEN_UP),
         ];
         bits.into_iter().map(|(is_set, bit)| u32::from(is_set) * bit).sum()
     }

@@ -19,8 +19,11 @@ pub const FEATURE_VOLUME: u32 = 4;
 pub const FEATURE_CLOSED: u32 = 8;
 /// Feature bit of a view frame that names a branch. A reader without it would go on with a log that was lost by force.
 pub const FEATURE_BRANCH: u32 = 16;
+/// Feature bit of a mark of a log that has given up lost frames by force. A reader without it would take the log for whole.
+pub const FEATURE_GIVEN_UP: u32 = 32;
 /// All feature bits that this version knows.
-pub(crate) const FEATURES: u32 = FEATURE_PINS | FEATURE_SHARED | FEATURE_VOLUME | FEATURE_CLOSED | FEATURE_BRANCH;
+pub(crate) const FEATURES: u32 =
+    FEATURE_PINS | FEATURE_SHARED | FEATURE_VOLUME | FEATURE_CLOSED | FEATURE_BRANCH | FEATURE_GIVEN_UP;
 /// Bytes of the header that the digest covers; behind them come the hashes themselves.
 pub const DIGEST_PREFIX: usize = 112;
 

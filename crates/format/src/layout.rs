@@ -74,7 +74,7 @@ layouts! {
     AttachFixed { generation, driver, identity, reserved }
     MarkFixed {
         promised, secret_view, secret, committed, last_view, released, last_parent, last_digest, attach, flags,
-        view_frame_len, floors, entries, retain, pins, closed, reserved,
+        view_frame_len, floors, entries, retain, pins, closed, given_up,
     }
     FloorFixed { driver, lowest_open }
     EntryFixed { driver, number, sequence }

@@ -122,6 +122,7 @@ each! {
     structures_of_a_device: "superblock", "append", "segment-index", "map-page", "checkpoint", "manifest", "host-key";
     devices: "device";
     tools: "device-tools";
+    images: "qcow2";
     control: "command", "commands", "state", "api", "cluster-file";
     seats: "seat-message", "seat-entry", "seat-note", "seat-machine";
     stores: "seat-store";

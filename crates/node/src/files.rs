@@ -57,7 +57,7 @@ pub fn sync_directory(path: &Path) -> Result<()> {
     File::open(path).and_then(|d| d.sync_all()).map_err(|e| os_error("sync", path, &e))
 }
 
-fn parent(path: &Path) -> &Path {
+pub fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(p) if !p.as_os_str().is_empty() => p,
         _ => Path::new("."),

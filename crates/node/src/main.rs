@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "this is an edge crate")]
 
 mod admin;
+mod attached;
 mod cli;
 mod cluster_file;
 mod events;

@@ -37,10 +37,6 @@ pub const SEAT_STEADY: Duration = Duration::from_secs(1);
 /// Other nodes have this long to say whether they know a state, when this one is about to found the cluster. It is in
 /// the way of the very first start only, and one that answers later is heard of by its messages.
 pub const FOUND_ASK_MAX: Duration = Duration::from_millis(300);
-/// Milliseconds. After a start a leader is waited for this long, and by chance up to as long again, before votes are
-/// asked for: longer than a heartbeat, so that a leader that is there is heard; far below the 500 ms after which
-/// voters stand by themselves, so that a cluster that was stopped is back at once.
-pub const STAND_AFTER_MS: u64 = 150;
 /// The leader's name for others, and the store's health, are looked up this often: one heartbeat.
 pub const SEAT_LOOK: Duration = Duration::from_millis(100);
 /// A node that was never taken in gives up if it has heard for this long of another cluster only: a wrong address in
@@ -197,5 +193,15 @@ pub const AUDIT_PATIENCE: Duration = Duration::from_secs(10);
 pub const EVENTS_LOOK: Duration = Duration::from_millis(500);
 /// Milliseconds that clocks of nodes may differ and an event may take to be gathered: it is looked for so far back.
 pub const EVENTS_LATE_MS: u64 = 10_000;
-/// The progress line of a device tool changes this often.
+/// A volume that an import had attached which was killed is waited for this long by one that begins anew in it: longer
+/// than leases last (two seconds), so that a person who tries again at once need not try twice.
+pub const LEFT_MAX: Duration = Duration::from_secs(6);
+/// It is tried this often.
+pub const LEFT_LOOK: Duration = Duration::from_millis(250);
+/// Progress that was asked for is told on a line of its own this often.
+pub const PROGRESS_LINE_EVERY: Duration = Duration::from_secs(1);
+/// The time left is told from the rate of this long: long enough for holes and data to mix, short enough to follow a
+/// network that became slower.
+pub const RATE_OF: Duration = Duration::from_secs(10);
+/// The progress line of a device tool, an import or an export changes this often.
 pub const PROGRESS_EVERY: Duration = Duration::from_millis(200);

@@ -40,7 +40,7 @@ pub struct Mutants {
     pub driver: Option<freebs_driver::Mutant>,
     /// A rule of the control plane; `None` for none.
     pub control: Option<freebs_control::Mutant>,
-    /// A rule of the nodes' seats, in runs that have them; `None` for none.
+    /// A rule of the nodes' seats, or of the leader where there are none; `None` for none.
     pub seats: Option<freebs_consensus::Mutant>,
 }
 
@@ -67,6 +67,8 @@ pub struct Cluster {
     pub luck: RefCell<Rng>,
     /// No faults from now on.
     pub over: Cell<bool>,
+    /// Words of the operator for shards that are to go on by force.
+    pub words: RefCell<crate::forced::Words>,
 }
 
 impl Receiver for Cluster {
@@ -158,7 +160,6 @@ impl Cluster {
             control: control.clone(),
             cluster: CLUSTER,
             segment_bytes: config.segment_bytes,
-            nodes: config.nodes,
             has_keys: config.has_keys,
             mutant: mutants.chain,
             drift: config.clocks_drift.then_some(seed),
@@ -180,12 +181,15 @@ impl Cluster {
             next_gateway: Cell::new(0),
             luck: RefCell::new(Rng::fork(seed, 4)),
             over: Cell::new(false),
+            words: RefCell::default(),
             config,
         });
         let receiver: Rc<dyn Receiver> = cluster.clone();
         net.set_receiver(Rc::downgrade(&receiver));
         let weak = Rc::downgrade(&cluster);
         control.set_hear(Rc::new(move |from, node, shard| weak.upgrade()?.heard_of(from, node, shard)));
+        let weak = Rc::downgrade(&cluster);
+        control.set_on_branch(Rc::new(move |shard, view| crate::forced::on_branch(&weak, shard, view)));
         Ok(cluster)
     }
 
@@ -207,7 +211,7 @@ impl Cluster {
     /// Keeps gateways attached, and has failed nodes replaced.
     pub fn start(self: &Rc<Self>) {
         if self.config.has_leader && !self.config.has_seats {
-            let leader = Leader::new(Rng::fork(self.config.seed, 8));
+            let leader = Leader::new(Rng::fork(self.config.seed, 8), self.mutants.seats);
             tokio::task::spawn_local(leader.lead(self.clone()));
         }
         let cluster = self.clone();
@@ -308,7 +312,9 @@ impl Cluster {
     /// A replica's word on its driver's lease, if it can be asked from there and answers.
     fn heard_of(&self, from: Place, node: NodeId, shard: ShardId) -> Option<Lapse> {
         let there = self.node(node.0).filter(|n| n.runs())?;
-        self.net.round_trip(from, Place::Node(node.0))?;
+        if from != Place::Node(node.0) {
+            self.net.round_trip(from, Place::Node(node.0))?;
+        }
         let all = there.worker()?.status();
         all.iter().find(|s| s.shard == shard).map(|s| (s.view, s.lapsed))
     }

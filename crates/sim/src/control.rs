@@ -8,11 +8,11 @@ use crate::network::{Network, Place};
 use crate::raft::Seats;
 use crate::timing;
 use crate::world::World;
-use freebs_agent::{Commands, Lapse, Pause, Registration, in_place_of_lapsed};
-use freebs_control::{Command, CreateVolume, Done, Mutant, Outcome, State, Volume};
-use freebs_types::{
-    ClusterId, Error, ErrorKind, HostPublic, Nanos, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
+use freebs_agent::{
+    About, Begun, CameWith, Commands, Following, Lapse, Numbered, Pause, TakenIn, in_place_of_lapsed, refused,
 };
+use freebs_control::{Command, CreateVolume, Done, Mutant, Outcome, State, Volume};
+use freebs_types::{ClusterId, Error, HostPublic, Nanos, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::{Rc, Weak};
@@ -21,6 +21,9 @@ use tokio::sync::{Notify, oneshot};
 
 /// The news of a replica that can be heard now at the place that asks.
 pub type Hear = dyn Fn(Place, NodeId, ShardId) -> Option<Lapse>;
+
+/// Hears of a branch: the shard, and the view that began it.
+pub type OnBranch = dyn Fn(ShardId, ViewNumber);
 
 /// The control plane's state and whether it can be reached.
 pub struct Control {
@@ -42,6 +45,8 @@ pub struct Control {
     /// Processes that follow the state.
     planes: RefCell<Vec<Weak<Followed>>>,
     hear: RefCell<Option<Rc<Hear>>>,
+    /// Told of each branch that becomes active.
+    on_branch: RefCell<Option<Rc<OnBranch>>>,
     /// The nodes' own seats, if they keep the state.
     seats: RefCell<Option<Rc<Seats>>>,
 }
@@ -62,8 +67,14 @@ impl Control {
             lose_answer_in: Cell::new(None),
             planes: RefCell::default(),
             hear: RefCell::default(),
+            on_branch: RefCell::default(),
             seats: RefCell::default(),
         })
+    }
+
+    /// From now on this is told of each branch that becomes active.
+    pub fn set_on_branch(&self, tell: Rc<OnBranch>) {
+        *self.on_branch.borrow_mut() = Some(tell);
     }
 
     /// From now on replicas can be asked about the leases of their drivers.
@@ -189,6 +200,7 @@ impl Control {
     pub fn apply(&self, command: Command) -> Result<Done> {
         let before = self.state.borrow().revision();
         let wrong = wrong_activation(&self.state.borrow(), &command);
+        let is_branch = matches!(command, Command::ActivateBranch { .. });
         let activates = match command {
             Command::ActivateView { shard, view, .. } | Command::ActivateBranch { shard, view, .. } => {
                 Some((shard, view))
@@ -204,6 +216,10 @@ impl Control {
         }
         if self.state.borrow().revision() != before {
             self.changed();
+            let tell = self.on_branch.borrow().clone().filter(|_| is_branch);
+            tell.zip(activates.filter(|_| done.is_ok()))
+                .into_iter()
+                .for_each(|(tell, (shard, view))| tell(shard, view));
         }
         done
     }
@@ -410,7 +426,7 @@ impl Followed {
         let Some(seats) = self.control.seats() else { return self.control.snapshot() };
         let known = self.known.borrow();
         // A node that is followed from now on may know less than the one before.
-        let newer = seats.state_at(self.me).filter(|s| s.revision() >= known.revision());
+        let newer = seats.state_at(self.me).filter(|s| Following::check(known.revision(), s.revision()).is_ok());
         newer.unwrap_or_else(|| known.clone())
     }
 
@@ -518,35 +534,29 @@ impl Plane {
         self.state()
     }
 
-    /// The number of a start with a device that comes with this one (rule V8).
-    pub async fn next_start(&self, node: NodeId, came_with: StartNumber) -> Result<StartNumber> {
-        if self.0.control.mutant == Some(Mutant::OldImagesRegister) {
-            return Ok(came_with.next());
-        }
+    /// The number of a start of that node, whose device comes with this one.
+    pub async fn number(&self, node: NodeId, came_with: StartNumber) -> Result<Numbered> {
         // All that was decided before has to be known.
-        if let Some(seats) = self.0.control.seats() {
-            seats.catch_up(node).await?;
-            self.hear();
-            return self.state().next_start(node, &[came_with]);
+        match self.0.control.seats() {
+            Some(seats) => {
+                seats.catch_up(node).await?;
+                self.hear();
+            }
+            None => {
+                while self.0.control.visit(self.0.me, || self.hear()).await.is_err() {
+                    self.0.control.sleep(timing::CALL_AGAIN).await;
+                }
+            }
         }
-        while self.0.control.visit(self.0.me, || self.hear()).await.is_err() {
-            self.0.control.sleep(timing::CALL_AGAIN).await;
-        }
-        self.state().next_start(node, &[came_with])
+        CameWith::new(node, vec![came_with]).with_mutant(self.0.control.mutant).number(&self.state())
     }
 
     /// Says that the node is there, until it is heard.
-    pub async fn register(&self, node: NodeId, start: StartNumber, key: Option<HostPublic>) -> Result<()> {
+    pub async fn register(&self, node: NodeId, begun: Begun, key: Option<HostPublic>) -> Result<TakenIn> {
         let (name, address) = (format!("node-{node}"), format!("10.0.0.{node}:7400"));
-        let command = Command::RegisterNode { node, name, address, workers: 1, start };
-        let mut registration = Registration::new(node, start, command, key);
-        while let Some(command) = registration.question() {
-            let answer = self.submit(command).await;
-            if let Some(Pause { time, .. }) = registration.answer(answer)? {
-                self.0.control.sleep(time).await;
-            }
-        }
-        Ok(())
+        let about = About { name, address, workers: 1, key };
+        let pause = async |Pause { time, .. }| self.0.control.sleep(time).await;
+        begun.registration(about).say(self, pause).await
     }
 
     async fn command(&self, command: Command) -> Result<Done> {
@@ -563,19 +573,21 @@ impl Plane {
 impl Commands for Plane {
     async fn submit(&self, command: Command) -> Result<Done> {
         let (me, control) = (self.0.me, &self.0.control);
-        match self.command(command.clone()).await {
-            Err(e) if e.kind == ErrorKind::Busy => {
-                let hear = control.hear.borrow().clone();
-                let of = |node, shard| hear.as_ref().and_then(|hear| hear(me, node, shard));
-                match in_place_of_lapsed(command, &self.state(), of) {
-                    Some(instead) => {
-                        self.0.control.world.count("volumes taken over whose leases had ended");
-                        self.command(instead).await
-                    }
-                    None => Err(e),
-                }
+        let answer = self.command(command.clone()).await;
+        let state = self.state();
+        if refused(&command, &answer, &state).is_none() {
+            return answer;
+        }
+        let hear = control.hear.borrow().clone();
+        // The replicas are asked by who was asked.
+        let from = control.seats().map_or(me, |seats| seats.asked_by(me));
+        let of = |node, shard| hear.as_ref().and_then(|hear| hear(from, node, shard));
+        match in_place_of_lapsed(command, &state, of) {
+            Some(instead) => {
+                control.world.count("volumes taken over whose leases had ended");
+                self.command(instead).await
             }
-            other => other,
+            None => answer,
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::cluster::Cluster;
 use crate::device::Crash;
 use crate::forced;
+use crate::leader::is_given_up;
 use crate::lost;
 use crate::network::Place;
 use crate::node::Node;
@@ -134,7 +135,7 @@ fn each(c: &Rc<Cluster>, all: bool, crash: Crash) {
     }
 }
 
-/// The node that leads the control plane dies. The voters notice as soon as they would with any node, and one of them leads.
+/// The node that leads the control plane dies, and another one leads; at once if the voters notice that.
 fn kill_leader(c: &Rc<Cluster>) {
     let seats = c.control.seats();
     let leading = match &seats {
@@ -147,7 +148,10 @@ fn kill_leader(c: &Rc<Cluster>) {
     if seats.is_some() {
         return;
     }
-    c.control.lose_leader(node.id);
+    match is_given_up(c, &node) {
+        true => c.control.lose_leader(node.id),
+        false => c.control.set_down(true),
+    }
     let (cluster, wait) = (c.clone(), ms(c, 5, 150));
     c.world.after(wait, move || cluster.control.set_down(false));
 }

@@ -1,17 +1,22 @@
 //! So many members of a shard are lost for good that it can't go on by itself, and an operator says so (V10): by the code
-//! that a real one asks (`freebs_control::recover`). Later the lost ones turn up all the same, with all that they had.
+//! that a real one asks (`freebs_control::recover`). Later the lost ones turn up all the same, with all that they had; in
+//! some runs not before all shards that were to go on by force have done so.
 //!
-//! Older writes may be lost then, and the oracle is told; those that are there when the volume is attached again have
-//! to stay, and nothing that is answered from then on may be lost.
+//! The oracle is told when a branch becomes active, and not before: then older writes may be lost, those that are there when
+//! the volume is attached again have to stay, and nothing that is answered from then on may be lost. If a view is sealed as
+//! usual after all nothing may. The branch goes on from no less than the operator was told.
 
 use crate::cluster::Cluster;
 use crate::device::Crash;
 use crate::node::Node;
-use freebs_control::recover::{LogStatus, Logs, Need, look};
-use freebs_control::{Command, Volume};
-use freebs_types::{Nanos, NodeId, SECTOR};
-use std::collections::BTreeSet;
-use std::rc::Rc;
+use freebs_agent::log_status;
+use freebs_control::recover::{Logs, Need, look};
+use freebs_control::{Command, RecoverShard, State, Volume};
+use freebs_format::ViewBody;
+use freebs_format::wire::FrameName;
+use freebs_types::{Generation, Nanos, NodeId, SECTOR, Sequence, ShardId, ViewNumber};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 /// The operator looks again whether anything is left to be done.
@@ -48,20 +53,75 @@ pub fn lose_members(c: &Rc<Cluster>) {
         node.hold(true);
     }
     let cluster = c.clone();
+    let is_patient = c.luck.borrow_mut().chance(0.5);
     c.world.after(Nanos(wait), move || {
         tokio::task::spawn_local(async move {
             operate(&cluster).await;
+            while is_patient && is_forced(&cluster) {
+                tokio::time::sleep(LOOK_AGAIN).await;
+                operate(&cluster).await;
+            }
             let again = cluster.clone();
             cluster.world.after(Nanos(back), move || come_back(&again, &lost));
         });
     });
 }
 
-/// They were not lost after all.
+/// A shard is to go on by force, and has not yet.
+fn is_forced(c: &Cluster) -> bool {
+    c.control.volumes().iter().any(|v| v.shards.iter().any(|s| s.forced.is_some()))
+}
+
+/// They were not lost after all. If a shard has not gone on by then, the operator looks again: they may have more.
 fn come_back(c: &Rc<Cluster>, lost: &BTreeSet<NodeId>) {
     for node in lost.iter().filter_map(|n| c.node(n.0)) {
         node.hold(false);
         node.start();
+    }
+    let cluster = c.clone();
+    tokio::task::spawn_local(async move {
+        while is_forced(&cluster) {
+            tokio::time::sleep(LOOK_AGAIN).await;
+            operate(&cluster).await;
+        }
+    });
+}
+
+/// The word for a shard that the operator gave last.
+#[derive(Clone, Copy, Debug)]
+pub struct Word {
+    /// The first generation of the volume behind it.
+    generation: Generation,
+    /// Where the best log ended, with its last frame; this was kept, he was told.
+    least: Sequence,
+    last: Option<FrameName>,
+    gives_up: bool,
+}
+
+/// Words that were given.
+pub type Words = BTreeMap<ShardId, Word>;
+
+/// A branch has become active.
+pub fn on_branch(c: &Weak<Cluster>, shard: ShardId, view: ViewNumber) {
+    let Some(c) = c.upgrade() else { return };
+    c.world.count("branches that became active");
+    let Some(word) = c.words.borrow().get(&shard).copied() else {
+        c.world.violation(format!("view {view} of shard {shard} goes on by force, and nobody said so"));
+        return;
+    };
+    let Some(volume) = c.control.volume(shard.volume) else { return };
+    tell(&c, &volume, shard.index, word.generation);
+    let head = volume.shard(shard.index).and_then(|s| s.head()).and_then(|n| c.node(n.0));
+    let frame = head.and_then(|n| n.worker()?.engine().view_frame(shard, Sequence(u64::MAX)));
+    let Some(body) = frame.filter(|f| f.view() == view).and_then(|f| ViewBody::decode(f.body()).ok()) else { return };
+    let seal = (body.seal_sequence, body.seal_hid);
+    let is_another = !word.gives_up && word.last.is_some_and(|l| l.sequence == seal.0 && l.hid != seal.1);
+    c.world.count("branches that were looked at");
+    if seal.0 < word.least || is_another {
+        c.world.violation(format!(
+            "view {view} of shard {shard} goes on from frame {}, and not as was said: {word:?}",
+            seal.0
+        ));
     }
 }
 
@@ -71,23 +131,19 @@ async fn operate(c: &Rc<Cluster>) {
         let logs = logs(c);
         let mut left = false;
         for volume in c.control.volumes() {
-            let found = c.control.with_state(|s| look(s, &volume, &logs));
+            let found = c.control.with_state(|s| look(s, &volume, &logs, &BTreeSet::new()));
             for (shard, command) in found {
                 left |= shard.need != Need::Nothing;
                 if let Some(Command::RecoverShard(how)) = command.filter(|_| !c.control.is_down()) {
-                    let (by_force, index) = (how.by_force, how.shard.index);
+                    let revision = || c.control.with_state(State::revision);
+                    let before = revision();
                     let done = c.control.apply(Command::RecoverShard(how.clone()));
                     c.world.say(|| format!("control: {how:?} -> {done:?}"));
-                    c.world.trace(0x53, u64::from(done.is_ok()), u64::from(index));
-                    if done.is_ok() {
-                        tell(c, &volume, index, by_force);
-                    }
-                    if done.is_ok() && by_force {
-                        // Whoever does not go on from the frame of the branch may have to begin anew, survivors too.
-                        let highest = volume.shard(index).map(|s| s.highest).unwrap_or_default();
-                        let others = c.nodes.iter().map(|n| n.id).filter(|n| how.chain.first() != Some(n));
-                        let mut witness = c.net.witness.borrow_mut();
-                        others.for_each(|n| witness.lose(n, how.shard, highest));
+                    c.world.trace(0x53, u64::from(done.is_ok()), u64::from(how.shard.index));
+                    // The same word once more changes nothing: the view that is pending may become active yet.
+                    if done.is_ok() && revision() != before {
+                        say(c, &volume, &how);
+                        may_begin_anew(c, &volume, &how);
                     }
                 }
             }
@@ -99,14 +155,32 @@ async fn operate(c: &Rc<Cluster>) {
     }
 }
 
-/// The oracle hears of it.
-fn tell(c: &Cluster, volume: &Volume, index: u32, by_force: bool) {
-    if !by_force {
+/// Whoever does not go on from the frame of the branch may have to begin anew, survivors too.
+fn may_begin_anew(c: &Cluster, volume: &Volume, how: &RecoverShard) {
+    let highest = volume.shard(how.shard.index).map(|s| s.highest).unwrap_or_default();
+    let others = c.nodes.iter().map(|n| n.id).filter(|n| how.by_force && how.chain.first() != Some(n));
+    let mut witness = c.net.witness.borrow_mut();
+    others.for_each(|n| witness.lose(n, how.shard, highest));
+}
+
+/// The word is given, and remembered until a branch is active.
+fn say(c: &Cluster, volume: &Volume, how: &RecoverShard) {
+    if !how.by_force {
         c.world.count("shards whose lost members were replaced");
         return;
     }
-    c.world.count("shards that went on by force");
+    c.world.count("shards that were to go on by force");
     let generation = c.control.volume(volume.id).map(|v| v.generation).unwrap_or_default();
+    let status =
+        how.chain.first().and_then(|n| c.node(n.0)?.worker()?.status().into_iter().find(|s| s.shard == how.shard));
+    let last = status.map(|s| s.log.last).filter(|l| l.sequence == how.least);
+    let word = Word { generation, least: how.least, last, gives_up: how.gives_up > 0 };
+    c.words.borrow_mut().insert(how.shard, word);
+}
+
+/// The oracle hears of a branch.
+fn tell(c: &Cluster, volume: &Volume, index: u32, generation: Generation) {
+    c.world.count("shards that went on by force");
     let (sectors, shards) = (volume.stripe / SECTOR as u64, volume.shards.len() as u64);
     c.oracle.forced(volume.id, generation, move |sector| shards == 1 || sector / sectors % shards == u64::from(index));
 }
@@ -114,20 +188,8 @@ fn tell(c: &Cluster, volume: &Volume, index: u32, by_force: bool) {
 /// The logs of the nodes that run, as these tell of them.
 fn logs(c: &Cluster) -> Logs {
     let of = |node: &Rc<Node>| {
-        let statuses = node.worker()?.status().into_iter();
-        let log = |s: freebs_chain::ShardStatus| LogStatus {
-            active: s.log.active,
-            has_view: s.log.has_view,
-            last: s.log.last.sequence,
-            last_view: s.log.last.view,
-            version: s.log.version,
-            committed: s.committed,
-            lost: s.log.lost,
-            is_suspect: s.log.is_suspect,
-            is_stopped: s.log.is_stopped,
-            lacks_secret: s.log.lacks_secret,
-        };
-        Some((node.id, statuses.map(|s| (s.shard, log(s))).collect()))
+        let statuses = node.worker()?.status();
+        Some((node.id, statuses.iter().map(|s| (s.shard, log_status(s))).collect()))
     };
     c.nodes.iter().filter(|n| n.runs()).filter_map(of).collect()
 }

@@ -4,9 +4,10 @@ use crate::cluster::Cluster;
 use crate::device::{Content, Crash};
 use crate::node::Node;
 use crate::raft::SeatImage;
-use freebs_control::rebuild::{NodeName, NodeSurvey, Rebuilt, ShardSurvey, ViewSurvey, rebuild_with};
+use freebs_agent::{add_device, survey_of};
+use freebs_control::rebuild::{NodeName, NodeSurvey, Rebuilt, rebuild_with};
 use freebs_control::{State, Volume};
-use freebs_lsvd::tool::{self, Survey};
+use freebs_lsvd::tool;
 use freebs_types::{Nanos, StartNumber, ViewNumber};
 use std::rc::Rc;
 
@@ -81,7 +82,11 @@ async fn made_again(c: &Rc<Cluster>, without: Option<usize>) -> Option<State> {
     let mut surveys = Vec::new();
     for (i, node) in c.nodes.iter().enumerate() {
         match tool::survey(&node.disk.open(), &mut ()).await {
-            Ok(found) if Some(i) != without => surveys.push(survey_of(node, found)),
+            Ok(found) if Some(i) != without => {
+                let mut survey = survey_of(found.device.cluster, node.id);
+                add_device(&mut survey, found);
+                surveys.push(survey);
+            }
             Ok(_) => {}
             Err(e) => c.world.violation(format!("node {} can't be looked at: {e}", node.id)),
         }
@@ -123,25 +128,6 @@ fn rebuild(c: &Cluster, surveys: &[NodeSurvey]) -> freebs_types::Result<Rebuilt>
         (s.cluster(), s.revision() + REVISIONS, s.nodes().map(name).collect::<Vec<_>>())
     });
     rebuild_with(cluster, &names, surveys, revision, c.control.mutant())
-}
-
-fn survey_of(node: &Node, found: Survey) -> NodeSurvey {
-    let shard = |s: tool::ShardSurvey| ShardSurvey {
-        shard: s.shard,
-        promised: s.promised,
-        generation: s.generation,
-        last: s.last,
-        committed: s.committed,
-        whole: s.whole,
-        views: s.views.iter().map(|(view, at, body)| ViewSurvey::of(*view, *at, body)).collect(),
-    };
-    NodeSurvey {
-        cluster: found.device.cluster,
-        node: node.id,
-        start: found.device.start,
-        whole: found.recovery.is_empty(),
-        shards: found.shards.into_iter().map(shard).collect(),
-    }
 }
 
 /// What was lost is known here: nothing may have gone back.

@@ -16,8 +16,10 @@ use freebs_driver::Mutant as Driver;
 /// `BranchNamesTheToken` (V10): a log that hides the break is as good as any other to those who go on from it.
 /// `LostLogsGoOn` (V10): it takes a lost member that knew of more committed frames than the best log has, and is to be a
 /// member again; a story of `chain` tells it. `SurvivorsBeginAnew` (V10): a chain that goes on by force has two survivors
-/// only where four or five copies were, and one of them would have to be late.
-pub const CHAIN: [Chain; 26] = [
+/// only where four or five copies were, and one of them would have to be late. `ForcedAlone` (V10): for the same reason.
+/// `BackPassedOver` (V10): a member would have to be back between the operator's look and the seal, and to have more.
+/// `GivenUpCounts` (V10): it would have to be back in the ten seconds before frames are given up.
+pub const CHAIN: [Chain; 27] = [
     Chain::HeadOrdersAfterRestart,
     Chain::RepeatsAreApplied,
     Chain::AnswersBeforeDurable,
@@ -44,6 +46,7 @@ pub const CHAIN: [Chain; 26] = [
     Chain::LeasesPastPromises,
     Chain::CompleteTooEarly,
     Chain::LearnsTheStateOnly,
+    Chain::ForcedFromCommitted,
 ];
 
 /// Mutants of the driver. `OlderNotWaitedFor` (L3), `LeasesOfAnyView` and `OneLeaseIsEnough` (L1) are not among them, for the
@@ -76,6 +79,9 @@ pub const CONTROL: [Control; 6] = [
     Control::PromisesForgotten,
 ];
 
+/// Mutants of whoever leads the control plane, in runs with seats and without.
+pub const LEADER: [Seats; 1] = [Seats::LeaderUnconfirmed];
+
 /// Mutants of the nodes' seats, for runs that have them. The tests of `consensus` hunt all; `tests/suite/raft.rs` shows that
 /// these are noticed here, too.
 pub const SEATS: [Seats; 2] = [Seats::EntryNotSynced, Seats::VoteNotSynced];
@@ -86,7 +92,8 @@ pub fn all() -> Vec<(String, Mutants)> {
     let chain = CHAIN.iter().map(|m| (format!("{m:?}"), Mutants { chain: Some(*m), ..Mutants::default() }));
     let driver = DRIVER.iter().map(|m| (format!("{m:?}"), Mutants { driver: Some(*m), ..Mutants::default() }));
     let control = CONTROL.iter().map(|m| (format!("{m:?}"), Mutants { control: Some(*m), ..Mutants::default() }));
-    chain.chain(driver).chain(control).collect()
+    let leader = LEADER.iter().map(|m| (format!("{m:?}"), Mutants { seats: Some(*m), ..Mutants::default() }));
+    chain.chain(driver).chain(control).chain(leader).collect()
 }
 
 fn all_and_seats() -> impl Iterator<Item = (String, Mutants)> {

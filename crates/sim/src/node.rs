@@ -8,14 +8,14 @@ use crate::device::{Crash, Disk, SimDevice};
 use crate::network::{Arrival, EndPoint, Network, Place};
 use crate::raft;
 use crate::world::World;
-use freebs_agent::{Commands, Membership, Port};
+use freebs_agent::{Commands, Membership, Numbered, Port, TakenIn, caller, workers_of};
 use freebs_chain::{HostConfig, Mutant, Who, Worker, WorkerConfig};
 use freebs_control::State;
-use freebs_format::wire::Message;
+use freebs_format::wire::{Message, Role};
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
 use freebs_lsvd::{Engine, Expect, Options, Shape};
 use freebs_secrets::HostKey;
-use freebs_types::{BLOCK, ClusterId, DeviceId, Hash32, Nanos, NodeId, Peer, Result, ViewNumber};
+use freebs_types::{BLOCK, ClusterId, DeviceId, Error, Hash32, Nanos, NodeId, Peer, Result, ViewNumber};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -42,7 +42,6 @@ pub struct Shared {
     pub control: Rc<Control>,
     pub cluster: ClusterId,
     pub segment_bytes: u64,
-    pub nodes: u64,
     /// All have named host keys: views have slices, and other members can become head.
     pub has_keys: bool,
     pub mutant: Option<Mutant>,
@@ -395,8 +394,8 @@ struct Life {
 
 impl Life {
     async fn run(self) {
-        let worker = match self.boot().await {
-            Ok(worker) => worker,
+        let (worker, taken_in) = match self.boot().await {
+            Ok(begun) => begun,
             Err(e) => {
                 // A write that fails during the start ends the process, which is started again.
                 if self.node.damaged.get() || self.node.has_failed() || self.node.is_old.get() {
@@ -411,6 +410,10 @@ impl Life {
             }
         };
         *self.slot.borrow_mut() = Some(worker.clone());
+        self.work(worker, taken_in).await;
+    }
+
+    async fn work(self, worker: SimWorker, _: TakenIn) {
         self.hear_shards(&worker, &self.plane.begin());
         loop {
             while let Some(state) = self.plane.next() {
@@ -448,15 +451,20 @@ impl Life {
         }
     }
 
-    async fn boot(&self) -> Result<SimWorker> {
+    async fn boot(&self) -> Result<(SimWorker, TakenIn)> {
         let (node, shared) = (&self.node, &self.node.shared);
         if let Some(seats) = shared.control.seats() {
             let came_with = raft::start_of(&node.disk.open()).await?;
             seats.sit(node.id, came_with, &self.plane).await?;
         }
         let expect = Expect { cluster: shared.cluster, node: node.id, worker: 0, workers: 1 };
-        let admit = async |came_with| self.plane.next_start(node.id, came_with).await;
+        let mut numbered = None;
+        let admit = async |came_with| {
+            let number = numbered.insert(self.plane.number(node.id, came_with).await?);
+            Ok(number.start())
+        };
         let (engine, report) = Engine::open_as(node.disk.open(), &expect, Options::of_workers(1), admit).await?;
+        let begun = numbered.map(Numbered::written).ok_or_else(|| Error::bug("a log was opened without a number"))?;
         shared.world.say(|| format!("node {}: {report:?}", node.id));
         if !report.damage.is_empty() && !node.damaged.get() {
             shared.world.violation(format!("node {}: damage that nobody did: {report:?}", node.id));
@@ -465,12 +473,13 @@ impl Life {
             self.compare_with_witness(&engine);
         }
         check_space(&shared.world, node.id, &engine).await;
-        let start = engine.start();
+        let start = begun.start();
         if let Some(seats) = shared.control.seats() {
-            seats.came_with(node.id, start);
+            seats.carry(node.id, start);
         }
         let host_key = HostKey::new(Hash32([node.id.0 as u8; 32]));
-        self.plane.register(node.id, start, shared.has_keys.then(|| host_key.public())).await?;
+        let key = shared.has_keys.then(|| host_key.public());
+        let taken_in = self.plane.register(node.id, begun, key).await?;
         if node.is_old.get() {
             shared.world.violation(format!("node {} was taken in with an old disk (V8)", node.id));
         }
@@ -478,7 +487,7 @@ impl Life {
             cluster: shared.cluster,
             me: Peer { node: node.id, worker: 0 },
             start,
-            workers: (1..=shared.nodes).map(|n| (NodeId(n), 1)).collect(),
+            workers: workers_of(&self.plane.state()),
             node_secret: Hash32([node.id.0 as u8; 32]),
             host_key,
             mutant: shared.mutant,
@@ -508,7 +517,7 @@ impl Life {
                 world.say(|| format!("node {id}: {text}"));
             }),
         };
-        Worker::start(config).await
+        Ok((Worker::start(config).await?, taken_in))
     }
 
     /// What this node told others before it died, it still knows and has (V2, W4).
@@ -557,7 +566,11 @@ impl Life {
             match arrival {
                 Arrival::Incoming(who) => {
                     self.node.shared.net.accept(link);
-                    worker.on_link_up(link, who_is(who.place));
+                    let (from, role) = hello_of(who.place);
+                    match caller(Peer { node: self.node.id, worker: 0 }, from, role) {
+                        Ok(who) => worker.on_link_up(link, who),
+                        Err(e) => self.node.shared.world.violation(format!("node {}: {e}", self.node.id)),
+                    }
                 }
                 Arrival::Up => {
                     let peer = self.asked.borrow_mut().remove(&link);
@@ -606,9 +619,10 @@ fn kind_of(note: &str) -> String {
     words.take(8).collect::<Vec<_>>().join(" ")
 }
 
-fn who_is(place: Place) -> Who {
+/// The words of a peer that connects from there about itself.
+fn hello_of(place: Place) -> (Peer, Role) {
     match place {
-        Place::Node(n) => Who::Member(Peer { node: NodeId(n), worker: 0 }),
-        _ => Who::Driver,
+        Place::Node(n) => (Peer { node: NodeId(n), worker: 0 }, Role::Node),
+        _ => (Peer { node: NodeId(0), worker: 0 }, Role::Driver),
     }
 }

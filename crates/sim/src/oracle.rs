@@ -239,8 +239,10 @@ impl Oracle {
         let now = self.stamp();
         let mut volumes = self.volumes.borrow_mut();
         let Some(v) = volumes.get_mut(&volume) else { return };
+        let writes = &v.writes;
+        let is_older = |c: &&mut Cluster| writes.get(&c.write).is_none_or(|w| w.generation < generation);
         for (_, all) in v.sectors.iter_mut().filter(|(s, _)| is_in(**s)) {
-            for c in all {
+            for c in all.iter_mut().filter(is_older) {
                 *c = Cluster {
                     write: c.write,
                     begun: now,

@@ -24,9 +24,6 @@ pub(crate) const SEAT_LOOK: Duration = Duration::from_millis(100);
 /// A gateway waits this long for the answer of the node that it follows: longer than an election takes, and far below what
 /// real ones wait, as `CALL_PATIENCE`.
 pub(crate) const SEAT_PATIENCE: Duration = Duration::from_millis(2000);
-/// A seat that does not vote alone stands for election this many milliseconds after its start at the earliest, and up to
-/// twice of it: as a real node's.
-pub(crate) const STAND_AFTER_MS: u64 = 150;
 /// The cluster has this long to take all seats in, before the run begins.
 pub(crate) const SEATS_SET_UP: Nanos = Nanos::from_millis(20_000);
 /// The end of a run looks this often whether all is well, so a run takes at most this much too long.

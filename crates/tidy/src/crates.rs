@@ -9,7 +9,7 @@ pub const PAGE: &str = "docs/architecture.md";
 /// The floors of the house, from the ground. A crate depends only on crates of lower floors, in tests as well.
 pub const FLOORS: &[&[&str]] = &[
     &["testing", "types"],
-    &["format", "io", "nbd", "secrets"],
+    &["format", "image", "io", "nbd", "secrets"],
     &["control", "driver", "lsvd"],
     &["chain", "consensus", "disk"],
     &["agent"],
@@ -19,7 +19,7 @@ pub const FLOORS: &[&[&str]] = &[
 
 /// The crates that are deterministic: no thread, socket, file, clock or random generator of their own.
 pub const CORES: &[&str] =
-    &["types", "format", "secrets", "lsvd", "chain", "driver", "control", "consensus", "agent", "nbd"];
+    &["types", "format", "secrets", "lsvd", "chain", "driver", "control", "consensus", "agent", "image", "nbd"];
 
 /// Crates that a core may depend on without being one: `io` has the traits, and its `linux` is not for cores.
 const BESIDE_CORES: &[&str] = &["io"];

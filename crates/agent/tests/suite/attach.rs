@@ -196,10 +196,17 @@ fn a_volume_whose_leases_have_ended_is_had_without_force() {
     assert_eq!(instead(&[ended, (view, Some(Generation(9)))]), None, "of another attachment");
     assert_eq!(instead(&[ended, (ViewNumber(9), Some(generation))]), None, "in another view");
     let instead = instead(&[ended, ended]).unwrap();
+    // Replicas are asked only if that is why it was refused.
+    let named = |answer: Result<Done>| refused(&question, &answer, state).map(|v| v.id);
+    let busy = now(plane.submit(question.clone()));
+    assert_eq!(named(busy.clone()), Some(SHARD.volume));
+    assert_eq!([Err(Error::retry("nobody leads")), Err(Error::fenced("no"))].map(named), [None, None]);
+    let detach = Command::DetachVolume { volume: SHARD.volume, generation, settled: true };
+    assert_eq!(refused(&detach, &busy, state).map(|v| v.id), None, "nothing else is asked for again");
     assert!(matches!(&instead, Command::AttachVolume { since: Some(g), lapsed: true, .. } if *g == generation));
     // Somebody attached after the question: nothing was heard of that one.
     right(&plane, &host(1), false);
-    assert_eq!(refused(&question, &plane.state()).map(|v| v.id), None);
+    assert_eq!(refused(&question, &busy, &plane.state()).map(|v| v.id), None);
     assert_eq!(in_place_of_lapsed(question, &plane.state(), |_, _| Some(ended)), None);
     assert_eq!(now(plane.submit(instead)).map_err(|e| e.kind), Err(ErrorKind::Retry));
 }

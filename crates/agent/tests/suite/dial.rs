@@ -1,8 +1,10 @@
 //! Links between members: who dials whom, and when again.
 
-use freebs_agent::{Dialler, dials, timing};
+use freebs_agent::{Dialler, caller, dials, timing};
+use freebs_chain::Who;
+use freebs_format::wire::Role;
 use freebs_io::LinkId;
-use freebs_types::{Nanos, NodeId, Peer};
+use freebs_types::{ErrorKind, Nanos, NodeId, Peer, limits};
 use std::collections::BTreeSet;
 
 const ME: Peer = Peer { node: NodeId(2), worker: 0 };
@@ -138,4 +140,23 @@ fn who_is_wanted_no_more_is_not_dialled() {
     assert_eq!(d.next(), None);
     d.want(ms(100_003), &peers(&[3]));
     assert_eq!(d.due(ms(100_003)), [peer(3)]);
+}
+
+#[test]
+fn a_link_is_taken_of_members_that_would_open_it_and_of_drivers() {
+    let me = peer(2);
+    let of = |from: Peer, role| match caller(me, from, role) {
+        Ok(Who::Member(peer)) => Ok(Some(peer)),
+        Ok(Who::Driver) => Ok(None),
+        Err(e) => Err(e.kind),
+    };
+    assert_eq!(of(peer(1), Role::Node), Ok(Some(peer(1))));
+    let worker = limits::WORKERS_MAX as u16;
+    // One that is opened from here, this node itself, a gateway, and a worker that no node has.
+    for from in [peer(3), peer(2), peer(0), Peer { worker, ..peer(1) }] {
+        assert_eq!(of(from, Role::Node), Err(ErrorKind::Invalid), "{from}");
+    }
+    for from in [peer(0), peer(1), peer(3)] {
+        assert_eq!(of(from, Role::Driver), Ok(None));
+    }
 }

@@ -2,8 +2,11 @@
 
 mod attach;
 mod dial;
+mod follow;
 mod links;
 mod register;
+mod start;
+mod status;
 
 use freebs_agent::{Commands, News, Port, Shards, news_of};
 use freebs_chain::{Branch, ControlPort, Forced};
@@ -127,7 +130,7 @@ fn a_shard_that_goes_on_by_force_is_told_with_its_branch() {
     let spare = (1..=4).map(NodeId).find(|n| !members.contains(n)).unwrap();
     let start = |n: NodeId| (n, StartNumber(1));
     let (survivor, lost) = (members[1], [members[0], members[2]]);
-    let word = Some(Forced { survivors: vec![survivor], least: Sequence(9) });
+    let word = Some(Forced { survivors: vec![survivor], least: Sequence(9), known: Sequence(8), gives_up: 0 });
     let how = RecoverShard {
         shard: SHARD,
         active: first,
@@ -138,6 +141,8 @@ fn a_shard_that_goes_on_by_force_is_told_with_its_branch() {
         chain: vec![survivor, spare],
         least: Sequence(9),
         version: Version(7),
+        known: Sequence(8),
+        gives_up: 0,
         same: Sequence(8),
         learn: vec![],
     };

@@ -7,7 +7,12 @@ use freebs_lsvd::MarkChange;
 /// Node 1 with frames 1 to 7, of which it knows 1 to `committed` to be so, has lost these, and is the only survivor of
 /// view 1.
 fn survivor(committed: u64, lost: &[(u64, u64)], suspect: bool, least: u64) -> Scene {
-    let forced = Forced { survivors: vec![NodeId(1)], least: Sequence(least) };
+    let forced = Forced {
+        survivors: vec![NodeId(1)],
+        least: Sequence(least),
+        known: Sequence(committed),
+        gives_up: lost.iter().map(|(from, until)| until + 1 - from).sum(),
+    };
     let mut s = Scene { forced: Some(forced), ..Scene::new(1) };
     let mut c = Chain::new();
     let mut all = vec![c.open(1)];
@@ -30,7 +35,7 @@ fn survivor(committed: u64, lost: &[(u64, u64)], suspect: bool, least: u64) -> S
 
 impl Scene {
     /// Ticks for so long; what was asked of the log.
-    fn ticks(&mut self, ms: u64) -> Vec<Record> {
+    fn wait(&mut self, ms: u64) -> Vec<Record> {
         let mut out = Vec::new();
         for _ in 0..ms.div_ceil(20) {
             self.now = self.now.plus(Nanos::from_millis(20));
@@ -72,12 +77,12 @@ fn lost_frames_of_the_only_survivor_are_given_up() {
     let log = s.r.log_status();
     assert_eq!((log.last.sequence, log.lost, log.has_view), (Sequence(7), 2, true));
     // Another survivor may have them.
-    assert_eq!(done(&s.ticks(9000)), (vec![], vec![], None));
-    assert_eq!(done(&s.ticks(2000)), (vec![], vec![(2, 4)], None), "that is not durable yet");
+    assert_eq!(done(&s.wait(9000)), (vec![], vec![], None));
+    assert_eq!(done(&s.wait(2000)), (vec![], vec![(2, 4)], None), "that is not durable yet");
     let ticket = s.tickets;
     s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
     assert!(s.r.damage.holes.is_empty());
-    assert_eq!(done(&s.ticks(100)).2, Some((8, 6)));
+    assert_eq!(done(&s.wait(100)).2, Some((8, 6)));
 }
 
 /// Frames behind a hole that is not known to be committed are not gone on from.
@@ -86,13 +91,13 @@ fn a_log_ends_before_a_hole_that_may_not_be_committed() {
     let mut s = survivor(3, &[(5, 6)], false, 4);
     let log = s.r.log_status();
     assert_eq!((log.last.sequence, log.lost), (Sequence(4), 2));
-    assert_eq!(done(&s.ticks(11_000)), (vec![4], vec![], Some((5, 3))));
+    assert_eq!(done(&s.wait(11_000)), (vec![4], vec![], Some((5, 3))));
     // Both at once; and less than the operator was told is not sealed.
     let mut s = survivor(4, &[(2, 3), (6, 6)], false, 5);
     assert_eq!(s.r.log_status().last.sequence, Sequence(5));
-    assert_eq!(done(&s.ticks(11_000)), (vec![5], vec![(1, 3)], None));
+    assert_eq!(done(&s.wait(11_000)), (vec![5], vec![(1, 3)], None));
     let mut s = survivor(4, &[(2, 3), (6, 6)], false, 6);
-    assert_eq!(done(&s.ticks(30_000)), (vec![], vec![], None));
+    assert_eq!(done(&s.wait(30_000)), (vec![], vec![], None));
 }
 
 /// A log of which only the end is doubtful is whole as far as it goes, and from then on it is the chain's.
@@ -101,7 +106,7 @@ fn a_doubtful_end_is_gone_on_from() {
     let mut s = survivor(3, &[], true, 7);
     let log = s.r.log_status();
     assert_eq!((log.last.sequence, log.lost, log.is_suspect), (Sequence(7), 0, true));
-    assert_eq!(done(&s.ticks(1100)), (vec![], vec![], Some((8, 3))));
+    assert_eq!(done(&s.wait(1100)), (vec![], vec![], Some((8, 3))));
     assert!(!s.r.damage.is_there());
 }
 
@@ -111,15 +116,15 @@ fn nothing_is_given_up_unasked() {
     let mut s = survivor(6, &[(3, 4)], false, 7);
     s.forced = None;
     s.play(|r, ctx| r.yield_to(ctx));
-    s.ticks(100);
+    s.wait(100);
     s.proposed_as(1, 3);
-    assert_eq!(done(&s.ticks(30_000)), (vec![], vec![], None));
+    assert_eq!(done(&s.wait(30_000)), (vec![], vec![], None));
 }
 
 /// Node 1, which is in view 1 with frames 1 and 2, has an operator's word to go on with node 4: that is no member of the view,
 /// and keeps what it had of it.
 fn with_a_keeper() -> (Scene, SealAnswer) {
-    let forced = Forced { survivors: vec![NodeId(1), NodeId(4)], least: Sequence(2) };
+    let forced = Forced { survivors: vec![NodeId(1), NodeId(4)], least: Sequence(2), known: Sequence(3), gives_up: 0 };
     let mut s = Scene { forced: Some(forced.clone()), ..Scene::new(1) };
     let mut c = Chain::new();
     s.take(c.open(1));
@@ -140,12 +145,15 @@ fn is_closed(s: &Scene) -> bool {
 /// Its answer was passed over, because it is no member of the view: the shard stood still for ever.
 #[test]
 fn a_survivor_that_is_no_member_counts() {
+    let (mut s, _) = with_a_keeper();
+    s.mutant = Some(Mutant::ForcedAlone);
+    assert_eq!(done(&s.wait(5000)).2.map(|f| f.0), Some(3));
     let (mut s, answer) = with_a_keeper();
-    assert_eq!(done(&s.ticks(5000)), (vec![], vec![], None), "it is waited for");
+    assert_eq!(done(&s.wait(5000)), (vec![], vec![], None), "it is waited for");
     let waits = "it waits: to go on by force all that are left have to promise; node 4 does not answer";
     assert_eq!(s.r.waits().as_deref(), Some(waits));
     s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(5), answer));
-    assert_eq!(done(&s.ticks(100)).2, None, "nobody named node 5");
+    assert_eq!(done(&s.wait(100)).2, None, "nobody named node 5");
     let (_, actions) = s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(4), answer));
     let records = actions.into_iter().filter_map(|a| if let Action::Append(r) = a { Some(r) } else { None });
     assert_eq!(done(&records.collect::<Vec<_>>()).2.map(|f| f.0), Some(3));
@@ -162,7 +170,7 @@ fn a_survivor_with_a_later_promise_closes_the_head() {
         assert_eq!(is_closed(&s), closes, "node {from}");
         if !closes {
             s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(4), answer));
-            assert_eq!(done(&s.ticks(1100)).2.map(|f| f.0), Some(3));
+            assert_eq!(done(&s.wait(1100)).2.map(|f| f.0), Some(3));
         }
     }
 }
@@ -184,6 +192,120 @@ fn who_is_to_follow_cuts_nothing_that_was_committed() {
             r.on_seal_answer(ctx, NodeId(3), further);
             r.on_seal_answer(ctx, NodeId(4), answer);
         });
-        assert_eq!(done(&s.ticks(2000)).2.map(|f| f.0), if learns { Some(3) } else { None });
+        assert_eq!(done(&s.wait(2000)).2.map(|f| f.0), if learns { Some(3) } else { None });
     }
+}
+
+/// Lost frames were given up, and before the branch was active another member came back, whole. The log that had given them up
+/// counted as a whole one: with it the view was sealed as usual, they were gone everywhere, and nothing was said to be lost.
+#[test]
+fn a_log_that_gave_frames_up_does_not_count_as_a_whole_one() {
+    let given_up = |mutant| {
+        let mut s = survivor(3, &[(3, 4)], false, 7);
+        s.mutant = mutant;
+        s.wait(11_000);
+        assert_eq!(s.r.committed, Sequence(3), "that they were lost says nothing of what is committed");
+        let ticket = s.tickets;
+        s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
+        assert!(s.r.seal_answer(ViewNumber(3), ViewNumber(1)).damaged);
+        let whole = SealAnswer { damaged: false, ..s.r.seal_answer(ViewNumber(2), ViewNumber(1)) };
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), whole));
+        s
+    };
+    let mut s = given_up(Some(Mutant::GivenUpCounts));
+    s.wait(1000);
+    assert_eq!(s.r.last.sequence, Sequence(8), "sealed as usual");
+    let mut s = given_up(None);
+    assert_eq!(done(&s.wait(1000)).2, None);
+    assert_eq!(
+        s.r.waits().as_deref(),
+        Some("it waits: node 2 is back, and has more than those that were named; say `freebs volume recover` again")
+    );
+}
+
+/// The device is full, and does not take the mark. It was never asked again.
+#[test]
+fn what_had_no_room_is_given_up_later() {
+    let mut s = survivor(6, &[(3, 4)], false, 7);
+    assert_eq!(done(&s.wait(11_000)).1, [(2, 4)]);
+    let ticket = s.tickets;
+    s.play(|r, ctx| r.on_no_room(ctx, ticket));
+    assert_eq!(done(&s.wait(1000)).1, [], "it rests");
+    assert_eq!(done(&s.wait(2000)).1, [(2, 4)]);
+}
+
+/// A member of the view that was taken for lost answers, and knows more than the operator was told of: the head went on from
+/// less all the same.
+#[test]
+fn who_is_back_with_more_is_not_passed_over() {
+    // It has lost its power, and counts only when its end was compared; or its log is whole, and longer.
+    for (damaged, committed, last) in [(true, 4, 2), (false, 2, 5)] {
+        let (mut s, answer) = with_a_keeper();
+        let mut passes = with_a_keeper().0;
+        passes.mutant = Some(Mutant::BackPassedOver);
+        let last = FrameName { sequence: Sequence(last), ..answer.last };
+        let more = SealAnswer { damaged, committed: Sequence(committed), last, ..answer };
+        for s in [&mut s, &mut passes] {
+            if let Some(crate::open::Phase::Sealing { opened, .. }) = s.r.head.as_mut().map(|h| &mut h.phase) {
+                opened.pred_quorum = 1;
+            }
+            s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), more));
+            s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(4), answer));
+        }
+        assert_eq!(done(&passes.wait(5000)).2.map(|f| f.0), Some(3));
+        assert_eq!(done(&s.wait(5000)).2, None, "damaged: {damaged}");
+        assert!(s.r.waits().is_some_and(|w| w.contains("node 2 is back, and has more")), "{:?}", s.r.waits());
+    }
+}
+
+/// A member of the same view lost more frames, and asks for what they brought: the log that had given some of them up answered
+/// as if it had everything, and the asker counted as whole from then on.
+#[test]
+fn a_log_that_gave_frames_up_feeds_no_other() {
+    let asked = |s: &mut Scene| {
+        let (shard, view, map_since, until) = (s.r.id, ViewNumber(1), Sequence(2), Sequence(4));
+        let r =
+            SyncRequest { shard, view, id: 9, names: vec![], until, map_from: 0, map_since, lost: true, fetch: false };
+        let (_, actions) = s.play(|r0, ctx| r0.feed_lost(ctx, LinkId(3), r));
+        actions.iter().any(|a| matches!(a, Action::MapRead { .. }))
+    };
+    let mut s = survivor(6, &[(3, 4)], false, 7);
+    assert!(!asked(&mut s), "it has lost them itself");
+    s.wait(11_000);
+    let ticket = s.tickets;
+    s.play(|r, ctx| r.on_mark_durable(ctx, ticket));
+    assert!(s.r.has_given_up() && !asked(&mut s));
+    // A branch is active: members of it have the same, those of views before it have not.
+    s.r.given_up = ViewNumber(0);
+    assert!(asked(&mut s));
+    s.r.info.iter_mut().for_each(|i| i.branch = crate::event::Branch { view: ViewNumber(2), at: Sequence(0) });
+    assert!(!asked(&mut s));
+}
+
+/// The operator was told of one lost frame; the head's node starts again, and finds more. They were given up unseen.
+#[test]
+fn no_more_is_given_up_than_was_shown() {
+    let mut s = survivor(6, &[(2, 4)], false, 7);
+    if let Some(crate::open::Phase::Sealing { opened, .. }) = s.r.head.as_mut().map(|h| &mut h.phase) {
+        opened.forced.iter_mut().for_each(|f| f.gives_up = 2);
+    }
+    assert_eq!(done(&s.wait(30_000)), (vec![], vec![], None));
+    assert_eq!(s.r.waits().as_deref(), Some("it waits: 3 frames are lost by now; say `freebs volume recover` again"));
+    if let Some(crate::open::Phase::Sealing { opened, .. }) = s.r.head.as_mut().map(|h| &mut h.phase) {
+        opened.forced.iter_mut().for_each(|f| f.gives_up = 3);
+    }
+    assert_eq!(done(&s.wait(1000)).1, [(1, 4)]);
+}
+
+/// A member of the view comes back long after the operator's word, and has to make its promise durable before it answers: it was
+/// passed over if that took longer than the last of the others.
+#[test]
+fn who_is_back_late_has_a_moment_to_answer() {
+    let (mut s, answer) = with_a_keeper();
+    assert_eq!(done(&s.wait(5000)).2, None);
+    let peer = Peer { node: NodeId(2), worker: 0 };
+    s.play(|r, ctx| r.open_link_changed(ctx, peer, true));
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(4), answer));
+    assert_eq!(done(&s.wait(900)).2, None);
+    assert_eq!(done(&s.wait(200)).2.map(|f| f.0), Some(3));
 }

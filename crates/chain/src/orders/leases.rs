@@ -371,7 +371,7 @@ fn leases_of_lost_members_are_waited_for() {
     for branches in [false, true] {
         let (mut s, mut c) = attached();
         s.pass(LEASE_MS);
-        let forced = Some(Forced { survivors: vec![NodeId(1)], least: Sequence(1) });
+        let forced = Some(Forced { survivors: vec![NodeId(1)], least: Sequence(1), known: Sequence(0), gives_up: 0 });
         s.r.info = Some(ShardInfo { active: ViewNumber(1), known: ViewNumber(1), forced, ..info(1024) });
         if branches {
             c.token = c.last.hid;

@@ -3,6 +3,7 @@
 use super::*;
 use crate::event::{Event, NoteKind, SyncSource};
 use crate::replica::{OpenView, TailEntry};
+use freebs_format::wire::SyncRequest;
 use freebs_types::Error;
 
 /// The head of a shard that never had an active view lost an append. There was nobody to compare its log with, nor
@@ -47,6 +48,51 @@ fn an_empty_log_of_a_member_that_learns_seals() {
         let empty = SealAnswer { last: genesis(), has_pred: false, damaged, promised, ..good };
         s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(3), empty));
         assert_eq!(s.r.last.view == ViewNumber(2), seals, "{learns} {damaged} {promised}");
+    }
+}
+
+/// A member that is new in the view has a log of what was lost by force before it, and has not heard of that yet. It knows
+/// frames to be committed there that the view does not have: no log could be sealed for as long as it did not begin anew.
+#[test]
+fn what_a_log_without_the_view_knows_is_no_floor() {
+    let (mut s, good) = opening_with(vec![NodeId(3)]);
+    let name = FrameName { view: ViewNumber(0), sequence: Sequence(118), ..genesis() };
+    let old = SealAnswer { last: name, has_pred: false, committed: Sequence(118), ..good };
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(3), old));
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
+    assert_eq!(s.r.last.view, ViewNumber(2));
+}
+
+/// A new member was fed frames by a head whose view did not become active, and by the next one, which had given them up, it was
+/// not fed any more: it would have had to cut two of them. As a member of the next view only it seals nothing with them.
+#[test]
+fn who_seals_nothing_is_fed_by_map_though_it_has_frames_of_the_active_view() {
+    let (mut s, good) = opening();
+    s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
+    s.durable(3);
+    assert!(s.r.is_opening_head());
+    let request = SyncRequest {
+        shard: SHARD,
+        view: ViewNumber(2),
+        id: 8,
+        names: vec![FrameName { hid: Hash32([4; 32]), ..good.last }],
+        until: Sequence(u64::MAX),
+        map_from: 0,
+        map_since: Sequence(0),
+        lost: false,
+        fetch: false,
+    };
+    let forced = Forced { survivors: vec![NodeId(3)], least: Sequence(1), known: Sequence(1), gives_up: 0 };
+    for (view_members, forced, is_fed) in
+        [(vec![1, 2], None, true), (vec![1, 3], None, false), (vec![1, 2], Some(forced), false)]
+    {
+        let view_members = view_members.into_iter().map(NodeId).collect();
+        let active = ViewNumber(1);
+        s.r.info = Some(ShardInfo { active, known: active, view_members, forced, ..info(1024) });
+        s.r.committed = Sequence(1);
+        let (_, actions) = s.play(|r, ctx| r.feed_by_map(ctx, LinkId(3), request.clone(), Sequence(0)));
+        let reads = actions.iter().any(|a| matches!(a, Action::MapRead { .. }));
+        assert_eq!((reads, actions.len()), (is_fed, 1));
     }
 }
 

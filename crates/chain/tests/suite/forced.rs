@@ -14,7 +14,7 @@ impl Story {
     }
 
     /// These nodes reach each other, and nobody reaches the others.
-    fn connect(&mut self, nodes: &[u64]) {
+    pub fn connect(&mut self, nodes: &[u64]) {
         let all: Vec<u64> = self.members.keys().copied().collect();
         self.cut.clear();
         for (i, a) in all.iter().enumerate() {
@@ -38,7 +38,8 @@ impl Story {
         self.same = if best.log.has_view { least } else { best.committed.min(least) };
         let nodes = |of: &[u64]| of.iter().copied().map(NodeId).collect::<Vec<_>>();
         (self.joining, self.chain) = (nodes(new), nodes(&[survivors, new].concat()));
-        self.forced = Some(Forced { survivors: nodes(survivors), least });
+        let known = survivors.iter().map(|n| self.status(*n).committed).max().unwrap_or_default();
+        self.forced = Some(Forced { survivors: nodes(survivors), least, known, gives_up: 0 });
         self.generation = self.generation.next().next();
         self.pending = None;
         hear.iter().for_each(|n| self.tell(*n));
@@ -259,8 +260,10 @@ fn an_operator_names_fewer_survivors() {
     let mut s = Story::of_three(None);
     s.connect(&[1, 4, 5]);
     s.force(&[1], &[4, 5], &[]);
-    let word =
-        |survivors: &[u64], least| Some(Forced { survivors: survivors.iter().copied().map(NodeId).collect(), least });
+    let word = |survivors: &[u64], least| {
+        let survivors = survivors.iter().copied().map(NodeId).collect();
+        Some(Forced { survivors, least, known: least, gives_up: 0 })
+    };
     let least = s.status(1).log.last.sequence;
     for (survivors, state) in [(&[1, 2][..], "opening"), (&[1], "active")] {
         s.forced = word(survivors, least);
@@ -307,4 +310,48 @@ fn a_slow_survivor_keeps_what_it_has() {
         s.write(1, 3);
         assert_eq!((s.status(2).state, s.numbers(2)), ("following", vec![1, 2, 3]), "{:?}", s.members[&2].notes);
     }
+}
+
+/// Of five members two are back, one of them after the operator has looked, and it has answered writes that the named one lacks.
+/// The head went on from less than was there.
+#[test]
+fn who_is_back_after_the_operator_looked_is_seen() {
+    let mut s = Story::among(7, 5, 3, None);
+    s.wait(100);
+    s.write(1, 1);
+    s.connect(&[1, 2, 4]);
+    s.write(1, 2);
+    assert_eq!((s.numbers(2), s.numbers(3)), (vec![1, 2], vec![1]));
+    s.connect(&[3, 6, 7]);
+    s.force(&[3], &[6, 7], &[]);
+    s.connect(&[2, 3, 6, 7]);
+    [3, 6, 7].iter().for_each(|n| s.tell(*n));
+    s.wait(5000);
+    assert_eq!(s.status(3).state, "opening", "{:?}", s.members[&3].notes);
+    let waits = s.status(3).waits.unwrap_or_default();
+    assert!(waits.contains("node 2 is back"), "{waits}");
+    // The operator looks again.
+    s.force(&[2, 3], &[6, 7], &[2, 3, 6, 7]);
+    s.wait(3000);
+    assert_eq!((s.status(2).state, s.numbers(6)), ("active", vec![1, 2]), "{:?}", s.members[&2].notes);
+}
+
+/// New members had everything but the frame of the branch, and let that go: they heard of the operator's word only later. The
+/// head took them for level, and nobody asked again.
+#[test]
+fn who_hears_of_the_word_late_follows_all_the_same() {
+    let mut s = Story::of_three(None);
+    s.connect(&[1, 4, 5]);
+    s.force(&[1], &[4, 5], &[]);
+    let word = s.forced.take();
+    [4, 5].iter().for_each(|n| s.tell(*n));
+    s.forced = word;
+    s.tell(1);
+    s.wait(3000);
+    assert_eq!(s.status(1).state, "opening", "{:?}", s.members[&1].notes);
+    let refused = |n: &String| n.contains("does not fit its seal");
+    assert!(s.members[&4].notes.iter().any(refused), "{:?}", s.members[&4].notes);
+    [4, 5].iter().for_each(|n| s.tell(*n));
+    s.wait(2000);
+    assert_eq!((s.status(1).state, s.status(4).state), ("active", "following"), "{:?}", s.members[&4].notes);
 }

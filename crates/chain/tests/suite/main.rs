@@ -382,12 +382,18 @@ fn what_waits_for_a_slow_disk_takes_room() {
     s.settle();
     let first = written(&s);
     assert!((ROOM / 2..=ROOM).contains(&first), "{first} bytes of {ROOM}");
-    // What the disk has done no longer waits for it.
-    s.members.get_mut(&1).unwrap().holds_back = false;
+    // What the disk has done no longer waits for it. The rest of the writes wait for room, and are refused when none comes.
+    let m = s.members.get_mut(&1).unwrap();
+    m.holds_back = false;
+    m.host.set_room(0, false);
     s.settle();
     let status = s.status(1);
     assert_eq!(status.durable, status.last.sequence);
+    s.wait(400);
+    assert_eq!(written(&s), first);
     s.members.get_mut(&1).unwrap().host.set_room(ROOM, false);
+    s.wait(100);
+    assert_eq!(written(&s), first, "they were refused");
     s.step(1, Event::Message { from: LinkId(100), message: write(201) });
     s.settle();
     assert_eq!(written(&s), first + 16 * BLOCK as u64);

@@ -530,3 +530,36 @@ fn a_former_member_takes_the_place_of_a_lost_head() {
     assert_eq!((s.numbers(3), s.numbers(4)), (vec![1, 2, 3], vec![1, 2, 3]));
     s.check(&[2, 3, 4]);
 }
+
+/// A chain of one gets a second member, or one of three of which all have to answer a third. The head opened the next view at once,
+/// and nothing was answered until the new member had learned everything; if it was away, for ever.
+#[test]
+fn a_chain_that_grows_goes_on_meanwhile() {
+    let mut s = Story::among(4, 1, 1, None);
+    s.wait(100);
+    (1..=20).for_each(|n| s.write(1, n));
+    s.connect(&[1]);
+    s.quorum = 2;
+    s.replace(&[1, 4], &[4], &[1, 4]);
+    s.wait(3000);
+    s.write(1, 21);
+    let status = s.status(1);
+    assert_eq!((status.state, status.view), ("active", ViewNumber(1)), "{:?}", s.members[&1].notes);
+    assert_eq!(status.committed, status.last.sequence);
+    // It is there, and has not learned anything yet.
+    s.tampers = |from, m| match m {
+        Message::Sync(r) if from == 4 => r.shard = ShardId::new(99, 0),
+        _ => {}
+    };
+    s.connect(&[1, 4]);
+    s.wait(500);
+    s.write(1, 22);
+    let status = s.status(1);
+    assert_eq!((status.view, status.committed), (ViewNumber(1), status.last.sequence));
+    s.tampers = |_, _| {};
+    s.wait(5000);
+    assert_eq!((s.status(1).state, s.status(4).state), ("active", "following"), "{:?}", s.members[&4].notes);
+    assert_eq!((s.active.0 > 1, s.numbers(4)), (true, (1..=22).collect()));
+    s.write(1, 23);
+    assert_eq!(s.numbers(4).last(), Some(&23));
+}

@@ -4,6 +4,7 @@
 
 use super::Peer;
 use crate::doubts::{Led, Turn};
+use crate::reach::Attempt;
 use crate::timing;
 use crate::types::{Seat, Vote};
 use crate::wire::Message;
@@ -15,8 +16,6 @@ use std::collections::BTreeSet;
 use std::pin::pin;
 use std::time::Duration;
 
-/// Looks of a node whether it reaches another one, one every `timing::REACH_EVERY`.
-const REACH_LOOKS: usize = 10;
 /// Times that a seat stands although the leader that it gave up is back. The library held its vote to that leader no longer,
 /// and does so again only in another term.
 const TIMES_WHEN_BACK: usize = 2;
@@ -122,24 +121,25 @@ impl Peer {
         }
     }
 
-    /// Tries to reach a node: true if it refuses this one now. Nodes that have nothing to say to each other may not have
-    /// tried for long, so a refusal from before the question says nothing.
+    /// Tries to reach a node: true if it refuses this one now.
     pub(super) async fn is_refused_by(&self, node: NodeId) -> bool {
-        let before = self.0.links.refusals(node);
-        for _ in 0..REACH_LOOKS {
+        let refusals = || self.0.links.refusals(node);
+        let Some(mut attempt) = Attempt::new(self.seat().node, node, refusals()) else { return false };
+        while attempt.is_open() {
             // A message that comes while a link rests after a failure is dropped, so it is said again.
             let _ = self.0.links.send(Seat { node, store: 0 }, 0, &Message::Here);
             let mut rest = pin!(tokio::time::sleep(timing::REACH_EVERY));
             loop {
                 let lost = pin!(self.0.lost.notified());
                 let is_over = matches!(select(rest.as_mut(), lost).await, Either::Left(_));
-                if self.0.links.refusals(node) > before {
+                if attempt.is_refused(refusals()) {
                     return true;
                 }
                 if is_over {
                     break;
                 }
             }
+            attempt.tried();
         }
         false
     }

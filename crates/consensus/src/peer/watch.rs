@@ -1,11 +1,11 @@
 //! Nodes that fail: the leader looks after them at each heartbeat, and asks others about those that it can't reach.
 
 use super::Peer;
+use crate::doubts::Led;
 use crate::lookout::Sight;
-use crate::mutant::Mutant;
+use crate::orders::{Orders, Step};
 use crate::types::Seat;
 use crate::wire::Message;
-use freebs_control::Command;
 use freebs_types::NodeId;
 use futures_util::future::select;
 use std::collections::BTreeMap;
@@ -27,24 +27,28 @@ impl Peer {
         last
     }
 
+    /// The lead of this moment, as far as is known here.
+    fn lead(&self) -> Option<Led> {
+        let (by, term) = self.leader();
+        by.map(|by| Led { by, term })
+    }
+
     /// As leader: gives the shards of nodes that have failed to other heads.
     pub(super) fn look_after_nodes(&self) {
-        let (heard, state, me) = (self.heard_ms(), self.state(), self.seat().node);
+        let Some(lead) = self.lead().filter(|lead| lead.by == self.seat()) else { return };
+        let (heard, state) = (self.heard_ms(), self.state());
         let see = |node: NodeId| Sight {
             heard_ms: heard.get(&node).copied().unwrap_or(0),
             lost: self.0.links.refusals(node) > 0,
         };
-        let findings = self.0.lookout.borrow_mut().look(self.now_ms(), &self.0.timing, &state, Some(me), see);
+        let findings = self.0.lookout.borrow_mut().look(self.now_ms(), &self.0.timing, &state, lead, see);
         for (other, node) in findings.ask {
             // If it is lost, the question is asked again.
             let _ = self.0.links.send(Seat { node: other, store: 0 }, 0, &Message::Doubt(node));
         }
-        if !findings.orders.is_empty() {
+        if let Some(orders) = findings.orders {
             let peer = self.clone();
-            self.spawn(async move {
-                peer.give_orders(findings.orders, findings.failed).await;
-                peer.0.lookout.borrow_mut().settle();
-            });
+            self.spawn(async move { peer.carry_out(orders).await });
         }
     }
 
@@ -53,35 +57,34 @@ impl Peer {
         *self.0.teller.borrow_mut() = Some(Box::new(tell));
     }
 
-    /// What fails is found to be needed again at a later heartbeat.
-    async fn give_orders(&self, commands: Vec<Command>, failed: Vec<(NodeId, String)>) {
-        let lead = self.leader();
-        // Rule L5: who only believes to lead decides nothing.
-        if !self.confirm_leadership().await {
-            return;
-        }
-        if let Some(tell) = &*self.0.teller.borrow() {
-            failed.into_iter().for_each(|(node, why)| tell(node, why));
-        }
-        let given = async {
-            for command in commands {
-                let _ = self.submit(command).await;
+    async fn carry_out(&self, mut orders: Orders) {
+        loop {
+            match orders.next(self.lead()) {
+                Step::Confirm => {
+                    let failed = orders.confirm(self.confirm_leadership().await);
+                    if let Some(tell) = &*self.0.teller.borrow() {
+                        failed.into_iter().for_each(|(node, why)| tell(node, why));
+                    }
+                }
+                Step::Give(command) => {
+                    let given = pin!(self.submit(command));
+                    let _ = select(pin!(self.is_over(&orders)), given).await;
+                }
+                Step::End => break,
             }
-        };
-        // Rule L5: whoever leads next sees for itself. A command that was sent on to it would carry out what this one saw
-        // before it was cut off.
-        let deposed = async {
-            match self.0.store.mutant() {
-                Some(Mutant::LeaderUnconfirmed) => std::future::pending().await,
-                _ => self.ended(lead).await,
-            }
-        };
-        select(pin!(deposed), pin!(given)).await;
+        }
+        self.0.lookout.borrow_mut().settle(orders.lead());
+    }
+
+    /// Returns once orders are to end.
+    async fn is_over(&self, orders: &Orders) {
+        let mut metrics = self.0.raft.metrics();
+        while orders.go_on(self.lead()) && metrics.next().await {}
     }
 
     /// `Gone` to who asked, if this node can't reach that one either; the voters tell each other of their leader.
     pub(super) async fn try_to_reach(&self, node: NodeId) -> Option<Message> {
-        if node == self.seat().node || !self.is_refused_by(node).await || self.say_refused(node) {
+        if !self.is_refused_by(node).await || self.say_refused(node) {
             return None;
         }
         Some(Message::Gone { node, term: 0 })
@@ -90,8 +93,8 @@ impl Peer {
     pub(super) fn hear_gone(&self, from: Seat, node: NodeId, term: u64) {
         if !self.0.raft.is_leader() {
             self.hear_refused(from, node, term);
-        } else if from.node != node {
-            self.0.lookout.borrow_mut().agree(self.now_ms(), node);
+        } else {
+            self.0.lookout.borrow_mut().agree(self.now_ms(), from.node, node);
             self.0.woken.notify_one();
         }
     }

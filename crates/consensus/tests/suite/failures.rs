@@ -232,6 +232,8 @@ fn a_chain_that_is_too_short_gets_a_member() {
         chain: vec![members[0], other],
         least: Sequence(9),
         version: Version(8),
+        known: Sequence(0),
+        gives_up: 0,
         same: Sequence(9),
         learn: Vec::new(),
     };

@@ -122,7 +122,7 @@ fn membership() -> Membership {
 }
 
 fn entries() -> Vec<Entry> {
-    let command = Command::ResizeVolume { volume: VolumeId(7), size: 1 << 30 };
+    let command = Box::new(Command::ResizeVolume { volume: VolumeId(7), size: 1 << 30 });
     let payloads = [
         EntryPayload::Blank,
         EntryPayload::Normal(Proposal::OpenSession),

@@ -1,17 +1,22 @@
 //! The leader's look at the nodes: since when silence counts, who is asked, and how long orders are on their way.
 
 use crate::failures::{cluster, volume};
-use freebs_consensus::Timing;
+use freebs_consensus::doubts::Led;
 use freebs_consensus::lookout::{Findings, Lookout, Sight};
+use freebs_consensus::{Seat, Timing};
 use freebs_control::{Command, State};
 use freebs_types::{NodeId, StartNumber};
 
-const ME: NodeId = NodeId(1);
+const LEAD: Led = Led { by: Seat { node: NodeId(1), store: 9 }, term: 4 };
 
 /// The findings of the leader on node 1 at that time; `seen` are the other nodes, from 2 on.
 fn look(l: &mut Lookout, now_ms: u64, state: &State, seen: &[Sight]) -> Findings {
-    l.look(now_ms, &Timing::default(), state, Some(ME), |node| {
-        assert_ne!(node, ME, "the leader is there");
+    look_in(LEAD, l, now_ms, state, seen)
+}
+
+fn look_in(lead: Led, l: &mut Lookout, now_ms: u64, state: &State, seen: &[Sight]) -> Findings {
+    l.look(now_ms, &Timing::default(), state, lead, |node| {
+        assert_ne!(node, lead.by.node, "the leader is there");
         seen[node.0 as usize - 2]
     })
 }
@@ -24,8 +29,18 @@ fn lost(heard_ms: u64) -> Sight {
     Sight { heard_ms, lost: true }
 }
 
+/// Nodes that are taken for failed, with the reasons.
+fn failed(findings: &Findings) -> Vec<(u64, String)> {
+    let failed = findings.orders.iter().flat_map(|o| o.failed());
+    failed.map(|(node, why)| (node.0, why.clone())).collect()
+}
+
 fn names(findings: &Findings) -> Vec<u64> {
-    findings.failed.iter().map(|(node, _)| node.0).collect()
+    failed(findings).into_iter().map(|(node, _)| node).collect()
+}
+
+fn orders(findings: &Findings) -> Vec<Command> {
+    findings.orders.iter().flat_map(|o| o.left()).cloned().collect()
 }
 
 /// A cluster of five nodes, each of which is head of something.
@@ -47,8 +62,8 @@ fn silence_counts_from_the_begin_of_a_lead() {
     // Of the one that led before it was known all the time when it was heard.
     let found = look(&mut l, 50_990, &s, &silent);
     assert_eq!(names(&found), [5]);
-    assert_eq!(found.failed[0].1, "has failed: nothing was heard of it for 1000 ms");
-    l.settle();
+    assert_eq!(failed(&found)[0].1, "has failed: nothing was heard of it for 1000 ms");
+    l.settle(LEAD);
     let there = [heard(51_000), heard(51_000), heard(0), heard(51_000)];
     assert_eq!(names(&look(&mut l, 51_000, &s, &there)), [4]);
 }
@@ -72,11 +87,15 @@ fn others_that_are_there_are_asked_about_one_that_is_lost() {
     let seen = [heard(1000), lost(1000), heard(1000), lost(1000)];
     let ask: Vec<_> = [(2, 3), (4, 3), (2, 5), (4, 5)].map(|(a, b)| (NodeId(a), NodeId(b))).into();
     assert_eq!(look(&mut l, 1500, &s, &seen), Findings { ask, ..Findings::default() });
-    l.agree(1510, NodeId(3));
+    l.agree(1505, NodeId(3), NodeId(3));
+    l.agree(1505, NodeId(5), NodeId(5));
+    assert_eq!(look(&mut l, 1506, &s, &seen), Findings::default(), "nobody has a word on itself");
+    l.agree(1510, NodeId(2), NodeId(3));
     let found = look(&mut l, 1600, &s, &seen);
-    assert_eq!(found.orders, [Command::FailOver { nodes: vec![(NodeId(3), StartNumber(3))] }]);
+    assert_eq!(orders(&found), [Command::FailOver { nodes: vec![(NodeId(3), StartNumber(3))] }]);
     let why = "has failed: its connections are closed, and another node can't reach it either";
-    assert_eq!(found.failed, [(NodeId(3), why.to_owned())]);
+    assert_eq!(failed(&found), [(3, why.to_owned())]);
+    assert_eq!(found.orders.unwrap().lead(), LEAD);
 }
 
 #[test]
@@ -86,8 +105,30 @@ fn nothing_more_is_ordered_while_orders_are_on_their_way() {
     look(&mut l, 1000, &s, &seen);
     assert_eq!(names(&look(&mut l, 5000, &s, &seen)), [4]);
     assert_eq!(look(&mut l, 5100, &s, &[heard(0); 4]), Findings::default());
-    l.settle();
+    l.settle(Led { term: 3, ..LEAD });
+    assert_eq!(look(&mut l, 5150, &s, &seen), Findings::default(), "those of an earlier lead are others");
+    l.settle(LEAD);
     assert_eq!(names(&look(&mut l, 5200, &s, &seen)), [4], "they were dropped, so they are given again");
+}
+
+/// The same seat leads again, and did not notice between two looks that it led no more: what it knew is old, what it ordered
+/// ends with the lead before.
+#[test]
+fn another_term_is_another_lead() {
+    let (mut l, s) = (Lookout::default(), busy());
+    let seen = [heard(5000), heard(5000), heard(0), lost(5000)];
+    look(&mut l, 1000, &s, &seen);
+    assert_eq!(names(&look(&mut l, 5000, &s, &seen)), [4]);
+    let next = Led { term: 6, ..LEAD };
+    let found = look_in(next, &mut l, 5100, &s, &seen);
+    assert_eq!((names(&found), l.leads_since()), (vec![], Some(5100)));
+    assert!(!found.ask.is_empty(), "others are asked anew");
+    let there = [heard(6100), heard(6100), heard(0), heard(6100)];
+    assert_eq!(names(&look_in(next, &mut l, 6100, &s, &there)), [4]);
+    l.settle(LEAD);
+    assert_eq!(look_in(next, &mut l, 6200, &s, &there), Findings::default(), "its own are on their way");
+    l.settle(next);
+    assert_eq!(names(&look_in(next, &mut l, 6300, &s, &there)), [4]);
 }
 
 /// The first failure of a new leader is the one that it leads for.
@@ -99,9 +140,9 @@ fn a_leader_that_was_given_up_has_failed_for_the_next_one_from_the_beginning() {
     let seen = [heard(7000), heard(7000), heard(7000), lost(6990)];
     assert_eq!(names(&look(&mut l, 7020, &s, &seen)), [5]);
     // It is told once: a later lead of this seat finds out for itself.
-    l.settle();
+    l.settle(LEAD);
     l.follow(Some(NodeId(2)));
-    assert_eq!(look(&mut l, 7100, &s, &seen).orders, []);
+    assert_eq!(look(&mut l, 7100, &s, &seen).orders, None);
     assert_eq!(l.leads_since(), Some(7100));
 }
 
@@ -118,7 +159,7 @@ fn a_leader_that_was_given_up_and_started_again_has_not_failed() {
     s.apply(again).unwrap();
     let seen = [heard(7000), heard(7000), heard(7000), lost(6990)];
     let found = look(&mut l, 7020, &s, &seen);
-    assert_eq!((found.orders, found.failed), (vec![], vec![]));
+    assert_eq!(found.orders, None);
     assert!(found.ask.contains(&(NodeId(2), NodeId(5))), "others are asked about the new start");
 }
 

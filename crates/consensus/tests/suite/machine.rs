@@ -34,6 +34,7 @@ fn machine() -> (Machine, u64) {
     };
     let volume = Command::CreateVolume(CreateVolume { name: "v".into(), size: 1 << 30, ..CreateVolume::default() });
     for (number, command) in [(1, node), (2, volume)] {
+        let command = Box::new(command);
         let Answer::Done(done) = apply(&mut m, Proposal::Command { session: s, number, floor: 1, command }) else {
             panic!("it is done")
         };
@@ -51,7 +52,7 @@ fn attach(session: u64, number: u64, floor: u64) -> Proposal {
         since: None,
         lapsed: false,
     };
-    Proposal::Command { session, number, floor, command }
+    Proposal::Command { session, number, floor, command: Box::new(command) }
 }
 
 fn generation(a: &Answer) -> Option<u64> {

@@ -60,7 +60,7 @@ fn entry(term: u64, index: u64) -> Entry {
             EntryPayload::Membership(Membership::new(vec![seats.keys().copied().collect()], seats).unwrap())
         }
         _ => {
-            let command = Command::ResizeVolume { volume: VolumeId(index), size: term << 20 };
+            let command = Box::new(Command::ResizeVolume { volume: VolumeId(index), size: term << 20 });
             EntryPayload::Normal(Proposal::Command { session: 1, number: index, floor: 1, command })
         }
     };

@@ -1,7 +1,7 @@
 //! Who votes: a table, and a cluster of pure numbers that must come to rest with the right voters.
 
 use freebs_consensus::Seat;
-use freebs_consensus::voters::{Change, Seen, next_change};
+use freebs_consensus::voters::{Change, Seen, count_of, next_change};
 use freebs_types::NodeId;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -93,6 +93,6 @@ proptest! {
         let voting: BTreeSet<u64> = seats.iter().filter(|s| s.voter && s.silent_ms < GONE).map(|s| s.seat.node.0).collect();
         let voters = seats.iter().filter(|s| s.voter).count();
         prop_assert!(voting.len() >= voters.min(there.len()), "{seats:?}");
-        prop_assert!(voters >= match there.len() { 0..=2 => 1, 3..=4 => 3, _ => 5 }, "{seats:?}");
+        prop_assert!(voters >= count_of(there.len()), "{seats:?}");
     }
 }

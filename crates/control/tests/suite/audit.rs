@@ -2,7 +2,8 @@
 
 use freebs_control::api::{Reply, Request};
 use freebs_control::audit::{
-    AuditBreak, AuditGo, AuditOf, AuditState, Difference, MemberAudit, UnfitSecret, VolumeAudit, compare, secrets,
+    AuditBranch, AuditBreak, AuditGo, AuditOf, AuditState, Difference, MemberAudit, UnfitSecret, VolumeAudit, compare,
+    secrets,
 };
 use freebs_types::{Hash32, Sequence, ShardId, Version, ViewNumber};
 use std::collections::BTreeMap;
@@ -142,4 +143,25 @@ fn questions_and_answers_go_there_and_back_as_json() {
         let reply = Reply::Audit(state);
         assert_eq!(Reply::decode(&Reply::encode(Ok(reply.clone()))).unwrap(), reply);
     }
+}
+
+/// A node that knows no token wrote a view frame that calls itself a branch, and went on. It was told, and called no break.
+#[test]
+fn a_branch_that_nobody_knows_of_is_a_break() {
+    let branch =
+        |view, sequence| AuditBranch { view: ViewNumber(view), sequence: Sequence(sequence), version: Version(3) };
+    let m = MemberAudit { branches: vec![branch(4, 5), branch(7, 9), branch(8, 12)], ..member(&[2], &[], 10) };
+    let breaks = |newest| {
+        let m = m.clone().with_branches_known(ViewNumber(newest));
+        assert_eq!(m.break_count, m.breaks.len() as u64);
+        m.breaks.iter().map(|b| (b.cause.clone(), b.view.0, b.first.0)).collect::<Vec<_>>()
+    };
+    assert_eq!(breaks(7), [], "the last one is not committed, and may be cut yet");
+    assert_eq!(breaks(4), [("branch".to_owned(), 7, 9)]);
+    assert_eq!(breaks(0).len(), 2);
+    let found = VolumeAudit::new(
+        "v".into(),
+        vec![("1.0".into(), vec![("a".into(), Ok(m.with_branches_known(ViewNumber(0))))])],
+    );
+    assert!(!found.sound);
 }

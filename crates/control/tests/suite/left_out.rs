@@ -64,6 +64,8 @@ impl Scene {
             chain: vec![head, self.new],
             least: Sequence(1),
             version: Version(0),
+            known: Sequence(0),
+            gives_up: 0,
             same: Sequence(1),
             learn: Vec::new(),
         };

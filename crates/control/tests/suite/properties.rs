@@ -57,6 +57,7 @@ fn of_volumes() -> impl Strategy<Value = Command> {
         ),
         (volume.clone(), any::<bool>()).prop_map(|(volume, force)| Command::DeleteVolume { volume, force }),
         (volume.clone(), size).prop_map(|(volume, size)| Command::ResizeVolume { volume, size }),
+        (volume.clone(), 0u8..8).prop_map(|(volume, name)| Command::RenameVolume { volume, name: format!("v{name}") }),
         (volume.clone(), 0u8..3, any::<bool>(), 0u64..9).prop_map(|(volume, who, force, since)| {
             Command::AttachVolume {
                 volume,
@@ -119,6 +120,8 @@ fn of_shards() -> impl Strategy<Value = Command> {
                     chain: ids(&chain),
                     least: Sequence(least),
                     version: Version(least),
+                    known: Sequence(least + 1),
+                    gives_up: if survivors.len() == 1 && chain.len() == 1 { least % 3 } else { 0 },
                     same: Sequence(least / 2),
                     learn: ids(&chain).into_iter().skip(1).filter(|n| n.0 > least).collect(),
                 })
@@ -140,6 +143,7 @@ fn aim_force(s: &State, how: RecoverShard) -> RecoverShard {
     let others = s.nodes().filter(|n| n.start.0 > 0).map(|n| n.id);
     chain.extend(others.filter(|n| !survivors.contains(n) && !lost.contains(n)).take(2));
     let (active, members) = (sh.active, sh.members.clone());
+    chain.truncate(if how.gives_up > 0 { 1 } else { chain.len() });
     let learn = chain.iter().skip(1).filter(|_| how.least.0 > 4).copied().collect();
     RecoverShard { active, members, survivors: with_start(survivors), lost: with_start(lost), chain, learn, ..how }
 }
@@ -193,7 +197,7 @@ fn aim(s: &State, c: Command, aim: bool) -> Command {
 /// What may only grow, per volume and shard.
 #[derive(Default)]
 struct Seen {
-    ids: BTreeMap<VolumeId, String>,
+    ids: BTreeSet<VolumeId>,
     gone: BTreeSet<VolumeId>,
     views: BTreeMap<ShardId, (ViewNumber, ViewNumber)>,
     generations: BTreeMap<VolumeId, Generation>,
@@ -256,7 +260,7 @@ impl Seen {
         for v in s.volumes() {
             assert_eq!(s.volume_by_name(&v.name).unwrap().id, v.id);
             assert!(!self.gone.contains(&v.id), "an id is never used again");
-            assert_eq!(self.ids.entry(v.id).or_insert_with(|| v.name.clone()), &v.name);
+            self.ids.insert(v.id);
             assert!(v.generation >= *self.generations.entry(v.id).or_default());
             self.generations.insert(v.id, v.generation);
             assert!(v.size >= *self.sizes.entry(v.id).or_default());
@@ -279,7 +283,7 @@ impl Seen {
             }
         }
         let alive: BTreeSet<VolumeId> = s.volumes().map(|v| v.id).collect();
-        self.gone.extend(self.ids.keys().filter(|id| !alive.contains(id)));
+        self.gone.extend(self.ids.iter().filter(|id| !alive.contains(id)));
     }
 }
 

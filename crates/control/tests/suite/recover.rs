@@ -1,11 +1,12 @@
 //! Forced recovery (V10): what is found when members are lost, what it costs to go on, and what the command does.
 
 use freebs_control::events::{EventKind, told};
-use freebs_control::recover::{LogStatus, Logs, Need, Plan, ShardRecovery, look};
+use freebs_control::recover::{LogStatus, Logs, Need, Plan, ShardRecovery, look, word};
 use freebs_control::{Branch, Command, CreateVolume, Forced, RecoverShard, Shard, State};
 use freebs_types::{
     ClusterId, ErrorKind, Generation, Hash32, NodeId, Sequence, ShardId, StartNumber, Version, ViewNumber, VolumeId,
 };
+use std::collections::BTreeSet;
 
 const SHARD: ShardId = ShardId::new(1, 0);
 
@@ -86,7 +87,7 @@ fn logs(of: &[(u64, Option<LogStatus>)]) -> Logs {
 }
 
 fn found(s: &State, logs: &Logs) -> (ShardRecovery, Option<Command>) {
-    let mut all = look(s, s.volume(VolumeId(1)).unwrap(), logs);
+    let mut all = look(s, s.volume(VolumeId(1)).unwrap(), logs, &BTreeSet::new());
     assert_eq!(all.len(), 1);
     all.remove(0)
 }
@@ -257,8 +258,7 @@ fn a_short_chain_grows() {
     same(&mut s, &[]);
     s.apply(Command::MembersComplete { shard: SHARD, view: sh.active, nodes: ids(&[4]) }).unwrap();
     same(&mut s, &[1, 3]);
-    // The command for members that are gone does what it did before chains could be short: an older node that applies it
-    // comes to the same state.
+    // The command for members that are gone adds none.
     let before = s.clone();
     s.apply(Command::ReplaceMembers { gone: vec![], failed: nodes(&[1]) }).unwrap();
     assert_eq!(s, before);
@@ -273,6 +273,56 @@ fn a_short_chain_grows() {
     assert!(events[0].text.contains("node3 besides the others"), "{events:?}");
     assert_eq!(open(&mut s).joining, ids(&[3]));
     same(&mut s, &[1]);
+}
+
+/// A chain of one gets a second member, whose node dies before it has anything. A quorum of the two was wanted for taking it out
+/// again: nobody did, and the next view could never become active.
+#[test]
+fn who_was_to_come_and_is_gone_is_not_waited_for() {
+    let mut s = State::new(ClusterId([7; 16]));
+    register_all(&mut s, 2);
+    let new = CreateVolume {
+        name: "data".into(),
+        size: 1 << 30,
+        copies: Some(2),
+        min_copies: Some(1),
+        ..CreateVolume::default()
+    };
+    s.apply(Command::CreateVolume(new)).unwrap();
+    open(&mut s);
+    let (shard, command) = found(&s, &logs(&[(2, Some(log(100, 90)))]));
+    assert_eq!((shard.need, shard.plan.unwrap().members), (Need::Members, names(&[2])));
+    s.apply(command.unwrap()).unwrap();
+    open(&mut s);
+    s.apply(register(3, 1)).unwrap();
+    let nodes = |of: &[u64]| of.iter().map(|n| (NodeId(*n), StartNumber(1))).collect::<Vec<_>>();
+    s.apply(Command::ExtendChains { away: nodes(&[1]) }).unwrap();
+    let sh = s.shard(SHARD).unwrap().clone();
+    assert_eq!((sh.members.clone(), sh.view_members()), (ids(&[2, 3]), &ids(&[2])[..]));
+    let without = |s: &State, gone: &[u64]| {
+        let mut s = s.clone();
+        s.apply(Command::ReplaceMembers { gone: nodes(gone), failed: nodes(&[1]) }).unwrap();
+        let sh = s.shard(SHARD).unwrap().clone();
+        (sh.members, sh.joining, sh.active_members)
+    };
+    assert_eq!(without(&s, &[3]), (ids(&[2]), ids(&[]), ids(&[])), "nobody is to spare");
+    s.apply(register(4, 1)).unwrap();
+    assert_eq!(without(&s, &[3]), (ids(&[2, 4]), ids(&[4]), ids(&[2])));
+    assert_eq!(without(&s, &[2]), (ids(&[2, 3]), ids(&[3]), ids(&[2])), "who has everything is not taken out");
+    // An operator is quicker than the leader. Nothing hangs on it, so no view follows: the chain was taken to be on its way to
+    // one for ever, and never got another member.
+    let mut said = s.clone();
+    let log = LogStatus { active: sh.active, last_view: sh.active, ..log(100, 90) };
+    let (shard, command) = found(&said, &logs(&[(2, Some(log))]));
+    assert_eq!(shard.need, Need::Members);
+    said.apply(command.unwrap()).unwrap();
+    let sh = said.shard(SHARD).unwrap().clone();
+    assert_eq!((sh.members, sh.active_members, sh.keepers), (ids(&[2]), ids(&[]), ids(&[])));
+    said.apply(Command::ExtendChains { away: nodes(&[1, 3]) }).unwrap();
+    assert_eq!(said.shard(SHARD).unwrap().members, ids(&[2, 4]));
+    // Once its view is active it counts.
+    let sh = open(&mut s);
+    assert_eq!((sh.members, without(&s, &[3]).0), (ids(&[2, 3]), ids(&[2, 3])));
 }
 
 /// Node 4 took the place of 3, and then all members with the newest view are lost.
@@ -316,7 +366,7 @@ fn who_was_not_looked_at_does_not_count() {
     let good = logs(&[(2, Some(log(100, 90))), (3, Some(log(100, 90))), (4, None), (5, None)]);
     assert_eq!(found(&s, &good).0.need, Need::Nothing);
     volume.shards[0].unseen = ids(&[3]);
-    let (shard, command) = look(&s, &volume, &good).remove(0);
+    let (shard, command) = look(&s, &volume, &good, &BTreeSet::new()).remove(0);
     assert_eq!((shard.need, shard.counting), (Need::Force, 1));
     assert!(shard.logs[2].why.contains("was not looked at"), "{:?}", shard.logs);
     let Some(Command::RecoverShard(how)) = command else { panic!("a command") };
@@ -363,6 +413,8 @@ fn a_shard_goes_on_without_what_is_lost() {
             least: Sequence(100),
             version: Version(90),
             same: Sequence(100),
+            known: Sequence(90),
+            gives_up: 0,
             kept: ids(&[1, 3])
         })
     );
@@ -503,23 +555,158 @@ fn another_word_forgets_nobody() {
     assert_eq!((sh.joining.clone(), sh.view_members()), (ids(&[4, 6]), &ids(&[1, 2, 3])[..]));
 }
 
+/// The only logs have lost frames: what one gives up others may have. Until it is certain that the shard goes on from there
+/// nobody learns it, so the one that gives them up is alone.
+#[test]
+fn who_gives_up_lost_frames_is_alone_at_first() {
+    let mut s = cluster(5);
+    let lost = |l: LogStatus, n| Some(LogStatus { lost: n, ..l });
+    let old = LogStatus { has_view: false, is_suspect: true, last_view: ViewNumber(0), ..log(50, 40) };
+    let seen = logs(&[(2, lost(log(100, 90), 3)), (3, Some(old)), (4, None), (5, None)]);
+    let (p, how) = plan(&s, &seen);
+    assert_eq!((p.head.as_str(), how.same, how.gives_up), ("node2", Sequence(0), 3));
+    assert_eq!((how.chain.clone(), how.learn.clone(), p.new), (ids(&[2]), ids(&[]), names(&[])));
+    s.apply(Command::RecoverShard(how)).unwrap();
+    let sh = open_branch(&mut s);
+    assert_eq!((sh.members, sh.joining, sh.branch.unwrap().at), (ids(&[2]), ids(&[]), Sequence(0)));
+    assert_eq!(sh.keepers, ids(&[3]), "others keep what they have until there is a second one");
+    // It gets others by itself, one at a time.
+    s.apply(Command::ExtendChains { away: vec![] }).unwrap();
+    let sh = s.shard(SHARD).unwrap().clone();
+    assert_eq!((sh.members, sh.joining), (ids(&[2, 3]), ids(&[3])), "a former member comes first, and begins anew");
+    let sh = open(&mut s);
+    s.apply(Command::MembersComplete { shard: SHARD, view: sh.active, nodes: ids(&[3]) }).unwrap();
+    // With two nodes at most there is nobody to come later.
+    let how =
+        |s: &State| look(s, s.volume(VolumeId(1)).unwrap(), &logs(&[(2, lost(log(100, 90), 3))]), &BTreeSet::new());
+    assert_eq!(how(&cluster(3)).remove(0).0.need, Need::Help);
+}
+
+/// Frames were given up, and before a branch was active the operator looked again. It was said that nothing is lost, logs of
+/// others were taken to be the same, and they kept what was given up.
+#[test]
+fn what_was_given_up_is_remembered() {
+    let mut s = cluster(6);
+    let holed = LogStatus { lost: 2, ..log(100, 90) };
+    let (_, how) = plan(&s, &logs(&[(2, Some(holed)), (4, None), (5, None)]));
+    s.apply(Command::RecoverShard(how)).unwrap();
+    let since = LogStatus { lost: 0, has_given_up: true, ..holed };
+    let (p, how) = plan(&s, &logs(&[(2, Some(since)), (4, None), (6, None)]));
+    assert!(p.loses() && p.has_given_up && p.lost_inside == 0);
+    assert_eq!((how.same, how.gives_up, how.chain.clone()), (Sequence(0), 1, ids(&[2])));
+    s.apply(Command::RecoverShard(how)).unwrap();
+    // A member with a whole log is back: that is gone on from, and others are not known to be the same.
+    let (p, how) = plan(&s, &logs(&[(2, Some(since)), (3, Some(log(90, 80))), (4, None), (6, None)]));
+    assert_eq!((p.head.as_str(), p.loses(), how.gives_up), ("node3", false, 0));
+    assert_eq!((how.chain.clone(), how.same), (ids(&[3, 4, 6]), Sequence(90)));
+    s.apply(Command::RecoverShard(how)).unwrap();
+    assert_eq!(s.shard(SHARD).unwrap().forced.as_ref().unwrap().same, Sequence(0));
+    assert_eq!(open_branch(&mut s).branch.unwrap().at, Sequence(0));
+}
+
+/// The decision is on the plan that was shown: another situation has another word. Who stands still for a moment is not lost.
+#[test]
+fn a_word_is_of_one_situation() {
+    let s = cluster(5);
+    let whole = log(100, 90);
+    let short = LogStatus { lost: 3, ..log(80, 80) };
+    let of = |seen: &Logs, silent: &[u64]| {
+        let silent = ids(silent).into_iter().collect();
+        let (found, command) = look(&s, s.volume(VolumeId(1)).unwrap(), seen, &silent).remove(0);
+        (found, word(&command).unwrap())
+    };
+    let both = logs(&[(1, Some(whole)), (2, Some(short)), (4, None), (5, None)]);
+    let one = logs(&[(2, Some(short)), (4, None), (5, None)]);
+    let (shown, first) = of(&both, &[]);
+    assert_eq!((shown.plan.unwrap().head.as_str(), first.len()), ("node1", 8));
+    assert_eq!(of(&both, &[]).1, first);
+    assert_ne!(of(&one, &[]).1, first);
+    let (shown, word) = of(&one, &[1]);
+    assert_eq!((shown.need, shown.plan, word.as_str()), (Need::Help, None, ""));
+    assert!(shown.why.contains("node1 is there, and does not say what it has"), "{}", shown.why);
+}
+
+/// After it went on by force a survivor that does not follow yet knows of frames that were given up. The shard was said to need
+/// force again, and whoever had it attached was thrown out each time.
+#[test]
+fn a_log_of_before_the_branch_says_nothing_of_it() {
+    let mut s = cluster(5);
+    let damaged = LogStatus { lost: 7, ..log(120, 115) };
+    let (_, how) = plan(&s, &logs(&[(2, Some(log(100, 90))), (3, Some(damaged)), (4, None), (5, None)]));
+    s.apply(Command::RecoverShard(how)).unwrap();
+    let sh = open_branch(&mut s);
+    assert_eq!(sh.keepers, ids(&[3]));
+    let new = LogStatus { active: sh.active, last_view: sh.active, ..log(105, 102) };
+    let old = LogStatus { active: sh.active, has_view: false, ..damaged };
+    let (shard, _) = found(&s, &logs(&[(2, Some(new)), (3, Some(old)), (4, Some(new)), (5, Some(new))]));
+    assert_eq!((shard.need, shard.committed), (Need::Nothing, Sequence(102)));
+}
+
 /// A member that stays in the chain keeps what it has only if that is known to be the same as the log that is gone on from.
 #[test]
 fn who_may_know_another_history_learns_anew() {
-    let s = cluster(5);
-    // The only logs have lost frames: what one gives up the other may have.
-    let lost = |l: LogStatus, n| Some(LogStatus { lost: n, ..l });
-    let old = LogStatus { has_view: false, is_suspect: true, last_view: ViewNumber(0), ..log(50, 40) };
-    let (p, how) = plan(&s, &logs(&[(2, lost(log(100, 90), 3)), (3, Some(old)), (4, None), (5, None)]));
-    assert_eq!((p.head.as_str(), how.same, how.learn.clone()), ("node2", Sequence(0), ids(&[3])));
-    assert_eq!(how.chain, ids(&[2, 3, 4]));
-    let mut forced = s.clone();
-    forced.apply(Command::RecoverShard(how)).unwrap();
-    assert_eq!(forced.shard(SHARD).unwrap().joining, ids(&[3, 4]));
-    // A whole log is what others that are shorter were copied from.
-    let (_, how) = plan(&s, &logs(&[(2, Some(log(100, 90))), (3, Some(old)), (4, None), (5, None)]));
-    assert_eq!((how.same, how.learn.clone()), (Sequence(100), ids(&[])));
-    let mut forced = s;
-    forced.apply(Command::RecoverShard(how)).unwrap();
-    assert_eq!(forced.shard(SHARD).unwrap().joining, ids(&[4]));
+    // Both have what was before the lost view, and one of them knows more of it to be committed than the other.
+    let mut s = cluster(6);
+    s.apply(Command::ReplaceMembers { gone: vec![(NodeId(3), StartNumber(1))], failed: vec![] }).unwrap();
+    let sh = open(&mut s);
+    let of = |last, committed| LogStatus {
+        active: sh.active,
+        has_view: false,
+        last_view: ViewNumber(1),
+        ..log(last, committed)
+    };
+    for (committed, learns) in [(40, vec![]), (60, ids(&[2]))] {
+        let (_, how) = plan(&s, &logs(&[(3, Some(of(100, 50))), (2, Some(of(90, committed))), (5, None), (6, None)]));
+        assert_eq!((how.chain[0], how.same, how.learn.clone()), (NodeId(3), Sequence(50), learns.clone()));
+        let mut forced = s.clone();
+        forced.apply(Command::RecoverShard(how)).unwrap();
+        assert_eq!(forced.shard(SHARD).unwrap().joining.contains(&NodeId(2)), !learns.is_empty());
+    }
+}
+
+/// A log gave lost frames up, and is the only one of the chain when a member with a whole log is back. The head waited for an
+/// operator, and he was told that there is nothing to be done.
+#[test]
+fn a_head_that_gave_frames_up_does_not_lead_a_view_that_can_be_sealed() {
+    let mut s = State::new(ClusterId([7; 16]));
+    register_all(&mut s, 2);
+    let new = CreateVolume {
+        name: "data".into(),
+        size: 1 << 30,
+        copies: Some(2),
+        min_copies: Some(1),
+        ..CreateVolume::default()
+    };
+    s.apply(Command::CreateVolume(new)).unwrap();
+    let members = open(&mut s).members;
+    let (alone, back) = (members[1], members[0]);
+    let holed = LogStatus { lost: 2, ..log(100, 90) };
+    let (_, how) = plan(&s, &logs(&[(alone.0, Some(holed))]));
+    assert_eq!((how.chain.clone(), how.gives_up), (vec![alone], 2));
+    s.apply(Command::RecoverShard(how)).unwrap();
+    let since = LogStatus { lost: 0, has_given_up: true, ..holed };
+    let (shard, command) = found(&s, &logs(&[(alone.0, Some(since)), (back.0, Some(log(100, 90)))]));
+    let Some(Command::RecoverShard(how)) = command else { panic!("{shard:?}") };
+    assert_eq!((shard.need, how.by_force, how.chain[0]), (Need::Members, false, back));
+    s.apply(Command::RecoverShard(how)).unwrap();
+    assert_eq!(s.shard(SHARD).unwrap().members[0], back);
+}
+
+/// Nobody has the view. A keeper is there and stands still: it may have more of what was before than the one that answers.
+#[test]
+fn a_keeper_that_is_silent_may_have_the_best_log() {
+    let mut s = cluster(5);
+    s.apply(Command::ReplaceMembers { gone: vec![(NodeId(3), StartNumber(1))], failed: vec![] }).unwrap();
+    let sh = open(&mut s);
+    assert_eq!(sh.keepers, ids(&[3]));
+    let old = LogStatus { has_view: false, active: sh.active, ..log(50, 40) };
+    let seen = logs(&[(1, Some(old)), (5, None)]);
+    let look_with = |silent: &[u64]| {
+        let silent = silent.iter().map(|n| NodeId(*n)).collect();
+        look(&s, s.volume(VolumeId(1)).unwrap(), &seen, &silent).remove(0).0
+    };
+    assert_eq!(look_with(&[]).need, Need::Force);
+    let found = look_with(&[3]);
+    assert_eq!(found.need, Need::Help);
+    assert!(found.why.contains("node3 is there, and does not say what it has"), "{}", found.why);
 }

@@ -114,6 +114,26 @@ fn volumes_grow_and_never_shrink() {
 }
 
 #[test]
+fn a_volume_that_is_renamed_is_the_same_volume() {
+    let mut s = cluster(1);
+    s.apply(Command::CreateVolume(create("a", G))).unwrap();
+    s.apply(Command::CreateVolume(create("b", G))).unwrap();
+    let rename = |name: &str| Command::RenameVolume { volume: VolumeId(1), name: name.into() };
+    assert!(s.apply(rename("b")).unwrap_err().text.contains("'b' already"));
+    assert_eq!(kind(&mut s, rename("no/name")), ErrorKind::Invalid);
+    let nobody = Command::RenameVolume { volume: VolumeId(9), name: "x".into() };
+    assert_eq!(kind(&mut s, nobody), ErrorKind::NotFound);
+    assert_eq!(s.apply(rename("c")).unwrap().outcome, Outcome::Named);
+    assert_eq!(s.need("c").unwrap().id, VolumeId(1));
+    assert_eq!(s.need("a").unwrap_err().kind, ErrorKind::NotFound);
+    let revision = s.revision();
+    s.apply(rename("c")).unwrap();
+    assert_eq!(s.revision(), revision, "a repeat changes nothing");
+    s.apply(Command::CreateVolume(create("a", G))).expect("the old name is free");
+    assert_eq!(s.need("c").unwrap().description().name, "c", "the next view frame says it");
+}
+
+#[test]
 fn heads_and_copies_are_spread_evenly() {
     let mut s = cluster(5);
     for i in 0..50 {

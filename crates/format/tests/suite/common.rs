@@ -226,6 +226,12 @@ pub fn closed_frame() -> Frame {
     FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
 }
 
+/// The same of a log that has given up lost frames by force.
+pub fn given_up_frame() -> Frame {
+    let body = MarkBody { given_up: ViewNumber(5), ..mark_body() };
+    FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
+}
+
 /// Takes a snapshot, gives one up and begins a window.
 pub fn snapshot_frame() -> Frame {
     let mut b = FrameBuilder::new();

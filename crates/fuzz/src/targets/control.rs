@@ -152,6 +152,8 @@ fn without_lost(shard: freebs_types::ShardId) -> Command {
         chain: [3, 4].map(NodeId).to_vec(),
         least: Sequence(9),
         version: Version(7),
+        known: Sequence(0),
+        gives_up: 0,
         same: Sequence(9),
         learn: vec![NodeId(4)],
     })
@@ -216,6 +218,7 @@ fn some_commands() -> Vec<Command> {
         without_lost(shard),
         Command::ActivateBranch { shard, view: ViewNumber(4), generation: Generation(2) },
         Command::ExtendChains { away: vec![(NodeId(2), StartNumber(2))] },
+        Command::RenameVolume { volume, name: "other".into() },
     ]
 }
 

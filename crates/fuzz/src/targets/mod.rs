@@ -6,6 +6,7 @@ mod disk;
 mod frames;
 mod image;
 mod nbd;
+mod qcow2;
 mod seats;
 mod store;
 mod wire;
@@ -90,6 +91,8 @@ targets! {
          what it serves has right CRCs, and a second start finds the same";
     "device-tools", device::tools, |n| 64 * n + 24 * MIB, device::WORDS, 2 * KIB, 60,
         "inspect, verify, survey and a dry rebuild on a device with forged structures: they agree, and write nothing";
+    "qcow2", qcow2::image, |n| 64 * n + 24 * MIB, qcow2::WORDS, 16 * KIB, 3000,
+        "a disk image: its disk is read in order to its end, or refused, and is the same after it was written";
     "command", control::command, few, control::WORDS, 2 * KIB, 8000,
         "a command of the control plane, and what came of one: within the maximum, the bytes encode again";
     "commands", control::commands, |n| 64 * n + 8 * MIB, control::WORDS, 8 * KIB, 1500,
@@ -123,6 +126,7 @@ pub(crate) fn seeds(out: &mut crate::seeds::Seeds) {
     nbd::seeds(out);
     disk::seeds(out);
     device::seeds(out);
+    qcow2::seeds(out);
     control::seeds(out);
     seats::seeds(out);
     store::seeds(out);

@@ -165,7 +165,7 @@ fn some_entries() -> Vec<Entry> {
     use freebs_types::VolumeId;
     let seats: std::collections::BTreeMap<_, _> = (1..4).map(|n| (seat(n), ())).collect();
     let joint = vec![[seat(1)].into(), seats.keys().copied().collect()];
-    let command = Command::ResizeVolume { volume: VolumeId(7), size: 1 << 30 };
+    let command = Box::new(Command::ResizeVolume { volume: VolumeId(7), size: 1 << 30 });
     let payloads = [
         EntryPayload::Blank,
         EntryPayload::Normal(Proposal::OpenSession),

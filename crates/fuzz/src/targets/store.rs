@@ -59,7 +59,7 @@ fn entry(index: u64) -> Entry {
         }
         2 => EntryPayload::Normal(Proposal::OpenSession),
         _ => {
-            let command = Command::ResizeVolume { volume: VolumeId(index), size: 1 << 30 };
+            let command = Box::new(Command::ResizeVolume { volume: VolumeId(index), size: 1 << 30 });
             EntryPayload::Normal(Proposal::Command { session: 2, number: index, floor: 1, command })
         }
     };

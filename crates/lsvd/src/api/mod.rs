@@ -152,6 +152,8 @@ pub struct ShardState {
     pub holes: Vec<(Sequence, Sequence)>,
     /// Set if damage may have taken frames behind the last one (rule E7): a seal answer does not count.
     pub suspect_tail: bool,
+    /// Lost frames were given up by force when this view was left (rule V10); 0 if that never happened.
+    pub given_up: ViewNumber,
     /// From here on `frames` can serve without a gap.
     pub first_kept: Sequence,
     /// Chunk of the last data and its blocks so far.
@@ -223,6 +225,8 @@ pub struct Learned {
     pub attach: AttachBody,
     /// Requests that were applied.
     pub requests: RequestTable,
+    /// Nothing was learned: the frames are given up by force when this view is left (rule V10). Else 0.
+    pub given_up: ViewNumber,
 }
 
 /// What can be put into the log. Order of calls is order in the log and of durability.
@@ -462,7 +466,7 @@ pub struct Space {
     pub reserve_segments: u32,
     /// What others' frames may be given of the free ones: the log goes on without these.
     pub spare_segments: u32,
-    /// Cleaning is at work, or may find something to do: more may be free soon.
+    /// Cleaning is at work, or may find something to do, or what it has emptied is being given up: more may be free soon.
     pub more_soon: bool,
     /// Bytes of blocks that maps name, or may name again after a cut.
     pub live_bytes: u64,
@@ -568,6 +572,8 @@ pub enum CleanMutant {
     TrustBytes,
     /// E5: a segment goes back to the file system while the newest live table may still name it.
     PunchNamed,
+    /// W7: no segments are kept back for cleaning: what others write may fill all that can be opened.
+    NoReserve,
 }
 
 /// Rules of the log that tests can leave out, by `Engine::open_without`; each must be caught.

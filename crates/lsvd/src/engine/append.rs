@@ -69,7 +69,7 @@ enum Front {
     First(Next),
 }
 
-/// What is being gathered.
+/// The append that is being gathered.
 #[derive(Default)]
 pub(crate) struct Gather {
     frames: Vec<(Frame, Option<Durable>, bool)>,
@@ -291,7 +291,7 @@ impl Core {
         Error::no_space(text)
     }
 
-    /// Whether one more local frame fits the append and its segment.
+    /// True if one more local frame fits the append and its segment.
     pub fn fits(&self, g: &Gather, head: usize, index: usize, data: usize) -> bool {
         let Some(open) = &self.open else { return false };
         let heads_max = APPEND_HEADS_BYTES_MAX - HEADER - extra_len(self, open);
@@ -523,6 +523,7 @@ impl Core {
             self.segs.table_durable(given, seq);
             self.map_wake.notify_one();
         }
+        let heals = batch.repair || batch.ops.iter().any(|op| matches!(op.done, Some(Durable::Mark { .. })));
         // What cleaning writes itself earns it nothing.
         let own = |op: &&Op| op.done.is_none();
         let op_len = |op: &Op| op.head.bytes().len() + op.head.header().data_len.get() as usize;
@@ -544,6 +545,10 @@ impl Core {
             }
         }
         self.moves_done(batch.moves_done);
+        if heals {
+            // Blocks that were missed may be here now.
+            self.no_longer_held();
+        }
         self.earn(blocks, others as u64);
     }
 

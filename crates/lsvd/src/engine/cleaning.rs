@@ -31,6 +31,8 @@ pub(crate) struct Cleaning {
     pub busy: bool,
     /// The share of this pass is being used.
     pub burst: bool,
+    /// This pass empties damaged segments: it waits for no share.
+    pub saves: bool,
     /// Moves that are queued or being written.
     pub outstanding: u32,
     /// Segments that are given up as soon as the local frames that they need are durable, and how many are not yet.

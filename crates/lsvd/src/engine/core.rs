@@ -7,6 +7,7 @@ use super::cleaning::Cleaning;
 use super::moves::Moves;
 use super::queue::{Job, Queued};
 use super::rot::Rot;
+use crate::CleanMutant;
 use crate::log::geometry::{Geometry, LAST_SEGMENTS, OpenSegment};
 use crate::log::place::At;
 use crate::log::segments::{SegmentState, Segments};
@@ -134,10 +135,9 @@ impl Core {
     }
 
     pub fn event(&mut self, kind: EventKind, text: impl Into<String>) {
-        match kind {
-            EventKind::Damage => self.counters.damage += 1,
-            EventKind::CrcError => self.counters.crc_errors += 1,
-            _ => {}
+        // Checksum errors are counted where they are met, told or not.
+        if kind == EventKind::Damage {
+            self.counters.damage += 1;
         }
         if self.events.len() == EVENTS_MAX {
             self.events.pop_front();
@@ -156,7 +156,7 @@ impl Core {
         self.shards.get(&id).ok_or_else(|| Error::not_found(format!("no shard {id} on this device")))
     }
 
-    /// Whether the queue may still be filled.
+    /// True if the queue may still be filled.
     pub fn push(&mut self, q: Queued) -> bool {
         if self.failed.is_some() {
             return false;
@@ -177,7 +177,7 @@ impl Core {
         total.saturating_sub(used)
     }
 
-    /// Whether the device may still give more segments than are ready.
+    /// True if the device may still give more segments than are ready.
     pub fn can_grow(&self) -> bool {
         self.more_segments() && (!self.no_growth || self.growing)
     }
@@ -197,7 +197,7 @@ impl Core {
         again
     }
 
-    /// Whether a segment may be opened as soon as the device has grown.
+    /// True if a segment may be opened as soon as the device has grown.
     pub fn waits_for_growth(&self) -> bool {
         self.can_grow() && self.may_fill() && !self.may_open()
     }
@@ -223,7 +223,21 @@ impl Core {
 
     /// Whether one more segment may be filled with what is next in the queue.
     fn may_fill(&self) -> bool {
-        (matches!(self.queue.front(), Some(Queued::Job(_))) || self.free_segments() > LAST_SEGMENTS)
+        matches!(self.queue.front(), Some(Queued::Job(_))) || self.free_segments() > self.last_segments()
+    }
+
+    /// Segments that only a local frame that frees others may open.
+    pub fn last_segments(&self) -> u32 {
+        if self.keeps_nothing_back() { 1 } else { LAST_SEGMENTS }
+    }
+
+    /// Free segments at which heads are to order nothing more.
+    pub fn reserve_segments(&self) -> u32 {
+        if self.keeps_nothing_back() { 1 } else { self.geometry.reserve_segments() }
+    }
+
+    fn keeps_nothing_back(&self) -> bool {
+        self.cleaning.options.mutant == Some(CleanMutant::NoReserve)
     }
 
     pub fn space(&self) -> Space {
@@ -234,9 +248,9 @@ impl Core {
             limit_segments: used + free,
             used_segments: used,
             free_segments: free,
-            reserve_segments: self.geometry.reserve_segments(),
-            spare_segments: free.saturating_sub(LAST_SEGMENTS + 1),
-            more_soon: self.more_soon(),
+            reserve_segments: self.reserve_segments(),
+            spare_segments: free.saturating_sub(self.last_segments() + 1),
+            more_soon: self.more_soon() || self.is_giving_up(),
             live_bytes: self.segs.live_blocks * BLOCK as u64,
             poisoned: self.failed.as_ref().is_some_and(|e| e.kind == ErrorKind::DeviceFailed),
         }
@@ -326,7 +340,7 @@ impl Core {
             s.cut(to, &mut self.segs);
         }
         if let Some(c) = below {
-            // What is committed is never cut (rule V3), whoever asks for it.
+            // A committed frame is never cut (rule V3), whoever asks for it.
             self.event(EventKind::Refused, format!("shard {shard}: a cut to {to}, below {c}, which is committed"));
         }
         Durable::Cut { shard, to }

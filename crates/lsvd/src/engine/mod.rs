@@ -194,6 +194,7 @@ impl<D: Device> Engine<D> {
         for f in &report.damage {
             let place = f.segment.map_or("superblock".to_owned(), |s| format!("segment {s}"));
             core.event(EventKind::Damage, format!("{place}, byte {}: {}", f.offset, f.what));
+            f.segment.into_iter().for_each(|s| core.suspect(s));
         }
         let (grown, pool, map_wake) = (core.segs.freed.clone(), core.pool.clone(), core.map_wake.clone());
         let inner = Inner {
@@ -266,9 +267,14 @@ impl<D: Device> Engine<D> {
     /// All frames of the shard up to here are committed: they are never cut.
     pub fn committed(&self, shard: ShardId, to: Sequence) {
         let mut core = self.inner.core.borrow_mut();
+        let is_short = core.short_of_space();
         let Core { shards, segs, .. } = &mut *core;
         if let Some(s) = shards.get_mut(&shard) {
             s.hear_committed(to, segs);
+            if is_short {
+                // A frame that was not committed may have been what kept them.
+                segs.candidates.append(&mut segs.blocked);
+            }
             if !segs.candidates.is_empty() {
                 self.inner.work.notify_one();
             }
@@ -323,6 +329,9 @@ impl<D: Device> Engine<D> {
         if core.hope() && !core.cleaning.busy && is_wanted {
             core.cleaning.wake.notify_one();
         }
+        if !core.segs.candidates.is_empty() {
+            self.inner.ring();
+        }
     }
 
     /// Makes the last append provably durable (rule E7), if something came since the last time. To be called after
@@ -353,7 +362,8 @@ impl<D: Device> Engine<D> {
 
     /// Makes a checkpoint, so that the next start reads only what comes behind it. To be called every minute or so. It
     /// is made in the background, in small steps, by the writer if that is running. `NoSpace` if there is no room, or
-    /// `Corrupt` if a part of the map is lost: the log alone is enough in both cases.
+    /// `Corrupt` if a part of the map is lost: the log alone is enough in both cases. It is left out, without an error,
+    /// in a log of few segments if what lives needs the segment that it would take.
     pub async fn checkpoint(&self) -> Result<()> {
         let made = {
             let mut core = self.inner.core.borrow_mut();
@@ -647,6 +657,21 @@ impl<D: Device> Engine<D> {
         }
     }
 
+    /// Blocks of committed entries that wait above a shard's map for frames that may be cut; for tests.
+    #[doc(hidden)]
+    pub fn held_blocks(&self, shard: ShardId) -> u64 {
+        let core = self.inner.core.borrow();
+        let held = core.shards.get(&shard).into_iter().flat_map(|s| s.overlay.held());
+        held.map(|(_, e)| u64::from(e.len)).sum()
+    }
+
+    /// The append that the newest checkpoint covers, and the one that was the last when it was begun; for tests.
+    #[doc(hidden)]
+    pub fn checkpoint_covers(&self) -> Option<(u64, u64)> {
+        let core = self.inner.core.borrow();
+        core.maps.kept.iter().flatten().max_by_key(|k| k.revision).map(|k| (k.covered, k.written))
+    }
+
     /// Counts what is live anew from the chunk indexes and compares; for tests.
     #[doc(hidden)]
     pub fn check_counts(&self) {
@@ -669,6 +694,7 @@ impl<D: Device> Engine<D> {
         let core = self.inner.core.borrow();
         let mut named = std::collections::BTreeSet::new();
         for s in core.shards.values() {
+            s.overlay.check();
             s.named(|chunk, first, count| {
                 assert!(
                     s.chunks.all_live(chunk, first, count),

@@ -9,7 +9,7 @@ use freebs_types::{ChunkId, Sequence, Version};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// Bytes that an entry of the memory table takes, about, CRCs of further blocks aside.
+/// Bytes that an entry of a table in memory takes, about, CRCs of further blocks aside.
 pub(crate) const ENTRY_BYTES: usize = 112;
 
 /// CRCs of an extent's data blocks; the table of a larger update is shared by its pieces.

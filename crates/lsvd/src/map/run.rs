@@ -63,17 +63,19 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    pub fn push(&mut self, slot: u32, start: u32, len: u32) {
-        if self.slots.last().is_none_or(|s| s.0 != slot) {
-            assert!(self.slots.last().is_none_or(|s| s.0 < slot), "slots come in order");
-            self.slots.push((slot, self.starts.len() as u32));
-        } else {
-            let last = self.starts.len() - 1;
-            let end = self.starts[last] + u32::from(self.lens[last]);
-            assert!(end <= start, "entries of a slot come in order and don't overlap");
+    /// Adds an entry behind the others; `false` if it is out of order, meets one of them, or is too long for a run.
+    #[must_use]
+    pub fn push(&mut self, slot: u32, start: u32, len: u32) -> bool {
+        let Ok(short) = u16::try_from(len) else { return false };
+        let end = self.starts.last().zip(self.lens.last()).map_or(0, |(s, l)| s + u32::from(*l));
+        match self.slots.last() {
+            Some(last) if last.0 > slot || (last.0 == slot && end > start) => return false,
+            Some(last) if last.0 == slot => {}
+            _ => self.slots.push((slot, self.starts.len() as u32)),
         }
         self.starts.push(start);
-        self.lens.push(u16::try_from(len).expect("entries of runs are short"));
+        self.lens.push(short);
+        true
     }
 
     pub fn shrink(&mut self) {
@@ -150,7 +152,11 @@ mod tests {
     fn members_know_each_block() {
         let mut m = Members::default();
         for (slot, start, len) in [(2, 5, 3), (2, 10, 1), (4, 0, 2), (4, 7, 65_535)] {
-            m.push(slot, start, len);
+            assert!(m.push(slot, start, len));
+        }
+        // An entry out of order, of a slot or of a block, or one too long, is refused and changes nothing.
+        for (slot, start, len) in [(2, 90, 1), (4, 6, 1), (4, 65_541, 1), (5, 0, 65_536)] {
+            assert!(!m.push(slot, start, len), "({slot}, {start}, {len})");
         }
         assert_eq!([0, 5, 7, 8, 10].map(|a| m.next(2, a)), [5, 5, 7, 10, 10].map(Some));
         assert_eq!([m.next(2, 11), m.next(3, 0), m.next(5, 0), m.next(1, 0)], [None; 4]);

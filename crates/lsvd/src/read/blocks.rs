@@ -10,7 +10,7 @@ use crate::log::join::join_all;
 use crate::log::segments::ReadGuard;
 use crate::map::extents::{Extent, ExtentMap};
 use crate::shard::Shard;
-use crate::{EventKind, Piece, ReadOut};
+use crate::{Piece, ReadOut};
 use bytes::Bytes;
 use freebs_format::{ExtentKind, block_crc};
 use freebs_io::Device;
@@ -180,28 +180,28 @@ impl<D: Device> Engine<D> {
         let reads = plan.spans.iter().map(|s| self.read_bytes(s.segment, s.at, s.blocks as usize * BLOCK));
         let read = join_all(reads.collect()).await;
         let mut out = Vec::with_capacity(read.len());
-        let (mut block, mut bad, mut suspect) = (0usize, None, None);
+        let (mut block, mut bad) = (0usize, None);
         for (bytes, span) in read.into_iter().zip(&plan.spans) {
             match bytes {
                 Ok(bytes) => {
                     let crcs = &plan.crcs[block..];
                     let wrong = bytes.chunks_exact(BLOCK).zip(crcs).position(|(b, c)| block_crc(b) != *c);
-                    bad = bad.or(wrong.map(|w| (w + block, "does not match its CRC".to_owned())));
+                    let at = |w: usize| (span.segment, span.at + (w * BLOCK) as u32);
+                    bad = bad.or(wrong.map(|w| (w + block, at(w), "does not match its CRC".to_owned())));
                     out.push(bytes);
                 }
                 // Nothing is wrong with the blocks: the device is out of use until it is opened again.
                 Err(e) if e.kind == ErrorKind::DeviceFailed => return Err(e),
-                Err(e) => bad = bad.or(Some((block, format!("can't be read: {e}")))),
+                Err(e) => bad = bad.or(Some((block, (span.segment, span.at), format!("can't be read: {e}")))),
             }
-            suspect = suspect.or(bad.as_ref().map(|_| span.segment));
             block += span.blocks as usize;
         }
         let mut core = self.inner.core.borrow_mut();
         core.counters.read_bytes += (block * BLOCK) as u64;
-        if let Some((block, what)) = bad {
-            core.rot.suspect(suspect.expect("set with the first bad block"));
+        if let Some((block, at, what)) = bad {
+            core.suspect(at.0);
             let text = format!("shard {shard}, block {}: {what}", plan.lba_of(block as u32));
-            core.event(EventKind::CrcError, text.clone());
+            core.crc_error(at, &text);
             return Err(Error::corrupt(text));
         }
         Ok(out)

@@ -14,7 +14,7 @@ use crate::read::blocks::Plan;
 use crate::shard::Shard;
 use crate::shard::frames::FramePlace;
 use crate::shard::history::Reading;
-use crate::{CARRY_ENTRIES_MAX, Digest, EventKind, FrameName, RuleMutant};
+use crate::{CARRY_ENTRIES_MAX, Digest, FrameName, RuleMutant};
 use bytes::Bytes;
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, Frame, FrameHead};
 use freebs_io::Device;
@@ -68,11 +68,11 @@ impl<D: Device> Engine<D> {
         let whole = heads.iter().take_while(|h| h.is_ok()).count();
         let mut error = None;
         let mut good: Vec<FrameHead> = Vec::with_capacity(whole);
-        for h in heads {
+        for (h, (_, p)) in heads.into_iter().zip(&places) {
             match h {
                 Ok(h) => good.push(h),
                 Err(e) => {
-                    error = Some(e);
+                    error = Some((e, (p.segment, p.head_at)));
                     break;
                 }
             }
@@ -80,20 +80,20 @@ impl<D: Device> Engine<D> {
         let data = self.data(&places[..whole]).await;
         drop(guards);
         let mut out = Vec::with_capacity(whole);
-        for ((head, data), (s, _)) in good.into_iter().zip(data).zip(&places) {
+        for ((head, data), (s, p)) in good.into_iter().zip(data).zip(&places) {
             let frame = data.and_then(|d| Frame::new(head, if d.is_empty() { vec![] } else { vec![d] }));
             let frame = frame.and_then(|f| f.verify_data().map(|()| f));
             match frame {
                 Ok(f) => out.push(f),
                 Err(e) => {
-                    error = Some(e.at(format!("shard {shard}, frame {s}")));
+                    error = Some((e.at(format!("shard {shard}, frame {s}")), (p.segment, p.data_at)));
                     break;
                 }
             }
         }
         match error {
-            Some(e) => {
-                self.inner.core.borrow_mut().event(EventKind::CrcError, e.text.clone());
+            Some((e, at)) => {
+                self.inner.core.borrow_mut().crc_error(at, &e.text);
                 if out.is_empty() { Err(Error::corrupt(e.text)) } else { Ok(out) }
             }
             None => Ok(out),

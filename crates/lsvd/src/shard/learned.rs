@@ -72,6 +72,7 @@ impl Shard {
             body.view_frame = Some(f.clone());
         }
         (body.learned_since, body.learned_upto) = (learned.since, learned.upto);
+        body.given_up = body.given_up.max(learned.given_up);
         body.released = body.released.max(learned.upto);
     }
 }

@@ -44,6 +44,7 @@ pub(crate) struct Shard {
     pub tip: Tip,
     pub committed: Sequence,
     pub promised: ViewNumber,
+    pub given_up: ViewNumber,
     pub secret: Option<(ViewNumber, Hash32)>,
     pub views: Vec<(Sequence, FrameHead)>,
     pub attaches: Vec<(Sequence, AttachBody)>,
@@ -432,7 +433,7 @@ impl Shard {
                 && o.chunk == e.chunk
                 && u64::from(o.offset) + u64::from(start) == u64::from(e.offset) + u64::from(a)
         };
-        let held = self.overlay.held().filter(|(a, o)| same(*a, o)).map(|(a, o)| (a, a + o.len));
+        let held = self.overlay.held_in(start, end).filter(|(a, o)| same(*a, o)).map(|(a, o)| (a, a + o.len));
         let layers =
             self.history.table.range(start, end).filter(|(a, l)| same(*a, &l.e)).map(|(a, l)| (a, a + l.e.len));
         let mut named: Vec<(u32, u32)> = held.chain(layers).filter(|(a, b)| *a < end && start < *b).collect();
@@ -552,7 +553,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Whether uncommitted frames, or what is held above them, write some of these blocks.
+    /// True if uncommitted frames write some of these blocks.
     pub fn is_over(&self, start: u32, end: u32) -> bool {
         self.overlay.map.range(start, end).next().is_some()
     }
@@ -561,25 +562,35 @@ impl Shard {
     /// named by this very entry, since a block of a chunk is written once; they have only moved.
     pub fn unknown(&self, e: &CarryEntry, append: u64) -> Vec<(u32, u32)> {
         let (start, len) = (e.range.start.0, e.range.len);
-        if e.kind != ExtentKind::Data || self.is_over(start, start + len) || append <= self.sure_from {
+        if e.kind != ExtentKind::Data || append <= self.sure_from {
             return vec![(start, len)];
         }
         let mut out = Vec::new();
-        self.chunks.dead_in(e.chunk, e.offset, len, |first, n| out.push((start + (first - e.offset), n)));
+        for (from, to, is_written) in self.overlay.parts(start, start + len) {
+            if is_written {
+                out.push((from, to - from));
+                continue;
+            }
+            let first = e.offset + (from - start);
+            self.chunks.dead_in(e.chunk, first, to - from, |dead, n| out.push((start + (dead - e.offset), n)));
+        }
         out
     }
 
-    /// One entry of a carry: into the map, or above it while frames that may be cut write the same blocks.
+    /// One entry of a carry: into the map, or above it where frames that may be cut write the same blocks.
     fn carried(&mut self, start: u32, e: Extent, at: At, segs: &mut Segments) {
         if e.sequence > self.tip.name.sequence {
             self.ahead = self.ahead.max(e.sequence);
         }
         for (a, e) in self.not_beaten(start, e, segs) {
-            if self.is_over(a, a + e.len) {
-                let covered = self.overlay.hold(a, e, Some(at.append));
-                self.supersede_held(covered, segs);
-            } else {
-                self.down(a, e, segs);
+            for (from, to, is_written) in self.overlay.parts(a, a + e.len) {
+                let part = e.piece(from - a, to - from);
+                if is_written {
+                    let covered = self.overlay.hold(from, part, Some(at.append));
+                    self.supersede_held(covered, segs);
+                } else {
+                    self.down(from, part, segs);
+                }
             }
         }
     }
@@ -600,6 +611,7 @@ impl Shard {
             return Err("mark with an impossible number");
         }
         self.promised = self.promised.max(body.promised);
+        self.given_up = self.given_up.max(body.given_up);
         if body.secret_view.0 > 0 && self.secret.is_none_or(|(v, _)| v <= body.secret_view) {
             self.secret = Some((body.secret_view, body.secret));
         }
@@ -716,8 +728,8 @@ impl Shard {
         }
         self.fronts.retain(|from, _| *from <= to.0);
         self.cut_reading(to, segs);
-        self.overlay.rebuild();
-        self.commit_to(self.committed, segs);
+        let gone = self.overlay.rebuild();
+        self.go_down(gone, false, segs);
         self.stale.extend(self.frames.cut(to));
         // A mark that names a frame of the branch must not outlive the frame that cuts it.
         self.stale.extend(self.marks.extract_if(.., |_, s| *s > to).map(|(segment, _)| segment));
@@ -756,9 +768,6 @@ impl Shard {
             self.go_down(done.entries, false, segs);
             self.go_down(done.again, false, segs);
         }
-        for (a, e) in self.overlay.let_go() {
-            self.down(a, e, segs);
-        }
     }
 
     /// The shard was deleted: nothing of it is live.
@@ -770,10 +779,7 @@ impl Shard {
     /// Map entries in memory that no cut can take back, in a range.
     pub fn committed_view(&self, start: u32, end: u32) -> ExtentMap {
         let (mut view, mut out) = (ExtentMap::default(), Outcome::default());
-        let held = self.overlay.held().filter_map(|(a, e)| {
-            let (from, to) = (a.max(start), (a + e.len).min(end));
-            (from < to).then(|| (from, e.piece(from - a, to - from)))
-        });
+        let held = self.overlay.held_in(start, end);
         let levels = [self.frozen.as_deref(), Some(&self.map)].into_iter().flatten();
         let levels = levels.flat_map(|m| m.range(start, end)).map(|(a, e, skip, len)| (a, e.piece(skip, len)));
         for (a, e) in levels.chain(held) {
@@ -832,6 +838,7 @@ impl Shard {
             requests: self.requests.clone(),
             holes: self.holes.iter().map(|h| (Sequence(h.from), Sequence(h.to))).collect(),
             suspect_tail: self.suspect,
+            given_up: self.given_up,
             first_kept: self.first_kept(),
             open_chunk: (self.tip.chunk, self.tip.chunk_blocks),
         }
@@ -860,6 +867,7 @@ impl Shard {
             learned_since: Sequence(0),
             learned_upto: Sequence(0),
             learned_from_append: 0,
+            given_up: self.given_up,
             view_frame: self.views.last().map(|v| v.1.clone()),
             requests: self.requests.to_format(),
             pins,

@@ -1,6 +1,8 @@
-//! The blocks that a shard's maps name, for checks: the live bits of the chunk index must be these and no others.
+//! Blocks that a shard names, for checks: held against what counts as live.
 
-use crate::map::extents::{Extent, ExtentMap, Outcome};
+use crate::map::extents::Extent;
+use crate::map::extents::ExtentMap;
+use crate::map::extents::Outcome;
 use crate::shard::Shard;
 use freebs_types::ChunkId;
 

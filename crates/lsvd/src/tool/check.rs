@@ -2,19 +2,21 @@
 //! appends and live tables of segments whose index was good) is held against its checksums and hashes, and the index
 //! against the appends. The device tools do it by the same code.
 //!
-//! It changes nothing; what it finds is told as events, and fails the digest that asked for it.
+//! It changes nothing in the log; what it finds is told as events, fails the digest that asked for it, and is looked at by
+//! the scrub, which has it mended and emptied.
 
+use crate::engine::rot::Place;
 use crate::log::geometry::Geometry;
 use crate::log::scan::Window;
 use crate::log::segments::SegmentState;
 use crate::log::whole::{Known, check};
-use crate::{Engine, EventKind, Finding};
+use crate::{Engine, Finding};
 use freebs_io::Device;
 use freebs_types::{Error, Result, ShardId};
 
 impl<D: Device> Engine<D> {
     /// Reads every closed segment that holds frames of a shard. `Corrupt`, with the first finding, if anything does
-    /// not match; all findings are events.
+    /// not match. All findings are events; what was told before is not told again.
     pub async fn check_segments(&self, shard: ShardId) -> Result<()> {
         let (geometry, list) = {
             let core = self.inner.core.borrow();
@@ -28,10 +30,12 @@ impl<D: Device> Engine<D> {
         let mut first = None;
         for (id, seq, _guard) in list {
             let mut window = Window::new(&self.inner.device, geometry, id);
-            for f in check_segment(&mut window, &geometry, seq).await {
-                let text = format!("segment {id}, byte {}: {}", f.offset, f.what);
-                self.inner.core.borrow_mut().event(EventKind::Damage, text.clone());
-                first.get_or_insert(text);
+            let found = check_segment(&mut window, &geometry, seq).await;
+            let mut core = self.inner.core.borrow_mut();
+            core.tell_found(Place::Segment(id, seq), "", &found);
+            if let Some(f) = found.first() {
+                core.suspect(id);
+                first.get_or_insert(format!("segment {id}, byte {}: {}", f.offset, f.what));
             }
         }
         match first {

@@ -13,18 +13,18 @@ use crate::engine::Engine;
 use crate::engine::core::Core;
 use crate::engine::moves::{Move, Piece};
 use crate::engine::queue::{Job, Queued};
+use crate::engine::rot::Place;
 use crate::log::gate::Gate;
 use crate::log::scan::Window;
 use crate::log::segments::SegmentState;
 use crate::log::whole::{Known, check};
-use crate::{DamagedBlocks, EventKind, Finding, ScrubStep};
+use crate::{DamagedBlocks, Finding, ScrubStep};
 use bytes::Bytes;
 use freebs_format::block_crc;
 use freebs_format::disk::{PAGE_BYTES, SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
 use freebs_io::Device;
 use freebs_types::{BLOCK, Error, ErrorKind, Result};
 use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -85,65 +85,35 @@ impl<D: Device> Scrubber<D> {
 }
 
 impl Core {
-    fn is_still(&self, id: u32, seq: u64) -> bool {
-        let s = self.segs.get(id);
-        s.state == SegmentState::Closed && s.seq == seq
-    }
-
-    /// The segment to read next: one under suspicion, or the oldest one that this pass has not read.
-    fn next_to_scrub(&mut self, done: &mut u64, until: u64) -> Option<(u32, u64)> {
-        while let Some(id) = self.rot.suspects.pop_first() {
+    /// The segment to read next, and whether it comes in its turn: one under suspicion, or the oldest one that this pass
+    /// has not read.
+    fn next_to_scrub(&mut self, done: &mut u64, until: u64) -> Option<(u32, u64, bool)> {
+        while let Some(id) = self.rot.next_suspect() {
             if self.segs.get(id).state == SegmentState::Closed {
-                return Some((id, self.segs.get(id).seq));
+                return Some((id, self.segs.get(id).seq, false));
             }
         }
         let closed = self.segs.used().filter(|(_, s)| s.state == SegmentState::Closed);
         let left = closed.map(|(id, s)| (id, s.seq)).filter(|(_, seq)| (*done + 1..until).contains(seq));
-        let next = left.min_by_key(|(_, seq)| *seq)?;
-        *done = next.1;
-        Some(next)
+        let (id, seq) = left.min_by_key(|(_, seq)| *seq)?;
+        *done = seq;
+        Some((id, seq, true))
     }
 
-    /// Segments to be emptied because they are damaged; not those with blocks that may be mended yet.
-    pub fn rotten(&mut self) -> BTreeSet<u32> {
-        let mut rotten = std::mem::take(&mut self.rot.rotten);
-        rotten.retain(|id, seq| self.is_still(*id, *seq));
-        self.rot.rotten = rotten;
-        let waiting: BTreeSet<u32> = self.rot.wanted.values().map(|p| p.place().0).collect();
-        self.rot.rotten.keys().filter(|id| !waiting.contains(id)).copied().collect()
-    }
-
-    /// Whether damaged blocks are still live where they were found; what is not is forgotten.
-    fn still_wants(&mut self, id: u64) -> bool {
-        let Some(piece) = self.rot.wanted.get(&id) else { return false };
-        let lives = !self.live_parts(piece).is_empty();
-        if !lives {
-            self.rot.wanted.remove(&id);
-            self.look_at_rotten();
-        }
-        lives
-    }
-
-    /// Cleaning looks again at what is rotten.
-    fn look_at_rotten(&mut self) {
-        self.segs.changes += 1;
-        self.cleaning.wake.notify_one();
-    }
-
-    fn is_poisoned(&self) -> bool {
-        self.failed.as_ref().is_some_and(|e| e.kind == ErrorKind::DeviceFailed)
-    }
-
-    fn found(&mut self, f: Finding, step: &mut ScrubStep) {
-        let place = f.segment.map_or("superblock".to_owned(), |s| format!("segment {s}"));
-        self.counters.scrub_findings += 1;
-        self.event(EventKind::Damage, format!("scrub: {place}, byte {}: {}", f.offset, f.what));
-        step.findings.push(f);
+    /// The findings of the scrub in a place: all that there is, but of a run of the map one page after the other.
+    fn scrub_found(&mut self, place: Place, found: Vec<Finding>, step: &mut ScrubStep) {
+        let told = match place {
+            Place::Run(_) => found.iter().map(|f| u64::from(self.tell(place, "scrub: ", f))).sum(),
+            _ => self.tell_found(place, "scrub: ", &found),
+        };
+        self.counters.scrub_findings += told;
+        step.findings.extend(found);
     }
 }
 
 impl<D: Device> Engine<D> {
     async fn scrub_pass(self, all: bool, gate: Rc<Gate>, found: Rc<RefCell<ScrubStep>>) -> Result<()> {
+        self.inner.core.borrow_mut().forget_told();
         let until = if all { self.inner.core.borrow().next_seq } else { 0 };
         let mut done = 0;
         loop {
@@ -154,8 +124,8 @@ impl<D: Device> Engine<D> {
                 }
                 core.next_to_scrub(&mut done, until)
             };
-            let Some((id, seq)) = next else { break };
-            self.scrub_segment(id, seq, &gate, &found).await;
+            let Some((id, seq, in_turn)) = next else { break };
+            self.scrub_segment((id, seq), in_turn, &gate, &found).await;
         }
         if !all {
             return Ok(());
@@ -165,7 +135,7 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    async fn scrub_segment(&self, id: u32, seq: u64, gate: &Gate, found: &RefCell<ScrubStep>) {
+    async fn scrub_segment(&self, (id, seq): (u32, u64), in_turn: bool, gate: &Gate, found: &RefCell<ScrubStep>) {
         let geometry = self.inner.core.borrow().geometry;
         let mut window = Window::paced(&self.inner.device, geometry, id, gate);
         let known = Known { seq, newest: false, next_first: None };
@@ -187,18 +157,23 @@ impl<D: Device> Engine<D> {
             return;
         }
         core.counters.scrubbed_segments += 1;
-        let is_new = !checked.damage.is_empty() && core.rot.rotten.insert(id, seq) != Some(seq);
+        let is_new = !checked.damage.is_empty() && core.rot.is_news(id, seq);
         let mut step = found.borrow_mut();
-        for d in checked.damage {
-            core.found(Finding { segment: d.segment, offset: d.offset, what: d.what }, &mut step);
-        }
+        let findings =
+            checked.damage.into_iter().map(|d| Finding { segment: d.segment, offset: d.offset, what: d.what });
+        core.scrub_found(Place::Segment(id, seq), findings.collect(), &mut step);
+        let before = step.damaged_blocks;
         for p in pieces {
             for part in p.runs_of(|at| checked.bad.contains_key(&at)) {
                 step.damaged_blocks += u64::from(part.range().len);
                 core.rot.want(part);
             }
         }
-        if is_new {
+        // A block that could not be moved may have died since. Under suspicion alone, cleaning and the scrub could call each
+        // other again and again.
+        let none = in_turn && step.damaged_blocks == before;
+        let was_kept = none && core.segs.get_mut(id).damaged.take().is_some();
+        if is_new || was_kept {
             core.look_at_rotten();
         }
     }
@@ -231,7 +206,8 @@ impl<D: Device> Engine<D> {
                 core.maps.damaged = true;
                 let what = format!("page {page} of run {} of the map: {}", run.number, e.text);
                 let offset = u64::from(at.page) * PAGE_BYTES as u64;
-                core.found(Finding { segment: Some(at.segment), offset, what }, &mut found.borrow_mut());
+                let finding = Finding { segment: Some(at.segment), offset, what };
+                core.scrub_found(Place::Run(run.number), vec![finding], &mut found.borrow_mut());
                 drop(core);
                 self.inner.map_wake.notify_one();
             }
@@ -241,33 +217,35 @@ impl<D: Device> Engine<D> {
     /// The copies of the superblock come last.
     async fn scrub_superblock(&self, gate: &Gate, found: &RefCell<ScrubStep>) {
         let revision = self.superblock().revision.get();
+        let mut bad = Vec::new();
         for at in SUPERBLOCK_AT {
             gate.pass(SUPERBLOCK_BYTES).await;
             let read = self.inner.device.read(at, SUPERBLOCK_BYTES).await;
             let good = read.is_ok_and(|b| Superblock::decode(&b).is_ok_and(|sb| sb.revision.get() == revision));
-            if !good && !self.inner.core.borrow().is_poisoned() {
+            if !good {
                 let what = "a copy of the superblock is damaged, or an old one".into();
-                let mut core = self.inner.core.borrow_mut();
-                core.found(Finding { segment: None, offset: at, what }, &mut found.borrow_mut());
+                bad.push(Finding { segment: None, offset: at, what });
             }
+        }
+        let mut core = self.inner.core.borrow_mut();
+        if !core.is_poisoned() {
+            core.scrub_found(Place::Superblock, bad, &mut found.borrow_mut());
         }
     }
 
     /// Whether somebody met damage in a segment that the scrub has not looked at since.
     pub fn has_suspects(&self) -> bool {
-        !self.inner.core.borrow().rot.suspects.is_empty()
+        self.inner.core.borrow().rot.has_suspects()
     }
 
     /// Damaged live blocks that were found since the last call, each to be asked for elsewhere and to be given to
     /// `mend` or `unmended`. At most `max` of them.
     pub fn take_damaged(&self, max: usize) -> Vec<DamagedBlocks> {
         let mut core = self.inner.core.borrow_mut();
-        let ids: Vec<u64> = core.rot.fresh.iter().copied().take(max).collect();
-        core.rot.fresh.retain(|id| !ids.contains(id));
         let mut out = Vec::new();
-        for id in ids {
-            if core.still_wants(id) {
-                let p = &core.rot.wanted[&id];
+        for id in core.rot.take_fresh(max) {
+            let lives = core.still_wants(id);
+            if let Some(p) = core.rot.wanted(id).filter(|_| lives) {
                 out.push(DamagedBlocks { id, shard: p.shard(), range: p.range() });
             }
         }
@@ -283,10 +261,8 @@ impl<D: Device> Engine<D> {
         if let Some(e) = &core.failed {
             return Err(e.clone());
         }
-        if !core.still_wants(id) {
-            return Ok(0);
-        }
-        let piece = &core.rot.wanted[&id];
+        let lives = core.still_wants(id);
+        let Some(piece) = core.rot.wanted(id).filter(|_| lives) else { return Ok(0) };
         if data.len() != piece.range().len as usize * BLOCK {
             return Err(Error::invalid("another number of blocks than was asked for"));
         }
@@ -298,7 +274,7 @@ impl<D: Device> Engine<D> {
         if pieces.is_empty() {
             return Err(Error::corrupt("none of the blocks is what was written here"));
         }
-        if core.rot.mending >= MENDING_MAX {
+        if core.rot.mending() >= MENDING_MAX {
             return Err(Error::retry("other blocks are being mended"));
         }
         // What is mended must leave cleaning what it needs, and writers who are held back wait for cleaning alone.
@@ -307,8 +283,7 @@ impl<D: Device> Engine<D> {
             return Err(Error::no_space("no room to mend blocks"));
         }
         let blocks = pieces.iter().map(|p| p.range().len).sum();
-        core.rot.wanted.remove(&id);
-        core.rot.mending += 1;
+        core.rot.mends(id);
         core.counters.mended_blocks += u64::from(blocks);
         // In front, as all moves: what is live is looked up when everything that was appended before has acted.
         core.queue.push_front(Queued::Job(Job::Move(Move::mending(pieces))));
@@ -319,8 +294,6 @@ impl<D: Device> Engine<D> {
 
     /// Nobody has these blocks: they are asked for again when the scrub finds them again.
     pub fn unmended(&self, id: u64) {
-        let mut core = self.inner.core.borrow_mut();
-        core.rot.wanted.remove(&id);
-        core.look_at_rotten();
+        self.inner.core.borrow_mut().stops_waiting(id);
     }
 }

@@ -5,6 +5,7 @@
 use super::client::Client;
 use super::plane::{FollowerOptions, Job};
 use crate::timing;
+use freebs_agent::Following;
 use freebs_control::api::{GatewayInfo, Reply, Request};
 use freebs_control::{Done, State};
 use freebs_types::{ClusterId, Error, ErrorKind, Result};
@@ -20,8 +21,7 @@ struct Follower {
     shown: watch::Sender<Arc<State>>,
     connection: watch::Sender<Option<Client>>,
     announcements: watch::Receiver<Option<GatewayInfo>>,
-    /// Where the next session begins to look, counted through the addresses.
-    sessions: usize,
+    following: Following,
 }
 
 pub(super) fn start(
@@ -34,7 +34,7 @@ pub(super) fn start(
     let (connection, connected) = watch::channel(None);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Error::os(format!("can't start a runtime for the control plane: {e}")))?;
-    let follower = Follower { options, state, shown, connection, announcements, sessions: 0 };
+    let follower = Follower { options, state, shown, connection, announcements, following: Following::default() };
     let run = move || {
         runtime.block_on(async {
             let watching = tokio::spawn(follower.run());
@@ -64,18 +64,15 @@ impl Follower {
         }
     }
 
-    /// One connection from its begin to its end. `Ok` if it served at all. The next one begins with the next address: a
-    /// node may answer, and have nothing to tell.
+    /// One connection from its begin to its end. `Ok` if it served at all.
     async fn session(&mut self) -> Result<()> {
         let mut addresses = self.options.addresses.clone();
         let known: Vec<_> = self.state.nodes().map(|n| n.address.clone()).collect();
         addresses.extend(known.into_iter().filter(|a| !self.options.addresses.contains(a)));
-        let first = self.sessions % addresses.len().max(1);
-        addresses.rotate_left(first);
-        let client = Client::connect_any(&addresses).await?;
-        // Of those that were passed over none answers.
+        let in_turn: Vec<String> = self.following.order(addresses.len()).map(|i| addresses[i].clone()).collect();
+        let client = Client::connect_any(&in_turn).await?;
         let at = addresses.iter().position(|a| a == client.address()).unwrap_or(0);
-        self.sessions = first + at + 1;
+        self.following.follow(at, addresses.len());
         self.check_cluster(&client)?;
         let _announcing = AbortOnDrop(tokio::spawn(announce(client.clone(), self.announcements.clone())));
         self.connection.send_replace(Some(client.clone()));
@@ -92,15 +89,8 @@ impl Follower {
                 Err(_) if served => return Ok(()),
                 Err(e) => return Err(e),
             };
-            // Whatever is missing in an older state would be taken for deleted.
-            if page.revision < self.state.revision() {
-                return Err(Error::corrupt(format!(
-                    "the control state at {} is older (revision {}) than what was seen of it already ({})",
-                    client.address(),
-                    page.revision,
-                    self.state.revision()
-                )));
-            }
+            Following::check(self.state.revision(), page.revision)
+                .map_err(|e| e.at(format!("the control state at {}", client.address())))?;
             let more = page.more;
             self.state.take_in(page)?;
             served = true;

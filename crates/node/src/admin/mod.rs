@@ -4,9 +4,9 @@
 //! anything: it answers from its copy, and sends commands on to whoever leads. Gateways follow any node by a long poll.
 //!
 //! A node wires it so: [`Plane::seat`] first of all (before devices are written to), with connections that say
-//! `Role::Seat` brought to [`hear_seat`] from then on; then `State::next_start` on [`Plane::newest`] with what the
-//! devices come with, then [`Plane::started`], then a [`Service`] over the plane and its [`LocalNode`] (connections that
-//! say `Role::Control` go to [`serve`]), then `RegisterNode` with the number of this start.
+//! `Role::Seat` brought to [`hear_seat`] from then on; then the steps of `freebs_agent::CameWith`, on [`Plane::newest`], with
+//! [`Plane::started`] once the number is on the devices, a [`Service`] over the plane and its [`LocalNode`] (connections
+//! that say `Role::Control` go to [`serve`]), and [`Plane::register`].
 
 mod attachments;
 mod audit;

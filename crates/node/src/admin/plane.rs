@@ -4,7 +4,7 @@ use super::Service;
 use super::follower;
 use super::seat::{self, Order, SeatOptions, SeatPort};
 use crate::timing;
-use freebs_agent::{Pause, Registration};
+use freebs_agent::{About, Begun, Pause, TakenIn, refused};
 use freebs_consensus::handle::Handle;
 use freebs_control::api::GatewayInfo;
 use freebs_control::{Command, ControlPlane, Done, State};
@@ -141,32 +141,23 @@ impl Plane {
         let _ = tokio::time::timeout(timing::VISIBLE_MAX, seen).await;
     }
 
-    /// Says that a node is there (rules W2, V8), and what slices are to be sealed for; asks again until it was applied.
+    /// Says that a node is there, and what slices are to be sealed for, until that was applied.
     pub async fn register(
         &self,
         me: &crate::cluster_file::ClusterNode,
-        start: freebs_types::StartNumber,
+        begun: Begun,
         key: freebs_types::HostPublic,
-    ) -> Result<()> {
-        let node = Command::RegisterNode {
-            node: me.id,
-            name: me.name.clone(),
-            address: me.address.clone(),
-            workers: me.workers,
-            start,
-        };
-        let mut registration = Registration::new(me.id, start, node, Some(key));
-        while let Some(command) = registration.question() {
-            let answer = self.submit(command).await;
-            if let Some(Pause { why, time }) = registration.answer(answer)? {
-                match why.kind {
-                    ErrorKind::Retry => tracing::debug!("not registered yet: {why}"),
-                    _ => tracing::warn!("not registered yet: {why}"),
-                }
-                tokio::time::sleep(Duration::from_nanos(time.0)).await;
+    ) -> Result<TakenIn> {
+        let (name, address) = (me.name.clone(), me.address.clone());
+        let about = About { name, address, workers: me.workers, key: Some(key) };
+        let pause = async |Pause { why, time }| {
+            match why.kind {
+                ErrorKind::Retry => tracing::debug!("not registered yet: {why}"),
+                _ => tracing::warn!("not registered yet: {why}"),
             }
-        }
-        Ok(())
+            tokio::time::sleep(Duration::from_nanos(time.0)).await;
+        };
+        begun.registration(about).say(&Arc::new(self.clone()), pause).await
     }
 }
 
@@ -175,14 +166,13 @@ impl ControlPlane for Plane {
         let (jobs, state) = match &self.kind {
             Kind::Seat(control, port) => {
                 port.check()?;
-                let busy = match control.submit(command.clone()).await {
-                    Err(e) if e.kind == ErrorKind::Busy => e,
-                    other => return other,
-                };
-                let Some(service) = self.service.get().and_then(Weak::upgrade) else { return Err(busy) };
-                return match service.in_place_of_lapsed(command).await? {
+                let answer = control.submit(command.clone()).await;
+                let state = control.state();
+                let Some(volume) = refused(&command, &answer, &state).map(|v| v.id) else { return answer };
+                let Some(service) = self.service.get().and_then(Weak::upgrade) else { return answer };
+                return match service.in_place_of_lapsed(command, &state, volume).await {
                     Some(command) => control.submit(command).await,
-                    None => Err(busy),
+                    None => answer,
                 };
             }
             Kind::Follower { jobs, state } => (jobs, state),

@@ -21,7 +21,7 @@ use crate::files;
 use crate::timing;
 use freebs_consensus::handle::{Desk, Handle, handle};
 use freebs_consensus::machine::what_is;
-use freebs_consensus::note::{NOTE_BYTES, SeatNote};
+use freebs_consensus::note::{Instead, NOTE_BYTES, SeatNote};
 use freebs_consensus::wire::MESSAGE_VERSION;
 use freebs_consensus::{Options, Peer, Store, Timing, Watcher, limits};
 use freebs_control::api::Request;
@@ -270,14 +270,7 @@ fn tell_decisions(events: Arc<EventLog>, last: u64) -> Watcher {
 async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &Seen, options: &SeatOptions) {
     let peer = &seat.peer;
     let stands = peer.clone();
-    peer.spawn(async move {
-        // Who votes alone has nobody to wait for.
-        if stands.voters() > 1 {
-            let more = OsRandom.next_u64() % timing::STAND_AFTER_MS;
-            tokio::time::sleep(Duration::from_millis(timing::STAND_AFTER_MS + more)).await;
-        }
-        stands.stand().await;
-    });
+    peer.spawn(async move { stands.stand_after_start(OsRandom.next_u64()).await });
     let told = async {
         while let Some(order) = orders.recv().await {
             match order {
@@ -452,30 +445,29 @@ async fn open_store(options: &SeatOptions) -> Result<Store> {
     let random = || Box::new(OsRandom);
     let store = match Store::open(device.clone(), mine, random()).await {
         Ok(store) => store,
-        Err(e) if e.kind == ErrorKind::NotFound && note.used().0 == 0 => match options.founds_with()? {
-            Some(_) if in_use_elsewhere(options).await => {
+        Err(e) => match note.instead(e.kind, options.others(), || options.founds_with())? {
+            Instead::Found(_) if in_use_elsewhere(options).await => {
                 tracing::warn!("this node has lost its control store: the cluster is in use; it learns from others");
                 Store::create(device, mine, random()).await?
             }
-            Some(state) => {
+            Instead::Found(state) => {
                 tracing::info!("the cluster begins here");
                 Store::found(device, mine, random(), &state).await?
             }
-            None if options.others() => Store::create(device, mine, random()).await?,
-            None => return Err(options.lost(&e)),
-        },
-        Err(e) if matches!(e.kind, ErrorKind::NotFound | ErrorKind::Corrupt) => {
-            if !options.others() {
-                return Err(options.lost(&e));
+            Instead::New => Store::create(device, mine, random()).await?,
+            Instead::PutAside => {
+                tracing::error!(
+                    "the control store can't be used: {e}. This node takes a new seat and learns from others"
+                );
+                drop(device);
+                let aside = |e: &std::io::Error| files::os_error("put aside", &options.data.join(STORE_FILE), e);
+                std::fs::rename(options.data.join(STORE_FILE), options.data.join(ASIDE)).map_err(|e| aside(&e))?;
+                files::sync_directory(&options.data)?;
+                Store::create(open_device(options).await?, mine, random()).await?
             }
-            tracing::error!("the control store can't be used: {e}. This node takes a new seat and learns from others");
-            drop(device);
-            let aside = |e: &std::io::Error| files::os_error("put aside", &options.data.join(STORE_FILE), e);
-            std::fs::rename(options.data.join(STORE_FILE), options.data.join(ASIDE)).map_err(|e| aside(&e))?;
-            files::sync_directory(&options.data)?;
-            Store::create(open_device(options).await?, mine, random()).await?
-        }
-        Err(e) => return Err(e.at(options.data.join(STORE_FILE).display())),
+            Instead::Lost => return Err(options.lost(&e)),
+            Instead::Fails => return Err(e.at(options.data.join(STORE_FILE).display())),
+        },
     };
     options.write_note(&note.in_use())?;
     earlier::put_aside(&options.data)?;

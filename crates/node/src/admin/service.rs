@@ -133,6 +133,13 @@ impl Service {
         Ok(Reply::Volume { volume: bare(&state, state.need(name)?), notes: Vec::new() })
     }
 
+    async fn rename(&self, name: &str, to: String) -> Result<Reply> {
+        let volume = self.state()?.need(name)?.id;
+        self.plane.submit(Command::RenameVolume { volume, name: to.clone() }).await?;
+        let state = self.state()?;
+        Ok(Reply::Volume { volume: bare(&state, state.need(&to)?), notes: Vec::new() })
+    }
+
     async fn move_head(&self, name: &str, node: &str, only: Option<u32>) -> Result<Reply> {
         let state = self.state()?;
         let volume = state.need(name)?;
@@ -167,16 +174,15 @@ impl Service {
 
     /// The command that takes a volume over from a driver whose leases have ended, in place of one that was refused
     /// because of that driver.
-    pub(super) async fn in_place_of_lapsed(&self, command: Command) -> Result<Option<Command>> {
-        let state = self.state()?;
-        match freebs_agent::refused(&command, &state) {
-            Some(volume) => {
-                let heard = status::lapses(self, &state, volume.id).await;
-                let of = |node, shard| heard.get(&(node, shard)).copied();
-                Ok(freebs_agent::in_place_of_lapsed(command, &state, of))
-            }
-            None => Ok(None),
-        }
+    pub(super) async fn in_place_of_lapsed(
+        &self,
+        command: Command,
+        state: &State,
+        volume: VolumeId,
+    ) -> Option<Command> {
+        let heard = status::lapses(self, state, volume).await;
+        let of = |node, shard| heard.get(&(node, shard)).copied();
+        freebs_agent::in_place_of_lapsed(command, state, of)
     }
 
     async fn delete(&self, name: &str, force: bool) -> Result<Reply> {
@@ -234,13 +240,16 @@ impl Service {
                 Ok(Reply::Volume { volume, notes: Vec::new() })
             }
             Request::VolumeResize { name, size } => self.resize(&name, size).await,
+            Request::VolumeRename { name, to } => self.rename(&name, to).await,
             Request::VolumeMoveHead { name, node, shard } => self.move_head(&name, &node, shard).await,
             Request::VolumeDelete { name, force } => self.delete(&name, force).await,
             Request::VolumeDetach { name, force } => self.detach(&name, force).await,
             Request::VolumeVerify { name, wait_ms } => {
                 Ok(Reply::Verified(status::verify(self, &name, Duration::from_millis(wait_ms)).await?))
             }
-            Request::VolumeRecover { name, accept_loss } => super::recover::recover(self, &name, accept_loss).await,
+            Request::VolumeRecover { name, accept_loss } => {
+                super::recover::recover(self, &name, accept_loss.as_deref()).await
+            }
             Request::NodeInfo => Ok(Reply::Node(self.info())),
             Request::Watch { since } => self.watch(since).await,
             Request::Submit { command } => Ok(Reply::Done(self.plane.submit(command).await?)),

@@ -11,9 +11,10 @@ use freebs_control::api::{
 use freebs_control::recover::Logs;
 use freebs_control::{Node, Shard, State, Volume};
 use freebs_types::{Error, ErrorKind, NodeId, Result, ShardId, Version, VolumeId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -166,11 +167,30 @@ fn replicas(answers: &BTreeMap<NodeId, Answer>) -> Replicas {
     all.collect()
 }
 
-/// The logs of a volume, as all nodes that answer tell of them.
-pub(super) async fn logs(service: &Service, state: &State, volume: VolumeId) -> Logs {
+/// Nodes that take connections, among those that did not answer: they are there, and stand still.
+async fn silent(state: &State, answers: &BTreeMap<NodeId, Answer>) -> BTreeSet<NodeId> {
+    let mut tried = JoinSet::new();
+    for node in state.nodes().filter(|n| !answers.contains_key(&n.id)) {
+        let node = Arc::clone(node);
+        tried.spawn(async move {
+            let connected = TcpStream::connect(node.address.as_str());
+            let is_there = tokio::time::timeout(timing::NODE_ANSWER_MAX, connected).await.is_ok_and(|c| c.is_ok());
+            is_there.then_some(node.id)
+        });
+    }
+    let mut silent = BTreeSet::new();
+    while let Some(joined) = tried.join_next().await {
+        silent.extend(joined.ok().flatten());
+    }
+    silent
+}
+
+/// The logs of a volume, as all nodes that answer tell of them, and those that are there and tell nothing.
+pub(super) async fn logs(service: &Service, state: &State, volume: VolumeId) -> (Logs, BTreeSet<NodeId>) {
     let answers = ask_all(service, state, Some(volume)).await;
+    let silent = silent(state, &answers).await;
     let logs = |a: Answer| a.shards.into_iter().filter_map(|s| Some((s.shard, s.log?))).collect();
-    answers.into_iter().map(|(node, a)| (node, logs(a))).collect()
+    (answers.into_iter().map(|(node, a)| (node, logs(a))).collect(), silent)
 }
 
 /// All volumes, or the one named.

@@ -1,9 +1,11 @@
 //! The words of the command line. Values are checked here as far as they can be without a cluster.
 
+use super::image::args::{EXPORT_HELP, ExportArgs, IMPORT_HELP, ImportArgs};
+use super::values::{ShapeArgs, size, volume_name, volume_size};
 use crate::options::{DEFAULT_NBD, NbdAddress, resolve};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use freebs_control::events::EVENTS_PAGE_MAX;
-use freebs_control::{Ack, rules};
+use freebs_control::rules;
 use freebs_lsvd::Options;
 use freebs_types::ShardId;
 use std::net::SocketAddr;
@@ -19,6 +21,7 @@ Examples:
   freebs status                            nodes, gateways and volumes
   freebs events --follow                   what happens, and why
   freebs volume create data --size 100G    another volume
+  freebs volume import web disk.qcow2      a volume of a disk image
   freebs volume verify demo                do all replicas agree?
   freebs verify demo                       is its history the one that was written?
 
@@ -344,11 +347,14 @@ From a host that has been gone for some seconds a volume can be detached without
 const RECOVER_HELP: &str = "\
 Examples:
   freebs volume recover data                 what is left, what may be lost, and what has to be back so that nothing is
-  freebs volume recover data --accept-loss   go on without what is lost
+  freebs volume recover data --accept-loss 5f3e01aa
+                                             go on without what is lost, as it was shown under this word
 
 A volume stands still when so many members of a shard are away that nobody can tell what was answered. As long as they
 may come back, start them: nothing is lost then. If they are lost for good, stop them first, so that none of them goes on
-answering somebody; then --accept-loss goes on from the best copy that is left. What only the lost members had is lost,
+answering somebody; then --accept-loss, with the word that names what was shown, goes on from the best copy that is left.
+If anything of that is another by now (a member that was lost answers, or one that was there does not), nothing is decided,
+and it is shown how it is. What only the lost members had is lost,
 the volume is as it was at an earlier moment, and whoever has it attached gets errors and attaches anew. A lost member
 that turns up later is a new one: copy its devices before it is started if what it has is wanted. Where all that was
 answered is left, and only members are missing, nothing is lost, and others take the places of the lost. Shards that go
@@ -361,9 +367,9 @@ Exit status: 0 the volume goes on; 1 it can't, or nothing needs recovery; 3 noth
 pub struct RecoverArgs {
     pub name: String,
 
-    /// The lost members are lost for good: go on without what only they had
-    #[arg(long)]
-    pub accept_loss: bool,
+    /// The lost members are lost for good: go on without what only they had, as it was shown under this word
+    #[arg(long, value_name = "WORD")]
+    pub accept_loss: Option<String>,
 
     /// Return when it is decided, not when the volume can be used
     #[arg(long)]
@@ -400,6 +406,19 @@ pub enum VolumeCommand {
         /// Only this shard [default: all that the node has a replica of]
         #[arg(long, value_name = "N")]
         shard: Option<u32>,
+    },
+    /// Make a volume of a disk image, or fill one with it
+    #[command(after_help = IMPORT_HELP)]
+    Import(ImportArgs),
+    /// Write a volume into a file, as a disk image
+    #[command(after_help = EXPORT_HELP)]
+    Export(ExportArgs),
+    /// Give a volume another name; whoever uses it goes on
+    Rename {
+        name: String,
+        /// The new name
+        #[arg(value_parser = volume_name)]
+        to: String,
     },
     /// Delete a volume with all its data
     Delete {
@@ -452,25 +471,8 @@ pub struct CreateArgs {
     #[arg(long, value_name = "SIZE", value_parser = volume_size)]
     pub size: u64,
 
-    /// Copies on different nodes [default: 3, or as many as there are nodes]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=7))]
-    pub copies: Option<u8>,
-
-    /// Answer a write when it is durable on this many copies
-    #[arg(long, value_enum, default_value_t = AckArg::Majority)]
-    pub ack: AckArg,
-
-    /// Pause writes with fewer copies than this [default: 2, or 1 for one copy]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=7))]
-    pub min_copies: Option<u8>,
-
-    /// Logs that the volume is striped over [default: 1 below 64G, then one for each 64G, up to 16]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub shards: Option<u32>,
-
-    /// Size of a stripe, a power of two from 64K to 1G [default: 1M]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    pub stripe: Option<u64>,
+    #[command(flatten)]
+    pub shape: ShapeArgs,
 
     /// Return at once, not when the volume can be used
     #[arg(long)]
@@ -617,34 +619,6 @@ pub struct ControlRebuildArgs {
     /// Write it; without this, only say what would come back
     #[arg(long)]
     pub write: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum AckArg {
-    Majority,
-    All,
-}
-
-impl From<AckArg> for Ack {
-    fn from(a: AckArg) -> Self {
-        match a {
-            AckArg::Majority => Self::Majority,
-            AckArg::All => Self::All,
-        }
-    }
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    rules::parse_size(text).map_err(|e| e.to_string())
-}
-
-fn volume_size(text: &str) -> Result<u64, String> {
-    let bytes = size(text)?;
-    rules::check_size(bytes).map(|()| bytes).map_err(|e| e.to_string())
-}
-
-fn volume_name(text: &str) -> Result<String, String> {
-    rules::check_name("volume", text).map(|()| text.to_owned()).map_err(|e| e.to_string())
 }
 
 fn gateway_name(text: &str) -> Result<String, String> {

@@ -1,6 +1,7 @@
 //! `freebs status`, and `freebs node start|stop` on a local cluster.
 
 use super::args::{DEFAULT_DATA, SwitchArgs};
+use super::asked::unexpected;
 use super::output::{Output, table};
 use super::volume::volume_table;
 use crate::admin::Client;
@@ -30,10 +31,6 @@ pub async fn status(cluster: &str, output: &Output) -> Result<ExitCode> {
     let Reply::Status(status) = reply else { return Err(unexpected()) };
     output.show(&status, people);
     Ok(ExitCode::SUCCESS)
-}
-
-pub fn unexpected() -> Error {
-    Error::invalid("the node answered something else than was asked; is it of another version?")
 }
 
 fn people(s: &Status) -> String {

@@ -1,7 +1,8 @@
 //! `freebs events`: what happened, and why.
 
 use super::args::EventsArgs;
-use super::cluster::{connect, unexpected};
+use super::asked::unexpected;
+use super::cluster::connect;
 use super::output::{Output, table};
 use crate::events::now_ms;
 use crate::timing;

@@ -2,15 +2,18 @@
 //! `volume recover` have more).
 
 pub mod args;
+mod asked;
 mod attachments;
 pub mod cluster;
 mod control;
 mod device;
 mod events;
+mod image;
 pub mod output;
 mod recover;
 mod run;
 pub mod signals;
+mod values;
 mod verify;
 mod volume;
 

@@ -1,9 +1,8 @@
 //! `freebs volume recover`: what is left of a volume whose members are lost, and how it goes on by force (rule V10).
 
 use super::args::RecoverArgs;
-use super::cluster::unexpected;
+use super::asked::{show, unexpected};
 use super::output::{Output, table};
-use super::volume::show;
 use crate::admin::Client;
 use crate::timing;
 use freebs_control::api::{MemberState, Reply, Request, ShardReport, VolumeStatus};
@@ -16,9 +15,12 @@ use std::process::ExitCode;
 const WORD_NEEDED: u8 = 3;
 
 pub async fn run(client: &Client, args: RecoverArgs, output: &Output) -> Result<ExitCode> {
-    let request = Request::VolumeRecover { name: args.name.clone(), accept_loss: args.accept_loss };
+    let request = Request::VolumeRecover { name: args.name.clone(), accept_loss: args.accept_loss.clone() };
     let Reply::Recovery(found) = client.call(&request, timing::CALL_MAX).await? else { return Err(unexpected()) };
     if !found.decided {
+        if args.accept_loss.is_some() {
+            output.note("what was accepted is not what there is now, so nothing was decided");
+        }
         output.show(&found, text);
         let may_go_on = found.shards.iter().any(|s| s.plan.is_some());
         return Ok(ExitCode::from(if may_go_on { WORD_NEEDED } else { 1 }));
@@ -139,8 +141,8 @@ fn text(r: &Recovery) -> String {
         text.push_str(&format!(
             "Nothing was changed. If what does not answer may come back, start it, and nothing is lost. If it is lost \
              for good, see to it that none of it runs any more (a member that is only cut off goes on answering whoever \
-             reaches it, and that is lost, too), and then:\n  freebs volume recover {} --accept-loss\n",
-            r.volume
+             reaches it, and that is lost, too), and then:\n  freebs volume recover {} --accept-loss {}\n",
+            r.volume, r.word
         ));
     }
     text
@@ -197,6 +199,9 @@ fn plan(s: &ShardRecovery, p: &Plan, decided: bool) -> String {
             p.lost_inside
         ));
     }
+    if p.has_given_up {
+        text.push_str("Frames that log had lost were given up by an earlier word: what they wrote is undone.\n");
+    }
     if p.lost_from.0 > 0 {
         text.push_str(&format!("Sequences {} to {} were committed, and are lost.\n", p.lost_from, s.committed));
     }
@@ -243,6 +248,7 @@ mod tests {
             view: ViewNumber(5),
             lost_from: Sequence(if committed > 120 { 121 } else { 0 }),
             lost_inside: 0,
+            has_given_up: false,
             lost: vec!["a".into(), "c".into()],
             back: 1,
             members: vec!["b".into(), "d".into(), "e".into()],
@@ -259,7 +265,7 @@ mod tests {
             logs: vec![one("a", None), one("b", Some(log)), one("c", None)],
             plan: Some(plan),
         };
-        Recovery { volume: "data".into(), decided: false, shards: vec![shard] }
+        Recovery { volume: "data".into(), decided: false, shards: vec![shard], word: "5f3e01aa".into() }
     }
 
     #[test]
@@ -297,7 +303,7 @@ mod tests {
             "would be b, d and e; d and e learn it from b",
             "With 1 of a and c back, with what it had, it goes on by itself",
             "see to it that none of it runs any more",
-            "freebs volume recover data --accept-loss",
+            "freebs volume recover data --accept-loss 5f3e01aa",
         ] {
             assert!(said.contains(part), "{part}: {said}");
         }

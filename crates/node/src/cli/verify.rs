@@ -1,6 +1,7 @@
 //! `freebs verify VOLUME`: every member audits the hash chains in its own log, and the members are compared.
 
-use super::cluster::{connect, unexpected};
+use super::asked::unexpected;
+use super::cluster::connect;
 use super::output::{Output, table};
 use crate::admin::Client;
 use crate::timing;
@@ -12,7 +13,7 @@ use freebs_control::audit::{
 };
 use freebs_io::Random;
 use freebs_io::linux::OsRandom;
-use freebs_types::{ErrorKind, Result, Sequence, ShardId};
+use freebs_types::{ErrorKind, Result, Sequence, ShardId, ViewNumber};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
@@ -67,7 +68,19 @@ pub async fn run(args: VerifyArgs, cluster: &str, output: &Output) -> Result<Exi
         found.extend(all(audits.collect()).await);
     }
     progress.finish();
-    let audit = VolumeAudit::new(volume.name, found);
+    // Asked behind the audits: a branch whose frame was committed by then was active before.
+    let Reply::Volume { volume: now, .. } =
+        client.call(&Request::VolumeShow { name: volume.name.clone() }, timing::CALL_MAX).await?
+    else {
+        return Err(unexpected());
+    };
+    let found = found.into_iter().map(|(id, members)| {
+        let branch = now.shards.iter().find(|s| s.id == id).and_then(|s| s.branch);
+        let newest = branch.map_or(ViewNumber(0), |b| b.view);
+        let members = members.into_iter().map(|(node, m)| (node, m.map(|m| m.with_branches_known(newest))));
+        (id, members.collect())
+    });
+    let audit = VolumeAudit::new(volume.name, found.collect());
     output.show(&audit, people);
     Ok(ExitCode::from(match (audit.sound, audit.complete) {
         (false, _) => BROKEN,

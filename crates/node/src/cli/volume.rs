@@ -1,12 +1,12 @@
 //! `freebs volume …`
 
 use super::args::{CreateArgs, VolumeCommand};
+use super::asked::{show, unexpected, wait_until};
 use super::attachments;
-use super::cluster::{connect, unexpected};
+use super::cluster::connect;
 use super::output::{Output, table};
 use crate::admin::Client;
 use crate::timing;
-use freebs_control::CreateVolume;
 use freebs_control::api::{MemberState, Reply, Request, ShardReport, Verification, VolumeState, VolumeStatus};
 use freebs_control::rules::format_size;
 use freebs_types::{Error, Result};
@@ -42,6 +42,9 @@ pub async fn run(command: VolumeCommand, cluster: &str, output: &Output) -> Resu
             output.show(&volume, |v| format!("volume {} has {}", v.name, format_size(v.size)));
             Ok(ExitCode::SUCCESS)
         }
+        VolumeCommand::Rename { name, to } => rename(&client, name, to, output).await,
+        VolumeCommand::Import(args) => super::image::import(&client, cluster, args, output).await,
+        VolumeCommand::Export(args) => super::image::export(&client, cluster, args, output).await,
         VolumeCommand::Attach(args) => attachments::attach(&client, args, output).await,
         VolumeCommand::Detach(args) => attachments::detach(&client, args, output).await,
         VolumeCommand::MoveHead { name, node, shard } => move_head(&client, name, node, shard, output).await,
@@ -51,23 +54,8 @@ pub async fn run(command: VolumeCommand, cluster: &str, output: &Output) -> Resu
     }
 }
 
-pub async fn show(client: &Client, name: &str) -> Result<VolumeStatus> {
-    match client.call(&Request::VolumeShow { name: name.into() }, timing::CALL_MAX).await? {
-        Reply::Volume { volume, .. } => Ok(volume),
-        _ => Err(unexpected()),
-    }
-}
-
 async fn create(client: &Client, args: CreateArgs, output: &Output) -> Result<ExitCode> {
-    let new = CreateVolume {
-        name: args.name,
-        size: args.size,
-        copies: args.copies,
-        ack: args.ack.into(),
-        min_copies: args.min_copies,
-        shards: args.shards,
-        stripe: args.stripe,
-    };
+    let new = args.shape.of(args.name, args.size);
     let Reply::Volume { mut volume, notes } = client.call(&Request::VolumeCreate(new), timing::CALL_MAX).await? else {
         return Err(unexpected());
     };
@@ -94,25 +82,19 @@ async fn create(client: &Client, args: CreateArgs, output: &Output) -> Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// The volume as soon as it is as wanted, or as it is when the wait is over.
-async fn wait_until(
-    client: &Client,
-    mut volume: VolumeStatus,
-    is_done: impl Fn(&VolumeStatus) -> bool,
-) -> VolumeStatus {
-    let ask = async {
-        loop {
-            if let Ok(v) = show(client, &volume.name).await {
-                volume = v;
-            }
-            if is_done(&volume) {
-                return;
-            }
-            tokio::time::sleep(timing::USABLE_LOOK).await;
-        }
+async fn rename(client: &Client, name: String, to: String, output: &Output) -> Result<ExitCode> {
+    let Reply::Volume { volume, .. } =
+        client.call(&Request::VolumeRename { name: name.clone(), to }, timing::CALL_MAX).await?
+    else {
+        return Err(unexpected());
     };
-    let _ = tokio::time::timeout(timing::USABLE_MAX, ask).await;
-    volume
+    #[derive(Serialize)]
+    struct Renamed {
+        renamed: String,
+        to: String,
+    }
+    output.show(&Renamed { renamed: name, to: volume.name }, |r| format!("{} is called {} now", r.renamed, r.to));
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn move_head(
@@ -298,7 +280,7 @@ fn verdict(v: &Verification) -> String {
 mod tests {
     use super::*;
     use freebs_control::api::MemberReport;
-    use freebs_control::{Ack, Branch, State};
+    use freebs_control::{Ack, Branch, CreateVolume, State};
     use freebs_types::{Sequence, Version, ViewNumber};
 
     /// A volume of two shards with these members, heads first.

@@ -111,17 +111,8 @@ impl<C: ControlPlane> Serving<C> {
 
     /// The volume, which a node knows already.
     async fn known(&self, id: VolumeId) -> Result<Arc<Volume>> {
-        let heard = async {
-            let mut state = self.control.state();
-            loop {
-                if let Some(volume) = state.volume(id) {
-                    return volume.clone();
-                }
-                state = self.control.changed(state.revision()).await;
-            }
-        };
-        let late = |_| Error::retry(format!("{} does not hear from the cluster; see `freebs status`", self.me.name));
-        tokio::time::timeout(timing::HEARD_OF_MAX, heard).await.map_err(late)
+        let late = || Error::retry(format!("{} does not hear from the cluster; see `freebs status`", self.me.name));
+        super::heard_of(&*self.control, id).await.ok_or_else(late)
     }
 }
 

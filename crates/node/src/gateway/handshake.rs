@@ -262,11 +262,7 @@ fn stopping() -> Error {
 
 /// Attaches a volume, or says after `wait` what keeps it from being attached. The worker goes on with it for a while,
 /// so that a client that asks again finds it further on.
-pub(super) async fn open(
-    worker: &mpsc::UnboundedSender<Command>,
-    volume: VolumeId,
-    wait: Duration,
-) -> Result<Generation> {
+pub async fn open(worker: &mpsc::UnboundedSender<Command>, volume: VolumeId, wait: Duration) -> Result<Generation> {
     let until = Instant::now() + wait;
     loop {
         let (reply, answer) = oneshot::channel();

@@ -7,6 +7,8 @@
 pub mod asked;
 mod handshake;
 
+pub use handshake::open;
+
 use crate::admin::{FollowerOptions, Plane};
 use crate::cli::signals::Stop;
 use crate::options::{GatewayOptions, NbdAddress, host_name};
@@ -17,7 +19,7 @@ use asked::Me;
 use freebs_control::api::GatewayInfo;
 use freebs_control::{ControlPlane, Volume};
 use freebs_io::linux::net::{Address, Listener};
-use freebs_types::{Error, NodeId, Peer, Result};
+use freebs_types::{Error, NodeId, Peer, Result, VolumeId};
 use handshake::{Times, shake_hands};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -84,6 +86,20 @@ impl Workers {
         let peer = Peer::of(self.node, volume.shard_id(0), self.commands.len() as u16);
         &self.commands[usize::from(peer.worker)]
     }
+}
+
+/// The volume, which a node knows already; `None` if it is not heard of here in time.
+pub async fn heard_of<C: ControlPlane>(control: &C, id: VolumeId) -> Option<Arc<Volume>> {
+    let heard = async {
+        let mut state = control.state();
+        loop {
+            if let Some(volume) = state.volume(id) {
+                return volume.clone();
+            }
+            state = control.changed(state.revision()).await;
+        }
+    };
+    tokio::time::timeout(timing::HEARD_OF_MAX, heard).await.ok()
 }
 
 /// This process as nodes are told of it.

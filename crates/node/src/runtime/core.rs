@@ -8,7 +8,7 @@ use super::greet;
 use super::nbd_conn;
 use super::thread::{Admission, Command, WorkerSpec, start_shards};
 use crate::timing;
-use freebs_agent::{Membership, Port, dials};
+use freebs_agent::{Membership, Port, caller};
 use freebs_chain::{Who, Worker};
 use freebs_control::{ControlPlane, State};
 use freebs_format::wire::{Hello, Message, Role, Welcome};
@@ -165,6 +165,9 @@ impl<C: ControlPlane> Core<C> {
                 Command::Expel { volume, force, reply } => {
                     self.beside(reply, move |core| async move { core.drivers.expel(&core, volume, force).await });
                 }
+                Command::Request { volume, generation, op, reply } => {
+                    self.drivers.request_here(&self, (volume, generation), op, reply);
+                }
                 Command::Release { volume, generation } => self.drivers.release(&self, volume, generation),
                 Command::Nbd { volume, generation, place, stream, session, input } => {
                     nbd_conn::serve(&self, (volume, generation), place, stream, *session, input);
@@ -247,13 +250,10 @@ impl<C: ControlPlane> Core<C> {
             return Err(Error::no_space(format!("{LINKS_MAX} links are open already")));
         }
         let peer = Peer { node: hello.node, worker: hello.from_worker };
-        match hello.role {
-            Role::Node if dials(peer, self.spec.me) && usize::from(peer.worker) < limits::WORKERS_MAX => {
-                Ok(Far::Member(peer))
-            }
-            Role::Node => Err(Error::invalid(format!("{peer} is no member that would connect here"))),
-            _ => Ok(Far::Driver),
-        }
+        Ok(match caller(self.spec.me, peer, hello.role)? {
+            Who::Member(peer) => Far::Member(peer),
+            Who::Driver => Far::Driver,
+        })
     }
 
     /// Answers to drivers may wait as far as the windows of what they have attached reach: they may well have asked

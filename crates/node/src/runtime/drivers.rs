@@ -24,16 +24,18 @@ use freebs_types::{DriverId, Error, Generation, NodeId, Peer, Result, ShardId, V
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 
 /// What each driver may add to what waits on a link: its window, and as much again for what it repeats.
 pub const LINK_WINDOW_PER_DRIVER: usize = 2 * limits::DRIVER_WINDOW_BYTES;
 
-/// A request of an NBD client on its way through the driver.
-struct Asked {
-    conn: Rc<Conn>,
-    ticket: Ticket,
+/// A request on its way through the driver, and the place that its answer goes to.
+enum Asked {
+    /// Of an NBD client.
+    Client { conn: Rc<Conn>, ticket: Ticket },
+    /// Of this process itself.
+    Here(oneshot::Sender<Result<Reply>>),
 }
 
 /// One attached volume.
@@ -349,7 +351,25 @@ impl<C: ControlPlane> Drivers<C> {
             conn.refuse(ticket, NbdErrno::Shutdown);
             return;
         }
-        let asked = Asked { conn: conn.clone(), ticket };
+        self.put(core, &slot, Asked::Client { conn: conn.clone(), ticket }, op);
+    }
+
+    /// A request of this process itself, which has opened the volume.
+    pub fn request_here(
+        &self,
+        core: &Rc<Core<C>>,
+        (volume, generation): (VolumeId, Generation),
+        op: Op,
+        reply: oneshot::Sender<Result<Reply>>,
+    ) {
+        match self.attachment(volume, generation) {
+            Some(slot) => self.put(core, &slot, Asked::Here(reply), op),
+            // Nobody may wait any more.
+            None => drop(reply.send(Err(Error::fenced("the volume is not attached here any more")))),
+        }
+    }
+
+    fn put(&self, core: &Rc<Core<C>>, slot: &Rc<Slot>, asked: Asked, op: Op) {
         let token = match slot.free.borrow_mut().pop() {
             Some(i) => {
                 slot.asked.borrow_mut()[i] = Some(asked);
@@ -360,7 +380,7 @@ impl<C: ControlPlane> Drivers<C> {
                 slot.asked.borrow().len() - 1
             }
         };
-        self.step(core, &slot, Event::Client { token: token as u64, op });
+        self.step(core, slot, Event::Client { token: token as u64, op });
     }
 
     fn step(&self, core: &Rc<Core<C>>, slot: &Rc<Slot>, event: Event) {
@@ -394,7 +414,10 @@ impl<C: ControlPlane> Drivers<C> {
         let index = token as usize;
         let Some(asked) = slot.asked.borrow_mut().get_mut(index).and_then(Option::take) else { return };
         slot.free.borrow_mut().push(index);
-        asked.conn.answer(asked.ticket, result);
+        match asked {
+            Asked::Client { conn, ticket } => conn.answer(ticket, result),
+            Asked::Here(reply) => drop(reply.send(result)),
+        }
     }
 
     fn send(&self, core: &Core<C>, to: Peer, message: Message) {

@@ -17,7 +17,7 @@ pub use drivers::Held;
 #[cfg(test)]
 pub use node::not_yet;
 pub use node::{pass_on_state, run_node, stop_workers};
-pub use thread::{Command, WorkerSpec, start_worker};
+pub use thread::{Command, WorkerHandle, WorkerSpec, start_worker};
 pub use wire::FreebsWire;
 
 use freebs_types::{Error, Result};

@@ -9,13 +9,13 @@ use crate::gateway::{self, Workers};
 use crate::options::{NodeOptions, bind_error};
 use crate::places::Places;
 use crate::timing;
+use freebs_agent::{Begun, CameWith, TakenIn, highest_start, log_status};
 use freebs_chain::ShardStatus as ChainStatus;
 use freebs_control::api::{MemberState, ShardDigest, ShardStatus};
 use freebs_control::audit::{AuditOf, AuditState};
 use freebs_control::events::{EventKind, Told};
-use freebs_control::recover::LogStatus;
 use freebs_control::{ControlPlane, State};
-use freebs_format::disk::{HOST_KEY_BYTES, HostKeyFile, SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
+use freebs_format::disk::{HOST_KEY_BYTES, HostKeyFile, SUPERBLOCK_AT, SUPERBLOCK_BYTES};
 use freebs_format::wire::Role;
 use freebs_io::Random;
 use freebs_io::linux::OsRandom;
@@ -24,7 +24,7 @@ use freebs_secrets::HostKey;
 use freebs_types::{
     ClusterId, Error, Hash32, HostPublic, NodeId, Peer, Result, ShardId, StartNumber, VolumeId, limits,
 };
-use std::cell::{Cell, OnceCell};
+use std::cell::OnceCell;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -70,8 +70,8 @@ async fn node(options: NodeOptions) -> Result<()> {
         handles = start_workers(&options, &plane, &events) => handles?,
         () = stop.wait() => return Ok(()),
     };
-    let start = handles.start;
-    plane.started(start).await;
+    let begun = handles.begun;
+    plane.started(begun.start()).await;
     let workers = Workers { node: me.id, commands: handles.workers.iter().map(|h| h.commands.clone()).collect() };
     let service = Service::new(
         Me {
@@ -79,7 +79,7 @@ async fn node(options: NodeOptions) -> Result<()> {
             id: me.id,
             name: me.name.clone(),
             address: me.address.clone(),
-            start,
+            start: begun.start(),
             workers: options.workers,
         },
         plane.clone(),
@@ -89,10 +89,10 @@ async fn node(options: NodeOptions) -> Result<()> {
     door.open(service.clone(), workers.clone());
     let key = handles.host_key;
     let ended = tokio::select! {
-        registered = plane.register(&me, start, key) => match registered {
-            Ok(()) => {
-                door.taken_in.set(true);
-                serve_all(&options, plane, &service, workers).await.map(|()| false)
+        registered = plane.register(&me, begun, key) => match registered {
+            Ok(taken_in) => {
+                let taken_in = door.taken_in.get_or_init(|| taken_in);
+                serve_all(&options, plane, &service, workers, taken_in).await.map(|()| false)
             }
             Err(e) => Err(e.at("this node was not taken in by the control plane")),
         },
@@ -157,16 +157,15 @@ fn seat_options(options: &NodeOptions, events: Arc<EventLog>) -> Result<SeatOpti
         members: options.cluster.nodes.iter().map(member).collect(),
         founder: options.is_founder(),
         was_in_use: options.cluster.set_up,
-        came_with: highest_start(options)?,
+        came_with: came_with(options)?,
         events,
         replace_after: options.replace_after,
     })
 }
 
-/// The highest start number in the superblocks of this node's devices, 0 if there are none yet. What is damaged there
-/// is told when the device is opened.
-fn highest_start(options: &NodeOptions) -> Result<StartNumber> {
-    let mut highest = StartNumber(0);
+/// The number that this node's devices come with, before they are opened.
+fn came_with(options: &NodeOptions) -> Result<StartNumber> {
+    let mut copies = Vec::new();
     for worker in 0..options.workers {
         let path = device_path(options, worker);
         let failed = |e: &std::io::Error| crate::files::os_error("read", &path, e);
@@ -177,14 +176,12 @@ fn highest_start(options: &NodeOptions) -> Result<StartNumber> {
         };
         for at in SUPERBLOCK_AT {
             let mut bytes = vec![0; SUPERBLOCK_BYTES];
-            if file.read_exact_at(&mut bytes, at).is_ok()
-                && let Ok(superblock) = Superblock::decode(&bytes)
-            {
-                highest = highest.max(StartNumber(superblock.start.get()));
+            if file.read_exact_at(&mut bytes, at).is_ok() {
+                copies.push(bytes);
             }
         }
     }
-    Ok(highest)
+    Ok(highest_start(copies))
 }
 
 fn device_path(options: &NodeOptions, worker: u16) -> PathBuf {
@@ -193,7 +190,7 @@ fn device_path(options: &NodeOptions, worker: u16) -> PathBuf {
 
 /// All workers of a node, and the number of this start.
 struct Started {
-    start: StartNumber,
+    begun: Begun,
     host_key: HostPublic,
     workers: Vec<WorkerHandle>,
 }
@@ -231,17 +228,16 @@ async fn start_workers(options: &NodeOptions, plane: &Plane, events: &Arc<EventL
         };
         open.push(open_worker(spec).await?);
     }
-    let came_with: Vec<StartNumber> = open.iter().map(|w| w.came_with).collect();
-    // What is known here already may be enough to tell an old image.
-    plane.state().next_start(me.id, &came_with)?;
-    let start = known_state(plane).await?.next_start(me.id, &came_with)?;
+    let came_with = CameWith::new(me.id, open.iter().map(|w| w.came_with).collect());
+    came_with.check(&plane.state())?;
+    let numbered = came_with.number(&*known_state(plane).await?)?;
     let mut workers = Vec::new();
     for (worker, w) in open.into_iter().enumerate() {
-        let handle = w.start(start).await?;
+        let handle = w.start(numbered.start()).await?;
         tell_of_recovery(worker, &handle);
         workers.push(handle);
     }
-    Ok(Started { start, host_key: host_key.public(), workers })
+    Ok(Started { begun: numbered.written(), host_key: host_key.public(), workers })
 }
 
 /// The control state with everything in it that is committed by now: what this node has of it may be old.
@@ -261,7 +257,13 @@ async fn known_state(plane: &Plane) -> Result<Arc<State>> {
 }
 
 /// What a node that was taken in does beside answering for the control plane.
-async fn serve_all(options: &NodeOptions, plane: Plane, service: &Service, workers: Workers) -> Result<()> {
+async fn serve_all(
+    options: &NodeOptions,
+    plane: Plane,
+    service: &Service,
+    workers: Workers,
+    _: &TakenIn,
+) -> Result<()> {
     let control = Arc::new(plane);
     pass_on_state(control.clone(), workers.clone());
     if let Some(nbd) = &options.nbd {
@@ -324,7 +326,7 @@ struct Door {
     /// The node ran before: its cluster has a control state.
     was_in_use: bool,
     inside: OnceCell<(Arc<Service>, Workers)>,
-    taken_in: Cell<bool>,
+    taken_in: OnceCell<TakenIn>,
     clients: Arc<Semaphore>,
     seats: Arc<Semaphore>,
 }
@@ -336,7 +338,7 @@ impl Door {
             name,
             was_in_use,
             inside: OnceCell::new(),
-            taken_in: Cell::new(false),
+            taken_in: OnceCell::new(),
             clients: Arc::new(Semaphore::new(CONTROL_CLIENTS_MAX)),
             seats: Arc::new(Semaphore::new(SEATS_MAX)),
         }
@@ -389,7 +391,7 @@ async fn route(greeted: Greeted, door: &Door) -> Result<()> {
         return serve(tcp(greeted.stream)?, greeted.leftover, hello, service.clone()).await;
     }
     let (_, workers) = door.inside.get().ok_or_else(early)?;
-    if !door.taken_in.get() {
+    if door.taken_in.get().is_none() {
         // What a member says counts only once its start is known (rules W2, V8).
         return Err(early());
     }
@@ -476,21 +478,6 @@ fn member_state(s: &ChainStatus) -> MemberState {
         "syncing" => MemberState::Syncing,
         "stopped" | "damaged" => MemberState::Failed,
         _ => MemberState::Opening,
-    }
-}
-
-fn log_status(s: &ChainStatus) -> LogStatus {
-    LogStatus {
-        active: s.log.active,
-        has_view: s.log.has_view,
-        last: s.log.last.sequence,
-        last_view: s.log.last.view,
-        version: s.log.version,
-        committed: s.committed,
-        lost: s.log.lost,
-        is_suspect: s.log.is_suspect,
-        is_stopped: s.log.is_stopped,
-        lacks_secret: s.log.lacks_secret,
     }
 }
 

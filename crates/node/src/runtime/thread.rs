@@ -5,11 +5,12 @@ use super::drivers::Held;
 use crate::events::EventLog;
 use crate::timing;
 use bytes::BytesMut;
-use freebs_agent::Port;
+use freebs_agent::{Port, workers_of};
 use freebs_chain::{HostConfig, ShardStatus, Worker, WorkerConfig};
 use freebs_control::audit::{AuditOf, AuditState};
 use freebs_control::events::{EventKind, Told};
 use freebs_control::{ControlPlane, State};
+use freebs_driver::Op;
 use freebs_format::disk::{SEGMENTS_AT, SUPERBLOCK_BYTES, Superblock};
 use freebs_format::wire::Hello;
 use freebs_io::linux::net::{LooseStream, Transport};
@@ -103,6 +104,13 @@ pub enum Command {
         stream: LooseStream,
         session: Box<Session>,
         input: BytesMut,
+    },
+    /// A request of this process itself, for an attachment that an `Open` counted.
+    Request {
+        volume: VolumeId,
+        generation: Generation,
+        op: Op,
+        reply: oneshot::Sender<Result<freebs_driver::Reply>>,
     },
     /// Attaches the volume until `LetGo`, also without a connection. `force`: takes it from whoever has it.
     Hold {
@@ -266,12 +274,11 @@ pub async fn start_shards<C: ControlPlane>(
         disk.events.tell(Told::new(EventKind::Damage, text).about(spec.name.clone()));
     }
     let state = spec.control.state();
-    let workers = state.nodes().map(|n| (n.id, n.workers)).collect();
     let host = HostConfig {
         cluster: spec.cluster,
         me: spec.me,
         start: engine.start(),
-        workers,
+        workers: workers_of(&state),
         node_secret: disk.node_secret,
         host_key: disk.host_key.clone(),
         mutant: None,

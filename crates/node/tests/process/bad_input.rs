@@ -49,6 +49,10 @@ fn bad_words_are_usage_errors() {
         (&["volume", "create", "x", "--size", "1G", "--copies", "0"], &["--copies"]),
         (&["volume", "create", "x", "--size", "1G", "--ack", "none"], &["majority", "all"]),
         (&["volume", "create", "x", "--size", "1G", "--shards", "5000"], &["--shards"]),
+        (&["volume", "import", "x"], &["FILE"]),
+        (&["volume", "import", "x", "y", "--format", "vhd"], &["raw, qcow2"]),
+        (&["volume", "export", "x"], &["FILE"]),
+        (&["volume", "rename", "x", "a/b"], &["name"]),
         (&["status", "--cluster", "nowhere"], &["HOST:PORT"]),
     ];
     for (args, words) in usage {

@@ -8,6 +8,7 @@ use crate::support::nbd::Client;
 use crate::support::rng::Rng;
 use crate::support::tools::{run, say, told, wait_for};
 use crate::support::{Weight, full, turn};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Bytes that are written, each block once, so that all of them are live.
@@ -159,6 +160,65 @@ fn what_rots_unread_is_mended_from_other_copies() {
     wait_for("no replica has damage", || {
         (c.cli(&["volume", "verify", "demo", "--wait", "10"]).status.success()).then_some(())
     });
+    read_back(&c, &bytes);
+    c.stop();
+}
+
+/// The lines on each damaged place, and how often.
+fn told_of_places(c: &Cluster) -> BTreeMap<String, usize> {
+    let mut found = BTreeMap::new();
+    for line in c.logs().lines().filter(|line| line.contains(", byte ")) {
+        let from = ["found at the start", "log: "].iter().filter_map(|words| line.find(words)).min();
+        *found.entry(line[from.unwrap_or(0)..].to_owned()).or_default() += 1;
+    }
+    found
+}
+
+/// Two hundred bits turn over in one copy, in what lives and in what does not, and from then on nobody writes. All that
+/// lives is mended, all that is damaged is given up, and meanwhile everybody who asks hears of it, but the log of the node
+/// says it once.
+#[test]
+fn damage_is_gone_and_told_once_while_nobody_writes() {
+    let _turn = turn(Weight::Light);
+    let setup = Setup {
+        device_size: "512M",
+        segment_size: "8M",
+        volume: Some("demo:64M"),
+        scrub_rate: "512M",
+        ..Setup::default()
+    };
+    let mut c = Cluster::up(setup);
+    let bytes = expected();
+    let mut older = bytes.clone();
+    older.rotate_left(4096);
+    fill(&c, &older);
+    fill(&c, &bytes);
+    c.verify("demo");
+    let (_, others) = c.chain("demo");
+    c.stop();
+    let mut rng = Rng::announced("two hundred bits");
+    let file = device::files(&c.data().join(&others[0])).into_iter().next().expect("the node's device");
+    let pieces = device::pieces(&file);
+    let of_kind = |kind| pieces.iter().filter(|p| p.kind == kind && p.indexed).collect::<Vec<_>>();
+    let (data, indexes) = (of_kind(Kind::Data), of_kind(Kind::Index));
+    for i in 0..200 {
+        let list = if i % 50 == 0 { &indexes } else { &data };
+        let piece = list[rng.below(list.len() as u64) as usize];
+        device::flip(&file, piece.at + rng.below(piece.len), rng.below(8) as u8);
+    }
+    std::fs::remove_dir_all(c.data().join("logs")).expect("logs");
+    c.start();
+    let mut asked = 0;
+    wait_for("no replica has damage", || {
+        asked += 1;
+        c.cli(&["volume", "verify", "demo", "--wait", "2"]).status.success().then_some(())
+    });
+    let told = told_of_places(&c);
+    let lines: usize = told.values().sum();
+    say(&format!("{lines} lines of {} damaged places; asked {asked} times", told.len()));
+    assert!(told.len() >= 50, "200 bits were hardly noticed:\n{}", c.log());
+    let repeated: Vec<_> = told.iter().filter(|(_, n)| **n > 1).collect();
+    assert!(repeated.is_empty(), "told more than once: {repeated:#?}");
     read_back(&c, &bytes);
     c.stop();
 }

@@ -19,6 +19,8 @@ mod faults;
 mod filesystem;
 mod first_start;
 mod forced;
+mod full;
+mod images;
 mod kills;
 mod leader;
 mod members;

@@ -44,7 +44,7 @@ fn branches(c: &Cluster, node: &str) -> usize {
 /// A quorum is up: nothing is forced, whatever an operator says.
 fn is_refused(c: &Cluster) {
     let before = c.volume("demo");
-    for more in [&[][..], &["--accept-loss"]] {
+    for more in [&[][..], &["--accept-loss", "00000000"]] {
         let (code, shown, told) = recover(c, more);
         assert_eq!((code, shown["error"]["kind"].as_str()), (Some(1), Some("invalid")), "{told}");
         assert!(told.contains("nothing of volume 'demo' needs recovery"), "{told}");
@@ -56,11 +56,12 @@ fn is_refused(c: &Cluster) {
     assert!(!people.contains("went on by force"), "{people}");
 }
 
-/// Without the word of an operator it says what is left, and changes nothing.
-fn looks_only(c: &Cluster, survivor: &str, lost: &[String]) {
-    let (code, shown, told) = wait_for("an answer of the survivor", || {
-        let (code, shown, told) = recover(c, &[]);
-        (code == Some(FORCE_NEEDED)).then_some((code, shown, told))
+/// Without the word of an operator it says what is left, and changes nothing. Gives back the word that accepts this.
+fn looks_only(c: &Cluster, survivor: &str, lost: &[String]) -> String {
+    // It may still take in what was sent to it before: each look of that time is of another situation.
+    let (code, shown, told) = wait_for("answers of the survivor that stay the same", || {
+        let (before, (code, shown, told)) = (recover(c, &[]).1, recover(c, &[]));
+        (code == Some(FORCE_NEEDED) && before["word"] == shown["word"]).then_some((code, shown, told))
     });
     assert_eq!((code, shown["decided"].as_bool()), (Some(FORCE_NEEDED), Some(false)), "{told}");
     let shard = &shown["shards"][0];
@@ -81,15 +82,17 @@ fn looks_only(c: &Cluster, survivor: &str, lost: &[String]) {
         "nothing was changed"
     );
     let people = tools::told(&c.cli(&["volume", "recover", "demo"]));
-    for part in ["does not answer", "--accept-loss", "Nothing is known to be lost"] {
+    let word = shown["word"].as_str().expect("a word").to_owned();
+    for part in ["does not answer", &format!("--accept-loss {word}"), "Nothing is known to be lost"] {
         assert!(people.contains(part), "{part}: {people}");
     }
+    word
 }
 
 /// It goes on by itself from then on; the break is in the log of the survivor.
 fn is_told(c: &Cluster, survivor: &str, plan: &Value) {
     let new = names(&plan["new"]);
-    let (code, _, told) = recover(c, &["--accept-loss"]);
+    let (code, _, told) = recover(c, &["--accept-loss", "00000000"]);
     assert!(code == Some(1) && told.contains("nothing of volume 'demo' needs recovery"), "{told}");
     let events = c.cli(&["events", "--json", "--volume", "demo"]);
     let events = String::from_utf8_lossy(&events.stdout).into_owned();
@@ -154,9 +157,13 @@ fn a_volume_goes_on_without_two_of_three_members() {
     c.resume(paused);
     wait_for("the survivor", || c.nodes().iter().any(|n| n.0 == survivor).then_some(()));
 
-    looks_only(&c, &survivor, &lost);
+    let word = looks_only(&c, &survivor, &lost);
+    // The loss that is accepted is the one that was shown, and nothing else.
+    let (code, shown, told) = recover(&c, &["--accept-loss", "00000000"]);
+    assert_eq!((code, &shown["decided"]), (Some(FORCE_NEEDED), &Value::Bool(false)), "{told}");
+    assert_eq!(shown["word"].as_str(), Some(word.as_str()), "{told}");
     let begun = Instant::now();
-    let (code, shown, told) = recover(&c, &["--accept-loss"]);
+    let (code, shown, told) = recover(&c, &["--accept-loss", &word]);
     assert_eq!(
         (code, &shown["decided"], &shown["serves"]),
         (Some(0), &Value::Bool(true), &Value::Bool(true)),

@@ -28,9 +28,10 @@ use crate::network::{Network, Place};
 use crate::rng::Rng;
 use crate::timing;
 use crate::world::World;
-use freebs_consensus::{Mutant, Timing};
+use freebs_agent::{Following, highest_start};
+use freebs_consensus::{Mutant, Timing, voters};
 use freebs_control::{Command, Done, State};
-use freebs_format::disk::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
+use freebs_format::disk::{SUPERBLOCK_AT, SUPERBLOCK_BYTES};
 use freebs_io::Device;
 use freebs_types::{ClusterId, Error, Nanos, NodeId, Result, StartNumber};
 use seat::Host;
@@ -46,11 +47,21 @@ use witness::Witness;
 /// Bytes that the disk of a seat can grow to.
 const DISK_BYTES: u64 = 64 << 20;
 
-/// The node that a gateway follows, and for how many looks in a row it has not answered.
+/// The node that a gateway follows, for how many looks in a row it has not answered, and whose turn is next.
 #[derive(Clone, Copy, Debug)]
 struct Followed {
     node: NodeId,
     silent: u32,
+    following: Following,
+}
+
+impl Followed {
+    /// The one at this place, of so many.
+    fn new(at: usize, count: usize) -> Self {
+        let mut following = Following::default();
+        following.follow(at, count);
+        Self { node: NodeId(at as u64 + 1), silent: 0, following }
+    }
 }
 
 /// The seats of all nodes of a run.
@@ -76,13 +87,11 @@ pub struct Seats {
 
 /// The start number of the log on a node's disk, as it is before the log is opened.
 pub async fn start_of(device: &SimDevice) -> Result<StartNumber> {
-    let mut highest = StartNumber(0);
+    let mut copies = Vec::new();
     for at in SUPERBLOCK_AT.into_iter().filter(|at| at + SUPERBLOCK_BYTES as u64 <= device.len()) {
-        if let Ok(superblock) = Superblock::decode(&device.read(at, SUPERBLOCK_BYTES).await?) {
-            highest = highest.max(StartNumber(superblock.start.get()));
-        }
+        copies.push(device.read(at, SUPERBLOCK_BYTES).await?);
     }
-    Ok(highest)
+    Ok(highest_start(copies))
 }
 
 fn stopped() -> Error {
@@ -185,11 +194,7 @@ impl Seats {
     /// True once as many seats vote as there are nodes for.
     #[must_use]
     pub fn are_set_up(&self) -> bool {
-        let wanted = match self.hosts.len() {
-            0..=2 => 1,
-            3..=4 => 3,
-            _ => 5,
-        };
+        let wanted = voters::count_of(self.hosts.len());
         let votes = |h: &&Host| h.peer().is_some_and(|p| p.votes());
         self.leader().is_some() && self.hosts.iter().filter(votes).count() == wanted
     }
@@ -319,8 +324,18 @@ impl Seats {
     }
 
     fn followed_by(&self, gateway: u64) -> NodeId {
-        let first = || Followed { node: NodeId(self.luck.borrow_mut().range(1, self.hosts.len() as u64)), silent: 0 };
+        let count = self.hosts.len();
+        let first = || Followed::new(self.luck.borrow_mut().below(count as u64) as usize, count);
         self.followed.borrow_mut().entry(gateway).or_insert_with(first).node
+    }
+
+    /// The place where a command from there is taken in.
+    #[must_use]
+    pub fn asked_by(&self, from: Place) -> Place {
+        match from {
+            Place::Gateway(g) => Place::Node(self.followed_by(g).0),
+            other => other,
+        }
     }
 
     /// True if this gateway hears of states from this node.
@@ -336,14 +351,17 @@ impl Seats {
         is_open && self.host(node).is_some_and(Host::answers)
     }
 
-    /// A gateway whose node was silent at two looks in a row follows the next one, and hears what that knows.
+    /// A gateway whose node was silent at two looks in a row follows the next one that answers, and hears what that knows.
     fn look_at_followed(&self) {
         let mut moved = Vec::new();
-        let count = self.hosts.len() as u64;
+        let count = self.hosts.len();
         for (gateway, followed) in self.followed.borrow_mut().iter_mut() {
             followed.silent = if self.reaches(*gateway, followed.node) { 0 } else { followed.silent + 1 };
-            if followed.silent >= 2 {
-                *followed = Followed { node: NodeId(followed.node.0 % count + 1), silent: 0 };
+            let is_there = |at: &usize| self.reaches(*gateway, NodeId(*at as u64 + 1));
+            if followed.silent >= 2
+                && let Some(at) = followed.following.order(count).find(is_there)
+            {
+                *followed = Followed::new(at, count);
                 moved.push(*gateway);
             }
         }

@@ -7,15 +7,14 @@ use crate::device::{Content, Crash, Disk};
 use crate::node::SimRandom;
 use crate::rng::{Rng, mix};
 use crate::timing;
-use freebs_consensus::note::{NOTE_BYTES, SeatNote};
+use freebs_consensus::note::{Instead, NOTE_BYTES, SeatNote};
 use freebs_consensus::{Options, Peer, Store};
 use freebs_control::{Command, Done, State};
 use freebs_io::Random;
-use freebs_types::{Error, ErrorKind, NodeId, Result, StartNumber};
+use freebs_types::{Error, NodeId, Result, StartNumber};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 /// Bytes of log behind what an area of a store begins with: few, so that runs see areas that are full.
@@ -134,15 +133,16 @@ impl Seats {
         let peer = Peer::start(store, wire, self.timing.clone(), contacts, seed, Some(watcher)).await?;
         let (desk, asked) = mpsc::unbounded_channel();
         *host.up.borrow_mut() = Some(Up { peer: peer.clone(), desk, start });
-        peer.spawn(stand(peer.clone(), seed % timing::STAND_AFTER_MS));
+        let stands = peer.clone();
+        peer.spawn(async move { stands.stand_after_start(seed).await });
         peer.spawn(answer(peer.clone(), asked));
         peer.spawn(self.clone().pass_on(peer.clone(), plane.clone()));
         peer.spawn(self.clone().check(peer.clone()));
         Ok(())
     }
 
-    /// The start number that the node's log has now.
-    pub fn came_with(&self, node: NodeId, start: StartNumber) {
+    /// From now on its messages carry this start number, which the node's log has.
+    pub fn carry(&self, node: NodeId, start: StartNumber) {
         if let Some(up) = self.host(node).and_then(|h| h.up.borrow().as_ref().map(|up| up.start.clone())) {
             up.set(start);
         }
@@ -156,23 +156,26 @@ impl Seats {
         let options = Options { cluster, node: host.id, start, noted, room: ROOM_BYTES, mutant };
         let random = |salt| -> Box<dyn Random> { Box::new(SimRandom(Rng::fork(seed, salt))) };
         let opened = Store::open(host.disk.open(), options, random(1)).await;
+        let (founder, state) = self.founder.borrow().clone();
+        let founds = || Ok((founder == host.id).then_some(state));
         let store = match opened {
-            Err(e) if e.kind == ErrorKind::NotFound && note.used().0 == 0 => {
-                let (founder, state) = self.founder.borrow().clone();
-                if founder == host.id && !self.founded.get() {
+            Ok(store) => store,
+            Err(e) => match note.instead(e.kind, self.hosts.len() > 1, founds)? {
+                Instead::Found(state) if !self.founded.get() => {
                     let store = Store::found(host.disk.open(), options, random(2), &state).await?;
                     self.founded.set(true);
                     store
-                } else {
-                    Store::create(host.disk.open(), options, random(2)).await?
                 }
-            }
-            // Nobody takes a seat's disk away but with the whole control state.
-            Err(e) if !host.disk.has_failed() => {
-                self.world.violation(format!("the control store of node {} can't be opened: {e}", host.id));
-                return Err(e);
-            }
-            other => other?,
+                // The others know that the cluster was founded.
+                Instead::Found(_) | Instead::New => Store::create(host.disk.open(), options, random(2)).await?,
+                // Nobody takes a seat's disk away but with the whole control state.
+                Instead::PutAside | Instead::Lost | Instead::Fails => {
+                    if !host.disk.has_failed() {
+                        self.world.violation(format!("the control store of node {} can't be opened: {e}", host.id));
+                    }
+                    return Err(e);
+                }
+            },
         };
         host.note.set(Some(note.in_use().encode()));
         Ok(store)
@@ -206,14 +209,6 @@ impl Seats {
             return;
         }
     }
-}
-
-/// After a start nobody is waited for who may lead.
-async fn stand(peer: Peer, more_ms: u64) {
-    if peer.voters() > 1 {
-        tokio::time::sleep(Duration::from_millis(timing::STAND_AFTER_MS + more_ms)).await;
-    }
-    peer.stand().await;
 }
 
 async fn answer(peer: Peer, mut asked: mpsc::UnboundedReceiver<Ask>) {

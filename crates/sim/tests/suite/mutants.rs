@@ -36,6 +36,7 @@ pub fn kind(name: &str) -> Option<&'static str> {
         "NoReadWait" => Some("calm"),
         "AnswerWithoutLease" => Some("gateways"),
         "LeavesByOldStates" => Some("lag_seat"),
+        "ForcedFromCommitted" => Some("lose_members"),
         _ => None,
     }
 }
@@ -89,4 +90,9 @@ fn mutants_of_the_driver_are_caught() {
 #[test]
 fn mutants_of_the_control_plane_are_caught() {
     hunt_those(|m| m.control.is_some());
+}
+
+#[test]
+fn mutants_of_the_leader_are_caught() {
+    hunt_those(|m| m.seats.is_some());
 }

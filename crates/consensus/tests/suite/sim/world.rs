@@ -123,11 +123,11 @@ impl Oracle {
         let EntryPayload::Normal(Proposal::Command { session, number, command, .. }) = &entry.payload else { return };
         let first = *self.first.entry((*session, *number)).or_insert(index);
         assert!(first <= index);
-        if let Command::FailOver { nodes } = command {
+        if let Command::FailOver { nodes } = command.as_ref() {
             self.out.fail_overs += u64::from(first == index);
             self.failed.extend(nodes.iter().map(|(n, _)| *n));
         }
-        if let Command::AttachVolume { volume, name, .. } = command {
+        if let Command::AttachVolume { volume, name, .. } = command.as_ref() {
             let Some(v) = machine.state.volume(*volume) else { return };
             if first == index && v.holder.as_ref().is_some_and(|h| h.name == *name) {
                 let old = self.generations.insert((volume.0, v.generation.0), name.clone());
@@ -161,7 +161,7 @@ impl Oracle {
             Message::PieceReply { vote: Some(_), .. } => self.out.installs += 1,
             Message::Propose(Proposal::Command { command, .. }) => {
                 let is_leaders = matches!(
-                    command,
+                    command.as_ref(),
                     Command::FailOver { .. }
                         | Command::ReplaceHead { .. }
                         | Command::ReplaceMembers { .. }

@@ -263,7 +263,7 @@ impl<D: Device> Io<'_, D> {
             let mut core = self.core.borrow_mut();
             let m = &mut core.maps;
             let young: u64 = m.young.iter().map(|r| r.entries).sum();
-            let table = m.table_bytes as u64 / super::ENTRY_BYTES as u64;
+            let table = m.table_bytes as u64 / crate::map::extents::ENTRY_BYTES as u64;
             let with_old = all || m.old.as_ref().is_none_or(|o| young * 8 >= o.entries || young >= table * 6);
             let mut inputs: Vec<Rc<Run>> = m.young.iter().cloned().collect();
             inputs.extend(m.old.iter().filter(|_| with_old).cloned());

@@ -11,7 +11,7 @@ use crate::map::run::Run;
 use bytes::Bytes;
 use freebs_format::disk::PAGE_BYTES;
 use freebs_io::Device;
-use freebs_types::{Result, Version};
+use freebs_types::{Error, Result, Version};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
@@ -24,11 +24,13 @@ pub(crate) struct Cursor {
     page: u32,
     bytes: Bytes,
     entries: VecDeque<(u32, u32, Extent)>,
+    /// The end of the last one that was read.
+    end: u64,
 }
 
 impl Cursor {
     pub fn new(run: Rc<Run>) -> Self {
-        Self { run, page: 0, bytes: Bytes::new(), entries: VecDeque::new() }
+        Self { run, page: 0, bytes: Bytes::new(), entries: VecDeque::new(), end: 0 }
     }
 
     /// The next entry, if its page has been read.
@@ -49,8 +51,13 @@ impl Cursor {
             self.bytes = io.read_pages(at).await?;
         }
         let page = self.bytes.split_to(PAGE_BYTES);
-        let entries = &mut self.entries;
+        let (entries, first) = (&mut self.entries, self.end);
         self.run.entries_of(io.device_id(), self.page, &page, |s, a, e| entries.push_back((s, a, e)))?;
+        // Each page begins anew, so it says nothing of where the one before it ended.
+        if entries.front().is_some_and(|(s, a, _)| key(*s, *a) < first) {
+            return Err(Error::corrupt("run with pages out of order"));
+        }
+        self.end = entries.back().map_or(first, |(s, a, e)| key(*s, *a) + u64::from(e.len));
         self.page += 1;
         Ok(())
     }

@@ -5,6 +5,7 @@ use super::*;
 use crate::Options;
 use crate::log::geometry::Geometry;
 use crate::map::extents::{Crcs, Outcome};
+use crate::map::run::Run;
 use crate::shard::Shard;
 use freebs_format::ExtentKind;
 use freebs_io::memory::MemoryDevice;
@@ -176,4 +177,36 @@ async fn a_damaged_page_is_told_and_stops_the_merging() {
     assert!(core.borrow().maps.damaged && !io.wants_merge());
     assert!(io.merge().await.is_err(), "nothing is merged without a page");
     assert_eq!(look(0).await.unwrap(), 1, "what was there stays");
+}
+
+/// Each page begins anew, and two of them are out of order though their checksums are right. To load such a run ended the process.
+#[tokio::test]
+async fn a_run_with_pages_out_of_order_is_refused() {
+    let (device, core) = device();
+    let io = Io { device: &device, core: &core, alone: true };
+    for seconds in [vec![(1, 5)], vec![(1, 30)], vec![(1, 40), (2, 0)]] {
+        let mut w = write::RunWriter::new(io.device_id(), core.borrow_mut().maps.new_run(), false);
+        for a in [0, 30] {
+            w.push(io, 1, a, &extent(1, 10, 1)).await.unwrap();
+        }
+        w.end_page();
+        let is_sound = seconds[0].1 == 40;
+        for (slot, a) in seconds {
+            w.push(io, slot, a, &extent(1, 2, 2)).await.unwrap();
+        }
+        let run = w.finish(io).await.unwrap().unwrap();
+        assert!(run.fences.is_sorted() && run.fences.len() == 2);
+        let named = Run { number: run.number, places: run.places.clone(), entries: run.entries, ..Run::default() };
+        let loaded = io.load_run(named, true, 2).await.map(|_| ()).map_err(|e| e.kind);
+        let mut merge = merge::Merge::new(std::iter::once(Rc::new(run)));
+        let merged = loop {
+            match merge.next(io, |_, _, _, _| ()).await {
+                Ok(Some(_)) => {}
+                Ok(None) => break Ok(()),
+                Err(e) => break Err(e.kind),
+            }
+        };
+        let expected = if is_sound { Ok(()) } else { Err(freebs_types::ErrorKind::Corrupt) };
+        assert_eq!((loaded, merged), (expected, expected));
+    }
 }

@@ -114,12 +114,12 @@ impl RunWriter {
             self.run.fences.push(key(slot, start));
         }
         if let Some(m) = &mut self.run.members {
-            m.push(slot, start, e.len);
+            assert!(m.push(slot, start, e.len), "entries of a run come in order and are short");
         }
         self.run.entries += 1;
     }
 
-    fn end_page(&mut self) {
+    pub(super) fn end_page(&mut self) {
         let page = std::mem::take(&mut self.page);
         self.pages.add(PAGE_ENTRIES, &page.body, page.count);
         self.page.body = page.body;

@@ -199,12 +199,14 @@ impl Shard {
                 view.insert(a, e.piece(skip, len), &mut out);
             }
         }
-        let frames = self.overlay.frames().flat_map(|f| &f.entries).map(|(a, e)| (*a, e));
-        for (a, e) in frames.chain(self.overlay.held()).filter(|(_, e)| e.version <= version) {
-            let (from, to) = (a.max(start), (a + e.len).min(end));
+        for (a, e) in self.overlay.frames().flat_map(|f| &f.entries).filter(|(_, e)| e.version <= version) {
+            let (from, to) = ((*a).max(start), (a + e.len).min(end));
             if from < to {
                 view.insert(from, e.piece(from - a, to - from), &mut out);
             }
+        }
+        for (a, e) in self.overlay.held_in(start, end).filter(|(_, e)| e.version <= version) {
+            view.insert(a, e, &mut out);
         }
         self.history.table.view_at(start, end, version, &mut view);
         view
@@ -244,11 +246,8 @@ impl Shard {
                 table.put_back(a, &Layer { e: e.piece(skip, len), to: LAST });
             }
         }
-        for (a, e) in self.overlay.held() {
-            let (from, to) = (a.max(start), (a + e.len).min(end));
-            if from < to {
-                table.put_back(from, &Layer { e: e.piece(from - a, to - from), to: LAST });
-            }
+        for (a, e) in self.overlay.held_in(start, end) {
+            table.put_back(a, &Layer { e, to: LAST });
         }
         self.history.table.range(start, end).for_each(|(a, l)| table.put_back(a, &l));
         table

@@ -65,7 +65,8 @@ impl ManifestWriter {
 }
 
 impl<D: Device> Io<'_, D> {
-    /// Makes a checkpoint, unless nothing has been appended since the last one.
+    /// Makes a checkpoint, unless nothing has been appended since the last one, or what lives needs the segment that it
+    /// would take.
     pub async fn checkpoint(&self) -> Result<()> {
         let (device, number, written) = {
             let mut core = self.core.borrow_mut();
@@ -78,7 +79,7 @@ impl<D: Device> Io<'_, D> {
                 shards.values_mut().for_each(|s| s.set_committed(s.tip.name.sequence, segs));
             }
             let newest = core.maps.kept.iter().flatten().map(|k| k.written).max();
-            if newest == Some(core.next_append - 1) {
+            if newest == Some(core.next_append - 1) || core.has_no_room_for_a_map() {
                 return Ok(());
             }
             (core.geometry.device, core.maps.new_run(), core.next_append - 1)
@@ -406,7 +407,7 @@ impl<D: Device> Io<'_, D> {
     }
 
     /// Fences, and for a young run members, of a run that a manifest names.
-    async fn load_run(&self, mut run: Run, members: bool, pages: u32) -> Result<Run> {
+    pub(crate) async fn load_run(&self, mut run: Run, members: bool, pages: u32) -> Result<Run> {
         let (segments, most) = {
             let core = self.core.borrow();
             (core.segs.len(), core.geometry.segment_bytes / PAGE_BYTES as u64)
@@ -436,7 +437,9 @@ impl<D: Device> Io<'_, D> {
             self.read_all(&places, 0..pages, name, |count, body| {
                 for e in crate::map::page::PageReader::new(body, count) {
                     let (slot, start, e) = e?;
-                    members.push(slot, start, e.len);
+                    if !members.push(slot, start, e.len) {
+                        return Err(Error::corrupt("run with entries out of order"));
+                    }
                 }
                 Ok(())
             })

@@ -5,7 +5,7 @@
 //!   usable; so a pass always ends, and free space grows by it.
 //! - While there is room, cleaning appends at most its share of what others append. The share grows as free segments
 //!   grow few, so that writers and cleaning meet where as much is freed as is used. Only at the reserve are writers
-//!   held back, and only while cleaning gets on.
+//!   held back, and only while cleaning gets on. Damaged segments are emptied before all others, and without a share.
 //! - What may be moved is bounded by what others appended and by what died: a device that is as full as it gets is
 //!   compacted once, and not for ever.
 //!
@@ -16,7 +16,7 @@ use super::ENTRY_BYTES;
 use crate::engine::cleaning::Need;
 use crate::engine::core::Core;
 use crate::engine::queue::Queued;
-use crate::log::geometry::LAST_SEGMENTS;
+use crate::log::geometry::Geometry;
 use crate::log::segments::{Segment, SegmentState};
 use crate::{CleanMutant, Record};
 use freebs_types::{BLOCK, ShardId};
@@ -39,6 +39,10 @@ const HELD_LOOK_MAX: usize = 4096;
 const STUCK_SEGMENTS: u64 = 64;
 /// Blocks that may be moved for each block that died: as many as it takes in segments that are nearly full.
 const MOVES_PER_DEATH: u64 = 32;
+/// Percent of a segment that emptying one may cost when others wait: as much as `MOVES_PER_DEATH` allows. Less, and writes
+/// are refused for want of room that cleaning could make; more, and what it frees goes into the heads of what it moves.
+const WORTH_PERCENT_HARD: u64 = 100 * MOVES_PER_DEATH / (MOVES_PER_DEATH + 1) + 1;
+const _: () = assert!(WORTH_PERCENT_HARD == 97);
 /// Segments beyond the target for which nobody cleans: the open one, and what just closed.
 const SLACK_SEGMENTS: u64 = 2;
 
@@ -48,7 +52,7 @@ type Candidates = BinaryHeap<(u128, Reverse<u32>)>;
 impl Core {
     /// Free segments at which writers are held back while cleaning gets on: just before heads refuse.
     pub fn hard_segments(&self) -> u32 {
-        self.geometry.reserve_segments() + 1
+        self.reserve_segments() + 1
     }
 
     /// Free segments from which on cleaning is not needed for room.
@@ -117,7 +121,7 @@ impl Core {
     pub fn spend(&mut self, bytes: u64, rest: u64) -> bool {
         let enough = match self.need() {
             Need::Hard => 0,
-            _ if self.cleaning.idle && self.queue.is_empty() => 0,
+            _ if self.cleaning.saves || (self.cleaning.idle && self.queue.is_empty()) => 0,
             // The share is used evenly, so that nobody has to wait for long.
             Need::Short(_) => bytes,
             // The share is saved up and used at once, so that what stays lies together, and not between what is
@@ -145,7 +149,13 @@ impl Core {
         self.running && (self.segs.is_asking() || self.segs.prune)
     }
 
-    /// Whether more room may come without anybody's doing.
+    /// True if segments without live data are on their way to be free: they are to be looked at, or what must be written
+    /// before has not been.
+    pub fn is_giving_up(&self) -> bool {
+        self.running && (self.cleaning.round_jobs > 0 || !self.segs.candidates.is_empty())
+    }
+
+    /// True if more room may come without anybody's doing but the writer's.
     pub fn more_soon(&self) -> bool {
         self.hope() || self.is_finding()
     }
@@ -187,7 +197,7 @@ impl Core {
                     _ => false,
                 };
                 let is_hard = free <= self.hard_segments() && !self.has_one_for_records();
-                free < LAST_SEGMENTS + u32::from(learns) || (is_hard && self.more_soon())
+                free < self.last_segments() + u32::from(learns) || (is_hard && self.more_soon())
             }
         }
     }
@@ -226,6 +236,17 @@ impl Core {
         open + u64::from(spare) * (self.geometry.segment_bytes / 100 * 97)
     }
 
+    /// True if the log has no segment for a map, and what lives would no longer fit beside one: overwrites would be refused
+    /// for ever because of a checkpoint. Only in a log of few segments, which a start reads in no more time than it may
+    /// take with a checkpoint.
+    pub fn has_no_room_for_a_map(&self) -> bool {
+        let Geometry { segment_bytes, limit_segments, .. } = self.geometry;
+        let is_short = u64::from(self.segs.used_count) * segment_bytes <= self.maps.checkpoint_bytes;
+        let beside = u64::from(limit_segments.saturating_sub(self.hard_segments() + 1)) * segment_bytes;
+        let needs = self.segs.live_blocks * (BLOCK as u64 + MOVED_BLOCK_BYTES);
+        is_short && self.segs.map_count == 0 && needs > beside / 100 * WORTH_PERCENT_HARD
+    }
+
     /// Bytes that it takes to empty a segment and to give it up, without marks.
     fn cost(s: &Segment) -> u64 {
         s.live * (BLOCK as u64 + MOVED_BLOCK_BYTES) + s.tomb_list.records() * 2 * ENTRY_BYTES
@@ -249,12 +270,13 @@ impl Core {
         let segment = self.geometry.segment_bytes;
         let worth = segment / 100
             * match need {
-                Need::Hard => 93,
+                Need::Hard => WORTH_PERCENT_HARD,
                 Need::Short(_) => 90,
                 _ => 85,
             };
         let best = self.candidates(need, &rotten, worth);
         let out = self.take(best, &rotten, worth, moves);
+        self.cleaning.saves = out.first().is_some_and(|id| rotten.contains(id));
         self.cleaning.looked = out.is_empty().then_some(self.segs.changes);
         out
     }
@@ -294,6 +316,10 @@ impl Core {
         self.cleaning.held = false;
         let (mut looks, mut held) = (0, 0);
         while let Some((_, Reverse(id))) = best.pop() {
+            let saves = rotten.contains(&id);
+            if !saves && out.first().is_some_and(|first| rotten.contains(first)) {
+                break;
+            }
             if self.is_held(id) && self.cleaning.options.mutant != Some(CleanMutant::MoveUncommitted) {
                 self.cleaning.held = true;
                 held += 1;
@@ -313,7 +339,7 @@ impl Core {
             let marks = unmarked.iter().filter(|shard| !marked.contains(*shard)).map(|shard| self.mark_bytes(*shard));
             let cost = Self::cost(s) + marks.sum::<u64>();
             if cost > room
-                || live + bytes > moves
+                || (live + bytes > moves && !saves)
                 || (!out.is_empty() && live + bytes > self.cleaning.options.batch_bytes as u64)
             {
                 continue;
@@ -321,7 +347,7 @@ impl Core {
             out.push(id);
             marked.extend(unmarked);
             (live, room, sum) = (live + bytes, room - cost, sum + cost);
-            if sum <= worth * out.len() as u64 || rotten.contains(&id) {
+            if sum <= worth * out.len() as u64 || saves {
                 good = out.len();
             }
             if out.len() == VICTIMS_MAX {
@@ -332,10 +358,9 @@ impl Core {
         out
     }
 
-    /// Something that a shard held may be cleaned now.
+    /// Something that a shard held may be cleaned now, or given up.
     pub fn no_longer_held(&mut self) {
-        if self.cleaning.held {
-            self.cleaning.held = false;
+        if std::mem::take(&mut self.cleaning.held) | self.free_rotten() {
             self.segs.changes += 1;
             self.cleaning.wake.notify_one();
         }

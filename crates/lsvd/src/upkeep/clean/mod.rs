@@ -107,11 +107,13 @@ impl Core {
     /// all of them. Everything that is asked for has room for sure, and the next round begins when it is written.
     fn begin_round(&mut self, mut found: Vec<(u32, Needs)>) {
         assert!(self.cleaning.round.is_empty() && self.cleaning.round_jobs == 0, "one round at a time");
-        found.sort_by_cached_key(|(id, n)| (self.needs_bytes(n, &BTreeMap::new()).0, *id));
+        let saves = |id: u32| self.is_rotten(id);
+        // Damaged ones come first, whatever it costs.
+        found.sort_by_cached_key(|(id, n)| (!saves(*id), self.needs_bytes(n, &BTreeMap::new()).0, *id));
         let percent = if self.short_of_space() { ROUND_PERCENT_SHORT } else { ROUND_PERCENT };
         let (segment, room) = (self.geometry.segment_bytes, self.room());
         let (mut marks, mut bytes, mut largest, mut taken) = (BTreeMap::new(), 0, 0, 0);
-        for (i, (_, needs)) in found.iter().enumerate() {
+        for (i, (id, needs)) in found.iter().enumerate() {
             let (more, large) = self.needs_bytes(needs, &marks);
             (bytes, largest) = (bytes + more, large.max(largest));
             marks.extend(needs.marks.iter().copied());
@@ -120,7 +122,7 @@ impl Core {
             if all > room {
                 break;
             }
-            if all <= (i as u64 + 1) * segment / 100 * percent {
+            if all <= (i as u64 + 1) * segment / 100 * percent || saves(*id) {
                 taken = i + 1;
             }
         }

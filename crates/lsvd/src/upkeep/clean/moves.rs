@@ -20,8 +20,9 @@ use crate::log::join::yield_now;
 use crate::log::scan::{Window, lies_before, scan};
 use crate::log::segments::ReadGuard;
 use crate::shard::chunks;
-use crate::{CARRY_ENTRIES_MAX, CleanMutant, EventKind};
+use crate::{CARRY_ENTRIES_MAX, CleanMutant};
 use bytes::Bytes;
+use bytes::BytesMut;
 use freebs_format::disk::{IndexEntry, SegmentFooter};
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameHeader, FrameKind, block_crc, crc32c};
 use freebs_io::Device;
@@ -132,7 +133,7 @@ impl Core {
             self.cleaning.outstanding -= done.cleaning;
             self.cleaning.wake.notify_one();
         }
-        self.rot.mends_done(done.mending);
+        self.mends_done(done.mending);
     }
 
     /// Blocks that a frame of a segment holds and that live there, without their data.
@@ -292,10 +293,8 @@ impl<D: Device> Engine<D> {
                     return false;
                 }
                 let small = (core.geometry.segment_bytes / 256).clamp(32 << 10, 128 << 10);
-                let most = match core.need() {
-                    Need::Short(_) if !core.cleaning.idle => small,
-                    _ => small * 4,
-                };
+                let gently = core.cleaning.saves || matches!(core.need(), Need::Short(_));
+                let most = if gently && !core.cleaning.idle { small } else { small * 4 };
                 let mut bytes = 0;
                 let fits = |p: &&Piece| {
                     bytes += p.data.len() as u64;
@@ -380,16 +379,14 @@ impl<D: Device> Engine<D> {
             let read = self.read_bytes(id, start, (end - start) as usize).await;
             self.count_read(u64::from(end - start));
             for p in &mut pieces[from..to] {
-                let at = (p.at - start) as usize;
-                let bytes = read.as_ref().map(|b| &b[at..at + p.entry.range.len as usize * BLOCK]);
-                let bad: Vec<u32> = match bytes {
-                    Ok(bytes) => {
-                        let all = bytes.chunks_exact(BLOCK).zip(&p.entry.crcs).zip(0..);
-                        all.filter(|((b, crc), _)| block_crc(b) != **crc).map(|(_, i)| i).collect()
-                    }
+                let (at, len) = ((p.at - start) as usize, p.entry.range.len as usize * BLOCK);
+                p.data = match &read {
+                    Ok(bytes) => Bytes::copy_from_slice(&bytes[at..at + len]),
                     Err(e) if e.kind == ErrorKind::DeviceFailed => return Err(Kept),
-                    Err(_) => (0..p.entry.range.len).collect(),
+                    Err(_) => self.read_blocks(id, p.at, p.entry.range.len).await,
                 };
+                let all = p.data.chunks_exact(BLOCK).zip(&p.entry.crcs).zip(0..);
+                let bad: Vec<u32> = all.filter(|((b, crc), _)| block_crc(b) != **crc).map(|(_, i)| i).collect();
                 let mut core = self.inner.core.borrow_mut();
                 let trust = core.cleaning.options.mutant == Some(CleanMutant::TrustBytes);
                 if !bad.is_empty() && (!trust || read.is_err()) {
@@ -400,21 +397,29 @@ impl<D: Device> Engine<D> {
                         let lba = p.entry.range.start.0 + block;
                         let place = format!("segment {id}, byte {}", p.at + block * BLOCK as u32);
                         let text = format!("shard {}, block {lba}: can't be moved, it is damaged ({place})", p.shard);
-                        core.event(EventKind::CrcError, text);
-                        core.rot.suspect(id);
+                        core.crc_error((id, p.at + block * BLOCK as u32), &text);
+                        core.rot.suspect_again(id);
                         return Err(Kept);
                     }
-                }
-                match bytes {
-                    Ok(bytes) => p.data = Bytes::copy_from_slice(bytes),
-                    Err(_) => p.entry.range.len = 0,
                 }
             }
             from = to;
             yield_now().await;
         }
-        pieces.retain(|p| p.entry.range.len > 0);
         Ok(pieces)
+    }
+
+    /// Blocks one by one, because they can't be read together: what is lost may be something else that lay there. Zeroes
+    /// for those that can't be read.
+    async fn read_blocks(&self, id: u32, at: u32, blocks: u32) -> Bytes {
+        let mut out = BytesMut::with_capacity(blocks as usize * BLOCK);
+        for i in 0..blocks {
+            match self.read_bytes(id, at + i * BLOCK as u32, BLOCK).await {
+                Ok(bytes) => out.extend_from_slice(&bytes),
+                Err(_) => out.resize(out.len() + BLOCK, 0),
+            }
+        }
+        out.freeze()
     }
 }
 

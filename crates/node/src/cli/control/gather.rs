@@ -6,9 +6,10 @@ use crate::admin::seat_files;
 use crate::cluster_file::{ClusterFile, ClusterNode};
 use crate::files::{self, DirLock};
 use crate::timing;
-use freebs_control::rebuild::{NodeSurvey, ShardSurvey, ViewSurvey};
+use freebs_agent::{add_device, survey_of};
+use freebs_control::rebuild::NodeSurvey;
 use freebs_lsvd::tool;
-use freebs_types::{Error, ErrorKind, NodeId, Result, StartNumber};
+use freebs_types::{Error, ErrorKind, NodeId, Result};
 use serde::{Deserialize, Serialize};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -140,7 +141,7 @@ fn read_file(path: &Path) -> Result<SurveyFile> {
 /// are, that is an error.
 pub async fn read_node(file: &ClusterFile, node: &ClusterNode, output: &Output) -> Result<NodeSurvey> {
     let (cluster, id) = (file.cluster, node.id);
-    let mut all = NodeSurvey { cluster, node: id, start: StartNumber(0), whole: true, shards: vec![] };
+    let mut all = survey_of(cluster, id);
     let mut trouble = Vec::new();
     for worker in 0..node.workers {
         let path = node.data.join(format!("log-{worker}.freebs"));
@@ -160,9 +161,7 @@ pub async fn read_node(file: &ClusterFile, node: &ClusterNode, output: &Output) 
                         node.name
                     )));
                 }
-                all.whole &= !d.guessed && found.recovery.is_empty();
-                all.start = all.start.max(d.start);
-                all.shards.extend(found.shards.into_iter().map(|s| of_shard(s, d.guessed)));
+                add_device(&mut all, found);
             }
             Err(e) if e.kind == ErrorKind::Busy => return Err(e),
             Err(e) => trouble.push(e),
@@ -191,18 +190,6 @@ async fn read_device(path: &Path) -> Result<tool::Survey> {
         }
     };
     tool::survey(&device, &mut ()).await.map_err(|e| e.at(path.display()))
-}
-
-fn of_shard(s: tool::ShardSurvey, guessed: bool) -> ShardSurvey {
-    ShardSurvey {
-        shard: s.shard,
-        promised: s.promised,
-        generation: s.generation,
-        last: s.last,
-        committed: s.committed,
-        whole: s.whole && !guessed,
-        views: s.views.iter().map(|(number, at, body)| ViewSurvey::of(*number, *at, body)).collect(),
-    }
 }
 
 fn progress(node: &str, path: &Path) {

@@ -93,9 +93,9 @@ impl<C: ControlPlane> Drivers<C> {
     }
 
     /// One user less, at once if the right can be given back. Else it goes on until it is ready: given back before, the right
-    /// would be nobody's, and the driver before it might still answer.
+    /// would be nobody's, and the driver before it might still answer. One user is enough for that, however many have come and gone.
     pub(super) fn release_once_ready(core: &Rc<Core<C>>, slot: &Rc<Slot>) {
-        if slot.state.borrow().may_end() {
+        if slot.state.borrow().may_end() || slot.returning.get() > 0 {
             return core.drivers.release(core, slot.volume, slot.generation);
         }
         let (core, slot) = (core.clone(), slot.clone());

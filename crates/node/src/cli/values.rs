@@ -1,0 +1,66 @@
+//! Values of the command line that several commands have: sizes, names, the properties of a volume.
+
+use clap::{Args, ValueEnum};
+use freebs_control::{Ack, CreateVolume, rules};
+
+/// The properties of a new volume beside its name and size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Args)]
+pub struct ShapeArgs {
+    /// Copies on different nodes [default: 3, or as many as there are nodes]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=7))]
+    pub copies: Option<u8>,
+
+    /// Answer a write when it is durable on this many copies [default: majority]
+    #[arg(long, value_enum)]
+    pub ack: Option<AckArg>,
+
+    /// Pause writes with fewer copies than this [default: 2, or 1 for one copy]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=7))]
+    pub min_copies: Option<u8>,
+
+    /// Logs that the volume is striped over [default: 1 below 64G, then one for each 64G, up to 16]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub shards: Option<u32>,
+
+    /// Size of a stripe, a power of two from 64K to 1G [default: 1M]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub stripe: Option<u64>,
+}
+
+impl ShapeArgs {
+    /// The order for a volume of this name and size, in bytes.
+    #[must_use]
+    pub fn of(self, name: String, size: u64) -> CreateVolume {
+        let Self { copies, ack, min_copies, shards, stripe } = self;
+        let ack = ack.unwrap_or(AckArg::Majority).into();
+        CreateVolume { name, size, copies, ack, min_copies, shards, stripe }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AckArg {
+    Majority,
+    All,
+}
+
+impl From<AckArg> for Ack {
+    fn from(a: AckArg) -> Self {
+        match a {
+            AckArg::Majority => Self::Majority,
+            AckArg::All => Self::All,
+        }
+    }
+}
+
+pub fn size(text: &str) -> Result<u64, String> {
+    rules::parse_size(text).map_err(|e| e.to_string())
+}
+
+pub fn volume_size(text: &str) -> Result<u64, String> {
+    let bytes = size(text)?;
+    rules::check_size(bytes).map(|()| bytes).map_err(|e| e.to_string())
+}
+
+pub fn volume_name(text: &str) -> Result<String, String> {
+    rules::check_name("volume", text).map(|()| text.to_owned()).map_err(|e| e.to_string())
+}

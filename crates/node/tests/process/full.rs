@@ -1,0 +1,68 @@
+//! Devices that are nearly full, and full ones: writes wait while cleaning makes room, are refused when there is nothing
+//! to gain, and are taken again as soon as something was trimmed.
+
+use crate::support::cluster::{Cluster, Setup};
+use crate::support::nbd::{Client, Op};
+use crate::support::rng::Rng;
+use crate::support::{Weight, turn};
+
+const MIB: u64 = 1 << 20;
+/// The answers that clients get from a device without room.
+const ENOSPC: u32 = 28;
+
+/// Three nodes with devices of 15 segments, each with one log.
+fn up(volume: &'static str) -> Cluster {
+    let more = ["--workers", "1"].map(str::to_owned).to_vec();
+    Cluster::up(Setup { device_size: "128M", volume: Some(volume), more, ..Setup::default() })
+}
+
+/// 148 MiB lived on devices of 256 MiB, and the sixth MiB of overwrites was refused; a client that tried again got on.
+#[test]
+fn overwrites_go_on_on_devices_that_are_nearly_full() {
+    let _turn = turn(Weight::Loaded);
+    let c = up("demo:70M");
+    let mut client = Client::connect(&c.place, "demo", true).expect("a client");
+    let (parts, mut rng) = (70, Rng::new(12));
+    let mut fills = vec![0; parts];
+    for i in 0..3 * parts {
+        let part = if i < 2 * parts { i % parts } else { rng.below(parts as u64) as usize };
+        fills[part] = (i % 251) as u8 + 1;
+        let op = Op::Write { at: part as u64 * MIB, data: vec![fills[part]; MIB as usize], fua: false };
+        let end = client.ask(&op).expect("a connection");
+        assert!(end.is_ok(), "write {i} to MiB {part}: {end:?}\n{}", c.log());
+    }
+    for (part, fill) in fills.iter().enumerate() {
+        assert!(client.read(part as u64 * MIB, MIB as u32).iter().all(|b| b == fill), "MiB {part}");
+    }
+    drop(client);
+    c.verify("demo");
+}
+
+#[test]
+fn full_devices_refuse_writes_and_heal_by_trims() {
+    let _turn = turn(Weight::Loaded);
+    let c = up("demo:256M");
+    let mut client = Client::connect(&c.place, "demo", true).expect("a client");
+    let write = |client: &mut Client, at: u64| {
+        let data = vec![(at / MIB % 251) as u8 + 1; MIB as usize];
+        client.ask(&Op::Write { at, data, fua: false }).expect("a connection")
+    };
+    let mut full = 0;
+    while write(&mut client, full).is_ok() {
+        full += MIB;
+    }
+    assert!(full > 70 * MIB && full < 128 * MIB, "{} MiB\n{}", full / MIB, c.log());
+    assert_eq!(write(&mut client, full), Err(ENOSPC));
+    // Every third MiB goes; then as much is taken at the first try.
+    for at in (0..full).step_by(3 * MIB as usize) {
+        client.ask(&Op::Trim { at, len: MIB as u32 }).expect("a connection").expect("a trim");
+    }
+    for i in 0..full / MIB / 4 {
+        let end = write(&mut client, full + i * MIB);
+        assert!(end.is_ok(), "write {i} behind the trims: {end:?}\n{}", c.log());
+    }
+    assert!(client.read(0, MIB as u32).iter().all(|b| *b == 0));
+    assert!(client.read(MIB, MIB as u32).iter().all(|b| *b == 2));
+    drop(client);
+    c.verify("demo");
+}
