@@ -140,9 +140,14 @@ impl Witness {
 
     /// Whether a node has said that it holds a view's frame, and so everything before it.
     pub fn has_opened(&self, node: NodeId, shard: ShardId, view: ViewNumber) -> bool {
+        self.has_said(node, shard, view) && !self.is_lost(node, shard, view)
+    }
+
+    /// The same, whatever became of that since.
+    pub fn has_said(&self, node: NodeId, shard: ShardId, view: ViewNumber) -> bool {
         let told = self.durable.get(&(shard, view, node));
         let holds = |v: &View| told.is_some_and(|d| *d >= v.sequence);
-        self.views.get(&(shard, view)).is_some_and(holds) && !self.is_lost(node, shard, view)
+        self.views.get(&(shard, view)).is_some_and(holds)
     }
 
     /// By a control state in which this view is active, the node has left the shard: if it comes back to it, it begins

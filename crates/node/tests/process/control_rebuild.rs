@@ -11,6 +11,7 @@ use crate::support::{Weight, full, turn};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -38,13 +39,18 @@ fn must(c: &Cluster, args: &[&str]) {
     assert!(out.status.success(), "freebs {args:?}: {}", tools::told(&out));
 }
 
-/// Removes every file of the control state, on all nodes.
-fn lose(c: &Cluster) -> usize {
-    let is_control = |p: &std::path::Path| {
+/// Every file of the control state, on all nodes.
+fn control_files(c: &Cluster) -> Vec<PathBuf> {
+    let is_control = |p: &Path| {
         let name = p.file_name().expect("a name").to_string_lossy().into_owned();
         name.starts_with("control.")
     };
-    let all = files_below(&c.data(), &is_control);
+    files_below(&c.data(), &is_control)
+}
+
+/// Removes all of them.
+fn lose(c: &Cluster) -> usize {
+    let all = control_files(c);
     all.iter().for_each(|p| fs::remove_file(p).unwrap_or_else(|e| panic!("{}: {e}", p.display())));
     all.iter().filter(|p| CONTROL.iter().any(|n| p.ends_with(n))).count()
 }
@@ -126,6 +132,7 @@ fn volumes_come_back_when_the_control_state_is_lost() {
         // Nobody makes anything up.
         c.spawn();
         wait_for("supervisor, gateway and nodes", || (c.processes().len() == 7).then_some(()));
+        wait_for("what the nodes begin anew", || (control_files(&c).len() >= 10).then_some(()));
         std::thread::sleep(Duration::from_secs(2));
         assert_eq!(c.ready_line(), None);
         let out = c.cli(&["volume", "list"]);
