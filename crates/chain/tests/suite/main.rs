@@ -382,7 +382,7 @@ fn what_waits_for_a_slow_disk_takes_room() {
     s.settle();
     let first = written(&s);
     assert!((ROOM / 2..=ROOM).contains(&first), "{first} bytes of {ROOM}");
-    // What the disk has done no longer waits for it. The rest of the writes wait for room, and are refused when none comes.
+    // Writes that the disk has done wait no longer. The rest of the writes wait for room, and are refused when none comes.
     let m = s.members.get_mut(&1).unwrap();
     m.holds_back = false;
     m.host.set_room(0, false);

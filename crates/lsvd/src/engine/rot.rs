@@ -183,7 +183,7 @@ impl Core {
         self.rot.rotten.keys().filter(|id| !waiting.contains(id)).copied().collect()
     }
 
-    /// Whether damaged blocks are still live where they were found; what is not is forgotten.
+    /// True if damaged blocks are still live where they were found; those that are not are forgotten.
     pub fn still_wants(&mut self, id: u64) -> bool {
         let Some(piece) = self.rot.wanted.get(&id) else { return false };
         let lives = !self.live_parts(piece).is_empty();

@@ -1,4 +1,4 @@
-//! What a shard knows beyond its committed frames: the frames that a cut could still take back, and their entries.
+//! The state of a shard beyond its committed frames: the frames that a cut could still take back, and their entries.
 //!
 //! Invariants:
 //! - It holds exactly the frames above `committed`, in order, each with the tip before it. The map below it knows
@@ -32,9 +32,9 @@ use std::rc::Rc;
 pub(crate) struct Uncommitted {
     pub sequence: Sequence,
     pub before: Tip,
-    /// What it brings to the map, in order; nothing if it is a mark.
+    /// Entries that it brings to the map, in order; none if it is a mark.
     pub entries: Vec<(u32, Extent)>,
-    /// What it changes of the versions that are kept.
+    /// Changes of the versions that are kept.
     pub pins: Vec<PinOp>,
     /// Append where it lies.
     pub append: u64,
@@ -45,7 +45,7 @@ pub(crate) struct Committed {
     pub sequence: Sequence,
     pub pins: Vec<PinOp>,
     pub entries: Vec<(u32, Extent)>,
-    /// What it covers of the held entries: a cut that comes later must not show them again.
+    /// The parts of held entries that it covers: a cut that comes later must not show them again.
     pub covered: Vec<Beaten>,
     /// Parts of held entries that are as new as it, or newer. They go into the map behind it; the newer ones stay here,
     /// too, for the frames that come later.
