@@ -37,6 +37,21 @@ fn cluster(nodes: u64) -> State {
     s
 }
 
+/// A volume of two copies on two nodes, which may go on with one.
+fn pair() -> State {
+    let mut s = State::new(ClusterId([7; 16]));
+    register_all(&mut s, 2);
+    let new = CreateVolume {
+        name: "data".into(),
+        size: 1 << 30,
+        copies: Some(2),
+        min_copies: Some(1),
+        ..CreateVolume::default()
+    };
+    s.apply(Command::CreateVolume(new)).unwrap();
+    s
+}
+
 /// The head opens the next view, and the one before it was sealed as usual.
 fn open(s: &mut State) -> Shard {
     let (view, generation) = propose(s);
@@ -279,16 +294,7 @@ fn a_short_chain_grows() {
 /// again: nobody did, and the next view could never become active.
 #[test]
 fn who_was_to_come_and_is_gone_is_not_waited_for() {
-    let mut s = State::new(ClusterId([7; 16]));
-    register_all(&mut s, 2);
-    let new = CreateVolume {
-        name: "data".into(),
-        size: 1 << 30,
-        copies: Some(2),
-        min_copies: Some(1),
-        ..CreateVolume::default()
-    };
-    s.apply(Command::CreateVolume(new)).unwrap();
+    let mut s = pair();
     open(&mut s);
     let (shard, command) = found(&s, &logs(&[(2, Some(log(100, 90)))]));
     assert_eq!((shard.need, shard.plan.unwrap().members), (Need::Members, names(&[2])));
@@ -668,16 +674,7 @@ fn who_may_know_another_history_learns_anew() {
 /// operator, and he was told that there is nothing to be done.
 #[test]
 fn a_head_that_gave_frames_up_does_not_lead_a_view_that_can_be_sealed() {
-    let mut s = State::new(ClusterId([7; 16]));
-    register_all(&mut s, 2);
-    let new = CreateVolume {
-        name: "data".into(),
-        size: 1 << 30,
-        copies: Some(2),
-        min_copies: Some(1),
-        ..CreateVolume::default()
-    };
-    s.apply(Command::CreateVolume(new)).unwrap();
+    let mut s = pair();
     let members = open(&mut s).members;
     let (alone, back) = (members[1], members[0]);
     let holed = LogStatus { lost: 2, ..log(100, 90) };

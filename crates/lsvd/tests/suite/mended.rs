@@ -43,6 +43,18 @@ async fn put(rig: &Rig, chain: &mut Chain, op: Op) -> Frame {
     f
 }
 
+/// Destroys the sector of a frame's head, once a log that was killed has come to rest.
+async fn lose_head(device: &MemoryDevice, frame: &Frame) {
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    let head = frame.head.bytes();
+    device.poke(|bytes| {
+        let at = bytes.windows(head.len()).position(|w| w == head).expect("it is there") / 4096 * 4096;
+        bytes[at..at + 4096].fill(0xee);
+    });
+}
+
 /// The tail was compared with the chain's.
 fn trusted(shard: ShardId) -> Record {
     Record::Mark { shard, change: MarkChange { trusted: true, ..MarkChange::default() }, ticket: 1 }
@@ -129,14 +141,7 @@ async fn suspected(clean: bool) {
     let lost = put(&rig, &mut b, data(0, 4, 4)).await;
     put(&rig, &mut a, data(400, 4, 5)).await;
     rig.kill();
-    for _ in 0..10 {
-        tokio::task::yield_now().await;
-    }
-    let head = lost.head.bytes().to_vec();
-    device.poke(|bytes| {
-        let at = bytes.windows(head.len()).position(|w| *w == head[..]).expect("it is there") / 4096 * 4096;
-        bytes[at..at + 4096].fill(0xee);
-    });
+    lose_head(&device, &lost).await;
 
     let rig = Rig::open(device.clone()).await.unwrap();
     let state = rig.engine.state(TWO).unwrap();
@@ -235,14 +240,7 @@ fn a_repaired_frame_takes_the_place_of_the_mark_that_named_it() {
             rig.append(Record::Mark { shard: ONE, change: MarkChange::default(), ticket: 1 });
             rig.settle().await;
             rig.kill();
-            for _ in 0..10 {
-                tokio::task::yield_now().await;
-            }
-            let head = lost.head.bytes().to_vec();
-            device.poke(|bytes| {
-                let at = bytes.windows(head.len()).position(|w| *w == head[..]).expect("it is there") / 4096 * 4096;
-                bytes[at..at + 4096].fill(0xee);
-            });
+            lose_head(&device, &lost).await;
 
             let rig = Rig::open(device.clone()).await.unwrap();
             let state = rig.engine.state(ONE).unwrap();
