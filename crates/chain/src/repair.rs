@@ -443,11 +443,13 @@ impl Replica {
         }
     }
 
-    /// The tail was compared with the chain's: nothing is missing behind it.
+    /// The tail was compared with the chain's: no frame is missing behind it. A promise may be, and the chain that it was
+    /// compared with may be one that was left; so the promise that may have been there is made again.
     pub fn trust_tail(&mut self, ctx: &mut Ctx<'_>) {
         if !self.damage.suspect_tail {
             return;
         }
+        self.promised = self.promised.max(self.may_have_promised());
         self.damage.suspect_tail = false;
         self.damage.trust_again = self.damage.cut_short;
         self.say_trusted(ctx);
@@ -463,7 +465,8 @@ impl Replica {
 
     fn say_trusted(&self, ctx: &mut Ctx<'_>) {
         let ticket = ctx.ticket();
-        let change = MarkChange { trusted: true, ..MarkChange::default() };
+        let promised = Some(self.promised).filter(|p| p.0 > 0);
+        let change = MarkChange { trusted: true, promised, ..MarkChange::default() };
         ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket }));
     }
 }
@@ -471,13 +474,14 @@ impl Replica {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::{Branch, ShardInfo};
     use crate::peers::Peers;
     use crate::sync::is_said_committed;
-    use crate::testing::{Chain, SHARD, appends, map_end, reply, step, step_at};
+    use crate::testing::{Chain, SHARD, appends, frames, map_end, reply, step, step_at};
     use freebs_format::hide;
     use freebs_format::wire::SyncMode;
     use freebs_io::LinkId;
-    use freebs_types::NodeId;
+    use freebs_types::{Generation, NodeId};
 
     const OTHER: Peer = Peer { node: NodeId(1), worker: 0 };
 
@@ -728,6 +732,53 @@ mod tests {
                 assert_eq!(sent, Some(gets), "until {until}, for a fetch: {fetch}");
             }
         });
+    }
+
+    fn info(highest: u64) -> ShardInfo {
+        ShardInfo {
+            shard: SHARD,
+            members: [1, 2].map(NodeId).to_vec(),
+            active: ViewNumber(1),
+            known: ViewNumber(1),
+            blocks: 1024,
+            highest: ViewNumber(highest),
+            generation: Generation(0),
+            has_keys: false,
+            joining: Vec::new(),
+            view_members: Vec::new(),
+            volume: None,
+            forced: None,
+            branch: Branch::default(),
+        }
+    }
+
+    /// The last append, with a promise in it, is lost. The head of the view that was left by that promise still reaches this
+    /// member, and gives it what it lacks.
+    #[test]
+    fn a_log_that_lost_its_end_does_not_forget_a_promise() {
+        for (highest, serves) in [(1, true), (2, false)] {
+            let mut r = Replica::empty(SHARD);
+            let all = frames(4, 3);
+            step(&mut r, |r, ctx| {
+                assert!(all.iter().all(|f| r.on_synced_frame(ctx, f.clone(), ViewNumber(1))));
+                r.on_durable(ctx, Sequence(4));
+            });
+            r.damage = Damage::new(Vec::new(), true);
+            r.info = Some(info(highest));
+            assert_eq!(r.serves(), serves, "before the tail was compared; {highest} views");
+            step(&mut r, |r, ctx| {
+                r.ask(ctx, OTHER, ViewNumber(1), Sequence(u64::MAX));
+                let id = r.asking.expect("it asks").id;
+                r.on_sync_reply(ctx, SyncReply { id, ..reply(4, SyncMode::Level, Vec::new()) });
+                let promised = ctx.out.actions.iter().find_map(|a| match a {
+                    Action::Append(Record::Mark { change, .. }) if change.trusted => change.promised,
+                    _ => None,
+                });
+                assert_eq!(promised.unwrap_or_default(), ViewNumber(highest), "it is durable, too");
+            });
+            assert!(!r.damage.suspect_tail);
+            assert_eq!(r.serves(), serves, "{highest} views were given out");
+        }
     }
 
     /// The lost frames lay among those that a cut could have taken back, and the tail was suspect, too: the chain's map

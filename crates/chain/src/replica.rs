@@ -413,8 +413,16 @@ impl Replica {
     /// promised (W4, V2), or is known to have been active. Who is new learns of views before its first one, too.
     pub fn serves(&self) -> bool {
         let is_member = |v: &OpenView| self.me.is_none_or(|me| v.body.members.iter().any(|m| m.node == me));
-        let holds = |v: &OpenView| self.durable >= v.sequence && self.promise().max(self.active()) <= v.number;
+        let promised = |v: &OpenView| self.promise().max(self.active()).max(self.may_have_promised()) > v.number;
+        let holds = |v: &OpenView| self.durable >= v.sequence && !promised(v);
         self.stopped.is_none() && self.view.as_ref().is_some_and(|v| holds(v) && is_member(v))
+    }
+
+    /// A log whose end may be lost may have lost a promise there: it counts as one of the highest view that was given out
+    /// (V2). A node hears of states since its start only, so of one that is not older than any promise before.
+    pub fn may_have_promised(&self) -> ViewNumber {
+        let given_out = self.info.as_ref().filter(|_| self.damage.suspect_tail).map(|i| i.highest);
+        given_out.unwrap_or_default()
     }
 
     pub fn head_node(&self) -> Option<NodeId> {

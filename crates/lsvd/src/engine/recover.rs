@@ -434,7 +434,10 @@ impl<D: Device> Recovery<'_, D> {
             }
         }
         for lost in table.iter().flat_map(LiveTable::iter).filter(|s| !found.contains(&s.0)) {
-            if let Some(s) = self.inside(lost.0).await.filter(|s| s.seq < at.seq && !known.contains(&s.seq)) {
+            // One that was used again since, which no log does, is lost as it was.
+            let is_used_again = used.iter().any(|s| s.id == lost.0);
+            let inside = self.inside(lost.0).await.filter(|s| s.seq < at.seq && !known.contains(&s.seq));
+            if let Some(s) = inside.filter(|_| !is_used_again) {
                 used.push(s);
                 continue;
             }

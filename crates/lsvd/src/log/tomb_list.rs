@@ -61,11 +61,17 @@ impl TombList {
         self.all.insert((shard, start), tail);
     }
 
-    /// The first `most` stretches behind one.
+    /// The first `most` stretches behind the end of one. That one may have been joined with others since it was given out:
+    /// what lies behind its end then comes first.
     pub fn behind(&self, last: Option<Stretch>, most: usize) -> Vec<Stretch> {
         use std::ops::Bound::{Excluded, Unbounded};
-        let from = last.map_or(Unbounded, |(shard, start, _)| Excluded((shard, start)));
-        self.all.range((from, Unbounded)).take(most).map(|((shard, start), t)| (*shard, *start, t.end)).collect()
+        let at = last.map(|(shard, _, end)| (shard, end));
+        let over = at.and_then(|at| {
+            let ((shard, _), t) = self.all.range(..=at).next_back()?;
+            (*shard == at.0 && t.end > at.1).then_some((at.0, at.1, t.end))
+        });
+        let rest = self.all.range((at.map_or(Unbounded, Excluded), Unbounded));
+        over.into_iter().chain(rest.map(|((shard, start), t)| (*shard, *start, t.end))).take(most).collect()
     }
 
     /// Forgets those of a shard.
@@ -112,6 +118,30 @@ mod tests {
             prop_assert!(!touch && found.is_sorted());
             let blocks = found.into_iter().flat_map(|(shard, start, end)| (start..end).map(move |b| (shard, b)));
             prop_assert_eq!(blocks.collect::<BTreeSet<_>>(), naive);
+        }
+
+        #[test]
+        fn nothing_that_was_there_is_left_out_if_more_comes_between_two_parts(
+            ops in prop::collection::vec((0u64..2, 0u32..60, 1u32..5), 1..40),
+            more in prop::collection::vec((0u64..2, 0u32..60, 1u32..9), 0..20),
+            most in 1usize..4,
+        ) {
+            let blocks_of = |(shard, start, end): Stretch| (start..end).map(move |b| (shard, b));
+            let stretch = |(shard, start, len): (u64, u32, u32)| (ShardId::new(shard, 0), start, start + len);
+            let mut list = TombList::default();
+            ops.iter().for_each(|(shard, start, len)| list.add(ShardId::new(*shard, 0), *start, *len));
+            let (mut found, mut last, mut more) = (BTreeSet::new(), None, more.into_iter());
+            loop {
+                let part = list.behind(last, most);
+                let Some(end) = part.last() else { break };
+                last = Some(*end);
+                found.extend(part.into_iter().flat_map(blocks_of));
+                if let Some((shard, start, len)) = more.next() {
+                    list.add(ShardId::new(shard, 0), start, len);
+                }
+            }
+            let there: BTreeSet<_> = ops.into_iter().flat_map(|op| blocks_of(stretch(op))).collect();
+            prop_assert!(found.is_superset(&there));
         }
     }
 }

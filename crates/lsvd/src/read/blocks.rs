@@ -14,7 +14,7 @@ use crate::{Piece, ReadOut};
 use bytes::Bytes;
 use freebs_format::{ExtentKind, block_crc};
 use freebs_io::Device;
-use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Lba, Result, ShardId, limits};
+use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Lba, Result, Sequence, ShardId, limits};
 
 /// Blocks of the map that one step of `block_status` looks at.
 const STATUS_WINDOW: u32 = 4096;
@@ -108,11 +108,16 @@ fn push_piece(out: &mut Vec<Piece>, kind: ExtentKind, blocks: u32) {
     }
 }
 
+/// True if a frame that is lost, the last one of them being `hole`, may have written over an entry, or where there is none.
+fn may_be_stale(hole: Option<Sequence>, e: Option<&Extent>) -> bool {
+    hole.is_some_and(|h| e.is_none_or(|e| e.sequence <= h))
+}
+
 fn plan_read(core: &Core, s: &Shard, view: &ExtentMap, range: BlockRange) -> Result<(ReadOut, Plan)> {
     let (mut out, mut plan, mut wrong) = (ReadOut::default(), Plan::default(), None);
     let hole = s.last_hole();
     pieces(view, range, |kind, lba, e, len| {
-        if hole.is_some_and(|h| e.is_none_or(|e| e.sequence <= h)) {
+        if may_be_stale(hole, e) {
             wrong.get_or_insert_with(|| {
                 Error::corrupt(format!("shard {}, block {lba}: frames that may have written it are lost", s.id))
             });
@@ -151,7 +156,8 @@ impl<D: Device> Engine<D> {
         Ok(out)
     }
 
-    /// Kinds of blocks without their data.
+    /// Kinds of blocks without their data. A block that frames which are lost may have written counts as data: to read it
+    /// fails, and nothing is taken for zeroes that may not be.
     pub async fn block_status(&self, shard: ShardId, range: BlockRange) -> Result<Vec<Piece>> {
         self.status_which(shard, range, Which::All).await
     }
@@ -162,8 +168,12 @@ impl<D: Device> Engine<D> {
         while u64::from(at) < range.end() {
             let part = BlockRange { start: Lba(at), len: (range.end() as u32 - at).min(STATUS_WINDOW) };
             let bounds = (at, part.end() as u32);
-            let kinds = |_: &Core, _: &Shard, view: &ExtentMap| {
-                pieces(view, part, |kind, _, _, len| push_piece(&mut out, kind, len));
+            let kinds = |_: &Core, s: &Shard, view: &ExtentMap| {
+                let hole = s.last_hole();
+                pieces(view, part, |kind, _, e, len| {
+                    let kind = if may_be_stale(hole, e) { ExtentKind::Data } else { kind };
+                    push_piece(&mut out, kind, len);
+                });
                 Ok(())
             };
             self.io().with_view(shard, bounds, which, kinds).await?;

@@ -61,7 +61,8 @@ pub(crate) struct Shard {
     pub suspect: bool,
     /// Append of the last frame that made no sense. A mark up to there knows nothing of it.
     pub refused: u64,
-    /// The log says so since the last start: frames that come later do not make the loss look mended.
+    /// The log says so since the last start: neither frames that come later nor a segment that goes makes the loss look
+    /// mended.
     pub suspect_told: bool,
     pub released: Sequence,
     /// Whose entries of the device's runs are this shard's.

@@ -1,10 +1,13 @@
 //! What was mended stays mended, and what is lost stays missed, when the segments that told of it are given up.
 
 use crate::common::*;
+use freebs_format::disk::{APPEND_MAGIC, AppendHeader, SEGMENTS_AT, SegmentFooter};
 use freebs_format::{ExtentKind, Frame};
+use freebs_io::Device;
+use freebs_io::faults::FaultDevice;
 use freebs_io::memory::MemoryDevice;
-use freebs_lsvd::{Base, CleanOptions, EventKind, Learned, MarkChange, Record};
-use freebs_types::{BLOCK, BlockRange, Lba, Sequence, ShardId};
+use freebs_lsvd::{Base, CleanOptions, EventKind, Finding, Learned, MarkChange, Piece, Record};
+use freebs_types::{BLOCK, BlockRange, Lba, Sequence, ShardId, ViewNumber};
 
 const ONE: ShardId = ShardId::new(1, 0);
 const TWO: ShardId = ShardId::new(2, 0);
@@ -43,11 +46,16 @@ async fn put(rig: &Rig, chain: &mut Chain, op: Op) -> Frame {
     f
 }
 
-/// Destroys the sector of a frame's head, once a log that was killed has come to rest.
-async fn lose_head(device: &MemoryDevice, frame: &Frame) {
+/// Lets a log that was killed come to rest.
+async fn idle_device() {
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
+}
+
+/// Destroys the sector of a frame's head, once a log that was killed has come to rest.
+async fn lose_head(device: &MemoryDevice, frame: &Frame) {
+    idle_device().await;
     let head = frame.head.bytes();
     device.poke(|bytes| {
         let at = bytes.windows(head.len()).position(|w| w == head).expect("it is there") / 4096 * 4096;
@@ -400,7 +408,11 @@ fn frames_between_those_that_are_given_up_stay() {
         let holes = [3, 6].map(|s| (Sequence(s), Sequence(s)));
         assert_eq!(rig.engine.state(TWO).unwrap().holes, holes);
         assert!(rig.read_all(TWO, 20).await.is_err(), "a hole hides older blocks");
-        let learned = Learned { since: Sequence(2), upto: Sequence(6), ..Learned::default() };
+        // What the lost frames wrote, and what they may have written, is not told as zeroes.
+        let kinds = rig.engine.block_status(TWO, BlockRange { start: Lba(0), len: 40 }).await.unwrap();
+        assert_eq!(kinds, [Piece { kind: ExtentKind::Data, blocks: 40 }]);
+        let given_up = ViewNumber(7);
+        let learned = Learned { since: Sequence(2), upto: Sequence(6), given_up, ..Learned::default() };
         say(&rig, MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() });
         rig.settle().await;
         rig.kill();
@@ -409,6 +421,7 @@ fn frames_between_those_that_are_given_up_stay() {
             rig.engine.set_cleaning(off());
             let state = rig.engine.state(TWO).unwrap();
             assert_eq!((state.holes, state.last), (vec![], c.name()), "start {start}");
+            assert_eq!(state.given_up, given_up, "start {start}: a checkpoint knows of it, too");
             for s in [1, 2, 4, 5, 7] {
                 let here = rig.engine.frame(TWO, Sequence(s)).await.unwrap();
                 assert_eq!(here.header().hid(), all[s as usize - 1].header().hid(), "start {start}: frame {s}");
@@ -417,5 +430,82 @@ fn frames_between_those_that_are_given_up_stay() {
             // With checkpoints, too.
             if start % 2 > 0 { rig.stop().await } else { rig.kill() }
         }
+    });
+}
+
+/// The footer of one segment gives it a number above that of the segment which names it as live.
+#[test]
+fn a_segment_that_is_named_and_used_again_is_lost_as_it_was() {
+    use zerocopy::IntoBytes;
+    local(async {
+        let device = device().await;
+        let rig = Rig::open(device.clone()).await.unwrap();
+        rig.engine.set_cleaning(off());
+        let mut c = Chain::new(TWO);
+        for i in 0..3 {
+            put(&rig, &mut c, data(1000 * i, 200, u64::from(i))).await;
+        }
+        assert_eq!(rig.engine.counters().segments_opened, 3);
+        rig.kill();
+        idle_device().await;
+        device.poke(|bytes| {
+            let at = (SEGMENTS_AT + SEGMENT) as usize;
+            let segment = &mut bytes[at..at + SEGMENT as usize];
+            let mut f = SegmentFooter::decode(segment, SEGMENT).unwrap();
+            assert_eq!(f.segment_seq.get(), 2);
+            f.segment_seq = 4.into();
+            let (from, len) = (f.index_at.get() as usize, f.index_len.get() as usize);
+            let index = segment[from..from + len].to_vec();
+            f.finish(&index);
+            let end = segment.len();
+            segment[end - size_of::<SegmentFooter>()..].copy_from_slice(f.as_bytes());
+        });
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let told = |f: &&Finding| f.segment == Some(1) && f.what.contains("the whole segment is lost");
+        assert!(rig.report.damage.iter().any(|f| told(&f)), "{:?}", rig.report.damage);
+    });
+}
+
+/// The first append of a segment, with the last frame of a shard that is quiet from then on, can't be read at one start.
+/// The segment before is given up, which alone tells that an append is missing.
+#[test]
+fn a_quiet_shard_stays_suspect() {
+    local(async {
+        let device = device().await;
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let (mut quiet, mut busy) = (Chain::new(ONE), Chain::new(TWO));
+        put(&rig, &mut quiet, data(0, 60, 1)).await;
+        for i in 0..3 {
+            put(&rig, &mut busy, data(0, 200, 10 + i)).await;
+        }
+        put(&rig, &mut quiet, data(0, 60, 2)).await;
+        rig.kill();
+        idle_device().await;
+        let bytes = device.read(0, device.len() as usize).await.unwrap();
+        let appends = (SEGMENTS_AT as usize..bytes.len())
+            .step_by(4096)
+            .filter(|at| bytes[*at..].starts_with(&APPEND_MAGIC))
+            .filter_map(|at| Some((AppendHeader::decode(&bytes[at..at + size_of::<AppendHeader>()]).ok()?, at as u64)));
+        let last = appends.max_by_key(|(h, _)| h.number.get()).unwrap();
+        assert_eq!(last.0.offset.get(), 0);
+        let faulty = FaultDevice::new(device.clone());
+        faulty.spoil(last.1);
+        let rig = Rig::open(faulty.clone()).await.unwrap();
+        let state = rig.engine.state(ONE).unwrap();
+        assert!(state.suspect_tail && state.last.sequence == Sequence(1), "{state:?}");
+        // The other shard is mended by its peers.
+        rig.append(trusted(TWO));
+        let learned = Learned { upto: Sequence(busy.sequence), ..Learned::default() };
+        say(&rig, MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() });
+        rig.settle().await;
+        for i in 0..40 {
+            put(&rig, &mut busy, data(0, 200, 30 + i)).await;
+            idle(&rig).await;
+        }
+        assert!(rig.engine.counters().segments_freed > 0);
+        rig.kill();
+        idle_device().await;
+        let rig = Rig::open(faulty.clone()).await.unwrap();
+        assert!(rig.engine.state(ONE).unwrap().suspect_tail, "{:?}", rig.report.damage);
     });
 }

@@ -91,7 +91,7 @@ impl Out {
         self.u64(covered);
         self.u64(as_of);
         self.tip(&tip);
-        [s.committed.0.min(last.0), s.promised.0, s.hint.0, s.released.0, s.ahead.0]
+        [s.committed.0.min(last.0), s.promised.0, s.given_up.0, s.hint.0, s.released.0, s.ahead.0]
             .into_iter()
             .for_each(|n| self.u64(n));
         let secret = s.secret.unwrap_or_default();
@@ -453,6 +453,7 @@ impl<'a> In<'a> {
         s.tip = self.tip()?;
         s.committed = Sequence(self.number()?);
         s.promised = ViewNumber(self.u64()?);
+        s.given_up = ViewNumber(self.u64()?);
         s.hint = Sequence(self.u64()?);
         s.released = Sequence(self.number()?);
         s.ahead = Sequence(self.number()?);
@@ -485,6 +486,10 @@ impl<'a> In<'a> {
                 && head_at.max(data_at) < 1 << 30;
             fits.then_some(FramePlace { segment, head_at, head_len, data_at, data_len, hid })
         })?;
+        // They end with the last frame, and frames are counted from 1.
+        if !places.is_empty() && (first == 0 || first.checked_add(places.len() as u64)? > s.tip.name.sequence.0 + 1) {
+            return None;
+        }
         for (i, p) in places.into_iter().enumerate() {
             s.frames.push(Sequence(first + i as u64), p);
         }
@@ -619,6 +624,41 @@ mod tests {
         assert_eq!(content, segs.get(0).content.iter().map(|(id, c)| (*id, c.min, c.max)).collect::<Vec<_>>());
         let tombs: Vec<_> = items.iter().flat_map(|i| &i.tombs).map(|t| (t.0, t.1, t.1 + t.2)).collect();
         assert_eq!(tombs, segs.get(0).tomb_list.behind(None, usize::MAX));
+    }
+
+    #[test]
+    fn a_trim_between_two_steps_leaves_no_other_out() {
+        let (mut segs, id) = (Segments::default(), ShardId::new(1, 0));
+        segs.push();
+        for start in [0, 10, 20] {
+            segs.get_mut(0).tomb_list.add(id, start, 1);
+        }
+        let mut out = Out::default();
+        let mut part = out.segment(0, segs.get(0), SegmentPart::default(), 2).1;
+        // It joins two stretches, of which one was written. Its frame will be applied again; that of the other will not.
+        segs.get_mut(0).tomb_list.add(id, 11, 9);
+        while let Some(from) = part {
+            part = out.segment(0, segs.get(0), from, 2).1;
+        }
+        let tombs: Vec<_> = decoded(out).segments.iter().flat_map(|i| i.tombs.clone()).collect();
+        assert!(tombs.iter().any(|(_, start, len)| (*start..start + len).contains(&20)), "{tombs:?}");
+    }
+
+    #[test]
+    fn places_of_frames_that_can_not_be_are_refused() {
+        let mut s = Shard::new(ShardId::new(1, 0), 1);
+        s.tip.name.sequence = Sequence(1);
+        let p = FramePlace { segment: 0, head_at: 0, head_len: 9, data_at: 0, data_len: 0, hid: 1 };
+        s.frames.push(Sequence(1), p);
+        let mut out = Out::default();
+        out.shard(&s, 1);
+        let at = out.0.len() - 28 - 4 - 8;
+        out.end(1, 1, 1, 1);
+        assert!(Manifest::decode(&out.0).is_some());
+        for first in [0, 2, u64::MAX] {
+            out.0[at..at + 8].copy_from_slice(&first.to_le_bytes());
+            assert!(Manifest::decode(&out.0).is_none(), "first sequence {first}");
+        }
     }
 
     /// 64 chunks were written in one step, with up to 8,192 runs each.

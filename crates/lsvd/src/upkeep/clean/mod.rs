@@ -140,6 +140,9 @@ impl Core {
             (s.leaving, s.tombs) = (true, None);
             self.cleaning.round.push(id);
         }
+        for shard in released.keys() {
+            self.shards.get_mut(shard).into_iter().for_each(|s| s.suspect_told |= s.suspect);
+        }
         jobs.extend(released.into_iter().map(|(shard, released)| Job::Mark { shard, released }));
         self.cleaning.round_jobs = jobs.len() as u32;
         for j in jobs.into_iter().rev() {
@@ -197,6 +200,10 @@ impl Core {
             }
         }
         needs.marks = self.unmarked(id).collect();
+        // What tells that frames may be lost may lie in the segment, or be that it is there at all (E7).
+        let untold = self.shards.values().filter(|s| s.suspect && !s.suspect_told).map(|s| (s.id, Sequence(0)));
+        let untold: Vec<_> = untold.filter(|(id, _)| needs.marks.iter().all(|(marked, _)| marked != id)).collect();
+        needs.marks.extend(untold);
         needs
     }
 

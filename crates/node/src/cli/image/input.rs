@@ -1,6 +1,9 @@
 //! An image that is read: a file, a block device or standard input, raw or qcow2, piece by piece on a thread of its own.
 //!
-//! Invariant: the end of an image is said in so many words. A reader that breaks is never taken for one that is done.
+//! Invariants:
+//! - The end of an image is said in so many words. A reader that breaks is never taken for one that is done.
+//! - A file that became shorter, or was written to, while it was read is an error: its end looks like a hole, and what was
+//!   read may be of two moments.
 
 use super::args::{FormatArg, ImportArgs, is_standard};
 use crate::files::{os_error, plain};
@@ -11,6 +14,8 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
 use tokio::sync::mpsc;
 
 /// Bytes of a piece of a raw image.
@@ -26,6 +31,8 @@ pub struct Incoming {
     pub size: Option<u64>,
     /// Something to know for whoever imports it.
     pub note: Option<String>,
+    /// `None` for standard input.
+    unchanged: Option<Unchanged>,
 }
 
 enum Kind {
@@ -39,9 +46,11 @@ enum Kind {
 pub type Pieces = mpsc::Receiver<Result<Option<Piece>>>;
 
 struct Image {
-    file: File,
+    file: Arc<File>,
     path: PathBuf,
     bytes: u64,
+    /// Last change of a file's content when it was opened; `None` of a block device.
+    modified: Option<SystemTime>,
 }
 
 impl Source for Image {
@@ -52,29 +61,69 @@ impl Source for Image {
     fn read_at(&self, at: u64, buf: &mut [u8]) -> Result<()> {
         self.file.read_exact_at(buf, at).map_err(|e| match e.kind() {
             io::ErrorKind::UnexpectedEof => {
-                Error::corrupt(format!("{} became shorter while it was read", self.path.display()))
+                became_shorter(&self.path)
             }
             _ => os_error("read", &self.path, &e),
         })
     }
 }
 
+fn became_shorter(path: &Path) -> Error {
+    Error::corrupt(format!("{} became shorter while it was read", path.display()))
+}
+
+/// Length of a file or block device, which is where its end is.
+fn length(mut file: &File) -> io::Result<u64> {
+    file.seek(SeekFrom::End(0))
+}
+
+/// What tells, at the end, whether an image is still the one that was opened.
+struct Unchanged {
+    file: Arc<File>,
+    path: PathBuf,
+    bytes: u64,
+    modified: Option<SystemTime>,
+}
+
+impl Unchanged {
+    fn check(&self) -> Result<()> {
+        let failed = |e: io::Error| os_error("read", &self.path, &e);
+        if length(&self.file).map_err(failed)? < self.bytes {
+            return Err(became_shorter(&self.path));
+        }
+        let now = self.file.metadata().map_err(failed)?.modified().ok();
+        if self.modified.is_some_and(|then| now != Some(then)) {
+            return Err(Error::corrupt(format!(
+                "{} was written to while it was read: stop whatever uses it, and import it again",
+                self.path.display()
+            )));
+        }
+        Ok(())
+    }
+}
+
 impl Image {
     fn open(path: &Path) -> Result<Self> {
         let failed = |e: io::Error| os_error("read", path, &e);
-        let mut file = File::open(path).map_err(failed)?;
-        let kind = file.metadata().map_err(failed)?.file_type();
+        let file = File::open(path).map_err(failed)?;
+        let about = file.metadata().map_err(failed)?;
+        let kind = about.file_type();
         if kind.is_dir() {
             return Err(Error::invalid(format!("{} is a directory; name an image in it", path.display())));
         }
-        // A block device's length is where its end is; a pipe has none.
-        let bytes = file.seek(SeekFrom::End(0)).map_err(|_| {
+        // A pipe has no end.
+        let bytes = length(&file).map_err(|_| {
             Error::invalid(format!("{} is neither a file nor a block device; - reads standard input", path.display()))
         })?;
         if bytes == 0 {
             return Err(Error::invalid(format!("{} is empty", path.display())));
         }
-        Ok(Self { file, path: path.to_owned(), bytes })
+        let modified = about.modified().ok().filter(|_| kind.is_file());
+        Ok(Self { file: Arc::new(file), path: path.to_owned(), bytes, modified })
+    }
+
+    fn unchanged(&self) -> Unchanged {
+        Unchanged { file: self.file.clone(), path: self.path.clone(), bytes: self.bytes, modified: self.modified }
     }
 
     /// The first byte from `at` on that is data or a hole, as `whence` says; `None` if there is none, or the file system does
@@ -165,17 +214,18 @@ impl Incoming {
                 ));
             }
             let kind = Kind::Standard(format.is_some());
-            return Ok(Self { kind, format: FormatArg::Raw, size: None, note: None });
+            return Ok(Self { kind, format: FormatArg::Raw, size: None, note: None, unchanged: None });
         }
         let image = Image::open(file)?;
         let mut first = [0; SNIFF_BYTES];
         let there = image.bytes.min(SNIFF_BYTES as u64) as usize;
         image.read_at(0, &mut first[..there])?;
+        let unchanged = Some(image.unchanged());
         match (format, sniff(&first[..there])) {
             (None, Format::Other(name)) => Err(other(file, name)),
             (Some(FormatArg::Raw), _) | (None, Format::Raw) => {
                 let size = Some(image.bytes);
-                Ok(Self { kind: Kind::Raw(image), format: FormatArg::Raw, size, note: None })
+                Ok(Self { kind: Kind::Raw(image), format: FormatArg::Raw, size, note: None, unchanged })
             }
             (Some(FormatArg::Qcow2), _) | (None, Format::Qcow2) => {
                 let reader = qcow2::Reader::open(image).map_err(|e| e.at(file.display()))?;
@@ -188,7 +238,7 @@ impl Incoming {
                     )
                 });
                 let size = Some(header.size);
-                Ok(Self { kind: Kind::Qcow2(Box::new(reader)), format: FormatArg::Qcow2, size, note })
+                Ok(Self { kind: Kind::Qcow2(Box::new(reader)), format: FormatArg::Qcow2, size, note, unchanged })
             }
         }
     }
@@ -212,6 +262,7 @@ impl Incoming {
                     }
                 },
             };
+            let end = end.and_then(|()| self.unchanged.map_or(Ok(()), |u| u.check()));
             // Whoever waits may have gone.
             let _ = to.blocking_send(end.map(|()| None));
         };
@@ -225,10 +276,15 @@ mod tests {
     use super::*;
     use std::io::Write;
 
+    fn incoming(image: Image) -> Incoming {
+        let unchanged = Some(image.unchanged());
+        Incoming { size: None, format: FormatArg::Raw, note: None, kind: Kind::Raw(image), unchanged }
+    }
+
     fn pieces(path: &Path) -> Result<Vec<Piece>> {
         let image = Image::open(path)?;
-        let input = Incoming { size: None, format: FormatArg::Raw, note: None, kind: Kind::Raw(image) };
-        let (mut pieces, mut all) = (input.start()?, Vec::new());
+        let mut pieces = incoming(image).start()?;
+        let mut all = Vec::new();
         while let Some(piece) = pieces.blocking_recv().expect("the end is said")? {
             all.push(piece);
         }
@@ -256,6 +312,40 @@ mod tests {
             }
         }
         assert!(disk == std::fs::read(&path).unwrap());
+    }
+
+    /// Whatever comes behind the new end of a file looks like a hole.
+    #[test]
+    fn a_file_that_changes_while_it_is_read_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let open = || {
+            let file = File::create(&path).unwrap();
+            for at in 0..40 {
+                file.write_all_at(&[at as u8 + 1; 1 << 20], at << 20).unwrap();
+            }
+            (file, Image::open(&path).unwrap())
+        };
+        let read = |image: Image, change: &dyn Fn()| {
+            let mut pieces = incoming(image).start().unwrap();
+            pieces.blocking_recv().unwrap().unwrap();
+            change();
+            loop {
+                match pieces.blocking_recv().expect("the end is said") {
+                    Ok(Some(_)) => {}
+                    Ok(None) => break None,
+                    Err(e) => break Some(e.text),
+                }
+            }
+        };
+        let (file, image) = open();
+        assert_eq!(read(image, &|| ()), None);
+        let image = Image::open(&path).unwrap();
+        let text = read(image, &|| file.set_len(30 << 20).unwrap());
+        assert!(text.as_ref().is_some_and(|t| t.contains("became shorter")), "{text:?}");
+        let (file, image) = open();
+        let text = read(image, &|| file.write_all_at(&[77], 35 << 20).unwrap());
+        assert!(text.as_ref().is_some_and(|t| t.contains("written to")), "{text:?}");
     }
 
     #[test]
