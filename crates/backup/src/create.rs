@@ -90,7 +90,9 @@ struct Sums {
 pub async fn create<S: Source, W: Watch>(target: &Target, source: &S, order: &Order, watch: &W) -> Result<Created> {
     let size = source.size();
     if size == 0 || size > VOLUME_BYTES_MAX {
-        return Err(Error::invalid(format!("a disk of {size} bytes can't be backed up; the largest has {VOLUME_BYTES_MAX}")));
+        return Err(Error::invalid(format!(
+            "a disk of {size} bytes can't be backed up; the largest has {VOLUME_BYTES_MAX}"
+        )));
     }
     let subject = target.subject(order.cluster, order.volume);
     let (id, is_resumed) = match interrupted(target, subject).await? {
@@ -232,12 +234,7 @@ struct Touched {
 
 impl<S: Source, W: Watch> Create<'_, S, W> {
     /// Backs up the part of the disk that a page covers. `None` if it has zeroes only.
-    async fn page(
-        &self,
-        page: u32,
-        sums: &mut Sums,
-        alive: &impl AsyncFn() -> Result<()>,
-    ) -> Result<Option<PageRef>> {
+    async fn page(&self, page: u32, sums: &mut Sums, alive: &impl AsyncFn() -> Result<()>) -> Result<Option<PageRef>> {
         let from = u64::from(page) * PAGE_COVERS;
         let size = self.source.size();
         let to = (from + PAGE_COVERS).min(size);

@@ -114,7 +114,8 @@ impl Keys {
 
     fn open(key: &aead::LessSafeKey, nonce: [u8; 12], with: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
         let mut bytes = sealed.to_vec();
-        let len = key.open_in_place(aead::Nonce::assume_unique_for_key(nonce), aead::Aad::from(with), &mut bytes).ok()?.len();
+        let len =
+            key.open_in_place(aead::Nonce::assume_unique_for_key(nonce), aead::Aad::from(with), &mut bytes).ok()?.len();
         bytes.truncate(len);
         Some(bytes)
     }

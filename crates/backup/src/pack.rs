@@ -8,7 +8,6 @@ use crate::limits::TAG_BYTES;
 use freebs_io::Random;
 use freebs_types::{Error, Result};
 use std::borrow::Cow;
-use zerocopy::IntoBytes;
 
 /// zstd's level: fast enough for a disk, and most of what higher ones gain.
 const LEVEL: i32 = 3;
@@ -29,14 +28,14 @@ pub fn pack(plain: &[u8], name: Name, target: Id, keys: Option<&Keys>, random: &
     let mut packed = smaller.unwrap_or_else(|| plain.to_vec());
     let Some(keys) = keys else {
         let header = ObjectHeader::new(target, flags, plain.len(), packed.len(), [0; 12]);
-        return Ok([header.as_bytes(), &packed].concat());
+        return Ok(header.before(&packed));
     };
     flags |= flags::SEALED;
     let mut nonce = [0; 12];
     random.fill(&mut nonce);
     let header = ObjectHeader::new(target, flags, plain.len(), packed.len() + TAG_BYTES, nonce);
-    keys.seal_object(name, nonce, header.as_bytes(), &mut packed)?;
-    Ok([header.as_bytes(), &packed].concat())
+    keys.seal_object(name, nonce, header.bound(), &mut packed)?;
+    Ok(header.before(&packed))
 }
 
 /// The content of an object of this name.
@@ -50,7 +49,7 @@ pub fn unpack(object: &[u8], name: Name, target: Id, keys: Option<&Keys>) -> Res
     let packed = match (header.is_sealed(), keys) {
         (false, None) => Cow::Borrowed(packed),
         (true, Some(keys)) => {
-            let opened = keys.open_object(name, header.nonce, header.as_bytes(), packed);
+            let opened = keys.open_object(name, header.nonce, header.bound(), packed);
             Cow::Owned(opened.ok_or_else(|| wrong("the object is damaged: it does not open"))?)
         }
         _ => return Err(wrong("the object is sealed where the target is not, or the reverse")),

@@ -5,13 +5,15 @@
 //!   manifest that is left names it. Nobody can come to need such an object: a create names what it stored itself, and what
 //!   manifests named that it read after it had written its note.
 //! - A deleted backup's manifest is replaced only while no create is under way that could have read it.
+//! - A prune that meets what another one does meanwhile ends without having deleted anything.
 //! - A create that is taken for dead can't end well any more: a note is in the place of its manifest.
 //!
 //! Time decides only which creates are taken for dead, by the store's clock alone.
 
 use crate::catalog;
 use crate::format::{Entry, Id, Manifest, Name, note};
-use crate::limits::REQUESTS_MAX;
+use crate::limits::{REQUESTS_MAX, SMALL_BYTES_MAX};
+use crate::store::Listed;
 use crate::target::{BACKUPS, BLOCKS, CREATES, DELETED, Found, MARKER, Target, key, of_object_key};
 use freebs_types::{Error, ErrorKind, Result};
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -81,7 +83,7 @@ pub async fn prune(target: &Target, how: &Pruning) -> Result<Pruned> {
     if how.mutant != Some(Mutant::CreatesFirst) {
         done.under_way = creates(target, how, &mut done.given_up).await?;
     }
-    let found = catalog::read(target, target.ids(BACKUPS).await?.into_keys().collect()).await?;
+    let (found, were) = manifests_of(target).await?;
     let mut manifests = Vec::new();
     let mut ended = BTreeSet::new();
     let mut going = BTreeSet::new();
@@ -89,6 +91,7 @@ pub async fn prune(target: &Target, how: &Pruning) -> Result<Pruned> {
     for (id, found) in found {
         ended.insert(id);
         match found {
+            Found::Ended if were.contains(&id) => return Err(another()),
             Found::Ended => going.extend(deleted.contains(&id).then_some((id, false))),
             _ if deleted.contains(&id) && may_go => going.extend([(id, true)]),
             Found::Manifest(m) => {
@@ -113,6 +116,27 @@ pub async fn prune(target: &Target, how: &Pruning) -> Result<Pruned> {
     Ok(done)
 }
 
+/// What is in the places of manifests, and which of them were manifests before.
+///
+/// It is listed twice. A create may have ended, and another prune may have taken away the deleted backup that it had read,
+/// between two looks of one listing; then the first one shows a manifest where the second one shows none any more, or the
+/// second one shows the new backup.
+async fn manifests_of(target: &Target) -> Result<(Vec<(Id, Found)>, BTreeSet<Id>)> {
+    let is_manifest = |listed: &Listed| listed.bytes > SMALL_BYTES_MAX as u64;
+    let before = target.ids(BACKUPS).await?;
+    let now = target.ids(BACKUPS).await?;
+    let were: BTreeSet<Id> =
+        before.iter().chain(&now).filter(|(_, listed)| is_manifest(listed)).map(|(id, _)| *id).collect();
+    if before.keys().any(|id| !now.contains_key(id)) {
+        return Err(another());
+    }
+    Ok((catalog::read(target, now.into_keys().collect()).await?, were))
+}
+
+fn another() -> Error {
+    Error::retry("another prune of this target is under way; nothing was taken away; try again when it has ended")
+}
+
 fn unknown(id: Id, e: &Error) -> Error {
     Error::corrupt(format!(
         "{e}; so it can't be known what backup {id} needs, and nothing was taken away. `freebs backup delete` it (with \
@@ -127,6 +151,10 @@ async fn creates(target: &Target, how: &Pruning, given_up: &mut Vec<Id>) -> Resu
     }
     let listed = target.ids(CREATES).await?;
     if listed.is_empty() {
+        if !how.is_dry {
+            // A prune that was killed may have left it.
+            target.store().delete(&clock_key()).await?;
+        }
         return Ok(Vec::new());
     }
     let now_ms = store_time(target).await?;
@@ -160,13 +188,17 @@ async fn give_up(target: &Target, how: &Pruning, id: Id) -> Result<bool> {
     target.store().put_new(&key(BACKUPS, id), note.as_bytes().to_vec()).await
 }
 
+fn clock_key() -> String {
+    format!("{MARKER}-clock")
+}
+
 /// Now, by the clock of the store: that of an object that was just written.
 async fn store_time(target: &Target) -> Result<u64> {
-    let clock = format!("{MARKER}-clock");
+    let clock = clock_key();
     target.store().put(&clock, Vec::new()).await?;
     let now = target.store().head(&clock).await?;
     target.store().delete(&clock).await?;
-    now.map(|l| l.modified_ms).ok_or_else(|| Error::retry("another prune is under way; try again"))
+    now.map(|l| l.modified_ms).ok_or_else(another)
 }
 
 /// What manifests name, sorted.
@@ -177,10 +209,14 @@ async fn needed(target: &Target, manifests: &[Manifest]) -> Result<Vec<u64>> {
         let new: Vec<_> = manifest.pages.iter().filter(|p| read.insert((p.owner, p.name))).copied().collect();
         let pages = stream::iter(new).map(async |of| {
             let page = target.page(manifest, &of).await;
-            Ok::<_, Error>((of.object(), page.map_err(|e| match e.kind {
-                ErrorKind::Corrupt => unknown(manifest.id, &e),
-                _ => e,
-            })?))
+            match page {
+                Ok(page) => Ok((of.object(), page)),
+                Err(e) if e.kind == ErrorKind::Corrupt => Err(match target.find(manifest.id).await? {
+                    Some(Found::Manifest(_)) => unknown(manifest.id, &e),
+                    _ => another(),
+                }),
+                Err(e) => Err(e),
+            }
         });
         let mut pages = pages.buffered(REQUESTS_MAX);
         while let Some((object, page)) = pages.try_next().await? {
@@ -194,20 +230,14 @@ async fn needed(target: &Target, manifests: &[Manifest]) -> Result<Vec<u64>> {
 }
 
 /// Takes away what is not needed.
-async fn sweep(
-    target: &Target,
-    how: &Pruning,
-    ended: &BTreeSet<Id>,
-    needed: &[u64],
-    done: &mut Pruned,
-) -> Result<()> {
+async fn sweep(target: &Target, how: &Pruning, ended: &BTreeSet<Id>, needed: &[u64], done: &mut Pruned) -> Result<()> {
     for owner in target.store().folders(BLOCKS).await? {
         let Some(owner) = Id::parse(&owner) else { continue };
         let is_known = ended.contains(&owner) || how.mutant == Some(Mutant::OwnersNotAsked);
         let may_go = is_known || has_vanished(target, how, owner).await?;
         let mut garbage = Vec::new();
         let folder = format!("{BLOCKS}/{owner}");
-    let listed = target.store().list(&folder, |listed| {
+        let listed = target.store().list(&folder, |listed| {
             let Some((owner, name)) = of_object_key(&listed.key) else { return Ok(()) };
             if may_go && needed.binary_search(&mark(owner, name)).is_err() {
                 garbage.push(listed);

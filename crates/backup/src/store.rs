@@ -176,12 +176,14 @@ pub(crate) fn explain(what: &str, e: &object_store::Error) -> Error {
         (object_store::Error::Unauthenticated { .. }, _) => Error::os(format!(
             "{what}: the credentials are not accepted ({deepest}); check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )),
-        (object_store::Error::NotFound { .. }, _) => {
-            Error::not_found(format!("{what}: it is not there ({deepest}); is the target still mounted, or the bucket there?"))
+        (object_store::Error::NotFound { .. }, _) => Error::not_found(format!(
+            "{what}: it is not there ({deepest}); is the target still mounted, or the bucket there?"
+        )),
+        (object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. }, _) => {
+            Error::invalid(format!(
+                "{what}: the store can't do that ({deepest}); a backup needs puts of objects that are not there yet"
+            ))
         }
-        (object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. }, _) => Error::invalid(
-            format!("{what}: the store can't do that ({deepest}); a backup needs puts of objects that are not there yet"),
-        ),
         _ => Error::retry(format!("{what}: {deepest}; is the target still there? Then begin again")),
     }
 }

@@ -173,7 +173,14 @@ impl Target {
     }
 
     /// Writes a note.
-    pub(crate) async fn put_note(&self, folder: &str, backup: Id, kind: u16, time_ms: u64, subject: [u8; 32]) -> Result<()> {
+    pub(crate) async fn put_note(
+        &self,
+        folder: &str,
+        backup: Id,
+        kind: u16,
+        time_ms: u64,
+        subject: [u8; 32],
+    ) -> Result<()> {
         let note = Note::new(self.id, backup, kind, time_ms, subject);
         self.store.put(&key(folder, backup), note.as_bytes().to_vec()).await
     }
@@ -255,7 +262,8 @@ impl Target {
         let fits = page.page == of.page.get()
             && page.blocks.len() == of.entries.get() as usize
             && last < crate::format::blocks_of(manifest.details.size);
-        fits.then_some(page).ok_or_else(|| Error::corrupt("the page is not the one that the manifest names").at(place()))
+        fits.then_some(page)
+            .ok_or_else(|| Error::corrupt("the page is not the one that the manifest names").at(place()))
     }
 }
 

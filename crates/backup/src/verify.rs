@@ -141,7 +141,10 @@ async fn one<W: Watch>(
         read(target, manifest, &look, seen, done, watch).await?;
     }
     if stored_bytes != manifest.details.stored_bytes && !done.broken.contains(&manifest.id) {
-        done.wrong(manifest.id, &Error::corrupt(format!("the sums of manifest {} are not those of its pages", manifest.id)));
+        done.wrong(
+            manifest.id,
+            &Error::corrupt(format!("the sums of manifest {} are not those of its pages", manifest.id)),
+        );
     }
     Ok(())
 }

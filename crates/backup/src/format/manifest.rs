@@ -223,11 +223,11 @@ impl Manifest {
     /// If these are not the bytes of the manifest of this backup of this target, or the key is missing or another one.
     pub fn decode(bytes: &[u8], target: Id, backup: Id, keys: Option<&Keys>) -> Result<Self> {
         let (header, body) = ManifestHeader::read_from_prefix(bytes).map_err(|_| damaged(WHAT, "it is cut short"))?;
-        let start = (header.magic, header.version.get(), header.length.get());
-        check_start(WHAT, start, Self::MAGIC, size_of::<ManifestHeader>())?;
         if header.crc.get() != crc32c(&bytes[..124]) {
             return Err(damaged(WHAT, "the checksum of its header is wrong"));
         }
+        let start = (header.magic, header.version.get(), header.length.get());
+        check_start(WHAT, start, Self::MAGIC, size_of::<ManifestHeader>())?;
         if header.target != target.0 || header.backup != backup.0 {
             return Err(damaged(WHAT, "it is of another backup"));
         }
@@ -272,7 +272,12 @@ impl Manifest {
             let first = u64::from(page) * u64::from(PAGE_BLOCKS);
             let most = blocks_of(size).saturating_sub(first).min(PAGE_BLOCKS.into());
             let in_order = page >= next && page < PAGES_MAX;
-            if !in_order || entries == 0 || u64::from(entries) > most || !Entry::fits(p.stored.get().into()) || p.reserved != [0; 4] {
+            if !in_order
+                || entries == 0
+                || u64::from(entries) > most
+                || !Entry::fits(p.stored.get().into())
+                || p.reserved != [0; 4]
+            {
                 return Err(wrong());
             }
             next = page + 1;

@@ -94,7 +94,7 @@ impl Id {
     }
 }
 
-/// Refuses what does not begin as a struct of this magic, version and length does.
+/// Refuses what does not begin as a struct of this magic, version and length does. The checksum is looked at before.
 fn check_start(what: &str, start: ([u8; 4], u16, u16), magic: [u8; 4], length: usize) -> Result<()> {
     if start.0 != magic {
         return Err(Error::corrupt(format!("it does not begin as a {what} does")));
@@ -106,7 +106,7 @@ fn check_start(what: &str, start: ([u8; 4], u16, u16), magic: [u8; 4], length: u
         )));
     }
     if usize::from(start.2) != length {
-        return Err(Error::corrupt(format!("the {what} has a wrong length")));
+        return Err(damaged(what, "it has a wrong length"));
     }
     Ok(())
 }

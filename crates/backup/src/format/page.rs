@@ -129,7 +129,12 @@ impl Page {
         for e in table {
             let (block, owner) = (u32::from(e.block.get()), usize::from(e.owner.get()));
             let is_new = owner == named;
-            if block < next || block >= PAGE_BLOCKS || owner > named || owner >= owners || !Entry::fits(e.stored.get().into()) {
+            if block < next
+                || block >= PAGE_BLOCKS
+                || owner > named
+                || owner >= owners
+                || !Entry::fits(e.stored.get().into())
+            {
                 return Err(wrong());
             }
             // An owner has one place only.

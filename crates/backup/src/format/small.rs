@@ -59,6 +59,7 @@ impl Marker {
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         const WHAT: &str = "marker of a backup target";
         let (marker, rest) = Self::read_from_prefix(bytes).map_err(|_| damaged(WHAT, "it is cut short"))?;
+        // The version first: the marker of another one may be longer.
         check_start(WHAT, (marker.magic, marker.version.get(), marker.length.get()), Self::MAGIC, size_of::<Self>())?;
         if marker.crc.get() != crc32c(&bytes[..60]) || !rest.is_empty() {
             return Err(damaged(WHAT, "its checksum is wrong"));
@@ -159,14 +160,17 @@ impl Note {
     pub fn decode(bytes: &[u8], target: Id, backup: Id) -> Result<Self> {
         const WHAT: &str = "note";
         let (note, rest) = Self::read_from_prefix(bytes).map_err(|_| damaged(WHAT, "it is cut short"))?;
-        check_start(WHAT, (note.magic, note.version.get(), note.length.get()), Self::MAGIC, size_of::<Self>())?;
         if note.crc.get() != crc32c(&bytes[..124]) || !rest.is_empty() {
             return Err(damaged(WHAT, "its checksum is wrong"));
         }
+        check_start(WHAT, (note.magic, note.version.get(), note.length.get()), Self::MAGIC, size_of::<Self>())?;
         if note.target != target.0 || note.backup != backup.0 {
             return Err(damaged(WHAT, "it is of another backup"));
         }
-        if !(note::CREATE..=note::GONE).contains(&note.kind.get()) || note.reserved != [0; 6] || note.reserved_2 != [0; 36] {
+        if !(note::CREATE..=note::GONE).contains(&note.kind.get())
+            || note.reserved != [0; 6]
+            || note.reserved_2 != [0; 36]
+        {
             return Err(damaged(WHAT, "it says what no program writes"));
         }
         Ok(note)

@@ -28,10 +28,7 @@ fn tables_and_structs_agree() {
     let docs = tables::structs(&text);
     assert_eq!(docs.len(), 8);
     agrees!(docs, Marker { magic, version, length, target, key, block_bytes, page_blocks, reserved, crc });
-    agrees!(
-        docs,
-        Note { magic, version, length, target, backup, kind, reserved, time_ms, subject, reserved_2, crc }
-    );
+    agrees!(docs, Note { magic, version, length, target, backup, kind, reserved, time_ms, subject, reserved_2, crc });
     agrees!(
         docs,
         ObjectHeader {
@@ -45,6 +42,7 @@ fn tables_and_structs_agree() {
             packed_bytes,
             nonce,
             reserved_2,
+            packed_crc,
             crc,
         }
     );
@@ -75,7 +73,9 @@ fn tables_and_structs_agree() {
         }
     );
     agrees!(docs, PageRef { page, entries, stored, reserved, owner, name });
-    for (kind, name) in [(note::CREATE, "CREATE"), (note::GIVEN_UP, "GIVEN_UP"), (note::DELETED, "DELETED"), (note::GONE, "GONE")] {
+    for (kind, name) in
+        [(note::CREATE, "CREATE"), (note::GIVEN_UP, "GIVEN_UP"), (note::DELETED, "DELETED"), (note::GONE, "GONE")]
+    {
         assert!(text.contains(&format!("| {kind} | {name} |")), "{name}");
     }
     assert_eq!((limits::OBJECT_BYTES_MAX, limits::MANIFEST_BYTES_MAX - (16 << 20)), (524_368, 656));
@@ -117,7 +117,8 @@ fn all() -> Vec<(&'static str, Vec<u8>)> {
     let keys = Keys::new(&[0x66; 32]);
     let plain = b"some bytes of a block, which are too few to be packed";
     let mut random = crate::world::Rng(1);
-    let mut object = |keys: Option<&Keys>| pack(plain, name_of(plain, keys), TARGET, keys, &mut random).expect("an object");
+    let mut object =
+        |keys: Option<&Keys>| pack(plain, name_of(plain, keys), TARGET, keys, &mut random).expect("an object");
     vec![
         ("marker", Marker::new(TARGET, Id::NONE).as_bytes().to_vec()),
         ("marker-sealed", Marker::new(TARGET, keys.id()).as_bytes().to_vec()),
@@ -181,7 +182,7 @@ fn what_zstd_packed_is_unpacked_and_no_more_than_a_block() {
     // A frame of 128 MiB in few bytes, under a header that fits.
     let bomb = zstd::bulk::compress(&vec![0; 128 << 20], 3).unwrap();
     let header = ObjectHeader::new(TARGET, flags::ZSTD, limits::BLOCK_BYTES, bomb.len(), [0; 12]);
-    let e = unpack(&[header.as_bytes(), &bomb].concat(), name, TARGET, None).unwrap_err();
+    let e = unpack(&header.before(&bomb), name, TARGET, None).unwrap_err();
     assert!(e.text.contains("does not unpack"), "{e}");
 }
 

@@ -7,5 +7,5 @@ mod races;
 mod rounds;
 #[path = "../../../format/tests/suite/tables.rs"]
 mod tables;
-mod wrong;
 mod world;
+mod wrong;

@@ -61,7 +61,7 @@ impl<'a> World<'a> {
             Done::Created(_, Err(e)) if e.text.contains("given up") || e.text.contains("another process") => {}
             Done::Created(_, Err(e)) => return Err(format!("a create: {e}")),
             Done::Pruned(Ok(pruned)) => self.given_up += pruned.given_up.len() as u64,
-            // Two prunes take away each other's clock.
+            // What one prune takes away, the other one meets.
             Done::Pruned(Err(e)) if e.text.contains("another prune") => {}
             Done::Pruned(Err(e)) => return Err(format!("a prune: {e}")),
             Done::Deleted(id, Err(e)) => return Err(format!("a delete of {id}: {e}")),

@@ -67,7 +67,8 @@ fn the_next_backup_stores_what_is_new_and_any_one_may_be_deleted() {
         assert_eq!((pruned.backups, pruned.waiting), (1, 0));
         states.iter().for_each(|(id, disk)| check(&t, *id, disk));
     }
-    let verified = finish(verify(&t, &Verifying { backup: None, of_million: 1_000_000 }, &Unwatched)).expect("verified");
+    let verified =
+        finish(verify(&t, &Verifying { backup: None, of_million: 1_000_000 }, &Unwatched)).expect("verified");
     assert_eq!((verified.wrong, verified.backups), (0, 2));
     for (id, _) in states {
         finish(delete(&t, id, 500, false)).expect("deleted");

@@ -23,7 +23,6 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 pub const BLOCK: u64 = BLOCK_BYTES as u64;
-pub const MIB: u64 = 1 << 20;
 
 /// Something that goes wrong at a put or a listing, counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +65,11 @@ fn broken(why: &'static str) -> object_store::Error {
 /// Lets others run: each request of a client is a step.
 async fn step() {
     let mut is_second = false;
-    std::future::poll_fn(|_| if std::mem::replace(&mut is_second, true) { Poll::Ready(()) } else { Poll::Pending }).await;
+    std::future::poll_fn(|context| {
+        context.waker().wake_by_ref();
+        if std::mem::replace(&mut is_second, true) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
 }
 
 impl Memory {

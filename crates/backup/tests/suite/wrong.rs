@@ -34,9 +34,11 @@ fn one_flipped_bit_is_found_by_verify_and_stops_a_restore() {
                 bad[at] ^= 1 << rng.below(8);
                 store.write(object, bad);
                 let found = verified(&t, 1_000_000);
-                assert!(found.wrong == 1 && found.named[0].text.contains(object.as_str()), "byte {at} of {object}: {found:?}");
+                assert!(
+                    found.wrong == 1 && found.named[0].text.contains(object.as_str()),
+                    "byte {at} of {object}: {found:?}"
+                );
                 assert_eq!(found.broken.iter().copied().collect::<Vec<_>>(), [made.id]);
-                // Another version is not damage; all else is.
                 match restored(&t, &made) {
                     Err(e) => assert!(e.text.contains(object.as_str()) && e.text.contains("--full"), "byte {at}: {e}"),
                     Ok(()) => panic!("byte {at} of {object}"),

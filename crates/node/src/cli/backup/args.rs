@@ -194,7 +194,8 @@ fn place(text: &str) -> Result<Place, String> {
 
 fn digits(text: &str) -> Result<String, String> {
     let is_one = (4..=32).contains(&text.len()) && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-    let usage = "a backup is named by its first digits, from 4 to 32 of 0 to 9 and a to f; `freebs backup list` shows them";
+    let usage =
+        "a backup is named by its first digits, from 4 to 32 of 0 to 9 and a to f; `freebs backup list` shows them";
     is_one.then(|| text.to_owned()).ok_or_else(|| usage.to_owned())
 }
 

@@ -166,7 +166,10 @@ pub fn key(file: &Path, output: &Output) -> Result<ExitCode> {
     out.write_all(text.as_bytes()).and_then(|()| out.sync_all()).map_err(unmade)?;
     let key = Keys::of_file(&text)?.id().to_string();
     output.show(&Shown { file: shown.to_string(), key }, |s| {
-        format!("made the key {} in {}; without this file encrypted backups can't be read: keep a copy elsewhere", s.key, s.file)
+        format!(
+            "made the key {} in {}; without this file encrypted backups can't be read: keep a copy elsewhere",
+            s.key, s.file
+        )
     });
     Ok(ExitCode::SUCCESS)
 }

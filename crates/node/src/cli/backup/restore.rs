@@ -39,8 +39,7 @@ pub async fn run(
 ) -> Result<ExitCode> {
     let manifest = opened::manifest(&from, &args.one.backup).await?;
     let mut stop = Stop::new()?;
-    let wanted =
-        Wanted { name: &args.name, size: args.size, shape: args.shape, force: args.force, doing: RESTORE };
+    let wanted = Wanted { name: &args.name, size: args.size, shape: args.shape, force: args.force, doing: RESTORE };
     let mut to = target::Target::find(client, addresses, wanted, Some(manifest.details.size)).await?;
     let label = format!("restore of {}", args.name);
     let watch = Watcher::start(label, manifest.details.size, args.pace.rate, args.pace.progress, output);

@@ -99,7 +99,11 @@ fn rows(backups: &[Backup]) -> String {
             b.locked_until.clone().unwrap_or_default(),
         ]
     });
-    table(&["BACKUP", "OF", "BEGUN", "SIZE", "STORED", "NEW", "LOCKED UNTIL"], &["SIZE", "STORED", "NEW"], rows.collect())
+    table(
+        &["BACKUP", "OF", "BEGUN", "SIZE", "STORED", "NEW", "LOCKED UNTIL"],
+        &["SIZE", "STORED", "NEW"],
+        rows.collect(),
+    )
 }
 
 pub async fn show(args: &OneArgs, output: &Output) -> Result<ExitCode> {

@@ -98,8 +98,9 @@ fn size_of_new(asked: Option<u64>, image: Option<u64>, of: &str) -> Result<u64> 
         ))),
         (Some(size), _) => Ok(size),
         (None, Some(image)) => {
-            let whole =
-                image.checked_next_multiple_of(SECTOR).ok_or_else(|| Error::invalid(format!("the {of} is too large")))?;
+            let whole = image
+                .checked_next_multiple_of(SECTOR)
+                .ok_or_else(|| Error::invalid(format!("the {of} is too large")))?;
             Ok(whole.max(VOLUME_BYTES_MIN))
         }
     }
@@ -307,11 +308,7 @@ pub async fn in_use(client: &Client, name: &str, e: Error) -> Error {
 
 /// Calls `each` with first byte and length of the parts of a volume that may not be zero, in order, until it says that
 /// that is enough (`false`).
-pub async fn data_of(
-    attached: &Attached,
-    size: u64,
-    each: impl AsyncFnMut(u64, u64) -> Result<bool>,
-) -> Result<()> {
+pub async fn data_of(attached: &Attached, size: u64, each: impl AsyncFnMut(u64, u64) -> Result<bool>) -> Result<()> {
     data_in(attached, 0..size, each).await
 }
 
