@@ -196,25 +196,29 @@ fn no_order_of_requests_takes_what_a_backup_needs() {
 /// Seeds that a mutant is hunted in, at most.
 const HUNT: u64 = 4000;
 
-fn caught(mutant: Mutant) {
-    let found = (0..HUNT).find_map(|seed| course(seed, Some(mutant)).err().map(|why| (seed, why)));
+/// `first`: a seed that notices it; another one is hunted if it does not any more.
+fn caught(mutant: Mutant, first: u64) {
+    let found =
+        std::iter::once(first).chain(0..HUNT).find_map(|seed| course(seed, Some(mutant)).err().map(|why| (seed, why)));
     let (seed, why) = found.unwrap_or_else(|| panic!("{mutant:?} was not noticed in {HUNT} seeds"));
-    println!("{mutant:?} is noticed by seed {seed}: {why}");
+    if seed != first {
+        println!("stale: {mutant:?} is noticed by seed {seed}: {why}");
+    }
 }
 
 #[test]
 fn a_prune_that_ignores_creates_is_noticed() {
-    caught(Mutant::IgnoresCreates);
+    caught(Mutant::IgnoresCreates, 91);
 }
 
 #[test]
 fn a_prune_that_does_not_tell_the_dead_is_noticed() {
-    caught(Mutant::LeavesDeadCreates);
+    caught(Mutant::LeavesDeadCreates, 348);
 }
 
 #[test]
 fn a_prune_that_does_not_ask_for_owners_is_noticed() {
-    caught(Mutant::OwnersNotAsked);
+    caught(Mutant::OwnersNotAsked, 0);
 }
 
 #[test]
