@@ -6,7 +6,7 @@
 //!   the repeated one met the object of the first.
 
 use bytes::Bytes;
-use freebs_types::{Error, Result};
+use freebs_types::{Error, ErrorKind, Result};
 use futures_util::TryStreamExt;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
@@ -84,7 +84,12 @@ impl Store {
         match self.inner.put_opts(&Path::from(key), PutPayload::from_bytes(bytes.clone()), how).await {
             Ok(_) => Ok(true),
             Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
-                Ok(self.get(key, usize::MAX).await?.is_some_and(|there| there == bytes))
+                match self.get(key, bytes.len()).await {
+                    Ok(there) => Ok(there.is_some_and(|there| there == bytes)),
+                    // It is larger, so another one.
+                    Err(e) if e.kind == ErrorKind::Corrupt => Ok(false),
+                    Err(e) => Err(e),
+                }
             }
             Err(e) => Err(self.error("can't write", key, &e)),
         }
@@ -125,11 +130,12 @@ impl Store {
         Ok(names)
     }
 
-    /// The name of something that is at the top, if anything is.
+    /// The name of something that is at the top, if anything is but what a new file system has.
     pub async fn any(&self) -> Result<Option<String>> {
         let found = self.inner.list_with_delimiter(None).await.map_err(|e| self.error("can't list", "", &e))?;
-        let objects = found.objects.first().map(|o| o.location.to_string());
-        Ok(objects.or_else(|| found.common_prefixes.first().map(ToString::to_string)))
+        let objects = found.objects.iter().map(|o| &o.location);
+        let mut names = objects.chain(&found.common_prefixes).map(ToString::to_string);
+        Ok(names.find(|name| name != "lost+found"))
     }
 
     /// Deletes an object, if it is there.

@@ -16,7 +16,10 @@ fn a_directory_is_a_target_and_half_written_files_are_not_seen() {
     assert_eq!(place.open(false).err().expect("not there").kind, ErrorKind::NotFound);
     let disk = Disk::new(5 * BLOCK, &[(0, 2), (4, 3)]);
     runtime().block_on(async {
-        let t = Target::open(place.open(true).expect("made"), None, Box::new(Rng(1)), true).await.expect("a target");
+        let store = place.open(true).expect("made");
+        // As on a new file system.
+        std::fs::create_dir(path.join("lost+found")).expect("a directory");
+        let t = Target::open(store, None, Box::new(Rng(1)), true).await.expect("a target");
         let made = create(&t, &disk, &order(1, 100), &Unwatched).await.expect("a backup").manifest;
         // What a client leaves that is killed while it writes.
         let manifest = path.join("backups").join(made.id.to_string());

@@ -11,6 +11,7 @@ use super::watch::Watcher;
 use crate::admin::Client;
 use crate::attached::Attached;
 use freebs_backup::{Order, Target, create};
+use freebs_control::api::VolumeStatus;
 use freebs_control::rules::format_size;
 use freebs_types::{Error, ErrorKind, Result};
 use serde::Serialize;
@@ -53,18 +54,9 @@ pub async fn run(
     }
     let volume = show(client, &args.name).await?;
     let mut stop = Stop::new()?;
-    let cluster = client.welcome().cluster;
-    let attached = tokio::select! {
-        attached = Attached::open(addresses, cluster, "backup", volume.id) => attached,
-        () = stop.wait() => return Err(stopped()),
-    };
-    let attached = match attached {
-        Ok(attached) => attached,
-        Err(e) if e.kind == ErrorKind::Busy => return Err(in_use(client, &args.name, e).await),
-        Err(e) => return Err(e),
-    };
+    let attached = attach(client, addresses, &volume, &mut stop).await?;
     let order = Order {
-        cluster,
+        cluster: client.welcome().cluster,
         volume: volume.id,
         name: args.name.clone(),
         now_ms: millis(SystemTime::now()),
@@ -112,6 +104,18 @@ pub async fn run(
         )
     });
     Ok(ExitCode::SUCCESS)
+}
+
+/// The volume, for this process alone.
+async fn attach(client: &Client, addresses: &[String], volume: &VolumeStatus, stop: &mut Stop) -> Result<Attached> {
+    let attached = tokio::select! {
+        attached = Attached::open(addresses, client.welcome().cluster, "backup", volume.id) => attached,
+        () = stop.wait() => return Err(stopped()),
+    };
+    match attached {
+        Err(e) if e.kind == ErrorKind::Busy => Err(in_use(client, &volume.name, e).await),
+        other => other,
+    }
 }
 
 fn stopped() -> Error {
