@@ -11,11 +11,11 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 pub struct Listed {
     /// Its identity.
     pub id: Id,
-    /// What it is of, or why that can't be read.
+    /// The volume that it is of, or why that can't be read.
     pub details: Result<Details>,
 }
 
-/// What is in a target.
+/// The backups in a target.
 #[derive(Clone, Debug, Default)]
 pub struct Catalog {
     /// The backups that are whole and not deleted, the oldest first; behind them those that can't be read.
@@ -30,7 +30,7 @@ pub(crate) async fn all(target: &Target) -> Result<Vec<(Id, Found)>> {
     read(target, there).await
 }
 
-/// What is in the places of these manifests.
+/// The objects in the places of these manifests.
 pub(crate) async fn read(target: &Target, ids: Vec<Id>) -> Result<Vec<(Id, Found)>> {
     let found = stream::iter(ids).map(async |id| Ok::<_, Error>((id, target.find(id).await?)));
     let found: Vec<(Id, Option<Found>)> = found.buffered(REQUESTS_MAX).try_collect().await?;

@@ -16,7 +16,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
-/// What is to be backed up, and how.
+/// An order for a backup.
 #[derive(Clone, Debug)]
 pub struct Order {
     /// Identity of the cluster.
@@ -33,7 +33,7 @@ pub struct Order {
     pub full: bool,
 }
 
-/// What came of it.
+/// A backup that was made.
 #[derive(Clone, Debug)]
 pub struct Created {
     /// The manifest.
@@ -163,7 +163,7 @@ async fn own(target: &Target, id: Id) -> Result<Own> {
     let folder = format!("{BLOCKS}/{id}");
     let listed = target.store().list(&folder, |listed| {
         let Some((owner, name)) = of_object_key(&listed.key) else { return Ok(()) };
-        // What can't be one was damaged by somebody, and is stored again.
+        // An object that can't be one was damaged by somebody, and is stored again.
         if owner == id && Entry::fits(listed.bytes) {
             own.is_whole &= own.names.len() < REMEMBERED_MAX;
             if own.is_whole {

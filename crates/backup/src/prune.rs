@@ -1,4 +1,4 @@
-//! What nothing needs any more is taken away.
+//! Objects that nothing needs any more are taken away.
 //!
 //! Invariants, whatever the clocks say and however long anybody stands still:
 //! - An object is deleted only if its owner has ended (there is a manifest or a note in the place of its manifest), and no
@@ -44,7 +44,7 @@ pub struct Pruning {
     pub mutant: Option<Mutant>,
 }
 
-/// What came of it.
+/// The result of a prune.
 #[derive(Clone, Debug, Default)]
 pub struct Pruned {
     /// Objects that were taken away, and their bytes.
@@ -116,7 +116,7 @@ pub async fn prune(target: &Target, how: &Pruning) -> Result<Pruned> {
     Ok(done)
 }
 
-/// What is in the places of manifests, and which of them were manifests before.
+/// The objects in the places of manifests, and which of them were manifests before.
 ///
 /// It is listed twice. A create may have ended, and another prune may have taken away the deleted backup that it had read,
 /// between two looks of one listing; then the first one shows a manifest where the second one shows none any more, or the
@@ -201,7 +201,7 @@ async fn store_time(target: &Target) -> Result<u64> {
     now.map(|l| l.modified_ms).ok_or_else(another)
 }
 
-/// What manifests name, sorted.
+/// The objects that manifests name, sorted.
 async fn needed(target: &Target, manifests: &[Manifest]) -> Result<Vec<u64>> {
     let mut needed = Vec::new();
     let mut read = BTreeSet::new();

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use freebs_types::{Error, ErrorKind, Result};
 use futures_util::{StreamExt, TryStreamExt, stream};
 
-/// What came of it.
+/// The result of a restore.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Restored {
     /// Bytes that were written; all others are zeroes.

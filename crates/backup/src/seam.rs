@@ -52,7 +52,7 @@ pub trait Sink {
     /// Makes a range read as zeroes.
     fn zero(&self, range: Range<u64>) -> impl Future<Output = Result<()>>;
 
-    /// What was written before is durable when this has returned.
+    /// All that was written before is durable when this has returned.
     fn flush(&self) -> impl Future<Output = Result<()>>;
 }
 

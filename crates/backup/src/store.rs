@@ -12,7 +12,7 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use std::sync::Arc;
 
-/// What a listing says of an object.
+/// An object as a listing has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// The last part of its key.
@@ -100,7 +100,7 @@ impl Store {
         self.head(key).await.map(|l| l.is_some())
     }
 
-    /// What is known of an object.
+    /// An object without its bytes.
     pub async fn head(&self, key: &str) -> Result<Option<Listed>> {
         match self.inner.head(&Path::from(key)).await {
             Ok(meta) => Ok(Some(listed(&meta))),
@@ -156,6 +156,20 @@ fn listed(meta: &object_store::ObjectMeta) -> Listed {
     }
 }
 
+/// An error in one line; of an answer of S3 the code and the sentence.
+fn in_a_line(text: &str) -> String {
+    let part = |name: &str| {
+        let (_, rest) = text.split_once(&format!("<{name}>"))?;
+        rest.split_once(&format!("</{name}>")).map(|(inner, _)| inner)
+    };
+    let said = match (part("Code"), part("Message")) {
+        (Some(code), Some(message)) => format!("{code}: {message}"),
+        (Some(code), None) => code.to_owned(),
+        _ => text.to_owned(),
+    };
+    said.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// An error of a store with the way out, as far as it is known.
 pub(crate) fn explain(what: &str, e: &object_store::Error) -> Error {
     use std::io::ErrorKind as Io;
@@ -167,6 +181,7 @@ pub(crate) fn explain(what: &str, e: &object_store::Error) -> Error {
         deepest = inner.to_string();
         source = inner.source();
     }
+    let deepest = in_a_line(&deepest);
     match (e, io) {
         (_, Some(Io::StorageFull | Io::QuotaExceeded | Io::FileTooLarge)) => Error::no_space(format!(
             "{what}: the target is full ({deepest}). Make room there, or delete backups and prune it; then begin again: \
@@ -190,6 +205,20 @@ pub(crate) fn explain(what: &str, e: &object_store::Error) -> Error {
                 "{what}: the store can't do that ({deepest}); a backup needs puts of objects that are not there yet"
             ))
         }
-        _ => Error::retry(format!("{what}: {deepest}; is the target still there? Then begin again")),
+        _ => Error::retry(format!("{what}: {deepest}; see that the target is there, and begin again")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_of_s3_is_told_in_one_line() {
+        let xml =
+            "404: <?xml version=\"1.0\"?>\n<Error><Code>NoSuchBucket</Code><Message>There is\n none.</Message></Error>";
+        assert_eq!(in_a_line(xml), "NoSuchBucket: There is none.");
+        assert_eq!(in_a_line("<Code>Slow</Code>"), "Slow");
+        assert_eq!(in_a_line("a\n b <Code>"), "a b <Code>");
     }
 }

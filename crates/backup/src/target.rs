@@ -209,7 +209,7 @@ impl Target {
         Ok(ids)
     }
 
-    /// What is in the place of a manifest; `None` if nothing is.
+    /// The object in the place of a manifest; `None` if nothing is.
     pub(crate) async fn find(&self, backup: Id) -> Result<Option<Found>> {
         let key = key(BACKUPS, backup);
         let bytes = match self.store.get(&key, MANIFEST_BYTES_MAX).await {

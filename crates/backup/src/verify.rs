@@ -10,7 +10,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What to verify.
+/// Backups to verify, and how much of them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Verifying {
     /// This backup only.
@@ -28,7 +28,7 @@ pub struct Wrong {
     pub text: String,
 }
 
-/// What came of it.
+/// The result of a verification.
 #[derive(Clone, Debug, Default)]
 pub struct Verified {
     /// Backups that were looked at.
@@ -84,7 +84,7 @@ pub async fn verify<W: Watch>(target: &Target, how: &Verifying, watch: &W) -> Re
         }
     }
     let mut lengths = BTreeMap::new();
-    // What was looked at, and whether it was right.
+    // Objects that were looked at; true if they were right.
     let mut seen: BTreeMap<(Id, Name), bool> = BTreeMap::new();
     for (nth, manifest) in manifests.iter().enumerate() {
         done.backups += 1;
@@ -114,9 +114,10 @@ async fn one<W: Watch>(
             }
             Err(e) => return Err(e),
         };
-        seen.insert((of.object().owner, of.object().name), true);
-        done.read += 1;
-        done.read_bytes += u64::from(of.stored.get());
+        if seen.insert((of.object().owner, of.object().name), true).is_none() {
+            done.read += 1;
+            done.read_bytes += u64::from(of.stored.get());
+        }
         let mut look = Vec::new();
         for entry in page.blocks.values() {
             stored_bytes += u64::from(entry.stored);

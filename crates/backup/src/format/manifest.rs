@@ -41,7 +41,7 @@ const _: () = assert!(size_of::<ManifestHeader>() == 128);
 /// Bytes of the header before its seal.
 const BEFORE_SEAL: usize = 92;
 
-/// What the backup is of. It opens the plain body.
+/// The volume that the backup is of. It opens the plain body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ManifestDetails {
@@ -73,7 +73,7 @@ pub struct ManifestDetails {
     pub name_bytes: U16,
     /// Zero.
     pub reserved: [u8; 122],
-    /// What was backed up, in UTF-8, then zeroes.
+    /// The name of what was backed up, in UTF-8, then zeroes.
     pub name: [u8; 256],
 }
 const _: () = assert!(size_of::<ManifestDetails>() == 512);
@@ -112,14 +112,14 @@ impl PageRef {
     }
 }
 
-/// What a backup is of, in memory.
+/// The volume that a backup is of, in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Details {
     /// Identity of the cluster.
     pub cluster: ClusterId,
     /// The volume's number in it.
     pub volume: VolumeId,
-    /// What was backed up: a volume's name, perhaps with that of a snapshot.
+    /// A volume's name, perhaps with that of a snapshot.
     pub name: String,
     /// The backup whose blocks were not stored again.
     pub parent: Id,
@@ -146,7 +146,7 @@ pub struct Details {
 pub struct Manifest {
     /// The backup.
     pub id: Id,
-    /// What it is of.
+    /// The volume that it is of.
     pub details: Details,
     /// Pages of its table of contents; those that are missing have zeroes only.
     pub pages: Vec<PageRef>,

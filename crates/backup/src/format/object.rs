@@ -7,7 +7,7 @@ use freebs_types::Result;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What was done to an object's content.
+/// The ways in which an object's content was packed.
 pub mod flags {
     /// zstd made it smaller.
     pub const ZSTD: u16 = 1;

@@ -32,7 +32,7 @@ fn killed_at_every_put_it_goes_on_and_sends_nothing_twice() {
         let e = backup(&t, &disk(), 1, 100).expect_err("it was disturbed");
         assert_eq!(e.kind, ErrorKind::Retry, "{fault:?}: {e}");
         let there = store.keys();
-        // What prune takes at once is nothing, because the create may go on.
+        // Prune takes nothing at once, because the create may go on.
         store.plan(None);
         let pruned = finish(prune(&t, &Pruning { grace_ms: 1000, ..Pruning::default() })).expect("pruned");
         assert_eq!(pruned.objects, 0, "{fault:?}");
@@ -46,7 +46,7 @@ fn killed_at_every_put_it_goes_on_and_sends_nothing_twice() {
         check(&t, made.manifest.id, &disk());
         let before = there.iter().filter(|k| k.starts_with("blocks/")).count() as u64;
         assert_eq!(made.resumed, before, "{fault:?}");
-        // What there was, and a note and a manifest.
+        // The objects that were missing, and a note and a manifest.
         assert_eq!(store.puts(), all - before, "{fault:?}");
         assert_eq!(ids(&t), [made.manifest.id]);
         assert!(store.keys().iter().all(|k| !k.starts_with("creates/")), "no note is left");

@@ -21,7 +21,7 @@ fn a_directory_is_a_target_and_half_written_files_are_not_seen() {
         std::fs::create_dir(path.join("lost+found")).expect("a directory");
         let t = Target::open(store, None, Box::new(Rng(1)), true).await.expect("a target");
         let made = create(&t, &disk, &order(1, 100), &Unwatched).await.expect("a backup").manifest;
-        // What a client leaves that is killed while it writes.
+        // The leavings of a client that is killed while it writes.
         let manifest = path.join("backups").join(made.id.to_string());
         std::fs::copy(&manifest, format!("{}#1", manifest.display())).expect("room");
         std::fs::copy(&manifest, path.join("backups").join(format!("{}#7", "a".repeat(32)))).expect("room");

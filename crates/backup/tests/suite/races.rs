@@ -17,7 +17,7 @@ struct World<'a> {
     target: &'a Target,
     rng: Rng,
     tasks: Vec<Task<'a, Done>>,
-    /// What each create backs up.
+    /// The disk of each create.
     disks: &'a [Disk],
     begun: usize,
     made: BTreeMap<Id, usize>,
@@ -61,7 +61,7 @@ impl<'a> World<'a> {
             Done::Created(_, Err(e)) if e.text.contains("given up") || e.text.contains("another process") => {}
             Done::Created(_, Err(e)) => return Err(format!("a create: {e}")),
             Done::Pruned(Ok(pruned)) => self.given_up += pruned.given_up.len() as u64,
-            // What one prune takes away, the other one meets.
+            // One prune meets another one's work.
             Done::Pruned(Err(e)) if e.text.contains("another prune") => {}
             Done::Pruned(Err(e)) => return Err(format!("a prune: {e}")),
             Done::Deleted(id, Err(e)) => return Err(format!("a delete of {id}: {e}")),
@@ -109,7 +109,7 @@ impl<'a> World<'a> {
         self.check()
     }
 
-    /// Whatever is listed is whole; and after a last prune nothing is left that none needs.
+    /// All that is listed is whole; and after a last prune nothing is left that none needs.
     fn check(&mut self) -> Result<(), String> {
         self.whole()?;
         self.store.wait(10 * GRACE_MS);

@@ -1,4 +1,4 @@
-//! What was backed up is restored, and nothing is stored twice.
+//! Disks that were backed up are restored, and nothing is stored twice.
 
 use crate::world::*;
 use freebs_backup::limits::PAGE_COVERS;

@@ -297,7 +297,7 @@ pub fn poll<T>(task: &mut Task<'_, T>) -> Option<T> {
 pub struct Disk {
     pub size: u64,
     pub blocks: BTreeMap<u64, u64>,
-    /// What it was at some moments.
+    /// Its blocks at some moments.
     pub moments: BTreeMap<u8, BTreeMap<u64, u64>>,
     pub now: u8,
     /// Bytes that were read.

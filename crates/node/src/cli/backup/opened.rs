@@ -44,7 +44,7 @@ pub fn millis(time: SystemTime) -> u64 {
 
 /// Such a time for people and programs, to the second.
 pub fn date(millis: u64) -> String {
-    // What a manifest says may lie beyond all calendars.
+    // The time of a manifest may lie beyond all calendars.
     let latest = 253_402_300_799_000;
     humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(millis.min(latest))).to_string()
 }

@@ -19,7 +19,7 @@ use std::time::Instant;
 const VOLUME_BYTES_MIN: u64 = 1 << 20;
 const SECTOR: u64 = 512;
 
-/// What is done with a volume, in words.
+/// Words for what is done with a volume.
 #[derive(Clone, Copy, Debug)]
 pub struct Doing {
     /// Behind the name of a volume that is not whole.

@@ -37,7 +37,7 @@ fn a_backup_that_is_killed_anywhere_goes_on() {
         let before = listed(&c, text(&target));
         let pruned = backup(&c, &["prune", text(&target)]);
         assert!(pruned["objects"] == 0, "what was stored stays for the next one: {pruned}");
-        // Whoever was killed has the volume for some seconds more.
+        // The one that was killed has the volume for some seconds more.
         let next = wait_for("the volume", || {
             let out = tried(&c, &["create", "bk-kill", text(&target), "--json"]);
             assert!(out.status.success() || told(&out).contains("is attached by"), "seed {seed}: {}", told(&out));

@@ -73,7 +73,7 @@ fn a_volume_goes_to_a_bucket_and_comes_back() {
     std::fs::write(&file, noise(9, size as usize)).expect("room");
     c.json(&["volume", "import", "bk-s3", text(&file)]);
     let target = "s3://bucket/some/prefix";
-    refused(&moto.backup(&c, &["list", "s3://no-such-bucket/x"]), &["no-such-bucket"]);
+    refused(&moto.backup(&c, &["list", "s3://no-such-bucket/x"]), &["no-such-bucket", "NoSuchBucket"]);
     make_bucket(&moto);
     let first = moto.json(&c, &["create", "bk-s3", target]);
     let second = moto.json(&c, &["create", "bk-s3", target]);
