@@ -108,7 +108,7 @@ pub fn seeds(out: &mut crate::seeds::Seeds) {
     add("marker", 0, Marker::new(TARGET, Id::NONE).as_bytes());
     add("note", 1, Note::new(TARGET, BACKUP, note::CREATE, 1, [5; 32]).as_bytes());
     let plain: Vec<u8> = (0..200).collect();
-    let mut object = |plain: &[u8], keys: Option<&Keys>| {
+    let object = |plain: &[u8], keys: Option<&Keys>| {
         pack(plain, name_of(plain, keys), TARGET, keys, &mut Same).expect("an object")
     };
     add("object", 2, &object(&plain, None));
