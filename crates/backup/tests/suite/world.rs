@@ -309,7 +309,7 @@ pub fn content(seed: u64, len: usize) -> Vec<u8> {
     let mut rng = Rng(seed);
     let mut bytes = Vec::with_capacity(len + 8);
     while bytes.len() < len {
-        let word = if seed % 2 == 0 { seed | 1 << 63 } else { rng.next() };
+        let word = if seed.is_multiple_of(2) { seed | 1 << 63 } else { rng.next() };
         bytes.extend(word.to_le_bytes());
     }
     bytes.truncate(len);

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use tokio::task::JoinSet;
 
 /// An import in words.
-pub const IMPORT: Doing = Doing { suffix: ".importing", word: "import", of: "image", one: "an image" };
+const IMPORT: Doing = Doing { suffix: ".importing", word: "import", of: "image", one: "an image" };
 
 /// Writes on their way at once, and their bytes: enough for a network of some milliseconds, half of a driver's window.
 const WRITES_MAX: usize = 64;

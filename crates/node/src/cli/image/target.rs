@@ -341,8 +341,9 @@ pub async fn data_in(
 
 #[cfg(test)]
 mod tests {
-    use super::super::import::IMPORT;
     use super::*;
+
+    const IMPORT: Doing = Doing { suffix: ".importing", word: "import", of: "image", one: "an image" };
 
     #[test]
     fn a_new_volume_is_as_large_as_its_image_or_larger() {
