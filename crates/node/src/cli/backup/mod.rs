@@ -13,7 +13,7 @@ mod shown;
 mod volume;
 mod watch;
 
-use super::cluster::connect;
+use super::asked::connect;
 use super::image::{addresses, on_this_thread};
 use super::output::Output;
 use args::BackupCommand;
