@@ -4,6 +4,7 @@
 //! too short as they are: a mutation of a length is a case, too.
 
 use core::mem::{offset_of, size_of};
+use freebs_backup::format::{ManifestHeader, ObjectHeader};
 use freebs_consensus::wire::SeatHeader;
 use freebs_control::StateHeader;
 use freebs_format::disk::{AppendHeader, CheckpointSlot, PageHeader, PagesFixed, SegmentFooter};
@@ -25,6 +26,24 @@ pub fn fixed(bytes: &mut [u8], len: usize) {
     if let Some(head) = bytes.get_mut(..len) {
         let crc = crc32c(&head[..len - 4]);
         put(head, len - 4, crc);
+    }
+}
+
+/// An object of a backup: what is packed, then the header.
+pub fn object(bytes: &mut [u8]) {
+    if let Some((head, packed)) = bytes.split_at_mut_checked(size_of::<ObjectHeader>()) {
+        put(head, offset_of!(ObjectHeader, packed_crc), crc32c(packed));
+        fixed(head, size_of::<ObjectHeader>());
+    }
+}
+
+/// A manifest of a backup that is not sealed: its hash, then the header.
+pub fn manifest(bytes: &mut [u8]) {
+    if let Some((head, body)) = bytes.split_at_mut_checked(size_of::<ManifestHeader>()) {
+        let at = offset_of!(ManifestHeader, seal);
+        let hash = freebs_backup::name_of(&[&head[..at], body].concat(), None);
+        head[at..at + 32].copy_from_slice(&hash.0);
+        fixed(head, size_of::<ManifestHeader>());
     }
 }
 

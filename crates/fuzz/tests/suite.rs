@@ -123,6 +123,7 @@ each! {
     devices: "device";
     tools: "device-tools";
     images: "qcow2";
+    backups: "backup";
     control: "command", "commands", "state", "api", "cluster-file";
     seats: "seat-message", "seat-entry", "seat-note", "seat-machine";
     stores: "seat-store";

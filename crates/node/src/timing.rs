@@ -205,3 +205,5 @@ pub const PROGRESS_LINE_EVERY: Duration = Duration::from_secs(1);
 pub const RATE_OF: Duration = Duration::from_secs(10);
 /// The progress line of a device tool, an import or an export changes this often.
 pub const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+/// A backup that is under way says so this often: far below the grace of a prune.
+pub const BACKUP_ALIVE_EVERY: Duration = Duration::from_secs(60);

@@ -10,7 +10,7 @@ pub const PAGE: &str = "docs/architecture.md";
 pub const FLOORS: &[&[&str]] = &[
     &["testing", "types"],
     &["format", "image", "io", "nbd", "secrets"],
-    &["control", "driver", "lsvd"],
+    &["backup", "control", "driver", "lsvd"],
     &["chain", "consensus", "disk"],
     &["agent"],
     &["fuzz", "liblsvd", "node", "sim"],

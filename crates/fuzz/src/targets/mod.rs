@@ -1,5 +1,6 @@
 //! The targets, and what each is held to.
 
+mod backup;
 mod control;
 mod device;
 mod disk;
@@ -93,6 +94,8 @@ targets! {
         "inspect, verify, survey and a dry rebuild on a device with forged structures: they agree, and write nothing";
     "qcow2", qcow2::image, |n| 64 * n + 24 * MIB, qcow2::WORDS, 16 * KIB, 3000,
         "a disk image: its disk is read in order to its end, or refused, and is the same after it was written";
+    "backup", backup::object, |n| 64 * n + 4 * MIB, backup::WORDS, 16 * KIB, 6000,
+        "an object of a backup target, of any kind: it has one form, and content only under its own name";
     "command", control::command, few, control::WORDS, 2 * KIB, 8000,
         "a command of the control plane, and what came of one: within the maximum, the bytes encode again";
     "commands", control::commands, |n| 64 * n + 8 * MIB, control::WORDS, 8 * KIB, 1500,
@@ -127,6 +130,7 @@ pub(crate) fn seeds(out: &mut crate::seeds::Seeds) {
     disk::seeds(out);
     device::seeds(out);
     qcow2::seeds(out);
+    backup::seeds(out);
     control::seeds(out);
     seats::seeds(out);
     store::seeds(out);

@@ -22,6 +22,7 @@ Examples:
   freebs events --follow                   what happens, and why
   freebs volume create data --size 100G    another volume
   freebs volume import web disk.qcow2      a volume of a disk image
+  freebs backup create demo /srv/backups   what has changed since the last one, in a directory or S3
   freebs volume verify demo                do all replicas agree?
   freebs verify demo                       is its history the one that was written?
 
@@ -55,6 +56,9 @@ pub enum Command {
     /// Create, show and check volumes
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Back volumes up to a directory or S3, and restore them
+    #[command(subcommand)]
+    Backup(super::backup::args::BackupCommand),
     /// Audit a volume's history on every member: its hash chains, from the secrets that closed views published
     Verify(super::verify::VerifyArgs),
     /// Look at the device of a stopped node, check it, make its soft state again

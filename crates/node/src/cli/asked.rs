@@ -1,4 +1,4 @@
-//! A volume that a node is asked for: how it is, and who has it.
+//! Nodes are asked: one that answers, how a volume is, and who has it.
 
 use crate::admin::Client;
 use crate::timing;
@@ -6,6 +6,18 @@ use freebs_control::api::{EventsOf, GatewayInfo, Reply, Request, VolumeStatus};
 use freebs_control::events::{EVENTS_PAGE_MAX, Event, EventKind};
 use freebs_types::{Error, Result};
 use std::time::{Duration, UNIX_EPOCH};
+
+/// A connection to the first of the `--cluster` addresses that answers.
+pub async fn connect(cluster: &str) -> Result<Client> {
+    let addresses: Vec<String> = cluster.split(',').map(str::to_owned).collect();
+    Client::connect_any(&addresses).await.map_err(|e| Error {
+        kind: e.kind,
+        text: format!(
+            "{e}. Is the cluster running? `freebs up` starts one here; --cluster HOST:PORT names another node of it"
+        )
+        .into(),
+    })
+}
 
 pub async fn show(client: &Client, name: &str) -> Result<VolumeStatus> {
     match client.call(&Request::VolumeShow { name: name.into() }, timing::CALL_MAX).await? {

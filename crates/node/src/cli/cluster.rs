@@ -1,7 +1,7 @@
 //! `freebs status`, and `freebs node start|stop` on a local cluster.
 
 use super::args::{DEFAULT_DATA, SwitchArgs};
-use super::asked::unexpected;
+use super::asked::{connect, unexpected};
 use super::output::{Output, table};
 use super::volume::volume_table;
 use crate::admin::Client;
@@ -13,18 +13,6 @@ use freebs_types::{Error, ErrorKind, Result};
 use serde::Serialize;
 use std::path::Path;
 use std::process::ExitCode;
-
-/// A connection to the first of the `--cluster` addresses that answers.
-pub async fn connect(cluster: &str) -> Result<Client> {
-    let addresses: Vec<String> = cluster.split(',').map(str::to_owned).collect();
-    Client::connect_any(&addresses).await.map_err(|e| Error {
-        kind: e.kind,
-        text: format!(
-            "{e}. Is the cluster running? `freebs up` starts one here; --cluster HOST:PORT names another node of it"
-        )
-        .into(),
-    })
-}
 
 pub async fn status(cluster: &str, output: &Output) -> Result<ExitCode> {
     let reply = connect(cluster).await?.call(&Request::Status, timing::CALL_MAX).await?;

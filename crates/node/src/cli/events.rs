@@ -1,8 +1,7 @@
 //! `freebs events`: what happened, and why.
 
 use super::args::EventsArgs;
-use super::asked::unexpected;
-use super::cluster::connect;
+use super::asked::{connect, unexpected};
 use super::output::{Output, table};
 use crate::events::now_ms;
 use crate::timing;

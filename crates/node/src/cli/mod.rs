@@ -4,6 +4,7 @@
 pub mod args;
 mod asked;
 mod attachments;
+mod backup;
 pub mod cluster;
 mod control;
 mod device;
@@ -61,6 +62,7 @@ fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
         },
         Command::Gateway(args) => run::gateway(args, &cluster).map(|()| ExitCode::SUCCESS),
         Command::Volume(v) => block_on(volume::run(v, &cluster, output)),
+        Command::Backup(b) => block_on(backup::run(b, &cluster, output)),
         Command::Verify(args) => block_on(verify::run(args, &cluster, output)),
         Command::Device(d) => device::run(d, output),
         Command::Control(c) => control::run(c, output),

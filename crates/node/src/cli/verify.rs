@@ -1,7 +1,6 @@
 //! `freebs verify VOLUME`: every member audits the hash chains in its own log, and the members are compared.
 
-use super::asked::unexpected;
-use super::cluster::connect;
+use super::asked::{connect, unexpected};
 use super::output::{Output, table};
 use crate::admin::Client;
 use crate::timing;

@@ -1,9 +1,8 @@
 //! `freebs volume …`
 
 use super::args::{CreateArgs, VolumeCommand};
-use super::asked::{show, unexpected, wait_until};
+use super::asked::{connect, show, unexpected, wait_until};
 use super::attachments;
-use super::cluster::connect;
 use super::output::{Output, table};
 use crate::admin::Client;
 use crate::timing;

@@ -9,6 +9,7 @@
 mod support;
 
 mod attachments;
+mod backup;
 mod bad_input;
 mod by_hand;
 mod clients;

@@ -5,7 +5,7 @@ use super::super::signals::Stop;
 use super::args::{ImportArgs, is_standard};
 use super::input::{Incoming, Pieces};
 use super::progress::Progress;
-use super::target::Target;
+use super::target::{Doing, Target, Wanted};
 use crate::admin::Client;
 use crate::attached::Attached;
 use bytes::Bytes;
@@ -16,6 +16,9 @@ use freebs_types::{Error, Result};
 use serde::Serialize;
 use std::process::ExitCode;
 use tokio::task::JoinSet;
+
+/// An import in words.
+const IMPORT: Doing = Doing { suffix: ".importing", word: "import", of: "image", one: "an image" };
 
 /// Writes on their way at once, and their bytes: enough for a network of some milliseconds, half of a driver's window.
 const WRITES_MAX: usize = 64;
@@ -41,7 +44,8 @@ pub async fn run(client: &Client, addresses: &[String], args: ImportArgs, output
     let (format, image) = (input.format.name(), input.size);
     // From here on a signal ends the import in good order.
     let mut stop = Stop::new()?;
-    let mut target = Target::find(client, addresses, &args, image).await?;
+    let wanted = Wanted { name: &args.name, size: args.size, shape: args.shape, force: args.force, doing: IMPORT };
+    let mut target = Target::find(client, addresses, wanted, image).await?;
     let of = image.unwrap_or(target.volume.size);
     let progress = Progress::start(format!("import of {}", args.name), of, args.progress, output);
     let filled = tokio::select! {

@@ -9,8 +9,8 @@ mod export;
 mod import;
 mod input;
 mod out;
-mod progress;
-mod target;
+pub mod progress;
+pub mod target;
 
 use super::output::Output;
 use crate::admin::Client;
@@ -27,10 +27,11 @@ pub async fn export(client: &Client, cluster: &str, args: ExportArgs, output: &O
 }
 
 /// Tasks of the driver's edge stay on their thread.
-async fn on_this_thread<T>(work: impl Future<Output = T>) -> T {
+pub async fn on_this_thread<T>(work: impl Future<Output = T>) -> T {
     tokio::task::LocalSet::new().run_until(work).await
 }
 
-fn addresses(cluster: &str) -> Vec<String> {
+/// The addresses of an option.
+pub fn addresses(cluster: &str) -> Vec<String> {
     cluster.split(',').map(str::to_owned).collect()
 }
