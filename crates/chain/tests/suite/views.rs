@@ -590,3 +590,30 @@ fn a_chain_that_grows_goes_on_meanwhile() {
     s.write(1, 23);
     assert_eq!(s.numbers(4).last(), Some(&23));
 }
+
+/// The new member had everything, and then the control plane was silent for minutes. What was written meanwhile it did not get:
+/// its view was opened as soon as there was a number, and all stood still until it had learned that, too.
+#[test]
+fn who_is_to_come_keeps_up_while_the_control_plane_is_silent() {
+    let mut s = Story::among(2, 1, 1, None);
+    s.wait(100);
+    s.quorum = 2;
+    s.silent = Some(Vec::new());
+    s.replace(&[1, 2], &[2], &[1, 2]);
+    s.wait(5000);
+    assert_eq!(
+        (s.silent.clone(), s.status(2).last.sequence),
+        (Some(vec![1]), s.status(1).last.sequence),
+        "it asks for the view"
+    );
+    for number in 1..=5 {
+        s.write(1, number);
+        s.wait(2000);
+        assert_eq!(s.numbers(2), s.numbers(1), "{:?}", s.members[&1].notes);
+    }
+    assert_eq!(s.silent, Some(vec![1]));
+    s.silent = None;
+    s.answer_proposal(1);
+    s.wait(100);
+    assert_eq!((s.status(1).state, s.active), ("active", ViewNumber(2)), "{:?}", s.members[&1].notes);
+}
