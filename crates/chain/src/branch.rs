@@ -140,8 +140,14 @@ impl Replica {
             true => None,
             false => self.continuation(ctx, seal, &h.gathered),
         };
-        // Slices can be lost, too, although there are logs enough.
-        continued.or_else(|| may_branch.then_some((Hash32::default(), seal.hid)))
+        // Slices can be lost, too, although there are logs enough. But who is asked may only be late with its slice, or need the one
+        // of the frame, which this log had not when it asked (`lacks_slices`).
+        let have_come = match &h.phase {
+            Phase::Sealing { linked, .. } => ctx.now.since(h.at.max(*linked)) >= timing::FORCED_PATIENCE,
+            _ => false,
+        };
+        let by_force = may_branch && (h.by_force || have_come);
+        continued.or_else(|| by_force.then_some((Hash32::default(), seal.hid)))
     }
 
     /// The steps of a head that may go on by force, as time passes.

@@ -10,13 +10,13 @@ use crate::timing;
 use freebs_format::wire::Message;
 use freebs_io::LinkId;
 use freebs_types::{Nanos, NodeId, ViewNumber};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 /// The head's knowledge of those that are to come.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Coming {
-    /// They had everything when that was last seen, and their links have held since.
-    level: BTreeSet<NodeId>,
+    /// They had everything at this time, and their links have held since. It counts for a while: they get nothing by themselves.
+    level: BTreeMap<NodeId, Nanos>,
     /// When the others were last invited.
     invited: Nanos,
 }
@@ -39,8 +39,8 @@ impl Replica {
         let coming = info.coming();
         let (view, now) = (self.view_number(), ctx.now);
         let Some(h) = self.head.as_mut() else { return false };
-        h.coming.level.retain(|n| coming.contains(n));
-        let late: Vec<NodeId> = coming.into_iter().filter(|n| !h.coming.level.contains(n)).collect();
+        h.coming.level.retain(|n, at| coming.contains(n) && now.since(*at) < timing::LEVEL_COUNTS);
+        let late: Vec<NodeId> = coming.into_iter().filter(|n| !h.coming.level.contains_key(n)).collect();
         if !late.is_empty() && (h.coming.invited == Nanos(0) || now.since(h.coming.invited) >= timing::NUDGE_EVERY) {
             h.coming.invited = now;
             let links: Vec<LinkId> = late.iter().filter_map(|n| ctx.peers.link(ctx.peer(*n, self.id))).collect();
@@ -50,10 +50,10 @@ impl Replica {
     }
 
     /// A node that is no member of the view has everything in it by now.
-    pub(crate) fn coming_is_level(&mut self, node: NodeId) {
+    pub(crate) fn coming_is_level(&mut self, now: Nanos, node: NodeId) {
         let comes = self.info.as_ref().is_some_and(|i| i.coming().contains(&node));
         if let Some(h) = self.head.as_mut().filter(|_| comes) {
-            h.coming.level.insert(node);
+            h.coming.level.insert(node, now);
         }
     }
 

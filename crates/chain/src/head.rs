@@ -562,7 +562,7 @@ impl Replica {
             // It may have missed the last heartbeat, and then knows neither the commit nor that the view is active.
             h.told = (Sequence(0), Sequence(0));
         } else {
-            self.coming_is_level(peer.node);
+            self.coming_is_level(now, peer.node);
         }
     }
 

@@ -247,7 +247,7 @@ impl Replica {
             (answer.last, answer.has_pred) = (self.last, true);
         }
         if self.promised == view && answer.promised == view {
-            answer.given = self.give(ctx, pred, slice);
+            answer.given = self.give_or_guess(ctx, pred, slice);
         }
         answer
     }

@@ -329,7 +329,8 @@ impl Replica {
         self.tell_what_it_waits_for(ctx);
     }
 
-    pub fn on_seal_answer(&mut self, ctx: &mut Ctx<'_>, from: NodeId, answer: SealAnswer) {
+    pub fn on_seal_answer(&mut self, ctx: &mut Ctx<'_>, from: NodeId, mut answer: SealAnswer) {
+        answer.given = self.counted(&answer);
         let phase = self.head.as_mut().map(|h| &mut h.phase);
         let Some(Phase::Sealing { opened, answers, beyond, floor, .. }) = phase else { return };
         if answer.view != opened.view || answer.pred != opened.pred || !opened.sealers().any(|n| n == from) {

@@ -2,13 +2,13 @@
 //! the next view puts the secret together, to make the token that continues the chain.
 //!
 //! Invariants: no slice is given before the promise is durable (V2); a secret counts only if the token that it gives
-//! hides to the `hid` of the frame that is to be followed.
+//! hides to the `hid` of the frame that is to be followed; a guess, only if the view frame names its hash.
 
 use crate::event::{Mutant, Opened};
 use crate::head::view_secret;
 use crate::open::Phase;
 use crate::replica::{Ctx, OpenView, Replica};
-use freebs_format::wire::{FrameName, Given};
+use freebs_format::wire::{FrameName, Given, SealAnswer};
 use freebs_format::{Frame, ViewBody, ViewSecret, hide, token};
 use freebs_secrets::{SliceName, join, open, share};
 use freebs_types::{Hash32, HostPublic, NodeId, SealedSlice, Slice, ViewNumber};
@@ -80,6 +80,27 @@ impl Replica {
         let own = self.view_of(pred).and_then(|v| v.sealed_for(node));
         let slice = own.or(sent).and_then(|(point, sealed)| open(&ctx.config.host_key, &name, &point, &sealed));
         slice.map_or(Given::Nothing, Given::Slice)
+    }
+
+    /// The same for who asks. A log that lacks the frame does not say whether the view had slices, and this node was its head:
+    /// if nothing else is there, the secret that this node would have derived is given. Who asks sees whether it is the one.
+    pub fn give_or_guess(&self, ctx: &Ctx<'_>, pred: ViewNumber, sent: Option<(HostPublic, SealedSlice)>) -> Given {
+        match self.give(ctx, pred, sent) {
+            Given::Nothing if sent.is_none() && self.view_of(pred).is_none() => {
+                Given::Secret(view_secret(&ctx.config.node_secret, self.id, pred))
+            }
+            given => given,
+        }
+    }
+
+    /// What a member has given, if it counts: a secret of a log that lacks the view frame has to be the one that the frame
+    /// names.
+    pub fn counted(&self, answer: &SealAnswer) -> Given {
+        let names = |s: &Hash32| self.view_of(answer.pred).is_some_and(|v| hide(s) == v.body.secret_hash);
+        match answer.given {
+            Given::Secret(s) if !answer.has_pred && !names(&s) => Given::Nothing,
+            given => given,
+        }
     }
 
     /// What a member is sent with the question for its promise.

@@ -6,6 +6,7 @@
 //!   leadership was confirmed by a quorum (rule L5).
 //! - A message of an older start of a seat than one was heard from, or than the node has registered, is dropped
 //!   (rule V8): an old image of a store does not vote.
+//! - A seat that votes alone leads only once it has asked the others whether it is an old image.
 //! - A command is sent again under the same number, and so applied at most once.
 
 use crate::doubts::Doubts;
@@ -118,6 +119,9 @@ struct Inner {
     /// What others say that this node is registered with, if it comes with less; and who waits to hear of it.
     outdated: Cell<Option<StartNumber>>,
     told: Notify,
+    /// It had the only vote when it started; and it still asks the others before it leads.
+    began_alone: bool,
+    asks: Cell<bool>,
     /// Somebody wants to be taken in.
     woken: Notify,
     lookout: RefCell<Lookout>,
@@ -170,7 +174,12 @@ impl Peer {
         let first = if store.mutant() == Some(Mutant::RequestsNumberedAnew) { 1 } else { seed };
         let links = Rc::new(Links::new(network, store.seat(), store.cluster(), store.start_number(), first));
         let applied = Applied { store: store.clone(), machine: machine.clone(), published, watcher };
-        let config = timing.config().validate().map_err(|e| Error::bug(format!("timing of the control plane: {e}")))?;
+        let me = store.seat();
+        let asks = contacts.iter().any(|n| *n != me.node) && store.read(|c| c.votes_alone(me));
+        // Else it would lead as soon as it is there.
+        let mut config = timing.config();
+        (config.enable_elect, config.enable_leader_restore) = (!asks, Some(!asks));
+        let config = config.validate().map_err(|e| Error::bug(format!("timing of the control plane: {e}")))?;
         let answer = Duration::from_millis(timing.election_ms);
         let clients = Clients { links: links.clone(), answer };
         let raft = Raft::new(store.seat(), Arc::new(config), clients, Log(store.clone()), applied).await;
@@ -200,6 +209,8 @@ impl Peer {
             opening: tokio::sync::Mutex::default(),
             outdated: Cell::default(),
             told: Notify::new(),
+            began_alone: asks,
+            asks: Cell::new(asks),
             woken: Notify::new(),
             lookout: RefCell::new(lookout),
             doubts: RefCell::default(),
@@ -216,6 +227,9 @@ impl Peer {
         drop(Randomness::spawn(peer.clone().read_inbox(messages)));
         drop(Randomness::spawn(peer.clone().tend()));
         drop(Randomness::spawn(peer.clone().hear_of_leaders()));
+        if asks {
+            drop(Randomness::spawn(peer.clone().ask_before_leading()));
+        }
         Ok(peer)
     }
 
@@ -316,9 +330,9 @@ impl Peer {
     }
 
     /// Asks for votes now instead of after the time for that, if this seat votes and nobody leads. The others vote only if
-    /// they hear of no leader either.
+    /// they hear of no leader either. Who votes alone asks them something else first.
     pub async fn stand(&self) {
-        if self.votes() && self.leader().0.is_none() {
+        if self.votes() && self.leader().0.is_none() && !self.0.asks.get() {
             // Without it the election comes by itself, only later.
             let _ = self.0.raft.trigger().elect(true).await;
         }
@@ -415,8 +429,8 @@ impl Peer {
         }
     }
 
-    /// An error, once the others have said that this node runs on an old image of its devices.
-    fn check_outdated(&self) -> Result<()> {
+    /// An error, once the others have said that this node runs on an old image of its devices. It decides nothing then.
+    pub fn check_outdated(&self) -> Result<()> {
         let mine = self.0.links.start();
         match self.0.outdated.get().filter(|seen| mine < *seen) {
             None => Ok(()),
@@ -436,7 +450,7 @@ impl Peer {
 
     async fn serve(self, envelope: Envelope, message: Message) {
         let proposal = matches!(message, Message::Propose(_));
-        let answer = self.answer(envelope.from, message).await;
+        let answer = self.answer(envelope.from, envelope.id, message).await;
         self.0.served.borrow_mut().end(envelope.from.node);
         if proposal {
             self.0.proposing.borrow_mut().remove(&(envelope.from, envelope.id));
@@ -447,7 +461,7 @@ impl Peer {
         }
     }
 
-    async fn answer(&self, from: Seat, message: Message) -> Option<Message> {
+    async fn answer(&self, from: Seat, id: u64, message: Message) -> Option<Message> {
         let raft = &self.0.raft;
         match message {
             Message::Append(r) => self.append(from, r).await,
@@ -468,6 +482,8 @@ impl Peer {
                 None
             }
             Message::Doubt(node) => self.try_to_reach(node).await,
+            // Who knows that the asker is old has said so before (`believes`).
+            Message::Here if id > 0 => Some(Message::Refused(self.leader().0)),
             Message::Gone { node, term } => {
                 self.hear_gone(from, node, term);
                 None
@@ -584,6 +600,7 @@ impl Peer {
 
     /// Puts a proposal into the log, if this seat leads.
     async fn propose_here(&self, proposal: Proposal) -> Result<Answer> {
+        self.check_outdated()?;
         let within = Duration::from_millis(self.0.timing.answer_ms);
         match tokio::time::timeout(within, self.0.raft.client_write(proposal)).await {
             Ok(Ok(done)) => Ok(done.data),
@@ -701,6 +718,9 @@ impl Peer {
     /// Rule L5: true if a quorum says at this moment that this seat leads, and everything committed is applied here.
     pub async fn confirm_leadership(&self) -> bool {
         let within = Duration::from_millis(self.0.timing.answer_ms);
+        if self.check_outdated().is_err() {
+            return false;
+        }
         if self.0.store.mutant() == Some(Mutant::LeaderUnconfirmed) {
             return self.0.raft.is_leader();
         }
@@ -732,6 +752,7 @@ impl Peer {
                 continue;
             }
             let since = *leads_since.get_or_insert(self.0.tick.get());
+            self.ask_while_leading();
             self.look_after_nodes();
             if let Some(change) = self.wanted_change(since)
                 && self.confirm_leadership().await
@@ -744,19 +765,16 @@ impl Peer {
     }
 
     fn ask_to_join(&self) {
-        let (member, known) = {
+        let member = {
             let metrics = self.0.raft.metrics();
-            let m = metrics.borrow_watched();
-            let nodes = m.membership_config.membership();
-            (nodes.get_node(&self.seat()).is_some(), nodes.nodes().map(|(s, ())| s.node).collect::<Vec<_>>())
+            metrics.borrow_watched().membership_config.membership().get_node(&self.seat()).is_some()
         };
         // A member that nobody sends anything to may have been forgotten.
         let last = self.0.heard.borrow().values().copied().max().unwrap_or(0);
         if member && (self.0.tick.get() - last) * self.0.timing.heartbeat_ms < 4 * self.0.timing.answer_ms {
             return;
         }
-        let all: BTreeSet<NodeId> = self.0.contacts.borrow().iter().copied().chain(known).collect();
-        for node in all.into_iter().filter(|n| *n != self.seat().node) {
+        for node in self.others() {
             let _ = self.0.links.send(Seat { node, store: 0 }, 0, &Message::Join);
         }
     }

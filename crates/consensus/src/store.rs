@@ -26,6 +26,7 @@ use freebs_control::codec::Fields;
 use freebs_control::limits::NUMBER_MAX;
 use freebs_io::{AlignedBuf, AnyDevice, Device, Durability, Random};
 use freebs_types::{ClusterId, Error, NodeId, Result, StartNumber};
+use openraft::EntryPayload;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -163,6 +164,16 @@ fn unreadable(what: &str) -> Error {
 }
 
 impl Contents {
+    /// True if this seat has the only vote, by the newest membership that is kept.
+    pub(crate) fn votes_alone(&self, me: Seat) -> bool {
+        let in_log = self.entries.values().rev().find_map(|e| match &e.payload {
+            EntryPayload::Membership(m) => Some(m),
+            _ => None,
+        });
+        let newest = in_log.or_else(|| self.snapshot.as_ref().map(|s| s.meta.last_membership.membership()));
+        newest.is_some_and(|m| m.voter_ids().all(|v| v == me) && m.voter_ids().next().is_some())
+    }
+
     fn records(&self) -> Result<Vec<u8>> {
         let mut out = Vec::new();
         if let Some(s) = &self.snapshot {

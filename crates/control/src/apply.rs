@@ -347,7 +347,7 @@ impl State {
         mutant: Option<Mutant>,
     ) -> Result<Outcome> {
         let mut volume = self.volume_to_change(shard.volume)?;
-        let current = volume.generation;
+        let (current, copies) = (volume.generation, volume.copies);
         let is_known = |n: &NodeId| self.node(*n).is_some_and(|n| n.start.0 > 0);
         let s = shard_of(&mut volume, shard)?;
         if view.0 > 0 && s.active == view {
@@ -383,7 +383,7 @@ impl State {
         // In this view a node answers with a device that is known by now.
         let still = s.view_members().to_vec();
         s.unseen.retain(|n| still.contains(n) && !is_known(n));
-        s.let_go(mutant);
+        s.let_go(copies, mutant);
         self.commit(volume);
         Ok(Outcome::Activated)
     }

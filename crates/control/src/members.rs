@@ -15,10 +15,12 @@ use std::collections::BTreeSet;
 
 impl Shard {
     /// A node that was a member before is not needed any more once nobody learns, and the view of all of them is active. The only
-    /// member of a new branch has a log that had lost something: what others have is kept until there is another one.
-    pub(crate) fn let_go(&mut self, mutant: Option<Mutant>) {
+    /// member of a branch may have a log that had lost something: of a volume that is to have other `copies`, what others have
+    /// is kept until there is another one.
+    pub(crate) fn let_go(&mut self, copies: u8, mutant: Option<Mutant>) {
         let is_complete = self.joining.is_empty() || mutant == Some(Mutant::KeepersLetGo);
-        let is_alone = self.members.len() == 1 && self.branch.is_some_and(|b| b.view == self.active);
+        let is_of_branch = self.branch.is_some_and(|b| copies > 1 || b.view == self.active);
+        let is_alone = self.members.len() == 1 && is_of_branch;
         if is_complete && !is_alone && self.active_members.is_empty() {
             self.keepers.clear();
         }
@@ -68,18 +70,18 @@ impl Shard {
     }
 
     /// The one that is to come does not, and nothing hangs on it yet.
-    fn retract(&mut self, new: NodeId) {
+    fn retract(&mut self, new: NodeId, copies: u8) {
         self.members.retain(|n| *n != new);
         self.joining.retain(|n| *n != new);
         self.pending = None;
-        self.stay();
+        self.stay(copies);
     }
 
     /// If the chain is that of the active view again, no other view has to follow.
-    pub(crate) fn stay(&mut self) {
+    pub(crate) fn stay(&mut self, copies: u8) {
         if self.forced.is_none() && self.members == self.active_members {
             self.active_members.clear();
-            self.let_go(None);
+            self.let_go(copies, None);
         }
     }
 
@@ -221,7 +223,8 @@ impl State {
             // Of a shard one at a time.
             if replaced.iter().all(|(of, ..)| *of != id) {
                 let mut volume = self.volume_to_change(id.volume)?;
-                shard_of(&mut volume, id)?.retract(new);
+                let copies = volume.copies;
+                shard_of(&mut volume, id)?.retract(new, copies);
                 self.commit(volume);
             }
         }
@@ -259,6 +262,7 @@ impl State {
         mutant: Option<Mutant>,
     ) -> Result<Outcome> {
         let mut volume = self.volume_to_change(shard.volume)?;
+        let copies = volume.copies;
         let s = shard_of(&mut volume, shard)?;
         let is_present = s.active == view && s.active_members.is_empty();
         if !is_present && mutant != Some(Mutant::CompleteForEver) {
@@ -269,7 +273,7 @@ impl State {
         s.learning.retain(|n| !nodes.contains(n));
         s.unseen.retain(|n| !nodes.contains(n));
         if s.joining.len() < before {
-            s.let_go(mutant);
+            s.let_go(copies, mutant);
             self.commit(volume);
         }
         Ok(Outcome::Moved)

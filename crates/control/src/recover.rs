@@ -489,7 +489,7 @@ impl State {
         let mut volume = self.volume_to_change(how.shard.volume)?;
         let is_same = |(n, start): &&(NodeId, StartNumber)| self.node(*n).is_some_and(|now| now.start == *start);
         let is_known = how.chain.iter().all(|n| self.node(*n).is_some_and(|n| n.start.0 > 0));
-        let (least, most) = (usize::from(volume.min_copies), usize::from(volume.copies));
+        let (copies, least, most) = (volume.copies, usize::from(volume.min_copies), usize::from(volume.copies));
         let s = shard_of(&mut volume, how.shard)?;
         if s.active != how.active || s.members != how.members {
             let text = format!("shard {} has another view or other members by now; look at it again", how.shard);
@@ -516,7 +516,7 @@ impl State {
         if !is_known || !is_long_enough || !s.may_go_on(how) {
             return Err(Error::invalid(format!("shard {} can't go on so", how.shard)));
         }
-        s.go_on(how);
+        s.go_on(how, copies);
         if how.by_force {
             // A driver that has given the volume back has no lease, in whatever generation.
             let settles = volume.settled == volume.generation;
@@ -556,7 +556,7 @@ impl Shard {
             && how.known.0 <= crate::limits::NUMBER_MAX
     }
 
-    fn go_on(&mut self, how: &RecoverShard) {
+    fn go_on(&mut self, how: &RecoverShard, copies: u8) {
         let (before, head) = (self.members.clone(), how.chain[0]);
         let is_learner = |n: &NodeId| !before.contains(n) || self.joining.contains(n) || how.learn.contains(n);
         let learners: Vec<NodeId> = how.chain.iter().filter(|n| **n != head && is_learner(n)).copied().collect();
@@ -589,6 +589,6 @@ impl Shard {
             self.keep(kept);
         }
         self.pending = None;
-        self.stay();
+        self.stay(copies);
     }
 }

@@ -45,6 +45,8 @@ pub struct Control {
     /// Processes that follow the state.
     planes: RefCell<Vec<Weak<Followed>>>,
     hear: RefCell<Option<Rc<Hear>>>,
+    /// What was wrong in commands of heads, as they were given.
+    accused: RefCell<Vec<Accusation>>,
     /// Told of each branch that becomes active.
     on_branch: RefCell<Option<Rc<OnBranch>>>,
     /// The nodes' own seats, if they keep the state.
@@ -67,6 +69,7 @@ impl Control {
             lose_answer_in: Cell::new(None),
             planes: RefCell::default(),
             hear: RefCell::default(),
+            accused: RefCell::default(),
             on_branch: RefCell::default(),
             seats: RefCell::default(),
         })
@@ -102,6 +105,9 @@ impl Control {
     /// The seats have decided: this is the newest state, with that command in it.
     pub fn decided(&self, command: Option<&Command>, state: &Arc<State>) {
         let before = self.state.replace(state.clone());
+        if let Some(command) = command {
+            self.blame(command, &before, state);
+        }
         if let Some(Command::ActivateView { shard, view, .. } | Command::ActivateBranch { shard, view, .. }) = command {
             let active = |s: &State| s.shard(*shard).map(|s| s.active);
             if active(state) == Some(*view) && active(&before) != Some(*view) {
@@ -198,8 +204,8 @@ impl Control {
 
     /// Applies a command at once (set-up of a run).
     pub fn apply(&self, command: Command) -> Result<Done> {
-        let before = self.state.borrow().revision();
-        let wrong = wrong_activation(&self.state.borrow(), &command);
+        let (before, given) = (self.state.borrow().clone(), command.clone());
+        let wrong = wrong_activation(&before, &command);
         let is_branch = matches!(command, Command::ActivateBranch { .. });
         let activates = match command {
             Command::ActivateView { shard, view, .. } | Command::ActivateBranch { shard, view, .. } => {
@@ -211,10 +217,11 @@ impl Control {
         if let Some(why) = wrong.filter(|_| done.is_ok()) {
             self.world.violation(why);
         }
+        self.blame(&given, &before, &self.snapshot());
         if let Some((shard, view)) = activates.filter(|_| done.is_ok()) {
             self.is_active(shard, view);
         }
-        if self.state.borrow().revision() != before {
+        if self.state.borrow().revision() != before.revision() {
             self.changed();
             let tell = self.on_branch.borrow().clone().filter(|_| is_branch);
             tell.zip(activates.filter(|_| done.is_ok()))
@@ -271,11 +278,14 @@ impl Control {
         self.state.borrow().clone()
     }
 
-    /// The wrong in a head's command, as the network has seen it: a view is ready when its quorum has said
-    /// that it has it (V5), and who has everything has said so of the view (V7).
+    /// The wrong in a head's command, as the network has seen it when it was given: a view is ready when its quorum has
+    /// said that it has it (V5), and who has everything has said so of the view (V7). It counts if the state takes the
+    /// command: a head may speak of a view that others have left.
     fn judge(&self, from: Place, command: &Command) {
+        self.accused.borrow_mut().retain(|a| a.command != *command);
         let Place::Node(node) = from else { return };
         let witness = self.net.witness.borrow();
+        let accuse = |of, why| self.accused.borrow_mut().push(Accusation { command: command.clone(), of, why });
         match command {
             Command::ActivateView { shard, view, .. } | Command::ActivateBranch { shard, view, .. } => {
                 let quorum = self
@@ -283,23 +293,30 @@ impl Control {
                     .map_or(1, |v| v.quorum(v.shard(shard.index).map_or(1, |s| s.members.len())));
                 if !witness.may_be_active(*shard, *view, NodeId(node), quorum) {
                     let text = format!("node {node} calls view {view} of shard {shard} ready to be active");
-                    self.world.violation(format!("{text}, and its quorum has not said that it has it"));
+                    accuse(None, format!("{text}, and its quorum has not said that it has it"));
                 }
             }
             Command::MembersComplete { shard, view, nodes } => {
-                // A head that stood still tells of a view that others have left by force: what it saw there was true.
-                let is_past = self.activated(*shard) > *view;
-                let is_true =
-                    |n: NodeId| witness.has_opened(n, *shard, *view) || (is_past && witness.has_said(n, *shard, *view));
-                for node in nodes.iter().filter(|n| !is_true(**n)) {
+                for node in nodes.iter().filter(|n| !witness.has_opened(**n, *shard, *view)) {
                     let text =
                         format!("is said to have everything of shard {shard}, and has not said that it holds view");
-                    self.world.violation(format!("node {node} {text} {view} (V7)"));
+                    accuse(Some(*node), format!("node {node} {text} {view} (V7)"));
                 }
                 self.world.count("members that learned everything");
             }
             _ => {}
         }
+    }
+
+    /// A command was applied to this state, and that one came of it.
+    fn blame(&self, command: &Command, before: &State, after: &State) {
+        let all = std::mem::take(&mut *self.accused.borrow_mut());
+        let (of_this, others) = all.into_iter().partition(|a| a.command == *command);
+        *self.accused.borrow_mut() = others;
+        of_this
+            .into_iter()
+            .filter(|a: &Accusation| a.is_taken(before, after))
+            .for_each(|a| self.world.violation(a.why));
     }
 
     /// Goes from `from` to the control plane and back over the network, with what is done there.
@@ -358,6 +375,31 @@ impl Control {
             let _ = tell.send(());
         });
         let _ = told.await;
+    }
+}
+
+/// What is wrong in a head's command, if the state takes it.
+struct Accusation {
+    command: Command,
+    /// The member that it is about, if it is about one.
+    of: Option<NodeId>,
+    why: String,
+}
+
+impl Accusation {
+    /// True if the command is what made one state of the other.
+    fn is_taken(&self, before: &State, after: &State) -> bool {
+        match (&self.command, self.of) {
+            (Command::ActivateView { shard, view, .. } | Command::ActivateBranch { shard, view, .. }, _) => {
+                let is_active = |s: &State| s.shard(*shard).is_some_and(|s| s.active == *view);
+                is_active(after) && !is_active(before)
+            }
+            (Command::MembersComplete { shard, .. }, Some(node)) => {
+                let learns = |s: &State| s.shard(*shard).is_some_and(|s| s.joining.contains(&node));
+                learns(before) && !learns(after)
+            }
+            _ => false,
+        }
     }
 }
 

@@ -140,12 +140,7 @@ impl Witness {
 
     /// Whether a node has said that it holds a view's frame, and so everything before it.
     pub fn has_opened(&self, node: NodeId, shard: ShardId, view: ViewNumber) -> bool {
-        self.has_said(node, shard, view) && !self.is_lost(node, shard, view)
-    }
-
-    /// The same, whatever became of that since.
-    pub fn has_said(&self, node: NodeId, shard: ShardId, view: ViewNumber) -> bool {
-        let told = self.durable.get(&(shard, view, node));
+        let told = self.durable.get(&(shard, view, node)).filter(|_| !self.is_lost(node, shard, view));
         let holds = |v: &View| told.is_some_and(|d| *d >= v.sequence);
         self.views.get(&(shard, view)).is_some_and(holds)
     }

@@ -1,7 +1,7 @@
 //! Slices of views that were followed by others.
 
 use super::*;
-use freebs_format::wire::Given;
+use freebs_format::wire::{Given, SealAnswer};
 use freebs_lsvd::ShardState;
 
 fn shared(view: u64) -> Box<ViewSecret> {
@@ -45,4 +45,30 @@ fn the_view_before_is_known_after_a_restart() {
     let mut s = Scene::new(2);
     s.r = Replica::recovered(&state, Vec::new(), Some(two.head.clone()), Damage::default());
     assert!(matches!(s.play(|r, ctx| r.give(ctx, ViewNumber(1), None)).0, Given::Slice(_)));
+}
+
+/// A log that lacks a view's frame does not say whether this node was the head of a view without slices. What it gives then may
+/// be no secret of that view, and must not stand in the way of the slice that is sent later.
+#[test]
+fn a_guess_counts_only_if_the_frame_names_it() {
+    let mut s = Scene::new(2);
+    let mut c = Chain::new();
+    s.take(c.open_with(1, Some(shared(1))));
+    let given = |s: &mut Scene, sent| s.play(|r, ctx| r.give_or_guess(ctx, ViewNumber(2), sent)).0;
+    let guess = Given::Secret(view_secret(&Hash32::default(), SHARD, ViewNumber(2)));
+    assert_eq!(given(&mut s, None), guess);
+    assert_eq!(s.play(|r, ctx| r.give(ctx, ViewNumber(2), None)).0, Given::Nothing, "it counts for nothing here");
+    let sent = shared(2);
+    assert!(matches!(given(&mut s, Some((sent.point, sent.slices[1]))), Given::Slice(_)));
+    assert_eq!(given(&mut s, Some((sent.point, sent.slices[0]))), Given::Nothing, "a slice of another member's");
+
+    // At the head: without the frame, with it, and with the frame of another secret.
+    let answer =
+        |s: &Scene, has_pred, given| SealAnswer { has_pred, given, ..s.r.seal_answer(ViewNumber(3), ViewNumber(2)) };
+    assert_eq!(s.r.counted(&answer(&s, false, guess)), Given::Nothing);
+    assert_eq!(s.r.counted(&answer(&s, true, guess)), guess, "its log has the frame");
+    s.take(c.open(2));
+    let right = Given::Secret(c.secret());
+    assert_eq!(s.r.counted(&answer(&s, false, right)), right);
+    assert_eq!(s.r.counted(&answer(&s, false, Given::Secret(Hash32([9; 32])))), Given::Nothing);
 }

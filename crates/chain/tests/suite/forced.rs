@@ -1,6 +1,7 @@
 //! Going on by force (V10): what the survivors have stays, the break is in the log, and what was lost does not come back.
 
 use super::*;
+use freebs_format::wire::Given;
 use freebs_format::{FrameKind, hide};
 
 impl Story {
@@ -85,6 +86,30 @@ fn the_last_survivor_goes_on_by_force() {
         assert!(!next.head.is_branch() && hide(&next.header().parent_token()) == last.header().hid());
         s.write(4, 4);
         assert_eq!((s.numbers(1), s.numbers(5)), (vec![1, 2, 3, 4], vec![1, 2, 3, 4]));
+    }
+}
+
+/// Members enough have answered after all, and the slice of one came a moment later than its answer. The break was made at once,
+/// though nothing was lost: all others began anew.
+#[test]
+fn slices_that_are_late_are_waited_for() {
+    for are_lost in [false, true] {
+        let mut s = Story::of_three(None);
+        s.connect(&[2, 3, 4, 5]);
+        s.tampers = |from, m| match m {
+            Message::SealAnswer(a) if from == 3 => a.given = Given::Nothing,
+            _ => {}
+        };
+        s.force(&[2, 3], &[4], &[2, 3, 4]);
+        s.wait(500);
+        assert_eq!(s.status(2).state, "opening", "{:?}", s.members[&2].notes);
+        if !are_lost {
+            s.tampers = |_, _| {};
+        }
+        s.wait(1500);
+        assert_eq!(s.status(2).state, "active", "{:?}", s.members[&2].notes);
+        assert_eq!(s.break_in(2).1.head.is_branch(), are_lost);
+        assert_eq!(s.numbers(4), [1, 2]);
     }
 }
 

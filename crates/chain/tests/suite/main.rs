@@ -33,6 +33,29 @@ struct Member {
     notes: Vec<String>,
 }
 
+impl Member {
+    /// A node that begins with nothing but its secrets.
+    fn blank(n: u64, workers: BTreeMap<NodeId, u16>, mutant: Option<Mutant>) -> Self {
+        let config = HostConfig {
+            cluster: ClusterId([7; 16]),
+            me: peer(n),
+            start: StartNumber(1),
+            workers,
+            node_secret: Hash32([n as u8; 32]),
+            host_key: host_key(n),
+            mutant,
+        };
+        Self {
+            host: Host::new(config),
+            log: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            holds_back: false,
+            committed: Sequence(0),
+            notes: Vec::new(),
+        }
+    }
+}
+
 /// Some hosts, the links between them, and a control plane that numbers views.
 struct Story {
     members: BTreeMap<u64, Member>,
@@ -113,25 +136,9 @@ impl Story {
             volume: None,
             silent: None,
         };
+        let workers: BTreeMap<NodeId, u16> = (1..=nodes).map(|n| (NodeId(n), 1)).collect();
         for n in 1..=nodes {
-            let config = HostConfig {
-                cluster: ClusterId([7; 16]),
-                me: peer(n),
-                start: StartNumber(1),
-                workers: (1..=nodes).map(|n| (NodeId(n), 1)).collect(),
-                node_secret: Hash32([n as u8; 32]),
-                host_key: host_key(n),
-                mutant,
-            };
-            let member = Member {
-                host: Host::new(config),
-                log: BTreeMap::new(),
-                waiting: VecDeque::new(),
-                holds_back: false,
-                committed: Sequence(0),
-                notes: Vec::new(),
-            };
-            s.members.insert(n, member);
+            s.members.insert(n, Member::blank(n, workers.clone(), mutant));
         }
         for a in 1..=nodes {
             for b in (1..=nodes).filter(|b| *b != a) {

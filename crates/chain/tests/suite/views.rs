@@ -324,6 +324,33 @@ fn without_all_host_keys_only_the_head_follows_itself() {
     s.check(&[2, 3]);
 }
 
+/// The head of a view without slices lost its power before the view frame was durable there, and the view became active by the
+/// others. Nobody else can derive the secret, and the head gave nothing of a view that its log did not have: the shard
+/// stood still with every copy there (seed 7017411 of the simulator).
+#[test]
+fn the_head_of_a_view_without_slices_gives_its_secret_without_the_frame() {
+    let mut s = Story::new(3, 2);
+    s.wait(100);
+    s.keys.remove(&NodeId(3));
+    s.members.get_mut(&2).unwrap().holds_back = true;
+    s.move_head(2, &[1, 2, 3]);
+    s.members.get_mut(&2).unwrap().holds_back = false;
+    s.wait(300);
+    assert_eq!((s.active, s.status(2).state), (ViewNumber(2), "active"), "{:?}", s.members[&2].notes);
+    assert!(ViewBody::decode(s.newest_view(1).head.body()).unwrap().shared.is_none());
+    s.isolate(2);
+    let workers = (1..=3).map(|n| (NodeId(n), 1)).collect();
+    s.members.insert(2, Member::blank(2, workers, None));
+    s.move_head(1, &[1, 3]);
+    s.wait(300);
+    assert_eq!(s.status(1).state, "opening");
+    s.rejoin(2);
+    s.tell(2);
+    s.wait(500);
+    assert_eq!(s.status(1).state, "active", "{:?}", s.members[&1].notes);
+    s.check(&[1, 3]);
+}
+
 /// Nobody gets a slice of a view that may still order frames: the promise comes first, and is durable.
 #[test]
 fn a_slice_goes_with_a_durable_promise_only() {
@@ -562,4 +589,31 @@ fn a_chain_that_grows_goes_on_meanwhile() {
     assert_eq!((s.active.0 > 1, s.numbers(4)), (true, (1..=22).collect()));
     s.write(1, 23);
     assert_eq!(s.numbers(4).last(), Some(&23));
+}
+
+/// The new member had everything, and then the control plane was silent for minutes. What was written meanwhile it did not get:
+/// its view was opened as soon as there was a number, and all stood still until it had learned that, too.
+#[test]
+fn who_is_to_come_keeps_up_while_the_control_plane_is_silent() {
+    let mut s = Story::among(2, 1, 1, None);
+    s.wait(100);
+    s.quorum = 2;
+    s.silent = Some(Vec::new());
+    s.replace(&[1, 2], &[2], &[1, 2]);
+    s.wait(5000);
+    assert_eq!(
+        (s.silent.clone(), s.status(2).last.sequence),
+        (Some(vec![1]), s.status(1).last.sequence),
+        "it asks for the view"
+    );
+    for number in 1..=5 {
+        s.write(1, number);
+        s.wait(2000);
+        assert_eq!(s.numbers(2), s.numbers(1), "{:?}", s.members[&1].notes);
+    }
+    assert_eq!(s.silent, Some(vec![1]));
+    s.silent = None;
+    s.answer_proposal(1);
+    s.wait(100);
+    assert_eq!((s.status(1).state, s.active), ("active", ViewNumber(2)), "{:?}", s.members[&1].notes);
 }

@@ -1,6 +1,10 @@
 //! A leader that is gone: voters that are refused by it say so to each other, give it up, and stand for election in turn.
 //!
 //! The decision is in [`crate::doubts`]; here are the questions, the answers, and the library.
+//!
+//! A seat that votes alone, as it knows, leads without asking anybody: also if its store is an old image, and others vote by
+//! now, or the control state was made again elsewhere (rule V8). So it asks the other nodes first. Who knows of a later start
+//! of its node says so; who knows of none, or is not there, does not stand in its way, for nobody else can lead.
 
 use super::Peer;
 use crate::doubts::{Led, Turn};
@@ -9,7 +13,7 @@ use crate::timing;
 use crate::types::{Seat, Vote};
 use crate::wire::Message;
 use freebs_types::{NodeId, StartNumber};
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, join_all, select};
 use openraft::async_runtime::WatchReceiver;
 use openraft::raft::TransferLeaderRequest;
 use std::collections::BTreeSet;
@@ -142,5 +146,51 @@ impl Peer {
             attempt.tried();
         }
         false
+    }
+
+    /// True if this seat has the only vote, as far as is committed.
+    #[must_use]
+    pub fn votes_alone(&self) -> bool {
+        let metrics = self.0.raft.metrics();
+        let m = metrics.borrow_watched();
+        let voters: Vec<Seat> = m.committed_membership_config.membership().voter_ids().collect();
+        voters == [self.seat()]
+    }
+
+    /// The other nodes that this one knows of.
+    pub(super) fn others(&self) -> BTreeSet<NodeId> {
+        let metrics = self.0.raft.metrics();
+        let m = metrics.borrow_watched();
+        let members = m.membership_config.membership().nodes().map(|(s, ())| s.node);
+        let contacts = self.0.contacts.borrow();
+        members.chain(contacts.iter().copied()).filter(|n| *n != self.seat().node).collect()
+    }
+
+    /// Asks all of them, and from then on elections are held, unless one of them has said that this store is old.
+    pub(super) async fn ask_before_leading(self) {
+        {
+            let told = pin!(self.0.told.notified());
+            let ask = |node| {
+                let to = Seat { node, store: 0 };
+                self.0.links.call_again(to, &Message::Here, timing::ALONE_ASKS, timing::ALONE_AGAIN)
+            };
+            let asked = pin!(join_all(self.others().into_iter().map(ask)));
+            select(asked, told).await;
+        }
+        if self.check_outdated().is_ok() {
+            self.0.raft.runtime_config().elect(true);
+            self.0.asks.set(false);
+            self.stand().await;
+        }
+    }
+
+    /// As a leader that still has the only vote, as when it started: asks again, now and then.
+    pub(super) fn ask_while_leading(&self) {
+        if self.0.began_alone && self.voters() == 1 && self.0.tick.get().is_multiple_of(timing::ALONE_LOOK_TICKS) {
+            for node in self.others() {
+                // If it is lost, it is asked again.
+                let _ = self.0.links.send(Seat { node, store: 0 }, 0, &Message::Here);
+            }
+        }
     }
 }

@@ -576,12 +576,15 @@ fn who_gives_up_lost_frames_is_alone_at_first() {
     let sh = open_branch(&mut s);
     assert_eq!((sh.members, sh.joining, sh.branch.unwrap().at), (ids(&[2]), ids(&[]), Sequence(0)));
     assert_eq!(sh.keepers, ids(&[3]), "others keep what they have until there is a second one");
+    // Its head is started again, and has another view: the others let go of what they had, and its log was the only one.
+    assert_eq!(open(&mut s).keepers, ids(&[3]), "there is no second one yet");
     // It gets others by itself, one at a time.
     s.apply(Command::ExtendChains { away: vec![] }).unwrap();
     let sh = s.shard(SHARD).unwrap().clone();
     assert_eq!((sh.members, sh.joining), (ids(&[2, 3]), ids(&[3])), "a former member comes first, and begins anew");
     let sh = open(&mut s);
     s.apply(Command::MembersComplete { shard: SHARD, view: sh.active, nodes: ids(&[3]) }).unwrap();
+    assert_eq!(s.shard(SHARD).unwrap().keepers, ids(&[]));
     // With two nodes at most there is nobody to come later.
     let how =
         |s: &State| look(s, s.volume(VolumeId(1)).unwrap(), &logs(&[(2, lost(log(100, 90), 3))]), &BTreeSet::new());

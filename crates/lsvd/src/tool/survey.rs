@@ -23,7 +23,8 @@ pub struct ShardSurvey {
     pub last: Sequence,
     /// Known to be committed up to here.
     pub committed: Sequence,
-    /// No frame of it is known to be lost, and none may be missing at its end (rule E7).
+    /// No frame of it is known to be lost, none may be missing at its end (rule E7), and none was given up by force for a branch
+    /// of which it does not know whether it is active (V10).
     pub whole: bool,
 }
 
@@ -51,6 +52,8 @@ pub async fn survey<D: Device>(device: &D, watch: &mut dyn Watch) -> Result<Surv
             ViewBody::decode(frame.body()).map(|body| (frame.view(), *at, body)).map_err(|e| e.at(s.id))
         };
         let views: Vec<_> = s.views.iter().map(read).collect::<Result<_>>()?;
+        let is_over = |v: &&(ViewNumber, Sequence, ViewBody)| v.0 > state.given_up && v.1 <= state.committed;
+        let has_given_up = state.given_up.0 > 0 && !views.iter().any(|v| is_over(&v));
         let of_view = views.last().map(|v| v.2.generation).unwrap_or_default();
         Ok(ShardSurvey {
             shard: state.shard,
@@ -59,7 +62,7 @@ pub async fn survey<D: Device>(device: &D, watch: &mut dyn Watch) -> Result<Surv
             generation: state.attach.generation.max(of_view),
             last: state.last.sequence,
             committed: state.committed,
-            whole: state.holes.is_empty() && !state.suspect_tail,
+            whole: state.holes.is_empty() && !state.suspect_tail && !has_given_up,
         })
     });
     let shards = shards.collect::<Result<_>>()?;

@@ -3,7 +3,7 @@
 use crate::common::*;
 use freebs_io::memory::MemoryDevice;
 use freebs_lsvd::tool::survey;
-use freebs_lsvd::{MarkChange, Record};
+use freebs_lsvd::{Learned, MarkChange, Record};
 use freebs_types::{Generation, Sequence, ShardId, ViewNumber};
 
 const FIRST: usize = 1 << 20;
@@ -74,5 +74,33 @@ fn a_log_that_lost_something_is_not_whole() {
             assert!(!found.recovery.is_empty(), "append at {at}");
             assert!(found.shards.iter().all(|s| !s.whole), "append at {at}: {:?}", found.shards);
         }
+    });
+}
+
+/// Lost frames of it were given up by force, and the control state was lost before a branch was active. A rebuild took the log
+/// for a whole one: what it had lost was lost without anybody being told, and whole logs were cut back to it (V10).
+#[test]
+fn a_log_that_gave_frames_up_is_not_whole_before_its_branch_is_active() {
+    local(async {
+        let (device, mut chain) = device().await;
+        let is_whole = async || survey(&device, &mut ()).await.unwrap().shards[0].whole;
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let learned = Learned { since: Sequence(1), upto: Sequence(2), given_up: ViewNumber(6), ..Learned::default() };
+        let change = MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() };
+        rig.append(Record::Mark { shard: SHARD, change, ticket: 2 });
+        rig.settle().await;
+        rig.stop().await;
+        assert!(!is_whole().await);
+        let rig = Rig::open(device.clone()).await.unwrap();
+        rig.append(Record::Frame(chain.view_frame(7, 3)));
+        rig.settle().await;
+        rig.stop().await;
+        assert!(!is_whole().await, "the branch may never become active");
+        let rig = Rig::open(device.clone()).await.unwrap();
+        chain.committed = chain.sequence;
+        rig.append(Record::Frame(chain.frame(&[Op::random(&mut Rng::new(3), 200)])));
+        rig.settle().await;
+        rig.stop().await;
+        assert!(is_whole().await);
     });
 }

@@ -293,7 +293,7 @@ async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &S
     let look = async {
         let mut complained = false;
         loop {
-            let failed = peer.check();
+            let failed = peer.check().and_then(|()| peer.check_outdated());
             let leads = peer.leader().0.filter(|_| failed.is_ok()).map_or(0, |s| s.node.0);
             if seen.leader.swap(leads, Ordering::Relaxed) != leads {
                 match leads {

@@ -229,10 +229,14 @@ impl Seats {
         self.witness.borrow_mut().begin(state);
     }
 
-    /// A copy of what a node has of the control plane, if enough seats vote that one with an old disk is not heard.
+    /// A copy of what a node has of the control plane, if that is told from the present one when it is put back. An old image
+    /// of a seat that votes alone asks the other nodes before it leads, and hears of it from them (`consensus`,
+    /// `tests/suite/sim/alone.rs`). But none of them may be there, or within reach, just then; and then nothing in the world
+    /// can tell that it is old, so nothing here may demand it.
     #[must_use]
     pub fn image(&self, node: NodeId) -> Option<SeatImage> {
-        (self.hosts.len() >= 3).then(|| self.host(node).map(Host::image)).flatten()
+        let host = self.host(node).filter(|h| self.hosts.len() >= 3 && h.peer().is_some_and(|p| !p.votes_alone()))?;
+        Some(host.image())
     }
 
     /// Puts that in, while the node has no process, and gives back what was there. Where an old one would have the only

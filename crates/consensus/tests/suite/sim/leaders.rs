@@ -43,7 +43,7 @@ fn heads(w: &World) -> Vec<NodeId> {
 }
 
 /// The seat that leads by its own word, and its term; the newest, if there are several.
-fn leader(w: &World) -> Option<(Seat, u64)> {
+pub(super) fn leader(w: &World) -> Option<(Seat, u64)> {
     let by_own_word = |n: usize| {
         let peer = w.peer(n)?;
         let (leader, term) = peer.leader();

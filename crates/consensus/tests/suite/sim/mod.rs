@@ -6,6 +6,7 @@
 //! one (L5); after the faults everybody agrees and work goes on. Each
 //! mutant must be caught. `FREEBS_SEED=n cargo test -p freebs-consensus --test suite sim` runs one seed.
 
+mod alone;
 mod leaders;
 mod world;
 

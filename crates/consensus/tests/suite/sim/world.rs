@@ -197,6 +197,8 @@ struct Node {
     /// The device before the newest start, and whether it was put back.
     yesterday: Option<CrashDevice>,
     put_back: bool,
+    /// An old image that nothing tells: what it applies need not be what others do.
+    is_apart: bool,
 }
 
 type Teller = Rc<dyn Fn(NodeId)>;
@@ -369,7 +371,11 @@ impl World {
             n.yesterday = before;
         }
         let world = self.clone();
-        let watcher = Rc::new(move |e: &Entry, m: &Machine| world.oracle.borrow_mut().applied(e, m));
+        let watcher = Rc::new(move |e: &Entry, m: &Machine| {
+            if !world.nodes.borrow()[node].is_apart {
+                world.oracle.borrow_mut().applied(e, m);
+            }
+        });
         let wire = Wire { world: self.clone(), from: store.seat() };
         let contacts = self.nodes.borrow().iter().map(|n| n.id).collect();
         let fresh = store.read(|c| c.vote.is_none() && c.entries.is_empty() && c.snapshot.is_none());
@@ -379,6 +385,18 @@ impl World {
         }
         *slot.borrow_mut() = Some(peer);
         std::future::pending::<()>().await;
+    }
+
+    /// The store of a node, and what is noted of it, as they are now.
+    pub(super) fn image(&self, node: usize) -> (CrashDevice, StartNumber) {
+        let n = &self.nodes.borrow()[node];
+        (n.device.copy(), n.noted)
+    }
+
+    /// Puts that in, in a node that is down. What it applies is not looked at from now on.
+    pub(super) fn put_in(&self, node: usize, (device, noted): (CrashDevice, StartNumber)) {
+        let n = &mut self.nodes.borrow_mut()[node];
+        (n.device, n.start, n.noted, n.is_apart) = (device, noted, noted, true);
     }
 
     /// The process is gone, with or without the power. Without a process the machine closes its links.
@@ -675,6 +693,7 @@ pub(super) fn world(count: u64, luck: Luck, mutant: Option<Mutant>) -> Rc<World>
         blank: true,
         yesterday: None,
         put_back: false,
+        is_apart: false,
     };
     let world = Rc::new(World {
         nodes: RefCell::new((0..count).map(node).collect()),

@@ -1,0 +1,130 @@
+//! Stories of a seat that votes alone, as it knows: an old image of it has nobody to be outvoted by (rule V8).
+
+use super::leaders::leader;
+use super::world::{Luck, World, sleep, told, world};
+use freebs_consensus::types::Randomness;
+use freebs_control::Command;
+use freebs_types::{ErrorKind, NodeId, StartNumber};
+use std::rc::Rc;
+
+/// Seeds of each story.
+const SEEDS: std::ops::Range<u64> = 0..20;
+
+/// What became of the cluster while its founder was not looked at.
+#[derive(Clone, Copy, Debug)]
+enum Since {
+    /// The others got votes.
+    Votes,
+    /// All that was decided was lost, and another node has founded the cluster anew, with what was made again.
+    Anew,
+}
+
+/// The newest start of the founder is known to the second node.
+async fn register(w: &World) {
+    let (name, address, start) = ("data1".into(), "h1:1".into(), StartNumber(9));
+    let started = Command::RegisterNode { node: NodeId(1), name, address, workers: 1, start };
+    Randomness::scope(1, w.peer(1).expect("it runs").submit(started)).await.expect("nothing is in its way");
+}
+
+/// Three nodes, and in the first one the store that it had when it voted alone. Since then it was started again, as the others
+/// know; now it is down.
+async fn with_an_old_founder(seed: u64, since: Since) -> Rc<World> {
+    let w = world(3, Luck(seed), None);
+    w.boot(0);
+    sleep(2000).await;
+    let old = w.image(0);
+    match since {
+        Since::Votes => {
+            (1..3).for_each(|n| w.boot(n));
+            w.set_up().await;
+            sleep(4000).await;
+            assert_eq!(w.peer(0).expect("it runs").voters(), 3);
+            register(&w).await;
+            w.kill(0, false).await;
+        }
+        Since::Anew => {
+            w.kill(0, false).await;
+            for n in [1, 2] {
+                w.put_in(n, w.image(n));
+                w.boot(n);
+            }
+            sleep(100).await;
+            let founder = w.peer(1).expect("it runs");
+            Randomness::scope(seed, founder.found()).await.expect("nobody else did");
+            sleep(3000).await;
+            register(&w).await;
+        }
+    }
+    sleep(3000).await;
+    w.put_in(0, old);
+    w
+}
+
+/// True if the first node leads by its own word.
+fn first_leads(w: &World) -> bool {
+    w.peer(0).is_some_and(|p| p.leader().0 == Some(p.seat()))
+}
+
+/// The old image led by itself at once: the only vote was its own. It took numbers, and named heads, beside the others.
+#[test]
+fn who_voted_alone_asks_the_others_before_it_leads() {
+    for (seed, since) in SEEDS.flat_map(|seed| [(seed, Since::Votes), (seed, Since::Anew)]) {
+        told(async {
+            let w = with_an_old_founder(seed, since).await;
+            let others = leader(&w);
+            w.boot(0);
+            for _ in 0..500 {
+                sleep(10).await;
+                assert!(!first_leads(&w), "seed {seed}, {since:?}: an old image leads");
+            }
+            let e = w.peer(0).expect("it runs").catch_up().await.expect_err("it has heard that it is old");
+            assert_eq!(e.kind, ErrorKind::Corrupt, "{e}");
+            assert_eq!(leader(&w), others, "seed {seed}, {since:?}");
+        });
+    }
+}
+
+/// Where nobody is there who could tell, it goes on, as the newest store does: who votes alone needs nobody. Once it hears that
+/// it is old it decides nothing more.
+#[test]
+fn who_voted_alone_stops_when_it_hears_that_it_is_old() {
+    for (seed, since) in SEEDS.flat_map(|seed| [(seed, Since::Votes), (seed, Since::Anew)]) {
+        told(async {
+            let w = with_an_old_founder(seed, since).await;
+            let ways = [(1, 2), (1, 3), (2, 1), (3, 1)];
+            w.cut.borrow_mut().extend(ways);
+            w.boot(0);
+            sleep(2000).await;
+            assert!(first_leads(&w), "seed {seed}, {since:?}");
+            let peer = w.peer(0).expect("it runs");
+            assert!(peer.confirm_leadership().await && peer.check_outdated().is_ok());
+            w.cut.borrow_mut().clear();
+            sleep(3000).await;
+            assert!(!peer.confirm_leadership().await, "seed {seed}, {since:?}");
+            assert_eq!(peer.check_outdated().expect_err("it was told").kind, ErrorKind::Corrupt);
+        });
+    }
+}
+
+/// The newest store of who votes alone is back soon, whether the other node is there or not.
+#[test]
+fn who_votes_alone_waits_for_nobody_for_long() {
+    for seed in SEEDS {
+        told(async {
+            let w = world(2, Luck(seed), None);
+            (0..2).for_each(|n| w.boot(n));
+            w.set_up().await;
+            for other in [true, false] {
+                if !other {
+                    w.kill(1, false).await;
+                }
+                w.kill(0, false).await;
+                sleep(500).await;
+                w.boot(0);
+                sleep(if other { 200 } else { 500 }).await;
+                assert!(first_leads(&w), "seed {seed}: {other}");
+            }
+            w.check().await;
+        });
+    }
+}
