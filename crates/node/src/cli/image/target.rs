@@ -250,6 +250,8 @@ impl<'a> Target<'a> {
 
     /// The import ended before its end. The error says what is left.
     pub async fn give_up(mut self, e: Error) -> Error {
+        // Whoever came first with --force has a volume that was made here, and fills it.
+        let was_ours = self.attached.is_some();
         if let Some(attached) = self.attached.take() {
             attached.close().await;
         }
@@ -262,7 +264,7 @@ impl<'a> Target<'a> {
         let (called, name, doing) = (&self.called, self.wanted.name, self.wanted.doing);
         let left = match self.origin {
             Origin::New => {
-                let request = Request::VolumeDelete { name: called.clone(), force: true };
+                let request = Request::VolumeDelete { name: called.clone(), force: was_ours };
                 match self.client.call(&request, timing::CALL_MAX).await {
                     Ok(_) => format!("the volume '{name}' was not made"),
                     Err(why) => format!("a part of it is left in volume '{called}', which could not be deleted: {why}"),
