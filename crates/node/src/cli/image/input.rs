@@ -75,7 +75,7 @@ fn length(mut file: &File) -> io::Result<u64> {
     file.seek(SeekFrom::End(0))
 }
 
-/// What tells, at the end, whether an image is still the one that was opened.
+/// The means to tell, at the end, whether an image is still the one that was opened.
 struct Unchanged {
     file: Arc<File>,
     path: PathBuf,
