@@ -69,8 +69,7 @@ pub const DRIVER: [Driver; 10] = [
 /// (V1): whoever proposed is dead before its next start registers; `CompleteForEver` and `KeepersLetGo` (V7): a member would
 /// have to be lost for good while another one still learns; `LearnersLead` (V1): one run in hundreds moves a head while a
 /// member learns. `NewMembersFirst` (V1): a new member that opens a view fetches all of the one before it first, which
-/// takes longer, and is no wrong that shows here: it was noticed by shards that stood still for slices of a secret, and
-/// none does any more.
+/// takes longer and shows nothing wrong in hundreds of runs.
 /// `SealsAreBranches` (V10): the lost would have to be back between the operator's word and the seal.
 pub const CONTROL: [Control; 5] = [
     Control::ActivatesAnyView,
