@@ -215,3 +215,78 @@ fn a_lost_first_append_behind_a_torn_one_is_missed() {
         assert!(hit > 3, "{hit}");
     });
 }
+
+#[test]
+fn rev_given_up_segments_stay_given_up() {
+    local(async {
+        let (device, rig, mut chain) = fresh().await;
+        let moments: Rc<RefCell<Vec<PowerCut>>> = Rc::default();
+        let to = moments.clone();
+        device.on_call(move |_, cut| to.borrow_mut().push(cut));
+        for i in 0..150 {
+            rig.append(Record::Frame(chain.frame(&[write(i % 2, 60, 1000 * u64::from(i))])));
+            rig.settle().await;
+            chain.committed = chain.sequence;
+            rig.engine.committed(chain.shard, Sequence(chain.committed));
+        }
+        let mut seen = Vec::new();
+        for cut in moments.take().into_iter().skip(20) {
+            let (none, all) = (cut.image(Survives::Nothing), cut.image(Survives::Everything));
+            let number = |list: &[(u64, AppendHeader)]| list.iter().map(|(_, h)| h.number.get()).max();
+            let (old, new) = (appends(&none).await, appends(&all).await);
+            let Some((at, h)) = new.last().filter(|_| number(&new) > number(&old)).copied() else { continue };
+            if h.offset.get() > 0 {
+                continue;
+            }
+            let sector = all.read(at, 512).await.unwrap();
+            let torn = none.copy();
+            torn.write(at, sector, freebs_io::Durability::Durable).await.1.unwrap();
+            let rig = Rig::open(torn.clone()).await.unwrap();
+            let mut other = Chain::new(ShardId::new(2, 0));
+            for i in 0..3 {
+                rig.append(Record::Frame(other.frame(&[write(i, 20, 8)])));
+                rig.settle().await;
+            }
+            rig.stop().await;
+            let again = appends(&torn).await;
+            let (first, _) = *again.iter().rev().find(|(_, h)| h.offset.get() == 0).unwrap();
+            let whole = Rig::open(torn.copy()).await.unwrap().report.segments;
+            let lost = torn.copy();
+            lost.write(first, freebs_io::AlignedBuf::zeroed(512), freebs_io::Durability::Durable).await.1.unwrap();
+            let rig = Rig::open(lost).await.unwrap();
+            seen.push((whole, rig.report.segments));
+        }
+        assert!(seen.iter().all(|(a, b)| b <= a), "segments that count, before and after the loss of one sector: {seen:?}");
+    });
+}
+
+#[test]
+fn rev_a_torn_append_with_a_bad_sector_does_not_count() {
+    local(async {
+        let (device, rig, mut chain) = fresh().await;
+        rig.append(Record::Frame(chain.frame(&[write(0, 80, 1000)])));
+        rig.settle().await;
+        rig.append(Record::Frame(chain.frame(&[wide(50_000)])));
+        rig.settle().await;
+        rig.kill();
+        let device = device.copy();
+        let (at, h) = *appends(&device).await.last().unwrap();
+        let data = at + u64::from(h.heads_len.get()).next_multiple_of(512);
+        // The power went in the middle: ten blocks are as before, and one sector can't be read. Nobody was told anything.
+        let old = freebs_io::AlignedBuf::zeroed(10 * 4096);
+        device.write(data + 10 * 4096, old, freebs_io::Durability::Durable).await.1.unwrap();
+        let faulty = FaultDevice::new(device.clone());
+        faulty.spoil(data + 5 * 4096);
+        let rig = Rig::open(faulty).await.unwrap();
+        let st = rig.engine.state(chain.shard).unwrap();
+        let read = rig.engine.read(chain.shard, freebs_types::BlockRange::new(20, 1)).await;
+        let frame = rig.engine.frame(chain.shard, Sequence(2)).await;
+        assert!(
+            st.suspect_tail || !st.holes.is_empty() || st.last.sequence.0 == 1,
+            "last {:?}, a block that was answered: {:?}, the frame for others: {:?}",
+            st.last.sequence,
+            read.map(|_| ()),
+            frame.map(|_| ())
+        );
+    });
+}

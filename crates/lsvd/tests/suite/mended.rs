@@ -419,3 +419,147 @@ fn frames_between_those_that_are_given_up_stay() {
         }
     });
 }
+
+#[test]
+fn rev_a_checkpoint_keeps_what_was_given_up() {
+    local(async {
+        let device = device().await;
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let mut c = Chain::new(TWO);
+        for (start, fill) in [(0, 1), (4, 2), (0, 3)] {
+            put(&rig, &mut c, data(start, 4, fill)).await;
+        }
+        rig.engine.committed(TWO, Sequence(3));
+        let learned = Learned {
+            since: Sequence(1),
+            upto: Sequence(2),
+            given_up: freebs_types::ViewNumber(1),
+            ..Learned::default()
+        };
+        say(&rig, MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() });
+        rig.settle().await;
+        assert_eq!(rig.engine.state(TWO).unwrap().given_up.0, 1);
+        rig.engine.checkpoint().await.unwrap();
+        rig.kill();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        assert!(rig.report.checkpoint > 0);
+        assert_eq!(rig.engine.state(TWO).unwrap().given_up.0, 1, "after a start with the checkpoint");
+    });
+}
+
+#[test]
+fn rev_the_status_of_blocks_that_a_lost_frame_wrote() {
+    local(async {
+        let device = device().await;
+        let rig = Rig::open(device.clone()).await.unwrap();
+        rig.engine.set_cleaning(off());
+        let mut c = Chain::new(TWO);
+        let mut all = Vec::new();
+        for (start, fill) in [(0, 1), (12, 2), (16, 3)] {
+            all.push(put(&rig, &mut c, data(start, 4, fill)).await);
+        }
+        rig.kill();
+        device.poke(|bytes| {
+            let hid = all[1].header().hid().0;
+            let is_here = |at: &usize| bytes[*at..].starts_with(&hid);
+            let places: Vec<usize> = (0..bytes.len()).filter(is_here).collect();
+            places.into_iter().for_each(|at| bytes[at] ^= 1);
+        });
+        let rig = Rig::open(device.clone()).await.unwrap();
+        assert!(!rig.engine.state(TWO).unwrap().holes.is_empty());
+        let range = freebs_types::BlockRange::new(12, 4);
+        assert!(rig.engine.read(TWO, range).await.is_err());
+        let status = rig.engine.block_status(TWO, range).await;
+        assert!(status.is_err(), "{status:?}");
+    });
+}
+
+#[test]
+fn rev_a_segment_that_is_named_twice() {
+    use zerocopy::IntoBytes;
+    local(async {
+        let device = device().await;
+        let rig = Rig::open(device.clone()).await.unwrap();
+        rig.engine.set_cleaning(off());
+        let mut c = Chain::new(TWO);
+        for i in 0..3 {
+            put(&rig, &mut c, data(1000 * i, 200, u64::from(i))).await;
+        }
+        assert_eq!(rig.engine.counters().segments_opened, 3);
+        rig.kill();
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        device.poke(|bytes| {
+            let at = (freebs_format::disk::SEGMENTS_AT + SEGMENT) as usize;
+            let segment = &mut bytes[at..at + SEGMENT as usize];
+            let mut f = freebs_format::disk::SegmentFooter::decode(segment, SEGMENT).unwrap();
+            assert_eq!(f.segment_seq.get(), 2);
+            f.segment_seq = 4.into();
+            let (from, len) = (f.index_at.get() as usize, f.index_len.get() as usize);
+            let index = segment[from..from + len].to_vec();
+            f.finish(&index);
+            let end = segment.len();
+            segment[end - 96..].copy_from_slice(f.as_bytes());
+        });
+        let rig = Rig::open(device.clone()).await;
+        println!("{:?}", rig.map(|r| r.report));
+    });
+}
+
+#[test]
+fn rev_a_quiet_shard_stays_suspect() {
+    use freebs_format::disk::{APPEND_MAGIC, AppendHeader, SEGMENTS_AT};
+    use freebs_io::Device;
+    use freebs_io::faults::FaultDevice;
+    local(async {
+        let device = device().await;
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let (mut x, mut y) = (Chain::new(ONE), Chain::new(TWO));
+        put(&rig, &mut x, data(0, 60, 1)).await;
+        for i in 0..3 {
+            put(&rig, &mut y, data(0, 200, 10 + i)).await;
+        }
+        // The first append of its segment; answered.
+        put(&rig, &mut x, data(0, 60, 2)).await;
+        rig.kill();
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        let bytes = device.read(0, device.len() as usize).await.unwrap();
+        let last = (SEGMENTS_AT as usize..bytes.len())
+            .step_by(4096)
+            .filter(|at| bytes[*at..].starts_with(&APPEND_MAGIC))
+            .filter_map(|at| Some((AppendHeader::decode(&bytes[at..at + 96]).ok()?, at as u64)))
+            .max_by_key(|(h, _)| h.number.get())
+            .unwrap();
+        assert_eq!(last.0.offset.get(), 0);
+        let faulty = FaultDevice::new(device.clone());
+        faulty.spoil(last.1);
+        let rig = Rig::open(faulty.clone()).await.unwrap();
+        let st = rig.engine.state(ONE).unwrap();
+        assert!(st.suspect_tail && st.last.sequence == Sequence(1), "{st:?}");
+        // The other shard is mended by its peers.
+        rig.append(trusted(TWO));
+        let learned = Learned { upto: Sequence(y.sequence), ..Learned::default() };
+        say(&rig, MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() });
+        rig.settle().await;
+        let st = rig.engine.state(TWO).unwrap();
+        assert!(!st.suspect_tail && st.holes.is_empty(), "{st:?}");
+        for i in 0..40 {
+            put(&rig, &mut y, data(0, 200, 30 + i)).await;
+            idle(&rig).await;
+        }
+        println!("freed {} {:?} {:?}", rig.engine.counters().segments_freed, rig.engine.space(), rig.engine.events());
+        let before = rig.engine.state(ONE).unwrap().suspect_tail;
+        assert!(before);
+        rig.kill();
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        let rig = Rig::open(faulty.clone()).await.unwrap();
+        let st = rig.engine.state(ONE).unwrap();
+        println!("{:?} {:?}", rig.report.damage, rig.report.checkpoint);
+        assert!(st.suspect_tail, "the log votes with frame {:?}, and frame 2 was answered", st.last.sequence);
+    });
+}

@@ -621,6 +621,40 @@ mod tests {
         assert_eq!(tombs, segs.get(0).tomb_list.behind(None, usize::MAX));
     }
 
+    #[test]
+    fn rev_a_trim_between_two_steps() {
+        let (mut segs, id) = (Segments::default(), ShardId::new(1, 0));
+        segs.push();
+        for start in [0, 10, 20] {
+            segs.get_mut(0).tomb_list.add(id, start, 1);
+        }
+        let mut out = Out::default();
+        let (_, next) = out.segment(0, segs.get(0), SegmentPart::default(), 2);
+        // A trim lands while that is written; its frame will be applied again.
+        segs.get_mut(0).tomb_list.add(id, 11, 9);
+        let mut part = next;
+        while let Some(from) = part {
+            part = out.segment(0, segs.get(0), from, 2).1;
+        }
+        let tombs: Vec<_> = decoded(out).segments.iter().flat_map(|i| i.tombs.clone()).map(|t| (t.1, t.1 + t.2)).collect();
+        assert!(tombs.iter().any(|(a, b)| *a <= 20 && 20 < *b), "block 20 is trimmed in this segment: {tombs:?}");
+    }
+
+    #[test]
+    fn rev_places_from_sequence_zero() {
+        let mut out = Out::default();
+        let mut s = Shard::new(ShardId::new(1, 0), 1);
+        s.tip.name.sequence = Sequence(1);
+        let p = FramePlace { segment: 0, head_at: 0, head_len: 9, data_at: 0, data_len: 0, hid: 1 };
+        s.frames.push(Sequence(1), p);
+        out.shard(&s, 1);
+        let at = out.0.len() - 28 - 4 - 8;
+        assert_eq!(out.0[at..at + 8], 1u64.to_le_bytes());
+        out.0[at] = 0;
+        out.end(1, 1, 1, 1);
+        let _ = Manifest::decode(&out.0);
+    }
+
     /// 64 chunks were written in one step, with up to 8,192 runs each.
     #[test]
     fn a_step_writes_few_chunks_if_they_have_many_runs() {
