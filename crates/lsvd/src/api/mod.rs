@@ -1,9 +1,11 @@
 //! What goes into the engine and what comes out of it: plain values, no behaviour.
 
+pub mod loss;
 pub mod report;
 pub mod requests;
 
 use bytes::Bytes;
+pub use loss::Lost;
 pub use freebs_format::wire::{FrameName, Piece};
 use freebs_format::{AttachBody, CarryBody, Frame, FrameHead, ViewBody};
 use freebs_types::{
