@@ -1,7 +1,8 @@
 //! Making and opening disks: the log, what the disk is, and the view that this start opens.
 //!
 //! Invariants: a disk that was not made to its end is refused, as is damage at the end of the log that may have
-//! taken durable updates (rule E7), unless the caller accepts that loss. Nothing is ordered before the start's own view frame is durable (rule W2).
+//! taken durable updates (rule E7), unless the caller accepts that loss. Nothing is ordered before the start's own view
+//! frame is durable (rule W2).
 
 use crate::confined::Task;
 use crate::description::{Description, check_size};

@@ -10,8 +10,8 @@ use crate::seal;
 use bytes::Bytes;
 use core::mem::{offset_of, size_of};
 use freebs_format::disk::{
-    APPEND_MAGIC, AppendHeader, CHECKPOINT_AT, CHECKPOINT_BYTES, FOOTER_MAGIC, INDEX_ENTRY_FIXED, IndexEntry, PAGE_BYTES,
-    PAGE_MAGIC, PageHeader, SEGMENTS_AT, SUPERBLOCK_AT, SUPERBLOCK_BYTES, SegmentFooter, Superblock,
+    APPEND_MAGIC, AppendHeader, CHECKPOINT_AT, CHECKPOINT_BYTES, FOOTER_MAGIC, INDEX_ENTRY_FIXED, IndexEntry,
+    PAGE_BYTES, PAGE_MAGIC, PageHeader, SEGMENTS_AT, SUPERBLOCK_AT, SUPERBLOCK_BYTES, SegmentFooter, Superblock,
 };
 use freebs_format::{
     AttachBody, Extent, ExtentKind, Frame, FrameBuilder, FrameHeader, FrameKind, FrameMeta, Member, UpdateDraft,
@@ -395,7 +395,8 @@ impl Edit {
             return self.forge(device, footer, head, (24, 64), |b| seal::fixed(b, head));
         }
         let segment = footer + head as u64 - SEGMENT;
-        let (mut entries, mut rest) = (Vec::new(), Bytes::copy_from_slice(&good[(segment + index_at) as usize..][..len]));
+        let (mut entries, mut rest) =
+            (Vec::new(), Bytes::copy_from_slice(&good[(segment + index_at) as usize..][..len]));
         while !rest.is_empty() {
             entries.push(len - rest.len());
             IndexEntry::decode_next(&mut rest).expect("the image's own index");

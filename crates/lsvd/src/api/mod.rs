@@ -5,13 +5,13 @@ pub mod report;
 pub mod requests;
 
 use bytes::Bytes;
-pub use loss::Lost;
 pub use freebs_format::wire::{FrameName, Piece};
 use freebs_format::{AttachBody, CarryBody, Frame, FrameHead, ViewBody};
 use freebs_types::{
     BlockRange, ChunkId, ClusterId, DeviceId, Error, Hash32, NodeId, Sequence, ShardId, StartNumber, Version,
     ViewNumber,
 };
+pub use loss::Lost;
 use requests::RequestTable;
 
 /// Shape and identity of a device that is to be made.

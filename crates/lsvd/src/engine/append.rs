@@ -608,7 +608,8 @@ impl OpenSegment {
         let (index_at, crc) = (self.index.len(), crc32c(&self.index[begin..]));
         rest.iter().for_each(|op| index_entry(op, batch.repair).encode(&mut self.index));
         let (append, table) = (batch.number, std::mem::take(&mut batch.table));
-        self.last = Some(LastAppend { append, index_at, frames: rest.len() as u32, copies: (batch.copies, crc), table });
+        self.last =
+            Some(LastAppend { append, index_at, frames: rest.len() as u32, copies: (batch.copies, crc), table });
     }
 
     /// Its index and footer, and the byte on the device where they go.

@@ -22,11 +22,11 @@ use crate::shard::Shard;
 use crate::shard::history::Hints;
 use crate::{Finding, OpenReport, Options, RuleMutant};
 use bytes::BytesMut;
+use freebs_format::crc32c;
 use freebs_format::disk::{
     APPEND_REPAIR, AppendHeader, CHECKPOINT_AT, IndexEntry, LOG_NUMBER_END, LiveTable, SEGMENTS_AT, SEGMENTS_MAX,
     SegmentFooter,
 };
-use freebs_format::crc32c;
 use freebs_io::Device;
 use freebs_types::{Error, ErrorKind, Result, SegmentId, ShardId};
 use std::cell::RefCell;

@@ -119,7 +119,7 @@ pub(crate) async fn check<D: Device>(w: &mut Window<'_, D>, g: &Geometry, known:
     let last = end(&mut scan, footer.as_ref(), index.is_some(), known);
     let mut found = Found { out, g, segment: w.segment };
     found.ends(&scan, footer.as_ref(), index.is_some(), known, last);
-    found.heads(&scan, index.is_some());
+    found.heads(&scan, index.is_some(), known.newest);
     found.out.whole = found.out.damage.iter().all(|d| matches!(d.kind, DamageKind::Footer | DamageKind::Index))
         && (known.newest || last.is_some())
         && scan.is_whole()
@@ -233,13 +233,15 @@ impl Found<'_> {
         }
     }
 
-    fn heads(&mut self, scan: &Scan, indexed: bool) {
+    fn heads(&mut self, scan: &Scan, indexed: bool, newest: bool) {
         for a in &scan.appends {
             let len = a.header.heads_len.get() as usize;
             if a.mended {
                 let what = format!("append {} is damaged; the one behind it says what it held", a.number());
                 let kind = if a.gone { DamageKind::Append } else { DamageKind::Heads };
-                self.damage(kind, a.at, if a.gone { 0 } else { len }, false, what);
+                // Its copies may be of segments that are gone, if another one was opened since.
+                let lost = a.copies_lost && !indexed && !newest;
+                self.damage(kind, a.at, if a.gone { 0 } else { len }, lost, what);
             } else if a.lost > 0 {
                 let what = format!("heads of {} frames of append {} are damaged", a.lost, a.number());
                 self.damage(DamageKind::Heads, a.at, len, !indexed, what);

@@ -7,7 +7,7 @@ use freebs_io::Device;
 use freebs_io::faults::{CrashDevice, FaultDevice, PowerCut, Survives};
 use freebs_lsvd::tool::recover;
 use freebs_lsvd::{MarkChange, Record};
-use freebs_types::{Sequence, ShardId};
+use freebs_types::{Sequence, ShardId, ViewNumber};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -253,6 +253,7 @@ fn a_loss_is_accepted_in_so_many_words() {
             let rig = Rig::open(faulty.clone()).await.unwrap();
             let st = rig.engine.state(chain.shard).unwrap();
             assert!(!st.suspect_tail && st.holes.is_empty() && st.last.sequence.0 == lost.2);
+            assert!(st.given_up >= st.last.view.max(ViewNumber(1)), "it answers no seal as if it were whole");
             let all = rig.read_all(chain.shard, BLOCKS).await.unwrap();
             for i in 0..6 {
                 let gone = if end { i == 5 } else { i == 2 };

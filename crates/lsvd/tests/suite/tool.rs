@@ -333,7 +333,9 @@ fn a_frame_that_was_made_up_is_noticed() {
     local(async {
         let image = image(5, 400).await;
         let (found, frames) = look(&image.bytes).await;
-        let f = pick(&found, &frames, false);
+        let open = found.segments.iter().find(|s| s.kind == SegmentKind::Open).unwrap().id;
+        let goes_on = |f: &FrameInfo| frames.iter().any(|g| g.shard == f.shard && g.sequence.0 == f.sequence.0 + 1);
+        let f = frames.iter().find(|f| f.segment == open && f.data_bytes > 0 && f.counts && goes_on(f)).unwrap();
         let forge = |field: usize| {
             let mut bytes = image.bytes.clone();
             let head = at(f.segment, f.head_at);

@@ -508,8 +508,8 @@ Examples:
   freebs device recover my.disk                  what is lost, or may be
   freebs device recover my.disk --accept-loss    go on without it
 
-For a log that is the only copy: of a disk of the library, or of volumes with one copy. A node asks the other members
-for what its log has lost, so there is nothing to be done there.
+For a log that is the only copy, as that of a disk of the library. A node asks the other members for what its log has
+lost, so there is nothing to be done there; a volume without others goes on with `freebs volume recover`.
 Exit status 0: nothing is lost, or it was accepted. 3: nothing was changed, and it can go on with --accept-loss.";
 
 #[derive(Debug, Subcommand)]
