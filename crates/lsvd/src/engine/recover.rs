@@ -10,7 +10,7 @@
 //! cleaning moved, too, which leave no gap: frames that were given up are then missed again. A segment with damage
 //! gets no index, so that the next recovery sees the damage again.
 
-mod table;
+pub mod table;
 
 use crate::engine::core::Core;
 use crate::engine::maps::Io;
@@ -22,7 +22,6 @@ use crate::log::scan::{Found, Scan, Window, find_seq, read_append, read_index, s
 use crate::log::segments::SegmentState;
 use crate::shard::Shard;
 use crate::shard::history::Hints;
-use crate::upkeep::checkpoint::Slots;
 use crate::{Finding, OpenReport, Options, RuleMutant};
 use bytes::BytesMut;
 use freebs_format::disk::{
@@ -232,8 +231,7 @@ impl<D: Device> Recovery<'_, D> {
         if writes {
             self.core.get_mut().opened = Opened::load(self.device, &self.geometry).await;
         }
-        let slots = if self.from == From::Checkpoint { self.io().slots().await } else { Slots::new() };
-        let known = if table { self.by_table(&slots).await } else { None };
+        let known = if table { self.by_table().await } else { None };
         let mut surveys = match known {
             Some(known) => known,
             None => self.ask_all().await,
@@ -265,7 +263,7 @@ impl<D: Device> Recovery<'_, D> {
         }
         // Where a whole segment is missed, the log alone tells what was in it.
         match self.from {
-            From::Checkpoint if !self.segment_lost => self.checkpoint(&used, slots).await,
+            From::Checkpoint if !self.segment_lost => self.checkpoint(&used).await,
             _ => self.ask_slots().await,
         }
         if self.is_astray() {
@@ -296,9 +294,9 @@ impl<D: Device> Recovery<'_, D> {
     }
 
     /// Begins with the newest checkpoint that is whole, and keeps the other one (rule E5).
-    async fn checkpoint(&mut self, used: &[Survey], slots: Slots) {
+    async fn checkpoint(&mut self, used: &[Survey]) {
         let used: BTreeMap<u32, u64> = used.iter().map(|s| (s.id, s.seq)).collect();
-        for (i, found) in slots {
+        for (i, found) in self.io().slots().await {
             let (slot, manifest, places) = match found {
                 Ok(found) => found,
                 Err(e) => {

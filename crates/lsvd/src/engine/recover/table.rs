@@ -7,27 +7,46 @@
 
 use super::{Recovery, Survey, survey};
 use crate::log::join::join_all;
-use crate::upkeep::checkpoint::Slots;
 use freebs_io::Device;
 use std::collections::BTreeMap;
+
+/// What a checkpoint says of the log when it was made.
+pub(crate) struct Table {
+    /// Of the slot that names it.
+    pub revision: u64,
+    /// Number of the segment that was the newest when it was begun.
+    pub opened: u64,
+    /// Up to here everything of every shard is covered.
+    pub covered: u64,
+    pub segments: Vec<Known>,
+}
+
+/// A segment that counted.
+pub(crate) struct Known {
+    pub id: u32,
+    pub seq: u64,
+    /// First and last append of a closed one; else zeroes.
+    pub appends: (u64, u64),
+    pub evidence: bool,
+}
 
 /// Segments that are looked at at once.
 const AT_ONCE: usize = 64;
 
 impl<D: Device> Recovery<'_, D> {
     /// What each segment that counts is, by its number; `None` if all segments must be asked.
-    pub(super) async fn by_table(&mut self, slots: &Slots) -> Option<BTreeMap<u64, Survey>> {
-        let (slot, manifest, _) = slots.iter().find_map(|(_, found)| found.as_ref().ok())?;
+    pub(super) async fn by_table(&mut self) -> Option<BTreeMap<u64, Survey>> {
+        let table = self.io().table().await?;
         let core = self.core.get_mut();
-        if !core.opened.reaches(manifest.opened) {
+        if !core.opened.reaches(table.opened) {
             return None;
         }
-        let (opened, there) = (core.opened.since(manifest.opened)?, core.segs.len());
-        let mut uses: BTreeMap<u32, u64> = manifest.segments.iter().map(|s| (s.id, s.seq)).collect();
+        let (opened, there) = (core.opened.since(table.opened)?, core.segs.len());
+        let mut uses: BTreeMap<u32, u64> = table.segments.iter().map(|s| (s.id, s.seq)).collect();
         uses.extend(opened.iter().map(|(seq, id)| (*id, *seq)));
-        let (mut out, covered) = (BTreeMap::new(), manifest.covered());
+        let (mut out, covered) = (BTreeMap::new(), table.covered);
         let mut ask: Vec<u32> = opened.iter().filter(|(seq, id)| uses[id] == *seq).map(|o| o.1).collect();
-        for s in manifest.segments.iter().filter(|s| uses[&s.id] == s.seq) {
+        for s in table.segments.iter().filter(|s| uses[&s.id] == s.seq) {
             let (first, last) = s.appends;
             if !s.evidence && (1..=covered).contains(&last) {
                 let known =
@@ -37,7 +56,7 @@ impl<D: Device> Recovery<'_, D> {
                 ask.push(s.id);
             }
         }
-        self.table_of = slot.revision.get();
+        self.table_of = table.revision;
         ask.retain(|id| *id < there);
         for ids in ask.chunks(AT_ONCE) {
             let looks = ids.iter().map(|id| survey(self.device, self.geometry, *id, false)).collect();

@@ -10,6 +10,7 @@ use crate::engine::core::Core;
 use crate::engine::maps::merge::Merge;
 use crate::engine::maps::write::Pages;
 use crate::engine::maps::{Io, pause};
+use crate::engine::recover::table::{Known, Table};
 use crate::log::join::join_all;
 use crate::log::place::NUMBER_MAX;
 use crate::log::segments::SegmentState;
@@ -26,7 +27,7 @@ use freebs_format::disk::{
 };
 use freebs_io::{AlignedBuf, Device, Durability};
 use freebs_types::{Error, ErrorKind, Result, ShardId, Version};
-use manifest::{Begun, Manifest, Out, Reader, SegmentPart};
+use manifest::{Begun, Manifest, Out, Reader, SegmentItem, SegmentPart};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -37,7 +38,7 @@ const STEP: usize = 2048;
 const READ_PAGES: u32 = 32;
 
 /// What the slots name, or why nothing comes of it; with the numbers of the slots.
-pub(crate) type Slots = Vec<(usize, Result<(CheckpointSlot, Manifest, Vec<Place>)>)>;
+type Slots = Vec<(usize, Result<(CheckpointSlot, Manifest, Vec<Place>)>)>;
 
 /// A manifest on its way to the device.
 struct ManifestWriter {
@@ -318,6 +319,20 @@ impl<D: Device> Io<'_, D> {
         }
         out.sort_by_key(|(_, r)| std::cmp::Reverse(r.as_ref().map_or(0, |(s, ..)| s.revision.get())));
         out
+    }
+
+    /// What the newest checkpoint says of the log; `None` without one that is whole.
+    pub async fn table(&self) -> Option<Table> {
+        let mut named = Vec::new();
+        for i in 0..CHECKPOINT_AT.len() {
+            let found = self.read_slot(i).await.ok();
+            named.extend(found.filter(|(_, extents)| !extents.is_empty()));
+        }
+        let (slot, extents) = named.into_iter().max_by_key(|(slot, _)| slot.revision.get())?;
+        let (m, _) = self.read_manifest(&slot, &extents, false).await.ok()?;
+        let (revision, opened, covered) = (slot.revision.get(), m.opened, m.covered());
+        let known = |s: SegmentItem| Known { id: s.id, seq: s.seq, appends: s.appends, evidence: s.evidence };
+        Some(Table { revision, opened, covered, segments: m.segments.into_iter().map(known).collect() })
     }
 
     /// All of the manifest of a slot of which not all was kept.
