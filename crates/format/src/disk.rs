@@ -561,7 +561,7 @@ impl PageHeader {
         head.copy_from_slice(h.as_bytes());
     }
 
-    /// Whether these bytes begin with the header of any page of a device.
+    /// True if these bytes begin with the header of any page of a device.
     pub fn is_of(bytes: &[u8], device: DeviceId) -> bool {
         Self::ref_from_prefix(bytes).is_ok_and(|(h, _)| {
             h.magic == PAGE_MAGIC && h.device == device.0 && h.crc.get() == crc32c(&h.as_bytes()[..60])

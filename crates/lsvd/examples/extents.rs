@@ -12,7 +12,7 @@ use bytes::Bytes;
 use freebs_format::disk::{APPEND_MAGIC, OPENINGS_AT, OPENINGS_BYTES};
 use freebs_format::{Extent, ExtentKind, FrameBuilder, FrameMeta, UpdateDraft, UpdateKind, block_crc};
 use freebs_io::{AlignedBuf, Device, Durability};
-use freebs_lsvd::{CleanOptions, Durable, Engine, Expect, Listener, OpenReport, Options, Record, Shape};
+use freebs_lsvd::{CleanOptions, Durable, Engine, Expect, FrameName, Listener, OpenReport, Options, Record, Shape};
 use freebs_types::{
     BLOCK, BlockRange, ChunkId, ClusterId, DeviceId, DriverId, Error, Hash32, NodeId, RequestNumber, Result, Sequence,
     ShardId, Version, ViewNumber,
@@ -312,7 +312,7 @@ fn memory() -> String {
     format!("resident {:.1} MiB, at most {:.1}", mib("VmRSS"), mib("VmHWM"))
 }
 
-/// What is measured.
+/// A measurement.
 struct What {
     extents: u64,
     mib: usize,
@@ -320,7 +320,7 @@ struct What {
     /// Blocks of a frame.
     blocks: u64,
     shards: u64,
-    /// Whether cleaning has to make room.
+    /// Cleaning has to make room.
     cleans: bool,
 }
 
@@ -335,6 +335,40 @@ fn shape(what: &What) -> Shape {
         segment_bytes: 16 << 20,
         size_limit: room,
         wall: 1,
+    }
+}
+
+/// Starts after a kill: by the table, and with every segment asked.
+async fn recover(
+    device: &WordDevice,
+    options: Options,
+    what: &What,
+    (shard, tip): (ShardId, FrameName),
+    pauses: &Rc<Pauses>,
+) {
+    for table in [true, false] {
+        if !table {
+            for at in OPENINGS_AT {
+                let (_, done) = device.write(at, AlignedBuf::zeroed(OPENINGS_BYTES), Durability::Durable).await;
+                done.unwrap();
+            }
+            print!("where every segment is asked: ");
+        }
+        device.reads.take();
+        let (start, before) = (Instant::now(), worked());
+        let (rig, report) = open(device, options, what.flying, pauses).await;
+        let (took, (reads, bytes)) = (start.elapsed().as_secs_f64(), device.reads.get());
+        assert_eq!(rig.engine.tip(shard).unwrap().0, tip);
+        let work = (worked() - before).as_secs_f64();
+        let from = report.checkpoint;
+        println!(
+            "recovery in {took:.2} s ({work:.2} of the processor) from checkpoint {from}, {} frames",
+            report.frames
+        );
+        println!("it read {reads} times, {:.1} MiB", bytes as f64 / 1_048_576.0);
+        println!("{}; {:?}", memory(), rig.engine.space());
+        rig.task.abort();
+        let _ = rig.task.await;
     }
 }
 
@@ -394,30 +428,7 @@ async fn measure(what: &What) {
     rig.task.abort();
     let _ = rig.task.await;
     drop(rig.engine);
-    for table in [true, false] {
-        if !table {
-            for at in OPENINGS_AT {
-                let (_, done) = device.write(at, AlignedBuf::zeroed(OPENINGS_BYTES), Durability::Durable).await;
-                done.unwrap();
-            }
-            print!("where every segment is asked: ");
-        }
-        device.reads.take();
-        let (start, before) = (Instant::now(), worked());
-        let (rig, report) = open(&device, options, what.flying, &pauses).await;
-        let (took, (reads, bytes)) = (start.elapsed().as_secs_f64(), device.reads.get());
-        assert_eq!(rig.engine.tip(shard).unwrap().0, tip.0);
-        let work = (worked() - before).as_secs_f64();
-        let from = report.checkpoint;
-        println!(
-            "recovery in {took:.2} s ({work:.2} of the processor) from checkpoint {from}, {} frames",
-            report.frames
-        );
-        println!("it read {reads} times, {:.1} MiB", bytes as f64 / 1_048_576.0);
-        println!("{}; {:?}", memory(), rig.engine.space());
-        rig.task.abort();
-        let _ = rig.task.await;
-    }
+    recover(&device, options, what, (shard, tip.0), &pauses).await;
     std::fs::remove_dir_all(dir).unwrap();
 }
 

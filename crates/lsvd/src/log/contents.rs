@@ -1,4 +1,4 @@
-//! What a segment holds of each shard: the frames of the sequence, lowest and highest.
+//! The content of a segment: of each shard the frames of the sequence, lowest and highest.
 //!
 //! Invariant: shards are in order, each once. While a segment is filled they are in a tree; when it is closed they are
 //! packed, a few bytes each: of many shards most segments have frames of all.

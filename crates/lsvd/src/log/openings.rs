@@ -36,7 +36,7 @@ impl Opened {
         out
     }
 
-    /// Whether everything that was opened behind number `seq` is here.
+    /// True if everything that was opened behind number `seq` is here.
     pub fn reaches(&self, seq: u64) -> bool {
         self.revision > 0 && self.newest >= seq && self.since(seq).is_some()
     }
@@ -95,13 +95,13 @@ pub(crate) async fn begin<D: Device>(device: &D, geometry: &Geometry, opened: &m
     done.map_err(|e| Error::device_failed(format!("write of the openings: {e}")))
 }
 
-/// What the last sector of a segment says, if it is a footer of its own.
+/// The footer in the last sector of a segment, if it is its own.
 pub(crate) fn footer_in(bytes: &[u8], geometry: &Geometry, id: u32) -> Option<SegmentFooter> {
     let footer = SegmentFooter::decode(bytes, geometry.segment_bytes).ok()?;
     (footer.device == geometry.device.0 && footer.segment.get() == id).then_some(footer)
 }
 
-/// Whether a free segment was closed once, and no part of it has become a hole since: the last sector goes first.
+/// True if a free segment was closed once, and no part of it has become a hole since: the last sector goes first.
 pub(crate) async fn is_whole<D: Device>(device: &D, geometry: &Geometry, id: u32) -> bool {
     let at = geometry.byte(id, (geometry.segment_bytes - geometry.sector as u64) as u32);
     let last = device.read(at, geometry.sector).await;

@@ -6,7 +6,7 @@
 
 pub(crate) use crate::log::place::{ORDINALS_MAX, fits};
 pub(crate) use crate::shard::places::Run;
-use crate::shard::places::{BLOCK, Packing, Places};
+use crate::shard::places::{BLOCK, BlockPlaces, Packing};
 use freebs_types::{ChunkId, ViewNumber};
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ struct Bits {
 
 #[derive(Clone, Debug, Default)]
 struct Chunk {
-    places: Places,
+    places: BlockPlaces,
     bits: Bits,
 }
 
@@ -100,7 +100,7 @@ impl Bits {
 }
 
 /// Calls `each` for the places of a range, in order, as far as there are any; `true` if that is all of it.
-fn lookup(places: &Places, packing: Packing, first: u32, end: u32, mut each: impl FnMut(Run)) -> bool {
+fn lookup(places: &BlockPlaces, packing: Packing, first: u32, end: u32, mut each: impl FnMut(Run)) -> bool {
     let mut covered = 0;
     places.each(packing, first, end, |r| {
         covered += r.count;
@@ -211,14 +211,20 @@ impl ChunkIndex {
     }
 
     /// Chunks behind `after`, with their places and live bits.
-    pub fn export(&self, after: Option<ChunkId>) -> impl Iterator<Item = (ChunkId, &Places, &[u64])> {
+    pub fn export(&self, after: Option<ChunkId>) -> impl Iterator<Item = (ChunkId, &BlockPlaces, &[u64])> {
         let from = after.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
         let all = self.chunks.range((from, std::ops::Bound::Unbounded));
         all.map(|(id, c)| (*id, &c.places, &c.bits.words[..]))
     }
 
     /// Puts back a chunk that was exported. Bits without a place are dropped.
-    pub fn import(&mut self, id: ChunkId, was: (Places, Packing), words: Vec<u64>, mut live: impl FnMut(u32, i64)) {
+    pub fn import(
+        &mut self,
+        id: ChunkId,
+        was: (BlockPlaces, Packing),
+        words: Vec<u64>,
+        mut live: impl FnMut(u32, i64),
+    ) {
         let mut c = Chunk { places: was.0, bits: Bits::default() };
         let there = Bits { words, live: 0 };
         c.places.repack(was.1, self.packing);
@@ -357,7 +363,7 @@ mod tests {
                         c.release(id, first, count, &mut live);
                     }
                 }
-                let table = both[1].get(id).is_some_and(|c| matches!(c.places, Places::Cells { .. }));
+                let table = both[1].get(id).is_some_and(|c| matches!(c.places, BlockPlaces::Cells { .. }));
                 tables += u32::from(table);
             }
             let [plain, packed] = &both;

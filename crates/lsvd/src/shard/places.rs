@@ -24,7 +24,7 @@ impl Run {
     pub fn piece(&self, from: u32, to: u32) -> Self {
         Self { first: from, count: to - from, segment: self.segment, at: self.at + (from - self.first) * BLOCK }
     }
-    /// Whether the other one goes on where this one ends.
+    /// True if the other one goes on where this one ends.
     fn goes_on(&self, next: &Self) -> bool {
         self.end() == next.first && self.segment == next.segment && self.at + self.count * BLOCK == next.at
     }
@@ -47,7 +47,7 @@ impl Packing {
         Self { sector: geometry.sector as u32, per_segment }
     }
 
-    /// Whether it can be that of tables, as a device has it.
+    /// True if it can be that of tables, as a device has it.
     pub fn is_sound(self) -> bool {
         let bytes = u64::from(self.sector) * u64::from(self.per_segment);
         self.sector.is_power_of_two() && (512..=BLOCK).contains(&self.sector) && (1..=1 << 30).contains(&bytes)
@@ -61,7 +61,7 @@ impl Packing {
         segment.checked_mul(self.per_segment)?.checked_add(at / self.sector + 1)
     }
 
-    /// Whether all blocks of a run have cells.
+    /// True if all blocks of a run have cells.
     fn fits(self, r: &Run) -> bool {
         let last = r.at.checked_add((r.count - 1) * BLOCK);
         last.is_some_and(|last| self.cell(r.segment, r.at).is_some() && self.cell(r.segment, last).is_some())
@@ -80,7 +80,7 @@ const RUNS_MIN: usize = 32;
 const CELLS_STEP: usize = 512;
 
 #[derive(Clone, Debug)]
-pub(crate) enum Places {
+pub(crate) enum BlockPlaces {
     Runs(Vec<Run>),
     /// One cell for each block from `first` on.
     Cells {
@@ -89,13 +89,13 @@ pub(crate) enum Places {
     },
 }
 
-impl Default for Places {
+impl Default for BlockPlaces {
     fn default() -> Self {
         Self::Runs(Vec::new())
     }
 }
 
-impl Places {
+impl BlockPlaces {
     /// Elements that it takes: runs or, at four for one, cells.
     pub fn size(&self) -> usize {
         match self {

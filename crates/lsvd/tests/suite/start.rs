@@ -1,4 +1,4 @@
-//! What a start reads: the checkpoint, what was opened since, and nothing else; and that it finds the same as a start
+//! A start reads the checkpoint, what was opened since, and nothing else; and it finds the same as a start
 //! that asks every segment.
 
 use crate::common::*;
@@ -176,7 +176,7 @@ fn a_start_reads_what_was_opened_since_the_checkpoint() {
         }
         assert!(cost[0].2 <= 8, "segments that were asked: {cost:?}");
         assert!(cost[0].0 * 2 < cost[1].0, "reads: {cost:?}");
-        // What was free before is found to be whole when it is wanted.
+        // Segments that were free before are found to be whole when they are wanted.
         rig = Rig::open_with(dev.clone(), TINY).await.unwrap();
         load.write(&rig, 500).await;
         load.check(&rig).await;
@@ -184,7 +184,7 @@ fn a_start_reads_what_was_opened_since_the_checkpoint() {
     });
 }
 
-/// Whatever the pages of openings say (the last one is lost, both are, or they are of an earlier start), a start finds
+/// With any pages of openings (the last one is lost, both are, or they are of an earlier start) a start finds
 /// the same, without a word of damage.
 #[test]
 fn whichever_page_of_openings_is_left_a_start_finds_the_same() {

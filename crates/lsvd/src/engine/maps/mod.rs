@@ -66,7 +66,7 @@ impl<D: Device> Io<'_, D> {
     async fn make_room(&self) -> Result<()> {
         let (bare, len, geometry) = {
             let core = self.core.borrow();
-            // What a slot names stays until the slot is emptied.
+            // Segments that a slot names stay until the slot is emptied.
             let may = |id: u32, s: &Segment| s.state == SegmentState::Bare && !core.maps.avoid.contains(&id);
             let bare = core.segs.iter().find(|(id, s)| may(*id, s)).map(|(id, _)| id);
             (bare, core.segs.len(), core.geometry)

@@ -10,19 +10,19 @@ use crate::log::join::join_all;
 use freebs_io::Device;
 use std::collections::BTreeMap;
 
-/// What a checkpoint says of the log when it was made.
-pub(crate) struct Table {
+/// The log as it was when a checkpoint was made.
+pub(crate) struct TableOfSegments {
     /// Of the slot that names it.
     pub revision: u64,
     /// Number of the segment that was the newest when it was begun.
     pub opened: u64,
     /// Up to here everything of every shard is covered.
     pub covered: u64,
-    pub segments: Vec<Known>,
+    pub segments: Vec<KnownSegment>,
 }
 
 /// A segment that counted.
-pub(crate) struct Known {
+pub(crate) struct KnownSegment {
     pub id: u32,
     pub seq: u64,
     /// First and last append of a closed one; else zeroes.
@@ -34,7 +34,7 @@ pub(crate) struct Known {
 const AT_ONCE: usize = 64;
 
 impl<D: Device> Recovery<'_, D> {
-    /// What each segment that counts is, by its number; `None` if all segments must be asked.
+    /// The segments that count, by their numbers; `None` if all segments must be asked.
     pub(super) async fn by_table(&mut self) -> Option<BTreeMap<u64, Survey>> {
         let table = self.io().table().await?;
         let core = self.core.get_mut();
@@ -68,12 +68,12 @@ impl<D: Device> Recovery<'_, D> {
         out.last_key_value().is_none_or(known).then_some(out)
     }
 
-    /// Whether a table was made that does not belong to the checkpoint that recovery begins with.
+    /// True if a table was made that does not belong to the checkpoint that recovery begins with.
     pub(super) fn is_astray(&self) -> bool {
         self.table_of != 0 && self.table_of != self.report.checkpoint
     }
 
-    /// What was opened last, as far as it is known, up to number `next` of the next segment.
+    /// Notes the segments that were opened last, as far as they are known, up to number `next` of the next one.
     pub(super) fn note_opened(&mut self, surveys: &BTreeMap<u64, Survey>, next: u64) {
         let opened = &mut self.core.get_mut().opened;
         let said = opened.all();

@@ -20,7 +20,7 @@ use crate::shard::history::pins::Kept;
 use crate::shard::history::table::Layer;
 use crate::shard::history::table::LayerName;
 use crate::shard::holes::Hole;
-use crate::shard::places::{Packing, Places, Run};
+use crate::shard::places::{BlockPlaces, Packing, Run};
 use crate::shard::tip::Tip;
 use freebs_format::disk::{LOG_NUMBER_END, SEGMENTS_MAX};
 use freebs_format::{AttachBody, ClosedView, ExtentKind, FrameHead, RequestEntry, RequestFloor, Requests};
@@ -262,14 +262,14 @@ impl Out {
             self.u32(slot);
             self.chunk_id(id);
             match places {
-                Places::Runs(runs) => {
+                BlockPlaces::Runs(runs) => {
                     self.u8(RUNS);
                     self.len(runs.len());
                     for r in runs {
                         [r.first, r.count, r.segment, r.at].into_iter().for_each(|n| self.u32(n));
                     }
                 }
-                Places::Cells { first, cells } => {
+                BlockPlaces::Cells { first, cells } => {
                     self.u8(CELLS);
                     [index.packing.sector, index.packing.per_segment, *first].into_iter().for_each(|n| self.u32(n));
                     self.len(cells.len());
@@ -377,7 +377,7 @@ pub(crate) struct Begun {
 pub(crate) struct ChunkItem {
     pub slot: u32,
     pub id: ChunkId,
-    pub places: (Places, Packing),
+    pub places: (BlockPlaces, Packing),
     pub words: Vec<u64>,
 }
 
@@ -702,13 +702,13 @@ impl<'a> In<'a> {
     fn chunk(&mut self) -> Option<ChunkItem> {
         let (slot, id) = (self.u32()?, self.chunk_id()?);
         let places = match self.u8()? {
-            RUNS => (Places::Runs(self.chunk_runs()?), Packing::default()),
+            RUNS => (BlockPlaces::Runs(self.chunk_runs()?), Packing::default()),
             CELLS => {
                 let packing = Packing { sector: self.u32()?, per_segment: self.u32()? };
                 let first = self.u32()?;
                 let cells = self.words()?;
                 let fits = packing.is_sound() && fits(first, cells.len() as u32);
-                (Places::Cells { first, cells: fits.then_some(cells)? }, packing)
+                (BlockPlaces::Cells { first, cells: fits.then_some(cells)? }, packing)
             }
             _ => return None,
         };

@@ -10,7 +10,7 @@ use crate::engine::core::Core;
 use crate::engine::maps::merge::Merge;
 use crate::engine::maps::write::Pages;
 use crate::engine::maps::{Io, pause};
-use crate::engine::recover::table::{Known, Table};
+use crate::engine::recover::table::{KnownSegment, TableOfSegments};
 use crate::log::join::join_all;
 use crate::log::place::NUMBER_MAX;
 use crate::log::segments::SegmentState;
@@ -37,7 +37,7 @@ const STEP: usize = 2048;
 /// Pages that are read at once.
 const READ_PAGES: u32 = 32;
 
-/// What the slots name, or why nothing comes of it; with the numbers of the slots.
+/// The checkpoints that slots name, or why nothing comes of one; with the numbers of the slots.
 type Slots = Vec<(usize, Result<(CheckpointSlot, Manifest, Vec<Place>)>)>;
 
 /// A manifest on its way to the device.
@@ -321,8 +321,8 @@ impl<D: Device> Io<'_, D> {
         out
     }
 
-    /// What the newest checkpoint says of the log; `None` without one that is whole.
-    pub async fn table(&self) -> Option<Table> {
+    /// The log as the newest checkpoint has it; `None` without one that is whole.
+    pub async fn table(&self) -> Option<TableOfSegments> {
         let mut named = Vec::new();
         for i in 0..CHECKPOINT_AT.len() {
             let found = self.read_slot(i).await.ok();
@@ -331,8 +331,8 @@ impl<D: Device> Io<'_, D> {
         let (slot, extents) = named.into_iter().max_by_key(|(slot, _)| slot.revision.get())?;
         let (m, _) = self.read_manifest(&slot, &extents, false).await.ok()?;
         let (revision, opened, covered) = (slot.revision.get(), m.opened, m.covered());
-        let known = |s: SegmentItem| Known { id: s.id, seq: s.seq, appends: s.appends, evidence: s.evidence };
-        Some(Table { revision, opened, covered, segments: m.segments.into_iter().map(known).collect() })
+        let known = |s: SegmentItem| KnownSegment { id: s.id, seq: s.seq, appends: s.appends, evidence: s.evidence };
+        Some(TableOfSegments { revision, opened, covered, segments: m.segments.into_iter().map(known).collect() })
     }
 
     /// All of the manifest of a slot of which not all was kept.
