@@ -7,6 +7,8 @@
 
 mod branch;
 mod coming;
+#[cfg(test)]
+mod copies;
 mod event;
 mod head;
 mod host;
@@ -19,6 +21,7 @@ mod open;
 mod orders;
 mod out;
 mod parts;
+mod past;
 mod peers;
 mod relearn;
 mod repair;

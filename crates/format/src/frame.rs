@@ -6,8 +6,8 @@
 
 use crate::bodies::{MarkBody, ViewBody};
 use crate::header::{
-    DIGEST_PREFIX, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_GIVEN_UP, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME,
-    FEATURES, FRAME_MAGIC, FRAME_VERSION,
+    DIGEST_PREFIX, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_GIVEN_UP, FEATURE_HISTORY, FEATURE_PINS, FEATURE_SHARED,
+    FEATURE_VOLUME, FEATURES, FRAME_MAGIC, FRAME_VERSION,
 };
 use crate::{
     ExtentDesc, ExtentKind, FrameDigest, FrameHeader, FrameKind, PinUpdate, UpdateDesc, UpdateKind, block_crc, crc32c,
@@ -583,7 +583,9 @@ impl FrameBuilder {
         let closed = kind == FrameKind::Mark && MarkBody::names_closed(body);
         let branch = kind == FrameKind::View && ViewBody::names_branch(body);
         let given_up = kind == FrameKind::Mark && MarkBody::names_given_up(body);
+        let history = kind == FrameKind::Mark && MarkBody::names_history(body);
         let bits = [
+            (history, FEATURE_HISTORY),
             (pins, FEATURE_PINS),
             (slices, FEATURE_SHARED),
             (volume, FEATURE_VOLUME),

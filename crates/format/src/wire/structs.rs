@@ -290,10 +290,13 @@ pub(crate) struct SyncMeta {
     pub(crate) until: U64,
     pub(crate) map_from: U64,
     pub(crate) map_since: U64,
+    pub(crate) behind_version: U64,
+    pub(crate) behind_sequence: U64,
+    pub(crate) past: U64,
     pub(crate) names: U32,
     pub(crate) flags: U32,
 }
-const _: () = assert!(size_of::<SyncMeta>() == 32);
+const _: () = assert!(size_of::<SyncMeta>() == 56);
 
 /// `SyncReply`: then heads; payload: data.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -301,8 +304,10 @@ const _: () = assert!(size_of::<SyncMeta>() == 32);
 pub(crate) struct SyncReplyMeta {
     pub(crate) common: U64,
     pub(crate) map_next: U64,
+    pub(crate) behind_version: U64,
+    pub(crate) behind_sequence: U64,
     pub(crate) frames: U32,
     pub(crate) mode: u8,
     pub(crate) reserved: [u8; 11],
 }
-const _: () = assert!(size_of::<SyncReplyMeta>() == 32);
+const _: () = assert!(size_of::<SyncReplyMeta>() == 48);

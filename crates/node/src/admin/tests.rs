@@ -50,6 +50,7 @@ impl Fake {
             state,
             lapsed: None,
             waits: None,
+            whole_from: Version(0),
             log: None,
         };
         self.shards.lock().unwrap().insert(shard, (status, Hash32([digest; 32])));

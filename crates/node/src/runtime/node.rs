@@ -497,6 +497,7 @@ impl LocalNode for Local {
                     state: member_state(s),
                     lapsed: s.lapsed,
                     waits: s.waits.clone(),
+                    whole_from: s.whole_from,
                     log: Some(log_status(s)),
                 })
                 .collect()

@@ -293,6 +293,19 @@ impl Table {
         })
     }
 
+    /// The end of the first cells from `at` on that have `most` layers or more together; at most `end`.
+    pub fn end_of(&self, at: u32, end: u32, most: usize) -> u32 {
+        let before = self.cells.range(..at).next_back().filter(|(s, c)| **s + c.len > at);
+        let mut layers = 0;
+        for (s, c) in before.into_iter().chain(self.cells.range(at..end.max(at))) {
+            layers += c.layers.len();
+            if layers >= most {
+                return (*s + c.len).min(end);
+            }
+        }
+        end
+    }
+
     /// The first block from `at` on that has a layer.
     pub fn next(&self, at: u32) -> Option<u32> {
         let before = self.cells.range(..at).next_back().filter(|(s, c)| **s + c.len > at).map(|_| at);
