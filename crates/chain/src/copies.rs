@@ -18,7 +18,7 @@ use freebs_types::{
     BLOCK, BlockRange, ChunkId, ClusterId, DeviceId, DriverId, Error, Generation, Hash32, Nanos, NodeId, Peer,
     RequestNumber, Result, Sequence, ShardId, SnapshotId, StartNumber, Version, ViewNumber,
 };
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
@@ -43,7 +43,7 @@ fn peer(n: u64) -> Peer {
     Peer { node: NodeId(n), worker: 0 }
 }
 
-/// What the control plane knows.
+/// The control plane's knowledge.
 #[derive(Default)]
 struct State {
     chain: Vec<NodeId>,
@@ -115,12 +115,12 @@ impl Outbox<Message> for Letters {
     }
 }
 
-/// The paused clock of the test.
-struct Ticks(tokio::time::Instant);
+/// Milliseconds of the test.
+struct Ticks(Rc<Cell<u64>>);
 
 impl Clock for Ticks {
     fn now(&self) -> Nanos {
-        Nanos(1 + self.0.elapsed().as_nanos() as u64)
+        Nanos::from_millis(1 + self.0.get())
     }
     fn wall(&self) -> u64 {
         1
@@ -269,12 +269,8 @@ struct World {
     post: Post,
     workers: BTreeMap<u64, TestWorker>,
     notes: Rc<RefCell<Vec<String>>>,
+    now: Rc<Cell<u64>>,
     told: Option<(ViewNumber, Vec<NodeId>, ViewNumber, Vec<NodeId>)>,
-}
-
-#[allow(clippy::disallowed_methods, reason = "the clock of the test is tokio's, and paused")]
-fn now() -> tokio::time::Instant {
-    tokio::time::Instant::now()
 }
 
 impl World {
@@ -293,7 +289,7 @@ impl World {
             engine: open(device, node).await,
             outbox: Letters { from: node, post: self.post.clone() },
             control: Plane { node: NodeId(node), state: self.state.clone() },
-            clock: Ticks(now()),
+            clock: Ticks(self.now.clone()),
             random: Box::new(Counted(node)),
             scrub_bytes: 0,
             notes: Box::new(move |note| notes.borrow_mut().push(format!("node {node}: {}", note.text))),
@@ -350,6 +346,7 @@ impl World {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
+            self.now.set(self.now.get() + 1);
         }
         panic!("{what}: {:#?}", self.notes.borrow());
     }
@@ -405,6 +402,7 @@ fn all_members_are_replaced_and_every_snapshot_is_there() {
             post: Post::default(),
             workers: BTreeMap::new(),
             notes: Rc::default(),
+            now: Rc::default(),
             told: None,
         };
         w.start(1, &first).await;

@@ -2,7 +2,7 @@
 //! (rule E3): all entries placed since its own last committed frame, then the state that goes with them, then the
 //! frames behind that.
 //!
-//! What is kept of the past comes below the entries in force, and in front of each piece what its teller keeps (design note
+//! The past that is kept comes below the entries in force, and in front of each piece what its teller keeps (design note
 //! 33): the learner judges what comes by that.
 //!
 //! Entries merge by (version, sequence) (rule E2), so pieces may come twice, and blocks that are overwritten during
@@ -285,7 +285,7 @@ impl Replica {
         self.take_piece(ctx, asking, learning, &reply);
     }
 
-    /// What a piece's teller keeps, as of behind the piece; `None` if it doesn't say so.
+    /// The versions that a piece's teller keeps, as of behind the piece; `None` if it doesn't say so.
     pub(crate) fn kept_with(&self, ctx: &mut Ctx<'_>, reply: &SyncReply) -> Option<KeptState> {
         let mark = reply.frames.get(1).filter(|f| f.head.kind() == FrameKind::Mark && f.verify_digest().is_ok());
         let Some(body) = mark.and_then(|m| MarkBody::decode(m.head.body()).ok()) else {

@@ -27,13 +27,13 @@ struct Fetching {
     /// The teller knows at least this as committed.
     until: Sequence,
     from: MapPoint,
-    /// What is on its way to the disk; nothing is asked for meanwhile.
+    /// The piece or mark that is on its way to the disk; nothing is asked for meanwhile.
     writing: Option<u64>,
-    /// What the teller keeps is in force.
+    /// The teller's pins and window are in force.
     is_told: bool,
     /// Below this version no teller of a piece had all that it kept.
     whole_from: Version,
-    /// What the teller of the last piece keeps.
+    /// The versions that the teller of the last piece keeps.
     end: Option<KeptState>,
     /// The mark at the end is on its way.
     is_end: bool,
@@ -116,7 +116,7 @@ impl Replica {
         }
     }
 
-    /// Whether the answer is one to a question for the past; if so what it brings goes into the log.
+    /// True if the answer is one to a question for the past; then what it brings goes into the log.
     pub fn take_past(&mut self, ctx: &mut Ctx<'_>, reply: &SyncReply) -> bool {
         if self.past.asked.is_none_or(|a| (a.id, a.view) != (reply.id, reply.view)) {
             return false;
@@ -250,7 +250,7 @@ mod tests {
         SyncReply { id: q.id, view: q.view, map_next, ..reply(q.until.0, mode, all) }
     }
 
-    /// What is asked, and what goes into the log with its ticket.
+    /// The questions, and what goes into the log with its ticket.
     type Seen = (Vec<SyncRequest>, Vec<(String, u64, Option<KeptState>)>);
 
     fn seen(actions: &[Action]) -> Seen {
@@ -277,7 +277,7 @@ mod tests {
         out
     }
 
-    /// What a teller keeps is in force before its pieces are asked for, and only the end says that history is whole.
+    /// A teller's pins are in force before its pieces are asked for, and only the end says that history is whole.
     #[test]
     fn the_past_is_had_piece_by_piece() {
         let (mut r, mut tickets) = (Replica::empty(SHARD), 7);

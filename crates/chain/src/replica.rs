@@ -220,7 +220,7 @@ pub(crate) struct Replica {
     pub map_end: Option<Frame>,
     /// A piece that waits until it is durable what its teller keeps.
     pub map_piece: Option<SyncReply>,
-    /// What a teller keeps, as the log has it.
+    /// The versions that a teller keeps, as the log has them.
     pub told_kept: KeptState,
     /// Kept versions below this are not all there, as the log says.
     pub whole_from: Version,

@@ -47,7 +47,7 @@ pub struct Update<'a> {
     pub number: RequestNumber,
     /// The driver's lowest request without an answer when it asked.
     pub lowest_open: RequestNumber,
-    /// What it says of the versions that are kept; `None` for an update of blocks.
+    /// The update's word about versions that are kept; `None` for an update of blocks.
     pub pin: Option<PinUpdate>,
     extents: &'a [ExtentDesc],
     /// One CRC per data block, in order of the extents.
@@ -498,7 +498,7 @@ impl FrameBuilder {
         self.push(UpdateDraft { kind: pin.kind(), driver, number, lowest_open, extents, crcs, data });
     }
 
-    /// What an update says of the versions that are kept, by its place among the updates.
+    /// An update's word about versions that are kept, by its place among the updates.
     pub fn pin(&self, i: usize) -> Option<PinUpdate> {
         self.pins.iter().find(|p| p.0 == i).map(|p| p.1)
     }

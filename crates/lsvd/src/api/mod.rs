@@ -418,7 +418,7 @@ impl HistoryState {
     }
 }
 
-/// What a log keeps beside the last version, as it is told to a peer that learns.
+/// The versions that a log keeps beside the last one, as it is told to a peer that learns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeptState {
     /// Pinned versions and their snapshots, lowest version first.

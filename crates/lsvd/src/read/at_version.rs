@@ -25,7 +25,7 @@ impl<D: Device> Engine<D> {
         })
     }
 
-    /// What the committed frames keep, for a peer that learns. Taken behind a piece of `entries_with_past` it tells of all
+    /// The versions that committed frames keep, for a peer that learns. Taken behind a piece of `entries_with_past` it tells of all
     /// that the piece was chosen by.
     pub fn kept_state(&self, shard: ShardId) -> Result<KeptState> {
         Ok(self.inner.core.borrow().shard(shard)?.kept_state())

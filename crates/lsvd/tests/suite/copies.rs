@@ -20,7 +20,7 @@ const PIECE: usize = 24 << 10;
 const MUTANT_SEEDS: u64 = 12;
 
 thread_local! {
-    /// What is kept comes behind the entries of its piece.
+    /// The teller's pins come behind the entries of its piece.
     static LATE_PINS: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -138,7 +138,7 @@ async fn learn(s: &mut Story, teller: &Rig, mut learner: Learner) -> Learner {
                 continue 'transfer;
             }
         }
-        // What the last piece was told with goes with the state.
+        // The pins that came with the last piece go with the state.
         let change = MarkChange { base: Some(Box::new(begin)), kept: Some(Box::new(told)), ..MarkChange::default() };
         learner.rig.append(mark(change));
         teller.settle().await;
@@ -325,7 +325,7 @@ fn a_pin_that_comes_late_is_not_read_before_its_past_is_here() {
     });
 }
 
-/// What the teller lacks the learner lacks, too, and knows it.
+/// A learner lacks the same as its teller, and knows it.
 #[test]
 fn a_copy_of_a_log_whose_history_is_not_whole_says_so() {
     local(async {

@@ -134,7 +134,7 @@ impl Shard {
         self.history.pins.as_of.max(seen)
     }
 
-    /// What is kept, for a peer that learns.
+    /// The versions that are kept, for a peer that learns.
     pub fn kept_state(&self) -> KeptState {
         let kept = &self.history.pins.kept;
         KeptState {
@@ -146,7 +146,7 @@ impl Shard {
         }
     }
 
-    /// What a mark says of what is kept, when a peer has told of it or not.
+    /// Puts into a mark which versions are kept, when a peer has told of it or not.
     pub fn kept_for_mark(&self, told: Option<&KeptState>, body: &mut MarkBody) {
         let own = self.kept_state();
         let Some(told) = told else {

@@ -79,7 +79,7 @@ impl Kept {
         self.pins.iter().map(|(version, snapshot)| Pin { version: *version, snapshot: *snapshot }).collect()
     }
 
-    /// Whether all that another one keeps is kept.
+    /// True if all that another one keeps is kept.
     fn covers(&self, other: &Self) -> bool {
         let earlier = other.retain.is_some_and(|r| self.retain.is_none_or(|own| r < own));
         !earlier && other.pins.keys().all(|v| self.pins.contains_key(v))
@@ -140,8 +140,7 @@ impl Pins {
         if sequence <= self.as_of {
             return false;
         }
-        let later = self.recent.iter().filter(|(s, _)| *s > sequence).map(|(_, op)| *op);
-        if later.into_iter().any(|l| l.is_about_the_same(op)) {
+        if self.recent.iter().any(|(s, later)| *s > sequence && later.is_about_the_same(op)) {
             return false;
         }
         if self.recent.len() == RECENT_MAX {
