@@ -11,6 +11,7 @@
 //!   deleted: a state that does not know a volume says nothing of it (V7).
 
 mod attach;
+mod cuts;
 mod dial;
 mod follow;
 mod links;

@@ -181,6 +181,9 @@ impl Host {
             Event::MapRead { link, request, source } => {
                 self.with(request.shard, |r, ctx| r.answer_map(ctx, link, &request, source));
             }
+            Event::Pins { shard, pins } => {
+                self.with(shard, |r, ctx| r.on_pins(ctx, &pins));
+            }
             Event::Damaged(all) => self.mending.add(all),
             Event::Mended { id, end } => self.mending.on_mended(now, id, end),
             Event::Tick => {
@@ -422,10 +425,14 @@ impl Host {
             // A view that was known once to have been active does not go back.
             let known = r.info.as_ref().map(|i| i.known).unwrap_or_default();
             r.hear_of_members(ctx, &info);
+            if r.info.as_ref().is_none_or(|i| i.snapshots != info.snapshots || i.active != info.active) {
+                r.snapshots_changed();
+            }
             r.info = Some(ShardInfo { active: info.active.max(known), known: info.known.max(known), ..info });
             r.note_active(ctx);
             if leads {
                 r.become_head(ctx);
+                r.see_to_snapshots(ctx);
             } else {
                 r.step_down(ctx);
             }

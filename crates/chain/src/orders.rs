@@ -1,6 +1,6 @@
 //! Orders of events that once went wrong, or nearly so, played to one replica.
 
-use crate::event::{Action, Branch, Forced, HostConfig, MapSource, Mutant, Opened, ShardInfo, Who};
+use crate::event::{Action, Branch, Forced, HostConfig, MapSource, Mutant, Opened, ShardInfo, ShardSnapshots, Who};
 use crate::head::view_secret;
 use crate::host::Host;
 use crate::learn::Learning;
@@ -774,6 +774,7 @@ fn info(blocks: u64) -> ShardInfo {
         volume: None,
         forced: None,
         branch: Branch::default(),
+        snapshots: ShardSnapshots::default(),
     }
 }
 

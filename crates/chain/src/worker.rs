@@ -8,6 +8,7 @@ use crate::event::{
     Action, ControlPort, Event, HostConfig, MapSource, Mended, Note, NoteKind, Opened, ShardInfo, ShardStatus,
     SyncSource, Who,
 };
+use crate::cuts::Words;
 use crate::host::Host;
 use crate::repair::{Damage, Hole};
 use crate::replica::{Replica, TailEntry, genesis};
@@ -19,8 +20,8 @@ use freebs_format::wire::{FrameName, Message, ReadReply, ReadRequest, Refusal, R
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
 use freebs_lsvd::{DamagedBlocks, Durable, Engine, EventKind, Listener};
 use freebs_types::{
-    Error, ErrorKind, Generation, Hash32, Lba, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
-    ViewNumber,
+    Error, ErrorKind, Generation, Hash32, Lba, Nanos, NodeId, Peer, Result, Sequence, ShardId, SnapshotId, StartNumber,
+    Version, ViewNumber,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -73,6 +74,7 @@ pub(crate) struct Inner<D: Device, O, P, K> {
     pub notes: Box<dyn Fn(&Note)>,
     random: RefCell<Box<dyn Random>>,
     turn: Notify,
+    words: RefCell<Words>,
     tasks: RefCell<JoinSet<()>>,
     last_append: Cell<Nanos>,
     stopped: Cell<bool>,
@@ -115,6 +117,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             notes: config.notes,
             random: RefCell::new(config.random),
             turn: Notify::new(),
+            words: RefCell::default(),
             tasks: RefCell::new(JoinSet::new()),
             last_append: Cell::new(Nanos(0)),
             stopped: Cell::new(false),
@@ -330,6 +333,12 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 }
                 Action::HandOver { shard, to } => self.spawn(move |w| w.hand_over(shard, to)),
                 Action::Complete { shard, view, nodes } => self.spawn(move |w| w.complete(shard, view, nodes)),
+                Action::Cut(word) => {
+                    self.0.words.borrow_mut().add(word);
+                    self.speak();
+                }
+                // Not from within a step.
+                Action::ListPins { shard } => self.spawn(async move |w: Self| w.list_pins(shard)),
                 Action::Mend { blocks, data } => self.spawn(async move |w: Self| w.mend(blocks, &data)),
                 Action::Unmended { id } => self.0.engine.unmended(id),
                 Action::Note(note) => (self.0.notes)(&note),
@@ -446,6 +455,25 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         if let Err(e) = self.0.control.hand_over(shard, to).await {
             self.trace(format!("shard {shard}: node {to} did not become its head: {e}"));
         }
+    }
+
+    /// Says what the heads have to say of snapshots: what comes while it is said goes together, with the next.
+    fn speak(&self) {
+        let Some(words) = self.0.words.borrow_mut().begin() else { return };
+        self.spawn(async move |w: Self| {
+            let said = w.0.control.cuts(words).await;
+            w.0.words.borrow_mut().end();
+            if let Err(e) = said {
+                w.trace(format!("what heads said of a snapshot was not heard: {e}"));
+            }
+            w.speak();
+        });
+    }
+
+    fn list_pins(&self, shard: ShardId) {
+        let pins = self.0.engine.history(shard).map(|h| h.pins).unwrap_or_default();
+        let pins = pins.into_iter().map(|version| (version, SnapshotId(0))).collect();
+        self.step(Event::Pins { shard, pins });
     }
 
     /// The node's start number, for greetings.
