@@ -24,7 +24,7 @@ pub const VOLUME_SHARDS_MAX: u32 = 1024;
 /// Data blocks in one chunk: 16 MiB.
 pub const CHUNK_BLOCKS_MAX: u32 = 4096;
 /// Versions of a shard that can be pinned at once: 32 KiB in a mark.
-pub const SHARD_PINS_MAX: usize = 4096;
+pub const SHARD_PINS_MAX: usize = 2048;
 /// Closed views whose secrets a log keeps for the audit of frames that it still has: 12 KiB in a mark.
 pub const CLOSED_VIEWS_MAX: usize = 256;
 /// Blocks in one read request to a member.

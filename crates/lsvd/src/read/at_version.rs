@@ -17,7 +17,7 @@ impl<D: Device> Engine<D> {
         let s = core.shard(shard)?;
         let kept = s.kept();
         Ok(HistoryState {
-            pins: kept.pins.into_iter().collect(),
+            pins: kept.list(),
             retain: kept.retain,
             extents: s.history.table.len() as u64,
             bytes: s.history.table.blocks() * BLOCK as u64,
@@ -86,6 +86,7 @@ mod tests {
     use crate::shard::history::pins::PinOp;
     use crate::shard::overlay::Uncommitted;
     use crate::shard::tip::Tip;
+    use freebs_format::Pin;
     use freebs_types::{ClusterId, DeviceId, Sequence, ShardId, StartNumber, Version};
 
     /// Recovery read the log a second time without a pin that a frame gives up which is not committed yet. So what the
@@ -102,9 +103,10 @@ mod tests {
         };
         let mut core = Core::new(geometry, 2, Options { map_bytes: 1 << 20, checkpoint_bytes: 1 << 40 });
         let id = ShardId::new(1, 0);
+        let take = |v| PinOp::Take(Pin { version: Version(v), ..Pin::default() });
         let mut s = Shard::new(id, 1);
-        s.apply_pins(Sequence(1), &[PinOp::Take(Version(3))], &mut core.segs);
-        let pins = vec![PinOp::Release(Version(3)), PinOp::Take(Version(8))];
+        s.apply_pins(Sequence(1), &[take(3)], &mut core.segs);
+        let pins = vec![PinOp::Release(Version(3)), take(8)];
         s.overlay.put(Uncommitted {
             sequence: Sequence(2),
             before: Tip::default(),

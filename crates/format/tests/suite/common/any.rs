@@ -171,7 +171,7 @@ pub fn mark_body() -> impl Strategy<Value = MarkBody> {
                         })
                         .collect(),
                 },
-                pins: pins.into_iter().map(Version).collect(),
+                pins: pins.into_iter().map(|v| Pin { version: Version(v), snapshot: SnapshotId(v / 3) }).collect(),
                 retain: Version(retain),
                 closed: closed
                     .into_iter()
