@@ -50,6 +50,11 @@ pub(crate) fn snapshots_of(state: &State, shard: ShardId) -> ShardSnapshots {
     }
 }
 
+/// Of a shard of which no state has told yet that counts: all that its log keeps stays.
+pub(crate) fn nothing_known() -> ShardSnapshots {
+    ShardSnapshots { spared: SnapshotId(u64::MAX), ..ShardSnapshots::default() }
+}
+
 fn under_way(s: &Snapshot, shard: ShardId) -> UnderWay {
     let is_decided = s.stage == Stage::Decided;
     UnderWay {

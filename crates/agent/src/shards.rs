@@ -1,6 +1,6 @@
 //! The shards that the control state gives to a worker of a node, and what changed since the state before.
 
-use crate::cuts::snapshots_of;
+use crate::cuts::{nothing_known, snapshots_of};
 use crate::port::{branch_of, forced_of};
 use freebs_chain::ShardInfo;
 use freebs_control::{Shard, State, Volume};
@@ -50,7 +50,7 @@ impl Shards {
         let mut mine = self.mine(state);
         if state.revision() < self.revision {
             for (shard, info) in &mut mine {
-                info.snapshots = self.known.get(shard).map(|i| i.snapshots.clone()).unwrap_or_default();
+                info.snapshots = self.known.get(shard).map_or_else(nothing_known, |i| i.snapshots.clone());
             }
         }
         self.revision = self.revision.max(state.revision());

@@ -12,8 +12,8 @@ use crate::event::{Action, CutWord, Mutant, ShardInfo, UnderWay};
 use crate::head::Head;
 use crate::replica::{Ctx, Replica};
 use crate::timing;
-use freebs_format::UpdateKind;
-use freebs_types::{DriverId, Nanos, RequestNumber, Sequence, SnapshotId, Version};
+use freebs_format::{Pin, PinUpdate};
+use freebs_types::{Nanos, Sequence, SnapshotId, Version};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Pins that one look gives up; the next one gives up more.
@@ -65,14 +65,15 @@ impl Cuts {
 }
 
 /// Pins of a log, oldest first, that are of snapshots that are not there, or of which a newer pin is.
-fn useless(pins: &[(Version, SnapshotId)], info: &ShardInfo, own: Option<SnapshotId>) -> Vec<Version> {
-    let newest: BTreeMap<SnapshotId, Version> = pins.iter().map(|(version, id)| (*id, *version)).collect();
-    let is_useless = |(version, id): &&(Version, SnapshotId)| {
+fn useless(pins: &[Pin], info: &ShardInfo, own: Option<SnapshotId>) -> Vec<Version> {
+    let newest: BTreeMap<SnapshotId, Version> = pins.iter().map(|p| (p.snapshot, p.version)).collect();
+    let is_useless = |p: &&Pin| {
+        let id = p.snapshot;
         let snapshots = &info.snapshots;
-        let is_known = id.0 > 0 && *id > snapshots.spared && Some(*id) != own;
-        is_known && (!snapshots.kept.contains(id) || newest.get(id).is_some_and(|n| n > version))
+        let is_known = id.0 > 0 && id > snapshots.spared && Some(id) != own;
+        is_known && (!snapshots.kept.contains(&id) || newest.get(&id).is_some_and(|n| *n > p.version))
     };
-    pins.iter().filter(is_useless).map(|(version, _)| *version).collect()
+    pins.iter().filter(is_useless).map(|p| p.version).collect()
 }
 
 impl Replica {
@@ -138,7 +139,7 @@ impl Replica {
             return;
         }
         self.pack(ctx);
-        self.order_pin(ctx, UpdateKind::Snapshot, u.id.0);
+        self.order_pin(ctx, PinUpdate::Snapshot(u.id));
         let (version, sequence) = (self.version, self.last.sequence);
         let hold = match u.is_alone || ctx.mutant(Mutant::OrdersBehindCuts) {
             true if u.is_alone => Hold::Free,
@@ -153,9 +154,9 @@ impl Replica {
     }
 
     /// A frame with one update that is about pins.
-    fn order_pin(&mut self, ctx: &mut Ctx<'_>, kind: UpdateKind, base: u64) {
+    fn order_pin(&mut self, ctx: &mut Ctx<'_>, pin: PinUpdate) {
         if let Some(h) = self.head.as_mut() {
-            h.push_pin(kind, Version(base), (DriverId(0), RequestNumber(0), RequestNumber(0)));
+            h.push_pin(pin);
         }
         self.pack(ctx);
     }
@@ -177,7 +178,9 @@ impl Replica {
                 let why = format!("shard {} had waited long enough for the others", self.id);
                 Some(CutWord::Fails { snapshot: t.id, why })
             }
-            Hold::Held if u.is_decided && !u.is_confirmed => Some(CutWord::Held { shard: self.id, snapshot: t.id, view }),
+            Hold::Held if u.is_decided && !u.is_confirmed => {
+                Some(CutWord::Held { shard: self.id, snapshot: t.id, view })
+            }
             _ if !u.is_decided && u.reported.is_none() => {
                 let is_committed = self.committed >= t.sequence || ctx.mutant(Mutant::CutsBeforeCommitted);
                 let (version, sequence) = (t.version, t.sequence);
@@ -212,7 +215,7 @@ impl Replica {
     }
 
     /// The pins of this log, oldest first.
-    pub fn on_pins(&mut self, ctx: &mut Ctx<'_>, pins: &[(Version, SnapshotId)]) {
+    pub fn on_pins(&mut self, ctx: &mut Ctx<'_>, pins: &[Pin]) {
         let Some(h) = self.head.as_mut() else { return };
         h.cuts.looking = false;
         let own = h.cuts.taken.map(|t| t.id);
@@ -220,11 +223,11 @@ impl Replica {
         let Some(info) = self.info.as_ref().filter(|i| i.active == self.view_number()) else { return };
         let mut gone = useless(pins, info, own);
         if ctx.mutant(Mutant::ReleasesWhatIsKept) {
-            gone = pins.iter().map(|(version, _)| *version).collect();
+            gone = pins.iter().map(|p| p.version).collect();
         }
         let Some(h) = self.head.as_mut() else { return };
         // What was given up already is still a pin until its frame is durable.
-        h.cuts.released.retain(|v| pins.iter().any(|(version, _)| version == v));
+        h.cuts.released.retain(|v| pins.iter().any(|p| p.version == *v));
         gone.retain(|v| !h.cuts.released.contains(v));
         if gone.is_empty() {
             return;
@@ -238,7 +241,7 @@ impl Replica {
             if let Some(h) = self.head.as_mut() {
                 h.cuts.released.insert(version);
             }
-            self.order_pin(ctx, UpdateKind::Release, version.0);
+            self.order_pin(ctx, PinUpdate::Release(version));
         }
         if more {
             self.snapshots_changed();

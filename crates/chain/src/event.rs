@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use freebs_format::wire::{FrameName, Message, ReadRequest, SyncRequest};
-use freebs_format::{CarryBody, Frame, FrameHead, VolumeDescription};
+use freebs_format::{CarryBody, Frame, FrameHead, Pin, VolumeDescription};
 use freebs_io::LinkId;
 use freebs_lsvd::{DamagedBlocks, Durable, EventKind, Record};
 use freebs_secrets::HostKey;
@@ -435,8 +435,8 @@ pub enum Event {
     Pins {
         /// The shard.
         shard: ShardId,
-        /// Versions, and the snapshots that they are of.
-        pins: Vec<(Version, SnapshotId)>,
+        /// With the snapshots that they are of.
+        pins: Vec<Pin>,
     },
     /// Time has passed; wanted about every 20 ms.
     Tick,
@@ -618,6 +618,8 @@ pub struct ShardStatus {
     pub clients: usize,
     /// The generation of an attachment that is of no use any more to who had it.
     pub lapsed: Option<Generation>,
+    /// Versions that its log keeps for snapshots.
+    pub pins: usize,
     /// Only at a head that can't open its view: what it waits for, in words.
     pub waits: Option<String>,
     /// The part of its log that counts when the active view is left.

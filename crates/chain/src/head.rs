@@ -13,12 +13,13 @@ use crate::replica::{Client, Ctx, Replica, TailEntry, with_overhead};
 use crate::secret::Gathered;
 use crate::timing;
 use freebs_format::wire::{DurableItem, HeartbeatItem, Message, Refusal, Request, Room, WriteRequest};
-use freebs_format::{AttachBody, Frame, FrameBuilder, FrameKind, FrameMeta, UpdateDraft, UpdateKind, ViewBody, token};
+use freebs_format::{
+    AttachBody, Frame, FrameBuilder, FrameKind, FrameMeta, PinUpdate, UpdateDraft, UpdateKind, ViewBody, token,
+};
 use freebs_io::LinkId;
 use freebs_lsvd::Seen;
 use freebs_types::{
-    ChunkId, DriverId, Generation, Hash32, Nanos, NodeId, Peer, RequestNumber, Sequence, ShardId, Version, ViewNumber,
-    limits,
+    ChunkId, DriverId, Generation, Hash32, Nanos, NodeId, Peer, RequestNumber, Sequence, ShardId, ViewNumber, limits,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -132,9 +133,9 @@ impl Head {
         }
     }
 
-    /// Adds an update about pins to what the next frame will have.
-    pub fn push_pin(&mut self, kind: UpdateKind, base: Version, of: (DriverId, RequestNumber, RequestNumber)) {
-        self.builder.push_pin(kind, base, of);
+    /// Adds an update about pins, which nobody asked for, to what the next frame will have.
+    pub fn push_pin(&mut self, pin: PinUpdate) {
+        self.builder.push_pin(pin, (DriverId(0), RequestNumber(0), RequestNumber(0)));
     }
 
     /// Starts anew for a view that is about to be opened: nothing of an older one is left.

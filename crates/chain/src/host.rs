@@ -558,6 +558,7 @@ impl Host {
                 .collect(),
             clients: r.clients.values().filter(|c| c.is_attached).count(),
             lapsed: r.lapsed(self.now),
+            pins: 0,
             waits: r.waits(),
             log: r.log_status(),
         })

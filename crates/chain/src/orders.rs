@@ -26,6 +26,7 @@ use freebs_types::{
 };
 use std::collections::BTreeMap;
 
+mod cuts;
 mod forced;
 mod leases;
 mod leaving;

@@ -4,11 +4,11 @@
 //! A turn: messages and completions step the host one by one; then, once, the host ends its turn: one append takes
 //! the frames of all shards, one message takes what goes to one link.
 
+use crate::cuts::Words;
 use crate::event::{
     Action, ControlPort, Event, HostConfig, MapSource, Mended, Note, NoteKind, Opened, ShardInfo, ShardStatus,
     SyncSource, Who,
 };
-use crate::cuts::Words;
 use crate::host::Host;
 use crate::repair::{Damage, Hole};
 use crate::replica::{Replica, TailEntry, genesis};
@@ -20,8 +20,8 @@ use freebs_format::wire::{FrameName, Message, ReadReply, ReadRequest, Refusal, R
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
 use freebs_lsvd::{DamagedBlocks, Durable, Engine, EventKind, Listener};
 use freebs_types::{
-    Error, ErrorKind, Generation, Hash32, Lba, Nanos, NodeId, Peer, Result, Sequence, ShardId, SnapshotId, StartNumber,
-    Version, ViewNumber,
+    Error, ErrorKind, Generation, Hash32, Lba, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
+    ViewNumber,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -222,7 +222,9 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     /// All replicas here, for people and programs.
     pub fn status(&self) -> Vec<ShardStatus> {
         let host = self.0.host.borrow();
-        host.shards().into_iter().filter_map(|s| host.status(s)).collect()
+        let pins = |s: ShardId| self.0.engine.history(s).map_or(0, |h| h.pins.len());
+        let shards = host.shards().into_iter();
+        shards.filter_map(|s| host.status(s).map(|status| ShardStatus { pins: pins(s), ..status })).collect()
     }
 
     fn step(&self, event: Event) {
@@ -472,7 +474,6 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     fn list_pins(&self, shard: ShardId) {
         let pins = self.0.engine.history(shard).map(|h| h.pins).unwrap_or_default();
-        let pins = pins.into_iter().map(|version| (version, SnapshotId(0))).collect();
         self.step(Event::Pins { shard, pins });
     }
 

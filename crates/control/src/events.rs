@@ -191,13 +191,15 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
             let old = before.volume(*volume).map_or("?", |old| &old.name);
             Told::new(EventKind::VolumeRenamed, format!("from {old}")).of(v)
         })),
-        Command::DeleteVolume { volume, force } | Command::DeleteVolumeAndSnapshots { volume, force, .. } => one(before.volume(*volume).map(|v| {
-            let how = match (&v.holder, force) {
-                (Some(h), true) => format!("although it was attached by {} (forced)", h.name),
-                _ => "asked for".into(),
-            };
-            Told::new(EventKind::VolumeDeleted, how).of(v)
-        })),
+        Command::DeleteVolume { volume, force } | Command::DeleteVolumeAndSnapshots { volume, force, .. } => {
+            one(before.volume(*volume).map(|v| {
+                let how = match (&v.holder, force) {
+                    (Some(h), true) => format!("although it was attached by {} (forced)", h.name),
+                    _ => "asked for".into(),
+                };
+                Told::new(EventKind::VolumeDeleted, how).of(v)
+            }))
+        }
         Command::AttachVolume { volume, force, .. } => one(now.volume(*volume).and_then(|v| {
             let old = before.volume(*volume).and_then(|old| old.holder.clone());
             Some(attached(v, old.as_ref(), v.holder.as_ref()?, *force))

@@ -6,7 +6,8 @@ mod views;
 
 use bytes::Bytes;
 use freebs_chain::{
-    Action, Branch, Event, Forced, Host, HostConfig, Mutant, Opened, ShardInfo, ShardSnapshots, ShardStatus, SyncSource, Who,
+    Action, Branch, Event, Forced, Host, HostConfig, Mutant, Opened, ShardInfo, ShardSnapshots, ShardStatus,
+    SyncSource, Who,
 };
 use freebs_format::wire::{Message, SyncRequest, WriteRequest};
 use freebs_format::{Extent, ExtentKind, Frame, UpdateKind, VolumeDescription, block_crc};

@@ -1,9 +1,7 @@
 //! One snapshot: of a volume, or of several at one instant.
 
 use crate::limits;
-use freebs_types::{
-    Error, Result, Sequence, ShardId, SnapshotId, Version, ViewNumber, VolumeId, limits as common,
-};
+use freebs_types::{Error, Result, Sequence, ShardId, SnapshotId, Version, ViewNumber, VolumeId, limits as common};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 

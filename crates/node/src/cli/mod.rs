@@ -13,6 +13,7 @@ pub mod output;
 mod recover;
 mod run;
 pub mod signals;
+mod snapshot;
 mod values;
 mod verify;
 mod volume;
@@ -61,6 +62,7 @@ fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
         },
         Command::Gateway(args) => run::gateway(args, &cluster).map(|()| ExitCode::SUCCESS),
         Command::Volume(v) => block_on(volume::run(v, &cluster, output)),
+        Command::Snapshot(s) => block_on(snapshot::run(s, &cluster, output)),
         Command::Verify(args) => block_on(verify::run(args, &cluster, output)),
         Command::Device(d) => device::run(d, output),
         Command::Control(c) => control::run(c, output),

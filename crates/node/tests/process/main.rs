@@ -26,6 +26,7 @@ mod leader;
 mod members;
 mod recover;
 mod serving;
+mod snapshots;
 mod stops;
 mod tools;
 mod verify;

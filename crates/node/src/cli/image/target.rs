@@ -235,7 +235,7 @@ impl<'a> Target<'a> {
         let called = &self.called;
         let left = match self.origin {
             Origin::New => {
-                let request = Request::VolumeDelete { name: called.clone(), force: true };
+                let request = Request::VolumeDelete { name: called.clone(), force: true, with_snapshots: false };
                 match self.client.call(&request, timing::CALL_MAX).await {
                     Ok(_) => format!("the volume '{}' was not made", self.name),
                     Err(why) => format!("a part of it is left in volume '{called}', which could not be deleted: {why}"),
