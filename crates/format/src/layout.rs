@@ -111,8 +111,8 @@ layouts! {
     WriteMeta { driver, lowest_open, kind, reserved, extents, reserved2 }
     OrderedMeta { number, sequence }
     DurableMeta { volume, shard, room, view, sequence }
-    ReadMeta { floor, lba, blocks }
-    PieceMeta { kind, reserved, blocks }
+    ReadMeta { floor, lba, blocks, version, snapshot, since, since_snapshot }
+    PieceMeta { kind, changed, reserved, blocks }
     RefusedMeta { reason, what, reserved }
     FramesMeta { frames, forward }
     HeartbeatMeta { volume, shard, reserved, view, last, committed, keep }

@@ -29,6 +29,9 @@ pub const SHARD_PINS_MAX: usize = 2048;
 pub const CLOSED_VIEWS_MAX: usize = 256;
 /// Blocks in one read request to a member.
 pub const READ_BLOCKS_MAX: u32 = 1024;
+/// Blocks in one question to a member for what is where: 64 MiB. Even if every block is of another kind than the one
+/// before, the answer fits one message.
+pub const STATUS_BLOCKS_MAX: u32 = 16_384;
 /// Bytes of one message on the wire, header included.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 /// Bytes of a control message's body (JSON).

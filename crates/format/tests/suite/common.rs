@@ -353,9 +353,9 @@ pub fn read_reply() -> ReadReply {
         shard: shard(),
         id: 0xabcd,
         pieces: vec![
-            Piece { kind: ExtentKind::Data, blocks: 2 },
-            Piece { kind: ExtentKind::Trim, blocks: 30 },
-            Piece { kind: ExtentKind::Zero, blocks: 1 },
+            Piece { kind: ExtentKind::Data, blocks: 2, changed: true },
+            Piece { kind: ExtentKind::Trim, blocks: 30, changed: false },
+            Piece { kind: ExtentKind::Zero, blocks: 1, changed: true },
         ],
         crcs: data.iter().map(|b| block_crc(b)).collect(),
         data: vec![data.concat().into()],
@@ -397,6 +397,8 @@ fn driver_messages() -> Vec<Message> {
             floor: Sequence(1001),
             range: BlockRange::new(8, 33),
             status_only: true,
+            at: Pin { version: Version(700), snapshot: SnapshotId(7) },
+            since: Pin { version: Version(600), snapshot: SnapshotId(6) },
         }),
         Message::ReadReply(read_reply()),
         Message::Refused(Refused {
