@@ -421,6 +421,8 @@ pub struct DamagedBlocks {
     pub shard: ShardId,
     /// Block addresses in the shard.
     pub range: BlockRange,
+    /// If they are history, a version that is kept sees them, and this is the first one. 0: none, so they are in force now.
+    pub seen_at: Version,
 }
 
 /// What a step of the scrub did.

@@ -14,7 +14,7 @@ use crate::{Piece, ReadOut};
 use bytes::Bytes;
 use freebs_format::{ExtentKind, block_crc};
 use freebs_io::Device;
-use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Lba, Result, ShardId, limits};
+use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Lba, Result, ShardId, Version, limits};
 
 /// Blocks of the map that one step of `block_status` looks at.
 const STATUS_WINDOW: u32 = 4096;
@@ -101,23 +101,25 @@ fn pieces(view: &ExtentMap, range: BlockRange, mut each: impl FnMut(ExtentKind, 
     }
 }
 
-fn push_piece(out: &mut Vec<Piece>, kind: ExtentKind, blocks: u32) {
+fn push_piece(out: &mut Vec<Piece>, kind: ExtentKind, blocks: u32, changed: bool) {
     match out.last_mut() {
-        Some(p) if p.kind == kind => p.blocks += blocks,
-        _ => out.push(Piece { kind, blocks }),
+        Some(p) if (p.kind, p.changed) == (kind, changed) => p.blocks += blocks,
+        _ => out.push(Piece { kind, blocks, changed }),
     }
+}
+
+/// The error for a block whose entry may be older than a lost frame: that may have written it.
+fn may_be_lost(s: &Shard, lba: u32, e: Option<&Extent>) -> Option<Error> {
+    let hole = s.last_hole()?;
+    let text = || format!("shard {}, block {lba}: frames that may have written it are lost", s.id);
+    e.is_none_or(|e| e.sequence <= hole).then(|| Error::corrupt(text()))
 }
 
 fn plan_read(core: &Core, s: &Shard, view: &ExtentMap, range: BlockRange) -> Result<(ReadOut, Plan)> {
     let (mut out, mut plan, mut wrong) = (ReadOut::default(), Plan::default(), None);
-    let hole = s.last_hole();
     pieces(view, range, |kind, lba, e, len| {
-        if hole.is_some_and(|h| e.is_none_or(|e| e.sequence <= h)) {
-            wrong.get_or_insert_with(|| {
-                Error::corrupt(format!("shard {}, block {lba}: frames that may have written it are lost", s.id))
-            });
-        }
-        push_piece(&mut out.pieces, kind, len);
+        wrong = wrong.take().or_else(|| may_be_lost(s, lba, e));
+        push_piece(&mut out.pieces, kind, len, false);
         if let (ExtentKind::Data, Some(e)) = (kind, e)
             && let Err(e) = plan.data(core, s, lba, e, 0, len)
         {
@@ -151,20 +153,33 @@ impl<D: Device> Engine<D> {
         Ok(out)
     }
 
-    /// Kinds of blocks without their data.
+    /// Kinds of blocks without their data. `Corrupt` if a lost frame may have written one of them.
     pub async fn block_status(&self, shard: ShardId, range: BlockRange) -> Result<Vec<Piece>> {
-        self.status_which(shard, range, Which::All).await
+        self.status_which(shard, range, Which::All, None).await
     }
 
-    pub(crate) async fn status_which(&self, shard: ShardId, range: BlockRange, which: Which) -> Result<Vec<Piece>> {
+    /// `since`: pieces say what changed behind this version, which has to be kept.
+    pub(crate) async fn status_which(
+        &self,
+        shard: ShardId,
+        range: BlockRange,
+        which: Which,
+        since: Option<Version>,
+    ) -> Result<Vec<Piece>> {
         check_range(range)?;
         let (mut out, mut at) = (Vec::new(), range.start.0);
         while u64::from(at) < range.end() {
             let part = BlockRange { start: Lba(at), len: (range.end() as u32 - at).min(STATUS_WINDOW) };
             let bounds = (at, part.end() as u32);
-            let kinds = |_: &Core, _: &Shard, view: &ExtentMap| {
-                pieces(view, part, |kind, _, _, len| push_piece(&mut out, kind, len));
-                Ok(())
+            let kinds = |_: &Core, s: &Shard, view: &ExtentMap| {
+                since.map_or(Ok(()), |v| s.check_version(v))?;
+                let mut wrong = None;
+                pieces(view, part, |kind, lba, e, len| {
+                    wrong = wrong.take().or_else(|| may_be_lost(s, lba, e));
+                    let changed = since.is_some_and(|v| e.is_some_and(|e| e.version > v));
+                    push_piece(&mut out, kind, len, changed);
+                });
+                wrong.map_or(Ok(()), Err)
             };
             self.io().with_view(shard, bounds, which, kinds).await?;
             at += part.len;

@@ -162,6 +162,7 @@ impl Story {
             }
         }
         assert_eq!(rig.read_all(SHARD, BLOCKS).await.unwrap(), full(self.versions.last().unwrap(), BLOCKS));
+        self.compare_changes(rig, &versions).await;
         for _ in 0..3 {
             let v = self.rng.below(last.chain.version + 5);
             if !versions.contains(&v) {
@@ -170,6 +171,28 @@ impl Story {
             }
         }
         rig.engine.check();
+    }
+}
+
+impl Story {
+    /// Between two versions that are kept: blocks that are not told to have changed are the same.
+    async fn compare_changes(&mut self, rig: &Rig, kept: &[u64]) {
+        let all = BlockRange::new(0, BLOCKS);
+        for _ in 0..3 {
+            let mut drawn = || kept[self.rng.below(kept.len() as u64) as usize];
+            let (a, b) = (drawn(), drawn());
+            let (a, b) = (a.min(b), a.max(b));
+            let pieces = rig.engine.changes_at(SHARD, Version(b), Version(a), all).await.unwrap();
+            let [before, after] = [a, b].map(|v| full(&self.versions[v as usize], BLOCKS));
+            let mut at = 0;
+            for p in pieces {
+                let is_same = |n: &u32| before[n] == after[n];
+                assert!(p.changed || (at..at + p.blocks).all(|n| is_same(&n)), "blocks at {at} from {a} to {b}: {p:?}");
+                assert!(!p.changed || a < b, "{p:?} changed from {a} to {b}");
+                at += p.blocks;
+            }
+            assert_eq!(at, BLOCKS);
+        }
     }
 }
 

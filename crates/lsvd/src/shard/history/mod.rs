@@ -22,7 +22,7 @@ use crate::log::segments::Segments;
 use crate::map::extents::{Extent, ExtentMap};
 use crate::shard::Shard;
 use freebs_format::{MarkBody, Pin};
-use freebs_types::{Error, Result, Sequence, ShardId, Version};
+use freebs_types::{Error, Result, Sequence, ShardId, SnapshotId, Version};
 use pins::{Kept, PinOp, Pins};
 use std::collections::BTreeMap;
 use table::{Judge, Layer, Table};
@@ -142,7 +142,14 @@ impl Shard {
         kept
     }
 
-    /// Whether a version can be read; else why not.
+    /// The snapshot that a version is pinned for; `None` if it is not pinned.
+    pub fn pinned_for(&self, v: Version) -> Option<SnapshotId> {
+        let changes = self.overlay.frames().any(|f| !f.pins.is_empty());
+        let of = |kept: &Kept| kept.pins.get(&v).copied();
+        if changes { of(&self.kept()) } else { of(&self.history.pins.kept) }
+    }
+
+    /// The reason for which a version can't be read, if it can't.
     pub fn check_version(&self, v: Version) -> Result<()> {
         let last = self.tip.version;
         if v > last {

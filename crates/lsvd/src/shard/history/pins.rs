@@ -81,6 +81,12 @@ impl Kept {
         self.pins.contains_key(&v) || self.retain.is_some_and(|r| r <= v)
     }
 
+    /// The first version from `v` on that is kept although it need not be the last one.
+    pub fn first_from(&self, v: Version) -> Option<Version> {
+        let pin = self.pins.range(v..).next().map(|(v, _)| *v);
+        pin.into_iter().chain(self.retain.map(|r| r.max(v))).min()
+    }
+
     /// Whether what was in force at the versions from `from` up to, but without, `to` is needed.
     pub fn needs(&self, from: Version, to: Version) -> bool {
         from < to && (self.retain.is_some_and(|r| r < to) || self.pins.range(from..to).next().is_some())
@@ -171,6 +177,9 @@ mod tests {
         assert!(k.has(Version(3)) && k.has(Version(20)) && k.has(Version(99)));
         assert!(!k.has(Version(4)) && !k.has(Version(19)));
         assert!(!Kept::default().needs(Version(0), Version(1 << 60)));
+        let first = |v| k.first_from(Version(v)).map(|v| v.0);
+        assert_eq!((first(0), first(4), first(8), first(30)), (Some(3), Some(7), Some(20), Some(30)));
+        assert_eq!(kept(&[3], None).first_from(Version(4)), None);
     }
 
     #[test]
