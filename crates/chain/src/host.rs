@@ -7,6 +7,7 @@ use crate::event::{Action, Event, HostConfig, MemberStatus, Mutant, ShardInfo, S
 use crate::mend::Mending;
 use crate::open::Phase;
 use crate::out::Out;
+use crate::past::is_of_the_past;
 use crate::peers::Peers;
 use crate::replica::{Ctx, Replica, with_overhead};
 use freebs_format::wire::{Message, ReadRequest, Refusal, Refused, Request};
@@ -512,10 +513,11 @@ impl Host {
     }
 
     /// Why blocks that were looked up are not to be given out, if so: a newer attachment is known by now (L2), or a
-    /// newer view was promised or entered (V2).
+    /// newer view was promised or entered (V2). What a kept version sees has not changed.
     pub(crate) fn read_refusal(&self, r: &ReadRequest) -> Option<Refusal> {
         match self.replicas.get(&r.shard) {
             None => Some(Refusal::NotReady),
+            Some(x) if is_of_the_past(r) => x.stopped.is_some().then_some(Refusal::NotReady),
             Some(x) if r.generation < x.attach.generation => Some(Refusal::Fenced),
             Some(x) if x.view_number() != r.view || !x.serves() => Some(Refusal::WrongView),
             Some(_) => None,

@@ -20,6 +20,7 @@ mod open;
 mod orders;
 mod out;
 mod parts;
+mod past;
 mod peers;
 mod relearn;
 mod repair;

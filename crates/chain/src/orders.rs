@@ -30,6 +30,7 @@ mod cuts;
 mod forced;
 mod leases;
 mod leaving;
+mod past;
 mod refused;
 mod room;
 mod rules;

@@ -10,13 +10,14 @@ use crate::event::{
     SyncSource, Who,
 };
 use crate::host::Host;
+use crate::past::is_of_the_past;
 use crate::repair::{Damage, Hole};
 use crate::replica::{Replica, TailEntry, genesis};
 use crate::sync::{ANSWER_BYTES, is_said_committed};
 use crate::timing;
 use bytes::Bytes;
 use freebs_format::FrameHead;
-use freebs_format::wire::{FrameName, Message, ReadReply, ReadRequest, Refusal, Refused, Request, SyncRequest};
+use freebs_format::wire::{FrameName, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request, SyncRequest};
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
 use freebs_lsvd::{DamagedBlocks, Durable, Engine, EventKind, Listener};
 use freebs_types::{
@@ -32,6 +33,9 @@ use tokio::task::JoinSet;
 
 /// Frames behind a hole that are looked at for one that can be read.
 const BEHIND_MAX: u64 = 64;
+
+/// Blocks that were looked up for a read: pieces, and the CRCs and data of their data blocks.
+pub(crate) type Found = (Vec<Piece>, Vec<u32>, Vec<Bytes>);
 
 /// Damaged blocks that are taken from the log at once, as pieces of a few.
 const DAMAGED_MAX: usize = 256;
@@ -350,7 +354,9 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     async fn read(self, link: LinkId, r: ReadRequest) {
         let engine = &self.0.engine;
-        let found = if r.status_only {
+        let found: Result<Found> = if is_of_the_past(&r) {
+            self.look_up_past(&r).await
+        } else if r.status_only {
             engine.block_status(r.shard, r.range).await.map(|pieces| (pieces, Vec::new(), Vec::new()))
         } else {
             engine.read(r.shard, r.range).await.map(|o| (o.pieces, o.crcs, o.data))
@@ -376,7 +382,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     /// A task of its own, so that the host is not stepped from within a step.
     fn mend(&self, blocks: DamagedBlocks, data: &Bytes) {
-        let DamagedBlocks { id, shard, range } = blocks;
+        let DamagedBlocks { id, shard, range, .. } = blocks;
         let done = self.0.engine.mend(id, data);
         let end = match &done {
             Ok(0) => Mended::Done,
