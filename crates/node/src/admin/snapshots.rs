@@ -31,7 +31,8 @@ pub(super) async fn create(service: &Service, names: &[String], name: Option<Str
             Some(Ok(status)) => return Ok(Reply::Snapshot(status)),
             Some(Err(failed)) => why = failed,
             None => {
-                why = waits_for(&service.state()?, id);
+                let state = service.state()?;
+                why = waits_for(&state, id);
                 service.plane.submit(Command::FailSnapshot { snapshot: id, why: why.clone() }).await?;
                 // It may have been completed at that very moment.
                 if let Some(Ok(status)) = ended(service, id, until).await {

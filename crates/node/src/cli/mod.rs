@@ -7,6 +7,7 @@ mod attachments;
 pub mod cluster;
 mod control;
 mod device;
+mod diff;
 mod events;
 mod image;
 pub mod output;

@@ -24,6 +24,7 @@ mod images;
 mod kills;
 mod leader;
 mod members;
+mod past;
 mod recover;
 mod serving;
 mod snapshots;

@@ -41,6 +41,8 @@ Nobody deletes it before, nor its volume. A lock can be made longer, and never s
 
 #[derive(Debug, Subcommand)]
 pub enum SnapshotCommand {
+    /// Show which blocks changed between two snapshots of a volume
+    Diff(super::super::diff::DiffArgs),
     /// Keep a volume, or several at one instant, as they are now
     #[command(after_help = CREATE_HELP)]
     Create(CreateArgs),
@@ -100,7 +102,7 @@ fn snapshot_name(text: &str) -> Result<String, String> {
     rules::check_name("snapshot", text).map(|()| text.to_owned()).map_err(|e| e.to_string())
 }
 
-fn place(text: &str) -> Result<Place, String> {
+pub fn place(text: &str) -> Result<Place, String> {
     let parts = text.split_once('@').filter(|(volume, name)| !volume.is_empty() && !name.is_empty());
     let (volume, name) = parts.ok_or("write VOLUME@NAME, such as data@nightly")?;
     rules::check_name("volume", volume).map_err(|e| e.to_string())?;

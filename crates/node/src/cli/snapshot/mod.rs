@@ -20,6 +20,7 @@ use std::time::Instant;
 pub async fn run(command: SnapshotCommand, cluster: &str, output: &Output) -> Result<ExitCode> {
     let client = connect(cluster).await?;
     match command {
+        SnapshotCommand::Diff(args) => super::diff::run(&client, args, cluster, output).await,
         SnapshotCommand::Create(args) => create(&client, args, output).await,
         SnapshotCommand::List { volume } => list(&client, volume, output).await,
         SnapshotCommand::Show { snapshot } => {
