@@ -412,11 +412,15 @@ impl Cluster {
         for v in self.control.volumes() {
             for s in &v.shards {
                 let shard = v.shard_id(s.index);
-                let replicas = statuses.get(&shard).map(Vec::as_slice).unwrap_or_default();
+                // Beside the only log of a branch former members keep what they have.
+                let is_alone = s.members.len() == 1 && s.branch.is_some();
+                let is_kept = |n: &NodeId| is_alone && s.keepers.contains(n);
+                let all = statuses.get(&shard).into_iter().flatten();
+                let replicas: Vec<&(NodeId, ShardStatus)> = all.filter(|(n, _)| !is_kept(n)).collect();
                 if replicas.len() != s.members.len() {
                     return Some(format!("shard {shard} has {} of {} replicas", replicas.len(), s.members.len()));
                 }
-                let Some((_, head)) = replicas.iter().find(|(_, r)| r.is_head) else {
+                let Some((_, head)) = replicas.iter().copied().find(|(_, r)| r.is_head) else {
                     return Some(format!("shard {shard} has no head"));
                 };
                 let same = |r: &ShardStatus| {
