@@ -7,6 +7,7 @@
 
 mod branch;
 mod coming;
+mod cuts;
 mod event;
 mod head;
 mod host;
@@ -19,6 +20,7 @@ mod open;
 mod orders;
 mod out;
 mod parts;
+mod past;
 mod peers;
 mod relearn;
 mod repair;
@@ -33,8 +35,8 @@ mod waits;
 mod worker;
 
 pub use event::{
-    Action, Branch, ControlPort, Event, Forced, HostConfig, LogStatus, MapPiece, MapSource, MemberStatus, Mutant, Note,
-    NoteKind, Opened, ShardInfo, ShardStatus, SyncSource, Who,
+    Action, Branch, ControlPort, CutWord, Event, Forced, HostConfig, LogStatus, MapPiece, MapSource, MemberStatus,
+    Mutant, Note, NoteKind, Opened, ShardInfo, ShardSnapshots, ShardStatus, SyncSource, UnderWay, Who,
 };
 pub use host::Host;
 pub use repair::Hole;

@@ -1,6 +1,6 @@
 //! Orders of events that once went wrong, or nearly so, played to one replica.
 
-use crate::event::{Action, Branch, Forced, HostConfig, MapSource, Mutant, Opened, ShardInfo, Who};
+use crate::event::{Action, Branch, Forced, HostConfig, MapSource, Mutant, Opened, ShardInfo, ShardSnapshots, Who};
 use crate::head::view_secret;
 use crate::host::Host;
 use crate::learn::Learning;
@@ -26,9 +26,11 @@ use freebs_types::{
 };
 use std::collections::BTreeMap;
 
+mod cuts;
 mod forced;
 mod leases;
 mod leaving;
+mod past;
 mod refused;
 mod room;
 mod rules;
@@ -774,6 +776,7 @@ fn info(blocks: u64) -> ShardInfo {
         volume: None,
         forced: None,
         branch: Branch::default(),
+        snapshots: ShardSnapshots::default(),
     }
 }
 

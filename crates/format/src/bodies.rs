@@ -3,6 +3,7 @@
 //! Each is a fixed struct followed by tables whose lengths the struct names; a body with bytes left over is refused.
 
 use crate::description::{VolumeDescription, VolumeFixed};
+use crate::pins::{self, Pin};
 use crate::{ExtentKind, FrameHead, FrameKind};
 use bytes::Bytes;
 use freebs_types::{
@@ -350,7 +351,7 @@ pub struct MarkBody {
     /// Requests that were applied up to this state, so that a repeat is answered and not applied again.
     pub requests: Requests,
     /// Versions that were pinned when what is committed was (rule E6), in order.
-    pub pins: Vec<Version>,
+    pub pins: Vec<Pin>,
     /// First version of the retention window then; 0 for none.
     pub retain: Version,
     /// Closed views of which the log still has frames, in order, so that the frames can be audited when those that
@@ -478,7 +479,7 @@ impl MarkBody {
             let e = EntryFixed { driver: e.driver.0.into(), number: e.number.0.into(), sequence: e.sequence.0.into() };
             out.extend_from_slice(e.as_bytes());
         }
-        self.pins.iter().for_each(|v| out.extend_from_slice(&v.0.to_le_bytes()));
+        pins::encode(&self.pins, &mut out);
         for c in &self.closed {
             let c = ClosedFixed { view: c.view.0.into(), published: c.published.0.into(), secret: c.secret.0 };
             out.extend_from_slice(c.as_bytes());
@@ -531,13 +532,7 @@ impl MarkBody {
         if closed.len() > limits::CLOSED_VIEWS_MAX || !closed.is_sorted_by(|a, b| a.view.get() < b.view.get()) {
             return Err(cut("mark with closed views that make no sense"));
         }
-        let pins = <[U64]>::ref_from_bytes(rest).map_err(|_| cut("mark's pinned versions are cut short"))?;
-        if pins.len() != fixed.pins.get() as usize
-            || pins.len() > limits::SHARD_PINS_MAX
-            || !pins.is_sorted_by(|a, b| a.get() < b.get())
-        {
-            return Err(cut("mark with pinned versions that make no sense"));
-        }
+        let pins = pins::decode(rest, fixed.pins.get() as usize)?;
         Ok(Self {
             promised: ViewNumber(fixed.promised.get()),
             secret_view: ViewNumber(fixed.secret_view.get()),
@@ -561,7 +556,7 @@ impl MarkBody {
             given_up: ViewNumber(fixed.given_up.get()),
             view_frame,
             requests: requests(floors, entries),
-            pins: pins.iter().map(|v| Version(v.get())).collect(),
+            pins,
             retain: Version(fixed.retain.get()),
             closed: closed
                 .iter()

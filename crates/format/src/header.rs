@@ -8,8 +8,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const FRAME_MAGIC: [u8; 4] = *b"FBFR";
 pub const FRAME_VERSION: u16 = 1;
 /// Feature bit of a frame that tells of pinned versions: updates of the kinds `Snapshot`, `Release` and `Retain`, and
-/// marks that name any. A reader without it would let go of what the pins keep.
-pub const FEATURE_PINS: u32 = 1;
+/// marks that name any. A reader without it would let go of what the pins keep. Bit 1 said the same of pins without the
+/// numbers of their snapshots, and is refused.
+pub const FEATURE_PINS: u32 = 64;
 /// Feature bit of a view frame whose secret is shared among the members. A reader without it would follow such a view
 /// with a secret that its members can't put together.
 pub const FEATURE_SHARED: u32 = 2;
@@ -80,7 +81,7 @@ pub enum UpdateKind {
     Abort = 6,
     /// Reserved: nothing makes such an update yet.
     Relocate = 7,
-    /// Pins the version that it has itself (rule E6). No extents.
+    /// Pins the version that it has itself (rule E6), for the snapshot with the number `base`. No extents.
     Snapshot = 8,
     /// Gives up the pin of its `base`, or the retention window if that is 0. No extents.
     Release = 9,

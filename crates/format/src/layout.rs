@@ -12,6 +12,7 @@ use crate::disk::{
     AppendHeader, CheckpointSlot, HostKeyFile, IndexFixed, PageHeader, PagesFixed, SegmentFooter, Superblock,
 };
 use crate::header::{ExtentDesc, FrameHeader, UpdateDesc};
+use crate::pins::PinFixed;
 use crate::wire::{
     AttachMeta, ControlMeta, DurableMeta, FramesMeta, HeartbeatMeta, HelloMeta, MessageHeader, NameMeta, OrderedMeta,
     PieceMeta, ReadMeta, RefusedMeta, SealAskMeta, SealMeta, SyncMeta, SyncReplyMeta, WelcomeMeta, WriteMeta,
@@ -76,6 +77,7 @@ layouts! {
         promised, secret_view, secret, committed, last_view, released, last_parent, last_digest, attach, flags,
         view_frame_len, floors, entries, retain, pins, closed, given_up,
     }
+    PinFixed { version, snapshot }
     FloorFixed { driver, lowest_open }
     EntryFixed { driver, number, sequence }
     ClosedFixed { view, published, secret }
@@ -109,8 +111,8 @@ layouts! {
     WriteMeta { driver, lowest_open, kind, reserved, extents, reserved2 }
     OrderedMeta { number, sequence }
     DurableMeta { volume, shard, room, view, sequence }
-    ReadMeta { floor, lba, blocks }
-    PieceMeta { kind, reserved, blocks }
+    ReadMeta { floor, lba, blocks, version, snapshot, since, since_snapshot }
+    PieceMeta { kind, changed, reserved, blocks }
     RefusedMeta { reason, what, reserved }
     FramesMeta { frames, forward }
     HeartbeatMeta { volume, shard, reserved, view, last, committed, keep }

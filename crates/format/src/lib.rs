@@ -11,6 +11,7 @@ pub mod disk;
 mod frame;
 mod header;
 pub mod layout;
+mod pins;
 mod token;
 pub mod wire;
 
@@ -25,4 +26,5 @@ pub use header::{
     ExtentDesc, ExtentKind, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_GIVEN_UP, FEATURE_PINS, FEATURE_SHARED,
     FEATURE_VOLUME, FRAME_MAGIC, FrameHeader, FrameKind, UpdateDesc, UpdateKind,
 };
+pub use pins::{PIN_BYTES, Pin, PinUpdate};
 pub use token::{FrameDigest, frame_digest, hide, token};

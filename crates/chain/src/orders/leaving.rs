@@ -67,6 +67,7 @@ impl Node {
             volume: None,
             forced: None,
             branch: Branch::default(),
+            snapshots: ShardSnapshots::default(),
         };
         self.step(Event::Shards(vec![info]))
     }

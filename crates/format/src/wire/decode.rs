@@ -6,11 +6,12 @@ use super::{
     DurableItem, FrameName, Given, HeartbeatItem, Hello, Leased, Message, Piece, ReadReply, ReadRequest, Refusal,
     Refused, Request, Role, Room, SealAnswer, SyncMode, SyncReply, SyncRequest, ViewNews, Welcome, WriteRequest,
 };
-use crate::{Extent, ExtentDesc, ExtentKind, Frame, FrameHead, UpdateKind, ViewBody, crc32c};
+use crate::{Extent, ExtentDesc, ExtentKind, Frame, FrameHead, Pin, UpdateKind, ViewBody, crc32c};
 use bytes::{Bytes, BytesMut};
 use freebs_types::{
     BLOCK, BlockRange, ClusterId, DriverId, Error, Generation, Hash32, HostPublic, Lba, Nanos, NodeId, RequestNumber,
-    Result, SLICE_BYTES, SealedSlice, Sequence, ShardId, Slice, StartNumber, ViewNumber, VolumeId, limits,
+    Result, SLICE_BYTES, SealedSlice, Sequence, ShardId, Slice, SnapshotId, StartNumber, Version, ViewNumber, VolumeId,
+    limits,
 };
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -164,6 +165,8 @@ impl Message {
                     floor: Sequence(m.floor.get()),
                     range: BlockRange { start: Lba(m.lba.get()), len: m.blocks.get() },
                     status_only: h.flags & 1 != 0,
+                    at: Pin { version: Version(m.version.get()), snapshot: SnapshotId(m.snapshot.get()) },
+                    since: Pin { version: Version(m.since.get()), snapshot: SnapshotId(m.since_snapshot.get()) },
                 })
             }
             kind::READ_REPLY => Self::ReadReply(read_reply(h, &meta, payload)?),
@@ -294,7 +297,7 @@ fn read_reply(h: &Head, meta: &[u8], payload: Bytes) -> Result<ReadReply> {
     }
     let piece = |p: &s::PieceMeta| {
         let kind = ExtentKind::from_byte(p.kind).ok_or_else(|| bad("unknown kind of extent"))?;
-        Ok(Piece { kind, blocks: p.blocks.get() })
+        Ok(Piece { kind, blocks: p.blocks.get(), changed: p.changed != 0 })
     };
     Ok(ReadReply {
         shard: h.shard,

@@ -10,7 +10,7 @@ mod structs;
 
 pub use structs::*;
 
-use crate::{Extent, ExtentKind, Frame, UpdateKind, ViewBody};
+use crate::{Extent, ExtentKind, Frame, Pin, UpdateKind, ViewBody};
 use bytes::Bytes;
 use freebs_types::{
     BlockRange, ClusterId, DriverId, Error, ErrorKind, Generation, Hash32, HostPublic, Nanos, NodeId, RequestNumber,
@@ -88,7 +88,7 @@ pub struct WriteRequest {
     pub data: Vec<Bytes>,
 }
 
-/// A driver's read or question for block status.
+/// A read or question for block status, of a driver, of a reader of the past, or of a member that mends its log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
     /// The shard; `range` are addresses in it.
@@ -103,8 +103,15 @@ pub struct ReadRequest {
     pub floor: Sequence,
     /// The blocks, at most `limits::READ_BLOCKS_MAX` if data are asked for.
     pub range: BlockRange,
-    /// Only what is where, without data.
+    /// Only what is where, without data; at most `limits::STATUS_BLOCKS_MAX` blocks.
     pub status_only: bool,
+    /// Version 0: the present. Else the blocks as they were at this version, which a member answers if it keeps it, and for
+    /// this snapshot if one is named: view and generation mean nothing then, and `floor` is what its committed sequence must
+    /// reach.
+    pub at: Pin,
+    /// With `at` and `status_only`: pieces say what changed behind this version, which the member must keep, too. Version 0:
+    /// they don't.
+    pub since: Pin,
 }
 
 /// A run of blocks of one kind in an answer.
@@ -114,6 +121,8 @@ pub struct Piece {
     pub kind: ExtentKind,
     /// Number of blocks, 1 and up.
     pub blocks: u32,
+    /// An update behind `ReadRequest::since` touched them; never set if that is 0.
+    pub changed: bool,
 }
 
 /// The answer to a read.

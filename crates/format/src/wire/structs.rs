@@ -177,15 +177,22 @@ pub(crate) struct ReadMeta {
     pub(crate) floor: U64,
     pub(crate) lba: U32,
     pub(crate) blocks: U32,
+    /// 0 for the present.
+    pub(crate) version: U64,
+    pub(crate) snapshot: U64,
+    /// 0 unless changes are asked for.
+    pub(crate) since: U64,
+    pub(crate) since_snapshot: U64,
 }
-const _: () = assert!(size_of::<ReadMeta>() == 16);
+const _: () = assert!(size_of::<ReadMeta>() == 48);
 
 /// One piece of `ReadReply`; then CRCs; payload: data.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct PieceMeta {
     pub(crate) kind: u8,
-    pub(crate) reserved: [u8; 3],
+    pub(crate) changed: u8,
+    pub(crate) reserved: [u8; 2],
     pub(crate) blocks: U32,
 }
 const _: () = assert!(size_of::<PieceMeta>() == 8);

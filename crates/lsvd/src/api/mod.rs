@@ -5,7 +5,7 @@ pub mod requests;
 
 use bytes::Bytes;
 pub use freebs_format::wire::{FrameName, Piece};
-use freebs_format::{AttachBody, CarryBody, Frame, FrameHead, ViewBody};
+use freebs_format::{AttachBody, CarryBody, Frame, FrameHead, Pin, ViewBody};
 use freebs_types::{
     BlockRange, ChunkId, ClusterId, DeviceId, Error, Hash32, NodeId, Sequence, ShardId, StartNumber, Version,
     ViewNumber,
@@ -394,8 +394,8 @@ pub struct ReadOut {
 /// Which versions of a shard are kept beside the last one, and what that costs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HistoryState {
-    /// Pinned versions, lowest first. At most `limits::SHARD_PINS_MAX`.
-    pub pins: Vec<Version>,
+    /// Pinned versions and their snapshots, lowest version first. At most `limits::SHARD_PINS_MAX`.
+    pub pins: Vec<Pin>,
     /// First version of the retention window; each from there on is kept.
     pub retain: Option<Version>,
     /// Superseded extents that are kept for them, as far as they are known to be superseded, and the bytes of their data.
@@ -408,7 +408,7 @@ impl HistoryState {
     /// Whether a version is kept.
     #[must_use]
     pub fn has(&self, version: Version) -> bool {
-        self.pins.binary_search(&version).is_ok() || self.retain.is_some_and(|r| r <= version)
+        self.pins.binary_search_by_key(&version, |p| p.version).is_ok() || self.retain.is_some_and(|r| r <= version)
     }
 }
 
@@ -421,6 +421,8 @@ pub struct DamagedBlocks {
     pub shard: ShardId,
     /// Block addresses in the shard.
     pub range: BlockRange,
+    /// If they are history, a version that is kept sees them, and this is the first one. 0: none, so they are in force now.
+    pub seen_at: Version,
 }
 
 /// What a step of the scrub did.

@@ -32,7 +32,9 @@ use crate::shard::holes::Hole;
 use crate::shard::overlay::{Overlay, Uncommitted, entries};
 use crate::{Base, FrameName, MarkChange, RequestTable, RuleMutant, ShardState, Unrepaired};
 use chunks::{ChunkIndex, Run};
-use freebs_format::{AttachBody, CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind, MarkBody, ViewBody};
+use freebs_format::{
+    AttachBody, CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind, MarkBody, PIN_BYTES, ViewBody,
+};
 use freebs_types::{BLOCK, ChunkId, Hash32, Sequence, ShardId, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -927,7 +929,7 @@ impl Shard {
     pub fn mark_tables_len(&self) -> usize {
         self.views.last().map_or(0, |v| v.1.bytes().len())
             + self.requests.encoded_len()
-            + self.history.pins.kept.pins.len() * 8
+            + self.history.pins.kept.pins.len() * PIN_BYTES
             + self.closed.mark_bytes()
     }
 

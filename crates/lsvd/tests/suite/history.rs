@@ -146,7 +146,8 @@ impl Story {
     /// All that must be readable is what it was, and all else is not readable.
     async fn compare(&mut self, rig: &Rig, all: bool) {
         let (last, known) = (self.last(), rig.engine.history(SHARD).unwrap());
-        let pins: BTreeSet<u64> = known.pins.iter().map(|v| v.0).collect();
+        assert!(known.pins.iter().all(|p| *p == pin(p.version.0)), "{:?}", known.pins);
+        let pins: BTreeSet<u64> = known.pins.iter().map(|p| p.version.0).collect();
         assert_eq!(Kept { pins, retain: known.retain.map(|v| v.0) }, last.kept);
         let versions = self.kept_versions();
         for v in &versions {
@@ -161,6 +162,7 @@ impl Story {
             }
         }
         assert_eq!(rig.read_all(SHARD, BLOCKS).await.unwrap(), full(self.versions.last().unwrap(), BLOCKS));
+        self.compare_changes(rig, &versions).await;
         for _ in 0..3 {
             let v = self.rng.below(last.chain.version + 5);
             if !versions.contains(&v) {
@@ -169,6 +171,28 @@ impl Story {
             }
         }
         rig.engine.check();
+    }
+}
+
+impl Story {
+    /// Between two versions that are kept: blocks that are not told to have changed are the same.
+    async fn compare_changes(&mut self, rig: &Rig, kept: &[u64]) {
+        let all = BlockRange::new(0, BLOCKS);
+        for _ in 0..3 {
+            let mut drawn = || kept[self.rng.below(kept.len() as u64) as usize];
+            let (a, b) = (drawn(), drawn());
+            let (a, b) = (a.min(b), a.max(b));
+            let pieces = rig.engine.changes_at(SHARD, Version(b), Version(a), all).await.unwrap();
+            let [before, after] = [a, b].map(|v| full(&self.versions[v as usize], BLOCKS));
+            let mut at = 0;
+            for p in pieces {
+                let is_same = |n: &u32| before[n] == after[n];
+                assert!(p.changed || (at..at + p.blocks).all(|n| is_same(&n)), "blocks at {at} from {a} to {b}: {p:?}");
+                assert!(!p.changed || a < b, "{p:?} changed from {a} to {b}");
+                at += p.blocks;
+            }
+            assert_eq!(at, BLOCKS);
+        }
     }
 }
 
@@ -368,7 +392,7 @@ fn a_snapshot_is_what_was_there() {
         rig.settle().await;
         rig.engine.committed(SHARD, Sequence(c.sequence));
         let known = rig.engine.history(SHARD).unwrap();
-        assert_eq!((known.pins, known.retain), (vec![Version(2)], None));
+        assert_eq!((known.pins, known.retain), (vec![pin(2)], None));
         assert_eq!(known.bytes, 6 * BLOCK as u64, "four blocks were overwritten, two trimmed");
         let then = rig.read_version(SHARD, Some(Version(2)), 12).await.unwrap();
         let old = |b: u32| if b < 8 { Cell8::Data(1000 + u64::from(b)) } else { Cell8::Trim };
@@ -465,7 +489,7 @@ fn a_pin_that_is_cut_never_was() {
         rig.append(Record::Frame(c.frame(&[Op { extents: vec![(ExtentKind::Zero, 0, 4)], fill: 1 }])));
         rig.settle().await;
         let known = rig.engine.history(SHARD).unwrap();
-        assert_eq!((known.pins, known.retain), (vec![Version(4)], Some(Version(5))));
+        assert_eq!((known.pins, known.retain), (vec![pin(4)], Some(Version(5))));
         c = to;
         c.committed = 2;
         rig.append(Record::Frame(c.view_frame(2, 9)));
@@ -476,7 +500,7 @@ fn a_pin_that_is_cut_never_was() {
                 rig.engine.committed(SHARD, Sequence(c.sequence));
             }
             let known = rig.engine.history(SHARD).unwrap();
-            assert_eq!((known.pins, known.retain), (vec![Version(2)], None));
+            assert_eq!((known.pins, known.retain), (vec![pin(2)], None));
             let then = rig.read_version(SHARD, Some(Version(2)), 4).await.unwrap();
             assert_eq!(then, (0..4).map(|b| (b, Cell8::Data(1 + u64::from(b)))).collect::<Model>());
         }

@@ -496,6 +496,7 @@ impl LocalNode for Local {
                     durable: s.durable,
                     state: member_state(s),
                     lapsed: s.lapsed,
+                    pins: s.pins,
                     waits: s.waits.clone(),
                     log: Some(log_status(s)),
                 })

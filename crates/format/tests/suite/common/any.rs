@@ -171,7 +171,7 @@ pub fn mark_body() -> impl Strategy<Value = MarkBody> {
                         })
                         .collect(),
                 },
-                pins: pins.into_iter().map(Version).collect(),
+                pins: pins.into_iter().map(|v| Pin { version: Version(v), snapshot: SnapshotId(v / 3) }).collect(),
                 retain: Version(retain),
                 closed: closed
                     .into_iter()
@@ -249,13 +249,13 @@ fn write_request() -> impl Strategy<Value = WriteRequest> {
 }
 
 fn read_reply() -> impl Strategy<Value = ReadReply> {
-    let pieces = vec((extent_kind(), any::<u32>()), 0..6);
+    let pieces = vec((extent_kind(), any::<u32>(), any::<bool>()), 0..6);
     (shard_id(), any::<u64>(), pieces, vec(any::<u8>(), 0..4)).prop_map(|(shard, id, pieces, seeds)| {
         let data: Vec<Bytes> = seeds.iter().map(|s| block(*s)).collect();
         ReadReply {
             shard,
             id,
-            pieces: pieces.into_iter().map(|(kind, blocks)| Piece { kind, blocks }).collect(),
+            pieces: pieces.into_iter().map(|(kind, blocks, changed)| Piece { kind, blocks, changed }).collect(),
             crcs: data.iter().map(|b| block_crc(b)).collect(),
             data: if data.is_empty() { Vec::new() } else { vec![data.concat().into()] },
         }
@@ -334,7 +334,7 @@ fn refused() -> impl Strategy<Value = Message> {
 }
 
 fn read_request() -> impl Strategy<Value = Message> {
-    (shard_id(), any::<[u64; 4]>(), any::<[u32; 2]>(), any::<bool>()).prop_map(|(shard, n, [lba, len], status_only)| {
+    (shard_id(), any::<[u64; 8]>(), any::<[u32; 2]>(), any::<bool>()).prop_map(|(shard, n, [lba, len], status_only)| {
         Message::Read(ReadRequest {
             shard,
             view: ViewNumber(n[0]),
@@ -343,6 +343,8 @@ fn read_request() -> impl Strategy<Value = Message> {
             floor: Sequence(n[3]),
             range: BlockRange::new(lba, len),
             status_only,
+            at: Pin { version: Version(n[4]), snapshot: SnapshotId(n[5]) },
+            since: Pin { version: Version(n[6]), snapshot: SnapshotId(n[7]) },
         })
     })
 }

@@ -21,8 +21,8 @@ use crate::RuleMutant;
 use crate::log::segments::Segments;
 use crate::map::extents::{Extent, ExtentMap};
 use crate::shard::Shard;
-use freebs_format::MarkBody;
-use freebs_types::{Error, Result, Sequence, ShardId, Version};
+use freebs_format::{MarkBody, Pin};
+use freebs_types::{Error, Result, Sequence, ShardId, SnapshotId, Version};
 use pins::{Kept, PinOp, Pins};
 use std::collections::BTreeMap;
 use table::{Judge, Layer, Table};
@@ -111,7 +111,7 @@ impl Shard {
 
     /// A mark tells what was kept as of the frame that it knew to be committed.
     pub fn mark_pins(&mut self, body: &MarkBody, version: Version) {
-        let kept = Kept { pins: body.pins.iter().copied().collect(), retain: Some(body.retain).filter(|r| r.0 > 0) };
+        let kept = Kept::of_mark(body);
         if kept.is_none() && self.history.pins.kept.is_none() {
             return;
         }
@@ -120,7 +120,7 @@ impl Shard {
             self.history.prune_at = Some(0);
         }
         let hint = &self.history.hint;
-        let known = kept.pins.iter().all(|v| hint.has(*v)) && kept.retain.is_none_or(|r| hint.has(r));
+        let known = kept.pins.keys().all(|v| hint.has(*v)) && kept.retain.is_none_or(|r| hint.has(r));
         self.history.late |= more && self.history.dropped && !known;
         if body.whole {
             // The map was learned up to here. What lies between was never here.
@@ -130,9 +130,9 @@ impl Shard {
     }
 
     /// What a mark says of it.
-    pub fn pins_for_mark(&self) -> (Vec<Version>, Version) {
+    pub fn pins_for_mark(&self) -> (Vec<Pin>, Version) {
         let kept = &self.history.pins.kept;
-        (kept.pins.iter().copied().collect(), kept.retain.unwrap_or_default())
+        (kept.list(), kept.retain.unwrap_or_default())
     }
 
     /// What is kept, as the last durable frame left it.
@@ -142,7 +142,14 @@ impl Shard {
         kept
     }
 
-    /// Whether a version can be read; else why not.
+    /// The snapshot that a version is pinned for; `None` if it is not pinned.
+    pub fn pinned_for(&self, v: Version) -> Option<SnapshotId> {
+        let changes = self.overlay.frames().any(|f| !f.pins.is_empty());
+        let of = |kept: &Kept| kept.pins.get(&v).copied();
+        if changes { of(&self.kept()) } else { of(&self.history.pins.kept) }
+    }
+
+    /// The reason for which a version can't be read, if it can't.
     pub fn check_version(&self, v: Version) -> Result<()> {
         let last = self.tip.version;
         if v > last {
