@@ -451,7 +451,7 @@ fn frames_between_those_that_are_given_up_stay() {
         assert!(rig.read_all(TWO, 20).await.is_err(), "a hole hides older blocks");
         // What the lost frames wrote, and what they may have written, is not told as zeroes.
         let kinds = rig.engine.block_status(TWO, BlockRange { start: Lba(0), len: 40 }).await.unwrap();
-        assert_eq!(kinds, [Piece { kind: ExtentKind::Data, blocks: 40 }]);
+        assert_eq!(kinds, [Piece { kind: ExtentKind::Data, blocks: 40, changed: false }]);
         let given_up = ViewNumber(7);
         let learned = Learned { since: Sequence(2), upto: Sequence(6), given_up, ..Learned::default() };
         say(&rig, MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() });
