@@ -4,11 +4,11 @@ use bytes::Bytes;
 use freebs_format::wire::{FrameName, Message, ReadRequest, SyncRequest};
 use freebs_format::{CarryBody, Frame, FrameHead, Pin, VolumeDescription};
 use freebs_io::LinkId;
-use freebs_lsvd::{DamagedBlocks, Durable, EventKind, Record};
+use freebs_lsvd::{DamagedBlocks, Durable, EventKind, KeptState, MapPlace, Record};
 use freebs_secrets::HostKey;
 use freebs_types::{
-    ClusterId, Error, Generation, Hash32, HostPublic, Lba, NodeId, Peer, Result, Sequence, ShardId, SnapshotId,
-    StartNumber, Version, ViewNumber,
+    ClusterId, Error, Generation, Hash32, HostPublic, NodeId, Peer, Result, Sequence, ShardId, SnapshotId, StartNumber,
+    Version, ViewNumber,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -321,7 +321,7 @@ pub struct SyncSource {
 }
 
 /// A piece of a map: entries, their data, and where the next piece begins.
-pub type MapPiece = (CarryBody, Vec<Bytes>, Option<Lba>);
+pub type MapPiece = (CarryBody, Vec<Bytes>, Option<MapPlace>);
 
 /// Where an answer by map comes from.
 #[derive(Clone, Debug)]
@@ -332,6 +332,8 @@ pub struct MapSource {
     pub upto: Sequence,
     /// The frame of the view that was in force at `upto`.
     pub view_frame: Option<Box<FrameHead>>,
+    /// The versions that were kept when the piece had been read.
+    pub kept: KeptState,
     /// Entries and their data, or why there are none.
     pub piece: Result<MapPiece>,
 }
@@ -485,8 +487,8 @@ pub enum Action {
         /// The common frame, if the host knows it already; `None` if the log has to find it.
         known_common: Option<Sequence>,
     },
-    /// Read map entries placed after `since` and up to `upto`, from address `after` on, and come back with
-    /// `Event::MapRead`.
+    /// Read map entries placed after `since` and up to `upto`, from `after` on, and those below them that kept versions see
+    /// and that were placed after `past`; and come back with `Event::MapRead`.
     MapRead {
         /// The link of the asker.
         link: LinkId,
@@ -496,8 +498,10 @@ pub enum Action {
         since: Sequence,
         /// Entries that were placed by frames behind this one are left out.
         upto: Sequence,
-        /// The first address that is wanted.
-        after: Lba,
+        /// Superseded entries that were placed by frames up to this one are left out.
+        past: Sequence,
+        /// Where the transfer goes on.
+        after: MapPlace,
     },
     /// Ask the control plane for a pending view; `Event::Proposed` follows.
     Propose {
@@ -622,6 +626,8 @@ pub struct ShardStatus {
     pub pins: usize,
     /// Only at a head that can't open its view: what it waits for, in words.
     pub waits: Option<String>,
+    /// Kept versions below this are not all there; 0 if its history is whole.
+    pub whole_from: Version,
     /// The part of its log that counts when the active view is left.
     pub log: LogStatus,
 }

@@ -14,7 +14,7 @@ use freebs_format::wire::{Message, ReadRequest, Refusal, Refused, Request};
 use freebs_format::{Frame, FrameKind};
 use freebs_io::LinkId;
 use freebs_lsvd::{Durable, Record};
-use freebs_types::{Error, Generation, Nanos, NodeId, Peer, ShardId, ViewNumber};
+use freebs_types::{Error, Generation, Nanos, NodeId, Peer, ShardId, Version, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Invitations to unknown shards that are remembered.
@@ -96,6 +96,13 @@ impl Host {
     /// How many bytes of others' frames the log takes at most without coming to its end, counted in the same way.
     pub fn set_spare(&mut self, bytes: u64) {
         self.spare_bytes = bytes;
+    }
+
+    /// From which version on the log has all that it keeps.
+    pub fn set_whole_from(&mut self, shard: ShardId, whole_from: Version) {
+        if let Some(r) = self.replicas.get_mut(&shard) {
+            r.whole_from = whole_from;
+        }
     }
 
     /// Sets the wall clock for frames that are made from now on, nanoseconds since 1970.
@@ -398,6 +405,7 @@ impl Host {
                 self.with(shard, |r, ctx| {
                     r.on_piece_durable(ctx, ticket);
                     r.on_learned_durable(ctx, ticket);
+                    r.on_regained_durable(ctx, ticket);
                 });
             }
         }
@@ -562,6 +570,7 @@ impl Host {
             lapsed: r.lapsed(self.now),
             pins: 0,
             waits: r.waits(),
+            whole_from: r.whole_from,
             log: r.log_status(),
         })
     }

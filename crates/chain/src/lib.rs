@@ -7,6 +7,8 @@
 
 mod branch;
 mod coming;
+#[cfg(test)]
+mod copies;
 mod cuts;
 mod event;
 mod head;
@@ -22,6 +24,7 @@ mod out;
 mod parts;
 mod past;
 mod peers;
+mod regain;
 mod relearn;
 mod repair;
 mod replica;

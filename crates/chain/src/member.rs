@@ -214,7 +214,9 @@ impl Replica {
     /// The promise, and everything in front of it, is durable: it may be told.
     pub fn on_mark_durable(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
         self.on_learned(ctx, ticket);
+        self.on_kept_durable(ctx, ticket);
         self.on_learned_durable(ctx, ticket);
+        self.on_regained_durable(ctx, ticket);
         self.on_given_up(ctx, ticket);
         let Some(p) = self.promising.filter(|p| p.ticket == ticket) else { return };
         self.promising = None;
@@ -346,6 +348,7 @@ impl Replica {
         self.retry_asking(ctx);
         self.ask_next_piece(ctx);
         self.repair_tick(ctx);
+        self.regain_tick(ctx);
         self.tell_room(ctx);
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! - A member answers only what is committed and durable in its own log (W4, E4), so no cut can take back what it showed;
-//!   and only versions that its log keeps (E6), with all that they see. A snapshot that is named has to be the one that the
+//!   and only versions that its log keeps (E6), with all that they see: history must be whole down to them. A snapshot that is named has to be the one that the
 //!   version is kept for: a log that was left by force (V10) has other data at the same numbers.
 //! - A member that lacks something refuses, and says what to do: `NotReady` and `Corrupt` (ask another one), `NotFound` (it
 //!   does not keep this version, or not this shard).
@@ -46,7 +46,12 @@ impl Replica {
         let committed = self.tail.get(&self.committed).map_or(Version(0), |t| t.version);
         let is_durable = safe >= r.floor && self.durable >= self.committed;
         let has_it = self.stopped.is_none() && is_durable && committed >= version;
-        (!has_it).then_some(Refusal::NotReady)
+        if !has_it {
+            return Some(Refusal::NotReady);
+        }
+        // The log says the same when it is asked, with what it knows by then.
+        let is_lacking = |v: Version| v.0 > 0 && v < self.whole_from && v < self.version;
+        (is_lacking(version) || is_lacking(since)).then_some(Refusal::Corrupt)
     }
 }
 

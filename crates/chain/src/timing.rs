@@ -68,6 +68,11 @@ pub(crate) const SYNC_AGAIN: Nanos = Nanos::from_millis(250);
 /// A question for lost frames or entries is asked again, of the next member, after this time; after late answers twice
 /// as long, and so on. Longer than for a sync: it is read from places all over the log.
 pub(crate) const REPAIR_AGAIN: Nanos = Nanos::from_millis(500);
+/// A question for the past is asked again, of the next member, after this time: it is read from places all over the log.
+pub(crate) const PAST_AGAIN: Nanos = Nanos::from_millis(2000);
+/// When no other member has more of the past it is asked for again after this time. Nobody waits for it, and who has it may
+/// be away.
+pub(crate) const PAST_PAUSE: Nanos = Nanos::from_millis(30_000);
 /// When all others have refused frames or entries, they are asked again after this time; the next time after twice as
 /// long, and so on three times: they may have given them up, and asked at every tick they would log nothing else.
 pub(crate) const REFUSED_PAUSE: Nanos = Nanos::from_millis(500);

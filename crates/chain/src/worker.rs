@@ -19,9 +19,9 @@ use bytes::Bytes;
 use freebs_format::FrameHead;
 use freebs_format::wire::{FrameName, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request, SyncRequest};
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
-use freebs_lsvd::{DamagedBlocks, Durable, Engine, EventKind, Listener};
+use freebs_lsvd::{DamagedBlocks, Durable, Engine, EventKind, KeptState, Listener, MapPlace};
 use freebs_types::{
-    Error, ErrorKind, Generation, Hash32, Lba, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
+    Error, ErrorKind, Generation, Hash32, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
     ViewNumber,
 };
 use std::cell::{Cell, RefCell};
@@ -89,7 +89,9 @@ struct EngineListener<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock>(W
 impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Listener for EngineListener<D, O, P, K> {
     fn durable(&self, done: &mut Vec<Durable>) {
         if let Some(inner) = self.0.upgrade() {
-            Worker(inner).step(Event::Durable(std::mem::take(done)));
+            let worker = Worker(inner);
+            worker.tell_whole_from(done);
+            worker.step(Event::Durable(std::mem::take(done)));
         }
     }
 
@@ -245,6 +247,17 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.0.turn.notify_one();
     }
 
+    /// A mark, or a frame that was put back, may change from which version on history is whole.
+    fn tell_whole_from(&self, done: &[Durable]) {
+        for d in done {
+            if let Durable::Mark { shard, .. } | Durable::Repair { shard, .. } = d
+                && let Ok(kept) = self.0.engine.whole_from(*shard)
+            {
+                self.0.host.borrow_mut().set_whole_from(*shard, kept);
+            }
+        }
+    }
+
     /// Bytes that the device has for updates, of which it was given some already, and whether it may have more soon
     /// (W7).
     fn room(&self) -> (u64, bool) {
@@ -330,8 +343,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 Action::SyncRead { link, request, known_common } => {
                     self.spawn(move |w| w.sync_read(link, request, known_common));
                 }
-                Action::MapRead { link, request, since, upto, after } => {
-                    self.spawn(move |w| w.map_read(link, request, since, upto, after));
+                Action::MapRead { link, request, since, upto, past, after } => {
+                    self.spawn(move |w| w.map_read(link, request, (since, past, upto), after));
                 }
                 Action::Propose { shard, active } => self.spawn(move |w| w.propose(shard, active)),
                 Action::Activate { shard, view, generation, begins_branch } => {
@@ -412,10 +425,23 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.step(Event::SyncRead { link, request, source });
     }
 
-    async fn map_read(self, link: LinkId, request: SyncRequest, since: Sequence, upto: Sequence, after: Lba) {
-        let piece = self.0.engine.entries_between(request.shard, after, since, upto, ANSWER_BYTES).await;
-        let view_frame = self.0.engine.view_frame(request.shard, upto).map(Box::new);
-        self.step(Event::MapRead { link, request, source: MapSource { since, upto, view_frame, piece } });
+    async fn map_read(
+        self,
+        link: LinkId,
+        request: SyncRequest,
+        (since, past, upto): (Sequence, Sequence, Sequence),
+        after: MapPlace,
+    ) {
+        let engine = &self.0.engine;
+        let piece = engine.entries_with_past(request.shard, after, since, past, upto, ANSWER_BYTES).await;
+        // Behind the piece: what was kept before may have been let go of while it was read.
+        let kept = engine.kept_state(request.shard);
+        let (piece, kept) = match (piece, kept) {
+            (Ok(piece), Ok(kept)) => (Ok(piece), kept),
+            (Err(e), _) | (_, Err(e)) => (Err(e), KeptState::default()),
+        };
+        let view_frame = engine.view_frame(request.shard, upto).map(Box::new);
+        self.step(Event::MapRead { link, request, source: MapSource { since, upto, view_frame, kept, piece } });
     }
 
     /// The first of the asker's frames (newest first) that this log has, too.

@@ -381,6 +381,9 @@ pub struct ShardStatus {
     /// Only of a head that can't open its view: what it waits for, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
+    /// Versions that are kept below this one are not all there, and can't be read of it; 0 if its history is whole.
+    #[serde(default)]
+    pub whole_from: Version,
     /// The part of its log that counts when the active view is left; `None` from nodes of an earlier version.
     #[serde(default)]
     pub log: Option<LogStatus>,

@@ -6,8 +6,8 @@
 
 use crate::bodies::{MarkBody, ViewBody};
 use crate::header::{
-    DIGEST_PREFIX, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_GIVEN_UP, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME,
-    FEATURES, FRAME_MAGIC, FRAME_VERSION,
+    DIGEST_PREFIX, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_GIVEN_UP, FEATURE_HISTORY, FEATURE_PINS, FEATURE_SHARED,
+    FEATURE_VOLUME, FEATURES, FRAME_MAGIC, FRAME_VERSION,
 };
 use crate::{
     ExtentDesc, ExtentKind, FrameDigest, FrameHeader, FrameKind, PinUpdate, UpdateDesc, UpdateKind, block_crc, crc32c,
@@ -47,7 +47,7 @@ pub struct Update<'a> {
     pub number: RequestNumber,
     /// The driver's lowest request without an answer when it asked.
     pub lowest_open: RequestNumber,
-    /// What it says of the versions that are kept; `None` for an update of blocks.
+    /// The update's word about versions that are kept; `None` for an update of blocks.
     pub pin: Option<PinUpdate>,
     extents: &'a [ExtentDesc],
     /// One CRC per data block, in order of the extents.
@@ -498,7 +498,7 @@ impl FrameBuilder {
         self.push(UpdateDraft { kind: pin.kind(), driver, number, lowest_open, extents, crcs, data });
     }
 
-    /// What an update says of the versions that are kept, by its place among the updates.
+    /// An update's word about versions that are kept, by its place among the updates.
     pub fn pin(&self, i: usize) -> Option<PinUpdate> {
         self.pins.iter().find(|p| p.0 == i).map(|p| p.1)
     }
@@ -583,7 +583,9 @@ impl FrameBuilder {
         let closed = kind == FrameKind::Mark && MarkBody::names_closed(body);
         let branch = kind == FrameKind::View && ViewBody::names_branch(body);
         let given_up = kind == FrameKind::Mark && MarkBody::names_given_up(body);
+        let history = kind == FrameKind::Mark && MarkBody::names_history(body);
         let bits = [
+            (history, FEATURE_HISTORY),
             (pins, FEATURE_PINS),
             (slices, FEATURE_SHARED),
             (volume, FEATURE_VOLUME),

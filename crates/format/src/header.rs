@@ -22,9 +22,17 @@ pub const FEATURE_CLOSED: u32 = 8;
 pub const FEATURE_BRANCH: u32 = 16;
 /// Feature bit of a mark of a log that has given up lost frames by force. A reader without it would take the log for whole.
 pub const FEATURE_GIVEN_UP: u32 = 32;
+/// Feature bit of a mark that says from which version on history is whole, or as of which frame versions are kept. A
+/// reader without it would serve versions that are not all there.
+pub const FEATURE_HISTORY: u32 = 128;
 /// All feature bits that this version knows.
-pub(crate) const FEATURES: u32 =
-    FEATURE_PINS | FEATURE_SHARED | FEATURE_VOLUME | FEATURE_CLOSED | FEATURE_BRANCH | FEATURE_GIVEN_UP;
+pub(crate) const FEATURES: u32 = FEATURE_PINS
+    | FEATURE_SHARED
+    | FEATURE_VOLUME
+    | FEATURE_CLOSED
+    | FEATURE_BRANCH
+    | FEATURE_GIVEN_UP
+    | FEATURE_HISTORY;
 /// Bytes of the header that the digest covers; behind them come the hashes themselves.
 pub const DIGEST_PREFIX: usize = 112;
 

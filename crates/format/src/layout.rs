@@ -4,8 +4,8 @@
 //! Invariant: every fixed struct of this crate is here, with all its fields, in order and without a gap.
 
 use crate::bodies::{
-    AttachFixed, CarryFixed, ClosedFixed, EntryFixed, FloorFixed, LearnedFixed, MarkFixed, MemberFixed, SharedFixed,
-    ViewFixed,
+    AttachFixed, CarryFixed, ClosedFixed, EntryFixed, FloorFixed, KeptFixed, LearnedFixed, MarkFixed, MemberFixed,
+    SharedFixed, ViewFixed,
 };
 use crate::description::VolumeFixed;
 use crate::disk::{
@@ -81,6 +81,7 @@ layouts! {
     FloorFixed { driver, lowest_open }
     EntryFixed { driver, number, sequence }
     ClosedFixed { view, published, secret }
+    KeptFixed { as_of, whole_from }
     LearnedFixed { since, upto, from_append }
     CarryFixed { lba, blocks, version, sequence, chunk_view, chunk_counter, offset, kind, reserved }
     Superblock {
@@ -119,8 +120,8 @@ layouts! {
     NameMeta { view, sequence, hid }
     SealAskMeta { pred, point, slice, reserved }
     SealMeta { pred, last, committed, promised, has_pred, damaged, given, reserved, slice }
-    SyncMeta { until, map_from, map_since, names, flags }
-    SyncReplyMeta { common, map_next, frames, mode, reserved }
+    SyncMeta { until, map_from, map_since, behind_version, behind_sequence, past, names, flags }
+    SyncReplyMeta { common, map_next, behind_version, behind_sequence, frames, mode, reserved }
     ControlMeta { body_crc, reserved }
 }
 

@@ -14,7 +14,7 @@ pub struct Pin {
     pub snapshot: SnapshotId,
 }
 
-/// What an update says of the versions that are kept (rule E6). The number is the update's `base`.
+/// An update's word about versions that are kept (rule E6). The number is the update's `base`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinUpdate {
     /// Pins the version that the update has itself, for this snapshot.

@@ -86,6 +86,25 @@ fn a_member_answers_whoever_has_the_volume() {
     assert_eq!(refused(&mut s, past(first, committed)), Some(Refusal::NotReady));
 }
 
+/// Below the version from which on its history is whole a member lacks something that others may have (E6). What is in
+/// force now is there, pinned or not.
+#[test]
+fn a_member_whose_history_is_not_whole_sends_to_others() {
+    let (mut s, _) = one_of_two_committed();
+    let last = s.r.last.sequence;
+    s.play(|r, ctx| r.note_committed(ctx, last));
+    let (first, second) = (past(1, 0), past(2, 0));
+    let changes = ReadRequest { status_only: true, since: pin(1), ..second };
+    for (whole_from, refuses) in [(0, [false; 3]), (1, [false; 3]), (2, [true, false, true]), (3, [true, false, true])]
+    {
+        s.r.whole_from = Version(whole_from);
+        for (request, refuses) in [first, second, changes].into_iter().zip(refuses) {
+            let expected = refuses.then_some(Refusal::Corrupt);
+            assert_eq!(refused(&mut s, request), expected, "whole from {whole_from}: {request:?}");
+        }
+    }
+}
+
 #[test]
 fn impossible_questions_cost_nothing() {
     let (mut s, committed) = one_of_two_committed();

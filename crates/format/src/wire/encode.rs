@@ -238,8 +238,11 @@ fn put_given(meta: &mut s::SealMeta, given: &Given) {
 fn put_sync(r: &SyncRequest, out: &mut BytesMut) -> Addressed {
     let meta = s::SyncMeta {
         until: r.until.0.into(),
-        map_from: r.map_from.into(),
+        map_from: r.map_from.from.into(),
         map_since: r.map_since.0.into(),
+        behind_version: r.map_from.behind.0.0.into(),
+        behind_sequence: r.map_from.behind.1.0.into(),
+        past: r.past.0.into(),
         names: (r.names.len() as u32).into(),
         flags: (u32::from(r.lost) * s::SYNC_LOST + u32::from(r.fetch) * s::SYNC_FETCH).into(),
     };
@@ -251,7 +254,9 @@ fn put_sync(r: &SyncRequest, out: &mut BytesMut) -> Addressed {
 fn put_sync_reply(r: &SyncReply, out: &mut BytesMut) -> Addressed {
     let meta = s::SyncReplyMeta {
         common: r.common.0.into(),
-        map_next: r.map_next.into(),
+        map_next: r.map_next.from.into(),
+        behind_version: r.map_next.behind.0.0.into(),
+        behind_sequence: r.map_next.behind.1.0.into(),
         frames: (r.frames.len() as u32).into(),
         mode: r.mode as u8,
         reserved: [0; 11],

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// The first bytes of a message.
 pub const MESSAGE_MAGIC: [u8; 4] = *b"FBMS";
 /// Version of the whole protocol; another one is refused, which ends the connection.
-pub const WIRE_VERSION: u16 = 1;
+pub const WIRE_VERSION: u16 = 2;
 /// Bytes of the header of every message.
 pub const HEADER_BYTES: usize = 64;
 /// Items in one table of a message.
@@ -297,10 +297,13 @@ pub(crate) struct SyncMeta {
     pub(crate) until: U64,
     pub(crate) map_from: U64,
     pub(crate) map_since: U64,
+    pub(crate) behind_version: U64,
+    pub(crate) behind_sequence: U64,
+    pub(crate) past: U64,
     pub(crate) names: U32,
     pub(crate) flags: U32,
 }
-const _: () = assert!(size_of::<SyncMeta>() == 32);
+const _: () = assert!(size_of::<SyncMeta>() == 56);
 
 /// `SyncReply`: then heads; payload: data.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -308,8 +311,10 @@ const _: () = assert!(size_of::<SyncMeta>() == 32);
 pub(crate) struct SyncReplyMeta {
     pub(crate) common: U64,
     pub(crate) map_next: U64,
+    pub(crate) behind_version: U64,
+    pub(crate) behind_sequence: U64,
     pub(crate) frames: U32,
     pub(crate) mode: u8,
     pub(crate) reserved: [u8; 11],
 }
-const _: () = assert!(size_of::<SyncReplyMeta>() == 32);
+const _: () = assert!(size_of::<SyncReplyMeta>() == 48);

@@ -227,6 +227,12 @@ pub fn closed_frame() -> Frame {
     FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
 }
 
+/// The same of a log whose history is not whole.
+pub fn history_frame() -> Frame {
+    let body = MarkBody { kept_as_of: Some(Sequence(9_000)), whole_from: Version(1_100), ..mark_body() };
+    FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
+}
+
 /// The same of a log that has given up lost frames by force.
 pub fn given_up_frame() -> Frame {
     let body = MarkBody { given_up: ViewNumber(5), ..mark_body() };
@@ -444,10 +450,11 @@ fn member_messages() -> Vec<Message> {
             id: 77,
             names: vec![name(1002), name(1001)],
             until: Sequence(u64::MAX),
-            map_from: 3,
+            map_from: MapPoint { from: 3, behind: (Version(11), Sequence(7)) },
             map_since: Sequence(900),
             lost: false,
             fetch: false,
+            past: Version(9),
         }),
         Message::SyncReply(SyncReply {
             shard,
@@ -455,7 +462,7 @@ fn member_messages() -> Vec<Message> {
             id: 77,
             mode: SyncMode::Map,
             common: Sequence(1001),
-            map_next: 55,
+            map_next: MapPoint { from: 55, behind: (Version(12), Sequence(8)) },
             frames: vec![carry_frame(), mark_frame()],
         }),
         Message::Nudge { shard, view },

@@ -4,7 +4,7 @@ use crate::engine::Engine;
 use crate::engine::core::Core;
 use crate::engine::maps::look::Which;
 use crate::shard::history::Hints;
-use crate::{HistoryState, Piece, ReadOut};
+use crate::{HistoryState, KeptState, Piece, ReadOut};
 use freebs_format::Pin;
 use freebs_io::Device;
 use freebs_types::{BLOCK, BlockRange, Error, Result, ShardId, Version};
@@ -20,9 +20,21 @@ impl<D: Device> Engine<D> {
         Ok(HistoryState {
             pins: kept.list(),
             retain: kept.retain,
+            whole_from: s.history.whole_from,
             extents: s.history.table.len() as u64,
             bytes: s.history.table.blocks() * BLOCK as u64,
         })
+    }
+
+    /// The versions that committed frames keep, for a peer that learns. Taken behind a piece of `entries_with_past` it
+    /// tells of all that the piece was chosen by.
+    pub fn kept_state(&self, shard: ShardId) -> Result<KeptState> {
+        Ok(self.inner.core.borrow().shard(shard)?.kept_state())
+    }
+
+    /// Kept versions below this are not all there; 0 if all are. `NotFound` if the shard is unknown.
+    pub fn whole_from(&self, shard: ShardId) -> Result<Version> {
+        Ok(self.inner.core.borrow().shard(shard)?.history.whole_from)
     }
 
     /// Where the retention window should begin so that it holds no more than so many versions, and so many bytes of

@@ -51,6 +51,7 @@ impl Fake {
             lapsed: None,
             pins: 0,
             waits: None,
+            whole_from: Version(0),
             log: None,
         };
         self.shards.lock().unwrap().insert(shard, (status, Hash32([digest; 32])));

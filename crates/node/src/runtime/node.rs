@@ -498,6 +498,7 @@ impl LocalNode for Local {
                     lapsed: s.lapsed,
                     pins: s.pins,
                     waits: s.waits.clone(),
+                    whole_from: s.whole_from,
                     log: Some(log_status(s)),
                 })
                 .collect()

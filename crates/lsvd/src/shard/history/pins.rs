@@ -3,8 +3,8 @@
 //! Invariants:
 //! - It is a function of the committed frames in their order, and of the marks that speak for frames which are no
 //!   longer in the log: a mark says what was pinned as of a sequence, and what is younger is applied on top of it.
-//! - A version is pinned by the frame that has it. So when the pin comes, nothing that it needs has been let go of. One
-//!   that comes out of order (a repair, or behind a map that was learned) is refused: what it needs may be gone.
+//! - A version is pinned by the frame that has it. So when the pin comes, nothing that it needs has been let go of. Of one
+//!   that comes out of order what it needs may be gone: the shard's history is not whole below it then.
 
 use freebs_format::{FEATURE_PINS, FrameHead, MarkBody, Pin, PinUpdate};
 use freebs_types::{Sequence, SnapshotId, Version, limits};
@@ -28,6 +28,15 @@ pub(crate) enum PinOp {
 }
 
 impl PinOp {
+    /// True if a later op of this kind makes one that comes out of order void.
+    fn is_about_the_same(self, earlier: Self) -> bool {
+        match (self, earlier) {
+            (Self::Release(v), Self::Take(pin)) => v == pin.version,
+            (Self::Retain { .. } | Self::RetainNone, Self::Retain { .. } | Self::RetainNone) => true,
+            _ => false,
+        }
+    }
+
     /// What a frame says, in order.
     pub fn of(head: &FrameHead) -> Vec<Self> {
         if head.header().features.get() & FEATURE_PINS == 0 {
@@ -70,7 +79,7 @@ impl Kept {
         self.pins.iter().map(|(version, snapshot)| Pin { version: *version, snapshot: *snapshot }).collect()
     }
 
-    /// Whether all that another one keeps is kept.
+    /// True if all that another one keeps is kept.
     fn covers(&self, other: &Self) -> bool {
         let earlier = other.retain.is_some_and(|r| self.retain.is_none_or(|own| r < own));
         !earlier && other.pins.keys().all(|v| self.pins.contains_key(v))
@@ -137,10 +146,14 @@ impl Pins {
         if sequence <= self.as_of {
             return false;
         }
+        if self.recent.iter().any(|(s, later)| *s > sequence && later.is_about_the_same(op)) {
+            return false;
+        }
         if self.recent.len() == RECENT_MAX {
             self.as_of = self.recent.remove(0).0;
         }
-        self.recent.push((sequence, op));
+        let i = self.recent.partition_point(|(s, _)| *s <= sequence);
+        self.recent.insert(i, (sequence, op));
         self.kept.apply(op);
         !matches!(op, PinOp::Take(_))
     }

@@ -243,19 +243,20 @@ impl Out {
     /// What is kept of a shard: as of its item, or (`later`) when all was written.
     pub fn pins(&mut self, s: &Shard, later: bool) {
         let pins = &s.history.pins;
-        if pins.kept.is_none() && pins.as_of == Sequence(0) {
+        if pins.kept.is_none() && pins.as_of == Sequence(0) && s.history.whole_from == Version(0) {
             return;
         }
         self.u8(PINS);
         self.u32(s.slot);
         self.u8(u8::from(later));
-        self.u64(s.committed.max(pins.as_of).0);
+        self.u64(s.kept_state().as_of.0);
         self.u64(pins.kept.retain.unwrap_or_default().0);
         self.len(pins.kept.pins.len());
         for p in pins.kept.list() {
             self.u64(p.version.0);
             self.u64(p.snapshot.0);
         }
+        self.u64(s.history.whole_from.0);
     }
 
     /// Secrets of closed views, as of the shard's item.
@@ -325,6 +326,7 @@ pub(crate) struct PinsItem {
     pub later: bool,
     pub as_of: Sequence,
     pub kept: Kept,
+    pub whole_from: Version,
 }
 
 /// The content of a segment, or a part of it: the lists of all its items are its own.
@@ -543,8 +545,9 @@ impl<'a> In<'a> {
         let (slot, later, as_of) = (self.u32()?, self.bool()?, Sequence(self.number()?));
         let retain = Some(Version(self.number()?)).filter(|v| v.0 > 0);
         let pins = self.list(|r| Some(Pin { version: Version(r.number()?), snapshot: SnapshotId(r.u64()?) }))?;
+        let whole_from = Version(self.number()?);
         let fits = pins.len() <= limits::SHARD_PINS_MAX;
-        fits.then(|| PinsItem { slot, later, as_of, kept: Kept::of(&pins, retain) })
+        fits.then(|| PinsItem { slot, later, as_of, kept: Kept::of(&pins, retain), whole_from })
     }
 
     fn closed(&mut self) -> Option<(u32, Vec<ClosedView>)> {

@@ -60,9 +60,7 @@ impl Source for Image {
 
     fn read_at(&self, at: u64, buf: &mut [u8]) -> Result<()> {
         self.file.read_exact_at(buf, at).map_err(|e| match e.kind() {
-            io::ErrorKind::UnexpectedEof => {
-                became_shorter(&self.path)
-            }
+            io::ErrorKind::UnexpectedEof => became_shorter(&self.path),
             _ => os_error("read", &self.path, &e),
         })
     }
