@@ -93,7 +93,7 @@ impl Replica {
         }
     }
 
-    /// What a member has given, if it counts: a secret of a log that lacks the view frame has to be the one that the frame
+    /// A member's gift, if it counts: a secret of a log that lacks the view frame has to be the one that the frame
     /// names.
     pub fn counted(&self, answer: &SealAnswer) -> Given {
         let names = |s: &Hash32| self.view_of(answer.pred).is_some_and(|v| hide(s) == v.body.secret_hash);

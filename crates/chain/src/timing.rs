@@ -20,7 +20,7 @@ pub(crate) const HEARTBEAT_EVERY: Nanos = Nanos::from_millis(100);
 /// A passed-over member is invited to ask for what it lacks this often. It asks by itself when its link comes back;
 /// this is for a link that stayed up.
 pub(crate) const NUDGE_EVERY: Nanos = Nanos::from_millis(200);
-/// Who is to come to a view, and has everything, is asked again after this time whether that is so still: the control plane may be
+/// A node that is to come to a view, and has everything, is asked again after this time whether that is so still: the control plane may be
 /// silent for long before the view can be opened, and in that everybody waits for what is lacking by then.
 pub(crate) const LEVEL_COUNTS: Nanos = Nanos::from_millis(1000);
 /// A head hears of its members' durable sequences at the latest after this time, with many shards in one message;

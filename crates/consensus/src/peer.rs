@@ -137,6 +137,13 @@ struct Inner {
 #[derive(Clone)]
 pub struct Peer(Rc<Inner>);
 
+/// The library's settings. A seat that asks the others first would lead as soon as it is there.
+fn config_of(timing: &Timing, asks: bool) -> Result<openraft::Config> {
+    let mut config = timing.config();
+    (config.enable_elect, config.enable_leader_restore) = (!asks, Some(!asks));
+    config.validate().map_err(|e| Error::bug(format!("timing of the control plane: {e}")))
+}
+
 fn not_leading() -> Error {
     Error::retry("no node leads the control plane right now; wait, it settles by itself while most voters run")
 }
@@ -176,10 +183,7 @@ impl Peer {
         let applied = Applied { store: store.clone(), machine: machine.clone(), published, watcher };
         let me = store.seat();
         let asks = contacts.iter().any(|n| *n != me.node) && store.read(|c| c.votes_alone(me));
-        // Else it would lead as soon as it is there.
-        let mut config = timing.config();
-        (config.enable_elect, config.enable_leader_restore) = (!asks, Some(!asks));
-        let config = config.validate().map_err(|e| Error::bug(format!("timing of the control plane: {e}")))?;
+        let config = config_of(&timing, asks)?;
         let answer = Duration::from_millis(timing.election_ms);
         let clients = Clients { links: links.clone(), answer };
         let raft = Raft::new(store.seat(), Arc::new(config), clients, Log(store.clone()), applied).await;
@@ -218,7 +222,13 @@ impl Peer {
             teller: RefCell::default(),
             seeds: Cell::new(seed),
         }));
-        let inner = Rc::downgrade(&peer.0);
+        peer.begin(messages);
+        Ok(peer)
+    }
+
+    /// Starts the tasks of the seat.
+    fn begin(&self, messages: mpsc::Receiver<Vec<u8>>) {
+        let (peer, inner) = (self, Rc::downgrade(&self.0));
         peer.0.links.on_loss(move |node| {
             if let Some(inner) = inner.upgrade() {
                 Self(inner).hear_of_loss(node);
@@ -227,10 +237,9 @@ impl Peer {
         drop(Randomness::spawn(peer.clone().read_inbox(messages)));
         drop(Randomness::spawn(peer.clone().tend()));
         drop(Randomness::spawn(peer.clone().hear_of_leaders()));
-        if asks {
+        if peer.0.began_alone {
             drop(Randomness::spawn(peer.clone().ask_before_leading()));
         }
-        Ok(peer)
     }
 
     /// The seat that this peer is: its node and store.
@@ -482,7 +491,7 @@ impl Peer {
                 None
             }
             Message::Doubt(node) => self.try_to_reach(node).await,
-            // Who knows that the asker is old has said so before (`believes`).
+            // A seat that knows the asker to be old has said so before (`believes`).
             Message::Here if id > 0 => Some(Message::Refused(self.leader().0)),
             Message::Gone { node, term } => {
                 self.hear_gone(from, node, term);

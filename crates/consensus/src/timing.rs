@@ -80,7 +80,7 @@ pub(crate) const OPEN_MOST_MS: u64 = 160_000;
 /// for: longer than a heartbeat, so that a leader that is there is heard; far below the 500 ms after which voters stand by
 /// themselves, so that a cluster that was stopped is back at once.
 pub(crate) const STAND_AFTER_MS: u64 = 150;
-/// Who votes alone asks the other nodes for so long, before it leads, whether it is an old image; where all have answered, no
+/// A seat that votes alone asks the other nodes for so long, before it leads, whether it is an old image; where all have answered, no
 /// longer. As long as others wait for a leader after a start, at most.
 pub(crate) const ALONE_ASKS: Duration = Duration::from_millis(2 * STAND_AFTER_MS);
 /// It asks each of them this often: it may be started at the same time.

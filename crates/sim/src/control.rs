@@ -45,7 +45,7 @@ pub struct Control {
     /// Processes that follow the state.
     planes: RefCell<Vec<Weak<Followed>>>,
     hear: RefCell<Option<Rc<Hear>>>,
-    /// What was wrong in commands of heads, as they were given.
+    /// Wrongs in commands of heads, as they were given.
     accused: RefCell<Vec<Accusation>>,
     /// Told of each branch that becomes active.
     on_branch: RefCell<Option<Rc<OnBranch>>>,
@@ -378,7 +378,7 @@ impl Control {
     }
 }
 
-/// What is wrong in a head's command, if the state takes it.
+/// A wrong in a head's command, if the state takes it.
 struct Accusation {
     command: Command,
     /// The member that it is about, if it is about one.

@@ -223,5 +223,5 @@ fn a_prune_that_does_not_ask_for_owners_is_noticed() {
 
 #[test]
 fn a_prune_that_looks_at_creates_first_is_noticed() {
-    caught(Mutant::CreatesFirst, 0);
+    caught(Mutant::CreatesFirst, 1841);
 }

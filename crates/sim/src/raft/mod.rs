@@ -77,6 +77,8 @@ pub struct Seats {
     founder: RefCell<(NodeId, Arc<State>)>,
     /// It has done so. A founder whose disk is blank again asks the others, and takes a new seat.
     founded: Cell<bool>,
+    /// How often it was founded anew.
+    foundings: Cell<u64>,
     ways: RefCell<Ways>,
     witness: RefCell<Witness>,
     followed: RefCell<BTreeMap<u64, Followed>>,
@@ -123,6 +125,7 @@ impl Seats {
             hosts: (1..=config.nodes).map(host).collect(),
             founder: RefCell::new((NodeId(1), state.clone())),
             founded: Cell::new(false),
+            foundings: Cell::new(0),
             ways: RefCell::default(),
             witness: RefCell::new(Witness::new(state)),
             followed: RefCell::default(),
@@ -220,8 +223,9 @@ impl Seats {
     pub fn found_again(&self, state: State) {
         self.world.count("clusters founded anew");
         let state = Arc::new(state);
+        self.foundings.set(self.foundings.get() + 1);
         for host in &self.hosts {
-            host.swap(SeatImage::default());
+            host.swap(SeatImage::default().in_founding(self.foundings.get()));
         }
         let founder = NodeId(self.luck.borrow_mut().range(1, self.hosts.len() as u64));
         *self.founder.borrow_mut() = (founder, state.clone());
@@ -242,6 +246,7 @@ impl Seats {
     /// Puts that in, while the node has no process, and gives back what was there. Where an old one would have the only
     /// vote, nothing is done.
     pub fn swap(&self, node: NodeId, image: SeatImage) -> Option<SeatImage> {
+        let image = image.in_founding(self.foundings.get());
         (self.hosts.len() >= 3).then(|| self.host(node).map(|h| h.swap(image))).flatten()
     }
 

@@ -38,6 +38,14 @@ struct Up {
 pub struct SeatImage {
     disk: Content,
     note: Option<[u8; NOTE_BYTES]>,
+    founding: u64,
+}
+
+impl SeatImage {
+    /// The same; a blank one takes part in the cluster as that was founded last.
+    pub(super) fn in_founding(self, newest: u64) -> Self {
+        Self { founding: if self.note.is_some() { self.founding } else { newest }, ..self }
+    }
 }
 
 /// A node's part in the control plane.
@@ -46,6 +54,8 @@ pub(super) struct Host {
     pub disk: Disk,
     /// A file that is replaced whole.
     note: Cell<Option<[u8; NOTE_BYTES]>>,
+    /// The founding of the cluster that its log follows, counted.
+    founding: Cell<u64>,
     lives: Cell<u64>,
     /// A process is there.
     pub alive: Cell<bool>,
@@ -57,8 +67,8 @@ pub(super) struct Host {
 
 impl Host {
     pub fn new(id: NodeId, disk: Disk) -> Self {
-        let (note, lives, alive, paused, dark, up) = Default::default();
-        Self { id, disk, note, lives, alive, paused, dark, up }
+        let (note, founding, lives, alive, paused, dark, up) = Default::default();
+        Self { id, disk, note, founding, lives, alive, paused, dark, up }
     }
 
     /// A process begins.
@@ -80,12 +90,13 @@ impl Host {
 
     /// All that it has on its disk and beside it.
     pub fn image(&self) -> SeatImage {
-        SeatImage { disk: self.disk.content(), note: self.note.get() }
+        SeatImage { disk: self.disk.content(), note: self.note.get(), founding: self.founding.get() }
     }
 
     /// Puts that in, and gives back what was there.
     pub fn swap(&self, image: SeatImage) -> SeatImage {
-        SeatImage { disk: self.disk.swap(image.disk), note: self.note.replace(image.note) }
+        let founding = self.founding.replace(image.founding);
+        SeatImage { disk: self.disk.swap(image.disk), note: self.note.replace(image.note), founding }
     }
 
     pub fn peer(&self) -> Option<Peer> {
@@ -104,6 +115,11 @@ impl Host {
     /// The last entry that it has applied.
     pub fn applied(&self) -> Option<u64> {
         self.peer()?.machine(|m| m.applied.map(|a| a.index()))
+    }
+
+    /// The founding of the cluster that its log follows, counted.
+    pub fn founding(&self) -> u64 {
+        self.founding.get()
     }
 
     fn note(&self, s: &Seats) -> Result<SeatNote> {

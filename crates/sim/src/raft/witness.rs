@@ -99,6 +99,10 @@ impl Seats {
     /// A seat has applied an entry, perhaps as the first one.
     pub(super) fn applied(&self, node: NodeId, entry: &Entry, machine: &Machine) {
         let (index, command) = what_is(entry);
+        // An old disk of before the cluster was founded anew has the log of that time, which decides nothing any more.
+        if self.host(node).is_none_or(|h| h.founding() != self.foundings.get()) {
+            return;
+        }
         let is_first = match self.witness.borrow_mut().apply(entry, machine) {
             Ok(is_first) => is_first,
             Err(why) => {

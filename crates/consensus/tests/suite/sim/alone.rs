@@ -10,7 +10,7 @@ use std::rc::Rc;
 /// Seeds of each story.
 const SEEDS: std::ops::Range<u64> = 0..20;
 
-/// What became of the cluster while its founder was not looked at.
+/// The cluster's fate while its founder was not looked at.
 #[derive(Clone, Copy, Debug)]
 enum Since {
     /// The others got votes.
