@@ -6,8 +6,8 @@
 use crate::overlay::Overlay;
 use bytes::{Bytes, BytesMut};
 use freebs_format::{
-    Extent, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, Member, PinUpdate, UpdateDraft, UpdateKind,
-    ViewBody, hide, token,
+    Extent, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, Member, PinUpdate, UpdateDraft, ViewBody, hide,
+    token,
 };
 use freebs_lsvd::ShardState;
 use freebs_types::{
@@ -279,6 +279,7 @@ fn joined(builder: FrameBuilder) -> FrameBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use freebs_format::UpdateKind;
 
     fn draft(lba: u32, blocks: u32) -> UpdateDraft {
         let data = vec![7u8; blocks as usize * BLOCK];

@@ -11,7 +11,7 @@ use crate::timing;
 use freebs_format::{PinUpdate, UpdateDraft};
 use freebs_io::linux::{LentDevice, Which};
 use freebs_lsvd::{Durable, Engine, Listener, Record};
-use freebs_types::{Error, Result, Sequence, ShardId, Version, limits};
+use freebs_types::{Error, Result, Sequence, ShardId, limits};
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};

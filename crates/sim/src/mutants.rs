@@ -72,10 +72,10 @@ pub const DRIVER: [Driver; 10] = [
 /// one opening, which one run in thousands has; the tests of `control` go through all of them. Neither are `OldStartsPropose`
 /// (V1): whoever proposed is dead before its next start registers; `CompleteForEver` and `KeepersLetGo` (V7): a member would
 /// have to be lost for good while another one still learns; `LearnersLead` (V1): one run in hundreds moves a head while a
-/// member learns.
+/// member learns. `NewMembersFirst` (V1): a new member that opens a view fetches all of the one before it first, which
+/// takes longer and shows nothing wrong in hundreds of runs.
 /// `SealsAreBranches` (V10): the lost would have to be back between the operator's word and the seal.
-pub const CONTROL: [Control; 8] = [
-    Control::NewMembersFirst,
+pub const CONTROL: [Control; 7] = [
     Control::ActivatesAnyView,
     Control::OldGenerationsActive,
     Control::OldImagesRegister,

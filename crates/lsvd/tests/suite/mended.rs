@@ -449,7 +449,7 @@ fn frames_between_those_that_are_given_up_stay() {
         let holes = [3, 6].map(|s| (Sequence(s), Sequence(s)));
         assert_eq!(rig.engine.state(TWO).unwrap().holes, holes);
         assert!(rig.read_all(TWO, 20).await.is_err(), "a hole hides older blocks");
-        // What the lost frames wrote, and what they may have written, is not told as zeroes.
+        // Blocks that the lost frames wrote, or may have written, are not told as zeroes.
         let kinds = rig.engine.block_status(TWO, BlockRange { start: Lba(0), len: 40 }).await.unwrap();
         assert_eq!(kinds, [Piece { kind: ExtentKind::Data, blocks: 40, changed: false }]);
         let given_up = ViewNumber(7);

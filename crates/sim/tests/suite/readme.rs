@@ -8,13 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The enums of mutants: crate, file below `crates`, and name.
-const ENUMS: [(&str, &str, &str); 6] = [
+const ENUMS: [(&str, &str, &str); 7] = [
     ("chain", "chain/src/event.rs", "Mutant"),
     ("driver", "driver/src/lib.rs", "Mutant"),
     ("control", "control/src/mutant.rs", "Mutant"),
     ("consensus", "consensus/src/mutant.rs", "Mutant"),
     ("lsvd", "lsvd/src/api/mod.rs", "RuleMutant"),
     ("lsvd", "lsvd/src/api/mod.rs", "CleanMutant"),
+    ("backup", "backup/src/prune.rs", "Mutant"),
 ];
 
 /// Hunts by seeds other than the one here: crate, and what the README says of it.
@@ -26,7 +27,7 @@ const HUNTS: [(&str, &str); 3] = [
 
 /// Mutants that no seed is recorded for, and the test that notices each: crate, mutant, file below `crates`, and name.
 /// Why the simulator has no run that shows those of chain, driver and control, `freebs_sim::mutants` and `mutants.rs` say.
-const STORIES: [(&str, &str, &str, &str); 34] = [
+const STORIES: [(&str, &str, &str, &str); 39] = [
     ("chain", "RequestsOfAnyone", "chain/src/orders.rs", "requests_of_others_are_refused"),
     ("chain", "FloorIgnored", "chain/src/orders/rules.rs", "a_read_above_what_is_durable_is_refused"),
     ("chain", "ShortChainsOrder", "chain/src/orders/rules.rs", "a_chain_that_is_too_short_orders_no_write"),
@@ -82,6 +83,7 @@ const STORIES: [(&str, &str, &str, &str); 34] = [
         "driver/tests/suite/rules/leases.rs",
         "l1_a_lease_of_a_view_that_is_not_known_is_none",
     ),
+    ("control", "NewMembersFirst", "control/tests/suite/left_out.rs", "a_rule_that_is_left_out_is_missed"),
     ("control", "LearnersLead", "control/tests/suite/left_out.rs", "a_rule_that_is_left_out_is_missed"),
     ("control", "OldStartsPropose", "control/tests/suite/left_out.rs", "a_rule_that_is_left_out_is_missed"),
     ("control", "CompleteForEver", "control/tests/suite/left_out.rs", "a_rule_that_is_left_out_is_missed"),
@@ -96,6 +98,10 @@ const STORIES: [(&str, &str, &str, &str); 34] = [
     ("lsvd", "CommittedIsCut", "lsvd/tests/suite/rules.rs", "nothing_takes_the_place_of_a_committed_frame"),
     ("lsvd", "TrustBytes", "lsvd/tests/suite/cleaning.rs", "a_damaged_block_is_told_and_not_moved"),
     ("lsvd", "NoReserve", "lsvd/tests/suite/full.rs", "a_full_log_comes_back_by_what_is_kept_for_cleaning"),
+    ("backup", "IgnoresCreates", "backup/tests/suite/races.rs", "a_prune_that_ignores_creates_is_noticed"),
+    ("backup", "LeavesDeadCreates", "backup/tests/suite/races.rs", "a_prune_that_does_not_tell_the_dead_is_noticed"),
+    ("backup", "OwnersNotAsked", "backup/tests/suite/races.rs", "a_prune_that_does_not_ask_for_owners_is_noticed"),
+    ("backup", "CreatesFirst", "backup/tests/suite/races.rs", "a_prune_that_looks_at_creates_first_is_noticed"),
 ];
 
 fn crates() -> PathBuf {

@@ -200,7 +200,7 @@ impl Core {
             }
         }
         needs.marks = self.unmarked(id).collect();
-        // What tells that frames may be lost may lie in the segment, or be that it is there at all (E7).
+        // A sign that frames may be lost may lie in the segment, or be that it is there at all (E7).
         let untold = self.shards.values().filter(|s| s.suspect && !s.suspect_told).map(|s| (s.id, Sequence(0)));
         let untold: Vec<_> = untold.filter(|(id, _)| needs.marks.iter().all(|(marked, _)| marked != id)).collect();
         needs.marks.extend(untold);

@@ -75,7 +75,7 @@ fn length(mut file: &File) -> io::Result<u64> {
     file.seek(SeekFrom::End(0))
 }
 
-/// What tells, at the end, whether an image is still the one that was opened.
+/// The means to tell, at the end, whether an image is still the one that was opened.
 struct Unchanged {
     file: Arc<File>,
     path: PathBuf,
@@ -312,7 +312,7 @@ mod tests {
         assert!(disk == std::fs::read(&path).unwrap());
     }
 
-    /// Whatever comes behind the new end of a file looks like a hole.
+    /// Bytes behind the new end of a file look like a hole.
     #[test]
     fn a_file_that_changes_while_it_is_read_is_an_error() {
         let dir = tempfile::tempdir().unwrap();

@@ -250,7 +250,7 @@ impl<'a> Target<'a> {
 
     /// The import ended before its end. The error says what is left.
     pub async fn give_up(mut self, e: Error) -> Error {
-        // Whoever came first with --force has a volume that was made here, and fills it.
+        // A volume that was made here may be attached by another import, which came first with --force.
         let was_ours = self.attached.is_some();
         if let Some(attached) = self.attached.take() {
             attached.close().await;

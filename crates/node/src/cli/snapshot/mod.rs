@@ -2,8 +2,7 @@
 
 pub mod args;
 
-use super::asked::unexpected;
-use super::cluster::connect;
+use super::asked::{connect, unexpected};
 use super::output::{Output, table};
 use crate::admin::Client;
 use crate::events::now_ms;
