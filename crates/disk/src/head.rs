@@ -280,6 +280,7 @@ fn joined(builder: FrameBuilder) -> FrameBuilder {
 mod tests {
     use super::*;
     use freebs_format::UpdateKind;
+    use freebs_types::SnapshotId;
 
     fn draft(lba: u32, blocks: u32) -> UpdateDraft {
         let data = vec![7u8; blocks as usize * BLOCK];
