@@ -11,10 +11,12 @@
 //!   deleted: a state that does not know a volume says nothing of it (V7).
 
 mod attach;
+mod cuts;
 mod dial;
 mod follow;
 mod links;
 mod member;
+mod past;
 mod plane;
 mod port;
 mod register;
@@ -29,6 +31,7 @@ pub use dial::{Dialler, caller, dials};
 pub use follow::Following;
 pub use links::{DriverLinks, Wanted};
 pub use member::Membership;
+pub use past::{cuts_of, holders_of, past_news_of, readable, reader_of, since};
 pub use plane::Commands;
 pub use port::Port;
 pub use register::{Pause, Registration};

@@ -1,7 +1,8 @@
 //! The questions of a chain to the control plane, as commands.
 
+use crate::cuts::commands_of;
 use crate::plane::Commands;
-use freebs_chain::{Branch, ControlPort, Forced, Opened};
+use freebs_chain::{Branch, ControlPort, CutWord, Forced, Opened};
 use freebs_control::{Command, Outcome, Shard, State};
 use freebs_types::{Error, Generation, NodeId, Result, ShardId, StartNumber, ViewNumber};
 
@@ -57,6 +58,15 @@ impl<C: Commands> ControlPort for Port<C> {
 
     async fn complete(&self, shard: ShardId, view: ViewNumber, nodes: Vec<NodeId>) -> Result<()> {
         self.control.submit(Command::MembersComplete { shard, view, nodes }).await.map(|_| ())
+    }
+
+    async fn cuts(&self, words: Vec<CutWord>) -> Result<()> {
+        // One that is not heard must not keep the others back.
+        let mut said = Ok(());
+        for command in commands_of(words) {
+            said = self.control.submit(command).await.map(|_| ()).and(said);
+        }
+        said
     }
 }
 

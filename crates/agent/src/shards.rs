@@ -1,5 +1,6 @@
 //! The shards that the control state gives to a worker of a node, and what changed since the state before.
 
+use crate::cuts::{nothing_known, snapshots_of};
 use crate::port::{branch_of, forced_of};
 use freebs_chain::ShardInfo;
 use freebs_control::{Shard, State, Volume};
@@ -14,6 +15,8 @@ pub struct Shards {
     /// Workers of this node.
     workers: u16,
     known: BTreeMap<ShardId, ShardInfo>,
+    /// Revision of the newest state that was heard.
+    revision: u64,
 }
 
 /// The differences of a control state from the one before.
@@ -32,7 +35,7 @@ impl Shards {
     /// For the worker `me` of a node that has so many `workers`.
     #[must_use]
     pub fn new(me: Peer, workers: u16) -> Self {
-        Self { me, workers, known: BTreeMap::new() }
+        Self { me, workers, known: BTreeMap::new(), revision: 0 }
     }
 
     /// A new control state; `here` are the shards that have a replica here, `promised` those of which only a promise is
@@ -44,7 +47,13 @@ impl Shards {
         let is_gone = |id: &ShardId| state.was_deleted(id.volume);
         let left = here.iter().filter_map(left_in).collect();
         let gone = here.iter().chain(promised).copied().filter(is_gone).collect();
-        let mine = self.mine(state);
+        let mut mine = self.mine(state);
+        if state.revision() < self.revision {
+            for (shard, info) in &mut mine {
+                info.snapshots = self.known.get(shard).map_or_else(nothing_known, |i| i.snapshots.clone());
+            }
+        }
+        self.revision = self.revision.max(state.revision());
         let changed = mine.values().filter(|i| self.known.get(&i.shard) != Some(i)).cloned().collect();
         self.known = mine;
         News { left, gone, changed }
@@ -71,6 +80,7 @@ impl Shards {
                         volume: Some(described(volume, s, &description)),
                         forced: forced_of(s),
                         branch: branch_of(s),
+                        snapshots: snapshots_of(state, shard),
                     };
                     mine.insert(shard, info);
                 }

@@ -2,15 +2,15 @@
 
 use bytes::Bytes;
 use freebs_format::wire::{FrameName, Message, ReadRequest, SyncRequest};
-use freebs_format::{CarryBody, Frame, FrameHead, VolumeDescription};
+use freebs_format::{CarryBody, Frame, FrameHead, Pin, VolumeDescription};
 use freebs_io::LinkId;
-use freebs_lsvd::{DamagedBlocks, Durable, EventKind, Record};
+use freebs_lsvd::{DamagedBlocks, Durable, EventKind, KeptState, MapPlace, Record};
 use freebs_secrets::HostKey;
 use freebs_types::{
-    ClusterId, Error, Generation, Hash32, HostPublic, Lba, NodeId, Peer, Result, Sequence, ShardId, StartNumber,
+    ClusterId, Error, Generation, Hash32, HostPublic, NodeId, Peer, Result, Sequence, ShardId, SnapshotId, StartNumber,
     Version, ViewNumber,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Who a host is.
@@ -121,6 +121,14 @@ pub enum Mutant {
     BackPassedOver,
     /// V10: a log that has given up lost frames counts as one that never lost any.
     GivenUpCounts,
+    /// S1: a head orders on behind its cut.
+    OrdersBehindCuts,
+    /// S1: a head reports its cut before that is committed.
+    CutsBeforeCommitted,
+    /// S2: a head that would not wait any more says that it had held.
+    ConfirmsWithoutHold,
+    /// E6: a head gives up pins of snapshots that are there.
+    ReleasesWhatIsKept,
 }
 
 /// Where the history of a shard last went on by force (V10). Zeroes if that never happened.
@@ -144,6 +152,32 @@ pub struct Forced {
     /// Lost frames in the middle of the head's log, of which the operator was told: it may give up so many, and is alone in
     /// its chain then. 0: none, and it may be one of several.
     pub gives_up: u64,
+}
+
+/// A snapshot that is being made, as a shard's head is to know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnderWay {
+    /// The snapshot.
+    pub id: SnapshotId,
+    /// No other shard is in it: nothing has to be held.
+    pub is_alone: bool,
+    /// The cuts of all its shards are reported.
+    pub is_decided: bool,
+    /// The view of this shard's cut, once that is reported.
+    pub reported: Option<ViewNumber>,
+    /// Its head had held until it heard that all are reported.
+    pub is_confirmed: bool,
+}
+
+/// The snapshots that a shard is in.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShardSnapshots {
+    /// All that have not failed.
+    pub kept: Arc<BTreeSet<SnapshotId>>,
+    /// The one of these that is being made.
+    pub under_way: Option<UnderWay>,
+    /// Pins of snapshots up to this number are kept although the state has no record of them.
+    pub spared: SnapshotId,
 }
 
 /// What the control plane says of a shard.
@@ -175,6 +209,42 @@ pub struct ShardInfo {
     pub forced: Option<Forced>,
     /// The newest branch.
     pub branch: Branch,
+    /// Snapshots that it is in.
+    pub snapshots: ShardSnapshots,
+}
+
+/// A head's word on a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CutWord {
+    /// The shard is cut: the frame that pins this version is committed (S1).
+    Cut {
+        /// The shard.
+        shard: ShardId,
+        /// The snapshot.
+        snapshot: SnapshotId,
+        /// The active view, in which it was ordered.
+        view: ViewNumber,
+        /// The version that is pinned.
+        version: Version,
+        /// The frame.
+        sequence: Sequence,
+    },
+    /// Nothing was ordered behind the cut before it was heard that all are reported (S2).
+    Held {
+        /// The shard.
+        shard: ShardId,
+        /// The snapshot.
+        snapshot: SnapshotId,
+        /// The view of the cut.
+        view: ViewNumber,
+    },
+    /// It can't be completed.
+    Fails {
+        /// The snapshot.
+        snapshot: SnapshotId,
+        /// For people.
+        why: String,
+    },
 }
 
 /// The control plane's answer to a proposal: the pending view.
@@ -228,6 +298,8 @@ pub trait ControlPort: 'static {
     async fn hand_over(&self, shard: ShardId, to: NodeId) -> Result<()>;
     /// These members of the active view have everything (V7).
     async fn complete(&self, shard: ShardId, view: ViewNumber, nodes: Vec<NodeId>) -> Result<()>;
+    /// Words of heads on snapshots. What is not taken in is said again.
+    async fn cuts(&self, words: Vec<CutWord>) -> Result<()>;
 }
 
 /// Who is at the other end of a link.
@@ -249,7 +321,7 @@ pub struct SyncSource {
 }
 
 /// A piece of a map: entries, their data, and where the next piece begins.
-pub type MapPiece = (CarryBody, Vec<Bytes>, Option<Lba>);
+pub type MapPiece = (CarryBody, Vec<Bytes>, Option<MapPlace>);
 
 /// Where an answer by map comes from.
 #[derive(Clone, Debug)]
@@ -260,6 +332,8 @@ pub struct MapSource {
     pub upto: Sequence,
     /// The frame of the view that was in force at `upto`.
     pub view_frame: Option<Box<FrameHead>>,
+    /// The versions that were kept when the piece had been read.
+    pub kept: KeptState,
     /// Entries and their data, or why there are none.
     pub piece: Result<MapPiece>,
 }
@@ -359,6 +433,13 @@ pub enum Event {
         /// The answer of the map.
         source: MapSource,
     },
+    /// The answer to `Action::ListPins`: the pins of the log, oldest first, as the last durable frame left them.
+    Pins {
+        /// The shard.
+        shard: ShardId,
+        /// With the snapshots that they are of.
+        pins: Vec<Pin>,
+    },
     /// Time has passed; wanted about every 20 ms.
     Tick,
 }
@@ -406,8 +487,8 @@ pub enum Action {
         /// The common frame, if the host knows it already; `None` if the log has to find it.
         known_common: Option<Sequence>,
     },
-    /// Read map entries placed after `since` and up to `upto`, from address `after` on, and come back with
-    /// `Event::MapRead`.
+    /// Read map entries placed after `since` and up to `upto`, from `after` on, and those below them that kept versions see
+    /// and that were placed after `past`; and come back with `Event::MapRead`.
     MapRead {
         /// The link of the asker.
         link: LinkId,
@@ -417,8 +498,10 @@ pub enum Action {
         since: Sequence,
         /// Entries that were placed by frames behind this one are left out.
         upto: Sequence,
-        /// The first address that is wanted.
-        after: Lba,
+        /// Superseded entries that were placed by frames up to this one are left out.
+        past: Sequence,
+        /// Where the transfer goes on.
+        after: MapPlace,
     },
     /// Ask the control plane for a pending view; `Event::Proposed` follows.
     Propose {
@@ -453,6 +536,13 @@ pub enum Action {
         view: ViewNumber,
         /// Those members.
         nodes: Vec<NodeId>,
+    },
+    /// Tell the control plane this of a snapshot.
+    Cut(CutWord),
+    /// Come back with `Event::Pins`.
+    ListPins {
+        /// The shard.
+        shard: ShardId,
     },
     /// Blocks of another member for damaged ones.
     Mend {
@@ -532,8 +622,12 @@ pub struct ShardStatus {
     pub clients: usize,
     /// The generation of an attachment that is of no use any more to who had it.
     pub lapsed: Option<Generation>,
+    /// Versions that its log keeps for snapshots.
+    pub pins: usize,
     /// Only at a head that can't open its view: what it waits for, in words.
     pub waits: Option<String>,
+    /// Kept versions below this are not all there; 0 if its history is whole.
+    pub whole_from: Version,
     /// The part of its log that counts when the active view is left.
     pub log: LogStatus,
 }

@@ -6,13 +6,16 @@
 mod check;
 
 use crate::coming::Coming;
+use crate::cuts::Cuts;
 use crate::event::Mutant;
 use crate::open::Phase;
 use crate::replica::{Client, Ctx, Replica, TailEntry, with_overhead};
 use crate::secret::Gathered;
 use crate::timing;
 use freebs_format::wire::{DurableItem, HeartbeatItem, Message, Refusal, Request, Room, WriteRequest};
-use freebs_format::{AttachBody, Frame, FrameBuilder, FrameKind, FrameMeta, UpdateDraft, UpdateKind, ViewBody, token};
+use freebs_format::{
+    AttachBody, Frame, FrameBuilder, FrameKind, FrameMeta, PinUpdate, UpdateDraft, UpdateKind, ViewBody, token,
+};
 use freebs_io::LinkId;
 use freebs_lsvd::Seen;
 use freebs_types::{
@@ -91,6 +94,8 @@ pub(crate) struct Head {
     told_at: Nanos,
     /// Nodes that come to the members that are there.
     pub coming: Coming,
+    /// Snapshots of the shard.
+    pub cuts: Cuts,
     /// Since when the first of the requests that wait finds no room, and nothing is known that would make some (W7).
     no_room_since: Option<Nanos>,
 }
@@ -123,8 +128,14 @@ impl Head {
             told: (Sequence(0), Sequence(0)),
             told_at: now,
             coming: Coming::default(),
+            cuts: Cuts::default(),
             no_room_since: None,
         }
+    }
+
+    /// Adds an update about pins, which nobody asked for, to what the next frame will have.
+    pub fn push_pin(&mut self, pin: PinUpdate) {
+        self.builder.push_pin(pin, (DriverId(0), RequestNumber(0), RequestNumber(0)));
     }
 
     /// Starts anew for a view that is about to be opened: nothing of an older one is left.
@@ -144,6 +155,7 @@ impl Head {
         self.uncommitted_bytes = 0;
         self.told = (Sequence(0), Sequence(0));
         self.coming = Coming::default();
+        self.begin_cuts();
         self.no_room_since = None;
     }
 
@@ -320,7 +332,7 @@ impl Replica {
             *to = link;
             return;
         }
-        let must_wait = self.space_for(ctx, &w) != SpaceFor::There || self.is_stuffed();
+        let must_wait = self.space_for(ctx, &w) != SpaceFor::There || self.is_stuffed() || self.holds();
         let Some(h) = self.head.as_mut() else { return };
         if must_wait || !h.waiting.is_empty() || h.uncommitted_bytes >= limits::SHARD_WINDOW_BYTES {
             if h.waiting.len() < limits::DRIVER_REQUESTS_MAX {
@@ -331,6 +343,12 @@ impl Replica {
         self.admit(ctx, link, w);
     }
 
+    /// Writes wait until the chain has its least copies (V1).
+    pub fn is_too_short(&self, ctx: &Ctx<'_>) -> bool {
+        let is_short = |b: &ViewBody| b.members.len() < usize::from(b.min_copies);
+        self.view.as_ref().is_some_and(|v| is_short(&v.body)) && !ctx.mutant(Mutant::ShortChainsOrder)
+    }
+
     fn write_refusal(&self, ctx: &Ctx<'_>, w: &WriteRequest) -> Option<Refusal> {
         let anyone = ctx.mutant(Mutant::RequestsOfAnyone);
         if w.generation < self.attach.generation && !anyone {
@@ -339,9 +357,7 @@ impl Replica {
         if !self.is_active_head() {
             return Some(Refusal::NotReady);
         }
-        // Writes wait until the chain has its least copies (V1).
-        let is_short = |b: &ViewBody| b.members.len() < usize::from(b.min_copies);
-        if self.view.as_ref().is_some_and(|v| is_short(&v.body)) && !ctx.mutant(Mutant::ShortChainsOrder) {
+        if self.is_too_short(ctx) {
             return Some(Refusal::NotReady);
         }
         if w.view != self.view_number() && !anyone {
@@ -513,9 +529,10 @@ impl Replica {
         let committed = self.head.as_ref().map(|h| h.committed(ctx.config.mutant)).unwrap_or_default();
         self.note_committed(ctx, committed);
         self.release_window(ctx);
+        self.see_to_snapshots(ctx);
     }
 
-    fn release_window(&mut self, ctx: &mut Ctx<'_>) {
+    pub fn release_window(&mut self, ctx: &mut Ctx<'_>) {
         let committed = self.committed;
         let Some(h) = self.head.as_mut() else { return };
         while h.uncommitted.front().is_some_and(|(s, _)| *s <= committed) {
@@ -523,7 +540,7 @@ impl Replica {
                 h.uncommitted_bytes -= bytes;
             }
         }
-        let is_stuffed = self.is_stuffed();
+        let is_stuffed = self.is_stuffed() || self.holds();
         while let Some(h) = self.head.as_mut() {
             if is_stuffed || h.uncommitted_bytes >= limits::SHARD_WINDOW_BYTES {
                 break;
@@ -661,6 +678,8 @@ impl Replica {
         for p in late {
             self.nudge(ctx, p);
         }
+        self.see_to_snapshots(ctx);
+        self.look_at_pins(ctx);
         self.heartbeat(ctx);
         self.ask_for_slices(ctx);
         self.ask_for_members(ctx);

@@ -7,13 +7,14 @@ use crate::event::{Action, Event, HostConfig, MemberStatus, Mutant, ShardInfo, S
 use crate::mend::Mending;
 use crate::open::Phase;
 use crate::out::Out;
+use crate::past::is_of_the_past;
 use crate::peers::Peers;
 use crate::replica::{Ctx, Replica, with_overhead};
 use freebs_format::wire::{Message, ReadRequest, Refusal, Refused, Request};
 use freebs_format::{Frame, FrameKind};
 use freebs_io::LinkId;
 use freebs_lsvd::{Durable, Record};
-use freebs_types::{Error, Generation, Nanos, NodeId, Peer, ShardId, ViewNumber};
+use freebs_types::{Error, Generation, Nanos, NodeId, Peer, ShardId, Version, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Invitations to unknown shards that are remembered.
@@ -95,6 +96,13 @@ impl Host {
     /// How many bytes of others' frames the log takes at most without coming to its end, counted in the same way.
     pub fn set_spare(&mut self, bytes: u64) {
         self.spare_bytes = bytes;
+    }
+
+    /// From which version on the log has all that it keeps.
+    pub fn set_whole_from(&mut self, shard: ShardId, whole_from: Version) {
+        if let Some(r) = self.replicas.get_mut(&shard) {
+            r.whole_from = whole_from;
+        }
     }
 
     /// Sets the wall clock for frames that are made from now on, nanoseconds since 1970.
@@ -180,6 +188,9 @@ impl Host {
             }
             Event::MapRead { link, request, source } => {
                 self.with(request.shard, |r, ctx| r.answer_map(ctx, link, &request, source));
+            }
+            Event::Pins { shard, pins } => {
+                self.with(shard, |r, ctx| r.on_pins(ctx, &pins));
             }
             Event::Damaged(all) => self.mending.add(all),
             Event::Mended { id, end } => self.mending.on_mended(now, id, end),
@@ -394,6 +405,7 @@ impl Host {
                 self.with(shard, |r, ctx| {
                     r.on_piece_durable(ctx, ticket);
                     r.on_learned_durable(ctx, ticket);
+                    r.on_regained_durable(ctx, ticket);
                 });
             }
         }
@@ -422,10 +434,14 @@ impl Host {
             // A view that was known once to have been active does not go back.
             let known = r.info.as_ref().map(|i| i.known).unwrap_or_default();
             r.hear_of_members(ctx, &info);
+            if r.info.as_ref().is_none_or(|i| i.snapshots != info.snapshots || i.active != info.active) {
+                r.snapshots_changed();
+            }
             r.info = Some(ShardInfo { active: info.active.max(known), known: info.known.max(known), ..info });
             r.note_active(ctx);
             if leads {
                 r.become_head(ctx);
+                r.see_to_snapshots(ctx);
             } else {
                 r.step_down(ctx);
             }
@@ -505,10 +521,11 @@ impl Host {
     }
 
     /// Why blocks that were looked up are not to be given out, if so: a newer attachment is known by now (L2), or a
-    /// newer view was promised or entered (V2).
+    /// newer view was promised or entered (V2). What a kept version sees has not changed.
     pub(crate) fn read_refusal(&self, r: &ReadRequest) -> Option<Refusal> {
         match self.replicas.get(&r.shard) {
             None => Some(Refusal::NotReady),
+            Some(x) if is_of_the_past(r) => x.stopped.is_some().then_some(Refusal::NotReady),
             Some(x) if r.generation < x.attach.generation => Some(Refusal::Fenced),
             Some(x) if x.view_number() != r.view || !x.serves() => Some(Refusal::WrongView),
             Some(_) => None,
@@ -551,7 +568,9 @@ impl Host {
                 .collect(),
             clients: r.clients.values().filter(|c| c.is_attached).count(),
             lapsed: r.lapsed(self.now),
+            pins: 0,
             waits: r.waits(),
+            whole_from: r.whole_from,
             log: r.log_status(),
         })
     }

@@ -2,6 +2,9 @@
 //! (rule E3): all entries placed since its own last committed frame, then the state that goes with them, then the
 //! frames behind that.
 //!
+//! The past that is kept comes below the entries in force, and in front of each piece what its teller keeps (design note
+//! 33): the learner judges what comes by that.
+//!
 //! Entries merge by (version, sequence) (rule E2), so pieces may come twice, and blocks that are overwritten during
 //! the transfer are brought by the frames behind it. Only a head is learned from, or who has promised the view that the
 //! learner opens; and only what is committed is sent (a learner can't take entries back).
@@ -14,25 +17,28 @@ use crate::event::{Action, MapSource, Mutant, ShardInfo};
 use crate::replica::{Ctx, Replica, TailEntry, first_chunk, with_overhead};
 use crate::sync::{ANSWER_BYTES, Asking};
 use crate::timing;
-use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
+use freebs_format::wire::{FrameName, MapPoint, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_format::{
     AttachBody, CarryBody, ExtentKind, Frame, FrameBuilder, FrameHead, FrameKind, FrameMeta, MarkBody, ViewBody,
 };
 use freebs_io::LinkId;
-use freebs_lsvd::{Base, MarkChange, Record, RequestTable};
-use freebs_types::{ChunkId, Lba, Nanos, NodeId, Sequence, ViewNumber};
+use freebs_lsvd::{Base, KeptState, MapPlace, MarkChange, Record, RequestTable};
+use freebs_types::{ChunkId, Nanos, NodeId, Sequence, Version, ViewNumber};
 use std::collections::BTreeMap;
 
 /// Where a transfer stands, at the learner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Learning {
-    /// Goes on at this address plus one.
-    pub from: u64,
+    pub from: MapPoint,
     pub since: Sequence,
     /// The map is learned as of this committed sequence.
     pub upto: Sequence,
-    /// Address plus one where the piece begins that was taken last.
-    pub piece: u64,
+    /// The place where the piece begins that was taken last.
+    pub piece: MapPoint,
+    /// Not 0 if all of the past is wanted, because history here is not whole below this version.
+    pub past: Version,
+    /// Below this version no teller of a piece had all that it kept.
+    pub whole_from: Version,
     /// There is no room for data; only what frees blocks is taken.
     pub frees: bool,
     /// That was done already; the map as of `upto` frees no more.
@@ -55,10 +61,21 @@ pub(crate) enum Hold {
 }
 
 impl Learning {
+    /// A transfer that begins.
+    pub fn new(since: Sequence, upto: Sequence, past: Version) -> Self {
+        let (from, whole_from) = (MapPoint::NONE, Version(0));
+        Self { from, since, upto, piece: from, past, whole_from, frees: false, freed: false, rests: 0, hold: None }
+    }
+
     /// Nothing is asked for, and nothing is on its way to the disk: the device is full.
     pub fn is_resting(&self) -> bool {
         matches!(self.hold, Some(Hold::Full(_)))
     }
+}
+
+/// Where a log is to read on.
+fn place(from: MapPoint) -> MapPlace {
+    MapPlace { lba: from.lba(), behind: from.behind }
 }
 
 impl Replica {
@@ -75,12 +92,13 @@ impl Replica {
             self.refuse_sync(ctx, link, &r);
             return;
         }
-        let view_is_in =
-            |s: Sequence| r.fetch || opens || r.map_from > 0 || self.view.as_ref().is_some_and(|v| v.sequence <= s);
+        let view_is_in = |s: Sequence| {
+            r.fetch || opens || r.map_from.is_some() || self.view.as_ref().is_some_and(|v| v.sequence <= s)
+        };
         // Members that learn at the same time learn the same state: only one is kept.
         let held = self.map_hold.filter(|(_, at)| ctx.now.since(*at) < timing::MAP_HOLD).map(|(t, _)| t.name.sequence);
         let upto = match held {
-            _ if r.map_from > 0 => r.until,
+            _ if r.map_from.is_some() => r.until,
             Some(held) if since < held && view_is_in(held) => held,
             _ => self.committed.min(self.durable),
         };
@@ -89,10 +107,11 @@ impl Replica {
             self.refuse_sync(ctx, link, &r);
             return;
         };
-        let after = Lba(u32::try_from(r.map_from.saturating_sub(1)).unwrap_or(u32::MAX));
+        let past = if r.past > Version(0) { Sequence(0) } else { since };
+        let after = place(r.map_from);
         // The state at the transfer's end must be known still when it is over.
         self.map_hold = Some((state, ctx.now));
-        ctx.out.actions.push(Action::MapRead { link, request: r, since, upto, after });
+        ctx.out.actions.push(Action::MapRead { link, request: r, since, upto, past, after });
     }
 
     /// True if the active view may be sealed with the log of this node, in whatever way.
@@ -115,13 +134,20 @@ impl Replica {
         let has_what_it_had = is_of_branch && !self.has_given_up();
         let is_sound = has_what_it_had && self.stopped.is_none() && !self.damage.meets(r.map_since, r.until);
         let has_all = is_sound && r.until <= self.committed.min(self.durable);
-        if !has_all || r.map_since >= r.until || self.committed_state().is_none() {
+        let wants_past = r.past > Version(0);
+        let has_past = !self.damage.is_there() && self.whole_from < r.past;
+        if !has_all
+            || (wants_past && !has_past)
+            || (!wants_past && r.map_since >= r.until)
+            || self.committed_state().is_none()
+        {
             self.refuse_sync(ctx, link, &r);
             return;
         }
-        let after = Lba(u32::try_from(r.map_from.saturating_sub(1)).unwrap_or(u32::MAX));
+        let after = place(r.map_from);
         let (since, upto) = (r.map_since, r.until);
-        ctx.out.actions.push(Action::MapRead { link, request: r, since, upto, after });
+        let past = if wants_past { Sequence(0) } else { since };
+        ctx.out.actions.push(Action::MapRead { link, request: r, since, upto, past, after });
     }
 
     /// The newest frame whose state no cut takes back.
@@ -151,6 +177,11 @@ impl Replica {
                 return;
             }
         };
+        if source.kept.as_of < source.upto {
+            // The log was not told yet that all of that is committed, so it may keep more.
+            self.refuse_sync(ctx, link, r);
+            return;
+        }
         let state = if r.lost { self.committed_state() } else { self.kept_state(source.upto) };
         let view_frame = source.view_frame.map(|f| *f).or_else(|| {
             let newest = self.view.as_ref().filter(|v| v.sequence <= source.upto);
@@ -177,18 +208,27 @@ impl Replica {
             wall: ctx.wall,
         };
         let mut frames = vec![FrameBuilder::local(&meta, FrameKind::Carry, &body.encode(), data, &at.name.hid)];
-        if next.is_none() {
-            let state = self.state_at(&at, view_frame).encode();
-            let meta = FrameMeta { sequence: at.name.sequence, committed: at.name.sequence, ..meta };
-            frames.push(FrameBuilder::local(&meta, FrameKind::Mark, &state, Vec::new(), &at.name.hid));
-        }
+        let state = match next {
+            None => self.state_at(&at, view_frame),
+            Some(_) => MarkBody { committed: at.name.sequence, ..MarkBody::default() },
+        };
+        let kept = source.kept;
+        let state = MarkBody {
+            pins: kept.pins,
+            retain: kept.retain.unwrap_or_default(),
+            kept_as_of: Some(kept.as_of),
+            whole_from: kept.whole_from,
+            ..state
+        };
+        let meta = FrameMeta { sequence: at.name.sequence, committed: at.name.sequence, ..meta };
+        frames.push(FrameBuilder::local(&meta, FrameKind::Mark, &state.encode(), Vec::new(), &at.name.hid));
         let reply = SyncReply {
             shard: self.id,
             view: r.view,
             id: r.id,
             mode: if next.is_none() { SyncMode::MapEnd } else { SyncMode::Map },
             common: source.since,
-            map_next: next.map_or(0, |l| u64::from(l.0) + 1),
+            map_next: next.map_or(MapPoint::NONE, |n| MapPoint { from: u64::from(n.lba.0) + 1, behind: n.behind }),
             frames,
         };
         ctx.out.send(link, Message::SyncReply(reply));
@@ -217,8 +257,7 @@ impl Replica {
         let Some(carry) = reply.frames.first().filter(|f| f.head.kind() == FrameKind::Carry) else { return };
         let upto = carry.head.seq();
         let since = reply.common;
-        let fresh = Learning { from: 0, since, upto, piece: 0, frees: false, freed: false, rests: 0, hold: None };
-        let learning = asking.map.unwrap_or(fresh);
+        let learning = asking.map.unwrap_or_else(|| Learning::new(since, upto, asking.past));
         if learning.upto != upto || learning.since != reply.common || carry.head.shard() != self.id {
             return;
         }
@@ -231,9 +270,62 @@ impl Replica {
         if self.stopped.is_some() {
             return;
         }
-        let Some(ticket) = self.take_carry(ctx, carry, learning.frees) else { return };
+        let Some(kept) = self.kept_with(ctx, &reply) else { return };
+        let learning = Learning { whole_from: learning.whole_from.max(kept.whole_from), ..learning };
+        if self.is_kept_news(&kept) {
+            // It is in force before what comes with it is judged.
+            let ticket = ctx.ticket();
+            self.told_kept = kept.clone();
+            let change = MarkChange { kept: Some(Box::new(kept)), ..MarkChange::default() };
+            ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket }));
+            let map = Learning { hold: Some(Hold::Disk(ticket)), ..learning };
+            (self.asking, self.map_piece) = (Some(Asking { map: Some(map), ..asking }), Some(reply));
+            return;
+        }
+        self.take_piece(ctx, asking, learning, &reply);
+    }
+
+    /// The versions that a piece's teller keeps, as of behind the piece; `None` if it doesn't say so.
+    pub(crate) fn kept_with(&self, ctx: &mut Ctx<'_>, reply: &SyncReply) -> Option<KeptState> {
+        let mark = reply.frames.get(1).filter(|f| f.head.kind() == FrameKind::Mark && f.verify_digest().is_ok());
+        let Some(body) = mark.and_then(|m| MarkBody::decode(m.head.body()).ok()) else {
+            ctx.out.note(format!("shard {}: a piece of the map does not say what is kept; asking again", self.id));
+            return None;
+        };
+        Some(KeptState {
+            retain: Some(body.retain).filter(|v| v.0 > 0),
+            as_of: body.kept_as_of.unwrap_or(body.committed),
+            whole_from: body.whole_from,
+            is_whole_past: false,
+            pins: body.pins,
+        })
+    }
+
+    /// True if the log does not have it yet. As of which frame it is goes into the log with the state at the end.
+    fn is_kept_news(&self, kept: &KeptState) -> bool {
+        let told = &self.told_kept;
+        (&kept.pins, kept.retain, kept.whole_from) != (&told.pins, told.retain, told.whole_from)
+    }
+
+    /// A mark is durable: the one in front of a piece lets it in.
+    pub fn on_kept_durable(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
+        let Some((asking, map)) = self.asking.and_then(|a| Some((a, a.map?))) else { return };
+        if map.hold != Some(Hold::Disk(ticket)) {
+            return;
+        }
+        let Some(reply) = self.map_piece.take() else { return };
+        self.asking = None;
+        if self.stopped.is_none() && self.promise() <= asking.view {
+            self.take_piece(ctx, asking, Learning { hold: None, ..map }, &reply);
+        }
+    }
+
+    /// A piece goes into the log.
+    fn take_piece(&mut self, ctx: &mut Ctx<'_>, asking: Asking, learning: Learning, reply: &SyncReply) {
+        let Some(ticket) = reply.frames.first().and_then(|c| self.take_carry(ctx, c, learning.frees)) else { return };
         let hold = Some(ticket.map_or(Hold::Room, Hold::Disk));
-        let map = Learning { from: reply.map_next, piece: learning.from.max(1), hold, ..learning };
+        let piece = if learning.from.is_some() { learning.from } else { MapPoint::BEGIN };
+        let map = Learning { from: reply.map_next, piece, hold, ..learning };
         match reply.mode {
             SyncMode::MapEnd => {
                 let Some(mark) = reply.frames.get(1).filter(|f| f.head.kind() == FrameKind::Mark) else { return };
@@ -243,7 +335,7 @@ impl Replica {
                     self.end_map(ctx);
                 }
             }
-            _ if reply.map_next > 0 => {
+            _ if reply.map_next.is_some() => {
                 self.asking = Some(Asking { map: Some(map), ..asking });
                 self.ask_next_piece(ctx);
             }
@@ -265,7 +357,7 @@ impl Replica {
             return;
         }
         self.asking = None;
-        self.take_state(ctx, map.since, &mark);
+        self.take_state(ctx, &map, &mark);
         let until = self.wanted_until();
         self.ask(ctx, asking.to, asking.view, until);
     }
@@ -273,6 +365,7 @@ impl Replica {
     /// The log has no room for a piece. The first time, what is left of the map is looked through for what frees blocks.
     pub fn on_no_room(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
         self.lost_entries_refused(ctx, ticket);
+        self.regain_refused(ctx, ticket);
         self.giving_up_refused(ctx, ticket);
         self.promise_refused(ctx, ticket);
         let Some(map) = self.asking.as_mut().and_then(|a| a.map.as_mut()) else { return };
@@ -280,6 +373,13 @@ impl Replica {
             return;
         }
         self.map_end = None;
+        if self.map_piece.take().is_some() {
+            // Not even what goes in front of the piece.
+            self.told_kept = KeptState::default();
+            self.full_from = if map.from.is_some() { map.from } else { MapPoint::BEGIN };
+            self.rest(ctx);
+            return;
+        }
         if map.frees || map.freed {
             self.full_from = if map.frees { self.full_from } else { map.piece };
             self.rest(ctx);
@@ -297,6 +397,7 @@ impl Replica {
     /// The log can't have a piece, and never will: the map is asked for anew, and so are entries of lost frames, later.
     pub fn on_unlearned(&mut self, ctx: &mut Ctx<'_>, ticket: u64, why: &'static str) {
         self.lost_entries_refused(ctx, ticket);
+        self.regain_refused(ctx, ticket);
         let map = self.asking.and_then(|a| a.map);
         if map.is_some_and(|m| m.hold == Some(Hold::Disk(ticket))) {
             (self.asking, self.map_end) = (None, None);
@@ -376,7 +477,8 @@ impl Replica {
     }
 
     /// The log goes on from the state that belongs to the learned map.
-    fn take_state(&mut self, ctx: &mut Ctx<'_>, since: Sequence, mark: &Frame) {
+    fn take_state(&mut self, ctx: &mut Ctx<'_>, map: &Learning, mark: &Frame) {
+        let since = map.since;
         let Ok(body) = MarkBody::decode(mark.head.body()) else { return };
         let h = mark.header();
         if mark.verify_digest().is_err() || h.seq() <= self.last.sequence {
@@ -409,7 +511,15 @@ impl Replica {
             open_chunk: (h.chunk(), h.chunk_offset.get()),
         };
         let ticket = ctx.ticket();
-        let change = MarkChange { base: Some(Box::new(base)), ..MarkChange::default() };
+        let kept = KeptState {
+            retain: Some(body.retain).filter(|v| v.0 > 0),
+            as_of: body.kept_as_of.unwrap_or(body.committed),
+            whole_from: map.whole_from,
+            is_whole_past: map.past > Version(0),
+            pins: body.pins,
+        };
+        self.told_kept = KeptState::default();
+        let change = MarkChange { base: Some(Box::new(base)), kept: Some(Box::new(kept)), ..MarkChange::default() };
         ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket }));
         self.learned = Some((ticket, since, name.sequence));
         self.last = name;
@@ -488,10 +598,11 @@ mod tests {
             id: 8,
             names: Vec::new(),
             until: Sequence(5),
-            map_from: 0,
+            map_from: MapPoint::NONE,
             map_since: Sequence(0),
             lost: false,
             fetch: true,
+            past: Version(0),
         };
         let mut reply = None;
         step(winner, |w, ctx| {
@@ -502,8 +613,13 @@ mod tests {
             let read = ctx.out.actions.iter().any(|a| matches!(a, Action::MapRead { upto: Sequence(4), .. }));
             if read {
                 let piece = Ok((CarryBody::default(), Vec::new(), None));
-                let source =
-                    MapSource { since: Sequence(3), upto: Sequence(4), view_frame: view_frame.map(Box::new), piece };
+                let source = MapSource {
+                    since: Sequence(3),
+                    upto: Sequence(4),
+                    view_frame: view_frame.map(Box::new),
+                    kept: KeptState { as_of: Sequence(4), ..KeptState::default() },
+                    piece,
+                };
                 w.answer_map(ctx, LinkId(1), &r, source);
             }
             for a in std::mem::take(&mut ctx.out.actions) {
@@ -592,10 +708,11 @@ mod tests {
                 id: 8,
                 names: Vec::new(),
                 until: Sequence(8),
-                map_from: 0,
+                map_from: MapPoint::NONE,
                 map_since: Sequence(0),
                 lost: false,
                 fetch: true,
+                past: Version(0),
             };
             let mut modes = Vec::new();
             for _ in 0..2 {
@@ -609,7 +726,18 @@ mod tests {
                 // The log knows the view that is in force at the newest committed frame, and none before.
                 let view_frame = Some(Box::new(second.clone())).filter(|f| f.seq() <= upto);
                 let piece = Ok((CarryBody::default(), Vec::new(), None));
-                w.answer_map(ctx, LinkId(1), &r, MapSource { since: Sequence(1), upto, view_frame, piece });
+                w.answer_map(
+                    ctx,
+                    LinkId(1),
+                    &r,
+                    MapSource {
+                        since: Sequence(1),
+                        upto,
+                        view_frame,
+                        kept: KeptState { as_of: upto, ..KeptState::default() },
+                        piece,
+                    },
+                );
                 modes.extend(ctx.out.actions.iter().filter_map(|a| match a {
                     Action::Send { message: Message::SyncReply(r), .. } => Some((upto.0, r.mode)),
                     _ => None,
@@ -620,7 +748,7 @@ mod tests {
     }
 
     /// A piece of one block and of one trim, or the end with it.
-    fn piece(map_next: u64, end: SyncReply) -> SyncReply {
+    fn piece(from: u64, end: SyncReply) -> SyncReply {
         let entry = |kind, at, crcs| CarryEntry {
             kind,
             range: freebs_types::BlockRange::new(at, 1),
@@ -639,7 +767,8 @@ mod tests {
         let meta = FrameMeta { sequence: h.seq(), ..Chain::new().meta(h.seq().0) };
         let body = CarryBody { entries }.encode();
         let carry = FrameBuilder::local(&meta, FrameKind::Carry, &body, vec![block], &h.hid());
-        let mode = if map_next > 0 { SyncMode::Map } else { SyncMode::MapEnd };
+        let map_next = MapPoint { from, ..MapPoint::NONE };
+        let mode = if from > 0 { SyncMode::Map } else { SyncMode::MapEnd };
         let frames = [vec![carry], end.frames[1..].to_vec()].concat();
         SyncReply { mode, map_next, frames, ..end }
     }
@@ -662,7 +791,7 @@ mod tests {
                         Action::Append(Record::Carry { body, data, ticket, .. }) => {
                             carries.push((body.entries.len(), data.len(), *ticket));
                         }
-                        Action::Send { message: Message::Sync(q), .. } => asks.push(q.map_from),
+                        Action::Send { message: Message::Sync(q), .. } => asks.push(q.map_from.from),
                         _ => {}
                     }
                 }

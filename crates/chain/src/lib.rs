@@ -7,6 +7,9 @@
 
 mod branch;
 mod coming;
+#[cfg(test)]
+mod copies;
+mod cuts;
 mod event;
 mod head;
 mod host;
@@ -19,7 +22,9 @@ mod open;
 mod orders;
 mod out;
 mod parts;
+mod past;
 mod peers;
+mod regain;
 mod relearn;
 mod repair;
 mod replica;
@@ -33,8 +38,8 @@ mod waits;
 mod worker;
 
 pub use event::{
-    Action, Branch, ControlPort, Event, Forced, HostConfig, LogStatus, MapPiece, MapSource, MemberStatus, Mutant, Note,
-    NoteKind, Opened, ShardInfo, ShardStatus, SyncSource, Who,
+    Action, Branch, ControlPort, CutWord, Event, Forced, HostConfig, LogStatus, MapPiece, MapSource, MemberStatus,
+    Mutant, Note, NoteKind, Opened, ShardInfo, ShardSnapshots, ShardStatus, SyncSource, UnderWay, Who,
 };
 pub use host::Host;
 pub use repair::Hole;

@@ -1,6 +1,7 @@
 //! A replica as a member: it takes frames, makes promises, answers reads and follows its head.
 
 use crate::event::{Action, Mutant};
+use crate::past::is_of_the_past;
 use crate::replica::{Client, Ctx, Replica, TailEntry, weight};
 use crate::timing;
 use freebs_format::wire::{
@@ -12,6 +13,13 @@ use freebs_types::{Generation, Hash32, HostPublic, Nanos, NodeId, Peer, SealedSl
 
 /// Views that this node may not have heard of yet when it is asked to promise them.
 const VIEWS_AHEAD: u64 = 1024;
+
+/// Blocks that no read may ask for: none, too many, or outside of any shard.
+pub(crate) fn range_refusal(r: &ReadRequest) -> Option<Refusal> {
+    let most = if r.status_only { limits::STATUS_BLOCKS_MAX } else { limits::READ_BLOCKS_MAX };
+    let is_possible = (1..=most).contains(&r.range.len) && r.range.end() <= limits::SHARD_BLOCKS_MAX;
+    (!is_possible).then_some(Refusal::Invalid)
+}
 
 impl Replica {
     /// A frame from the head, or passed on by a member.
@@ -206,7 +214,9 @@ impl Replica {
     /// The promise, and everything in front of it, is durable: it may be told.
     pub fn on_mark_durable(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
         self.on_learned(ctx, ticket);
+        self.on_kept_durable(ctx, ticket);
         self.on_learned_durable(ctx, ticket);
+        self.on_regained_durable(ctx, ticket);
         self.on_given_up(ctx, ticket);
         let Some(p) = self.promising.filter(|p| p.ticket == ticket) else { return };
         self.promising = None;
@@ -305,19 +315,17 @@ impl Replica {
 
     /// A read: any member in the driver's view whose log is durable up to the floor may answer it (R1).
     pub fn on_read(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: ReadRequest) {
+        if is_of_the_past(&r) {
+            return self.on_read_past(ctx, link, r);
+        }
         let refusal = if r.generation < self.attach.generation {
             Some(Refusal::Fenced)
         } else if self.view_number() != r.view {
             Some(Refusal::WrongView)
         } else if !self.serves() || (self.durable < r.floor && !ctx.mutant(Mutant::FloorIgnored)) {
             Some(Refusal::NotReady)
-        } else if r.range.len == 0
-            || r.range.len > limits::READ_BLOCKS_MAX && !r.status_only
-            || r.range.end() > limits::SHARD_BLOCKS_MAX
-        {
-            Some(Refusal::Invalid)
         } else {
-            None
+            range_refusal(&r)
         };
         match refusal {
             Some(reason) => self.refuse(ctx, link, Request::Read(r.id), reason),
@@ -340,6 +348,7 @@ impl Replica {
         self.retry_asking(ctx);
         self.ask_next_piece(ctx);
         self.repair_tick(ctx);
+        self.regain_tick(ctx);
         self.tell_room(ctx);
     }
 }

@@ -1,5 +1,6 @@
 //! Damaged blocks of the own log are asked of the shard's other members, one after the other, as a driver would read
-//! them, and given to the log, which takes only what matches the CRCs of its own entries.
+//! them, and given to the log, which takes only what matches the CRCs of its own entries. Blocks that may be history are
+//! asked for as they are now and as they were at a version that sees them, by turns.
 //!
 //! Invariants: what another member has newer or older than this one never gets into this log by way of mending. That
 //! nobody has the blocks of a place is told once, however often the scrub finds them, until they are mended.
@@ -8,10 +9,10 @@ use crate::event::{Action, Mended};
 use crate::host::Host;
 use crate::timing;
 use bytes::{Bytes, BytesMut};
-use freebs_format::ExtentKind;
 use freebs_format::wire::{Message, ReadReply, ReadRequest, Refusal};
+use freebs_format::{ExtentKind, Pin};
 use freebs_lsvd::DamagedBlocks;
-use freebs_types::{BLOCK, Nanos, Peer, ShardId};
+use freebs_types::{BLOCK, Nanos, Peer, Sequence, ShardId, Version};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Damaged blocks that nobody has and that are known to be told.
@@ -106,19 +107,23 @@ impl Host {
             let view = r.view.as_ref()?;
             let others: Vec<Peer> =
                 view.body.members.iter().filter(|m| m.node != me).map(|m| ctx.peer(m.node, shard)).collect();
-            if want.tries >= ANSWERS * others.len() || want.asks >= ASKS {
+            let moments = if want.blocks.seen_at.0 > 0 { 2 } else { 1 };
+            if want.tries >= ANSWERS * others.len() * moments || want.asks >= ASKS {
                 return None;
             }
-            let to = others[want.asks % others.len()];
+            let to = others[want.asks / moments % others.len()];
+            let is_past = want.asks % moments == 1;
             let request = ReadRequest {
                 shard,
                 view: r.view_number(),
                 generation: r.attach.generation,
                 id: ctx.ticket(),
                 // A member that lags may still have older data, which match an older entry.
-                floor: r.committed,
+                floor: if is_past { Sequence(0) } else { r.committed },
                 range,
                 status_only: false,
+                at: Pin { version: if is_past { want.blocks.seen_at } else { Version(0) }, ..Pin::default() },
+                since: Pin::default(),
             };
             if let Some(link) = ctx.peers.link(to) {
                 ctx.out.send(link, Message::Read(request));
@@ -154,7 +159,9 @@ impl Host {
 
     pub(crate) fn on_mending_refused(&mut self, from: Peer, read: u64, reason: Refusal) {
         if let Some(want) = self.mending.asked_as(from, read) {
-            self.mending.again(self.now, want.blocks.id, reason == Refusal::Corrupt);
+            // One that does not keep the version may never have it.
+            let is_vain = matches!(reason, Refusal::Corrupt | Refusal::NotFound);
+            self.mending.again(self.now, want.blocks.id, is_vain);
         }
     }
 }
@@ -203,7 +210,7 @@ mod tests {
         let (mut host, mut id) = (host(), 0);
         let mut find = |host: &mut Host, at: u32, end: Option<Mended>| {
             id += 1;
-            let found = DamagedBlocks { id, shard: SHARD, range: BlockRange::new(at, 2) };
+            let found = DamagedBlocks { id, shard: SHARD, range: BlockRange::new(at, 2), seen_at: Version(0) };
             host.step(Nanos(id), Event::Damaged(vec![found]));
             end.into_iter().for_each(|end| host.step(Nanos(id), Event::Mended { id, end }));
             host.step(Nanos(id), Event::Tick);

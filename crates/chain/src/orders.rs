@@ -1,6 +1,6 @@
 //! Orders of events that once went wrong, or nearly so, played to one replica.
 
-use crate::event::{Action, Branch, Forced, HostConfig, MapSource, Mutant, Opened, ShardInfo, Who};
+use crate::event::{Action, Branch, Forced, HostConfig, MapSource, Mutant, Opened, ShardInfo, ShardSnapshots, Who};
 use crate::head::view_secret;
 use crate::host::Host;
 use crate::learn::Learning;
@@ -10,15 +10,15 @@ use crate::repair::{Damage, Hole};
 use crate::replica::{Ctx, Replica, genesis};
 use bytes::Bytes;
 use freebs_format::wire::{
-    DurableItem, FrameName, HeartbeatItem, Message, Refusal, Room, SealAnswer, SyncMode, SyncReply, SyncRequest,
-    WriteRequest,
+    DurableItem, FrameName, HeartbeatItem, MapPoint, Message, Refusal, Room, SealAnswer, SyncMode, SyncReply,
+    SyncRequest, WriteRequest,
 };
 use freebs_format::{
     CarryBody, CarryEntry, Extent, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, Member, UpdateDraft,
     UpdateKind, ViewBody, ViewSecret, block_crc, hide,
 };
 use freebs_io::LinkId;
-use freebs_lsvd::Record;
+use freebs_lsvd::{MapPlace, Record};
 use freebs_secrets::HostKey;
 use freebs_types::{
     BLOCK, BlockRange, ChunkId, ClusterId, DriverId, Generation, Hash32, Lba, Nanos, NodeId, Peer, RequestNumber,
@@ -26,9 +26,11 @@ use freebs_types::{
 };
 use std::collections::BTreeMap;
 
+mod cuts;
 mod forced;
 mod leases;
 mod leaving;
+mod past;
 mod refused;
 mod room;
 mod rules;
@@ -331,33 +333,25 @@ fn a_view_that_was_active_is_committed() {
 #[test]
 fn a_refused_map_is_learned_from_its_beginning() {
     let mut s = Scene::new(2);
-    let map = Learning {
-        from: 9,
-        since: Sequence(0),
-        upto: Sequence(7),
-        piece: 1,
-        frees: false,
-        freed: false,
-        rests: 0,
-        hold: None,
-    };
+    let from = MapPoint { from: 9, ..MapPoint::NONE };
+    let map = Learning { from, piece: MapPoint::BEGIN, ..Learning::new(Sequence(0), Sequence(7), Version(0)) };
     let (_, actions) = s.play(|r, ctx| r.ask_map(ctx, peer(1), ViewNumber(1), map));
     let asked = sync_requests(&actions);
-    assert_eq!((asked.len(), asked[0].map_from, asked[0].until), (1, 9, Sequence(7)));
+    assert_eq!((asked.len(), asked[0].map_from, asked[0].until), (1, from, Sequence(7)));
     let refusal = SyncReply {
         shard: SHARD,
         view: ViewNumber(1),
         id: asked[0].id,
         mode: SyncMode::Refused,
         common: Sequence(0),
-        map_next: 0,
+        map_next: MapPoint::NONE,
         frames: Vec::new(),
     };
     s.play(|r, ctx| r.on_sync_reply(ctx, refusal));
     s.now = s.now.plus(Nanos::from_millis(300));
     let (_, actions) = s.play(|r, ctx| r.member_tick(ctx));
     let asked = sync_requests(&actions);
-    assert_eq!((asked.len(), asked[0].map_from, asked[0].until), (1, 0, Sequence(u64::MAX)));
+    assert_eq!((asked.len(), asked[0].map_from, asked[0].until), (1, MapPoint::NONE, Sequence(u64::MAX)));
 }
 
 /// Two members with frames 1 to 6, all committed but the last one. The first of them has lost 3 and 4.
@@ -390,7 +384,7 @@ fn asks(s: &mut Scene) -> Option<SyncRequest> {
 }
 
 /// The answer of another member to the request for a piece: one entry, and the place where the rest begins.
-fn piece_of(other: &mut Scene, q: &SyncRequest, next: Option<Lba>) -> SyncReply {
+fn piece_of(other: &mut Scene, q: &SyncRequest, next: Option<MapPlace>) -> SyncReply {
     let (_, actions) = other.play(|r, ctx| r.on_sync(ctx, LinkId(2), q.clone()));
     let is_read = |a: &Action| matches!(a, Action::MapRead { upto: Sequence(4), since: Sequence(2), .. });
     assert!(actions.iter().any(is_read), "{actions:?}");
@@ -404,7 +398,8 @@ fn piece_of(other: &mut Scene, q: &SyncRequest, next: Option<Lba>) -> SyncReply 
         crcs: Vec::new(),
     };
     let piece = Ok((CarryBody { entries: vec![entry] }, Vec::new(), next));
-    let source = MapSource { since: Sequence(2), upto: Sequence(4), view_frame: None, piece };
+    let kept = freebs_lsvd::KeptState { as_of: Sequence(4), ..Default::default() };
+    let source = MapSource { since: Sequence(2), upto: Sequence(4), view_frame: None, kept, piece };
     let (_, actions) = other.play(|r, ctx| r.answer_map(ctx, LinkId(2), q, source));
     let reply = actions.into_iter().find_map(|a| match a {
         Action::Send { to: LinkId(2), message: Message::SyncReply(r) } => Some(r),
@@ -427,13 +422,13 @@ fn what_is_left_of_lost_frames_is_learned() {
             id: q.id,
             mode: SyncMode::Refused,
             common: Sequence(0),
-            map_next: 0,
+            map_next: MapPoint::NONE,
             frames: Vec::new(),
         };
         s.play(|r, ctx| r.on_sync_reply(ctx, no));
     }
-    let mut at = 1;
-    for next in [Some(Lba(40)), None] {
+    let mut at = MapPoint::BEGIN;
+    for next in [Some(MapPlace { lba: Lba(40), behind: (Version(2), Sequence(3)) }), None] {
         let q = asks(&mut s).expect("what is left is asked for");
         assert_eq!((q.lost, q.map_from, q.map_since, q.until), (true, at, Sequence(2), Sequence(4)));
         let reply = piece_of(&mut other, &q, next);
@@ -464,7 +459,7 @@ fn what_is_left_of_lost_frames_is_learned() {
         }
         // The next piece is asked for at once; asked again after a while, because this answer is thrown away.
         assert_eq!(sync_requests(&actions).len(), usize::from(next.is_some()));
-        at = next.map_or(0, |l| u64::from(l.0) + 1);
+        at = next.map_or(MapPoint::NONE, |n| MapPoint { from: u64::from(n.lba.0) + 1, behind: n.behind });
         s.now = s.now.plus(Nanos::from_millis(500));
     }
     assert!(!s.r.damage.is_there() && s.r.requests.len() == 4);
@@ -485,10 +480,11 @@ fn what_is_left_is_not_told_by_who_may_lack_it() {
             id: 9,
             names,
             until: Sequence(until),
-            map_from: 1,
+            map_from: MapPoint::BEGIN,
             map_since,
             lost: true,
             fetch: false,
+            past: Version(0),
         };
         let (_, actions) = other.play(|r, ctx| r.on_sync(ctx, LinkId(2), q));
         actions.iter().any(|a| matches!(a, Action::MapRead { .. }))
@@ -560,7 +556,7 @@ fn frames_that_the_log_has_no_room_for_are_fetched_later() {
             let id = r.asking.expect("it asks").id;
             let (mode, common) = (SyncMode::Level, Sequence(1));
             let view = ViewNumber(1);
-            r.on_sync_reply(ctx, SyncReply { shard: SHARD, view, id, mode, common, map_next: 0, frames });
+            r.on_sync_reply(ctx, SyncReply { shard: SHARD, view, id, mode, common, map_next: MapPoint::NONE, frames });
         });
         // With a quarter for what the log adds, two blocks fit.
         assert_eq!((s.r.last.sequence.0, s.r.is_full), (if is_full { 3 } else { 4 }, is_full));
@@ -584,7 +580,10 @@ fn a_head_without_room_for_the_longest_log_hands_over() {
             ctx.spare = 0;
             let id = r.asking.expect("it asks").id;
             let (shard, view, mode, common) = (SHARD, ViewNumber(2), SyncMode::Level, Sequence(2));
-            r.on_sync_reply(ctx, SyncReply { shard, view, id, mode, common, map_next: 0, frames: vec![longer] });
+            r.on_sync_reply(
+                ctx,
+                SyncReply { shard, view, id, mode, common, map_next: MapPoint::NONE, frames: vec![longer] },
+            );
         });
         let to = |a: &Action| if let Action::HandOver { to, .. } = a { Some(*to) } else { None };
         assert_eq!(actions.iter().find_map(to), (!more_soon).then_some(NodeId(2)));
@@ -774,6 +773,7 @@ fn info(blocks: u64) -> ShardInfo {
         volume: None,
         forced: None,
         branch: Branch::default(),
+        snapshots: ShardSnapshots::default(),
     }
 }
 

@@ -7,9 +7,9 @@ use crate::event::{Action, NoteKind};
 use crate::repair::Damage;
 use crate::replica::{Ctx, Replica};
 use crate::timing;
-use freebs_format::wire::{SyncMode, SyncReply};
+use freebs_format::wire::{MapPoint, SyncMode, SyncReply};
 use freebs_format::{Frame, FrameHead, FrameKind, MarkBody};
-use freebs_lsvd::{Learned, MarkChange, Record, RequestTable};
+use freebs_lsvd::{KeptState, Learned, MarkChange, Record, RequestTable};
 use freebs_types::{Sequence, ViewNumber};
 
 /// Map entries that are learned in place of lost frames: those of all holes together.
@@ -17,8 +17,7 @@ use freebs_types::{Sequence, ViewNumber};
 pub(crate) struct Relearning {
     pub since: Sequence,
     pub upto: Sequence,
-    /// Goes on at this address plus one.
-    pub from: u64,
+    pub from: MapPoint,
     /// A piece, or the mark at the end, is on its way to the disk; nothing more is asked for meanwhile.
     pub writing: Option<u64>,
     pub is_end: bool,
@@ -30,7 +29,7 @@ impl Damage {
         let since = self.holes.iter().map(|h| h.before.sequence).min();
         let upto = self.holes.iter().map(|h| h.until).max();
         let Some((since, upto)) = since.zip(upto) else { return };
-        let fresh = Relearning { since, upto, from: 1, writing: None, is_end: false };
+        let fresh = Relearning { since, upto, from: MapPoint::BEGIN, writing: None, is_end: false };
         let same = |l: &Relearning| (l.since, l.upto) == (since, upto);
         self.learning = Some(self.put_off.take().filter(same).unwrap_or(fresh));
     }
@@ -115,7 +114,14 @@ impl Replica {
             given_up: ViewNumber(0),
         };
         let ticket = ctx.ticket();
-        let change = MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() };
+        let kept = Some(Box::new(KeptState {
+            retain: Some(body.retain).filter(|v| v.0 > 0),
+            as_of: body.kept_as_of.unwrap_or(body.committed),
+            whole_from: body.whole_from,
+            is_whole_past: false,
+            pins: body.pins,
+        }));
+        let change = MarkChange { learned: Some(Box::new(learned)), kept, ..MarkChange::default() };
         ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket }));
         Some(ticket)
     }

@@ -10,10 +10,10 @@ use crate::relearn::Relearning;
 use crate::replica::{Ctx, Replica, TailEntry, with_overhead};
 use crate::sync::Asking;
 use crate::timing;
-use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
+use freebs_format::wire::{FrameName, MapPoint, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_format::{AttachBody, Frame, FrameHead, FrameKind, ViewBody};
 use freebs_lsvd::{MarkChange, Record, Unrepaired};
-use freebs_types::{DriverId, Hash32, Nanos, Peer, Sequence, ViewNumber};
+use freebs_types::{DriverId, Hash32, Nanos, Peer, Sequence, Version, ViewNumber};
 
 /// A range of frames that damage took, after `before`, up to and with `until`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub(crate) struct Damage {
     /// The device had no room for that; before this time it is not asked again.
     pub full_until: Nanos,
     /// Frames that are missing and the place up to which entries were learned, and since when that has been so.
-    left: ((u64, u64), Nanos),
+    left: ((u64, MapPoint), Nanos),
 }
 
 /// Lost frames on their way to be given up by force.
@@ -135,7 +135,7 @@ impl Damage {
 
     /// Since when nothing of what is missing has come.
     pub fn stands_since(&mut self, now: Nanos) -> Nanos {
-        let left = (self.missing(), self.learning.map_or(0, |l| l.from));
+        let left = (self.missing(), self.learning.map_or(MapPoint::NONE, |l| l.from));
         if self.left.0 != left {
             self.left = (left, now);
         }
@@ -238,7 +238,7 @@ impl Replica {
         let id = ctx.ticket();
         let (named, at) = (self.last.sequence, ctx.now);
         let until = self.damage.learning.map_or(hole.until, |l| l.upto);
-        self.damage.asking = Some(Asking { id, to, view, until, named, at, tries: 0, map: None });
+        self.damage.asking = Some(Asking { id, to, view, until, named, at, tries: 0, past: Version(0), map: None });
         let Some(link) = ctx.peers.link(to) else { return };
         let frames = SyncRequest {
             shard: self.id,
@@ -246,10 +246,11 @@ impl Replica {
             id,
             names: vec![last],
             until,
-            map_from: 0,
+            map_from: MapPoint::NONE,
             map_since: Sequence(0),
             lost: false,
             fetch: in_parts,
+            past: Version(0),
         };
         let request = match self.damage.learning {
             None => frames,
@@ -259,6 +260,7 @@ impl Replica {
                 map_since: l.since,
                 lost: true,
                 fetch: false,
+                past: Version(0),
                 ..frames
             },
         };
@@ -474,7 +476,7 @@ impl Replica {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Branch, ShardInfo};
+    use crate::event::{Branch, ShardInfo, ShardSnapshots};
     use crate::peers::Peers;
     use crate::sync::is_said_committed;
     use crate::testing::{Chain, SHARD, appends, frames, map_end, reply, step, step_at};
@@ -709,7 +711,7 @@ mod tests {
             r.on_durable(ctx, Sequence(8));
             for (until, fetch, gets) in [(8, false, 0), (6, false, 4), (8, true, 4)] {
                 let names = vec![TailEntry::of(&all[1].head).name];
-                let (map_from, map_since) = (0, Sequence(0));
+                let (map_from, map_since) = (MapPoint::NONE, Sequence(0));
                 let q = SyncRequest {
                     shard: SHARD,
                     view: ViewNumber(1),
@@ -720,6 +722,7 @@ mod tests {
                     map_since,
                     lost: false,
                     fetch,
+                    past: Version(0),
                 };
                 ctx.out.actions.clear();
                 let source = crate::event::SyncSource { common: Sequence(3), frames: Ok(all[3..7].to_vec()) };
@@ -749,6 +752,7 @@ mod tests {
             volume: None,
             forced: None,
             branch: Branch::default(),
+            snapshots: ShardSnapshots::default(),
         }
     }
 

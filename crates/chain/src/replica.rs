@@ -10,13 +10,14 @@ use crate::head::Head;
 use crate::lease::Leases;
 use crate::out::Out;
 use crate::peers::Peers;
+use crate::regain::Regain;
 use crate::repair::Damage;
 use crate::secret::Known;
 use crate::sync::Asking;
-use freebs_format::wire::{DurableItem, FrameName, Message, Refusal, Request, Room, ViewNews};
+use freebs_format::wire::{DurableItem, FrameName, MapPoint, Message, Refusal, Request, Room, SyncReply, ViewNews};
 use freebs_format::{AttachBody, Frame, FrameHead, FrameKind, ViewBody, hide};
 use freebs_io::LinkId;
-use freebs_lsvd::{MarkChange, Record, RequestTable, ShardState};
+use freebs_lsvd::{KeptState, MarkChange, Record, RequestTable, ShardState};
 use freebs_types::{
     ChunkId, Generation, Hash32, HostPublic, Nanos, NodeId, Peer, SealedSlice, Sequence, ShardId, Version, ViewNumber,
     limits,
@@ -217,9 +218,16 @@ pub(crate) struct Replica {
     pub map_hold: Option<(TailEntry, Nanos)>,
     /// The state at the end of the map that is learned; its last piece is on its way to the disk.
     pub map_end: Option<Frame>,
+    /// A piece that waits until it is durable what its teller keeps.
+    pub map_piece: Option<SyncReply>,
+    /// The versions that a teller keeps, as the log has them.
+    pub told_kept: KeptState,
+    /// Kept versions below this are not all there, as the log says.
+    pub whole_from: Version,
+    pub regain: Regain,
     /// The device has no room for the map that is learned; and where in the map that was seen (address plus one).
     pub is_full: bool,
-    pub full_from: u64,
+    pub full_from: MapPoint,
     /// A learned state on its way to the disk: ticket, since which sequence it was learned, and up to which.
     pub learned: Option<(u64, Sequence, Sequence)>,
     /// Cuts that the log engine has not come to yet, oldest first: what it still makes durable behind them is not
@@ -297,8 +305,12 @@ impl Replica {
             view_frame: None,
             map_hold: None,
             map_end: None,
+            map_piece: None,
+            told_kept: KeptState::default(),
+            whole_from: Version(0),
+            regain: Regain::default(),
             is_full: false,
-            full_from: 0,
+            full_from: MapPoint::NONE,
             learned: None,
             cutting: VecDeque::new(),
         }
@@ -348,6 +360,7 @@ impl Replica {
         if let Some(generation) = r.view.as_ref().map(|v| v.body.generation).filter(|g| *g > r.attach.generation) {
             r.attach = AttachBody { generation, ..AttachBody::default() };
         }
+        r.whole_from = state.whole_from;
         r.requests = state.requests.clone();
         r.chunk = state.open_chunk;
         r.view_frame = view_frame;

@@ -9,9 +9,9 @@ use crate::open::Phase;
 use crate::replica::{Ctx, Replica, weight};
 use crate::timing;
 use freebs_format::Frame;
-use freebs_format::wire::{FrameName, Message, SyncMode, SyncReply, SyncRequest};
+use freebs_format::wire::{FrameName, MapPoint, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_io::LinkId;
-use freebs_types::{ErrorKind, Hash32, Nanos, Peer, Sequence, ViewNumber};
+use freebs_types::{ErrorKind, Hash32, Nanos, Peer, Sequence, Version, ViewNumber};
 
 /// Names in one request: the tail is dense, so that the common frame is found exactly.
 const NAMES_MAX: usize = 8192;
@@ -33,6 +33,8 @@ pub(crate) struct Asking {
     pub at: Nanos,
     /// Questions before this one that had no answer in time.
     pub tries: u32,
+    /// All of the past is wanted with a map.
+    pub past: Version,
     /// Set while the map is learned.
     pub map: Option<Learning>,
 }
@@ -71,19 +73,21 @@ impl Replica {
     }
 
     fn request(&mut self, ctx: &mut Ctx<'_>, to: Peer, view: ViewNumber, until: Sequence, map: Option<Learning>) {
-        self.map_end = None;
+        (self.map_end, self.map_piece) = (None, None);
         let id = ctx.ticket();
         let tries = self.asking.filter(|a| a.to == to && a.view == view).map_or(0, |a| a.tries + 1);
-        self.asking = Some(Asking { id, to, view, until, named: self.last.sequence, at: ctx.now, tries, map });
+        let past = map.map_or(self.whole_from, |m| m.past);
+        self.asking = Some(Asking { id, to, view, until, named: self.last.sequence, at: ctx.now, tries, past, map });
         // While the own disk is behind, the answer would only be dropped: asked again by `retry_asking`.
         if self.is_stuffed() {
             return;
         }
         let Some(link) = ctx.peers.link(to) else { return };
         let names = self.names();
-        let (map_from, map_since) = map.map_or((0, Sequence(0)), |m| (m.from, m.since));
+        let (map_from, map_since) = map.map_or((MapPoint::NONE, Sequence(0)), |m| (m.from, m.since));
         let fetch = self.fetching_for() == Some(view);
-        let request = SyncRequest { shard: self.id, view, id, names, until, map_from, map_since, lost: false, fetch };
+        let (shard, lost) = (self.id, false);
+        let request = SyncRequest { shard, view, id, names, until, map_from, map_since, lost, fetch, past };
         ctx.out.send(link, Message::Sync(request));
     }
 
@@ -115,7 +119,7 @@ impl Replica {
             self.refuse_sync(ctx, link, &r);
             return;
         }
-        if r.map_from > 0 {
+        if r.map_from.is_some() {
             let since = r.map_since;
             self.feed_by_map(ctx, link, r, since);
             return;
@@ -193,7 +197,7 @@ impl Replica {
             id: r.id,
             mode: if level { SyncMode::Level } else { SyncMode::Frames },
             common: source.common,
-            map_next: 0,
+            map_next: MapPoint::NONE,
             frames,
         };
         ctx.out.send(link, Message::SyncReply(reply));
@@ -204,7 +208,7 @@ impl Replica {
     }
 
     pub fn on_sync_reply(&mut self, ctx: &mut Ctx<'_>, reply: SyncReply) {
-        if self.take_repairs(ctx, &reply) {
+        if self.take_repairs(ctx, &reply) || self.take_regained(ctx, &reply) {
             return;
         }
         let Some(asking) = self.asking.filter(|a| a.id == reply.id && a.view == reply.view) else { return };

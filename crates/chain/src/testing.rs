@@ -4,7 +4,7 @@ use crate::event::{Action, HostConfig};
 use crate::out::Out;
 use crate::peers::Peers;
 use crate::replica::{Ctx, Replica};
-use freebs_format::wire::{SyncMode, SyncReply};
+use freebs_format::wire::{MapPoint, SyncMode, SyncReply};
 use freebs_format::{
     AttachBody, CarryBody, Frame, FrameBuilder, FrameHead, FrameKind, FrameMeta, MarkBody, Member, ViewBody,
 };
@@ -126,7 +126,15 @@ pub fn step_at(
 }
 
 pub fn reply(common: u64, mode: SyncMode, frames: Vec<Frame>) -> SyncReply {
-    SyncReply { shard: SHARD, view: ViewNumber(1), id: 8, mode, common: Sequence(common), map_next: 0, frames }
+    SyncReply {
+        shard: SHARD,
+        view: ViewNumber(1),
+        id: 8,
+        mode,
+        common: Sequence(common),
+        map_next: MapPoint::NONE,
+        frames,
+    }
 }
 
 /// The answer that ends a map: nothing was placed behind `since`, and the state as of `at`.

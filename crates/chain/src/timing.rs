@@ -30,6 +30,12 @@ pub(crate) const HEAD_ANSWER_DELAY: Nanos = Nanos::from_millis(3);
 /// A lease runs this long from the member's answer (L1, L2).
 pub(crate) const LEASE: Nanos = Nanos::from_millis(timing::LEASE_MS);
 
+/// A head orders nothing behind its cut of a snapshot for this long at most (S2). Several times what an election of the
+/// control plane's leader takes, and no longer than leases run: a client's writes wait for it.
+pub(crate) const HOLD_MAX: Nanos = Nanos::from_millis(2000);
+/// What a head has to say of a snapshot is said again after this time, if the control plane has not taken it in.
+pub(crate) const CUT_AGAIN: Nanos = Nanos::from_millis(250);
+
 /// An unanswered seal is asked for again after this time: a promise needs one sync of the other's disk.
 pub(crate) const SEAL_AGAIN: Nanos = Nanos::from_millis(100);
 /// After an error the next proposal of a view waits this long, then twice as long, and so on five times (1.6 s); an
@@ -62,6 +68,11 @@ pub(crate) const SYNC_AGAIN: Nanos = Nanos::from_millis(250);
 /// A question for lost frames or entries is asked again, of the next member, after this time; after late answers twice
 /// as long, and so on. Longer than for a sync: it is read from places all over the log.
 pub(crate) const REPAIR_AGAIN: Nanos = Nanos::from_millis(500);
+/// A question for the past is asked again, of the next member, after this time: it is read from places all over the log.
+pub(crate) const PAST_AGAIN: Nanos = Nanos::from_millis(2000);
+/// When no other member has more of the past it is asked for again after this time. Nobody waits for it, and who has it may
+/// be away.
+pub(crate) const PAST_PAUSE: Nanos = Nanos::from_millis(30_000);
 /// When all others have refused frames or entries, they are asked again after this time; the next time after twice as
 /// long, and so on three times: they may have given them up, and asked at every tick they would log nothing else.
 pub(crate) const REFUSED_PAUSE: Nanos = Nanos::from_millis(500);

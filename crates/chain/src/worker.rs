@@ -4,22 +4,24 @@
 //! A turn: messages and completions step the host one by one; then, once, the host ends its turn: one append takes
 //! the frames of all shards, one message takes what goes to one link.
 
+use crate::cuts::Words;
 use crate::event::{
     Action, ControlPort, Event, HostConfig, MapSource, Mended, Note, NoteKind, Opened, ShardInfo, ShardStatus,
     SyncSource, Who,
 };
 use crate::host::Host;
+use crate::past::is_of_the_past;
 use crate::repair::{Damage, Hole};
 use crate::replica::{Replica, TailEntry, genesis};
 use crate::sync::{ANSWER_BYTES, is_said_committed};
 use crate::timing;
 use bytes::Bytes;
 use freebs_format::FrameHead;
-use freebs_format::wire::{FrameName, Message, ReadReply, ReadRequest, Refusal, Refused, Request, SyncRequest};
+use freebs_format::wire::{FrameName, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request, SyncRequest};
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
-use freebs_lsvd::{DamagedBlocks, Durable, Engine, EventKind, Listener};
+use freebs_lsvd::{DamagedBlocks, Durable, Engine, EventKind, KeptState, Listener, MapPlace};
 use freebs_types::{
-    Error, ErrorKind, Generation, Hash32, Lba, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
+    Error, ErrorKind, Generation, Hash32, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
     ViewNumber,
 };
 use std::cell::{Cell, RefCell};
@@ -31,6 +33,9 @@ use tokio::task::JoinSet;
 
 /// Frames behind a hole that are looked at for one that can be read.
 const BEHIND_MAX: u64 = 64;
+
+/// Blocks that were looked up for a read: pieces, and the CRCs and data of their data blocks.
+pub(crate) type Found = (Vec<Piece>, Vec<u32>, Vec<Bytes>);
 
 /// Damaged blocks that are taken from the log at once, as pieces of a few.
 const DAMAGED_MAX: usize = 256;
@@ -73,6 +78,7 @@ pub(crate) struct Inner<D: Device, O, P, K> {
     pub notes: Box<dyn Fn(&Note)>,
     random: RefCell<Box<dyn Random>>,
     turn: Notify,
+    words: RefCell<Words>,
     tasks: RefCell<JoinSet<()>>,
     last_append: Cell<Nanos>,
     stopped: Cell<bool>,
@@ -83,7 +89,9 @@ struct EngineListener<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock>(W
 impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Listener for EngineListener<D, O, P, K> {
     fn durable(&self, done: &mut Vec<Durable>) {
         if let Some(inner) = self.0.upgrade() {
-            Worker(inner).step(Event::Durable(std::mem::take(done)));
+            let worker = Worker(inner);
+            worker.tell_whole_from(done);
+            worker.step(Event::Durable(std::mem::take(done)));
         }
     }
 
@@ -115,6 +123,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             notes: config.notes,
             random: RefCell::new(config.random),
             turn: Notify::new(),
+            words: RefCell::default(),
             tasks: RefCell::new(JoinSet::new()),
             last_append: Cell::new(Nanos(0)),
             stopped: Cell::new(false),
@@ -219,7 +228,9 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     /// All replicas here, for people and programs.
     pub fn status(&self) -> Vec<ShardStatus> {
         let host = self.0.host.borrow();
-        host.shards().into_iter().filter_map(|s| host.status(s)).collect()
+        let pins = |s: ShardId| self.0.engine.history(s).map_or(0, |h| h.pins.len());
+        let shards = host.shards().into_iter();
+        shards.filter_map(|s| host.status(s).map(|status| ShardStatus { pins: pins(s), ..status })).collect()
     }
 
     fn step(&self, event: Event) {
@@ -234,6 +245,17 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         }
         self.carry_out();
         self.0.turn.notify_one();
+    }
+
+    /// A mark, or a frame that was put back, may change from which version on history is whole.
+    fn tell_whole_from(&self, done: &[Durable]) {
+        for d in done {
+            if let Durable::Mark { shard, .. } | Durable::Repair { shard, .. } = d
+                && let Ok(kept) = self.0.engine.whole_from(*shard)
+            {
+                self.0.host.borrow_mut().set_whole_from(*shard, kept);
+            }
+        }
     }
 
     /// Bytes that the device has for updates, of which it was given some already, and whether it may have more soon
@@ -321,8 +343,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 Action::SyncRead { link, request, known_common } => {
                     self.spawn(move |w| w.sync_read(link, request, known_common));
                 }
-                Action::MapRead { link, request, since, upto, after } => {
-                    self.spawn(move |w| w.map_read(link, request, since, upto, after));
+                Action::MapRead { link, request, since, upto, past, after } => {
+                    self.spawn(move |w| w.map_read(link, request, (since, past, upto), after));
                 }
                 Action::Propose { shard, active } => self.spawn(move |w| w.propose(shard, active)),
                 Action::Activate { shard, view, generation, begins_branch } => {
@@ -330,6 +352,12 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 }
                 Action::HandOver { shard, to } => self.spawn(move |w| w.hand_over(shard, to)),
                 Action::Complete { shard, view, nodes } => self.spawn(move |w| w.complete(shard, view, nodes)),
+                Action::Cut(word) => {
+                    self.0.words.borrow_mut().add(word);
+                    self.speak();
+                }
+                // Not from within a step.
+                Action::ListPins { shard } => self.spawn(async move |w: Self| w.list_pins(shard)),
                 Action::Mend { blocks, data } => self.spawn(async move |w: Self| w.mend(blocks, &data)),
                 Action::Unmended { id } => self.0.engine.unmended(id),
                 Action::Note(note) => (self.0.notes)(&note),
@@ -339,7 +367,9 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     async fn read(self, link: LinkId, r: ReadRequest) {
         let engine = &self.0.engine;
-        let found = if r.status_only {
+        let found: Result<Found> = if is_of_the_past(&r) {
+            self.look_up_past(&r).await
+        } else if r.status_only {
             engine.block_status(r.shard, r.range).await.map(|pieces| (pieces, Vec::new(), Vec::new()))
         } else {
             engine.read(r.shard, r.range).await.map(|o| (o.pieces, o.crcs, o.data))
@@ -365,7 +395,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     /// A task of its own, so that the host is not stepped from within a step.
     fn mend(&self, blocks: DamagedBlocks, data: &Bytes) {
-        let DamagedBlocks { id, shard, range } = blocks;
+        let DamagedBlocks { id, shard, range, .. } = blocks;
         let done = self.0.engine.mend(id, data);
         let end = match &done {
             Ok(0) => Mended::Done,
@@ -395,10 +425,23 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.step(Event::SyncRead { link, request, source });
     }
 
-    async fn map_read(self, link: LinkId, request: SyncRequest, since: Sequence, upto: Sequence, after: Lba) {
-        let piece = self.0.engine.entries_between(request.shard, after, since, upto, ANSWER_BYTES).await;
-        let view_frame = self.0.engine.view_frame(request.shard, upto).map(Box::new);
-        self.step(Event::MapRead { link, request, source: MapSource { since, upto, view_frame, piece } });
+    async fn map_read(
+        self,
+        link: LinkId,
+        request: SyncRequest,
+        (since, past, upto): (Sequence, Sequence, Sequence),
+        after: MapPlace,
+    ) {
+        let engine = &self.0.engine;
+        let piece = engine.entries_with_past(request.shard, after, since, past, upto, ANSWER_BYTES).await;
+        // Behind the piece: what was kept before may have been let go of while it was read.
+        let kept = engine.kept_state(request.shard);
+        let (piece, kept) = match (piece, kept) {
+            (Ok(piece), Ok(kept)) => (Ok(piece), kept),
+            (Err(e), _) | (_, Err(e)) => (Err(e), KeptState::default()),
+        };
+        let view_frame = engine.view_frame(request.shard, upto).map(Box::new);
+        self.step(Event::MapRead { link, request, source: MapSource { since, upto, view_frame, kept, piece } });
     }
 
     /// The first of the asker's frames (newest first) that this log has, too.
@@ -446,6 +489,24 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         if let Err(e) = self.0.control.hand_over(shard, to).await {
             self.trace(format!("shard {shard}: node {to} did not become its head: {e}"));
         }
+    }
+
+    /// Says what the heads have to say of snapshots: what comes while it is said goes together, with the next.
+    fn speak(&self) {
+        let Some(words) = self.0.words.borrow_mut().begin() else { return };
+        self.spawn(async move |w: Self| {
+            let said = w.0.control.cuts(words).await;
+            w.0.words.borrow_mut().end();
+            if let Err(e) = said {
+                w.trace(format!("what heads said of a snapshot was not heard: {e}"));
+            }
+            w.speak();
+        });
+    }
+
+    fn list_pins(&self, shard: ShardId) {
+        let pins = self.0.engine.history(shard).map(|h| h.pins).unwrap_or_default();
+        self.step(Event::Pins { shard, pins });
     }
 
     /// The node's start number, for greetings.

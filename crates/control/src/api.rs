@@ -7,10 +7,11 @@ use crate::changes::Changes;
 use crate::command::{Command, CreateVolume, Done};
 use crate::events::Event;
 use crate::recover::{LogStatus, Recovery};
-use crate::state::{Ack, Branch, Volume};
+use crate::snapshots::{Cut, Snapshot, SnapshotVolume, Stage};
+use crate::state::{Ack, Branch, State, Volume};
 use freebs_types::{
-    ClusterId, Error, ErrorKind, Generation, Hash32, NodeId, Result, Sequence, ShardId, StartNumber, Version,
-    ViewNumber, VolumeId,
+    ClusterId, Error, ErrorKind, Generation, Hash32, NodeId, Result, Sequence, ShardId, SnapshotId, StartNumber,
+    Version, ViewNumber, VolumeId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -60,6 +61,49 @@ pub enum Request {
         /// Also while it is attached: its driver gets errors from then on.
         #[serde(default)]
         force: bool,
+        /// Also if it has snapshots, none of which is locked: they go with it.
+        #[serde(default)]
+        with_snapshots: bool,
+    },
+    /// Makes a snapshot of volumes, all at one instant; the reply is a `Snapshot`, which is complete.
+    SnapshotCreate {
+        /// Names of the volumes, each once.
+        volumes: Vec<String>,
+        /// The name that it is to have in each of them; `None` for one made of the time.
+        #[serde(default)]
+        name: Option<String>,
+    },
+    /// Lists snapshots, with those that are being made, and for a while those that have failed.
+    SnapshotList {
+        /// Only of this volume; `None` for all.
+        #[serde(default)]
+        volume: Option<String>,
+        /// Numbers of the page before end with this one; 0 for the first page.
+        #[serde(default)]
+        after: SnapshotId,
+    },
+    /// One snapshot, with the versions that its shards keep; the reply is a `Snapshot`.
+    SnapshotShow {
+        /// Name of one of its volumes.
+        volume: String,
+        /// Name of the snapshot.
+        name: String,
+    },
+    /// Deletes a snapshot of a volume; others that it is of keep it. The reply is `Deleted`.
+    SnapshotDelete {
+        /// Name of the volume.
+        volume: String,
+        /// Name of the snapshot.
+        name: String,
+    },
+    /// A snapshot, with all volumes that it is of, is not deleted before a date; the reply is a `Snapshot`.
+    SnapshotLock {
+        /// Name of one of its volumes.
+        volume: String,
+        /// Name of the snapshot.
+        name: String,
+        /// Milliseconds since 1970.
+        until_ms: u64,
     },
     /// Ends the attachment of a volume, from whatever node: its driver can't answer anybody from then on. The reply is
     /// `Detached`, or `Busy` if the driver is there and this is not forced.
@@ -177,6 +221,15 @@ pub enum Reply {
     },
     /// To `VolumeDelete`: the control state has it no more.
     Deleted,
+    /// To `SnapshotCreate`, `SnapshotShow` and `SnapshotLock`.
+    Snapshot(SnapshotStatus),
+    /// To `SnapshotList`: one page, in the order in which they were begun.
+    Snapshots {
+        /// Without the versions of their shards.
+        snapshots: Vec<SnapshotStatus>,
+        /// There is another page behind the last of these.
+        more: bool,
+    },
     /// To `VolumeDetach`: nobody has it any more.
     Detached {
         /// Name of the holder that had it; `None` if nobody did.
@@ -322,9 +375,15 @@ pub struct ShardStatus {
     /// Generation of an attachment whose driver holds no lease of this member any more.
     #[serde(default)]
     pub lapsed: Option<Generation>,
+    /// Versions that its log keeps for snapshots.
+    #[serde(default)]
+    pub pins: usize,
     /// Only of a head that can't open its view: what it waits for, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
+    /// Versions that are kept below this one are not all there, and can't be read of it; 0 if its history is whole.
+    #[serde(default)]
+    pub whole_from: Version,
     /// The part of its log that counts when the active view is left; `None` from nodes of an earlier version.
     #[serde(default)]
     pub log: Option<LogStatus>,
@@ -431,6 +490,60 @@ pub struct VolumeStatus {
     pub generation: Generation,
     /// In the order of their index.
     pub shards: Vec<ShardReport>,
+    /// Snapshots that it has.
+    #[serde(default)]
+    pub snapshots: usize,
+}
+
+/// One snapshot, as the CLI shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotStatus {
+    /// Never used twice.
+    pub id: SnapshotId,
+    /// Its name in each of its volumes.
+    pub name: String,
+    /// Milliseconds since 1970, by the clock of the node that was asked for it.
+    pub created_ms: u64,
+    /// How far it is: `gathering`, `decided`, `complete` or `failed`.
+    #[serde(flatten)]
+    pub stage: Stage,
+    /// Not deleted before this time, milliseconds since 1970; 0 if it may be.
+    pub locked_until_ms: u64,
+    /// In the order of their numbers.
+    pub volumes: Vec<SnapshotOf>,
+}
+
+/// A volume in `SnapshotStatus`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotOf {
+    /// Name of the volume.
+    pub name: String,
+    /// Its size in the snapshot, bytes.
+    pub size: u64,
+    /// View, version and sequence at which each shard is cut, by index; empty in lists.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cuts: Vec<Option<Cut>>,
+}
+
+impl SnapshotStatus {
+    /// What a state says of a snapshot; with its cuts, or without.
+    #[must_use]
+    pub fn new(state: &State, snapshot: &Snapshot, with_cuts: bool) -> Self {
+        let name = |id: VolumeId| state.volume(id).map_or_else(|| id.to_string(), |v| v.name.clone());
+        let of = |v: &SnapshotVolume| SnapshotOf {
+            name: name(v.volume),
+            size: v.size,
+            cuts: if with_cuts { v.cuts.clone() } else { Vec::new() },
+        };
+        Self {
+            id: snapshot.id,
+            name: snapshot.name.clone(),
+            created_ms: snapshot.created_ms,
+            stage: snapshot.stage.clone(),
+            locked_until_ms: snapshot.locked_until_ms,
+            volumes: snapshot.volumes.iter().map(of).collect(),
+        }
+    }
 }
 
 /// One shard in `VolumeStatus`.
@@ -471,6 +584,9 @@ pub struct MemberReport {
     pub node: String,
     /// Last version that it holds; 0 if its node does not answer.
     pub version: Version,
+    /// Versions that it keeps for snapshots; 0 if its node does not answer.
+    #[serde(default)]
+    pub pins: usize,
     /// Its state at the moment.
     pub state: MemberState,
 }
@@ -546,6 +662,11 @@ impl Request {
                 | Self::VolumeDetach { .. }
                 | Self::VolumeVerify { .. }
                 | Self::VolumeRecover { .. }
+                | Self::SnapshotCreate { .. }
+                | Self::SnapshotList { .. }
+                | Self::SnapshotShow { .. }
+                | Self::SnapshotDelete { .. }
+                | Self::SnapshotLock { .. }
         )
     }
 
@@ -598,6 +719,7 @@ impl VolumeStatus {
             attached: volume.holder.as_ref().map(|h| h.name.clone()),
             generation: volume.generation,
             shards,
+            snapshots: 0,
         }
     }
 }

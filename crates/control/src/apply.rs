@@ -30,7 +30,8 @@ impl State {
                 self.register(node, mutant)
             }
             Command::CreateVolume(new) => self.create(new),
-            Command::DeleteVolume { volume, force } => self.delete(volume, force),
+            Command::DeleteVolume { volume, force } => self.delete(volume, force, None),
+            Command::DeleteVolumeAndSnapshots { volume, force, now_ms } => self.delete(volume, force, Some(now_ms)),
             Command::ResizeVolume { volume, size } => self.resize(volume, size),
             Command::RenameVolume { volume, name } => self.rename(volume, name),
             Command::ProposeView { shard, active, node, start } => self.propose(shard, active, (node, start), mutant),
@@ -54,6 +55,14 @@ impl State {
             Command::MembersComplete { shard, view, nodes } => self.members_complete(shard, view, &nodes, mutant),
             Command::ExtendChains { away } => self.extend_chains(&away),
             Command::RecoverShard(how) => self.recover_shard(&how),
+            Command::BeginSnapshot { name, volumes, created_ms } => self.begin_snapshot(name, &volumes, created_ms),
+            Command::ReportCuts { snapshot, cuts } => self.report_cuts(snapshot, &cuts, mutant),
+            Command::ConfirmCuts { snapshot, held } => self.confirm_cuts(snapshot, &held),
+            Command::FailSnapshot { snapshot, why } => self.fail_snapshot(snapshot, &why),
+            Command::DeleteSnapshot { volume, name, now_ms } => self.delete_snapshot(volume, &name, now_ms),
+            Command::LockSnapshot { volume, name, until_ms, now_ms } => {
+                self.lock_snapshot(volume, &name, (until_ms, now_ms))
+            }
         }?;
         Ok(Done { revision: self.revision, outcome })
     }
@@ -244,8 +253,9 @@ impl State {
         self.put_volume(volume);
     }
 
-    fn delete(&mut self, id: VolumeId, force: bool) -> Result<Outcome> {
+    fn delete(&mut self, id: VolumeId, force: bool, with_snapshots: Option<u64>) -> Result<Outcome> {
         let volume = self.volume_to_change(id)?;
+        self.may_lose_snapshots(&volume, with_snapshots)?;
         if let (Some(holder), false) = (&volume.holder, force) {
             return Err(Error::busy(format!(
                 "volume '{}' is attached by {}; disconnect its clients, detach it, or delete it with --force",
@@ -262,6 +272,7 @@ impl State {
         self.revision += 1;
         self.drop_volume(id);
         self.bury(id);
+        self.drop_snapshots(id);
         Ok(Outcome::Deleted)
     }
 
@@ -356,6 +367,7 @@ impl State {
         if mutant == Some(Mutant::ActivatesAnyView) && s.pending.is_none_or(|p| p.view != view) && view > s.active {
             s.active = view;
             self.commit(volume);
+            self.fail_unconfirmed(shard, mutant);
             return Ok(Outcome::Activated);
         }
         let Some(pending) = s.pending.filter(|p| p.view == view) else {
@@ -385,6 +397,7 @@ impl State {
         s.unseen.retain(|n| still.contains(n) && !is_known(n));
         s.let_go(copies, mutant);
         self.commit(volume);
+        self.fail_unconfirmed(shard, mutant);
         Ok(Outcome::Activated)
     }
 

@@ -1,12 +1,13 @@
 //! What changed since a revision, for watchers, in pages that fit a message.
 //!
-//! Every command changes one node or one volume under a revision of its own, so the changes since a revision are
+//! Every command changes nodes, volumes or snapshots, each under a revision of its own, so the changes since a revision are
 //! those entries whose own revision is higher, in that order, and a page may end after any of them. Deleted volumes
 //! are remembered one by one for a while; a watcher that comes from further back gets the list of those that live.
 
 use crate::limits;
+use crate::snapshots::Snapshot;
 use crate::state::{Node, State, Volume};
-use freebs_types::{ClusterId, Error, NodeId, Result, VolumeId, limits as common};
+use freebs_types::{ClusterId, Error, NodeId, Result, SnapshotId, VolumeId, limits as common};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,14 +27,24 @@ pub struct Changes {
     pub volumes: Vec<Volume>,
     /// Volumes that are gone.
     pub deleted: Vec<VolumeId>,
+    /// Snapshots that changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub snapshots: Vec<Snapshot>,
+    /// Snapshots that are gone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub deleted_snapshots: Vec<SnapshotId>,
     /// All volumes and nodes there are, if the watcher came from too far back for `deleted`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alive: Option<(Vec<NodeId>, Vec<VolumeId>)>,
+    /// All snapshots there are, then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alive_snapshots: Option<Vec<SnapshotId>>,
 }
 
 enum Item<'a> {
     Node(&'a Arc<Node>),
     Volume(&'a Arc<Volume>),
+    Snapshot(&'a Arc<Snapshot>),
 }
 
 impl State {
@@ -46,11 +57,14 @@ impl State {
         let mut items: Vec<(u64, Item<'_>)> = Vec::new();
         items.extend(self.nodes.values().filter(|n| n.changed > since).map(|n| (n.changed, Item::Node(n))));
         items.extend(self.volumes.values().filter(|v| v.changed > since).map(|v| (v.changed, Item::Volume(v))));
+        items.extend(self.snapshots().filter(|s| s.changed > since).map(|s| (s.changed, Item::Snapshot(s))));
         items.sort_unstable_by_key(|(changed, _)| *changed);
         let mut page = Changes { cluster: self.cluster, revision: self.revision, ..Changes::default() };
         if foreign || since < self.forgotten {
             page.alive = Some((self.nodes.keys().copied().collect(), self.volumes.keys().copied().collect()));
+            page.alive_snapshots = Some(self.snapshots().map(|s| s.id).collect());
         } else {
+            page.deleted_snapshots = self.snapshots.gone().filter(|(r, _)| *r > since).map(|(_, id)| *id).collect();
             page.deleted = self.deleted.iter().filter(|(r, _)| *r > since).map(|(_, id)| *id).collect();
         }
         let mut weight = 0;
@@ -58,6 +72,7 @@ impl State {
             weight += match &item {
                 Item::Node(_) => 1,
                 Item::Volume(v) => 1 + v.shards.len(),
+                Item::Snapshot(s) => 1 + s.shards().count(),
             };
             if weight > limits::PAGE_WEIGHT_MAX {
                 page.more = true;
@@ -67,6 +82,7 @@ impl State {
             match item {
                 Item::Node(n) => page.nodes.push((**n).clone()),
                 Item::Volume(v) => page.volumes.push((**v).clone()),
+                Item::Snapshot(s) => page.snapshots.push((**s).clone()),
             }
         }
         if !page.more {
@@ -82,8 +98,10 @@ impl State {
         }
         page.nodes.iter().try_for_each(Node::check)?;
         page.volumes.iter().try_for_each(Volume::check)?;
+        page.snapshots.iter().try_for_each(Snapshot::check)?;
         if self.nodes.len() + page.nodes.len() > 2 * common::NODES_MAX
             || self.volumes.len() + page.volumes.len() > 2 * common::VOLUMES_MAX
+            || self.snapshots().len() + page.snapshots.len() > 2 * limits::SNAPSHOT_CUTS_TOTAL_MAX
         {
             return Err(Error::corrupt("changes beyond what a cluster can hold"));
         }
@@ -93,6 +111,13 @@ impl State {
             self.nodes.retain(|id, _| nodes.contains(id));
             let gone: Vec<_> = self.volumes.keys().filter(|id| !volumes.contains(id)).copied().collect();
             gone.into_iter().for_each(|id| self.drop_volume(id));
+        }
+        if let Some(alive) = page.alive_snapshots {
+            self.snapshots_mut().retain(&alive.into_iter().collect());
+        }
+        for id in page.deleted_snapshots {
+            let forgotten = self.snapshots_mut().bury(page.revision, id);
+            self.forgotten = self.forgotten.max(forgotten.unwrap_or_default());
         }
         for id in page.deleted {
             self.drop_volume(id);
@@ -106,6 +131,9 @@ impl State {
         for volume in page.volumes {
             self.last_volume = self.last_volume.max(volume.id);
             self.put_volume(volume);
+        }
+        for snapshot in page.snapshots {
+            self.snapshots_mut().put(snapshot);
         }
         self.revision = page.revision;
         Ok(())

@@ -6,12 +6,16 @@
 //! `docs/formats/control.md` has the table.
 
 use crate::command::{Command, CreateVolume, Done, Outcome, RecoverShard};
-use crate::limits::{COMMAND_BYTES_MAX, ERROR_TEXT_BYTES_MAX, FAILED_NODES_MAX};
+use crate::limits::{
+    COMMAND_BYTES_MAX, COMMAND_TEXT_BYTES_MAX, CUTS_OF_COMMAND_MAX, ERROR_TEXT_BYTES_MAX, FAILED_NODES_MAX,
+    SNAPSHOT_VOLUMES_MAX,
+};
+use crate::snapshots::Cut;
 use crate::state::Ack;
 use freebs_types::limits::CHAIN_MEMBERS_MAX;
 use freebs_types::{
-    Error, ErrorKind, Generation, Hash32, HostPublic, NodeId, Result, Sequence, ShardId, StartNumber, Version,
-    ViewNumber, VolumeId,
+    Error, ErrorKind, Generation, Hash32, HostPublic, NodeId, Result, Sequence, ShardId, SnapshotId, StartNumber,
+    Version, ViewNumber, VolumeId,
 };
 
 /// Kinds of errors by their byte; appended to, never reordered.
@@ -27,9 +31,6 @@ const ERROR_KINDS: [ErrorKind; 10] = [
     ErrorKind::Os,
     ErrorKind::Bug,
 ];
-
-/// Bytes of a command's texts together; the rest of `COMMAND_BYTES_MAX` is for its numbers.
-const TEXT_BYTES_MAX: usize = COMMAND_BYTES_MAX - 128;
 
 fn damaged() -> Error {
     Error::corrupt("a command of the control plane can't be read")
@@ -140,7 +141,12 @@ impl Command {
         match self {
             Self::RegisterNode { name, address, .. } => name.len() + address.len(),
             Self::CreateVolume(new) => new.name.len(),
-            Self::AttachVolume { name, .. } | Self::RenameVolume { name, .. } => name.len(),
+            Self::AttachVolume { name, .. }
+            | Self::RenameVolume { name, .. }
+            | Self::BeginSnapshot { name, .. }
+            | Self::DeleteSnapshot { name, .. }
+            | Self::LockSnapshot { name, .. } => name.len(),
+            Self::FailSnapshot { why, .. } => why.len(),
             _ => 0,
         }
     }
@@ -148,7 +154,7 @@ impl Command {
     /// The command as it is replicated. `Invalid` if its texts are longer than any valid command's.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let texts = self.text_bytes();
-        if texts > TEXT_BYTES_MAX {
+        if texts > COMMAND_TEXT_BYTES_MAX {
             return Err(Error::invalid("a name or an address is far too long"));
         }
         let mut out = Vec::with_capacity(128 + texts);
@@ -220,6 +226,56 @@ impl Command {
             Self::ActivateBranch { shard, view, generation } => put_of_shard(out, 19, *shard, &[view.0, generation.0]),
             Self::RenameVolume { volume, name } => put_named(out, 20, volume.0, name),
             Self::RecoverShard(how) => put_recover(out, how)?,
+            Self::DeleteVolumeAndSnapshots { volume, force, now_ms } => {
+                put_form(out, 27, &[volume.0, *now_ms]);
+                out.push(u8::from(*force));
+            }
+            Self::BeginSnapshot { .. }
+            | Self::ReportCuts { .. }
+            | Self::ConfirmCuts { .. }
+            | Self::FailSnapshot { .. }
+            | Self::DeleteSnapshot { .. }
+            | Self::LockSnapshot { .. } => self.put_of_snapshot(out)?,
+        }
+        Ok(())
+    }
+
+    fn put_of_snapshot(&self, out: &mut Vec<u8>) -> Result<()> {
+        let too_many = || Error::invalid("more volumes or shards than one command is about");
+        match self {
+            Self::BeginSnapshot { name, volumes, created_ms } => {
+                let count = u8::try_from(volumes.len()).ok().filter(|n| usize::from(*n) <= SNAPSHOT_VOLUMES_MAX);
+                put_form(out, 21, &[*created_ms]);
+                out.push(count.ok_or_else(too_many)?);
+                volumes.iter().for_each(|v| put_numbers(out, &[v.0]));
+                put_text(out, name);
+            }
+            Self::ReportCuts { snapshot, cuts } => {
+                put_form(out, 22, &[snapshot.0]);
+                put_count(out, cuts.len()).ok_or_else(too_many)?;
+                for (shard, cut) in cuts {
+                    put_shard(out, *shard);
+                    put_numbers(out, &[cut.view.0, cut.version.0, cut.sequence.0]);
+                }
+            }
+            Self::ConfirmCuts { snapshot, held } => {
+                put_form(out, 23, &[snapshot.0]);
+                put_count(out, held.len()).ok_or_else(too_many)?;
+                for (shard, view) in held {
+                    put_shard(out, *shard);
+                    put_numbers(out, &[view.0]);
+                }
+            }
+            Self::FailSnapshot { snapshot, why } => put_named(out, 24, snapshot.0, why),
+            Self::DeleteSnapshot { volume, name, now_ms } => {
+                put_form(out, 25, &[volume.0, *now_ms]);
+                put_text(out, name);
+            }
+            Self::LockSnapshot { volume, name, until_ms, now_ms } => {
+                put_form(out, 26, &[volume.0, *until_ms, *now_ms]);
+                put_text(out, name);
+            }
+            _ => return Err(Error::bug("no command about a snapshot")),
         }
         Ok(())
     }
@@ -283,15 +339,58 @@ impl Command {
             17 => Self::RecoverShard(recover(f)?),
             18 => Self::ExtendChains { away: nodes(f, FAILED_NODES_MAX)? },
             20 => Self::RenameVolume { volume: VolumeId(f.u64()?), name: f.text()? },
+            kind @ 21..=26 => of_snapshot(f, kind)?,
+            27 => Self::DeleteVolumeAndSnapshots { volume: VolumeId(f.u64()?), now_ms: f.u64()?, force: f.flag()? },
             _ => return Err(damaged()),
         };
         f.end()?;
         // A state that could not be encoded again could not be kept.
-        if command.text_bytes() > TEXT_BYTES_MAX {
+        if command.text_bytes() > COMMAND_TEXT_BYTES_MAX {
             return Err(damaged());
         }
         Ok(command)
     }
+}
+
+/// How many cuts follow; `None` if they are too many for a command.
+fn put_count(out: &mut Vec<u8>, count: usize) -> Option<()> {
+    let count = u16::try_from(count).ok().filter(|n| usize::from(*n) <= CUTS_OF_COMMAND_MAX)?;
+    out.extend(count.to_le_bytes());
+    Some(())
+}
+
+fn count(f: &mut Fields<'_>) -> Result<usize> {
+    Some(usize::from(f.u16()?)).filter(|n| *n <= CUTS_OF_COMMAND_MAX).ok_or_else(damaged)
+}
+
+fn of_snapshot(f: &mut Fields<'_>, kind: u8) -> Result<Command> {
+    let first = f.u64()?;
+    let (snapshot, volume) = (SnapshotId(first), VolumeId(first));
+    Ok(match kind {
+        21 => {
+            let count = usize::from(f.byte()?);
+            if count > SNAPSHOT_VOLUMES_MAX {
+                return Err(damaged());
+            }
+            let volumes = (0..count).map(|_| f.u64().map(VolumeId)).collect::<Result<_>>()?;
+            Command::BeginSnapshot { created_ms: first, volumes, name: f.text()? }
+        }
+        22 => {
+            let cut = |f: &mut Fields<'_>| {
+                let (view, version, sequence) = (ViewNumber(f.u64()?), Version(f.u64()?), Sequence(f.u64()?));
+                Ok(Cut { view, version, sequence })
+            };
+            let cuts = (0..count(f)?).map(|_| Ok((f.shard()?, cut(f)?))).collect::<Result<_>>()?;
+            Command::ReportCuts { snapshot, cuts }
+        }
+        23 => {
+            let held = (0..count(f)?).map(|_| Ok((f.shard()?, ViewNumber(f.u64()?)))).collect::<Result<_>>()?;
+            Command::ConfirmCuts { snapshot, held }
+        }
+        24 => Command::FailSnapshot { snapshot, why: f.text()? },
+        25 => Command::DeleteSnapshot { volume, now_ms: f.u64()?, name: f.text()? },
+        _ => Command::LockSnapshot { volume, until_ms: f.u64()?, now_ms: f.u64()?, name: f.text()? },
+    })
 }
 
 fn activation(f: &mut Fields<'_>, begins_branch: bool) -> Result<Command> {
@@ -420,6 +519,8 @@ pub fn encode_result(result: &Result<Done>) -> Vec<u8> {
                 Outcome::Detached => (8, &[]),
                 Outcome::Named => (9, &[]),
                 Outcome::Moved => (10, &[]),
+                Outcome::SnapshotBegun { snapshot } => (12, &[snapshot.0]),
+                Outcome::Noted => (13, &[]),
             };
             out.push(kind);
             put_numbers(&mut out, &[*revision]);
@@ -460,6 +561,8 @@ pub fn decode_result(bytes: &[u8]) -> Result<Result<Done>> {
         8 => Outcome::Detached,
         9 => Outcome::Named,
         10 => Outcome::Moved,
+        12 => Outcome::SnapshotBegun { snapshot: SnapshotId(f.u64()?) },
+        13 => Outcome::Noted,
         _ => return Err(damaged()),
     };
     f.end()?;

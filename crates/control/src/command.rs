@@ -1,8 +1,9 @@
 //! What can be asked of the control plane, and what comes of it.
 
+use crate::snapshots::Cut;
 use crate::state::Ack;
 use freebs_types::{
-    Generation, Hash32, HostPublic, NodeId, Sequence, ShardId, StartNumber, Version, ViewNumber, VolumeId,
+    Generation, Hash32, HostPublic, NodeId, Sequence, ShardId, SnapshotId, StartNumber, Version, ViewNumber, VolumeId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -49,7 +50,7 @@ pub enum Command {
     },
     /// A new volume, with a chain for each of its shards.
     CreateVolume(CreateVolume),
-    /// Refused while the volume is attached, unless forced.
+    /// Refused while the volume is attached, unless forced, and while it has snapshots.
     DeleteVolume {
         /// The volume.
         volume: VolumeId,
@@ -187,6 +188,67 @@ pub enum Command {
         /// Members that have everything.
         nodes: Vec<NodeId>,
     },
+    /// A snapshot of these volumes, all at one instant. Asked again with the same name, volumes and time it is the same one.
+    BeginSnapshot {
+        /// New in each of the volumes; an attempt that has failed does not keep its name.
+        name: String,
+        /// Each once, at most `SNAPSHOT_VOLUMES_MAX`.
+        volumes: Vec<VolumeId>,
+        /// Milliseconds since 1970, by the clock of who asks.
+        created_ms: u64,
+    },
+    /// Heads have ordered the cuts of a snapshot, these are committed, and nothing is ordered behind them (rule S1). Those of
+    /// views that are not active (any more) count for nothing.
+    ReportCuts {
+        /// The snapshot.
+        snapshot: SnapshotId,
+        /// At most `CUTS_OF_COMMAND_MAX`.
+        cuts: Vec<(ShardId, Cut)>,
+    },
+    /// Heads have heard that all cuts of a snapshot are reported, and had ordered nothing behind their own until then.
+    ConfirmCuts {
+        /// The snapshot.
+        snapshot: SnapshotId,
+        /// Each with the view of the cut; at most `CUTS_OF_COMMAND_MAX`.
+        held: Vec<(ShardId, ViewNumber)>,
+    },
+    /// A snapshot can't be completed. Nothing happens if it is complete, or has failed.
+    FailSnapshot {
+        /// The snapshot.
+        snapshot: SnapshotId,
+        /// For people; cut at `SNAPSHOT_WHY_BYTES_MAX`.
+        why: String,
+    },
+    /// A volume loses a snapshot; other volumes of a group keep it. `Busy` while it is locked.
+    DeleteSnapshot {
+        /// The volume.
+        volume: VolumeId,
+        /// Name of the snapshot.
+        name: String,
+        /// Milliseconds since 1970, by the clock of who asks.
+        now_ms: u64,
+    },
+    /// A snapshot, with all volumes that it is of, is not deleted before a date. It can be made later only.
+    LockSnapshot {
+        /// One of its volumes.
+        volume: VolumeId,
+        /// Name of the snapshot.
+        name: String,
+        /// Milliseconds since 1970.
+        until_ms: u64,
+        /// Milliseconds since 1970, by the clock of who asks.
+        now_ms: u64,
+    },
+    /// As `DeleteVolume`, with all snapshots that it has. `Busy` while one of them is locked.
+    DeleteVolumeAndSnapshots {
+        /// The volume.
+        volume: VolumeId,
+        /// Also while it is attached.
+        #[serde(default)]
+        force: bool,
+        /// Milliseconds since 1970, by the clock of who asks.
+        now_ms: u64,
+    },
     /// An operator's word: so many members of a shard are lost for good that it can't go on by itself, and it goes on from
     /// what is left (rule V10). `Fenced` if anything of what was seen is another by now.
     RecoverShard(RecoverShard),
@@ -236,7 +298,7 @@ pub enum Outcome {
         /// Number of the new volume.
         volume: VolumeId,
     },
-    /// Of `DeleteVolume`.
+    /// Of `DeleteVolume`, `DeleteVolumeAndSnapshots` and `DeleteSnapshot`.
     Deleted,
     /// Of `ResizeVolume`.
     Resized {
@@ -266,6 +328,13 @@ pub enum Outcome {
     Detached,
     /// Of `NameHostKey` and `RenameVolume`.
     Named,
+    /// Of `BeginSnapshot`.
+    SnapshotBegun {
+        /// Number of the snapshot.
+        snapshot: SnapshotId,
+    },
+    /// Of `ReportCuts`, `ConfirmCuts`, `FailSnapshot` and `LockSnapshot`; late words have changed nothing.
+    Noted,
     /// Of the commands that change members or heads: `MoveHead`, `ReplaceHead`, `FailOver`, `ReplaceMembers`,
     /// `ExtendChains`, `MembersComplete`, `RecoverShard`.
     Moved,

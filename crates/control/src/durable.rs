@@ -4,9 +4,10 @@
 //! identity catches is `Corrupt`, a newer format is `Invalid`.
 
 use crate::limits;
+use crate::snapshots::{Snapshot, SnapshotVolume, Snapshots};
 use crate::state::{Node, State, Volume};
 use freebs_format::crc32c;
-use freebs_types::{ClusterId, Error, Result, VolumeId, limits as common};
+use freebs_types::{ClusterId, Error, Result, SnapshotId, VolumeId, limits as common};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,7 +20,8 @@ pub const STATE_MAGIC: [u8; 4] = *b"FBCS";
 /// version 1, whose readers pass over the other. Members that change came with version 3: a reader that passes over
 /// them would ask the wrong ones. A state in which none are changing is written as before. Branches came with version 4: a
 /// reader that passes over them would let a log that was lost go on.
-pub const STATE_VERSION: u16 = 4;
+/// Snapshots came with version 5: a reader that passes over them would have logs let go of what they are of.
+pub const STATE_VERSION: u16 = 5;
 /// Bytes of the header before the body.
 pub const STATE_HEADER_BYTES: usize = 64;
 
@@ -55,6 +57,16 @@ struct BodyOut<'a> {
     nodes: Vec<&'a Node>,
     volumes: Vec<&'a Volume>,
     deleted: Vec<(u64, VolumeId)>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snapshots: Option<SnapshotsOut<'a>>,
+}
+
+#[derive(Serialize)]
+struct SnapshotsOut<'a> {
+    last: SnapshotId,
+    spared: SnapshotId,
+    records: Vec<&'a Snapshot>,
+    gone: Vec<(u64, SnapshotId)>,
 }
 
 #[derive(Deserialize)]
@@ -64,6 +76,16 @@ struct BodyIn {
     nodes: Vec<Node>,
     volumes: Vec<Volume>,
     deleted: Vec<(u64, VolumeId)>,
+    #[serde(default)]
+    snapshots: Option<SnapshotsIn>,
+}
+
+#[derive(Deserialize)]
+struct SnapshotsIn {
+    last: SnapshotId,
+    spared: SnapshotId,
+    records: Vec<Snapshot>,
+    gone: Vec<(u64, SnapshotId)>,
 }
 
 fn damaged(what: &'static str) -> Error {
@@ -80,12 +102,19 @@ impl State {
             nodes: self.nodes.values().map(|n| &**n).collect(),
             volumes: self.volumes.values().map(|v| &**v).collect(),
             deleted: self.deleted.iter().copied().collect(),
+            snapshots: Some(&*self.snapshots).filter(|s| s.last().0 > 0).map(|s| SnapshotsOut {
+                last: s.last(),
+                spared: s.spared(),
+                records: s.iter().map(|s| &**s).collect(),
+                gone: s.gone().copied().collect(),
+            }),
         };
         let mut out = vec![0; STATE_HEADER_BYTES];
         serde_json::to_writer(&mut out, &body).expect("a state has only what JSON can say");
         let body = &out[STATE_HEADER_BYTES..];
         let version = match () {
-            () if self.has_branches() => STATE_VERSION,
+            () if self.snapshots.last().0 > 0 => STATE_VERSION,
+            () if self.has_branches() => 4,
             () if self.has_changing_members() => 3,
             () if self.nodes.values().any(|n| n.host_key.is_some()) => 2,
             () => 1,
@@ -164,6 +193,39 @@ impl State {
         }
         state.deleted = body.deleted.into();
         state.forgotten = body.forgotten;
+        if let Some(snapshots) = body.snapshots {
+            state.snapshots = Arc::new(state.snapshots_of_body(snapshots)?);
+        }
         Ok(state)
+    }
+
+    fn snapshots_of_body(&self, body: SnapshotsIn) -> Result<Snapshots> {
+        let SnapshotsIn { last, spared, records, gone } = body;
+        if gone.len() > limits::TOMBSTONES_MAX || last.0 > limits::NUMBER_MAX || spared > last {
+            return Err(damaged("the control state has impossible snapshots"));
+        }
+        let mut all = Snapshots::restored(last, spared, gone);
+        for snapshot in records {
+            snapshot.check()?;
+            let is_known = |v: &SnapshotVolume| {
+                let volume = self.volumes.get(&v.volume);
+                volume.is_some_and(|volume| snapshot.has_failed() || v.cuts.len() == volume.shards.len())
+            };
+            if snapshot.id > last || snapshot.changed > self.revision || !snapshot.volumes.iter().all(is_known) {
+                return Err(damaged("the control state has an impossible snapshot"));
+            }
+            let is_other = |v: &SnapshotVolume| {
+                let is_named = all.named(v.volume, &snapshot.name).is_some();
+                !(is_named || snapshot.is_under_way() && all.under_way(v.volume).is_some())
+            };
+            if all.get(snapshot.id).is_some() || !(snapshot.has_failed() || snapshot.volumes.iter().all(is_other)) {
+                return Err(damaged("the control state has a snapshot twice"));
+            }
+            all.put(snapshot);
+        }
+        if all.cuts() > limits::SNAPSHOT_CUTS_TOTAL_MAX || all.failed().len() > limits::SNAPSHOTS_FAILED_MAX {
+            return Err(damaged("the control state has more snapshots than a cluster can have"));
+        }
+        Ok(all)
     }
 }

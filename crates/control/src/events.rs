@@ -4,6 +4,8 @@
 //! it, and whoever gathers from several nodes knows by revision, kind and shard what is the same event.
 
 use crate::command::{Command, RecoverShard};
+use crate::rules::format_date;
+use crate::snapshots::{Snapshot, Stage};
 use crate::state::{Holder, Shard, State, Volume};
 use freebs_types::NodeId;
 use serde::{Deserialize, Serialize};
@@ -31,6 +33,14 @@ pub enum EventKind {
     VolumeRenamed,
     /// A volume was deleted.
     VolumeDeleted,
+    /// A snapshot is complete.
+    SnapshotMade,
+    /// A snapshot could not be made.
+    SnapshotFailed,
+    /// A snapshot was deleted.
+    SnapshotDeleted,
+    /// A snapshot is not deleted before a date.
+    SnapshotLocked,
     /// A volume that nobody had was attached.
     Attached,
     /// Attached, in place of somebody else who had it.
@@ -73,6 +83,10 @@ impl EventKind {
             Self::VolumeResized => "volume_resized",
             Self::VolumeRenamed => "volume_renamed",
             Self::VolumeDeleted => "volume_deleted",
+            Self::SnapshotMade => "snapshot_made",
+            Self::SnapshotFailed => "snapshot_failed",
+            Self::SnapshotDeleted => "snapshot_deleted",
+            Self::SnapshotLocked => "snapshot_locked",
             Self::Attached => "attached",
             Self::TakenOver => "taken_over",
             Self::Detached => "detached",
@@ -158,6 +172,12 @@ pub fn told(before: &State, command: &Command, now: &State) -> Vec<Told> {
     if before.revision() == now.revision() {
         return Vec::new();
     }
+    let mut out = of_command(before, command, now);
+    out.extend(of_snapshots(before, now));
+    out
+}
+
+fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
     let at = now.revision();
     let one = |t: Option<Told>| t.into_iter().map(|t| t.decided(at)).collect();
     match command {
@@ -171,13 +191,15 @@ pub fn told(before: &State, command: &Command, now: &State) -> Vec<Told> {
             let old = before.volume(*volume).map_or("?", |old| &old.name);
             Told::new(EventKind::VolumeRenamed, format!("from {old}")).of(v)
         })),
-        Command::DeleteVolume { volume, force } => one(before.volume(*volume).map(|v| {
-            let how = match (&v.holder, force) {
-                (Some(h), true) => format!("although it was attached by {} (forced)", h.name),
-                _ => "asked for".into(),
-            };
-            Told::new(EventKind::VolumeDeleted, how).of(v)
-        })),
+        Command::DeleteVolume { volume, force } | Command::DeleteVolumeAndSnapshots { volume, force, .. } => {
+            one(before.volume(*volume).map(|v| {
+                let how = match (&v.holder, force) {
+                    (Some(h), true) => format!("although it was attached by {} (forced)", h.name),
+                    _ => "asked for".into(),
+                };
+                Told::new(EventKind::VolumeDeleted, how).of(v)
+            }))
+        }
         Command::AttachVolume { volume, force, .. } => one(now.volume(*volume).and_then(|v| {
             let old = before.volume(*volume).and_then(|old| old.holder.clone());
             Some(attached(v, old.as_ref(), v.holder.as_ref()?, *force))
@@ -217,7 +239,46 @@ pub fn told(before: &State, command: &Command, now: &State) -> Vec<Told> {
             }))
         }
         Command::ProposeView { .. } | Command::NameHostKey { .. } => Vec::new(),
+        // What becomes of a snapshot may follow from any command.
+        Command::BeginSnapshot { .. }
+        | Command::ReportCuts { .. }
+        | Command::ConfirmCuts { .. }
+        | Command::FailSnapshot { .. }
+        | Command::DeleteSnapshot { .. }
+        | Command::LockSnapshot { .. } => Vec::new(),
     }
+}
+
+/// Snapshots that came to an end, or are gone: once for each of their volumes.
+fn of_snapshots(before: &State, now: &State) -> Vec<Told> {
+    let mut out = Vec::new();
+    for new in now.snapshots().filter(|s| s.changed > before.revision()) {
+        let old = before.snapshot_record(new.id);
+        let was_under_way = old.is_none_or(Snapshot::is_under_way);
+        let told = match &new.stage {
+            Stage::Complete if was_under_way => Told::new(EventKind::SnapshotMade, format!("@{}", new.name)),
+            Stage::Failed { why } if was_under_way => {
+                Told::new(EventKind::SnapshotFailed, format!("@{}: {why}", new.name))
+            }
+            _ if old.is_some_and(|old| old.locked_until_ms < new.locked_until_ms) => {
+                let until = format_date(new.locked_until_ms);
+                Told::new(EventKind::SnapshotLocked, format!("@{} until {until}", new.name))
+            }
+            _ => continue,
+        };
+        let volumes = new.volumes.iter().filter_map(|v| now.volume(v.volume));
+        out.extend(volumes.map(|v| told.clone().of(v).decided(new.changed)));
+    }
+    let complete = before.snapshots().filter(|s| s.is_complete() && !now.has_same_snapshot(before, s.id));
+    for old in complete {
+        let new = now.snapshot_record(old.id);
+        let left = old.volumes.iter().filter(|v| new.is_none_or(|new| new.of(v.volume).is_none()));
+        for volume in left.filter_map(|v| before.volume(v.volume)) {
+            let told = Told::new(EventKind::SnapshotDeleted, format!("@{}", old.name));
+            out.push(told.of(volume).decided(now.revision()));
+        }
+    }
+    out
 }
 
 fn registered(before: &State, now: &State, node: NodeId) -> Option<Told> {

@@ -29,6 +29,7 @@ mod plane;
 pub mod rebuild;
 pub mod recover;
 pub mod rules;
+mod snapshots;
 mod state;
 pub mod timing;
 
@@ -37,4 +38,5 @@ pub use command::{Command, CreateVolume, Done, Outcome, RecoverShard};
 pub use durable::{STATE_HEADER_BYTES, STATE_MAGIC, STATE_VERSION, StateHeader};
 pub use mutant::Mutant;
 pub use plane::ControlPlane;
+pub use snapshots::{Cut, Snapshot, SnapshotVolume, Stage};
 pub use state::{Ack, Branch, Forced, Holder, Node, Pending, Shard, State, Volume};

@@ -1,5 +1,7 @@
 //! Named maxima of the control plane's state, beside those in `freebs_types::limits`.
 
+use freebs_types::limits as common;
+
 /// Shards of all volumes together; keeps the state within `STATE_BYTES_MAX`.
 pub const SHARDS_TOTAL_MAX: usize = 1 << 20;
 /// Bytes of the encoded state.
@@ -26,8 +28,24 @@ pub const PAGE_WEIGHT_MAX: usize = 8192;
 pub const SHARD_STATUS_PAGE_MAX: usize = 8192;
 /// Revisions, ids, views and generations from disk or network stay below this, so that counting on can't overflow.
 pub const NUMBER_MAX: u64 = 1 << 62;
-/// Bytes of one encoded command: its texts (a name, an address) and a few numbers.
-pub const COMMAND_BYTES_MAX: usize = 1024;
+/// Bytes of one encoded command: its texts (a name, an address), a few numbers, and as many cuts as one reports.
+pub const COMMAND_BYTES_MAX: usize = 1024 + CUTS_OF_COMMAND_MAX * 36;
+/// Bytes of a command's texts together.
+pub const COMMAND_TEXT_BYTES_MAX: usize = 896;
+/// Cuts of a snapshot that one command reports or confirms; a node with more sends several.
+pub const CUTS_OF_COMMAND_MAX: usize = 256;
+/// Snapshots of one volume.
+pub const SNAPSHOTS_OF_VOLUME_MAX: usize = 1000;
+/// Volumes of one snapshot.
+pub const SNAPSHOT_VOLUMES_MAX: usize = 64;
+/// Shards of one snapshot: all of one volume, or of some smaller ones.
+pub const SNAPSHOT_SHARDS_MAX: usize = common::VOLUME_SHARDS_MAX as usize;
+/// Shards of all snapshots together; keeps the state within `STATE_BYTES_MAX`.
+pub const SNAPSHOT_CUTS_TOTAL_MAX: usize = 1 << 20;
+/// Snapshots that have failed and are still listed for people.
+pub const SNAPSHOTS_FAILED_MAX: usize = 64;
+/// Bytes of the reason for which a snapshot has failed; a longer one is cut.
+pub const SNAPSHOT_WHY_BYTES_MAX: usize = 256;
 /// Nodes that one command declares failed.
 pub const FAILED_NODES_MAX: usize = 56;
 /// Shards of which members are joining at a time: what is learned loads those who tell it, too.

@@ -27,4 +27,8 @@ pub enum Mutant {
     PromisesForgotten,
     /// V10: the view that follows an operator's word is taken for a branch, although its frame is none.
     SealsAreBranches,
+    /// S1: a cut counts whatever view it was made in.
+    OldViewsReport,
+    /// S2: a snapshot that is not confirmed goes on when another view of one of its shards is active.
+    SnapshotsOutliveViews,
 }

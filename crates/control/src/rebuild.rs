@@ -25,7 +25,8 @@ use crate::state::{Ack, Branch, Node, Pending, Shard, State, Volume};
 use crate::{Mutant, limits, rules};
 use freebs_format::ViewBody;
 use freebs_types::{
-    ClusterId, Error, Generation, NodeId, Result, Sequence, ShardId, StartNumber, Version, ViewNumber, VolumeId,
+    ClusterId, Error, Generation, NodeId, Result, Sequence, ShardId, SnapshotId, StartNumber, Version, ViewNumber,
+    VolumeId,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -287,6 +288,8 @@ pub fn rebuild_with(
 ) -> Result<Rebuilt> {
     let (revision, lone) = begin_above(surveys, clock);
     let mut state = State { revision, forgotten: revision, ..State::new(cluster) };
+    // Each snapshot was begun under a revision of its own, so none has a number above. What logs keep for them stays.
+    state.snapshots_mut().spare(SnapshotId(revision));
     let mut starts: BTreeMap<NodeId, &NodeSurvey> = BTreeMap::new();
     for s in surveys {
         if s.cluster != cluster {

@@ -3,6 +3,7 @@
 use crate::limits;
 use crate::state::blocks_per_shard;
 use freebs_types::{Error, Result, SECTOR, limits as common};
+use std::time::{Duration, UNIX_EPOCH};
 
 /// A name of a volume, node or gateway: 1 to 128 of `A-Z a-z 0-9 . _ -`, not starting with `.` or `-`.
 pub fn check_name(what: &str, name: &str) -> Result<()> {
@@ -91,6 +92,15 @@ pub fn check_shards(size: u64, stripe: u64, shards: u32) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+/// A date for people, to the second, in UTC: `2026-11-21T10:31:07Z`.
+#[must_use]
+pub fn format_date(ms: u64) -> String {
+    // The end of the year 9999, which is the last one that can be written so.
+    const LAST: u64 = 253_402_300_799;
+    let time = UNIX_EPOCH + Duration::from_secs((ms / 1000).min(LAST));
+    humantime::format_rfc3339_seconds(time).to_string()
 }
 
 const UNITS: [(char, u32); 5] = [('P', 50), ('T', 40), ('G', 30), ('M', 20), ('K', 10)];

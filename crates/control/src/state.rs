@@ -2,6 +2,7 @@
 
 use crate::limits;
 use crate::placement::Loads;
+use crate::snapshots::Snapshots;
 use freebs_format::VolumeDescription;
 use freebs_types::{
     ClusterId, Error, Generation, Hash32, HostPublic, NodeId, Result, Sequence, ShardId, StartNumber, Version,
@@ -339,6 +340,7 @@ pub struct State {
     pub(crate) deleted: VecDeque<(u64, VolumeId)>,
     /// Deletions up to this revision are no longer in `deleted`.
     pub(crate) forgotten: u64,
+    pub(crate) snapshots: Arc<Snapshots>,
     /// Derived from `volumes`.
     pub(crate) names: BTreeMap<String, VolumeId>,
     /// Derived from `volumes`.

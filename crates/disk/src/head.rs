@@ -6,7 +6,7 @@
 use crate::overlay::Overlay;
 use bytes::{Bytes, BytesMut};
 use freebs_format::{
-    Extent, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, Member, UpdateDraft, UpdateKind, ViewBody, hide,
+    Extent, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, Member, PinUpdate, UpdateDraft, ViewBody, hide,
     token,
 };
 use freebs_lsvd::ShardState;
@@ -218,12 +218,12 @@ impl Head {
     }
 
     /// Orders an update about versions (rule E6).
-    pub fn push_pin(&mut self, kind: UpdateKind, base: Version) -> Option<Frame> {
+    pub fn push_pin(&mut self, pin: PinUpdate) -> Option<Frame> {
         let of = (DriverId(0), RequestNumber(0), RequestNumber(0));
         let full = if self.builder.updates().len() < limits::FRAME_UPDATES_MAX { None } else { self.pack() };
         self.version += 1;
         self.open.cost += UPDATE_COST;
-        self.builder.push_pin(kind, base, of);
+        self.builder.push_pin(pin, of);
         full
     }
 
@@ -266,8 +266,8 @@ fn joined(builder: FrameBuilder) -> FrameBuilder {
     let mut all = Some(all.freeze()).filter(|d| !d.is_empty());
     let mut out = FrameBuilder::new();
     for (i, u) in builder.updates().iter().enumerate() {
-        if u.kind.is_pin() {
-            out.push_pin(u.kind, builder.base(i), (u.driver, u.number, u.lowest_open));
+        if let Some(pin) = builder.pin(i) {
+            out.push_pin(pin, (u.driver, u.number, u.lowest_open));
             continue;
         }
         let data = all.take().into_iter().collect();
@@ -279,6 +279,8 @@ fn joined(builder: FrameBuilder) -> FrameBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use freebs_format::UpdateKind;
+    use freebs_types::SnapshotId;
 
     fn draft(lba: u32, blocks: u32) -> UpdateDraft {
         let data = vec![7u8; blocks as usize * BLOCK];
@@ -323,12 +325,13 @@ mod tests {
         let mut h = Head::new(ClusterId([1; 16]), ShardId::new(1, 0), Hash32([2; 32]), None).unwrap();
         h.open_view(StartNumber(1), 0);
         h.push(draft(0, 1));
-        h.push_pin(UpdateKind::Snapshot, Version(0));
+        h.push_pin(PinUpdate::Snapshot(SnapshotId(0)));
         h.push(draft(1, 2));
-        h.push_pin(UpdateKind::Release, Version(2));
+        h.push_pin(PinUpdate::Release(Version(2)));
         let frame = h.pack().unwrap();
         frame.verify_data().unwrap();
-        let said: Vec<_> = frame.head.updates().map(|u| (u.kind, u.version.0, u.base.0)).collect();
+        let said: Vec<_> =
+            frame.head.updates().map(|u| (u.kind, u.version.0, u.pin.map_or(0, PinUpdate::base))).collect();
         use UpdateKind::{Release, Snapshot, Write};
         assert_eq!(said, [(Write, 1, 0), (Snapshot, 2, 0), (Write, 3, 0), (Release, 4, 2)]);
     }

@@ -8,10 +8,10 @@ use crate::confined::{Confined, Task};
 use crate::description::Description;
 use crate::head::Head;
 use crate::timing;
-use freebs_format::{UpdateDraft, UpdateKind};
+use freebs_format::{PinUpdate, UpdateDraft};
 use freebs_io::linux::{LentDevice, Which};
 use freebs_lsvd::{Durable, Engine, Listener, Record};
-use freebs_types::{Error, Result, Sequence, ShardId, Version, limits};
+use freebs_types::{Error, Result, Sequence, ShardId, limits};
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -269,9 +269,9 @@ impl Inside {
     }
 
     /// Orders an update about versions. Gives its version.
-    pub fn order_pin(&mut self, kind: UpdateKind, base: Version, awaited: bool) -> u64 {
+    pub fn order_pin(&mut self, pin: PinUpdate, awaited: bool) -> u64 {
         self.unattended |= !awaited && !self.head.has_unpacked();
-        if let Some(full) = self.head.push_pin(kind, base) {
+        if let Some(full) = self.head.push_pin(pin) {
             self.engine.append(Record::Frame(full));
         }
         if awaited {

@@ -8,27 +8,27 @@ use crate::blocks::Sink;
 use crate::disk::{Disk, filling};
 use crate::inside::Inside;
 use crate::shared::Step;
-use freebs_format::UpdateKind;
+use freebs_format::PinUpdate;
 use freebs_lsvd::HistoryState;
-use freebs_types::{Error, Result, Version, limits};
+use freebs_types::{Error, Result, SnapshotId, Version, limits};
 
 impl Disk {
     /// Takes a snapshot: the content at this moment, with everything that was written before the call, can be read at
-    /// the version that comes back until that is dropped. Returns when it is durable. At most 4,096 at a time.
+    /// the version that comes back until that is dropped. Returns when it is durable. At most 2,048 at a time.
     pub fn snapshot(&self) -> Result<Version> {
-        self.pin(UpdateKind::Snapshot, |_, history| match history.pins.len() {
+        self.pin(|_, history| match history.pins.len() {
             n if n >= limits::SHARD_PINS_MAX => {
                 Err(Error::no_space(format!("the disk has {n} snapshots, which is all it can have; drop one")))
             }
-            _ => Ok(Version(0)),
+            _ => Ok(PinUpdate::Snapshot(SnapshotId(0))),
         })
     }
 
     /// Drops a snapshot, and returns when that is durable; its space comes back with cleaning. `NotFound` if there is
     /// none of this version.
     pub fn drop_snapshot(&self, version: Version) -> Result<()> {
-        self.pin(UpdateKind::Release, |_, history| match history.pins.contains(&version) {
-            true => Ok(version),
+        self.pin(|_, history| match history.pins.iter().any(|p| p.version == version) {
+            true => Ok(PinUpdate::Release(version)),
             false => Err(Error::not_found(format!("there is no snapshot of version {version}"))),
         })?;
         Ok(())
@@ -36,7 +36,7 @@ impl Disk {
 
     /// The versions of all snapshots, lowest first.
     pub fn snapshots(&self) -> Result<Vec<Version>> {
-        Ok(self.history()?.pins)
+        Ok(self.history()?.pins.iter().map(|p| p.version).collect())
     }
 
     /// Snapshots, retention window, and what they cost, as of what is durable.
@@ -48,7 +48,7 @@ impl Disk {
     /// Keeps every version from `from` on, or from now on if that is higher than what is still there; a later call
     /// moves the window up and gives back what falls out of it. Returns when that is durable.
     pub fn retain_from(&self, from: Version) -> Result<()> {
-        self.pin(UpdateKind::Retain, |_, _| Ok(from))?;
+        self.pin(|_, _| Ok(PinUpdate::Retain(from)))?;
         Ok(())
     }
 
@@ -63,12 +63,12 @@ impl Disk {
     /// Keeps no versions any more, but for snapshots.
     pub fn retain_none(&self) -> Result<()> {
         // Version 0 names the window itself.
-        self.pin(UpdateKind::Release, |_, _| Ok(Version(0)))?;
+        self.pin(|_, _| Ok(PinUpdate::Release(Version(0))))?;
         Ok(())
     }
 
-    /// Orders an update about versions and waits for it; `base` says which one it is about, or why it may not be.
-    fn pin(&self, kind: UpdateKind, base: impl Fn(&Inside, &HistoryState) -> Result<Version>) -> Result<Version> {
+    /// Orders an update about versions and waits for it; `which` gives it, or says why it may not be.
+    fn pin(&self, which: impl Fn(&Inside, &HistoryState) -> Result<PinUpdate>) -> Result<Version> {
         self.before_change()?;
         let mut mine = None;
         self.shared().drive(self.shared().lock(), |inside| {
@@ -84,8 +84,8 @@ impl Disk {
                 }
                 Ok(_) => {}
             }
-            let version = match history(inside).and_then(|h| base(inside, &h)) {
-                Ok(base) => inside.order_pin(kind, base, true),
+            let version = match history(inside).and_then(|h| which(inside, &h)) {
+                Ok(pin) => inside.order_pin(pin, true),
                 Err(e) => return Step::Done(Err(e)),
             };
             mine = Some(version);

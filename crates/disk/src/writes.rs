@@ -16,7 +16,7 @@ use crate::piece::{Kind, Piece, entries, join};
 use crate::shared::Step;
 use bytes::Bytes;
 use freebs_format::{
-    CarryBody, CarryEntry, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, UpdateDraft, UpdateKind,
+    CarryBody, CarryEntry, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, PinUpdate, UpdateDraft, UpdateKind,
 };
 use freebs_lsvd::{CARRY_ENTRIES_MAX, Record};
 use freebs_types::{
@@ -259,7 +259,7 @@ impl Disk {
                     expected += 1;
                 }
                 let draft = again(&u, &data, self.size())?;
-                self.put_update(draft, u.base, u.version.0, piece)?;
+                self.put_update(draft, u.pin, u.version.0, piece)?;
             }
         }
         if expected != piece.to + 1 {
@@ -269,7 +269,7 @@ impl Disk {
     }
 
     /// Orders an update under the version that it has elsewhere; one that is here already is left out.
-    fn put_update(&self, draft: UpdateDraft, base: Version, version: u64, piece: &Piece) -> Result<()> {
+    fn put_update(&self, draft: UpdateDraft, pin: Option<PinUpdate>, version: u64, piece: &Piece) -> Result<()> {
         if draft.data_bytes() as u64 > self.update_bytes() {
             return Err(Error::invalid("an update is larger than a segment of this disk takes"));
         }
@@ -292,10 +292,10 @@ impl Disk {
                 inside.wanted = inside.wanted.max(inside.head.version());
                 return Step::Change;
             }
-            match draft.take() {
-                Some(d) if d.kind.is_pin() => inside.order_pin(d.kind, base, false),
-                Some(d) => inside.order(d, false),
-                None => version,
+            match (draft.take(), pin) {
+                (Some(_), Some(pin)) => inside.order_pin(pin, false),
+                (Some(d), None) => inside.order(d, false),
+                (None, _) => version,
             };
             Step::Done(Ok(()))
         })

@@ -104,7 +104,7 @@ impl Bench {
             Message::Read(r) => Message::ReadReply(ReadReply {
                 shard: self.shard,
                 id: r.id,
-                pieces: vec![Piece { kind: ExtentKind::Data, blocks: 1 }],
+                pieces: vec![Piece { kind: ExtentKind::Data, blocks: 1, changed: false }],
                 crcs: vec![self.crc],
                 data: vec![self.data.clone()],
             }),

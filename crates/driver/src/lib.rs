@@ -17,12 +17,13 @@
 //!
 //! The folder: `stripe` (where bytes lie), `blocks` (who waits for whom), `requests` (of clients, and their parts),
 //! `writes` and `reads` (parts on their way), `shard` (views, attachment, barrier), `leases` (the right to answer),
-//! `members` (links and who to ask).
+//! `members` (links and who to ask). Beside them `past`: a core of its own that reads snapshots, without an attachment.
 
 mod blocks;
 mod info;
 mod leases;
 mod members;
+pub mod past;
 mod reads;
 mod requests;
 mod shard;
@@ -37,6 +38,7 @@ pub use info::{Counters, Info, MemberInfo, ShardInfo};
 pub use timing::REQUEST_LIMIT;
 
 use bytes::Bytes;
+use freebs_format::Pin;
 use freebs_format::wire::Message;
 use freebs_types::{DriverId, Error, Generation, Hash32, Nanos, NodeId, Peer, Result, ShardId, ViewNumber, VolumeId};
 use members::Link;
@@ -45,6 +47,7 @@ use requests::{Part, Request};
 use shard::Shard;
 use slab::{Key, Slab};
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use stripe::Layout;
 use timers::{Timer, Timers};
 
@@ -179,6 +182,15 @@ pub enum Op {
         /// Bytes.
         len: u64,
     },
+    /// As `Status`, with what changed behind an earlier snapshot of the volume. Only for the past.
+    Changes {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// The pins of the earlier snapshot, one for each shard.
+        since: Arc<[Pin]>,
+    },
 }
 
 /// The input of `step`.
@@ -271,6 +283,8 @@ pub struct StatusRun {
     pub hole: bool,
     /// Reads as zeroes.
     pub zero: bool,
+    /// Touched behind the snapshot that `Op::Changes` names; never set by `Op::Status`.
+    pub changed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

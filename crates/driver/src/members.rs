@@ -24,19 +24,24 @@ impl Backoff {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LinkState {
+pub(crate) enum LinkState {
     Connecting,
     Up,
     Down,
 }
 
 pub(crate) struct Link {
-    state: LinkState,
-    backoff: Backoff,
-    due: Option<Nanos>,
+    pub(crate) state: LinkState,
+    pub(crate) backoff: Backoff,
+    pub(crate) due: Option<Nanos>,
 }
 
 impl Link {
+    /// One that was just asked for.
+    pub fn wanted() -> Self {
+        Self { state: LinkState::Connecting, backoff: Backoff::default(), due: None }
+    }
+
     pub fn is_up(&self) -> bool {
         self.state == LinkState::Up
     }
@@ -87,7 +92,7 @@ impl Member {
     }
 }
 
-fn peer(node: NodeId, shard: ShardId, workers: &BTreeMap<NodeId, u16>) -> Peer {
+pub(crate) fn peer(node: NodeId, shard: ShardId, workers: &BTreeMap<NodeId, u16>) -> Peer {
     Peer::of(node, shard, workers.get(&node).copied().unwrap_or(1))
 }
 
@@ -101,7 +106,7 @@ impl Driver {
         if let Some(link) = self.links.get(&peer) {
             return link.is_up();
         }
-        self.links.insert(peer, Link { state: LinkState::Connecting, backoff: Backoff::default(), due: None });
+        self.links.insert(peer, Link::wanted());
         out.push(Action::Connect(peer));
         false
     }

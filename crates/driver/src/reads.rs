@@ -17,13 +17,13 @@ use crate::timers::Timer;
 use crate::{Action, Driver, Mutant, timing};
 use bytes::Bytes;
 use freebs_format::wire::{Message, ReadReply, ReadRequest, Refusal};
-use freebs_format::{ExtentKind, block_crc};
+use freebs_format::{ExtentKind, Pin, block_crc};
 use freebs_types::{BLOCK, BlockRange, Error, Nanos, NodeId, Peer, Sequence, ViewNumber};
 
 /// A member with more reads than this without an answer is passed over while others have fewer.
-const OUTSTANDING_MAX: u32 = 64;
+pub(crate) const OUTSTANDING_MAX: u32 = 64;
 /// Attempts of one fetch that are waited for at the same time.
-const ATTEMPTS_MAX: usize = 8;
+pub(crate) const ATTEMPTS_MAX: usize = 8;
 
 /// A run of blocks that a part wants.
 pub(crate) struct Fetch {
@@ -180,6 +180,8 @@ impl Driver {
             floor: if no_floor { Sequence(0) } else { shard.floor },
             range: fetch.range,
             status_only: fetch.status_only,
+            at: Pin::default(),
+            since: Pin::default(),
         });
         out.push(Action::Send { to: member.peer, message });
     }
@@ -297,7 +299,7 @@ impl Driver {
         let Some(attempt) = self.end_attempt(reply.id) else { return };
         let Some(fetch) = self.fetches.get(attempt.fetch) else { return };
         let (part, slot) = (fetch.part, fetch.slot);
-        match check(reply, fetch, self.mutated(Mutant::TrustBytes)) {
+        match check(reply, fetch.range, fetch.status_only, self.mutated(Mutant::TrustBytes)) {
             Some(runs) => {
                 if let Some(member) = self.shards[attempt.shard].member_of(attempt.node) {
                     member.rest = Backoff::default();
@@ -360,14 +362,14 @@ impl Driver {
     }
 }
 
-fn corrupt() -> Error {
+pub(crate) fn corrupt() -> Error {
     Error::corrupt("no member has these blocks with matching checksums")
 }
 
 /// The runs of an answer, if it is what was asked for and every block matches its CRC.
-fn check(reply: ReadReply, fetch: &Fetch, trust: bool) -> Option<Vec<Run>> {
+pub(crate) fn check(reply: ReadReply, range: BlockRange, status_only: bool, trust: bool) -> Option<Vec<Run>> {
     let total: u64 = reply.pieces.iter().map(|p| u64::from(p.blocks)).sum();
-    if total != u64::from(fetch.range.len) || reply.pieces.iter().any(|p| p.blocks == 0) {
+    if total != u64::from(range.len) || reply.pieces.iter().any(|p| p.blocks == 0) {
         return None;
     }
     let mut runs = Vec::with_capacity(reply.pieces.len());
@@ -376,8 +378,9 @@ fn check(reply: ReadReply, fetch: &Fetch, trust: bool) -> Option<Vec<Run>> {
     let mut rest = Bytes::new();
     for piece in &reply.pieces {
         let bytes = u64::from(piece.blocks) * BLOCK as u64;
-        if fetch.status_only || piece.kind != ExtentKind::Data {
-            runs.push(Run { kind: piece.kind, bytes, data: Bytes::new() });
+        let (kind, changed) = (piece.kind, piece.changed);
+        if status_only || kind != ExtentKind::Data {
+            runs.push(Run { kind, bytes, data: Bytes::new(), changed });
             continue;
         }
         let mut wanted = bytes as usize;
@@ -396,9 +399,9 @@ fn check(reply: ReadReply, fetch: &Fetch, trust: bool) -> Option<Vec<Run>> {
                 }
             }
             wanted -= now.len();
-            runs.push(Run { kind: piece.kind, bytes: now.len() as u64, data: now });
+            runs.push(Run { kind, bytes: now.len() as u64, data: now, changed });
         }
     }
     let nothing_left = rest.is_empty() && data.all(|d| d.is_empty()) && crcs.next().is_none();
-    (fetch.status_only || nothing_left).then_some(runs)
+    (status_only || nothing_left).then_some(runs)
 }

@@ -21,11 +21,11 @@ use freebs_types::{BLOCK, BlockRange, Error, Nanos, RequestNumber, Result, limit
 use std::collections::{BTreeMap, VecDeque};
 
 /// Parts of reads and writes end at multiples of this, so aligned pieces up to that size never tear.
-const GRANULE_DATA: u64 = 1 << 20;
+pub(crate) const GRANULE_DATA: u64 = 1 << 20;
 /// Trims and zeroes carry no data, so their parts may be long.
 const GRANULE_VOID: u64 = 1 << 30;
-/// 64 MiB: even if every block is of another kind than the one before, the answer fits one message.
-const GRANULE_STATUS: u64 = 64 << 20;
+/// The most that a member answers at once: 64 MiB.
+pub(crate) const GRANULE_STATUS: u64 = limits::STATUS_BLOCKS_MAX as u64 * BLOCK as u64;
 
 pub(crate) enum What {
     Read,
@@ -68,6 +68,8 @@ pub(crate) struct Run {
     pub kind: ExtentKind,
     pub bytes: u64,
     pub data: Bytes,
+    /// As the member said it.
+    pub changed: bool,
 }
 
 impl Run {
@@ -75,7 +77,7 @@ impl Run {
         let n = bytes.min(self.bytes);
         let data = if self.data.is_empty() { Bytes::new() } else { self.data.split_to(n as usize) };
         self.bytes -= n;
-        Self { kind: self.kind, bytes: n, data }
+        Self { bytes: n, data, ..*self }
     }
 }
 
@@ -132,12 +134,15 @@ impl Driver {
             State::Closed => return Err(closed()),
         }
         let layout = self.layout.clone()?;
+        if matches!(op, Op::Changes { .. }) {
+            return Err(Error::invalid("only a snapshot tells what changed"));
+        }
         let (what, offset, mut len, granule) = match op {
             // Every write that was answered is durable on A members already (sync mode), so there is nothing to
             // wait for; writes that are not answered yet are none of a flush's business.
             Op::Flush => (What::Void(ExtentKind::Zero), 0, 0, GRANULE_VOID),
             Op::Read { offset, len } => (What::Read, offset, len, GRANULE_DATA),
-            Op::Status { offset, len } => (What::Status, offset, len, GRANULE_STATUS),
+            Op::Status { offset, len } | Op::Changes { offset, len, .. } => (What::Status, offset, len, GRANULE_STATUS),
             Op::Write { offset, data, fua: _ } => {
                 let len = data.len() as u64;
                 (What::Write(data), offset, len, GRANULE_DATA)
@@ -388,7 +393,7 @@ impl Driver {
 }
 
 /// The bytes `[skip, skip + len)` of some runs.
-fn clip(runs: Vec<Run>, mut skip: u64, mut len: u64) -> Vec<Run> {
+pub(crate) fn clip(runs: Vec<Run>, mut skip: u64, mut len: u64) -> Vec<Run> {
     let mut out = Vec::with_capacity(runs.len());
     for mut run in runs {
         let before = run.split_to(skip).bytes;
@@ -403,7 +408,7 @@ fn clip(runs: Vec<Run>, mut skip: u64, mut len: u64) -> Vec<Run> {
 }
 
 /// Puts what the shards brought in the client's order.
-fn assemble(layout: &Layout, offset: u64, len: u64, mut results: Vec<(usize, Vec<Run>)>) -> Vec<Run> {
+pub(crate) fn assemble(layout: &Layout, offset: u64, len: u64, mut results: Vec<(usize, Vec<Run>)>) -> Vec<Run> {
     if results.len() == 1 {
         return results.pop().map(|(_, runs)| runs).unwrap_or_default();
     }
@@ -427,7 +432,7 @@ fn assemble(layout: &Layout, offset: u64, len: u64, mut results: Vec<(usize, Vec
     out
 }
 
-fn pieces(runs: Vec<Run>) -> Vec<Piece> {
+pub(crate) fn pieces(runs: Vec<Run>) -> Vec<Piece> {
     let mut out = Vec::with_capacity(runs.len());
     for run in runs {
         match (run.kind, out.last_mut()) {
@@ -439,13 +444,14 @@ fn pieces(runs: Vec<Run>) -> Vec<Piece> {
     out
 }
 
-fn status(runs: Vec<Run>) -> Vec<StatusRun> {
+pub(crate) fn status(runs: Vec<Run>) -> Vec<StatusRun> {
     let mut out: Vec<StatusRun> = Vec::with_capacity(runs.len());
     for run in runs {
         let (hole, zero) = (run.kind == ExtentKind::Trim, run.kind != ExtentKind::Data);
+        let now = StatusRun { bytes: run.bytes, hole, zero, changed: run.changed };
         match out.last_mut() {
-            Some(last) if (last.hole, last.zero) == (hole, zero) => last.bytes += run.bytes,
-            _ => out.push(StatusRun { bytes: run.bytes, hole, zero }),
+            Some(last) if (StatusRun { bytes: now.bytes, ..*last }) == now => last.bytes += now.bytes,
+            _ => out.push(now),
         }
     }
     out

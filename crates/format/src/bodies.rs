@@ -3,6 +3,7 @@
 //! Each is a fixed struct followed by tables whose lengths the struct names; a body with bytes left over is refused.
 
 use crate::description::{VolumeDescription, VolumeFixed};
+use crate::pins::{self, Pin};
 use crate::{ExtentKind, FrameHead, FrameKind};
 use bytes::Bytes;
 use freebs_types::{
@@ -350,9 +351,15 @@ pub struct MarkBody {
     /// Requests that were applied up to this state, so that a repeat is answered and not applied again.
     pub requests: Requests,
     /// Versions that were pinned when what is committed was (rule E6), in order.
-    pub pins: Vec<Version>,
+    pub pins: Vec<Pin>,
     /// First version of the retention window then; 0 for none.
     pub retain: Version,
+    /// The frame that window and pins are as of, whether it was seen or not; `None`: the committed one.
+    pub kept_as_of: Option<Sequence>,
+    /// Kept versions below this are not all there; 0 if all are.
+    pub whole_from: Version,
+    /// Set when all of the past was learned: `whole_from` holds whatever was missing before.
+    pub whole_past: bool,
     /// Closed views of which the log still has frames, in order, so that the frames can be audited when those that
     /// published the secrets are given up.
     pub closed: Vec<ClosedView>,
@@ -419,14 +426,29 @@ pub(crate) struct LearnedFixed {
 }
 const _: () = assert!(size_of::<LearnedFixed>() == 24);
 
+/// In a mark that says more of what is kept; behind the closed views.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct KeptFixed {
+    pub(crate) as_of: U64,
+    pub(crate) whole_from: U64,
+}
+const _: () = assert!(size_of::<KeptFixed>() == 16);
+
 const MARK_DELETED: u32 = 1;
 const MARK_SUSPECT: u32 = 2;
 const MARK_WHOLE: u32 = 4;
 const MARK_LEARNED: u32 = 8;
+const MARK_HISTORY: u32 = 16;
+const MARK_WHOLE_PAST: u32 = 32;
 
 impl MarkBody {
     fn tells_learned(&self) -> bool {
         (self.learned_since, self.learned_upto, self.learned_from_append) != (Sequence(0), Sequence(0), 0)
+    }
+
+    fn tells_history(&self) -> bool {
+        self.kept_as_of.is_some() || self.whole_from.0 > 0 || self.whole_past
     }
 
     fn flags(&self) -> u32 {
@@ -435,6 +457,8 @@ impl MarkBody {
             (self.suspect_tail, MARK_SUSPECT),
             (self.whole, MARK_WHOLE),
             (self.tells_learned(), MARK_LEARNED),
+            (self.tells_history(), MARK_HISTORY),
+            (self.whole_past, MARK_WHOLE_PAST),
         ];
         bits.iter().filter(|(set, _)| *set).fold(0, |flags, (_, bit)| flags | bit)
     }
@@ -478,10 +502,14 @@ impl MarkBody {
             let e = EntryFixed { driver: e.driver.0.into(), number: e.number.0.into(), sequence: e.sequence.0.into() };
             out.extend_from_slice(e.as_bytes());
         }
-        self.pins.iter().for_each(|v| out.extend_from_slice(&v.0.to_le_bytes()));
+        pins::encode(&self.pins, &mut out);
         for c in &self.closed {
             let c = ClosedFixed { view: c.view.0.into(), published: c.published.0.into(), secret: c.secret.0 };
             out.extend_from_slice(c.as_bytes());
+        }
+        if self.tells_history() {
+            let as_of = self.kept_as_of.unwrap_or(self.committed).0.into();
+            out.extend_from_slice(KeptFixed { as_of, whole_from: self.whole_from.0.into() }.as_bytes());
         }
         if self.tells_learned() {
             let learned = LearnedFixed {
@@ -497,6 +525,11 @@ impl MarkBody {
     /// Whether a body says that anything is pinned, or kept for a while.
     pub(crate) fn names_pins(body: &[u8]) -> bool {
         MarkFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.pins.get() > 0 || f.retain.get() > 0)
+    }
+
+    /// True if a body says more of what is kept than which versions.
+    pub(crate) fn names_history(body: &[u8]) -> bool {
+        MarkFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.flags.get() & MARK_HISTORY != 0)
     }
 
     /// True if a body has secrets of closed views.
@@ -525,24 +558,25 @@ impl MarkBody {
                 .map(|(rest, learned)| (rest, Some(learned)))
                 .map_err(|_| cut("what a mark learned is cut short"))?,
         };
+        let (rest, history) = match fixed.flags.get() & MARK_HISTORY {
+            0 => (rest, None),
+            _ => KeptFixed::ref_from_suffix(rest)
+                .map(|(rest, history)| (rest, Some(history)))
+                .map_err(|_| cut("what a mark says of history is cut short"))?,
+        };
+        let committed = Sequence(fixed.committed.get());
         let closed = fixed.closed.get() as usize;
         let (rest, closed) = <[ClosedFixed]>::ref_from_suffix_with_elems(rest, closed)
             .map_err(|_| cut("mark's closed views are cut short"))?;
         if closed.len() > limits::CLOSED_VIEWS_MAX || !closed.is_sorted_by(|a, b| a.view.get() < b.view.get()) {
             return Err(cut("mark with closed views that make no sense"));
         }
-        let pins = <[U64]>::ref_from_bytes(rest).map_err(|_| cut("mark's pinned versions are cut short"))?;
-        if pins.len() != fixed.pins.get() as usize
-            || pins.len() > limits::SHARD_PINS_MAX
-            || !pins.is_sorted_by(|a, b| a.get() < b.get())
-        {
-            return Err(cut("mark with pinned versions that make no sense"));
-        }
+        let pins = pins::decode(rest, fixed.pins.get() as usize)?;
         Ok(Self {
             promised: ViewNumber(fixed.promised.get()),
             secret_view: ViewNumber(fixed.secret_view.get()),
             secret: Hash32(fixed.secret),
-            committed: Sequence(fixed.committed.get()),
+            committed,
             last_view: ViewNumber(fixed.last_view.get()),
             released: Sequence(fixed.released.get()),
             last_parent: Hash32(fixed.last_parent),
@@ -561,8 +595,11 @@ impl MarkBody {
             given_up: ViewNumber(fixed.given_up.get()),
             view_frame,
             requests: requests(floors, entries),
-            pins: pins.iter().map(|v| Version(v.get())).collect(),
+            pins,
             retain: Version(fixed.retain.get()),
+            kept_as_of: history.map(|h| Sequence(h.as_of.get())).filter(|s| *s != committed),
+            whole_from: Version(history.map_or(0, |h| h.whole_from.get())),
+            whole_past: fixed.flags.get() & MARK_WHOLE_PAST != 0,
             closed: closed
                 .iter()
                 .map(|c| ClosedView {

@@ -6,11 +6,11 @@
 
 use crate::bodies::{MarkBody, ViewBody};
 use crate::header::{
-    DIGEST_PREFIX, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_GIVEN_UP, FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME,
-    FEATURES, FRAME_MAGIC, FRAME_VERSION,
+    DIGEST_PREFIX, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_GIVEN_UP, FEATURE_HISTORY, FEATURE_PINS, FEATURE_SHARED,
+    FEATURE_VOLUME, FEATURES, FRAME_MAGIC, FRAME_VERSION,
 };
 use crate::{
-    ExtentDesc, ExtentKind, FrameDigest, FrameHeader, FrameKind, UpdateDesc, UpdateKind, block_crc, crc32c,
+    ExtentDesc, ExtentKind, FrameDigest, FrameHeader, FrameKind, PinUpdate, UpdateDesc, UpdateKind, block_crc, crc32c,
     frame_digest, hide, token,
 };
 use bytes::{BufMut, Bytes, BytesMut};
@@ -47,8 +47,8 @@ pub struct Update<'a> {
     pub number: RequestNumber,
     /// The driver's lowest request without an answer when it asked.
     pub lowest_open: RequestNumber,
-    /// The version that a `Release` or `Retain` is about; else 0.
-    pub base: Version,
+    /// The update's word about versions that are kept; `None` for an update of blocks.
+    pub pin: Option<PinUpdate>,
     extents: &'a [ExtentDesc],
     /// One CRC per data block, in order of the extents.
     pub crcs: &'a [zerocopy::little_endian::U32],
@@ -201,7 +201,7 @@ impl FrameHead {
                 return Err(corrupt("update does not fit its extents"));
             }
             if (kind.is_pin() && !mine.is_empty()) || d.base.get() > NUMBER_MAX {
-                return Err(corrupt("update that names no version, or blocks with it"));
+                return Err(corrupt("update that names no version or snapshot, or blocks with it"));
             }
             if kind.is_pin() && self.header.features.get() & FEATURE_PINS == 0 {
                 return Err(corrupt("pinned version in a frame that says it has none"));
@@ -291,13 +291,14 @@ impl FrameHead {
             crcs = others;
             let first_block = block;
             block += d.blocks.get();
+            let kind = UpdateKind::from_byte(d.kind).expect("checked when parsed");
             Update {
-                kind: UpdateKind::from_byte(d.kind).expect("checked when parsed"),
+                kind,
                 version: Version(first + i as u64),
                 driver: DriverId(d.driver.get()),
                 number: RequestNumber(d.number.get()),
                 lowest_open: RequestNumber(d.lowest_open.get()),
-                base: Version(d.base.get()),
+                pin: PinUpdate::of(kind, d.base.get()),
                 extents: mine,
                 crcs: my_crcs,
                 first_block,
@@ -444,8 +445,8 @@ impl UpdateDraft {
 #[derive(Debug, Default)]
 pub struct FrameBuilder {
     updates: Vec<UpdateDraft>,
-    /// Versions that updates are about, by their place among the updates.
-    bases: Vec<(usize, Version)>,
+    /// Updates about versions, by their place among the updates.
+    pins: Vec<(usize, PinUpdate)>,
     data_bytes: usize,
     head_bytes: usize,
 }
@@ -489,28 +490,27 @@ impl FrameBuilder {
         self.updates.push(u);
     }
 
-    /// Adds an update that pins its own version, or is about the versions from `base` on.
-    pub fn push_pin(&mut self, kind: UpdateKind, base: Version, of: (DriverId, RequestNumber, RequestNumber)) {
-        assert!(kind.is_pin(), "other updates have extents");
+    /// Adds an update that says which versions are kept.
+    pub fn push_pin(&mut self, pin: PinUpdate, of: (DriverId, RequestNumber, RequestNumber)) {
         let (driver, number, lowest_open) = of;
-        self.bases.push((self.updates.len(), base));
+        self.pins.push((self.updates.len(), pin));
         let (extents, crcs, data) = (Vec::new(), Vec::new(), Vec::new());
-        self.push(UpdateDraft { kind, driver, number, lowest_open, extents, crcs, data });
+        self.push(UpdateDraft { kind: pin.kind(), driver, number, lowest_open, extents, crcs, data });
     }
 
-    /// The version that an update is about, by its place among the updates.
-    pub fn base(&self, i: usize) -> Version {
-        self.bases.iter().find(|b| b.0 == i).map_or(Version(0), |b| b.1)
+    /// An update's word about versions that are kept, by its place among the updates.
+    pub fn pin(&self, i: usize) -> Option<PinUpdate> {
+        self.pins.iter().find(|p| p.0 == i).map(|p| p.1)
     }
 
     /// Closes a data frame. Returns it with its access token, which only the head of the chain keeps.
     pub fn build(&mut self, meta: &FrameMeta, secret: &Hash32, parent: &Hash32) -> (Frame, Hash32) {
         let updates = std::mem::take(&mut self.updates);
-        let mut bases = std::mem::take(&mut self.bases).into_iter().peekable();
+        let mut pins = std::mem::take(&mut self.pins).into_iter().peekable();
         (self.data_bytes, self.head_bytes) = (0, 0);
         let mut body = BytesMut::new();
         for (i, u) in updates.iter().enumerate() {
-            let base = bases.next_if(|b| b.0 == i).map_or(0, |b| b.1.0);
+            let base = pins.next_if(|p| p.0 == i).map_or(0, |p| p.1.base());
             let desc = UpdateDesc {
                 kind: u.kind as u8,
                 flags: 0,
@@ -583,7 +583,9 @@ impl FrameBuilder {
         let closed = kind == FrameKind::Mark && MarkBody::names_closed(body);
         let branch = kind == FrameKind::View && ViewBody::names_branch(body);
         let given_up = kind == FrameKind::Mark && MarkBody::names_given_up(body);
+        let history = kind == FrameKind::Mark && MarkBody::names_history(body);
         let bits = [
+            (history, FEATURE_HISTORY),
             (pins, FEATURE_PINS),
             (slices, FEATURE_SHARED),
             (volume, FEATURE_VOLUME),

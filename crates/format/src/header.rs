@@ -8,8 +8,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const FRAME_MAGIC: [u8; 4] = *b"FBFR";
 pub const FRAME_VERSION: u16 = 1;
 /// Feature bit of a frame that tells of pinned versions: updates of the kinds `Snapshot`, `Release` and `Retain`, and
-/// marks that name any. A reader without it would let go of what the pins keep.
-pub const FEATURE_PINS: u32 = 1;
+/// marks that name any. A reader without it would let go of what the pins keep. Bit 1 said the same of pins without the
+/// numbers of their snapshots, and is refused.
+pub const FEATURE_PINS: u32 = 64;
 /// Feature bit of a view frame whose secret is shared among the members. A reader without it would follow such a view
 /// with a secret that its members can't put together.
 pub const FEATURE_SHARED: u32 = 2;
@@ -21,9 +22,17 @@ pub const FEATURE_CLOSED: u32 = 8;
 pub const FEATURE_BRANCH: u32 = 16;
 /// Feature bit of a mark of a log that has given up lost frames by force. A reader without it would take the log for whole.
 pub const FEATURE_GIVEN_UP: u32 = 32;
+/// Feature bit of a mark that says from which version on history is whole, or as of which frame versions are kept. A
+/// reader without it would serve versions that are not all there.
+pub const FEATURE_HISTORY: u32 = 128;
 /// All feature bits that this version knows.
-pub(crate) const FEATURES: u32 =
-    FEATURE_PINS | FEATURE_SHARED | FEATURE_VOLUME | FEATURE_CLOSED | FEATURE_BRANCH | FEATURE_GIVEN_UP;
+pub(crate) const FEATURES: u32 = FEATURE_PINS
+    | FEATURE_SHARED
+    | FEATURE_VOLUME
+    | FEATURE_CLOSED
+    | FEATURE_BRANCH
+    | FEATURE_GIVEN_UP
+    | FEATURE_HISTORY;
 /// Bytes of the header that the digest covers; behind them come the hashes themselves.
 pub const DIGEST_PREFIX: usize = 112;
 
@@ -80,7 +89,7 @@ pub enum UpdateKind {
     Abort = 6,
     /// Reserved: nothing makes such an update yet.
     Relocate = 7,
-    /// Pins the version that it has itself (rule E6). No extents.
+    /// Pins the version that it has itself (rule E6), for the snapshot with the number `base`. No extents.
     Snapshot = 8,
     /// Gives up the pin of its `base`, or the retention window if that is 0. No extents.
     Release = 9,

@@ -4,14 +4,15 @@
 //! Invariant: every fixed struct of this crate is here, with all its fields, in order and without a gap.
 
 use crate::bodies::{
-    AttachFixed, CarryFixed, ClosedFixed, EntryFixed, FloorFixed, LearnedFixed, MarkFixed, MemberFixed, SharedFixed,
-    ViewFixed,
+    AttachFixed, CarryFixed, ClosedFixed, EntryFixed, FloorFixed, KeptFixed, LearnedFixed, MarkFixed, MemberFixed,
+    SharedFixed, ViewFixed,
 };
 use crate::description::VolumeFixed;
 use crate::disk::{
     AppendHeader, CheckpointSlot, HostKeyFile, IndexFixed, PageHeader, PagesFixed, SegmentFooter, Superblock,
 };
 use crate::header::{ExtentDesc, FrameHeader, UpdateDesc};
+use crate::pins::PinFixed;
 use crate::wire::{
     AttachMeta, ControlMeta, DurableMeta, FramesMeta, HeartbeatMeta, HelloMeta, MessageHeader, NameMeta, OrderedMeta,
     PieceMeta, ReadMeta, RefusedMeta, SealAskMeta, SealMeta, SyncMeta, SyncReplyMeta, WelcomeMeta, WriteMeta,
@@ -76,9 +77,11 @@ layouts! {
         promised, secret_view, secret, committed, last_view, released, last_parent, last_digest, attach, flags,
         view_frame_len, floors, entries, retain, pins, closed, given_up,
     }
+    PinFixed { version, snapshot }
     FloorFixed { driver, lowest_open }
     EntryFixed { driver, number, sequence }
     ClosedFixed { view, published, secret }
+    KeptFixed { as_of, whole_from }
     LearnedFixed { since, upto, from_append }
     CarryFixed { lba, blocks, version, sequence, chunk_view, chunk_counter, offset, kind, reserved }
     Superblock {
@@ -109,16 +112,16 @@ layouts! {
     WriteMeta { driver, lowest_open, kind, reserved, extents, reserved2 }
     OrderedMeta { number, sequence }
     DurableMeta { volume, shard, room, view, sequence }
-    ReadMeta { floor, lba, blocks }
-    PieceMeta { kind, reserved, blocks }
+    ReadMeta { floor, lba, blocks, version, snapshot, since, since_snapshot }
+    PieceMeta { kind, changed, reserved, blocks }
     RefusedMeta { reason, what, reserved }
     FramesMeta { frames, forward }
     HeartbeatMeta { volume, shard, reserved, view, last, committed, keep }
     NameMeta { view, sequence, hid }
     SealAskMeta { pred, point, slice, reserved }
     SealMeta { pred, last, committed, promised, has_pred, damaged, given, reserved, slice }
-    SyncMeta { until, map_from, map_since, names, flags }
-    SyncReplyMeta { common, map_next, frames, mode, reserved }
+    SyncMeta { until, map_from, map_since, behind_version, behind_sequence, past, names, flags }
+    SyncReplyMeta { common, map_next, behind_version, behind_sequence, frames, mode, reserved }
     ControlMeta { body_crc, reserved }
 }
 

@@ -11,6 +11,7 @@ pub mod disk;
 mod frame;
 mod header;
 pub mod layout;
+mod pins;
 mod token;
 pub mod wire;
 
@@ -22,7 +23,8 @@ pub use crc::{block_crc, block_crcs, crc32c, is_zero};
 pub use description::VolumeDescription;
 pub use frame::{Extent, Frame, FrameBefore, FrameBuilder, FrameHead, FrameMeta, Update, UpdateDraft};
 pub use header::{
-    ExtentDesc, ExtentKind, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_GIVEN_UP, FEATURE_PINS, FEATURE_SHARED,
-    FEATURE_VOLUME, FRAME_MAGIC, FrameHeader, FrameKind, UpdateDesc, UpdateKind,
+    ExtentDesc, ExtentKind, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_GIVEN_UP, FEATURE_HISTORY, FEATURE_PINS,
+    FEATURE_SHARED, FEATURE_VOLUME, FRAME_MAGIC, FrameHeader, FrameKind, UpdateDesc, UpdateKind,
 };
+pub use pins::{PIN_BYTES, Pin, PinUpdate};
 pub use token::{FrameDigest, frame_digest, hide, token};

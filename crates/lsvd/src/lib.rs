@@ -30,7 +30,7 @@ pub use upkeep::scrub::Scrubber;
 const _: () = assert!(
     ENTRIES_MAX * 24
         + DRIVERS_MAX * 16
-        + freebs_types::limits::SHARD_PINS_MAX * 8
+        + freebs_types::limits::SHARD_PINS_MAX * freebs_format::PIN_BYTES
         + freebs_types::limits::CLOSED_VIEWS_MAX * freebs_format::CLOSED_VIEW_BYTES
         + (8 << 10)
         <= freebs_types::limits::FRAME_HEAD_BYTES_MAX

@@ -82,6 +82,9 @@ pub struct ExportInfo {
     pub read_only: bool,
     /// Flush and FUA hold across connections (contract 5).
     pub multi_conn: bool,
+    /// Earlier exports since which it can tell what changed: a client may choose one of them as the meta context
+    /// `freebs:changed-since:NAME`. Only looked at when it asks for meta contexts.
+    pub changed_since: Vec<String>,
 }
 
 /// Why an export, or the list of them, is refused.
@@ -274,19 +277,21 @@ pub struct Extent {
     pub hole: bool,
     /// It reads as zeroes.
     pub zero: bool,
+    /// It changed since the export of [`crate::Session::changed_since`]. Not looked at without one.
+    pub changed: bool,
 }
 
 impl Extent {
-    /// A run that is stored, and may hold anything.
+    /// A run that is stored, and may hold anything. It may have changed, too.
     #[must_use]
     pub const fn data(len: u64) -> Self {
-        Self { len, hole: false, zero: false }
+        Self { len, hole: false, zero: false, changed: true }
     }
 
-    /// Never written, or trimmed.
+    /// Never written, or trimmed; it may have been since.
     #[must_use]
     pub const fn hole(len: u64) -> Self {
-        Self { len, hole: true, zero: true }
+        Self { len, hole: true, zero: true, changed: true }
     }
 }
 

@@ -12,7 +12,9 @@ use crate::limits::{
     LIST_BYTES_MAX, LIST_EXPORTS_MAX, META_QUERIES_MAX, NAME_BYTES_MAX, OPTION_BYTES_MAX, OPTION_SKIP_BYTES_MAX,
     SKIP_STEP_BYTES, STRING_BYTES_MAX,
 };
-use crate::session::{Active, AfterSkip, InfoWant, Mode, Phase, Question, Session, discard, missing, whole_sectors};
+use crate::session::{
+    Active, AfterSkip, InfoWant, Meta, MetaWanted, Mode, Phase, Question, Session, discard, missing, whole_sectors,
+};
 use crate::wire::{self, Fields, flag, handshake_flag, info, opt, rep};
 use bytes::{Buf, BytesMut};
 
@@ -187,9 +189,7 @@ impl Session {
 
     fn meta_context(&mut self, option: u32, body: &[u8]) -> Option<Step> {
         match parse_meta(body, option == opt::LIST_META_CONTEXT) {
-            Ok((name, allocation)) => {
-                self.look_up(option, name, Purpose::MetaContext, Question::Meta { option, allocation })
-            }
+            Ok((name, wanted)) => self.look_up(option, name, Purpose::MetaContext, Question::Meta { option, wanted }),
             Err((kind, text)) => {
                 self.option_error(option, kind, text);
                 None
@@ -217,8 +217,8 @@ impl Session {
                 Ok(export) => self.give_info(option, &asked, want, export),
                 Err(refusal) => self.refuse(option, &refusal),
             },
-            Phase::Answer(Question::Meta { option, allocation }) => match answer {
-                Ok(export) => self.give_meta(option, allocation, export),
+            Phase::Answer(Question::Meta { option, wanted }) => match answer {
+                Ok(export) => self.give_meta(option, &wanted, export),
                 Err(refusal) => self.refuse(option, &refusal),
             },
             Phase::Answer(Question::ExportName) => match answer {
@@ -291,27 +291,39 @@ impl Session {
         self.begin(export);
     }
 
-    fn give_meta(&mut self, option: u32, allocation: bool, export: ExportInfo) {
-        if allocation {
-            let set = option == opt::SET_META_CONTEXT;
-            let id = if set { wire::META_ALLOCATION_ID } else { 0 };
-            self.option_reply(option, rep::META_CONTEXT, &[&id.to_be_bytes(), wire::META_ALLOCATION.as_bytes()]);
-            if set {
-                self.meta = Some(export.name);
-            }
+    fn give_meta(&mut self, option: u32, wanted: &MetaWanted, export: ExportInfo) {
+        let set = option == opt::SET_META_CONTEXT;
+        let id = |id: u32| if set { id.to_be_bytes() } else { [0; 4] };
+        if wanted.allocation {
+            let name = wire::META_ALLOCATION.as_bytes();
+            self.option_reply(option, rep::META_CONTEXT, &[&id(wire::META_ALLOCATION_ID), name]);
+        }
+        let is_wanted = |name: &&String| wanted.every_since || wanted.since.contains(name);
+        // A connection has one of them at most.
+        let most = if set { 1 } else { usize::MAX };
+        let mut chosen = None;
+        for name in export.changed_since.iter().filter(is_wanted).take(most) {
+            let parts = [&id(wire::META_CHANGED_SINCE_ID)[..], wire::META_CHANGED_SINCE.as_bytes(), name.as_bytes()];
+            self.option_reply(option, rep::META_CONTEXT, &parts);
+            chosen = Some(name.clone());
+        }
+        if set && (wanted.allocation || chosen.is_some()) {
+            self.meta = Some(Meta { export: export.name, allocation: wanted.allocation, since: chosen });
         }
         self.option_ack(option);
     }
 
     fn begin(&mut self, export: ExportInfo) {
+        let meta = self.meta.take().filter(|m| self.mode != Mode::Simple && m.export == export.name);
         self.active = Active {
             size: whole_sectors(export.size),
             read_only: export.read_only,
-            block_status: self.mode != Mode::Simple && self.meta.as_deref() == Some(&export.name),
+            allocation: meta.as_ref().is_some_and(|m| m.allocation),
+            changed: meta.as_ref().is_some_and(|m| m.since.is_some()),
         };
+        self.since = meta.and_then(|m| m.since);
         self.phase = Phase::Request;
         self.begun = Some(export.name);
-        self.meta = None;
     }
 
     fn transmission_flags(&self, export: &ExportInfo) -> u16 {
@@ -375,9 +387,9 @@ fn parse_info(body: &[u8]) -> Option<(&str, InfoWant)> {
     fields.0.is_empty().then_some((name, want))
 }
 
-/// The export's name, and whether a query selects `base:allocation`. To list, no query at all selects everything, and
-/// `base:` everything in that namespace.
-fn parse_meta(body: &[u8], list: bool) -> Result<(&str, bool), (u32, &'static str)> {
+/// The export's name, and what the queries select. To list, no query at all selects everything, and a namespace everything
+/// in it.
+fn parse_meta(body: &[u8], list: bool) -> Result<(&str, MetaWanted), (u32, &'static str)> {
     let malformed = (rep::ERR_INVALID, "the option is malformed");
     let mut fields = Fields(body);
     let name = fields.string().ok_or(malformed)?;
@@ -385,12 +397,17 @@ fn parse_meta(body: &[u8], list: bool) -> Result<(&str, bool), (u32, &'static st
     if count > META_QUERIES_MAX {
         return Err((rep::ERR_TOO_BIG, "too many queries"));
     }
-    let mut allocation = list && count == 0;
+    let all = list && count == 0;
+    let mut wanted = MetaWanted { allocation: all, every_since: all, since: Vec::new() };
     for _ in 0..count {
         let query = fields.string().ok_or(malformed)?;
-        allocation |= query == wire::META_ALLOCATION || (list && query == "base:");
+        wanted.allocation |= query == wire::META_ALLOCATION || (list && query == "base:");
+        match query.strip_prefix(wire::META_CHANGED_SINCE) {
+            Some(name) if !name.is_empty() => wanted.since.push(name.to_owned()),
+            _ => wanted.every_since |= list && [wire::META_OWN, wire::META_CHANGED_SINCE].contains(&query),
+        }
     }
-    if fields.0.is_empty() { Ok((name, allocation)) } else { Err(malformed) }
+    if fields.0.is_empty() { Ok((name, wanted)) } else { Err(malformed) }
 }
 
 /// The longest beginning of `text` of at most `max` bytes.

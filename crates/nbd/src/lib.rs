@@ -44,6 +44,7 @@
 //!             size: 1 << 30,
 //!             read_only: true,
 //!             multi_conn: true,
+//!             changed_since: Vec::new(),
 //!         })),
 //!         Step::Event(Event::Request { ticket, op: Op::Read { len, .. } }) => {
 //!             session.reply_read(ticket, &mut [ReadPiece::Zero(len.into())]);

@@ -9,7 +9,8 @@ use freebs_types::{BLOCK, SECTOR, limits};
 /// Bytes of any string of the protocol (export names, queries, descriptions). The protocol sets it.
 pub const STRING_BYTES_MAX: usize = 4096;
 /// Bytes of an export name that can exist here. A longer one, though valid, is answered "unknown" without a look-up.
-pub const NAME_BYTES_MAX: usize = limits::VOLUME_NAME_BYTES_MAX;
+/// It has room for a snapshot, `VOLUME@NAME`.
+pub const NAME_BYTES_MAX: usize = 2 * limits::VOLUME_NAME_BYTES_MAX + 1;
 /// Bytes of an option that are read whole: a name and a query of full length, and many info requests beside them.
 pub const OPTION_BYTES_MAX: u32 = 16 << 10;
 /// Bytes of an option that are skipped (unknown, refused, too big to be read). Past it the connection ends: the longest

@@ -61,7 +61,25 @@ pub(crate) enum Question {
     List,
     Info { option: u32, asked: String, want: InfoWant },
     ExportName,
-    Meta { option: u32, allocation: bool },
+    Meta { option: u32, wanted: MetaWanted },
+}
+
+/// Meta contexts that a client asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MetaWanted {
+    pub allocation: bool,
+    /// All that tell what changed, or those since these exports.
+    pub every_since: bool,
+    pub since: Vec<String>,
+}
+
+/// Meta contexts that were chosen for an export, by its canonical name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Meta {
+    pub export: String,
+    pub allocation: bool,
+    /// The export since which changes are told.
+    pub since: Option<String>,
 }
 
 /// Which information a client asked for. EXPORT it always gets, BLOCK_SIZE too.
@@ -78,7 +96,9 @@ pub(crate) struct Active {
     pub size: u64,
     pub read_only: bool,
     /// `base:allocation` was chosen for it.
-    pub block_status: bool,
+    pub allocation: bool,
+    /// `freebs:changed-since:NAME` was chosen for it.
+    pub changed: bool,
 }
 
 /// The server's side of one NBD connection: bytes in, bytes out. See the [crate] documentation.
@@ -90,8 +110,10 @@ pub struct Session {
     pub(crate) no_zeroes: bool,
     /// The client asked for block sizes, and so has to keep to them.
     pub(crate) knows_sizes: bool,
-    /// The canonical name of the export for which `base:allocation` was chosen last.
-    pub(crate) meta: Option<String>,
+    /// The last choice.
+    pub(crate) meta: Option<Meta>,
+    /// The export since which changes are told.
+    pub(crate) since: Option<String>,
     pub(crate) active: Active,
     /// Transmission has begun, and the caller has not been told yet.
     pub(crate) begun: Option<String>,
@@ -122,6 +144,7 @@ impl Session {
             mode: Mode::Simple,
             no_zeroes: false,
             meta: None,
+            since: None,
             active: Active::default(),
             begun: None,
             options: 0,
@@ -212,6 +235,12 @@ impl Session {
     #[must_use]
     pub fn exports_asked(&self) -> u32 {
         self.export_options
+    }
+
+    /// The export since which the client wants to be told what changed, by block status. Known when transmission begins.
+    #[must_use]
+    pub fn changed_since(&self) -> Option<&str> {
+        self.since.as_deref()
     }
 
     /// Requests that are not answered yet.

@@ -9,8 +9,8 @@
 
 use crate::event::{Event, Extent, Op, ReadPiece, SessionError, Step, Ticket, TicketKind, Wait};
 use crate::limits::{BLOCK_SIZE_MIN, BLOCK_STATUS_EXTENTS_MAX, ERROR_TEXT_BYTES_MAX, HOLE_BYTES_MIN, SKIP_STEP_BYTES};
-use crate::session::{Mode, Phase, Session, discard, missing};
-use crate::wire::{self, NbdErrno, RequestHeader, chunk, cmd, cmd_flag, state};
+use crate::session::{Active, Mode, Phase, Session, discard, missing};
+use crate::wire::{self, NbdErrno, RequestHeader, changed, chunk, cmd, cmd_flag, state};
 use bytes::{Buf, BytesMut};
 
 /// Why a request is answered with an error at once: the number, and a text for people.
@@ -109,7 +109,7 @@ impl Session {
             let plain = header.offset == 0 && header.len == 0;
             return if plain { Ok(TicketKind::Other) } else { Err((NbdErrno::Inval, "a flush has no range")) };
         }
-        if header.command == cmd::BLOCK_STATUS && !self.active.block_status {
+        if header.command == cmd::BLOCK_STATUS && !self.active.allocation && !self.active.changed {
             return Err((NbdErrno::Inval, "no meta context was chosen"));
         }
         self.check_range(header)?;
@@ -233,9 +233,9 @@ impl Session {
         self.put_error(&ticket, errno, text);
     }
 
-    /// Answers a block status with extents from the request's offset on. Neighbours in the same state are joined; what
-    /// goes beyond the request, or beyond [`BLOCK_STATUS_EXTENTS_MAX`], is left out. Without any extent the range is
-    /// reported as data, which is always true.
+    /// Answers a block status with extents from the request's offset on, in one chunk for each meta context that was chosen.
+    /// Neighbours in the same state are joined; what goes beyond the request, or beyond [`BLOCK_STATUS_EXTENTS_MAX`], is left
+    /// out. Without any extent the range is reported as changed data, which is always true.
     ///
     /// # Panics
     /// If it was not a block status.
@@ -244,20 +244,40 @@ impl Session {
         self.release(&ticket);
         let unknown = [Extent::data(ticket.len)];
         let extents = if extents.iter().all(|extent| extent.len == 0) { &unknown } else { extents };
-        let joined = Joined { extents: extents.iter(), left: ticket.len, next: None };
-        let joined = joined.take(if one { 1 } else { BLOCK_STATUS_EXTENTS_MAX });
+        let most = if one { 1 } else { BLOCK_STATUS_EXTENTS_MAX };
+        let Active { allocation, changed: changes, .. } = self.active;
+        if allocation {
+            let of = |e: &Extent| (u32::from(e.hole) * state::HOLE) | (u32::from(e.zero) * state::ZERO);
+            self.put_context(&ticket, !changes, wire::META_ALLOCATION_ID, Joined::new(extents, ticket.len, of), most);
+        }
+        if changes {
+            let of = |e: &Extent| u32::from(e.changed) * changed::CHANGED;
+            self.put_context(&ticket, true, wire::META_CHANGED_SINCE_ID, Joined::new(extents, ticket.len, of), most);
+        }
+    }
+
+    /// A chunk with the states of one meta context.
+    fn put_context(
+        &mut self,
+        ticket: &Ticket,
+        last: bool,
+        id: u32,
+        joined: impl Iterator<Item = (u64, u32)> + Clone,
+        most: usize,
+    ) {
+        let joined = joined.take(most);
         let count = joined.clone().count() as u32;
         if self.mode == Mode::Extended {
-            self.put_chunk_header(&ticket, true, chunk::BLOCK_STATUS_EXT, 8 + 16 * count);
-            self.output.put(&wire::META_ALLOCATION_ID.to_be_bytes());
+            self.put_chunk_header(ticket, last, chunk::BLOCK_STATUS_EXT, 8 + 16 * count);
+            self.output.put(&id.to_be_bytes());
             self.output.put(&count.to_be_bytes());
             for (len, flags) in joined {
                 let words = [len.to_be_bytes(), u64::from(flags).to_be_bytes()];
                 self.output.put(words.as_flattened());
             }
         } else {
-            self.put_chunk_header(&ticket, true, chunk::BLOCK_STATUS, 4 + 8 * count);
-            self.output.put(&wire::META_ALLOCATION_ID.to_be_bytes());
+            self.put_chunk_header(ticket, last, chunk::BLOCK_STATUS, 4 + 8 * count);
+            self.output.put(&id.to_be_bytes());
             for (len, flags) in joined {
                 // No extent is longer than the request, whose length had 32 bits in this form.
                 let words = [(len as u32).to_be_bytes(), flags.to_be_bytes()];
@@ -347,20 +367,27 @@ fn leading_data(pieces: &[ReadPiece], hole_min: u64) -> (u64, usize) {
 
 /// Extents as (length, state), neighbours in the same state joined, cut off at `left` bytes.
 #[derive(Clone)]
-struct Joined<'a> {
+struct Joined<'a, F> {
     extents: core::slice::Iter<'a, Extent>,
+    state: F,
     left: u64,
     /// An extent taken from the iterator and not returned yet.
     next: Option<(u64, u32)>,
 }
 
-impl Iterator for Joined<'_> {
+impl<'a, F: Fn(&Extent) -> u32> Joined<'a, F> {
+    fn new(extents: &'a [Extent], left: u64, state: F) -> Self {
+        Self { extents: extents.iter(), state, left, next: None }
+    }
+}
+
+impl<F: Fn(&Extent) -> u32> Iterator for Joined<'_, F> {
     type Item = (u64, u32);
 
     fn next(&mut self) -> Option<Self::Item> {
         let mut found = self.next.take();
         for extent in self.extents.by_ref().filter(|extent| extent.len > 0) {
-            let flags = (u32::from(extent.hole) * state::HOLE) | (u32::from(extent.zero) * state::ZERO);
+            let flags = (self.state)(extent);
             match &mut found {
                 None => found = Some((extent.len, flags)),
                 Some((len, before)) if *before == flags => *len = len.saturating_add(extent.len),

@@ -127,9 +127,18 @@ pub mod state {
     pub const ZERO: u32 = 1 << 1;
 }
 
-/// The one meta context, and its number on this server.
+/// States of an extent in `freebs:changed-since:NAME`.
+pub mod changed {
+    pub const CHANGED: u32 = 1 << 0;
+}
+
+/// The meta contexts, and their numbers on this server. The second one has the name of an earlier export behind it.
 pub const META_ALLOCATION: &str = "base:allocation";
 pub const META_ALLOCATION_ID: u32 = 1;
+pub const META_CHANGED_SINCE: &str = "freebs:changed-since:";
+pub const META_CHANGED_SINCE_ID: u32 = 2;
+/// The namespace of this server's own ones.
+pub const META_OWN: &str = "freebs:";
 
 /// Errors that a reply to a request can carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -61,6 +61,13 @@ pub const SILENT_MAX: Duration = Duration::from_secs(1);
 pub const CONNECTED_MAX: Duration = Duration::from_secs(1);
 /// The node's answer to a command: as long as consensus tries one (`submit_ms`).
 pub const COMMAND_MAX: Duration = Duration::from_secs(10);
+/// A snapshot is tried for this long: several attempts, each of which waits for heads that hold.
+pub const SNAPSHOT_MAX: Duration = Duration::from_secs(10);
+/// While another snapshot of the same volumes is being made, or there is no leader, it is tried again at news, or after
+/// this time.
+pub const SNAPSHOT_LOOK: Duration = Duration::from_millis(100);
+/// The answer to a question for a snapshot: as long as it is tried, with a command at its begin and one at its end.
+pub const SNAPSHOT_CALL_MAX: Duration = Duration::from_secs(35);
 /// A client's connection to a node's control API.
 pub const CLIENT_CONNECT_MAX: Duration = Duration::from_secs(2);
 /// Answers that nobody reads for this long end a connection of the control API.
@@ -126,6 +133,8 @@ pub const HANDSHAKE_QUESTION: Duration = Duration::from_millis(250);
 pub const WHY_NOT_MAX: Duration = Duration::from_millis(250);
 /// A gateway hears within this time of a volume that a command names, which the command has heard of from a node.
 pub const HEARD_OF_MAX: Duration = Duration::from_secs(5);
+/// A command hears within this time of a snapshot that was just taken; longer only makes a wrong name slow.
+pub const HEARD_OF_SNAPSHOT_MAX: Duration = Duration::from_secs(1);
 /// A client that waits for its volume is looked at this often: if it has gone, nothing is attached for it.
 pub const CLIENT_GONE_LOOK: Duration = Duration::from_millis(250);
 

@@ -12,6 +12,7 @@ use crate::node::{Node, Rate, Shared, check_space};
 use crate::oracle::Oracle;
 use crate::raft::Seats;
 use crate::rng::Rng;
+use crate::snapshots::Made;
 use crate::timing;
 use crate::workload::Workload;
 use crate::world::World;
@@ -67,6 +68,8 @@ pub struct Cluster {
     pub luck: RefCell<Rng>,
     /// No faults from now on.
     pub over: Cell<bool>,
+    /// Snapshots that were complete.
+    pub made: RefCell<Vec<Made>>,
     /// Words of the operator for shards that are to go on by force.
     pub words: RefCell<crate::forced::Words>,
 }
@@ -182,6 +185,7 @@ impl Cluster {
             luck: RefCell::new(Rng::fork(seed, 4)),
             over: Cell::new(false),
             words: RefCell::default(),
+            made: RefCell::default(),
             config,
         });
         let receiver: Rc<dyn Receiver> = cluster.clone();
@@ -252,6 +256,13 @@ impl Cluster {
             let (right, config) = cluster.ask_for(index, &plane, &who).await;
             cluster.begin_gateway((index, id), (right, config), plane);
         });
+    }
+
+    /// Somebody else's place, for a question or two.
+    pub fn stranger(&self) -> Plane {
+        let id = self.next_gateway.get() + 1;
+        self.next_gateway.set(id);
+        Plane::new(&self.control, Place::Gateway(id))
     }
 
     /// A client asks until it has the volume; after a while by force.

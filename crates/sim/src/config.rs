@@ -85,6 +85,8 @@ pub struct Odds {
     pub lag_seat: f64,
     /// So many members of a shard are lost for good that it can't go on by itself.
     pub lose_members: f64,
+    /// Somebody asks for a snapshot. No fault, and drawn like one.
+    pub snapshot: f64,
 }
 
 /// A whole run.
@@ -191,6 +193,7 @@ impl Config {
             .with_leaving()
             .with_seats()
             .with_lost_members()
+            .with_snapshots()
     }
 
     /// A device that is full moves nearly all that it has before it knows what more it takes, and a disk that needs a
@@ -389,6 +392,15 @@ impl Config {
         self
     }
 
+    /// In a third of the runs there are snapshots, some of them one behind the other.
+    fn with_snapshots(mut self) -> Self {
+        let mut luck = Rng::fork(self.seed, 16);
+        if luck.chance(0.33) && self.profile != "tight" {
+            self.odds.snapshot = 0.5 + luck.below(1000) as f64 / 200.0;
+        }
+        self
+    }
+
     /// Whether clients may be told to try again.
     #[must_use]
     pub fn limit_is_short(&self) -> bool {
@@ -502,12 +514,13 @@ impl Odds {
                 | "leave_gateway"
                 | "lag_seat"
                 | "lose_members"
+                | "snapshot"
         )
     }
 
     /// Names and odds, in a fixed order.
     #[must_use]
-    pub fn list(&self) -> [(&'static str, f64); 28] {
+    pub fn list(&self) -> [(&'static str, f64); 29] {
         [
             ("kill_node", self.kill_node),
             ("power_node", self.power_node),
@@ -537,6 +550,7 @@ impl Odds {
             ("leave_gateway", self.leave_gateway),
             ("lag_seat", self.lag_seat),
             ("lose_members", self.lose_members),
+            ("snapshot", self.snapshot),
         ]
     }
 }

@@ -7,6 +7,7 @@ use crate::leader::is_given_up;
 use crate::lost;
 use crate::network::Place;
 use crate::node::Node;
+use crate::snapshots;
 use freebs_chain::ShardStatus;
 use freebs_control::{Command, Shard};
 use freebs_types::{Nanos, NodeId, ShardId};
@@ -107,6 +108,7 @@ fn strike(c: &Rc<Cluster>, name: &str) {
         "old_image" => lost::old_image(c),
         "kill_leader" => kill_leader(c),
         "lose_members" => forced::lose_members(c),
+        "snapshot" => snapshots::take(c),
         "control_down" => {
             c.control.set_down(true);
             let (cluster, wait) = (c.clone(), ms(c, 20, 1500));

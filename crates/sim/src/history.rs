@@ -59,7 +59,9 @@ pub async fn check<D: Device>(engine: &Engine<D>, shard: ShardId, was_damaged: b
             if f.head.kind() == FrameKind::Data {
                 let data = f.data.concat();
                 for u in f.head.updates() {
-                    if let Some(other) = requests.insert((u.driver, u.number), s) {
+                    // What a head orders by itself nobody asked for.
+                    let is_request = u.driver.0 > 0;
+                    if let Some(other) = requests.insert((u.driver, u.number), s).filter(|_| is_request) {
                         return Err(format!("request {} is in frame {other} and in frame {s} (W3)", u.number));
                     }
                     let start = u.extents().next().map_or(0, |(e, _)| e.range.start.0);

@@ -26,6 +26,7 @@ mod raft;
 mod rng;
 mod run;
 mod shrink;
+mod snapshots;
 mod timing;
 mod watch;
 mod workload;

@@ -19,7 +19,7 @@ use freebs_driver::Mutant as Driver;
 /// only where four or five copies were, and one of them would have to be late. `ForcedAlone` (V10): for the same reason.
 /// `BackPassedOver` (V10): a member would have to be back between the operator's look and the seal, and to have more.
 /// `GivenUpCounts` (V10): it would have to be back in the ten seconds before frames are given up.
-pub const CHAIN: [Chain; 27] = [
+pub const CHAIN: [Chain; 31] = [
     Chain::HeadOrdersAfterRestart,
     Chain::RepeatsAreApplied,
     Chain::AnswersBeforeDurable,
@@ -47,6 +47,10 @@ pub const CHAIN: [Chain; 27] = [
     Chain::CompleteTooEarly,
     Chain::LearnsTheStateOnly,
     Chain::ForcedFromCommitted,
+    Chain::OrdersBehindCuts,
+    Chain::CutsBeforeCommitted,
+    Chain::ConfirmsWithoutHold,
+    Chain::ReleasesWhatIsKept,
 ];
 
 /// Mutants of the driver. `OlderNotWaitedFor` (L3), `LeasesOfAnyView` and `OneLeaseIsEnough` (L1) are not among them, for the
@@ -71,12 +75,14 @@ pub const DRIVER: [Driver; 10] = [
 /// member learns. `NewMembersFirst` (V1): a new member that opens a view fetches all of the one before it first, which
 /// takes longer and shows nothing wrong in hundreds of runs.
 /// `SealsAreBranches` (V10): the lost would have to be back between the operator's word and the seal.
-pub const CONTROL: [Control; 5] = [
+pub const CONTROL: [Control; 7] = [
     Control::ActivatesAnyView,
     Control::OldGenerationsActive,
     Control::OldImagesRegister,
     Control::OldestViewRebuilt,
     Control::PromisesForgotten,
+    Control::OldViewsReport,
+    Control::SnapshotsOutliveViews,
 ];
 
 /// Mutants of whoever leads the control plane, in runs with seats and without.

@@ -304,6 +304,55 @@ impl Oracle {
         }
     }
 
+    /// What a snapshot has, sector by sector: it is an instant between these two if nothing is missing that was answered
+    /// before something was begun that is there, or before the snapshot was asked for; and nothing is there that was begun
+    /// when it was complete.
+    pub fn check_snapshot(&self, (asked, done): (Stamp, Stamp), values: &[(VolumeId, u64, Value)]) {
+        let volumes = self.volumes.borrow();
+        let mut missing: Option<(Stamp, String)> = None;
+        let mut newest: Option<(Stamp, String)> = None;
+        for (volume, sector, value) in values {
+            let Some((v, all)) = volumes.get(volume).and_then(|v| Some((v, v.sectors.get(sector)?))) else { continue };
+            let has_zeroes = all.iter().any(|c| c.write != 0 && v.is_zero(c.write));
+            let own = v.writes.get(value);
+            let name = |what: Value| format!("write {what} of volume {volume} sector {sector}");
+            if let Some(w) = own.filter(|w| newest.as_ref().is_none_or(|n| w.begun > n.0)) {
+                newest = Some((w.begun, name(*value)));
+            }
+            // Zeroes may be those of any write of zeroes; what was never answered may have happened at any time.
+            let end = match (*value, own.map(|w| w.end)) {
+                (0, _) if has_zeroes => continue,
+                (0, _) => 0,
+                (_, Some(End::Done(at))) => at,
+                _ => continue,
+            };
+            for c in all {
+                let Some(w) = v.writes.get(&c.write).filter(|w| w.begun > end) else { continue };
+                if let End::Done(at) = w.end
+                    && missing.as_ref().is_none_or(|m| at < m.0)
+                {
+                    missing = Some((at, name(c.write)));
+                }
+            }
+        }
+        if let Some((at, what)) = &missing
+            && *at < asked
+        {
+            self.world.violation(format!("a snapshot lacks {what}, which was answered before it was asked for"));
+        }
+        if let Some((at, what)) = &newest
+            && *at > done
+        {
+            self.world.violation(format!("a snapshot has {what}, which was begun when it was complete"));
+        }
+        if let (Some((end, old)), Some((begun, new))) = (&missing, &newest)
+            && end < begun
+        {
+            self.world
+                .violation(format!("a snapshot is no instant (S1): it has {new}, and lacks {old}, answered before"));
+        }
+    }
+
     /// True if something is wrong.
     fn check(&self, volume: VolumeId, v: &Volume, sector: u64, changed: usize, what: &str) -> bool {
         let Some(all) = v.sectors.get(&sector) else { return false };

@@ -4,6 +4,7 @@ use crate::cluster::{Cluster, Mutants};
 use crate::config::Config;
 use crate::faults;
 use crate::less::Less;
+use crate::snapshots;
 use crate::timing;
 use crate::world::{World, show};
 use freebs_types::Nanos;
@@ -189,6 +190,7 @@ async fn verdict(world: &Rc<World>, cluster: &Rc<Cluster>, settle: Nanos) {
         return;
     }
     let _ = pumped(world, cluster.compare_replicas()).await;
+    let _ = pumped(world, snapshots::check(cluster)).await;
 }
 
 fn describe(cluster: &Cluster) -> String {

@@ -187,6 +187,7 @@ impl Witness {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use freebs_format::Pin;
     use freebs_format::wire::{DurableItem, FrameName, Given, Leased, ReadReply, ReadRequest, SealAnswer};
     use freebs_types::{BlockRange, Generation, Lba, Nanos, VolumeId};
 
@@ -223,7 +224,8 @@ mod tests {
     fn read(w: &mut Witness, view: u64, id: u64) -> Message {
         let (view, generation, floor) = (ViewNumber(view), Generation(1), Sequence(0));
         let range = BlockRange { start: Lba(0), len: 1 };
-        let asked = ReadRequest { shard: SHARD, view, generation, id, floor, range, status_only: false };
+        let (status_only, at, since) = (false, Pin::default(), Pin::default());
+        let asked = ReadRequest { shard: SHARD, view, generation, id, floor, range, status_only, at, since };
         w.note_question((HERE.0, 1 - HERE.1), &Message::Read(asked));
         Message::ReadReply(ReadReply { shard: SHARD, id, pieces: vec![], crcs: vec![], data: vec![] })
     }

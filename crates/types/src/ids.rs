@@ -45,6 +45,11 @@ number!(
     Version(u64)
 );
 number!(
+    /// One snapshot of a volume or of several; never used twice in a cluster. 1 and up; 0 for a pin that belongs to no
+    /// numbered snapshot, as in the library.
+    SnapshotId(u64)
+);
+number!(
     /// Frame number of a shard, +1 for each frame, with or without updates. 0 is the empty log.
     Sequence(u64)
 );

@@ -24,11 +24,14 @@ pub const VOLUME_SHARDS_MAX: u32 = 1024;
 /// Data blocks in one chunk: 16 MiB.
 pub const CHUNK_BLOCKS_MAX: u32 = 4096;
 /// Versions of a shard that can be pinned at once: 32 KiB in a mark.
-pub const SHARD_PINS_MAX: usize = 4096;
+pub const SHARD_PINS_MAX: usize = 2048;
 /// Closed views whose secrets a log keeps for the audit of frames that it still has: 12 KiB in a mark.
 pub const CLOSED_VIEWS_MAX: usize = 256;
 /// Blocks in one read request to a member.
 pub const READ_BLOCKS_MAX: u32 = 1024;
+/// Blocks in one question to a member for what is where: 64 MiB. Even if every block is of another kind than the one
+/// before, the answer fits one message.
+pub const STATUS_BLOCKS_MAX: u32 = 16_384;
 /// Bytes of one message on the wire, header included.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 /// Bytes of a control message's body (JSON).

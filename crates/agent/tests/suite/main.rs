@@ -5,6 +5,7 @@ mod dial;
 mod follow;
 mod links;
 mod register;
+mod snapshots;
 mod start;
 mod status;
 

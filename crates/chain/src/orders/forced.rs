@@ -264,8 +264,18 @@ fn who_is_back_with_more_is_not_passed_over() {
 fn a_log_that_gave_frames_up_feeds_no_other() {
     let asked = |s: &mut Scene| {
         let (shard, view, map_since, until) = (s.r.id, ViewNumber(1), Sequence(2), Sequence(4));
-        let r =
-            SyncRequest { shard, view, id: 9, names: vec![], until, map_from: 0, map_since, lost: true, fetch: false };
+        let r = SyncRequest {
+            shard,
+            view,
+            id: 9,
+            names: vec![],
+            until,
+            map_from: MapPoint::NONE,
+            map_since,
+            lost: true,
+            fetch: false,
+            past: Version(0),
+        };
         let (_, actions) = s.play(|r0, ctx| r0.feed_lost(ctx, LinkId(3), r));
         actions.iter().any(|a| matches!(a, Action::MapRead { .. }))
     };

@@ -67,6 +67,7 @@ impl Node {
             volume: None,
             forced: None,
             branch: Branch::default(),
+            snapshots: ShardSnapshots::default(),
         };
         self.step(Event::Shards(vec![info]))
     }
@@ -88,7 +89,7 @@ impl Node {
         for r in asked {
             let (mode, common) = (SyncMode::Level, Sequence(0));
             let frames = frames.clone();
-            let reply = SyncReply { shard: SHARD, view, id: r.id, mode, common, map_next: 0, frames };
+            let reply = SyncReply { shard: SHARD, view, id: r.id, mode, common, map_next: MapPoint::NONE, frames };
             said.extend(self.hears(1, Message::SyncReply(reply)));
         }
         for f in &frames {
@@ -233,7 +234,18 @@ fn frames_of_a_former_replica_do_not_stand_for_those_of_the_next() {
         let [(1, Message::Sync(r))] = &said[..] else { panic!("{said:?}") };
         let (mode, common, view, mut chain) = (SyncMode::Level, Sequence(0), ViewNumber(1), Chain::new());
         let frames = vec![chain.open(1), chain.plain()];
-        n.hears(1, Message::SyncReply(SyncReply { shard: SHARD, view, id: r.id, mode, common, map_next: 0, frames }));
+        n.hears(
+            1,
+            Message::SyncReply(SyncReply {
+                shard: SHARD,
+                view,
+                id: r.id,
+                mode,
+                common,
+                map_next: MapPoint::NONE,
+                frames,
+            }),
+        );
     };
     let durable = |n: &Node| n.host.status(SHARD).expect("a replica").durable;
     n.told([1, 2, 3], 1);

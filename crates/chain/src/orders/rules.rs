@@ -2,6 +2,7 @@
 //! happens then.
 
 use super::*;
+use freebs_format::Pin;
 use freebs_format::wire::ReadRequest;
 
 /// V1: today no chain becomes shorter than the least copies, for members only take the places of others. Another version may
@@ -31,7 +32,8 @@ fn a_read_above_what_is_durable_is_refused() {
         let (view, generation, durable) = (s.r.view_number(), s.r.attach.generation, s.r.durable);
         for (floor, is_read) in [(durable, true), (durable.next(), mutant.is_some())] {
             let range = BlockRange::new(0, 1);
-            let request = ReadRequest { shard: SHARD, view, generation, id: 1, floor, range, status_only: false };
+            let (id, status_only, at, since) = (1, false, Pin::default(), Pin::default());
+            let request = ReadRequest { shard: SHARD, view, generation, id, floor, range, status_only, at, since };
             let (_, actions) = s.play(|r, ctx| r.on_read(ctx, DRIVER, request));
             let reads = actions.iter().any(|a| matches!(a, Action::Read { .. }));
             assert_eq!((reads, reason(&actions)), (is_read, (!is_read).then_some(Refusal::NotReady)));

@@ -77,10 +77,11 @@ fn who_seals_nothing_is_fed_by_map_though_it_has_frames_of_the_active_view() {
         id: 8,
         names: vec![FrameName { hid: Hash32([4; 32]), ..good.last }],
         until: Sequence(u64::MAX),
-        map_from: 0,
+        map_from: MapPoint::NONE,
         map_since: Sequence(0),
         lost: false,
         fetch: false,
+        past: Version(0),
     };
     let forced = Forced { survivors: vec![NodeId(3)], least: Sequence(1), known: Sequence(1), gives_up: 0 };
     for (view_members, forced, is_fed) in
@@ -238,10 +239,11 @@ fn an_opening_head_feeds_by_map_who_need_not_cut() {
             id: 8,
             names: if last > 0 { vec![name(last), name(0)] } else { vec![name(0)] },
             until: Sequence(u64::MAX),
-            map_from: 0,
+            map_from: MapPoint::NONE,
             map_since: Sequence(0),
             lost: false,
             fetch: false,
+            past: Version(0),
         };
         let source = SyncSource { common: Sequence(0), frames: Err(Error::not_found("given up")) };
         let (_, actions) = s.play(|r, ctx| r.answer_sync(ctx, LinkId(3), &request, source));
@@ -379,6 +381,7 @@ fn a_head_wants_links_to_all_that_may_seal() {
         volume: None,
         forced: None,
         branch: Branch::default(),
+        snapshots: ShardSnapshots::default(),
     };
     host.step(Nanos::from_millis(1), Event::Shards(vec![info]));
     assert_eq!(host.wanted_peers().into_iter().collect::<Vec<_>>(), [2, 3, 4].map(peer));

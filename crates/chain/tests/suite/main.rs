@@ -6,7 +6,8 @@ mod views;
 
 use bytes::Bytes;
 use freebs_chain::{
-    Action, Branch, Event, Forced, Host, HostConfig, Mutant, Opened, ShardInfo, ShardStatus, SyncSource, Who,
+    Action, Branch, Event, Forced, Host, HostConfig, Mutant, Opened, ShardInfo, ShardSnapshots, ShardStatus,
+    SyncSource, Who,
 };
 use freebs_format::wire::{Message, SyncRequest, WriteRequest};
 use freebs_format::{Extent, ExtentKind, Frame, UpdateKind, VolumeDescription, block_crc};
@@ -165,6 +166,7 @@ impl Story {
             volume: self.volume.clone().map(Arc::new),
             forced: self.forced.clone(),
             branch: self.branch,
+            snapshots: ShardSnapshots::default(),
         };
         self.step(n, Event::Shards(vec![info]));
     }

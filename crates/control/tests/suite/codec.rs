@@ -2,7 +2,7 @@
 //! to be another command with bytes left over, or panics.
 
 use freebs_control::codec::{decode_result, encode_result};
-use freebs_control::{Ack, Command, CreateVolume, Done, Outcome, RecoverShard, limits};
+use freebs_control::{Ack, Command, CreateVolume, Cut, Done, Outcome, RecoverShard, limits};
 use freebs_types::*;
 use proptest::prelude::*;
 use std::fmt::Write;
@@ -75,6 +75,16 @@ fn commands() -> Vec<Command> {
         Command::ExtendChains { away: vec![(NodeId(2), StartNumber(9)), (NodeId(3), StartNumber(1))] },
         Command::ActivateBranch { shard, view: ViewNumber(5), generation: Generation(6) },
         Command::RenameVolume { volume: VolumeId(7), name: "other".into() },
+        Command::BeginSnapshot { name: "snap".into(), volumes: vec![VolumeId(7), VolumeId(8)], created_ms: 1000 },
+        Command::ReportCuts {
+            snapshot: SnapshotId(3),
+            cuts: vec![(shard, Cut { view: ViewNumber(5), version: Version(90), sequence: Sequence(100) })],
+        },
+        Command::ConfirmCuts { snapshot: SnapshotId(3), held: vec![(shard, ViewNumber(5))] },
+        Command::FailSnapshot { snapshot: SnapshotId(3), why: "late".into() },
+        Command::DeleteSnapshot { volume: VolumeId(7), name: "snap".into(), now_ms: 2000 },
+        Command::LockSnapshot { volume: VolumeId(7), name: "snap".into(), until_ms: 3000, now_ms: 2000 },
+        Command::DeleteVolumeAndSnapshots { volume: VolumeId(7), force: true, now_ms: 2000 },
     ]
 }
 
@@ -91,6 +101,8 @@ fn results() -> Vec<Result<Done>> {
         Outcome::Named,
         Outcome::Moved,
         Outcome::Attached { generation: Generation(6), alone: true },
+        Outcome::SnapshotBegun { snapshot: SnapshotId(3) },
+        Outcome::Noted,
     ];
     let mut all: Vec<_> = outcomes.into_iter().map(|outcome| Ok(Done { revision: 77, outcome })).collect();
     all.push(Err(Error::busy("somebody has it")));
@@ -131,6 +143,13 @@ fn golden_bytes() {
         "1202 02000000000000000900000000000000 03000000000000000100000000000000",
         "130700000000000000030000000500000000000000 0600000000000000",
         "140700000000000000 05006f74686572",
+        "15e803000000000000 02 0700000000000000 0800000000000000 0400736e6170",
+        "160300000000000000 0100 070000000000000003000000 0500000000000000 5a00000000000000 6400000000000000",
+        "170300000000000000 0100 070000000000000003000000 0500000000000000",
+        "180300000000000000 04006c617465",
+        "190700000000000000 d007000000000000 0400736e6170",
+        "1a0700000000000000 b80b000000000000 d007000000000000 0400736e6170",
+        "1b0700000000000000 d007000000000000 01",
     ]
     .map(|s| s.replace(' ', ""));
     assert_eq!(all, known);
@@ -147,6 +166,8 @@ fn golden_bytes() {
         "094d00000000000000",
         "0a4d00000000000000",
         "0b4d000000000000000600000000000000",
+        "0c4d000000000000000300000000000000",
+        "0d4d00000000000000",
         "00020f00736f6d65626f647920686173206974",
     ];
     assert_eq!(all, known);
@@ -176,6 +197,21 @@ fn cut_or_longer_bytes_are_refused() {
         bytes.push(0);
         assert!(decode_result(&bytes).is_err(), "{r:?} with a byte more");
     }
+}
+
+#[test]
+fn cuts_of_a_command_have_a_maximum() {
+    let cut = Cut { view: ViewNumber(5), version: Version(90), sequence: Sequence(100) };
+    let report = |n: usize| {
+        let cuts = (0..n as u32).map(|i| (ShardId::new(7, i), cut)).collect();
+        Command::ReportCuts { snapshot: SnapshotId(3), cuts }
+    };
+    let most = report(limits::CUTS_OF_COMMAND_MAX);
+    assert_eq!(Command::decode(&most.encode().unwrap()), Ok(most));
+    assert_eq!(report(limits::CUTS_OF_COMMAND_MAX + 1).encode().unwrap_err().kind, ErrorKind::Invalid);
+    let volumes = (1..=limits::SNAPSHOT_VOLUMES_MAX as u64 + 1).map(VolumeId).collect();
+    let begin = Command::BeginSnapshot { name: "n".into(), volumes, created_ms: 1 };
+    assert_eq!(begin.encode().unwrap_err().kind, ErrorKind::Invalid);
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod openings;
 mod properties;
 mod rebuild;
 mod recover;
+mod snapshots;
 mod state;
 #[path = "../../../format/tests/suite/tables.rs"]
 mod tables;

@@ -98,6 +98,19 @@ fn a_volume_is_back_with_numbers_above_all_that_were_seen() {
     assert!(state.revision() > REVISION);
 }
 
+/// A state that is made again knows no snapshots, and heads would give up what logs keep for them.
+#[test]
+fn what_logs_keep_for_snapshots_of_before_is_spared() {
+    let v = view(6, 4, [2, 1, 3]);
+    let r = made(3, vec![node(1, vec![of(&v)]), node(2, vec![of(&v)]), node(3, vec![of(&v)])]);
+    let mut state = State::decode(&r.state.encode()).unwrap();
+    let spared = state.spared_snapshots();
+    assert!(spared.0 >= REVISION, "each snapshot is begun under a revision of its own, so none has a number above");
+    let begin = Command::BeginSnapshot { name: "a".into(), volumes: vec![VOLUME], created_ms: 1 };
+    let Outcome::SnapshotBegun { snapshot } = state.apply(begin).unwrap().outcome else { panic!() };
+    assert!(snapshot > spared && snapshot.0 <= state.revision());
+}
+
 /// A view whose frame too few of its members have was never active: the one before it counts, which its own log goes
 /// through.
 #[test]

@@ -1,4 +1,5 @@
 //! The driver from outside: scripts of its rules, and worlds of members with faults.
 
+mod past;
 mod property;
 mod rules;

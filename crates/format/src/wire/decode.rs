@@ -3,14 +3,16 @@
 use super::encode::message_crc;
 use super::structs::{self as s, kind};
 use super::{
-    DurableItem, FrameName, Given, HeartbeatItem, Hello, Leased, Message, Piece, ReadReply, ReadRequest, Refusal,
-    Refused, Request, Role, Room, SealAnswer, SyncMode, SyncReply, SyncRequest, ViewNews, Welcome, WriteRequest,
+    DurableItem, FrameName, Given, HeartbeatItem, Hello, Leased, MapPoint, Message, Piece, ReadReply, ReadRequest,
+    Refusal, Refused, Request, Role, Room, SealAnswer, SyncMode, SyncReply, SyncRequest, ViewNews, Welcome,
+    WriteRequest,
 };
-use crate::{Extent, ExtentDesc, ExtentKind, Frame, FrameHead, UpdateKind, ViewBody, crc32c};
+use crate::{Extent, ExtentDesc, ExtentKind, Frame, FrameHead, Pin, UpdateKind, ViewBody, crc32c};
 use bytes::{Bytes, BytesMut};
 use freebs_types::{
     BLOCK, BlockRange, ClusterId, DriverId, Error, Generation, Hash32, HostPublic, Lba, Nanos, NodeId, RequestNumber,
-    Result, SLICE_BYTES, SealedSlice, Sequence, ShardId, Slice, StartNumber, ViewNumber, VolumeId, limits,
+    Result, SLICE_BYTES, SealedSlice, Sequence, ShardId, Slice, SnapshotId, StartNumber, Version, ViewNumber, VolumeId,
+    limits,
 };
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -164,6 +166,8 @@ impl Message {
                     floor: Sequence(m.floor.get()),
                     range: BlockRange { start: Lba(m.lba.get()), len: m.blocks.get() },
                     status_only: h.flags & 1 != 0,
+                    at: Pin { version: Version(m.version.get()), snapshot: SnapshotId(m.snapshot.get()) },
+                    since: Pin { version: Version(m.since.get()), snapshot: SnapshotId(m.since_snapshot.get()) },
                 })
             }
             kind::READ_REPLY => Self::ReadReply(read_reply(h, &meta, payload)?),
@@ -294,7 +298,7 @@ fn read_reply(h: &Head, meta: &[u8], payload: Bytes) -> Result<ReadReply> {
     }
     let piece = |p: &s::PieceMeta| {
         let kind = ExtentKind::from_byte(p.kind).ok_or_else(|| bad("unknown kind of extent"))?;
-        Ok(Piece { kind, blocks: p.blocks.get() })
+        Ok(Piece { kind, blocks: p.blocks.get(), changed: p.changed != 0 })
     };
     Ok(ReadReply {
         shard: h.shard,
@@ -368,6 +372,10 @@ fn control_body(meta: &[u8], payload: Bytes) -> Result<Bytes> {
     Ok(payload)
 }
 
+fn map_point(from: U64, version: U64, sequence: U64) -> MapPoint {
+    MapPoint { from: from.get(), behind: (Version(version.get()), Sequence(sequence.get())) }
+}
+
 fn sync(h: &Head, meta: &[u8]) -> Result<SyncRequest> {
     let (m, rest) = split::<s::SyncMeta>(meta)?;
     let names = table::<s::NameMeta>(rest)?;
@@ -380,10 +388,11 @@ fn sync(h: &Head, meta: &[u8]) -> Result<SyncRequest> {
         id: h.id,
         names: names.iter().map(frame_name).collect(),
         until: Sequence(m.until.get()),
-        map_from: m.map_from.get(),
+        map_from: map_point(m.map_from, m.behind_version, m.behind_sequence),
         map_since: Sequence(m.map_since.get()),
         lost: m.flags.get() & s::SYNC_LOST != 0,
         fetch: m.flags.get() & s::SYNC_FETCH != 0,
+        past: Version(m.past.get()),
     })
 }
 
@@ -397,7 +406,7 @@ fn sync_reply(h: &Head, meta: &Bytes, payload: Bytes) -> Result<SyncReply> {
         id: h.id,
         mode: mode.ok_or_else(|| bad("sync reply of an unknown mode"))?,
         common: Sequence(m.common.get()),
-        map_next: m.map_next.get(),
+        map_next: map_point(m.map_next, m.behind_version, m.behind_sequence),
         frames: frames(meta.slice_ref(rest), payload, m.frames.get() as usize)?,
     })
 }

@@ -130,7 +130,15 @@ fn put_durable(items: &[DurableItem], out: &mut BytesMut) -> Addressed {
 }
 
 fn put_read(r: &ReadRequest, out: &mut BytesMut) -> Addressed {
-    let meta = s::ReadMeta { floor: r.floor.0.into(), lba: r.range.start.0.into(), blocks: r.range.len.into() };
+    let meta = s::ReadMeta {
+        floor: r.floor.0.into(),
+        lba: r.range.start.0.into(),
+        blocks: r.range.len.into(),
+        version: r.at.version.0.into(),
+        snapshot: r.at.snapshot.0.into(),
+        since: r.since.version.0.into(),
+        since_snapshot: r.since.snapshot.0.into(),
+    };
     out.put_slice(meta.as_bytes());
     let flags = u32::from(r.status_only);
     Addressed { shard: r.shard, view: r.view, generation: r.generation, id: r.id, flags }
@@ -138,7 +146,8 @@ fn put_read(r: &ReadRequest, out: &mut BytesMut) -> Addressed {
 
 fn put_read_reply(r: &ReadReply, out: &mut BytesMut) -> Addressed {
     for p in &r.pieces {
-        let meta = s::PieceMeta { kind: p.kind as u8, reserved: [0; 3], blocks: p.blocks.into() };
+        let meta =
+            s::PieceMeta { kind: p.kind as u8, changed: p.changed.into(), reserved: [0; 2], blocks: p.blocks.into() };
         out.put_slice(meta.as_bytes());
     }
     r.crcs.iter().for_each(|c| out.put_u32_le(*c));
@@ -229,8 +238,11 @@ fn put_given(meta: &mut s::SealMeta, given: &Given) {
 fn put_sync(r: &SyncRequest, out: &mut BytesMut) -> Addressed {
     let meta = s::SyncMeta {
         until: r.until.0.into(),
-        map_from: r.map_from.into(),
+        map_from: r.map_from.from.into(),
         map_since: r.map_since.0.into(),
+        behind_version: r.map_from.behind.0.0.into(),
+        behind_sequence: r.map_from.behind.1.0.into(),
+        past: r.past.0.into(),
         names: (r.names.len() as u32).into(),
         flags: (u32::from(r.lost) * s::SYNC_LOST + u32::from(r.fetch) * s::SYNC_FETCH).into(),
     };
@@ -242,7 +254,9 @@ fn put_sync(r: &SyncRequest, out: &mut BytesMut) -> Addressed {
 fn put_sync_reply(r: &SyncReply, out: &mut BytesMut) -> Addressed {
     let meta = s::SyncReplyMeta {
         common: r.common.0.into(),
-        map_next: r.map_next.into(),
+        map_next: r.map_next.from.into(),
+        behind_version: r.map_next.behind.0.0.into(),
+        behind_sequence: r.map_next.behind.1.0.into(),
         frames: (r.frames.len() as u32).into(),
         mode: r.mode as u8,
         reserved: [0; 11],

@@ -10,11 +10,11 @@ mod structs;
 
 pub use structs::*;
 
-use crate::{Extent, ExtentKind, Frame, UpdateKind, ViewBody};
+use crate::{Extent, ExtentKind, Frame, Pin, UpdateKind, ViewBody};
 use bytes::Bytes;
 use freebs_types::{
-    BlockRange, ClusterId, DriverId, Error, ErrorKind, Generation, Hash32, HostPublic, Nanos, NodeId, RequestNumber,
-    SealedSlice, Sequence, ShardId, Slice, StartNumber, ViewNumber,
+    BlockRange, ClusterId, DriverId, Error, ErrorKind, Generation, Hash32, HostPublic, Lba, Nanos, NodeId,
+    RequestNumber, SealedSlice, Sequence, ShardId, Slice, StartNumber, Version, ViewNumber,
 };
 
 /// The kind of caller that opens a connection.
@@ -88,7 +88,7 @@ pub struct WriteRequest {
     pub data: Vec<Bytes>,
 }
 
-/// A driver's read or question for block status.
+/// A read or question for block status, of a driver, of a reader of the past, or of a member that mends its log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
     /// The shard; `range` are addresses in it.
@@ -103,8 +103,15 @@ pub struct ReadRequest {
     pub floor: Sequence,
     /// The blocks, at most `limits::READ_BLOCKS_MAX` if data are asked for.
     pub range: BlockRange,
-    /// Only what is where, without data.
+    /// Only what is where, without data; at most `limits::STATUS_BLOCKS_MAX` blocks.
     pub status_only: bool,
+    /// Version 0: the present. Else the blocks as they were at this version, which a member answers if it keeps it, and for
+    /// this snapshot if one is named: view and generation mean nothing then, and `floor` is what its committed sequence must
+    /// reach.
+    pub at: Pin,
+    /// With `at` and `status_only`: pieces say what changed behind this version, which the member must keep, too. Version 0:
+    /// they don't.
+    pub since: Pin,
 }
 
 /// A run of blocks of one kind in an answer.
@@ -114,6 +121,8 @@ pub struct Piece {
     pub kind: ExtentKind,
     /// Number of blocks, 1 and up.
     pub blocks: u32,
+    /// An update behind `ReadRequest::since` touched them; never set if that is 0.
+    pub changed: bool,
 }
 
 /// The answer to a read.
@@ -343,8 +352,8 @@ pub struct SyncRequest {
     pub names: Vec<FrameName>,
     /// Frames up to this sequence are wanted, u64::MAX for all.
     pub until: Sequence,
-    /// 0, or where a transfer by map goes on (address plus one).
-    pub map_from: u64,
+    /// Where a transfer by map goes on.
+    pub map_from: MapPoint,
     /// What the asker had placed when its transfer by map began.
     pub map_since: Sequence,
     /// Entries behind `map_since` up to `until` are wanted, because the frames that placed them are lost and nobody has
@@ -352,6 +361,37 @@ pub struct SyncRequest {
     pub lost: bool,
     /// The asker opens a view and fetches the longest log of its predecessor: of what was given up it takes the map.
     pub fetch: bool,
+    /// Not 0 if the asker's history is not whole below this version: it takes all of the past, whatever it has. With `lost`
+    /// that is all it asks for, and any member whose history is whole from a lower version on may answer.
+    pub past: Version,
+}
+
+/// Where a transfer by map goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MapPoint {
+    /// The address plus one; 0 before the transfer's beginning, and behind its end.
+    pub from: u64,
+    /// Version and sequence of the last entry at that address that was told; zeroes for none.
+    pub behind: (Version, Sequence),
+}
+
+impl MapPoint {
+    /// The transfer has not begun, or is over.
+    pub const NONE: Self = Self { from: 0, behind: (Version(0), Sequence(0)) };
+    /// The first address of all.
+    pub const BEGIN: Self = Self { from: 1, behind: (Version(0), Sequence(0)) };
+
+    /// True if a transfer goes on there.
+    #[must_use]
+    pub fn is_some(&self) -> bool {
+        self.from > 0
+    }
+
+    /// The address; the last one of all for one that no shard has.
+    #[must_use]
+    pub fn lba(&self) -> Lba {
+        Lba(u32::try_from(self.from.saturating_sub(1)).unwrap_or(u32::MAX))
+    }
 }
 
 impl SyncReply {
@@ -359,7 +399,7 @@ impl SyncReply {
     #[must_use]
     pub fn refused(r: &SyncRequest) -> Self {
         let (shard, view, id, mode) = (r.shard, r.view, r.id, SyncMode::Refused);
-        Self { shard, view, id, mode, common: Sequence(0), map_next: 0, frames: Vec::new() }
+        Self { shard, view, id, mode, common: Sequence(0), map_next: MapPoint::NONE, frames: Vec::new() }
     }
 }
 
@@ -371,7 +411,7 @@ pub enum SyncMode {
     Frames = 1,
     /// The asker now has everything the answerer has ordered.
     Level = 2,
-    /// Frames are gone: map entries, as one carry frame.
+    /// Frames are gone: map entries, as one carry frame, and a mark frame that says what was kept behind them.
     Map = 3,
     /// Last piece by map: a mark frame with the answerer's state as of the transfer's begin.
     MapEnd = 4,
@@ -393,8 +433,8 @@ pub struct SyncReply {
     /// The last frame that both have: the asker cuts what is behind it (E3).
     pub common: Sequence,
     /// Where a transfer by map goes on.
-    pub map_next: u64,
-    /// Frames behind `common` in order, or one carry frame of map entries.
+    pub map_next: MapPoint,
+    /// Frames behind `common` in order; or one carry frame of map entries, and a mark frame that says what is kept.
     pub frames: Vec<Frame>,
 }
 

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// The first bytes of a message.
 pub const MESSAGE_MAGIC: [u8; 4] = *b"FBMS";
 /// Version of the whole protocol; another one is refused, which ends the connection.
-pub const WIRE_VERSION: u16 = 1;
+pub const WIRE_VERSION: u16 = 2;
 /// Bytes of the header of every message.
 pub const HEADER_BYTES: usize = 64;
 /// Items in one table of a message.
@@ -177,15 +177,22 @@ pub(crate) struct ReadMeta {
     pub(crate) floor: U64,
     pub(crate) lba: U32,
     pub(crate) blocks: U32,
+    /// 0 for the present.
+    pub(crate) version: U64,
+    pub(crate) snapshot: U64,
+    /// 0 unless changes are asked for.
+    pub(crate) since: U64,
+    pub(crate) since_snapshot: U64,
 }
-const _: () = assert!(size_of::<ReadMeta>() == 16);
+const _: () = assert!(size_of::<ReadMeta>() == 48);
 
 /// One piece of `ReadReply`; then CRCs; payload: data.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct PieceMeta {
     pub(crate) kind: u8,
-    pub(crate) reserved: [u8; 3],
+    pub(crate) changed: u8,
+    pub(crate) reserved: [u8; 2],
     pub(crate) blocks: U32,
 }
 const _: () = assert!(size_of::<PieceMeta>() == 8);
@@ -290,10 +297,13 @@ pub(crate) struct SyncMeta {
     pub(crate) until: U64,
     pub(crate) map_from: U64,
     pub(crate) map_since: U64,
+    pub(crate) behind_version: U64,
+    pub(crate) behind_sequence: U64,
+    pub(crate) past: U64,
     pub(crate) names: U32,
     pub(crate) flags: U32,
 }
-const _: () = assert!(size_of::<SyncMeta>() == 32);
+const _: () = assert!(size_of::<SyncMeta>() == 56);
 
 /// `SyncReply`: then heads; payload: data.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -301,8 +311,10 @@ const _: () = assert!(size_of::<SyncMeta>() == 32);
 pub(crate) struct SyncReplyMeta {
     pub(crate) common: U64,
     pub(crate) map_next: U64,
+    pub(crate) behind_version: U64,
+    pub(crate) behind_sequence: U64,
     pub(crate) frames: U32,
     pub(crate) mode: u8,
     pub(crate) reserved: [u8; 11],
 }
-const _: () = assert!(size_of::<SyncReplyMeta>() == 32);
+const _: () = assert!(size_of::<SyncReplyMeta>() == 48);

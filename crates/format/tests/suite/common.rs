@@ -211,7 +211,8 @@ pub fn mark_body() -> MarkBody {
 
 /// The same with pinned versions.
 pub fn pins_frame() -> Frame {
-    let body = MarkBody { pins: vec![Version(77), Version(1200)], retain: Version(1100), ..mark_body() };
+    let pin = |version, snapshot| Pin { version: Version(version), snapshot: SnapshotId(snapshot) };
+    let body = MarkBody { pins: vec![pin(77, 3), pin(1200, 0)], retain: Version(1100), ..mark_body() };
     FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
 }
 
@@ -226,6 +227,12 @@ pub fn closed_frame() -> Frame {
     FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
 }
 
+/// The same of a log whose history is not whole.
+pub fn history_frame() -> Frame {
+    let body = MarkBody { kept_as_of: Some(Sequence(9_000)), whole_from: Version(1_100), ..mark_body() };
+    FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
+}
+
 /// The same of a log that has given up lost frames by force.
 pub fn given_up_frame() -> Frame {
     let body = MarkBody { given_up: ViewNumber(5), ..mark_body() };
@@ -236,9 +243,9 @@ pub fn given_up_frame() -> Frame {
 pub fn snapshot_frame() -> Frame {
     let mut b = FrameBuilder::new();
     let of = |n| (DriverId(0xd1), RequestNumber(n), RequestNumber(10));
-    b.push_pin(UpdateKind::Snapshot, Version(0), of(12));
-    b.push_pin(UpdateKind::Release, Version(77), of(13));
-    b.push_pin(UpdateKind::Retain, Version(1100), of(14));
+    b.push_pin(PinUpdate::Snapshot(SnapshotId(21)), of(12));
+    b.push_pin(PinUpdate::Release(Version(77)), of(13));
+    b.push_pin(PinUpdate::Retain(Version(1100)), of(14));
     b.build(&meta(), &SECRET, &PARENT).0
 }
 
@@ -352,9 +359,9 @@ pub fn read_reply() -> ReadReply {
         shard: shard(),
         id: 0xabcd,
         pieces: vec![
-            Piece { kind: ExtentKind::Data, blocks: 2 },
-            Piece { kind: ExtentKind::Trim, blocks: 30 },
-            Piece { kind: ExtentKind::Zero, blocks: 1 },
+            Piece { kind: ExtentKind::Data, blocks: 2, changed: true },
+            Piece { kind: ExtentKind::Trim, blocks: 30, changed: false },
+            Piece { kind: ExtentKind::Zero, blocks: 1, changed: true },
         ],
         crcs: data.iter().map(|b| block_crc(b)).collect(),
         data: vec![data.concat().into()],
@@ -396,6 +403,8 @@ fn driver_messages() -> Vec<Message> {
             floor: Sequence(1001),
             range: BlockRange::new(8, 33),
             status_only: true,
+            at: Pin { version: Version(700), snapshot: SnapshotId(7) },
+            since: Pin { version: Version(600), snapshot: SnapshotId(6) },
         }),
         Message::ReadReply(read_reply()),
         Message::Refused(Refused {
@@ -441,10 +450,11 @@ fn member_messages() -> Vec<Message> {
             id: 77,
             names: vec![name(1002), name(1001)],
             until: Sequence(u64::MAX),
-            map_from: 3,
+            map_from: MapPoint { from: 3, behind: (Version(11), Sequence(7)) },
             map_since: Sequence(900),
             lost: false,
             fetch: false,
+            past: Version(9),
         }),
         Message::SyncReply(SyncReply {
             shard,
@@ -452,7 +462,7 @@ fn member_messages() -> Vec<Message> {
             id: 77,
             mode: SyncMode::Map,
             common: Sequence(1001),
-            map_next: 55,
+            map_next: MapPoint { from: 55, behind: (Version(12), Sequence(8)) },
             frames: vec![carry_frame(), mark_frame()],
         }),
         Message::Nudge { shard, view },

@@ -132,6 +132,7 @@ fn maxima_agree() {
         wire::META_BYTES_MAX,
         wire::TABLE_ITEMS_MAX,
         limits::READ_BLOCKS_MAX,
+        limits::STATUS_BLOCKS_MAX,
         limits::CONTROL_BODY_BYTES_MAX,
         limits::FAN_OUT_BYTES_MAX,
         timing::LINK_SILENCE_MS,

@@ -131,31 +131,36 @@ fn a_branch_names_the_public_hash_of_the_frame_before_it() {
 fn pins_name_versions_and_no_blocks() {
     let frame = crate::common::snapshot_frame();
     let head = parse(frame.head.bytes()).unwrap();
-    let ups: Vec<_> = head.updates().map(|u| (u.kind, u.version.0, u.base.0, u.extents().count())).collect();
+    let ups: Vec<_> =
+        head.updates().map(|u| (u.kind, u.version.0, u.pin.map(PinUpdate::base), u.extents().count())).collect();
     let first = head.header().first_version.get();
     assert_eq!(
         ups,
         [
-            (UpdateKind::Snapshot, first, 0, 0),
-            (UpdateKind::Release, first + 1, 77, 0),
-            (UpdateKind::Retain, first + 2, 1100, 0)
+            (UpdateKind::Snapshot, first, Some(21), 0),
+            (UpdateKind::Release, first + 1, Some(77), 0),
+            (UpdateKind::Retain, first + 2, Some(1100), 0)
         ]
     );
-    // An older reader would pass over them: the frame must say that it has them.
-    let mut bytes = frame.head.bytes().to_vec();
-    bytes[8] = 0;
-    reseal_frame(&mut bytes);
-    assert_eq!(parse(&bytes).unwrap_err().kind, ErrorKind::Corrupt);
+    // An older reader would pass over them: the frame must say that it has them. Bit 1 was that of pins whose table had
+    // no snapshots.
+    for (features, kind) in [(0, ErrorKind::Corrupt), (1, ErrorKind::Invalid)] {
+        let mut bytes = frame.head.bytes().to_vec();
+        bytes[8] = features;
+        reseal_frame(&mut bytes);
+        assert_eq!(parse(&bytes).unwrap_err().kind, kind);
+    }
     let mut bytes = frame.head.bytes().to_vec();
     bytes[256 + 48 + 32 + 7] = 0x80;
     reseal_frame(&mut bytes);
     assert_eq!(parse(&bytes).unwrap_err().kind, ErrorKind::Corrupt, "a version beyond all numbers");
     let mark = crate::common::pins_frame();
     let body = MarkBody::decode(mark.head.body()).unwrap();
-    assert_eq!((body.pins, body.retain), (vec![Version(77), Version(1200)], Version(1100)));
+    let pin = |version, snapshot| Pin { version: Version(version), snapshot: SnapshotId(snapshot) };
+    assert_eq!((body.pins, body.retain), (vec![pin(77, 3), pin(1200, 0)], Version(1100)));
     let mut unsorted = mark.head.body().to_vec();
     let end = unsorted.len();
-    unsorted[end - 8..].copy_from_slice(&77u64.to_le_bytes());
+    unsorted[end - 16..end - 8].copy_from_slice(&77u64.to_le_bytes());
     assert!(MarkBody::decode(&unsorted).is_err());
     assert!(MarkBody::decode(&unsorted[..end - 8]).is_err());
 }
@@ -196,7 +201,8 @@ fn a_mark_has_secrets_of_closed_views_in_order() {
     let mark = crate::common::closed_frame();
     let body = MarkBody::decode(mark.head.body()).unwrap();
     assert_eq!(body.closed.iter().map(|c| (c.view.0, c.published.0)).collect::<Vec<_>>(), [(3, 600), (4, 801)]);
-    let learned = MarkBody { learned_upto: Sequence(7), pins: vec![Version(5)], ..body.clone() };
+    let pin = |version, snapshot| Pin { version: Version(version), snapshot: SnapshotId(snapshot) };
+    let learned = MarkBody { learned_upto: Sequence(7), pins: vec![pin(5, 1)], ..body.clone() };
     assert_eq!(MarkBody::decode(&learned.encode()).unwrap().closed, body.closed);
     let twice = MarkBody { closed: vec![body.closed[1], body.closed[0]], ..body.clone() };
     assert!(MarkBody::decode(&twice.encode()).is_err());
@@ -211,9 +217,9 @@ fn a_mark_has_secrets_of_closed_views_in_order() {
 
 #[test]
 fn a_newer_format_is_said_to_be_one() {
-    for (at, what) in [(4, "version"), (8, "features")] {
+    for (at, what) in [(4, "version"), (9, "features")] {
         let mut bytes = data_frame().head.bytes().to_vec();
-        // The lowest feature bit that is not known.
+        // A feature bit that is not known, or a higher version.
         bytes[at] += 64;
         assert_eq!(parse(&bytes).unwrap_err().kind, ErrorKind::Corrupt, "{what}: the checksum comes first");
         reseal_frame(&mut bytes);

@@ -44,6 +44,7 @@ fn frames() {
     let others = [
         ("mark-pins", pins_frame()),
         ("mark-closed", closed_frame()),
+        ("mark-history", history_frame()),
         ("mark-given-up", given_up_frame()),
         ("snapshot", snapshot_frame()),
         ("view-shared", shared_view_frame()),
@@ -58,6 +59,7 @@ fn frames() {
         assert_eq!(has(FEATURE_SHARED), of(&["view-shared", "view-described", "view-branch"]), "{name}");
         assert_eq!(has(FEATURE_VOLUME), of(&["view-described", "view-branch"]), "{name}");
         assert_eq!(has(FEATURE_CLOSED), name == "mark-closed", "{name}");
+        assert_eq!(has(FEATURE_HISTORY), name == "mark-history", "{name}");
         assert_eq!(has(FEATURE_BRANCH), name == "view-branch", "{name}");
         assert_eq!(has(FEATURE_GIVEN_UP), name == "mark-given-up", "{name}");
         assert!(FrameHead::parse(&mut bytes).is_ok(), "{name}");

@@ -6,7 +6,8 @@ use bytes::{Bytes, BytesMut};
 use core::mem::size_of;
 use freebs_format::disk::IndexEntry;
 use freebs_format::{
-    AttachBody, CarryBody, ExtentKind, Frame, FrameHead, FrameHeader, FrameKind, MarkBody, ViewBody, VolumeDescription,
+    AttachBody, CarryBody, ExtentKind, Frame, FrameHead, FrameHeader, FrameKind, MarkBody, PIN_BYTES, ViewBody,
+    VolumeDescription,
 };
 use freebs_types::{BLOCK, Result, limits};
 
@@ -76,8 +77,8 @@ fn attach(body: &[u8]) -> Result<()> {
 
 fn mark(body: &[u8]) -> Result<()> {
     let m = MarkBody::decode(body)?;
-    assert!(m.pins.len() <= limits::SHARD_PINS_MAX && m.pins.is_sorted());
-    let tables = m.requests.floors.len() * 16 + m.requests.entries.len() * 24 + m.pins.len() * 8;
+    assert!(m.pins.len() <= limits::SHARD_PINS_MAX && m.pins.is_sorted_by_key(|p| p.version));
+    let tables = m.requests.floors.len() * 16 + m.requests.entries.len() * 24 + m.pins.len() * PIN_BYTES;
     assert!(tables <= body.len());
     m.view_frame.iter().for_each(|f| {
         checked_head(f);

@@ -14,14 +14,14 @@ use freebs_format::disk::{
     PAGE_MAGIC, PageHeader, SEGMENTS_AT, SUPERBLOCK_AT, SUPERBLOCK_BYTES, SegmentFooter, Superblock,
 };
 use freebs_format::{
-    AttachBody, Extent, ExtentKind, Frame, FrameBuilder, FrameHeader, FrameKind, FrameMeta, Member, UpdateDraft,
-    UpdateKind, ViewBody, block_crc, hide,
+    AttachBody, Extent, ExtentKind, Frame, FrameBuilder, FrameHeader, FrameKind, FrameMeta, Member, PinUpdate,
+    UpdateDraft, UpdateKind, ViewBody, block_crc, hide,
 };
 use freebs_io::Device;
 use freebs_lsvd::{Durable, Engine, Expect, Listener, Options, Record, Shape};
 use freebs_types::{
     BLOCK, BlockRange, ChunkId, ClusterId, DeviceId, DriverId, Error, Generation, Hash32, NodeId, RequestNumber,
-    Sequence, ShardId, StartNumber, Version, ViewNumber,
+    Sequence, ShardId, SnapshotId, StartNumber, Version, ViewNumber,
 };
 use std::cell::Cell;
 use std::rc::Rc;
@@ -201,7 +201,7 @@ impl Chain {
             b.push(self.draft(rng));
         }
         if pin {
-            b.push_pin(UpdateKind::Snapshot, Version(0), (DriverId(5), RequestNumber(0), RequestNumber(0)));
+            b.push_pin(PinUpdate::Snapshot(SnapshotId(6)), (DriverId(5), RequestNumber(0), RequestNumber(0)));
         }
         let meta = FrameMeta { first_version: Version(self.version + 1), ..self.meta() };
         let (frame, id) = b.build(&meta, &SECRET, &self.id);

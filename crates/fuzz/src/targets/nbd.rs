@@ -21,6 +21,8 @@ pub const WORDS: &[&[u8]] = &[
     b"\0\0\0\x0a",
     b"\0\0\0\x0b",
     b"base:allocation",
+    b"freebs:changed-since:",
+    b"freebs:changed-since:monday",
     b"base:",
     b"alpha",
     b"\x25\x60\x95\x13",
@@ -166,6 +168,7 @@ impl Server {
                     size: SIZE as u64 + 100,
                     read_only: self.read_only,
                     multi_conn: true,
+                    changed_since: vec!["monday".to_owned(), "tuesday".to_owned()],
                 });
                 self.session.export(answer.ok_or_else(|| Refusal::new(RefusalReason::Unknown, "no such volume")));
             }

@@ -5,9 +5,9 @@ pub mod requests;
 
 use bytes::Bytes;
 pub use freebs_format::wire::{FrameName, Piece};
-use freebs_format::{AttachBody, CarryBody, Frame, FrameHead, ViewBody};
+use freebs_format::{AttachBody, CarryBody, Frame, FrameHead, Pin, ViewBody};
 use freebs_types::{
-    BlockRange, ChunkId, ClusterId, DeviceId, Error, Hash32, NodeId, Sequence, ShardId, StartNumber, Version,
+    BlockRange, ChunkId, ClusterId, DeviceId, Error, Hash32, Lba, NodeId, Sequence, ShardId, StartNumber, Version,
     ViewNumber,
 };
 use requests::RequestTable;
@@ -154,6 +154,8 @@ pub struct ShardState {
     pub suspect_tail: bool,
     /// Lost frames were given up by force when this view was left (rule V10); 0 if that never happened.
     pub given_up: ViewNumber,
+    /// Kept versions below this are not all there; 0 if all are.
+    pub whole_from: Version,
     /// From here on `frames` can serve without a gap.
     pub first_kept: Sequence,
     /// Chunk of the last data and its blocks so far.
@@ -201,6 +203,8 @@ pub struct MarkChange {
     pub trusted: bool,
     /// Entries of lost frames were learned: these frames are not missed any more.
     pub learned: Option<Box<Learned>>,
+    /// A peer says which versions are kept. In force before anything that is brought behind it.
+    pub kept: Option<Box<KeptState>>,
 }
 
 impl MarkChange {
@@ -394,10 +398,12 @@ pub struct ReadOut {
 /// Which versions of a shard are kept beside the last one, and what that costs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HistoryState {
-    /// Pinned versions, lowest first. At most `limits::SHARD_PINS_MAX`.
-    pub pins: Vec<Version>,
+    /// Pinned versions and their snapshots, lowest version first. At most `limits::SHARD_PINS_MAX`.
+    pub pins: Vec<Pin>,
     /// First version of the retention window; each from there on is kept.
     pub retain: Option<Version>,
+    /// Kept versions below this are not all there, and can't be read; 0 if all are.
+    pub whole_from: Version,
     /// Superseded extents that are kept for them, as far as they are known to be superseded, and the bytes of their data.
     pub extents: u64,
     /// Bytes of the data of those extents.
@@ -408,8 +414,33 @@ impl HistoryState {
     /// Whether a version is kept.
     #[must_use]
     pub fn has(&self, version: Version) -> bool {
-        self.pins.binary_search(&version).is_ok() || self.retain.is_some_and(|r| r <= version)
+        self.pins.binary_search_by_key(&version, |p| p.version).is_ok() || self.retain.is_some_and(|r| r <= version)
     }
+}
+
+/// The versions that a log keeps beside the last one, as it is told to a peer that learns.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeptState {
+    /// Pinned versions and their snapshots, lowest version first.
+    pub pins: Vec<Pin>,
+    /// First version of the retention window.
+    pub retain: Option<Version>,
+    /// The frame that this is as of: what frames up to it say of versions is in it.
+    pub as_of: Sequence,
+    /// Kept versions below this are not all there; 0 if all are.
+    pub whole_from: Version,
+    /// All of the past was brought: `whole_from` holds here, too, whatever was missing before. Else it is missing here as
+    /// well, if it is of a version that is not here yet.
+    pub is_whole_past: bool,
+}
+
+/// Where a peer's reading of a map goes on: at an address, behind the entry of a version and sequence there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MapPlace {
+    /// The address.
+    pub lba: Lba,
+    /// Version and sequence of the last entry of it that was told; zeroes before the first.
+    pub behind: (Version, Sequence),
 }
 
 /// Live blocks that are damaged here, to be asked for elsewhere.
@@ -421,6 +452,8 @@ pub struct DamagedBlocks {
     pub shard: ShardId,
     /// Block addresses in the shard.
     pub range: BlockRange,
+    /// If they are history, a version that is kept sees them, and this is the first one. 0: none, so they are in force now.
+    pub seen_at: Version,
 }
 
 /// What a step of the scrub did.
@@ -602,6 +635,10 @@ pub enum RuleMutant {
     PinnedTrimsDie,
     /// E6: a mark does not tell which versions are pinned, so that a pin goes with the segment of its frame.
     PinsUntold,
+    /// E6: who learns the map is not told of entries that only a kept version sees.
+    PastUntold,
+    /// E6: a pin that the teller has released stays at who learns the map.
+    ReleasedPinStays,
     /// E7: another frame in the place of a committed one cuts back to before it.
     CommittedIsCut,
     /// E7: what can't be read at the end of the log is a torn tail, whatever says that it was durable.

@@ -4,9 +4,10 @@ use crate::engine::Engine;
 use crate::engine::core::Core;
 use crate::engine::maps::look::Which;
 use crate::shard::history::Hints;
-use crate::{HistoryState, Piece, ReadOut};
+use crate::{HistoryState, KeptState, Piece, ReadOut};
+use freebs_format::Pin;
 use freebs_io::Device;
-use freebs_types::{BLOCK, BlockRange, Result, ShardId, Version};
+use freebs_types::{BLOCK, BlockRange, Error, Result, ShardId, Version};
 
 impl<D: Device> Engine<D> {
     /// What of a shard is kept beside its last version, as the last durable frame left it: a pin is taken by an update
@@ -17,11 +18,23 @@ impl<D: Device> Engine<D> {
         let s = core.shard(shard)?;
         let kept = s.kept();
         Ok(HistoryState {
-            pins: kept.pins.into_iter().collect(),
+            pins: kept.list(),
             retain: kept.retain,
+            whole_from: s.history.whole_from,
             extents: s.history.table.len() as u64,
             bytes: s.history.table.blocks() * BLOCK as u64,
         })
+    }
+
+    /// The versions that committed frames keep, for a peer that learns. Taken behind a piece of `entries_with_past` it
+    /// tells of all that the piece was chosen by.
+    pub fn kept_state(&self, shard: ShardId) -> Result<KeptState> {
+        Ok(self.inner.core.borrow().shard(shard)?.kept_state())
+    }
+
+    /// Kept versions below this are not all there; 0 if all are. `NotFound` if the shard is unknown.
+    pub fn whole_from(&self, shard: ShardId) -> Result<Version> {
+        Ok(self.inner.core.borrow().shard(shard)?.history.whole_from)
     }
 
     /// Where the retention window should begin so that it holds no more than so many versions, and so many bytes of
@@ -43,9 +56,33 @@ impl<D: Device> Engine<D> {
         self.read_which(shard, range, Which::At(version)).await
     }
 
-    /// Kinds of blocks at a version, without their data.
+    /// Looks whether a version is pinned for this snapshot; `NotFound` if not.
+    pub fn check_pin(&self, shard: ShardId, pin: Pin) -> Result<()> {
+        let core = self.inner.core.borrow();
+        let kept_for = core.shard(shard)?.pinned_for(pin.version);
+        let is_other = || Error::not_found(format!("shard {shard}: version {} is not of this snapshot", pin.version));
+        if kept_for == Some(pin.snapshot) { Ok(()) } else { Err(is_other()) }
+    }
+
+    /// Kinds of blocks at a version, without their data. Errors as of `read_at`.
     pub async fn block_status_at(&self, shard: ShardId, version: Version, range: BlockRange) -> Result<Vec<Piece>> {
-        self.status_which(shard, range, Which::At(version)).await
+        self.status_which(shard, range, Which::At(version), None).await
+    }
+
+    /// As `block_status_at`, and pieces say which blocks an update behind version `since` touched. `since` has to be
+    /// kept, too. Then a block without a change has the same content at both: what older data lie under a trim or zero
+    /// keep it in the map (rule E1), and data behind `since` are in force with their own version.
+    pub async fn changes_at(
+        &self,
+        shard: ShardId,
+        version: Version,
+        since: Version,
+        range: BlockRange,
+    ) -> Result<Vec<Piece>> {
+        if since > version {
+            return Err(Error::invalid("changes are asked for from a later version to an earlier one"));
+        }
+        self.status_which(shard, range, Which::At(version), Some(since)).await
     }
 }
 
@@ -86,6 +123,7 @@ mod tests {
     use crate::shard::history::pins::PinOp;
     use crate::shard::overlay::Uncommitted;
     use crate::shard::tip::Tip;
+    use freebs_format::Pin;
     use freebs_types::{ClusterId, DeviceId, Sequence, ShardId, StartNumber, Version};
 
     /// Recovery read the log a second time without a pin that a frame gives up which is not committed yet. So what the
@@ -102,9 +140,10 @@ mod tests {
         };
         let mut core = Core::new(geometry, 2, Options { map_bytes: 1 << 20, checkpoint_bytes: 1 << 40 });
         let id = ShardId::new(1, 0);
+        let take = |v| PinOp::Take(Pin { version: Version(v), ..Pin::default() });
         let mut s = Shard::new(id, 1);
-        s.apply_pins(Sequence(1), &[PinOp::Take(Version(3))], &mut core.segs);
-        let pins = vec![PinOp::Release(Version(3)), PinOp::Take(Version(8))];
+        s.apply_pins(Sequence(1), &[take(3)], &mut core.segs);
+        let pins = vec![PinOp::Release(Version(3)), take(8)];
         s.overlay.put(Uncommitted {
             sequence: Sequence(2),
             before: Tip::default(),

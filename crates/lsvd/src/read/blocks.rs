@@ -14,7 +14,7 @@ use crate::{Piece, ReadOut};
 use bytes::Bytes;
 use freebs_format::{ExtentKind, block_crc};
 use freebs_io::Device;
-use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Lba, Result, Sequence, ShardId, limits};
+use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Lba, Result, Sequence, ShardId, Version, limits};
 
 /// Blocks of the map that one step of `block_status` looks at.
 const STATUS_WINDOW: u32 = 4096;
@@ -101,10 +101,10 @@ fn pieces(view: &ExtentMap, range: BlockRange, mut each: impl FnMut(ExtentKind, 
     }
 }
 
-fn push_piece(out: &mut Vec<Piece>, kind: ExtentKind, blocks: u32) {
+fn push_piece(out: &mut Vec<Piece>, kind: ExtentKind, blocks: u32, changed: bool) {
     match out.last_mut() {
-        Some(p) if p.kind == kind => p.blocks += blocks,
-        _ => out.push(Piece { kind, blocks }),
+        Some(p) if (p.kind, p.changed) == (kind, changed) => p.blocks += blocks,
+        _ => out.push(Piece { kind, blocks, changed }),
     }
 }
 
@@ -122,7 +122,7 @@ fn plan_read(core: &Core, s: &Shard, view: &ExtentMap, range: BlockRange) -> Res
                 Error::corrupt(format!("shard {}, block {lba}: frames that may have written it are lost", s.id))
             });
         }
-        push_piece(&mut out.pieces, kind, len);
+        push_piece(&mut out.pieces, kind, len, false);
         if let (ExtentKind::Data, Some(e)) = (kind, e)
             && let Err(e) = plan.data(core, s, lba, e, 0, len)
         {
@@ -159,20 +159,30 @@ impl<D: Device> Engine<D> {
     /// Kinds of blocks without their data. A block that frames which are lost may have written counts as data: to read it
     /// fails, and nothing is taken for zeroes that may not be.
     pub async fn block_status(&self, shard: ShardId, range: BlockRange) -> Result<Vec<Piece>> {
-        self.status_which(shard, range, Which::All).await
+        self.status_which(shard, range, Which::All, None).await
     }
 
-    pub(crate) async fn status_which(&self, shard: ShardId, range: BlockRange, which: Which) -> Result<Vec<Piece>> {
+    /// `since`: pieces say what changed behind this version, which has to be kept.
+    pub(crate) async fn status_which(
+        &self,
+        shard: ShardId,
+        range: BlockRange,
+        which: Which,
+        since: Option<Version>,
+    ) -> Result<Vec<Piece>> {
         check_range(range)?;
         let (mut out, mut at) = (Vec::new(), range.start.0);
         while u64::from(at) < range.end() {
             let part = BlockRange { start: Lba(at), len: (range.end() as u32 - at).min(STATUS_WINDOW) };
             let bounds = (at, part.end() as u32);
             let kinds = |_: &Core, s: &Shard, view: &ExtentMap| {
+                since.map_or(Ok(()), |v| s.check_version(v))?;
                 let hole = s.last_hole();
                 pieces(view, part, |kind, _, e, len| {
-                    let kind = if may_be_stale(hole, e) { ExtentKind::Data } else { kind };
-                    push_piece(&mut out, kind, len);
+                    let is_stale = may_be_stale(hole, e);
+                    let kind = if is_stale { ExtentKind::Data } else { kind };
+                    let changed = since.is_some_and(|v| is_stale || e.is_some_and(|e| e.version > v));
+                    push_piece(&mut out, kind, len, changed);
                 });
                 Ok(())
             };

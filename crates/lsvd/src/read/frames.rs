@@ -13,8 +13,9 @@ use crate::map::extents::{Extent, ExtentMap};
 use crate::read::blocks::Plan;
 use crate::shard::Shard;
 use crate::shard::frames::FramePlace;
-use crate::shard::history::Reading;
-use crate::{CARRY_ENTRIES_MAX, Digest, FrameName, RuleMutant};
+use crate::shard::history::table::{Layer, LayerName, Table};
+use crate::shard::history::{LAST, Reading};
+use crate::{CARRY_ENTRIES_MAX, Digest, FrameName, MapPlace, RuleMutant};
 use bytes::Bytes;
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, Frame, FrameHead};
 use freebs_io::Device;
@@ -205,7 +206,24 @@ impl<D: Device> Engine<D> {
         upto: Sequence,
         max_bytes: usize,
     ) -> Result<(CarryBody, Vec<Bytes>, Option<Lba>)> {
-        let asked = Asked { since, upto, above: None };
+        let asked = Asked { since, upto, above: None, past: None };
+        let (body, data, next) =
+            self.gather(shard, MapPlace { lba: from, ..MapPlace::default() }, asked, max_bytes).await?;
+        Ok((body, data, next.map(|n| n.lba)))
+    }
+
+    /// As `entries_between`, and below the entries in force those that a kept version sees and that were placed behind
+    /// `past` (design note 33).
+    pub async fn entries_with_past(
+        &self,
+        shard: ShardId,
+        from: MapPlace,
+        since: Sequence,
+        past: Sequence,
+        upto: Sequence,
+        max_bytes: usize,
+    ) -> Result<(CarryBody, Vec<Bytes>, Option<MapPlace>)> {
+        let asked = Asked { since, upto, above: None, past: Some(past) };
         self.gather(shard, from, asked, max_bytes).await
     }
 
@@ -218,32 +236,42 @@ impl<D: Device> Engine<D> {
         max_bytes: usize,
     ) -> Result<(CarryBody, Vec<Bytes>, Option<Lba>)> {
         let since = self.lost_before(shard, version).await?;
-        let asked = Asked { since, upto: Sequence(u64::MAX), above: Some(version) };
-        self.gather(shard, from, asked, max_bytes).await
+        let asked = Asked { since, upto: Sequence(u64::MAX), above: Some(version), past: None };
+        let (body, data, next) =
+            self.gather(shard, MapPlace { lba: from, ..MapPlace::default() }, asked, max_bytes).await?;
+        Ok((body, data, next.map(|n| n.lba)))
     }
 
     async fn gather(
         &self,
         shard: ShardId,
-        from: Lba,
+        from: MapPlace,
         asked: Asked,
         max_bytes: usize,
-    ) -> Result<(CarryBody, Vec<Bytes>, Option<Lba>)> {
+    ) -> Result<(CarryBody, Vec<Bytes>, Option<MapPlace>)> {
         let mut g = Gather::new(asked, self.max_blocks(max_bytes));
-        let (mut at, mut next) = (from.0, None);
+        let (mut at, mut next) = (from.lba.0, None);
         while let Some(start) = self.io().next_entry(shard, at).await? {
-            if at > from.0 {
+            if at > from.lba.0 {
                 yield_now().await;
             }
-            let end = start.saturating_add(ENTRIES_WINDOW).min(limits::SHARD_BLOCKS_MAX as u32);
-            let step = |core: &Core, s: &Shard, view: &ExtentMap| g.window(core, s, view);
-            next = self.io().with_view(shard, (start, end), Which::Committed, step).await?;
+            let mut end = start.saturating_add(ENTRIES_WINDOW).min(limits::SHARD_BLOCKS_MAX as u32);
+            if asked.past.is_some() && self.inner.core.borrow().shard(shard)?.keeps_history() {
+                end = end.min(start + g.max_blocks);
+                end = self.inner.core.borrow().shard(shard)?.history.table.end_of(start, end, CARRY_ENTRIES_MAX);
+                let behind = Some(from.behind).filter(|_| start == from.lba.0).unwrap_or_default();
+                let step = |core: &Core, s: &Shard, layers: Table| g.layers(core, s, &layers, (start, behind));
+                next = self.io().with_layers(shard, (start, end), step).await?;
+            } else {
+                let step = |core: &Core, s: &Shard, view: &ExtentMap| g.window(core, s, view);
+                next = self.io().with_view(shard, (start, end), Which::Committed, step).await?;
+            }
             if next.is_some() {
                 break;
             }
             at = end;
         }
-        self.inner.core.borrow().shard(shard).and_then(|s| no_holes(s, asked.since, asked.upto))?;
+        self.inner.core.borrow().shard(shard).and_then(|s| no_holes(s, asked.first(), asked.upto))?;
         let data = self.fetch(shard, &g.plan).await?;
         Ok((g.body, data, next))
     }
@@ -368,9 +396,20 @@ struct Asked {
     upto: Sequence,
     /// Entries above this version, or (`None`) those that were placed behind `since`.
     above: Option<Version>,
+    /// Superseded entries, too, that a kept version sees and that were placed behind this.
+    past: Option<Sequence>,
 }
 
 impl Asked {
+    /// No frame up to here is of any concern.
+    fn first(&self) -> Sequence {
+        self.past.map_or(self.since, |p| p.min(self.since))
+    }
+
+    fn has_past(&self, e: &Extent) -> bool {
+        self.past.is_some_and(|p| p < e.sequence && e.sequence <= self.upto)
+    }
+
     fn has(&self, e: &Extent) -> bool {
         let is_above = self.above.map_or(e.sequence > self.since, |v| e.version > v);
         is_above && e.sequence <= self.upto
@@ -392,14 +431,15 @@ impl Gather {
     }
 
     /// Takes what fits of a window; gives back where to go on, if not all of it did.
-    fn window(&mut self, core: &Core, s: &Shard, view: &ExtentMap) -> Result<Option<Lba>> {
-        no_holes(s, self.asked.since, self.asked.upto)?;
+    fn window(&mut self, core: &Core, s: &Shard, view: &ExtentMap) -> Result<Option<MapPlace>> {
+        let place = |a| Some(MapPlace { lba: Lba(a), ..MapPlace::default() });
+        no_holes(s, self.asked.first(), self.asked.upto)?;
         // Rule E3: trims and zeroes are told, too, or what they hide would stay where it is asked for.
         let untold = core.segs.leaves_out(RuleMutant::TrimsUntold);
         let asked = self.asked;
         for (a, e) in view.iter().filter(|(_, e)| asked.has(e) && (e.is_data() || !untold)) {
             if self.body.entries.len() == CARRY_ENTRIES_MAX || (e.is_data() && self.blocks == self.max_blocks) {
-                return Ok(Some(Lba(a)));
+                return Ok(place(a));
             }
             let len = if e.is_data() { e.len.min(self.max_blocks - self.blocks) } else { e.len };
             self.body.entries.push(entry(a, e, len));
@@ -407,9 +447,39 @@ impl Gather {
                 self.plan.data(core, s, a, e, 0, len)?;
                 self.blocks += len;
                 if len < e.len {
-                    return Ok(Some(Lba(a + len)));
+                    return Ok(place(a + len));
                 }
             }
+        }
+        Ok(None)
+    }
+
+    /// The same of entries one above the other, from a block on and behind an entry there. They have at most as many
+    /// blocks each as a piece may have.
+    fn layers(&mut self, core: &Core, s: &Shard, layers: &Table, from: LayerName) -> Result<Option<MapPlace>> {
+        no_holes(s, self.asked.first(), self.asked.upto)?;
+        let untold = core.segs.leaves_out(RuleMutant::TrimsUntold);
+        let no_past = core.segs.leaves_out(RuleMutant::PastUntold);
+        let (asked, kept) = (self.asked, &s.history.pins.kept);
+        let is_asked = |l: &Layer| match l.to {
+            LAST => asked.has(&l.e),
+            to => asked.has_past(&l.e) && kept.needs(l.e.version, to) && !no_past,
+        };
+        let mut at = from;
+        for (a, l) in layers.export(Some(from)) {
+            if is_asked(l) && (l.e.is_data() || !untold) {
+                let blocks = if l.e.is_data() { l.e.len } else { 0 };
+                if self.body.entries.len() == CARRY_ENTRIES_MAX || self.blocks + blocks > self.max_blocks {
+                    let behind = if a == at.0 { at.1 } else { Default::default() };
+                    return Ok(Some(MapPlace { lba: Lba(a), behind }));
+                }
+                self.body.entries.push(entry(a, &l.e, l.e.len));
+                if l.e.is_data() {
+                    self.plan.data(core, s, a, &l.e, 0, l.e.len)?;
+                    self.blocks += blocks;
+                }
+            }
+            at = (a, l.e.key());
         }
         Ok(None)
     }

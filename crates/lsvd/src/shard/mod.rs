@@ -32,7 +32,9 @@ use crate::shard::holes::Hole;
 use crate::shard::overlay::{Overlay, Uncommitted, entries};
 use crate::{Base, FrameName, MarkChange, RequestTable, RuleMutant, ShardState, Unrepaired};
 use chunks::{ChunkIndex, Run};
-use freebs_format::{AttachBody, CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind, MarkBody, ViewBody};
+use freebs_format::{
+    AttachBody, CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind, MarkBody, PIN_BYTES, ViewBody,
+};
 use freebs_types::{BLOCK, ChunkId, Hash32, Sequence, ShardId, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -334,8 +336,10 @@ impl Shard {
         let (sequence, mut list) = (head.seq(), Vec::new());
         entries(head, at, |a, e| list.push((a, e)));
         self.acquire_data(&list, at, segs);
-        // What a pin that comes late would need may be gone.
-        let pins = if late { Vec::new() } else { PinOp::of(head) };
+        let pins = PinOp::of(head);
+        if late {
+            self.late_pins(sequence, &pins);
+        }
         if sequence <= self.committed {
             self.apply_pins(sequence, &pins, segs);
             self.go_down(list, late, segs);
@@ -662,7 +666,7 @@ impl Shard {
         self.take_learned(s, body, lost_since);
         self.miss_moved();
         self.trim_holes();
-        self.mark_pins(body, h.last_version());
+        self.mark_pins(body, s >= last, segs);
         self.set_committed(Sequence(body.committed.0.min(s.0)), segs);
         self.adopt_orphans(segs);
         Ok(())
@@ -840,6 +844,7 @@ impl Shard {
             holes: self.holes.iter().map(|h| (Sequence(h.from), Sequence(h.to))).collect(),
             suspect_tail: self.suspect,
             given_up: self.given_up,
+            whole_from: self.history.whole_from,
             first_kept: self.first_kept(),
             open_chunk: (self.tip.chunk, self.tip.chunk_blocks),
         }
@@ -851,7 +856,6 @@ impl Shard {
             (Some(new), Some(old)) => Some(if new.0 >= old.0 { new } else { old }),
             (new, old) => new.or(old),
         };
-        let (pins, retain) = self.pins_for_mark();
         let mut body = MarkBody {
             promised: change.promised.unwrap_or_default().max(self.promised),
             secret_view: secret.map_or(ViewNumber(0), |s| s.0),
@@ -871,9 +875,8 @@ impl Shard {
             given_up: self.given_up,
             view_frame: self.views.last().map(|v| v.1.clone()),
             requests: self.requests.to_format(),
-            pins,
-            retain,
             closed: Vec::new(),
+            ..MarkBody::default()
         };
         let mut tip = self.tip;
         if let Some(base) = change.base.as_deref().filter(|b| b.last.sequence >= tip.name.sequence) {
@@ -881,6 +884,7 @@ impl Shard {
         } else if let Some(learned) = change.learned.as_deref() {
             self.learned_body(learned, &mut body);
         }
+        self.kept_for_mark(change.kept.as_deref(), &mut body);
         (tip, body)
     }
 
@@ -927,7 +931,7 @@ impl Shard {
     pub fn mark_tables_len(&self) -> usize {
         self.views.last().map_or(0, |v| v.1.bytes().len())
             + self.requests.encoded_len()
-            + self.history.pins.kept.pins.len() * 8
+            + self.history.pins.kept.pins.len() * PIN_BYTES
             + self.closed.mark_bytes()
     }
 

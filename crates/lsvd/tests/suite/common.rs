@@ -4,14 +4,14 @@
 
 use bytes::Bytes;
 use freebs_format::{
-    AttachBody, Extent, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, Member, UpdateDraft, UpdateKind,
-    ViewBody, ViewSecret, block_crc, hide,
+    AttachBody, Extent, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, Member, Pin, PinUpdate, UpdateDraft,
+    UpdateKind, ViewBody, ViewSecret, block_crc, hide,
 };
 use freebs_io::{AnyDevice, Device};
 use freebs_lsvd::{Durable, Expect, FrameName, Listener, OpenReport, Options, Record, RuleMutant, Shape};
 use freebs_types::{
     BLOCK, BlockRange, ChunkId, ClusterId, DeviceId, DriverId, Error, Generation, Hash32, HostPublic, Lba, NodeId,
-    RequestNumber, Result, SealedSlice, Sequence, ShardId, StartNumber, Version, ViewNumber,
+    RequestNumber, Result, SealedSlice, Sequence, ShardId, SnapshotId, StartNumber, Version, ViewNumber,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -19,6 +19,11 @@ use std::rc::Rc;
 
 pub const CLUSTER: ClusterId = ClusterId([7; 16]);
 pub const SEGMENT: u64 = 1 << 20;
+
+/// The pin of a version: each has a snapshot of its own.
+pub fn pin(version: u64) -> Pin {
+    Pin { version: Version(version), snapshot: SnapshotId(version * 3 + 1) }
+}
 
 /// Seeds that catch rules which are left out.
 pub fn seed_table() -> freebs_testing::Table {
@@ -256,12 +261,15 @@ impl Chain {
         frame
     }
 
-    /// A frame of updates about versions: kind and what they are about.
+    /// A frame of updates about versions: kind and what they are about. Snapshots have numbers of their own, as `pin`
+    /// gives them.
     pub fn pins(&mut self, ops: &[(UpdateKind, u64)]) -> Frame {
         let mut b = FrameBuilder::new();
-        for (kind, base) in ops {
+        for ((kind, base), version) in ops.iter().zip(self.version + 1..) {
             self.requests += 1;
-            b.push_pin(*kind, Version(*base), (DriverId(5), RequestNumber(self.requests), RequestNumber(self.low)));
+            let base = if *kind == UpdateKind::Snapshot { pin(version).snapshot.0 } else { *base };
+            let pin = PinUpdate::of(*kind, base).unwrap();
+            b.push_pin(pin, (DriverId(5), RequestNumber(self.requests), RequestNumber(self.low)));
         }
         let meta = FrameMeta { first_version: Version(self.version + 1), ..self.meta() };
         let (frame, id) = b.build(&meta, &self.secret, &self.id);

@@ -25,7 +25,7 @@ const KEPT_BYTES_MAX: u64 = (SEGMENTS - 6) * SEGMENT;
 /// Stories within which a rule that is left out must show.
 const MUTANT_SEEDS: u64 = 20;
 /// Tables of a few dozen entries, a cache of one page.
-const TINY: Options = Options { map_bytes: 8 << 10, checkpoint_bytes: 1 << 20 };
+pub const TINY: Options = Options { map_bytes: 8 << 10, checkpoint_bytes: 1 << 20 };
 
 fn eager() -> CleanOptions {
     CleanOptions { share_percent: 300, target_percent: 100, batch_bytes: 2 << 20, ..CleanOptions::default() }
@@ -33,40 +33,40 @@ fn eager() -> CleanOptions {
 
 /// What is kept, by the plainest rules.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Kept {
+pub struct Kept {
     pins: BTreeSet<u64>,
     retain: Option<u64>,
 }
 
 /// A shard as some frame left it.
 #[derive(Clone)]
-struct Step {
-    chain: Chain,
-    kept: Kept,
+pub struct Step {
+    pub chain: Chain,
+    pub kept: Kept,
 }
 
 /// One shard and all that it ever was.
-struct Story {
+pub struct Story {
     steps: Vec<Step>,
     /// Content at each version.
     versions: Vec<Model>,
-    committed: u64,
-    rng: Rng,
+    pub committed: u64,
+    pub rng: Rng,
 }
 
 impl Story {
-    fn new(seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         let first = Step { chain: Chain::new(SHARD), kept: Kept::default() };
         Self { steps: vec![first], versions: vec![Model::new()], committed: 0, rng: Rng::new(seed) }
     }
 
-    fn last(&self) -> Step {
+    pub fn last(&self) -> Step {
         let mut step = self.steps.last().unwrap().clone();
         step.chain.committed = self.committed;
         step
     }
 
-    fn write(&mut self) -> Record {
+    pub fn write(&mut self) -> Record {
         let mut step = self.last();
         let n = 1 + self.rng.below(3);
         let mut ops: Vec<Op> = (0..n).map(|_| Op::random(&mut self.rng, BLOCKS)).collect();
@@ -130,7 +130,7 @@ impl Story {
     }
 
     /// As the frame of a sequence left it.
-    fn back_to(&mut self, sequence: u64, committed: u64) {
+    pub fn back_to(&mut self, sequence: u64, committed: u64) {
         self.steps.truncate(sequence as usize + 1);
         self.committed = committed;
         let version = self.steps.last().unwrap().chain.version;
@@ -144,9 +144,10 @@ impl Story {
     }
 
     /// All that must be readable is what it was, and all else is not readable.
-    async fn compare(&mut self, rig: &Rig, all: bool) {
+    pub async fn compare(&mut self, rig: &Rig, all: bool) {
         let (last, known) = (self.last(), rig.engine.history(SHARD).unwrap());
-        let pins: BTreeSet<u64> = known.pins.iter().map(|v| v.0).collect();
+        assert!(known.pins.iter().all(|p| *p == pin(p.version.0)), "{:?}", known.pins);
+        let pins: BTreeSet<u64> = known.pins.iter().map(|p| p.version.0).collect();
         assert_eq!(Kept { pins, retain: known.retain.map(|v| v.0) }, last.kept);
         let versions = self.kept_versions();
         for v in &versions {
@@ -161,6 +162,7 @@ impl Story {
             }
         }
         assert_eq!(rig.read_all(SHARD, BLOCKS).await.unwrap(), full(self.versions.last().unwrap(), BLOCKS));
+        self.compare_changes(rig, &versions).await;
         for _ in 0..3 {
             let v = self.rng.below(last.chain.version + 5);
             if !versions.contains(&v) {
@@ -172,7 +174,29 @@ impl Story {
     }
 }
 
-async fn erase_checkpoints(device: &CrashDevice) {
+impl Story {
+    /// Between two versions that are kept: blocks that are not told to have changed are the same.
+    async fn compare_changes(&mut self, rig: &Rig, kept: &[u64]) {
+        let all = BlockRange::new(0, BLOCKS);
+        for _ in 0..3 {
+            let mut drawn = || kept[self.rng.below(kept.len() as u64) as usize];
+            let (a, b) = (drawn(), drawn());
+            let (a, b) = (a.min(b), a.max(b));
+            let pieces = rig.engine.changes_at(SHARD, Version(b), Version(a), all).await.unwrap();
+            let [before, after] = [a, b].map(|v| full(&self.versions[v as usize], BLOCKS));
+            let mut at = 0;
+            for p in pieces {
+                let is_same = |n: &u32| before[n] == after[n];
+                assert!(p.changed || (at..at + p.blocks).all(|n| is_same(&n)), "blocks at {at} from {a} to {b}: {p:?}");
+                assert!(!p.changed || a < b, "{p:?} changed from {a} to {b}");
+                at += p.blocks;
+            }
+            assert_eq!(at, BLOCKS);
+        }
+    }
+}
+
+pub async fn erase_checkpoints(device: &CrashDevice) {
     for at in CHECKPOINT_AT {
         let (_, done) = device.write(at, AlignedBuf::zeroed(4096), Durability::Durable).await;
         done.unwrap();
@@ -181,10 +205,10 @@ async fn erase_checkpoints(device: &CrashDevice) {
 
 thread_local! {
     /// The rule that engines of this test do without.
-    static LEFT_OUT: Cell<Option<RuleMutant>> = const { Cell::new(None) };
+    pub static LEFT_OUT: Cell<Option<RuleMutant>> = const { Cell::new(None) };
 }
 
-async fn open(device: &CrashDevice, options: Options) -> Rig {
+pub async fn open(device: &CrashDevice, options: Options) -> Rig {
     let rig = Rig::open_without(LEFT_OUT.get(), device.clone(), options).await.unwrap();
     assert_eq!(rig.report.damage, [], "nothing is damaged");
     rig.engine.set_cleaning(eager());
@@ -230,7 +254,7 @@ async fn story(seed: u64) -> (u64, u64) {
 }
 
 /// Appends a record, and now and then commits, compares, or makes a checkpoint.
-async fn step(s: &mut Story, rig: &Rig) {
+pub async fn step(s: &mut Story, rig: &Rig) {
     if rig.engine.space().live_bytes > KEPT_BYTES_MAX && s.last().kept != Kept::default() {
         rig.append(s.release_all());
         rig.settle().await;
@@ -368,7 +392,7 @@ fn a_snapshot_is_what_was_there() {
         rig.settle().await;
         rig.engine.committed(SHARD, Sequence(c.sequence));
         let known = rig.engine.history(SHARD).unwrap();
-        assert_eq!((known.pins, known.retain), (vec![Version(2)], None));
+        assert_eq!((known.pins, known.retain), (vec![pin(2)], None));
         assert_eq!(known.bytes, 6 * BLOCK as u64, "four blocks were overwritten, two trimmed");
         let then = rig.read_version(SHARD, Some(Version(2)), 12).await.unwrap();
         let old = |b: u32| if b < 8 { Cell8::Data(1000 + u64::from(b)) } else { Cell8::Trim };
@@ -465,7 +489,7 @@ fn a_pin_that_is_cut_never_was() {
         rig.append(Record::Frame(c.frame(&[Op { extents: vec![(ExtentKind::Zero, 0, 4)], fill: 1 }])));
         rig.settle().await;
         let known = rig.engine.history(SHARD).unwrap();
-        assert_eq!((known.pins, known.retain), (vec![Version(4)], Some(Version(5))));
+        assert_eq!((known.pins, known.retain), (vec![pin(4)], Some(Version(5))));
         c = to;
         c.committed = 2;
         rig.append(Record::Frame(c.view_frame(2, 9)));
@@ -476,7 +500,7 @@ fn a_pin_that_is_cut_never_was() {
                 rig.engine.committed(SHARD, Sequence(c.sequence));
             }
             let known = rig.engine.history(SHARD).unwrap();
-            assert_eq!((known.pins, known.retain), (vec![Version(2)], None));
+            assert_eq!((known.pins, known.retain), (vec![pin(2)], None));
             let then = rig.read_version(SHARD, Some(Version(2)), 4).await.unwrap();
             assert_eq!(then, (0..4).map(|b| (b, Cell8::Data(1 + u64::from(b)))).collect::<Model>());
         }
@@ -553,7 +577,7 @@ fn a_window_of_versions_and_one_of_bytes() {
 }
 
 /// Says which seed failed.
-struct Seed(u64);
+pub struct Seed(pub u64);
 impl Drop for Seed {
     fn drop(&mut self) {
         eprintln!("again: {} cargo test -p freebs-lsvd --test suite stories", freebs_testing::again(self.0));

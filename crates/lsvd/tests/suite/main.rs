@@ -12,6 +12,7 @@ mod audit;
 mod check;
 mod cleaning;
 mod closing;
+mod copies;
 mod crash;
 mod damage;
 mod ends;

@@ -2,12 +2,12 @@
 
 use crate::common::*;
 use freebs_format::disk::{APPEND_MAGIC, AppendHeader, SEGMENTS_AT, SegmentFooter};
-use freebs_format::{ExtentKind, Frame};
+use freebs_format::{ExtentKind, Frame, UpdateKind};
 use freebs_io::Device;
 use freebs_io::faults::FaultDevice;
 use freebs_io::memory::MemoryDevice;
-use freebs_lsvd::{Base, CleanOptions, EventKind, Finding, Learned, MarkChange, Piece, Record};
-use freebs_types::{BLOCK, BlockRange, Lba, Sequence, ShardId, ViewNumber};
+use freebs_lsvd::{Base, CleanOptions, EventKind, Finding, Learned, MarkChange, Piece, Record, Scrubber};
+use freebs_types::{BLOCK, BlockRange, ErrorKind, Lba, Sequence, ShardId, Version, ViewNumber};
 
 const ONE: ShardId = ShardId::new(1, 0);
 const TWO: ShardId = ShardId::new(2, 0);
@@ -133,6 +133,47 @@ fn a_repair_for_another_frame_is_not_written() {
         let rig = Rig::open(device).await.unwrap();
         assert_eq!(rig.report.damage, []);
         assert_eq!(rig.report.frames, 1);
+    });
+}
+
+/// Rot in a block that nothing but a kept version sees was asked of others as they are now, who never had the bytes that
+/// match. It is asked for at a version that sees it.
+#[test]
+fn damaged_history_is_mended_from_the_past() {
+    local(async {
+        let device = device().await;
+        let rig = Rig::open(device.clone()).await.unwrap();
+        rig.engine.set_cleaning(off());
+        let mut c = Chain::new(ONE);
+        put(&rig, &mut c, data(0, 20, 1)).await;
+        rig.append(Record::Frame(c.pins(&[(UpdateKind::Snapshot, 0)])));
+        let pinned = Version(c.version);
+        put(&rig, &mut c, data(0, 20, 2)).await;
+        for i in 0..16 {
+            put(&rig, &mut c, data(20, 180, i + 3)).await;
+        }
+        let good = block((1 << 32) + 5);
+        device.poke(|bytes| {
+            let at = place(bytes, &good);
+            bytes[at + 100] ^= 1;
+        });
+        let one = BlockRange::new(5, 1);
+        assert_eq!(rig.engine.read_at(ONE, pinned, one).await.unwrap_err().kind, ErrorKind::Corrupt);
+        assert!(rig.engine.has_suspects());
+        let mut scrubber = Scrubber::new(rig.engine.clone());
+        while !scrubber.step(1 << 20).await.unwrap().pass_complete {}
+        let found = rig.engine.take_damaged(16);
+        assert_eq!(found.iter().map(|d| (d.shard, d.range, d.seen_at)).collect::<Vec<_>>(), [(ONE, one, pinned)]);
+        let now = rig.engine.read(ONE, one).await.unwrap().data.concat();
+        assert_eq!(
+            rig.engine.mend(found[0].id, &now.into()).unwrap_err().kind,
+            ErrorKind::Corrupt,
+            "the present is another"
+        );
+        assert_eq!(rig.engine.mend(found[0].id, &good.clone().into()).unwrap(), 1);
+        idle(&rig).await;
+        assert_eq!(rig.engine.read_at(ONE, pinned, one).await.unwrap().data.concat(), good);
+        rig.stop().await;
     });
 }
 
@@ -410,7 +451,7 @@ fn frames_between_those_that_are_given_up_stay() {
         assert!(rig.read_all(TWO, 20).await.is_err(), "a hole hides older blocks");
         // Blocks that the lost frames wrote, or may have written, are not told as zeroes.
         let kinds = rig.engine.block_status(TWO, BlockRange { start: Lba(0), len: 40 }).await.unwrap();
-        assert_eq!(kinds, [Piece { kind: ExtentKind::Data, blocks: 40 }]);
+        assert_eq!(kinds, [Piece { kind: ExtentKind::Data, blocks: 40, changed: false }]);
         let given_up = ViewNumber(7);
         let learned = Learned { since: Sequence(2), upto: Sequence(6), given_up, ..Learned::default() };
         say(&rig, MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() });

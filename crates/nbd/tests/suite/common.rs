@@ -51,6 +51,7 @@ pub fn export(name: &str) -> ExportInfo {
         size: SIZE,
         read_only: false,
         multi_conn: true,
+        changed_since: Vec::new(),
     }
 }
 
@@ -339,7 +340,7 @@ impl Reply {
             0 => "none".to_owned(),
             1 => format!("data {}+{}", (&self.data[..]).get_u64(), self.data.len() - 8),
             2 => format!("hole {}+{}", (&self.data[..]).get_u64(), (&self.data[8..]).get_u32()),
-            5 | 6 => format!("status {}", extents(self.kind, &self.data)),
+            5 | 6 => extents(self.kind, &self.data),
             0x8001 => {
                 assert_eq!(usize::from((&self.data[4..]).get_u16()), self.data.len() - 6);
                 format!("error={} {}", self.error, String::from_utf8_lossy(&self.data[6..]))
@@ -351,11 +352,11 @@ impl Reply {
     }
 }
 
-/// `length:flags` of each extent of a block status chunk.
+/// The context of a block status chunk, and `length:flags` of each extent.
 pub fn extents(kind: u16, data: &[u8]) -> String {
     let mut from = data;
-    assert_eq!(from.get_u32(), 1, "the context's number");
-    let mut lines = Vec::new();
+    let context = ["status", "changed"][from.get_u32() as usize - 1];
+    let mut lines = vec![context.to_owned()];
     if kind == 6 {
         assert_eq!(from.get_u32() as usize * 16, from.len());
     }

@@ -1,7 +1,7 @@
 //! Each option, as a script: what the client sends, what the caller is asked, what the client hears.
 
 use crate::common::*;
-use freebs_nbd::{Limits, Refusal, RefusalReason, SessionError, Wait, limits};
+use freebs_nbd::{ExportInfo, Limits, Refusal, RefusalReason, SessionError, Wait, limits};
 
 /// Options by number, with their data.
 type Options<'a> = &'a [(u32, Vec<u8>)];
@@ -263,6 +263,51 @@ fn meta_contexts_are_listed_and_chosen() {
     assert_eq!(server.options(), ["10: error 6 no such volume"]);
     server.feed(&option(10, &meta("alpha", &["base:allocation"; 65])));
     assert_eq!(server.options(), ["10: error 9 too many queries"]);
+}
+
+/// Of exports that can tell what changed, each earlier one is a context; a connection chooses one of them.
+#[test]
+fn changes_since_an_earlier_export_are_a_context() {
+    let all = ["monday", "tuesday"].map(String::from).to_vec();
+    let exports = vec![ExportInfo { changed_since: all, ..export("alpha") }, export("beta")];
+    let choose = |queries: &[&str], name: &str| {
+        let mut server = Server::with(Limits::default(), exports.clone());
+        server.feed(&[hello(), option(8, b"")].concat());
+        server.sent.clear();
+        server.feed(&option(10, &meta(name, queries)));
+        let chosen = server.options();
+        server.feed(&option(7, &go(name, &[])));
+        server.sent.clear();
+        server.style = Style::Structured;
+        server.feed(&[]);
+        server.ask(NO_FLAGS, 7, 1, 0, 4096, b"");
+        (chosen, server.replies().join(" "), server.session.changed_since().map(str::to_owned))
+    };
+    let (monday, tuesday) = ("freebs:changed-since:monday", "freebs:changed-since:tuesday");
+    let (chosen, reply, since) = choose(&[tuesday, "base:allocation"], "alpha");
+    assert_eq!(chosen, ["10: context 1 base:allocation", "10: context 2 freebs:changed-since:tuesday", "10: ack"]);
+    assert_eq!(reply, "#1 status 4096:3 ... #1 changed 4096:1");
+    assert_eq!(since.as_deref(), Some("tuesday"));
+    let (chosen, reply, since) = choose(&[tuesday, monday], "alpha");
+    assert_eq!(chosen, ["10: context 2 freebs:changed-since:monday", "10: ack"], "one of them");
+    assert_eq!((reply.as_str(), since.as_deref()), ("#1 changed 4096:1", Some("monday")));
+    for (queries, name) in
+        [(&["freebs:changed-since:friday"][..], "alpha"), (&["freebs:"], "alpha"), (&[monday], "beta")]
+    {
+        let (chosen, reply, since) = choose(queries, name);
+        assert_eq!((chosen, since), (vec!["10: ack".to_owned()], None), "{queries:?}");
+        assert_eq!(reply, "#1 error=22 no meta context was chosen");
+    }
+    let mut server = Server::with(Limits::default(), exports.clone());
+    server.feed(&[hello(), option(8, b"")].concat());
+    let own = ["9: context 0 freebs:changed-since:monday", "9: context 0 freebs:changed-since:tuesday", "9: ack"];
+    for queries in [&["freebs:"][..], &["freebs:changed-since:"], &[monday, tuesday]] {
+        server.sent.clear();
+        server.feed(&option(9, &meta("alpha", queries)));
+        assert_eq!(server.options(), own);
+    }
+    server.feed(&option(9, &meta("alpha", &[])));
+    assert_eq!(server.options()[0], "9: context 0 base:allocation");
 }
 
 /// BLOCK_STATUS works only if the last choice of contexts succeeded, for the very export that is used then.

@@ -121,7 +121,9 @@ fn extended_replies_are_golden() {
     assert_eq!(server.sent, [&header([0, 1, 0, 2], [0x10, 0], 12)[..], &hole].concat());
 
     let (mut server, ticket) = held(Style::Extended, REQ_ONE, STATUS, 4096, 1024);
-    server.session.reply_block_status(ticket, &[Extent { len: 512, hole: false, zero: true }, Extent::data(512)]);
+    server
+        .session
+        .reply_block_status(ticket, &[Extent { len: 512, hole: false, zero: true, changed: false }, Extent::data(512)]);
     server.drain();
     let status = [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 2];
     assert_eq!(server.sent, [&header([0, 1, 0, 6], [0x10, 0], 24)[..], &status].concat());
@@ -808,5 +810,6 @@ fn naive_extents(data: &[u8], one: bool) -> String {
         }
     }
     runs.truncate(if one { 1 } else { usize::MAX });
-    runs.iter().map(|(len, state)| format!("{len}:{state}")).collect::<Vec<_>>().join(" ")
+    let runs = runs.iter().map(|(len, state)| format!("{len}:{state}"));
+    std::iter::once("status".to_owned()).chain(runs).collect::<Vec<_>>().join(" ")
 }

@@ -22,6 +22,7 @@ pub mod seat_files;
 mod seat_links;
 mod server;
 mod service;
+mod snapshots;
 mod status;
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,8 @@
 //! Answers to control requests at one node.
 
 use super::plane::Plane;
-use super::{LocalNode, status};
-use crate::events::EventLog;
+use super::{LocalNode, snapshots, status};
+use crate::events::{EventLog, now_ms};
 use crate::timing;
 use bytes::Bytes;
 use freebs_control::api::{GatewayInfo, NodeInfo, Reply, Request, ShardStatus, VolumeState, VolumeStatus};
@@ -185,9 +185,13 @@ impl Service {
         freebs_agent::in_place_of_lapsed(command, state, of)
     }
 
-    async fn delete(&self, name: &str, force: bool) -> Result<Reply> {
+    async fn delete(&self, name: &str, force: bool, with_snapshots: bool) -> Result<Reply> {
         let volume = self.state()?.need(name)?.id;
-        self.plane.submit(Command::DeleteVolume { volume, force }).await?;
+        let command = match with_snapshots {
+            true => Command::DeleteVolumeAndSnapshots { volume, force, now_ms: now_ms() },
+            false => Command::DeleteVolume { volume, force },
+        };
+        self.plane.submit(command).await?;
         Ok(Reply::Deleted)
     }
 
@@ -242,7 +246,12 @@ impl Service {
             Request::VolumeResize { name, size } => self.resize(&name, size).await,
             Request::VolumeRename { name, to } => self.rename(&name, to).await,
             Request::VolumeMoveHead { name, node, shard } => self.move_head(&name, &node, shard).await,
-            Request::VolumeDelete { name, force } => self.delete(&name, force).await,
+            Request::VolumeDelete { name, force, with_snapshots } => self.delete(&name, force, with_snapshots).await,
+            Request::SnapshotCreate { volumes, name } => snapshots::create(self, &volumes, name).await,
+            Request::SnapshotList { volume, after } => snapshots::list(self, volume.as_deref(), after),
+            Request::SnapshotShow { volume, name } => snapshots::show(self, &volume, &name),
+            Request::SnapshotDelete { volume, name } => snapshots::delete(self, &volume, name).await,
+            Request::SnapshotLock { volume, name, until_ms } => snapshots::lock(self, &volume, name, until_ms).await,
             Request::VolumeDetach { name, force } => self.detach(&name, force).await,
             Request::VolumeVerify { name, wait_ms } => {
                 Ok(Reply::Verified(status::verify(self, &name, Duration::from_millis(wait_ms)).await?))
@@ -276,7 +285,8 @@ impl Service {
 /// A volume as the control state alone knows it.
 fn bare(state: &State, volume: &Volume) -> VolumeStatus {
     let shards = volume.shards.iter().map(|s| status::report(state, volume, s, &BTreeMap::new()).0).collect();
-    VolumeStatus::new(volume, VolumeState::Paused, shards)
+    let snapshots = state.kept_snapshots(volume.id).len();
+    VolumeStatus { snapshots, ..VolumeStatus::new(volume, VolumeState::Paused, shards) }
 }
 
 /// What whoever makes such a volume should know.

@@ -117,7 +117,8 @@ pub(super) fn report(
             active += 1;
             head_active |= i == 0;
         }
-        members.push(MemberReport { node: name(*node), version, state: member });
+        let pins = replicas.get(node).copied().flatten().map_or(0, |s| s.pins);
+        members.push(MemberReport { node: name(*node), version, pins, state: member });
     }
     let usable = head_active && shard.active.0 > 0 && active >= volume.quorum(shard.members.len());
     let verdict = match (usable, active == shard.members.len()) {
@@ -159,7 +160,8 @@ fn volume_status(state: &State, volume: &Volume, answers: &BTreeMap<NodeId, Answ
         };
         shards.push(report);
     }
-    VolumeStatus::new(volume, verdict, shards)
+    let snapshots = state.kept_snapshots(volume.id).len();
+    VolumeStatus { snapshots, ..VolumeStatus::new(volume, verdict, shards) }
 }
 
 fn replicas(answers: &BTreeMap<NodeId, Answer>) -> Replicas {

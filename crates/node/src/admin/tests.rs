@@ -49,7 +49,9 @@ impl Fake {
             durable: Sequence(version + 1),
             state,
             lapsed: None,
+            pins: 0,
             waits: None,
+            whole_from: Version(0),
             log: None,
         };
         self.shards.lock().unwrap().insert(shard, (status, Hash32([digest; 32])));
@@ -237,7 +239,7 @@ async fn any_node_takes_commands_and_all_see_them() {
     let Reply::Volume { notes, .. } = ask(&nodes[1], Request::VolumeCreate(two)).await.unwrap() else { panic!() };
     assert!(notes[0].contains("pauses while one of them is lost"));
     ask(&nodes[1], Request::VolumeResize { name: "v0".into(), size: 2 << 30 }).await.unwrap();
-    ask(&nodes[2], Request::VolumeDelete { name: "v1".into(), force: false }).await.unwrap();
+    ask(&nodes[2], Request::VolumeDelete { name: "v1".into(), force: false, with_snapshots: false }).await.unwrap();
     let e = ask(&nodes[0], Request::VolumeShow { name: "v1".into() }).await.unwrap_err();
     assert!(e.kind == ErrorKind::NotFound && e.text.contains("volume list"), "{e}");
     level(&nodes).await;
@@ -262,7 +264,7 @@ async fn what_one_node_has_answered_is_known_to_all() {
             _ => ask(then, Request::VolumeMoveHead { name: "v".into(), node: "node1".into(), shard: None }).await,
         };
         assert!(matches!(reply, Ok(Reply::Volume { .. })), "round {i}: {reply:?}");
-        ask(then, Request::VolumeDelete { name: "v".into(), force: false }).await.unwrap();
+        ask(then, Request::VolumeDelete { name: "v".into(), force: false, with_snapshots: false }).await.unwrap();
     }
     let revision = nodes[0].plane.state().revision();
     let e = ask(&nodes[0], Request::VolumeShow { name: "never".into() }).await.unwrap_err();

@@ -1,6 +1,7 @@
 //! The words of the command line. Values are checked here as far as they can be without a cluster.
 
 use super::image::args::{EXPORT_HELP, ExportArgs, IMPORT_HELP, ImportArgs};
+use super::snapshot::args::SnapshotCommand;
 use super::values::{ShapeArgs, size, volume_name, volume_size};
 use crate::options::{DEFAULT_NBD, NbdAddress, resolve};
 use clap::{Args, Parser, Subcommand};
@@ -23,6 +24,7 @@ Examples:
   freebs volume create data --size 100G    another volume
   freebs volume import web disk.qcow2      a volume of a disk image
   freebs backup create demo /srv/backups   what has changed since the last one, in a directory or S3
+  freebs snapshot create demo --name before-upgrade
   freebs volume verify demo                do all replicas agree?
   freebs verify demo                       is its history the one that was written?
 
@@ -59,6 +61,9 @@ pub enum Command {
     /// Back volumes up to a directory or S3, and restore them
     #[command(subcommand)]
     Backup(super::backup::args::BackupCommand),
+    /// Keep volumes as they are at an instant: create, list, delete and lock snapshots
+    #[command(subcommand)]
+    Snapshot(SnapshotCommand),
     /// Audit a volume's history on every member: its hash chains, from the secrets that closed views published
     Verify(super::verify::VerifyArgs),
     /// Look at the device of a stopped node, check it, make its soft state again
@@ -430,6 +435,9 @@ pub enum VolumeCommand {
         /// Also while it is attached
         #[arg(long)]
         force: bool,
+        /// Also if it has snapshots, which go with it
+        #[arg(long)]
+        with_snapshots: bool,
     },
     /// Read all replicas of a volume and compare them; exit status 1 if they do not agree
     Verify {

@@ -8,12 +8,14 @@ mod backup;
 pub mod cluster;
 mod control;
 mod device;
+mod diff;
 mod events;
 mod image;
 pub mod output;
 mod recover;
 mod run;
 pub mod signals;
+mod snapshot;
 mod values;
 mod verify;
 mod volume;
@@ -63,6 +65,7 @@ fn dispatch(cli: Cli, output: &Output) -> Result<ExitCode> {
         Command::Gateway(args) => run::gateway(args, &cluster).map(|()| ExitCode::SUCCESS),
         Command::Volume(v) => block_on(volume::run(v, &cluster, output)),
         Command::Backup(b) => block_on(backup::run(b, &cluster, output)),
+        Command::Snapshot(s) => block_on(snapshot::run(s, &cluster, output)),
         Command::Verify(args) => block_on(verify::run(args, &cluster, output)),
         Command::Device(d) => device::run(d, output),
         Command::Control(c) => control::run(c, output),

@@ -47,7 +47,9 @@ pub async fn run(command: VolumeCommand, cluster: &str, output: &Output) -> Resu
         VolumeCommand::Attach(args) => attachments::attach(&client, args, output).await,
         VolumeCommand::Detach(args) => attachments::detach(&client, args, output).await,
         VolumeCommand::MoveHead { name, node, shard } => move_head(&client, name, node, shard, output).await,
-        VolumeCommand::Delete { name, force } => delete(&client, name, force, output).await,
+        VolumeCommand::Delete { name, force, with_snapshots } => {
+            delete(&client, name, (force, with_snapshots), output).await
+        }
         VolumeCommand::Verify { name, wait } => verify(&client, name, wait, output).await,
         VolumeCommand::Recover(args) => super::recover::run(&client, args, output).await,
     }
@@ -135,9 +137,14 @@ fn is_settled(v: &VolumeStatus) -> bool {
     v.shards.iter().flat_map(|s| &s.members).all(|m| has_followed(m.state))
 }
 
-async fn delete(client: &Client, name: String, force: bool, output: &Output) -> Result<ExitCode> {
-    let Reply::Deleted = client.call(&Request::VolumeDelete { name: name.clone(), force }, timing::CALL_MAX).await?
-    else {
+async fn delete(
+    client: &Client,
+    name: String,
+    (force, with_snapshots): (bool, bool),
+    output: &Output,
+) -> Result<ExitCode> {
+    let request = Request::VolumeDelete { name: name.clone(), force, with_snapshots };
+    let Reply::Deleted = client.call(&request, timing::CALL_MAX).await? else {
         return Err(unexpected());
     };
     #[derive(Serialize)]
@@ -199,6 +206,11 @@ fn details(v: &VolumeStatus) -> String {
         v.state.name(),
         v.attached.as_ref().map(|a| format!("attached by {a} (generation {})\n", v.generation)).unwrap_or_default()
     );
+    match v.snapshots {
+        0 => {}
+        1 => text.push_str("1 snapshot\n"),
+        n => text.push_str(&format!("{n} snapshots\n")),
+    }
     let mut rows = Vec::new();
     for s in &v.shards {
         for m in &s.members {
@@ -301,7 +313,9 @@ mod tests {
             id: format!("1.{index}"),
             view: ViewNumber(3),
             head: members[0].0.into(),
-            members: members.map(|(node, state)| MemberReport { node: node.into(), version: Version(1), state }).into(),
+            members: members
+                .map(|(node, state)| MemberReport { node: node.into(), version: Version(1), pins: 0, state })
+                .into(),
             joining: vec![],
             keepers: vec![],
             waits: None,

@@ -1,17 +1,20 @@
 //! The handshake of one client, up to GO.
 //!
 //! Invariants: all that the client takes counts against `Times::handshake`, however it is spread; what its volume takes
-//! does not, and has `Times::attach`; a volume that was attached for a client that leaves is released.
+//! does not, and has `Times::attach`; what was opened for a client that leaves is released.
 
 use super::Workers;
 use crate::places::Handshake;
-use crate::runtime::Command;
+use crate::runtime::{Command, Served};
 use crate::timing;
 use bytes::{Buf, BytesMut};
-use freebs_control::{ControlPlane, State, Volume};
+use freebs_agent::readable;
+use freebs_control::{ControlPlane, Snapshot, State, Volume};
+use freebs_format::Pin;
 use freebs_io::linux::net::Stream;
+use freebs_nbd::limits::{LIST_BYTES_MAX, LIST_EXPORTS_MAX};
 use freebs_nbd::{Event, ExportInfo, Limits, Purpose, Refusal, RefusalReason, Session, Step, Wait, default_export};
-use freebs_types::{Error, ErrorKind, Generation, Result, VolumeId};
+use freebs_types::{Error, ErrorKind, Generation, Result, SnapshotId, VolumeId};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +24,8 @@ use tokio::time::Instant;
 
 /// Bytes read at a time before GO.
 const READ_BYTES: usize = 16 << 10;
+/// Bytes of a name in a list of exports, beside the name.
+const LIST_ENTRY_BYTES: usize = 24;
 
 /// How long a handshake may take.
 #[derive(Clone, Copy, Debug)]
@@ -31,10 +36,9 @@ pub struct Times {
     pub attach: Duration,
 }
 
-/// A volume that was attached for this connection, until it is handed on.
+/// A volume or snapshot that was opened for this connection, until it is handed on.
 struct Opened {
-    volume: VolumeId,
-    generation: Generation,
+    of: Served,
     worker: mpsc::UnboundedSender<Command>,
     handed_on: bool,
 }
@@ -42,7 +46,7 @@ struct Opened {
 impl Drop for Opened {
     fn drop(&mut self) {
         if !self.handed_on {
-            let _ = self.worker.send(Command::Release { volume: self.volume, generation: self.generation });
+            let _ = self.worker.send(Command::Release { of: self.of });
         }
     }
 }
@@ -163,11 +167,16 @@ impl<C: ControlPlane> Shaking<'_, C> {
 
     fn list(&mut self) {
         let state = self.control.state();
-        self.session.list(state.volumes().map(|v| (v.name.as_str(), "")));
+        let snapshots = snapshot_names(&state);
+        let names = state.volumes().map(|v| v.name.as_str()).chain(snapshots.iter().map(String::as_str));
+        self.session.list(names.map(|name| (name, "")));
     }
 
     async fn look_up(&mut self, name: &str, purpose: Purpose) -> Result<()> {
         let state = self.control.state();
+        if let Some((volume, snapshot)) = name.split_once('@') {
+            return self.look_up_past(&state, (volume, snapshot), purpose).await;
+        }
         let Some(volume) = find(&state, name) else {
             let text = if name.is_empty() {
                 "name a volume: there is not exactly one; see `freebs volume list`".to_string()
@@ -183,8 +192,10 @@ impl<C: ControlPlane> Shaking<'_, C> {
             size: volume.size,
             read_only: false,
             multi_conn: true,
+            changed_since: Vec::new(),
         };
-        let is_open = self.opened.as_ref().is_some_and(|o| o.volume == volume.id);
+        let is_of = |o: &Opened| matches!(o.of, Served::Volume { volume: open, .. } if open == volume.id);
+        let is_open = self.opened.as_ref().is_some_and(is_of);
         if matches!(purpose, Purpose::Go | Purpose::ExportName) && !is_open {
             self.opened = None;
             let worker = self.workers.of(&volume).clone();
@@ -195,7 +206,8 @@ impl<C: ControlPlane> Shaking<'_, C> {
             self.until += begun.elapsed();
             match opened {
                 Ok(generation) => {
-                    self.opened = Some(Opened { volume: volume.id, generation, worker, handed_on: false });
+                    let of = Served::Volume { volume: volume.id, generation };
+                    self.opened = Some(Opened { of, worker, handed_on: false });
                 }
                 Err(e) => {
                     tracing::warn!("volume {}: not attached: {e}", volume.name);
@@ -209,6 +221,52 @@ impl<C: ControlPlane> Shaking<'_, C> {
         }
         self.session.export(Ok(info));
         Ok(())
+    }
+
+    /// A snapshot of a volume. Nobody has to give it, so there is nothing to wait for but the worker.
+    async fn look_up_past(&mut self, state: &State, (volume, name): (&str, &str), purpose: Purpose) -> Result<()> {
+        let (volume, snapshot) = match find_past(state, volume, name) {
+            Ok(found) => found,
+            Err(e) => {
+                self.session.export(Err(Refusal::new(RefusalReason::Unknown, e.text)));
+                return Ok(());
+            }
+        };
+        let is_of = |o: &Opened| matches!(o.of, Served::Snapshot { volume: v, snapshot: s, .. } if (v, s) == (volume.id, snapshot.id));
+        let is_open = self.opened.as_ref().is_some_and(is_of);
+        if matches!(purpose, Purpose::Go | Purpose::ExportName) && !is_open {
+            self.opened = None;
+            let worker = self.workers.of(volume).clone();
+            match open_past(&worker, volume.id, snapshot.id).await {
+                Ok(of) => self.opened = Some(Opened { of, worker, handed_on: false }),
+                Err(e) => {
+                    self.session.export(Err(Refusal::new(RefusalReason::Unknown, e.text)));
+                    return Ok(());
+                }
+            }
+        }
+        let asks = purpose == Purpose::MetaContext;
+        self.session.export(Ok(ExportInfo {
+            name: format!("{}@{}", volume.name, snapshot.name),
+            description: format!("snapshot {} of volume {}", snapshot.name, volume.name),
+            size: snapshot.of(volume.id).map_or(0, |of| of.size),
+            read_only: true,
+            multi_conn: true,
+            changed_since: if asks { earlier_than(state, volume, snapshot) } else { Vec::new() },
+        }));
+        Ok(())
+    }
+
+    /// The pins since which the client wants to be told what changed, if it does.
+    fn since(&self, of: Served) -> Result<Option<Arc<[Pin]>>> {
+        let (Served::Snapshot { volume, snapshot, .. }, Some(name)) = (of, self.session.changed_since()) else {
+            return Ok(None);
+        };
+        let state = self.control.state();
+        let both = state.snapshot(volume, name).zip(state.snapshot_record(snapshot));
+        let versions = both.and_then(|(earlier, later)| freebs_agent::since(earlier, later, volume));
+        let gone = || Error::not_found(format!("snapshot {name}, from which changes were asked for, is gone"));
+        versions.map(Some).ok_or_else(gone)
     }
 
     /// Waits, as long as the client does. One that gave up must not hold a place until the volume can be attached:
@@ -233,10 +291,11 @@ impl<C: ControlPlane> Shaking<'_, C> {
     /// Transmission begins: from here on the connection is its worker's.
     async fn hand_over(mut self, name: &str) -> Result<()> {
         let mut opened = self.opened.take().ok_or_else(|| Error::bug(format!("{name} was not attached before GO")))?;
+        let since = self.since(opened.of)?;
         let stream = self.stream.loosen()?;
         let command = Command::Nbd {
-            volume: opened.volume,
-            generation: opened.generation,
+            of: opened.of,
+            since,
             place: self.place,
             stream,
             session: Box::new(self.session),
@@ -250,6 +309,36 @@ impl<C: ControlPlane> Shaking<'_, C> {
 
 fn find(state: &State, name: &str) -> Option<Arc<Volume>> {
     if name.is_empty() { default_export(state.volumes()).cloned() } else { state.volume_by_name(name).cloned() }
+}
+
+fn find_past<'a>(state: &'a State, volume: &str, name: &str) -> Result<(&'a Arc<Volume>, &'a Snapshot)> {
+    let none = || Error::not_found(format!("there is no volume {volume}; see `freebs volume list`"));
+    let volume = state.volume_by_name(volume).ok_or_else(none)?;
+    Ok((volume, readable(state, volume, name)?))
+}
+
+/// Names of snapshots that can tell what changed from them to this one.
+fn earlier_than(state: &State, volume: &Volume, snapshot: &Snapshot) -> Vec<String> {
+    let earlier = |s: &&Arc<Snapshot>| s.id != snapshot.id && freebs_agent::since(s, snapshot, volume.id).is_some();
+    state.snapshots_of(volume.id).filter(earlier).map(|s| s.name.clone()).collect()
+}
+
+/// Names of the snapshots that are listed beside all volumes: as many as a list has room for.
+fn snapshot_names(state: &State) -> Vec<String> {
+    let bytes = |name: &str| name.len() + LIST_ENTRY_BYTES;
+    let volumes = state.volumes().map(|v| bytes(&v.name)).sum::<usize>();
+    let (mut room, mut count) = (LIST_BYTES_MAX.saturating_sub(volumes), state.volumes().count());
+    let of = |s: &Arc<Snapshot>| {
+        let volumes = s.volumes.iter().filter_map(|v| state.volume(v.volume));
+        volumes.map(|v| format!("{}@{}", v.name, s.name)).collect::<Vec<_>>()
+    };
+    let all = state.snapshots().filter(|s| s.is_complete()).flat_map(of);
+    let fits = |name: &String| {
+        let fits = count < LIST_EXPORTS_MAX && bytes(name) <= room;
+        (count, room) = (count + 1, room.saturating_sub(bytes(name)));
+        fits
+    };
+    all.take_while(fits).collect()
 }
 
 fn late() -> Error {
@@ -278,6 +367,18 @@ pub async fn open(worker: &mpsc::UnboundedSender<Command>, volume: VolumeId, wai
             Err(_) => return Err(why_not(worker, volume).await),
         }
     }
+}
+
+/// Opens a snapshot for one more user.
+pub async fn open_past(
+    worker: &mpsc::UnboundedSender<Command>,
+    volume: VolumeId,
+    snapshot: SnapshotId,
+) -> Result<Served> {
+    let (reply, answer) = oneshot::channel();
+    worker.send(Command::OpenPast { volume, snapshot, reply }).map_err(|_| stopping())?;
+    let reader = answer.await.map_err(|_| stopping())??;
+    Ok(Served::Snapshot { volume, snapshot, reader })
 }
 
 /// The reason why a volume is not attached yet.

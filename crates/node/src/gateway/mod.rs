@@ -7,7 +7,7 @@
 pub mod asked;
 mod handshake;
 
-pub use handshake::open;
+pub use handshake::{open, open_past};
 
 use crate::admin::{FollowerOptions, Plane};
 use crate::cli::signals::Stop;

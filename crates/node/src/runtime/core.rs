@@ -153,6 +153,12 @@ impl<C: ControlPlane> Core<C> {
                         }
                     });
                 }
+                Command::OpenPast { volume, snapshot, reply } => {
+                    let opened = self.drivers.open_past(&self, volume, snapshot);
+                    if let Err(Ok(reader)) = reply.send(opened) {
+                        self.drivers.release_past(&self, reader);
+                    }
+                }
                 Command::WaitsFor { volume, reply } => {
                     let _ = reply.send(self.drivers.waits_for(&self, volume));
                 }
@@ -165,12 +171,10 @@ impl<C: ControlPlane> Core<C> {
                 Command::Expel { volume, force, reply } => {
                     self.beside(reply, move |core| async move { core.drivers.expel(&core, volume, force).await });
                 }
-                Command::Request { volume, generation, op, reply } => {
-                    self.drivers.request_here(&self, (volume, generation), op, reply);
-                }
-                Command::Release { volume, generation } => self.drivers.release(&self, volume, generation),
-                Command::Nbd { volume, generation, place, stream, session, input } => {
-                    nbd_conn::serve(&self, (volume, generation), place, stream, *session, input);
+                Command::Request { of, op, reply } => self.drivers.request_here(&self, of, op, reply),
+                Command::Release { of } => self.drivers.release_served(&self, of),
+                Command::Nbd { of, since, place, stream, session, input } => {
+                    nbd_conn::serve(&self, (of, since), place, stream, *session, input);
                 }
                 Command::Status { reply } => {
                     let _ = reply.send(self.shards.as_ref().map(Worker::status).unwrap_or_default());
@@ -266,6 +270,11 @@ impl<C: ControlPlane> Core<C> {
                 Message::Attach { shard, .. } | Message::Follow { shard, .. } => {
                     self.state.borrow().volume(shard.volume).is_some()
                         && all.entry(link).or_default().insert(shard.volume)
+                }
+                // A reader of the past never says that it begins or ends.
+                Message::Read(r) if r.at.version.0 > 0 => {
+                    self.state.borrow().volume(r.shard.volume).is_some()
+                        && all.entry(link).or_default().insert(r.shard.volume)
                 }
                 Message::Detach { shard, .. } => all.get_mut(&link).is_some_and(|v| v.remove(&shard.volume)),
                 _ => false,

@@ -6,37 +6,36 @@
 //! one (rule 14 of the contract: who was fenced gets errors until it connects anew).
 
 mod held;
+mod past;
+mod waiting;
 
 pub use held::Held;
+pub use past::PastSlot;
 
 use super::core::Core;
 use super::dial;
-use super::nbd_conn::{Conn, Flusher};
+use super::nbd_conn::{Conn, Flusher, Served, Serves};
 use crate::timing;
 use freebs_agent::{Answer, Asking, Attachment, DriverLinks, Right, Wanted, news_of};
 use freebs_control::{ControlPlane, Holder, State};
 use freebs_driver::{Action, Driver, Event, Op, Reply};
+use freebs_format::Pin;
 use freebs_format::wire::{Message, Role};
 use freebs_io::linux::{OsRandom, SystemClock};
 use freebs_io::{Clock, LinkId, Outbox, Random};
 use freebs_nbd::{NbdErrno, Ticket};
 use freebs_types::{DriverId, Error, Generation, NodeId, Peer, Result, ShardId, VolumeId, limits};
+use past::Readers;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
+use waiting::{Asked, Waiting};
 
 /// What each driver may add to what waits on a link: its window, and as much again for what it repeats.
 pub const LINK_WINDOW_PER_DRIVER: usize = 2 * limits::DRIVER_WINDOW_BYTES;
-
-/// A request on its way through the driver, and the place that its answer goes to.
-enum Asked {
-    /// Of an NBD client.
-    Client { conn: Rc<Conn>, ticket: Ticket },
-    /// Of this process itself.
-    Here(oneshot::Sender<Result<Reply>>),
-}
 
 /// One attached volume.
 pub struct Slot {
@@ -53,8 +52,7 @@ pub struct Slot {
     conns: RefCell<Vec<Weak<Conn>>>,
     /// `state` changed.
     changed: Notify,
-    asked: RefCell<Vec<Option<Asked>>>,
-    free: RefCell<Vec<usize>>,
+    waiting: Waiting,
 }
 
 impl Slot {
@@ -91,6 +89,7 @@ pub struct Drivers<C> {
     links: RefCell<DriverLinks>,
     pub flusher: Rc<Flusher>,
     spare: RefCell<Vec<Vec<Action>>>,
+    readers: Readers,
     marker: std::marker::PhantomData<C>,
 }
 
@@ -150,6 +149,7 @@ impl<C: ControlPlane> Drivers<C> {
             links: RefCell::default(),
             flusher: Rc::new(Flusher::default()),
             spare: RefCell::default(),
+            readers: Readers::default(),
             marker: std::marker::PhantomData,
         }
     }
@@ -170,6 +170,7 @@ impl<C: ControlPlane> Drivers<C> {
                         core.drivers.step(&core, &slot, Event::Tick);
                     }
                 }
+                core.drivers.tick_past(&core);
             }
         });
     }
@@ -256,8 +257,7 @@ impl<C: ControlPlane> Drivers<C> {
             returning: Cell::new(0),
             conns: RefCell::default(),
             changed: Notify::new(),
-            asked: RefCell::default(),
-            free: RefCell::default(),
+            waiting: Waiting::default(),
         });
         self.slots.borrow_mut().insert(id, slot.clone());
         self.fit_windows(core);
@@ -343,7 +343,14 @@ impl<C: ControlPlane> Drivers<C> {
 
     /// A request of a client; the answer goes to `conn`.
     pub fn request(&self, core: &Rc<Core<C>>, conn: &Rc<Conn>, ticket: Ticket, op: Op) {
-        let Some(slot) = conn.slot.upgrade() else {
+        let slot = match &conn.serves {
+            Serves::Volume(slot) => slot.upgrade(),
+            Serves::Snapshot { slot, .. } => match slot.upgrade() {
+                Some(slot) => return self.request_past(core, &slot, conn, ticket, op),
+                None => None,
+            },
+        };
+        let Some(slot) = slot else {
             conn.fail(ticket, &Error::fenced("the volume is not attached here any more"));
             return;
         };
@@ -354,33 +361,49 @@ impl<C: ControlPlane> Drivers<C> {
         self.put(core, &slot, Asked::Client { conn: conn.clone(), ticket }, op);
     }
 
-    /// A request of this process itself, which has opened the volume.
-    pub fn request_here(
-        &self,
-        core: &Rc<Core<C>>,
-        (volume, generation): (VolumeId, Generation),
-        op: Op,
-        reply: oneshot::Sender<Result<Reply>>,
-    ) {
-        match self.attachment(volume, generation) {
-            Some(slot) => self.put(core, &slot, Asked::Here(reply), op),
+    /// A request of this process itself, which has opened the volume or snapshot.
+    pub fn request_here(&self, core: &Rc<Core<C>>, of: Served, op: Op, reply: oneshot::Sender<Result<Reply>>) {
+        let asked = Asked::Here(reply);
+        let asked = match of {
+            Served::Volume { volume, generation } => match self.attachment(volume, generation) {
+                Some(slot) => return self.put(core, &slot, asked, op),
+                None => asked,
+            },
+            Served::Snapshot { reader, .. } => match self.readers.get(reader) {
+                Some(slot) => return self.put_past(core, &slot, asked, op),
+                None => asked,
+            },
+        };
+        if let Asked::Here(reply) = asked {
             // Nobody may wait any more.
-            None => drop(reply.send(Err(Error::fenced("the volume is not attached here any more")))),
+            drop(reply.send(Err(Error::fenced("it is not open here any more"))));
+        }
+    }
+
+    /// One user less of what was opened for it.
+    pub fn release_served(&self, core: &Rc<Core<C>>, of: Served) {
+        match of {
+            Served::Volume { volume, generation } => self.release(core, volume, generation),
+            Served::Snapshot { reader, .. } => self.release_past(core, reader),
+        }
+    }
+
+    /// The driver or reader that a connection which was opened for it speaks to.
+    pub fn serves(&self, of: Served, since: Option<Arc<[Pin]>>) -> Serves {
+        match of {
+            Served::Volume { volume, generation } => {
+                Serves::Volume(self.attachment(volume, generation).as_ref().map(Rc::downgrade).unwrap_or_default())
+            }
+            Served::Snapshot { reader, .. } => Serves::Snapshot {
+                slot: self.readers.get(reader).as_ref().map(Rc::downgrade).unwrap_or_default(),
+                since,
+            },
         }
     }
 
     fn put(&self, core: &Rc<Core<C>>, slot: &Rc<Slot>, asked: Asked, op: Op) {
-        let token = match slot.free.borrow_mut().pop() {
-            Some(i) => {
-                slot.asked.borrow_mut()[i] = Some(asked);
-                i
-            }
-            None => {
-                slot.asked.borrow_mut().push(Some(asked));
-                slot.asked.borrow().len() - 1
-            }
-        };
-        self.step(core, slot, Event::Client { token: token as u64, op });
+        let token = slot.waiting.put(asked);
+        self.step(core, slot, Event::Client { token, op });
     }
 
     fn step(&self, core: &Rc<Core<C>>, slot: &Rc<Slot>, event: Event) {
@@ -398,8 +421,11 @@ impl<C: ControlPlane> Drivers<C> {
         }
         match action {
             Action::Send { to, message } => self.send(core, to, message),
-            Action::Done { token, result } => Self::done(slot, token, result),
-            Action::Connect(peer) => self.connect(core, slot, peer),
+            Action::Done { token, result } => slot.waiting.done(token, result),
+            Action::Connect(peer) => {
+                let slot = slot.clone();
+                self.connect(core, peer, move |core, event| core.drivers.step(core, &slot, event));
+            }
             Action::Fenced => {
                 tracing::warn!("volume {} was attached elsewhere: everything here fails from now on", slot.volume);
                 if self.is_current(slot) {
@@ -410,16 +436,6 @@ impl<C: ControlPlane> Drivers<C> {
         }
     }
 
-    fn done(slot: &Slot, token: u64, result: Result<Reply>) {
-        let index = token as usize;
-        let Some(asked) = slot.asked.borrow_mut().get_mut(index).and_then(Option::take) else { return };
-        slot.free.borrow_mut().push(index);
-        match asked {
-            Asked::Client { conn, ticket } => conn.answer(ticket, result),
-            Asked::Here(reply) => drop(reply.send(result)),
-        }
-    }
-
     fn send(&self, core: &Core<C>, to: Peer, message: Message) {
         let link = self.links.borrow().link(to);
         if let Some(link) = link {
@@ -427,14 +443,15 @@ impl<C: ControlPlane> Drivers<C> {
         }
     }
 
-    /// A driver wants a link: there is one, or it is dialled, or the shards are right here.
-    fn connect(&self, core: &Rc<Core<C>>, slot: &Rc<Slot>, peer: Peer) {
+    /// A driver or reader wants a link: there is one, or it is dialled, or the shards are right here. It hears of it by `tell`,
+    /// or with all others.
+    fn connect(&self, core: &Rc<Core<C>>, peer: Peer, tell: impl FnOnce(&Rc<Core<C>>, Event) + 'static) {
         let wanted = self.links.borrow_mut().want(peer);
-        let (core, slot) = (core.clone(), slot.clone());
+        let core = core.clone();
         match wanted {
             Wanted::Open(link) => drop(tokio::task::spawn_local(async move {
                 let event = core.drivers.links.borrow().news(peer, link);
-                core.drivers.step(&core, &slot, event);
+                tell(&core, event);
             })),
             Wanted::Opening => {}
             Wanted::Dial => drop(tokio::task::spawn_local(async move {
@@ -461,7 +478,8 @@ impl<C: ControlPlane> Drivers<C> {
     /// it would be closed for that, come up again, and never carry anything. The bytes are the drivers' own; the link
     /// only refers to them.
     fn fit_windows(&self, core: &Core<C>) {
-        let bytes = limits::PEER_WINDOW_BYTES + self.slots.borrow().len() * LINK_WINDOW_PER_DRIVER;
+        let drivers = self.slots.borrow().len() + self.readers.len();
+        let bytes = limits::PEER_WINDOW_BYTES + drivers * LINK_WINDOW_PER_DRIVER;
         for link in self.links.borrow().open() {
             core.transport.set_window(link, bytes);
         }
@@ -472,6 +490,7 @@ impl<C: ControlPlane> Drivers<C> {
         for slot in slots {
             self.step(core, &slot, event.clone());
         }
+        self.tell_past(core, event);
     }
 
     pub fn on_link_down(&self, core: &Rc<Core<C>>, peer: Peer, link: LinkId) {
@@ -486,6 +505,10 @@ impl<C: ControlPlane> Drivers<C> {
         for message in messages.drain(..) {
             if let Message::Durable(items) = message {
                 self.on_durable(core, from, items);
+                continue;
+            }
+            if let Some(reader) = past::reader_for(&message) {
+                self.on_past_message(core, reader, from, message);
                 continue;
             }
             let Some(slot) = shard_of(&message).and_then(|s| self.slot(s.volume)) else { continue };
@@ -521,5 +544,6 @@ impl<C: ControlPlane> Drivers<C> {
                 }
             }
         }
+        self.on_past_state(core, earlier, state);
     }
 }

@@ -14,6 +14,7 @@ mod thread;
 mod wire;
 
 pub use drivers::Held;
+pub use nbd_conn::Served;
 #[cfg(test)]
 pub use node::not_yet;
 pub use node::{pass_on_state, run_node, stop_workers};

@@ -5,18 +5,20 @@
 //! session's window closes), and is let go after `timing::NBD_STUCK_LIMIT`.
 
 use super::core::Core;
-use super::drivers::Slot;
+use super::drivers::{PastSlot, Slot};
 use crate::timing;
 use bytes::{Buf, BytesMut};
 use freebs_control::ControlPlane;
-use freebs_driver::{Op, Piece, Reply};
+use freebs_driver::{Op, Piece, Reply, StatusRun};
+use freebs_format::Pin;
 use freebs_io::linux::busy;
 use freebs_io::linux::net::{LooseStream, Stream};
 use freebs_nbd::{Event, Extent, NbdErrno, ReadPiece, Session, Step, Ticket, Wait};
-use freebs_types::{BLOCK, Error, Generation, Result, VolumeId};
+use freebs_types::{BLOCK, Error, Generation, Result, SnapshotId, VolumeId};
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use tokio::io::AsyncReadExt;
 use tokio::net::{tcp, unix};
 use tokio::sync::{Notify, OwnedSemaphorePermit};
@@ -61,6 +63,34 @@ impl Input {
     }
 }
 
+/// A volume or snapshot that was opened for a connection, or for this process itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// A volume, as this attachment has it.
+    Volume { volume: VolumeId, generation: Generation },
+    /// A snapshot of a volume, by the reader with this number.
+    Snapshot { volume: VolumeId, snapshot: SnapshotId, reader: u16 },
+}
+
+impl Served {
+    pub fn volume(self) -> VolumeId {
+        match self {
+            Self::Volume { volume, .. } | Self::Snapshot { volume, .. } => volume,
+        }
+    }
+}
+
+/// The driver or reader that a connection speaks to. Not kept alive by it: a fenced attachment is gone, and so is the right to
+/// use it.
+pub enum Serves {
+    Volume(Weak<Slot>),
+    Snapshot {
+        slot: Weak<PastSlot>,
+        /// The pins since which the client wants to be told what changed.
+        since: Option<Arc<[Pin]>>,
+    },
+}
+
 /// A connection.
 pub struct Conn {
     volume: VolumeId,
@@ -73,8 +103,7 @@ pub struct Conn {
     complained: Cell<bool>,
     /// Closed from here, while its reader may wait for the client.
     end: Notify,
-    /// The attachment that it belongs to. Not kept alive by it: a fenced one is gone, and so is the right to use it.
-    pub slot: Weak<Slot>,
+    pub serves: Serves,
     flusher: Rc<Flusher>,
     /// Its place among the connections of the process, until the last request has its answer.
     _place: OwnedSemaphorePermit,
@@ -210,8 +239,7 @@ impl Conn {
                     session.reply_read(ticket, &mut pieces);
                 }
                 Ok(Reply::Status(runs)) => {
-                    let extents: Vec<Extent> =
-                        runs.iter().map(|r| Extent { len: r.bytes, hole: r.hole, zero: r.zero }).collect();
+                    let extents: Vec<Extent> = runs.iter().map(extent).collect();
                     session.reply_block_status(ticket, &extents);
                 }
                 Err(e) => {
@@ -224,6 +252,10 @@ impl Conn {
     }
 }
 
+fn extent(r: &StatusRun) -> Extent {
+    Extent { len: r.bytes, hole: r.hole, zero: r.zero, changed: r.changed }
+}
+
 fn read_piece(p: Piece) -> ReadPiece {
     match p {
         Piece::Data(b) => ReadPiece::Data(b),
@@ -231,10 +263,10 @@ fn read_piece(p: Piece) -> ReadPiece {
     }
 }
 
-/// Takes over a connection whose volume was opened for it, as the attachment named here.
+/// Takes over a connection for which this was opened. `since`: of a snapshot, what its block status tells changes from.
 pub fn serve<C: ControlPlane>(
     core: &Rc<Core<C>>,
-    (volume, generation): (VolumeId, Generation),
+    (of, since): (Served, Option<Arc<[Pin]>>),
     place: OwnedSemaphorePermit,
     stream: LooseStream,
     session: Session,
@@ -244,14 +276,13 @@ pub fn serve<C: ControlPlane>(
         Ok(s) => s,
         Err(e) => {
             tracing::warn!("an NBD connection was lost: {e}");
-            core.drivers.release(core, volume, generation);
+            core.drivers.release_served(core, of);
             return;
         }
     };
-    let slot = core.drivers.attachment(volume, generation);
     let (requests, output) = split(stream);
     let conn = Rc::new(Conn {
-        volume,
+        volume: of.volume(),
         output,
         session: RefCell::new(session),
         room: Notify::new(),
@@ -259,11 +290,13 @@ pub fn serve<C: ControlPlane>(
         closed: Cell::new(false),
         complained: Cell::new(false),
         end: Notify::new(),
-        slot: slot.as_ref().map(Rc::downgrade).unwrap_or_default(),
+        serves: core.drivers.serves(of, since),
         flusher: core.drivers.flusher.clone(),
         _place: place,
     });
-    if let Some(slot) = &slot {
+    if let Serves::Volume(slot) = &conn.serves
+        && let Some(slot) = slot.upgrade()
+    {
         slot.join(&conn);
     }
     let core = core.clone();
@@ -272,7 +305,7 @@ pub fn serve<C: ControlPlane>(
             tracing::debug!("an NBD connection ended: {e}");
         }
         conn.closed.set(true);
-        core.drivers.release(&core, volume, generation);
+        core.drivers.release_served(&core, of);
     });
 }
 
@@ -321,7 +354,7 @@ async fn read_some(conn: &Conn, from: &mut Input, input: &mut BytesMut) -> Resul
 
 /// Hands every whole request in `input` to the driver.
 fn take_requests<C: ControlPlane>(core: &Rc<Core<C>>, conn: &Rc<Conn>, input: &mut BytesMut) -> Result<Wait> {
-    if let Some(volume) = core.state.borrow().volume(conn.volume) {
+    if let (Serves::Volume(_), Some(volume)) = (&conn.serves, core.state.borrow().volume(conn.volume)) {
         // It may have grown since the client came.
         conn.session.borrow_mut().resize(volume.size);
     }
@@ -335,7 +368,7 @@ fn take_requests<C: ControlPlane>(core: &Rc<Core<C>>, conn: &Rc<Conn>, input: &m
                 conn.session.borrow_mut().reply_error(ticket, NbdErrno::NotSup);
                 conn.mark();
             }
-            Ok(Step::Event(Event::Request { ticket, op })) => match driver_op(op) {
+            Ok(Step::Event(Event::Request { ticket, op })) => match driver_op(op, &conn.serves) {
                 Some(op) => core.drivers.request(core, conn, ticket, op),
                 None => {
                     conn.session.borrow_mut().reply_ok(ticket);
@@ -364,14 +397,17 @@ fn is_slow_zero(op: &freebs_nbd::Op) -> bool {
 }
 
 /// The driver's word for a request; none for a hint that is ignored.
-fn driver_op(op: freebs_nbd::Op) -> Option<Op> {
+fn driver_op(op: freebs_nbd::Op, serves: &Serves) -> Option<Op> {
     Some(match op {
         freebs_nbd::Op::Read { offset, len, .. } => Op::Read { offset, len: u64::from(len) },
         freebs_nbd::Op::Write { offset, data, fua } => Op::Write { offset, data, fua },
         freebs_nbd::Op::Trim { offset, len, .. } => Op::Trim { offset, len },
         freebs_nbd::Op::Zero { offset, len, no_hole, .. } => Op::Zero { offset, len, may_trim: !no_hole },
         freebs_nbd::Op::Flush => Op::Flush,
-        freebs_nbd::Op::BlockStatus { offset, len, .. } => Op::Status { offset, len },
+        freebs_nbd::Op::BlockStatus { offset, len, .. } => match serves {
+            Serves::Snapshot { since: Some(since), .. } => Op::Changes { offset, len, since: since.clone() },
+            _ => Op::Status { offset, len },
+        },
         freebs_nbd::Op::Cache { .. } => return None,
     })
 }

@@ -496,7 +496,9 @@ impl LocalNode for Local {
                     durable: s.durable,
                     state: member_state(s),
                     lapsed: s.lapsed,
+                    pins: s.pins,
                     waits: s.waits.clone(),
+                    whole_from: s.whole_from,
                     log: Some(log_status(s)),
                 })
                 .collect()

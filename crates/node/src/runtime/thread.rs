@@ -2,6 +2,7 @@
 
 use super::core::{Core, Shards};
 use super::drivers::Held;
+use super::nbd_conn::Served;
 use crate::events::EventLog;
 use crate::timing;
 use bytes::BytesMut;
@@ -11,6 +12,7 @@ use freebs_control::audit::{AuditOf, AuditState};
 use freebs_control::events::{EventKind, Told};
 use freebs_control::{ControlPlane, State};
 use freebs_driver::Op;
+use freebs_format::Pin;
 use freebs_format::disk::{SEGMENTS_AT, SUPERBLOCK_BYTES, Superblock};
 use freebs_format::wire::Hello;
 use freebs_io::linux::net::{LooseStream, Transport};
@@ -21,7 +23,7 @@ use freebs_lsvd::{Digest, Engine, Expect, OpenReport, Options, Shape};
 use freebs_nbd::Session;
 use freebs_secrets::HostKey;
 use freebs_types::{
-    ClusterId, DeviceId, Error, ErrorKind, Generation, Hash32, Peer, Result, ShardId, StartNumber, VolumeId,
+    ClusterId, DeviceId, Error, ErrorKind, Generation, Hash32, Peer, Result, ShardId, SnapshotId, StartNumber, VolumeId,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -89,26 +91,31 @@ pub enum Command {
         volume: VolumeId,
         reply: oneshot::Sender<String>,
     },
-    /// The opposite of `Open`, for a connection that never came.
-    Release {
+    /// Opens a snapshot of the volume for one more connection; the number of its reader.
+    OpenPast {
         volume: VolumeId,
-        generation: Generation,
+        snapshot: SnapshotId,
+        reply: oneshot::Sender<Result<u16>>,
     },
-    /// An NBD connection in transmission, counted by an `Open` before. It belongs to that attachment and to no other:
-    /// once that one is fenced, the connection gets nothing but errors.
+    /// The opposite of `Open` or `OpenPast`, for a connection that never came.
+    Release {
+        of: Served,
+    },
+    /// An NBD connection in transmission, counted by an `Open` or `OpenPast` before. It belongs to that attachment and to no
+    /// other: once that one is fenced, or its snapshot deleted, the connection gets nothing but errors.
     Nbd {
-        volume: VolumeId,
-        generation: Generation,
+        of: Served,
+        /// Of a snapshot: the pins since which block status tells changes.
+        since: Option<Arc<[Pin]>>,
         /// Its place among the connections of the process.
         place: OwnedSemaphorePermit,
         stream: LooseStream,
         session: Box<Session>,
         input: BytesMut,
     },
-    /// A request of this process itself, for an attachment that an `Open` counted.
+    /// A request of this process itself, for what an `Open` or `OpenPast` counted.
     Request {
-        volume: VolumeId,
-        generation: Generation,
+        of: Served,
         op: Op,
         reply: oneshot::Sender<Result<freebs_driver::Reply>>,
     },

@@ -369,7 +369,7 @@ impl Shard {
             let (kind, bytes) = replica.block(at);
             match pieces.last_mut() {
                 Some(p) if p.kind == kind && rng.odds(800) => p.blocks += 1,
-                _ => pieces.push(Piece { kind, blocks: 1 }),
+                _ => pieces.push(Piece { kind, blocks: 1, changed: false }),
             }
             if let Some(bytes) = bytes.filter(|_| !r.status_only) {
                 crcs.push(block_crc(&bytes));

@@ -539,11 +539,11 @@ fn status_tells_data_holes_and_zeroes() {
     s.step(Event::Client { token: 1, op: Op::Status { offset: 512, len: 16384 } });
     s.sees(&["n2 <- read r0 v1 floor 2 [0+5]"]);
     let (id, from, shard) = s.reads[0];
-    let piece = |kind, blocks| WirePiece { kind, blocks };
+    let piece = |kind, blocks| WirePiece { kind, blocks, changed: false };
     let pieces = vec![piece(ExtentKind::Trim, 2), piece(ExtentKind::Zero, 1), piece(ExtentKind::Data, 2)];
     let reply = ReadReply { shard, id, pieces, crcs: vec![], data: vec![] };
     s.step(Event::Message { from, message: Message::ReadReply(reply) });
-    let run = |bytes, hole, zero| StatusRun { bytes, hole, zero };
+    let run = |bytes, hole, zero| StatusRun { bytes, hole, zero, changed: false };
     let wanted = [run(7680, true, true), run(4096, false, true), run(4608, false, false)];
     s.sees(&[&format!("done 1: {wanted:?}")]);
 }

@@ -241,7 +241,7 @@ impl Script {
         let reply = ReadReply {
             shard,
             id,
-            pieces: blocks.iter().map(|b| WirePiece { kind: kind(b), blocks: 1 }).collect(),
+            pieces: blocks.iter().map(|b| WirePiece { kind: kind(b), blocks: 1, changed: false }).collect(),
             crcs: data.iter().map(|d| block_crc(d) ^ damage).collect(),
             data,
         };

@@ -171,8 +171,11 @@ pub fn mark_body() -> impl Strategy<Value = MarkBody> {
                         })
                         .collect(),
                 },
-                pins: pins.into_iter().map(Version).collect(),
+                pins: pins.into_iter().map(|v| Pin { version: Version(v), snapshot: SnapshotId(v / 3) }).collect(),
                 retain: Version(retain),
+                kept_as_of: Some(Sequence(upto / 2)).filter(|s| s.0 % 3 > 0 && s.0 != committed),
+                whole_from: Version(if since % 2 == 0 { since } else { 0 }),
+                whole_past: append % 2 == 0,
                 closed: closed
                     .into_iter()
                     .map(|(view, (published, secret))| ClosedView {
@@ -249,13 +252,13 @@ fn write_request() -> impl Strategy<Value = WriteRequest> {
 }
 
 fn read_reply() -> impl Strategy<Value = ReadReply> {
-    let pieces = vec((extent_kind(), any::<u32>()), 0..6);
+    let pieces = vec((extent_kind(), any::<u32>(), any::<bool>()), 0..6);
     (shard_id(), any::<u64>(), pieces, vec(any::<u8>(), 0..4)).prop_map(|(shard, id, pieces, seeds)| {
         let data: Vec<Bytes> = seeds.iter().map(|s| block(*s)).collect();
         ReadReply {
             shard,
             id,
-            pieces: pieces.into_iter().map(|(kind, blocks)| Piece { kind, blocks }).collect(),
+            pieces: pieces.into_iter().map(|(kind, blocks, changed)| Piece { kind, blocks, changed }).collect(),
             crcs: data.iter().map(|b| block_crc(b)).collect(),
             data: if data.is_empty() { Vec::new() } else { vec![data.concat().into()] },
         }
@@ -271,18 +274,19 @@ fn frame_name() -> impl Strategy<Value = FrameName> {
 }
 
 fn sync_request() -> impl Strategy<Value = Message> {
-    (shard_id(), any::<[u64; 5]>(), any::<[bool; 2]>(), vec(frame_name(), 0..5)).prop_map(
-        |(shard, [view, id, until, from, since], [lost, fetch], names)| {
+    (shard_id(), any::<[u64; 8]>(), any::<[bool; 2]>(), vec(frame_name(), 0..5)).prop_map(
+        |(shard, [view, id, until, from, since, version, sequence, past], [lost, fetch], names)| {
             Message::Sync(SyncRequest {
                 shard,
                 view: ViewNumber(view),
                 id,
                 names,
                 until: Sequence(until),
-                map_from: from,
+                map_from: MapPoint { from, behind: (Version(version), Sequence(sequence)) },
                 map_since: Sequence(since),
                 lost,
                 fetch,
+                past: Version(past),
             })
         },
     )
@@ -290,9 +294,10 @@ fn sync_request() -> impl Strategy<Value = Message> {
 
 fn sync_reply() -> impl Strategy<Value = Message> {
     let modes = [SyncMode::Frames, SyncMode::Level, SyncMode::Map, SyncMode::MapEnd, SyncMode::Refused];
-    (shard_id(), any::<[u64; 4]>(), prop::sample::select(modes.to_vec()), vec(frame(), 0..3)).prop_map(
-        |(shard, [view, id, common, map_next], mode, frames)| {
+    (shard_id(), any::<[u64; 6]>(), prop::sample::select(modes.to_vec()), vec(frame(), 0..3)).prop_map(
+        |(shard, [view, id, common, from, version, sequence], mode, frames)| {
             let common = Sequence(common);
+            let map_next = MapPoint { from, behind: (Version(version), Sequence(sequence)) };
             Message::SyncReply(SyncReply { shard, view: ViewNumber(view), id, mode, common, map_next, frames })
         },
     )
@@ -334,7 +339,7 @@ fn refused() -> impl Strategy<Value = Message> {
 }
 
 fn read_request() -> impl Strategy<Value = Message> {
-    (shard_id(), any::<[u64; 4]>(), any::<[u32; 2]>(), any::<bool>()).prop_map(|(shard, n, [lba, len], status_only)| {
+    (shard_id(), any::<[u64; 8]>(), any::<[u32; 2]>(), any::<bool>()).prop_map(|(shard, n, [lba, len], status_only)| {
         Message::Read(ReadRequest {
             shard,
             view: ViewNumber(n[0]),
@@ -343,6 +348,8 @@ fn read_request() -> impl Strategy<Value = Message> {
             floor: Sequence(n[3]),
             range: BlockRange::new(lba, len),
             status_only,
+            at: Pin { version: Version(n[4]), snapshot: SnapshotId(n[5]) },
+            since: Pin { version: Version(n[6]), snapshot: SnapshotId(n[7]) },
         })
     })
 }

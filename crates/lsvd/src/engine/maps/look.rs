@@ -131,9 +131,24 @@ impl<D: Device> Io<'_, D> {
         &self,
         shard: ShardId,
         segment: u32,
-        (start, end): (u32, u32),
+        range: (u32, u32),
         each: impl FnMut(u32, &Extent),
     ) -> Result<()> {
+        self.with_layers(shard, range, |_, s, layers| {
+            s.covered_tombs(segment, layers, each);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Lets `f` see all committed entries of `[start, end)`, one above the other, at one moment. Of the uppermost ones
+    /// nothing is known that took their place.
+    pub async fn with_layers<R>(
+        &self,
+        shard: ShardId,
+        (start, end): (u32, u32),
+        f: impl FnOnce(&Core, &Shard, Table) -> Result<R>,
+    ) -> Result<R> {
         let mut have = Pages::new();
         loop {
             let loads = {
@@ -148,8 +163,7 @@ impl<D: Device> Io<'_, D> {
                 if missing.is_empty() {
                     let s = core.shard(shard)?;
                     s.layers(start, end).iter().for_each(|(a, l)| layers.put_back(a, l));
-                    s.covered_tombs(segment, layers, each);
-                    return Ok(());
+                    return f(core, s, layers);
                 }
                 loads(core, missing)
             };

@@ -10,6 +10,7 @@
 //!   cleaning moves it like everything else, and a trim or zero of it is carried (rule E1).
 //! - Between pins, nothing has to be known: an extent may be taken for one that was in force longer than it was, but not
 //!   at a version that is kept.
+//! - A version that is kept and can be read is all there: what is not is below `whole_from`.
 //! - All of it can be made again from the log (invariant 5). A frame that pins may be gone from the log before those
 //!   whose extents it keeps, and only a mark behind them tells of it then; so recovery reads the log twice if it meets
 //!   such a mark after it let anything go.
@@ -17,12 +18,12 @@
 pub(crate) mod pins;
 pub(crate) mod table;
 
-use crate::RuleMutant;
 use crate::log::segments::Segments;
 use crate::map::extents::{Extent, ExtentMap};
 use crate::shard::Shard;
+use crate::{KeptState, RuleMutant};
 use freebs_format::MarkBody;
-use freebs_types::{Error, Result, Sequence, ShardId, Version};
+use freebs_types::{Error, Result, Sequence, ShardId, SnapshotId, Version};
 use pins::{Kept, PinOp, Pins};
 use std::collections::BTreeMap;
 use table::{Judge, Layer, Table};
@@ -56,6 +57,8 @@ pub(crate) struct History {
     pub late: bool,
     /// Something was given up: the table is to be looked through from here on.
     pub prune_at: Option<u32>,
+    /// Kept versions below this are not all there. It is in marks and checkpoints.
+    pub whole_from: Version,
 }
 
 impl History {
@@ -109,30 +112,88 @@ impl Shard {
         }
     }
 
-    /// A mark tells what was kept as of the frame that it knew to be committed.
-    pub fn mark_pins(&mut self, body: &MarkBody, version: Version) {
-        let kept = Kept { pins: body.pins.iter().copied().collect(), retain: Some(body.retain).filter(|r| r.0 > 0) };
-        if kept.is_none() && self.history.pins.kept.is_none() {
+    /// A frame came out of order, which says what is kept: what a version needs may have been let go of.
+    pub fn late_pins(&mut self, sequence: Sequence, ops: &[PinOp]) {
+        if sequence <= self.history.pins.as_of {
             return;
         }
-        let (more, less) = self.history.pins.rebase(&kept, body.committed);
-        if less {
-            self.history.prune_at = Some(0);
-        }
-        let hint = &self.history.hint;
-        let known = kept.pins.iter().all(|v| hint.has(*v)) && kept.retain.is_none_or(|r| hint.has(r));
-        self.history.late |= more && self.history.dropped && !known;
-        if body.whole {
-            // The map was learned up to here. What lies between was never here.
-            let kept = &mut self.history.pins.kept;
-            kept.retain = kept.retain.map(|r| r.max(version));
+        for op in ops {
+            let lacks = match op {
+                PinOp::Take(pin) => pin.version.next(),
+                PinOp::Retain { .. } => self.tip.version,
+                PinOp::Release(_) | PinOp::RetainNone => continue,
+            };
+            self.history.whole_from = self.history.whole_from.max(lacks);
         }
     }
 
-    /// What a mark says of it.
-    pub fn pins_for_mark(&self) -> (Vec<Version>, Version) {
+    /// The frame that what is kept is as of. Frames that are lost may have said more.
+    fn kept_as_of(&self) -> Sequence {
+        let hole = self.holes.iter().map(|h| Sequence(h.from - 1)).min();
+        let seen = hole.map_or(self.committed, |h| h.min(self.committed));
+        self.history.pins.as_of.max(seen)
+    }
+
+    /// The versions that are kept, for a peer that learns.
+    pub fn kept_state(&self) -> KeptState {
         let kept = &self.history.pins.kept;
-        (kept.pins.iter().copied().collect(), kept.retain.unwrap_or_default())
+        KeptState {
+            pins: kept.list(),
+            retain: kept.retain,
+            as_of: self.kept_as_of(),
+            whole_from: self.history.whole_from,
+            is_whole_past: false,
+        }
+    }
+
+    /// Puts into a mark which versions are kept, when a peer has told of it or not.
+    pub fn kept_for_mark(&self, told: Option<&KeptState>, body: &mut MarkBody) {
+        let own = self.kept_state();
+        let Some(told) = told else {
+            (body.pins, body.retain) = (own.pins, own.retain.unwrap_or_default());
+            body.kept_as_of = Some(own.as_of).filter(|s| *s != body.committed);
+            body.whole_from = own.whole_from;
+            return;
+        };
+        body.whole_past = told.is_whole_past;
+        (body.pins, body.retain) = (told.pins.clone(), told.retain.unwrap_or_default());
+        body.kept_as_of = Some(told.as_of).filter(|s| *s != body.committed);
+        body.whole_from = match told.is_whole_past {
+            true => told.whole_from,
+            false => own.whole_from.max(self.lacks(told)),
+        };
+    }
+
+    /// The version below which not all is here of what a peer keeps: it brings pins that were not known when what they
+    /// need was let go of, or lacks what is of versions that are not here.
+    fn lacks(&self, told: &KeptState) -> Version {
+        let (own, last) = (&self.history.pins.kept, self.tip.version);
+        let pin = told.pins.iter().map(|p| p.version).rfind(|v| *v < last && !own.has(*v)).map(Version::next);
+        let window = told.retain.is_some_and(|r| r < last && own.retain.is_none_or(|o| r < o)).then_some(last);
+        let elsewhere = Some(told.whole_from).filter(|v| *v > last);
+        [pin, window, elsewhere].into_iter().flatten().max().unwrap_or_default()
+    }
+
+    /// A mark tells what was kept as of a frame: the one that it knew to be committed, or that a peer named.
+    /// `is_last` if it knows all frames that are here.
+    pub fn mark_pins(&mut self, body: &MarkBody, is_last: bool, segs: &mut Segments) {
+        // Of a frame that came late in front of it in the same append it knows nothing.
+        let own = if is_last || body.whole_past { Version(0) } else { self.history.whole_from };
+        self.history.whole_from = own.max(body.whole_from);
+        let mut kept = Kept::of_mark(body);
+        if kept.is_none() && self.history.pins.kept.is_none() && body.kept_as_of.is_none() {
+            return;
+        }
+        if segs.leaves_out(RuleMutant::ReleasedPinStays) {
+            kept.join(&self.history.pins.kept);
+        }
+        let (more, less) = self.history.pins.rebase(&kept, body.kept_as_of.unwrap_or(body.committed));
+        if less {
+            (self.history.prune_at, segs.prune) = (Some(0), true);
+        }
+        let hint = &self.history.hint;
+        let known = kept.pins.keys().all(|v| hint.has(*v)) && kept.retain.is_none_or(|r| hint.has(r));
+        self.history.late |= more && self.history.dropped && !known;
     }
 
     /// What is kept, as the last durable frame left it.
@@ -142,7 +203,14 @@ impl Shard {
         kept
     }
 
-    /// Whether a version can be read; else why not.
+    /// The snapshot that a version is pinned for; `None` if it is not pinned.
+    pub fn pinned_for(&self, v: Version) -> Option<SnapshotId> {
+        let changes = self.overlay.frames().any(|f| !f.pins.is_empty());
+        let of = |kept: &Kept| kept.pins.get(&v).copied();
+        if changes { of(&self.kept()) } else { of(&self.history.pins.kept) }
+    }
+
+    /// The reason for which a version can't be read, if it can't.
     pub fn check_version(&self, v: Version) -> Result<()> {
         let last = self.tip.version;
         if v > last {
@@ -152,7 +220,14 @@ impl Shard {
             )));
         }
         let changes = self.overlay.frames().any(|f| !f.pins.is_empty());
-        if v == last || if changes { self.kept().has(v) } else { self.history.pins.kept.has(v) } {
+        let is_kept = if changes { self.kept().has(v) } else { self.history.pins.kept.has(v) };
+        if v < last && is_kept && v < self.history.whole_from {
+            return Err(Error::corrupt(format!(
+                "shard {}: history is not whole below version {}, so version {v} can't be read",
+                self.id, self.history.whole_from
+            )));
+        }
+        if v == last || is_kept {
             return Ok(());
         }
         Err(Error::not_found(format!("shard {}: version {v} is neither pinned nor in the retention window", self.id)))

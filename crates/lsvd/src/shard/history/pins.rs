@@ -3,12 +3,12 @@
 //! Invariants:
 //! - It is a function of the committed frames in their order, and of the marks that speak for frames which are no
 //!   longer in the log: a mark says what was pinned as of a sequence, and what is younger is applied on top of it.
-//! - A version is pinned by the frame that has it. So when the pin comes, nothing that it needs has been let go of. One
-//!   that comes out of order (a repair, or behind a map that was learned) is refused: what it needs may be gone.
+//! - A version is pinned by the frame that has it. So when the pin comes, nothing that it needs has been let go of. Of one
+//!   that comes out of order what it needs may be gone: the shard's history is not whole below it then.
 
-use freebs_format::{FEATURE_PINS, FrameHead, UpdateKind};
-use freebs_types::{Sequence, Version, limits};
-use std::collections::BTreeSet;
+use freebs_format::{FEATURE_PINS, FrameHead, MarkBody, Pin, PinUpdate};
+use freebs_types::{Sequence, SnapshotId, Version, limits};
+use std::collections::BTreeMap;
 
 /// Changes that are remembered so that a mark of before them can be told from one behind them.
 const RECENT_MAX: usize = 1024;
@@ -16,7 +16,7 @@ const RECENT_MAX: usize = 1024;
 /// What an update says about versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PinOp {
-    Take(Version),
+    Take(Pin),
     Release(Version),
     /// The window begins here, but never before the version of the update itself unless it has begun already.
     Retain {
@@ -28,17 +28,25 @@ pub(crate) enum PinOp {
 }
 
 impl PinOp {
+    /// True if a later op of this kind makes one that comes out of order void.
+    fn is_about_the_same(self, earlier: Self) -> bool {
+        match (self, earlier) {
+            (Self::Release(v), Self::Take(pin)) => v == pin.version,
+            (Self::Retain { .. } | Self::RetainNone, Self::Retain { .. } | Self::RetainNone) => true,
+            _ => false,
+        }
+    }
+
     /// What a frame says, in order.
     pub fn of(head: &FrameHead) -> Vec<Self> {
         if head.header().features.get() & FEATURE_PINS == 0 {
             return Vec::new();
         }
-        let op = |u: freebs_format::Update<'_>| match u.kind {
-            UpdateKind::Snapshot => Some(Self::Take(u.version)),
-            UpdateKind::Release if u.base.0 == 0 => Some(Self::RetainNone),
-            UpdateKind::Release => Some(Self::Release(u.base)),
-            UpdateKind::Retain => Some(Self::Retain { from: u.base, now: u.version }),
-            _ => None,
+        let op = |u: freebs_format::Update<'_>| match u.pin? {
+            PinUpdate::Snapshot(snapshot) => Some(Self::Take(Pin { version: u.version, snapshot })),
+            PinUpdate::Release(Version(0)) => Some(Self::RetainNone),
+            PinUpdate::Release(version) => Some(Self::Release(version)),
+            PinUpdate::Retain(from) => Some(Self::Retain { from, now: u.version }),
         };
         head.updates().filter_map(op).collect()
     }
@@ -47,7 +55,8 @@ impl PinOp {
 /// Versions that are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Kept {
-    pub pins: BTreeSet<Version>,
+    /// Pinned versions, and the snapshots that they are kept for.
+    pub pins: BTreeMap<Version, SnapshotId>,
     /// First version of the window.
     pub retain: Option<Version>,
 }
@@ -57,9 +66,34 @@ impl Kept {
         self.pins.is_empty() && self.retain.is_none()
     }
 
+    pub fn of_mark(body: &MarkBody) -> Self {
+        Self::of(&body.pins, Some(body.retain).filter(|r| r.0 > 0))
+    }
+
+    pub fn of(pins: &[Pin], retain: Option<Version>) -> Self {
+        Self { pins: pins.iter().map(|p| (p.version, p.snapshot)).collect(), retain }
+    }
+
+    /// The pins, lowest version first.
+    pub fn list(&self) -> Vec<Pin> {
+        self.pins.iter().map(|(version, snapshot)| Pin { version: *version, snapshot: *snapshot }).collect()
+    }
+
+    /// True if all that another one keeps is kept.
+    fn covers(&self, other: &Self) -> bool {
+        let earlier = other.retain.is_some_and(|r| self.retain.is_none_or(|own| r < own));
+        !earlier && other.pins.keys().all(|v| self.pins.contains_key(v))
+    }
+
     /// Whether a version can be read although it is not the last one.
     pub fn has(&self, v: Version) -> bool {
-        self.pins.contains(&v) || self.retain.is_some_and(|r| r <= v)
+        self.pins.contains_key(&v) || self.retain.is_some_and(|r| r <= v)
+    }
+
+    /// The first version from `v` on that is kept although it need not be the last one.
+    pub fn first_from(&self, v: Version) -> Option<Version> {
+        let pin = self.pins.range(v..).next().map(|(v, _)| *v);
+        pin.into_iter().chain(self.retain.map(|r| r.max(v))).min()
     }
 
     /// Whether what was in force at the versions from `from` up to, but without, `to` is needed.
@@ -69,9 +103,9 @@ impl Kept {
 
     pub fn apply(&mut self, op: PinOp) {
         match op {
-            PinOp::Take(v) => {
+            PinOp::Take(pin) => {
                 if self.pins.len() < limits::SHARD_PINS_MAX {
-                    self.pins.insert(v);
+                    self.pins.insert(pin.version, pin.snapshot);
                 }
             }
             PinOp::Release(v) => {
@@ -112,10 +146,14 @@ impl Pins {
         if sequence <= self.as_of {
             return false;
         }
+        if self.recent.iter().any(|(s, later)| *s > sequence && later.is_about_the_same(op)) {
+            return false;
+        }
         if self.recent.len() == RECENT_MAX {
             self.as_of = self.recent.remove(0).0;
         }
-        self.recent.push((sequence, op));
+        let i = self.recent.partition_point(|(s, _)| *s <= sequence);
+        self.recent.insert(i, (sequence, op));
         self.kept.apply(op);
         !matches!(op, PinOp::Take(_))
     }
@@ -130,11 +168,7 @@ impl Pins {
         self.as_of = as_of;
         self.recent.retain(|(s, _)| *s > as_of);
         self.recent.iter().for_each(|(_, op)| self.kept.apply(*op));
-        let now = &self.kept;
-        let earlier = |a: Option<Version>, b: Option<Version>| a.is_some_and(|a| b.is_none_or(|b| a < b));
-        let more = !now.pins.is_subset(&before.pins) || earlier(now.retain, before.retain);
-        let less = !before.pins.is_subset(&now.pins) || earlier(before.retain, now.retain);
-        (more, less)
+        (!before.covers(&self.kept), !self.kept.covers(&before))
     }
 }
 
@@ -143,7 +177,7 @@ mod tests {
     use super::*;
 
     fn kept(pins: &[u64], retain: Option<u64>) -> Kept {
-        Kept { pins: pins.iter().map(|v| Version(*v)).collect(), retain: retain.map(Version) }
+        Kept { pins: pins.iter().map(|v| (Version(*v), SnapshotId(0))).collect(), retain: retain.map(Version) }
     }
 
     #[test]
@@ -156,6 +190,9 @@ mod tests {
         assert!(k.has(Version(3)) && k.has(Version(20)) && k.has(Version(99)));
         assert!(!k.has(Version(4)) && !k.has(Version(19)));
         assert!(!Kept::default().needs(Version(0), Version(1 << 60)));
+        let first = |v| k.first_from(Version(v)).map(|v| v.0);
+        assert_eq!((first(0), first(4), first(8), first(30)), (Some(3), Some(7), Some(20), Some(30)));
+        assert_eq!(kept(&[3], None).first_from(Version(4)), None);
     }
 
     #[test]
@@ -176,10 +213,11 @@ mod tests {
     #[test]
     fn a_mark_speaks_for_frames_up_to_its_own() {
         let (s, v) = (Sequence, Version);
+        let take = |n| PinOp::Take(Pin { version: v(n), ..Pin::default() });
         let mut p = Pins::default();
-        p.apply(s(3), PinOp::Take(v(30)));
+        p.apply(s(3), take(30));
         p.apply(s(5), PinOp::Release(v(10)));
-        p.apply(s(6), PinOp::Take(v(60)));
+        p.apply(s(6), take(60));
         // Laid out before frames 5 and 6 had acted.
         assert_eq!(p.rebase(&kept(&[10, 20, 30], None), s(4)), (true, false));
         assert_eq!(p.kept, kept(&[20, 30, 60], None));
@@ -194,7 +232,7 @@ mod tests {
     fn there_are_never_more_than_the_maximum() {
         let mut p = Pins::default();
         for n in 1..=limits::SHARD_PINS_MAX as u64 + 10 {
-            p.apply(Sequence(n), PinOp::Take(Version(n)));
+            p.apply(Sequence(n), PinOp::Take(Pin { version: Version(n), snapshot: SnapshotId(n) }));
         }
         assert_eq!(p.kept.pins.len(), limits::SHARD_PINS_MAX);
         assert!(p.recent.len() <= RECENT_MAX);

@@ -293,6 +293,19 @@ impl Table {
         })
     }
 
+    /// The end of the first cells from `at` on that have `most` layers or more together; at most `end`.
+    pub fn end_of(&self, at: u32, end: u32, most: usize) -> u32 {
+        let before = self.cells.range(..at).next_back().filter(|(s, c)| **s + c.len > at);
+        let mut layers = 0;
+        for (s, c) in before.into_iter().chain(self.cells.range(at..end.max(at))) {
+            layers += c.layers.len();
+            if layers >= most {
+                return (*s + c.len).min(end);
+            }
+        }
+        end
+    }
+
     /// The first block from `at` on that has a layer.
     pub fn next(&self, at: u32) -> Option<u32> {
         let before = self.cells.range(..at).next_back().filter(|(s, c)| **s + c.len > at).map(|_| at);
@@ -312,7 +325,7 @@ mod tests {
     use super::*;
     use crate::map::extents::Crcs;
     use freebs_format::ExtentKind;
-    use freebs_types::{ChunkId, Sequence};
+    use freebs_types::{ChunkId, Sequence, SnapshotId};
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
@@ -359,7 +372,7 @@ mod tests {
 
     /// Every block reads, at every version that is kept, as the last write at or before it.
     fn reads_as(t: &Table, naive: &Naive, kept: &Kept) -> Result<(), TestCaseError> {
-        let pinned: BTreeSet<u64> = kept.pins.iter().map(|v| v.0).collect();
+        let pinned: BTreeSet<u64> = kept.pins.keys().map(|v| v.0).collect();
         for b in 0..BLOCKS {
             for v in (1..=30).filter(|v| kept.has(Version(*v))) {
                 let want = naive[b as usize].iter().copied().rfind(|w| *w <= v);
@@ -428,7 +441,7 @@ mod tests {
             order in any::<u64>(),
         ) {
             let mut kept = Kept {
-                pins: pins.iter().map(|v| Version(*v)).collect(),
+                pins: pins.iter().map(|v| (Version(*v), SnapshotId(0))).collect(),
                 retain: retain.map(Version),
             };
             let writes: Vec<(u32, u32)> = ops.iter().map(|(s, l)| (*s, (*l).min(BLOCKS - s))).collect();
@@ -456,7 +469,7 @@ mod tests {
                 if step == drops.len() {
                     break;
                 }
-                if let Some(v) = kept.pins.iter().nth(drops[step]).copied() {
+                if let Some(v) = kept.pins.keys().nth(drops[step]).copied() {
                     kept.pins.remove(&v);
                 } else {
                     kept.retain = kept.retain.map(|r| Version(r.0 + 5));

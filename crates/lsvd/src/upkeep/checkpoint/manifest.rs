@@ -20,9 +20,10 @@ use crate::shard::history::table::LayerName;
 use crate::shard::holes::Hole;
 use crate::shard::tip::Tip;
 use freebs_format::disk::SEGMENTS_MAX;
-use freebs_format::{AttachBody, ClosedView, ExtentKind, FrameHead, RequestEntry, RequestFloor, Requests};
+use freebs_format::{AttachBody, ClosedView, ExtentKind, FrameHead, Pin, RequestEntry, RequestFloor, Requests};
 use freebs_types::{
-    ChunkId, DriverId, Error, Generation, Hash32, RequestNumber, Result, Sequence, ShardId, Version, ViewNumber, limits,
+    ChunkId, DriverId, Error, Generation, Hash32, RequestNumber, Result, Sequence, ShardId, SnapshotId, Version,
+    ViewNumber, limits,
 };
 
 const SHARD: u8 = 1;
@@ -31,7 +32,8 @@ const SEGMENT: u8 = 3;
 const CHUNK: u8 = 4;
 const END: u8 = 5;
 const COMMITTED: u8 = 6;
-const PINS: u8 = 7;
+/// 7 was that of pins without snapshots.
+const PINS: u8 = 10;
 const HISTORY: u8 = 8;
 const CLOSED: u8 = 9;
 
@@ -241,16 +243,20 @@ impl Out {
     /// What is kept of a shard: as of its item, or (`later`) when all was written.
     pub fn pins(&mut self, s: &Shard, later: bool) {
         let pins = &s.history.pins;
-        if pins.kept.is_none() && pins.as_of == Sequence(0) {
+        if pins.kept.is_none() && pins.as_of == Sequence(0) && s.history.whole_from == Version(0) {
             return;
         }
         self.u8(PINS);
         self.u32(s.slot);
         self.u8(u8::from(later));
-        self.u64(s.committed.max(pins.as_of).0);
+        self.u64(s.kept_state().as_of.0);
         self.u64(pins.kept.retain.unwrap_or_default().0);
         self.len(pins.kept.pins.len());
-        pins.kept.pins.iter().for_each(|v| self.u64(v.0));
+        for p in pins.kept.list() {
+            self.u64(p.version.0);
+            self.u64(p.snapshot.0);
+        }
+        self.u64(s.history.whole_from.0);
     }
 
     /// Secrets of closed views, as of the shard's item.
@@ -320,6 +326,7 @@ pub(crate) struct PinsItem {
     pub later: bool,
     pub as_of: Sequence,
     pub kept: Kept,
+    pub whole_from: Version,
 }
 
 /// The content of a segment, or a part of it: the lists of all its items are its own.
@@ -537,9 +544,10 @@ impl<'a> In<'a> {
     fn pins(&mut self) -> Option<PinsItem> {
         let (slot, later, as_of) = (self.u32()?, self.bool()?, Sequence(self.number()?));
         let retain = Some(Version(self.number()?)).filter(|v| v.0 > 0);
-        let pins = self.list(|r| Some(Version(r.number()?)))?;
+        let pins = self.list(|r| Some(Pin { version: Version(r.number()?), snapshot: SnapshotId(r.u64()?) }))?;
+        let whole_from = Version(self.number()?);
         let fits = pins.len() <= limits::SHARD_PINS_MAX;
-        fits.then(|| PinsItem { slot, later, as_of, kept: Kept { pins: pins.into_iter().collect(), retain } })
+        fits.then(|| PinsItem { slot, later, as_of, kept: Kept::of(&pins, retain), whole_from })
     }
 
     fn closed(&mut self) -> Option<(u32, Vec<ClosedView>)> {

@@ -559,6 +559,7 @@ impl Core {
                 s.history.hint.join(&p.kept);
             } else {
                 s.history.pins = Pins::new(p.kept, p.as_of);
+                s.history.whole_from = p.whole_from;
             }
         }
         for (slot, list) in m.closed {

@@ -158,7 +158,7 @@ mod tests {
     use crate::shard::history::table::Layer;
     use crate::shard::overlay::Uncommitted;
     use crate::shard::tip::Tip;
-    use freebs_format::{CarryBody, ExtentKind};
+    use freebs_format::{CarryBody, ExtentKind, Pin};
     use freebs_types::{ChunkId, ClusterId, DeviceId, Sequence, StartNumber, Version};
 
     fn shard(core: &mut Core, id: ShardId) {
@@ -222,7 +222,7 @@ mod tests {
         let s = shards.get_mut(&id).expect("made above");
         // As the checkpoint has it: the zero is in the map below and, with its first record, in the history.
         s.committed = Sequence(2);
-        s.apply_pins(Sequence(2), &[PinOp::Take(Version(2))], segs);
+        s.apply_pins(Sequence(2), &[PinOp::Take(Pin { version: Version(2), ..Pin::default() })], segs);
         s.map.push(5, zero(1, 0));
         s.history.table.put_back(5, &Layer { e: zero(1, 0), to: Version(3) });
         s.overlay.put(Uncommitted {

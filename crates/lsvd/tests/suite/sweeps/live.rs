@@ -4,7 +4,7 @@
 //! the engine's own check of its counts.
 
 use super::story::{BLOCKS, Cell, Kind, Pins, Story};
-use crate::common::{Engine, Op, Rng, expect, open_log_without};
+use crate::common::{Engine, Op, Rng, expect, open_log_without, pin};
 use freebs_format::ExtentKind;
 use freebs_io::Device;
 use freebs_lsvd::{CleanOptions, Durable, Listener, MarkChange, OpenReport, Options, ReadOut, Record, RuleMutant};
@@ -188,7 +188,7 @@ impl Live {
     /// The snapshots are those of a step, and show what they must.
     async fn same_pins(&self, shard: ShardId, pins: &Pins, excused: &impl Fn() -> bool) -> Verdict {
         let known = self.engine.history(shard).map_err(|e| e.to_string())?;
-        if !known.pins.iter().map(|v| v.0).eq(pins.keys().copied()) {
+        if !known.pins.iter().copied().eq(pins.keys().map(|v| pin(*v))) {
             return Err(format!("shard {shard}: snapshots {:?}, not {:?}", known.pins, pins.keys()));
         }
         for (v, cells) in pins {

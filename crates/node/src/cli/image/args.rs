@@ -24,11 +24,13 @@ pub const EXPORT_HELP: &str = "\
 Examples:
   freebs volume export data disk.qcow2
   freebs volume export data disk.img --force           in place of the file that is there
+  freebs volume export data@monday disk.img            a snapshot, whoever uses the volume meanwhile
   freebs volume export data - | xz > disk.img.xz
 
 Without --format a file whose name ends in .qcow2 is written as one, and any other as raw; both are sparse. The volume is
-attached by the command, so that nobody changes it meanwhile: one that is in use is refused. The file gets its name when
-all of it is on disk; an export that fails, or is stopped or killed, leaves none.
+attached by the command, so that nobody changes it meanwhile: one that is in use is refused. A snapshot, VOLUME@NAME, never
+changes, and is read while the volume is used. The file gets its name when all of it is on disk; an export that fails, or is
+stopped or killed, leaves none.
 
 Exit status: 0 the file is whole and on disk, 1 failed, 2 not understood.";
 
@@ -82,6 +84,7 @@ pub struct ImportArgs {
 
 #[derive(Debug, Args)]
 pub struct ExportArgs {
+    /// The volume, or a snapshot of it: VOLUME@NAME
     pub name: String,
 
     /// The image to write: a file, or - for standard output (raw)

@@ -45,24 +45,15 @@ pub async fn run(client: &Client, addresses: &[String], args: ExportArgs, output
     if to_standard && output.json {
         return Err(Error::invalid("standard output is the volume's; leave out --json, or name a file"));
     }
-    let volume = show(client, &args.name).await?;
     let format = format_of(&args);
-    // Before the volume is attached: most mistakes are in the file's name.
-    let out = Out::start(&args.file, format, args.force, volume.size)?;
     let mut stop = Stop::new()?;
-    let cluster = client.welcome().cluster;
-    let attached = tokio::select! {
-        attached = Attached::open(addresses, cluster, "export", volume.id) => attached,
+    let (from, size, out) = tokio::select! {
+        opened = open(client, addresses, &args, format) => opened?,
         () = stop.wait() => return Err(stopped()),
     };
-    let from = match attached {
-        Ok(from) => from,
-        Err(e) if e.kind == ErrorKind::Busy => return Err(in_use(client, &args.name, e).await),
-        Err(e) => return Err(e),
-    };
-    let progress = Progress::start(format!("export of {}", args.name), volume.size, args.progress, output);
+    let progress = Progress::start(format!("export of {}", args.name), size, args.progress, output);
     let copied = tokio::select! {
-        copied = copy(&from, volume.size, out, &progress) => copied,
+        copied = copy(&from, size, out, &progress) => copied,
         () = stop.wait() => Err(stopped()),
     };
     let (data, took) = progress.so_far();
@@ -70,7 +61,7 @@ pub async fn run(client: &Client, addresses: &[String], args: ExportArgs, output
     from.close().await;
     let (format, seconds) = (format.name(), took.as_secs_f64());
     let file = args.file.display().to_string();
-    let exported = Exported { volume: args.name, size: volume.size, file, format, data, written: copied?, seconds };
+    let exported = Exported { volume: args.name, size, file, format, data, written: copied?, seconds };
     if !to_standard {
         output.show(&exported, |e| {
             format!(
@@ -85,6 +76,35 @@ pub async fn run(client: &Client, addresses: &[String], args: ExportArgs, output
         });
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Opens what is to be exported, and the file: a volume that nobody has, or a snapshot of one, whoever has that.
+async fn open(
+    client: &Client,
+    addresses: &[String],
+    args: &ExportArgs,
+    format: FormatArg,
+) -> Result<(Attached, u64, Out)> {
+    let cluster = client.welcome().cluster;
+    if let Some((name, snapshot)) = args.name.split_once('@') {
+        let volume = show(client, name).await?.id;
+        let past = Attached::open_past(addresses, cluster, "export", volume, snapshot).await?;
+        return match Out::start(&args.file, format, args.force, past.size) {
+            Ok(out) => Ok((past.reader, past.size, out)),
+            Err(e) => {
+                past.reader.close().await;
+                Err(e)
+            }
+        };
+    }
+    let volume = show(client, &args.name).await?;
+    // Before the volume is attached: most mistakes are in the file's name.
+    let out = Out::start(&args.file, format, args.force, volume.size)?;
+    match Attached::open(addresses, cluster, "export", volume.id).await {
+        Ok(from) => Ok((from, volume.size, out)),
+        Err(e) if e.kind == ErrorKind::Busy => Err(in_use(client, &args.name, e).await),
+        Err(e) => Err(e),
+    }
 }
 
 fn stopped() -> Error {

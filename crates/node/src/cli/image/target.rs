@@ -264,7 +264,7 @@ impl<'a> Target<'a> {
         let (called, name, doing) = (&self.called, self.wanted.name, self.wanted.doing);
         let left = match self.origin {
             Origin::New => {
-                let request = Request::VolumeDelete { name: called.clone(), force: was_ours };
+                let request = Request::VolumeDelete { name: called.clone(), force: was_ours, with_snapshots: false };
                 match self.client.call(&request, timing::CALL_MAX).await {
                     Ok(_) => format!("the volume '{name}' was not made"),
                     Err(why) => format!("a part of it is left in volume '{called}', which could not be deleted: {why}"),

@@ -1,0 +1,370 @@
+//! Copies that lose no history (design note 33): who learns the map reads every version that its teller keeps, block by
+//! block, whatever is pinned, released, written, cleaned and started again meanwhile.
+
+use crate::common::*;
+use crate::crash_device::{crash_device, power_cut};
+use crate::history::{LEFT_OUT, Seed, Story, TINY, erase_checkpoints, open, step};
+use freebs_format::{ExtentKind, UpdateKind};
+use freebs_io::faults::CrashDevice;
+use freebs_lsvd::{Base, KeptState, MapPlace, MarkChange, Options, Record, RuleMutant};
+use freebs_types::{BlockRange, ErrorKind, Sequence, ShardId, Version};
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+const SHARD: ShardId = ShardId::new(1, 0);
+const SEGMENTS: u64 = 48;
+const LIMIT: u64 = 64 << 20;
+/// Bytes of data in a piece: few, so that there are many.
+const PIECE: usize = 24 << 10;
+/// Stories within which a rule that is left out must show.
+const MUTANT_SEEDS: u64 = 12;
+
+thread_local! {
+    /// The teller's pins come behind the entries of its piece.
+    static LATE_PINS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A log that learns, on a device that may lose power.
+struct Learner {
+    rig: Rig,
+    device: CrashDevice,
+    options: Options,
+}
+
+impl Learner {
+    async fn new(s: &mut Story) -> Self {
+        let device = crash_device(LIMIT, s.rng.next());
+        create_log(device.clone(), &shape(SEGMENTS)).await.unwrap();
+        let options = if s.rng.chance(50) { TINY } else { Options::of_workers(1) };
+        Self { rig: open(&device, options).await, device, options }
+    }
+
+    /// It is stopped or loses power, and starts with or without its checkpoints.
+    async fn again(self, s: &mut Story) -> Self {
+        let Self { rig, mut device, options } = self;
+        if s.rng.chance(50) {
+            rig.stop().await;
+        } else {
+            rig.kill();
+            tokio::task::yield_now().await;
+            device = power_cut(&device, &mut s.rng);
+        }
+        if s.rng.chance(40) {
+            erase_checkpoints(&device).await;
+        }
+        Self { rig: open(&device, options).await, device, options }
+    }
+
+    /// The frames behind its last one.
+    async fn by_frames(&self, teller: &Rig) {
+        let last = teller.engine.tip(SHARD).unwrap().0.sequence;
+        let mut next = self.rig.engine.state(SHARD).map_or(Sequence(1), |s| s.last.sequence.next());
+        while next <= last {
+            for f in teller.engine.frames(SHARD, next, 1 << 16).await.unwrap() {
+                next = f.head.seq().next();
+                self.rig.append(Record::Frame(f));
+            }
+        }
+        self.rig.settle().await;
+    }
+}
+
+/// The state of the teller as of its last committed frame, as a base for who has `since`.
+async fn base(teller: &Rig, s: &mut Story, since: u64) -> Base {
+    while teller.engine.frame(SHARD, Sequence(s.committed)).await.is_err() {
+        // It was given up.
+        teller.append(s.write());
+        teller.settle().await;
+        s.committed = s.last().chain.sequence;
+        teller.engine.committed(SHARD, Sequence(s.committed));
+    }
+    let frame = teller.engine.frame(SHARD, Sequence(s.committed)).await.unwrap();
+    let h = frame.header();
+    Base {
+        since: Sequence(since),
+        tip: Sequence(since),
+        last: teller.engine.name(SHARD, Sequence(s.committed)).await.unwrap(),
+        parent: h.parent_token(),
+        digest: h.digest(),
+        version: h.last_version(),
+        committed: Sequence(s.committed),
+        view_frame: None,
+        attach: Default::default(),
+        requests: Default::default(),
+        open_chunk: (h.chunk(), h.chunk_offset.get() + h.data_blocks()),
+    }
+}
+
+fn mark(change: MarkChange) -> Record {
+    Record::Mark { shard: SHARD, change, ticket: 7 }
+}
+
+fn keeps(kept: KeptState) -> Record {
+    mark(MarkChange { kept: Some(Box::new(kept)), ..MarkChange::default() })
+}
+
+/// Learns what was placed behind `since`, while the story goes on at the teller. It may be begun several times.
+async fn learn(s: &mut Story, teller: &Rig, mut learner: Learner) -> Learner {
+    'transfer: loop {
+        let since = learner.rig.engine.state(SHARD).map_or(0, |s| s.committed.0);
+        learner.rig.append(Record::Cut { shard: SHARD, to: Sequence(since) });
+        let begin = base(teller, s, since).await;
+        let upto = begin.last.sequence;
+        teller.engine.keep(SHARD, upto);
+        let (mut place, mut told) = (Some(MapPlace::default()), KeptState::default());
+        let begun_again = s.rng.chance(25);
+        while let Some(at) = place {
+            let since = Sequence(since);
+            let piece = teller.engine.entries_with_past(SHARD, at, since, since, upto, PIECE).await;
+            let (body, data, next) = piece.unwrap();
+            if s.rng.chance(30) {
+                step(s, teller).await;
+            }
+            let kept = teller.engine.kept_state(SHARD).unwrap();
+            let carry = (!body.entries.is_empty()).then_some(Record::Carry { shard: SHARD, body, data, ticket: 1 });
+            let is_news = (&kept.pins, kept.retain) != (&told.pins, told.retain);
+            let mark = is_news.then(|| keeps(kept.clone()));
+            let records = if LATE_PINS.get() { [carry, mark] } else { [mark, carry] };
+            records.into_iter().flatten().for_each(|r| learner.rig.append(r));
+            (place, told) = (next, kept);
+            if s.rng.chance(60) {
+                step(s, teller).await;
+            }
+            if s.rng.chance(5) {
+                let _ = learner.rig.engine.checkpoint().await;
+            }
+            if begun_again && s.rng.chance(10) {
+                learner = learner.again(s).await;
+                continue 'transfer;
+            }
+        }
+        // The pins that came with the last piece go with the state.
+        let change = MarkChange { base: Some(Box::new(begin)), kept: Some(Box::new(told)), ..MarkChange::default() };
+        learner.rig.append(mark(change));
+        teller.settle().await;
+        learner.rig.settle().await;
+        learner.by_frames(teller).await;
+        return learner;
+    }
+}
+
+/// Both go on, and the learner is started again now and then; then it has what the story says.
+async fn go_on(s: &mut Story, teller: &Rig, mut learner: Learner) -> Learner {
+    for round in 0..3 {
+        teller.settle().await;
+        learner.by_frames(teller).await;
+        learner.rig.engine.committed(SHARD, Sequence(s.committed));
+        assert_eq!(learner.rig.engine.history(SHARD).unwrap().whole_from, Version(0), "round {round}");
+        s.compare(&learner.rig, true).await;
+        let last = teller.engine.tip(SHARD).unwrap().0.sequence;
+        teller.engine.keep(SHARD, Sequence(s.committed.min(last.0)));
+        if round == 0 && s.rng.chance(50) {
+            let _ = learner.rig.engine.checkpoint().await;
+        }
+        learner = learner.again(s).await;
+        for _ in 0..10 {
+            step(s, teller).await;
+        }
+    }
+    learner
+}
+
+async fn story(seed: u64) {
+    let mut s = Story::new(seed);
+    let device = crash_device(LIMIT, seed);
+    create_log(device.clone(), &shape(SEGMENTS)).await.unwrap();
+    let options = if s.rng.chance(50) { TINY } else { Options::of_workers(1) };
+    let teller = open(&device, options).await;
+    let mut learner = Learner::new(&mut s).await;
+    let lags = s.rng.chance(50);
+    for part in 0..2 {
+        for _ in 0..40 + s.rng.below(60) {
+            step(&mut s, &teller).await;
+            if part == 0 && lags {
+                teller.engine.keep(SHARD, Sequence(1));
+            }
+        }
+        teller.settle().await;
+        let last = s.last().chain.sequence;
+        s.committed = s.committed.max(last - s.rng.below(3).min(last));
+        teller.engine.committed(SHARD, Sequence(s.committed));
+        if part == 0 && lags {
+            learner.by_frames(&teller).await;
+            teller.engine.keep(SHARD, Sequence(s.committed));
+            learner.rig.engine.committed(SHARD, Sequence(s.committed));
+        }
+    }
+    learner = learn(&mut s, &teller, learner).await;
+    learner = go_on(&mut s, &teller, learner).await;
+    // The copy is told on: the one that it was of is not needed any more.
+    let Learner { rig: copy, .. } = learner;
+    copy.engine.committed(SHARD, Sequence(s.committed));
+    copy.settle().await;
+    let last = copy.engine.tip(SHARD).unwrap().0.sequence.0;
+    s.back_to(last, s.committed.min(last));
+    teller.stop().await;
+    let second = Learner::new(&mut s).await;
+    let second = learn(&mut s, &copy, second).await;
+    let second = go_on(&mut s, &copy, second).await;
+    second.rig.stop().await;
+    copy.stop().await;
+}
+
+#[test]
+fn copies_read_as_the_naive_history() {
+    for seed in freebs_testing::seeds(24, 2_000) {
+        let guard = Seed(seed);
+        local(story(seed));
+        std::mem::forget(guard);
+    }
+}
+
+/// The stories must be able to fail.
+#[test]
+fn copies_that_lose_history_are_caught() {
+    let rules = [(Some(RuleMutant::PastUntold), false), (Some(RuleMutant::ReleasedPinStays), false), (None, true)];
+    for (rule, late) in rules {
+        LEFT_OUT.set(rule);
+        LATE_PINS.set(late);
+        let told = |seed: &u64| catch_unwind(AssertUnwindSafe(|| local(story(*seed)))).is_err();
+        let caught = (0..MUTANT_SEEDS).find(told);
+        LEFT_OUT.set(None);
+        LATE_PINS.set(false);
+        println!("{rule:?}, late pins {late}: caught by seed {caught:?}");
+        assert!(caught.is_some(), "{rule:?}, late pins {late}: not caught by {MUTANT_SEEDS} seeds");
+    }
+}
+
+fn data(start: u32, len: u32, fill: u64) -> Op {
+    Op { extents: vec![(ExtentKind::Data, start, len)], fill }
+}
+
+/// A teller with three pins, each of another content, and one block that has more layers than a piece has entries.
+async fn teller() -> (Rig, Chain) {
+    let device = crash_device(LIMIT, 1);
+    create_log(device.clone(), &shape(SEGMENTS)).await.unwrap();
+    let rig = open(&device, Options::of_workers(1)).await;
+    let mut c = Chain::new(SHARD);
+    for i in 0..3 {
+        rig.append(Record::Frame(c.frame(&[data(0, 20, 1000 * (i + 1))])));
+        rig.append(Record::Frame(c.pins(&[(UpdateKind::Snapshot, 0)])));
+    }
+    let trim = Op { extents: vec![(ExtentKind::Trim, 4, 8)], fill: 0 };
+    rig.append(Record::Frame(c.frame(&[trim, data(0, 2, 9000)])));
+    rig.settle().await;
+    rig.engine.committed(SHARD, Sequence(c.sequence));
+    (rig, c)
+}
+
+async fn same_as_at(teller: &Rig, learner: &Rig, version: u64) {
+    let at = async |rig: &Rig| rig.read_version(SHARD, Some(Version(version)), 30).await.unwrap();
+    assert_eq!(at(teller).await, at(learner).await, "version {version}");
+}
+
+/// Pieces of a map came, and nothing that says what is kept: the transfer was given up, and frames came instead. A pin in
+/// one of them comes late, for what it needs was covered already. It is listed and not read, until the past was had again.
+#[test]
+fn a_pin_that_comes_late_is_not_read_before_its_past_is_here() {
+    local(async {
+        let (teller, c) = teller().await;
+        let device = crash_device(LIMIT, 2);
+        create_log(device.clone(), &shape(SEGMENTS)).await.unwrap();
+        let mut rig = open(&device, Options::of_workers(1)).await;
+        let upto = Sequence(c.sequence);
+        let (body, data, next) =
+            teller.engine.entries(SHARD, freebs_types::Lba(0), Sequence(0), 1 << 20).await.unwrap();
+        assert_eq!(next, None);
+        rig.append(Record::Carry { shard: SHARD, body, data, ticket: 1 });
+        for f in teller.engine.frames(SHARD, Sequence(1), 1 << 20).await.unwrap() {
+            rig.append(Record::Frame(f));
+        }
+        rig.settle().await;
+        rig.engine.committed(SHARD, upto);
+        for start in 0..3 {
+            let known = rig.engine.history(SHARD).unwrap();
+            assert_eq!(known.pins, [pin(2), pin(4), pin(6)], "start {start}");
+            assert_eq!(known.whole_from, Version(7), "start {start}");
+            assert_eq!(rig.engine.state(SHARD).unwrap().whole_from, Version(7));
+            for v in [2, 4, 6] {
+                let found = rig.engine.read_at(SHARD, Version(v), BlockRange::new(0, 1)).await;
+                assert_eq!(found.unwrap_err().kind, ErrorKind::Corrupt, "start {start}, version {v}");
+            }
+            same_as_at(&teller, &rig, c.version).await;
+            if start == 1 {
+                rig.engine.checkpoint().await.unwrap();
+            }
+            rig.stop().await;
+            rig = open(&device, Options::of_workers(1)).await;
+        }
+        // All of the past, for the pins that are told and in force before it comes.
+        rig.engine.committed(SHARD, upto);
+        rig.append(keeps(teller.engine.kept_state(SHARD).unwrap()));
+        let mut place = Some(MapPlace::default());
+        while let Some(at) = place {
+            let piece = teller.engine.entries_with_past(SHARD, at, upto, Sequence(0), upto, PIECE).await;
+            let (body, data, next) = piece.unwrap();
+            place = next;
+            rig.append(Record::Carry { shard: SHARD, body, data, ticket: 1 });
+        }
+        let kept = teller.engine.kept_state(SHARD).unwrap();
+        rig.append(keeps(KeptState { is_whole_past: true, ..kept }));
+        rig.settle().await;
+        for start in 0..2 {
+            assert_eq!(rig.engine.history(SHARD).unwrap().whole_from, Version(0), "start {start}");
+            for v in [2, 4, 6, c.version] {
+                same_as_at(&teller, &rig, v).await;
+            }
+            rig.engine.check();
+            rig.stop().await;
+            if start == 0 {
+                erase_checkpoints(&device).await;
+            }
+            rig = open(&device, Options::of_workers(1)).await;
+        }
+        rig.stop().await;
+    });
+}
+
+/// A learner lacks the same as its teller, and knows it.
+#[test]
+fn a_copy_of_a_log_whose_history_is_not_whole_says_so() {
+    local(async {
+        let (teller, c) = teller().await;
+        let device = crash_device(LIMIT, 2);
+        create_log(device.clone(), &shape(SEGMENTS)).await.unwrap();
+        let rig = open(&device, Options::of_workers(1)).await;
+        let kept = KeptState { whole_from: Version(5), ..teller.engine.kept_state(SHARD).unwrap() };
+        rig.append(keeps(kept.clone()));
+        let (since, upto) = (Sequence(0), Sequence(c.sequence));
+        let piece = teller.engine.entries_with_past(SHARD, MapPlace::default(), since, since, upto, 1 << 20).await;
+        let (body, data, next) = piece.unwrap();
+        assert_eq!(next, None);
+        rig.append(Record::Carry { shard: SHARD, body, data, ticket: 1 });
+        let frame = teller.engine.frame(SHARD, upto).await.unwrap();
+        let h = frame.header();
+        let base = Base {
+            since,
+            tip: since,
+            last: c.name(),
+            parent: h.parent_token(),
+            digest: h.digest(),
+            version: h.last_version(),
+            committed: upto,
+            view_frame: None,
+            attach: Default::default(),
+            requests: Default::default(),
+            open_chunk: (h.chunk(), h.chunk_offset.get() + h.data_blocks()),
+        };
+        rig.append(mark(MarkChange {
+            base: Some(Box::new(base)),
+            kept: Some(Box::new(kept)),
+            ..MarkChange::default()
+        }));
+        rig.settle().await;
+        let at = async |v| rig.engine.read_at(SHARD, Version(v), BlockRange::new(0, 20)).await;
+        assert_eq!(rig.engine.history(SHARD).unwrap().whole_from, Version(5));
+        assert_eq!(at(4).await.unwrap_err().kind, ErrorKind::Corrupt);
+        same_as_at(&teller, &rig, 6).await;
+        rig.stop().await;
+    });
+}

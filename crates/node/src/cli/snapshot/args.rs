@@ -1,0 +1,147 @@
+//! The words of `freebs snapshot`.
+
+use clap::{Args, Subcommand};
+use freebs_control::rules;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+const CREATE_HELP: &str = "\
+Examples:
+  freebs snapshot create data                          named by the time
+  freebs snapshot create data --name before-upgrade
+  freebs snapshot create db,logs --name nightly        both at one instant
+
+A snapshot keeps a volume as it is at an instant: all that was answered before is in it, and nothing that was asked for
+later. It is made while the volume is in use, copies nothing, and takes no space until blocks that it has are written anew.
+Of several volumes, or one of several shards, writers wait while it is made: some milliseconds, 2 seconds at the very most.
+
+Exit status: 0 it is there, on enough copies, 1 none was made, 2 not understood.";
+
+const LIST_HELP: &str = "\
+Examples:
+  freebs snapshot list
+  freebs snapshot list data --json
+
+Some of those that could not be made are listed, too, with the reason.";
+
+const DELETE_HELP: &str = "\
+Examples:
+  freebs snapshot delete data@nightly
+  freebs snapshot delete data@monday data@tuesday
+
+A snapshot of several volumes is deleted for each of them: the others keep it. What nothing else needs becomes free in the
+background. Exit status: 0 all are deleted, 1 one of them was not, and those behind it were not tried, 2 not understood.";
+
+const LOCK_HELP: &str = "\
+Examples:
+  freebs snapshot lock data@audit --until 2027-01-31
+  freebs snapshot lock data@audit --until '2027-01-31 12:00:00'    in UTC, to the second
+  freebs snapshot lock data@audit --until 90days
+
+Nobody deletes it before, nor its volume. A lock can be made longer, and never shorter.";
+
+#[derive(Debug, Subcommand)]
+pub enum SnapshotCommand {
+    /// Show which blocks changed between two snapshots of a volume
+    Diff(super::super::diff::DiffArgs),
+    /// Keep a volume, or several at one instant, as they are now
+    #[command(after_help = CREATE_HELP)]
+    Create(CreateArgs),
+    /// List snapshots
+    #[command(after_help = LIST_HELP)]
+    List {
+        /// Only of this volume
+        volume: Option<String>,
+    },
+    /// Show one snapshot with what its shards keep
+    Show {
+        #[arg(value_name = "VOLUME@NAME", value_parser = place)]
+        snapshot: Place,
+    },
+    /// Delete snapshots
+    #[command(after_help = DELETE_HELP)]
+    Delete {
+        #[arg(value_name = "VOLUME@NAME", required = true, value_parser = place)]
+        snapshots: Vec<Place>,
+    },
+    /// Let nobody delete a snapshot before a date
+    #[command(after_help = LOCK_HELP)]
+    Lock {
+        #[arg(value_name = "VOLUME@NAME", value_parser = place)]
+        snapshot: Place,
+        /// A date, a date and time (UTC), or a time from now on
+        #[arg(long, value_name = "DATE", value_parser = date)]
+        until: u64,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct CreateArgs {
+    /// One volume, or several, separated by commas
+    #[arg(value_name = "VOLUME[,VOLUME…]", required = true, value_delimiter = ',')]
+    pub volumes: Vec<String>,
+
+    /// The name that it is to have in each of them [default: the time, such as 2026-11-21-103107.042]
+    #[arg(long, value_name = "NAME", value_parser = snapshot_name)]
+    pub name: Option<String>,
+}
+
+/// A snapshot of a volume: `VOLUME@NAME`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub volume: String,
+    pub name: String,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}@{}", self.volume, self.name)
+    }
+}
+
+fn snapshot_name(text: &str) -> Result<String, String> {
+    rules::check_name("snapshot", text).map(|()| text.to_owned()).map_err(|e| e.to_string())
+}
+
+pub fn place(text: &str) -> Result<Place, String> {
+    let parts = text.split_once('@').filter(|(volume, name)| !volume.is_empty() && !name.is_empty());
+    let (volume, name) = parts.ok_or("write VOLUME@NAME, such as data@nightly")?;
+    rules::check_name("volume", volume).map_err(|e| e.to_string())?;
+    Ok(Place { volume: volume.to_owned(), name: snapshot_name(name)? })
+}
+
+/// Milliseconds since 1970.
+fn date(text: &str) -> Result<u64, String> {
+    let day = format!("{text} 00:00:00");
+    let time = humantime::parse_rfc3339_weak(text).or_else(|_| humantime::parse_rfc3339_weak(&day));
+    let time = time.or_else(|_| humantime::parse_duration(text).map(|d| SystemTime::now() + d));
+    let time = time.map_err(|_| format!("'{text}' is no date; write 2027-01-31, '2027-01-31 12:00:00' or 90days"))?;
+    let since = time.duration_since(UNIX_EPOCH).map_err(|_| "a date after 1970".to_owned())?;
+    u64::try_from(since.as_millis()).map_err(|_| "a date before the year 9999".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_is_named_by_volume_and_name() {
+        let found = place("data@a.b").unwrap();
+        assert_eq!(
+            (found.volume.as_str(), found.name.as_str(), found.to_string().as_str()),
+            ("data", "a.b", "data@a.b")
+        );
+        for wrong in ["data", "data@", "@x", "a/b@x", "data@x@y", "data@-x"] {
+            assert!(place(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn dates_are_days_times_and_spans() {
+        assert_eq!(date("1970-01-02"), Ok(86_400_000));
+        assert_eq!(date("1970-01-02 00:00:01"), Ok(86_401_000));
+        assert_eq!(date("1970-01-02T00:00:01Z"), Ok(86_401_000));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
+        assert!(date("2days").unwrap() >= now + 2 * 86_400_000);
+        assert!(date("tomorrow").unwrap_err().contains("90days"));
+    }
+}
