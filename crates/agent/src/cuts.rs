@@ -47,6 +47,7 @@ pub(crate) fn snapshots_of(state: &State, shard: ShardId) -> ShardSnapshots {
         kept: state.kept_snapshots(shard.volume),
         under_way: state.snapshot_under_way(shard.volume).map(|s| under_way(s, shard)),
         spared: state.spared_snapshots(),
+        as_of: state.shard(shard).map(|s| s.active).unwrap_or_default(),
     }
 }
 

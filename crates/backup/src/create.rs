@@ -71,6 +71,8 @@ struct Create<'a, S, W> {
     read: Cell<u64>,
     sent: Cell<u64>,
     resumed: Cell<u64>,
+    /// False once the source could not tell what changed since the parent.
+    can_tell: Cell<bool>,
 }
 
 /// Sums over pages.
@@ -109,7 +111,7 @@ pub async fn create<S: Source, W: Watch>(target: &Target, source: &S, order: &Or
     }
     let parent = if order.full { None } else { parent(target, order, watch).await? };
     let (read, sent, resumed) = Default::default();
-    let create = Create { target, source, watch, id, parent, own: RefCell::new(own), read, sent, resumed };
+    let create = Create { target, source, watch, id, parent, own: RefCell::new(own), read, sent, resumed, can_tell: Cell::new(true) };
     let mut sums = Sums::default();
     let mut pages = Vec::new();
     for page in 0..blocks_of(size).div_ceil(PAGE_BLOCKS.into()) {
@@ -300,26 +302,35 @@ impl<S: Source, W: Watch> Create<'_, S, W> {
     /// `parent_known`: the parent's page was read, or the parent has zeroes only there.
     async fn touched(&self, range: std::ops::Range<u64>, parent_known: bool) -> Result<Touched> {
         let block = BLOCK_BYTES as u64;
-        let since: Option<Moment> = self
+        let mut since: Option<Moment> = self
             .parent
             .as_ref()
-            .filter(|p| parent_known && p.details.size <= self.source.size())
+            .filter(|p| parent_known && self.can_tell.get() && p.details.size <= self.source.size())
             .map(|p| p.details.moment)
             .filter(|m| !m.is_none() && self.source.can_tell_since(m));
         let mut blocks = vec![false; (range.end - range.start).div_ceil(block) as usize];
-        let mut mark = |part: std::ops::Range<u64>| {
+        let mut mark = |part: std::ops::Range<u64>, blocks: &mut [bool]| {
             let (from, to) = (part.start.max(range.start), part.end.min(range.end));
             if from < to {
                 let (first, last) = ((from - range.start) / block, (to - 1 - range.start) / block);
                 blocks[first as usize..=last as usize].fill(true);
             }
         };
-        self.source.extents(range.clone(), since.as_ref(), &mut mark).await?;
+        match self.source.extents(range.clone(), since.as_ref(), &mut |part| mark(part, &mut blocks)).await {
+            Err(e) if e.kind == ErrorKind::NotFound && since.is_some() => {
+                self.watch.note(&format!("what changed since the backup before can't be told, so all is read: {e}"));
+                self.can_tell.set(false);
+                since = None;
+                blocks.fill(false);
+                self.source.extents(range.clone(), None, &mut |part| mark(part, &mut blocks)).await?;
+            }
+            told => told?,
+        }
         // The last block of a volume that has grown is another one.
         if let Some(parent) = self.parent.as_ref().filter(|p| since.is_some() && p.details.size != self.source.size()) {
             let end = parent.details.size;
             if !end.is_multiple_of(block) {
-                mark(end - end % block..end);
+                mark(end - end % block..end, &mut blocks);
             }
         }
         Ok(Touched { blocks, others_kept: since.is_some() })

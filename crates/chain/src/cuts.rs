@@ -4,7 +4,8 @@
 //! no update behind that until the control plane says that all have reported. It waits `HOLD_MAX` at most: then it goes on,
 //! and the snapshot fails. Reads, promises, syncs, attachments and leases never wait for any of it.
 //!
-//! Invariants: a head cuts for a snapshot once in a view; it confirms only what it held from the cut until it heard that all
+//! Invariants: a head does nothing by a state in which its own view is not active yet, for there the cut of the view before may
+//! not be reported that is by now; it cuts for a snapshot once in a view; it confirms only what it held from the cut until it heard that all
 //! cuts are reported; it gives up only pins of snapshots that a state does not have in which its own view is active, and of
 //! two pins of one snapshot the older one.
 
@@ -29,6 +30,12 @@ struct Taken {
     hold: Hold,
     /// When the control plane was told something of it last.
     said_at: Option<Nanos>,
+}
+
+impl Taken {
+    fn is_late(&self, now: Nanos) -> bool {
+        now.since(self.since) >= timing::HOLD_MAX
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +88,11 @@ impl Replica {
         self.head.as_ref().map(|h| &h.cuts)
     }
 
+    /// True if what is known of the snapshots is of a state in which the view here is active.
+    fn is_told_of_snapshots(&self) -> bool {
+        self.info.as_ref().is_some_and(|i| i.snapshots.as_of == self.view_number())
+    }
+
     /// True while the head orders no updates.
     pub fn holds(&self) -> bool {
         self.snapshot_cuts().is_some_and(Cuts::holds)
@@ -99,6 +111,10 @@ impl Replica {
         if !self.is_active_head() {
             return;
         }
+        if !self.is_told_of_snapshots() {
+            self.lapse_untold(ctx);
+            return;
+        }
         let under_way = self.info.as_ref().and_then(|i| i.snapshots.under_way);
         let taken = self.snapshot_cuts().and_then(|c| c.taken);
         match (taken, under_way) {
@@ -115,6 +131,14 @@ impl Replica {
             }
             (None, _) => {}
         }
+    }
+
+    /// However little is known, nobody waits longer than `HOLD_MAX`.
+    fn lapse_untold(&mut self, ctx: &mut Ctx<'_>) {
+        let taken = self.head.as_mut().and_then(|h| h.cuts.taken.as_mut());
+        let Some(t) = taken.filter(|t| t.hold == Hold::Holds && t.is_late(ctx.now)) else { return };
+        (t.hold, t.said_at) = (Hold::Lapsed, None);
+        self.let_go_on(ctx);
     }
 
     fn let_go_on(&mut self, ctx: &mut Ctx<'_>) {
@@ -163,7 +187,7 @@ impl Replica {
 
     fn go_on_with(&mut self, ctx: &mut Ctx<'_>, mut t: Taken, u: UnderWay) {
         let view = self.view_number();
-        let is_late = t.hold == Hold::Holds && ctx.now.since(t.since) >= timing::HOLD_MAX;
+        let is_late = t.hold == Hold::Holds && t.is_late(ctx.now);
         if t.hold == Hold::Holds && u.is_decided {
             t.hold = Hold::Held;
         } else if is_late {
@@ -205,7 +229,7 @@ impl Replica {
 
     /// Asks the log for its pins, if some may have to go.
     pub fn look_at_pins(&mut self, ctx: &mut Ctx<'_>) {
-        let is_active = self.is_active_head() && self.info.as_ref().is_some_and(|i| i.active == self.view_number());
+        let is_active = self.is_active_head() && self.is_told_of_snapshots();
         let durable = self.durable;
         let Some(h) = self.head.as_mut().filter(|_| is_active) else { return };
         if !h.cuts.looking && !h.cuts.holds() && h.cuts.look.is_some_and(|upto| durable >= upto) {
@@ -220,7 +244,7 @@ impl Replica {
         h.cuts.looking = false;
         let own = h.cuts.taken.map(|t| t.id);
         let is_held = h.cuts.holds();
-        let Some(info) = self.info.as_ref().filter(|i| i.active == self.view_number()) else { return };
+        let Some(info) = self.info.as_ref().filter(|i| i.snapshots.as_of == self.view_number()) else { return };
         let mut gone = useless(pins, info, own);
         if ctx.mutant(Mutant::ReleasesWhatIsKept) {
             gone = pins.iter().map(|p| p.version).collect();

@@ -178,6 +178,9 @@ pub struct ShardSnapshots {
     pub under_way: Option<UnderWay>,
     /// Pins of snapshots up to this number are kept although the state has no record of them.
     pub spared: SnapshotId,
+    /// The active view in the state that says all this. What a node knows besides does not raise it: that state may have
+    /// been before the snapshots of a newer view, and before reports of cuts in the view before that one.
+    pub as_of: ViewNumber,
 }
 
 /// What the control plane says of a shard.

@@ -39,6 +39,9 @@ pub struct Changes {
     /// All snapshots there are, then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alive_snapshots: Option<Vec<SnapshotId>>,
+    /// See [`State::spared_snapshots`].
+    #[serde(default)]
+    pub spared_snapshots: SnapshotId,
 }
 
 enum Item<'a> {
@@ -59,7 +62,9 @@ impl State {
         items.extend(self.volumes.values().filter(|v| v.changed > since).map(|v| (v.changed, Item::Volume(v))));
         items.extend(self.snapshots().filter(|s| s.changed > since).map(|s| (s.changed, Item::Snapshot(s))));
         items.sort_unstable_by_key(|(changed, _)| *changed);
-        let mut page = Changes { cluster: self.cluster, revision: self.revision, ..Changes::default() };
+        let spared_snapshots = self.spared_snapshots();
+        let mut page =
+            Changes { cluster: self.cluster, revision: self.revision, spared_snapshots, ..Changes::default() };
         if foreign || since < self.forgotten {
             page.alive = Some((self.nodes.keys().copied().collect(), self.volumes.keys().copied().collect()));
             page.alive_snapshots = Some(self.snapshots().map(|s| s.id).collect());
@@ -104,6 +109,12 @@ impl State {
             || self.snapshots().len() + page.snapshots.len() > 2 * limits::SNAPSHOT_CUTS_TOTAL_MAX
         {
             return Err(Error::corrupt("changes beyond what a cluster can hold"));
+        }
+        if page.spared_snapshots.0 > limits::NUMBER_MAX {
+            return Err(Error::corrupt("changes with a number that no snapshot has"));
+        }
+        if page.spared_snapshots > self.spared_snapshots() {
+            self.snapshots_mut().spare(page.spared_snapshots);
         }
         if let Some((nodes, volumes)) = page.alive {
             let (nodes, volumes): (BTreeSet<_>, BTreeSet<_>) =

@@ -14,7 +14,7 @@ use freebs_control::{ControlPlane, Snapshot};
 use freebs_driver::{Op, Reply};
 use freebs_format::Pin;
 use freebs_io::{Random, linux::OsRandom};
-use freebs_types::{ClusterId, Error, Hash32, NodeId, Peer, Result, VolumeId, limits};
+use freebs_types::{ClusterId, Error, Hash32, NodeId, Peer, Result, SnapshotId, VolumeId, limits};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -162,6 +162,21 @@ impl AttachedPast {
         let state = self.control.state();
         let newest = state.snapshots_of(self.volume).filter(|s| s.is_complete()).last();
         newest.map_or_else(|| self.snapshot.name.clone(), |s| s.name.clone())
+    }
+
+    /// Names of the volume's complete snapshots that are older and whose names begin so.
+    pub fn older(&self, prefix: &str) -> Vec<String> {
+        let state = self.control.state();
+        let is_one = |s: &&Arc<Snapshot>| s.is_complete() && s.id < self.snapshot.id && s.name.starts_with(prefix);
+        state.snapshots_of(self.volume).filter(is_one).map(|s| s.name.clone()).collect()
+    }
+
+    /// The pins of the earlier snapshot with this number, if it is there and can be compared, and `is_it` says of its number
+    /// and time of making (milliseconds since 1970) that it is the one that is meant.
+    pub fn since_number(&self, id: SnapshotId, is_it: impl Fn(SnapshotId, u64) -> bool) -> Option<Arc<[Pin]>> {
+        let state = self.control.state();
+        let earlier = state.snapshot_record(id).filter(|s| s.is_complete() && is_it(s.id, s.created_ms))?;
+        since(earlier, &self.snapshot, self.volume)
     }
 
     /// The pins of an earlier snapshot, for a question for what changed since. `NotFound` if there is none of this name,

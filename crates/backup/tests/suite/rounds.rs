@@ -108,14 +108,25 @@ fn only_what_changed_is_read_if_the_source_knows_it() {
     assert_eq!(disk.read.get(), BLOCK);
     assert_eq!(third.manifest.details.new_blocks, 1);
     check(&t, third.manifest.id, &disk);
-    // Its parent's page is lost: all is read and stored again.
-    let page = third.manifest.pages[0].object();
-    store.remove(&freebs_backup::object_key(page.owner, page.name));
+    // It finds in the middle that it can't tell: all is read.
     disk.moments.insert(3, disk.blocks.clone());
-    disk.now = 4;
+    (disk.now, disk.has_lost_track) = (4, true);
+    disk.blocks.insert(5, 503);
+    disk.blocks.insert(6, 505);
+    disk.blocks.remove(&7);
+    disk.read.set(0);
+    let untold = backup(&t, &disk, 1, 350).expect("a backup");
+    assert_eq!((disk.read.get(), untold.manifest.details.new_blocks), (29 * BLOCK, 2));
+    check(&t, untold.manifest.id, &disk);
+    disk.has_lost_track = false;
+    // Its parent's page is lost: all is read and stored again.
+    let page = untold.manifest.pages[0].object();
+    store.remove(&freebs_backup::object_key(page.owner, page.name));
+    disk.moments.insert(4, disk.blocks.clone());
+    disk.now = 5;
     disk.read.set(0);
     let fourth = backup(&t, &disk, 1, 400).expect("a backup");
-    assert_eq!((disk.read.get(), fourth.manifest.details.new_blocks), (30 * BLOCK, 30));
+    assert_eq!((disk.read.get(), fourth.manifest.details.new_blocks), (29 * BLOCK, 29));
     check(&t, fourth.manifest.id, &disk);
     check(&t, first.manifest.id, &Disk { size: 40 * BLOCK + 700, blocks: disk_of_first(), ..Disk::default() });
 }

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use freebs_backup::limits::BLOCK_BYTES;
 use freebs_backup::{Created, Id, Keys, Moment, Order, Sink, Source, Store, Target, Unwatched, create, open, restore};
 use freebs_io::Random;
-use freebs_types::{ClusterId, Result, VolumeId};
+use freebs_types::{ClusterId, Error, Result, VolumeId};
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::memory::InMemory;
@@ -300,6 +300,8 @@ pub struct Disk {
     /// Its blocks at some moments.
     pub moments: BTreeMap<u8, BTreeMap<u64, u64>>,
     pub now: u8,
+    /// It finds that it can't tell what changed when it is asked.
+    pub has_lost_track: bool,
     /// Bytes that were read.
     pub read: Cell<u64>,
 }
@@ -349,7 +351,10 @@ impl Source for Disk {
         let nothing = BTreeMap::new();
         let then = since.map_or(&nothing, |m| &self.moments[&m.0[0]]);
         let all = self.blocks.keys().chain(then.keys());
-        for block in all.filter(|b| range.contains(&(**b * BLOCK)) && self.blocks.get(b) != then.get(b)) {
+        for (n, block) in all.filter(|b| range.contains(&(**b * BLOCK)) && self.blocks.get(b) != then.get(b)).enumerate() {
+            if n > 0 && since.is_some() && self.has_lost_track {
+                return Err(Error::not_found("that moment is gone"));
+            }
             // Not the whole block: what is asked for is the caller's choice.
             each(block * BLOCK + 5..block * BLOCK + 6);
         }

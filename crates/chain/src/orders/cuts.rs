@@ -18,7 +18,13 @@ impl Scene {
     /// A head that is told of its shard's snapshots.
     fn hears(&mut self, kept: &[u64], under_way: Option<UnderWay>) -> Vec<Action> {
         let kept: BTreeSet<SnapshotId> = kept.iter().map(|n| SnapshotId(*n)).collect();
-        let snapshots = ShardSnapshots { kept: Arc::new(kept), under_way, spared: SnapshotId(3) };
+        self.hears_as_of(2, kept, under_way)
+    }
+
+    /// By a state in which this view is active.
+    fn hears_as_of(&mut self, as_of: u64, kept: BTreeSet<SnapshotId>, under_way: Option<UnderWay>) -> Vec<Action> {
+        let as_of = ViewNumber(as_of);
+        let snapshots = ShardSnapshots { kept: Arc::new(kept), under_way, spared: SnapshotId(3), as_of };
         self.r.info = Some(ShardInfo { snapshots, ..info(1024) });
         self.play(|r, ctx| {
             r.snapshots_changed();
@@ -162,7 +168,11 @@ fn what_another_head_has_cut_is_not_cut_again() {
 fn a_full_device_fails_a_snapshot() {
     let mut s = leading();
     s.r.info = Some(ShardInfo {
-        snapshots: ShardSnapshots { under_way: Some(under_way()), ..ShardSnapshots::default() },
+        snapshots: ShardSnapshots {
+            under_way: Some(under_way()),
+            as_of: ViewNumber(2),
+            ..ShardSnapshots::default()
+        },
         ..info(1024)
     });
     let (_, actions) = s.play(|r, ctx| {
@@ -171,6 +181,23 @@ fn a_full_device_fails_a_snapshot() {
     });
     assert!(pins(&actions).is_empty());
     assert!(matches!(words(&actions)[..], [CutWord::Fails { why, .. }] if why.contains("full")), "{actions:?}");
+}
+
+/// The state is from before this view: the cut of the view before may have been reported since.
+#[test]
+fn a_head_does_nothing_by_a_state_of_before_its_view() {
+    let mut s = leading();
+    let pin = Pin { version: Version(1), snapshot: SnapshotId(5) };
+    let actions = s.hears_as_of(1, BTreeSet::new(), Some(under_way()));
+    assert!(pins(&actions).is_empty() && pins(&s.looks_after(20)).is_empty());
+    assert!(pins(&s.play(|r, ctx| r.on_pins(ctx, &[pin])).1).is_empty());
+    assert_eq!(pins(&s.hears(&[7], Some(under_way()))).len(), 1);
+    // Nor does one that is told nothing more hold for ever.
+    s.write(true, 1, 1, 1);
+    s.hears_as_of(1, BTreeSet::new(), None);
+    assert!(ordered(&s.looks_after(timing::HOLD_MAX.millis() - 1)).is_empty());
+    assert_eq!(ordered(&s.looks_after(1)), [1]);
+    assert!(pins(&s.hears(&[7], Some(under_way()))).is_empty(), "once in a view");
 }
 
 /// A promise to another head ends it: nothing is held back that a view change needs, and nothing is said any more.
@@ -224,9 +251,7 @@ fn pins_go_that_no_snapshot_needs() {
 fn pins_stay_while_the_state_does_not_name_the_view() {
     let mut s = leading();
     s.hears(&[], None);
-    let mut old = info(1024);
-    (old.active, old.known) = (ViewNumber(1), ViewNumber(1));
-    s.r.info = Some(old);
+    s.r.info = Some(info(1024));
     assert!(!s.looks_after(20).iter().any(|a| matches!(a, Action::ListPins { .. })));
     let pin = Pin { version: Version(1), snapshot: SnapshotId(5) };
     assert!(pins(&s.play(|r, ctx| r.on_pins(ctx, &[pin])).1).is_empty());

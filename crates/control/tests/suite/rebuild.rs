@@ -106,6 +106,9 @@ fn what_logs_keep_for_snapshots_of_before_is_spared() {
     let mut state = State::decode(&r.state.encode()).unwrap();
     let spared = state.spared_snapshots();
     assert!(spared.0 >= REVISION, "each snapshot is begun under a revision of its own, so none has a number above");
+    let mut watcher = State::new(CLUSTER);
+    watcher.take_in(state.changes_since(0)).unwrap();
+    assert_eq!(watcher.spared_snapshots(), spared, "heads on nodes without a seat hear of it, too");
     let begin = Command::BeginSnapshot { name: "a".into(), volumes: vec![VOLUME], created_ms: 1 };
     let Outcome::SnapshotBegun { snapshot } = state.apply(begin).unwrap().outcome else { panic!() };
     assert!(snapshot > spared && snapshot.0 <= state.revision());

@@ -1,5 +1,6 @@
 //! The words of `freebs backup`.
 
+use super::super::snapshot::args::place as snapshot_place;
 use super::super::values::{ShapeArgs, size, volume_name, volume_size};
 use clap::{Args, Subcommand};
 use freebs_backup::Place;
@@ -9,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const BACKUP_HELP: &str = "\
 Examples:
   freebs backup create data /srv/backups               blocks that the last backup has are not stored again
+  freebs backup create data@nightly /srv/backups       a snapshot that is there
   freebs backup create data s3://bucket/prefix --rate 50M
   freebs backup list /srv/backups
   freebs backup verify /srv/backups
@@ -21,10 +23,11 @@ AWS_REGION, AWS_ENDPOINT_URL. Backups are named by 32 hexadecimal digits; some o
 volumes and clusters may share a target.";
 
 const CREATE_HELP: &str = "\
-The volume is attached by the command, so that nobody changes it meanwhile: one that is in use is refused. All of its data
-are read; blocks of 512 KiB that the newest backup of the same volume has at the same place are not sent again. A backup
-that was stopped or killed is in no list; the next one of the same volume goes on with it, and what is there is not sent
-again.
+The volume may be in use: what is backed up is a snapshot. Without @SNAP one is made, backup-…, and stays, in place of the one
+of the backup before: with it the next backup reads only what was written since. Where that snapshot was deleted all data are
+read; blocks of 512 KiB that the newest backup of the same volume has at the same place are not sent again in either case. A
+backup that was stopped or killed is in no list; the next one of the same volume goes on with it, and what is there is not
+sent again.
 
 Exit status: 0 all of it is durable in the target, 1 failed, 2 not understood.";
 
@@ -104,9 +107,9 @@ pub struct PaceArgs {
 
 #[derive(Debug, Args)]
 pub struct CreateArgs {
-    /// The volume
-    #[arg(value_parser = volume_name)]
-    pub name: String,
+    /// The volume, or a snapshot of it
+    #[arg(value_name = "VOLUME[@SNAP]", value_parser = source)]
+    pub source: SourceArg,
 
     #[command(flatten)]
     pub target: TargetArgs,
@@ -192,6 +195,30 @@ fn place(text: &str) -> Result<Place, String> {
     Place::parse(text).map_err(|e| e.to_string())
 }
 
+/// A volume, or a snapshot of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceArg {
+    pub volume: String,
+    pub snapshot: Option<String>,
+}
+
+impl std::fmt::Display for SourceArg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.snapshot {
+            Some(snapshot) => write!(f, "{}@{snapshot}", self.volume),
+            None => f.write_str(&self.volume),
+        }
+    }
+}
+
+fn source(text: &str) -> Result<SourceArg, String> {
+    if text.contains('@') {
+        let place = snapshot_place(text)?;
+        return Ok(SourceArg { volume: place.volume, snapshot: Some(place.name) });
+    }
+    volume_name(text).map(|volume| SourceArg { volume, snapshot: None })
+}
+
 fn digits(text: &str) -> Result<String, String> {
     let is_one = (4..=32).contains(&text.len()) && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     let usage =
@@ -252,12 +279,15 @@ mod tests {
     fn a_create_names_a_volume_and_a_target() {
         let line = "create data s3://b/p --key k --full --lock-until 2999-01-31 --rate 50MiB/s --progress";
         let Ok(BackupCommand::Create(a)) = parse(line) else { panic!("create") };
-        assert_eq!((a.name.as_str(), a.pace.rate, a.full), ("data", Some(50 << 20), true));
+        assert_eq!((a.source.to_string().as_str(), a.pace.rate, a.full), ("data", Some(50 << 20), true));
+        let Ok(BackupCommand::Create(of)) = parse("create data@monday /x") else { panic!("create") };
+        assert_eq!((of.source.volume.as_str(), of.source.snapshot.as_deref()), ("data", Some("monday")));
         assert!(matches!(a.target.target, Place::S3 { .. }) && a.target.key == Some("k".into()) && a.pace.progress);
         assert_eq!(a.lock_until, Some(humantime::parse_rfc3339("2999-01-31T00:00:00Z").unwrap()));
         for (line, word) in [
             ("create data", "<TARGET>"),
             ("create a/b /x", "data-1"),
+            ("create a@ /x", "VOLUME@NAME"),
             ("create a gs://x/y", "s3://bucket/prefix"),
             ("create a /x --rate 1K", "at least 64K"),
             ("create a /x --rate fast", "50MiB/s"),

@@ -2,12 +2,13 @@
 //! its words, source, sink and clock.
 //!
 //! The folder: `args`, `opened` (a target, and a backup of it), `create`, `restore`, `shown` (list and show), `kept`
-//! (verify, delete, prune, key), `volume` (a volume as a source and as a sink), `watch`.
+//! (verify, delete, prune, key), `past` (a snapshot as a source), `volume` (a volume as a sink), `watch`.
 
 pub mod args;
 mod create;
 mod kept;
 mod opened;
+mod past;
 mod restore;
 mod shown;
 mod volume;

@@ -1,9 +1,9 @@
-//! An attached volume as a source and as a sink of a backup.
+//! An attached volume as the sink of a restore, and reads of what is backed up.
 
 use super::super::image::target::data_in;
 use crate::attached::Attached;
 use bytes::Bytes;
-use freebs_backup::{Moment, Sink, Source};
+use freebs_backup::Sink;
 use freebs_driver::{Op, Piece, Reply};
 use freebs_types::{Error, Result};
 use std::ops::Range;
@@ -17,44 +17,26 @@ pub struct Volume<'a> {
     pub size: u64,
 }
 
-impl Source for Volume<'_> {
-    fn size(&self) -> u64 {
-        self.size
-    }
-
-    async fn extents(
-        &self,
-        range: Range<u64>,
-        _since: Option<&Moment>,
-        each: &mut dyn FnMut(Range<u64>),
-    ) -> Result<()> {
-        data_in(self.attached, range, async |at, len| {
-            each(at..at + len);
-            Ok(true)
-        })
-        .await
-    }
-
-    async fn read(&self, range: Range<u64>) -> Result<Vec<Bytes>> {
-        let op = Op::Read { offset: range.start, len: range.end - range.start };
-        let Reply::Read(pieces) = self.attached.ask(op).await? else {
-            return Err(Error::bug("a read had another answer"));
-        };
-        let mut read = Vec::with_capacity(pieces.len());
-        for piece in pieces {
-            match piece {
-                Piece::Data(bytes) => read.push(bytes),
-                Piece::Zero(mut n) => {
-                    while n > 0 {
-                        let len = n.min(ZEROES.len() as u64);
-                        read.push(Bytes::from_static(&ZEROES[..len as usize]));
-                        n -= len;
-                    }
+/// The bytes of a range, in pieces.
+pub async fn read(attached: &Attached, range: Range<u64>) -> Result<Vec<Bytes>> {
+    let op = Op::Read { offset: range.start, len: range.end - range.start };
+    let Reply::Read(pieces) = attached.ask(op).await? else {
+        return Err(Error::bug("a read had another answer"));
+    };
+    let mut read = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        match piece {
+            Piece::Data(bytes) => read.push(bytes),
+            Piece::Zero(mut n) => {
+                while n > 0 {
+                    let len = n.min(ZEROES.len() as u64);
+                    read.push(Bytes::from_static(&ZEROES[..len as usize]));
+                    n -= len;
                 }
             }
         }
-        Ok(read)
     }
+    Ok(read)
 }
 
 impl Sink for Volume<'_> {

@@ -73,6 +73,12 @@ fn volumes(c: &Cluster, prefix: &str) -> Vec<String> {
     names.filter(|n| n.starts_with(prefix)).map(str::to_owned).collect()
 }
 
+/// Names of a volume's snapshots.
+fn snapshots(c: &Cluster, volume: &str) -> Vec<String> {
+    let all = c.json(&["snapshot", "list", volume]);
+    all["snapshots"].as_array().expect("a list").iter().map(|s| word(s, "name").to_owned()).collect()
+}
+
 /// The command ends with this status and says these words.
 fn refused(out: &Output, words: &[&str]) {
     let text = told(out);

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::support::cluster::scratch;
-use crate::support::nbd::Client;
 use crate::support::tools::{command, output, skip};
 use crate::support::{PATIENCE, Weight, shared, turn};
 
@@ -26,11 +25,9 @@ fn what_is_no_target_is_refused_with_the_way_out() {
     refused(&tried(&c, &["create", "no-such-volume", &path("t")]), &["no-such-volume"]);
     let key = path("file");
     refused(&tried(&c, &["create", &volume, &path("t"), "--key", &key]), &["this is no key file", "backup key"]);
-    // One that is in use.
-    let client = Client::attach(&c.place, &volume);
-    refused(&tried(&c, &["create", &volume, &path("t")]), &["is attached by", "volume detach"]);
-    drop(client);
-    c.json(&["volume", "detach", &volume, "--force"]);
+    let none = format!("{volume}@none");
+    refused(&tried(&c, &["create", &none, &path("t")]), &["there is no snapshot", &none, "snapshot list"]);
+    assert!(listed(&c, &path("t")).is_empty() && snapshots(&c, &volume).is_empty());
     let made = backup(&c, &["create", &volume, &path("t")]);
     assert_eq!((&made["blocks"], listed(&c, &path("t")).len()), (&Value::from(0), 1));
     let id = word(&made, "backup");

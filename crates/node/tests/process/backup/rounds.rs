@@ -62,6 +62,9 @@ fn an_ext4_image_comes_back_from_any_of_its_backups() {
         ));
         assert!(40 * sent < all, "less than 2.5 %");
         assert_eq!(word(&next, "parent"), ids.last().expect("one before"));
+        let read = next["read"].as_u64().expect("a number");
+        assert!(read <= 2 * (MIB / 2) + FILES * MIB / 100, "only blocks that were written to are read: {next}");
+        assert_eq!(snapshots(&c, "bk"), [word(&next, "snapshot")], "one to compare with");
         ids.push(word(&next, "backup").to_owned());
     }
     assert_eq!(listed(&c, target), ids);
@@ -108,6 +111,67 @@ fn damaged(c: &Cluster, target: &str, ids: &[String]) {
         std::fs::write(object, good).expect("room");
         assert_eq!(backup(c, &["verify", target, "--sample", "10%"])["damaged"], 0);
     }
+}
+
+/// Somebody writes all the time, two blocks far from each other, one after the other: the second is never ahead.
+#[test]
+fn a_volume_in_use_is_backed_up_as_it_was_at_one_instant() {
+    let _turn = turn(Weight::Loaded);
+    let c = shared::cluster();
+    let dir = scratch();
+    let target = dir.path().join("t");
+    let target = text(&target);
+    let volume = c.volume("64M", &["--shards", "4"]);
+    let (first, second) = (3 * MIB, 50 * MIB);
+    let mut client = Client::attach(&c.place, &volume);
+    client.write(20 * MIB, &noise(1, MIB as usize));
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let is_over = || stop.load(std::sync::atomic::Ordering::Relaxed);
+    let made = std::thread::scope(|s| {
+        let writer = s.spawn(|| {
+            let mut n = 0u64;
+            while !is_over() {
+                n += 1;
+                for at in [first, second] {
+                    client.write(at, &n.to_le_bytes().repeat(512));
+                }
+            }
+            n
+        });
+        let made: Vec<Value> = (0..4).map(|_| backup(&c, &["create", &volume, target])).collect();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let n = writer.join().expect("it writes");
+        say(&format!("{} backups while {n} pairs were written", made.len()));
+        assert!(n > 10);
+        made
+    });
+    let mut last = 0;
+    for one in &made {
+        backup(&c, &["restore", target, word(one, "backup"), "bk-use"]);
+        let file = exported(&c, "bk-use");
+        let number = |at: u64| {
+            let mut bytes = [0; 8];
+            File::open(&file).and_then(|f| f.read_exact_at(&mut bytes, at)).expect("the export");
+            u64::from_le_bytes(bytes)
+        };
+        let (a, b) = (number(first), number(second));
+        assert!(a == b || a == b + 1, "{a} {b}");
+        assert!(a >= last && number(20 * MIB) != 0, "{a} after {last}");
+        last = a;
+        std::fs::remove_file(&file).expect("our own file");
+        c.json(&["volume", "delete", "bk-use", "--force"]);
+    }
+    assert!(made[1..].iter().all(|one| one["read"].as_u64() <= Some(2 * MIB)), "{made:?}");
+    // A snapshot of somebody's own: it stays, and its backup is its content.
+    let place = format!("{volume}@mine");
+    c.json(&["snapshot", "create", &volume, "--name", "mine"]);
+    client.write(first, &[0xff; 4096]);
+    let one = backup(&c, &["create", &place, target]);
+    assert_eq!((word(&one, "volume"), word(&one, "snapshot")), (place.as_str(), "mine"));
+    let file = dir.path().join("mine.raw");
+    c.json(&["volume", "export", &place, text(&file)]);
+    restores_to(&c, target, word(&one, "backup"), "bk-use", 64 * MIB, &file);
+    assert!(snapshots(&c, &volume).contains(&"mine".to_owned()));
 }
 
 #[test]
