@@ -309,7 +309,7 @@ impl<S: Source, W: Watch> Create<'_, S, W> {
             .map(|p| p.details.moment)
             .filter(|m| !m.is_none() && self.source.can_tell_since(m));
         let mut blocks = vec![false; (range.end - range.start).div_ceil(block) as usize];
-        let mut mark = |part: std::ops::Range<u64>, blocks: &mut [bool]| {
+        let mark = |part: std::ops::Range<u64>, blocks: &mut [bool]| {
             let (from, to) = (part.start.max(range.start), part.end.min(range.end));
             if from < to {
                 let (first, last) = ((from - range.start) / block, (to - 1 - range.start) / block);
@@ -317,7 +317,8 @@ impl<S: Source, W: Watch> Create<'_, S, W> {
             }
         };
         match self.source.extents(range.clone(), since.as_ref(), &mut |part| mark(part, &mut blocks)).await {
-            Err(e) if e.kind == ErrorKind::NotFound && since.is_some() => {
+            // Blocks that are damaged themselves can't be read either, and end it.
+            Err(e) if since.is_some() && matches!(e.kind, ErrorKind::NotFound | ErrorKind::Corrupt) => {
                 self.watch.note(&format!("what changed since the backup before can't be told, so all is read: {e}"));
                 self.can_tell.set(false);
                 since = None;

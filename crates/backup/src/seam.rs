@@ -26,8 +26,8 @@ pub trait Source {
     }
 
     /// Calls `each` with the parts of `range` that may hold data, or, with `since`, that may differ from what was there
-    /// then. Bytes of no part are zeroes, or as they were. In any order. `NotFound` with `since`: that can't be told any
-    /// more, and all is to be read.
+    /// then. Bytes of no part are zeroes, or as they were. In any order. `NotFound` and
+    /// `Corrupt` with `since`: that can't be told any more, and all is to be read.
     fn extents(
         &self,
         range: Range<u64>,

@@ -206,7 +206,9 @@ impl Replica {
                 Some(CutWord::Held { shard: self.id, snapshot: t.id, view })
             }
             _ if !u.is_decided && u.reported.is_none() => {
-                let is_committed = self.committed >= t.sequence || ctx.mutant(Mutant::CutsBeforeCommitted);
+                // Its own log is asked whether it keeps the version.
+                let is_there = self.committed.min(self.durable) >= t.sequence;
+                let is_committed = is_there || ctx.mutant(Mutant::CutsBeforeCommitted);
                 let (version, sequence) = (t.version, t.sequence);
                 is_committed.then_some(CutWord::Cut { shard: self.id, snapshot: t.id, view, version, sequence })
             }

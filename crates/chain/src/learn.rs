@@ -73,9 +73,14 @@ impl Learning {
     }
 }
 
+/// Where a transfer goes on.
+pub(crate) fn point(at: MapPlace) -> MapPoint {
+    MapPoint { from: u64::from(at.lba.0) + 1, behind: at.behind, blocks: at.blocks }
+}
+
 /// Where a log is to read on.
 fn place(from: MapPoint) -> MapPlace {
-    MapPlace { lba: from.lba(), behind: from.behind }
+    MapPlace { lba: from.lba(), behind: from.behind, blocks: from.blocks }
 }
 
 impl Replica {
@@ -228,7 +233,7 @@ impl Replica {
             id: r.id,
             mode: if next.is_none() { SyncMode::MapEnd } else { SyncMode::Map },
             common: source.since,
-            map_next: next.map_or(MapPoint::NONE, |n| MapPoint { from: u64::from(n.lba.0) + 1, behind: n.behind }),
+            map_next: next.map_or(MapPoint::NONE, point),
             frames,
         };
         ctx.out.send(link, Message::SyncReply(reply));

@@ -428,7 +428,7 @@ fn what_is_left_of_lost_frames_is_learned() {
         s.play(|r, ctx| r.on_sync_reply(ctx, no));
     }
     let mut at = MapPoint::BEGIN;
-    for next in [Some(MapPlace { lba: Lba(40), behind: (Version(2), Sequence(3)) }), None] {
+    for next in [Some(MapPlace { lba: Lba(40), behind: (Version(2), Sequence(3)), blocks: 4 }), None] {
         let q = asks(&mut s).expect("what is left is asked for");
         assert_eq!((q.lost, q.map_from, q.map_since, q.until), (true, at, Sequence(2), Sequence(4)));
         let reply = piece_of(&mut other, &q, next);
@@ -459,7 +459,7 @@ fn what_is_left_of_lost_frames_is_learned() {
         }
         // The next piece is asked for at once; asked again after a while, because this answer is thrown away.
         assert_eq!(sync_requests(&actions).len(), usize::from(next.is_some()));
-        at = next.map_or(MapPoint::NONE, |n| MapPoint { from: u64::from(n.lba.0) + 1, behind: n.behind });
+        at = next.map_or(MapPoint::NONE, crate::learn::point);
         s.now = s.now.plus(Nanos::from_millis(500));
     }
     assert!(!s.r.damage.is_there() && s.r.requests.len() == 4);

@@ -91,10 +91,12 @@ impl Replica {
         ctx.out.send(link, Message::Sync(request));
     }
 
-    /// The end of this log, newest first. The last name is that of a committed frame: that one all have in common, and
-    /// where it was given up or is lost, its sequence alone says enough.
+    /// The end of this log, newest first. The last name is that of the last committed frame: that one all have in common,
+    /// and where it was given up or is lost, its sequence alone says enough. None is of a frame before it, or who has given
+    /// up all of them would take that one for all that is in common, and nothing that is committed is ever cut.
     pub(crate) fn names(&self) -> Vec<FrameName> {
-        let mut names: Vec<FrameName> = self.tail.values().rev().take(NAMES_MAX - 1).map(|t| t.name).collect();
+        let open = self.tail.range(self.committed..).rev();
+        let mut names: Vec<FrameName> = open.take(NAMES_MAX - 1).map(|(_, t)| t.name).collect();
         if names.last().is_none_or(|n| n.sequence > self.committed) {
             names.push(FrameName { sequence: self.committed, ..FrameName::default() });
         }

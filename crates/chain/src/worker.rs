@@ -6,7 +6,7 @@
 
 use crate::cuts::Words;
 use crate::event::{
-    Action, ControlPort, Event, HostConfig, MapSource, Mended, Note, NoteKind, Opened, ShardInfo, ShardStatus,
+    Action, ControlPort, CutWord, Event, HostConfig, MapSource, Mended, Note, NoteKind, Opened, ShardInfo, ShardStatus,
     SyncSource, Who,
 };
 use crate::host::Host;
@@ -16,13 +16,13 @@ use crate::replica::{Replica, TailEntry, genesis};
 use crate::sync::{ANSWER_BYTES, is_said_committed};
 use crate::timing;
 use bytes::Bytes;
-use freebs_format::FrameHead;
+use freebs_format::{FrameHead, Pin};
 use freebs_format::wire::{FrameName, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request, SyncRequest};
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
 use freebs_lsvd::{DamagedBlocks, Durable, Engine, EventKind, KeptState, Listener, MapPlace};
 use freebs_types::{
     Error, ErrorKind, Generation, Hash32, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
-    ViewNumber,
+    ViewNumber, limits,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -353,8 +353,10 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 Action::HandOver { shard, to } => self.spawn(move |w| w.hand_over(shard, to)),
                 Action::Complete { shard, view, nodes } => self.spawn(move |w| w.complete(shard, view, nodes)),
                 Action::Cut(word) => {
-                    self.0.words.borrow_mut().add(word);
-                    self.speak();
+                    if let Some(word) = self.in_log(word) {
+                        self.0.words.borrow_mut().add(word);
+                        self.speak();
+                    }
                 }
                 // Not from within a step.
                 Action::ListPins { shard } => self.spawn(async move |w: Self| w.list_pins(shard)),
@@ -489,6 +491,18 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         if let Err(e) = self.0.control.hand_over(shard, to).await {
             self.trace(format!("shard {shard}: node {to} did not become its head: {e}"));
         }
+    }
+
+    /// A word on a cut, as the log has it: it is said only when the log keeps the version for the snapshot. A pin that finds no
+    /// place is in no log, whatever was ordered; if it only is not there yet, the head says it again.
+    fn in_log(&self, word: CutWord) -> Option<CutWord> {
+        let CutWord::Cut { shard, snapshot, version, .. } = word else { return Some(word) };
+        if self.0.engine.check_pin(shard, Pin { version, snapshot }).is_ok() {
+            return Some(word);
+        }
+        let pins = self.0.engine.history(shard).map_or(0, |h| h.pins.len());
+        let why = format!("shard {shard} keeps {pins} versions, and can't keep more; delete some snapshots");
+        (pins >= limits::SHARD_PINS_MAX).then_some(CutWord::Fails { snapshot, why })
     }
 
     /// Says what the heads have to say of snapshots: what comes while it is said goes together, with the next.

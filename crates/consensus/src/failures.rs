@@ -8,6 +8,8 @@
 //!   each time after a longer while: that head may lack more than it can fetch soon, or its device may have failed.
 //! - A node that was silent for much longer is gone (`gone_ms`): other nodes take its places in the chains. That is
 //!   late, because a new member learns all that the others have, and a node that comes back lacks little.
+//! - A snapshot that does not come to an end within `SNAPSHOT_MS` fails, or it would keep others out, and be made when its
+//!   volume is back, long after whoever asked for it was told that there is none.
 //! - A chain that is shorter than its volume is to have it gets another member as soon as a node is to spare.
 //!
 //! A verdict that is wrong costs a view change and nothing else: what a node that only seemed to have failed goes on
@@ -15,7 +17,7 @@
 
 use crate::timing;
 use freebs_control::{Command, State, limits};
-use freebs_types::{NodeId, ShardId, StartNumber, ViewNumber};
+use freebs_types::{NodeId, ShardId, SnapshotId, StartNumber, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Shards whose heads are watched.
@@ -60,6 +62,8 @@ pub struct Failures {
     replaced: Option<(u64, BTreeSet<NodeId>, BTreeSet<NodeId>)>,
     /// The same of chains that are too short, and all nodes that are away.
     extended: Option<(u64, BTreeSet<NodeId>)>,
+    /// Snapshots that are being made, and since when this leader has known it.
+    under_way: BTreeMap<SnapshotId, u64>,
 }
 
 impl Failures {
@@ -112,7 +116,7 @@ impl Failures {
         gone: &BTreeSet<NodeId>,
     ) -> Vec<Command> {
         self.watch(now_ms, state);
-        let mut commands = Vec::new();
+        let mut commands = self.abandoned(now_ms, state);
         commands.extend(self.fail_over(state, failed));
         commands.extend(self.late(now_ms, state, failed));
         if commands.is_empty() {
@@ -123,6 +127,16 @@ impl Failures {
             commands.extend(self.extend(state, failed, gone));
         }
         commands
+    }
+
+    /// Snapshots that are to fail. Should the order be lost, it is given again with the next look.
+    fn abandoned(&mut self, now_ms: u64, state: &State) -> Vec<Command> {
+        let before = std::mem::take(&mut self.under_way);
+        let since = |id| (id, before.get(&id).copied().unwrap_or(now_ms));
+        self.under_way = state.snapshots_under_way().map(since).collect();
+        let is_late = |(_, since): &(&SnapshotId, &u64)| now_ms - **since >= timing::SNAPSHOT_MS;
+        let late = self.under_way.iter().filter(is_late);
+        late.map(|(id, _)| Command::FailSnapshot { snapshot: *id, why: "a shard of it did not come".into() }).collect()
     }
 
     /// Members for chains that are too short, as far as there are nodes to spare.

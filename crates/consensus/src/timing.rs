@@ -67,6 +67,9 @@ impl Timing {
 /// Milliseconds for which it counts that another node can't reach one either. A second is `fail_ms`: after it silence
 /// decides by itself; an older agreement may be about a pause that is over.
 pub(crate) const AGREED_MS: u64 = 1000;
+/// A snapshot that is being made for this many milliseconds is given up: whoever asked for it has ended long ago, and it
+/// would be of a moment that nobody asked for.
+pub(crate) const SNAPSHOT_MS: u64 = 60_000;
 /// Milliseconds after which others are asked again about a node that can't be reached: the other one looks for up to
 /// `REACH_EVERY` times ten, and the question or its answer may be lost.
 pub(crate) const DOUBT_AGAIN_MS: u64 = 300;

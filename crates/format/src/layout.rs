@@ -120,8 +120,8 @@ layouts! {
     NameMeta { view, sequence, hid }
     SealAskMeta { pred, point, slice, reserved }
     SealMeta { pred, last, committed, promised, has_pred, damaged, given, reserved, slice }
-    SyncMeta { until, map_from, map_since, behind_version, behind_sequence, past, names, flags }
-    SyncReplyMeta { common, map_next, behind_version, behind_sequence, frames, mode, reserved }
+    SyncMeta { until, map_from, map_since, behind_version, behind_sequence, past, names, flags, behind_blocks, reserved }
+    SyncReplyMeta { common, map_next, behind_version, behind_sequence, frames, behind_blocks, mode, reserved }
     ControlMeta { body_crc, reserved }
 }
 

@@ -63,6 +63,9 @@ pub const CONNECTED_MAX: Duration = Duration::from_secs(1);
 pub const COMMAND_MAX: Duration = Duration::from_secs(10);
 /// A snapshot is tried for this long: several attempts, each of which waits for heads that hold.
 pub const SNAPSHOT_MAX: Duration = Duration::from_secs(10);
+/// An attempt at a snapshot that took this long failed because a shard did not come, and the heads of the others had held
+/// for it: another attempt would stop their writers once more.
+pub const SNAPSHOT_ATTEMPT_MAX: Duration = Duration::from_secs(1);
 /// While another snapshot of the same volumes is being made, or there is no leader, it is tried again at news, or after
 /// this time.
 pub const SNAPSHOT_LOOK: Duration = Duration::from_millis(100);

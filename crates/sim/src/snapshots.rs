@@ -1,15 +1,17 @@
 //! Snapshots among what is asked of a cluster: of one volume or of several, some of them deleted again.
 //!
-//! At the end each complete one is read at its cuts, on a member that keeps it, and the oracle says whether it is an instant
-//! between the question for it and the answer. A snapshot whose record was lost with the control state is not looked at,
-//! nor one that no member has: members that learn by map get the present only.
+//! At the end each complete one is read at its cuts, on all members: they have the same, or know that their history is not
+//! whole that far back; and the oracle says whether it is an instant between the question for it and the answer. A snapshot
+//! whose record was lost with the control state is not looked at.
 
 use crate::cluster::Cluster;
 use crate::content::{self, Value};
 use crate::oracle::{BLOCK_SECTORS, Stamp};
 use freebs_agent::Commands;
 use freebs_control::{Command, Outcome, Snapshot, Stage, State, Volume};
-use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Nanos, Result, SECTOR, ShardId, SnapshotId, VolumeId, limits};
+use freebs_types::{
+    BLOCK, BlockRange, Error, ErrorKind, Nanos, SECTOR, ShardId, SnapshotId, Version, VolumeId, limits,
+};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -89,63 +91,93 @@ async fn remove(c: &Rc<Cluster>, made: Made) {
     }
 }
 
-/// Reads what is left of all that were made, and has the oracle judge it.
+/// Reads what is left of all that were made, on each member, and has the oracle judge it.
 pub async fn check(c: &Cluster) {
-    // Where a shard goes on by force, or its log has lost frames, pins may be lost with what they are of.
-    let odds = &c.config.odds;
-    if odds.lose_members > 0.0 || c.config.has_loss || c.config.has_rot {
+    // Where a shard goes on by force, snapshots may be lost with what they are of.
+    if c.config.odds.lose_members > 0.0 {
         return;
     }
-    let replaced = [odds.leave_node, odds.suspend_host, odds.old_image, odds.lag_seat, odds.lose_control];
-    let is_steady = replaced.iter().all(|o| *o == 0.0) && matches!(c.config.profile, "calm" | "crowd" | "gateways");
     let state = c.control.snapshot();
     let made = c.made.borrow().clone();
     for made in made {
         let Some(record) = state.snapshot_record(made.id).filter(|s| s.is_complete()) else { continue };
         match contents(c, &state, record).await {
-            Ok(values) => {
+            Ok(Some(values)) => {
                 c.world.count("snapshots read");
                 c.oracle.check_snapshot((made.asked, made.done), &values);
             }
-            // Who learns by map gets the present only.
-            Err(e) if e.kind == ErrorKind::NotFound && !is_steady => c.world.count("snapshots that no member has"),
-            Err(e) => c.world.violation(format!("snapshot {}: {e}", record.id)),
+            Ok(None) => c.world.count("snapshots that no member has whole"),
+            Err(why) => c.world.violation(format!("snapshot {}: {why}", record.id)),
         }
     }
 }
 
-async fn contents(c: &Cluster, state: &State, record: &Snapshot) -> Result<Vec<(VolumeId, u64, Value)>> {
+/// A sector with what it has.
+type Sector = (VolumeId, u64, Value);
+
+/// All that a snapshot has; `None` if a shard of it is on no member, as each of them says.
+async fn contents(c: &Cluster, state: &State, record: &Snapshot) -> Result<Option<Vec<Sector>>, String> {
     let mut values = Vec::new();
     for of in &record.volumes {
         let Some(volume) = state.volume(of.volume) else { continue };
         for s in &volume.shards {
-            read_shard(c, volume, record, volume.shard_id(s.index), &mut values).await?;
+            let Some(shard) = on_members(c, volume, record, volume.shard_id(s.index)).await? else { return Ok(None) };
+            values.extend(shard);
         }
     }
-    Ok(values)
+    Ok(Some(values))
 }
 
-async fn read_shard(
+/// What the members have of a shard's cut: the same, or they know that they have not. `None` if none has it.
+async fn on_members(
     c: &Cluster,
     volume: &Volume,
     record: &Snapshot,
     shard: ShardId,
-    values: &mut Vec<(VolumeId, u64, Value)>,
-) -> Result<()> {
-    let none = || Error::not_found(format!("no member keeps shard {shard}"));
-    let cut = record.cut(shard).ok_or_else(none)?;
-    let members = &volume.shards[shard.index as usize].members;
-    let keeps = |engine: &freebs_lsvd::Engine<_>| {
-        let pins = engine.history(shard).map(|h| h.pins).unwrap_or_default();
-        pins.iter().any(|p| p.version == cut.version && p.snapshot == record.id)
-    };
-    let worker = members.iter().filter_map(|n| c.node(n.0)?.worker()).find(|w| keeps(w.engine())).ok_or_else(none)?;
+) -> Result<Option<Vec<Sector>>, String> {
+    let cut = record.cut(shard).ok_or_else(|| format!("shard {shard} has no cut"))?;
+    // A log that lost frames says so of blocks, and of pins.
+    let is_damaged = c.config.has_rot || c.config.has_loss;
+    let of = &volume.shards[shard.index as usize];
+    let mut found: Option<(u64, Vec<Sector>)> = None;
+    for node in of.members.iter().filter(|n| !of.joining.contains(n)) {
+        let Some(worker) = c.node(node.0).and_then(|n| n.worker()) else { continue };
+        let engine = worker.engine();
+        let Ok(history) = engine.history(shard) else { continue };
+        let keeps = history.pins.iter().any(|p| p.version == cut.version && p.snapshot == record.id);
+        let read = if keeps { read_shard(engine, volume, shard, cut.version).await } else { Err(unkept(shard)) };
+        match (read, &found) {
+            (Ok(values), Some((other, known))) if values != *known => {
+                let differs = values.iter().zip(known).find(|(a, b)| a != b);
+                return Err(format!("shard {shard} at {}: nodes {node} and {other} differ: {differs:?}", cut.version));
+            }
+            (Ok(values), None) => found = Some((node.0, values)),
+            (Ok(_), Some(_)) => {}
+            (Err(_), _) if is_damaged => {}
+            (Err(e), _) if e.kind == ErrorKind::Corrupt && history.whole_from > cut.version => {}
+            (Err(e), _) => return Err(format!("node {node}: {e}; whole from {}", history.whole_from)),
+        }
+    }
+    Ok(found.map(|(_, values)| values))
+}
+
+fn unkept(shard: ShardId) -> Error {
+    Error::not_found(format!("the cut of shard {shard} is not kept"))
+}
+
+async fn read_shard<D: freebs_io::Device>(
+    engine: &freebs_lsvd::Engine<D>,
+    volume: &Volume,
+    shard: ShardId,
+    version: Version,
+) -> Result<Vec<Sector>, Error> {
+    let mut values = Vec::new();
     let stripe = volume.stripe / BLOCK as u64;
     let (count, index) = (volume.shards.len() as u64, u64::from(shard.index));
     let mut at = 0;
     while at < volume.shard_blocks() {
         let blocks = (volume.shard_blocks() - at).min(u64::from(limits::READ_BLOCKS_MAX));
-        let out = worker.engine().read_at(shard, cut.version, BlockRange::new(at as u32, blocks as u32)).await?;
+        let out = engine.read_at(shard, version, BlockRange::new(at as u32, blocks as u32)).await?;
         let data = out.data.concat();
         let mut data = data.chunks_exact(BLOCK);
         for piece in &out.pieces {
@@ -164,5 +196,5 @@ async fn read_shard(
             }
         }
     }
-    Ok(())
+    Ok(values)
 }

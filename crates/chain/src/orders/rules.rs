@@ -40,3 +40,19 @@ fn a_read_above_what_is_durable_is_refused() {
         }
     }
 }
+
+/// A member whose full device was behind named frames before its committed one. Who had given all of them up took the
+/// oldest for all that is in common, and the member, asked to cut what is committed, stopped for good.
+#[test]
+fn a_member_names_nothing_before_its_last_committed_frame() {
+    let (mut s, mut c) = (Scene::new(2), Chain::new());
+    s.take(c.open(1));
+    for _ in 2..=4 {
+        s.take(c.data(BLOCK));
+    }
+    c.committed = 3;
+    s.take(c.plain());
+    assert_eq!(s.r.committed, Sequence(3));
+    let names: Vec<u64> = s.r.names().iter().map(|n| n.sequence.0).collect();
+    assert_eq!(names, [5, 4, 3]);
+}

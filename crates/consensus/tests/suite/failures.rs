@@ -250,3 +250,23 @@ fn a_chain_that_is_too_short_gets_a_member() {
     assert_eq!(s.shard(shard).unwrap().members, [members[0], other, lost[1]]);
     assert_eq!(f.decide(200, &s, &[lost[0]].into(), &BTreeSet::new()), [], "it is under way");
 }
+
+/// Its asker is gone, and its volume has no head that could cut it.
+#[test]
+fn a_snapshot_that_does_not_come_to_an_end_fails() {
+    let mut s = cluster(3);
+    let (shard, _) = volume(&mut s, "v");
+    let begin = Command::BeginSnapshot { name: "a".into(), volumes: vec![shard.volume], created_ms: 1 };
+    s.apply(begin).unwrap();
+    let id = s.snapshots_under_way().next().expect("one is being made");
+    let mut f = Failures::default();
+    // The shard has no view: its head is replaced again and again, which is another matter.
+    let fails = |commands: Vec<Command>| commands.iter().any(|c| matches!(c, Command::FailSnapshot { snapshot, .. } if *snapshot == id));
+    assert!(!fails(f.decide(1000, &s, &set([]), &set([]))));
+    assert!(!fails(f.decide(60_900, &s, &set([]), &set([]))));
+    let commands = f.decide(61_000, &s, &set([]), &set([]));
+    assert!(fails(commands.clone()), "{commands:?}");
+    commands.into_iter().for_each(|c| _ = s.apply(c));
+    assert!(s.snapshot_record(id).is_some_and(|r| r.has_failed()));
+    assert!(!fails(f.decide(200_000, &s, &set([]), &set([]))));
+}

@@ -55,6 +55,11 @@ impl State {
         self.snapshots.under_way(volume).map(|s| &**s)
     }
 
+    /// Those that are being made.
+    pub fn snapshots_under_way(&self) -> impl Iterator<Item = SnapshotId> {
+        self.snapshots.all_under_way()
+    }
+
     /// What logs keep for snapshots up to this number is kept although nothing is known of them: the state was made again
     /// since. 0 if it never was.
     #[must_use]

@@ -66,6 +66,11 @@ impl Snapshots {
         self.records.get(self.under_way.get(&volume)?)
     }
 
+    /// Those that are being made, some of them more than once.
+    pub fn all_under_way(&self) -> impl Iterator<Item = SnapshotId> {
+        self.under_way.values().copied()
+    }
+
     pub fn failed(&self) -> &BTreeSet<SnapshotId> {
         &self.failed
     }

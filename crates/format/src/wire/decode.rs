@@ -372,8 +372,8 @@ fn control_body(meta: &[u8], payload: Bytes) -> Result<Bytes> {
     Ok(payload)
 }
 
-fn map_point(from: U64, version: U64, sequence: U64) -> MapPoint {
-    MapPoint { from: from.get(), behind: (Version(version.get()), Sequence(sequence.get())) }
+fn map_point(from: U64, version: U64, sequence: U64, blocks: U32) -> MapPoint {
+    MapPoint { from: from.get(), behind: (Version(version.get()), Sequence(sequence.get())), blocks: blocks.get() }
 }
 
 fn sync(h: &Head, meta: &[u8]) -> Result<SyncRequest> {
@@ -388,7 +388,7 @@ fn sync(h: &Head, meta: &[u8]) -> Result<SyncRequest> {
         id: h.id,
         names: names.iter().map(frame_name).collect(),
         until: Sequence(m.until.get()),
-        map_from: map_point(m.map_from, m.behind_version, m.behind_sequence),
+        map_from: map_point(m.map_from, m.behind_version, m.behind_sequence, m.behind_blocks),
         map_since: Sequence(m.map_since.get()),
         lost: m.flags.get() & s::SYNC_LOST != 0,
         fetch: m.flags.get() & s::SYNC_FETCH != 0,
@@ -406,7 +406,7 @@ fn sync_reply(h: &Head, meta: &Bytes, payload: Bytes) -> Result<SyncReply> {
         id: h.id,
         mode: mode.ok_or_else(|| bad("sync reply of an unknown mode"))?,
         common: Sequence(m.common.get()),
-        map_next: map_point(m.map_next, m.behind_version, m.behind_sequence),
+        map_next: map_point(m.map_next, m.behind_version, m.behind_sequence, m.behind_blocks),
         frames: frames(meta.slice_ref(rest), payload, m.frames.get() as usize)?,
     })
 }

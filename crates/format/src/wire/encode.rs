@@ -245,6 +245,8 @@ fn put_sync(r: &SyncRequest, out: &mut BytesMut) -> Addressed {
         past: r.past.0.into(),
         names: (r.names.len() as u32).into(),
         flags: (u32::from(r.lost) * s::SYNC_LOST + u32::from(r.fetch) * s::SYNC_FETCH).into(),
+        behind_blocks: r.map_from.blocks.into(),
+        reserved: 0.into(),
     };
     out.put_slice(meta.as_bytes());
     r.names.iter().for_each(|n| out.put_slice(name(n).as_bytes()));
@@ -258,8 +260,9 @@ fn put_sync_reply(r: &SyncReply, out: &mut BytesMut) -> Addressed {
         behind_version: r.map_next.behind.0.0.into(),
         behind_sequence: r.map_next.behind.1.0.into(),
         frames: (r.frames.len() as u32).into(),
+        behind_blocks: r.map_next.blocks.into(),
         mode: r.mode as u8,
-        reserved: [0; 11],
+        reserved: [0; 7],
     };
     out.put_slice(meta.as_bytes());
     put_heads(&r.frames, out);

@@ -373,13 +373,15 @@ pub struct MapPoint {
     pub from: u64,
     /// Version and sequence of the last entry at that address that was told; zeroes for none.
     pub behind: (Version, Sequence),
+    /// Blocks from that address on of which entries up to that one were told; of those behind them none was. 0 for none.
+    pub blocks: u32,
 }
 
 impl MapPoint {
     /// The transfer has not begun, or is over.
-    pub const NONE: Self = Self { from: 0, behind: (Version(0), Sequence(0)) };
+    pub const NONE: Self = Self { from: 0, behind: (Version(0), Sequence(0)), blocks: 0 };
     /// The first address of all.
-    pub const BEGIN: Self = Self { from: 1, behind: (Version(0), Sequence(0)) };
+    pub const BEGIN: Self = Self { from: 1, behind: (Version(0), Sequence(0)), blocks: 0 };
 
     /// True if a transfer goes on there.
     #[must_use]

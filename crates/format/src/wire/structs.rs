@@ -302,8 +302,10 @@ pub(crate) struct SyncMeta {
     pub(crate) past: U64,
     pub(crate) names: U32,
     pub(crate) flags: U32,
+    pub(crate) behind_blocks: U32,
+    pub(crate) reserved: U32,
 }
-const _: () = assert!(size_of::<SyncMeta>() == 56);
+const _: () = assert!(size_of::<SyncMeta>() == 64);
 
 /// `SyncReply`: then heads; payload: data.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -314,7 +316,8 @@ pub(crate) struct SyncReplyMeta {
     pub(crate) behind_version: U64,
     pub(crate) behind_sequence: U64,
     pub(crate) frames: U32,
+    pub(crate) behind_blocks: U32,
     pub(crate) mode: u8,
-    pub(crate) reserved: [u8; 11],
+    pub(crate) reserved: [u8; 7],
 }
 const _: () = assert!(size_of::<SyncReplyMeta>() == 48);

@@ -441,6 +441,9 @@ pub struct MapPlace {
     pub lba: Lba,
     /// Version and sequence of the last entry of it that was told; zeroes before the first.
     pub behind: (Version, Sequence),
+    /// Blocks from the address on of which entries up to that one were told. Of those behind them none was, although an
+    /// entry may reach further: a piece looks at a part of the map. 0 before the first.
+    pub blocks: u32,
 }
 
 /// Live blocks that are damaged here, to be asked for elsewhere.

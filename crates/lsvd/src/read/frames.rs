@@ -259,7 +259,10 @@ impl<D: Device> Engine<D> {
             if asked.past.is_some() && self.inner.core.borrow().shard(shard)?.keeps_history() {
                 end = end.min(start + g.max_blocks);
                 end = self.inner.core.borrow().shard(shard)?.history.table.end_of(start, end, CARRY_ENTRIES_MAX);
-                let behind = Some(from.behind).filter(|_| start == from.lba.0).unwrap_or_default();
+                let resumed = Some(from).filter(|f| start == f.lba.0 && f.blocks > 0);
+                // What the last piece did not look at begins with its first entry.
+                end = resumed.map_or(end, |f| end.min(start.saturating_add(f.blocks)));
+                let behind = resumed.map(|f| f.behind).unwrap_or_default();
                 let step = |core: &Core, s: &Shard, layers: Table| g.layers(core, s, &layers, (start, behind));
                 next = self.io().with_layers(shard, (start, end), step).await?;
             } else {
@@ -470,8 +473,10 @@ impl Gather {
             if is_asked(l) && (l.e.is_data() || !untold) {
                 let blocks = if l.e.is_data() { l.e.len } else { 0 };
                 if self.body.entries.len() == CARRY_ENTRIES_MAX || self.blocks + blocks > self.max_blocks {
-                    let behind = if a == at.0 { at.1 } else { Default::default() };
-                    return Ok(Some(MapPlace { lba: Lba(a), behind }));
+                    let place = MapPlace { lba: Lba(a), ..MapPlace::default() };
+                    let told = MapPlace { behind: at.1, blocks: l.e.len, ..place };
+                    let is_begun = a == at.0 && at.1 != Default::default();
+                    return Ok(Some(if is_begun { told } else { place }));
                 }
                 self.body.entries.push(entry(a, &l.e, l.e.len));
                 if l.e.is_data() {

@@ -9,6 +9,7 @@ use freebs_io::faults::CrashDevice;
 use freebs_lsvd::{Base, KeptState, MapPlace, MarkChange, Options, Record, RuleMutant};
 use freebs_types::{BlockRange, ErrorKind, Sequence, ShardId, Version};
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const SHARD: ShardId = ShardId::new(1, 0);
@@ -259,6 +260,56 @@ async fn teller() -> (Rig, Chain) {
 async fn same_as_at(teller: &Rig, learner: &Rig, version: u64) {
     let at = async |rig: &Rig| rig.read_version(SHARD, Some(Version(version)), 30).await.unwrap();
     assert_eq!(at(teller).await, at(learner).await, "version {version}");
+}
+
+/// All that is told of each block, in pieces of so many bytes, to one who says how far each piece went, or does not.
+async fn told_in(rig: &Rig, upto: Sequence, bytes: usize, says: bool) -> BTreeSet<(u32, u64, u64, u8)> {
+    let (mut told, mut place) = (BTreeSet::new(), Some(MapPlace::default()));
+    while let Some(at) = place {
+        let piece = rig.engine.entries_with_past(SHARD, at, Sequence(0), Sequence(0), upto, bytes).await;
+        let (body, _, next) = piece.unwrap();
+        for e in body.entries {
+            let of = |a| (a, e.version.0, e.sequence.0, e.kind as u8);
+            told.extend((e.range.start.0..e.range.start.0 + e.range.len).map(of));
+        }
+        place = next.map(|n| MapPlace { blocks: if says { n.blocks } else { u32::MAX }, ..n });
+    }
+    told
+}
+
+/// A piece may end between two entries, one above the other, that reach beyond what it looked at.
+#[test]
+fn small_pieces_tell_as_much_as_one() {
+    local(async {
+        let mut left_out = 0;
+        for seed in 0..12 {
+            let device = crash_device(LIMIT, seed);
+            create_log(device.clone(), &shape(SEGMENTS)).await.unwrap();
+            let rig = open(&device, Options::of_workers(1)).await;
+            let (mut c, mut rng) = (Chain::new(SHARD), Rng::new(seed));
+            // The case by hand first.
+            let mut extents = vec![(0, 3), (3, 5), (3, 5)];
+            extents.extend((0..if seed == 0 { 0 } else { 20 }).map(|_| (rng.below(60) as u32, 1 + rng.below(14) as u32)));
+            for (start, len) in extents {
+                rig.append(Record::Frame(c.frame(&[data(start, len, rng.below(1 << 20))])));
+                rig.append(Record::Frame(c.pins(&[(UpdateKind::Snapshot, 0)])));
+            }
+            rig.settle().await;
+            let upto = Sequence(c.sequence);
+            rig.engine.committed(SHARD, upto);
+            if rng.chance(50) {
+                rig.engine.checkpoint().await.unwrap();
+            }
+            let all = told_in(&rig, upto, 1 << 20, true).await;
+            for blocks in 1..=6 {
+                let bytes = blocks * freebs_types::BLOCK;
+                assert_eq!(told_in(&rig, upto, bytes, true).await, all, "seed {seed}, {blocks} blocks");
+                left_out += usize::from(told_in(&rig, upto, bytes, false).await != all);
+            }
+            rig.stop().await;
+        }
+        assert!(left_out > 12, "it would be seen: {left_out}");
+    });
 }
 
 /// Pieces of a map came, and nothing that says what is kept: the transfer was given up, and frames came instead. A pin in

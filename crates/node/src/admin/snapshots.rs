@@ -27,9 +27,15 @@ pub(super) async fn create(service: &Service, names: &[String], name: Option<Str
     let mut why = String::new();
     for _ in 0..ATTEMPTS {
         let id = begin(service, &name, &volumes, until).await?;
+        let begun = Instant::now();
         match ended(service, id, until).await {
             Some(Ok(status)) => return Ok(Reply::Snapshot(status)),
-            Some(Err(failed)) => why = failed,
+            Some(Err(failed)) => {
+                why = failed;
+                if begun.elapsed() >= timing::SNAPSHOT_ATTEMPT_MAX {
+                    break;
+                }
+            }
             None => {
                 let state = service.state()?;
                 why = waits_for(&state, id);

@@ -274,15 +274,15 @@ fn frame_name() -> impl Strategy<Value = FrameName> {
 }
 
 fn sync_request() -> impl Strategy<Value = Message> {
-    (shard_id(), any::<[u64; 8]>(), any::<[bool; 2]>(), vec(frame_name(), 0..5)).prop_map(
-        |(shard, [view, id, until, from, since, version, sequence, past], [lost, fetch], names)| {
+    (shard_id(), any::<[u64; 8]>(), any::<u32>(), any::<[bool; 2]>(), vec(frame_name(), 0..5)).prop_map(
+        |(shard, [view, id, until, from, since, version, sequence, past], blocks, [lost, fetch], names)| {
             Message::Sync(SyncRequest {
                 shard,
                 view: ViewNumber(view),
                 id,
                 names,
                 until: Sequence(until),
-                map_from: MapPoint { from, behind: (Version(version), Sequence(sequence)) },
+                map_from: MapPoint { from, behind: (Version(version), Sequence(sequence)), blocks },
                 map_since: Sequence(since),
                 lost,
                 fetch,
@@ -294,10 +294,10 @@ fn sync_request() -> impl Strategy<Value = Message> {
 
 fn sync_reply() -> impl Strategy<Value = Message> {
     let modes = [SyncMode::Frames, SyncMode::Level, SyncMode::Map, SyncMode::MapEnd, SyncMode::Refused];
-    (shard_id(), any::<[u64; 6]>(), prop::sample::select(modes.to_vec()), vec(frame(), 0..3)).prop_map(
-        |(shard, [view, id, common, from, version, sequence], mode, frames)| {
+    (shard_id(), any::<[u64; 6]>(), any::<u32>(), prop::sample::select(modes.to_vec()), vec(frame(), 0..3)).prop_map(
+        |(shard, [view, id, common, from, version, sequence], blocks, mode, frames)| {
             let common = Sequence(common);
-            let map_next = MapPoint { from, behind: (Version(version), Sequence(sequence)) };
+            let map_next = MapPoint { from, behind: (Version(version), Sequence(sequence)), blocks };
             Message::SyncReply(SyncReply { shard, view: ViewNumber(view), id, mode, common, map_next, frames })
         },
     )

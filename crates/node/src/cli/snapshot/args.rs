@@ -113,8 +113,8 @@ pub fn place(text: &str) -> Result<Place, String> {
 fn date(text: &str) -> Result<u64, String> {
     let day = format!("{text} 00:00:00");
     let time = humantime::parse_rfc3339_weak(text).or_else(|_| humantime::parse_rfc3339_weak(&day));
-    let time = time.or_else(|_| humantime::parse_duration(text).map(|d| SystemTime::now() + d));
-    let time = time.map_err(|_| format!("'{text}' is no date; write 2027-01-31, '2027-01-31 12:00:00' or 90days"))?;
+    let span = || humantime::parse_duration(text).ok().and_then(|d| SystemTime::now().checked_add(d));
+    let time = time.ok().or_else(span).ok_or_else(|| format!("'{text}' is no date; write 2027-01-31, '2027-01-31 12:00:00' or 90days"))?;
     let since = time.duration_since(UNIX_EPOCH).map_err(|_| "a date after 1970".to_owned())?;
     u64::try_from(since.as_millis()).map_err(|_| "a date before the year 9999".to_owned())
 }
@@ -142,6 +142,8 @@ mod tests {
         assert_eq!(date("1970-01-02T00:00:01Z"), Ok(86_401_000));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
         assert!(date("2days").unwrap() >= now + 2 * 86_400_000);
-        assert!(date("tomorrow").unwrap_err().contains("90days"));
+        for wrong in ["tomorrow", "500000000000years"] {
+            assert!(date(wrong).unwrap_err().contains("90days"), "{wrong}");
+        }
     }
 }

@@ -52,7 +52,7 @@ fn a_member_that_lacks_history_is_passed_over() {
     fill(&mut client, 0, &data);
     snapshot(&c, "demo", "s");
     fill(&mut client, 0, &noise(6, 8 << 20));
-    let (_, others) = c.chain("demo");
+    let (head, others) = c.chain("demo");
     c.kill(&[pid(&c, &others[0])]);
     let chain = wait_for("a new member that has everything", || {
         let v = c.volume("demo");
@@ -67,5 +67,12 @@ fn a_member_that_lacks_history_is_passed_over() {
     }
     assert_eq!(differ(&client.read(0, 4096), &noise(6, 8 << 20)[..4096]), None);
     say(&format!("members after the change: {chain:?}"));
+    // The new one alone has it, too.
+    let old = [head.as_str(), &others[1]];
+    let pids = old.map(|node| pid(&c, node));
+    old.iter().for_each(|node| _ = c.json(&["node", "stop", node]));
+    c.wait_ended(&pids);
+    let mut alone = Client::connect(&c.place, "demo@s", true).expect("a snapshot");
+    assert_eq!(differ(&read_all(&mut alone)[..data.len()], &data), None, "without {old:?}");
     c.stop();
 }

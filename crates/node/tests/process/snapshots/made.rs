@@ -2,7 +2,7 @@
 
 use super::listed;
 use crate::support::cluster::{Cluster, Setup};
-use crate::support::load::{Answers, block_of};
+use crate::support::load::{Answers, block_of, number_of};
 use crate::support::nbd::{Client, Op};
 use crate::support::tools::{say, told};
 use crate::support::{Raised, Weight, rounds, turn};
@@ -31,6 +31,24 @@ fn write_on(c: &Cluster, answers: &Answers, done: &AtomicBool) -> Duration {
         answers.add();
     }
     longest
+}
+
+/// A snapshot has all writes up to its last one, and none behind that: in each place the last write of those that belong
+/// there.
+fn is_prefix(c: &Cluster, name: &str) {
+    let mut there = Vec::new();
+    for v in VOLUMES {
+        let mut client = Client::connect(&c.place, &format!("{v}@{name}"), true).expect("a snapshot");
+        there.push((0..4).map(|stripe| client.read(stripe * MIB, 4096)).collect::<Vec<_>>());
+    }
+    let last = there.iter().flatten().map(|block| number_of(block)).max().expect("16 places");
+    for (volume, stripes) in there.iter().enumerate() {
+        for (stripe, block) in stripes.iter().enumerate() {
+            let belongs = |n: &u64| *n as usize % VOLUMES.len() == volume && *n as usize / VOLUMES.len() % 4 == stripe;
+            let wanted = (1..=last).rev().take(VOLUMES.len() * 4).find(belongs);
+            assert_eq!(number_of(block), wanted.unwrap_or(0), "{name}: volume {volume}, stripe {stripe}, up to {last}");
+        }
+    }
 }
 
 #[test]
@@ -72,6 +90,8 @@ fn groups_are_made_under_load_and_with_a_node_killed() {
         times[times.len() / 2],
         times[times.len() - 1],
     ));
-    let complete = listed(&c, "d").into_iter().filter(|(name, stage)| stage == "complete" && name != "killed");
-    assert_eq!(complete.count(), groups);
+    let complete: Vec<String> =
+        listed(&c, "d").into_iter().filter(|(_, stage)| stage == "complete").map(|(name, _)| name).collect();
+    assert_eq!(complete.iter().filter(|name| *name != "killed").count(), groups);
+    complete.iter().for_each(|name| is_prefix(&c, name));
 }
