@@ -3,7 +3,8 @@
 //! frames behind that.
 //!
 //! The past that is kept comes below the entries in force, and in front of each piece what its teller keeps (design note
-//! 33): the learner judges what comes by that.
+//! 33): the learner judges what comes by that. Invariant: a piece goes into the log only when that is known to be durable;
+//! what was told in an earlier transfer, or is on its way, does not count.
 //!
 //! Entries merge by (version, sequence) (rule E2), so pieces may come twice, and blocks that are overwritten during
 //! the transfer are brought by the frames behind it. Only a head is learned from, or who has promised the view that the
@@ -278,13 +279,13 @@ impl Replica {
         let Some(kept) = self.kept_with(ctx, &reply) else { return };
         let learning = Learning { whole_from: learning.whole_from.max(kept.whole_from), ..learning };
         if self.is_kept_news(&kept) {
-            // It is in force before what comes with it is judged.
+            // It is in force before what comes with it is judged; until then nobody knows what is.
             let ticket = ctx.ticket();
-            self.told_kept = kept.clone();
-            let change = MarkChange { kept: Some(Box::new(kept)), ..MarkChange::default() };
+            self.told_kept = KeptState::default();
+            let change = MarkChange { kept: Some(Box::new(kept.clone())), ..MarkChange::default() };
             ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket }));
             let map = Learning { hold: Some(Hold::Disk(ticket)), ..learning };
-            (self.asking, self.map_piece) = (Some(Asking { map: Some(map), ..asking }), Some(reply));
+            (self.asking, self.map_piece) = (Some(Asking { map: Some(map), ..asking }), Some((reply, kept)));
             return;
         }
         self.take_piece(ctx, asking, learning, &reply);
@@ -301,7 +302,7 @@ impl Replica {
             retain: Some(body.retain).filter(|v| v.0 > 0),
             as_of: body.kept_as_of.unwrap_or(body.committed),
             whole_from: body.whole_from,
-            is_whole_past: false,
+            past: Version(0),
             pins: body.pins,
         })
     }
@@ -318,8 +319,8 @@ impl Replica {
         if map.hold != Some(Hold::Disk(ticket)) {
             return;
         }
-        let Some(reply) = self.map_piece.take() else { return };
-        self.asking = None;
+        let Some((reply, kept)) = self.map_piece.take() else { return };
+        (self.asking, self.told_kept) = (None, kept);
         if self.stopped.is_none() && self.promise() <= asking.view {
             self.take_piece(ctx, asking, Learning { hold: None, ..map }, &reply);
         }
@@ -327,6 +328,7 @@ impl Replica {
 
     /// A piece goes into the log.
     fn take_piece(&mut self, ctx: &mut Ctx<'_>, asking: Asking, learning: Learning, reply: &SyncReply) {
+        assert!(self.map_piece.is_none(), "what a teller keeps is durable before its piece is taken");
         let Some(ticket) = reply.frames.first().and_then(|c| self.take_carry(ctx, c, learning.frees)) else { return };
         let hold = Some(ticket.map_or(Hold::Room, Hold::Disk));
         let piece = if learning.from.is_some() { learning.from } else { MapPoint::BEGIN };
@@ -380,7 +382,6 @@ impl Replica {
         self.map_end = None;
         if self.map_piece.take().is_some() {
             // Not even what goes in front of the piece.
-            self.told_kept = KeptState::default();
             self.full_from = if map.from.is_some() { map.from } else { MapPoint::BEGIN };
             self.rest(ctx);
             return;
@@ -520,7 +521,8 @@ impl Replica {
             retain: Some(body.retain).filter(|v| v.0 > 0),
             as_of: body.kept_as_of.unwrap_or(body.committed),
             whole_from: map.whole_from,
-            is_whole_past: map.past > Version(0),
+            // What was told in front of its pieces may have shown that more is missing, and they brought that, too.
+            past: if map.past > Version(0) { Version(u64::MAX) } else { Version(0) },
             pins: body.pins,
         };
         self.told_kept = KeptState::default();
@@ -847,6 +849,58 @@ mod tests {
         let (carries, _) = play(&mut r, 1, &mut |r, ctx| answer(r, ctx, piece(0, end())));
         play(&mut r, 1, &mut |r, ctx| r.on_piece_durable(ctx, carries[0].2));
         assert_eq!((r.last.sequence, r.is_full), (Sequence(6), false));
+    }
+
+    /// The same with what its teller keeps.
+    fn with_pin(reply: SyncReply, version: u64) -> SyncReply {
+        let (carry, mark) = (reply.frames[0].clone(), &reply.frames[1]);
+        let mut state = MarkBody::decode(mark.head.body()).unwrap();
+        state.pins = vec![freebs_format::Pin { version: Version(version), ..Default::default() }];
+        let meta = FrameMeta { view: mark.head.view(), ..Chain::new().meta(mark.head.seq().0) };
+        let hid = mark.header().hid();
+        let mark = FrameBuilder::local(&meta, FrameKind::Mark, &state.encode(), Vec::new(), &hid);
+        SyncReply { frames: vec![carry, mark], ..reply }
+    }
+
+    /// The device was full, and what a head keeps waited in front of its piece when another head was asked. It was refused
+    /// then, and nobody heard: pieces were taken without it, and what snapshots need of them was free at once.
+    #[test]
+    fn pieces_come_behind_what_is_kept_whatever_becomes_of_a_mark() {
+        for is_refused in [true, false] {
+            let (mut r, chain) = branched(0, 4);
+            let told = |from| with_pin(piece(from, map_end(3, &chain[2], &chain[0].head)), 2);
+            step(&mut r, |r, ctx| {
+                let mut answered = |r: &mut Replica, ctx: &mut Ctx<'_>, view, from| {
+                    ctx.out.actions.clear();
+                    let id = r.asking.expect("it asks").id;
+                    r.on_sync_reply(ctx, SyncReply { id, view: ViewNumber(view), ..told(from) });
+                    let ticket = ctx.out.actions.iter().find_map(|a| match a {
+                        Action::Append(Record::Mark { ticket, .. } | Record::Carry { ticket, .. }) => Some(*ticket),
+                        _ => None,
+                    });
+                    (appends(&ctx.out.actions), ticket.expect("it goes into the log"))
+                };
+                r.ask(ctx, HEAD, ViewNumber(1), Sequence(u64::MAX));
+                let (mark, first) = answered(r, ctx, 1, 3);
+                assert_eq!(mark, ["mark"]);
+                r.ask(ctx, HEAD, ViewNumber(2), Sequence(u64::MAX));
+                if is_refused {
+                    r.on_no_room(ctx, first);
+                } else {
+                    r.on_kept_durable(ctx, first);
+                }
+                let (mark, second) = answered(r, ctx, 2, 3);
+                assert_eq!(mark, ["mark"], "the first one is refused: {is_refused}");
+                // From here on it is known to be in force.
+                ctx.out.actions.clear();
+                r.on_kept_durable(ctx, second);
+                assert_eq!(appends(&ctx.out.actions), ["carry"]);
+                let map = r.asking.and_then(|a| a.map).expect("it learns");
+                let Some(Hold::Disk(ticket)) = map.hold else { panic!("{:?}", map.hold) };
+                r.on_piece_durable(ctx, ticket);
+                assert_eq!(answered(r, ctx, 2, 5).0, ["carry"]);
+            });
+        }
     }
 
     /// The log does not take a piece and tells so: the learner, which waited for it without end, begins anew.

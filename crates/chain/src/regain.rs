@@ -4,7 +4,8 @@
 //! Invariants:
 //! - What the teller keeps is in force here before any piece is taken, and a piece is of a log that knows as committed
 //!   what is committed here by then. So what a version needs is told, or is not let go of here any more.
-//! - Only the mark at the end says that history is whole, and it is written when the last piece is durable.
+//! - Only the mark at the end says that history is whole, and it is written when the last piece is durable. It says so of what
+//!   was missing when the teller's pins came into force: what was missed since is had once more.
 
 use crate::event::{Action, NoteKind};
 use crate::replica::{Ctx, Replica};
@@ -31,6 +32,8 @@ struct Fetching {
     writing: Option<u64>,
     /// The teller's pins and window are in force.
     is_told: bool,
+    /// History was not whole below this version then.
+    past: Version,
     /// Below this version no teller of a piece had all that it kept.
     whole_from: Version,
     /// The versions that the teller of the last piece keeps.
@@ -67,6 +70,10 @@ impl Replica {
             self.regain = Regain::default();
             return;
         }
+        if self.damage.is_there() {
+            // What is put back may name versions of before, and what came already was chosen without them.
+            self.regain.fetching = None;
+        }
         // A map, or frames, that are learned come first; and a log with holes does not know yet what it lacks.
         let is_level = self.asking.is_none() && !self.damage.is_there() && self.stopped.is_none();
         if !is_level || self.regain.is_busy(ctx.now) || !self.has_room_for_piece(ctx) || self.view.is_none() {
@@ -86,6 +93,7 @@ impl Replica {
             from: MapPoint::BEGIN,
             writing: None,
             is_told: false,
+            past: Version(0),
             whole_from: Version(0),
             end: None,
             is_end: false,
@@ -158,7 +166,7 @@ impl Replica {
     fn regain_goes_on(&mut self, ctx: &mut Ctx<'_>) {
         let Some(mut f) = self.regain.fetching.take() else { return };
         if let Some(kept) = f.end.take() {
-            let kept = KeptState { whole_from: f.whole_from, is_whole_past: true, ..kept };
+            let kept = KeptState { whole_from: f.whole_from, past: f.past, ..kept };
             (f.writing, f.is_end) = (Some(self.say_kept(ctx, kept)), true);
         }
         self.regain.fetching = Some(f);
@@ -180,7 +188,7 @@ impl Replica {
             return;
         }
         if !f.is_told {
-            (f.is_told, f.until) = (true, committed);
+            (f.is_told, f.until, f.past) = (true, committed, self.whole_from);
         }
         self.regain_goes_on(ctx);
     }
@@ -293,9 +301,9 @@ mod tests {
         let (asked, written) = play(&mut r, 30, t, |r, ctx| r.on_sync_reply(ctx, first));
         assert_eq!((asked.len(), written.len(), written[0].0.as_str()), (0, 1, "mark"));
         let kept = written[0].2.clone().expect("what is kept");
-        assert_eq!((kept.pins.len(), kept.as_of, kept.is_whole_past), (2, Sequence(4), false));
-        // More was committed until then: who is asked must know that, too.
-        r.committed = Sequence(5);
+        assert_eq!((kept.pins.len(), kept.as_of, kept.past), (2, Sequence(4), Version(0)));
+        // More was committed until then: who is asked must know that, too. And more is missing.
+        (r.committed, r.whole_from) = (Sequence(5), Version(8));
         let (asked, _) = play(&mut r, 40, t, |r, ctx| r.on_mark_durable(ctx, written[0].1));
         let q = &asked[0];
         assert_eq!((q.until, q.map_from), (Sequence(5), MapPoint::BEGIN));
@@ -310,7 +318,7 @@ mod tests {
         assert_eq!(written[0].0, "carry");
         let (_, written) = play(&mut r, 80, t, |r, ctx| r.on_regained_durable(ctx, written[0].1));
         let kept = written[0].2.clone().expect("what is kept");
-        assert_eq!((kept.pins.len(), kept.whole_from, kept.is_whole_past), (1, Version(0), true));
+        assert_eq!((kept.pins.len(), kept.whole_from, kept.past), (1, Version(0), Version(8)));
         // The worker tells what the log has by then.
         r.whole_from = Version(0);
         let (asked, written) = play(&mut r, 90, t, |r, ctx| r.on_mark_durable(ctx, written[0].1));
@@ -354,6 +362,29 @@ mod tests {
         assert_eq!(asked.len(), 0);
         let (asked, _) = play(&mut r, 3000, t, |r, ctx| r.regain_tick(ctx));
         assert_eq!((asked.len(), asked[0].map_from), (1, MapPoint::BEGIN));
+    }
+
+    /// Frames were put back while the past was had. Pins in them, and what these need, were not known to what had come.
+    #[test]
+    fn a_past_is_had_anew_when_frames_were_missing() {
+        let (mut r, mut tickets) = (Replica::empty(SHARD), 7);
+        lacking(&mut r);
+        let t = &mut tickets;
+        let (asked, _) = play(&mut r, 10, t, |r, ctx| r.regain_tick(ctx));
+        let first = piece(&asked[0], SyncMode::Map, &[2, 5], 0);
+        let (_, written) = play(&mut r, 20, t, |r, ctx| r.on_sync_reply(ctx, first));
+        let (asked, _) = play(&mut r, 30, t, |r, ctx| r.on_mark_durable(ctx, written[0].1));
+        let next = piece(&asked[0], SyncMode::Map, &[2, 5], 0);
+        let (_, written) = play(&mut r, 40, t, |r, ctx| r.on_sync_reply(ctx, next));
+        let hole = Hole { before: crate::replica::genesis(), until: Sequence(2), end: None };
+        r.damage = Damage::new(vec![hole], false);
+        let (asked, _) = play(&mut r, 50, t, |r, ctx| r.on_regained_durable(ctx, written[0].1));
+        assert_eq!(asked.len(), 0);
+        r.damage = Damage::default();
+        let (asked, _) = play(&mut r, 60, t, |r, ctx| r.regain_tick(ctx));
+        let again = piece(&asked[0], SyncMode::Map, &[2, 5], 0);
+        let (_, written) = play(&mut r, 70, t, |r, ctx| r.on_sync_reply(ctx, again));
+        assert_eq!((asked[0].map_from, written[0].0.as_str()), (MapPoint::BEGIN, "mark"));
     }
 
     /// Only a log that has more of the past than the asker, and misses nothing, tells of it.

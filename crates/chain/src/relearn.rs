@@ -1,7 +1,9 @@
 //! What is left of lost frames that all others have given up is learned: the map entries that they placed (rule E3), one
 //! piece at a time, and when the last one is durable a mark that they are there.
 //!
-//! Invariant: only a mark that is durable ends a hole.
+//! Invariants:
+//! - Only a mark that is durable ends a hole.
+//! - It says down to which version none of the tellers of its pieces lacked anything of the past.
 
 use crate::event::{Action, NoteKind};
 use crate::repair::Damage;
@@ -10,7 +12,7 @@ use crate::timing;
 use freebs_format::wire::{MapPoint, SyncMode, SyncReply};
 use freebs_format::{Frame, FrameHead, FrameKind, MarkBody};
 use freebs_lsvd::{KeptState, Learned, MarkChange, Record, RequestTable};
-use freebs_types::{Sequence, ViewNumber};
+use freebs_types::{Sequence, Version, ViewNumber};
 
 /// Map entries that are learned in place of lost frames: those of all holes together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +20,8 @@ pub(crate) struct Relearning {
     pub since: Sequence,
     pub upto: Sequence,
     pub from: MapPoint,
+    /// Below this version no teller of a piece had all that it kept.
+    pub whole_from: Version,
     /// A piece, or the mark at the end, is on its way to the disk; nothing more is asked for meanwhile.
     pub writing: Option<u64>,
     pub is_end: bool,
@@ -29,7 +33,8 @@ impl Damage {
         let since = self.holes.iter().map(|h| h.before.sequence).min();
         let upto = self.holes.iter().map(|h| h.until).max();
         let Some((since, upto)) = since.zip(upto) else { return };
-        let fresh = Relearning { since, upto, from: MapPoint::BEGIN, writing: None, is_end: false };
+        let (from, whole_from) = (MapPoint::BEGIN, Version(0));
+        let fresh = Relearning { since, upto, from, whole_from, writing: None, is_end: false };
         let same = |l: &Relearning| (l.since, l.upto) == (since, upto);
         self.learning = Some(self.put_off.take().filter(same).unwrap_or(fresh));
     }
@@ -52,14 +57,16 @@ impl Replica {
             f.head.kind() == FrameKind::Carry && f.head.seq() == learning.upto && f.head.shard() == self.id
         };
         let carry = reply.frames.first().filter(is_asked).filter(|_| reply.common == learning.since);
-        let Some(ticket) = carry.and_then(|c| self.take_carry(ctx, c, false)) else {
+        let told = carry.and_then(|c| Some((self.kept_with(ctx, reply)?, self.take_carry(ctx, c, false)?)));
+        let Some((kept, ticket)) = told else {
             self.repair_refused(ctx);
             return;
         };
+        let whole_from = learning.whole_from.max(kept.whole_from);
         // What was refused before was another piece.
         let others = self.other_members(ctx).len().max(1);
         self.damage.turns.forget_round(others);
-        let next = Some(Relearning { from: reply.map_next, writing: ticket, ..learning });
+        let next = Some(Relearning { from: reply.map_next, whole_from, writing: ticket, ..learning });
         if reply.mode == SyncMode::Map {
             self.damage.learning = next;
             if ticket.is_none() {
@@ -117,8 +124,8 @@ impl Replica {
         let kept = Some(Box::new(KeptState {
             retain: Some(body.retain).filter(|v| v.0 > 0),
             as_of: body.kept_as_of.unwrap_or(body.committed),
-            whole_from: body.whole_from,
-            is_whole_past: false,
+            whole_from: learning.whole_from.max(body.whole_from),
+            past: Version(0),
             pins: body.pins,
         }));
         let change = MarkChange { learned: Some(Box::new(learned)), kept, ..MarkChange::default() };
@@ -148,5 +155,70 @@ impl Replica {
     /// A map that was learned from `since` on is durable: what it brought is not missed.
     pub fn forget_learned_holes(&mut self, since: Sequence, upto: Sequence) {
         self.damage.holes.retain(|h| h.before.sequence < since || h.until > upto);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::repair::Hole;
+    use crate::testing::{Chain, SHARD, frames, reply, step};
+    use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameBuilder, FrameMeta};
+    use freebs_types::{BlockRange, ChunkId, Hash32};
+
+    /// What frames 2 and 3 had placed, from a log whose history is whole from that version on.
+    fn piece(mode: SyncMode, whole_from: u64) -> SyncReply {
+        let entry = CarryEntry {
+            kind: ExtentKind::Trim,
+            range: BlockRange::new(3, 1),
+            version: Version(2),
+            sequence: Sequence(2),
+            chunk: ChunkId::default(),
+            offset: 0,
+            crcs: Vec::new(),
+        };
+        let state = MarkBody { committed: Sequence(4), whole_from: Version(whole_from), ..MarkBody::default() };
+        let local = |kind, sequence, body: Vec<u8>| {
+            let meta = FrameMeta { sequence, ..Chain::new().meta(4) };
+            FrameBuilder::local(&meta, kind, &body, Vec::new(), &Hash32::default())
+        };
+        let carry = local(FrameKind::Carry, Sequence(3), CarryBody { entries: vec![entry] }.encode());
+        let all = vec![carry, local(FrameKind::Mark, Sequence(4), state.encode())];
+        let map_next = if mode == SyncMode::Map { MapPoint { from: 9, ..MapPoint::NONE } } else { MapPoint::NONE };
+        SyncReply { map_next, ..reply(1, mode, all) }
+    }
+
+    /// Entries of lost frames came from two members, one of them without all of the past. What the mark at the end said was
+    /// true of the last one.
+    #[test]
+    fn lost_entries_are_as_whole_as_all_their_tellers() {
+        for (tellers, whole_from) in [([0, 0], 0), ([7, 0], 7), ([0, 7], 7), ([7, 5], 7)] {
+            let mut r = Replica::empty(SHARD);
+            let all = frames(5, 4);
+            step(&mut r, |r, ctx| {
+                assert!(all.iter().all(|f| r.on_synced_frame(ctx, f.clone(), ViewNumber(1))));
+                r.on_durable(ctx, Sequence(5));
+                let before = crate::replica::TailEntry::of(&all[0].head).name;
+                r.damage = Damage::new(vec![Hole { before, until: Sequence(3), end: None }], false);
+                r.damage.begin_learning();
+                let mut told = None;
+                for (mode, teller) in [SyncMode::Map, SyncMode::MapEnd].into_iter().zip(tellers) {
+                    ctx.out.actions.clear();
+                    r.take_lost_entries(ctx, &piece(mode, teller));
+                    let ticket = r.damage.learning.and_then(|l| l.writing).expect("a piece goes into the log");
+                    // All is put off for a while, and goes on where it was.
+                    r.on_learned_durable(ctx, ticket);
+                    if mode == SyncMode::Map {
+                        r.damage.put_off_learning();
+                        r.damage.begin_learning();
+                    }
+                    told = ctx.out.actions.iter().find_map(|a| match a {
+                        Action::Append(Record::Mark { change, .. }) => change.kept.as_ref().map(|k| k.whole_from.0),
+                        _ => None,
+                    });
+                }
+                assert_eq!(told, Some(whole_from), "tellers from {tellers:?}");
+            });
+        }
     }
 }

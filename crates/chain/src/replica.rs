@@ -218,9 +218,9 @@ pub(crate) struct Replica {
     pub map_hold: Option<(TailEntry, Nanos)>,
     /// The state at the end of the map that is learned; its last piece is on its way to the disk.
     pub map_end: Option<Frame>,
-    /// A piece that waits until it is durable what its teller keeps.
-    pub map_piece: Option<SyncReply>,
-    /// The versions that a teller keeps, as the log has them.
+    /// A piece that waits until it is durable what its teller keeps, and that.
+    pub map_piece: Option<(SyncReply, KeptState)>,
+    /// What the tellers of this transfer keep, as far as it is durable; nothing while a mark of it is on its way.
     pub told_kept: KeptState,
     /// Kept versions below this are not all there, as the log says.
     pub whole_from: Version,

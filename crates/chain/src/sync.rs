@@ -11,6 +11,7 @@ use crate::timing;
 use freebs_format::Frame;
 use freebs_format::wire::{FrameName, MapPoint, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_io::LinkId;
+use freebs_lsvd::KeptState;
 use freebs_types::{ErrorKind, Hash32, Nanos, Peer, Sequence, Version, ViewNumber};
 
 /// Names in one request: the tail is dense, so that the common frame is found exactly.
@@ -74,6 +75,10 @@ impl Replica {
 
     fn request(&mut self, ctx: &mut Ctx<'_>, to: Peer, view: ViewNumber, until: Sequence, map: Option<Learning>) {
         (self.map_end, self.map_piece) = (None, None);
+        if map.is_none() {
+            // A mark from before may be on its way still, and may be refused.
+            self.told_kept = KeptState::default();
+        }
         let id = ctx.ticket();
         let tries = self.asking.filter(|a| a.to == to && a.view == view).map_or(0, |a| a.tries + 1);
         let past = map.map_or(self.whole_from, |m| m.past);

@@ -429,9 +429,9 @@ pub struct KeptState {
     pub as_of: Sequence,
     /// Kept versions below this are not all there; 0 if all are.
     pub whole_from: Version,
-    /// All of the past was brought: `whole_from` holds here, too, whatever was missing before. Else it is missing here as
-    /// well, if it is of a version that is not here yet.
-    pub is_whole_past: bool,
+    /// Not 0: all of the past was brought, which was asked for because not all of it was here below this version. Then
+    /// `whole_from` holds here, too, unless history is missing here from a higher one on by now.
+    pub past: Version,
 }
 
 /// Where a peer's reading of a map goes on: at an address, behind the entry of a version and sequence there.

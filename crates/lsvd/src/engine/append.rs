@@ -1,7 +1,8 @@
 //! One append: what of the queue goes into it, and how its bytes lie.
 //!
 //! Invariants: an append lies in one segment and leaves room for the segment's index; all its frames are repairs or
-//! none is; a cut is never inside, nor anything behind a shard's end.
+//! none is; a cut is never inside, nor anything behind a shard's end. A mark with what a peer keeps is alone in its append:
+//! it is made of all that lies before it, and so is what comes behind.
 
 use crate::engine::core::Core;
 use crate::engine::core::finding;
@@ -78,6 +79,8 @@ pub(crate) struct Gather {
     data: usize,
     repair: bool,
     idle: bool,
+    /// Nothing goes behind what is there.
+    ends: bool,
     pub moves_done: Moves,
     pub moved: (u64, u64),
 }
@@ -91,6 +94,11 @@ impl Gather {
         self.data += frame.data_bytes();
         self.frames.push((frame, None, false));
     }
+}
+
+/// True if it is alone in its append.
+fn is_alone(queued: &Queued) -> bool {
+    matches!(queued, Queued::Record(Record::Mark { change, .. }) if change.kept.is_some())
 }
 
 /// Bytes of the live table that a segment's first append carries.
@@ -135,7 +143,7 @@ impl Core {
                 Ok(false) => break,
                 Err(e) => return Next::Fail(e),
             }
-            if matches!(g.frames.last(), Some((_, Some(Durable::Forget { .. }), _))) {
+            if g.ends {
                 break;
             }
         }
@@ -169,6 +177,7 @@ impl Core {
                 Front::First(Next::Done(self.apply_cut(shard, to)))
             }
             Queued::Record(Record::Cut { .. }) => Front::Ends,
+            alone if is_alone(alone) && !nothing => Front::Ends,
             Queued::Record(record) => match self.refusal(record) {
                 None => Front::Joins,
                 Some(_) if !nothing => Front::Ends,
@@ -325,6 +334,7 @@ impl Core {
         let Some(open) = &self.open else { return Ok(false) };
         let front = self.queue.front().expect("the caller looked");
         let repair = matches!(front, Queued::Record(Record::Repair(_)));
+        let ends = is_alone(front) || matches!(front, Queued::Record(Record::Forget { .. }));
         if !g.frames.is_empty() && repair != g.repair {
             return Ok(false);
         }
@@ -362,8 +372,10 @@ impl Core {
             (Some(Queued::Record(Record::Frame(f) | Record::Repair(f))), _) => f,
             (_, local) => local.expect("made above for everything that is not a frame"),
         };
+        assert!(!g.ends, "nothing lies behind what ends an append");
         g.frames.push((frame, done, frees));
         (g.heads, g.index, g.data, g.repair) = (g.heads + head, g.index + index, g.data + data, repair);
+        g.ends = ends;
         Ok(true)
     }
 

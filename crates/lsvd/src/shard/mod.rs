@@ -879,12 +879,13 @@ impl Shard {
             ..MarkBody::default()
         };
         let mut tip = self.tip;
-        if let Some(base) = change.base.as_deref().filter(|b| b.last.sequence >= tip.name.sequence) {
+        let base = change.base.as_deref().filter(|b| b.last.sequence >= tip.name.sequence);
+        if let Some(base) = base {
             tip = Self::base(base, &mut body);
         } else if let Some(learned) = change.learned.as_deref() {
             self.learned_body(learned, &mut body);
         }
-        self.kept_for_mark(change.kept.as_deref(), &mut body);
+        self.kept_for_mark(change, base, &mut body);
         (tip, body)
     }
 

@@ -6,7 +6,8 @@ use crate::crash_device::{crash_device, power_cut};
 use crate::history::{LEFT_OUT, Seed, Story, TINY, erase_checkpoints, open, step};
 use freebs_format::{ExtentKind, UpdateKind};
 use freebs_io::faults::CrashDevice;
-use freebs_lsvd::{Base, KeptState, MapPlace, MarkChange, Options, Record, RuleMutant};
+use freebs_io::memory::MemoryDevice;
+use freebs_lsvd::{Base, KeptState, Learned, MapPlace, MarkChange, Options, Record, RuleMutant};
 use freebs_types::{BlockRange, ErrorKind, Sequence, ShardId, Version};
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -358,7 +359,7 @@ fn a_pin_that_comes_late_is_not_read_before_its_past_is_here() {
             rig.append(Record::Carry { shard: SHARD, body, data, ticket: 1 });
         }
         let kept = teller.engine.kept_state(SHARD).unwrap();
-        rig.append(keeps(KeptState { is_whole_past: true, ..kept }));
+        rig.append(keeps(KeptState { past: Version(7), ..kept }));
         rig.settle().await;
         for start in 0..2 {
             assert_eq!(rig.engine.history(SHARD).unwrap().whole_from, Version(0), "start {start}");
@@ -371,6 +372,52 @@ fn a_pin_that_comes_late_is_not_read_before_its_past_is_here() {
                 erase_checkpoints(&device).await;
             }
             rig = open(&device, Options::of_workers(1)).await;
+        }
+        rig.stop().await;
+    });
+}
+
+/// All of the past was being had of a peer when a frame with a pin came late. The mark at the end, of pieces from before that
+/// frame, said that history is whole.
+#[test]
+fn a_pin_that_comes_late_outlives_a_past_of_before() {
+    local(async {
+        let (teller, c) = teller().await;
+        let (mut rig, device) = plain().await;
+        let (body, data, next) =
+            teller.engine.entries(SHARD, freebs_types::Lba(0), Sequence(0), 1 << 20).await.unwrap();
+        assert_eq!(next, None);
+        rig.append(Record::Carry { shard: SHARD, body, data, ticket: 1 });
+        let mut frames = teller.engine.frames(SHARD, Sequence(1), 1 << 20).await.unwrap();
+        let behind = frames.split_off(4);
+        frames.into_iter().for_each(|f| rig.append(Record::Frame(f)));
+        rig.settle().await;
+        let until = Sequence(4);
+        rig.engine.committed(SHARD, until);
+        let lacks = rig.engine.history(SHARD).unwrap().whole_from;
+        assert_eq!(lacks, Version(5));
+        let kept = KeptState { pins: vec![pin(2), pin(4)], as_of: until, ..KeptState::default() };
+        rig.append(keeps(kept.clone()));
+        let piece =
+            teller.engine.entries_with_past(SHARD, MapPlace::default(), until, Sequence(0), until, 1 << 20).await;
+        let (body, data, next) = piece.unwrap();
+        assert_eq!(next, None);
+        rig.append(Record::Carry { shard: SHARD, body, data, ticket: 1 });
+        behind.into_iter().for_each(|f| rig.append(Record::Frame(f)));
+        rig.append(keeps(KeptState { past: lacks, ..kept }));
+        rig.settle().await;
+        rig.engine.committed(SHARD, Sequence(c.sequence));
+        for start in 0..3 {
+            let known = rig.engine.history(SHARD).unwrap();
+            assert_eq!((known.pins, known.whole_from), (vec![pin(2), pin(4), pin(6)], Version(7)), "start {start}");
+            let found = rig.engine.read_at(SHARD, Version(6), BlockRange::new(0, 4)).await;
+            assert_eq!(found.unwrap_err().kind, ErrorKind::Corrupt, "start {start}");
+            rig.stop().await;
+            if start == 0 {
+                erase_checkpoints(&device).await;
+            }
+            rig = Rig::open(device.clone()).await.unwrap();
+            rig.engine.committed(SHARD, Sequence(c.sequence));
         }
         rig.stop().await;
     });
@@ -416,6 +463,132 @@ fn a_copy_of_a_log_whose_history_is_not_whole_says_so() {
         assert_eq!(rig.engine.history(SHARD).unwrap().whole_from, Version(5));
         assert_eq!(at(4).await.unwrap_err().kind, ErrorKind::Corrupt);
         same_as_at(&teller, &rig, 6).await;
+        rig.stop().await;
+    });
+}
+
+/// A log on a device that tests write to.
+async fn plain() -> (Rig, MemoryDevice) {
+    let device = MemoryDevice::new(4096, LIMIT);
+    create_log(device.clone(), &shape(SEGMENTS)).await.unwrap();
+    (Rig::open(device.clone()).await.unwrap(), device)
+}
+
+/// A frame is lost whose data a snapshot sees. What is left of it is learned of a peer that lacks the data, too: its history
+/// is not whole there. The learner took itself for whole, and showed what had been there before the lost frame.
+#[test]
+fn lost_frames_are_learned_as_whole_as_they_are_told() {
+    local(async {
+        let (rig, device) = plain().await;
+        let mut c = Chain::new(SHARD);
+        let mut all = vec![c.frame(&[data(0, 4, 10)]), c.frame(&[data(0, 4, 25)])];
+        all.extend([c.pins(&[(UpdateKind::Snapshot, 0)]), c.frame(&[data(0, 4, 50)])]);
+        for f in &all {
+            rig.append(Record::Frame(f.clone()));
+            rig.settle().await;
+        }
+        let upto = Sequence(c.sequence);
+        rig.engine.committed(SHARD, upto);
+        assert_eq!(rig.read_version(SHARD, Some(Version(3)), 1).await.unwrap()[&0], Cell8::Data(25));
+        rig.kill();
+        tokio::task::yield_now().await;
+        let hid = all[1].header().hid().0;
+        device.poke(|bytes| {
+            let places: Vec<usize> = (0..bytes.len() - 32).filter(|at| bytes[*at..].starts_with(&hid)).collect();
+            assert!(!places.is_empty());
+            places.into_iter().for_each(|at| bytes[at] ^= 1);
+        });
+        erase_checkpoints(&device).await;
+        let mut rig = Rig::open(device.clone()).await.unwrap();
+        rig.engine.committed(SHARD, upto);
+        assert_eq!(rig.engine.state(SHARD).unwrap().holes, [(Sequence(2), Sequence(2))]);
+        // What the lost frame kept it can't tell; so what it tells of others is not all that they need.
+        assert_eq!(rig.engine.kept_state(SHARD).unwrap().whole_from, Version(4));
+        assert_eq!(rig.engine.whole_from(SHARD).unwrap(), Version(0));
+        let learned = Learned { since: Sequence(1), upto: Sequence(2), ..Learned::default() };
+        let kept = KeptState { pins: vec![pin(3)], as_of: upto, whole_from: Version(4), ..KeptState::default() };
+        rig.append(mark(MarkChange {
+            learned: Some(Box::new(learned)),
+            kept: Some(Box::new(kept)),
+            ..MarkChange::default()
+        }));
+        rig.settle().await;
+        for start in 0..3 {
+            let state = rig.engine.state(SHARD).unwrap();
+            assert_eq!((state.holes, state.whole_from), (vec![], Version(4)), "start {start}");
+            let found = rig.engine.read_at(SHARD, Version(3), BlockRange::new(0, 1)).await;
+            assert_eq!(found.unwrap_err().kind, ErrorKind::Corrupt, "start {start}");
+            assert_eq!(rig.read_all(SHARD, 1).await.unwrap()[&0], Cell8::Data(50), "start {start}");
+            rig.stop().await;
+            if start == 1 {
+                erase_checkpoints(&device).await;
+            }
+            rig = Rig::open(device.clone()).await.unwrap();
+        }
+        rig.stop().await;
+    });
+}
+
+/// The mark that says what is kept was not taken, for want of room, and the pieces came all the same. What they covered was
+/// free at once, and the state at the end said that all is there: snapshots read as zeroes.
+#[test]
+fn pins_that_come_with_the_state_alone_are_not_read() {
+    local(async {
+        let (teller, c) = teller().await;
+        let (mut rig, device) = plain().await;
+        let (since, upto) = (Sequence(0), Sequence(c.sequence));
+        let mut s = Story::new(1);
+        s.committed = c.sequence;
+        let piece = teller.engine.entries_with_past(SHARD, MapPlace::default(), since, since, upto, 1 << 20).await;
+        let (body, data, next) = piece.unwrap();
+        assert_eq!(next, None);
+        rig.append(Record::Carry { shard: SHARD, body, data, ticket: 1 });
+        let begin = base(&teller, &mut s, 0).await;
+        let kept = teller.engine.kept_state(SHARD).unwrap();
+        rig.append(mark(MarkChange {
+            base: Some(Box::new(begin)),
+            kept: Some(Box::new(kept)),
+            ..MarkChange::default()
+        }));
+        rig.settle().await;
+        for start in 0..2 {
+            assert_eq!(rig.engine.history(SHARD).unwrap().pins, [pin(2), pin(4), pin(6)], "start {start}");
+            assert_eq!(rig.engine.history(SHARD).unwrap().whole_from, Version(7), "start {start}");
+            let found = rig.engine.read_at(SHARD, Version(2), BlockRange::new(0, 1)).await;
+            assert_eq!(found.unwrap_err().kind, ErrorKind::Corrupt, "start {start}");
+            same_as_at(&teller, &rig, c.version).await;
+            rig.stop().await;
+            rig = Rig::open(device.clone()).await.unwrap();
+        }
+        rig.stop().await;
+    });
+}
+
+/// Two marks were in one append, the first with what a peer keeps. The second was made before the first counted: it took back
+/// what that had said, and the log called its history whole.
+#[test]
+fn a_mark_behind_another_one_takes_nothing_back() {
+    local(async {
+        let (mut rig, device) = plain().await;
+        let mut c = Chain::new(SHARD);
+        for fill in 0..3 {
+            rig.append(Record::Frame(c.frame(&[data(0, 4, fill)])));
+        }
+        rig.settle().await;
+        rig.engine.committed(SHARD, Sequence(3));
+        let kept = KeptState { pins: vec![pin(1)], as_of: Sequence(3), ..KeptState::default() };
+        rig.append(keeps(kept));
+        rig.append(mark(MarkChange::default()));
+        rig.settle().await;
+        for start in 0..3 {
+            let known = rig.engine.history(SHARD).unwrap();
+            assert_eq!((known.pins, known.whole_from), (vec![pin(1)], Version(2)), "start {start}");
+            rig.stop().await;
+            if start == 0 {
+                erase_checkpoints(&device).await;
+            }
+            rig = Rig::open(device.clone()).await.unwrap();
+        }
         rig.stop().await;
     });
 }

@@ -196,7 +196,7 @@ impl Story {
     }
 }
 
-pub async fn erase_checkpoints(device: &CrashDevice) {
+pub async fn erase_checkpoints(device: &impl Device) {
     for at in CHECKPOINT_AT {
         let (_, done) = device.write(at, AlignedBuf::zeroed(4096), Durability::Durable).await;
         done.unwrap();

@@ -10,7 +10,10 @@
 //!   cleaning moves it like everything else, and a trim or zero of it is carried (rule E1).
 //! - Between pins, nothing has to be known: an extent may be taken for one that was in force longer than it was, but not
 //!   at a version that is kept.
-//! - A version that is kept and can be read is all there: what is not is below `whole_from`.
+//! - A version that is kept and can be read is all there: what is not is below `whole_from`. Only a mark behind all of the
+//!   past takes that number back, and only if it did not rise since that was asked for.
+//! - A mark with what a peer keeps raises it for each version of before that was not kept here until then, and for what the
+//!   peer lacks of frames that the mark stands for. A log that misses frames lacks something of all versions.
 //! - All of it can be made again from the log (invariant 5). A frame that pins may be gone from the log before those
 //!   whose extents it keeps, and only a mark behind them tells of it then; so recovery reads the log twice if it meets
 //!   such a mark after it let anything go.
@@ -21,7 +24,7 @@ pub(crate) mod table;
 use crate::log::segments::Segments;
 use crate::map::extents::{Extent, ExtentMap};
 use crate::shard::Shard;
-use crate::{KeptState, RuleMutant};
+use crate::{Base, KeptState, MarkChange, RuleMutant};
 use freebs_format::MarkBody;
 use freebs_types::{Error, Result, Sequence, ShardId, SnapshotId, Version};
 use pins::{Kept, PinOp, Pins};
@@ -69,6 +72,11 @@ impl History {
     fn needs(&self, from: Version, to: Version) -> bool {
         self.pins.kept.needs(from, to) || self.hint.needs(from, to) || is_read(&self.reading, from, to)
     }
+}
+
+/// True if each version from `first` on is kept.
+fn has_from(kept: &Kept, first: Version) -> bool {
+    kept.retain.is_some_and(|r| r <= first)
 }
 
 /// True if a version that is being read lies from `from` up to, but without, `to`.
@@ -134,44 +142,53 @@ impl Shard {
         self.history.pins.as_of.max(seen)
     }
 
-    /// The versions that are kept, for a peer that learns.
+    /// The versions that are kept, for a peer that learns. Which ones frames keep that are lost, nobody knows here: what they
+    /// need may have been let go of.
     pub fn kept_state(&self) -> KeptState {
-        let kept = &self.history.pins.kept;
+        let (kept, whole_from) = (&self.history.pins.kept, self.history.whole_from);
         KeptState {
             pins: kept.list(),
             retain: kept.retain,
             as_of: self.kept_as_of(),
-            whole_from: self.history.whole_from,
-            is_whole_past: false,
+            whole_from: if self.holes.is_empty() { whole_from } else { whole_from.max(self.tip.version) },
+            past: Version(0),
         }
     }
 
-    /// Puts into a mark which versions are kept, when a peer has told of it or not.
-    pub fn kept_for_mark(&self, told: Option<&KeptState>, body: &mut MarkBody) {
-        let own = self.kept_state();
-        let Some(told) = told else {
+    /// Puts into a mark which versions are kept, when a peer has told of it or not. `base`: the log goes on from that state.
+    pub fn kept_for_mark(&self, change: &MarkChange, base: Option<&Base>, body: &mut MarkBody) {
+        let (own, whole_from) = (self.kept_state(), self.history.whole_from);
+        let Some(told) = change.kept.as_deref() else {
             (body.pins, body.retain) = (own.pins, own.retain.unwrap_or_default());
             body.kept_as_of = Some(own.as_of).filter(|s| *s != body.committed);
-            body.whole_from = own.whole_from;
+            body.whole_from = whole_from;
             return;
         };
-        body.whole_past = told.is_whole_past;
         (body.pins, body.retain) = (told.pins.clone(), told.retain.unwrap_or_default());
         body.kept_as_of = Some(told.as_of).filter(|s| *s != body.committed);
-        body.whole_from = match told.is_whole_past {
-            true => told.whole_from,
-            false => own.whole_from.max(self.lacks(told)),
-        };
+        // What is missing by now from a higher version on, nobody has asked for.
+        body.whole_past = told.past.0 > 0 && told.past >= whole_from;
+        let here = if body.whole_past { Version(0) } else { whole_from };
+        let (last, sequence) = (self.tip.version, self.tip.name.sequence);
+        let end = base.map_or(last, |b| b.version.max(last));
+        // Of frames that were here, or should have been, what the peer lacks is not here either.
+        let is_in_place_of_own = base.map_or(change.learned.is_some(), |b| b.since < sequence);
+        let theirs = body.whole_past || is_in_place_of_own || told.whole_from > last;
+        let theirs = if theirs { told.whole_from } else { Version(0) };
+        body.whole_from = here.max(theirs).max(self.lacks(told, end));
+        assert!(body.whole_past || body.whole_from >= whole_from, "less than all of the past mends no history");
     }
 
-    /// The version below which not all is here of what a peer keeps: it brings pins that were not known when what they
-    /// need was let go of, or lacks what is of versions that are not here.
-    fn lacks(&self, told: &KeptState) -> Version {
-        let (own, last) = (&self.history.pins.kept, self.tip.version);
-        let pin = told.pins.iter().map(|p| p.version).rfind(|v| *v < last && !own.has(*v)).map(Version::next);
-        let window = told.retain.is_some_and(|r| r < last && own.retain.is_none_or(|o| r < o)).then_some(last);
-        let elsewhere = Some(told.whole_from).filter(|v| *v > last);
-        [pin, window, elsewhere].into_iter().flatten().max().unwrap_or_default()
+    /// The version below which not all is here of what a peer keeps of the versions before `end`: it brings pins that were
+    /// not known when what they need was let go of.
+    fn lacks(&self, told: &KeptState, end: Version) -> Version {
+        let mut then = self.history.pins.clone();
+        then.rebase(&Kept::of(&told.pins, told.retain), told.as_of);
+        let (committed, durable) = (&self.history.pins.kept, self.kept());
+        let has = |v| committed.has(v) || durable.has(v);
+        let pin = then.kept.pins.keys().rfind(|v| **v < end && !has(**v)).map(|v| v.next());
+        let window = then.kept.retain.filter(|r| *r < end && !has_from(committed, *r) && !has_from(&durable, *r));
+        pin.max(window.map(|_| end)).unwrap_or_default()
     }
 
     /// A mark tells what was kept as of a frame: the one that it knew to be committed, or that a peer named.
