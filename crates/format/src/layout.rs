@@ -9,7 +9,8 @@ use crate::bodies::{
 };
 use crate::description::VolumeFixed;
 use crate::disk::{
-    AppendHeader, CheckpointSlot, HostKeyFile, IndexFixed, PageHeader, PagesFixed, SegmentFooter, Superblock,
+    AppendHeader, CheckpointSlot, HostKeyFile, IndexFixed, PageHeader, PagesFixed, RepeatFixed, SegmentFooter,
+    Superblock,
 };
 use crate::header::{ExtentDesc, FrameHeader, UpdateDesc};
 use crate::wire::{
@@ -88,18 +89,19 @@ layouts! {
     HostKeyFile { magic, version, length, cluster, node, secret, public, reserved, crc }
     AppendHeader {
         magic, version, flags, device, segment, offset, segment_seq, number, durable, heads_len, extra_len, data_len,
-        frames, start, reserved, heads_crc, crc,
+        frames, start, lost, heads_crc, crc,
     }
     SegmentFooter {
         magic, version, reserved0, device, segment, frames, segment_seq, first_append, last_append, index_at, index_len,
-        next, index_crc, reserved, crc,
+        next, index_crc, lost_from, lost_to, reserved, crc,
     }
+    RepeatFixed { append, table_len, frames, copies, copies_crc, body_crc, crc }
     PageHeader { magic, version, kind, device, run, page, count, used, reserved, body_crc, crc }
     PagesFixed { segment, page, count }
     CheckpointSlot {
         magic, version, length, device, revision, manifest, bytes, extents, durable, reserved, extents_crc, crc,
     }
-    IndexFixed { head_at, data_at, append, flags, reserved }
+    IndexFixed { head_at, data_at, append, flags, reserved, head_len }
     MessageHeader {
         magic, version, kind, total_len, meta_len, volume, shard, flags, view, generation, id, reserved, crc,
     }

@@ -55,8 +55,10 @@ pub(crate) struct Core {
     pub next_seq: u64,
     /// Whether the last append is known to be durable by a later one, or there is none.
     pub proven: bool,
-    /// Highest append known to be lost.
+    /// Highest append known to be lost, while the log is replayed.
     pub damaged: u64,
+    /// Highest append that was found to be lost then. Every append says so: it does not rely on that one.
+    pub known_lost: u64,
     /// Highest append that is lost, or may be: maps that were learned up to there don't count. Where in the log a segment
     /// lay that is lost as a whole is not known, but there is an end to it.
     pub unlearned: u64,
@@ -110,6 +112,7 @@ impl Core {
             next_seq: 1,
             proven: true,
             damaged: 0,
+            known_lost: 0,
             unlearned: 0,
             replaying: u64::MAX,
             no_growth: false,

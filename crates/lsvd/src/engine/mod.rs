@@ -7,6 +7,7 @@
 pub mod append;
 pub mod cleaning;
 pub mod core;
+mod loss;
 pub mod maps;
 pub mod moves;
 pub mod queue;
@@ -633,6 +634,8 @@ impl<D: Device> Engine<D> {
             frames: 0,
             first_append: 0,
             last_append: 0,
+            last: None,
+            lost: None,
             for_records,
         });
         inner.pool.notify_one();

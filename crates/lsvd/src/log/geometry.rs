@@ -54,6 +54,23 @@ pub(crate) struct OpenSegment {
     /// First and last append; 0 if there is none yet.
     pub first_append: u64,
     pub last_append: u64,
+    /// What the next append repeats; `None` in front of the first one, and if it is not known.
+    pub last: Option<LastAppend>,
+    /// First and last append of which something is lost for good.
+    pub lost: Option<(u64, u64)>,
     /// It was opened for records that had waited for it: they get into it, however few are free by that.
     pub for_records: bool,
+}
+
+/// The last append of the open segment, as the next one repeats it.
+#[derive(Debug)]
+pub(crate) struct LastAppend {
+    pub append: u64,
+    /// Where the entries of the frames that are repeated begin in the segment's index, and how many there are.
+    pub index_at: usize,
+    pub frames: u32,
+    /// The copies in front of those: how many, and the CRC-32C of their entries.
+    pub copies: (u32, u32),
+    /// Its live table, if it is the segment's first one.
+    pub table: Vec<u8>,
 }

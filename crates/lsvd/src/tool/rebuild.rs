@@ -128,6 +128,8 @@ fn open_segment(id: u32, seq: u64, found: &SegmentCheck) -> OpenSegment {
         frames: found.of_appends.len() as u32,
         first_append: found.first,
         last_append: found.last,
+        last: None,
+        lost: found.lost,
         for_records: false,
     }
 }

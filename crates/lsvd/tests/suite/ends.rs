@@ -5,8 +5,9 @@ use freebs_format::ExtentKind;
 use freebs_format::disk::{APPEND_MAGIC, AppendHeader, SEGMENTS_AT};
 use freebs_io::Device;
 use freebs_io::faults::{CrashDevice, FaultDevice, PowerCut, Survives};
+use freebs_lsvd::tool::recover;
 use freebs_lsvd::{MarkChange, Record};
-use freebs_types::{Sequence, ShardId};
+use freebs_types::{Sequence, ShardId, ViewNumber};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -188,7 +189,7 @@ fn a_lost_first_append_behind_a_torn_one_is_missed() {
             let torn = none.copy();
             torn.write(at, sector, freebs_io::Durability::Durable).await.1.unwrap();
             let rig = Rig::open(torn.clone()).await.unwrap();
-            assert!(rig.report.damage.is_empty() && rig.report.torn_bytes > 0);
+            assert!(rig.report.damage.is_empty() && rig.report.torn_bytes > 0, "{:?}, {h:?}", rig.report);
             let mut other = Chain::new(ShardId::new(2, 0));
             for i in 0..3 {
                 rig.append(Record::Frame(other.frame(&[write(i, 20, 8)])));
@@ -214,4 +215,64 @@ fn a_lost_first_append_behind_a_torn_one_is_missed() {
         }
         assert!(hit > 3, "{hit}");
     });
+}
+
+/// A single copy has nobody to ask. What it has lost is said, and taken for lost only in so many words: the end that can't
+/// be read, and the frames of two appends in a row.
+#[test]
+fn a_loss_is_accepted_in_so_many_words() {
+    for end in [true, false] {
+        local(async move {
+            let (device, rig, mut chain) = fresh().await;
+            for i in 0..6 {
+                rig.append(Record::Frame(chain.frame(&[write(2 * i, 2, 1000 * u64::from(i))])));
+                rig.settle().await;
+            }
+            rig.kill();
+            let device = device.copy();
+            let list = appends(&device).await;
+            let faulty = FaultDevice::new(device.clone());
+            let (lost, at) = match end {
+                true => ((vec![], true, 5), vec![5]),
+                false => ((vec![(Sequence(3), Sequence(3))], false, 6), vec![2, 3]),
+            };
+            at.into_iter().for_each(|i| faulty.spoil(list[i].0));
+            let erased = erased(&faulty);
+            for accept in [false, true, true] {
+                let found = recover(&erased, accept, &mut ()).await.unwrap();
+                let is_lost = found.lost.iter().map(|l| (l.frames.clone(), l.tail, l.last.0)).collect::<Vec<_>>();
+                if found.accepted || !accept {
+                    assert_eq!(is_lost, std::slice::from_ref(&lost));
+                    assert!(!found.recovery.is_empty() && found.accepted == accept);
+                    let what = found.lost[0].to_string();
+                    assert!(what.contains(if end { "behind version 5" } else { "frames 3 to 3" }), "{what}");
+                } else {
+                    assert!(is_lost.is_empty(), "it was accepted before");
+                }
+            }
+            let rig = Rig::open(faulty.clone()).await.unwrap();
+            let st = rig.engine.state(chain.shard).unwrap();
+            assert!(!st.suspect_tail && st.holes.is_empty() && st.last.sequence.0 == lost.2);
+            assert!(st.given_up >= st.last.view.max(ViewNumber(1)), "it answers no seal as if it were whole");
+            let all = rig.read_all(chain.shard, BLOCKS).await.unwrap();
+            for i in 0..6 {
+                let gone = if end { i == 5 } else { i == 2 };
+                let cell = if gone { Cell8::Trim } else { Cell8::Data(1000 * u64::from(i) + u64::from(2 * i)) };
+                assert_eq!(all[&(2 * i)], cell, "block {}", 2 * i);
+            }
+            // It goes on from there.
+            if end {
+                let mut again = Chain::new(chain.shard);
+                (0..5).for_each(|i| drop(again.frame(&[write(2 * i, 2, 1000 * u64::from(i))])));
+                chain = again;
+            }
+            rig.append(Record::Frame(chain.frame(&[write(50, 1, 7)])));
+            rig.settle().await;
+            rig.engine.check();
+            rig.stop().await;
+            let rig = Rig::open(faulty).await.unwrap();
+            let st = rig.engine.state(chain.shard).unwrap();
+            assert!(!st.suspect_tail && st.holes.is_empty() && st.last == chain.name());
+        });
+    }
 }
