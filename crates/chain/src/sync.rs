@@ -159,6 +159,9 @@ impl Replica {
             Err(e) => {
                 ctx.out.note(format!("shard {}: can't feed a member from {}: {e}", self.id, source.common));
                 self.refuse_sync(ctx, link, r);
+                if e.kind == ErrorKind::Corrupt {
+                    self.lost_frame(ctx, source.common.next());
+                }
                 return;
             }
         };

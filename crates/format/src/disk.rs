@@ -231,7 +231,9 @@ pub struct AppendHeader {
     /// Always 1.
     pub version: U16,
     /// `APPEND_REPAIR`, `APPEND_REPEATS`, both or 0.
-    pub flags: U16,
+    pub flags: u8,
+    /// Numbers right before `segment_seq` that no segment has, because torn appends alone had them; 255 for more, too.
+    pub skipped: u8,
     /// Identity of the device.
     pub device: [u8; 16],
     /// Index of the segment that the append lies in.
@@ -316,6 +318,24 @@ impl AppendHeader {
     /// Number of the segment in the order of opening, as a number of its own type.
     pub fn seq(&self) -> SegmentSeq {
         SegmentSeq(self.segment_seq.get())
+    }
+
+    /// The number of the segment that was opened right before this one; 0 if it is the first one.
+    #[must_use]
+    pub fn seq_before(&self) -> u64 {
+        self.segment_seq.get().saturating_sub(1 + u64::from(self.skipped))
+    }
+
+    /// True if the frames fill holes or replace damaged copies.
+    #[must_use]
+    pub fn is_repair(&self) -> bool {
+        self.flags & APPEND_REPAIR as u8 != 0
+    }
+
+    /// True if the extra bytes are a [`Repeat`].
+    #[must_use]
+    pub fn repeats(&self) -> bool {
+        self.flags & APPEND_REPEATS as u8 != 0
     }
 }
 
@@ -443,8 +463,8 @@ pub struct SegmentFooter {
     pub magic: [u8; 4],
     /// Always 1.
     pub version: U16,
-    /// Zero.
-    pub reserved0: U16,
+    /// As in the headers of its appends.
+    pub skipped: U16,
     /// Identity of the device.
     pub device: [u8; 16],
     /// Index of the segment.
@@ -503,6 +523,12 @@ impl SegmentFooter {
             return Err(Error::corrupt("segment footer with an impossible loss"));
         }
         Ok(f)
+    }
+
+    /// The number of the segment that was opened right before this one; 0 if it is the first one.
+    #[must_use]
+    pub fn seq_before(&self) -> u64 {
+        self.segment_seq.get().saturating_sub(1 + u64::from(self.skipped.get()))
     }
 }
 

@@ -88,11 +88,11 @@ layouts! {
     }
     HostKeyFile { magic, version, length, cluster, node, secret, public, reserved, crc }
     AppendHeader {
-        magic, version, flags, device, segment, offset, segment_seq, number, durable, heads_len, extra_len, data_len,
+        magic, version, flags, skipped, device, segment, offset, segment_seq, number, durable, heads_len, extra_len, data_len,
         frames, start, lost, heads_crc, crc,
     }
     SegmentFooter {
-        magic, version, reserved0, device, segment, frames, segment_seq, first_append, last_append, index_at, index_len,
+        magic, version, skipped, device, segment, frames, segment_seq, first_append, last_append, index_at, index_len,
         next, index_crc, lost_from, lost_to, reserved, crc,
     }
     RepeatFixed { append, table_len, frames, copies, copies_crc, body_crc, crc }

@@ -154,7 +154,7 @@ pub fn append(bytes: &mut [u8]) {
         let extra = word(bytes, offset_of!(AppendHeader, extra_len)).min(heads - HEAD);
         frames(&mut bytes[HEAD + extra..heads]);
         let flags = offset_of!(AppendHeader, flags);
-        if u16::from_le_bytes([bytes[flags], bytes[flags + 1]]) & APPEND_REPEATS != 0 {
+        if u16::from(bytes[flags]) & APPEND_REPEATS != 0 {
             repeat(&mut bytes[HEAD..HEAD + extra]);
         }
         let crc = crc32c(&bytes[HEAD..heads]);

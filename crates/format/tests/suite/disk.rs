@@ -84,7 +84,8 @@ fn append(extra_and_heads: &[u8], extra: usize) -> AppendHeader {
     let mut h = AppendHeader {
         magic: [0; 4],
         version: 0.into(),
-        flags: 0.into(),
+        flags: 0,
+        skipped: 3,
         device: [3; 16],
         segment: 4.into(),
         offset: 8192.into(),
@@ -112,6 +113,7 @@ fn an_append_header_is_found_whole_or_not_at_all() {
     let back = AppendHeader::decode(&good).unwrap();
     assert_eq!((back.seq(), back.heads_crc.get()), (SegmentSeq(9), crc32c(&heads)));
     assert_eq!(back.total(512), (96 + heads.len()).next_multiple_of(512) + 8192);
+    assert_eq!((back.seq_before(), AppendHeader { skipped: 255, ..back }.seq_before()), (5, 0));
     for bit in 0..good.len() * 8 {
         let mut bad = good.clone();
         bad[bit / 8] ^= 1 << (bit % 8);
@@ -176,7 +178,7 @@ fn footer(index: &[u8], frames: u32) -> SegmentFooter {
     let mut f = SegmentFooter {
         magic: [0; 4],
         version: 0.into(),
-        reserved0: 0.into(),
+        skipped: 3.into(),
         device: [3; 16],
         segment: 4.into(),
         frames: frames.into(),
@@ -218,6 +220,7 @@ fn a_segment_index_names_every_frame() {
     // The footer is found in the last bytes of whatever was read.
     let back = SegmentFooter::decode(&[&[7; 100][..], &good].concat(), 1 << 20).unwrap();
     assert_eq!((back.index_crc.get(), back.index_len.get()), (crc32c(&index), index.len() as u32));
+    assert_eq!((back.seq_before(), SegmentFooter { skipped: u16::MAX.into(), ..back }.seq_before()), (5, 0));
     let room = frames.iter().map(|f| f.head.bytes().len()).sum();
     let entries = IndexEntry::decode_all(index.clone(), back.frames.get(), room).unwrap();
     assert!(IndexEntry::decode_all(index.clone(), back.frames.get(), room - 1).is_err(), "more than there is room for");

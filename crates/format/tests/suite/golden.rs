@@ -143,7 +143,8 @@ fn device() {
     let mut append = AppendHeader {
         magic: [0; 4],
         version: 0.into(),
-        flags: APPEND_REPAIR.into(),
+        flags: APPEND_REPAIR as u8,
+        skipped: 0,
         device: [0xde; 16],
         segment: 12.into(),
         offset: 0.into(),
@@ -170,7 +171,7 @@ fn device() {
     assert_eq!((back.append, back.table.as_ref(), back.entries.len()), (5000, Some(&table), 1));
     let extra_and_heads = [&repeat[..], view_frame().head.bytes()].concat();
     let heads_len = size_of::<AppendHeader>() + extra_and_heads.len();
-    let mut append = AppendHeader { flags: APPEND_REPEATS.into(), offset: 16384.into(), ..append };
+    let mut append = AppendHeader { flags: APPEND_REPEATS as u8, skipped: 2, offset: 16384.into(), ..append };
     (append.number, append.durable, append.frames) = (5001.into(), 5000.into(), 1.into());
     append.lost = 4990.into();
     (append.heads_len, append.extra_len) = ((heads_len as u32).into(), (repeat.len() as u32).into());
@@ -186,7 +187,7 @@ fn device() {
     let mut footer = SegmentFooter {
         magic: [0; 4],
         version: 0.into(),
-        reserved0: 0.into(),
+        skipped: 2.into(),
         device: [0xde; 16],
         segment: 12.into(),
         frames: 5.into(),

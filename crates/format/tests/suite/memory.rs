@@ -2,7 +2,7 @@
 
 use crate::common::any::{frame, message};
 use crate::common::*;
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use freebs_format::disk::{INDEX_ENTRY_FIXED, IndexEntry};
 use freebs_format::wire::Message;
 use freebs_format::*;

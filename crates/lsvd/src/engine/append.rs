@@ -466,12 +466,12 @@ impl Core {
         buf.set_len(front + g.data);
         let given = (open.first_append == 0).then(|| self.segs.given());
         let number = self.next_append;
-        let (mut flags, mut table) = (if g.repair { APPEND_REPAIR } else { 0 }, Vec::new());
+        let (mut flags, mut table) = (if g.repair { APPEND_REPAIR as u8 } else { 0 }, Vec::new());
         if let Some(last) = &open.last {
             let entries = &open.index[last.index_at..];
             let repeated = (last.frames, entries);
             Repeat::encode(&mut buf[HEADER..HEADER + extra], last.append, &last.table, last.copies, repeated);
-            flags |= APPEND_REPEATS;
+            flags |= APPEND_REPEATS as u8;
         } else if open.first_append == 0 {
             let live = self.segs.named().filter(|i| *i != open.id).map(SegmentId);
             table = LiveTable::new(live, self.segs.len()).bits;
@@ -503,7 +503,8 @@ impl Core {
         let mut header = AppendHeader {
             magic: [0; 4],
             version: 0.into(),
-            flags: flags.into(),
+            flags,
+            skipped: open.skipped,
             device: self.geometry.device.0,
             segment: open.id.into(),
             offset: open.at.into(),
@@ -621,7 +622,7 @@ impl OpenSegment {
         let mut footer = SegmentFooter {
             magic: [0; 4],
             version: 0.into(),
-            reserved0: 0.into(),
+            skipped: u16::from(self.skipped).into(),
             device: g.device.0,
             segment: self.id.into(),
             frames: self.frames.into(),

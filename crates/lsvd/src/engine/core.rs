@@ -53,6 +53,8 @@ pub(crate) struct Core {
     /// Shards that learn map entries from a peer, and the append since which these come.
     pub learning: BTreeMap<ShardId, u64>,
     pub next_seq: u64,
+    /// Number of the segment that was opened last. Torn appends may have had those in between.
+    pub last_seq: u64,
     /// Whether the last append is known to be durable by a later one, or there is none.
     pub proven: bool,
     /// Highest append known to be lost, while the log is replayed.
@@ -110,6 +112,7 @@ impl Core {
             next_append: 1,
             learning: BTreeMap::new(),
             next_seq: 1,
+            last_seq: 0,
             proven: true,
             damaged: 0,
             known_lost: 0,

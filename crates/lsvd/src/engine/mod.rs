@@ -622,13 +622,15 @@ impl<D: Device> Engine<D> {
         core.proven = true;
         let for_records = core.next_opens_for_records();
         let seq = core.next_seq;
-        core.next_seq += 1;
+        let skipped = u8::try_from(seq - core.last_seq - 1).unwrap_or(u8::MAX);
+        (core.next_seq, core.last_seq) = (seq + 1, seq);
         core.segs.open(next, seq);
         (core.opening, core.asked_again) = (None, false);
         core.counters.segments_opened += 1;
         core.open = Some(OpenSegment {
             id: next,
             seq,
+            skipped,
             at: 0,
             index: BytesMut::new(),
             frames: 0,

@@ -40,6 +40,8 @@ const FINDINGS_MAX: usize = 1000;
 struct Survey {
     id: u32,
     seq: u64,
+    /// Number of the segment that was opened right before it.
+    before: u64,
     /// Number of its first append.
     first: Option<u64>,
     footer: Option<SegmentFooter>,
@@ -55,10 +57,8 @@ struct Recovery<'a, D> {
     report: &'a mut OpenReport,
     core: RefCell<Core>,
     from: From,
-    /// Numbers of the first appends of segments by the segments' numbers, also of those that no longer count.
-    firsts: BTreeMap<u64, u64>,
-    /// Numbers of segments that a torn append alone had: the segment before such a one is before the one behind it, too.
-    torn: BTreeSet<u64>,
+    /// By a segment's number: the first append of the one that was opened next, also if that no longer counts.
+    next_firsts: BTreeMap<u64, u64>,
     /// Last append of the segment before, and that segment's number.
     before: Option<(u64, u64)>,
     last_append: u64,
@@ -68,7 +68,7 @@ struct Recovery<'a, D> {
     /// The segment that was open. What cleaning moved into its appends lies where it was, too: its live table still names
     /// the segments that were emptied.
     open: Option<u32>,
-    /// By a segment's number: the append that its first one says is lost.
+    /// By a segment's number: the append that the first one of the segment that was opened next says is lost.
     said_lost: BTreeMap<u64, u64>,
     /// Lost appends of the segment that is scanned, of which it or the next one says so: that was known while it was open.
     known: BTreeSet<u64>,
@@ -190,8 +190,7 @@ impl<'a, D: Device> Recovery<'a, D> {
             report,
             core,
             from,
-            firsts: BTreeMap::new(),
-            torn: BTreeSet::new(),
+            next_firsts: BTreeMap::new(),
             before: None,
             last_append: 0,
             covered: BTreeMap::new(),
@@ -244,7 +243,8 @@ impl<D: Device> Recovery<'_, D> {
             self.look_behind(&mut surveys).await;
         }
         let found = self.newest(&mut surveys).await;
-        self.firsts = surveys.values().filter_map(|s| Some((s.seq, s.first?))).collect();
+        // Of two that were opened behind the same one, the first had a torn append alone.
+        self.next_firsts = surveys.values().filter_map(|s| Some((s.before, s.first?))).collect();
         self.core.get_mut().next_seq = surveys.last_key_value().map_or(0, |(seq, _)| *seq) + 1;
         let Some((newest, mut tail)) = found else {
             self.free(&surveys);
@@ -253,7 +253,8 @@ impl<D: Device> Recovery<'_, D> {
             return Ok(());
         };
         self.open = tail.as_ref().map(|_| newest.id);
-        self.said_lost.extend(surveys.values().filter_map(|s| Some((s.seq, s.lost?))));
+        self.said_lost.extend(surveys.values().filter_map(|s| Some((s.before, s.lost?))));
+        self.core.get_mut().last_seq = newest.seq;
         let table = tail.as_ref().and_then(|scan| scan.appends.first()?.table.clone());
         let used = self.used(&mut surveys, newest, table).await;
         for s in &used {
@@ -357,8 +358,8 @@ impl<D: Device> Recovery<'_, D> {
         if id >= self.core.borrow().segs.len() {
             return None;
         }
-        let seq = find_seq(&mut Window::new(self.device, self.geometry, id)).await?;
-        Some(Survey { id, seq, first: None, footer: None, lost: None, wrong: None })
+        let (seq, before) = find_seq(&mut Window::new(self.device, self.geometry, id)).await?;
+        Some(Survey { id, seq, before, first: None, footer: None, lost: None, wrong: None })
     }
 
     /// Free segments that were closed once are whole. Of the others nothing is known: they may be holes.
@@ -394,7 +395,6 @@ impl<D: Device> Recovery<'_, D> {
                 // The torn bytes may be all that is left of the first append that was written over it.
                 match self.inside(s.id).await {
                     Some(over) if over.seq > s.seq => {
-                        self.torn.insert(s.seq);
                         surveys.retain(|_, old| old.id != s.id);
                         surveys.insert(over.seq, over);
                         s = over;
@@ -441,10 +441,10 @@ impl<D: Device> Recovery<'_, D> {
             }
             self.finding(at.id, 0, "the table of live segments can't be read");
             // The segment before was closed when this one was opened, and all that its table names is still there.
-            match self.opened_before(at, surveys) {
+            match surveys.get(&at.before) {
                 Some(before) => {
-                    used.push(before);
-                    at = before;
+                    used.push(*before);
+                    at = *before;
                 }
                 None => break None,
             }
@@ -488,19 +488,10 @@ impl<D: Device> Recovery<'_, D> {
         while self.table(at).await.is_some_and(|t| t.contains(lost)) {
             let first = at.first.or_else(|| Some(at.footer?.first_append.get()));
             upto = first.map_or(upto, |first| first.saturating_sub(1));
-            let Some(before) = self.opened_before(at, surveys) else { break };
-            at = before;
+            let Some(before) = surveys.get(&at.before) else { break };
+            at = *before;
         }
         upto
-    }
-
-    /// The segment that was opened right before this one.
-    fn opened_before(&self, at: Survey, surveys: &BTreeMap<u64, Survey>) -> Option<Survey> {
-        let mut seq = at.seq.checked_sub(1)?;
-        while self.torn.contains(&seq) {
-            seq -= 1;
-        }
-        surveys.get(&seq).copied()
     }
 
     async fn table(&self, s: Survey) -> Option<LiveTable> {
@@ -547,7 +538,7 @@ impl<D: Device> Recovery<'_, D> {
         let mut w = Window::new(self.device, self.geometry, s.id);
         let mut found = scan(&mut w, s.seq, limit).await;
         // Where the footer is lost, the segment that was opened next tells what this one was closed with.
-        let end = match (s.footer, self.firsts.get(&(s.seq + 1))) {
+        let end = match (s.footer, self.next_firsts.get(&s.seq)) {
             (Some(f), _) => {
                 found.end_with(f.last_append.get());
                 Some(last(&f))
@@ -602,6 +593,7 @@ impl<D: Device> Recovery<'_, D> {
         self.core.get_mut().open = Some(OpenSegment {
             id: s.id,
             seq: s.seq,
+            skipped: u8::try_from(s.seq.saturating_sub(s.before + 1)).unwrap_or(u8::MAX),
             at: if cut_short { full } else { found.end },
             index,
             frames,
@@ -622,7 +614,7 @@ impl<D: Device> Recovery<'_, D> {
 
     async fn scanned(&mut self, s: Survey, found: &Scan) -> Result<()> {
         self.known = found.appends.iter().map(|a| a.header.lost.get()).collect();
-        self.known.extend(self.said_lost.get(&(s.seq + 1)));
+        self.known.extend(self.said_lost.get(&s.seq));
         self.known.extend(s.footer.iter().flat_map(|f| [f.lost_from.get(), f.lost_to.get()]));
         let mut missing = found.missing.iter().peekable();
         for (i, a) in found.appends.iter().enumerate() {
@@ -700,11 +692,11 @@ impl<D: Device> Recovery<'_, D> {
 
     fn begins_with(&mut self, s: Survey, number: u64) {
         if let Some((last, seq)) = self.before
-            && seq + 1 == s.seq
+            && seq == s.before
             && number > last + 1
         {
             // That it was not there may be known to the segment's first append.
-            let known = self.said_lost.get(&s.seq) == Some(&(number - 1));
+            let known = s.lost == Some(number - 1);
             self.note_lost(s.id, 0, number - 1, !known);
         }
     }
@@ -824,23 +816,26 @@ async fn survey<D: Device>(device: &D, geometry: Geometry, id: u32, thorough: bo
     let look = thorough || (header.is_none() && (written(&first) || written(&last)));
     let inside = if look { find_seq(&mut Window::new(device, geometry, id)).await } else { None };
     // What begins the segment may be of its use before.
-    let header = header.filter(|h| inside.is_none_or(|seq| h.segment_seq.get() >= seq));
+    let header = header.filter(|h| inside.is_none_or(|(seq, _)| h.segment_seq.get() >= seq));
     let first_of = |seq: u64| header.as_ref().filter(|h| h.segment_seq.get() == seq).map(|h| h.number.get());
     let lost_of = |seq: u64| header.as_ref().filter(|h| h.segment_seq.get() == seq).map(|h| h.lost.get());
-    let seq = header.as_ref().map(|h| h.segment_seq.get()).or(inside);
-    match (seq, footer) {
+    let known = header.as_ref().map(|h| (h.segment_seq.get(), h.seq_before())).or(inside);
+    match (known, footer) {
         (None, None) => None,
         (None, Some(f)) => {
             let wrong = Some("no append is left, only the index");
-            Some(Survey { id, seq: f.segment_seq.get(), first: None, footer, lost: None, wrong })
+            let (seq, before) = (f.segment_seq.get(), f.seq_before());
+            Some(Survey { id, seq, before, first: None, footer, lost: None, wrong })
         }
-        (Some(seq), Some(f)) if f.segment_seq.get() >= seq => {
+        (Some((seq, _)), Some(f)) if f.segment_seq.get() >= seq => {
             let first = header.is_some() && f.segment_seq.get() == seq;
             let wrong = (!first).then_some("the first append can't be read");
-            let seq = f.segment_seq.get();
-            Some(Survey { id, seq, first: first_of(seq), footer, lost: lost_of(seq), wrong })
+            let (seq, before) = (f.segment_seq.get(), f.seq_before());
+            Some(Survey { id, seq, before, first: first_of(seq), footer, lost: lost_of(seq), wrong })
         }
         // The index is that of the segment's use before.
-        (Some(seq), _) => Some(Survey { id, seq, first: first_of(seq), footer: None, lost: lost_of(seq), wrong: None }),
+        (Some((seq, before)), _) => {
+            Some(Survey { id, seq, before, first: first_of(seq), footer: None, lost: lost_of(seq), wrong: None })
+        }
     }
 }

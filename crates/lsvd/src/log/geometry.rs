@@ -46,6 +46,8 @@ impl Geometry {
 pub(crate) struct OpenSegment {
     pub id: u32,
     pub seq: u64,
+    /// Numbers right before its own that no segment has.
+    pub skipped: u8,
     /// Byte of the next append.
     pub at: u32,
     /// Index entries of all frames so far.

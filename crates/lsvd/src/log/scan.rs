@@ -9,8 +9,7 @@ use crate::log::gate::{Gate, READ_BYTES};
 use crate::log::geometry::Geometry;
 use bytes::{Bytes, BytesMut};
 use freebs_format::disk::{
-    APPEND_MAGIC, APPEND_REPAIR, APPEND_REPEATS, AppendHeader, IndexEntry, LOG_NUMBER_END, LiveTable, Repeat,
-    SegmentFooter,
+    APPEND_MAGIC, APPEND_REPAIR, AppendHeader, IndexEntry, LOG_NUMBER_END, LiveTable, Repeat, SegmentFooter,
 };
 use freebs_format::{CarryBody, FrameHead, FrameKind, block_crc, crc32c};
 use freebs_io::Device;
@@ -111,6 +110,8 @@ pub(crate) struct Found {
     pub bad_data: Option<u32>,
     /// A part of it can't be read. It may have been whole.
     pub unread: bool,
+    /// A part of it can be read, and is not what was to be written.
+    pub differs: bool,
     /// The live table, in a segment's first append.
     pub table: Option<LiveTable>,
     /// It is known from the append behind it: its own heads are lost, or not those that were written.
@@ -129,6 +130,10 @@ impl Found {
     pub fn is_whole(&self) -> bool {
         self.lost == 0 && self.heads_match && self.bad_data.is_none()
     }
+    /// Whether what is bad of it was never written, if it is the last one. A sector that can't be read may be either.
+    fn is_torn(&self) -> bool {
+        self.differs || !self.unread
+    }
     pub fn number(&self) -> u64 {
         self.header.number.get()
     }
@@ -138,9 +143,22 @@ impl Found {
     fn new(at: usize, header: AppendHeader) -> Self {
         let (entries, table, repeat) = (Vec::new(), None, None);
         let (lost, heads_match, bad_data) = (0, false, None);
-        let (unread, mended, gone, copies_lost) = (false, false, false, false);
-        let at = at as u32;
-        Self { at, header, entries, lost, heads_match, bad_data, unread, table, mended, gone, copies_lost, repeat }
+        let (unread, differs, mended, gone, copies_lost) = (false, false, false, false, false);
+        Self {
+            at: at as u32,
+            header,
+            entries,
+            lost,
+            heads_match,
+            bad_data,
+            unread,
+            differs,
+            table,
+            mended,
+            gone,
+            copies_lost,
+            repeat,
+        }
     }
 
     /// An append of which nothing but what the one behind it repeats is left.
@@ -184,21 +202,41 @@ impl Found {
 
     /// Holds the data of its frames against their CRCs. Those of frames that were seen already are not shown again.
     async fn hold_data<D: Device>(&mut self, w: &mut Window<'_, D>, seen: &[IndexEntry], look: Look<'_>) {
-        for e in &self.entries {
+        let entries = std::mem::take(&mut self.entries);
+        for e in &entries {
             let (data_at, len) = (e.data_at as usize, e.head.header().data_len.get() as usize);
             let bytes = w.get(data_at, len).await;
-            self.unread |= w.unread;
             if !seen.iter().any(|s| s.head_at == e.head_at && s.head.bytes() == e.head.bytes()) {
                 look(e, bytes.as_ref());
             }
             let bad = match bytes {
-                Some(bytes) => first_bad(&e.head, &bytes),
-                None => Some(0),
+                Some(bytes) => {
+                    let bad = first_bad(&e.head, &bytes);
+                    self.differs |= bad.is_some();
+                    bad
+                }
+                None => self.hold_blocks(w, e).await,
             };
             if let Some(block) = bad {
                 self.bad_data = self.bad_data.or(Some((data_at + block * BLOCK) as u32));
             }
         }
+        self.entries = entries;
+    }
+
+    /// The same for data that can't be read at once, block by block. Gives back the first block that is not there.
+    async fn hold_blocks<D: Device>(&mut self, w: &mut Window<'_, D>, e: &IndexEntry) -> Option<usize> {
+        let (crcs, mut first) = (data_crcs(&e.head), None);
+        for i in 0..e.head.header().data_blocks() as usize {
+            let block = w.get(e.data_at as usize + i * BLOCK, BLOCK).await;
+            let differs = block.as_ref().is_some_and(|b| crcs.get(i).is_some_and(|c| *c != block_crc(b)));
+            self.unread |= block.is_none() && w.unread;
+            self.differs |= differs;
+            if block.is_none() || differs {
+                first = first.or(Some(i));
+            }
+        }
+        first
     }
 }
 
@@ -250,11 +288,13 @@ impl Scan {
         (self.durable, self.end_unread) = (0, false);
     }
 
-    /// Takes off an unfinished append at the end of the log, of which nobody was ever told that it is durable. An end that
-    /// can't be read is none: the append may have been whole, and what lies behind it may say that it was durable.
+    /// Takes off an unfinished append at the end of the log, of which nobody was ever told that it is durable. A part of
+    /// it can be read and is not what was to be written. One of which only can't be read what is bad is none, nor is any
+    /// in front of an end that can't be read: the append may have been whole, and what lies there may say that it was
+    /// durable.
     pub fn take_torn(&mut self) -> Option<Found> {
         let (durable, unread) = (self.durable, self.end_unread);
-        let torn = self.appends.pop_if(|a| !a.is_whole() && !a.unread && !unread && a.number() > durable)?;
+        let torn = self.appends.pop_if(|a| !a.is_whole() && a.is_torn() && !unread && a.number() > durable)?;
         self.end = torn.at;
         Some(torn)
     }
@@ -307,14 +347,14 @@ pub(crate) fn lies_before(e: &IndexEntry, end: u32) -> bool {
     inside(e.head_at, e.head.bytes().len()) && inside(e.data_at, e.head.header().data_len.get() as usize)
 }
 
-/// The highest segment number in any append header of this segment; tells whose bytes lie there if the first sector
-/// does not.
-pub(crate) async fn find_seq<D: Device>(w: &mut Window<'_, D>) -> Option<u64> {
+/// The number of this segment and that of the one before it, as the append header with the highest one says: it tells
+/// whose bytes lie here if the first sector does not.
+pub(crate) async fn find_seq<D: Device>(w: &mut Window<'_, D>) -> Option<(u64, u64)> {
     let mut best = None;
     let sector = w.geometry.sector;
     for at in (0..w.geometry.segment_bytes as usize).step_by(sector) {
         if let Some(h) = header_at(w, at).await {
-            best = best.max(Some(h.segment_seq.get()));
+            best = best.max(Some((h.segment_seq.get(), h.seq_before())));
         }
     }
     best
@@ -387,7 +427,7 @@ pub(crate) async fn scan_with<D: Device>(w: &mut Window<'_, D>, seq: u64, limit:
 pub(crate) async fn read_append<D: Device>(w: &mut Window<'_, D>, at: usize, h: AppendHeader, look: Look<'_>) -> Found {
     let (heads_len, extra) = (h.heads_len.get() as usize, h.extra_len.get() as usize);
     let mut found = Found::new(at, h);
-    let repeats = h.flags.get() & APPEND_REPEATS != 0;
+    let repeats = h.repeats();
     let repeat = |bytes: Bytes| {
         let before = |r: &Repeat| r.append > 0 && r.append.checked_add(1) == Some(h.number.get());
         let repeat = Repeat::decode(bytes).ok().filter(|_| repeats).filter(before)?;
@@ -402,6 +442,7 @@ pub(crate) async fn read_append<D: Device>(w: &mut Window<'_, D>, at: usize, h: 
     // Bytes of their own: what is kept of a segment must not keep all its windows.
     let heads = Bytes::copy_from_slice(&heads);
     found.heads_match = crc32c(&heads[HEADER..]) == h.heads_crc.get();
+    found.differs = !found.heads_match;
     let between = heads.slice(HEADER..HEADER + extra);
     if found.heads_match && extra > 0 && !repeats {
         found.table = Some(LiveTable { bits: between.to_vec() });
@@ -420,7 +461,7 @@ pub(crate) async fn read_append<D: Device>(w: &mut Window<'_, D>, at: usize, h: 
             head_at: (at + head_at) as u32,
             data_at: (at + front + data) as u32,
             append: h.number.get(),
-            flags: h.flags.get() & APPEND_REPAIR,
+            flags: if h.is_repair() { APPEND_REPAIR } else { 0 },
             head: head.clone(),
         });
         head_at += head.bytes().len();

@@ -40,6 +40,8 @@ pub(crate) struct SegmentCheck {
     pub closed: bool,
     pub indexed: bool,
     pub appends: u64,
+    /// Number of the segment that was opened right before it.
+    pub before: u64,
     /// First and last append; 0 if there is none.
     pub first: u64,
     pub last: u64,
@@ -113,6 +115,7 @@ pub(crate) async fn check<D: Device>(w: &mut Window<'_, D>, g: &Geometry, known:
     (out.closed, out.indexed) = (footer.is_some(), index.is_some());
     let lost = footer.as_ref().map(|f| (f.lost_from.get(), f.lost_to.get()));
     out.lost = lost.filter(|(_, to)| *to > 0);
+    out.before = footer.as_ref().map_or(known.seq.saturating_sub(1), SegmentFooter::seq_before);
     let limit = footer.map_or(g.segment_bytes as u32, |f| f.index_at.get());
     let mut looker = Looker::default();
     let mut scan = scan_with(w, known.seq, limit, &mut |e, data| looker.look(e, data)).await;
@@ -255,6 +258,7 @@ impl Found<'_> {
     fn numbers(&mut self, scan: &Scan) {
         self.out.appends = scan.appends.len() as u64;
         self.out.first = scan.appends.first().map_or(0, |a| a.number());
+        self.out.before = scan.appends.first().map_or(self.out.before, |a| a.header.seq_before());
         self.out.last = scan.appends.last().map_or(0, |a| a.number());
         self.out.end = scan.end;
     }

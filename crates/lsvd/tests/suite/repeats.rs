@@ -4,9 +4,7 @@
 use crate::common::*;
 use crate::damage::{BLOCKS, FIRST, Image, image_with, load};
 use freebs_format::ExtentKind;
-use freebs_format::disk::{
-    APPEND_HEADS_BYTES_MAX, APPEND_REPEATS, AppendHeader, REPEAT_BYTES_MAX, Repeat, SegmentFooter,
-};
+use freebs_format::disk::{APPEND_HEADS_BYTES_MAX, AppendHeader, REPEAT_BYTES_MAX, Repeat, SegmentFooter};
 use freebs_io::Device;
 use freebs_io::faults::FaultDevice;
 use freebs_io::memory::MemoryDevice;
@@ -249,7 +247,7 @@ fn what_is_appended_can_be_repeated() {
             let (extra, heads) = (h.extra_len.get() as usize, h.heads_len.get() as usize);
             assert!(heads <= APPEND_HEADS_BYTES_MAX && extra <= REPEAT_BYTES_MAX);
             largest = largest.max(heads - extra);
-            if h.flags.get() & APPEND_REPEATS != 0 {
+            if h.repeats() {
                 let repeat = Repeat::decode(bytes[at + 96..at + 96 + extra].to_vec().into()).unwrap();
                 assert_eq!(repeat.append, h.number.get() - 1);
                 repeats += 1;
