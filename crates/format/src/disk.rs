@@ -87,8 +87,10 @@ pub struct Superblock {
     pub start: U64,
     /// Wall clock of the creation, nanoseconds since 1970.
     pub created: U64,
+    /// The last append with frames when the log was closed, if no start came since; 0 for none. No frame lies behind it.
+    pub closed: U64,
     /// Zero.
-    pub reserved: [u8; 148],
+    pub reserved: [u8; 140],
     /// CRC-32C of the bytes before this field.
     pub crc: U32,
 }
@@ -138,6 +140,7 @@ impl Superblock {
             || !segment.is_multiple_of(4096)
             // They are counted on from here.
             || [sb.revision, sb.start].iter().any(|n| n.get() > Self::NUMBER_MAX)
+            || sb.closed.get() >= LOG_NUMBER_END
         {
             return Err(Error::corrupt("superblock with an impossible shape"));
         }

@@ -27,7 +27,8 @@ fn superblock() -> Superblock {
         revision: 7.into(),
         start: 6.into(),
         created: 5.into(),
-        reserved: [0; 148],
+        closed: 0.into(),
+        reserved: [0; 140],
         crc: 0.into(),
     }
 }

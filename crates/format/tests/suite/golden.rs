@@ -83,7 +83,8 @@ fn superblock() -> Superblock {
         revision: 9.into(),
         start: 8.into(),
         created: 1_767_225_600_000_000_000.into(),
-        reserved: [0; 148],
+        closed: 0.into(),
+        reserved: [0; 140],
         crc: 0.into(),
     }
 }

@@ -545,6 +545,9 @@ impl Core {
         self.counters.cleaned_bytes += blocks * freebs_types::BLOCK as u64;
         self.next_append = batch.number + 1;
         self.proven = batch.ops.is_empty();
+        if !batch.ops.is_empty() {
+            self.last_held = batch.number;
+        }
         self.rolled = false;
         self.counters.appends += 1;
         self.counters.append_bytes += len as u64;

@@ -76,7 +76,7 @@ struct Recovery<'a, D> {
     lost_in_open: Option<(u64, u64)>,
     /// A whole segment is lost: any gap may be damage.
     segment_lost: bool,
-    /// A slot of a checkpoint said that appends up to here were durable.
+    /// A slot of a checkpoint said that appends up to here were durable, or a log that was closed does.
     known_durable: u64,
     /// Where the log goes on as the newest segment says, if it can't be read there: the next segment may have been begun.
     unread: Option<u32>,
@@ -109,7 +109,7 @@ pub(crate) async fn recover<D: Device>(
     // A checkpoint may turn out to be damaged only when one of its pages is needed. Then the log alone is read; and so it
     // is where anything else is damaged, because then the log alone knows what is missed.
     let mut findings = Vec::new();
-    let (first, mut known_durable, mut avoid) = (report.clone(), 0, BTreeSet::new());
+    let (first, mut known_durable, mut avoid) = (report.clone(), geometry.closed, BTreeSet::new());
     let mut ways = VecDeque::from([From::Checkpoint, From::Log]);
     ways.drain(..usize::from(!checkpoints));
     let mut hints: Option<Hints> = None;
@@ -200,7 +200,7 @@ impl<'a, D: Device> Recovery<'a, D> {
             known: BTreeSet::new(),
             lost_in_open: None,
             segment_lost: false,
-            known_durable: 0,
+            known_durable: geometry.closed,
             unread: None,
             slots: false,
             late: false,
@@ -566,7 +566,8 @@ impl<D: Device> Recovery<'_, D> {
         let (first, last_number) = (found.appends[0].number(), last.number());
         // A slot of a checkpoint says the same as a later append would; without a footer the log did not go on elsewhere.
         let said = if s.footer.is_none() { self.known_durable } else { 0 };
-        let upto = found.durable.max(said).max(last_number + u64::from(found.end_unread));
+        let may_go_on = found.end_unread && !self.geometry.ends_at(last_number);
+        let upto = found.durable.max(said).max(last_number + u64::from(may_go_on));
         let cut_short = upto > last_number;
         if cut_short {
             self.lost(s.id, found.end, upto);
@@ -763,7 +764,7 @@ impl<D: Device> Recovery<'_, D> {
                 core.segs.set_state(open.id, SegmentState::Closed);
             }
         }
-        if let Some(next) = self.unread.take() {
+        if let Some(next) = self.unread.take().filter(|_| !self.geometry.ends_at(self.last_append)) {
             // What can't be read there may be the first append of a segment, and the only one that was written there. So
             // nothing was written over that it moved.
             self.note_lost(next, 0, self.last_append + 1, false);
@@ -788,7 +789,7 @@ impl<D: Device> Recovery<'_, D> {
         }
         (self.core.get_mut().damaged, self.core.get_mut().unlearned) = (0, 0);
         self.core.get_mut().replaying = u64::MAX;
-        self.core.get_mut().next_append = self.last_append + 1;
+        (self.core.get_mut().next_append, self.core.get_mut().last_held) = (self.last_append + 1, self.last_append);
         self.report.shards = self.core.get_mut().shards.len();
         self.report.segments = self.core.get_mut().segs.used_count;
         debug_assert!(self.core.get_mut().segs.get(newest).is_used());
