@@ -2,9 +2,13 @@
 //! tail that may have lost frames is compared with the chain's before it is trusted again. Of lost frames that all
 //! others have given up, what is left of them is learned (see `relearn`).
 //!
+//! A frame whose data can't be read is known by its head, and yet nobody can be given it. While it may still be cut it is
+//! one of the lost ones (V2, V5); behind that only its blocks are (see `mend`).
+//!
 //! Invariant: nothing is cut because of damage; until it is mended the replica's seal answers do not count.
 
 use crate::event::{Action, NoteKind};
+use crate::head::Head;
 use crate::parts::Parts;
 use crate::relearn::Relearning;
 use crate::replica::{Ctx, Replica, TailEntry, with_overhead};
@@ -179,6 +183,12 @@ impl Damage {
         if let Some(hole) = self.holes.iter_mut().find(|h| h.until == before.sequence && h.end.is_none()) {
             hole.end = Some(before.hid).filter(|hid| *hid != Hash32::default());
         }
+    }
+
+    /// One more range of lost frames.
+    fn add(&mut self, hole: Hole) {
+        let at = self.holes.partition_point(|h| h.before.sequence < hole.before.sequence);
+        self.holes.insert(at, hole);
     }
 
     /// Whether frames behind `since`, up to `upto`, are missing.
@@ -373,11 +383,32 @@ impl Replica {
     pub fn on_repair_durable(&mut self, ctx: &mut Ctx<'_>, sequence: Sequence) {
         self.damage.writing = self.damage.writing.filter(|(_, upto)| *upto > sequence);
         let is_whole = |h: &Hole| h.before.sequence >= h.until && h.until == sequence;
-        if self.damage.holes.first().is_some_and(is_whole) {
+        if let Some(i) = self.damage.holes.iter().position(is_whole) {
             let text = format!("lost frames up to {sequence} were fetched again");
             ctx.out.tell(NoteKind::Mended, self.id, &text);
-            self.damage.holes.remove(0);
+            self.damage.holes.remove(i);
             self.repair_tick(ctx);
+        }
+    }
+
+    /// A frame of this log was to be given to another member, and can't be read. Until it is here again this log answers no
+    /// seal as one that has it; and as long as nobody else has it, its head gets on only in a view that ends before it.
+    pub(crate) fn lost_frame(&mut self, ctx: &mut Ctx<'_>, sequence: Sequence) {
+        let before = Sequence(sequence.0.saturating_sub(1));
+        let name = |s: Sequence| self.tail.get(&s).map(|t| t.name);
+        let Some((before, frame)) = name(before).zip(name(sequence)).filter(|_| sequence > self.committed) else {
+            return;
+        };
+        if self.damage.meets(before.sequence, sequence) {
+            return;
+        }
+        let end = Some(frame.hid).filter(|hid| *hid != Hash32::default());
+        self.damage.add(Hole { before, until: sequence, end });
+        let me = ctx.config.me.node;
+        let has_it = |h: &Head| h.members.iter().any(|m| m.node != me && m.durable >= sequence);
+        if self.is_open_head() && !self.head.as_deref().is_some_and(has_it) {
+            ctx.out.note(format!("shard {}: nobody can be given frame {sequence}; another view is to follow", self.id));
+            self.yield_to(ctx);
         }
     }
 

@@ -114,15 +114,19 @@ impl Replica {
         }
     }
 
-    /// Another member asks. As head: in the open view. As anyone: for the head of a view that this log promised.
+    /// Another member asks. As head: in the open view. As anyone: for the head of a view that this log promised, and up to a
+    /// named end in the view that this log is in.
     pub fn on_sync(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: SyncRequest) {
         if r.lost {
             self.feed_lost(ctx, link, r);
             return;
         }
         let as_head = r.view == self.view_number() && self.is_open_head();
-        let as_winner = r.view == self.promised && self.promising.is_none() && r.until.0 < u64::MAX;
-        if self.stopped.is_some() || !(as_head || as_winner) {
+        let has_promised = r.view == self.promised && self.promising.is_none();
+        // The head of the view may lack what it once had: it asks its members, who need not have promised the view.
+        let as_member = r.view == self.view_number() && self.serves();
+        let to_the_end = r.until.0 == u64::MAX;
+        if self.stopped.is_some() || !(as_head || (!to_the_end && (has_promised || as_member))) {
             self.refuse_sync(ctx, link, &r);
             return;
         }
@@ -170,6 +174,9 @@ impl Replica {
             Err(e) => {
                 ctx.out.note(format!("shard {}: can't feed a member from {}: {e}", self.id, source.common));
                 self.refuse_sync(ctx, link, r);
+                if e.kind == ErrorKind::Corrupt {
+                    self.lost_frame(ctx, source.common.next());
+                }
                 return;
             }
         };

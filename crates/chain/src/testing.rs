@@ -4,14 +4,16 @@ use crate::event::{Action, HostConfig};
 use crate::out::Out;
 use crate::peers::Peers;
 use crate::replica::{Ctx, Replica};
+use bytes::Bytes;
 use freebs_format::wire::{MapPoint, SyncMode, SyncReply};
 use freebs_format::{
-    AttachBody, CarryBody, Frame, FrameBuilder, FrameHead, FrameKind, FrameMeta, MarkBody, Member, ViewBody,
+    AttachBody, CarryBody, Extent, ExtentKind, Frame, FrameBuilder, FrameHead, FrameKind, FrameMeta, MarkBody, Member,
+    UpdateDraft, UpdateKind, ViewBody, block_crc,
 };
 use freebs_lsvd::Record;
 use freebs_types::{
-    ChunkId, ClusterId, Generation, Hash32, Nanos, NodeId, Peer, Sequence, ShardId, StartNumber, Version, ViewNumber,
-    VolumeId,
+    BlockRange, ChunkId, ClusterId, DriverId, Generation, Hash32, Nanos, NodeId, Peer, RequestNumber, Sequence,
+    ShardId, StartNumber, Version, ViewNumber, VolumeId,
 };
 use std::collections::BTreeMap;
 
@@ -73,6 +75,25 @@ impl Chain {
             volume: None,
         };
         self.add(FrameKind::View, &body.encode())
+    }
+
+    /// The first update, of one block.
+    pub fn write(&mut self, block: &[u8]) -> Frame {
+        let mut b = FrameBuilder::new();
+        b.push(UpdateDraft {
+            kind: UpdateKind::Write,
+            driver: DriverId(5),
+            number: RequestNumber(1),
+            lowest_open: RequestNumber(1),
+            extents: vec![Extent { kind: ExtentKind::Data, range: BlockRange::new(0, 1) }],
+            crcs: vec![block_crc(block)],
+            data: vec![Bytes::copy_from_slice(block)],
+        });
+        self.last += 1;
+        let meta = FrameMeta { first_version: Version(1), ..self.meta(self.last) };
+        let (frame, next) = b.build(&meta, &Hash32([self.secret; 32]), &self.token);
+        self.token = next;
+        frame
     }
 
     pub fn frames(&mut self, count: u64) -> Vec<Frame> {

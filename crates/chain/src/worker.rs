@@ -461,7 +461,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 Ok(own) if own.hid == n.hid => return Ok(n.sequence),
                 Ok(_) => None,
                 Err(e) if e.kind == ErrorKind::NotFound => Some(n.sequence),
-                Err(e) => return Err(e),
+                // Which frame is the first one that the asker lacks is not known.
+                Err(e) => return Err(Error::retry(e.text)),
             };
         }
         let committed = self.0.engine.tip(r.shard).map(|(_, _, committed)| committed).unwrap_or_default();
@@ -542,9 +543,10 @@ async fn load<D: Device>(
     engine: &Engine<D>,
     state: &freebs_lsvd::ShardState,
 ) -> Result<(Vec<TailEntry>, Option<FrameHead>, Damage)> {
-    let tail = load_tail(engine, state).await?;
+    let (tail, unread) = load_tail(engine, state).await?;
+    let lost = with_frames(&state.holes, unread);
     let mut holes = Vec::new();
-    for (i, (from, until)) in state.holes.iter().enumerate() {
+    for (i, (from, until)) in lost.iter().enumerate() {
         let before = Sequence(from.0.saturating_sub(1));
         let name = match before.0 {
             0 => genesis(),
@@ -554,7 +556,7 @@ async fn load<D: Device>(
                 Err(_) => FrameName { sequence: before, ..FrameName::default() },
             },
         };
-        let next = state.holes.get(i + 1).map_or(state.last.sequence.next(), |h| h.0);
+        let next = lost.get(i + 1).map_or(state.last.sequence.next(), |h| h.0);
         let (until, end) = end_of(engine, state, *until, next).await;
         holes.push(Hole { before: name, until, end: end.filter(|hid| *hid != Hash32::default()) });
     }
@@ -563,6 +565,20 @@ async fn load<D: Device>(
         None => None,
     };
     Ok((tail, view_frame, Damage::new(holes, state.suspect_tail)))
+}
+
+/// Ranges of lost frames, with those whose data can't be read.
+fn with_frames(holes: &[(Sequence, Sequence)], frames: Vec<Sequence>) -> Vec<(Sequence, Sequence)> {
+    let mut all: Vec<_> = holes.iter().copied().chain(frames.into_iter().map(|s| (s, s))).collect();
+    all.sort_unstable();
+    let mut out: Vec<(Sequence, Sequence)> = Vec::new();
+    for (from, until) in all {
+        match out.last_mut() {
+            Some(last) if from <= last.1.next() => last.1 = last.1.max(until),
+            _ => out.push((from, until)),
+        }
+    }
+    out
 }
 
 /// Where a hole ends in front of sequence `next`, and the `hid` of its last frame. A frame behind it that can't be read
@@ -583,9 +599,13 @@ async fn end_of<D: Device>(
     (until, Some(state.last).filter(|l| l.sequence == until).map(|l| l.hid))
 }
 
-/// The frames from the committed one to the last, so that a cut finds its way back.
-async fn load_tail<D: Device>(engine: &Engine<D>, state: &freebs_lsvd::ShardState) -> Result<Vec<TailEntry>> {
-    let mut tail = Vec::new();
+/// The frames from the committed one to the last, so that a cut finds its way back; and those of them that can't be read,
+/// although they are not lost as the log knows it.
+async fn load_tail<D: Device>(
+    engine: &Engine<D>,
+    state: &freebs_lsvd::ShardState,
+) -> Result<(Vec<TailEntry>, Vec<Sequence>)> {
+    let (mut tail, mut unread) = (Vec::new(), Vec::new());
     let mut at = state.committed;
     if at.0 == 0 {
         let none = Hash32::default();
@@ -608,17 +628,88 @@ async fn load_tail<D: Device>(engine: &Engine<D>, state: &freebs_lsvd::ShardStat
                 tail.push(TailEntry::of(&f.head));
             }
             // Lost, or given up. A cut behind it goes to the last frame that is here.
-            Err(e) if matches!(e.kind, ErrorKind::NotFound | ErrorKind::Corrupt) => {}
+            Err(e) if e.kind == ErrorKind::NotFound => {}
+            Err(e) if e.kind == ErrorKind::Corrupt => unread.extend(Some(at).filter(|at| *at > state.committed)),
             Err(e) => return Err(e),
         }
         at = at.next();
     }
-    Ok(tail)
+    Ok((tail, unread))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{Chain, SHARD};
+    use freebs_io::faults::FaultDevice;
+    use freebs_io::memory::MemoryDevice;
+    use freebs_lsvd::{Expect, Record, Shape};
+    use freebs_types::{BLOCK, ClusterId, DeviceId};
+
+    /// A log with a frame that nobody knows to be committed, and a sector of its data that can't be read. It answered seals
+    /// as one that has the frame, and was the longest; and nobody could be given the frame.
+    #[test]
+    fn a_frame_whose_data_can_not_be_read_is_a_lost_one() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        tokio::task::LocalSet::new().block_on(&runtime, async {
+            let memory = MemoryDevice::new(512, 1 << 26);
+            let device = FaultDevice::new(memory.clone());
+            let (cluster, node) = (ClusterId([1; 16]), NodeId(2));
+            let shape = Shape {
+                cluster,
+                node,
+                device: DeviceId([9; 16]),
+                worker: 0,
+                workers: 1,
+                segment_bytes: 1 << 20,
+                size_limit: 20 << 20,
+                wall: 1,
+            };
+            let expect = Expect { cluster, node, worker: 0, workers: 1 };
+            Engine::create(device.clone(), &shape).await.unwrap();
+            let (engine, _) = Engine::open(device.clone(), &expect).await.unwrap();
+            let mut chain = Chain::new();
+            let (view, write) = (chain.view(), chain.write(&[0xab; BLOCK]));
+            let names = [&view, &write].map(|f| TailEntry::of(&f.head).name);
+            [view, write].into_iter().for_each(|f| engine.append(Record::Frame(f)));
+            let writer = engine.clone();
+            let task = tokio::task::spawn_local(async move { writer.run().await });
+            engine.close().await.unwrap();
+            task.await.unwrap().unwrap();
+
+            let (engine, _) = Engine::open(device.clone(), &expect).await.unwrap();
+            let state = engine.state(SHARD).unwrap();
+            assert_eq!((state.last, state.committed), (names[1], Sequence(0)));
+            let (_, _, damage) = load(&engine, &state).await.unwrap();
+            assert!(!damage.is_there());
+            let mut at = 0;
+            memory.poke(|bytes| at = bytes.chunks(512).position(|s| s.iter().all(|b| *b == 0xab)).unwrap());
+            device.spoil(at as u64 * 512);
+            let (engine, _) = Engine::open(device, &expect).await.unwrap();
+            let state = engine.state(SHARD).unwrap();
+            assert_eq!(state.last, names[1], "what can be read of it says what it is");
+            let (tail, view_frame, damage) = load(&engine, &state).await.unwrap();
+            let lost = Hole { before: names[0], until: Sequence(2), end: Some(names[1].hid) };
+            assert_eq!((&damage.holes[..], damage.suspect_tail), (&[lost][..], false));
+            let r = Replica::recovered(&state, tail, view_frame, damage);
+            assert!(r.seal_answer(ViewNumber(2), ViewNumber(1)).damaged);
+            // Once it is known to be committed, it is for the scrub to mend its block.
+            engine.committed(SHARD, Sequence(2));
+            let (_, _, damage) = load(&engine, &engine.state(SHARD).unwrap()).await.unwrap();
+            assert!(!damage.is_there());
+        });
+    }
+
+    #[test]
+    fn ranges_of_lost_frames_are_joined() {
+        let range = |(from, until): (u64, u64)| (Sequence(from), Sequence(until));
+        let joined = |holes: &[(u64, u64)], frames: &[u64]| {
+            let holes: Vec<_> = holes.iter().copied().map(range).collect();
+            with_frames(&holes, frames.iter().copied().map(Sequence).collect())
+        };
+        assert_eq!(joined(&[], &[4, 5, 7]), [(4, 5), (7, 7)].map(range));
+        assert_eq!(joined(&[(2, 3), (9, 9)], &[4, 8]), [(2, 4), (8, 9)].map(range));
+    }
 
     /// An asker whose log is damaged names only what it has behind the damage. If that was cut everywhere else, the
     /// answer called it common all the same, and the asker for level.

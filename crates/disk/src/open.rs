@@ -1,7 +1,8 @@
 //! Making and opening disks: the log, what the disk is, and the view that this start opens.
 //!
 //! Invariants: a disk that was not made to its end is refused, as is damage at the end of the log that may have
-//! taken durable updates (rule E7). Nothing is ordered before the start's own view frame is durable (rule W2).
+//! taken durable updates (rule E7), unless the caller accepts that loss. Nothing is ordered before the start's own view
+//! frame is durable (rule W2).
 
 use crate::confined::Task;
 use crate::description::{Description, check_size};
@@ -50,6 +51,10 @@ pub struct OpenOptions {
     pub buffered: bool,
     /// As in `CreateOptions`.
     pub map_bytes: Option<u64>,
+    /// Takes for lost what damage to the log has taken, and goes on with the rest. A disk that may have lost durable
+    /// updates at its end is refused otherwise, and blocks that lost updates may have written are not read. The error
+    /// says what is lost. Has no effect on a disk that has lost nothing.
+    pub accept_loss: bool,
 }
 
 /// Runs a task alone, performing what it asks for.
@@ -140,7 +145,12 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<(Inside, OpenRe
     let map = map_options(options.map_bytes)?;
     let device = open_device(path, false, options.buffered)?;
     let cluster = identity(&device, path)?;
-    let (engine, report) = open_engine(&device, cluster, map).map_err(|e| e.at(path.display()))?;
+    let (mut engine, report) = open_engine(&device, cluster, map).map_err(|e| e.at(path.display()))?;
+    if options.accept_loss && !engine.lost().is_empty() {
+        // The log is closed behind what says so, and opened once more.
+        alone(&device, async move { engine.accept_loss().await }).map_err(|e| e.at(path.display()))?;
+        engine = open_engine(&device, cluster, map).map_err(|e| e.at(path.display()))?.0;
+    }
     let state = engine.state(ABOUT).filter(|s| s.version.0 > 0);
     let state = state.ok_or_else(|| Error::invalid(format!("{}: no disk was made here to its end", path.display())))?;
     let reader = engine.clone();
@@ -150,9 +160,12 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<(Inside, OpenRe
     let about = Head::new(cluster, ABOUT, Hash32::default(), Some(&state))?;
     let content = engine.state(CONTENT);
     if content.as_ref().is_some_and(|s| s.suspect_tail) {
+        let lost: Vec<String> = engine.lost().iter().filter(|l| l.shard == CONTENT).map(|l| l.to_string()).collect();
         return Err(Error::corrupt(format!(
-            "{}: damage at the end of the log may have taken durable updates; there is no other copy to ask",
-            path.display()
+            "{}: damage to the log may have taken durable updates, and there is no other copy to ask: {}. Copy the file, \
+             if it may be read better elsewhere; open it with `accept_loss` to go on without them",
+            path.display(),
+            lost.join("; ")
         )));
     }
     let head = Head::new(cluster, CONTENT, description.secret, content.as_ref())?;

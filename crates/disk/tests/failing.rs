@@ -209,3 +209,52 @@ fn trims_do_not_end_a_full_log() {
     disk.fsync().unwrap();
     disk.close().unwrap();
 }
+
+/// The log ends before an append that was durable, as a slot of a checkpoint says, and there is no other copy. The disk
+/// was refused for good.
+#[test]
+fn a_lost_end_is_accepted_only_in_so_many_words() {
+    use freebs_format::disk::{APPEND_MAGIC, AppendHeader, CHECKPOINT_AT, CheckpointSlot, SUPERBLOCK_AT, Superblock};
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    let disk = Disk::create(&path, 16 * MIB).unwrap();
+    let version = disk.write_durable(&[1; 4096], 0).unwrap();
+    disk.close().unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    let headers = bytes.chunks(512).filter(|s| s.starts_with(&APPEND_MAGIC));
+    let last = headers.filter_map(|s| AppendHeader::decode(s).ok()).map(|h| h.number.get()).max().unwrap();
+    let device = Superblock::decode(&bytes[SUPERBLOCK_AT[0] as usize..][..4096]).unwrap().device;
+    for at in CHECKPOINT_AT {
+        let slot = CheckpointSlot {
+            magic: [0; 4],
+            version: 0.into(),
+            length: 0.into(),
+            device,
+            revision: (1000 + at).into(),
+            manifest: 0.into(),
+            bytes: 0.into(),
+            extents: 0.into(),
+            durable: (last + 1).into(),
+            reserved: [0; 28],
+            extents_crc: 0.into(),
+            crc: 0.into(),
+        };
+        bytes[at as usize..][..4096].copy_from_slice(&slot.encode(&[]));
+    }
+    std::fs::write(&path, &bytes).unwrap();
+    for _ in 0..2 {
+        let e = Disk::open(&path).err().unwrap();
+        assert_eq!(e.kind, ErrorKind::Corrupt);
+        assert!(e.text.contains(&format!("behind version {version}")) && e.text.contains("accept_loss"), "{e}");
+    }
+    let options = freebs_disk::OpenOptions { accept_loss: true, ..Default::default() };
+    let disk = Disk::open_with(&path, &options).unwrap();
+    let mut block = [0; 4096];
+    disk.read(&mut block, 0).unwrap();
+    assert_eq!((block, disk.version().unwrap()), ([1; 4096], version));
+    disk.write_durable(&[2; 4096], 4096).unwrap();
+    disk.close().unwrap();
+    let disk = Disk::open(&path).unwrap();
+    disk.read(&mut block, 4096).unwrap();
+    assert_eq!(block, [2; 4096]);
+}

@@ -2,10 +2,10 @@
 //!
 //! A device begins with `SEGMENTS_AT` bytes of which the superblock's two copies use two places; then come
 //! segments of equal size. A segment is a row of appends and, once closed, an index at its end. Each append is
-//! header, extra bytes (in a segment's first append: the table of live segments), all frame heads, padding to the
-//! sector, then all data blocks in order of the heads.
+//! header, extra bytes (in a segment's first append the table of live segments, in the others what the append before
+//! held), all frame heads, padding to the sector, then all data blocks in order of the heads.
 
-use crate::{FrameHead, crc32c};
+use crate::{FrameHead, crc32c, pack, packed_len_max, unpack};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use freebs_types::{
     ClusterId, DeviceId, Error, Hash32, HostPublic, NodeId, Result, SegmentId, SegmentSeq, StartNumber, limits,
@@ -34,6 +34,11 @@ pub const HOST_KEY_BYTES: usize = 128;
 /// Feature bit of the superblock: the slots of checkpoints may name something. A reader that does not know it would
 /// take the segments of a checkpoint for free, and leave the slots as they are. Without it they are not looked at.
 pub const FEATURE_CHECKPOINTS: u32 = 1;
+/// Feature bit of the superblock: appends may repeat the one before, and footers may name appends that were lost. A
+/// reader that does not know it would take what was lost for whole.
+pub const FEATURE_REPEATS: u32 = 2;
+/// Feature bits that this reader knows.
+const FEATURES: u32 = FEATURE_CHECKPOINTS | FEATURE_REPEATS;
 
 /// Where the two copies of the superblock lie, far enough apart that one bad spot does not take both.
 pub const SUPERBLOCK_AT: [u64; 2] = [0, 512 << 10];
@@ -56,7 +61,7 @@ pub struct Superblock {
     pub version: U16,
     /// Always 256.
     pub length: U16,
-    /// Feature bits: 1 = the slots of checkpoints may name something.
+    /// Feature bits: 1 = the slots of checkpoints may name something, 2 = appends may repeat the one before.
     pub features: U32,
     /// Bytes of the physical sector that the log was made for.
     pub sector: U32,
@@ -82,8 +87,10 @@ pub struct Superblock {
     pub start: U64,
     /// Wall clock of the creation, nanoseconds since 1970.
     pub created: U64,
+    /// The last append with frames when the log was closed, if no start came since; 0 for none. No frame lies behind it.
+    pub closed: U64,
     /// Zero.
-    pub reserved: [u8; 148],
+    pub reserved: [u8; 140],
     /// CRC-32C of the bytes before this field.
     pub crc: U32,
 }
@@ -122,7 +129,7 @@ impl Superblock {
         if sb.magic != SUPERBLOCK_MAGIC {
             return Err(Error::not_found("no freebs superblock here"));
         }
-        if sb.version.get() != DISK_VERSION || sb.features.get() & !FEATURE_CHECKPOINTS != 0 {
+        if sb.version.get() != DISK_VERSION || sb.features.get() & !FEATURES != 0 {
             return Err(Error::invalid("the device has a newer format; use a newer freebs"));
         }
         let sector = sb.sector.get();
@@ -133,6 +140,7 @@ impl Superblock {
             || !segment.is_multiple_of(4096)
             // They are counted on from here.
             || [sb.revision, sb.start].iter().any(|n| n.get() > Self::NUMBER_MAX)
+            || sb.closed.get() >= LOG_NUMBER_END
         {
             return Err(Error::corrupt("superblock with an impossible shape"));
         }
@@ -225,8 +233,10 @@ pub struct AppendHeader {
     pub magic: [u8; 4],
     /// Always 1.
     pub version: U16,
-    /// `APPEND_REPAIR` or 0.
-    pub flags: U16,
+    /// `APPEND_REPAIR`, `APPEND_REPEATS`, both or 0.
+    pub flags: u8,
+    /// Numbers right before `segment_seq` that no segment has, because torn appends alone had them; 255 for more, too.
+    pub skipped: u8,
     /// Identity of the device.
     pub device: [u8; 16],
     /// Index of the segment that the append lies in.
@@ -241,7 +251,7 @@ pub struct AppendHeader {
     pub durable: U64,
     /// Bytes of header, extra and heads, without padding.
     pub heads_len: U32,
-    /// Bytes of the live table; 0 but in a segment's first append.
+    /// Bytes of the live table in a segment's first append; of the repeat in one that has it; else 0.
     pub extra_len: U32,
     /// Bytes of data blocks.
     pub data_len: U32,
@@ -249,8 +259,8 @@ pub struct AppendHeader {
     pub frames: U32,
     /// Start number of the writer. It never falls along a log, so what a torn end left behind is recognised.
     pub start: U64,
-    /// Zero.
-    pub reserved: [u8; 8],
+    /// The last append that was known to be lost when this one was written; 0 for none.
+    pub lost: U64,
     /// CRC-32C of extra and heads.
     pub heads_crc: U32,
     /// CRC-32C of the bytes before this field.
@@ -261,6 +271,8 @@ const _: () = assert!(size_of::<AppendHeader>() == 96);
 /// Flag of an append and of its index entries: the frames fill holes or replace damaged copies. They never imply
 /// that the frames behind them in sequence were cut.
 pub const APPEND_REPAIR: u16 = 1;
+/// Flag of an append: its extra bytes are a [`Repeat`] of the append before it.
+pub const APPEND_REPEATS: u16 = 2;
 
 /// Numbers of segments' uses and of appends are below this, so that counting on from one never overflows.
 pub const LOG_NUMBER_END: u64 = u64::MAX / 2;
@@ -295,7 +307,7 @@ impl AppendHeader {
         {
             return Err(Error::corrupt("append header with impossible lengths"));
         }
-        if h.segment_seq.get() >= LOG_NUMBER_END || h.number.get() >= LOG_NUMBER_END {
+        if [h.segment_seq, h.number, h.lost].iter().any(|n| n.get() >= LOG_NUMBER_END) {
             return Err(Error::corrupt("append header with numbers that could not be counted on from"));
         }
         Ok(h)
@@ -309,6 +321,111 @@ impl AppendHeader {
     /// Number of the segment in the order of opening, as a number of its own type.
     pub fn seq(&self) -> SegmentSeq {
         SegmentSeq(self.segment_seq.get())
+    }
+
+    /// The number of the segment that was opened right before this one; 0 if it is the first one.
+    #[must_use]
+    pub fn seq_before(&self) -> u64 {
+        self.segment_seq.get().saturating_sub(1 + u64::from(self.skipped))
+    }
+
+    /// True if the frames fill holes or replace damaged copies.
+    #[must_use]
+    pub fn is_repair(&self) -> bool {
+        self.flags & APPEND_REPAIR as u8 != 0
+    }
+
+    /// True if the extra bytes are a [`Repeat`].
+    #[must_use]
+    pub fn repeats(&self) -> bool {
+        self.flags & APPEND_REPEATS as u8 != 0
+    }
+}
+
+/// What a repeat begins with; the live table and the entries follow.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RepeatFixed {
+    /// Number of the append that is repeated.
+    pub append: U64,
+    /// Bytes of its live table; 0 but for a segment's first append.
+    pub table_len: U32,
+    /// Number of its frames that are repeated.
+    pub frames: U32,
+    /// Number of the frames in front of those. They say again what segments hold that are still there.
+    pub copies: U32,
+    /// CRC-32C of these, as an index would name them.
+    pub copies_crc: U32,
+    /// CRC-32C of live table and entries.
+    pub body_crc: U32,
+    /// CRC-32C of the bytes before this field.
+    pub crc: U32,
+}
+const _: () = assert!(size_of::<RepeatFixed>() == 32);
+
+/// Bytes of a repeat, at most: the append that has it still has room for the largest head.
+pub const REPEAT_BYTES_MAX: usize = APPEND_HEADS_BYTES_MAX - size_of::<AppendHeader>() - limits::FRAME_HEAD_BYTES_MAX;
+
+/// What an append says of the one before it in its segment: all that is lost if the heads of that one are.
+#[derive(Clone, Debug)]
+pub struct Repeat {
+    /// Number of the append that is repeated.
+    pub append: u64,
+    /// Its live table, if it was its segment's first one.
+    pub table: Option<LiveTable>,
+    /// The number of its first frames, which are not repeated: what cleaning copied out of other segments.
+    pub copies: u32,
+    /// CRC-32C of these frames, as an index would name them.
+    pub copies_crc: u32,
+    /// Its other frames, as an index would name them.
+    pub entries: Vec<IndexEntry>,
+}
+
+impl Repeat {
+    /// Bytes that a repeat takes.
+    #[must_use]
+    pub const fn encoded_len(table_len: usize, entries_len: usize) -> usize {
+        size_of::<RepeatFixed>() + table_len + entries_len
+    }
+
+    /// Writes a repeat of `append` to exactly its bytes: live table, number and CRC of the copies in front, and the other
+    /// frames as `frames` encoded index entries.
+    pub fn encode(out: &mut [u8], append: u64, table: &[u8], copies: (u32, u32), (frames, entries): (u32, &[u8])) {
+        let (fixed, body) = out.split_at_mut(size_of::<RepeatFixed>());
+        body[..table.len()].copy_from_slice(table);
+        body[table.len()..].copy_from_slice(entries);
+        let mut f = RepeatFixed {
+            append: append.into(),
+            table_len: (table.len() as u32).into(),
+            frames: frames.into(),
+            copies: copies.0.into(),
+            copies_crc: copies.1.into(),
+            body_crc: crc32c(body).into(),
+            crc: 0.into(),
+        };
+        f.crc = crc32c(&f.as_bytes()[..28]).into();
+        fixed.copy_from_slice(f.as_bytes());
+    }
+
+    /// The repeat in the extra bytes of an append.
+    pub fn decode(mut bytes: Bytes) -> Result<Self> {
+        let f = RepeatFixed::read_from_prefix(&bytes).map_err(|_| Error::corrupt("repeat is cut short"))?.0;
+        if f.crc.get() != crc32c(&f.as_bytes()[..28]) {
+            return Err(Error::corrupt("repeat does not match its checksum"));
+        }
+        bytes.advance(size_of::<RepeatFixed>());
+        let table_len = f.table_len.get() as usize;
+        if f.body_crc.get() != crc32c(&bytes) || table_len > bytes.len() {
+            return Err(Error::corrupt("repeat does not match its checksum"));
+        }
+        let table = bytes.split_to(table_len);
+        let table = (table_len > 0).then(|| LiveTable { bits: table.to_vec() });
+        let entries = IndexEntry::decode_all(bytes, f.frames.get(), APPEND_HEADS_BYTES_MAX)?;
+        if entries.iter().any(|e| e.append != f.append.get()) {
+            return Err(Error::corrupt("repeat with frames of another append"));
+        }
+        let (copies, copies_crc) = (f.copies.get(), f.copies_crc.get());
+        Ok(Self { append: f.append.get(), table, copies, copies_crc, entries })
     }
 }
 
@@ -349,8 +466,8 @@ pub struct SegmentFooter {
     pub magic: [u8; 4],
     /// Always 1.
     pub version: U16,
-    /// Zero.
-    pub reserved0: U16,
+    /// As in the headers of its appends.
+    pub skipped: U16,
     /// Identity of the device.
     pub device: [u8; 16],
     /// Index of the segment.
@@ -371,8 +488,12 @@ pub struct SegmentFooter {
     pub next: U32,
     /// CRC-32C of the index.
     pub index_crc: U32,
+    /// First and last append of which something was lost for good when the segment was closed; 0 for none.
+    pub lost_from: U64,
+    /// The last of them. It may be one behind `last_append`.
+    pub lost_to: U64,
     /// Zero.
-    pub reserved: [u8; 20],
+    pub reserved: [u8; 4],
     /// CRC-32C of the bytes before this field.
     pub crc: U32,
 }
@@ -401,11 +522,20 @@ impl SegmentFooter {
         if end > segment_bytes {
             return Err(Error::corrupt("segment footer with impossible lengths"));
         }
+        if f.lost_from.get() > f.lost_to.get() || f.lost_to.get() >= LOG_NUMBER_END {
+            return Err(Error::corrupt("segment footer with an impossible loss"));
+        }
         Ok(f)
+    }
+
+    /// The number of the segment that was opened right before this one; 0 if it is the first one.
+    #[must_use]
+    pub fn seq_before(&self) -> u64 {
+        self.segment_seq.get().saturating_sub(1 + u64::from(self.skipped.get()))
     }
 }
 
-/// What an entry of a segment index begins with; the frame's head follows.
+/// What an entry of a segment index begins with; the frame's head follows, packed.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct IndexFixed {
@@ -418,14 +548,16 @@ pub struct IndexFixed {
     /// Flags of that append.
     pub flags: U16,
     /// Zero.
-    pub reserved: [u8; 6],
+    pub reserved: U16,
+    /// Bytes of the head before it was packed.
+    pub head_len: U32,
 }
 const _: () = assert!(size_of::<IndexFixed>() == INDEX_ENTRY_FIXED);
 
 /// Bytes of an index entry before the head.
 pub const INDEX_ENTRY_FIXED: usize = 24;
 
-/// One entry of a segment index: where the frame lies in the segment, and its head, byte for byte.
+/// One entry of a segment index: where the frame lies in the segment, and its head.
 #[derive(Clone, Debug)]
 pub struct IndexEntry {
     /// Byte in the segment where the head lies.
@@ -441,10 +573,10 @@ pub struct IndexEntry {
 }
 
 impl IndexEntry {
-    /// Bytes that an entry for a head of `head_len` bytes takes.
+    /// Bytes that an entry for a head of `head_len` bytes takes, at most.
     #[must_use]
-    pub const fn encoded_len(head_len: usize) -> usize {
-        INDEX_ENTRY_FIXED + head_len
+    pub const fn encoded_len_max(head_len: usize) -> usize {
+        INDEX_ENTRY_FIXED + packed_len_max(head_len)
     }
 
     /// Appends the entry to an index that is being made.
@@ -454,30 +586,44 @@ impl IndexEntry {
             data_at: self.data_at.into(),
             append: self.append.into(),
             flags: self.flags.into(),
-            reserved: [0; 6],
+            reserved: 0.into(),
+            head_len: (self.head.bytes().len() as u32).into(),
         };
         out.put_slice(fixed.as_bytes());
-        out.put_slice(self.head.bytes());
+        pack(self.head.bytes(), out);
     }
 
     /// Takes the first entry off an index whose checksum was found right.
     pub fn decode_next(index: &mut Bytes) -> Result<Self> {
         let fixed = *IndexFixed::ref_from_prefix(index).map_err(|_| Error::corrupt("segment index is cut short"))?.0;
         index.advance(INDEX_ENTRY_FIXED);
+        let len = fixed.head_len.get() as usize;
+        if len > limits::FRAME_HEAD_BYTES_MAX {
+            return Err(Error::corrupt("segment index with a head above the maximum"));
+        }
+        let mut bytes = unpack(index, len)?;
+        let head = FrameHead::parse(&mut bytes)?;
+        if !bytes.is_empty() {
+            return Err(Error::corrupt("segment index with more than a head"));
+        }
         Ok(Self {
             head_at: fixed.head_at.get(),
             data_at: fixed.data_at.get(),
             append: fixed.append.get(),
             flags: fixed.flags.get(),
-            head: FrameHead::parse(index)?,
+            head,
         })
     }
 
-    /// All entries of an index whose checksum was found right.
-    pub fn decode_all(mut index: Bytes, frames: u32) -> Result<Vec<Self>> {
-        let mut out = Vec::new();
+    /// All entries of an index whose checksum was found right. Their heads have `heads_max` bytes at most: unpacked they
+    /// may be many times what the index is.
+    pub fn decode_all(mut index: Bytes, frames: u32, heads_max: usize) -> Result<Vec<Self>> {
+        let (mut out, mut room) = (Vec::new(), heads_max);
         while !index.is_empty() {
-            out.push(Self::decode_next(&mut index)?);
+            let entry = Self::decode_next(&mut index)?;
+            let left = room.checked_sub(entry.head.bytes().len());
+            room = left.ok_or_else(|| Error::corrupt("segment index with more heads than there is room for"))?;
+            out.push(entry);
         }
         if out.len() == frames as usize { Ok(out) } else { Err(Error::corrupt("segment index misses frames")) }
     }

@@ -9,7 +9,8 @@ use crate::bodies::{
 };
 use crate::description::VolumeFixed;
 use crate::disk::{
-    AppendHeader, CheckpointSlot, HostKeyFile, IndexFixed, PageHeader, PagesFixed, SegmentFooter, Superblock,
+    AppendHeader, CheckpointSlot, HostKeyFile, IndexFixed, PageHeader, PagesFixed, RepeatFixed, SegmentFooter,
+    Superblock,
 };
 use crate::header::{ExtentDesc, FrameHeader, UpdateDesc};
 use crate::pins::PinFixed;
@@ -86,23 +87,24 @@ layouts! {
     CarryFixed { lba, blocks, version, sequence, chunk_view, chunk_counter, offset, kind, reserved }
     Superblock {
         magic, version, length, features, sector, cluster, device, node, worker, workers, reserved0, segment_bytes,
-        size_limit, revision, start, created, reserved, crc,
+        size_limit, revision, start, created, closed, reserved, crc,
     }
     HostKeyFile { magic, version, length, cluster, node, secret, public, reserved, crc }
     AppendHeader {
-        magic, version, flags, device, segment, offset, segment_seq, number, durable, heads_len, extra_len, data_len,
-        frames, start, reserved, heads_crc, crc,
+        magic, version, flags, skipped, device, segment, offset, segment_seq, number, durable, heads_len, extra_len, data_len,
+        frames, start, lost, heads_crc, crc,
     }
     SegmentFooter {
-        magic, version, reserved0, device, segment, frames, segment_seq, first_append, last_append, index_at, index_len,
-        next, index_crc, reserved, crc,
+        magic, version, skipped, device, segment, frames, segment_seq, first_append, last_append, index_at, index_len,
+        next, index_crc, lost_from, lost_to, reserved, crc,
     }
+    RepeatFixed { append, table_len, frames, copies, copies_crc, body_crc, crc }
     PageHeader { magic, version, kind, device, run, page, count, used, reserved, body_crc, crc }
     PagesFixed { segment, page, count }
     CheckpointSlot {
         magic, version, length, device, revision, manifest, bytes, extents, durable, reserved, extents_crc, crc,
     }
-    IndexFixed { head_at, data_at, append, flags, reserved }
+    IndexFixed { head_at, data_at, append, flags, reserved, head_len }
     MessageHeader {
         magic, version, kind, total_len, meta_len, volume, shard, flags, view, generation, id, reserved, crc,
     }

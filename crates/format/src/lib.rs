@@ -1,7 +1,7 @@
 //! Bytes of freebs: frames, device structures and messages, as fixed little-endian structs. No I/O.
 //!
 //! Each structure carries magic, version, length, identity and checksum. Parsing never panics, never allocates
-//! more than the bytes it was given, and refuses what it does not know (`Corrupt` for what a checksum or an
+//! more than the bytes it was given (a head that is packed: more than a head may have), and refuses what it does not know (`Corrupt` for what a checksum or an
 //! identity caught, `Invalid` for what is well-formed but not understood).
 
 mod bodies;
@@ -11,6 +11,7 @@ pub mod disk;
 mod frame;
 mod header;
 pub mod layout;
+mod packed;
 mod pins;
 mod token;
 pub mod wire;
@@ -26,5 +27,6 @@ pub use header::{
     ExtentDesc, ExtentKind, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_GIVEN_UP, FEATURE_HISTORY, FEATURE_PINS,
     FEATURE_SHARED, FEATURE_VOLUME, FRAME_MAGIC, FrameHeader, FrameKind, UpdateDesc, UpdateKind,
 };
+pub use packed::{pack, packed_len_max, unpack};
 pub use pins::{PIN_BYTES, Pin, PinUpdate};
 pub use token::{FrameDigest, frame_digest, hide, token};

@@ -3,13 +3,18 @@
 //! Each function takes the lengths that the bytes claim for themselves as far as they fit, and leaves bytes that are
 //! too short as they are: a mutation of a length is a case, too.
 
+use bytes::{Bytes, BytesMut};
 use core::mem::{offset_of, size_of};
 use freebs_backup::format::{ManifestHeader, ObjectHeader};
 use freebs_consensus::wire::SeatHeader;
 use freebs_control::StateHeader;
-use freebs_format::disk::{AppendHeader, CheckpointSlot, PageHeader, PagesFixed, SegmentFooter};
+use freebs_format::disk::{
+    APPEND_REPEATS, AppendHeader, CheckpointSlot, INDEX_ENTRY_FIXED, IndexFixed, PageHeader, PagesFixed, RepeatFixed,
+    SegmentFooter,
+};
 use freebs_format::wire::{HEADER_BYTES, MessageHeader, kind};
-use freebs_format::{FrameHeader, FrameKind, crc32c, layout};
+use freebs_format::{FrameHeader, FrameKind, crc32c, layout, pack, unpack};
+use freebs_types::limits;
 
 const FRAME: usize = size_of::<FrameHeader>();
 
@@ -146,10 +151,46 @@ pub fn append(bytes: &mut [u8]) {
     const HEAD: usize = size_of::<AppendHeader>();
     if bytes.len() >= HEAD {
         let heads = word(bytes, offset_of!(AppendHeader, heads_len)).clamp(HEAD, bytes.len());
-        frames(&mut bytes[HEAD..heads]);
+        let extra = word(bytes, offset_of!(AppendHeader, extra_len)).min(heads - HEAD);
+        frames(&mut bytes[HEAD + extra..heads]);
+        let flags = offset_of!(AppendHeader, flags);
+        if u16::from(bytes[flags]) & APPEND_REPEATS != 0 {
+            repeat(&mut bytes[HEAD..HEAD + extra]);
+        }
         let crc = crc32c(&bytes[HEAD..heads]);
         put(bytes, offset_of!(AppendHeader, heads_crc), crc);
         fixed(bytes, HEAD);
+    }
+}
+
+/// What an append repeats of the one before it.
+fn repeat(bytes: &mut [u8]) {
+    const FIXED: usize = size_of::<RepeatFixed>();
+    if bytes.len() >= FIXED {
+        let table = word(bytes, offset_of!(RepeatFixed, table_len)).min(bytes.len() - FIXED);
+        entries(&mut bytes[FIXED + table..]);
+        let crc = crc32c(&bytes[FIXED..]);
+        put(bytes, offset_of!(RepeatFixed, body_crc), crc);
+        fixed(bytes, FIXED);
+    }
+}
+
+/// The packed heads of an index, as far as they take as many bytes as before.
+fn entries(bytes: &mut [u8]) {
+    let (all, mut at) = (Bytes::copy_from_slice(bytes), 0);
+    while bytes.len() >= at + INDEX_ENTRY_FIXED {
+        let len = word(bytes, at + offset_of!(IndexFixed, head_len)).min(limits::FRAME_HEAD_BYTES_MAX);
+        at += INDEX_ENTRY_FIXED;
+        let mut rest = all.slice(at..);
+        let Ok(head) = unpack(&mut rest, len) else { return };
+        let end = all.len() - rest.len();
+        let (mut head, mut packed) = (head.to_vec(), BytesMut::new());
+        frame(&mut head);
+        pack(&head, &mut packed);
+        if packed.len() == end - at {
+            bytes[at..end].copy_from_slice(&packed);
+        }
+        at = end;
     }
 }
 
@@ -157,7 +198,7 @@ pub fn append(bytes: &mut [u8]) {
 pub fn segment_index(bytes: &mut [u8]) {
     const FOOTER: usize = size_of::<SegmentFooter>();
     if let Some(index) = bytes.len().checked_sub(FOOTER) {
-        frames(&mut bytes[..index]);
+        entries(&mut bytes[..index]);
         let crc = crc32c(&bytes[..index]);
         put(bytes, index + offset_of!(SegmentFooter, index_crc), crc);
         fixed(&mut bytes[index..], FOOTER);

@@ -170,8 +170,9 @@ impl Disk {
         Some(place as u64 * s.config.sector as u64 + bit / 8)
     }
 
-    /// Destroys the header of an append on stable media, and what ends its segment: that it was there is known by the
-    /// appends behind it, so never that of the last one. Returns its place and number.
+    /// Destroys the headers of an append and of the one behind it, which repeats it, on stable media, and what ends its
+    /// segment. That they were there is known by the appends behind them, so never that of the last one. Returns place and
+    /// number of the first.
     pub fn lose_append(&self, segment_bytes: u64) -> Option<(u64, u64)> {
         let mut s = self.state.borrow_mut();
         let s = &mut *s;
@@ -180,12 +181,13 @@ impl Disk {
             let h = AppendHeader::decode(s.stable[i].as_ref()?).ok()?;
             Some((i as u64 * sector, h.number.get()))
         };
-        let mut all: Vec<(u64, u64)> = (0..s.stable.len()).filter_map(header).collect();
+        let all: Vec<(u64, u64)> = (0..s.stable.len()).filter_map(header).collect();
         let newest = all.iter().map(|(_, n)| *n).max()?;
-        all.retain(|(at, n)| *n < newest && *at >= SEGMENTS_AT);
-        let (at, number) = s.luck.pick(&all).copied()?;
+        let lost: Vec<_> = all.iter().copied().filter(|(at, n)| n + 1 < newest && *at >= SEGMENTS_AT).collect();
+        let (at, number) = s.luck.pick(&lost).copied()?;
         let end = at - (at - SEGMENTS_AT) % segment_bytes + segment_bytes;
-        for place in [at, end - sector] {
+        let behind = all.iter().filter(|(_, n)| *n == number + 1).map(|(at, _)| *at);
+        for place in [at, end - sector].into_iter().chain(behind) {
             if let Some(Some(bytes)) = s.stable.get_mut((place / sector) as usize) {
                 *bytes = vec![0xee; sector as usize].into();
             }

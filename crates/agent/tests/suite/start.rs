@@ -30,7 +30,8 @@ fn superblock(start: u64) -> Vec<u8> {
         revision: start.into(),
         start: start.into(),
         created: 0.into(),
-        reserved: [0; 148],
+        closed: 0.into(),
+        reserved: [0; 140],
         crc: 0.into(),
     };
     superblock.encode()

@@ -18,7 +18,7 @@ use freebs_types::{
     BLOCK, BlockRange, ClusterId, DriverId, Error, Generation, Hash32, HostPublic, Nanos, NodeId, Peer, RequestNumber,
     Result, Sequence, ShardId, StartNumber, ViewNumber,
 };
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 const SHARD: ShardId = ShardId::new(1, 0);
@@ -27,6 +27,8 @@ const SHARD: ShardId = ShardId::new(1, 0);
 struct Member {
     host: Host,
     log: BTreeMap<Sequence, Frame>,
+    /// Frames of it that can't be read any more.
+    unread: BTreeSet<Sequence>,
     /// Appended, and told durable only when the story goes on.
     waiting: VecDeque<Durable>,
     holds_back: bool,
@@ -49,6 +51,7 @@ impl Member {
         Self {
             host: Host::new(config),
             log: BTreeMap::new(),
+            unread: BTreeSet::new(),
             waiting: VecDeque::new(),
             holds_back: false,
             committed: Sequence(0),
@@ -254,9 +257,16 @@ impl Story {
                 m.log.insert(sequence, f);
                 Durable::Frame { shard: SHARD, view, sequence }
             }
+            Record::Repair(f) => {
+                let sequence = f.head.seq();
+                m.unread.remove(&sequence);
+                m.log.insert(sequence, f);
+                Durable::Repair { shard: SHARD, sequence }
+            }
             Record::Mark { shard, ticket, .. } => Durable::Mark { shard, ticket },
             Record::Cut { shard, to } => {
                 m.log.split_off(&to.next());
+                m.unread.split_off(&to.next());
                 Durable::Cut { shard, to }
             }
             Record::Forget { shard, .. } => {
@@ -273,7 +283,10 @@ impl Story {
         let has = |s: Sequence, hid| m.log.get(&s).is_some_and(|f| f.header().hid() == hid);
         let common = request.names.iter().find(|x| x.sequence.0 == 0 || has(x.sequence, x.hid)).map(|x| x.sequence);
         let common = common.unwrap_or_default();
-        let frames = Ok(m.log.range(common.next()..).map(|(_, f)| f.clone()).collect());
+        let frames: Vec<Frame> =
+            m.log.range(common.next()..).take_while(|(s, _)| !m.unread.contains(s)).map(|(_, f)| f.clone()).collect();
+        let is_lost = frames.is_empty() && m.unread.contains(&common.next());
+        let frames = if is_lost { Err(Error::corrupt("the data do not match")) } else { Ok(frames) };
         self.step(n, Event::SyncRead { link, request, source: SyncSource { common, frames } });
     }
 

@@ -617,3 +617,50 @@ fn who_is_to_come_keeps_up_while_the_control_plane_is_silent() {
     s.wait(100);
     assert_eq!((s.status(1).state, s.active), ("active", ViewNumber(2)), "{:?}", s.members[&1].notes);
 }
+
+/// The head took a write that nobody else has, and can't read it back. Its log was the longest, so each view that was
+/// opened ended with that write: nobody could be given it, no view became active, and the shard stood still.
+#[test]
+fn a_log_that_can_not_give_its_last_frame_does_not_win() {
+    for nodes in [3, 2] {
+        let mut s = Story::new(nodes, 2);
+        s.wait(100);
+        s.write(1, 1);
+        s.isolate(1);
+        s.write(1, 2);
+        let last = s.status(1).last.sequence;
+        assert_eq!(s.numbers(1), [1, 2]);
+        s.members.get_mut(&1).unwrap().unread.insert(last);
+        // It is head again, in a view of its own; and so it is when another member is.
+        s.rejoin(1);
+        s.move_head(2, &[1, 2]);
+        s.wait(1000);
+        s.move_head(1, &(1..=nodes).collect::<Vec<_>>());
+        s.wait(8000);
+        assert_eq!(s.status(1).state, "active", "{nodes} nodes: {:?}", s.members[&1].notes);
+        assert_eq!(s.numbers(1), [1], "the write was answered to nobody");
+        s.write(1, 3);
+        assert_eq!(s.status(1).committed, s.status(1).last.sequence);
+        s.check(&(1..=nodes).collect::<Vec<_>>());
+    }
+}
+
+/// The same write, and another member has it. It is fetched from there, and given to the third.
+#[test]
+fn a_frame_that_can_not_be_read_is_fetched_from_others() {
+    let mut s = Story::new(3, 3);
+    s.wait(100);
+    s.write(1, 1);
+    s.isolate(3);
+    s.write(1, 2);
+    let last = s.status(1).last.sequence;
+    assert_eq!((s.numbers(1), s.numbers(2), s.numbers(3)), (vec![1, 2], vec![1, 2], vec![1]));
+    s.members.get_mut(&1).unwrap().unread.insert(last);
+    s.rejoin(3);
+    s.wait(3000);
+    assert!(s.members[&1].unread.is_empty(), "{:?}", s.members[&1].notes);
+    assert_eq!((s.status(1).state, s.status(1).view, s.numbers(3)), ("active", ViewNumber(1), vec![1, 2]));
+    s.write(1, 3);
+    assert_eq!(s.status(1).committed, s.status(1).last.sequence);
+    s.check(&[1, 2, 3]);
+}

@@ -27,7 +27,8 @@ fn superblock() -> Superblock {
         revision: 7.into(),
         start: 6.into(),
         created: 5.into(),
-        reserved: [0; 148],
+        closed: 0.into(),
+        reserved: [0; 140],
         crc: 0.into(),
     }
 }
@@ -66,8 +67,10 @@ fn a_superblock_of_a_newer_format_or_an_impossible_shape_is_refused() {
     };
     assert_eq!(kind(&|_| ()), Ok(()));
     assert_eq!(kind(&|s| s.version = 2.into()), Err(ErrorKind::Invalid));
-    assert_eq!(kind(&|s| s.features = FEATURE_CHECKPOINTS.into()), Ok(()));
-    for unknown in [1u32 << 1, 1 << 31, FEATURE_CHECKPOINTS | 1 << 1] {
+    for known in [FEATURE_CHECKPOINTS, FEATURE_REPEATS, FEATURE_CHECKPOINTS | FEATURE_REPEATS] {
+        assert_eq!(kind(&|s| s.features = known.into()), Ok(()));
+    }
+    for unknown in [1u32 << 2, 1 << 31, FEATURE_CHECKPOINTS | 1 << 2] {
         assert_eq!(kind(&|s| s.features = unknown.into()), Err(ErrorKind::Invalid), "{unknown:#x}");
     }
     for sector in [0u32, 256, 768, 8192, u32::MAX] {
@@ -82,7 +85,8 @@ fn append(extra_and_heads: &[u8], extra: usize) -> AppendHeader {
     let mut h = AppendHeader {
         magic: [0; 4],
         version: 0.into(),
-        flags: 0.into(),
+        flags: 0,
+        skipped: 3,
         device: [3; 16],
         segment: 4.into(),
         offset: 8192.into(),
@@ -94,7 +98,7 @@ fn append(extra_and_heads: &[u8], extra: usize) -> AppendHeader {
         data_len: 8192.into(),
         frames: 1.into(),
         start: 6.into(),
-        reserved: [0; 8],
+        lost: 0.into(),
         heads_crc: 0.into(),
         crc: 0.into(),
     };
@@ -110,6 +114,7 @@ fn an_append_header_is_found_whole_or_not_at_all() {
     let back = AppendHeader::decode(&good).unwrap();
     assert_eq!((back.seq(), back.heads_crc.get()), (SegmentSeq(9), crc32c(&heads)));
     assert_eq!(back.total(512), (96 + heads.len()).next_multiple_of(512) + 8192);
+    assert_eq!((back.seq_before(), AppendHeader { skipped: 255, ..back }.seq_before()), (5, 0));
     for bit in 0..good.len() * 8 {
         let mut bad = good.clone();
         bad[bit / 8] ^= 1 << (bit % 8);
@@ -133,11 +138,48 @@ fn an_append_header_is_found_whole_or_not_at_all() {
     assert_eq!(AppendHeader::decode(&resealed(newer, 92)).unwrap_err().kind, ErrorKind::Invalid);
 }
 
+/// A repeat counts as a whole or not at all, and never panics.
+#[test]
+fn a_repeat_is_found_whole_or_not_at_all() {
+    let mut entries = BytesMut::new();
+    for at in [96, 2000] {
+        let head = data_frame().head;
+        IndexEntry { head_at: at, data_at: 4096, append: 7, flags: 0, head }.encode(&mut entries);
+    }
+    let table = [5u8, 0, 1];
+    let mut good = vec![0; Repeat::encoded_len(table.len(), entries.len())];
+    Repeat::encode(&mut good, 7, &table, (3, 99), (2, &entries));
+    let back = Repeat::decode(good.clone().into()).unwrap();
+    assert_eq!((back.append, back.entries.len(), back.table.unwrap().bits), (7, 2, table.to_vec()));
+    assert_eq!((back.copies, back.copies_crc), (3, 99));
+    for bit in 0..good.len() * 8 {
+        let mut bad = good.clone();
+        bad[bit / 8] ^= 1 << (bit % 8);
+        assert_eq!(Repeat::decode(bad.into()).unwrap_err().kind, ErrorKind::Corrupt, "bit {bit}");
+    }
+    for len in 0..good.len() {
+        assert!(Repeat::decode(good[..len].to_vec().into()).is_err());
+    }
+    // Of another append than it says; more frames than it has; a table longer than all.
+    let mut other = good.clone();
+    Repeat::encode(&mut other, 8, &table, (3, 99), (2, &entries));
+    assert!(Repeat::decode(other.clone().into()).is_err());
+    Repeat::encode(&mut other, 7, &table, (3, 99), (3, &entries));
+    assert!(Repeat::decode(other.into()).is_err());
+    let mut long = good;
+    long[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
+    assert!(Repeat::decode(resealed(long, 28).into()).is_err());
+    let mut empty = vec![0; Repeat::encoded_len(0, 0)];
+    Repeat::encode(&mut empty, 9, &[], (0, 0), (0, &[]));
+    let back = Repeat::decode(empty.into()).unwrap();
+    assert!(back.append == 9 && back.table.is_none() && back.entries.is_empty());
+}
+
 fn footer(index: &[u8], frames: u32) -> SegmentFooter {
     let mut f = SegmentFooter {
         magic: [0; 4],
         version: 0.into(),
-        reserved0: 0.into(),
+        skipped: 3.into(),
         device: [3; 16],
         segment: 4.into(),
         frames: frames.into(),
@@ -148,7 +190,9 @@ fn footer(index: &[u8], frames: u32) -> SegmentFooter {
         index_len: 0.into(),
         next: 5.into(),
         index_crc: 0.into(),
-        reserved: [0; 20],
+        lost_from: 0.into(),
+        lost_to: 0.into(),
+        reserved: [0; 4],
         crc: 0.into(),
     };
     f.finish(index);
@@ -163,7 +207,7 @@ fn index_of(frames: &[Frame]) -> Bytes {
         let e = IndexEntry { head_at: at + 96, data_at: at + 512, append: 90 + i as u64, flags, head: f.head.clone() };
         let before = index.len();
         e.encode(&mut index);
-        assert_eq!(index.len() - before, IndexEntry::encoded_len(f.head.bytes().len()));
+        assert!(index.len() - before <= IndexEntry::encoded_len_max(f.head.bytes().len()));
     }
     index.freeze()
 }
@@ -177,7 +221,10 @@ fn a_segment_index_names_every_frame() {
     // The footer is found in the last bytes of whatever was read.
     let back = SegmentFooter::decode(&[&[7; 100][..], &good].concat(), 1 << 20).unwrap();
     assert_eq!((back.index_crc.get(), back.index_len.get()), (crc32c(&index), index.len() as u32));
-    let entries = IndexEntry::decode_all(index.clone(), back.frames.get()).unwrap();
+    assert_eq!((back.seq_before(), SegmentFooter { skipped: u16::MAX.into(), ..back }.seq_before()), (5, 0));
+    let room = frames.iter().map(|f| f.head.bytes().len()).sum();
+    let entries = IndexEntry::decode_all(index.clone(), back.frames.get(), room).unwrap();
+    assert!(IndexEntry::decode_all(index.clone(), back.frames.get(), room - 1).is_err(), "more than there is room for");
     assert_eq!(entries.len(), frames.len());
     for (i, (e, f)) in entries.iter().zip(&frames).enumerate() {
         assert_eq!(e.head.bytes(), f.head.bytes());
@@ -199,10 +246,10 @@ fn a_segment_index_names_every_frame() {
     newer[4] = 2;
     assert_eq!(SegmentFooter::decode(&resealed(newer, 92), 1 << 20).unwrap_err().kind, ErrorKind::Invalid);
     for wrong in [0, 4, 6, u32::MAX] {
-        assert!(IndexEntry::decode_all(index.clone(), wrong).is_err());
+        assert!(IndexEntry::decode_all(index.clone(), wrong, room).is_err());
     }
     for len in 1..index.len() {
-        assert!(IndexEntry::decode_all(index.slice(..len), 5).is_err(), "{len} bytes");
+        assert!(IndexEntry::decode_all(index.slice(..len), 5, room).is_err(), "{len} bytes");
     }
 }
 
@@ -222,7 +269,7 @@ proptest! {
     #[test]
     fn indexes_round_trip(frames in prop::collection::vec(frame(), 0..8)) {
         let index = index_of(&frames);
-        let back = IndexEntry::decode_all(index, frames.len() as u32).unwrap();
+        let back = IndexEntry::decode_all(index, frames.len() as u32, usize::MAX).unwrap();
         for (e, f) in back.iter().zip(&frames) {
             prop_assert_eq!(e.head.bytes(), f.head.bytes());
         }
@@ -240,7 +287,7 @@ proptest! {
         prop_assert!(Superblock::decode(&bytes).is_err());
         prop_assert!(AppendHeader::decode(&bytes).is_err());
         prop_assert!(SegmentFooter::decode(&bytes, 1 << 20).is_err());
-        prop_assert!(bytes.is_empty() || IndexEntry::decode_all(bytes.clone().into(), 1).is_err());
+        prop_assert!(bytes.is_empty() || IndexEntry::decode_all(bytes.clone().into(), 1, usize::MAX).is_err());
     }
 
     /// Right checksums over wrong bytes: nothing panics, and what is accepted is within its maxima.

@@ -115,6 +115,7 @@ fn maxima_agree() {
         limits::SEGMENT_BYTES,
         limits::SEGMENT_BYTES_MIN,
         disk::APPEND_HEADS_BYTES_MAX,
+        disk::REPEAT_BYTES_MAX,
         disk::APPEND_DATA_BYTES_MAX,
         limits::FRAME_HEAD_BYTES_MAX,
         limits::FRAME_DATA_BYTES_SOFT_MAX,

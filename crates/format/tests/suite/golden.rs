@@ -85,7 +85,8 @@ fn superblock() -> Superblock {
         revision: 9.into(),
         start: 8.into(),
         created: 1_767_225_600_000_000_000.into(),
-        reserved: [0; 148],
+        closed: 0.into(),
+        reserved: [0; 140],
         crc: 0.into(),
     }
 }
@@ -145,7 +146,8 @@ fn device() {
     let mut append = AppendHeader {
         magic: [0; 4],
         version: 0.into(),
-        flags: APPEND_REPAIR.into(),
+        flags: APPEND_REPAIR as u8,
+        skipped: 0,
         device: [0xde; 16],
         segment: 12.into(),
         offset: 0.into(),
@@ -157,12 +159,27 @@ fn device() {
         data_len: (2 * BLOCK as u32).into(),
         frames: 2.into(),
         start: 8.into(),
-        reserved: [0; 8],
+        lost: 0.into(),
         heads_crc: 0.into(),
         crc: 0.into(),
     };
     append.finish(&extra_and_heads);
     golden("append", &[append.as_bytes(), &extra_and_heads].concat(), &[]);
+    let mut entry = BytesMut::new();
+    let (at, data) = ((size_of::<AppendHeader>() + table.bits.len()) as u32, data_frame());
+    IndexEntry { head_at: at, data_at: 4096, append: 5000, flags: 0, head: data.head }.encode(&mut entry);
+    let mut repeat = vec![0; Repeat::encoded_len(table.bits.len(), entry.len())];
+    Repeat::encode(&mut repeat, 5000, &table.bits, (2, 0x1234_5678), (1, &entry));
+    let back = Repeat::decode(repeat.clone().into()).unwrap();
+    assert_eq!((back.append, back.table.as_ref(), back.entries.len()), (5000, Some(&table), 1));
+    let extra_and_heads = [&repeat[..], view_frame().head.bytes()].concat();
+    let heads_len = size_of::<AppendHeader>() + extra_and_heads.len();
+    let mut append = AppendHeader { flags: APPEND_REPEATS as u8, skipped: 2, offset: 16384.into(), ..append };
+    (append.number, append.durable, append.frames) = (5001.into(), 5000.into(), 1.into());
+    append.lost = 4990.into();
+    (append.heads_len, append.extra_len) = ((heads_len as u32).into(), (repeat.len() as u32).into());
+    append.finish(&extra_and_heads);
+    golden("append-repeat", &[append.as_bytes(), &extra_and_heads].concat(), &[]);
     let mut index = BytesMut::new();
     for (i, (_, f)) in all_frames().into_iter().enumerate() {
         let at = i as u32;
@@ -173,7 +190,7 @@ fn device() {
     let mut footer = SegmentFooter {
         magic: [0; 4],
         version: 0.into(),
-        reserved0: 0.into(),
+        skipped: 2.into(),
         device: [0xde; 16],
         segment: 12.into(),
         frames: 5.into(),
@@ -184,12 +201,17 @@ fn device() {
         index_len: 0.into(),
         next: 13.into(),
         index_crc: 0.into(),
-        reserved: [0; 20],
+        lost_from: 0.into(),
+        lost_to: 0.into(),
+        reserved: [0; 4],
         crc: 0.into(),
     };
     footer.finish(&index);
     golden("segment-index", &index, &[]);
     golden("segment-footer", footer.as_bytes(), &[]);
+    (footer.lost_from, footer.lost_to) = (5001.into(), 5005.into());
+    footer.finish(&index);
+    golden("segment-footer-lost", footer.as_bytes(), &[]);
 }
 
 #[test]

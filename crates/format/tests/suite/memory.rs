@@ -2,8 +2,8 @@
 
 use crate::common::any::{frame, message};
 use crate::common::*;
-use bytes::{Bytes, BytesMut};
-use freebs_format::disk::IndexEntry;
+use bytes::BytesMut;
+use freebs_format::disk::{INDEX_ENTRY_FIXED, IndexEntry};
 use freebs_format::wire::Message;
 use freebs_format::*;
 use proptest::prelude::*;
@@ -95,27 +95,28 @@ proptest! {
     ) {
         let mut bytes = whole_message(&m);
         let mut index = BytesMut::new();
-        let head = f.head.bytes().clone();
+        let mut head = f.head.bytes().to_vec();
         IndexEntry { head_at: 0, data_at: 0, append: 1, flags: 0, head: f.head }.encode(&mut index);
-        let mut index = index.to_vec();
         for (at, value) in edits {
             let i = 16 + at.index(bytes.len() - 16);
             bytes[i] = value;
-            let i = 28 + at.index(head.len() - 4);
-            index[i] = value;
+            let i = 4 + at.index(head.len() - 4);
+            head[i] = value;
         }
         reseal_message(&mut bytes);
-        reseal_frame(&mut index[24..]);
+        reseal_frame(&mut head);
+        index.truncate(INDEX_ENTRY_FIXED);
+        pack(&head, &mut index);
         let mut buf = BytesMut::from(&bytes[..]);
         prop_assert!(allocated(|| Message::decode(&mut buf)) <= allowed(bytes.len()));
-        let index = Bytes::from(index);
+        let (index, unpacked) = (index.freeze(), INDEX_ENTRY_FIXED + head.len());
         let used = allocated(|| {
-            let entries = IndexEntry::decode_all(index.clone(), 1);
+            let entries = IndexEntry::decode_all(index.clone(), 1, unpacked);
             for e in entries.iter().flatten() {
                 let _ = MarkBody::decode(e.head.body());
                 let _ = CarryBody::decode(e.head.body(), e.head.header().data_blocks());
             }
         });
-        prop_assert!(used <= 2 * allowed(index.len()));
+        prop_assert!(used <= 2 * allowed(unpacked));
     }
 }

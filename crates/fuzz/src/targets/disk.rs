@@ -2,12 +2,12 @@
 
 use crate::input::{Choices, Input};
 use crate::{seal, signal};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use core::mem::size_of;
 use freebs_format::disk::{
     APPEND_DATA_BYTES_MAX, APPEND_HEADS_BYTES_MAX, AppendHeader, CHECKPOINT_BYTES, CHECKPOINT_EXTENTS_MAX,
     CheckpointSlot, HOST_KEY_BYTES, HostKeyFile, IndexEntry, LOG_NUMBER_END, LiveTable, MANIFEST_BYTES_MAX, PAGE_BYTES,
-    PageHeader, PageName, SUPERBLOCK_BYTES, SegmentFooter, Superblock,
+    PageHeader, PageName, Repeat, SUPERBLOCK_BYTES, SegmentFooter, Superblock,
 };
 use freebs_format::{FrameHead, frame_digest};
 use freebs_lsvd::fuzzing;
@@ -58,6 +58,10 @@ pub fn append(data: &[u8]) {
     }
     let table = LiveTable { bits: bytes[96..96 + extra].to_vec() };
     assert_eq!(LiveTable::new(table.iter(), extra as u32 * 8), table);
+    if let Ok(repeat) = Repeat::decode(Bytes::copy_from_slice(&bytes[96..96 + extra])) {
+        repeat.entries.iter().for_each(|e| super::frames::checked_head(&e.head));
+        signal::saw("frames of a repeat", repeat.entries.len() as u64);
+    }
     let mut rest = Bytes::copy_from_slice(&bytes[96 + extra..heads]);
     let mut frames = 0;
     while let Ok(head) = FrameHead::parse(&mut rest) {
@@ -77,12 +81,14 @@ pub fn segment_index(data: &[u8]) {
     let Ok(f) = result else { return };
     assert!(u64::from(f.index_at.get()) + u64::from(f.index_len.get()) + 96 <= limits::SEGMENT_BYTES);
     let index = Bytes::copy_from_slice(&bytes[..bytes.len() - 96]);
-    let entries = IndexEntry::decode_all(index.clone(), f.frames.get());
+    let entries = IndexEntry::decode_all(index.clone(), f.frames.get(), limits::SEGMENT_BYTES as usize);
     signal::ended("index", &entries);
     let Ok(entries) = entries else { return };
     assert_eq!(entries.len(), f.frames.get() as usize);
-    let total: usize = entries.iter().map(|e| IndexEntry::encoded_len(e.head.bytes().len())).sum();
-    assert_eq!(total, index.len());
+    let mut again = BytesMut::new();
+    entries.iter().for_each(|e| e.encode(&mut again));
+    assert_eq!(again.len(), index.len());
+    assert!(entries.iter().map(|e| e.head.bytes().len()).sum::<usize>() <= limits::SEGMENT_BYTES as usize);
     entries.iter().for_each(|e| super::frames::checked_head(&e.head));
     signal::saw("entries", entries.len() as u64);
 }

@@ -10,8 +10,8 @@ use crate::seal;
 use bytes::Bytes;
 use core::mem::{offset_of, size_of};
 use freebs_format::disk::{
-    APPEND_MAGIC, AppendHeader, CHECKPOINT_AT, CHECKPOINT_BYTES, FOOTER_MAGIC, INDEX_ENTRY_FIXED, PAGE_BYTES,
-    PAGE_MAGIC, PageHeader, SEGMENTS_AT, SUPERBLOCK_AT, SUPERBLOCK_BYTES, SegmentFooter, Superblock,
+    APPEND_MAGIC, AppendHeader, CHECKPOINT_AT, CHECKPOINT_BYTES, FOOTER_MAGIC, INDEX_ENTRY_FIXED, IndexEntry,
+    PAGE_BYTES, PAGE_MAGIC, PageHeader, SEGMENTS_AT, SUPERBLOCK_AT, SUPERBLOCK_BYTES, SegmentFooter, Superblock,
 };
 use freebs_format::{
     AttachBody, Extent, ExtentKind, Frame, FrameBuilder, FrameHeader, FrameKind, FrameMeta, Member, PinUpdate,
@@ -395,12 +395,11 @@ impl Edit {
             return self.forge(device, footer, head, (24, 64), |b| seal::fixed(b, head));
         }
         let segment = footer + head as u64 - SEGMENT;
-        let mut entries = Vec::new();
-        let mut entry = 0;
-        while entry < len {
-            entries.push(entry);
-            let frame = index_at + segment + (entry + INDEX_ENTRY_FIXED + offset_of!(FrameHeader, head_len)) as u64;
-            entry += INDEX_ENTRY_FIXED + word(good, frame);
+        let (mut entries, mut rest) =
+            (Vec::new(), Bytes::copy_from_slice(&good[(segment + index_at) as usize..][..len]));
+        while !rest.is_empty() {
+            entries.push(len - rest.len());
+            IndexEntry::decode_next(&mut rest).expect("the image's own index");
         }
         let Some(entry) = of(&entries, self.field >> 9) else { return };
         let room = if self.field & 256 == 0 { (entry, INDEX_ENTRY_FIXED) } else { (entry + INDEX_ENTRY_FIXED, 500) };

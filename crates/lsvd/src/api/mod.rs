@@ -1,5 +1,6 @@
 //! What goes into the engine and what comes out of it: plain values, no behaviour.
 
+pub mod loss;
 pub mod report;
 pub mod requests;
 
@@ -10,6 +11,7 @@ use freebs_types::{
     BlockRange, ChunkId, ClusterId, DeviceId, Error, Hash32, Lba, NodeId, Sequence, ShardId, StartNumber, Version,
     ViewNumber,
 };
+pub use loss::Lost;
 use requests::RequestTable;
 
 /// Shape and identity of a device that is to be made.

@@ -1,6 +1,6 @@
 //! Findings on a device that nobody uses, as plain values.
 
-use crate::Finding;
+use crate::{Finding, Lost};
 use freebs_format::FrameKind;
 use freebs_types::{
     BlockRange, ChunkId, ClusterId, DeviceId, Hash32, NodeId, Sequence, ShardId, StartNumber, Version, ViewNumber,
@@ -470,4 +470,17 @@ impl Rebuild {
         let left = self.indexes.iter().any(|i| matches!(i.action, Action::Leave(_)));
         !left && self.recovery.is_empty() && self.shards.iter().all(|s| s.before == s.after)
     }
+}
+
+/// What `recover` found and did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Losses {
+    /// Whose device it is.
+    pub device: DeviceInfo,
+    /// What each shard misses, or may miss; those that miss nothing are left out.
+    pub lost: Vec<Lost>,
+    /// Whether that was taken for lost.
+    pub accepted: bool,
+    /// What recovery reports as damage.
+    pub recovery: Vec<Finding>,
 }

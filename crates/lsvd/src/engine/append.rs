@@ -2,20 +2,22 @@
 //!
 //! Invariants: an append lies in one segment and leaves room for the segment's index; all its frames are repairs or
 //! none is; a cut is never inside, nor anything behind a shard's end. A mark with what a peer keeps is alone in its append:
-//! it is made of all that lies before it, and so is what comes behind.
+//! it is made of all that lies before it, and so is what comes behind. Each append but a segment's first one repeats what
+//! the append before it held, so its own heads are few enough to be repeated by the next one.
 
 use crate::engine::core::Core;
 use crate::engine::core::finding;
 use crate::engine::moves::Moves;
 use crate::engine::queue::{Job, Queued};
-use crate::log::geometry::{Geometry, OpenSegment};
+use crate::log::geometry::{Geometry, LastAppend, OpenSegment};
 use crate::log::place::At;
 use crate::shard::unfit;
 use crate::{Durable, Record, Unrepaired};
 use freebs_format::disk::{
-    APPEND_DATA_BYTES_MAX, APPEND_HEADS_BYTES_MAX, APPEND_REPAIR, AppendHeader, IndexEntry, LiveTable, SegmentFooter,
+    APPEND_DATA_BYTES_MAX, APPEND_HEADS_BYTES_MAX, APPEND_REPAIR, APPEND_REPEATS, AppendHeader, IndexEntry, LiveTable,
+    REPEAT_BYTES_MAX, Repeat, SegmentFooter,
 };
-use freebs_format::{Frame, FrameHead};
+use freebs_format::{Frame, FrameHead, crc32c};
 use freebs_io::AlignedBuf;
 use freebs_types::{Error, Result, SegmentId, limits};
 use zerocopy::IntoBytes;
@@ -43,6 +45,11 @@ pub(crate) struct Batch {
     pub number: u64,
     /// Segments that the live table in this append leaves out.
     pub given: Option<Vec<u32>>,
+    /// The live table, in a segment's first append.
+    table: Vec<u8>,
+    /// Frames at its front that cleaning made of what other segments hold. The next append does not repeat them: as long
+    /// as it may have to stand for this one, these segments are there, too.
+    copies: u32,
     /// Moves that have been written with it, to the end.
     moves_done: Moves,
     /// Blocks that cleaning moves, and the sum of their ages.
@@ -81,16 +88,19 @@ pub(crate) struct Gather {
     idle: bool,
     /// Nothing goes behind what is there.
     ends: bool,
+    /// Frames at the front that cleaning made of what other segments hold.
+    copies: u32,
     pub moves_done: Moves,
     pub moved: (u64, u64),
 }
 
 impl Gather {
-    /// Adds a local frame that was found to fit.
-    pub fn push(&mut self, frame: Frame) {
+    /// Adds a local frame that was found to fit, with blocks that are moved; `is_copy` if their old places are as good.
+    pub fn push(&mut self, frame: Frame, is_copy: bool) {
+        self.copies += u32::from(is_copy && self.frames.len() == self.copies as usize);
         let head = frame.head.bytes().len();
         self.heads += head;
-        self.index += IndexEntry::encoded_len(head);
+        self.index += IndexEntry::encoded_len_max(head);
         self.data += frame.data_bytes();
         self.frames.push((frame, None, false));
     }
@@ -102,8 +112,19 @@ fn is_alone(queued: &Queued) -> bool {
 }
 
 /// Bytes of the live table that a segment's first append carries.
-fn extra_len(core: &Core, open: &OpenSegment) -> usize {
+fn table_len(core: &Core, open: &OpenSegment) -> usize {
     if open.first_append == 0 { core.segs.len().div_ceil(8) as usize } else { 0 }
+}
+
+/// Bytes between header and heads: the live table, or the repeat of the append before.
+fn extra_len(core: &Core, open: &OpenSegment) -> usize {
+    let repeat = |last: &LastAppend| Repeat::encoded_len(last.table.len(), open.index.len() - last.index_at);
+    table_len(core, open) + open.last.as_ref().map_or(0, repeat)
+}
+
+/// Whether the next append can repeat one whose index entries take `index` bytes.
+fn is_repeatable(core: &Core, open: &OpenSegment, index: usize) -> bool {
+    Repeat::encoded_len(table_len(core, open), index) <= REPEAT_BYTES_MAX
 }
 
 /// Data bytes that a frame may have so that it fits a fresh segment with the largest head.
@@ -112,7 +133,7 @@ pub(crate) fn frame_data_max(core: &Core) -> usize {
     let head = limits::FRAME_HEAD_BYTES_MAX;
     let table = g.limit_segments.div_ceil(8) as usize;
     let front = (HEADER + table + head).next_multiple_of(g.sector);
-    let back = g.index_room(IndexEntry::encoded_len(head));
+    let back = g.index_room(IndexEntry::encoded_len_max(head));
     let room = (g.segment_bytes as usize).saturating_sub(front + back);
     room.min(limits::FRAME_DATA_BYTES_MAX) / freebs_types::BLOCK * freebs_types::BLOCK
 }
@@ -261,7 +282,7 @@ impl Core {
         }
         let table = self.geometry.limit_segments.div_ceil(8) as usize;
         let front = (HEADER + table + head).next_multiple_of(self.geometry.sector);
-        let back = self.geometry.index_room(IndexEntry::encoded_len(head));
+        let back = self.geometry.index_room(IndexEntry::encoded_len_max(head));
         let fits = front + data + back <= self.geometry.segment_bytes as usize;
         (!fits).then_some("record that is larger than a segment of this log takes")
     }
@@ -307,6 +328,7 @@ impl Core {
         head <= limits::FRAME_HEAD_BYTES_MAX
             && g.data + data <= BATCH_DATA_BYTES
             && g.heads + head <= heads_max
+            && is_repeatable(self, open, g.index + index)
             && self.has_room(open, g, head, index, data)
     }
 
@@ -353,9 +375,10 @@ impl Core {
             }
         };
         let (head, data) = (frame.head.bytes().len(), frame.data_bytes());
-        let index = IndexEntry::encoded_len(head);
+        let index = IndexEntry::encoded_len_max(head);
         let heads_max = APPEND_HEADS_BYTES_MAX - HEADER - extra_len(self, open);
-        let full = !g.frames.is_empty() && (g.data + data > BATCH_DATA_BYTES || g.heads + head > heads_max);
+        let many = g.heads + head > heads_max || !is_repeatable(self, open, g.index + index);
+        let full = !g.frames.is_empty() && (g.data + data > BATCH_DATA_BYTES || many);
         if full || !self.has_room(open, g, head, index, data) {
             let fresh = open.first_append == 0 && g.frames.is_empty();
             if fresh || data > limits::FRAME_DATA_BYTES_MAX || head > limits::FRAME_HEAD_BYTES_MAX {
@@ -373,6 +396,7 @@ impl Core {
             (_, local) => local.expect("made above for everything that is not a frame"),
         };
         assert!(!g.ends, "nothing lies behind what ends an append");
+        g.copies += u32::from(frees && g.frames.len() == g.copies as usize);
         g.frames.push((frame, done, frees));
         (g.heads, g.index, g.data, g.repair) = (g.heads + head, g.index + index, g.data + data, repair);
         g.ends = ends;
@@ -453,11 +477,18 @@ impl Core {
         };
         buf.set_len(front + g.data);
         let given = (open.first_append == 0).then(|| self.segs.given());
-        if extra > 0 {
-            let live = self.segs.named().filter(|i| *i != open.id).map(SegmentId);
-            buf[HEADER..HEADER + extra].copy_from_slice(&LiveTable::new(live, self.segs.len()).bits);
-        }
         let number = self.next_append;
+        let (mut flags, mut table) = (if g.repair { APPEND_REPAIR as u8 } else { 0 }, Vec::new());
+        if let Some(last) = &open.last {
+            let entries = &open.index[last.index_at..];
+            let repeated = (last.frames, entries);
+            Repeat::encode(&mut buf[HEADER..HEADER + extra], last.append, &last.table, last.copies, repeated);
+            flags |= APPEND_REPEATS as u8;
+        } else if open.first_append == 0 {
+            let live = self.segs.named().filter(|i| *i != open.id).map(SegmentId);
+            table = LiveTable::new(live, self.segs.len()).bits;
+            buf[HEADER..HEADER + extra].copy_from_slice(&table);
+        }
         let (mut head_at, mut data_at) = (HEADER + extra, front);
         let mut ops = Vec::with_capacity(g.frames.len());
         for (frame, done, frees) in g.frames {
@@ -484,7 +515,8 @@ impl Core {
         let mut header = AppendHeader {
             magic: [0; 4],
             version: 0.into(),
-            flags: (if g.repair { APPEND_REPAIR } else { 0 }).into(),
+            flags,
+            skipped: open.skipped,
             device: self.geometry.device.0,
             segment: open.id.into(),
             offset: open.at.into(),
@@ -496,19 +528,19 @@ impl Core {
             data_len: (g.data as u32).into(),
             frames: (ops.len() as u32).into(),
             start: self.geometry.start.0.into(),
-            reserved: [0; 8],
+            lost: self.known_lost.into(),
             heads_crc: 0.into(),
             crc: 0.into(),
         };
         header.finish(&buf[HEADER..heads_len]);
         buf[..HEADER].copy_from_slice(header.as_bytes());
         let byte = self.geometry.byte(open.id, open.at);
-        let (moves_done, moved) = (g.moves_done, g.moved);
-        (Batch { byte, ops, repair: g.repair, number, given, moves_done, moved }, buf)
+        let Gather { repair, copies, moves_done, moved, .. } = g;
+        (Batch { byte, ops, repair, number, given, table, copies, moves_done, moved }, buf)
     }
 
     /// A durable append: moves the end of the log, then lets the frames act in order.
-    pub fn written(&mut self, batch: Batch, len: usize, done: &mut Vec<Durable>) {
+    pub fn written(&mut self, mut batch: Batch, len: usize, done: &mut Vec<Durable>) {
         let open = self.open.as_mut().expect("the append went there");
         assert_eq!(batch.number, self.next_append, "one append is in flight at a time");
         assert_eq!(batch.byte, self.geometry.byte(open.id, open.at), "an append lies at the end of the log");
@@ -517,9 +549,7 @@ impl Core {
         open.first_append = if open.first_append == 0 { batch.number } else { open.first_append };
         open.last_append = batch.number;
         open.frames += batch.ops.len() as u32;
-        for op in &batch.ops {
-            index_entry(op, batch.repair).encode(&mut open.index);
-        }
+        open.add_last(&mut batch);
         let (id, seq) = (open.id, open.seq);
         let (blocks, births) = batch.moved;
         let moved = &mut self.segs.get_mut(id).moved;
@@ -527,6 +557,9 @@ impl Core {
         self.counters.cleaned_bytes += blocks * freebs_types::BLOCK as u64;
         self.next_append = batch.number + 1;
         self.proven = batch.ops.is_empty();
+        if !batch.ops.is_empty() {
+            self.last_held = batch.number;
+        }
         self.rolled = false;
         self.counters.appends += 1;
         self.counters.append_bytes += len as u64;
@@ -583,6 +616,18 @@ impl Core {
 }
 
 impl OpenSegment {
+    /// Adds the frames of a durable append to the index, and notes what the next append repeats.
+    fn add_last(&mut self, batch: &mut Batch) {
+        let (begin, copies) = (self.index.len(), batch.copies as usize);
+        let (front, rest) = batch.ops.split_at(copies);
+        front.iter().for_each(|op| index_entry(op, batch.repair).encode(&mut self.index));
+        let (index_at, crc) = (self.index.len(), crc32c(&self.index[begin..]));
+        rest.iter().for_each(|op| index_entry(op, batch.repair).encode(&mut self.index));
+        let (append, table) = (batch.number, std::mem::take(&mut batch.table));
+        self.last =
+            Some(LastAppend { append, index_at, frames: rest.len() as u32, copies: (batch.copies, crc), table });
+    }
+
     /// Its index and footer, and the byte on the device where they go.
     pub fn close_with(&mut self, g: &Geometry, next: u32) -> (u64, AlignedBuf) {
         let index = std::mem::take(&mut self.index);
@@ -592,7 +637,7 @@ impl OpenSegment {
         let mut footer = SegmentFooter {
             magic: [0; 4],
             version: 0.into(),
-            reserved0: 0.into(),
+            skipped: u16::from(self.skipped).into(),
             device: g.device.0,
             segment: self.id.into(),
             frames: self.frames.into(),
@@ -603,7 +648,9 @@ impl OpenSegment {
             index_len: 0.into(),
             next: next.into(),
             index_crc: 0.into(),
-            reserved: [0; 20],
+            lost_from: self.lost.map_or(0, |lost| lost.0).into(),
+            lost_to: self.lost.map_or(0, |lost| lost.1).into(),
+            reserved: [0; 4],
             crc: 0.into(),
         };
         footer.finish(&index);

@@ -50,13 +50,19 @@ pub(crate) struct Core {
     /// The segment that is opened as soon as the open one has its index.
     pub opening: Option<u32>,
     pub next_append: u64,
+    /// The last append with frames, or one behind it.
+    pub last_held: u64,
     /// Shards that learn map entries from a peer, and the append since which these come.
     pub learning: BTreeMap<ShardId, u64>,
     pub next_seq: u64,
+    /// Number of the segment that was opened last. Torn appends may have had those in between.
+    pub last_seq: u64,
     /// Whether the last append is known to be durable by a later one, or there is none.
     pub proven: bool,
-    /// Highest append known to be lost.
+    /// Highest append known to be lost, while the log is replayed.
     pub damaged: u64,
+    /// Highest append that was found to be lost then. Every append says so: it does not rely on that one.
+    pub known_lost: u64,
     /// Highest append that is lost, or may be: maps that were learned up to there don't count. Where in the log a segment
     /// lay that is lost as a whole is not known, but there is an end to it.
     pub unlearned: u64,
@@ -106,10 +112,13 @@ impl Core {
             stale_footer: false,
             opening: None,
             next_append: 1,
+            last_held: 0,
             learning: BTreeMap::new(),
             next_seq: 1,
+            last_seq: 0,
             proven: true,
             damaged: 0,
+            known_lost: 0,
             unlearned: 0,
             replaying: u64::MAX,
             no_growth: false,

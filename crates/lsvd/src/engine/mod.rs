@@ -7,6 +7,7 @@
 pub mod append;
 pub mod cleaning;
 pub mod core;
+mod loss;
 pub mod maps;
 pub mod moves;
 pub mod queue;
@@ -175,13 +176,14 @@ impl<D: Device> Engine<D> {
             sector: sb.sector.get() as usize,
             segment_bytes: sb.segment_bytes.get(),
             limit_segments: Geometry::limit(sb.size_limit.get(), sb.segment_bytes.get()),
+            closed: sb.closed.get(),
         };
         let how = (options, mutant);
         let mut core =
             crate::engine::recover::recover(&device, geometry, how, &mut report, sb.has_checkpoints()).await?;
         let start = admit(sb.start_number()).await?;
         let sb = superblock::raise(&device, sb, order, start).await?;
-        core.geometry.start = start;
+        (core.geometry.start, core.geometry.closed) = (start, 0);
         let core = RefCell::new(core);
         Io { device: &device, core: &core, alone: true }.erase_stale().await?;
         let mut core = core.into_inner();
@@ -388,7 +390,8 @@ impl<D: Device> Engine<D> {
         core.failed.clone().map_or(core.maps.outcome.clone(), Err)
     }
 
-    /// Writes what is queued and the proof of it, then stops the writer, which must be running if anything is queued.
+    /// Writes what is queued, the proof of it, and that the log ends there, then stops the writer, which must be running
+    /// if anything is queued.
     /// When it returns nothing is on its way to the device any more, also if the log has failed.
     pub async fn close(&self) -> Result<()> {
         let wait = {
@@ -406,10 +409,16 @@ impl<D: Device> Engine<D> {
             stopped.await;
         }
         self.inner.device.quiet().await;
-        match &self.inner.core.borrow().failed {
-            Some(e) => Err(e.clone()),
-            None => Ok(()),
-        }
+        let last = {
+            let core = self.inner.core.borrow();
+            core.failed.clone().map_or(Ok(core.last_held), Err)?
+        };
+        // The next start need not take what it can't read behind the end for one more append.
+        superblock::close(&self.inner.device, self.inner.superblock, last).await.map_err(|e| {
+            let e = Error::device_failed(format!("write of the superblock: {e}"));
+            self.fail(&e);
+            e
+        })
     }
 
     /// The writer. Ends after `close`, or with the error that ended the log.
@@ -621,18 +630,22 @@ impl<D: Device> Engine<D> {
         core.proven = true;
         let for_records = core.next_opens_for_records();
         let seq = core.next_seq;
-        core.next_seq += 1;
+        let skipped = u8::try_from(seq - core.last_seq - 1).unwrap_or(u8::MAX);
+        (core.next_seq, core.last_seq) = (seq + 1, seq);
         core.segs.open(next, seq);
         (core.opening, core.asked_again) = (None, false);
         core.counters.segments_opened += 1;
         core.open = Some(OpenSegment {
             id: next,
             seq,
+            skipped,
             at: 0,
             index: BytesMut::new(),
             frames: 0,
             first_append: 0,
             last_append: 0,
+            last: None,
+            lost: None,
             for_records,
         });
         inner.pool.notify_one();

@@ -120,5 +120,5 @@ pub(crate) fn part_of(e: &CarryEntry, skip: u32, len: u32) -> CarryEntry {
 /// Bytes of a carry's head and of its index entry.
 pub(crate) fn head_bytes(entries: usize, crcs: usize) -> (usize, usize) {
     let head = size_of::<FrameHeader>() + 8 + entries * freebs_format::CARRY_ENTRY_BYTES + crcs * 4;
-    (head, IndexEntry::encoded_len(head))
+    (head, IndexEntry::encoded_len_max(head))
 }

@@ -5,14 +5,15 @@
 //!
 //! Invariants (rule E7): an unfinished append is a torn tail only if its bytes can be read, and no append with a higher
 //! number, and no word of a later one, says that it was durable. An end that the device can't read may be an append that
-//! was durable. Anything but a torn tail is damage: what is behind it is kept, shards with a gap there
-//! get a hole, and shards that could have lost their last frame a suspect tail. What is lost may have been blocks that
-//! cleaning moved, too, which leave no gap: frames that were given up are then missed again. A segment with damage
-//! gets no index, so that the next recovery sees the damage again.
+//! was durable. What is lost of an append is taken from the one behind it, which repeats it. Anything else is damage: what
+//! is behind it is kept, shards with a gap there get a hole, and shards that could have lost their last frame a suspect
+//! tail. The segment's footer and later appends name it, so that the next recovery misses the same. Blocks that cleaning
+//! had moved into an append of the open segment are still where they were. If a segment was opened behind the append by
+//! somebody who did not know, they leave no gap, and frames that were given up are missed again.
 
 use crate::engine::core::Core;
 use crate::engine::maps::Io;
-use crate::log::geometry::{Geometry, OpenSegment};
+use crate::log::geometry::{Geometry, LastAppend, OpenSegment};
 use crate::log::join::join_all;
 use crate::log::place::At;
 use crate::log::scan::{Found, Scan, Window, find_seq, read_append, read_index, scan};
@@ -21,6 +22,7 @@ use crate::shard::Shard;
 use crate::shard::history::Hints;
 use crate::{Finding, OpenReport, Options, RuleMutant};
 use bytes::BytesMut;
+use freebs_format::crc32c;
 use freebs_format::disk::{
     APPEND_REPAIR, AppendHeader, CHECKPOINT_AT, IndexEntry, LOG_NUMBER_END, LiveTable, SEGMENTS_AT, SEGMENTS_MAX,
     SegmentFooter,
@@ -38,9 +40,13 @@ const FINDINGS_MAX: usize = 1000;
 struct Survey {
     id: u32,
     seq: u64,
+    /// Number of the segment that was opened right before it.
+    before: u64,
     /// Number of its first append.
     first: Option<u64>,
     footer: Option<SegmentFooter>,
+    /// The append that its first one says is lost.
+    lost: Option<u64>,
     /// What is wrong with it; said only if the segment counts.
     wrong: Option<&'static str>,
 }
@@ -51,19 +57,26 @@ struct Recovery<'a, D> {
     report: &'a mut OpenReport,
     core: RefCell<Core>,
     from: From,
-    /// Numbers of the first appends of segments by the segments' numbers, also of those that no longer count.
-    firsts: BTreeMap<u64, u64>,
-    /// Numbers of segments that a torn append alone had: the segment before such a one is before the one behind it, too.
-    torn: BTreeSet<u64>,
+    /// By a segment's number: the first append of the one that was opened next, also if that no longer counts.
+    next_firsts: BTreeMap<u64, u64>,
     /// Last append of the segment before, and that segment's number.
     before: Option<(u64, u64)>,
     last_append: u64,
     /// What the checkpoint covers of each shard, and of those that it does not have.
     covered: BTreeMap<ShardId, u64>,
     covered_rest: u64,
+    /// The segment that was open. What cleaning moved into its appends lies where it was, too: its live table still names
+    /// the segments that were emptied.
+    open: Option<u32>,
+    /// By a segment's number: the append that the first one of the segment that was opened next says is lost.
+    said_lost: BTreeMap<u64, u64>,
+    /// Lost appends of the segment that is scanned, of which it or the next one says so: that was known while it was open.
+    known: BTreeSet<u64>,
+    /// First and last append that is lost in the segment that was open.
+    lost_in_open: Option<(u64, u64)>,
     /// A whole segment is lost: any gap may be damage.
     segment_lost: bool,
-    /// A slot of a checkpoint said that appends up to here were durable.
+    /// A slot of a checkpoint said that appends up to here were durable, or a log that was closed does.
     known_durable: u64,
     /// Where the log goes on as the newest segment says, if it can't be read there: the next segment may have been begun.
     unread: Option<u32>,
@@ -96,7 +109,7 @@ pub(crate) async fn recover<D: Device>(
     // A checkpoint may turn out to be damaged only when one of its pages is needed. Then the log alone is read; and so it
     // is where anything else is damaged, because then the log alone knows what is missed.
     let mut findings = Vec::new();
-    let (first, mut known_durable, mut avoid) = (report.clone(), 0, BTreeSet::new());
+    let (first, mut known_durable, mut avoid) = (report.clone(), geometry.closed, BTreeSet::new());
     let mut ways = VecDeque::from([From::Checkpoint, From::Log]);
     ways.drain(..usize::from(!checkpoints));
     let mut hints: Option<Hints> = None;
@@ -177,14 +190,17 @@ impl<'a, D: Device> Recovery<'a, D> {
             report,
             core,
             from,
-            firsts: BTreeMap::new(),
-            torn: BTreeSet::new(),
+            next_firsts: BTreeMap::new(),
             before: None,
             last_append: 0,
             covered: BTreeMap::new(),
             covered_rest: 0,
+            open: None,
+            said_lost: BTreeMap::new(),
+            known: BTreeSet::new(),
+            lost_in_open: None,
             segment_lost: false,
-            known_durable: 0,
+            known_durable: geometry.closed,
             unread: None,
             slots: false,
             late: false,
@@ -227,7 +243,8 @@ impl<D: Device> Recovery<'_, D> {
             self.look_behind(&mut surveys).await;
         }
         let found = self.newest(&mut surveys).await;
-        self.firsts = surveys.values().filter_map(|s| Some((s.seq, s.first?))).collect();
+        // Of two that were opened behind the same one, the first had a torn append alone.
+        self.next_firsts = surveys.values().filter_map(|s| Some((s.before, s.first?))).collect();
         self.core.get_mut().next_seq = surveys.last_key_value().map_or(0, |(seq, _)| *seq) + 1;
         let Some((newest, mut tail)) = found else {
             self.free(&surveys);
@@ -235,7 +252,11 @@ impl<D: Device> Recovery<'_, D> {
             self.nothing_left().await;
             return Ok(());
         };
-        let used = self.used(&mut surveys, newest).await;
+        self.open = tail.as_ref().map(|_| newest.id);
+        self.said_lost.extend(surveys.values().filter_map(|s| Some((s.before, s.lost?))));
+        self.core.get_mut().last_seq = newest.seq;
+        let table = tail.as_ref().and_then(|scan| scan.appends.first()?.table.clone());
+        let used = self.used(&mut surveys, newest, table).await;
         for s in &used {
             if let Some(what) = s.wrong {
                 self.finding(s.id, 0, what);
@@ -337,8 +358,8 @@ impl<D: Device> Recovery<'_, D> {
         if id >= self.core.borrow().segs.len() {
             return None;
         }
-        let seq = find_seq(&mut Window::new(self.device, self.geometry, id)).await?;
-        Some(Survey { id, seq, first: None, footer: None, wrong: None })
+        let (seq, before) = find_seq(&mut Window::new(self.device, self.geometry, id)).await?;
+        Some(Survey { id, seq, before, first: None, footer: None, lost: None, wrong: None })
     }
 
     /// Free segments that were closed once are whole. Of the others nothing is known: they may be holes.
@@ -374,7 +395,6 @@ impl<D: Device> Recovery<'_, D> {
                 // The torn bytes may be all that is left of the first append that was written over it.
                 match self.inside(s.id).await {
                     Some(over) if over.seq > s.seq => {
-                        self.torn.insert(s.seq);
                         surveys.retain(|_, old| old.id != s.id);
                         surveys.insert(over.seq, over);
                         s = over;
@@ -407,19 +427,24 @@ impl<D: Device> Recovery<'_, D> {
     }
 
     /// The segments that count, by number: those of the newest live table, and the newest one itself.
-    async fn used(&mut self, surveys: &mut BTreeMap<u64, Survey>, newest: Survey) -> Vec<Survey> {
+    async fn used(
+        &mut self,
+        surveys: &mut BTreeMap<u64, Survey>,
+        newest: Survey,
+        mut repeated: Option<LiveTable>,
+    ) -> Vec<Survey> {
         let mut used: Vec<Survey> = vec![newest];
         let mut at = newest;
         let table = loop {
-            if let Some(table) = self.table(at).await {
+            if let Some(table) = repeated.take().or(self.table(at).await) {
                 break Some(table);
             }
             self.finding(at.id, 0, "the table of live segments can't be read");
             // The segment before was closed when this one was opened, and all that its table names is still there.
-            match self.opened_before(at, surveys) {
+            match surveys.get(&at.before) {
                 Some(before) => {
-                    used.push(before);
-                    at = before;
+                    used.push(*before);
+                    at = *before;
                 }
                 None => break None,
             }
@@ -463,19 +488,10 @@ impl<D: Device> Recovery<'_, D> {
         while self.table(at).await.is_some_and(|t| t.contains(lost)) {
             let first = at.first.or_else(|| Some(at.footer?.first_append.get()));
             upto = first.map_or(upto, |first| first.saturating_sub(1));
-            let Some(before) = self.opened_before(at, surveys) else { break };
-            at = before;
+            let Some(before) = surveys.get(&at.before) else { break };
+            at = *before;
         }
         upto
-    }
-
-    /// The segment that was opened right before this one.
-    fn opened_before(&self, at: Survey, surveys: &BTreeMap<u64, Survey>) -> Option<Survey> {
-        let mut seq = at.seq.checked_sub(1)?;
-        while self.torn.contains(&seq) {
-            seq -= 1;
-        }
-        surveys.get(&seq).copied()
     }
 
     async fn table(&self, s: Survey) -> Option<LiveTable> {
@@ -491,18 +507,26 @@ impl<D: Device> Recovery<'_, D> {
 
     /// A segment that was closed: by its index, or by its appends if that is damaged.
     async fn closed(&mut self, s: Survey) -> Result<()> {
-        if let Some(f) = s.footer.filter(|f| self.is_covered(f.last_append.get())) {
-            self.ends_with(s, f.last_append.get());
+        let last = |f: &SegmentFooter| f.last_append.get().max(f.lost_to.get());
+        if let Some(f) = s.footer.filter(|f| self.is_covered(last(f))) {
+            self.ends_with(s, last(&f));
             return Ok(());
         }
         if let Some(f) = s.footer {
             match self.index(s.id, &f).await {
                 Some(entries) => {
                     self.begins_with(s, f.first_append.get());
+                    let mut lost = (f.lost_to.get() > 0).then(|| (f.lost_from.get(), f.lost_to.get()));
                     for e in &entries {
+                        if let Some((_, to)) = lost.take_if(|lost| e.append > lost.0) {
+                            self.note_lost(s.id, 0, to, false);
+                        }
                         self.apply(s.id, e).await?;
                     }
-                    self.ends_with(s, f.last_append.get());
+                    if let Some((_, to)) = lost {
+                        self.note_lost(s.id, 0, to, false);
+                    }
+                    self.ends_with(s, last(&f));
                     return Ok(());
                 }
                 None => self.finding(s.id, f.index_at.get(), "the segment's index does not match its checksum"),
@@ -514,10 +538,10 @@ impl<D: Device> Recovery<'_, D> {
         let mut w = Window::new(self.device, self.geometry, s.id);
         let mut found = scan(&mut w, s.seq, limit).await;
         // Where the footer is lost, the segment that was opened next tells what this one was closed with.
-        let end = match (s.footer, self.firsts.get(&(s.seq + 1))) {
+        let end = match (s.footer, self.next_firsts.get(&s.seq)) {
             (Some(f), _) => {
                 found.end_with(f.last_append.get());
-                Some(f.last_append.get())
+                Some(last(&f))
             }
             (None, Some(next)) => found.end_before(*next),
             (None, None) => None,
@@ -540,46 +564,65 @@ impl<D: Device> Recovery<'_, D> {
         self.scanned(s, &found).await?;
         let last = found.appends.last().expect("newest segments have an append");
         let (first, last_number) = (found.appends[0].number(), last.number());
-        let upto = found.durable.max(last_number + u64::from(found.end_unread));
-        let lost = upto > last_number;
-        if lost {
+        // A slot of a checkpoint says the same as a later append would; without a footer the log did not go on elsewhere.
+        let said = if s.footer.is_none() { self.known_durable } else { 0 };
+        let may_go_on = found.end_unread && !self.geometry.ends_at(last_number);
+        let upto = found.durable.max(said).max(last_number + u64::from(may_go_on));
+        let cut_short = upto > last_number;
+        if cut_short {
             self.lost(s.id, found.end, upto);
             self.last_append = upto;
         }
         self.core.get_mut().proven = last.entries.is_empty();
-        let damaged = lost || !found.missing.is_empty() || found.appends.iter().any(|a| a.lost > 0);
-        let mut index = BytesMut::new();
-        let mut frames = 0;
-        for e in found.appends.iter().flat_map(|a| &a.entries) {
-            e.encode(&mut index);
-            frames += 1;
+        let (mut index, mut frames, mut index_at) = (BytesMut::new(), 0, 0);
+        for a in &found.appends {
+            index_at = index.len();
+            a.entries.iter().for_each(|e| e.encode(&mut index));
+            frames += a.entries.len() as u32;
         }
         let room = self.geometry.index_room(index.len());
-        if damaged || found.end as usize + room > self.geometry.segment_bytes as usize {
+        if found.end as usize + room > self.geometry.segment_bytes as usize {
             return Ok(());
         }
+        // What is lost at the end stays as it is: nothing is written there, and the segment is closed.
+        let full = (self.geometry.segment_bytes as usize - room) as u32;
+        let bits = last.table.as_ref().map_or(Vec::new(), |t| t.bits.clone());
+        let is_known = last.lost == 0 && last.heads_match && !cut_short;
+        let last_frames = last.entries.len() as u32;
         self.core.get_mut().segs.set_state(s.id, SegmentState::Open);
-        self.core.get_mut().stale_footer = s.footer.is_some();
+        self.core.get_mut().stale_footer = s.footer.is_some() && !cut_short;
         self.core.get_mut().open = Some(OpenSegment {
             id: s.id,
             seq: s.seq,
-            at: found.end,
+            skipped: u8::try_from(s.seq.saturating_sub(s.before + 1)).unwrap_or(u8::MAX),
+            at: if cut_short { full } else { found.end },
             index,
             frames,
             first_append: first,
             last_append: last_number,
+            last: is_known.then(|| LastAppend {
+                append: last_number,
+                index_at,
+                frames: last_frames,
+                copies: (0, crc32c(&[])),
+                table: bits,
+            }),
+            lost: self.lost_in_open,
             for_records: false,
         });
         Ok(())
     }
 
     async fn scanned(&mut self, s: Survey, found: &Scan) -> Result<()> {
+        self.known = found.appends.iter().map(|a| a.header.lost.get()).collect();
+        self.known.extend(self.said_lost.get(&s.seq));
+        self.known.extend(s.footer.iter().flat_map(|f| [f.lost_from.get(), f.lost_to.get()]));
         let mut missing = found.missing.iter().peekable();
         for (i, a) in found.appends.iter().enumerate() {
             while let Some((number, at)) = missing.next_if(|(n, _)| *n < a.number()) {
                 self.lost(s.id, *at, *number);
             }
-            if i == 0 && found.missing.is_empty() {
+            if i == 0 && found.missing.first().is_none_or(|(n, _)| *n > a.number()) {
                 self.begins_with(s, a.number());
             }
             self.append(s.id, a).await?;
@@ -591,6 +634,14 @@ impl<D: Device> Recovery<'_, D> {
     }
 
     async fn append(&mut self, id: u32, a: &Found) -> Result<()> {
+        if a.mended {
+            let what =
+                format!("append {} can't be read, or only in part; the one behind it says what it held", a.number());
+            self.finding(id, a.at, what);
+        }
+        if a.copies_lost {
+            self.copies_lost(id, a.at, a.number());
+        }
         if let Some(at) = a.bad_data {
             self.finding(id, at, "a data block does not match its CRC");
         }
@@ -603,21 +654,51 @@ impl<D: Device> Recovery<'_, D> {
         Ok(())
     }
 
-    /// Notes that appends up to `number` can't be read.
+    /// Notes that appends of a segment that is scanned, up to `number`, can't be read, and nothing repeats them.
     fn lost(&mut self, id: u32, at: u32, number: u64) {
+        let open = self.open == Some(id);
+        if open {
+            let (from, to) = self.lost_in_open.unwrap_or((number, number));
+            self.lost_in_open = Some((from.min(number), to.max(number)));
+        }
+        self.note_lost(id, at, number, !open && !self.known.contains(&number));
+    }
+
+    /// Notes that copies in an append are lost: it is known but for what cleaning wrote there. If its segment was open,
+    /// or that was known while it was, then the segments that were copied from are there. From now on each append says
+    /// that it does not rely on this one.
+    fn copies_lost(&mut self, id: u32, at: u32, number: u64) {
+        if self.open == Some(id) || self.known.contains(&number) {
+            let core = self.core.get_mut();
+            core.known_lost = core.known_lost.max(number);
+        } else {
+            self.note_lost(id, at, number, true);
+        }
+    }
+
+    /// Notes that appends up to `number` are lost. If a segment was opened since by somebody who did not know, then what
+    /// cleaning had moved into them may lie nowhere else.
+    fn note_lost(&mut self, id: u32, at: u32, number: u64, relied_on: bool) {
         self.finding(id, at, format!("append {number} can't be read, or only in part"));
         let core = self.core.get_mut();
         core.damaged = core.damaged.max(number);
         core.unlearned = core.unlearned.max(number);
-        core.shards.values_mut().for_each(Shard::lost_append);
+        if number < LOG_NUMBER_END {
+            core.known_lost = core.known_lost.max(number);
+        }
+        if relied_on {
+            core.shards.values_mut().for_each(Shard::lost_append);
+        }
     }
 
     fn begins_with(&mut self, s: Survey, number: u64) {
         if let Some((last, seq)) = self.before
-            && seq + 1 == s.seq
+            && seq == s.before
             && number > last + 1
         {
-            self.lost(s.id, 0, number - 1);
+            // That it was not there may be known to the segment's first append.
+            let known = s.lost == Some(number - 1);
+            self.note_lost(s.id, 0, number - 1, !known);
         }
     }
 
@@ -676,16 +757,17 @@ impl<D: Device> Recovery<'_, D> {
 
     fn finish(&mut self, newest: u32) {
         if self.known_durable > self.last_append {
-            self.lost(newest, 0, self.known_durable);
+            self.note_lost(newest, 0, self.known_durable, true);
             self.last_append = self.known_durable;
             let core = self.core.get_mut();
             if let Some(open) = core.open.take() {
                 core.segs.set_state(open.id, SegmentState::Closed);
             }
         }
-        if let Some(next) = self.unread.take() {
-            // The sector that can't be read may be the first append of a segment.
-            self.lost(next, 0, self.last_append + 1);
+        if let Some(next) = self.unread.take().filter(|_| !self.geometry.ends_at(self.last_append)) {
+            // What can't be read there may be the first append of a segment, and the only one that was written there. So
+            // nothing was written over that it moved.
+            self.note_lost(next, 0, self.last_append + 1, false);
             self.last_append += 1;
         }
         self.core.get_mut().tell_committed(u64::MAX);
@@ -707,7 +789,7 @@ impl<D: Device> Recovery<'_, D> {
         }
         (self.core.get_mut().damaged, self.core.get_mut().unlearned) = (0, 0);
         self.core.get_mut().replaying = u64::MAX;
-        self.core.get_mut().next_append = self.last_append + 1;
+        (self.core.get_mut().next_append, self.core.get_mut().last_held) = (self.last_append + 1, self.last_append);
         self.report.shards = self.core.get_mut().shards.len();
         self.report.segments = self.core.get_mut().segs.used_count;
         debug_assert!(self.core.get_mut().segs.get(newest).is_used());
@@ -735,22 +817,26 @@ async fn survey<D: Device>(device: &D, geometry: Geometry, id: u32, thorough: bo
     let look = thorough || (header.is_none() && (written(&first) || written(&last)));
     let inside = if look { find_seq(&mut Window::new(device, geometry, id)).await } else { None };
     // What begins the segment may be of its use before.
-    let header = header.filter(|h| inside.is_none_or(|seq| h.segment_seq.get() >= seq));
+    let header = header.filter(|h| inside.is_none_or(|(seq, _)| h.segment_seq.get() >= seq));
     let first_of = |seq: u64| header.as_ref().filter(|h| h.segment_seq.get() == seq).map(|h| h.number.get());
-    let seq = header.as_ref().map(|h| h.segment_seq.get()).or(inside);
-    match (seq, footer) {
+    let lost_of = |seq: u64| header.as_ref().filter(|h| h.segment_seq.get() == seq).map(|h| h.lost.get());
+    let known = header.as_ref().map(|h| (h.segment_seq.get(), h.seq_before())).or(inside);
+    match (known, footer) {
         (None, None) => None,
         (None, Some(f)) => {
             let wrong = Some("no append is left, only the index");
-            Some(Survey { id, seq: f.segment_seq.get(), first: None, footer, wrong })
+            let (seq, before) = (f.segment_seq.get(), f.seq_before());
+            Some(Survey { id, seq, before, first: None, footer, lost: None, wrong })
         }
-        (Some(seq), Some(f)) if f.segment_seq.get() >= seq => {
+        (Some((seq, _)), Some(f)) if f.segment_seq.get() >= seq => {
             let first = header.is_some() && f.segment_seq.get() == seq;
             let wrong = (!first).then_some("the first append can't be read");
-            let seq = f.segment_seq.get();
-            Some(Survey { id, seq, first: first_of(seq), footer, wrong })
+            let (seq, before) = (f.segment_seq.get(), f.seq_before());
+            Some(Survey { id, seq, before, first: first_of(seq), footer, lost: lost_of(seq), wrong })
         }
         // The index is that of the segment's use before.
-        (Some(seq), _) => Some(Survey { id, seq, first: first_of(seq), footer: None, wrong: None }),
+        (Some((seq, before)), _) => {
+            Some(Survey { id, seq, before, first: first_of(seq), footer: None, lost: lost_of(seq), wrong: None })
+        }
     }
 }

@@ -17,12 +17,20 @@ pub(crate) struct Geometry {
     pub sector: usize,
     pub segment_bytes: u64,
     pub limit_segments: u32,
+    /// The last append with frames of a log that was closed and not opened since; 0 if it may go on.
+    pub closed: u64,
 }
 
 impl Geometry {
     pub fn limit(size_limit: u64, segment_bytes: u64) -> u32 {
         let n = size_limit.saturating_sub(SEGMENTS_AT) / segment_bytes;
         n.min(u64::from(SEGMENTS_MAX)) as u32
+    }
+
+    /// Whether no frame lies behind this append, because the log was closed with it. Otherwise what can't be read there
+    /// may be one.
+    pub fn ends_at(&self, append: u64) -> bool {
+        self.closed > 0 && append >= self.closed
     }
 
     /// Byte on the device of a byte in a segment.
@@ -46,6 +54,8 @@ impl Geometry {
 pub(crate) struct OpenSegment {
     pub id: u32,
     pub seq: u64,
+    /// Numbers right before its own that no segment has.
+    pub skipped: u8,
     /// Byte of the next append.
     pub at: u32,
     /// Index entries of all frames so far.
@@ -54,6 +64,23 @@ pub(crate) struct OpenSegment {
     /// First and last append; 0 if there is none yet.
     pub first_append: u64,
     pub last_append: u64,
+    /// What the next append repeats; `None` in front of the first one, and if it is not known.
+    pub last: Option<LastAppend>,
+    /// First and last append of which something is lost for good.
+    pub lost: Option<(u64, u64)>,
     /// It was opened for records that had waited for it: they get into it, however few are free by that.
     pub for_records: bool,
+}
+
+/// The last append of the open segment, as the next one repeats it.
+#[derive(Debug)]
+pub(crate) struct LastAppend {
+    pub append: u64,
+    /// Where the entries of the frames that are repeated begin in the segment's index, and how many there are.
+    pub index_at: usize,
+    pub frames: u32,
+    /// The copies in front of those: how many, and the CRC-32C of their entries.
+    pub copies: (u32, u32),
+    /// Its live table, if it is the segment's first one.
+    pub table: Vec<u8>,
 }

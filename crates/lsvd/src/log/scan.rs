@@ -2,12 +2,15 @@
 //!
 //! Invariants: an append counts only at its own place (device, segment, offset, segment's number) with a rising
 //! number and a start that does not fall, so neither stale nor misplaced bytes pass for one. A frame counts only if
-//! its own checksums match.
+//! its own checksums match. What an append repeats of the one before it stands for that one's heads where the two
+//! differ: it was written when the one before was durable.
 
 use crate::log::gate::{Gate, READ_BYTES};
 use crate::log::geometry::Geometry;
-use bytes::Bytes;
-use freebs_format::disk::{APPEND_MAGIC, AppendHeader, IndexEntry, LOG_NUMBER_END, LiveTable, SegmentFooter};
+use bytes::{Bytes, BytesMut};
+use freebs_format::disk::{
+    APPEND_MAGIC, APPEND_REPAIR, AppendHeader, IndexEntry, LOG_NUMBER_END, LiveTable, Repeat, SegmentFooter,
+};
 use freebs_format::{CarryBody, FrameHead, FrameKind, block_crc, crc32c};
 use freebs_io::Device;
 use freebs_types::BLOCK;
@@ -107,8 +110,18 @@ pub(crate) struct Found {
     pub bad_data: Option<u32>,
     /// A part of it can't be read. It may have been whole.
     pub unread: bool,
+    /// A part of it can be read, and is not what was to be written.
+    pub differs: bool,
     /// The live table, in a segment's first append.
     pub table: Option<LiveTable>,
+    /// It is known from the append behind it: its own heads are lost, or not those that were written.
+    pub mended: bool,
+    /// Nothing of itself was found, not even its header.
+    pub gone: bool,
+    /// What cleaning had copied into it is not known: the one behind it does not repeat that.
+    pub copies_lost: bool,
+    /// What it says of the append before it.
+    repeat: Option<Repeat>,
 }
 
 impl Found {
@@ -117,8 +130,113 @@ impl Found {
     pub fn is_whole(&self) -> bool {
         self.lost == 0 && self.heads_match && self.bad_data.is_none()
     }
+    /// Whether what is bad of it was never written, if it is the last one. A sector that can't be read may be either.
+    fn is_torn(&self) -> bool {
+        self.differs || !self.unread
+    }
     pub fn number(&self) -> u64 {
         self.header.number.get()
+    }
+}
+
+impl Found {
+    fn new(at: usize, header: AppendHeader) -> Self {
+        let (entries, table, repeat) = (Vec::new(), None, None);
+        let (lost, heads_match, bad_data) = (0, false, None);
+        let (unread, differs, mended, gone, copies_lost) = (false, false, false, false, false);
+        Self {
+            at: at as u32,
+            header,
+            entries,
+            lost,
+            heads_match,
+            bad_data,
+            unread,
+            differs,
+            table,
+            mended,
+            gone,
+            copies_lost,
+            repeat,
+        }
+    }
+
+    /// An append of which nothing but what the one behind it repeats is left.
+    fn of_repeat(at: usize, repeat: &Repeat, behind: &AppendHeader) -> Self {
+        let number = repeat.append;
+        let mut header = *behind;
+        (header.number, header.offset, header.durable) = (number.into(), (at as u32).into(), (number - 1).into());
+        header.frames = (repeat.entries.len() as u32).saturating_add(repeat.copies).into();
+        Self { gone: true, ..Self::new(at, header) }
+    }
+
+    /// The copies at its front, if they are those that were written, as the append behind it says.
+    fn copies_as(&self, repeat: &Repeat) -> Option<&[IndexEntry]> {
+        let copies = self.entries.get(..repeat.copies as usize)?;
+        let mut bytes = BytesMut::new();
+        copies.iter().for_each(|e| e.encode(&mut bytes));
+        (crc32c(&bytes) == repeat.copies_crc).then_some(copies)
+    }
+
+    /// Whether its heads are those that were written, as the append behind it says.
+    fn is_as(&self, repeat: &Repeat) -> bool {
+        let same = |a: &IndexEntry, b: &IndexEntry| a.head_at == b.head_at && a.head.bytes() == b.head.bytes();
+        let rest = |copies: &[IndexEntry]| {
+            let rest = &self.entries[copies.len()..];
+            rest.len() == repeat.entries.len() && rest.iter().zip(&repeat.entries).all(|(a, b)| same(a, b))
+        };
+        self.lost == 0 && self.heads_match && self.copies_as(repeat).is_some_and(rest)
+    }
+
+    /// Takes what the append behind it repeats. That does not say what cleaning copied.
+    async fn mend<D: Device>(&mut self, w: &mut Window<'_, D>, repeat: Repeat, look: Look<'_>) {
+        let copies = self.copies_as(&repeat).map(<[_]>::to_vec);
+        self.copies_lost = copies.is_none();
+        let mut entries = copies.unwrap_or_default();
+        entries.extend(repeat.entries);
+        let seen = std::mem::replace(&mut self.entries, entries);
+        (self.lost, self.heads_match, self.bad_data, self.mended) = (0, true, None, true);
+        self.table = repeat.table.or(self.table.take());
+        self.hold_data(w, &seen, look).await;
+    }
+
+    /// Holds the data of its frames against their CRCs. Those of frames that were seen already are not shown again.
+    async fn hold_data<D: Device>(&mut self, w: &mut Window<'_, D>, seen: &[IndexEntry], look: Look<'_>) {
+        let entries = std::mem::take(&mut self.entries);
+        for e in &entries {
+            let (data_at, len) = (e.data_at as usize, e.head.header().data_len.get() as usize);
+            let bytes = w.get(data_at, len).await;
+            if !seen.iter().any(|s| s.head_at == e.head_at && s.head.bytes() == e.head.bytes()) {
+                look(e, bytes.as_ref());
+            }
+            let bad = match bytes {
+                Some(bytes) => {
+                    let bad = first_bad(&e.head, &bytes);
+                    self.differs |= bad.is_some();
+                    bad
+                }
+                None => self.hold_blocks(w, e).await,
+            };
+            if let Some(block) = bad {
+                self.bad_data = self.bad_data.or(Some((data_at + block * BLOCK) as u32));
+            }
+        }
+        self.entries = entries;
+    }
+
+    /// The same for data that can't be read at once, block by block. Gives back the first block that is not there.
+    async fn hold_blocks<D: Device>(&mut self, w: &mut Window<'_, D>, e: &IndexEntry) -> Option<usize> {
+        let (crcs, mut first) = (data_crcs(&e.head), None);
+        for i in 0..e.head.header().data_blocks() as usize {
+            let block = w.get(e.data_at as usize + i * BLOCK, BLOCK).await;
+            let differs = block.as_ref().is_some_and(|b| crcs.get(i).is_some_and(|c| *c != block_crc(b)));
+            self.unread |= block.is_none() && w.unread;
+            self.differs |= differs;
+            if block.is_none() || differs {
+                first = first.or(Some(i));
+            }
+        }
+        first
     }
 }
 
@@ -162,7 +280,7 @@ impl Scan {
     /// Forgets everything from the first damage on, as if it had torn: what rule E7 forbids, for its mutant.
     pub fn cut_at_damage(&mut self) {
         let gap = self.missing.iter().map(|m| m.1).min().unwrap_or(u32::MAX);
-        if let Some(i) = self.appends.iter().position(|a| !a.is_whole() || a.at > gap) {
+        if let Some(i) = self.appends.iter().position(|a| !a.is_whole() || a.mended || a.at > gap) {
             self.end = self.appends[i].at.min(gap);
             self.appends.truncate(i);
         }
@@ -170,18 +288,44 @@ impl Scan {
         (self.durable, self.end_unread) = (0, false);
     }
 
-    /// Takes off an unfinished append at the end of the log, of which nobody was ever told that it is durable. An end that
-    /// can't be read is none: the append may have been whole, and what lies behind it may say that it was durable.
+    /// Takes off an unfinished append at the end of the log, of which nobody was ever told that it is durable. A part of
+    /// it can be read and is not what was to be written. One of which only can't be read what is bad is none, nor is any
+    /// in front of an end that can't be read: the append may have been whole, and what lies there may say that it was
+    /// durable.
     pub fn take_torn(&mut self) -> Option<Found> {
         let (durable, unread) = (self.durable, self.end_unread);
-        let torn = self.appends.pop_if(|a| !a.is_whole() && !a.unread && !unread && a.number() > durable)?;
+        let torn = self.appends.pop_if(|a| !a.is_whole() && a.is_torn() && !unread && a.number() > durable)?;
         self.end = torn.at;
         Some(torn)
     }
 
+    /// Puts what an append repeats of the one before it in the place of that one, if it differs or is missing.
+    async fn mend<D: Device>(&mut self, w: &mut Window<'_, D>, repeat: Repeat, behind: &AppendHeader, look: Look<'_>) {
+        let number = repeat.append;
+        if let Some(before) = self.appends.last_mut().filter(|a| a.number() == number) {
+            if !before.is_as(&repeat) {
+                before.mend(w, repeat, look).await;
+            }
+            return;
+        }
+        let Some((_, at)) = self.missing.pop_if(|(missing, _)| *missing == number) else { return };
+        let before = self.appends.last().map(Found::number);
+        let first = repeat.table.is_some();
+        // Where it begins is known if it is the only one that is missing there.
+        let mut place = at as usize;
+        if number > 1 && before.map_or(!first, |n| number - 1 > n) {
+            self.missing.push((number - 1, at));
+            let sector = w.geometry.sector;
+            place = repeat.entries.first().map_or(place, |e| e.head_at as usize / sector * sector).max(place);
+        }
+        let mut found = Found::of_repeat(place, &repeat, behind);
+        found.mend(w, repeat, look).await;
+        self.appends.push(found);
+    }
+
     /// Whether nothing between the first append and the last one is missing or damaged.
     pub fn is_whole(&self) -> bool {
-        self.missing.is_empty() && self.appends.iter().all(Found::is_whole)
+        self.missing.is_empty() && self.appends.iter().all(|a| a.is_whole() && !a.copies_lost)
     }
 }
 
@@ -193,7 +337,7 @@ pub(crate) type Look<'a> = &'a mut dyn FnMut(&IndexEntry, Option<&Bytes>);
 pub(crate) async fn read_index<D: Device>(w: &mut Window<'_, D>, f: &SegmentFooter) -> Option<Vec<IndexEntry>> {
     let (at, len) = (f.index_at.get() as usize, f.index_len.get() as usize);
     let index = w.get(at, len).await.filter(|b| crc32c(b) == f.index_crc.get())?;
-    let entries = IndexEntry::decode_all(index, f.frames.get()).ok()?;
+    let entries = IndexEntry::decode_all(index, f.frames.get(), at).ok()?;
     entries.iter().all(|e| lies_before(e, f.index_at.get())).then_some(entries)
 }
 
@@ -203,14 +347,14 @@ pub(crate) fn lies_before(e: &IndexEntry, end: u32) -> bool {
     inside(e.head_at, e.head.bytes().len()) && inside(e.data_at, e.head.header().data_len.get() as usize)
 }
 
-/// The highest segment number in any append header of this segment; tells whose bytes lie there if the first sector
-/// does not.
-pub(crate) async fn find_seq<D: Device>(w: &mut Window<'_, D>) -> Option<u64> {
+/// The number of this segment and that of the one before it, as the append header with the highest one says: it tells
+/// whose bytes lie here if the first sector does not.
+pub(crate) async fn find_seq<D: Device>(w: &mut Window<'_, D>) -> Option<(u64, u64)> {
     let mut best = None;
     let sector = w.geometry.sector;
     for at in (0..w.geometry.segment_bytes as usize).step_by(sector) {
         if let Some(h) = header_at(w, at).await {
-            best = best.max(Some(h.segment_seq.get()));
+            best = best.max(Some((h.segment_seq.get(), h.seq_before())));
         }
     }
     best
@@ -262,11 +406,15 @@ pub(crate) async fn scan_with<D: Device>(w: &mut Window<'_, D>, seq: u64, limit:
             break;
         };
         let number = h.number.get();
-        if at > bad && last.is_none_or(|(n, _)| number - 1 > n) {
+        // The numbers of a segment's appends have no gap, and none but the first one's place is at its beginning.
+        if number > 1 && last.map_or(at > 0, |(n, _)| number - 1 > n) {
             out.missing.push((number - 1, bad as u32));
         }
         out.durable = out.durable.max(h.durable.get().min(number));
-        let found = read_append(w, at, h, look).await;
+        let mut found = read_append(w, at, h, look).await;
+        if let Some(repeat) = found.repeat.take() {
+            out.mend(w, repeat, &h, look).await;
+        }
         at += h.total(sector);
         out.end = at as u32;
         last = Some((number, h.start.get()));
@@ -278,26 +426,28 @@ pub(crate) async fn scan_with<D: Device>(w: &mut Window<'_, D>, seq: u64, limit:
 /// Heads and data of the append whose header is at `at`, each held against its checksums.
 pub(crate) async fn read_append<D: Device>(w: &mut Window<'_, D>, at: usize, h: AppendHeader, look: Look<'_>) -> Found {
     let (heads_len, extra) = (h.heads_len.get() as usize, h.extra_len.get() as usize);
-    let mut found = Found {
-        at: at as u32,
-        header: h,
-        entries: Vec::new(),
-        lost: 0,
-        heads_match: false,
-        bad_data: None,
-        unread: false,
-        table: None,
+    let mut found = Found::new(at, h);
+    let repeats = h.repeats();
+    let repeat = |bytes: Bytes| {
+        let before = |r: &Repeat| r.append > 0 && r.append.checked_add(1) == Some(h.number.get());
+        let repeat = Repeat::decode(bytes).ok().filter(|_| repeats).filter(before)?;
+        repeat.entries.iter().all(|e| lies_before(e, at as u32)).then_some(repeat)
     };
     let Some(heads) = w.get(at, heads_len).await else {
         (found.lost, found.unread) = (h.frames.get(), w.unread);
+        let front = w.get(at, HEADER + extra).await;
+        found.repeat = front.and_then(|b| repeat(Bytes::copy_from_slice(&b[HEADER..])));
         return found;
     };
     // Bytes of their own: what is kept of a segment must not keep all its windows.
     let heads = Bytes::copy_from_slice(&heads);
     found.heads_match = crc32c(&heads[HEADER..]) == h.heads_crc.get();
-    if found.heads_match && extra > 0 {
-        found.table = Some(LiveTable { bits: heads[HEADER..HEADER + extra].to_vec() });
+    found.differs = !found.heads_match;
+    let between = heads.slice(HEADER..HEADER + extra);
+    if found.heads_match && extra > 0 && !repeats {
+        found.table = Some(LiveTable { bits: between.to_vec() });
     }
+    found.repeat = repeat(between);
     let mut rest = heads.slice(HEADER + extra..);
     let front = heads_len.next_multiple_of(w.geometry.sector);
     let (mut head_at, mut data) = (HEADER + extra, 0usize);
@@ -311,27 +461,14 @@ pub(crate) async fn read_append<D: Device>(w: &mut Window<'_, D>, at: usize, h: 
             head_at: (at + head_at) as u32,
             data_at: (at + front + data) as u32,
             append: h.number.get(),
-            flags: h.flags.get(),
+            flags: if h.is_repair() { APPEND_REPAIR } else { 0 },
             head: head.clone(),
         });
         head_at += head.bytes().len();
         data += len;
     }
     found.lost = h.frames.get() - found.entries.len() as u32;
-    for i in 0..found.entries.len() {
-        let e = &found.entries[i];
-        let (data_at, len) = (e.data_at as usize, e.head.header().data_len.get() as usize);
-        let bytes = w.get(data_at, len).await;
-        found.unread |= w.unread;
-        look(e, bytes.as_ref());
-        let bad = match bytes {
-            Some(bytes) => first_bad(&e.head, &bytes),
-            None => Some(0),
-        };
-        if let Some(block) = bad {
-            found.bad_data = found.bad_data.or(Some((data_at + block * BLOCK) as u32));
-        }
-    }
+    found.hold_data(w, &[], look).await;
     found
 }
 

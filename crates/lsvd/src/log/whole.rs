@@ -40,11 +40,15 @@ pub(crate) struct SegmentCheck {
     pub closed: bool,
     pub indexed: bool,
     pub appends: u64,
+    /// Number of the segment that was opened right before it.
+    pub before: u64,
     /// First and last append; 0 if there is none.
     pub first: u64,
     pub last: u64,
     /// Byte behind the last append.
     pub end: u32,
+    /// First and last append that were lost when the segment was closed.
+    pub lost: Option<(u64, u64)>,
     pub table: Option<freebs_format::disk::LiveTable>,
     /// All appends are here from the first to the last one of the segment, and match their checksums.
     pub whole: bool,
@@ -109,13 +113,16 @@ pub(crate) async fn check<D: Device>(w: &mut Window<'_, D>, g: &Geometry, known:
         None => None,
     };
     (out.closed, out.indexed) = (footer.is_some(), index.is_some());
+    let lost = footer.as_ref().map(|f| (f.lost_from.get(), f.lost_to.get()));
+    out.lost = lost.filter(|(_, to)| *to > 0);
+    out.before = footer.as_ref().map_or(known.seq.saturating_sub(1), SegmentFooter::seq_before);
     let limit = footer.map_or(g.segment_bytes as u32, |f| f.index_at.get());
     let mut looker = Looker::default();
     let mut scan = scan_with(w, known.seq, limit, &mut |e, data| looker.look(e, data)).await;
-    let last = end(&mut scan, footer.as_ref(), index.is_some(), known);
+    let last = end(&mut scan, g, footer.as_ref(), index.is_some(), known);
     let mut found = Found { out, g, segment: w.segment };
     found.ends(&scan, footer.as_ref(), index.is_some(), known, last);
-    found.heads(&scan, index.is_some());
+    found.heads(&scan, index.is_some(), known.newest);
     found.out.whole = found.out.damage.iter().all(|d| matches!(d.kind, DamageKind::Footer | DamageKind::Index))
         && (known.newest || last.is_some())
         && scan.is_whole()
@@ -159,7 +166,7 @@ pub(crate) async fn footer<D: Device>(w: &mut Window<'_, D>, g: &Geometry, seq: 
 }
 
 /// Takes off what recovery would take off, by the same rules; gives back the segment's last append, if it is known.
-fn end(scan: &mut Scan, footer: Option<&SegmentFooter>, indexed: bool, known: Known) -> Option<u64> {
+fn end(scan: &mut Scan, g: &Geometry, footer: Option<&SegmentFooter>, indexed: bool, known: Known) -> Option<u64> {
     let last = footer.map(|f| f.last_append.get());
     if known.newest && !indexed {
         scan.durable = scan.durable.max(last.unwrap_or(0));
@@ -173,7 +180,8 @@ fn end(scan: &mut Scan, footer: Option<&SegmentFooter>, indexed: bool, known: Kn
         (None, Some(next)) => scan.end_before(next),
         (None, None) if known.newest => {
             let there = scan.appends.last().map_or(0, |a| a.number());
-            Some(scan.durable.max(there + u64::from(scan.end_unread)))
+            let may_go_on = scan.end_unread && !g.ends_at(there);
+            Some(scan.durable.max(there + u64::from(may_go_on)))
         }
         (None, None) => None,
     }
@@ -229,10 +237,16 @@ impl Found<'_> {
         }
     }
 
-    fn heads(&mut self, scan: &Scan, indexed: bool) {
+    fn heads(&mut self, scan: &Scan, indexed: bool, newest: bool) {
         for a in &scan.appends {
             let len = a.header.heads_len.get() as usize;
-            if a.lost > 0 {
+            if a.mended {
+                let what = format!("append {} is damaged; the one behind it says what it held", a.number());
+                let kind = if a.gone { DamageKind::Append } else { DamageKind::Heads };
+                // Its copies may be of segments that are gone, if another one was opened since.
+                let lost = a.copies_lost && !indexed && !newest;
+                self.damage(kind, a.at, if a.gone { 0 } else { len }, lost, what);
+            } else if a.lost > 0 {
                 let what = format!("heads of {} frames of append {} are damaged", a.lost, a.number());
                 self.damage(DamageKind::Heads, a.at, len, !indexed, what);
             } else if !a.heads_match {
@@ -245,6 +259,7 @@ impl Found<'_> {
     fn numbers(&mut self, scan: &Scan) {
         self.out.appends = scan.appends.len() as u64;
         self.out.first = scan.appends.first().map_or(0, |a| a.number());
+        self.out.before = scan.appends.first().map_or(self.out.before, |a| a.header.seq_before());
         self.out.last = scan.appends.last().map_or(0, |a| a.number());
         self.out.end = scan.end;
     }

@@ -54,8 +54,11 @@ impl Shard {
             && (h.chunk(), h.chunk_offset.get()) < (tip.chunk, tip.chunk_blocks)
     }
 
-    /// From here on frames are given up by an engine that knows what is lost.
+    /// From here on frames are given up by an engine that knows what is lost. If an append is lost, the mark that says of
+    /// the frames before it that they had been released may be lost with what was moved of them.
     pub fn replayed(&mut self) {
+        let moved = self.moved;
+        self.holes.iter_mut().filter(|h| h.from <= moved).for_each(|h| h.hard = true);
         (self.moved, self.missed) = (0, 0);
         self.frames.replayed();
     }

@@ -82,6 +82,7 @@ fn known<D: Device>(device: &D, sb: &Superblock, copies: Vec<CopyInfo>) -> Opene
         sector: sb.sector.get() as usize,
         segment_bytes: sb.segment_bytes.get(),
         limit_segments: Geometry::limit(sb.size_limit.get(), sb.segment_bytes.get()),
+        closed: sb.closed.get(),
     };
     let info = DeviceInfo {
         node: sb.node_id(),
@@ -141,15 +142,26 @@ impl Opened {
     }
 }
 
-/// By a segment's number: which one it is, and its first append. Also of segments that no longer count, as long as
-/// nothing was written over their first append.
-pub(super) async fn firsts<D: Device>(device: &D, g: &Geometry, segments: u32) -> BTreeMap<u64, (u32, u64)> {
-    let mut out = BTreeMap::new();
+/// The first append of a segment.
+#[derive(Clone, Copy)]
+pub(super) struct First {
+    pub segment: u32,
+    seq: u64,
+    pub append: u64,
+}
+
+/// By a segment's number: the first append of the one that was opened next. Also of segments that no longer count, as
+/// long as nothing was written over it.
+pub(super) async fn firsts<D: Device>(device: &D, g: &Geometry, segments: u32) -> BTreeMap<u64, First> {
+    let mut out: BTreeMap<u64, First> = BTreeMap::new();
     for id in 0..segments {
         let Ok(bytes) = device.read(g.byte(id, 0), g.sector).await else { continue };
         let Ok(h) = AppendHeader::decode(&bytes) else { continue };
         if h.device == g.device.0 && h.segment.get() == id && h.offset.get() == 0 {
-            out.insert(h.segment_seq.get(), (id, h.number.get()));
+            let first = First { segment: id, seq: h.segment_seq.get(), append: h.number.get() };
+            // Of two that were opened behind the same one, the first had a torn append alone.
+            let known = out.entry(h.seq_before()).or_insert(first);
+            *known = if first.seq > known.seq { first } else { *known };
         }
     }
     out
@@ -189,6 +201,7 @@ async fn guess<D: Device>(device: &D, most: u64) -> Option<Geometry> {
         sector: sector(&clues, device.sector()),
         segment_bytes,
         limit_segments: segments,
+        closed: 0,
     };
     for c in clues.iter().filter(|c| c.header.frames.get() > 0) {
         let mut w = Window::new(device, geometry, c.header.segment.get());

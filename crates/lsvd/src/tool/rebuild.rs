@@ -52,7 +52,7 @@ pub async fn rebuild<D: Device>(device: &D, write: bool, watch: &mut dyn Watch) 
             continue;
         }
         let found = check(&mut Window::new(device, g, id), &g, known).await;
-        let next = firsts.get(&(known.seq + 1)).map_or(u32::MAX, |(segment, _)| *segment);
+        let next = firsts.get(&known.seq).map_or(u32::MAX, |f| f.segment);
         let index = one(device, &g, id, known.seq, found, next, write).await?;
         indexes.push(index);
     }
@@ -123,11 +123,14 @@ fn open_segment(id: u32, seq: u64, found: &SegmentCheck) -> OpenSegment {
     OpenSegment {
         id,
         seq,
+        skipped: u8::try_from(seq.saturating_sub(found.before + 1)).unwrap_or(u8::MAX),
         at: found.end,
         index,
         frames: found.of_appends.len() as u32,
         first_append: found.first,
         last_append: found.last,
+        last: None,
+        lost: found.lost,
         for_records: false,
     }
 }

@@ -3,7 +3,7 @@
 //! Both copies of the superblock; every segment that counts, from end to end; each frame against the one before it;
 //! each block that a map names against the map's CRC. What is lost is said per shard: frames, the tail, blocks.
 
-use super::opened::{Opened, firsts, open};
+use super::opened::{First, Opened, firsts, open};
 use crate::api::report::{Checked, DAMAGE_MAX, Damage, DamageKind, LOSS_RANGES_MAX, Loss, Verification, Watch};
 use crate::engine::core::Core;
 use crate::log::geometry::Geometry;
@@ -60,7 +60,7 @@ pub async fn verify<D: Device>(device: &D, watch: &mut dyn Watch) -> Result<Veri
         let mut w = Window::new(device, v.geometry, id);
         let found = check(&mut w, &v.geometry, known).await;
         if let Some((last, seq)) = before
-            && seq + 1 == known.seq
+            && seq == found.before
             && found.first > last + 1
         {
             v.gap(id, last + 1, found.first - 1);
@@ -88,11 +88,11 @@ pub async fn verify<D: Device>(device: &D, watch: &mut dyn Watch) -> Result<Veri
 }
 
 /// Segments that count in the order of their numbers, with what each one's neighbour says of it.
-pub(super) fn used(core: &Core, firsts: &BTreeMap<u64, (u32, u64)>) -> Vec<(u32, Known)> {
+pub(super) fn used(core: &Core, firsts: &BTreeMap<u64, First>) -> Vec<(u32, Known)> {
     let mut list: Vec<(u64, u32)> = core.segs.used().map(|(id, s)| (s.seq, id)).collect();
     list.sort_unstable();
     let newest = list.last().map_or(0, |(seq, _)| *seq);
-    let next = |seq: u64| firsts.get(&(seq + 1)).map(|(_, first)| *first);
+    let next = |seq: u64| firsts.get(&seq).map(|f| f.append);
     list.into_iter().map(|(seq, id)| (id, Known { seq, newest: seq == newest, next_first: next(seq) })).collect()
 }
 

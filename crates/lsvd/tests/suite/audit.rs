@@ -128,10 +128,12 @@ fn ten_views_are_proven_as_far_as_their_frames_are_there() {
         let r = audit(&rig.engine).await;
         assert!(r.is_sound(), "{:#?}", r.breaks);
         assert_eq!(r.proven + r.linked + r.summarised, last);
-        assert!(r.proven > 60 && r.summarised > 60, "{:?}", r.ranges);
+        assert!(r.proven > 30 && r.summarised > 60, "{:?}", r.ranges);
         assert!(r.ranges.iter().filter(|x| x.proof == Proof::Summarised).count() > 1, "{:?}", r.ranges);
-        assert_eq!(r.linked, 61, "the secrets of all other views are known: {:?}", r.ranges);
         let end = r.ranges.last().unwrap();
+        let of_end = end.last.0 - end.first.0 + 1;
+        assert_eq!(r.linked, of_end, "the secrets of all other views are known: {:?}", r.ranges);
+        assert_eq!(end.first_view, ViewNumber(VIEWS));
         assert_eq!((end.proof, end.last.0, end.last_view), (Proof::Linked, last, ViewNumber(VIEWS)));
         assert!(r.ranges.windows(2).all(|w| w[0].last.next() == w[1].first), "{:?}", r.ranges);
         assert!(r.ranges.windows(2).all(|w| w[0].last_version.next() == w[1].first_version), "{:?}", r.ranges);

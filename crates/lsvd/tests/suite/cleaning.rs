@@ -412,7 +412,7 @@ fn random_overwrites_go_on_for_ever() {
         let u = ideal_u(f64::from(blocks) / usable);
         let ideal = 1.0 / (1.0 - u) * per_block / 4096.0;
         let found = c.write_amplification_permille() as f64 / 1000.0;
-        println!("write amplification {found:.2}, ideal {ideal:.2} at this fill; refused {}; {c:?}", load.refused);
+        println!("write amplification {found:.3}, ideal {ideal:.3} at this fill; refused {}; {c:?}", load.refused);
         assert_eq!(load.refused, 0, "a head never has to refuse");
         assert!(found < 1.25 * ideal, "{found:.2} for {ideal:.2}");
         assert!(c.cleaned_segments > 100);
@@ -838,7 +838,7 @@ async fn wrong_index(other_device: bool) {
         let len = footer.index_len.get() as usize;
         let index = bytes::Bytes::copy_from_slice(&segment[at..at + len]);
         let mut out = bytes::BytesMut::new();
-        for mut e in IndexEntry::decode_all(index, footer.frames.get()).unwrap() {
+        for mut e in IndexEntry::decode_all(index, footer.frames.get(), usize::MAX).unwrap() {
             e.data_at = u32::MAX - 4095;
             e.encode(&mut out);
         }

@@ -24,6 +24,7 @@ mod mended;
 mod moved;
 mod pipelined;
 mod quiet;
+mod repeats;
 mod rules;
 mod scrub;
 mod shards;

@@ -2,7 +2,7 @@
 //! learning.
 
 use crate::common::*;
-use freebs_format::disk::{APPEND_MAGIC, CHECKPOINT_AT, FEATURE_CHECKPOINTS, Superblock};
+use freebs_format::disk::{APPEND_MAGIC, CHECKPOINT_AT, FEATURE_CHECKPOINTS, FEATURE_REPEATS, Superblock};
 use freebs_io::memory::MemoryDevice;
 use freebs_lsvd::tool::{DamageKind, SegmentKind, inspect, rebuild, survey, verify};
 use freebs_lsvd::{Finding, MarkChange, Options, Record};
@@ -338,7 +338,7 @@ fn a_device_from_before_checkpoints_opens() {
             }
             assert_eq!(found, OLD_DIGESTS);
             found.clear();
-            assert_eq!(features(&dev), FEATURE_CHECKPOINTS);
+            assert_eq!(features(&dev), FEATURE_CHECKPOINTS | FEATURE_REPEATS);
             // Something must be new for another checkpoint.
             rig.append(Record::Mark { shard: ShardId::new(1, 0), change: MarkChange::default(), ticket: 1 });
             rig.settle().await;

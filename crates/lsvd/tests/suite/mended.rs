@@ -63,6 +63,15 @@ async fn lose_head(device: &MemoryDevice, frame: &Frame) {
     });
 }
 
+/// Destroys what the append of a frame, alone in it, repeats of the one before.
+fn lose_repeat(device: &MemoryDevice, frame: &Frame) {
+    let head = frame.head.bytes();
+    device.poke(|bytes| {
+        let at = bytes.windows(head.len()).position(|w| w == head).expect("it is there") / 4096 * 4096;
+        bytes[at + size_of::<AppendHeader>()] ^= 1;
+    });
+}
+
 /// The tail was compared with the chain's.
 fn trusted(shard: ShardId) -> Record {
     Record::Mark { shard, change: MarkChange { trusted: true, ..MarkChange::default() }, ticket: 1 }
@@ -188,9 +197,12 @@ async fn suspected(clean: bool) {
     put(&rig, &mut a, data(0, 200, 2)).await;
     put(&rig, &mut a, data(200, 200, 3)).await;
     let lost = put(&rig, &mut b, data(0, 4, 4)).await;
-    put(&rig, &mut a, data(400, 4, 5)).await;
+    // It repeats the lost one, and its own header is lost, too.
+    let behind = put(&rig, &mut a, data(400, 4, 5)).await;
+    put(&rig, &mut a, data(404, 4, 6)).await;
     rig.kill();
     lose_head(&device, &lost).await;
+    lose_head(&device, &behind).await;
 
     let rig = Rig::open(device.clone()).await.unwrap();
     let state = rig.engine.state(TWO).unwrap();
@@ -427,7 +439,7 @@ fn frames_between_those_that_are_given_up_stay() {
         let mut c = Chain::new(TWO);
         let (mut all, mut model) = (Vec::new(), Model::new());
         // The third and the sixth are lost; the fifth has a part of what the third wrote.
-        for (start, fill) in [(0, 1), (4, 2), (0, 3), (8, 4), (1, 5), (12, 6), (16, 7)] {
+        for (start, fill) in [(0, 1), (4, 2), (0, 3), (8, 4), (1, 5), (12, 6), (16, 7), (17, 8)] {
             let op = data(start, 4, fill);
             if ![3, 6].contains(&fill) {
                 op.apply(&mut model);
@@ -435,15 +447,10 @@ fn frames_between_those_that_are_given_up_stay() {
             all.push(put(&rig, &mut c, op).await);
         }
         rig.kill();
-        device.poke(|bytes| {
-            for f in [&all[2], &all[5]] {
-                let hid = f.header().hid().0;
-                let is_here = |at: &usize| bytes[*at..].starts_with(&hid);
-                let places: Vec<usize> = (0..bytes.len()).filter(is_here).collect();
-                assert!(!places.is_empty());
-                places.into_iter().for_each(|at| bytes[at] ^= 1);
-            }
-        });
+        for lost in [2, 5] {
+            lose_head(&device, &all[lost]).await;
+            lose_repeat(&device, &all[lost + 1]);
+        }
         let rig = Rig::open(device.clone()).await.unwrap();
         rig.engine.set_cleaning(off());
         let holes = [3, 6].map(|s| (Sequence(s), Sequence(s)));

@@ -2,6 +2,7 @@
 //! made again from the log alone, and no bytes whatever make a tool panic.
 
 use crate::common::*;
+use freebs_format::disk::AppendHeader;
 use freebs_io::Device;
 use freebs_io::memory::MemoryDevice;
 use freebs_lsvd::tool::{
@@ -175,6 +176,24 @@ async fn adds_up(image: &Image, cleaned: bool) {
     }
 }
 
+/// Where an append of a segment begins.
+fn header(bytes: &[u8], segment: u32, append: u64) -> usize {
+    let is_it = |at: &usize| {
+        let h = AppendHeader::decode(&bytes[*at..*at + size_of::<AppendHeader>()]);
+        h.is_ok_and(|h| h.number.get() == append)
+    };
+    (0..SEG as u32 / 512).map(|sector| at(segment, sector * 512)).find(is_it).unwrap()
+}
+
+/// Makes the checksums of the append there right again.
+fn reseal(bytes: &mut [u8], at: usize) {
+    let (heads, header) = (word(bytes, at + 56), size_of::<AppendHeader>());
+    let crc = freebs_format::crc32c(&bytes[at + header..at + heads]);
+    bytes[at + 88..at + 92].copy_from_slice(&crc.to_le_bytes());
+    let crc = freebs_format::crc32c(&bytes[at..at + 92]);
+    bytes[at + 92..at + 96].copy_from_slice(&crc.to_le_bytes());
+}
+
 #[test]
 fn each_kind_of_damage_is_named_with_what_it_costs() {
     local(async {
@@ -207,12 +226,27 @@ fn each_kind_of_damage_is_named_with_what_it_costs() {
         assert_eq!(kinds(&v), [DamageKind::Heads]);
         assert!(!v.damage[0].lost && v.losses.is_empty() && v.recovery.is_empty());
 
-        // A head in the open one: its frame is lost, and everything older is in doubt; or it was the shard's last.
+        // A head in the open one: the append behind it says the same. Without that one, too, its frame is lost, and
+        // everything older is in doubt; or it was the shard's last.
         let mut holes = 0;
+        let mut appends = frames.iter().filter(|f| f.segment == new.segment).map(|f| f.append).collect::<Vec<_>>();
+        appends.dedup();
         for f in frames.iter().filter(|f| f.segment == new.segment && !f.kind.is_local()) {
             let v = changed(&image, |b| b[at(f.segment, f.head_at) + 30] ^= 1).await;
             assert_eq!(kinds(&v), [DamageKind::Heads]);
-            assert!(v.damage[0].lost && !v.recovery.is_empty());
+            assert!(!v.damage[0].lost && v.losses.is_empty() && !v.recovery.is_empty());
+            if f.append == *appends.last().unwrap() {
+                continue;
+            }
+            let behind = header(&image.bytes, f.segment, f.append + 1);
+            let v = changed(&image, |b| {
+                b[at(f.segment, f.head_at) + 30] ^= 1;
+                b[behind + 50] ^= 1;
+            })
+            .await;
+            assert_eq!(kinds(&v), [DamageKind::Heads, DamageKind::Append]);
+            assert!(of_kind(&v, DamageKind::Heads).lost && !of_kind(&v, DamageKind::Append).lost);
+            assert!(!v.recovery.is_empty());
             let (_, loss) = v.losses.iter().find(|(s, _)| *s == f.shard).unwrap();
             let hole = loss.sequences.iter().any(|(a, b)| *a <= f.sequence && f.sequence <= *b);
             assert!(hole || loss.suspect_tail, "{loss:?}");
@@ -268,18 +302,14 @@ fn lost_appends_and_segments_are_named() {
         let image = image(4, 500).await;
         let (found, frames) = look(&image.bytes).await;
         let (old, new) = (pick(&found, &frames, true), pick(&found, &frames, false));
-        // The header of an append lies at a sector before the first of its heads.
-        let header = |f: &FrameInfo| {
-            let first = frames.iter().filter(|x| x.segment == f.segment && x.append == f.append).map(|x| x.head_at);
-            at(f.segment, first.min().unwrap() / 512 * 512)
-        };
+        let header = |f: &FrameInfo| header(&image.bytes, f.segment, f.append);
         let v = changed(&image, |b| b[header(old) + 50] ^= 2).await;
         assert_eq!(kinds(&v), [DamageKind::Append]);
         assert!(!v.damage[0].lost && v.losses.is_empty(), "the index has its frames: {:?}", v.damage);
         assert_eq!(v.damage[0].byte, header(old) as u64);
         let v = changed(&image, |b| b[header(new) + 50] ^= 2).await;
         assert_eq!(kinds(&v), [DamageKind::Append]);
-        assert!(v.damage[0].lost && !v.losses.is_empty() && !v.recovery.is_empty());
+        assert!(!v.damage[0].lost && v.losses.is_empty() && !v.recovery.is_empty(), "the one behind it has its frames");
 
         // All of a segment: its shards have holes.
         let v = changed(&image, |b| b[at(old.segment, 0)..at(old.segment + 1, 0)].fill(0)).await;
@@ -303,20 +333,21 @@ fn a_frame_that_was_made_up_is_noticed() {
     local(async {
         let image = image(5, 400).await;
         let (found, frames) = look(&image.bytes).await;
-        let f = pick(&found, &frames, false);
+        let open = found.segments.iter().find(|s| s.kind == SegmentKind::Open).unwrap().id;
+        let goes_on = |f: &FrameInfo| frames.iter().any(|g| g.shard == f.shard && g.sequence.0 == f.sequence.0 + 1);
+        let f = frames.iter().find(|f| f.segment == open && f.data_bytes > 0 && f.counts && goes_on(f)).unwrap();
         let forge = |field: usize| {
             let mut bytes = image.bytes.clone();
             let head = at(f.segment, f.head_at);
             bytes[head + field] ^= 1;
             let crc = freebs_format::crc32c(&bytes[head..head + 252]);
             bytes[head + 252..head + 256].copy_from_slice(&crc.to_le_bytes());
-            let first = frames.iter().filter(|x| x.segment == f.segment && x.append == f.append);
-            let append = at(f.segment, first.map(|x| x.head_at).min().unwrap() / 512 * 512);
-            let heads = word(&bytes, append + 56);
-            let crc = freebs_format::crc32c(&bytes[append + 96..append + heads]);
-            bytes[append + 88..append + 92].copy_from_slice(&crc.to_le_bytes());
-            let crc = freebs_format::crc32c(&bytes[append..append + 92]);
-            bytes[append + 92..append + 96].copy_from_slice(&crc.to_le_bytes());
+            let append = header(&bytes, f.segment, f.append);
+            reseal(&mut bytes, append);
+            // The one behind it no longer says otherwise.
+            let behind = header(&bytes, f.segment, f.append + 1);
+            bytes[behind + 96] ^= 1;
+            reseal(&mut bytes, behind);
             bytes
         };
         // The time of the head, which the digest covers.

@@ -515,6 +515,15 @@ Examples:
 Soft state is what the log says anyway: for now, the indexes of closed segments, without which a start is slow.
 Damaged segments are left alone. Exit status 1 if something can't be rebuilt.";
 
+const DEVICE_RECOVER_HELP: &str = "\
+Examples:
+  freebs device recover my.disk                  what is lost, or may be
+  freebs device recover my.disk --accept-loss    go on without it
+
+For a log that is the only copy, as that of a disk of the library. A node asks the other members for what its log has
+lost, so there is nothing to be done there; a volume without others goes on with `freebs volume recover`.
+Exit status 0: nothing is lost, or it was accepted. 3: nothing was changed, and it can go on with --accept-loss.";
+
 #[derive(Debug, Subcommand)]
 pub enum DeviceCommand {
     /// Show whose it is, its shards, segments and frames, and how much is live
@@ -539,6 +548,16 @@ pub enum DeviceCommand {
         /// Write it; without this, only say what would be done
         #[arg(long)]
         write: bool,
+    },
+    /// Say what damage has taken from the only copy of something, and go on without it
+    #[command(after_help = DEVICE_RECOVER_HELP)]
+    Recover {
+        /// The device: a file, or a block device
+        path: PathBuf,
+
+        /// Take what is lost for lost, for good; without this, only say what it is
+        #[arg(long)]
+        accept_loss: bool,
     },
 }
 

@@ -105,7 +105,7 @@ impl Core {
                 break;
             }
         }
-        let done = m.pieces.is_empty();
+        let (done, mends) = (m.pieces.is_empty(), m.mends);
         assert!(body.entries.len() <= CARRY_ENTRIES_MAX, "a carry has at most so many entries as fit a frame");
         assert_eq!(
             data.iter().map(Bytes::len).sum::<usize>(),
@@ -120,7 +120,7 @@ impl Core {
         if let (Some(shard), false) = (shard, body.entries.is_empty()) {
             g.moved = (g.moved.0 + u64::from(blocks), g.moved.1 + births);
             let frame = self.carry_frame(shard, &body, data);
-            g.push(frame);
+            g.push(frame, !mends);
             return true;
         }
         done

@@ -445,3 +445,41 @@ impl Rebuild {
         }
     }
 }
+
+#[derive(Serialize)]
+pub struct ShardLost {
+    pub shard: String,
+    pub last: u64,
+    pub version: u64,
+    pub tail: bool,
+    pub frames: Vec<[u64; 2]>,
+    #[serde(skip)]
+    pub what: String,
+}
+
+#[derive(Serialize)]
+pub struct Losses {
+    pub accepted: bool,
+    pub device: Device,
+    pub lost: Vec<ShardLost>,
+    pub recovery: Vec<Finding>,
+}
+
+impl Losses {
+    pub fn new(path: &Path, l: &tool::Losses) -> Self {
+        let shard = |s: &freebs_lsvd::Lost| ShardLost {
+            shard: s.shard.to_string(),
+            last: s.last.0,
+            version: s.version.0,
+            tail: s.tail,
+            frames: s.frames.iter().map(|(a, b)| [a.0, b.0]).collect(),
+            what: s.to_string(),
+        };
+        Self {
+            accepted: l.accepted,
+            device: Device::new(path, &l.device),
+            lost: l.lost.iter().map(shard).collect(),
+            recovery: findings(&l.recovery),
+        }
+    }
+}

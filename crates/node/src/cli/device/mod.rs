@@ -19,6 +19,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
+/// Exit status of `recover` when something is lost and was not accepted.
+const NOT_ACCEPTED: u8 = 3;
 /// Bytes of frames that are gathered before they are written.
 const FRAMES_BYTES: usize = 64 << 10;
 
@@ -28,6 +30,7 @@ pub fn run(command: DeviceCommand, output: &Output) -> Result<ExitCode> {
             DeviceCommand::Inspect(args) => inspect(&args, output).await,
             DeviceCommand::Verify { path, shard } => verify(&path, shard, output).await,
             DeviceCommand::Rebuild { path, write } => rebuild(&path, write, output).await,
+            DeviceCommand::Recover { path, accept_loss } => recover(&path, accept_loss, output).await,
         }
     })
 }
@@ -66,6 +69,16 @@ async fn rebuild(path: &Path, write: bool, output: &Output) -> Result<ExitCode> 
     watch.finish();
     output.show(&json::Rebuild::new(path, &done), text::rebuild);
     Ok(ExitCode::from(u8::from(!done.is_complete())))
+}
+
+async fn recover(path: &Path, accept: bool, output: &Output) -> Result<ExitCode> {
+    let device = open(path, !accept).await?;
+    let mut watch = Watcher::new(output, false, None);
+    let done = tool::recover(&device, accept, &mut watch).await.map_err(|e| e.at(path.display()))?;
+    watch.finish();
+    output.show(&json::Losses::new(path, &done), text::losses);
+    let open = !done.lost.is_empty() && !done.accepted;
+    Ok(ExitCode::from(if open { NOT_ACCEPTED } else { 0 }))
 }
 
 fn no_shard(shard: ShardId, there: impl Iterator<Item = ShardId>) -> Error {

@@ -1,7 +1,8 @@
 //! What the device tools say, for people.
 
 use super::json::{
-    Blocks, Chunk, Damage, Device, Finding, Frame, Inspection, Loss, Rebuild, Segment, Sequences, Shard, Verification,
+    Blocks, Chunk, Damage, Device, Finding, Frame, Inspection, Loss, Losses, Rebuild, Segment, Sequences, Shard,
+    Verification,
 };
 use crate::cli::output::table;
 use freebs_control::rules::format_size;
@@ -304,6 +305,24 @@ pub fn rebuild(r: &Rebuild) -> String {
         (n, true) => _ = writeln!(text, "{n} index(es) written"),
         (n, false) => _ = writeln!(text, "nothing was written; with --write {n} index(es) will be"),
     }
+    text
+}
+
+pub fn losses(l: &Losses) -> String {
+    let mut text = header(&l.device);
+    for s in &l.lost {
+        let _ = writeln!(text, "shard {}, here up to version {}: {}", s.shard, s.version, s.what);
+    }
+    text.push_str(&recovery(&l.recovery));
+    text.push('\n');
+    text.push_str(match (l.lost.is_empty(), l.accepted) {
+        (true, _) => "nothing is lost\n",
+        (false, true) => "that is taken for lost; the rest can be used\n",
+        (false, false) => {
+            "nothing was changed. If a shard has members on other nodes, start this one: it gets from them what is lost. \
+             If this is the only copy, --accept-loss goes on without it\n"
+        }
+    });
     text
 }
 

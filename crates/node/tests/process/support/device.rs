@@ -85,7 +85,9 @@ fn of_segment(bytes: &[u8], base: u64, sector: usize, found: &mut Vec<Piece>) {
         if header.frames.get() > 0 {
             piece(Kind::AppendHeader, at, fixed);
         }
-        piece(Kind::LiveTable, at + fixed, extra);
+        if at == 0 {
+            piece(Kind::LiveTable, at + fixed, extra);
+        }
         piece(Kind::FrameHeads, at + fixed + extra, heads - fixed - extra);
         piece(Kind::Data, at + heads.next_multiple_of(sector), data);
         at += header.total(sector);

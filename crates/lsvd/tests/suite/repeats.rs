@@ -1,0 +1,297 @@
+//! An append that is lost is known from the one behind it, which repeats what it held; and what nothing repeats costs
+//! no more than it was.
+
+use crate::common::*;
+use crate::damage::{BLOCKS, FIRST, Image, image_with, load};
+use freebs_format::ExtentKind;
+use freebs_format::disk::{APPEND_HEADS_BYTES_MAX, AppendHeader, REPEAT_BYTES_MAX, Repeat, SegmentFooter};
+use freebs_io::Device;
+use freebs_io::faults::FaultDevice;
+use freebs_io::memory::MemoryDevice;
+use freebs_lsvd::{Finding, MarkChange, Record};
+use freebs_types::{Sequence, ShardId};
+
+/// How an append is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hit {
+    /// Its first sector is zeroes: no header.
+    Header,
+    /// A bit of its heads.
+    Heads,
+    /// Its first sector can't be read.
+    Unread,
+    /// What it repeats itself.
+    Repeat,
+}
+
+/// An append of the open segment.
+#[derive(Clone, Copy)]
+struct Open {
+    at: usize,
+    header: AppendHeader,
+}
+
+/// Appends of the open segment, in order. It may still end with the footer of its use before.
+fn open_appends(bytes: &[u8]) -> Vec<Open> {
+    let header = |at: usize| AppendHeader::decode(&bytes[at..at + size_of::<AppendHeader>()]).ok();
+    let seq = |at: usize| header(at).map_or(0, |h| h.segment_seq.get());
+    let newest = (FIRST..bytes.len()).step_by(SEGMENT as usize).max_by_key(|at| seq(*at)).unwrap();
+    let (mut out, mut at) = (Vec::new(), newest);
+    while let Some(header) = header(at).filter(|h| h.segment_seq.get() == seq(newest)) {
+        out.push(Open { at, header });
+        at += header.total(512);
+    }
+    out
+}
+
+fn hit(bytes: &mut [u8], a: Open, hit: Hit) {
+    let (extra, heads) = (a.header.extra_len.get() as usize, a.header.heads_len.get() as usize);
+    match hit {
+        Hit::Header => bytes[a.at..a.at + 512].fill(0),
+        Hit::Heads => bytes[a.at + 96 + extra..a.at + heads].iter_mut().step_by(97).for_each(|b| *b ^= 4),
+        Hit::Repeat => bytes[a.at + 96 + extra / 2] ^= 4,
+        Hit::Unread => {}
+    }
+}
+
+/// Everything is here and is served: no hole, no suspect tail, nothing that was moved is missed.
+async fn all_is_here(rig: &Rig, image: &Image, what: &str) {
+    rig.engine.check();
+    for h in &image.history {
+        let (_, model, chain) = h.last().unwrap();
+        let st = rig.engine.state(chain.shard).unwrap();
+        assert_eq!((st.last, &st.holes[..], st.suspect_tail), (chain.name(), &[][..], false), "{what}");
+        assert_eq!(rig.read_all(chain.shard, BLOCKS).await.unwrap(), full(model, BLOCKS), "{what}");
+    }
+}
+
+/// One lost sector of an append in the open segment made nearly everything on the device unreadable, blocks that were
+/// never written among it: what it had held could have been anything that cleaning ever moved.
+#[test]
+fn a_lost_append_of_the_open_segment_costs_nothing() {
+    let mut looks = 0;
+    for seed in 0..6 {
+        local(async {
+            let image = image_with(500 + seed, 400, true).await;
+            let open = open_appends(&image.bytes);
+            assert_eq!(open[0].header.offset.get(), 0);
+            for (i, a) in open[..open.len() - 1].iter().enumerate() {
+                for how in [Hit::Header, Hit::Heads, Hit::Unread, Hit::Repeat] {
+                    let none = match how {
+                        Hit::Heads => a.header.frames.get() == 0,
+                        Hit::Repeat => i == 0,
+                        _ => false,
+                    };
+                    if none {
+                        continue;
+                    }
+                    looks += 1;
+                    let what = format!("seed {seed}, append {} of {}, {how:?}", i, open.len());
+                    let mut bytes = image.bytes.clone();
+                    hit(&mut bytes, *a, how);
+                    let device = load(&bytes);
+                    let faulty = FaultDevice::new(device.clone());
+                    if how == Hit::Unread {
+                        faulty.spoil(a.at as u64);
+                    }
+                    let rig = Rig::open(faulty.clone()).await.unwrap();
+                    assert!(!rig.report.damage.is_empty(), "{what}");
+                    all_is_here(&rig, &image, &what).await;
+                    // The log goes on in the segment, and closes it with an index like any other.
+                    let mut other = Chain::new(ShardId::new(7, 0));
+                    while rig.engine.counters().segments_opened == 0 {
+                        let op = Op { extents: vec![(ExtentKind::Data, 0, 60)], fill: other.sequence };
+                        rig.append(Record::Frame(other.frame(&[op])));
+                        rig.settle().await;
+                    }
+                    rig.stop().await;
+                    let rig = Rig::open(faulty).await.unwrap();
+                    // But for a header that any start looks at.
+                    let first = |d: &Finding| i == 0 && d.what == "the first append can't be read";
+                    assert!(rig.report.damage.iter().all(first), "{what}: {:?}", rig.report.damage);
+                    all_is_here(&rig, &image, &what).await;
+                }
+            }
+        });
+    }
+    assert!(looks > 60, "{looks}");
+}
+
+/// An append and the one behind it are lost: what the second one held is known, and of the first that it is not. Only
+/// what its own frames may have written is not served.
+#[test]
+fn of_two_lost_appends_the_second_is_known() {
+    local(async {
+        let device = MemoryDevice::new(512, 1 << 30);
+        create_log(device.clone(), &shape(40)).await.unwrap();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let mut chains: Vec<Chain> = (1..=3).map(|n| Chain::new(ShardId::new(n, 0))).collect();
+        let mut models = vec![Model::new(); 3];
+        for i in 0..12u32 {
+            let (chain, model) = (&mut chains[i as usize % 3], &mut models[i as usize % 3]);
+            let op = Op { extents: vec![(ExtentKind::Data, i, 2)], fill: u64::from(i) * 100 };
+            op.apply(model);
+            rig.append(Record::Frame(chain.frame(&[op])));
+            rig.settle().await;
+        }
+        rig.stop().await;
+        let mut bytes = Vec::new();
+        device.poke(|b| bytes.clone_from(b));
+        // Shard 1 has the appends 1, 4, 7 and 10; of 4 and 5 only 5 is known.
+        let open = open_appends(&bytes);
+        assert_eq!(open.iter().map(|a| a.header.number.get()).collect::<Vec<_>>(), (1..=13).collect::<Vec<_>>());
+        hit(&mut bytes, open[3], Hit::Header);
+        hit(&mut bytes, open[4], Hit::Header);
+        let dev = load(&bytes);
+        for start in 0..3 {
+            let rig = Rig::open(dev.clone()).await.unwrap();
+            assert!(!rig.report.damage.is_empty());
+            let holes = |n: usize| rig.engine.state(chains[n].shard).unwrap().holes;
+            let suspect = |n: usize| rig.engine.state(chains[n].shard).unwrap().suspect_tail;
+            assert_eq!((holes(0), holes(1), holes(2)), (vec![(Sequence(2), Sequence(2))], vec![], vec![]));
+            assert_eq!([suspect(0), suspect(1), suspect(2)], [false; 3], "start {start}");
+            for n in [1, 2] {
+                assert_eq!(rig.read_all(chains[n].shard, BLOCKS).await.unwrap(), full(&models[n], BLOCKS));
+            }
+            let read = |lba| rig.engine.read(chains[0].shard, freebs_types::BlockRange::new(lba, 1));
+            assert!(read(0).await.is_err() && read(50).await.is_err(), "the lost frame may have written them");
+            assert!(read(6).await.is_ok() && read(9).await.is_ok(), "what lies behind it is served");
+            // The segment is closed at the second start.
+            let mut other = Chain::new(ShardId::new(7 + start, 0));
+            while start == 1 && rig.engine.counters().segments_opened == 0 {
+                let op = Op { extents: vec![(ExtentKind::Data, 0, 60)], fill: other.sequence };
+                rig.append(Record::Frame(other.frame(&[op])));
+                rig.settle().await;
+            }
+            rig.stop().await;
+        }
+    });
+}
+
+/// The end of the log is lost, and a checkpoint or what can't be read tells. Nothing repeats it; yet what cleaning had
+/// moved is not missed, at this start and at later ones, when the segment has long been closed.
+#[test]
+fn a_lost_end_costs_what_was_in_it() {
+    let mut suspects = 0;
+    for seed in 0..6 {
+        local(async {
+            let image = image_with(700 + seed, 400, true).await;
+            let open = open_appends(&image.bytes);
+            // Without the proof at the end, that is the last one with frames.
+            let (last, proof) = (open[open.len() - 2], open[open.len() - 1]);
+            assert!(proof.header.frames.get() == 0 && last.header.frames.get() > 0);
+            let mut bytes = image.bytes.clone();
+            let total = proof.header.total(512);
+            bytes[proof.at..proof.at + total].fill(0);
+            let faulty = FaultDevice::new(load(&bytes));
+            faulty.spoil(last.at as u64);
+            for start in 0..4 {
+                let rig = Rig::open(faulty.clone()).await.unwrap();
+                rig.engine.check();
+                for h in &image.history {
+                    let chain = &h.last().unwrap().2;
+                    let st = rig.engine.state(chain.shard).unwrap();
+                    suspects += u64::from(st.suspect_tail);
+                    let what = format!("seed {seed}, start {start}: {} of {}", st.last.sequence, chain.sequence);
+                    assert!(st.holes.is_empty(), "{what}: {:?}", st.holes);
+                    assert!(st.suspect_tail || (start > 0 && st.last == chain.name()), "{what}");
+                    let model = &h[st.last.sequence.0 as usize].1;
+                    assert_eq!(rig.read_all(chain.shard, BLOCKS).await.unwrap(), full(model, BLOCKS), "{what}");
+                }
+                // At each start another segment is opened; at the last one all shards were compared and are whole.
+                let mut other = Chain::new(ShardId::new(7 + start, 0));
+                let before = rig.engine.counters().segments_opened;
+                while rig.engine.counters().segments_opened < before + 2 {
+                    let op = Op { extents: vec![(ExtentKind::Data, 0, 60)], fill: other.sequence };
+                    rig.append(Record::Frame(other.frame(&[op])));
+                    rig.settle().await;
+                }
+                for h in image.history.iter().filter(|_| start == 1) {
+                    let chain = &h.last().unwrap().2;
+                    let st = rig.engine.state(chain.shard).unwrap();
+                    for s in st.last.sequence.0 + 1..=chain.sequence {
+                        rig.append(Record::Frame(h[s as usize].0.clone().unwrap()));
+                    }
+                }
+                rig.settle().await;
+                rig.stop().await;
+            }
+        });
+    }
+    assert!(suspects > 10, "{suspects}");
+}
+
+/// Appends with as many frames as fit, of heads as large as they get: each can still be repeated by the next one.
+#[test]
+fn what_is_appended_can_be_repeated() {
+    local(async {
+        let device = MemoryDevice::new(512, 1 << 30);
+        create_log(device.clone(), &freebs_lsvd::Shape { segment_bytes: 8 << 20, size_limit: 1 << 28, ..shape(40) })
+            .await
+            .unwrap();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let mut chain = Chain::new(ShardId::new(1, 0));
+        for i in 0..40u64 {
+            let zeroes = |n: u32| Op { extents: (0..n).map(|i| (ExtentKind::Zero, 2 * i, 1)).collect(), fill: 0 };
+            let ops: Vec<Op> = (0..if i % 3 == 0 { 17 } else { 4 }).map(|_| zeroes(1000)).collect();
+            rig.append(Record::Frame(chain.frame(&ops)));
+        }
+        rig.settle().await;
+        let digest = rig.engine.digest(chain.shard).await.unwrap();
+        rig.stop().await;
+        let mut bytes = Vec::new();
+        device.poke(|b| bytes.clone_from(b));
+        let (mut largest, mut repeats) = (0, 0);
+        let mut at = FIRST;
+        while let Ok(h) = AppendHeader::decode(&bytes[at..at + 96]) {
+            let (extra, heads) = (h.extra_len.get() as usize, h.heads_len.get() as usize);
+            assert!(heads <= APPEND_HEADS_BYTES_MAX && extra <= REPEAT_BYTES_MAX);
+            largest = largest.max(heads - extra);
+            if h.repeats() {
+                let repeat = Repeat::decode(bytes[at + 96..at + 96 + extra].to_vec().into()).unwrap();
+                assert_eq!(repeat.append, h.number.get() - 1);
+                repeats += 1;
+            }
+            at += h.total(512);
+        }
+        assert!(largest > 400_000 && repeats > 3, "{largest} {repeats}");
+        let rig = Rig::open(device).await.unwrap();
+        assert_eq!(rig.engine.digest(chain.shard).await.unwrap(), digest);
+    });
+}
+
+/// A footer says what was lost when its segment was closed.
+#[test]
+fn a_segment_with_a_loss_is_closed_with_it() {
+    local(async {
+        let image = image_with(900, 60, false).await;
+        let open = open_appends(&image.bytes);
+        let mut bytes = image.bytes.clone();
+        for a in &open[2..4] {
+            hit(&mut bytes, *a, Hit::Header);
+        }
+        let lost = open[2].header.number.get();
+        let device = load(&bytes);
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let mut other = Chain::new(ShardId::new(7, 0));
+        while rig.engine.counters().segments_opened == 0 {
+            let op = Op { extents: vec![(ExtentKind::Data, 0, 60)], fill: other.sequence };
+            rig.append(Record::Frame(other.frame(&[op])));
+            rig.settle().await;
+        }
+        let change = MarkChange::default();
+        rig.append(Record::Mark { shard: other.shard, change, ticket: 1 });
+        rig.settle().await;
+        let was: Vec<_> = image.history.iter().map(|h| rig.engine.state(h[0].2.shard).unwrap().holes).collect();
+        assert!(was.iter().any(|h| !h.is_empty()));
+        rig.stop().await;
+        let segment = FIRST + (open[0].at - FIRST) / SEGMENT as usize * SEGMENT as usize;
+        let tail = device.read((segment + SEGMENT as usize - 512) as u64, 512).await.unwrap();
+        let footer = SegmentFooter::decode(&tail, SEGMENT).unwrap();
+        assert_eq!((footer.lost_from.get(), footer.lost_to.get()), (lost, lost));
+        let rig = Rig::open(device).await.unwrap();
+        let now: Vec<_> = image.history.iter().map(|h| rig.engine.state(h[0].2.shard).unwrap().holes).collect();
+        assert_eq!(now, was);
+        assert!(rig.report.damage.iter().any(|d| d.what.contains(&format!("append {lost} "))));
+    });
+}
