@@ -111,7 +111,18 @@ pub async fn create<S: Source, W: Watch>(target: &Target, source: &S, order: &Or
     }
     let parent = if order.full { None } else { parent(target, order, watch).await? };
     let (read, sent, resumed) = Default::default();
-    let create = Create { target, source, watch, id, parent, own: RefCell::new(own), read, sent, resumed, can_tell: Cell::new(true) };
+    let create = Create {
+        target,
+        source,
+        watch,
+        id,
+        parent,
+        own: RefCell::new(own),
+        read,
+        sent,
+        resumed,
+        can_tell: Cell::new(true),
+    };
     let mut sums = Sums::default();
     let mut pages = Vec::new();
     for page in 0..blocks_of(size).div_ceil(PAGE_BLOCKS.into()) {

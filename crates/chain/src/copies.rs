@@ -333,7 +333,11 @@ impl World {
                 volume: None,
                 forced: None,
                 branch: Branch::default(),
-                snapshots: ShardSnapshots { kept: Arc::new(SNAPSHOTS.into()), as_of: s.active, ..ShardSnapshots::default() },
+                snapshots: ShardSnapshots {
+                    kept: Arc::new(SNAPSHOTS.into()),
+                    as_of: s.active,
+                    ..ShardSnapshots::default()
+                },
             }
         };
         self.workers.values().for_each(|w| w.on_shards(vec![info.clone()]));

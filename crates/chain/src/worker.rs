@@ -16,8 +16,8 @@ use crate::replica::{Replica, TailEntry, genesis};
 use crate::sync::{ANSWER_BYTES, is_said_committed};
 use crate::timing;
 use bytes::Bytes;
-use freebs_format::{FrameHead, Pin};
 use freebs_format::wire::{FrameName, Message, Piece, ReadReply, ReadRequest, Refusal, Refused, Request, SyncRequest};
+use freebs_format::{FrameHead, Pin};
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
 use freebs_lsvd::{DamagedBlocks, Durable, Engine, EventKind, KeptState, Listener, MapPlace};
 use freebs_types::{

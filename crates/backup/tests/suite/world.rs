@@ -351,7 +351,9 @@ impl Source for Disk {
         let nothing = BTreeMap::new();
         let then = since.map_or(&nothing, |m| &self.moments[&m.0[0]]);
         let all = self.blocks.keys().chain(then.keys());
-        for (n, block) in all.filter(|b| range.contains(&(**b * BLOCK)) && self.blocks.get(b) != then.get(b)).enumerate() {
+        for (n, block) in
+            all.filter(|b| range.contains(&(**b * BLOCK)) && self.blocks.get(b) != then.get(b)).enumerate()
+        {
             if n > 0 && since.is_some() && self.has_lost_track {
                 return Err(Error::not_found("that moment is gone"));
             }

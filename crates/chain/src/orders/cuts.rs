@@ -168,11 +168,7 @@ fn what_another_head_has_cut_is_not_cut_again() {
 fn a_full_device_fails_a_snapshot() {
     let mut s = leading();
     s.r.info = Some(ShardInfo {
-        snapshots: ShardSnapshots {
-            under_way: Some(under_way()),
-            as_of: ViewNumber(2),
-            ..ShardSnapshots::default()
-        },
+        snapshots: ShardSnapshots { under_way: Some(under_way()), as_of: ViewNumber(2), ..ShardSnapshots::default() },
         ..info(1024)
     });
     let (_, actions) = s.play(|r, ctx| {

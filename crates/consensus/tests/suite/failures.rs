@@ -261,7 +261,9 @@ fn a_snapshot_that_does_not_come_to_an_end_fails() {
     let id = s.snapshots_under_way().next().expect("one is being made");
     let mut f = Failures::default();
     // The shard has no view: its head is replaced again and again, which is another matter.
-    let fails = |commands: Vec<Command>| commands.iter().any(|c| matches!(c, Command::FailSnapshot { snapshot, .. } if *snapshot == id));
+    let fails = |commands: Vec<Command>| {
+        commands.iter().any(|c| matches!(c, Command::FailSnapshot { snapshot, .. } if *snapshot == id))
+    };
     assert!(!fails(f.decide(1000, &s, &set([]), &set([]))));
     assert!(!fails(f.decide(60_900, &s, &set([]), &set([]))));
     let commands = f.decide(61_000, &s, &set([]), &set([]));

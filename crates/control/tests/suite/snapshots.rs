@@ -658,7 +658,9 @@ fn a_complete_snapshot_is_an_instant_in_all_orders() {
         let found = Model::run(shards, writes, changes, (None, None));
         assert_eq!(found.wrong, None);
         let (seen, complete, failed) = (found.seen.len(), found.complete, found.failed);
-        println!("{shards} shards, {writes} writes, {changes} views: {seen} worlds, {complete} complete, {failed} failed");
+        println!(
+            "{shards} shards, {writes} writes, {changes} views: {seen} worlds, {complete} complete, {failed} failed"
+        );
         assert!(complete > 10 && failed > 100, "both ends are reached: {complete} {failed}");
     }
 }

@@ -290,7 +290,8 @@ fn small_pieces_tell_as_much_as_one() {
             let (mut c, mut rng) = (Chain::new(SHARD), Rng::new(seed));
             // The case by hand first.
             let mut extents = vec![(0, 3), (3, 5), (3, 5)];
-            extents.extend((0..if seed == 0 { 0 } else { 20 }).map(|_| (rng.below(60) as u32, 1 + rng.below(14) as u32)));
+            extents
+                .extend((0..if seed == 0 { 0 } else { 20 }).map(|_| (rng.below(60) as u32, 1 + rng.below(14) as u32)));
             for (start, len) in extents {
                 rig.append(Record::Frame(c.frame(&[data(start, len, rng.below(1 << 20))])));
                 rig.append(Record::Frame(c.pins(&[(UpdateKind::Snapshot, 0)])));

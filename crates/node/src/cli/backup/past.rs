@@ -48,12 +48,7 @@ impl Source for Past<'_> {
     }
 
     /// `NotFound` if no copy can tell what changed since.
-    async fn extents(
-        &self,
-        range: Range<u64>,
-        since: Option<&Moment>,
-        each: &mut dyn FnMut(Range<u64>),
-    ) -> Result<()> {
+    async fn extents(&self, range: Range<u64>, since: Option<&Moment>, each: &mut dyn FnMut(Range<u64>)) -> Result<()> {
         let Some(since) = since else {
             return data_in(&self.0.reader, range, async |at, len| {
                 each(at..at + len);

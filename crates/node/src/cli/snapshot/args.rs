@@ -114,7 +114,10 @@ fn date(text: &str) -> Result<u64, String> {
     let day = format!("{text} 00:00:00");
     let time = humantime::parse_rfc3339_weak(text).or_else(|_| humantime::parse_rfc3339_weak(&day));
     let span = || humantime::parse_duration(text).ok().and_then(|d| SystemTime::now().checked_add(d));
-    let time = time.ok().or_else(span).ok_or_else(|| format!("'{text}' is no date; write 2027-01-31, '2027-01-31 12:00:00' or 90days"))?;
+    let time = time
+        .ok()
+        .or_else(span)
+        .ok_or_else(|| format!("'{text}' is no date; write 2027-01-31, '2027-01-31 12:00:00' or 90days"))?;
     let since = time.duration_since(UNIX_EPOCH).map_err(|_| "a date after 1970".to_owned())?;
     u64::try_from(since.as_millis()).map_err(|_| "a date before the year 9999".to_owned())
 }
