@@ -252,7 +252,7 @@ impl Replica {
             gone = pins.iter().map(|p| p.version).collect();
         }
         let Some(h) = self.head.as_mut() else { return };
-        // What was given up already is still a pin until its frame is durable.
+        // A pin that was given up already is still one until its frame is durable.
         h.cuts.released.retain(|v| pins.iter().any(|p| p.version == *v));
         gone.retain(|v| !h.cuts.released.contains(v));
         if gone.is_empty() {

@@ -521,7 +521,7 @@ impl Replica {
             retain: Some(body.retain).filter(|v| v.0 > 0),
             as_of: body.kept_as_of.unwrap_or(body.committed),
             whole_from: map.whole_from,
-            // What was told in front of its pieces may have shown that more is missing, and they brought that, too.
+            // The words in front of its pieces may have shown that more is missing, and they brought that, too.
             past: if map.past > Version(0) { Version(u64::MAX) } else { Version(0) },
             pins: body.pins,
         };

@@ -526,7 +526,7 @@ pub struct SnapshotOf {
 }
 
 impl SnapshotStatus {
-    /// What a state says of a snapshot; with its cuts, or without.
+    /// The words of a state on a snapshot; with its cuts, or without.
     #[must_use]
     pub fn new(state: &State, snapshot: &Snapshot, with_cuts: bool) -> Self {
         let name = |id: VolumeId| state.volume(id).map_or_else(|| id.to_string(), |v| v.name.clone());

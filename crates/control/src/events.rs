@@ -239,7 +239,7 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
             }))
         }
         Command::ProposeView { .. } | Command::NameHostKey { .. } => Vec::new(),
-        // What becomes of a snapshot may follow from any command.
+        // Any command may decide the fate of a snapshot.
         Command::BeginSnapshot { .. }
         | Command::ReportCuts { .. }
         | Command::ConfirmCuts { .. }

@@ -59,7 +59,7 @@ pub async fn check<D: Device>(engine: &Engine<D>, shard: ShardId, was_damaged: b
             if f.head.kind() == FrameKind::Data {
                 let data = f.data.concat();
                 for u in f.head.updates() {
-                    // What a head orders by itself nobody asked for.
+                    // Nobody asked for updates that a head orders by itself.
                     let is_request = u.driver.0 > 0;
                     if let Some(other) = requests.insert((u.driver, u.number), s).filter(|_| is_request) {
                         return Err(format!("request {} is in frame {other} and in frame {s} (W3)", u.number));

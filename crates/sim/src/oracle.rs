@@ -304,7 +304,7 @@ impl Oracle {
         }
     }
 
-    /// What a snapshot has, sector by sector: it is an instant between these two if nothing is missing that was answered
+    /// Judges the sectors of a snapshot: it is an instant between these two if nothing is missing that was answered
     /// before something was begun that is there, or before the snapshot was asked for; and nothing is there that was begun
     /// when it was complete.
     pub fn check_snapshot(&self, (asked, done): (Stamp, Stamp), values: &[(VolumeId, u64, Value)]) {

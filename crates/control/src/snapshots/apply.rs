@@ -25,7 +25,7 @@ impl State {
         self.snapshots.get(id).map(|s| &**s)
     }
 
-    /// Whether that record is the very same one in an earlier state.
+    /// True if that record is the very same one in an earlier state.
     pub(crate) fn has_same_snapshot(&self, earlier: &Self, id: SnapshotId) -> bool {
         let both = self.snapshots.get(id).zip(earlier.snapshots.get(id));
         both.is_some_and(|(one, other)| Arc::ptr_eq(one, other))
@@ -60,8 +60,7 @@ impl State {
         self.snapshots.all_under_way()
     }
 
-    /// What logs keep for snapshots up to this number is kept although nothing is known of them: the state was made again
-    /// since. 0 if it never was.
+    /// Pins of snapshots up to this number stay in logs although nothing is known of them: the state was made again since. 0 if it never was.
     #[must_use]
     pub fn spared_snapshots(&self) -> SnapshotId {
         self.snapshots.spared()

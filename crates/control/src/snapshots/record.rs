@@ -101,7 +101,7 @@ impl Snapshot {
         matches!(self.stage, Stage::Failed { .. })
     }
 
-    /// What it has of a volume; `None` if it is not of that one.
+    /// Its part of a volume; `None` if it is not of that one.
     #[must_use]
     pub fn of(&self, volume: VolumeId) -> Option<&SnapshotVolume> {
         let at = self.volumes.binary_search_by_key(&volume, |v| v.volume).ok()?;
@@ -136,7 +136,7 @@ impl Snapshot {
         }
     }
 
-    /// Whether what came from disk or network can be a snapshot at all.
+    /// Refuses bytes of disk or network that can be no snapshot at all.
     pub(crate) fn check(&self) -> Result<()> {
         let bad = |what: &str| Err(Error::corrupt(format!("snapshot {}: {what}", self.id)));
         crate::rules::check_name("snapshot", &self.name).map_err(|e| Error::corrupt(e.text))?;

@@ -144,7 +144,7 @@ impl Snapshots {
         gone.into_iter().for_each(|id| _ = self.take_out(id));
     }
 
-    /// What a state begins with that is read from bytes; records follow by `put`.
+    /// The begin of a state that is read from bytes; records follow by `put`.
     pub fn restored(last: SnapshotId, spared: SnapshotId, gone: Vec<(u64, SnapshotId)>) -> Self {
         Self { last, spared, gone: gone.into(), ..Self::default() }
     }

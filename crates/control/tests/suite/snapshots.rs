@@ -383,7 +383,7 @@ struct Head {
     version: u64,
     /// The state that it heard last, by its place among all.
     heard: usize,
-    /// What that said to it; `None` before the first one.
+    /// The news in it; `None` before the first one.
     told: Option<Told>,
     taken: Option<(u64, Hold)>,
     is_live: bool,
@@ -409,7 +409,7 @@ enum Word {
 struct World {
     states: Vec<Rc<State>>,
     heads: Vec<Head>,
-    /// What was said, and may be heard at any time, and again.
+    /// All words, each of which may be heard at any time, and again.
     said: Vec<Word>,
     /// Writes in the order of their answers, each asked for after the answer to the one before.
     written: Vec<(u32, u64)>,
@@ -560,7 +560,7 @@ impl World {
         self.changes_left -= 1;
     }
 
-    /// Whether a complete snapshot has each write that was answered before one that it has.
+    /// True if a complete snapshot has each write that was answered before one that it has.
     fn is_instant(&self) -> bool {
         let Some(s) = Self::record(self.last()).filter(|s| s.is_complete()) else { return true };
         let has = |(of, version): &(u32, u64)| s.cut(shard(1, *of)).unwrap().version.0 >= *version;

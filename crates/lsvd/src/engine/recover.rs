@@ -584,7 +584,7 @@ impl<D: Device> Recovery<'_, D> {
         if found.end as usize + room > self.geometry.segment_bytes as usize {
             return Ok(());
         }
-        // What is lost at the end stays as it is: nothing is written there, and the segment is closed.
+        // A lost end stays as it is: nothing is written there, and the segment is closed.
         let full = (self.geometry.segment_bytes as usize - room) as u32;
         let bits = last.table.as_ref().map_or(Vec::new(), |t| t.bits.clone());
         let is_known = last.lost == 0 && last.heads_match && !cut_short;
@@ -765,7 +765,7 @@ impl<D: Device> Recovery<'_, D> {
             }
         }
         if let Some(next) = self.unread.take().filter(|_| !self.geometry.ends_at(self.last_append)) {
-            // What can't be read there may be the first append of a segment, and the only one that was written there. So
+            // The append that can't be read there may be the first append of a segment, and the only one that was written there. So
             // nothing was written over that it moved.
             self.note_lost(next, 0, self.last_append + 1, false);
             self.last_append += 1;

@@ -27,7 +27,7 @@ impl Geometry {
         n.min(u64::from(SEGMENTS_MAX)) as u32
     }
 
-    /// Whether no frame lies behind this append, because the log was closed with it. Otherwise what can't be read there
+    /// True if no frame lies behind this append, because the log was closed with it. Otherwise what can't be read there
     /// may be one.
     pub fn ends_at(&self, append: u64) -> bool {
         self.closed > 0 && append >= self.closed
@@ -64,7 +64,7 @@ pub(crate) struct OpenSegment {
     /// First and last append; 0 if there is none yet.
     pub first_append: u64,
     pub last_append: u64,
-    /// What the next append repeats; `None` in front of the first one, and if it is not known.
+    /// The entries that the next append repeats; `None` in front of the first one, and if it is not known.
     pub last: Option<LastAppend>,
     /// First and last append of which something is lost for good.
     pub lost: Option<(u64, u64)>,

@@ -260,7 +260,7 @@ impl<D: Device> Engine<D> {
                 end = end.min(start + g.max_blocks);
                 end = self.inner.core.borrow().shard(shard)?.history.table.end_of(start, end, CARRY_ENTRIES_MAX);
                 let resumed = Some(from).filter(|f| start == f.lba.0 && f.blocks > 0);
-                // What the last piece did not look at begins with its first entry.
+                // Blocks that the last piece did not look at begin with their first entry.
                 end = resumed.map_or(end, |f| end.min(start.saturating_add(f.blocks)));
                 let behind = resumed.map(|f| f.behind).unwrap_or_default();
                 let step = |core: &Core, s: &Shard, layers: Table| g.layers(core, s, &layers, (start, behind));

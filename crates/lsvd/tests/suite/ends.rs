@@ -142,7 +142,7 @@ fn a_torn_append_with_a_bad_sector_is_given_up() {
             let st = rig.engine.state(chain.shard).unwrap();
             assert_eq!((st.last, st.suspect_tail, &st.holes[..]), (before, false, &[][..]));
             assert_eq!(rig.read_all(chain.shard, BLOCKS).await.unwrap(), full(&model, BLOCKS), "what was there before");
-            // What is written next lies over it.
+            // The next append lies over it.
             rig.append(Record::Frame(Chain::new(ShardId::new(2 + start, 0)).frame(&[write(0, 1, 7)])));
             rig.settle().await;
             rig.stop().await;
