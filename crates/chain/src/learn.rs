@@ -521,7 +521,7 @@ impl Replica {
             retain: Some(body.retain).filter(|v| v.0 > 0),
             as_of: body.kept_as_of.unwrap_or(body.committed),
             whole_from: map.whole_from,
-            // The words in front of its pieces may have shown that more is missing, and they brought that, too.
+            // Marks in front of the pieces may have shown that more is missing, and these brought that, too.
             past: if map.past > Version(0) { Version(u64::MAX) } else { Version(0) },
             pins: body.pins,
         };
@@ -870,7 +870,7 @@ mod tests {
             let (mut r, chain) = branched(0, 4);
             let told = |from| with_pin(piece(from, map_end(3, &chain[2], &chain[0].head)), 2);
             step(&mut r, |r, ctx| {
-                let mut answered = |r: &mut Replica, ctx: &mut Ctx<'_>, view, from| {
+                let answered = |r: &mut Replica, ctx: &mut Ctx<'_>, view, from| {
                     ctx.out.actions.clear();
                     let id = r.asking.expect("it asks").id;
                     r.on_sync_reply(ctx, SyncReply { id, view: ViewNumber(view), ..told(from) });

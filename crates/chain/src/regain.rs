@@ -71,7 +71,7 @@ impl Replica {
             return;
         }
         if self.damage.is_there() {
-            // Frames that are put back may name versions of before, and what came already was chosen without them.
+            // Frames that are put back may pin versions of before, and the pieces so far were chosen without these.
             self.regain.fetching = None;
         }
         // A map, or frames, that are learned come first; and a log with holes does not know yet what it lacks.

@@ -166,7 +166,7 @@ mod tests {
     use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameBuilder, FrameMeta};
     use freebs_types::{BlockRange, ChunkId, Hash32};
 
-    /// The entries that frames 2 and 3 had placed, from a log whose history is whole from that version on.
+    /// Entries that frames 2 and 3 had placed, from a log whose history is whole from that version on.
     fn piece(mode: SyncMode, whole_from: u64) -> SyncReply {
         let entry = CarryEntry {
             kind: ExtentKind::Trim,

@@ -220,7 +220,7 @@ pub(crate) struct Replica {
     pub map_end: Option<Frame>,
     /// A piece that waits until it is durable what its teller keeps, and that.
     pub map_piece: Option<(SyncReply, KeptState)>,
-    /// The versions that the tellers of this transfer keep, as far as it is durable; nothing while a mark of it is on its way.
+    /// The versions that a teller of this transfer keeps, once it is durable; none while a mark of them is on its way.
     pub told_kept: KeptState,
     /// Kept versions below this are not all there, as the log says.
     pub whole_from: Version,

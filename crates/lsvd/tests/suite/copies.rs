@@ -503,7 +503,7 @@ fn lost_frames_are_learned_as_whole_as_they_are_told() {
         let mut rig = Rig::open(device.clone()).await.unwrap();
         rig.engine.committed(SHARD, upto);
         assert_eq!(rig.engine.state(SHARD).unwrap().holes, [(Sequence(2), Sequence(2))]);
-        // The pins of the lost frame it can't tell; so what it tells of others is not all that they need.
+        // A log that misses a frame does not know what that one keeps; so it tells nobody that all is here.
         assert_eq!(rig.engine.kept_state(SHARD).unwrap().whole_from, Version(4));
         assert_eq!(rig.engine.whole_from(SHARD).unwrap(), Version(0));
         let learned = Learned { since: Sequence(1), upto: Sequence(2), ..Learned::default() };

@@ -166,7 +166,7 @@ impl Shard {
         };
         (body.pins, body.retain) = (told.pins.clone(), told.retain.unwrap_or_default());
         body.kept_as_of = Some(told.as_of).filter(|s| *s != body.committed);
-        // Nobody has asked for the past of higher versions that is missing by now.
+        // Nobody has asked for more that is missing by now.
         body.whole_past = told.past.0 > 0 && told.past >= whole_from;
         let here = if body.whole_past { Version(0) } else { whole_from };
         let (last, sequence) = (self.tip.version, self.tip.name.sequence);
