@@ -118,9 +118,9 @@ pub(crate) struct Found {
     pub mended: bool,
     /// Nothing of itself was found, not even its header.
     pub gone: bool,
-    /// What cleaning had copied into it is not known: the one behind it does not repeat that.
+    /// The blocks that cleaning had copied into it are not known: the one behind it does not repeat them.
     pub copies_lost: bool,
-    /// What it says of the append before it.
+    /// Its word on the append before it.
     repeat: Option<Repeat>,
 }
 
@@ -130,7 +130,7 @@ impl Found {
     pub fn is_whole(&self) -> bool {
         self.lost == 0 && self.heads_match && self.bad_data.is_none()
     }
-    /// Whether what is bad of it was never written, if it is the last one. A sector that can't be read may be either.
+    /// True if what is bad of it was never written, if it is the last one. A sector that can't be read may be either.
     fn is_torn(&self) -> bool {
         self.differs || !self.unread
     }
@@ -178,7 +178,7 @@ impl Found {
         (crc32c(&bytes) == repeat.copies_crc).then_some(copies)
     }
 
-    /// Whether its heads are those that were written, as the append behind it says.
+    /// True if its heads are those that were written, as the append behind it says.
     fn is_as(&self, repeat: &Repeat) -> bool {
         let same = |a: &IndexEntry, b: &IndexEntry| a.head_at == b.head_at && a.head.bytes() == b.head.bytes();
         let rest = |copies: &[IndexEntry]| {
