@@ -87,10 +87,8 @@ pub struct Superblock {
     pub start: U64,
     /// Wall clock of the creation, nanoseconds since 1970.
     pub created: U64,
-    /// The last append with frames when the log was closed, if no start came since; 0 for none. No frame lies behind it.
-    pub closed: U64,
     /// Zero.
-    pub reserved: [u8; 140],
+    pub reserved: [u8; 148],
     /// CRC-32C of the bytes before this field.
     pub crc: U32,
 }
@@ -140,7 +138,6 @@ impl Superblock {
             || !segment.is_multiple_of(4096)
             // They are counted on from here.
             || [sb.revision, sb.start].iter().any(|n| n.get() > Self::NUMBER_MAX)
-            || sb.closed.get() >= LOG_NUMBER_END
         {
             return Err(Error::corrupt("superblock with an impossible shape"));
         }
@@ -342,7 +339,7 @@ impl AppendHeader {
     }
 }
 
-/// What a repeat begins with; the live table and the entries follow.
+/// The beginning of a repeat; the live table and the entries follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RepeatFixed {
@@ -366,7 +363,7 @@ const _: () = assert!(size_of::<RepeatFixed>() == 32);
 /// Bytes of a repeat, at most: the append that has it still has room for the largest head.
 pub const REPEAT_BYTES_MAX: usize = APPEND_HEADS_BYTES_MAX - size_of::<AppendHeader>() - limits::FRAME_HEAD_BYTES_MAX;
 
-/// What an append says of the one before it in its segment: all that is lost if the heads of that one are.
+/// The word of an append on the one before it in its segment: all that is lost if the heads of that one are.
 #[derive(Clone, Debug)]
 pub struct Repeat {
     /// Number of the append that is repeated.

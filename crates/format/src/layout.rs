@@ -87,7 +87,7 @@ layouts! {
     CarryFixed { lba, blocks, version, sequence, chunk_view, chunk_counter, offset, kind, reserved }
     Superblock {
         magic, version, length, features, sector, cluster, device, node, worker, workers, reserved0, segment_bytes,
-        size_limit, revision, start, created, closed, reserved, crc,
+        size_limit, revision, start, created, reserved, crc,
     }
     HostKeyFile { magic, version, length, cluster, node, secret, public, reserved, crc }
     AppendHeader {

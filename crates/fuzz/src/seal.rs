@@ -163,7 +163,7 @@ pub fn append(bytes: &mut [u8]) {
     }
 }
 
-/// What an append repeats of the one before it.
+/// The repeat of an append.
 fn repeat(bytes: &mut [u8]) {
     const FIXED: usize = size_of::<RepeatFixed>();
     if bytes.len() >= FIXED {

@@ -30,8 +30,7 @@ fn superblock(start: u64) -> Vec<u8> {
         revision: start.into(),
         start: start.into(),
         created: 0.into(),
-        closed: 0.into(),
-        reserved: [0; 140],
+        reserved: [0; 148],
         crc: 0.into(),
     };
     superblock.encode()

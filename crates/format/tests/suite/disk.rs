@@ -27,8 +27,7 @@ fn superblock() -> Superblock {
         revision: 7.into(),
         start: 6.into(),
         created: 5.into(),
-        closed: 0.into(),
-        reserved: [0; 140],
+        reserved: [0; 148],
         crc: 0.into(),
     }
 }

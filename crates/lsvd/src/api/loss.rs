@@ -1,9 +1,9 @@
-//! What a log has lost for good, as plain values.
+//! Frames that a log has lost for good, as plain values.
 
 use freebs_types::{Sequence, ShardId, Version};
 use std::fmt;
 
-/// What one shard misses, or may miss.
+/// Frames that one shard misses, or may miss.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
     /// The shard.

@@ -472,14 +472,14 @@ impl Rebuild {
     }
 }
 
-/// What `recover` found and did.
+/// The findings of `recover`, and its deeds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Losses {
     /// Whose device it is.
     pub device: DeviceInfo,
-    /// What each shard misses, or may miss; those that miss nothing are left out.
+    /// Frames that each shard misses, or may miss; shards that miss nothing are left out.
     pub lost: Vec<Lost>,
-    /// Whether that was taken for lost.
+    /// True if that was taken for lost.
     pub accepted: bool,
     /// What recovery reports as damage.
     pub recovery: Vec<Finding>,

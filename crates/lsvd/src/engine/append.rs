@@ -122,7 +122,7 @@ fn extra_len(core: &Core, open: &OpenSegment) -> usize {
     table_len(core, open) + open.last.as_ref().map_or(0, repeat)
 }
 
-/// Whether the next append can repeat one whose index entries take `index` bytes.
+/// True if the next append can repeat one whose index entries take `index` bytes.
 fn is_repeatable(core: &Core, open: &OpenSegment, index: usize) -> bool {
     Repeat::encoded_len(table_len(core, open), index) <= REPEAT_BYTES_MAX
 }
@@ -478,17 +478,9 @@ impl Core {
         buf.set_len(front + g.data);
         let given = (open.first_append == 0).then(|| self.segs.given());
         let number = self.next_append;
-        let (mut flags, mut table) = (if g.repair { APPEND_REPAIR as u8 } else { 0 }, Vec::new());
-        if let Some(last) = &open.last {
-            let entries = &open.index[last.index_at..];
-            let repeated = (last.frames, entries);
-            Repeat::encode(&mut buf[HEADER..HEADER + extra], last.append, &last.table, last.copies, repeated);
-            flags |= APPEND_REPEATS as u8;
-        } else if open.first_append == 0 {
-            let live = self.segs.named().filter(|i| *i != open.id).map(SegmentId);
-            table = LiveTable::new(live, self.segs.len()).bits;
-            buf[HEADER..HEADER + extra].copy_from_slice(&table);
-        }
+        let (repeats, table) = self.lay_out_extra(open, &mut buf[HEADER..HEADER + extra]);
+        let flag = |is_set: bool, flag: u16| if is_set { flag as u8 } else { 0 };
+        let flags = flag(g.repair, APPEND_REPAIR) | flag(repeats, APPEND_REPEATS);
         let (mut head_at, mut data_at) = (HEADER + extra, front);
         let mut ops = Vec::with_capacity(g.frames.len());
         for (frame, done, frees) in g.frames {
@@ -539,6 +531,22 @@ impl Core {
         (Batch { byte, ops, repair, number, given, table, copies, moves_done, moved }, buf)
     }
 
+    /// Lays out the repeat or the live table of the next append. Gives back whether it is a repeat, and the table.
+    fn lay_out_extra(&self, open: &OpenSegment, out: &mut [u8]) -> (bool, Vec<u8>) {
+        if let Some(last) = &open.last {
+            let repeated = (last.frames, &open.index[last.index_at..]);
+            Repeat::encode(out, last.append, &last.table, last.copies, repeated);
+            return (true, Vec::new());
+        }
+        if open.first_append > 0 {
+            return (false, Vec::new());
+        }
+        let live = self.segs.named().filter(|i| *i != open.id).map(SegmentId);
+        let table = LiveTable::new(live, self.segs.len()).bits;
+        out.copy_from_slice(&table);
+        (false, table)
+    }
+
     /// A durable append: moves the end of the log, then lets the frames act in order.
     pub fn written(&mut self, mut batch: Batch, len: usize, done: &mut Vec<Durable>) {
         let open = self.open.as_mut().expect("the append went there");
@@ -557,9 +565,6 @@ impl Core {
         self.counters.cleaned_bytes += blocks * freebs_types::BLOCK as u64;
         self.next_append = batch.number + 1;
         self.proven = batch.ops.is_empty();
-        if !batch.ops.is_empty() {
-            self.last_held = batch.number;
-        }
         self.rolled = false;
         self.counters.appends += 1;
         self.counters.append_bytes += len as u64;

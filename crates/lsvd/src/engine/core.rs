@@ -50,8 +50,6 @@ pub(crate) struct Core {
     /// The segment that is opened as soon as the open one has its index.
     pub opening: Option<u32>,
     pub next_append: u64,
-    /// The last append with frames, or one behind it.
-    pub last_held: u64,
     /// Shards that learn map entries from a peer, and the append since which these come.
     pub learning: BTreeMap<ShardId, u64>,
     pub next_seq: u64,
@@ -112,7 +110,6 @@ impl Core {
             stale_footer: false,
             opening: None,
             next_append: 1,
-            last_held: 0,
             learning: BTreeMap::new(),
             next_seq: 1,
             last_seq: 0,

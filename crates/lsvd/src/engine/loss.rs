@@ -1,5 +1,5 @@
-//! What a log has lost for good, if there is no other copy to ask: it is said, and a mark in the log says that it is
-//! taken so.
+//! Frames that a log has lost for good, if there is no other copy to ask: they are named, and a mark in the log says that
+//! they are taken for lost.
 //!
 //! Invariants: the mark claims nothing. It ends what recovery refuses for the sake of frames that may come back, and the
 //! blocks that they may have written are as older frames left them. It says that frames were given up by force, so the
@@ -14,18 +14,17 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
 
-impl Lost {
-    pub(crate) fn of(s: &Shard) -> Option<Self> {
-        let frames: Vec<_> = s.holes.iter().map(|h| (Sequence(h.from), Sequence(h.to))).collect();
-        let (last, version) = (s.tip.name.sequence, s.tip.version);
-        s.is_wounded().then(|| Self { shard: s.id, last, version, tail: s.suspect, frames })
-    }
+/// Frames that a shard misses, or may miss.
+pub(crate) fn lost_of(s: &Shard) -> Option<Lost> {
+    let frames: Vec<_> = s.holes.iter().map(|h| (Sequence(h.from), Sequence(h.to))).collect();
+    let (last, version) = (s.tip.name.sequence, s.tip.version);
+    s.is_wounded().then(|| Lost { shard: s.id, last, version, tail: s.suspect, frames })
 }
 
 impl<D: Device> Engine<D> {
-    /// What is lost of each shard, or may be, in order of the shards.
+    /// Frames that are lost of each shard, or may be, in order of the shards.
     pub fn lost(&self) -> Vec<Lost> {
-        self.inner.core.borrow().shards.values().filter_map(Lost::of).collect()
+        self.inner.core.borrow().shards.values().filter_map(lost_of).collect()
     }
 
     /// The highest view that the shard's log knows of; 1 at least.

@@ -7,7 +7,7 @@
 pub mod append;
 pub mod cleaning;
 pub mod core;
-mod loss;
+pub(crate) mod loss;
 pub mod maps;
 pub mod moves;
 pub mod queue;
@@ -176,14 +176,13 @@ impl<D: Device> Engine<D> {
             sector: sb.sector.get() as usize,
             segment_bytes: sb.segment_bytes.get(),
             limit_segments: Geometry::limit(sb.size_limit.get(), sb.segment_bytes.get()),
-            closed: sb.closed.get(),
         };
         let how = (options, mutant);
         let mut core =
             crate::engine::recover::recover(&device, geometry, how, &mut report, sb.has_checkpoints()).await?;
         let start = admit(sb.start_number()).await?;
         let sb = superblock::raise(&device, sb, order, start).await?;
-        (core.geometry.start, core.geometry.closed) = (start, 0);
+        core.geometry.start = start;
         let core = RefCell::new(core);
         Io { device: &device, core: &core, alone: true }.erase_stale().await?;
         let mut core = core.into_inner();
@@ -390,8 +389,7 @@ impl<D: Device> Engine<D> {
         core.failed.clone().map_or(core.maps.outcome.clone(), Err)
     }
 
-    /// Writes what is queued, the proof of it, and that the log ends there, then stops the writer, which must be running
-    /// if anything is queued.
+    /// Writes what is queued and the proof of it, then stops the writer, which must be running if anything is queued.
     /// When it returns nothing is on its way to the device any more, also if the log has failed.
     pub async fn close(&self) -> Result<()> {
         let wait = {
@@ -409,16 +407,10 @@ impl<D: Device> Engine<D> {
             stopped.await;
         }
         self.inner.device.quiet().await;
-        let last = {
-            let core = self.inner.core.borrow();
-            core.failed.clone().map_or(Ok(core.last_held), Err)?
-        };
-        // The next start need not take what it can't read behind the end for one more append.
-        superblock::close(&self.inner.device, self.inner.superblock, last).await.map_err(|e| {
-            let e = Error::device_failed(format!("write of the superblock: {e}"));
-            self.fail(&e);
-            e
-        })
+        match &self.inner.core.borrow().failed {
+            Some(e) => Err(e.clone()),
+            None => Ok(()),
+        }
     }
 
     /// The writer. Ends after `close`, or with the error that ended the log.

@@ -3,13 +3,14 @@
 //! The newest segment's live table says which segments count; closed ones are known by their index, the rest is
 //! scanned; then all frames are applied in log order. Segments whose ends are blank are not read: most are holes.
 //!
-//! Invariants (rule E7): an unfinished append is a torn tail only if its bytes can be read, and no append with a higher
-//! number, and no word of a later one, says that it was durable. An end that the device can't read may be an append that
-//! was durable. What is lost of an append is taken from the one behind it, which repeats it. Anything else is damage: what
-//! is behind it is kept, shards with a gap there get a hole, and shards that could have lost their last frame a suspect
-//! tail. The segment's footer and later appends name it, so that the next recovery misses the same. Blocks that cleaning
-//! had moved into an append of the open segment are still where they were. If a segment was opened behind the append by
-//! somebody who did not know, they leave no gap, and frames that were given up are missed again.
+//! Invariants (rule E7): an unfinished append is a torn tail only if a part of it can be read and is not what was to be
+//! written, and no append with a higher number, and no word of a later one, says that it was durable. An end that the
+//! device can't read may be an append that was durable. What is lost of an append is taken from
+//! the one behind it, which repeats it. Anything else is damage: what is behind it is kept, shards with a gap there get a
+//! hole, and shards that could have lost their last frame a suspect tail. The segment's footer and later appends name it, so
+//! that the next recovery misses the same. Blocks that cleaning had moved into an append of the open segment are still where
+//! they were. If a segment was opened behind the append by somebody who did not know, they leave no gap, and frames that
+//! were given up are missed again.
 
 use crate::engine::core::Core;
 use crate::engine::maps::Io;
@@ -76,7 +77,7 @@ struct Recovery<'a, D> {
     lost_in_open: Option<(u64, u64)>,
     /// A whole segment is lost: any gap may be damage.
     segment_lost: bool,
-    /// A slot of a checkpoint said that appends up to here were durable, or a log that was closed does.
+    /// A slot of a checkpoint said that appends up to here were durable.
     known_durable: u64,
     /// Where the log goes on as the newest segment says, if it can't be read there: the next segment may have been begun.
     unread: Option<u32>,
@@ -109,7 +110,7 @@ pub(crate) async fn recover<D: Device>(
     // A checkpoint may turn out to be damaged only when one of its pages is needed. Then the log alone is read; and so it
     // is where anything else is damaged, because then the log alone knows what is missed.
     let mut findings = Vec::new();
-    let (first, mut known_durable, mut avoid) = (report.clone(), geometry.closed, BTreeSet::new());
+    let (first, mut known_durable, mut avoid) = (report.clone(), 0, BTreeSet::new());
     let mut ways = VecDeque::from([From::Checkpoint, From::Log]);
     ways.drain(..usize::from(!checkpoints));
     let mut hints: Option<Hints> = None;
@@ -200,7 +201,7 @@ impl<'a, D: Device> Recovery<'a, D> {
             known: BTreeSet::new(),
             lost_in_open: None,
             segment_lost: false,
-            known_durable: geometry.closed,
+            known_durable: 0,
             unread: None,
             slots: false,
             late: false,
@@ -566,8 +567,7 @@ impl<D: Device> Recovery<'_, D> {
         let (first, last_number) = (found.appends[0].number(), last.number());
         // A slot of a checkpoint says the same as a later append would; without a footer the log did not go on elsewhere.
         let said = if s.footer.is_none() { self.known_durable } else { 0 };
-        let may_go_on = found.end_unread && !self.geometry.ends_at(last_number);
-        let upto = found.durable.max(said).max(last_number + u64::from(may_go_on));
+        let upto = found.durable.max(said).max(last_number + u64::from(found.end_unread));
         let cut_short = upto > last_number;
         if cut_short {
             self.lost(s.id, found.end, upto);
@@ -584,7 +584,7 @@ impl<D: Device> Recovery<'_, D> {
         if found.end as usize + room > self.geometry.segment_bytes as usize {
             return Ok(());
         }
-        // A lost end stays as it is: nothing is written there, and the segment is closed.
+        // The bytes at a lost end stay as they are: nothing is written there, and the segment is closed.
         let full = (self.geometry.segment_bytes as usize - room) as u32;
         let bits = last.table.as_ref().map_or(Vec::new(), |t| t.bits.clone());
         let is_known = last.lost == 0 && last.heads_match && !cut_short;
@@ -764,8 +764,8 @@ impl<D: Device> Recovery<'_, D> {
                 core.segs.set_state(open.id, SegmentState::Closed);
             }
         }
-        if let Some(next) = self.unread.take().filter(|_| !self.geometry.ends_at(self.last_append)) {
-            // The append that can't be read there may be the first append of a segment, and the only one that was written there. So
+        if let Some(next) = self.unread.take() {
+            // The bytes that can't be read there may be a segment's first append, and the only one that was written there. So
             // nothing was written over that it moved.
             self.note_lost(next, 0, self.last_append + 1, false);
             self.last_append += 1;
@@ -789,7 +789,7 @@ impl<D: Device> Recovery<'_, D> {
         }
         (self.core.get_mut().damaged, self.core.get_mut().unlearned) = (0, 0);
         self.core.get_mut().replaying = u64::MAX;
-        (self.core.get_mut().next_append, self.core.get_mut().last_held) = (self.last_append + 1, self.last_append);
+        self.core.get_mut().next_append = self.last_append + 1;
         self.report.shards = self.core.get_mut().shards.len();
         self.report.segments = self.core.get_mut().segs.used_count;
         debug_assert!(self.core.get_mut().segs.get(newest).is_used());

@@ -17,20 +17,12 @@ pub(crate) struct Geometry {
     pub sector: usize,
     pub segment_bytes: u64,
     pub limit_segments: u32,
-    /// The last append with frames of a log that was closed and not opened since; 0 if it may go on.
-    pub closed: u64,
 }
 
 impl Geometry {
     pub fn limit(size_limit: u64, segment_bytes: u64) -> u32 {
         let n = size_limit.saturating_sub(SEGMENTS_AT) / segment_bytes;
         n.min(u64::from(SEGMENTS_MAX)) as u32
-    }
-
-    /// True if no frame lies behind this append, because the log was closed with it. Otherwise what can't be read there
-    /// may be one.
-    pub fn ends_at(&self, append: u64) -> bool {
-        self.closed > 0 && append >= self.closed
     }
 
     /// Byte on the device of a byte in a segment.
@@ -64,7 +56,7 @@ pub(crate) struct OpenSegment {
     /// First and last append; 0 if there is none yet.
     pub first_append: u64,
     pub last_append: u64,
-    /// The entries that the next append repeats; `None` in front of the first one, and if it is not known.
+    /// The append that the next one repeats; `None` in front of the first one, and if it is not known.
     pub last: Option<LastAppend>,
     /// First and last append of which something is lost for good.
     pub lost: Option<(u64, u64)>,

@@ -118,7 +118,7 @@ pub(crate) struct Found {
     pub mended: bool,
     /// Nothing of itself was found, not even its header.
     pub gone: bool,
-    /// The copies of cleaning in it are not known: the one behind it does not repeat that.
+    /// The blocks that cleaning had copied into it are not known: the one behind it does not repeat them.
     pub copies_lost: bool,
     /// Its word on the append before it.
     repeat: Option<Repeat>,
@@ -130,7 +130,7 @@ impl Found {
     pub fn is_whole(&self) -> bool {
         self.lost == 0 && self.heads_match && self.bad_data.is_none()
     }
-    /// True if the bad part of it was never written, if it is the last one. A sector that can't be read may be either.
+    /// True if what is bad of it was never written, if it is the last one. A sector that can't be read may be either.
     fn is_torn(&self) -> bool {
         self.differs || !self.unread
     }

@@ -5,8 +5,8 @@
 
 use crate::{Expect, Finding, Shape};
 use freebs_format::disk::{
-    DISK_VERSION, FEATURE_CHECKPOINTS, FEATURE_REPEATS, LOG_NUMBER_END, SEGMENTS_AT, SUPERBLOCK_AT, SUPERBLOCK_BYTES,
-    SUPERBLOCK_MAGIC, SegmentFooter, Superblock,
+    DISK_VERSION, FEATURE_CHECKPOINTS, FEATURE_REPEATS, SEGMENTS_AT, SUPERBLOCK_AT, SUPERBLOCK_BYTES, SUPERBLOCK_MAGIC,
+    SegmentFooter, Superblock,
 };
 use freebs_io::{AlignedBuf, Device, Durability};
 use freebs_types::{Error, ErrorKind, Result, StartNumber, limits};
@@ -63,8 +63,7 @@ pub(crate) async fn create<D: Device>(device: &D, shape: &Shape) -> Result<()> {
         revision: 1.into(),
         start: 0.into(),
         created: shape.wall.into(),
-        closed: 0.into(),
-        reserved: [0; 140],
+        reserved: [0; 148],
         crc: 0.into(),
     };
     for at in SUPERBLOCK_AT {
@@ -140,16 +139,7 @@ pub(crate) fn check(sb: &Superblock, sector: usize, expect: &Expect) -> Result<(
     Err(Error::invalid(text))
 }
 
-/// Says in the second copy that no frame lies behind append `last`. What both copies say of the start stays as it is.
-pub(crate) async fn close<D: Device>(device: &D, mut sb: Superblock, last: u64) -> Result<()> {
-    if sb.revision.get() >= Superblock::NUMBER_MAX || last >= LOG_NUMBER_END {
-        return Ok(());
-    }
-    (sb.revision, sb.closed) = ((sb.revision.get() + 1).into(), last.into());
-    write(device, SUPERBLOCK_AT[1], sb).await
-}
-
-/// Writes both copies with the start number raised to this one. From here on the log is not closed.
+/// Writes both copies with the start number raised to this one.
 pub(crate) async fn raise<D: Device>(
     device: &D,
     mut sb: Superblock,
@@ -165,7 +155,7 @@ pub(crate) async fn raise<D: Device>(
         return Err(Error::corrupt("superblock with numbers that can't be counted on from"));
     }
     sb.revision = (sb.revision.get() + 1).into();
-    (sb.start, sb.closed) = (start.0.into(), 0.into());
+    sb.start = start.0.into();
     sb.features = (sb.features.get() | FEATURE_CHECKPOINTS | FEATURE_REPEATS).into();
     for at in order {
         write(device, at, sb).await?;

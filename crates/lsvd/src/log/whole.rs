@@ -119,8 +119,8 @@ pub(crate) async fn check<D: Device>(w: &mut Window<'_, D>, g: &Geometry, known:
     let limit = footer.map_or(g.segment_bytes as u32, |f| f.index_at.get());
     let mut looker = Looker::default();
     let mut scan = scan_with(w, known.seq, limit, &mut |e, data| looker.look(e, data)).await;
-    let last = end(&mut scan, g, footer.as_ref(), index.is_some(), known);
-    let mut found = Found { out, g, segment: w.segment };
+    let last = end(&mut scan, footer.as_ref(), index.is_some(), known);
+    let mut found = Gathered { out, g, segment: w.segment };
     found.ends(&scan, footer.as_ref(), index.is_some(), known, last);
     found.heads(&scan, index.is_some(), known.newest);
     found.out.whole = found.out.damage.iter().all(|d| matches!(d.kind, DamageKind::Footer | DamageKind::Index))
@@ -166,7 +166,7 @@ pub(crate) async fn footer<D: Device>(w: &mut Window<'_, D>, g: &Geometry, seq: 
 }
 
 /// Takes off what recovery would take off, by the same rules; gives back the segment's last append, if it is known.
-fn end(scan: &mut Scan, g: &Geometry, footer: Option<&SegmentFooter>, indexed: bool, known: Known) -> Option<u64> {
+fn end(scan: &mut Scan, footer: Option<&SegmentFooter>, indexed: bool, known: Known) -> Option<u64> {
     let last = footer.map(|f| f.last_append.get());
     if known.newest && !indexed {
         scan.durable = scan.durable.max(last.unwrap_or(0));
@@ -180,21 +180,20 @@ fn end(scan: &mut Scan, g: &Geometry, footer: Option<&SegmentFooter>, indexed: b
         (None, Some(next)) => scan.end_before(next),
         (None, None) if known.newest => {
             let there = scan.appends.last().map_or(0, |a| a.number());
-            let may_go_on = scan.end_unread && !g.ends_at(there);
-            Some(scan.durable.max(there + u64::from(may_go_on)))
+            Some(scan.durable.max(there + u64::from(scan.end_unread)))
         }
         (None, None) => None,
     }
 }
 
 /// Damage being gathered.
-struct Found<'a> {
+struct Gathered<'a> {
     out: SegmentCheck,
     g: &'a Geometry,
     segment: u32,
 }
 
-impl Found<'_> {
+impl Gathered<'_> {
     fn damage(&mut self, kind: DamageKind, offset: u32, bytes: usize, lost: bool, what: impl Into<String>) {
         self.out.damage.push(Damage {
             kind,

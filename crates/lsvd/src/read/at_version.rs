@@ -137,7 +137,6 @@ mod tests {
             sector: 4096,
             segment_bytes: 1 << 20,
             limit_segments: 8,
-            closed: 0,
         };
         let mut core = Core::new(geometry, 2, Options { map_bytes: 1 << 20, checkpoint_bytes: 1 << 40 });
         let id = ShardId::new(1, 0);

@@ -82,7 +82,6 @@ fn known<D: Device>(device: &D, sb: &Superblock, copies: Vec<CopyInfo>) -> Opene
         sector: sb.sector.get() as usize,
         segment_bytes: sb.segment_bytes.get(),
         limit_segments: Geometry::limit(sb.size_limit.get(), sb.segment_bytes.get()),
-        closed: sb.closed.get(),
     };
     let info = DeviceInfo {
         node: sb.node_id(),
@@ -201,7 +200,6 @@ async fn guess<D: Device>(device: &D, most: u64) -> Option<Geometry> {
         sector: sector(&clues, device.sector()),
         segment_bytes,
         limit_segments: segments,
-        closed: 0,
     };
     for c in clues.iter().filter(|c| c.header.frames.get() > 0) {
         let mut w = Window::new(device, geometry, c.header.segment.get());

@@ -1,10 +1,11 @@
-//! What a log has lost for good, said; and taken for lost, if that is wanted in so many words.
+//! Frames that a log has lost for good, named; and taken for lost, if that is wanted in so many words.
 //!
 //! Invariant: without `accept` nothing is written. With it the log is opened as a start of its node would, and gets a mark
 //! for each shard that misses something.
 
 use super::opened::open;
 use super::{Losses, Watch};
+use crate::engine::loss::lost_of;
 use crate::{Engine, Expect, Lost};
 use freebs_io::Device;
 use freebs_types::{Error, Result};
@@ -16,7 +17,7 @@ pub async fn recover<D: Device + Clone>(device: &D, accept: bool, watch: &mut dy
     let mut opened = open(device).await?;
     let (core, report) = opened.recover(device, true).await?;
     watch.progress("recover", 1, 1);
-    let lost: Vec<Lost> = core.shards.values().filter_map(Lost::of).collect();
+    let lost: Vec<Lost> = core.shards.values().filter_map(lost_of).collect();
     drop(core);
     let accepted = accept && !lost.is_empty();
     if accepted {

@@ -28,7 +28,7 @@ async fn closed_segments(shard: ShardId) -> MemoryDevice {
     device
 }
 
-/// Whether nothing that is read lies at a byte of the first segment: behind heads or an index, up to the sector.
+/// True if nothing that is read lies at a byte of the first segment: behind heads or an index, up to the sector.
 fn is_padding(bytes: &[u8], at: usize) -> bool {
     let tail = FIRST + SEGMENT - size_of::<SegmentFooter>();
     let footer = SegmentFooter::decode(&bytes[tail..FIRST + SEGMENT], SEGMENT as u64).unwrap();

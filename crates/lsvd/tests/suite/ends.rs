@@ -342,47 +342,6 @@ fn a_lost_end_in_front_of_a_torn_append_is_missed() {
     });
 }
 
-/// One bad sector right behind the end, where nothing may ever have been written, could have been one more append: no tail of
-/// the device was trusted, and a lone copy was refused. A log that was closed says that it ends there.
-#[test]
-fn a_bad_sector_behind_the_end_of_a_closed_log_costs_nothing() {
-    for blocks in [2, 60] {
-        local(async move {
-            let (device, rig, mut chain) = fresh().await;
-            let mut model = Model::new();
-            let mut put = |rig: &Rig, i: u32| {
-                let op = write(i % 2, blocks, 1000 * u64::from(i));
-                op.apply(&mut model);
-                rig.append(Record::Frame(chain.frame(&[op])));
-            };
-            for i in 0..7 {
-                put(&rig, i);
-                rig.settle().await;
-            }
-            rig.stop().await;
-            let device = device.copy();
-            let faulty = FaultDevice::new(device.clone());
-            let list = appends(&device).await;
-            let (at, h) = *list.last().unwrap();
-            let behind = at + h.total(512) as u64;
-            faulty.spoil(behind);
-            for start in 0..2 {
-                let rig = Rig::open(faulty.clone()).await.unwrap();
-                assert!(rig.report.damage.is_empty(), "{blocks} blocks, start {start}: {:?}", rig.report.damage);
-                let st = rig.engine.state(chain.shard).unwrap();
-                assert!(!st.suspect_tail && st.holes.is_empty() && st.last == chain.name());
-                match start {
-                    0 => rig.stop().await,
-                    // From here on the log may go on, and nobody said how far it did.
-                    _ => rig.kill(),
-                }
-            }
-            let rig = Rig::open(faulty.clone()).await.unwrap();
-            assert!(!rig.report.damage.is_empty() && rig.engine.state(chain.shard).unwrap().suspect_tail);
-        });
-    }
-}
-
 /// An end that could not be read once. The log went on behind it, and it does not come back when it can be read again.
 #[test]
 fn an_append_that_was_given_up_stays_so() {

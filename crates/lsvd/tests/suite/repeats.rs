@@ -20,7 +20,7 @@ enum Hit {
     Heads,
     /// Its first sector can't be read.
     Unread,
-    /// The entries that it repeats itself.
+    /// Its own repeat.
     Repeat,
 }
 

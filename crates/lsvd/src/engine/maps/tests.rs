@@ -25,7 +25,6 @@ fn device() -> (MemoryDevice, RefCell<Core>) {
         sector: 4096,
         segment_bytes: SEGMENT,
         limit_segments: 40,
-        closed: 0,
     };
     let mut core = Core::new(geometry, 0, Options { map_bytes: 1 << 20, checkpoint_bytes: 1 << 40 });
     core.maps.resident = false;

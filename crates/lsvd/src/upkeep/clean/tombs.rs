@@ -174,7 +174,6 @@ mod tests {
             sector: 4096,
             segment_bytes: 1 << 20,
             limit_segments: 8,
-            closed: 0,
         };
         Core::new(geometry, 2, Options { map_bytes: 1 << 20, checkpoint_bytes: 1 << 40 })
     }
