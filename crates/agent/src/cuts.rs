@@ -41,7 +41,7 @@ pub(crate) fn commands_of(words: Vec<CutWord>) -> Vec<Command> {
     commands
 }
 
-/// What the head of a shard is to know of its snapshots.
+/// The snapshots of a shard, for its head.
 pub(crate) fn snapshots_of(state: &State, shard: ShardId) -> ShardSnapshots {
     ShardSnapshots {
         kept: state.kept_snapshots(shard.volume),

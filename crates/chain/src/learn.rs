@@ -75,7 +75,7 @@ impl Learning {
 }
 
 /// Where a transfer goes on.
-pub(crate) fn point(at: MapPlace) -> MapPoint {
+fn point(at: MapPlace) -> MapPoint {
     MapPoint { from: u64::from(at.lba.0) + 1, behind: at.behind, blocks: at.blocks }
 }
 

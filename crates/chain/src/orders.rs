@@ -459,7 +459,8 @@ fn what_is_left_of_lost_frames_is_learned() {
         }
         // The next piece is asked for at once; asked again after a while, because this answer is thrown away.
         assert_eq!(sync_requests(&actions).len(), usize::from(next.is_some()));
-        at = next.map_or(MapPoint::NONE, crate::learn::point);
+        let point = |n: MapPlace| MapPoint { from: u64::from(n.lba.0) + 1, behind: n.behind, blocks: n.blocks };
+        at = next.map_or(MapPoint::NONE, point);
         s.now = s.now.plus(Nanos::from_millis(500));
     }
     assert!(!s.r.damage.is_there() && s.r.requests.len() == 4);

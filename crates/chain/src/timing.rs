@@ -33,7 +33,7 @@ pub(crate) const LEASE: Nanos = Nanos::from_millis(timing::LEASE_MS);
 /// A head orders nothing behind its cut of a snapshot for this long at most (S2). Several times what an election of the
 /// control plane's leader takes, and no longer than leases run: a client's writes wait for it.
 pub(crate) const HOLD_MAX: Nanos = Nanos::from_millis(2000);
-/// What a head has to say of a snapshot is said again after this time, if the control plane has not taken it in.
+/// A head's word on a snapshot is said again after this time, if the control plane has not taken it in.
 pub(crate) const CUT_AGAIN: Nanos = Nanos::from_millis(250);
 
 /// An unanswered seal is asked for again after this time: a promise needs one sync of the other's disk.

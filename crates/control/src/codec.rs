@@ -185,16 +185,7 @@ impl Command {
                 put_of_shard(out, 5, *shard, &[active.0, node.0, start.0]);
             }
             Self::ActivateView { shard, view, generation } => put_of_shard(out, 6, *shard, &[view.0, generation.0]),
-            Self::AttachVolume { since: None, lapsed: true, .. } => {
-                return Err(Error::invalid("an attachment lapses in one generation, and this names none"));
-            }
-            Self::AttachVolume { volume, identity, name, force, since, lapsed } => {
-                put_form(out, if since.is_some() { 14 } else { 7 }, &[volume.0]);
-                out.extend(identity.0);
-                out.push(u8::from(*force) | u8::from(*lapsed) << 1);
-                out.extend(since.iter().flat_map(|g| g.0.to_le_bytes()));
-                put_text(out, name);
-            }
+            Self::AttachVolume { .. } => self.put_attach(out)?,
             Self::DetachVolume { volume, generation, settled } => {
                 put_form(out, if *settled { 13 } else { 8 }, &[volume.0, generation.0]);
             }
@@ -237,6 +228,21 @@ impl Command {
             | Self::DeleteSnapshot { .. }
             | Self::LockSnapshot { .. } => self.put_of_snapshot(out)?,
         }
+        Ok(())
+    }
+
+    fn put_attach(&self, out: &mut Vec<u8>) -> Result<()> {
+        let Self::AttachVolume { volume, identity, name, force, since, lapsed } = self else {
+            return Err(Error::bug("another command is taken for an attachment"));
+        };
+        if since.is_none() && *lapsed {
+            return Err(Error::invalid("an attachment lapses in one generation, and this names none"));
+        }
+        put_form(out, if since.is_some() { 14 } else { 7 }, &[volume.0]);
+        out.extend(identity.0);
+        out.push(u8::from(*force) | u8::from(*lapsed) << 1);
+        out.extend(since.iter().flat_map(|g| g.0.to_le_bytes()));
+        put_text(out, name);
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use crate::command::{Command, RecoverShard};
 use crate::rules::format_date;
 use crate::snapshots::{Snapshot, Stage};
 use crate::state::{Holder, Shard, State, Volume};
-use freebs_types::NodeId;
+use freebs_types::{NodeId, ShardId, ViewNumber};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of an event's text; a longer one is cut.
@@ -209,19 +209,7 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
             Some(Told::new(EventKind::Detached, format!("by {}", old.name)).of(v))
         })),
         Command::ActivateView { shard, view, .. } | Command::ActivateBranch { shard, view, .. } => {
-            one(now.volume(shard.volume).and_then(|v| {
-                let s = v.shard(shard.index)?;
-                let head = name(now, s.head()?);
-                let how = match s.branch.filter(|b| b.view == *view) {
-                    Some(b) => format!(", by force, from version {} or a later one on", b.version),
-                    None if before.shard(*shard).is_some_and(|s| s.forced.is_some()) => {
-                        ": the one before was sealed as usual after all, so nothing is lost".into()
-                    }
-                    None => String::new(),
-                };
-                let t = Told::new(EventKind::ViewActive, format!("view {view}, head {head}{how}")).of(v);
-                Some(Told { shard: Some(shard.to_string()), about: Some(head), ..t })
-            }))
+            one(view_active(before, now, *shard, *view))
         }
         Command::MoveHead { .. } => heads(before, now, "asked for"),
         Command::ReplaceHead { .. } => heads(before, now, "the old one could not go on"),
@@ -247,6 +235,21 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
         | Command::DeleteSnapshot { .. }
         | Command::LockSnapshot { .. } => Vec::new(),
     }
+}
+
+fn view_active(before: &State, now: &State, shard: ShardId, view: ViewNumber) -> Option<Told> {
+    let v = now.volume(shard.volume)?;
+    let s = v.shard(shard.index)?;
+    let head = name(now, s.head()?);
+    let how = match s.branch.filter(|b| b.view == view) {
+        Some(b) => format!(", by force, from version {} or a later one on", b.version),
+        None if before.shard(shard).is_some_and(|s| s.forced.is_some()) => {
+            ": the one before was sealed as usual after all, so nothing is lost".into()
+        }
+        None => String::new(),
+    };
+    let t = Told::new(EventKind::ViewActive, format!("view {view}, head {head}{how}")).of(v);
+    Some(Told { shard: Some(shard.to_string()), about: Some(head), ..t })
 }
 
 /// Snapshots that came to an end, or are gone: once for each of their volumes.

@@ -128,7 +128,7 @@ async fn contents(c: &Cluster, state: &State, record: &Snapshot) -> Result<Optio
     Ok(Some(values))
 }
 
-/// What the members have of a shard's cut: the same, or they know that they have not. `None` if none has it.
+/// A shard's cut, as its members have it: the same, or they know that they have not. `None` if none has it.
 async fn on_members(
     c: &Cluster,
     volume: &Volume,

@@ -1,4 +1,4 @@
-//! What heads hear of snapshots, and what becomes of their words.
+//! Snapshots as heads hear of them, and their words as commands.
 
 use super::*;
 use freebs_chain::{CutWord, ShardSnapshots, UnderWay};

@@ -50,7 +50,7 @@ fn words(actions: &[Action]) -> Vec<&CutWord> {
     words
 }
 
-/// What appended frames say of pins, with the versions of the updates.
+/// Pins in appended frames, with the versions of the updates.
 fn pins(actions: &[Action]) -> Vec<(Version, PinUpdate)> {
     let mut pins = Vec::new();
     for action in actions {

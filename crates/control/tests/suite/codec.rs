@@ -9,7 +9,7 @@ use std::fmt::Write;
 
 fn commands() -> Vec<Command> {
     let shard = ShardId::new(7, 3);
-    vec![
+    let mut all = vec![
         Command::RegisterNode {
             node: NodeId(2),
             name: "b".into(),
@@ -73,6 +73,15 @@ fn commands() -> Vec<Command> {
             learn: vec![NodeId(4)],
         }),
         Command::ExtendChains { away: vec![(NodeId(2), StartNumber(9)), (NodeId(3), StartNumber(1))] },
+    ];
+    all.extend(last_commands());
+    all
+}
+
+/// The forms with the highest numbers.
+fn last_commands() -> [Command; 9] {
+    let shard = ShardId::new(7, 3);
+    [
         Command::ActivateBranch { shard, view: ViewNumber(5), generation: Generation(6) },
         Command::RenameVolume { volume: VolumeId(7), name: "other".into() },
         Command::BeginSnapshot { name: "snap".into(), volumes: vec![VolumeId(7), VolumeId(8)], created_ms: 1000 },

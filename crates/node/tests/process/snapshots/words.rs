@@ -1,4 +1,4 @@
-//! What can be said of snapshots, and what is answered.
+//! The commands about snapshots, and their answers.
 
 use super::{create, listed, pins, refused};
 use crate::support::cluster::{Cluster, Setup};
