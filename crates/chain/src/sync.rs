@@ -124,7 +124,7 @@ impl Replica {
         let as_head = r.view == self.view_number() && self.is_open_head();
         let has_promised = r.view == self.promised && self.promising.is_none();
         // The head of the view may lack what it once had: it asks its members, who need not have promised the view.
-        let as_member = r.view == self.view_number() && r.map_from == 0 && self.serves();
+        let as_member = r.view == self.view_number() && !r.map_from.is_some() && self.serves();
         let to_the_end = r.until.0 == u64::MAX;
         if self.stopped.is_some() || !(as_head || (!to_the_end && (has_promised || as_member))) {
             self.refuse_sync(ctx, link, &r);

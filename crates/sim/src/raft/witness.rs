@@ -134,6 +134,10 @@ impl Seats {
             Err(e) => return self.world.violation(format!("{from} sends what can't be read: {e}")),
         };
         self.world.trace(0x55, from.node.0, hash(bytes));
+        // A seat of before the cluster was founded anew leads nobody but its like.
+        if self.host(from.node).is_none_or(|h| h.founding() != self.foundings.get()) {
+            return;
+        }
         let seen = self.witness.borrow_mut().send(from, &message);
         match seen {
             Ok(true) => {

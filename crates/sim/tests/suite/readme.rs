@@ -27,7 +27,7 @@ const HUNTS: [(&str, &str); 3] = [
 
 /// Mutants that no seed is recorded for, and the test that notices each: crate, mutant, file below `crates`, and name.
 /// Why the simulator has no run that shows those of chain, driver and control, `freebs_sim::mutants` and `mutants.rs` say.
-const STORIES: [(&str, &str, &str, &str); 39] = [
+const STORIES: [(&str, &str, &str, &str); 41] = [
     ("chain", "RequestsOfAnyone", "chain/src/orders.rs", "requests_of_others_are_refused"),
     ("chain", "FloorIgnored", "chain/src/orders/rules.rs", "a_read_above_what_is_durable_is_refused"),
     ("chain", "ShortChainsOrder", "chain/src/orders/rules.rs", "a_chain_that_is_too_short_orders_no_write"),
@@ -95,6 +95,8 @@ const STORIES: [(&str, &str, &str, &str); 39] = [
     ("lsvd", "PinsForgotten", "lsvd/tests/suite/history.rs", "pins_that_do_not_hold_are_caught"),
     ("lsvd", "PinnedTrimsDie", "lsvd/tests/suite/history.rs", "pins_that_do_not_hold_are_caught"),
     ("lsvd", "PinsUntold", "lsvd/tests/suite/history.rs", "pins_that_do_not_hold_are_caught"),
+    ("lsvd", "PastUntold", "lsvd/tests/suite/copies.rs", "copies_that_lose_history_are_caught"),
+    ("lsvd", "ReleasedPinStays", "lsvd/tests/suite/copies.rs", "copies_that_lose_history_are_caught"),
     ("lsvd", "CommittedIsCut", "lsvd/tests/suite/rules.rs", "nothing_takes_the_place_of_a_committed_frame"),
     ("lsvd", "TrustBytes", "lsvd/tests/suite/cleaning.rs", "a_damaged_block_is_told_and_not_moved"),
     ("lsvd", "NoReserve", "lsvd/tests/suite/full.rs", "a_full_log_comes_back_by_what_is_kept_for_cleaning"),
