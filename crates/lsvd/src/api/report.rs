@@ -475,12 +475,12 @@ impl Rebuild {
 /// The findings of `recover`, and its deeds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Losses {
-    /// Whose device it is.
+    /// The device.
     pub device: DeviceInfo,
     /// Frames that each shard misses, or may miss; shards that miss nothing are left out.
     pub lost: Vec<Lost>,
     /// True if that was taken for lost.
     pub accepted: bool,
-    /// What recovery reports as damage.
+    /// Damage, as recovery reports it.
     pub recovery: Vec<Finding>,
 }
