@@ -22,19 +22,40 @@ pub struct Catalog {
     pub backups: Vec<Listed>,
 }
 
-/// The backups of a target that are not deleted, with what is in the place of their manifests.
-pub(crate) async fn all(target: &Target) -> Result<Vec<(Id, Found)>> {
+/// The backups of a target that are not deleted. Notes in the places of manifests cost no request.
+pub(crate) async fn ids(target: &Target) -> Result<Vec<Id>> {
     // Notes of deletion first: prune takes a note away when the manifest is gone.
     let deleted = target.ids(DELETED).await?;
-    let there: Vec<Id> = target.ids(BACKUPS).await?.into_keys().filter(|id| !deleted.contains_key(id)).collect();
-    read(target, there).await
+    let there = target.ids(BACKUPS).await?.into_iter();
+    Ok(there.filter(|(id, seen)| !seen.is_note() && !deleted.contains_key(id)).map(|(id, _)| id).collect())
 }
 
-/// The objects in the places of these manifests.
-pub(crate) async fn read(target: &Target, ids: Vec<Id>) -> Result<Vec<(Id, Found)>> {
-    let found = stream::iter(ids).map(async |id| Ok::<_, Error>((id, target.find(id).await?)));
-    let found: Vec<(Id, Option<Found>)> = found.buffered(REQUESTS_MAX).try_collect().await?;
-    Ok(found.into_iter().filter_map(|(id, found)| Some((id, found?))).collect())
+/// The objects in the places of these manifests, all of which were listed, as `of` makes them.
+pub(crate) async fn read<T>(target: &Target, ids: Vec<Id>, of: impl Fn(Found) -> T) -> Result<Vec<(Id, T)>> {
+    let found = stream::iter(ids).map(async |id| {
+        let found = target.find(id).await?.ok_or_else(|| vanished(target, id))?;
+        Ok::<_, Error>((id, of(found)))
+    });
+    found.buffered(REQUESTS_MAX).try_collect().await
+}
+
+fn vanished(target: &Target, id: Id) -> Error {
+    Error::retry(format!(
+        "{} lists backup {id}, and then it is not there: the target was changed by hand, or taken away for a moment; begin \
+         again",
+        target.store().called()
+    ))
+}
+
+/// The details of these backups, or why they can't be read; of those that have ended meanwhile nothing.
+pub(crate) async fn details(target: &Target, ids: Vec<Id>) -> Result<Vec<Listed>> {
+    let of = |found| match found {
+        Found::Ended => None,
+        Found::Manifest(m) => Some(Ok(m.details)),
+        Found::Damaged(e) => Some(Err(e)),
+    };
+    let read = read(target, ids, of).await?;
+    Ok(read.into_iter().filter_map(|(id, details)| Some(Listed { id, details: details? })).collect())
 }
 
 /// The backups of a target.
@@ -42,14 +63,7 @@ pub(crate) async fn read(target: &Target, ids: Vec<Id>) -> Result<Vec<(Id, Found
 /// # Errors
 /// If the store can't be read.
 pub async fn list(target: &Target) -> Result<Catalog> {
-    let mut backups: Vec<Listed> = Vec::new();
-    for (id, found) in all(target).await? {
-        match found {
-            Found::Ended => {}
-            Found::Manifest(m) => backups.push(Listed { id, details: Ok(m.details) }),
-            Found::Damaged(e) => backups.push(Listed { id, details: Err(e) }),
-        }
-    }
+    let mut backups = details(target, ids(target).await?).await?;
     let order = |b: &Listed| (b.details.is_err(), b.details.as_ref().map_or(0, |d| d.time_ms), b.id);
     backups.sort_by_key(order);
     Ok(Catalog { backups })
@@ -60,10 +74,8 @@ pub async fn list(target: &Target) -> Result<Catalog> {
 /// # Errors
 /// `NotFound` if there is none, `Invalid` if there are several.
 pub async fn resolve(target: &Target, digits: &str) -> Result<Id> {
-    let deleted = target.ids(DELETED).await?;
-    let all = target.ids(BACKUPS).await?;
     let mut fits = Vec::new();
-    for id in all.into_keys().filter(|id| id.to_string().starts_with(digits) && !deleted.contains_key(id)) {
+    for id in ids(target).await?.into_iter().filter(|id| id.to_string().starts_with(digits)) {
         if !matches!(target.find(id).await?, None | Some(Found::Ended)) {
             fits.push(id);
         }
@@ -108,7 +120,8 @@ pub async fn delete(target: &Target, backup: Id, now_ms: u64, force: bool) -> Re
         }
         Err(e) => return Err(e),
     }
-    target.put_note(DELETED, backup, note::DELETED, now_ms, [0; 32]).await
+    // If one is there, somebody else has deleted it just now.
+    target.put_first_note(DELETED, backup, note::DELETED, now_ms, [0; 32]).await.map(drop)
 }
 
 /// Refuses a backup that is locked.

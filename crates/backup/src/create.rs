@@ -8,9 +8,12 @@
 
 use crate::catalog;
 use crate::format::{Details, Entry, Id, Manifest, Moment, Name, Page, PageRef, blocks_of, note};
-use crate::limits::{BLOCK_BYTES, PAGE_BLOCKS, PAGE_COVERS, REMEMBERED_MAX, REQUESTS_MAX, VOLUME_BYTES_MAX};
+use crate::limits::{
+    BACKUPS_MAX, BLOCK_BYTES, PAGE_BLOCKS, PAGE_COVERS, REMEMBERED_MAX, REQUESTS_MAX, VOLUME_BYTES_MAX,
+};
 use crate::seam::{Source, Watch};
-use crate::target::{BACKUPS, BLOCKS, CREATES, Found, Target, key, object_key, of_object_key};
+use crate::store::Part;
+use crate::target::{ALIVE, BACKUPS, BLOCKS, CREATES, Found, Target, key, object_key, of_object_key};
 use freebs_types::{ClusterId, Error, ErrorKind, Result, VolumeId};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use std::cell::{Cell, RefCell};
@@ -101,15 +104,24 @@ pub async fn create<S: Source, W: Watch>(target: &Target, source: &S, order: &Or
         Some(id) => (id, true),
         None => (target.new_id(), false),
     };
+    let alive = async || target.put_note(ALIVE, id, note::ALIVE, order.now_ms, subject).await;
     // From here on prune heeds this create; what it reads of other backups stays.
-    let alive = async || target.put_note(CREATES, id, note::CREATE, order.now_ms, subject).await;
-    alive().await?;
+    let is_heeded = match is_resumed {
+        true => {
+            alive().await?;
+            target.store().has(&key(CREATES, id)).await?
+        }
+        false => target.put_first_note(CREATES, id, note::CREATE, order.now_ms, subject).await?,
+    };
+    if !is_heeded {
+        return Err(why_ended(target, id).await?);
+    }
     let own = if is_resumed { own(target, id).await? } else { Own { names: BTreeMap::new(), is_whole: true } };
     if is_resumed {
         let stored = own.names.len();
         watch.note(&format!("going on with backup {id}, which was interrupted: {stored} objects are there already"));
     }
-    let parent = if order.full { None } else { parent(target, order, watch).await? };
+    let parent = parent(target, order, watch).await?;
     let (read, sent, resumed) = Default::default();
     let create = Create {
         target,
@@ -145,7 +157,7 @@ pub async fn create<S: Source, W: Watch>(target: &Target, source: &S, order: &Or
         moment: source.moment(),
     };
     let manifest = Manifest { id, details, pages };
-    let manifest_bytes = commit(target, &manifest).await?;
+    let manifest_bytes = commit(target, &manifest, is_resumed).await?;
     let sent_bytes = create.sent.get() + manifest_bytes;
     Ok(Created { manifest, read_bytes: create.read.get(), sent_bytes, resumed: create.resumed.get() })
 }
@@ -162,7 +174,7 @@ async fn interrupted(target: &Target, subject: [u8; 32]) -> Result<Option<Id>> {
             Err(e) => return Err(e),
         }
         if target.store().has(&key(BACKUPS, id)).await? {
-            target.store().delete(&key(CREATES, id)).await?;
+            target.forget_create(id).await?;
         } else {
             found = Some(id);
         }
@@ -174,7 +186,7 @@ async fn interrupted(target: &Target, subject: [u8; 32]) -> Result<Option<Id>> {
 async fn own(target: &Target, id: Id) -> Result<Own> {
     let mut own = Own { names: BTreeMap::new(), is_whole: true };
     let folder = format!("{BLOCKS}/{id}");
-    let listed = target.store().list(&folder, |listed| {
+    let listed = target.store().list(&folder, &[Part::Digits, Part::Name], |listed| {
         let Some((owner, name)) = of_object_key(&listed.key) else { return Ok(()) };
         // An object that can't be one was damaged by somebody, and is stored again.
         if owner == id && Entry::fits(listed.bytes) {
@@ -189,53 +201,74 @@ async fn own(target: &Target, id: Id) -> Result<Own> {
     Ok(own)
 }
 
-/// The newest backup of the same volume.
+/// The newest backup of the same volume, unless all is to be stored again.
 async fn parent<W: Watch>(target: &Target, order: &Order, watch: &W) -> Result<Option<Manifest>> {
-    let mut newest: Option<Manifest> = None;
-    for (id, found) in catalog::all(target).await? {
-        match found {
-            Found::Ended => {}
-            Found::Damaged(e) => watch.note(&format!("backup {id} is left aside: {e}")),
-            Found::Manifest(m) => {
-                let same = (m.details.cluster, m.details.volume) == (order.cluster, order.volume);
-                let age = |m: &Manifest| (m.details.time_ms, m.id);
-                if same && newest.as_ref().is_none_or(|n| age(n) < age(&m)) {
-                    newest = Some(*m);
-                }
+    let ids = catalog::ids(target).await?;
+    if ids.len() >= BACKUPS_MAX {
+        return Err(Error::invalid(format!(
+            "{} has {} backups, and no target has more than {BACKUPS_MAX}; delete some, or use several targets",
+            target.store().called(),
+            ids.len()
+        )));
+    }
+    if order.full {
+        return Ok(None);
+    }
+    let mut newest = None;
+    for listed in catalog::details(target, ids).await? {
+        match listed.details {
+            Err(e) => watch.note(&format!("backup {} is left aside: {e}", listed.id)),
+            Ok(d) if (d.cluster, d.volume) == (order.cluster, order.volume) => {
+                newest = newest.max(Some((d.time_ms, listed.id)));
             }
+            Ok(_) => {}
         }
     }
-    Ok(newest)
+    let Some((_, newest)) = newest else { return Ok(None) };
+    match target.find(newest).await? {
+        Some(Found::Manifest(m)) => Ok(Some(*m)),
+        // It was deleted and pruned meanwhile, or can't be read any more: all is stored again.
+        _ => Ok(None),
+    }
 }
 
 /// Puts the manifest; its bytes.
-async fn commit(target: &Target, manifest: &Manifest) -> Result<u64> {
+async fn commit(target: &Target, manifest: &Manifest, is_resumed: bool) -> Result<u64> {
     let id = manifest.id;
+    // Things that this run found there, and has not written, may not be durable: objects of a run before it, and directories
+    // that somebody else had just made.
+    let store = target.store();
+    store.sync("", None).await?;
+    store.sync(BLOCKS, None).await?;
+    if is_resumed {
+        store.sync(&format!("{BLOCKS}/{id}"), Some(Part::Digits)).await?;
+    }
     target.check_same().await?;
-    if !target.store().has(&key(CREATES, id)).await? {
-        return Err(given_up(id));
+    if !store.has(&key(CREATES, id)).await? {
+        return Err(why_ended(target, id).await?);
     }
     let seal = target.keys().map(|keys| (keys, target.new_nonce()));
     let bytes = manifest.encode(target.id(), seal)?;
     let len = bytes.len() as u64;
-    if !target.store().put_new(&key(BACKUPS, id), bytes).await? {
-        return Err(match target.find(id).await? {
-            Some(Found::Manifest(_)) => {
-                Error::busy(format!("backup {id} was finished by another process that went on with it; it is whole"))
-            }
-            _ => given_up(id),
-        });
+    if !store.put_new(&key(BACKUPS, id), bytes).await? {
+        return Err(why_ended(target, id).await?);
     }
-    // It has no meaning any more; whoever finds it takes it away.
-    let _ = target.store().delete(&key(CREATES, id)).await;
+    // They have no meaning any more; whoever finds them takes them away.
+    let _ = target.forget_create(id).await;
     Ok(len)
 }
 
-fn given_up(id: Id) -> Error {
-    Error::retry(format!(
-        "backup {id} was given up by a prune, because nothing had been heard of it for longer than the prune's --grace; \
-         begin again"
-    ))
+/// Why a create can't come to its end any more.
+async fn why_ended(target: &Target, id: Id) -> Result<Error> {
+    Ok(match target.find(id).await? {
+        Some(Found::Manifest(_)) => {
+            Error::busy(format!("backup {id} was finished by another process that went on with it; it is whole"))
+        }
+        _ => Error::retry(format!(
+            "backup {id} was given up by a prune, because nothing had been heard of it for longer than the prune's --grace; \
+             begin again"
+        )),
+    })
 }
 
 /// Which blocks of a page are to be looked at.
@@ -275,6 +308,10 @@ impl<S: Source, W: Watch> Create<'_, S, W> {
             }
         }
         self.watch.reached(to);
+        // A page without blocks takes its time as well.
+        if self.watch.is_due() {
+            alive().await?;
+        }
         if now.blocks.is_empty() {
             return Ok(None);
         }

@@ -10,7 +10,7 @@
 //!   whose hash is not the one of their name are never handed out.
 //!
 //! The folder: `format` (the bytes), `keys` and `pack` (content to object and back), `store` (an object store, narrowed),
-//! `place` (a directory, or S3), `target` (names of objects in a store), `seam` (the traits of callers), `create`,
+//! `directory` (what a directory has to tell), `place` (a directory, or S3), `target` (names of objects in a store), `seam` (the traits of callers), `create`,
 //! `catalog` (list, find, delete), `verify`, `restore`, `prune`.
 
 pub mod format;
@@ -19,6 +19,7 @@ pub mod limits;
 
 mod catalog;
 mod create;
+mod directory;
 mod pack;
 mod place;
 mod prune;

@@ -26,8 +26,14 @@ pub const OBJECT_BYTES_MAX: usize = OBJECT_HEADER_BYTES + BLOCK_BYTES + TAG_BYTE
 pub const MANIFEST_BYTES_MAX: usize = 128 + 512 + 64 * PAGES_MAX as usize + TAG_BYTES;
 /// Bytes of a marker and of a note.
 pub const SMALL_BYTES_MAX: usize = 128;
-/// Backups of a target.
+/// Backups of a target; a create of one more is refused.
 pub const BACKUPS_MAX: usize = 1 << 20;
+/// Objects of a folder that are named by backups: manifests and notes. Each takes some 50 bytes of memory while it is listed.
+pub const NOTES_MAX: usize = 1 << 24;
+/// A note in the place of a manifest stays for so long, milliseconds by the store's clock: a year.
+pub const NOTES_KEPT_MS: u64 = 366 * 86_400_000;
+/// A put of what is not there is tried so often while the store says that there is something, and there is nothing.
+pub const CONFLICTS_MAX: u32 = 8;
 /// Objects of its own that a create remembers, some 300 MB. Of those beyond it asks the store again.
 pub const REMEMBERED_MAX: usize = 4 << 20;
 /// Requests to a store on their way at once; with as many blocks in memory.

@@ -1,5 +1,6 @@
 //! A place that a target is in, as people write it: a directory, or a bucket of S3.
 
+use crate::directory::{Directory, sync_entry};
 use crate::store::{Store, explain};
 use freebs_types::{Error, Result};
 use object_store::aws::AmazonS3Builder;
@@ -61,7 +62,8 @@ impl Place {
 
 fn directory(path: &std::path::Path, make: bool) -> Result<Store> {
     let shown = path.display();
-    if make && !path.exists() {
+    let is_new = make && !path.exists();
+    if is_new {
         std::fs::create_dir(path).map_err(|e| {
             Error::os(format!("can't make the directory {shown}: {e}; is what it lies on mounted, and writable?"))
         })?;
@@ -70,10 +72,16 @@ fn directory(path: &std::path::Path, make: bool) -> Result<Store> {
         let why = if path.exists() { "is no directory" } else { "is not there" };
         return Err(Error::not_found(format!("{shown} {why}; name a directory with backups, or s3://bucket/prefix")));
     }
+    let unread = |e: std::io::Error| Error::os(format!("can't use the directory {shown}: {e}"));
+    if make {
+        // Whoever made it may have been killed before it was durable.
+        sync_entry(path, is_new).map_err(unread)?;
+    }
+    let directory = Directory::open(path).map_err(unread)?;
     let store = LocalFileSystem::new_with_prefix(path).map_err(|e| explain(&shown.to_string(), &e))?;
     // Without it a power cut may take what was reported as written.
     let store = store.with_fsync(true).with_automatic_cleanup(true);
-    Ok(Store::new(Arc::new(store), shown.to_string()))
+    Ok(Store::new(Arc::new(store), shown.to_string()).in_directory(directory))
 }
 
 fn s3(bucket: &str, prefix: &str) -> Result<Store> {

@@ -8,16 +8,17 @@
 //! - A prune that meets what another one does meanwhile ends without having deleted anything.
 //! - A create that is taken for dead can't end well any more: a note is in the place of its manifest.
 //!
-//! Time decides only which creates are taken for dead, by the store's clock alone.
+//! Time decides only which creates are taken for dead, and which notes in the places of manifests are older than anybody
+//! stands still, by the store's clock alone.
 
 use crate::catalog;
 use crate::format::{Entry, Id, Manifest, Name, note};
-use crate::limits::{REQUESTS_MAX, SMALL_BYTES_MAX};
-use crate::store::Listed;
-use crate::target::{BACKUPS, BLOCKS, CREATES, DELETED, Found, MARKER, Target, key, of_object_key};
+use crate::limits::{NOTES_KEPT_MS, REQUESTS_MAX};
+use crate::store::Part;
+use crate::target::{ALIVE, BACKUPS, BLOCKS, CREATES, DELETED, Found, MARKER, Seen, Target, key, of_object_key};
 use freebs_types::{Error, ErrorKind, Result};
 use futures_util::{StreamExt, TryStreamExt, stream};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use zerocopy::IntoBytes;
 
 /// A rule left out on purpose, to prove that tests notice.
@@ -55,8 +56,10 @@ pub struct Pruned {
     pub kept: u64,
     /// Deleted backups whose manifests were taken away.
     pub backups: u64,
-    /// Deleted backups that stay until no create is under way.
+    /// Deleted backups that stay until no create is under way. If the manifest of one is damaged, all else stays, too.
     pub waiting: u64,
+    /// Notes in the places of manifests that were taken away, because they were old.
+    pub notes: u64,
     /// Creates that were taken for dead.
     pub given_up: Vec<Id>,
     /// Creates that are under way.
@@ -83,25 +86,33 @@ pub async fn prune(target: &Target, how: &Pruning) -> Result<Pruned> {
     if how.mutant != Some(Mutant::CreatesFirst) {
         done.under_way = creates(target, how, &mut done.given_up).await?;
     }
-    let (found, were) = manifests_of(target).await?;
+    let there = manifests_of(target).await?;
     let mut manifests = Vec::new();
-    let mut ended = BTreeSet::new();
-    let mut going = BTreeSet::new();
+    let mut going = Vec::new();
+    let mut ended: BTreeSet<Id> = there.notes.keys().copied().collect();
     let may_go = done.under_way.is_empty() || how.mutant == Some(Mutant::IgnoresCreates);
-    for (id, found) in found {
+    // True if it can't be known what a create that is under way may have read.
+    let mut is_unknown = false;
+    going.extend(there.notes.keys().filter(|id| deleted.contains(*id)).map(|id| (*id, false)));
+    for (id, found) in there.manifests {
         ended.insert(id);
         match found {
-            Found::Ended if were.contains(&id) => return Err(another()),
-            Found::Ended => going.extend(deleted.contains(&id).then_some((id, false))),
-            _ if deleted.contains(&id) && may_go => going.extend([(id, true)]),
+            Found::Ended => return Err(another()),
+            _ if deleted.contains(&id) && may_go => going.push((id, true)),
             Found::Manifest(m) => {
                 done.waiting += u64::from(deleted.contains(&id));
                 manifests.push(*m);
+            }
+            Found::Damaged(_) if deleted.contains(&id) => {
+                done.waiting += 1;
+                is_unknown = true;
             }
             Found::Damaged(e) => return Err(unknown(id, &e)),
         }
     }
     let needed = needed(target, &manifests).await?;
+    let now_ms = if how.is_dry || there.notes.is_empty() { 0 } else { store_time(target).await? };
+    target.check_same().await?;
     // A manifest goes before what it names does.
     for (id, has_manifest) in going {
         done.backups += u64::from(has_manifest);
@@ -112,34 +123,52 @@ pub async fn prune(target: &Target, how: &Pruning) -> Result<Pruned> {
             target.store().delete(&key(DELETED, id)).await?;
         }
     }
-    sweep(target, how, &ended, &needed, &mut done).await?;
+    let sweep = Sweep { target, how, notes: &there.notes, ended: &ended, needed: &needed, all_stays: is_unknown };
+    let owners = sweep.run(&mut done).await?;
+    let is_old = |seen: &Seen| now_ms.saturating_sub(seen.modified_ms) > NOTES_KEPT_MS;
+    for (id, seen) in &there.notes {
+        if is_old(seen) && !owners.contains(id) {
+            target.store().delete(&key(BACKUPS, *id)).await?;
+            done.notes += 1;
+        }
+    }
     Ok(done)
 }
 
-/// The objects in the places of manifests, and which of them were manifests before.
-///
-/// It is listed twice. A create may have ended, and another prune may have taken away the deleted backup that it had read,
-/// between two looks of one listing; then the first one shows a manifest where the second one shows none any more, or the
-/// second one shows the new backup.
-async fn manifests_of(target: &Target) -> Result<(Vec<(Id, Found)>, BTreeSet<Id>)> {
-    let is_manifest = |listed: &Listed| listed.bytes > SMALL_BYTES_MAX as u64;
+/// The objects in the places of manifests.
+struct There {
+    /// Those that were not notes when they were listed.
+    manifests: Vec<(Id, Found)>,
+    notes: BTreeMap<Id, Seen>,
+}
+
+/// The objects in the places of manifests. They are listed twice. A create may have ended, and another prune may have taken
+/// away the deleted backup that it had read, between two looks of one listing; then the first one shows a manifest where the
+/// second one shows none any more, or the second one shows the new backup.
+async fn manifests_of(target: &Target) -> Result<There> {
     let before = target.ids(BACKUPS).await?;
     let now = target.ids(BACKUPS).await?;
-    let were: BTreeSet<Id> =
-        before.iter().chain(&now).filter(|(_, listed)| is_manifest(listed)).map(|(id, _)| *id).collect();
-    if before.keys().any(|id| !now.contains_key(id)) {
+    let is_another = |(id, before): (&Id, &Seen)| match now.get(id) {
+        Some(now) => now.is_note() && !before.is_note(),
+        // Another prune may have taken away an old note.
+        None => !before.is_note(),
+    };
+    if before.iter().any(is_another) {
         return Err(another());
     }
-    Ok((catalog::read(target, now.into_keys().collect()).await?, were))
+    let (notes, manifests): (BTreeMap<Id, Seen>, BTreeMap<Id, Seen>) =
+        now.into_iter().partition(|(_, seen)| seen.is_note());
+    let manifests = catalog::read(target, manifests.into_keys().collect(), |found| found).await?;
+    Ok(There { manifests, notes })
 }
 
 fn another() -> Error {
-    Error::retry("another prune of this target is under way; nothing was taken away; try again when it has ended")
+    Error::retry("another prune of this target is under way; no object was taken away; try again when it has ended")
 }
 
 fn unknown(id: Id, e: &Error) -> Error {
     Error::corrupt(format!(
-        "{e}; so it can't be known what backup {id} needs, and nothing was taken away. `freebs backup delete` it (with \
+        "{e}; so it can't be known what backup {id} needs, and no object was taken away. `freebs backup delete` it (with \
          --force if its manifest is damaged), then prune again"
     ))
 }
@@ -150,6 +179,14 @@ async fn creates(target: &Target, how: &Pruning, given_up: &mut Vec<Id>) -> Resu
         return Ok(Vec::new());
     }
     let listed = target.ids(CREATES).await?;
+    if !how.is_dry {
+        for id in target.ids(ALIVE).await?.into_keys().filter(|id| !listed.contains_key(id)) {
+            // Somebody went on with a create that another process has ended meanwhile; or it was begun behind the listing.
+            if !target.store().has(&key(CREATES, id)).await? {
+                target.store().delete(&key(ALIVE, id)).await?;
+            }
+        }
+    }
     if listed.is_empty() {
         if !how.is_dry {
             // A prune that was killed may have left it.
@@ -159,21 +196,24 @@ async fn creates(target: &Target, how: &Pruning, given_up: &mut Vec<Id>) -> Resu
     }
     let now_ms = store_time(target).await?;
     let mut under_way = Vec::new();
-    for (id, listed) in listed {
+    for (id, begun) in listed {
         let has_ended = target.store().has(&key(BACKUPS, id)).await?;
-        if !has_ended && now_ms.saturating_sub(listed.modified_ms) <= how.grace_ms {
-            under_way.push(id);
-            continue;
-        }
-        if !has_ended && !give_up(target, how, id).await? {
-            // It came to its end just now.
-            continue;
-        }
         if !has_ended {
+            // Not of a listing: that may leave out what is written again.
+            let alive = target.store().head(&key(ALIVE, id)).await?;
+            let heard_ms = alive.map_or(0, |l| l.modified_ms).max(begun.modified_ms);
+            if now_ms.saturating_sub(heard_ms) <= how.grace_ms {
+                under_way.push(id);
+                continue;
+            }
+            if !give_up(target, how, id).await? {
+                // It came to its end just now.
+                continue;
+            }
             given_up.push(id);
         }
         if !how.is_dry {
-            target.store().delete(&key(CREATES, id)).await?;
+            target.forget_create(id).await?;
         }
     }
     Ok(under_way)
@@ -229,17 +269,46 @@ async fn needed(target: &Target, manifests: &[Manifest]) -> Result<Vec<u64>> {
     Ok(needed)
 }
 
-/// Takes away what is not needed.
-async fn sweep(target: &Target, how: &Pruning, ended: &BTreeSet<Id>, needed: &[u64], done: &mut Pruned) -> Result<()> {
-    for owner in target.store().folders(BLOCKS).await? {
-        let Some(owner) = Id::parse(&owner) else { continue };
-        let is_known = ended.contains(&owner) || how.mutant == Some(Mutant::OwnersNotAsked);
-        let may_go = is_known || has_vanished(target, how, owner).await?;
+/// Objects that are not needed are taken away.
+struct Sweep<'a> {
+    target: &'a Target,
+    how: &'a Pruning,
+    notes: &'a BTreeMap<Id, Seen>,
+    ended: &'a BTreeSet<Id>,
+    needed: &'a [u64],
+    /// Nothing goes, because it can't be known what is needed.
+    all_stays: bool,
+}
+
+impl Sweep<'_> {
+    /// The owners that there are.
+    async fn run(&self, done: &mut Pruned) -> Result<BTreeSet<Id>> {
+        let owners = self.target.store().folders(BLOCKS, Part::Id).await?;
+        let owners: BTreeSet<Id> = owners.iter().filter_map(|owner| Id::parse(owner)).collect();
+        // The length of a note is enough for a list; not for taking objects away.
+        let noted = owners.iter().filter(|id| self.notes.contains_key(*id)).copied().collect();
+        for (id, found) in catalog::read(self.target, noted, |found| found).await? {
+            match found {
+                Found::Ended => {}
+                Found::Damaged(e) => return Err(unknown(id, &e)),
+                Found::Manifest(_) => return Err(another()),
+            }
+        }
+        for owner in &owners {
+            self.owner(*owner, done).await?;
+        }
+        Ok(owners)
+    }
+
+    async fn owner(&self, owner: Id, done: &mut Pruned) -> Result<()> {
+        let (target, how) = (self.target, self.how);
+        let is_known = self.ended.contains(&owner) || how.mutant == Some(Mutant::OwnersNotAsked);
+        let may_go = !self.all_stays && (is_known || has_vanished(target, how, owner).await?);
         let mut garbage = Vec::new();
         let folder = format!("{BLOCKS}/{owner}");
-        let listed = target.store().list(&folder, |listed| {
+        let listed = target.store().list(&folder, &[Part::Digits, Part::Name], |listed| {
             let Some((owner, name)) = of_object_key(&listed.key) else { return Ok(()) };
-            if may_go && needed.binary_search(&mark(owner, name)).is_err() {
+            if may_go && self.needed.binary_search(&mark(owner, name)).is_err() {
                 garbage.push(listed);
             } else {
                 done.kept += 1;
@@ -249,12 +318,13 @@ async fn sweep(target: &Target, how: &Pruning, ended: &BTreeSet<Id>, needed: &[u
         listed.await?;
         done.objects += garbage.len() as u64;
         done.bytes += garbage.iter().map(|l| l.bytes).sum::<u64>();
-        if !how.is_dry {
+        if !how.is_dry && !garbage.is_empty() {
+            target.check_same().await?;
             let deletes = stream::iter(garbage).map(async |l| target.store().delete(&l.key).await);
             deletes.buffer_unordered(REQUESTS_MAX).try_collect::<()>().await?;
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// True if an owner without a manifest has no note of its create either: somebody took it away. It is given up.

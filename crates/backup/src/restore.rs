@@ -77,11 +77,7 @@ async fn block<S: Sink, W: Watch>(
     watch.pace(len).await;
     let plain = Bytes::from(target.content(entry).await?);
     if plain.len() as u64 != len {
-        let key = crate::target::object_key(entry.owner, entry.name);
-        return Err(Error::corrupt(format!(
-            "{} '{key}' is not the block that the page names",
-            target.store().called()
-        )));
+        return Err(target.not_the_block(entry));
     }
     let mut written = 0;
     for run in freebs_image::runs(&plain) {

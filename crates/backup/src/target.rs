@@ -3,26 +3,31 @@
 //! | key | what |
 //! | --- | --- |
 //! | `freebs-backup` | the marker |
+//! | `freebs-backup-copy` | the marker once more |
 //! | `backups/ID` | a manifest, or a note in its place: none will be there any more |
-//! | `creates/ID` | a note: a create is under way, or was |
+//! | `creates/ID` | a note: a create is under way, or was; written once |
+//! | `alive/ID` | a note: when anything was heard of that create, written again and again |
 //! | `deleted/ID` | a note: the backup is deleted |
 //! | `blocks/OWNER/XX/NAME` | an object that the backup OWNER stored; XX are the first digits of its name |
 
 use crate::format::{Entry, Id, Manifest, Marker, Name, Note, Page, PageRef, note};
 use crate::keys::Keys;
-use crate::limits::{BACKUPS_MAX, MANIFEST_BYTES_MAX, OBJECT_BYTES_MAX, SMALL_BYTES_MAX};
+use crate::limits::{MANIFEST_BYTES_MAX, NOTES_MAX, OBJECT_BYTES_MAX, SMALL_BYTES_MAX};
 use crate::pack::{name_of, unpack};
-use crate::store::{Listed, Store};
+use crate::store::{Listed, Part, Store};
 use freebs_io::Random;
-use freebs_types::{ClusterId, Error, Result, VolumeId};
+use freebs_types::{ClusterId, Error, ErrorKind, Result, VolumeId};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use zerocopy::IntoBytes;
 
 /// Key of the marker.
 pub const MARKER: &str = "freebs-backup";
+/// Key of its copy: without a marker nothing of a target can be read.
+pub const MARKER_COPY: &str = "freebs-backup-copy";
 pub(crate) const BACKUPS: &str = "backups";
 pub(crate) const CREATES: &str = "creates";
+pub(crate) const ALIVE: &str = "alive";
 pub(crate) const DELETED: &str = "deleted";
 pub(crate) const BLOCKS: &str = "blocks";
 
@@ -33,6 +38,22 @@ pub struct Target {
     keys: Option<Keys>,
     random: RefCell<Box<dyn Random>>,
     is_new: bool,
+}
+
+/// An object of a folder whose objects are named by backups.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    /// Its bytes.
+    pub(crate) bytes: u64,
+    /// When it was written: milliseconds since 1970, by the clock of the store.
+    pub(crate) modified_ms: u64,
+}
+
+impl Seen {
+    /// True if it has the length of a note, which no manifest has. Whatever it says, there is no manifest.
+    pub(crate) fn is_note(self) -> bool {
+        self.bytes == size_of::<Note>() as u64
+    }
 }
 
 /// An object that is in the place of a manifest.
@@ -55,29 +76,27 @@ impl Target {
     pub async fn open(store: Store, keys: Option<Keys>, mut random: Box<dyn Random>, make: bool) -> Result<Self> {
         let called = store.called().to_owned();
         let mut is_new = false;
-        let bytes = match store.get(MARKER, SMALL_BYTES_MAX).await? {
-            Some(bytes) => bytes,
-            None => {
-                let other = store.any().await?;
-                match other {
-                    _ if !make => return Err(no_target(&called)),
-                    Some(other) => {
-                        return Err(Error::invalid(format!(
-                            "{called} has other things in it ('{other}'), and no backups; name an empty or a new directory \
-                             or prefix"
-                        )));
-                    }
-                    None => {}
+        let mut found = marker(&store).await?;
+        if found.is_none() {
+            let other = store.any().await?;
+            match other {
+                _ if !make => return Err(no_target(&called)),
+                Some(other) => {
+                    return Err(Error::invalid(format!(
+                        "{called} has other things in it ('{other}'), and no backups; name an empty or a new directory or \
+                         prefix"
+                    )));
                 }
-                let mut id = Id::NONE;
-                random.fill(&mut id.0);
-                let marker = Marker::new(id, keys.as_ref().map_or(Id::NONE, Keys::id));
-                is_new = store.put_new(MARKER, marker.as_bytes().to_vec()).await?;
-                // If somebody else was faster, it is their target.
-                store.get(MARKER, SMALL_BYTES_MAX).await?.ok_or_else(|| no_target(&called))?
+                None => {}
             }
-        };
-        let marker = Marker::decode(&bytes).map_err(|e| e.at(&called))?;
+            let mut id = Id::NONE;
+            random.fill(&mut id.0);
+            let marker = Marker::new(id, keys.as_ref().map_or(Id::NONE, Keys::id));
+            is_new = store.put_new(MARKER, marker.as_bytes().to_vec()).await?;
+            // If somebody else was faster, it is their target.
+            found = self::marker(&store).await?;
+        }
+        let marker = found.ok_or_else(|| no_target(&called))?;
         match (&keys, marker.key()) {
             (None, Id::NONE) => {}
             (None, key) => {
@@ -98,6 +117,9 @@ impl Target {
                 )));
             }
             (Some(_), _) => {}
+        }
+        if make {
+            mend_markers(&store, &marker).await?;
         }
         Ok(Self { store, id: marker.target(), keys, random: RefCell::new(random), is_new })
     }
@@ -161,8 +183,11 @@ impl Target {
 
     /// Refuses to go on with a target that has become another one.
     pub(crate) async fn check_same(&self) -> Result<()> {
-        let there = self.store.get(MARKER, SMALL_BYTES_MAX).await?;
-        let same = there.is_some_and(|bytes| Marker::decode(&bytes).is_ok_and(|m| m.target() == self.id));
+        let same = match marker(&self.store).await {
+            Ok(there) => there.is_some_and(|m| m.target() == self.id),
+            Err(e) if matches!(e.kind, ErrorKind::Corrupt | ErrorKind::Invalid) => false,
+            Err(e) => return Err(e),
+        };
         same.then_some(()).ok_or_else(|| {
             Error::retry(format!(
                 "{} is not the target any more that it was (its marker '{MARKER}' is gone or another one): somebody changed \
@@ -172,7 +197,21 @@ impl Target {
         })
     }
 
-    /// Writes a note.
+    /// Writes a note where none is; `false` if one is there. A note whose being there counts is never written again: a
+    /// listing that goes on meanwhile may show neither the old nor the new one.
+    pub(crate) async fn put_first_note(
+        &self,
+        folder: &str,
+        backup: Id,
+        kind: u16,
+        time_ms: u64,
+        subject: [u8; 32],
+    ) -> Result<bool> {
+        let note = Note::new(self.id, backup, kind, time_ms, subject);
+        self.store.put_new(&key(folder, backup), note.as_bytes().to_vec()).await
+    }
+
+    /// Writes a note, in place of one that is there.
     pub(crate) async fn put_note(
         &self,
         folder: &str,
@@ -193,20 +232,25 @@ impl Target {
     }
 
     /// The objects of a folder that have the identity of a backup as their name, in order.
-    pub(crate) async fn ids(&self, folder: &str) -> Result<BTreeMap<Id, Listed>> {
+    pub(crate) async fn ids(&self, folder: &str) -> Result<BTreeMap<Id, Seen>> {
         let mut ids = BTreeMap::new();
-        self.store
-            .list(folder, |listed| {
-                if let Some(id) = Id::parse(&listed.last).filter(|id| key(folder, *id) == listed.key) {
-                    ids.insert(id, listed);
-                }
-                if ids.len() > BACKUPS_MAX {
-                    return Err(Error::invalid(format!("more than {BACKUPS_MAX} backups; use several targets")));
-                }
-                Ok(())
-            })
-            .await?;
+        let list = self.store.list(folder, &[Part::Id], |Listed { last, bytes, modified_ms, .. }| {
+            ids.extend(Id::parse(&last).map(|id| (id, Seen { bytes, modified_ms })));
+            if ids.len() > NOTES_MAX {
+                return Err(Error::invalid(format!(
+                    "more than {NOTES_MAX} objects in '{folder}'; use several targets"
+                )));
+            }
+            Ok(())
+        });
+        list.await?;
         Ok(ids)
+    }
+
+    /// Takes the notes of a create away that has ended: the one that counts is the last.
+    pub(crate) async fn forget_create(&self, backup: Id) -> Result<()> {
+        self.store.delete(&key(ALIVE, backup)).await?;
+        self.store.delete(&key(CREATES, backup)).await
     }
 
     /// The object in the place of a manifest; `None` if nothing is.
@@ -215,7 +259,7 @@ impl Target {
         let bytes = match self.store.get(&key, MANIFEST_BYTES_MAX).await {
             Ok(Some(bytes)) => bytes,
             Ok(None) => return Ok(None),
-            Err(e) if e.kind == freebs_types::ErrorKind::Corrupt => return Ok(Some(Found::Damaged(e))),
+            Err(e) if e.kind == ErrorKind::Corrupt => return Ok(Some(Found::Damaged(e))),
             Err(e) => return Err(e),
         };
         let place = |e: Error| e.at(format!("{} '{key}'", self.store.called()));
@@ -233,7 +277,8 @@ impl Target {
         }))
     }
 
-    /// The content of an object. The error names it, and says the way out.
+    /// The content of an object. The error names it, and says the way out. Its length does not count: another version of
+    /// zstd may have packed the same content in another run of the same backup.
     ///
     /// # Errors
     /// `Corrupt` if it is missing or damaged.
@@ -242,10 +287,13 @@ impl Target {
         let place = || format!("{} '{key}'", self.store.called());
         let object = self.store.get(&key, OBJECT_BYTES_MAX).await?;
         let object = object.ok_or_else(|| Error::corrupt("the object is missing").at(place()))?;
-        if object.len() as u64 != u64::from(entry.stored) {
-            return Err(Error::corrupt("the object has another length than it was stored with").at(place()));
-        }
         unpack(&object, entry.name, self.id, self.keys()).map_err(|e| e.at(place()))
+    }
+
+    /// The error for an object that is right, and not of the length of the block that it stands for.
+    pub(crate) fn not_the_block(&self, entry: &Entry) -> Error {
+        let key = object_key(entry.owner, entry.name);
+        Error::corrupt(format!("{} '{key}' is not the block that the page names", self.store.called()))
     }
 
     /// A page of a manifest.
@@ -265,6 +313,39 @@ impl Target {
         fits.then_some(page)
             .ok_or_else(|| Error::corrupt("the page is not the one that the manifest names").at(place()))
     }
+}
+
+/// The marker of a store, or its copy if the marker is missing or damaged.
+async fn marker(store: &Store) -> Result<Option<Marker>> {
+    let mut damaged = None;
+    for key in [MARKER, MARKER_COPY] {
+        let read = match store.get(key, SMALL_BYTES_MAX).await {
+            Ok(None) => continue,
+            Ok(Some(bytes)) => Marker::decode(&bytes).map_err(|e| e.at(format!("{} '{key}'", store.called()))),
+            Err(e) => Err(e),
+        };
+        match read {
+            Ok(marker) => return Ok(Some(marker)),
+            Err(e) if e.kind == ErrorKind::Corrupt => damaged = damaged.or(Some(e)),
+            Err(e) => return Err(e),
+        }
+    }
+    damaged.map_or(Ok(None), Err)
+}
+
+/// Writes those of the two copies that are missing or damaged.
+async fn mend_markers(store: &Store, marker: &Marker) -> Result<()> {
+    for key in [MARKER, MARKER_COPY] {
+        let is_well = match store.get(key, SMALL_BYTES_MAX).await {
+            Ok(there) => there.is_some_and(|bytes| bytes == marker.as_bytes()),
+            Err(e) if e.kind == ErrorKind::Corrupt => false,
+            Err(e) => return Err(e),
+        };
+        if !is_well {
+            store.put(key, marker.as_bytes().to_vec()).await?;
+        }
+    }
+    Ok(())
 }
 
 fn no_target(called: &str) -> Error {

@@ -3,7 +3,8 @@
 use super::{Entry, Id, Moment, Name, VERSION, check_start, damaged};
 use crate::keys::{Keys, sha256};
 use crate::limits::{
-    BLOCK_BYTES, MANIFEST_BYTES_MAX, PAGE_BLOCKS, PAGES_MAX, SOURCE_NAME_BYTES_MAX, TAG_BYTES, VOLUME_BYTES_MAX,
+    BLOCK_BYTES, MANIFEST_BYTES_MAX, OBJECT_BYTES_MAX, OBJECT_BYTES_MIN, PAGE_BLOCKS, PAGES_MAX, SOURCE_NAME_BYTES_MAX,
+    TAG_BYTES, VOLUME_BYTES_MAX,
 };
 use freebs_format::crc32c;
 use freebs_types::{ClusterId, Error, Result, VolumeId};
@@ -16,7 +17,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub struct ManifestHeader {
     /// Always `FBKM`.
     pub magic: [u8; 4],
-    /// Always 1.
+    /// Always 2.
     pub version: U16,
     /// Bytes of this struct.
     pub length: U16,
@@ -284,6 +285,11 @@ impl Manifest {
             blocks += u64::from(entries);
         }
         if blocks != d.blocks.get() || d.new_blocks.get() > blocks {
+            return Err(wrong());
+        }
+        let most = |objects: u64| objects * OBJECT_BYTES_MAX as u64;
+        let stored = blocks * OBJECT_BYTES_MIN as u64..=most(blocks);
+        if !stored.contains(&d.stored_bytes.get()) || d.new_bytes.get() > most(d.new_blocks.get() + u64::from(pages)) {
             return Err(wrong());
         }
         let details = Details {

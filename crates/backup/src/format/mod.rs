@@ -17,7 +17,7 @@ pub use small::{Marker, Note, note};
 use freebs_types::{Error, Result};
 
 /// The version of all structs here.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// An identity of 16 bytes, random: of a target, of a backup, of a key. In text 32 hexadecimal digits.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

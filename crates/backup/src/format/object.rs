@@ -21,7 +21,7 @@ pub mod flags {
 pub struct ObjectHeader {
     /// Always `FBKO`.
     pub magic: [u8; 4],
-    /// Always 1.
+    /// Always 2.
     pub version: U16,
     /// Bytes of this struct.
     pub length: U16,

@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub struct PageHeader {
     /// Always `FBKP`.
     pub magic: [u8; 4],
-    /// Always 1.
+    /// Always 2.
     pub version: U16,
     /// Bytes of this struct.
     pub length: U16,

@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub struct Marker {
     /// Always `FBKT`.
     pub magic: [u8; 4],
-    /// Always 1.
+    /// Always 2.
     pub version: U16,
     /// Bytes of this struct.
     pub length: U16,
@@ -94,6 +94,8 @@ pub mod note {
     pub const DELETED: u16 = 3;
     /// In the place of a manifest: the backup was deleted, and prune has taken the manifest away.
     pub const GONE: u16 = 4;
+    /// The create was alive when this was written: its age is what counts.
+    pub const ALIVE: u16 = 5;
 }
 
 /// A small object about one backup.
@@ -102,7 +104,7 @@ pub mod note {
 pub struct Note {
     /// Always `FBKN`.
     pub magic: [u8; 4],
-    /// Always 1.
+    /// Always 2.
     pub version: U16,
     /// Bytes of this struct.
     pub length: U16,
@@ -167,7 +169,7 @@ impl Note {
         if note.target != target.0 || note.backup != backup.0 {
             return Err(damaged(WHAT, "it is of another backup"));
         }
-        if !(note::CREATE..=note::GONE).contains(&note.kind.get())
+        if !(note::CREATE..=note::ALIVE).contains(&note.kind.get())
             || note.reserved != [0; 6]
             || note.reserved_2 != [0; 36]
         {

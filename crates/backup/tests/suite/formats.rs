@@ -73,9 +73,13 @@ fn tables_and_structs_agree() {
         }
     );
     agrees!(docs, PageRef { page, entries, stored, reserved, owner, name });
-    for (kind, name) in
-        [(note::CREATE, "CREATE"), (note::GIVEN_UP, "GIVEN_UP"), (note::DELETED, "DELETED"), (note::GONE, "GONE")]
-    {
+    for (kind, name) in [
+        (note::CREATE, "CREATE"),
+        (note::GIVEN_UP, "GIVEN_UP"),
+        (note::DELETED, "DELETED"),
+        (note::GONE, "GONE"),
+        (note::ALIVE, "ALIVE"),
+    ] {
         assert!(text.contains(&format!("| {kind} | {name} |")), "{name}");
     }
     assert_eq!((limits::OBJECT_BYTES_MAX, limits::MANIFEST_BYTES_MAX - (16 << 20)), (524_368, 656));
@@ -227,6 +231,9 @@ fn pages_and_manifests_that_no_program_writes_are_refused() {
     bad(|m| m.details.size = limits::PAGE_COVERS);
     bad(|m| m.details.blocks = 5);
     bad(|m| m.details.new_blocks = 5);
+    bad(|m| m.details.stored_bytes = 4 * 524_368 + 1);
+    bad(|m| m.details.stored_bytes = 4 * 65 - 1);
+    bad(|m| m.details.new_bytes = (2 + 2) * 524_368 + 1);
     bad(|m| m.pages.swap(0, 1));
     bad(|m| m.pages[1].page = limits::PAGES_MAX.into());
     bad(|m| m.pages[0].stored = 10.into());

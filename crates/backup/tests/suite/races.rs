@@ -39,7 +39,7 @@ impl<'a> World<'a> {
             let disk = &self.disks[nth];
             let volume = 1 + nth as u64 % 2;
             self.tasks.push(Box::pin(async move {
-                Done::Created(nth, create(target, disk, &order(volume, 100 + nth as u64), &Unwatched).await)
+                Done::Created(nth, create(target, disk, &order(volume, 100 + nth as u64), &Lively).await)
             }));
         } else if what < 7 && !self.made.is_empty() {
             let nth = self.rng.below(self.made.len() as u64) as usize;
@@ -124,7 +124,10 @@ impl<'a> World<'a> {
             return Err(format!("{} objects were left", again.objects));
         }
         let left = self.store.keys();
-        match left.iter().find(|k| k.starts_with("creates/") || k.starts_with("deleted/") || k.contains("clock")) {
+        match left
+            .iter()
+            .find(|k| ["creates/", "alive/", "deleted/"].iter().any(|f| k.starts_with(f)) || k.contains("clock"))
+        {
             Some(key) => Err(format!("{key} is left")),
             None => Ok(()),
         }

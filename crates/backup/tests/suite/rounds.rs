@@ -19,8 +19,8 @@ fn a_disk_comes_back_and_zeroes_cost_nothing() {
     assert_eq!((d.blocks, d.new_blocks, d.size, made.manifest.pages.len()), (5, 5, size, 2));
     assert_eq!(ids(&t), [made.manifest.id]);
     check(&t, made.manifest.id, &disk);
-    // A marker, a manifest, two pages, five blocks.
-    assert_eq!(store.keys().len(), 9);
+    // A marker and its copy, a manifest, two pages, five blocks.
+    assert_eq!(store.keys().len(), 10);
     assert!(!target(&store, 2).is_new());
     // An empty disk is a backup, too.
     let empty = Disk::new(9 * PAGE_COVERS, &[]);
@@ -77,7 +77,13 @@ fn the_next_backup_stores_what_is_new_and_any_one_may_be_deleted() {
     let before = store.keys();
     let wet = finish(prune(&t, &Pruning::default())).expect("pruned");
     assert_eq!((dry.objects, dry.bytes, dry.kept), (wet.objects, wet.bytes, 0));
-    assert!(store.keys().iter().all(|k| k == "freebs-backup" || k.starts_with("backups/")), "notes are left");
+    assert!(
+        store
+            .keys()
+            .iter()
+            .all(|k| ["freebs-backup", "freebs-backup-copy"].contains(&k.as_str()) || k.starts_with("backups/")),
+        "notes are left"
+    );
     assert_eq!(before.len() as u64 - wet.objects - 2, store.keys().len() as u64);
     assert!(ids(&t).is_empty());
 }

@@ -37,6 +37,10 @@ pub enum Fault {
     KillBehind(u64),
     /// The listing ends with an error in its middle.
     CutListing(u64),
+    /// A conditional put meets another request for the same key: nothing is stored, and S3 says 409.
+    Conflict(u64),
+    /// So does each one from this put on.
+    Conflicts(u64),
 }
 
 #[derive(Debug, Default)]
@@ -45,7 +49,10 @@ struct State {
     times: BTreeMap<String, u64>,
     fault: Option<Fault>,
     puts: u64,
+    gets: u64,
     listings: u64,
+    /// Keys that are listed and can't be found.
+    hidden: Vec<String>,
     /// Bytes that were put.
     sent: u64,
     is_dead: bool,
@@ -89,6 +96,15 @@ impl Memory {
 
     pub fn puts(&self) -> u64 {
         self.state.lock().expect("one thread").puts
+    }
+
+    pub fn gets(&self) -> u64 {
+        self.state.lock().expect("one thread").gets
+    }
+
+    /// From now on these keys are listed and can't be found.
+    pub fn hide(&self, keys: &[String]) {
+        self.state.lock().expect("one thread").hidden = keys.to_vec();
     }
 
     pub fn sent(&self) -> u64 {
@@ -158,6 +174,11 @@ impl ObjectStore for Memory {
             return Err(broken("killed"));
         }
         let is_create = opts.mode == PutMode::Create;
+        let meets = matches!(fault, Some(Fault::Conflict(n)) if n == nth)
+            || matches!(fault, Some(Fault::Conflicts(n)) if n <= nth);
+        if meets && is_create {
+            return Err(object_store::Error::AlreadyExists { path: at.to_string(), source: "try again".into() });
+        }
         let put = self.inner.put_opts(at, payload, opts).await?;
         {
             let mut state = self.state.lock().expect("one thread");
@@ -186,6 +207,13 @@ impl ObjectStore for Memory {
     async fn get_opts(&self, at: &Path, options: GetOptions) -> object_store::Result<GetResult> {
         step().await;
         self.alive()?;
+        {
+            let mut state = self.state.lock().expect("one thread");
+            state.gets += u64::from(!options.head);
+            if state.hidden.iter().any(|key| key == at.as_ref()) {
+                return Err(object_store::Error::NotFound { path: at.to_string(), source: "it is hidden".into() });
+            }
+        }
         let mut got = self.inner.get_opts(at, options).await?;
         got.meta = Self::dated(&self.state, got.meta);
         Ok(got)
@@ -222,11 +250,18 @@ impl ObjectStore for Memory {
         };
         let inner = self.inner.clone();
         let prefix = prefix.cloned();
-        // The listing is of the moment in which it is first asked for.
+        // The listing is of the moment in which it is first asked for. What is written again meanwhile is not in it: a rename
+        // over a file takes its old entry away, and the new one may be where nobody looks any more.
         let listed = async move {
             step().await;
             dead?;
-            let all: Vec<ObjectMeta> = inner.list(prefix.as_ref()).try_collect().await?;
+            let mut all: Vec<ObjectMeta> = inner.list(prefix.as_ref()).try_collect().await?;
+            let then = state.lock().expect("one thread").tick;
+            step().await;
+            {
+                let state = state.lock().expect("one thread");
+                all.retain(|m| state.times.get(m.location.as_ref()).is_none_or(|at| *at <= then));
+            }
             let mut all: Vec<_> = all.into_iter().map(|m| Ok(Self::dated(&state, m))).collect();
             if cut {
                 all.truncate(all.len() / 2);
@@ -245,6 +280,15 @@ impl ObjectStore for Memory {
 
     async fn copy_opts(&self, _: &Path, _: &Path, _: CopyOptions) -> object_store::Result<()> {
         Err(broken("nothing is copied"))
+    }
+}
+
+/// Somebody by whose clock a sign of life is always due.
+pub struct Lively;
+
+impl freebs_backup::Watch for Lively {
+    fn is_due(&self) -> bool {
+        true
     }
 }
 
