@@ -4,7 +4,8 @@
 use crate::common::*;
 use crate::crash_device::{crash_device, power_cut};
 use crate::history::{LEFT_OUT, Seed, Story, TINY, erase_checkpoints, open, step};
-use freebs_format::{ExtentKind, UpdateKind};
+use freebs_format::disk::AppendHeader;
+use freebs_format::{ExtentKind, Frame, UpdateKind};
 use freebs_io::faults::CrashDevice;
 use freebs_io::memory::MemoryDevice;
 use freebs_lsvd::{Base, KeptState, Learned, MapPlace, MarkChange, Options, Record, RuleMutant};
@@ -493,11 +494,14 @@ fn lost_frames_are_learned_as_whole_as_they_are_told() {
         assert_eq!(rig.read_version(SHARD, Some(Version(3)), 1).await.unwrap()[&0], Cell8::Data(25));
         rig.kill();
         tokio::task::yield_now().await;
-        let hid = all[1].header().hid().0;
         device.poke(|bytes| {
-            let places: Vec<usize> = (0..bytes.len() - 32).filter(|at| bytes[*at..].starts_with(&hid)).collect();
-            assert!(!places.is_empty());
-            places.into_iter().for_each(|at| bytes[at] ^= 1);
+            let append_of = |f: &Frame| {
+                let head = f.head.bytes();
+                bytes.windows(head.len()).position(|w| w == head).expect("it is there") / 4096 * 4096
+            };
+            let (own, repeat) = (append_of(&all[1]), append_of(&all[2]) + size_of::<AppendHeader>());
+            bytes[own..own + 4096].fill(0xee);
+            bytes[repeat] ^= 1;
         });
         erase_checkpoints(&device).await;
         let mut rig = Rig::open(device.clone()).await.unwrap();
