@@ -84,8 +84,8 @@ fn an_answer_that_is_lost_is_no_conflict() {
         // Note and manifest are put if they are not there: the store's client repeats it and meets its own object.
         assert_eq!(made.is_ok(), n == 1 || n == all, "{n}");
         store.plan(None);
-        if made.is_ok() {
-            check(&t, made.unwrap().manifest.id, &disk());
+        if let Ok(made) = made {
+            check(&t, made.manifest.id, &disk());
         } else {
             check(&t, backup(&t, &disk(), 1, 200).expect("it goes on").manifest.id, &disk());
         }
