@@ -18,7 +18,7 @@ use std::task::Poll;
 pub(crate) fn lost_of(s: &Shard) -> Option<Lost> {
     let frames: Vec<_> = s.holes.iter().map(|h| (Sequence(h.from), Sequence(h.to))).collect();
     let (last, version) = (s.tip.name.sequence, s.tip.version);
-    s.is_wounded().then(|| Lost { shard: s.id, last, version, tail: s.suspect, frames })
+    s.is_wounded().then_some(Lost { shard: s.id, last, version, tail: s.suspect, frames })
 }
 
 impl<D: Device> Engine<D> {
