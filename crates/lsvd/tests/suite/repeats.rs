@@ -180,7 +180,6 @@ fn a_lost_end_costs_what_was_in_it() {
             // Without the proof at the end, that is the last one with frames.
             let (last, proof) = (open[open.len() - 2], open[open.len() - 1]);
             assert!(proof.header.frames.get() == 0 && last.header.frames.get() > 0);
-            eprintln!("DBG seed {seed} open {} last {:?} proof {:?}", open.len(), last.header, proof.header);
             let mut bytes = image.bytes.clone();
             let total = proof.header.total(512);
             bytes[proof.at..proof.at + total].fill(0);
@@ -188,7 +187,6 @@ fn a_lost_end_costs_what_was_in_it() {
             faulty.spoil(last.at as u64);
             for start in 0..4 {
                 let rig = Rig::open(faulty.clone()).await.unwrap();
-                eprintln!("DBG {start} {:?}", rig.report);
                 rig.engine.check();
                 for h in &image.history {
                     let chain = &h.last().unwrap().2;
