@@ -55,10 +55,11 @@ fn the_corpus_is_small() {
     assert!(all <= corpus::CORPUS_BYTES_MAX, "{all} bytes");
 }
 
-/// Seeds that show nothing beyond what noise shows would be a target that tests nothing.
+/// Seeds that show nothing beyond what noise shows would be a target that tests nothing. The noise is short: of a device, more of
+/// it changes every structure there is.
 #[test]
 fn seeds_reach_the_inside() {
-    let noise: Vec<u8> = (0..300u64).map(|i| freebs_fuzz::rng::mix(i) as u8).collect();
+    let noise: Vec<u8> = (0..100u64).map(|i| freebs_fuzz::rng::mix(i) as u8).collect();
     for t in TARGETS {
         let shown = |data: &[u8]| {
             once(t, data);

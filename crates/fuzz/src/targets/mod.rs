@@ -77,7 +77,7 @@ targets! {
         "a device's superblock: an allowed shape, and the bytes encode again";
     "append", disk::append, few, disk::WORDS, 32 * KIB, 6000,
         "an append: header, table of live segments, frame heads";
-    "segment-index", disk::segment_index, few, disk::WORDS, 32 * KIB, 6000,
+    "segment-index", disk::segment_index, |n| 320 * n + 64 * KIB, disk::WORDS, 32 * KIB, 6000,
         "a segment's footer and the index before it";
     "map-page", disk::map_page, |n| 64 * n + 64 * KIB, disk::WORDS, 4096 + 2, 8000,
         "a page of the map: entries in order, within a shard, the same after encoding";

@@ -174,7 +174,11 @@ fn damaged_history_is_mended_from_the_past() {
         let found = rig.engine.take_damaged(16);
         assert_eq!(found.iter().map(|d| (d.shard, d.range, d.seen_at)).collect::<Vec<_>>(), [(ONE, one, pinned)]);
         let now = rig.engine.read(ONE, one).await.unwrap().data.concat();
-        assert_eq!(rig.engine.mend(found[0].id, &now.into()).unwrap_err().kind, ErrorKind::Corrupt, "the present is another");
+        assert_eq!(
+            rig.engine.mend(found[0].id, &now.into()).unwrap_err().kind,
+            ErrorKind::Corrupt,
+            "the present is another"
+        );
         assert_eq!(rig.engine.mend(found[0].id, &good).unwrap(), 1);
         idle(&rig).await;
         assert_eq!(rig.engine.read_at(ONE, pinned, one).await.unwrap().data.concat(), good);
