@@ -3,7 +3,7 @@
 use freebs_control::events::{EventKind, told};
 use freebs_control::{Command, CreateVolume, Cut, Done, Mutant, Outcome, Snapshot, Stage, State, limits};
 use freebs_types::*;
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 const V: VolumeId = VolumeId(1);
@@ -421,7 +421,7 @@ struct Model {
     writes: usize,
     control: Option<Mutant>,
     heads: Option<HeadMutant>,
-    seen: HashSet<String>,
+    seen: BTreeSet<String>,
     complete: usize,
     failed: usize,
     /// The first complete snapshot that is no instant.
@@ -586,7 +586,7 @@ impl Model {
             written: Vec::new(),
             changes_left: changes,
         };
-        let seen = HashSet::new();
+        let seen = BTreeSet::new();
         let mut model = Self { shards, writes, control, heads, seen, complete: 0, failed: 0, wrong: None };
         model.visit(first);
         model

@@ -29,7 +29,8 @@ const COVERED: [&str; 2] = ["FloorIgnored", "SealsBelowCommitted"];
 
 /// The only kind of runs that a mutant is hunted in, if others have hardly an occasion. Room is short only where disks are
 /// small; few seeds are of that kind. A read that races with a write of its own driver shows most often where no fault ends
-/// one of them. Leases matter where drivers take volumes from each other.
+/// one of them. Leases matter where drivers take volumes from each other, and
+/// the hold of cuts where there are snapshots.
 pub fn kind(name: &str) -> Option<&'static str> {
     match name {
         "MembersRoomIgnored" => Some("tight"),
@@ -37,6 +38,7 @@ pub fn kind(name: &str) -> Option<&'static str> {
         "AnswerWithoutLease" => Some("gateways"),
         "LeavesByOldStates" => Some("lag_seat"),
         "ForcedFromCommitted" => Some("lose_members"),
+        "ConfirmsWithoutHold" | "OldViewsReport" | "SnapshotsOutliveViews" => Some("snapshot"),
         _ => None,
     }
 }

@@ -75,7 +75,7 @@ struct World {
 fn content(shard: ShardId, lba: u64) -> (ExtentKind, u8, bool) {
     let n = lba * 31 + u64::from(shard.index) * 17 + lba / 5;
     let kind = [ExtentKind::Data, ExtentKind::Data, ExtentKind::Zero, ExtentKind::Trim][n as usize % 4];
-    (kind, (n % 250) as u8 + 1, n % 3 == 0)
+    (kind, (n % 250) as u8 + 1, n.is_multiple_of(3))
 }
 
 impl World {
