@@ -433,6 +433,9 @@ impl Host {
         self.with(shard, |r, ctx| {
             // A view that was known once to have been active does not go back.
             let known = r.info.as_ref().map(|i| i.known).unwrap_or_default();
+            if r.info.is_none() {
+                r.doubt_promises(ctx, info.highest);
+            }
             r.hear_of_members(ctx, &info);
             if r.info.as_ref().is_none_or(|i| i.snapshots != info.snapshots || i.active != info.active) {
                 r.snapshots_changed();
@@ -463,7 +466,8 @@ impl Host {
         if is_old && self.config.mutant != Some(Mutant::LeavesByOldStates) {
             return;
         }
-        let promised = replica.promise().max(replica.view_number()).max(replica.active());
+        // A promise that the log has lost was of no view behind this one.
+        let promised = replica.promise().max(replica.view_number()).max(replica.active()).max(active);
         let promised = if self.config.mutant == Some(Mutant::PromisesGo) { ViewNumber(0) } else { promised };
         if promised.0 > 0 {
             self.left.insert(shard, promised);

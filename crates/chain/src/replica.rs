@@ -211,6 +211,11 @@ pub(crate) struct Replica {
     pub damage: Damage,
     /// The log is empty, and the device has lost something: it may have been of this log (V2).
     pub is_doubtful: bool,
+    /// The log may have lost a promise.
+    pub promise_lost: bool,
+    /// It counts as if this had been promised, because the log may have lost a promise: the highest view that was given out as
+    /// its first state after the start says.
+    pub doubt: ViewNumber,
     /// What the head was told last of the room here.
     pub told_room: Option<Room>,
     pub view_frame: Option<FrameHead>,
@@ -301,6 +306,8 @@ impl Replica {
             handed_over: None,
             damage: Damage::default(),
             is_doubtful: false,
+            promise_lost: false,
+            doubt: ViewNumber(0),
             told_room: None,
             view_frame: None,
             map_hold: None,
@@ -355,6 +362,7 @@ impl Replica {
         let before = state.views_before.iter().cloned();
         r.before = before.map(|(number, sequence, body)| OpenView { number, sequence, body }).collect();
         r.promised = state.promised;
+        r.promise_lost = state.promise_lost;
         r.given_up = state.given_up;
         r.attach = state.attach;
         if let Some(generation) = r.view.as_ref().map(|v| v.body.generation).filter(|g| *g > r.attach.generation) {
@@ -435,7 +443,20 @@ impl Replica {
     /// (V2). A node hears of states since its start only, so of one that is not older than any promise before.
     pub fn may_have_promised(&self) -> ViewNumber {
         let given_out = self.info.as_ref().filter(|_| self.damage.suspect_tail).map(|i| i.highest);
-        given_out.unwrap_or_default()
+        given_out.unwrap_or_default().max(self.doubt)
+    }
+
+    /// The first state since the start tells which views were given out. If a promise may be lost, one of the highest of them
+    /// may be, and it is durable from now on that it was.
+    pub fn doubt_promises(&mut self, ctx: &mut Ctx<'_>, highest: ViewNumber) {
+        if !(self.promise_lost || self.is_doubtful) || highest <= self.doubt {
+            return;
+        }
+        self.doubt = highest;
+        if highest > self.promised && self.stopped.is_none() {
+            let change = MarkChange { promised: Some(highest), ..MarkChange::default() };
+            ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket: ctx.ticket() }));
+        }
     }
 
     pub fn head_node(&self) -> Option<NodeId> {

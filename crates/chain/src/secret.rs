@@ -85,8 +85,10 @@ impl Replica {
     /// The same for who asks. A log that lacks the frame does not say whether the view had slices, and this node was its head:
     /// if nothing else is there, the secret that this node would have derived is given. Who asks sees whether it is the one.
     pub fn give_or_guess(&self, ctx: &Ctx<'_>, pred: ViewNumber, sent: Option<(HostPublic, SealedSlice)>) -> Given {
+        // Of a view to come nobody learns it beforehand.
+        let is_known = self.info.as_ref().is_some_and(|i| pred <= i.active.max(i.known));
         match self.give(ctx, pred, sent) {
-            Given::Nothing if sent.is_none() && self.view_of(pred).is_none() => {
+            Given::Nothing if sent.is_none() && self.view_of(pred).is_none() && is_known => {
                 Given::Secret(view_secret(&ctx.config.node_secret, self.id, pred))
             }
             given => given,

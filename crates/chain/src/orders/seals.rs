@@ -268,6 +268,29 @@ fn an_empty_log_on_a_device_that_lost_something_is_doubtful() {
     assert!(!s.r.seal_answer(ViewNumber(2), ViewNumber(1)).damaged, "what it has now is what the chain has");
 }
 
+/// A promise may have been all that it had. The head of the view that was left by it gives it what it lacks, and counted on it.
+#[test]
+fn a_log_that_may_have_lost_a_promise_serves_no_view_before_it() {
+    for (lost, highest, serves) in [(false, 2, true), (true, 2, false), (true, 1, true)] {
+        let mut s = Scene::new(2);
+        s.r.promise_lost = lost;
+        let (_, actions) = s.play(|r, ctx| r.doubt_promises(ctx, ViewNumber(highest)));
+        let is_durable = actions.iter().any(|a| {
+            matches!(a, Action::Append(Record::Mark { change, .. }) if change.promised == Some(ViewNumber(highest)))
+        });
+        assert_eq!(is_durable, lost, "highest {highest}");
+        s.take(Chain::new().open(1));
+        s.durable(1);
+        assert_eq!(s.r.serves(), serves, "lost {lost}, highest {highest}");
+    }
+    // So does an empty log on a device that lost something.
+    let mut host = Host::new(config(2, None));
+    host.set_lost_something(true);
+    host.add(Replica::empty(SHARD));
+    host.step(Nanos(1), Event::Shards(vec![ShardInfo { highest: ViewNumber(7), ..info(1024) }]));
+    assert_eq!(host.with(SHARD, |r, _| r.may_have_promised()), Some(ViewNumber(7)));
+}
+
 /// V3: what node 2 and the old head had committed is named by node 2 alone, whose log is damaged. Node 3's counts, although
 /// it has lost its end without a trace. Sealed at the longest log that counts, it would be gone.
 #[test]

@@ -154,6 +154,8 @@ pub struct ShardState {
     pub holes: Vec<(Sequence, Sequence)>,
     /// Set if damage may have taken frames behind the last one (rule E7): a seal answer does not count.
     pub suspect_tail: bool,
+    /// Set if damage may have taken a promise that nothing later in the log tells of (rule V2).
+    pub promise_lost: bool,
     /// Lost frames were given up by force when this view was left (rule V10); 0 if that never happened.
     pub given_up: ViewNumber,
     /// Kept versions below this are not all there; 0 if all are.

@@ -29,7 +29,7 @@ use freebs_format::disk::{
     SegmentFooter,
 };
 use freebs_io::Device;
-use freebs_types::{Error, ErrorKind, Result, SegmentId, ShardId};
+use freebs_types::{Error, ErrorKind, Result, SegmentId, ShardId, ViewNumber};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -114,6 +114,8 @@ pub(crate) async fn recover<D: Device>(
     let mut ways = VecDeque::from([From::Checkpoint, From::Log]);
     ways.drain(..usize::from(!checkpoints));
     let mut hints: Option<Hints> = None;
+    // What a checkpoint knows of promises counts, whatever else is damaged: they only grow.
+    let mut promises: BTreeMap<ShardId, (ViewNumber, ViewNumber)> = BTreeMap::new();
     while let Some(from) = ways.pop_front() {
         *report = first.clone();
         let mut r = Recovery::new(device, geometry, options, report, from);
@@ -125,6 +127,9 @@ pub(crate) async fn recover<D: Device>(
         avoid.clone_from(&r.core.get_mut().maps.avoid);
         let lost = r.core.get_mut().maps.damaged || done.as_ref().is_err_and(|e| e.kind == ErrorKind::Corrupt);
         let begun = done.is_ok() && r.report.checkpoint > 0;
+        if from == From::Checkpoint {
+            promises = r.core.get_mut().shards.iter().map(|(id, s)| (*id, (s.promised, s.given_up))).collect();
+        }
         let cut_short = r.covered_rest > r.last_append;
         known_durable = known_durable.max(r.known_durable);
         if from == From::Checkpoint && begun && !lost && (cut_short || r.report.damage.len() > first.damage.len()) {
@@ -145,6 +150,10 @@ pub(crate) async fn recover<D: Device>(
             hints = Some(core.keeps());
             ways.push_front(from);
             continue;
+        }
+        for (id, s) in &mut core.shards {
+            let (promised, given_up) = promises.get(id).copied().unwrap_or_default();
+            (s.promised, s.given_up) = (s.promised.max(promised), s.given_up.max(given_up));
         }
         if checkpoints {
             core.maps.durable = known_durable;
@@ -776,6 +785,7 @@ impl<D: Device> Recovery<'_, D> {
         let Core { shards, segs, .. } = self.core.get_mut();
         for s in shards.values_mut() {
             s.suspect |= s.may_miss(damaged);
+            s.promise_lost |= s.may_miss_promise(damaged);
             s.replayed();
             self.late |= s.history.late;
             s.history_replayed(segs);

@@ -4,6 +4,7 @@
 //! - A gap in the sequence is a hole until its frames are put back, or what they placed was learned, or a mark says that
 //!   they had been released. The last does not count where an append is known to be lost.
 //! - A frame that makes no sense is missed, too: behind the last one that counts it leaves a suspect tail.
+//! - A promise leaves no gap: if an append is lost and no mark came behind it, there may have been one.
 //! - Moved blocks leave no gap, so when an append is lost all frames that were given up are missed again.
 
 use crate::log::place::At;
@@ -24,6 +25,12 @@ impl Shard {
     /// very append of our last frame may, too: its heads are lost from one of them on.
     pub fn may_miss(&self, damaged: u64) -> bool {
         damaged > 0 && self.last_append <= damaged
+    }
+
+    /// Whether append `damaged` (0 for none) may have held a promise of ours. It has no sequence, and so leaves no gap, wherever
+    /// in the log it was: frames of older views may follow it.
+    pub fn may_miss_promise(&self, damaged: u64) -> bool {
+        damaged > 0 && self.last_mark <= damaged
     }
 
     /// An append is lost. It may have held blocks of ours that cleaning moved there. Their frames were given up, so that

@@ -61,6 +61,10 @@ pub(crate) struct Shard {
     /// The last frames may be lost. Only a comparison with the chain ends that (E7), not frames that come: of what is
     /// fetched again a part may be missing still.
     pub suspect: bool,
+    /// Append of the newest mark, which says all that was promised before it.
+    pub last_mark: u64,
+    /// A lost append may have held a mark with a promise: no later one says what was promised.
+    pub promise_lost: bool,
     /// Append of the last frame that made no sense. A mark up to there knows nothing of it.
     pub refused: u64,
     /// The log says so since the last start: neither frames that come later nor a segment that goes makes the loss look
@@ -615,6 +619,8 @@ impl Shard {
         if s.0 >= NUMBER_MAX || h.first_version.get() >= NUMBER_MAX || h.chunk_offset.get() > chunks::ORDINALS_MAX {
             return Err("mark with an impossible number");
         }
+        // Only a newer promise makes up for one that may be lost: other marks are made by a log that does not know of it.
+        self.promise_lost &= body.promised <= self.promised;
         self.promised = self.promised.max(body.promised);
         self.given_up = self.given_up.max(body.given_up);
         if body.secret_view.0 > 0 && self.secret.is_none_or(|(v, _)| v <= body.secret_view) {
@@ -653,7 +659,7 @@ impl Shard {
         } else {
             self.fill_in(s, body);
         }
-        self.last_append = at.append;
+        (self.last_append, self.last_mark) = (at.append, at.append);
         // Whatever else came between, this is what was known when the mark was written.
         self.suspect = body.suspect_tail || at.append <= self.refused;
         if s >= last {
@@ -843,6 +849,7 @@ impl Shard {
             requests: self.requests.clone(),
             holes: self.holes.iter().map(|h| (Sequence(h.from), Sequence(h.to))).collect(),
             suspect_tail: self.suspect,
+            promise_lost: self.promise_lost,
             given_up: self.given_up,
             whole_from: self.history.whole_from,
             first_kept: self.first_kept(),
@@ -912,7 +919,8 @@ impl Shard {
     /// All that is left of a shard whose deleted mark lies there.
     pub fn keep_promise(&mut self, promised: ViewNumber, at: At, segs: &mut Segments) {
         segs.note(at.segment, self.id, None);
-        (self.promised, self.mark, self.last_append) = (promised, Some((at.segment, Sequence(0))), at.append);
+        (self.promised, self.mark) = (promised, Some((at.segment, Sequence(0))));
+        (self.last_append, self.last_mark) = (at.append, at.append);
     }
 
     /// Whether something of it is lost, or may be.

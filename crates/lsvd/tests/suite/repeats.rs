@@ -9,7 +9,7 @@ use freebs_io::Device;
 use freebs_io::faults::FaultDevice;
 use freebs_io::memory::MemoryDevice;
 use freebs_lsvd::{Finding, MarkChange, Record};
-use freebs_types::{Sequence, ShardId};
+use freebs_types::{Sequence, ShardId, ViewNumber};
 
 /// How an append is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,6 +163,48 @@ fn of_two_lost_appends_the_second_is_known() {
                 rig.append(Record::Frame(other.frame(&[op])));
                 rig.settle().await;
             }
+            rig.stop().await;
+        }
+    });
+}
+
+/// A promise leaves no gap in the sequence: frames of the view before it follow, and nothing told that it is lost.
+#[test]
+fn a_lost_append_may_have_held_a_promise() {
+    local(async {
+        let device = MemoryDevice::new(512, 1 << 30);
+        create_log(device.clone(), &shape(40)).await.unwrap();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let mut chain = Chain::new(ShardId::new(1, 0));
+        let shard = chain.shard;
+        let promise = |view| {
+            let change = MarkChange { promised: Some(ViewNumber(view)), ..MarkChange::default() };
+            Record::Mark { shard, change, ticket: 1 }
+        };
+        for i in 0..7u32 {
+            let op = Op { extents: vec![(ExtentKind::Data, i, 2)], fill: i.into() };
+            rig.append(if i == 3 { promise(7) } else { Record::Frame(chain.frame(&[op])) });
+            rig.settle().await;
+        }
+        rig.stop().await;
+        let mut bytes = Vec::new();
+        device.poke(|b| bytes.clone_from(b));
+        let open = open_appends(&bytes);
+        hit(&mut bytes, open[3], Hit::Header);
+        hit(&mut bytes, open[4], Hit::Header);
+        let dev = load(&bytes);
+        // It is known until a newer one was made, over checkpoints, too.
+        for start in 0..4 {
+            let rig = Rig::open(dev.clone()).await.unwrap();
+            let state = rig.engine.state(shard).unwrap();
+            assert!(state.holes.is_empty() && !state.suspect_tail, "start {start}: {state:?}");
+            assert_eq!((state.promise_lost, state.promised >= ViewNumber(7)), (start < 3, start == 3), "start {start}");
+            if start == 1 {
+                rig.append(Record::Mark { shard, change: MarkChange::default(), ticket: 2 });
+            } else if start == 2 {
+                rig.append(promise(9));
+            }
+            rig.settle().await;
             rig.stop().await;
         }
     });

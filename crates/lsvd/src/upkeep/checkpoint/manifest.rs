@@ -102,7 +102,7 @@ impl Out {
         let mark = s.mark.unwrap_or((u32::MAX, Sequence(0)));
         self.u32(mark.0);
         self.u64(mark.1.0);
-        self.u8(u8::from(s.suspect));
+        self.u8(u8::from(s.suspect) | u8::from(s.promise_lost) << 1);
         self.len(s.stale.len());
         s.stale.iter().for_each(|id| self.u32(*id));
         self.len(s.marks.len());
@@ -468,7 +468,11 @@ impl<'a> In<'a> {
         s.secret = (view.0 > 0).then_some((view, secret));
         let (segment, released) = (self.u32()?, Sequence(self.u64()?));
         s.mark = (segment < SEGMENTS_MAX).then_some((segment, released));
-        s.suspect = self.bool()?;
+        let flags = self.u8()?;
+        (s.suspect, s.promise_lost) = ((flags & 1) > 0, (flags & 2) > 0);
+        if flags > 3 {
+            return None;
+        }
         s.stale = self.list(Self::segment_id)?.into_iter().collect();
         s.marks = self.list(|r| Some((r.segment_id()?, Sequence(r.number()?))))?.into_iter().collect();
         s.holes = self.list(|r| Some(Hole { from: r.number()?, to: r.number()?, hard: r.bool()? }))?;
@@ -500,7 +504,7 @@ impl<'a> In<'a> {
         for (i, p) in places.into_iter().enumerate() {
             s.frames.push(Sequence(first + i as u64), p);
         }
-        s.last_append = covered;
+        (s.last_append, s.last_mark) = (covered, covered);
         Some((s, covered))
     }
 
