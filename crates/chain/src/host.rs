@@ -78,7 +78,7 @@ impl Host {
     }
 
     pub(crate) fn add(&mut self, mut replica: Replica) {
-        replica.is_doubtful = self.lost_something && replica.is_empty_log();
+        replica.is_doubtful |= self.lost_something && replica.is_empty_log();
         self.replicas.insert(replica.id, replica.at(self.config.me.node));
     }
 

@@ -209,13 +209,11 @@ pub(crate) struct Replica {
     pub handed_over: Option<(Nanos, u32)>,
     /// Frames of this log that were lost.
     pub damage: Damage,
-    /// The log is empty, and the device has lost something: it may have been of this log (V2).
+    /// The log may have lost a promise, or, if it is empty, all that it had: the device has lost something (V2).
     pub is_doubtful: bool,
-    /// The log may have lost a promise.
-    pub promise_lost: bool,
     /// It counts as if this had been promised, because the log may have lost a promise: the highest view that was given out as
     /// its first state after the start says.
-    pub doubt: ViewNumber,
+    doubt: ViewNumber,
     /// What the head was told last of the room here.
     pub told_room: Option<Room>,
     pub view_frame: Option<FrameHead>,
@@ -306,7 +304,6 @@ impl Replica {
             handed_over: None,
             damage: Damage::default(),
             is_doubtful: false,
-            promise_lost: false,
             doubt: ViewNumber(0),
             told_room: None,
             view_frame: None,
@@ -362,7 +359,7 @@ impl Replica {
         let before = state.views_before.iter().cloned();
         r.before = before.map(|(number, sequence, body)| OpenView { number, sequence, body }).collect();
         r.promised = state.promised;
-        r.promise_lost = state.promise_lost;
+        r.is_doubtful = state.promise_lost;
         r.given_up = state.given_up;
         r.attach = state.attach;
         if let Some(generation) = r.view.as_ref().map(|v| v.body.generation).filter(|g| *g > r.attach.generation) {
@@ -449,13 +446,14 @@ impl Replica {
     /// The first state since the start tells which views were given out. If a promise may be lost, one of the highest of them
     /// may be, and it is durable from now on that it was.
     pub fn doubt_promises(&mut self, ctx: &mut Ctx<'_>, highest: ViewNumber) {
-        if !(self.promise_lost || self.is_doubtful) || highest <= self.doubt {
+        if !self.is_doubtful || highest <= self.doubt {
             return;
         }
         self.doubt = highest;
         if highest > self.promised && self.stopped.is_none() {
+            let (shard, ticket) = (self.id, ctx.ticket());
             let change = MarkChange { promised: Some(highest), ..MarkChange::default() };
-            ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket: ctx.ticket() }));
+            ctx.out.actions.push(Action::Append(Record::Mark { shard, change, ticket }));
         }
     }
 

@@ -273,7 +273,7 @@ fn an_empty_log_on_a_device_that_lost_something_is_doubtful() {
 fn a_log_that_may_have_lost_a_promise_serves_no_view_before_it() {
     for (lost, highest, serves) in [(false, 2, true), (true, 2, false), (true, 1, true)] {
         let mut s = Scene::new(2);
-        s.r.promise_lost = lost;
+        s.r.is_doubtful = lost;
         let (_, actions) = s.play(|r, ctx| r.doubt_promises(ctx, ViewNumber(highest)));
         let is_durable = actions.iter().any(|a| {
             matches!(a, Action::Append(Record::Mark { change, .. }) if change.promised == Some(ViewNumber(highest)))

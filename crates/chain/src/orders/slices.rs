@@ -56,7 +56,10 @@ fn a_guess_counts_only_if_the_frame_names_it() {
     s.take(c.open_with(1, Some(shared(1))));
     let given = |s: &mut Scene, sent| s.play(|r, ctx| r.give_or_guess(ctx, ViewNumber(2), sent)).0;
     let guess = Given::Secret(view_secret(&Hash32::default(), SHARD, ViewNumber(2)));
+    assert_eq!(given(&mut s, None), Given::Nothing, "nobody has said that view 2 was ever active");
+    s.r.info = Some(info(1024));
     assert_eq!(given(&mut s, None), guess);
+    assert_eq!(s.play(|r, ctx| r.give_or_guess(ctx, ViewNumber(3), None)).0, Given::Nothing, "a view to come");
     assert_eq!(s.play(|r, ctx| r.give(ctx, ViewNumber(2), None)).0, Given::Nothing, "it counts for nothing here");
     let sent = shared(2);
     assert!(matches!(given(&mut s, Some((sent.point, sent.slices[1]))), Given::Slice(_)));

@@ -114,7 +114,7 @@ pub(crate) async fn recover<D: Device>(
     let mut ways = VecDeque::from([From::Checkpoint, From::Log]);
     ways.drain(..usize::from(!checkpoints));
     let mut hints: Option<Hints> = None;
-    // What a checkpoint knows of promises counts, whatever else is damaged: they only grow.
+    // Promises that a checkpoint knows of count, whatever else is damaged: they only grow.
     let mut promises: BTreeMap<ShardId, (ViewNumber, ViewNumber)> = BTreeMap::new();
     while let Some(from) = ways.pop_front() {
         *report = first.clone();

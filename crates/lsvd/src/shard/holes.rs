@@ -27,7 +27,7 @@ impl Shard {
         damaged > 0 && self.last_append <= damaged
     }
 
-    /// Whether append `damaged` (0 for none) may have held a promise of ours. It has no sequence, and so leaves no gap, wherever
+    /// True if append `damaged` (0 for none) may have held a promise of ours. It has no sequence, and so leaves no gap, wherever
     /// in the log it was: frames of older views may follow it.
     pub fn may_miss_promise(&self, damaged: u64) -> bool {
         damaged > 0 && self.last_mark <= damaged

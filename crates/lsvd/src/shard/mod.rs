@@ -604,6 +604,15 @@ impl Shard {
         }
     }
 
+    /// Takes the promises of a mark. Only a newer promise makes up for one that may be lost: other marks may be made by a log
+    /// that does not know of it.
+    fn promise(&mut self, body: &MarkBody, damaged: u64) {
+        self.promise_lost |= self.may_miss_promise(damaged);
+        self.promise_lost &= body.promised <= self.promised;
+        self.promised = self.promised.max(body.promised);
+        self.given_up = self.given_up.max(body.given_up);
+    }
+
     /// Applies a mark: takes what is newer in it. `head` is the mark's own. Appends up to `damaged` are known to be lost,
     /// and of a map that was learned up to `unlearned` a part may be.
     pub fn mark(
@@ -619,10 +628,7 @@ impl Shard {
         if s.0 >= NUMBER_MAX || h.first_version.get() >= NUMBER_MAX || h.chunk_offset.get() > chunks::ORDINALS_MAX {
             return Err("mark with an impossible number");
         }
-        // Only a newer promise makes up for one that may be lost: other marks are made by a log that does not know of it.
-        self.promise_lost &= body.promised <= self.promised;
-        self.promised = self.promised.max(body.promised);
-        self.given_up = self.given_up.max(body.given_up);
+        self.promise(body, damaged);
         if body.secret_view.0 > 0 && self.secret.is_none_or(|(v, _)| v <= body.secret_view) {
             self.secret = Some((body.secret_view, body.secret));
         }
