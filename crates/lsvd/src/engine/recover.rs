@@ -29,7 +29,7 @@ use freebs_format::disk::{
     SegmentFooter,
 };
 use freebs_io::Device;
-use freebs_types::{Error, ErrorKind, Result, SegmentId, ShardId, ViewNumber};
+use freebs_types::{Error, ErrorKind, Result, SegmentId, ShardId};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -114,8 +114,6 @@ pub(crate) async fn recover<D: Device>(
     let mut ways = VecDeque::from([From::Checkpoint, From::Log]);
     ways.drain(..usize::from(!checkpoints));
     let mut hints: Option<Hints> = None;
-    // Promises that a checkpoint knows of count, whatever else is damaged: they only grow.
-    let mut promises: BTreeMap<ShardId, (ViewNumber, ViewNumber)> = BTreeMap::new();
     while let Some(from) = ways.pop_front() {
         *report = first.clone();
         let mut r = Recovery::new(device, geometry, options, report, from);
@@ -127,9 +125,6 @@ pub(crate) async fn recover<D: Device>(
         avoid.clone_from(&r.core.get_mut().maps.avoid);
         let lost = r.core.get_mut().maps.damaged || done.as_ref().is_err_and(|e| e.kind == ErrorKind::Corrupt);
         let begun = done.is_ok() && r.report.checkpoint > 0;
-        if from == From::Checkpoint {
-            promises = r.core.get_mut().shards.iter().map(|(id, s)| (*id, (s.promised, s.given_up))).collect();
-        }
         let cut_short = r.covered_rest > r.last_append;
         known_durable = known_durable.max(r.known_durable);
         if from == From::Checkpoint && begun && !lost && (cut_short || r.report.damage.len() > first.damage.len()) {
@@ -150,10 +145,6 @@ pub(crate) async fn recover<D: Device>(
             hints = Some(core.keeps());
             ways.push_front(from);
             continue;
-        }
-        for (id, s) in &mut core.shards {
-            let (promised, given_up) = promises.get(id).copied().unwrap_or_default();
-            (s.promised, s.given_up) = (s.promised.max(promised), s.given_up.max(given_up));
         }
         if checkpoints {
             core.maps.durable = known_durable;
