@@ -107,6 +107,10 @@ pub async fn check(c: &Cluster) {
                 c.oracle.check_snapshot((made.asked, made.done), &values);
             }
             Ok(None) => c.world.count("snapshots that no member has whole"),
+            // A deletion may come while it is read: heads then let go of it at once.
+            Err(_) if c.control.with_state(|s| s.snapshot_record(record.id) != Some(record)) => {
+                c.world.count("snapshots deleted while they were read");
+            }
             Err(why) => c.world.violation(format!("snapshot {}: {why}", record.id)),
         }
     }
