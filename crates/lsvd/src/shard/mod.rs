@@ -934,6 +934,11 @@ impl Shard {
         self.suspect || !self.holes.is_empty()
     }
 
+    /// Whether a cut may still take a frame. What is learned beyond the last frame here is of none.
+    pub fn may_cut(&self, sequence: Sequence) -> bool {
+        sequence > self.committed && sequence <= self.tip.name.sequence
+    }
+
     /// What of this shard stands against giving up a segment with frames from `min` to `max`.
     pub fn holds(&self, max: Sequence, short_of_space: bool) -> bool {
         let kept = !short_of_space && self.keep.is_some_and(|k| max >= k);

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-const SHARD: ShardId = ShardId::new(1, 0);
+pub const SHARD: ShardId = ShardId::new(1, 0);
 
 fn eager(mutant: Option<CleanMutant>) -> CleanOptions {
     CleanOptions { share_percent: 300, target_percent: 100, batch_bytes: 2 << 20, mutant, ..CleanOptions::default() }
@@ -314,13 +314,16 @@ pub struct Load {
     pub rig: Rig,
     pub chain: Chain,
     pub fills: BTreeMap<u32, u64>,
-    refused: u64,
-    pending: Cell<u64>,
+    pub refused: u64,
+    pub pending: Cell<u64>,
 }
 
 impl Load {
     pub async fn new(device: impl Device) -> Self {
-        let rig = Rig::open(device).await.unwrap();
+        Self::of(Rig::open(device).await.unwrap())
+    }
+
+    pub fn of(rig: Rig) -> Self {
         Self { rig, chain: Chain::new(SHARD), fills: BTreeMap::new(), refused: 0, pending: Cell::new(0) }
     }
 

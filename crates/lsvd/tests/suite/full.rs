@@ -1,12 +1,13 @@
 //! Devices with hardly more room than what lives on them: who writes waits while cleaning gets on, is refused when
 //! there is nothing more to gain, and what is kept back for cleaning lets the log go on.
 
-use crate::cleaning::{Load, fails, turns};
+use crate::cleaning::{Load, SHARD, fails, turns};
 use crate::common::*;
 use freebs_format::ExtentKind;
 use freebs_io::faults;
 use freebs_io::memory::MemoryDevice;
-use freebs_lsvd::{CleanMutant, CleanOptions, Record, Shape};
+use freebs_lsvd::{Base, CleanMutant, CleanOptions, Durable, MapPlace, MarkChange, Record, Shape};
+use freebs_types::{Sequence, Version};
 
 /// Looks that a writer takes before it is said to wait for ever.
 const LOOKS_MAX: u64 = 200_000;
@@ -156,4 +157,103 @@ async fn full_of_holes(mutant: Option<CleanMutant>) {
 fn a_full_log_comes_back_by_what_is_kept_for_cleaning() {
     local(full_of_holes(None));
     assert!(fails(|| local(full_of_holes(Some(CleanMutant::NoReserve)))));
+}
+
+const SEGMENT: u64 = 8 << 20;
+
+/// A log of so many segments, paced as `Case::play` does.
+async fn log_of(segments: u64, seed: u64) -> Rig {
+    let device = faults::CrashDevice::new(4096, 1 << 30);
+    let shape = Shape { segment_bytes: SEGMENT, size_limit: (1 << 20) + segments * SEGMENT, ..shape(segments) };
+    create_log(device.clone(), &shape).await.unwrap();
+    device.pace_widely(seed, 4);
+    Rig::open(device).await.unwrap()
+}
+
+/// A frame that writes a stretch of blocks, which is committed at once.
+async fn both_write(teller: &mut Load, learner: Option<&Rig>, at: u32, blocks: u32, fill: u64) {
+    let op = Op { extents: vec![(ExtentKind::Data, at, blocks)], fill };
+    teller.fills.extend((at..at + blocks).map(|b| (b, fill + u64::from(b))));
+    let frame = Record::Frame(teller.chain.frame(&[op]));
+    if let Some(rig) = learner {
+        rig.append(frame.clone());
+        rig.settle().await;
+        rig.engine.committed(SHARD, Sequence(teller.chain.sequence));
+    }
+    teller.rig.append(frame);
+    teller.settle().await;
+}
+
+/// All that was overwritten while a member was away is learned by its log. Gives back how often a piece was refused.
+async fn learn_all(teller: &Load, learner: &Rig, since: Sequence) -> u64 {
+    let upto = Sequence(teller.chain.sequence);
+    let (mut place, mut refused) = (Some(MapPlace::default()), 0);
+    while let Some(at) = place {
+        let piece = teller.rig.engine.entries_with_past(SHARD, at, since, since, upto, 1 << 20).await;
+        let (body, data, next) = piece.unwrap();
+        learner.heard.done.borrow_mut().clear();
+        learner.append(Record::Carry { shard: SHARD, body, data, ticket: 1 });
+        learner.settle().await;
+        let done = learner.heard.done.borrow().first().cloned();
+        match done {
+            Some(Durable::Carry { .. }) => place = next,
+            Some(Durable::NoRoom { .. }) => {
+                refused += 1;
+                assert!(refused < 200, "nothing more is learned at {at:?}: {:?}", learner.engine.space());
+                learner.engine.look_for_room();
+                turns(1000).await;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let frame = teller.rig.engine.frame(SHARD, upto).await.unwrap();
+    let h = frame.header();
+    let base = Base {
+        since,
+        tip: since,
+        last: teller.chain.name(),
+        parent: h.parent_token(),
+        digest: h.digest(),
+        version: h.last_version(),
+        committed: upto,
+        view_frame: None,
+        attach: Default::default(),
+        requests: Default::default(),
+        open_chunk: (h.chunk(), h.chunk_offset.get() + h.data_blocks()),
+    };
+    let change = MarkChange { base: Some(Box::new(base)), ..MarkChange::default() };
+    learner.append(Record::Mark { shard: SHARD, change, ticket: 2 });
+    learner.settle().await;
+    refused
+}
+
+/// A member was away while a third of its volume was overwritten. Each piece of what it then learned kept the segment from
+/// being emptied that it shared with what cleaning moved, until the map's end; the device was full of garbage, and the member
+/// learned nothing more.
+#[test]
+fn a_map_is_learned_on_a_device_that_is_nearly_full() {
+    for (segments, frames) in [(10, 35), (15, 70), (30, 176)] {
+        local(async move {
+            let learner = log_of(segments, segments).await;
+            let mut teller = Load::of(log_of(80, 7).await);
+            let (frame, mut fill) = (256, 1 << 32);
+            let blocks = frames * frame;
+            for at in (0..blocks).step_by(frame as usize) {
+                both_write(&mut teller, Some(&learner), at, frame, fill).await;
+            }
+            let since = Sequence(teller.chain.sequence);
+            let mut rng = Rng::new(segments);
+            for _ in 0..blocks / frame / 3 {
+                fill += 1 << 32;
+                let at = rng.below(u64::from(blocks / frame)) as u32 * frame;
+                both_write(&mut teller, None, at, frame, fill).await;
+            }
+            let refused = learn_all(&teller, &learner, since).await;
+            println!("{segments} segments: {refused} refused, {:?}", learner.engine.space());
+            assert_eq!(learner.engine.history(SHARD).unwrap().whole_from, Version(0));
+            let learned = Load { fills: teller.fills, ..Load::of(learner) };
+            learned.check(blocks).await;
+            learned.rig.stop().await;
+        });
+    }
 }

@@ -38,6 +38,39 @@ fn overwrites_go_on_on_devices_that_are_nearly_full() {
     c.verify("demo");
 }
 
+/// A member that stands still is passed over, and finds that what it lacks was given up when it is back: it learns the map
+/// on a device that has hardly more room than the volume takes, while writes go on.
+#[test]
+fn members_that_were_away_come_back_on_devices_that_are_nearly_full() {
+    let _turn = turn(Weight::Loaded);
+    let c = up("demo:70M");
+    let mut client = Client::connect(&c.place, "demo", true).expect("a client");
+    let (parts, mut rng) = (70, Rng::new(13));
+    let mut fills = vec![0; parts];
+    let mut away = None;
+    for i in 0..4 * parts {
+        let part = if i < parts { i } else { rng.below(parts as u64) as usize };
+        fills[part] = (i % 251) as u8 + 1;
+        let op = Op::Write { at: part as u64 * MIB, data: vec![fills[part]; MIB as usize], fua: false };
+        let end = client.ask(&op).expect("a connection");
+        assert!(end.is_ok(), "write {i} to MiB {part}: {end:?}\n{}", c.log());
+        if i > parts && i % 40 == 0 {
+            let (_, others) = c.chain("demo");
+            away = Some(c.pid_of(&others[i / 40 % 2]));
+            away.iter().for_each(|pid| c.pause(*pid));
+        }
+        if i % 40 == 25 {
+            away.take().iter().for_each(|pid| c.resume(*pid));
+        }
+    }
+    away.iter().for_each(|pid| c.resume(*pid));
+    for (part, fill) in fills.iter().enumerate() {
+        assert!(client.read(part as u64 * MIB, MIB as u32).iter().all(|b| b == fill), "MiB {part}");
+    }
+    drop(client);
+    c.verify("demo");
+}
+
 #[test]
 fn full_devices_refuse_writes_and_heal_by_trims() {
     let _turn = turn(Weight::Loaded);

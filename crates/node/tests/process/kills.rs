@@ -18,10 +18,6 @@ fn load(c: &Cluster) -> Load<'_> {
     Load { pause: Duration::from_millis(1), ..Load::new(&c.place, "demo") }
 }
 
-fn pid_of(c: &Cluster, node: &str) -> u32 {
-    c.nodes().iter().find(|n| n.0 == node).unwrap_or_else(|| panic!("{node} is down\n{}", c.log())).1
-}
-
 #[test]
 fn a_killed_gateway_decides_its_open_writes_once() {
     let _turn = turn(Weight::Light);
@@ -90,7 +86,7 @@ fn heads_move(c: &Cluster, answers: &Answers) {
 /// A member that says nothing is passed over: it stands still until much was answered without it.
 fn members_stand_still(c: &Cluster, answers: &Answers) {
     for round in 0..if full() { 10 } else { 4 } {
-        let pid = pid_of(c, &c.chain("demo").1[round % 2]);
+        let pid = c.pid_of(&c.chain("demo").1[round % 2]);
         c.pause(pid);
         answers.more(2 * SOME);
         c.resume(pid);
@@ -104,7 +100,7 @@ fn members_stand_still(c: &Cluster, answers: &Answers) {
 fn heads_stand_still_and_are_moved(c: &Cluster, answers: &Answers) {
     for round in 0..if full() { 10 } else { 3 } {
         let (head, others) = c.chain("demo");
-        let pid = pid_of(c, &head);
+        let pid = c.pid_of(&head);
         c.pause(pid);
         // The next one is also who takes over without an order.
         let mut asked = move_head(c, &others[0]);

@@ -12,10 +12,6 @@ const REGION: u64 = 8 << 20;
 /// Answers that show that it goes on: far more than are in flight at once.
 const SOME: u64 = 200;
 
-fn pid_of(c: &Cluster, node: &str) -> u32 {
-    c.nodes().iter().find(|n| n.0 == node).unwrap_or_else(|| panic!("{node} is down\n{}", c.log())).1
-}
-
 /// All that a node has logged.
 fn log_of(c: &Cluster, node: &str) -> String {
     std::fs::read_to_string(c.data().join("logs").join(format!("{node}.log"))).expect("a node's log")
@@ -46,7 +42,7 @@ fn a_node_that_is_told_to_stop_hands_its_heads_over_first() {
             let signal = [libc::SIGTERM, libc::SIGINT][round % 2];
             let (head, _) = c.chain("demo");
             let before = log_of(&c, &head).matches("heads were handed over moved=1").count();
-            let pid = pid_of(&c, &head);
+            let pid = c.pid_of(&head);
             answers.more(SOME);
             c.tell(pid, signal);
             c.wait_gone(pid);
@@ -76,7 +72,7 @@ fn a_stop_does_not_wait_for_members_that_are_not_there() {
     c.wait_healthy("demo");
     for signals in [&[libc::SIGTERM][..], &[libc::SIGTERM, libc::SIGINT]] {
         let (head, others) = c.chain("demo");
-        let [pid, a, b] = [&head, &others[0], &others[1]].map(|n| pid_of(&c, n));
+        let [pid, a, b] = [&head, &others[0], &others[1]].map(|n| c.pid_of(n));
         [a, b].iter().for_each(|pid| c.pause(*pid));
         signals.iter().for_each(|signal| c.tell(pid, *signal));
         c.wait_gone(pid);

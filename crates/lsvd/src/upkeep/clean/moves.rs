@@ -5,7 +5,10 @@
 //! - What is live is asked when the frame is laid out, right before it is written, when all that was appended before
 //!   has acted: a block is moved only if it is named and lies where it was read. So a shard that was deleted, a block
 //!   that was overwritten, or one that a repair put elsewhere in the meantime stays as it is.
-//! - Only what is committed is moved; a cut never meets a moved entry.
+//! - Only what is committed is moved; a cut never meets a moved entry. So is what was learned of frames that this log does
+//!   not have yet: it is of no frame here that could be cut, and was committed where it comes from. If it had to wait for
+//!   the map's end, each piece would keep the whole segment that it lies in, and a device that is nearly full would never
+//!   come to that end.
 //! - Bytes are moved only if they match their CRC. A segment with a damaged live block stays.
 //! - A place means the bytes that were read as long as the segment has the number that it had then. (A guard until
 //!   the frame acts would do, too, but then writers could wait for the guard, and cleaning for writers.)
@@ -46,7 +49,8 @@ impl Core {
         let mut out = Vec::new();
         let Some(shard) = self.shards.get(&p.shard) else { return out };
         let mutant = self.cleaning.options.mutant == Some(CleanMutant::MoveUncommitted);
-        if (p.entry.sequence > shard.committed && !mutant) || self.segs.get(p.segment).seq != p.seq {
+        let may_be_cut = shard.may_cut(p.entry.sequence) && !mutant;
+        if may_be_cut || self.segs.get(p.segment).seq != p.seq {
             return out;
         }
         shard.chunks.live_at(p.entry.chunk, p.run(), |first, n| out.push((first - p.entry.offset, n)));

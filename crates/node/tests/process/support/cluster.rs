@@ -327,6 +327,11 @@ impl Cluster {
         signal(pid, signal_number);
     }
 
+    /// The process of a node that is up.
+    pub fn pid_of(&self, node: &str) -> u32 {
+        self.nodes().iter().find(|n| n.0 == node).unwrap_or_else(|| panic!("{node} is down\n{}", self.log())).1
+    }
+
     pub fn pause(&self, pid: u32) {
         assert!(self.owns(pid), "process {pid} is not of this cluster");
         self.paused.lock().unwrap_or_else(|e| e.into_inner()).extend(name_of(pid));
