@@ -3,14 +3,16 @@
 //! Invariants (rule E7):
 //! - A gap in the sequence is a hole until its frames are put back, or what they placed was learned, or a mark says that
 //!   they had been released. The last does not count where an append is known to be lost.
+//! - If the frame that cut a tail may be lost, all of the tail that is not known to be committed is missed: what comes behind
+//!   the loss commits by sequence, and would take frames of the branch for those of the chain.
 //! - A frame that makes no sense is missed, too: behind the last one that counts it leaves a suspect tail.
 //! - A promise leaves no gap: if an append is lost and no mark came behind it, there may have been one.
 //! - Moved blocks leave no gap, so when an append is lost all frames that were given up are missed again.
 
 use crate::log::place::At;
 use crate::shard::Shard;
-use freebs_format::FrameHead;
-use freebs_types::Sequence;
+use freebs_format::{FrameHead, ViewBody};
+use freebs_types::{Hash32, Sequence, ViewNumber};
 
 /// A range of lost frames. A soft one goes away when a mark says that they had been released.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +27,23 @@ impl Shard {
     /// very append of our last frame may, too: its heads are lost from one of them on.
     pub fn may_miss(&self, damaged: u64) -> bool {
         damaged > 0 && self.last_append <= damaged
+    }
+
+    /// Whether frames behind the last committed one may have been cut by one that is lost, as a frame or mark of view `view` at
+    /// `s` says, and the name in front of it, if it is known. A tail is cut by the frame of a view only, and in a log of which
+    /// nothing is lost that frame outlives the tail. The only member of a view seals all that it has.
+    pub fn misses_its_cut(&self, s: Sequence, (view, before): (ViewNumber, Option<Hash32>), damaged: u64) -> bool {
+        let tip = &self.tip.name;
+        if tip.sequence.0 == 0 || view == tip.view {
+            return false;
+        }
+        if s == tip.sequence.next() && before.is_some() {
+            return before != Some(tip.hid);
+        }
+        let is_alone = self.views.last().is_some_and(|(_, f)| {
+            f.view() == tip.view && ViewBody::decode(f.body()).is_ok_and(|v| v.members.len() == 1)
+        });
+        tip.sequence > self.committed && self.may_miss(damaged) && !is_alone
     }
 
     /// True if append `damaged` (0 for none) may have held a promise of ours. It has no sequence, and so leaves no gap, wherever

@@ -203,24 +203,22 @@ impl Shard {
                 self.step_back(head, damaged);
             }
         }
+        let is_lost = self.misses_its_cut(s, (head.view(), Some(head.before().hid)), damaged);
+        if is_lost {
+            self.cut(self.committed, segs);
+        }
         let next = self.tip.name.sequence.0 + 1;
         if s.0 == next && self.is_over_written(head) {
             return Err(self.without(at, "frame over blocks of its chunk that were written before"));
         }
         if s.0 > next {
-            self.add_hole(next, s.0 - 1, self.may_miss(damaged));
+            self.add_hole(next, s.0 - 1, is_lost || self.may_miss(damaged));
             self.adopt_orphans(segs);
             self.fronts.insert(next, self.tip);
             // A cut goes back to the frame before, although that one is not here.
             self.tip = Tip::before(head);
-        } else if head.view() != self.tip.name.view
-            && self.tip.name.sequence.0 > 0
-            && head.before().hid != self.tip.name.hid
-        {
-            // The frame that cut this tail is lost: what we have as last does not belong to the chain.
-            if self.tip.name.sequence > self.committed {
-                self.cut(Sequence(s.0 - 2), segs);
-            }
+        } else if is_lost {
+            // What we have as last is committed, and does not belong to the chain.
             self.add_hole(s.0 - 1, s.0 - 1, true);
         }
         self.extend(head, at, segs);
@@ -647,6 +645,10 @@ impl Shard {
                 segs.pin(at.segment, by);
             }
         }
+        let is_lost = self.misses_its_cut(s, (body.last_view, None), damaged);
+        if is_lost {
+            self.cut(self.committed, segs);
+        }
         let last = self.tip.name;
         if s == last.sequence && s.0 > 0 && last.hid != h.hid() && s > self.committed {
             // Our last frame was cut, and the one that took its place is lost.
@@ -660,7 +662,7 @@ impl Shard {
         let last = self.tip.name.sequence;
         let lost_since = self.lost_since(body, damaged, unlearned);
         if s > last {
-            self.add_hole(last.0 + 1, s.0, self.may_miss(damaged));
+            self.add_hole(last.0 + 1, s.0, is_lost || self.may_miss(damaged));
             self.jump(head, body, at, segs);
         } else {
             self.fill_in(s, body);

@@ -209,6 +209,8 @@ pub struct Chain {
     pub requests: u64,
     /// The driver's lowest request without an answer.
     pub low: u64,
+    /// Members of its views.
+    pub members: u64,
 }
 
 impl Chain {
@@ -225,6 +227,7 @@ impl Chain {
             committed: 0,
             requests: 0,
             low: 1,
+            members: 1,
         }
     }
 
@@ -312,7 +315,7 @@ impl Chain {
             quorum: 1,
             min_copies: 1,
             generation: Generation(1),
-            members: vec![Member { node: NodeId(1), start: StartNumber(1) }],
+            members: (1..=self.members).map(|n| Member { node: NodeId(n), start: StartNumber(1) }).collect(),
             shared,
             volume: None,
         };

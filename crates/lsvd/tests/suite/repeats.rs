@@ -193,6 +193,9 @@ fn a_lost_append_may_have_held_a_promise() {
         hit(&mut bytes, open[3], Hit::Header);
         hit(&mut bytes, open[4], Hit::Header);
         let dev = load(&bytes);
+        // Who makes the control state again must not take it for a log that promised nothing.
+        let found = freebs_lsvd::tool::survey(&dev, &mut ()).await.unwrap();
+        assert!(!found.shards[0].whole);
         // It is known until a newer one was made, over checkpoints, too.
         for start in 0..4 {
             let rig = Rig::open(dev.clone()).await.unwrap();
@@ -336,4 +339,62 @@ fn a_segment_with_a_loss_is_closed_with_it() {
         assert_eq!(now, was);
         assert!(rig.report.damage.iter().any(|d| d.what.contains(&format!("append {lost} "))));
     });
+}
+
+/// A view change cut frames 5 to 8, and the appends with the view's frame and some behind it are lost. The first frame, or
+/// mark, that is left took one frame of the branch away, at most; the others came back as committed, and were served.
+#[test]
+fn what_a_lost_frame_had_cut_does_not_come_back() {
+    // Frames behind the loss by what is left: the next one, one behind a gap, a mark at the branch's last sequence.
+    for (lost, frames, mark, until) in [(4, 6, false, 7), (6, 8, false, 9), (5, 4, true, 8)] {
+        local(async move {
+            let device = MemoryDevice::new(512, 1 << 30);
+            create_log(device.clone(), &shape(40)).await.unwrap();
+            let rig = Rig::open(device.clone()).await.unwrap();
+            let mut chain = Chain { members: 2, ..Chain::new(ShardId::new(1, 0)) };
+            let shard = chain.shard;
+            let add = async |record| {
+                rig.append(record);
+                rig.settle().await;
+            };
+            add(Record::Frame(chain.view_frame(1, 1))).await;
+            let write = |chain: &mut Chain, fill: u64| {
+                let op = Op { extents: vec![(ExtentKind::Data, chain.sequence as u32, 1)], fill };
+                Record::Frame(chain.frame(&[op]))
+            };
+            for _ in 0..3 {
+                add(write(&mut chain, 1)).await;
+            }
+            chain.committed = 4;
+            let mut branch = chain.clone();
+            for _ in 0..4 {
+                add(write(&mut branch, 1000)).await;
+            }
+            add(Record::Frame(chain.view_frame(2, 2))).await;
+            for _ in 1..frames {
+                chain.committed = chain.sequence;
+                add(write(&mut chain, 2000)).await;
+            }
+            if mark {
+                rig.engine.committed(shard, Sequence(chain.sequence));
+                for _ in 0..2 {
+                    add(Record::Mark { shard, change: MarkChange::default(), ticket: 1 }).await;
+                }
+            }
+            rig.stop().await;
+            let mut bytes = Vec::new();
+            device.poke(|b| bytes.clone_from(b));
+            let open = open_appends(&bytes);
+            open[8..8 + lost].iter().for_each(|a| hit(&mut bytes, *a, Hit::Header));
+            let rig = Rig::open(load(&bytes)).await.unwrap();
+            rig.engine.check();
+            let state = rig.engine.state(shard).unwrap();
+            assert_eq!(state.holes, [(Sequence(5), Sequence(until))], "{lost} appends are lost: {state:?}");
+            for lba in 4..8 {
+                let Ok(out) = rig.engine.read(shard, freebs_types::BlockRange::new(lba, 1)).await else { continue };
+                assert_eq!(out.data.concat()[..8], (2000 + u64::from(lba)).to_le_bytes(), "block {lba}");
+            }
+            rig.stop().await;
+        });
+    }
 }
