@@ -94,6 +94,9 @@ pub(crate) const MAP_HOLD: Nanos = Nanos::from_millis(10_000);
 /// When nothing was appended for this long, the log is closed with a mark (rule E7): it tells a torn end from damage.
 /// Shorter, a client that writes now and then pays a write more each time; longer, more writes are under that doubt.
 pub(crate) const MARK_AFTER_IDLE: Nanos = Nanos::from_millis(100);
+/// While it can't be closed that is tried again after this time, then after twice as long, and so on this many times (6.4 s):
+/// a full device may have no room for the mark for hours, and each look costs it a walk of what it holds.
+pub(crate) const MARK_TRIES_MAX: u32 = 6;
 /// Time between checkpoints of the log (DESIGN section 3). It bounds what recovery reads again after a kill.
 pub(crate) const CHECKPOINT_EVERY: Nanos = Nanos::from_millis(60_000);
 /// The scrub reads a part of a second's share this often: small steps, so that a client's read never waits long.

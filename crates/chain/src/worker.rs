@@ -295,7 +295,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     }
 
     async fn run_ticks(self) {
-        let mut marked = Nanos(0);
+        let (mut marked, mut tried, mut tries) = (Nanos(0), Nanos(0), 0);
         let mut checkpoint = self.0.clock.now();
         loop {
             tokio::time::sleep(timing::TICK).await;
@@ -320,10 +320,15 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 let text = format!("log: {:?}: {}", event.kind, event.text);
                 (self.0.notes)(&Note::new(NoteKind::Log(event.kind), None, text));
             }
-            let last = self.0.last_append.get();
-            if last > marked && self.0.clock.now().since(last) >= timing::MARK_AFTER_IDLE {
-                marked = last;
-                self.0.engine.flush_idle();
+            // A device that is busy, or has no room for that, is asked again, less and less often.
+            let (now, last) = (self.0.clock.now(), self.0.last_append.get());
+            let since = last.max(tried);
+            tries = if since == last { 0 } else { tries };
+            if last > marked && now.since(since) >= Nanos(timing::MARK_AFTER_IDLE.0 << tries) {
+                if self.0.engine.flush_idle() {
+                    marked = last;
+                }
+                (tried, tries) = (now, (tries + 1).min(timing::MARK_TRIES_MAX));
             }
         }
     }

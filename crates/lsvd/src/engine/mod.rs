@@ -337,21 +337,23 @@ impl<D: Device> Engine<D> {
 
     /// Makes the last append provably durable (rule E7), if something came since the last time. To be called after
     /// a moment without appends; until there are any again, cleaning has the device to itself. Also asks a file system
-    /// that was full again for room.
-    pub fn flush_idle(&self) {
+    /// that was full again for room. True if there is nothing left to prove: else it is to be called again, for the device
+    /// may be busy, or may have no room for the proof yet.
+    pub fn flush_idle(&self) -> bool {
         let mut core = self.inner.core.borrow_mut();
         core.cleaning.idle = true;
         core.cleaning.wake.notify_one();
         // Nobody writes while room is short, so nothing else would ask the file system for it again.
         self.inner.pool.notify_one();
         if core.proven || core.writing || !core.queue.is_empty() {
-            return;
+            return core.proven && !core.writing && core.queue.is_empty();
         }
         let Core { segs, .. } = &mut *core;
         segs.look_again();
         if core.push(Queued::Idle) {
             self.inner.work.notify_one();
         }
+        false
     }
 
     /// Asks for a checkpoint, for who does not wait for it.

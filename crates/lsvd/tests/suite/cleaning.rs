@@ -159,7 +159,9 @@ impl Storm {
                     s.committed += self.rng.below(s.durable - s.committed + 1);
                     rig.engine.committed(s.id, Sequence(s.committed));
                 }
-                850..900 => rig.engine.flush_idle(),
+                850..900 => {
+                    rig.engine.flush_idle();
+                }
                 900..920 => {
                     rig.settle().await;
                     self.hear(rig);

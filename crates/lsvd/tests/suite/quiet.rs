@@ -282,3 +282,27 @@ fn a_bad_sector_between_live_blocks_does_not_keep_their_segment() {
         node.rig.engine.check();
     });
 }
+
+/// The proof of the last append was asked for once, while the device was busy with that append, and then never again: for a
+/// minute one sector that went bad, and a kill, took an answered write away without a word.
+#[test]
+fn the_last_append_is_proven_when_the_device_has_time() {
+    local(async {
+        let device = MemoryDevice::new(512, 1 << 30);
+        create_log(device.clone(), &shape(20)).await.unwrap();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        assert!(rig.engine.flush_idle(), "there is nothing to prove");
+        let mut chain = Chain::new(SHARD);
+        rig.append(Record::Frame(chain.frame(&[Op { extents: vec![(ExtentKind::Data, 0, 4)], fill: 1 }])));
+        // Asked in each of these moments, it is known that the proof is lacking.
+        let mut asked = 0;
+        while !rig.engine.flush_idle() {
+            asked += 1;
+            assert!(asked < 10_000, "the log is never proven");
+            tokio::task::yield_now().await;
+        }
+        assert!(asked > 1);
+        assert_eq!(rig.engine.counters().appends, 2);
+        rig.stop().await;
+    });
+}

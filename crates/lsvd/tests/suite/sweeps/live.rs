@@ -326,7 +326,9 @@ impl Live {
         let what = rng.below(100);
         match what {
             0..=6 => self.look(rng, i, excused).await?,
-            7..=10 => self.engine.flush_idle(),
+            7..=10 => {
+                self.engine.flush_idle();
+            }
             11..=14 => self.carry(rng, i, excused).await?,
             _ => {
                 let mut stories = self.book.stories.borrow_mut();
