@@ -584,7 +584,9 @@ impl<D: Device> Recovery<'_, D> {
         if found.end as usize + room > self.geometry.segment_bytes as usize {
             return Ok(());
         }
-        // The bytes at a lost end stay as they are: nothing is written there, and the segment is closed.
+        // The bytes at a lost end stay as they are: nothing is written there, and the segment is closed. So do those of a torn
+        // append that says what the one before it held, as nothing else does before there is an index.
+        let stays = cut_short || last.mended;
         let full = (self.geometry.segment_bytes as usize - room) as u32;
         let bits = last.table.as_ref().map_or(Vec::new(), |t| t.bits.clone());
         let is_known = last.lost == 0 && last.heads_match && !cut_short;
@@ -595,7 +597,7 @@ impl<D: Device> Recovery<'_, D> {
             id: s.id,
             seq: s.seq,
             skipped: u8::try_from(s.seq.saturating_sub(s.before + 1)).unwrap_or(u8::MAX),
-            at: if cut_short { full } else { found.end },
+            at: if stays { full } else { found.end },
             index,
             frames,
             first_append: first,

@@ -398,3 +398,49 @@ fn what_a_lost_frame_had_cut_does_not_come_back() {
         });
     }
 }
+
+/// The heads of an answered append are lost, and the one behind it tore: it says what they were, and nothing else does. The log
+/// went on right over it, so that a power cut in that write would have taken the answered one away.
+#[test]
+fn a_torn_append_that_tells_of_the_one_before_is_not_written_over() {
+    local(async {
+        let device = MemoryDevice::new(512, 1 << 30);
+        create_log(device.clone(), &shape(40)).await.unwrap();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let mut chain = Chain::new(ShardId::new(1, 0));
+        let write = |chain: &mut Chain| {
+            let op = Op { extents: vec![(ExtentKind::Data, chain.sequence as u32, 1)], fill: 7 };
+            Record::Frame(chain.frame(&[op]))
+        };
+        for _ in 0..4 {
+            rig.append(write(&mut chain));
+            rig.settle().await;
+        }
+        rig.kill();
+        let mut bytes = Vec::new();
+        device.poke(|b| bytes.clone_from(b));
+        let open = open_appends(&bytes);
+        hit(&mut bytes, open[2], Hit::Header);
+        let torn = open[3].at..open[3].at + open[3].header.total(512);
+        bytes[torn.end - 2048..torn.end].fill(0);
+        let told = bytes[torn.clone()].to_vec();
+        let dev = load(&bytes);
+        for start in 0..2 {
+            let rig = Rig::open(dev.clone()).await.unwrap();
+            let state = rig.engine.state(chain.shard).unwrap();
+            assert!(state.holes.is_empty() && !state.suspect_tail, "start {start}: {state:?}");
+            assert_eq!(state.last.sequence, Sequence(3 + start));
+            assert!(rig.engine.read(chain.shard, freebs_types::BlockRange::new(2, 1)).await.is_ok());
+            if start == 0 {
+                let mut again = Chain::new(chain.shard);
+                for _ in 0..3 {
+                    write(&mut again);
+                }
+                rig.append(write(&mut again));
+                rig.settle().await;
+            }
+            dev.poke(|b| assert!(b[torn.clone()] == told[..], "start {start}: it stays as it is"));
+            rig.stop().await;
+        }
+    });
+}
