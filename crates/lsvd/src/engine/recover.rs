@@ -25,8 +25,8 @@ use crate::{Finding, OpenReport, Options, RuleMutant};
 use bytes::BytesMut;
 use freebs_format::crc32c;
 use freebs_format::disk::{
-    APPEND_REPAIR, AppendHeader, CHECKPOINT_AT, IndexEntry, LOG_NUMBER_END, LiveTable, SEGMENTS_AT, SEGMENTS_MAX,
-    SegmentFooter,
+    APPEND_REPAIR, AppendHeader, CHECKPOINT_AT, IndexEntry, LOG_NUMBER_END, LiveTable, REPEAT_BYTES_MAX, Repeat,
+    SEGMENTS_AT, SEGMENTS_MAX, SegmentFooter,
 };
 use freebs_io::Device;
 use freebs_types::{Error, ErrorKind, Result, SegmentId, ShardId};
@@ -589,7 +589,9 @@ impl<D: Device> Recovery<'_, D> {
         let stays = cut_short || last.mended;
         let full = (self.geometry.segment_bytes as usize - room) as u32;
         let bits = last.table.as_ref().map_or(Vec::new(), |t| t.bits.clone());
-        let is_known = last.lost == 0 && last.heads_match && !cut_short;
+        let table = last.table.as_ref().map_or(0, |t| t.bits.len());
+        let is_short = Repeat::encoded_len(table, index.len() - index_at) <= REPEAT_BYTES_MAX;
+        let is_known = last.lost == 0 && last.heads_match && !cut_short && is_short;
         let last_frames = last.entries.len() as u32;
         self.core.get_mut().segs.set_state(s.id, SegmentState::Open);
         self.core.get_mut().stale_footer = s.footer.is_some() && !cut_short;
@@ -809,7 +811,9 @@ async fn survey<D: Device>(device: &D, geometry: Geometry, id: u32, thorough: bo
     let header = first
         .as_ref()
         .and_then(|b| AppendHeader::decode(b).ok())
-        .filter(|h| h.device == geometry.device.0 && h.segment.get() == id && h.offset.get() == 0);
+        .filter(|h| h.device == geometry.device.0 && h.segment.get() == id && h.offset.get() == 0)
+        // Number 0 is that of no segment: there is none before it, and whoever asks for that would get itself.
+        .filter(|h| (1..LOG_NUMBER_END).contains(&h.segment_seq.get()));
     let footer = last.as_ref().and_then(|b| SegmentFooter::decode(b, geometry.segment_bytes).ok()).filter(|f| {
         f.device == geometry.device.0
             && f.segment.get() == id

@@ -444,3 +444,30 @@ fn a_torn_append_that_tells_of_the_one_before_is_not_written_over() {
         }
     });
 }
+
+/// Forged bytes said that a segment has number 0, and its table could not be read. A start asked for the one before, which was
+/// the same one, and took all memory with it.
+#[test]
+fn a_segment_with_number_zero_is_none() {
+    local(async {
+        let device = MemoryDevice::new(512, 1 << 30);
+        create_log(device.clone(), &shape(40)).await.unwrap();
+        let rig = Rig::open(device.clone()).await.unwrap();
+        let mut chain = Chain::new(ShardId::new(1, 0));
+        rig.append(Record::Frame(chain.frame(&[Op { extents: vec![(ExtentKind::Data, 0, 1)], fill: 7 }])));
+        rig.settle().await;
+        rig.stop().await;
+        let mut bytes = Vec::new();
+        device.poke(|b| bytes.clone_from(b));
+        for mut a in open_appends(&bytes) {
+            let heads = a.at + size_of::<AppendHeader>()..a.at + a.header.heads_len.get() as usize;
+            a.header.segment_seq = 0.into();
+            a.header.finish(&bytes[heads.clone()]);
+            bytes[a.at..heads.start].copy_from_slice(zerocopy::IntoBytes::as_bytes(&a.header));
+            bytes[heads].iter_mut().step_by(7).for_each(|b| *b ^= 1);
+        }
+        let rig = Rig::open(load(&bytes)).await.unwrap();
+        assert!(rig.engine.state(chain.shard).is_none_or(|s| s.suspect_tail || s.last.sequence == Sequence(0)));
+        rig.stop().await;
+    });
+}
