@@ -509,8 +509,10 @@ impl Replica {
     }
 
     /// The frame's view is in force; whether it is active will be heard.
-    pub fn enter_view(&mut self, ctx: &Ctx<'_>, frame: &FrameHead, body: ViewBody) {
+    pub fn enter_view(&mut self, ctx: &mut Ctx<'_>, frame: &FrameHead, body: ViewBody) {
         let me = ctx.config.me.node;
+        // A view's frame is as good as a promise of it: answers in the view before that wait for company do not go out any more.
+        ctx.out.forget_answers(self.id);
         // A map leads past views: what their members gave is known only of the one right before, if this node was in it.
         let skips = ctx.mutant(Mutant::ForeignLeasesUnknown);
         let was_before = |v: &OpenView| v.number == body.pred || v.number == frame.view() || skips;
@@ -581,6 +583,8 @@ impl Replica {
             return;
         };
         ctx.out.actions.push(Action::Append(Record::Cut { shard: self.id, to }));
+        // They may name what is cut (W4).
+        ctx.out.forget_answers(self.id);
         self.cutting.push_back(to);
         self.tail.split_off(&to.next());
         self.last = entry.name;

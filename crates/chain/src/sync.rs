@@ -173,9 +173,15 @@ impl Replica {
             }
             Err(e) => {
                 ctx.out.note(format!("shard {}: can't feed a member from {}: {e}", self.id, source.common));
+                let first = source.common.next();
+                // What a committed frame brought, and is still in force, can be given without it.
+                if e.kind == ErrorKind::Corrupt && first <= self.committed && (r.until.0 == u64::MAX || r.fetch) {
+                    self.feed_by_map(ctx, link, r.clone(), source.common);
+                    return;
+                }
                 self.refuse_sync(ctx, link, r);
                 if e.kind == ErrorKind::Corrupt {
-                    self.lost_frame(ctx, source.common.next());
+                    self.lost_frame(ctx, first);
                 }
                 return;
             }

@@ -1,4 +1,4 @@
-//! Frames that the log refuses, and the state of a chunk whose last frames were cut.
+//! Frames that the log refuses, and what a cut makes untrue: the state of a chunk, and answers that wait for company.
 
 use super::*;
 use crate::replica::Client;
@@ -40,4 +40,33 @@ fn a_cut_forgets_how_far_the_chunk_was_filled() {
     s.take(c.data(4 * BLOCK));
     s.cut(2);
     assert_eq!(s.r.chunk, (ChunkId { view: ViewNumber(1), counter: 0 }, 0));
+}
+
+/// An answer waits a moment for company. In that moment the member got the frame of the next view by SYNC, without having
+/// been asked to promise it, and was durable in it; then the old head heard how far it was in the old view, with a frame
+/// that it had cut.
+#[test]
+fn an_answer_that_waits_does_not_outlive_its_view() {
+    let played = |act: fn(&mut Replica, &mut Ctx<'_>, Frame)| {
+        let mut s = Scene::new(2);
+        let mut c = Chain::new();
+        s.take(c.open(1));
+        s.take(c.plain());
+        let mut next = Chain { ..c };
+        s.take(c.plain());
+        s.r.clients.insert(LinkId(9), Client { generation: Generation(0), is_attached: false });
+        let (_, actions) = s.play(|r, ctx| {
+            r.on_frame_durable(ctx, Sequence(3));
+            act(r, ctx, next.open(2));
+            ctx.out.flush(ctx.now.plus(crate::timing::HEAD_ANSWER_DELAY), ctx.peers);
+        });
+        let answers = actions.into_iter().filter_map(|a| match a {
+            Action::Send { to, message: Message::Durable(items) } => Some((to.0, items[0].view.0, items[0].sequence.0)),
+            _ => None,
+        });
+        answers.collect::<Vec<_>>()
+    };
+    assert_eq!(played(|_, _, _| ()), [(9, 1, 3), (1, 1, 3)], "driver and head");
+    assert_eq!(played(|r, ctx, frame| assert!(r.on_synced_frame(ctx, frame, ViewNumber(2)))), []);
+    assert_eq!(played(|r, ctx, _| r.cut(ctx, Sequence(2))), [], "frame 3 is not there any more");
 }

@@ -252,6 +252,37 @@ fn an_opening_head_feeds_by_map_who_need_not_cut() {
     }
 }
 
+/// The last survivor of a chain had a committed frame of which the head, or data that were written over since, could not be
+/// read. New members asked for it again and again, and the view that they were to hold never became active. What is still
+/// in force of such a frame is in the map; one that may be cut yet is asked of others.
+#[test]
+fn a_committed_frame_that_cannot_be_read_is_given_by_map() {
+    for (common, until, is_fed) in [(0, u64::MAX, true), (1, u64::MAX, true), (2, u64::MAX, false), (1, 2, false)] {
+        let (mut s, good) = opening();
+        s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
+        s.durable(3);
+        s.r.committed = Sequence(2);
+        let request = SyncRequest {
+            shard: SHARD,
+            view: ViewNumber(2),
+            id: 8,
+            names: vec![FrameName { view: ViewNumber(1), sequence: Sequence(common), ..genesis() }],
+            until: Sequence(until),
+            map_from: MapPoint::NONE,
+            map_since: Sequence(0),
+            lost: false,
+            fetch: false,
+            past: Version(0),
+        };
+        let source = SyncSource { common: Sequence(common), frames: Err(Error::corrupt("no frame header here")) };
+        let (_, actions) = s.play(|r, ctx| r.answer_sync(ctx, LinkId(3), &request, source));
+        let is_map = |a: &Action| matches!(a, Action::MapRead { upto: Sequence(2), since, .. } if since.0 == common);
+        let is_refused = |a: &Action| matches!(a, Action::Send { message: Message::SyncReply(r), .. } if r.mode == SyncMode::Refused);
+        let seen = (actions.iter().any(is_map), actions.iter().any(is_refused), s.r.damage.holes.len());
+        assert_eq!(seen, (is_fed, !is_fed, usize::from(common == 2)), "from {common} to {until}: {actions:?}");
+    }
+}
+
 /// A device that has lost something may have lost all that it had of a shard, and then its empty log looks like a new one.
 #[test]
 fn an_empty_log_on_a_device_that_lost_something_is_doubtful() {

@@ -423,16 +423,33 @@ pub(crate) async fn scan_with<D: Device>(w: &mut Window<'_, D>, seq: u64, limit:
     out
 }
 
+/// What an append at `at` repeats of the one before it, from the bytes between its header and its heads.
+fn repeat_in(h: &AppendHeader, at: usize, bytes: Bytes) -> Option<Repeat> {
+    let before = |r: &Repeat| r.append > 0 && r.append.checked_add(1) == Some(h.number.get());
+    let repeat = Repeat::decode(bytes).ok().filter(|_| h.repeats()).filter(before)?;
+    repeat.entries.iter().all(|e| lies_before(e, at as u32)).then_some(repeat)
+}
+
+/// What the first append behind byte `at` of a segment repeats of the one before it. Each sector behind that byte is looked
+/// at until there is one.
+pub(crate) async fn repeat_behind<D: Device>(w: &mut Window<'_, D>, seq: u64, at: u32) -> Option<Repeat> {
+    let sector = w.geometry.sector;
+    let from = (at as usize / sector + 1) * sector;
+    for at in (from..w.geometry.segment_bytes as usize).step_by(sector) {
+        if let Some(h) = header_at(w, at).await.filter(|h| follows(h, seq, None)) {
+            let between = w.get(at + HEADER, h.extra_len.get() as usize).await?;
+            return repeat_in(&h, at, Bytes::copy_from_slice(&between));
+        }
+    }
+    None
+}
+
 /// Heads and data of the append whose header is at `at`, each held against its checksums.
 pub(crate) async fn read_append<D: Device>(w: &mut Window<'_, D>, at: usize, h: AppendHeader, look: Look<'_>) -> Found {
     let (heads_len, extra) = (h.heads_len.get() as usize, h.extra_len.get() as usize);
     let mut found = Found::new(at, h);
     let repeats = h.repeats();
-    let repeat = |bytes: Bytes| {
-        let before = |r: &Repeat| r.append > 0 && r.append.checked_add(1) == Some(h.number.get());
-        let repeat = Repeat::decode(bytes).ok().filter(|_| repeats).filter(before)?;
-        repeat.entries.iter().all(|e| lies_before(e, at as u32)).then_some(repeat)
-    };
+    let repeat = |bytes: Bytes| repeat_in(&h, at, bytes);
     let Some(heads) = w.get(at, heads_len).await else {
         (found.lost, found.unread) = (h.frames.get(), w.unread);
         let front = w.get(at, HEADER + extra).await;

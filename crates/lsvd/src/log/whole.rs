@@ -6,7 +6,7 @@
 
 use crate::api::report::{Damage, DamageKind};
 use crate::log::geometry::Geometry;
-use crate::log::scan::{Scan, Window, data_crcs, read_index, scan_with};
+use crate::log::scan::{Scan, Window, data_crcs, read_index, repeat_behind, scan_with};
 use bytes::Bytes;
 use freebs_format::disk::{IndexEntry, SegmentFooter};
 use freebs_format::{CarryBody, ExtentKind, Frame, FrameHead, FrameKind, block_crc};
@@ -163,6 +163,23 @@ pub(crate) async fn footer<D: Device>(w: &mut Window<'_, D>, g: &Geometry, seq: 
         && f.segment_seq.get() == seq
         && (f.index_at.get() as usize).is_multiple_of(g.sector);
     ours.then_some(f)
+}
+
+/// The head at byte `head_at` of a segment, for one that can't be read there: the index has it, or the append behind it.
+pub(crate) async fn repeated_head<D: Device>(
+    w: &mut Window<'_, D>,
+    g: &Geometry,
+    (seq, head_at): (u64, u32),
+) -> Option<FrameHead> {
+    let index = match footer(w, g, seq).await {
+        Some(f) => read_index(w, &f).await,
+        None => None,
+    };
+    let is_it = |e: &IndexEntry| e.head_at == head_at;
+    if let Some(e) = index.into_iter().flatten().find(is_it) {
+        return Some(e.head);
+    }
+    repeat_behind(w, seq, head_at).await?.entries.into_iter().find(is_it).map(|e| e.head)
 }
 
 /// Takes off what recovery would take off, by the same rules; gives back the segment's last append, if it is known.

@@ -8,7 +8,9 @@ use crate::engine::core::Core;
 use crate::engine::maps::look::Which;
 use crate::log::join::join_all;
 use crate::log::join::yield_now;
+use crate::log::scan::Window;
 use crate::log::segments::ReadGuard;
+use crate::log::whole::repeated_head;
 use crate::map::extents::{Extent, ExtentMap};
 use crate::read::blocks::Plan;
 use crate::shard::Shard;
@@ -25,12 +27,24 @@ use freebs_types::{BLOCK, BlockRange, Error, ErrorKind, Hash32, Lba, Result, Seq
 const FRAMES_MAX: usize = 1024;
 /// Heads that lie within so many bytes are read at once.
 const HEADS_WINDOW: u32 = 256 << 10;
+/// Bytes between two heads that are read with them.
+const HEADS_GAP: u32 = 64 << 10;
 /// Blocks of the map that one step of `entries` looks at; each may have an entry of its own.
 const ENTRIES_WINDOW: u32 = 1024;
 /// Blocks of the map that one step of a digest looks at, and reads.
 const DIGEST_WINDOW: u32 = 256;
 /// Times that a digest is begun, if each time what it is of was cut off meanwhile.
 const DIGEST_TRIES: u32 = 4;
+
+/// Bytes of a segment: its id, the first one, and the one behind the last.
+type Span = (u32, u32, u32);
+
+/// The head, if it is the one that the index names.
+fn the_one(head: FrameHead, shard: ShardId, sequence: Sequence, place: &FramePlace) -> Result<FrameHead> {
+    let hid = u64::from_le_bytes(head.header().hid[..8].try_into().expect("eight bytes"));
+    let is_it = (head.shard(), head.seq(), hid) == (shard, sequence, place.hid);
+    is_it.then_some(head).ok_or_else(|| Error::corrupt("another frame lies in its place"))
+}
 
 impl<D: Device> Engine<D> {
     /// The frame of the view that was in force at frame `at`, if that is still known: it is from the committed one on.
@@ -101,70 +115,77 @@ impl<D: Device> Engine<D> {
         }
     }
 
+    /// The heads of frames, up to the first one that is lost. One that can't be read where it lies, or is not the one that was
+    /// written, is taken from where it is said again.
     async fn heads(&self, shard: ShardId, places: &[(Sequence, FramePlace)]) -> Vec<Result<FrameHead>> {
-        let mut groups: Vec<(u32, u32, u32)> = Vec::new();
-        let mut group_of = Vec::with_capacity(places.len());
-        for (_, p) in places {
-            let end = p.head_at + p.head_len;
-            match groups.last_mut() {
-                Some((segment, from, to))
-                    if *segment == p.segment
-                        && p.head_at >= *to
-                        && end - *from <= HEADS_WINDOW
-                        && p.head_at - *to < 65536 =>
-                {
-                    *to = end;
-                }
-                _ => groups.push((p.segment, p.head_at, end)),
+        let ranges: Vec<Span> = places.iter().map(|(_, p)| (p.segment, p.head_at, p.head_at + p.head_len)).collect();
+        let are_near =
+            |a: &Span, b: &Span| a.0 == b.0 && b.1 >= a.2 && b.2 - a.1 <= HEADS_WINDOW && b.1 - a.2 < HEADS_GAP;
+        let read = self.spans(&ranges, are_near).await;
+        let mut out = Vec::with_capacity(places.len());
+        for ((s, p), bytes) in places.iter().zip(read) {
+            let head = bytes.and_then(|mut b| FrameHead::parse(&mut b)).and_then(|h| the_one(h, shard, *s, p));
+            let head = match head {
+                Ok(head) => Ok(head),
+                Err(e) => self.repeated(shard, *s, p).await.ok_or_else(|| e.at(format!("shard {shard}, frame {s}"))),
+            };
+            let is_lost = head.is_err();
+            out.push(head);
+            if is_lost {
+                break;
             }
-            group_of.push(groups.len() - 1);
         }
-        let reads = groups.iter().map(|(segment, from, to)| self.read_bytes(*segment, *from, (to - from) as usize));
-        let read = join_all(reads.collect()).await;
-        places
-            .iter()
-            .zip(group_of)
-            .map(|((s, p), g)| {
-                let place = format!("shard {shard}, frame {s}");
-                let bytes = read[g].clone().map_err(|e| e.at(&place))?;
-                let from = (p.head_at - groups[g].1) as usize;
-                let mut bytes = bytes.slice(from..from + p.head_len as usize);
-                let head = FrameHead::parse(&mut bytes).map_err(|e| e.at(&place))?;
-                let hid = u64::from_le_bytes(head.header().hid[..8].try_into().expect("eight bytes"));
-                if head.shard() != shard || head.seq() != *s || hid != p.hid {
-                    return Err(Error::corrupt("another frame lies in its place").at(&place));
-                }
-                Ok(head)
-            })
-            .collect()
+        out
+    }
+
+    /// The head of a frame as the index of its segment says it, or the append behind its own.
+    async fn repeated(&self, shard: ShardId, sequence: Sequence, place: &FramePlace) -> Option<FrameHead> {
+        let (geometry, seq) = {
+            let mut core = self.inner.core.borrow_mut();
+            core.suspect(place.segment);
+            (core.geometry, core.segs.get(place.segment).seq)
+        };
+        let mut window = Window::new(&self.inner.device, geometry, place.segment);
+        let head = repeated_head(&mut window, &geometry, (seq, place.head_at)).await?;
+        the_one(head, shard, sequence, place).ok()
     }
 
     /// The data of each frame, neighbours read together.
     async fn data(&self, places: &[(Sequence, FramePlace)]) -> Vec<Result<Bytes>> {
-        let mut groups: Vec<(u32, u32, u32)> = Vec::new();
-        let mut group_of = Vec::with_capacity(places.len());
-        for (_, p) in places {
+        let range = |p: &FramePlace| (p.segment, p.data_at, p.data_at + p.data_len);
+        let ranges: Vec<Span> = places.iter().map(|(_, p)| range(p)).collect();
+        self.spans(&ranges, |a, b| a.0 == b.0 && a.2 == b.1).await
+    }
+
+    /// Bytes of segments, those that are `near` each other at once. A bad spot in one of them is none of the others.
+    async fn spans(&self, spans: &[Span], near: impl Fn(&Span, &Span) -> bool) -> Vec<Result<Bytes>> {
+        let mut groups: Vec<Span> = Vec::new();
+        let mut group_of = Vec::with_capacity(spans.len());
+        for span in spans {
             match groups.last_mut() {
-                Some((segment, _, to)) if *segment == p.segment && *to == p.data_at => *to += p.data_len,
-                _ => groups.push((p.segment, p.data_at, p.data_at + p.data_len)),
+                Some(group) if near(group, span) => group.2 = span.2,
+                _ => groups.push(*span),
             }
             group_of.push(groups.len() - 1);
         }
-        let reads = groups.iter().map(|(segment, from, to)| async move {
-            if from == to {
-                return Ok(Bytes::new());
-            }
-            self.read_bytes(*segment, *from, (to - from) as usize).await
-        });
-        let read = join_all(reads.collect()).await;
-        places
-            .iter()
-            .zip(group_of)
-            .map(|((_, p), g)| {
-                let from = (p.data_at - groups[g].1) as usize;
-                Ok(read[g].clone()?.slice(from..from + p.data_len as usize))
-            })
-            .collect()
+        let read = join_all(groups.iter().map(|g| self.span(*g)).collect()).await;
+        let mut out = Vec::with_capacity(spans.len());
+        for (span, g) in spans.iter().zip(group_of) {
+            let from = groups[g].1;
+            out.push(match &read[g] {
+                Ok(bytes) => Ok(bytes.slice((span.1 - from) as usize..(span.2 - from) as usize)),
+                Err(_) if groups[g] != *span => self.span(*span).await,
+                Err(e) => Err(e.clone()),
+            });
+        }
+        out
+    }
+
+    async fn span(&self, (segment, from, to): Span) -> Result<Bytes> {
+        if from == to {
+            return Ok(Bytes::new());
+        }
+        self.read_bytes(segment, from, (to - from) as usize).await
     }
 
     /// View and `hid` of an older frame, to find the last common one.

@@ -9,7 +9,7 @@ use freebs_io::Device;
 use freebs_io::faults::FaultDevice;
 use freebs_io::memory::MemoryDevice;
 use freebs_lsvd::{Finding, MarkChange, Record};
-use freebs_types::{Sequence, ShardId, ViewNumber};
+use freebs_types::{ErrorKind, Sequence, ShardId, ViewNumber};
 
 /// How an append is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +62,46 @@ async fn all_is_here(rig: &Rig, image: &Image, what: &str) {
         let st = rig.engine.state(chain.shard).unwrap();
         assert_eq!((st.last, &st.holes[..], st.suspect_tail), (chain.name(), &[][..], false), "{what}");
         assert_eq!(rig.read_all(chain.shard, BLOCKS).await.unwrap(), full(model, BLOCKS), "{what}");
+        // Frames can be given to others, too; some were given up.
+        for sequence in (1..=st.last.sequence.0).map(Sequence) {
+            let found = rig.engine.frame(chain.shard, sequence).await;
+            let name = rig.engine.name(chain.shard, sequence).await;
+            match (found, name) {
+                (Ok(f), Ok(n)) => assert_eq!(f.header().hid(), n.hid, "{what}"),
+                (Err(e), _) if e.kind == ErrorKind::NotFound => {}
+                (found, name) => panic!("{what}, frame {sequence}: {found:?}, {name:?}"),
+            }
+        }
     }
+}
+
+/// Frames of one append were read at once, and a bad sector in the data of the last one hid those before it.
+#[test]
+fn a_bad_sector_hides_no_other_frame() {
+    local(async {
+        let device = MemoryDevice::new(512, 1 << 30);
+        create_log(device.clone(), &shape(40)).await.unwrap();
+        let faulty = FaultDevice::new(device.clone());
+        let rig = Rig::open(faulty.clone()).await.unwrap();
+        let mut chain = Chain::new(ShardId::new(1, 0));
+        let shard = chain.shard;
+        let data = |i: u32| Op { extents: vec![(ExtentKind::Data, i, 1)], fill: 1000 + u64::from(i) };
+        for i in 0..3u32 {
+            rig.append(Record::Frame(chain.frame(&[data(i)])));
+        }
+        rig.settle().await;
+        let mut bytes = Vec::new();
+        device.poke(|b| bytes.clone_from(b));
+        let last = rig.engine.frames(shard, Sequence(1), 1 << 20).await.unwrap().pop().unwrap().data[0].clone();
+        let at = (0..bytes.len()).step_by(512).find(|at| bytes[*at..].starts_with(&last)).unwrap();
+        faulty.spoil(at as u64);
+        let read = async |from| {
+            let frames = rig.engine.frames(shard, Sequence(from), 1 << 20).await;
+            frames.map(|f| f.len()).map_err(|e| e.kind)
+        };
+        assert_eq!((read(1).await, read(2).await, read(3).await), (Ok(2), Ok(1), Err(ErrorKind::Corrupt)));
+        rig.stop().await;
+    });
 }
 
 /// One lost sector of an append in the open segment made nearly everything on the device unreadable, blocks that were
