@@ -15,7 +15,7 @@ pub fn log_status(s: &ShardStatus) -> LogStatus {
         last: s.log.last.sequence,
         last_view: s.log.last.view,
         version: s.log.version,
-        committed: s.committed,
+        committed: s.log.committed,
         lost: s.log.lost,
         has_given_up: s.log.has_given_up,
         is_suspect: s.log.is_suspect,

@@ -31,7 +31,8 @@ impl Replica {
     pub fn may_branch(&self, frame: &FrameHead) -> bool {
         let view = frame.view();
         let is_said = |i: &ShardInfo| view <= i.branch.view || (i.forced.is_some() && view > i.active);
-        !frame.is_branch() || self.info.as_ref().is_some_and(is_said)
+        let parent = Sequence(frame.seq().0.saturating_sub(1));
+        !frame.is_branch() || (self.info.as_ref().is_some_and(is_said) && !self.is_ahead(view, parent))
     }
 
     /// An opening that this head has begun is void (V6) when the control plane names other members, or an operator has
@@ -231,13 +232,20 @@ impl Replica {
     }
 
     /// This log is of what was lost by force, or may be: what it knows to be committed reaches beyond what all have, and
-    /// a view that it is not in has gone on from there. Or it has given up frames for a branch that never became active.
+    /// a view that it is not in has gone on from there, or is to. Or it has given up frames for a branch that never became
+    /// active. What was learned in part only is of frames that this log does not have; it is found by what was told with it.
     pub fn is_of_lost_branch(&self, info: &ShardInfo) -> bool {
         if self.has_given_up() && info.known > self.given_up {
             return true;
         }
-        let is_active = info.branch.view.0 > 0 && info.known >= info.branch.view;
-        is_active && self.view_number() < info.branch.view && self.committed > info.branch.at
+        let (view, at) = (info.branch.view, info.branch.at);
+        let is_active = view.0 > 0 && info.known >= view;
+        let is_behind = self.view_number() < view && self.committed > at;
+        // All that was told before a word of force may be of frames that it leaves.
+        let is_news = self.info.as_ref().is_none_or(|i| i.forced != info.forced);
+        let word = info.forced.as_ref().filter(|_| is_news);
+        let may_be_lost = word.is_some_and(|f| self.is_ahead(ViewNumber(u64::MAX), f.least));
+        (is_active && (is_behind || self.is_ahead(view, at))) || may_be_lost
     }
 
     /// The part of this log that counts when the active view is left.
@@ -251,6 +259,7 @@ impl Replica {
             has_view: answer.has_pred,
             last,
             version,
+            committed: self.known_committed(),
             promised: answer.promised,
             lost: self.damage.missing(),
             has_given_up: self.has_given_up(),

@@ -647,6 +647,8 @@ pub struct LogStatus {
     pub last: FrameName,
     /// See `last`.
     pub version: Version,
+    /// The highest frame that is known to be committed, from what was told of frames that are not here, too.
+    pub committed: Sequence,
     /// No view below this is served any more.
     pub promised: ViewNumber,
     /// Frames that were lost to damage.

@@ -9,6 +9,7 @@ use crate::open::Phase;
 use crate::out::Out;
 use crate::past::is_of_the_past;
 use crate::peers::Peers;
+use crate::regain::Regain;
 use crate::replica::{Ctx, Replica, with_overhead};
 use freebs_format::wire::{Message, ReadRequest, Refusal, Refused, Request};
 use freebs_format::{Frame, FrameKind};
@@ -37,6 +38,8 @@ pub struct Host {
     /// Heads that have updates to pack at the end of the turn.
     packing: BTreeSet<ShardId>,
     pub(crate) mending: Mending,
+    /// The shard that had its turn to ask for its past last.
+    regained: Option<ShardId>,
     /// Bytes that the log takes, and how many of them wait for the disk already.
     room_bytes: u64,
     unwritten_bytes: u64,
@@ -65,6 +68,7 @@ impl Host {
             ending: BTreeMap::new(),
             packing: BTreeSet::new(),
             mending: Mending::default(),
+            regained: None,
             room_bytes: u64::MAX,
             unwritten_bytes: 0,
             sharers: 0,
@@ -160,6 +164,26 @@ impl Host {
         }
     }
 
+    /// One shard at a time has its past from others: it is read from places all over their logs, and nobody waits for it. One whose
+    /// question has no answer lets the next one go on.
+    fn regain_tick(&mut self) {
+        let now = self.now;
+        self.replicas.values_mut().filter(|r| r.whole_from == Version(0)).for_each(|r| r.regain = Regain::default());
+        if self.replicas.values().any(|r| r.regain.is_at_work(now)) {
+            return;
+        }
+        let lacks = |(shard, r): (&ShardId, &Replica)| (r.whole_from > Version(0)).then_some(*shard);
+        let mut all: Vec<ShardId> = self.replicas.iter().filter_map(lacks).collect();
+        let next = all.partition_point(|s| Some(*s) <= self.regained);
+        all.rotate_left(next);
+        let goes_on = |r: &mut Replica, ctx: &mut Ctx<'_>| {
+            r.regain_tick(ctx);
+            r.regain.is_at_work(ctx.now)
+        };
+        let begun = all.into_iter().find(|s| self.with(*s, goes_on).unwrap_or(false));
+        self.regained = begun.or(self.regained);
+    }
+
     /// One event. Actions gather until `take_actions`; messages of a turn until `end_turn`.
     pub fn step(&mut self, now: Nanos, event: Event) {
         self.now = now;
@@ -199,6 +223,7 @@ impl Host {
                     r.member_tick(ctx);
                     r.head_tick(ctx);
                 });
+                self.regain_tick();
                 self.mend_tick();
             }
         }
@@ -482,7 +507,7 @@ impl Host {
         let of_log = self.replicas.get(&shard).map(|r| r.promise().max(r.view_number())).unwrap_or_default();
         let promised = of_log.max(info.branch.view);
         if self.config.mutant != Some(Mutant::LostLogsGoOn) {
-            self.out.note(format!("shard {shard}: what this log has was lost by force; it begins anew"));
+            self.out.note(format!("shard {shard}: what this log has was lost by force, or may be; it begins anew"));
             self.left.insert(shard, promised);
             self.end(shard, promised);
         }

@@ -294,15 +294,17 @@ impl Replica {
     }
 
     /// The versions that a piece's teller keeps, as of behind the piece; `None` if it doesn't say so.
-    pub(crate) fn kept_with(&self, ctx: &mut Ctx<'_>, reply: &SyncReply) -> Option<KeptState> {
+    pub(crate) fn kept_with(&mut self, ctx: &mut Ctx<'_>, reply: &SyncReply) -> Option<KeptState> {
         let mark = reply.frames.get(1).filter(|f| f.head.kind() == FrameKind::Mark && f.verify_digest().is_ok());
         let Some(body) = mark.and_then(|m| MarkBody::decode(m.head.body()).ok()) else {
             ctx.out.note(format!("shard {}: a piece of the map does not say what is kept; asking again", self.id));
             return None;
         };
+        let as_of = body.kept_as_of.unwrap_or(body.committed);
+        self.note_ahead(reply.view, as_of);
         Some(KeptState {
             retain: Some(body.retain).filter(|v| v.0 > 0),
-            as_of: body.kept_as_of.unwrap_or(body.committed),
+            as_of,
             whole_from: body.whole_from,
             past: Version(0),
             pins: body.pins,

@@ -348,7 +348,6 @@ impl Replica {
         self.retry_asking(ctx);
         self.ask_next_piece(ctx);
         self.repair_tick(ctx);
-        self.regain_tick(ctx);
         self.tell_room(ctx);
     }
 }

@@ -6,11 +6,15 @@
 //!   what is committed here by then. So what a version needs is told, or is not let go of here any more.
 //! - Only the mark at the end says that history is whole, and it is written when the last piece is durable. It says so of what
 //!   was missing when the teller's pins came into force: what was missed since is had once more.
+//! - Only a refusal says that a member has no more. Silence does not, and takes nothing away of what was had: the same piece is
+//!   asked for again.
+//! - One shard of a worker at a time.
 
 use crate::event::{Action, NoteKind};
 use crate::replica::{Ctx, Replica};
 use crate::timing;
 use freebs_format::wire::{MapPoint, Message, SyncMode, SyncReply, SyncRequest};
+use freebs_io::LinkId;
 use freebs_lsvd::{EventKind, KeptState, MarkChange, Record};
 use freebs_types::{Nanos, Sequence, Version, ViewNumber};
 
@@ -28,6 +32,8 @@ struct Fetching {
     /// The teller knows at least this as committed.
     until: Sequence,
     from: MapPoint,
+    /// Where the piece began that was taken last.
+    piece: MapPoint,
     /// The piece or mark that is on its way to the disk; nothing is asked for meanwhile.
     writing: Option<u64>,
     /// The teller's pins and window are in force.
@@ -47,19 +53,24 @@ struct Fetching {
 pub(crate) struct Regain {
     asked: Option<Question>,
     fetching: Option<Fetching>,
-    /// Members who had nothing, or gave no answer, since the last one that did.
-    tried: usize,
+    /// Which one of the others is asked: the same for as long as it answers.
+    turn: usize,
+    /// Questions since the last answer that brought something, and how many of them were refused.
+    in_vain: usize,
+    refused: usize,
+    /// It was told that nobody has more.
+    is_told: bool,
+    /// Answers that came too late or never, one less for each that came: so many times twice as long is waited for the next.
+    late: u32,
     rest_until: Nanos,
 }
 
 impl Regain {
-    fn is_busy(&self, now: Nanos) -> bool {
-        let asked = self.asked.is_some_and(|a| now.since(a.at) < timing::PAST_AGAIN);
-        asked || now < self.rest_until || self.fetching.as_ref().is_some_and(|f| f.writing.is_some())
-    }
-
-    fn rest(&mut self, now: Nanos, pause: Nanos) {
-        (self.asked, self.fetching, self.rest_until) = (None, None, now.plus(pause));
+    /// A question has no answer yet, or something is on its way to the disk.
+    pub fn is_at_work(&self, now: Nanos) -> bool {
+        let patience = Nanos(timing::PAST_AGAIN.0 << self.late);
+        let asked = self.asked.is_some_and(|a| now.since(a.at) < patience);
+        asked || self.fetching.as_ref().is_some_and(|f| f.writing.is_some())
     }
 }
 
@@ -76,21 +87,23 @@ impl Replica {
         }
         // A map, or frames, that are learned come first; and a log with holes does not know yet what it lacks.
         let is_level = self.asking.is_none() && !self.damage.is_there() && self.stopped.is_none();
-        if !is_level || self.regain.is_busy(ctx.now) || !self.has_room_for_piece(ctx) || self.view.is_none() {
-            return;
-        }
-        let others = self.other_members(ctx);
-        if others.is_empty() {
+        if !is_level || self.regain.is_at_work(ctx.now) || !self.has_room_for_piece(ctx) || self.view.is_none() {
             return;
         }
         if self.regain.asked.take().is_some() {
-            self.regain_not_had(ctx);
+            self.regain.late = (self.regain.late + 1).min(timing::PAST_LATE_MAX);
+            self.regain_not_had(ctx, false);
         }
-        let to = others[self.regain.tried % others.len()];
+        let others = self.past_tellers(ctx);
+        if others.is_empty() || ctx.now < self.regain.rest_until {
+            return;
+        }
+        let link = others[self.regain.turn % others.len()];
         let until = self.committed.min(self.durable);
         let fresh = Fetching {
             until,
             from: MapPoint::BEGIN,
+            piece: MapPoint::BEGIN,
             writing: None,
             is_told: false,
             past: Version(0),
@@ -103,24 +116,35 @@ impl Replica {
         let view = self.view_number().max(self.promise());
         let (id, shard) = (ctx.ticket(), self.id);
         self.regain.asked = Some(Question { id, view, at: ctx.now });
-        let Some(link) = ctx.peers.link(to) else { return };
         let (names, past) = (Vec::new(), self.whole_from);
         let request =
             SyncRequest { shard, view, id, names, until, map_from, map_since: until, lost: true, fetch: false, past };
         ctx.out.send(link, Message::Sync(request));
     }
 
-    /// The member that was asked has nothing. When all have been asked there is a pause.
-    fn regain_not_had(&mut self, ctx: &mut Ctx<'_>) {
-        self.regain.tried += 1;
-        let others = self.other_members(ctx).len().max(1);
-        if self.regain.tried.is_multiple_of(others) {
-            self.regain.rest(ctx.now, timing::PAST_PAUSE);
-            if self.regain.tried == others {
-                let from = self.whole_from;
-                let text = format!("history is not whole below version {from}, and no member has more of it");
-                ctx.out.tell(NoteKind::Log(EventKind::Damage), self.id, &text);
-            }
+    /// Links to the other members that are there.
+    fn past_tellers(&self, ctx: &Ctx<'_>) -> Vec<LinkId> {
+        self.other_members(ctx).into_iter().filter_map(|to| ctx.peers.link(to)).collect()
+    }
+
+    /// The member that was asked has nothing, or was silent. When all have refused there is a pause.
+    fn regain_not_had(&mut self, ctx: &mut Ctx<'_>, is_refused: bool) {
+        let others = self.past_tellers(ctx).len().max(1);
+        let r = &mut self.regain;
+        (r.turn, r.in_vain, r.refused) = ((r.turn + 1) % others, r.in_vain + 1, r.refused + usize::from(is_refused));
+        if r.in_vain < others {
+            return;
+        }
+        let have_all = r.refused == r.in_vain;
+        (r.in_vain, r.refused) = (0, 0);
+        if !have_all {
+            return;
+        }
+        r.rest_until = ctx.now.plus(timing::PAST_PAUSE);
+        if !std::mem::replace(&mut r.is_told, true) {
+            let from = self.whole_from;
+            let text = format!("history is not whole below version {from}, and no member has more of it");
+            ctx.out.tell(NoteKind::Log(EventKind::Damage), self.id, &text);
         }
     }
 
@@ -134,19 +158,25 @@ impl Replica {
         let is_piece = matches!(reply.mode, SyncMode::Map | SyncMode::MapEnd);
         let carry = reply.frames.first().filter(|c| is_piece && c.head.seq() == f.until && c.head.shard() == self.id);
         let Some((carry, kept)) = carry.and_then(|c| Some((c, self.kept_with(ctx, reply)?))) else {
-            self.regain_not_had(ctx);
+            self.regain.fetching = Some(f);
+            self.regain_not_had(ctx, true);
             return true;
         };
-        self.regain.tried = 0;
         f.whole_from = f.whole_from.max(kept.whole_from);
         if !f.is_told {
             // The piece is asked for again, of a log that knows what is committed here when this is in force.
             f.writing = Some(self.say_kept(ctx, kept));
         } else {
-            let Some(ticket) = self.take_carry(ctx, carry, false) else { return true };
-            (f.from, f.writing) = (reply.map_next, ticket);
+            let Some(ticket) = self.take_carry(ctx, carry, false) else {
+                self.regain.fetching = Some(f);
+                self.regain_not_had(ctx, true);
+                return true;
+            };
+            (f.piece, f.from, f.writing) = (f.from, reply.map_next, ticket);
             f.end = Some(kept).filter(|_| reply.mode == SyncMode::MapEnd);
         }
+        let r = &mut self.regain;
+        (r.in_vain, r.refused, r.is_told, r.late) = (0, 0, false, r.late.saturating_sub(1));
         let is_written = f.writing.is_none();
         self.regain.fetching = Some(f);
         if is_written {
@@ -193,11 +223,11 @@ impl Replica {
         self.regain_goes_on(ctx);
     }
 
-    /// The log did not take what came. All is asked for again later.
+    /// The log did not take what came. The piece is asked for again later.
     pub fn regain_refused(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
-        if self.regain.fetching.as_ref().is_some_and(|f| f.writing == Some(ticket)) {
-            self.regain.rest(ctx.now, timing::FULL_PAUSE);
-        }
+        let Some(f) = self.regain.fetching.as_mut().filter(|f| f.writing == Some(ticket)) else { return };
+        (f.from, f.writing, f.end, f.is_end) = (f.piece, None, None, false);
+        self.regain.rest_until = ctx.now.plus(timing::FULL_PAUSE);
     }
 }
 
@@ -208,7 +238,6 @@ mod tests {
     use crate::repair::{Damage, Hole};
     use crate::testing::{Chain, SHARD, appends, frames, reply, step, step_at};
     use freebs_format::{CarryBody, CarryEntry, ExtentKind, Frame, FrameBuilder, FrameKind, FrameMeta, MarkBody, Pin};
-    use freebs_io::LinkId;
     use freebs_types::{BlockRange, ChunkId, NodeId, Peer, SnapshotId};
 
     const LACKS: Version = Version(7);
@@ -344,6 +373,81 @@ mod tests {
             });
         }
         assert_eq!((at, notes), (vec![1000, 31_000, 61_000, 91_000], 1));
+    }
+
+    /// One answer in many was late, and all that was had of the past was asked for from the beginning: with much of it that never
+    /// ended. And it was said that no member has more.
+    #[test]
+    fn a_late_answer_takes_nothing_back() {
+        let (mut r, mut tickets) = (Replica::empty(SHARD), 7);
+        lacking(&mut r);
+        let t = &mut tickets;
+        let (asked, _) = play(&mut r, 10, t, |r, ctx| r.regain_tick(ctx));
+        let first = piece(&asked[0], SyncMode::Map, &[2], 0);
+        let (_, written) = play(&mut r, 20, t, |r, ctx| r.on_sync_reply(ctx, first));
+        let (asked, _) = play(&mut r, 30, t, |r, ctx| r.on_mark_durable(ctx, written[0].1));
+        let next = piece(&asked[0], SyncMode::Map, &[2], 0);
+        let (_, written) = play(&mut r, 40, t, |r, ctx| r.on_sync_reply(ctx, next));
+        let (asked, _) = play(&mut r, 50, t, |r, ctx| r.on_regained_durable(ctx, written[0].1));
+        assert_eq!(asked[0].map_from.from, 9);
+        // The second piece takes long, again and again, and then less than is waited for by now.
+        let (mut late, mut notes) = (Vec::new(), 0);
+        for ms in (60..20_000).step_by(20) {
+            step_at(Nanos::from_millis(ms), &peers(), t, &mut r, |r, ctx| {
+                r.regain_tick(ctx);
+                late.extend(seen(&ctx.out.actions).0.into_iter().map(|q| (ms, q)));
+                notes += ctx.out.actions.iter().filter(|a| matches!(a, Action::Note(_))).count();
+            });
+        }
+        let at: Vec<u64> = late.iter().map(|(ms, _)| *ms).collect();
+        assert_eq!((at, notes), (vec![2060, 6060, 14_060], 0));
+        let (_, last) = late.pop().expect("it asks");
+        assert_eq!((last.map_from.from, last.until), (9, Sequence(4)), "the same piece");
+        let next = piece(&last, SyncMode::Map, &[2], 0);
+        let (_, written) = play(&mut r, 21_000, t, |r, ctx| r.on_sync_reply(ctx, next));
+        assert_eq!(written[0].0, "carry");
+        // Nobody has more by now: that is no reason to begin anew either.
+        let (asked, _) = play(&mut r, 21_010, t, |r, ctx| r.on_regained_durable(ctx, written[0].1));
+        let refused = SyncReply { id: asked[0].id, ..reply(0, SyncMode::Refused, Vec::new()) };
+        let (asked, _) = play(&mut r, 21_020, t, |r, ctx| {
+            r.on_sync_reply(ctx, refused);
+            r.regain_tick(ctx);
+        });
+        assert_eq!(asked.len(), 0, "there is a pause");
+        let (asked, _) = play(&mut r, 52_000, t, |r, ctx| r.regain_tick(ctx));
+        assert_eq!(asked[0].map_from.from, 9);
+    }
+
+    /// Of two tellers the one that answered is asked again, and who is silent is no reason to stop.
+    #[test]
+    fn who_answers_is_asked_again() {
+        let (mut r, mut tickets) = (Replica::empty(SHARD), 7);
+        lacking(&mut r);
+        let mut peers = peers();
+        peers.up(LinkId(3), Peer { node: NodeId(3), worker: 0 }, Nanos(0));
+        let view = r.view.as_mut().expect("it is in view 1");
+        let other = |n: u64| freebs_format::Member { node: NodeId(n), ..view.body.members[0].clone() };
+        view.body.members = [1, 2, 3].map(other).to_vec();
+        let (mut to, mut at, mut open) = (Vec::new(), Vec::new(), None);
+        for ms in (1000..9000).step_by(20) {
+            step_at(Nanos::from_millis(ms), &peers, &mut tickets, &mut r, |r, ctx| {
+                // The first one is silent.
+                if let Some((_, q)) = open.take().filter(|(link, _)| *link == LinkId(3)) {
+                    r.on_sync_reply(ctx, piece(&q, SyncMode::Map, &[2], 0));
+                    let (_, written) = seen(&ctx.out.actions);
+                    written.iter().for_each(|w| r.on_regained_durable(ctx, w.1));
+                }
+                r.regain_tick(ctx);
+                for a in &ctx.out.actions {
+                    let Action::Send { to: link, message: Message::Sync(q) } = a else { continue };
+                    to.push(link.0);
+                    at.push(ms);
+                    open = Some((*link, q.clone()));
+                }
+            });
+        }
+        assert_eq!((to[0], at[0], to[1], at[1]), (1, 1000, 3, 3000));
+        assert!(to.len() > 20 && to[1..].iter().all(|l| *l == 3), "{to:?}");
     }
 
     /// A device without room for the past is tried again later, from the beginning.

@@ -225,6 +225,9 @@ pub(crate) struct Replica {
     pub map_piece: Option<(SyncReply, KeptState)>,
     /// The versions that a teller of this transfer keeps, once it is durable; none while a mark of them is on its way.
     pub told_kept: KeptState,
+    /// Committed frames up to which peers told of something, by the view in which they were asked; 0 for the view if a start has
+    /// found it. The log may have a part of that (`branch.rs`).
+    ahead: BTreeMap<ViewNumber, Sequence>,
     /// Kept versions below this are not all there, as the log says.
     pub whole_from: Version,
     pub regain: Regain,
@@ -311,6 +314,7 @@ impl Replica {
             map_end: None,
             map_piece: None,
             told_kept: KeptState::default(),
+            ahead: BTreeMap::new(),
             whole_from: Version(0),
             regain: Regain::default(),
             is_full: false,
@@ -366,11 +370,30 @@ impl Replica {
             r.attach = AttachBody { generation, ..AttachBody::default() };
         }
         r.whole_from = state.whole_from;
+        r.ahead.extend(Some((ViewNumber(0), state.ahead)).filter(|(_, s)| s.0 > 0));
         r.requests = state.requests.clone();
         r.chunk = state.open_chunk;
         r.view_frame = view_frame;
         r.damage = damage;
         r
+    }
+
+    /// A peer told, in this view, of what committed frames up to there brought or keep. Something of it goes into the log.
+    pub fn note_ahead(&mut self, view: ViewNumber, to: Sequence) {
+        let known = self.ahead.entry(view).or_default();
+        *known = to.max(*known);
+    }
+
+    /// True if this log has something of frames behind `at` that was told before this view, and is not in the view itself.
+    pub fn is_ahead(&self, view: ViewNumber, at: Sequence) -> bool {
+        // Nobody knows any more when that was told which a start has found.
+        let is_before = |v: ViewNumber| v < view && (v.0 > 0 || self.view_number() < view);
+        self.ahead.iter().any(|(v, to)| is_before(*v) && *to > at)
+    }
+
+    /// The highest frame that this node knows to be committed, be it that it has only something of what frames up to there brought.
+    pub fn known_committed(&self) -> Sequence {
+        self.ahead.values().copied().max().unwrap_or_default().max(self.committed)
     }
 
     pub fn is_empty_log(&self) -> bool {

@@ -70,6 +70,8 @@ pub(crate) const SYNC_AGAIN: Nanos = Nanos::from_millis(250);
 pub(crate) const REPAIR_AGAIN: Nanos = Nanos::from_millis(500);
 /// A question for the past is asked again, of the next member, after this time: it is read from places all over the log.
 pub(crate) const PAST_AGAIN: Nanos = Nanos::from_millis(2000);
+/// Twice as long after each one that was late, so many times at most.
+pub(crate) const PAST_LATE_MAX: u32 = 4;
 /// When no other member has more of the past it is asked for again after this time. Nobody waits for it, and who has it may
 /// be away.
 pub(crate) const PAST_PAUSE: Nanos = Nanos::from_millis(30_000);

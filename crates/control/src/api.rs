@@ -587,6 +587,9 @@ pub struct MemberReport {
     /// Versions that it keeps for snapshots; 0 if its node does not answer.
     #[serde(default)]
     pub pins: usize,
+    /// Those below this version are not all there, and can't be read of it; 0 if its history is whole.
+    #[serde(default)]
+    pub whole_from: Version,
     /// Its state at the moment.
     pub state: MemberState,
 }

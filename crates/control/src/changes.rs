@@ -106,7 +106,7 @@ impl State {
         page.snapshots.iter().try_for_each(Snapshot::check)?;
         if self.nodes.len() + page.nodes.len() > 2 * common::NODES_MAX
             || self.volumes.len() + page.volumes.len() > 2 * common::VOLUMES_MAX
-            || self.snapshots().len() + page.snapshots.len() > 2 * limits::SNAPSHOT_CUTS_TOTAL_MAX
+            || self.snapshots().len() + page.snapshots.len() > 2 * limits::SNAPSHOTS_TOTAL_MAX
         {
             return Err(Error::corrupt("changes beyond what a cluster can hold"));
         }

@@ -223,7 +223,8 @@ impl State {
             }
             all.put(snapshot);
         }
-        if all.cuts() > limits::SNAPSHOT_CUTS_TOTAL_MAX || all.failed().len() > limits::SNAPSHOTS_FAILED_MAX {
+        let is_over = all.len() > limits::SNAPSHOTS_TOTAL_MAX || all.cuts() > limits::SNAPSHOT_CUTS_TOTAL_MAX;
+        if is_over || all.failed().len() > limits::SNAPSHOTS_FAILED_MAX {
             return Err(damaged("the control state has more snapshots than a cluster can have"));
         }
         Ok(all)

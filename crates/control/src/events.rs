@@ -255,7 +255,8 @@ fn view_active(before: &State, now: &State, shard: ShardId, view: ViewNumber) ->
 /// Snapshots that came to an end, or are gone: once for each of their volumes.
 fn of_snapshots(before: &State, now: &State) -> Vec<Told> {
     let mut out = Vec::new();
-    for new in now.snapshots().filter(|s| s.changed > before.revision()) {
+    let touched = now.snapshots_since(before);
+    for new in touched.iter().filter_map(|id| now.snapshot_record(*id)) {
         let old = before.snapshot_record(new.id);
         let was_under_way = old.is_none_or(Snapshot::is_under_way);
         let told = match &new.stage {
@@ -272,7 +273,7 @@ fn of_snapshots(before: &State, now: &State) -> Vec<Told> {
         let volumes = new.volumes.iter().filter_map(|v| now.volume(v.volume));
         out.extend(volumes.map(|v| told.clone().of(v).decided(new.changed)));
     }
-    let complete = before.snapshots().filter(|s| s.is_complete() && !now.has_same_snapshot(before, s.id));
+    let complete = touched.iter().filter_map(|id| before.snapshot_record(*id)).filter(|s| s.is_complete());
     for old in complete {
         let new = now.snapshot_record(old.id);
         let left = old.volumes.iter().filter(|v| new.is_none_or(|new| new.of(v.volume).is_none()));

@@ -40,6 +40,8 @@ pub const SNAPSHOTS_OF_VOLUME_MAX: usize = 1000;
 pub const SNAPSHOT_VOLUMES_MAX: usize = 64;
 /// Shards of one snapshot: all of one volume, or of some smaller ones.
 pub const SNAPSHOT_SHARDS_MAX: usize = common::VOLUME_SHARDS_MAX as usize;
+/// Snapshots of all volumes together: the numbers of all, which a watcher from far back is told, fit one message.
+pub const SNAPSHOTS_TOTAL_MAX: usize = 1 << 17;
 /// Shards of all snapshots together; keeps the state within `STATE_BYTES_MAX`.
 pub const SNAPSHOT_CUTS_TOTAL_MAX: usize = 1 << 20;
 /// Snapshots that have failed and are still listed for people.

@@ -572,6 +572,7 @@ impl MarkBody {
             return Err(cut("mark with closed views that make no sense"));
         }
         let pins = pins::decode(rest, fixed.pins.get() as usize)?;
+        Self::check_numbers(fixed, history)?;
         Ok(Self {
             promised: ViewNumber(fixed.promised.get()),
             secret_view: ViewNumber(fixed.secret_view.get()),
@@ -609,6 +610,15 @@ impl MarkBody {
                 })
                 .collect(),
         })
+    }
+
+    fn check_numbers(fixed: &MarkFixed, history: Option<&KeptFixed>) -> Result<()> {
+        let (as_of, whole_from) = history.map_or((0, 0), |h| (h.as_of.get(), h.whole_from.get()));
+        let numbers = [fixed.retain.get(), fixed.committed.get(), as_of, whole_from];
+        match numbers.iter().any(|n| *n >= pins::KEPT_MAX) {
+            true => Err(cut("mark with an impossible number")),
+            false => Ok(()),
+        }
     }
 
     /// The view frame of a mark, if its place is not empty.

@@ -66,6 +66,10 @@ pub(crate) struct PinFixed {
 }
 const _: () = assert!(size_of::<PinFixed>() == PIN_BYTES);
 
+/// Versions and sequences that marks tell of history are below this: whoever works with them may add to them, and numbers that no
+/// frame ever reaches would stand for good.
+pub(crate) const KEPT_MAX: u64 = 1 << 62;
+
 /// Bytes of a pin in a mark.
 pub const PIN_BYTES: usize = 16;
 
@@ -77,13 +81,15 @@ pub(crate) fn encode(pins: &[Pin], out: &mut Vec<u8>) {
     }
 }
 
-/// Reads `count` pins. `Corrupt` if there are more or fewer bytes, too many of them, or versions that don't rise.
+/// Reads `count` pins. `Corrupt` if there are more or fewer bytes, too many of them, or versions that are 0,
+/// too high, or don't rise.
 pub(crate) fn decode(bytes: &[u8], count: usize) -> Result<Vec<Pin>> {
     let pins =
         <[PinFixed]>::ref_from_bytes(bytes).map_err(|_| Error::corrupt("mark's pinned versions are cut short"))?;
     if pins.len() != count
         || pins.len() > limits::SHARD_PINS_MAX
         || !pins.is_sorted_by(|a, b| a.version.get() < b.version.get())
+        || pins.iter().any(|p| !(1..KEPT_MAX).contains(&p.version.get()))
     {
         return Err(Error::corrupt("mark with pinned versions that make no sense"));
     }

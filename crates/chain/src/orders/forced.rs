@@ -1,8 +1,9 @@
 //! A head that may go on by force: whose answers it needs, and what it does with a log of its own that is not whole (V10).
 
 use super::*;
+use crate::event::Event;
 use crate::replica::TailEntry;
-use freebs_lsvd::MarkChange;
+use freebs_lsvd::{MarkChange, ShardState};
 
 /// Node 1 with frames 1 to 7, of which it knows 1 to `committed` to be so, has lost these, and is the only survivor of
 /// view 1.
@@ -68,6 +69,58 @@ fn done(records: &[Record]) -> Done {
         }
     }
     (cuts, given_up, frame)
+}
+
+/// Node 2 has half of a map as of frame 6, which it asked for in this view.
+fn with_half_a_map(asked_in: u64) -> Replica {
+    let mut c = Chain::new();
+    let view = c.open(1);
+    let last = (2..=6).map(|_| c.data(BLOCK)).last().expect("frame 6");
+    let mut r = Replica::empty(SHARD);
+    crate::testing::step(&mut r, |r, ctx| {
+        r.ask(ctx, peer(1), ViewNumber(asked_in), Sequence(u64::MAX));
+        let end = crate::testing::map_end(0, &last, &view.head);
+        let (id, view) = (r.asking.expect("it asks").id, ViewNumber(asked_in));
+        let map_next = MapPoint { from: 3, ..MapPoint::NONE };
+        r.on_sync_reply(ctx, SyncReply { id, view, mode: SyncMode::Map, map_next, ..end });
+        assert!(r.asking.and_then(|a| a.map).is_some(), "the next piece is asked for");
+    });
+    r
+}
+
+/// A node had learned a part of what was lost by force when its teller was. It had nothing committed, so it kept that: of blocks
+/// that only lost frames had written, and of versions that only these pinned, it said other things than the branch.
+#[test]
+fn half_a_map_of_what_was_lost_is_forgotten() {
+    let found = ShardState { shard: SHARD, ahead: Sequence(6), ..ShardState::default() };
+    let made: [(&str, &dyn Fn() -> Replica, bool); 3] = [
+        ("it asked in view 1", &|| with_half_a_map(1), true),
+        ("it asked in the branch", &|| with_half_a_map(2), false),
+        ("a start has found it", &|| Replica::recovered(&found, Vec::new(), None, Damage::default()), true),
+    ];
+    for (what, made, is_old) in made {
+        for at in [4, 6] {
+            let branch = Branch { view: ViewNumber(2), at: Sequence(at) };
+            let word = Forced { survivors: vec![NodeId(1)], least: Sequence(at), known: Sequence(at), gives_up: 0 };
+            let joining = ShardInfo { members: vec![NodeId(1), NodeId(2)], joining: vec![NodeId(2)], ..info(1024) };
+            let active = |n| ShardInfo { active: ViewNumber(n), known: ViewNumber(n), ..joining.clone() };
+            let news = [
+                ("the branch is active", ShardInfo { branch, ..active(2) }, is_old && at < 6),
+                ("it is to be", ShardInfo { forced: Some(word), ..active(1) }, at < 6),
+                ("another view is active", active(2), false),
+            ];
+            for (heard, info, forgets) in news {
+                let mut host = Host::new(config(2, None));
+                let r = made();
+                assert_eq!(r.log_status().committed, Sequence(6), "what is lost is told, too");
+                host.add(r);
+                host.step(Nanos::from_millis(1), Event::Shards(vec![info]));
+                let forgotten = |a: &Action| matches!(a, Action::Append(Record::Forget { .. }));
+                let found = host.take_actions().iter().any(forgotten);
+                assert_eq!(found, forgets, "{what}, {heard}, from {at} on");
+            }
+        }
+    }
 }
 
 /// The only log that is left lacks frames that were committed. They are given up, and what followed them stays.

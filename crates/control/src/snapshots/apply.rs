@@ -25,10 +25,15 @@ impl State {
         self.snapshots.get(id).map(|s| &**s)
     }
 
-    /// True if that record is the very same one in an earlier state.
-    pub(crate) fn has_same_snapshot(&self, earlier: &Self, id: SnapshotId) -> bool {
-        let both = self.snapshots.get(id).zip(earlier.snapshots.get(id));
-        both.is_some_and(|(one, other)| Arc::ptr_eq(one, other))
+    /// Records that are others than in an earlier state, or gone since. Most commands touch none, and look at none.
+    pub(crate) fn snapshots_since(&self, earlier: &Self) -> BTreeSet<SnapshotId> {
+        if Arc::ptr_eq(&self.snapshots, &earlier.snapshots) {
+            return BTreeSet::new();
+        }
+        let since = earlier.revision;
+        let changed = self.snapshots.iter().filter(|s| s.changed > since).map(|s| s.id);
+        let gone = self.snapshots.gone().rev().take_while(|(revision, _)| *revision > since).map(|(_, id)| *id);
+        changed.chain(gone).collect()
     }
 
     /// All records, in the order in which they were begun.
@@ -121,6 +126,12 @@ impl State {
             let most = limits::SNAPSHOT_SHARDS_MAX;
             return Err(Error::invalid(format!(
                 "these volumes have {shards} shards, and a snapshot is of {most} at most; take fewer volumes at a time"
+            )));
+        }
+        if self.snapshots.len() >= limits::SNAPSHOTS_TOTAL_MAX {
+            let most = limits::SNAPSHOTS_TOTAL_MAX;
+            return Err(Error::no_space(format!(
+                "there are {most} snapshots in this cluster, which is the most; delete some first"
             )));
         }
         if self.snapshots.cuts() + shards > limits::SNAPSHOT_CUTS_TOTAL_MAX {
@@ -231,7 +242,9 @@ impl State {
             snapshot.volumes.iter_mut().for_each(|v| v.cuts.clear());
             self.commit_snapshot(snapshot);
             while self.snapshots.failed().len() > limits::SNAPSHOTS_FAILED_MAX {
-                let oldest = *self.snapshots.failed().first().expect("more than the maximum");
+                // Whoever asked for this one is to hear why it failed.
+                let oldest = self.snapshots.failed().iter().find(|other| **other != id).copied();
+                let oldest = oldest.expect("more than the maximum");
                 self.forget_snapshot(oldest);
             }
         }

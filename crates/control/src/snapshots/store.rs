@@ -17,7 +17,7 @@ pub(crate) struct Snapshots {
     /// Records that are gone by the revision that let them go, oldest first, at most `TOMBSTONES_MAX`.
     gone: VecDeque<(u64, SnapshotId)>,
     /// Derived from `records`, as what follows: those that have not failed, by their names.
-    names: BTreeMap<(VolumeId, String), SnapshotId>,
+    names: BTreeMap<VolumeId, Arc<BTreeMap<String, SnapshotId>>>,
     /// Those that have not failed.
     kept: BTreeMap<VolumeId, Arc<BTreeSet<SnapshotId>>>,
     under_way: BTreeMap<VolumeId, SnapshotId>,
@@ -53,9 +53,12 @@ impl Snapshots {
         self.records.values()
     }
 
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
     pub fn named(&self, volume: VolumeId, name: &str) -> Option<&Arc<Snapshot>> {
-        let id = self.names.get(&(volume, name.to_owned()))?;
-        self.records.get(id)
+        self.records.get(self.names.get(&volume)?.get(name)?)
     }
 
     pub fn kept(&self, volume: VolumeId) -> Option<&Arc<BTreeSet<SnapshotId>>> {
@@ -79,7 +82,7 @@ impl Snapshots {
         self.cuts
     }
 
-    pub fn gone(&self) -> impl ExactSizeIterator<Item = &(u64, SnapshotId)> {
+    pub fn gone(&self) -> impl ExactSizeIterator<Item = &(u64, SnapshotId)> + DoubleEndedIterator {
         self.gone.iter()
     }
 
@@ -96,7 +99,8 @@ impl Snapshots {
                 }
                 Stage::Complete => {}
             }
-            self.names.insert((of.volume, snapshot.name.clone()), snapshot.id);
+            let names = Arc::make_mut(self.names.entry(of.volume).or_default());
+            names.insert(snapshot.name.clone(), snapshot.id);
             Arc::make_mut(self.kept.entry(of.volume).or_default()).insert(snapshot.id);
         }
         if snapshot.has_failed() {
@@ -110,9 +114,11 @@ impl Snapshots {
         self.cuts -= old.weight();
         self.failed.remove(&id);
         for of in &old.volumes {
-            let key = (of.volume, old.name.clone());
-            if self.names.get(&key) == Some(&id) {
-                self.names.remove(&key);
+            if let Some(names) = self.names.get_mut(&of.volume).filter(|n| n.get(&old.name) == Some(&id)) {
+                Arc::make_mut(names).remove(&old.name);
+                if names.is_empty() {
+                    self.names.remove(&of.volume);
+                }
             }
             if self.under_way.get(&of.volume) == Some(&id) {
                 self.under_way.remove(&of.volume);

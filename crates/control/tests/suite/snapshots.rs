@@ -1,7 +1,8 @@
 //! Snapshots: each rule by itself, and the protocol of the cuts in all orders in which a few heads can act.
 
+use freebs_control::api::Reply;
 use freebs_control::events::{EventKind, told};
-use freebs_control::{Command, CreateVolume, Cut, Done, Mutant, Outcome, Snapshot, Stage, State, limits};
+use freebs_control::{Changes, Command, CreateVolume, Cut, Done, Mutant, Outcome, Snapshot, Stage, State, limits};
 use freebs_types::*;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -209,6 +210,45 @@ fn failed_ones_are_listed_for_a_while() {
     let name = last.name.clone();
     delete(&mut state, &name, 1).unwrap();
     assert_eq!(state.snapshots().len(), limits::SNAPSHOTS_FAILED_MAX - 1);
+}
+
+/// A watcher that comes from far back is told the numbers of all. With as many as there were room for, that fitted no message: no
+/// gateway could start any more.
+#[test]
+fn the_numbers_of_all_snapshots_fit_a_message() {
+    let mut state = cluster(&[1, 1]);
+    let id = simple(&mut state, "s", 1);
+    let one = state.snapshot_record(id).unwrap().clone();
+    let many = (1..limits::SNAPSHOTS_TOTAL_MAX as u64).map(|n| Snapshot {
+        id: SnapshotId(limits::NUMBER_MAX - 10 - n),
+        name: format!("s{n}"),
+        changed: 1,
+        ..one.clone()
+    });
+    let (cluster, revision) = (state.cluster(), state.revision());
+    let page = Changes { cluster, revision, snapshots: many.collect(), ..Changes::default() };
+    state.take_in(page).unwrap();
+    assert_eq!(state.snapshots().len(), limits::SNAPSHOTS_TOTAL_MAX);
+    let page = state.changes_since(u64::MAX);
+    assert_eq!(page.alive_snapshots.as_ref().map(Vec::len), Some(limits::SNAPSHOTS_TOTAL_MAX));
+    assert!(Reply::encode(Ok(Reply::Changes(page))).len() < freebs_types::limits::CONTROL_BODY_BYTES_MAX);
+    let e = begin(&mut state, "more", &[2], 9).unwrap_err();
+    assert!(e.kind == ErrorKind::NoSpace && e.text.contains("delete some"), "{e}");
+}
+
+/// With as many as are listed, one of an older attempt failed last: whoever asked for it was told that somebody deleted it.
+#[test]
+fn the_one_that_has_just_failed_is_listed() {
+    let mut state = cluster(&[1, 1]);
+    let old = begin(&mut state, "old", &[2], 1).unwrap();
+    for n in 0..limits::SNAPSHOTS_FAILED_MAX as u64 {
+        let id = begin(&mut state, &format!("f{n}"), &[1], n).unwrap();
+        state.apply(Command::FailSnapshot { snapshot: id, why: "x".into() }).unwrap();
+    }
+    state.apply(Command::FailSnapshot { snapshot: old, why: "its reason".into() }).unwrap();
+    let stage = state.snapshot_record(old).map(|s| s.stage.clone());
+    assert_eq!(stage, Some(Stage::Failed { why: "its reason".into() }));
+    assert_eq!(state.snapshots().len(), limits::SNAPSHOTS_FAILED_MAX);
 }
 
 #[test]

@@ -165,6 +165,33 @@ fn pins_name_versions_and_no_blocks() {
     assert!(MarkBody::decode(&unsorted[..end - 8]).is_err());
 }
 
+/// A peer told numbers that no frame ever reaches: as of such a frame no later pin counted, and a checkpoint with one could not be
+/// read again. A pin of version 0 was given up by an update that ends the retention window.
+#[test]
+fn a_mark_tells_no_impossible_numbers_of_history() {
+    let pin = |version| vec![Pin { version: Version(version), snapshot: SnapshotId(3) }];
+    let mark = |pins, retain, as_of, whole_from| MarkBody {
+        pins,
+        retain: Version(retain),
+        kept_as_of: Some(Sequence(as_of)),
+        whole_from: Version(whole_from),
+        ..MarkBody::default()
+    };
+    let (most, over) = ((1 << 62) - 1, 1 << 62);
+    for (what, body, is_right) in [
+        ("the most", mark(pin(most), most, most, most), true),
+        ("pin 0", mark(pin(0), 0, 1, 0), false),
+        ("pin", mark(pin(over), 0, 1, 0), false),
+        ("window", mark(vec![], over, 1, 0), false),
+        ("as of", mark(vec![], 0, over, 0), false),
+        ("whole from", mark(vec![], 0, 1, u64::MAX), false),
+    ] {
+        let read = MarkBody::decode(&body.encode());
+        assert_eq!(read.is_ok(), is_right, "{what}");
+        assert!(read.map_or(true, |b| b.encode() == body.encode()), "{what}");
+    }
+}
+
 /// Updates of the reserved kinds were taken without a feature bit, and acted as plain writes: a frame of a newer freebs
 /// would have done something else here than there. So were they on the wire.
 #[test]

@@ -160,6 +160,8 @@ pub struct ShardState {
     pub given_up: ViewNumber,
     /// Kept versions below this are not all there; 0 if all are.
     pub whole_from: Version,
+    /// A peer has told of what frames up to here brought, or keep, and the last frame is before that; else 0.
+    pub ahead: Sequence,
     /// From here on `frames` can serve without a gap.
     pub first_kept: Sequence,
     /// Chunk of the last data and its blocks so far.
@@ -215,6 +217,11 @@ impl MarkChange {
     /// Whether it says that carries before it have what frames would have brought.
     pub(crate) fn has_learned(&self) -> bool {
         self.base.is_some() || self.learned.is_some()
+    }
+
+    /// The frames that it gives up by force, if it does.
+    pub(crate) fn gives_up(&self) -> Option<&Learned> {
+        self.learned.as_deref().filter(|l| l.given_up.0 > 0)
     }
 }
 

@@ -106,9 +106,10 @@ impl Gather {
     }
 }
 
-/// True if it is alone in its append.
+/// True if it is alone in its append: it changes what is kept, and each mark says what that was when it was laid out.
 fn is_alone(queued: &Queued) -> bool {
-    matches!(queued, Queued::Record(Record::Mark { change, .. }) if change.kept.is_some())
+    let Queued::Record(Record::Mark { change, .. }) = queued else { return false };
+    change.kept.is_some() || change.gives_up().is_some()
 }
 
 /// Bytes of the live table that a segment's first append carries.

@@ -12,7 +12,7 @@
 use crate::log::place::At;
 use crate::shard::Shard;
 use freebs_format::{FrameHead, ViewBody};
-use freebs_types::{Hash32, Sequence, ViewNumber};
+use freebs_types::{Hash32, Sequence, Version, ViewNumber};
 
 /// A range of lost frames. A soft one goes away when a mark says that they had been released.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +20,8 @@ pub(crate) struct Hole {
     pub from: u64,
     pub to: u64,
     pub hard: bool,
+    /// None of its frames has a version up to here: that of the frame before it, or lower if nobody knows.
+    pub front: Version,
 }
 
 impl Shard {
@@ -104,13 +106,13 @@ impl Shard {
             let before = old.iter().filter(|h| h.from < from).map(|h| Hole { to: from - 1, ..*h });
             let behind = old.iter().filter(|h| h.to > to).map(|h| Hole { from: to + 1, ..*h });
             self.holes.extend(before.chain(behind));
-            self.holes.push(Hole { from, to, hard: true });
+            self.holes.push(Hole { from, to, hard: true, front: Version(0) });
         }
         self.holes.sort_by_key(|h| h.from);
     }
 
-    pub fn add_hole(&mut self, from: u64, to: u64, hard: bool) {
-        self.holes.push(Hole { from, to, hard });
+    pub fn add_hole(&mut self, from: u64, to: u64, hard: bool, front: Version) {
+        self.holes.push(Hole { from, to, hard, front });
         self.trim_holes();
     }
 

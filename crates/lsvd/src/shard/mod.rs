@@ -35,7 +35,7 @@ use chunks::{ChunkIndex, Run};
 use freebs_format::{
     AttachBody, CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind, MarkBody, PIN_BYTES, ViewBody,
 };
-use freebs_types::{BLOCK, ChunkId, Hash32, Sequence, ShardId, ViewNumber};
+use freebs_types::{BLOCK, ChunkId, Hash32, Sequence, ShardId, Version, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use tip::Tip;
@@ -212,14 +212,14 @@ impl Shard {
             return Err(self.without(at, "frame over blocks of its chunk that were written before"));
         }
         if s.0 > next {
-            self.add_hole(next, s.0 - 1, is_lost || self.may_miss(damaged));
+            self.add_hole(next, s.0 - 1, is_lost || self.may_miss(damaged), self.tip.version);
             self.adopt_orphans(segs);
             self.fronts.insert(next, self.tip);
             // A cut goes back to the frame before, although that one is not here.
             self.tip = Tip::before(head);
         } else if is_lost {
             // What we have as last is committed, and does not belong to the chain.
-            self.add_hole(s.0 - 1, s.0 - 1, true);
+            self.add_hole(s.0 - 1, s.0 - 1, true, Version(0));
         }
         self.extend(head, at, segs);
         Ok(())
@@ -259,7 +259,7 @@ impl Shard {
         // The frame in front of a hole is here, and only the hole is cut off.
         let is_here = self.frames.get(self.tip.name.sequence).is_some_and(|p| p.hid == hid8(&self.tip.name.hid));
         if !is_here && self.holes.iter().all(|hole| hole.to < s - 1) {
-            self.add_hole(s - 1, s - 1, hard);
+            self.add_hole(s - 1, s - 1, hard, Version(0));
         }
     }
 
@@ -662,7 +662,7 @@ impl Shard {
         let last = self.tip.name.sequence;
         let lost_since = self.lost_since(body, damaged, unlearned);
         if s > last {
-            self.add_hole(last.0 + 1, s.0, is_lost || self.may_miss(damaged));
+            self.add_hole(last.0 + 1, s.0, is_lost || self.may_miss(damaged), self.tip.version);
             self.jump(head, body, at, segs);
         } else {
             self.fill_in(s, body);
@@ -860,6 +860,9 @@ impl Shard {
             promise_lost: self.promise_lost,
             given_up: self.given_up,
             whole_from: self.history.whole_from,
+            ahead: Some(self.ahead.max(self.history.pins.as_of))
+                .filter(|s| *s > self.tip.name.sequence)
+                .unwrap_or_default(),
             first_kept: self.first_kept(),
             open_chunk: (self.tip.chunk, self.tip.chunk_blocks),
         }

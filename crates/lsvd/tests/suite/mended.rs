@@ -481,6 +481,73 @@ fn frames_between_those_that_are_given_up_stay() {
     });
 }
 
+/// Frame 3 is given up. What was pinned behind it had what lay below, without an error, and said that it was whole.
+#[test]
+fn versions_behind_frames_that_are_given_up_are_not_kept() {
+    // The last pin is known to be committed by then, or not; a log that was stopped begins with a checkpoint.
+    for (is_committed, stops) in [(true, false), (true, true), (false, false)] {
+        local(async {
+            let device = device().await;
+            let rig = Rig::open(device.clone()).await.unwrap();
+            rig.engine.set_cleaning(off());
+            let mut c = Chain::new(TWO);
+            let mut all = vec![put(&rig, &mut c, data(0, 4, 1)).await];
+            let pin = async |c: &mut Chain| {
+                let frame = c.pins(&[(UpdateKind::Snapshot, 0)]);
+                rig.append(Record::Frame(frame.clone()));
+                rig.settle().await;
+                frame
+            };
+            all.push(pin(&mut c).await);
+            all.push(put(&rig, &mut c, data(0, 4, 3)).await);
+            all.push(put(&rig, &mut c, data(8, 4, 4)).await);
+            all.push(pin(&mut c).await);
+            if is_committed {
+                c.committed = c.sequence;
+                rig.engine.committed(TWO, Sequence(c.sequence));
+            }
+            for start in [0, 16] {
+                let frame = c.frame(&[data(start, 4, 6)]);
+                rig.append(Record::Frame(frame.clone()));
+                rig.settle().await;
+            }
+            rig.kill();
+            lose_head(&device, &all[2]).await;
+            lose_repeat(&device, &all[3]);
+            if stops {
+                Rig::open(device.clone()).await.unwrap().stop().await;
+            }
+            let rig = Rig::open(device.clone()).await.unwrap();
+            rig.engine.set_cleaning(off());
+            let learned =
+                Learned { since: Sequence(2), upto: Sequence(3), given_up: ViewNumber(7), ..Learned::default() };
+            say(&rig, MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() });
+            // A mark behind it that knows of no such thing.
+            say(&rig, MarkChange { promised: Some(ViewNumber(8)), ..MarkChange::default() });
+            rig.settle().await;
+            rig.engine.committed(TWO, Sequence(c.sequence));
+            rig.kill();
+            for start in 0..4 {
+                let rig = Rig::open(device.clone()).await.unwrap();
+                rig.engine.set_cleaning(off());
+                rig.engine.committed(TWO, Sequence(c.sequence));
+                let at = async |v| rig.engine.read_at(TWO, Version(v), BlockRange::new(0, 4)).await.map_err(|e| e.kind);
+                let whole_from = rig.engine.state(TWO).unwrap().whole_from;
+                let what = format!("start {start}, committed: {is_committed}, stops: {stops}");
+                if is_committed {
+                    assert_eq!(at(5).await.err(), Some(ErrorKind::NotFound), "{what}: nobody has what it was");
+                    assert!(at(2).await.is_ok(), "{what}: what is before the lost frame is whole");
+                    assert_eq!(whole_from, Version(0), "{what}");
+                } else {
+                    assert_eq!(at(5).await.err(), Some(ErrorKind::Corrupt), "{what}");
+                    assert_eq!(whole_from, Version(6), "{what}");
+                }
+                if start % 2 > 0 { rig.stop().await } else { rig.kill() }
+            }
+        });
+    }
+}
+
 /// The footer of one segment gives it a number above that of the segment which names it as live.
 #[test]
 fn a_segment_that_is_named_and_used_again_is_lost_as_it_was() {

@@ -117,8 +117,9 @@ pub(super) fn report(
             active += 1;
             head_active |= i == 0;
         }
-        let pins = replicas.get(node).copied().flatten().map_or(0, |s| s.pins);
-        members.push(MemberReport { node: name(*node), version, pins, state: member });
+        let (pins, whole_from) =
+            replicas.get(node).copied().flatten().map_or((0, Version(0)), |s| (s.pins, s.whole_from));
+        members.push(MemberReport { node: name(*node), version, pins, whole_from, state: member });
     }
     let usable = head_active && shard.active.0 > 0 && active >= volume.quorum(shard.members.len());
     let verdict = match (usable, active == shard.members.len()) {

@@ -8,7 +8,7 @@ use crate::admin::Client;
 use crate::timing;
 use freebs_control::api::{MemberState, Reply, Request, ShardReport, Verification, VolumeState, VolumeStatus};
 use freebs_control::rules::format_size;
-use freebs_types::{Error, Result};
+use freebs_types::{Error, Result, Version};
 use serde::Serialize;
 use std::process::ExitCode;
 
@@ -230,6 +230,11 @@ fn details(v: &VolumeStatus) -> String {
         if let Some(waits) = &s.waits {
             text.push_str(&format!("shard {}: {waits}\n", s.id));
         }
+        for m in s.members.iter().filter(|m| m.pins > 0 && m.whole_from > Version(0)) {
+            let before = m.whole_from;
+            text.push_str(&format!("shard {}: {} lacks history: snapshots before version {before} ", s.id, m.node));
+            text.push_str("can't be read there; it asks the other members for it\n");
+        }
     }
     v.shards.iter().for_each(|s| text.push_str(&losses(s)));
     text
@@ -292,7 +297,7 @@ mod tests {
     use super::*;
     use freebs_control::api::MemberReport;
     use freebs_control::{Ack, Branch, CreateVolume, State};
-    use freebs_types::{Sequence, Version, ViewNumber};
+    use freebs_types::{Sequence, ViewNumber};
 
     /// A volume of two shards with these members, heads first.
     fn volume(shards: [[(&str, MemberState); 3]; 2]) -> VolumeStatus {
@@ -314,7 +319,13 @@ mod tests {
             view: ViewNumber(3),
             head: members[0].0.into(),
             members: members
-                .map(|(node, state)| MemberReport { node: node.into(), version: Version(1), pins: 0, state })
+                .map(|(node, state)| MemberReport {
+                    node: node.into(),
+                    version: Version(1),
+                    pins: 0,
+                    whole_from: Version(0),
+                    state,
+                })
                 .into(),
             joining: vec![],
             keepers: vec![],
@@ -335,6 +346,18 @@ mod tests {
         assert!(!details(&v).contains("waits"));
         v.shards[0].waits = Some("it waits: node 2 does not answer".into());
         assert!(details(&v).ends_with("shard 1.0: it waits: node 2 does not answer\n"), "{}", details(&v));
+    }
+
+    /// A copy that can't be read at all of its snapshots looked like any other.
+    #[test]
+    fn a_member_that_lacks_history_says_so() {
+        use MemberState::Active;
+        let mut v = volume([[("a", Active), ("b", Active), ("c", Active)]; 2]);
+        v.shards[1].members[2].whole_from = Version(7);
+        assert!(!details(&v).contains("history"), "nothing of it is kept");
+        v.shards[1].members[2].pins = 2;
+        let line = "shard 1.1: c lacks history: snapshots before version 7 can't be read there";
+        assert!(details(&v).contains(line), "{}", details(&v));
     }
 
     /// Whoever looks at a volume sees that something of it was lost, for as long as it is there.

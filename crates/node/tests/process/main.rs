@@ -25,6 +25,7 @@ mod images;
 mod kills;
 mod leader;
 mod members;
+mod pages;
 mod past;
 mod recover;
 mod serving;

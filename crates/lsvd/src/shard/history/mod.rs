@@ -12,6 +12,7 @@
 //!   at a version that is kept.
 //! - A version that is kept and can be read is all there: what is not is below `whole_from`. Only a mark behind all of the
 //!   past takes that number back, and only if it did not rise since that was asked for.
+//! - Versions behind frames that are given up by force are kept no more: nobody has what they were.
 //! - A mark with what a peer keeps raises it for each version of before that was not kept here until then, and for what the
 //!   peer lacks of frames that the mark stands for. A log that misses frames lacks something of all versions.
 //! - All of it can be made again from the log (invariant 5). A frame that pins may be gone from the log before those
@@ -24,7 +25,8 @@ pub(crate) mod table;
 use crate::log::segments::Segments;
 use crate::map::extents::{Extent, ExtentMap};
 use crate::shard::Shard;
-use crate::{Base, KeptState, MarkChange, RuleMutant};
+use crate::shard::holes::Hole;
+use crate::{Base, KeptState, Learned, MarkChange, RuleMutant};
 use freebs_format::MarkBody;
 use freebs_types::{Error, Result, Sequence, ShardId, SnapshotId, Version};
 use pins::{Kept, PinOp, Pins};
@@ -125,14 +127,8 @@ impl Shard {
         if sequence <= self.history.pins.as_of {
             return;
         }
-        for op in ops {
-            let lacks = match op {
-                PinOp::Take(pin) => pin.version.next(),
-                PinOp::Retain { .. } => self.tip.version,
-                PinOp::Release(_) | PinOp::RetainNone => continue,
-            };
-            self.history.whole_from = self.history.whole_from.max(lacks);
-        }
+        let lacks = ops.iter().filter_map(|op| op.lacks(self.tip.version)).max();
+        self.history.whole_from = self.history.whole_from.max(lacks.unwrap_or_default());
     }
 
     /// The frame that what is kept is as of. Frames that are lost may have said more.
@@ -155,13 +151,37 @@ impl Shard {
         }
     }
 
+    /// Versions that are kept when lost frames are given up: those behind the first one of them have what lies below it, and go. The
+    /// last version is the present.
+    fn kept_without(&self, lost: &Learned) -> KeptState {
+        let (committed, mut whole_from) = (self.committed, self.history.whole_from);
+        let is_given_up = |h: &&Hole| lost.since.0 < h.to && h.from <= lost.upto.0;
+        let first = self.holes.iter().filter(is_given_up).map(|h| h.front).min();
+        let left = self.holes.iter().filter(|h| !is_given_up(h)).map(|h| Sequence(h.from - 1)).min();
+        let as_of = self.history.pins.as_of.max(left.map_or(committed, |h| h.min(committed)));
+        let (mut pins, mut retain) = (self.history.pins.kept.list(), self.history.pins.kept.retain);
+        if let Some(front) = first {
+            pins.retain(|p| p.version <= front);
+            retain = retain.map(|r| r.max(self.tip.version));
+            // Frames that are not known to be committed pin later, each its own version.
+            let ops = self.overlay.frames().flat_map(|f| &f.pins);
+            let lacks = ops.filter_map(|op| op.lacks(self.tip.version)).filter(|v| *v > front.next()).max();
+            whole_from = whole_from.max(lacks.unwrap_or_default());
+        }
+        KeptState { pins, retain, as_of, whole_from, past: Version(0) }
+    }
+
     /// Puts into a mark which versions are kept, when a peer has told of it or not. `base`: the log goes on from that state.
     pub fn kept_for_mark(&self, change: &MarkChange, base: Option<&Base>, body: &mut MarkBody) {
-        let (own, whole_from) = (self.kept_state(), self.history.whole_from);
+        let whole_from = self.history.whole_from;
         let Some(told) = change.kept.as_deref() else {
+            let own = match change.gives_up() {
+                Some(lost) => self.kept_without(lost),
+                None => KeptState { whole_from, ..self.kept_state() },
+            };
             (body.pins, body.retain) = (own.pins, own.retain.unwrap_or_default());
             body.kept_as_of = Some(own.as_of).filter(|s| *s != body.committed);
-            body.whole_from = whole_from;
+            body.whole_from = own.whole_from;
             return;
         };
         (body.pins, body.retain) = (told.pins.clone(), told.retain.unwrap_or_default());

@@ -37,6 +37,15 @@ impl PinOp {
         }
     }
 
+    /// The version below which history is not whole if what this one keeps was let go of before; `last` is the last version.
+    pub fn lacks(self, last: Version) -> Option<Version> {
+        match self {
+            Self::Take(pin) => Some(pin.version.next()),
+            Self::Retain { .. } => Some(last),
+            Self::Release(_) | Self::RetainNone => None,
+        }
+    }
+
     /// What a frame says, in order.
     pub fn of(head: &FrameHead) -> Vec<Self> {
         if head.header().features.get() & FEATURE_PINS == 0 {

@@ -117,6 +117,7 @@ impl Out {
             self.u64(h.from);
             self.u64(h.to.min(last.0));
             self.u8(u8::from(h.hard));
+            self.u64(h.front.0);
         }
         let views: Vec<_> = s.views.iter().filter(|v| v.0 <= last).collect();
         self.len(views.len());
@@ -475,7 +476,10 @@ impl<'a> In<'a> {
         }
         s.stale = self.list(Self::segment_id)?.into_iter().collect();
         s.marks = self.list(|r| Some((r.segment_id()?, Sequence(r.number()?))))?.into_iter().collect();
-        s.holes = self.list(|r| Some(Hole { from: r.number()?, to: r.number()?, hard: r.bool()? }))?;
+        s.holes = self.list(|r| {
+            let (from, to, hard) = (r.number()?, r.number()?, r.bool()?);
+            Some(Hole { from, to, hard, front: Version(r.number()?) })
+        })?;
         s.views = self.list(|r| {
             let len = r.u32()? as usize;
             let mut bytes = bytes::Bytes::copy_from_slice(r.take(len.min(limits::FRAME_HEAD_BYTES_MAX))?);

@@ -4,7 +4,7 @@
 mod kills;
 mod refusals;
 mod rounds;
-mod s3;
+pub mod s3;
 
 use crate::support::cluster::Cluster;
 use crate::support::rng::Rng;

@@ -5,16 +5,17 @@ use crate::support::cluster::scratch;
 use crate::support::tools::{KILLED_MAX, command, have, output, wait_at_most, wait_for};
 use crate::support::{PATIENCE, Weight, shared, turn};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 /// A server of S3 in memory.
-struct Moto {
+pub struct Moto {
     child: Child,
     address: String,
 }
 
 impl Moto {
-    fn start() -> Self {
+    #[must_use]
+    pub fn start() -> Self {
         let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let port = free.local_addr().expect("bound").port();
         drop(free);
@@ -26,15 +27,18 @@ impl Moto {
         moto
     }
 
-    /// Lets a command reach it.
-    fn known<'a>(&self, cmd: &'a mut Command) -> &'a mut Command {
-        cmd.env("AWS_ENDPOINT_URL", format!("http://{}", self.address)).env("AWS_REGION", "us-east-1");
-        cmd.env("AWS_ACCESS_KEY_ID", "test").env("AWS_SECRET_ACCESS_KEY", "test")
+    /// The variables with which a command reaches it.
+    #[must_use]
+    pub fn variables(&self) -> [(String, String); 4] {
+        let endpoint = format!("http://{}", self.address);
+        let plain = [("AWS_REGION", "us-east-1"), ("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test")];
+        let [a, b, c] = plain.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        [("AWS_ENDPOINT_URL".into(), endpoint), a, b, c]
     }
 
     fn backup(&self, c: &Cluster, words: &[&str]) -> Output {
         let mut cmd = c.freebs();
-        output(self.known(&mut cmd).arg("backup").args(words).arg("--json"), PATIENCE)
+        output(cmd.envs(self.variables()).arg("backup").args(words).arg("--json"), PATIENCE)
     }
 
     fn json(&self, c: &Cluster, words: &[&str]) -> Value {
@@ -52,7 +56,7 @@ impl Drop for Moto {
 }
 
 /// A bucket, made with a request that moto takes without a signature.
-fn make_bucket(moto: &Moto) {
+pub fn make_bucket(moto: &Moto) {
     let script = "import sys, urllib.request as u; u.urlopen(u.Request(sys.argv[1], method='PUT'))";
     let url = format!("http://{}/bucket", moto.address);
     let out = output(command("python3").args(["-c", script, &url]), PATIENCE);
