@@ -426,7 +426,7 @@ mod tests {
         let mut peers = peers();
         peers.up(LinkId(3), Peer { node: NodeId(3), worker: 0 }, Nanos(0));
         let view = r.view.as_mut().expect("it is in view 1");
-        let other = |n: u64| freebs_format::Member { node: NodeId(n), ..view.body.members[0].clone() };
+        let other = |n: u64| freebs_format::Member { node: NodeId(n), ..view.body.members[0] };
         view.body.members = [1, 2, 3].map(other).to_vec();
         let (mut to, mut at, mut open) = (Vec::new(), Vec::new(), None);
         for ms in (1000..9000).step_by(20) {

@@ -7,7 +7,7 @@
 //!
 //! Invariant: nothing is cut because of damage; until it is mended the replica's seal answers do not count.
 
-use crate::event::{Action, NoteKind};
+use crate::event::{Action, NoteKind, ShardInfo};
 use crate::head::Head;
 use crate::parts::Parts;
 use crate::relearn::Relearning;
@@ -17,7 +17,7 @@ use crate::timing;
 use freebs_format::wire::{FrameName, MapPoint, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_format::{AttachBody, Frame, FrameHead, FrameKind, ViewBody};
 use freebs_lsvd::{MarkChange, Record, Unrepaired};
-use freebs_types::{DriverId, Hash32, Nanos, Peer, Sequence, Version, ViewNumber};
+use freebs_types::{DriverId, Hash32, Nanos, NodeId, Peer, Sequence, Version, ViewNumber};
 
 /// A range of frames that damage took, after `before`, up to and with `until`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -277,12 +277,19 @@ impl Replica {
         ctx.out.send(link, Message::Sync(request));
     }
 
-    /// The view's other members; if its frame is lost, those that the control plane names.
+    /// The view's other members. If its frame is lost, or a newer view is active, then also those of the active view and those
+    /// that the control plane names: what is said to go on by force leaves out who may have all of it.
     pub(crate) fn other_members(&self, ctx: &Ctx<'_>) -> Vec<Peer> {
         let of_view = self.view.iter().flat_map(|v| v.body.members.iter().map(|m| m.node));
-        let of_info = self.info.iter().filter(|_| self.view.is_none()).flat_map(|i| i.members.iter().copied());
-        let me = ctx.config.me.node;
-        of_view.chain(of_info).filter(|n| *n != me).map(|n| ctx.peer(n, self.id)).collect()
+        let is_behind = |i: &&ShardInfo| self.view.is_none() || self.view_number() < i.active;
+        let of_info = self.info.iter().filter(is_behind).flat_map(|i| i.view_members.iter().chain(&i.members).copied());
+        let mut others: Vec<NodeId> = Vec::new();
+        for n in of_view.chain(of_info).filter(|n| *n != ctx.config.me.node) {
+            if !others.contains(&n) {
+                others.push(n);
+            }
+        }
+        others.into_iter().map(|n| ctx.peer(n, self.id)).collect()
     }
 
     /// Whether the answer is one to a repair; if so its frames go into the log beside the others.

@@ -372,3 +372,37 @@ fn who_is_back_late_has_a_moment_to_answer() {
     assert_eq!(done(&s.wait(900)).2, None);
     assert_eq!(done(&s.wait(200)).2.map(|f| f.0), Some(3));
 }
+
+/// Of three members two were taken for lost, and the third was to go on by force; it had lost the frame of its view. The two came
+/// back with all of it, so nothing was left to be done by force, and the frame was asked of nobody: the control plane named the
+/// one that lacked it alone. What is lost is asked of the members of the active view.
+#[test]
+fn what_is_lost_is_asked_of_members_that_are_back() {
+    for (has_view, active, asked) in
+        [(false, 1, vec![2, 3]), (true, 1, vec![2, 3]), (true, 2, vec![2, 3]), (false, 0, vec![])]
+    {
+        let mut s = Scene::new(1);
+        let mut c = Chain::new();
+        let frames = [c.open(1), c.plain(), c.plain()];
+        frames.iter().for_each(|f| s.take(f.clone()));
+        s.durable(3);
+        let lost = if has_view { 2 } else { 1 };
+        let before = if has_view { TailEntry::of(&frames[0].head).name } else { genesis() };
+        let end = Some(frames[lost - 1].header().hid());
+        s.r.damage = Damage::new(vec![Hole { before, until: Sequence(lost as u64), end }], false);
+        s.r.view = s.r.view.take().filter(|_| has_view);
+        let view_members = if active > 0 { [1, 2, 3].map(NodeId).to_vec() } else { Vec::new() };
+        let members = vec![NodeId(1)];
+        s.r.info = Some(ShardInfo { members, view_members, active: ViewNumber(active), ..info(1024) });
+        let mut seen = Vec::new();
+        for _ in 0..2 {
+            let (_, actions) = s.play(|r, ctx| r.repair_tick(ctx));
+            seen.extend(actions.iter().filter_map(|a| match a {
+                Action::Send { to, message: Message::Sync(_) } => Some(to.0),
+                _ => None,
+            }));
+            s.now = s.now.plus(Nanos::from_millis(10_000));
+        }
+        assert_eq!(seen, asked, "view frame {has_view}, active {active}");
+    }
+}
