@@ -600,27 +600,6 @@ mod tests {
         assert_eq!((r.last.sequence, r.committed, r.view_number()), (Sequence(6), Sequence(6), ViewNumber(2)));
     }
 
-    /// A member named frames 3 to 5, of which 3 was committed. Before the map came, the head, that had given all of them up,
-    /// called 5 committed. The member took the map from 3 on for an order to cut behind 3, and stopped for good.
-    #[test]
-    fn frames_that_are_committed_before_the_map_comes_are_not_cut() {
-        let mut r = Replica::empty(crate::testing::SHARD);
-        let all = crate::testing::frames(7, 3);
-        step(&mut r, |r, ctx| {
-            for f in &all[..5] {
-                assert!(r.on_synced_frame(ctx, f.clone(), ViewNumber(1)));
-            }
-            r.ask(ctx, HEAD, ViewNumber(1), Sequence(u64::MAX));
-            assert_eq!(r.names().last().map(|n| n.sequence), Some(Sequence(3)));
-            r.note_committed(ctx, Sequence(5));
-            ctx.out.actions.clear();
-            r.on_sync_reply(ctx, map_end(3, &all[6], &all[0].head));
-            assert_eq!(appends(&ctx.out.actions), ["base"]);
-        });
-        assert_eq!(r.stopped, None);
-        assert_eq!((r.last.sequence, r.committed), (Sequence(7), Sequence(7)));
-    }
-
     /// What a fetch of the head that opens view 3 gets of a log that ends with the pending view frame 6 of view 2, of
     /// which frame 4 is the newest that is known to be committed.
     fn fetched(winner: &mut Replica, view_frame: Option<FrameHead>) -> Option<SyncReply> {

@@ -320,7 +320,7 @@ mod tests {
     use super::*;
     use crate::peers::Peers;
     use crate::repair::{Damage, Hole};
-    use crate::testing::{SHARD, frames, reply, step, step_at};
+    use crate::testing::{SHARD, appends, frames, map_end, reply, step, step_at};
     use freebs_types::NodeId;
 
     /// A member asked at frame 3. Before the answer came the head had fed it 4 and 5 and called them committed; the
@@ -343,6 +343,27 @@ mod tests {
         assert_eq!(r.stopped, None);
         assert_eq!(r.last.sequence, Sequence(5));
         assert!(r.asking.is_none());
+    }
+
+    /// A member named frames 3 to 5, of which 3 was committed. Before the map came, the head, that had given all of them up,
+    /// called 5 committed. The member took the map from 3 on for an order to cut behind 3, and stopped for good.
+    #[test]
+    fn frames_that_are_committed_before_the_map_comes_are_not_cut() {
+        let mut r = Replica::empty(SHARD);
+        let all = frames(7, 3);
+        step(&mut r, |r, ctx| {
+            for f in &all[..5] {
+                assert!(r.on_synced_frame(ctx, f.clone(), ViewNumber(1)));
+            }
+            r.ask(ctx, Peer { node: NodeId(1), worker: 0 }, ViewNumber(1), Sequence(u64::MAX));
+            assert_eq!(r.names().last().map(|n| n.sequence), Some(Sequence(3)));
+            r.note_committed(ctx, Sequence(5));
+            ctx.out.actions.clear();
+            r.on_sync_reply(ctx, map_end(3, &all[6], &all[0].head));
+            assert_eq!(appends(&ctx.out.actions), ["base"]);
+        });
+        assert_eq!(r.stopped, None);
+        assert_eq!((r.last.sequence, r.committed), (Sequence(7), Sequence(7)));
     }
 
     /// Members that had given the lost frames up were asked for them at every tick, and each time logged that.

@@ -31,7 +31,7 @@ impl Shard {
         damaged > 0 && self.last_append <= damaged
     }
 
-    /// Whether frames behind the last committed one may have been cut by one that is lost, as a frame or mark of view `view` at
+    /// True if frames behind the last committed one may have been cut by one that is lost, as a frame or mark of view `view` at
     /// `s` says, and the name in front of it, if it is known. A tail is cut by the frame of a view only, and in a log of which
     /// nothing is lost that frame outlives the tail. The only member of a view seals all that it has.
     pub fn misses_its_cut(&self, s: Sequence, (view, before): (ViewNumber, Option<Hash32>), damaged: u64) -> bool {

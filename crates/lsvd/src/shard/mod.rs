@@ -218,7 +218,7 @@ impl Shard {
             // A cut goes back to the frame before, although that one is not here.
             self.tip = Tip::before(head);
         } else if is_lost {
-            // What we have as last is committed, and does not belong to the chain.
+            // Our last frame is committed, and does not belong to the chain.
             self.add_hole(s.0 - 1, s.0 - 1, true, Version(0));
         }
         self.extend(head, at, segs);
@@ -635,6 +635,10 @@ impl Shard {
             let highest = self.marks.entry(at.segment).or_default();
             *highest = s.max(*highest);
         }
+        let is_lost = self.misses_its_cut(s, (body.last_view, None), damaged);
+        if is_lost {
+            self.cut(self.committed, segs);
+        }
         if body.whole && body.learned_upto.0 > 0 && s > self.committed {
             // A branch that was cut before the map was learned.
             self.cut(body.learned_upto, segs);
@@ -645,20 +649,7 @@ impl Shard {
                 segs.pin(at.segment, by);
             }
         }
-        let is_lost = self.misses_its_cut(s, (body.last_view, None), damaged);
-        if is_lost {
-            self.cut(self.committed, segs);
-        }
-        let last = self.tip.name;
-        if s == last.sequence && s.0 > 0 && last.hid != h.hid() && s > self.committed {
-            // Our last frame was cut, and the one that took its place is lost.
-            self.cut(Sequence(s.0 - 1), segs);
-            if self.tip.name.sequence == s {
-                // A mark of the branch that was cut brought us there, and nothing leads back.
-                self.tip = Tip::default();
-                self.tip.name.sequence = Sequence(s.0 - 1);
-            }
-        }
+        self.take_place(s, h.hid(), segs);
         let last = self.tip.name.sequence;
         let lost_since = self.lost_since(body, damaged, unlearned);
         if s > last {
@@ -684,6 +675,20 @@ impl Shard {
         self.set_committed(Sequence(body.committed.0.min(s.0)), segs);
         self.adopt_orphans(segs);
         Ok(())
+    }
+
+    /// Cuts our last frame off if a mark at its sequence has another name: the one that took its place is lost.
+    fn take_place(&mut self, s: Sequence, hid: Hash32, segs: &mut Segments) {
+        let last = self.tip.name;
+        if s != last.sequence || s.0 == 0 || last.hid == hid || s <= self.committed {
+            return;
+        }
+        self.cut(Sequence(s.0 - 1), segs);
+        if self.tip.name.sequence == s {
+            // A mark of the branch that was cut brought us there, and nothing leads back.
+            self.tip = Tip::default();
+            self.tip.name.sequence = Sequence(s.0 - 1);
+        }
     }
 
     /// Takes from a mark what frames said that are no longer in the log: their segments were given up, and those
@@ -939,7 +944,7 @@ impl Shard {
         self.suspect || !self.holes.is_empty()
     }
 
-    /// Whether a cut may still take a frame. What is learned beyond the last frame here is of none.
+    /// True if a cut may still take a frame. Entries that were learned beyond the last frame here are of none.
     pub fn may_cut(&self, sequence: Sequence) -> bool {
         sequence > self.committed && sequence <= self.tip.name.sequence
     }

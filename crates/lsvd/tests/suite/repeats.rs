@@ -232,7 +232,7 @@ fn a_lost_append_may_have_held_a_promise() {
         hit(&mut bytes, open[3], Hit::Header);
         hit(&mut bytes, open[4], Hit::Header);
         let dev = load(&bytes);
-        // Who makes the control state again must not take it for a log that promised nothing.
+        // A rebuild of the control state must not take it for a log that promised nothing.
         let found = freebs_lsvd::tool::survey(&dev, &mut ()).await.unwrap();
         assert!(!found.shards[0].whole);
         // It is known until a newer one was made, over checkpoints, too.

@@ -128,7 +128,7 @@ pub fn view_frame() -> impl Strategy<Value = Frame> {
 pub fn mark_body() -> impl Strategy<Value = MarkBody> {
     let requests = (vec(any::<[u64; 2]>(), 0..5), vec(any::<[u64; 3]>(), 0..9));
     let closed = prop::collection::btree_map(any::<u64>(), (any::<u64>(), hash()), 0..4);
-    let numbers = (any::<[u64; 8]>(), prop::collection::btree_set(any::<u64>(), 0..5), any::<u64>(), closed);
+    let numbers = (any::<[u64; 8]>(), prop::collection::btree_set(1..1u64 << 62, 0..5), 0..1u64 << 62, closed);
     let hashes = [hash(), hash(), hash()];
     (numbers, hashes, attach_body(), any::<[bool; 3]>(), prop::option::of(view_frame()), requests).prop_map(
         |(
