@@ -143,7 +143,7 @@ pub fn mark_body() -> impl Strategy<Value = MarkBody> {
                 promised: ViewNumber(promised),
                 secret_view: ViewNumber(secret_view),
                 secret: h[0],
-                committed: Sequence(committed),
+                committed: Sequence(committed >> 2),
                 attach,
                 last_view: ViewNumber(last_view),
                 last_parent: h[1],
@@ -173,8 +173,8 @@ pub fn mark_body() -> impl Strategy<Value = MarkBody> {
                 },
                 pins: pins.into_iter().map(|v| Pin { version: Version(v), snapshot: SnapshotId(v / 3) }).collect(),
                 retain: Version(retain),
-                kept_as_of: Some(Sequence(upto / 2)).filter(|s| s.0 % 3 > 0 && s.0 != committed),
-                whole_from: Version(if since % 2 == 0 { since } else { 0 }),
+                kept_as_of: Some(Sequence(upto >> 2)).filter(|s| s.0 % 3 > 0 && s.0 != committed >> 2),
+                whole_from: Version(if since % 2 == 0 { since >> 2 } else { 0 }),
                 whole_past: append % 2 == 0,
                 closed: closed
                     .into_iter()
