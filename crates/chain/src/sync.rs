@@ -174,7 +174,7 @@ impl Replica {
             Err(e) => {
                 ctx.out.note(format!("shard {}: can't feed a member from {}: {e}", self.id, source.common));
                 let first = source.common.next();
-                // What a committed frame brought, and is still in force, can be given without it.
+                // Entries that a committed frame brought, and that are still in force, can be given without it.
                 if e.kind == ErrorKind::Corrupt && first <= self.committed && (r.until.0 == u64::MAX || r.fetch) {
                     self.feed_by_map(ctx, link, r.clone(), source.common);
                     return;

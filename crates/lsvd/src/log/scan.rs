@@ -423,15 +423,15 @@ pub(crate) async fn scan_with<D: Device>(w: &mut Window<'_, D>, seq: u64, limit:
     out
 }
 
-/// What an append at `at` repeats of the one before it, from the bytes between its header and its heads.
+/// The repeat of an append at `at`, from the bytes between its header and its heads.
 fn repeat_in(h: &AppendHeader, at: usize, bytes: Bytes) -> Option<Repeat> {
     let before = |r: &Repeat| r.append > 0 && r.append.checked_add(1) == Some(h.number.get());
     let repeat = Repeat::decode(bytes).ok().filter(|_| h.repeats()).filter(before)?;
     repeat.entries.iter().all(|e| lies_before(e, at as u32)).then_some(repeat)
 }
 
-/// What the first append behind byte `at` of a segment repeats of the one before it. Each sector behind that byte is looked
-/// at until there is one.
+/// The repeat of the first append behind byte `at` of a segment. Each sector behind that byte is looked at until there is
+/// one.
 pub(crate) async fn repeat_behind<D: Device>(w: &mut Window<'_, D>, seq: u64, at: u32) -> Option<Repeat> {
     let sector = w.geometry.sector;
     let from = (at as usize / sector + 1) * sector;
