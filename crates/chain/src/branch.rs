@@ -13,7 +13,7 @@ use crate::timing;
 use freebs_format::FrameHead;
 use freebs_format::wire::{FrameName, SealAnswer};
 use freebs_lsvd::{EventKind, Learned, MarkChange, Record};
-use freebs_types::{Hash32, Nanos, NodeId, Sequence, Version, ViewNumber};
+use freebs_types::{Hash32, NodeId, Sequence, Version, ViewNumber};
 use std::collections::BTreeMap;
 
 impl Opened {
@@ -52,11 +52,10 @@ impl Replica {
         ctx: &Ctx<'_>,
         opened: &Opened,
         answers: &BTreeMap<NodeId, SealAnswer>,
-        waited: Nanos,
     ) -> Option<(NodeId, FrameName)> {
         let me = ctx.config.me.node;
         let forced = opened.forced.as_ref()?;
-        if self.is_late(ctx, opened, answers) && waited < timing::FORCED_PATIENCE {
+        if self.is_late(ctx, opened, answers) {
             return None;
         }
         let (winner, best) = self.best_by_force(me, opened, answers, ctx.mutant(Mutant::ForcedAlone))?;
@@ -73,10 +72,17 @@ impl Replica {
         (is_as_told && is_followed && has_all).then_some((winner, best.last))
     }
 
-    /// True if a member of the view is there, and has not answered yet.
+    /// True if a member of the view is there, and has not answered yet; not for long.
     fn is_late(&self, ctx: &Ctx<'_>, opened: &Opened, answers: &BTreeMap<NodeId, SealAnswer>) -> bool {
-        let is_linked = |n: &NodeId| ctx.peers.link(ctx.peer(*n, self.id)).is_some();
-        opened.pred_members.iter().any(|n| !answers.contains_key(n) && is_linked(n))
+        opened.pred_members.iter().any(|n| !answers.contains_key(n) && self.may_come(ctx, *n))
+    }
+
+    /// True if there is a link to a node, and not for so long that what it was asked for can't come any more.
+    fn may_come(&self, ctx: &Ctx<'_>, node: NodeId) -> bool {
+        let Some(h) = self.head.as_ref() else { return false };
+        let Phase::Sealing { linked, .. } = &h.phase else { return false };
+        let since = linked.get(&node).map_or(h.at, |l| h.at.max(*l));
+        ctx.peers.link(ctx.peer(node, self.id)).is_some() && ctx.now.since(since) < timing::FORCED_PATIENCE
     }
 
     /// The survivor that was named with the best sound log, if all have answered; only for a mutant, if this node alone has.
@@ -143,10 +149,9 @@ impl Replica {
         };
         // Slices can be lost, too, although there are logs enough. But who is asked may only be late with its slice, or need the one
         // of the frame, which this log had not when it asked (`lacks_slices`).
-        let have_come = match &h.phase {
-            Phase::Sealing { linked, .. } => ctx.now.since(h.at.max(*linked)) >= timing::FORCED_PATIENCE,
-            _ => false,
-        };
+        let is_late = |n| n != ctx.config.me.node && !h.gathered.contains_key(&n) && self.may_come(ctx, n);
+        let is_time = matches!(h.phase, Phase::Sealing { .. }) && ctx.now.since(h.at) >= timing::FORCED_PATIENCE;
+        let have_come = is_time && !opened.sealers().any(is_late);
         let by_force = may_branch && (h.by_force || have_come);
         continued.or_else(|| by_force.then_some((Hash32::default(), seal.hid)))
     }
@@ -155,9 +160,9 @@ impl Replica {
     pub(crate) fn force_tick(&mut self, ctx: &mut Ctx<'_>) {
         self.try_to_seal(ctx);
         let Some(h) = self.head.as_ref() else { return };
-        let Phase::Sealing { opened, answers, linked, .. } = &h.phase else { return };
+        let Phase::Sealing { opened, answers, .. } = &h.phase else { return };
         let Some(forced) = opened.forced.clone() else { return };
-        let is_late = self.is_late(ctx, opened, answers) && ctx.now.since(*linked) < timing::FORCED_PATIENCE;
+        let is_late = self.is_late(ctx, opened, answers);
         let (pred, at) = (opened.pred, h.at);
         let are_there = forced.survivors.iter().all(|n| answers.contains_key(n));
         // A member that is back may have what is lost here; else the operator looks again.

@@ -33,7 +33,7 @@ pub(crate) enum Phase {
         floor: Sequence,
         asked: Nanos,
         /// When a member's link came up last.
-        linked: Nanos,
+        linked: BTreeMap<NodeId, Nanos>,
     },
     Fetching {
         view: ViewNumber,
@@ -289,7 +289,10 @@ impl Replica {
         self.asking = None;
         let (answers, beyond) = (BTreeMap::new(), BTreeSet::new());
         let floor = Sequence(0);
-        self.set_phase(ctx.now, Phase::Sealing { opened, answers, beyond, floor, asked: Nanos(0), linked: Nanos(0) });
+        self.set_phase(
+            ctx.now,
+            Phase::Sealing { opened, answers, beyond, floor, asked: Nanos(0), linked: BTreeMap::new() },
+        );
         self.promise_durably(ctx, (view, pred), None, None);
         self.ask_for_seals(ctx);
     }
@@ -365,7 +368,7 @@ impl Replica {
     pub(crate) fn try_to_seal(&mut self, ctx: &mut Ctx<'_>) {
         let me = ctx.config.me.node;
         let Some(h) = self.head.as_ref() else { return };
-        let Phase::Sealing { opened, answers, floor, linked, .. } = &h.phase else { return };
+        let Phase::Sealing { opened, answers, floor, .. } = &h.phase else { return };
         if !answers.contains_key(&me) {
             return;
         }
@@ -374,9 +377,7 @@ impl Replica {
         let is_less = (self.has_given_up() && !ctx.mutant(Mutant::GivenUpCounts)) || gives_up;
         let sealed = if is_less { None } else { self.sealed_at(ctx, opened, answers, *floor) };
         let by_force = sealed.is_none();
-        let Some((winner, seal)) =
-            sealed.or_else(|| self.forced_at(ctx, opened, answers, ctx.now.since(h.at.max(*linked))))
-        else {
+        let Some((winner, seal)) = sealed.or_else(|| self.forced_at(ctx, opened, answers)) else {
             return;
         };
         let seal = match by_force && ctx.mutant(Mutant::ForcedFromCommitted) {
@@ -625,12 +626,15 @@ impl Replica {
         }
     }
 
-    pub fn open_link_changed(&mut self, ctx: &mut Ctx<'_>, _peer: Peer, is_up: bool) {
+    pub fn open_link_changed(&mut self, ctx: &mut Ctx<'_>, peer: Peer, is_up: bool) {
         if !is_up {
             return;
         }
-        if let Some(Phase::Sealing { asked, linked, .. }) = self.head.as_mut().map(|h| &mut h.phase) {
-            (*asked, *linked) = (Nanos(0), ctx.now);
+        if let Some(Phase::Sealing { opened, asked, linked, .. }) = self.head.as_mut().map(|h| &mut h.phase) {
+            *asked = Nanos(0);
+            if opened.sealers().any(|n| n == peer.node) {
+                linked.insert(peer.node, ctx.now);
+            }
         }
         self.ask_for_seals(ctx);
     }

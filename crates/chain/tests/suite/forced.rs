@@ -113,6 +113,29 @@ fn slices_that_are_late_are_waited_for() {
     }
 }
 
+/// Slices are lost for good, and a node comes and goes all the time: one of another shard, or a member that says nothing. Each
+/// of its links was waited for as if it were to bring a slice, so that the shard stayed shut for as long.
+#[test]
+fn who_comes_and_goes_does_not_keep_a_branch_shut() {
+    for other in [1, 5] {
+        let mut s = Story::of_three(None);
+        s.connect(&[2, 3, 4]);
+        s.tampers = |from, m| match m {
+            Message::SealAnswer(a) if from == 3 => a.given = Given::Nothing,
+            _ => {}
+        };
+        s.force(&[2, 3], &[4], &[2, 3, 4]);
+        for _ in 0..10 {
+            s.link(2, other, true);
+            s.wait(200);
+            s.link(2, other, false);
+            s.wait(100);
+        }
+        assert_eq!(s.status(2).state, "active", "{other}: {:?}", s.members[&2].notes);
+        assert!(s.break_in(2).1.head.is_branch());
+    }
+}
+
 /// Without the operator's word nothing of this happens, and without the control plane's no member takes such a frame.
 #[test]
 fn nobody_goes_on_by_force_unasked() {
