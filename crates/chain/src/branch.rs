@@ -239,18 +239,17 @@ impl Replica {
     /// This log is of what was lost by force, or may be: what it knows to be committed reaches beyond what all have, and
     /// a view that it is not in has gone on from there, or is to. Or it has given up frames for a branch that never became
     /// active. What was learned in part only is of frames that this log does not have; it is found by what was told with it.
-    pub fn is_of_lost_branch(&self, info: &ShardInfo) -> bool {
+    pub fn is_of_lost_branch(&self, info: &ShardInfo, me: NodeId) -> bool {
         if self.has_given_up() && info.known > self.given_up {
             return true;
         }
         let (view, at) = (info.branch.view, info.branch.at);
-        let is_active = view.0 > 0 && info.known >= view;
-        let is_behind = self.view_number() < view && self.committed > at;
-        // All that was told before a word of force may be of frames that it leaves.
+        let is_active = view.0 > 0 && info.known >= view && self.view_number() < view;
+        // All that was told before a word of force may be of frames that it leaves. A survivor goes on with what it has.
         let is_news = self.info.as_ref().is_none_or(|i| i.forced != info.forced);
-        let word = info.forced.as_ref().filter(|_| is_news);
+        let word = info.forced.as_ref().filter(|f| is_news && !f.survivors.contains(&me));
         let may_be_lost = word.is_some_and(|f| self.is_ahead(ViewNumber(u64::MAX), f.least));
-        (is_active && (is_behind || self.is_ahead(view, at))) || may_be_lost
+        (is_active && (self.committed > at || self.is_ahead(view, at))) || may_be_lost
     }
 
     /// The part of this log that counts when the active view is left.

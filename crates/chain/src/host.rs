@@ -451,7 +451,8 @@ impl Host {
         // A member that has everything of the active view cuts at its seal instead, and keeps what it has.
         let learns =
             info.joining.contains(&self.config.me.node) || self.config.mutant == Some(Mutant::SurvivorsBeginAnew);
-        if mine && learns && self.replicas.get(&shard).is_some_and(|r| r.is_of_lost_branch(&info)) {
+        if mine && learns && self.replicas.get(&shard).is_some_and(|r| r.is_of_lost_branch(&info, self.config.me.node))
+        {
             self.begin_anew(&info);
         }
         self.ensure(shard);

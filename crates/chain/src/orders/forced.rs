@@ -102,11 +102,13 @@ fn half_a_map_of_what_was_lost_is_forgotten() {
         for at in [4, 6] {
             let branch = Branch { view: ViewNumber(2), at: Sequence(at) };
             let word = Forced { survivors: vec![NodeId(1)], least: Sequence(at), known: Sequence(at), gives_up: 0 };
+            let of_this = Forced { survivors: vec![NodeId(2)], ..word.clone() };
             let joining = ShardInfo { members: vec![NodeId(1), NodeId(2)], joining: vec![NodeId(2)], ..info(1024) };
             let active = |n| ShardInfo { active: ViewNumber(n), known: ViewNumber(n), ..joining.clone() };
             let news = [
                 ("the branch is active", ShardInfo { branch, ..active(2) }, is_old && at < 6),
                 ("it is to be", ShardInfo { forced: Some(word), ..active(1) }, at < 6),
+                ("it is to be, with this log", ShardInfo { forced: Some(of_this), ..active(1) }, false),
                 ("another view is active", active(2), false),
             ];
             for (heard, info, forgets) in news {
