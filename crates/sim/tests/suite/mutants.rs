@@ -25,12 +25,16 @@ fn table() -> Table {
 /// `SealsBelowCommitted` (V3): the answers that count meet every quorum of the predecessor (V2), so the longest of their
 /// logs reaches what is committed. The rule stands for a log that counts although it lost something. In a run only one
 /// disk is ever damaged: if its log counts no more, the logs that do are whole.
-const COVERED: [&str; 2] = ["FloorIgnored", "SealsBelowCommitted"];
+///
+/// `ConfirmsWithoutHold`, `OldViewsReport`, `SnapshotsOutliveViews` (S1, S2): a view has to change, or a hold to lapse, between
+/// the cuts of a snapshot and its last confirmation, and a write has to be answered in that moment that another shard's cut
+/// lacks. No run of some thousand had that. The model of `control/tests/suite/snapshots.rs` goes through all orders of them.
+const COVERED: [&str; 5] =
+    ["FloorIgnored", "SealsBelowCommitted", "ConfirmsWithoutHold", "OldViewsReport", "SnapshotsOutliveViews"];
 
 /// The only kind of runs that a mutant is hunted in, if others have hardly an occasion. Room is short only where disks are
 /// small; few seeds are of that kind. A read that races with a write of its own driver shows most often where no fault ends
-/// one of them. Leases matter where drivers take volumes from each other, and
-/// the hold of cuts where there are snapshots.
+/// one of them. Leases matter where drivers take volumes from each other.
 pub fn kind(name: &str) -> Option<&'static str> {
     match name {
         "MembersRoomIgnored" => Some("tight"),
@@ -38,7 +42,6 @@ pub fn kind(name: &str) -> Option<&'static str> {
         "AnswerWithoutLease" => Some("gateways"),
         "LeavesByOldStates" => Some("lag_seat"),
         "ForcedFromCommitted" => Some("lose_members"),
-        "ConfirmsWithoutHold" | "OldViewsReport" | "SnapshotsOutliveViews" => Some("snapshot"),
         _ => None,
     }
 }

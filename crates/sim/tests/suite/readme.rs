@@ -27,7 +27,7 @@ const HUNTS: [(&str, &str); 3] = [
 
 /// Mutants that no seed is recorded for, and the test that notices each: crate, mutant, file below `crates`, and name.
 /// Why the simulator has no run that shows those of chain, driver and control, `freebs_sim::mutants` and `mutants.rs` say.
-const STORIES: [(&str, &str, &str, &str); 41] = [
+const STORIES: [(&str, &str, &str, &str); 44] = [
     ("chain", "RequestsOfAnyone", "chain/src/orders.rs", "requests_of_others_are_refused"),
     ("chain", "FloorIgnored", "chain/src/orders/rules.rs", "a_read_above_what_is_durable_is_refused"),
     ("chain", "ShortChainsOrder", "chain/src/orders/rules.rs", "a_chain_that_is_too_short_orders_no_write"),
@@ -76,6 +76,7 @@ const STORIES: [(&str, &str, &str, &str); 41] = [
     ("chain", "ForcedAlone", "chain/src/orders/forced.rs", "a_survivor_that_is_no_member_counts"),
     ("chain", "BackPassedOver", "chain/src/orders/forced.rs", "who_is_back_with_more_is_not_passed_over"),
     ("chain", "GivenUpCounts", "chain/src/orders/forced.rs", "a_log_that_gave_frames_up_does_not_count_as_a_whole_one"),
+    ("chain", "ConfirmsWithoutHold", "chain/src/orders/cuts.rs", "a_head_holds_for_so_long_and_then_fails_it"),
     ("driver", "OneLeaseIsEnough", "driver/tests/suite/rules/leases.rs", "l1_ready_waits_for_leases_of_a_members"),
     (
         "driver",
@@ -90,6 +91,8 @@ const STORIES: [(&str, &str, &str, &str); 41] = [
     ("control", "KeepersLetGo", "control/tests/suite/left_out.rs", "a_rule_that_is_left_out_is_missed"),
     ("control", "SealsAreBranches", "control/tests/suite/left_out.rs", "a_rule_that_is_left_out_is_missed"),
     ("control", "RebuiltIsActive", "control/tests/suite/openings.rs", "rebuilds_without_a_rule_are_noticed"),
+    ("control", "OldViewsReport", "control/tests/suite/snapshots.rs", "each_rule_of_the_cuts_is_needed"),
+    ("control", "SnapshotsOutliveViews", "control/tests/suite/snapshots.rs", "each_rule_of_the_cuts_is_needed"),
     ("consensus", "DamageIsATornTail", "consensus/tests/suite/store.rs", "damage_is_never_a_shorter_log"),
     ("lsvd", "TrimsUntold", "lsvd/tests/suite/rules.rs", "rules_that_are_left_out_are_caught"),
     ("lsvd", "PinsForgotten", "lsvd/tests/suite/history.rs", "pins_that_do_not_hold_are_caught"),
