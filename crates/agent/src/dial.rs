@@ -9,9 +9,10 @@
 
 use crate::timing;
 use freebs_chain::Who;
+use freebs_control::State;
 use freebs_format::wire::Role;
 use freebs_io::LinkId;
-use freebs_types::{Error, Nanos, NodeId, Peer, Result, limits};
+use freebs_types::{Error, Nanos, NodeId, Peer, Result, StartNumber, limits};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A link that lasted only a moment counts as so many attempts that failed: whatever ended it may end the next one, too.
@@ -62,6 +63,17 @@ pub fn caller(me: Peer, from: Peer, role: Role) -> Result<Who> {
         Role::Node if dials(from, me) && usize::from(from.worker) < limits::WORKERS_MAX => Ok(Who::Member(from)),
         Role::Node => Err(Error::invalid(format!("{from} is no member that would connect here"))),
         _ => Ok(Who::Driver),
+    }
+}
+
+/// `Corrupt` if a node that is at the other end of a link has registered a later start than the one that it comes with: it runs
+/// on an old image, or has ended since (rule V8).
+pub fn check_start(known: &State, node: NodeId, start: StartNumber) -> Result<()> {
+    match known.node(node).map(|n| n.start).filter(|registered| start < *registered) {
+        None => Ok(()),
+        Some(registered) => {
+            Err(Error::corrupt(format!("node {node} comes with start number {start}, and was seen with {registered}")))
+        }
     }
 }
 

@@ -27,7 +27,7 @@ pub mod timing;
 mod volumes;
 
 pub use attach::{Answer, Asking, Attachment, Lapse, Right, in_place_of_lapsed, refused};
-pub use dial::{Dialler, caller, dials};
+pub use dial::{Dialler, caller, check_start, dials};
 pub use follow::Following;
 pub use links::{DriverLinks, Wanted};
 pub use member::Membership;

@@ -7,6 +7,7 @@
 //! - [`wire`]: messages with fixed headers and maxima;
 //! - [`machine`]: the replicated state and the sessions that make a command count once;
 //! - [`voters`]: who votes, as a pure function;
+//! - [`present`]: whether a seat that votes alone is an old image;
 //! - [`peer`]: a seat at work: forwarding, joining, changing voters;
 //! - [`timing`]: how long each of them waits;
 //! - [`doubts`]: when a voter gives its leader up;
@@ -33,6 +34,7 @@ pub mod note;
 pub mod orders;
 pub mod pages;
 pub mod peer;
+pub mod present;
 pub mod reach;
 pub mod runtime;
 mod scan;

@@ -16,20 +16,21 @@ use crate::log::{Applied, Log, Watcher};
 use crate::lookout::Lookout;
 use crate::machine::{Answer, Machine, Proposal};
 use crate::mutant::Mutant;
+use crate::present::{Verdict, judge};
 use crate::runtime::{Receiver, watched};
 use crate::sound;
 use crate::store::Store;
 use crate::timing::{self, Timing};
 use crate::types::{LogId, Randomness, Seat, Snapshot, SnapshotMeta, Types, Vote};
 use crate::voters::{Change, Seen, next_change};
-use crate::wire::{Envelope, Message};
+use crate::wire::{Envelope, Known, Message};
 use freebs_control::{Command, Done, State};
 use freebs_types::{Error, NodeId, Result, StartNumber};
 use futures_util::future::{Either, select};
 use openraft::async_runtime::WatchReceiver;
 use openraft::raft::AppendEntriesRequest;
 use openraft::{AsyncRuntime, ChangeMembers, ReadPolicy};
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::rc::Rc;
@@ -79,6 +80,14 @@ struct Sending {
     open: BTreeSet<u64>,
 }
 
+/// Why a seat takes no part any more.
+fn old_image(why: impl std::fmt::Display) -> Error {
+    Error::corrupt(format!(
+        "{why}: its data directory is an old image. Put the newest one back; a node without it can't be taken in again \
+         yet, and the other copies go on without it"
+    ))
+}
+
 /// A snapshot that arrives.
 struct Arriving {
     from: Seat,
@@ -116,12 +125,15 @@ struct Inner {
     sending: RefCell<Sending>,
     window: Notify,
     opening: tokio::sync::Mutex<()>,
-    /// What others say that this node is registered with, if it comes with less; and who waits to hear of it.
-    outdated: Cell<Option<StartNumber>>,
+    /// Why this seat takes no part any more: it is not the present one. Nothing that comes later takes that back. And who
+    /// waits to hear of it.
+    old: OnceCell<Error>,
     told: Notify,
     /// It had the only vote when it started; and it still asks the others before it leads.
     began_alone: bool,
     asks: Cell<bool>,
+    /// Somebody answered that it is not to lead yet.
+    waits: Cell<bool>,
     /// Somebody wants to be taken in.
     woken: Notify,
     lookout: RefCell<Lookout>,
@@ -167,10 +179,13 @@ impl Peer {
         store: Store,
         network: Rc<dyn Network>,
         timing: Timing,
-        contacts: BTreeSet<NodeId>,
+        mut contacts: BTreeSet<NodeId>,
         seed: u64,
         watcher: Option<Watcher>,
     ) -> Result<Self> {
+        // Also those that came later than whoever told it of the others.
+        contacts.extend(store.read(|c| c.addresses(store.cluster()))?.into_keys());
+        contacts.extend(store.read(|c| c.members().membership().nodes().map(|(s, ())| s.node).collect::<Vec<_>>()));
         let kept = store.read(|c| c.snapshot.as_ref().map(|k| k.bytes.clone()));
         let machine = match kept {
             Some(bytes) => Machine::decode(&bytes, store.cluster())?,
@@ -179,7 +194,8 @@ impl Peer {
         let (published, state) = watched(machine.state.clone());
         let machine = Rc::new(RefCell::new(machine));
         let first = if store.mutant() == Some(Mutant::RequestsNumberedAnew) { 1 } else { seed };
-        let links = Rc::new(Links::new(network, store.seat(), store.cluster(), store.start_number(), first));
+        let (cluster, start) = (store.cluster(), store.start_number());
+        let links = Rc::new(Links::new(network, (store.seat(), start), cluster, machine.clone(), first));
         let applied = Applied { store: store.clone(), machine: machine.clone(), published, watcher };
         let me = store.seat();
         let asks = contacts.iter().any(|n| *n != me.node) && store.read(|c| c.votes_alone(me));
@@ -211,10 +227,11 @@ impl Peer {
             sending: RefCell::default(),
             window: Notify::new(),
             opening: tokio::sync::Mutex::default(),
-            outdated: Cell::default(),
+            old: OnceCell::new(),
             told: Notify::new(),
             began_alone: asks,
             asks: Cell::new(asks),
+            waits: Cell::new(false),
             woken: Notify::new(),
             lookout: RefCell::new(lookout),
             doubts: RefCell::default(),
@@ -277,7 +294,8 @@ impl Peer {
     pub fn leader(&self) -> (Option<Seat>, u64) {
         let metrics = self.0.raft.metrics();
         let m = metrics.borrow_watched();
-        (m.current_leader, m.current_term)
+        let leader = m.current_leader.filter(|_| self.0.old.get().is_none());
+        (leader, m.current_term)
     }
 
     /// Whether it can go on: its store is in order and the library runs.
@@ -348,7 +366,7 @@ impl Peer {
     }
 
     /// Returns once everything that was committed when this was called is applied here. `Corrupt` if the others do not
-    /// listen to this node, because it runs on an old image of its devices (rule V8).
+    /// listen to this node, because it runs on an old image of its devices, or speaks for a lost state (rule V8).
     pub async fn catch_up(&self) -> Result<()> {
         let mut asked = 0u32;
         let index = loop {
@@ -381,6 +399,9 @@ impl Peer {
     async fn read_inbox(self, mut messages: mpsc::Receiver<Vec<u8>>) {
         while let Some(bytes) = messages.recv().await {
             let Ok((envelope, message)) = Message::decode(&bytes) else { continue };
+            if self.0.old.get().is_some() || !self.is_of_its_founding(&envelope) {
+                continue;
+            }
             if let Message::Outdated(start) = message {
                 // Only ever of a node that was registered so; nothing else is believed of such a message.
                 if envelope.cluster == self.0.links.cluster && envelope.to.node == self.seat().node {
@@ -397,6 +418,9 @@ impl Peer {
                 continue;
             }
             self.0.heard.borrow_mut().insert(envelope.from, self.0.tick.get());
+            if let Message::Known(known) = &message {
+                self.hear_known(known);
+            }
             if message.is_reply() {
                 self.0.links.answer(envelope.from, envelope.id, message);
             } else if self.0.served.borrow().has_room(envelope.from.node) && self.is_new(&envelope, &message) {
@@ -418,7 +442,10 @@ impl Peer {
         if e.start < highest || (starts.len() >= 2 * limits::SEATS_MAX && !starts.contains_key(&e.from)) {
             return false;
         }
-        starts.insert(e.from, e.start);
+        if starts.insert(e.from, e.start) != Some(e.start) {
+            // It may know better, and its node may count on this one in a moment.
+            self.ask_if_alone(e.from.node);
+        }
         true
     }
 
@@ -432,23 +459,84 @@ impl Peer {
     }
 
     fn hear_outdated(&self, start: StartNumber) {
-        if self.0.links.start() < start && self.0.outdated.get() < Some(start) {
-            self.0.outdated.set(Some(start));
+        let mine = self.0.links.start();
+        if mine < start {
+            let node = self.seat().node;
+            self.end_for_good(old_image(format!(
+                "node {node} comes with start number {mine}, and was seen with {start}"
+            )));
+        }
+    }
+
+    /// Whether a message is of the founding that is known here, or of none. Of two, the one with the lower number was lost:
+    /// its seats decide nothing any more, once they hear of the other one.
+    fn is_of_its_founding(&self, e: &Envelope) -> bool {
+        let (mine, theirs) = (self.0.links.founding(), e.founding);
+        if mine == theirs || mine == 0 || theirs == 0 || e.cluster != self.0.links.cluster {
+            return true;
+        }
+        if theirs > mine && e.to.node == self.seat().node {
+            self.end_for_good(Error::corrupt(format!(
+                "node {} has a control state that was lost: it was made again since (`freebs control rebuild`), and {} \
+                 goes on with that. Stop this node, delete control.store and control.note in its data directory, and \
+                 start it again: it learns the state from the others",
+                self.seat().node,
+                e.from
+            )));
+        } else if theirs < mine {
+            // If it is lost, the next message is answered so.
+            let _ = self.0.links.send(e.from, 0, &Message::Here);
+        }
+        false
+    }
+
+    /// A seat that votes alone hears what another one knows.
+    fn hear_known(&self, known: &Known) {
+        let (me, start) = (self.seat(), self.0.links.start());
+        if !self.0.began_alone || !self.0.store.read(|c| c.votes_alone(me)) {
+            return;
+        }
+        match self.0.store.read(|here| judge(me, start, here, known)) {
+            Verdict::Nothing => {}
+            Verdict::Waits => self.0.waits.set(true),
+            Verdict::OldStart(start) => self.hear_outdated(start),
+            Verdict::OldStore => {
+                let why = "comes with a control store that lacks what others know to be decided";
+                self.end_for_good(old_image(format!("node {} {why}", me.node)));
+            }
+        }
+    }
+
+    /// What this seat knows, for one of `node` that asks.
+    async fn what_is_known(&self, node: NodeId) -> Option<Known> {
+        let start = self.state().node(node).map_or(StartNumber(0), |n| n.start);
+        let (_, committed) = self.known().await?;
+        let members = self.0.store.read(|c| c.members());
+        Some(Known { leader: self.leader().0, start, committed, members })
+    }
+
+    fn end_for_good(&self, why: Error) {
+        if self.0.old.set(why).is_ok() {
+            self.0.links.fall_silent();
+            self.0.raft.runtime_config().elect(false);
             self.0.told.notify_waiters();
         }
     }
 
-    /// An error, once the others have said that this node runs on an old image of its devices. It decides nothing then.
+    /// An error, once it is known that this node runs on an old image of its devices, or speaks for a state that was lost. It
+    /// takes no part any more.
     pub fn check_outdated(&self) -> Result<()> {
-        let mine = self.0.links.start();
-        match self.0.outdated.get().filter(|seen| mine < *seen) {
-            None => Ok(()),
-            Some(seen) => Err(Error::corrupt(format!(
-                "node {} comes with start number {mine}, and was seen with {seen}: its data directory is an old image. \
-                 Put the newest one back; a node without it can't be taken in again yet, and the other copies go on \
-                 without it",
-                self.seat().node
-            ))),
+        self.0.old.get().map_or(Ok(()), |e| Err(e.clone()))
+    }
+
+    /// Returns why, once that is so.
+    pub async fn outdated(&self) -> Error {
+        loop {
+            let told = self.0.told.notified();
+            if let Some(e) = self.0.old.get() {
+                return e.clone();
+            }
+            told.await;
         }
     }
 
@@ -492,7 +580,7 @@ impl Peer {
             }
             Message::Doubt(node) => self.try_to_reach(node).await,
             // A seat that knows the asker to be old has said so before (`believes`).
-            Message::Here if id > 0 => Some(Message::Refused(self.leader().0)),
+            Message::Here if id > 0 => self.what_is_known(from.node).await.map(|k| Message::Known(Box::new(k))),
             Message::Gone { node, term } => {
                 self.hear_gone(from, node, term);
                 None

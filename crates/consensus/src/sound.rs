@@ -156,7 +156,7 @@ pub(crate) fn agree(r: &AppendEntriesRequest<Types>, here: &Contents, committed:
 }
 
 /// An error if an entry is not the one that is committed here.
-fn agrees(id: &LogId, here: &Contents, committed: Option<LogId>) -> Result<()> {
+pub(crate) fn agrees(id: &LogId, here: &Contents, committed: Option<LogId>) -> Result<()> {
     let bound = [here.purged, committed].into_iter().flatten().filter(|b| b.index() >= id.index()).min();
     let same = match here.entries.get(&id.index()) {
         Some(e) => e.log_id == *id,

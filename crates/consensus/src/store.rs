@@ -15,15 +15,15 @@
 
 use crate::codec::*;
 use crate::limits;
-use crate::machine::Machine;
+use crate::machine::{Machine, what_is};
 use crate::mutant::Mutant;
 use crate::pages::{self, PAGE_BYTES, Page, Place, UNIT_BYTES, UNIT_PAGES};
 use crate::scan;
 use crate::superblock::{SUPERBLOCK_BYTES, StoreSuperblock};
 use crate::types::{Entry, LogId, Membership, Seat, SnapshotMeta, StoredMembership, Vote, log_id};
-use freebs_control::State;
 use freebs_control::codec::Fields;
 use freebs_control::limits::NUMBER_MAX;
+use freebs_control::{Command, State};
 use freebs_io::{AlignedBuf, AnyDevice, Device, Durability, Random};
 use freebs_types::{ClusterId, Error, NodeId, Result, StartNumber};
 use openraft::EntryPayload;
@@ -166,12 +166,33 @@ fn unreadable(what: &str) -> Error {
 impl Contents {
     /// True if this seat has the only vote, by the newest membership that is kept.
     pub(crate) fn votes_alone(&self, me: Seat) -> bool {
+        let newest = self.members();
+        let mut voters = newest.membership().voter_ids();
+        voters.next() == Some(me) && voters.all(|v| v == me)
+    }
+
+    /// The newest membership that is kept, committed or not.
+    pub(crate) fn members(&self) -> StoredMembership {
         let in_log = self.entries.values().rev().find_map(|e| match &e.payload {
-            EntryPayload::Membership(m) => Some(m),
+            EntryPayload::Membership(m) => Some(StoredMembership::new(Some(e.log_id), m.clone())),
             _ => None,
         });
-        let newest = in_log.or_else(|| self.snapshot.as_ref().map(|s| s.meta.last_membership.membership()));
-        newest.is_some_and(|m| m.voter_ids().all(|v| v == me) && m.voter_ids().next().is_some())
+        in_log.or_else(|| self.snapshot.as_ref().map(|s| s.meta.last_membership.clone())).unwrap_or_default()
+    }
+
+    /// Where nodes were last, of all that this store knows of: also by entries that are not applied yet.
+    pub fn addresses(&self, cluster: ClusterId) -> Result<BTreeMap<NodeId, String>> {
+        let mut found = BTreeMap::new();
+        if let Some(kept) = &self.snapshot {
+            let machine = Machine::decode(&kept.bytes, cluster)?;
+            found.extend(machine.state.nodes().map(|n| (n.id, n.address.clone())));
+        }
+        for e in self.entries.values() {
+            if let (_, Some(Command::RegisterNode { node, address, .. })) = what_is(e) {
+                found.insert(*node, address.clone());
+            }
+        }
+        Ok(found)
     }
 
     fn records(&self) -> Result<Vec<u8>> {

@@ -1,4 +1,4 @@
-//! Messages between seats: a header of 88 bytes and a body.
+//! Messages between seats: a header of 96 bytes and a body.
 //!
 //! Every message names the cluster, who sends it in which start, and whom it is for, so that nothing that was meant
 //! for an older store of a node, or comes from an old image of one, is taken in. Nothing that arrives can panic a
@@ -19,9 +19,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// The first bytes of a message between seats.
 pub const MESSAGE_MAGIC: [u8; 4] = *b"FBCM";
 /// Version of these messages.
-pub const MESSAGE_VERSION: u16 = 2;
+pub const MESSAGE_VERSION: u16 = 3;
 /// Bytes of the header.
-pub const HEADER_BYTES: usize = 88;
+pub const HEADER_BYTES: usize = 96;
 
 /// The version of a message between seats that is of another one than these. It stands at the same place in all of them, and
 /// the checksum does not, so it is looked at first.
@@ -37,7 +37,7 @@ pub fn other_version(bytes: &[u8]) -> Option<u16> {
 pub struct SeatHeader {
     /// Always `FBCM`.
     pub magic: [u8; 4],
-    /// Always 2.
+    /// Always 3.
     pub version: U16,
     /// One of `kind`.
     pub kind: U16,
@@ -59,6 +59,8 @@ pub struct SeatHeader {
     pub id: U64,
     /// Start number of the sender (rule V8).
     pub start: U64,
+    /// Founding of the state that the sender knows; 0 if it knows none.
+    pub founding: U64,
     /// Zero.
     pub reserved: U32,
     /// CRC-32C of the bytes before this field.
@@ -98,6 +100,8 @@ pub mod kind {
     pub const GONE: u16 = 14;
     /// `Message::Here`.
     pub const HERE: u16 = 15;
+    /// `Message::Known`.
+    pub const KNOWN: u16 = 16;
 }
 
 /// One message.
@@ -152,8 +156,23 @@ pub enum Message {
         /// The term in which it leads, as the sender knows; 0 if it does not, or if the sender is of an earlier version.
         term: u64,
     },
-    /// Nothing is asked: it is sent to see whether it arrives.
+    /// Without a number nothing is asked: it is sent to see whether it arrives. With one, what the receiver knows.
     Here,
+    /// The answer to `Here`.
+    Known(Box<Known>),
+}
+
+/// What a seat knows: the answer to `Here`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// The seat that leads, as far as it knows.
+    pub leader: Option<Seat>,
+    /// The start that the asker's node is registered with; 0 for none.
+    pub start: StartNumber,
+    /// The last entry that it knows to be committed.
+    pub committed: Option<LogId>,
+    /// The newest membership in its store, committed or not.
+    pub members: StoredMembership,
 }
 
 /// Where a message comes from and goes to.
@@ -167,6 +186,8 @@ pub struct Envelope {
     pub to: Seat,
     /// Start number that is durable on the sender's devices (rule V8).
     pub start: StartNumber,
+    /// Founding of the state that the sender knows (`State::founding`); 0 if it knows none.
+    pub founding: u64,
     /// Number of the request, the same in its answer; 0 if no answer is wanted.
     pub id: u64,
 }
@@ -281,6 +302,15 @@ fn answer(f: &mut Fields<'_>) -> Result<Answer> {
     })
 }
 
+fn put_leader(out: &mut Vec<u8>, leader: Option<Seat>) {
+    out.push(u8::from(leader.is_some()));
+    leader.iter().for_each(|s| put_seat(out, *s));
+}
+
+fn leader(f: &mut Fields<'_>) -> Result<Option<Seat>> {
+    Ok(if f.flag()? { Some(seat(f)?) } else { None })
+}
+
 impl Message {
     fn kind(&self) -> u16 {
         match self {
@@ -299,6 +329,7 @@ impl Message {
             Self::Doubt(_) => kind::DOUBT,
             Self::Gone { .. } => kind::GONE,
             Self::Here => kind::HERE,
+            Self::Known(_) => kind::KNOWN,
         }
     }
 
@@ -312,6 +343,7 @@ impl Message {
                 | Self::PieceReply { .. }
                 | Self::ProposeReply(_)
                 | Self::Refused(_)
+                | Self::Known(_)
         )
     }
 
@@ -349,9 +381,12 @@ impl Message {
                 }
             }
             Self::Outdated(start) => out.extend(start.0.to_le_bytes()),
-            Self::Refused(leader) => {
-                out.push(u8::from(leader.is_some()));
-                leader.iter().for_each(|s| put_seat(out, *s));
+            Self::Refused(leader) => put_leader(out, *leader),
+            Self::Known(k) => {
+                put_leader(out, k.leader);
+                out.extend(k.start.0.to_le_bytes());
+                put_optional_log_id(out, k.committed.as_ref());
+                put_stored_membership(out, &k.members);
             }
         }
         Ok(())
@@ -402,7 +437,12 @@ impl Message {
                 Self::Gone { node, term }
             }
             kind::HERE => Self::Here,
-            kind::REFUSED => Self::Refused(if f.flag()? { Some(seat(f)?) } else { None }),
+            kind::REFUSED => Self::Refused(leader(f)?),
+            kind::KNOWN => {
+                let (leader, start) = (leader(f)?, StartNumber(f.u64()?));
+                let (committed, members) = (get_optional_log_id(f)?, get_stored_membership(f)?);
+                Self::Known(Box::new(Known { leader, start, committed, members }))
+            }
             _ => return Err(refused("a message of an unknown kind")),
         };
         f.end()?;
@@ -429,6 +469,7 @@ impl Message {
             to_store: e.to.store.into(),
             id: e.id.into(),
             start: e.start.0.into(),
+            founding: e.founding.into(),
             reserved: 0.into(),
             crc: 0.into(),
         };
@@ -463,6 +504,7 @@ impl Message {
             from: Seat { node: NodeId(head.from_node.get()), store: head.from_store.get() },
             to: Seat { node: NodeId(head.to_node.get()), store: head.to_store.get() },
             start: StartNumber(head.start.get()),
+            founding: head.founding.get(),
             id: head.id.get(),
         };
         Ok((envelope, Self::body(head.kind.get(), &mut Fields(body))?))

@@ -5,7 +5,7 @@
 
 use crate::limits;
 use crate::snapshots::{Snapshot, SnapshotVolume, Snapshots};
-use crate::state::{Node, State, Volume};
+use crate::state::{FIRST_FOUNDING, Node, State, Volume};
 use freebs_format::crc32c;
 use freebs_types::{ClusterId, Error, Result, SnapshotId, VolumeId, limits as common};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,8 @@ pub const STATE_MAGIC: [u8; 4] = *b"FBCS";
 /// them would ask the wrong ones. A state in which none are changing is written as before. Branches came with version 4: a
 /// reader that passes over them would let a log that was lost go on.
 /// Snapshots came with version 5: a reader that passes over them would have logs let go of what they are of.
-pub const STATE_VERSION: u16 = 5;
+/// Foundings came with version 6: a reader that passes over them would take a state that was lost for this one.
+pub const STATE_VERSION: u16 = 6;
 /// Bytes of the header before the body.
 pub const STATE_HEADER_BYTES: usize = 64;
 
@@ -54,6 +55,8 @@ const _: () = assert!(size_of::<StateHeader>() == STATE_HEADER_BYTES);
 struct BodyOut<'a> {
     last_volume: VolumeId,
     forgotten: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    founding: Option<u64>,
     nodes: Vec<&'a Node>,
     volumes: Vec<&'a Volume>,
     deleted: Vec<(u64, VolumeId)>,
@@ -73,6 +76,8 @@ struct SnapshotsOut<'a> {
 struct BodyIn {
     last_volume: VolumeId,
     forgotten: u64,
+    #[serde(default)]
+    founding: Option<u64>,
     nodes: Vec<Node>,
     volumes: Vec<Volume>,
     deleted: Vec<(u64, VolumeId)>,
@@ -99,6 +104,7 @@ impl State {
         let body = BodyOut {
             last_volume: self.last_volume,
             forgotten: self.forgotten,
+            founding: Some(self.founding).filter(|f| *f != FIRST_FOUNDING),
             nodes: self.nodes.values().map(|n| &**n).collect(),
             volumes: self.volumes.values().map(|v| &**v).collect(),
             deleted: self.deleted.iter().copied().collect(),
@@ -113,7 +119,8 @@ impl State {
         serde_json::to_writer(&mut out, &body).expect("a state has only what JSON can say");
         let body = &out[STATE_HEADER_BYTES..];
         let version = match () {
-            () if self.snapshots.last().0 > 0 => STATE_VERSION,
+            () if self.founding != FIRST_FOUNDING => STATE_VERSION,
+            () if self.snapshots.last().0 > 0 => 5,
             () if self.has_branches() => 4,
             () if self.has_changing_members() => 3,
             () if self.nodes.values().any(|n| n.host_key.is_some()) => 2,
@@ -160,11 +167,13 @@ impl State {
     }
 
     fn from_body(cluster: ClusterId, revision: u64, body: BodyIn) -> Result<Self> {
-        let mut state = Self { cluster, revision, last_volume: body.last_volume, ..Self::default() };
+        let founding = body.founding.unwrap_or(FIRST_FOUNDING);
+        let mut state = Self { cluster, revision, founding, last_volume: body.last_volume, ..Self::default() };
         if body.nodes.len() > common::NODES_MAX
             || body.volumes.len() > common::VOLUMES_MAX
             || body.deleted.len() > limits::TOMBSTONES_MAX
             || revision.max(body.last_volume.0) > limits::NUMBER_MAX
+            || !(FIRST_FOUNDING..=revision.max(FIRST_FOUNDING)).contains(&founding)
         {
             return Err(damaged("the control state has more than a cluster can hold"));
         }

@@ -287,7 +287,7 @@ pub fn rebuild_with(
     mutant: Option<Mutant>,
 ) -> Result<Rebuilt> {
     let (revision, lone) = begin_above(surveys, clock);
-    let mut state = State { revision, forgotten: revision, ..State::new(cluster) };
+    let mut state = State { revision, founding: revision, forgotten: revision, ..State::new(cluster) };
     // Each snapshot was begun under a revision of its own, so none has a number above. What logs keep for them stays.
     state.snapshots_mut().spare(SnapshotId(revision));
     let mut starts: BTreeMap<NodeId, &NodeSurvey> = BTreeMap::new();

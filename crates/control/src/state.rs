@@ -326,12 +326,17 @@ pub(crate) fn blocks_per_shard(size: u64, stripe: u64, shards: u64) -> u64 {
     stripes.saturating_mul(stripe) / block
 }
 
+/// The founding of a state that was never made again.
+pub const FIRST_FOUNDING: u64 = 1;
+
 /// Everything the control plane knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     pub(crate) cluster: ClusterId,
     /// Raised by every command that changed something.
     pub(crate) revision: u64,
+    /// `FIRST_FOUNDING`, or the revision with which it was made again; above all that were before.
+    pub(crate) founding: u64,
     /// Highest id ever given to a volume.
     pub(crate) last_volume: VolumeId,
     pub(crate) nodes: BTreeMap<NodeId, Arc<Node>>,
@@ -351,7 +356,14 @@ impl State {
     /// The state of a new cluster.
     #[must_use]
     pub fn new(cluster: ClusterId) -> Self {
-        Self { cluster, ..Self::default() }
+        Self { cluster, founding: FIRST_FOUNDING, ..Self::default() }
+    }
+
+    /// Tells the state that a cluster began with from those that were made again, each of which has a higher number: of two
+    /// states of a cluster that differ in it, the one with the lower number was lost.
+    #[must_use]
+    pub fn founding(&self) -> u64 {
+        self.founding
     }
 
     /// The cluster whose state it is.

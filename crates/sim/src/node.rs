@@ -18,8 +18,8 @@ use freebs_secrets::HostKey;
 use freebs_types::{BLOCK, ClusterId, DeviceId, Error, Hash32, Nanos, NodeId, Peer, Result, ViewNumber};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
-use std::future::Future;
-use std::pin::Pin;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -410,7 +410,20 @@ impl Life {
             }
         };
         *self.slot.borrow_mut() = Some(worker.clone());
-        self.work(worker, taken_in).await;
+        let seat = self.node.shared.control.seats().and_then(|s| s.peer(self.node.id));
+        let (node, incarnation) = (self.node.clone(), self.me.incarnation);
+        let Some(seat) = seat else { return self.work(worker, taken_in).await };
+        let (mut work, mut old) = (pin!(self.work(worker, taken_in)), pin!(seat.outdated()));
+        let both = poll_fn(|cx| match work.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => old.as_mut().poll(cx).map(Some),
+        });
+        if let Some(e) = both.await {
+            if !node.is_old.get() {
+                node.shared.world.violation(format!("node {} takes itself for an old image: {e} (V8)", node.id));
+            }
+            node.exit(incarnation);
+        }
     }
 
     async fn work(self, worker: SimWorker, _: TakenIn) {

@@ -1,10 +1,11 @@
 //! Links between members: who dials whom, and when again.
 
-use freebs_agent::{Dialler, caller, dials, timing};
+use freebs_agent::{Dialler, caller, check_start, dials, timing};
 use freebs_chain::Who;
+use freebs_control::{Command, State};
 use freebs_format::wire::Role;
 use freebs_io::LinkId;
-use freebs_types::{ErrorKind, Nanos, NodeId, Peer, limits};
+use freebs_types::{ClusterId, ErrorKind, Nanos, NodeId, Peer, StartNumber, limits};
 use std::collections::BTreeSet;
 
 const ME: Peer = Peer { node: NodeId(2), worker: 0 };
@@ -158,5 +159,18 @@ fn a_link_is_taken_of_members_that_would_open_it_and_of_drivers() {
     }
     for from in [peer(0), peer(1), peer(3)] {
         assert_eq!(of(from, Role::Driver), Ok(None));
+    }
+}
+
+#[test]
+fn a_link_of_an_earlier_start_is_none() {
+    let mut known = State::new(ClusterId([7; 16]));
+    let (name, address, start) = ("node1".into(), "h1:1".into(), StartNumber(5));
+    known.apply(Command::RegisterNode { node: NodeId(1), name, address, workers: 1, start }).unwrap();
+    let of = |node: u64, start: u64| check_start(&known, NodeId(node), StartNumber(start)).map_err(|e| e.kind);
+    assert_eq!(of(1, 4), Err(ErrorKind::Corrupt));
+    // It may have registered a later one, which is not known yet.
+    for (node, start) in [(1, 5), (1, 6), (2, 0)] {
+        assert_eq!(of(node, start), Ok(()));
     }
 }

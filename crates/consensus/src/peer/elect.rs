@@ -162,13 +162,16 @@ impl Peer {
         let metrics = self.0.raft.metrics();
         let m = metrics.borrow_watched();
         let members = m.membership_config.membership().nodes().map(|(s, ())| s.node);
-        let contacts = self.0.contacts.borrow();
-        members.chain(contacts.iter().copied()).filter(|n| *n != self.seat().node).collect()
+        let (contacts, state) = (self.0.contacts.borrow(), self.state());
+        let known = contacts.iter().copied().chain(state.nodes().map(|n| n.id));
+        members.chain(known).filter(|n| *n != self.seat().node).collect()
     }
 
-    /// Asks all of them, and from then on elections are held, unless one of them has said that this store is old.
+    /// Asks all of them, and again while one of them follows somebody else or has a newer membership. From then on elections
+    /// are held, unless one of them has said that this store is old.
     pub(super) async fn ask_before_leading(self) {
-        {
+        loop {
+            self.0.waits.set(false);
             let told = pin!(self.0.told.notified());
             let ask = |node| {
                 let to = Seat { node, store: 0 };
@@ -176,21 +179,31 @@ impl Peer {
             };
             let asked = pin!(join_all(self.others().into_iter().map(ask)));
             select(asked, told).await;
+            if self.check_outdated().is_err() {
+                return;
+            }
+            if !self.0.waits.get() {
+                break;
+            }
+            tokio::time::sleep(timing::ALONE_AGAIN).await;
         }
-        if self.check_outdated().is_ok() {
-            self.0.raft.runtime_config().elect(true);
-            self.0.asks.set(false);
-            self.stand().await;
-        }
+        self.0.raft.runtime_config().elect(true);
+        self.0.asks.set(false);
+        self.stand().await;
     }
 
     /// As a leader that still has the only vote, as when it started: asks again, now and then.
     pub(super) fn ask_while_leading(&self) {
-        if self.0.began_alone && self.voters() == 1 && self.0.tick.get().is_multiple_of(timing::ALONE_LOOK_TICKS) {
-            for node in self.others() {
-                // If it is lost, it is asked again.
-                let _ = self.0.links.send(Seat { node, store: 0 }, 0, &Message::Here);
-            }
+        if self.0.tick.get().is_multiple_of(timing::ALONE_LOOK_TICKS) {
+            self.others().into_iter().for_each(|node| self.ask_if_alone(node));
+        }
+    }
+
+    /// Asks a node that may know better, if this seat has the only vote, as when it started.
+    pub(super) fn ask_if_alone(&self, node: NodeId) {
+        if self.0.began_alone && self.voters() == 1 {
+            // If it is lost, it is asked again.
+            let _ = self.0.links.ask(Seat { node, store: 0 }, &Message::Here);
         }
     }
 }

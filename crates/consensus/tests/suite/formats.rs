@@ -7,7 +7,7 @@ use freebs_consensus::note::{NOTE_BYTES, SeatNote};
 use freebs_consensus::pages::{self, PAGE_BYTES, Page, PageStamp, Place};
 use freebs_consensus::superblock::StoreSuperblock;
 use freebs_consensus::types::{Entry, Membership, SnapshotMeta, StoredMembership, Vote, log_id};
-use freebs_consensus::wire::{self, Envelope, Message, SeatHeader};
+use freebs_consensus::wire::{self, Envelope, Known, Message, SeatHeader};
 use freebs_consensus::{Seat, limits, store};
 use freebs_control::{Command, Done, Outcome};
 use freebs_types::*;
@@ -70,6 +70,7 @@ fn tables_and_structs_agree() {
             to_store,
             id,
             start,
+            founding,
             reserved,
             crc,
         }
@@ -109,7 +110,7 @@ fn kinds_agree() {
     }
     has!(store::kind: VOTE, ENTRY, COMMITTED, TRUNCATED, PURGED, SNAPSHOT);
     has!(wire::kind: APPEND, APPEND_REPLY, VOTE, PRE_VOTE, VOTE_REPLY, PIECE, PIECE_REPLY, PROPOSE, PROPOSE_REPLY,
-         JOIN, REFUSED, OUTDATED, DOUBT, GONE, HERE);
+         JOIN, REFUSED, OUTDATED, DOUBT, GONE, HERE, KNOWN);
 }
 
 fn seats() -> [Seat; 3] {
@@ -141,6 +142,12 @@ fn messages() -> Vec<(&'static str, Message)> {
     let mut ask = VoteRequest::new(Vote::new(3, seats()[1]), Some(log_id(2, 9)));
     ask.leadership_transfer = true;
     let done = Done { revision: 6, outcome: Outcome::Created { volume: VolumeId(7) } };
+    let known = Known {
+        leader: Some(seats()[1]),
+        start: StartNumber(6),
+        committed: Some(log_id(2, 8)),
+        members: meta.last_membership.clone(),
+    };
     vec![
         (
             "append",
@@ -167,12 +174,20 @@ fn messages() -> Vec<(&'static str, Message)> {
         ("doubt", Message::Doubt(NodeId(3))),
         ("gone", Message::Gone { node: NodeId(3), term: 0 }),
         ("here", Message::Here),
+        ("known", Message::Known(Box::new(known))),
         ("gone-leader", Message::Gone { node: NodeId(3), term: 7 }),
     ]
 }
 
 fn envelope() -> Envelope {
-    Envelope { cluster: ClusterId([0xc1; 16]), from: seats()[0], to: seats()[1], start: StartNumber(5), id: 77 }
+    Envelope {
+        cluster: ClusterId([0xc1; 16]),
+        from: seats()[0],
+        to: seats()[1],
+        start: StartNumber(5),
+        founding: 1,
+        id: 77,
+    }
 }
 
 fn page() -> Vec<u8> {
@@ -244,11 +259,11 @@ fn a_message_of_another_version_is_known_as_such() {
     let crc = freebs_format::crc32c(&old[..76]);
     old[76..].copy_from_slice(&crc.to_le_bytes());
     let mut next = Message::Here.encode(envelope()).unwrap();
-    next[4..6].copy_from_slice(&3u16.to_le_bytes());
+    next[4..6].copy_from_slice(&4u16.to_le_bytes());
     next.extend([0; 8]);
-    for (bytes, version) in [(old, 1), (next, 3)] {
+    for (bytes, version) in [(old, 1), (next, 4)] {
         let e = Message::decode(&bytes).unwrap_err();
-        let words = [format!("version {version}"), "version 2".into(), "same version of freebs on all nodes".into()];
+        let words = [format!("version {version}"), "version 3".into(), "same version of freebs on all nodes".into()];
         assert!(words.iter().all(|w| e.text.contains(w)), "{e}");
         assert_eq!(wire::other_version(&bytes), Some(version));
     }

@@ -434,3 +434,25 @@ fn what_is_not_of_this_cluster_is_refused() {
     let r = rebuild(CLUSTER, &names(2), &[node(1, vec![of(&v)])], REVISION);
     assert!(r.is_err() || r.is_ok_and(|r| r.back.is_empty()));
 }
+
+/// The only voter of the lost state was not looked at, and its store is no old image: nothing told its state from this one.
+#[test]
+fn each_state_that_was_made_again_is_known_from_those_before() {
+    let began = State::new(CLUSTER);
+    let left_out = || vec![node(2, vec![of(&view(5, 4, [1, 2, 3]))])];
+    let first = rebuild(CLUSTER, &names(3), &left_out(), 1 << 41).unwrap().state;
+    // The clock went back, and something of the first one is seen.
+    let seen = view((1 << 41) + 1, 5, [1, 2, 3]);
+    let second = rebuild(CLUSTER, &names(3), &[node(2, vec![of(&seen)])], 1 << 40).unwrap().state;
+    let foundings = [&began, &first, &second].map(State::founding);
+    assert!(foundings.is_sorted_by(|a, b| a < b), "{foundings:?}");
+    for state in [began, first, second] {
+        let mut back = State::decode(&state.encode()).unwrap();
+        assert_eq!((back.founding(), &back), (state.founding(), &state));
+        // Whatever is decided later.
+        let (name, address) = ("node2".into(), "h2:1".into());
+        let start = StartNumber(1 << 42);
+        back.apply(Command::RegisterNode { node: NodeId(2), name, address, workers: 1, start }).unwrap();
+        assert_eq!(State::decode(&back.encode()).unwrap().founding(), state.founding());
+    }
+}

@@ -88,7 +88,7 @@ fn seat(n: u64) -> Seat {
 
 /// An envelope for what is encoded.
 fn envelope() -> Envelope {
-    Envelope { cluster: CLUSTER, from: seat(1), to: seat(2), start: freebs_types::StartNumber(5), id: 77 }
+    Envelope { cluster: CLUSTER, from: seat(1), to: seat(2), start: freebs_types::StartNumber(5), founding: 1, id: 77 }
 }
 
 pub fn entry(data: &[u8]) {
@@ -178,6 +178,7 @@ fn some_entries() -> Vec<Entry> {
 fn some_messages() -> Vec<(&'static str, Message)> {
     use freebs_consensus::machine::{Answer, Proposal};
     use freebs_consensus::types::{SnapshotMeta, StoredMembership, Vote};
+    use freebs_consensus::wire::Known;
     use freebs_control::{Done, Outcome};
     use freebs_types::{Error, StartNumber, VolumeId};
     use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, VoteRequest, VoteResponse};
@@ -187,6 +188,12 @@ fn some_messages() -> Vec<(&'static str, Message)> {
     };
     let last_membership = StoredMembership::new(Some(log_id(1, 3)), members);
     let meta = SnapshotMeta { last_log_id: Some(log_id(2, 9)), last_membership };
+    let known = Known {
+        leader: Some(seat(3)),
+        start: StartNumber(6),
+        committed: Some(log_id(2, 8)),
+        members: meta.last_membership.clone(),
+    };
     let ask = VoteRequest::new(Vote::new(3, seat(2)), Some(log_id(2, 9)));
     let (prev_log_id, leader_commit) = (Some(log_id(1, 7)), Some(log_id(1, 6)));
     let append = AppendEntriesRequest { vote, prev_log_id, entries: some_entries(), leader_commit };
@@ -210,6 +217,7 @@ fn some_messages() -> Vec<(&'static str, Message)> {
         ("doubt", Message::Doubt(NodeId(3))),
         ("gone", Message::Gone { node: NodeId(3), term: 2 }),
         ("here", Message::Here),
+        ("known", Message::Known(Box::new(known))),
     ]
 }
 

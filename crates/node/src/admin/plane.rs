@@ -112,6 +112,15 @@ impl Plane {
         Ok(self.ready().await)
     }
 
+    /// Returns once it is known that this node runs on an old image of its devices, or speaks for a control state that was lost:
+    /// its seat takes no part any more, and nothing that it says may be taken for the word of the present one.
+    pub async fn outdated(&self) -> Error {
+        match &self.kind {
+            Kind::Seat(_, port) => port.outdated().await,
+            Kind::Follower { .. } => std::future::pending().await,
+        }
+    }
+
     /// This start number is durable on the node's devices: from now on its seat's messages carry it (rule V8).
     pub async fn started(&self, start: freebs_types::StartNumber) {
         if let Kind::Seat(_, port) = &self.kind {

@@ -38,7 +38,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::LocalSet;
 
 /// What a store that must not be used is put aside as.
@@ -101,6 +101,8 @@ struct Seen {
     is_out: AtomicBool,
     /// It was told already that a node of another cluster was refused.
     refused: AtomicBool,
+    /// Why it is not the present one, once that is known.
+    old: watch::Sender<Option<Error>>,
     /// Messages of another version that were dropped, by the node that sent them.
     others: Mutex<BTreeMap<NodeId, u64>>,
 }
@@ -123,6 +125,16 @@ impl SeatPort {
             ));
         }
         Ok(())
+    }
+
+    /// Returns once it is known that this seat is not the present one of its node.
+    pub async fn outdated(&self) -> Error {
+        let mut old = self.seen.old.subscribe();
+        let found = old.wait_for(Option::is_some).await.ok().and_then(|e| e.clone());
+        match found {
+            Some(e) => e,
+            None => std::future::pending().await,
+        }
     }
 
     /// A node of another cluster wants to take part in this one: refused, and told once.
@@ -228,6 +240,10 @@ async fn open(options: &SeatOptions) -> Result<Seat> {
     let contacts = addresses.keys().copied().collect();
     let links = SeatLinks::new(options.cluster, options.node, addresses, start.clone());
     let book = links.book();
+    // Others may be there that whoever wrote the cluster file did not know of, and may have moved.
+    for (node, address) in store.read(|c| c.addresses(options.cluster))? {
+        book.registered(node, address);
+    }
     let mut random = OsRandom;
     let watcher = tell_decisions(options.events.clone(), store.read(|c| c.last().map_or(0, |last| last.index())));
     let gone_ms = u64::try_from(options.replace_after.as_millis()).unwrap_or(u64::MAX);
@@ -317,7 +333,12 @@ async fn run(seat: Seat, desk: Desk, mut orders: mpsc::Receiver<Order>, seen: &S
             tokio::time::sleep(timing::SEAT_LOOK).await;
         }
     };
+    let old = async {
+        seen.old.send_replace(Some(peer.outdated().await));
+        std::future::pending::<()>().await;
+    };
     tokio::select! {
+        () = old => {}
         () = desk.serve(peer.clone()) => {}
         () = told => {}
         () = look => {}

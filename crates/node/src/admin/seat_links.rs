@@ -47,10 +47,12 @@ pub(super) struct Book {
 impl Book {
     /// Takes in where nodes have registered.
     pub fn learn(&self, state: &State) {
-        let mut book = self.places.borrow_mut();
-        for node in state.nodes() {
-            book.entry(node.id).or_default().registered = Some(node.address.clone());
-        }
+        state.nodes().for_each(|node| self.registered(node.id, node.address.clone()));
+    }
+
+    /// Takes in where a node has registered.
+    pub fn registered(&self, node: NodeId, address: String) {
+        self.places.borrow_mut().entry(node).or_default().registered = Some(address);
     }
 
     /// Takes in where a node says that it is.

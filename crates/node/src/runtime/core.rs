@@ -8,7 +8,7 @@ use super::greet;
 use super::nbd_conn;
 use super::thread::{Admission, Command, WorkerSpec, start_shards};
 use crate::timing;
-use freebs_agent::{Membership, Port, caller};
+use freebs_agent::{Membership, Port, caller, check_start};
 use freebs_chain::{Who, Worker};
 use freebs_control::{ControlPlane, State};
 use freebs_format::wire::{Hello, Message, Role, Welcome};
@@ -255,7 +255,10 @@ impl<C: ControlPlane> Core<C> {
         }
         let peer = Peer { node: hello.node, worker: hello.from_worker };
         Ok(match caller(self.spec.me, peer, hello.role)? {
-            Who::Member(peer) => Far::Member(peer),
+            Who::Member(peer) => {
+                check_start(&self.state.borrow(), hello.node, hello.start)?;
+                Far::Member(peer)
+            }
             Who::Driver => Far::Driver,
         })
     }

@@ -3,6 +3,7 @@
 use super::core::{Core, Far};
 use super::greet::introduce;
 use crate::timing;
+use freebs_agent::check_start;
 use freebs_control::ControlPlane;
 use freebs_format::wire::Role;
 use freebs_io::linux::SystemClock;
@@ -56,6 +57,7 @@ pub async fn dial<C: ControlPlane>(core: &Rc<Core<C>>, peer: Peer, role: Role) -
         let (n, w) = (welcome.node, welcome.worker);
         return Err(Error::invalid(format!("{address} is node {n}, worker {w}, and {peer} was expected there")));
     }
+    check_start(&core.state.borrow(), welcome.node, welcome.start)?;
     let far = match role {
         Role::Node => Far::Member(peer),
         _ => Far::ServesUs(peer),

@@ -88,7 +88,9 @@ async fn node(options: NodeOptions) -> Result<()> {
     );
     door.open(service.clone(), workers.clone());
     let key = handles.host_key;
-    let ended = tokio::select! {
+    // What its workers still said would be taken for the word of the present one.
+    let watched = plane.clone();
+    let mut ended = tokio::select! {
         registered = plane.register(&me, begun, key) => match registered {
             Ok(taken_in) => {
                 let taken_in = door.taken_in.get_or_init(|| taken_in);
@@ -97,11 +99,15 @@ async fn node(options: NodeOptions) -> Result<()> {
             Err(e) => Err(e.at("this node was not taken in by the control plane")),
         },
         () = stop.wait() => Ok(true),
+        why = watched.outdated() => Err(why),
     };
     let mut told = signals::Told::StopWithAll;
     if let Ok(false) = ended {
         tracing::info!(node = me.name, %listen, "up");
-        told = stop.told().await;
+        tokio::select! {
+            by = stop.told() => told = by,
+            why = watched.outdated() => ended = Err(why),
+        }
     }
     events.tell(Told::new(EventKind::Node, "is being stopped").about(me.name.clone()));
     end_when_told_again(stop);

@@ -29,7 +29,7 @@ use crate::rng::Rng;
 use crate::timing;
 use crate::world::World;
 use freebs_agent::{Following, highest_start};
-use freebs_consensus::{Mutant, Timing, voters};
+use freebs_consensus::{Mutant, Peer, Timing, voters};
 use freebs_control::{Command, Done, State};
 use freebs_format::disk::{SUPERBLOCK_AT, SUPERBLOCK_BYTES};
 use freebs_io::Device;
@@ -138,6 +138,12 @@ impl Seats {
 
     fn host(&self, node: NodeId) -> Option<&Host> {
         self.hosts.get(usize::try_from(node.0).ok()?.checked_sub(1)?)
+    }
+
+    /// The seat of a node, if its process is that far.
+    #[must_use]
+    pub fn peer(&self, node: NodeId) -> Option<Peer> {
+        self.host(node).and_then(Host::peer)
     }
 
     /// The disk of a node's seat.

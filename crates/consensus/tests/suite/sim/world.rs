@@ -4,7 +4,7 @@ use freebs_consensus::machine::{Machine, Proposal};
 use freebs_consensus::types::{Entry, Randomness};
 use freebs_consensus::wire::Message;
 use freebs_consensus::{Mutant, Network, Options, Peer, Seat, Store, Timing};
-use freebs_control::{Command, CreateVolume, Outcome as Came};
+use freebs_control::{Command, CreateVolume, Outcome as Came, State};
 use freebs_io::Random;
 use freebs_io::faults::{CrashDevice, Survives};
 use freebs_types::*;
@@ -15,7 +15,7 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::task::{JoinHandle, LocalSet, spawn_local};
 
-const CLUSTER: ClusterId = ClusterId([7; 16]);
+pub(super) const CLUSTER: ClusterId = ClusterId([7; 16]);
 
 /// SplitMix64.
 #[derive(Clone, Debug)]
@@ -199,6 +199,10 @@ struct Node {
     put_back: bool,
     /// An old image that nothing tells: what it applies need not be what others do.
     is_apart: bool,
+    /// It is told of no other node.
+    is_told_of_none: bool,
+    /// The state that it founds a cluster with, on a blank device.
+    founds: Option<State>,
 }
 
 type Teller = Rc<dyn Fn(NodeId)>;
@@ -359,7 +363,12 @@ impl World {
             Ok(_) if put_back => panic!("an old image was believed"),
             Err(e) if e.kind == ErrorKind::NotFound && blank => {
                 let random = Box::new(Luck(seed ^ 1));
-                Store::create(device, options, random).await.expect("a blank device takes a store")
+                let founds = self.nodes.borrow_mut()[node].founds.take();
+                match founds {
+                    Some(state) => Store::found(device, options, random, &state).await,
+                    None => Store::create(device, options, random).await,
+                }
+                .expect("a blank device takes a store")
             }
             other => other.expect("a store can be opened after any crash"),
         };
@@ -377,7 +386,8 @@ impl World {
             }
         });
         let wire = Wire { world: self.clone(), from: store.seat() };
-        let contacts = self.nodes.borrow().iter().map(|n| n.id).collect();
+        let told_of_all = !self.nodes.borrow()[node].is_told_of_none;
+        let contacts = self.nodes.borrow().iter().map(|n| n.id).filter(|n| told_of_all || *n == id).collect();
         let fresh = store.read(|c| c.vote.is_none() && c.entries.is_empty() && c.snapshot.is_none());
         let peer = Peer::start(store, wire, timing(), contacts, seed, Some(watcher)).await.expect("it starts");
         if node == 0 && fresh && !self.founded.replace(true) {
@@ -397,6 +407,19 @@ impl World {
     pub(super) fn put_in(&self, node: usize, (device, noted): (CrashDevice, StartNumber)) {
         let n = &mut self.nodes.borrow_mut()[node];
         (n.device, n.start, n.noted, n.is_apart) = (device, noted, noted, true);
+    }
+
+    /// A node that is down has nothing on its device; on its own it founds the cluster anew, with that state if there is one.
+    /// What it applies is not looked at from now on.
+    pub(super) fn wipe_out(&self, node: usize, founds: Option<State>) {
+        let n = &mut self.nodes.borrow_mut()[node];
+        (n.device, n.noted) = (CrashDevice::new(4096, 1 << 30), StartNumber(0));
+        (n.blank, n.is_apart, n.founds) = (true, true, founds);
+    }
+
+    /// From now on a node is told of no other one when it starts.
+    pub(super) fn tell_of_none(&self, node: usize) {
+        self.nodes.borrow_mut()[node].is_told_of_none = true;
     }
 
     /// The process is gone, with or without the power. Without a process the machine closes its links.
@@ -694,6 +717,8 @@ pub(super) fn world(count: u64, luck: Luck, mutant: Option<Mutant>) -> Rc<World>
         yesterday: None,
         put_back: false,
         is_apart: false,
+        is_told_of_none: false,
+        founds: None,
     };
     let world = Rc::new(World {
         nodes: RefCell::new((0..count).map(node).collect()),
