@@ -23,6 +23,8 @@ const AT_ONCE: usize = 8;
 /// again. Members may be away for a while.
 const ANSWERS: usize = 2;
 const ASKS: usize = 600;
+/// The same if somebody waits for the map, who can't be told of damaged blocks before others were asked.
+const ASKS_AWAITED: usize = 30;
 
 #[derive(Clone, Copy, Debug)]
 struct Want {
@@ -108,7 +110,8 @@ impl Host {
             let others: Vec<Peer> =
                 view.body.members.iter().filter(|m| m.node != me).map(|m| ctx.peer(m.node, shard)).collect();
             let moments = if want.blocks.seen_at.0 > 0 { 2 } else { 1 };
-            if want.tries >= ANSWERS * others.len() * moments || want.asks >= ASKS {
+            let most = if r.damage.is_awaited(ctx.now) { ASKS_AWAITED } else { ASKS };
+            if want.tries >= ANSWERS * others.len() * moments || want.asks >= most {
                 return None;
             }
             let to = others[want.asks / moments % others.len()];

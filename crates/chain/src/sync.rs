@@ -167,7 +167,7 @@ impl Replica {
     pub fn answer_sync(&mut self, ctx: &mut Ctx<'_>, link: LinkId, r: &SyncRequest, source: SyncSource) {
         let mut frames = match source.frames {
             Ok(f) => f,
-            Err(e) if e.kind == ErrorKind::NotFound && (r.until.0 == u64::MAX || r.fetch) => {
+            Err(e) if self.leads_to_map(&e, source.common) && (r.until.0 == u64::MAX || r.fetch) => {
                 self.feed_by_map(ctx, link, r.clone(), source.common);
                 return;
             }

@@ -449,6 +449,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     /// The first of the asker's frames (newest first) that this log has, too.
     async fn find_common(&self, r: &SyncRequest) -> Result<Sequence> {
         let mut oldest = None;
+        let committed = self.0.engine.tip(r.shard).map(|(_, _, committed)| committed).unwrap_or_default();
         for n in &r.names {
             if n.sequence.0 == 0 {
                 return Ok(Sequence(0));
@@ -461,11 +462,12 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 Ok(own) if own.hid == n.hid => return Ok(n.sequence),
                 Ok(_) => None,
                 Err(e) if e.kind == ErrorKind::NotFound => Some(n.sequence),
+                // As if it had been given up.
+                Err(e) if e.kind == ErrorKind::Corrupt && n.sequence <= committed => Some(n.sequence),
                 // Which frame is the first one that the asker lacks is not known.
                 Err(e) => return Err(Error::retry(e.text)),
             };
         }
-        let committed = self.0.engine.tip(r.shard).map(|(_, _, committed)| committed).unwrap_or_default();
         given_up_in_common(oldest, committed)
     }
 
