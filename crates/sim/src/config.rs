@@ -130,6 +130,8 @@ pub struct Config {
     pub is_crowded: bool,
     /// Bits of one node's disk are changed: reads may fail, but never lie, and nothing has to get well again.
     pub has_rot: bool,
+    /// In such a run now and then the same block of all copies.
+    pub rots_everywhere: bool,
     /// Frames of one node's log are lost, and have to come back from the others.
     pub has_loss: bool,
     /// The disks are too small for what is written.
@@ -264,6 +266,7 @@ impl Config {
             odds: Odds::draw(profile, luck).with_loss(has_loss, seed).with_moves(has_keys && profile != "calm", seed),
             is_crowded: profile == "crowd",
             has_rot,
+            rots_everywhere: has_rot && Rng::fork(seed, 36).chance(0.4),
             has_loss,
             is_tight,
             restart_min: Nanos::from_millis(restart_min),

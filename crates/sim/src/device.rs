@@ -170,6 +170,36 @@ impl Disk {
         Some(place as u64 * s.config.sector as u64 + bit / 8)
     }
 
+    /// A sector that disks may have in common: one of an append before the last two, if chance meets one, and a bit of it.
+    #[must_use]
+    pub fn old_sector(&self) -> Option<(Rc<[u8]>, u64)> {
+        let mut s = self.state.borrow_mut();
+        let s = &mut *s;
+        let old = s.old_places();
+        let place = s.luck.pick(&old).copied()?;
+        Some((s.stable[place].clone()?, s.luck.below(8 * s.config.sector as u64)))
+    }
+
+    /// How many such sectors have these bytes.
+    #[must_use]
+    pub fn has_old(&self, bytes: &[u8]) -> usize {
+        let s = self.state.borrow();
+        s.old_places().into_iter().filter(|i| s.stable[*i].as_deref() == Some(bytes)).count()
+    }
+
+    /// Changes one bit in all of them, on stable media.
+    pub fn rot_old(&self, bytes: &[u8], bit: u64) {
+        let mut s = self.state.borrow_mut();
+        let s = &mut *s;
+        for place in s.old_places() {
+            if let Some(sector) = s.stable[place].as_mut().filter(|b| ***b == *bytes) {
+                let mut changed = sector.to_vec();
+                changed[(bit / 8) as usize] ^= 1 << (bit % 8);
+                *sector = changed.into();
+            }
+        }
+    }
+
     /// Destroys the headers of an append and of the one behind it, which repeats it, on stable media, and what ends its
     /// segment. That they were there is known by the appends behind them, so never that of the last one. Returns place and
     /// number of the first.
@@ -279,6 +309,19 @@ impl Disk {
 }
 
 impl State {
+    /// Sectors on stable media that lie in an append before the last two, and are not its first one.
+    fn old_places(&self) -> Vec<usize> {
+        let (mut numbers, mut number, mut newest) = (Vec::new(), None, 0);
+        for (i, sector) in self.stable.iter().enumerate().skip(SEGMENTS_AT as usize / self.config.sector) {
+            let Some(bytes) = sector else { continue };
+            match AppendHeader::decode(bytes) {
+                Ok(h) => (number, newest) = (Some(h.number.get()), newest.max(h.number.get())),
+                Err(_) => numbers.extend(number.map(|n| (i, n))),
+            }
+        }
+        numbers.into_iter().filter(|(_, n)| n + 1 < newest).map(|(i, _)| i).collect()
+    }
+
     fn number(&mut self) -> u64 {
         self.next += 1;
         self.next

@@ -428,7 +428,25 @@ fn lose_append(c: &Rc<Cluster>) {
     start_again(c, node);
 }
 
+/// The same block on all disks that have it: nobody can mend it. What was answered a moment ago is left alone, or recovery
+/// would take it for an append that was torn.
+fn rot_everywhere(c: &Cluster) -> bool {
+    let Some((sector, bit)) = some_node(c).and_then(|n| n.disk.old_sector()) else { return false };
+    let copies: Vec<(NodeId, usize)> =
+        c.nodes.iter().map(|n| (n.id, n.disk.has_old(&sector))).filter(|(_, n)| *n > 0).collect();
+    // A sector that only one disk has is of its own, and no data.
+    if copies.len() < 2 {
+        return false;
+    }
+    c.nodes.iter().for_each(|n| n.disk.rot_old(&sector, bit));
+    c.world.say(|| format!("fault: the same bit of a sector changes on all disks that have it: {copies:?}"));
+    true
+}
+
 fn rot(c: &Rc<Cluster>) {
+    if c.config.rots_everywhere && c.luck.borrow_mut().chance(0.5) && rot_everywhere(c) {
+        return;
+    }
     let Some(node) = damaged_node(c) else { return };
     if let Some(at) = node.disk.rot() {
         c.world.say(|| format!("fault: byte {at} of node {} changes", node.id));
