@@ -157,7 +157,7 @@ fn what_stands_in_for_lost_blocks_is_no_torn_append() {
         let again = Rig::open(device).await.unwrap();
         assert_eq!(again.report.damage, []);
         assert_eq!(again.engine.state(other).unwrap().last.sequence, Sequence(1));
-        assert_eq!(again.read_all(other, 4).await.unwrap()[&3], Cell8::Data(500));
+        assert_eq!(again.read_all(other, 4).await.unwrap()[&3], Cell8::Data(503));
         again.stop().await;
     });
 }
@@ -178,7 +178,8 @@ fn what_stands_in_for_lost_blocks_takes_the_place_of_none() {
                 }
                 rig.settle().await;
                 rig.engine.committed(SHARD, Sequence(c.sequence));
-                carries(&lost).into_iter().for_each(|r| rig.append(r));
+                // As history is had again: what the teller keeps, then its pieces.
+                lost[..lost.len() - 1].iter().for_each(|r| rig.append(r.clone()));
             } else {
                 // All at once, as when one transfer follows the other.
                 let (pieces, end) = good.split_at(good.len() - 1);
@@ -233,9 +234,23 @@ fn what_stands_in_for_lost_blocks_is_moved_and_mended() {
         }
         assert!(found.len() > 1, "they are moved: {found:?}");
         assert_eq!([cells(&rig, None).await, cells(&rig, Some(2)).await], then);
-        let wanted = rig.engine.take_damaged(100);
-        let lbas: BTreeSet<u32> = wanted.iter().flat_map(|d| d.range.start.0..d.range.end() as u32).collect();
-        assert_eq!(lbas, BTreeSet::from([6, 7, 10]));
+        let mut wanted = Vec::new();
+        for i in 4000..10_000u64 {
+            c.committed = c.sequence;
+            let op = Op { extents: vec![(ExtentKind::Data, 100 + rng.below(1000) as u32, 4)], fill: i << 32 };
+            rig.append(Record::Frame(c.frame(&[op])));
+            rig.settle().await;
+            if i % 100 == 0 {
+                // Those in the open segment are not looked at, and those that were found may be elsewhere by now.
+                stand_ins(&rig).await;
+                wanted = rig.engine.take_damaged(100);
+                let lbas: BTreeSet<u32> = wanted.iter().flat_map(|d| d.range.start.0..d.range.end() as u32).collect();
+                if lbas == BTreeSet::from([6, 7, 10]) {
+                    break;
+                }
+            }
+            assert!(i < 9999, "they are found: {wanted:?}");
+        }
         for d in wanted {
             let all = BTreeMap::from([(6, 1006), (7, 2007), (10, 1010)]);
             let bytes: Vec<u8> =
