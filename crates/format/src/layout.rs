@@ -9,8 +9,8 @@ use crate::bodies::{
 };
 use crate::description::VolumeFixed;
 use crate::disk::{
-    AppendHeader, CheckpointSlot, HostKeyFile, IndexFixed, Openings, PageHeader, PagesFixed, RepeatFixed, SegmentFooter,
-    Superblock,
+    AppendHeader, CheckpointSlot, HostKeyFile, IndexFixed, Openings, PageHeader, PagesFixed, RepeatFixed,
+    SegmentFooter, Superblock,
 };
 use crate::header::{ExtentDesc, FrameHeader, UpdateDesc};
 use crate::pins::PinFixed;

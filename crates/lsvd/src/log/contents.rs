@@ -141,8 +141,7 @@ impl Contents {
     /// From bytes of a manifest; `None` if they make no sense.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut entries = Packed { bytes, volume: 0 };
-        let list: Vec<_> = entries.by_ref().collect();
-        let in_order = list.is_sorted_by(|a, b| a.0 < b.0);
+        let in_order = entries.by_ref().map(|(id, _)| id).is_sorted_by(|a, b| a < b);
         (entries.bytes.is_empty() && in_order).then(|| Self { filling: BTreeMap::new(), packed: bytes.into() })
     }
 }

@@ -75,6 +75,7 @@ impl Opened {
         }
         let many = self.list.len().saturating_sub(OPENINGS_MAX);
         self.list.drain(..many);
+        assert!(self.list.len() as u64 <= self.newest, "the numbers of a list are consecutive, from 1 on");
     }
 
     /// The next page, and the byte of the device where it goes.

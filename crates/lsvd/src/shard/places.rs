@@ -258,6 +258,7 @@ fn put_run(runs: &mut Vec<Run>, run: Run, lives: impl Fn(u32, u32) -> bool) {
     let to = runs.partition_point(|r| r.first < run.end());
     if from == to {
         runs.insert(from, run);
+        assert_sorted(runs, from, 1);
         return;
     }
     let (left, right) = (runs[from], runs[to - 1]);
@@ -277,5 +278,6 @@ fn put_run(runs: &mut Vec<Run>, run: Run, lives: impl Fn(u32, u32) -> bool) {
 /// The runs that were put in, and their neighbours, are in order.
 fn assert_sorted(runs: &[Run], from: usize, n: usize) {
     let around = &runs[from.saturating_sub(1)..(from + n + 1).min(runs.len())];
+    assert!(around.iter().all(|r| r.count > 0), "a run has a block");
     assert!(around.is_sorted_by(|a, b| a.end() <= b.first), "the runs of a chunk don't overlap");
 }

@@ -2,10 +2,12 @@
 //! that asks every segment.
 
 use crate::common::*;
-use freebs_format::disk::{APPEND_MAGIC, OPENINGS_AT, OPENINGS_BYTES, PAGE_MAGIC, SEGMENTS_AT};
+use freebs_format::disk::{
+    APPEND_MAGIC, CHECKPOINT_AT, CHECKPOINT_BYTES, CheckpointSlot, OPENINGS_AT, OPENINGS_BYTES, PAGE_MAGIC, SEGMENTS_AT,
+};
 use freebs_io::memory::MemoryDevice;
 use freebs_io::{AlignedBuf, Device, Durability};
-use freebs_lsvd::{Digest, Options, Record};
+use freebs_lsvd::{Digest, Options, Record, RuleMutant};
 use freebs_types::{Result, Sequence, ShardId};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -16,18 +18,20 @@ const SHARDS: u64 = 3;
 /// Tables of a few dozen entries; checkpoints when they are asked for.
 const TINY: Options = Options { map_bytes: 64 << 10, checkpoint_bytes: 1 << 40 };
 
-/// Counts what is read.
+/// Counts what is read, and notes where something is written.
 #[derive(Clone)]
 struct Counting {
     inner: MemoryDevice,
     reads: Rc<Cell<u64>>,
     bytes: Rc<Cell<u64>>,
     segments: Rc<RefCell<BTreeSet<u64>>>,
+    writes: Rc<RefCell<Vec<u64>>>,
 }
 
 impl Counting {
     fn new(inner: MemoryDevice) -> Self {
-        Self { inner, reads: Rc::default(), bytes: Rc::default(), segments: Rc::default() }
+        let (reads, bytes) = Default::default();
+        Self { inner, reads, bytes, segments: Rc::default(), writes: Rc::default() }
     }
 
     fn reset(&self) {
@@ -53,6 +57,7 @@ impl Device for Counting {
         self.inner.read(at, len).await
     }
     async fn write(&self, at: u64, buf: AlignedBuf, durability: Durability) -> (AlignedBuf, Result<()>) {
+        self.writes.borrow_mut().push(at);
         self.inner.write(at, buf, durability).await
     }
     async fn sync(&self) -> Result<()> {
@@ -65,6 +70,7 @@ impl Device for Counting {
         self.inner.punch(at, len).await
     }
     async fn prewrite(&self, at: u64, len: u64) -> Result<()> {
+        self.writes.borrow_mut().push(at);
         self.inner.prewrite(at, len).await
     }
 }
@@ -234,4 +240,126 @@ fn whichever_page_of_openings_is_left_a_start_finds_the_same() {
         });
     }
     assert!(tabled > 10, "starts that asked few segments: {tabled}");
+}
+
+/// Two pages of openings were lost, one after the other: the log goes on behind the segment that is the newest by the
+/// pages, and behind the one that was opened next, too.
+#[test]
+fn pages_that_were_lost_cut_nothing_off() {
+    local(async {
+        for lost in 1..=3 {
+            let dev = MemoryDevice::new(4096, 1 << 30);
+            create_log(dev.clone(), &shape(60)).await.unwrap();
+            let mut load = Load::new(lost);
+            let rig = Rig::open_with(dev.clone(), TINY).await.unwrap();
+            load.write(&rig, 600).await;
+            rig.engine.checkpoint().await.unwrap();
+            load.write(&rig, 20).await;
+            let pages = pages_of(&dev);
+            let opened = rig.engine.counters().segments_opened;
+            while rig.engine.counters().segments_opened < opened + lost {
+                load.write(&rig, 4).await;
+            }
+            load.write(&rig, 4).await;
+            let digests = load.digests(&rig).await;
+            rig.kill();
+            let dev = with_pages(&dev, [Some(&pages[0]), Some(&pages[1])]);
+            let rig = Rig::open_with(dev.clone(), TINY).await.unwrap();
+            assert_eq!(rig.report.damage, [], "{lost} pages lost");
+            assert_eq!(load.digests(&rig).await, digests, "{lost} pages lost");
+            load.check(&rig).await;
+            rig.stop().await;
+        }
+    });
+}
+
+/// A device that was cut short since the checkpoint: segments of the table lie behind its end.
+#[test]
+fn a_table_of_more_segments_than_there_are_is_no_table() {
+    local(async {
+        let dev = MemoryDevice::new(4096, 1 << 30);
+        create_log(dev.clone(), &shape(60)).await.unwrap();
+        let mut load = Load::new(1);
+        let rig = Rig::open_with(dev.clone(), TINY).await.unwrap();
+        load.write(&rig, 1500).await;
+        rig.engine.checkpoint().await.unwrap();
+        rig.stop().await;
+        let segments = (dev.len() - SEGMENTS_AT) / SEGMENT;
+        assert!(segments > 20);
+        for left in [0, 1, segments / 2, segments - 1] {
+            let mut said = Vec::new();
+            for pages in [true, false] {
+                let cut = if pages { copy(&dev) } else { with_pages(&dev, [None, None]) };
+                cut.set_len(SEGMENTS_AT + left * SEGMENT).await.unwrap();
+                match open_log_with(cut, &expect(), TINY).await {
+                    Ok((_, report)) => said.push(Ok(report.damage)),
+                    Err(e) => said.push(Err(e.to_string())),
+                }
+            }
+            assert_eq!(said[0], said[1], "{left} segments left");
+            // The last one may be a free one.
+            let is_missed = said[0].as_ref().is_ok_and(|d| !d.is_empty());
+            assert!(is_missed || left + 1 == segments, "{left} segments left: {said:?}");
+        }
+    });
+}
+
+/// Segments that a slot names: its manifest, as the format has it.
+fn named_by_slot(dev: &MemoryDevice, i: usize) -> BTreeSet<u64> {
+    let mut out = BTreeSet::new();
+    dev.poke(|b| {
+        let slot = CheckpointSlot::decode(&b[CHECKPOINT_AT[i] as usize..][..CHECKPOINT_BYTES], shape(1).device);
+        out.extend(slot.unwrap().1.iter().map(|p| u64::from(p.segment.get())));
+    });
+    out
+}
+
+/// A start that reads the log alone, because something in it is damaged, makes a map of its own. It was given segments that
+/// the slots of checkpoints still named, and these were written with zeroes, or with the map: after a power cut there the
+/// next start had neither.
+#[test]
+fn a_start_that_reads_the_log_alone_leaves_the_checkpoints_as_they_are() {
+    local(async {
+        let dev = MemoryDevice::new(4096, 1 << 30);
+        create_log(dev.clone(), &shape(400)).await.unwrap();
+        let mut load = Load::new(5);
+        let rig = Rig::open_with(dev.clone(), TINY).await.unwrap();
+        // At the front of the device, where room is looked for first.
+        for _ in 0..2 {
+            load.write(&rig, 100).await;
+            rig.engine.checkpoint().await.unwrap();
+        }
+        load.write(&rig, 1500).await;
+        rig.kill();
+        // The last segment that was closed since has an index that is not whole.
+        let mut hurt = false;
+        let pages = pages_of(&dev);
+        let newest = |p: &[u8]| u64::from_le_bytes(p[40..48].try_into().unwrap());
+        let page = pages.iter().max_by_key(|p| newest(p)).unwrap();
+        let count = u32::from_le_bytes(page[48..52].try_into().unwrap()) as usize;
+        let closed = u32::from_le_bytes(page[96 + 4 * (count - 2)..][..4].try_into().unwrap());
+        dev.poke(|b| {
+            let end = (SEGMENTS_AT + u64::from(closed + 1) * SEGMENT) as usize;
+            let at = b[..end - 256].iter().rposition(|b| *b != 0).unwrap();
+            (b[at], hurt) = (b[at] ^ 1, at > end - (64 << 10));
+        });
+        assert!(hurt);
+        let named = [0, 1].map(|i| named_by_slot(&dev, i));
+        assert!(named.iter().all(|n| !n.is_empty()));
+        for rule in [None, Some(RuleMutant::KeptUsedAgain)] {
+            let noting = Counting::new(copy(&dev));
+            let (engine, report) = open_log_without(rule, noting.clone(), &expect(), TINY).await.unwrap();
+            assert!(!report.damage.is_empty() && report.checkpoint == 0);
+            let (writes, mut hit) = (noting.writes.borrow().clone(), Vec::new());
+            for (i, named) in named.iter().enumerate() {
+                let emptied = writes.iter().position(|at| *at == CHECKPOINT_AT[i]).expect("the slot is emptied");
+                let segment = |at: &u64| at.checked_sub(SEGMENTS_AT).map(|at| at / SEGMENT);
+                let early: BTreeSet<u64> = writes[..emptied].iter().filter_map(segment).collect();
+                assert!(!early.is_empty(), "the map was written while the log was read");
+                hit.extend(early.intersection(named).copied());
+            }
+            assert_eq!(hit.is_empty(), rule.is_none(), "{rule:?}: {hit:?}");
+            drop(engine);
+        }
+    });
 }
