@@ -136,8 +136,9 @@ pub const HANDSHAKE_QUESTION: Duration = Duration::from_millis(250);
 pub const WHY_NOT_MAX: Duration = Duration::from_millis(250);
 /// A gateway hears within this time of a volume that a command names, which the command has heard of from a node.
 pub const HEARD_OF_MAX: Duration = Duration::from_secs(5);
-/// A command hears within this time of a snapshot that was just taken; longer only makes a wrong name slow.
-pub const HEARD_OF_SNAPSHOT_MAX: Duration = Duration::from_secs(1);
+/// A command hears within this time of a snapshot that was just taken: longer than who follows a node that stands still
+/// lags (`LISTEN_EVERY` and `SILENT_MAX`), and no longer, for a wrong name is refused only then.
+pub const HEARD_OF_SNAPSHOT_MAX: Duration = Duration::from_secs(3);
 /// A client that waits for its volume is looked at this often: if it has gone, nothing is attached for it.
 pub const CLIENT_GONE_LOOK: Duration = Duration::from_millis(250);
 
