@@ -81,6 +81,8 @@ impl Shards {
                         forced: forced_of(s),
                         branch: branch_of(s),
                         snapshots: snapshots_of(state, shard),
+                        fork: None,
+                        flatten: false,
                     };
                     mine.insert(shard, info);
                 }

@@ -338,6 +338,8 @@ impl World {
                     as_of: s.active,
                     ..ShardSnapshots::default()
                 },
+                fork: None,
+                flatten: false,
             }
         };
         self.workers.values().for_each(|w| w.on_shards(vec![info.clone()]));

@@ -7,8 +7,8 @@ use freebs_io::LinkId;
 use freebs_lsvd::{DamagedBlocks, Durable, EventKind, KeptState, MapPlace, Record};
 use freebs_secrets::HostKey;
 use freebs_types::{
-    ClusterId, Error, Generation, Hash32, HostPublic, NodeId, Peer, Result, Sequence, ShardId, SnapshotId, StartNumber,
-    Version, ViewNumber,
+    ClusterId, Error, Fork, Generation, Hash32, HostPublic, NodeId, Peer, Result, Sequence, ShardId, SnapshotId,
+    StartNumber, Version, ViewNumber,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -214,6 +214,10 @@ pub struct ShardInfo {
     pub branch: Branch,
     /// Snapshots that it is in.
     pub snapshots: ShardSnapshots,
+    /// Where it begins, if it is a clone's.
+    pub fork: Option<Fork>,
+    /// Whether it is to have all that it reads from its parent as its own.
+    pub flatten: bool,
 }
 
 /// A head's word on a snapshot.
@@ -631,6 +635,8 @@ pub struct ShardStatus {
     pub waits: Option<String>,
     /// Kept versions below this are not all there; 0 if its history is whole.
     pub whole_from: Version,
+    /// Where it begins, for as long as it reads from its parent what it does not have.
+    pub fork: Option<Fork>,
     /// The part of its log that counts when the active view is left.
     pub log: LogStatus,
 }

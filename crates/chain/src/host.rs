@@ -601,6 +601,7 @@ impl Host {
             pins: 0,
             waits: r.waits(),
             whole_from: r.whole_from,
+            fork: None,
             log: r.log_status(),
         })
     }

@@ -775,6 +775,8 @@ fn info(blocks: u64) -> ShardInfo {
         forced: None,
         branch: Branch::default(),
         snapshots: ShardSnapshots::default(),
+        fork: None,
+        flatten: false,
     }
 }
 

@@ -791,6 +791,8 @@ mod tests {
             forced: None,
             branch: Branch::default(),
             snapshots: ShardSnapshots::default(),
+            fork: None,
+            flatten: false,
         }
     }
 

@@ -4,6 +4,7 @@
 //! Invariant: all of these are plain values; their order is the order of the number inside.
 
 mod error;
+mod fork;
 mod ids;
 #[cfg(feature = "serde")]
 mod json;
@@ -13,6 +14,7 @@ pub mod timing;
 mod units;
 
 pub use error::{Error, ErrorKind, Result};
+pub use fork::Fork;
 pub use ids::*;
 pub use slice::*;
 pub use units::*;

@@ -68,6 +68,8 @@ impl Node {
             forced: None,
             branch: Branch::default(),
             snapshots: ShardSnapshots::default(),
+            fork: None,
+            flatten: false,
         };
         self.step(Event::Shards(vec![info]))
     }

@@ -436,6 +436,8 @@ fn a_head_wants_links_to_all_that_may_seal() {
         forced: None,
         branch: Branch::default(),
         snapshots: ShardSnapshots::default(),
+        fork: None,
+        flatten: false,
     };
     host.step(Nanos::from_millis(1), Event::Shards(vec![info]));
     assert_eq!(host.wanted_peers().into_iter().collect::<Vec<_>>(), [2, 3, 4].map(peer));

@@ -170,6 +170,8 @@ impl Story {
             forced: self.forced.clone(),
             branch: self.branch,
             snapshots: ShardSnapshots::default(),
+            fork: None,
+            flatten: false,
         };
         self.step(n, Event::Shards(vec![info]));
     }
