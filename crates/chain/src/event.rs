@@ -7,7 +7,7 @@ use freebs_io::LinkId;
 use freebs_lsvd::{DamagedBlocks, Durable, EventKind, KeptState, MapPlace, Record};
 use freebs_secrets::HostKey;
 use freebs_types::{
-    ClusterId, Error, Fork, Generation, Hash32, HostPublic, NodeId, Peer, Result, Sequence, ShardId, SnapshotId,
+    ClusterId, Error, ErrorKind, Fork, Generation, Hash32, HostPublic, NodeId, Peer, Result, Sequence, ShardId, SnapshotId,
     StartNumber, Version, ViewNumber,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -380,6 +380,13 @@ pub enum Event {
     },
     /// From the log engine, in log order.
     Durable(Vec<Durable>),
+    /// The answer to `Action::CheckFork`: the fork can be made, or why not. `NotFound` may be another one later.
+    ForkChecked {
+        /// The shard that is to be made.
+        shard: ShardId,
+        /// Of the log.
+        result: Result<(), ErrorKind>,
+    },
     /// Live blocks that are damaged in this log.
     Damaged(Vec<DamagedBlocks>),
     /// What the log made of blocks that another member had.
@@ -463,6 +470,13 @@ pub enum Action {
     },
     /// Give a record to the log engine; `Event::Durable` follows.
     Append(Record),
+    /// Ask the log engine whether it can make a fork; `Event::ForkChecked` follows.
+    CheckFork {
+        /// The shard that is to be made.
+        shard: ShardId,
+        /// Where it begins.
+        fork: Fork,
+    },
     /// Tell the log engine how far a shard is committed.
     Committed {
         /// The shard.

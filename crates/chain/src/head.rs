@@ -640,7 +640,7 @@ impl Replica {
     /// The head's time-outs: silent members are passed over, late ones invited, idle ones told.
     pub fn head_tick(&mut self, ctx: &mut Ctx<'_>) {
         if self.stopped.is_some() {
-            self.hand_over_tick(ctx);
+            self.hand_over_tick(ctx, "this log is out of use");
             return;
         }
         self.see_whether_overtaken(ctx);

@@ -4,6 +4,7 @@
 //! log, until the volume is deleted (V2).
 
 use crate::event::{Action, Event, HostConfig, MemberStatus, Mutant, ShardInfo, ShardStatus, Who};
+use crate::forks::Forks;
 use crate::mend::Mending;
 use crate::open::Phase;
 use crate::out::Out;
@@ -14,8 +15,8 @@ use crate::replica::{Ctx, Replica, with_overhead};
 use freebs_format::wire::{Message, ReadRequest, Refusal, Refused, Request};
 use freebs_format::{Frame, FrameKind};
 use freebs_io::LinkId;
-use freebs_lsvd::{Durable, Record};
-use freebs_types::{Error, Generation, Nanos, NodeId, Peer, ShardId, Version, ViewNumber};
+use freebs_lsvd::{Durable, Record, fork_name};
+use freebs_types::{ClusterId, Error, Generation, Nanos, NodeId, Peer, ShardId, Version, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Invitations to unknown shards that are remembered.
@@ -35,6 +36,8 @@ pub struct Host {
     /// Shards whose former replica the log has not come to the end of, with what it still has to do: that many cuts,
     /// the end itself being one. What it makes durable before that is not of the present replica.
     ending: BTreeMap<ShardId, usize>,
+    /// Forks that are to be made here.
+    pub(crate) forks: Forks,
     /// Heads that have updates to pack at the end of the turn.
     packing: BTreeSet<ShardId>,
     pub(crate) mending: Mending,
@@ -66,6 +69,7 @@ impl Host {
             left: BTreeMap::new(),
             invited: BTreeMap::new(),
             ending: BTreeMap::new(),
+            forks: Forks::default(),
             packing: BTreeSet::new(),
             mending: Mending::default(),
             regained: None,
@@ -157,6 +161,37 @@ impl Host {
         Some(done)
     }
 
+    pub(crate) fn cluster(&self) -> ClusterId {
+        self.config.cluster
+    }
+
+    pub(crate) fn me(&self) -> NodeId {
+        self.config.me.node
+    }
+
+    pub(crate) fn new_ticket(&mut self) -> u64 {
+        self.tickets += 1;
+        self.tickets
+    }
+
+    pub(crate) fn has(&self, shard: ShardId) -> bool {
+        self.replicas.contains_key(&shard)
+    }
+
+    pub(crate) fn replica(&self, shard: ShardId) -> Option<&Replica> {
+        self.replicas.get(&shard)
+    }
+
+    /// True if this node was never a member of a shard, as far as it knows, and nothing of it is in the log.
+    pub(crate) fn is_unknown(&self, shard: ShardId) -> bool {
+        !self.has(shard) && !self.left.contains_key(&shard) && !self.ending.contains_key(&shard)
+    }
+
+    /// Whether news names this node as a member.
+    pub(crate) fn is_member(&self, info: &ShardInfo) -> bool {
+        info.members.contains(&self.config.me.node)
+    }
+
     fn each(&mut self, mut f: impl FnMut(&mut Replica, &mut Ctx<'_>)) {
         let shards: Vec<ShardId> = self.replicas.keys().copied().collect();
         for s in shards {
@@ -216,6 +251,7 @@ impl Host {
             Event::Pins { shard, pins } => {
                 self.with(shard, |r, ctx| r.on_pins(ctx, &pins));
             }
+            Event::ForkChecked { shard, result } => self.on_fork_checked(shard, result),
             Event::Damaged(all) => self.mending.add(all),
             Event::Mended { id, end } => self.mending.on_mended(now, id, end),
             Event::Tick => {
@@ -225,6 +261,7 @@ impl Host {
                 });
                 self.regain_tick();
                 self.mend_tick();
+                self.fork_tick();
             }
         }
     }
@@ -351,7 +388,7 @@ impl Host {
 
     /// The control plane names this node as a member: no peer's word makes a replica, for it may be of a view that is
     /// long dead.
-    fn ensure(&mut self, shard: ShardId) {
+    pub(crate) fn ensure(&mut self, shard: ShardId) {
         if self.replicas.contains_key(&shard) {
             return;
         }
@@ -408,6 +445,7 @@ impl Host {
                     self.ending.retain(|_, left| *left > 0);
                 }
             }
+            Durable::Mark { shard, ticket } if self.on_fork_durable(shard, ticket) => {}
             Durable::Mark { shard, ticket } => {
                 self.with(shard, |r, ctx| r.on_mark_durable(ctx, ticket));
             }
@@ -424,6 +462,7 @@ impl Host {
                 self.with(shard, |r, ctx| r.on_unlearned(ctx, ticket, why));
             }
             Durable::NoRoom { shard, ticket } => {
+                self.on_no_room_for_fork(shard, ticket);
                 self.with(shard, |r, ctx| r.on_no_room(ctx, ticket));
             }
             Durable::Carry { shard, ticket } => {
@@ -441,10 +480,10 @@ impl Host {
         self.each(|r, ctx| r.stop(ctx, format!("the device is out of use: {e}")));
     }
 
-    fn on_info(&mut self, info: ShardInfo) {
+    pub(crate) fn on_info(&mut self, info: ShardInfo) {
         let shard = info.shard;
-        let mine = info.members.contains(&self.config.me.node);
-        if !mine && !self.replicas.contains_key(&shard) {
+        let mine = self.is_member(&info);
+        if self.waits_for_fork(&info) || (!mine && !self.replicas.contains_key(&shard)) {
             return;
         }
         let leads = info.members.first() == Some(&self.config.me.node);
@@ -468,6 +507,7 @@ impl Host {
             }
             r.info = Some(ShardInfo { active: info.active.max(known), known: info.known.max(known), ..info });
             r.note_active(ctx);
+            r.begins = r.info.as_ref().and_then(|i| i.fork).map_or(r.begins, |f| fork_name(ctx.config.cluster, &f));
             if leads {
                 r.become_head(ctx);
                 r.see_to_snapshots(ctx);
@@ -516,7 +556,8 @@ impl Host {
 
     /// The volume was deleted.
     fn on_gone(&mut self, shard: ShardId) {
-        if self.left.remove(&shard).is_some() || self.replicas.contains_key(&shard) {
+        let was_to_fork = self.forget_fork(shard);
+        if was_to_fork || self.left.remove(&shard).is_some() || self.replicas.contains_key(&shard) {
             self.end(shard, ViewNumber(0));
         }
         self.invited.remove(&shard);

@@ -11,6 +11,8 @@ mod coming;
 mod copies;
 mod cuts;
 mod event;
+mod flatten;
+mod forks;
 mod head;
 mod host;
 mod learn;

@@ -277,7 +277,8 @@ impl Replica {
     /// This log's answer to a seal of `pred`. A log whose end there is not known does not count.
     pub fn seal_answer(&self, view: ViewNumber, pred: ViewNumber) -> SealAnswer {
         let end = self.end_in(pred);
-        let last = end.filter(|_| pred.0 > 0).unwrap_or_else(crate::replica::genesis);
+        let begins = if self.last.sequence < self.begins.sequence { crate::replica::genesis() } else { self.begins };
+        let last = end.filter(|_| pred.0 > 0).unwrap_or(begins);
         let has_pred = end.is_some_and(|l| l.view == pred);
         SealAnswer {
             shard: self.id,

@@ -417,9 +417,12 @@ impl Replica {
         let is_first = opened.pred == ViewNumber(0);
         // A log without any frame may be a device that was lost: it does not count, unless it never had any (V2).
         let had_none = |n: &NodeId| opened.pred_learning.contains(n) || ctx.mutant(Mutant::EmptyLogsCount);
-        let has_some = |n: &NodeId, a: &SealAnswer| a.has_pred || a.last.sequence.0 > 0 || had_none(n);
+        let has_some = |n: &NodeId, a: &SealAnswer| a.has_pred || a.last.view.0 > 0 || had_none(n);
         let is_member = |n: &NodeId| opened.pred_members.contains(n) && !opened.pred_unseen.contains(n);
-        let counts = |n: &NodeId, a: &SealAnswer| is_member(n) && (!a.damaged || lone || is_first) && has_some(n, a);
+        // A clone's shard begins at its fork, and nowhere else.
+        let begins = |a: &SealAnswer| !is_first || a.last == self.begins;
+        let is_sound = |a: &SealAnswer| !a.damaged || lone || is_first;
+        let counts = |n: &NodeId, a: &SealAnswer| is_member(n) && is_sound(a) && has_some(n, a) && begins(a);
         let counting: Vec<(&NodeId, &SealAnswer)> = answers.iter().filter(|(n, a)| counts(n, a)).collect();
         if counting.len() < needed {
             return None;
@@ -434,7 +437,7 @@ impl Replica {
             return None;
         }
         let new = counting.iter().map(|(n, _)| **n).filter(|n| opened.pred_learning.contains(n));
-        let empty: Vec<NodeId> = new.filter(|n| answers[n].last.sequence.0 == 0).collect();
+        let empty: Vec<NodeId> = new.filter(|n| answers[n].last.view.0 == 0).collect();
         if !empty.is_empty() {
             ctx.out.note(format!("shard {}: nodes {empty:?} have nothing of view {} yet", self.id, opened.pred));
         }
@@ -443,7 +446,7 @@ impl Replica {
 
     /// A log that is out of use can't lead, and nobody else sees that it does not: its node answers. For as long as it is
     /// named, it asks for each of the other members in turn to be head.
-    pub fn hand_over_tick(&mut self, ctx: &mut Ctx<'_>) {
+    pub fn hand_over_tick(&mut self, ctx: &mut Ctx<'_>, why: &str) {
         let me = ctx.config.me.node;
         let others = match self.info.as_ref().map(|i| &i.members[..]) {
             Some([first, others @ ..]) if *first == me && !others.is_empty() => others,
@@ -455,7 +458,7 @@ impl Replica {
         }
         let to = others[times as usize % others.len()];
         self.handed_over = Some((ctx.now, times.saturating_add(1)));
-        ctx.out.note(format!("shard {}: this log is out of use; node {to} is to be head", self.id));
+        ctx.out.note(format!("shard {}: {why}; node {to} is to be head", self.id));
         ctx.out.actions.push(Action::HandOver { shard: self.id, to });
     }
 
@@ -647,6 +650,9 @@ impl Replica {
             Phase::Sealing { opened, .. } => {
                 let is_forced = opened.forced.is_some();
                 self.ask_for_seals(ctx);
+                if self.lacks_its_fork() {
+                    self.hand_over_tick(ctx, "this log does not reach the snapshot that it was cloned from");
+                }
                 if is_forced {
                     self.force_tick(ctx);
                 }

@@ -169,6 +169,8 @@ pub(crate) struct Replica {
     /// From the control plane; `None` until it has spoken of this shard.
     pub info: Option<ShardInfo>,
     pub last: FrameName,
+    /// The end of a log without a frame of its own that can open the first view: of a clone's shard, its fork.
+    pub begins: FrameName,
     pub version: Version,
     pub tail: BTreeMap<Sequence, TailEntry>,
     pub durable: Sequence,
@@ -278,6 +280,7 @@ impl Replica {
             me: None,
             info: None,
             last: genesis(),
+            begins: genesis(),
             version: Version(0),
             tail,
             durable: Sequence(0),
@@ -396,8 +399,9 @@ impl Replica {
         self.ahead.values().copied().max().unwrap_or_default().max(self.committed)
     }
 
+    /// True if it has no frame of its own.
     pub fn is_empty_log(&self) -> bool {
-        self.last.sequence == Sequence(0)
+        self.last.view == ViewNumber(0)
     }
 
     pub fn view_number(&self) -> ViewNumber {

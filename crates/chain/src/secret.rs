@@ -116,6 +116,11 @@ impl Replica {
             // Everybody may begin.
             return Some((Hash32::default(), Hash32::default()));
         }
+        if seal.view.0 == 0 {
+            // So may everybody whose log reaches the fork.
+            let token = self.tail.get(&seal.sequence).filter(|t| t.name == seal)?.token?;
+            return Some((Hash32::default(), token));
+        }
         let last = self.tail.get(&seal.sequence).filter(|t| t.name.hid == seal.hid)?;
         let view = self.view_of(seal.view);
         let token_by = |s: &Hash32| last.token.unwrap_or_else(|| token(s, &last.parent, &last.digest));
@@ -171,7 +176,7 @@ impl Replica {
         // Its head may not have known it: see `continuation`.
         let is_unknown = shared.pred_secret == Hash32::default();
         match last.token {
-            _ if self.last.sequence.0 == 0 => is_unknown,
+            _ if self.is_empty_log() => is_unknown,
             Some(_) => true,
             // Where only the beginning of a branch has told of the last frame, nobody can tell.
             None if is_unknown || !last.has_origin() => true,

@@ -106,3 +106,14 @@ pub(crate) const SCRUB_STEP: Duration = Duration::from_millis(250);
 /// A pass of the scrub begins this long after the one before began, if that took less: a small log is not read without
 /// end.
 pub(crate) const SCRUB_PASS_EVERY: Nanos = Nanos::from_millis(3_600_000);
+
+/// A fork whose parent is not here yet, or whose cut is not known to be committed, is waited for this long. Then the shard is
+/// learned from others.
+pub(crate) const FORK_PATIENCE: Nanos = Nanos::from_millis(5_000);
+/// Forks that are to be flat are looked for this often, and left alone this long after one that failed.
+pub(crate) const FLATTEN_EVERY: Duration = Duration::from_millis(100);
+pub(crate) const FLATTEN_AGAIN: Duration = Duration::from_millis(2_000);
+/// Between two pieces clients have the disk.
+pub(crate) const FLATTEN_PAUSE: Duration = Duration::from_millis(5);
+/// A piece that takes longer to become durable is begun again.
+pub(crate) const FLATTEN_PATIENCE: Duration = Duration::from_millis(30_000);

@@ -19,7 +19,7 @@ fn not_counted(opened: &Opened, from: NodeId, a: &SealAnswer) -> Option<&'static
     if a.damaged {
         return Some("does not count: its log has lost something, and is being mended from others");
     }
-    let has_some = a.has_pred || a.last.sequence.0 > 0 || opened.pred_learning.contains(&from);
+    let has_some = a.has_pred || a.last.view.0 > 0 || opened.pred_learning.contains(&from);
     (!has_some).then_some("does not count: its log is empty, as if its device had been lost")
 }
 

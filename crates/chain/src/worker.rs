@@ -9,6 +9,7 @@ use crate::event::{
     Action, ControlPort, CutWord, Event, HostConfig, MapSource, Mended, Note, NoteKind, Opened, ShardInfo, ShardStatus,
     SyncSource, Who,
 };
+use crate::flatten::Flattening;
 use crate::host::Host;
 use crate::past::is_of_the_past;
 use crate::repair::{Damage, Hole};
@@ -24,7 +25,7 @@ use freebs_types::{
     Error, ErrorKind, Generation, Hash32, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
     ViewNumber, limits,
 };
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
@@ -79,6 +80,7 @@ pub(crate) struct Inner<D: Device, O, P, K> {
     random: RefCell<Box<dyn Random>>,
     turn: Notify,
     words: RefCell<Words>,
+    flattening: RefCell<Flattening>,
     tasks: RefCell<JoinSet<()>>,
     last_append: Cell<Nanos>,
     stopped: Cell<bool>,
@@ -91,6 +93,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Listener for Engin
         if let Some(inner) = self.0.upgrade() {
             let worker = Worker(inner);
             worker.tell_whole_from(done);
+            worker.hear_of_pieces(done);
             worker.step(Event::Durable(std::mem::take(done)));
         }
     }
@@ -124,6 +127,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             random: RefCell::new(config.random),
             turn: Notify::new(),
             words: RefCell::default(),
+            flattening: RefCell::default(),
             tasks: RefCell::new(JoinSet::new()),
             last_append: Cell::new(Nanos(0)),
             stopped: Cell::new(false),
@@ -137,6 +141,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         });
         worker.spawn(Self::run_turns);
         worker.spawn(Self::run_ticks);
+        worker.spawn(Self::run_flatten);
         if config.scrub_bytes > 0 {
             worker.spawn(move |w| w.run_scrub(config.scrub_bytes));
         }
@@ -191,18 +196,22 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     /// News from the control plane: shards that are new or changed.
     pub fn on_shards(&self, infos: Vec<ShardInfo>) {
-        self.step(Event::Shards(infos));
+        self.step(Event::Shards(self.without_ends(infos)));
     }
 
     /// By a control state in which this view is active, this node is no member of the shard any more: all of it goes but
     /// what was promised (V2). If the log is of a newer view, the state is an old one, and nothing happens.
     pub fn on_left(&self, shard: ShardId, active: ViewNumber) {
-        self.step(Event::Left { shard, active });
+        if !self.put_off(shard, Event::Left { shard, active }) {
+            self.step(Event::Left { shard, active });
+        }
     }
 
     /// A volume was deleted: this shard of it goes, with all that is here.
     pub fn on_gone(&self, shard: ShardId) {
-        self.step(Event::Gone(shard));
+        if !self.put_off(shard, Event::Gone(shard)) {
+            self.step(Event::Gone(shard));
+        }
     }
 
     /// Workers of each node have become known or changed.
@@ -229,11 +238,32 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     pub fn status(&self) -> Vec<ShardStatus> {
         let host = self.0.host.borrow();
         let pins = |s: ShardId| self.0.engine.history(s).map_or(0, |h| h.pins.len());
-        let shards = host.shards().into_iter();
-        shards.filter_map(|s| host.status(s).map(|status| ShardStatus { pins: pins(s), ..status })).collect()
+        let fork = |s: ShardId| self.0.engine.state(s).and_then(|state| state.fork);
+        let of = |s: ShardId| host.status(s).map(|status| ShardStatus { pins: pins(s), fork: fork(s), ..status });
+        host.shards().into_iter().filter_map(of).collect()
     }
 
-    fn step(&self, event: Event) {
+    pub(crate) fn flattening(&self) -> RefMut<'_, Flattening> {
+        self.0.flattening.borrow_mut()
+    }
+
+    pub(crate) fn begins_anew(&self, info: &ShardInfo) -> bool {
+        self.0.host.borrow().begins_anew(info)
+    }
+
+    pub(crate) fn is_to_be_flat(&self, shard: ShardId) -> bool {
+        self.0.host.borrow().is_to_be_flat(shard)
+    }
+
+    pub(crate) fn ticket_of(&self, shard: ShardId) -> Option<u64> {
+        self.0.host.borrow_mut().ticket_of(shard)
+    }
+
+    pub(crate) fn notes(&self) -> &dyn Fn(&Note) {
+        &*self.0.notes
+    }
+
+    pub(crate) fn step(&self, event: Event) {
         if self.0.stopped.get() {
             return;
         }
@@ -342,6 +372,11 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                     self.0.last_append.set(self.0.clock.now());
                     self.0.engine.append(record);
                 }
+                // Not from within a step.
+                Action::CheckFork { shard, fork } => self.spawn(async move |w: Self| {
+                    let result = w.0.engine.check_fork(&fork).map_err(|e| e.kind);
+                    w.step(Event::ForkChecked { shard, result });
+                }),
                 Action::Committed { shard, sequence } => self.0.engine.committed(shard, sequence),
                 Action::Keep { shard, from } => self.0.engine.keep(shard, from),
                 Action::Read { link, request } => self.spawn(move |w| w.read(link, request)),

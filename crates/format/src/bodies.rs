@@ -7,8 +7,8 @@ use crate::pins::{self, Pin};
 use crate::{ExtentKind, FrameHead, FrameKind};
 use bytes::Bytes;
 use freebs_types::{
-    BlockRange, ChunkId, DriverId, Error, Generation, Hash32, HostPublic, Lba, NodeId, RequestNumber, Result,
-    SEALED_SLICE_BYTES, SealedSlice, Sequence, StartNumber, Version, ViewNumber, limits,
+    BlockRange, ChunkId, DriverId, Error, Fork, Generation, Hash32, HostPublic, Lba, NodeId, RequestNumber, Result,
+    SEALED_SLICE_BYTES, SealedSlice, Sequence, ShardId, SnapshotId, StartNumber, Version, ViewNumber, limits,
 };
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -360,6 +360,8 @@ pub struct MarkBody {
     pub whole_from: Version,
     /// Set when all of the past was learned: `whole_from` holds whatever was missing before.
     pub whole_past: bool,
+    /// Where the shard begins, if it is a clone's that reads from its parent what it does not have.
+    pub fork: Option<Fork>,
     /// Closed views of which the log still has frames, in order, so that the frames can be audited when those that
     /// published the secrets are given up.
     pub closed: Vec<ClosedView>,
@@ -435,12 +437,53 @@ pub(crate) struct KeptFixed {
 }
 const _: () = assert!(size_of::<KeptFixed>() == 16);
 
+/// In a mark of a shard that reads from a parent; behind the closed views, in front of all else there.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct ForkFixed {
+    pub(crate) volume: U64,
+    pub(crate) index: U32,
+    pub(crate) reserved: U32,
+    pub(crate) snapshot: U64,
+    pub(crate) version: U64,
+    pub(crate) sequence: U64,
+}
+const _: () = assert!(size_of::<ForkFixed>() == FORK_BYTES);
+
+/// Bytes of the word of a parent in a mark.
+pub const FORK_BYTES: usize = 40;
+
+impl ForkFixed {
+    fn of(fork: &Fork) -> Self {
+        Self {
+            volume: fork.parent.volume.0.into(),
+            index: fork.parent.index.into(),
+            reserved: 0.into(),
+            snapshot: fork.snapshot.0.into(),
+            version: fork.version.0.into(),
+            sequence: fork.sequence.0.into(),
+        }
+    }
+
+    fn read(&self) -> Result<Fork> {
+        let (version, sequence) = (self.version.get(), self.sequence.get());
+        let is_in_bounds = |n: u64| (1..pins::KEPT_MAX).contains(&n);
+        if !is_in_bounds(version) || !is_in_bounds(sequence) || self.reserved.get() != 0 {
+            return Err(cut("mark of a fork that makes no sense"));
+        }
+        let parent = ShardId::new(self.volume.get(), self.index.get());
+        let (version, sequence) = (Version(version), Sequence(sequence));
+        Ok(Fork { parent, snapshot: SnapshotId(self.snapshot.get()), version, sequence })
+    }
+}
+
 const MARK_DELETED: u32 = 1;
 const MARK_SUSPECT: u32 = 2;
 const MARK_WHOLE: u32 = 4;
 const MARK_LEARNED: u32 = 8;
 const MARK_HISTORY: u32 = 16;
 const MARK_WHOLE_PAST: u32 = 32;
+const MARK_FORK: u32 = 64;
 
 impl MarkBody {
     fn tells_learned(&self) -> bool {
@@ -459,6 +502,7 @@ impl MarkBody {
             (self.tells_learned(), MARK_LEARNED),
             (self.tells_history(), MARK_HISTORY),
             (self.whole_past, MARK_WHOLE_PAST),
+            (self.fork.is_some(), MARK_FORK),
         ];
         bits.iter().filter(|(set, _)| *set).fold(0, |flags, (_, bit)| flags | bit)
     }
@@ -507,6 +551,9 @@ impl MarkBody {
             let c = ClosedFixed { view: c.view.0.into(), published: c.published.0.into(), secret: c.secret.0 };
             out.extend_from_slice(c.as_bytes());
         }
+        if let Some(fork) = &self.fork {
+            out.extend_from_slice(ForkFixed::of(fork).as_bytes());
+        }
         if self.tells_history() {
             let as_of = self.kept_as_of.unwrap_or(self.committed).0.into();
             out.extend_from_slice(KeptFixed { as_of, whole_from: self.whole_from.0.into() }.as_bytes());
@@ -530,6 +577,11 @@ impl MarkBody {
     /// True if a body says more of what is kept than which versions.
     pub(crate) fn names_history(body: &[u8]) -> bool {
         MarkFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.flags.get() & MARK_HISTORY != 0)
+    }
+
+    /// True if a body names a parent.
+    pub(crate) fn names_fork(body: &[u8]) -> bool {
+        MarkFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.flags.get() & MARK_FORK != 0)
     }
 
     /// True if a body has secrets of closed views.
@@ -563,6 +615,13 @@ impl MarkBody {
             _ => KeptFixed::ref_from_suffix(rest)
                 .map(|(rest, history)| (rest, Some(history)))
                 .map_err(|_| cut("what a mark says of history is cut short"))?,
+        };
+        let (rest, fork) = match fixed.flags.get() & MARK_FORK {
+            0 => (rest, None),
+            _ => {
+                let (rest, fork) = ForkFixed::ref_from_suffix(rest).map_err(|_| cut("mark of a fork is cut short"))?;
+                (rest, Some(fork.read()?))
+            }
         };
         let committed = Sequence(fixed.committed.get());
         let closed = fixed.closed.get() as usize;
@@ -601,6 +660,7 @@ impl MarkBody {
             kept_as_of: history.map(|h| Sequence(h.as_of.get())).filter(|s| *s != committed),
             whole_from: Version(history.map_or(0, |h| h.whole_from.get())),
             whole_past: fixed.flags.get() & MARK_WHOLE_PAST != 0,
+            fork,
             closed: closed
                 .iter()
                 .map(|c| ClosedView {

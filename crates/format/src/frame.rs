@@ -6,7 +6,7 @@
 
 use crate::bodies::{MarkBody, ViewBody};
 use crate::header::{
-    DIGEST_PREFIX, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_GIVEN_UP, FEATURE_HISTORY, FEATURE_PINS, FEATURE_SHARED,
+    DIGEST_PREFIX, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_FORK, FEATURE_GIVEN_UP, FEATURE_HISTORY, FEATURE_PINS, FEATURE_SHARED,
     FEATURE_VOLUME, FEATURES, FRAME_MAGIC, FRAME_VERSION,
 };
 use crate::{
@@ -584,8 +584,10 @@ impl FrameBuilder {
         let branch = kind == FrameKind::View && ViewBody::names_branch(body);
         let given_up = kind == FrameKind::Mark && MarkBody::names_given_up(body);
         let history = kind == FrameKind::Mark && MarkBody::names_history(body);
+        let fork = kind == FrameKind::Mark && MarkBody::names_fork(body);
         let bits = [
             (history, FEATURE_HISTORY),
+            (fork, FEATURE_FORK),
             (pins, FEATURE_PINS),
             (slices, FEATURE_SHARED),
             (volume, FEATURE_VOLUME),

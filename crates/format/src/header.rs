@@ -25,6 +25,8 @@ pub const FEATURE_GIVEN_UP: u32 = 32;
 /// Feature bit of a mark that says from which version on history is whole, or as of which frame versions are kept. A
 /// reader without it would serve versions that are not all there.
 pub const FEATURE_HISTORY: u32 = 128;
+/// Feature bit of a mark of a shard that reads from a parent. A reader without it would take what is not there for zeroes.
+pub const FEATURE_FORK: u32 = 256;
 /// All feature bits that this version knows.
 pub(crate) const FEATURES: u32 = FEATURE_PINS
     | FEATURE_SHARED
@@ -32,7 +34,8 @@ pub(crate) const FEATURES: u32 = FEATURE_PINS
     | FEATURE_CLOSED
     | FEATURE_BRANCH
     | FEATURE_GIVEN_UP
-    | FEATURE_HISTORY;
+    | FEATURE_HISTORY
+    | FEATURE_FORK;
 /// Bytes of the header that the digest covers; behind them come the hashes themselves.
 pub const DIGEST_PREFIX: usize = 112;
 

@@ -4,7 +4,7 @@
 //! Invariant: every fixed struct of this crate is here, with all its fields, in order and without a gap.
 
 use crate::bodies::{
-    AttachFixed, CarryFixed, ClosedFixed, EntryFixed, FloorFixed, KeptFixed, LearnedFixed, MarkFixed, MemberFixed,
+    AttachFixed, CarryFixed, ClosedFixed, EntryFixed, FloorFixed, ForkFixed, KeptFixed, LearnedFixed, MarkFixed, MemberFixed,
     SharedFixed, ViewFixed,
 };
 use crate::description::VolumeFixed;
@@ -82,6 +82,7 @@ layouts! {
     FloorFixed { driver, lowest_open }
     EntryFixed { driver, number, sequence }
     ClosedFixed { view, published, secret }
+    ForkFixed { volume, index, reserved, snapshot, version, sequence }
     KeptFixed { as_of, whole_from }
     LearnedFixed { since, upto, from_append }
     CarryFixed { lba, blocks, version, sequence, chunk_view, chunk_counter, offset, kind, reserved }

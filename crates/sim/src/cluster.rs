@@ -12,6 +12,7 @@ use crate::node::{Node, Rate, Shared, check_space};
 use crate::oracle::Oracle;
 use crate::raft::Seats;
 use crate::rng::Rng;
+use crate::clones::Cloned;
 use crate::snapshots::Made;
 use crate::timing;
 use crate::workload::Workload;
@@ -70,6 +71,8 @@ pub struct Cluster {
     pub over: Cell<bool>,
     /// Snapshots that were complete.
     pub made: RefCell<Vec<Made>>,
+    /// Clones that were made.
+    pub cloned: RefCell<Vec<Cloned>>,
     /// Words of the operator for shards that are to go on by force.
     pub words: RefCell<crate::forced::Words>,
 }
@@ -186,6 +189,7 @@ impl Cluster {
             over: Cell::new(false),
             words: RefCell::default(),
             made: RefCell::default(),
+            cloned: RefCell::default(),
             config,
         });
         let receiver: Rc<dyn Receiver> = cluster.clone();

@@ -6,6 +6,7 @@
 //! never made. The README beside this crate says what is modelled and how a failing seed is looked into.
 
 mod audit;
+mod clones;
 mod cluster;
 mod config;
 mod content;

@@ -1,5 +1,6 @@
 //! One run from its seed to its verdict.
 
+use crate::clones;
 use crate::cluster::{Cluster, Mutants};
 use crate::config::Config;
 use crate::faults;
@@ -191,6 +192,7 @@ async fn verdict(world: &Rc<World>, cluster: &Rc<Cluster>, settle: Nanos) {
     }
     let _ = pumped(world, cluster.compare_replicas()).await;
     let _ = pumped(world, snapshots::check(cluster)).await;
+    let _ = pumped(world, clones::check(cluster)).await;
 }
 
 fn describe(cluster: &Cluster) -> String {

@@ -4,6 +4,7 @@
 //! whole that far back; and the oracle says whether it is an instant between the question for it and the answer. A snapshot
 //! whose record was lost with the control state is not looked at.
 
+use crate::clones;
 use crate::cluster::Cluster;
 use crate::content::{self, Value};
 use crate::oracle::{BLOCK_SECTORS, Stamp};
@@ -30,18 +31,27 @@ pub struct Made {
 
 /// Somebody asks for a snapshot.
 pub fn take(c: &Rc<Cluster>) {
-    let volumes: Vec<VolumeId> = c.control.volumes().iter().map(|v| v.id).collect();
-    let (volumes, delete) = {
+    let all: Vec<VolumeId> = c.control.volumes().iter().map(|v| v.id).collect();
+    let (clones, volumes): (Vec<_>, Vec<_>) = all.into_iter().partition(|v| c.root_of(*v).1.is_some());
+    let (volumes, delete, clone) = {
         let mut luck = c.luck.borrow_mut();
         let all = luck.chance(0.6);
         let one = luck.pick(&volumes).copied();
         let delete = luck.chance(0.3).then(|| Nanos(luck.spread(1_000_000, 1_000_000_000)));
-        (if all { volumes } else { one.into_iter().collect() }, delete)
+        let volumes = if all { volumes } else { one.into_iter().collect() };
+        // A clone is as of another instant than its group would be.
+        let of_clone = if luck.chance(0.3) { luck.pick(&clones).copied() } else { None };
+        let volumes = of_clone.map_or(volumes, |v| vec![v]);
+        let clone = if luck.chance(0.4) { luck.pick(&volumes).copied() } else { None };
+        (volumes, delete, clone)
     };
     let cluster = c.clone();
     tokio::task::spawn_local(async move {
         let Some(made) = ask(&cluster, &volumes).await else { return };
         cluster.made.borrow_mut().push(made);
+        if let Some(of) = clone {
+            clones::make(&cluster, of, format!("s{}", made.asked), (made.asked, made.done)).await;
+        }
         if let Some(wait) = delete {
             let again = cluster.clone();
             cluster
@@ -104,7 +114,8 @@ pub async fn check(c: &Cluster) {
         match contents(c, &state, record).await {
             Ok(Some(values)) => {
                 c.world.count("snapshots read");
-                c.oracle.check_snapshot((made.asked, made.done), &values);
+                let of_clone = record.volumes.iter().find_map(|v| c.root_of(v.volume).1);
+                c.oracle.check_snapshot(of_clone.unwrap_or((made.asked, made.done)), &values);
             }
             Ok(None) => c.world.count("snapshots that no member has whole"),
             // A deletion may come while it is read: heads then let go of it at once.
@@ -117,7 +128,7 @@ pub async fn check(c: &Cluster) {
 }
 
 /// A sector with what it has.
-type Sector = (VolumeId, u64, Value);
+pub(crate) type Sector = (VolumeId, u64, Value);
 
 /// All that a snapshot has; `None` if a shard of it is on no member, as each of them says.
 async fn contents(c: &Cluster, state: &State, record: &Snapshot) -> Result<Option<Vec<Sector>>, String> {
@@ -143,13 +154,14 @@ async fn on_members(
     // A log that lost frames says so of blocks, and of pins.
     let is_damaged = c.config.has_rot || c.config.has_loss;
     let of = &volume.shards[shard.index as usize];
+    let root = c.root_of(volume.id).0;
     let mut found: Option<(u64, Vec<Sector>)> = None;
     for node in of.members.iter().filter(|n| !of.joining.contains(n)) {
         let Some(worker) = c.node(node.0).and_then(|n| n.worker()) else { continue };
         let engine = worker.engine();
         let Ok(history) = engine.history(shard) else { continue };
         let keeps = history.pins.iter().any(|p| p.version == cut.version && p.snapshot == record.id);
-        let read = if keeps { read_shard(engine, volume, shard, cut.version).await } else { Err(unkept(shard)) };
+        let read = if keeps { read_shard(engine, (volume, root), shard, cut.version).await } else { Err(unkept(shard)) };
         match (read, &found) {
             (Ok(values), Some((other, known))) if values != *known => {
                 let differs = values.iter().zip(known).find(|(a, b)| a != b);
@@ -169,9 +181,10 @@ fn unkept(shard: ShardId) -> Error {
     Error::not_found(format!("the cut of shard {shard} is not kept"))
 }
 
-async fn read_shard<D: freebs_io::Device>(
+/// A shard at a version. Its data are those of volume `root`.
+pub(crate) async fn read_shard<D: freebs_io::Device>(
     engine: &freebs_lsvd::Engine<D>,
-    volume: &Volume,
+    (volume, root): (&Volume, VolumeId),
     shard: ShardId,
     version: Version,
 ) -> Result<Vec<Sector>, Error> {
@@ -192,9 +205,9 @@ async fn read_shard<D: freebs_io::Device>(
                 for i in 0..BLOCK_SECTORS {
                     let sector = global * BLOCK_SECTORS + i;
                     let bytes = block.map(|b| &b[i as usize * SECTOR..(i as usize + 1) * SECTOR]);
-                    let value = bytes.map_or(Ok(0), |b| content::parse(volume.id.0, sector, b));
+                    let value = bytes.map_or(Ok(0), |b| content::parse(root.0, sector, b));
                     let bad = |why: String| Error::corrupt(format!("volume {} sector {sector} {why}", volume.id));
-                    values.push((volume.id, sector, value.map_err(bad)?));
+                    values.push((root, sector, value.map_err(bad)?));
                 }
                 at += 1;
             }

@@ -233,6 +233,18 @@ pub fn history_frame() -> Frame {
     FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
 }
 
+/// The same of a clone's shard.
+pub fn fork_frame() -> Frame {
+    let fork = Fork {
+        parent: ShardId::new(0x77, 2),
+        snapshot: SnapshotId(9),
+        version: Version(1_000),
+        sequence: Sequence(8_000),
+    };
+    let body = MarkBody { fork: Some(fork), ..mark_body() };
+    FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
+}
+
 /// The same of a log that has given up lost frames by force.
 pub fn given_up_frame() -> Frame {
     let body = MarkBody { given_up: ViewNumber(5), ..mark_body() };

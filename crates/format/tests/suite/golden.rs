@@ -45,6 +45,7 @@ fn frames() {
         ("mark-pins", pins_frame()),
         ("mark-closed", closed_frame()),
         ("mark-history", history_frame()),
+        ("mark-fork", fork_frame()),
         ("mark-given-up", given_up_frame()),
         ("snapshot", snapshot_frame()),
         ("view-shared", shared_view_frame()),
@@ -60,6 +61,7 @@ fn frames() {
         assert_eq!(has(FEATURE_VOLUME), of(&["view-described", "view-branch"]), "{name}");
         assert_eq!(has(FEATURE_CLOSED), name == "mark-closed", "{name}");
         assert_eq!(has(FEATURE_HISTORY), name == "mark-history", "{name}");
+        assert_eq!(has(FEATURE_FORK), name == "mark-fork", "{name}");
         assert_eq!(has(FEATURE_BRANCH), name == "view-branch", "{name}");
         assert_eq!(has(FEATURE_GIVEN_UP), name == "mark-given-up", "{name}");
         assert!(FrameHead::parse(&mut bytes).is_ok(), "{name}");

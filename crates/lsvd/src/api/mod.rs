@@ -6,9 +6,9 @@ pub mod requests;
 
 use bytes::Bytes;
 pub use freebs_format::wire::{FrameName, Piece};
-use freebs_format::{AttachBody, CarryBody, Frame, FrameHead, Pin, ViewBody};
+use freebs_format::{AttachBody, CarryBody, Frame, FrameHead, Pin, ViewBody, hide};
 use freebs_types::{
-    BlockRange, ChunkId, ClusterId, DeviceId, Error, Hash32, Lba, NodeId, Sequence, ShardId, StartNumber, Version,
+    BlockRange, ChunkId, ClusterId, DeviceId, Error, Fork, Hash32, Lba, NodeId, Sequence, ShardId, StartNumber, Version,
     ViewNumber,
 };
 pub use loss::Lost;
@@ -160,12 +160,33 @@ pub struct ShardState {
     pub given_up: ViewNumber,
     /// Kept versions below this are not all there; 0 if all are.
     pub whole_from: Version,
+    /// Where it begins, if it reads from a parent what it has no entry for.
+    pub fork: Option<Fork>,
     /// A peer has told of what frames up to here brought, or keep, and the last frame is before that; else 0.
     pub ahead: Sequence,
     /// From here on `frames` can serve without a gap.
     pub first_kept: Sequence,
     /// Chunk of the last data and its blocks so far.
     pub open_chunk: (ChunkId, u32),
+}
+
+/// The token that stands for the frame in front of a fork's own. It is no secret: no frame of a view is made with it but
+/// the first one.
+#[must_use]
+pub fn fork_token(cluster: ClusterId, fork: &Fork) -> Hash32 {
+    let mut hasher = blake3::Hasher::new_derive_key("freebs 2026-11 the beginning of a clone's shard");
+    hasher.update(&cluster.0);
+    let numbers = [fork.parent.volume.0, u64::from(fork.parent.index), fork.snapshot.0, fork.version.0, fork.sequence.0];
+    for n in numbers {
+        hasher.update(&n.to_le_bytes());
+    }
+    Hash32(*hasher.finalize().as_bytes())
+}
+
+/// The name of the last frame in front of a fork's own: of view 0, and told from all others by what it was cloned from.
+#[must_use]
+pub fn fork_name(cluster: ClusterId, fork: &Fork) -> FrameName {
+    FrameName { view: ViewNumber(0), sequence: fork.sequence, hid: hide(&fork_token(cluster, fork)) }
 }
 
 /// Where a shard's sequence goes on after its map was learned from a peer: as if all frames up to here were here.
@@ -211,9 +232,34 @@ pub struct MarkChange {
     pub learned: Option<Box<Learned>>,
     /// A peer says which versions are kept. In force before anything that is brought behind it.
     pub kept: Option<Box<KeptState>>,
+    /// From here on it reads from a parent what it has no entry for.
+    pub fork: Option<Fork>,
+    /// It has all of that itself now: carries before the mark brought it.
+    pub flat: bool,
 }
 
 impl MarkChange {
+    /// Makes a shard that begins at a version of another one (design note 37). The log before its first frame has a name
+    /// that is the same wherever the fork is made.
+    #[must_use]
+    pub fn forked(cluster: ClusterId, fork: &Fork) -> Self {
+        let last = fork_name(cluster, fork);
+        let base = Base {
+            since: Sequence(0),
+            tip: Sequence(0),
+            last,
+            parent: Hash32::default(),
+            digest: Hash32::default(),
+            version: fork.version,
+            committed: last.sequence,
+            view_frame: None,
+            attach: AttachBody::default(),
+            requests: RequestTable::default(),
+            open_chunk: (ChunkId::default(), 0),
+        };
+        Self { base: Some(Box::new(base)), fork: Some(*fork), ..Self::default() }
+    }
+
     /// Whether it says that carries before it have what frames would have brought.
     pub(crate) fn has_learned(&self) -> bool {
         self.base.is_some() || self.learned.is_some()
@@ -659,6 +705,12 @@ pub enum RuleMutant {
     DamageIsTorn,
     /// E8: a chunk is known by its counter, whatever view opened it.
     ChunkIsCounter,
+    /// E10: a parent does not keep the versions that forks read.
+    ForksForgotten,
+    /// E10: only the first mark of a fork says that it is one.
+    ForksUntold,
+    /// E10: who learns a fork's map is not told of what it reads from its parents.
+    InheritedUntold,
 }
 
 /// What kind of thing happened.

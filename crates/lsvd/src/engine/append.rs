@@ -109,7 +109,7 @@ impl Gather {
 /// True if it is alone in its append: it changes what is kept, and each mark says what that was when it was laid out.
 fn is_alone(queued: &Queued) -> bool {
     let Queued::Record(Record::Mark { change, .. }) = queued else { return false };
-    change.kept.is_some() || change.gives_up().is_some()
+    change.kept.is_some() || change.gives_up().is_some() || change.fork.is_some() || change.flat
 }
 
 /// Bytes of the live table that a segment's first append carries.
@@ -295,7 +295,9 @@ impl Core {
             Some(Queued::Record(Record::Carry { shard, ticket, .. })) => {
                 Some((Durable::NoRoom { shard: *shard, ticket: *ticket }, "what it learns"))
             }
-            Some(Queued::Record(Record::Mark { shard, change, ticket })) if change.base.is_none() => {
+            Some(Queued::Record(Record::Mark { shard, change, ticket }))
+                if change.base.is_none() || change.fork.is_some() =>
+            {
                 Some((Durable::NoRoom { shard: *shard, ticket: *ticket }, "a mark"))
             }
             Some(Queued::Record(Record::Repair(f))) => {

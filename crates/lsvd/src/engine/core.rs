@@ -14,6 +14,7 @@ use crate::log::segments::{SegmentState, Segments};
 use crate::map::extents::ENTRY_BYTES;
 use crate::map::levels::Maps;
 use crate::shard::Shard;
+use crate::shard::forks::Forks;
 use crate::shard::history::Hints;
 use crate::{Counters, Durable, Event, EventKind, Finding, Listener, MarkChange, Options, RuleMutant, Space};
 use bytes::Bytes;
@@ -40,6 +41,7 @@ pub(crate) fn finding(head: &FrameHead, at: At, why: &'static str) -> Finding {
 pub(crate) struct Core {
     pub geometry: Geometry,
     pub shards: BTreeMap<ShardId, Shard>,
+    pub forks: Forks,
     pub segs: Segments,
     pub queue: VecDeque<Queued>,
     pub open: Option<OpenSegment>,
@@ -104,6 +106,7 @@ impl Core {
         Self {
             geometry,
             shards: BTreeMap::new(),
+            forks: Forks::default(),
             segs,
             queue: VecDeque::new(),
             open: None,
@@ -269,15 +272,27 @@ impl Core {
 
     /// The same, and gives back the reason alone.
     pub fn try_apply(&mut self, head: &FrameHead, at: At, repair: bool) -> Result<(), &'static str> {
+        let id = head.shard();
+        let before = self.fork_of(id);
+        let done = self.apply_alone(head, at, repair);
+        if head.kind() == FrameKind::Mark {
+            self.fork_changed(id, before);
+        }
+        done
+    }
+
+    fn apply_alone(&mut self, head: &FrameHead, at: At, repair: bool) -> Result<(), &'static str> {
         if head.header().cluster_id() != self.geometry.cluster {
             return Err("frame of another cluster");
         }
         let id = head.shard();
-        let Self { shards, segs, maps, hints, .. } = self;
+        let Self { shards, segs, maps, hints, forks, .. } = self;
         let by_counter = segs.leaves_out(RuleMutant::ChunkIsCounter);
+        let read_by_forks = forks.of(id);
         let fresh = |maps: &mut Maps| {
             let mut s = Shard::new(id, maps.new_slot(id));
             s.history.hint = hints.get(&id).cloned().unwrap_or_default();
+            s.history.read_by_forks.clone_from(&read_by_forks);
             s.chunks.by_counter = by_counter;
             s
         };
@@ -285,6 +300,7 @@ impl Core {
             FrameKind::Mark => {
                 let body = MarkBody::decode(head.body()).map_err(|_| "mark that can't be read")?;
                 if body.deleted {
+                    forks.forget(id);
                     if let Some(shard) = shards.remove(&id) {
                         maps.slots.remove(&shard.slot);
                         shard.forget(at.segment, segs);
@@ -359,6 +375,9 @@ impl Core {
         let (tip, mut body) = s.mark_body(change, released);
         if self.segs.leaves_out(RuleMutant::PinsUntold) {
             (body.pins, body.retain) = (Vec::new(), Version(0));
+        }
+        if self.segs.leaves_out(RuleMutant::ForksUntold) && change.fork.is_none() {
+            body.fork = None;
         }
         body.closed = s.closed.still(shard, &self.segs).to_vec();
         if change.has_learned() {

@@ -7,6 +7,7 @@
 pub mod append;
 pub mod cleaning;
 pub mod core;
+pub(crate) mod forks;
 pub(crate) mod loss;
 pub mod maps;
 pub mod moves;

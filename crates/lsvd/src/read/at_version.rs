@@ -96,6 +96,9 @@ impl Core {
         let all = self.shards.iter().map(|(id, s)| {
             let mut kept = s.kept();
             kept.join(&s.history.pins.kept);
+            for v in s.history.read_by_forks.keys() {
+                kept.pins.entry(*v).or_default();
+            }
             (*id, kept)
         });
         all.filter(|(_, k)| !k.is_none()).collect()

@@ -10,6 +10,7 @@ use crate::log::join::join_all;
 use crate::log::segments::ReadGuard;
 use crate::map::extents::{Extent, ExtentMap};
 use crate::shard::Shard;
+use crate::shard::chunks::Run;
 use crate::{Piece, ReadOut};
 use bytes::Bytes;
 use freebs_format::{ExtentKind, block_crc};
@@ -57,9 +58,8 @@ impl Plan {
 
     /// Adds a data extent's piece.
     pub fn data(&mut self, core: &Core, shard: &Shard, lba: u32, e: &Extent, skip: u32, len: u32) -> Result<()> {
-        let all = shard.chunks.lookup(e.chunk, e.offset + skip, len, |r| {
-            self.span(Span { segment: r.segment, at: r.at, blocks: r.count }, core);
-        });
+        let mut each = |r: Run| self.span(Span { segment: r.segment, at: r.at, blocks: r.count }, core);
+        let all = core.places(shard, e.chunk, (e.offset + skip, len), &mut each);
         if !all {
             return Err(Error::corrupt(format!("shard {}, block {lba}: its chunk {} has no place", shard.id, e.chunk)));
         }
@@ -115,7 +115,7 @@ fn may_be_stale(hole: Option<Sequence>, e: Option<&Extent>) -> bool {
 
 fn plan_read(core: &Core, s: &Shard, view: &ExtentMap, range: BlockRange) -> Result<(ReadOut, Plan)> {
     let (mut out, mut plan, mut wrong) = (ReadOut::default(), Plan::default(), None);
-    let hole = s.last_hole();
+    let hole = core.last_hole(s);
     pieces(view, range, |kind, lba, e, len| {
         if may_be_stale(hole, e) {
             wrong.get_or_insert_with(|| {
@@ -175,9 +175,9 @@ impl<D: Device> Engine<D> {
         while u64::from(at) < range.end() {
             let part = BlockRange { start: Lba(at), len: (range.end() as u32 - at).min(STATUS_WINDOW) };
             let bounds = (at, part.end() as u32);
-            let kinds = |_: &Core, s: &Shard, view: &ExtentMap| {
+            let kinds = |core: &Core, s: &Shard, view: &ExtentMap| {
                 since.map_or(Ok(()), |v| s.check_version(v))?;
-                let hole = s.last_hole();
+                let hole = core.last_hole(s);
                 pieces(view, part, |kind, _, e, len| {
                     let is_stale = may_be_stale(hole, e);
                     let kind = if is_stale { ExtentKind::Data } else { kind };

@@ -46,6 +46,9 @@ fn the_one(head: FrameHead, shard: ShardId, sequence: Sequence, place: &FramePla
     is_it.then_some(head).ok_or_else(|| Error::corrupt("another frame lies in its place"))
 }
 
+/// Map entries, their data, and the place to go on from if there are more.
+pub type Gathered<P> = (CarryBody, Vec<Bytes>, Option<P>);
+
 impl<D: Device> Engine<D> {
     /// The frame of the view that was in force at frame `at`, if that is still known: it is from the committed one on.
     pub fn view_frame(&self, shard: ShardId, at: Sequence) -> Option<FrameHead> {
@@ -284,7 +287,12 @@ impl<D: Device> Engine<D> {
                 // Blocks that the last piece did not look at begin with their first entry.
                 end = resumed.map_or(end, |f| end.min(start.saturating_add(f.blocks)));
                 let behind = resumed.map(|f| f.behind).unwrap_or_default();
-                let step = |core: &Core, s: &Shard, layers: Table| g.layers(core, s, &layers, (start, behind));
+                let below = self.io().inherited(shard, (start, end)).await?.unwrap_or_default();
+                let step = |core: &Core, s: &Shard, mut layers: Table| {
+                    let told = below.iter().filter(|_| !core.segs.leaves_out(RuleMutant::InheritedUntold));
+                    told.for_each(|(a, e)| layers.put_back(a, &Layer { e: e.clone(), to: LAST }));
+                    g.layers(core, s, &layers, (start, behind))
+                };
                 next = self.io().with_layers(shard, (start, end), step).await?;
             } else {
                 let step = |core: &Core, s: &Shard, view: &ExtentMap| g.window(core, s, view);
@@ -295,9 +303,42 @@ impl<D: Device> Engine<D> {
             }
             at = end;
         }
-        self.inner.core.borrow().shard(shard).and_then(|s| no_holes(s, asked.first(), asked.upto))?;
+        self.inner.core.borrow().no_holes(shard, asked)?;
         let data = self.fetch(shard, &g.plan).await?;
         Ok((g.body, data, next))
+    }
+
+    /// What a fork has from its parents; of what its own entries cover nothing, unless its history may need it.
+    pub(super) async fn gather_inherited(
+        &self,
+        shard: ShardId,
+        from: Lba,
+        max_bytes: usize,
+    ) -> Result<Gathered<Lba>> {
+        let asked = Asked { since: Sequence(0), upto: Sequence(u64::MAX), above: None, past: None };
+        let mut g = Gather::new(asked, self.max_blocks(max_bytes));
+        let (mut at, mut next) = (from.0, None);
+        while let Some(start) = self.io().next_inherited_entry(shard, at).await? {
+            if at > from.0 {
+                yield_now().await;
+            }
+            let end = start.saturating_add(ENTRIES_WINDOW).min(limits::SHARD_BLOCKS_MAX as u32);
+            let below = self.io().inherited(shard, (start, end)).await?.unwrap_or_default();
+            let step = |core: &Core, s: &Shard, own: &ExtentMap| {
+                let mut view = below;
+                if !s.keeps_history() {
+                    own.iter().for_each(|(a, e)| drop(view.take(a, a + e.len, |_| true)));
+                }
+                g.window(core, s, &view)
+            };
+            next = self.io().with_own_view(shard, (start, end), Which::Committed, step).await?;
+            if next.is_some() {
+                break;
+            }
+            at = end;
+        }
+        let data = self.fetch(shard, &g.plan).await?;
+        Ok((g.body, data, next.map(|n| n.lba)))
     }
 
     /// The last lost frame that is known to have had nothing above a version, as the frame behind it tells; 0 if none is.
@@ -374,9 +415,9 @@ struct Held<'a, D: Device> {
 impl<'a, D: Device> Held<'a, D> {
     fn new(engine: &'a Engine<D>, shard: ShardId) -> Result<Self> {
         let core = &mut *engine.inner.core.borrow_mut();
-        core.shard(shard)?;
+        let lost = core.last_hole(core.shard(shard)?);
         let s = core.shards.get_mut(&shard).expect("just seen");
-        if s.last_hole().is_some() {
+        if lost.is_some() {
             return Err(Error::corrupt(format!("shard {shard} has lost frames; it has no digest before repair")));
         }
         Ok(Self { engine, shard, slot: s.slot, reading: s.begin_reading() })
@@ -410,6 +451,15 @@ fn no_holes(s: &Shard, since: Sequence, upto: Sequence) -> Result<()> {
         return Err(Error::corrupt(format!("shard {} has lost frames; its map can't be learned before repair", s.id)));
     }
     Ok(())
+}
+
+impl Core {
+    /// An error if a shard, or what it reads from its parents, has lost frames of those that are asked for.
+    fn no_holes(&self, shard: ShardId, asked: Asked) -> Result<()> {
+        no_holes(self.shard(shard)?, asked.first(), asked.upto)?;
+        let below = self.line(shard).filter(|f| asked.first() < f.sequence);
+        below.map(|f| no_holes(self.shard(f.parent)?, Sequence(0), asked.upto.min(f.sequence))).collect()
+    }
 }
 
 /// Which map entries are asked for.
@@ -457,7 +507,7 @@ impl Gather {
     /// Takes what fits of a window; gives back where to go on, if not all of it did.
     fn window(&mut self, core: &Core, s: &Shard, view: &ExtentMap) -> Result<Option<MapPlace>> {
         let place = |a| Some(MapPlace { lba: Lba(a), ..MapPlace::default() });
-        no_holes(s, self.asked.first(), self.asked.upto)?;
+        core.no_holes(s.id, self.asked)?;
         // Rule E3: trims and zeroes are told, too, or what they hide would stay where it is asked for.
         let untold = core.segs.leaves_out(RuleMutant::TrimsUntold);
         let asked = self.asked;
@@ -481,7 +531,7 @@ impl Gather {
     /// The same of entries one above the other, from a block on and behind an entry there. They have at most as many
     /// blocks each as a piece may have.
     fn layers(&mut self, core: &Core, s: &Shard, layers: &Table, from: LayerName) -> Result<Option<MapPlace>> {
-        no_holes(s, self.asked.first(), self.asked.upto)?;
+        core.no_holes(s.id, self.asked)?;
         let untold = core.segs.leaves_out(RuleMutant::TrimsUntold);
         let no_past = core.segs.leaves_out(RuleMutant::PastUntold);
         let (asked, kept) = (self.asked, &s.history.pins.kept);

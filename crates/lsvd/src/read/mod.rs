@@ -2,5 +2,6 @@
 
 mod at_version;
 pub mod blocks;
+mod forked;
 pub mod frames;
 mod since;

@@ -12,6 +12,7 @@
 
 pub mod chunks;
 pub mod closed;
+pub mod forks;
 pub mod frames;
 pub mod history;
 pub mod holes;
@@ -33,9 +34,9 @@ use crate::shard::overlay::{Overlay, Uncommitted, entries};
 use crate::{Base, FrameName, MarkChange, RequestTable, RuleMutant, ShardState, Unrepaired};
 use chunks::{ChunkIndex, Run};
 use freebs_format::{
-    AttachBody, CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind, MarkBody, PIN_BYTES, ViewBody,
+    AttachBody, CarryBody, CarryEntry, ExtentKind, FORK_BYTES, FrameHead, FrameKind, MarkBody, PIN_BYTES, ViewBody,
 };
-use freebs_types::{BLOCK, ChunkId, Hash32, Sequence, ShardId, Version, ViewNumber};
+use freebs_types::{BLOCK, ChunkId, Fork, Hash32, Sequence, ShardId, Version, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use tip::Tip;
@@ -113,6 +114,8 @@ pub(crate) struct Shard {
     pub closed: Closed,
     /// Versions that are kept, and what was in force at them.
     pub history: History,
+    /// What it reads from another shard, if it is a clone's that is not flat.
+    pub fork: Option<Fork>,
     outcome: Outcome,
 }
 
@@ -661,6 +664,7 @@ impl Shard {
         (self.last_append, self.last_mark) = (at.append, at.append);
         // Whatever else came between, this is what was known when the mark was written.
         self.suspect = body.suspect_tail || at.append <= self.refused;
+        self.fork = body.fork;
         if s >= last {
             self.tip.parent = body.last_parent;
             self.tip.digest = body.last_digest;
@@ -865,6 +869,7 @@ impl Shard {
             promise_lost: self.promise_lost,
             given_up: self.given_up,
             whole_from: self.history.whole_from,
+            fork: self.fork,
             ahead: Some(self.ahead.max(self.history.pins.as_of))
                 .filter(|s| *s > self.tip.name.sequence)
                 .unwrap_or_default(),
@@ -879,6 +884,7 @@ impl Shard {
             (Some(new), Some(old)) => Some(if new.0 >= old.0 { new } else { old }),
             (new, old) => new.or(old),
         };
+        let is_empty = self.tip.name.sequence == Sequence(0);
         let mut body = MarkBody {
             promised: change.promised.unwrap_or_default().max(self.promised),
             secret_view: secret.map_or(ViewNumber(0), |s| s.0),
@@ -899,6 +905,7 @@ impl Shard {
             view_frame: self.views.last().map(|v| v.1.clone()),
             requests: self.requests.to_format(),
             closed: Vec::new(),
+            fork: change.fork.filter(|_| is_empty).or(self.fork).filter(|_| !change.flat),
             ..MarkBody::default()
         };
         let mut tip = self.tip;
@@ -962,6 +969,7 @@ impl Shard {
         self.views.last().map_or(0, |v| v.1.bytes().len())
             + self.requests.encoded_len()
             + self.history.pins.kept.pins.len() * PIN_BYTES
+            + if self.fork.is_some() { FORK_BYTES } else { 0 }
             + self.closed.mark_bytes()
     }
 

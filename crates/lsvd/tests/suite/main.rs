@@ -17,6 +17,7 @@ mod crash;
 mod damage;
 mod ends;
 mod engine;
+mod forks;
 mod full;
 mod history;
 mod maps;

@@ -176,6 +176,12 @@ pub fn mark_body() -> impl Strategy<Value = MarkBody> {
                 kept_as_of: Some(Sequence(upto >> 2)).filter(|s| s.0 % 3 > 0 && s.0 != committed >> 2),
                 whole_from: Version(if since % 2 == 0 { since >> 2 } else { 0 }),
                 whole_past: append % 2 == 0,
+                fork: (append % 3 == 0).then_some(Fork {
+                    parent: ShardId::new(since, upto as u32),
+                    snapshot: SnapshotId(append),
+                    version: Version((since >> 2).max(1)),
+                    sequence: Sequence((upto >> 2).max(1)),
+                }),
                 closed: closed
                     .into_iter()
                     .map(|(view, (published, secret))| ClosedView {

@@ -5,11 +5,11 @@
 
 use super::Io;
 use super::flush::page_lost;
-use crate::EventKind;
+use crate::{EventKind, RuleMutant};
 use crate::engine::core::Core;
 use crate::log::join::join_all;
 use crate::log::segments::ReadGuard;
-use crate::map::extents::{Extent, ExtentMap};
+use crate::map::extents::{Extent, ExtentMap, Outcome};
 use crate::map::levels::{Missing, Pages};
 use crate::map::run::{Place, Run};
 use crate::shard::Shard;
@@ -20,7 +20,7 @@ use crate::shard::history::table::{Layer, Table};
 use freebs_format::disk::PageHeader;
 use freebs_format::{CarryBody, CarryEntry, FrameHead, FrameKind};
 use freebs_io::Device;
-use freebs_types::{Error, Result, ShardId, Version};
+use freebs_types::{Error, ErrorKind, Fork, Result, ShardId, Version};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -33,6 +33,8 @@ pub(crate) enum Which {
     Committed,
     /// The state in force at a version that is kept.
     At(Version),
+    /// The state in force at a version that forks read.
+    Fork(Version),
     /// The state in force at a version that is kept for as long as it is read.
     Held(Reading),
 }
@@ -83,8 +85,49 @@ impl<D: Device> Io<'_, D> {
         e
     }
 
-    /// Lets `f` see the entries of `[start, end)`, at one moment.
+    /// Lets `f` see the entries of `[start, end)`, at one moment. A fork's are those of its parents, too, where it has none.
     pub async fn with_view<R>(
+        &self,
+        shard: ShardId,
+        range: (u32, u32),
+        which: Which,
+        f: impl FnOnce(&Core, &Shard, &ExtentMap) -> Result<R>,
+    ) -> Result<R> {
+        let Some(below) = self.inherited(shard, range).await? else {
+            return self.with_own_view(shard, range, which, f).await;
+        };
+        // What a fork reads does not change, so it need not be of the same moment.
+        self.with_own_view(shard, range, which, |core, s, view| {
+            let (mut all, mut out) = (below, Outcome::default());
+            view.iter().for_each(|(a, e)| all.insert(a, e.clone(), &mut out));
+            f(core, s, &all)
+        })
+        .await
+    }
+
+    /// The entries of `[start, end)` that a fork reads from its parents; `None` of a shard that is none.
+    pub async fn inherited(&self, shard: ShardId, range: (u32, u32)) -> Result<Option<ExtentMap>> {
+        let line: Vec<Fork> = self.core.borrow().line(shard).collect();
+        if line.is_empty() {
+            return Ok(None);
+        }
+        let (mut all, mut out) = (ExtentMap::default(), Outcome::default());
+        for fork in line {
+            let add = |_: &Core, _: &Shard, view: &ExtentMap| {
+                view.iter().for_each(|(a, e)| all.insert(a, e.clone(), &mut out));
+                Ok(())
+            };
+            let lost = |e: Error| match e.kind {
+                ErrorKind::NotFound => Error::corrupt(format!("shard {shard} reads from a shard that is gone: {e}")),
+                _ => e,
+            };
+            self.with_own_view(fork.parent, range, Which::Fork(fork.version), add).await.map_err(lost)?;
+        }
+        Ok(Some(all))
+    }
+
+    /// Lets `f` see the entries of `[start, end)` that a shard has itself, at one moment.
+    pub async fn with_own_view<R>(
         &self,
         shard: ShardId,
         (start, end): (u32, u32),
@@ -104,6 +147,12 @@ impl<D: Device> Io<'_, D> {
                         s.check_version(version)?;
                         s.view_at(start, end, version)
                     }
+                    Which::Fork(version) => {
+                        if !core.segs.leaves_out(RuleMutant::ForksForgotten) {
+                            s.check_fork(version)?;
+                        }
+                        s.view_at(start, end, version)
+                    }
                     Which::Held(r) if s.is_reading(r) => s.view_at(start, end, r.version),
                     Which::Held(_) => return Err(Error::retry("the end of the shard was cut while it was read")),
                 };
@@ -111,7 +160,7 @@ impl<D: Device> Io<'_, D> {
                 let runs = core.maps.levels();
                 let (device, range) = (core.geometry.device, (start, end));
                 let missing = match which {
-                    Which::At(version) | Which::Held(Reading { version, .. }) => {
+                    Which::At(version) | Which::Fork(version) | Which::Held(Reading { version, .. }) => {
                         core.maps.fill_at(device, &runs, slot, range, version, &mut view, &have)?
                     }
                     _ => core.maps.fill(device, &runs, slot, range, &mut view, &have)?,
@@ -171,8 +220,24 @@ impl<D: Device> Io<'_, D> {
         }
     }
 
-    /// The first block from `at` on that has an entry.
+    /// The first block from `at` on that has an entry, or that may read one from a parent.
     pub async fn next_entry(&self, shard: ShardId, at: u32) -> Result<Option<u32>> {
+        let own = self.next_own_entry(shard, at).await?;
+        Ok(own.into_iter().chain(self.next_inherited_entry(shard, at).await?).min())
+    }
+
+    /// The first block from `at` on that a fork may read from a parent.
+    pub async fn next_inherited_entry(&self, shard: ShardId, at: u32) -> Result<Option<u32>> {
+        let parents: Vec<ShardId> = self.core.borrow().line(shard).map(|f| f.parent).collect();
+        let mut next = None;
+        for parent in parents {
+            next = next.into_iter().chain(self.next_own_entry(parent, at).await?).min();
+        }
+        Ok(next)
+    }
+
+    /// The first block from `at` on that has an entry of the shard itself.
+    pub async fn next_own_entry(&self, shard: ShardId, at: u32) -> Result<Option<u32>> {
         let mut have = Pages::new();
         loop {
             let loads = {

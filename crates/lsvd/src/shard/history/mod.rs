@@ -25,6 +25,7 @@ pub(crate) mod table;
 use crate::log::segments::Segments;
 use crate::map::extents::{Extent, ExtentMap};
 use crate::shard::Shard;
+use crate::shard::forks;
 use crate::shard::holes::Hole;
 use crate::{Base, KeptState, Learned, MarkChange, RuleMutant};
 use freebs_format::MarkBody;
@@ -57,6 +58,8 @@ pub(crate) struct History {
     pub hint: Kept,
     /// Versions that somebody reads part by part, each with the frame that it is as of, and how many do.
     reading: BTreeMap<Reading, u32>,
+    /// Versions that forks in this log read.
+    pub read_by_forks: forks::Read,
     /// Something was let go of while the log is replayed; and a mark told later of a version that may have needed it.
     dropped: bool,
     pub late: bool,
@@ -68,11 +71,13 @@ pub(crate) struct History {
 
 impl History {
     fn is_off(&self) -> bool {
-        self.pins.kept.is_none() && self.hint.is_none() && self.reading.is_empty()
+        let is_read = !self.reading.is_empty() || !self.read_by_forks.is_empty();
+        self.pins.kept.is_none() && self.hint.is_none() && !is_read
     }
 
     fn needs(&self, from: Version, to: Version) -> bool {
-        self.pins.kept.needs(from, to) || self.hint.needs(from, to) || is_read(&self.reading, from, to)
+        let is_kept = self.pins.kept.needs(from, to) || self.hint.needs(from, to);
+        is_kept || is_read(&self.reading, from, to) || forks::is_read_in(&self.read_by_forks, from, to)
     }
 }
 
@@ -98,8 +103,10 @@ impl Shard {
         }
         let mut gone = Vec::new();
         let forgets = segs.leaves_out(RuleMutant::PinsForgotten);
-        let History { pins, table, hint, reading, .. } = &mut self.history;
-        let is_kept = |from, to| !forgets && (pins.kept.needs(from, to) || hint.needs(from, to));
+        let History { pins, table, hint, reading, read_by_forks, .. } = &mut self.history;
+        let of_forks = |from, to| forks::is_read_in(read_by_forks, from, to);
+        let is_kept =
+            |from, to| !forgets && (pins.kept.needs(from, to) || hint.needs(from, to) || of_forks(from, to));
         let needs = |from, to| is_kept(from, to) || is_read(reading, from, to);
         let judge = &mut Judge { needs: &needs, gone: &mut |e| gone.push(e), recorded };
         table.insert(start, e, to, judge);
@@ -233,6 +240,28 @@ impl Shard {
         self.history.late |= more && self.history.dropped && !known;
     }
 
+    /// Forks here read these versions from now on.
+    pub fn set_read_by_forks(&mut self, read: forks::Read, segs: &mut Segments) {
+        let before = std::mem::replace(&mut self.history.read_by_forks, read);
+        let (now, hint) = (&self.history.read_by_forks, &self.history.hint);
+        if before.keys().any(|v| !now.contains_key(v)) && !self.history.table.is_empty() {
+            (self.history.prune_at, segs.prune) = (Some(0), true);
+        }
+        // What it reads may have been let go of while the log is replayed.
+        let kept = &self.history.pins.kept;
+        let is_new = |v: &Version| !before.contains_key(v) && !hint.has(*v) && !kept.has(*v);
+        self.history.late |= self.history.dropped && now.keys().any(is_new);
+    }
+
+    /// The reason for which a fork can't read a version, if it can't.
+    pub fn check_fork(&self, version: Version) -> Result<()> {
+        let is_there = self.history.read_by_forks.contains_key(&version) && version <= self.tip.version;
+        match is_there && version >= self.history.whole_from {
+            true => Ok(()),
+            false => Err(Error::corrupt(format!("shard {}: version {version}, which a clone reads, is lost", self.id))),
+        }
+    }
+
     /// What is kept, as the last durable frame left it.
     pub fn kept(&self) -> Kept {
         let mut kept = self.history.pins.kept.clone();
@@ -328,8 +357,10 @@ impl Shard {
     pub fn prune_history(&mut self, most: usize, segs: &mut Segments) -> bool {
         let Some(at) = self.history.prune_at else { return false };
         let mut gone = Vec::new();
-        let History { pins, table, hint, reading, .. } = &mut self.history;
-        let needs = |from, to| pins.kept.needs(from, to) || hint.needs(from, to) || is_read(reading, from, to);
+        let History { pins, table, hint, reading, read_by_forks, .. } = &mut self.history;
+        let is_kept = |from, to| pins.kept.needs(from, to) || hint.needs(from, to);
+        let of_forks = |from, to| forks::is_read_in(read_by_forks, from, to);
+        let needs = |from, to| is_kept(from, to) || is_read(reading, from, to) || of_forks(from, to);
         let next = table.prune(at, most, &mut Judge { needs: &needs, gone: &mut |e| gone.push(e), recorded: false });
         self.history.prune_at = next;
         gone.iter().for_each(|e| self.release(e, segs));

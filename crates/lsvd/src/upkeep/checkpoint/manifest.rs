@@ -22,7 +22,7 @@ use crate::shard::tip::Tip;
 use freebs_format::disk::SEGMENTS_MAX;
 use freebs_format::{AttachBody, ClosedView, ExtentKind, FrameHead, Pin, RequestEntry, RequestFloor, Requests};
 use freebs_types::{
-    ChunkId, DriverId, Error, Generation, Hash32, RequestNumber, Result, Sequence, ShardId, SnapshotId, Version,
+    ChunkId, DriverId, Error, Fork, Generation, Hash32, RequestNumber, Result, Sequence, ShardId, SnapshotId, Version,
     ViewNumber, limits,
 };
 
@@ -36,6 +36,7 @@ const COMMITTED: u8 = 6;
 const PINS: u8 = 10;
 const HISTORY: u8 = 8;
 const CLOSED: u8 = 9;
+const FORK: u8 = 11;
 
 /// Places of frames that a checkpoint keeps of each shard: what a peer that was away for a moment asks for.
 const FRAMES_KEPT: usize = 1024;
@@ -260,6 +261,17 @@ impl Out {
         self.u64(s.history.whole_from.0);
     }
 
+    /// Where a shard of a clone begins.
+    pub fn fork(&mut self, s: &Shard) {
+        let Some(fork) = &s.fork else { return };
+        self.u8(FORK);
+        self.u32(s.slot);
+        self.shard_id(fork.parent);
+        self.u64(fork.snapshot.0);
+        self.u64(fork.version.0);
+        self.u64(fork.sequence.0);
+    }
+
     /// Secrets of closed views, as of the shard's item.
     pub fn closed(&mut self, s: &Shard) {
         let last = s.overlay.frames().next().map_or(s.tip, |f| f.before).name.sequence;
@@ -354,6 +366,8 @@ pub(crate) struct Manifest {
     pub history: Vec<(u32, u32, Layer)>,
     /// Secrets of closed views, by slot.
     pub closed: Vec<(u32, Vec<ClosedView>)>,
+    /// Where shards of clones begin, by slot.
+    pub forks: Vec<(u32, Fork)>,
     /// What was committed at the end, by slot.
     pub committed: Vec<(u32, Sequence)>,
     /// Last append when it was begun, and when all was written.
@@ -385,6 +399,7 @@ impl Manifest {
                 PINS => m.pins.push(r.pins()?),
                 HISTORY => m.history.push(r.history()?),
                 CLOSED => m.closed.push(r.closed()?),
+                FORK => m.forks.push(r.fork()?),
                 COMMITTED => m.committed.push((r.u32()?, Sequence(r.number()?))),
                 END => {
                     (m.written, m.last) = (r.number()?, r.number()?);
@@ -547,6 +562,11 @@ impl<'a> In<'a> {
             (u64::from(start) + u64::from(len) <= limits::SHARD_BLOCKS_MAX).then_some((id, start, len))
         })?;
         Some(SegmentItem { id, seq, forgets, evidence, content, tombs, pins: self.list(Self::segment_id)? })
+    }
+
+    fn fork(&mut self) -> Option<(u32, Fork)> {
+        let (slot, parent, snapshot) = (self.u32()?, self.shard_id()?, SnapshotId(self.u64()?));
+        Some((slot, Fork { parent, snapshot, version: Version(self.number()?), sequence: Sequence(self.number()?) }))
     }
 
     fn pins(&mut self) -> Option<PinsItem> {

@@ -101,6 +101,7 @@ impl<D: Device> Io<'_, D> {
             covered = covered.min(w.out.shard(shard, append));
             w.out.pins(shard, false);
             w.out.closed(shard);
+            w.out.fork(shard);
         };
         self.flush(note).await?;
         let runs = {
@@ -565,6 +566,12 @@ impl Core {
         for (slot, list) in m.closed {
             let shard = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id));
             shard.into_iter().for_each(|s| s.closed.merge(&list));
+        }
+        for (slot, fork) in m.forks {
+            let Some(s) = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id)) else { continue };
+            s.fork = Some(fork);
+            let id = s.id;
+            self.fork_changed(id, None);
         }
         for (slot, at, layer) in m.history {
             let Some(s) = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id)) else { continue };

@@ -102,13 +102,13 @@ impl<D: Device> Engine<D> {
 
     async fn tombs_of(&self, id: u32, shard: ShardId, start: u32, end: u32, out: &mut Vec<CarryEntry>) -> Result<()> {
         let mut at = start;
-        while let Some(from) = self.io().next_entry(shard, at).await?.filter(|a| *a < end) {
+        while let Some(from) = self.io().next_own_entry(shard, at).await?.filter(|a| *a < end) {
             at = from.saturating_add(WINDOW).min(end);
             let here = |_: &Core, _: &Shard, view: &ExtentMap| {
                 gather(id, view, out);
                 Ok(())
             };
-            self.io().with_view(shard, (from, at), Which::Committed, here).await?;
+            self.io().with_own_view(shard, (from, at), Which::Committed, here).await?;
             let keeps = |core: &Core| {
                 let told = !core.segs.leaves_out(RuleMutant::PinnedTrimsDie);
                 core.shard(shard).map(|s| s.keeps_history() && told)

@@ -1,0 +1,54 @@
+//! What a fork is asked for: whether it can be made, and what it reads from its parents (design note 37).
+
+use super::frames::Gathered;
+use crate::engine::Engine;
+use freebs_format::{CarryBody, Pin};
+use freebs_io::Device;
+use freebs_types::{Error, Fork, Lba, Result, ShardId};
+
+impl<D: Device> Engine<D> {
+    /// Whether a shard that begins at this version of its parent can read it here. `NotFound` if the parent is not here, or
+    /// does not keep the version for that snapshot, or does not know it to be committed; `Corrupt` if it is not whole.
+    pub fn check_fork(&self, fork: &Fork) -> Result<()> {
+        let (parent, version) = (fork.parent, fork.version);
+        let state = self.state(parent).ok_or_else(|| Error::not_found(format!("shard {parent} is not here")))?;
+        self.check_pin(parent, Pin { version, snapshot: fork.snapshot })?;
+        if state.committed < fork.sequence {
+            return Err(Error::not_found(format!("shard {parent}: frame {} is not known to be committed", fork.sequence)));
+        }
+        let is_less = version < state.whole_from || state.holes.iter().any(|h| h.0 <= fork.sequence);
+        match is_less {
+            true => Err(Error::corrupt(format!("shard {parent}: version {version} is not whole here"))),
+            false => Ok(()),
+        }
+    }
+
+    /// True if shards of this log read from this one what they have no entry for. It can't go before they are flat.
+    #[must_use]
+    pub fn is_read_by_forks(&self, shard: ShardId) -> bool {
+        self.inner.core.borrow().forks.is_parent(shard)
+    }
+
+    /// The shards that read from this one, in order.
+    #[must_use]
+    pub fn forks_of(&self, parent: ShardId) -> Vec<ShardId> {
+        let core = self.inner.core.borrow();
+        core.shards.values().filter(|s| s.fork.is_some_and(|f| f.parent == parent)).map(|s| s.id).collect()
+    }
+
+    /// Shards that a read of this one may pass through beside its own.
+    #[must_use]
+    pub fn depth(&self, shard: ShardId) -> usize {
+        self.inner.core.borrow().line(shard).count()
+    }
+
+    /// Entries that a fork reads from its parents, from a block on, and their data; and the block to go on from, if there
+    /// are more. With all of them brought as carries it is flat, and a mark may say so. `Corrupt` where something of a
+    /// parent is lost. No entries, and no more, of a shard that is no fork.
+    pub async fn inherited_entries(&self, shard: ShardId, from: Lba, max_bytes: usize) -> Result<Gathered<Lba>> {
+        if self.inner.core.borrow().fork_of(shard).is_none() {
+            return Ok((CarryBody::default(), Vec::new(), None));
+        }
+        self.gather_inherited(shard, from, max_bytes).await
+    }
+}

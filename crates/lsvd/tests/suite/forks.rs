@@ -1,0 +1,380 @@
+//! Forks (design note 37): a tree of shards in one log, each of which begins at a pinned version of another one. Whatever
+//! is written, pinned, given up, cleaned, made flat, deleted, cut short by a power failure or recovered, each reads as a
+//! naive copy of its parent would, in the present and at its own pins.
+//!
+//! The stories run on 60 seeds, and on 3,000 in their long form; `FREEBS_SEED=n` runs the one that failed.
+
+use crate::common::*;
+use crate::crash_device::{crash_device, power_cut};
+use crate::history::{LEFT_OUT, TINY, erase_checkpoints, open};
+use freebs_format::UpdateKind;
+use freebs_io::faults::CrashDevice;
+use freebs_io::memory::MemoryDevice;
+use freebs_lsvd::{Base, MapPlace, MarkChange, Options, Record, RuleMutant, fork_name, fork_token};
+use freebs_types::{ErrorKind, Fork, Lba, Sequence, ShardId, Version, ViewNumber};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+const BLOCKS: u32 = 96;
+const SEGMENTS: u64 = 24;
+const LIMIT: u64 = 40 << 20;
+/// Shards of a tree at most, and pins of a shard.
+const SHARDS_MAX: usize = 7;
+const PINS_MAX: usize = 4;
+/// Stories within which a rule that is left out must show.
+const MUTANT_SEEDS: u64 = 20;
+
+/// One shard, and what it is by the plainest rules.
+#[derive(Clone)]
+struct Line {
+    chain: Chain,
+    now: Model,
+    /// Pinned versions: frame and content.
+    pins: BTreeMap<u64, (u64, Model)>,
+}
+
+struct Tree {
+    lines: BTreeMap<ShardId, Line>,
+    rng: Rng,
+    next_shard: u64,
+    next_view: u64,
+}
+
+impl Tree {
+    fn new(seed: u64) -> Self {
+        let root = Line { chain: Chain::new(ShardId::new(1, 0)), now: Model::new(), pins: BTreeMap::new() };
+        let lines = [(root.chain.shard, root)].into();
+        Self { lines, rng: Rng::new(seed), next_shard: 2, next_view: 2 }
+    }
+
+    fn any(&mut self) -> ShardId {
+        let n = self.rng.below(self.lines.len() as u64) as usize;
+        *self.lines.keys().nth(n).unwrap()
+    }
+
+    fn write(&mut self, shard: ShardId) -> Record {
+        let (rng, line) = (&mut self.rng, self.lines.get_mut(&shard).unwrap());
+        let ops: Vec<Op> = (0..1 + rng.below(3)).map(|_| Op::random(rng, BLOCKS)).collect();
+        ops.iter().for_each(|op| op.apply(&mut line.now));
+        Record::Frame(line.chain.frame(&ops))
+    }
+
+    fn pin(&mut self, shard: ShardId) -> Record {
+        let line = self.lines.get_mut(&shard).unwrap();
+        let frame = line.chain.pins(&[(UpdateKind::Snapshot, 0)]);
+        line.pins.insert(line.chain.version, (line.chain.sequence, line.now.clone()));
+        Record::Frame(frame)
+    }
+
+    fn unpin(&mut self, shard: ShardId) -> Option<Record> {
+        let (rng, line) = (&mut self.rng, self.lines.get_mut(&shard).unwrap());
+        let n = rng.below(line.pins.len().max(1) as u64) as usize;
+        let version = *line.pins.keys().nth(n)?;
+        line.pins.remove(&version);
+        Some(Record::Frame(line.chain.pins(&[(UpdateKind::Release, version)])))
+    }
+
+    /// A new shard that begins at a pin of another one.
+    fn fork(&mut self, parent: ShardId) -> Option<(ShardId, Fork)> {
+        let of = self.lines.get(&parent).unwrap().clone();
+        let n = self.rng.below(of.pins.len().max(1) as u64) as usize;
+        let (version, (sequence, model)) = of.pins.iter().nth(n)?;
+        let fork = Fork {
+            parent,
+            snapshot: pin(*version).snapshot,
+            version: Version(*version),
+            sequence: Sequence(*sequence),
+        };
+        let id = ShardId::new(self.next_shard, 0);
+        self.next_shard += 1;
+        let chain = Chain {
+            id: fork_token(CLUSTER, &fork),
+            view: ViewNumber(0),
+            sequence: *sequence,
+            version: *version,
+            committed: *sequence,
+            ..Chain::new(id)
+        };
+        self.lines.insert(id, Line { chain, now: model.clone(), pins: BTreeMap::new() });
+        Some((id, fork))
+    }
+
+    /// The fork's first frame.
+    fn open(&mut self, shard: ShardId) -> Record {
+        self.next_view += 1;
+        let line = self.lines.get_mut(&shard).unwrap();
+        Record::Frame(line.chain.view_frame(self.next_view, 9))
+    }
+
+    async fn compare(&self, rig: &Rig) {
+        for (shard, line) in &self.lines {
+            let found = rig.read_all(*shard, BLOCKS).await.unwrap_or_else(|e| panic!("shard {shard}: {e}"));
+            same(&found, &line.now, &format!("shard {shard}"));
+            for (version, (_, model)) in &line.pins {
+                let found = rig.read_version(*shard, Some(Version(*version)), BLOCKS).await;
+                let what = format!("version {version} of shard {shard}");
+                same(&found.unwrap_or_else(|e| panic!("{what}: {e}")), model, &what);
+            }
+        }
+        rig.engine.check();
+    }
+}
+
+fn same(found: &Model, model: &Model, what: &str) {
+    let want = full(model, BLOCKS);
+    if let Some(b) = (0..BLOCKS).find(|b| found[b] != want[b]) {
+        panic!("block {b} of {what} is {:?}, not {:?}", found[&b], want[&b]);
+    }
+}
+
+/// All that was appended is durable, and known to be committed.
+async fn commit(t: &mut Tree, rig: &Rig) {
+    rig.settle().await;
+    assert!(rig.heard.failed.borrow().is_none(), "{:?}", rig.heard.failed.borrow());
+    for (shard, line) in &mut t.lines {
+        line.chain.committed = line.chain.sequence;
+        rig.engine.committed(*shard, Sequence(line.chain.sequence));
+    }
+}
+
+async fn make_fork(t: &mut Tree, rig: &Rig, parent: ShardId) -> Option<ShardId> {
+    commit(t, rig).await;
+    let (id, fork) = t.fork(parent)?;
+    rig.engine.check_fork(&fork).unwrap();
+    rig.append(Record::Mark { shard: id, change: MarkChange::forked(CLUSTER, &fork), ticket: 5 });
+    rig.settle().await;
+    let state = rig.engine.state(id).unwrap();
+    assert_eq!((state.last, state.fork, state.version), (fork_name(CLUSTER, &fork), Some(fork), fork.version));
+    assert!(state.holes.is_empty() && state.committed == fork.sequence && rig.engine.is_read_by_forks(parent));
+    let frame = t.open(id);
+    rig.append(frame);
+    Some(id)
+}
+
+/// Brings a fork what it reads from its parents, in pieces, with whatever else happens in between.
+async fn flatten(t: &mut Tree, rig: &Rig, shard: ShardId) {
+    let mut at = Some(Lba(0));
+    while let Some(from) = at {
+        let (body, data, next) = rig.engine.inherited_entries(shard, from, 24 << 10).await.unwrap();
+        if !body.entries.is_empty() {
+            rig.append(Record::Carry { shard, body, data, ticket: 6 });
+        }
+        at = next;
+        if t.rng.chance(50) {
+            let any = t.any();
+            let record = if t.rng.chance(20) { t.pin(any) } else { t.write(any) };
+            rig.append(record);
+        }
+        if t.rng.chance(30) {
+            commit(t, rig).await;
+        }
+        if t.rng.chance(10) {
+            let _ = rig.engine.checkpoint().await;
+        }
+    }
+    rig.append(Record::Mark { shard, change: MarkChange { flat: true, ..MarkChange::default() }, ticket: 7 });
+    rig.settle().await;
+    assert_eq!(rig.engine.state(shard).unwrap().fork, None);
+}
+
+async fn step(t: &mut Tree, rig: &Rig) {
+    let shard = t.any();
+    let pins = t.lines[&shard].pins.len();
+    match t.rng.below(100) {
+        0..=9 if pins < PINS_MAX => rig.append(t.pin(shard)),
+        10..=15 => t.unpin(shard).into_iter().for_each(|r| rig.append(r)),
+        16..=24 if t.lines.len() < SHARDS_MAX => drop(make_fork(t, rig, shard).await),
+        25..=28 => {
+            commit(t, rig).await;
+            flatten(t, rig, shard).await;
+        }
+        29..=33 if t.lines.len() > 1 && !rig.engine.is_read_by_forks(shard) => {
+            commit(t, rig).await;
+            t.lines.remove(&shard);
+            rig.append(Record::Forget { shard, promised: ViewNumber(0) });
+        }
+        34..=36 => {
+            let made = rig.engine.checkpoint().await;
+            assert!(made.is_ok() || made.is_err_and(|e| e.kind == ErrorKind::NoSpace));
+        }
+        37..=50 => commit(t, rig).await,
+        _ => rig.append(t.write(shard)),
+    }
+}
+
+/// It is stopped or loses power, and starts with or without its checkpoints.
+async fn again(t: &mut Tree, rig: Rig, mut device: CrashDevice, options: Options) -> (Rig, CrashDevice) {
+    commit(t, &rig).await;
+    if t.rng.chance(50) {
+        rig.stop().await;
+    } else {
+        rig.kill();
+        tokio::task::yield_now().await;
+        device = power_cut(&device, &mut t.rng);
+    }
+    if t.rng.chance(40) {
+        erase_checkpoints(&device).await;
+    }
+    (open(&device, options).await, device)
+}
+
+/// One story; gives back segments that cleaning emptied, and forks that were made.
+async fn story(seed: u64) -> (u64, u64) {
+    let mut t = Tree::new(seed);
+    let mut device = crash_device(LIMIT, seed);
+    create_log(device.clone(), &shape(SEGMENTS)).await.unwrap();
+    let options = if t.rng.chance(50) { TINY } else { Options::of_workers(1) };
+    let mut rig = open(&device, options).await;
+    let mut cleaned = 0;
+    for _ in 0..4 {
+        for _ in 0..60 + t.rng.below(60) {
+            step(&mut t, &rig).await;
+        }
+        commit(&mut t, &rig).await;
+        t.compare(&rig).await;
+        cleaned += rig.engine.counters().cleaned_segments;
+        (rig, device) = again(&mut t, rig, device, options).await;
+        t.compare(&rig).await;
+    }
+    (cleaned, t.next_shard - 2)
+}
+
+struct Seed(u64);
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        eprintln!("again: {} cargo test -p freebs-lsvd --test suite forks", freebs_testing::again(self.0));
+    }
+}
+
+#[test]
+fn forks_read_as_naive_copies() {
+    let (mut cleaned, mut forks) = (0, 0);
+    for seed in freebs_testing::seeds(60, 3000) {
+        local(async {
+            let guard = Seed(seed);
+            let (c, f) = story(seed).await;
+            (cleaned, forks) = (cleaned + c, forks + f);
+            std::mem::forget(guard);
+        });
+    }
+    println!("{cleaned} segments cleaned, {forks} forks");
+    assert!(cleaned > 0 && forks > 0, "the stories are about something");
+}
+
+/// The stories must be able to fail (rule E10).
+#[test]
+fn forks_that_do_not_hold_are_caught() {
+    for rule in [RuleMutant::ForksForgotten, RuleMutant::ForksUntold] {
+        LEFT_OUT.set(Some(rule));
+        let told = |seed: &u64| {
+            let run = || {
+                local(async {
+                    story(*seed).await;
+                });
+            };
+            catch_unwind(AssertUnwindSafe(run)).is_err()
+        };
+        let caught = (0..MUTANT_SEEDS).find(told);
+        LEFT_OUT.set(None);
+        println!("{rule:?} is caught by seed {caught:?}");
+        assert!(caught.is_some(), "{rule:?} is not caught by {MUTANT_SEEDS} seeds");
+    }
+}
+
+/// Who has nothing learns all of a fork, what it reads from its parents included, and reads the same without them.
+async fn learn(t: &Tree, rig: &Rig, shard: ShardId) -> Rig {
+    let device = MemoryDevice::new(4096, LIMIT);
+    create_log(device.clone(), &shape(SEGMENTS)).await.unwrap();
+    let learner = Rig::open(device).await.unwrap();
+    let chain = &t.lines[&shard].chain;
+    let upto = Sequence(chain.sequence);
+    let kept = rig.engine.kept_state(shard).unwrap();
+    let keeps = MarkChange { kept: Some(Box::new(kept.clone())), ..MarkChange::default() };
+    learner.append(Record::Mark { shard, change: keeps, ticket: 1 });
+    let mut place = Some(MapPlace::default());
+    while let Some(at) = place {
+        let none = Sequence(0);
+        let piece = rig.engine.entries_with_past(shard, at, none, none, upto, 24 << 10).await.unwrap();
+        let (body, data, next) = piece;
+        if !body.entries.is_empty() {
+            learner.append(Record::Carry { shard, body, data, ticket: 2 });
+        }
+        place = next;
+    }
+    let state = rig.engine.state(shard).unwrap();
+    let base = Base {
+        since: Sequence(0),
+        tip: Sequence(0),
+        last: state.last,
+        parent: state.parent,
+        digest: state.digest,
+        version: state.version,
+        committed: upto,
+        view_frame: None,
+        attach: Default::default(),
+        requests: Default::default(),
+        open_chunk: state.open_chunk,
+    };
+    let change = MarkChange { base: Some(Box::new(base)), kept: Some(Box::new(kept)), ..MarkChange::default() };
+    learner.append(Record::Mark { shard, change, ticket: 3 });
+    learner.settle().await;
+    assert_eq!(learner.engine.state(shard).unwrap().fork, None, "what was learned is flat");
+    learner
+}
+
+/// All shards of a tree are learned, and read as at their teller. Gives back how many of them are forks there.
+async fn learned_story(seed: u64) -> usize {
+    let mut t = Tree::new(seed);
+    let device = crash_device(LIMIT, seed);
+    create_log(device.clone(), &shape(SEGMENTS)).await.unwrap();
+    let rig = open(&device, TINY).await;
+    for _ in 0..150 {
+        step(&mut t, &rig).await;
+    }
+    commit(&mut t, &rig).await;
+    let mut forks = 0;
+    for (shard, line) in &t.lines {
+        forks += usize::from(rig.engine.state(*shard).unwrap().fork.is_some());
+        let learner = learn(&t, &rig, *shard).await;
+        same(&learner.read_all(*shard, BLOCKS).await.unwrap(), &line.now, &format!("learned shard {shard}"));
+        for (version, (_, model)) in &line.pins {
+            let found = learner.read_version(*shard, Some(Version(*version)), BLOCKS).await.unwrap();
+            same(&found, model, &format!("learned version {version} of shard {shard}"));
+        }
+        let [a, b] = [&learner, &rig].map(|r| r.engine.digest(*shard));
+        assert_eq!(a.await.unwrap(), b.await.unwrap(), "a copy is told from its teller by nothing");
+        learner.stop().await;
+    }
+    rig.stop().await;
+    forks
+}
+
+#[test]
+fn copies_of_forks_are_flat_and_whole() {
+    let mut forks = 0;
+    for seed in freebs_testing::seeds(12, 300) {
+        local(async {
+            let guard = Seed(seed);
+            forks += learned_story(seed).await;
+            std::mem::forget(guard);
+        });
+    }
+    assert!(forks > 0, "some of them read from others");
+}
+
+#[test]
+fn parents_that_are_left_out_of_a_copy_are_missed() {
+    LEFT_OUT.set(Some(RuleMutant::InheritedUntold));
+    let told = |seed: &u64| {
+        let run = || {
+            local(async {
+                learned_story(*seed).await;
+            });
+        };
+        catch_unwind(AssertUnwindSafe(run)).is_err()
+    };
+    let caught = (0..MUTANT_SEEDS).find(told);
+    LEFT_OUT.set(None);
+    assert!(caught.is_some(), "not caught by {MUTANT_SEEDS} seeds");
+}
