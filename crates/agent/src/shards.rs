@@ -81,8 +81,8 @@ impl Shards {
                         forced: forced_of(s),
                         branch: branch_of(s),
                         snapshots: snapshots_of(state, shard),
-                        fork: None,
-                        flatten: false,
+                        fork: volume.fork(s.index),
+                        flatten: volume.origin.as_ref().is_some_and(|o| o.flatten),
                     };
                     mine.insert(shard, info);
                 }

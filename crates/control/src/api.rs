@@ -8,7 +8,7 @@ use crate::command::{Command, CreateVolume, Done};
 use crate::events::Event;
 use crate::recover::{LogStatus, Recovery};
 use crate::snapshots::{Cut, Snapshot, SnapshotVolume, Stage};
-use crate::state::{Ack, Branch, State, Volume};
+use crate::state::{Ack, Branch, Origin, State, Volume};
 use freebs_types::{
     ClusterId, Error, ErrorKind, Generation, Hash32, NodeId, Result, Sequence, ShardId, SnapshotId, StartNumber,
     Version, ViewNumber, VolumeId,
@@ -23,6 +23,21 @@ pub enum Request {
     Status,
     /// Makes a volume; the reply is a `Volume`.
     VolumeCreate(CreateVolume),
+    /// Makes a volume of a snapshot; the reply is a `Volume`.
+    VolumeClone {
+        /// Name of a volume of the snapshot.
+        volume: String,
+        /// Name of the snapshot, which is complete.
+        snapshot: String,
+        /// Name of the new volume; one that another volume has is `Invalid`.
+        name: String,
+    },
+    /// A clone gets what its members read from the volume that it was cloned from as its own, in the background; the reply is
+    /// a `Volume`. `Invalid` if it is no clone.
+    VolumeFlatten {
+        /// Name of the volume.
+        name: String,
+    },
     /// Lists all volumes, with the state of their members.
     VolumeList,
     /// One volume, with the state of its members; the reply is a `Volume`.
@@ -206,7 +221,7 @@ impl EventsOf {
 pub enum Reply {
     /// To `Status`.
     Status(Status),
-    /// A volume that was created, shown, or resized; `notes` are sentences for people.
+    /// A volume that was created, cloned, shown, or changed; `notes` are sentences for people.
     Volume {
         /// The volume as it is after the request.
         volume: VolumeStatus,
@@ -384,9 +399,21 @@ pub struct ShardStatus {
     /// Versions that are kept below this one are not all there, and can't be read of it; 0 if its history is whole.
     #[serde(default)]
     pub whole_from: Version,
+    /// Set while it reads blocks from the shard that it was cloned from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads_from: Option<ReadsFrom>,
     /// The part of its log that counts when the active view is left; `None` from nodes of an earlier version.
     #[serde(default)]
     pub log: Option<LogStatus>,
+}
+
+/// The place where a replica reads blocks that it does not have as its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadsFrom {
+    /// The shard that it was cloned from.
+    pub shard: ShardId,
+    /// The version of that one.
+    pub version: Version,
 }
 
 /// Hash over a replica's contents at a version: equal for equal contents, whatever chunks they lie in.
@@ -493,6 +520,30 @@ pub struct VolumeStatus {
     /// Snapshots that it has.
     #[serde(default)]
     pub snapshots: usize,
+    /// The snapshot that it was cloned from; `None` if it is no clone, or if that is not known any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<OriginStatus>,
+}
+
+/// The origin of a clone, as the CLI shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OriginStatus {
+    /// Name of the volume that it was cloned from; the last one that is known, if that was deleted.
+    pub volume: String,
+    /// Name of the snapshot, which may have been deleted.
+    pub snapshot: String,
+    /// Its members are to have all that they read from there as their own.
+    pub flatten: bool,
+}
+
+impl OriginStatus {
+    /// The words of a state on an origin.
+    #[must_use]
+    pub fn new(state: &State, origin: &Origin) -> Self {
+        let now = state.volume(origin.volume).map(|v| v.name.clone());
+        let volume = now.unwrap_or_else(|| origin.volume_name.clone());
+        Self { volume, snapshot: origin.snapshot_name.clone(), flatten: origin.flatten }
+    }
 }
 
 /// One snapshot, as the CLI shows it.
@@ -590,6 +641,9 @@ pub struct MemberReport {
     /// Those below this version are not all there, and can't be read of it; 0 if its history is whole.
     #[serde(default)]
     pub whole_from: Version,
+    /// It reads blocks from the volume that this one was cloned from. False if its node does not answer.
+    #[serde(default)]
+    pub reads_from_parent: bool,
     /// Its state at the moment.
     pub state: MemberState,
 }
@@ -658,6 +712,8 @@ impl Request {
         matches!(
             self,
             Self::VolumeShow { .. }
+                | Self::VolumeClone { .. }
+                | Self::VolumeFlatten { .. }
                 | Self::VolumeResize { .. }
                 | Self::VolumeRename { .. }
                 | Self::VolumeMoveHead { .. }
@@ -723,6 +779,7 @@ impl VolumeStatus {
             generation: volume.generation,
             shards,
             snapshots: 0,
+            origin: None,
         }
     }
 }

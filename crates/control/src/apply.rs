@@ -30,6 +30,8 @@ impl State {
                 self.register(node, mutant)
             }
             Command::CreateVolume(new) => self.create(new),
+            Command::CloneVolume { volume, snapshot, name } => self.clone_volume(volume, &snapshot, name),
+            Command::FlattenVolume { volume } => self.flatten_volume(volume),
             Command::DeleteVolume { volume, force } => self.delete(volume, force, None),
             Command::DeleteVolumeAndSnapshots { volume, force, now_ms } => self.delete(volume, force, Some(now_ms)),
             Command::ResizeVolume { volume, size } => self.resize(volume, size),
@@ -154,44 +156,40 @@ impl State {
         Ok(Outcome::Named)
     }
 
-    fn create(&mut self, new: CreateVolume) -> Result<Outcome> {
-        rules::check_name("volume", &new.name)?;
-        if self.names.contains_key(&new.name) {
-            return Err(Error::invalid(format!("there is a volume '{}' already; choose another name", new.name)));
+    /// Refuses if no volume of this name can be made.
+    pub(crate) fn may_be_created(&self, name: &str) -> Result<()> {
+        rules::check_name("volume", name)?;
+        if self.names.contains_key(name) {
+            return Err(Error::invalid(format!("there is a volume '{name}' already; choose another name")));
         }
         if self.volumes.len() >= common::VOLUMES_MAX {
             return Err(Error::no_space(format!("a cluster has at most {} volumes", common::VOLUMES_MAX)));
         }
+        Ok(())
+    }
+
+    /// Refuses if there can't be so many more shards.
+    pub(crate) fn has_room_for(&self, shards: usize) -> Result<()> {
+        if self.shards_total() + shards > limits::SHARDS_TOTAL_MAX {
+            return Err(Error::no_space(format!("a cluster has at most {} shards", limits::SHARDS_TOTAL_MAX)));
+        }
+        Ok(())
+    }
+
+    fn create(&mut self, new: CreateVolume) -> Result<Outcome> {
+        self.may_be_created(&new.name)?;
         let (copies, min_copies) = self.copies(&new)?;
         rules::check_size(new.size)?;
         let stripe = new.stripe.unwrap_or(limits::DEFAULT_STRIPE_BYTES);
         rules::check_stripe(stripe)?;
         let shards = new.shards.unwrap_or_else(|| rules::default_shards(new.size));
         rules::check_shards(new.size, stripe, shards)?;
-        if self.shards_total() + shards as usize > limits::SHARDS_TOTAL_MAX {
-            return Err(Error::no_space(format!("a cluster has at most {} shards", limits::SHARDS_TOTAL_MAX)));
-        }
+        self.has_room_for(shards as usize)?;
         let mut loads = self.loads.clone();
         let mut chain = |index| {
             let members = loads.choose(self.nodes.keys().copied(), copies as usize);
             loads.add_chain(&members);
-            Shard {
-                index,
-                active: ViewNumber(0),
-                head_start: StartNumber(0),
-                opened_by: None,
-                pending: None,
-                highest: ViewNumber(0),
-                members,
-                active_members: Vec::new(),
-                joining: Vec::new(),
-                keepers: Vec::new(),
-                learning: Vec::new(),
-                unseen: Vec::new(),
-                known: None,
-                forced: None,
-                branch: None,
-            }
+            Shard::new(index, members)
         };
         let shards = (0..shards).map(&mut chain).collect();
         self.revision += 1;
@@ -209,6 +207,7 @@ impl State {
             generation: Generation(0),
             settled: Generation(0),
             holder: None,
+            origin: None,
             changed: self.revision,
         });
         Ok(Outcome::Created { volume: id })
@@ -256,6 +255,7 @@ impl State {
     fn delete(&mut self, id: VolumeId, force: bool, with_snapshots: Option<u64>) -> Result<Outcome> {
         let volume = self.volume_to_change(id)?;
         self.may_lose_snapshots(&volume, with_snapshots)?;
+        self.may_leave_clones(&volume, None)?;
         if let (Some(holder), false) = (&volume.holder, force) {
             return Err(Error::busy(format!(
                 "volume '{}' is attached by {}; disconnect its clients, detach it, or delete it with --force",

@@ -141,6 +141,7 @@ impl Command {
         match self {
             Self::RegisterNode { name, address, .. } => name.len() + address.len(),
             Self::CreateVolume(new) => new.name.len(),
+            Self::CloneVolume { snapshot, name, .. } => snapshot.len() + name.len(),
             Self::AttachVolume { name, .. }
             | Self::RenameVolume { name, .. }
             | Self::BeginSnapshot { name, .. }
@@ -221,12 +222,14 @@ impl Command {
                 put_form(out, 27, &[volume.0, *now_ms]);
                 out.push(u8::from(*force));
             }
+            Self::FlattenVolume { volume } => put_form(out, 29, &[volume.0]),
             Self::BeginSnapshot { .. }
             | Self::ReportCuts { .. }
             | Self::ConfirmCuts { .. }
             | Self::FailSnapshot { .. }
             | Self::DeleteSnapshot { .. }
-            | Self::LockSnapshot { .. } => self.put_of_snapshot(out)?,
+            | Self::LockSnapshot { .. }
+            | Self::CloneVolume { .. } => self.put_of_snapshot(out)?,
         }
         Ok(())
     }
@@ -279,6 +282,10 @@ impl Command {
             }
             Self::LockSnapshot { volume, name, until_ms, now_ms } => {
                 put_form(out, 26, &[volume.0, *until_ms, *now_ms]);
+                put_text(out, name);
+            }
+            Self::CloneVolume { volume, snapshot, name } => {
+                put_named(out, 28, volume.0, snapshot);
                 put_text(out, name);
             }
             _ => return Err(Error::bug("no command about a snapshot")),
@@ -345,8 +352,9 @@ impl Command {
             17 => Self::RecoverShard(recover(f)?),
             18 => Self::ExtendChains { away: nodes(f, FAILED_NODES_MAX)? },
             20 => Self::RenameVolume { volume: VolumeId(f.u64()?), name: f.text()? },
-            kind @ 21..=26 => of_snapshot(f, kind)?,
+            kind @ (21..=26 | 28) => of_snapshot(f, kind)?,
             27 => Self::DeleteVolumeAndSnapshots { volume: VolumeId(f.u64()?), now_ms: f.u64()?, force: f.flag()? },
+            29 => Self::FlattenVolume { volume: VolumeId(f.u64()?) },
             _ => return Err(damaged()),
         };
         f.end()?;
@@ -395,6 +403,7 @@ fn of_snapshot(f: &mut Fields<'_>, kind: u8) -> Result<Command> {
         }
         24 => Command::FailSnapshot { snapshot, why: f.text()? },
         25 => Command::DeleteSnapshot { volume, now_ms: f.u64()?, name: f.text()? },
+        28 => Command::CloneVolume { volume, snapshot: f.text()?, name: f.text()? },
         _ => Command::LockSnapshot { volume, until_ms: f.u64()?, now_ms: f.u64()?, name: f.text()? },
     })
 }

@@ -50,7 +50,23 @@ pub enum Command {
     },
     /// A new volume, with a chain for each of its shards.
     CreateVolume(CreateVolume),
-    /// Refused while the volume is attached, unless forced, and while it has snapshots.
+    /// A new volume that has what a snapshot has of another one; in everything but its name it is as that one. Nothing is
+    /// copied.
+    CloneVolume {
+        /// A volume of the snapshot.
+        volume: VolumeId,
+        /// Name of the snapshot, which is complete.
+        snapshot: String,
+        /// Name of the new volume, as for `CreateVolume`.
+        name: String,
+    },
+    /// A clone is to have all that it reads from its parent as its own. `Invalid` if the volume is no clone.
+    FlattenVolume {
+        /// The volume.
+        volume: VolumeId,
+    },
+    /// Refused while the volume is attached, unless forced, and while it has snapshots. Also while a clone of it has not
+    /// begun: `Busy`.
     DeleteVolume {
         /// The volume.
         volume: VolumeId,
@@ -219,7 +235,7 @@ pub enum Command {
         /// For people; cut at `SNAPSHOT_WHY_BYTES_MAX`.
         why: String,
     },
-    /// A volume loses a snapshot; other volumes of a group keep it. `Busy` while it is locked.
+    /// A volume loses a snapshot; other volumes of a group keep it. `Busy` while it is locked, or a clone of it has not begun.
     DeleteSnapshot {
         /// The volume.
         volume: VolumeId,
@@ -293,7 +309,7 @@ pub struct RecoverShard {
 pub enum Outcome {
     /// Of `RegisterNode`: node, address and start are known.
     Registered,
-    /// Of `CreateVolume`.
+    /// Of `CreateVolume` and `CloneVolume`.
     Created {
         /// Number of the new volume.
         volume: VolumeId,
@@ -333,7 +349,7 @@ pub enum Outcome {
         /// Number of the snapshot.
         snapshot: SnapshotId,
     },
-    /// Of `ReportCuts`, `ConfirmCuts`, `FailSnapshot` and `LockSnapshot`; late words have changed nothing.
+    /// Of `ReportCuts`, `ConfirmCuts`, `FailSnapshot`, `LockSnapshot` and `FlattenVolume`; late words have changed nothing.
     Noted,
     /// Of the commands that change members or heads: `MoveHead`, `ReplaceHead`, `FailOver`, `ReplaceMembers`,
     /// `ExtendChains`, `MembersComplete`, `RecoverShard`.

@@ -6,7 +6,7 @@
 use crate::command::{Command, RecoverShard};
 use crate::rules::format_date;
 use crate::snapshots::{Snapshot, Stage};
-use crate::state::{Holder, Shard, State, Volume};
+use crate::state::{Holder, Origin, Shard, State, Volume};
 use freebs_types::{NodeId, ShardId, ViewNumber};
 use serde::{Deserialize, Serialize};
 
@@ -25,12 +25,14 @@ pub enum EventKind {
     NodeFailed,
     /// Another node leads the control plane, or none does.
     Leader,
-    /// A volume was made.
+    /// A volume was made, empty or as a clone.
     VolumeCreated,
     /// A volume became larger.
     VolumeResized,
     /// A volume has another name.
     VolumeRenamed,
+    /// A clone is to have all that it reads from its parent as its own.
+    Flattening,
     /// A volume was deleted.
     VolumeDeleted,
     /// A snapshot is complete.
@@ -82,6 +84,7 @@ impl EventKind {
             Self::VolumeCreated => "volume_created",
             Self::VolumeResized => "volume_resized",
             Self::VolumeRenamed => "volume_renamed",
+            Self::Flattening => "flattening",
             Self::VolumeDeleted => "volume_deleted",
             Self::SnapshotMade => "snapshot_made",
             Self::SnapshotFailed => "snapshot_failed",
@@ -183,6 +186,11 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
     match command {
         Command::RegisterNode { node, .. } => one(registered(before, now, *node)),
         Command::CreateVolume(new) => one(now.volume_by_name(&new.name).map(|v| created(v))),
+        Command::CloneVolume { name, .. } => one(now.volume_by_name(name).map(|v| created(v))),
+        Command::FlattenVolume { volume } => one(now.volume(*volume).map(|v| {
+            let place = v.origin.as_ref().map(Origin::place).unwrap_or_default();
+            Told::new(EventKind::Flattening, format!("it gets what it reads from {place} as its own")).of(v)
+        })),
         Command::ResizeVolume { volume, .. } => one(now.volume(*volume).map(|v| {
             let old = before.volume(*volume).map_or(0, |old| old.size);
             Told::new(EventKind::VolumeResized, format!("from {old} to {} bytes", v.size)).of(v)
@@ -302,8 +310,9 @@ fn registered(before: &State, now: &State, node: NodeId) -> Option<Told> {
 fn created(v: &Volume) -> Told {
     let plural = |n: usize| if n == 1 { "" } else { "s" };
     let (copies, shards) = (usize::from(v.copies), v.shards.len());
+    let from = v.origin.as_ref().map(|o| format!("cloned from {}: ", o.place())).unwrap_or_default();
     let text = format!(
-        "{} bytes, {copies} cop{}, {shards} shard{}",
+        "{from}{} bytes, {copies} cop{}, {shards} shard{}",
         v.size,
         if copies == 1 { "y" } else { "ies" },
         plural(shards)

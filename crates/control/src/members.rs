@@ -34,8 +34,8 @@ impl Shard {
         }
     }
 
-    /// `new` takes the place of `old`.
-    fn replace(&mut self, old: NodeId, new: NodeId, mutant: Option<Mutant>) {
+    /// `new` takes the place of `old`. `is_clone`: there is something to learn before the first view, too.
+    fn replace(&mut self, old: NodeId, new: NodeId, is_clone: bool, mutant: Option<Mutant>) {
         if self.active.0 > 0 && self.active_members.is_empty() {
             self.active_members = self.members.clone();
         }
@@ -43,8 +43,7 @@ impl Shard {
         self.members.retain(|m| *m != old);
         self.joining.retain(|m| *m != old);
         self.keepers.retain(|m| *m != new);
-        // Before the first view there is nothing to learn.
-        if self.active.0 > 0 {
+        if self.active.0 > 0 || is_clone {
             self.joining.push(new);
             if had_everything {
                 self.keepers.push(old);
@@ -216,7 +215,8 @@ impl State {
                 changed.push(self.volume_to_change(id.volume)?);
             }
             let volume = changed.last_mut().expect("pushed above");
-            shard_of(volume, *id)?.replace(*old, *new, mutant);
+            let is_clone = volume.origin.is_some();
+            shard_of(volume, *id)?.replace(*old, *new, is_clone, mutant);
         }
         changed.into_iter().for_each(|volume| self.commit(volume));
         for (id, new) in self.retractions(&self.still(gone)) {
@@ -264,7 +264,7 @@ impl State {
         let mut volume = self.volume_to_change(shard.volume)?;
         let copies = volume.copies;
         let s = shard_of(&mut volume, shard)?;
-        let is_present = s.active == view && s.active_members.is_empty();
+        let is_present = view.0 > 0 && s.active == view && s.active_members.is_empty();
         if !is_present && mutant != Some(Mutant::CompleteForEver) {
             return Err(Error::fenced(format!("view {view} of shard {shard} is not the one of its present members")));
         }

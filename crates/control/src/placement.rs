@@ -60,6 +60,17 @@ impl Loads {
         }
     }
 
+    /// Adds those of the given nodes that carry least to a chain until it has `copies`, or has all of them.
+    pub fn fill(&self, chain: &mut Vec<NodeId>, nodes: impl Iterator<Item = NodeId>, copies: usize) {
+        let mut others: Vec<NodeId> = nodes.filter(|n| !chain.contains(n)).collect();
+        others.sort_unstable_by_key(|n| {
+            let l = self.of(*n);
+            (l.copies, l.heads, *n)
+        });
+        let missing = copies.saturating_sub(chain.len());
+        chain.extend(others.into_iter().take(missing));
+    }
+
     /// A chain of `copies` of the given nodes: the head where fewest heads are, the others where fewest copies are.
     /// Ties go to fewer of the other kind, then to the lower id.
     pub fn choose(&self, nodes: impl Iterator<Item = NodeId>, copies: usize) -> Vec<NodeId> {

@@ -371,6 +371,8 @@ fn volume(
         generation: Generation(generation.saturating_add(NUMBERS_LEFT).max(state.revision / REVISIONS_A_GENERATION)),
         settled: Generation(0),
         holder: None,
+        // Logs know where they begin, and not which snapshot that was.
+        origin: None,
         changed: state.revision,
     };
     if d.shards as usize > freebs_types::limits::VOLUME_SHARDS_MAX as usize {

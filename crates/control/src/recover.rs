@@ -162,7 +162,10 @@ impl LogStatus {
             () if self.lost > 0 => Some(format!("{} frames of its log are lost", self.lost)),
             () if self.has_given_up => Some("lost frames of it were given up by force".into()),
             () if self.is_suspect => Some("the end of its log may be lost".into()),
-            () if self.last.0 == 0 && !self.has_view && !never_had => Some("its log is empty, perhaps lost".into()),
+            // The log of a clone's shard that has only its beginning has no frame of a view either.
+            () if self.last_view.0 == 0 && !self.has_view && !never_had => {
+                Some("its log is empty, perhaps lost".into())
+            }
             () => None,
         }
     }
@@ -256,11 +259,12 @@ impl Look<'_> {
     /// nobody has, all of the view is lost, and who has most of those before it counts. A log that has lost frames counts
     /// only if there is no other.
     fn best(&self, by_force: bool) -> Option<(NodeId, LogStatus)> {
+        let may_be_empty = self.shard.active.0 == 0 && self.volume.origin.is_none();
         let all: Vec<(NodeId, LogStatus)> = self
             .nodes()
             .into_iter()
             .filter_map(|n| Some((n, *self.log(n)?)))
-            .filter(|(_, l)| !l.is_stopped && (l.last.0 > 0 || self.shard.active.0 == 0))
+            .filter(|(_, l)| !l.is_stopped && (l.last.0 > 0 || may_be_empty))
             .collect();
         let counting = self.counting();
         let counts = |(n, _): &&(NodeId, LogStatus)| by_force || counting.contains(n);
@@ -489,6 +493,7 @@ impl State {
         let mut volume = self.volume_to_change(how.shard.volume)?;
         let is_same = |(n, start): &&(NodeId, StartNumber)| self.node(*n).is_some_and(|now| now.start == *start);
         let is_known = how.chain.iter().all(|n| self.node(*n).is_some_and(|n| n.start.0 > 0));
+        let is_clone = volume.origin.is_some();
         let (copies, least, most) = (volume.copies, usize::from(volume.min_copies), usize::from(volume.copies));
         let s = shard_of(&mut volume, how.shard)?;
         if s.active != how.active || s.members != how.members {
@@ -516,7 +521,7 @@ impl State {
         if !is_known || !is_long_enough || !s.may_go_on(how) {
             return Err(Error::invalid(format!("shard {} can't go on so", how.shard)));
         }
-        s.go_on(how, copies);
+        s.go_on(how, copies, is_clone);
         if how.by_force {
             // A driver that has given the volume back has no lease, in whatever generation.
             let settles = volume.settled == volume.generation;
@@ -556,7 +561,8 @@ impl Shard {
             && how.known.0 <= crate::limits::NUMBER_MAX
     }
 
-    fn go_on(&mut self, how: &RecoverShard, copies: u8) {
+    /// `is_clone`: there is something to learn before the first view, too.
+    fn go_on(&mut self, how: &RecoverShard, copies: u8, is_clone: bool) {
         let (before, head) = (self.members.clone(), how.chain[0]);
         let is_learner = |n: &NodeId| !before.contains(n) || self.joining.contains(n) || how.learn.contains(n);
         let learners: Vec<NodeId> = how.chain.iter().filter(|n| **n != head && is_learner(n)).copied().collect();
@@ -571,10 +577,11 @@ impl Shard {
             kept.extend(others.collect::<Vec<_>>());
         }
         self.members.clone_from(&how.chain);
-        if self.active.0 > 0 {
-            if self.active_members.is_empty() {
-                self.active_members = before;
-            }
+        if self.active.0 > 0 && self.active_members.is_empty() {
+            self.active_members = before;
+        }
+        let has_past = self.active.0 > 0 || is_clone;
+        if has_past {
             self.joining = learners;
             let former = std::mem::take(&mut self.keepers);
             self.keep(former);
@@ -585,7 +592,7 @@ impl Shard {
             let (least, version, known, gives_up) = (how.least, how.version, how.known, how.gives_up);
             kept.truncate(common::CHAIN_MEMBERS_MAX);
             self.forced = Some(Forced { survivors, least, version, same, known, gives_up, kept });
-        } else if self.active.0 > 0 {
+        } else if has_past {
             self.keep(kept);
         }
         self.pending = None;

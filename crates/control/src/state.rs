@@ -2,11 +2,11 @@
 
 use crate::limits;
 use crate::placement::Loads;
-use crate::snapshots::Snapshots;
+use crate::snapshots::{Cut, Snapshots};
 use freebs_format::VolumeDescription;
 use freebs_types::{
-    ClusterId, Error, Generation, Hash32, HostPublic, NodeId, Result, Sequence, ShardId, StartNumber, Version,
-    ViewNumber, VolumeId, limits as common,
+    ClusterId, Error, Fork, Generation, Hash32, HostPublic, NodeId, Result, Sequence, ShardId, SnapshotId, StartNumber,
+    Version, ViewNumber, VolumeId, limits as common,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -134,6 +134,27 @@ pub struct Shard {
 }
 
 impl Shard {
+    /// A new one with this chain.
+    pub(crate) fn new(index: u32, members: Vec<NodeId>) -> Self {
+        Self {
+            index,
+            active: ViewNumber(0),
+            known: None,
+            head_start: StartNumber(0),
+            opened_by: None,
+            pending: None,
+            highest: ViewNumber(0),
+            members,
+            active_members: Vec::new(),
+            joining: Vec::new(),
+            keepers: Vec::new(),
+            learning: Vec::new(),
+            unseen: Vec::new(),
+            forced: None,
+            branch: None,
+        }
+    }
+
     /// The head. `None` only in a state that was damaged, which decoding refuses.
     #[must_use]
     pub fn head(&self) -> Option<NodeId> {
@@ -196,6 +217,55 @@ pub struct Holder {
     pub name: String,
 }
 
+/// The snapshot that a volume was cloned from. It stays as it was, whatever becomes of the snapshot and of its volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The snapshot's volume.
+    pub volume: VolumeId,
+    /// The name that it had.
+    pub volume_name: String,
+    /// The snapshot.
+    pub snapshot: SnapshotId,
+    /// Its name.
+    pub snapshot_name: String,
+    /// By index of the shards: each begins at the cut of the same one of that volume.
+    pub cuts: Vec<Cut>,
+    /// Its members are to have all that they read from that volume's as their own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub flatten: bool,
+}
+
+impl Origin {
+    /// `VOLUME@NAME`, as they were called then.
+    #[must_use]
+    pub fn place(&self) -> String {
+        format!("{}@{}", self.volume_name, self.snapshot_name)
+    }
+
+    /// Whether it can be the origin of that volume.
+    fn is_possible(&self, of: &Volume) -> bool {
+        let is_number = |n: u64| n > 0 && n <= limits::NUMBER_MAX;
+        let is_before = |(cut, shard): (&Cut, &Shard)| {
+            let numbers = [cut.view.0, cut.version.0, cut.sequence.0];
+            let is_new = shard.active.0 == 0 || shard.active > cut.view;
+            numbers.into_iter().all(is_number) && cut.view <= shard.highest && is_new
+        };
+        let names = [&self.volume_name, &self.snapshot_name];
+        let ids = [self.volume.0, self.snapshot.0];
+        names.into_iter().all(|name| crate::rules::check_name("origin", name).is_ok())
+            && ids.into_iter().all(is_number)
+            && self.volume < of.id
+            && lie_alike(self.volume, of.id)
+            && self.cuts.len() == of.shards.len()
+            && self.cuts.iter().zip(&of.shards).all(is_before)
+    }
+}
+
+/// True if the shards of both volumes lie on the same workers, on each node: these follow from the sum of volume and index.
+pub(crate) fn lie_alike(a: VolumeId, b: VolumeId) -> bool {
+    a.0 % common::WORKERS_MAX as u64 == b.0 % common::WORKERS_MAX as u64
+}
+
 /// A virtual disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Volume {
@@ -222,6 +292,9 @@ pub struct Volume {
     pub settled: Generation,
     /// The holder of the attachment; `None` if nobody has it.
     pub holder: Option<Holder>,
+    /// The snapshot that it was cloned from. `None` if it is no clone, or if the control state was made again since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
     /// Revision of the last change.
     pub changed: u64,
 }
@@ -276,6 +349,15 @@ impl Volume {
         ShardId { volume: self.id, index }
     }
 
+    /// The place where a shard begins, if this is a clone.
+    #[must_use]
+    pub fn fork(&self, index: u32) -> Option<Fork> {
+        let origin = self.origin.as_ref()?;
+        let cut = origin.cuts.get(index as usize)?;
+        let parent = ShardId { volume: origin.volume, index };
+        Some(Fork { parent, snapshot: origin.snapshot, version: cut.version, sequence: cut.sequence })
+    }
+
     /// Whether what came from disk or network can be a volume at all.
     pub(crate) fn check(&self) -> Result<()> {
         let bad = |what: &str| Err(Error::corrupt(format!("volume {}: {what}", self.id)));
@@ -302,6 +384,9 @@ impl Volume {
             if !s.members_are_possible() {
                 return bad("a shard with impossible members");
             }
+        }
+        if !self.origin.as_ref().is_none_or(|o| o.is_possible(self)) {
+            return bad("an impossible origin");
         }
         Ok(())
     }

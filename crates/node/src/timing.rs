@@ -189,6 +189,8 @@ const _: () = assert!(
 );
 /// A new volume is waited for this long, so that the next command finds it ready; it is there in any case.
 pub const USABLE_MAX: Duration = Duration::from_secs(10);
+/// `volume flatten` looks this often how far it is.
+pub const FLAT_LOOK: Duration = Duration::from_millis(100);
 /// `volume create` looks this often whether the volume can be used.
 pub const USABLE_LOOK: Duration = Duration::from_millis(20);
 /// `volume recover` looks this often how it comes along: new members may have to learn for hours.

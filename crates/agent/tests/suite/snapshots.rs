@@ -3,7 +3,7 @@
 use super::*;
 use freebs_chain::{CutWord, ShardSnapshots, UnderWay};
 use freebs_control::{Cut, Stage};
-use freebs_types::SnapshotId;
+use freebs_types::{Fork, SnapshotId};
 
 fn begin(s: &mut State, name: &str) -> SnapshotId {
     let volumes = s.volumes().map(|v| v.id).collect();
@@ -73,4 +73,28 @@ fn words_of_heads_become_commands() {
     let unknown = CutWord::Fails { snapshot: SnapshotId(99), why: "so".into() };
     now(port.cuts(vec![held(SHARD, view), unknown, held(other, second)])).unwrap();
     assert!(plane.state().snapshot_record(id).unwrap().is_complete());
+}
+
+/// A member that is not told where a clone's shard begins would begin it with nothing.
+#[test]
+fn members_of_a_clone_hear_where_it_begins() {
+    let mut s = cluster();
+    let view = open(&mut s);
+    let id = begin(&mut s, "a");
+    let cut = Cut { view, version: Version(3), sequence: Sequence(4) };
+    s.apply(Command::ReportCuts { snapshot: id, cuts: vec![(SHARD, cut)] }).unwrap();
+    let clone = Command::CloneVolume { volume: SHARD.volume, snapshot: "a".into(), name: "c".into() };
+    let Outcome::Created { volume } = s.apply(clone).unwrap().outcome else { panic!() };
+    let of = ShardId { volume, index: 0 };
+    let me = Peer::of(head(&s), SHARD, 2);
+    assert_eq!(Peer::of(head(&s), of, 2), me, "the worker that has the parent");
+    let mut shards = Shards::new(me, 2);
+    let told = |shards: &mut Shards, s: &State| {
+        let changed = shards.on_state(s, &[], &[]).changed;
+        changed.into_iter().map(|i| (i.shard, i.fork, i.flatten)).collect::<Vec<_>>()
+    };
+    let fork = Fork { parent: SHARD, snapshot: id, version: Version(3), sequence: Sequence(4) };
+    assert_eq!(told(&mut shards, &s), [(SHARD, None, false), (of, Some(fork), false)]);
+    s.apply(Command::FlattenVolume { volume }).unwrap();
+    assert_eq!(told(&mut shards, &s), [(of, Some(fork), true)]);
 }

@@ -271,6 +271,7 @@ impl State {
         let found = named.or_else(|| self.snapshots_of(volume).find(|s| s.name == name).cloned());
         let Some(found) = found else { return Err(no_such(&of, name)) };
         may_delete(&of, &found, now_ms)?;
+        self.may_leave_clones(&of, Some(&found))?;
         if found.is_under_way() {
             self.fail_snapshot(found.id, "it was deleted while it was being made")?;
         }
@@ -344,7 +345,7 @@ impl State {
     }
 }
 
-fn no_such(volume: &Volume, name: &str) -> Error {
+pub(crate) fn no_such(volume: &Volume, name: &str) -> Error {
     let shown: String = name.chars().take(40).map(|c| if c.is_control() { '?' } else { c }).collect();
     let text = format!(
         "there is no snapshot '{}@{shown}'; `freebs snapshot list {}` shows those there are",

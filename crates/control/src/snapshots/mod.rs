@@ -14,5 +14,6 @@ mod apply;
 mod record;
 mod store;
 
+pub(crate) use apply::no_such;
 pub use record::{Cut, Snapshot, SnapshotVolume, Stage};
 pub(crate) use store::Snapshots;

@@ -79,7 +79,7 @@ fn commands() -> Vec<Command> {
 }
 
 /// The forms with the highest numbers.
-fn last_commands() -> [Command; 9] {
+fn last_commands() -> [Command; 11] {
     let shard = ShardId::new(7, 3);
     [
         Command::ActivateBranch { shard, view: ViewNumber(5), generation: Generation(6) },
@@ -94,6 +94,8 @@ fn last_commands() -> [Command; 9] {
         Command::DeleteSnapshot { volume: VolumeId(7), name: "snap".into(), now_ms: 2000 },
         Command::LockSnapshot { volume: VolumeId(7), name: "snap".into(), until_ms: 3000, now_ms: 2000 },
         Command::DeleteVolumeAndSnapshots { volume: VolumeId(7), force: true, now_ms: 2000 },
+        Command::CloneVolume { volume: VolumeId(7), snapshot: "snap".into(), name: "other".into() },
+        Command::FlattenVolume { volume: VolumeId(15) },
     ]
 }
 
@@ -159,6 +161,8 @@ fn golden_bytes() {
         "190700000000000000 d007000000000000 0400736e6170",
         "1a0700000000000000 b80b000000000000 d007000000000000 0400736e6170",
         "1b0700000000000000 d007000000000000 01",
+        "1c0700000000000000 0400736e6170 05006f74686572",
+        "1d0f00000000000000",
     ]
     .map(|s| s.replace(' ', ""));
     assert_eq!(all, known);

@@ -1,6 +1,7 @@
 //! The control plane's state from outside: commands, their bytes, and the state that logs give again.
 
 mod audit;
+mod clones;
 mod codec;
 mod formats;
 mod left_out;

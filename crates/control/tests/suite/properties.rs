@@ -1,16 +1,39 @@
 //! Random commands keep the invariants; bytes and pages say the same as the state; nothing mutated panics.
 
 use freebs_control::api::{Reply, Request};
-use freebs_control::{Ack, Command, CreateVolume, RecoverShard, Shard, State};
+use freebs_control::{Ack, Command, CreateVolume, Cut, RecoverShard, Shard, State, Volume};
 use freebs_types::{
-    ClusterId, Generation, Hash32, HostPublic, NodeId, Sequence, ShardId, StartNumber, Version, ViewNumber, VolumeId,
+    ClusterId, Generation, Hash32, HostPublic, NodeId, Sequence, ShardId, SnapshotId, StartNumber, Version, ViewNumber,
+    VolumeId,
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Any command, each kind as often as another.
 fn command() -> impl Strategy<Value = Command> {
-    prop_oneof![4 => of_nodes(), 5 => of_volumes(), 5 => of_shards()]
+    prop_oneof![4 => of_nodes(), 5 => of_volumes(), 5 => of_shards(), 4 => of_snapshots()]
+}
+
+fn of_snapshots() -> impl Strategy<Value = Command> {
+    let volume = (0u64..20).prop_map(VolumeId);
+    let name = (0u8..3).prop_map(|n| format!("s{n}"));
+    let snapshot = (0u64..6).prop_map(SnapshotId);
+    prop_oneof![
+        (volume.clone(), name.clone(), 0u64..9).prop_map(|(volume, name, created_ms)| Command::BeginSnapshot {
+            name,
+            volumes: vec![volume],
+            created_ms
+        }),
+        3 => snapshot.clone().prop_map(|snapshot| Command::ReportCuts { snapshot, cuts: Vec::new() }),
+        2 => snapshot.prop_map(|snapshot| Command::ConfirmCuts { snapshot, held: Vec::new() }),
+        (volume.clone(), name.clone()).prop_map(|(volume, name)| Command::DeleteSnapshot { volume, name, now_ms: 1 }),
+        3 => (volume.clone(), name, 0u8..6).prop_map(|(volume, snapshot, n)| Command::CloneVolume {
+            volume,
+            snapshot,
+            name: format!("v{n}")
+        }),
+        volume.prop_map(|volume| Command::FlattenVolume { volume }),
+    ]
 }
 
 fn of_nodes() -> impl Strategy<Value = Command> {
@@ -152,6 +175,24 @@ fn at_present(s: &State, of: Vec<(NodeId, StartNumber)>) -> Vec<(NodeId, StartNu
     of.into_iter().map(|(n, start)| (n, s.node(n).map_or(start, |n| n.start))).collect()
 }
 
+/// The cuts of a snapshot that is under way, or a clone of one that is there.
+fn aim_snapshots(s: &State, c: &Command) -> Option<Command> {
+    if let Command::CloneVolume { name, .. } = c {
+        let found = s.snapshots().find(|s| s.is_complete())?;
+        let (volume, snapshot) = (found.volumes[0].volume, found.name.clone());
+        return Some(Command::CloneVolume { volume, snapshot, name: name.clone() });
+    }
+    let snapshot = s.snapshots_under_way().next()?;
+    let shards: Vec<ShardId> = s.snapshot_record(snapshot)?.shards().collect();
+    let active = |id: ShardId| (id, s.shard(id).map(|s| s.active).unwrap_or_default());
+    let views = shards.into_iter().map(active);
+    let cut = |(id, view)| (id, Cut { view, version: Version(7), sequence: Sequence(8) });
+    Some(match c {
+        Command::ReportCuts { .. } => Command::ReportCuts { snapshot, cuts: views.map(cut).collect() },
+        _ => Command::ConfirmCuts { snapshot, held: views.collect() },
+    })
+}
+
 /// Turns some commands into ones that hit: the head's own proposal, the pending view, the present generation.
 fn aim(s: &State, c: Command, aim: bool) -> Command {
     if !aim {
@@ -190,7 +231,26 @@ fn aim(s: &State, c: Command, aim: bool) -> Command {
             None => Command::MembersComplete { shard, view, nodes },
         },
         Command::RecoverShard(how) => Command::RecoverShard(aim_force(s, how)),
+        Command::ReportCuts { .. } | Command::ConfirmCuts { .. } | Command::CloneVolume { .. } => {
+            aim_snapshots(s, &c).unwrap_or(c)
+        }
         other => other,
+    }
+}
+
+/// A clone has a shard for each of its parent's, on the same workers, and views above those that the parent had given out
+/// by then. Until all its shards have begun there is all that they need for that.
+fn check_clone(s: &State, v: &Volume) {
+    let Some(origin) = &v.origin else { return };
+    assert_eq!(origin.volume.0 % 8, v.id.0 % 8, "it lies where its parent does");
+    assert_eq!(origin.cuts.len(), v.shards.len());
+    for (cut, shard) in origin.cuts.iter().zip(&v.shards) {
+        assert!(shard.highest >= cut.view && (shard.active.0 == 0 || shard.active > cut.view));
+        let fork = v.fork(shard.index).expect("it is a clone's");
+        assert_eq!((fork.parent, fork.version), (ShardId { volume: origin.volume, index: shard.index }, cut.version));
+    }
+    if v.shards.iter().any(|s| s.active.0 == 0) {
+        assert!(s.kept_snapshots(origin.volume).contains(&origin.snapshot), "it can begin");
     }
 }
 
@@ -218,7 +278,7 @@ struct Seen {
 impl Seen {
     /// Who seals a view is always who was in it (V2); only who has everything leads; and as long as somebody learns,
     /// nobody that had everything may forget it (V7).
-    fn check_members(&mut self, id: ShardId, sh: &Shard) {
+    fn check_members(&mut self, id: ShardId, sh: &Shard, is_clone: bool) {
         let of_view: BTreeSet<NodeId> = sh.view_members().iter().copied().collect();
         if sh.active.0 > 0 {
             assert_eq!(self.members.entry((id, sh.active)).or_insert_with(|| of_view.clone()), &of_view, "V2");
@@ -231,7 +291,9 @@ impl Seen {
             assert!(before.iter().all(|n| sh.is_kept_by(*n)), "V7");
         }
         let holders = sh.members.iter().chain(&sh.active_members).chain(&sh.keepers);
-        *before = holders.filter(|n| sh.active.0 > 0 && !sh.joining.contains(n)).copied().collect();
+        // A clone has something to keep from the start.
+        let has_past = sh.active.0 > 0 || is_clone;
+        *before = holders.filter(|n| has_past && !sh.joining.contains(n)).copied().collect();
         if let Some(forced) = &sh.forced {
             // Nobody counts on nodes that are lost for good (V10).
             before.retain(|n| forced.survivors.contains(n) || sh.keepers.contains(n));
@@ -265,6 +327,7 @@ impl Seen {
             self.generations.insert(v.id, v.generation);
             assert!(v.size >= *self.sizes.entry(v.id).or_default());
             self.sizes.insert(v.id, v.size);
+            check_clone(s, v);
             let lengths = usize::from(v.min_copies)..=usize::from(v.copies);
             // Only a chain that was recovered may be shorter than the volume is to have it.
             let is_long =
@@ -278,7 +341,7 @@ impl Seen {
                     assert!(self.proposed.contains(&(id, sh.active)), "only what was pending becomes active (V6)");
                 }
                 (*highest, *active) = (sh.highest, sh.active);
-                self.check_members(id, sh);
+                self.check_members(id, sh, v.origin.is_some());
                 self.proposed.extend(sh.pending.map(|p| (id, p.view)));
             }
         }

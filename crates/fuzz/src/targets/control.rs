@@ -219,6 +219,8 @@ fn some_commands() -> Vec<Command> {
         Command::ActivateBranch { shard, view: ViewNumber(4), generation: Generation(2) },
         Command::ExtendChains { away: vec![(NodeId(2), StartNumber(2))] },
         Command::RenameVolume { volume, name: "other".into() },
+        Command::CloneVolume { volume, snapshot: "snap".into(), name: "clone".into() },
+        Command::FlattenVolume { volume },
     ]
 }
 

@@ -126,6 +126,21 @@ impl Service {
         Ok(Reply::Volume { volume: bare(&state, volume), notes: notes(volume) })
     }
 
+    async fn clone_volume(&self, of: &str, snapshot: String, name: String) -> Result<Reply> {
+        let volume = self.state()?.need(of)?.id;
+        self.plane.submit(Command::CloneVolume { volume, snapshot, name: name.clone() }).await?;
+        let state = self.state()?;
+        let volume = state.need(&name)?;
+        Ok(Reply::Volume { volume: bare(&state, volume), notes: notes(volume) })
+    }
+
+    async fn flatten(&self, name: &str) -> Result<Reply> {
+        let volume = self.state()?.need(name)?.id;
+        self.plane.submit(Command::FlattenVolume { volume }).await?;
+        let state = self.state()?;
+        Ok(Reply::Volume { volume: bare(&state, state.need(name)?), notes: Vec::new() })
+    }
+
     async fn resize(&self, name: &str, size: u64) -> Result<Reply> {
         let volume = self.state()?.need(name)?.id;
         self.plane.submit(Command::ResizeVolume { volume, size }).await?;
@@ -237,6 +252,8 @@ impl Service {
         match request {
             Request::Status => Ok(Reply::Status(status::status(self).await?)),
             Request::VolumeCreate(new) => self.create(new).await,
+            Request::VolumeClone { volume, snapshot, name } => self.clone_volume(&volume, snapshot, name).await,
+            Request::VolumeFlatten { name } => self.flatten(&name).await,
             Request::VolumeList => Ok(Reply::Volumes { volumes: status::volumes(self, None).await? }),
             Request::VolumeShow { name } => {
                 let found = status::volumes(self, Some(&name)).await?.pop();
@@ -285,8 +302,7 @@ impl Service {
 /// A volume as the control state alone knows it.
 fn bare(state: &State, volume: &Volume) -> VolumeStatus {
     let shards = volume.shards.iter().map(|s| status::report(state, volume, s, &BTreeMap::new()).0).collect();
-    let snapshots = state.kept_snapshots(volume.id).len();
-    VolumeStatus { snapshots, ..VolumeStatus::new(volume, VolumeState::Paused, shards) }
+    status::of_volume(state, volume, VolumeState::Paused, shards)
 }
 
 /// What whoever makes such a volume should know.

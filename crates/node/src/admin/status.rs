@@ -5,7 +5,7 @@ use super::service::Service;
 use crate::timing;
 use freebs_agent::Lapse;
 use freebs_control::api::{
-    GatewayInfo, MemberReport, MemberState, NodeInfo, NodeStatus, ReplicaDigest, Reply, Request, ShardDigest,
+    GatewayInfo, MemberReport, MemberState, NodeInfo, NodeStatus, OriginStatus, ReplicaDigest, Reply, Request, ShardDigest,
     ShardReport, ShardStatus, ShardVerification, Status, Verification, VolumeState, VolumeStatus,
 };
 use freebs_control::recover::Logs;
@@ -117,9 +117,10 @@ pub(super) fn report(
             active += 1;
             head_active |= i == 0;
         }
-        let (pins, whole_from) =
-            replicas.get(node).copied().flatten().map_or((0, Version(0)), |s| (s.pins, s.whole_from));
-        members.push(MemberReport { node: name(*node), version, pins, whole_from, state: member });
+        let told = replicas.get(node).copied().flatten();
+        let (pins, whole_from) = told.map_or((0, Version(0)), |s| (s.pins, s.whole_from));
+        let reads_from_parent = told.is_some_and(|s| s.reads_from.is_some());
+        members.push(MemberReport { node: name(*node), version, pins, whole_from, reads_from_parent, state: member });
     }
     let usable = head_active && shard.active.0 > 0 && active >= volume.quorum(shard.members.len());
     let verdict = match (usable, active == shard.members.len()) {
@@ -161,8 +162,19 @@ fn volume_status(state: &State, volume: &Volume, answers: &BTreeMap<NodeId, Answ
         };
         shards.push(report);
     }
+    of_volume(state, volume, verdict, shards)
+}
+
+/// A volume with all that the control state says of it, and these reports of its shards.
+pub(super) fn of_volume(
+    state: &State,
+    volume: &Volume,
+    verdict: VolumeState,
+    shards: Vec<ShardReport>,
+) -> VolumeStatus {
     let snapshots = state.kept_snapshots(volume.id).len();
-    VolumeStatus { snapshots, ..VolumeStatus::new(volume, verdict, shards) }
+    let origin = volume.origin.as_ref().map(|o| OriginStatus::new(state, o));
+    VolumeStatus { snapshots, origin, ..VolumeStatus::new(volume, verdict, shards) }
 }
 
 fn replicas(answers: &BTreeMap<NodeId, Answer>) -> Replicas {

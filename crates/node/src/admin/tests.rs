@@ -52,6 +52,7 @@ impl Fake {
             pins: 0,
             waits: None,
             whole_from: Version(0),
+            reads_from: None,
             log: None,
         };
         self.shards.lock().unwrap().insert(shard, (status, Hash32([digest; 32])));

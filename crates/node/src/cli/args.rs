@@ -1,5 +1,6 @@
 //! The words of the command line. Values are checked here as far as they can be without a cluster.
 
+use super::clones::{CLONE_HELP, CloneArgs, FLATTEN_HELP, FlattenArgs};
 use super::image::args::{EXPORT_HELP, ExportArgs, IMPORT_HELP, ImportArgs};
 use super::snapshot::args::SnapshotCommand;
 use super::values::{ShapeArgs, size, volume_name, volume_size};
@@ -25,6 +26,7 @@ Examples:
   freebs volume import web disk.qcow2      a volume of a disk image
   freebs backup create demo /srv/backups   what has changed since the last one, in a directory or S3
   freebs snapshot create demo --name before-upgrade
+  freebs volume clone demo@before-upgrade try
   freebs volume verify demo                do all replicas agree?
   freebs verify demo                       is its history the one that was written?
 
@@ -390,6 +392,12 @@ pub enum VolumeCommand {
     /// Create a volume
     #[command(after_help = CREATE_HELP)]
     Create(CreateArgs),
+    /// Make a volume of a snapshot: at once, and without copying
+    #[command(after_help = CLONE_HELP)]
+    Clone(CloneArgs),
+    /// Let a clone have all that it reads from the volume that it was cloned from as its own
+    #[command(after_help = FLATTEN_HELP)]
+    Flatten(FlattenArgs),
     /// List all volumes
     List,
     /// Show one volume with its shards and replicas
@@ -845,5 +853,30 @@ mod tests {
         assert!(
             parse("volume attach a --force --gateway g --json").is_ok() && parse("volume detach a --force").is_ok()
         );
+    }
+
+    #[test]
+    fn clones_are_made_of_snapshots() {
+        let line = "volume clone data@monday web --no-wait";
+        let Command::Volume(VolumeCommand::Clone(a)) = parse(line).unwrap().command else { panic!("clone") };
+        assert_eq!((a.snapshot.to_string().as_str(), a.name.as_str(), a.no_wait), ("data@monday", "web", true));
+        let Command::Volume(VolumeCommand::Flatten(f)) = parse("volume flatten web").unwrap().command else {
+            panic!("flatten")
+        };
+        assert_eq!((f.name.as_str(), f.no_wait), ("web", false));
+        let wrong = [
+            ("volume clone data web", "VOLUME@NAME"),
+            ("volume clone data@monday", "<NAME>"),
+            ("volume clone data@monday a/b", "data-1"),
+            ("volume clone a@b web --size 1G", "--size"),
+            ("volume flatten", "<NAME>"),
+        ];
+        for (line, word) in wrong {
+            assert!(refused(line).contains(word), "{line}: {}", refused(line));
+        }
+        for name in ["clone", "flatten"] {
+            let help = parse(&format!("volume {name} --help")).unwrap_err().to_string();
+            assert!(help.contains("Examples:") && help.contains("Exit status: 0"), "{help}");
+        }
     }
 }

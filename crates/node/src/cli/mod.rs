@@ -5,6 +5,7 @@ pub mod args;
 mod asked;
 mod attachments;
 mod backup;
+mod clones;
 pub mod cluster;
 mod control;
 mod device;

@@ -3,6 +3,7 @@
 use super::args::{CreateArgs, VolumeCommand};
 use super::asked::{connect, show, unexpected, wait_until};
 use super::attachments;
+use super::clones::{self, CloneArgs};
 use super::output::{Output, table};
 use crate::admin::Client;
 use crate::timing;
@@ -11,6 +12,7 @@ use freebs_control::rules::format_size;
 use freebs_types::{Error, Result, Version};
 use serde::Serialize;
 use std::process::ExitCode;
+use std::time::Instant;
 
 pub async fn run(command: VolumeCommand, cluster: &str, output: &Output) -> Result<ExitCode> {
     let client = connect(cluster).await?;
@@ -31,6 +33,8 @@ pub async fn run(command: VolumeCommand, cluster: &str, output: &Output) -> Resu
             output.show(&show(&client, &name).await?, details);
             Ok(ExitCode::SUCCESS)
         }
+        VolumeCommand::Clone(args) => clone(&client, args, output).await,
+        VolumeCommand::Flatten(args) => clones::flatten(&client, args, output).await,
         VolumeCommand::Resize { name, size } => {
             let Reply::Volume { volume, .. } =
                 client.call(&Request::VolumeResize { name, size }, timing::CALL_MAX).await?
@@ -55,31 +59,54 @@ pub async fn run(command: VolumeCommand, cluster: &str, output: &Output) -> Resu
     }
 }
 
-async fn create(client: &Client, args: CreateArgs, output: &Output) -> Result<ExitCode> {
-    let new = args.shape.of(args.name, args.size);
-    let Reply::Volume { mut volume, notes } = client.call(&Request::VolumeCreate(new), timing::CALL_MAX).await? else {
-        return Err(unexpected());
-    };
-    if !args.no_wait {
-        volume = wait_until(client, volume, |v| v.state == VolumeState::Ready).await;
+/// A volume that was made, and sentences for people.
+#[derive(Serialize)]
+struct Created {
+    #[serde(flatten)]
+    volume: VolumeStatus,
+    notes: Vec<String>,
+}
+
+impl Created {
+    /// Asks for it, and waits until it can be used if that is wanted.
+    async fn by(client: &Client, request: &Request, no_wait: bool) -> Result<Self> {
+        let Reply::Volume { mut volume, notes } = client.call(request, timing::CALL_MAX).await? else {
+            return Err(unexpected());
+        };
+        if !no_wait {
+            volume = wait_until(client, volume, |v| v.state == VolumeState::Ready).await;
+        }
+        Ok(Self { volume, notes })
     }
-    #[derive(Serialize)]
-    struct Created {
-        #[serde(flatten)]
-        volume: VolumeStatus,
-        notes: Vec<String>,
-    }
-    output.show(&Created { volume, notes }, |c| {
-        let v = &c.volume;
-        let mut text = format!("created {}: {}, {}, {}\n", v.name, format_size(v.size), copies(v), shards(v));
-        for note in &c.notes {
+
+    /// After the words on how it was made.
+    fn text(&self, made: &str) -> String {
+        let v = &self.volume;
+        let mut text = format!("{made}: {}, {}, {}\n", format_size(v.size), copies(v), shards(v));
+        for note in &self.notes {
             text.push_str(&format!("note: {note}\n"));
         }
         if v.state == VolumeState::Paused {
             text.push_str("note: it can't be used yet; `freebs volume show` says how it comes along\n");
         }
         text
-    });
+    }
+}
+
+async fn create(client: &Client, args: CreateArgs, output: &Output) -> Result<ExitCode> {
+    let new = args.shape.of(args.name, args.size);
+    let created = Created::by(client, &Request::VolumeCreate(new), args.no_wait).await?;
+    output.show(&created, |c| c.text(&format!("created {}", c.volume.name)));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn clone(client: &Client, args: CloneArgs, output: &Output) -> Result<ExitCode> {
+    let begun = Instant::now();
+    let (of, name) = (args.snapshot, args.name);
+    let request = Request::VolumeClone { volume: of.volume.clone(), snapshot: of.name.clone(), name };
+    let created = Created::by(client, &request, args.no_wait).await?;
+    let ms = begun.elapsed().as_secs_f64() * 1000.0;
+    output.show(&created, |c| c.text(&format!("cloned {} from {of} in {ms:.1} ms", c.volume.name)));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -177,17 +204,22 @@ pub fn volume_table(volumes: &[VolumeStatus]) -> String {
     if volumes.is_empty() {
         return "no volume; `freebs volume create NAME --size 10G` makes one\n".into();
     }
+    let has_clones = volumes.iter().any(|v| v.origin.is_some());
     let row = |v: &VolumeStatus| {
-        vec![
+        let mut row = vec![
             v.name.clone(),
             format_size(v.size),
             v.copies.to_string(),
             v.shards.len().to_string(),
             v.state.name().into(),
             v.attached.clone().unwrap_or_else(|| "-".into()),
-        ]
+        ];
+        let origin = v.origin.as_ref().map_or_else(|| "-".into(), |o| format!("{}@{}", o.volume, o.snapshot));
+        row.extend(Some(origin).filter(|_| has_clones));
+        row
     };
-    let header = ["VOLUME", "SIZE", "COPIES", "SHARDS", "STATE", "ATTACHED"];
+    let mut header = vec!["VOLUME", "SIZE", "COPIES", "SHARDS", "STATE", "ATTACHED"];
+    header.extend(Some("CLONED FROM").filter(|_| has_clones));
     table(&header, &["SIZE", "COPIES", "SHARDS"], volumes.iter().map(row).collect())
 }
 
@@ -211,6 +243,7 @@ fn details(v: &VolumeStatus) -> String {
         1 => text.push_str("1 snapshot\n"),
         n => text.push_str(&format!("{n} snapshots\n")),
     }
+    text.extend(clones::origin(v));
     let mut rows = Vec::new();
     for s in &v.shards {
         for m in &s.members {
@@ -324,6 +357,7 @@ mod tests {
                     version: Version(1),
                     pins: 0,
                     whole_from: Version(0),
+                    reads_from_parent: false,
                     state,
                 })
                 .into(),

@@ -13,6 +13,7 @@ mod backup;
 mod bad_input;
 mod by_hand;
 mod clients;
+mod clones;
 mod control_rebuild;
 mod damage;
 mod events;

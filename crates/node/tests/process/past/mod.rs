@@ -22,7 +22,7 @@ fn text(path: &Path) -> &str {
 }
 
 /// Bytes none of which is zero, another row for each seed.
-fn noise(seed: u64, len: usize) -> Vec<u8> {
+pub fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut rng = Rng::new(seed);
     let mut bytes: Vec<u8> = Vec::with_capacity(len + 8);
     while bytes.len() < len {
@@ -33,20 +33,20 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// Writes into a volume, a MiB at a time.
-fn fill(client: &mut Client, at: u64, bytes: &[u8]) {
+pub fn fill(client: &mut Client, at: u64, bytes: &[u8]) {
     for (i, part) in bytes.chunks(MIB as usize).enumerate() {
         client.write(at + i as u64 * MIB, part);
     }
 }
 
 /// Takes a snapshot of a volume.
-fn snapshot(c: &Cluster, volume: &str, name: &str) {
+pub fn snapshot(c: &Cluster, volume: &str, name: &str) {
     let out = output(c.freebs().args(["snapshot", "create", volume, "--name", name]), PATIENCE);
     assert!(out.status.success(), "{}\n{}", told(&out), c.log());
 }
 
 /// Reads all of an export.
-fn read_all(client: &mut Client) -> Vec<u8> {
+pub fn read_all(client: &mut Client) -> Vec<u8> {
     let (mut bytes, mut at) = (Vec::new(), 0);
     while at < client.size {
         let len = (client.size - at).min(MIB) as u32;
@@ -57,7 +57,7 @@ fn read_all(client: &mut Client) -> Vec<u8> {
 }
 
 /// Where two rows of bytes first differ.
-fn differ(a: &[u8], b: &[u8]) -> Option<usize> {
+pub fn differ(a: &[u8], b: &[u8]) -> Option<usize> {
     if a.len() != b.len() {
         return Some(a.len().min(b.len()));
     }
