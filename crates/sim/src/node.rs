@@ -15,7 +15,7 @@ use freebs_format::wire::{Message, Role};
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
 use freebs_lsvd::{Engine, Expect, Options, Shape};
 use freebs_secrets::HostKey;
-use freebs_types::{BLOCK, ClusterId, DeviceId, Error, Hash32, Nanos, NodeId, Peer, Result, ViewNumber};
+use freebs_types::{BLOCK, ClusterId, DeviceId, Error, Hash32, Nanos, NodeId, Peer, Result, ShardId, ViewNumber};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -602,7 +602,9 @@ impl Life {
 pub async fn check_space<D: Device>(world: &World, node: NodeId, engine: &Engine<D>) {
     let space = engine.space();
     let mut blocks = 0;
-    for shard in engine.shards() {
+    // Of those that a fork names some are its parent's, and count there.
+    let is_fork = |s: &ShardId| engine.state(*s).is_some_and(|state| state.fork.is_some());
+    for shard in engine.shards().into_iter().filter(|s| !is_fork(s)) {
         blocks += engine.digest(shard).await.map_or(0, |d| d.data_blocks);
     }
     let named = blocks * BLOCK as u64;

@@ -248,7 +248,7 @@ impl MarkChange {
             since: Sequence(0),
             tip: Sequence(0),
             last,
-            parent: Hash32::default(),
+            parent: fork_token(cluster, fork),
             digest: Hash32::default(),
             version: fork.version,
             committed: last.sequence,

@@ -11,7 +11,7 @@ use freebs_format::UpdateKind;
 use freebs_io::faults::CrashDevice;
 use freebs_io::memory::MemoryDevice;
 use freebs_lsvd::{Base, MapPlace, MarkChange, Options, Record, RuleMutant, fork_name, fork_token};
-use freebs_types::{ErrorKind, Fork, Lba, Sequence, ShardId, Version, ViewNumber};
+use freebs_types::{ErrorKind, Fork, Hash32, Lba, Sequence, ShardId, Version, ViewNumber};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -38,18 +38,21 @@ struct Tree {
     rng: Rng,
     next_shard: u64,
     next_view: u64,
+    /// Forks without a frame of their own.
+    unopened: BTreeMap<ShardId, Fork>,
 }
 
 impl Tree {
     fn new(seed: u64) -> Self {
         let root = Line { chain: Chain::new(ShardId::new(1, 0)), now: Model::new(), pins: BTreeMap::new() };
         let lines = [(root.chain.shard, root)].into();
-        Self { lines, rng: Rng::new(seed), next_shard: 2, next_view: 2 }
+        Self { lines, rng: Rng::new(seed), next_shard: 2, next_view: 2, unopened: BTreeMap::new() }
     }
 
+    /// One that has a frame of its own.
     fn any(&mut self) -> ShardId {
-        let n = self.rng.below(self.lines.len() as u64) as usize;
-        *self.lines.keys().nth(n).unwrap()
+        let all: Vec<ShardId> = self.lines.keys().copied().filter(|s| !self.unopened.contains_key(s)).collect();
+        all[self.rng.below(all.len() as u64) as usize]
     }
 
     fn write(&mut self, shard: ShardId) -> Record {
@@ -146,8 +149,13 @@ async fn make_fork(t: &mut Tree, rig: &Rig, parent: ShardId) -> Option<ShardId> 
     let state = rig.engine.state(id).unwrap();
     assert_eq!((state.last, state.fork, state.version), (fork_name(CLUSTER, &fork), Some(fork), fork.version));
     assert!(state.holes.is_empty() && state.committed == fork.sequence && rig.engine.is_read_by_forks(parent));
-    let frame = t.open(id);
-    rig.append(frame);
+    // A start that comes before its first frame.
+    if t.rng.chance(60) {
+        let frame = t.open(id);
+        rig.append(frame);
+    } else {
+        t.unopened.insert(id, fork);
+    }
     Some(id)
 }
 
@@ -188,7 +196,7 @@ async fn step(t: &mut Tree, rig: &Rig) {
             commit(t, rig).await;
             flatten(t, rig, shard).await;
         }
-        29..=33 if t.lines.len() > 1 && !rig.engine.is_read_by_forks(shard) => {
+        29..=33 if t.lines.len() > 1 + t.unopened.len() && !rig.engine.is_read_by_forks(shard) => {
             commit(t, rig).await;
             t.lines.remove(&shard);
             rig.append(Record::Forget { shard, promised: ViewNumber(0) });
@@ -215,7 +223,15 @@ async fn again(t: &mut Tree, rig: Rig, mut device: CrashDevice, options: Options
     if t.rng.chance(40) {
         erase_checkpoints(&device).await;
     }
-    (open(&device, options).await, device)
+    let rig = open(&device, options).await;
+    // Whoever opens the first view has to find the token of the frame in front.
+    for (shard, fork) in std::mem::take(&mut t.unopened) {
+        let Some(state) = rig.engine.state(shard).filter(|_| t.lines.contains_key(&shard)) else { continue };
+        assert_eq!((state.last, state.parent), (fork_name(CLUSTER, &fork), fork_token(CLUSTER, &fork)));
+        assert_eq!((state.digest, state.view), (Hash32::default(), None));
+        rig.append(t.open(shard));
+    }
+    (rig, device)
 }
 
 /// One story; gives back segments that cleaning emptied, and forks that were made.
