@@ -27,6 +27,7 @@ use freebs_types::{
 use std::collections::BTreeMap;
 
 mod cuts;
+mod forks;
 mod forced;
 mod leases;
 mod leaving;
