@@ -2,7 +2,7 @@
 
 use freebs_control::api::{OriginStatus, Reply};
 use freebs_control::events::{EventKind, told};
-use freebs_control::recover::{LogStatus, Logs, look};
+use freebs_control::recover::{LogStatus, Logs, Need, look};
 use freebs_control::{Ack, Changes, Command, CreateVolume, Cut, Outcome, State, limits};
 use freebs_types::*;
 use std::collections::BTreeSet;
@@ -344,7 +344,6 @@ fn a_log_with_only_the_beginning_seals_nothing() {
         let (found, _) = look(state, state.volume(id).unwrap(), &logs, &BTreeSet::new()).remove(0);
         (found.need, found.counting)
     };
-    use freebs_control::recover::Need;
     assert_eq!(need(&state, &[(members[0], start), (members[1], start)]).0, Need::Nothing, "no view is sealed yet");
     open(&mut state, shard);
     let active = state.shard(shard).unwrap().active;
