@@ -242,7 +242,7 @@ impl Origin {
         format!("{}@{}", self.volume_name, self.snapshot_name)
     }
 
-    /// Whether it can be the origin of that volume.
+    /// True if it can be the origin of that volume.
     fn is_possible(&self, of: &Volume) -> bool {
         let is_number = |n: u64| n > 0 && n <= limits::NUMBER_MAX;
         let is_before = |(cut, shard): (&Cut, &Shard)| {

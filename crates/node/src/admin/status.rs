@@ -5,8 +5,8 @@ use super::service::Service;
 use crate::timing;
 use freebs_agent::Lapse;
 use freebs_control::api::{
-    GatewayInfo, MemberReport, MemberState, NodeInfo, NodeStatus, OriginStatus, ReplicaDigest, Reply, Request, ShardDigest,
-    ShardReport, ShardStatus, ShardVerification, Status, Verification, VolumeState, VolumeStatus,
+    GatewayInfo, MemberReport, MemberState, NodeInfo, NodeStatus, OriginStatus, ReplicaDigest, Reply, Request,
+    ShardDigest, ShardReport, ShardStatus, ShardVerification, Status, Verification, VolumeState, VolumeStatus,
 };
 use freebs_control::recover::Logs;
 use freebs_control::{Node, Shard, State, Volume};

@@ -87,7 +87,9 @@ pub async fn flatten(client: &Client, args: FlattenArgs, output: &Output) -> Res
 fn flattened(v: &VolumeStatus) -> String {
     let left = Left::of(v);
     match (left.is_something(), left.away.is_empty()) {
-        (true, _) => format!("{} is being flattened: {} of {} copies are not flat yet", v.name, left.count(), Left::all(v)),
+        (true, _) => {
+            format!("{} is being flattened: {} of {} copies are not flat yet", v.name, left.count(), Left::all(v))
+        }
         (false, true) => format!("{} is flat: all that it has is its own", v.name),
         (false, false) => {
             let away: Vec<&str> = left.away.into_iter().collect();
@@ -143,7 +145,9 @@ pub fn origin(v: &VolumeStatus) -> Option<String> {
     Some(match (reading, o.flatten) {
         (0, _) => format!("cloned from {place}\n"),
         (_, false) => format!("cloned from {place}, and reads from there in {reading} of {all} copies\n"),
-        (_, true) => format!("cloned from {place}, and reads from there in {reading} of {all} copies until these are flat\n"),
+        (_, true) => {
+            format!("cloned from {place}, and reads from there in {reading} of {all} copies until these are flat\n")
+        }
     })
 }
 
@@ -154,9 +158,9 @@ mod tests {
     use serde_json::json;
 
     fn volume(members: &[(&str, &str, bool)], flatten: bool) -> VolumeStatus {
-        let members = members.iter().map(|(node, state, reads)| {
-            json!({"node": node, "version": 1, "state": state, "reads_from_parent": reads})
-        });
+        let members = members.iter().map(
+            |(node, state, reads)| json!({"node": node, "version": 1, "state": state, "reads_from_parent": reads}),
+        );
         let shard = json!({"id": "9.0", "view": 3, "head": "a", "members": members.collect::<Vec<_>>()});
         serde_json::from_value(json!({
             "id": 9, "name": "v", "size": 1 << 30, "copies": 3, "ack": "majority", "min_copies": 2, "stripe": 1 << 20,
@@ -182,7 +186,11 @@ mod tests {
     #[test]
     fn it_is_flat_when_all_that_are_there_say_so() {
         let table = [
-            ([("a", "active", false), ("b", "active", true), ("c", "opening", false)], 2, "2 of 3 copies are not flat yet"),
+            (
+                [("a", "active", false), ("b", "active", true), ("c", "opening", false)],
+                2,
+                "2 of 3 copies are not flat yet",
+            ),
             ([("a", "active", false), ("b", "active", false), ("c", "joining", false)], 1, "1 of 3 copies"),
             ([("a", "active", false), ("b", "active", false), ("c", "missing", false)], 1, "1 of 3 copies"),
             ([("a", "active", false), ("b", "active", false), ("c", "down", false)], 0, "but for what c has"),

@@ -120,7 +120,7 @@ fn a_clone_goes_its_own_way() {
         clone.check_by(&mut of_clone, "after writes");
         source.check_by(&mut of_source, "after writes to its clone");
     }
-    // What the snapshot has is nobody's to change: another clone of it begins like the first one.
+    // Nobody changes a snapshot: another clone of it begins like the first one.
     then.clone_as(&c, "s", &second).check(&c, "cloned later");
     let mut past = Client::connect(&c.place, &format!("{volume}@s"), true).expect("a snapshot");
     assert_eq!(differ(&read_all(&mut past), &then.bytes), None);
@@ -174,7 +174,7 @@ fn clones_of_clones_outlive_their_ancestors() {
     let mut rng = Rng::announced("ancestors");
     while disks.len() > 2 {
         let gone = disks.remove(rng.below(disks.len() as u64 - 1) as usize);
-        // Whoever has read it just now gives it back.
+        // The gateway gives it back a moment after its last reader has left.
         wait_for("it is nobody's", || {
             c.cli(&["volume", "delete", &gone.name, "--with-snapshots"]).status.success().then_some(())
         });
@@ -200,7 +200,8 @@ fn what_can_not_be_cloned_is_said() {
         assert_eq!(c.cli(usage).status.code(), Some(2), "{usage:?}");
     }
     let list = c.json(&["volume", "list"]);
-    let names: Vec<&str> = list["volumes"].as_array().expect("a list").iter().filter_map(|v| v["name"].as_str()).collect();
+    let names: Vec<&str> =
+        list["volumes"].as_array().expect("a list").iter().filter_map(|v| v["name"].as_str()).collect();
     assert!(!names.contains(&clone.as_str()), "nothing half-made is left: {names:?}");
     c.json(&["volume", "clone", &at, &clone]);
     refused(&c.cli(&["snapshot", "show", &format!("{clone}@s")]), &["no snapshot"]);
