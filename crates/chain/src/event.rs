@@ -7,8 +7,8 @@ use freebs_io::LinkId;
 use freebs_lsvd::{DamagedBlocks, Durable, EventKind, KeptState, MapPlace, Record};
 use freebs_secrets::HostKey;
 use freebs_types::{
-    ClusterId, Error, ErrorKind, Fork, Generation, Hash32, HostPublic, NodeId, Peer, Result, Sequence, ShardId, SnapshotId,
-    StartNumber, Version, ViewNumber,
+    ClusterId, Error, ErrorKind, Fork, Generation, Hash32, HostPublic, NodeId, Peer, Result, Sequence, ShardId,
+    SnapshotId, StartNumber, Version, ViewNumber,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

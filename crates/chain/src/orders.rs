@@ -27,8 +27,8 @@ use freebs_types::{
 use std::collections::BTreeMap;
 
 mod cuts;
-mod forks;
 mod forced;
+mod forks;
 mod leases;
 mod leaving;
 mod past;

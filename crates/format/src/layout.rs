@@ -4,8 +4,8 @@
 //! Invariant: every fixed struct of this crate is here, with all its fields, in order and without a gap.
 
 use crate::bodies::{
-    AttachFixed, CarryFixed, ClosedFixed, EntryFixed, FloorFixed, ForkFixed, KeptFixed, LearnedFixed, MarkFixed, MemberFixed,
-    SharedFixed, ViewFixed,
+    AttachFixed, CarryFixed, ClosedFixed, EntryFixed, FloorFixed, ForkFixed, KeptFixed, LearnedFixed, MarkFixed,
+    MemberFixed, SharedFixed, ViewFixed,
 };
 use crate::description::VolumeFixed;
 use crate::disk::{

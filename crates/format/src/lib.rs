@@ -24,8 +24,8 @@ pub use crc::{block_crc, block_crcs, crc32c, is_zero};
 pub use description::VolumeDescription;
 pub use frame::{Extent, Frame, FrameBefore, FrameBuilder, FrameHead, FrameMeta, Update, UpdateDraft};
 pub use header::{
-    ExtentDesc, ExtentKind, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_FORK, FEATURE_GIVEN_UP, FEATURE_HISTORY, FEATURE_PINS,
-    FEATURE_SHARED, FEATURE_VOLUME, FRAME_MAGIC, FrameHeader, FrameKind, UpdateDesc, UpdateKind,
+    ExtentDesc, ExtentKind, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_FORK, FEATURE_GIVEN_UP, FEATURE_HISTORY,
+    FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FRAME_MAGIC, FrameHeader, FrameKind, UpdateDesc, UpdateKind,
 };
 pub use packed::{pack, packed_len_max, unpack};
 pub use pins::{PIN_BYTES, Pin, PinUpdate};

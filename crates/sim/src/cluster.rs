@@ -1,6 +1,7 @@
 //! All parts of a run together: nodes, gateways, control plane, and what is asked of them at the end.
 
 use crate::audit;
+use crate::clones::Cloned;
 use crate::config::Config;
 use crate::control::{Control, Plane};
 use crate::device::{Crash, Disk};
@@ -12,7 +13,6 @@ use crate::node::{Node, Rate, Shared, check_space};
 use crate::oracle::Oracle;
 use crate::raft::Seats;
 use crate::rng::Rng;
-use crate::clones::Cloned;
 use crate::snapshots::Made;
 use crate::timing;
 use crate::workload::Workload;

@@ -161,7 +161,8 @@ async fn on_members(
         let engine = worker.engine();
         let Ok(history) = engine.history(shard) else { continue };
         let keeps = history.pins.iter().any(|p| p.version == cut.version && p.snapshot == record.id);
-        let read = if keeps { read_shard(engine, (volume, root), shard, cut.version).await } else { Err(unkept(shard)) };
+        let read =
+            if keeps { read_shard(engine, (volume, root), shard, cut.version).await } else { Err(unkept(shard)) };
         match (read, &found) {
             (Ok(values), Some((other, known))) if values != *known => {
                 let differs = values.iter().zip(known).find(|(a, b)| a != b);

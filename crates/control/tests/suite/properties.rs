@@ -19,20 +19,20 @@ fn of_snapshots() -> impl Strategy<Value = Command> {
     let name = (0u8..3).prop_map(|n| format!("s{n}"));
     let snapshot = (0u64..6).prop_map(SnapshotId);
     prop_oneof![
-        (volume.clone(), name.clone(), 0u64..9).prop_map(|(volume, name, created_ms)| Command::BeginSnapshot {
+        2 => (volume.clone(), name.clone(), 0u64..9).prop_map(|(volume, name, created_ms)| Command::BeginSnapshot {
             name,
             volumes: vec![volume],
             created_ms
         }),
         3 => snapshot.clone().prop_map(|snapshot| Command::ReportCuts { snapshot, cuts: Vec::new() }),
         2 => snapshot.prop_map(|snapshot| Command::ConfirmCuts { snapshot, held: Vec::new() }),
-        (volume.clone(), name.clone()).prop_map(|(volume, name)| Command::DeleteSnapshot { volume, name, now_ms: 1 }),
+        1 => (volume.clone(), name.clone()).prop_map(|(volume, name)| Command::DeleteSnapshot { volume, name, now_ms: 1 }),
         3 => (volume.clone(), name, 0u8..6).prop_map(|(volume, snapshot, n)| Command::CloneVolume {
             volume,
             snapshot,
             name: format!("v{n}")
         }),
-        volume.prop_map(|volume| Command::FlattenVolume { volume }),
+        1 => volume.prop_map(|volume| Command::FlattenVolume { volume }),
     ]
 }
 

@@ -8,8 +8,8 @@ use bytes::Bytes;
 pub use freebs_format::wire::{FrameName, Piece};
 use freebs_format::{AttachBody, CarryBody, Frame, FrameHead, Pin, ViewBody, hide};
 use freebs_types::{
-    BlockRange, ChunkId, ClusterId, DeviceId, Error, Fork, Hash32, Lba, NodeId, Sequence, ShardId, StartNumber, Version,
-    ViewNumber,
+    BlockRange, ChunkId, ClusterId, DeviceId, Error, Fork, Hash32, Lba, NodeId, Sequence, ShardId, StartNumber,
+    Version, ViewNumber,
 };
 pub use loss::Lost;
 use requests::RequestTable;
@@ -176,7 +176,8 @@ pub struct ShardState {
 pub fn fork_token(cluster: ClusterId, fork: &Fork) -> Hash32 {
     let mut hasher = blake3::Hasher::new_derive_key("freebs 2026-11 the beginning of a clone's shard");
     hasher.update(&cluster.0);
-    let numbers = [fork.parent.volume.0, u64::from(fork.parent.index), fork.snapshot.0, fork.version.0, fork.sequence.0];
+    let numbers =
+        [fork.parent.volume.0, u64::from(fork.parent.index), fork.snapshot.0, fork.version.0, fork.sequence.0];
     for n in numbers {
         hasher.update(&n.to_le_bytes());
     }

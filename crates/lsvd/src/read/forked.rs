@@ -14,7 +14,10 @@ impl<D: Device> Engine<D> {
         let state = self.state(parent).ok_or_else(|| Error::not_found(format!("shard {parent} is not here")))?;
         self.check_pin(parent, Pin { version, snapshot: fork.snapshot })?;
         if state.committed < fork.sequence {
-            return Err(Error::not_found(format!("shard {parent}: frame {} is not known to be committed", fork.sequence)));
+            return Err(Error::not_found(format!(
+                "shard {parent}: frame {} is not known to be committed",
+                fork.sequence
+            )));
         }
         let is_less = version < state.whole_from || state.holes.iter().any(|h| h.0 <= fork.sequence);
         match is_less {

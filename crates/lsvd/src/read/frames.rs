@@ -309,12 +309,7 @@ impl<D: Device> Engine<D> {
     }
 
     /// What a fork has from its parents; of what its own entries cover nothing, unless its history may need it.
-    pub(super) async fn gather_inherited(
-        &self,
-        shard: ShardId,
-        from: Lba,
-        max_bytes: usize,
-    ) -> Result<Gathered<Lba>> {
+    pub(super) async fn gather_inherited(&self, shard: ShardId, from: Lba, max_bytes: usize) -> Result<Gathered<Lba>> {
         let asked = Asked { since: Sequence(0), upto: Sequence(u64::MAX), above: None, past: None };
         let mut g = Gather::new(asked, self.max_blocks(max_bytes));
         let (mut at, mut next) = (from.0, None);

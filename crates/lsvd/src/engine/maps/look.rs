@@ -5,7 +5,6 @@
 
 use super::Io;
 use super::flush::page_lost;
-use crate::{EventKind, RuleMutant};
 use crate::engine::core::Core;
 use crate::log::join::join_all;
 use crate::log::segments::ReadGuard;
@@ -17,6 +16,7 @@ use crate::shard::chunks;
 use crate::shard::history::LAST;
 use crate::shard::history::Reading;
 use crate::shard::history::table::{Layer, Table};
+use crate::{EventKind, RuleMutant};
 use freebs_format::disk::PageHeader;
 use freebs_format::{CarryBody, CarryEntry, FrameHead, FrameKind};
 use freebs_io::Device;

@@ -105,8 +105,7 @@ impl Shard {
         let forgets = segs.leaves_out(RuleMutant::PinsForgotten);
         let History { pins, table, hint, reading, read_by_forks, .. } = &mut self.history;
         let of_forks = |from, to| forks::is_read_in(read_by_forks, from, to);
-        let is_kept =
-            |from, to| !forgets && (pins.kept.needs(from, to) || hint.needs(from, to) || of_forks(from, to));
+        let is_kept = |from, to| !forgets && (pins.kept.needs(from, to) || hint.needs(from, to) || of_forks(from, to));
         let needs = |from, to| is_kept(from, to) || is_read(reading, from, to);
         let judge = &mut Judge { needs: &needs, gone: &mut |e| gone.push(e), recorded };
         table.insert(start, e, to, judge);
