@@ -216,7 +216,7 @@ pub struct ShardInfo {
     pub snapshots: ShardSnapshots,
     /// Where it begins, if it is a clone's.
     pub fork: Option<Fork>,
-    /// Whether it is to have all that it reads from its parent as its own.
+    /// It is to have all that it reads from its parent as its own.
     pub flatten: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Makes forks flat (design note 37), one at a time, in the background: those that are to be, those that read through too
+//! Makes forks flat (design note 36), one at a time, in the background: those that are to be, those that read through too
 //! many others, and those whose parent is to leave this log. What leaves waits for them.
 
 use crate::event::{ControlPort, Event, Note, NoteKind, ShardInfo};
@@ -16,7 +16,7 @@ const DEPTH_MAX: usize = 8;
 /// Bytes of data of a piece.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// What of a worker's forks is under way.
+/// The work on a worker's forks that is under way.
 #[derive(Default)]
 pub(crate) struct Flattening {
     /// News by which shards end here that forks still read from.
@@ -48,7 +48,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         infos
     }
 
-    /// What the log says of pieces.
+    /// The log's answers to pieces.
     pub(crate) fn hear_of_pieces(&self, done: &[Durable]) {
         let Some((ticket, _)) = self.flattening().writing.as_ref().map(|(t, _)| (*t, ())) else { return };
         let end = done.iter().find_map(|d| match d {
@@ -60,7 +60,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         if let Some(end) = end
             && let Some((_, tell)) = self.flattening().writing.take()
         {
-            // Who waited may have given up.
+            // The task that waited may have given up.
             let _ = tell.send(end);
         }
     }

@@ -1,4 +1,4 @@
-//! Shards of clones (design note 37): how one begins at a version of another shard that is here, and how it is made flat.
+//! Shards of clones (design note 36): how one begins at a version of another shard that is here, and how it is made flat.
 //!
 //! Invariants:
 //! - A replica of a clone's shard is there only when it is decided whether this log makes the fork. Until then it is a
@@ -29,15 +29,15 @@ pub(crate) struct Forks(BTreeMap<ShardId, Making>);
 
 impl Host {
     /// News of a shard that is not here. If it is a clone's, the log is asked first whether it can make the fork.
-    /// Whether it waits for that.
+    /// True if it waits for that.
     pub(crate) fn waits_for_fork(&mut self, info: &ShardInfo) -> bool {
         let (shard, now) = (info.shard, self.now);
-        if let Some(making) = self.forks.0.get_mut(&shard) {
+        if let Some(making) = self.forks_mut().0.get_mut(&shard) {
             making.info = info.clone();
             return true;
         }
         let Some(fork) = info.fork.filter(|_| self.is_unknown(shard) && self.is_member(info)) else { return false };
-        self.forks.0.insert(shard, Making { info: info.clone(), fork, since: now, ticket: None });
+        self.forks_mut().0.insert(shard, Making { info: info.clone(), fork, since: now, ticket: None });
         self.out.actions.push(Action::CheckFork { shard, fork });
         true
     }
@@ -47,7 +47,7 @@ impl Host {
         let cluster = self.cluster();
         let ticket = self.new_ticket();
         let now = self.now;
-        let Some(making) = self.forks.0.get_mut(&shard).filter(|m| m.ticket.is_none()) else { return };
+        let Some(making) = self.forks_mut().0.get_mut(&shard).filter(|m| m.ticket.is_none()) else { return };
         match checked {
             Ok(()) => {
                 making.ticket = Some(ticket);
@@ -62,7 +62,7 @@ impl Host {
 
     /// Forks that can't be made yet are looked at again.
     pub(crate) fn fork_tick(&mut self) {
-        let waiting = self.forks.0.iter().filter(|(_, m)| m.ticket.is_none());
+        let waiting = self.forks_mut().0.iter().filter(|(_, m)| m.ticket.is_none());
         let again = waiting.map(|(shard, m)| Action::CheckFork { shard: *shard, fork: m.fork });
         self.out.actions.extend(again);
     }
@@ -70,7 +70,7 @@ impl Host {
     /// A mark is durable. True if it was that of a fork.
     pub(crate) fn on_fork_durable(&mut self, shard: ShardId, ticket: u64) -> bool {
         let is_its = |m: &Making| m.ticket == Some(ticket);
-        let Some(making) = self.forks.0.get(&shard).is_some_and(is_its).then(|| self.forks.0.remove(&shard)).flatten()
+        let Some(making) = self.forks_mut().0.get(&shard).is_some_and(is_its).then(|| self.forks_mut().0.remove(&shard)).flatten()
         else {
             return false;
         };
@@ -81,17 +81,17 @@ impl Host {
 
     /// The device has no room for a fork's mark: it is tried again.
     pub(crate) fn on_no_room_for_fork(&mut self, shard: ShardId, ticket: u64) {
-        self.forks.0.get_mut(&shard).filter(|m| m.ticket == Some(ticket)).into_iter().for_each(|m| m.ticket = None);
+        self.forks_mut().0.get_mut(&shard).filter(|m| m.ticket == Some(ticket)).into_iter().for_each(|m| m.ticket = None);
     }
 
     /// The volume was deleted, or this node is no member. True if a fork was to be made.
     pub(crate) fn forget_fork(&mut self, shard: ShardId) -> bool {
-        self.forks.0.remove(&shard).is_some()
+        self.forks_mut().0.remove(&shard).is_some()
     }
 
     /// The log can't make the fork: it learns the shard from others, as it would any other one.
     fn learns_instead(&mut self, shard: ShardId) {
-        let Some(making) = self.forks.0.remove(&shard) else { return };
+        let Some(making) = self.forks_mut().0.remove(&shard) else { return };
         self.out.note(format!("shard {shard}: its parent's version is not whole here; it is learned from others"));
         self.ensure(shard);
         self.on_info(making.info);

@@ -37,7 +37,7 @@ pub struct Host {
     /// the end itself being one. What it makes durable before that is not of the present replica.
     ending: BTreeMap<ShardId, usize>,
     /// Forks that are to be made here.
-    pub(crate) forks: Forks,
+    forks: Forks,
     /// Heads that have updates to pack at the end of the turn.
     packing: BTreeSet<ShardId>,
     pub(crate) mending: Mending,
@@ -165,6 +165,10 @@ impl Host {
         self.config.cluster
     }
 
+    pub(crate) fn forks_mut(&mut self) -> &mut Forks {
+        &mut self.forks
+    }
+
     pub(crate) fn me(&self) -> NodeId {
         self.config.me.node
     }
@@ -187,7 +191,7 @@ impl Host {
         !self.has(shard) && !self.left.contains_key(&shard) && !self.ending.contains_key(&shard)
     }
 
-    /// Whether news names this node as a member.
+    /// True if news names this node as a member.
     pub(crate) fn is_member(&self, info: &ShardInfo) -> bool {
         info.members.contains(&self.config.me.node)
     }

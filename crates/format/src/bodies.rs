@@ -616,13 +616,7 @@ impl MarkBody {
                 .map(|(rest, history)| (rest, Some(history)))
                 .map_err(|_| cut("what a mark says of history is cut short"))?,
         };
-        let (rest, fork) = match fixed.flags.get() & MARK_FORK {
-            0 => (rest, None),
-            _ => {
-                let (rest, fork) = ForkFixed::ref_from_suffix(rest).map_err(|_| cut("mark of a fork is cut short"))?;
-                (rest, Some(fork.read()?))
-            }
-        };
+        let (rest, fork) = Self::fork_behind(rest, fixed.flags.get())?;
         let committed = Sequence(fixed.committed.get());
         let closed = fixed.closed.get() as usize;
         let (rest, closed) = <[ClosedFixed]>::ref_from_suffix_with_elems(rest, closed)
@@ -670,6 +664,15 @@ impl MarkBody {
                 })
                 .collect(),
         })
+    }
+
+    /// The parent that a body names at its end, and the bytes in front of that.
+    fn fork_behind(rest: &[u8], flags: u32) -> Result<(&[u8], Option<Fork>)> {
+        if flags & MARK_FORK == 0 {
+            return Ok((rest, None));
+        }
+        let (rest, fork) = ForkFixed::ref_from_suffix(rest).map_err(|_| cut("mark of a fork is cut short"))?;
+        Ok((rest, Some(fork.read()?)))
     }
 
     fn check_numbers(fixed: &MarkFixed, history: Option<&KeptFixed>) -> Result<()> {

@@ -1,3 +1,5 @@
+//! The place where a shard of a clone begins.
+
 use crate::{Sequence, ShardId, SnapshotId, Version};
 
 /// Where a shard of a clone begins: at a version of another shard, which a snapshot pins there.

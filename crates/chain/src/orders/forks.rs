@@ -70,7 +70,7 @@ fn proposes(actions: &[Action]) -> bool {
     actions.iter().any(|a| matches!(a, Action::Propose { .. }))
 }
 
-/// Whether a mark makes the fork, and its ticket.
+/// The marks, each with its ticket; true for one that makes the fork.
 fn marks(actions: &[Action]) -> Vec<(bool, u64)> {
     let mark = |a: &Action| match a {
         Action::Append(Record::Mark { change, ticket, .. }) => Some((change.fork.is_some(), *ticket)),

@@ -240,7 +240,7 @@ pub struct MarkChange {
 }
 
 impl MarkChange {
-    /// Makes a shard that begins at a version of another one (design note 37). The log before its first frame has a name
+    /// Makes a shard that begins at a version of another one (design note 36). The log before its first frame has a name
     /// that is the same wherever the fork is made.
     #[must_use]
     pub fn forked(cluster: ClusterId, fork: &Fork) -> Self {

@@ -1,4 +1,4 @@
-//! What forks and their parents know of each other.
+//! Forks and their parents: the versions that are kept, the places of blocks, the holes that are seen through.
 
 use crate::RuleMutant;
 use crate::engine::core::Core;
@@ -10,7 +10,7 @@ use freebs_types::{ChunkId, Fork, Sequence, ShardId};
 const LINE_MAX: usize = 256;
 
 impl Core {
-    /// Whether a shard reads from a parent, and from which.
+    /// The parent that a shard reads from, if it reads from one.
     pub fn fork_of(&self, shard: ShardId) -> Option<Fork> {
         self.shards.get(&shard).and_then(|s| s.fork)
     }

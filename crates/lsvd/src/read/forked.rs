@@ -1,4 +1,4 @@
-//! What a fork is asked for: whether it can be made, and what it reads from its parents (design note 37).
+//! Questions about forks: can one be made here, and which entries does it read from its parents (design note 36)?
 
 use super::frames::Gathered;
 use crate::engine::Engine;
@@ -7,7 +7,7 @@ use freebs_io::Device;
 use freebs_types::{Error, Fork, Lba, Result, ShardId};
 
 impl<D: Device> Engine<D> {
-    /// Whether a shard that begins at this version of its parent can read it here. `NotFound` if the parent is not here, or
+    /// An error if a shard that begins at this version of its parent can't read it here. `NotFound` if the parent is not here, or
     /// does not keep the version for that snapshot, or does not know it to be committed; `Corrupt` if it is not whole.
     pub fn check_fork(&self, fork: &Fork) -> Result<()> {
         let (parent, version) = (fork.parent, fork.version);

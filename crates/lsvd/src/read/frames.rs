@@ -308,7 +308,7 @@ impl<D: Device> Engine<D> {
         Ok((g.body, data, next))
     }
 
-    /// What a fork has from its parents; of what its own entries cover nothing, unless its history may need it.
+    /// Entries that a fork has from its parents; those that its own cover are left out, unless its history may need them.
     pub(super) async fn gather_inherited(&self, shard: ShardId, from: Lba, max_bytes: usize) -> Result<Gathered<Lba>> {
         let asked = Asked { since: Sequence(0), upto: Sequence(u64::MAX), above: None, past: None };
         let mut g = Gather::new(asked, self.max_blocks(max_bytes));

@@ -1,5 +1,5 @@
 //! Forks: shards of clones, which read from a version of another shard in the same log what they have no entry for
-//! (design note 37).
+//! (design note 36).
 //!
 //! Invariants:
 //! - While a fork here reads a version, its parent keeps that version, whoever else has given it up (rule E10).

@@ -114,7 +114,7 @@ pub(crate) struct Shard {
     pub closed: Closed,
     /// Versions that are kept, and what was in force at them.
     pub history: History,
-    /// What it reads from another shard, if it is a clone's that is not flat.
+    /// The parent that it reads from, if it is a clone's that is not flat.
     pub fork: Option<Fork>,
     outcome: Outcome,
 }

@@ -1,4 +1,4 @@
-//! Forks (design note 37): a tree of shards in one log, each of which begins at a pinned version of another one. Whatever
+//! Forks (design note 36): a tree of shards in one log, each of which begins at a pinned version of another one. Whatever
 //! is written, pinned, given up, cleaned, made flat, deleted, cut short by a power failure or recovered, each reads as a
 //! naive copy of its parent would, in the present and at its own pins.
 //!
@@ -224,7 +224,7 @@ async fn again(t: &mut Tree, rig: Rig, mut device: CrashDevice, options: Options
         erase_checkpoints(&device).await;
     }
     let rig = open(&device, options).await;
-    // Whoever opens the first view has to find the token of the frame in front.
+    // The head of the first view has to find the token of the frame in front.
     for (shard, fork) in std::mem::take(&mut t.unopened) {
         let Some(state) = rig.engine.state(shard).filter(|_| t.lines.contains_key(&shard)) else { continue };
         assert_eq!((state.last, state.parent), (fork_name(CLUSTER, &fork), fork_token(CLUSTER, &fork)));
@@ -298,7 +298,7 @@ fn forks_that_do_not_hold_are_caught() {
     }
 }
 
-/// Who has nothing learns all of a fork, what it reads from its parents included, and reads the same without them.
+/// A blank log learns all of a fork, the entries of its parents included, and reads the same without them.
 async fn learn(t: &Tree, rig: &Rig, shard: ShardId) -> Rig {
     let device = MemoryDevice::new(4096, LIMIT);
     create_log(device.clone(), &shape(SEGMENTS)).await.unwrap();

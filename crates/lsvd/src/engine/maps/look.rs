@@ -96,7 +96,7 @@ impl<D: Device> Io<'_, D> {
         let Some(below) = self.inherited(shard, range).await? else {
             return self.with_own_view(shard, range, which, f).await;
         };
-        // What a fork reads does not change, so it need not be of the same moment.
+        // The parents' entries do not change, so they need not be of the same moment.
         self.with_own_view(shard, range, which, |core, s, view| {
             let (mut all, mut out) = (below, Outcome::default());
             view.iter().for_each(|(a, e)| all.insert(a, e.clone(), &mut out));

@@ -246,7 +246,7 @@ impl Shard {
         if before.keys().any(|v| !now.contains_key(v)) && !self.history.table.is_empty() {
             (self.history.prune_at, segs.prune) = (Some(0), true);
         }
-        // What it reads may have been let go of while the log is replayed.
+        // Its blocks may have been let go of while the log is replayed.
         let kept = &self.history.pins.kept;
         let is_new = |v: &Version| !before.contains_key(v) && !hint.has(*v) && !kept.has(*v);
         self.history.late |= self.history.dropped && now.keys().any(is_new);
