@@ -63,14 +63,15 @@ impl Host {
     /// Forks that can't be made yet are looked at again.
     pub(crate) fn fork_tick(&mut self) {
         let waiting = self.forks_mut().0.iter().filter(|(_, m)| m.ticket.is_none());
-        let again = waiting.map(|(shard, m)| Action::CheckFork { shard: *shard, fork: m.fork });
+        let again: Vec<Action> = waiting.map(|(shard, m)| Action::CheckFork { shard: *shard, fork: m.fork }).collect();
         self.out.actions.extend(again);
     }
 
     /// A mark is durable. True if it was that of a fork.
     pub(crate) fn on_fork_durable(&mut self, shard: ShardId, ticket: u64) -> bool {
         let is_its = |m: &Making| m.ticket == Some(ticket);
-        let Some(making) = self.forks_mut().0.get(&shard).is_some_and(is_its).then(|| self.forks_mut().0.remove(&shard)).flatten()
+        let Some(making) =
+            self.forks_mut().0.get(&shard).is_some_and(is_its).then(|| self.forks_mut().0.remove(&shard)).flatten()
         else {
             return false;
         };
@@ -81,7 +82,12 @@ impl Host {
 
     /// The device has no room for a fork's mark: it is tried again.
     pub(crate) fn on_no_room_for_fork(&mut self, shard: ShardId, ticket: u64) {
-        self.forks_mut().0.get_mut(&shard).filter(|m| m.ticket == Some(ticket)).into_iter().for_each(|m| m.ticket = None);
+        self.forks_mut()
+            .0
+            .get_mut(&shard)
+            .filter(|m| m.ticket == Some(ticket))
+            .into_iter()
+            .for_each(|m| m.ticket = None);
     }
 
     /// The volume was deleted, or this node is no member. True if a fork was to be made.

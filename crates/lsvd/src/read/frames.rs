@@ -452,8 +452,8 @@ impl Core {
     /// An error if a shard, or what it reads from its parents, has lost frames of those that are asked for.
     fn no_holes(&self, shard: ShardId, asked: Asked) -> Result<()> {
         no_holes(self.shard(shard)?, asked.first(), asked.upto)?;
-        let below = self.line(shard).filter(|f| asked.first() < f.sequence);
-        below.map(|f| no_holes(self.shard(f.parent)?, Sequence(0), asked.upto.min(f.sequence))).collect()
+        let mut below = self.line(shard).filter(|f| asked.first() < f.sequence);
+        below.try_for_each(|f| no_holes(self.shard(f.parent)?, Sequence(0), asked.upto.min(f.sequence)))
     }
 }
 
