@@ -5,8 +5,7 @@
 //! what the snapshot was.
 
 use crate::cluster::Cluster;
-use crate::oracle::Stamp;
-use crate::snapshots::{Sector, read_shard};
+use crate::snapshots::{Instant, Sector, read_shard};
 use freebs_agent::Commands;
 use freebs_control::{Command, Outcome, Volume};
 use freebs_types::{ErrorKind, Nanos, ShardId, ViewNumber, VolumeId};
@@ -15,36 +14,40 @@ use std::rc::Rc;
 /// Volumes that are made beside those of the run, at most.
 const CLONES_MAX: usize = 6;
 
-/// A clone, and the instant of which it has a volume.
-#[derive(Clone, Copy, Debug)]
-pub struct Cloned {
-    volume: VolumeId,
-    /// The volume whose data it has; that of a clone of a clone is no clone.
-    root: VolumeId,
-    instant: (Stamp, Stamp),
-}
-
 impl Cluster {
-    /// The volume whose data one has, and the instant of which it has them if it is a clone.
-    pub(crate) fn root_of(&self, volume: VolumeId) -> (VolumeId, Option<(Stamp, Stamp)>) {
-        let all = self.cloned.borrow();
-        all.iter().find(|c| c.volume == volume).map_or((volume, None), |c| (c.root, Some(c.instant)))
+    /// The volume whose data one has, and the instant of which it has them if it is a clone. `None` of a clone whose
+    /// snapshot nobody asked for here.
+    pub(crate) fn root_of(&self, volume: VolumeId) -> Option<(VolumeId, Option<Instant>)> {
+        self.control.with_state(|state| {
+            let (mut root, mut snapshot) = (volume, None);
+            while let Some(origin) = state.volume(root).and_then(|v| v.origin.as_ref()) {
+                (root, snapshot) = (origin.volume, Some(origin.snapshot));
+            }
+            match snapshot {
+                None => Some((root, None)),
+                Some(id) => self.made.borrow().iter().find(|m| m.is(id)).map(|m| (root, Some(m.instant()))),
+            }
+        })
+    }
+
+    /// True if a volume was cloned from another one.
+    pub(crate) fn is_clone(&self, volume: VolumeId) -> bool {
+        self.control.with_state(|state| state.volume(volume).is_some_and(|v| v.origin.is_some()))
     }
 }
 
 /// Somebody clones a volume of a snapshot that is complete.
-pub async fn make(c: &Rc<Cluster>, of: VolumeId, snapshot: String, instant: (Stamp, Stamp)) {
+pub async fn make(c: &Rc<Cluster>, of: VolumeId, snapshot: String) {
     let is_lost = c.config.odds.lose_members > 0.0 || c.config.odds.lose_control > 0.0;
-    if is_lost || c.cloned.borrow().len() >= CLONES_MAX {
+    let there = c.control.volumes().iter().filter(|v| v.origin.is_some()).count();
+    if is_lost || there >= CLONES_MAX {
         return;
     }
     let name = format!("{snapshot}-clone-of-{of}");
     let plane = c.stranger();
     let made = plane.submit(Command::CloneVolume { volume: of, snapshot, name }).await;
     let Ok(Outcome::Created { volume }) = made.map(|d| d.outcome) else { return };
-    let (root, own) = c.root_of(of);
-    c.cloned.borrow_mut().push(Cloned { volume, root, instant: own.unwrap_or(instant) });
-    c.world.count(if own.is_some() { "clones of clones made" } else { "clones made" });
+    c.world.count(if c.is_clone(of) { "clones of clones made" } else { "clones made" });
     let wait = {
         let mut luck = c.luck.borrow_mut();
         luck.chance(0.4).then(|| Nanos(luck.spread(1_000_000, 2_000_000_000)))
@@ -63,16 +66,15 @@ pub async fn make(c: &Rc<Cluster>, of: VolumeId, snapshot: String, instant: (Sta
 /// Reads all clones on each member, and has the oracle judge them.
 pub async fn check(c: &Cluster) {
     let state = c.control.snapshot();
-    let all = c.cloned.borrow().clone();
-    for cloned in all {
-        let Some(volume) = state.volume(cloned.volume) else { continue };
-        match contents(c, volume, cloned.root).await {
+    for volume in state.volumes() {
+        let Some((root, Some(instant))) = c.root_of(volume.id) else { continue };
+        match contents(c, volume, root).await {
             Ok(Some(values)) => {
                 c.world.count("clones read");
-                c.oracle.check_snapshot(cloned.instant, &values);
+                c.oracle.check_snapshot(instant, &values);
             }
             Ok(None) => c.world.count("clones that no member could read"),
-            Err(why) => c.world.violation(format!("clone {}: {why}", cloned.volume)),
+            Err(why) => c.world.violation(format!("clone {}: {why}", volume.id)),
         }
     }
 }

@@ -1,7 +1,6 @@
 //! All parts of a run together: nodes, gateways, control plane, and what is asked of them at the end.
 
 use crate::audit;
-use crate::clones::Cloned;
 use crate::config::Config;
 use crate::control::{Control, Plane};
 use crate::device::{Crash, Disk};
@@ -71,8 +70,6 @@ pub struct Cluster {
     pub over: Cell<bool>,
     /// Snapshots that were complete.
     pub made: RefCell<Vec<Made>>,
-    /// Clones that were made.
-    pub cloned: RefCell<Vec<Cloned>>,
     /// Words of the operator for shards that are to go on by force.
     pub words: RefCell<crate::forced::Words>,
 }
@@ -189,7 +186,6 @@ impl Cluster {
             over: Cell::new(false),
             words: RefCell::default(),
             made: RefCell::default(),
-            cloned: RefCell::default(),
             config,
         });
         let receiver: Rc<dyn Receiver> = cluster.clone();

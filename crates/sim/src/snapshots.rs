@@ -29,10 +29,23 @@ pub struct Made {
     done: Stamp,
 }
 
+/// Between the question for a snapshot and its answer.
+pub(crate) type Instant = (Stamp, Stamp);
+
+impl Made {
+    pub(crate) fn is(&self, id: SnapshotId) -> bool {
+        self.id == id
+    }
+
+    pub(crate) fn instant(&self) -> Instant {
+        (self.asked, self.done)
+    }
+}
+
 /// Somebody asks for a snapshot.
 pub fn take(c: &Rc<Cluster>) {
     let all: Vec<VolumeId> = c.control.volumes().iter().map(|v| v.id).collect();
-    let (clones, volumes): (Vec<_>, Vec<_>) = all.into_iter().partition(|v| c.root_of(*v).1.is_some());
+    let (clones, volumes): (Vec<_>, Vec<_>) = all.into_iter().partition(|v| c.is_clone(*v));
     let (volumes, delete, clone) = {
         let mut luck = c.luck.borrow_mut();
         let all = luck.chance(0.6);
@@ -50,7 +63,7 @@ pub fn take(c: &Rc<Cluster>) {
         let Some(made) = ask(&cluster, &volumes).await else { return };
         cluster.made.borrow_mut().push(made);
         if let Some(of) = clone {
-            clones::make(&cluster, of, format!("s{}", made.asked), (made.asked, made.done)).await;
+            clones::make(&cluster, of, format!("s{}", made.asked)).await;
         }
         if let Some(wait) = delete {
             let again = cluster.clone();
@@ -114,8 +127,8 @@ pub async fn check(c: &Cluster) {
         match contents(c, &state, record).await {
             Ok(Some(values)) => {
                 c.world.count("snapshots read");
-                let of_clone = record.volumes.iter().find_map(|v| c.root_of(v.volume).1);
-                c.oracle.check_snapshot(of_clone.unwrap_or((made.asked, made.done)), &values);
+                let of_clone = record.volumes.iter().find_map(|v| c.root_of(v.volume).and_then(|r| r.1));
+                c.oracle.check_snapshot(of_clone.unwrap_or(made.instant()), &values);
             }
             Ok(None) => c.world.count("snapshots that no member has whole"),
             // A deletion may come while it is read: heads then let go of it at once.
@@ -154,7 +167,7 @@ async fn on_members(
     // A log that lost frames says so of blocks, and of pins.
     let is_damaged = c.config.has_rot || c.config.has_loss;
     let of = &volume.shards[shard.index as usize];
-    let root = c.root_of(volume.id).0;
+    let Some((root, _)) = c.root_of(volume.id) else { return Ok(None) };
     let mut found: Option<(u64, Vec<Sector>)> = None;
     for node in of.members.iter().filter(|n| !of.joining.contains(n)) {
         let Some(worker) = c.node(node.0).and_then(|n| n.worker()) else { continue };
