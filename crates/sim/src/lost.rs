@@ -201,7 +201,11 @@ async fn put_in(c: Rc<Cluster>, node: Rc<Node>, image: Option<(Content, Option<S
     let (log, seat) = image.unwrap_or_default();
     let own = node.disk.swap(log);
     let seats = c.control.seats();
-    let own_seat = seats.as_ref().and_then(|s| s.swap(node.id, seat.unwrap_or_default()));
+    // Among voters an old image is told by who has heard of a later start. If those are away, another one that lags and
+    // the image are a majority that lacks what was decided; nothing in the world can tell that, so it is not demanded.
+    let newest = start_of(&c, &node);
+    let told = seats.as_ref().filter(|s| is_blank || s.all_others_know(node.id, newest));
+    let own_seat = told.and_then(|s| s.swap(node.id, seat.unwrap_or_default()));
     if is_blank && let Err(e) = node.format().await {
         c.world.violation(format!("a blank disk can't be formatted: {e}"));
     }

@@ -243,6 +243,16 @@ impl Seats {
         Some(host.image())
     }
 
+    /// True if each other node has heard that a node was started with this number.
+    #[must_use]
+    pub fn all_others_know(&self, node: NodeId, start: StartNumber) -> bool {
+        let knows = |h: &Host| {
+            let known = h.peer().and_then(|p| p.state().node(node).map(|n| n.start));
+            known.is_some_and(|s| s >= start)
+        };
+        self.hosts.iter().filter(|h| h.id != node).all(knows)
+    }
+
     /// Puts that in, while the node has no process, and gives back what was there. Where an old one would have the only
     /// vote, nothing is done.
     pub fn swap(&self, node: NodeId, image: SeatImage) -> Option<SeatImage> {
