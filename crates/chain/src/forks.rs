@@ -80,6 +80,15 @@ impl Host {
         true
     }
 
+    /// The parent has given the version up in the meantime. True if that is said of a fork.
+    pub(crate) fn on_fork_refused(&mut self, shard: ShardId, ticket: u64) -> bool {
+        let is_its = self.forks_mut().0.get(&shard).is_some_and(|m| m.ticket == Some(ticket));
+        if is_its {
+            self.learns_instead(shard);
+        }
+        is_its
+    }
+
     /// The device has no room for a fork's mark: it is tried again.
     pub(crate) fn on_no_room_for_fork(&mut self, shard: ShardId, ticket: u64) {
         self.forks_mut()

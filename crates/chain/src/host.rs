@@ -462,6 +462,7 @@ impl Host {
             Durable::Refused { shard, sequence, why } => {
                 self.with(shard, |r, ctx| r.on_refused(ctx, sequence, why));
             }
+            Durable::Unlearned { shard, ticket, .. } if self.on_fork_refused(shard, ticket) => {}
             Durable::Unlearned { shard, ticket, why } => {
                 self.with(shard, |r, ctx| r.on_unlearned(ctx, ticket, why));
             }

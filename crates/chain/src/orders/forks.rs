@@ -140,6 +140,16 @@ fn a_clone_that_is_deleted_while_it_is_made_is_forgotten() {
     assert!(!n.host.has(SHARD));
 }
 
+#[test]
+fn a_fork_that_comes_too_late_is_learned() {
+    let mut n = Node::new();
+    n.told();
+    let ticket = marks(&n.checked(Ok(())))[0].1;
+    let refused = n.step(Event::Durable(vec![Durable::Unlearned { shard: SHARD, ticket, why: "gone" }]));
+    assert!(proposes(&refused) && n.host.has(SHARD));
+    assert!(frame(&n.opens()).is_none(), "an empty log is not where a clone begins");
+}
+
 /// V2: a device that was lost makes the fork again, and is as empty as without it.
 #[test]
 fn a_fork_alone_counts_for_no_seal() {

@@ -396,7 +396,7 @@ pub enum Durable {
         /// Why, for people.
         why: &'static str,
     },
-    /// A carry that is not in the map, and never can be.
+    /// A carry that is not in the map, and never can be; or the mark of a fork whose parent does not keep the version.
     Unlearned {
         /// The shard.
         shard: ShardId,

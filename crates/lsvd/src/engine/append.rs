@@ -12,7 +12,7 @@ use crate::engine::queue::{Job, Queued};
 use crate::log::geometry::{Geometry, LastAppend, OpenSegment};
 use crate::log::place::At;
 use crate::shard::unfit;
-use crate::{Durable, Record, Unrepaired};
+use crate::{Durable, MarkChange, Record, Unrepaired};
 use freebs_format::disk::{
     APPEND_DATA_BYTES_MAX, APPEND_HEADS_BYTES_MAX, APPEND_REPAIR, APPEND_REPEATS, AppendHeader, IndexEntry, LiveTable,
     REPEAT_BYTES_MAX, Repeat, SegmentFooter,
@@ -263,6 +263,11 @@ impl Core {
                 let why = unfit::carry(body, data).or_else(|| self.too_large(head, data))?;
                 let answer = Durable::Unlearned { shard: *shard, ticket: *ticket, why };
                 Some((answer, format!("shard {shard}: map entries are not taken: {why}")))
+            }
+            Record::Mark { shard, change: MarkChange { fork: Some(fork), .. }, ticket } if !self.may_fork(fork) => {
+                let why = "the parent does not keep the version any more";
+                let answer = Durable::Unlearned { shard: *shard, ticket: *ticket, why };
+                Some((answer, format!("shard {shard} is no clone of shard {}: {why}", fork.parent)))
             }
             Record::Mark { .. } | Record::Cut { .. } | Record::Forget { .. } => None,
         }

@@ -7,7 +7,7 @@ use crate::shard::chunks::Run;
 use freebs_types::{ChunkId, Fork, Sequence, ShardId};
 
 /// Shards that a read passes through at most: where there are more, it fails. Forks are made flat long before.
-const LINE_MAX: usize = 256;
+pub(crate) const LINE_MAX: usize = 256;
 
 impl Core {
     /// The parent that a shard reads from, if it reads from one.
@@ -36,6 +36,11 @@ impl Core {
                 parent.set_read_by_forks(read, &mut self.segs);
             }
         }
+    }
+
+    /// True if a parent keeps a version for a fork that is made now: frames in front in the log may have given it up.
+    pub fn may_fork(&self, fork: &Fork) -> bool {
+        self.shards.get(&fork.parent).is_some_and(|p| p.keeps_for_fork(fork.version) && p.committed >= fork.sequence)
     }
 
     /// The shards that a shard reads from, one after the other.

@@ -10,7 +10,7 @@ use crate::history::{LEFT_OUT, TINY, erase_checkpoints, open};
 use freebs_format::UpdateKind;
 use freebs_io::faults::CrashDevice;
 use freebs_io::memory::MemoryDevice;
-use freebs_lsvd::{Base, MapPlace, MarkChange, Options, Record, RuleMutant, fork_name, fork_token};
+use freebs_lsvd::{Base, Durable, MapPlace, MarkChange, Options, Record, RuleMutant, fork_name, fork_token};
 use freebs_types::{ErrorKind, Fork, Hash32, Lba, Sequence, ShardId, Version, ViewNumber};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -276,6 +276,32 @@ fn forks_read_as_naive_copies() {
     }
     println!("{cleaned} segments cleaned, {forks} forks");
     assert!(cleaned > 0 && forks > 0, "the stories are about something");
+}
+
+/// Between the look at the parent and the fork a frame gave the pin up: what the fork would read may be gone.
+#[test]
+fn a_version_that_is_given_up_in_front_of_its_fork_makes_none() {
+    local(async {
+        let mut t = Tree::new(1);
+        let device = crash_device(LIMIT, 1);
+        create_log(device.clone(), &shape(SEGMENTS)).await.unwrap();
+        let rig = open(&device, Options::of_workers(1)).await;
+        let parent = t.any();
+        rig.append(t.write(parent));
+        rig.append(t.pin(parent));
+        commit(&mut t, &rig).await;
+        let (id, fork) = t.fork(parent).unwrap();
+        rig.engine.check_fork(&fork).unwrap();
+        rig.append(t.unpin(parent).unwrap());
+        rig.append(t.write(parent));
+        rig.settle().await;
+        rig.engine.committed(parent, Sequence(t.lines[&parent].chain.sequence));
+        rig.append(Record::Mark { shard: id, change: MarkChange::forked(CLUSTER, &fork), ticket: 5 });
+        rig.settle().await;
+        let answers = rig.heard.done.borrow();
+        assert!(matches!(answers.last(), Some(Durable::Unlearned { shard, ticket: 5, .. }) if *shard == id));
+        assert!(rig.engine.state(id).is_none() && !rig.engine.is_read_by_forks(parent));
+    });
 }
 
 /// The stories must be able to fail (rule E10).

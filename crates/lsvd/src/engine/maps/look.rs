@@ -6,6 +6,7 @@
 use super::Io;
 use super::flush::page_lost;
 use crate::engine::core::Core;
+use crate::engine::forks::LINE_MAX;
 use crate::log::join::join_all;
 use crate::log::segments::ReadGuard;
 use crate::map::extents::{Extent, ExtentMap, Outcome};
@@ -110,6 +111,9 @@ impl<D: Device> Io<'_, D> {
         let line: Vec<Fork> = self.core.borrow().line(shard).collect();
         if line.is_empty() {
             return Ok(None);
+        }
+        if line.len() >= LINE_MAX {
+            return Err(Error::corrupt(format!("shard {shard} reads through more than {LINE_MAX} others")));
         }
         let (mut all, mut out) = (ExtentMap::default(), Outcome::default());
         for fork in line {

@@ -252,6 +252,12 @@ impl Shard {
         self.history.late |= self.history.dropped && now.keys().any(is_new);
     }
 
+    /// True if a version is kept by what is committed, or by another fork, and is all there.
+    pub fn keeps_for_fork(&self, version: Version) -> bool {
+        let is_kept = self.history.pins.kept.has(version) || self.history.read_by_forks.contains_key(&version);
+        is_kept && version >= self.history.whole_from
+    }
+
     /// The reason for which a fork can't read a version, if it can't.
     pub fn check_fork(&self, version: Version) -> Result<()> {
         let is_there = self.history.read_by_forks.contains_key(&version) && version <= self.tip.version;
