@@ -34,6 +34,7 @@ mod sync;
 #[cfg(test)]
 mod testing;
 mod timing;
+mod unread;
 mod waits;
 mod worker;
 

@@ -3,4 +3,5 @@
 mod at_version;
 pub mod blocks;
 pub mod frames;
+mod lost;
 mod since;
