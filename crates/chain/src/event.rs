@@ -107,6 +107,8 @@ pub enum Mutant {
     CompleteTooEarly,
     /// V7: who is to learn a map gets the state that goes with it, and nothing of the map.
     LearnsTheStateOnly,
+    /// V7: of a block that nobody has any more a learner is never told that it is lost.
+    LostBlocksUntold,
     /// V10: who goes on by force continues the chain by its token where it can, so nobody sees the break.
     BranchNamesTheToken,
     /// V10: members that have everything begin anew, too, if they hear of a branch before they have its frame.

@@ -12,6 +12,7 @@ use crate::node::{Node, Rate, Shared, check_space};
 use crate::oracle::Oracle;
 use crate::raft::Seats;
 use crate::rng::Rng;
+use crate::rot;
 use crate::snapshots::Made;
 use crate::timing;
 use crate::workload::Workload;
@@ -413,6 +414,23 @@ impl Cluster {
         self.config.is_tight && r.state == "full" && space.is_some_and(is_full)
     }
 
+    /// A shard and a member that can be replaced: of a shard with blocks that are lost everywhere, if there is one.
+    #[must_use]
+    pub fn some_member(&self) -> Option<(ShardId, NodeId)> {
+        let volumes = self.control.volumes();
+        let mut luck = self.luck.borrow_mut();
+        let (mut all, mut rotten) = (Vec::new(), Vec::new());
+        for (v, s) in volumes.iter().flat_map(|v| v.shards.iter().map(move |s| (v, s))) {
+            // Without a quorum of members that have everything no place is given to another node.
+            let is_held = s.members.len() > v.quorum(s.members.len());
+            let members = s.members.iter().filter(|_| is_held).map(|m| (v.shard_id(s.index), *m));
+            let is_rotten = rot::has_lost(self, v, s.index);
+            rotten.extend(members.clone().filter(|_| is_rotten));
+            all.extend(members);
+        }
+        luck.pick(if rotten.is_empty() { &all } else { &rotten }).copied()
+    }
+
     /// Why the replicas are not all level, if they are not.
     #[must_use]
     pub fn unlevel(&self) -> Option<String> {
@@ -461,25 +479,13 @@ impl Cluster {
             for s in &v.shards {
                 let shard = v.shard_id(s.index);
                 let mut digests: Vec<(NodeId, Digest)> = Vec::new();
-                for m in &s.members {
-                    let Some(worker) = self.node(m.0).and_then(|n| n.worker()) else { continue };
-                    if worker.status().iter().any(|r| r.shard == shard && self.is_full(*m, r)) {
-                        self.world.count("members that had no room to the end");
-                        continue;
-                    }
-                    let engine = worker.engine();
-                    let digest = match self.config.has_loss {
-                        true => engine.content(shard).await,
-                        false => engine.digest(shard).await,
-                    };
-                    match digest {
-                        Ok(d) => digests.push((*m, d)),
-                        Err(e) => self.world.violation(format!("no digest of shard {shard} at node {m}: {e}")),
-                    }
+                match self.config.loses_blocks {
+                    true => rot::compare(self, &v, s.index).await,
+                    false => digests = self.digests(shard, &s.members).await,
                 }
                 for m in &s.members {
                     let Some((node, worker)) = self.node(m.0).and_then(|n| Some((n, n.worker()?))) else { continue };
-                    if let Err(why) = history::check(worker.engine(), shard, node.damaged.get()).await {
+                    if let Err(why) = history::check(worker.engine(), shard, node.has_bad_data()).await {
                         self.world.violation(format!("the log of shard {shard} at node {m}: {why}"));
                     }
                 }
@@ -499,12 +505,33 @@ impl Cluster {
         }
     }
 
+    async fn digests(&self, shard: ShardId, members: &[NodeId]) -> Vec<(NodeId, Digest)> {
+        let mut digests = Vec::new();
+        for m in members {
+            let Some(worker) = self.node(m.0).and_then(|n| n.worker()) else { continue };
+            if worker.status().iter().any(|r| r.shard == shard && self.is_full(*m, r)) {
+                self.world.count("members that had no room to the end");
+                continue;
+            }
+            let engine = worker.engine();
+            let digest = match self.config.has_loss {
+                true => engine.content(shard).await,
+                false => engine.digest(shard).await,
+            };
+            match digest {
+                Ok(d) => digests.push((*m, d)),
+                Err(e) => self.world.violation(format!("no digest of shard {shard} at node {m}: {e}")),
+            }
+        }
+        digests
+    }
+
     /// Each member's hash chain is as it should be, and all have the same one.
     async fn audit(&self, shard: ShardId, members: &[NodeId]) {
         let mut reports = Vec::new();
         for m in members {
             let Some((node, worker)) = self.node(m.0).and_then(|n| Some((n, n.worker()?))) else { continue };
-            match audit::check(worker.engine(), shard, node.damaged.get()).await {
+            match audit::check(worker.engine(), shard, node.has_bad_data()).await {
                 Ok(report) => {
                     for (what, frames) in
                         [("proven", report.proven), ("linked", report.linked), ("summarised", report.summarised)]

@@ -59,6 +59,8 @@ pub struct Odds {
     pub fail_write: f64,
     /// A byte on the disk of one node changes.
     pub rot: f64,
+    /// The same block changes on all disks that have it.
+    pub lose_blocks: f64,
     /// Heads of frames in the middle of a log are lost while its node is down.
     pub lose_append: f64,
     /// The control plane answers nobody for a while.
@@ -130,6 +132,8 @@ pub struct Config {
     pub is_crowded: bool,
     /// Bits of one node's disk are changed: reads may fail, but never lie, and nothing has to get well again.
     pub has_rot: bool,
+    /// The same block rots on all nodes that have it: reads of it may fail, and all else has to get well.
+    pub loses_blocks: bool,
     /// Frames of one node's log are lost, and have to come back from the others.
     pub has_loss: bool,
     /// The disks are too small for what is written.
@@ -156,6 +160,10 @@ const SEATS_SHARE: f64 = 0.125;
 const SEATS_SALT: u64 = 3321;
 /// Such a run may take this much longer to get well: a command is tried for ten seconds before it is given up.
 const SEATS_SETTLE: Nanos = Nanos::from_millis(15_000);
+
+/// A run with lost blocks may take this much longer: a learner hears half a minute nothing of each piece of the map that has
+/// some.
+const LOST_BLOCKS_SETTLE: Nanos = Nanos::from_millis(300_000);
 
 /// Faults of a run come in families, so that some runs are of one kind only.
 const PROFILES: [(&str, u64); 10] = [
@@ -194,6 +202,7 @@ impl Config {
             .with_seats()
             .with_lost_members()
             .with_snapshots()
+            .with_lose_blocks()
     }
 
     /// A device that is full moves nearly all that it has before it knows what more it takes, and a disk that needs a
@@ -264,6 +273,7 @@ impl Config {
             odds: Odds::draw(profile, luck).with_loss(has_loss, seed).with_moves(has_keys && profile != "calm", seed),
             is_crowded: profile == "crowd",
             has_rot,
+            loses_blocks: false,
             has_loss,
             is_tight,
             restart_min: Nanos::from_millis(restart_min),
@@ -401,6 +411,23 @@ impl Config {
         self
     }
 
+    /// In half of the runs in which bits of one node's disk would change, blocks rot on all nodes that have them; and nodes go
+    /// away for long, so that others make copies.
+    fn with_lose_blocks(self) -> Self {
+        let mut luck = Rng::fork(self.seed, 36);
+        if !self.has_rot || !luck.chance(0.5) {
+            return self;
+        }
+        let mut new = self.with_spare_nodes(&mut luck);
+        (new.has_rot, new.loses_blocks) = (false, true);
+        (new.odds.rot, new.net.flipped) = (0.0, 0.0);
+        new.volumes.iter_mut().for_each(|v| v.copies = 3);
+        new.odds.lose_blocks = 1.0 + luck.below(1000) as f64 / 200.0;
+        new.odds.leave_node = luck.below(1000) as f64 / 2000.0;
+        new.settle = new.settle.plus(LOST_BLOCKS_SETTLE);
+        new
+    }
+
     /// Whether clients may be told to try again.
     #[must_use]
     pub fn limit_is_short(&self) -> bool {
@@ -515,12 +542,13 @@ impl Odds {
                 | "lag_seat"
                 | "lose_members"
                 | "snapshot"
+                | "lose_blocks"
         )
     }
 
     /// Names and odds, in a fixed order.
     #[must_use]
-    pub fn list(&self) -> [(&'static str, f64); 29] {
+    pub fn list(&self) -> [(&'static str, f64); 30] {
         [
             ("kill_node", self.kill_node),
             ("power_node", self.power_node),
@@ -551,6 +579,7 @@ impl Odds {
             ("lag_seat", self.lag_seat),
             ("lose_members", self.lose_members),
             ("snapshot", self.snapshot),
+            ("lose_blocks", self.lose_blocks),
         ]
     }
 }

@@ -48,6 +48,14 @@ pub fn parse(volume: u64, sector: u64, bytes: &[u8]) -> Result<Value, String> {
     }
 }
 
+/// Volume and sector that bytes are of, if they are a whole sector of a write.
+#[must_use]
+pub fn place(bytes: &[u8]) -> Option<(u64, u64)> {
+    let place = bytes.get(8..16)?.try_into().map(u64::from_le_bytes).ok()?;
+    let (volume, sector) = (place >> 48, place & ((1 << 48) - 1));
+    parse(volume, sector, bytes).ok().filter(|v| *v > 0).map(|_| (volume, sector))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,11 +67,13 @@ mod tests {
         assert_eq!(parse(3, 10, &bytes[..512]), Ok(77));
         assert_eq!(parse(3, 11, &bytes[512..]), Ok(77));
         assert_eq!(parse(3, 11, &[0; 512]), Ok(0));
+        assert_eq!((place(&bytes[512..]), place(&[0; 512])), (Some((3, 11)), None));
         assert!(parse(3, 12, &bytes[512..]).unwrap_err().contains("sector 11"));
         for bit in [0, 100, 2000, 4095] {
             let mut bad = bytes[..512].to_vec();
             bad[bit / 8] ^= 1 << (bit % 8);
             assert!(parse(3, 10, &bad).is_err() || parse(3, 10, &bad) != Ok(77), "bit {bit}");
+            assert_ne!(place(&bad), Some((3, 10)), "bit {bit}");
         }
     }
 }

@@ -9,6 +9,8 @@
 use crate::rng::Rng;
 use crate::timing;
 use crate::world::World;
+use bytes::Bytes;
+use freebs_format::crc32c;
 use freebs_format::disk::{AppendHeader, SEGMENTS_AT};
 use freebs_io::{AlignedBuf, Device, Durability};
 use freebs_types::{Error, Nanos, Result};
@@ -157,17 +159,58 @@ impl Disk {
 
     /// Changes one bit on stable media, in a place that the disk's chance names, if there is anything. Returns it.
     pub fn rot(&self) -> Option<u64> {
+        let (place, bit) = {
+            let mut s = self.state.borrow_mut();
+            let s = &mut *s;
+            let used: Vec<usize> = (0..s.stable.len()).filter(|i| s.stable[*i].is_some()).collect();
+            (s.luck.pick(&used).copied()? as u64 * s.config.sector as u64, s.luck.below(8 * s.config.sector as u64))
+        };
+        self.flip(place, bit);
+        Some(place + bit / 8)
+    }
+
+    /// Bytes of a sector.
+    #[must_use]
+    pub fn sector(&self) -> u64 {
+        self.state.borrow().config.sector as u64
+    }
+
+    /// A sector as it is on stable media; `None` if there are zeroes.
+    #[must_use]
+    pub fn stable(&self, at: u64) -> Option<Rc<[u8]>> {
+        let s = self.state.borrow();
+        s.stable.get((at / s.config.sector as u64) as usize).cloned().flatten()
+    }
+
+    /// Appends whose headers and heads are whole on stable media: place, header, and the bytes up to the end of the heads.
+    #[must_use]
+    pub fn appends(&self) -> Vec<(u64, AppendHeader, Bytes)> {
+        let s = self.state.borrow();
+        let sector = s.config.sector;
+        let mut out = Vec::new();
+        for (i, bytes) in s.stable.iter().enumerate().skip(SEGMENTS_AT as usize / sector) {
+            let Some(h) = bytes.as_ref().and_then(|b| AppendHeader::decode(b).ok()) else { continue };
+            let len = h.heads_len.get() as usize;
+            let sectors = s.stable.iter().skip(i).take(len.div_ceil(sector));
+            let mut heads: Vec<u8> = sectors.flat_map(|b| b.as_ref().map_or(vec![0; sector], |b| b.to_vec())).collect();
+            heads.truncate(len);
+            let body = heads.get(size_of::<AppendHeader>()..).filter(|_| heads.len() == len);
+            if body.is_some_and(|b| crc32c(b) == h.heads_crc.get()) {
+                out.push((i as u64 * sector as u64, h, heads.into()));
+            }
+        }
+        out
+    }
+
+    /// Changes one bit of a sector, on stable media.
+    pub fn flip(&self, at: u64, bit: u64) {
         let mut s = self.state.borrow_mut();
-        let s = &mut *s;
-        let used: Vec<usize> = (0..s.stable.len()).filter(|i| s.stable[*i].is_some()).collect();
-        let place = s.luck.pick(&used).copied()?;
-        let bits = 8 * s.config.sector as u64;
-        let bit = s.luck.below(bits);
-        let sector = s.stable[place].as_mut()?;
-        let mut bytes = sector.to_vec();
-        bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
-        *sector = bytes.into();
-        Some(place as u64 * s.config.sector as u64 + bit / 8)
+        let place = (at / s.config.sector as u64) as usize;
+        if let Some(Some(sector)) = s.stable.get_mut(place) {
+            let mut bytes = sector.to_vec();
+            bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
+            *sector = bytes.into();
+        }
     }
 
     /// Destroys the headers of an append and of the one behind it, which repeats it, on stable media, and what ends its

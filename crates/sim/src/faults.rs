@@ -7,6 +7,7 @@ use crate::leader::is_given_up;
 use crate::lost;
 use crate::network::Place;
 use crate::node::Node;
+use crate::rot;
 use crate::snapshots;
 use freebs_chain::ShardStatus;
 use freebs_control::{Command, Shard};
@@ -98,6 +99,7 @@ fn strike(c: &Rc<Cluster>, name: &str) {
         "kill_gateway" | "take_over" | "leave_gateway" | "pause_gateway" => gateway(c, name),
         "slow_disk" | "stall_disk" | "fail_write" => disk(c, name),
         "rot" => rot(c),
+        "lose_blocks" => rot::everywhere(c),
         "lose_append" => lose_append(c),
         "move_head" => move_head(c),
         "fail_over" => fail_over(c),
@@ -402,7 +404,7 @@ fn disk(c: &Rc<Cluster>, name: &str) {
     }
 }
 
-/// Only one node's disk is ever damaged in a run: copies elsewhere stay good.
+/// Only one node's disk is damaged by this in a run: copies elsewhere stay good.
 fn damaged_node(c: &Cluster) -> Option<Rc<Node>> {
     let node = c.nodes.iter().find(|n| n.damaged.get()).cloned().or_else(|| some_node(c))?;
     node.damaged.set(true);

@@ -8,7 +8,7 @@ use crate::content;
 use crate::control::{Control, Plane};
 use crate::network::{Arrival, EndPoint, Network, Place};
 use crate::node::Rate;
-use crate::oracle::{Oracle, Reading};
+use crate::oracle::{BLOCK_SECTORS, Oracle, Reading};
 use crate::workload::{Wish, Workload};
 use crate::world::World;
 use bytes::Bytes;
@@ -34,6 +34,18 @@ enum Open {
     Read { reading: Reading, first: u64, count: u64, slot: bool },
     Status { reading: Reading, first: u64, count: u64 },
     Flush,
+}
+
+impl Open {
+    /// First one and count.
+    fn sectors(&self) -> Option<(u64, u64)> {
+        match self {
+            Self::Write { first, count, .. } | Self::Read { first, count, .. } | Self::Status { first, count, .. } => {
+                Some((*first, *count))
+            }
+            Self::Flush => None,
+        }
+    }
 }
 
 enum Item {
@@ -524,7 +536,7 @@ impl Gateway {
         self.world.trace(0x43, token, u64::from(result.is_ok()));
         if let Err(e) = &result {
             self.world.say(|| format!("gateway {}: request {token} failed: {e}", self.id));
-            self.judge_error(e.kind, &e.text);
+            self.judge_error(e.kind, &e.text, &open);
         }
         let slot = match open {
             Open::Write { id, first, count, slot } => {
@@ -537,8 +549,10 @@ impl Gateway {
                 slot
             }
             Open::Read { reading, first, count, slot } => {
-                if let Ok(reply) = result {
-                    self.judge_read(reading, first, count, reply);
+                match result {
+                    Ok(reply) => self.judge_read(reading, first, count, reply),
+                    Err(e) if e.kind == ErrorKind::Corrupt && !slot => self.scan_apart(first, count),
+                    Err(_) => {}
                 }
                 if !slot {
                     self.scan_on();
@@ -559,12 +573,17 @@ impl Gateway {
         self.close_if_answered();
     }
 
-    fn judge_error(&self, kind: ErrorKind, text: &str) {
+    fn judge_error(&self, kind: ErrorKind, text: &str, open: &Open) {
+        let needs_lost = |(first, count)| self.oracle.has_rot(self.volume, first, count);
         let fine = match kind {
             ErrorKind::Fenced => self.is_superseded(),
             // A request that is not answered in time fails when the driver is closed.
             ErrorKind::Retry => self.allowed.retry || self.is_leaving(),
             ErrorKind::NoSpace => self.allowed.no_space,
+            ErrorKind::Corrupt if open.sectors().is_some_and(needs_lost) => {
+                self.world.count("requests that failed for lost blocks");
+                true
+            }
             ErrorKind::Corrupt | ErrorKind::DeviceFailed => self.allowed.corrupt,
             _ => false,
         };
@@ -630,6 +649,16 @@ impl Gateway {
         self.scan.set(Some((0, self.work.borrow().sectors)));
         for _ in 0..SCAN_DEPTH {
             self.scan_on();
+        }
+    }
+
+    /// Reads the blocks of a piece one by one, because not all of them can be read.
+    fn scan_apart(self: &Rc<Self>, first: u64, count: u64) {
+        if count <= BLOCK_SECTORS || self.is_over() {
+            return;
+        }
+        for at in (first..first + count).step_by(BLOCK_SECTORS as usize) {
+            self.ask(Wish::Read { first: at, count: BLOCK_SECTORS.min(first + count - at) }, false);
         }
     }
 

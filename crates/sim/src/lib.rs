@@ -24,6 +24,7 @@ mod node;
 mod oracle;
 mod raft;
 mod rng;
+mod rot;
 mod run;
 mod shrink;
 mod snapshots;

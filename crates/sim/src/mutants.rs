@@ -19,7 +19,7 @@ use freebs_driver::Mutant as Driver;
 /// only where four or five copies were, and one of them would have to be late. `ForcedAlone` (V10): for the same reason.
 /// `BackPassedOver` (V10): a member would have to be back between the operator's look and the seal, and to have more.
 /// `GivenUpCounts` (V10): it would have to be back in the ten seconds before frames are given up.
-pub const CHAIN: [Chain; 31] = [
+pub const CHAIN: [Chain; 32] = [
     Chain::HeadOrdersAfterRestart,
     Chain::RepeatsAreApplied,
     Chain::AnswersBeforeDurable,
@@ -46,6 +46,7 @@ pub const CHAIN: [Chain; 31] = [
     Chain::LeasesPastPromises,
     Chain::CompleteTooEarly,
     Chain::LearnsTheStateOnly,
+    Chain::LostBlocksUntold,
     Chain::ForcedFromCommitted,
     Chain::OrdersBehindCuts,
     Chain::CutsBeforeCommitted,

@@ -171,6 +171,8 @@ pub struct Node {
     dark: Cell<bool>,
     /// Damage was injected here: what recovery finds is no surprise.
     pub damaged: Cell<bool>,
+    /// Blocks rotted here as they did on all nodes that had them; nothing else is lost.
+    pub is_rotten: Cell<bool>,
     /// Its disk is not the present one: it has to be refused.
     pub is_old: Cell<bool>,
     /// Nothing is started, whoever wants that.
@@ -181,8 +183,8 @@ impl Node {
     #[must_use]
     pub fn new(id: NodeId, disk: Disk, shared: Shared) -> Rc<Self> {
         let wall = Rc::new(Cell::new(1_700_000_000_000_000_000 + id.0 * 77_777_777));
-        let (lives, process, dark, damaged, is_old, held) = Default::default();
-        Rc::new(Self { id, disk, shared, wall, lives, process, dark, damaged, is_old, held })
+        let (lives, process, dark, damaged, is_rotten, is_old, held) = Default::default();
+        Rc::new(Self { id, disk, shared, wall, lives, process, dark, damaged, is_rotten, is_old, held })
     }
 
     /// Makes the log, before the run begins.
@@ -203,6 +205,12 @@ impl Node {
     #[must_use]
     pub fn is_alive(&self) -> bool {
         self.process.borrow().is_some()
+    }
+
+    /// True if it may be that not all data of its log can be read.
+    #[must_use]
+    pub fn has_bad_data(&self) -> bool {
+        self.damaged.get() || self.is_rotten.get()
     }
 
     /// Whether a process is alive and not paused.
@@ -466,7 +474,7 @@ impl Life {
         let (engine, report) = Engine::open_as(node.disk.open(), &expect, Options::of_workers(1), admit).await?;
         let begun = numbered.map(Numbered::written).ok_or_else(|| Error::bug("a log was opened without a number"))?;
         shared.world.say(|| format!("node {}: {report:?}", node.id));
-        if !report.damage.is_empty() && !node.damaged.get() {
+        if !report.damage.is_empty() && !node.has_bad_data() {
             shared.world.violation(format!("node {}: damage that nobody did: {report:?}", node.id));
         }
         if !node.damaged.get() && !node.is_old.get() {

@@ -21,7 +21,7 @@ use crate::content::Value;
 use crate::world::World;
 use freebs_types::{BLOCK, Generation, SECTOR, VolumeId};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// Sectors of a block.
@@ -182,6 +182,8 @@ pub struct Oracle {
     stamp: Cell<Stamp>,
     next: Cell<Value>,
     volumes: RefCell<BTreeMap<VolumeId, Volume>>,
+    /// Blocks that have rotted on all disks: requests that need them may fail.
+    rotten: RefCell<BTreeSet<(VolumeId, u64)>>,
     reads: Cell<u64>,
     writes: Cell<u64>,
 }
@@ -194,6 +196,7 @@ impl Oracle {
             stamp: Cell::new(1),
             next: Cell::new(0),
             volumes: RefCell::default(),
+            rotten: RefCell::default(),
             reads: Cell::new(0),
             writes: Cell::new(0),
         })
@@ -202,6 +205,17 @@ impl Oracle {
     pub fn add_volume(&self, volume: VolumeId, group_bytes: u64) {
         let v = Volume { group: group_bytes / SECTOR as u64, ..Volume::default() };
         self.volumes.borrow_mut().insert(volume, v);
+    }
+
+    /// The content of a block is lost everywhere.
+    pub fn rots(&self, volume: VolumeId, block: u64) {
+        self.rotten.borrow_mut().insert((volume, block));
+    }
+
+    /// True if what was in a block of these sectors was lost everywhere.
+    pub fn has_rot(&self, volume: VolumeId, first: u64, count: u64) -> bool {
+        let blocks = first / BLOCK_SECTORS..(first + count).div_ceil(BLOCK_SECTORS);
+        self.rotten.borrow().range((volume, blocks.start)..(volume, blocks.end)).next().is_some()
     }
 
     /// The next place in the order of events.

@@ -2,11 +2,13 @@
 
 use crate::cluster::{Cluster, Mutants};
 use crate::config::Config;
+use crate::device::Crash;
 use crate::faults;
 use crate::less::Less;
 use crate::snapshots;
 use crate::timing;
 use crate::world::{World, show};
+use freebs_control::Shard;
 use freebs_types::Nanos;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -189,8 +191,32 @@ async fn verdict(world: &Rc<World>, cluster: &Rc<Cluster>, settle: Nanos) {
         }
         return;
     }
+    if cluster.config.loses_blocks && !is_replaced(world, cluster, settle).await {
+        return;
+    }
     let _ = pumped(world, cluster.compare_replicas()).await;
     let _ = pumped(world, snapshots::check(cluster)).await;
+}
+
+/// A member goes, and another node makes a copy of what there is. True if that comes to its end.
+async fn is_replaced(world: &Rc<World>, cluster: &Rc<Cluster>, settle: Nanos) -> bool {
+    let Some((shard, node)) = cluster.some_member() else { return true };
+    let Some(gone) = cluster.node(node.0) else { return true };
+    world.say(|| format!("node {node} goes away, and shard {shard} is to get another member"));
+    gone.kill(Crash::Kill);
+    let end = world.now().plus(settle);
+    let has_copy = |s: &Shard| !s.members.contains(&node) && s.joining.is_empty() && s.active_members.is_empty();
+    let is_done = || cluster.control.with_state(|s| s.shard(shard).is_some_and(has_copy));
+    let mut is_well = until(world, end, is_done).await;
+    gone.start();
+    let end = world.now().plus(settle);
+    is_well = is_well && until(world, end, || cluster.unlevel().is_none()).await;
+    if !is_well && !world.is_failed() {
+        let why = cluster.unlevel().unwrap_or_default();
+        world.violation(format!("no new copy of shard {shard} within {}: {why} {}", show(settle), describe(cluster)));
+    }
+    world.count("members replaced at the end");
+    is_well
 }
 
 fn describe(cluster: &Cluster) -> String {

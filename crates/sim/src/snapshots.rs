@@ -141,7 +141,7 @@ async fn on_members(
 ) -> Result<Option<Vec<Sector>>, String> {
     let cut = record.cut(shard).ok_or_else(|| format!("shard {shard} has no cut"))?;
     // A log that lost frames says so of blocks, and of pins.
-    let is_damaged = c.config.has_rot || c.config.has_loss;
+    let is_damaged = c.config.has_rot || c.config.has_loss || c.config.loses_blocks;
     let of = &volume.shards[shard.index as usize];
     let mut found: Option<(u64, Vec<Sector>)> = None;
     for node in of.members.iter().filter(|n| !of.joining.contains(n)) {

@@ -24,7 +24,7 @@ fn table() -> Table {
 ///
 /// `SealsBelowCommitted` (V3): the answers that count meet every quorum of the predecessor (V2), so the longest of their
 /// logs reaches what is committed. The rule stands for a log that counts although it lost something. In a run only one
-/// disk is ever damaged: if its log counts no more, the logs that do are whole.
+/// disk ever loses frames: if its log counts no more, the logs that do are whole.
 ///
 /// `ConfirmsWithoutHold`, `OldViewsReport`, `SnapshotsOutliveViews` (S1, S2): a view has to change, or a hold to lapse, between
 /// the cuts of a snapshot and its last confirmation, and a write has to be answered in that moment that another shard's cut
@@ -42,6 +42,7 @@ pub fn kind(name: &str) -> Option<&'static str> {
         "AnswerWithoutLease" => Some("gateways"),
         "LeavesByOldStates" => Some("lag_seat"),
         "ForcedFromCommitted" => Some("lose_members"),
+        "LostBlocksUntold" => Some("lose_blocks"),
         _ => None,
     }
 }
