@@ -134,6 +134,25 @@ fn map() {
 }
 
 #[test]
+fn openings() {
+    let device = DeviceId([0xde; 16]);
+    let bytes = Openings::encode(device, 6, StartNumber(41), 1003, &[7, OPENINGS_NONE, 12]);
+    golden("openings", &bytes[..128], &[]);
+    let (page, list) = Openings::decode(&bytes, device).unwrap();
+    assert_eq!((page.revision.get(), page.start.get(), page.newest.get()), (6, 41, 1003));
+    assert_eq!(list, [7, OPENINGS_NONE, 12]);
+    assert_eq!(Openings::decode(&bytes, DeviceId([1; 16])).unwrap_err().kind, ErrorKind::Corrupt);
+    assert_eq!(Openings::decode(&[0; 4096], device).unwrap_err().kind, ErrorKind::NotFound);
+    for at in [0, 5, 30, 40, 50, 60, 90, 97, 107] {
+        let mut bad = bytes.clone();
+        bad[at] ^= 1;
+        assert!(Openings::decode(&bad, device).is_err(), "byte {at}");
+    }
+    let most = vec![3; OPENINGS_MAX];
+    assert_eq!(Openings::decode(&Openings::encode(device, 7, StartNumber(1), 5000, &most), device).unwrap().1, most);
+}
+
+#[test]
 fn device() {
     golden("superblock", &superblock().encode()[..256], &superblock().encode()[256..]);
     let with = Superblock { features: FEATURE_CHECKPOINTS.into(), ..superblock() };

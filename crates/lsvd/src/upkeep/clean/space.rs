@@ -12,6 +12,7 @@ use crate::CleanMutant;
 use crate::engine::Engine;
 use crate::engine::core::Core;
 use crate::engine::queue::Queued;
+use crate::log::openings;
 use crate::log::segments::{Segment, SegmentState};
 use freebs_io::Device;
 use freebs_types::{Error, ErrorKind, Result};
@@ -136,6 +137,15 @@ impl<D: Device> Engine<D> {
     }
 
     async fn prewrite(&self, id: u32) -> bool {
+        let geometry = self.inner.core.borrow().geometry;
+        if openings::is_whole(&self.inner.device, &geometry, id).await {
+            // A start does not look at what is free.
+            let mut core = self.inner.core.borrow_mut();
+            core.segs.set_state(id, SegmentState::Ready);
+            self.inner.ring();
+            self.inner.map_wake.notify_one();
+            return true;
+        }
         if let Err(e) = self.fill(id).await {
             self.no_growth(&format!("fill segment {id}"), &e);
             return false;
