@@ -831,7 +831,7 @@ impl CheckpointSlot {
 
 /// Which segments of the log were opened last: `count` indexes of segments follow, one `u32` each. The last one is
 /// that of the segment with number `newest`, the one before it has the number before, and so on. It is written before
-/// anything is appended to a segment that is opened, and at each start.
+/// anything is appended to a segment that is opened, and at each start. So is one that names the segment as `next`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Openings {
@@ -851,8 +851,10 @@ pub struct Openings {
     pub newest: U64,
     /// Indexes of segments that follow.
     pub count: U32,
+    /// The segment that is opened next, if any is: no other one is before another page says so. 2^32 - 1 for none.
+    pub next: U32,
     /// Zero.
-    pub reserved: [u8; 36],
+    pub reserved: [u8; 32],
     /// CRC-32C of the indexes.
     pub list_crc: U32,
     /// CRC-32C of the bytes before this field.
@@ -864,13 +866,19 @@ const _: () = assert!(size_of::<Openings>() == 96);
 pub const OPENINGS_BYTES: usize = 4096;
 /// Segments that one page names, at most.
 pub const OPENINGS_MAX: usize = (OPENINGS_BYTES - size_of::<Openings>()) / 4;
-/// In place of a segment's index where the number belongs to none that counts.
+/// In place of a segment's index where the number belongs to none that counts, or none is to be opened.
 pub const OPENINGS_NONE: u32 = u32::MAX;
 
 impl Openings {
-    /// A page as a zero-padded piece. The segments of `list` have the numbers up to `newest`.
+    /// A page as a zero-padded piece. The segments of `list` have the numbers up to `newest`, and `next` is the one that
+    /// is opened next.
     #[must_use]
-    pub fn encode(device: DeviceId, revision: u64, start: StartNumber, newest: u64, list: &[u32]) -> Vec<u8> {
+    pub fn encode(
+        device: DeviceId,
+        (revision, start): (u64, StartNumber),
+        (newest, list): (u64, &[u32]),
+        next: Option<u32>,
+    ) -> Vec<u8> {
         assert!(list.len() <= OPENINGS_MAX && list.len() as u64 <= newest, "the caller counts");
         let bytes: Vec<u8> = list.iter().flat_map(|id| id.to_le_bytes()).collect();
         let mut page = Self {
@@ -882,7 +890,8 @@ impl Openings {
             start: start.0.into(),
             newest: newest.into(),
             count: (list.len() as u32).into(),
-            reserved: [0; 36],
+            next: next.unwrap_or(OPENINGS_NONE).into(),
+            reserved: [0; 32],
             list_crc: crc32c(&bytes).into(),
             crc: 0.into(),
         };
@@ -893,7 +902,12 @@ impl Openings {
         out
     }
 
-    /// The page, and the segments that it names. `NotFound` if none was ever here.
+    /// The segment that is opened next, if one is.
+    pub fn next(&self) -> Option<u32> {
+        Some(self.next.get()).filter(|id| *id != OPENINGS_NONE)
+    }
+
+    /// The page, and the segments that it names as opened. `NotFound` if none was ever here.
     pub fn decode(bytes: &[u8], device: DeviceId) -> Result<(Self, Vec<u32>)> {
         let (page, rest) = Self::read_from_prefix(bytes).map_err(|_| Error::corrupt("openings are cut short"))?;
         if page.as_bytes().iter().all(|b| *b == 0) {
@@ -906,13 +920,14 @@ impl Openings {
             return Err(Error::invalid("openings of a newer format; use a newer freebs"));
         }
         let (count, newest) = (page.count.get() as usize, page.newest.get());
+        let numbers = [page.revision, page.start, page.newest];
         let list = rest.get(..count.min(OPENINGS_MAX) * 4).filter(|l| crc32c(l) == page.list_crc.get());
         match list {
             Some(l)
                 if page.device == device.0
                     && count <= OPENINGS_MAX
                     && count as u64 <= newest
-                    && newest < LOG_NUMBER_END =>
+                    && numbers.iter().all(|n| n.get() < LOG_NUMBER_END) =>
             {
                 let list = l.chunks_exact(4).map(|c| u32::from_le_bytes(c.try_into().expect("four bytes")));
                 Ok((page, list.collect()))

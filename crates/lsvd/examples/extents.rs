@@ -12,12 +12,12 @@ use bytes::Bytes;
 use freebs_format::disk::{APPEND_MAGIC, OPENINGS_AT, OPENINGS_BYTES};
 use freebs_format::{Extent, ExtentKind, FrameBuilder, FrameMeta, UpdateDraft, UpdateKind, block_crc};
 use freebs_io::{AlignedBuf, Device, Durability};
-use freebs_lsvd::{CleanOptions, Durable, Engine, Expect, FrameName, Listener, OpenReport, Options, Record, Shape};
+use freebs_lsvd::{CleanOptions, Counters, Durable, Engine, Expect, FrameName, Listener, OpenReport, Options, Record, Shape};
 use freebs_types::{
     BLOCK, BlockRange, ChunkId, ClusterId, DeviceId, DriverId, Error, Hash32, NodeId, RequestNumber, Result, Sequence,
     ShardId, Version, ViewNumber,
 };
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fs::{File, OpenOptions};
 use std::future::poll_fn;
 use std::os::unix::fs::FileExt;
@@ -170,22 +170,50 @@ impl Listener for Heard {
 /// What some of the engine's own steps took, without the device.
 #[derive(Default)]
 struct Steps {
-    longest: Cell<Duration>,
+    /// The longest ones, with what was counted in them.
+    longest: RefCell<Vec<(Duration, String)>>,
     count: Cell<u64>,
     over: Cell<u64>,
+    far_over: Cell<u64>,
 }
 
+/// Steps that are told one by one.
+const LONGEST: usize = 5;
+
 impl Steps {
-    fn add(&self, step: Duration) {
-        self.longest.set(self.longest.get().max(step));
+    fn add(&self, step: Duration, before: &Counters, after: &Counters) {
         self.count.set(self.count.get() + 1);
         self.over.set(self.over.get() + u64::from(step > Duration::from_millis(1)));
+        self.far_over.set(self.far_over.get() + u64::from(step > Duration::from_millis(2)));
+        let mut longest = self.longest.borrow_mut();
+        if longest.len() < LONGEST || longest.last().is_some_and(|l| l.0 < step) {
+            longest.push((step, counted(before, after)));
+            longest.sort_by_key(|l| std::cmp::Reverse(l.0));
+            longest.truncate(LONGEST);
+        }
     }
 
     fn say(&self, what: &str) {
-        let (longest, over, count) = (self.longest.get(), self.over.get(), self.count.get());
-        println!("steps {what}: the longest {longest:?}; {over} of {count} over 1 ms");
+        let (over, far, count) = (self.over.get(), self.far_over.get(), self.count.get());
+        println!("steps {what}: {count}, {over} over 1 ms, {far} over 2 ms; the longest:");
+        self.longest.borrow().iter().for_each(|(step, what)| println!("  {step:?}: {what}"));
     }
+}
+
+/// The counters that rose.
+fn counted(before: &Counters, after: &Counters) -> String {
+    let fields = |c: &Counters| {
+        let text = format!("{c:?}");
+        let inside = text.split_once('{').map_or("", |t| t.1).trim_end_matches('}').to_owned();
+        inside.split(", ").map(str::to_owned).collect::<Vec<_>>()
+    };
+    let pairs = fields(before).into_iter().zip(fields(after));
+    let number = |t: &str| t.rsplit(' ').find_map(|n| n.parse::<i64>().ok()).unwrap_or(0);
+    let rose = pairs.filter(|(a, b)| a != b).map(|(a, b)| {
+        let name = b.split(':').next().unwrap_or("").trim().to_owned();
+        format!("{name} +{}", number(b.trim()) - number(a.trim()))
+    });
+    rose.collect::<Vec<_>>().join(", ")
 }
 
 /// Steps in which blocks were copied and hashed for an append, which take the longer the more of them there are; and
@@ -212,16 +240,14 @@ async fn open(device: &WordDevice, options: Options, flying: usize, pauses: &Rc<
     let task = tokio::task::spawn_local(async move {
         let mut run = std::pin::pin!(writer.run());
         let end = poll_fn(|cx| {
-            let seen = (device.appends.get(), asked.counters().appends);
+            let (begun, counters) = (device.appends.get(), asked.counters());
             let (start, before) = (worked(), device.spent.get());
             let polled = run.as_mut().poll(cx);
             let step = (worked() - start).saturating_sub(device.spent.get() - before);
-            let has_append = seen != (device.appends.get(), asked.counters().appends);
-            if has_append {
-                pauses.with_append.add(step)
-            } else {
-                pauses.others.add(step)
-            }
+            let now = asked.counters();
+            let has_append = (begun, counters.appends) != (device.appends.get(), now.appends);
+            let steps = if has_append { &pauses.with_append } else { &pauses.others };
+            steps.add(step, &counters, &now);
             polled
         });
         end.await.unwrap();

@@ -151,10 +151,22 @@ impl Core {
         Packing::of(&self.geometry)
     }
 
-    /// The page that says that segment `id` is opened next, and where it goes.
+    /// The page that says that segment `id` is opened now, and where it goes.
     pub fn opening_page(&mut self, id: u32) -> (u64, AlignedBuf) {
+        assert_eq!(self.opened.next(), Some(id), "the page before names a segment that is opened as the next one");
         self.opened.put(self.next_seq, id);
-        let (at, page) = self.opened.page(&self.geometry);
+        let next = self.segs.plan(Some(id), self.geometry.limit_segments);
+        self.page_of_openings(next)
+    }
+
+    /// The page that says that segment `id` is opened next, unless the last one does.
+    pub fn naming_page(&mut self, id: u32) -> Option<(u64, AlignedBuf)> {
+        (self.opened.next() != Some(id)).then(|| self.page_of_openings(Some(id)))
+    }
+
+    fn page_of_openings(&mut self, next: Option<u32>) -> (u64, AlignedBuf) {
+        self.segs.planned = next;
+        let (at, page) = self.opened.page(&self.geometry, next);
         self.counters.index_bytes += page.len() as u64;
         (at, page)
     }

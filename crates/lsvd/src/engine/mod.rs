@@ -193,7 +193,9 @@ impl<D: Device> Engine<D> {
             done.map_err(|e| Error::device_failed(format!("write of the log at byte {at}: {e}")))?;
         }
         let now = core.geometry;
-        openings::begin(&device, &now, &mut core.opened).await?;
+        core.segs.planned = core.segs.plan(None, now.limit_segments);
+        let next = core.segs.planned;
+        openings::begin(&device, &now, &mut core.opened, next).await?;
         report.start = sb.start_number();
         for f in &report.damage {
             let place = f.segment.map_or("superblock".to_owned(), |s| format!("segment {s}"));
@@ -615,6 +617,11 @@ impl<D: Device> Engine<D> {
             inner.grown.notified().await;
             return Ok(());
         };
+        // A page names it as the next one before another names it as opened.
+        let naming = inner.core.borrow_mut().naming_page(next);
+        if let Some((at, page)) = naming {
+            self.write_bytes(at, page).await?;
+        }
         let mut writes = Vec::with_capacity(2);
         {
             let mut core = inner.core.borrow_mut();

@@ -315,10 +315,19 @@ impl<D: Device> Recovery<'_, D> {
     }
 
     async fn ask_all(&self) -> BTreeMap<u64, Survey> {
-        let (segments, mut surveys) = (self.core.borrow().segs.len(), BTreeMap::new());
+        let (segments, last, mut surveys) = {
+            let core = self.core.borrow();
+            (core.segs.len(), core.opened.last(), BTreeMap::new())
+        };
+        // Of a segment that was used for the map before, and whose first append is lost, live tables and the footer of the
+        // segment before tell, or the pages of openings.
+        let look = |id: u32| match self.from {
+            From::Appends => Look::All,
+            _ if last.contains(&Some(id)) => Look::LogOrMap,
+            _ => Look::Log,
+        };
         for ids in (0..segments).collect::<Vec<_>>().chunks(64) {
-            let looks =
-                ids.iter().map(|id| survey(self.device, self.geometry, *id, self.from == From::Appends)).collect();
+            let looks = ids.iter().map(|id| survey(self.device, self.geometry, *id, look(*id))).collect();
             surveys.extend(join_all(looks).await.into_iter().flatten().map(|s| (s.seq, s)));
         }
         surveys
@@ -408,7 +417,7 @@ impl<D: Device> Recovery<'_, D> {
     /// the appends inside of it name it.
     async fn unasked(&self, id: u32) -> Option<Survey> {
         let there = id < self.core.borrow().segs.len() && self.table_of > 0;
-        let asked = if there { survey(self.device, self.geometry, id, false).await } else { None };
+        let asked = if there { survey(self.device, self.geometry, id, Look::LogOrMap).await } else { None };
         match asked {
             Some(found) => Some(found),
             None => self.inside(id).await,
@@ -875,8 +884,19 @@ impl<D: Device> Recovery<'_, D> {
     }
 }
 
-/// Looks at a segment's ends; at all of it if they say something, but not what they should, or if `thorough`.
-async fn survey<D: Device>(device: &D, geometry: Geometry, id: u32, thorough: bool) -> Option<Survey> {
+/// Which segments are looked at from end to end when they are asked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// Those whose ends say something, but not what they should, and that don't begin with a page of the map.
+    Log,
+    /// Those that do, too: the log may have gone on there, and its first append may be lost.
+    LogOrMap,
+    /// All of them.
+    All,
+}
+
+/// Asks a segment what it is: by its ends, and by all of it if it is one to `look` at.
+async fn survey<D: Device>(device: &D, geometry: Geometry, id: u32, look: Look) -> Option<Survey> {
     let sector = geometry.sector;
     let at = |byte: u32| geometry.byte(id, byte);
     let first = device.read(at(0), sector).await.ok();
@@ -893,11 +913,9 @@ async fn survey<D: Device>(device: &D, geometry: Geometry, id: u32, thorough: bo
             && f.last_append.get() < LOG_NUMBER_END
             && (f.index_at.get() as usize).is_multiple_of(sector)
     });
-    // Of a segment that was used for the map before, and whose first append is lost, live tables and the footer of the
-    // segment before tell.
-    let map = first.as_ref().is_some_and(|b| PageHeader::is_of(b, geometry.device));
-    let look = thorough || (header.is_none() && !map && (written(&first) || written(&last)));
-    let inside = if look { find_seq(&mut Window::new(device, geometry, id)).await } else { None };
+    let map = look == Look::Log && first.as_ref().is_some_and(|b| PageHeader::is_of(b, geometry.device));
+    let looks = look == Look::All || (header.is_none() && !map && (written(&first) || written(&last)));
+    let inside = if looks { find_seq(&mut Window::new(device, geometry, id)).await } else { None };
     // What begins the segment may be of its use before.
     let header = header.filter(|h| inside.is_none_or(|(seq, _)| h.segment_seq.get() >= seq));
     let first_of = |seq: u64| header.as_ref().filter(|h| h.segment_seq.get() == seq).map(|h| h.number.get());

@@ -63,6 +63,23 @@ impl Iterator for Packed<'_> {
     }
 }
 
+/// Packed bytes without the entry of a shard; `None` if there is none.
+fn without(packed: &[u8], shard: ShardId) -> Option<Vec<u8>> {
+    let mut entries = Packed { bytes: packed, volume: 0 };
+    loop {
+        let (from, before) = (packed.len() - entries.bytes.len(), entries.volume);
+        let (id, _) = entries.next().filter(|(id, _)| *id <= shard)?;
+        if id == shard {
+            let mut out = packed[..from].to_vec();
+            if let Some(change) = entries.number() {
+                put(&mut out, entries.volume.wrapping_add(change).wrapping_sub(before));
+                out.extend_from_slice(entries.bytes);
+            }
+            return Some(out);
+        }
+    }
+}
+
 impl Contents {
     fn packed(&self) -> Packed<'_> {
         Packed { bytes: &self.packed, volume: 0 }
@@ -97,12 +114,11 @@ impl Contents {
         }
     }
 
+    /// Of many shards in many segments one goes at a time, so what is packed stays so.
     pub fn remove(&mut self, shard: ShardId) {
-        let was_packed = !self.packed.is_empty();
-        self.unpack();
         self.filling.remove(&shard);
-        if was_packed {
-            self.pack();
+        if let Some(rest) = without(&self.packed, shard) {
+            self.packed = rest.into();
         }
     }
 
@@ -170,6 +186,13 @@ mod tests {
             assert_eq!(c.get(*id), Some(*content));
         }
         assert!(!c.has(id(21)) && !c.has(ShardId::new(0, 1)) && !c.has(ShardId::new(u64::MAX, 0)));
+        for gone in &list {
+            let mut some = c.clone();
+            some.remove(gone.0);
+            some.remove(gone.0);
+            let left: Vec<_> = list.iter().filter(|e| e.0 != gone.0).copied().collect();
+            assert_eq!((some.iter().collect::<Vec<_>>(), some.filling.len()), (left, 0));
+        }
         c.remove(list[3].0);
         assert!(!c.packed.is_empty() && !c.has(list[3].0) && c.iter().count() == list.len() - 1);
         c.note(list[3].0, Some(Sequence(9)));

@@ -1,9 +1,10 @@
 //! Which segments were opened last: two pages at the front of the device, written in turn.
 //!
-//! Invariants: a page that names a segment is durable before anything that is appended there is told to be. So the
-//! newer page names the newest segment of the log, or, if its write was lost, the one before it, whose footer names the
-//! next one. A page counts for the start after the one that wrote it, and for no later one: a start that wrote none may
-//! have opened segments.
+//! Invariants: a page that names a segment as opened is durable before anything is appended there, and the page before
+//! that one names it as the next. So the newer page names the newest segment of the log, in one way or the other, also if
+//! the last write of a page was lost, and with it the index of the segment before, which names the next one, too. A
+//! page counts for the start after the one that wrote it, and for no later one: a start that wrote none may have opened
+//! segments.
 
 use crate::log::geometry::Geometry;
 use freebs_format::disk::{OPENINGS_AT, OPENINGS_BYTES, OPENINGS_MAX, OPENINGS_NONE, Openings, SegmentFooter};
@@ -19,6 +20,8 @@ pub(crate) struct Opened {
     /// Number of the last one in the list.
     newest: u64,
     list: VecDeque<u32>,
+    /// The segment that is opened next, as that page says.
+    next: Option<u32>,
 }
 
 impl Opened {
@@ -30,7 +33,7 @@ impl Opened {
             let Ok((page, list)) = Openings::decode(&bytes, geometry.device) else { continue };
             let revision = page.revision.get();
             if page.start.get() == geometry.start.0 && revision % 2 == i as u64 && revision > out.revision {
-                out = Self { revision, newest: page.newest.get(), list: list.into() };
+                out = Self { revision, newest: page.newest.get(), list: list.into(), next: page.next() };
             }
         }
         out
@@ -39,6 +42,21 @@ impl Opened {
     /// True if everything that was opened behind number `seq` is here.
     pub fn reaches(&self, seq: u64) -> bool {
         self.revision > 0 && self.newest >= seq && self.since(seq).is_some()
+    }
+
+    /// Number of the segment that was opened last, as far as it is known.
+    pub fn newest(&self) -> u64 {
+        self.newest
+    }
+
+    /// The segment that the last page names as the next one.
+    pub fn next(&self) -> Option<u32> {
+        self.next
+    }
+
+    /// The segments where the log may go on: the one that was opened last, and the next one.
+    pub fn last(&self) -> [Option<u32>; 2] {
+        [self.find(self.newest), self.next]
     }
 
     /// Segments with numbers above `seq`, in order; `None` if the list does not reach back so far.
@@ -78,20 +96,26 @@ impl Opened {
         assert!(self.list.len() as u64 <= self.newest, "the numbers of a list are consecutive, from 1 on");
     }
 
-    /// The next page, and the byte of the device where it goes.
-    pub fn page(&mut self, geometry: &Geometry) -> (u64, AlignedBuf) {
+    /// One more page, which says that segment `next` is the next one, and the byte of the device where it goes.
+    pub fn page(&mut self, geometry: &Geometry, next: Option<u32>) -> (u64, AlignedBuf) {
         self.revision += 1;
-        let bytes =
-            Openings::encode(geometry.device, self.revision, geometry.start, self.newest, self.list.make_contiguous());
+        self.next = next;
+        let (version, opened) = ((self.revision, geometry.start), (self.newest, &*self.list.make_contiguous()));
+        let bytes = Openings::encode(geometry.device, version, opened, next);
         let mut buf = AlignedBuf::zeroed(OPENINGS_BYTES);
         buf.copy_from_slice(&bytes);
         (OPENINGS_AT[(self.revision % 2) as usize], buf)
     }
 }
 
-/// Writes what recovery found, as of this start.
-pub(crate) async fn begin<D: Device>(device: &D, geometry: &Geometry, opened: &mut Opened) -> Result<()> {
-    let (at, page) = opened.page(geometry);
+/// Writes what recovery found, as of this start, and that segment `next` is opened next.
+pub(crate) async fn begin<D: Device>(
+    device: &D,
+    geometry: &Geometry,
+    opened: &mut Opened,
+    next: Option<u32>,
+) -> Result<()> {
+    let (at, page) = opened.page(geometry, next);
     let (_, done) = device.write(at, page, Durability::Durable).await;
     done.map_err(|e| Error::device_failed(format!("write of the openings: {e}")))
 }

@@ -173,6 +173,9 @@ pub(crate) struct Segments {
     pub live_blocks: u64,
     /// Where the log said that it goes on when it was stopped: recovery looks for it there, and nowhere else.
     pub said: Option<u32>,
+    /// The segment that the last page of openings names as the next one. Another one may be opened all the same, when a
+    /// page has said so first.
+    pub planned: Option<u32>,
     /// Segments that are open or closed.
     pub used_count: u32,
     /// Segments that hold pages of the map.
@@ -232,16 +235,32 @@ impl Segments {
     pub fn ready_for_map(&self, opening: Option<u32>, avoid: &BTreeSet<u32>) -> Option<u32> {
         let next = self.said().or(opening);
         let fits = |i: u32, s: &Segment| s.state == SegmentState::Ready && !s.is_read() && Some(i) != next;
-        self.iter().find(|(i, s)| fits(*i, s) && !avoid.contains(i)).map(|(i, _)| i)
+        let mut all = self.iter().filter(|(i, s)| fits(*i, s) && !avoid.contains(i)).map(|(i, _)| i);
+        let first = all.next()?;
+        if self.planned == Some(first) { all.next().or(Some(first)) } else { Some(first) }
     }
 
-    /// The lowest segment that can be opened.
+    /// The segment that is opened next: the one that was planned, or the lowest one that can be opened.
     pub fn ready(&self) -> Option<u32> {
-        let ready = |id: &u32| self.get(*id).state == SegmentState::Ready && !self.get(*id).is_read();
+        let can = |s: &Segment| s.state == SegmentState::Ready && !s.is_read();
+        let ready = |id: &u32| self.all.get(*id as usize).is_some_and(can);
         if let Some(id) = self.said() {
             return Some(id).filter(ready);
         }
-        self.iter().find(|(_, s)| s.state == SegmentState::Ready && s.readers.get() == 0).map(|(i, _)| i)
+        let lowest = || self.iter().find(|(_, s)| can(s)).map(|(i, _)| i);
+        self.planned.filter(ready).or_else(lowest)
+    }
+
+    /// Which segment is probably opened behind `opening`: the one that must be, the lowest one that is ready, the lowest
+    /// one that is made ready first, or the one by which a device of up to `limit` segments grows.
+    pub fn plan(&self, opening: Option<u32>, limit: u32) -> Option<u32> {
+        let lowest = |state: SegmentState| {
+            let fits = |(id, s): &(u32, &Segment)| s.state == state && !s.is_read() && Some(*id) != opening;
+            self.iter().find(fits).map(|(id, _)| id)
+        };
+        let said = self.said().filter(|id| Some(*id) != opening);
+        let there = said.or_else(|| lowest(SegmentState::Ready)).or_else(|| lowest(SegmentState::Bare));
+        there.or_else(|| Some(self.len()).filter(|id| *id < limit))
     }
     pub fn count(&self, state: SegmentState) -> u32 {
         self.counts[state as usize]

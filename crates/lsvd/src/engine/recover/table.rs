@@ -5,10 +5,10 @@
 //! it is known. Every use since the checkpoint is: else there is no table, and all segments are asked. What does not fit
 //! together makes recovery go back to that, too.
 
-use super::{Recovery, Survey, survey};
+use super::{Look, Recovery, Survey, survey};
 use crate::log::join::join_all;
 use freebs_io::Device;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The log as it was when a checkpoint was made.
 pub(crate) struct TableOfSegments {
@@ -56,17 +56,32 @@ impl<D: Device> Recovery<'_, D> {
         }
         ask.retain(|id| *id < there);
         for ids in ask.chunks(AT_ONCE) {
-            let looks = ids.iter().map(|id| survey(self.device, self.geometry, *id, false)).collect();
+            let looks = ids.iter().map(|id| survey(self.device, self.geometry, *id, Look::LogOrMap)).collect();
             out.extend(join_all(looks).await.into_iter().flatten().map(|s| (s.seq, s)));
         }
-        // If the newest one was closed, another was opened: the page that names it was lost, and more may be.
-        let opened = &self.core.get_mut().opened;
-        let is_closed = |s: &Survey| s.covered > 0 || s.footer.is_some();
-        if out.last_key_value().is_some_and(|(seq, s)| is_closed(s) && opened.find(seq + 1).is_none()) {
+        // No use of a segment is known twice, unless somebody forged it.
+        let ids: BTreeSet<u32> = out.values().map(|s| s.id).collect();
+        if ids.len() < out.len() || self.misses_openings(&out).await {
             return None;
         }
         self.table_of = table.revision;
         Some(out)
+    }
+
+    /// Whether a segment was opened of which the pages do not know: the one that names it was lost, and more may be.
+    async fn misses_openings(&self, found: &BTreeMap<u64, Survey>) -> bool {
+        let (next, newest, there, is_closed) = {
+            let core = self.core.borrow();
+            let is_closed = |s: &Survey| s.covered > 0 || s.footer.is_some();
+            let last = found.last_key_value().filter(|(_, s)| is_closed(s));
+            let is_closed = last.is_some_and(|(seq, _)| core.opened.find(seq + 1).is_none());
+            (core.opened.next(), core.opened.newest(), core.segs.len(), is_closed)
+        };
+        // The index that names it may be lost, too; then the page before does.
+        match next.filter(|id| *id < there && !is_closed) {
+            Some(id) => survey(self.device, self.geometry, id, Look::LogOrMap).await.is_some_and(|s| s.seq > newest),
+            None => is_closed,
+        }
     }
 
     /// True if a table was made that does not belong to the checkpoint that recovery begins with.
