@@ -12,7 +12,9 @@ use bytes::Bytes;
 use freebs_format::disk::{APPEND_MAGIC, OPENINGS_AT, OPENINGS_BYTES};
 use freebs_format::{Extent, ExtentKind, FrameBuilder, FrameMeta, UpdateDraft, UpdateKind, block_crc};
 use freebs_io::{AlignedBuf, Device, Durability};
-use freebs_lsvd::{CleanOptions, Counters, Durable, Engine, Expect, FrameName, Listener, OpenReport, Options, Record, Shape};
+use freebs_lsvd::{
+    CleanOptions, Counters, Durable, Engine, Expect, FrameName, Listener, OpenReport, Options, Record, Shape,
+};
 use freebs_types::{
     BLOCK, BlockRange, ChunkId, ClusterId, DeviceId, DriverId, Error, Hash32, NodeId, RequestNumber, Result, Sequence,
     ShardId, Version, ViewNumber,

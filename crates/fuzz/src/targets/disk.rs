@@ -152,12 +152,8 @@ pub fn openings(data: &[u8]) {
     let Ok((page, list)) = result else { return };
     let newest = page.newest.get();
     assert!(list.len() <= OPENINGS_MAX && list.len() as u64 <= newest && newest < LOG_NUMBER_END);
-    let again = Openings::encode(
-        DEVICE,
-        (page.revision.get(), StartNumber(page.start.get())),
-        (newest, &list),
-        page.next(),
-    );
+    let again =
+        Openings::encode(DEVICE, (page.revision.get(), StartNumber(page.start.get())), (newest, &list), page.next());
     assert_eq!(again.len(), OPENINGS_BYTES);
     let used = size_of::<Openings>() + size_of_val(&list[..]);
     let (back, named) = Openings::decode(&again, DEVICE).expect("what was encoded decodes");

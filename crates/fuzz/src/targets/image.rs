@@ -11,7 +11,8 @@ use bytes::Bytes;
 use core::mem::{offset_of, size_of};
 use freebs_format::disk::{
     APPEND_MAGIC, AppendHeader, CHECKPOINT_AT, CHECKPOINT_BYTES, FOOTER_MAGIC, INDEX_ENTRY_FIXED, IndexEntry,
-    OPENINGS_AT, OPENINGS_BYTES, PAGE_BYTES, PAGE_MAGIC, PageHeader, SEGMENTS_AT, SUPERBLOCK_AT, SUPERBLOCK_BYTES, SegmentFooter, Superblock,
+    OPENINGS_AT, OPENINGS_BYTES, PAGE_BYTES, PAGE_MAGIC, PageHeader, SEGMENTS_AT, SUPERBLOCK_AT, SUPERBLOCK_BYTES,
+    SegmentFooter, Superblock,
 };
 use freebs_format::{
     AttachBody, Extent, ExtentKind, Frame, FrameBuilder, FrameHeader, FrameKind, FrameMeta, Member, PinUpdate,

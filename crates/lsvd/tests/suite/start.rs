@@ -3,8 +3,8 @@
 
 use crate::common::*;
 use freebs_format::disk::{
-    APPEND_MAGIC, CHECKPOINT_AT, CHECKPOINT_BYTES, CheckpointSlot, OPENINGS_AT, OPENINGS_BYTES, OPENINGS_NONE, Openings,
-    PAGE_MAGIC, SEGMENTS_AT,
+    APPEND_MAGIC, CHECKPOINT_AT, CHECKPOINT_BYTES, CheckpointSlot, OPENINGS_AT, OPENINGS_BYTES, OPENINGS_NONE,
+    Openings, PAGE_MAGIC, SEGMENTS_AT,
 };
 use freebs_io::memory::MemoryDevice;
 use freebs_io::{AlignedBuf, Device, Durability};
@@ -347,7 +347,8 @@ fn a_lost_index_and_a_lost_page_hide_no_segment() {
                 let to = (SEGMENTS_AT + u64::from(list[list.len() - 1]) * SEGMENT) as usize;
                 hurt.poke(|b| {
                     let mut pages = b[SEGMENTS_AT as usize..].chunks(SEGMENT as usize);
-                    let page = pages.find(|s| s.starts_with(&PAGE_MAGIC)).expect("a segment of the map")[..4096].to_vec();
+                    let page =
+                        pages.find(|s| s.starts_with(&PAGE_MAGIC)).expect("a segment of the map")[..4096].to_vec();
                     b[to..to + 4096].copy_from_slice(&page);
                 });
                 let rig = Rig::open_with(hurt, TINY).await.unwrap();
