@@ -173,6 +173,16 @@ impl Load {
         out
     }
 
+    /// All that was answered is there. (Of a log with damage there is no digest.)
+    async fn check_all(&self, rig: &Rig, told: &str) {
+        for (chain, model) in self.shards.iter().filter(|s| s.0.sequence > 0) {
+            let last = rig.engine.tip(chain.shard).map(|(name, ..)| name.sequence.0);
+            assert_eq!(last, Some(chain.sequence), "shard {}: {told}", chain.shard);
+            let is_same = rig.read_all(chain.shard, BLOCKS).await.unwrap() == full(model, BLOCKS);
+            assert!(is_same, "shard {}: {told}", chain.shard);
+        }
+    }
+
     async fn check(&self, rig: &Rig) {
         rig.engine.check();
         for (chain, model) in self.shards.iter().filter(|s| s.0.sequence > 0) {
@@ -221,8 +231,9 @@ fn a_start_reads_what_was_opened_since_the_checkpoint() {
             cost.push((counting.reads.get(), counting.bytes.get(), asked));
             drop(engine);
         }
-        assert!(cost[0].2 <= 8, "segments that were asked: {cost:?}");
-        assert!(cost[0].0 * 2 < cost[1].0, "reads: {cost:?}");
+        assert!(cost[0].2 <= 12, "segments that were asked: {cost:?}");
+        let spared = (cost[1].2 - cost[0].2) as u64;
+        assert!(cost[0].0 + 2 * spared <= cost[1].0, "two reads for each that was not asked: {cost:?}");
         // Segments that were free before are found to be whole when they are wanted.
         rig = Rig::open_with(dev.clone(), TINY).await.unwrap();
         load.write(&rig, 500).await;
@@ -286,7 +297,7 @@ fn whichever_page_of_openings_is_left_a_start_finds_the_same() {
                     let hurt = with_pages(&dev, left);
                     lose_index(&hurt, closed, Loss::Zeroes);
                     let other = Rig::open_with(hurt, TINY).await.unwrap();
-                    assert_eq!(load.digests(&other).await, digests, "seed {seed} round {round}");
+                    load.check_all(&other, &format!("seed {seed} round {round}")).await;
                     other.kill();
                 }
                 before = pages;
@@ -316,7 +327,6 @@ fn a_lost_index_and_a_lost_page_hide_no_segment() {
             }
             load.write(&rig, 8).await;
             assert_eq!(rig.engine.counters().segments_opened, opened + 1, "frames of one segment");
-            let digests = load.digests(&rig).await;
             rig.kill();
             let (newer, page, list) = newer_page(&dev);
             assert!(page.newest.get() > 2 && list.len() > 2);
@@ -334,9 +344,8 @@ fn a_lost_index_and_a_lost_page_hide_no_segment() {
                     }
                     let rig = Rig::open_with(hurt, TINY).await.unwrap();
                     let told = format!("seed {seed}, page {page:?}, index {index:?}: {:?}", rig.report.damage);
-                    assert_eq!(load.digests(&rig).await, digests, "{told}");
+                    load.check_all(&rig, &told).await;
                     assert!(rig.report.damage.iter().any(|f| f.segment == Some(closed)), "{told}");
-                    load.check(&rig).await;
                     rig.kill();
                 }
             }
@@ -353,7 +362,7 @@ fn a_lost_index_and_a_lost_page_hide_no_segment() {
                 });
                 let rig = Rig::open_with(hurt, TINY).await.unwrap();
                 let told = format!("seed {seed}, table {table}: {:?}", rig.report.damage);
-                assert_eq!(load.digests(&rig).await, digests, "{told}");
+                load.check_all(&rig, &told).await;
                 assert!(rig.report.damage.iter().any(|f| f.segment == Some(closed)), "{told}");
                 rig.kill();
             }
@@ -369,13 +378,15 @@ fn each_segment_is_named_as_the_next_one_before_it_is_opened() {
     for seed in 0..6 {
         local(async {
             let counting = Counting::new(MemoryDevice::new(4096, 1 << 30));
-            create_log(counting.clone(), &shape(40)).await.unwrap();
+            // With little room the map now and then takes the segment that was planned.
+            create_log(counting.clone(), &shape([36, 44, 60][seed as usize % 3])).await.unwrap();
             let mut load = Load::new(seed);
             for _ in 0..4 {
                 let rig = Rig::open_with(counting.clone(), TINY).await.unwrap();
                 for _ in 0..4 {
                     load.write(&rig, 200).await;
-                    rig.engine.checkpoint().await.unwrap();
+                    // It may find no room.
+                    let _ = rig.engine.checkpoint().await;
                 }
                 rig.kill();
             }
@@ -397,7 +408,7 @@ fn each_segment_is_named_as_the_next_one_before_it_is_opened() {
         });
     }
     println!("{opened} segments opened, another one than was planned for {renamed} of them");
-    assert!(renamed > 0 && renamed < opened / 2, "{renamed} of {opened}");
+    assert!(opened > 100 && renamed < opened / 2, "{renamed} of {opened}");
 }
 
 /// Two pages of openings were lost, one after the other: the log goes on behind the segment that is the newest by the
@@ -482,9 +493,10 @@ fn a_start_that_reads_the_log_alone_leaves_the_checkpoints_as_they_are() {
         create_log(dev.clone(), &shape(400)).await.unwrap();
         let mut load = Load::new(5);
         let rig = Rig::open_with(dev.clone(), TINY).await.unwrap();
-        // At the front of the device, where room is looked for first.
+        // At the front of the device, where room is looked for first; and no segment of the log becomes free there.
         for _ in 0..2 {
             load.write(&rig, 100).await;
+            load.shards.iter().for_each(|(chain, _)| rig.engine.keep(chain.shard, Sequence(1)));
             rig.engine.checkpoint().await.unwrap();
         }
         load.write(&rig, 1500).await;
