@@ -236,6 +236,10 @@ impl Replica {
             self.asking = None;
             return;
         }
+        // One answer to a question: while what it brought is on its way to the disk, nothing is asked.
+        if asking.map.is_some_and(|m| m.hold.is_some()) {
+            return;
+        }
         match reply.mode {
             SyncMode::Frames | SyncMode::Level => {}
             SyncMode::Map | SyncMode::MapEnd => return self.on_map_reply(ctx, asking, reply),

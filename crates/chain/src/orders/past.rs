@@ -138,3 +138,33 @@ fn impossible_questions_cost_nothing() {
     let floor = ReadRequest { floor: Sequence(u64::MAX), ..good };
     assert_eq!(refused(&mut s, floor), Some(Refusal::NotReady));
 }
+
+/// A member answered a question for a map twice: with versions that it keeps, which have to be durable first, and without any.
+/// The second answer ended the process of who had asked.
+#[test]
+fn a_second_answer_is_not_taken_while_the_first_one_waits() {
+    let mut chain = Chain::new();
+    let view = chain.open(1);
+    let last = chain.plain();
+    let end = crate::testing::map_end(0, &last, &view.head);
+    let mark = &end.frames[1];
+    let mut state = freebs_format::MarkBody::decode(mark.head.body()).expect("made here");
+    state.pins = vec![pin(2)];
+    let meta = FrameMeta { sequence: last.head.seq(), ..chain.meta() };
+    let hid = mark.header().hid();
+    let kept = FrameBuilder::local(&meta, FrameKind::Mark, &state.encode(), Vec::new(), &hid);
+    let first = SyncReply { frames: vec![end.frames[0].clone(), kept], ..end.clone() };
+    let mut s = Scene::new(2);
+    s.play(|r, ctx| r.ask(ctx, peer(1), ViewNumber(1), Sequence(u64::MAX)));
+    let id = s.r.asking.expect("it asks").id;
+    let mut answered = |reply: &SyncReply| {
+        let (_, actions) = s.play(|r, ctx| r.on_sync_reply(ctx, SyncReply { id, ..reply.clone() }));
+        crate::testing::appends(&actions)
+    };
+    assert_eq!(answered(&first), ["mark"]);
+    assert_eq!(answered(&end), [""; 0]);
+    assert_eq!(answered(&first), [""; 0]);
+    let ticket = s.tickets;
+    let (_, actions) = s.play(|r, ctx| r.on_kept_durable(ctx, ticket));
+    assert_eq!(crate::testing::appends(&actions), ["base"], "the first one goes on");
+}
