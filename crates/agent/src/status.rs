@@ -41,6 +41,7 @@ pub fn add_device(survey: &mut NodeSurvey, found: tool::Survey) {
         last: s.last,
         committed: s.committed,
         whole: s.whole && !guessed,
+        promise_lost: s.promise_lost,
         views: s.views.iter().map(|(view, at, body)| ViewSurvey::of(*view, *at, body)).collect(),
     };
     survey.whole &= !guessed && found.recovery.is_empty();

@@ -114,6 +114,8 @@ pub struct ShardSurvey {
     pub committed: Sequence,
     /// Nothing of its log is known to be lost.
     pub whole: bool,
+    /// It may have promised a view above `promised`, and lost that.
+    pub promise_lost: bool,
     /// Views whose frames it has, in order: the newest one, those that a cut may still take, and one before these.
     pub views: Vec<ViewSurvey>,
 }
@@ -456,7 +458,7 @@ impl<'a> Views<'a> {
             return true;
         }
         let is_held = |v: &ViewSurvey| {
-            let silent = |n: &&NodeId| of.get(n).is_some_and(|s| s.whole && s.promised <= view.view);
+            let silent = |n: &&NodeId| of.get(n).is_some_and(|s| s.whole && !s.promise_lost && s.promised <= view.view);
             v.members.iter().filter(silent).count() >= usize::from(v.quorum)
         };
         is_held(view)

@@ -35,6 +35,7 @@ fn device(start: u64, shard: u32, guessed: bool) -> Survey {
         last: Sequence(9),
         committed: Sequence(8),
         whole: true,
+        promise_lost: shard == 1,
     };
     Survey { device, shards: vec![shard], recovery: vec![] }
 }
@@ -48,7 +49,7 @@ fn devices_of_a_node_are_one_survey() {
     assert_eq!((all.whole, all.start, all.shards.len()), (true, StartNumber(6), 2));
     let s = &all.shards[1];
     assert_eq!((s.shard, s.promised, s.generation), (ShardId::new(1, 1), ViewNumber(4), Generation(3)));
-    assert_eq!((s.last, s.committed, s.whole), (Sequence(9), Sequence(8), true));
+    assert_eq!((s.last, s.committed, s.whole, s.promise_lost), (Sequence(9), Sequence(8), true, true));
 }
 
 /// The views that a rebuild may call active rest on it: a log whose device was guessed may be another one's.

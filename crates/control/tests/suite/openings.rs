@@ -359,6 +359,7 @@ impl World {
             last: Sequence(last),
             committed: Sequence(log.committed * SEQUENCES),
             whole: true,
+            promise_lost: false,
             views,
         };
         let shards = if log.views.is_empty() && log.promised == 0 { vec![] } else { vec![shard] };

@@ -48,6 +48,7 @@ fn of(view: &ViewSurvey) -> ShardSurvey {
         last: Sequence(view.sequence.0 + 9),
         committed: Sequence(view.sequence.0 + 4),
         whole: true,
+        promise_lost: false,
         views: vec![view.clone()],
     }
 }
@@ -325,6 +326,21 @@ fn what_other_nodes_may_know_is_not_passed_over() {
     let hurt = |n| NodeSurvey { whole: false, ..node(n, vec![]) };
     assert!(made(5, vec![quiet(1), asked(2), asked(3), node(4, vec![]), hurt(5)]).left.is_empty());
     assert!(why(&made(5, vec![quiet(1), asked(2), asked(3), hurt(4), hurt(5)])).contains("not looked at"));
+}
+
+/// The only copy of a volume may have lost a promise, and has every frame. The volume was left out, however often this was tried.
+#[test]
+fn a_promise_that_may_be_lost_leaves_no_volume_out() {
+    let lost = |s: ShardSurvey| ShardSurvey { promise_lost: true, ..s };
+    let v = ViewSurvey { quorum: 1, members: vec![NodeId(1)], ..view(6, 4, [1, 1, 1]) };
+    let r = made(2, vec![node(1, vec![lost(of(&v))]), node(2, vec![])]);
+    assert!(r.left.is_empty(), "{r:?}");
+    assert_eq!(ids(&r.state.volume_by_name("data").unwrap().shard(0).unwrap().members), [1]);
+    // It is no promise that was not made, either: two nodes that were not looked at may have gone on.
+    let v = view(6, 4, [1, 2, 3]);
+    let r = |log: ShardSurvey| made(5, vec![node(1, vec![of(&v)]), node(2, vec![log])]);
+    assert!(r(of(&v)).left.is_empty());
+    assert!(why(&r(lost(of(&v)))).contains("there may be a later view than 6"));
 }
 
 /// Views 4 and 5 both followed view 3, and the one that was found is not the one that became active.

@@ -23,9 +23,11 @@ pub struct ShardSurvey {
     pub last: Sequence,
     /// Known to be committed up to here.
     pub committed: Sequence,
-    /// No frame of it is known to be lost, none may be missing at its end (rule E7), nor a promise, and none was given up by
+    /// No frame of it is known to be lost, none may be missing at its end (rule E7), and none was given up by
     /// force for a branch of which it does not know whether it is active (V10).
     pub whole: bool,
+    /// Damage may have taken a promise that nothing later in the log tells of (rule V2). That is no frame.
+    pub promise_lost: bool,
 }
 
 /// What is known of all shards on a device.
@@ -62,8 +64,8 @@ pub async fn survey<D: Device>(device: &D, watch: &mut dyn Watch) -> Result<Surv
             generation: state.attach.generation.max(of_view),
             last: state.last.sequence,
             committed: state.committed,
-            // A promise that may be lost was told to somebody, as may frames be that were lost.
-            whole: state.holes.is_empty() && !state.suspect_tail && !state.promise_lost && !has_given_up,
+            whole: state.holes.is_empty() && !state.suspect_tail && !has_given_up,
+            promise_lost: state.promise_lost,
         })
     });
     let shards = shards.collect::<Result<_>>()?;
