@@ -10,8 +10,8 @@ use crate::open::Phase;
 use crate::repair::GivingUp;
 use crate::replica::{Ctx, OpenView, Replica};
 use crate::timing;
-use freebs_format::FrameHead;
 use freebs_format::wire::{FrameName, SealAnswer};
+use freebs_format::{FrameHead, ViewBody};
 use freebs_lsvd::{EventKind, Learned, MarkChange, Record};
 use freebs_types::{Hash32, NodeId, Sequence, Version, ViewNumber};
 use std::collections::BTreeMap;
@@ -29,10 +29,33 @@ impl Replica {
     /// True unless the frame begins a branch that may not stand in this log. The token protects a chain from whoever does not
     /// know it; of a branch that is the control plane's word.
     pub fn may_branch(&self, frame: &FrameHead) -> bool {
-        let view = frame.view();
-        let is_said = |i: &ShardInfo| view <= i.branch.view || (i.forced.is_some() && view > i.active);
         let parent = Sequence(frame.seq().0.saturating_sub(1));
-        !frame.is_branch() || (self.info.as_ref().is_some_and(is_said) && !self.is_ahead(view, parent))
+        !frame.is_branch() || self.may_stand(frame.view(), parent)
+    }
+
+    /// The same for a branch behind which a map leads: the state at its end has the frame of that view, or of a later one, which
+    /// names the newest branch before it.
+    pub(crate) fn may_pass_branch(&self, frame: &FrameHead, body: &ViewBody) -> bool {
+        if frame.is_branch() {
+            return frame.view() <= self.view_number() || self.may_branch(frame);
+        }
+        let branch = body.volume.as_ref().map_or(ViewNumber(0), |v| v.branch);
+        let of_word = |i: &ShardInfo| i.forced.as_ref().map_or(Sequence(0), |f| f.least);
+        let at = |i: &ShardInfo| if branch <= i.branch.view { i.branch.at } else { of_word(i) };
+        branch <= self.view_number() || self.may_stand(branch, self.info.as_ref().map_or(Sequence(0), at))
+    }
+
+    /// True if the control plane says that there is such a branch, and nothing here is of frames that it has left.
+    fn may_stand(&self, view: ViewNumber, at: Sequence) -> bool {
+        let is_said = |i: &ShardInfo| view <= i.branch.view || (i.forced.is_some() && view > i.active);
+        self.info.as_ref().is_some_and(is_said) && !self.is_ahead(view, at)
+    }
+
+    /// True if nothing more is to be learned in a view: a branch has left it, or is to, and this node is no member that seals it.
+    pub(crate) fn is_left_by_force(&self, info: &ShardInfo, view: ViewNumber) -> bool {
+        let Some(me) = self.me else { return false };
+        let word = info.forced.as_ref().filter(|f| !f.survivors.contains(&me) && !info.view_members.contains(&me));
+        view < info.branch.view || (word.is_some() && view <= info.active)
     }
 
     /// An opening that this head has begun is void (V6) when the control plane names other members, or an operator has
@@ -42,6 +65,9 @@ impl Replica {
         let is_void = |i: &ShardInfo| i.members != info.members || has_word(i);
         if !self.is_active_head() && self.info.as_ref().is_some_and(is_void) {
             self.yield_to(ctx);
+        }
+        if self.asking.is_some_and(|a| self.is_left_by_force(info, a.view)) {
+            (self.asking, self.map_end, self.map_piece) = (None, None, None);
         }
     }
 

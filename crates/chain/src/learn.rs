@@ -368,9 +368,10 @@ impl Replica {
             return;
         }
         self.asking = None;
-        self.take_state(ctx, &map, &mark);
-        let until = self.wanted_until();
-        self.ask(ctx, asking.to, asking.view, until);
+        if self.take_state(ctx, &map, &mark) {
+            let until = self.wanted_until();
+            self.ask(ctx, asking.to, asking.view, until);
+        }
     }
 
     /// The log has no room for a piece. The first time, what is left of the map is looked through for what frees blocks.
@@ -486,21 +487,26 @@ impl Replica {
         Some(Some(ticket))
     }
 
-    /// The log goes on from the state that belongs to the learned map.
-    fn take_state(&mut self, ctx: &mut Ctx<'_>, map: &Learning, mark: &Frame) {
+    /// The log goes on from the state that belongs to the learned map. False if that is not to be asked for again at once.
+    fn take_state(&mut self, ctx: &mut Ctx<'_>, map: &Learning, mark: &Frame) -> bool {
         let since = map.since;
-        let Ok(body) = MarkBody::decode(mark.head.body()) else { return };
+        let Ok(body) = MarkBody::decode(mark.head.body()) else { return true };
         let h = mark.header();
         if mark.verify_digest().is_err() || h.seq() <= self.last.sequence {
-            return;
+            return true;
         }
         // Who goes on without the frame of the view that the state is of takes itself to be in an older one for good.
         let frame = body.view_frame.as_ref().filter(|f| f.view() == body.last_view && f.seq() <= h.seq());
         let whole = |f| Some((f, ViewBody::decode(FrameHead::body(f)).ok().filter(|v| v.pred < f.view())?));
         let Some((frame, view)) = frame.and_then(whole) else {
             ctx.out.note(format!("shard {}: the end of the map lacks the frame of view {}", self.id, body.last_view));
-            return;
+            return true;
         };
+        if !self.may_pass_branch(frame, &view) {
+            // This log begins anew when the control plane says that there is a branch, or learns all when it has said so.
+            ctx.out.note(format!("shard {}: the map leads past a branch that may not stand here", self.id));
+            return false;
+        }
         let name = FrameName { view: body.last_view, sequence: h.seq(), hid: h.hid() };
         // No generation that is known is forgotten (L2): neither that of the view, nor the one that this log had.
         let of_view = AttachBody { generation: view.generation, ..AttachBody::default() };
@@ -545,6 +551,7 @@ impl Replica {
         self.forget_recent();
         self.enter_view(ctx, frame, view);
         ctx.out.note(format!("shard {}: learned the map up to sequence {}", self.id, name.sequence));
+        true
     }
 
     /// The learned state is durable: from here on this member counts.

@@ -63,7 +63,8 @@ impl Replica {
 
     pub fn ask(&mut self, ctx: &mut Ctx<'_>, to: Peer, view: ViewNumber, until: Sequence) {
         let same = |a: &Asking| a.to == to && a.view == view && !a.is_late(ctx.now);
-        if self.stopped.is_some() || self.asking.as_ref().is_some_and(same) {
+        let is_left = self.info.as_ref().is_some_and(|i| self.is_left_by_force(i, view));
+        if self.stopped.is_some() || is_left || self.asking.as_ref().is_some_and(same) {
             return;
         }
         self.request(ctx, to, view, until, None);

@@ -125,6 +125,104 @@ fn half_a_map_of_what_was_lost_is_forgotten() {
     }
 }
 
+/// The first six frames of a chain; the fourth is that of view 2, which begins a branch or not.
+fn two_views(is_branch: bool) -> Vec<Frame> {
+    let mut c = Chain::new();
+    let mut all = vec![c.open(1), c.plain(), c.plain()];
+    if is_branch {
+        c.token = c.last.hid;
+    }
+    all.push(c.open(2));
+    all.extend([c.plain(), c.plain()]);
+    assert_eq!(all[3].head.is_branch(), is_branch);
+    all
+}
+
+/// The end of a map that was asked for in view 2.
+fn ends_map(r: &mut Replica, ctx: &mut Ctx<'_>, chain: &[Frame]) {
+    r.ask(ctx, peer(1), ViewNumber(2), Sequence(u64::MAX));
+    let end = crate::testing::map_end(0, &chain[5], &chain[3].head);
+    let (id, view) = (r.asking.expect("it asks").id, ViewNumber(2));
+    r.on_sync_reply(ctx, SyncReply { id, view, ..end });
+}
+
+/// Node 2 is to come to view 1, of nodes 1 and 3; one of these goes on by force from frame `least` on, if so.
+fn coming(least: Option<u64>) -> ShardInfo {
+    let word = |n| Forced { survivors: vec![NodeId(3)], least: Sequence(n), known: Sequence(n), gives_up: 0 };
+    ShardInfo {
+        members: [3, 2].map(NodeId).to_vec(),
+        joining: vec![NodeId(2)],
+        view_members: [1, 3].map(NodeId).to_vec(),
+        active: ViewNumber(1),
+        known: ViewNumber(1),
+        forced: least.map(word),
+        ..info(1024)
+    }
+}
+
+fn forgets(actions: &[Action]) -> bool {
+    actions.iter().any(|a| matches!(a, Action::Append(Record::Forget { .. })))
+}
+
+/// The old head is cut off from the control plane, and not from a node that comes. That went on with what it was told there
+/// after it had heard that the view is left by force.
+#[test]
+fn who_has_heard_the_word_does_not_follow_the_view_that_is_left() {
+    let asks = |s: &mut Scene, view| {
+        let (_, actions) = s.play(|r, ctx| r.on_nudge(ctx, LinkId(1), ViewNumber(view)));
+        sync_requests(&actions).len()
+    };
+    for (info, view, asked) in [(coming(None), 1, 1), (coming(Some(4)), 1, 0), (coming(Some(4)), 2, 1)] {
+        let mut s = Scene::new(2);
+        s.r.me = Some(NodeId(2));
+        s.r.info = Some(info);
+        assert_eq!(asks(&mut s, view), asked);
+    }
+    // A member follows as ever: it may be that the view is sealed as usual.
+    let mut s = Scene::new(2);
+    s.r.me = Some(NodeId(2));
+    s.r.info = Some(ShardInfo { view_members: [1, 2, 3].map(NodeId).to_vec(), ..coming(Some(4)) });
+    assert_eq!(asks(&mut s, 1), 1);
+    // What was on its way already is not taken, either.
+    for (heard, goes_on) in [(coming(None), true), (coming(Some(9)), false)] {
+        let mut r = with_half_a_map(1).at(NodeId(2));
+        crate::testing::step(&mut r, |r, ctx| r.hear_of_members(ctx, &heard));
+        assert_eq!(r.asking.is_some(), goes_on);
+    }
+}
+
+/// A node had a part of what only the lost members had, and not heard of the operator's word: the map led it into the branch all
+/// the same, which what it had of lost frames went into.
+#[test]
+fn a_map_leads_nobody_past_the_word_of_force() {
+    let chain = two_views(true);
+    let before = || with_half_a_map(1).at(NodeId(2));
+    let branch = Branch { view: ViewNumber(2), at: Sequence(3) };
+    let active = ShardInfo { active: ViewNumber(2), known: ViewNumber(2), branch, ..coming(None) };
+    let cases = [
+        ("nobody has said so", before(), coming(None), false),
+        ("it has more", before(), coming(Some(3)), false),
+        ("it has nothing", Replica::empty(SHARD).at(NodeId(2)), coming(Some(3)), true),
+        ("it has nothing, and the branch is active", Replica::empty(SHARD).at(NodeId(2)), active, true),
+    ];
+    for (what, mut r, info, takes) in cases {
+        r.info = Some(info);
+        crate::testing::step(&mut r, |r, ctx| {
+            ends_map(r, ctx, &chain);
+            let based = crate::testing::appends(&ctx.out.actions).contains(&"base".to_string());
+            assert_eq!((based, r.stopped.clone()), (takes, None), "{what}");
+        });
+        assert_eq!(r.view_number(), ViewNumber(if takes { 2 } else { 0 }), "{what}");
+    }
+    // Then it hears the word.
+    let mut host = Host::new(config(2, None));
+    let mut r = before();
+    crate::testing::step(&mut r, |r, ctx| ends_map(r, ctx, &chain));
+    host.add(r);
+    host.step(Nanos::from_millis(1), Event::Shards(vec![coming(Some(3))]));
+    assert!(forgets(&host.take_actions()));
+}
+
 /// The only log that is left lacks frames that were committed. They are given up, and what followed them stays.
 #[test]
 fn lost_frames_of_the_only_survivor_are_given_up() {
