@@ -271,8 +271,9 @@ impl Replica {
         }
         let (view, at) = (info.branch.view, info.branch.at);
         let is_active = view.0 > 0 && info.known >= view && self.view_number() < view;
-        // All that was told before a word of force may be of frames that it leaves. A survivor goes on with what it has.
-        let is_news = self.info.as_ref().is_none_or(|i| i.forced != info.forced);
+        // All that was told before a word of force may be of frames that it leaves. A survivor goes on with what it has, and so does
+        // who is in a later view already, which may be active by now: that word is older than the log.
+        let is_news = self.info.as_ref().is_none_or(|i| i.forced != info.forced) && self.view_number() <= info.active;
         let word = info.forced.as_ref().filter(|f| is_news && !f.survivors.contains(&me));
         let may_be_lost = word.is_some_and(|f| self.is_ahead(ViewNumber(u64::MAX), f.least));
         (is_active && (self.committed > at || self.is_ahead(view, at))) || may_be_lost

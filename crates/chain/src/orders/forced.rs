@@ -164,6 +164,19 @@ fn forgets(actions: &[Action]) -> bool {
     actions.iter().any(|a| matches!(a, Action::Append(Record::Forget { .. })))
 }
 
+/// A node that came learned everything in the view that went on by force, and counted there. It heard of the operator's word
+/// only then, and took what it had been told in that view itself for lost: an answered write had a copy less.
+#[test]
+fn an_old_word_of_force_takes_nothing_from_who_is_in_the_view_behind_it() {
+    let (mut r, chain) = (Replica::empty(SHARD), two_views(false));
+    crate::testing::step(&mut r, |r, ctx| ends_map(r, ctx, &chain));
+    assert_eq!((r.view_number(), r.last.sequence), (ViewNumber(2), Sequence(6)));
+    let mut host = Host::new(config(2, None));
+    host.add(r);
+    host.step(Nanos::from_millis(1), Event::Shards(vec![coming(Some(4))]));
+    assert!(!forgets(&host.take_actions()));
+}
+
 /// The old head is cut off from the control plane, and not from a node that comes. That went on with what it was told there
 /// after it had heard that the view is left by force.
 #[test]
