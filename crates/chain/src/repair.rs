@@ -281,7 +281,9 @@ impl Replica {
     /// that the control plane names: what is said to go on by force leaves out who may have all of it.
     pub(crate) fn other_members(&self, ctx: &Ctx<'_>) -> Vec<Peer> {
         let of_view = self.view.iter().flat_map(|v| v.body.members.iter().map(|m| m.node));
-        let is_behind = |i: &&ShardInfo| self.view.is_none() || self.view_number() < i.active;
+        // The frame of the view before stands for a lost one, and its members for those of that view.
+        let is_lost = self.view_frame.as_ref().is_none_or(|f| f.view() != self.view_number());
+        let is_behind = |i: &&ShardInfo| is_lost || self.view.is_none() || self.view_number() < i.active;
         let of_info = self.info.iter().filter(is_behind).flat_map(|i| i.view_members.iter().chain(&i.members).copied());
         let mut others: Vec<NodeId> = Vec::new();
         for n in of_view.chain(of_info).filter(|n| *n != ctx.config.me.node) {
@@ -459,6 +461,11 @@ impl Replica {
         if let Some(body) = ViewBody::decode(frame.body()).ok().filter(|_| is_news) {
             let generation = body.generation;
             self.learn_lost_attach(ctx, AttachBody { generation, ..AttachBody::default() });
+            // What stood for it has its own number again.
+            let older = self.view_frame.as_ref().map(|f| f.view());
+            if let Some((v, older)) = self.view.as_mut().zip(older).filter(|(v, _)| v.number == frame.view()) {
+                v.number = older;
+            }
             self.enter_view(ctx, frame, body);
         }
     }

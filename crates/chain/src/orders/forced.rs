@@ -519,3 +519,39 @@ fn what_is_lost_is_asked_of_members_that_are_back() {
         assert_eq!(seen, asked, "view frame {has_view}, active {active}");
     }
 }
+
+/// The frame of the newest view is lost, and the one before it is there: its members were taken for those of the new view, and the
+/// frame was asked of them alone, for ever, if they had left.
+#[test]
+fn a_lost_view_frame_is_asked_of_the_members_of_its_own_view() {
+    let mut c = Chain::new();
+    let frames = [c.open(1), c.plain(), c.open(2), c.plain()];
+    let mut body = ViewBody::decode(frames[0].head.body()).expect("made here");
+    body.members.retain(|m| m.node != NodeId(3));
+    let state = ShardState {
+        shard: SHARD,
+        last: c.last,
+        committed: Sequence(4),
+        view: Some((Sequence(1), body)),
+        ..ShardState::default()
+    };
+    let name = |n: usize| TailEntry::of(&frames[n].head).name;
+    let hole = Hole { before: name(1), until: Sequence(3), end: Some(name(2).hid) };
+    let mut s = Scene::new(1);
+    s.r = Replica::recovered(&state, Vec::new(), Some(frames[0].head.clone()), Damage::new(vec![hole], false));
+    let view_members = [1, 3].map(NodeId).to_vec();
+    s.r.info = Some(ShardInfo { members: view_members.clone(), view_members, ..info(1024) });
+    let mut asked = Vec::new();
+    for _ in 0..2 {
+        let (_, actions) = s.play(|r, ctx| r.repair_tick(ctx));
+        asked.extend(actions.iter().filter_map(|a| match a {
+            Action::Send { to, message: Message::Sync(_) } => Some(to.0),
+            _ => None,
+        }));
+        s.now = s.now.plus(Nanos::from_millis(10_000));
+    }
+    assert_eq!(asked, [2, 3]);
+    s.play(|r, ctx| r.learn_lost_view(ctx, &frames[2].head));
+    let views: Vec<_> = s.r.open_views().map(|v| (v.number.0, v.sequence.0)).collect();
+    assert_eq!(views, [(2, 3), (1, 1)]);
+}
