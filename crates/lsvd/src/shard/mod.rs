@@ -353,7 +353,11 @@ impl Shard {
         if late {
             self.hold_newer(&list, segs);
         }
+        let keeps = !pins.is_empty();
         self.overlay.put(Uncommitted { sequence, before, entries: list, pins, append: at.append });
+        if keeps {
+            self.waiting_changed(segs);
+        }
     }
 
     /// All blocks that the frame names are live; and its trims are recorded here.
@@ -745,7 +749,9 @@ impl Shard {
         if to >= self.tip.name.sequence {
             return;
         }
+        let mut kept = false;
         while let Some(u) = self.overlay.cut(to) {
+            kept |= !u.pins.is_empty();
             u.entries.iter().for_each(|(a, e)| self.release_cut(*a, e, segs));
             self.tip = u.before;
         }
@@ -755,6 +761,9 @@ impl Shard {
             self.tip = *front;
         }
         self.fronts.retain(|from, _| *from <= to.0);
+        if kept {
+            self.waiting_changed(segs);
+        }
         self.cut_reading(to, segs);
         let gone = self.overlay.rebuild();
         self.go_down(gone, false, segs);
@@ -792,6 +801,9 @@ impl Shard {
     fn commit_to(&mut self, to: Sequence, segs: &mut Segments) {
         while let Some(done) = self.overlay.commit(to) {
             self.apply_pins(done.sequence, &done.pins, segs);
+            if !done.pins.is_empty() {
+                self.waiting_changed(segs);
+            }
             self.supersede_held(done.covered, segs);
             self.go_down(done.entries, false, segs);
             self.go_down(done.again, false, segs);

@@ -9,9 +9,10 @@ use crate::crash_device::{crash_device, power_cut};
 use freebs_format::disk::CHECKPOINT_AT;
 use freebs_format::{ExtentKind, UpdateKind};
 use freebs_io::faults::CrashDevice;
+use freebs_io::memory::MemoryDevice;
 use freebs_io::{AlignedBuf, Device, Durability};
 use freebs_lsvd::{CleanOptions, Options, Record, RuleMutant};
-use freebs_types::{BLOCK, BlockRange, ErrorKind, Sequence, ShardId, Version};
+use freebs_types::{BLOCK, BlockRange, ErrorKind, Lba, Sequence, ShardId, Version};
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -581,5 +582,51 @@ pub struct Seed(pub u64);
 impl Drop for Seed {
     fn drop(&mut self) {
         eprintln!("again: {} cargo test -p freebs-lsvd --test suite stories", freebs_testing::again(self.0));
+    }
+}
+
+/// After a start a carry tells of what took the place of a block before the frames of both, and the pin between them,
+/// are known to be committed again.
+#[test]
+fn a_pin_that_is_not_known_to_be_committed_keeps_what_carries_cover() {
+    for window in [false, true] {
+        local(async move {
+            let device = MemoryDevice::new(4096, 8 << 20);
+            create_log(device.clone(), &shape(8)).await.unwrap();
+            let rig = Rig::open(device.clone()).await.unwrap();
+            let (mut chain, mut model) = (Chain::new(SHARD), Model::new());
+            let carry = async |committed| {
+                rig.settle().await;
+                rig.engine.committed(SHARD, Sequence(committed));
+                let (body, data, _) = rig.engine.entries(SHARD, Lba(0), Sequence(0), 1 << 20).await.unwrap();
+                rig.append(Record::Carry { shard: SHARD, body, data, ticket: 1 });
+                rig.settle().await;
+            };
+            let old = Op { extents: vec![(ExtentKind::Data, 0, 4)], fill: 100 };
+            old.apply(&mut model);
+            rig.append(Record::Frame(chain.frame(&[old])));
+            carry(1).await;
+            let kind = if window { UpdateKind::Retain } else { UpdateKind::Snapshot };
+            rig.append(Record::Frame(chain.pins(&[(kind, 0)])));
+            let pinned = chain.version;
+            let mut now = model.clone();
+            let new = Op { extents: vec![(ExtentKind::Data, 1, 1)], fill: 900 };
+            new.apply(&mut now);
+            rig.append(Record::Frame(chain.frame(&[new])));
+            carry(3).await;
+            rig.engine.check();
+            rig.kill();
+            tokio::task::yield_now().await;
+
+            let rig = Rig::open(device).await.unwrap();
+            assert_eq!(rig.engine.state(SHARD).unwrap().committed, Sequence(0), "no frame said so");
+            for committed in 0..=3 {
+                rig.engine.committed(SHARD, Sequence(committed));
+                rig.engine.check();
+                assert_eq!(rig.read_all(SHARD, BLOCKS).await.unwrap(), full(&now, BLOCKS));
+                let found = rig.read_version(SHARD, Some(Version(pinned)), BLOCKS).await.unwrap();
+                assert_eq!(found, full(&model, BLOCKS), "committed {committed}");
+            }
+        });
     }
 }

@@ -60,6 +60,8 @@ pub(crate) struct History {
     reading: BTreeMap<Reading, u32>,
     /// Versions that forks in this log read.
     pub read_by_forks: forks::Read,
+    /// What frames that may still be cut are about to keep: a carry may tell of what took its place before they count.
+    waiting: Kept,
     /// Something was let go of while the log is replayed; and a mark told later of a version that may have needed it.
     dropped: bool,
     pub late: bool,
@@ -72,11 +74,11 @@ pub(crate) struct History {
 impl History {
     fn is_off(&self) -> bool {
         let is_read = !self.reading.is_empty() || !self.read_by_forks.is_empty();
-        self.pins.kept.is_none() && self.hint.is_none() && !is_read
+        self.pins.kept.is_none() && self.hint.is_none() && self.waiting.is_none() && !is_read
     }
 
     fn needs(&self, from: Version, to: Version) -> bool {
-        let is_kept = self.pins.kept.needs(from, to) || self.hint.needs(from, to);
+        let is_kept = self.pins.kept.needs(from, to) || self.hint.needs(from, to) || self.waiting.needs(from, to);
         is_kept || is_read(&self.reading, from, to) || forks::is_read_in(&self.read_by_forks, from, to)
     }
 }
@@ -103,9 +105,10 @@ impl Shard {
         }
         let mut gone = Vec::new();
         let forgets = segs.leaves_out(RuleMutant::PinsForgotten);
-        let History { pins, table, hint, reading, read_by_forks, .. } = &mut self.history;
+        let History { pins, table, hint, waiting, reading, read_by_forks, .. } = &mut self.history;
         let of_forks = |from, to| forks::is_read_in(read_by_forks, from, to);
-        let is_kept = |from, to| !forgets && (pins.kept.needs(from, to) || hint.needs(from, to) || of_forks(from, to));
+        let of_pins = |from, to| [&pins.kept, hint, waiting].into_iter().any(|kept| kept.needs(from, to));
+        let is_kept = |from, to| !forgets && (of_pins(from, to) || of_forks(from, to));
         let needs = |from, to| is_kept(from, to) || is_read(reading, from, to);
         let judge = &mut Judge { needs: &needs, gone: &mut |e| gone.push(e), recorded };
         table.insert(start, e, to, judge);
@@ -114,9 +117,27 @@ impl Shard {
     }
 
     /// What was held above the map is covered. It hears of each record of a trim or zero; a history that a checkpoint
-    /// brought may know only of one from before.
+    /// brought may know only of one from before. Blocks that a frame which may be cut names, too, stay live until that
+    /// frame is committed, and is covered in its turn, or is cut.
     pub fn supersede_held(&mut self, beaten: Vec<Beaten>, segs: &mut Segments) {
-        beaten.into_iter().for_each(|(a, e, to)| self.supersede(a, &e, to, true, segs));
+        for (a, e, to) in beaten {
+            if !self.overlay.names(&e) {
+                self.supersede(a, &e, to, true, segs);
+            }
+        }
+    }
+
+    /// Frames with changes of what is kept have come that may be cut, or are such frames no more.
+    pub fn waiting_changed(&mut self, segs: &mut Segments) {
+        let mut now = Kept::default();
+        self.overlay.frames().flat_map(|f| &f.pins).for_each(|op| now.expect(*op));
+        let before = std::mem::replace(&mut self.history.waiting, now);
+        let History { pins, waiting, table, prune_at, .. } = &mut self.history;
+        let mut all = pins.kept.clone();
+        all.join(waiting);
+        if !all.covers(&before) && !table.is_empty() {
+            (*prune_at, segs.prune) = (Some(0), true);
+        }
     }
 
     /// A committed frame changes what is kept, before its blocks take the place of others.
@@ -362,8 +383,8 @@ impl Shard {
     pub fn prune_history(&mut self, most: usize, segs: &mut Segments) -> bool {
         let Some(at) = self.history.prune_at else { return false };
         let mut gone = Vec::new();
-        let History { pins, table, hint, reading, read_by_forks, .. } = &mut self.history;
-        let is_kept = |from, to| pins.kept.needs(from, to) || hint.needs(from, to);
+        let History { pins, table, hint, waiting, reading, read_by_forks, .. } = &mut self.history;
+        let is_kept = |from, to| [&pins.kept, hint, waiting].into_iter().any(|kept| kept.needs(from, to));
         let of_forks = |from, to| forks::is_read_in(read_by_forks, from, to);
         let needs = |from, to| is_kept(from, to) || is_read(reading, from, to) || of_forks(from, to);
         let next = table.prune(at, most, &mut Judge { needs: &needs, gone: &mut |e| gone.push(e), recorded: false });

@@ -89,7 +89,7 @@ impl Kept {
     }
 
     /// True if all that another one keeps is kept.
-    fn covers(&self, other: &Self) -> bool {
+    pub fn covers(&self, other: &Self) -> bool {
         let earlier = other.retain.is_some_and(|r| self.retain.is_none_or(|own| r < own));
         !earlier && other.pins.keys().all(|v| self.pins.contains_key(v))
     }
@@ -125,6 +125,17 @@ impl Kept {
                 self.retain = Some(first);
             }
             PinOp::RetainNone => self.retain = None,
+        }
+    }
+
+    /// Adds all that a change may keep that was not kept before it.
+    pub fn expect(&mut self, op: PinOp) {
+        match op {
+            PinOp::Take(pin) => {
+                self.pins.insert(pin.version, pin.snapshot);
+            }
+            PinOp::Retain { now, .. } => self.retain = Some(self.retain.map_or(now, |r| r.min(now))),
+            PinOp::Release(_) | PinOp::RetainNone => {}
         }
     }
 

@@ -120,6 +120,12 @@ impl Overlay {
         self.frames.iter().find(|f| f.sequence == s)
     }
 
+    /// True if a frame that is here names the blocks of an entry that came with a carry.
+    pub fn names(&self, e: &Extent) -> bool {
+        let is_its = |x: &Extent| x.is_data() && x.chunk == e.chunk && x.key() == e.key();
+        e.is_data() && self.get(e.sequence).is_some_and(|f| f.entries.iter().any(|(_, x)| is_its(x)))
+    }
+
     /// The first frame behind a sequence, whose tip before is changed by a repair.
     pub fn after(&mut self, s: Sequence) -> Option<&mut Uncommitted> {
         let i = self.frames.partition_point(|f| f.sequence <= s);
