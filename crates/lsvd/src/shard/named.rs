@@ -29,7 +29,17 @@ impl Shard {
             }
         }
         all.extend(self.overlay.frames().flat_map(|f| &f.entries).map(|(_, e)| e.clone()));
-        all.extend(self.history.table.iter().map(|(_, l)| l.e.clone()));
+        // A frame that may be cut, as far as is known after a start, may have given up a version before: what that version
+        // alone needs may be free.
+        let kept = self.kept();
+        for (_, l) in self.history.table.iter() {
+            if kept.needs(l.e.version, l.to) || self.history.is_read(l.e.version, l.to) {
+                all.push(l.e.clone());
+            } else if l.e.is_data() {
+                let live = |i: &u32| self.chunks.all_live(l.e.chunk, l.e.offset + i, 1);
+                all.extend((0..l.e.len).filter(live).map(|i| l.e.piece(i, 1)));
+            }
+        }
         all.iter().filter(|e| e.is_data()).for_each(|e| each(e.chunk, e.offset, e.len));
     }
 }

@@ -79,7 +79,12 @@ impl History {
 
     fn needs(&self, from: Version, to: Version) -> bool {
         let is_kept = self.pins.kept.needs(from, to) || self.hint.needs(from, to) || self.waiting.needs(from, to);
-        is_kept || is_read(&self.reading, from, to) || forks::is_read_in(&self.read_by_forks, from, to)
+        is_kept || self.is_read(from, to)
+    }
+
+    /// True if somebody reads, part by part or as a fork, a version from `from` up to, but without, `to`.
+    pub fn is_read(&self, from: Version, to: Version) -> bool {
+        is_read(&self.reading, from, to) || forks::is_read_in(&self.read_by_forks, from, to)
     }
 }
 
