@@ -4,11 +4,15 @@ use crate::map::extents::Extent;
 use crate::map::extents::ExtentMap;
 use crate::map::extents::Outcome;
 use crate::shard::Shard;
+use crate::shard::history::pins::Kept;
 use freebs_types::ChunkId;
 
 impl Shard {
     /// Data blocks that anything names, as runs of (chunk, first ordinal, number); for checks.
     pub fn named(&self, mut each: impl FnMut(ChunkId, u32, u32)) {
+        // A start may know of less that is committed than was known before. Of what a checkpoint has, blocks that frames cover
+        // which count as ones that may be cut, or that only a version needs which these give up, may be free already.
+        let may_lack = self.sure_from > 0;
         let mut all: Vec<Extent> = self.overlay.held().map(|(_, e)| e.clone()).collect();
         let mut held = ExtentMap::default();
         let mut out = Outcome::default();
@@ -20,6 +24,9 @@ impl Shard {
             for (a, e, skip, len) in self.map.range(a, a + e.len).filter(|_| frozen) {
                 view.insert(a, e.piece(skip, len), &mut out);
             }
+            for (a, e, skip, len) in self.overlay.map.range(a, a + e.len).filter(|_| may_lack) {
+                view.insert(a, e.piece(skip, len), &mut out);
+            }
             out = Outcome::default();
             view.insert(a, e.clone(), &mut out);
             all.extend(out.placed.iter().chain(&out.same).map(|(from, len)| e.piece(from - a, *len)));
@@ -29,11 +36,9 @@ impl Shard {
             }
         }
         all.extend(self.overlay.frames().flat_map(|f| &f.entries).map(|(_, e)| e.clone()));
-        // A frame that may be cut, as far as is known after a start, may have given up a version before: what that version
-        // alone needs may be free.
-        let kept = self.kept();
+        let kept = if may_lack { self.kept() } else { Kept::default() };
         for (_, l) in self.history.table.iter() {
-            if kept.needs(l.e.version, l.to) || self.history.is_read(l.e.version, l.to) {
+            if !may_lack || kept.needs(l.e.version, l.to) || self.history.is_read(l.e.version, l.to) {
                 all.push(l.e.clone());
             } else if l.e.is_data() {
                 let live = |i: &u32| self.chunks.all_live(l.e.chunk, l.e.offset + i, 1);
