@@ -60,7 +60,8 @@ pub(crate) struct History {
     reading: BTreeMap<Reading, u32>,
     /// Versions that forks in this log read.
     pub read_by_forks: forks::Read,
-    /// What frames that may still be cut are about to keep: a carry may tell of what took its place before they count.
+    /// Versions that frames which may be cut are about to keep: a carry may tell of what took the place of an entry that these
+    /// versions see before the frames are known to be committed.
     waiting: Kept,
     /// Something was let go of while the log is replayed; and a mark told later of a version that may have needed it.
     dropped: bool,
