@@ -15,8 +15,8 @@ use freebs_io::{Clock, LinkId, Outbox, Random};
 use freebs_lsvd::{Engine, Expect, Record, Shape};
 use freebs_secrets::HostKey;
 use freebs_types::{
-    BLOCK, BlockRange, ChunkId, ClusterId, DeviceId, DriverId, Error, Generation, Hash32, Nanos, NodeId, Peer,
-    RequestNumber, Result, Sequence, ShardId, SnapshotId, StartNumber, Version, ViewNumber,
+    BLOCK, BlockRange, ChunkId, ClusterId, DeviceId, DriverId, Error, ErrorKind, Generation, Hash32, Nanos, NodeId,
+    Peer, RequestNumber, Result, Sequence, ShardId, SnapshotId, StartNumber, Version, ViewNumber,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -227,13 +227,18 @@ impl Log {
 
 /// Writes, three snapshots and a window. Gives the versions that are pinned.
 async fn fill(device: &MemoryDevice) -> Vec<u64> {
-    let engine = open(device, 1).await;
+    fill_rounds(device, 1, ROUNDS).await
+}
+
+/// The first rounds of them, in the log of a node.
+async fn fill_rounds(device: &MemoryDevice, node: u64, rounds: u64) -> Vec<u64> {
+    let engine = open(device, node).await;
     let writer = engine.clone();
     let task = tokio::task::spawn_local(async move { writer.run().await });
     let mut log = Log { token: Hash32::default(), sequence: 0, version: 0, offset: 0 };
     engine.append(Record::Frame(log.open()));
     let mut pins = Vec::new();
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         engine.append(Record::Frame(log.write((round * 3 % 20) as u32, round as u8 + 1)));
         match round {
             _ if SNAPSHOTS.contains(&SnapshotId(round)) => {
@@ -281,6 +286,23 @@ struct World {
 }
 
 impl World {
+    /// The first node alone.
+    async fn of(first: &MemoryDevice) -> Self {
+        let state = State { chain: vec![NodeId(1)], active: ViewNumber(1), highest: ViewNumber(1), ..State::default() };
+        let state = State { active_members: state.chain.clone(), ..state };
+        let mut w = Self {
+            state: Rc::new(RefCell::new(state)),
+            post: Post::default(),
+            workers: BTreeMap::new(),
+            notes: Rc::default(),
+            now: Rc::default(),
+            told: None,
+        };
+        w.start(1, first).await;
+        w.until("the first node alone", Self::is_level).await;
+        w
+    }
+
     async fn start(&mut self, node: u64, device: &MemoryDevice) {
         let notes = self.notes.clone();
         let config = WorkerConfig {
@@ -409,18 +431,7 @@ fn all_members_are_replaced_and_every_snapshot_is_there() {
     tokio::task::LocalSet::new().block_on(&rt, async {
         let first = blank(1).await;
         let pins = fill(&first).await;
-        let state = State { chain: vec![NodeId(1)], active: ViewNumber(1), highest: ViewNumber(1), ..State::default() };
-        let state = State { active_members: state.chain.clone(), ..state };
-        let mut w = World {
-            state: Rc::new(RefCell::new(state)),
-            post: Post::default(),
-            workers: BTreeMap::new(),
-            notes: Rc::default(),
-            now: Rc::default(),
-            told: None,
-        };
-        w.start(1, &first).await;
-        w.until("the first node alone", World::is_level).await;
+        let mut w = World::of(&first).await;
         let known = w.workers[&1].engine().history(SHARD).unwrap();
         assert_eq!(known.pins.iter().map(|p| p.version.0).collect::<Vec<_>>(), pins);
         let window = known.retain.expect("a window").0;
@@ -451,5 +462,82 @@ fn all_members_are_replaced_and_every_snapshot_is_there() {
             }
         }
         w.workers.values().for_each(TestWorker::stop);
+    });
+}
+
+/// The first byte of each block of a node, or that it can't be read.
+async fn blocks(w: &World, node: u64, version: Option<u64>) -> Vec<Option<u8>> {
+    let mut out = Vec::new();
+    for lba in 0..BLOCKS {
+        let (engine, range) = (w.workers[&node].engine(), BlockRange::new(lba, 1));
+        let read = match version {
+            None => engine.read(SHARD, range).await,
+            Some(v) => engine.read_at(SHARD, Version(v), range).await,
+        };
+        out.push(match read {
+            Ok(o) => Some(o.data.first().map_or(0, |d| d[0])),
+            Err(e) => {
+                assert_eq!(e.kind, ErrorKind::Corrupt);
+                None
+            }
+        });
+    }
+    out
+}
+
+/// One bit of the first of the four blocks that a frame wrote changes.
+fn rot(device: &MemoryDevice, fill: u8) {
+    device.poke(|bytes| {
+        let at = bytes.chunks(512).position(|s| s.iter().all(|b| *b == fill)).expect("it is there");
+        bytes[at * 512 + 7] ^= 1;
+    });
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap()
+}
+
+/// Blocks of the last copy had rotted, one of them in a snapshot. No new copy could be made of all the others, for ever.
+#[test]
+fn a_copy_is_made_of_what_can_be_read() {
+    tokio::task::LocalSet::new().block_on(&runtime(), async {
+        let first = blank(1).await;
+        let pins = fill(&first).await;
+        let mut w = World::of(&first).await;
+        let (now, then) = (blocks(&w, 1, None).await, blocks(&w, 1, Some(pins[1])).await);
+        // The last round but one wrote at 14, and round 19 at 17, which the second snapshot has.
+        [ROUNDS - 1, 20].into_iter().for_each(|fill| rot(&first, fill as u8));
+        let damaged = (blocks(&w, 1, None).await, blocks(&w, 1, Some(pins[1])).await);
+        let lost = |a: &[Option<u8>], b: &[Option<u8>]| a.iter().zip(b).filter(|(a, b)| a != b).count();
+        assert!(lost(&damaged.0, &now) + lost(&damaged.1, &then) >= 2, "{damaged:?}");
+        for n in 2..=3 {
+            let device = blank(n).await;
+            w.start(n, &device).await;
+        }
+        w.chain(&[1, 2, 3], &[2, 3]).await;
+        for node in 2..=3 {
+            assert_eq!((blocks(&w, node, None).await, blocks(&w, node, Some(pins[1])).await), damaged, "node {node}");
+            w.workers[&node].engine().check();
+        }
+        w.workers.values().for_each(TestWorker::stop);
+    });
+}
+
+/// A frame that a member lacks had rotted where its head has it, and was asked for without end.
+#[test]
+fn a_member_that_lacks_a_rotten_frame_gets_what_is_left_of_it() {
+    tokio::task::LocalSet::new().block_on(&runtime(), async {
+        for rotten in [ROUNDS - 3, ROUNDS - 1] {
+            let (first, second) = (blank(1).await, blank(2).await);
+            fill(&first).await;
+            fill_rounds(&second, 2, ROUNDS - 10).await;
+            let mut w = World::of(&first).await;
+            rot(&first, rotten as u8);
+            let damaged = blocks(&w, 1, None).await;
+            w.start(2, &second).await;
+            w.chain(&[1, 2], &[2]).await;
+            assert_eq!(blocks(&w, 2, None).await, damaged, "round {rotten}");
+            w.workers.values().for_each(TestWorker::stop);
+        }
     });
 }

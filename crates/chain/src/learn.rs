@@ -177,11 +177,7 @@ impl Replica {
         let (body, data, next) = match source.piece {
             Ok(_) if ctx.mutant(Mutant::LearnsTheStateOnly) => (CarryBody::default(), Vec::new(), None),
             Ok(p) => p,
-            Err(e) => {
-                ctx.out.note(format!("shard {}: can't send the map: {e}", self.id));
-                self.refuse_sync(ctx, link, r);
-                return;
-            }
+            Err(e) => return self.keep_waiting(ctx, link, r, &e),
         };
         if source.kept.as_of < source.upto {
             // The log was not told yet that all of that is committed, so it may keep more.

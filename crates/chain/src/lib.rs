@@ -36,6 +36,7 @@ mod sync;
 #[cfg(test)]
 mod testing;
 mod timing;
+mod unread;
 mod waits;
 mod worker;
 

@@ -23,6 +23,8 @@ const AT_ONCE: usize = 8;
 /// again. Members may be away for a while.
 const ANSWERS: usize = 2;
 const ASKS: usize = 600;
+/// The same if somebody waits for the map, who can't be told of damaged blocks before others were asked.
+const ASKS_AWAITED: usize = 30;
 
 #[derive(Clone, Copy, Debug)]
 struct Want {
@@ -102,13 +104,15 @@ impl Host {
     fn ask_for_blocks(&mut self, id: u64) {
         let want = self.mending.wants[&id];
         let DamagedBlocks { shard, range, .. } = want.blocks;
+        if self.with(shard, |r, _| r.view.is_none() && r.info.is_none()) == Some(true) {
+            // Nobody has told yet who there is to be asked.
+            return self.mending.again(self.now, id, false);
+        }
         let asked = self.with(shard, |r, ctx| {
-            let me = ctx.config.me.node;
-            let view = r.view.as_ref()?;
-            let others: Vec<Peer> =
-                view.body.members.iter().filter(|m| m.node != me).map(|m| ctx.peer(m.node, shard)).collect();
+            let others = r.other_members(ctx);
             let moments = if want.blocks.seen_at.0 > 0 { 2 } else { 1 };
-            if want.tries >= ANSWERS * others.len() * moments || want.asks >= ASKS {
+            let most = if r.damage.is_awaited(ctx.now) { ASKS_AWAITED } else { ASKS };
+            if want.tries >= ANSWERS * others.len() * moments || want.asks >= most {
                 return None;
             }
             let to = others[want.asks / moments % others.len()];

@@ -61,6 +61,8 @@ pub(crate) struct Damage {
     pub full_until: Nanos,
     /// Frames that are missing and the place up to which entries were learned, and since when that has been so.
     left: ((u64, MapPoint), Nanos),
+    /// When a piece of the map could not be told for damaged blocks.
+    asked_for: Option<Nanos>,
 }
 
 /// Lost frames on their way to be given up by force.
@@ -144,6 +146,16 @@ impl Damage {
             self.left = (left, now);
         }
         self.left.1
+    }
+
+    /// Damaged blocks keep a piece of the map from being told.
+    pub fn is_asked_for(&mut self, now: Nanos) {
+        self.asked_for = Some(now);
+    }
+
+    /// True if somebody waits for damaged blocks to be mended, or given up.
+    pub fn is_awaited(&self, now: Nanos) -> bool {
+        self.asked_for.is_some_and(|at| now.since(at) < timing::AWAITED)
     }
 
     pub fn is_there(&self) -> bool {

@@ -84,6 +84,9 @@ pub(crate) const MEND_AGAIN: Nanos = Nanos::from_millis(1000);
 /// A learner on a full device rests this long; each time in a row twice as long, and so on three times, unless it sees
 /// that there is room. What it learns can't be kept before cleaning has made room, and asking costs the others reads.
 pub(crate) const FULL_PAUSE: Nanos = Nanos::from_millis(2000);
+/// So long somebody counts as waiting for damaged blocks, who asked for them in vain: longer than it takes to ask again.
+pub(crate) const AWAITED: Nanos = Nanos::from_millis(10_000);
+const _: () = assert!(AWAITED.0 > SYNC_AGAIN.0 << 5);
 /// A head refuses writes when no log has had room, nor made some, for this long (W7). Longer than a member needs to hear
 /// of a commit and to say what that has freed: a heartbeat, two ticks and an answer. Longer still, clients of a full volume
 /// wait for nothing.

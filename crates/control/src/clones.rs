@@ -1,4 +1,4 @@
-//! Clones: volumes that begin with what a snapshot has of another one (`docs/design/0037`).
+//! Clones: volumes that begin with what a snapshot has of another one (`docs/design/0036`).
 //!
 //! Each shard of a clone forks from the same shard of the snapshot's volume, on the members that this one has, and its views
 //! are numbered above those that were given out there. Nothing of the other volume is changed.

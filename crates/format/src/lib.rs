@@ -11,6 +11,7 @@ pub mod disk;
 mod frame;
 mod header;
 pub mod layout;
+mod lost;
 mod packed;
 mod pins;
 mod token;
@@ -27,6 +28,7 @@ pub use header::{
     ExtentDesc, ExtentKind, FEATURE_BRANCH, FEATURE_CLOSED, FEATURE_FORK, FEATURE_GIVEN_UP, FEATURE_HISTORY,
     FEATURE_PINS, FEATURE_SHARED, FEATURE_VOLUME, FRAME_MAGIC, FrameHeader, FrameKind, UpdateDesc, UpdateKind,
 };
+pub use lost::{LOST_MAGIC, is_lost_block, lost_block};
 pub use packed::{pack, packed_len_max, unpack};
 pub use pins::{PIN_BYTES, Pin, PinUpdate};
 pub use token::{FrameDigest, frame_digest, hide, token};

@@ -273,3 +273,9 @@ fn hashes_are_the_known_ones() {
     );
     assert_eq!(frame_digest(b"a", b"b", &[b"c".as_slice().into()]), frame_digest(b"abc", b"", &[]));
 }
+
+#[test]
+fn a_lost_block() {
+    let block = lost_block(0x0102_0304);
+    golden("lost-block", &block[..16], &block);
+}

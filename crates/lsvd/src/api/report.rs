@@ -243,6 +243,8 @@ pub enum DamageKind {
     Heads,
     /// A data block of a frame.
     Data,
+    /// A data block that nobody could read any more when this copy was made: a stand-in is here, whole.
+    Lost,
     /// A frame whose digest is not that of its bytes.
     Digest,
     /// A frame that is not the one that the frame before it was followed by.
@@ -268,6 +270,7 @@ impl DamageKind {
             Self::Append => "append",
             Self::Heads => "heads",
             Self::Data => "data",
+            Self::Lost => "lost",
             Self::Digest => "digest",
             Self::Chain => "chain",
             Self::Footer => "footer",

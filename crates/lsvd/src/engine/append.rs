@@ -9,6 +9,7 @@ use crate::engine::core::Core;
 use crate::engine::core::finding;
 use crate::engine::moves::Moves;
 use crate::engine::queue::{Job, Queued};
+use crate::engine::stand_ins::{has_stand_ins, stand_ins};
 use crate::log::geometry::{Geometry, LastAppend, OpenSegment};
 use crate::log::place::At;
 use crate::shard::unfit;
@@ -199,7 +200,7 @@ impl Core {
                 Front::First(Next::Done(self.apply_cut(shard, to)))
             }
             Queued::Record(Record::Cut { .. }) => Front::Ends,
-            alone if is_alone(alone) && !nothing => Front::Ends,
+            first if (is_alone(first) || has_stand_ins(first)) && !nothing => Front::Ends,
             Queued::Record(record) => match self.refusal(record) {
                 None => Front::Joins,
                 Some(_) if !nothing => Front::Ends,
@@ -258,8 +259,10 @@ impl Core {
                 Some((Durable::Unrepaired { shard, sequence, why }, what))
             }
             Record::Carry { shard, body, data, ticket } => {
+                // Without some of its blocks there may be more entries.
+                let entries = body.entries.len() + stand_ins(data);
                 let data = data.iter().map(bytes::Bytes::len).sum();
-                let head = crate::engine::moves::head_bytes(body.entries.len(), data / freebs_types::BLOCK).0;
+                let head = crate::engine::moves::head_bytes(entries, data / freebs_types::BLOCK).0;
                 let why = unfit::carry(body, data).or_else(|| self.too_large(head, data))?;
                 let answer = Durable::Unlearned { shard: *shard, ticket: *ticket, why };
                 Some((answer, format!("shard {shard}: map entries are not taken: {why}")))
@@ -450,7 +453,10 @@ impl Core {
                 (frame, Some(Durable::Mark { shard: *shard, ticket: *ticket }), false)
             }
             Queued::Record(Record::Carry { shard, body, data, ticket }) => {
-                let frame = self.carry_frame(*shard, body, data.clone());
+                let frame = match self.without_known(*shard, body, data) {
+                    Some((body, data)) => self.carry_frame(*shard, &body, data),
+                    None => self.carry_frame(*shard, body, data.clone()),
+                };
                 (frame, Some(Durable::Carry { shard: *shard, ticket: *ticket }), false)
             }
             Queued::Record(Record::Forget { shard, promised }) => {

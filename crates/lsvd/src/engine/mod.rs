@@ -14,6 +14,7 @@ pub mod moves;
 pub mod queue;
 pub mod recover;
 pub mod rot;
+mod stand_ins;
 
 use crate::engine::append::{Batch, Next, frame_data_max};
 use crate::engine::core::Core;

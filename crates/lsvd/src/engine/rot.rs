@@ -11,11 +11,13 @@ use crate::engine::core::Core;
 use crate::engine::moves::Piece;
 use crate::log::segments::SegmentState;
 use crate::{EventKind, Finding};
-use freebs_types::ErrorKind;
+use freebs_types::{BLOCK, ErrorKind};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Damaged pieces that wait to be mended; what is found beyond them is found again by the next pass.
 const WANTED_MAX: usize = 4096;
+/// Damaged blocks that are known to be nobody's. Of those beyond them nobody is told as long as these are there.
+const GIVEN_UP_MAX: usize = 1 << 16;
 /// Findings that are known to be told. Of those beyond them one line tells that there are more.
 const TOLD_MAX: usize = 4096;
 
@@ -93,6 +95,8 @@ pub(crate) struct Rot {
     next_id: u64,
     /// Not yet given to who asks for them.
     fresh: BTreeSet<u64>,
+    /// Blocks that nobody has: segment, its number, byte in it.
+    given_up: BTreeSet<(u32, u64, u32)>,
     /// Mending moves on their way to the log.
     mending: u32,
     told: Told,
@@ -198,6 +202,31 @@ impl Core {
         lives
     }
 
+    /// Nobody has the blocks of a piece.
+    pub fn give_up_blocks(&mut self, id: u64) {
+        let Some(piece) = self.rot.wanted.get(&id) else { return };
+        let (segment, seq, at) = piece.place();
+        let blocks: Vec<u32> = (0..piece.range().len).map(|i| at + i * BLOCK as u32).collect();
+        if self.rot.given_up.len() + blocks.len() > GIVEN_UP_MAX {
+            let mut known = std::mem::take(&mut self.rot.given_up);
+            known.retain(|(segment, seq, _)| self.is_named(*segment, *seq));
+            self.rot.given_up = known;
+        }
+        let room = GIVEN_UP_MAX.saturating_sub(self.rot.given_up.len());
+        self.rot.given_up.extend(blocks.into_iter().take(room).map(|at| (segment, seq, at)));
+    }
+
+    /// True if nobody has the block in this place.
+    pub fn is_given_up(&self, segment: u32, at: u32) -> bool {
+        self.rot.given_up.contains(&(segment, self.segs.get(segment).seq, at))
+    }
+
+    /// True if a segment is in this use still.
+    fn is_named(&self, id: u32, seq: u64) -> bool {
+        let s = self.segs.get(id);
+        s.is_used() && s.seq == seq
+    }
+
     /// A piece is not waited for any more.
     pub fn stops_waiting(&mut self, id: u64) {
         self.rot.wanted.remove(&id);
@@ -277,10 +306,7 @@ impl Core {
         let mut told = std::mem::take(&mut self.rot.told);
         told.retain(|place| match place {
             Place::Superblock => true,
-            Place::Segment(id, seq) | Place::Met(id, seq) => {
-                let s = self.segs.get(*id);
-                s.is_used() && s.seq == *seq
-            }
+            Place::Segment(id, seq) | Place::Met(id, seq) => self.is_named(*id, *seq),
             Place::Run(number) => levels.contains(number),
         });
         self.rot.told = told;

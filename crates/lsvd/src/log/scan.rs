@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use freebs_format::disk::{
     APPEND_MAGIC, APPEND_REPAIR, AppendHeader, IndexEntry, LOG_NUMBER_END, LiveTable, Repeat, SegmentFooter,
 };
-use freebs_format::{CarryBody, FrameHead, FrameKind, block_crc, crc32c};
+use freebs_format::{CarryBody, FrameHead, FrameKind, block_crc, crc32c, is_lost_block};
 use freebs_io::Device;
 use freebs_types::BLOCK;
 use std::ops::Range;
@@ -229,7 +229,7 @@ impl Found {
         let (crcs, mut first) = (data_crcs(&e.head), None);
         for i in 0..e.head.header().data_blocks() as usize {
             let block = w.get(e.data_at as usize + i * BLOCK, BLOCK).await;
-            let differs = block.as_ref().is_some_and(|b| crcs.get(i).is_some_and(|c| *c != block_crc(b)));
+            let differs = block.as_ref().is_some_and(|b| crcs.get(i).is_some_and(|c| !is_as_written(&e.head, b, *c)));
             self.unread |= block.is_none() && w.unread;
             self.differs |= differs;
             if block.is_none() || differs {
@@ -495,7 +495,12 @@ fn first_bad(head: &FrameHead, data: &[u8]) -> Option<usize> {
         return None;
     }
     let mut crcs = data_crcs(head).into_iter();
-    data.chunks_exact(BLOCK).position(|b| crcs.next() != Some(block_crc(b)))
+    data.chunks_exact(BLOCK).position(|b| crcs.next().is_none_or(|c| !is_as_written(head, b, c)))
+}
+
+/// True if a data block is what was written under this CRC: the block, or in a carry the stand-in for one that was lost.
+fn is_as_written(head: &FrameHead, block: &[u8], crc: u32) -> bool {
+    block_crc(block) == crc || (head.kind() == FrameKind::Carry && is_lost_block(block, crc))
 }
 
 /// What a frame says of its data blocks: one CRC for each.

@@ -9,7 +9,7 @@ use crate::log::geometry::Geometry;
 use crate::log::scan::{Scan, Window, data_crcs, read_index, repeat_behind, scan_with};
 use bytes::Bytes;
 use freebs_format::disk::{IndexEntry, SegmentFooter};
-use freebs_format::{CarryBody, ExtentKind, Frame, FrameHead, FrameKind, block_crc};
+use freebs_format::{CarryBody, ExtentKind, Frame, FrameHead, FrameKind, block_crc, is_lost_block};
 use freebs_io::Device;
 use freebs_types::{BLOCK, BlockRange, Lba};
 use std::collections::BTreeMap;
@@ -61,6 +61,8 @@ struct Wrong {
     entry: IndexEntry,
     /// Blocks of its data; `None` for the digest.
     block: Option<u32>,
+    /// It is as it was written, and stands in for a block that was lost before.
+    was_lost: bool,
 }
 
 /// Looks at frames as they are read.
@@ -86,21 +88,23 @@ impl Looker {
         let parts = if data.is_empty() { vec![] } else { vec![data.clone()] };
         let digest = Frame::new(e.head.clone(), parts).and_then(|f| f.verify_digest());
         if right && digest.is_err() {
-            self.wrong.push(Wrong { entry: e.clone(), block: None });
+            self.wrong.push(Wrong { entry: e.clone(), block: None, was_lost: false });
         }
     }
 
+    /// True if a block is as it was written.
     fn block(&mut self, e: &IndexEntry, i: u32, bytes: Option<&[u8]>, crcs: &[u32]) -> bool {
         let crc = bytes.map(block_crc);
         // Local frames without a table of CRCs have no data that anything names.
         let right = crc.is_some() && crcs.get(i as usize).is_none_or(|c| Some(*c) == crc);
-        match crc.filter(|_| right) {
-            Some(crc) => {
-                self.good.insert(e.data_at + i * BLOCK as u32, crc);
-            }
-            None => self.wrong.push(Wrong { entry: e.clone(), block: Some(i) }),
+        if let Some(crc) = crc.filter(|_| right) {
+            self.good.insert(e.data_at + i * BLOCK as u32, crc);
+            return true;
         }
-        right
+        let stands_in = |(b, crc): (&[u8], &u32)| e.head.kind() == FrameKind::Carry && is_lost_block(b, *crc);
+        let was_lost = bytes.zip(crcs.get(i as usize)).is_some_and(stands_in);
+        self.wrong.push(Wrong { entry: e.clone(), block: Some(i), was_lost });
+        was_lost
     }
 }
 
@@ -321,7 +325,7 @@ impl Gathered<'_> {
     /// Damage of blocks and digests; neighbours in a frame are one.
     fn wrong(&mut self, mut wrong: Vec<Wrong>) {
         wrong.sort_by_key(|x| (x.entry.head_at, x.block));
-        let mut before: Option<(u32, u32)> = None;
+        let mut before: Option<(u32, u32, bool)> = None;
         for x in wrong {
             let e = &x.entry;
             let Some(i) = x.block else {
@@ -332,8 +336,12 @@ impl Gathered<'_> {
                 continue;
             };
             let at = e.data_at + i * BLOCK as u32;
-            if before != Some((e.head_at, i.wrapping_sub(1))) {
-                self.damage(DamageKind::Data, at, 0, false, "data do not match their CRC, or can't be read");
+            if before != Some((e.head_at, i.wrapping_sub(1), x.was_lost)) {
+                let (kind, what) = match x.was_lost {
+                    true => (DamageKind::Lost, "data that nobody had when this copy was made"),
+                    false => (DamageKind::Data, "data do not match their CRC, or can't be read"),
+                };
+                self.damage(kind, at, 0, false, what);
                 self.name(e);
             }
             let d = self.out.damage.len() - 1;
@@ -343,7 +351,7 @@ impl Gathered<'_> {
             if let Some(lba) = address(&e.head, i) {
                 push_block(&mut damage.blocks, lba);
             }
-            before = Some((e.head_at, i));
+            before = Some((e.head_at, i, x.was_lost));
         }
     }
 }

@@ -219,7 +219,9 @@ impl<D: Device> Engine<D> {
         let mut core = self.inner.core.borrow_mut();
         core.counters.read_bytes += (block * BLOCK) as u64;
         if let Some((block, at, what)) = bad {
-            core.suspect(at.0);
+            if !core.is_given_up(at.0, at.1) {
+                core.suspect(at.0);
+            }
             let text = format!("shard {shard}, block {}: {what}", plan.lba_of(block as u32));
             core.crc_error(at, &text);
             return Err(Error::corrupt(text));

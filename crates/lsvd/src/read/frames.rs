@@ -1,7 +1,7 @@
 //! Reading the log back: frames by sequence (SYNC), names of frames, map entries (SYNC by map), digests.
 //!
 //! Invariants: a frame is given out only if it is the one that the index names and all its data match their CRCs;
-//! map entries only if no cut can take them back.
+//! map entries only if no cut can take them back. Only to who makes a copy entries are told whose data nobody has.
 
 use crate::engine::Engine;
 use crate::engine::core::Core;
@@ -96,11 +96,18 @@ impl<D: Device> Engine<D> {
             }
         }
         let data = self.data(&places[..whole]).await;
-        drop(guards);
         let mut out = Vec::with_capacity(whole);
         for ((head, data), (s, p)) in good.into_iter().zip(data).zip(&places) {
-            let frame = data.and_then(|d| Frame::new(head, if d.is_empty() { vec![] } else { vec![d] }));
-            let frame = frame.and_then(|f| f.verify_data().map(|()| f));
+            let whole = |data: Bytes| {
+                let frame = Frame::new(head.clone(), if data.is_empty() { vec![] } else { vec![data] })?;
+                frame.verify_data().map(|()| frame)
+            };
+            let mut frame = data.and_then(&whole);
+            if frame.as_ref().is_err_and(|e| e.kind == ErrorKind::Corrupt)
+                && let Some(data) = self.put_back(&head, p).await
+            {
+                frame = whole(data);
+            }
             match frame {
                 Ok(f) => out.push(f),
                 Err(e) => {
@@ -109,9 +116,12 @@ impl<D: Device> Engine<D> {
                 }
             }
         }
+        drop(guards);
         match error {
             Some((e, at)) => {
-                self.inner.core.borrow_mut().crc_error(at, &e.text);
+                let mut core = self.inner.core.borrow_mut();
+                core.suspect(at.0);
+                core.crc_error(at, &e.text);
                 if out.is_empty() { Err(Error::corrupt(e.text)) } else { Ok(out) }
             }
             None => Ok(out),
@@ -237,7 +247,8 @@ impl<D: Device> Engine<D> {
     }
 
     /// As `entries_between`, and below the entries in force those that a kept version sees and that were placed behind
-    /// `past` (design note 33).
+    /// `past` (design note 33). For who makes a copy: where a block can't be read and nobody has it, what stands in for it is
+    /// told (design note 36). `Corrupt` if others may have it: they are asked, and so is this, later.
     pub async fn entries_with_past(
         &self,
         shard: ShardId,
@@ -304,7 +315,10 @@ impl<D: Device> Engine<D> {
             at = end;
         }
         self.inner.core.borrow().no_holes(shard, asked)?;
-        let data = self.fetch(shard, &g.plan).await?;
+        let data = match asked.past {
+            Some(_) => self.fetch_for_copy(shard, &g.body, &g.plan).await?,
+            None => self.fetch(shard, &g.plan).await?,
+        };
         Ok((g.body, data, next))
     }
 

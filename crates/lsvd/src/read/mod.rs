@@ -4,4 +4,5 @@ mod at_version;
 pub mod blocks;
 mod forked;
 pub mod frames;
+mod lost;
 mod since;

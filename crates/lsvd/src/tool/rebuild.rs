@@ -137,7 +137,8 @@ fn open_segment(id: u32, seq: u64, found: &SegmentCheck) -> OpenSegment {
 
 /// Why the appends can't be taken for all of the segment, if so.
 fn not_whole(found: &SegmentCheck) -> Option<String> {
-    let ours = |k: DamageKind| !matches!(k, DamageKind::Footer | DamageKind::Index | DamageKind::Mismatch);
+    use DamageKind::{Footer, Index, Lost, Mismatch};
+    let ours = |k: DamageKind| !matches!(k, Footer | Index | Lost | Mismatch);
     if let Some(d) = found.damage.iter().find(|d| ours(d.kind)) {
         return Some(format!("byte {} of the segment is damaged: {}", d.offset, d.what));
     }

@@ -9,6 +9,7 @@
 //! - A block is mended only by bytes that match the CRC of its own entry, and only if it still lives where the damage
 //!   was found: both are looked at again when the frame is laid out (as for a move of cleaning).
 
+use crate::api::report::{Damage, DamageKind};
 use crate::engine::Engine;
 use crate::engine::core::Core;
 use crate::engine::moves::{Move, Piece};
@@ -25,6 +26,7 @@ use freebs_format::disk::{PAGE_BYTES, SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superbloc
 use freebs_io::Device;
 use freebs_types::{BLOCK, Error, ErrorKind, Result};
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -157,17 +159,22 @@ impl<D: Device> Engine<D> {
             return;
         }
         core.counters.scrubbed_segments += 1;
-        let is_new = !checked.damage.is_empty() && core.rot.is_news(id, seq);
+        // Stand-ins for lost blocks can be moved, but do not get better by that.
+        let is_rotten = checked.damage.iter().any(|d| d.kind != DamageKind::Lost);
+        let is_new = is_rotten && core.rot.is_news(id, seq);
         let mut step = found.borrow_mut();
-        let findings =
-            checked.damage.into_iter().map(|d| Finding { segment: d.segment, offset: d.offset, what: d.what });
+        let live: Vec<Piece> = pieces.iter().flat_map(|p| p.runs_of(|at| checked.bad.contains_key(&at))).collect();
+        let places = live.iter().flat_map(|p| (p.at()..).step_by(BLOCK).take(p.range().len as usize));
+        let of_live: BTreeSet<usize> = places.filter_map(|at| checked.bad.get(&at).copied()).collect();
+        // Where a lost block is dead, or mended, nothing is wrong with what stood in for it.
+        let counts = |(i, d): &(usize, Damage)| d.kind != DamageKind::Lost || of_live.contains(i);
+        let findings = checked.damage.into_iter().enumerate().filter(counts);
+        let findings = findings.map(|(_, d)| Finding { segment: d.segment, offset: d.offset, what: d.what });
         core.scrub_found(Place::Segment(id, seq), findings.collect(), &mut step);
         let before = step.damaged_blocks;
-        for p in pieces {
-            for part in p.runs_of(|at| checked.bad.contains_key(&at)) {
-                step.damaged_blocks += u64::from(part.range().len);
-                core.rot.want(part);
-            }
+        for part in live {
+            step.damaged_blocks += u64::from(part.range().len);
+            core.rot.want(part);
         }
         // A block that could not be moved may have died since. Under suspicion alone, cleaning and the scrub could call each
         // other again and again.
@@ -279,9 +286,10 @@ impl<D: Device> Engine<D> {
         if core.rot.mending() >= MENDING_MAX {
             return Err(Error::retry("other blocks are being mended"));
         }
-        // What is mended must leave cleaning what it needs, and writers who are held back wait for cleaning alone.
+        // Mending must leave cleaning the segments that it needs. On a full device, where heads refuse, that is there still, and other
+        // copies may be gone before there is room again.
         let bytes = 2 * data.len() as u64;
-        if core.free_segments() <= core.hard_segments() || core.room() <= core.geometry.segment_bytes + bytes {
+        if core.free_segments() <= core.last_segments() + 1 || core.room() <= core.geometry.segment_bytes + bytes {
             return Err(Error::no_space("no room to mend blocks"));
         }
         let blocks = pieces.iter().map(|p| p.range().len).sum();
@@ -294,8 +302,11 @@ impl<D: Device> Engine<D> {
         Ok(blocks)
     }
 
-    /// Nobody has these blocks: they are asked for again when the scrub finds them again.
+    /// Nobody has these blocks: they are asked for again when the scrub finds them again. Until then who makes a copy is
+    /// told that they are lost.
     pub fn unmended(&self, id: u64) {
-        self.inner.core.borrow_mut().stops_waiting(id);
+        let mut core = self.inner.core.borrow_mut();
+        core.give_up_blocks(id);
+        core.stops_waiting(id);
     }
 }

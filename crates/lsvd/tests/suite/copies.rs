@@ -73,7 +73,7 @@ impl Learner {
 }
 
 /// The state of the teller as of its last committed frame, as a base for who has `since`.
-async fn base(teller: &Rig, s: &mut Story, since: u64) -> Base {
+pub async fn base(teller: &Rig, s: &mut Story, since: u64) -> Base {
     while teller.engine.frame(SHARD, Sequence(s.committed)).await.is_err() {
         // It was given up.
         teller.append(s.write());
@@ -98,11 +98,11 @@ async fn base(teller: &Rig, s: &mut Story, since: u64) -> Base {
     }
 }
 
-fn mark(change: MarkChange) -> Record {
+pub fn mark(change: MarkChange) -> Record {
     Record::Mark { shard: SHARD, change, ticket: 7 }
 }
 
-fn keeps(kept: KeptState) -> Record {
+pub fn keeps(kept: KeptState) -> Record {
     mark(MarkChange { kept: Some(Box::new(kept)), ..MarkChange::default() })
 }
 
@@ -238,7 +238,7 @@ fn copies_that_lose_history_are_caught() {
     }
 }
 
-fn data(start: u32, len: u32, fill: u64) -> Op {
+pub fn data(start: u32, len: u32, fill: u64) -> Op {
     Op { extents: vec![(ExtentKind::Data, start, len)], fill }
 }
 
@@ -470,7 +470,7 @@ fn a_copy_of_a_log_whose_history_is_not_whole_says_so() {
 }
 
 /// A log on a device that tests write to.
-async fn plain() -> (Rig, MemoryDevice) {
+pub async fn plain() -> (Rig, MemoryDevice) {
     let device = MemoryDevice::new(4096, LIMIT);
     create_log(device.clone(), &shape(SEGMENTS)).await.unwrap();
     (Rig::open(device.clone()).await.unwrap(), device)

@@ -35,6 +35,7 @@ mod sweeps;
 mod tool;
 mod tool_crash;
 mod tool_fuzz;
+mod unread;
 mod waiting;
 
 #[global_allocator]

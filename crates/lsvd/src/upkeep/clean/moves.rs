@@ -9,7 +9,8 @@
 //!   not have yet: it is of no frame here that could be cut, and was committed where it comes from. If it had to wait for
 //!   the map's end, each piece would keep the whole segment that it lies in, and a device that is nearly full would never
 //!   come to that end.
-//! - Bytes are moved only if they match their CRC. A segment with a damaged live block stays.
+//! - Bytes are moved only if they match their CRC, or stand in for a block that was lost before it came here. A segment with
+//!   a damaged live block stays.
 //! - A place means the bytes that were read as long as the segment has the number that it had then. (A guard until
 //!   the frame acts would do, too, but then writers could wait for the guard, and cleaning for writers.)
 
@@ -27,7 +28,7 @@ use crate::{CARRY_ENTRIES_MAX, CleanMutant};
 use bytes::Bytes;
 use bytes::BytesMut;
 use freebs_format::disk::{IndexEntry, SegmentFooter};
-use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameHeader, FrameKind, block_crc, crc32c};
+use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameHeader, FrameKind, block_crc, crc32c, is_lost_block};
 use freebs_io::Device;
 use freebs_types::{BLOCK, ErrorKind, Result};
 use std::collections::VecDeque;
@@ -390,7 +391,8 @@ impl<D: Device> Engine<D> {
                     Err(_) => self.read_blocks(id, p.at, p.entry.range.len).await,
                 };
                 let all = p.data.chunks_exact(BLOCK).zip(&p.entry.crcs).zip(0..);
-                let bad: Vec<u32> = all.filter(|((b, crc), _)| block_crc(b) != **crc).map(|(_, i)| i).collect();
+                let is_bad = |b: &[u8], crc: u32| block_crc(b) != crc && !is_lost_block(b, crc);
+                let bad: Vec<u32> = all.filter(|((b, crc), _)| is_bad(b, **crc)).map(|(_, i)| i).collect();
                 let mut core = self.inner.core.borrow_mut();
                 let trust = core.cleaning.options.mutant == Some(CleanMutant::TrustBytes);
                 if !bad.is_empty() && (!trust || read.is_err()) {
@@ -415,7 +417,7 @@ impl<D: Device> Engine<D> {
 
     /// Blocks one by one, because they can't be read together: what is lost may be something else that lay there. Zeroes
     /// for those that can't be read.
-    async fn read_blocks(&self, id: u32, at: u32, blocks: u32) -> Bytes {
+    pub(crate) async fn read_blocks(&self, id: u32, at: u32, blocks: u32) -> Bytes {
         let mut out = BytesMut::with_capacity(blocks as usize * BLOCK);
         for i in 0..blocks {
             match self.read_bytes(id, at + i * BLOCK as u32, BLOCK).await {
