@@ -2,6 +2,7 @@
 
 use super::clones::{CLONE_HELP, CloneArgs, FLATTEN_HELP, FlattenArgs};
 use super::image::args::{EXPORT_HELP, ExportArgs, IMPORT_HELP, ImportArgs};
+use super::rollback::args::{ROLLBACK_HELP, RollbackArgs};
 use super::snapshot::args::SnapshotCommand;
 use super::values::{ShapeArgs, size, volume_name, volume_size};
 use crate::options::{DEFAULT_NBD, NbdAddress, resolve};
@@ -395,6 +396,9 @@ pub enum VolumeCommand {
     /// Make a volume of a snapshot: at once, and without copying
     #[command(after_help = CLONE_HELP)]
     Clone(CloneArgs),
+    /// Give a volume back what it had in a snapshot
+    #[command(after_help = ROLLBACK_HELP)]
+    Rollback(RollbackArgs),
     /// Let a clone have all that it reads from the volume that it was cloned from as its own
     #[command(after_help = FLATTEN_HELP)]
     Flatten(FlattenArgs),
@@ -860,6 +864,7 @@ mod tests {
         let line = "volume clone data@monday web --no-wait";
         let Command::Volume(VolumeCommand::Clone(a)) = parse(line).unwrap().command else { panic!("clone") };
         assert_eq!((a.snapshot.to_string().as_str(), a.name.as_str(), a.no_wait), ("data@monday", "web", true));
+        assert!(parse("volume rollback data@a --progress").is_ok() && parse("volume rollback data").is_err());
         let Command::Volume(VolumeCommand::Flatten(f)) = parse("volume flatten web").unwrap().command else {
             panic!("flatten")
         };

@@ -4,7 +4,9 @@ use super::args::{CreateArgs, VolumeCommand};
 use super::asked::{connect, show, unexpected, wait_until};
 use super::attachments;
 use super::clones::{self, CloneArgs};
+use super::image::{addresses, on_this_thread};
 use super::output::{Output, table};
+use super::rollback;
 use crate::admin::Client;
 use crate::timing;
 use freebs_control::api::{MemberState, Reply, Request, ShardReport, Verification, VolumeState, VolumeStatus};
@@ -34,6 +36,9 @@ pub async fn run(command: VolumeCommand, cluster: &str, output: &Output) -> Resu
             Ok(ExitCode::SUCCESS)
         }
         VolumeCommand::Clone(args) => clone(&client, args, output).await,
+        VolumeCommand::Rollback(args) => {
+            on_this_thread(rollback::run(&client, &addresses(cluster), args, output)).await
+        }
         VolumeCommand::Flatten(args) => clones::flatten(&client, args, output).await,
         VolumeCommand::Resize { name, size } => {
             let Reply::Volume { volume, .. } =

@@ -14,7 +14,7 @@ use freebs_control::rules::{format_date, format_size};
 use freebs_types::{Result, SnapshotId};
 use serde::Serialize;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 pub async fn run(command: SnapshotCommand, cluster: &str, output: &Output) -> Result<ExitCode> {
     let client = connect(cluster).await?;
@@ -38,9 +38,23 @@ pub async fn run(command: SnapshotCommand, cluster: &str, output: &Output) -> Re
     }
 }
 
-async fn one(client: &Client, request: Request) -> Result<SnapshotStatus> {
+pub async fn one(client: &Client, request: Request) -> Result<SnapshotStatus> {
     match client.call(&request, timing::SNAPSHOT_CALL_MAX).await? {
         Reply::Snapshot(snapshot) => Ok(snapshot),
+        _ => Err(unexpected()),
+    }
+}
+
+/// The time, as part of a name.
+pub fn name_of_now() -> String {
+    let time = humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(now_ms())).to_string();
+    time.replace(':', "").replace('T', "-").trim_end_matches('Z').to_owned()
+}
+
+pub async fn delete_one(client: &Client, volume: &str, name: &str) -> Result<()> {
+    let request = Request::SnapshotDelete { volume: volume.to_owned(), name: name.to_owned() };
+    match client.call(&request, timing::CALL_MAX).await? {
+        Reply::Deleted => Ok(()),
         _ => Err(unexpected()),
     }
 }
@@ -140,10 +154,8 @@ fn details(s: &SnapshotStatus) -> String {
 async fn delete(client: &Client, snapshots: Vec<Place>, output: &Output) -> Result<ExitCode> {
     let mut deleted = Vec::new();
     for place in snapshots {
-        let request = Request::SnapshotDelete { volume: place.volume.clone(), name: place.name.clone() };
-        match client.call(&request, timing::CALL_MAX).await {
-            Ok(Reply::Deleted) => deleted.push(place.to_string()),
-            Ok(_) => return Err(unexpected()),
+        match delete_one(client, &place.volume, &place.name).await {
+            Ok(()) => deleted.push(place.to_string()),
             Err(e) if deleted.is_empty() => return Err(e),
             Err(e) => return Err(e.at(format!("{} deleted, {place} not", deleted.join(", ")))),
         }

@@ -1,0 +1,311 @@
+//! `freebs volume rollback`: a volume gets back what it had in a snapshot.
+//!
+//! The command attaches the volume itself, and writes what changed since as it was; so snapshots, the differences between them
+//! and backups go on as with any writes.
+//!
+//! Invariants: while the volume is a mixture it has a name that says so, and nobody else has it; it gets its own name when
+//! all is durable. The snapshot of the present is complete before the volume gets that name, and so before the first write.
+
+pub mod args;
+
+use super::image::progress::Progress;
+use super::image::target::{Doing, data_in, find, in_use, rename, temporary};
+use super::image::writes::Writes;
+use super::output::Output;
+use super::signals::Stop;
+use super::snapshot;
+use crate::admin::Client;
+use crate::attached::{Attached, AttachedPast};
+use crate::timing;
+use args::RollbackArgs;
+use freebs_control::Stage;
+use freebs_control::api::{Request, VolumeStatus};
+use freebs_control::rules::format_size;
+use freebs_driver::{Op, Piece, Reply as Answer, STATUS_BYTES_MAX};
+use freebs_format::Pin;
+use freebs_types::{Error, ErrorKind, Result};
+use serde::Serialize;
+use std::ops::Range;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+const ROLLBACK: Doing = Doing { suffix: ".rolling-back", word: "rollback", of: "snapshot", one: "a snapshot" };
+/// Bytes of a read.
+const READ_BYTES: u64 = 1 << 20;
+
+#[derive(Serialize)]
+struct RolledBack {
+    volume: String,
+    snapshot: String,
+    /// The snapshot that has what was there before, if it was kept by this command.
+    before: Option<String>,
+    /// Bytes that had changed, and bytes of data that were written for them.
+    changed: u64,
+    written: u64,
+    seconds: f64,
+}
+
+pub async fn run(client: &Client, addresses: &[String], args: RollbackArgs, output: &Output) -> Result<ExitCode> {
+    let mut stop = Stop::new()?;
+    let mut rolling = Rolling::find(client, &args.snapshot.volume).await?;
+    rolling.may_go_to(&args.snapshot.name).await?;
+    let attached = rolling.attach(addresses).await?;
+    let rolled = tokio::select! {
+        rolled = rolling.roll(&attached, addresses, &args, output) => rolled,
+        () = stop.wait() => Err(Error::retry("the rollback was stopped")),
+    };
+    let ended = match rolled {
+        Ok(done) => rolling.is_called(&args.snapshot.volume).await.map(|()| done),
+        Err(e) => Err(rolling.gave_up(e, &args.snapshot.to_string()).await),
+    };
+    attached.close().await;
+    output.show(&ended?, |r| {
+        let before = r.before.as_ref().map(|b| format!("; what it had before is {}@{b}", r.volume));
+        format!(
+            "rolled {0} back to {0}@{1}: {2} had changed, {3} of data written in {4:.1} s{5}",
+            r.volume,
+            r.snapshot,
+            format_size(r.changed),
+            format_size(r.written),
+            r.seconds,
+            before.unwrap_or_default()
+        )
+    });
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A volume that is rolled back.
+struct Rolling<'a> {
+    client: &'a Client,
+    name: &'a str,
+    /// An earlier rollback was interrupted.
+    was_left: bool,
+    /// As it is called now.
+    volume: VolumeStatus,
+    /// The snapshot of the present that this command has made.
+    before: Option<String>,
+}
+
+impl<'a> Rolling<'a> {
+    async fn find(client: &'a Client, name: &'a str) -> Result<Self> {
+        let temporary = temporary(name, ROLLBACK)?;
+        let (volume, was_left) = match (find(client, name).await?, find(client, &temporary).await?) {
+            (Some(volume), None) => (volume, false),
+            (None, Some(left)) => (left, true),
+            (None, None) => {
+                return Err(Error::not_found(format!("there is no volume '{name}'; `freebs volume list` shows all")));
+            }
+            (Some(_), Some(_)) => {
+                return Err(Error::invalid(format!(
+                    "there are both a volume '{name}' and '{temporary}', which an interrupted rollback has left; give one of \
+                     them another name with `freebs volume rename`"
+                )));
+            }
+        };
+        Ok(Self { client, name, was_left, volume, before: None })
+    }
+
+    /// Refuses a snapshot that can't be gone back to.
+    async fn may_go_to(&self, name: &str) -> Result<()> {
+        let volume = self.volume.name.clone();
+        let show = Request::SnapshotShow { volume, name: name.to_owned() };
+        match snapshot::one(self.client, show).await?.stage {
+            Stage::Complete => Ok(()),
+            Stage::Gathering | Stage::Decided => Err(Error::busy("the snapshot is being made; try it again")),
+            Stage::Failed { why } => Err(Error::invalid(format!("the snapshot was not made: {why}"))),
+        }
+    }
+
+    async fn attach(&self, addresses: &[String]) -> Result<Attached> {
+        let (begun, cluster) = (Instant::now(), self.client.welcome().cluster);
+        let patience = if self.was_left { timing::LEFT_MAX } else { timing::GIVEN_BACK_MAX };
+        let attached = loop {
+            match Attached::open(addresses, cluster, ROLLBACK.word, self.volume.id).await {
+                // The one that left it may have been killed just now; and a gateway gives a volume back a moment after its
+                // last client has left.
+                Err(e) if e.kind == ErrorKind::Busy && begun.elapsed() < patience => {
+                    tokio::time::sleep(timing::LEFT_LOOK).await;
+                }
+                Err(e) if e.kind == ErrorKind::Busy => return Err(in_use(self.client, &self.volume.name, e).await),
+                other => break other?,
+            }
+        };
+        // Whoever had it may have been another rollback.
+        let now = find(self.client, &self.volume.name).await;
+        if now.as_ref().is_ok_and(|v| v.as_ref().is_some_and(|v| v.id == self.volume.id)) {
+            return Ok(attached);
+        }
+        attached.close().await;
+        now?;
+        Err(Error::retry(format!("the volume '{}' got another name meanwhile; try it again", self.volume.name)))
+    }
+
+    /// Gives the volume, and no other one, a name.
+    async fn is_called(&mut self, name: &str) -> Result<()> {
+        let renamed = rename(self.client, &self.volume.name, name).await?;
+        if renamed.id != self.volume.id {
+            rename(self.client, name, &self.volume.name).await?;
+            return Err(Error::retry(format!("another volume is called '{}' now; try it again", self.volume.name)));
+        }
+        self.volume = renamed;
+        Ok(())
+    }
+
+    /// Makes the snapshot of the present, and writes back what changed since the other one.
+    async fn roll(
+        &mut self,
+        attached: &Attached,
+        addresses: &[String],
+        args: &RollbackArgs,
+        output: &Output,
+    ) -> Result<RolledBack> {
+        let is_kept = !args.discard_present && !self.was_left;
+        let name = format!("{}-{}", if is_kept { "before-rollback" } else { "rolling-back" }, snapshot::name_of_now());
+        let volumes = vec![self.volume.name.clone()];
+        snapshot::one(self.client, Request::SnapshotCreate { volumes, name: Some(name.clone()) }).await?;
+        self.before = Some(name.clone());
+        if !self.was_left {
+            self.is_called(&temporary(self.name, ROLLBACK)?).await?;
+        }
+        let cluster = self.client.welcome().cluster;
+        let now = Attached::open_past(addresses, cluster, ROLLBACK.word, self.volume.id, &name).await?;
+        let then = Attached::open_past(addresses, cluster, ROLLBACK.word, self.volume.id, &args.snapshot.name).await;
+        let then = match then {
+            Ok(then) => then,
+            Err(e) => {
+                now.reader.close().await;
+                return Err(e);
+            }
+        };
+        let label = format!("rollback of {}", self.name);
+        let progress = Progress::start(label, self.volume.size, args.progress, output);
+        let changed = copy(attached, (&now, &then), self.volume.size, &progress).await;
+        let (written, took) = progress.so_far();
+        drop(progress);
+        now.reader.close().await;
+        then.reader.close().await;
+        let changed = changed?;
+        if !is_kept {
+            snapshot::delete_one(self.client, &self.volume.name, &name).await?;
+        }
+        Ok(RolledBack {
+            volume: self.name.to_owned(),
+            snapshot: args.snapshot.name.clone(),
+            before: Some(name).filter(|_| is_kept),
+            changed,
+            written,
+            seconds: took.as_secs_f64(),
+        })
+    }
+
+    /// The rollback ended before its end. The error says what is left.
+    async fn gave_up(&self, e: Error, place: &str) -> Error {
+        if self.volume.name == self.name {
+            // Nothing was written.
+            if let Some(before) = &self.before {
+                let _ = snapshot::delete_one(self.client, self.name, before).await;
+            }
+            return e;
+        }
+        let called = &self.volume.name;
+        let text = format!(
+            "{e}; the volume is called '{called}', because it may be a mixture: `freebs volume rollback {place}` goes on with \
+             it, and `freebs snapshot list {called}` shows to what it can go back instead"
+        );
+        Error { text: text.into(), ..e }
+    }
+}
+
+/// Writes back all that changed from `then` to `now`; the bytes that had. All is durable when this has returned.
+async fn copy(
+    to: &Attached,
+    (now, then): (&AttachedPast, &AttachedPast),
+    size: u64,
+    progress: &Progress,
+) -> Result<u64> {
+    let since = now.since(&then.snapshot.name)?;
+    let mut writes = Writes::new(to);
+    let (mut at, mut changed) = (0, 0);
+    while at < now.size {
+        for range in changes(now, &since, &mut at).await? {
+            changed += range.end - range.start;
+            // What the volume had not yet is not there.
+            let end = range.end.min(then.size).max(range.start);
+            put_back(then, range.start..end, &mut writes, progress).await?;
+            zero(to, end..range.end).await?;
+        }
+        progress.reached(at);
+    }
+    writes.finish().await?;
+    // It may have grown since the snapshot of the present.
+    zero(to, now.size..size).await?;
+    to.ask(Op::Flush).await?;
+    Ok(changed)
+}
+
+/// Ranges that changed, from `at` on; it moves to the end of the answer.
+async fn changes(now: &AttachedPast, since: &Arc<[Pin]>, at: &mut u64) -> Result<Vec<Range<u64>>> {
+    let (before, len) = (*at, (now.size - *at).min(STATUS_BYTES_MAX));
+    let op = Op::Changes { offset: *at, len, since: since.clone() };
+    let Answer::Status(runs) = now.reader.ask(op).await? else {
+        return Err(Error::bug("a question for changes had another answer"));
+    };
+    let mut out: Vec<Range<u64>> = Vec::new();
+    for run in runs {
+        let end = *at + run.bytes;
+        match out.last_mut().filter(|last| last.end == *at && run.changed) {
+            Some(last) => last.end = end,
+            None => out.extend(Some(*at..end).filter(|_| run.changed)),
+        }
+        *at = end;
+    }
+    if *at == before {
+        return Err(Error::bug("an answer to what changed covers nothing"));
+    }
+    Ok(out)
+}
+
+/// Writes a range as it was: data as data, all else as zeroes that need no room.
+async fn put_back(then: &AttachedPast, range: Range<u64>, writes: &mut Writes<'_>, progress: &Progress) -> Result<()> {
+    let mut parts: Vec<Range<u64>> = Vec::new();
+    data_in(&then.reader, range.clone(), async |at, len| {
+        parts.push(at..at + len);
+        Ok(true)
+    })
+    .await?;
+    let mut at = range.start;
+    for part in parts {
+        zero(writes.to(), at..part.start).await?;
+        at = part.start;
+        while at < part.end {
+            let len = (part.end - at).min(READ_BYTES);
+            let Answer::Read(pieces) = then.reader.ask(Op::Read { offset: at, len }).await? else {
+                return Err(Error::bug("a read had another answer"));
+            };
+            for piece in pieces {
+                let len = match piece {
+                    Piece::Data(data) => {
+                        let len = data.len() as u64;
+                        writes.put(at, data).await?;
+                        progress.moved(len);
+                        len
+                    }
+                    Piece::Zero(len) => {
+                        zero(writes.to(), at..at + len).await?;
+                        len
+                    }
+                };
+                at += len;
+            }
+        }
+    }
+    zero(writes.to(), at..range.end).await
+}
+
+async fn zero(to: &Attached, range: Range<u64>) -> Result<()> {
+    if range.is_empty() {
+        return Ok(());
+    }
+    to.ask(Op::Zero { offset: range.start, len: range.end - range.start, may_trim: true }).await.map(|_| ())
+}
