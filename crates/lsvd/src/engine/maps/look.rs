@@ -19,7 +19,7 @@ use crate::shard::history::Reading;
 use crate::shard::history::table::{Layer, Table};
 use crate::{EventKind, RuleMutant};
 use freebs_format::disk::PageHeader;
-use freebs_format::{CarryBody, CarryEntry, FrameHead, FrameKind};
+use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind};
 use freebs_io::Device;
 use freebs_types::{Error, ErrorKind, Fork, Result, ShardId, Version};
 use std::collections::BTreeMap;
@@ -367,7 +367,9 @@ fn late_ranges(core: &Core, frames: &[(&FrameHead, bool)]) -> BTreeMap<ShardId, 
                         }
                     }
                 };
-                let list = body.entries.iter().filter(|e| chunks::fits(e.offset, e.range.len)).flat_map(parts);
+                // Trims and zeroes are as long as they are; only data have places in a chunk.
+                let is_one = |e: &&CarryEntry| e.kind != ExtentKind::Data || chunks::fits(e.offset, e.range.len);
+                let list = body.entries.iter().filter(is_one).flat_map(parts);
                 out.entry(id).or_default().extend(list.map(|(a, n)| (a, a + n)));
             }
             FrameKind::Data => {

@@ -51,6 +51,7 @@ fn a_volume_goes_back_and_forth() {
     then[..8 << 20].copy_from_slice(&noise(1, 8 << 20));
     fill(&mut client, 0, &then[..8 << 20].to_vec());
     snapshot(&c, &volume, "s");
+    drop(client);
     c.json(&["volume", "resize", &volume, "--size", "24M"]);
     let mut client = c.client(&volume);
     let mut last = then.clone();
