@@ -417,6 +417,16 @@ pub(crate) struct ClosedFixed {
 }
 const _: () = assert!(size_of::<ClosedFixed>() == CLOSED_VIEW_BYTES);
 
+impl ClosedFixed {
+    fn read(&self) -> ClosedView {
+        ClosedView {
+            view: ViewNumber(self.view.get()),
+            published: Sequence(self.published.get()),
+            secret: Hash32(self.secret),
+        }
+    }
+}
+
 /// Bytes of a closed view in a mark.
 pub const CLOSED_VIEW_BYTES: usize = 48;
 
@@ -683,14 +693,7 @@ impl MarkBody {
             whole_past: fixed.flags.get() & MARK_WHOLE_PAST != 0,
             lost,
             fork,
-            closed: closed
-                .iter()
-                .map(|c| ClosedView {
-                    view: ViewNumber(c.view.get()),
-                    published: Sequence(c.published.get()),
-                    secret: Hash32(c.secret),
-                })
-                .collect(),
+            closed: closed.iter().map(ClosedFixed::read).collect(),
         })
     }
 

@@ -217,10 +217,10 @@ fn a_mark_names_no_impossible_versions_as_lost_to_clones() {
         let Ok(read) = read else { continue };
         assert_eq!((&read.lost, &read.pins, read.encode() == bytes), (&body.lost, &body.pins, true), "{what}");
         let counted = bytes.len() - 8;
-        for (at, value) in [(counted, 0), (counted + 3, 1), (counted + 4, 1)] {
+        for (at, value) in [(counted, 0u32), (counted, most as u32 + 1), (counted, 1 << 24), (counted + 4, 1)] {
             let mut bad = bytes.clone();
-            bad[at] = value;
-            assert!(MarkBody::decode(&bad).is_err(), "{what}: byte {at}");
+            bad[at..at + 4].copy_from_slice(&value.to_le_bytes());
+            assert!(MarkBody::decode(&bad).is_err(), "{what}: {value} at byte {at}");
         }
     }
 }

@@ -12,6 +12,7 @@
 
 pub mod chunks;
 pub mod closed;
+mod forked;
 pub mod forks;
 pub mod frames;
 pub mod history;
