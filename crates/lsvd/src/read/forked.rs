@@ -34,8 +34,8 @@ impl<D: Device> Engine<D> {
         self.inner.core.borrow().shards.get(&shard).is_some_and(Shard::is_read_by_forks)
     }
 
-    /// An error if this log has lost, for good, something that a shard reads from its parents. `Corrupt` as of reads. It must
-    /// be learned from others then.
+    /// An error if not all is here that a shard reads from its parents, blocks that don't match their CRCs aside. `Corrupt` as of
+    /// reads. What is lost for good must be learned from others.
     pub fn check_inherited(&self, shard: ShardId) -> Result<()> {
         let core = self.inner.core.borrow();
         let gone = |f: &Fork| Error::corrupt(format!("shard {shard} reads from shard {}, which is gone", f.parent));
