@@ -19,6 +19,7 @@ pub mod holes;
 mod learned;
 mod named;
 pub mod overlay;
+pub mod places;
 pub mod tip;
 pub mod unfit;
 
