@@ -320,13 +320,17 @@ fn a_lost_index_and_a_lost_page_hide_no_segment() {
             load.write(&rig, 600).await;
             rig.engine.checkpoint().await.unwrap();
             load.write(&rig, 1 + seed * 20).await;
-            let before = pages_of(&dev);
-            let opened = rig.engine.counters().segments_opened;
-            while rig.engine.counters().segments_opened == opened {
-                load.write(&rig, 2).await;
-            }
-            load.write(&rig, 8).await;
-            assert_eq!(rig.engine.counters().segments_opened, opened + 1, "frames of one segment");
+            // Some frames in a segment that is not full yet, and the pages from before it was opened.
+            let before = loop {
+                let (before, opened) = (pages_of(&dev), rig.engine.counters().segments_opened);
+                while rig.engine.counters().segments_opened == opened {
+                    load.write(&rig, 1).await;
+                }
+                load.write(&rig, 3).await;
+                if rig.engine.counters().segments_opened == opened + 1 {
+                    break before;
+                }
+            };
             rig.kill();
             let (newer, page, list) = newer_page(&dev);
             assert!(page.newest.get() > 2 && list.len() > 2);
