@@ -168,7 +168,7 @@ impl Core {
     }
 
     fn page_of_openings(&mut self, next: Option<u32>) -> (u64, AlignedBuf) {
-        self.segs.planned = next;
+        self.segs.set_planned(next);
         let (at, page) = self.opened.page(&self.geometry, next);
         self.counters.index_bytes += page.len() as u64;
         (at, page)

@@ -195,8 +195,8 @@ impl<D: Device> Engine<D> {
             done.map_err(|e| Error::device_failed(format!("write of the log at byte {at}: {e}")))?;
         }
         let now = core.geometry;
-        core.segs.planned = core.segs.plan(None, now.limit_segments);
-        let next = core.segs.planned;
+        let next = core.segs.plan(None, now.limit_segments);
+        core.segs.set_planned(next);
         openings::begin(&device, &now, &mut core.opened, next).await?;
         report.start = sb.start_number();
         for f in &report.damage {

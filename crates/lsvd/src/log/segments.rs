@@ -175,7 +175,7 @@ pub(crate) struct Segments {
     pub said: Option<u32>,
     /// The segment that the last page of openings names as the next one. Another one may be opened all the same, when a
     /// page has said so first.
-    pub planned: Option<u32>,
+    planned: Option<u32>,
     /// Segments that are open or closed.
     pub used_count: u32,
     /// Segments that hold pages of the map.
@@ -261,6 +261,14 @@ impl Segments {
         let said = self.said().filter(|id| Some(*id) != opening);
         let there = said.or_else(|| lowest(SegmentState::Ready)).or_else(|| lowest(SegmentState::Bare));
         there.or_else(|| Some(self.len()).filter(|id| *id < limit))
+    }
+    /// The segment that the last page of openings names as the next one.
+    pub fn planned(&self) -> Option<u32> {
+        self.planned
+    }
+    /// A page of openings names this segment as the next one.
+    pub fn set_planned(&mut self, next: Option<u32>) {
+        self.planned = next;
     }
     pub fn count(&self, state: SegmentState) -> u32 {
         self.counts[state as usize]

@@ -572,21 +572,7 @@ impl Core {
         let committed = m.committed.into_iter();
         let committed = committed.filter_map(|(slot, to)| Some((*self.maps.slots.get(&slot)?, slot, to)));
         self.maps.committed = (m.last, committed.collect());
-        let mut known = BTreeSet::new();
-        for s in m.segments.into_iter().filter(|s| used.get(&s.id) == Some(&s.seq)) {
-            known.insert(s.id);
-            let seg = self.segs.get_mut(s.id);
-            (seg.appends, seg.forgets) = (s.appends, s.forgets);
-            if s.in_index > 0 {
-                seg.tomb_list = TombList::of_index(s.in_index);
-            }
-            s.tombs.into_iter().for_each(|(shard, start, len)| seg.tomb_list.add(shard, start, len));
-            seg.evidence |= s.evidence;
-            seg.pins.extend(s.pins.into_iter().filter(|p| used.contains_key(p)));
-            if !s.content.is_empty() {
-                seg.content = s.content;
-            }
-        }
+        let known = self.put_back_segments(m.segments, used);
         self.shards.values_mut().for_each(|s| s.frames.keep_segments(|id| known.contains(&id)));
         for c in m.chunks {
             let Some(id) = self.maps.slots.get(&c.slot) else { continue };
@@ -624,6 +610,26 @@ impl Core {
             self.shards.get_mut(id).into_iter().for_each(|s| s.history.hint.join(hint));
         }
         covered
+    }
+
+    /// Segments as a manifest has them, those that count; gives back which ones it has.
+    fn put_back_segments(&mut self, segments: Vec<SegmentItem>, used: &BTreeMap<u32, u64>) -> BTreeSet<u32> {
+        let mut known = BTreeSet::new();
+        for s in segments.into_iter().filter(|s| used.get(&s.id) == Some(&s.seq)) {
+            known.insert(s.id);
+            let seg = self.segs.get_mut(s.id);
+            (seg.appends, seg.forgets) = (s.appends, s.forgets);
+            if s.in_index > 0 {
+                seg.tomb_list = TombList::of_index(s.in_index);
+            }
+            s.tombs.into_iter().for_each(|(shard, start, len)| seg.tomb_list.add(shard, start, len));
+            seg.evidence |= s.evidence;
+            seg.pins.extend(s.pins.into_iter().filter(|p| used.contains_key(p)));
+            if !s.content.is_empty() {
+                seg.content = s.content;
+            }
+        }
+        known
     }
 
     /// Segments that a checkpoint names are not used for anything else.

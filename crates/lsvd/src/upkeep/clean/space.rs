@@ -83,7 +83,7 @@ impl Core {
         let newest = self.open.as_ref().filter(|o| o.first_append > 0).map(|o| o.seq)?;
         // The one that is about to be opened is no longer spare.
         let ready_now = |id, s: &Segment| {
-            let is_next = [self.opening, self.segs.said(), self.segs.planned].contains(&Some(id));
+            let is_next = [self.opening, self.segs.said(), self.segs.planned()].contains(&Some(id));
             s.state == SegmentState::Ready && !s.is_read() && !is_next
         };
         let spare = self.segs.iter().filter(|(id, s)| ready_now(*id, s));
