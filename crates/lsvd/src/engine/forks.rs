@@ -22,10 +22,10 @@ impl Core {
             return;
         }
         if let Some(fork) = &before {
-            self.forks.remove(fork);
+            self.forks.remove(shard, fork);
         }
         if let Some(fork) = &now {
-            self.forks.add(fork);
+            self.forks.add(shard, fork);
         }
         for fork in before.into_iter().chain(now) {
             let mut read = self.forks.of(fork.parent);

@@ -36,7 +36,13 @@ impl<D: Device> Engine<D> {
     #[must_use]
     pub fn forks_of(&self, parent: ShardId) -> Vec<ShardId> {
         let core = self.inner.core.borrow();
-        core.shards.values().filter(|s| s.fork.is_some_and(|f| f.parent == parent)).map(|s| s.id).collect()
+        core.forks.all().filter(|(_, f)| f.parent == parent).map(|(shard, _)| shard).collect()
+    }
+
+    /// The shards that read from another one, in order, each with where it begins. It costs nothing where there are none.
+    #[must_use]
+    pub fn forks(&self) -> Vec<(ShardId, Fork)> {
+        self.inner.core.borrow().forks.all().collect()
     }
 
     /// Shards that a read of this one may pass through beside its own.

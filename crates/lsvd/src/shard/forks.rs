@@ -16,19 +16,22 @@ pub(crate) fn is_read_in(read: &Read, from: Version, to: Version) -> bool {
     from < to && read.range(from..to).next().is_some()
 }
 
-/// Which versions forks of this log read, by parent.
+/// The forks of this log, and which versions they read, by parent.
 #[derive(Debug, Default)]
 pub(crate) struct Forks {
+    all: BTreeMap<ShardId, Fork>,
     by_parent: BTreeMap<ShardId, Read>,
 }
 
 impl Forks {
-    pub fn add(&mut self, fork: &Fork) {
+    pub fn add(&mut self, shard: ShardId, fork: &Fork) {
+        self.all.insert(shard, *fork);
         *self.by_parent.entry(fork.parent).or_default().entry(fork.version).or_default() += 1;
     }
 
     /// One that reads there no more.
-    pub fn remove(&mut self, fork: &Fork) {
+    pub fn remove(&mut self, shard: ShardId, fork: &Fork) {
+        self.all.remove(&shard);
         let Some(read) = self.by_parent.get_mut(&fork.parent) else { return };
         if let Some(n) = read.get_mut(&fork.version) {
             *n -= 1;
@@ -48,6 +51,11 @@ impl Forks {
 
     pub fn of(&self, parent: ShardId) -> Read {
         self.by_parent.get(&parent).cloned().unwrap_or_default()
+    }
+
+    /// Each fork, and where it begins, in order.
+    pub fn all(&self) -> impl Iterator<Item = (ShardId, Fork)> {
+        self.all.iter().map(|(shard, fork)| (*shard, *fork))
     }
 
     pub fn is_parent(&self, shard: ShardId) -> bool {

@@ -119,6 +119,9 @@ impl Tree {
                 same(&found.unwrap_or_else(|e| panic!("{what}: {e}")), model, &what);
             }
         }
+        let shards = rig.engine.shards().into_iter();
+        let forks: Vec<(ShardId, Fork)> = shards.filter_map(|s| Some((s, rig.engine.state(s)?.fork?))).collect();
+        assert_eq!(rig.engine.forks(), forks);
         rig.engine.check();
     }
 }
