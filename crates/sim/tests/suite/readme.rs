@@ -27,7 +27,7 @@ const HUNTS: [(&str, &str); 3] = [
 
 /// Mutants that no seed is recorded for, and the test that notices each: crate, mutant, file below `crates`, and name.
 /// Why the simulator has no run that shows those of chain, driver and control, `freebs_sim::mutants` and `mutants.rs` say.
-const STORIES: [(&str, &str, &str, &str); 47] = [
+const STORIES: [(&str, &str, &str, &str); 48] = [
     ("chain", "RequestsOfAnyone", "chain/src/orders.rs", "requests_of_others_are_refused"),
     ("chain", "FloorIgnored", "chain/src/orders/rules.rs", "a_read_above_what_is_durable_is_refused"),
     ("chain", "ShortChainsOrder", "chain/src/orders/rules.rs", "a_chain_that_is_too_short_orders_no_write"),
@@ -76,6 +76,7 @@ const STORIES: [(&str, &str, &str, &str); 47] = [
     ("chain", "ForcedAlone", "chain/src/orders/forced.rs", "a_survivor_that_is_no_member_counts"),
     ("chain", "BackPassedOver", "chain/src/orders/forced.rs", "who_is_back_with_more_is_not_passed_over"),
     ("chain", "GivenUpCounts", "chain/src/orders/forced.rs", "a_log_that_gave_frames_up_does_not_count_as_a_whole_one"),
+    ("chain", "ForksGivenUp", "chain/src/orders/forks.rs", "a_log_with_nothing_but_promises_makes_its_fork"),
     ("chain", "ConfirmsWithoutHold", "chain/src/orders/cuts.rs", "a_head_holds_for_so_long_and_then_fails_it"),
     ("driver", "OneLeaseIsEnough", "driver/tests/suite/rules/leases.rs", "l1_ready_waits_for_leases_of_a_members"),
     (
