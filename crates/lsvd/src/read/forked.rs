@@ -2,6 +2,8 @@
 
 use super::frames::Gathered;
 use crate::engine::Engine;
+use crate::shard::Shard;
+use crate::shard::forks::ForkPoint;
 use freebs_format::{CarryBody, Pin};
 use freebs_io::Device;
 use freebs_types::{Error, Fork, Lba, Result, ShardId};
@@ -19,17 +21,26 @@ impl<D: Device> Engine<D> {
                 fork.sequence
             )));
         }
-        let is_less = version < state.whole_from || state.holes.iter().any(|h| h.0 <= fork.sequence);
-        match is_less {
-            true => Err(Error::corrupt(format!("shard {parent}: version {version} is not whole here"))),
-            false => Ok(()),
+        if state.holes.iter().any(|h| h.0 <= fork.sequence) {
+            return Err(Error::corrupt(format!("shard {parent}: version {version} is not whole here")));
         }
+        self.inner.core.borrow().shard(parent)?.check_whole(version)
     }
 
-    /// True if shards of this log read from this one what they have no entry for. It can't go before they are flat.
+    /// True if shards of this log read from this one what they have no entry for. It can't go before they are flat. What is
+    /// lost to them keeps nothing.
     #[must_use]
     pub fn is_read_by_forks(&self, shard: ShardId) -> bool {
-        self.inner.core.borrow().forks.is_parent(shard)
+        self.inner.core.borrow().shards.get(&shard).is_some_and(Shard::is_read_by_forks)
+    }
+
+    /// An error if this log has lost, for good, something that a shard reads from its parents. `Corrupt` as of reads. It must
+    /// be learned from others then.
+    pub fn check_inherited(&self, shard: ShardId) -> Result<()> {
+        let core = self.inner.core.borrow();
+        let gone = |f: &Fork| Error::corrupt(format!("shard {shard} reads from shard {}, which is gone", f.parent));
+        let mut line = core.line(shard);
+        line.try_for_each(|f| core.shards.get(&f.parent).ok_or_else(|| gone(&f))?.check_fork(&ForkPoint::of(&f)))
     }
 
     /// The shards that read from this one, in order.

@@ -4,39 +4,76 @@
 //! Invariants:
 //! - While a fork here reads a version, its parent keeps that version, whoever else has given it up (rule E10).
 //! - A fork's own entries are newer than all that it reads from its parent (rule E2), so one below the other is right.
+//! - A version that a fork reads is all there, or it is named as lost: then what lies below it is never read in its place.
+//!   Whatever takes the place of frames that it was made of names it, but for what a peer tells for the very same pin. That
+//!   nothing takes back, and it is told in each mark. The parent may have ended here and be made anew: it has nothing that a
+//!   fork of before reads but what comes to it then.
 
-use freebs_types::{Fork, ShardId, Version};
-use std::collections::BTreeMap;
+use crate::shard::Shard;
+use crate::shard::history::History;
+use crate::shard::history::pins::PinOp;
+use crate::shard::holes::Hole;
+use crate::{Base, KeptState, MarkChange};
+use freebs_format::{FrameHead, MarkBody, Pin};
+use freebs_types::{Error, Fork, Result, Sequence, ShardId, SnapshotId, Version, limits};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// Versions of a shard that forks read, and how many do.
-pub(crate) type Read = BTreeMap<Version, u32>;
+/// What of a parent a fork reads: a version, the frame that pinned it, and the snapshot that it was pinned for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ForkPoint {
+    pub version: Version,
+    pub sequence: Sequence,
+    pub snapshot: SnapshotId,
+}
+
+impl ForkPoint {
+    pub fn of(fork: &Fork) -> Self {
+        Self { version: fork.version, sequence: fork.sequence, snapshot: fork.snapshot }
+    }
+
+    /// None of this version is lower.
+    fn first(version: Version) -> Self {
+        Self { version, sequence: Sequence(0), snapshot: SnapshotId(0) }
+    }
+
+    /// True if it is the version that a pin is of.
+    pub fn is_of(&self, pin: &Pin) -> bool {
+        (pin.version, pin.snapshot) == (self.version, self.snapshot)
+    }
+}
+
+/// What forks read of a shard, and how many do.
+pub(crate) type Read = BTreeMap<ForkPoint, u32>;
 
 /// True if a version that forks read lies from `from` up to, but without, `to`.
 pub(crate) fn is_read_in(read: &Read, from: Version, to: Version) -> bool {
-    from < to && read.range(from..to).next().is_some()
+    from < to && read.range(ForkPoint::first(from)..ForkPoint::first(to)).next().is_some()
 }
 
-/// The forks of this log, and which versions they read, by parent.
+/// The forks of this log, and what they read, by parent.
 #[derive(Debug, Default)]
 pub(crate) struct Forks {
     all: BTreeMap<ShardId, Fork>,
     by_parent: BTreeMap<ShardId, Read>,
+    /// Versions that are lost to forks of parents that are not here: their first frames are on the way to the log.
+    lost: BTreeMap<ShardId, BTreeSet<Version>>,
 }
 
 impl Forks {
     pub fn add(&mut self, shard: ShardId, fork: &Fork) {
         self.all.insert(shard, *fork);
-        *self.by_parent.entry(fork.parent).or_default().entry(fork.version).or_default() += 1;
+        *self.by_parent.entry(fork.parent).or_default().entry(ForkPoint::of(fork)).or_default() += 1;
     }
 
     /// One that reads there no more.
     pub fn remove(&mut self, shard: ShardId, fork: &Fork) {
         self.all.remove(&shard);
         let Some(read) = self.by_parent.get_mut(&fork.parent) else { return };
-        if let Some(n) = read.get_mut(&fork.version) {
+        let point = ForkPoint::of(fork);
+        if let Some(n) = read.get_mut(&point) {
             *n -= 1;
             if *n == 0 {
-                read.remove(&fork.version);
+                read.remove(&point);
             }
         }
         if read.is_empty() {
@@ -44,21 +81,153 @@ impl Forks {
         }
     }
 
-    /// The parent is gone: whoever reads there finds nothing.
-    pub fn forget(&mut self, parent: ShardId) {
-        self.by_parent.remove(&parent);
-    }
-
     pub fn of(&self, parent: ShardId) -> Read {
         self.by_parent.get(&parent).cloned().unwrap_or_default()
+    }
+
+    /// As of a shard, for one that is not here yet.
+    pub fn loses_by(&mut self, head: &FrameHead) -> bool {
+        let Some(read) = self.by_parent.get(&head.shard()) else { return false };
+        let lost: BTreeSet<Version> = lost_by(read, head).collect();
+        let known = self.lost.get(&head.shard());
+        let is_new = !lost.iter().all(|v| known.is_some_and(|k| k.contains(v)));
+        if is_new {
+            self.lost.entry(head.shard()).or_default().extend(lost);
+        }
+        is_new
+    }
+
+    /// What is lost of a parent that is not here yet.
+    pub fn lost_of(&self, parent: ShardId) -> BTreeSet<Version> {
+        self.lost.get(&parent).cloned().unwrap_or_default()
+    }
+
+    /// The parent says so itself from now on.
+    pub fn is_told(&mut self, parent: ShardId) {
+        self.lost.remove(&parent);
     }
 
     /// Each fork, and where it begins, in order.
     pub fn all(&self) -> impl Iterator<Item = (ShardId, Fork)> {
         self.all.iter().map(|(shard, fork)| (*shard, *fork))
     }
+}
 
-    pub fn is_parent(&self, shard: ShardId) -> bool {
-        self.by_parent.contains_key(&shard)
+impl Shard {
+    /// True if a version is kept by what is committed, or by another fork, and is all there.
+    pub fn keeps_for_fork(&self, fork: &Fork) -> bool {
+        let (point, history) = (ForkPoint::of(fork), &self.history);
+        let is_kept = history.pins.kept.has(point.version) || history.read_by_forks.contains_key(&point);
+        is_kept && self.committed >= point.sequence && self.check_whole(point.version).is_ok()
     }
+
+    /// The reason for which a fork can't read a version, if it can't.
+    pub fn check_fork(&self, point: &ForkPoint) -> Result<()> {
+        let tip = (self.tip.name.sequence, self.tip.version);
+        let is_there = point.sequence <= tip.0 && point.version <= tip.1;
+        if !is_there || !self.history.read_by_forks.contains_key(point) {
+            return Err(self.lost_to_fork(point.version));
+        }
+        self.check_whole(point.version)
+    }
+
+    /// An error if not all of a version is here that a fork reads, or may read.
+    pub fn check_whole(&self, version: Version) -> Result<()> {
+        let is_whole = version >= self.history.whole_from && !self.history.lost_to_forks.contains(&version);
+        if is_whole { Ok(()) } else { Err(self.lost_to_fork(version)) }
+    }
+
+    fn lost_to_fork(&self, version: Version) -> Error {
+        Error::corrupt(format!("shard {}: version {version}, which a clone reads, is lost", self.id))
+    }
+
+    /// The first version from one on that is kept, or that a fork reads.
+    pub fn first_seen(&self, from: Version) -> Option<Version> {
+        let read = self.history.read_by_forks.range(ForkPoint::first(from)..).next().map(|(p, _)| p.version);
+        self.kept().first_from(from).into_iter().chain(read).min()
+    }
+
+    /// What forks read at a version, if they do.
+    pub fn fork_point(&self, version: Version) -> Option<ForkPoint> {
+        let mut read = self.history.read_by_forks.range(ForkPoint::first(version)..ForkPoint::first(version.next()));
+        read.next().map(|(p, _)| *p)
+    }
+
+    /// True if forks read something of this shard that is here, or that may be again.
+    pub fn is_read_by_forks(&self) -> bool {
+        let last = self.tip.name.sequence;
+        self.history
+            .read_by_forks
+            .keys()
+            .any(|p| p.sequence <= last && !self.history.lost_to_forks.contains(&p.version))
+    }
+
+    /// Puts into a mark which versions are lost to forks: those that were, and those that it is about to take the frames from.
+    /// What a peer tells is all there for the pins that it names.
+    pub fn lost_for_mark(&self, change: &MarkChange, base: Option<&Base>, body: &mut MarkBody) {
+        let read = &self.history.read_by_forks;
+        if read.is_empty() {
+            return;
+        }
+        let told = change.kept.as_deref();
+        let is_told = |p: &ForkPoint| told.is_some_and(|k| k.pins.iter().any(|pin| p.is_of(pin)));
+        let (from, upto) = self.replaced(change, base, told);
+        let replaced = |p: &ForkPoint| from < p.sequence && p.sequence <= upto;
+        // A word that all of the past is here tells of pins alone.
+        let unsure = |p: &ForkPoint| body.whole_from <= p.version && p.version < self.history.whole_from;
+        let is_lost = |p: &&ForkPoint| {
+            self.history.lost_to_forks.contains(&p.version) || (!is_told(p) && (replaced(p) || unsure(p)))
+        };
+        let lost: BTreeSet<Version> = read.keys().filter(is_lost).map(|p| p.version).collect();
+        body.lost = lost.into_iter().collect();
+        // More than a mark can name are lost to everybody.
+        let over = body.lost.len().saturating_sub(limits::LOST_VERSIONS_MAX);
+        if let Some(last) = body.lost.drain(..over).last() {
+            body.whole_from = body.whole_from.max(last.next());
+        }
+    }
+
+    /// Versions that forks read, and that are lost to them, for a checkpoint.
+    pub fn lost_to_forks(&self) -> Vec<Version> {
+        let (read, lost) = (&self.history.read_by_forks, &self.history.lost_to_forks);
+        let lost = lost.iter().filter(|v| is_read_in(read, **v, v.next()));
+        let mut lost: Vec<Version> = lost.copied().collect();
+        lost.drain(..lost.len().saturating_sub(limits::LOST_VERSIONS_MAX));
+        lost
+    }
+
+    /// The frames in whose place something else comes with a mark: those behind the first one, up to the second. What was told
+    /// has nothing of versions that frames pinned which the teller did not know to be committed; so all is told that these need.
+    fn replaced(&self, change: &MarkChange, base: Option<&Base>, told: Option<&KeptState>) -> (Sequence, Sequence) {
+        let known = |last: Sequence| told.map_or(Sequence(u64::MAX), |k| k.as_of.max(last));
+        let last = self.tip.name.sequence;
+        let first_hole = |since: Sequence, upto: Sequence| {
+            let lost = |h: &&Hole| since.0 < h.to && h.from <= upto.0;
+            self.holes.iter().filter(lost).map(|h| Sequence(h.from - 1).max(since)).min()
+        };
+        if let Some(base) = base {
+            // Own frames in front of the map stay, if it is known which ones these are.
+            let stays = if base.tip.0 > 0 { base.tip.min(last) } else { base.since.min(last) };
+            let hole = first_hole(base.since, Sequence(u64::MAX));
+            return (hole.unwrap_or(stays).min(stays), known(base.last.sequence));
+        }
+        match change.learned.as_deref().map(|l| (l, first_hole(l.since, l.upto))) {
+            Some((l, Some(hole))) => (hole, if l.given_up.0 > 0 { Sequence(u64::MAX) } else { known(l.upto) }),
+            _ => (Sequence(0), Sequence(0)),
+        }
+    }
+
+    /// True if a frame takes the place of one that pinned what forks read, and is another one: that is lost to them.
+    pub fn loses_forks_by(&mut self, head: &FrameHead) -> bool {
+        let History { read_by_forks, lost_to_forks, .. } = &mut self.history;
+        let before = lost_to_forks.len();
+        lost_to_forks.extend(lost_by(read_by_forks, head));
+        lost_to_forks.len() > before
+    }
+}
+
+/// Versions that forks read and that a frame of the parent takes the place of.
+fn lost_by(read: &Read, head: &FrameHead) -> impl Iterator<Item = Version> {
+    let is_other = |p: &&ForkPoint| p.sequence == head.seq() && !PinOp::of(head).iter().any(|op| op.takes(p));
+    read.keys().filter(is_other).map(|p| p.version)
 }

@@ -6,6 +6,7 @@
 //! - A version is pinned by the frame that has it. So when the pin comes, nothing that it needs has been let go of. Of one
 //!   that comes out of order what it needs may be gone: the shard's history is not whole below it then.
 
+use crate::shard::forks::ForkPoint;
 use freebs_format::{FEATURE_PINS, FrameHead, MarkBody, Pin, PinUpdate};
 use freebs_types::{Sequence, SnapshotId, Version, limits};
 use std::collections::BTreeMap;
@@ -35,6 +36,11 @@ impl PinOp {
             (Self::Retain { .. } | Self::RetainNone, Self::Retain { .. } | Self::RetainNone) => true,
             _ => false,
         }
+    }
+
+    /// True if it pins what a fork reads.
+    pub fn takes(self, point: &ForkPoint) -> bool {
+        matches!(self, Self::Take(pin) if point.is_of(&pin))
     }
 
     /// The version below which history is not whole if what this one keeps was let go of before; `last` is the last version.
