@@ -110,7 +110,7 @@ fn what_logs_keep_for_snapshots_of_before_is_spared() {
     let mut watcher = State::new(CLUSTER);
     watcher.take_in(state.changes_since(0)).unwrap();
     assert_eq!(watcher.spared_snapshots(), spared, "heads on nodes without a seat hear of it, too");
-    let begin = Command::BeginSnapshot { name: "a".into(), volumes: vec![VOLUME], created_ms: 1 };
+    let begin = Command::BeginSnapshot { name: "a".into(), volumes: vec![VOLUME], created_ms: 1, past: None };
     let Outcome::SnapshotBegun { snapshot } = state.apply(begin).unwrap().outcome else { panic!() };
     assert!(snapshot > spared && snapshot.0 <= state.revision());
 }

@@ -127,6 +127,8 @@ fn maxima_agree() {
         limits::SHARD_PINS_MAX,
         limits::CLOSED_VIEWS_MAX,
         limits::SHARD_BLOCKS_MAX,
+        limits::SHARD_MOMENTS,
+        limits::MOMENT_MS,
         limits::CHAIN_MEMBERS_MAX,
         wire::HEADER_BYTES,
         limits::MESSAGE_BYTES_MAX,

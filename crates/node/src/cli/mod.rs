@@ -14,6 +14,7 @@ mod events;
 mod image;
 pub mod output;
 mod recover;
+mod rollback;
 mod run;
 pub mod signals;
 mod snapshot;

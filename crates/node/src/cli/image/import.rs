@@ -6,6 +6,7 @@ use super::args::{ImportArgs, is_standard};
 use super::input::{Incoming, Pieces};
 use super::progress::Progress;
 use super::target::{Doing, Target, Wanted};
+use super::writes::Writes;
 use crate::admin::Client;
 use crate::attached::Attached;
 use bytes::Bytes;
@@ -15,14 +16,9 @@ use freebs_image::{Body, runs};
 use freebs_types::{Error, Result};
 use serde::Serialize;
 use std::process::ExitCode;
-use tokio::task::JoinSet;
 
 /// An import in words.
 const IMPORT: Doing = Doing { suffix: ".importing", word: "import", of: "image", one: "an image" };
-
-/// Writes on their way at once, and their bytes: enough for a network of some milliseconds, half of a driver's window.
-const WRITES_MAX: usize = 64;
-const WRITES_BYTES_MAX: u64 = 16 << 20;
 
 #[derive(Serialize)]
 struct Imported {
@@ -84,7 +80,7 @@ async fn fill(target: &mut Target<'_>, input: Incoming, progress: &Progress) -> 
 }
 
 async fn copy(to: &Attached, size: u64, mut pieces: Pieces, progress: &Progress) -> Result<()> {
-    let mut writes = Writes { to, on_their_way: JoinSet::new(), bytes: 0 };
+    let mut writes = Writes::new(to);
     loop {
         let broken = || Error::bug("the image's reader ended without a word");
         let Some(piece) = pieces.recv().await.ok_or_else(broken)?? else { break };
@@ -104,38 +100,4 @@ async fn copy(to: &Attached, size: u64, mut pieces: Pieces, progress: &Progress)
         progress.reached(end);
     }
     writes.finish().await
-}
-
-/// Writes on their way.
-struct Writes<'a> {
-    to: &'a Attached,
-    on_their_way: JoinSet<Result<u64>>,
-    bytes: u64,
-}
-
-impl Writes<'_> {
-    async fn put(&mut self, offset: u64, data: Bytes) -> Result<()> {
-        let len = data.len() as u64;
-        while self.on_their_way.len() >= WRITES_MAX
-            || (!self.on_their_way.is_empty() && self.bytes + len > WRITES_BYTES_MAX)
-        {
-            self.next().await?;
-        }
-        let answer = self.to.ask(Op::Write { offset, data, fua: false });
-        self.bytes += len;
-        self.on_their_way.spawn_local(async move { answer.await.map(|_| len) });
-        Ok(())
-    }
-
-    /// Waits for one of them; false if there is none.
-    async fn next(&mut self) -> Result<bool> {
-        let Some(done) = self.on_their_way.join_next().await else { return Ok(false) };
-        self.bytes -= done.map_err(|e| Error::bug(format!("a write ended without an answer: {e}")))??;
-        Ok(true)
-    }
-
-    async fn finish(mut self) -> Result<()> {
-        while self.next().await? {}
-        Ok(())
-    }
 }

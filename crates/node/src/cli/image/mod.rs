@@ -2,7 +2,7 @@
 //!
 //! The command attaches the volume itself (`crate::attached`), so no gateway is needed and nobody else uses it meanwhile.
 //! The folder: `args` (its words), `input` (an image that is read), `target` (the volume that it goes to, under a name that says that it is not
-//! whole yet), `import`, `export`, `out` (a file that has no name before it is whole), `progress`.
+//! whole yet), `import`, `export`, `out` (a file that has no name before it is whole), `progress`, `writes` (many at a time).
 
 pub mod args;
 mod export;
@@ -11,6 +11,7 @@ mod input;
 mod out;
 pub mod progress;
 pub mod target;
+pub mod writes;
 
 use super::output::Output;
 use crate::admin::Client;

@@ -67,7 +67,8 @@ pub struct Target<'a> {
     attached: Option<Attached>,
 }
 
-fn temporary(name: &str, doing: Doing) -> Result<String> {
+/// The name of a volume that is not whole.
+pub fn temporary(name: &str, doing: Doing) -> Result<String> {
     let temporary = format!("{name}{}", doing.suffix);
     let longest = freebs_types::limits::VOLUME_NAME_BYTES_MAX - doing.suffix.len();
     check_name("volume", &temporary).map(|()| temporary).map_err(|_| {
@@ -79,7 +80,8 @@ fn temporary(name: &str, doing: Doing) -> Result<String> {
     })
 }
 
-async fn find(client: &Client, name: &str) -> Result<Option<VolumeStatus>> {
+/// The volume of this name, if there is one.
+pub async fn find(client: &Client, name: &str) -> Result<Option<VolumeStatus>> {
     match show(client, name).await {
         Ok(volume) => Ok(Some(volume)),
         Err(e) if e.kind == ErrorKind::NotFound => Ok(None),
@@ -289,7 +291,7 @@ async fn create(client: &Client, wanted: &Wanted<'_>, temporary: String, size: u
     Ok(wait_until(client, volume, |v| v.state == VolumeState::Ready).await)
 }
 
-async fn rename(client: &Client, name: &str, to: &str) -> Result<VolumeStatus> {
+pub async fn rename(client: &Client, name: &str, to: &str) -> Result<VolumeStatus> {
     let request = Request::VolumeRename { name: name.to_owned(), to: to.to_owned() };
     match client.call(&request, timing::CALL_MAX).await? {
         Reply::Volume { volume, .. } => Ok(volume),

@@ -11,10 +11,10 @@ use args::{CreateArgs, Place, SnapshotCommand};
 use freebs_control::Stage;
 use freebs_control::api::{Reply, Request, SnapshotStatus};
 use freebs_control::rules::{format_date, format_size};
-use freebs_types::{Result, SnapshotId};
+use freebs_types::{Past, Result, SnapshotId};
 use serde::Serialize;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 pub async fn run(command: SnapshotCommand, cluster: &str, output: &Output) -> Result<ExitCode> {
     let client = connect(cluster).await?;
@@ -38,18 +38,44 @@ pub async fn run(command: SnapshotCommand, cluster: &str, output: &Output) -> Re
     }
 }
 
-async fn one(client: &Client, request: Request) -> Result<SnapshotStatus> {
+pub async fn one(client: &Client, request: Request) -> Result<SnapshotStatus> {
     match client.call(&request, timing::SNAPSHOT_CALL_MAX).await? {
         Reply::Snapshot(snapshot) => Ok(snapshot),
         _ => Err(unexpected()),
     }
 }
 
+/// Makes a snapshot of a place in a volume's past, for a command of this name; its own name.
+pub async fn of_past(client: &Client, volume: &str, past: Past, command: &str) -> Result<String> {
+    let name = format!("{command}-{}", name_of_now());
+    let make = Request::SnapshotCreate { volumes: vec![volume.to_owned()], name: Some(name.clone()), past: Some(past) };
+    one(client, make).await.map(|_| name)
+}
+
+/// The time, as part of a name.
+pub fn name_of_now() -> String {
+    let time = humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(now_ms())).to_string();
+    time.replace(':', "").replace('T', "-").trim_end_matches('Z').to_owned()
+}
+
+pub async fn delete_one(client: &Client, volume: &str, name: &str) -> Result<()> {
+    let request = Request::SnapshotDelete { volume: volume.to_owned(), name: name.to_owned() };
+    match client.call(&request, timing::CALL_MAX).await? {
+        Reply::Deleted => Ok(()),
+        _ => Err(unexpected()),
+    }
+}
+
 async fn create(client: &Client, args: CreateArgs, output: &Output) -> Result<ExitCode> {
     let begun = Instant::now();
-    let snapshot = one(client, Request::SnapshotCreate { volumes: args.volumes, name: args.name }).await?;
+    let snapshot =
+        one(client, Request::SnapshotCreate { volumes: args.volumes, name: args.name, past: args.past.place() })
+            .await?;
     let ms = begun.elapsed().as_secs_f64() * 1000.0;
-    output.show(&snapshot, |s| format!("created {} in {ms:.1} ms", places(s)));
+    output.show(&snapshot, |s| {
+        let of = s.past.map(|p| format!(", of {}", past(p))).unwrap_or_default();
+        format!("created {}{of} in {ms:.1} ms", places(s))
+    });
     Ok(ExitCode::SUCCESS)
 }
 
@@ -104,6 +130,14 @@ fn list_table(all: &[SnapshotStatus], volume: Option<&str>) -> String {
     table(&["SNAPSHOT", "MADE", "SIZE", "STATE", "LOCKED UNTIL", "TOGETHER WITH"], &["SIZE"], rows)
 }
 
+/// A place in the past, for people.
+pub fn past(past: Past) -> String {
+    match past {
+        Past::Version(v) => format!("version {v}"),
+        Past::TimeMs(ms) => format!("{} by the clocks of the shards' heads", format_date(ms)),
+    }
+}
+
 fn stage(stage: &Stage) -> String {
     match stage {
         Stage::Gathering | Stage::Decided => "being made".into(),
@@ -114,6 +148,7 @@ fn stage(stage: &Stage) -> String {
 
 fn details(s: &SnapshotStatus) -> String {
     let mut text = format!("{}: {}, made {}\n", places(s), stage(&s.stage), format_date(s.created_ms));
+    text.extend(s.past.map(|p| format!("as it was at {}\n", past(p))));
     if s.locked_until_ms > 0 {
         text.push_str(&format!("locked until {}\n", format_date(s.locked_until_ms)));
     }
@@ -140,10 +175,8 @@ fn details(s: &SnapshotStatus) -> String {
 async fn delete(client: &Client, snapshots: Vec<Place>, output: &Output) -> Result<ExitCode> {
     let mut deleted = Vec::new();
     for place in snapshots {
-        let request = Request::SnapshotDelete { volume: place.volume.clone(), name: place.name.clone() };
-        match client.call(&request, timing::CALL_MAX).await {
-            Ok(Reply::Deleted) => deleted.push(place.to_string()),
-            Ok(_) => return Err(unexpected()),
+        match delete_one(client, &place.volume, &place.name).await {
+            Ok(()) => deleted.push(place.to_string()),
             Err(e) if deleted.is_empty() => return Err(e),
             Err(e) => return Err(e.at(format!("{} deleted, {place} not", deleted.join(", ")))),
         }

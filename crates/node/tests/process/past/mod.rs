@@ -5,6 +5,7 @@ mod faults;
 mod figures;
 mod filesystem;
 mod reading;
+mod rewind;
 
 use crate::support::PATIENCE;
 use crate::support::cluster::Cluster;
