@@ -232,7 +232,9 @@ impl Replica {
                 return self.refuse_cut(ctx, id, why);
             }
             Ok(PastVersion { version, pinned }) => match pinned.filter(|other| *other != id) {
-                None => version,
+                None => Some(version),
+                // Nothing was ordered since; so the present is as that was.
+                Some(_) if matches!(u.past, Some(Past::TimeMs(_))) && version == self.version => None,
                 Some(other) => {
                     let why = format!("shard {}: the snapshot with number {other} is of this version already", self.id);
                     return self.refuse_cut(ctx, id, why);
@@ -243,10 +245,15 @@ impl Replica {
             Err(_) => return,
         };
         self.pack(ctx);
+        let pin = match version {
+            Some(version) => PinUpdate::Past(Pin { version, snapshot: id }),
+            None => PinUpdate::Snapshot(id),
+        };
+        self.order_pin(ctx, pin);
+        let version = version.unwrap_or(self.version);
         if let Some(h) = self.head.as_mut() {
             h.cuts.released.remove(&version);
         }
-        self.order_pin(ctx, PinUpdate::Past(Pin { version, snapshot: id }));
         // What is ordered from now on is not of the past.
         let hold = if u.is_alone { Hold::Free } else { Hold::Held };
         self.is_cut(ctx, id, version, hold);

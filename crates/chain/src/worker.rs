@@ -568,7 +568,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     async fn find_past(self, ask: PastAsk) {
         let engine = &self.0.engine;
-        let found = engine.find_past(ask.shard, ask.past, ask.now).await;
+        let found = engine.find_past(ask.shard, ask.past, ask.now, ask.snapshot).await;
         let retain = engine.history(ask.shard).ok().and_then(|h| h.retain);
         self.step(Event::PastFound { ask, retain, found });
     }

@@ -208,6 +208,8 @@ pub const AUDIT_PATIENCE: Duration = Duration::from_secs(10);
 pub const EVENTS_LOOK: Duration = Duration::from_millis(500);
 /// Milliseconds that clocks of nodes may differ and an event may take to be gathered: it is looked for so far back.
 pub const EVENTS_LATE_MS: u64 = 10_000;
+/// A rollback waits so long for a volume that somebody has: a gateway gives it back a moment after its last client has left.
+pub const GIVEN_BACK_MAX: Duration = Duration::from_secs(2);
 /// A volume that an import had attached which was killed is waited for this long by one that begins anew in it: longer
 /// than leases last (two seconds), so that a person who tries again at once need not try twice.
 pub const LEFT_MAX: Duration = Duration::from_secs(6);

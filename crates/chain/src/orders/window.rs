@@ -179,6 +179,12 @@ fn a_place_that_is_not_there_fails_the_snapshot_with_the_reason() {
         assert_eq!(why.is_some(), word.is_some());
         assert!(why.is_none_or(|why| why.contains(word.unwrap())), "{why:?}");
     }
+    // A time at which another snapshot was made, and nothing since: the present is as that was.
+    let mut s = leading();
+    s.wall = NOW_MS * 1_000_000;
+    let asked = asks(&s.retains(Some(HOUR), Some(UnderWay { past: Some(Past::TimeMs(NOW_MS)), ..u })));
+    let last = Ok(PastVersion { version: s.r.version, pinned: Some(SnapshotId(5)) });
+    assert_eq!(pins(&s.answers(asked[0], Some(2), last))[0].1, PinUpdate::Snapshot(ID));
     // The one that an earlier head has pinned for this snapshot is taken as it is.
     let mut s = leading();
     let asked = asks(&s.retains(Some(HOUR), Some(u)));

@@ -12,7 +12,7 @@ use crate::map::extents::ExtentMap;
 use crate::shard::Shard;
 use freebs_format::ExtentKind;
 use freebs_io::Device;
-use freebs_types::{Error, Lba, Moment, Past, Result, ShardId, Version, limits};
+use freebs_types::{Error, Lba, Moment, Past, Result, ShardId, SnapshotId, Version, limits};
 
 /// What was ordered from a moment on.
 enum Behind {
@@ -28,8 +28,15 @@ const STEP: u64 = 1024;
 
 impl<D: Device> Engine<D> {
     /// The version that a shard had at a place in its past, and the snapshot that pins it, if one does. `now` is the newest
-    /// moment that counts. `NotFound` if there is no window, or the place lies outside of it; the text says what is there.
-    pub async fn find_past(&self, shard: ShardId, past: Past, now: Moment) -> Result<PastVersion> {
+    /// moment that counts. If another snapshot than this one pins the version that a time names, it is the one behind it, which
+    /// changes no block. `NotFound` if there is no window, or the place lies outside of it; the text says what is there.
+    pub async fn find_past(
+        &self,
+        shard: ShardId,
+        past: Past,
+        now: Moment,
+        snapshot: Option<SnapshotId>,
+    ) -> Result<PastVersion> {
         let (first, last) = self.window(shard)?;
         let version = match past {
             Past::Version(v) => v,
@@ -51,8 +58,14 @@ impl<D: Device> Engine<D> {
                 "shard {shard} keeps versions {first} to {last}{from}, and {past} is outside of that"
             )));
         }
-        let pinned = self.inner.core.borrow().shard(shard)?.pinned_for(version);
-        Ok(PastVersion { version, pinned })
+        let core = self.inner.core.borrow();
+        let s = core.shard(shard)?;
+        let at = |version| PastVersion { version, pinned: s.pinned_for(version) };
+        let found = at(version);
+        let is_of_another = found.pinned.is_some() && found.pinned != snapshot;
+        // What follows in front of any other update is the zero of a moment, or says what is kept.
+        let may_follow = matches!(past, Past::TimeMs(_)) && version < last;
+        Ok(if is_of_another && may_follow { at(version.next()) } else { found })
     }
 
     /// The first version of the retention window and the last version. `NotFound` if there is no window.

@@ -87,7 +87,7 @@ fn times_are_found_as_a_list_of_moments_says() {
             let (rig, c, list) = written(&device, Moment(from), 600, seed).await;
             let mut rng = Rng::new(seed + 50);
             let now = list.last().unwrap().0.next();
-            let at = async |past| rig.engine.find_past(SHARD, past, now).await;
+            let at = async |past| rig.engine.find_past(SHARD, past, now, None).await;
             for _ in 0..500 {
                 let (m, last) = (list[rng.below(list.len() as u64) as usize].0, c.version);
                 let ms = (m.ms() + rng.below(300)).saturating_sub(150).clamp(list[0].0.ms() + 1, now.ms());
@@ -110,7 +110,7 @@ fn what_lies_outside_of_the_window_is_refused_and_what_is_pinned_is_said() {
         let device = crash_device(144 << 20, 9);
         let (rig, mut c, list) = written(&device, Moment(1_000_000), 40, 9).await;
         let now = list.last().unwrap().0.next();
-        let at = async |past| rig.engine.find_past(SHARD, past, now).await;
+        let at = async |past| rig.engine.find_past(SHARD, past, now, None).await;
         let kind = async |past| at(past).await.unwrap_err().kind;
         assert_eq!(at(Past::Version(Version(4))).await.unwrap().version, Version(4));
         assert_eq!(kind(Past::Version(Version(1))).await, ErrorKind::NotFound);
@@ -130,6 +130,10 @@ fn what_lies_outside_of_the_window_is_refused_and_what_is_pinned_is_said() {
         assert_eq!(at(Past::TimeMs(begin.ms())).await.unwrap().version, Version(version - 1));
         let found = at(Past::Version(Version(pinned))).await.unwrap();
         assert_eq!(found.pinned, Some(pin(pinned).snapshot));
+        // By its time it is the one behind it for others, which is of the same blocks.
+        let by_time = Past::TimeMs(list[26].0.ms());
+        let own = rig.engine.find_past(SHARD, by_time, now, Some(pin(list[26].1 - 1).snapshot)).await.unwrap();
+        assert_eq!(own.version, Version(list[26].1 - 1));
         let then = rig.read_version(SHARD, Some(Version(pinned)), 64).await.unwrap();
 
         // Behind the window the pin stays, and what is told of moments goes.

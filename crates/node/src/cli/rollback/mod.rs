@@ -120,10 +120,12 @@ impl<'a> Rolling<'a> {
     /// Attaches it; then it is called by the name of a mixture.
     async fn take(&mut self, addresses: &[String]) -> Result<Attached> {
         let (begun, cluster) = (Instant::now(), self.client.welcome().cluster);
+        let patience = if self.was_left { timing::LEFT_MAX } else { timing::GIVEN_BACK_MAX };
         let attached = loop {
             match Attached::open(addresses, cluster, ROLLBACK.word, self.volume.id).await {
-                // The one that left it may have been killed just now.
-                Err(e) if e.kind == ErrorKind::Busy && self.was_left && begun.elapsed() < timing::LEFT_MAX => {
+                // The one that left it may have been killed just now; and a gateway gives a volume back a moment after its
+                // last client has left.
+                Err(e) if e.kind == ErrorKind::Busy && begun.elapsed() < patience => {
                     tokio::time::sleep(timing::LEFT_LOOK).await;
                 }
                 Err(e) if e.kind == ErrorKind::Busy => return Err(in_use(self.client, &self.volume.name, e).await),
