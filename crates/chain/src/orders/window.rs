@@ -144,7 +144,9 @@ fn a_snapshot_of_the_past_pins_what_the_log_finds() {
     s.wall = NOW_MS * 1_000_000;
     s.write(true, 1, 1, 1);
     assert!(asks(&s.retains(Some(HOUR), Some(u))).is_empty(), "the log has not all that was ordered");
-    let asked = asks(&s.both_durable());
+    let mut actions = s.both_durable();
+    actions.extend(s.ticks_at(NOW_MS));
+    let asked = asks(&actions);
     assert_eq!((asked.len(), asked[0].past, asked[0].snapshot), (1, past, Some(ID)));
     assert!(asks(&s.retains(Some(HOUR), Some(u))).is_empty(), "once");
     assert!(asks(&s.ticks_at(NOW_MS)).iter().all(|a| a.snapshot.is_some()), "the window does not move meanwhile");

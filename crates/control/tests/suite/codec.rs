@@ -25,6 +25,7 @@ fn commands() -> Vec<Command> {
             min_copies: None,
             shards: Some(5),
             stripe: Some(1 << 20),
+            retain_ms: Some(86_400_000),
         }),
         Command::DeleteVolume { volume: VolumeId(7), force: true },
         Command::ResizeVolume { volume: VolumeId(7), size: 2 << 30 },
@@ -79,16 +80,29 @@ fn commands() -> Vec<Command> {
 }
 
 /// The forms with the highest numbers.
-fn last_commands() -> [Command; 11] {
+fn last_commands() -> [Command; 14] {
     let shard = ShardId::new(7, 3);
     [
         Command::ActivateBranch { shard, view: ViewNumber(5), generation: Generation(6) },
+        Command::RetainVolume { volume: VolumeId(7), retain_ms: 3_600_000 },
         Command::RenameVolume { volume: VolumeId(7), name: "other".into() },
         Command::BeginSnapshot {
             name: "snap".into(),
             volumes: vec![VolumeId(7), VolumeId(8)],
             created_ms: 1000,
             past: None,
+        },
+        Command::BeginSnapshot {
+            name: "snap".into(),
+            volumes: vec![VolumeId(7), VolumeId(8)],
+            created_ms: 1000,
+            past: Some(Past::Version(Version(77))),
+        },
+        Command::BeginSnapshot {
+            name: "snap".into(),
+            volumes: vec![VolumeId(7), VolumeId(8)],
+            created_ms: 1000,
+            past: Some(Past::TimeMs(900)),
         },
         Command::ReportCuts {
             snapshot: SnapshotId(3),

@@ -22,6 +22,7 @@ fn described(name: &str) -> VolumeSurvey {
         copies: 3,
         min_copies: 2,
         ack: Ack::Majority,
+        retain_ms: 0,
     }
 }
 
@@ -433,6 +434,7 @@ fn shards_that_are_missing_and_names_that_come_twice_are_said() {
         min_copies: None,
         shards: None,
         stripe: None,
+        retain_ms: None,
     };
     r.state.apply(Command::CreateVolume(create)).unwrap();
     assert!(r.state.volume_by_name("new").unwrap().id > VolumeId(40));

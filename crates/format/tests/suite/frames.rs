@@ -88,7 +88,7 @@ fn a_description_is_announced() {
         assert!(parse(&bytes).is_err());
     }
     let good = crate::common::described_view_body().encode();
-    let at = good.len() - 160;
+    let at = good.len() - 168;
     // Not two or more ways to answer, no name longer than there is room for, none that is empty, nothing behind it.
     for (offset, bad) in [(22, 2), (23, 129), (23, 0), (151, 1)] {
         let mut bytes = good.clone();
