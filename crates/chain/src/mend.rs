@@ -1,6 +1,7 @@
 //! Damaged blocks of the own log are asked of the shard's other members, one after the other, as a driver would read
 //! them, and given to the log, which takes only what matches the CRCs of its own entries. Blocks that may be history are
-//! asked for as they are now and as they were at a version that sees them, by turns.
+//! asked for as they are now and as they were at a version that sees them, by turns; and those that clones may read, of the
+//! members of these, too.
 //!
 //! Invariants: what another member has newer or older than this one never gets into this log by way of mending. That
 //! nobody has the blocks of a place is told once, however often the scrub finds them, until they are mended.
@@ -12,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 use freebs_format::wire::{Message, ReadReply, ReadRequest, Refusal};
 use freebs_format::{ExtentKind, Pin};
 use freebs_lsvd::DamagedBlocks;
-use freebs_types::{BLOCK, Nanos, Peer, Sequence, ShardId, Version};
+use freebs_types::{BLOCK, BlockRange, Nanos, Peer, Sequence, ShardId, Version};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Damaged blocks that nobody has and that are known to be told.
@@ -26,17 +27,30 @@ const ASKS: usize = 600;
 /// The same if somebody waits for the map, who can't be told of damaged blocks before others were asked.
 const ASKS_AWAITED: usize = 30;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Want {
     blocks: DamagedBlocks,
     /// Answers in vain.
     tries: usize,
     asks: usize,
-    /// Whom, when, and under which number.
-    asked: Option<(Peer, Nanos, u64)>,
+    /// The question that is under way.
+    asked: Option<Asked>,
     /// Not before this is anybody asked again.
     rest: Nanos,
 }
+
+/// A question to a member.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    to: Peer,
+    at: Nanos,
+    read: u64,
+    /// The shard of which it is asked for the blocks.
+    of: ShardId,
+}
+
+/// A shard whose members may have blocks, and the version at which; 0 for the present.
+type Source = (ShardId, Version);
 
 /// What is to be mended, by the number that the log gave it.
 #[derive(Debug, Default)]
@@ -82,7 +96,7 @@ impl Mending {
     }
 
     fn asked_as(&self, from: Peer, read: u64) -> Option<Want> {
-        self.wants.values().find(|w| w.asked.is_some_and(|(p, _, id)| (p, id) == (from, read))).copied()
+        self.wants.values().find(|w| w.asked.is_some_and(|a| (a.to, a.read) == (from, read))).cloned()
     }
 }
 
@@ -94,51 +108,44 @@ impl Host {
     /// Asks for what is due.
     pub(crate) fn mend_tick(&mut self) {
         let now = self.now;
-        let late = |w: &Want| w.asked.is_some_and(|(_, at, _)| now.since(at) >= timing::MEND_AGAIN);
+        let late = |w: &Want| w.asked.is_some_and(|a| now.since(a.at) >= timing::MEND_AGAIN);
         let busy = self.mending.wants.values().filter(|w| w.asked.is_some() && !late(w)).count();
         let due = self.mending.wants.values().filter(|w| (w.asked.is_none() && w.rest <= now) || late(w));
         let due: Vec<u64> = due.map(|w| w.blocks.id).take(AT_ONCE.saturating_sub(busy)).collect();
         due.into_iter().for_each(|id| self.ask_for_blocks(id));
     }
 
+    /// Who may have damaged blocks, in the order in which they are asked: one member after the other, of each source.
+    fn sources(&mut self, blocks: &DamagedBlocks) -> Vec<(Source, Peer)> {
+        let own = [Some(Version(0)), Some(blocks.seen_at).filter(|v| v.0 > 0)].into_iter().flatten();
+        let own = own.map(|v| (blocks.shard, v));
+        let forks = blocks.forks.iter().map(|fork| (*fork, Version(0)));
+        let of: Vec<(Source, Vec<Peer>)> = own
+            .chain(forks)
+            .map(|source| (source, self.with(source.0, |r, ctx| r.other_members(ctx)).unwrap_or_default()))
+            .collect();
+        let most = of.iter().map(|(_, members)| members.len()).max().unwrap_or_default();
+        let turn = |n: usize| of.iter().filter_map(move |(source, members)| Some((*source, *members.get(n)?)));
+        (0..most).flat_map(turn).collect()
+    }
+
     fn ask_for_blocks(&mut self, id: u64) {
-        let want = self.mending.wants[&id];
-        let DamagedBlocks { shard, range, .. } = want.blocks;
+        let Want { blocks, tries, asks, .. } = self.mending.wants[&id].clone();
+        let (shard, range) = (blocks.shard, blocks.range);
         if self.with(shard, |r, _| r.view.is_none() && r.info.is_none()) == Some(true) {
             // Nobody has told yet who there is to be asked.
             return self.mending.again(self.now, id, false);
         }
-        let asked = self.with(shard, |r, ctx| {
-            let others = r.other_members(ctx);
-            let moments = if want.blocks.seen_at.0 > 0 { 2 } else { 1 };
-            let most = if r.damage.is_awaited(ctx.now) { ASKS_AWAITED } else { ASKS };
-            if want.tries >= ANSWERS * others.len() * moments || want.asks >= most {
-                return None;
-            }
-            let to = others[want.asks / moments % others.len()];
-            let is_past = want.asks % moments == 1;
-            let request = ReadRequest {
-                shard,
-                view: r.view_number(),
-                generation: r.attach.generation,
-                id: ctx.ticket(),
-                // A member that lags may still have older data, which match an older entry.
-                floor: if is_past { Sequence(0) } else { r.committed },
-                range,
-                status_only: false,
-                at: Pin { version: if is_past { want.blocks.seen_at } else { Version(0) }, ..Pin::default() },
-                since: Pin::default(),
-            };
-            if let Some(link) = ctx.peers.link(to) {
-                ctx.out.send(link, Message::Read(request));
-            }
-            Some((to, ctx.now, request.id))
-        });
+        let sources = self.sources(&blocks);
+        let is_awaited = |h: &mut Self, of| h.with(of, |r, ctx| r.damage.is_awaited(ctx.now)) == Some(true);
+        let is_awaited = is_awaited(self, shard) || blocks.forks.iter().any(|of| is_awaited(self, *of));
+        let most = if is_awaited { ASKS_AWAITED } else { ASKS };
+        let is_hopeless = tries >= ANSWERS * sources.len() || asks >= most;
+        let asked = if is_hopeless { None } else { self.ask_member(sources[asks % sources.len()], range) };
         let want = self.mending.wants.get_mut(&id).expect("just read");
         want.asks += 1;
-        want.asked = asked.flatten();
+        want.asked = asked;
         if want.asked.is_none() {
-            let blocks = want.blocks;
             self.mending.wants.remove(&id);
             if self.mending.is_news(&blocks) {
                 self.out.note(format!(
@@ -150,11 +157,32 @@ impl Host {
         }
     }
 
+    fn ask_member(&mut self, ((of, version), to): (Source, Peer), range: BlockRange) -> Option<Asked> {
+        self.with(of, |r, ctx| {
+            let request = ReadRequest {
+                shard: of,
+                view: r.view_number(),
+                generation: r.attach.generation,
+                id: ctx.ticket(),
+                // A member that lags may still have older data, which match an older entry.
+                floor: if version.0 > 0 { Sequence(0) } else { r.committed },
+                range,
+                status_only: false,
+                at: Pin { version, ..Pin::default() },
+                since: Pin::default(),
+            };
+            if let Some(link) = ctx.peers.link(to) {
+                ctx.out.send(link, Message::Read(request));
+            }
+            Asked { to, at: ctx.now, read: request.id, of }
+        })
+    }
+
     /// Whether an answer is one to a question of ours; if so the blocks go to the log.
     pub(crate) fn on_mending_reply(&mut self, from: Peer, reply: &ReadReply) {
         let Some(want) = self.mending.asked_as(from, reply.id) else { return };
         match content(reply, want.blocks.range.len) {
-            Some(data) if reply.shard == want.blocks.shard => {
+            Some(data) if want.asked.is_some_and(|a| a.of == reply.shard) => {
                 self.out.actions.push(Action::Mend { blocks: want.blocks, data });
             }
             _ => self.mending.again(self.now, want.blocks.id, true),
@@ -192,9 +220,10 @@ fn content(reply: &ReadReply, blocks: u32) -> Option<Bytes> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Event, HostConfig};
+    use crate::event::{Branch, Event, HostConfig, ShardInfo, ShardSnapshots};
     use crate::testing::SHARD;
-    use freebs_types::{BlockRange, ClusterId, Hash32, NodeId, StartNumber};
+    use freebs_format::wire::Piece;
+    use freebs_types::{ClusterId, Generation, Hash32, NodeId, StartNumber, ViewNumber};
 
     fn host() -> Host {
         Host::new(HostConfig {
@@ -214,7 +243,8 @@ mod tests {
         let (mut host, mut id) = (host(), 0);
         let mut find = |host: &mut Host, at: u32, end: Option<Mended>| {
             id += 1;
-            let found = DamagedBlocks { id, shard: SHARD, range: BlockRange::new(at, 2), seen_at: Version(0) };
+            let found =
+                DamagedBlocks { id, shard: SHARD, range: BlockRange::new(at, 2), seen_at: Version(0), forks: vec![] };
             host.step(Nanos(id), Event::Damaged(vec![found]));
             end.into_iter().for_each(|end| host.step(Nanos(id), Event::Mended { id, end }));
             host.step(Nanos(id), Event::Tick);
@@ -229,5 +259,53 @@ mod tests {
         assert_eq!(find(&mut host, 5, Some(Mended::Done)), (0, 0));
         assert_eq!(find(&mut host, 5, None), (1, 1), "they are damaged anew");
         assert_eq!(find(&mut host, 9, None), (0, 1));
+    }
+
+    fn info(shard: ShardId, members: [u64; 2]) -> ShardInfo {
+        ShardInfo {
+            shard,
+            members: members.map(NodeId).to_vec(),
+            active: ViewNumber(2),
+            known: ViewNumber(2),
+            blocks: 1024,
+            highest: ViewNumber(2),
+            generation: Generation(1),
+            has_keys: false,
+            joining: Vec::new(),
+            view_members: Vec::new(),
+            volume: None,
+            forced: None,
+            branch: Branch::default(),
+            snapshots: ShardSnapshots::default(),
+            fork: None,
+            flatten: false,
+        }
+    }
+
+    /// A block that nothing but a clone reads was asked of the parent's members alone, as it is there now.
+    #[test]
+    fn blocks_that_clones_read_are_asked_of_their_members_too() {
+        const CLONE: ShardId = ShardId { volume: freebs_types::VolumeId(9), index: 0 };
+        let mut host = host();
+        host.step(Nanos(1), Event::Shards(vec![info(SHARD, [2, 3]), info(CLONE, [2, 4])]));
+        let (range, seen_at) = (BlockRange::new(5, 1), Version(7));
+        let found = DamagedBlocks { id: 1, shard: SHARD, range, seen_at, forks: vec![CLONE] };
+        host.step(Nanos(2), Event::Damaged(vec![found]));
+        host.take_actions();
+        let mut asked = Vec::new();
+        for turn in 1..20u64 {
+            host.step(Nanos(turn * 2 * timing::MEND_AGAIN.0), Event::Tick);
+            let Some(a) = host.mending.wants.get(&1).map(|w| w.asked.expect("it was asked for")) else { break };
+            asked.push((a.to.node.0, a.of));
+            let pieces = vec![Piece { kind: ExtentKind::Data, blocks: 1, changed: false }];
+            let data = vec![Bytes::from(vec![turn as u8; BLOCK])];
+            host.on_mending_reply(a.to, &ReadReply { shard: a.of, id: a.read, pieces, crcs: vec![], data });
+            let mends = host.take_actions().iter().filter(|a| matches!(a, Action::Mend { .. })).count();
+            assert_eq!(mends, 1, "the log looks at what came");
+            host.step(Nanos(turn), Event::Mended { id: 1, end: Mended::Useless });
+        }
+        let once = [(3, SHARD), (3, SHARD), (4, CLONE)];
+        assert_eq!(asked, [once, once].concat(), "now and then, and in the clone, twice");
+        assert!(host.take_actions().iter().any(|a| matches!(a, Action::Unmended { id: 1 })));
     }
 }

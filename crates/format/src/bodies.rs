@@ -360,6 +360,8 @@ pub struct MarkBody {
     pub whole_from: Version,
     /// Set when all of the past was learned: `whole_from` holds whatever was missing before.
     pub whole_past: bool,
+    /// Versions that clones read from this shard, and that are not there any more, in order (rule E10).
+    pub lost: Vec<Version>,
     /// Where the shard begins, if it is a clone's that reads from its parent what it does not have.
     pub fork: Option<Fork>,
     /// Closed views of which the log still has frames, in order, so that the frames can be audited when those that
@@ -415,6 +417,16 @@ pub(crate) struct ClosedFixed {
 }
 const _: () = assert!(size_of::<ClosedFixed>() == CLOSED_VIEW_BYTES);
 
+impl ClosedFixed {
+    fn read(&self) -> ClosedView {
+        ClosedView {
+            view: ViewNumber(self.view.get()),
+            published: Sequence(self.published.get()),
+            secret: Hash32(self.secret),
+        }
+    }
+}
+
 /// Bytes of a closed view in a mark.
 pub const CLOSED_VIEW_BYTES: usize = 48;
 
@@ -437,7 +449,19 @@ pub(crate) struct KeptFixed {
 }
 const _: () = assert!(size_of::<KeptFixed>() == 16);
 
-/// In a mark of a shard that reads from a parent; behind the closed views, in front of all else there.
+/// Behind the versions, 8 bytes each, that a mark names as lost to clones; these follow the closed views.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct LostFixed {
+    pub(crate) versions: U32,
+    pub(crate) reserved: U32,
+}
+const _: () = assert!(size_of::<LostFixed>() == 8);
+
+/// Bytes of a version that is lost to clones, in a mark.
+pub const LOST_VERSION_BYTES: usize = 8;
+
+/// In a mark of a shard that reads from a parent; behind the closed views and lost versions, in front of all else there.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct ForkFixed {
@@ -484,6 +508,7 @@ const MARK_LEARNED: u32 = 8;
 const MARK_HISTORY: u32 = 16;
 const MARK_WHOLE_PAST: u32 = 32;
 const MARK_FORK: u32 = 64;
+const MARK_LOST: u32 = 128;
 
 impl MarkBody {
     fn tells_learned(&self) -> bool {
@@ -503,6 +528,7 @@ impl MarkBody {
             (self.tells_history(), MARK_HISTORY),
             (self.whole_past, MARK_WHOLE_PAST),
             (self.fork.is_some(), MARK_FORK),
+            (!self.lost.is_empty(), MARK_LOST),
         ];
         bits.iter().filter(|(set, _)| *set).fold(0, |flags, (_, bit)| flags | bit)
     }
@@ -551,6 +577,11 @@ impl MarkBody {
             let c = ClosedFixed { view: c.view.0.into(), published: c.published.0.into(), secret: c.secret.0 };
             out.extend_from_slice(c.as_bytes());
         }
+        if !self.lost.is_empty() {
+            self.lost.iter().for_each(|v| out.extend_from_slice(&v.0.to_le_bytes()));
+            let fixed = LostFixed { versions: (self.lost.len() as u32).into(), reserved: 0.into() };
+            out.extend_from_slice(fixed.as_bytes());
+        }
         if let Some(fork) = &self.fork {
             out.extend_from_slice(ForkFixed::of(fork).as_bytes());
         }
@@ -582,6 +613,11 @@ impl MarkBody {
     /// True if a body names a parent.
     pub(crate) fn names_fork(body: &[u8]) -> bool {
         MarkFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.flags.get() & MARK_FORK != 0)
+    }
+
+    /// True if a body names versions that are lost to clones.
+    pub(crate) fn names_lost(body: &[u8]) -> bool {
+        MarkFixed::ref_from_prefix(body).is_ok_and(|(f, _)| f.flags.get() & MARK_LOST != 0)
     }
 
     /// True if a body has secrets of closed views.
@@ -617,6 +653,7 @@ impl MarkBody {
                 .map_err(|_| cut("what a mark says of history is cut short"))?,
         };
         let (rest, fork) = Self::fork_behind(rest, fixed.flags.get())?;
+        let (rest, lost) = Self::lost_behind(rest, fixed.flags.get())?;
         let committed = Sequence(fixed.committed.get());
         let closed = fixed.closed.get() as usize;
         let (rest, closed) = <[ClosedFixed]>::ref_from_suffix_with_elems(rest, closed)
@@ -654,15 +691,9 @@ impl MarkBody {
             kept_as_of: history.map(|h| Sequence(h.as_of.get())).filter(|s| *s != committed),
             whole_from: Version(history.map_or(0, |h| h.whole_from.get())),
             whole_past: fixed.flags.get() & MARK_WHOLE_PAST != 0,
+            lost,
             fork,
-            closed: closed
-                .iter()
-                .map(|c| ClosedView {
-                    view: ViewNumber(c.view.get()),
-                    published: Sequence(c.published.get()),
-                    secret: Hash32(c.secret),
-                })
-                .collect(),
+            closed: closed.iter().map(ClosedFixed::read).collect(),
         })
     }
 
@@ -673,6 +704,25 @@ impl MarkBody {
         }
         let (rest, fork) = ForkFixed::ref_from_suffix(rest).map_err(|_| cut("mark of a fork is cut short"))?;
         Ok((rest, Some(fork.read()?)))
+    }
+
+    /// The versions that a body names as lost to clones at its end, and the bytes in front of them.
+    fn lost_behind(rest: &[u8], flags: u32) -> Result<(&[u8], Vec<Version>)> {
+        if flags & MARK_LOST == 0 {
+            return Ok((rest, Vec::new()));
+        }
+        let short = || cut("mark's lost versions are cut short");
+        let (rest, fixed) = LostFixed::ref_from_suffix(rest).map_err(|_| short())?;
+        let count = fixed.versions.get() as usize;
+        if fixed.reserved.get() != 0 || !(1..=limits::LOST_VERSIONS_MAX).contains(&count) {
+            return Err(cut("mark with an impossible number of lost versions"));
+        }
+        let (rest, lost) = <[U64]>::ref_from_suffix_with_elems(rest, count).map_err(|_| short())?;
+        let is_sorted = lost.is_sorted_by(|a, b| a.get() < b.get());
+        if !is_sorted || lost.iter().any(|v| !(1..pins::KEPT_MAX).contains(&v.get())) {
+            return Err(cut("mark with lost versions that make no sense"));
+        }
+        Ok((rest, lost.iter().map(|v| Version(v.get())).collect()))
     }
 
     fn check_numbers(fixed: &MarkFixed, history: Option<&KeptFixed>) -> Result<()> {

@@ -27,6 +27,9 @@ pub const FEATURE_GIVEN_UP: u32 = 32;
 pub const FEATURE_HISTORY: u32 = 128;
 /// Feature bit of a mark of a shard that reads from a parent. A reader without it would take what is not there for zeroes.
 pub const FEATURE_FORK: u32 = 256;
+/// Feature bit of a mark that names versions which clones read and which are lost. A reader without it would serve clones what
+/// lies below these.
+pub const FEATURE_LOST: u32 = 512;
 /// All feature bits that this version knows.
 pub(crate) const FEATURES: u32 = FEATURE_PINS
     | FEATURE_SHARED
@@ -35,7 +38,8 @@ pub(crate) const FEATURES: u32 = FEATURE_PINS
     | FEATURE_BRANCH
     | FEATURE_GIVEN_UP
     | FEATURE_HISTORY
-    | FEATURE_FORK;
+    | FEATURE_FORK
+    | FEATURE_LOST;
 /// Bytes of the header that the digest covers; behind them come the hashes themselves.
 pub const DIGEST_PREFIX: usize = 112;
 

@@ -32,6 +32,7 @@ const _: () = assert!(
         + DRIVERS_MAX * 16
         + freebs_types::limits::SHARD_PINS_MAX * freebs_format::PIN_BYTES
         + freebs_types::limits::CLOSED_VIEWS_MAX * freebs_format::CLOSED_VIEW_BYTES
+        + freebs_types::limits::LOST_VERSIONS_MAX * freebs_format::LOST_VERSION_BYTES
         + (8 << 10)
         <= freebs_types::limits::FRAME_HEAD_BYTES_MAX
 );

@@ -25,6 +25,8 @@ pub const VOLUME_SHARDS_MAX: u32 = 1024;
 pub const CHUNK_BLOCKS_MAX: u32 = 4096;
 /// Versions of a shard that can be pinned at once: 32 KiB in a mark.
 pub const SHARD_PINS_MAX: usize = 2048;
+/// Versions that clones read, and that a log knows to be lost: 8 KiB in a mark.
+pub const LOST_VERSIONS_MAX: usize = 1024;
 /// Closed views whose secrets a log keeps for the audit of frames that it still has: 12 KiB in a mark.
 pub const CLOSED_VIEWS_MAX: usize = 256;
 /// Blocks in one read request to a member.

@@ -245,6 +245,12 @@ pub fn fork_frame() -> Frame {
     FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
 }
 
+/// The same of a parent that lacks versions which its clones read.
+pub fn lost_frame() -> Frame {
+    let body = MarkBody { lost: vec![Version(77), Version(1_000)], ..mark_body() };
+    FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
+}
+
 /// The same of a log that has given up lost frames by force.
 pub fn given_up_frame() -> Frame {
     let body = MarkBody { given_up: ViewNumber(5), ..mark_body() };

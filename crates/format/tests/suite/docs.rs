@@ -125,6 +125,7 @@ fn maxima_agree() {
         limits::UPDATE_EXTENTS_MAX,
         limits::CHUNK_BLOCKS_MAX,
         limits::SHARD_PINS_MAX,
+        limits::LOST_VERSIONS_MAX,
         limits::CLOSED_VIEWS_MAX,
         limits::SHARD_BLOCKS_MAX,
         limits::CHAIN_MEMBERS_MAX,

@@ -192,6 +192,39 @@ fn a_mark_tells_no_impossible_numbers_of_history() {
     }
 }
 
+#[test]
+fn a_mark_names_no_impossible_versions_as_lost_to_clones() {
+    let most = limits::LOST_VERSIONS_MAX as u64;
+    let lost = |list: &[u64]| list.iter().map(|v| Version(*v)).collect::<Vec<_>>();
+    let many = |n: u64| (1..=n).map(Version).collect::<Vec<_>>();
+    for (what, lost, is_right) in [
+        ("some", lost(&[1, 7, (1 << 62) - 1]), true),
+        ("as many as may be", many(most), true),
+        ("one more", many(most + 1), false),
+        ("version 0", lost(&[0, 7]), false),
+        ("no such version", lost(&[7, 1 << 62]), false),
+        ("in another order", lost(&[7, 3]), false),
+        ("twice", lost(&[7, 7]), false),
+    ] {
+        let body = MarkBody {
+            lost,
+            pins: vec![Pin { version: Version(9), snapshot: SnapshotId(1) }],
+            ..crate::common::mark_body()
+        };
+        let bytes = body.encode();
+        let read = MarkBody::decode(&bytes);
+        assert_eq!(read.is_ok(), is_right, "{what}");
+        let Ok(read) = read else { continue };
+        assert_eq!((&read.lost, &read.pins, read.encode() == bytes), (&body.lost, &body.pins, true), "{what}");
+        let counted = bytes.len() - 8;
+        for (at, value) in [(counted, 0u32), (counted, most as u32 + 1), (counted, 1 << 24), (counted + 4, 1)] {
+            let mut bad = bytes.clone();
+            bad[at..at + 4].copy_from_slice(&value.to_le_bytes());
+            assert!(MarkBody::decode(&bad).is_err(), "{what}: {value} at byte {at}");
+        }
+    }
+}
+
 /// Updates of the reserved kinds were taken without a feature bit, and acted as plain writes: a frame of a newer freebs
 /// would have done something else here than there. So were they on the wire.
 #[test]

@@ -46,6 +46,7 @@ fn frames() {
         ("mark-closed", closed_frame()),
         ("mark-history", history_frame()),
         ("mark-fork", fork_frame()),
+        ("mark-lost", lost_frame()),
         ("mark-given-up", given_up_frame()),
         ("snapshot", snapshot_frame()),
         ("view-shared", shared_view_frame()),
@@ -62,6 +63,7 @@ fn frames() {
         assert_eq!(has(FEATURE_CLOSED), name == "mark-closed", "{name}");
         assert_eq!(has(FEATURE_HISTORY), name == "mark-history", "{name}");
         assert_eq!(has(FEATURE_FORK), name == "mark-fork", "{name}");
+        assert_eq!(has(FEATURE_LOST), name == "mark-lost", "{name}");
         assert_eq!(has(FEATURE_BRANCH), name == "view-branch", "{name}");
         assert_eq!(has(FEATURE_GIVEN_UP), name == "mark-given-up", "{name}");
         assert!(FrameHead::parse(&mut bytes).is_ok(), "{name}");

@@ -505,7 +505,7 @@ pub struct MapPlace {
 }
 
 /// Live blocks that are damaged here, to be asked for elsewhere.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DamagedBlocks {
     /// What `Engine::mend` knows them by.
     pub id: u64,
@@ -513,8 +513,11 @@ pub struct DamagedBlocks {
     pub shard: ShardId,
     /// Block addresses in the shard.
     pub range: BlockRange,
-    /// If they are history, a version that is kept sees them, and this is the first one. 0: none, so they are in force now.
+    /// If they are history, a version that is kept, or that a clone reads, sees them, and this is the first one. 0: none, so
+    /// they are in force now.
     pub seen_at: Version,
+    /// Shards of clones that may read them, at the same addresses: their members may have them, too.
+    pub forks: Vec<ShardId>,
 }
 
 /// What a step of the scrub did.
@@ -708,6 +711,8 @@ pub enum RuleMutant {
     ChunkIsCounter,
     /// E10: a parent does not keep the versions that forks read.
     ForksForgotten,
+    /// E10: a parent serves its forks whatever it has lost since.
+    LostToForksUntold,
     /// E10: only the first mark of a fork says that it is one.
     ForksUntold,
     /// E10: who learns a fork's map is not told of what it reads from its parents.

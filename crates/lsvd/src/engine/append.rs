@@ -415,10 +415,18 @@ impl Core {
     }
 
     /// In front of the first frame behind a tail that may have lost some goes a mark that says so: from the frame alone
-    /// the next start would take the log for whole (E7).
+    /// the next start would take the log for whole (E7). And in front of one that takes the place of what a fork reads (E10).
     fn tell_suspect(&mut self) {
-        let Some(Queued::Record(Record::Frame(f))) = self.queue.front() else { return };
+        let Some(Queued::Record(Record::Frame(f) | Record::Repair(f))) = self.queue.front() else { return };
         let shard = f.head.shard();
+        let is_lost = match self.shards.get_mut(&shard) {
+            Some(s) => s.loses_forks_by(&f.head),
+            None => self.forks.loses_by(&f.head),
+        };
+        if is_lost {
+            return self.queue.push_front(Queued::Suspect(shard));
+        }
+        let Some(Queued::Record(Record::Frame(_))) = self.queue.front() else { return };
         let Some(s) = self.shards.get_mut(&shard).filter(|s| s.suspect && !s.suspect_told) else { return };
         s.suspect_told = true;
         self.queue.push_front(Queued::Suspect(shard));

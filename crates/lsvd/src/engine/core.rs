@@ -300,7 +300,6 @@ impl Core {
             FrameKind::Mark => {
                 let body = MarkBody::decode(head.body()).map_err(|_| "mark that can't be read")?;
                 if body.deleted {
-                    forks.forget(id);
                     if let Some(shard) = shards.remove(&id) {
                         maps.slots.remove(&shard.slot);
                         shard.forget(at.segment, segs);
@@ -314,6 +313,7 @@ impl Core {
                     }
                     return Ok(());
                 }
+                forks.is_told(id);
                 let shard = shards.entry(id).or_insert_with(|| fresh(maps));
                 shard.mark(head, &body, at, (self.damaged, self.unlearned), segs)
             }
@@ -370,11 +370,15 @@ impl Core {
 
     /// Body of a mark as bytes, with the shard's last frame for its header.
     pub fn mark_frame(&self, shard: ShardId, change: &MarkChange, released: Sequence) -> freebs_format::Frame {
-        let fresh = Shard::new(shard, 0);
+        let mut fresh = Shard::new(shard, 0);
+        (fresh.history.read_by_forks, fresh.history.lost_to_forks) = (self.forks.of(shard), self.forks.lost_of(shard));
         let s = self.shards.get(&shard).unwrap_or(&fresh);
         let (tip, mut body) = s.mark_body(change, released);
         if self.segs.leaves_out(RuleMutant::PinsUntold) {
             (body.pins, body.retain) = (Vec::new(), Version(0));
+        }
+        if self.segs.leaves_out(RuleMutant::LostToForksUntold) {
+            body.lost.clear();
         }
         if self.segs.leaves_out(RuleMutant::ForksUntold) && change.fork.is_none() {
             body.fork = None;

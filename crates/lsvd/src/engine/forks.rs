@@ -4,10 +4,12 @@ use crate::RuleMutant;
 use crate::engine::core::Core;
 use crate::shard::Shard;
 use crate::shard::chunks::Run;
-use freebs_types::{ChunkId, Fork, Sequence, ShardId};
+use freebs_types::{ChunkId, Fork, Sequence, ShardId, Version};
 
 /// Shards that a read passes through at most: where there are more, it fails. Forks are made flat long before.
 pub(crate) const LINE_MAX: usize = 256;
+/// Forks that are named with a damaged block of a parent.
+const READERS_MAX: usize = 4;
 
 impl Core {
     /// The parent that a shard reads from, if it reads from one.
@@ -22,10 +24,10 @@ impl Core {
             return;
         }
         if let Some(fork) = &before {
-            self.forks.remove(fork);
+            self.forks.remove(shard, fork);
         }
         if let Some(fork) = &now {
-            self.forks.add(fork);
+            self.forks.add(shard, fork);
         }
         for fork in before.into_iter().chain(now) {
             let mut read = self.forks.of(fork.parent);
@@ -40,12 +42,28 @@ impl Core {
 
     /// True if a parent keeps a version for a fork that is made now: frames in front in the log may have given it up.
     pub fn may_fork(&self, fork: &Fork) -> bool {
-        self.shards.get(&fork.parent).is_some_and(|p| p.keeps_for_fork(fork.version) && p.committed >= fork.sequence)
+        self.shards.get(&fork.parent).is_some_and(|p| p.keeps_for_fork(fork))
     }
 
     /// The shards that a shard reads from, one after the other.
     pub fn line(&self, shard: ShardId) -> impl Iterator<Item = Fork> {
         std::iter::successors(self.fork_of(shard), |f| self.fork_of(f.parent)).take(LINE_MAX)
+    }
+
+    /// Shards that may read a version of a shard, or of one before it, as forks; a few of them.
+    pub fn readers_of(&self, shard: ShardId, version: Version) -> Vec<ShardId> {
+        let reads = |id: ShardId| self.line(id).any(|f| f.parent == shard && f.version >= version);
+        self.forks.all().map(|(id, _)| id).filter(|id| reads(*id)).take(READERS_MAX).collect()
+    }
+
+    /// The shard in whose chunks a place of a range of blocks lies: this one, or one that it reads from.
+    pub fn owner_of(&self, shard: ShardId, chunk: ChunkId, offset: u32, (segment, at): (u32, u32)) -> ShardId {
+        let has = |id: &ShardId| {
+            let mut is_it = false;
+            let each = |r: Run| is_it |= (r.segment, r.at) == (segment, at);
+            self.shards.get(id).is_some_and(|s| s.chunks.lookup(chunk, offset, 1, each)) && is_it
+        };
+        std::iter::once(shard).chain(self.line(shard).map(|f| f.parent)).find(has).unwrap_or(shard)
     }
 
     /// The places of a range of a chunk's blocks, in order: this shard's, and where it has none its parents'. `false` if

@@ -96,8 +96,8 @@ impl Core {
         let all = self.shards.iter().map(|(id, s)| {
             let mut kept = s.kept();
             kept.join(&s.history.pins.kept);
-            for v in s.history.read_by_forks.keys() {
-                kept.pins.entry(*v).or_default();
+            for p in s.history.read_by_forks.keys() {
+                kept.pins.entry(p.version).or_insert(p.snapshot);
             }
             (*id, kept)
         });

@@ -2,6 +2,8 @@
 
 use super::frames::Gathered;
 use crate::engine::Engine;
+use crate::shard::Shard;
+use crate::shard::forks::ForkPoint;
 use freebs_format::{CarryBody, Pin};
 use freebs_io::Device;
 use freebs_types::{Error, Fork, Lba, Result, ShardId};
@@ -19,24 +21,39 @@ impl<D: Device> Engine<D> {
                 fork.sequence
             )));
         }
-        let is_less = version < state.whole_from || state.holes.iter().any(|h| h.0 <= fork.sequence);
-        match is_less {
-            true => Err(Error::corrupt(format!("shard {parent}: version {version} is not whole here"))),
-            false => Ok(()),
+        if state.holes.iter().any(|h| h.0 <= fork.sequence) {
+            return Err(Error::corrupt(format!("shard {parent}: version {version} is not whole here")));
         }
+        self.inner.core.borrow().shard(parent)?.check_whole(version)
     }
 
-    /// True if shards of this log read from this one what they have no entry for. It can't go before they are flat.
+    /// True if shards of this log read from this one what they have no entry for. It can't go before they are flat. What is
+    /// lost to them keeps nothing.
     #[must_use]
     pub fn is_read_by_forks(&self, shard: ShardId) -> bool {
-        self.inner.core.borrow().forks.is_parent(shard)
+        self.inner.core.borrow().shards.get(&shard).is_some_and(Shard::is_read_by_forks)
+    }
+
+    /// An error if not all is here that a shard reads from its parents, blocks that don't match their CRCs aside. `Corrupt` as of
+    /// reads. What is lost for good must be learned from others.
+    pub fn check_inherited(&self, shard: ShardId) -> Result<()> {
+        let core = self.inner.core.borrow();
+        let gone = |f: &Fork| Error::corrupt(format!("shard {shard} reads from shard {}, which is gone", f.parent));
+        let mut line = core.line(shard);
+        line.try_for_each(|f| core.shards.get(&f.parent).ok_or_else(|| gone(&f))?.check_fork(&ForkPoint::of(&f)))
     }
 
     /// The shards that read from this one, in order.
     #[must_use]
     pub fn forks_of(&self, parent: ShardId) -> Vec<ShardId> {
         let core = self.inner.core.borrow();
-        core.shards.values().filter(|s| s.fork.is_some_and(|f| f.parent == parent)).map(|s| s.id).collect()
+        core.forks.all().filter(|(_, f)| f.parent == parent).map(|(shard, _)| shard).collect()
+    }
+
+    /// The shards that read from another one, in order, each with where it begins. It costs nothing where there are none.
+    #[must_use]
+    pub fn forks(&self) -> Vec<(ShardId, Fork)> {
+        self.inner.core.borrow().forks.all().collect()
     }
 
     /// Shards that a read of this one may pass through beside its own.

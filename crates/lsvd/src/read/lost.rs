@@ -64,6 +64,8 @@ impl<D: Device> Engine<D> {
             return true;
         }
         let (segment, at) = (part.segment, part.at);
+        // What a fork reads from a parent is damaged in the parent.
+        let shard = core.owner_of(shard, part.entry.chunk, part.entry.offset, (segment, at));
         let seq = core.segs.get(segment).seq;
         let piece = Piece { shard, entry: part.entry, segment, seq, at, data: Bytes::new() };
         piece.runs_of(|at| wanted.contains(&at)).into_iter().for_each(|p| core.rot.want(p));

@@ -5,35 +5,72 @@
 //! - While a fork here reads a version, its parent keeps that version, whoever else has given it up (rule E10).
 //! - A fork's own entries are newer than all that it reads from its parent (rule E2), so one below the other is right.
 
-use freebs_types::{Fork, ShardId, Version};
-use std::collections::BTreeMap;
+use crate::shard::history::pins::PinOp;
+use freebs_format::{FrameHead, Pin};
+use freebs_types::{Fork, Sequence, ShardId, SnapshotId, Version};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// Versions of a shard that forks read, and how many do.
-pub(crate) type Read = BTreeMap<Version, u32>;
+/// What of a parent a fork reads: a version, the frame that pinned it, and the snapshot that it was pinned for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ForkPoint {
+    pub version: Version,
+    pub sequence: Sequence,
+    pub snapshot: SnapshotId,
+}
+
+impl ForkPoint {
+    pub fn of(fork: &Fork) -> Self {
+        Self { version: fork.version, sequence: fork.sequence, snapshot: fork.snapshot }
+    }
+
+    /// None of this version is lower.
+    pub fn first(version: Version) -> Self {
+        Self { version, sequence: Sequence(0), snapshot: SnapshotId(0) }
+    }
+
+    /// True if an update pins it.
+    fn is_pinned_by(&self, op: PinOp) -> bool {
+        matches!(op, PinOp::Take(pin) if self.is_of(&pin))
+    }
+
+    /// True if it is the version that a pin is of.
+    pub fn is_of(&self, pin: &Pin) -> bool {
+        (pin.version, pin.snapshot) == (self.version, self.snapshot)
+    }
+}
+
+/// What forks read of a shard, and how many do.
+pub(crate) type Read = BTreeMap<ForkPoint, u32>;
 
 /// True if a version that forks read lies from `from` up to, but without, `to`.
 pub(crate) fn is_read_in(read: &Read, from: Version, to: Version) -> bool {
-    from < to && read.range(from..to).next().is_some()
+    from < to && read.range(ForkPoint::first(from)..ForkPoint::first(to)).next().is_some()
 }
 
-/// Which versions forks of this log read, by parent.
+/// The forks of this log, and what they read, by parent.
 #[derive(Debug, Default)]
 pub(crate) struct Forks {
+    all: BTreeMap<ShardId, Fork>,
     by_parent: BTreeMap<ShardId, Read>,
+    /// Versions that are lost to forks of parents that are not here: their first frames are on the way to the log.
+    lost: BTreeMap<ShardId, BTreeSet<Version>>,
 }
 
 impl Forks {
-    pub fn add(&mut self, fork: &Fork) {
-        *self.by_parent.entry(fork.parent).or_default().entry(fork.version).or_default() += 1;
+    pub fn add(&mut self, shard: ShardId, fork: &Fork) {
+        self.all.insert(shard, *fork);
+        *self.by_parent.entry(fork.parent).or_default().entry(ForkPoint::of(fork)).or_default() += 1;
     }
 
     /// One that reads there no more.
-    pub fn remove(&mut self, fork: &Fork) {
+    pub fn remove(&mut self, shard: ShardId, fork: &Fork) {
+        self.all.remove(&shard);
         let Some(read) = self.by_parent.get_mut(&fork.parent) else { return };
-        if let Some(n) = read.get_mut(&fork.version) {
+        let point = ForkPoint::of(fork);
+        if let Some(n) = read.get_mut(&point) {
             *n -= 1;
             if *n == 0 {
-                read.remove(&fork.version);
+                read.remove(&point);
             }
         }
         if read.is_empty() {
@@ -41,16 +78,40 @@ impl Forks {
         }
     }
 
-    /// The parent is gone: whoever reads there finds nothing.
-    pub fn forget(&mut self, parent: ShardId) {
-        self.by_parent.remove(&parent);
-    }
-
     pub fn of(&self, parent: ShardId) -> Read {
         self.by_parent.get(&parent).cloned().unwrap_or_default()
     }
 
-    pub fn is_parent(&self, shard: ShardId) -> bool {
-        self.by_parent.contains_key(&shard)
+    /// As of a shard, for one that is not here yet.
+    pub fn loses_by(&mut self, head: &FrameHead) -> bool {
+        let Some(read) = self.by_parent.get(&head.shard()) else { return false };
+        let lost: BTreeSet<Version> = lost_by(read, head).collect();
+        let known = self.lost.get(&head.shard());
+        let is_new = !lost.iter().all(|v| known.is_some_and(|k| k.contains(v)));
+        if is_new {
+            self.lost.entry(head.shard()).or_default().extend(lost);
+        }
+        is_new
     }
+
+    /// What is lost of a parent that is not here yet.
+    pub fn lost_of(&self, parent: ShardId) -> BTreeSet<Version> {
+        self.lost.get(&parent).cloned().unwrap_or_default()
+    }
+
+    /// The parent says so itself from now on.
+    pub fn is_told(&mut self, parent: ShardId) {
+        self.lost.remove(&parent);
+    }
+
+    /// Each fork, and where it begins, in order.
+    pub fn all(&self) -> impl Iterator<Item = (ShardId, Fork)> {
+        self.all.iter().map(|(shard, fork)| (*shard, *fork))
+    }
+}
+
+/// Versions that forks read and that a frame of the parent takes the place of.
+pub fn lost_by(read: &Read, head: &FrameHead) -> impl Iterator<Item = Version> {
+    let is_other = |p: &&ForkPoint| p.sequence == head.seq() && !PinOp::of(head).iter().any(|op| p.is_pinned_by(*op));
+    read.keys().filter(is_other).map(|p| p.version)
 }

@@ -12,6 +12,7 @@
 
 pub mod chunks;
 pub mod closed;
+mod forked;
 pub mod forks;
 pub mod frames;
 pub mod history;
@@ -34,7 +35,8 @@ use crate::shard::overlay::{Overlay, Uncommitted, entries};
 use crate::{Base, FrameName, MarkChange, RequestTable, RuleMutant, ShardState, Unrepaired};
 use chunks::{ChunkIndex, Run};
 use freebs_format::{
-    AttachBody, CarryBody, CarryEntry, ExtentKind, FORK_BYTES, FrameHead, FrameKind, MarkBody, PIN_BYTES, ViewBody,
+    AttachBody, CarryBody, CarryEntry, ExtentKind, FORK_BYTES, FrameHead, FrameKind, LOST_VERSION_BYTES, MarkBody,
+    PIN_BYTES, ViewBody,
 };
 use freebs_types::{BLOCK, ChunkId, Fork, Hash32, Sequence, ShardId, Version, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
@@ -633,6 +635,9 @@ impl Shard {
         if s.0 >= NUMBER_MAX || h.first_version.get() >= NUMBER_MAX || h.chunk_offset.get() > chunks::ORDINALS_MAX {
             return Err("mark with an impossible number");
         }
+        if body.fork.is_some_and(|f| f.parent == self.id) {
+            return Err("mark of a shard that reads from itself");
+        }
         self.promise(body, damaged);
         if body.secret_view.0 > 0 && self.secret.is_none_or(|(v, _)| v <= body.secret_view) {
             self.secret = Some((body.secret_view, body.secret));
@@ -928,6 +933,7 @@ impl Shard {
             self.learned_body(learned, &mut body);
         }
         self.kept_for_mark(change, base, &mut body);
+        self.lost_for_mark(change, base, &mut body);
         (tip, body)
     }
 
@@ -982,6 +988,7 @@ impl Shard {
             + self.requests.encoded_len()
             + self.history.pins.kept.pins.len() * PIN_BYTES
             + if self.fork.is_some() { FORK_BYTES } else { 0 }
+            + self.history.lost_to_forks.len() * LOST_VERSION_BYTES
             + self.closed.mark_bytes()
     }
 

@@ -253,9 +253,9 @@ impl<D: Device> Engine<D> {
         for id in core.rot.take_fresh(max) {
             let lives = core.still_wants(id);
             if let Some(p) = core.rot.wanted(id).filter(|_| lives) {
-                let seen_at = core.shard(p.shard()).ok().and_then(|s| s.kept().first_from(p.entry.version));
-                let (shard, range, seen_at) = (p.shard(), p.range(), seen_at.unwrap_or_default());
-                out.push(DamagedBlocks { id, shard, range, seen_at });
+                let (shard, range, version) = (p.shard(), p.range(), p.entry.version);
+                let seen_at = core.shard(shard).ok().and_then(|s| s.first_seen(version)).unwrap_or_default();
+                out.push(DamagedBlocks { id, shard, range, seen_at, forks: core.readers_of(shard, version) });
             }
         }
         out

@@ -6,18 +6,19 @@
 
 use crate::common::*;
 use crate::crash_device::{crash_device, power_cut};
+use crate::forks_lost::{self, Told, append_lost, mend_all, parent_gone, right_or_lost, tell_all};
 use crate::history::{LEFT_OUT, TINY, erase_checkpoints, open};
 use freebs_format::UpdateKind;
 use freebs_io::faults::CrashDevice;
 use freebs_io::memory::MemoryDevice;
-use freebs_lsvd::{Base, Durable, MapPlace, MarkChange, Options, Record, RuleMutant, fork_name, fork_token};
+use freebs_lsvd::{Durable, MarkChange, Options, Record, RuleMutant, fork_name, fork_token};
 use freebs_types::{ErrorKind, Fork, Hash32, Lba, Sequence, ShardId, Version, ViewNumber};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const BLOCKS: u32 = 96;
-const SEGMENTS: u64 = 24;
-const LIMIT: u64 = 40 << 20;
+pub const SEGMENTS: u64 = 24;
+pub const LIMIT: u64 = 40 << 20;
 /// Shards of a tree at most, and pins of a shard.
 const SHARDS_MAX: usize = 7;
 const PINS_MAX: usize = 4;
@@ -26,27 +27,42 @@ const MUTANT_SEEDS: u64 = 20;
 
 /// One shard, and what it is by the plainest rules.
 #[derive(Clone)]
-struct Line {
+pub struct Line {
     chain: Chain,
     now: Model,
     /// Pinned versions: frame and content.
-    pins: BTreeMap<u64, (u64, Model)>,
+    pub pins: BTreeMap<u64, (u64, Model)>,
 }
 
-struct Tree {
-    lines: BTreeMap<ShardId, Line>,
-    rng: Rng,
+pub struct Tree {
+    pub lines: BTreeMap<ShardId, Line>,
+    pub rng: Rng,
     next_shard: u64,
-    next_view: u64,
+    pub next_view: u64,
     /// Forks without a frame of their own.
-    unopened: BTreeMap<ShardId, Fork>,
+    pub unopened: BTreeMap<ShardId, Fork>,
+    /// Appends are lost, and parents.
+    loses: bool,
+    /// Forks that read from others what these may have lost.
+    pub unsure: BTreeSet<ShardId>,
+    /// Blocks that could not be read for that.
+    lost: u64,
 }
 
 impl Tree {
     fn new(seed: u64) -> Self {
         let root = Line { chain: Chain::new(ShardId::new(1, 0)), now: Model::new(), pins: BTreeMap::new() };
         let lines = [(root.chain.shard, root)].into();
-        Self { lines, rng: Rng::new(seed), next_shard: 2, next_view: 2, unopened: BTreeMap::new() }
+        Self {
+            lines,
+            rng: Rng::new(seed),
+            next_shard: 2,
+            next_view: 2,
+            unopened: BTreeMap::new(),
+            loses: false,
+            unsure: BTreeSet::new(),
+            lost: 0,
+        }
     }
 
     /// One that has a frame of its own.
@@ -109,16 +125,38 @@ impl Tree {
         Record::Frame(line.chain.view_frame(self.next_view, 9))
     }
 
-    async fn compare(&self, rig: &Rig) {
+    /// Forks of forks lack what these do.
+    fn doubt_forks(&mut self, rig: &Rig) {
+        let forks = rig.engine.forks();
+        let is_new = |t: &Self, (shard, f): &(ShardId, Fork)| t.unsure.contains(&f.parent) && !t.unsure.contains(shard);
+        while let Some((shard, _)) = forks.iter().find(|f| is_new(self, f)) {
+            self.unsure.insert(*shard);
+        }
+    }
+
+    async fn compare(&mut self, rig: &Rig) {
+        self.doubt_forks(rig);
         for (shard, line) in &self.lines {
+            if self.unsure.contains(shard) {
+                self.lost += right_or_lost(rig, *shard, None, &line.now, BLOCKS).await;
+                for (version, (_, model)) in &line.pins {
+                    self.lost += right_or_lost(rig, *shard, Some(Version(*version)), model, BLOCKS).await;
+                }
+                continue;
+            }
+            let whole_from = rig.engine.whole_from(*shard).unwrap();
             let found = rig.read_all(*shard, BLOCKS).await.unwrap_or_else(|e| panic!("shard {shard}: {e}"));
             same(&found, &line.now, &format!("shard {shard}"));
-            for (version, (_, model)) in &line.pins {
+            // Nobody has told a parent that is mended what its own lost frames had pinned.
+            for (version, (_, model)) in line.pins.iter().filter(|(v, _)| **v >= whole_from.0) {
                 let found = rig.read_version(*shard, Some(Version(*version)), BLOCKS).await;
                 let what = format!("version {version} of shard {shard}");
                 same(&found.unwrap_or_else(|e| panic!("{what}: {e}")), model, &what);
             }
         }
+        let shards = rig.engine.shards().into_iter();
+        let forks: Vec<(ShardId, Fork)> = shards.filter_map(|s| Some((s, rig.engine.state(s)?.fork?))).collect();
+        assert_eq!(rig.engine.forks(), forks);
         rig.engine.check();
     }
 }
@@ -131,7 +169,7 @@ fn same(found: &Model, model: &Model, what: &str) {
 }
 
 /// All that was appended is durable, and known to be committed.
-async fn commit(t: &mut Tree, rig: &Rig) {
+pub async fn commit(t: &mut Tree, rig: &Rig) {
     rig.settle().await;
     assert!(rig.heard.failed.borrow().is_none(), "{:?}", rig.heard.failed.borrow());
     for (shard, line) in &mut t.lines {
@@ -143,9 +181,15 @@ async fn commit(t: &mut Tree, rig: &Rig) {
 async fn make_fork(t: &mut Tree, rig: &Rig, parent: ShardId) -> Option<ShardId> {
     commit(t, rig).await;
     let (id, fork) = t.fork(parent)?;
+    if fork.version < rig.engine.whole_from(parent).unwrap() {
+        assert_eq!(rig.engine.check_fork(&fork).unwrap_err().kind, ErrorKind::Corrupt);
+        t.lines.remove(&id);
+        return None;
+    }
     rig.engine.check_fork(&fork).unwrap();
     rig.append(Record::Mark { shard: id, change: MarkChange::forked(CLUSTER, &fork), ticket: 5 });
     rig.settle().await;
+    t.doubt_forks(rig);
     let state = rig.engine.state(id).unwrap();
     assert_eq!((state.last, state.fork, state.version), (fork_name(CLUSTER, &fork), Some(fork), fork.version));
     assert!(state.holes.is_empty() && state.committed == fork.sequence && rig.engine.is_read_by_forks(parent));
@@ -163,7 +207,11 @@ async fn make_fork(t: &mut Tree, rig: &Rig, parent: ShardId) -> Option<ShardId> 
 async fn flatten(t: &mut Tree, rig: &Rig, shard: ShardId) {
     let mut at = Some(Lba(0));
     while let Some(from) = at {
-        let (body, data, next) = rig.engine.inherited_entries(shard, from, 24 << 10).await.unwrap();
+        let piece = rig.engine.inherited_entries(shard, from, 24 << 10).await;
+        if t.unsure.contains(&shard) && piece.as_ref().is_err_and(|e| e.kind == ErrorKind::Corrupt) {
+            return;
+        }
+        let (body, data, next) = piece.unwrap();
         if !body.entries.is_empty() {
             rig.append(Record::Carry { shard, body, data, ticket: 6 });
         }
@@ -180,7 +228,14 @@ async fn flatten(t: &mut Tree, rig: &Rig, shard: ShardId) {
             let _ = rig.engine.checkpoint().await;
         }
     }
+    commit(t, rig).await;
     rig.append(Record::Mark { shard, change: MarkChange { flat: true, ..MarkChange::default() }, ticket: 7 });
+    // Whoever reads through it meanwhile finds that its parent keeps nothing for it any more.
+    let is_there = |shard: &ShardId| !t.unsure.contains(shard) && rig.engine.state(*shard).is_some();
+    for (shard, line) in t.lines.iter().filter(|(shard, _)| is_there(shard)) {
+        let found = rig.read_all(*shard, BLOCKS).await.unwrap_or_else(|e| panic!("shard {shard}: {e}"));
+        same(&found, &line.now, &format!("shard {shard}"));
+    }
     rig.settle().await;
     assert_eq!(rig.engine.state(shard).unwrap().fork, None);
 }
@@ -213,6 +268,7 @@ async fn step(t: &mut Tree, rig: &Rig) {
 /// It is stopped or loses power, and starts with or without its checkpoints.
 async fn again(t: &mut Tree, rig: Rig, mut device: CrashDevice, options: Options) -> (Rig, CrashDevice) {
     commit(t, &rig).await;
+    let told = if t.loses { Some(tell_all(t, &rig).await) } else { None };
     if t.rng.chance(50) {
         rig.stop().await;
     } else {
@@ -223,7 +279,15 @@ async fn again(t: &mut Tree, rig: Rig, mut device: CrashDevice, options: Options
     if t.rng.chance(40) {
         erase_checkpoints(&device).await;
     }
-    let rig = open(&device, options).await;
+    let rig = match told {
+        Some(told) => {
+            let rig = forks_lost::open(&device, options).await;
+            // Without a checkpoint older damage shows again.
+            mend_all(t, &rig, &told).await;
+            rig
+        }
+        None => open(&device, options).await,
+    };
     // The head of the first view has to find the token of the frame in front.
     for (shard, fork) in std::mem::take(&mut t.unopened) {
         let Some(state) = rig.engine.state(shard).filter(|_| t.lines.contains_key(&shard)) else { continue };
@@ -234,9 +298,10 @@ async fn again(t: &mut Tree, rig: Rig, mut device: CrashDevice, options: Options
     (rig, device)
 }
 
-/// One story; gives back segments that cleaning emptied, and forks that were made.
-async fn story(seed: u64) -> (u64, u64) {
-    let mut t = Tree::new(seed);
+/// One story, with losses or without; gives back segments that cleaning emptied, forks that were made, and blocks that could
+/// not be read.
+async fn story(seed: u64, loses: bool) -> (u64, u64, u64) {
+    let mut t = Tree { loses, ..Tree::new(seed) };
     let mut device = crash_device(LIMIT, seed);
     create_log(device.clone(), &shape(SEGMENTS)).await.unwrap();
     let options = if t.rng.chance(50) { TINY } else { Options::of_workers(1) };
@@ -246,13 +311,24 @@ async fn story(seed: u64) -> (u64, u64) {
         for _ in 0..60 + t.rng.below(60) {
             step(&mut t, &rig).await;
         }
+        if loses && t.rng.chance(60) {
+            parent_gone(&mut t, &rig).await;
+        }
         commit(&mut t, &rig).await;
         t.compare(&rig).await;
         cleaned += rig.engine.counters().cleaned_segments;
         (rig, device) = again(&mut t, rig, device, options).await;
         t.compare(&rig).await;
+        if loses && t.rng.chance(60) {
+            (rig, device) = append_lost(&mut t, rig, device, options).await;
+            t.compare(&rig).await;
+        }
+        if t.lines.len() == t.unopened.len() {
+            // Nothing is left of them.
+            break;
+        }
     }
-    (cleaned, t.next_shard - 2)
+    (cleaned, t.next_shard - 2, t.lost)
 }
 
 struct Seed(u64);
@@ -269,13 +345,30 @@ fn forks_read_as_naive_copies() {
     for seed in freebs_testing::seeds(60, 3000) {
         local(async {
             let guard = Seed(seed);
-            let (c, f) = story(seed).await;
+            let (c, f, lost) = story(seed, false).await;
+            assert_eq!(lost, 0);
             (cleaned, forks) = (cleaned + c, forks + f);
             std::mem::forget(guard);
         });
     }
     println!("{cleaned} segments cleaned, {forks} forks");
     assert!(cleaned > 0 && forks > 0, "the stories are about something");
+}
+
+/// Parents lose frames, and end and come back; forks read what was there, or nothing.
+#[test]
+fn forks_of_parents_that_lose_something_read_as_naive_copies_or_not_at_all() {
+    let (mut lost, mut forks) = (0, 0);
+    for seed in freebs_testing::seeds(40, 3000) {
+        local(async {
+            let guard = Seed(seed);
+            let (_, f, l) = story(seed, true).await;
+            (lost, forks) = (lost + l, forks + f);
+            std::mem::forget(guard);
+        });
+    }
+    println!("{lost} blocks could not be read, {forks} forks");
+    assert!(lost > 0 && forks > 0, "the stories are about something");
 }
 
 /// Between the look at the parent and the fork a frame gave the pin up: what the fork would read may be gone.
@@ -307,12 +400,14 @@ fn a_version_that_is_given_up_in_front_of_its_fork_makes_none() {
 /// The stories must be able to fail (rule E10).
 #[test]
 fn forks_that_do_not_hold_are_caught() {
-    for rule in [RuleMutant::ForksForgotten, RuleMutant::ForksUntold] {
+    let rules =
+        [(RuleMutant::ForksForgotten, false), (RuleMutant::ForksUntold, false), (RuleMutant::LostToForksUntold, true)];
+    for (rule, loses) in rules {
         LEFT_OUT.set(Some(rule));
         let told = |seed: &u64| {
             let run = || {
                 local(async {
-                    story(*seed).await;
+                    story(*seed, loses).await;
                 });
             };
             catch_unwind(AssertUnwindSafe(run)).is_err()
@@ -325,42 +420,12 @@ fn forks_that_do_not_hold_are_caught() {
 }
 
 /// A blank log learns all of a fork, the entries of its parents included, and reads the same without them.
-async fn learn(t: &Tree, rig: &Rig, shard: ShardId) -> Rig {
+async fn learn(rig: &Rig, shard: ShardId) -> Rig {
     let device = MemoryDevice::new(4096, LIMIT);
     create_log(device.clone(), &shape(SEGMENTS)).await.unwrap();
     let learner = Rig::open(device).await.unwrap();
-    let chain = &t.lines[&shard].chain;
-    let upto = Sequence(chain.sequence);
-    let kept = rig.engine.kept_state(shard).unwrap();
-    let keeps = MarkChange { kept: Some(Box::new(kept.clone())), ..MarkChange::default() };
-    learner.append(Record::Mark { shard, change: keeps, ticket: 1 });
-    let mut place = Some(MapPlace::default());
-    while let Some(at) = place {
-        let none = Sequence(0);
-        let piece = rig.engine.entries_with_past(shard, at, none, none, upto, 24 << 10).await.unwrap();
-        let (body, data, next) = piece;
-        if !body.entries.is_empty() {
-            learner.append(Record::Carry { shard, body, data, ticket: 2 });
-        }
-        place = next;
-    }
-    let state = rig.engine.state(shard).unwrap();
-    let base = Base {
-        since: Sequence(0),
-        tip: Sequence(0),
-        last: state.last,
-        parent: state.parent,
-        digest: state.digest,
-        version: state.version,
-        committed: upto,
-        view_frame: None,
-        attach: Default::default(),
-        requests: Default::default(),
-        open_chunk: state.open_chunk,
-    };
-    let change = MarkChange { base: Some(Box::new(base)), kept: Some(Box::new(kept)), ..MarkChange::default() };
-    learner.append(Record::Mark { shard, change, ticket: 3 });
-    learner.settle().await;
+    let told = Told::by(rig, shard).await.unwrap();
+    told.give(&learner, told.goes_on(Sequence(0), Sequence(0))).await;
     assert_eq!(learner.engine.state(shard).unwrap().fork, None, "what was learned is flat");
     learner
 }
@@ -378,7 +443,7 @@ async fn learned_story(seed: u64) -> usize {
     let mut forks = 0;
     for (shard, line) in &t.lines {
         forks += usize::from(rig.engine.state(*shard).unwrap().fork.is_some());
-        let learner = learn(&t, &rig, *shard).await;
+        let learner = learn(&rig, *shard).await;
         same(&learner.read_all(*shard, BLOCKS).await.unwrap(), &line.now, &format!("learned shard {shard}"));
         for (version, (_, model)) in &line.pins {
             let found = learner.read_version(*shard, Some(Version(*version)), BLOCKS).await.unwrap();

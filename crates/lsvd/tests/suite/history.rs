@@ -28,7 +28,7 @@ const MUTANT_SEEDS: u64 = 20;
 /// Tables of a few dozen entries, a cache of one page.
 pub const TINY: Options = Options { map_bytes: 8 << 10, checkpoint_bytes: 1 << 20 };
 
-fn eager() -> CleanOptions {
+pub fn eager() -> CleanOptions {
     CleanOptions { share_percent: 300, target_percent: 100, batch_bytes: 2 << 20, ..CleanOptions::default() }
 }
 

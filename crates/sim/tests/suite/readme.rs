@@ -101,6 +101,7 @@ const STORIES: [(&str, &str, &str, &str); 47] = [
     ("lsvd", "PastUntold", "lsvd/tests/suite/copies.rs", "copies_that_lose_history_are_caught"),
     ("lsvd", "ReleasedPinStays", "lsvd/tests/suite/copies.rs", "copies_that_lose_history_are_caught"),
     ("lsvd", "ForksForgotten", "lsvd/tests/suite/forks.rs", "forks_that_do_not_hold_are_caught"),
+    ("lsvd", "LostToForksUntold", "lsvd/tests/suite/forks.rs", "forks_that_do_not_hold_are_caught"),
     ("lsvd", "ForksUntold", "lsvd/tests/suite/forks.rs", "forks_that_do_not_hold_are_caught"),
     ("lsvd", "InheritedUntold", "lsvd/tests/suite/forks.rs", "parents_that_are_left_out_of_a_copy_are_missed"),
     ("lsvd", "CommittedIsCut", "lsvd/tests/suite/rules.rs", "nothing_takes_the_place_of_a_committed_frame"),

@@ -171,6 +171,7 @@ pub fn mark_body() -> impl Strategy<Value = MarkBody> {
                         })
                         .collect(),
                 },
+                lost: pins.iter().filter(|_| append % 5 < 2).map(|v| Version(*v)).collect(),
                 pins: pins.into_iter().map(|v| Pin { version: Version(v), snapshot: SnapshotId(v / 3) }).collect(),
                 retain: Version(retain),
                 kept_as_of: Some(Sequence(upto >> 2)).filter(|s| s.0 % 3 > 0 && s.0 != committed >> 2),

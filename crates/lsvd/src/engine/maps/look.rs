@@ -14,6 +14,7 @@ use crate::map::levels::{Missing, Pages};
 use crate::map::run::{Place, Run};
 use crate::shard::Shard;
 use crate::shard::chunks;
+use crate::shard::forks::ForkPoint;
 use crate::shard::history::LAST;
 use crate::shard::history::Reading;
 use crate::shard::history::table::{Layer, Table};
@@ -35,7 +36,7 @@ pub(crate) enum Which {
     /// The state in force at a version that is kept.
     At(Version),
     /// The state in force at a version that forks read.
-    Fork(Version),
+    Fork(ForkPoint),
     /// The state in force at a version that is kept for as long as it is read.
     Held(Reading),
 }
@@ -108,26 +109,41 @@ impl<D: Device> Io<'_, D> {
 
     /// The entries of `[start, end)` that a fork reads from its parents; `None` of a shard that is none.
     pub async fn inherited(&self, shard: ShardId, range: (u32, u32)) -> Result<Option<ExtentMap>> {
-        let line: Vec<Fork> = self.core.borrow().line(shard).collect();
-        if line.is_empty() {
-            return Ok(None);
+        loop {
+            let line: Vec<Fork> = self.core.borrow().line(shard).collect();
+            if line.is_empty() {
+                return Ok(None);
+            }
+            if line.len() >= LINE_MAX {
+                return Err(Error::corrupt(format!("shard {shard} reads through more than {LINE_MAX} others")));
+            }
+            match self.inherited_through(&line, range).await {
+                Ok(all) => return Ok(Some(all)),
+                Err(e) if self.is_line(shard, &line) => {
+                    let is_gone = e.kind == ErrorKind::NotFound;
+                    let gone = || Error::corrupt(format!("shard {shard} reads from a shard that is gone: {e}"));
+                    return Err(if is_gone { gone() } else { e });
+                }
+                // One of them became flat meanwhile, and what was behind it may be kept no more.
+                Err(_) => {}
+            }
         }
-        if line.len() >= LINE_MAX {
-            return Err(Error::corrupt(format!("shard {shard} reads through more than {LINE_MAX} others")));
-        }
+    }
+
+    fn is_line(&self, shard: ShardId, line: &[Fork]) -> bool {
+        self.core.borrow().line(shard).eq(line.iter().copied())
+    }
+
+    async fn inherited_through(&self, line: &[Fork], range: (u32, u32)) -> Result<ExtentMap> {
         let (mut all, mut out) = (ExtentMap::default(), Outcome::default());
         for fork in line {
             let add = |_: &Core, _: &Shard, view: &ExtentMap| {
                 view.iter().for_each(|(a, e)| all.insert(a, e.clone(), &mut out));
                 Ok(())
             };
-            let lost = |e: Error| match e.kind {
-                ErrorKind::NotFound => Error::corrupt(format!("shard {shard} reads from a shard that is gone: {e}")),
-                _ => e,
-            };
-            self.with_own_view(fork.parent, range, Which::Fork(fork.version), add).await.map_err(lost)?;
+            self.with_own_view(fork.parent, range, Which::Fork(ForkPoint::of(fork)), add).await?;
         }
-        Ok(Some(all))
+        Ok(all)
     }
 
     /// Lets `f` see the entries of `[start, end)` that a shard has itself, at one moment.
@@ -151,11 +167,11 @@ impl<D: Device> Io<'_, D> {
                         s.check_version(version)?;
                         s.view_at(start, end, version)
                     }
-                    Which::Fork(version) => {
+                    Which::Fork(point) => {
                         if !core.segs.leaves_out(RuleMutant::ForksForgotten) {
-                            s.check_fork(version)?;
+                            s.check_fork(&point)?;
                         }
-                        s.view_at(start, end, version)
+                        s.view_at(start, end, point.version)
                     }
                     Which::Held(r) if s.is_reading(r) => s.view_at(start, end, r.version),
                     Which::Held(_) => return Err(Error::retry("the end of the shard was cut while it was read")),
@@ -164,7 +180,9 @@ impl<D: Device> Io<'_, D> {
                 let runs = core.maps.levels();
                 let (device, range) = (core.geometry.device, (start, end));
                 let missing = match which {
-                    Which::At(version) | Which::Fork(version) | Which::Held(Reading { version, .. }) => {
+                    Which::At(version)
+                    | Which::Fork(ForkPoint { version, .. })
+                    | Which::Held(Reading { version, .. }) => {
                         core.maps.fill_at(device, &runs, slot, range, version, &mut view, &have)?
                     }
                     _ => core.maps.fill(device, &runs, slot, range, &mut view, &have)?,
@@ -232,12 +250,18 @@ impl<D: Device> Io<'_, D> {
 
     /// The first block from `at` on that a fork may read from a parent.
     pub async fn next_inherited_entry(&self, shard: ShardId, at: u32) -> Result<Option<u32>> {
-        let parents: Vec<ShardId> = self.core.borrow().line(shard).map(|f| f.parent).collect();
-        let mut next = None;
-        for parent in parents {
-            next = next.into_iter().chain(self.next_own_entry(parent, at).await?).min();
+        'line: loop {
+            let line: Vec<Fork> = self.core.borrow().line(shard).collect();
+            let mut next = None;
+            for fork in &line {
+                match self.next_own_entry(fork.parent, at).await {
+                    Ok(found) => next = next.into_iter().chain(found).min(),
+                    Err(e) if self.is_line(shard, &line) => return Err(e),
+                    Err(_) => continue 'line,
+                }
+            }
+            return Ok(next);
         }
-        Ok(next)
     }
 
     /// The first block from `at` on that has an entry of the shard itself.

@@ -31,7 +31,7 @@ use crate::{Base, KeptState, Learned, MarkChange, RuleMutant};
 use freebs_format::MarkBody;
 use freebs_types::{Error, Result, Sequence, ShardId, SnapshotId, Version};
 use pins::{Kept, PinOp, Pins};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use table::{Judge, Layer, Table};
 
 /// No version is as high.
@@ -58,8 +58,9 @@ pub(crate) struct History {
     pub hint: Kept,
     /// Versions that somebody reads part by part, each with the frame that it is as of, and how many do.
     reading: BTreeMap<Reading, u32>,
-    /// Versions that forks in this log read.
+    /// What forks in this log read, and which of these versions are lost to them. It is in marks and checkpoints.
     pub read_by_forks: forks::Read,
+    pub lost_to_forks: BTreeSet<Version>,
     /// Versions that frames which may be cut are about to keep: a carry may tell of what took the place of an entry that these
     /// versions see before the frames are known to be committed.
     waiting: Kept,
@@ -249,6 +250,7 @@ impl Shard {
     pub fn mark_pins(&mut self, body: &MarkBody, is_last: bool, segs: &mut Segments) {
         // Of a frame that came late in front of it in the same append it knows nothing.
         let own = if is_last || body.whole_past { Version(0) } else { self.history.whole_from };
+        self.history.lost_to_forks.extend(&body.lost);
         self.history.whole_from = own.max(body.whole_from);
         let mut kept = Kept::of_mark(body);
         if kept.is_none() && self.history.pins.kept.is_none() && body.kept_as_of.is_none() {
@@ -266,32 +268,17 @@ impl Shard {
         self.history.late |= more && self.history.dropped && !known;
     }
 
-    /// Forks here read these versions from now on.
+    /// Forks here read this from now on.
     pub fn set_read_by_forks(&mut self, read: forks::Read, segs: &mut Segments) {
         let before = std::mem::replace(&mut self.history.read_by_forks, read);
         let (now, hint) = (&self.history.read_by_forks, &self.history.hint);
-        if before.keys().any(|v| !now.contains_key(v)) && !self.history.table.is_empty() {
+        if before.keys().any(|p| !now.contains_key(p)) && !self.history.table.is_empty() {
             (self.history.prune_at, segs.prune) = (Some(0), true);
         }
         // Its blocks may have been let go of while the log is replayed.
         let kept = &self.history.pins.kept;
-        let is_new = |v: &Version| !before.contains_key(v) && !hint.has(*v) && !kept.has(*v);
+        let is_new = |p: &forks::ForkPoint| !before.contains_key(p) && !hint.has(p.version) && !kept.has(p.version);
         self.history.late |= self.history.dropped && now.keys().any(is_new);
-    }
-
-    /// True if a version is kept by what is committed, or by another fork, and is all there.
-    pub fn keeps_for_fork(&self, version: Version) -> bool {
-        let is_kept = self.history.pins.kept.has(version) || self.history.read_by_forks.contains_key(&version);
-        is_kept && version >= self.history.whole_from
-    }
-
-    /// The reason for which a fork can't read a version, if it can't.
-    pub fn check_fork(&self, version: Version) -> Result<()> {
-        let is_there = self.history.read_by_forks.contains_key(&version) && version <= self.tip.version;
-        match is_there && version >= self.history.whole_from {
-            true => Ok(()),
-            false => Err(Error::corrupt(format!("shard {}: version {version}, which a clone reads, is lost", self.id))),
-        }
     }
 
     /// What is kept, as the last durable frame left it.
@@ -327,6 +314,10 @@ impl Shard {
         }
         if v == last || is_kept {
             return Ok(());
+        }
+        // Others ask for it whose own block of it is damaged.
+        if let Some(point) = self.fork_point(v) {
+            return self.check_fork(&point);
         }
         Err(Error::not_found(format!("shard {}: version {v} is neither pinned nor in the retention window", self.id)))
     }

@@ -6,6 +6,7 @@
 
 use crate::FrameName;
 use crate::RequestTable;
+use crate::engine::forks::LINE_MAX;
 use crate::log::place::NUMBER_MAX;
 use crate::log::segments::Segment;
 use crate::log::tomb_list::Stretch;
@@ -25,6 +26,7 @@ use freebs_types::{
     ChunkId, DriverId, Error, Fork, Generation, Hash32, RequestNumber, Result, Sequence, ShardId, SnapshotId, Version,
     ViewNumber, limits,
 };
+use std::collections::BTreeMap;
 
 const SHARD: u8 = 1;
 const RUN: u8 = 2;
@@ -37,6 +39,7 @@ const PINS: u8 = 10;
 const HISTORY: u8 = 8;
 const CLOSED: u8 = 9;
 const FORK: u8 = 11;
+const LOST: u8 = 12;
 
 /// Places of frames that a checkpoint keeps of each shard: what a peer that was away for a moment asks for.
 const FRAMES_KEPT: usize = 1024;
@@ -261,6 +264,18 @@ impl Out {
         self.u64(s.history.whole_from.0);
     }
 
+    /// Versions that are lost to clones.
+    pub fn lost_to_forks(&mut self, s: &Shard) {
+        let lost = s.lost_to_forks();
+        if lost.is_empty() {
+            return;
+        }
+        self.u8(LOST);
+        self.u32(s.slot);
+        self.len(lost.len());
+        lost.iter().for_each(|v| self.u64(v.0));
+    }
+
     /// Where a shard of a clone begins.
     pub fn fork(&mut self, s: &Shard) {
         let Some(fork) = &s.fork else { return };
@@ -366,6 +381,8 @@ pub(crate) struct Manifest {
     pub history: Vec<(u32, u32, Layer)>,
     /// Secrets of closed views, by slot.
     pub closed: Vec<(u32, Vec<ClosedView>)>,
+    /// Versions that are lost to clones, by slot.
+    pub lost: Vec<(u32, Vec<Version>)>,
     /// Where shards of clones begin, by slot.
     pub forks: Vec<(u32, Fork)>,
     /// What was committed at the end, by slot.
@@ -381,6 +398,18 @@ impl Manifest {
     /// Up to here everything of every shard is covered.
     pub fn covered(&self) -> u64 {
         self.shards.iter().map(|s| s.1).fold(self.written, u64::min)
+    }
+
+    /// A shard forks from one other, and from none that reads from it.
+    fn has_possible_forks(&self) -> bool {
+        let forks: BTreeMap<u32, &Fork> = self.forks.iter().map(|(slot, fork)| (*slot, fork)).collect();
+        let of = self.shards.iter().filter_map(|(s, _)| Some((s.id, forks.get(&s.slot)?.parent)));
+        let parents: BTreeMap<ShardId, ShardId> = of.collect();
+        let ends = |shard: &ShardId| {
+            let mut line = std::iter::successors(Some(*shard), |s| parents.get(s).copied());
+            !line.by_ref().skip(1).take(LINE_MAX).any(|s| s == *shard)
+        };
+        forks.len() == self.forks.len() && parents.keys().all(ends)
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self> {
@@ -400,11 +429,12 @@ impl Manifest {
                 HISTORY => m.history.push(r.history()?),
                 CLOSED => m.closed.push(r.closed()?),
                 FORK => m.forks.push(r.fork()?),
+                LOST => m.lost.push(r.lost()?),
                 COMMITTED => m.committed.push((r.u32()?, Sequence(r.number()?))),
                 END => {
                     (m.written, m.last) = (r.number()?, r.number()?);
                     (m.next_run, m.next_slot) = (r.number()?, r.u32()?);
-                    return r.0.is_empty().then_some(m);
+                    return (r.0.is_empty() && m.has_possible_forks()).then_some(m);
                 }
                 _ => return None,
             }
@@ -566,7 +596,17 @@ impl<'a> In<'a> {
 
     fn fork(&mut self) -> Option<(u32, Fork)> {
         let (slot, parent, snapshot) = (self.u32()?, self.shard_id()?, SnapshotId(self.u64()?));
-        Some((slot, Fork { parent, snapshot, version: Version(self.number()?), sequence: Sequence(self.number()?) }))
+        let (version, sequence) = (Version(self.number()?), Sequence(self.number()?));
+        let is_possible = version.0 > 0 && sequence.0 > 0;
+        is_possible.then_some((slot, Fork { parent, snapshot, version, sequence }))
+    }
+
+    fn lost(&mut self) -> Option<(u32, Vec<Version>)> {
+        let (slot, lost) = (self.u32()?, self.list(|r| Some(Version(r.number()?)))?);
+        let is_right = lost.is_sorted_by(|a, b| a < b)
+            && lost.iter().all(|v| v.0 > 0)
+            && (1..=limits::LOST_VERSIONS_MAX).contains(&lost.len());
+        is_right.then_some((slot, lost))
     }
 
     fn pins(&mut self) -> Option<PinsItem> {
@@ -678,6 +718,54 @@ mod tests {
         }
         let tombs: Vec<_> = decoded(out).segments.iter().flat_map(|i| i.tombs.clone()).collect();
         assert!(tombs.iter().any(|(_, start, len)| (*start..start + len).contains(&20)), "{tombs:?}");
+    }
+
+    fn fork(parent: u64, version: u64, sequence: u64) -> Fork {
+        let snapshot = SnapshotId(7);
+        Fork { parent: ShardId::new(parent, 0), snapshot, version: Version(version), sequence: Sequence(sequence) }
+    }
+
+    /// Each of these counted a fork that nothing takes back, or made a parent wait for itself.
+    #[test]
+    fn forks_that_can_not_be_are_refused() {
+        let read = |forks: &[(u32, Fork)], lost: &[u64]| {
+            let mut out = Out::default();
+            for id in 1..=3 {
+                out.shard(&Shard::new(ShardId::new(id, 0), id as u32), 1);
+            }
+            for (slot, fork) in forks {
+                let mut s = Shard::new(ShardId::new(u64::from(*slot), 0), *slot);
+                s.fork = Some(*fork);
+                out.fork(&s);
+            }
+            if !lost.is_empty() {
+                out.u8(LOST);
+                out.u32(1);
+                out.len(lost.len());
+                lost.iter().for_each(|v| out.u64(*v));
+            }
+            out.end(1, 1, 1, 9);
+            Manifest::decode(&out.0).map(|m| (m.forks.len(), m.lost.len()))
+        };
+        assert_eq!(read(&[(2, fork(1, 5, 6)), (3, fork(2, 7, 8))], &[3, 5]).unwrap(), (2, 1));
+        assert_eq!(read(&[(2, fork(9, 5, 6))], &[]).unwrap(), (1, 0), "its parent may be gone");
+        for (what, forks) in [
+            ("of itself", vec![(2, fork(2, 5, 6))]),
+            ("of one that reads from it", vec![(1, fork(2, 5, 6)), (2, fork(3, 5, 6)), (3, fork(1, 5, 6))]),
+            ("of two", vec![(2, fork(1, 5, 6)), (2, fork(3, 5, 6))]),
+            ("the same twice", vec![(2, fork(1, 5, 6)), (2, fork(1, 5, 6))]),
+            ("of version 0", vec![(2, fork(1, 0, 6))]),
+            ("of no frame", vec![(2, fork(1, 5, 0))]),
+            ("of an impossible version", vec![(2, fork(1, NUMBER_MAX, 6))]),
+        ] {
+            assert!(read(&forks, &[]).is_err(), "{what}");
+        }
+        for lost in [&[0][..], &[5, 5], &[6, 5], &[NUMBER_MAX]] {
+            assert!(read(&[], lost).is_err(), "{lost:?}");
+        }
+        let many = |n: usize| (1..=n as u64).collect::<Vec<_>>();
+        assert!(read(&[], &many(limits::LOST_VERSIONS_MAX)).is_ok());
+        assert!(read(&[], &many(limits::LOST_VERSIONS_MAX + 1)).is_err());
     }
 
     #[test]

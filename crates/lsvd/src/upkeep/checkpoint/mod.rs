@@ -101,6 +101,7 @@ impl<D: Device> Io<'_, D> {
             covered = covered.min(w.out.shard(shard, append));
             w.out.pins(shard, false);
             w.out.closed(shard);
+            w.out.lost_to_forks(shard);
             w.out.fork(shard);
         };
         self.flush(note).await?;
@@ -566,6 +567,10 @@ impl Core {
         for (slot, list) in m.closed {
             let shard = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id));
             shard.into_iter().for_each(|s| s.closed.merge(&list));
+        }
+        for (slot, lost) in m.lost {
+            let shard = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id));
+            shard.into_iter().for_each(|s| s.history.lost_to_forks.extend(&lost));
         }
         for (slot, fork) in m.forks {
             let Some(s) = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id)) else { continue };
