@@ -755,6 +755,7 @@ impl Shard {
         if to >= self.tip.name.sequence {
             return;
         }
+        self.supersede_cut(to, segs);
         let mut kept = false;
         while let Some(u) = self.overlay.cut(to) {
             kept |= !u.pins.is_empty();
@@ -814,6 +815,7 @@ impl Shard {
             self.go_down(done.entries, false, segs);
             self.go_down(done.again, false, segs);
         }
+        self.covered_in_turn(to);
     }
 
     /// The shard was deleted: nothing of it is live.

@@ -81,16 +81,21 @@ pub async fn base(teller: &Rig, s: &mut Story, since: u64) -> Base {
         s.committed = s.last().chain.sequence;
         teller.engine.committed(SHARD, Sequence(s.committed));
     }
-    let frame = teller.engine.frame(SHARD, Sequence(s.committed)).await.unwrap();
+    base_at(teller, since, s.committed).await
+}
+
+/// The state of the teller as of a committed frame that is still there.
+async fn base_at(teller: &Rig, since: u64, committed: u64) -> Base {
+    let frame = teller.engine.frame(SHARD, Sequence(committed)).await.unwrap();
     let h = frame.header();
     Base {
         since: Sequence(since),
         tip: Sequence(since),
-        last: teller.engine.name(SHARD, Sequence(s.committed)).await.unwrap(),
+        last: teller.engine.name(SHARD, Sequence(committed)).await.unwrap(),
         parent: h.parent_token(),
         digest: h.digest(),
         version: h.last_version(),
-        committed: Sequence(s.committed),
+        committed: Sequence(committed),
         view_frame: None,
         attach: Default::default(),
         requests: Default::default(),
@@ -594,6 +599,67 @@ fn a_mark_behind_another_one_takes_nothing_back() {
             }
             rig = Rig::open(device.clone()).await.unwrap();
         }
+        rig.stop().await;
+    });
+}
+
+/// The last frames of a copy were cut, for they were not known to be committed. They came again as entries of a map, covered
+/// by newer ones, with a pin between them. The next start took the entries for those of the frames that were cut, and the
+/// pinned version lost their blocks.
+#[test]
+fn a_pin_keeps_what_comes_again_for_frames_that_were_cut() {
+    const BLOCKS: u32 = 8;
+    local(async {
+        let device = MemoryDevice::new(4096, 8 << 20);
+        let of_teller = MemoryDevice::new(4096, 8 << 20);
+        for d in [&device, &of_teller] {
+            create_log(d.clone(), &shape(8)).await.unwrap();
+        }
+        let (teller, learner) = (Rig::open(of_teller).await.unwrap(), Rig::open(device.clone()).await.unwrap());
+        let (mut chain, mut model) = (Chain::new(SHARD), Model::new());
+        for op in
+            [(0, 4, 100), (1, 1, 500)].map(|(at, len, fill)| Op { extents: vec![(ExtentKind::Data, at, len)], fill })
+        {
+            op.apply(&mut model);
+            teller.append(Record::Frame(chain.frame(&[op])));
+        }
+        teller.settle().await;
+        for f in teller.engine.frames(SHARD, Sequence(1), 1 << 20).await.unwrap() {
+            learner.append(Record::Frame(f));
+        }
+        learner.settle().await;
+        learner.engine.committed(SHARD, Sequence(1));
+
+        teller.append(Record::Frame(chain.pins(&[(UpdateKind::Snapshot, 0)])));
+        let (pinned, mut now) = (chain.version, model.clone());
+        let op = Op { extents: vec![(ExtentKind::Data, 1, 1)], fill: 900 };
+        op.apply(&mut now);
+        teller.append(Record::Frame(chain.frame(&[op])));
+        teller.settle().await;
+        teller.engine.committed(SHARD, Sequence(4));
+
+        learner.append(Record::Cut { shard: SHARD, to: Sequence(1) });
+        let kept = teller.engine.kept_state(SHARD).unwrap();
+        learner.append(keeps(kept.clone()));
+        let (since, upto) = (Sequence(1), Sequence(4));
+        let piece = teller.engine.entries_with_past(SHARD, MapPlace::default(), since, since, upto, 1 << 20).await;
+        let (body, data, next) = piece.unwrap();
+        assert!(next.is_none() && body.entries.len() == 2, "{body:?}");
+        learner.append(Record::Carry { shard: SHARD, body, data, ticket: 1 });
+        let base = Some(Box::new(base_at(&teller, 1, 4).await));
+        learner.append(mark(MarkChange { base, kept: Some(Box::new(kept)), ..MarkChange::default() }));
+        learner.settle().await;
+        let check = async |rig: &Rig, told: &str| {
+            rig.engine.check();
+            assert_eq!(rig.read_all(SHARD, BLOCKS).await.unwrap(), full(&now, BLOCKS), "{told}");
+            let found = rig.read_version(SHARD, Some(Version(pinned)), BLOCKS).await.unwrap();
+            assert_eq!(found, full(&model, BLOCKS), "{told}");
+        };
+        check(&learner, "learned").await;
+        learner.kill();
+        tokio::task::yield_now().await;
+        let rig = Rig::open(device).await.unwrap();
+        check(&rig, "started again").await;
         rig.stop().await;
     });
 }

@@ -64,6 +64,8 @@ pub(crate) struct History {
     /// Versions that frames which may be cut are about to keep: a carry may tell of what took the place of an entry that these
     /// versions see before the frames are known to be committed.
     waiting: Kept,
+    /// Entries that a carry has brought and something newer has covered, and that frames which may be cut bring, too.
+    covered: Vec<Beaten>,
     /// Something was let go of while the log is replayed; and a mark told later of a version that may have needed it.
     dropped: bool,
     pub late: bool,
@@ -128,10 +130,24 @@ impl Shard {
     /// frame is committed, and is covered in its turn, or is cut.
     pub fn supersede_held(&mut self, beaten: Vec<Beaten>, segs: &mut Segments) {
         for (a, e, to) in beaten {
-            if !self.overlay.names(&e) {
+            if self.overlay.names(&e) {
+                self.history.covered.push((a, e, to));
+            } else {
                 self.supersede(a, &e, to, true, segs);
             }
         }
+    }
+
+    /// Frames behind `to` are cut. Of what they brought, that which carries have brought, too, was in force until something newer
+    /// came.
+    pub fn supersede_cut(&mut self, to: Sequence, segs: &mut Segments) {
+        let cut = self.history.covered.extract_if(.., |(_, e, _)| e.sequence > to).collect::<Vec<_>>();
+        cut.into_iter().for_each(|(a, e, by)| self.supersede(a, &e, by, true, segs));
+    }
+
+    /// Frames up to `to` are committed: what they brought is covered in its turn.
+    pub fn covered_in_turn(&mut self, to: Sequence) {
+        self.history.covered.retain(|(_, e, _)| e.sequence > to);
     }
 
     /// Frames with changes of what is kept have come that may be cut, or are such frames no more.
