@@ -19,6 +19,9 @@ const SHARDS: u64 = 3;
 /// Tables of a few dozen entries; checkpoints when they are asked for.
 const TINY: Options = Options { map_bytes: 64 << 10, checkpoint_bytes: 1 << 40 };
 
+/// A page of openings, and the segments that it names.
+type Page = (Openings, Vec<u32>);
+
 /// Counts what is read, and notes where something is written.
 #[derive(Clone)]
 struct Counting {
@@ -27,7 +30,7 @@ struct Counting {
     bytes: Rc<Cell<u64>>,
     segments: Rc<RefCell<BTreeSet<u64>>>,
     writes: Rc<RefCell<Vec<u64>>>,
-    pages: Rc<RefCell<Vec<(Openings, Vec<u32>)>>>,
+    pages: Rc<RefCell<Vec<Page>>>,
 }
 
 impl Counting {
