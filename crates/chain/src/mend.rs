@@ -115,7 +115,7 @@ impl Host {
         due.into_iter().for_each(|id| self.ask_for_blocks(id));
     }
 
-    /// Who may have damaged blocks, in the order in which they are asked: one member after the other, of each source.
+    /// Those that may have damaged blocks, in the order in which they are asked: one member after the other, of each source.
     fn sources(&mut self, blocks: &DamagedBlocks) -> Vec<(Source, Peer)> {
         let own = [Some(Version(0)), Some(blocks.seen_at).filter(|v| v.0 > 0)].into_iter().flatten();
         let own = own.map(|v| (blocks.shard, v));

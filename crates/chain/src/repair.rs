@@ -473,7 +473,7 @@ impl Replica {
         if let Some(body) = ViewBody::decode(frame.body()).ok().filter(|_| is_news) {
             let generation = body.generation;
             self.learn_lost_attach(ctx, AttachBody { generation, ..AttachBody::default() });
-            // What stood for it has its own number again.
+            // The stand-in has its own number again.
             let older = self.view_frame.as_ref().map(|f| f.view());
             if let Some((v, older)) = self.view.as_mut().zip(older).filter(|(v, _)| v.number == frame.view()) {
                 v.number = older;

@@ -196,7 +196,7 @@ fn who_has_heard_the_word_does_not_follow_the_view_that_is_left() {
     s.r.me = Some(NodeId(2));
     s.r.info = Some(ShardInfo { view_members: [1, 2, 3].map(NodeId).to_vec(), ..coming(Some(4)) });
     assert_eq!(asks(&mut s, 1), 1);
-    // What was on its way already is not taken, either.
+    // An answer that was on its way already is not taken, either.
     for (heard, goes_on) in [(coming(None), true), (coming(Some(9)), false)] {
         let mut r = with_half_a_map(1).at(NodeId(2));
         crate::testing::step(&mut r, |r, ctx| r.hear_of_members(ctx, &heard));

@@ -64,7 +64,7 @@ impl<D: Device> Engine<D> {
             return true;
         }
         let (segment, at) = (part.segment, part.at);
-        // What a fork reads from a parent is damaged in the parent.
+        // Blocks that a fork reads from a parent are damaged in the parent.
         let shard = core.owner_of(shard, part.entry.chunk, part.entry.offset, (segment, at));
         let seq = core.segs.get(segment).seq;
         let piece = Piece { shard, entry: part.entry, segment, seq, at, data: Bytes::new() };

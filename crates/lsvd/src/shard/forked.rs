@@ -1,4 +1,4 @@
-//! What a parent has for its forks (rule E10), and what it lacks.
+//! The versions that a parent has for its forks (rule E10), and those that it lacks.
 //!
 //! Invariants:
 //! - A version that a fork reads is all there, or it is named as lost: then what lies below it is never read in its place.
@@ -48,7 +48,7 @@ impl Shard {
         self.kept().first_from(from).into_iter().chain(read).min()
     }
 
-    /// What forks read at a version, if they do.
+    /// The point that forks read at a version, if they do.
     pub fn fork_point(&self, version: Version) -> Option<ForkPoint> {
         let mut read = self.history.read_by_forks.range(ForkPoint::first(version)..ForkPoint::first(version.next()));
         read.next().map(|(p, _)| *p)
@@ -64,7 +64,7 @@ impl Shard {
     }
 
     /// Puts into a mark which versions are lost to forks: those that were, and those that it is about to take the frames from.
-    /// What a peer tells is all there for the pins that it names.
+    /// All that a peer tells is there for the pins that it names.
     pub fn lost_for_mark(&self, change: &MarkChange, base: Option<&Base>, body: &mut MarkBody) {
         let read = &self.history.read_by_forks;
         if read.is_empty() {

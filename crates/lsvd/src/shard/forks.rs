@@ -10,7 +10,7 @@ use freebs_format::{FrameHead, Pin};
 use freebs_types::{Fork, Sequence, ShardId, SnapshotId, Version};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What of a parent a fork reads: a version, the frame that pinned it, and the snapshot that it was pinned for.
+/// The point of a parent that a fork reads: a version, the frame that pinned it, and the snapshot that it was pinned for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ForkPoint {
     pub version: Version,
@@ -39,7 +39,7 @@ impl ForkPoint {
     }
 }
 
-/// What forks read of a shard, and how many do.
+/// The points that forks read of a shard, and how many do.
 pub(crate) type Read = BTreeMap<ForkPoint, u32>;
 
 /// True if a version that forks read lies from `from` up to, but without, `to`.
@@ -94,7 +94,7 @@ impl Forks {
         is_new
     }
 
-    /// What is lost of a parent that is not here yet.
+    /// Losses of a parent that is not here yet.
     pub fn lost_of(&self, parent: ShardId) -> BTreeSet<Version> {
         self.lost.get(&parent).cloned().unwrap_or_default()
     }

@@ -358,9 +358,7 @@ impl Shard {
         }
         let keeps = !pins.is_empty();
         self.overlay.put(Uncommitted { sequence, before, entries: list, pins, append: at.append });
-        if keeps {
-            self.waiting_changed(segs);
-        }
+        self.waiting_changed(keeps, segs);
     }
 
     /// All blocks that the frame names are live; and its trims are recorded here.
@@ -768,9 +766,7 @@ impl Shard {
             self.tip = *front;
         }
         self.fronts.retain(|from, _| *from <= to.0);
-        if kept {
-            self.waiting_changed(segs);
-        }
+        self.waiting_changed(kept, segs);
         self.cut_reading(to, segs);
         let gone = self.overlay.rebuild();
         self.go_down(gone, false, segs);
@@ -808,9 +804,7 @@ impl Shard {
     fn commit_to(&mut self, to: Sequence, segs: &mut Segments) {
         while let Some(done) = self.overlay.commit(to) {
             self.apply_pins(done.sequence, &done.pins, segs);
-            if !done.pins.is_empty() {
-                self.waiting_changed(segs);
-            }
+            self.waiting_changed(!done.pins.is_empty(), segs);
             self.supersede_held(done.covered, segs);
             self.go_down(done.entries, false, segs);
             self.go_down(done.again, false, segs);

@@ -230,7 +230,7 @@ async fn flatten(t: &mut Tree, rig: &Rig, shard: ShardId) {
     }
     commit(t, rig).await;
     rig.append(Record::Mark { shard, change: MarkChange { flat: true, ..MarkChange::default() }, ticket: 7 });
-    // Whoever reads through it meanwhile finds that its parent keeps nothing for it any more.
+    // A reader that is passing through it finds that its parent keeps nothing for it any more.
     let is_there = |shard: &ShardId| !t.unsure.contains(shard) && rig.engine.state(*shard).is_some();
     for (shard, line) in t.lines.iter().filter(|(shard, _)| is_there(shard)) {
         let found = rig.read_all(*shard, BLOCKS).await.unwrap_or_else(|e| panic!("shard {shard}: {e}"));

@@ -19,7 +19,7 @@ use freebs_types::{BLOCK, BlockRange, ErrorKind, Fork, Result, Sequence, ShardId
 const TURNS: u64 = 3;
 const PIECE: usize = 24 << 10;
 
-/// What a peer tells of a shard that it has all of.
+/// The word of a peer on a shard that it has all of.
 pub struct Told {
     shard: ShardId,
     kept: KeptState,
@@ -153,7 +153,7 @@ pub async fn append_lost(t: &mut Tree, rig: Rig, device: CrashDevice, options: O
     (rig, device)
 }
 
-/// What peers would tell of all shards, as far as it can be told.
+/// The words of peers on all shards, as far as they can be told.
 pub async fn tell_all(t: &Tree, rig: &Rig) -> Vec<Told> {
     let mut all = Vec::new();
     for shard in t.lines.keys() {
@@ -162,7 +162,7 @@ pub async fn tell_all(t: &Tree, rig: &Rig) -> Vec<Told> {
     all
 }
 
-/// What shards have lost is told by peers; of a shard that can't be had again nothing is known.
+/// Peers tell shards their losses; of a shard that can't be had again nothing is known.
 pub async fn mend_all(t: &mut Tree, rig: &Rig, all: &[Told]) {
     for lost in rig.engine.lost() {
         match all.iter().find(|told| told.shard == lost.shard && t.lines.contains_key(&lost.shard)) {
@@ -173,7 +173,7 @@ pub async fn mend_all(t: &mut Tree, rig: &Rig, all: &[Told]) {
     forget_unknown(t, rig);
 }
 
-/// What is left of a shard is anything; its forks in front of the loss have all that they read.
+/// Anything may be left of a shard; its forks in front of the loss have all that they read.
 fn gave_up(t: &mut Tree, rig: &Rig, lost: &Lost) {
     let behind = lost.frames.first().map_or(lost.last, |f| Sequence(f.0.0 - 1));
     t.lines.remove(&lost.shard);
@@ -271,6 +271,26 @@ enum Course {
     Gone,
 }
 
+/// The device as a power cut leaves it, without the heads of this append of the open segment, and without checkpoints.
+async fn without_append(device: &CrashDevice, number: u64) -> CrashDevice {
+    let device = device.copy();
+    let mut bytes = bytes_of(&device).await;
+    let heads: Vec<_> = places(&bytes).into_iter().filter(|p| p.0 == "head of open").collect();
+    assert!(lose(&mut bytes, (heads[number as usize - 1].1, heads[number as usize - 1].2)));
+    write_back(&device, bytes).await;
+    erase_checkpoints(&device).await;
+    device
+}
+
+/// The clone is whole, or says that it is not, after each start.
+async fn stays_so(rig: &Rig, model: &Model, (course, is_pinned, is_whole): (Course, bool, bool), start: u32) {
+    assert!(rig.engine.state(A).unwrap().holes.is_empty(), "{course:?}, start {start}");
+    let lost = right_or_lost(rig, C, None, model, 4).await;
+    assert_eq!(lost == 0, is_whole, "{course:?}, pinned {is_pinned}, start {start}: {lost} blocks can't be read");
+    assert_eq!(rig.engine.check_inherited(C).is_ok(), is_whole);
+    assert_eq!(rig.engine.is_read_by_forks(A), is_whole || (is_pinned && course == Course::Learned));
+}
+
 /// A block is written at the version that a fork reads, and again behind it; the frame of the first write is lost.
 async fn plain(course: Course, is_pinned: bool, options: Options) {
     let mut device = crash_device(LIMIT, 5);
@@ -286,12 +306,8 @@ async fn plain(course: Course, is_pinned: bool, options: Options) {
     let written = chain.sequence;
     put(&rig, other.frame(&[data(0, 7)])).await;
     put(&rig, chain.pins(&[(UpdateKind::Snapshot, 0)])).await;
-    let fork = Fork {
-        parent: A,
-        snapshot: pin(chain.version).snapshot,
-        version: Version(chain.version),
-        sequence: Sequence(chain.sequence),
-    };
+    let p = pin(chain.version);
+    let fork = Fork { parent: A, snapshot: p.snapshot, version: p.version, sequence: Sequence(chain.sequence) };
     rig.engine.committed(A, fork.sequence);
     rig.append(Record::Mark { shard: C, change: MarkChange::forked(CLUSTER, &fork), ticket: 5 });
     rig.settle().await;
@@ -314,12 +330,7 @@ async fn plain(course: Course, is_pinned: bool, options: Options) {
         for _ in 0..=TURNS {
             tokio::task::yield_now().await;
         }
-        device = device.copy();
-        let mut bytes = bytes_of(&device).await;
-        let heads: Vec<_> = places(&bytes).into_iter().filter(|p| p.0 == "head of open").collect();
-        assert!(lose(&mut bytes, (heads[written as usize - 1].1, heads[written as usize - 1].2)));
-        write_back(&device, bytes).await;
-        erase_checkpoints(&device).await;
+        device = without_append(&device, written).await;
         if course == Course::Accepted {
             let (engine, _) = open_log_with(device.clone(), &expect(), options).await.unwrap();
             assert_eq!(engine.lost().iter().map(|l| l.shard).collect::<Vec<_>>(), [A]);
@@ -332,14 +343,10 @@ async fn plain(course: Course, is_pinned: bool, options: Options) {
             told.give(&rig, learned(Sequence(written - 1), Sequence(written))).await;
         }
     }
-    // What was told is all that a pin needs; what a fork alone needs is lost, and stays so.
+    // All that a pin needs was told; versions that a fork alone needs are lost, and stay so.
     let is_whole = is_pinned && course != Course::Accepted && rig.engine.whole_from(A).unwrap() <= fork.version;
     for start in 0..4 {
-        assert!(rig.engine.state(A).unwrap().holes.is_empty(), "{course:?}, start {start}");
-        let lost = right_or_lost(&rig, C, None, &model, 4).await;
-        assert_eq!(lost == 0, is_whole, "{course:?}, pinned {is_pinned}, start {start}: {lost} blocks can't be read");
-        assert_eq!(rig.engine.check_inherited(C).is_ok(), is_whole);
-        assert_eq!(rig.engine.is_read_by_forks(A), is_whole || (is_pinned && course == Course::Learned));
+        stays_so(&rig, &model, (course, is_pinned, is_whole), start).await;
         if start > 0 {
             rig.engine.checkpoint().await.unwrap();
         }

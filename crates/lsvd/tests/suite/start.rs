@@ -377,7 +377,7 @@ fn a_lost_index_and_a_lost_page_hide_no_segment() {
     }
 }
 
-/// What a start relies on: no segment is opened that the page before does not name as the next one, whoever took the one
+/// A start relies on this: no segment is opened that the page before does not name as the next one, whoever took the one
 /// that was to be it.
 #[test]
 fn each_segment_is_named_as_the_next_one_before_it_is_opened() {

@@ -68,7 +68,7 @@ impl<D: Device> Recovery<'_, D> {
         Some(out)
     }
 
-    /// Whether a segment was opened of which the pages do not know: the one that names it was lost, and more may be.
+    /// True if a segment was opened of which the pages do not know: the one that names it was lost, and more may be.
     async fn misses_openings(&self, found: &BTreeMap<u64, Survey>) -> bool {
         let (next, newest, there, is_closed) = {
             let core = self.core.borrow();

@@ -58,7 +58,7 @@ pub(crate) struct History {
     pub hint: Kept,
     /// Versions that somebody reads part by part, each with the frame that it is as of, and how many do.
     reading: BTreeMap<Reading, u32>,
-    /// What forks in this log read, and which of these versions are lost to them. It is in marks and checkpoints.
+    /// Points that forks in this log read, and which of these versions are lost to them. It is in marks and checkpoints.
     pub read_by_forks: forks::Read,
     pub lost_to_forks: BTreeSet<Version>,
     /// Versions that frames which may be cut are about to keep: a carry may tell of what took the place of an entry that these
@@ -151,7 +151,10 @@ impl Shard {
     }
 
     /// Frames with changes of what is kept have come that may be cut, or are such frames no more.
-    pub fn waiting_changed(&mut self, segs: &mut Segments) {
+    pub fn waiting_changed(&mut self, is_so: bool, segs: &mut Segments) {
+        if !is_so {
+            return;
+        }
         let mut now = Kept::default();
         self.overlay.frames().flat_map(|f| &f.pins).for_each(|op| now.expect(*op));
         let before = std::mem::replace(&mut self.history.waiting, now);

@@ -131,7 +131,7 @@ impl<'a> Rolling<'a> {
                 other => break other?,
             }
         };
-        // Whoever had it may have been another rollback.
+        // The one that had it may have been another rollback.
         let now = find(self.client, &self.volume.name).await;
         if now.as_ref().is_ok_and(|v| v.as_ref().is_some_and(|v| v.id == self.volume.id)) {
             return Ok(attached);
@@ -230,7 +230,7 @@ async fn copy(
     while at < now.size {
         for range in changes(now, &since, &mut at).await? {
             changed += range.end - range.start;
-            // What the volume had not yet is not there.
+            // Blocks that the volume had not yet are not there.
             let end = range.end.min(then.size).max(range.start);
             put_back(then, range.start..end, &mut writes, progress).await?;
             zero(to, end..range.end).await?;

@@ -103,7 +103,7 @@ fn what_can_not_be_gone_back_to_is_said() {
     assert_eq!(complete(&c, &volume), ["s"], "nothing is left of it");
 }
 
-/// Whatever ends a rollback, the volume has a name that says how it is, the present is not lost, and the same command goes
+/// A rollback ends in any way: the volume has a name that says how it is, the present is not lost, and the same command goes
 /// on.
 #[test]
 fn a_rollback_that_is_killed_goes_on() {
