@@ -345,7 +345,7 @@ impl Edit {
             }),
             8 => {
                 let (i, room) = (self.which % 2, self.which / 2 % 2);
-                if self.which / 4 % 2 == 0 {
+                if (self.which / 4).is_multiple_of(2) {
                     let room = [(24, 36), (96, 60)][room];
                     self.forge(device, CHECKPOINT_AT[i], CHECKPOINT_BYTES, room, seal::checkpoint);
                 } else {

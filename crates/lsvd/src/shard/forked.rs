@@ -83,7 +83,7 @@ impl Shard {
         body.lost = lost.into_iter().collect();
         // More than a mark can name are lost to everybody.
         let over = body.lost.len().saturating_sub(limits::LOST_VERSIONS_MAX);
-        if let Some(last) = body.lost.drain(..over).last() {
+        if let Some(last) = body.lost.drain(..over).next_back() {
             body.whole_from = body.whole_from.max(last.next());
         }
     }

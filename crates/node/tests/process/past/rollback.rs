@@ -49,7 +49,7 @@ fn a_volume_goes_back_and_forth() {
     let mut client = c.client(&volume);
     let mut then = vec![0; 16 << 20];
     then[..8 << 20].copy_from_slice(&noise(1, 8 << 20));
-    fill(&mut client, 0, &then[..8 << 20].to_vec());
+    fill(&mut client, 0, &then[..8 << 20]);
     snapshot(&c, &volume, "s");
     drop(client);
     c.json(&["volume", "resize", &volume, "--size", "24M"]);
@@ -123,7 +123,6 @@ fn a_rollback_that_is_killed_goes_on() {
     last.resize(64 << 20, 0);
     last[MIB as usize..][..newer.len()].copy_from_slice(&newer);
     let mut rng = Rng::announced("killed rollbacks");
-    let mut was_mixture = false;
     for round in 0..rounds(4, 30) {
         let mut child = c.freebs().args(["volume", "rollback", "v@s"]).spawn().expect("freebs starts");
         std::thread::sleep(Duration::from_millis(rng.below(900)));
@@ -133,12 +132,14 @@ fn a_rollback_that_is_killed_goes_on() {
         let names: Vec<&Value> = list["volumes"].as_array().expect("a list").iter().map(|v| &v["name"]).collect();
         let (has, mixture) = (names.iter().any(|n| **n == "v"), names.iter().any(|n| **n == "v.rolling-back"));
         assert!(has != mixture, "round {round}: {names:?}");
-        was_mixture |= mixture;
         let kept = complete(&c, if mixture { "v.rolling-back" } else { "v" });
         let kept = kept.iter().find(|n| n.starts_with("before-rollback-")).cloned();
         assert!(!mixture || kept.is_some(), "round {round}: the present is not kept");
-        if !was_mixture {
-            same(&c, "v", &last, "nothing was written");
+        // The killed one may have the volume for a moment still, and its last command may yet come.
+        if let Ok(mut client) = Client::connect(&c.place, "v", true) {
+            let is = read_all(&mut client);
+            assert!(is == last || is == want, "round {round}: a mixture has the volume's name");
+            drop(client);
             quiet(&c, "v");
         }
     }
