@@ -32,6 +32,7 @@ pub use plane::{FollowerOptions, Plane};
 pub use seat::SeatOptions;
 pub use server::{hear_seat, serve, turn_away};
 pub use service::{Me, Service};
+pub use snapshots::name_of_time;
 
 use freebs_control::api::{ShardDigest, ShardStatus};
 use freebs_control::audit::{AuditOf, AuditState};

@@ -23,7 +23,7 @@ pub(super) async fn create(service: &Service, names: &[String], name: Option<Str
     let until = Instant::now() + timing::SNAPSHOT_MAX;
     let state = service.state()?;
     let volumes = names.iter().map(|n| state.need(n).map(|v| v.id)).collect::<Result<Vec<VolumeId>>>()?;
-    let name = name.unwrap_or_else(|| name_of_now(now_ms()));
+    let name = name.unwrap_or_else(|| name_of_time(now_ms()));
     let mut why = String::new();
     for _ in 0..ATTEMPTS {
         let id = begin(service, &name, &volumes, until).await?;
@@ -55,7 +55,7 @@ pub(super) async fn create(service: &Service, names: &[String], name: Option<Str
 }
 
 /// A name that says when it was made, and that a file may have, too.
-fn name_of_now(ms: u64) -> String {
+pub fn name_of_time(ms: u64) -> String {
     let time = humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(ms)).to_string();
     time.replace(':', "").replace('T', "-").trim_end_matches('Z').to_owned()
 }
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_name_made_of_the_time_is_one() {
-        let name = name_of_now(86_400_042);
+        let name = name_of_time(86_400_042);
         assert_eq!(name, "1970-01-02-000000.042");
         freebs_control::rules::check_name("snapshot", &name).unwrap();
     }

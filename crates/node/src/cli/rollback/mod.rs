@@ -14,8 +14,9 @@ use super::image::writes::Writes;
 use super::output::Output;
 use super::signals::Stop;
 use super::snapshot;
-use crate::admin::Client;
+use crate::admin::{Client, name_of_time};
 use crate::attached::{Attached, AttachedPast};
+use crate::events::now_ms;
 use crate::timing;
 use args::RollbackArgs;
 use freebs_control::Stage;
@@ -161,7 +162,7 @@ impl<'a> Rolling<'a> {
         output: &Output,
     ) -> Result<RolledBack> {
         let is_kept = !args.discard_present && !self.was_left;
-        let name = format!("{}-{}", if is_kept { "before-rollback" } else { "rolling-back" }, snapshot::name_of_now());
+        let name = format!("{}-{}", if is_kept { "before-rollback" } else { "rolling-back" }, name_of_time(now_ms()));
         let volumes = vec![self.volume.name.clone()];
         snapshot::one(self.client, Request::SnapshotCreate { volumes, name: Some(name.clone()) }).await?;
         self.before = Some(name.clone());

@@ -14,7 +14,7 @@ use freebs_control::rules::{format_date, format_size};
 use freebs_types::{Result, SnapshotId};
 use serde::Serialize;
 use std::process::ExitCode;
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::Instant;
 
 pub async fn run(command: SnapshotCommand, cluster: &str, output: &Output) -> Result<ExitCode> {
     let client = connect(cluster).await?;
@@ -43,12 +43,6 @@ pub async fn one(client: &Client, request: Request) -> Result<SnapshotStatus> {
         Reply::Snapshot(snapshot) => Ok(snapshot),
         _ => Err(unexpected()),
     }
-}
-
-/// The time, as part of a name.
-pub fn name_of_now() -> String {
-    let time = humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(now_ms())).to_string();
-    time.replace(':', "").replace('T', "-").trim_end_matches('Z').to_owned()
 }
 
 pub async fn delete_one(client: &Client, volume: &str, name: &str) -> Result<()> {
