@@ -23,6 +23,8 @@ pub const FOOTER_MAGIC: [u8; 4] = *b"FBIX";
 pub const PAGE_MAGIC: [u8; 4] = *b"FBMP";
 /// The first bytes of a checkpoint's slot.
 pub const CHECKPOINT_MAGIC: [u8; 4] = *b"FBCP";
+/// The first bytes of a page of openings.
+pub const OPENINGS_MAGIC: [u8; 4] = *b"FBOP";
 /// The first bytes of the file `host-key`.
 pub const HOST_KEY_MAGIC: [u8; 4] = *b"FBHK";
 /// Version of all structures of a device but frames, which have their own.
@@ -46,6 +48,8 @@ pub const SUPERBLOCK_AT: [u64; 2] = [0, 512 << 10];
 pub const SUPERBLOCK_BYTES: usize = 4096;
 /// Where the two slots of checkpoints lie: behind the superblock's copies, each in a piece of the same size.
 pub const CHECKPOINT_AT: [u64; 2] = [64 << 10, (512 + 64) << 10];
+/// Where the two pages of openings lie: behind the slots of checkpoints, in the same way.
+pub const OPENINGS_AT: [u64; 2] = [128 << 10, (512 + 128) << 10];
 /// Where segments begin.
 pub const SEGMENTS_AT: u64 = 1 << 20;
 /// Most segments of a device: its live table still fits the first append of the smallest segment.
@@ -700,6 +704,13 @@ impl PageHeader {
         head.copy_from_slice(h.as_bytes());
     }
 
+    /// True if these bytes begin with the header of any page of a device.
+    pub fn is_of(bytes: &[u8], device: DeviceId) -> bool {
+        Self::ref_from_prefix(bytes).is_ok_and(|(h, _)| {
+            h.magic == PAGE_MAGIC && h.device == device.0 && h.crc.get() == crc32c(&h.as_bytes()[..60])
+        })
+    }
+
     /// Count and body of the page that is meant; `Corrupt` if it is another one, or none.
     pub fn open(page: &[u8], name: PageName) -> Result<(u32, &[u8])> {
         let (h, body) = Self::ref_from_prefix(page).map_err(|_| Error::corrupt("page of the map is cut short"))?;
@@ -771,8 +782,8 @@ const _: () = assert!(size_of::<CheckpointSlot>() == 96);
 pub const CHECKPOINT_BYTES: usize = 4096;
 /// Stretches of pages of one manifest, at most.
 pub const CHECKPOINT_EXTENTS_MAX: usize = (CHECKPOINT_BYTES - size_of::<CheckpointSlot>()) / size_of::<PagesFixed>();
-/// Bytes of a manifest, at most.
-pub const MANIFEST_BYTES_MAX: u64 = 256 << 20;
+/// Bytes of a manifest, at most: it is read as a stream, and what it can be is bounded by its stretches of pages.
+pub const MANIFEST_BYTES_MAX: u64 = 64 << 30;
 
 impl CheckpointSlot {
     /// The slot as a zero-padded piece, with its checksums set.
@@ -814,6 +825,114 @@ impl CheckpointSlot {
                 Ok((slot, list.collect()))
             }
             _ => Err(Error::corrupt("checkpoint of another device, or a damaged one")),
+        }
+    }
+}
+
+/// Which segments of the log were opened last: `count` indexes of segments follow, one `u32` each. The last one is
+/// that of the segment with number `newest`, the one before it has the number before, and so on. It is written before
+/// anything is appended to a segment that is opened, and at each start. So is one that names the segment as `next`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Openings {
+    /// Always `FBOP`.
+    pub magic: [u8; 4],
+    /// Always 1.
+    pub version: U16,
+    /// Always 96.
+    pub length: U16,
+    /// Identity of the device.
+    pub device: [u8; 16],
+    /// Raised by every write; the pages are written in turn, and an even one lies at the first place.
+    pub revision: U64,
+    /// Start of the node that wrote it. Under another one segments may have been opened of which nothing is here.
+    pub start: U64,
+    /// Number of the segment that was opened last; 0 if none was.
+    pub newest: U64,
+    /// Indexes of segments that follow.
+    pub count: U32,
+    /// The segment that is opened next, if any is: no other one is before another page says so. 2^32 - 1 for none.
+    pub next: U32,
+    /// Zero.
+    pub reserved: [u8; 32],
+    /// CRC-32C of the indexes.
+    pub list_crc: U32,
+    /// CRC-32C of the bytes before this field.
+    pub crc: U32,
+}
+const _: () = assert!(size_of::<Openings>() == 96);
+
+/// Bytes of a page of openings.
+pub const OPENINGS_BYTES: usize = 4096;
+/// Segments that one page names, at most.
+pub const OPENINGS_MAX: usize = (OPENINGS_BYTES - size_of::<Openings>()) / 4;
+/// In place of a segment's index where the number belongs to none that counts, or none is to be opened.
+pub const OPENINGS_NONE: u32 = u32::MAX;
+
+impl Openings {
+    /// A page as a zero-padded piece. The segments of `list` have the numbers up to `newest`, and `next` is the one that
+    /// is opened next.
+    #[must_use]
+    pub fn encode(
+        device: DeviceId,
+        (revision, start): (u64, StartNumber),
+        (newest, list): (u64, &[u32]),
+        next: Option<u32>,
+    ) -> Vec<u8> {
+        assert!(list.len() <= OPENINGS_MAX && list.len() as u64 <= newest, "the caller counts");
+        let bytes: Vec<u8> = list.iter().flat_map(|id| id.to_le_bytes()).collect();
+        let mut page = Self {
+            magic: OPENINGS_MAGIC,
+            version: DISK_VERSION.into(),
+            length: (size_of::<Self>() as u16).into(),
+            device: device.0,
+            revision: revision.into(),
+            start: start.0.into(),
+            newest: newest.into(),
+            count: (list.len() as u32).into(),
+            next: next.unwrap_or(OPENINGS_NONE).into(),
+            reserved: [0; 32],
+            list_crc: crc32c(&bytes).into(),
+            crc: 0.into(),
+        };
+        page.crc = crc32c(&page.as_bytes()[..92]).into();
+        let mut out = page.as_bytes().to_vec();
+        out.extend_from_slice(&bytes);
+        out.resize(OPENINGS_BYTES, 0);
+        out
+    }
+
+    /// The segment that is opened next, if one is.
+    pub fn next(&self) -> Option<u32> {
+        Some(self.next.get()).filter(|id| *id != OPENINGS_NONE)
+    }
+
+    /// The page, and the segments that it names as opened. `NotFound` if none was ever here.
+    pub fn decode(bytes: &[u8], device: DeviceId) -> Result<(Self, Vec<u32>)> {
+        let (page, rest) = Self::read_from_prefix(bytes).map_err(|_| Error::corrupt("openings are cut short"))?;
+        if page.as_bytes().iter().all(|b| *b == 0) {
+            return Err(Error::not_found("no openings here"));
+        }
+        if page.magic != OPENINGS_MAGIC || page.crc.get() != crc32c(&page.as_bytes()[..92]) {
+            return Err(Error::corrupt("openings that do not match their checksum"));
+        }
+        if page.version.get() != DISK_VERSION {
+            return Err(Error::invalid("openings of a newer format; use a newer freebs"));
+        }
+        let (count, newest) = (page.count.get() as usize, page.newest.get());
+        let numbers = [page.revision, page.start, page.newest];
+        let list = rest.get(..count.min(OPENINGS_MAX) * 4).filter(|l| crc32c(l) == page.list_crc.get());
+        match list {
+            Some(l)
+                if page.device == device.0
+                    && count <= OPENINGS_MAX
+                    && count as u64 <= newest
+                    && numbers.iter().all(|n| n.get() < LOG_NUMBER_END) =>
+            {
+                let list = l.chunks_exact(4).map(|c| u32::from_le_bytes(c.try_into().expect("four bytes")));
+                Ok((page, list.collect()))
+            }
+            _ => Err(Error::corrupt("openings of another device, or damaged ones")),
         }
     }
 }

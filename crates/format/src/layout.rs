@@ -9,8 +9,8 @@ use crate::bodies::{
 };
 use crate::description::VolumeFixed;
 use crate::disk::{
-    AppendHeader, CheckpointSlot, HostKeyFile, IndexFixed, PageHeader, PagesFixed, RepeatFixed, SegmentFooter,
-    Superblock,
+    AppendHeader, CheckpointSlot, HostKeyFile, IndexFixed, Openings, PageHeader, PagesFixed, RepeatFixed,
+    SegmentFooter, Superblock,
 };
 use crate::header::{ExtentDesc, FrameHeader, UpdateDesc};
 use crate::pins::PinFixed;
@@ -106,6 +106,7 @@ layouts! {
     CheckpointSlot {
         magic, version, length, device, revision, manifest, bytes, extents, durable, reserved, extents_crc, crc,
     }
+    Openings { magic, version, length, device, revision, start, newest, count, next, reserved, list_crc, crc }
     IndexFixed { head_at, data_at, append, flags, reserved, head_len }
     MessageHeader {
         magic, version, kind, total_len, meta_len, volume, shard, flags, view, generation, id, reserved, crc,

@@ -9,8 +9,8 @@ use freebs_backup::format::{ManifestHeader, ObjectHeader};
 use freebs_consensus::wire::SeatHeader;
 use freebs_control::StateHeader;
 use freebs_format::disk::{
-    APPEND_REPEATS, AppendHeader, CheckpointSlot, INDEX_ENTRY_FIXED, IndexFixed, PageHeader, PagesFixed, RepeatFixed,
-    SegmentFooter,
+    APPEND_REPEATS, AppendHeader, CheckpointSlot, INDEX_ENTRY_FIXED, IndexFixed, Openings, PageHeader, PagesFixed,
+    RepeatFixed, SegmentFooter,
 };
 use freebs_format::wire::{HEADER_BYTES, MessageHeader, kind};
 use freebs_format::{FrameHeader, FrameKind, crc32c, layout, pack, unpack};
@@ -142,6 +142,18 @@ pub fn checkpoint(bytes: &mut [u8]) {
         let len = places.saturating_mul(size_of::<PagesFixed>()).min(bytes.len() - HEAD);
         let crc = crc32c(&bytes[HEAD..HEAD + len]);
         put(bytes, offset_of!(CheckpointSlot, extents_crc), crc);
+        fixed(bytes, HEAD);
+    }
+}
+
+/// A page of openings: header, indexes of segments.
+pub fn openings(bytes: &mut [u8]) {
+    const HEAD: usize = size_of::<Openings>();
+    if bytes.len() >= HEAD {
+        let count = word(bytes, offset_of!(Openings, count));
+        let len = count.saturating_mul(size_of::<u32>()).min(bytes.len() - HEAD);
+        let crc = crc32c(&bytes[HEAD..HEAD + len]);
+        put(bytes, offset_of!(Openings, list_crc), crc);
         fixed(bytes, HEAD);
     }
 }

@@ -103,6 +103,7 @@ fn formats(out: &mut Seeds) {
     page.resize(4096, 0);
     out.add("map-page", "golden", mended(&page));
     out.add("checkpoint", "golden", mended(&golden("checkpoint")));
+    out.add("openings", "golden", mended(&golden("openings")));
     out.add("host-key", "golden", mended(&golden("host-key")));
 }
 

@@ -1,22 +1,25 @@
 //! Four million separate extents of 4 KiB under a small cache: memory, reads per lookup, bytes written for the map,
 //! pauses, recovery.
 //!
-//! `cargo run --release -p freebs-lsvd --example extents -- [EXTENTS] [MIB] [FRAMES]` (4,000,000 and 16 if not said,
-//! and one frame of 64 blocks on its way). The device lies in files below `target/extents`; a block of one repeated
-//! word, as all data here are, takes eight bytes there.
+//! `cargo run --release -p freebs-lsvd --example extents -- [EXTENTS] [MIB] [FRAMES] [BLOCKS] [SHARDS] [CLEANING]`
+//! (4,000,000 and 16 if not said, one frame on its way, of 64 blocks, one shard, and no cleaning; 1 switches it on).
+//! `16000000 64 1 1 1 1` is the worst case: appends of one block each. The device lies in files below
+//! `target/extents`; a block of one repeated word, as all data here are, takes eight bytes there.
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "an example measures time and uses files")]
 
 use bytes::Bytes;
-use freebs_format::disk::APPEND_MAGIC;
+use freebs_format::disk::{APPEND_MAGIC, OPENINGS_AT, OPENINGS_BYTES};
 use freebs_format::{Extent, ExtentKind, FrameBuilder, FrameMeta, UpdateDraft, UpdateKind, block_crc};
 use freebs_io::{AlignedBuf, Device, Durability};
-use freebs_lsvd::{CleanOptions, Durable, Engine, Expect, Listener, OpenReport, Options, Record, Shape};
+use freebs_lsvd::{
+    CleanOptions, Counters, Durable, Engine, Expect, FrameName, Listener, OpenReport, Options, Record, Shape,
+};
 use freebs_types::{
     BLOCK, BlockRange, ChunkId, ClusterId, DeviceId, DriverId, Error, Hash32, NodeId, RequestNumber, Result, Sequence,
     ShardId, Version, ViewNumber,
 };
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fs::{File, OpenOptions};
 use std::future::poll_fn;
 use std::os::unix::fs::FileExt;
@@ -24,17 +27,21 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-const SHARD: ShardId = ShardId::new(1, 0);
 const CLUSTER: ClusterId = ClusterId([7; 16]);
-/// Stands for a sector that is more than a repeated word.
-const WHOLE: u64 = u64::MAX;
+/// A word with this bit says where a sector lies that is more than a repeated word, and its bytes without zeroes at the
+/// end: 13 bits of length, the others of place.
+const WHOLE: u64 = 1 << 63;
 
-/// A device in two sparse files: a word per sector, and the sectors that are more than a repeated word.
+/// A device in two files: a word per sector, and the sectors that are more than a repeated word, one behind the other.
 #[derive(Clone)]
 struct WordDevice {
     words: Rc<File>,
     whole: Rc<File>,
+    /// Where the next whole sector goes.
+    end: Rc<Cell<u64>>,
     len: Rc<Cell<u64>>,
+    /// Calls that read, and their bytes.
+    reads: Rc<Cell<(u64, u64)>>,
     spent: Rc<Cell<Duration>>,
     /// Appends that were begun.
     appends: Rc<Cell<u64>>,
@@ -50,7 +57,9 @@ impl WordDevice {
         Self {
             words: file("words"),
             whole: file("whole"),
+            end: Rc::default(),
             len: Rc::default(),
+            reads: Rc::default(),
             spent: Rc::default(),
             appends: Rc::default(),
         }
@@ -67,9 +76,12 @@ impl WordDevice {
         let mut buf = AlignedBuf::zeroed(len);
         let mut words = vec![0u8; len / BLOCK * 8];
         read_at(&self.words, &mut words, at / BLOCK as u64 * 8);
-        for (i, (block, word)) in buf.chunks_exact_mut(BLOCK).zip(words.chunks_exact(8)).enumerate() {
-            if word == WHOLE.to_le_bytes() {
-                read_at(&self.whole, block, at + (i * BLOCK) as u64);
+        let (calls, bytes) = self.reads.get();
+        self.reads.set((calls + 1, bytes + len as u64));
+        for (block, word) in buf.chunks_exact_mut(BLOCK).zip(words.chunks_exact(8)) {
+            let n = u64::from_le_bytes(word.try_into().unwrap());
+            if n & WHOLE != 0 {
+                read_at(&self.whole, &mut block[..(n & 0x1fff) as usize], (n & !WHOLE) >> 13);
             } else {
                 block.chunks_exact_mut(8).for_each(|c| c.copy_from_slice(word));
             }
@@ -79,12 +91,14 @@ impl WordDevice {
 
     fn write_now(&self, at: u64, buf: &[u8]) {
         let mut words = Vec::with_capacity(buf.len() / BLOCK * 8);
-        for (i, b) in buf.chunks_exact(BLOCK).enumerate() {
+        for b in buf.chunks_exact(BLOCK) {
             if b[8..] == b[..BLOCK - 8] {
                 words.extend_from_slice(&b[..8]);
             } else {
-                words.extend_from_slice(&WHOLE.to_le_bytes());
-                self.whole.write_all_at(b, at + (i * BLOCK) as u64).unwrap();
+                let (end, len) = (self.end.get(), b.iter().rposition(|b| *b != 0).map_or(0, |i| i + 1));
+                words.extend_from_slice(&(WHOLE | end << 13 | len as u64).to_le_bytes());
+                self.whole.write_all_at(&b[..len], end).unwrap();
+                self.end.set(end + len as u64);
             }
         }
         self.words.write_all_at(&words, at / BLOCK as u64 * 8).unwrap();
@@ -158,22 +172,50 @@ impl Listener for Heard {
 /// What some of the engine's own steps took, without the device.
 #[derive(Default)]
 struct Steps {
-    longest: Cell<Duration>,
+    /// The longest ones, with what was counted in them.
+    longest: RefCell<Vec<(Duration, String)>>,
     count: Cell<u64>,
     over: Cell<u64>,
+    far_over: Cell<u64>,
 }
 
+/// Steps that are told one by one.
+const LONGEST: usize = 5;
+
 impl Steps {
-    fn add(&self, step: Duration) {
-        self.longest.set(self.longest.get().max(step));
+    fn add(&self, step: Duration, before: &Counters, after: &Counters) {
         self.count.set(self.count.get() + 1);
         self.over.set(self.over.get() + u64::from(step > Duration::from_millis(1)));
+        self.far_over.set(self.far_over.get() + u64::from(step > Duration::from_millis(2)));
+        let mut longest = self.longest.borrow_mut();
+        if longest.len() < LONGEST || longest.last().is_some_and(|l| l.0 < step) {
+            longest.push((step, counted(before, after)));
+            longest.sort_by_key(|l| std::cmp::Reverse(l.0));
+            longest.truncate(LONGEST);
+        }
     }
 
     fn say(&self, what: &str) {
-        let (longest, over, count) = (self.longest.get(), self.over.get(), self.count.get());
-        println!("steps {what}: the longest {longest:?}; {over} of {count} over 1 ms");
+        let (over, far, count) = (self.over.get(), self.far_over.get(), self.count.get());
+        println!("steps {what}: {count}, {over} over 1 ms, {far} over 2 ms; the longest:");
+        self.longest.borrow().iter().for_each(|(step, what)| println!("  {step:?}: {what}"));
     }
+}
+
+/// The counters that rose.
+fn counted(before: &Counters, after: &Counters) -> String {
+    let fields = |c: &Counters| {
+        let text = format!("{c:?}");
+        let inside = text.split_once('{').map_or("", |t| t.1).trim_end_matches('}').to_owned();
+        inside.split(", ").map(str::to_owned).collect::<Vec<_>>()
+    };
+    let pairs = fields(before).into_iter().zip(fields(after));
+    let number = |t: &str| t.rsplit(' ').find_map(|n| n.parse::<i64>().ok()).unwrap_or(0);
+    let rose = pairs.filter(|(a, b)| a != b).map(|(a, b)| {
+        let name = b.split(':').next().unwrap_or("").trim().to_owned();
+        format!("{name} +{}", number(b.trim()) - number(a.trim()))
+    });
+    rose.collect::<Vec<_>>().join(", ")
 }
 
 /// Steps in which blocks were copied and hashed for an append, which take the longer the more of them there are; and
@@ -200,16 +242,14 @@ async fn open(device: &WordDevice, options: Options, flying: usize, pauses: &Rc<
     let task = tokio::task::spawn_local(async move {
         let mut run = std::pin::pin!(writer.run());
         let end = poll_fn(|cx| {
-            let seen = (device.appends.get(), asked.counters().appends);
+            let (begun, counters) = (device.appends.get(), asked.counters());
             let (start, before) = (worked(), device.spent.get());
             let polled = run.as_mut().poll(cx);
             let step = (worked() - start).saturating_sub(device.spent.get() - before);
-            let has_append = seen != (device.appends.get(), asked.counters().appends);
-            if has_append {
-                pauses.with_append.add(step)
-            } else {
-                pauses.others.add(step)
-            }
+            let now = asked.counters();
+            let has_append = (begun, counters.appends) != (device.appends.get(), now.appends);
+            let steps = if has_append { &pauses.with_append } else { &pauses.others };
+            steps.add(step, &counters, &now);
             polled
         });
         end.await.unwrap();
@@ -218,6 +258,7 @@ async fn open(device: &WordDevice, options: Options, flying: usize, pauses: &Rc<
 }
 
 struct Chain {
+    shard: ShardId,
     id: Hash32,
     sequence: u64,
     version: u64,
@@ -247,13 +288,13 @@ impl Chain {
         }
         let meta = FrameMeta {
             cluster: CLUSTER,
-            shard: SHARD,
+            shard: self.shard,
             view: ViewNumber(1),
             chunk: self.chunk,
             chunk_offset: self.offset,
             sequence: Sequence(self.sequence + 1),
             first_version: Version(self.version + 1),
-            committed: Sequence(self.sequence.saturating_sub(8)),
+            committed: Sequence(self.sequence),
             wall: 0,
         };
         let (frame, id) = b.build(&meta, &Hash32([3; 32]), &self.id);
@@ -270,11 +311,13 @@ fn scattered(n: u64, of: u64) -> u32 {
     ((n.wrapping_mul(2_654_435_761) % of) * 2) as u32
 }
 
-/// Writes blocks, 64 in a frame and so many frames on their way, which are the most that one append takes.
-async fn write(rig: &Rig, chain: &mut Chain, n: u64, lba: impl Fn(u64) -> u32) {
-    let (mut sent, mut at) = (rig.heard.done.get(), 0);
+/// Writes blocks, so many in a frame, the shards in turn, and so many frames on their way, which are the most that one
+/// append takes.
+async fn write(rig: &Rig, chains: &mut [Chain], what: &What, n: u64, lba: impl Fn(u64) -> u32) {
+    let (mut sent, mut at, shards) = (rig.heard.done.get(), 0, chains.len() as u64);
     while at < n {
-        let lbas: Vec<u32> = (at..(at + 64).min(n)).map(&lba).collect();
+        let chain = &mut chains[(at / what.blocks % shards) as usize];
+        let lbas: Vec<u32> = (at..(at + what.blocks).min(n)).map(&lba).collect();
         at += lbas.len() as u64;
         rig.engine.append(chain.frame(&lbas));
         sent += 1;
@@ -297,41 +340,104 @@ fn memory() -> String {
     format!("resident {:.1} MiB, at most {:.1}", mib("VmRSS"), mib("VmHWM"))
 }
 
-async fn measure(extents: u64, mib: usize, flying: usize) {
-    let dir = Path::new("target/extents");
-    let device = WordDevice::new(dir);
-    let shape = Shape {
+/// A measurement.
+struct What {
+    extents: u64,
+    mib: usize,
+    flying: usize,
+    /// Blocks of a frame.
+    blocks: u64,
+    shards: u64,
+    /// Cleaning has to make room.
+    cleans: bool,
+}
+
+fn shape(what: &What) -> Shape {
+    let room = if what.cleans { what.extents * BLOCK as u64 / 10 * 15 + (1 << 30) } else { 64 << 30 };
+    Shape {
         cluster: CLUSTER,
         node: NodeId(1),
         device: DeviceId([9; 16]),
         worker: 0,
         workers: 1,
         segment_bytes: 16 << 20,
-        size_limit: 64 << 30,
+        size_limit: room,
         wall: 1,
-    };
-    Engine::create(device.clone(), &shape).await.unwrap();
+    }
+}
+
+/// Starts after a kill: by the table, and with every segment asked.
+async fn recover(
+    device: &WordDevice,
+    options: Options,
+    what: &What,
+    (shard, tip): (ShardId, FrameName),
+    pauses: &Rc<Pauses>,
+) {
+    for table in [true, false] {
+        if !table {
+            for at in OPENINGS_AT {
+                let (_, done) = device.write(at, AlignedBuf::zeroed(OPENINGS_BYTES), Durability::Durable).await;
+                done.unwrap();
+            }
+            print!("where every segment is asked: ");
+        }
+        device.reads.take();
+        let (start, before) = (Instant::now(), worked());
+        let (rig, report) = open(device, options, what.flying, pauses).await;
+        let (took, (reads, bytes)) = (start.elapsed().as_secs_f64(), device.reads.get());
+        assert_eq!(rig.engine.tip(shard).unwrap().0, tip);
+        let work = (worked() - before).as_secs_f64();
+        let from = report.checkpoint;
+        println!(
+            "recovery in {took:.2} s ({work:.2} of the processor) from checkpoint {from}, {} frames",
+            report.frames
+        );
+        println!("it read {reads} times, {:.1} MiB", bytes as f64 / 1_048_576.0);
+        println!("{}; {:?}", memory(), rig.engine.space());
+        rig.task.abort();
+        let _ = rig.task.await;
+    }
+}
+
+async fn measure(what: &What) {
+    let dir = Path::new("target/extents");
+    let device = WordDevice::new(dir);
+    Engine::create(device.clone(), &shape(what)).await.unwrap();
     let pauses = Rc::new(Pauses::default());
-    let options = Options { map_bytes: mib << 20, ..Options::of_workers(1) };
-    let (rig, _) = open(&device, options, flying, &pauses).await;
-    // What cleaning moves is a matter of its own.
-    rig.engine.set_cleaning(CleanOptions { enabled: false, ..CleanOptions::default() });
-    let of = extents | 1;
-    let mut chain = Chain { id: Hash32::default(), sequence: 0, version: 0, chunk: ChunkId::new(1, 0), offset: 0 };
+    let options = Options { map_bytes: what.mib << 20, ..Options::of_workers(1) };
+    let (rig, _) = open(&device, options, what.flying, &pauses).await;
+    rig.engine.set_cleaning(CleanOptions { enabled: what.cleans, ..CleanOptions::default() });
+    let (extents, shards) = (what.extents, what.shards);
+    // Which of a shard's blocks the n-th write goes to: the shards take turns.
+    let of = (extents / shards) | 1;
+    let turn = |n: u64| n / what.blocks / shards * what.blocks + n % what.blocks;
+    let chain = |n: u64| Chain {
+        shard: ShardId::new(1 + n, 0),
+        id: Hash32::default(),
+        sequence: 0,
+        version: 0,
+        chunk: ChunkId::new(1, 0),
+        offset: 0,
+    };
+    let mut chains: Vec<Chain> = (0..shards).map(chain).collect();
     let start = Instant::now();
-    write(&rig, &mut chain, extents, |n| scattered(n, of)).await;
+    write(&rig, &mut chains, what, extents, |n| scattered(turn(n), of)).await;
     println!("{extents} extents in {:.1} s; {}", start.elapsed().as_secs_f64(), memory());
 
     let (before, start, updates) = (rig.engine.counters(), Instant::now(), extents / 2);
-    write(&rig, &mut chain, updates, |n| scattered(n.wrapping_mul(7_368_787), of)).await;
+    write(&rig, &mut chains, what, updates, |n| scattered(turn(n).wrapping_mul(7_368_787), of)).await;
     let each = (rig.engine.counters().map_bytes - before.map_bytes) as f64 / updates as f64;
     println!("{updates} updates in {:.1} s: {each:.0} bytes for the map each", start.elapsed().as_secs_f64());
+    println!("{} checkpoints, {:?}", rig.engine.counters().checkpoints, rig.engine.events());
 
     let before = rig.engine.counters();
     for n in 0..extents / 20 {
-        let lba = scattered(n.wrapping_mul(15_485_863), of);
-        let read = rig.engine.read(SHARD, BlockRange::new(lba, 1)).await.unwrap();
-        assert_eq!(read.pieces[0].kind, ExtentKind::Data, "block {lba}");
+        let shard = chains[(n % shards) as usize].shard;
+        let lba = scattered((n / shards).wrapping_mul(15_485_863), of);
+        let read = rig.engine.read(shard, BlockRange::new(lba, 1)).await.unwrap();
+        let written = read.pieces[0].kind == ExtentKind::Data;
+        assert!(written || shards > 1, "block {lba}");
     }
     let c = rig.engine.counters();
     let (reads, looked) = (c.map_reads - before.map_reads, c.map_lookups - before.map_lookups);
@@ -342,25 +448,29 @@ async fn measure(extents: u64, mib: usize, flying: usize) {
     pauses.others.say("without one");
 
     // Some more behind the checkpoint, then a kill.
-    write(&rig, &mut chain, extents / 20, |n| scattered(n.wrapping_mul(32_452_843), of)).await;
-    let tip = rig.engine.tip(SHARD).unwrap();
+    let more = (extents / 20).min(200_000);
+    write(&rig, &mut chains, what, more, |n| scattered(turn(n).wrapping_mul(32_452_843), of)).await;
+    println!("{}; {:?}", memory(), rig.engine.space());
+    let shard = chains[0].shard;
+    let tip = rig.engine.tip(shard).unwrap();
     rig.task.abort();
     let _ = rig.task.await;
     drop(rig.engine);
-    let start = Instant::now();
-    let (rig, report) = open(&device, options, flying, &pauses).await;
-    let took = start.elapsed().as_secs_f64();
-    assert_eq!(rig.engine.tip(SHARD).unwrap().0, tip.0);
-    println!("recovery in {took:.2} s from checkpoint {}, {} frames behind it", report.checkpoint, report.frames);
-    println!("{}; {:?}", memory(), rig.engine.space());
+    recover(&device, options, what, (shard, tip.0), &pauses).await;
     std::fs::remove_dir_all(dir).unwrap();
 }
 
 fn main() {
     let mut args = std::env::args().skip(1);
-    let extents = args.next().map_or(4_000_000, |a| a.parse().expect("a number of extents"));
-    let mib = args.next().map_or(16, |a| a.parse().expect("a number of MiB"));
-    let flying = args.next().map_or(1, |a| a.parse().expect("a number of frames"));
+    let mut number = |default: u64| args.next().map_or(default, |a| a.parse().expect("a number"));
+    let what = What {
+        extents: number(4_000_000),
+        mib: number(16) as usize,
+        flying: number(1) as usize,
+        blocks: number(64),
+        shards: number(1),
+        cleans: number(0) > 0,
+    };
     let rt = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    tokio::task::LocalSet::new().block_on(&rt, measure(extents, mib, flying));
+    tokio::task::LocalSet::new().block_on(&rt, measure(&what));
 }

@@ -112,6 +112,7 @@ fn maxima_agree() {
         disk::SEGMENTS_MAX,
         disk::MANIFEST_BYTES_MAX,
         disk::CHECKPOINT_EXTENTS_MAX,
+        disk::OPENINGS_MAX,
         limits::SEGMENT_BYTES,
         limits::SEGMENT_BYTES_MIN,
         disk::APPEND_HEADS_BYTES_MAX,

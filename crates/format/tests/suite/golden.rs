@@ -138,6 +138,32 @@ fn map() {
 }
 
 #[test]
+fn openings() {
+    let device = DeviceId([0xde; 16]);
+    let page = |list: &[u32], next| Openings::encode(device, (6, StartNumber(41)), (1003, list), next);
+    let bytes = page(&[7, OPENINGS_NONE, 12], Some(9));
+    golden("openings", &bytes[..128], &[]);
+    let (head, list) = Openings::decode(&bytes, device).unwrap();
+    assert_eq!((head.revision.get(), head.start.get(), head.newest.get(), head.next()), (6, 41, 1003, Some(9)));
+    assert_eq!(list, [7, OPENINGS_NONE, 12]);
+    assert_eq!(Openings::decode(&bytes, DeviceId([1; 16])).unwrap_err().kind, ErrorKind::Corrupt);
+    assert_eq!(Openings::decode(&[0; 4096], device).unwrap_err().kind, ErrorKind::NotFound);
+    for at in [0, 5, 30, 40, 50, 53, 60, 90, 97, 107] {
+        let mut bad = bytes.clone();
+        bad[at] ^= 1;
+        assert!(Openings::decode(&bad, device).is_err(), "byte {at}");
+    }
+    let most = vec![3; OPENINGS_MAX];
+    let (head, list) = Openings::decode(&page(&most, None), device).unwrap();
+    assert!(list == most && head.next().is_none());
+    // Numbers that can't be raised any more are nobody's.
+    for (revision, start, newest) in [(LOG_NUMBER_END, 1, 1), (1, LOG_NUMBER_END, 1), (1, 1, LOG_NUMBER_END)] {
+        let page = Openings::encode(device, (revision, StartNumber(start)), (newest, &[7]), None);
+        assert_eq!(Openings::decode(&page, device).unwrap_err().kind, ErrorKind::Corrupt);
+    }
+}
+
+#[test]
 fn device() {
     golden("superblock", &superblock().encode()[..256], &superblock().encode()[256..]);
     let with = Superblock { features: FEATURE_CHECKPOINTS.into(), ..superblock() };

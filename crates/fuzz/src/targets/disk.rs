@@ -6,16 +6,17 @@ use bytes::{Bytes, BytesMut};
 use core::mem::size_of;
 use freebs_format::disk::{
     APPEND_DATA_BYTES_MAX, APPEND_HEADS_BYTES_MAX, AppendHeader, CHECKPOINT_BYTES, CHECKPOINT_EXTENTS_MAX,
-    CheckpointSlot, HOST_KEY_BYTES, HostKeyFile, IndexEntry, LOG_NUMBER_END, LiveTable, MANIFEST_BYTES_MAX, PAGE_BYTES,
-    PageHeader, PageName, Repeat, SUPERBLOCK_BYTES, SegmentFooter, Superblock,
+    CheckpointSlot, HOST_KEY_BYTES, HostKeyFile, IndexEntry, LOG_NUMBER_END, LiveTable, MANIFEST_BYTES_MAX,
+    OPENINGS_BYTES, OPENINGS_MAX, Openings, PAGE_BYTES, PageHeader, PageName, Repeat, SUPERBLOCK_BYTES, SegmentFooter,
+    Superblock,
 };
 use freebs_format::{FrameHead, frame_digest};
 use freebs_lsvd::fuzzing;
-use freebs_types::{ClusterId, DeviceId, NodeId, limits};
+use freebs_types::{ClusterId, DeviceId, NodeId, StartNumber, limits};
 use zerocopy::IntoBytes;
 
 pub const WORDS: &[&[u8]] =
-    &[b"FBSB", b"FBAP", b"FBIX", b"FBMP", b"FBCP", b"FBHK", b"FBFR", b"\0\x10\0\0", b"\x08", b"\x19"];
+    &[b"FBSB", b"FBAP", b"FBIX", b"FBMP", b"FBCP", b"FBOP", b"FBHK", b"FBFR", b"\0\x10\0\0", b"\x08", b"\x19"];
 
 /// The device and cluster of the golden bytes.
 pub const DEVICE: DeviceId = DeviceId([0xde; 16]);
@@ -142,6 +143,22 @@ pub fn checkpoint(data: &[u8]) {
     let (back, list) = CheckpointSlot::decode(&again, DEVICE).expect("what was encoded decodes");
     assert!(list == places && again[96..used] == bytes[96..used]);
     assert_eq!((back.revision, back.manifest, back.bytes), (slot.revision, slot.manifest, slot.bytes));
+}
+
+pub fn openings(data: &[u8]) {
+    let bytes = mended(&Input::of(data), seal::openings);
+    let result = Openings::decode(&bytes, DEVICE);
+    signal::ended("openings", &result);
+    let Ok((page, list)) = result else { return };
+    let newest = page.newest.get();
+    assert!(list.len() <= OPENINGS_MAX && list.len() as u64 <= newest && newest < LOG_NUMBER_END);
+    let again =
+        Openings::encode(DEVICE, (page.revision.get(), StartNumber(page.start.get())), (newest, &list), page.next());
+    assert_eq!(again.len(), OPENINGS_BYTES);
+    let used = size_of::<Openings>() + size_of_val(&list[..]);
+    let (back, named) = Openings::decode(&again, DEVICE).expect("what was encoded decodes");
+    assert!(named == list && again[96..used] == bytes[96..used] && back.next() == page.next());
+    signal::saw("segments that were opened", list.len() as u64);
 }
 
 pub fn manifest(data: &[u8]) {

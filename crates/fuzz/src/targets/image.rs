@@ -11,7 +11,8 @@ use bytes::Bytes;
 use core::mem::{offset_of, size_of};
 use freebs_format::disk::{
     APPEND_MAGIC, AppendHeader, CHECKPOINT_AT, CHECKPOINT_BYTES, FOOTER_MAGIC, INDEX_ENTRY_FIXED, IndexEntry,
-    PAGE_BYTES, PAGE_MAGIC, PageHeader, SEGMENTS_AT, SUPERBLOCK_AT, SUPERBLOCK_BYTES, SegmentFooter, Superblock,
+    OPENINGS_AT, OPENINGS_BYTES, PAGE_BYTES, PAGE_MAGIC, PageHeader, SEGMENTS_AT, SUPERBLOCK_AT, SUPERBLOCK_BYTES,
+    SegmentFooter, Superblock,
 };
 use freebs_format::{
     AttachBody, Extent, ExtentKind, Frame, FrameBuilder, FrameHeader, FrameKind, FrameMeta, Member, PinUpdate,
@@ -343,9 +344,14 @@ impl Edit {
                 self.forge(device, *at, SUPERBLOCK_BYTES, (8, 96), seal);
             }),
             8 => {
-                let at = CHECKPOINT_AT[self.which % 2];
-                let room = [(24, 36), (96, 60)][self.which / 2 % 2];
-                self.forge(device, at, CHECKPOINT_BYTES, room, seal::checkpoint);
+                let (i, room) = (self.which % 2, self.which / 2 % 2);
+                if (self.which / 4).is_multiple_of(2) {
+                    let room = [(24, 36), (96, 60)][room];
+                    self.forge(device, CHECKPOINT_AT[i], CHECKPOINT_BYTES, room, seal::checkpoint);
+                } else {
+                    let room = [(24, 32), (96, 60)][room];
+                    self.forge(device, OPENINGS_AT[i], OPENINGS_BYTES, room, seal::openings);
+                }
             }
             9..=11 => {
                 let Some(at) = of(&image.pages, self.which) else { return };

@@ -83,6 +83,8 @@ targets! {
         "a page of the map: entries in order, within a shard, the same after encoding";
     "checkpoint", disk::checkpoint, few, disk::WORDS, 4096 + 2, 8000,
         "a checkpoint's slot: places within the maximum, the bytes encode again";
+    "openings", disk::openings, few, disk::WORDS, 4096 + 2, 8000,
+        "a page of openings: as many segments as fit it, the bytes encode again";
     "manifest", disk::manifest, |n| 64 * n + 64 * KIB, disk::WORDS, 32 * KIB, 8000,
         "a checkpoint's manifest: no more items than bytes";
     "host-key", disk::host_key, few, disk::WORDS, 256, 8000,

@@ -81,7 +81,7 @@ impl<D: Device> Auditor<D> {
         let start = {
             let core = engine.inner.core.borrow();
             let s = core.shard(shard)?;
-            let holding = core.segs.used().filter(|(_, segment)| segment.content.contains_key(&shard));
+            let holding = core.segs.used().filter(|(_, segment)| segment.content.has(shard));
             let mut segments: Vec<(u32, u64)> = holding.map(|(id, segment)| (id, segment.seq)).collect();
             segments.sort_unstable_by_key(|(_, seq)| std::cmp::Reverse(*seq));
             Start {

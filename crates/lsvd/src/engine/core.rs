@@ -9,6 +9,7 @@ use super::queue::{Job, Queued};
 use super::rot::Rot;
 use crate::CleanMutant;
 use crate::log::geometry::{Geometry, LAST_SEGMENTS, OpenSegment};
+use crate::log::openings::Opened;
 use crate::log::place::At;
 use crate::log::segments::{SegmentState, Segments};
 use crate::map::extents::ENTRY_BYTES;
@@ -16,9 +17,11 @@ use crate::map::levels::Maps;
 use crate::shard::Shard;
 use crate::shard::forks::Forks;
 use crate::shard::history::Hints;
+use crate::shard::places::Packing;
 use crate::{Counters, Durable, Event, EventKind, Finding, Listener, MarkChange, Options, RuleMutant, Space};
 use bytes::Bytes;
 use freebs_format::{CarryBody, FrameHead, FrameKind, MarkBody};
+use freebs_io::AlignedBuf;
 use freebs_types::{BLOCK, Error, ErrorKind, Result, Sequence, ShardId, Version, ViewNumber};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
@@ -29,8 +32,8 @@ const EVENTS_MAX: usize = 1000;
 
 /// Places of frames of all shards that are kept in memory, and those of one shard at least. Peers that ask for older
 /// ones learn by map.
-const FRAME_PLACES: usize = 65_536;
-const FRAME_PLACES_MIN: usize = 8192;
+const FRAME_PLACES: usize = 131_072;
+const FRAME_PLACES_MIN: usize = 128;
 
 /// The finding at the place of a frame that does not count.
 pub(crate) fn finding(head: &FrameHead, at: At, why: &'static str) -> Finding {
@@ -57,6 +60,8 @@ pub(crate) struct Core {
     pub next_seq: u64,
     /// Number of the segment that was opened last. Torn appends may have had those in between.
     pub last_seq: u64,
+    /// The segments that were opened last.
+    pub opened: Opened,
     /// Whether the last append is known to be durable by a later one, or there is none.
     pub proven: bool,
     /// Highest append known to be lost, while the log is replayed.
@@ -116,6 +121,7 @@ impl Core {
             learning: BTreeMap::new(),
             next_seq: 1,
             last_seq: 0,
+            opened: Opened::default(),
             proven: true,
             damaged: 0,
             known_lost: 0,
@@ -141,6 +147,31 @@ impl Core {
             tomb_wake: Rc::default(),
             pool: Rc::default(),
         }
+    }
+
+    /// How places of chunks are packed. It is the same while the log is open, or places would be mistaken.
+    pub fn packing(&self) -> Packing {
+        Packing::of(&self.geometry)
+    }
+
+    /// The page that says that segment `id` is opened now, and where it goes.
+    pub fn opening_page(&mut self, id: u32) -> (u64, AlignedBuf) {
+        assert_eq!(self.opened.next(), Some(id), "the page before names a segment that is opened as the next one");
+        self.opened.put(self.next_seq, id);
+        let next = self.segs.plan(Some(id), self.geometry.limit_segments);
+        self.page_of_openings(next)
+    }
+
+    /// The page that says that segment `id` is opened next, unless the last one does.
+    pub fn naming_page(&mut self, id: u32) -> Option<(u64, AlignedBuf)> {
+        (self.opened.next() != Some(id)).then(|| self.page_of_openings(Some(id)))
+    }
+
+    fn page_of_openings(&mut self, next: Option<u32>) -> (u64, AlignedBuf) {
+        self.segs.set_planned(next);
+        let (at, page) = self.opened.page(&self.geometry, next);
+        self.counters.index_bytes += page.len() as u64;
+        (at, page)
     }
 
     pub fn event(&mut self, kind: EventKind, text: impl Into<String>) {
@@ -286,6 +317,7 @@ impl Core {
             return Err("frame of another cluster");
         }
         let id = head.shard();
+        let packing = self.packing();
         let Self { shards, segs, maps, hints, forks, .. } = self;
         let by_counter = segs.leaves_out(RuleMutant::ChunkIsCounter);
         let read_by_forks = forks.of(id);
@@ -293,7 +325,7 @@ impl Core {
             let mut s = Shard::new(id, maps.new_slot(id));
             s.history.hint = hints.get(&id).cloned().unwrap_or_default();
             s.history.read_by_forks.clone_from(&read_by_forks);
-            s.chunks.by_counter = by_counter;
+            (s.chunks.by_counter, s.chunks.packing) = (by_counter, packing);
             s
         };
         match head.kind() {
@@ -332,6 +364,9 @@ impl Core {
                     true => (FRAME_PLACES / maps.slots.len().max(1)).max(FRAME_PLACES_MIN),
                     false => usize::MAX,
                 };
+                // Those of frames that may be cut stay: a repeat of one must be known for what it is.
+                let open = shard.tip.name.sequence.0.saturating_sub(shard.committed.0);
+                let most = most.max(usize::try_from(open).map_or(usize::MAX, |n| n.saturating_mul(2)));
                 if shard.frames.len() >= most {
                     shard.frames.shrink(most - most / 8, self.replaying < u64::MAX);
                 }

@@ -22,7 +22,8 @@ use crate::engine::maps::Io;
 use crate::engine::queue::Queued;
 use crate::log::geometry::{Geometry, OpenSegment};
 use crate::log::guard::Ways;
-use crate::log::superblock;
+use crate::log::join::join_all;
+use crate::log::{openings, superblock};
 use crate::{
     CleanOptions, Counters, Durable, Event, EventKind, Expect, FrameName, Listener, OpenReport, Options, Record,
     RuleMutant, Shape, ShardState, Space,
@@ -193,6 +194,10 @@ impl<D: Device> Engine<D> {
             let (_, done) = device.write(at, AlignedBuf::zeroed(geometry.sector), Durability::Durable).await;
             done.map_err(|e| Error::device_failed(format!("write of the log at byte {at}: {e}")))?;
         }
+        let now = core.geometry;
+        let next = core.segs.plan(None, now.limit_segments);
+        core.segs.set_planned(next);
+        openings::begin(&device, &now, &mut core.opened, next).await?;
         report.start = sb.start_number();
         for f in &report.damage {
             let place = f.segment.map_or("superblock".to_owned(), |s| format!("segment {s}"));
@@ -614,13 +619,25 @@ impl<D: Device> Engine<D> {
             inner.grown.notified().await;
             return Ok(());
         };
-        let index = inner.core.borrow_mut().index(next);
-        if let Some((at, buf)) = index {
-            inner.core.borrow_mut().counters.index_bytes += buf.len() as u64;
-            self.write_bytes(at, buf).await?;
+        // A page names it as the next one before another names it as opened.
+        let naming = inner.core.borrow_mut().naming_page(next);
+        if let Some((at, page)) = naming {
+            self.write_bytes(at, page).await?;
+        }
+        let mut writes = Vec::with_capacity(2);
+        {
+            let mut core = inner.core.borrow_mut();
+            let index = core.index(next);
+            core.counters.index_bytes += index.as_ref().map_or(0, |(_, buf)| buf.len() as u64);
+            writes.extend(index);
+            writes.push(core.opening_page(next));
+        }
+        for done in join_all(writes.into_iter().map(|(at, buf)| self.write_bytes(at, buf)).collect()).await {
+            done?;
         }
         let mut core = inner.core.borrow_mut();
         if let Some(old) = core.open.take() {
+            core.segs.get_mut(old.id).appends = old.appends();
             core.segs.close(old.id);
         }
         core.proven = true;

@@ -12,10 +12,13 @@
 //! they were. If a segment was opened behind the append by somebody who did not know, they leave no gap, and frames that
 //! were given up are missed again.
 
+pub mod table;
+
 use crate::engine::core::Core;
 use crate::engine::maps::Io;
 use crate::log::geometry::{Geometry, LastAppend, OpenSegment};
 use crate::log::join::join_all;
+use crate::log::openings::{Opened, footer_in};
 use crate::log::place::At;
 use crate::log::scan::{Found, Scan, Window, find_seq, read_append, read_index, scan};
 use crate::log::segments::SegmentState;
@@ -25,8 +28,8 @@ use crate::{Finding, OpenReport, Options, RuleMutant};
 use bytes::BytesMut;
 use freebs_format::crc32c;
 use freebs_format::disk::{
-    APPEND_REPAIR, AppendHeader, CHECKPOINT_AT, IndexEntry, LOG_NUMBER_END, LiveTable, REPEAT_BYTES_MAX, Repeat,
-    SEGMENTS_AT, SEGMENTS_MAX, SegmentFooter,
+    APPEND_REPAIR, AppendHeader, CHECKPOINT_AT, IndexEntry, LOG_NUMBER_END, LiveTable, PageHeader, REPEAT_BYTES_MAX,
+    Repeat, SEGMENTS_AT, SEGMENTS_MAX, SegmentFooter,
 };
 use freebs_io::Device;
 use freebs_types::{Error, ErrorKind, Result, SegmentId, ShardId};
@@ -50,6 +53,17 @@ struct Survey {
     lost: Option<u64>,
     /// What is wrong with it; said only if the segment counts.
     wrong: Option<&'static str>,
+    /// Its last append, if a manifest says so: it is closed and covered, and none of its bytes was read. Else 0.
+    covered: u64,
+}
+
+impl Survey {
+    /// A segment that a manifest says is closed, covered and whole. Which one was opened right before it, and which
+    /// append its first one says is lost, is asked only where something is wrong, and then all segments are read.
+    fn covered(id: u32, seq: u64, first: u64, last: u64) -> Self {
+        let (before, first) = (seq.saturating_sub(1), Some(first));
+        Self { id, seq, before, first, footer: None, lost: None, wrong: None, covered: last }
+    }
 }
 
 struct Recovery<'a, D> {
@@ -85,6 +99,8 @@ struct Recovery<'a, D> {
     slots: bool,
     /// A mark told of a version that is kept after something was let go of that it may need.
     late: bool,
+    /// Revision of the checkpoint whose table took the place of asking all segments; 0 if they were asked.
+    table_of: u64,
 }
 
 /// What recovery makes the state from.
@@ -111,18 +127,22 @@ pub(crate) async fn recover<D: Device>(
     // is where anything else is damaged, because then the log alone knows what is missed.
     let mut findings = Vec::new();
     let (first, mut known_durable, mut avoid) = (report.clone(), 0, BTreeSet::new());
-    let mut ways = VecDeque::from([From::Checkpoint, From::Log]);
+    let mut ways = VecDeque::from([(From::Checkpoint, true), (From::Log, false)]);
     ways.drain(..usize::from(!checkpoints));
     let mut hints: Option<Hints> = None;
-    while let Some(from) = ways.pop_front() {
+    while let Some((from, table)) = ways.pop_front() {
         *report = first.clone();
         let mut r = Recovery::new(device, geometry, options, report, from);
         (r.known_durable, r.slots) = (known_durable, checkpoints);
         r.core.get_mut().segs.mutant = mutant;
         r.core.get_mut().maps.avoid = std::mem::take(&mut avoid);
         r.core.get_mut().hints = hints.clone().unwrap_or_default();
-        let done = r.all().await;
+        let done = r.all(table).await;
         avoid.clone_from(&r.core.get_mut().maps.avoid);
+        if r.is_astray() {
+            ways.push_front((from, false));
+            continue;
+        }
         let lost = r.core.get_mut().maps.damaged || done.as_ref().is_err_and(|e| e.kind == ErrorKind::Corrupt);
         let begun = done.is_ok() && r.report.checkpoint > 0;
         let cut_short = r.covered_rest > r.last_append;
@@ -143,7 +163,7 @@ pub(crate) async fn recover<D: Device>(
         if late && hints.is_none() {
             // What was let go of is pinned, as a mark said later. Now that is known from the start.
             hints = Some(core.keeps());
-            ways.push_front(from);
+            ways.push_front((from, table));
             continue;
         }
         if checkpoints {
@@ -172,7 +192,7 @@ pub(crate) async fn recover_in_memory<D: Device>(
         let mut r = Recovery::new(device, geometry, Options::UNBOUNDED, report, from);
         r.slots = slots;
         r.core.get_mut().hints = hints.clone().unwrap_or_default();
-        r.all().await?;
+        r.all(false).await?;
         let late = r.late;
         let core = r.core.into_inner();
         if !late || hints.is_some() {
@@ -205,6 +225,7 @@ impl<'a, D: Device> Recovery<'a, D> {
             unread: None,
             slots: false,
             late: false,
+            table_of: 0,
         }
     }
 }
@@ -230,14 +251,17 @@ impl<D: Device> Recovery<'_, D> {
         }
     }
 
-    async fn all(&mut self) -> Result<()> {
-        let segments = self.core.get_mut().segs.len();
-        let mut surveys = BTreeMap::new();
-        for ids in (0..segments).collect::<Vec<_>>().chunks(64) {
-            let looks =
-                ids.iter().map(|id| survey(self.device, self.geometry, *id, self.from == From::Appends)).collect();
-            surveys.extend(join_all(looks).await.into_iter().flatten().map(|s| (s.seq, s)));
+    /// Every segment is asked what it is, unless there is a `table` to go by.
+    async fn all(&mut self, table: bool) -> Result<()> {
+        let writes = matches!(self.from, From::Checkpoint | From::Log);
+        if writes {
+            self.core.get_mut().opened = Opened::load(self.device, &self.geometry).await;
         }
+        let known = if table { self.by_table().await } else { None };
+        let mut surveys = match known {
+            Some(known) => known,
+            None => self.ask_all().await,
+        };
         if self.from == From::Appends {
             surveys.values_mut().for_each(|s: &mut Survey| s.footer = None);
         } else {
@@ -246,7 +270,11 @@ impl<D: Device> Recovery<'_, D> {
         let found = self.newest(&mut surveys).await;
         // Of two that were opened behind the same one, the first had a torn append alone.
         self.next_firsts = surveys.values().filter_map(|s| Some((s.before, s.first?))).collect();
-        self.core.get_mut().next_seq = surveys.last_key_value().map_or(0, |(seq, _)| *seq) + 1;
+        let next_seq = surveys.last_key_value().map_or(0, |(seq, _)| *seq) + 1;
+        self.core.get_mut().next_seq = next_seq;
+        if writes {
+            self.note_opened(&surveys, next_seq);
+        }
         let Some((newest, mut tail)) = found else {
             self.free(&surveys);
             self.ask_slots().await;
@@ -269,6 +297,9 @@ impl<D: Device> Recovery<'_, D> {
             From::Checkpoint if !self.segment_lost => self.checkpoint(&used).await,
             _ => self.ask_slots().await,
         }
+        if self.is_astray() {
+            return Ok(());
+        }
         self.free(&surveys);
         if self.segment_lost {
             self.core.get_mut().damaged = u64::MAX;
@@ -281,6 +312,25 @@ impl<D: Device> Recovery<'_, D> {
         }
         self.finish(newest.id);
         Ok(())
+    }
+
+    async fn ask_all(&self) -> BTreeMap<u64, Survey> {
+        let (segments, last, mut surveys) = {
+            let core = self.core.borrow();
+            (core.segs.len(), core.opened.last(), BTreeMap::new())
+        };
+        // Of a segment that was used for the map before, and whose first append is lost, live tables and the footer of the
+        // segment before tell, or the pages of openings.
+        let look = |id: u32| match self.from {
+            From::Appends => Look::All,
+            _ if last.contains(&Some(id)) => Look::LogOrMap,
+            _ => Look::Log,
+        };
+        for ids in (0..segments).collect::<Vec<_>>().chunks(64) {
+            let looks = ids.iter().map(|id| survey(self.device, self.geometry, *id, look(*id))).collect();
+            surveys.extend(join_all(looks).await.into_iter().flatten().map(|s| (s.seq, s)));
+        }
+        surveys
     }
 
     /// Begins with the newest checkpoint that is whole, and keeps the other one (rule E5).
@@ -300,7 +350,12 @@ impl<D: Device> Recovery<'_, D> {
             if !self.core.get_mut().keep_checkpoint(i, &slot, &manifest, places) || self.report.checkpoint > 0 {
                 continue;
             }
-            match self.io().begin_with(manifest, &used).await {
+            let whole = if manifest.is_part { self.io().whole_manifest(i).await } else { Ok(manifest) };
+            let begun = match whole {
+                Ok(manifest) => self.io().begin_with(manifest, &used).await,
+                Err(e) => Err(e),
+            };
+            match begun {
                 Ok(covered) => {
                     (self.covered, self.covered_rest) = (covered, written);
                     self.report.checkpoint = revision;
@@ -332,10 +387,8 @@ impl<D: Device> Recovery<'_, D> {
     /// A segment whose ends are blank, or of a use before, may still be the newest one, if its first append was lost.
     /// The one before says where the log went on; if nothing is there yet, it will go on there (see `Segments::said`).
     async fn look_behind(&mut self, surveys: &mut BTreeMap<u64, Survey>) {
-        let Some((newest, next)) = surveys.last_key_value().and_then(|(seq, s)| Some((*seq, s.footer?.next.get())))
-        else {
-            return;
-        };
+        let said = surveys.last_key_value().and_then(|(seq, s)| Some((*seq, self.next_of(s)?)));
+        let Some((newest, next)) = said else { return };
         match self.inside(next).await {
             Some(s) if s.seq > newest => {
                 surveys.retain(|_, old| old.id != next);
@@ -343,6 +396,12 @@ impl<D: Device> Recovery<'_, D> {
             }
             _ => {}
         }
+    }
+
+    /// The segment that was opened after this one, as its footer says, or the openings of one that was not read.
+    fn next_of(&self, s: &Survey) -> Option<u32> {
+        let core = self.core.borrow();
+        s.footer.map(|f| f.next.get()).or_else(|| core.opened.find(s.seq + 1).filter(|_| s.covered > 0))
     }
 
     /// The log goes on there, and nothing that counts was found there yet.
@@ -354,13 +413,24 @@ impl<D: Device> Recovery<'_, D> {
         }
     }
 
+    /// A segment that nobody has asked yet: one that was given up when a checkpoint was made is not in its table. Else as
+    /// the appends inside of it name it.
+    async fn unasked(&self, id: u32) -> Option<Survey> {
+        let there = id < self.core.borrow().segs.len() && self.table_of > 0;
+        let asked = if there { survey(self.device, self.geometry, id, Look::LogOrMap).await } else { None };
+        match asked {
+            Some(found) => Some(found),
+            None => self.inside(id).await,
+        }
+    }
+
     /// A segment as the appends inside of it name it.
     async fn inside(&self, id: u32) -> Option<Survey> {
         if id >= self.core.borrow().segs.len() {
             return None;
         }
         let (seq, before) = find_seq(&mut Window::new(self.device, self.geometry, id)).await?;
-        Some(Survey { id, seq, before, first: None, footer: None, lost: None, wrong: None })
+        Some(Survey { id, seq, before, first: None, footer: None, lost: None, wrong: None, covered: 0 })
     }
 
     /// Free segments that were closed once are whole. Of the others nothing is known: they may be holes.
@@ -378,6 +448,12 @@ impl<D: Device> Recovery<'_, D> {
     async fn newest(&mut self, surveys: &mut BTreeMap<u64, Survey>) -> Option<(Survey, Option<Scan>)> {
         let mut torn = None;
         for mut s in surveys.values().rev().copied().collect::<Vec<_>>() {
+            if s.covered > 0 {
+                if let Some(next) = self.next_of(&s) {
+                    self.goes_on(next, true).await;
+                }
+                return Some((s, None));
+            }
             loop {
                 if let Some(f) = &s.footer
                     && self.index(s.id, f).await.is_some()
@@ -462,8 +538,8 @@ impl<D: Device> Recovery<'_, D> {
         for lost in table.iter().flat_map(LiveTable::iter).filter(|s| !found.contains(&s.0)) {
             // One that was used again since, which no log does, is lost as it was.
             let is_used_again = used.iter().any(|s| s.id == lost.0);
-            let inside = self.inside(lost.0).await.filter(|s| s.seq < at.seq && !known.contains(&s.seq));
-            if let Some(s) = inside.filter(|_| !is_used_again) {
+            let found = self.unasked(lost.0).await.filter(|s| s.seq < at.seq && !known.contains(&s.seq));
+            if let Some(s) = found.filter(|_| !is_used_again) {
                 used.push(s);
                 continue;
             }
@@ -508,8 +584,13 @@ impl<D: Device> Recovery<'_, D> {
 
     /// A segment that was closed: by its index, or by its appends if that is damaged.
     async fn closed(&mut self, s: Survey) -> Result<()> {
+        if s.covered > 0 {
+            self.ends_with(s, s.covered);
+            return Ok(());
+        }
         let last = |f: &SegmentFooter| f.last_append.get().max(f.lost_to.get());
         if let Some(f) = s.footer.filter(|f| self.is_covered(last(f))) {
+            self.core.get_mut().segs.get_mut(s.id).appends = (f.first_append.get(), last(&f));
             self.ends_with(s, last(&f));
             return Ok(());
         }
@@ -527,6 +608,7 @@ impl<D: Device> Recovery<'_, D> {
                     if let Some((_, to)) = lost {
                         self.note_lost(s.id, 0, to, false);
                     }
+                    self.core.get_mut().segs.get_mut(s.id).appends = (f.first_append.get(), last(&f));
                     self.ends_with(s, last(&f));
                     return Ok(());
                 }
@@ -707,6 +789,7 @@ impl<D: Device> Recovery<'_, D> {
     }
 
     fn ends_with(&mut self, s: Survey, number: u64) {
+        self.core.get_mut().segs.get_mut(s.id).seal();
         self.before = Some((number, s.seq));
         self.last_append = self.last_append.max(number);
     }
@@ -801,8 +884,19 @@ impl<D: Device> Recovery<'_, D> {
     }
 }
 
-/// Looks at a segment's ends; at all of it if they say something, but not what they should, or if `thorough`.
-async fn survey<D: Device>(device: &D, geometry: Geometry, id: u32, thorough: bool) -> Option<Survey> {
+/// Which segments are looked at from end to end when they are asked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// Those whose ends say something, but not what they should, and that don't begin with a page of the map.
+    Log,
+    /// Those that do, too: the log may have gone on there, and its first append may be lost.
+    LogOrMap,
+    /// All of them.
+    All,
+}
+
+/// Asks a segment what it is: by its ends, and by all of it if it is one to `look` at.
+async fn survey<D: Device>(device: &D, geometry: Geometry, id: u32, look: Look) -> Option<Survey> {
     let sector = geometry.sector;
     let at = |byte: u32| geometry.byte(id, byte);
     let first = device.read(at(0), sector).await.ok();
@@ -814,15 +908,14 @@ async fn survey<D: Device>(device: &D, geometry: Geometry, id: u32, thorough: bo
         .filter(|h| h.device == geometry.device.0 && h.segment.get() == id && h.offset.get() == 0)
         // Number 0 is that of no segment: there is none before it, and whoever asks for that would get itself.
         .filter(|h| (1..LOG_NUMBER_END).contains(&h.segment_seq.get()));
-    let footer = last.as_ref().and_then(|b| SegmentFooter::decode(b, geometry.segment_bytes).ok()).filter(|f| {
-        f.device == geometry.device.0
-            && f.segment.get() == id
-            && (1..LOG_NUMBER_END).contains(&f.segment_seq.get())
+    let footer = last.as_ref().and_then(|b| footer_in(b, &geometry, id)).filter(|f| {
+        (1..LOG_NUMBER_END).contains(&f.segment_seq.get())
             && f.last_append.get() < LOG_NUMBER_END
             && (f.index_at.get() as usize).is_multiple_of(sector)
     });
-    let look = thorough || (header.is_none() && (written(&first) || written(&last)));
-    let inside = if look { find_seq(&mut Window::new(device, geometry, id)).await } else { None };
+    let map = look == Look::Log && first.as_ref().is_some_and(|b| PageHeader::is_of(b, geometry.device));
+    let looks = look == Look::All || (header.is_none() && !map && (written(&first) || written(&last)));
+    let inside = if looks { find_seq(&mut Window::new(device, geometry, id)).await } else { None };
     // What begins the segment may be of its use before.
     let header = header.filter(|h| inside.is_none_or(|(seq, _)| h.segment_seq.get() >= seq));
     let first_of = |seq: u64| header.as_ref().filter(|h| h.segment_seq.get() == seq).map(|h| h.number.get());
@@ -833,17 +926,18 @@ async fn survey<D: Device>(device: &D, geometry: Geometry, id: u32, thorough: bo
         (None, Some(f)) => {
             let wrong = Some("no append is left, only the index");
             let (seq, before) = (f.segment_seq.get(), f.seq_before());
-            Some(Survey { id, seq, before, first: None, footer, lost: None, wrong })
+            Some(Survey { id, seq, before, first: None, footer, lost: None, wrong, covered: 0 })
         }
         (Some((seq, _)), Some(f)) if f.segment_seq.get() >= seq => {
             let first = header.is_some() && f.segment_seq.get() == seq;
             let wrong = (!first).then_some("the first append can't be read");
             let (seq, before) = (f.segment_seq.get(), f.seq_before());
-            Some(Survey { id, seq, before, first: first_of(seq), footer, lost: lost_of(seq), wrong })
+            Some(Survey { id, seq, before, first: first_of(seq), footer, lost: lost_of(seq), wrong, covered: 0 })
         }
         // The index is that of the segment's use before.
         (Some((seq, before)), _) => {
-            Some(Survey { id, seq, before, first: first_of(seq), footer: None, lost: lost_of(seq), wrong: None })
+            let (first, lost) = (first_of(seq), lost_of(seq));
+            Some(Survey { id, seq, before, first, footer: None, lost, wrong: None, covered: 0 })
         }
     }
 }

@@ -64,6 +64,13 @@ pub(crate) struct OpenSegment {
     pub for_records: bool,
 }
 
+impl OpenSegment {
+    /// Its first append and its last one, also if that is lost.
+    pub fn appends(&self) -> (u64, u64) {
+        (self.first_append, self.last_append.max(self.lost.map_or(0, |lost| lost.1)))
+    }
+}
+
 /// The last append of the open segment, as the next one repeats it.
 #[derive(Debug)]
 pub(crate) struct LastAppend {

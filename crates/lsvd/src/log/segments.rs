@@ -3,8 +3,8 @@
 //! Invariants:
 //! - `live` is the number of data blocks there that a map names, or a frame that could be cut. It may be higher than
 //!   that while nobody has found out that an entry was superseded; so none means none.
-//! - `tomb_list` says where trims and zeroes were recorded there; those still in force are looked up before the
-//!   segment is given up (rule E1).
+//! - `tomb_list` says where trims and zeroes were recorded there, or that its index must be asked; those still in force
+//!   are looked up before the segment is given up (rule E1).
 //! - A segment that was given up is used again only when a live table without it is durable: until then recovery
 //!   still sees it whole, beside everything else that the newest table names.
 //! - A segment that went back to the file system is written with zeroes before it is used again, so that no append
@@ -15,6 +15,7 @@
 //!   frames there don't count.
 
 use crate::RuleMutant;
+use crate::log::contents::Contents;
 use crate::log::tomb_list::TombList;
 use freebs_format::CarryEntry;
 use freebs_types::{Sequence, ShardId};
@@ -58,14 +59,6 @@ impl SegmentState {
     }
 }
 
-/// What a segment holds of one shard.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Content {
-    /// Frames of the sequence, lowest and highest; both 0 if there are only local ones.
-    pub min: Sequence,
-    pub max: Sequence,
-}
-
 /// Trims and zeroes in force, by shard and slot: a shard that was made anew has nothing to do with them.
 pub(crate) type Tombs = BTreeMap<(ShardId, u32), Vec<CarryEntry>>;
 
@@ -73,8 +66,10 @@ pub(crate) type Tombs = BTreeMap<(ShardId, u32), Vec<CarryEntry>>;
 pub(crate) struct Segment {
     pub state: SegmentState,
     pub seq: u64,
+    /// Its first and last append, once it is closed and its index was written or read; zeroes before.
+    pub appends: (u64, u64),
     pub live: u64,
-    pub content: BTreeMap<ShardId, Content>,
+    pub content: Contents,
     /// Where trims and zeroes were recorded, so that those still in force are found when they must be carried.
     pub tomb_list: TombList,
     /// What was found of them still in force, to be carried.
@@ -105,8 +100,9 @@ impl Segment {
         Self {
             state: SegmentState::Ready,
             seq: 0,
+            appends: (0, 0),
             live: 0,
-            content: BTreeMap::new(),
+            content: Contents::default(),
             tomb_list: TombList::default(),
             tombs: None,
             forgets: 0,
@@ -120,6 +116,12 @@ impl Segment {
             evidence: false,
             readers: Rc::default(),
         }
+    }
+
+    /// All that lies here is known: what memory has of it becomes small.
+    pub fn seal(&mut self) {
+        self.content.pack();
+        self.tomb_list.seal();
     }
 
     pub fn is_used(&self) -> bool {
@@ -171,6 +173,9 @@ pub(crate) struct Segments {
     pub live_blocks: u64,
     /// Where the log said that it goes on when it was stopped: recovery looks for it there, and nowhere else.
     pub said: Option<u32>,
+    /// The segment that the last page of openings names as the next one. Another one may be opened all the same, when a
+    /// page has said so first.
+    planned: Option<u32>,
     /// Segments that are open or closed.
     pub used_count: u32,
     /// Segments that hold pages of the map.
@@ -230,16 +235,40 @@ impl Segments {
     pub fn ready_for_map(&self, opening: Option<u32>, avoid: &BTreeSet<u32>) -> Option<u32> {
         let next = self.said().or(opening);
         let fits = |i: u32, s: &Segment| s.state == SegmentState::Ready && !s.is_read() && Some(i) != next;
-        self.iter().find(|(i, s)| fits(*i, s) && !avoid.contains(i)).map(|(i, _)| i)
+        let mut all = self.iter().filter(|(i, s)| fits(*i, s) && !avoid.contains(i)).map(|(i, _)| i);
+        let first = all.next()?;
+        if self.planned == Some(first) { all.next().or(Some(first)) } else { Some(first) }
     }
 
-    /// The lowest segment that can be opened.
+    /// The segment that is opened next: the one that was planned, or the lowest one that can be opened.
     pub fn ready(&self) -> Option<u32> {
-        let ready = |id: &u32| self.get(*id).state == SegmentState::Ready && !self.get(*id).is_read();
+        let can = |s: &Segment| s.state == SegmentState::Ready && !s.is_read();
+        let ready = |id: &u32| self.all.get(*id as usize).is_some_and(can);
         if let Some(id) = self.said() {
             return Some(id).filter(ready);
         }
-        self.iter().find(|(_, s)| s.state == SegmentState::Ready && s.readers.get() == 0).map(|(i, _)| i)
+        let lowest = || self.iter().find(|(_, s)| can(s)).map(|(i, _)| i);
+        self.planned.filter(ready).or_else(lowest)
+    }
+
+    /// Which segment is probably opened behind `opening`: the one that must be, the lowest one that is ready, the lowest
+    /// one that is made ready first, or the one by which a device of up to `limit` segments grows.
+    pub fn plan(&self, opening: Option<u32>, limit: u32) -> Option<u32> {
+        let lowest = |state: SegmentState| {
+            let fits = |(id, s): &(u32, &Segment)| s.state == state && !s.is_read() && Some(*id) != opening;
+            self.iter().find(fits).map(|(id, _)| id)
+        };
+        let said = self.said().filter(|id| Some(*id) != opening);
+        let there = said.or_else(|| lowest(SegmentState::Ready)).or_else(|| lowest(SegmentState::Bare));
+        there.or_else(|| Some(self.len()).filter(|id| *id < limit))
+    }
+    /// The segment that the last page of openings names as the next one.
+    pub fn planned(&self) -> Option<u32> {
+        self.planned
+    }
+    /// A page of openings names this segment as the next one.
+    pub fn set_planned(&mut self, next: Option<u32>) {
+        self.planned = next;
     }
     pub fn count(&self, state: SegmentState) -> u32 {
         self.counts[state as usize]
@@ -275,6 +304,7 @@ impl Segments {
     pub fn close(&mut self, id: u32) {
         assert_eq!(self.get(id).state, SegmentState::Open, "only the open segment is closed");
         self.set_state(id, SegmentState::Closed);
+        self.get_mut(id).seal();
         self.candidates.insert(id);
         self.look_again();
         self.changes += 1;
@@ -349,12 +379,7 @@ impl Segments {
 
     /// Notes that a frame of the shard lies in a segment; `sequence` unless it is a local one.
     pub fn note(&mut self, id: u32, shard: ShardId, sequence: Option<Sequence>) {
-        let c = self.all[id as usize].content.entry(shard).or_default();
-        if let Some(s) = sequence {
-            c.min = if c.max.0 == 0 { s } else { c.min.min(s) };
-            c.max = c.max.max(s);
-            assert!(c.min <= s && s <= c.max, "the frames of a segment lie between its lowest and its highest");
-        }
+        self.all[id as usize].content.note(shard, sequence);
     }
 
     /// `holder` is not given up before `by`.
@@ -367,23 +392,23 @@ impl Segments {
     /// The shard was deleted by a mark in `holder`: nothing before it counts, but it lies there.
     pub fn forget(&mut self, shard: ShardId, holder: u32) {
         let with: Vec<u32> =
-            self.used().filter(|(i, s)| *i != holder && s.content.contains_key(&shard)).map(|(i, _)| i).collect();
+            self.used().filter(|(i, s)| *i != holder && s.content.has(shard)).map(|(i, _)| i).collect();
         for id in with {
             let s = self.get_mut(id);
-            s.content.remove(&shard);
+            s.content.remove(shard);
             s.tomb_list.forget(shard);
             self.pin(holder, id);
             self.candidates.insert(id);
         }
         self.changes += 1;
         let s = self.get_mut(holder);
-        s.content.remove(&shard);
+        s.content.remove(shard);
         s.tomb_list.forget(shard);
         self.candidates.insert(holder);
     }
 
     /// Gives a segment up; tells what it held.
-    pub fn give_up(&mut self, id: u32) -> BTreeMap<ShardId, Content> {
+    pub fn give_up(&mut self, id: u32) -> Contents {
         let s = self.get_mut(id);
         assert!(s.state == SegmentState::Closed && s.live == 0, "nothing live is given up");
         assert!(s.pins.is_empty(), "a segment stays while those are there that pin it");

@@ -1,13 +1,17 @@
 //! Where trims and zeroes were recorded in a segment: shards and blocks, for who looks up which of them are in force.
 //!
 //! Invariants: the stretches of a shard don't touch, and are in order whenever they are asked for; so a segment with any
-//! number of trims is looked through a part at a time.
+//! number of trims is looked through a part at a time. Once the segment is closed, a long list is not kept: the
+//! segment's index has it, and here is only how long it was.
 
 use freebs_types::ShardId;
 use std::collections::BTreeMap;
 
 /// A stretch: shard, first block, end.
 pub(crate) type Stretch = (ShardId, u32, u32);
+
+/// Stretches of a closed segment that stay in memory.
+const KEPT: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tail {
@@ -21,19 +25,38 @@ pub(crate) struct TombList {
     all: BTreeMap<(ShardId, u32), Tail>,
     records: u64,
     blocks: u64,
+    /// Records that only the segment's index lists; 0 if all are here.
+    in_index: u32,
 }
 
 impl TombList {
+    /// That of a segment whose index lists `records` trims and zeroes; if that is 0, an empty one.
+    pub fn of_index(records: u32) -> Self {
+        Self { in_index: records, ..Self::default() }
+    }
+
     pub fn is_empty(&self) -> bool {
-        self.all.is_empty()
+        self.all.is_empty() && self.in_index == 0
+    }
+
+    /// Records that only the segment's index lists; 0 if all are here.
+    pub fn in_index(&self) -> u32 {
+        self.in_index
+    }
+
+    /// Nothing is added any more, or only again: a long list is forgotten.
+    pub fn seal(&mut self) {
+        if self.all.len() > KEPT {
+            *self = Self::of_index(u32::try_from(self.records).unwrap_or(u32::MAX));
+        }
     }
 
     /// Trims and zeroes that were recorded, each by itself.
     pub fn records(&self) -> u64 {
-        self.records
+        self.records + u64::from(self.in_index)
     }
 
-    /// Blocks that they were about.
+    /// Blocks that those in memory were about.
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
@@ -46,6 +69,10 @@ impl TombList {
     }
 
     pub fn add(&mut self, shard: ShardId, start: u32, len: u32) {
+        if self.in_index > 0 {
+            self.in_index = self.in_index.saturating_add(1);
+            return;
+        }
         let (mut start, mut tail) = (start, Tail { end: start + len, records: 1 });
         while let Some((key, other)) = self.all.range(..=(shard, tail.end)).next_back() {
             let (key, other) = (*key, *other);
@@ -74,7 +101,7 @@ impl TombList {
         over.into_iter().chain(rest.map(|((shard, start), t)| (*shard, *start, t.end))).take(most).collect()
     }
 
-    /// Forgets those of a shard.
+    /// Forgets those of a shard, but for what the index lists.
     pub fn forget(&mut self, shard: ShardId) {
         let keys: Vec<_> = self.all.range((shard, 0)..=(shard, u32::MAX)).map(|(key, _)| *key).collect();
         for key in keys {

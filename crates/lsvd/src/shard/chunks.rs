@@ -4,30 +4,11 @@
 //! a run of it, stays only while a map entry, or one that a cut could bring back, names a block of it: so the index is
 //! as large as what is live, and names no segment that was given up.
 
+pub(crate) use crate::log::place::{ORDINALS_MAX, fits};
+pub(crate) use crate::shard::places::Run;
+use crate::shard::places::{BLOCK, BlockPlaces, Packing};
 use freebs_types::{ChunkId, ViewNumber};
 use std::collections::BTreeMap;
-
-/// Blocks `[first, first + count)` of a chunk lie one behind the other at byte `at` of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
-    pub first: u32,
-    pub count: u32,
-    pub segment: u32,
-    pub at: u32,
-}
-
-pub(crate) use crate::log::place::{ORDINALS_MAX, fits};
-
-const BLOCK: u32 = freebs_types::BLOCK as u32;
-
-impl Run {
-    fn end(&self) -> u32 {
-        self.first + self.count
-    }
-    fn piece(&self, from: u32, to: u32) -> Self {
-        Self { first: from, count: to - from, segment: self.segment, at: self.at + (from - self.first) * BLOCK }
-    }
-}
 
 /// One bit per ordinal: named by the map, or by an entry that a cut could bring back.
 #[derive(Clone, Debug, Default)]
@@ -38,7 +19,7 @@ struct Bits {
 
 #[derive(Clone, Debug, Default)]
 struct Chunk {
-    runs: Vec<Run>,
+    places: BlockPlaces,
     bits: Bits,
 }
 
@@ -118,38 +99,13 @@ impl Bits {
     }
 }
 
-impl Chunk {
-    /// Takes out the runs that overlap a range and have no live block.
-    fn drop_dead(&mut self, first: u32, end: u32) {
-        let mut i = self.runs.partition_point(|r| r.end() <= first);
-        while let Some(r) = self.runs.get(i).filter(|r| r.first < end) {
-            if self.bits.ones(r.first, r.end()) == 0 {
-                self.runs.remove(i);
-            } else {
-                i += 1;
-            }
-        }
-    }
-}
-
-/// The `n` runs from `from` on lie in order between their neighbours, and don't overlap.
-fn assert_sorted(runs: &[Run], from: usize, n: usize) {
-    let near = &runs[from.saturating_sub(1)..(from + n + 1).min(runs.len())];
-    assert!(near.iter().all(|r| r.count > 0), "a run has a block");
-    assert!(near.is_sorted_by(|a, b| a.end() <= b.first), "the runs of a chunk are sorted and don't overlap");
-}
-
-/// The places of a range, in order, as far as there are any; `true` if that is all of it.
-fn lookup(runs: &[Run], first: u32, end: u32, mut each: impl FnMut(Run)) -> bool {
+/// Calls `each` for the places of a range, in order, as far as there are any; `true` if that is all of it.
+fn lookup(places: &BlockPlaces, packing: Packing, first: u32, end: u32, mut each: impl FnMut(Run)) -> bool {
     let mut covered = 0;
-    for r in &runs[runs.partition_point(|r| r.end() <= first)..] {
-        if r.first >= end {
-            break;
-        }
-        let piece = r.piece(r.first.max(first), r.end().min(end));
-        covered += piece.count;
-        each(piece);
-    }
+    places.each(packing, first, end, |r| {
+        covered += r.count;
+        each(r);
+    });
     covered == end - first
 }
 
@@ -158,6 +114,8 @@ fn lookup(runs: &[Run], first: u32, end: u32, mut each: impl FnMut(Run)) -> bool
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChunkIndex {
     chunks: BTreeMap<ChunkId, Chunk>,
+    /// How places are packed.
+    pub packing: Packing,
     /// A test leaves rule E8 out.
     pub by_counter: bool,
 }
@@ -180,60 +138,37 @@ impl ChunkIndex {
     /// Whether any block of the range has a place already.
     #[cfg(test)]
     pub fn has_any(&self, chunk: ChunkId, first: u32, count: u32) -> bool {
-        self.get(chunk).is_some_and(|c| {
-            let i = c.runs.partition_point(|r| r.end() <= first);
-            c.runs.get(i).is_some_and(|r| r.first < first + count)
-        })
+        let Some(c) = self.get(chunk) else { return false };
+        let mut any = false;
+        c.places.each(self.packing, first, first + count, |_| any = true);
+        any
     }
 
     /// Gives the blocks of `run` their place; places that they had before are forgotten.
     pub fn place(&mut self, chunk: ChunkId, run: Run, mut live: impl FnMut(u32, i64)) {
         assert!(fits(run.first, run.count), "ordinals are checked before they get here");
-        let c = self.chunks.entry(self.name(chunk)).or_default();
+        let (name, packing) = (self.name(chunk), self.packing);
+        let c = self.chunks.entry(name).or_default();
         let n = c.bits.ones(run.first, run.end());
         if n > 0 {
             // Places without a live block may be of segments that are gone; nobody counts there.
-            lookup(&c.runs, run.first, run.end(), |old| live(old.segment, -c.bits.ones(old.first, old.end())));
+            let count = |old: Run| live(old.segment, -c.bits.ones(old.first, old.end()));
+            c.places.each(packing, run.first, run.end(), count);
             live(run.segment, n);
         }
-        let runs = &mut c.runs;
-        if let Some(last) = runs.last_mut()
-            && last.end() == run.first
-            && last.segment == run.segment
-            && last.at + last.count * BLOCK == run.at
-        {
-            last.count += run.count;
-            return;
-        }
-        let from = runs.partition_point(|r| r.end() <= run.first);
-        let to = runs.partition_point(|r| r.first < run.end());
-        if from == to {
-            runs.insert(from, run);
-            assert_sorted(runs, from, 1);
-            return;
-        }
-        let (left, right) = (runs[from], runs[to - 1]);
-        let mut new = Vec::with_capacity(3);
-        if left.first < run.first && c.bits.ones(left.first, run.first) > 0 {
-            new.push(left.piece(left.first, run.first));
-        }
-        new.push(run);
-        if right.end() > run.end() && c.bits.ones(run.end(), right.end()) > 0 {
-            new.push(right.piece(run.end(), right.end()));
-        }
-        let n = new.len();
-        runs.splice(from..to, new);
-        assert_sorted(runs, from, n);
+        c.places.put(packing, run, |first, end| c.bits.ones(first, end) > 0);
     }
 
     /// Forgets places in a range that nothing names, after what was placed there had its chance to be named.
     pub fn settle(&mut self, chunk: ChunkId, first: u32, count: u32) {
-        let Some(c) = self.get_mut(chunk) else { return };
-        c.drop_dead(first, first + count);
-        if c.bits.live == 0 {
-            let name = self.name(chunk);
+        let (name, packing) = (self.name(chunk), self.packing);
+        let Some(Chunk { places, bits }) = self.chunks.get_mut(&name) else { return };
+        if bits.live == 0 {
             self.chunks.remove(&name);
+            return;
         }
+        places.drop_dead(first, first + count, |first, end| bits.ones(first, end) > 0);
+        places.unpack(packing, bits.live);
     }
 
     /// The blocks of a range that nothing names.
@@ -248,7 +183,7 @@ impl ChunkIndex {
     /// there: ordinal and number of each stretch.
     pub fn live_at(&self, chunk: ChunkId, at: Run, mut each: impl FnMut(u32, u32)) {
         let Some(c) = self.get(chunk) else { return };
-        lookup(&c.runs, at.first, at.end(), |r| {
+        lookup(&c.places, self.packing, at.first, at.end(), |r| {
             if r.segment == at.segment && r.at == at.at + (r.first - at.first) * BLOCK {
                 c.bits.stretches(r.first, r.end(), &mut each);
             }
@@ -257,43 +192,51 @@ impl ChunkIndex {
 
     /// The places of a range of blocks, in order. `false` if some block has none.
     pub fn lookup(&self, chunk: ChunkId, first: u32, count: u32, each: impl FnMut(Run)) -> bool {
-        self.get(chunk).is_some_and(|c| lookup(&c.runs, first, first + count, each))
+        self.get(chunk).is_some_and(|c| lookup(&c.places, self.packing, first, first + count, each))
     }
 
     /// Blocks that are named from now on.
     pub fn acquire(&mut self, chunk: ChunkId, first: u32, count: u32, mut live: impl FnMut(u32, i64)) {
-        let Some(Chunk { runs, bits }) = self.get_mut(chunk) else { return };
-        lookup(runs, first, first + count, |r| live(r.segment, bits.mark(r.first, r.end(), true)));
+        let packing = self.packing;
+        let Some(Chunk { places, bits }) = self.get_mut(chunk) else { return };
+        places.each(packing, first, first + count, |r| live(r.segment, bits.mark(r.first, r.end(), true)));
     }
 
     /// Blocks that nobody names any more. A chunk without any is forgotten.
     pub fn release(&mut self, chunk: ChunkId, first: u32, count: u32, mut live: impl FnMut(u32, i64)) {
-        let Some(Chunk { runs, bits }) = self.get_mut(chunk) else { return };
-        lookup(runs, first, first + count, |r| live(r.segment, -bits.mark(r.first, r.end(), false)));
+        let packing = self.packing;
+        let Some(Chunk { places, bits }) = self.get_mut(chunk) else { return };
+        places.each(packing, first, first + count, |r| live(r.segment, -bits.mark(r.first, r.end(), false)));
         self.settle(chunk, first, count);
     }
 
     /// Chunks behind `after`, with their places and live bits.
-    pub fn export(&self, after: Option<ChunkId>) -> impl Iterator<Item = (ChunkId, &[Run], &[u64])> {
+    pub fn export(&self, after: Option<ChunkId>) -> impl Iterator<Item = (ChunkId, &BlockPlaces, &[u64])> {
         let from = after.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
         let all = self.chunks.range((from, std::ops::Bound::Unbounded));
-        all.map(|(id, c)| (*id, &c.runs[..], &c.bits.words[..]))
+        all.map(|(id, c)| (*id, &c.places, &c.bits.words[..]))
     }
 
     /// Puts back a chunk that was exported. Bits without a place are dropped.
-    pub fn import(&mut self, id: ChunkId, runs: Vec<Run>, words: Vec<u64>, mut live: impl FnMut(u32, i64)) {
-        let mut c = Chunk { runs, bits: Bits::default() };
+    pub fn import(
+        &mut self,
+        id: ChunkId,
+        was: (BlockPlaces, Packing),
+        words: Vec<u64>,
+        mut live: impl FnMut(u32, i64),
+    ) {
+        let mut c = Chunk { places: was.0, bits: Bits::default() };
         let there = Bits { words, live: 0 };
-        for r in &c.runs {
-            for at in r.first..r.end() {
-                if there.ones(at, at + 1) == 1 {
-                    c.bits.mark(at, at + 1, true);
-                }
-            }
-            live(r.segment, c.bits.ones(r.first, r.end()));
-        }
-        assert!(c.runs.is_sorted_by(|a, b| a.end() <= b.first), "what was exported is sorted");
-        c.runs.retain(|r| c.bits.ones(r.first, r.end()) > 0);
+        c.places.repack(was.1, self.packing);
+        let Chunk { places, bits } = &mut c;
+        places.each(self.packing, 0, ORDINALS_MAX, |r| {
+            there.stretches(r.first, r.end(), &mut |from, n| {
+                bits.mark(from, from + n, true);
+            });
+            live(r.segment, bits.ones(r.first, r.end()));
+        });
+        places.drop_dead(0, ORDINALS_MAX, |first, end| bits.ones(first, end) > 0);
+        places.unpack(self.packing, bits.live);
         if c.bits.live > 0 {
             self.chunks.insert(id, c);
         }
@@ -302,25 +245,22 @@ impl ChunkIndex {
     /// Forgets everything: the shard is gone.
     pub fn clear(&mut self, mut live: impl FnMut(u32, i64)) {
         for c in std::mem::take(&mut self.chunks).into_values() {
-            for r in &c.runs {
-                live(r.segment, -c.bits.ones(r.first, r.end()));
-            }
+            c.places.each(self.packing, 0, ORDINALS_MAX, |r| live(r.segment, -c.bits.ones(r.first, r.end())));
         }
     }
 
     /// Whether all blocks of a range have a place and are live; for checks.
     pub fn all_live(&self, chunk: ChunkId, first: u32, count: u32) -> bool {
         self.get(chunk).is_some_and(|c| {
-            c.bits.ones(first, first + count) == i64::from(count) && lookup(&c.runs, first, first + count, |_| ())
+            let all = c.bits.ones(first, first + count) == i64::from(count);
+            all && lookup(&c.places, self.packing, first, first + count, |_| ())
         })
     }
 
     /// Live blocks per segment, counted anew; for checks.
     pub fn recount(&self, mut live: impl FnMut(u32, i64)) {
         for c in self.chunks.values() {
-            for r in &c.runs {
-                live(r.segment, c.bits.ones(r.first, r.end()));
-            }
+            c.places.each(self.packing, 0, ORDINALS_MAX, |r| live(r.segment, c.bits.ones(r.first, r.end())));
         }
     }
 }
@@ -386,6 +326,67 @@ mod tests {
         let mut dead = Vec::new();
         c.dead_in(id, 55, 80, |first, n| dead.push((first, n)));
         assert_eq!(dead, [(60, 10), (128, 1)]);
+    }
+
+    /// Packed or not, the same blocks live at the same places, whatever happens to them; and so they do when they were
+    /// exported and put back, by one that packs in the same way, in another, or not at all.
+    #[test]
+    fn packed_places_are_the_same_places() {
+        let packings =
+            [(4096, 4096), (512, 32768), (1024, 20_000)].map(|(sector, per_segment)| Packing { sector, per_segment });
+        let id = ChunkId::new(1, 0);
+        let mut tables = 0;
+        for seed in 0..30u64 {
+            let mut n = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+            let mut random = |below: u32| {
+                n ^= n << 13;
+                n ^= n >> 7;
+                n ^= n << 17;
+                ((n >> 20) % u64::from(below)) as u32
+            };
+            let packing = packings[seed as usize % 3];
+            let mut both = [ChunkIndex::default(), ChunkIndex { packing, ..ChunkIndex::default() }];
+            let mut live = [[0i64; 40]; 2];
+            let span = [40, 300, 5000][seed as usize / 3 % 3];
+            for _ in 0..1500 {
+                let (first, count) = (random(span), 1 + random(3) * random(4));
+                let step = random(10);
+                // Now and then a place that no cell can say.
+                let odd = u32::from(random(400) == 0);
+                let run = Run { first, count, segment: random(40), at: random(2000) * 8192 + odd };
+                for (c, live) in both.iter_mut().zip(&mut live) {
+                    let mut live = |s: u32, n: i64| live[s as usize] += n;
+                    if step < 6 {
+                        c.place(id, run, &mut live);
+                        c.acquire(id, first, count, &mut live);
+                    } else {
+                        c.release(id, first, count, &mut live);
+                    }
+                }
+                let table = both[1].get(id).is_some_and(|c| matches!(c.places, BlockPlaces::Cells { .. }));
+                tables += u32::from(table);
+            }
+            let [plain, packed] = &both;
+            assert_eq!(live[0], live[1], "seed {seed}");
+            for other in packings.into_iter().chain([Packing::default()]) {
+                let mut again = ChunkIndex { packing: other, ..ChunkIndex::default() };
+                let mut count = [0i64; 40];
+                for (id, places, words) in packed.export(None) {
+                    let was = (places.clone(), packing);
+                    again.import(id, was, words.to_vec(), |s, n| count[s as usize] += n);
+                }
+                assert_eq!(count, live[0], "seed {seed}");
+                for at in 0..span + 12 {
+                    let lives = plain.all_live(id, at, 1);
+                    assert_eq!((packed.all_live(id, at, 1), again.all_live(id, at, 1)), (lives, lives), "seed {seed}");
+                    if lives {
+                        assert_eq!(found(packed, at, 1), found(plain, at, 1), "seed {seed}, block {at}");
+                        assert_eq!(found(&again, at, 1), found(plain, at, 1), "seed {seed}, block {at}");
+                    }
+                }
+            }
+        }
+        assert!(tables > 400, "{tables} steps with a table");
     }
 
     #[test]

@@ -62,7 +62,7 @@ impl Closed {
     pub fn still(&self, shard: ShardId, segs: &Segments) -> &[ClosedView] {
         let has = |id: u32, c: &ClosedView| {
             let s = segs.get(id);
-            let min = s.content.get(&shard).map_or(Sequence(0), |content| content.min);
+            let min = s.content.get(shard).map_or(Sequence(0), |content| content.min);
             s.is_used() && min.0 > 0 && min < c.published
         };
         for (i, c) in self.list.iter().enumerate() {

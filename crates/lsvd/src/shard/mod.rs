@@ -20,6 +20,7 @@ pub mod holes;
 mod learned;
 mod named;
 pub mod overlay;
+pub mod places;
 pub mod tip;
 pub mod unfit;
 

@@ -21,8 +21,7 @@ impl<D: Device> Engine<D> {
         let (geometry, list) = {
             let core = self.inner.core.borrow();
             core.shard(shard)?;
-            let held =
-                |s: &crate::log::segments::Segment| s.state == SegmentState::Closed && s.content.contains_key(&shard);
+            let held = |s: &crate::log::segments::Segment| s.state == SegmentState::Closed && s.content.has(shard);
             let list: Vec<_> =
                 core.segs.used().filter(|(_, s)| held(s)).map(|(id, s)| (id, s.seq, core.segs.guard(id))).collect();
             (core.geometry, list)

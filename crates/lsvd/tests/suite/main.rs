@@ -31,6 +31,7 @@ mod rules;
 mod scrub;
 mod shards;
 mod spilled;
+mod start;
 mod survey;
 mod sweeps;
 mod tool;

@@ -273,7 +273,9 @@ fn with_maps_in_runs_and_checkpoints_it_is_missed_too() {
                 Checkpoint::Never => assert_eq!(missed(&begun), missed(&alone)),
                 _ => assert!(missed(&begun) < missed(&alone), "{checkpoint:?}"),
             }
-            assert!(missed(&begun) > 4 && on_read > 0, "{checkpoint:?}: {}, {on_read} on read", missed(&begun));
+            // Segments that the last one covers are not read by a start: a read or the scrub finds what is rotten there.
+            let enough = if checkpoint == Checkpoint::Last { missed(&begun) == 0 } else { missed(&begun) > 4 };
+            assert!(enough && on_read > 0, "{checkpoint:?}: {}, {on_read} on read", missed(&begun));
         });
     }
 }

@@ -11,7 +11,8 @@ use super::cleaning::Need;
 use super::core::Core;
 use crate::RuleMutant;
 use crate::log::geometry::LAST_SEGMENTS;
-use crate::log::segments::SegmentState;
+use crate::log::openings;
+use crate::log::segments::{Segment, SegmentState};
 use crate::map::extents::ENTRY_BYTES;
 use crate::map::extents::Extent;
 use crate::map::run::Place;
@@ -65,12 +66,17 @@ impl<D: Device> Io<'_, D> {
     async fn make_room(&self) -> Result<()> {
         let (bare, len, geometry) = {
             let core = self.core.borrow();
-            let bare = core.segs.iter().find(|(_, s)| s.state == SegmentState::Bare).map(|(id, _)| id);
+            // Segments that a slot names stay until the slot is emptied (rule E5).
+            let named = |id| core.maps.avoid.contains(&id) && !core.segs.leaves_out(RuleMutant::KeptUsedAgain);
+            let may = |id: u32, s: &Segment| s.state == SegmentState::Bare && !named(id);
+            let bare = core.segs.iter().find(|(id, s)| may(*id, s)).map(|(id, _)| id);
             (bare, core.segs.len(), core.geometry)
         };
         match bare {
             Some(id) => {
-                self.device.prewrite(geometry.byte(id, 0), geometry.segment_bytes).await?;
+                if !openings::is_whole(self.device, &geometry, id).await {
+                    self.device.prewrite(geometry.byte(id, 0), geometry.segment_bytes).await?;
+                }
                 self.core.borrow_mut().segs.set_state(id, SegmentState::Ready);
             }
             None if len < geometry.limit_segments => {

@@ -1,4 +1,5 @@
-//! A manifest: everything but map entries that recovery needs to go on from a checkpoint, as a row of items.
+//! A manifest: everything but map entries that recovery needs to go on from a checkpoint, as a row of items. It is
+//! written and read an item at a time, so nobody needs the memory for all of it.
 //!
 //! Invariants: a shard's item is of the moment when its table was frozen, as of its last committed frame (rule E4),
 //! and says up to which append it is covered. Segments and chunks are written later, a few at a time: frames behind
@@ -7,20 +8,22 @@
 use crate::FrameName;
 use crate::RequestTable;
 use crate::engine::forks::LINE_MAX;
-use crate::log::place::NUMBER_MAX;
+use crate::log::contents::Contents;
+use crate::log::place::{NUMBER_MAX, ORDINALS_MAX, fits};
 use crate::log::segments::Segment;
 use crate::log::tomb_list::Stretch;
 use crate::map::extents::{Crcs, Extent};
-use crate::map::run::{Place, Places, Run};
+use crate::map::run::{self, Place};
 use crate::shard::Shard;
-use crate::shard::chunks::{ChunkIndex, ORDINALS_MAX};
+use crate::shard::chunks::ChunkIndex;
 use crate::shard::frames::FramePlace;
 use crate::shard::history::pins::Kept;
 use crate::shard::history::table::Layer;
 use crate::shard::history::table::LayerName;
 use crate::shard::holes::Hole;
+use crate::shard::places::{BlockPlaces, Packing, Run};
 use crate::shard::tip::Tip;
-use freebs_format::disk::SEGMENTS_MAX;
+use freebs_format::disk::{LOG_NUMBER_END, SEGMENTS_MAX};
 use freebs_format::{AttachBody, ClosedView, ExtentKind, FrameHead, Pin, RequestEntry, RequestFloor, Requests};
 use freebs_types::{
     ChunkId, DriverId, Error, Fork, Generation, Hash32, RequestNumber, Result, Sequence, ShardId, SnapshotId, Version,
@@ -32,6 +35,9 @@ const SHARD: u8 = 1;
 const RUN: u8 = 2;
 const SEGMENT: u8 = 3;
 const CHUNK: u8 = 4;
+/// The two forms of a chunk's places.
+const RUNS: u8 = 0;
+const CELLS: u8 = 1;
 const END: u8 = 5;
 const COMMITTED: u8 = 6;
 /// 7 was that of pins without snapshots.
@@ -41,27 +47,67 @@ const CLOSED: u8 = 9;
 const FORK: u8 = 11;
 const LOST: u8 = 12;
 
+/// Bytes that one shard takes among those of a segment, about.
+const CONTENT_BYTES: usize = 16;
+/// Bytes of an item, at most: a shard has the largest.
+const ITEM_BYTES_MAX: usize = 64 << 20;
+/// Bytes in front of an item: what it is, and its length.
+const ITEM_HEAD: usize = 1 + size_of::<u32>();
+
 /// Places of frames that a checkpoint keeps of each shard: what a peer that was away for a moment asks for.
 const FRAMES_KEPT: usize = 1024;
 
 #[derive(Default)]
-pub(crate) struct Out(pub Vec<u8>);
+pub(crate) struct Out {
+    bytes: Vec<u8>,
+    /// Bytes of these that were given out.
+    taken: usize,
+    /// An item was larger than a reader takes.
+    too_large: bool,
+}
 
 impl Out {
+    /// Begins an item; `end` with what this gives back ends it.
+    fn begin(&mut self, kind: u8) -> usize {
+        self.u8(kind);
+        self.u32(0);
+        self.bytes.len()
+    }
+    fn end(&mut self, from: usize) {
+        let len = self.bytes.len() - from;
+        self.too_large |= len > ITEM_BYTES_MAX;
+        self.bytes[from - size_of::<u32>()..from].copy_from_slice(&(len as u32).to_le_bytes());
+    }
+
+    /// The next `most` bytes that nobody has taken; fewer only at the `end`. An item that no reader takes is refused.
+    pub fn piece(&mut self, most: usize, end: bool) -> Result<Option<&[u8]>> {
+        if self.too_large {
+            return Err(Error::no_space("an item of a manifest that is too large"));
+        }
+        let (from, left) = (self.taken, self.bytes.len() - self.taken);
+        if left < most && (left == 0 || !end) {
+            self.bytes.drain(..from);
+            self.taken = 0;
+            return Ok(None);
+        }
+        self.taken += left.min(most);
+        Ok(Some(&self.bytes[from..self.taken]))
+    }
+
     fn u8(&mut self, n: u8) {
-        self.0.push(n);
+        self.bytes.push(n);
     }
     fn u32(&mut self, n: u32) {
-        self.0.extend(n.to_le_bytes());
+        self.bytes.extend(n.to_le_bytes());
     }
     fn u64(&mut self, n: u64) {
-        self.0.extend(n.to_le_bytes());
+        self.bytes.extend(n.to_le_bytes());
     }
     fn len(&mut self, n: usize) {
         self.u32(n as u32);
     }
     fn hash(&mut self, h: &Hash32) {
-        self.0.extend(h.0);
+        self.bytes.extend(h.0);
     }
     fn shard_id(&mut self, id: ShardId) {
         self.u64(id.volume.0);
@@ -91,7 +137,7 @@ impl Out {
         let as_of = frames.map_or(written, |a| (a - 1).min(written));
         let tip = s.overlay.frames().next().map_or(s.tip, |f| f.before);
         let last = tip.name.sequence;
-        self.u8(SHARD);
+        let item = self.begin(SHARD);
         self.shard_id(s.id);
         self.u32(s.slot);
         self.u64(covered);
@@ -127,7 +173,7 @@ impl Out {
         self.len(views.len());
         for (_, head) in views {
             self.len(head.bytes().len());
-            self.0.extend_from_slice(head.bytes());
+            self.bytes.extend_from_slice(head.bytes());
         }
         let attaches: Vec<_> = s.attaches.iter().filter(|a| a.0 <= last).collect();
         self.len(attaches.len());
@@ -145,6 +191,7 @@ impl Out {
             [p.segment, p.head_at, p.head_len, p.data_at, p.data_len].into_iter().for_each(|n| self.u32(n));
             self.u64(p.hid);
         }
+        self.end(item);
         covered
     }
 
@@ -164,13 +211,14 @@ impl Out {
         }
     }
 
-    pub fn run(&mut self, r: &Run, old: bool) {
-        self.u8(RUN);
+    pub fn run(&mut self, r: &run::Run, old: bool) {
+        let item = self.begin(RUN);
         self.u64(r.number);
         self.u8(u8::from(old));
         self.u64(r.entries);
         self.len(r.fences.len());
         self.places(r.places.list());
+        self.end(item);
     }
 
     fn places(&mut self, list: &[Place]) {
@@ -180,59 +228,65 @@ impl Out {
         }
     }
 
-    /// A part of a segment's lists, of `most` elements at most; gives back how many, and how far they are written, unless
-    /// that was the end.
+    /// A part of what a segment holds: first the shards, and `most` stretches of trims, less what the shards took. Gives back
+    /// how much it was, and how far it is written, unless that was the end.
     pub fn segment(&mut self, id: u32, s: &Segment, from: SegmentPart, most: usize) -> (usize, Option<SegmentPart>) {
-        use std::ops::Bound::{Excluded, Unbounded};
-        let behind = from.content.map_or(Unbounded, Excluded);
-        let content: Vec<_> = s.content.range((behind, Unbounded)).take(most).collect();
-        let tombs = s.tomb_list.behind(from.tomb, most - content.len());
-        self.u8(SEGMENT);
+        let content = if from.begun { Vec::new() } else { s.content.to_bytes() };
+        let shards = content.len() / CONTENT_BYTES;
+        let most_tombs = most.saturating_sub(shards);
+        let tombs = s.tomb_list.behind(from.tomb, most_tombs);
+        let item = self.begin(SEGMENT);
         self.u32(id);
         self.u64(s.seq);
+        self.u64(s.appends.0);
+        self.u64(s.appends.1);
         self.u64(s.forgets);
         self.u8(u8::from(s.evidence));
         self.len(content.len());
-        for (shard, c) in &content {
-            self.shard_id(**shard);
-            self.u64(c.min.0);
-            self.u64(c.max.0);
-        }
+        self.bytes.extend_from_slice(&content);
+        self.u32(s.tomb_list.in_index());
         self.len(tombs.len());
         for (shard, start, end) in &tombs {
             self.shard_id(*shard);
             self.u32(*start);
             self.u32(end - start);
         }
-        let is_first = from.content.is_none() && from.tomb.is_none();
-        self.len(if is_first { s.pins.len() } else { 0 });
-        s.pins.iter().filter(|_| is_first).for_each(|p| self.u32(*p));
-        let written = content.len() + tombs.len();
-        let to = SegmentPart {
-            seq: s.seq,
-            content: content.last().map(|c| *c.0).or(from.content),
-            tomb: tombs.last().copied().or(from.tomb),
-        };
-        (written, (written == most).then_some(to))
+        self.len(if from.begun { 0 } else { s.pins.len() });
+        s.pins.iter().filter(|_| !from.begun).for_each(|p| self.u32(*p));
+        self.end(item);
+        let to = SegmentPart { seq: s.seq, begun: true, tomb: tombs.last().copied().or(from.tomb) };
+        (shards + tombs.len(), (tombs.len() == most_tombs).then_some(to))
     }
 
     /// Chunks behind `after`, until they have `most` runs and words of bits, or more; gives back the last one.
     pub fn chunks(&mut self, slot: u32, index: &ChunkIndex, after: Option<ChunkId>, most: usize) -> Option<ChunkId> {
         let (mut last, mut left) = (None, most);
-        for (id, runs, words) in index.export(after) {
+        for (id, places, words) in index.export(after) {
             if left == 0 {
                 break;
             }
-            self.u8(CHUNK);
+            let item = self.begin(CHUNK);
             self.u32(slot);
             self.chunk_id(id);
-            self.len(runs.len());
-            for r in runs {
-                [r.first, r.count, r.segment, r.at].into_iter().for_each(|n| self.u32(n));
+            match places {
+                BlockPlaces::Runs(runs) => {
+                    self.u8(RUNS);
+                    self.len(runs.len());
+                    for r in runs {
+                        [r.first, r.count, r.segment, r.at].into_iter().for_each(|n| self.u32(n));
+                    }
+                }
+                BlockPlaces::Cells { first, cells } => {
+                    self.u8(CELLS);
+                    [index.packing.sector, index.packing.per_segment, *first].into_iter().for_each(|n| self.u32(n));
+                    self.len(cells.len());
+                    cells.iter().for_each(|c| self.u32(*c));
+                }
             }
             self.len(words.len());
             words.iter().for_each(|w| self.u64(*w));
-            (last, left) = (Some(id), left.saturating_sub(runs.len() + words.len()));
+            self.end(item);
+            (last, left) = (Some(id), left.saturating_sub(places.size() + words.len()));
         }
         last
     }
@@ -240,9 +294,10 @@ impl Out {
     /// What is committed when all of the shard has been written. Chunks may say that what a frame up to there covers is
     /// dead, so the frame must count as committed as soon as it is applied again.
     pub fn committed(&mut self, s: &Shard) {
-        self.u8(COMMITTED);
+        let item = self.begin(COMMITTED);
         self.u32(s.slot);
         self.u64(s.committed.0);
+        self.end(item);
     }
 
     /// What is kept of a shard: as of its item, or (`later`) when all was written.
@@ -251,7 +306,7 @@ impl Out {
         if pins.kept.is_none() && pins.as_of == Sequence(0) && s.history.whole_from == Version(0) {
             return;
         }
-        self.u8(PINS);
+        let item = self.begin(PINS);
         self.u32(s.slot);
         self.u8(u8::from(later));
         self.u64(s.kept_state().as_of.0);
@@ -262,6 +317,7 @@ impl Out {
             self.u64(p.snapshot.0);
         }
         self.u64(s.history.whole_from.0);
+        self.end(item);
     }
 
     /// Versions that are lost to clones.
@@ -270,21 +326,23 @@ impl Out {
         if lost.is_empty() {
             return;
         }
-        self.u8(LOST);
+        let item = self.begin(LOST);
         self.u32(s.slot);
         self.len(lost.len());
         lost.iter().for_each(|v| self.u64(v.0));
+        self.end(item);
     }
 
     /// Where a shard of a clone begins.
     pub fn fork(&mut self, s: &Shard) {
         let Some(fork) = &s.fork else { return };
-        self.u8(FORK);
+        let item = self.begin(FORK);
         self.u32(s.slot);
         self.shard_id(fork.parent);
         self.u64(fork.snapshot.0);
         self.u64(fork.version.0);
         self.u64(fork.sequence.0);
+        self.end(item);
     }
 
     /// Secrets of closed views, as of the shard's item.
@@ -294,7 +352,7 @@ impl Out {
         if list.is_empty() {
             return;
         }
-        self.u8(CLOSED);
+        let item = self.begin(CLOSED);
         self.u32(s.slot);
         self.len(list.len());
         for c in list {
@@ -302,13 +360,14 @@ impl Out {
             self.u64(c.published.0);
             self.hash(&c.secret);
         }
+        self.end(item);
     }
 
     /// Up to `most` superseded extents behind one; gives back the last one, unless that was the end.
     pub fn history(&mut self, s: &Shard, after: Option<LayerName>, most: usize) -> Option<LayerName> {
         let (mut last, mut n) = (None, 0);
         for (start, l) in s.history.table.export(after).take(most) {
-            self.u8(HISTORY);
+            let item = self.begin(HISTORY);
             self.u32(s.slot);
             self.u8(l.e.kind as u8);
             [start, l.e.len, l.e.offset].into_iter().for_each(|n| self.u32(n));
@@ -317,34 +376,44 @@ impl Out {
             let crcs = l.e.crcs.slice(l.e.len);
             self.len(crcs.len());
             crcs.iter().for_each(|c| self.u32(*c));
+            self.end(item);
             (last, n) = (Some((start, l.e.key())), n + 1);
         }
         last.filter(|_| n == most)
     }
 
-    pub fn end(&mut self, written: u64, last: u64, next_run: u64, next_slot: u32) {
-        self.u8(END);
-        self.u64(written);
+    pub fn finish(&mut self, begun: Begun, last: u64, next_run: u64, next_slot: u32) {
+        let item = self.begin(END);
+        self.u64(begun.written);
+        self.u64(begun.opened);
         self.u64(last);
         self.u64(next_run);
         self.u32(next_slot);
+        self.end(item);
     }
 }
 
-/// How far the lists of a segment are written.
+/// How far a segment is written.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SegmentPart {
     /// Number of the segment: the rest of another use of it is none of this one's.
     pub seq: u64,
-    content: Option<ShardId>,
+    begun: bool,
     tomb: Option<Stretch>,
+}
+
+/// The log when a checkpoint is begun: its last append, and the number of its newest segment.
+#[derive(Clone, Copy)]
+pub(crate) struct Begun {
+    pub written: u64,
+    pub opened: u64,
 }
 
 /// A chunk as it was.
 pub(crate) struct ChunkItem {
     pub slot: u32,
     pub id: ChunkId,
-    pub runs: Vec<crate::shard::chunks::Run>,
+    pub places: (BlockPlaces, Packing),
     pub words: Vec<u64>,
 }
 
@@ -361,9 +430,13 @@ pub(crate) struct PinsItem {
 pub(crate) struct SegmentItem {
     pub id: u32,
     pub seq: u64,
+    /// First and last append of a closed segment.
+    pub appends: (u64, u64),
     pub forgets: u64,
     pub evidence: bool,
-    pub content: Vec<(ShardId, Sequence, Sequence)>,
+    pub content: Contents,
+    /// Trims and zeroes that only the segment's index lists.
+    pub in_index: u32,
     pub tombs: Vec<(ShardId, u32, u32)>,
     pub pins: Vec<u32>,
 }
@@ -373,7 +446,7 @@ pub(crate) struct SegmentItem {
 pub(crate) struct Manifest {
     pub shards: Vec<(Shard, u64)>,
     /// Runs without fences and members, newest first; whether it is the old one; and its pages with entries.
-    pub runs: Vec<(Run, bool, u32)>,
+    pub runs: Vec<(run::Run, bool, u32)>,
     pub segments: Vec<SegmentItem>,
     pub chunks: Vec<ChunkItem>,
     pub pins: Vec<PinsItem>,
@@ -387,11 +460,14 @@ pub(crate) struct Manifest {
     pub forks: Vec<(u32, Fork)>,
     /// What was committed at the end, by slot.
     pub committed: Vec<(u32, Sequence)>,
-    /// Last append when it was begun, and when all was written.
+    /// Last append and newest segment when it was begun, and last append when all was written.
     pub written: u64,
+    pub opened: u64,
     pub last: u64,
     pub next_run: u64,
     pub next_slot: u32,
+    /// Chunks and history were read and not kept.
+    pub is_part: bool,
 }
 
 impl Manifest {
@@ -412,33 +488,80 @@ impl Manifest {
         forks.len() == self.forks.len() && parents.keys().all(ends)
     }
 
+    /// A manifest that is in memory as a whole.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let mut r = In(bytes);
-        Self::items(&mut r).ok_or_else(|| Error::corrupt("manifest of a checkpoint that makes no sense"))
+        let mut r = Reader::new(true);
+        r.push(bytes)?;
+        r.finish()
     }
 
-    fn items(r: &mut In<'_>) -> Option<Self> {
-        let mut m = Self::default();
-        loop {
-            match r.u8()? {
-                SHARD => m.shards.push(r.shard()?),
-                RUN => m.runs.push(r.run()?),
-                SEGMENT => m.segments.push(r.segment()?),
-                CHUNK => m.chunks.push(r.chunk()?),
-                PINS => m.pins.push(r.pins()?),
-                HISTORY => m.history.push(r.history()?),
-                CLOSED => m.closed.push(r.closed()?),
-                FORK => m.forks.push(r.fork()?),
-                LOST => m.lost.push(r.lost()?),
-                COMMITTED => m.committed.push((r.u32()?, Sequence(r.number()?))),
-                END => {
-                    (m.written, m.last) = (r.number()?, r.number()?);
-                    (m.next_run, m.next_slot) = (r.number()?, r.u32()?);
-                    return (r.0.is_empty() && m.has_possible_forks()).then_some(m);
-                }
-                _ => return None,
+    fn item(&mut self, kind: u8, r: &mut In<'_>) -> Option<()> {
+        match kind {
+            SHARD => self.shards.push(r.shard()?),
+            RUN => self.runs.push(r.run()?),
+            SEGMENT => self.segments.push(r.segment()?),
+            CHUNK => {
+                let chunk = r.chunk()?;
+                self.chunks.extend(Some(chunk).filter(|_| !self.is_part));
             }
+            PINS => self.pins.push(r.pins()?),
+            HISTORY => {
+                let layer = r.history()?;
+                self.history.extend(Some(layer).filter(|_| !self.is_part));
+            }
+            CLOSED => self.closed.push(r.closed()?),
+            FORK => self.forks.push(r.fork()?),
+            LOST => self.lost.push(r.lost()?),
+            COMMITTED => self.committed.push((r.u32()?, Sequence(r.number()?))),
+            END => {
+                (self.written, self.opened, self.last) = (r.number()?, r.log_number()?, r.number()?);
+                (self.next_run, self.next_slot) = (r.number()?, r.u32()?);
+            }
+            _ => return None,
         }
+        r.0.is_empty().then_some(())
+    }
+}
+
+/// A manifest that is read from its beginning, in pieces of any length.
+pub(crate) struct Reader {
+    manifest: Manifest,
+    /// The beginning of an item whose end has not come yet.
+    rest: Vec<u8>,
+    at_end: bool,
+}
+
+impl Reader {
+    /// Of one that is not kept `whole`, chunks and history are only held against what they can be.
+    pub fn new(whole: bool) -> Self {
+        Self { manifest: Manifest { is_part: !whole, ..Manifest::default() }, rest: Vec::new(), at_end: false }
+    }
+
+    fn senseless() -> Error {
+        Error::corrupt("manifest of a checkpoint that makes no sense")
+    }
+
+    pub fn push(&mut self, bytes: &[u8]) -> Result<()> {
+        self.rest.extend_from_slice(bytes);
+        let mut from = 0;
+        while let Some((head, behind)) = self.rest[from..].split_at_checked(ITEM_HEAD) {
+            let (kind, len) = (head[0], u32::from_le_bytes(head[1..].try_into().expect("four bytes")) as usize);
+            if len > ITEM_BYTES_MAX {
+                return Err(Self::senseless());
+            }
+            let Some(body) = behind.get(..len) else { break };
+            let done = self.manifest.item(kind, &mut In(body)).filter(|()| !self.at_end);
+            done.ok_or_else(Self::senseless)?;
+            self.at_end = kind == END;
+            from += ITEM_HEAD + len;
+        }
+        self.rest.drain(..from);
+        Ok(())
+    }
+
+    pub fn finish(self) -> Result<Manifest> {
+        let is_whole = self.at_end && self.rest.is_empty() && self.manifest.has_possible_forks();
+        if is_whole { Ok(self.manifest) } else { Err(Self::senseless()) }
     }
 }
 
@@ -465,6 +588,9 @@ impl<'a> In<'a> {
     fn number(&mut self) -> Option<u64> {
         self.u64().filter(|n| *n < NUMBER_MAX)
     }
+    fn log_number(&mut self) -> Option<u64> {
+        self.u64().filter(|n| *n < LOG_NUMBER_END)
+    }
     fn hash(&mut self) -> Option<Hash32> {
         Some(Hash32(self.take(32)?.try_into().ok()?))
     }
@@ -485,6 +611,13 @@ impl<'a> In<'a> {
             return None;
         }
         (0..n).map(|_| each(self)).collect()
+    }
+
+    /// A list of numbers, in as much memory as it takes.
+    fn words(&mut self) -> Option<Vec<u32>> {
+        let n = self.u32()? as usize;
+        let bytes = self.take(n.checked_mul(size_of::<u32>())?)?.chunks_exact(size_of::<u32>());
+        Some(bytes.map(|b| u32::from_le_bytes(b.try_into().expect("four bytes"))).collect())
     }
 
     fn tip(&mut self) -> Option<Tip> {
@@ -567,8 +700,8 @@ impl<'a> In<'a> {
         Some(RequestTable::from_format(&Requests { floors, entries }))
     }
 
-    fn run(&mut self) -> Option<(Run, bool, u32)> {
-        let mut run = Run { number: self.number()?, ..Run::default() };
+    fn run(&mut self) -> Option<(run::Run, bool, u32)> {
+        let mut run = run::Run { number: self.number()?, ..run::Run::default() };
         let old = self.bool()?;
         run.entries = self.number()?;
         let pages = self.u32()?;
@@ -578,20 +711,25 @@ impl<'a> In<'a> {
             total += u64::from(p.count);
             (p.count > 0 && u64::from(p.page) + u64::from(p.count) <= 1 << 18).then_some(p)
         })?;
-        let mut places = Places::default();
+        let mut places = run::Places::default();
         list.into_iter().for_each(|p| places.push(p));
         run.places = places;
         (pages > 0 && u64::from(pages) < total && total < 1 << 31).then_some((run, old, pages))
     }
 
     fn segment(&mut self) -> Option<SegmentItem> {
-        let (id, seq, forgets, evidence) = (self.segment_id()?, self.u64()?, self.u64()?, self.bool()?);
-        let content = self.list(|r| Some((r.shard_id()?, Sequence(r.number()?), Sequence(r.number()?))))?;
+        let (id, seq, appends) = (self.segment_id()?, self.log_number()?, (self.log_number()?, self.log_number()?));
+        let (forgets, evidence) = (self.u64()?, self.bool()?);
+        let len = self.u32()? as usize;
+        let content = Contents::from_bytes(self.take(len)?)?;
+        let in_index = self.u32()?;
         let tombs = self.list(|r| {
             let (id, start, len) = (r.shard_id()?, r.u32()?, r.u32()?);
             (u64::from(start) + u64::from(len) <= limits::SHARD_BLOCKS_MAX).then_some((id, start, len))
         })?;
-        Some(SegmentItem { id, seq, forgets, evidence, content, tombs, pins: self.list(Self::segment_id)? })
+        let pins = self.list(Self::segment_id)?;
+        let fits = in_index == 0 || tombs.is_empty();
+        fits.then_some(SegmentItem { id, seq, appends, forgets, evidence, content, in_index, tombs, pins })
     }
 
     fn fork(&mut self) -> Option<(u32, Fork)> {
@@ -633,8 +771,7 @@ impl<'a> In<'a> {
         let (sequence, chunk) = (Sequence(self.number()?), self.chunk_id()?);
         let crcs = self.list(Self::u32)?;
         let data = kind == ExtentKind::Data;
-        let fits =
-            if data { crate::shard::chunks::fits(offset, len) && crcs.len() == len as usize } else { crcs.is_empty() };
+        let fits = if data { fits(offset, len) && crcs.len() == len as usize } else { crcs.is_empty() };
         if len == 0 || u64::from(start) + u64::from(len) > limits::SHARD_BLOCKS_MAX || !fits || version > to {
             return None;
         }
@@ -648,16 +785,29 @@ impl<'a> In<'a> {
 
     fn chunk(&mut self) -> Option<ChunkItem> {
         let (slot, id) = (self.u32()?, self.chunk_id()?);
+        let places = match self.u8()? {
+            RUNS => (BlockPlaces::Runs(self.chunk_runs()?), Packing::default()),
+            CELLS => {
+                let packing = Packing { sector: self.u32()?, per_segment: self.u32()? };
+                let first = self.u32()?;
+                let cells = self.words()?;
+                let fits = packing.is_sound() && fits(first, cells.len() as u32);
+                (BlockPlaces::Cells { first, cells: fits.then_some(cells)? }, packing)
+            }
+            _ => return None,
+        };
+        let words = self.list(Self::u64)?;
+        (words.len() <= ORDINALS_MAX as usize / 64).then_some(ChunkItem { slot, id, places, words })
+    }
+
+    fn chunk_runs(&mut self) -> Option<Vec<Run>> {
         let mut end = 0;
-        let runs = self.list(|r| {
-            let run =
-                crate::shard::chunks::Run { first: r.u32()?, count: r.u32()?, segment: r.segment_id()?, at: r.u32()? };
-            let fits = run.first >= end && run.count > 0 && crate::shard::chunks::fits(run.first, run.count);
+        self.list(|r| {
+            let run = Run { first: r.u32()?, count: r.u32()?, segment: r.segment_id()?, at: r.u32()? };
+            let fits = run.first >= end && run.count > 0 && fits(run.first, run.count);
             end = run.first.saturating_add(run.count);
             (fits && run.at < 1 << 30).then_some(run)
-        })?;
-        let words = self.list(Self::u64)?;
-        (words.len() <= ORDINALS_MAX as usize / 64).then_some(ChunkItem { slot, id, runs, words })
+        })
     }
 }
 
@@ -665,12 +815,11 @@ impl<'a> In<'a> {
 mod tests {
     use super::*;
     use crate::log::segments::Segments;
-    use crate::shard::chunks::Run as Places;
     use std::collections::BTreeSet;
 
     fn decoded(mut out: Out) -> Manifest {
-        out.end(1, 1, 1, 1);
-        Manifest::decode(&out.0).unwrap()
+        out.finish(Begun { written: 1, opened: 1 }, 1, 1, 1);
+        Manifest::decode(&out.bytes).unwrap()
     }
 
     /// The trims of 64 segments were put into order and written in one step, however many there were.
@@ -689,15 +838,15 @@ mod tests {
         loop {
             let (n, next) = out.segment(0, segs.get(0), part, MOST);
             all += n;
-            assert!(n <= MOST);
+            assert!(n <= MOST || next.is_some_and(|to| to.tomb.is_none()), "{n}");
             let Some(next) = next else { break };
             part = next;
         }
         assert!(all > 5 * MOST, "{all}");
         let items = decoded(out).segments;
         assert_eq!(items.iter().flat_map(|i| &i.pins).copied().collect::<Vec<_>>(), [3, 4]);
-        let content: Vec<_> = items.iter().flat_map(|i| &i.content).map(|c| (c.0, c.1, c.2)).collect();
-        assert_eq!(content, segs.get(0).content.iter().map(|(id, c)| (*id, c.min, c.max)).collect::<Vec<_>>());
+        let content: Vec<_> = items.iter().flat_map(|i| i.content.iter()).collect();
+        assert_eq!(content, segs.get(0).content.iter().collect::<Vec<_>>());
         let tombs: Vec<_> = items.iter().flat_map(|i| &i.tombs).map(|t| (t.0, t.1, t.1 + t.2)).collect();
         assert_eq!(tombs, segs.get(0).tomb_list.behind(None, usize::MAX));
     }
@@ -739,13 +888,14 @@ mod tests {
                 out.fork(&s);
             }
             if !lost.is_empty() {
-                out.u8(LOST);
+                let item = out.begin(LOST);
                 out.u32(1);
                 out.len(lost.len());
                 lost.iter().for_each(|v| out.u64(*v));
+                out.end(item);
             }
-            out.end(1, 1, 1, 9);
-            Manifest::decode(&out.0).map(|m| (m.forks.len(), m.lost.len()))
+            out.finish(Begun { written: 1, opened: 1 }, 1, 1, 9);
+            Manifest::decode(&out.bytes).map(|m| (m.forks.len(), m.lost.len()))
         };
         assert_eq!(read(&[(2, fork(1, 5, 6)), (3, fork(2, 7, 8))], &[3, 5]).unwrap(), (2, 1));
         assert_eq!(read(&[(2, fork(9, 5, 6))], &[]).unwrap(), (1, 0), "its parent may be gone");
@@ -776,12 +926,12 @@ mod tests {
         s.frames.push(Sequence(1), p);
         let mut out = Out::default();
         out.shard(&s, 1);
-        let at = out.0.len() - 28 - 4 - 8;
-        out.end(1, 1, 1, 1);
-        assert!(Manifest::decode(&out.0).is_ok());
+        let at = out.bytes.len() - 28 - 4 - 8;
+        out.finish(Begun { written: 1, opened: 1 }, 1, 1, 1);
+        assert!(Manifest::decode(&out.bytes).is_ok());
         for first in [0, 2, u64::MAX] {
-            out.0[at..at + 8].copy_from_slice(&first.to_le_bytes());
-            assert!(Manifest::decode(&out.0).is_err(), "first sequence {first}");
+            out.bytes[at..at + 8].copy_from_slice(&first.to_le_bytes());
+            assert!(Manifest::decode(&out.bytes).is_err(), "first sequence {first}");
         }
     }
 
@@ -793,7 +943,7 @@ mod tests {
         for chunk in 0..100u32 {
             let id = ChunkId::new(1, chunk);
             for i in 0..chunk * 8 {
-                index.place(id, Places { first: 2 * i, count: 1, segment: 0, at: i * 8192 }, |_, _| ());
+                index.place(id, Run { first: 2 * i, count: 1, segment: 0, at: i * 8192 }, |_, _| ());
                 index.acquire(id, 2 * i, 1, |_, _| ());
                 runs += 1;
             }
@@ -801,13 +951,13 @@ mod tests {
         let (mut out, mut last, mut before) = (Out::default(), None, 0);
         loop {
             last = out.chunks(1, &index, last, MOST);
-            let step = (out.0.len() - before) / 16;
+            let step = (out.bytes.len() - before) / 16;
             assert!(step <= 2 * MOST, "{step} runs in a step");
-            before = out.0.len();
+            before = out.bytes.len();
             if last.is_none() {
                 break;
             }
         }
-        assert_eq!(decoded(out).chunks.iter().map(|c| c.runs.len()).sum::<usize>(), runs);
+        assert_eq!(decoded(out).chunks.iter().map(|c| c.places.0.size()).sum::<usize>(), runs);
     }
 }

@@ -10,9 +10,11 @@ use crate::engine::core::Core;
 use crate::engine::maps::merge::Merge;
 use crate::engine::maps::write::Pages;
 use crate::engine::maps::{Io, pause};
+use crate::engine::recover::table::{KnownSegment, TableOfSegments};
 use crate::log::join::join_all;
 use crate::log::place::NUMBER_MAX;
 use crate::log::segments::SegmentState;
+use crate::log::tomb_list::TombList;
 use crate::map::extents::{Extent, ExtentMap};
 use crate::map::levels::Kept;
 use crate::map::run::{Members, Place, Places, Run};
@@ -25,7 +27,7 @@ use freebs_format::disk::{
 };
 use freebs_io::{AlignedBuf, Device, Durability};
 use freebs_types::{Error, ErrorKind, Result, ShardId, Version};
-use manifest::{Manifest, Out, SegmentPart};
+use manifest::{Begun, Manifest, Out, Reader, SegmentItem, SegmentPart};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -34,6 +36,9 @@ use std::rc::Rc;
 const STEP: usize = 2048;
 /// Pages that are read at once.
 const READ_PAGES: u32 = 32;
+
+/// The checkpoints that slots name, or why nothing comes of one; with the numbers of the slots.
+type Slots = Vec<(usize, Result<(CheckpointSlot, Manifest, Vec<Place>)>)>;
 
 /// A manifest on its way to the device.
 struct ManifestWriter {
@@ -45,17 +50,17 @@ struct ManifestWriter {
 impl ManifestWriter {
     /// Writes whole pages; all that is there at the end.
     async fn drain<D: Device>(&mut self, io: Io<'_, D>, end: bool) -> Result<()> {
-        let mut from = 0;
-        while self.out.0.len() - from >= PAGE_BODY_BYTES || (end && from < self.out.0.len()) {
-            let to = (from + PAGE_BODY_BYTES).min(self.out.0.len());
-            self.pages.add(PAGE_MANIFEST, &self.out.0[from..to], 0);
-            self.bytes += (to - from) as u64;
-            from = to;
+        while let Some(piece) = self.out.piece(PAGE_BODY_BYTES, end)? {
+            let bytes = self.bytes + piece.len() as u64;
+            if bytes > MANIFEST_BYTES_MAX || self.pages.places.list().len() >= CHECKPOINT_EXTENTS_MAX {
+                return Err(Error::no_space("a manifest that is too large, or in too many pieces"));
+            }
+            self.pages.add(PAGE_MANIFEST, piece, 0);
+            self.bytes = bytes;
             if self.pages.is_full() {
                 self.pages.write(io).await?;
             }
         }
-        self.out.0.drain(..from);
         if end {
             self.pages.write(io).await?;
         }
@@ -68,7 +73,7 @@ impl<D: Device> Io<'_, D> {
     /// Makes a checkpoint, unless nothing has been appended since the last one, or what lives needs the segment that it
     /// would take.
     pub async fn checkpoint(&self) -> Result<()> {
-        let (device, number, written) = {
+        let (device, number, begun) = {
             let mut core = self.core.borrow_mut();
             if core.maps.damaged {
                 return Err(Error::corrupt("a page of the map is lost; the next start makes the map anew"));
@@ -82,10 +87,11 @@ impl<D: Device> Io<'_, D> {
             if newest == Some(core.next_append - 1) || core.has_no_room_for_a_map() {
                 return Ok(());
             }
-            (core.geometry.device, core.maps.new_run(), core.next_append - 1)
+            let begun = Begun { written: core.next_append - 1, opened: core.next_seq - 1 };
+            (core.geometry.device, core.maps.new_run(), begun)
         };
         let mut w = ManifestWriter { out: Out::default(), pages: Pages::new(device, number), bytes: 0 };
-        let done = self.write_checkpoint(&mut w, number, written).await;
+        let done = self.write_checkpoint(&mut w, number, begun).await;
         let mut core = self.core.borrow_mut();
         core.maps.written(number);
         core.sweep_map();
@@ -95,7 +101,8 @@ impl<D: Device> Io<'_, D> {
         done
     }
 
-    async fn write_checkpoint(&self, w: &mut ManifestWriter, number: u64, written: u64) -> Result<()> {
+    async fn write_checkpoint(&self, w: &mut ManifestWriter, number: u64, begun: Begun) -> Result<()> {
+        let written = begun.written;
         let mut covered = written;
         let note = |shard: &Shard, append| {
             covered = covered.min(w.out.shard(shard, append));
@@ -121,7 +128,7 @@ impl<D: Device> Io<'_, D> {
             let core = self.core.borrow();
             core.shards.values().for_each(|s| w.out.pins(s, true));
             core.shards.values().for_each(|s| w.out.committed(s));
-            w.out.end(written, core.next_append - 1, core.maps.next_run, core.maps.next_slot);
+            w.out.finish(begun, core.next_append - 1, core.maps.next_run, core.maps.next_slot);
         }
         w.drain(*self, true).await?;
         let list = w.pages.places.list().to_vec();
@@ -283,34 +290,57 @@ impl<D: Device> Io<'_, D> {
         if a < b { [0, 1] } else { [1, 0] }
     }
 
-    /// The checkpoints that the slots name, the newest first; and notes the ends of the log that they tell. One that can't
-    /// be read may have been cut short by a power failure, so
-    /// that is told only if both can't: they are never written together.
-    pub async fn slots(&self) -> Vec<(usize, Result<(CheckpointSlot, Manifest, Vec<Place>)>)> {
-        let (mut out, mut bad) = (Vec::new(), Vec::new());
+    /// The checkpoints that the slots name, the newest first, and of the others what tells what they name; and notes the
+    /// ends of the log that they tell. One that can't be read may have been cut short by a power failure, so that is told
+    /// only if both can't: they are never written together.
+    pub async fn slots(&self) -> Slots {
+        let (mut out, mut bad, mut named) = (Slots::new(), Slots::new(), Vec::new());
         for i in 0..CHECKPOINT_AT.len() {
             match self.read_slot(i).await {
                 Err(e) if e.kind == ErrorKind::NotFound => {}
                 Err(e) => bad.push((i, Err(e))),
                 Ok((slot, extents)) => {
-                    {
-                        let maps = &mut self.core.borrow_mut().maps;
-                        maps.durable = maps.durable.max(durable(&slot));
+                    let maps = &mut self.core.borrow_mut().maps;
+                    maps.durable = maps.durable.max(durable(&slot));
+                    if !extents.is_empty() {
+                        named.push((i, slot, extents));
                     }
-                    if extents.is_empty() {
-                        continue;
-                    }
-                    let manifest = self.read_manifest(&slot, &extents).await;
-                    let named = |e: Error| e.at(format!("checkpoint {}", slot.revision));
-                    out.push((i, manifest.map_err(named).map(|(m, places)| (slot, m, places))));
                 }
             }
         }
         if bad.len() == CHECKPOINT_AT.len() {
-            out = bad;
+            return bad;
+        }
+        named.sort_by_key(|(_, slot, _)| std::cmp::Reverse(slot.revision.get()));
+        for (i, slot, extents) in named {
+            // The tables of one are enough memory: a start begins with the newest that is whole.
+            let whole = out.iter().all(|(_, found)| found.is_err());
+            let manifest = self.read_manifest(&slot, &extents, whole).await;
+            let named = |e: Error| e.at(format!("checkpoint {}", slot.revision));
+            out.push((i, manifest.map_err(named).map(|(m, places)| (slot, m, places))));
         }
         out.sort_by_key(|(_, r)| std::cmp::Reverse(r.as_ref().map_or(0, |(s, ..)| s.revision.get())));
         out
+    }
+
+    /// The log as the newest checkpoint has it; `None` without one that is whole.
+    pub async fn table(&self) -> Option<TableOfSegments> {
+        let mut named = Vec::new();
+        for i in 0..CHECKPOINT_AT.len() {
+            let found = self.read_slot(i).await.ok();
+            named.extend(found.filter(|(_, extents)| !extents.is_empty()));
+        }
+        let (slot, extents) = named.into_iter().max_by_key(|(slot, _)| slot.revision.get())?;
+        let (m, _) = self.read_manifest(&slot, &extents, false).await.ok()?;
+        let (revision, opened, covered) = (slot.revision.get(), m.opened, m.covered());
+        let known = |s: SegmentItem| KnownSegment { id: s.id, seq: s.seq, appends: s.appends, evidence: s.evidence };
+        Some(TableOfSegments { revision, opened, covered, segments: m.segments.into_iter().map(known).collect() })
+    }
+
+    /// All of the manifest of a slot of which not all was kept.
+    pub async fn whole_manifest(&self, i: usize) -> Result<Manifest> {
+        let (slot, extents) = self.read_slot(i).await?;
+        Ok(self.read_manifest(&slot, &extents, true).await?.0)
     }
 
     /// Reads every page that the slots name; gives back how many, their segments, and what is wrong.
@@ -358,7 +388,12 @@ impl<D: Device> Io<'_, D> {
         PageHeader::open(&bytes, name).map(|_| ())
     }
 
-    async fn read_manifest(&self, slot: &CheckpointSlot, extents: &[PagesFixed]) -> Result<(Manifest, Vec<Place>)> {
+    async fn read_manifest(
+        &self,
+        slot: &CheckpointSlot,
+        extents: &[PagesFixed],
+        whole: bool,
+    ) -> Result<(Manifest, Vec<Place>)> {
         let mut places = Places::default();
         let pages = self.core.borrow().geometry.segment_bytes / PAGE_BYTES as u64;
         for e in extents {
@@ -369,21 +404,21 @@ impl<D: Device> Io<'_, D> {
             }
             places.push(p);
         }
-        let mut bytes = Vec::new();
+        let (mut bytes, mut reader) = (0, Reader::new(whole));
         self.read_all(
             &places,
             0..places.pages,
             |page| (PAGE_MANIFEST, slot.manifest.get(), page),
             |_, body| {
-                bytes.extend_from_slice(body);
-                Ok(())
+                bytes += body.len() as u64;
+                reader.push(body)
             },
         )
         .await?;
-        if bytes.len() as u64 != slot.bytes.get() {
+        if bytes != slot.bytes.get() {
             return Err(Error::corrupt("manifest of another length"));
         }
-        Ok((Manifest::decode(&bytes)?, places.list().to_vec()))
+        Ok((reader.finish()?, places.list().to_vec()))
     }
 
     /// Reads pages in order.
@@ -531,29 +566,23 @@ impl Core {
             }
         }
         let by_counter = self.segs.leaves_out(RuleMutant::ChunkIsCounter);
-        self.shards.values_mut().for_each(|s| (s.sure_from, s.chunks.by_counter) = (m.last, by_counter));
+        let packing = self.packing();
+        self.shards.values_mut().for_each(|s| {
+            (s.sure_from, s.chunks.by_counter, s.chunks.packing) = (m.last, by_counter, packing);
+        });
         let committed = m.committed.into_iter();
         let committed = committed.filter_map(|(slot, to)| Some((*self.maps.slots.get(&slot)?, slot, to)));
         self.maps.committed = (m.last, committed.collect());
-        let mut known = BTreeSet::new();
-        for s in m.segments.into_iter().filter(|s| used.get(&s.id) == Some(&s.seq)) {
-            known.insert(s.id);
-            let seg = self.segs.get_mut(s.id);
-            seg.forgets = s.forgets;
-            s.tombs.into_iter().for_each(|(shard, start, len)| seg.tomb_list.add(shard, start, len));
-            seg.evidence |= s.evidence;
-            seg.pins.extend(s.pins.into_iter().filter(|p| used.contains_key(p)));
-            let content = |(id, min, max)| (id, crate::log::segments::Content { min, max });
-            seg.content.extend(s.content.into_iter().map(content));
-        }
+        let known = self.put_back_segments(m.segments, used);
         self.shards.values_mut().for_each(|s| s.frames.keep_segments(|id| known.contains(&id)));
         for c in m.chunks {
             let Some(id) = self.maps.slots.get(&c.slot) else { continue };
             let Some(s) = self.shards.get_mut(id) else { continue };
             let segs = &mut self.segs;
             // Places in segments that were given up since are of blocks that nothing names any more.
-            let runs = c.runs.into_iter().filter(|r| known.contains(&r.segment)).collect();
-            s.chunks.import(c.id, runs, c.words, |seg, n| segs.count_live(seg, n));
+            let (mut places, packing) = c.places;
+            places.retain(packing, |id| known.contains(&id));
+            s.chunks.import(c.id, (places, packing), c.words, |seg, n| segs.count_live(seg, n));
         }
         for p in m.pins {
             let Some(s) = self.maps.slots.get(&p.slot).and_then(|id| self.shards.get_mut(id)) else { continue };
@@ -586,6 +615,26 @@ impl Core {
             self.shards.get_mut(id).into_iter().for_each(|s| s.history.hint.join(hint));
         }
         covered
+    }
+
+    /// Segments as a manifest has them, those that count; gives back which ones it has.
+    fn put_back_segments(&mut self, segments: Vec<SegmentItem>, used: &BTreeMap<u32, u64>) -> BTreeSet<u32> {
+        let mut known = BTreeSet::new();
+        for s in segments.into_iter().filter(|s| used.get(&s.id) == Some(&s.seq)) {
+            known.insert(s.id);
+            let seg = self.segs.get_mut(s.id);
+            (seg.appends, seg.forgets) = (s.appends, s.forgets);
+            if s.in_index > 0 {
+                seg.tomb_list = TombList::of_index(s.in_index);
+            }
+            s.tombs.into_iter().for_each(|(shard, start, len)| seg.tomb_list.add(shard, start, len));
+            seg.evidence |= s.evidence;
+            seg.pins.extend(s.pins.into_iter().filter(|p| used.contains_key(p)));
+            if !s.content.is_empty() {
+                seg.content = s.content;
+            }
+        }
+        known
     }
 
     /// Segments that a checkpoint names are not used for anything else.

@@ -377,6 +377,6 @@ impl Core {
             return true;
         }
         let short = self.short_of_space();
-        self.segs.get(id).content.iter().any(|(id, c)| self.shards.get(id).is_some_and(|s| s.holds(c.max, short)))
+        self.segs.get(id).content.iter().any(|(id, c)| self.shards.get(&id).is_some_and(|s| s.holds(c.max, short)))
     }
 }

@@ -182,7 +182,7 @@ impl Core {
         let unmarked = move |(shard, max): &(ShardId, Sequence)| {
             self.shards.get(shard).is_some_and(|sh| sh.needs_mark(id, s.seq, *max, &self.segs))
         };
-        s.content.iter().map(|(shard, c)| (*shard, c.max)).filter(unmarked)
+        s.content.iter().map(|(shard, c)| (shard, c.max)).filter(unmarked)
     }
 
     /// What stands between a segment without live data and its being given up.
@@ -209,7 +209,7 @@ impl Core {
 
     fn give_up(&mut self, id: u32) {
         assert!(!self.segs.get(id).leaving, "the local frames that let a segment go are durable");
-        for (shard, c) in self.segs.give_up(id) {
+        for (shard, c) in self.segs.give_up(id).iter() {
             let Some(s) = self.shards.get_mut(&shard) else { continue };
             s.marks.remove(&id);
             if c.max > Sequence(0) {

@@ -12,6 +12,7 @@ use crate::CleanMutant;
 use crate::engine::Engine;
 use crate::engine::core::Core;
 use crate::engine::queue::Queued;
+use crate::log::openings;
 use crate::log::segments::{Segment, SegmentState};
 use freebs_io::Device;
 use freebs_types::{Error, ErrorKind, Result};
@@ -82,7 +83,8 @@ impl Core {
         let newest = self.open.as_ref().filter(|o| o.first_append > 0).map(|o| o.seq)?;
         // The one that is about to be opened is no longer spare.
         let ready_now = |id, s: &Segment| {
-            s.state == SegmentState::Ready && !s.is_read() && self.opening != Some(id) && self.segs.said() != Some(id)
+            let is_next = [self.opening, self.segs.said(), self.segs.planned()].contains(&Some(id));
+            s.state == SegmentState::Ready && !s.is_read() && !is_next
         };
         let spare = self.segs.iter().filter(|(id, s)| ready_now(*id, s));
         // Those at the end of the device go first; those at its front are used again first.
@@ -136,6 +138,15 @@ impl<D: Device> Engine<D> {
     }
 
     async fn prewrite(&self, id: u32) -> bool {
+        let geometry = self.inner.core.borrow().geometry;
+        if openings::is_whole(&self.inner.device, &geometry, id).await {
+            // A start does not look at what is free.
+            let mut core = self.inner.core.borrow_mut();
+            core.segs.set_state(id, SegmentState::Ready);
+            self.inner.ring();
+            self.inner.map_wake.notify_one();
+            return true;
+        }
         if let Err(e) = self.fill(id).await {
             self.no_growth(&format!("fill segment {id}"), &e);
             return false;

@@ -5,21 +5,27 @@
 //! added to a closed segment, and what is hidden by something newer stays so. A shard may be gone, or be another of the
 //! same name, which its slot tells.
 
+use super::moves::footer;
 use crate::engine::core::Core;
 use crate::engine::maps::look::Which;
 use crate::engine::maps::pause;
+use crate::log::scan::{Window, read_index};
 use crate::log::segments::{SegmentState, Tombs};
+use crate::log::tomb_list::TombList;
 use crate::map::extents::{Extent, ExtentMap};
 use crate::shard::Shard;
 use crate::{Engine, RuleMutant};
-use freebs_format::CarryEntry;
+use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind};
 use freebs_io::Device;
+use freebs_types::limits::SHARD_BLOCKS_MAX;
 use freebs_types::{BlockRange, ErrorKind, Lba, Result, ShardId};
 
 /// Blocks of the map that one step of the search looks at.
 const WINDOW: u32 = 4096;
 /// Blocks that are looked at at once if the maps are in memory.
 const AT_ONCE: u64 = 4096;
+/// Frames of a segment's index that one step looks at.
+const FRAMES_PER_STEP: usize = 64;
 
 impl Core {
     /// Whether it is known what of a segment is in force; if not, it is found out.
@@ -28,7 +34,8 @@ impl Core {
         if s.tomb_list.is_empty() || s.tombs.is_some() {
             return true;
         }
-        if !self.maps.nothing_below() || s.tomb_list.blocks() > AT_ONCE {
+        let list = &s.tomb_list;
+        if list.in_index() > 0 || !self.maps.nothing_below() || list.blocks() > AT_ONCE {
             self.segs.asked.insert(id);
             self.tomb_wake.notify_one();
             return false;
@@ -63,16 +70,18 @@ impl<D: Device> Engine<D> {
         let next = {
             let mut core = self.inner.core.borrow_mut();
             core.segs.asking = core.segs.asked.pop_first();
-            core.segs.asking.map(|id| (id, core.segs.get(id).seq))
+            core.segs.asking.map(|id| (id, core.segs.get(id).seq, core.segs.get(id).tomb_list.in_index() > 0))
         };
-        let Some((id, seq)) = next else { return Ok(false) };
+        let Some((id, seq, in_index)) = next else { return Ok(false) };
+        let listed = if in_index { Some(self.recorded(id, seq).await) } else { None };
         let (mut tombs, mut last) = (Some(Tombs::new()), None);
         loop {
             // It may be given up meanwhile, and used again.
             let next = {
                 let core = self.inner.core.borrow();
                 let s = core.segs.get(id);
-                if s.seq == seq { s.tomb_list.behind(last, 1).pop() } else { None }
+                let list = listed.as_ref().unwrap_or(&s.tomb_list);
+                if s.seq == seq { list.behind(last, 1).pop() } else { None }
             };
             let Some((shard, start, end)) = next else { break };
             last = next;
@@ -100,6 +109,36 @@ impl<D: Device> Engine<D> {
         Ok(true)
     }
 
+    /// Where trims and zeroes were recorded in a closed segment, by its index. If that can't be read, they may be anywhere
+    /// in its shards.
+    async fn recorded(&self, id: u32, seq: u64) -> TombList {
+        let (geometry, guard) = {
+            let core = self.inner.core.borrow();
+            (core.geometry, core.segs.guard(id))
+        };
+        let mut w = Window::new(&self.inner.device, geometry, id);
+        let index = match footer(&mut w, seq).await {
+            Some(f) => read_index(&mut w, &f).await,
+            None => None,
+        };
+        drop(guard);
+        let mut out = TombList::default();
+        let Some(entries) = index else {
+            let core = self.inner.core.borrow();
+            let s = core.segs.get(id);
+            let shards = s.content.iter().filter(|_| s.seq == seq);
+            shards.for_each(|(shard, _)| out.add(shard, 0, SHARD_BLOCKS_MAX as u32));
+            return out;
+        };
+        for (n, e) in entries.iter().enumerate() {
+            recorded_by(&e.head, &mut out);
+            if n % FRAMES_PER_STEP == FRAMES_PER_STEP - 1 {
+                pause().await;
+            }
+        }
+        out
+    }
+
     async fn tombs_of(&self, id: u32, shard: ShardId, start: u32, end: u32, out: &mut Vec<CarryEntry>) -> Result<()> {
         let mut at = start;
         while let Some(from) = self.io().next_own_entry(shard, at).await?.filter(|a| *a < end) {
@@ -119,6 +158,25 @@ impl<D: Device> Engine<D> {
             pause().await;
         }
         Ok(())
+    }
+}
+
+/// Adds the ranges that a frame trims or zeroes.
+fn recorded_by(head: &FrameHead, out: &mut TombList) {
+    let shard = head.shard();
+    match head.kind() {
+        FrameKind::Data => {
+            for u in head.updates() {
+                let tombs = u.extents().filter(|(e, _)| e.kind != ExtentKind::Data);
+                tombs.for_each(|(e, _)| out.add(shard, e.range.start.0, e.range.len));
+            }
+        }
+        FrameKind::Carry => {
+            let body = CarryBody::decode(head.body(), head.header().data_blocks()).ok();
+            let tombs = body.into_iter().flat_map(|b| b.entries).filter(|e| e.kind != ExtentKind::Data);
+            tombs.for_each(|e| out.add(shard, e.range.start.0, e.range.len));
+        }
+        _ => {}
     }
 }
 
