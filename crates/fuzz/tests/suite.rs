@@ -120,7 +120,7 @@ each! {
     nbd: "nbd-handshake", "nbd-transmission";
     messages: "wire", "wire-stream", "greeting";
     frames: "frame", "bodies";
-    structures_of_a_device: "superblock", "append", "segment-index", "map-page", "checkpoint", "manifest", "host-key";
+    structures_of_a_device: "superblock", "append", "openings", "segment-index", "map-page", "checkpoint", "manifest", "host-key";
     devices: "device";
     tools: "device-tools";
     images: "qcow2";

@@ -16,6 +16,7 @@ mod clients;
 mod clones;
 mod control_rebuild;
 mod damage;
+mod databases;
 mod events;
 mod faults;
 mod filesystem;

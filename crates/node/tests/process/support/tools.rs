@@ -27,6 +27,9 @@ fn ci() -> bool {
     std::env::var_os("CI").is_some_and(|v| v == "true")
 }
 
+/// Debian's programs of PostgreSQL, by version.
+const POSTGRESQL: &str = "/usr/lib/postgresql";
+
 /// Where a program is, looked for in `FREEBS_TOOLS`, `PATH` and the system's directories.
 pub fn find(name: &str) -> Option<PathBuf> {
     let tools = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools/bin");
@@ -34,6 +37,8 @@ pub fn find(name: &str) -> Option<PathBuf> {
     dirs.extend(std::env::var_os("FREEBS_TOOLS").map(PathBuf::from));
     dirs.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
     dirs.extend(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from));
+    let versions = std::fs::read_dir(POSTGRESQL).into_iter().flatten().flatten();
+    dirs.extend(versions.map(|version| version.path().join("bin")));
     dirs.into_iter().map(|d| d.join(name)).find(|p| p.is_file())
 }
 
