@@ -4,7 +4,8 @@
 //! and backups go on as with any writes.
 //!
 //! Invariants: while the volume is a mixture it has a name that says so, and nobody else has it; it gets its own name when
-//! all is durable. The snapshot of the present is complete before the volume gets that name, and so before the first write.
+//! all is durable. The snapshot of the present is complete before the volume gets that name, and so before the first write;
+//! once that name was asked for, this command does not delete it.
 
 pub mod args;
 
@@ -31,6 +32,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// What snapshots are called that keep the present, and those of mixtures. Behind it is the time.
+const KEPT: &str = "before-rollback-";
+const MIXTURE: &str = "rolling-back-";
 const ROLLBACK: Doing = Doing { suffix: ".rolling-back", word: "rollback", of: "snapshot", one: "a snapshot" };
 /// Bytes of a read.
 const READ_BYTES: u64 = 1 << 20;
@@ -86,6 +90,8 @@ struct Rolling<'a> {
     volume: VolumeStatus,
     /// The snapshot of the present that this command has made.
     before: Option<String>,
+    /// The name of a mixture was asked for: the volume may get it later than this command hears of it.
+    may_be_renamed: bool,
 }
 
 impl<'a> Rolling<'a> {
@@ -104,7 +110,7 @@ impl<'a> Rolling<'a> {
                 )));
             }
         };
-        Ok(Self { client, name, was_left, volume, before: None })
+        Ok(Self { client, name, was_left, volume, before: None, may_be_renamed: was_left })
     }
 
     /// Refuses a snapshot that can't be gone back to.
@@ -162,11 +168,12 @@ impl<'a> Rolling<'a> {
         output: &Output,
     ) -> Result<RolledBack> {
         let is_kept = !args.discard_present && !self.was_left;
-        let name = format!("{}-{}", if is_kept { "before-rollback" } else { "rolling-back" }, name_of_time(now_ms()));
+        let name = format!("{}{}", if is_kept { KEPT } else { MIXTURE }, name_of_time(now_ms()));
         let volumes = vec![self.volume.name.clone()];
         snapshot::one(self.client, Request::SnapshotCreate { volumes, name: Some(name.clone()) }).await?;
         self.before = Some(name.clone());
         if !self.was_left {
+            self.may_be_renamed = true;
             self.is_called(&temporary(self.name, ROLLBACK)?).await?;
         }
         let cluster = self.client.welcome().cluster;
@@ -187,9 +194,7 @@ impl<'a> Rolling<'a> {
         now.reader.close().await;
         then.reader.close().await;
         let changed = changed?;
-        if !is_kept {
-            snapshot::delete_one(self.client, &self.volume.name, &name).await?;
-        }
+        self.forget_mixtures().await?;
         Ok(RolledBack {
             volume: self.name.to_owned(),
             snapshot: args.snapshot.name.clone(),
@@ -200,14 +205,32 @@ impl<'a> Rolling<'a> {
         })
     }
 
+    /// Deletes the snapshots of mixtures, also those that interrupted rollbacks have left.
+    async fn forget_mixtures(&self) -> Result<()> {
+        for s in snapshot::all(self.client, Some(&self.volume.name)).await? {
+            if s.name.strip_prefix(MIXTURE).is_some_and(is_time) && s.locked_until_ms <= now_ms() {
+                snapshot::delete_one(self.client, &self.volume.name, &s.name).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// The rollback ended before its end. The error says what is left.
     async fn gave_up(&self, e: Error, place: &str) -> Error {
-        if self.volume.name == self.name {
+        if !self.may_be_renamed {
             // Nothing was written.
             if let Some(before) = &self.before {
                 let _ = snapshot::delete_one(self.client, self.name, before).await;
             }
             return e;
+        }
+        if self.volume.name == self.name {
+            let text = format!(
+                "{e}; nothing was written, but the volume may be called '{}{}' now: `freebs volume rollback {place}` goes on \
+                 with it, `freebs volume rename` gives it its name back",
+                self.name, ROLLBACK.suffix
+            );
+            return Error { text: text.into(), ..e };
         }
         let called = &self.volume.name;
         let text = format!(
@@ -216,6 +239,13 @@ impl<'a> Rolling<'a> {
         );
         Error { text: text.into(), ..e }
     }
+}
+
+/// True for what `name_of_time` gives.
+fn is_time(text: &str) -> bool {
+    let like = name_of_time(0);
+    let digits_alike = |(a, b): (u8, u8)| if b.is_ascii_digit() { a.is_ascii_digit() } else { a == b };
+    text.len() == like.len() && text.bytes().zip(like.bytes()).all(digits_alike)
 }
 
 /// Writes back all that changed from `then` to `now`; the bytes that had. All is durable when this has returned.
@@ -309,4 +339,17 @@ async fn zero(to: &Attached, range: Range<u64>) -> Result<()> {
         return Ok(());
     }
     to.ask(Op::Zero { offset: range.start, len: range.end - range.start, may_trim: true }).await.map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_times_are_those_of_mixtures() {
+        assert!(is_time(&name_of_time(0)) && is_time(&name_of_time(1_764_180_000_123)));
+        for other in ["", "tuesday", "1970-01-01-000000.00x", "1970-01-01-000000.0000", "1970-01-01_000000.000"] {
+            assert!(!is_time(other), "{other}");
+        }
+    }
 }

@@ -67,19 +67,24 @@ fn places(s: &SnapshotStatus) -> String {
     places.join(", ")
 }
 
-async fn list(client: &Client, volume: Option<String>, output: &Output) -> Result<ExitCode> {
+/// All snapshots, or those of a volume, in the order in which they were begun.
+pub async fn all(client: &Client, volume: Option<&str>) -> Result<Vec<SnapshotStatus>> {
     let mut all: Vec<SnapshotStatus> = Vec::new();
     loop {
         let after = all.last().map_or(SnapshotId(0), |s| s.id);
-        let request = Request::SnapshotList { volume: volume.clone(), after };
+        let request = Request::SnapshotList { volume: volume.map(str::to_owned), after };
         let Reply::Snapshots { snapshots, more } = client.call(&request, timing::CALL_MAX).await? else {
             return Err(unexpected());
         };
         all.extend(snapshots);
         if !more {
-            break;
+            return Ok(all);
         }
     }
+}
+
+async fn list(client: &Client, volume: Option<String>, output: &Output) -> Result<ExitCode> {
+    let all = all(client, volume.as_deref()).await?;
     #[derive(Serialize)]
     struct Shown {
         snapshots: Vec<SnapshotStatus>,

@@ -151,5 +151,8 @@ fn a_rollback_that_is_killed_goes_on() {
     same(&c, "v", &want, "after kills");
     let first = complete(&c, "v").into_iter().find(|n| n.starts_with("before-rollback-")).expect("the present is kept");
     same(&c, &format!("v@{first}"), &last, "the present of before");
+    // Those that the interrupted ones have made of mixtures would hold their room.
+    let mixtures: Vec<_> = complete(&c, "v").into_iter().filter(|n| n.starts_with("rolling-back-")).collect();
+    assert!(mixtures.is_empty(), "{mixtures:?}");
     c.verify("v");
 }
