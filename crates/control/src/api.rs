@@ -7,7 +7,7 @@ use crate::changes::Changes;
 use crate::command::{Command, CreateVolume, Done};
 use crate::events::Event;
 use crate::recover::{LogStatus, Recovery};
-use crate::snapshots::{Cut, Snapshot, SnapshotVolume, Stage};
+use crate::snapshots::{Cut, Schedule, Snapshot, SnapshotVolume, Stage};
 use crate::state::{Ack, Branch, Origin, State, Volume};
 use freebs_types::{
     ClusterId, Error, ErrorKind, Generation, Hash32, NodeId, Result, Sequence, ShardId, SnapshotId, StartNumber,
@@ -110,6 +110,13 @@ pub enum Request {
         volume: String,
         /// Name of the snapshot.
         name: String,
+    },
+    /// Snapshots of a volume are made by themselves from now on, or are not any more; the reply is the `Volume`.
+    SnapshotSchedule {
+        /// Name of the volume.
+        volume: String,
+        /// When, and which of them stay; `None` for no schedule.
+        schedule: Option<Schedule>,
     },
     /// A snapshot, with all volumes that it is of, is not deleted before a date; the reply is a `Snapshot`.
     SnapshotLock {
@@ -523,6 +530,9 @@ pub struct VolumeStatus {
     /// The snapshot that it was cloned from; `None` if it is no clone, or if that is not known any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<OriginStatus>,
+    /// Snapshots that are made by themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<Schedule>,
 }
 
 /// The origin of a clone, as the CLI shows it.
@@ -726,6 +736,7 @@ impl Request {
                 | Self::SnapshotShow { .. }
                 | Self::SnapshotDelete { .. }
                 | Self::SnapshotLock { .. }
+                | Self::SnapshotSchedule { .. }
         )
     }
 
@@ -780,6 +791,7 @@ impl VolumeStatus {
             shards,
             snapshots: 0,
             origin: None,
+            schedule: volume.schedule.clone(),
         }
     }
 }

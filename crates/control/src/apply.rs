@@ -57,6 +57,7 @@ impl State {
             Command::MembersComplete { shard, view, nodes } => self.members_complete(shard, view, &nodes, mutant),
             Command::ExtendChains { away } => self.extend_chains(&away),
             Command::RecoverShard(how) => self.recover_shard(&how),
+            Command::ScheduleSnapshots { volume, schedule } => self.schedule_snapshots(volume, schedule),
             Command::BeginSnapshot { name, volumes, created_ms } => self.begin_snapshot(name, &volumes, created_ms),
             Command::ReportCuts { snapshot, cuts } => self.report_cuts(snapshot, &cuts, mutant),
             Command::ConfirmCuts { snapshot, held } => self.confirm_cuts(snapshot, &held),
@@ -208,6 +209,7 @@ impl State {
             settled: Generation(0),
             holder: None,
             origin: None,
+            schedule: None,
             changed: self.revision,
         });
         Ok(Outcome::Created { volume: id })

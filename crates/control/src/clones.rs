@@ -34,7 +34,7 @@ impl State {
         let mut loads = self.loads.clone();
         let shards = source.shards.iter().map(|s| self.cloned(s, usize::from(source.copies), &mut loads)).collect();
         let (generation, settled, holder, origin) = (Generation(0), Generation(0), None, Some(origin));
-        let clone = Volume { id, name, size, shards, generation, settled, holder, origin, ..source };
+        let clone = Volume { id, name, size, shards, generation, settled, holder, origin, schedule: None, ..source };
         // Records of snapshots in bytes of disk or network may not fit their volumes.
         clone.check()?;
         self.last_volume = id;

@@ -8,9 +8,9 @@
 use crate::command::{Command, CreateVolume, Done, Outcome, RecoverShard};
 use crate::limits::{
     COMMAND_BYTES_MAX, COMMAND_TEXT_BYTES_MAX, CUTS_OF_COMMAND_MAX, ERROR_TEXT_BYTES_MAX, FAILED_NODES_MAX,
-    SNAPSHOT_VOLUMES_MAX,
+    KEEP_RULES_MAX, SNAPSHOT_VOLUMES_MAX,
 };
-use crate::snapshots::Cut;
+use crate::snapshots::{Cut, Group, Keep, Schedule};
 use crate::state::Ack;
 use freebs_types::limits::CHAIN_MEMBERS_MAX;
 use freebs_types::{
@@ -223,6 +223,10 @@ impl Command {
                 out.push(u8::from(*force));
             }
             Self::FlattenVolume { volume } => put_form(out, 29, &[volume.0]),
+            Self::ScheduleSnapshots { volume, schedule } => {
+                put_form(out, 33, &[volume.0]);
+                put_schedule(out, schedule.as_ref())?;
+            }
             Self::BeginSnapshot { .. }
             | Self::ReportCuts { .. }
             | Self::ConfirmCuts { .. }
@@ -355,6 +359,7 @@ impl Command {
             kind @ (21..=26 | 28) => of_snapshot(f, kind)?,
             27 => Self::DeleteVolumeAndSnapshots { volume: VolumeId(f.u64()?), now_ms: f.u64()?, force: f.flag()? },
             29 => Self::FlattenVolume { volume: VolumeId(f.u64()?) },
+            33 => Self::ScheduleSnapshots { volume: VolumeId(f.u64()?), schedule: schedule(f)? },
             _ => return Err(damaged()),
         };
         f.end()?;
@@ -364,6 +369,39 @@ impl Command {
         }
         Ok(command)
     }
+}
+
+/// The number of rules, 0 for no schedule; then the time between two snapshots, and the rules.
+fn put_schedule(out: &mut Vec<u8>, schedule: Option<&Schedule>) -> Result<()> {
+    let rules = schedule.map_or(0, |s| s.keep.len());
+    if rules > KEEP_RULES_MAX || schedule.is_some() && rules == 0 {
+        return Err(Error::invalid("more rules than a schedule has, or none"));
+    }
+    out.push(rules as u8);
+    if let Some(s) = schedule {
+        put_numbers(out, &[s.every_ms]);
+        for k in &s.keep {
+            out.push(k.by as u8);
+            out.extend(k.count.to_le_bytes());
+        }
+    }
+    Ok(())
+}
+
+fn schedule(f: &mut Fields<'_>) -> Result<Option<Schedule>> {
+    let rules = usize::from(f.byte()?);
+    match rules {
+        0 => return Ok(None),
+        _ if rules > KEEP_RULES_MAX => return Err(damaged()),
+        _ => {}
+    }
+    let every_ms = f.u64()?;
+    let rule = |f: &mut Fields<'_>| {
+        let by = *Group::ALL.get(usize::from(f.byte()?)).ok_or_else(damaged)?;
+        Ok(Keep { by, count: f.u32()? })
+    };
+    let keep = (0..rules).map(|_| rule(f)).collect::<Result<_>>()?;
+    Ok(Some(Schedule { every_ms, keep }))
 }
 
 /// How many cuts follow; `None` if they are too many for a command.

@@ -1,6 +1,6 @@
 //! What can be asked of the control plane, and what comes of it.
 
-use crate::snapshots::Cut;
+use crate::snapshots::{Cut, Schedule};
 use crate::state::Ack;
 use freebs_types::{
     Generation, Hash32, HostPublic, NodeId, Sequence, ShardId, SnapshotId, StartNumber, Version, ViewNumber, VolumeId,
@@ -59,6 +59,13 @@ pub enum Command {
         snapshot: String,
         /// Name of the new volume, as for `CreateVolume`.
         name: String,
+    },
+    /// Snapshots of a volume are made by themselves from now on, or are not any more.
+    ScheduleSnapshots {
+        /// The volume.
+        volume: VolumeId,
+        /// When, and which of them stay; `None` for no schedule.
+        schedule: Option<Schedule>,
     },
     /// A clone is to have all that it reads from its parent as its own. `Invalid` if the volume is no clone.
     FlattenVolume {

@@ -21,8 +21,9 @@ pub const STATE_MAGIC: [u8; 4] = *b"FBCS";
 /// them would ask the wrong ones. A state in which none are changing is written as before. Branches came with version 4: a
 /// reader that passes over them would let a log that was lost go on.
 /// Snapshots came with version 5: a reader that passes over them would have logs let go of what they are of. Clones came with
-/// version 6: a reader that passes over them would begin them with nothing.
-pub const STATE_VERSION: u16 = 6;
+/// version 6: a reader that passes over them would begin them with nothing. Schedules of snapshots came with version 7: a
+/// reader that passes over them would make none.
+pub const STATE_VERSION: u16 = 7;
 /// Bytes of the header before the body.
 pub const STATE_HEADER_BYTES: usize = 64;
 
@@ -114,7 +115,8 @@ impl State {
         serde_json::to_writer(&mut out, &body).expect("a state has only what JSON can say");
         let body = &out[STATE_HEADER_BYTES..];
         let version = match () {
-            () if self.volumes.values().any(|v| v.origin.is_some()) => STATE_VERSION,
+            () if self.volumes.values().any(|v| v.schedule.is_some()) => STATE_VERSION,
+            () if self.volumes.values().any(|v| v.origin.is_some()) => 6,
             () if self.snapshots.last().0 > 0 => 5,
             () if self.has_branches() => 4,
             () if self.has_changing_members() => 3,

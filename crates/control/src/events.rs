@@ -5,7 +5,7 @@
 
 use crate::command::{Command, RecoverShard};
 use crate::rules::format_date;
-use crate::snapshots::{Snapshot, Stage};
+use crate::snapshots::{Schedule, Snapshot, Stage};
 use crate::state::{Holder, Origin, Shard, State, Volume};
 use freebs_types::{NodeId, ShardId, ViewNumber};
 use serde::{Deserialize, Serialize};
@@ -43,6 +43,8 @@ pub enum EventKind {
     SnapshotDeleted,
     /// A snapshot is not deleted before a date.
     SnapshotLocked,
+    /// Snapshots of a volume are made by themselves, or are not any more.
+    SnapshotsScheduled,
     /// A volume that nobody had was attached.
     Attached,
     /// Attached, in place of somebody else who had it.
@@ -90,6 +92,7 @@ impl EventKind {
             Self::SnapshotFailed => "snapshot_failed",
             Self::SnapshotDeleted => "snapshot_deleted",
             Self::SnapshotLocked => "snapshot_locked",
+            Self::SnapshotsScheduled => "snapshots_scheduled",
             Self::Attached => "attached",
             Self::TakenOver => "taken_over",
             Self::Detached => "detached",
@@ -242,6 +245,10 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
         | Command::FailSnapshot { .. }
         | Command::DeleteSnapshot { .. }
         | Command::LockSnapshot { .. } => Vec::new(),
+        Command::ScheduleSnapshots { volume, .. } => one(now.volume(*volume).map(|v| {
+            let text = v.schedule.as_ref().map_or_else(|| "none any more".into(), Schedule::to_string);
+            Told::new(EventKind::SnapshotsScheduled, text).of(v)
+        })),
     }
 }
 

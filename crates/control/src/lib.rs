@@ -39,5 +39,5 @@ pub use command::{Command, CreateVolume, Done, Outcome, RecoverShard};
 pub use durable::{STATE_HEADER_BYTES, STATE_MAGIC, STATE_VERSION, StateHeader};
 pub use mutant::Mutant;
 pub use plane::ControlPlane;
-pub use snapshots::{Cut, Snapshot, SnapshotVolume, Stage};
+pub use snapshots::{Cut, Group, Keep, Schedule, Snapshot, SnapshotVolume, Stage};
 pub use state::{Ack, Branch, Forced, Holder, Node, Origin, Pending, Shard, State, Volume};

@@ -36,6 +36,10 @@ pub const COMMAND_TEXT_BYTES_MAX: usize = 896;
 pub const CUTS_OF_COMMAND_MAX: usize = 256;
 /// Snapshots of one volume.
 pub const SNAPSHOTS_OF_VOLUME_MAX: usize = 1000;
+/// Rules of a schedule.
+pub const KEEP_RULES_MAX: usize = 8;
+/// Snapshots of one volume that the rules of its schedule keep: some are left for people.
+pub const KEPT_BY_SCHEDULE_MAX: u64 = 900;
 /// Volumes of one snapshot.
 pub const SNAPSHOT_VOLUMES_MAX: usize = 64;
 /// Shards of one snapshot: all of one volume, or of some smaller ones.

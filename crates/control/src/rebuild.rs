@@ -375,6 +375,8 @@ fn volume(
         holder: None,
         // Logs know where they begin, and not which snapshot that was.
         origin: None,
+        // Logs know none.
+        schedule: None,
         changed: state.revision,
     };
     if d.shards as usize > freebs_types::limits::VOLUME_SHARDS_MAX as usize {

@@ -2,7 +2,7 @@
 
 use crate::limits;
 use crate::placement::Loads;
-use crate::snapshots::{Cut, Snapshots};
+use crate::snapshots::{Cut, Schedule, Snapshots};
 use freebs_format::VolumeDescription;
 use freebs_types::{
     ClusterId, Error, Fork, Generation, Hash32, HostPublic, NodeId, Result, Sequence, ShardId, SnapshotId, StartNumber,
@@ -295,6 +295,9 @@ pub struct Volume {
     /// The snapshot that it was cloned from. `None` if it is no clone, or if the control state was made again since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,
+    /// Snapshots that are made by themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<Schedule>,
     /// Revision of the last change.
     pub changed: u64,
 }
@@ -384,6 +387,9 @@ impl Volume {
             if !s.members_are_possible() {
                 return bad("a shard with impossible members");
             }
+        }
+        if self.schedule.as_ref().is_some_and(|s| s.check().is_err()) {
+            return bad("an impossible schedule");
         }
         if !self.origin.as_ref().is_none_or(|o| o.is_possible(self)) {
             return bad("an impossible origin");

@@ -71,6 +71,9 @@ pub const SNAPSHOT_ATTEMPT_MAX: Duration = Duration::from_secs(1);
 pub const SNAPSHOT_LOOK: Duration = Duration::from_millis(100);
 /// The answer to a question for a snapshot: as long as it is tried, with a command at its begin and one at its end.
 pub const SNAPSHOT_CALL_MAX: Duration = Duration::from_secs(35);
+/// The leader looks at all schedules of snapshots this often: they are of whole minutes, and one that is some seconds late
+/// is not missed.
+pub const SCHEDULE_LOOK: Duration = Duration::from_secs(2);
 /// A client's connection to a node's control API.
 pub const CLIENT_CONNECT_MAX: Duration = Duration::from_secs(2);
 /// Answers that nobody reads for this long end a connection of the control API.

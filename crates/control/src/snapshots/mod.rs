@@ -12,8 +12,10 @@
 
 mod apply;
 mod record;
+mod schedule;
 mod store;
 
 pub(crate) use apply::no_such;
 pub use record::{Cut, Snapshot, SnapshotVolume, Stage};
+pub use schedule::{Group, Keep, Schedule};
 pub(crate) use store::Snapshots;

@@ -2,7 +2,7 @@
 //! to be another command with bytes left over, or panics.
 
 use freebs_control::codec::{decode_result, encode_result};
-use freebs_control::{Ack, Command, CreateVolume, Cut, Done, Outcome, RecoverShard, limits};
+use freebs_control::{Ack, Command, CreateVolume, Cut, Done, Group, Keep, Outcome, RecoverShard, Schedule, limits};
 use freebs_types::*;
 use proptest::prelude::*;
 use std::fmt::Write;
@@ -79,7 +79,7 @@ fn commands() -> Vec<Command> {
 }
 
 /// The forms with the highest numbers.
-fn last_commands() -> [Command; 11] {
+fn last_commands() -> [Command; 13] {
     let shard = ShardId::new(7, 3);
     [
         Command::ActivateBranch { shard, view: ViewNumber(5), generation: Generation(6) },
@@ -96,6 +96,14 @@ fn last_commands() -> [Command; 11] {
         Command::DeleteVolumeAndSnapshots { volume: VolumeId(7), force: true, now_ms: 2000 },
         Command::CloneVolume { volume: VolumeId(7), snapshot: "snap".into(), name: "other".into() },
         Command::FlattenVolume { volume: VolumeId(15) },
+        Command::ScheduleSnapshots { volume: VolumeId(15), schedule: None },
+        Command::ScheduleSnapshots {
+            volume: VolumeId(15),
+            schedule: Some(Schedule {
+                every_ms: 3_600_000,
+                keep: vec![Keep { by: Group::Each, count: 3 }, Keep { by: Group::Week, count: 4 }],
+            }),
+        },
     ]
 }
 
@@ -163,6 +171,8 @@ fn golden_bytes() {
         "1b0700000000000000 d007000000000000 01",
         "1c0700000000000000 0400736e6170 05006f74686572",
         "1d0f00000000000000",
+        "210f0000000000000000",
+        "210f000000000000000280ee36000000000000030000000304000000",
     ]
     .map(|s| s.replace(' ', ""));
     assert_eq!(all, known);

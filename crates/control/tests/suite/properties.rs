@@ -1,7 +1,7 @@
 //! Random commands keep the invariants; bytes and pages say the same as the state; nothing mutated panics.
 
 use freebs_control::api::{Reply, Request};
-use freebs_control::{Ack, Command, CreateVolume, Cut, RecoverShard, Shard, State, Volume};
+use freebs_control::{Ack, Command, CreateVolume, Cut, Group, Keep, RecoverShard, Schedule, Shard, State, Volume};
 use freebs_types::{
     ClusterId, Generation, Hash32, HostPublic, NodeId, Sequence, ShardId, SnapshotId, StartNumber, Version, ViewNumber,
     VolumeId,
@@ -32,7 +32,12 @@ fn of_snapshots() -> impl Strategy<Value = Command> {
             snapshot,
             name: format!("v{n}")
         }),
-        1 => volume.prop_map(|volume| Command::FlattenVolume { volume }),
+        1 => volume.clone().prop_map(|volume| Command::FlattenVolume { volume }),
+        1 => (volume, 0u64..3, 0u32..3).prop_map(|(volume, minutes, count)| Command::ScheduleSnapshots {
+            volume,
+            schedule: (minutes > 0)
+                .then(|| Schedule { every_ms: minutes * 60_000, keep: vec![Keep { by: Group::Hour, count }] }),
+        }),
     ]
 }
 

@@ -5,7 +5,7 @@ use crate::{seal, signal};
 use freebs_control::api::{Reply, Request};
 use freebs_control::cluster_file::ClusterFile;
 use freebs_control::codec::{decode_result, encode_result};
-use freebs_control::{Command, STATE_HEADER_BYTES, STATE_MAGIC, State, limits};
+use freebs_control::{Command, Group, Keep, STATE_HEADER_BYTES, STATE_MAGIC, Schedule, State, limits};
 use freebs_types::{ClusterId, limits as common};
 
 pub const WORDS: &[&[u8]] = &[
@@ -221,6 +221,11 @@ fn some_commands() -> Vec<Command> {
         Command::RenameVolume { volume, name: "other".into() },
         Command::CloneVolume { volume, snapshot: "snap".into(), name: "clone".into() },
         Command::FlattenVolume { volume },
+        Command::ScheduleSnapshots { volume, schedule: None },
+        Command::ScheduleSnapshots {
+            volume,
+            schedule: Some(Schedule { every_ms: 60_000, keep: vec![Keep { by: Group::Day, count: 7 }] }),
+        },
     ]
 }
 

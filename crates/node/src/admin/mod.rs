@@ -17,6 +17,7 @@ mod follower;
 mod hand_over;
 mod plane;
 mod recover;
+mod schedules;
 mod seat;
 pub mod seat_files;
 mod seat_links;
@@ -29,10 +30,11 @@ mod tests;
 
 pub use client::Client;
 pub use plane::{FollowerOptions, Plane};
+pub use schedules::keep as keep_schedules;
 pub use seat::SeatOptions;
 pub use server::{hear_seat, serve, turn_away};
 pub use service::{Me, Service};
-pub use snapshots::name_of_time;
+pub use snapshots::{ROLLING_BACK, name_of_time};
 
 use freebs_control::api::{ShardDigest, ShardStatus};
 use freebs_control::audit::{AuditOf, AuditState};

@@ -248,6 +248,12 @@ impl Service {
         }
     }
 
+    pub(super) async fn show_volume(&self, name: &str) -> Result<Reply> {
+        let found = status::volumes(self, Some(name)).await?.pop();
+        let volume = found.ok_or_else(|| Error::not_found(format!("there is no volume '{name}'")))?;
+        Ok(Reply::Volume { volume, notes: Vec::new() })
+    }
+
     async fn attempt(&self, request: Request, session: u64) -> Result<Reply> {
         match request {
             Request::Status => Ok(Reply::Status(status::status(self).await?)),
@@ -255,11 +261,7 @@ impl Service {
             Request::VolumeClone { volume, snapshot, name } => self.clone_volume(&volume, snapshot, name).await,
             Request::VolumeFlatten { name } => self.flatten(&name).await,
             Request::VolumeList => Ok(Reply::Volumes { volumes: status::volumes(self, None).await? }),
-            Request::VolumeShow { name } => {
-                let found = status::volumes(self, Some(&name)).await?.pop();
-                let volume = found.ok_or_else(|| Error::not_found(format!("there is no volume '{name}'")))?;
-                Ok(Reply::Volume { volume, notes: Vec::new() })
-            }
+            Request::VolumeShow { name } => self.show_volume(&name).await,
             Request::VolumeResize { name, size } => self.resize(&name, size).await,
             Request::VolumeRename { name, to } => self.rename(&name, to).await,
             Request::VolumeMoveHead { name, node, shard } => self.move_head(&name, &node, shard).await,
@@ -268,6 +270,7 @@ impl Service {
             Request::SnapshotList { volume, after } => snapshots::list(self, volume.as_deref(), after),
             Request::SnapshotShow { volume, name } => snapshots::show(self, &volume, &name),
             Request::SnapshotDelete { volume, name } => snapshots::delete(self, &volume, name).await,
+            Request::SnapshotSchedule { volume, schedule } => snapshots::schedule(self, &volume, schedule).await,
             Request::SnapshotLock { volume, name, until_ms } => snapshots::lock(self, &volume, name, until_ms).await,
             Request::VolumeDetach { name, force } => self.detach(&name, force).await,
             Request::VolumeVerify { name, wait_ms } => {

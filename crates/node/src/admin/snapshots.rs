@@ -7,7 +7,7 @@ use super::service::Service;
 use crate::events::now_ms;
 use crate::timing;
 use freebs_control::api::{Reply, SnapshotStatus};
-use freebs_control::{Command, ControlPlane, Outcome, Snapshot, Stage, State, Volume};
+use freebs_control::{Command, ControlPlane, Outcome, Schedule, Snapshot, Stage, State, Volume};
 use freebs_types::{Error, ErrorKind, Result, SnapshotId, VolumeId};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -18,12 +18,25 @@ const ATTEMPTS: usize = 4;
 /// Weight (snapshots and their volumes) of a page of a list, so that it fits a message.
 const PAGE_WEIGHT: usize = 4096;
 
-/// Makes a snapshot, in several attempts if need be, and returns when it is complete.
+/// Behind the name of a volume that is a mixture: it is being rolled back, or an interrupted rollback has left it.
+pub const ROLLING_BACK: &str = ".rolling-back";
+
+/// As somebody asks for it.
 pub(super) async fn create(service: &Service, names: &[String], name: Option<String>) -> Result<Reply> {
+    let name = name.unwrap_or_else(|| name_of_time(now_ms()));
+    if Schedule::names(&name) {
+        return Err(Error::invalid(format!(
+            "the name '{name}' is as schedules give them, which delete what they have named; choose another name"
+        )));
+    }
+    make(service, names, name).await
+}
+
+/// Makes a snapshot, in several attempts if need be, and returns when it is complete.
+pub(super) async fn make(service: &Service, names: &[String], name: String) -> Result<Reply> {
     let until = Instant::now() + timing::SNAPSHOT_MAX;
     let state = service.state()?;
     let volumes = names.iter().map(|n| state.need(n).map(|v| v.id)).collect::<Result<Vec<VolumeId>>>()?;
-    let name = name.unwrap_or_else(|| name_of_time(now_ms()));
     let mut why = String::new();
     for _ in 0..ATTEMPTS {
         let id = begin(service, &name, &volumes, until).await?;
@@ -156,6 +169,12 @@ pub(super) async fn lock(service: &Service, volume: &str, name: String, until_ms
     let command = Command::LockSnapshot { volume: id, name: name.clone(), until_ms, now_ms: now_ms() };
     service.plane.submit(command).await?;
     show(service, volume, &name)
+}
+
+pub(super) async fn schedule(service: &Service, volume: &str, schedule: Option<Schedule>) -> Result<Reply> {
+    let id = service.state()?.need(volume)?.id;
+    service.plane.submit(Command::ScheduleSnapshots { volume: id, schedule }).await?;
+    service.show_volume(volume).await
 }
 
 #[cfg(test)]

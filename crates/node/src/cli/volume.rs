@@ -248,6 +248,7 @@ fn details(v: &VolumeStatus) -> String {
         1 => text.push_str("1 snapshot\n"),
         n => text.push_str(&format!("{n} snapshots\n")),
     }
+    text.extend(v.schedule.iter().map(|s| format!("{s}\n")));
     text.extend(clones::origin(v));
     let mut rows = Vec::new();
     for s in &v.shards {

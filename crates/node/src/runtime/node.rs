@@ -2,7 +2,9 @@
 
 use super::greet::{Greeted, accept};
 use super::thread::{Command, Disk, OpenWorker, WorkerHandle, WorkerSpec, open_worker};
-use crate::admin::{LocalFuture, LocalNode, Me, Plane, SeatOptions, Service, hear_seat, serve, turn_away};
+use crate::admin::{
+    LocalFuture, LocalNode, Me, Plane, SeatOptions, Service, hear_seat, keep_schedules, serve, turn_away,
+};
 use crate::cli::signals::{self, Stop};
 use crate::events::EventLog;
 use crate::gateway::{self, Workers};
@@ -86,6 +88,7 @@ async fn node(options: NodeOptions) -> Result<()> {
         Arc::new(Local { workers: workers.clone() }),
         events.clone(),
     );
+    tokio::task::spawn_local(keep_schedules(Arc::downgrade(&service)));
     door.open(service.clone(), workers.clone());
     let key = handles.host_key;
     let ended = tokio::select! {

@@ -15,7 +15,7 @@ use super::image::writes::Writes;
 use super::output::Output;
 use super::signals::Stop;
 use super::snapshot;
-use crate::admin::{Client, name_of_time};
+use crate::admin::{Client, ROLLING_BACK, name_of_time};
 use crate::attached::{Attached, AttachedPast};
 use crate::events::now_ms;
 use crate::timing;
@@ -35,7 +35,7 @@ use std::time::Instant;
 /// What snapshots are called that keep the present, and those of mixtures. Behind it is the time.
 const KEPT: &str = "before-rollback-";
 const MIXTURE: &str = "rolling-back-";
-const ROLLBACK: Doing = Doing { suffix: ".rolling-back", word: "rollback", of: "snapshot", one: "a snapshot" };
+const ROLLBACK: Doing = Doing { suffix: ROLLING_BACK, word: "rollback", of: "snapshot", one: "a snapshot" };
 /// Bytes of a read.
 const READ_BYTES: u64 = 1 << 20;
 

@@ -1,7 +1,9 @@
 //! The words of `freebs snapshot`.
 
+use super::schedule;
 use clap::{Args, Subcommand};
 use freebs_control::rules;
+use freebs_control::{Keep, Schedule};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const CREATE_HELP: &str = "\
@@ -39,6 +41,18 @@ Examples:
 
 Nobody deletes it before, nor its volume. A lock can be made longer, and never shorter.";
 
+const SCHEDULE_HELP: &str = "\
+Examples:
+  freebs snapshot schedule data --every 1h --keep 24h,7d,4w
+  freebs snapshot schedule data --every 10m --keep 12,24h      the last twelve, and one for each of 24 hours
+  freebs snapshot schedule data                                shows it
+  freebs snapshot schedule data --off                          what is there stays
+
+24h keeps the newest snapshot of each of the last 24 hours that have one, 7d of days (UTC), 4w of weeks; a number alone keeps
+as many of the newest. What no rule keeps is deleted, unless it is locked. Only snapshots that the schedule has made count,
+and are deleted; they are called auto-2026-11-21-100000 and so on. Times are multiples of --every since 1970; one that was
+missed is made when it can be, if its time is not over. After `freebs control rebuild` schedules are to be given again.";
+
 #[derive(Debug, Subcommand)]
 pub enum SnapshotCommand {
     /// Show which blocks changed between two snapshots of a volume
@@ -63,6 +77,9 @@ pub enum SnapshotCommand {
         #[arg(value_name = "VOLUME@NAME", required = true, value_parser = place)]
         snapshots: Vec<Place>,
     },
+    /// Make snapshots of a volume by themselves, and delete old ones of these
+    #[command(after_help = SCHEDULE_HELP)]
+    Schedule(ScheduleArgs),
     /// Let nobody delete a snapshot before a date
     #[command(after_help = LOCK_HELP)]
     Lock {
@@ -83,6 +100,33 @@ pub struct CreateArgs {
     /// The name that it is to have in each of them [default: the time, such as 2026-11-21-103107.042]
     #[arg(long, value_name = "NAME", value_parser = snapshot_name)]
     pub name: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct ScheduleArgs {
+    pub volume: String,
+
+    /// Time between two, in whole minutes: 10m, 1h, 1day
+    #[arg(long, value_name = "TIME", value_parser = schedule::every, requires = "keep", conflicts_with = "off")]
+    pub every: Option<u64>,
+
+    /// Which of them stay: so many of the last ones (12), or one for each hour, day or week (24h,7d,4w)
+    #[arg(long, value_name = "RULES", value_delimiter = ',', value_parser = schedule::keep, requires = "every")]
+    pub keep: Vec<Keep>,
+
+    /// No schedule any more
+    #[arg(long)]
+    pub off: bool,
+}
+
+impl ScheduleArgs {
+    /// The schedule that the volume is to have, or none; `None` if nothing is to change.
+    pub fn wanted(self) -> Option<Option<Schedule>> {
+        match self.every {
+            Some(every_ms) => Some(Some(Schedule { every_ms, keep: self.keep })),
+            None => self.off.then_some(None),
+        }
+    }
 }
 
 /// A snapshot of a volume: `VOLUME@NAME`.

@@ -1,13 +1,14 @@
 //! `freebs snapshot …`
 
 pub mod args;
+pub mod schedule;
 
 use super::asked::{connect, unexpected};
 use super::output::{Output, table};
 use crate::admin::Client;
 use crate::events::now_ms;
 use crate::timing;
-use args::{CreateArgs, Place, SnapshotCommand};
+use args::{CreateArgs, Place, ScheduleArgs, SnapshotCommand};
 use freebs_control::Stage;
 use freebs_control::api::{Reply, Request, SnapshotStatus};
 use freebs_control::rules::{format_date, format_size};
@@ -29,6 +30,7 @@ pub async fn run(command: SnapshotCommand, cluster: &str, output: &Output) -> Re
             Ok(ExitCode::SUCCESS)
         }
         SnapshotCommand::Delete { snapshots } => delete(&client, snapshots, output).await,
+        SnapshotCommand::Schedule(args) => schedule(&client, args, output).await,
         SnapshotCommand::Lock { snapshot, until } => {
             let Place { volume, name } = snapshot.clone();
             let locked = one(&client, Request::SnapshotLock { volume, name, until_ms: until }).await?;
@@ -58,6 +60,27 @@ async fn create(client: &Client, args: CreateArgs, output: &Output) -> Result<Ex
     let snapshot = one(client, Request::SnapshotCreate { volumes: args.volumes, name: args.name }).await?;
     let ms = begun.elapsed().as_secs_f64() * 1000.0;
     output.show(&snapshot, |s| format!("created {} in {ms:.1} ms", places(s)));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn schedule(client: &Client, args: ScheduleArgs, output: &Output) -> Result<ExitCode> {
+    let volume = args.volume.clone();
+    let request = match args.wanted() {
+        Some(schedule) => Request::SnapshotSchedule { volume, schedule },
+        None => Request::VolumeShow { name: volume },
+    };
+    let Reply::Volume { volume, .. } = client.call(&request, timing::CALL_MAX).await? else {
+        return Err(unexpected());
+    };
+    #[derive(Serialize)]
+    struct Scheduled {
+        volume: String,
+        schedule: Option<freebs_control::Schedule>,
+    }
+    output.show(&Scheduled { volume: volume.name, schedule: volume.schedule }, |s| match &s.schedule {
+        Some(schedule) => format!("{}: {}", s.volume, schedule),
+        None => format!("{} has no schedule", s.volume),
+    });
     Ok(ExitCode::SUCCESS)
 }
 

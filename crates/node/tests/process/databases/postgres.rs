@@ -17,7 +17,8 @@ fn transaction(n: u64) -> String {
     )
 }
 
-const TABLES: &str = "create table t(n bigint primary key, body text); create table twin(n bigint primary key, body text)";
+const TABLES: &str =
+    "create table t(n bigint primary key, body text); create table twin(n bigint primary key, body text)";
 
 /// Rows, the highest number, and whether each is what it was, with its twin.
 const LOOK: &str = "select count(*), coalesce(max(t.n), 0), coalesce(min(t.n), 1), count(twin.n), \

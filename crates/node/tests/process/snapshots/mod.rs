@@ -1,6 +1,7 @@
 //! `freebs snapshot`: made under load and at one instant, listed, locked and deleted; what can't be done says the way out.
 
 mod made;
+mod schedules;
 mod words;
 
 use crate::support::cluster::Cluster;
