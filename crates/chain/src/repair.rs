@@ -197,6 +197,12 @@ impl Damage {
         }
     }
 
+    /// All frames up to this one are lost.
+    pub fn lost_front(&mut self, first: FrameName, last: FrameName) {
+        self.holes.retain(|h| h.until > last.sequence);
+        self.add(Hole { before: first, until: last.sequence, end: Some(last.hid) });
+    }
+
     /// One more range of lost frames.
     fn add(&mut self, hole: Hole) {
         let at = self.holes.partition_point(|h| h.before.sequence < hole.before.sequence);

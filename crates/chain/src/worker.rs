@@ -6,8 +6,8 @@
 
 use crate::cuts::Words;
 use crate::event::{
-    Action, ControlPort, CutWord, Event, HostConfig, MapSource, Mended, Note, NoteKind, Opened, ShardInfo, ShardStatus,
-    SyncSource, Who,
+    Action, Begins, ControlPort, CutWord, Event, HostConfig, MapSource, Mended, Note, NoteKind, Opened, ShardInfo,
+    ShardStatus, SyncSource, Who,
 };
 use crate::flatten::Flattening;
 use crate::host::Host;
@@ -22,7 +22,7 @@ use freebs_format::{FrameHead, Pin};
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
 use freebs_lsvd::{DamagedBlocks, Durable, Engine, EventKind, KeptState, Listener, MapPlace};
 use freebs_types::{
-    Error, ErrorKind, Generation, Hash32, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
+    Error, ErrorKind, Fork, Generation, Hash32, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
     ViewNumber, limits,
 };
 use std::cell::{Cell, RefCell, RefMut};
@@ -115,7 +115,11 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         for shard in config.engine.shards() {
             let Some(state) = config.engine.state(shard) else { continue };
             let (tail, view_frame, damage) = load(&config.engine, &state).await?;
-            host.add(Replica::recovered(&state, tail, view_frame, damage));
+            let replica = Replica::recovered(&state, tail, view_frame, damage);
+            match lost_parent(&config.engine, &state) {
+                Some(fork) => host.add_orphan(replica, &fork),
+                None => host.add(replica),
+            }
         }
         let inner = Rc::new(Inner {
             host: RefCell::new(host),
@@ -139,6 +143,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 w.step(Event::EngineFailed(e));
             }
         });
+        worker.carry_out();
         worker.spawn(Self::run_turns);
         worker.spawn(Self::run_ticks);
         worker.spawn(Self::run_flatten);
@@ -224,7 +229,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.0.host.borrow().wanted_peers()
     }
 
-    /// All shards that are here.
+    /// All shards that are here, or are about to be.
     pub fn shards(&self) -> Vec<ShardId> {
         self.0.host.borrow().shards()
     }
@@ -238,8 +243,12 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     pub fn status(&self) -> Vec<ShardStatus> {
         let host = self.0.host.borrow();
         let pins = |s: ShardId| self.0.engine.history(s).map_or(0, |h| h.pins.len());
-        let fork = |s: ShardId| self.0.engine.state(s).and_then(|state| state.fork);
-        let of = |s: ShardId| host.status(s).map(|status| ShardStatus { pins: pins(s), fork: fork(s), ..status });
+        let forks = self.forks();
+        let of = |s: ShardId| {
+            let status = host.status(s)?;
+            let waits = status.waits.or_else(|| self.why_not_flat(s));
+            Some(ShardStatus { pins: pins(s), fork: forks.get(&s).copied(), waits, ..status })
+        };
         host.shards().into_iter().filter_map(of).collect()
     }
 
@@ -249,6 +258,14 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     pub(crate) fn begins_anew(&self, info: &ShardInfo) -> bool {
         self.0.host.borrow().begins_anew(info)
+    }
+
+    pub(crate) fn is_to_be_read(&self, parent: ShardId) -> bool {
+        self.0.host.borrow().forks().read_from(parent)
+    }
+
+    pub(crate) fn now(&self) -> Nanos {
+        self.0.clock.now()
     }
 
     pub(crate) fn is_to_be_flat(&self, shard: ShardId) -> bool {
@@ -387,8 +404,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                     self.spawn(move |w| w.map_read(link, request, (since, past, upto), after));
                 }
                 Action::Propose { shard, active } => self.spawn(move |w| w.propose(shard, active)),
-                Action::Activate { shard, view, generation, begins_branch } => {
-                    self.spawn(move |w| w.activate(shard, view, generation, begins_branch));
+                Action::Activate { shard, view, generation, begins } => {
+                    self.spawn(move |w| w.activate(shard, view, generation, begins));
                 }
                 Action::HandOver { shard, to } => self.spawn(move |w| w.hand_over(shard, to)),
                 Action::Complete { shard, view, nodes } => self.spawn(move |w| w.complete(shard, view, nodes)),
@@ -517,8 +534,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.step(Event::Proposed { shard, result, seed });
     }
 
-    async fn activate(self, shard: ShardId, view: ViewNumber, generation: Generation, begins_branch: bool) {
-        let result = self.0.control.activate(shard, view, generation, begins_branch).await;
+    async fn activate(self, shard: ShardId, view: ViewNumber, generation: Generation, begins: Begins) {
+        let result = self.0.control.activate(shard, view, generation, begins).await;
         self.step(Event::Activated { shard, view, result });
     }
 
@@ -605,6 +622,12 @@ async fn load<D: Device>(
         None => None,
     };
     Ok((tail, view_frame, Damage::new(holes, state.suspect_tail)))
+}
+
+/// The fork of a shard whose parent is not in the log any more.
+fn lost_parent<D: Device>(engine: &Engine<D>, state: &freebs_lsvd::ShardState) -> Option<Fork> {
+    let is_gone = |fork: &Fork| engine.tip(fork.parent).is_none_or(|(last, ..)| last.sequence < fork.sequence);
+    state.fork.filter(is_gone)
 }
 
 /// Ranges of lost frames, with those whose data can't be read.
