@@ -396,6 +396,8 @@ pub enum Event {
         /// Of the log.
         result: Result<(), ErrorKind>,
     },
+    /// The log has lost, for good, something that this fork reads from its parents.
+    Orphaned(ShardId),
     /// Live blocks that are damaged in this log.
     Damaged(Vec<DamagedBlocks>),
     /// What the log made of blocks that another member had.

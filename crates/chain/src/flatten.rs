@@ -145,6 +145,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     pub(crate) async fn run_flatten(self) {
         loop {
             tokio::time::sleep(timing::FLATTEN_EVERY).await;
+            self.end_orphans();
             self.end_what_waits();
             let Some(shard) = self.to_flatten() else { continue };
             let mut at = self.flattening().turns.begins_at(shard);
@@ -164,6 +165,15 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 }
             }
         }
+    }
+
+    /// Forks for which the log has lost what they read begin anew, unless they have frames of their own: these are to be kept, and
+    /// the next start sees to them.
+    fn end_orphans(&self) {
+        let engine = self.engine();
+        let is_orphan = |shard: &ShardId| engine.check_inherited(*shard).is_err() && !self.has_own_frames(*shard);
+        let orphans: Vec<ShardId> = engine.forks().into_iter().map(|(shard, _)| shard).filter(is_orphan).collect();
+        orphans.into_iter().for_each(|shard| self.step(Event::Orphaned(shard)));
     }
 
     /// Shards that waited for their forks end.

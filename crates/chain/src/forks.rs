@@ -6,7 +6,7 @@
 //! - A log that has nothing but its fork is one without a frame of its own (V2).
 //! - A log that can't make its fork learns the shard; but while no view of it is active there may be nobody to learn from. If
 //!   it has nothing but promises, it makes the fork as soon as it can, and keeps them.
-//! - A fork whose parent is gone is one that has lost all frames up to the cut (E7).
+//! - A fork for which its log has lost what it reads from its parents has lost all frames up to the cut (E7).
 //! - A shard that forks in this log read from, or are about to, does not leave it before they are flat.
 
 use crate::event::{Action, ShardInfo};
@@ -52,6 +52,11 @@ impl Forks {
     /// True if one that is to be made reads from a shard.
     pub fn read_from(&self, parent: ShardId) -> bool {
         self.0.values().any(|m| m.fork.parent == parent)
+    }
+
+    /// What is known of them.
+    pub fn infos(&self) -> impl Iterator<Item = &ShardInfo> {
+        self.0.values().map(|m| &m.info)
     }
 
     /// The shards that are to be made.
@@ -111,17 +116,25 @@ impl Host {
         self.forks_mut().0.insert(shard, making);
     }
 
-    /// A log came with a fork whose parent is not in it any more: all that it read there is lost. One without a frame of its own
-    /// begins anew; what another one has stays, and it learns from others what it lacks.
+    /// A log came with a fork for which it has lost what that reads from its parents. One without a frame of its own begins
+    /// anew; what another one has stays, and it learns from others what it lacks.
     pub(crate) fn add_orphan(&mut self, mut replica: Replica, fork: &Fork) {
         let shard = replica.id;
-        self.out.note(format!("shard {shard}: shard {}, which it was cloned from, is not here any more", fork.parent));
+        self.out.note(orphaned(shard));
         if replica.is_empty_log() {
             return self.end_with(shard, replica.promise());
         }
-        replica.is_orphan = true;
-        replica.damage.lost_front(genesis(), fork_name(self.cluster(), fork));
+        replica.damage.lose_parents(genesis(), fork_name(self.cluster(), fork));
         self.add(replica);
+    }
+
+    /// The same has happened to one that is here, and has no frame of its own.
+    pub(crate) fn on_orphaned(&mut self, shard: ShardId) {
+        let Some(replica) = self.replica(shard).filter(|r| r.is_empty_log()) else { return };
+        let (promised, info) = (replica.promise(), replica.info.clone());
+        self.out.note(orphaned(shard));
+        self.end_with(shard, promised);
+        info.into_iter().for_each(|info| self.on_info(info));
     }
 
     /// Forks that can't be made yet are looked at again.
@@ -192,6 +205,10 @@ impl Host {
         }
         self.on_info(info);
     }
+}
+
+fn orphaned(shard: ShardId) -> String {
+    format!("shard {shard}: this log has lost what it reads of the volume that it was cloned from; others are asked")
 }
 
 impl Replica {

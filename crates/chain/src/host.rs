@@ -122,17 +122,17 @@ impl Host {
         self.wall = wall;
     }
 
-    /// Peers that this worker needs a link to, by what is known of its shards.
+    /// Peers that this worker needs a link to, by what is known of its shards, those included that are about to be here.
     pub fn wanted_peers(&self) -> BTreeSet<Peer> {
         let workers = &self.config.workers;
         let peer = |n: NodeId, s: ShardId| Peer::of(n, s, workers.get(&n).copied().unwrap_or(1));
-        self.replicas
-            .values()
-            .filter_map(|r| Some((r, r.info.as_ref()?)))
-            .flat_map(|(r, i)| {
-                // Those of the view have to be asked for the next one, although it may be without them; and this log need
-                // not know which one that is.
-                let of_view = r.view.iter().flat_map(|v| v.body.members.iter().map(|m| m.node));
+        // Those of the view have to be asked for the next one, although it may be without them; and a log need not know which one
+        // that is.
+        let of_logs = self.replicas.values().filter_map(|r| Some((r.view.as_ref(), r.info.as_ref()?)));
+        of_logs
+            .chain(self.forks.infos().map(|info| (None, info)))
+            .flat_map(|(view, i)| {
+                let of_view = view.into_iter().flat_map(|v| v.body.members.iter().map(|m| m.node));
                 let of_view = of_view.chain(i.view_members.iter().copied());
                 i.members.iter().copied().chain(of_view).map(move |n| peer(n, i.shard))
             })
@@ -276,6 +276,7 @@ impl Host {
                 self.with(shard, |r, ctx| r.on_pins(ctx, &pins));
             }
             Event::ForkChecked { shard, result } => self.on_fork_checked(shard, result),
+            Event::Orphaned(shard) => self.on_orphaned(shard),
             Event::Damaged(all) => self.mending.add(all),
             Event::Mended { id, end } => self.mending.on_mended(now, id, end),
             Event::Tick => {

@@ -129,8 +129,7 @@ impl Replica {
             pins: body.pins,
         }));
         // All that a parent would have is learned with the first of them.
-        let flat = self.is_orphan && learning.since == Sequence(0);
-        self.is_orphan &= !flat;
+        let flat = self.damage.is_orphan() && learning.since == Sequence(0);
         let change = MarkChange { learned: Some(Box::new(learned)), kept, flat, ..MarkChange::default() };
         ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket }));
         Some(ticket)

@@ -211,8 +211,6 @@ pub(crate) struct Replica {
     pub handed_over: Option<(Nanos, u32)>,
     /// Frames of this log that were lost.
     pub damage: Damage,
-    /// The log reads from a parent that is not in it any more. What it read there is learned again, and then it reads from none.
-    pub is_orphan: bool,
     /// The log may have lost a promise, or, if it is empty, all that it had: the device has lost something (V2).
     pub is_doubtful: bool,
     /// It counts as if this had been promised, because the log may have lost a promise: the highest view that was given out as
@@ -311,7 +309,6 @@ impl Replica {
             stopped: None,
             handed_over: None,
             damage: Damage::default(),
-            is_orphan: false,
             is_doubtful: false,
             doubt: ViewNumber(0),
             told_room: None,

@@ -22,7 +22,7 @@ use freebs_format::{FrameHead, Pin};
 use freebs_io::{Clock, Device, LinkId, Outbox, Random};
 use freebs_lsvd::{DamagedBlocks, Durable, Engine, EventKind, KeptState, Listener, MapPlace};
 use freebs_types::{
-    Error, ErrorKind, Fork, Generation, Hash32, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
+    Error, ErrorKind, Generation, Hash32, Nanos, NodeId, Peer, Result, Sequence, ShardId, StartNumber, Version,
     ViewNumber, limits,
 };
 use std::cell::{Cell, RefCell, RefMut};
@@ -116,7 +116,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             let Some(state) = config.engine.state(shard) else { continue };
             let (tail, view_frame, damage) = load(&config.engine, &state).await?;
             let replica = Replica::recovered(&state, tail, view_frame, damage);
-            match lost_parent(&config.engine, &state) {
+            match state.fork.filter(|_| config.engine.check_inherited(shard).is_err()) {
                 Some(fork) => host.add_orphan(replica, &fork),
                 None => host.add(replica),
             }
@@ -258,6 +258,10 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     pub(crate) fn begins_anew(&self, info: &ShardInfo) -> bool {
         self.0.host.borrow().begins_anew(info)
+    }
+
+    pub(crate) fn has_own_frames(&self, shard: ShardId) -> bool {
+        self.0.host.borrow().replica(shard).is_none_or(|r| !r.is_empty_log())
     }
 
     pub(crate) fn is_to_be_read(&self, parent: ShardId) -> bool {
@@ -622,12 +626,6 @@ async fn load<D: Device>(
         None => None,
     };
     Ok((tail, view_frame, Damage::new(holes, state.suspect_tail)))
-}
-
-/// The fork of a shard whose parent is not in the log any more.
-fn lost_parent<D: Device>(engine: &Engine<D>, state: &freebs_lsvd::ShardState) -> Option<Fork> {
-    let is_gone = |fork: &Fork| engine.tip(fork.parent).is_none_or(|(last, ..)| last.sequence < fork.sequence);
-    state.fork.filter(is_gone)
 }
 
 /// Ranges of lost frames, with those whose data can't be read.

@@ -32,6 +32,8 @@ async fn append(device: &MemoryDevice, records: Vec<Record>, committed: &[(Shard
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         engine.committed(*shard, Sequence(*s));
+        // It says so durably.
+        engine.append(mark(*shard, MarkChange::default()));
     }
     engine.close().await.unwrap();
     task.await.unwrap().unwrap();

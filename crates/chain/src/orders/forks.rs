@@ -128,6 +128,8 @@ fn a_clone_goes_on_from_its_fork() {
     let mut n = Node::new();
     let told = n.told();
     assert!(asks(&told) && !proposes(&told) && !n.host.has(SHARD), "nothing is here yet");
+    // Who hears of nothing else asks for no links later: one that came to a clone had none to learn by.
+    assert_eq!(n.host.wanted_peers(), [2, 3].map(peer).into());
     // News that come meanwhile are taken in when it is.
     assert!(!asks(&n.told()));
     let made = n.checked(Ok(()));
