@@ -1,7 +1,7 @@
 //! Members are replaced one after the other until none is left that was there when snapshots were taken: workers with
 //! logs of their own, links in memory, and a control plane of a few lines.
 
-use crate::event::{Begins, Branch, ControlPort, CutWord, HostConfig, Opened, ShardInfo, ShardSnapshots, Who};
+use crate::event::{Begins, Branch, ControlPort, CutWord, HostConfig, Mutant, Opened, ShardInfo, ShardSnapshots, Who};
 use crate::head::view_secret;
 use crate::worker::{Worker, WorkerConfig};
 use bytes::Bytes;
@@ -320,6 +320,11 @@ impl World {
     }
 
     pub async fn start(&mut self, node: u64, device: &MemoryDevice) {
+        self.start_without(node, device, None).await;
+    }
+
+    /// The same with a rule left out.
+    pub async fn start_without(&mut self, node: u64, device: &MemoryDevice, mutant: Option<Mutant>) {
         let notes = self.notes.clone();
         let config = WorkerConfig {
             host: HostConfig {
@@ -329,7 +334,7 @@ impl World {
                 workers: (1..=NODES).map(|n| (NodeId(n), 1)).collect(),
                 node_secret: node_secret(node),
                 host_key: host_key(node),
-                mutant: None,
+                mutant,
             },
             engine: open(device, node).await,
             outbox: Letters { from: node, post: self.post.clone() },
@@ -401,6 +406,12 @@ impl World {
             self.now.set(self.now.get() + 1);
         }
         panic!("{what}: {:#?}", self.notes.borrow());
+    }
+
+    /// Lets that many milliseconds pass.
+    pub async fn waits(&mut self, millis: u64) {
+        let end = self.now.get() + millis;
+        self.until("time", |w| w.now.get() >= end).await;
     }
 
     /// True if all members are in the active view and have everything of it.

@@ -131,6 +131,16 @@ pub enum Mutant {
     ReleasesWhatIsKept,
     /// A log that has promised a view of a clone, and has nothing else, never makes its fork.
     ForksGivenUp,
+    /// V2: a head names no member of a clone's first view that lacks what the clone begins with.
+    LateForksUntold,
+    /// E10: a shard leaves a log that is about to make a fork of it.
+    ForksToComeUnread,
+    /// A node asks for no links of a shard whose fork its log is about to make.
+    ForksToComeAlone,
+    /// E7: a fork goes on as it is when its log has lost what it reads from its parents.
+    OrphansGoOn,
+    /// A fork that can't be made flat has the next turn, too.
+    TurnsStay,
 }
 
 /// Where the history of a shard last went on by force (V10). Zeroes if that never happened.

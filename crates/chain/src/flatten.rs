@@ -4,7 +4,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::event::{ControlPort, Event, Note, NoteKind, ShardInfo};
+use crate::event::{ControlPort, Event, Mutant, Note, NoteKind, ShardInfo};
 use crate::timing;
 use crate::worker::Worker;
 use freebs_format::wire::Message;
@@ -157,6 +157,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                     let text = format!("shard {shard}: it reads from no parent any more; {blocks} blocks were copied");
                     (self.notes())(&Note::new(NoteKind::Trace, Some(shard), text));
                 }
+                Err(_) if self.leaves_out(Mutant::TurnsStay) => self.flattening().turns = Turns::default(),
                 Err(e) => {
                     let is_news = self.flattening().turns.failed(self.now(), shard, at, &e);
                     let text = format!("shard {shard}: {}", waits_to_be_flat(&e.to_string()));
@@ -171,9 +172,14 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     /// the next start sees to them.
     fn end_orphans(&self) {
         let engine = self.engine();
-        let is_orphan = |shard: &ShardId| engine.check_inherited(*shard).is_err() && !self.has_own_frames(*shard);
+        let is_orphan = |shard: &ShardId| self.is_orphan(*shard) && !self.has_own_frames(*shard);
         let orphans: Vec<ShardId> = engine.forks().into_iter().map(|(shard, _)| shard).filter(is_orphan).collect();
         orphans.into_iter().for_each(|shard| self.step(Event::Orphaned(shard)));
+    }
+
+    /// True if the log has lost, for good, something that a fork reads from its parents.
+    pub(crate) fn is_orphan(&self, fork: ShardId) -> bool {
+        self.engine().check_inherited(fork).is_err() && !self.leaves_out(Mutant::OrphansGoOn)
     }
 
     /// Shards that waited for their forks end.

@@ -130,7 +130,7 @@ impl Host {
         // that is.
         let of_logs = self.replicas.values().filter_map(|r| Some((r.view.as_ref(), r.info.as_ref()?)));
         of_logs
-            .chain(self.forks.infos().map(|info| (None, info)))
+            .chain(self.forks.infos().filter(|_| !self.leaves_out(Mutant::ForksToComeAlone)).map(|info| (None, info)))
             .flat_map(|(view, i)| {
                 let of_view = view.into_iter().flat_map(|v| v.body.members.iter().map(|m| m.node));
                 let of_view = of_view.chain(i.view_members.iter().copied());
@@ -169,8 +169,13 @@ impl Host {
         self.config.cluster
     }
 
-    pub(crate) fn forks(&self) -> &Forks {
-        &self.forks
+    /// True if a fork that is to be made reads from a shard.
+    pub(crate) fn is_to_be_read(&self, parent: ShardId) -> bool {
+        self.forks.read_from(parent) && !self.leaves_out(Mutant::ForksToComeUnread)
+    }
+
+    pub(crate) fn leaves_out(&self, rule: Mutant) -> bool {
+        self.config.mutant == Some(rule)
     }
 
     pub(crate) fn forks_mut(&mut self) -> &mut Forks {
@@ -185,8 +190,7 @@ impl Host {
 
     /// Forks that logs with nothing but promises may still make, if it is time to look again.
     pub(crate) fn bare_forks(&mut self, now: Nanos) -> Vec<(ShardId, Fork)> {
-        let gives_up = self.config.mutant == Some(Mutant::ForksGivenUp);
-        if gives_up || now.since(self.bare_asked) < timing::FORK_AGAIN {
+        if self.leaves_out(Mutant::ForksGivenUp) || now.since(self.bare_asked) < timing::FORK_AGAIN {
             return Vec::new();
         }
         self.bare_asked = now;

@@ -601,7 +601,7 @@ impl Replica {
     fn activate(&self, ctx: &mut Ctx<'_>, view: ViewNumber) {
         let generation = self.view.as_ref().map(|v| v.body.generation).unwrap_or_default();
         let begins_branch = self.view_frame.as_ref().is_some_and(|f| f.view() == view && f.is_branch());
-        let learning = self.late_for_fork();
+        let learning = if ctx.mutant(Mutant::LateForksUntold) { Vec::new() } else { self.late_for_fork() };
         let begins = match (begins_branch, learning.is_empty()) {
             (true, _) => Begins::Branch,
             (false, false) => Begins::Clone { learning },

@@ -6,7 +6,7 @@
 
 use crate::cuts::Words;
 use crate::event::{
-    Action, Begins, ControlPort, CutWord, Event, HostConfig, MapSource, Mended, Note, NoteKind, Opened, ShardInfo,
+    Action, Begins, ControlPort, CutWord, Event, HostConfig, MapSource, Mended, Mutant, Note, NoteKind, Opened, ShardInfo,
     ShardStatus, SyncSource, Who,
 };
 use crate::flatten::Flattening;
@@ -116,7 +116,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             let Some(state) = config.engine.state(shard) else { continue };
             let (tail, view_frame, damage) = load(&config.engine, &state).await?;
             let replica = Replica::recovered(&state, tail, view_frame, damage);
-            match state.fork.filter(|_| config.engine.check_inherited(shard).is_err()) {
+            let is_orphan = config.engine.check_inherited(shard).is_err() && !host.leaves_out(Mutant::OrphansGoOn);
+            match state.fork.filter(|_| is_orphan) {
                 Some(fork) => host.add_orphan(replica, &fork),
                 None => host.add(replica),
             }
@@ -265,7 +266,11 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     }
 
     pub(crate) fn is_to_be_read(&self, parent: ShardId) -> bool {
-        self.0.host.borrow().forks().read_from(parent)
+        self.0.host.borrow().is_to_be_read(parent)
+    }
+
+    pub(crate) fn leaves_out(&self, rule: Mutant) -> bool {
+        self.0.host.borrow().leaves_out(rule)
     }
 
     pub(crate) fn now(&self) -> Nanos {

@@ -362,6 +362,7 @@ impl State {
     ) -> Result<Outcome> {
         let mut volume = self.volume_to_change(shard.volume)?;
         let (current, copies) = (volume.generation, volume.copies);
+        let lack = if volume.origin.is_some() { lack } else { &[] };
         let is_known = |n: &NodeId| self.node(*n).is_some_and(|n| n.start.0 > 0);
         let s = shard_of(&mut volume, shard)?;
         if view.0 > 0 && s.active == view {

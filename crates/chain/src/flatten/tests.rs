@@ -3,7 +3,7 @@
 
 use super::{Turns, Wanted};
 use crate::copies::{Log, World, blank, open, rot, runtime};
-use crate::event::{Branch, ShardInfo, ShardSnapshots};
+use crate::event::{Branch, Mutant, ShardInfo, ShardSnapshots};
 use crate::timing;
 use freebs_format::PinUpdate;
 use freebs_io::memory::MemoryDevice;
@@ -92,20 +92,29 @@ fn is_fork(w: &World, shard: ShardId) -> bool {
     w.workers[&1].engine().state(shard).is_some_and(|s| s.fork.is_some())
 }
 
-/// A block that the first clone reads had rotted, so it could not be made flat. The second one was never looked at, and its parent,
-/// which was deleted, took room for ever.
+/// Two clones whose parents were deleted. A block that the first one reads has rotted.
+async fn with_one_rotten(mutant: Option<Mutant>) -> World {
+    let device = blank(1).await;
+    let forks = with_parents(&device).await;
+    let made = CLONES.into_iter().zip(&forks).map(|(c, fork)| mark(c, MarkChange::forked(CLUSTER, fork)));
+    append(&device, made.collect(), &[]).await;
+    rot(&device, FILL);
+    let mut w = World::new();
+    w.start_without(1, &device, mutant).await;
+    PARENTS.into_iter().for_each(|p| w.workers[&1].on_gone(p));
+    assert!(PARENTS.into_iter().all(|p| is_there(&w, p)), "they wait");
+    w
+}
+
+/// The first clone could not be made flat. The second one was never looked at, and its parent took room for ever.
 #[test]
 fn one_that_can_not_be_made_flat_stops_no_other() {
     tokio::task::LocalSet::new().block_on(&runtime(), async {
-        let device = blank(1).await;
-        let forks = with_parents(&device).await;
-        let made = CLONES.into_iter().zip(&forks).map(|(c, fork)| mark(c, MarkChange::forked(CLUSTER, fork)));
-        append(&device, made.collect(), &[]).await;
-        rot(&device, FILL);
-        let mut w = World::new();
-        w.start(1, &device).await;
-        PARENTS.into_iter().for_each(|p| w.workers[&1].on_gone(p));
-        assert!(PARENTS.into_iter().all(|p| is_there(&w, p)), "they wait");
+        let mut w = with_one_rotten(Some(Mutant::TurnsStay)).await;
+        w.waits(20_000).await;
+        assert!(is_there(&w, PARENTS[1]), "without turns");
+        w.stop(1);
+        let mut w = with_one_rotten(None).await;
         w.until("the second parent goes", |w| !is_there(w, PARENTS[1])).await;
         assert_eq!(first_byte(&w, CLONES[1]).await, Ok(FILL + 1));
         assert!(is_there(&w, PARENTS[0]) && is_fork(&w, CLONES[0]));
@@ -160,30 +169,40 @@ fn a_log_with_a_promise_makes_its_fork_and_keeps_it() {
     });
 }
 
+/// A worker whose log has two forks, the second one with a frame of its own, and lost their parents.
+async fn with_orphans(mutant: Option<Mutant>) -> (World, [Fork; 2]) {
+    let device = blank(1).await;
+    let forks = with_parents(&device).await;
+    let made = CLONES.into_iter().zip(&forks).map(|(c, fork)| mark(c, MarkChange::forked(CLUSTER, fork)));
+    append(&device, made.collect(), &[]).await;
+    let promised = Some(ViewNumber(7));
+    let frame = Record::Frame(Log::forked(CLONES[1], &forks[1]).open());
+    append(&device, vec![mark(CLONES[0], MarkChange { promised, ..MarkChange::default() }), frame], &[]).await;
+    let forget = PARENTS.map(|shard| Record::Forget { shard, promised: ViewNumber(0) });
+    append(&device, forget.to_vec(), &[]).await;
+    let mut w = World::new();
+    w.start_without(1, &device, mutant).await;
+    (w, forks)
+}
+
 /// A log came with forks of nothing. It counted for seals, and for a whole copy, and all that the parents had was an error, for
 /// ever.
 #[test]
 fn a_fork_without_its_parent_begins_anew_or_learns_what_it_lacks() {
     tokio::task::LocalSet::new().block_on(&runtime(), async {
-        let device = blank(1).await;
-        let forks = with_parents(&device).await;
-        let made = CLONES.into_iter().zip(&forks).map(|(c, fork)| mark(c, MarkChange::forked(CLUSTER, fork)));
-        append(&device, made.collect(), &[]).await;
-        let promised = Some(ViewNumber(7));
-        let frame = Record::Frame(Log::forked(CLONES[1], &forks[1]).open());
-        append(&device, vec![mark(CLONES[0], MarkChange { promised, ..MarkChange::default() }), frame], &[]).await;
-        let forget = PARENTS.map(|shard| Record::Forget { shard, promised: ViewNumber(0) });
-        append(&device, forget.to_vec(), &[]).await;
-        let mut w = World::new();
-        w.start(1, &device).await;
-        w.until("the first one begins anew", |w| !is_fork(w, CLONES[0])).await;
-        CLONES.into_iter().zip(forks).for_each(|(c, fork)| w.workers[&1].on_shards(vec![news(c, fork)]));
-        let status = w.workers[&1].status();
-        let of = |c| status.iter().find(|s| s.shard == c).unwrap();
-        assert_eq!((of(CLONES[0]).state, of(CLONES[0]).log.promised), ("waiting", ViewNumber(7)));
-        assert_eq!((of(CLONES[1]).state, of(CLONES[1]).log.lost), ("damaged", forks[1].sequence.0));
-        assert!(is_fork(&w, CLONES[1]), "what it has of its own stays");
-        w.stop(1);
+        for mutant in [None, Some(Mutant::OrphansGoOn)] {
+            let (mut w, forks) = with_orphans(mutant).await;
+            w.waits(1_000).await;
+            assert_eq!(is_fork(&w, CLONES[0]), mutant.is_some(), "the first one begins anew");
+            CLONES.into_iter().zip(forks).for_each(|(c, fork)| w.workers[&1].on_shards(vec![news(c, fork)]));
+            let status = w.workers[&1].status();
+            let of = |c| status.iter().find(|s| s.shard == c).unwrap();
+            let lost = if mutant.is_some() { 0 } else { forks[1].sequence.0 };
+            assert_eq!((of(CLONES[0]).state, of(CLONES[0]).log.promised), ("waiting", ViewNumber(7)));
+            assert_eq!((of(CLONES[1]).state == "damaged", of(CLONES[1]).log.lost), (mutant.is_none(), lost));
+            assert!(is_fork(&w, CLONES[1]), "what it has of its own stays");
+            w.stop(1);
+        }
     });
 }
 

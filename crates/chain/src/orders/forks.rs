@@ -6,6 +6,7 @@ use crate::event::{Begins, Event};
 use crate::timing;
 use freebs_lsvd::{Durable, ShardState, fork_name};
 use freebs_types::{ErrorKind, Fork, SnapshotId};
+use std::collections::BTreeSet;
 
 const FORK: Fork =
     Fork { parent: ShardId::new(9, 0), snapshot: SnapshotId(4), version: Version(70), sequence: Sequence(50) };
@@ -18,7 +19,12 @@ struct Node {
 
 impl Node {
     fn new() -> Self {
-        Self { host: Host::new(config(1, None)), now: Nanos::from_millis(1) }
+        Self::without(None)
+    }
+
+    /// One that leaves out a rule.
+    fn without(mutant: Option<Mutant>) -> Self {
+        Self { host: Host::new(config(1, mutant)), now: Nanos::from_millis(1) }
     }
 
     fn step(&mut self, event: Event) -> Vec<Action> {
@@ -128,8 +134,6 @@ fn a_clone_goes_on_from_its_fork() {
     let mut n = Node::new();
     let told = n.told();
     assert!(asks(&told) && !proposes(&told) && !n.host.has(SHARD), "nothing is here yet");
-    // Who hears of nothing else asks for no links later: one that came to a clone had none to learn by.
-    assert_eq!(n.host.wanted_peers(), [2, 3].map(peer).into());
     // News that come meanwhile are taken in when it is.
     assert!(!asks(&n.told()));
     let made = n.checked(Ok(()));
@@ -143,6 +147,16 @@ fn a_clone_goes_on_from_its_fork() {
     let (name, before) = (fork_name(n.host.cluster(), &FORK), frame.head.before());
     assert_eq!((frame.head.seq(), frame.head.view()), (Sequence(51), ViewNumber(7)));
     assert_eq!((before.sequence, before.hid, before.version), (name.sequence, name.hid, FORK.version));
+}
+
+/// A node that came to a clone had no links to learn it by: whoever hears of nothing else asks for none later.
+#[test]
+fn a_fork_that_is_to_be_made_has_links() {
+    for (mutant, wanted) in [(None, [2, 3].map(peer).into()), (Some(Mutant::ForksToComeAlone), BTreeSet::new())] {
+        let mut n = Node::without(mutant);
+        n.told();
+        assert_eq!(n.host.wanted_peers(), wanted);
+    }
 }
 
 #[test]
@@ -175,8 +189,7 @@ fn one_that_is_not_whole_is_waited_for_too() {
 #[test]
 fn a_log_with_nothing_but_promises_makes_its_fork() {
     for (starts_again, mutant) in [(false, None), (true, None), (false, Some(Mutant::ForksGivenUp))] {
-        let mut n = Node::new();
-        n.host = Host::new(config(1, mutant));
+        let mut n = Node::without(mutant);
         n.told();
         n.now = n.now.plus(timing::FORK_PATIENCE);
         n.checked(Err(ErrorKind::NotFound));
@@ -221,13 +234,16 @@ fn no_fork_is_made_late_of_a_shard_that_has_begun() {
 #[test]
 fn a_parent_is_read_from_when_the_mark_is_on_its_way() {
     let mut n = Node::new();
-    assert!(!n.host.forks().read_from(FORK.parent));
+    assert!(!n.host.is_to_be_read(FORK.parent));
     n.told();
-    assert!(n.host.forks().read_from(FORK.parent) && !n.host.forks().read_from(SHARD));
+    assert!(n.host.is_to_be_read(FORK.parent) && !n.host.is_to_be_read(SHARD));
     let made = n.checked(Ok(()));
-    assert!(n.host.forks().read_from(FORK.parent));
+    assert!(n.host.is_to_be_read(FORK.parent));
     n.forks(&made);
-    assert!(!n.host.forks().read_from(FORK.parent), "the log says so from here on");
+    assert!(!n.host.is_to_be_read(FORK.parent), "the log says so from here on");
+    let mut n = Node::without(Some(Mutant::ForksToComeUnread));
+    n.told();
+    assert!(!n.host.is_to_be_read(FORK.parent), "without the rule it goes");
 }
 
 #[test]
@@ -261,8 +277,10 @@ fn begins(actions: &[Action]) -> Option<&Begins> {
 #[test]
 fn who_does_not_begin_at_the_fork_is_named() {
     // The third one has the frame of the first view, is there and has it not, or is away.
-    for (has, is_there) in [(true, true), (false, true), (false, false)] {
-        let mut n = Node::new();
+    let untold = Some(Mutant::LateForksUntold);
+    let cases = [(true, true, None), (false, true, None), (false, false, None), (false, false, untold)];
+    for (has, is_there, mutant) in cases {
+        let mut n = Node::without(mutant);
         n.told();
         let made = n.checked(Ok(()));
         n.forks(&made);
@@ -277,7 +295,10 @@ fn who_does_not_begin_at_the_fork_is_named() {
         };
         let second = has_it(&mut n, 2);
         let learning = |of: &[Action]| begins(of).cloned();
-        let named = Some(Begins::Clone { learning: vec![NodeId(3)] });
+        let named = match mutant {
+            None => Some(Begins::Clone { learning: vec![NodeId(3)] }),
+            Some(_) => Some(Begins::Nothing),
+        };
         match (has, is_there) {
             (true, _) => {
                 assert_eq!(learning(&second), None, "the third one may be about to say so");

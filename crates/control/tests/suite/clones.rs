@@ -352,6 +352,14 @@ fn members_that_lack_what_a_clone_begins_with_learn() {
     assert_eq!((&s.members, &s.joining, &s.learning), (&vec![m[0], m[2], m[1]], &vec![m[1]], &vec![m[1]]));
     let e = state.apply(Command::MoveHead { shard, node: m[1] }).unwrap_err();
     assert_eq!(e.kind, ErrorKind::Retry, "{e}");
+    // Nor does it when it is the only one that has not failed: it once led with what it had learned so far, as another branch.
+    let first = |n: NodeId| (n, StartNumber(1));
+    let without = |failed: &[NodeId]| {
+        let mut state = state.clone();
+        state.apply(Command::FailOver { nodes: failed.iter().copied().map(first).collect() }).unwrap();
+        state.shard(shard).unwrap().head()
+    };
+    assert_eq!((without(&[m[0]]), without(&[m[0], m[2]])), (Some(m[2]), Some(m[0])));
     state.apply(Command::MembersComplete { shard, view: s.active, nodes: vec![m[1]] }).unwrap();
     // All that comes behind the first view is as everywhere.
     let s = begin(&mut state, vec![m[2]]);
