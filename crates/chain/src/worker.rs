@@ -6,8 +6,8 @@
 
 use crate::cuts::Words;
 use crate::event::{
-    Action, Begins, ControlPort, CutWord, Event, HostConfig, MapSource, Mended, Mutant, Note, NoteKind, Opened, ShardInfo,
-    ShardStatus, SyncSource, Who,
+    Action, Begins, ControlPort, CutWord, Event, HostConfig, MapSource, Mended, Mutant, Note, NoteKind, Opened,
+    ShardInfo, ShardStatus, SyncSource, Who,
 };
 use crate::flatten::Flattening;
 use crate::host::Host;

@@ -20,7 +20,7 @@ use freebs_driver::Mutant as Driver;
 /// `BackPassedOver` (V10): a member would have to be back between the operator's look and the seal, and to have more.
 /// `ForksGivenUp`: all members would have to be late for their forks at once.
 /// `GivenUpCounts` (V10): it would have to be back in the ten seconds before frames are given up.
-pub const CHAIN: [Chain; 31] = [
+pub const CHAIN: [Chain; 36] = [
     Chain::HeadOrdersAfterRestart,
     Chain::RepeatsAreApplied,
     Chain::AnswersBeforeDurable,
@@ -52,6 +52,11 @@ pub const CHAIN: [Chain; 31] = [
     Chain::CutsBeforeCommitted,
     Chain::ConfirmsWithoutHold,
     Chain::ReleasesWhatIsKept,
+    Chain::LateForksUntold,
+    Chain::ForksToComeUnread,
+    Chain::ForksToComeAlone,
+    Chain::OrphansGoOn,
+    Chain::TurnsStay,
 ];
 
 /// Mutants of the driver. `OlderNotWaitedFor` (L3), `LeasesOfAnyView` and `OneLeaseIsEnough` (L1) are not among them, for the

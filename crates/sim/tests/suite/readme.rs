@@ -78,12 +78,7 @@ const STORIES: [(&str, &str, &str, &str); 54] = [
     ("chain", "GivenUpCounts", "chain/src/orders/forced.rs", "a_log_that_gave_frames_up_does_not_count_as_a_whole_one"),
     ("chain", "ForksGivenUp", "chain/src/orders/forks.rs", "a_log_with_nothing_but_promises_makes_its_fork"),
     ("chain", "LateForksUntold", "chain/src/orders/forks.rs", "who_does_not_begin_at_the_fork_is_named"),
-    (
-        "chain",
-        "ForksToComeUnread",
-        "chain/src/orders/forks.rs",
-        "a_parent_is_read_from_when_the_mark_is_on_its_way",
-    ),
+    ("chain", "ForksToComeUnread", "chain/src/orders/forks.rs", "a_parent_is_read_from_when_the_mark_is_on_its_way"),
     ("chain", "ForksToComeAlone", "chain/src/orders/forks.rs", "a_fork_that_is_to_be_made_has_links"),
     (
         "chain",
