@@ -2,8 +2,8 @@
 //! what they were cloned from may be deleted meanwhile.
 //!
 //! Clients use some of them as they use any other volume. At the end each is read on all its members: they have the same,
-//! and the oracle says whether what nobody has written to is what the snapshot was. By then each has begun, unless nobody
-//! has its parent's version any more, because a shard went on by force without it.
+//! and the oracle says whether what nobody has written to is what the snapshot was. By then each has begun, unless too few
+//! members have its parent's version.
 
 use crate::cluster::Cluster;
 use crate::oracle::Instant;
@@ -12,6 +12,7 @@ use crate::snapshots::{Made, Sector, read_shard};
 use crate::workload::Workload;
 use freebs_agent::Commands;
 use freebs_control::{Command, Outcome, Shard, Volume};
+use freebs_lsvd::ShardState;
 use freebs_types::{ErrorKind, Nanos, NodeId, SECTOR, ShardId, ViewNumber, VolumeId};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -50,8 +51,9 @@ impl Cluster {
 /// Somebody clones a volume of a snapshot that is complete. What clients use is not cloned again: the oracle knows one origin of
 /// each sector.
 pub async fn make(c: &Rc<Cluster>, of: VolumeId, made: Made) {
-    let (there, is_of_clone) = (c.clones.borrow().len(), c.is_clone(of));
-    if there >= CLONES_MAX || (is_of_clone && c.is_used(of)) {
+    let (there, is_of_clone, is_used) = (c.clones.borrow().len(), c.is_clone(of), c.is_used(of));
+    // A clone whose answer was lost is neither.
+    if there >= CLONES_MAX || is_of_clone == is_used {
         return;
     }
     let origin = c.origin_of(of).unwrap_or((of, made.instant()));
@@ -100,12 +102,17 @@ async fn use_it(c: &Rc<Cluster>, clone: VolumeId, origin: (VolumeId, Instant)) {
     c.use_volume(clone, Workload::draw(luck, sectors, stripe, REQUESTS));
 }
 
-/// True of a clone's shard that can't begin: no member has its parent's version, because shards went on by force.
+/// True of a clone's shard that can't begin: fewer members than its first view needs have what it begins with, or can have it.
+/// The others lost it with their parent's version, or came when that was gone.
 pub fn is_hopeless(c: &Cluster, volume: &Volume, shard: &Shard) -> bool {
     let Some(fork) = volume.fork(shard.index).filter(|_| shard.active == ViewNumber(0)) else { return false };
-    let can_fork =
-        |n: &NodeId| c.node(n.0).and_then(|n| n.worker()).is_some_and(|w| w.engine().check_fork(&fork).is_ok());
-    c.config.odds.lose_members > 0.0 && !shard.members.iter().any(can_fork)
+    let id = volume.shard_id(shard.index);
+    let may_begin = |n: &&NodeId| {
+        let Some(worker) = c.node(n.0).and_then(|n| n.worker()) else { return false };
+        let has = |s: ShardState| s.last.sequence >= fork.sequence;
+        worker.engine().check_fork(&fork).is_ok() || worker.engine().state(id).is_some_and(has)
+    };
+    shard.members.iter().filter(may_begin).count() < volume.quorum(shard.members.len())
 }
 
 /// Reads all clones on each member, and has the oracle judge them.
