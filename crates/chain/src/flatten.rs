@@ -42,7 +42,7 @@ enum Wanted {
     ByItself,
 }
 
-/// Whose turn it is. One that fails rests for itself, and the others go on.
+/// The order in which forks are made flat. One that fails rests for itself, and the others go on.
 #[derive(Default)]
 struct Turns {
     last: Option<ShardId>,

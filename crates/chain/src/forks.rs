@@ -54,7 +54,7 @@ impl Forks {
         self.0.values().any(|m| m.fork.parent == parent)
     }
 
-    /// What is known of them.
+    /// The news of them.
     pub fn infos(&self) -> impl Iterator<Item = &ShardInfo> {
         self.0.values().map(|m| &m.info)
     }

@@ -123,7 +123,7 @@ pub async fn check(c: &Cluster) {
         match contents(c, volume).await {
             Ok(Some(values)) => {
                 c.world.count("clones read");
-                // What clients have written, or may have, they have read, too.
+                // Clients have read their own writes.
                 let is_own = |s: &Sector| c.is_used(volume.id) && c.oracle.is_written(volume.id, s.1);
                 let values: Vec<Sector> =
                     values.into_iter().filter(|s| !is_own(s)).map(|(_, s, value)| (root, s, value)).collect();

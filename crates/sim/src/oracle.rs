@@ -92,7 +92,7 @@ struct Volume {
     origin: Option<(VolumeId, Instant)>,
 }
 
-/// What a sector was in the beginning: zeroes, or what a snapshot had there.
+/// The beginning of a sector: zeroes, or what a snapshot had there.
 fn beginning() -> Cluster {
     Cluster { write: 0, begun: 0, seen: Some(0), last_read: 0, dead: false, forced: None }
 }
@@ -355,12 +355,12 @@ impl Oracle {
             let end = match (*value, own.map(|w| w.end)) {
                 (0, _) if has_zeroes => continue,
                 (0, _) => 0,
-                // What a clone began with.
+                // The beginning of a clone.
                 (_, None) if all[0].write == *value => 0,
                 (_, Some(End::Done(at))) => at,
                 _ => continue,
             };
-            // What a shard had before it went on by force may be lost to all that comes behind.
+            // All that a shard had before it went on by force may be lost to what comes behind.
             let may_be_lost =
                 |w: &Write| v.forced.iter().any(|(at, g, is_in)| *at < done && w.generation < *g && is_in(*sector));
             for c in all {
@@ -390,7 +390,7 @@ impl Oracle {
         }
     }
 
-    /// What was read of the beginnings of clones: of each it is the instant that it was cloned of.
+    /// Judges what was read of the beginnings of clones: of each it is the instant that it was cloned of.
     pub fn check_clones(&self) {
         let mut clones = Vec::new();
         for v in self.volumes.borrow().values() {

@@ -267,7 +267,7 @@ fn a_clone_that_is_left_while_it_is_made_is_forgotten() {
     }
 }
 
-/// What a view begins that becomes active.
+/// The thing that a view begins which becomes active.
 fn begins(actions: &[Action]) -> Option<&Begins> {
     actions.iter().find_map(|a| if let Action::Activate { begins, .. } = a { Some(begins) } else { None })
 }
