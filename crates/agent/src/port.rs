@@ -2,7 +2,7 @@
 
 use crate::cuts::commands_of;
 use crate::plane::Commands;
-use freebs_chain::{Branch, ControlPort, CutWord, Forced, Opened};
+use freebs_chain::{Begins, Branch, ControlPort, CutWord, Forced, Opened};
 use freebs_control::{Command, Outcome, Shard, State};
 use freebs_types::{Error, Generation, NodeId, Result, ShardId, StartNumber, ViewNumber};
 
@@ -34,16 +34,11 @@ impl<C: Commands> ControlPort for Port<C> {
         }
     }
 
-    async fn activate(
-        &self,
-        shard: ShardId,
-        view: ViewNumber,
-        generation: Generation,
-        begins_branch: bool,
-    ) -> Result<()> {
-        let command = match begins_branch {
-            true => Command::ActivateBranch { shard, view, generation },
-            false => Command::ActivateView { shard, view, generation },
+    async fn activate(&self, shard: ShardId, view: ViewNumber, generation: Generation, begins: Begins) -> Result<()> {
+        let command = match begins {
+            Begins::Branch => Command::ActivateBranch { shard, view, generation },
+            Begins::Clone { learning } => Command::ActivateClone { shard, view, generation, learning },
+            Begins::Nothing => Command::ActivateView { shard, view, generation },
         };
         self.control.submit(command).await.map(|_| ())
     }

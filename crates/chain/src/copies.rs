@@ -1,7 +1,7 @@
 //! Members are replaced one after the other until none is left that was there when snapshots were taken: workers with
 //! logs of their own, links in memory, and a control plane of a few lines.
 
-use crate::event::{Branch, ControlPort, CutWord, HostConfig, Opened, ShardInfo, ShardSnapshots, Who};
+use crate::event::{Begins, Branch, ControlPort, CutWord, HostConfig, Mutant, Opened, ShardInfo, ShardSnapshots, Who};
 use crate::head::view_secret;
 use crate::worker::{Worker, WorkerConfig};
 use bytes::Bytes;
@@ -15,8 +15,8 @@ use freebs_io::{Clock, LinkId, Outbox, Random};
 use freebs_lsvd::{Engine, Expect, Record, Shape};
 use freebs_secrets::HostKey;
 use freebs_types::{
-    BLOCK, BlockRange, ChunkId, ClusterId, DeviceId, DriverId, Error, ErrorKind, Generation, Hash32, Nanos, NodeId,
-    Peer, RequestNumber, Result, Sequence, ShardId, SnapshotId, StartNumber, Version, ViewNumber,
+    BLOCK, BlockRange, ChunkId, ClusterId, DeviceId, DriverId, Error, ErrorKind, Fork, Generation, Hash32, Nanos,
+    NodeId, Peer, RequestNumber, Result, Sequence, ShardId, SnapshotId, StartNumber, Version, ViewNumber,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -58,7 +58,7 @@ struct State {
 }
 
 #[derive(Clone)]
-struct Plane {
+pub(crate) struct Plane {
     node: NodeId,
     state: Rc<RefCell<State>>,
 }
@@ -87,7 +87,7 @@ impl ControlPort for Plane {
         })
     }
 
-    async fn activate(&self, _: ShardId, view: ViewNumber, _: Generation, _: bool) -> Result<()> {
+    async fn activate(&self, _: ShardId, view: ViewNumber, _: Generation, _: Begins) -> Result<()> {
         let mut s = self.state.borrow_mut();
         (s.active, s.active_members, s.learning) = (view, s.chain.clone(), s.joining.clone());
         Ok(())
@@ -111,7 +111,7 @@ impl ControlPort for Plane {
 
 type Post = Rc<RefCell<VecDeque<(u64, u64, Message)>>>;
 
-struct Letters {
+pub(crate) struct Letters {
     from: u64,
     post: Post,
 }
@@ -123,7 +123,7 @@ impl Outbox<Message> for Letters {
 }
 
 /// Milliseconds of the test.
-struct Ticks(Rc<Cell<u64>>);
+pub(crate) struct Ticks(Rc<Cell<u64>>);
 
 impl Clock for Ticks {
     fn now(&self) -> Nanos {
@@ -145,21 +145,32 @@ impl Random for Counted {
     }
 }
 
-type TestWorker = Worker<MemoryDevice, Letters, Plane, Ticks>;
+pub(crate) type TestWorker = Worker<MemoryDevice, Letters, Plane, Ticks>;
 
 /// A log of one member, as it was before others came.
-struct Log {
+pub(crate) struct Log {
+    shard: ShardId,
     token: Hash32,
-    sequence: u64,
-    version: u64,
+    pub sequence: u64,
+    pub version: u64,
     offset: u32,
 }
 
 impl Log {
+    /// Behind its fork.
+    pub fn forked(shard: ShardId, fork: &Fork) -> Self {
+        let token = freebs_lsvd::fork_token(CLUSTER, fork);
+        Self { token, sequence: fork.sequence.0, version: fork.version.0, ..Self::new(shard) }
+    }
+
+    pub fn new(shard: ShardId) -> Self {
+        Self { shard, token: Hash32::default(), sequence: 0, version: 0, offset: 0 }
+    }
+
     fn meta(&self) -> FrameMeta {
         FrameMeta {
             cluster: CLUSTER,
-            shard: SHARD,
+            shard: self.shard,
             view: ViewNumber(1),
             chunk: ChunkId::new(1, 0),
             chunk_offset: self.offset,
@@ -170,16 +181,16 @@ impl Log {
         }
     }
 
-    fn secret() -> Hash32 {
-        view_secret(&node_secret(1), SHARD, ViewNumber(1))
+    fn secret(&self) -> Hash32 {
+        view_secret(&node_secret(1), self.shard, ViewNumber(1))
     }
 
-    fn open(&mut self) -> Frame {
+    pub fn open(&mut self) -> Frame {
         let body = ViewBody {
             pred: ViewNumber(0),
             seal_sequence: Sequence(0),
             seal_hid: Hash32::default(),
-            secret_hash: hide(&Self::secret()),
+            secret_hash: hide(&self.secret()),
             quorum: 1,
             min_copies: 1,
             generation: Generation(0),
@@ -188,7 +199,7 @@ impl Log {
             volume: None,
         };
         let (frame, token) =
-            FrameBuilder::special(&self.meta(), FrameKind::View, &body.encode(), &Self::secret(), &self.token);
+            FrameBuilder::special(&self.meta(), FrameKind::View, &body.encode(), &self.secret(), &self.token);
         (self.token, self.sequence) = (token, self.sequence + 1);
         frame
     }
@@ -196,13 +207,13 @@ impl Log {
     fn updates(&mut self, mut b: FrameBuilder) -> Frame {
         let meta = FrameMeta { first_version: Version(self.version + 1), ..self.meta() };
         self.version += b.updates().len() as u64;
-        let (frame, token) = b.build(&meta, &Self::secret(), &self.token);
+        let (frame, token) = b.build(&meta, &self.secret(), &self.token);
         (self.token, self.sequence) = (token, self.sequence + 1);
         self.offset += frame.header().data_blocks();
         frame
     }
 
-    fn write(&mut self, lba: u32, fill: u8) -> Frame {
+    pub fn write(&mut self, lba: u32, fill: u8) -> Frame {
         let data = Bytes::from(vec![fill; 4 * BLOCK]);
         let mut b = FrameBuilder::new();
         b.push(UpdateDraft {
@@ -217,7 +228,7 @@ impl Log {
         self.updates(b)
     }
 
-    fn pin(&mut self, pin: PinUpdate) -> Frame {
+    pub fn pin(&mut self, pin: PinUpdate) -> Frame {
         let mut b = FrameBuilder::new();
         let number = RequestNumber(self.sequence);
         b.push_pin(pin, (DriverId(1), number, number));
@@ -235,7 +246,7 @@ async fn fill_rounds(device: &MemoryDevice, node: u64, rounds: u64) -> Vec<u64> 
     let engine = open(device, node).await;
     let writer = engine.clone();
     let task = tokio::task::spawn_local(async move { writer.run().await });
-    let mut log = Log { token: Hash32::default(), sequence: 0, version: 0, offset: 0 };
+    let mut log = Log::new(SHARD);
     engine.append(Record::Frame(log.open()));
     let mut pins = Vec::new();
     for round in 0..rounds {
@@ -255,12 +266,12 @@ async fn fill_rounds(device: &MemoryDevice, node: u64, rounds: u64) -> Vec<u64> 
     pins
 }
 
-async fn open(device: &MemoryDevice, node: u64) -> Engine<MemoryDevice> {
+pub(crate) async fn open(device: &MemoryDevice, node: u64) -> Engine<MemoryDevice> {
     let expect = Expect { cluster: CLUSTER, node: NodeId(node), worker: 0, workers: 1 };
     Engine::open(device.clone(), &expect).await.unwrap().0
 }
 
-async fn blank(node: u64) -> MemoryDevice {
+pub(crate) async fn blank(node: u64) -> MemoryDevice {
     let device = MemoryDevice::new(512, 64 << 20);
     let shape = Shape {
         cluster: CLUSTER,
@@ -276,10 +287,10 @@ async fn blank(node: u64) -> MemoryDevice {
     device
 }
 
-struct World {
+pub(crate) struct World {
     state: Rc<RefCell<State>>,
     post: Post,
-    workers: BTreeMap<u64, TestWorker>,
+    pub workers: BTreeMap<u64, TestWorker>,
     notes: Rc<RefCell<Vec<String>>>,
     now: Rc<Cell<u64>>,
     told: Option<(ViewNumber, Vec<NodeId>, ViewNumber, Vec<NodeId>)>,
@@ -288,22 +299,32 @@ struct World {
 impl World {
     /// The first node alone.
     async fn of(first: &MemoryDevice) -> Self {
+        let mut w = Self::new();
+        w.start(1, first).await;
+        w.until("the first node alone", Self::is_level).await;
+        w
+    }
+
+    /// Nothing runs.
+    pub fn new() -> Self {
         let state = State { chain: vec![NodeId(1)], active: ViewNumber(1), highest: ViewNumber(1), ..State::default() };
         let state = State { active_members: state.chain.clone(), ..state };
-        let mut w = Self {
+        Self {
             state: Rc::new(RefCell::new(state)),
             post: Post::default(),
             workers: BTreeMap::new(),
             notes: Rc::default(),
             now: Rc::default(),
             told: None,
-        };
-        w.start(1, first).await;
-        w.until("the first node alone", Self::is_level).await;
-        w
+        }
     }
 
-    async fn start(&mut self, node: u64, device: &MemoryDevice) {
+    pub async fn start(&mut self, node: u64, device: &MemoryDevice) {
+        self.start_without(node, device, None).await;
+    }
+
+    /// The same with a rule left out.
+    pub async fn start_without(&mut self, node: u64, device: &MemoryDevice, mutant: Option<Mutant>) {
         let notes = self.notes.clone();
         let config = WorkerConfig {
             host: HostConfig {
@@ -313,7 +334,7 @@ impl World {
                 workers: (1..=NODES).map(|n| (NodeId(n), 1)).collect(),
                 node_secret: node_secret(node),
                 host_key: host_key(node),
-                mutant: None,
+                mutant,
             },
             engine: open(device, node).await,
             outbox: Letters { from: node, post: self.post.clone() },
@@ -368,7 +389,7 @@ impl World {
     }
 
     /// Lets some time pass; whether `done` came true.
-    async fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
+    pub async fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
         for _ in 0..60_000 {
             self.tell();
             let letter = self.post.borrow_mut().pop_front();
@@ -385,6 +406,12 @@ impl World {
             self.now.set(self.now.get() + 1);
         }
         panic!("{what}: {:#?}", self.notes.borrow());
+    }
+
+    /// Lets that many milliseconds pass.
+    pub async fn waits(&mut self, millis: u64) {
+        let end = self.now.get() + millis;
+        self.until("time", |w| w.now.get() >= end).await;
     }
 
     /// True if all members are in the active view and have everything of it.
@@ -408,7 +435,7 @@ impl World {
         self.until(&format!("chain {members:?}"), Self::is_level).await;
     }
 
-    fn stop(&mut self, node: u64) {
+    pub fn stop(&mut self, node: u64) {
         if let Some(w) = self.workers.remove(&node) {
             w.stop();
         }
@@ -486,14 +513,14 @@ async fn blocks(w: &World, node: u64, version: Option<u64>) -> Vec<Option<u8>> {
 }
 
 /// One bit of the first of the four blocks that a frame wrote changes.
-fn rot(device: &MemoryDevice, fill: u8) {
+pub(crate) fn rot(device: &MemoryDevice, fill: u8) {
     device.poke(|bytes| {
         let at = bytes.chunks(512).position(|s| s.iter().all(|b| *b == fill)).expect("it is there");
         bytes[at * 512 + 7] ^= 1;
     });
 }
 
-fn runtime() -> tokio::runtime::Runtime {
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap()
 }
 

@@ -129,6 +129,18 @@ pub enum Mutant {
     ConfirmsWithoutHold,
     /// E6: a head gives up pins of snapshots that are there.
     ReleasesWhatIsKept,
+    /// A log that has promised a view of a clone, and has nothing else, never makes its fork.
+    ForksGivenUp,
+    /// V2: a head names no member of a clone's first view that lacks what the clone begins with.
+    LateForksUntold,
+    /// E10: a shard leaves a log that is about to make a fork of it.
+    ForksToComeUnread,
+    /// A node asks for no links of a shard whose fork its log is about to make.
+    ForksToComeAlone,
+    /// E7: a fork goes on as it is when its log has lost what it reads from its parents.
+    OrphansGoOn,
+    /// A fork that can't be made flat has the next turn, too.
+    TurnsStay,
 }
 
 /// Where the history of a shard last went on by force (V10). Zeroes if that never happened.
@@ -286,6 +298,20 @@ pub struct Opened {
     pub volume: Option<Box<VolumeDescription>>,
 }
 
+/// The thing that a view begins, beside itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Begins {
+    /// It follows the view before, or is the first one of an empty shard.
+    Nothing,
+    /// A branch: its frame says that it goes on by force (V10).
+    Branch,
+    /// A clone's shard, and not all members are known to have what that begins with.
+    Clone {
+        /// These are not: they learn it.
+        learning: Vec<NodeId>,
+    },
+}
+
 /// What a worker asks of the control plane.
 #[allow(async_fn_in_trait, reason = "one thread per worker: futures need not be Send")]
 pub trait ControlPort: 'static {
@@ -293,14 +319,7 @@ pub trait ControlPort: 'static {
     async fn propose(&self, shard: ShardId, active: ViewNumber, start: StartNumber) -> Result<Opened>;
     /// Makes the pending view active; refused if it is not the pending one any more.
     /// `generation` is the one in its view frame: an attachment that came since refuses it, too.
-    /// `begins_branch`: its frame says that it goes on by force (V10).
-    async fn activate(
-        &self,
-        shard: ShardId,
-        view: ViewNumber,
-        generation: Generation,
-        begins_branch: bool,
-    ) -> Result<()>;
+    async fn activate(&self, shard: ShardId, view: ViewNumber, generation: Generation, begins: Begins) -> Result<()>;
     /// Makes another member the head, if this node still is.
     async fn hand_over(&self, shard: ShardId, to: NodeId) -> Result<()>;
     /// These members of the active view have everything (V7).
@@ -387,6 +406,8 @@ pub enum Event {
         /// Of the log.
         result: Result<(), ErrorKind>,
     },
+    /// The log has lost, for good, something that this fork reads from its parents.
+    Orphaned(ShardId),
     /// Live blocks that are damaged in this log.
     Damaged(Vec<DamagedBlocks>),
     /// What the log made of blocks that another member had.
@@ -539,8 +560,8 @@ pub enum Action {
         view: ViewNumber,
         /// The attachment generation in its view frame.
         generation: Generation,
-        /// Its frame begins a branch (V10).
-        begins_branch: bool,
+        /// The thing that its frame begins.
+        begins: Begins,
     },
     /// This node can't be the head; `to` can.
     HandOver {
@@ -590,7 +611,7 @@ pub enum NoteKind {
     Log(EventKind),
     /// What was damaged or lost is whole again.
     Mended,
-    /// A shard can't be opened before something is there that is not.
+    /// A shard can't be opened, or a fork made flat, before something is there that is not.
     Waits,
     /// A part of the worker has ended, until the node is started again.
     Ended,
@@ -645,7 +666,7 @@ pub struct ShardStatus {
     pub lapsed: Option<Generation>,
     /// Versions that its log keeps for snapshots.
     pub pins: usize,
-    /// Only at a head that can't open its view: what it waits for, in words.
+    /// Of a head that can't open its view, or a fork that can't be made flat: what it waits for, in words.
     pub waits: Option<String>,
     /// Kept versions below this are not all there; 0 if its history is whole.
     pub whole_from: Version,

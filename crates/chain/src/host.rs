@@ -12,11 +12,12 @@ use crate::past::is_of_the_past;
 use crate::peers::Peers;
 use crate::regain::Regain;
 use crate::replica::{Ctx, Replica, with_overhead};
+use crate::timing;
 use freebs_format::wire::{Message, ReadRequest, Refusal, Refused, Request};
 use freebs_format::{Frame, FrameKind};
 use freebs_io::LinkId;
 use freebs_lsvd::{Durable, Record, fork_name};
-use freebs_types::{ClusterId, Error, Generation, Nanos, NodeId, Peer, ShardId, Version, ViewNumber};
+use freebs_types::{ClusterId, Error, Fork, Generation, Nanos, NodeId, Peer, ShardId, Version, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Invitations to unknown shards that are remembered.
@@ -38,6 +39,8 @@ pub struct Host {
     ending: BTreeMap<ShardId, usize>,
     /// Forks that are to be made here.
     forks: Forks,
+    /// When it was last looked for logs that may make one after all.
+    bare_asked: Nanos,
     /// Heads that have updates to pack at the end of the turn.
     packing: BTreeSet<ShardId>,
     pub(crate) mending: Mending,
@@ -70,6 +73,7 @@ impl Host {
             invited: BTreeMap::new(),
             ending: BTreeMap::new(),
             forks: Forks::default(),
+            bare_asked: Nanos(0),
             packing: BTreeSet::new(),
             mending: Mending::default(),
             regained: None,
@@ -118,17 +122,17 @@ impl Host {
         self.wall = wall;
     }
 
-    /// Peers that this worker needs a link to, by what is known of its shards.
+    /// Peers that this worker needs a link to, by what is known of its shards, those included that are about to be here.
     pub fn wanted_peers(&self) -> BTreeSet<Peer> {
         let workers = &self.config.workers;
         let peer = |n: NodeId, s: ShardId| Peer::of(n, s, workers.get(&n).copied().unwrap_or(1));
-        self.replicas
-            .values()
-            .filter_map(|r| Some((r, r.info.as_ref()?)))
-            .flat_map(|(r, i)| {
-                // Those of the view have to be asked for the next one, although it may be without them; and this log need
-                // not know which one that is.
-                let of_view = r.view.iter().flat_map(|v| v.body.members.iter().map(|m| m.node));
+        // Those of the view have to be asked for the next one, although it may be without them; and a log need not know which one
+        // that is.
+        let of_logs = self.replicas.values().filter_map(|r| Some((r.view.as_ref(), r.info.as_ref()?)));
+        of_logs
+            .chain(self.forks.infos().filter(|_| !self.leaves_out(Mutant::ForksToComeAlone)).map(|info| (None, info)))
+            .flat_map(|(view, i)| {
+                let of_view = view.into_iter().flat_map(|v| v.body.members.iter().map(|m| m.node));
                 let of_view = of_view.chain(i.view_members.iter().copied());
                 i.members.iter().copied().chain(of_view).map(move |n| peer(n, i.shard))
             })
@@ -165,12 +169,32 @@ impl Host {
         self.config.cluster
     }
 
+    /// True if a fork that is to be made reads from a shard.
+    pub(crate) fn is_to_be_read(&self, parent: ShardId) -> bool {
+        self.forks.read_from(parent) && !self.leaves_out(Mutant::ForksToComeUnread)
+    }
+
+    pub(crate) fn leaves_out(&self, rule: Mutant) -> bool {
+        self.config.mutant == Some(rule)
+    }
+
     pub(crate) fn forks_mut(&mut self) -> &mut Forks {
         &mut self.forks
     }
 
-    pub(crate) fn me(&self) -> NodeId {
-        self.config.me.node
+    /// Takes out a replica whose log has nothing but promises.
+    pub(crate) fn take_bare(&mut self, shard: ShardId) -> Option<Replica> {
+        self.packing.remove(&shard);
+        self.replicas.remove(&shard)
+    }
+
+    /// Forks that logs with nothing but promises may still make, if it is time to look again.
+    pub(crate) fn bare_forks(&mut self, now: Nanos) -> Vec<(ShardId, Fork)> {
+        if self.leaves_out(Mutant::ForksGivenUp) || now.since(self.bare_asked) < timing::FORK_AGAIN {
+            return Vec::new();
+        }
+        self.bare_asked = now;
+        self.replicas.iter().filter_map(|(shard, r)| Some((*shard, r.may_fork_yet()?))).collect()
     }
 
     pub(crate) fn new_ticket(&mut self) -> u64 {
@@ -256,6 +280,7 @@ impl Host {
                 self.with(shard, |r, ctx| r.on_pins(ctx, &pins));
             }
             Event::ForkChecked { shard, result } => self.on_fork_checked(shard, result),
+            Event::Orphaned(shard) => self.on_orphaned(shard),
             Event::Damaged(all) => self.mending.add(all),
             Event::Mended { id, end } => self.mending.on_mended(now, id, end),
             Event::Tick => {
@@ -492,11 +517,7 @@ impl Host {
             return;
         }
         let leads = info.members.first() == Some(&self.config.me.node);
-        // A member that has everything of the active view cuts at its seal instead, and keeps what it has.
-        let learns =
-            info.joining.contains(&self.config.me.node) || self.config.mutant == Some(Mutant::SurvivorsBeginAnew);
-        if mine && learns && self.replicas.get(&shard).is_some_and(|r| r.is_of_lost_branch(&info, self.config.me.node))
-        {
+        if self.begins_anew(&info) {
             self.begin_anew(&info);
         }
         self.ensure(shard);
@@ -525,6 +546,15 @@ impl Host {
         }
     }
 
+    /// True if news makes a log begin anew: what it has is of what was lost by force, or may be. A member that has everything of the
+    /// active view cuts at its seal instead, and keeps what it has.
+    pub(crate) fn begins_anew(&self, info: &ShardInfo) -> bool {
+        let me = self.config.me.node;
+        let learns = info.joining.contains(&me) || self.config.mutant == Some(Mutant::SurvivorsBeginAnew);
+        let is_lost = |r: &Replica| r.is_of_lost_branch(info, me);
+        self.is_member(info) && learns && self.replicas.get(&info.shard).is_some_and(is_lost)
+    }
+
     /// Others have everything in an active view that this node is not in. What it promised stays (V2): a head of an older
     /// view may be asleep, and without the promise a blank member would be one more of those that it wakes up to.
     ///
@@ -532,6 +562,9 @@ impl Host {
     /// since, and what it has answered there would be lost. Views that become active later have higher numbers, so the
     /// state in which it has left that one, too, is obeyed.
     fn on_left(&mut self, shard: ShardId, active: ViewNumber) {
+        if self.leave_fork(shard, active) {
+            return;
+        }
         let Some(replica) = self.replicas.get(&shard) else { return };
         let is_old = replica.promise().max(replica.view_number()) > active;
         if is_old && self.config.mutant != Some(Mutant::LeavesByOldStates) {
@@ -539,7 +572,11 @@ impl Host {
         }
         // A promise that the log has lost was of no view behind this one.
         let promised = replica.promise().max(replica.view_number()).max(replica.active()).max(active);
-        let promised = if self.config.mutant == Some(Mutant::PromisesGo) { ViewNumber(0) } else { promised };
+        self.end_with(shard, if self.config.mutant == Some(Mutant::PromisesGo) { ViewNumber(0) } else { promised });
+    }
+
+    /// Nothing is left but this promise.
+    pub(crate) fn end_with(&mut self, shard: ShardId, promised: ViewNumber) {
         if promised.0 > 0 {
             self.left.insert(shard, promised);
         }
@@ -554,8 +591,7 @@ impl Host {
         let promised = of_log.max(info.branch.view);
         if self.config.mutant != Some(Mutant::LostLogsGoOn) {
             self.out.note(format!("shard {shard}: what this log has was lost by force, or may be; it begins anew"));
-            self.left.insert(shard, promised);
-            self.end(shard, promised);
+            self.end_with(shard, promised);
         }
     }
 
@@ -586,9 +622,9 @@ impl Host {
         }
     }
 
-    /// All shards that have a replica here.
+    /// All shards that have a replica here, or are about to have one.
     pub fn shards(&self) -> Vec<ShardId> {
-        self.replicas.keys().copied().collect()
+        self.replicas.keys().copied().chain(self.forks.shards()).collect()
     }
 
     /// Shards that this node has left, of which the log has nothing but a promise.

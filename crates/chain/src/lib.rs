@@ -41,8 +41,8 @@ mod waits;
 mod worker;
 
 pub use event::{
-    Action, Branch, ControlPort, CutWord, Event, Forced, HostConfig, LogStatus, MapPiece, MapSource, MemberStatus,
-    Mutant, Note, NoteKind, Opened, ShardInfo, ShardSnapshots, ShardStatus, SyncSource, UnderWay, Who,
+    Action, Begins, Branch, ControlPort, CutWord, Event, Forced, HostConfig, LogStatus, MapPiece, MapSource,
+    MemberStatus, Mutant, Note, NoteKind, Opened, ShardInfo, ShardSnapshots, ShardStatus, SyncSource, UnderWay, Who,
 };
 pub use host::Host;
 pub use repair::Hole;

@@ -7,7 +7,7 @@
 //! Closed → Proposing (control numbers the view; or Active, if it was that before) → Sealing (promises and logs of the predecessor's members) →
 //! Fetching (the longest log, if it is not ours) → Opening (the view frame on a quorum) → Activating → Active.
 
-use crate::event::{Action, Forced, Mutant, Opened};
+use crate::event::{Action, Begins, Forced, Mutant, Opened};
 use crate::head::{Head, Member, view_secret};
 use crate::replica::{Ctx, Replica};
 use crate::timing;
@@ -592,7 +592,7 @@ impl Replica {
         let Some(h) = self.head.as_ref() else { return };
         let Phase::Opening { view, sequence } = h.phase else { return };
         let holding = h.members.iter().filter(|m| m.durable >= sequence).count();
-        if holding >= h.quorum {
+        if holding >= h.quorum && !self.calls_the_roll(ctx) {
             self.set_phase(ctx.now, Phase::Activating { view });
             self.activate(ctx, view);
         }
@@ -601,7 +601,13 @@ impl Replica {
     fn activate(&self, ctx: &mut Ctx<'_>, view: ViewNumber) {
         let generation = self.view.as_ref().map(|v| v.body.generation).unwrap_or_default();
         let begins_branch = self.view_frame.as_ref().is_some_and(|f| f.view() == view && f.is_branch());
-        ctx.out.actions.push(Action::Activate { shard: self.id, view, generation, begins_branch });
+        let learning = if ctx.mutant(Mutant::LateForksUntold) { Vec::new() } else { self.late_for_fork() };
+        let begins = match (begins_branch, learning.is_empty()) {
+            (true, _) => Begins::Branch,
+            (false, false) => Begins::Clone { learning },
+            (false, true) => Begins::Nothing,
+        };
+        ctx.out.actions.push(Action::Activate { shard: self.id, view, generation, begins });
     }
 
     pub fn on_activated(&mut self, ctx: &mut Ctx<'_>, view: ViewNumber, result: Result<(), Error>) {
@@ -651,6 +657,7 @@ impl Replica {
                 let is_forced = opened.forced.is_some();
                 self.ask_for_seals(ctx);
                 if self.lacks_its_fork() {
+                    self.tell_what_it_waits_for(ctx);
                     self.hand_over_tick(ctx, "this log does not reach the snapshot that it was cloned from");
                 }
                 if is_forced {
@@ -659,6 +666,8 @@ impl Replica {
             }
             Phase::Fetching { .. } if waited >= timing::OPENING_PATIENCE => self.set_phase(ctx.now, Phase::Closed),
             Phase::Fetching { .. } => self.fetch_again(ctx),
+            Phase::Opening { .. } if self.late_for_fork().is_empty() => {}
+            Phase::Opening { .. } => self.view_frame_durable(ctx),
             Phase::Activating { view } if waited >= timing::PROPOSE_AGAIN => {
                 let view = *view;
                 self.set_phase(ctx.now, Phase::Activating { view });

@@ -128,7 +128,9 @@ impl Replica {
             past: Version(0),
             pins: body.pins,
         }));
-        let change = MarkChange { learned: Some(Box::new(learned)), kept, ..MarkChange::default() };
+        // All that a parent would have is learned with the first of them.
+        let flat = self.damage.is_orphan() && learning.since == Sequence(0);
+        let change = MarkChange { learned: Some(Box::new(learned)), kept, flat, ..MarkChange::default() };
         ctx.out.actions.push(Action::Append(Record::Mark { shard: self.id, change, ticket }));
         Some(ticket)
     }

@@ -36,6 +36,7 @@ pub(crate) struct Damage {
     pub holes: Vec<Hole>,
     /// Frames behind the last one may be missing.
     pub suspect_tail: bool,
+    orphan: bool,
     /// Nothing was appended since a cut that made the tail suspect. When the log is read again the cut is there only from
     /// the next frame on, so what says that the tail was compared must come behind that, too.
     cut_short: bool,
@@ -195,6 +196,19 @@ impl Damage {
         if let Some(hole) = self.holes.iter_mut().find(|h| h.until == before.sequence && h.end.is_none()) {
             hole.end = Some(before.hid).filter(|hid| *hid != Hash32::default());
         }
+    }
+
+    /// All that a fork reads from its parents is lost, as if it were that of frames up to this one. Once it is learned again the fork
+    /// reads from none.
+    pub fn lose_parents(&mut self, first: FrameName, last: FrameName) {
+        self.orphan = true;
+        self.holes.retain(|h| h.until > last.sequence);
+        self.add(Hole { before: first, until: last.sequence, end: Some(last.hid) });
+    }
+
+    /// True of a fork that has lost what it reads from its parents.
+    pub fn is_orphan(&self) -> bool {
+        self.orphan
     }
 
     /// One more range of lost frames.

@@ -113,9 +113,17 @@ pub(crate) const SCRUB_PASS_EVERY: Nanos = Nanos::from_millis(3_600_000);
 /// A fork whose parent is not here yet, or whose cut is not known to be committed, is waited for this long. Then the shard is
 /// learned from others.
 pub(crate) const FORK_PATIENCE: Nanos = Nanos::from_millis(5_000);
-/// Forks that are to be flat are looked for this often, and left alone this long after one that failed.
+/// A log is asked this often whether it can make a fork by now.
+pub(crate) const FORK_AGAIN: Nanos = Nanos::from_millis(100);
+/// The first view of a clone's shard, which a quorum has, becomes active when all members that are there have it, or after
+/// this time: who has not said so by then counts as one that learns.
+pub(crate) const FORK_ROLL_CALL: Nanos = Nanos::from_millis(500);
+/// Forks that are to be flat are looked for this often. One that failed is left alone this long; each time in a row
+/// without a piece that was brought twice as long, and so on this many times (32 s): it may lack what only a repair or a deletion
+/// brings.
 pub(crate) const FLATTEN_EVERY: Duration = Duration::from_millis(100);
-pub(crate) const FLATTEN_AGAIN: Duration = Duration::from_millis(2_000);
+pub(crate) const FLATTEN_AGAIN: Nanos = Nanos::from_millis(2_000);
+pub(crate) const FLATTEN_TRIES_MAX: u32 = 4;
 /// Between two pieces clients have the disk.
 pub(crate) const FLATTEN_PAUSE: Duration = Duration::from_millis(5);
 /// A piece that takes longer to become durable is begun again.

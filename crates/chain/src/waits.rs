@@ -41,7 +41,8 @@ impl Replica {
         let Phase::Sealing { opened, answers, beyond, floor, .. } = &self.head.as_ref()?.phase else { return None };
         let pred = opened.pred;
         if pred == ViewNumber(0) {
-            return None;
+            let what = "it waits: this log lacks the snapshot's version that the clone begins with; a member that has it is to lead";
+            return self.lacks_its_fork().then(|| what.to_owned());
         }
         let silent = |n: &NodeId| match answers.get(n) {
             None if beyond.contains(n) => Some("has promised a later view"),

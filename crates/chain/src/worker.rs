@@ -6,8 +6,8 @@
 
 use crate::cuts::Words;
 use crate::event::{
-    Action, ControlPort, CutWord, Event, HostConfig, MapSource, Mended, Note, NoteKind, Opened, ShardInfo, ShardStatus,
-    SyncSource, Who,
+    Action, Begins, ControlPort, CutWord, Event, HostConfig, MapSource, Mended, Mutant, Note, NoteKind, Opened,
+    ShardInfo, ShardStatus, SyncSource, Who,
 };
 use crate::flatten::Flattening;
 use crate::host::Host;
@@ -115,7 +115,12 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         for shard in config.engine.shards() {
             let Some(state) = config.engine.state(shard) else { continue };
             let (tail, view_frame, damage) = load(&config.engine, &state).await?;
-            host.add(Replica::recovered(&state, tail, view_frame, damage));
+            let replica = Replica::recovered(&state, tail, view_frame, damage);
+            let is_orphan = config.engine.check_inherited(shard).is_err() && !host.leaves_out(Mutant::OrphansGoOn);
+            match state.fork.filter(|_| is_orphan) {
+                Some(fork) => host.add_orphan(replica, &fork),
+                None => host.add(replica),
+            }
         }
         let inner = Rc::new(Inner {
             host: RefCell::new(host),
@@ -139,6 +144,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 w.step(Event::EngineFailed(e));
             }
         });
+        worker.carry_out();
         worker.spawn(Self::run_turns);
         worker.spawn(Self::run_ticks);
         worker.spawn(Self::run_flatten);
@@ -224,7 +230,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.0.host.borrow().wanted_peers()
     }
 
-    /// All shards that are here.
+    /// All shards that are here, or are about to be.
     pub fn shards(&self) -> Vec<ShardId> {
         self.0.host.borrow().shards()
     }
@@ -238,8 +244,12 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     pub fn status(&self) -> Vec<ShardStatus> {
         let host = self.0.host.borrow();
         let pins = |s: ShardId| self.0.engine.history(s).map_or(0, |h| h.pins.len());
-        let fork = |s: ShardId| self.0.engine.state(s).and_then(|state| state.fork);
-        let of = |s: ShardId| host.status(s).map(|status| ShardStatus { pins: pins(s), fork: fork(s), ..status });
+        let forks = self.forks();
+        let of = |s: ShardId| {
+            let status = host.status(s)?;
+            let waits = status.waits.or_else(|| self.why_not_flat(s));
+            Some(ShardStatus { pins: pins(s), fork: forks.get(&s).copied(), waits, ..status })
+        };
         host.shards().into_iter().filter_map(of).collect()
     }
 
@@ -249,6 +259,22 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     pub(crate) fn begins_anew(&self, info: &ShardInfo) -> bool {
         self.0.host.borrow().begins_anew(info)
+    }
+
+    pub(crate) fn has_own_frames(&self, shard: ShardId) -> bool {
+        self.0.host.borrow().replica(shard).is_none_or(|r| !r.is_empty_log())
+    }
+
+    pub(crate) fn is_to_be_read(&self, parent: ShardId) -> bool {
+        self.0.host.borrow().is_to_be_read(parent)
+    }
+
+    pub(crate) fn leaves_out(&self, rule: Mutant) -> bool {
+        self.0.host.borrow().leaves_out(rule)
+    }
+
+    pub(crate) fn now(&self) -> Nanos {
+        self.0.clock.now()
     }
 
     pub(crate) fn is_to_be_flat(&self, shard: ShardId) -> bool {
@@ -387,8 +413,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                     self.spawn(move |w| w.map_read(link, request, (since, past, upto), after));
                 }
                 Action::Propose { shard, active } => self.spawn(move |w| w.propose(shard, active)),
-                Action::Activate { shard, view, generation, begins_branch } => {
-                    self.spawn(move |w| w.activate(shard, view, generation, begins_branch));
+                Action::Activate { shard, view, generation, begins } => {
+                    self.spawn(move |w| w.activate(shard, view, generation, begins));
                 }
                 Action::HandOver { shard, to } => self.spawn(move |w| w.hand_over(shard, to)),
                 Action::Complete { shard, view, nodes } => self.spawn(move |w| w.complete(shard, view, nodes)),
@@ -517,8 +543,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.step(Event::Proposed { shard, result, seed });
     }
 
-    async fn activate(self, shard: ShardId, view: ViewNumber, generation: Generation, begins_branch: bool) {
-        let result = self.0.control.activate(shard, view, generation, begins_branch).await;
+    async fn activate(self, shard: ShardId, view: ViewNumber, generation: Generation, begins: Begins) {
+        let result = self.0.control.activate(shard, view, generation, begins).await;
         self.step(Event::Activated { shard, view, result });
     }
 

@@ -38,10 +38,13 @@ impl State {
             Command::RenameVolume { volume, name } => self.rename(volume, name),
             Command::ProposeView { shard, active, node, start } => self.propose(shard, active, (node, start), mutant),
             Command::ActivateView { shard, view, generation } => {
-                self.activate(shard, (view, false), generation, mutant)
+                self.activate(shard, (view, false, &[]), generation, mutant)
             }
             Command::ActivateBranch { shard, view, generation } => {
-                self.activate(shard, (view, true), generation, mutant)
+                self.activate(shard, (view, true, &[]), generation, mutant)
+            }
+            Command::ActivateClone { shard, view, generation, learning } => {
+                self.activate(shard, (view, false, &learning), generation, mutant)
             }
             Command::AttachVolume { volume, identity, name, force, since, lapsed } => {
                 self.attach(volume, Holder { identity, name }, force || lapsed, since)
@@ -351,16 +354,17 @@ impl State {
     }
 
     /// Rule V6: only the view that is pending now, with the attachment generation of now in it. `begins_branch`: it was
-    /// opened by force (V10).
+    /// opened by force (V10). `lack`: these do not have what a clone begins with.
     fn activate(
         &mut self,
         shard: ShardId,
-        (view, begins_branch): (ViewNumber, bool),
+        (view, begins_branch, lack): (ViewNumber, bool, &[NodeId]),
         generation: Generation,
         mutant: Option<Mutant>,
     ) -> Result<Outcome> {
         let mut volume = self.volume_to_change(shard.volume)?;
         let (current, copies) = (volume.generation, volume.copies);
+        let lack = if volume.origin.is_some() { lack } else { &[] };
         let is_known = |n: &NodeId| self.node(*n).is_some_and(|n| n.start.0 > 0);
         let s = shard_of(&mut volume, shard)?;
         if view.0 > 0 && s.active == view {
@@ -387,6 +391,7 @@ impl State {
             return Err(Error::fenced(format!("nobody has said that shard {shard} may go on by force; propose again")));
         }
         s.end_force(view, begins_branch || mutant == Some(Mutant::SealsAreBranches));
+        s.begin_without(lack);
         s.active = view;
         s.known = None;
         s.head_start = pending.start;

@@ -8,6 +8,7 @@
 //! - until the first view of each of its shards is active, snapshot and volume stay: a member that heard of the deletion
 //!   first would have nothing to begin with. From then on as many members as answer a write have what they need;
 //! - members that need not have the parent's history are joining from the start: they lead nothing before they have learned.
+//!   So are those that the head of the first view names as having none, from its activation on.
 
 use crate::command::Outcome;
 use crate::limits;
@@ -15,6 +16,20 @@ use crate::placement::Loads;
 use crate::snapshots::{Cut, Snapshot, Stage};
 use crate::state::{Origin, Shard, State, Volume, lie_alike};
 use freebs_types::{Error, Generation, NodeId, Result, SnapshotId, VolumeId};
+
+impl Shard {
+    /// The first view of a clone's shard is to be active, and these members do not have what it begins with: they learn it.
+    pub(crate) fn begin_without(&mut self, lack: &[NodeId]) {
+        if self.active.0 > 0 {
+            return;
+        }
+        let is_new = |n: &&NodeId| lack.contains(n) && !self.joining.contains(n);
+        let new: Vec<NodeId> = self.members.iter().skip(1).filter(is_new).copied().collect();
+        self.joining.extend(new);
+        let joining = &self.joining;
+        self.members.sort_by_key(|n| joining.contains(n));
+    }
+}
 
 impl State {
     pub(crate) fn clone_volume(&mut self, of: VolumeId, snapshot: &str, name: String) -> Result<Outcome> {

@@ -198,10 +198,7 @@ impl Command {
             Self::ReplaceHead { shard, head, active, node } => {
                 put_of_shard(out, 12, *shard, &[head.0, active.0, node.0]);
             }
-            Self::FailOver { nodes } => {
-                out.push(11);
-                put_nodes(out, nodes, FAILED_NODES_MAX)?;
-            }
+            Self::FailOver { nodes } => put_away(out, 11, nodes)?,
             Self::ReplaceMembers { gone, failed } => {
                 out.push(15);
                 put_nodes(out, gone, FAILED_NODES_MAX)?;
@@ -211,11 +208,12 @@ impl Command {
                 put_of_shard(out, 16, *shard, &[view.0]);
                 put_members(out, nodes)?;
             }
-            Self::ExtendChains { away } => {
-                out.push(18);
-                put_nodes(out, away, FAILED_NODES_MAX)?;
-            }
+            Self::ExtendChains { away } => put_away(out, 18, away)?,
             Self::ActivateBranch { shard, view, generation } => put_of_shard(out, 19, *shard, &[view.0, generation.0]),
+            Self::ActivateClone { shard, view, generation, learning } => {
+                put_of_shard(out, 30, *shard, &[view.0, generation.0]);
+                put_members(out, learning)?;
+            }
             Self::RenameVolume { volume, name } => put_named(out, 20, volume.0, name),
             Self::RecoverShard(how) => put_recover(out, how)?,
             Self::DeleteVolumeAndSnapshots { volume, force, now_ms } => {
@@ -318,7 +316,7 @@ impl Command {
                 node: NodeId(f.u64()?),
                 start: StartNumber(f.u64()?),
             },
-            kind @ (6 | 19) => activation(f, kind == 19)?,
+            kind @ (6 | 19 | 30) => activation(f, kind)?,
             kind @ (7 | 14) => {
                 let volume = VolumeId(f.u64()?);
                 let identity = Hash32(f.take(32)?.try_into().expect("32 bytes"));
@@ -446,12 +444,19 @@ fn of_snapshot(f: &mut Fields<'_>, kind: u8) -> Result<Command> {
     })
 }
 
-fn activation(f: &mut Fields<'_>, begins_branch: bool) -> Result<Command> {
+fn activation(f: &mut Fields<'_>, kind: u8) -> Result<Command> {
     let (shard, view, generation) = (f.shard()?, ViewNumber(f.u64()?), Generation(f.u64()?));
-    Ok(match begins_branch {
-        false => Command::ActivateView { shard, view, generation },
-        true => Command::ActivateBranch { shard, view, generation },
+    Ok(match kind {
+        6 => Command::ActivateView { shard, view, generation },
+        19 => Command::ActivateBranch { shard, view, generation },
+        _ => Command::ActivateClone { shard, view, generation, learning: members(f)? },
     })
+}
+
+/// Nodes that have failed or are away, behind the kind of a command.
+fn put_away(out: &mut Vec<u8>, kind: u8, nodes: &[(NodeId, StartNumber)]) -> Result<()> {
+    out.push(kind);
+    put_nodes(out, nodes, FAILED_NODES_MAX)
 }
 
 /// Nodes, each with its start, their number before them.

@@ -125,6 +125,18 @@ pub enum Command {
         /// The generation in the view frame.
         generation: Generation,
     },
+    /// As `ActivateView`, of the first view of a clone's shard.
+    ActivateClone {
+        /// The shard.
+        shard: ShardId,
+        /// The pending view.
+        view: ViewNumber,
+        /// The generation in the view frame.
+        generation: Generation,
+        /// Members that do not have what the clone begins with, as far as the head knows: they learn it. Each is one for whose
+        /// device an empty log is no loss (rule V2).
+        learning: Vec<NodeId>,
+    },
     /// The right to use a volume.
     AttachVolume {
         /// The volume.
@@ -337,7 +349,7 @@ pub enum Outcome {
         /// The volume's attachment generation.
         generation: Generation,
     },
-    /// Of `ActivateView` and `ActivateBranch`: from now on this view orders requests.
+    /// Of `ActivateView`, `ActivateBranch` and `ActivateClone`: from now on this view orders requests.
     Activated,
     /// Of `AttachVolume`.
     Attached {

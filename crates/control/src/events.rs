@@ -219,9 +219,9 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
             let old = before.volume(*volume)?.holder.clone()?;
             Some(Told::new(EventKind::Detached, format!("by {}", old.name)).of(v))
         })),
-        Command::ActivateView { shard, view, .. } | Command::ActivateBranch { shard, view, .. } => {
-            one(view_active(before, now, *shard, *view))
-        }
+        Command::ActivateView { shard, view, .. }
+        | Command::ActivateBranch { shard, view, .. }
+        | Command::ActivateClone { shard, view, .. } => one(view_active(before, now, *shard, *view)),
         Command::MoveHead { .. } => heads(before, now, "asked for"),
         Command::ReplaceHead { .. } => heads(before, now, "the old one could not go on"),
         Command::FailOver { .. } => heads(before, now, "the old one has failed, or is being stopped"),

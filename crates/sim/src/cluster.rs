@@ -70,6 +70,8 @@ pub struct Cluster {
     pub over: Cell<bool>,
     /// Snapshots that were complete.
     pub made: RefCell<Vec<Made>>,
+    /// Clones that were made. A rebuild of the control state does not know them for clones any more.
+    pub clones: RefCell<crate::clones::Clones>,
     /// Words of the operator for shards that are to go on by force.
     pub words: RefCell<crate::forced::Words>,
 }
@@ -186,6 +188,7 @@ impl Cluster {
             over: Cell::new(false),
             words: RefCell::default(),
             made: RefCell::default(),
+            clones: RefCell::default(),
             config,
         });
         let receiver: Rc<dyn Receiver> = cluster.clone();
@@ -200,6 +203,18 @@ impl Cluster {
     #[must_use]
     pub fn node(&self, n: u64) -> Option<&Rc<Node>> {
         self.nodes.get(usize::try_from(n).ok()?.checked_sub(1)?)
+    }
+
+    /// From now on clients use one more volume.
+    pub fn use_volume(&self, id: VolumeId, work: Workload) {
+        let work = Rc::new(RefCell::new(work));
+        self.volumes.borrow_mut().push(VolumeState { id, work, current: None, attaching: false });
+    }
+
+    /// True if clients use a volume.
+    #[must_use]
+    pub fn is_used(&self, id: VolumeId) -> bool {
+        self.volumes.borrow().iter().any(|v| v.id == id)
     }
 
     /// Starts every node's process.
@@ -423,6 +438,9 @@ impl Cluster {
         for v in self.control.volumes() {
             for s in &v.shards {
                 let shard = v.shard_id(s.index);
+                if crate::clones::is_hopeless(self, &v, s) {
+                    continue;
+                }
                 // Beside the only log of a branch former members keep what they have.
                 let is_alone = s.members.len() == 1 && s.branch.is_some();
                 let is_kept = |n: &NodeId| is_alone && s.keepers.contains(n);
@@ -460,6 +478,9 @@ impl Cluster {
         for v in self.control.volumes() {
             for s in &v.shards {
                 let shard = v.shard_id(s.index);
+                if crate::clones::is_hopeless(self, &v, s) {
+                    continue;
+                }
                 let mut digests: Vec<(NodeId, Digest)> = Vec::new();
                 for m in &s.members {
                     let Some(worker) = self.node(m.0).and_then(|n| n.worker()) else { continue };

@@ -4,7 +4,7 @@
 
 use crate::rng::mix;
 use bytes::Bytes;
-use freebs_types::SECTOR;
+use freebs_types::{SECTOR, VolumeId};
 
 /// What a sector holds: 0 for zeroes, else the number of the write.
 pub type Value = u32;
@@ -48,6 +48,19 @@ pub fn parse(volume: u64, sector: u64, bytes: &[u8]) -> Result<Value, String> {
     }
 }
 
+/// The same of a sector that may be of any of these volumes: of a clone, and of what it was cloned from. Gives back the volume
+/// whose write it is; the first one for zeroes.
+pub fn parse_of(volumes: &[VolumeId], sector: u64, bytes: &[u8]) -> Result<(VolumeId, Value), String> {
+    let mut wrong = String::new();
+    for volume in volumes {
+        match parse(volume.0, sector, bytes) {
+            Ok(value) => return Ok((*volume, value)),
+            Err(why) => wrong = why,
+        }
+    }
+    Err(wrong)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,6 +72,9 @@ mod tests {
         assert_eq!(parse(3, 10, &bytes[..512]), Ok(77));
         assert_eq!(parse(3, 11, &bytes[512..]), Ok(77));
         assert_eq!(parse(3, 11, &[0; 512]), Ok(0));
+        let of = |volumes: [u64; 2]| parse_of(&volumes.map(VolumeId), 10, &bytes[..512]);
+        assert_eq!((of([3, 4]), of([4, 3])), (Ok((VolumeId(3), 77)), Ok((VolumeId(3), 77))));
+        assert!(of([4, 5]).is_err());
         assert!(parse(3, 12, &bytes[512..]).unwrap_err().contains("sector 11"));
         for bit in [0, 100, 2000, 4095] {
             let mut bad = bytes[..512].to_vec();

@@ -12,7 +12,9 @@ use freebs_agent::{
     About, Begun, CameWith, Commands, Following, Lapse, Numbered, Pause, TakenIn, in_place_of_lapsed, refused,
 };
 use freebs_control::{Command, CreateVolume, Done, Mutant, Outcome, State, Volume};
-use freebs_types::{ClusterId, Error, HostPublic, Nanos, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId};
+use freebs_types::{
+    ClusterId, Error, Generation, HostPublic, Nanos, NodeId, Result, ShardId, StartNumber, ViewNumber, VolumeId,
+};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::{Rc, Weak};
@@ -108,12 +110,12 @@ impl Control {
         if let Some(command) = command {
             self.blame(command, &before, state);
         }
-        if let Some(Command::ActivateView { shard, view, .. } | Command::ActivateBranch { shard, view, .. }) = command {
-            let active = |s: &State| s.shard(*shard).map(|s| s.active);
-            if active(state) == Some(*view) && active(&before) != Some(*view) {
+        if let Some((shard, view, _)) = command.and_then(activation) {
+            let active = |s: &State| s.shard(shard).map(|s| s.active);
+            if active(state) == Some(view) && active(&before) != Some(view) {
                 let wrong = command.and_then(|c| wrong_activation(&before, c));
                 wrong.into_iter().for_each(|why| self.world.violation(why));
-                self.is_active(*shard, *view);
+                self.is_active(shard, view);
             }
         }
     }
@@ -207,12 +209,7 @@ impl Control {
         let (before, given) = (self.state.borrow().clone(), command.clone());
         let wrong = wrong_activation(&before, &command);
         let is_branch = matches!(command, Command::ActivateBranch { .. });
-        let activates = match command {
-            Command::ActivateView { shard, view, .. } | Command::ActivateBranch { shard, view, .. } => {
-                Some((shard, view))
-            }
-            _ => None,
-        };
+        let activates = activation(&command).map(|(shard, view, _)| (shard, view));
         let done = Arc::make_mut(&mut self.state.borrow_mut()).apply_with(command, self.mutant);
         if let Some(why) = wrong.filter(|_| done.is_ok()) {
             self.world.violation(why);
@@ -287,7 +284,9 @@ impl Control {
         let witness = self.net.witness.borrow();
         let accuse = |of, why| self.accused.borrow_mut().push(Accusation { command: command.clone(), of, why });
         match command {
-            Command::ActivateView { shard, view, .. } | Command::ActivateBranch { shard, view, .. } => {
+            Command::ActivateView { shard, view, .. }
+            | Command::ActivateBranch { shard, view, .. }
+            | Command::ActivateClone { shard, view, .. } => {
                 let quorum = self
                     .volume(shard.volume)
                     .map_or(1, |v| v.quorum(v.shard(shard.index).map_or(1, |s| s.members.len())));
@@ -389,11 +388,11 @@ struct Accusation {
 impl Accusation {
     /// True if the command is what made one state of the other.
     fn is_taken(&self, before: &State, after: &State) -> bool {
+        if let Some((shard, view, _)) = activation(&self.command) {
+            let is_active = |s: &State| s.shard(shard).is_some_and(|s| s.active == view);
+            return is_active(after) && !is_active(before);
+        }
         match (&self.command, self.of) {
-            (Command::ActivateView { shard, view, .. } | Command::ActivateBranch { shard, view, .. }, _) => {
-                let is_active = |s: &State| s.shard(*shard).is_some_and(|s| s.active == *view);
-                is_active(after) && !is_active(before)
-            }
             (Command::MembersComplete { shard, .. }, Some(node)) => {
                 let learns = |s: &State| s.shard(*shard).is_some_and(|s| s.joining.contains(&node));
                 learns(before) && !learns(after)
@@ -403,14 +402,20 @@ impl Accusation {
     }
 }
 
+/// The view that a command makes active, and the generation in its frame.
+fn activation(command: &Command) -> Option<(ShardId, ViewNumber, Generation)> {
+    match command {
+        Command::ActivateView { shard, view, generation }
+        | Command::ActivateBranch { shard, view, generation }
+        | Command::ActivateClone { shard, view, generation, .. } => Some((*shard, *view, *generation)),
+        _ => None,
+    }
+}
+
 /// What would be wrong if this command succeeded in that state: only the pending view becomes active, with the generation
 /// of this moment in it (V6).
 fn wrong_activation(state: &State, command: &Command) -> Option<String> {
-    let (Command::ActivateView { shard, view, generation } | Command::ActivateBranch { shard, view, generation }) =
-        *command
-    else {
-        return None;
-    };
+    let (shard, view, generation) = activation(command)?;
     let volume = state.volume(shard.volume)?;
     let s = volume.shard(shard.index)?;
     let is_right = s.pending.is_some_and(|p| p.view == view) && volume.generation == generation;

@@ -589,10 +589,11 @@ impl Gateway {
             self.world.violation(format!("gateway {}: a read of {count} sectors got {} bytes", self.id, bytes.len()));
             return;
         }
+        let sources = self.oracle.sources(self.volume);
         let mut values = Vec::with_capacity(count as usize);
         for (s, chunk) in (first..).zip(bytes.chunks_exact(SECTOR)) {
-            match content::parse(self.volume.0, s, chunk) {
-                Ok(v) => values.push(v),
+            match content::parse_of(&sources, s, chunk) {
+                Ok((_, v)) => values.push(v),
                 Err(e) => {
                     self.world.violation(format!("volume {} sector {s} {e}", self.volume));
                     return;

@@ -18,6 +18,9 @@ use freebs_driver::Mutant as Driver;
 /// member again; a story of `chain` tells it. `SurvivorsBeginAnew` (V10): a chain that goes on by force has two survivors
 /// only where four or five copies were, and one of them would have to be late. `ForcedAlone` (V10): for the same reason.
 /// `BackPassedOver` (V10): a member would have to be back between the operator's look and the seal, and to have more.
+/// `ForksGivenUp`: all members would have to be late for their forks at once. `LateForksUntold` (V2): the late member would have
+/// to be named head while it still learns. `ForksToComeUnread` (E10), `ForksToComeAlone`, `OrphansGoOn` (E7), `TurnsStay`: a
+/// parent would have to go between a clone's command and its fork, and clones of two parents that go to lie on one node.
 /// `GivenUpCounts` (V10): it would have to be back in the ten seconds before frames are given up.
 pub const CHAIN: [Chain; 31] = [
     Chain::HeadOrdersAfterRestart,

@@ -14,7 +14,9 @@
 //!   read whole (CONTRACT 7).
 //!
 //! Order is that of events, not of the clock. Zeroes have no name: a read of zeroes counts for the one zeroing write
-//! (or the beginning) that it can have been, and for none while there are several. Once an attachment is ready nothing
+//! (or the beginning) that it can have been, and for none while there are several. A clone's sector begins with what the
+//! snapshot had there, which is known from the first read that shows it, and stays the same; all of these together are the
+//! instant of the snapshot. Once an attachment is ready nothing
 //! older may succeed (CONTRACT 14); what older ones read while it is not ready is not judged.
 
 use crate::content::Value;
@@ -29,6 +31,9 @@ pub const BLOCK_SECTORS: u64 = (BLOCK / SECTOR) as u64;
 
 /// A place in the order of events.
 pub type Stamp = u64;
+
+/// Between the question for a snapshot and its answer.
+pub type Instant = (Stamp, Stamp);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
@@ -82,7 +87,14 @@ struct Volume {
     group: u64,
     /// Shards that went on by force: the first generation behind that, and whether a sector is theirs. The writes of
     /// older drivers there may be lost, whenever they are answered, and reads of these drivers are not judged any more.
-    forced: Vec<(Generation, Sectors)>,
+    forced: Vec<(Stamp, Generation, Sectors)>,
+    /// The volume whose snapshot it was cloned from, and the instant of that.
+    origin: Option<(VolumeId, Instant)>,
+}
+
+/// The beginning of a sector: zeroes, or what a snapshot had there.
+fn beginning() -> Cluster {
+    Cluster { write: 0, begun: 0, seen: Some(0), last_read: 0, dead: false, forced: None }
 }
 
 /// A zone: first end and last beginning.
@@ -204,6 +216,27 @@ impl Oracle {
         self.volumes.borrow_mut().insert(volume, v);
     }
 
+    /// A clone of an instant of another volume.
+    pub fn add_clone(&self, volume: VolumeId, group_bytes: u64, origin: (VolumeId, Instant)) {
+        self.add_volume(volume, group_bytes);
+        if let Some(v) = self.volumes.borrow_mut().get_mut(&volume) {
+            v.origin = Some(origin);
+        }
+    }
+
+    /// The volumes whose writes may be read from one: itself, and what it was cloned from.
+    #[must_use]
+    pub fn sources(&self, volume: VolumeId) -> Vec<VolumeId> {
+        let origin = self.volumes.borrow().get(&volume).and_then(|v| v.origin);
+        [volume].into_iter().chain(origin.map(|o| o.0)).collect()
+    }
+
+    /// True if somebody wrote to a sector, or tried.
+    #[must_use]
+    pub fn is_written(&self, volume: VolumeId, sector: u64) -> bool {
+        self.volumes.borrow().get(&volume).and_then(|v| v.sectors.get(&sector)).is_some_and(|all| all.len() > 1)
+    }
+
     /// The next place in the order of events.
     pub fn stamp(&self) -> Stamp {
         self.stamp.set(self.stamp.get() + 1);
@@ -253,7 +286,7 @@ impl Oracle {
                 };
             }
         }
-        v.forced.push((generation, Box::new(is_in)));
+        v.forced.push((now, generation, Box::new(is_in)));
     }
 
     /// A write begins; `zero` for trims, zeroes, and data that are zeroes.
@@ -264,10 +297,9 @@ impl Oracle {
         if let Some(v) = self.volumes.borrow_mut().get_mut(&volume) {
             v.writes.insert(id, Write { generation, first, count, zero, begun, end: End::Open });
             for s in first..first + count {
-                let start = Cluster { write: 0, begun: 0, seen: Some(0), last_read: 0, dead: false, forced: None };
-                let start = || vec![start];
-                let over = v.forced.iter().rev().find(|(g, is_in)| generation < *g && is_in(s));
-                let forced = over.map(|(g, _)| *g);
+                let start = || vec![beginning()];
+                let over = v.forced.iter().rev().find(|(_, g, is_in)| generation < *g && is_in(s));
+                let forced = over.map(|(_, g, _)| *g);
                 let c = Cluster { write: id, begun, seen: None, last_read: 0, dead: false, forced };
                 v.sectors.entry(s).or_insert_with(start).push(c);
             }
@@ -323,11 +355,16 @@ impl Oracle {
             let end = match (*value, own.map(|w| w.end)) {
                 (0, _) if has_zeroes => continue,
                 (0, _) => 0,
+                // The beginning of a clone.
+                (_, None) if all[0].write == *value => 0,
                 (_, Some(End::Done(at))) => at,
                 _ => continue,
             };
+            // All that a shard had before it went on by force may be lost to what comes behind.
+            let may_be_lost =
+                |w: &Write| v.forced.iter().any(|(at, g, is_in)| *at < done && w.generation < *g && is_in(*sector));
             for c in all {
-                let Some(w) = v.writes.get(&c.write).filter(|w| w.begun > end) else { continue };
+                let Some(w) = v.writes.get(&c.write).filter(|w| w.begun > end && !may_be_lost(w)) else { continue };
                 if let End::Done(at) = w.end
                     && missing.as_ref().is_none_or(|m| at < m.0)
                 {
@@ -351,6 +388,17 @@ impl Oracle {
             self.world
                 .violation(format!("a snapshot is no instant (S1): it has {new}, and lacks {old}, answered before"));
         }
+    }
+
+    /// Judges what was read of the beginnings of clones: of each it is the instant that it was cloned of.
+    pub fn check_clones(&self) {
+        let mut clones = Vec::new();
+        for v in self.volumes.borrow().values() {
+            let Some((root, instant)) = v.origin else { continue };
+            let known = v.sectors.iter().filter(|(_, all)| all[0].write != 0 || all[0].last_read > 0);
+            clones.push((instant, known.map(|(s, all)| (root, *s, all[0].write)).collect::<Vec<_>>()));
+        }
+        clones.into_iter().for_each(|(instant, values)| self.check_snapshot(instant, &values));
     }
 
     /// True if something is wrong.
@@ -378,7 +426,7 @@ impl Oracle {
             self.world.violation(format!("volume {volume}: {text} (sectors {first}+{})", values.len()));
             return;
         }
-        let is_over = v.forced.iter().any(|(g, _)| *g > generation);
+        let is_over = v.forced.iter().any(|(_, g, _)| *g > generation);
         if is_over || v.generations.range(generation.next()..).any(|(_, (asked, _))| *asked < now) {
             return;
         }
@@ -399,6 +447,13 @@ impl Oracle {
     fn read_sector(&self, v: &mut Volume, reading: Reading, now: Stamp, sector: u64, value: Value) -> bool {
         let Reading { volume, begun, .. } = reading;
         let place = format!("volume {volume} sector {sector}");
+        if v.origin.is_some() {
+            let first = &mut v.sectors.entry(sector).or_insert_with(|| vec![beginning()])[0];
+            // The first read that shows what the snapshot had.
+            if value != 0 && !v.writes.contains_key(&value) && (first.write, first.last_read) == (0, 0) {
+                first.write = value;
+            }
+        }
         let Some(all) = v.sectors.get(&sector) else {
             if value != 0 {
                 self.world.violation(format!("{place} was never written, and reads as write {value}"));
@@ -770,6 +825,56 @@ mod tests {
             o.attached(V, G3, o.stamp());
             o.ready(V, G3);
             read(o, G3, 0, &[0; 8]);
+        });
+    }
+
+    /// A clone has what its snapshot had, until it is written to; and that is one instant.
+    #[test]
+    fn a_clone_begins_with_its_snapshot_and_goes_its_own_way() {
+        const C: VolumeId = VolumeId(2);
+        let cloned = |o: &Oracle| {
+            let (a, b) = (write(o, 0, 8), write(o, 8, 8));
+            let instant = (o.stamp(), o.stamp());
+            let later = write(o, 0, 8);
+            o.add_clone(C, 1 << 20, (V, instant));
+            o.attached(C, G1, o.stamp());
+            o.ready(C, G1);
+            (a, b, later)
+        };
+        let of_clone = |o: &Oracle, first, values: &[Value]| o.end_read(o.begin_read(C, G1), first, values);
+        let found = with(|o| {
+            let (a, b, _) = cloned(o);
+            of_clone(o, 0, &[a; 8]);
+            let own = o.begin_write(C, G1, 0, 8, false);
+            o.end_write(C, own, true);
+            of_clone(o, 0, &[own; 8]);
+            of_clone(o, 8, &[b; 8]);
+            of_clone(o, 16, &[0; 8]);
+            assert!(o.is_written(C, 0) && !o.is_written(C, 8));
+            assert_eq!(o.sources(C), [C, V]);
+            o.check_clones();
+        });
+        assert_eq!(found, Vec::<String>::new());
+        is_caught("against", |o| {
+            let (a, ..) = cloned(o);
+            let own = o.begin_write(C, G1, 0, 8, false);
+            o.end_write(C, own, true);
+            of_clone(o, 0, &[a; 8]);
+        });
+        is_caught("never wrote there", |o| {
+            let (a, _, later) = cloned(o);
+            of_clone(o, 0, &[a; 8]);
+            of_clone(o, 0, &[later; 8]);
+        });
+        is_caught("begun when it was complete", |o| {
+            let (_, _, later) = cloned(o);
+            of_clone(o, 0, &[later; 8]);
+            o.check_clones();
+        });
+        is_caught("lacks", |o| {
+            cloned(o);
+            of_clone(o, 8, &[0; 8]);
+            o.check_clones();
         });
     }
 

@@ -115,6 +115,7 @@ async fn course(config: Config, mutants: Mutants, verbose: bool) -> Outcome {
         verdict(&world, &cluster, settle).await;
     }
     cluster.oracle.check_all();
+    cluster.oracle.check_clones();
     let judged = cluster.oracle.judged();
     let result = outcome(blank, &world, judged);
     cluster.end();

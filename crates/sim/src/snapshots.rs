@@ -7,7 +7,7 @@
 use crate::clones;
 use crate::cluster::Cluster;
 use crate::content::{self, Value};
-use crate::oracle::{BLOCK_SECTORS, Stamp};
+use crate::oracle::{BLOCK_SECTORS, Instant, Stamp};
 use freebs_agent::Commands;
 use freebs_control::{Command, Outcome, Snapshot, Stage, State, Volume};
 use freebs_types::{
@@ -29,12 +29,9 @@ pub struct Made {
     done: Stamp,
 }
 
-/// Between the question for a snapshot and its answer.
-pub(crate) type Instant = (Stamp, Stamp);
-
 impl Made {
-    pub(crate) fn is(&self, id: SnapshotId) -> bool {
-        self.id == id
+    pub(crate) fn name(&self) -> String {
+        format!("s{}", self.asked)
     }
 
     pub(crate) fn instant(&self) -> Instant {
@@ -63,7 +60,7 @@ pub fn take(c: &Rc<Cluster>) {
         let Some(made) = ask(&cluster, &volumes).await else { return };
         cluster.made.borrow_mut().push(made);
         if let Some(of) = clone {
-            clones::make(&cluster, of, format!("s{}", made.asked)).await;
+            clones::make(&cluster, of, made).await;
         }
         if let Some(wait) = delete {
             let again = cluster.clone();
@@ -127,7 +124,9 @@ pub async fn check(c: &Cluster) {
         match contents(c, &state, record).await {
             Ok(Some(values)) => {
                 c.world.count("snapshots read");
-                let of_clone = record.volumes.iter().find_map(|v| c.root_of(v.volume).and_then(|r| r.1));
+                // Nobody writes to a clone without clients: it is as it began.
+                let unused = record.volumes.iter().find(|v| !c.is_used(v.volume));
+                let of_clone = unused.and_then(|v| c.origin_of(v.volume)).map(|o| o.1);
                 c.oracle.check_snapshot(of_clone.unwrap_or(made.instant()), &values);
             }
             Ok(None) => c.world.count("snapshots that no member has whole"),
@@ -167,7 +166,7 @@ async fn on_members(
     // A log that lost frames says so of blocks, and of pins.
     let is_damaged = c.config.has_rot || c.config.has_loss;
     let of = &volume.shards[shard.index as usize];
-    let Some((root, _)) = c.root_of(volume.id) else { return Ok(None) };
+    let sources = c.sources(volume.id);
     let mut found: Option<(u64, Vec<Sector>)> = None;
     for node in of.members.iter().filter(|n| !of.joining.contains(n)) {
         let Some(worker) = c.node(node.0).and_then(|n| n.worker()) else { continue };
@@ -175,7 +174,7 @@ async fn on_members(
         let Ok(history) = engine.history(shard) else { continue };
         let keeps = history.pins.iter().any(|p| p.version == cut.version && p.snapshot == record.id);
         let read =
-            if keeps { read_shard(engine, (volume, root), shard, cut.version).await } else { Err(unkept(shard)) };
+            if keeps { read_shard(engine, (volume, &sources), shard, cut.version).await } else { Err(unkept(shard)) };
         match (read, &found) {
             (Ok(values), Some((other, known))) if values != *known => {
                 let differs = values.iter().zip(known).find(|(a, b)| a != b);
@@ -195,10 +194,10 @@ fn unkept(shard: ShardId) -> Error {
     Error::not_found(format!("the cut of shard {shard} is not kept"))
 }
 
-/// A shard at a version. Its data are those of volume `root`.
+/// A shard at a version. Its data are those of these volumes.
 pub(crate) async fn read_shard<D: freebs_io::Device>(
     engine: &freebs_lsvd::Engine<D>,
-    (volume, root): (&Volume, VolumeId),
+    (volume, sources): (&Volume, &[VolumeId]),
     shard: ShardId,
     version: Version,
 ) -> Result<Vec<Sector>, Error> {
@@ -219,9 +218,10 @@ pub(crate) async fn read_shard<D: freebs_io::Device>(
                 for i in 0..BLOCK_SECTORS {
                     let sector = global * BLOCK_SECTORS + i;
                     let bytes = block.map(|b| &b[i as usize * SECTOR..(i as usize + 1) * SECTOR]);
-                    let value = bytes.map_or(Ok(0), |b| content::parse(root.0, sector, b));
+                    let zeroes = || Ok((sources[0], 0));
+                    let found = bytes.map_or_else(zeroes, |b| content::parse_of(sources, sector, b));
                     let bad = |why: String| Error::corrupt(format!("volume {} sector {sector} {why}", volume.id));
-                    values.push((root, sector, value.map_err(bad)?));
+                    values.push((sources[0], sector, found.map_err(bad)?.1));
                 }
                 at += 1;
             }

@@ -10,7 +10,7 @@ mod start;
 mod status;
 
 use freebs_agent::{Commands, News, Port, Shards, news_of};
-use freebs_chain::{Branch, ControlPort, Forced};
+use freebs_chain::{Begins, Branch, ControlPort, Forced};
 use freebs_control::{Command, CreateVolume, Done, Outcome, RecoverShard, State};
 use freebs_driver::Event;
 use freebs_types::{
@@ -161,7 +161,7 @@ fn a_shard_that_goes_on_by_force_is_told_with_its_branch() {
     let opened = now(Port::new(plane.clone(), survivor).propose(SHARD, first, StartNumber(1))).unwrap();
     assert_eq!(opened.forced, word);
     assert_eq!(opened.volume.unwrap().branch, ViewNumber(0), "its frame says more if it begins a branch");
-    now(Port::new(plane.clone(), survivor).activate(SHARD, opened.view, opened.generation, true)).unwrap();
+    now(Port::new(plane.clone(), survivor).activate(SHARD, opened.view, opened.generation, Begins::Branch)).unwrap();
     let branch = Branch { view: opened.view, at: Sequence(8) };
     assert_eq!(told(&mut shards, &plane.state()), (None, branch, opened.view));
     assert_eq!(left(lost[0], &plane.state()), [(SHARD, opened.view)]);
@@ -194,7 +194,7 @@ fn a_proposal_names_the_newest_view_that_anybody_here_knows() {
     let pending = plane.state().shard(SHARD).unwrap().pending.unwrap();
     assert_eq!((opened.view, opened.pred, opened.members[0]), (pending.view, first, me));
     assert_eq!((opened.quorum, opened.pred_quorum, opened.pred_members.len()), (2, 2, 3));
-    now(port.activate(SHARD, opened.view, opened.generation, false)).unwrap();
+    now(port.activate(SHARD, opened.view, opened.generation, Begins::Nothing)).unwrap();
     assert_eq!(plane.state().shard(SHARD).unwrap().active, opened.view);
 }
 

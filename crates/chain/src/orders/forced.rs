@@ -177,6 +177,25 @@ fn an_old_word_of_force_takes_nothing_from_who_is_in_the_view_behind_it() {
     assert!(!forgets(&host.take_actions()));
 }
 
+/// News was put off by which no log begins anew, for as long as a clone read from it: a member that is to keep what it has, and to
+/// cut at the seal, heard nothing any more, and did not lead when it was named.
+#[test]
+fn only_who_learns_begins_anew() {
+    let branch = Branch { view: ViewNumber(3), at: Sequence(1) };
+    for joins in [false, true] {
+        let (mut r, chain) = (Replica::empty(SHARD), two_views(false));
+        crate::testing::step(&mut r, |r, ctx| ends_map(r, ctx, &chain));
+        let mut host = Host::new(config(2, None));
+        host.add(r);
+        let view = ViewNumber(3);
+        let joining = if joins { vec![NodeId(2)] } else { Vec::new() };
+        let info = ShardInfo { active: view, known: view, highest: view, branch, joining, ..info(1024) };
+        assert_eq!(host.begins_anew(&info), joins);
+        host.step(Nanos::from_millis(1), Event::Shards(vec![info]));
+        assert_eq!(forgets(&host.take_actions()), joins);
+    }
+}
+
 /// The old head is cut off from the control plane, and not from a node that comes. That went on with what it was told there
 /// after it had heard that the view is left by force.
 #[test]

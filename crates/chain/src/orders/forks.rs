@@ -2,9 +2,11 @@
 //! nobody before that, and a log that has nothing else is an empty one (V2).
 
 use super::*;
-use crate::event::Event;
-use freebs_lsvd::{Durable, fork_name};
+use crate::event::{Begins, Event};
+use crate::timing;
+use freebs_lsvd::{Durable, ShardState, fork_name};
 use freebs_types::{ErrorKind, Fork, SnapshotId};
+use std::collections::BTreeSet;
 
 const FORK: Fork =
     Fork { parent: ShardId::new(9, 0), snapshot: SnapshotId(4), version: Version(70), sequence: Sequence(50) };
@@ -17,7 +19,12 @@ struct Node {
 
 impl Node {
     fn new() -> Self {
-        Self { host: Host::new(config(1, None)), now: Nanos::from_millis(1) }
+        Self::without(None)
+    }
+
+    /// One that leaves out a rule.
+    fn without(mutant: Option<Mutant>) -> Self {
+        Self { host: Host::new(config(1, mutant)), now: Nanos::from_millis(1) }
     }
 
     fn step(&mut self, event: Event) -> Vec<Action> {
@@ -28,8 +35,34 @@ impl Node {
 
     /// The control plane says that it leads a clone's shard.
     fn told(&mut self) -> Vec<Action> {
-        let (active, known, highest) = (ViewNumber(0), ViewNumber(0), ViewNumber(6));
-        self.step(Event::Shards(vec![ShardInfo { active, known, highest, fork: Some(FORK), ..info(1024) }]))
+        self.told_of([1, 2, 3], 0)
+    }
+
+    /// The same with these members, in that active view.
+    fn told_of(&mut self, members: [u64; 3], active: u64) -> Vec<Action> {
+        let (active, highest) = (ViewNumber(active), ViewNumber(6.max(active)));
+        let members = members.map(NodeId).to_vec();
+        let info = ShardInfo { members, active, known: active, highest, fork: Some(FORK), ..info(1024) };
+        self.step(Event::Shards(vec![info]))
+    }
+
+    /// Some time passes.
+    fn waits(&mut self, time: Nanos) -> Vec<Action> {
+        self.now = self.now.plus(time);
+        self.step(Event::Tick)
+    }
+
+    /// Its process starts again, with what the log has of the promise.
+    fn restarts(&mut self, promised: ViewNumber) {
+        self.host = Host::new(config(1, None));
+        let state = ShardState { shard: SHARD, promised, ..ShardState::default() };
+        self.host.add(Replica::recovered(&state, Vec::new(), None, Damage::default()));
+    }
+
+    /// The mark of the fork is durable.
+    fn forks(&mut self, made: &[Action]) -> Vec<Action> {
+        let [(true, ticket)] = marks(made)[..] else { panic!("{made:?}") };
+        self.step(Event::Durable(vec![Durable::Mark { shard: SHARD, ticket }]))
     }
 
     fn checked(&mut self, result: Result<(), ErrorKind>) -> Vec<Action> {
@@ -38,8 +71,17 @@ impl Node {
 
     /// The control plane gives its head the first view.
     fn opens(&mut self) -> Vec<Action> {
+        self.opens_in(7)
+    }
+
+    /// The same of that number; the frame of it, if there is one.
+    fn opens_view(&mut self, view: u64) -> Option<Frame> {
+        frame(&self.opens_in(view)).cloned()
+    }
+
+    fn opens_in(&mut self, view: u64) -> Vec<Action> {
         let opened = Opened {
-            view: ViewNumber(7),
+            view: ViewNumber(view),
             pred: ViewNumber(0),
             members: [1, 2, 3].map(NodeId).to_vec(),
             quorum: 2,
@@ -107,25 +149,168 @@ fn a_clone_goes_on_from_its_fork() {
     assert_eq!((before.sequence, before.hid, before.version), (name.sequence, name.hid, FORK.version));
 }
 
+/// A node that came to a clone had no links to learn it by: whoever hears of nothing else asks for none later.
+#[test]
+fn a_fork_that_is_to_be_made_has_links() {
+    for (mutant, wanted) in [(None, [2, 3].map(peer).into()), (Some(Mutant::ForksToComeAlone), BTreeSet::new())] {
+        let mut n = Node::without(mutant);
+        n.told();
+        assert_eq!(n.host.wanted_peers(), wanted);
+    }
+}
+
 #[test]
 fn a_log_without_the_parent_leads_nobody() {
     let mut n = Node::new();
     n.told();
     // The cut may only not be known to be committed yet.
     assert!(n.checked(Err(ErrorKind::NotFound)).is_empty() && !n.host.has(SHARD));
-    assert!(asks(&n.step(Event::Tick)));
-    n.now = n.now.plus(crate::timing::FORK_PATIENCE);
+    assert!(asks(&n.waits(timing::FORK_AGAIN)));
+    n.now = n.now.plus(timing::FORK_PATIENCE);
     assert!(proposes(&n.checked(Err(ErrorKind::NotFound))) && n.host.has(SHARD), "it learns, as any member does");
     assert!(frame(&n.opens()).is_none(), "an empty log is not where a clone begins");
     let ticks = n.step(Event::Tick);
     assert!(ticks.iter().any(|a| matches!(a, Action::HandOver { to: NodeId(2), .. })), "{ticks:?}");
 }
 
+/// The parent may be about to be mended. Whoever found it damaged at the first look never made the fork.
 #[test]
-fn one_that_is_not_whole_is_not_waited_for() {
+fn one_that_is_not_whole_is_waited_for_too() {
     let mut n = Node::new();
     n.told();
+    assert!(n.checked(Err(ErrorKind::Corrupt)).is_empty() && !n.host.has(SHARD));
+    assert!(asks(&n.waits(timing::FORK_AGAIN)));
+    n.now = n.now.plus(timing::FORK_PATIENCE);
     assert!(proposes(&n.checked(Err(ErrorKind::Corrupt))));
+}
+
+/// The power went before any view of the clone was active. No node had its parent's version in time, so each was to learn
+/// the clone, and had promised by then: none made the fork, for ever.
+#[test]
+fn a_log_with_nothing_but_promises_makes_its_fork() {
+    for (starts_again, mutant) in [(false, None), (true, None), (false, Some(Mutant::ForksGivenUp))] {
+        let mut n = Node::without(mutant);
+        n.told();
+        n.now = n.now.plus(timing::FORK_PATIENCE);
+        n.checked(Err(ErrorKind::NotFound));
+        assert!(frame(&n.opens()).is_none());
+        if starts_again {
+            n.restarts(ViewNumber(7));
+            n.told();
+        }
+        assert_eq!(asks(&n.waits(timing::FORK_AGAIN)), mutant.is_none(), "it is looked again");
+        if mutant.is_some() {
+            continue;
+        }
+        assert!(n.host.has(SHARD));
+        assert!(marks(&n.checked(Err(ErrorKind::NotFound))).is_empty() && n.host.has(SHARD));
+        let made = n.checked(Ok(()));
+        assert!(!n.host.has(SHARD), "it answers nothing before its fork is durable");
+        assert!(n.host.shards() == [SHARD] && marks(&n.told()).is_empty());
+        assert!(proposes(&n.forks(&made)), "started again: {starts_again}");
+        assert_eq!(n.host.replica(SHARD).map(Replica::promise), Some(ViewNumber(7)), "what was promised stays");
+        assert!(n.opens_view(8).is_some_and(|f| f.head.seq() == Sequence(51)));
+    }
+}
+
+/// From then on there is somebody to learn from.
+#[test]
+fn no_fork_is_made_late_of_a_shard_that_has_begun() {
+    let mut n = Node::new();
+    n.restarts(ViewNumber(7));
+    n.told_of([2, 1, 3], 8);
+    assert!(!asks(&n.waits(timing::FORK_AGAIN)));
+    assert!(n.checked(Ok(())).is_empty() && n.host.has(SHARD));
+    // The parent gave the version up in the meantime: what was promised is there as before.
+    let mut n = Node::new();
+    n.restarts(ViewNumber(7));
+    n.told();
+    let ticket = marks(&n.checked(Ok(())))[0].1;
+    n.step(Event::Durable(vec![Durable::Unlearned { shard: SHARD, ticket, why: "gone" }]));
+    assert_eq!(n.host.replica(SHARD).map(Replica::promise), Some(ViewNumber(7)));
+}
+
+/// It was deleted, or left this node, while the mark of its fork waited for the disk: the fork was one of nothing.
+#[test]
+fn a_parent_is_read_from_when_the_mark_is_on_its_way() {
+    let mut n = Node::new();
+    assert!(!n.host.is_to_be_read(FORK.parent));
+    n.told();
+    assert!(n.host.is_to_be_read(FORK.parent) && !n.host.is_to_be_read(SHARD));
+    let made = n.checked(Ok(()));
+    assert!(n.host.is_to_be_read(FORK.parent));
+    n.forks(&made);
+    assert!(!n.host.is_to_be_read(FORK.parent), "the log says so from here on");
+    let mut n = Node::without(Some(Mutant::ForksToComeUnread));
+    n.told();
+    assert!(!n.host.is_to_be_read(FORK.parent), "without the rule it goes");
+}
+
+#[test]
+fn a_clone_that_is_left_while_it_is_made_is_forgotten() {
+    for by_news in [false, true] {
+        let mut n = Node::new();
+        n.told();
+        let made = n.checked(Ok(()));
+        let ticket = marks(&made)[0].1;
+        let left = match by_news {
+            false => n.step(Event::Left { shard: SHARD, active: ViewNumber(7) }),
+            true => n.told_of([2, 3, 4], 7),
+        };
+        let promised = left.iter().find_map(|a| match a {
+            Action::Append(Record::Forget { promised, .. }) => Some(*promised),
+            _ => None,
+        });
+        assert_eq!(promised, Some(ViewNumber(7)));
+        n.step(Event::Durable(vec![Durable::Mark { shard: SHARD, ticket }]));
+        assert!(!n.host.has(SHARD));
+    }
+}
+
+/// The thing that a view begins which becomes active.
+fn begins(actions: &[Action]) -> Option<&Begins> {
+    actions.iter().find_map(|a| if let Action::Activate { begins, .. } = a { Some(begins) } else { None })
+}
+
+/// A member that lacked the parent's version learned the clone for hours, and nobody had said so: when another one was lost
+/// its empty log was one of those that may have lost everything, and the shard stood still.
+#[test]
+fn who_does_not_begin_at_the_fork_is_named() {
+    // The third one has the frame of the first view, is there and has it not, or is away.
+    let untold = Some(Mutant::LateForksUntold);
+    let cases = [(true, true, None), (false, true, None), (false, false, None), (false, false, untold)];
+    for (has, is_there, mutant) in cases {
+        let mut n = Node::without(mutant);
+        n.told();
+        let made = n.checked(Ok(()));
+        n.forks(&made);
+        for node in [2, 3].into_iter().filter(|n| is_there || *n == 2) {
+            n.step(Event::LinkUp { link: LinkId(node), who: Who::Member(peer(node)) });
+        }
+        let sequence = n.opens_view(7).expect("the frame of the first view").head.seq();
+        n.step(Event::Durable(vec![Durable::Frame { shard: SHARD, view: ViewNumber(7), sequence }]));
+        let has_it = |n: &mut Node, node| {
+            let item = DurableItem { shard: SHARD, view: ViewNumber(7), sequence, room: None };
+            n.step(Event::Message { from: LinkId(node), message: Message::Durable(vec![item]) })
+        };
+        let second = has_it(&mut n, 2);
+        let learning = |of: &[Action]| begins(of).cloned();
+        let named = match mutant {
+            None => Some(Begins::Clone { learning: vec![NodeId(3)] }),
+            Some(_) => Some(Begins::Nothing),
+        };
+        match (has, is_there) {
+            (true, _) => {
+                assert_eq!(learning(&second), None, "the third one may be about to say so");
+                assert_eq!(learning(&has_it(&mut n, 3)), Some(Begins::Nothing));
+            }
+            (false, true) => {
+                assert_eq!(learning(&second), None);
+                assert_eq!(learning(&n.waits(timing::FORK_ROLL_CALL)), named);
+            }
+            (false, false) => assert_eq!(learning(&second), named),
+        }
+    }
 }
 
 #[test]

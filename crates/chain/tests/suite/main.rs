@@ -6,7 +6,7 @@ mod views;
 
 use bytes::Bytes;
 use freebs_chain::{
-    Action, Branch, Event, Forced, Host, HostConfig, Mutant, Opened, ShardInfo, ShardSnapshots, ShardStatus,
+    Action, Begins, Branch, Event, Forced, Host, HostConfig, Mutant, Opened, ShardInfo, ShardSnapshots, ShardStatus,
     SyncSource, Who,
 };
 use freebs_format::wire::{Message, SyncRequest, WriteRequest};
@@ -193,7 +193,7 @@ impl Story {
                     Some(asked) => asked.push(n),
                     None => self.answer_proposal(n),
                 },
-                Action::Activate { view, begins_branch, .. } => {
+                Action::Activate { view, begins, .. } => {
                     let result = match &self.refuses {
                         _ if self.pending != Some(view) && self.active != view => {
                             Err(Error::fenced("not pending (V6)"))
@@ -205,7 +205,7 @@ impl Story {
                         self.active = view;
                         self.active_members.clear();
                         self.learning.clone_from(&self.joining);
-                        if self.forced.take().is_some() && begins_branch {
+                        if self.forced.take().is_some() && begins == Begins::Branch {
                             self.branch = Branch { view, at: self.same };
                         }
                     }

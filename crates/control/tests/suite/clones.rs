@@ -330,6 +330,42 @@ fn members_that_change_before_the_first_view_learn() {
     assert!(!state.shard(shard).unwrap().is_kept_by(before[2]));
 }
 
+/// A member that everybody took for whole did not have the parent's history, and learned the clone for hours. Nobody knew, so
+/// its empty log counted as one that was lost, and who kept more was let go.
+#[test]
+fn members_that_lack_what_a_clone_begins_with_learn() {
+    let mut state = cluster();
+    let volume = majority(&mut state);
+    let id = clone(&mut state, volume, "s", "c").unwrap();
+    let shard = ShardId { volume: id, index: 0 };
+    let m = state.shard(shard).unwrap().members.clone();
+    let begin = |state: &mut State, learning: Vec<NodeId>| {
+        let (active, node) = state.shard(shard).map(|s| (s.active, s.head().unwrap())).unwrap();
+        let propose = Command::ProposeView { shard, active, node, start: StartNumber(1) };
+        let Outcome::Proposed { view, generation, .. } = state.apply(propose).unwrap().outcome else { panic!() };
+        state.apply(Command::ActivateClone { shard, view, generation, learning }).unwrap();
+        assert_eq!(&State::decode(&state.encode()).unwrap(), state);
+        state.shard(shard).unwrap().clone()
+    };
+    // Its head has what it begins with, whatever is said, and strangers are none of its members.
+    let s = begin(&mut state, vec![m[0], m[1], NodeId(9)]);
+    assert_eq!((&s.members, &s.joining, &s.learning), (&vec![m[0], m[2], m[1]], &vec![m[1]], &vec![m[1]]));
+    let e = state.apply(Command::MoveHead { shard, node: m[1] }).unwrap_err();
+    assert_eq!(e.kind, ErrorKind::Retry, "{e}");
+    // Nor does it when it is the only one that has not failed: it once led with what it had learned so far, as another branch.
+    let first = |n: NodeId| (n, StartNumber(1));
+    let without = |failed: &[NodeId]| {
+        let mut state = state.clone();
+        state.apply(Command::FailOver { nodes: failed.iter().copied().map(first).collect() }).unwrap();
+        state.shard(shard).unwrap().head()
+    };
+    assert_eq!((without(&[m[0]]), without(&[m[0], m[2]])), (Some(m[2]), Some(m[0])));
+    state.apply(Command::MembersComplete { shard, view: s.active, nodes: vec![m[1]] }).unwrap();
+    // All that comes behind the first view is as everywhere.
+    let s = begin(&mut state, vec![m[2]]);
+    assert_eq!((s.joining, s.learning), (vec![], vec![]));
+}
+
 /// A log that has only the clone's beginning says no more of a view than an empty one.
 #[test]
 fn a_log_with_only_the_beginning_seals_nothing() {

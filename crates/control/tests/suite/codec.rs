@@ -79,7 +79,7 @@ fn commands() -> Vec<Command> {
 }
 
 /// The forms with the highest numbers.
-fn last_commands() -> [Command; 13] {
+fn last_commands() -> [Command; 14] {
     let shard = ShardId::new(7, 3);
     [
         Command::ActivateBranch { shard, view: ViewNumber(5), generation: Generation(6) },
@@ -96,6 +96,12 @@ fn last_commands() -> [Command; 13] {
         Command::DeleteVolumeAndSnapshots { volume: VolumeId(7), force: true, now_ms: 2000 },
         Command::CloneVolume { volume: VolumeId(7), snapshot: "snap".into(), name: "other".into() },
         Command::FlattenVolume { volume: VolumeId(15) },
+        Command::ActivateClone {
+            shard,
+            view: ViewNumber(5),
+            generation: Generation(6),
+            learning: vec![NodeId(2), NodeId(3)],
+        },
         Command::ScheduleSnapshots { volume: VolumeId(15), schedule: None },
         Command::ScheduleSnapshots {
             volume: VolumeId(15),

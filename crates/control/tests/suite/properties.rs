@@ -123,6 +123,14 @@ fn of_shards() -> impl Strategy<Value = Command> {
             view: ViewNumber(view),
             generation: Generation(generation),
         }),
+        (shard.clone(), 0u64..8, 0u64..4, proptest::collection::vec(0u64..6, 0..4)).prop_map(
+            |(shard, view, generation, learning)| Command::ActivateClone {
+                shard,
+                view: ViewNumber(view),
+                generation: Generation(generation),
+                learning: learning.into_iter().map(NodeId).collect(),
+            }
+        ),
         (shard, 0u64..6).prop_map(|(shard, node)| Command::MoveHead { shard, node: NodeId(node) }),
         (0u64..6, 0u64..3, 0u64..6).prop_map(|(head, active, node)| Command::ReplaceHead {
             shard: ShardId::new(1, 0),
@@ -198,6 +206,12 @@ fn aim_snapshots(s: &State, c: &Command) -> Option<Command> {
     })
 }
 
+/// The pending view of a shard and the present generation, if it is there.
+fn aim_view(s: &State, shard: ShardId, view: ViewNumber, generation: Generation) -> (ViewNumber, Generation) {
+    let pending = s.shard(shard).and_then(|s| s.pending).map_or(view, |p| p.view);
+    (pending, s.volume(shard.volume).map_or(generation, |v| v.generation))
+}
+
 /// Turns some commands into ones that hit: the head's own proposal, the pending view, the present generation.
 fn aim(s: &State, c: Command, aim: bool) -> Command {
     if !aim {
@@ -211,21 +225,17 @@ fn aim(s: &State, c: Command, aim: bool) -> Command {
             }
             None => Command::ProposeView { shard, active, node, start },
         },
-        Command::ActivateView { shard, view, generation } => match s.shard(shard) {
-            Some(sh) => Command::ActivateView {
-                shard,
-                view: sh.pending.map_or(view, |p| p.view),
-                generation: s.volume(shard.volume).unwrap().generation,
-            },
-            None => Command::ActivateView { shard, view, generation },
-        },
+        Command::ActivateView { shard, view, generation } => {
+            let (view, generation) = aim_view(s, shard, view, generation);
+            Command::ActivateView { shard, view, generation }
+        }
         Command::ActivateBranch { shard, view, generation } => {
-            let Command::ActivateView { view, generation, .. } =
-                self::aim(s, Command::ActivateView { shard, view, generation }, true)
-            else {
-                unreachable!("it is aimed, and nothing else")
-            };
+            let (view, generation) = aim_view(s, shard, view, generation);
             Command::ActivateBranch { shard, view, generation }
+        }
+        Command::ActivateClone { shard, view, generation, learning } => {
+            let (view, generation) = aim_view(s, shard, view, generation);
+            Command::ActivateClone { shard, view, generation, learning }
         }
         Command::ExtendChains { away } => Command::ExtendChains { away: at_present(s, away) },
         Command::ReplaceMembers { gone, failed } => {

@@ -217,6 +217,7 @@ fn some_commands() -> Vec<Command> {
         Command::DeleteVolume { volume, force: true },
         without_lost(shard),
         Command::ActivateBranch { shard, view: ViewNumber(4), generation: Generation(2) },
+        Command::ActivateClone { shard, view: ViewNumber(4), generation: Generation(2), learning: vec![NodeId(3)] },
         Command::ExtendChains { away: vec![(NodeId(2), StartNumber(2))] },
         Command::RenameVolume { volume, name: "other".into() },
         Command::CloneVolume { volume, snapshot: "snap".into(), name: "clone".into() },

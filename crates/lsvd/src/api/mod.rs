@@ -711,6 +711,8 @@ pub enum RuleMutant {
     ChunkIsCounter,
     /// E10: a parent does not keep the versions that forks read.
     ForksForgotten,
+    /// E10: a parent does not keep the version of a fork whose mark is on its way to the disk.
+    ForksToComeForgotten,
     /// E10: a parent serves its forks whatever it has lost since.
     LostToForksUntold,
     /// E10: only the first mark of a fork says that it is one.

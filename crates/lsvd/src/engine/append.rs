@@ -401,7 +401,7 @@ impl Core {
         if head > limits::FRAME_HEAD_BYTES_MAX || data > limits::FRAME_DATA_BYTES_MAX {
             return Err(Error::invalid(format!("shard {}: a record above the maxima", frame.head.shard())));
         }
-        self.note_learning();
+        self.note_marks();
         let frame = match (self.queue.pop_front(), local) {
             (Some(Queued::Record(Record::Frame(f) | Record::Repair(f))), _) => f,
             (_, local) => local.expect("made above for everything that is not a frame"),
@@ -433,8 +433,8 @@ impl Core {
     }
 
     /// A map that is learned begins with the first carry that the caller brings, and ends with the mark that says so. A
-    /// tail is suspect until a mark says that it was compared.
-    fn note_learning(&mut self) {
+    /// tail is suspect until a mark says that it was compared. A fork is known from its mark on, durable or not.
+    fn note_marks(&mut self) {
         match self.queue.front() {
             Some(Queued::Record(Record::Carry { shard, .. })) => {
                 self.learning.entry(*shard).or_insert(self.next_append);
@@ -446,6 +446,10 @@ impl Core {
                 // Marks that come behind it in the same append are not to say otherwise.
                 if let Some(s) = self.shards.get_mut(shard).filter(|_| change.trusted) {
                     s.suspect = false;
+                }
+                if let Some(fork) = change.fork {
+                    let shard = *shard;
+                    self.fork_comes(shard, &fork);
                 }
             }
             Some(Queued::Record(Record::Forget { shard, .. })) => drop(self.learning.remove(shard)),

@@ -20,6 +20,9 @@ impl Core {
     /// A mark, or the end of a shard, may have changed that.
     pub fn fork_changed(&mut self, shard: ShardId, before: Option<Fork>) {
         let now = self.fork_of(shard);
+        if let Some(fork) = &now {
+            self.forks.came(shard, fork);
+        }
         if now == before {
             return;
         }
@@ -29,14 +32,25 @@ impl Core {
         if let Some(fork) = &now {
             self.forks.add(shard, fork);
         }
-        for fork in before.into_iter().chain(now) {
-            let mut read = self.forks.of(fork.parent);
-            if self.segs.leaves_out(RuleMutant::ForksForgotten) {
-                read.clear();
-            }
-            if let Some(parent) = self.shards.get_mut(&fork.parent) {
-                parent.set_read_by_forks(read, &mut self.segs);
-            }
+        before.into_iter().chain(now).for_each(|fork| self.tell_parent(&fork));
+    }
+
+    /// The mark of a fork is taken to be written. Until it is durable nothing is to go that it reads: who gave the version up
+    /// may hear only meanwhile that this is committed.
+    pub fn fork_comes(&mut self, shard: ShardId, fork: &Fork) {
+        if !self.segs.leaves_out(RuleMutant::ForksToComeForgotten) {
+            self.forks.comes(shard, fork);
+            self.tell_parent(fork);
+        }
+    }
+
+    fn tell_parent(&mut self, fork: &Fork) {
+        let mut read = self.forks.of(fork.parent);
+        if self.segs.leaves_out(RuleMutant::ForksForgotten) {
+            read.clear();
+        }
+        if let Some(parent) = self.shards.get_mut(&fork.parent) {
+            parent.set_read_by_forks(read, &mut self.segs);
         }
     }
 

@@ -51,6 +51,8 @@ pub(crate) fn is_read_in(read: &Read, from: Version, to: Version) -> bool {
 #[derive(Debug, Default)]
 pub(crate) struct Forks {
     all: BTreeMap<ShardId, Fork>,
+    /// Those whose marks are on the way to the disk.
+    coming: BTreeMap<ShardId, Fork>,
     by_parent: BTreeMap<ShardId, Read>,
     /// Versions that are lost to forks of parents that are not here: their first frames are on the way to the log.
     lost: BTreeMap<ShardId, BTreeSet<Version>>,
@@ -60,6 +62,18 @@ impl Forks {
     pub fn add(&mut self, shard: ShardId, fork: &Fork) {
         self.all.insert(shard, *fork);
         *self.by_parent.entry(fork.parent).or_default().entry(ForkPoint::of(fork)).or_default() += 1;
+    }
+
+    /// The mark of one is on its way to the disk: what it is to read is kept from now on.
+    pub fn comes(&mut self, shard: ShardId, fork: &Fork) {
+        self.coming.insert(shard, *fork);
+    }
+
+    /// That mark is durable, if it was of this fork.
+    pub fn came(&mut self, shard: ShardId, fork: &Fork) {
+        if self.coming.get(&shard) == Some(fork) {
+            self.coming.remove(&shard);
+        }
     }
 
     /// One that reads there no more.
@@ -78,8 +92,13 @@ impl Forks {
         }
     }
 
+    /// The points that forks read of a parent, or are about to.
     pub fn of(&self, parent: ShardId) -> Read {
-        self.by_parent.get(&parent).cloned().unwrap_or_default()
+        let mut read = self.by_parent.get(&parent).cloned().unwrap_or_default();
+        for fork in self.coming.values().filter(|f| f.parent == parent) {
+            *read.entry(ForkPoint::of(fork)).or_default() += 1;
+        }
+        read
     }
 
     /// As of a shard, for one that is not here yet.

@@ -8,6 +8,7 @@ use crate::common::*;
 use crate::crash_device::{crash_device, power_cut};
 use crate::forks_lost::{self, Told, append_lost, mend_all, parent_gone, right_or_lost, tell_all};
 use crate::history::{LEFT_OUT, TINY, erase_checkpoints, open};
+use crate::waiting::Gated;
 use freebs_format::UpdateKind;
 use freebs_io::faults::CrashDevice;
 use freebs_io::memory::MemoryDevice;
@@ -379,6 +380,45 @@ fn a_version_that_is_given_up_in_front_of_its_fork_makes_none() {
         assert!(matches!(answers.last(), Some(Durable::Unlearned { shard, ticket: 5, .. }) if *shard == id));
         assert!(rig.engine.state(id).is_none() && !rig.engine.is_read_by_forks(parent));
     });
+}
+
+/// The parent's version was given up in front of the fork's mark, and that was known to be committed only when the mark was on its
+/// way to the disk. What the fork was to read was gone by the time it was there, and it read what lies below.
+#[test]
+fn a_version_is_kept_while_the_mark_of_its_fork_is_written() {
+    for rule in [None, Some(RuleMutant::ForksToComeForgotten)] {
+        local(async {
+            let mut t = Tree::new(1);
+            let device = Gated::new(MemoryDevice::new(4096, LIMIT));
+            create_log(device.clone(), &shape(SEGMENTS)).await.unwrap();
+            let rig = Rig::open_without(rule, device.clone(), Options::of_workers(1)).await.unwrap();
+            let parent = t.any();
+            rig.append(t.write(parent));
+            rig.append(t.pin(parent));
+            commit(&mut t, &rig).await;
+            let (id, fork) = t.fork(parent).unwrap();
+            let then = t.lines[&parent].now.clone();
+            (0..20).for_each(|_| rig.append(t.write(parent)));
+            rig.append(t.unpin(parent).unwrap());
+            rig.settle().await;
+            device.shut_to_writes(true);
+            rig.append(Record::Mark { shard: id, change: MarkChange::forked(CLUSTER, &fork), ticket: 5 });
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            rig.engine.committed(parent, Sequence(t.lines[&parent].chain.sequence));
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            device.shut_to_writes(false);
+            rig.settle().await;
+            assert_eq!(rig.engine.state(id).unwrap().fork, Some(fork));
+            let read = rig.read_all(id, BLOCKS).await.unwrap();
+            assert_eq!(read == full(&then, BLOCKS), rule.is_none(), "{rule:?}");
+            rig.engine.check();
+            rig.kill();
+        });
+    }
 }
 
 /// The stories must be able to fail (rule E10).

@@ -13,12 +13,26 @@ use std::rc::Rc;
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 
-/// A device whose reads stand still while its gate is shut.
+/// A device whose reads, or writes, stand still while the gate is shut.
 #[derive(Clone)]
-struct Gated {
+pub struct Gated {
     below: MemoryDevice,
     shut: Rc<Cell<bool>>,
+    shut_to_writes: Rc<Cell<bool>>,
     opened: Rc<Notify>,
+}
+
+impl Gated {
+    /// One with open gates.
+    pub fn new(below: MemoryDevice) -> Self {
+        Self { below, shut: Rc::default(), shut_to_writes: Rc::default(), opened: Rc::default() }
+    }
+
+    /// Shuts the gate to writes, or opens it.
+    pub fn shut_to_writes(&self, is_so: bool) {
+        self.shut_to_writes.set(is_so);
+        self.opened.notify_waiters();
+    }
 }
 
 impl Device for Gated {
@@ -35,6 +49,9 @@ impl Device for Gated {
         self.below.read(at, len).await
     }
     async fn write(&self, at: u64, buf: AlignedBuf, durability: Durability) -> (AlignedBuf, Result<()>) {
+        while self.shut_to_writes.get() {
+            self.opened.notified().await;
+        }
         self.below.write(at, buf, durability).await
     }
     async fn sync(&self) -> Result<()> {
@@ -52,8 +69,8 @@ impl Device for Gated {
 }
 
 async fn readers_hold_all_that_is_free() {
-    let (shut, opened) = (Rc::new(Cell::new(false)), Rc::new(Notify::new()));
-    let device = Gated { below: MemoryDevice::new(512, 1 << 30), shut: shut.clone(), opened: opened.clone() };
+    let device = Gated::new(MemoryDevice::new(512, 1 << 30));
+    let (shut, opened) = (device.shut.clone(), device.opened.clone());
     create_log(device.clone(), &shape(8)).await.unwrap();
     let (engine, _) = open_log(device, &expect()).await.unwrap();
     let heard = Rc::new(Heard::default());

@@ -27,7 +27,7 @@ const HUNTS: [(&str, &str); 3] = [
 
 /// Mutants that no seed is recorded for, and the test that notices each: crate, mutant, file below `crates`, and name.
 /// Why the simulator has no run that shows those of chain, driver and control, `freebs_sim::mutants` and `mutants.rs` say.
-const STORIES: [(&str, &str, &str, &str); 48] = [
+const STORIES: [(&str, &str, &str, &str); 55] = [
     ("chain", "RequestsOfAnyone", "chain/src/orders.rs", "requests_of_others_are_refused"),
     ("chain", "FloorIgnored", "chain/src/orders/rules.rs", "a_read_above_what_is_durable_is_refused"),
     ("chain", "ShortChainsOrder", "chain/src/orders/rules.rs", "a_chain_that_is_too_short_orders_no_write"),
@@ -76,6 +76,17 @@ const STORIES: [(&str, &str, &str, &str); 48] = [
     ("chain", "ForcedAlone", "chain/src/orders/forced.rs", "a_survivor_that_is_no_member_counts"),
     ("chain", "BackPassedOver", "chain/src/orders/forced.rs", "who_is_back_with_more_is_not_passed_over"),
     ("chain", "GivenUpCounts", "chain/src/orders/forced.rs", "a_log_that_gave_frames_up_does_not_count_as_a_whole_one"),
+    ("chain", "ForksGivenUp", "chain/src/orders/forks.rs", "a_log_with_nothing_but_promises_makes_its_fork"),
+    ("chain", "LateForksUntold", "chain/src/orders/forks.rs", "who_does_not_begin_at_the_fork_is_named"),
+    ("chain", "ForksToComeUnread", "chain/src/orders/forks.rs", "a_parent_is_read_from_when_the_mark_is_on_its_way"),
+    ("chain", "ForksToComeAlone", "chain/src/orders/forks.rs", "a_fork_that_is_to_be_made_has_links"),
+    (
+        "chain",
+        "OrphansGoOn",
+        "chain/src/flatten/tests.rs",
+        "a_fork_without_its_parent_begins_anew_or_learns_what_it_lacks",
+    ),
+    ("chain", "TurnsStay", "chain/src/flatten/tests.rs", "one_that_can_not_be_made_flat_stops_no_other"),
     ("chain", "ConfirmsWithoutHold", "chain/src/orders/cuts.rs", "a_head_holds_for_so_long_and_then_fails_it"),
     ("driver", "OneLeaseIsEnough", "driver/tests/suite/rules/leases.rs", "l1_ready_waits_for_leases_of_a_members"),
     (
@@ -101,6 +112,12 @@ const STORIES: [(&str, &str, &str, &str); 48] = [
     ("lsvd", "PastUntold", "lsvd/tests/suite/copies.rs", "copies_that_lose_history_are_caught"),
     ("lsvd", "ReleasedPinStays", "lsvd/tests/suite/copies.rs", "copies_that_lose_history_are_caught"),
     ("lsvd", "ForksForgotten", "lsvd/tests/suite/forks.rs", "forks_that_do_not_hold_are_caught"),
+    (
+        "lsvd",
+        "ForksToComeForgotten",
+        "lsvd/tests/suite/forks.rs",
+        "a_version_is_kept_while_the_mark_of_its_fork_is_written",
+    ),
     ("lsvd", "LostToForksUntold", "lsvd/tests/suite/forks.rs", "forks_that_do_not_hold_are_caught"),
     ("lsvd", "ForksUntold", "lsvd/tests/suite/forks.rs", "forks_that_do_not_hold_are_caught"),
     ("lsvd", "InheritedUntold", "lsvd/tests/suite/forks.rs", "parents_that_are_left_out_of_a_copy_are_missed"),
