@@ -52,8 +52,8 @@ impl Cluster {
 /// each sector.
 pub async fn make(c: &Rc<Cluster>, of: VolumeId, made: Made) {
     let (there, is_of_clone, is_used) = (c.clones.borrow().len(), c.is_clone(of), c.is_used(of));
-    // A clone whose answer was lost is neither.
-    if there >= CLONES_MAX || is_of_clone == is_used {
+    // A clone whose answer was lost is neither. One that is made behind the end of all faults may not have begun when it is read.
+    if c.over.get() || there >= CLONES_MAX || is_of_clone == is_used {
         return;
     }
     let origin = c.origin_of(of).unwrap_or((of, made.instant()));

@@ -41,7 +41,9 @@ impl Made {
 
 /// Somebody asks for a snapshot.
 pub fn take(c: &Rc<Cluster>) {
-    let all: Vec<VolumeId> = c.control.volumes().iter().map(|v| v.id).collect();
+    // Nobody here knows of a clone whose answer was lost.
+    let is_known = |v: &VolumeId| c.is_used(*v) || c.is_clone(*v);
+    let all: Vec<VolumeId> = c.control.volumes().iter().map(|v| v.id).filter(is_known).collect();
     let (clones, volumes): (Vec<_>, Vec<_>) = all.into_iter().partition(|v| c.is_clone(*v));
     let (volumes, delete, clone) = {
         let mut luck = c.luck.borrow_mut();
