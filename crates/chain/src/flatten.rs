@@ -35,11 +35,11 @@ pub(crate) struct Flattening {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Wanted {
     /// The log of its parent is to begin anew: until then that member is away from its shard.
-    ByNews,
+    News,
     /// Its parent is to go: until then it takes room.
-    ByEnd,
+    End,
     /// Somebody asked for it, or it reads through too many others.
-    ByItself,
+    Itself,
 }
 
 /// The order in which forks are made flat. One that fails rests for itself, and the others go on.
@@ -206,11 +206,11 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     fn wanted(&self, shard: ShardId, fork: &Fork) -> Option<Wanted> {
         let by_parent = self.flattening().ends.get(&fork.parent).map(|end| match end {
-            Event::Shards(_) => Wanted::ByNews,
-            _ => Wanted::ByEnd,
+            Event::Shards(_) => Wanted::News,
+            _ => Wanted::End,
         });
         let by_itself = || self.is_to_be_flat(shard) || self.engine().depth(shard) > DEPTH_MAX;
-        by_parent.or_else(|| by_itself().then_some(Wanted::ByItself))
+        by_parent.or_else(|| by_itself().then_some(Wanted::Itself))
     }
 
     /// The reason for which a fork that is to be flat is not, for people.

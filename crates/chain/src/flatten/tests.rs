@@ -209,7 +209,7 @@ fn a_fork_without_its_parent_begins_anew_or_learns_what_it_lacks() {
 #[test]
 fn turns_go_round_and_who_fails_rests() {
     let [a, b, c] = [1, 2, 3].map(|v| ShardId::new(v, 0));
-    let all: BTreeMap<ShardId, Wanted> = [a, b, c].map(|s| (s, Wanted::ByItself)).into();
+    let all: BTreeMap<ShardId, Wanted> = [a, b, c].map(|s| (s, Wanted::Itself)).into();
     let (mut turns, now) = (Turns::default(), Nanos(1));
     let corrupt = || Error::corrupt("rotten");
     let mut order = Vec::new();
@@ -220,7 +220,7 @@ fn turns_go_round_and_who_fails_rests() {
     }
     assert_eq!(order, [a, b, c, a]);
     // One whose parent's log is to begin anew comes first, and behind it one whose parent is to go.
-    let some: BTreeMap<ShardId, Wanted> = [(a, Wanted::ByNews), (b, Wanted::ByEnd), (c, Wanted::ByItself)].into();
+    let some: BTreeMap<ShardId, Wanted> = [(a, Wanted::News), (b, Wanted::End), (c, Wanted::Itself)].into();
     assert_eq!(turns.next(now, &some), Some(a));
     assert!(turns.failed(now, a, Lba(0), &corrupt()), "people are told");
     assert_eq!(turns.next(now, &some), Some(b));
