@@ -34,7 +34,8 @@ const COVERED: [&str; 5] =
 
 /// The only kind of runs that a mutant is hunted in, if others have hardly an occasion. Room is short only where disks are
 /// small; few seeds are of that kind. A read that races with a write of its own driver shows most often where no fault ends
-/// one of them. Leases matter where drivers take volumes from each other.
+/// one of them. Leases matter where drivers take volumes from each other. A cut that was reported too early is lost where a
+/// head loses its power and its place at once.
 pub fn kind(name: &str) -> Option<&'static str> {
     match name {
         "MembersRoomIgnored" => Some("tight"),
@@ -42,6 +43,7 @@ pub fn kind(name: &str) -> Option<&'static str> {
         "AnswerWithoutLease" => Some("gateways"),
         "LeavesByOldStates" => Some("lag_seat"),
         "ForcedFromCommitted" => Some("lose_members"),
+        "CutsBeforeCommitted" => Some("everything"),
         _ => None,
     }
 }
