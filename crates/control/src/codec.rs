@@ -354,10 +354,9 @@ impl Command {
             17 => Self::RecoverShard(recover(f)?),
             18 => Self::ExtendChains { away: nodes(f, FAILED_NODES_MAX)? },
             20 => Self::RenameVolume { volume: VolumeId(f.u64()?), name: f.text()? },
-            kind @ (21..=26 | 28) => of_snapshot(f, kind)?,
+            kind @ (21..=26 | 28 | 33) => of_snapshot(f, kind)?,
             27 => Self::DeleteVolumeAndSnapshots { volume: VolumeId(f.u64()?), now_ms: f.u64()?, force: f.flag()? },
             29 => Self::FlattenVolume { volume: VolumeId(f.u64()?) },
-            33 => Self::ScheduleSnapshots { volume: VolumeId(f.u64()?), schedule: schedule(f)? },
             _ => return Err(damaged()),
         };
         f.end()?;
@@ -439,6 +438,7 @@ fn of_snapshot(f: &mut Fields<'_>, kind: u8) -> Result<Command> {
         }
         24 => Command::FailSnapshot { snapshot, why: f.text()? },
         25 => Command::DeleteSnapshot { volume, now_ms: f.u64()?, name: f.text()? },
+        33 => Command::ScheduleSnapshots { volume, schedule: schedule(f)? },
         28 => Command::CloneVolume { volume, snapshot: f.text()?, name: f.text()? },
         _ => Command::LockSnapshot { volume, until_ms: f.u64()?, now_ms: f.u64()?, name: f.text()? },
     })

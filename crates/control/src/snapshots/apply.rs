@@ -1,6 +1,6 @@
 //! Commands about snapshots, applied to the state.
 
-use super::{Cut, Snapshot, SnapshotVolume, Snapshots, Stage};
+use super::{Cut, Schedule, Snapshot, SnapshotVolume, Snapshots, Stage};
 use crate::command::Outcome;
 use crate::mutant::Mutant;
 use crate::state::{State, Volume};
@@ -314,6 +314,17 @@ impl State {
             assert!(failed.is_ok(), "nothing refuses to fail");
             self.leave_snapshot(id, volume);
         }
+    }
+
+    /// Snapshots that the old schedule made stay until the new one's rules let them go.
+    pub(crate) fn schedule_snapshots(&mut self, id: VolumeId, schedule: Option<Schedule>) -> Result<Outcome> {
+        let mut volume = self.volume_to_change(id)?;
+        schedule.iter().try_for_each(Schedule::check)?;
+        if volume.schedule != schedule {
+            volume.schedule = schedule;
+            self.commit(volume);
+        }
+        Ok(Outcome::Noted)
     }
 
     /// A lock can be made longer, and never shorter.

@@ -4,7 +4,6 @@
 //! So a leader that knows nothing of another one's last minute makes none twice.
 
 use crate::limits;
-use crate::state::Volume;
 use freebs_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -159,23 +158,6 @@ impl std::fmt::Display for Schedule {
         let every = humantime::format_duration(Duration::from_millis(self.every_ms));
         let rules: Vec<String> = self.keep.iter().map(|k| format!("{}{}", k.count, k.by.letter())).collect();
         write!(f, "a snapshot every {every}, keeps {}", rules.join(","))
-    }
-}
-
-impl crate::State {
-    /// The schedule of a volume, or none, from now on. What the old one made stays until the new one's rules let it go.
-    pub(crate) fn schedule_snapshots(
-        &mut self,
-        id: freebs_types::VolumeId,
-        schedule: Option<Schedule>,
-    ) -> Result<crate::Outcome> {
-        let mut volume: Volume = self.volume_to_change(id)?;
-        schedule.iter().try_for_each(Schedule::check)?;
-        if volume.schedule != schedule {
-            volume.schedule = schedule;
-            self.commit(volume);
-        }
-        Ok(crate::Outcome::Noted)
     }
 }
 

@@ -17,7 +17,7 @@ mod follower;
 mod hand_over;
 mod plane;
 mod recover;
-mod schedules;
+pub mod schedules;
 mod seat;
 pub mod seat_files;
 mod seat_links;
@@ -30,7 +30,6 @@ mod tests;
 
 pub use client::Client;
 pub use plane::{FollowerOptions, Plane};
-pub use schedules::keep as keep_schedules;
 pub use seat::SeatOptions;
 pub use server::{hear_seat, serve, turn_away};
 pub use service::{Me, Service};

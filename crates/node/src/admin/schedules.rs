@@ -16,12 +16,12 @@ use tokio::task::JoinSet;
 /// Snapshots that are being made at a time: one of a volume that is paused takes as long as one may.
 const AT_A_TIME: usize = 16;
 
-/// What was tried last for a volume, so that one that was deleted by hand is not made again at once.
-type Tried = BTreeMap<VolumeId, String>;
+/// The last snapshot that was made of each volume, so that one that was deleted by hand is not made again at once.
+type Made = BTreeMap<VolumeId, String>;
 
 /// Looks at all schedules, again and again, for as long as the service lives.
 pub async fn keep(service: Weak<Service>) {
-    let mut done = Tried::new();
+    let mut done = Made::new();
     loop {
         tokio::time::sleep(timing::SCHEDULE_LOOK).await;
         let Some(service) = service.upgrade() else { return };
@@ -43,7 +43,7 @@ fn scheduled(state: &State) -> impl Iterator<Item = (&Volume, &Schedule)> {
     volumes.filter_map(|v| v.schedule.as_ref().map(|s| (v, s)))
 }
 
-async fn make(service: &Arc<Service>, state: &State, done: &mut Tried) {
+async fn make(service: &Arc<Service>, state: &State, done: &mut Made) {
     done.retain(|id, _| state.volume(*id).is_some());
     let mut under_way: JoinSet<(VolumeId, String, String, Result<()>)> = JoinSet::new();
     let mut ended = Vec::new();

@@ -2,9 +2,7 @@
 
 use super::greet::{Greeted, accept};
 use super::thread::{Command, Disk, OpenWorker, WorkerHandle, WorkerSpec, open_worker};
-use crate::admin::{
-    LocalFuture, LocalNode, Me, Plane, SeatOptions, Service, hear_seat, keep_schedules, serve, turn_away,
-};
+use crate::admin::{LocalFuture, LocalNode, Me, Plane, SeatOptions, Service, hear_seat, schedules, serve, turn_away};
 use crate::cli::signals::{self, Stop};
 use crate::events::EventLog;
 use crate::gateway::{self, Workers};
@@ -88,7 +86,7 @@ async fn node(options: NodeOptions) -> Result<()> {
         Arc::new(Local { workers: workers.clone() }),
         events.clone(),
     );
-    tokio::task::spawn_local(keep_schedules(Arc::downgrade(&service)));
+    tokio::task::spawn_local(schedules::keep(Arc::downgrade(&service)));
     door.open(service.clone(), workers.clone());
     let key = handles.host_key;
     let ended = tokio::select! {

@@ -32,7 +32,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What snapshots are called that keep the present, and those of mixtures. Behind it is the time.
+/// Names of snapshots that keep the present, and of those of mixtures; behind them is the time.
 const KEPT: &str = "before-rollback-";
 const MIXTURE: &str = "rolling-back-";
 const ROLLBACK: Doing = Doing { suffix: ROLLING_BACK, word: "rollback", of: "snapshot", one: "a snapshot" };
