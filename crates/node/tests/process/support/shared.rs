@@ -4,7 +4,7 @@
 
 use super::cluster::{Cluster, Setup};
 use super::nbd::Client;
-use super::tools::say;
+use super::tools::{TOOL_TIME_MAX, command, output, say, wait_for};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -48,6 +48,19 @@ impl Lent {
         let name = format!("own{}", NEXT.fetch_add(1, Ordering::Relaxed));
         self.json(&[&["volume", "create", &name, "--size", size], more].concat());
         name
+    }
+
+    /// Exports as nbdinfo lists them. It opens each of them, and a volume of another test may go in between: then it is asked
+    /// again.
+    #[must_use]
+    pub fn exports(&self) -> Vec<String> {
+        let list = wait_for("a list of exports that are all there", || {
+            let out = output(command("nbdinfo").args(["--list", "--json", &self.place.uri("")]), TOOL_TIME_MAX);
+            out.status.success().then_some(out.stdout)
+        });
+        let list: serde_json::Value = serde_json::from_slice(&list).expect("JSON");
+        let name = |e: &serde_json::Value| e["export-name"].as_str().expect("a name").to_owned();
+        list["exports"].as_array().expect("a list").iter().map(name).collect()
     }
 
     /// A client of a volume.
