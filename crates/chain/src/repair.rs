@@ -16,7 +16,7 @@ use crate::sync::Asking;
 use crate::timing;
 use freebs_format::wire::{FrameName, MapPoint, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_format::{AttachBody, Frame, FrameHead, FrameKind, ViewBody};
-use freebs_lsvd::{MarkChange, Record, Unrepaired};
+use freebs_lsvd::{KeptState, MarkChange, Record, Unrepaired};
 use freebs_types::{DriverId, Hash32, Nanos, NodeId, Peer, Sequence, Version, ViewNumber};
 
 /// A range of frames that damage took, after `before`, up to and with `until`.
@@ -54,6 +54,8 @@ pub(crate) struct Damage {
     pub learning: Option<Relearning>,
     /// Where that had come to when nobody went on giving them.
     pub put_off: Option<Relearning>,
+    /// What the teller keeps that knew most frames as committed.
+    pub told: Option<KeptState>,
     /// The state that came with the last of them, which is on its way to the disk.
     pub learned_end: Option<Frame>,
     /// Frames that are given up by force, once this ticket is durable.

@@ -31,7 +31,7 @@ use crate::{Base, KeptState, Learned, MarkChange, RuleMutant};
 use freebs_format::MarkBody;
 use freebs_types::{Error, Result, Sequence, ShardId, SnapshotId, Version};
 use pins::{Kept, PinOp, Pins};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use table::{Judge, Layer, Table};
 
 /// No version is as high.
@@ -60,7 +60,7 @@ pub(crate) struct History {
     reading: BTreeMap<Reading, u32>,
     /// Points that forks in this log read, and which of these versions are lost to them. It is in marks and checkpoints.
     pub read_by_forks: forks::Read,
-    pub lost_to_forks: BTreeSet<Version>,
+    pub lost_to_forks: forks::LostVersions,
     /// Versions that frames which may be cut are about to keep: a carry may tell of what took the place of an entry that these
     /// versions see before the frames are known to be committed.
     waiting: Kept,
@@ -269,7 +269,7 @@ impl Shard {
     pub fn mark_pins(&mut self, body: &MarkBody, is_last: bool, segs: &mut Segments) {
         // Of a frame that came late in front of it in the same append it knows nothing.
         let own = if is_last || body.whole_past { Version(0) } else { self.history.whole_from };
-        self.history.lost_to_forks.extend(&body.lost);
+        self.history.lost_to_forks.add(body.lost.iter().copied());
         self.history.whole_from = own.max(body.whole_from);
         let mut kept = Kept::of_mark(body);
         if kept.is_none() && self.history.pins.kept.is_none() && body.kept_as_of.is_none() {
