@@ -30,7 +30,7 @@ const HEADS_WINDOW: u32 = 256 << 10;
 /// Bytes between two heads that are read with them.
 const HEADS_GAP: u32 = 64 << 10;
 /// Blocks of the map that one step of `entries` looks at; each may have an entry of its own.
-const ENTRIES_WINDOW: u32 = 1024;
+pub(crate) const ENTRIES_WINDOW: u32 = 1024;
 /// Blocks of the map that one step of a digest looks at, and reads.
 const DIGEST_WINDOW: u32 = 256;
 /// Times that a digest is begun, if each time what it is of was cut off meanwhile.

@@ -150,7 +150,8 @@ impl Shard {
         }
         let Some(l) = change.learned.as_deref() else { return (Sequence(0), Sequence(0)) };
         // One that is flat by what it learns has no frame less than before, and lacks what its parents had.
-        let from = if change.flat { Some(l.since) } else { first_hole(l.since, l.upto) };
+        let is_flat = change.flat && self.fork.is_some();
+        let from = if is_flat { Some(l.since) } else { first_hole(l.since, l.upto) };
         let upto = if l.given_up.0 > 0 { Sequence(u64::MAX) } else { known(l.upto) };
         from.map_or((Sequence(0), Sequence(0)), |from| (from, upto))
     }

@@ -9,8 +9,8 @@ use crate::forks_lost::{Told, bytes_of, data, learned, open, right_or_lost, writ
 use crate::history::{TINY, erase_checkpoints};
 use freebs_format::{Frame, UpdateKind};
 use freebs_io::faults::CrashDevice;
-use freebs_lsvd::{Durable, KeptState, MarkChange, Options, Record, fork_token};
-use freebs_types::{ErrorKind, Fork, Lba, Sequence, ShardId, Version, ViewNumber};
+use freebs_lsvd::{Durable, KeptState, Learned, MarkChange, Options, Record, fork_token};
+use freebs_types::{BlockRange, ErrorKind, Fork, Lba, Sequence, ShardId, Version, ViewNumber};
 
 const A: ShardId = ShardId::new(1, 0);
 const C: ShardId = ShardId::new(2, 0);
@@ -381,6 +381,43 @@ fn a_pin_that_is_not_whole_at_its_teller_brings_nothing_back() {
         for _ in 0..2 {
             assert!(right_or_lost(&log.rig, C, None, &model, BLOCKS).await > 0);
             log.frame(other.frame(&[data(0, 7)])).await;
+            log = log.again().await;
+        }
+        log.rig.stop().await;
+    });
+}
+
+/// Nobody has what a fork has lost, and it is given up by force: the fork is none any more, and its versions, and those that its
+/// own forks read, are not taken for what is left.
+#[test]
+fn a_fork_goes_on_without_what_it_has_lost() {
+    local(async {
+        let mut log = Log::new(TINY).await;
+        let mut other = Chain::new(OTHER);
+        let (mut a, mut c, fork, model) = parent_and_fork(&mut log).await;
+        log.frame(c.view_frame(2, 9)).await;
+        log.frame(c.frame(&[data(3, 400)])).await;
+        let (_, second) = log.fork(&mut c, D).await;
+        for n in 0..3 {
+            log.frame(other.frame(&[data(n, 7)])).await;
+        }
+        let mut log = lose_what_a_fork_reads(log, &mut a).await;
+        log.commit(&mut c);
+        let given_up = Learned { upto: fork.sequence, given_up: ViewNumber(9), ..Learned::default() };
+        let change = MarkChange { flat: true, learned: Some(Box::new(given_up)), ..MarkChange::default() };
+        log.mark(C, change).await;
+        for start in 0..3 {
+            let state = log.rig.engine.state(C).unwrap();
+            assert_eq!((state.fork, state.given_up, state.holes), (None, ViewNumber(9), vec![]));
+            assert_eq!(log.rig.read_all(C, BLOCKS).await.unwrap()[&3], Cell8::Data(403));
+            assert!(log.rig.engine.kept_state(C).unwrap().pins.is_empty());
+            let e = log.rig.engine.read_at(C, second.version, BlockRange::new(1, 1)).await.unwrap_err();
+            assert_eq!(e.kind, ErrorKind::Corrupt, "{e}");
+            assert!(right_or_lost(&log.rig, D, None, &model, BLOCKS).await > 0);
+            if start == 1 {
+                log.rig.engine.checkpoint().await.unwrap();
+            }
+            log.frame(other.frame(&[data(start, 7)])).await;
             log = log.again().await;
         }
         log.rig.stop().await;

@@ -205,11 +205,12 @@ impl Shard {
     }
 
     /// Versions that are kept when lost frames are given up: those behind the first one of them have what lies below it, and go. The
-    /// last version is the present.
-    fn kept_without(&self, lost: &Learned) -> KeptState {
+    /// last version is the present. `flat`: so does all that was read from a parent.
+    fn kept_without(&self, lost: &Learned, flat: bool) -> KeptState {
         let (committed, mut whole_from) = (self.committed, self.history.whole_from);
         let is_given_up = |h: &&Hole| lost.since.0 < h.to && h.from <= lost.upto.0;
         let first = self.holes.iter().filter(is_given_up).map(|h| h.front).min();
+        let first = if flat && self.fork.is_some() { Some(Version(0)) } else { first };
         let left = self.holes.iter().filter(|h| !is_given_up(h)).map(|h| Sequence(h.from - 1)).min();
         let as_of = self.history.pins.as_of.max(left.map_or(committed, |h| h.min(committed)));
         let (mut pins, mut retain) = (self.history.pins.kept.list(), self.history.pins.kept.retain);
@@ -229,7 +230,7 @@ impl Shard {
         let whole_from = self.history.whole_from;
         let Some(told) = change.kept.as_deref() else {
             let own = match change.gives_up() {
-                Some(lost) => self.kept_without(lost),
+                Some(lost) => self.kept_without(lost, change.flat),
                 None => KeptState { whole_from, ..self.kept_state() },
             };
             (body.pins, body.retain) = (own.pins, own.retain.unwrap_or_default());
