@@ -210,7 +210,8 @@ mod tests {
     #[test]
     fn a_pin_that_a_teller_had_given_up_is_not_told() {
         let pin = Pin { version: Version(2), snapshot: SnapshotId(3) };
-        let word = |as_of, pins: &[Pin]| KeptState { as_of: Sequence(as_of), pins: pins.to_vec(), ..Default::default() };
+        let word =
+            |as_of, pins: &[Pin]| KeptState { as_of: Sequence(as_of), pins: pins.to_vec(), ..Default::default() };
         for (words, as_of, pins) in [
             ([word(9, &[]), word(5, &[pin])], 9, 0),
             ([word(5, &[pin]), word(9, &[])], 9, 0),

@@ -284,7 +284,9 @@ fn a_fork_that_gives_up_what_it_has_lost_reads_from_no_parent() {
         }
         let records = s.wait(11_000);
         let marks = records.iter().filter_map(|r| match r {
-            Record::Mark { change: MarkChange { learned: Some(l), flat, .. }, .. } => Some((l.since.0, l.upto.0, *flat)),
+            Record::Mark { change: MarkChange { learned: Some(l), flat, .. }, .. } => {
+                Some((l.since.0, l.upto.0, *flat))
+            }
             _ => None,
         });
         let want = if is_orphan { (0, 2, true) } else { (1, 3, false) };

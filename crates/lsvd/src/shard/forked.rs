@@ -70,10 +70,7 @@ impl Shard {
     /// True if forks read something of this shard that is here, or that may be again.
     pub fn is_read_by_forks(&self) -> bool {
         let last = self.tip.name.sequence;
-        self.history
-            .read_by_forks
-            .keys()
-            .any(|p| p.sequence <= last && !self.history.lost_to_forks.has(p.version))
+        self.history.read_by_forks.keys().any(|p| p.sequence <= last && !self.history.lost_to_forks.has(p.version))
     }
 
     /// Puts into a mark what it reads from, if it does. One that ends that says which frames' entries are here instead.
@@ -115,8 +112,7 @@ impl Shard {
         let is_told = |p: &ForkPoint| told.is_some_and(|k| k.whole_from <= p.version && is_named(k, p));
         let (from, upto) = self.replaced(change, base, told);
         let replaced = |p: &ForkPoint| from < p.sequence && p.sequence <= upto;
-        let is_lost =
-            |p: &&ForkPoint| self.history.lost_to_forks.has(p.version) || (replaced(p) && !is_told(p));
+        let is_lost = |p: &&ForkPoint| self.history.lost_to_forks.has(p.version) || (replaced(p) && !is_told(p));
         let lost: BTreeSet<Version> = read.keys().filter(is_lost).map(|p| p.version).collect();
         body.lost = lost.into_iter().collect();
         // If there are as many as a mark can name, all lower ones are lost, too.
