@@ -365,22 +365,6 @@ fn forks_read_as_naive_copies() {
     assert!(cleaned > 0 && forks > 0, "the stories are about something");
 }
 
-/// Parents lose frames, and end and come back; forks read what was there, or nothing.
-#[test]
-fn forks_of_parents_that_lose_something_read_as_naive_copies_or_not_at_all() {
-    let (mut lost, mut forks) = (0, 0);
-    for seed in freebs_testing::seeds(40, 3000) {
-        local(async {
-            let guard = Seed(seed);
-            let (_, f, l) = story(seed, true).await;
-            (lost, forks) = (lost + l, forks + f);
-            std::mem::forget(guard);
-        });
-    }
-    println!("{lost} blocks could not be read, {forks} forks");
-    assert!(lost > 0 && forks > 0, "the stories are about something");
-}
-
 /// Between the look at the parent and the fork a frame gave the pin up: what the fork would read may be gone.
 #[test]
 fn a_version_that_is_given_up_in_front_of_its_fork_makes_none() {

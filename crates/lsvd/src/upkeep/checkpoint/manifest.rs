@@ -816,6 +816,7 @@ mod tests {
     fn holes_that_can_not_be_are_refused() {
         let read = |from, to| {
             let (mut out, mut s) = (Out::default(), Shard::new(ShardId::new(1, 0), 1));
+            (s.tip.name.sequence, s.committed) = (Sequence(9), Sequence(9));
             s.holes.push(Hole { from, to, hard: true, front: Version(0) });
             out.shard(&s, 1);
             out.end(1, 1, 1, 1);
