@@ -364,7 +364,7 @@ mod tests {
         assert_eq!((asked.len(), written.len(), r.regain.fetching.is_none()), (0, 0, true));
     }
 
-    /// Who told the first pieces had given a version up. Who tells the last one has not heard of that, and names it.
+    /// The teller of the first pieces had given a version up. That of the last one has not heard of that, and names it.
     #[test]
     fn a_pin_that_a_teller_had_given_up_is_none_at_the_end() {
         let (mut r, mut tickets) = (Replica::empty(SHARD), 7);

@@ -38,7 +38,9 @@ impl Damage {
         let fresh = Relearning { since, upto, from, whole_from, writing: None, is_end: false };
         let same = |l: &Relearning| (l.since, l.upto) == (since, upto);
         let goes_on = self.put_off.take().filter(same);
-        self.told = self.told.take().filter(|_| goes_on.is_some());
+        if goes_on.is_none() {
+            self.forget_kept();
+        }
         self.learning = Some(goes_on.unwrap_or(fresh));
     }
 
@@ -66,7 +68,7 @@ impl Replica {
             return;
         };
         let whole_from = learning.whole_from.max(kept.whole_from);
-        self.damage.told = Some(newer(self.damage.told.take(), kept));
+        self.damage.hear_kept(kept);
         // What was refused before was another piece.
         let others = self.other_members(ctx).len().max(1);
         self.damage.turns.forget_round(others);
@@ -124,7 +126,7 @@ impl Replica {
             requests,
             given_up: ViewNumber(0),
         };
-        let kept = self.damage.told.clone()?;
+        let kept = self.damage.kept()?.clone();
         let ticket = ctx.ticket();
         let kept = Some(Box::new(KeptState { whole_from: learning.whole_from.max(body.whole_from), ..kept }));
         // All that a parent would have is learned with the first of them.
@@ -224,7 +226,7 @@ mod tests {
         }
     }
 
-    /// What the mark at the end says is kept, with the words of the tellers of two pieces.
+    /// The versions that are kept by the mark at the end, with the words of the tellers of two pieces.
     fn marked(words: &[KeptState; 2]) -> KeptState {
         let mut r = Replica::empty(SHARD);
         let all = frames(5, 4);

@@ -87,7 +87,7 @@ impl Shard {
         }
     }
 
-    /// What it reads from from now on, as a mark says. `lost_since`: of what was learned in front of it a part may be lost. So
+    /// From now on it reads from this parent, or from none, as a mark says. `lost_since`: of what was learned in front of it a part may be lost. So
     /// may be all that appends up to `unlearned` brought, and the mark that told of it.
     pub fn take_fork(&mut self, body: &MarkBody, lost_since: bool, unlearned: u64) {
         let before = std::mem::replace(&mut self.fork, body.fork);

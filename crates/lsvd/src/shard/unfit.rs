@@ -3,7 +3,6 @@
 
 use crate::CARRY_ENTRIES_MAX;
 use crate::log::place::NUMBER_MAX;
-use crate::read::frames::ENTRIES_WINDOW;
 use crate::shard::chunks;
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameHead};
 use freebs_types::{BLOCK, limits};
@@ -35,7 +34,9 @@ pub(crate) fn entry(e: &CarryEntry) -> Option<&'static str> {
     (data && !chunks::fits(e.offset, e.range.len)).then_some("carried entry outside its chunk")
 }
 
-/// Blocks of the entries of a carry from a peer: each entry is of a stretch that was looked at in one step.
+/// Blocks of the map that one step of who tells of it looks at: no entry that is told has more.
+pub(crate) const ENTRIES_WINDOW: u32 = 1024;
+/// Blocks of the entries of a carry from a peer.
 const CARRIED_BLOCKS_MAX: u64 = CARRY_ENTRIES_MAX as u64 * ENTRIES_WINDOW as u64;
 
 /// Why a carry with so many bytes of data can't be one, if so.

@@ -86,7 +86,7 @@ impl Log {
         self.rig.engine.committed(chain.shard, Sequence(chain.sequence));
     }
 
-    /// What a fork reads from its parents goes into its own log. Gives back the append of it.
+    /// The blocks that a fork reads from its parents go into its own log. Gives back the append of it.
     async fn bring(&mut self, shard: ShardId) -> usize {
         let (body, data, next) = self.rig.engine.inherited_entries(shard, Lba(0), 1 << 20).await.unwrap();
         assert!(next.is_none() && !body.entries.is_empty());
@@ -188,7 +188,7 @@ fn a_fork_is_not_flat_by_entries_that_are_lost() {
     }
 }
 
-/// What was lost before a fork was made flat, or has nothing to do with it, takes nothing from it.
+/// A loss from before a fork was made flat, or one that has nothing to do with it, takes nothing from it.
 #[test]
 fn a_fork_is_flat_whatever_else_is_lost() {
     local(async {
