@@ -4,11 +4,11 @@ use bytes::Bytes;
 use freebs_format::wire::{FrameName, Message, ReadRequest, SyncRequest};
 use freebs_format::{CarryBody, Frame, FrameHead, Pin, VolumeDescription};
 use freebs_io::LinkId;
-use freebs_lsvd::{DamagedBlocks, Durable, EventKind, KeptState, MapPlace, Record};
+use freebs_lsvd::{DamagedBlocks, Durable, EventKind, KeptState, MapPlace, PastVersion, Record};
 use freebs_secrets::HostKey;
 use freebs_types::{
-    ClusterId, Error, ErrorKind, Fork, Generation, Hash32, HostPublic, NodeId, Peer, Result, Sequence, ShardId,
-    SnapshotId, StartNumber, Version, ViewNumber,
+    ClusterId, Error, ErrorKind, Fork, Generation, Hash32, HostPublic, Moment, NodeId, Past, Peer, Result, Sequence,
+    ShardId, SnapshotId, StartNumber, Version, ViewNumber,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -167,6 +167,8 @@ pub struct UnderWay {
     pub reported: Option<ViewNumber>,
     /// Its head had held until it heard that all are reported.
     pub is_confirmed: bool,
+    /// The place in the past that it is of; `None` if it is of the present.
+    pub past: Option<Past>,
 }
 
 /// The snapshots that a shard is in.
@@ -178,6 +180,8 @@ pub struct ShardSnapshots {
     pub under_way: Option<UnderWay>,
     /// Pins of snapshots up to this number are kept although the state has no record of them.
     pub spared: SnapshotId,
+    /// Milliseconds of the past that is kept whole, 0 for none; `None` if the state does not say, so that what is kept stays.
+    pub retain_ms: Option<u64>,
     /// The active view in the state that says all this. What a node knows besides does not raise it: that state may have
     /// been before the snapshots of a newer view, and before reports of cuts in the view before that one.
     pub as_of: ViewNumber,
@@ -218,6 +222,19 @@ pub struct ShardInfo {
     pub fork: Option<Fork>,
     /// It is to have all that it reads from its parent as its own.
     pub flatten: bool,
+}
+
+/// A question of a head to its log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PastAsk {
+    /// The shard.
+    pub shard: ShardId,
+    /// The place in its past.
+    pub past: Past,
+    /// The newest moment that counts.
+    pub now: Moment,
+    /// The snapshot that it is asked for; `None` if the window is to begin there.
+    pub snapshot: Option<SnapshotId>,
 }
 
 /// A head's word on a snapshot.
@@ -454,6 +471,15 @@ pub enum Event {
         /// With the snapshots that they are of.
         pins: Vec<Pin>,
     },
+    /// The answer to `Action::FindPast`.
+    PastFound {
+        /// As it was in the action.
+        ask: PastAsk,
+        /// First version of the log's retention window.
+        retain: Option<Version>,
+        /// The version, if that is kept.
+        found: Result<PastVersion>,
+    },
     /// Time has passed; wanted about every 20 ms.
     Tick,
 }
@@ -565,6 +591,8 @@ pub enum Action {
         /// The shard.
         shard: ShardId,
     },
+    /// Come back with `Event::PastFound`.
+    FindPast(PastAsk),
     /// Blocks of another member for damaged ones.
     Mend {
         /// The damaged blocks.

@@ -124,6 +124,7 @@ impl Replica {
             parent: Hash32::default(),
             digest: Hash32::default(),
             token: Some(fork_token(cluster, fork)),
+            wall: 0,
         };
         r.tail = [(name.sequence, entry)].into();
         (r.last, r.begins, r.version) = (name, name, fork.version);

@@ -255,6 +255,9 @@ impl Host {
             Event::Pins { shard, pins } => {
                 self.with(shard, |r, ctx| r.on_pins(ctx, &pins));
             }
+            Event::PastFound { ask, retain, found } => {
+                self.with(ask.shard, |r, ctx| r.on_past_found(ctx, ask, retain, found));
+            }
             Event::ForkChecked { shard, result } => self.on_fork_checked(shard, result),
             Event::Damaged(all) => self.mending.add(all),
             Event::Mended { id, end } => self.mending.on_mended(now, id, end),

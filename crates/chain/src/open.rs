@@ -564,7 +564,7 @@ impl Replica {
             sequence: seal.sequence.next(),
             first_version: self.version,
             committed: self.committed_to_tell(ctx),
-            wall: ctx.wall,
+            wall: self.wall_of_view(ctx),
         };
         let (frame, token) = FrameBuilder::special(&meta, FrameKind::View, &body.encode(), &secret, &parent);
         let members = self.members_of(ctx, &opened.members);

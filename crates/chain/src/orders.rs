@@ -37,6 +37,7 @@ mod room;
 mod rules;
 mod seals;
 mod slices;
+mod window;
 
 const SHARD: ShardId = ShardId { volume: VolumeId(1), index: 0 };
 
@@ -153,6 +154,7 @@ struct Scene {
     r: Replica,
     me: u64,
     now: Nanos,
+    wall: u64,
     tickets: u64,
     more_soon: bool,
     mutant: Option<Mutant>,
@@ -167,6 +169,7 @@ impl Scene {
             r: Replica::empty(SHARD),
             me,
             now: Nanos::from_millis(1),
+            wall: 0,
             tickets: 0,
             more_soon: false,
             mutant: None,
@@ -183,7 +186,7 @@ impl Scene {
         }
         let mut ctx = Ctx {
             now: self.now,
-            wall: 0,
+            wall: self.wall,
             config: &config,
             peers: &peers,
             out: &mut out,

@@ -87,6 +87,8 @@ pub(crate) struct TailEntry {
     /// Set if the frame is no longer in the log, and known only from the one behind it: then this is its token, and
     /// `parent` and `digest` are not known. One that is known only from the beginning of a branch has none of them.
     pub token: Option<Hash32>,
+    /// Wall clock in its header; 0 if that is not known.
+    pub wall: u64,
 }
 
 impl TailEntry {
@@ -94,7 +96,7 @@ impl TailEntry {
     pub fn unknown(sequence: Sequence) -> Self {
         let none = Hash32::default();
         let name = FrameName { sequence, ..FrameName::default() };
-        Self { name, version: Version(0), parent: none, digest: none, token: None }
+        Self { name, version: Version(0), parent: none, digest: none, token: None, wall: 0 }
     }
 
     /// A frame as a mark or a log names its last one: see `origin`.
@@ -102,8 +104,8 @@ impl TailEntry {
         let none = Hash32::default();
         let is_token = digest == none && hide(&parent) == name.hid;
         match is_token {
-            true => Self { name, version, parent: none, digest, token: Some(parent) },
-            false => Self { name, version, parent, digest, token: None },
+            true => Self { name, version, parent: none, digest, token: Some(parent), wall: 0 },
+            false => Self { name, version, parent, digest, token: None, wall: 0 },
         }
     }
 
@@ -128,6 +130,7 @@ impl TailEntry {
             parent: h.parent_token(),
             digest: h.digest(),
             token: None,
+            wall: h.wall.get(),
         }
     }
 
@@ -140,6 +143,7 @@ impl TailEntry {
             parent: Hash32::default(),
             digest: Hash32::default(),
             token: b.token,
+            wall: 0,
         }
     }
 }
@@ -273,6 +277,7 @@ impl Replica {
             parent: Hash32::default(),
             digest: Hash32::default(),
             token: None,
+            wall: 0,
         };
         tail.insert(Sequence(0), first);
         Self {

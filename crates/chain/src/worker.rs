@@ -5,6 +5,7 @@
 //! the frames of all shards, one message takes what goes to one link.
 
 use crate::cuts::Words;
+use crate::event::PastAsk;
 use crate::event::{
     Action, ControlPort, CutWord, Event, HostConfig, MapSource, Mended, Note, NoteKind, Opened, ShardInfo, ShardStatus,
     SyncSource, Who,
@@ -400,6 +401,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 }
                 // Not from within a step.
                 Action::ListPins { shard } => self.spawn(async move |w: Self| w.list_pins(shard)),
+                Action::FindPast(ask) => self.spawn(async move |w: Self| w.find_past(ask).await),
                 Action::Mend { blocks, data } => self.spawn(async move |w: Self| w.mend(blocks, &data)),
                 Action::Unmended { id } => self.0.engine.unmended(id),
                 Action::Note(note) => (self.0.notes)(&note),
@@ -564,6 +566,13 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.step(Event::Pins { shard, pins });
     }
 
+    async fn find_past(self, ask: PastAsk) {
+        let engine = &self.0.engine;
+        let found = engine.find_past(ask.shard, ask.past, ask.now, ask.snapshot).await;
+        let retain = engine.history(ask.shard).ok().and_then(|h| h.retain);
+        self.step(Event::PastFound { ask, retain, found });
+    }
+
     /// The node's start number, for greetings.
     pub fn start_number(&self) -> StartNumber {
         self.0.engine.start()
@@ -649,7 +658,7 @@ async fn load_tail<D: Device>(
     let mut at = state.committed;
     if at.0 == 0 {
         let none = Hash32::default();
-        tail.push(TailEntry { name: genesis(), version: Version(0), parent: none, digest: none, token: None });
+        tail.push(TailEntry { name: genesis(), version: Version(0), parent: none, digest: none, token: None, wall: 0 });
         at = at.next();
     }
     while at <= state.last.sequence {

@@ -36,6 +36,7 @@ impl State {
             Command::DeleteVolumeAndSnapshots { volume, force, now_ms } => self.delete(volume, force, Some(now_ms)),
             Command::ResizeVolume { volume, size } => self.resize(volume, size),
             Command::RenameVolume { volume, name } => self.rename(volume, name),
+            Command::RetainVolume { volume, retain_ms } => self.retain(volume, retain_ms),
             Command::ProposeView { shard, active, node, start } => self.propose(shard, active, (node, start), mutant),
             Command::ActivateView { shard, view, generation } => {
                 self.activate(shard, (view, false), generation, mutant)
@@ -57,7 +58,9 @@ impl State {
             Command::MembersComplete { shard, view, nodes } => self.members_complete(shard, view, &nodes, mutant),
             Command::ExtendChains { away } => self.extend_chains(&away),
             Command::RecoverShard(how) => self.recover_shard(&how),
-            Command::BeginSnapshot { name, volumes, created_ms } => self.begin_snapshot(name, &volumes, created_ms),
+            Command::BeginSnapshot { name, volumes, created_ms, past } => {
+                self.begin_snapshot(name, &volumes, created_ms, past)
+            }
             Command::ReportCuts { snapshot, cuts } => self.report_cuts(snapshot, &cuts, mutant),
             Command::ConfirmCuts { snapshot, held } => self.confirm_cuts(snapshot, &held),
             Command::FailSnapshot { snapshot, why } => self.fail_snapshot(snapshot, &why),
@@ -184,6 +187,8 @@ impl State {
         rules::check_stripe(stripe)?;
         let shards = new.shards.unwrap_or_else(|| rules::default_shards(new.size));
         rules::check_shards(new.size, stripe, shards)?;
+        let retain_ms = new.retain_ms.unwrap_or(0);
+        rules::check_retain(retain_ms)?;
         self.has_room_for(shards as usize)?;
         let mut loads = self.loads.clone();
         let mut chain = |index| {
@@ -203,6 +208,7 @@ impl State {
             ack: new.ack,
             min_copies,
             stripe,
+            retain_ms,
             shards,
             generation: Generation(0),
             settled: Generation(0),
@@ -295,6 +301,16 @@ impl State {
         volume.size = size;
         self.commit(volume);
         Ok(Outcome::Resized { size })
+    }
+
+    fn retain(&mut self, id: VolumeId, retain_ms: u64) -> Result<Outcome> {
+        let mut volume = self.volume_to_change(id)?;
+        rules::check_retain(retain_ms)?;
+        if volume.retain_ms != retain_ms {
+            volume.retain_ms = retain_ms;
+            self.commit(volume);
+        }
+        Ok(Outcome::Noted)
     }
 
     fn rename(&mut self, id: VolumeId, name: String) -> Result<Outcome> {

@@ -133,6 +133,7 @@ fn make_volumes(config: &Config, control: &Control, oracle: &Oracle) -> Result<V
             min_copies: Some(v.min_copies),
             shards: Some(v.shards),
             stripe: Some(v.stripe),
+            retain_ms: None,
         })?;
         let unit = SECTOR as u64;
         let stripe = if v.shards > 1 { v.stripe } else { 1 << 20 };

@@ -77,7 +77,8 @@ pub fn take(c: &Rc<Cluster>) {
 async fn ask(c: &Rc<Cluster>, volumes: &[VolumeId]) -> Option<Made> {
     let plane = c.stranger();
     let asked = c.oracle.stamp();
-    let command = Command::BeginSnapshot { name: format!("s{asked}"), volumes: volumes.to_vec(), created_ms: asked };
+    let command =
+        Command::BeginSnapshot { name: format!("s{asked}"), volumes: volumes.to_vec(), created_ms: asked, past: None };
     let Ok(Outcome::SnapshotBegun { snapshot: id }) = plane.submit(command).await.map(|d| d.outcome) else {
         return None;
     };

@@ -25,6 +25,7 @@ fn commands() -> Vec<Command> {
             min_copies: None,
             shards: Some(5),
             stripe: Some(1 << 20),
+            retain_ms: Some(86_400_000),
         }),
         Command::DeleteVolume { volume: VolumeId(7), force: true },
         Command::ResizeVolume { volume: VolumeId(7), size: 2 << 30 },
@@ -79,12 +80,30 @@ fn commands() -> Vec<Command> {
 }
 
 /// The forms with the highest numbers.
-fn last_commands() -> [Command; 11] {
+fn last_commands() -> [Command; 14] {
     let shard = ShardId::new(7, 3);
     [
         Command::ActivateBranch { shard, view: ViewNumber(5), generation: Generation(6) },
+        Command::RetainVolume { volume: VolumeId(7), retain_ms: 3_600_000 },
         Command::RenameVolume { volume: VolumeId(7), name: "other".into() },
-        Command::BeginSnapshot { name: "snap".into(), volumes: vec![VolumeId(7), VolumeId(8)], created_ms: 1000 },
+        Command::BeginSnapshot {
+            name: "snap".into(),
+            volumes: vec![VolumeId(7), VolumeId(8)],
+            created_ms: 1000,
+            past: None,
+        },
+        Command::BeginSnapshot {
+            name: "snap".into(),
+            volumes: vec![VolumeId(7), VolumeId(8)],
+            created_ms: 1000,
+            past: Some(Past::Version(Version(77))),
+        },
+        Command::BeginSnapshot {
+            name: "snap".into(),
+            volumes: vec![VolumeId(7), VolumeId(8)],
+            created_ms: 1000,
+            past: Some(Past::TimeMs(900)),
+        },
         Command::ReportCuts {
             snapshot: SnapshotId(3),
             cuts: vec![(shard, Cut { view: ViewNumber(5), version: Version(90), sequence: Sequence(100) })],
@@ -223,7 +242,7 @@ fn cuts_of_a_command_have_a_maximum() {
     assert_eq!(Command::decode(&most.encode().unwrap()), Ok(most));
     assert_eq!(report(limits::CUTS_OF_COMMAND_MAX + 1).encode().unwrap_err().kind, ErrorKind::Invalid);
     let volumes = (1..=limits::SNAPSHOT_VOLUMES_MAX as u64 + 1).map(VolumeId).collect();
-    let begin = Command::BeginSnapshot { name: "n".into(), volumes, created_ms: 1 };
+    let begin = Command::BeginSnapshot { name: "n".into(), volumes, created_ms: 1, past: None };
     assert_eq!(begin.encode().unwrap_err().kind, ErrorKind::Invalid);
 }
 

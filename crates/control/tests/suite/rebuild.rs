@@ -22,6 +22,7 @@ fn described(name: &str) -> VolumeSurvey {
         copies: 3,
         min_copies: 2,
         ack: Ack::Majority,
+        retain_ms: 0,
     }
 }
 
@@ -110,7 +111,7 @@ fn what_logs_keep_for_snapshots_of_before_is_spared() {
     let mut watcher = State::new(CLUSTER);
     watcher.take_in(state.changes_since(0)).unwrap();
     assert_eq!(watcher.spared_snapshots(), spared, "heads on nodes without a seat hear of it, too");
-    let begin = Command::BeginSnapshot { name: "a".into(), volumes: vec![VOLUME], created_ms: 1 };
+    let begin = Command::BeginSnapshot { name: "a".into(), volumes: vec![VOLUME], created_ms: 1, past: None };
     let Outcome::SnapshotBegun { snapshot } = state.apply(begin).unwrap().outcome else { panic!() };
     assert!(snapshot > spared && snapshot.0 <= state.revision());
 }
@@ -433,6 +434,7 @@ fn shards_that_are_missing_and_names_that_come_twice_are_said() {
         min_copies: None,
         shards: None,
         stripe: None,
+        retain_ms: None,
     };
     r.state.apply(Command::CreateVolume(create)).unwrap();
     assert!(r.state.volume_by_name("new").unwrap().id > VolumeId(40));

@@ -158,7 +158,7 @@ impl<'a> PageReader<'a> {
         let len = if flags & ONE != 0 { 1 } else { u32::try_from(get(r)?).ok()? };
         let data = kind == ExtentKind::Data;
         let most = if data { DATA_BLOCKS_MAX } else { OTHER_BLOCKS_MAX };
-        if len == 0 || len > most || u64::from(start) + u64::from(len) > limits::SHARD_BLOCKS_MAX {
+        if len == 0 || len > most || u64::from(start) + u64::from(len) > limits::SHARD_ADDRESSES {
             return None;
         }
         let version = get_change(r, last.version).filter(|v| *v < NUMBER_MAX)?;

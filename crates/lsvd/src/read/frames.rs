@@ -290,7 +290,7 @@ impl<D: Device> Engine<D> {
             if at > from.lba.0 {
                 yield_now().await;
             }
-            let mut end = start.saturating_add(ENTRIES_WINDOW).min(limits::SHARD_BLOCKS_MAX as u32);
+            let mut end = start.saturating_add(ENTRIES_WINDOW).min(limits::SHARD_ADDRESSES as u32);
             if asked.past.is_some() && self.inner.core.borrow().shard(shard)?.keeps_history() {
                 end = end.min(start + g.max_blocks);
                 end = self.inner.core.borrow().shard(shard)?.history.table.end_of(start, end, CARRY_ENTRIES_MAX);
@@ -331,7 +331,7 @@ impl<D: Device> Engine<D> {
             if at > from.0 {
                 yield_now().await;
             }
-            let end = start.saturating_add(ENTRIES_WINDOW).min(limits::SHARD_BLOCKS_MAX as u32);
+            let end = start.saturating_add(ENTRIES_WINDOW).min(limits::SHARD_ADDRESSES as u32);
             let below = self.io().inherited(shard, (start, end)).await?.unwrap_or_default();
             let step = |core: &Core, s: &Shard, own: &ExtentMap| {
                 let mut view = below;

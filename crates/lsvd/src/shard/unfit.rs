@@ -26,7 +26,7 @@ pub(crate) fn entry(e: &CarryEntry) -> Option<&'static str> {
     if e.version.0 >= NUMBER_MAX || e.sequence.0 >= NUMBER_MAX {
         return Some("carried entry with an impossible number");
     }
-    if e.range.len == 0 || e.range.end() > limits::SHARD_BLOCKS_MAX {
+    if e.range.len == 0 || e.range.end() > limits::SHARD_ADDRESSES {
         return Some("carried entry outside any shard");
     }
     let data = e.kind == ExtentKind::Data;

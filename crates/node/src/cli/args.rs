@@ -2,9 +2,9 @@
 
 use super::clones::{CLONE_HELP, CloneArgs, FLATTEN_HELP, FlattenArgs};
 use super::image::args::{EXPORT_HELP, ExportArgs, IMPORT_HELP, ImportArgs};
-use super::rollback::args::{ROLLBACK_HELP, RollbackArgs};
+use super::rollback::args::{REWIND_HELP, ROLLBACK_HELP, RewindArgs, RollbackArgs};
 use super::snapshot::args::SnapshotCommand;
-use super::values::{ShapeArgs, size, volume_name, volume_size};
+use super::values::{ShapeArgs, size, span_or_off, volume_name, volume_size};
 use crate::options::{DEFAULT_NBD, NbdAddress, resolve};
 use clap::{Args, Parser, Subcommand};
 use freebs_control::events::EVENTS_PAGE_MAX;
@@ -49,6 +49,16 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
 }
+
+const RETAIN_HELP: &str = "\
+Examples:
+  freebs volume retain data 24h
+  freebs volume retain data off
+  freebs snapshot create data --at 10min --name before       as it was ten minutes ago
+
+Within this time nothing is really gone: blocks that are written anew or trimmed stay on the devices, and a snapshot can be
+made of any moment, to a tenth of a second, or to the single update. It begins now; what was overwritten before is not there.
+It takes the room of all that is written in that time. Made shorter, or off, it gives room back at once.";
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -399,6 +409,9 @@ pub enum VolumeCommand {
     /// Give a volume back what it had in a snapshot
     #[command(after_help = ROLLBACK_HELP)]
     Rollback(RollbackArgs),
+    /// Give a volume back what it had at a moment of the past that it keeps
+    #[command(after_help = REWIND_HELP)]
+    Rewind(RewindArgs),
     /// Let a clone have all that it reads from the volume that it was cloned from as its own
     #[command(after_help = FLATTEN_HELP)]
     Flatten(FlattenArgs),
@@ -434,6 +447,14 @@ pub enum VolumeCommand {
     /// Write a volume into a file, as a disk image
     #[command(after_help = EXPORT_HELP)]
     Export(ExportArgs),
+    /// Keep so much of a volume's past, version by version, or nothing of it
+    #[command(after_help = RETAIN_HELP)]
+    Retain {
+        name: String,
+        /// 10s to 35days, or off
+        #[arg(value_name = "TIME|off", value_parser = span_or_off)]
+        time: u64,
+    },
     /// Give a volume another name; whoever uses it goes on
     Rename {
         name: String,
@@ -863,7 +884,12 @@ mod tests {
     fn clones_are_made_of_snapshots() {
         let line = "volume clone data@monday web --no-wait";
         let Command::Volume(VolumeCommand::Clone(a)) = parse(line).unwrap().command else { panic!("clone") };
-        assert_eq!((a.snapshot.to_string().as_str(), a.name.as_str(), a.no_wait), ("data@monday", "web", true));
+        assert_eq!((a.of, a.name.as_str(), a.no_wait), (("data".into(), Some("monday".into())), "web", true));
+        let line = "volume clone data --at 10min web";
+        let Command::Volume(VolumeCommand::Clone(a)) = parse(line).unwrap().command else { panic!("clone") };
+        assert!(a.of == ("data".into(), None) && a.past.at.is_some() && a.past.version.is_none());
+        assert!(parse("volume clone data web --at 10min --version 3").is_err());
+        assert!(parse("volume retain data 24h").is_ok() && parse("volume retain data off").is_ok());
         assert!(parse("volume rollback data@a --progress").is_ok() && parse("volume rollback data").is_err());
         let Command::Volume(VolumeCommand::Flatten(f)) = parse("volume flatten web").unwrap().command else {
             panic!("flatten")

@@ -169,6 +169,11 @@ impl Shard {
     /// A committed frame changes what is kept, before its blocks take the place of others.
     pub fn apply_pins(&mut self, sequence: Sequence, ops: &[PinOp], segs: &mut Segments) {
         for op in ops {
+            // A head pins no version of the past that is not kept. Should one do so, what that needs may be gone.
+            let gone = op.gone_of(&self.history.pins.kept);
+            if self.history.pins.counts(sequence) {
+                self.history.whole_from = self.history.whole_from.max(gone);
+            }
             if self.history.pins.apply(sequence, *op) {
                 (self.history.prune_at, segs.prune) = (Some(0), true);
             }
@@ -303,7 +308,12 @@ impl Shard {
     /// What is kept, as the last durable frame left it.
     pub fn kept(&self) -> Kept {
         let mut kept = self.history.pins.kept.clone();
-        self.overlay.frames().flat_map(|f| &f.pins).for_each(|op| kept.apply(*op));
+        for op in self.overlay.frames().flat_map(|f| &f.pins) {
+            // What is gone is said to be so once the frame is committed.
+            if op.gone_of(&kept) == Version(0) {
+                kept.apply(*op);
+            }
+        }
         kept
     }
 

@@ -589,7 +589,7 @@ impl<'a> In<'a> {
         let content = self.list(|r| Some((r.shard_id()?, Sequence(r.number()?), Sequence(r.number()?))))?;
         let tombs = self.list(|r| {
             let (id, start, len) = (r.shard_id()?, r.u32()?, r.u32()?);
-            (u64::from(start) + u64::from(len) <= limits::SHARD_BLOCKS_MAX).then_some((id, start, len))
+            (u64::from(start) + u64::from(len) <= limits::SHARD_ADDRESSES).then_some((id, start, len))
         })?;
         Some(SegmentItem { id, seq, forgets, evidence, content, tombs, pins: self.list(Self::segment_id)? })
     }
@@ -635,7 +635,7 @@ impl<'a> In<'a> {
         let data = kind == ExtentKind::Data;
         let fits =
             if data { crate::shard::chunks::fits(offset, len) && crcs.len() == len as usize } else { crcs.is_empty() };
-        if len == 0 || u64::from(start) + u64::from(len) > limits::SHARD_BLOCKS_MAX || !fits || version > to {
+        if len == 0 || u64::from(start) + u64::from(len) > limits::SHARD_ADDRESSES || !fits || version > to {
             return None;
         }
         let crcs = match crcs[..] {
