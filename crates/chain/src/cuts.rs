@@ -9,7 +9,7 @@
 //! cuts are reported; it gives up only pins of snapshots that a state does not have in which its own view is active, and of
 //! two pins of one snapshot the older one.
 
-use crate::event::{Action, CutWord, Mutant, PastAsk, ShardInfo, UnderWay};
+use crate::event::{Action, CutWord, Found, Mutant, PastAsk, ShardInfo, UnderWay, Wanted};
 use crate::head::Head;
 use crate::replica::{Ctx, Replica};
 use crate::timing;
@@ -40,6 +40,8 @@ struct Search {
     /// What was ordered when it was heard of; the log has to have it before it is asked.
     behind: Sequence,
     asked_at: Option<Nanos>,
+    /// The answer is still to come.
+    is_asking: bool,
 }
 
 impl Taken {
@@ -95,6 +97,12 @@ fn useless(pins: &[Pin], info: &ShardInfo, own: Option<SnapshotId>) -> Vec<Versi
 }
 
 impl Replica {
+    /// True if the state has a snapshot, or may have lost the record of it.
+    fn is_kept_or_spared(&self, id: SnapshotId) -> bool {
+        let snapshots = self.info.as_ref().map(|i| &i.snapshots);
+        snapshots.is_none_or(|s| s.kept.contains(&id) || id <= s.spared)
+    }
+
     fn snapshot_cuts(&self) -> Option<&Cuts> {
         self.head.as_ref().map(|h| &h.cuts)
     }
@@ -106,7 +114,7 @@ impl Replica {
 
     /// True while the head orders no updates.
     pub fn holds(&self) -> bool {
-        self.snapshot_cuts().is_some_and(Cuts::holds)
+        self.head.as_ref().is_some_and(|h| h.cuts.holds() || h.window.is_unknown())
     }
 
     /// News of the shard's snapshots: what nobody needs any more may go.
@@ -203,38 +211,44 @@ impl Replica {
 
     /// Asks the log for a version of the past, once it has all that was ordered before.
     fn search_past(&mut self, ctx: &mut Ctx<'_>, id: SnapshotId, past: Past) {
-        let (shard, now, last, durable) = (self.id, ctx.now, self.last.sequence, self.durable);
+        let (shard, view, now) = (self.id, self.view_number(), ctx.now);
+        let (last, durable) = (self.last.sequence, self.durable);
         let moment = Moment::at_wall(self.wall(ctx));
         let Some(h) = self.head.as_mut() else { return };
-        let search = h.cuts.search.get_or_insert(Search { id, behind: last, asked_at: None });
+        let anew = Search { id, behind: last, asked_at: None, is_asking: false };
+        let search = h.cuts.search.get_or_insert(anew);
         if search.id != id {
-            *search = Search { id, behind: last, asked_at: None };
+            *search = anew;
         }
-        let is_due = search.asked_at.is_none_or(|at| now.since(at) >= timing::SEARCH_AGAIN);
-        if durable >= search.behind && is_due {
-            search.asked_at = Some(now);
-            let ask = PastAsk { shard, past, now: moment, snapshot: Some(id) };
+        let is_due = search.asked_at.is_none_or(|at| now.since(at) >= timing::CUT_AGAIN);
+        if durable >= search.behind && is_due && !search.is_asking {
+            (search.asked_at, search.is_asking) = (Some(now), true);
+            let wanted = Wanted::At { past, snapshot: Some(id) };
+            let ask = PastAsk { shard, view, now: moment, wanted };
             ctx.out.actions.push(Action::FindPast(ask));
         }
     }
 
     /// The log has found a version of the past for a snapshot, or has not.
-    pub fn on_past_for_snapshot(&mut self, ctx: &mut Ctx<'_>, id: SnapshotId, found: Result<PastVersion>) {
+    pub fn on_past_for_snapshot(&mut self, ctx: &mut Ctx<'_>, id: SnapshotId, found: Result<Found>) {
         let under_way = self.info.as_ref().and_then(|i| i.snapshots.under_way).filter(|u| u.id == id && !u.is_decided);
-        let is_waited_for = self.snapshot_cuts().is_some_and(|c| c.search.is_some_and(|s| s.id == id));
-        let (Some(u), true) = (under_way, is_waited_for) else { return };
+        let search = self.head.as_mut().and_then(|h| h.cuts.search.as_mut()).filter(|s| s.id == id);
+        let (Some(u), Some(search)) = (under_way, search) else { return };
+        search.is_asking = false;
         if !self.is_active_head() || !self.is_told_of_snapshots() || self.is_stuffed() || !self.has_room(ctx) {
             return;
         }
         let version = match found {
-            Ok(p) if p.version < self.window_begins() => {
+            Ok(Found::Version(p)) if p.version < self.window_begins() && p.pinned != Some(id) => {
                 let why = format!("shard {} has just given up version {}", self.id, p.version);
                 return self.refuse_cut(ctx, id, why);
             }
-            Ok(PastVersion { version, pinned }) => match pinned.filter(|other| *other != id) {
+            Ok(Found::Version(PastVersion { version, pinned })) => match pinned.filter(|other| *other != id) {
                 None => Some(version),
                 // Nothing was ordered since; so the present is as that was.
                 Some(_) if matches!(u.past, Some(Past::TimeMs(_))) && version == self.version => None,
+                // That one is about to go.
+                Some(other) if !self.is_kept_or_spared(other) => return,
                 Some(other) => {
                     let why = format!("shard {}: the snapshot with number {other} is of this version already", self.id);
                     return self.refuse_cut(ctx, id, why);
@@ -242,7 +256,7 @@ impl Replica {
             },
             Err(e) if e.kind == ErrorKind::NotFound => return self.refuse_cut(ctx, id, e.text.into_owned()),
             // Frames are missing here, or the shard has changed: it is asked again.
-            Err(_) => return,
+            _ => return,
         };
         self.pack(ctx);
         let pin = match version {

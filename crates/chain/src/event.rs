@@ -4,7 +4,7 @@ use bytes::Bytes;
 use freebs_format::wire::{FrameName, Message, ReadRequest, SyncRequest};
 use freebs_format::{CarryBody, Frame, FrameHead, Pin, VolumeDescription};
 use freebs_io::LinkId;
-use freebs_lsvd::{DamagedBlocks, Durable, EventKind, KeptState, MapPlace, PastVersion, Record};
+use freebs_lsvd::{DamagedBlocks, Durable, EventKind, KeptState, MapPlace, PastVersion, Record, WindowState};
 use freebs_secrets::HostKey;
 use freebs_types::{
     ClusterId, Error, ErrorKind, Fork, Generation, Hash32, HostPublic, Moment, NodeId, Past, Peer, Result, Sequence,
@@ -224,17 +224,58 @@ pub struct ShardInfo {
     pub flatten: bool,
 }
 
-/// A question of a head to its log.
+/// A question of a head to its log about the past that it keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PastAsk {
     /// The shard.
     pub shard: ShardId,
-    /// The place in its past.
-    pub past: Past,
+    /// The head's view.
+    pub view: ViewNumber,
     /// The newest moment that counts.
     pub now: Moment,
-    /// The snapshot that it is asked for; `None` if the window is to begin there.
-    pub snapshot: Option<SnapshotId>,
+    /// What is asked.
+    pub wanted: Wanted,
+}
+
+/// What a head asks about the past.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The retention window: whether there is one, and which times it tells.
+    Window,
+    /// The version at a place in the past.
+    At {
+        /// The place.
+        past: Past,
+        /// The snapshot that it is for; `None` if the window is to begin there.
+        snapshot: Option<SnapshotId>,
+    },
+    /// Where the window could begin so that it takes less memory: with the first moment above this version.
+    Room {
+        /// The version.
+        above: Version,
+    },
+}
+
+/// The answer to `Wanted`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The retention window.
+    Window(WindowState),
+    /// The version at the place.
+    Version(PastVersion),
+    /// The first moment above the version, if there is one, and its first version.
+    Moment(Option<(Moment, Version)>),
+}
+
+/// The past of a shard, as its head knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PastStatus {
+    /// The first version of its retention window.
+    pub first: Version,
+    /// From when on times are told, milliseconds since 1970; `None` if none are yet.
+    pub from_ms: Option<u64>,
+    /// It is shorter than it should be, for want of memory.
+    pub is_short: bool,
 }
 
 /// A head's word on a snapshot.
@@ -475,10 +516,8 @@ pub enum Event {
     PastFound {
         /// As it was in the action.
         ask: PastAsk,
-        /// First version of the log's retention window.
-        retain: Option<Version>,
-        /// The version, if that is kept.
-        found: Result<PastVersion>,
+        /// What was found; `NotFound` if it is not kept, another error if it has to be asked again.
+        found: Result<Found>,
     },
     /// Time has passed; wanted about every 20 ms.
     Tick,
@@ -620,6 +659,8 @@ pub enum NoteKind {
     Mended,
     /// A shard can't be opened before something is there that is not.
     Waits,
+    /// A shard keeps less of its past than it should.
+    Past,
     /// A part of the worker has ended, until the node is started again.
     Ended,
 }
@@ -673,6 +714,8 @@ pub struct ShardStatus {
     pub lapsed: Option<Generation>,
     /// Versions that its log keeps for snapshots.
     pub pins: usize,
+    /// Only at a head: the past that it keeps besides.
+    pub past: Option<PastStatus>,
     /// Only at a head that can't open its view: what it waits for, in words.
     pub waits: Option<String>,
     /// Kept versions below this are not all there; 0 if its history is whole.

@@ -468,8 +468,10 @@ impl Replica {
         if !is_active {
             // Promised away, or stopped, since they came: nothing is ordered any more (V2). The driver repeats them.
             (h.builder, h.asked) = (FrameBuilder::new(), Vec::new());
+            h.window.packed(false);
             return;
         }
+        h.window.packed(true);
         let mut builder = std::mem::take(&mut h.builder);
         let asked = std::mem::take(&mut h.asked);
         let blocks = (builder.data_bytes() / freebs_types::BLOCK) as u32;

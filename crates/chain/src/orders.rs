@@ -1,6 +1,8 @@
 //! Orders of events that once went wrong, or nearly so, played to one replica.
 
-use crate::event::{Action, Branch, Forced, HostConfig, MapSource, Mutant, Opened, ShardInfo, ShardSnapshots, Who};
+use crate::event::{
+    Action, Branch, Forced, Found, HostConfig, MapSource, Mutant, Opened, ShardInfo, ShardSnapshots, Wanted, Who,
+};
 use crate::head::view_secret;
 use crate::host::Host;
 use crate::learn::Learning;
@@ -18,11 +20,11 @@ use freebs_format::{
     UpdateKind, ViewBody, ViewSecret, block_crc, hide,
 };
 use freebs_io::LinkId;
-use freebs_lsvd::{MapPlace, Record};
+use freebs_lsvd::{MapPlace, Record, WindowState};
 use freebs_secrets::HostKey;
 use freebs_types::{
     BLOCK, BlockRange, ChunkId, ClusterId, DriverId, Generation, Hash32, Lba, Nanos, NodeId, Peer, RequestNumber,
-    Sequence, ShardId, StartNumber, Version, ViewNumber, VolumeId,
+    Result, Sequence, ShardId, StartNumber, Version, ViewNumber, VolumeId,
 };
 use std::collections::BTreeMap;
 
@@ -659,9 +661,18 @@ const DRIVER: LinkId = LinkId(100);
 
 /// Node 1 as the active head of view 2, with node 2's log as far as its own, and a driver attached.
 fn leading() -> Scene {
+    leading_at(0, Ok(Found::Window(WindowState::default())))
+}
+
+/// The same by a wall clock, and the log has said this of its retention window.
+fn leading_at(wall: u64, window: Result<Found>) -> Scene {
     let (mut s, good) = opening();
+    s.wall = wall;
     s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
-    s.both_durable();
+    let asked = s.both_durable();
+    let ask = window::asks(&asked).pop().expect("the log is asked for its window");
+    assert_eq!((ask.wanted, ask.view), (Wanted::Window, ViewNumber(2)));
+    s.play(|r, ctx| r.on_past_found(ctx, ask, window));
     s.play(|r, ctx| r.on_activated(ctx, ViewNumber(2), Ok(())));
     s.play(|r, ctx| r.on_attach(ctx, DRIVER, DriverId(9), Generation(1), Hash32::default()));
     s.both_durable();
@@ -674,13 +685,31 @@ fn answer(view: u64, sequence: u64, room: Option<Room>) -> DurableItem {
     DurableItem { shard: SHARD, view: ViewNumber(view), sequence: Sequence(sequence), room }
 }
 
+/// A driver's write of so many blocks, from the first one on.
+fn request(number: u64, lowest_open: u64, blocks: usize) -> WriteRequest {
+    let data = Bytes::from(vec![7; blocks * BLOCK]);
+    WriteRequest {
+        shard: SHARD,
+        view: ViewNumber(2),
+        generation: Generation(1),
+        driver: DriverId(9),
+        number: RequestNumber(number),
+        lowest_open: RequestNumber(lowest_open),
+        kind: UpdateKind::Write,
+        extents: vec![Extent { kind: ExtentKind::Data, range: BlockRange::new(0, blocks as u32) }],
+        crcs: vec![block_crc(&data[..BLOCK]); blocks],
+        data: vec![data],
+    }
+}
+
 impl Scene {
     /// What was appended is durable here and at node 2.
     fn both_durable(&mut self) -> Vec<Action> {
         let last = self.r.last.sequence;
         let view = self.r.view_number();
-        self.durable(last.0);
-        self.play(|r, ctx| r.head_member_durable(ctx, NodeId(2), &answer(view.0, last.0, None))).1
+        let mut actions = self.play(|r, ctx| r.on_frame_durable(ctx, last)).1;
+        actions.extend(self.play(|r, ctx| r.head_member_durable(ctx, NodeId(2), &answer(view.0, last.0, None))).1);
+        actions
     }
 
     fn write(&mut self, room: bool, number: u64, lowest_open: u64, blocks: usize) -> Vec<Action> {
@@ -695,19 +724,7 @@ impl Scene {
         blocks: usize,
         change: fn(&mut WriteRequest),
     ) -> Vec<Action> {
-        let data = Bytes::from(vec![7; blocks * BLOCK]);
-        let mut w = WriteRequest {
-            shard: SHARD,
-            view: ViewNumber(2),
-            generation: Generation(1),
-            driver: DriverId(9),
-            number: RequestNumber(number),
-            lowest_open: RequestNumber(lowest_open),
-            kind: UpdateKind::Write,
-            extents: vec![Extent { kind: ExtentKind::Data, range: BlockRange::new(0, blocks as u32) }],
-            crcs: vec![block_crc(&data[..BLOCK]); blocks],
-            data: vec![data],
-        };
+        let mut w = request(number, lowest_open, blocks);
         change(&mut w);
         let act = |r: &mut Replica, ctx: &mut Ctx<'_>| {
             ctx.room = if room { u64::MAX } else { 0 };

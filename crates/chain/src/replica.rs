@@ -222,6 +222,8 @@ pub(crate) struct Replica {
     doubt: ViewNumber,
     /// What the head was told last of the room here.
     pub told_room: Option<Room>,
+    /// What is kept here of the past takes more memory than it should, and this shard's is no less than most.
+    pub past_over: bool,
     pub view_frame: Option<FrameHead>,
     /// A transfer by map ends with the state of this frame; when it was last asked for.
     pub map_hold: Option<(TailEntry, Nanos)>,
@@ -317,6 +319,7 @@ impl Replica {
             is_doubtful: false,
             doubt: ViewNumber(0),
             told_room: None,
+            past_over: false,
             view_frame: None,
             map_hold: None,
             map_end: None,
@@ -356,7 +359,9 @@ impl Replica {
             r.last = state.last;
             let last = TailEntry::with_origin(r.last, state.version, state.parent, state.digest);
             r.tail = tail.into_iter().map(|t| (t.name.sequence, t)).collect();
-            r.tail.insert(r.last.sequence, last);
+            // The log knows more of it than its frame does, but not when it was made.
+            let wall = r.tail.get(&r.last.sequence).filter(|t| t.name == r.last).map_or(0, |t| t.wall);
+            r.tail.insert(r.last.sequence, TailEntry { wall, ..last });
         }
         r.version = state.version;
         r.durable = r.last.sequence;
@@ -722,7 +727,7 @@ impl Replica {
     /// What this log takes beyond what it was given. Shards share what the device has: heads do not know of each other.
     fn room(&self, ctx: &Ctx<'_>) -> Room {
         let left = ctx.room.saturating_sub(with_overhead(self.unwritten_bytes()));
-        Room::new(left / ctx.sharers.max(1), ctx.more_soon)
+        Room { past_over: self.past_over, ..Room::new(left / ctx.sharers.max(1), ctx.more_soon) }
     }
 
     /// The head hears when room has become short here, or is not any more (W7): without writes there are no answers that
@@ -732,7 +737,8 @@ impl Replica {
         let now = self.room(ctx);
         let is_short = |r: Room| r.bytes <= 2 * with_overhead(limits::SHARD_WINDOW_BYTES as u64);
         let coarse = |r: Room| (r.more_soon, r.bytes / ROOM_STEP, r.bytes == 0);
-        if (is_short(told) || is_short(now)) && coarse(told) != coarse(now) {
+        let is_due = (is_short(told) || is_short(now)) && coarse(told) != coarse(now);
+        if is_due || told.past_over != now.past_over {
             self.answer_durable(ctx);
         }
     }

@@ -1,34 +1,111 @@
 //! The retention window at the head of a chain: it begins and ends it, moves it up as time passes, and says when what was
 //! ordered.
 //!
-//! Invariants: the clock in the headers of a shard's frames never goes back, but for a step of more than `CLOCK_AHEAD_MAX`; each
-//! view begins a moment of its own, and the first update of a moment is the zero that says so, so that no update of a moment
-//! has a lower version; the window does not move while a snapshot of the past is being made.
+//! Invariants:
+//! - As long as the log may have a window, the first update of a moment is the zero that says so, whatever the control state
+//!   says of windows; no update of a moment has a lower version. Until the log has told whether it has one nothing is ordered.
+//! - The clock in the headers of a shard's frames never goes back, but for a step of more than `CLOCK_BACK_MAX`; each view
+//!   begins a moment of its own. Behind such a step, behind a leap, and where it is not known which moment was the last,
+//!   times begin anew: those of before are not told any more, rather than told wrong.
+//! - By the clock the window moves up by no more than a head's own monotonic time and a quarter of it, so a clock that is wrong
+//!   does not end the past at once. It does not move while a snapshot is being made, and in a chain that is too short.
+//! - One question at a time is under way to the log; the answer to one of another view is none.
 
-use crate::event::{Action, PastAsk};
+use crate::event::{Action, Found, NoteKind, PastAsk, PastStatus, Wanted};
 use crate::head::Head;
 use crate::replica::{Ctx, Replica};
 use crate::timing;
-use freebs_format::{Extent, ExtentKind, PinUpdate, UpdateDraft, UpdateKind};
-use freebs_lsvd::PastVersion;
-use freebs_types::{BlockRange, DriverId, ErrorKind, Moment, Nanos, Past, RequestNumber, Result, Version};
+use freebs_format::{Extent, ExtentKind, FrameHead, PinUpdate, UpdateDraft, UpdateKind, ViewBody};
+use freebs_lsvd::WindowState;
+use freebs_types::limits::MOMENT_MS;
+use freebs_types::{BlockRange, DriverId, Moment, Nanos, Past, RequestNumber, Result, TIMES_LBA, Version};
+
+/// Moments that one step trims at most. Those in front of them do not count any more in any case.
+const TRIMMED_MAX: u64 = 24 * 3600 * 1000 / MOMENT_MS;
+/// A clock that goes on by more moments than this at once is not believed to tell the same time as before: 10 days.
+const LEAP_MAX: u64 = 10 * TRIMMED_MAX;
+/// Times begin anew when so many moments are told, far below the number of addresses: 60 days.
+const TIMES_MAX: u64 = 60 * TRIMMED_MAX;
+/// A step of the window is worth two updates if it lets go of more versions than this.
+const STEP_VERSIONS: u64 = 8;
+
+/// Whether the log has a window, as far as the head knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum InLog {
+    #[default]
+    Unknown,
+    None,
+    Has,
+}
 
 /// The window of a head in the present view.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
-    /// The last moment that a frame says to have begun.
-    moment: Option<Moment>,
-    /// When the log was asked last.
-    asked_at: Option<Nanos>,
-    /// When it was said last which moments are forgotten.
-    told_at: Option<Nanos>,
-    /// The log has none, and is to have none.
-    is_off: bool,
-    /// Its first version, as far as it was ordered in this view.
+    log: InLog,
+    /// A question is under way.
+    is_asking: bool,
+    /// When the log was asked last whether the window may move, and whether it takes too much memory.
+    stepped_at: Option<Nanos>,
+    room_at: Option<Nanos>,
+    /// The last moment that has begun, and the one at which the window begins, from which on times are told. If one is not
+    /// known, times begin anew.
+    last: Option<Moment>,
+    begins_at: Option<Moment>,
+    /// What the two were before the frame that is gathered.
+    before: Option<(Option<Moment>, Option<Moment>)>,
+    /// No frame has an earlier wall clock.
+    floor: u64,
+    /// The wall clock of the frame that the view goes on from; 0 if that is not known.
+    seal_wall: u64,
+    /// The first version of the window.
     begins: Version,
+    /// How far it might have moved when, by this head's own time.
+    allowed: Option<(Moment, Nanos)>,
+    /// Milliseconds that were to be kept when that was said last.
+    retained_ms: u64,
+    moved_at: Option<Nanos>,
+    /// It was made shorter than it should be for want of memory; when that was said last.
+    is_short: bool,
+    said_at: Option<Nanos>,
+}
+
+impl Window {
+    /// A view goes on from a frame with this wall clock, of a view in which so many milliseconds were to be kept.
+    pub fn goes_on_from(&mut self, seal_wall: u64, retained_ms: Option<u64>) {
+        (self.seal_wall, self.retained_ms) = (seal_wall, retained_ms.unwrap_or_default());
+    }
+
+    /// True until the log has told whether it has a window.
+    pub fn is_unknown(&self) -> bool {
+        self.log == InLog::Unknown
+    }
+
+    /// The frame that is gathered is ordered, or dropped.
+    pub fn packed(&mut self, is_ordered: bool) {
+        if let Some(before) = self.before.take().filter(|_| !is_ordered) {
+            (self.last, self.begins_at) = before;
+        }
+    }
+
+    /// How far it may have moved by now: a quarter faster than time goes by, so that what a pause has left behind is made up.
+    fn allowed(&self, now: Nanos) -> Option<Moment> {
+        let (from, since) = self.allowed?;
+        let ms = now.since(since).0 / 1_000_000;
+        Some(Moment(from.0.saturating_add((ms + ms / 4) / MOMENT_MS)))
+    }
+}
+
+/// Milliseconds of its past that a volume was to keep when a view was opened.
+pub(crate) fn retained_in(view_frame: Option<&FrameHead>) -> Option<u64> {
+    let body = ViewBody::decode(view_frame?.body()).ok()?;
+    body.volume.map(|v| v.retain_ms)
 }
 
 impl Replica {
+    fn window(&self) -> Option<&Window> {
+        self.head.as_ref().map(|h| &h.window)
+    }
+
     /// The wall clock for the next frame's header.
     pub fn wall(&self, ctx: &Ctx<'_>) -> u64 {
         self.wall_from(ctx, |last| last)
@@ -36,12 +113,13 @@ impl Replica {
 
     /// The wall clock for a view's frame, with which a moment begins.
     pub fn wall_of_view(&self, ctx: &Ctx<'_>) -> u64 {
-        self.wall_from(ctx, |last| Moment::at_wall(last).next().ms().saturating_mul(1_000_000))
+        self.wall_from(ctx, |last| Moment::at_wall(last).next().wall())
     }
 
     fn wall_from(&self, ctx: &Ctx<'_>, least: impl Fn(u64) -> u64) -> u64 {
-        let last = self.tail.get(&self.last.sequence).map_or(0, |t| t.wall);
-        match last.saturating_sub(ctx.wall) > timing::CLOCK_AHEAD_MAX.0 || last == 0 {
+        let floor = self.window().map_or(0, |w| w.floor);
+        let last = self.tail.get(&self.last.sequence).map_or(0, |t| t.wall).max(floor);
+        match last.saturating_sub(ctx.wall) > timing::CLOCK_BACK_MAX.0 || last == 0 {
             true => ctx.wall,
             false => ctx.wall.max(least(last)),
         }
@@ -54,113 +132,250 @@ impl Replica {
 
     /// The first version of the window, as far as this head has moved it.
     pub fn window_begins(&self) -> Version {
-        self.head.as_ref().map_or(Version(0), |h| h.window.begins)
+        self.window().map_or(Version(0), |w| w.begins)
+    }
+
+    /// What a head knows of the past that is kept.
+    pub fn past_status(&self) -> Option<PastStatus> {
+        let w = self.window().filter(|w| w.log == InLog::Has && self.is_active_head())?;
+        Some(PastStatus { first: w.begins, from_ms: w.begins_at.map(Moment::ms), is_short: w.is_short })
     }
 
     /// Before an update is added to the next frame: if that is the first one of a moment, it says so.
-    pub fn begin_moment(&mut self, ctx: &Ctx<'_>) {
-        if self.retain_ms().is_none_or(|ms| ms == 0) {
+    pub fn begin_moment(&mut self, ctx: &mut Ctx<'_>) {
+        if self.window().is_none_or(|w| w.log != InLog::Has) {
             return;
         }
         let moment = Moment::at_wall(self.wall(ctx));
+        let is_due = |w: &Window| w.last != Some(moment) || w.begins_at.is_none();
+        if !self.window().is_some_and(is_due) {
+            return;
+        }
+        if self.head.as_ref().is_some_and(|h| h.gathers()) {
+            // What is gathered came before the moment began.
+            self.pack(ctx);
+        }
         let Some(h) = self.head.as_mut() else { return };
-        if h.window.moment.is_some_and(|last| last >= moment) {
+        let w = &h.window;
+        let goes_on = |last: Moment, from: Moment| {
+            last < moment && moment.0 - last.0 <= LEAP_MAX && moment.0.saturating_sub(from.0) <= TIMES_MAX
+        };
+        if w.last.zip(w.begins_at).is_some_and(|(last, from)| goes_on(last, from)) {
+            h.window.before = Some((w.last, w.begins_at));
+            h.push_own(UpdateKind::Zero, vec![BlockRange { start: moment.lba(), len: 1 }]);
+            h.window.last = Some(moment);
             return;
         }
-        if h.gathers() {
-            return;
+        if w.begins_at.is_some() {
+            ctx.out.note(format!("shard {}: the clock has gone back, or by days: times are told from now on", self.id));
         }
-        h.push_own(UpdateKind::Zero, vec![BlockRange { start: moment.lba(), len: 1 }]);
-        h.window.moment = Some(moment);
+        h.begin_times(moment, ctx.now);
     }
 
-    /// Asks the log where the window begins, and where it should.
+    /// Asks the log what there is to ask, and orders what is to be ordered.
     pub fn see_to_window(&mut self, ctx: &mut Ctx<'_>) {
-        let (Some(ms), true) = (self.retain_ms(), self.is_active_head() && self.is_told_of_snapshots()) else { return };
-        let is_held = self.info.as_ref().is_some_and(|i| i.snapshots.under_way.is_some());
-        let every = Nanos::from_millis(ms / 16).clamp(timing::WINDOW_EVERY_MIN, timing::WINDOW_EVERY);
-        let (shard, now, wall) = (self.id, ctx.now, self.wall(ctx));
-        let Some(h) = self.head.as_mut() else { return };
-        h.window.is_off &= ms == 0;
-        if is_held || h.window.is_off || h.window.asked_at.is_some_and(|at| now.since(at) < every) {
+        let is_there = self.view.as_ref().is_some_and(|v| self.durable >= v.sequence);
+        let is_asking = self.window().is_none_or(|w| w.is_asking);
+        if !self.is_open_head() || !is_there || is_asking {
             return;
         }
-        h.window.asked_at = Some(now);
-        let from = (wall / 1_000_000).saturating_sub(ms);
-        let ask = PastAsk { shard, past: Past::TimeMs(from), now: Moment::at_wall(wall), snapshot: None };
-        ctx.out.actions.push(Action::FindPast(ask));
+        if self.window().is_some_and(Window::is_unknown) {
+            return self.ask_log(ctx, Wanted::Window);
+        }
+        let is_held = self.info.as_ref().is_some_and(|i| i.snapshots.under_way.is_some()) || self.holds();
+        let is_active = self.is_active_head() && self.is_told_of_snapshots() && !self.is_too_short(ctx);
+        let (Some(ms), Some(w)) = (self.retain_ms().filter(|_| is_active && !self.is_stuffed()), self.window()) else {
+            return;
+        };
+        match w.log {
+            InLog::Has if is_held => {}
+            InLog::Has if ms == 0 => self.end_window(ctx),
+            InLog::Has => self.see_to_steps(ctx, ms),
+            InLog::None if ms > 0 => self.begin_window(ctx, ms),
+            InLog::None | InLog::Unknown => {}
+        }
+    }
+
+    fn ask_log(&mut self, ctx: &mut Ctx<'_>, wanted: Wanted) {
+        let now = Moment::at_wall(self.wall(ctx));
+        let ask = PastAsk { shard: self.id, view: self.view_number(), now, wanted };
+        if let Some(h) = self.head.as_mut() {
+            h.window.is_asking = true;
+            ctx.out.actions.push(Action::FindPast(ask));
+        }
+    }
+
+    /// The window moves up for want of memory, of any of the members, or by the time.
+    fn see_to_steps(&mut self, ctx: &mut Ctx<'_>, ms: u64) {
+        let (now, wall, last) = (ctx.now, self.wall(ctx), self.version);
+        let says_so = |h: &Head| h.members.iter().any(|m| m.room.is_some_and(|r| r.past_over));
+        let is_over = self.past_over || self.head.as_deref().is_some_and(says_so);
+        let Some(w) = self.head.as_mut().map(|h| &mut h.window) else { return };
+        if let Some((from, _)) = w.allowed.as_mut().filter(|_| ms < w.retained_ms) {
+            // Somebody has said that it is to be shorter.
+            from.0 += (w.retained_ms - ms) / MOMENT_MS;
+        }
+        w.retained_ms = ms;
+        let is_due = |at: Option<Nanos>, every: Nanos| at.is_none_or(|at| now.since(at) >= every);
+        if is_over && is_due(w.room_at, timing::WINDOW_EVERY_MIN) {
+            w.room_at = Some(now);
+            let above = Version(w.begins.0 + last.0.saturating_sub(w.begins.0) / 4);
+            return self.ask_log(ctx, Wanted::Room { above });
+        }
+        let every = Nanos::from_millis(ms / 16).clamp(timing::WINDOW_EVERY_MIN, timing::WINDOW_EVERY);
+        if !is_due(w.stepped_at, every) {
+            return;
+        }
+        w.stepped_at = Some(now);
+        let to = Moment::at_wall(wall).less(ms.div_ceil(MOMENT_MS));
+        let to = w.allowed(now).map_or(to, |most| to.min(most));
+        if w.begins_at.is_none_or(|at| at < to) {
+            self.ask_log(ctx, Wanted::At { past: Past::TimeMs(to.ms()), snapshot: None });
+        }
     }
 
     /// The log has answered.
-    pub fn on_past_found(
-        &mut self,
-        ctx: &mut Ctx<'_>,
-        ask: PastAsk,
-        retain: Option<Version>,
-        found: Result<PastVersion>,
-    ) {
-        if let Some(id) = ask.snapshot {
+    pub fn on_past_found(&mut self, ctx: &mut Ctx<'_>, ask: PastAsk, found: Result<Found>) {
+        if ask.view != self.view_number() || !self.is_open_head() {
+            return;
+        }
+        if let Wanted::At { snapshot: Some(id), .. } = ask.wanted {
             return self.on_past_for_snapshot(ctx, id, found);
         }
-        let is_held = self.info.as_ref().is_some_and(|i| i.snapshots.under_way.is_some()) || self.holds();
-        let is_active = self.is_active_head() && self.is_told_of_snapshots();
-        let (Some(ms), true) = (self.retain_ms(), is_active && !is_held && !self.is_stuffed()) else { return };
-        let begins = self.window_begins();
-        let wall = self.wall(ctx);
-        let (pin, from) = match (ms, retain, found) {
-            (0, Some(_), _) => (PinUpdate::Release(Version(0)), None),
-            (0, None, _) => {
-                self.head.iter_mut().for_each(|h| h.window.is_off = true);
-                return;
-            }
-            (_, None, _) if begins.0 > 0 => return,
-            (_, None, _) => (PinUpdate::Retain(self.version), Some(Moment::at_wall(wall))),
-            (_, Some(first), found) => {
-                let Some(pin) = self.moved(ctx, first.max(begins), found) else { return };
-                let Past::TimeMs(ms) = ask.past else { return };
-                (pin, Some(Moment::from_ms(ms)))
-            }
-        };
-        self.order_window(ctx, pin, from);
-    }
-
-    /// The window's step to the version that was looked for, if it is worth one.
-    fn moved(&self, ctx: &Ctx<'_>, first: Version, found: Result<PastVersion>) -> Option<PinUpdate> {
-        let told_at = self.head.as_ref().and_then(|h| h.window.told_at);
-        let is_due = told_at.is_none_or(|at| ctx.now.since(at) >= timing::MOMENTS_TOLD_EVERY);
-        match found {
-            // The update that moves it has a version, too: of a shard at rest the window ends with that.
-            Ok(p) if p.version > first.next() || is_due => Some(PinUpdate::Retain(p.version.max(first))),
-            // Nothing is known of so early a time.
-            Err(e) if e.kind == ErrorKind::NotFound && is_due => Some(PinUpdate::Retain(first)),
-            _ => None,
-        }
-    }
-
-    /// Orders a change of the window, and with it that moments in front of it are forgotten.
-    fn order_window(&mut self, ctx: &mut Ctx<'_>, pin: PinUpdate, from: Option<Moment>) {
-        let (wall, before) = (self.wall(ctx), self.window_begins());
-        self.pack(ctx);
-        if let Some(h) = self.head.as_mut() {
-            h.push_pin(pin);
-            if let Some(from) = from {
-                let forgotten = from.before(Moment::at_wall(wall));
-                h.push_own(UpdateKind::Trim, forgotten);
-                h.window.told_at = Some(ctx.now);
-            }
-        }
-        self.pack(ctx);
-        let last = self.version;
         let Some(h) = self.head.as_mut() else { return };
-        h.window.begins = match pin {
-            PinUpdate::Retain(from) => from.max(Version(1)).max(before).min(last),
-            _ => Version(0),
+        h.window.is_asking = false;
+        match (ask.wanted, found) {
+            (Wanted::Window, Ok(Found::Window(state))) => self.log_has(ctx, Some(state)),
+            (Wanted::Window, _) => self.log_has(ctx, None),
+            (wanted, Ok(found)) => self.may_step(ctx, wanted, found),
+            // Nothing is known of so early a time, or frames are missing; it stays as it is.
+            (_, Err(_)) => {}
+        }
+    }
+
+    /// The log has said what window it has; or could not say it, and then it may have one.
+    fn log_has(&mut self, ctx: &mut Ctx<'_>, state: Option<WindowState>) {
+        let now = ctx.now;
+        let Some(w) = self.head.as_mut().map(|h| &mut h.window).filter(|w| w.is_unknown()) else { return };
+        w.log = match state {
+            Some(WindowState { retain: None, .. }) => InLog::None,
+            _ => InLog::Has,
         };
+        if let Some(WindowState { retain: Some(first), begins, newest, is_behind, .. }) = state {
+            (w.begins, w.begins_at) = (first, begins);
+            w.allowed = begins.map(|at| (at, now));
+            w.last = match w.seal_wall {
+                0 => newest.filter(|_| !is_behind),
+                wall => Some(Moment::at_wall(wall)).max(newest),
+            };
+            w.floor = w.last.map_or(0, |m| m.next().wall());
+        }
+        self.release_window(ctx);
+        self.pack(ctx);
+        self.see_to_window(ctx);
+    }
+
+    /// The window may begin later, by the time or for want of memory.
+    fn may_step(&mut self, ctx: &mut Ctx<'_>, wanted: Wanted, found: Found) {
+        let is_held = self.info.as_ref().is_some_and(|i| i.snapshots.under_way.is_some()) || self.holds();
+        let is_active = self.is_active_head() && self.is_told_of_snapshots() && !self.is_too_short(ctx);
+        let has = self.window().is_some_and(|w| w.log == InLog::Has);
+        let Some(ms) = self.retain_ms().filter(|ms| *ms > 0 && has) else { return };
+        if !is_active || is_held || self.is_stuffed() {
+            return;
+        }
+        let (now, begins) = (ctx.now, self.window_begins());
+        match (wanted, found) {
+            (Wanted::At { past: Past::TimeMs(ms), .. }, Found::Version(p)) => {
+                let moved_at = self.window().and_then(|w| w.moved_at);
+                let is_due = moved_at.is_none_or(|at| now.since(at) >= timing::WINDOW_TOLD_EVERY);
+                if p.version.0 > begins.0 + STEP_VERSIONS || is_due {
+                    self.step_to(ctx, p.version, Moment::from_ms(ms));
+                    self.head.iter_mut().for_each(|h| h.window.is_short = false);
+                }
+            }
+            (Wanted::Room { .. }, Found::Moment(at)) => {
+                self.say_short(ctx);
+                match at {
+                    Some((moment, first)) => self.step_to(ctx, Version(first.0.saturating_sub(1)), moment),
+                    None => self.begin_window(ctx, ms),
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Says that less of the past is kept than there should be.
+    fn say_short(&mut self, ctx: &mut Ctx<'_>) {
+        let now = ctx.now;
+        let Some(w) = self.head.as_mut().map(|h| &mut h.window) else { return };
+        w.is_short = true;
+        if w.said_at.is_none_or(|at| now.since(at) >= timing::WINDOW_TOLD_EVERY) {
+            w.said_at = Some(now);
+            let text = "keeps less of its past than it should: what all shards keep here takes half as much memory as the \
+                        maps may have";
+            ctx.out.tell(NoteKind::Past, self.id, text);
+        }
+    }
+
+    fn begin_window(&mut self, ctx: &mut Ctx<'_>, ms: u64) {
+        let (moment, now) = (Moment::at_wall(self.wall(ctx)), ctx.now);
+        self.pack(ctx);
+        let begins = self.version.next();
+        let Some(h) = self.head.as_mut() else { return };
+        h.push_pin(PinUpdate::Retain(begins));
+        h.window.retained_ms = ms;
+        h.begin_times(moment, now);
+        let w = &mut h.window;
+        (w.log, w.begins, w.moved_at) = (InLog::Has, begins, Some(now));
+        self.pack(ctx);
+    }
+
+    /// The window begins with this version, which is that of the beginning of this moment; those in front of it are not told.
+    fn step_to(&mut self, ctx: &mut Ctx<'_>, first: Version, at: Moment) {
+        self.pack(ctx);
+        let now = ctx.now;
+        let Some(h) = self.head.as_mut() else { return };
+        let from = at.less(TRIMMED_MAX);
+        let forgotten = h.window.begins_at.map_or(from, |before| before.max(from)).until(at);
+        if forgotten.is_empty() {
+            return;
+        }
+        h.push_pin(PinUpdate::Retain(first));
+        h.push_own(UpdateKind::Trim, forgotten);
+        let w = &mut h.window;
+        (w.begins, w.begins_at, w.moved_at) = (first.max(w.begins), Some(at), Some(now));
+        self.pack(ctx);
+    }
+
+    /// There is no window any more, and nothing is told of times.
+    fn end_window(&mut self, ctx: &mut Ctx<'_>) {
+        let now = Moment::at_wall(self.wall(ctx)).next();
+        self.pack(ctx);
+        let Some(h) = self.head.as_mut() else { return };
+        let told = h.window.begins_at;
+        h.push_pin(PinUpdate::Release(Version(0)));
+        h.push_own(UpdateKind::Trim, told.map_or(Vec::new(), |from| from.less(TRIMMED_MAX).until(now)));
+        let w = &mut h.window;
+        (w.log, w.begins, w.begins_at) = (InLog::None, Version(0), None);
+        (w.allowed, w.is_short) = (None, false);
+        self.pack(ctx);
     }
 }
 
 impl Head {
-    /// Adds an update of the head's own about the addresses of moments to what the next frame will have.
+    /// Adds to what the next frame will have that times are told from the end of this moment on.
+    fn begin_times(&mut self, moment: Moment, now: Nanos) {
+        let w = &mut self.window;
+        w.before.get_or_insert((w.last, w.begins_at));
+        (w.last, w.begins_at) = (Some(moment), Some(moment.next()));
+        // What was kept until now stays for as long as it should.
+        w.allowed = Some((moment.less(w.retained_ms / MOMENT_MS), now));
+        self.push_own(UpdateKind::Zero, vec![BlockRange { start: TIMES_LBA, len: 1 }]);
+        self.push_own(UpdateKind::Trim, moment.until(moment.next()));
+    }
+
+    /// Adds an update of the head's own about the addresses of times to what the next frame will have.
     fn push_own(&mut self, kind: UpdateKind, ranges: Vec<BlockRange>) {
         if ranges.is_empty() {
             return;

@@ -5,10 +5,9 @@
 //! the frames of all shards, one message takes what goes to one link.
 
 use crate::cuts::Words;
-use crate::event::PastAsk;
 use crate::event::{
-    Action, ControlPort, CutWord, Event, HostConfig, MapSource, Mended, Note, NoteKind, Opened, ShardInfo, ShardStatus,
-    SyncSource, Who,
+    self, Action, ControlPort, CutWord, Event, HostConfig, MapSource, Mended, Note, NoteKind, Opened, PastAsk, ShardInfo,
+    ShardStatus, SyncSource, Wanted, Who,
 };
 use crate::flatten::Flattening;
 use crate::host::Host;
@@ -271,6 +270,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         let now = self.0.clock.now();
         {
             let mut host = self.0.host.borrow_mut();
+            // A write that is let in now must not seem to have been there earlier.
+            host.set_wall(self.0.clock.wall());
             self.tell_room(&mut host);
             host.step(now, event);
         }
@@ -327,9 +328,13 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     async fn run_ticks(self) {
         let (mut marked, mut tried, mut tries) = (Nanos(0), Nanos(0), 0);
-        let mut checkpoint = self.0.clock.now();
+        let (mut checkpoint, mut looked) = (self.0.clock.now(), self.0.clock.now());
         loop {
             tokio::time::sleep(timing::TICK).await;
+            if self.0.clock.now().since(looked) >= timing::PAST_EVERY {
+                looked = self.0.clock.now();
+                self.0.host.borrow_mut().set_past_over(&self.0.engine.past_over());
+            }
             if self.0.clock.now().since(checkpoint) >= timing::CHECKPOINT_EVERY {
                 checkpoint = self.0.clock.now();
                 self.spawn(async move |w: Self| {
@@ -567,10 +572,13 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     }
 
     async fn find_past(self, ask: PastAsk) {
-        let engine = &self.0.engine;
-        let found = engine.find_past(ask.shard, ask.past, ask.now, ask.snapshot).await;
-        let retain = engine.history(ask.shard).ok().and_then(|h| h.retain);
-        self.step(Event::PastFound { ask, retain, found });
+        let (engine, shard, now) = (&self.0.engine, ask.shard, ask.now);
+        let found = match ask.wanted {
+            Wanted::Window => engine.window(shard, now).await.map(event::Found::Window),
+            Wanted::At { past, snapshot } => engine.find_past(shard, past, now, snapshot).await.map(event::Found::Version),
+            Wanted::Room { above } => engine.moment_above(shard, above, now).await.map(event::Found::Moment),
+        };
+        self.step(Event::PastFound { ask, found });
     }
 
     /// The node's start number, for greetings.

@@ -412,9 +412,23 @@ pub struct ShardStatus {
     /// Set while it reads blocks from the shard that it was cloned from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reads_from: Option<ReadsFrom>,
+    /// Only of a head: the past that it keeps, version by version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub past: Option<PastReport>,
     /// The part of its log that counts when the active view is left; `None` from nodes of an earlier version.
     #[serde(default)]
     pub log: Option<LogStatus>,
+}
+
+/// The past of a shard, as its head knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PastReport {
+    /// The first version that is kept; each from there on is.
+    pub first: Version,
+    /// From when on it is known what was ordered when, milliseconds since 1970; `None` if that is not known yet.
+    pub from_ms: Option<u64>,
+    /// It is shorter than it should be, for want of memory.
+    pub is_short: bool,
 }
 
 /// The place where a replica reads blocks that it does not have as its own.
@@ -643,6 +657,9 @@ pub struct ShardReport {
     /// Where it last went on by force: what only lost members had there is lost. `None` if it never did.
     #[serde(default)]
     pub branch: Option<Branch>,
+    /// The past that it keeps; `None` if it keeps none, or its head does not answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub past: Option<PastReport>,
 }
 
 /// One replica in `ShardReport`.

@@ -223,7 +223,7 @@ impl Command {
                 out.push(u8::from(*force));
             }
             Self::FlattenVolume { volume } => put_form(out, 29, &[volume.0]),
-            Self::RetainVolume { volume, retain_ms } => put_form(out, 30, &[volume.0, *retain_ms]),
+            Self::RetainVolume { volume, retain_ms } => put_form(out, 31, &[volume.0, *retain_ms]),
             Self::BeginSnapshot { .. }
             | Self::ReportCuts { .. }
             | Self::ConfirmCuts { .. }
@@ -361,7 +361,7 @@ impl Command {
             kind @ (21..=26 | 28) => of_snapshot(f, kind)?,
             27 => Self::DeleteVolumeAndSnapshots { volume: VolumeId(f.u64()?), now_ms: f.u64()?, force: f.flag()? },
             29 => Self::FlattenVolume { volume: VolumeId(f.u64()?) },
-            30 => Self::RetainVolume { volume: VolumeId(f.u64()?), retain_ms: f.u64()? },
+            31 => Self::RetainVolume { volume: VolumeId(f.u64()?), retain_ms: f.u64()? },
             _ => return Err(damaged()),
         };
         f.end()?;

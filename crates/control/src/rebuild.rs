@@ -357,11 +357,19 @@ fn described<'a>(shards: &BTreeMap<u32, OfShard<'a>>) -> Option<&'a VolumeSurvey
     all.max_by_key(|d| d.size)
 }
 
-/// Milliseconds of the past that a volume keeps, as the newest view says.
+/// Milliseconds of the past that a volume keeps. Each shard's newest view says it, and views of different shards can't be compared;
+/// of what they say the longest counts: the heads let go of what is older, and a rebuild is no time for that.
 fn retained(shards: &BTreeMap<u32, OfShard<'_>>) -> u64 {
-    let views = shards.values().flat_map(|of| of.values()).flat_map(|s| &s.views);
-    let newest = views.filter_map(|v| Some((v.view, v.volume.as_ref()?))).max_by_key(|(view, _)| *view);
-    newest.map(|(_, d)| d.retain_ms).filter(|ms| rules::check_retain(*ms).is_ok()).unwrap_or(0)
+    let newest = |of: &OfShard<'_>| {
+        let views = of.values().flat_map(|s| &s.views);
+        let described = views.filter_map(|v| Some((v.view, v.volume.as_ref()?.retain_ms)));
+        described.max_by_key(|(view, _)| *view).map(|(_, ms)| ms)
+    };
+    let longest = shards.values().filter_map(newest).max().unwrap_or(0);
+    match longest {
+        0 => 0,
+        ms => ms.clamp(limits::RETAIN_MS_MIN, freebs_types::limits::RETAIN_MS_MAX),
+    }
 }
 
 fn volume(

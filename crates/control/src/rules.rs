@@ -101,7 +101,7 @@ pub fn check_retain(retain_ms: u64) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "a volume keeps {} seconds to {} days of its past, or none; further back is what snapshots are for",
+        "a volume keeps {} second to {} days of its past, or none; further back is what snapshots are for",
         limits::RETAIN_MS_MIN / 1000,
         most / 86_400_000
     )))

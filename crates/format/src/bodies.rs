@@ -848,8 +848,7 @@ impl CarryBody {
             let range = BlockRange { start: Lba(f.lba.get()), len: f.blocks.get() };
             let end = u64::from(f.offset.get()) + u64::from(range.len);
             let is_data = kind == ExtentKind::Data;
-            let most = if is_data { limits::SHARD_BLOCKS_MAX } else { limits::SHARD_ADDRESSES };
-            if range.len == 0 || range.end() > most || (is_data && end > 1 << 30) {
+            if range.len == 0 || !range.is_in_shard(is_data) || (is_data && end > 1 << 30) {
                 return Err(cut("carried extent outside any shard"));
             }
             let n = if kind == ExtentKind::Data { range.len as usize } else { 0 };

@@ -186,9 +186,8 @@ impl FrameHead {
             let mut data = 0u64;
             for e in mine {
                 let kind = ExtentKind::from_byte(e.kind).ok_or_else(|| corrupt("unknown kind of extent"))?;
-                let end = u64::from(e.lba.get()) + u64::from(e.blocks.get());
-                let most = if kind == ExtentKind::Data { limits::SHARD_BLOCKS_MAX } else { limits::SHARD_ADDRESSES };
-                if e.blocks.get() == 0 || end > most {
+                let range = BlockRange::new(e.lba.get(), e.blocks.get());
+                if e.blocks.get() == 0 || !range.is_in_shard(kind == ExtentKind::Data) {
                     return Err(corrupt("extent outside any shard"));
                 }
                 if kind == ExtentKind::Data {

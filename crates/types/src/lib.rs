@@ -17,6 +17,6 @@ mod units;
 pub use error::{Error, ErrorKind, Result};
 pub use fork::Fork;
 pub use ids::*;
-pub use past::{Moment, Past};
+pub use past::{Moment, Past, TIMES_LBA};
 pub use slice::*;
 pub use units::*;

@@ -39,7 +39,7 @@ fn a_window_is_set_changed_and_ended() {
     let before = s.revision();
     assert_eq!(retain(&mut s, HOUR).unwrap().revision, before, "a repeat changes nothing");
     retain(&mut s, 35 * 24 * HOUR).unwrap();
-    for wrong in [1, 9_999, 35 * 24 * HOUR + 1, u64::MAX] {
+    for wrong in [1, 999, 35 * 24 * HOUR + 1, u64::MAX] {
         assert!(retain(&mut s, wrong).unwrap_err().text.contains("35 days"), "{wrong}");
     }
     assert_eq!(s.volume(V).unwrap().retain_ms, 35 * 24 * HOUR, "a refusal changes nothing");

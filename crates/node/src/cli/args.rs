@@ -50,6 +50,15 @@ pub struct Cli {
     pub command: Command,
 }
 
+const HISTORY_HELP: &str = "\
+Examples:
+  freebs volume history data
+  freebs volume history data --json
+
+For each shard the time and the version from which on all is kept, the versions since, and how many there were in a second on
+the average; and the volume's snapshots. Whatever lies in between can be had with `freebs volume clone data --at TIME`,
+`freebs snapshot create data --at TIME` or `freebs volume rewind data --to TIME`.";
+
 const RETAIN_HELP: &str = "\
 Examples:
   freebs volume retain data 24h
@@ -447,11 +456,14 @@ pub enum VolumeCommand {
     /// Write a volume into a file, as a disk image
     #[command(after_help = EXPORT_HELP)]
     Export(ExportArgs),
+    /// Show how far a volume's past reaches back, and what marks it
+    #[command(after_help = HISTORY_HELP)]
+    History { name: String },
     /// Keep so much of a volume's past, version by version, or nothing of it
     #[command(after_help = RETAIN_HELP)]
     Retain {
         name: String,
-        /// 10s to 35days, or off
+        /// 1s to 35days, or off
         #[arg(value_name = "TIME|off", value_parser = span_or_off)]
         time: u64,
     },

@@ -4,11 +4,13 @@ use super::args::{CreateArgs, VolumeCommand};
 use super::asked::{connect, show, unexpected, wait_until};
 use super::attachments;
 use super::clones::{self, CloneArgs};
+use super::history;
 use super::image::{addresses, on_this_thread};
 use super::output::{Output, table};
 use super::rollback;
 use super::snapshot;
-use crate::admin::Client;
+use crate::admin::{Client, name_of_time};
+use crate::events::now_ms;
 use crate::timing;
 use freebs_control::api::{MemberState, Reply, Request, ShardReport, Verification, VolumeState, VolumeStatus};
 use freebs_control::rules::{format_size, format_span};
@@ -38,7 +40,10 @@ pub async fn run(command: VolumeCommand, cluster: &str, output: &Output) -> Resu
         }
         VolumeCommand::Clone(args) => clone(&client, args, output).await,
         VolumeCommand::Rollback(args) => {
-            on_this_thread(rollback::run(&client, &addresses(cluster), args, output)).await
+            on_this_thread(rollback::rollback(&client, &addresses(cluster), args, output)).await
+        }
+        VolumeCommand::Rewind(args) => {
+            on_this_thread(rollback::rewind(&client, &addresses(cluster), args, output)).await
         }
         VolumeCommand::Flatten(args) => clones::flatten(&client, args, output).await,
         VolumeCommand::Resize { name, size } => {
@@ -51,6 +56,7 @@ pub async fn run(command: VolumeCommand, cluster: &str, output: &Output) -> Resu
             output.show(&volume, |v| format!("volume {} has {}", v.name, format_size(v.size)));
             Ok(ExitCode::SUCCESS)
         }
+        VolumeCommand::History { name } => history::run(&client, name, output).await,
         VolumeCommand::Retain { name, time } => retain(&client, name, time, output).await,
         VolumeCommand::Rename { name, to } => rename(&client, name, to, output).await,
         VolumeCommand::Import(args) => super::image::import(&client, cluster, args, output).await,
@@ -112,7 +118,10 @@ async fn clone(client: &Client, args: CloneArgs, output: &Output) -> Result<Exit
     let (volume, name) = (args.of.0, args.name);
     let (snapshot, is_for_this) = match (args.of.1, args.past.place()) {
         (Some(snapshot), None) => (snapshot, false),
-        (None, Some(past)) if !args.no_wait => (snapshot::of_past(client, &volume, past, "clone").await?, true),
+        (None, Some(past)) if !args.no_wait => {
+            let name = format!("clone-{}", name_of_time(now_ms()));
+            (snapshot::of_past(client, &volume, past, &name).await?.name, true)
+        }
         (None, Some(_)) => {
             return Err(Error::invalid("a clone of the past is waited for; leave out --no-wait"));
         }
@@ -313,6 +322,9 @@ fn details(v: &VolumeStatus) -> String {
         if let Some(waits) = &s.waits {
             text.push_str(&format!("shard {}: {waits}\n", s.id));
         }
+        if s.past.is_some_and(|p| p.is_short) {
+            text.push_str(&format!("shard {}: {}\n", s.id, history::SHORT));
+        }
         for m in s.members.iter().filter(|m| m.pins > 0 && m.whole_from > Version(0)) {
             let before = m.whole_from;
             text.push_str(&format!("shard {}: {} lacks history: snapshots before version {before} ", s.id, m.node));
@@ -417,6 +429,7 @@ mod tests {
             forced: false,
             waits_for: vec![],
             branch: None,
+            past: None,
         };
         let shards = shards.into_iter().enumerate().map(report).collect();
         VolumeStatus::new(&volume, VolumeState::Degraded, shards)

@@ -635,7 +635,8 @@ impl<'a> In<'a> {
         let data = kind == ExtentKind::Data;
         let fits =
             if data { crate::shard::chunks::fits(offset, len) && crcs.len() == len as usize } else { crcs.is_empty() };
-        if len == 0 || u64::from(start) + u64::from(len) > limits::SHARD_ADDRESSES || !fits || version > to {
+        // What is superseded of times is no history.
+        if len == 0 || u64::from(start) + u64::from(len) > limits::SHARD_BLOCKS_MAX || !fits || version > to {
             return None;
         }
         let crcs = match crcs[..] {

@@ -147,7 +147,7 @@ pub fn place(text: &str) -> Result<Place, String> {
 }
 
 /// A time that has come, or so long ago, in milliseconds since 1970.
-fn ago(text: &str) -> Result<u64, String> {
+pub fn ago(text: &str) -> Result<u64, String> {
     let bad = |_| format!("'{text}' is no time; write '2026-11-21 10:31:07' (UTC), 2026-11-21T10:31:07.5Z, or 10min");
     let time = match humantime::parse_duration(text) {
         Ok(span) => SystemTime::now().checked_sub(span).unwrap_or(UNIX_EPOCH),

@@ -4,8 +4,7 @@ pub mod args;
 
 use super::asked::{connect, unexpected};
 use super::output::{Output, table};
-use crate::admin::{Client, name_of_time};
-use crate::events::now_ms;
+use crate::admin::Client;
 use crate::timing;
 use args::{CreateArgs, Place, SnapshotCommand};
 use freebs_control::Stage;
@@ -45,11 +44,10 @@ pub async fn one(client: &Client, request: Request) -> Result<SnapshotStatus> {
     }
 }
 
-/// Makes a snapshot of a place in a volume's past, for a command of this name; its own name.
-pub async fn of_past(client: &Client, volume: &str, past: Past, command: &str) -> Result<String> {
-    let name = format!("{command}-{}", name_of_time(now_ms()));
-    let make = Request::SnapshotCreate { volumes: vec![volume.to_owned()], name: Some(name.clone()), past: Some(past) };
-    one(client, make).await.map(|_| name)
+/// Makes a snapshot of a place in a volume's past, under this name.
+pub async fn of_past(client: &Client, volume: &str, past: Past, name: &str) -> Result<SnapshotStatus> {
+    let (volumes, name) = (vec![volume.to_owned()], Some(name.to_owned()));
+    one(client, Request::SnapshotCreate { volumes, name, past: Some(past) }).await
 }
 
 pub async fn delete_one(client: &Client, volume: &str, name: &str) -> Result<()> {
@@ -79,19 +77,24 @@ fn places(s: &SnapshotStatus) -> String {
     places.join(", ")
 }
 
-async fn list(client: &Client, volume: Option<String>, output: &Output) -> Result<ExitCode> {
+/// All snapshots, or those of a volume, in the order in which they were begun.
+pub async fn all(client: &Client, volume: Option<&str>) -> Result<Vec<SnapshotStatus>> {
     let mut all: Vec<SnapshotStatus> = Vec::new();
     loop {
         let after = all.last().map_or(SnapshotId(0), |s| s.id);
-        let request = Request::SnapshotList { volume: volume.clone(), after };
+        let request = Request::SnapshotList { volume: volume.map(str::to_owned), after };
         let Reply::Snapshots { snapshots, more } = client.call(&request, timing::CALL_MAX).await? else {
             return Err(unexpected());
         };
         all.extend(snapshots);
         if !more {
-            break;
+            return Ok(all);
         }
     }
+}
+
+async fn list(client: &Client, volume: Option<String>, output: &Output) -> Result<ExitCode> {
+    let all = all(client, volume.as_deref()).await?;
     #[derive(Serialize)]
     struct Shown {
         snapshots: Vec<SnapshotStatus>,
