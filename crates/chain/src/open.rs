@@ -593,7 +593,9 @@ impl Replica {
 
     /// Once a quorum holds the view frame, the control plane may make the view active (V6).
     pub fn view_frame_durable(&mut self, ctx: &mut Ctx<'_>) {
-        self.see_to_window(ctx);
+        if self.head.as_ref().is_some_and(|h| h.window.is_unknown()) {
+            self.see_to_window(ctx);
+        }
         let Some(h) = self.head.as_ref() else { return };
         let Phase::Opening { view, sequence } = h.phase else { return };
         let holding = h.members.iter().filter(|m| m.durable >= sequence).count();

@@ -39,6 +39,7 @@ mod room;
 mod rules;
 mod seals;
 mod slices;
+mod rewind;
 mod window;
 
 const SHARD: ShardId = ShardId { volume: VolumeId(1), index: 0 };
@@ -160,6 +161,8 @@ struct Scene {
     tickets: u64,
     more_soon: bool,
     mutant: Option<Mutant>,
+    /// Frames that were appended.
+    log: Vec<Frame>,
     /// Of the predecessor that `proposed` names.
     learning: Vec<NodeId>,
     forced: Option<Forced>,
@@ -175,6 +178,7 @@ impl Scene {
             tickets: 0,
             more_soon: false,
             mutant: None,
+            log: Vec::new(),
             learning: Vec::new(),
             forced: None,
         }
@@ -200,6 +204,10 @@ impl Scene {
         };
         let got = act(&mut self.r, &mut ctx);
         out.flush(self.now, &peers);
+        self.log.extend(out.actions.iter().filter_map(|a| match a {
+            Action::Append(Record::Frame(frame)) => Some(frame.clone()),
+            _ => None,
+        }));
         (got, out.actions)
     }
 
