@@ -13,6 +13,7 @@ use crate::event::{Action, CutWord, Found, Mutant, PastAsk, ShardInfo, UnderWay,
 use crate::head::Head;
 use crate::replica::{Ctx, Replica};
 use crate::timing;
+use crate::window::is_about_to_come;
 use freebs_format::{Pin, PinUpdate};
 use freebs_lsvd::PastVersion;
 use freebs_types::{ErrorKind, Moment, Nanos, Past, Result, Sequence, SnapshotId, Version};
@@ -37,8 +38,10 @@ struct Taken {
 #[derive(Clone, Copy, Debug)]
 struct Search {
     id: SnapshotId,
-    /// What was ordered when it was heard of; the log has to have it before it is asked.
+    /// What was ordered when it was heard of, and the moment that it was then: the log has to have the one before it is asked
+    /// for what was before the other.
     behind: Sequence,
+    now: Moment,
     asked_at: Option<Nanos>,
     /// The answer is still to come.
     is_asking: bool,
@@ -214,8 +217,11 @@ impl Replica {
         let (shard, view, now) = (self.id, self.view_number(), ctx.now);
         let (last, durable) = (self.last.sequence, self.durable);
         let moment = Moment::at_wall(self.wall(ctx));
+        if is_about_to_come(past, moment) {
+            return;
+        }
         let Some(h) = self.head.as_mut() else { return };
-        let anew = Search { id, behind: last, asked_at: None, is_asking: false };
+        let anew = Search { id, behind: last, now: moment, asked_at: None, is_asking: false };
         let search = h.cuts.search.get_or_insert(anew);
         if search.id != id {
             *search = anew;
@@ -224,7 +230,7 @@ impl Replica {
         if durable >= search.behind && is_due && !search.is_asking {
             (search.asked_at, search.is_asking) = (Some(now), true);
             let wanted = Wanted::At { past, snapshot: Some(id) };
-            let ask = PastAsk { shard, view, now: moment, wanted };
+            let ask = PastAsk { shard, view, now: search.now, wanted };
             ctx.out.actions.push(Action::FindPast(ask));
         }
     }

@@ -43,7 +43,8 @@ mod worker;
 
 pub use event::{
     Action, Branch, ControlPort, CutWord, Event, Forced, HostConfig, LogStatus, MapPiece, MapSource, MemberStatus,
-    Mutant, Note, NoteKind, Opened, PastAsk, PastStatus, ShardInfo, ShardSnapshots, ShardStatus, SyncSource, UnderWay, Who,
+    Mutant, Note, NoteKind, Opened, PastAsk, PastStatus, ShardInfo, ShardSnapshots, ShardStatus, SyncSource, UnderWay,
+    Who,
 };
 pub use host::Host;
 pub use repair::Hole;

@@ -35,11 +35,11 @@ mod leases;
 mod leaving;
 mod past;
 mod refused;
+mod rewind;
 mod room;
 mod rules;
 mod seals;
 mod slices;
-mod rewind;
 mod window;
 
 const SHARD: ShardId = ShardId { volume: VolumeId(1), index: 0 };

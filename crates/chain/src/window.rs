@@ -29,6 +29,11 @@ const TIMES_MAX: u64 = 60 * TRIMMED_MAX;
 /// A step of the window is worth two updates if it lets go of more versions than this.
 const STEP_VERSIONS: u64 = 8;
 
+/// A window of fewer versions is not made shorter for want of memory: others take it.
+const ROOM_VERSIONS: u64 = 64;
+/// Moments that a clock may be behind one that is asked for: so long a snapshot of that time waits for it.
+const BEHIND_MAX: u64 = 20;
+
 /// Whether the log has a window, as far as the head knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum InLog {
@@ -67,6 +72,12 @@ pub(crate) struct Window {
     /// It was made shorter than it should be for want of memory; when that was said last.
     is_short: bool,
     said_at: Option<Nanos>,
+}
+
+/// Whether a place in the past is about to come: by the clock of who asks it is there already.
+pub(crate) fn is_about_to_come(past: Past, now: Moment) -> bool {
+    let behind = |ms| Moment::from_ms(ms).0.saturating_sub(now.0);
+    matches!(past, Past::TimeMs(ms) if (1..=BEHIND_MAX).contains(&behind(ms)))
 }
 
 impl Window {
@@ -217,7 +228,7 @@ impl Replica {
         }
         w.retained_ms = ms;
         let is_due = |at: Option<Nanos>, every: Nanos| at.is_none_or(|at| now.since(at) >= every);
-        if is_over && is_due(w.room_at, timing::WINDOW_EVERY_MIN) {
+        if is_over && last.0 > w.begins.0 + ROOM_VERSIONS && is_due(w.room_at, timing::WINDOW_EVERY_MIN) {
             w.room_at = Some(now);
             let above = Version(w.begins.0 + last.0.saturating_sub(w.begins.0) / 4);
             return self.ask_log(ctx, Wanted::Room { above });
@@ -264,10 +275,8 @@ impl Replica {
         if let Some(WindowState { retain: Some(first), begins, newest, is_behind, .. }) = state {
             (w.begins, w.begins_at) = (first, begins);
             w.allowed = begins.map(|at| (at, now));
-            w.last = match w.seal_wall {
-                0 => newest.filter(|_| !is_behind),
-                wall => Some(Moment::at_wall(wall)).max(newest),
-            };
+            let sealed = Some(Moment::at_wall(w.seal_wall)).filter(|_| w.seal_wall > 0);
+            w.last = sealed.max(newest).filter(|_| !is_behind);
             w.floor = w.last.map_or(0, |m| m.next().wall());
         }
         self.release_window(ctx);

@@ -6,8 +6,8 @@
 
 use crate::cuts::Words;
 use crate::event::{
-    self, Action, ControlPort, CutWord, Event, HostConfig, MapSource, Mended, Note, NoteKind, Opened, PastAsk, ShardInfo,
-    ShardStatus, SyncSource, Wanted, Who,
+    self, Action, ControlPort, CutWord, Event, HostConfig, MapSource, Mended, Note, NoteKind, Opened, PastAsk,
+    ShardInfo, ShardStatus, SyncSource, Wanted, Who,
 };
 use crate::flatten::Flattening;
 use crate::host::Host;
@@ -575,7 +575,9 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         let (engine, shard, now) = (&self.0.engine, ask.shard, ask.now);
         let found = match ask.wanted {
             Wanted::Window => engine.window(shard, now).await.map(event::Found::Window),
-            Wanted::At { past, snapshot } => engine.find_past(shard, past, now, snapshot).await.map(event::Found::Version),
+            Wanted::At { past, snapshot } => {
+                engine.find_past(shard, past, now, snapshot).await.map(event::Found::Version)
+            }
             Wanted::Room { above } => engine.moment_above(shard, above, now).await.map(event::Found::Moment),
         };
         self.step(Event::PastFound { ask, found });

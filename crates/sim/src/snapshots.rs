@@ -56,7 +56,8 @@ fn clock_ms(c: &Cluster) -> u64 {
 /// A place in the past of a volume of one shard that keeps it, perhaps.
 fn past_of(c: &Cluster, volumes: &[VolumeId]) -> Option<Past> {
     let [volume] = volumes else { return None };
-    let keeps = |s: &State| s.volume(*volume).is_some_and(|v| v.retain_ms > 0 && v.shards.len() == 1 && v.origin.is_none());
+    let keeps =
+        |s: &State| s.volume(*volume).is_some_and(|v| v.retain_ms > 0 && v.shards.len() == 1 && v.origin.is_none());
     if !c.control.with_state(keeps) {
         return None;
     }
@@ -154,7 +155,11 @@ async fn ask(c: &Rc<Cluster>, volumes: &[VolumeId], past: Option<Past>) -> Optio
             }
             Some(Stage::Failed { why }) => {
                 c.world.say(|| format!("snapshot {id} failed: {why}"));
-                c.world.count(if past.is_some() { "snapshots of the past that failed" } else { "snapshots that failed" });
+                c.world.count(if past.is_some() {
+                    "snapshots of the past that failed"
+                } else {
+                    "snapshots that failed"
+                });
                 return None;
             }
             Some(_) => tokio::time::sleep(LOOK).await,

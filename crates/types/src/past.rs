@@ -141,7 +141,11 @@ mod tests {
         let edge = SHARD_BLOCKS_MAX as u32;
         let at = BlockRange::new;
         assert!(at(edge - 2, 2).is_in_shard(true) && at(0, edge).is_in_shard(false) && at(edge, 5).is_in_shard(false));
-        assert!(!at(edge - 2, 3).is_in_shard(false) && !at(edge, 5).is_in_shard(true) && !at(0, u32::MAX).is_in_shard(false));
+        assert!(
+            !at(edge - 2, 3).is_in_shard(false)
+                && !at(edge, 5).is_in_shard(true)
+                && !at(0, u32::MAX).is_in_shard(false)
+        );
         assert!(at(TIMES_LBA.0, 1).is_in_shard(false) && !at(TIMES_LBA.0, 2).is_in_shard(false));
         assert!(!at(u32::MAX, u32::MAX).is_in_shard(false));
     }

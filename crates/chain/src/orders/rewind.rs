@@ -7,7 +7,7 @@ use super::*;
 use crate::event::{CutWord, PastAsk, ShardSnapshots, UnderWay};
 use freebs_format::PinUpdate;
 use freebs_io::memory::MemoryDevice;
-use freebs_lsvd::{Engine, Expect, Shape};
+use freebs_lsvd::{Engine, Expect, Options, Shape};
 use freebs_types::{DeviceId, Moment, Past, SnapshotId};
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ struct Pair {
 }
 
 impl Pair {
-    async fn new() -> Self {
+    async fn new(options: Options) -> Self {
         let (cluster, node) = (config(1, None).cluster, NodeId(1));
         let shape = Shape {
             cluster,
@@ -55,7 +55,8 @@ impl Pair {
         };
         let device = MemoryDevice::new(512, 128 << 20);
         Engine::create(device.clone(), &shape).await.unwrap();
-        let (engine, _) = Engine::open(device, &Expect { cluster, node, worker: 0, workers: 1 }).await.unwrap();
+        let expect = Expect { cluster, node, worker: 0, workers: 1 };
+        let (engine, _) = Engine::open_with(device, &expect, options).await.unwrap();
         let writer = engine.clone();
         tokio::task::spawn_local(async move { writer.run().await });
         let s = leading_at(NOW_MS * 1_000_000, Ok(Found::Window(WindowState::default())));
@@ -87,9 +88,7 @@ impl Pair {
                     Wanted::At { past, snapshot } => {
                         self.engine.find_past(SHARD, past, ask.now, snapshot).await.map(Found::Version)
                     }
-                    Wanted::Room { above } => {
-                        self.engine.moment_above(SHARD, above, ask.now).await.map(Found::Moment)
-                    }
+                    Wanted::Room { above } => self.engine.moment_above(SHARD, above, ask.now).await.map(Found::Moment),
                 };
                 actions.extend(self.s.play(|r, ctx| r.on_past_found(ctx, ask, found)).1);
             }
@@ -134,7 +133,8 @@ impl Pair {
     /// The snapshot of a place in the past: its version, or the reason for which there is none.
     async fn snapshot(&mut self, id: u64, past: Past) -> std::result::Result<Version, String> {
         let id = SnapshotId(id);
-        let u = UnderWay { id, is_alone: true, is_decided: false, reported: None, is_confirmed: false, past: Some(past) };
+        let u =
+            UnderWay { id, is_alone: true, is_decided: false, reported: None, is_confirmed: false, past: Some(past) };
         let mut actions = self.told(Some(u)).await;
         self.passes(300);
         actions.extend(self.s.play(|r, ctx| r.head_tick(ctx)).1);
@@ -224,7 +224,7 @@ async fn lived(p: &mut Pair, seed: &mut u64) -> (Vec<Write>, Moment) {
 fn drawn_times_and_versions_of_ten_minutes_are_exact() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     tokio::task::LocalSet::new().block_on(&runtime, async {
-        let (mut p, mut seed) = (Pair::new().await, 77);
+        let (mut p, mut seed) = (Pair::new(Options::of_workers(1)).await, 77);
         let (writes, begun) = lived(&mut p, &mut seed).await;
         let first = p.s.r.window_begins();
         let begins = Moment::from_ms(p.s.r.past_status().and_then(|s| s.from_ms).expect("it has moved"));
@@ -263,5 +263,45 @@ fn drawn_times_and_versions_of_ten_minutes_are_exact() {
         println!("{times} times and {versions} versions were exact, {refused} places were refused");
         assert!(times > 200 && versions > 80 && refused > 30);
         p.engine.check();
+    });
+}
+
+/// All that was written within the window stayed in memory, however much that was.
+#[test]
+fn a_window_has_as_much_memory_as_there_is_and_tells_what_it_keeps() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, async {
+        let options = Options { map_bytes: 64 << 10, checkpoint_bytes: 1 << 20 };
+        let (mut p, mut seed) = (Pair::new(options).await, 78);
+        p.told(None).await;
+        p.ticks().await;
+        let (mut most, mut writes) = (0, Vec::new());
+        for number in 1..=4000 {
+            p.passes(100);
+            let range = BlockRange::new(below(&mut seed, 60) as u32, 1 + below(&mut seed, 4) as u32);
+            let fill = 1 + below(&mut seed, 255) as u8;
+            p.writes(number, range, fill);
+            writes.push(Write { moment: Moment::at_wall(p.s.wall), version: 0, range, fill });
+            p.s.play(|r, ctx| r.pack(ctx));
+            p.ticks().await;
+            if number % 10 == 0 {
+                p.s.r.past_over = p.engine.past_over().contains(&SHARD);
+            }
+            most = most.max(p.engine.history(SHARD).unwrap().extents);
+        }
+        // Half of what the maps have, and what came before the window had moved.
+        assert!((100..600).contains(&most), "{most} extents of 112 bytes in 32 KiB");
+        let status = p.s.r.past_status().unwrap();
+        assert!(status.is_short);
+        let (begins, now) = (status.from_ms.unwrap(), p.s.wall / 1_000_000);
+        assert!(begins > now - RETAIN_MS / 2 && begins < now - 5000, "{} ms are kept", now - begins);
+        for (n, ms) in [begins - 100, begins, begins + 1000, now - 400].into_iter().enumerate() {
+            match p.snapshot(2000 + n as u64, Past::TimeMs(ms)).await {
+                Ok(version) => assert_eq!(p.read(version).await, model(&writes, |w| w.moment < Moment::from_ms(ms))),
+                Err(why) => assert!(n == 0 && why.contains("keeps versions"), "{why}"),
+            }
+            assert!(n > 0 || !p.engine.history(SHARD).unwrap().pins.iter().any(|p| p.snapshot == SnapshotId(2000)));
+            p.told(None).await;
+        }
     });
 }

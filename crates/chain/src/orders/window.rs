@@ -97,7 +97,10 @@ fn begin_anew(actions: &[Action], behind: Moment) {
     let [(ExtentKind::Zero, first, begin), (ExtentKind::Trim, then, mark)] = times(actions)[..] else {
         panic!("{:?}", times(actions))
     };
-    assert_eq!((begin, mark, then), (BlockRange { start: TIMES_LBA, len: 1 }, behind.until(behind.next())[0], first.next()));
+    assert_eq!(
+        (begin, mark, then),
+        (BlockRange { start: TIMES_LBA, len: 1 }, behind.until(behind.next())[0], first.next())
+    );
 }
 
 #[test]
@@ -400,6 +403,24 @@ fn a_snapshot_of_the_past_pins_what_the_log_finds() {
     assert!(*version == Version(5) && *cut < sequence);
 }
 
+/// The log was asked as of a clock that had gone on since, and what had been ordered meanwhile was not in it yet: the snapshot
+/// lacked what was there at that time.
+#[test]
+fn a_time_is_looked_up_when_all_that_was_before_it_is_in_the_log() {
+    let (mut s, _) = Scene::begins(HOUR);
+    s.passes(SECOND);
+    let past = Past::TimeMs(NOW_MS + SECOND + 300);
+    s.retains(Some(HOUR), Some(under_way(past)));
+    assert!(searches(&s.passes(200)).is_empty(), "it has not come yet");
+    s.write(true, 1, 1, 1);
+    let now = NOW_MS + SECOND + 350;
+    assert!(searches(&s.passes(150)).is_empty(), "the log has not all that was ordered");
+    s.elapses(700);
+    s.write(true, 2, 1, 1);
+    let asked = searches(&s.both_durable());
+    assert_eq!(asked[0].now, Moment::at_wall(now * 1_000_000), "what came later may not be there");
+}
+
 #[test]
 fn a_place_that_is_not_there_fails_the_snapshot_with_the_reason() {
     let past = Past::Version(Version(3));
@@ -425,6 +446,7 @@ fn a_place_that_is_not_there_fails_the_snapshot_with_the_reason() {
     // A time at which another snapshot was made, and nothing since: the present is as that was.
     let mut s = leading();
     let u = under_way(Past::TimeMs(0));
+    assert!(searches(&s.retains(Some(HOUR), Some(under_way(Past::TimeMs(1500))))).is_empty(), "it has not come yet");
     let asked = searches(&s.retains(Some(HOUR), Some(u)));
     let last = Ok(Found::Version(PastVersion { version: s.r.version, pinned: Some(SnapshotId(2)) }));
     assert_eq!(pins(&s.answers(asked[0], last))[0].1, PinUpdate::Snapshot(ID));

@@ -245,7 +245,8 @@ impl<D: Device> Engine<D> {
     /// The version behind which entries count. `NotFound` if there is no window.
     async fn counts_from(&self, shard: ShardId) -> Result<Version> {
         let at = TIMES_LBA.0;
-        let begin = |_: &Core, _: &Shard, view: &ExtentMap| Ok(view.range(at, at + 1).next().map(|(_, e, ..)| e.version));
+        let begin =
+            |_: &Core, _: &Shard, view: &ExtentMap| Ok(view.range(at, at + 1).next().map(|(_, e, ..)| e.version));
         let begin = self.io().with_own_view(shard, (at, at + 1), Which::All, begin).await?;
         // No head has begun to tell times.
         let begin = begin.unwrap_or(Version(u64::MAX));

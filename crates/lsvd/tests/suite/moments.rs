@@ -322,6 +322,43 @@ fn a_snapshot_that_pins_a_version_already_gets_that_one() {
     });
 }
 
+/// Nothing bounded what a window keeps in memory.
+#[test]
+fn who_takes_most_memory_for_the_past_is_told() {
+    local(async {
+        let device = crash_device(144 << 20, 11);
+        create_log(device.clone(), &shape(128)).await.unwrap();
+        let other = ShardId::new(2, 0);
+        let (mut c, mut d, mut rng) = (Chain::new(SHARD), Chain::new(other), Rng::new(11));
+        let rig = Rig::open_with(device.clone(), TINY).await.unwrap();
+        for c in [&mut c, &mut d] {
+            rig.append(Record::Frame(c.pins(&[(UpdateKind::Retain, u64::MAX >> 8)])));
+        }
+        rig.append(Record::Frame(c.frame(&anew(Moment(5000)))));
+        let mut list = Vec::new();
+        for n in 0..100 {
+            list.push((Moment(5001 + 3 * n), c.version + 1));
+            rig.append(Record::Frame(c.frame(&[begins(Moment(5001 + 3 * n)), small(&mut rng)])));
+            if n < 8 {
+                rig.append(Record::Frame(d.frame(&[small(&mut rng)])));
+            }
+        }
+        committed(&rig, &mut c).await;
+        rig.engine.committed(other, Sequence(d.sequence));
+        assert_eq!(rig.engine.past_over(), [SHARD]);
+        let now = Moment(6000);
+        for above in [0, list[40].1 - 1, list[40].1] {
+            let want = list.iter().find(|(_, v)| *v > above).map(|(m, v)| (*m, Version(*v)));
+            assert_eq!(rig.engine.moment_above(SHARD, Version(above), now).await.unwrap(), want);
+        }
+        assert_eq!(rig.engine.moment_above(SHARD, Version(list[99].1), now).await.unwrap(), None);
+        rig.append(Record::Frame(c.pins(&[(UpdateKind::Retain, c.version)])));
+        committed(&rig, &mut c).await;
+        assert!(rig.engine.past_over().is_empty());
+        rig.stop().await;
+    });
+}
+
 /// A head does not do so; what the pinned version needs may be gone, and a read must not make it up.
 #[test]
 fn a_version_that_is_not_kept_is_not_read_when_it_is_pinned() {

@@ -785,6 +785,7 @@ fn volume_spec(text: &str) -> Result<(String, u64), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use freebs_types::{Past, Version};
 
     fn parse(line: &str) -> Result<Cli, clap::Error> {
         Cli::try_parse_from(std::iter::once("freebs").chain(line.split_whitespace()))
@@ -902,6 +903,15 @@ mod tests {
         assert!(a.of == ("data".into(), None) && a.past.at.is_some() && a.past.version.is_none());
         assert!(parse("volume clone data web --at 10min --version 3").is_err());
         assert!(parse("volume retain data 24h").is_ok() && parse("volume retain data off").is_ok());
+        let line = "volume rewind data --to 10min --discard-present";
+        let Command::Volume(VolumeCommand::Rewind(r)) = parse(line).unwrap().command else { panic!("rewind") };
+        assert!(r.name == "data" && matches!(r.place(), Past::TimeMs(_)) && r.how.discard_present);
+        let Command::Volume(VolumeCommand::Rewind(r)) = parse("volume rewind data --version 7").unwrap().command else {
+            panic!("rewind")
+        };
+        assert_eq!(r.place(), Past::Version(Version(7)));
+        assert!(parse("volume rewind data").is_err() && parse("volume rewind data --to 1s --version 3").is_err());
+        assert!(parse("volume history data").is_ok());
         assert!(parse("volume rollback data@a --progress").is_ok() && parse("volume rollback data").is_err());
         let Command::Volume(VolumeCommand::Flatten(f)) = parse("volume flatten web").unwrap().command else {
             panic!("flatten")

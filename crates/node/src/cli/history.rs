@@ -95,7 +95,10 @@ fn history(v: &VolumeStatus, snapshots: Vec<Mark>, now_ms: u64) -> History {
 fn text(h: &History) -> String {
     let all: Option<Vec<u64>> = h.shards.iter().map(|s| s.from_ms).collect();
     let from = all.and_then(|times| times.into_iter().max());
-    let from = from.map_or_else(|| "not all its heads have said how far that is".into(), |ms| format!("back to {}", format_date(ms)));
+    let from = from.map_or_else(
+        || "not all its heads have said how far that is".into(),
+        |ms| format!("back to {}", format_date(ms)),
+    );
     let mut text = format!("{} keeps the last {} of its past: {from}\n", h.volume, format_span(h.retain_ms));
     let header = ["SHARD", "FROM", "FIRST VERSION", "LAST VERSION", "PER SECOND"];
     text.push_str(&table(&header, &header[2..], h.shards.iter().map(OfShard::row).collect()));

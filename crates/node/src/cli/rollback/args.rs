@@ -41,12 +41,11 @@ pub struct RollbackArgs {
 }
 
 #[derive(Debug, Args)]
-#[group(id = "place", required = true, multiple = false, args = ["to", "version"])]
 pub struct RewindArgs {
     pub name: String,
 
     /// A time in the past, in UTC, or so long ago
-    #[arg(long, value_name = "TIME", value_parser = ago)]
+    #[arg(long, value_name = "TIME", value_parser = ago, required_unless_present = "version", conflicts_with = "version")]
     pub to: Option<u64>,
 
     /// A version in the past, of a volume of one shard

@@ -5,6 +5,7 @@ pub mod args;
 use super::asked::{connect, unexpected};
 use super::output::{Output, table};
 use crate::admin::Client;
+use crate::events::now_ms;
 use crate::timing;
 use args::{CreateArgs, Place, SnapshotCommand};
 use freebs_control::Stage;
