@@ -4,7 +4,7 @@ use bytes::Bytes;
 use freebs_format::wire::{FrameName, Message, ReadRequest, SyncRequest};
 use freebs_format::{CarryBody, Frame, FrameHead, Pin, VolumeDescription};
 use freebs_io::LinkId;
-use freebs_lsvd::{DamagedBlocks, Durable, EventKind, KeptState, MapPlace, PastVersion, Record, WindowState};
+use freebs_lsvd::{DamagedBlocks, Durable, EventKind, KeptState, MapPlace, PastVersion, Record};
 use freebs_secrets::HostKey;
 use freebs_types::{
     ClusterId, Error, ErrorKind, Fork, Generation, Hash32, HostPublic, Moment, NodeId, Past, Peer, Result, Sequence,
@@ -240,8 +240,10 @@ pub struct PastAsk {
 /// What a head asks about the past.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// The retention window: whether there is one, and which times it tells.
+    /// The first version of the retention window, if there is one.
     Window,
+    /// The moment at which it begins.
+    Begin,
     /// The version at a place in the past.
     At {
         /// The place.
@@ -259,8 +261,10 @@ pub enum Wanted {
 /// The answer to `Wanted`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// The retention window.
-    Window(WindowState),
+    /// The first version of the retention window; `None` if there is none.
+    Window(Option<Version>),
+    /// The first moment that is told; `None` if none is.
+    Begin(Option<Moment>),
     /// The version at the place.
     Version(PastVersion),
     /// The first moment above the version, if there is one, and its first version.

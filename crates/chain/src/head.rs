@@ -274,7 +274,7 @@ impl Replica {
             sequence: self.last.sequence.next(),
             first_version: if first_update { self.version.next() } else { self.version },
             committed: self.committed_to_tell(ctx),
-            wall: self.wall(ctx),
+            wall: self.wall_of_gathered(ctx),
         }
     }
 

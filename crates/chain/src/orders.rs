@@ -20,7 +20,7 @@ use freebs_format::{
     UpdateKind, ViewBody, ViewSecret, block_crc, hide,
 };
 use freebs_io::LinkId;
-use freebs_lsvd::{MapPlace, Record, WindowState};
+use freebs_lsvd::{MapPlace, Record};
 use freebs_secrets::HostKey;
 use freebs_types::{
     BLOCK, BlockRange, ChunkId, ClusterId, DriverId, Generation, Hash32, Lba, Nanos, NodeId, Peer, RequestNumber,
@@ -669,7 +669,7 @@ const DRIVER: LinkId = LinkId(100);
 
 /// Node 1 as the active head of view 2, with node 2's log as far as its own, and a driver attached.
 fn leading() -> Scene {
-    leading_at(0, Ok(Found::Window(WindowState::default())))
+    leading_at(0, Ok(Found::Window(None)))
 }
 
 /// The same by a wall clock, and the log has said this of its retention window.

@@ -5,8 +5,8 @@
 //! - As long as the log may have a window, the first update of a moment is the zero that says so, whatever the control state
 //!   says of windows; no update of a moment has a lower version. Until the log has told whether it has one nothing is ordered.
 //! - The clock in the headers of a shard's frames never goes back, but for a step of more than `CLOCK_BACK_MAX`; each view
-//!   begins a moment of its own. Behind such a step, behind a leap, and where it is not known which moment was the last,
-//!   times begin anew: those of before are not told any more, rather than told wrong.
+//!   begins a moment of its own. Behind such a step, behind a leap, and where the clock of the frame before is not known, times
+//!   begin anew: those of before are not told any more, rather than told wrong.
 //! - By the clock the window moves up by no more than a head's own monotonic time and a quarter of it, so a clock that is wrong
 //!   does not end the past at once. It does not move while a snapshot is being made, and in a chain that is too short.
 //! - One question at a time is under way to the log; the answer to one of another view is none.
@@ -16,7 +16,6 @@ use crate::head::Head;
 use crate::replica::{Ctx, Replica};
 use crate::timing;
 use freebs_format::{Extent, ExtentKind, FrameHead, PinUpdate, UpdateDraft, UpdateKind, ViewBody};
-use freebs_lsvd::WindowState;
 use freebs_types::limits::MOMENT_MS;
 use freebs_types::{BlockRange, DriverId, Moment, Nanos, Past, RequestNumber, Result, TIMES_LBA, Version};
 
@@ -52,16 +51,12 @@ pub(crate) struct Window {
     /// When the log was asked last whether the window may move, and whether it takes too much memory.
     stepped_at: Option<Nanos>,
     room_at: Option<Nanos>,
-    /// The last moment that has begun, and the one at which the window begins, from which on times are told. If one is not
-    /// known, times begin anew.
+    /// The last moment that has begun; if it is not known, times begin anew.
     last: Option<Moment>,
+    /// The moment at which the window begins, from which on times are told; `None` until the log has said it.
     begins_at: Option<Moment>,
     /// What the two were before the frame that is gathered.
     before: Option<(Option<Moment>, Option<Moment>)>,
-    /// No frame has an earlier wall clock.
-    floor: u64,
-    /// The wall clock of the frame that the view goes on from; 0 if that is not known.
-    seal_wall: u64,
     /// The first version of the window.
     begins: Version,
     /// How far it might have moved when, by this head's own time.
@@ -81,9 +76,11 @@ pub(crate) fn is_about_to_come(past: Past, now: Moment) -> bool {
 }
 
 impl Window {
-    /// A view goes on from a frame with this wall clock, of a view in which so many milliseconds were to be kept.
-    pub fn goes_on_from(&mut self, seal_wall: u64, retained_ms: Option<u64>) {
-        (self.seal_wall, self.retained_ms) = (seal_wall, retained_ms.unwrap_or_default());
+    /// A view goes on from a frame with this wall clock, 0 if that is not known, of a view in which so many milliseconds were to
+    /// be kept.
+    pub fn goes_on_from(&mut self, wall: u64, retained_ms: Option<u64>) {
+        self.last = Some(Moment::at_wall(wall)).filter(|_| wall > 0);
+        self.retained_ms = retained_ms.unwrap_or_default();
     }
 
     /// True until the log has told whether it has a window.
@@ -122,14 +119,19 @@ impl Replica {
         self.wall_from(ctx, |last| last)
     }
 
+    /// The same for a frame with what was gathered: its moment has begun by then, whatever the clock does.
+    pub fn wall_of_gathered(&self, ctx: &Ctx<'_>) -> u64 {
+        let begun = self.window().filter(|w| w.log == InLog::Has).and_then(|w| w.last);
+        self.wall(ctx).max(begun.map_or(0, Moment::wall))
+    }
+
     /// The wall clock for a view's frame, with which a moment begins.
     pub fn wall_of_view(&self, ctx: &Ctx<'_>) -> u64 {
         self.wall_from(ctx, |last| Moment::at_wall(last).next().wall())
     }
 
     fn wall_from(&self, ctx: &Ctx<'_>, least: impl Fn(u64) -> u64) -> u64 {
-        let floor = self.window().map_or(0, |w| w.floor);
-        let last = self.tail.get(&self.last.sequence).map_or(0, |t| t.wall).max(floor);
+        let last = self.tail.get(&self.last.sequence).map_or(0, |t| t.wall);
         match last.saturating_sub(ctx.wall) > timing::CLOCK_BACK_MAX.0 || last == 0 {
             true => ctx.wall,
             false => ctx.wall.max(least(last)),
@@ -158,8 +160,7 @@ impl Replica {
             return;
         }
         let moment = Moment::at_wall(self.wall(ctx));
-        let is_due = |w: &Window| w.last != Some(moment) || w.begins_at.is_none();
-        if !self.window().is_some_and(is_due) {
+        if self.window().is_some_and(|w| w.last == Some(moment)) {
             return;
         }
         if self.head.as_ref().is_some_and(|h| h.gathers()) {
@@ -168,19 +169,17 @@ impl Replica {
         }
         let Some(h) = self.head.as_mut() else { return };
         let w = &h.window;
-        let goes_on = |last: Moment, from: Moment| {
-            last < moment && moment.0 - last.0 <= LEAP_MAX && moment.0.saturating_sub(from.0) <= TIMES_MAX
-        };
-        if w.last.zip(w.begins_at).is_some_and(|(last, from)| goes_on(last, from)) {
+        let is_long = w.begins_at.is_some_and(|from| moment.0.saturating_sub(from.0) > TIMES_MAX);
+        let goes_on = |last: Moment| last < moment && moment.0 - last.0 <= LEAP_MAX && !is_long;
+        if w.last.is_some_and(goes_on) {
             h.window.before = Some((w.last, w.begins_at));
             h.push_own(UpdateKind::Zero, vec![BlockRange { start: moment.lba(), len: 1 }]);
             h.window.last = Some(moment);
             return;
         }
-        if w.begins_at.is_some() {
-            ctx.out.note(format!("shard {}: the clock has gone back, or by days: times are told from now on", self.id));
-        }
         h.begin_times(moment, ctx.now);
+        let why = "the clock has gone back, or on by days, or is not known";
+        ctx.out.note(format!("shard {}: {why}: times are told from now on", self.id));
     }
 
     /// Asks the log what there is to ask, and orders what is to be ordered.
@@ -228,6 +227,13 @@ impl Replica {
         }
         w.retained_ms = ms;
         let is_due = |at: Option<Nanos>, every: Nanos| at.is_none_or(|at| now.since(at) >= every);
+        if w.begins_at.is_none() {
+            if is_due(w.room_at, timing::WINDOW_EVERY_MIN) {
+                w.room_at = Some(now);
+                self.ask_log(ctx, Wanted::Begin);
+            }
+            return;
+        }
         if is_over && last.0 > w.begins.0 + ROOM_VERSIONS && is_due(w.room_at, timing::WINDOW_EVERY_MIN) {
             w.room_at = Some(now);
             let above = Version(w.begins.0 + last.0.saturating_sub(w.begins.0) / 4);
@@ -256,32 +262,39 @@ impl Replica {
         let Some(h) = self.head.as_mut() else { return };
         h.window.is_asking = false;
         match (ask.wanted, found) {
-            (Wanted::Window, Ok(Found::Window(state))) => self.log_has(ctx, Some(state)),
-            (Wanted::Window, _) => self.log_has(ctx, None),
+            (Wanted::Window, Ok(Found::Window(Some(first)))) => self.log_has(ctx, InLog::Has, first),
+            (Wanted::Window, Ok(_)) => self.log_has(ctx, InLog::None, Version(0)),
+            (Wanted::Window, Err(_)) => self.log_has(ctx, InLog::Has, Version(0)),
+            (Wanted::Begin, Ok(Found::Begin(at))) => self.log_begins(ctx, at),
             (wanted, Ok(found)) => self.may_step(ctx, wanted, found),
             // Nothing is known of so early a time, or frames are missing; it stays as it is.
             (_, Err(_)) => {}
         }
     }
 
-    /// The log has said what window it has; or could not say it, and then it may have one.
-    fn log_has(&mut self, ctx: &mut Ctx<'_>, state: Option<WindowState>) {
-        let now = ctx.now;
+    /// The log has said whether it has a window, and which version is its first; or could not say it, and then it may have one.
+    fn log_has(&mut self, ctx: &mut Ctx<'_>, log: InLog, first: Version) {
         let Some(w) = self.head.as_mut().map(|h| &mut h.window).filter(|w| w.is_unknown()) else { return };
-        w.log = match state {
-            Some(WindowState { retain: None, .. }) => InLog::None,
-            _ => InLog::Has,
-        };
-        if let Some(WindowState { retain: Some(first), begins, newest, is_behind, .. }) = state {
-            (w.begins, w.begins_at) = (first, begins);
-            w.allowed = begins.map(|at| (at, now));
-            let sealed = Some(Moment::at_wall(w.seal_wall)).filter(|_| w.seal_wall > 0);
-            w.last = sealed.max(newest).filter(|_| !is_behind);
-            w.floor = w.last.map_or(0, |m| m.next().wall());
-        }
+        (w.log, w.begins) = (log, first);
         self.release_window(ctx);
         self.pack(ctx);
         self.see_to_window(ctx);
+    }
+
+    /// The log has said at which moment its window begins; if it tells none, times begin anew with the next update.
+    fn log_begins(&mut self, ctx: &mut Ctx<'_>, at: Option<Moment>) {
+        let Some(w) = self.head.as_mut().map(|h| &mut h.window).filter(|w| w.begins_at.is_none()) else { return };
+        match at {
+            Some(at) => (w.begins_at, w.allowed) = (Some(at), Some((at, ctx.now))),
+            None => {
+                let moment = Moment::at_wall(self.wall(ctx));
+                self.pack(ctx);
+                if let Some(h) = self.head.as_mut() {
+                    h.begin_times(moment, ctx.now);
+                }
+                self.pack(ctx);
+            }
+        }
     }
 
     /// The window may begin later, by the time or for want of memory.

@@ -574,7 +574,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
     async fn find_past(self, ask: PastAsk) {
         let (engine, shard, now) = (&self.0.engine, ask.shard, ask.now);
         let found = match ask.wanted {
-            Wanted::Window => engine.window(shard, now).await.map(event::Found::Window),
+            Wanted::Window => engine.history(shard).map(|h| event::Found::Window(h.retain)),
+            Wanted::Begin => engine.times_begin(shard, now).await.map(event::Found::Begin),
             Wanted::At { past, snapshot } => {
                 engine.find_past(shard, past, now, snapshot).await.map(event::Found::Version)
             }

@@ -59,7 +59,7 @@ impl Pair {
         let (engine, _) = Engine::open_with(device, &expect, options).await.unwrap();
         let writer = engine.clone();
         tokio::task::spawn_local(async move { writer.run().await });
-        let s = leading_at(NOW_MS * 1_000_000, Ok(Found::Window(WindowState::default())));
+        let s = leading_at(NOW_MS * 1_000_000, Ok(Found::Window(None)));
         Self { s, engine, given: 0, snapshot: None }
     }
 
@@ -84,7 +84,8 @@ impl Pair {
             }
             for ask in asked {
                 let found = match ask.wanted {
-                    Wanted::Window => self.engine.window(SHARD, ask.now).await.map(Found::Window),
+                    Wanted::Window => self.engine.history(SHARD).map(|h| Found::Window(h.retain)),
+                    Wanted::Begin => self.engine.times_begin(SHARD, ask.now).await.map(Found::Begin),
                     Wanted::At { past, snapshot } => {
                         self.engine.find_past(SHARD, past, ask.now, snapshot).await.map(Found::Version)
                     }

@@ -5,7 +5,7 @@ use super::*;
 use crate::event::{CutWord, Found, NoteKind, PastAsk, ShardSnapshots, UnderWay, Wanted};
 use crate::replica::TailEntry;
 use freebs_format::{Pin, PinUpdate};
-use freebs_lsvd::{PastVersion, WindowState};
+use freebs_lsvd::PastVersion;
 use freebs_types::{Error, Moment, Past, SnapshotId, TIMES_LBA, limits};
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ impl Scene {
 
     /// A window that has just begun; what was ordered for it.
     fn begins(ms: u64) -> (Self, Vec<Action>) {
-        let mut s = leading_at(NOW_MS * 1_000_000, Ok(Found::Window(WindowState::default())));
+        let mut s = leading_at(NOW_MS * 1_000_000, Ok(Found::Window(None)));
         s.retains(Some(ms), None);
         let actions = s.passes(0);
         s.both_durable();
@@ -105,7 +105,7 @@ fn begin_anew(actions: &[Action], behind: Moment) {
 
 #[test]
 fn a_window_begins_steps_and_ends() {
-    let mut s = leading_at(NOW_MS * 1_000_000, Ok(Found::Window(WindowState::default())));
+    let mut s = leading_at(NOW_MS * 1_000_000, Ok(Found::Window(None)));
     s.retains(None, None);
     let quiet = s.passes(HOUR);
     assert!(asks(&quiet).is_empty() && pins(&quiet).is_empty(), "a state that says nothing changes nothing");
@@ -229,14 +229,23 @@ fn a_clock_that_is_ahead_does_not_end_the_past() {
     assert!((NOW_MS..NOW_MS + 20 * 60 * SECOND).contains(&ms), "{}", ms - NOW_MS);
 }
 
+impl Scene {
+    /// A head whose log has a window that begins at this moment.
+    fn goes_on(wall_ms: u64, ms: u64, begins: Option<Moment>) -> (Self, Vec<Action>) {
+        let mut s = leading_at(wall_ms * 1_000_000, Ok(Found::Window(Some(Version(1)))));
+        s.retains(Some(ms), None);
+        let ask = asks(&s.passes(0)).pop().unwrap();
+        assert_eq!(ask.wanted, Wanted::Begin);
+        let actions = s.answers(ask, Ok(Found::Begin(begins)));
+        s.both_durable();
+        (s, actions)
+    }
+}
+
 /// The same head opened its next view: what its own frames said of the time was believed.
 #[test]
 fn a_clock_that_is_ahead_does_not_end_the_past_in_the_next_view_either() {
-    let begins = Some(Moment::from_ms(NOW_MS - HOUR));
-    let newest = Some(Moment::from_ms(NOW_MS));
-    let state = WindowState { retain: Some(Version(1)), begins, newest, is_behind: false };
-    let mut s = leading_at((NOW_MS + 5 * HOUR) * 1_000_000, Ok(Found::Window(state)));
-    s.retains(Some(HOUR), None);
+    let (mut s, _) = Scene::goes_on(NOW_MS + 5 * HOUR, HOUR, Some(Moment::from_ms(NOW_MS - HOUR)));
     let (_, past) = s.steps_to().unwrap();
     let Past::TimeMs(ms) = past else { panic!() };
     assert!((NOW_MS - HOUR..=NOW_MS - HOUR + 5 * SECOND).contains(&ms), "{ms}");
@@ -244,11 +253,7 @@ fn a_clock_that_is_ahead_does_not_end_the_past_in_the_next_view_either() {
 
 #[test]
 fn a_window_that_is_made_shorter_moves_at_once() {
-    let begins = Some(Moment::from_ms(NOW_MS - 5 * HOUR));
-    let newest = Some(Moment::from_ms(NOW_MS));
-    let state = WindowState { retain: Some(Version(1)), begins, newest, is_behind: false };
-    let mut s = leading_at(NOW_MS * 1_000_000, Ok(Found::Window(state)));
-    s.retains(Some(5 * HOUR), None);
+    let (mut s, _) = Scene::goes_on(NOW_MS, 5 * HOUR, Some(Moment::from_ms(NOW_MS - 5 * HOUR)));
     let (ask, _) = s.steps_to().unwrap();
     s.answers(ask, gone());
     s.retains(Some(HOUR), None);
@@ -281,30 +286,31 @@ fn behind_a_step_back_times_begin_anew() {
 
 #[test]
 fn where_the_last_moment_is_not_known_times_begin_anew() {
-    let known = WindowState {
-        retain: Some(Version(1)),
-        begins: Some(Moment::from_ms(NOW_MS - HOUR)),
-        newest: Some(Moment::from_ms(NOW_MS + 30 * SECOND)),
-        is_behind: false,
-    };
-    let now = NOW_MS * 1_000_000;
-    // The log knows it, and it lies ahead of the clock.
-    let mut s = leading_at(now, Ok(Found::Window(known)));
-    s.retains(Some(HOUR), None);
-    assert_eq!(begun(&s.write(true, 1, 1, 1)), [Moment::from_ms(NOW_MS + 30 * SECOND).next().lba()]);
-    let unknown: [Result<Found>; 4] = [
-        Ok(Found::Window(WindowState { is_behind: true, ..known })),
-        Ok(Found::Window(WindowState { newest: None, ..known })),
-        Ok(Found::Window(WindowState { begins: None, ..known })),
-        Err(Error::corrupt("frames are missing")),
-    ];
-    for state in unknown {
-        let text = format!("{state:?}");
-        let mut s = leading_at(now, state);
+    let moment = Moment::from_ms(NOW_MS);
+    // The frame that the view goes on from has no clock that is known, or the log can't say whether it has a window.
+    for has in [Ok(Found::Window(Some(Version(1)))), Err(Error::corrupt("frames are missing"))] {
+        let mut s = leading_at(NOW_MS * 1_000_000, has);
         s.retains(Some(HOUR), None);
-        let actions = s.write(true, 1, 1, 1);
-        assert!(times(&actions).first().is_some_and(|t| t.2.start == TIMES_LBA), "{text}: {:?}", times(&actions));
+        begin_anew(&s.write(true, 1, 1, 1), moment);
+        assert!(asks(&s.passes(SECOND)).is_empty(), "it is known where they begin");
     }
+    // The log tells nothing, as behind a branch.
+    let (mut s, actions) = Scene::goes_on(NOW_MS, HOUR, None);
+    begin_anew(&actions, moment);
+    s.elapses(200);
+    assert_eq!(begun(&s.write(true, 1, 1, 1)), [Moment(moment.0 + 2).lba()]);
+}
+
+/// A clock went back by minutes while writes were gathered: the frame said so, and the next view went on from there.
+#[test]
+fn a_frame_is_no_older_than_its_moment() {
+    let (mut s, _) = Scene::begins(HOUR);
+    s.elapses(SECOND);
+    s.play(|r, ctx| r.on_write(ctx, DRIVER, request(1, 1, 1)));
+    let moment = Moment::at_wall(s.wall);
+    s.wall -= 20 * 60 * 1_000_000_000;
+    assert_eq!(begun(&s.play(|r, ctx| r.pack(ctx)).1), [moment.lba()]);
+    assert_eq!(s.r.tail[&s.r.last.sequence].wall, moment.wall());
 }
 
 /// Nothing is ordered until it is known whether moments have to be told.
@@ -317,7 +323,7 @@ fn writes_wait_for_the_log_to_say_what_it_keeps() {
     s.play(|r, ctx| r.on_attach(ctx, DRIVER, DriverId(9), Generation(1), Hash32::default()));
     s.both_durable();
     assert!(ordered(&s.write(true, 1, 1, 1)).is_empty());
-    assert_eq!(ordered(&s.answers(ask, Ok(Found::Window(WindowState::default())))), [1]);
+    assert_eq!(ordered(&s.answers(ask, Ok(Found::Window(None)))), [1]);
 }
 
 /// The state said for a moment that nothing is kept, and the log's window went on without moments.

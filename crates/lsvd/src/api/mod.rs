@@ -8,7 +8,7 @@ use bytes::Bytes;
 pub use freebs_format::wire::{FrameName, Piece};
 use freebs_format::{AttachBody, CarryBody, Frame, FrameHead, Pin, ViewBody, hide};
 use freebs_types::{
-    BlockRange, ChunkId, ClusterId, DeviceId, Error, Fork, Hash32, Lba, Moment, NodeId, Sequence, ShardId, SnapshotId,
+    BlockRange, ChunkId, ClusterId, DeviceId, Error, Fork, Hash32, Lba, NodeId, Sequence, ShardId, SnapshotId,
     StartNumber, Version, ViewNumber,
 };
 pub use loss::Lost;
@@ -460,19 +460,6 @@ pub struct PastVersion {
     pub version: Version,
     /// The snapshot that pins it, if one does.
     pub pinned: Option<SnapshotId>,
-}
-
-/// The retention window of a shard, and the times that it tells.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WindowState {
-    /// Its first version; `None` if there is no window.
-    pub retain: Option<Version>,
-    /// The first moment that is told; `None` if none is.
-    pub begins: Option<Moment>,
-    /// The last moment in which anything was ordered, as far as that is told.
-    pub newest: Option<Moment>,
-    /// Times are told that have not come yet: the clock of who asks is behind.
-    pub is_behind: bool,
 }
 
 /// Which versions of a shard are kept beside the last one, and what that costs.

@@ -8,13 +8,13 @@
 //! that counts; if a trim that counts lies in between, or the moment itself is trimmed, nothing is answered. So what has no
 //! entry is a moment in which nothing was ordered.
 
+use crate::PastVersion;
 use crate::engine::Engine;
 use crate::engine::core::Core;
 use crate::engine::maps::look::Which;
 use crate::log::join::yield_now;
 use crate::map::extents::{ENTRY_BYTES, ExtentMap};
 use crate::shard::Shard;
-use crate::{PastVersion, WindowState};
 use freebs_format::ExtentKind;
 use freebs_io::Device;
 use freebs_types::limits::{MOMENTS_TOLD, SHARD_MOMENTS};
@@ -74,7 +74,7 @@ impl<D: Device> Engine<D> {
         let then = self.reach(shard)?;
         let first = then.first.max(then.whole);
         let Some(version) = version.filter(|v| (first..=then.last).contains(v)) else {
-            let from = self.begins(shard, now).await?.map(|m| format!(", and knows times from {} ms on", m.ms()));
+            let from = self.times_begin(shard, now).await?.map(|m| format!(", and knows times from {} ms on", m.ms()));
             let from = from.unwrap_or_else(|| ", and knows no times yet".into());
             return Err(Error::not_found(format!(
                 "shard {shard} keeps versions {first} to {}{from}; {past} is outside of that",
@@ -89,25 +89,6 @@ impl<D: Device> Engine<D> {
         // What follows in front of any other update is the zero of a moment, or says what is kept.
         let may_follow = matches!(past, Past::TimeMs(_)) && version < then.last;
         Ok(if is_of_another && may_follow { at(version.next()) } else { found })
-    }
-
-    /// The retention window of a shard: where it begins, and which times it tells, up to `now`. `NotFound` if the shard is
-    /// unknown, `Corrupt` if frames are missing.
-    pub async fn window(&self, shard: ShardId, now: Moment) -> Result<WindowState> {
-        let retain = self.inner.core.borrow().shard(shard)?.kept().retain;
-        if retain.is_none() {
-            return Ok(WindowState::default());
-        }
-        self.reach(shard)?;
-        let (begins, newest) = (self.begins(shard, now).await?, self.newest(shard, now).await?);
-        let mut is_behind = false;
-        let end = Moment(now.0.saturating_add(SHARD_MOMENTS - MOMENTS_TOLD));
-        self.each(shard, now.next(), end, |_| {
-            is_behind = true;
-            false
-        })
-        .await?;
-        Ok(WindowState { retain, begins, newest, is_behind })
     }
 
     /// If the history of all shards takes more memory than it should: those whose history is no less than most. It is to be no
@@ -212,8 +193,9 @@ impl<D: Device> Engine<D> {
         Ok(false)
     }
 
-    /// The first moment that is told.
-    async fn begins(&self, shard: ShardId, now: Moment) -> Result<Option<Moment>> {
+    /// The first moment up to `now` that is told; `None` if none is. `NotFound` if there is no window, `Corrupt` if frames are
+    /// missing.
+    pub async fn times_begin(&self, shard: ShardId, now: Moment) -> Result<Option<Moment>> {
         let mut begins = None;
         self.each(shard, now.less(MOMENTS_TOLD), now.next(), |t| {
             begins = if t.is_zero { begins.or(Some(t.moment)) } else { Some(Moment(t.moment.0 + t.len)) };
@@ -221,25 +203,6 @@ impl<D: Device> Engine<D> {
         })
         .await?;
         Ok(begins)
-    }
-
-    /// The last moment up to `now` in which anything was ordered.
-    async fn newest(&self, shard: ShardId, now: Moment) -> Result<Option<Moment>> {
-        let (mut end, mut len, oldest) = (now.next(), STEP, now.less(MOMENTS_TOLD));
-        while end > oldest {
-            let begin = end.less(len).max(oldest);
-            let mut newest = None;
-            self.each(shard, begin, end, |t| {
-                newest = Some(Moment(t.moment.0 + t.len - 1)).filter(|_| t.is_zero).or(newest);
-                true
-            })
-            .await?;
-            if newest.is_some() {
-                return Ok(newest);
-            }
-            (end, len) = (begin, len * 4);
-        }
-        Ok(None)
     }
 
     /// The version behind which entries count. `NotFound` if there is no window.
