@@ -343,7 +343,7 @@ fn moments_are_told_for_as_long_as_the_log_has_a_window() {
 fn a_window_that_takes_too_much_memory_is_made_shorter_and_says_so() {
     let (mut s, _) = Scene::begins(HOUR);
     let first = s.r.window_begins().0;
-    for n in 1..=40 {
+    for n in 1..=160 {
         s.write(true, n, 1, 1);
     }
     s.both_durable();
