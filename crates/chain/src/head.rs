@@ -4,6 +4,7 @@
 //! (W2, V6); a request number is applied at most once (W3); what a member was not sent, it is not `live` for.
 
 mod check;
+mod room;
 
 use crate::coming::Coming;
 use crate::cuts::Cuts;
@@ -12,7 +13,7 @@ use crate::open::Phase;
 use crate::replica::{Client, Ctx, Replica, TailEntry, with_overhead};
 use crate::secret::Gathered;
 use crate::timing;
-use freebs_format::wire::{DurableItem, HeartbeatItem, Message, Refusal, Request, Room, WriteRequest};
+use freebs_format::wire::{DurableItem, HeartbeatItem, Message, Refusal, Request, WriteRequest};
 use freebs_format::{
     AttachBody, Frame, FrameBuilder, FrameKind, FrameMeta, PinUpdate, UpdateDraft, UpdateKind, ViewBody, token,
 };
@@ -21,6 +22,8 @@ use freebs_lsvd::Seen;
 use freebs_types::{
     ChunkId, DriverId, Generation, Hash32, Nanos, NodeId, Peer, RequestNumber, Sequence, ShardId, ViewNumber, limits,
 };
+pub(crate) use room::Said;
+use room::{RoomWait, SpaceFor};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Attachments that this node may not have heard of yet when their drivers come.
@@ -36,19 +39,10 @@ pub(crate) struct Member {
     /// It gets every frame as it is made. Otherwise it has to ask with SYNC first.
     pub live: bool,
     /// What its log takes beyond what it had when it said so (W7).
-    pub room: Option<Room>,
+    pub said: Said,
     /// Since when something it was sent is unanswered.
     pub waiting_since: Option<Nanos>,
     pub nudged: Nanos,
-}
-
-/// Whether a write may be ordered as far as space goes; the worst of all logs counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum SpaceFor {
-    There,
-    /// It has to wait: a log is making room.
-    Soon,
-    None,
 }
 
 pub(crate) struct Head {
@@ -96,8 +90,8 @@ pub(crate) struct Head {
     pub coming: Coming,
     /// Snapshots of the shard.
     pub cuts: Cuts,
-    /// Since when the first of the requests that wait finds no room, and nothing is known that would make some (W7).
-    no_room_since: Option<Nanos>,
+    /// The wait of the first request for room (W7).
+    room: RoomWait,
 }
 
 impl Head {
@@ -129,7 +123,7 @@ impl Head {
             told_at: now,
             coming: Coming::default(),
             cuts: Cuts::default(),
-            no_room_since: None,
+            room: RoomWait::default(),
         }
     }
 
@@ -156,7 +150,7 @@ impl Head {
         self.told = (Sequence(0), Sequence(0));
         self.coming = Coming::default();
         self.begin_cuts();
-        self.no_room_since = None;
+        self.room = RoomWait::default();
     }
 
     /// Whether it is time to say that new members have everything.
@@ -171,8 +165,8 @@ impl Head {
 
     /// Whether a member that gets every frame takes one more update. What it had when it told its room is reckoned twice
     /// for a moment: then there is something under way to it, and its next answer says more.
-    fn space_at(&self, m: &Member) -> SpaceFor {
-        let takes = |bytes: usize| m.room.is_none_or(|r| r.bytes > with_overhead(bytes as u64));
+    fn space_at(&self, m: &Member, now: Nanos) -> SpaceFor {
+        let takes = |bytes: usize| m.said.room.is_none_or(|r| r.bytes > with_overhead(bytes as u64));
         let gathered = self.gathered_bytes();
         if takes(self.uncommitted_bytes + gathered) {
             return SpaceFor::There;
@@ -182,19 +176,13 @@ impl Head {
         match takes(under_way) {
             true => SpaceFor::There,
             false if !self.uncommitted.is_empty() || gathered > 0 => SpaceFor::Soon,
-            false if m.room.is_some_and(|r| r.more_soon) => SpaceFor::Soon,
-            false => SpaceFor::None,
+            false => self.room.space_without(&m.said, now),
         }
     }
 
-    /// True if the first of the requests that wait is refused for want of room: no log has had any, nor said that it makes
-    /// some, for a while. Until then one may not have heard of the last commit, nor looked what that has freed.
-    fn gives_up_on_room(&mut self, now: Nanos, space: SpaceFor) -> bool {
-        if space != SpaceFor::None {
-            self.no_room_since = None;
-            return false;
-        }
-        now.since(*self.no_room_since.get_or_insert(now)) >= timing::NO_ROOM_PATIENCE
+    /// True if a write waits for room at a member that does not say how it is. Nothing else need be under way to it.
+    fn is_silent_on_room(&self, m: &Member, now: Nanos) -> bool {
+        self.room.is_silent(&m.said, now) && self.space_at(m, now) != SpaceFor::There
     }
 
     /// The sequence that `quorum` members hold durably in this view.
@@ -390,7 +378,8 @@ impl Replica {
         if ctx.mutant(Mutant::MembersRoomIgnored) {
             return own;
         }
-        let members = self.head.iter().flat_map(|h| h.members.iter().filter(|m| m.live).map(|m| h.space_at(m)));
+        let members =
+            self.head.iter().flat_map(|h| h.members.iter().filter(|m| m.live).map(|m| h.space_at(m, ctx.now)));
         members.fold(own, SpaceFor::max)
     }
 
@@ -510,7 +499,7 @@ impl Replica {
             h.told = (Sequence(0), Sequence(0));
         }
         m.durable = m.durable.max(sequence.min(last));
-        m.room = item.room;
+        m.said = Said { room: item.room, at: ctx.now };
         m.waiting_since = if m.durable >= last { None } else { m.waiting_since.map(|_| ctx.now) };
         self.view_frame_durable(ctx);
         self.commit_what_is_durable(ctx);
@@ -548,7 +537,7 @@ impl Replica {
             let front = self.head.as_ref().and_then(|h| h.waiting.front());
             let space = front.map_or(SpaceFor::There, |(_, w)| self.space_for(ctx, w));
             let Some(h) = self.head.as_mut() else { break };
-            if !h.gives_up_on_room(ctx.now, space) && space != SpaceFor::There {
+            if !h.room.gives_up(ctx.now, space) && space != SpaceFor::There {
                 self.pack(ctx);
                 break;
             }
@@ -664,7 +653,8 @@ impl Replica {
             let spare = h.members.iter().filter(|m| m.live || m.node == me).count() > h.quorum;
             for m in h.members.iter().filter(|m| m.node != me) {
                 let quiet = now.since(peers.last_heard(m.peer)) >= timing::LINK_SILENCE;
-                if spare && m.live && quiet && m.waiting_since.is_some_and(|s| now.since(s) >= timing::LINK_SILENCE) {
+                let is_late = quiet && m.waiting_since.is_some_and(|s| now.since(s) >= timing::LINK_SILENCE);
+                if spare && m.live && (is_late || h.is_silent_on_room(m, now)) {
                     // One at a time: those behind it may be silent only because it passes nothing on.
                     silent = silent.or(Some(m.peer));
                 } else if lacks(m) && now.since(m.nudged) >= timing::NUDGE_EVERY {
@@ -697,7 +687,9 @@ impl Replica {
         let Some(h) = self.head.as_mut() else { return };
         // A frame or heartbeat that was lost on a link that others keep busy is noticed by the next heartbeat only.
         let behind = h.members.iter().any(|m| m.live && m.node != me && m.durable < state.0);
-        if (h.told == state && !behind) || now.since(h.told_at) < timing::HEARTBEAT_EVERY {
+        // Members that are short of room answer each heartbeat: a write that waits for them hears how they are.
+        let is_news = h.told != state || behind || h.room.waits();
+        if !is_news || now.since(h.told_at) < timing::HEARTBEAT_EVERY {
             return;
         }
         (h.told, h.told_at) = (state, now);

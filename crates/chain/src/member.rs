@@ -156,6 +156,10 @@ impl Replica {
         self.note_committed(ctx, item.committed);
         ctx.out.actions.push(Action::Keep { shard: self.id, from: item.keep });
         self.learn_active(ctx);
+        if self.told_room.is_some_and(Self::is_short) {
+            // A write may wait for room here: the head hears that this member is there, and how it is (W7).
+            self.answer_durable(ctx);
+        }
         if item.last > self.last.sequence && self.gap.is_empty() {
             self.gap_since = self.gap_since.max(Nanos(1));
             self.ask_head(ctx);

@@ -8,7 +8,7 @@
 //! Fetching (the longest log, if it is not ours) → Opening (the view frame on a quorum) → Activating → Active.
 
 use crate::event::{Action, Begins, Forced, Mutant, Opened};
-use crate::head::{Head, Member, view_secret};
+use crate::head::{Head, Member, Said, view_secret};
 use crate::replica::{Ctx, Replica};
 use crate::timing;
 use freebs_format::wire::{FrameName, Given, Message, SealAnswer};
@@ -110,7 +110,7 @@ impl Replica {
                 peer: ctx.peer(*n, self.id),
                 durable: Sequence(0),
                 live: false,
-                room: None,
+                said: Said::default(),
                 waiting_since: None,
                 nudged: Nanos(0),
             })

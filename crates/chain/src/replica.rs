@@ -720,14 +720,18 @@ impl Replica {
         Room::new(left / ctx.sharers.max(1), ctx.more_soon)
     }
 
+    /// True if a write may have to wait for room at a log that has so much.
+    pub fn is_short(r: Room) -> bool {
+        r.bytes <= 2 * with_overhead(limits::SHARD_WINDOW_BYTES as u64)
+    }
+
     /// The head hears when room has become short here, or is not any more (W7): without writes there are no answers that
     /// would say so.
     pub fn tell_room(&mut self, ctx: &mut Ctx<'_>) {
         let Some(told) = self.told_room else { return };
         let now = self.room(ctx);
-        let is_short = |r: Room| r.bytes <= 2 * with_overhead(limits::SHARD_WINDOW_BYTES as u64);
         let coarse = |r: Room| (r.more_soon, r.bytes / ROOM_STEP, r.bytes == 0);
-        if (is_short(told) || is_short(now)) && coarse(told) != coarse(now) {
+        if (Self::is_short(told) || Self::is_short(now)) && coarse(told) != coarse(now) {
             self.answer_durable(ctx);
         }
     }

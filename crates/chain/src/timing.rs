@@ -92,6 +92,10 @@ const _: () = assert!(AWAITED.0 > SYNC_AGAIN.0 << 5);
 /// wait for nothing.
 pub(crate) const NO_ROOM_PATIENCE: Nanos = Nanos::from_millis(200);
 const _: () = assert!(NO_ROOM_PATIENCE.0 > HEARTBEAT_EVERY.0 + 3 * TICK.as_nanos() as u64);
+/// A member for whose room a write waits is passed over when it has not said for this long how much it has: several heartbeats,
+/// each of which it would answer.
+pub(crate) const ROOM_SILENCE: Nanos = Nanos::from_millis(500);
+const _: () = assert!(ROOM_SILENCE.0 > 3 * HEARTBEAT_EVERY.0 + 3 * TICK.as_nanos() as u64);
 /// The state that a transfer by map ends with is kept this long after it was last asked for. The asker's next piece
 /// comes within moments, or the asker is gone; what is kept holds memory and pins what the map names.
 pub(crate) const MAP_HOLD: Nanos = Nanos::from_millis(10_000);

@@ -145,10 +145,73 @@ fn writes_wait_or_fail_for_members_that_have_no_room() {
     assert_eq!(reason(&s.ticks(u64::MAX)), Some(Refusal::NoSpace), "there is no hope");
     // A silent one is passed over and forgotten; trims need no room.
     assert_eq!(reason(&s.write(true, 7, 7, 1)), None);
+    tell(&mut s, last + 3, 0, false);
     assert_eq!(reason(&s.ticks(u64::MAX)), Some(Refusal::NoSpace));
     s.r.head.as_mut().unwrap().members.iter_mut().for_each(|m| m.live = false);
     assert_eq!(reason(&s.write(true, 8, 8, 1)), None);
     assert_eq!(s.r.last.sequence.0, last + 4);
+}
+
+/// A member said that it makes room, or that it has none, and stood still then. Nothing was under way to it, so it was not
+/// passed over, and a client's write waited for as long as it stood still, or was refused.
+#[test]
+fn a_member_that_falls_silent_about_its_room_is_passed_over() {
+    for more_soon in [true, false] {
+        for is_silent in [true, false] {
+            let mut s = leading();
+            let last = s.r.last.sequence.0;
+            let item = answer(2, last, Some(Room::new(0, more_soon)));
+            s.r.head.as_mut().unwrap().members.iter_mut().for_each(|m| m.live = m.node != NodeId(1));
+            s.play(|r, ctx| r.head_member_durable(ctx, NodeId(3), &item));
+            s.now = s.now.plus(Nanos::from_millis(1000));
+            assert_eq!(reason(&s.write(true, 2, 1, 1)), None);
+            let (mut asked, mut refused) = (0, None);
+            for _ in 0..40 {
+                s.now = s.now.plus(Nanos::from_millis(20));
+                let (_, actions) = s.play(|r, ctx| r.head_tick(ctx));
+                refused = refused.or(reason(&actions));
+                let heartbeat = |a: &Action| matches!(a, Action::Keep { .. });
+                if actions.iter().any(heartbeat) {
+                    asked += 1;
+                    if !is_silent {
+                        s.play(|r, ctx| r.head_member_durable(ctx, NodeId(3), &item));
+                    }
+                }
+            }
+            let is_ordered = s.r.last.sequence.0 == last + 1;
+            let is_live = s.r.head.as_ref().unwrap().members.iter().any(|m| m.node == NodeId(3) && m.live);
+            assert!(asked > 3 || refused.is_some(), "{asked} heartbeats");
+            assert_eq!((is_ordered, is_live), (is_silent, !is_silent), "more soon: {more_soon}");
+            assert_eq!(refused.is_some(), !is_silent && !more_soon, "refused by what it says, not by what it said");
+        }
+    }
+}
+
+/// A member that is short of room answers each heartbeat, and one that is not stays silent.
+#[test]
+fn members_that_are_short_of_room_answer_heartbeats() {
+    for (room, answers) in [(0, true), (u64::MAX, false)] {
+        let mut s = Scene::new(2);
+        let mut c = Chain::new();
+        s.take(c.open(1));
+        s.durable(1);
+        let (last, view) = (s.r.last.sequence, s.r.view_number());
+        let beat = |s: &mut Scene| {
+            let item = HeartbeatItem { shard: SHARD, view, last, committed: last, keep: last };
+            s.play(|r, ctx| {
+                ctx.room = room;
+                r.on_heartbeat(ctx, Peer { node: NodeId(1), worker: 0 }, &item);
+                ctx.out.gathers_for()
+            })
+            .0
+        };
+        s.play(|r, ctx| {
+            ctx.room = room;
+            r.answer_durable(ctx);
+        });
+        beat(&mut s);
+        assert_eq!(beat(&mut s) > 0, answers);
+    }
 }
 
 /// W7: members say what their log takes, and say it again when it was short and has changed.
