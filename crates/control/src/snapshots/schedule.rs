@@ -122,13 +122,15 @@ impl Schedule {
         Ok(())
     }
 
-    /// The name of the snapshot that is to be made now, if there is none yet for this slot or a later one. `names` are
-    /// those of all that the volume has, `now_ms` is milliseconds since 1970.
+    /// The name of the snapshot that is to be made now, if there is none for this slot nor for the next one: a leader whose
+    /// clock is a little ahead may have made that. What lies further ahead is of a clock that was wrong, and is not
+    /// waited for. `names` are those of all that the volume has, `now_ms` is milliseconds since 1970.
     #[must_use]
     pub fn due<'a>(&self, names: impl IntoIterator<Item = &'a str>, now_ms: u64) -> Option<String> {
-        let slot = now_ms / self.every_ms.max(1) * self.every_ms;
-        let newest = names.into_iter().filter_map(slot_of).max();
-        newest.is_none_or(|n| n < slot).then(|| name_of(slot))
+        let every = self.every_ms.max(1);
+        let slot = now_ms / every * every;
+        let is_there = names.into_iter().filter_map(slot_of).any(|n| n == slot || n == slot.saturating_add(every));
+        (!is_there).then(|| name_of(slot))
     }
 
     /// Which of these names, of complete snapshots, no rule keeps. Those that people have made are not among them.
@@ -194,8 +196,12 @@ mod tests {
         assert_eq!(first, name_of(T));
         assert_eq!(hourly.due([first.as_str(), "monday"], T + HOUR_MS - 1), None);
         assert_eq!(hourly.due([first.as_str()], T + HOUR_MS), Some(name_of(T + HOUR_MS)));
-        // A clock that went back makes none in the past.
+        // A clock that went back by little makes none in the past.
         assert_eq!(hourly.due([first.as_str()], T - HOUR_MS), None);
+        // One that was a day ahead has made one of tomorrow: the hours until then get theirs.
+        let tomorrow = name_of(T + DAY_MS);
+        assert_eq!(hourly.due([tomorrow.as_str()], T + HOUR_MS), Some(name_of(T + HOUR_MS)));
+        assert_eq!(hourly.due([tomorrow.as_str()], T + DAY_MS - HOUR_MS), None);
         // After days away one is made, not one for each slot.
         assert_eq!(hourly.due([first.as_str()], T + 5 * DAY_MS + 1), Some(name_of(T + 5 * DAY_MS)));
     }
