@@ -38,12 +38,12 @@ struct Failure {
 type Done = BTreeMap<VolumeId, Asked>;
 
 impl Asked {
-    /// Whether a snapshot of this name is to be asked for.
+    /// True if a snapshot of this name is to be asked for.
     fn allows(&self, name: &str, now: Instant) -> bool {
         self.name != name || self.failure.as_ref().is_some_and(|f| now >= f.again)
     }
 
-    /// What follows on an error. The same one is said once for each slot.
+    /// The state behind an error. The same one is said once for each slot.
     fn failed(before: Option<&Self>, of: &str, name: String, why: String, now: Instant) -> Self {
         let same = before.filter(|b| b.name == name).and_then(|b| b.failure.as_ref());
         if same.is_none_or(|f| f.why != why) {
