@@ -13,6 +13,7 @@ use crate::open::Phase;
 use crate::replica::{Client, Ctx, Replica, TailEntry, with_overhead};
 use crate::secret::Gathered;
 use crate::timing;
+use crate::window::Window;
 use freebs_format::wire::{DurableItem, HeartbeatItem, Message, Refusal, Request, WriteRequest};
 use freebs_format::{
     AttachBody, Frame, FrameBuilder, FrameKind, FrameMeta, PinUpdate, UpdateDraft, UpdateKind, ViewBody, token,
@@ -92,6 +93,8 @@ pub(crate) struct Head {
     pub cuts: Cuts,
     /// The wait of the first request for room (W7).
     room: RoomWait,
+    /// Its retention window.
+    pub window: Window,
 }
 
 impl Head {
@@ -124,12 +127,23 @@ impl Head {
             coming: Coming::default(),
             cuts: Cuts::default(),
             room: RoomWait::default(),
+            window: Window::default(),
         }
     }
 
     /// Adds an update about pins, which nobody asked for, to what the next frame will have.
     pub fn push_pin(&mut self, pin: PinUpdate) {
         self.builder.push_pin(pin, (DriverId(0), RequestNumber(0), RequestNumber(0)));
+    }
+
+    /// Adds an update that nobody asked for to what the next frame will have.
+    pub fn push(&mut self, draft: UpdateDraft) {
+        self.builder.push(draft);
+    }
+
+    /// True if the next frame has updates already.
+    pub fn gathers(&self) -> bool {
+        !self.builder.is_empty()
     }
 
     /// Starts anew for a view that is about to be opened: nothing of an older one is left.
@@ -151,6 +165,7 @@ impl Head {
         self.coming = Coming::default();
         self.begin_cuts();
         self.room = RoomWait::default();
+        self.window = Window::default();
     }
 
     /// Whether it is time to say that new members have everything.
@@ -247,7 +262,7 @@ impl Replica {
             sequence: self.last.sequence.next(),
             first_version: if first_update { self.version.next() } else { self.version },
             committed: self.committed_to_tell(ctx),
-            wall: ctx.wall,
+            wall: self.wall_of_gathered(ctx),
         }
     }
 
@@ -425,6 +440,7 @@ impl Replica {
         if self.head.as_ref().is_some_and(|h| !h.builder.fits(&draft)) {
             self.pack(ctx);
         }
+        self.begin_moment(ctx);
         if let Some(h) = self.head.as_mut() {
             h.builder.push(draft);
             h.asked.push((link, number));
@@ -441,8 +457,10 @@ impl Replica {
         if !is_active {
             // Promised away, or stopped, since they came: nothing is ordered any more (V2). The driver repeats them.
             (h.builder, h.asked) = (FrameBuilder::new(), Vec::new());
+            h.window.packed(false);
             return;
         }
+        h.window.packed(true);
         let mut builder = std::mem::take(&mut h.builder);
         let asked = std::mem::take(&mut h.asked);
         let blocks = (builder.data_bytes() / freebs_types::BLOCK) as u32;
@@ -592,6 +610,8 @@ impl Replica {
         let Some(m) = h.members.iter_mut().find(|m| m.peer == peer && m.live) else { return };
         m.live = false;
         m.waiting_since = None;
+        // It says so again when it is there.
+        m.said.room.iter_mut().for_each(|r| r.past_over = false);
         let (last, now) = (self.last.sequence, ctx.now);
         let behind: Vec<Peer> = h
             .members
@@ -670,6 +690,7 @@ impl Replica {
         }
         self.see_to_snapshots(ctx);
         self.look_at_pins(ctx);
+        self.see_to_window(ctx);
         self.heartbeat(ctx);
         self.ask_for_slices(ctx);
         self.ask_for_members(ctx);

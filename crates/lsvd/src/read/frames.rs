@@ -16,8 +16,8 @@ use crate::read::blocks::Plan;
 use crate::shard::Shard;
 use crate::shard::frames::FramePlace;
 use crate::shard::history::table::{Layer, LayerName, Table};
-use crate::shard::history::{LAST, Reading};
-use crate::shard::unfit::ENTRIES_WINDOW;
+use crate::shard::history::{LAST, Reading, is_of_times};
+use crate::shard::unfit::{ENTRIES_WINDOW, TIMES_WINDOW};
 use crate::{CARRY_ENTRIES_MAX, Digest, FrameName, MapPlace, RuleMutant};
 use bytes::Bytes;
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, Frame, FrameHead};
@@ -289,8 +289,13 @@ impl<D: Device> Engine<D> {
             if at > from.lba.0 {
                 yield_now().await;
             }
-            let mut end = start.saturating_add(ENTRIES_WINDOW).min(limits::SHARD_BLOCKS_MAX as u32);
-            if asked.past.is_some() && self.inner.core.borrow().shard(shard)?.keeps_history() {
+            let window = if is_of_times(start) { TIMES_WINDOW } else { ENTRIES_WINDOW };
+            let mut end = start.saturating_add(window).min(limits::SHARD_ADDRESSES as u32);
+            if !is_of_times(start) {
+                end = end.min(limits::SHARD_BLOCKS_MAX as u32);
+            }
+            let keeps = self.inner.core.borrow().shard(shard)?.keeps_history();
+            if asked.past.is_some() && keeps && !is_of_times(start) {
                 end = end.min(start + g.max_blocks);
                 end = self.inner.core.borrow().shard(shard)?.history.table.end_of(start, end, CARRY_ENTRIES_MAX);
                 let resumed = Some(from).filter(|f| start == f.lba.0 && f.blocks > 0);
@@ -390,7 +395,11 @@ impl<D: Device> Engine<D> {
         let held = Held::new(self, shard)?;
         let (mut sum, mut at) = (Sum::default(), 0);
         while let Some(start) = self.io().next_entry(shard, at).await? {
-            at = start.saturating_add(DIGEST_WINDOW);
+            // Times may be told anew meanwhile, and are of no version.
+            if is_of_times(start) {
+                break;
+            }
+            at = start.saturating_add(DIGEST_WINDOW).min(limits::SHARD_BLOCKS_MAX as u32);
             let part = |core: &Core, s: &Shard, view: &ExtentMap| {
                 let mut plan = Plan::default();
                 for (a, e) in view.iter().filter(|(_, e)| e.kind != ExtentKind::Trim) {

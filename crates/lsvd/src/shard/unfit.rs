@@ -4,8 +4,9 @@
 use crate::CARRY_ENTRIES_MAX;
 use crate::log::place::NUMBER_MAX;
 use crate::shard::chunks;
+use crate::shard::history::is_of_times;
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameHead};
-use freebs_types::{BLOCK, limits};
+use freebs_types::BLOCK;
 
 /// The words about a frame that would take the place of a committed one.
 pub(crate) const USURPS: &str = "frame differs from a committed one of its sequence";
@@ -27,16 +28,18 @@ pub(crate) fn entry(e: &CarryEntry) -> Option<&'static str> {
     if e.version.0 >= NUMBER_MAX || e.sequence.0 >= NUMBER_MAX {
         return Some("carried entry with an impossible number");
     }
-    if e.range.len == 0 || e.range.end() > limits::SHARD_BLOCKS_MAX {
+    let data = e.kind == ExtentKind::Data;
+    if e.range.len == 0 || !e.range.is_in_shard(data) {
         return Some("carried entry outside any shard");
     }
-    let data = e.kind == ExtentKind::Data;
     (data && !chunks::fits(e.offset, e.range.len)).then_some("carried entry outside its chunk")
 }
 
 /// Blocks of the map that one step of who tells of it looks at: no entry that is told has more.
 pub(crate) const ENTRIES_WINDOW: u32 = 1024;
-/// Blocks of the entries of a carry from a peer.
+/// The same of addresses of times, which have few entries for each hour of rest, and one for all that is told no more.
+pub(crate) const TIMES_WINDOW: u32 = 16 * ENTRIES_WINDOW;
+/// Blocks of the entries of a carry from a peer; of addresses of times a sixteenth counts.
 const CARRIED_BLOCKS_MAX: u64 = CARRY_ENTRIES_MAX as u64 * ENTRIES_WINDOW as u64;
 
 /// Why a carry with so many bytes of data can't be one, if so.
@@ -48,7 +51,11 @@ pub(crate) fn carry(body: &CarryBody, data: usize) -> Option<&'static str> {
     if body.entries.iter().map(blocks).sum::<usize>() * BLOCK != data {
         return Some("carried entries that do not fit their data");
     }
-    if body.entries.iter().map(|e| u64::from(e.range.len)).sum::<u64>() > CARRIED_BLOCKS_MAX {
+    let counts = |e: &CarryEntry| match is_of_times(e.range.start.0) {
+        true => u64::from(e.range.len).div_ceil(u64::from(TIMES_WINDOW / ENTRIES_WINDOW)),
+        false => u64::from(e.range.len),
+    };
+    if body.entries.iter().map(counts).sum::<u64>() > CARRIED_BLOCKS_MAX {
         return Some("carried entries of more blocks than a peer tells at once");
     }
     body.entries.iter().find_map(entry)
