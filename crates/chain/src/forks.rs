@@ -102,7 +102,7 @@ impl Host {
             }
             // The parent may be about to come, or to hear that the frame is committed, or to be mended.
             Err(_) if now.since(making.since) < timing::FORK_PATIENCE => {}
-            Err(_) => self.learns_instead(shard),
+            Err(_) => self.learns_instead(shard, NOT_WHOLE),
         }
     }
 
@@ -169,16 +169,20 @@ impl Host {
     pub(crate) fn on_fork_refused(&mut self, shard: ShardId, ticket: u64) -> bool {
         let is_its = self.forks_mut().0.get(&shard).is_some_and(|m| m.ticket == Some(ticket));
         if is_its {
-            self.learns_instead(shard);
+            self.learns_instead(shard, NOT_WHOLE);
         }
         is_its
     }
 
-    /// The device has no room for a fork's mark: it is tried again.
+    /// The device has no room for a fork's mark: it is tried again for a while. Its parent may be what fills the device, and
+    /// goes only when no fork is to be made of it.
     pub(crate) fn on_no_room_for_fork(&mut self, shard: ShardId, ticket: u64) {
         let now = self.now;
-        let of = self.forks_mut().0.get_mut(&shard).filter(|m| m.ticket == Some(ticket));
-        of.into_iter().for_each(|m| (m.ticket, m.asked) = (None, now));
+        let Some(m) = self.forks_mut().0.get_mut(&shard).filter(|m| m.ticket == Some(ticket)) else { return };
+        if now.since(m.since) >= timing::FORK_PATIENCE {
+            return self.learns_instead(shard, "there is no room for its fork here");
+        }
+        (m.ticket, m.asked) = (None, now);
     }
 
     /// The volume was deleted. True if a fork was to be made.
@@ -195,9 +199,9 @@ impl Host {
     }
 
     /// The log can't make the fork: it learns the shard from others, as it would any other one.
-    fn learns_instead(&mut self, shard: ShardId) {
+    fn learns_instead(&mut self, shard: ShardId, why: &str) {
         let Some(making) = self.forks_mut().0.remove(&shard) else { return };
-        self.out.note(format!("shard {shard}: its parent's version is not whole here; it is learned from others"));
+        self.out.note(format!("shard {shard}: {why}; it is learned from others"));
         let info = making.info.clone();
         match making.into_replica() {
             Some(replica) => self.add(replica),
@@ -206,6 +210,8 @@ impl Host {
         self.on_info(info);
     }
 }
+
+const NOT_WHOLE: &str = "its parent's version is not whole here";
 
 fn orphaned(shard: ShardId) -> String {
     format!("shard {shard}: this log has lost what it reads of the volume that it was cloned from; others are asked")

@@ -184,6 +184,21 @@ fn one_that_is_not_whole_is_waited_for_too() {
     assert!(proposes(&n.checked(Err(ErrorKind::Corrupt))));
 }
 
+/// A full device had no room for the mark of a fork, and what filled it was the deleted parent, which waited for the fork: neither
+/// got on before the clone was deleted.
+#[test]
+fn a_fork_without_room_is_not_waited_for_without_end() {
+    let mut n = Node::new();
+    n.told();
+    for wait in [Nanos(0), timing::FORK_AGAIN, timing::FORK_PATIENCE] {
+        n.waits(wait);
+        let made = n.checked(Ok(()));
+        let [(true, ticket)] = marks(&made)[..] else { panic!("{made:?}") };
+        n.step(Event::Durable(vec![Durable::NoRoom { shard: SHARD, ticket }]));
+        assert_eq!(n.host.has(SHARD), wait == timing::FORK_PATIENCE, "it learns then");
+    }
+}
+
 /// The power went before any view of the clone was active. No node had its parent's version in time, so each was to learn
 /// the clone, and had promised by then: none made the fork, for ever.
 #[test]
