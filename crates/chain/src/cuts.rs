@@ -253,7 +253,7 @@ impl Replica {
         if !self.is_active_head() || !self.is_told_of_snapshots() || self.is_stuffed() || !self.has_room(ctx) {
             return;
         }
-        // What was gathered came behind the question, so the present has it.
+        // Updates that were gathered came behind the question: the present has them.
         self.pack(ctx);
         let version = match found {
             Ok(Found::Version(p)) if p.version < self.window_begins() && p.pinned != Some(id) => {

@@ -323,7 +323,7 @@ impl Replica {
         let of_others =
             h.members.iter().filter(|m| m.live && m.said.room.is_some_and(|r| r.past_over)).map(|m| m.durable);
         let all = of_others.chain(Some(durable).filter(|_| own)).min();
-        // What was let go of is not gone before that is committed.
+        // Nothing is gone before it is committed that it is let go of.
         if all.is_some() && (all < shorter || Some(committed) < shorter) {
             h.window.room_at = Some(now);
         }

@@ -4,9 +4,8 @@
 use crate::CARRY_ENTRIES_MAX;
 use crate::log::place::NUMBER_MAX;
 use crate::shard::chunks;
-use crate::shard::history::is_of_times;
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameHead};
-use freebs_types::BLOCK;
+use freebs_types::{BLOCK, limits};
 
 /// The words about a frame that would take the place of a committed one.
 pub(crate) const USURPS: &str = "frame differs from a committed one of its sequence";
@@ -51,7 +50,7 @@ pub(crate) fn carry(body: &CarryBody, data: usize) -> Option<&'static str> {
     if body.entries.iter().map(blocks).sum::<usize>() * BLOCK != data {
         return Some("carried entries that do not fit their data");
     }
-    let counts = |e: &CarryEntry| match is_of_times(e.range.start.0) {
+    let counts = |e: &CarryEntry| match u64::from(e.range.start.0) >= limits::SHARD_BLOCKS_MAX {
         true => u64::from(e.range.len).div_ceil(u64::from(TIMES_WINDOW / ENTRIES_WINDOW)),
         false => u64::from(e.range.len),
     };

@@ -36,7 +36,7 @@ FREEBS_LOG sets what is logged on standard error: error, warn, info, debug, trac
 
 /// A replicated, log-structured block store.
 #[derive(Debug, Parser)]
-#[command(name = "freebs", version, about, after_help = EXAMPLES, propagate_version = true)]
+#[command(name = "freebs", version, about, after_help = EXAMPLES)]
 pub struct Cli {
     /// Answer in JSON, for programs
     #[arg(long, global = true)]

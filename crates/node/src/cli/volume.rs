@@ -116,6 +116,10 @@ async fn create(client: &Client, args: CreateArgs, output: &Output) -> Result<Ex
 async fn clone(client: &Client, args: CloneArgs, output: &Output) -> Result<ExitCode> {
     let begun = Instant::now();
     let (volume, name) = (args.of.0, args.name);
+    let not_understood = |text: String| {
+        output.error(&Error::invalid(text));
+        Ok(ExitCode::from(2))
+    };
     let (snapshot, is_for_this) = match (args.of.1, args.past.place()) {
         (Some(snapshot), None) => (snapshot, false),
         (None, Some(past)) if !args.no_wait => {
@@ -123,15 +127,15 @@ async fn clone(client: &Client, args: CloneArgs, output: &Output) -> Result<Exit
             (snapshot::of_past(client, &volume, past, &name).await?.name, true)
         }
         (None, Some(_)) => {
-            return Err(Error::invalid("a clone of the past is waited for; leave out --no-wait"));
+            return not_understood("a clone of the past is waited for; leave out --no-wait".to_owned());
         }
         (None, None) => {
-            return Err(Error::invalid(format!(
+            return not_understood(format!(
                 "say what of '{volume}' is to be cloned: a snapshot, as {volume}@NAME, or a moment, with --at or --version"
-            )));
+            ));
         }
         (Some(snapshot), Some(_)) => {
-            return Err(Error::invalid(format!("{volume}@{snapshot} is of one moment; leave out --at and --version")));
+            return not_understood(format!("{volume}@{snapshot} is of one moment; leave out --at and --version"));
         }
     };
     let request = Request::VolumeClone { volume: volume.clone(), snapshot: snapshot.clone(), name };
