@@ -36,10 +36,8 @@ impl PinOp {
         if let (Some(v), Some(other)) = (self.version(), earlier.version()) {
             return v == other;
         }
-        match (self, earlier) {
-            (Self::Retain { .. } | Self::RetainNone, Self::Retain { .. } | Self::RetainNone) => true,
-            _ => false,
-        }
+        let is_one = |r: &Self| matches!(r, Self::Retain { .. } | Self::RetainNone);
+        is_one(&self) && is_one(&earlier)
     }
 
     /// The version that is pinned, or is so no more.
