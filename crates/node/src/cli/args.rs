@@ -918,7 +918,6 @@ mod tests {
         };
         assert_eq!((f.name.as_str(), f.no_wait), ("web", false));
         let wrong = [
-            ("volume clone data web", "VOLUME@NAME"),
             ("volume clone data@monday", "<NAME>"),
             ("volume clone data@monday a/b", "data-1"),
             ("volume clone a@b web --size 1G", "--size"),
