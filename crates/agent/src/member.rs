@@ -41,11 +41,7 @@ impl Membership {
     {
         worker.on_workers(workers_of(state));
         let News { left, gone, changed } = self.shards.on_state(state, &worker.shards(), &worker.left_shards());
-        left.iter().for_each(|(shard, active)| worker.on_left(*shard, *active));
-        gone.into_iter().for_each(|shard| worker.on_gone(shard));
-        if !changed.is_empty() {
-            worker.on_shards(changed);
-        }
+        worker.on_state(changed, &left, &gone);
         self.dialler.want(now, &worker.wanted_peers());
         self.dialler.hear_of(now, &state.nodes_renewed_since(&self.known));
         self.known = state.clone();

@@ -229,7 +229,9 @@ impl Replica {
         let (attach, requests) = (self.attach, self.requests.clone());
         let learned = Learned { since, upto, view_frame, attach, requests, given_up: view };
         let ticket = ctx.ticket();
-        let change = MarkChange { learned: Some(Box::new(learned)), ..MarkChange::default() };
+        // Else the next start would find that the same is lost.
+        let flat = self.damage.is_orphan() && since == Sequence(0);
+        let change = MarkChange { learned: Some(Box::new(learned)), flat, ..MarkChange::default() };
         ctx.out.actions.push(crate::event::Action::Append(Record::Mark { shard: self.id, change, ticket }));
         self.damage.giving_up = Some(GivingUp { ticket, since, upto, view });
     }

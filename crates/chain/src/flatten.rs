@@ -10,7 +10,7 @@ use crate::worker::Worker;
 use freebs_format::wire::Message;
 use freebs_io::{Clock, Device, Outbox};
 use freebs_lsvd::{Durable, MarkChange, Record};
-use freebs_types::{Error, ErrorKind, Fork, Lba, Nanos, Result, ShardId};
+use freebs_types::{Error, ErrorKind, Fork, Lba, Nanos, Result, ShardId, ViewNumber};
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 
@@ -92,6 +92,16 @@ impl Turns {
 }
 
 impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K> {
+    /// The news of a control state: shards that are new or changed, those that this node leaves, each with the view that is active,
+    /// and those that were deleted. The first are told first: forks of a shard that ends may be among them.
+    pub fn on_state(&self, changed: Vec<ShardInfo>, left: &[(ShardId, ViewNumber)], gone: &[ShardId]) {
+        if !changed.is_empty() {
+            self.on_shards(changed);
+        }
+        left.iter().for_each(|(shard, active)| self.on_left(*shard, *active));
+        gone.iter().for_each(|shard| self.on_gone(*shard));
+    }
+
     /// Puts news off by which a shard ends here, if forks read from it or are about to. True if so.
     pub(crate) fn put_off(&self, shard: ShardId, event: Event) -> bool {
         let waits = self.is_read(shard);

@@ -11,6 +11,7 @@
 //! - One shard of a worker at a time.
 
 use crate::event::{Action, NoteKind};
+use crate::relearn::newer;
 use crate::replica::{Ctx, Replica};
 use crate::timing;
 use freebs_format::wire::{MapPoint, Message, SyncMode, SyncReply, SyncRequest};
@@ -42,8 +43,10 @@ struct Fetching {
     past: Version,
     /// Below this version no teller of a piece had all that it kept.
     whole_from: Version,
-    /// The versions that the teller of the last piece keeps.
-    end: Option<KeptState>,
+    /// The versions that the teller keeps that knew most frames as committed: what that one had given up it did not tell.
+    kept: KeptState,
+    /// The last piece is on its way.
+    is_last: bool,
     /// The mark at the end is on its way.
     is_end: bool,
 }
@@ -108,7 +111,8 @@ impl Replica {
             is_told: false,
             past: Version(0),
             whole_from: Version(0),
-            end: None,
+            kept: KeptState::default(),
+            is_last: false,
             is_end: false,
         };
         let fetching = self.regain.fetching.get_or_insert(fresh);
@@ -163,9 +167,10 @@ impl Replica {
             return true;
         };
         f.whole_from = f.whole_from.max(kept.whole_from);
+        f.kept = newer(Some(f.kept), kept);
         if !f.is_told {
             // The piece is asked for again, of a log that knows what is committed here when this is in force.
-            f.writing = Some(self.say_kept(ctx, kept));
+            f.writing = Some(self.say_kept(ctx, f.kept.clone()));
         } else {
             let Some(ticket) = self.take_carry(ctx, carry, false) else {
                 self.regain.fetching = Some(f);
@@ -173,7 +178,7 @@ impl Replica {
                 return true;
             };
             (f.piece, f.from, f.writing) = (f.from, reply.map_next, ticket);
-            f.end = Some(kept).filter(|_| reply.mode == SyncMode::MapEnd);
+            f.is_last = reply.mode == SyncMode::MapEnd;
         }
         let r = &mut self.regain;
         (r.in_vain, r.refused, r.is_told, r.late) = (0, 0, false, r.late.saturating_sub(1));
@@ -195,8 +200,8 @@ impl Replica {
     /// Nothing of it is on its way to the disk any more.
     fn regain_goes_on(&mut self, ctx: &mut Ctx<'_>) {
         let Some(mut f) = self.regain.fetching.take() else { return };
-        if let Some(kept) = f.end.take() {
-            let kept = KeptState { whole_from: f.whole_from, past: f.past, ..kept };
+        if std::mem::take(&mut f.is_last) {
+            let kept = KeptState { whole_from: f.whole_from, past: f.past, ..f.kept.clone() };
             (f.writing, f.is_end) = (Some(self.say_kept(ctx, kept)), true);
         }
         self.regain.fetching = Some(f);
@@ -226,7 +231,7 @@ impl Replica {
     /// The log did not take what came. The piece is asked for again later.
     pub fn regain_refused(&mut self, ctx: &mut Ctx<'_>, ticket: u64) {
         let Some(f) = self.regain.fetching.as_mut().filter(|f| f.writing == Some(ticket)) else { return };
-        (f.from, f.writing, f.end, f.is_end) = (f.piece, None, None, false);
+        (f.from, f.writing, f.is_last, f.is_end) = (f.piece, None, false, false);
         self.regain.rest_until = ctx.now.plus(timing::FULL_PAUSE);
     }
 }
@@ -262,6 +267,11 @@ mod tests {
 
     /// A piece with one entry of the past, and what its teller keeps.
     fn piece(q: &SyncRequest, mode: SyncMode, pins: &[u64], whole_from: u64) -> SyncReply {
+        piece_as_of(4, q, mode, pins, whole_from)
+    }
+
+    /// The same of one that knows so many frames as committed.
+    fn piece_as_of(as_of: u64, q: &SyncRequest, mode: SyncMode, pins: &[u64], whole_from: u64) -> SyncReply {
         let entry = CarryEntry {
             kind: ExtentKind::Trim,
             range: BlockRange::new(3, 1),
@@ -272,7 +282,7 @@ mod tests {
             crcs: Vec::new(),
         };
         let state = MarkBody {
-            committed: Sequence(4),
+            committed: Sequence(as_of),
             pins: pins.iter().map(|v| Pin { version: Version(*v), snapshot: SnapshotId(*v) }).collect(),
             whole_from: Version(whole_from),
             ..MarkBody::default()
@@ -352,6 +362,27 @@ mod tests {
         r.whole_from = Version(0);
         let (asked, written) = play(&mut r, 90, t, |r, ctx| r.on_mark_durable(ctx, written[0].1));
         assert_eq!((asked.len(), written.len(), r.regain.fetching.is_none()), (0, 0, true));
+    }
+
+    /// The teller of the first pieces had given a version up. That of the last one has not heard of that, and names it.
+    #[test]
+    fn a_pin_that_a_teller_had_given_up_is_none_at_the_end() {
+        let (mut r, mut tickets) = (Replica::empty(SHARD), 7);
+        lacking(&mut r);
+        let t = &mut tickets;
+        let (asked, _) = play(&mut r, 10, t, |r, ctx| r.regain_tick(ctx));
+        let first = piece_as_of(9, &asked[0], SyncMode::Map, &[5], 0);
+        let (_, written) = play(&mut r, 20, t, |r, ctx| r.on_sync_reply(ctx, first));
+        let (asked, _) = play(&mut r, 30, t, |r, ctx| r.on_mark_durable(ctx, written[0].1));
+        let next = piece_as_of(9, &asked[0], SyncMode::Map, &[5], 0);
+        let (_, written) = play(&mut r, 40, t, |r, ctx| r.on_sync_reply(ctx, next));
+        let (asked, _) = play(&mut r, 50, t, |r, ctx| r.on_regained_durable(ctx, written[0].1));
+        let end = piece(&asked[0], SyncMode::MapEnd, &[2, 5], 0);
+        let (_, written) = play(&mut r, 60, t, |r, ctx| r.on_sync_reply(ctx, end));
+        let (_, written) = play(&mut r, 70, t, |r, ctx| r.on_regained_durable(ctx, written[0].1));
+        let kept = written[0].2.clone().expect("what is kept");
+        let pins: Vec<u64> = kept.pins.iter().map(|p| p.version.0).collect();
+        assert_eq!((pins, kept.as_of, kept.past), (vec![5], Sequence(9), LACKS));
     }
 
     /// Nobody has more: it is said once, and asked for again now and then.

@@ -4,6 +4,7 @@
 //! Invariants:
 //! - Only a mark that is durable ends a hole.
 //! - It says down to which version none of the tellers of its pieces lacked anything of the past.
+//! - It says what the teller keeps that knew most frames as committed: what that one had given up it did not tell.
 
 use crate::event::{Action, NoteKind};
 use crate::repair::Damage;
@@ -36,7 +37,11 @@ impl Damage {
         let (from, whole_from) = (MapPoint::BEGIN, Version(0));
         let fresh = Relearning { since, upto, from, whole_from, writing: None, is_end: false };
         let same = |l: &Relearning| (l.since, l.upto) == (since, upto);
-        self.learning = Some(self.put_off.take().filter(same).unwrap_or(fresh));
+        let goes_on = self.put_off.take().filter(same);
+        if goes_on.is_none() {
+            self.forget_kept();
+        }
+        self.learning = Some(goes_on.unwrap_or(fresh));
     }
 
     /// Frames are asked for first again.
@@ -63,6 +68,7 @@ impl Replica {
             return;
         };
         let whole_from = learning.whole_from.max(kept.whole_from);
+        self.damage.hear_kept(kept);
         // What was refused before was another piece.
         let others = self.other_members(ctx).len().max(1);
         self.damage.turns.forget_round(others);
@@ -120,14 +126,9 @@ impl Replica {
             requests,
             given_up: ViewNumber(0),
         };
+        let kept = self.damage.kept()?.clone();
         let ticket = ctx.ticket();
-        let kept = Some(Box::new(KeptState {
-            retain: Some(body.retain).filter(|v| v.0 > 0),
-            as_of: body.kept_as_of.unwrap_or(body.committed),
-            whole_from: learning.whole_from.max(body.whole_from),
-            past: Version(0),
-            pins: body.pins,
-        }));
+        let kept = Some(Box::new(KeptState { whole_from: learning.whole_from.max(body.whole_from), ..kept }));
         // All that a parent would have is learned with the first of them.
         let flat = self.damage.is_orphan() && learning.since == Sequence(0);
         let change = MarkChange { learned: Some(Box::new(learned)), kept, flat, ..MarkChange::default() };
@@ -160,16 +161,21 @@ impl Replica {
     }
 }
 
+/// Of two words on what is kept the one as of more frames.
+pub(crate) fn newer(before: Option<KeptState>, kept: KeptState) -> KeptState {
+    before.filter(|b| b.as_of > kept.as_of).unwrap_or(kept)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::repair::Hole;
     use crate::testing::{Chain, SHARD, frames, reply, step};
-    use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameBuilder, FrameMeta};
-    use freebs_types::{BlockRange, ChunkId, Hash32};
+    use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameBuilder, FrameMeta, Pin};
+    use freebs_types::{BlockRange, ChunkId, Hash32, SnapshotId};
 
-    /// Entries that frames 2 and 3 had placed, from a log whose history is whole from that version on.
-    fn piece(mode: SyncMode, whole_from: u64) -> SyncReply {
+    /// Entries that frames 2 and 3 had placed, and the word of their teller.
+    fn piece(mode: SyncMode, word: &KeptState) -> SyncReply {
         let entry = CarryEntry {
             kind: ExtentKind::Trim,
             range: BlockRange::new(3, 1),
@@ -179,7 +185,8 @@ mod tests {
             offset: 0,
             crcs: Vec::new(),
         };
-        let state = MarkBody { committed: Sequence(4), whole_from: Version(whole_from), ..MarkBody::default() };
+        let (committed, whole_from, pins) = (word.as_of, word.whole_from, word.pins.clone());
+        let state = MarkBody { committed, whole_from, pins, ..MarkBody::default() };
         let local = |kind, sequence, body: Vec<u8>| {
             let meta = FrameMeta { sequence, ..Chain::new().meta(4) };
             FrameBuilder::local(&meta, kind, &body, Vec::new(), &Hash32::default())
@@ -195,32 +202,57 @@ mod tests {
     #[test]
     fn lost_entries_are_as_whole_as_all_their_tellers() {
         for (tellers, whole_from) in [([0, 0], 0), ([7, 0], 7), ([0, 7], 7), ([7, 5], 7)] {
-            let mut r = Replica::empty(SHARD);
-            let all = frames(5, 4);
-            step(&mut r, |r, ctx| {
-                assert!(all.iter().all(|f| r.on_synced_frame(ctx, f.clone(), ViewNumber(1))));
-                r.on_durable(ctx, Sequence(5));
-                let before = crate::replica::TailEntry::of(&all[0].head).name;
-                r.damage = Damage::new(vec![Hole { before, until: Sequence(3), end: None }], false);
-                r.damage.begin_learning();
-                let mut told = None;
-                for (mode, teller) in [SyncMode::Map, SyncMode::MapEnd].into_iter().zip(tellers) {
-                    ctx.out.actions.clear();
-                    r.take_lost_entries(ctx, &piece(mode, teller));
-                    let ticket = r.damage.learning.and_then(|l| l.writing).expect("a piece goes into the log");
-                    // All is put off for a while, and goes on where it was.
-                    r.on_learned_durable(ctx, ticket);
-                    if mode == SyncMode::Map {
-                        r.damage.put_off_learning();
-                        r.damage.begin_learning();
-                    }
-                    told = ctx.out.actions.iter().find_map(|a| match a {
-                        Action::Append(Record::Mark { change, .. }) => change.kept.as_ref().map(|k| k.whole_from.0),
-                        _ => None,
-                    });
-                }
-                assert_eq!(told, Some(whole_from), "tellers from {tellers:?}");
-            });
+            let words = tellers.map(|v| KeptState { as_of: Sequence(4), whole_from: Version(v), ..Default::default() });
+            assert_eq!(marked(&words).whole_from, Version(whole_from), "tellers from {tellers:?}");
         }
+    }
+
+    /// One of two tellers had heard that a snapshot was deleted, and did not tell what only that needs. The other one had not, and
+    /// named the pin at the end: it counted as told.
+    #[test]
+    fn a_pin_that_a_teller_had_given_up_is_not_told() {
+        let pin = Pin { version: Version(2), snapshot: SnapshotId(3) };
+        let word =
+            |as_of, pins: &[Pin]| KeptState { as_of: Sequence(as_of), pins: pins.to_vec(), ..Default::default() };
+        for (words, as_of, pins) in [
+            ([word(9, &[]), word(5, &[pin])], 9, 0),
+            ([word(5, &[pin]), word(9, &[])], 9, 0),
+            ([word(5, &[]), word(9, &[pin])], 9, 1),
+            ([word(9, &[pin]), word(5, &[])], 9, 1),
+            ([word(5, &[]), word(5, &[pin])], 5, 1),
+        ] {
+            let kept = marked(&words);
+            assert_eq!((kept.as_of, kept.pins.len()), (Sequence(as_of), pins), "{words:?}");
+        }
+    }
+
+    /// The versions that are kept by the mark at the end, with the words of the tellers of two pieces.
+    fn marked(words: &[KeptState; 2]) -> KeptState {
+        let mut r = Replica::empty(SHARD);
+        let all = frames(5, 4);
+        let mut told = None;
+        step(&mut r, |r, ctx| {
+            assert!(all.iter().all(|f| r.on_synced_frame(ctx, f.clone(), ViewNumber(1))));
+            r.on_durable(ctx, Sequence(5));
+            let before = crate::replica::TailEntry::of(&all[0].head).name;
+            r.damage = Damage::new(vec![Hole { before, until: Sequence(3), end: None }], false);
+            r.damage.begin_learning();
+            for (mode, word) in [SyncMode::Map, SyncMode::MapEnd].into_iter().zip(words) {
+                ctx.out.actions.clear();
+                r.take_lost_entries(ctx, &piece(mode, word));
+                let ticket = r.damage.learning.and_then(|l| l.writing).expect("a piece goes into the log");
+                // All is put off for a while, and goes on where it was.
+                r.on_learned_durable(ctx, ticket);
+                if mode == SyncMode::Map {
+                    r.damage.put_off_learning();
+                    r.damage.begin_learning();
+                }
+                told = ctx.out.actions.iter().find_map(|a| match a {
+                    Action::Append(Record::Mark { change, .. }) => change.kept.as_deref().cloned(),
+                    _ => None,
+                });
+            }
+        });
+        told.expect("a mark says so")
     }
 }

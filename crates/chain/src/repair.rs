@@ -10,13 +10,13 @@
 use crate::event::{Action, NoteKind, ShardInfo};
 use crate::head::Head;
 use crate::parts::Parts;
-use crate::relearn::Relearning;
+use crate::relearn::{Relearning, newer};
 use crate::replica::{Ctx, Replica, TailEntry, with_overhead};
 use crate::sync::Asking;
 use crate::timing;
 use freebs_format::wire::{FrameName, MapPoint, Message, SyncMode, SyncReply, SyncRequest};
 use freebs_format::{AttachBody, Frame, FrameHead, FrameKind, ViewBody};
-use freebs_lsvd::{MarkChange, Record, Unrepaired};
+use freebs_lsvd::{KeptState, MarkChange, Record, Unrepaired};
 use freebs_types::{DriverId, Hash32, Nanos, NodeId, Peer, Sequence, Version, ViewNumber};
 
 /// A range of frames that damage took, after `before`, up to and with `until`.
@@ -54,6 +54,8 @@ pub(crate) struct Damage {
     pub learning: Option<Relearning>,
     /// Where that had come to when nobody went on giving them.
     pub put_off: Option<Relearning>,
+    /// The word of the teller that knew most frames as committed on what it keeps.
+    told: Option<KeptState>,
     /// The state that came with the last of them, which is on its way to the disk.
     pub learned_end: Option<Frame>,
     /// Frames that are given up by force, once this ticket is durable.
@@ -204,6 +206,21 @@ impl Damage {
         self.orphan = true;
         self.holes.retain(|h| h.until > last.sequence);
         self.add(Hole { before: first, until: last.sequence, end: Some(last.hid) });
+    }
+
+    /// The teller of a piece keeps this.
+    pub fn hear_kept(&mut self, kept: KeptState) {
+        self.told = Some(newer(self.told.take(), kept));
+    }
+
+    /// The versions that the teller keeps that knew most frames as committed.
+    pub fn kept(&self) -> Option<&KeptState> {
+        self.told.as_ref()
+    }
+
+    /// All pieces are asked for again.
+    pub fn forget_kept(&mut self) {
+        self.told = None;
     }
 
     /// True of a fork that has lost what it reads from its parents.

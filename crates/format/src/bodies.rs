@@ -344,6 +344,9 @@ pub struct MarkBody {
     pub learned_upto: Sequence,
     /// None of what was learned lies in an append before this one; 0 if that is not known.
     pub learned_from_append: u64,
+    /// Set when what it read from its parents was brought by then: it is no fork any more. `learned_upto` is the frame that
+    /// it began at, or one behind it.
+    pub flat: bool,
     /// Lost frames were given up by force when this view was left (rule V10); 0 if that never happened.
     pub given_up: ViewNumber,
     /// The frame head of the newest view frame, if there is one.
@@ -509,6 +512,7 @@ const MARK_HISTORY: u32 = 16;
 const MARK_WHOLE_PAST: u32 = 32;
 const MARK_FORK: u32 = 64;
 const MARK_LOST: u32 = 128;
+const MARK_FLAT: u32 = 256;
 
 impl MarkBody {
     fn tells_learned(&self) -> bool {
@@ -529,6 +533,7 @@ impl MarkBody {
             (self.whole_past, MARK_WHOLE_PAST),
             (self.fork.is_some(), MARK_FORK),
             (!self.lost.is_empty(), MARK_LOST),
+            (self.flat, MARK_FLAT),
         ];
         bits.iter().filter(|(set, _)| *set).fold(0, |flags, (_, bit)| flags | bit)
     }
@@ -683,6 +688,7 @@ impl MarkBody {
             learned_since: Sequence(learned.map_or(0, |l| l.since.get())),
             learned_upto: Sequence(learned.map_or(0, |l| l.upto.get())),
             learned_from_append: learned.map_or(0, |l| l.from_append.get()),
+            flat: fixed.flags.get() & MARK_FLAT != 0,
             given_up: ViewNumber(fixed.given_up.get()),
             view_frame,
             requests: requests(floors, entries),

@@ -234,3 +234,28 @@ fn turns_go_round_and_who_fails_rests() {
     assert_eq!((rest(&turns), turns.begins_at(a)), (timing::FLATTEN_AGAIN, Lba(64)));
     assert_eq!(turns.next(now.plus(timing::FLATTEN_AGAIN), &some), Some(a));
 }
+
+/// A state in which a volume is deleted may be the first one that names a clone of it, to a node that was away. The end was told
+/// first: the only whole copy of what the clone reads went before anything of the clone was heard.
+#[test]
+fn a_parent_that_ends_in_the_state_that_names_its_fork_waits_for_it() {
+    tokio::task::LocalSet::new().block_on(&runtime(), async {
+        for left in [false, true] {
+            let device = blank(1).await;
+            let forks = with_parents(&device).await;
+            let mut w = World::new();
+            w.start(1, &device).await;
+            let changed = vec![news(CLONES[0], forks[0])];
+            match left {
+                true => w.workers[&1].on_state(changed, &[(PARENTS[0], ViewNumber(1))], &[]),
+                false => w.workers[&1].on_state(changed, &[], &[PARENTS[0]]),
+            }
+            let is_gone =
+                |w: &World| w.workers[&1].engine().tip(PARENTS[0]).is_none_or(|t| t.0.sequence == Sequence(0));
+            w.until("the parent goes", is_gone).await;
+            assert!(is_there(&w, CLONES[0]) && !is_fork(&w, CLONES[0]), "it was made, and is flat");
+            assert_eq!(first_byte(&w, CLONES[0]).await, Ok(FILL));
+            w.stop(1);
+        }
+    });
+}

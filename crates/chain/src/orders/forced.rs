@@ -270,6 +270,30 @@ fn lost_frames_of_the_only_survivor_are_given_up() {
     assert_eq!(done(&s.wait(100)).2, Some((8, 6)));
 }
 
+/// A fork that has lost what it reads from its parents gives that up with them. It was a fork still, so that each start found the
+/// same again.
+#[test]
+fn a_fork_that_gives_up_what_it_has_lost_reads_from_no_parent() {
+    for is_orphan in [false, true] {
+        let mut s = survivor(6, &[(2, 3)], false, 7);
+        if is_orphan {
+            let mut last = genesis();
+            last.sequence = Sequence(2);
+            s.r.damage = Damage::default();
+            s.r.damage.lose_parents(genesis(), last);
+        }
+        let records = s.wait(11_000);
+        let marks = records.iter().filter_map(|r| match r {
+            Record::Mark { change: MarkChange { learned: Some(l), flat, .. }, .. } => {
+                Some((l.since.0, l.upto.0, *flat))
+            }
+            _ => None,
+        });
+        let want = if is_orphan { (0, 2, true) } else { (1, 3, false) };
+        assert_eq!(marks.collect::<Vec<_>>(), [want]);
+    }
+}
+
 /// Frames behind a hole that is not known to be committed are not gone on from.
 #[test]
 fn a_log_ends_before_a_hole_that_may_not_be_committed() {

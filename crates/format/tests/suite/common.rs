@@ -251,6 +251,14 @@ pub fn lost_frame() -> Frame {
     FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
 }
 
+/// The same of a clone's shard that has all of what it read from its parent.
+pub fn flat_frame() -> Frame {
+    let (cut, append) = (Sequence(8_000), 4_321);
+    let learned = MarkBody { learned_since: cut, learned_upto: cut, learned_from_append: append, ..mark_body() };
+    let body = MarkBody { flat: true, ..learned };
+    FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
+}
+
 /// The same of a log that has given up lost frames by force.
 pub fn given_up_frame() -> Frame {
     let body = MarkBody { given_up: ViewNumber(5), ..mark_body() };

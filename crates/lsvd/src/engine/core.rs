@@ -320,11 +320,10 @@ impl Core {
         let packing = self.packing();
         let Self { shards, segs, maps, hints, forks, .. } = self;
         let by_counter = segs.leaves_out(RuleMutant::ChunkIsCounter);
-        let read_by_forks = forks.of(id);
-        let fresh = |maps: &mut Maps| {
+        let fresh = |maps: &mut Maps, forks: &Forks| {
             let mut s = Shard::new(id, maps.new_slot(id));
             s.history.hint = hints.get(&id).cloned().unwrap_or_default();
-            s.history.read_by_forks.clone_from(&read_by_forks);
+            s.history.read_by_forks = forks.of(id);
             (s.chunks.by_counter, s.chunks.packing) = (by_counter, packing);
             s
         };
@@ -340,24 +339,24 @@ impl Core {
                     }
                     segs.get_mut(at.segment).forgets = at.append;
                     if body.promised > ViewNumber(0) {
-                        let shard = shards.entry(id).or_insert_with(|| fresh(maps));
+                        let shard = shards.entry(id).or_insert_with(|| fresh(maps, forks));
                         shard.keep_promise(body.promised, at, segs);
                     }
                     return Ok(());
                 }
                 forks.is_told(id);
-                let shard = shards.entry(id).or_insert_with(|| fresh(maps));
+                let shard = shards.entry(id).or_insert_with(|| fresh(maps, forks));
                 shard.mark(head, &body, at, (self.damaged, self.unlearned), segs)
             }
             FrameKind::Carry => {
                 let blocks = head.header().data_blocks();
                 let body = CarryBody::decode(head.body(), blocks).map_err(|_| "carry that can't be read")?;
-                let shard = shards.entry(id).or_insert_with(|| fresh(maps));
+                let shard = shards.entry(id).or_insert_with(|| fresh(maps, forks));
                 maps.grown += body.entries.len() * ENTRY_BYTES + blocks as usize * 4;
                 shard.carry(&body, at, segs)
             }
             _ => {
-                let shard = shards.entry(id).or_insert_with(|| fresh(maps));
+                let shard = shards.entry(id).or_insert_with(|| fresh(maps, forks));
                 let extents: usize = head.updates().map(|u| u.extents().count()).sum();
                 maps.grown += extents * ENTRY_BYTES + head.header().data_blocks() as usize * 4;
                 let most = match maps.bounded {
@@ -421,6 +420,10 @@ impl Core {
         body.closed = s.closed.still(shard, &self.segs).to_vec();
         if change.has_learned() {
             body.learned_from_append = self.learning.get(&shard).copied().unwrap_or(self.next_append);
+        } else if body.flat {
+            // Some may have come before the last start. What was known to be lost then was brought again.
+            let from = Some(s.carried_from).filter(|from| *from > 0).unwrap_or(self.next_append);
+            body.learned_from_append = from.max(self.known_lost.saturating_add(1));
         }
         self.local_frame(shard, &tip, body.committed, FrameKind::Mark, &body.encode(), Vec::new())
     }

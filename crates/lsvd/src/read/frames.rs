@@ -17,6 +17,7 @@ use crate::shard::Shard;
 use crate::shard::frames::FramePlace;
 use crate::shard::history::table::{Layer, LayerName, Table};
 use crate::shard::history::{LAST, Reading};
+use crate::shard::unfit::ENTRIES_WINDOW;
 use crate::{CARRY_ENTRIES_MAX, Digest, FrameName, MapPlace, RuleMutant};
 use bytes::Bytes;
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, Frame, FrameHead};
@@ -29,8 +30,6 @@ const FRAMES_MAX: usize = 1024;
 const HEADS_WINDOW: u32 = 256 << 10;
 /// Bytes between two heads that are read with them.
 const HEADS_GAP: u32 = 64 << 10;
-/// Blocks of the map that one step of `entries` looks at; each may have an entry of its own.
-const ENTRIES_WINDOW: u32 = 1024;
 /// Blocks of the map that one step of a digest looks at, and reads.
 const DIGEST_WINDOW: u32 = 256;
 /// Times that a digest is begun, if each time what it is of was cut off meanwhile.

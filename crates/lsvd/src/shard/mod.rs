@@ -119,6 +119,8 @@ pub(crate) struct Shard {
     pub history: History,
     /// The parent that it reads from, if it is a clone's that is not flat.
     pub fork: Option<Fork>,
+    /// No entry that a carry has brought lies in an append before this one; 0 if there is none.
+    pub carried_from: u64,
     outcome: Outcome,
 }
 
@@ -533,6 +535,7 @@ impl Shard {
     /// Applies map entries with their places.
     pub fn carry(&mut self, body: &CarryBody, at: At, segs: &mut Segments) -> Result<(), &'static str> {
         segs.note(at.segment, self.id, None);
+        self.carried_from = if self.carried_from == 0 { at.append } else { self.carried_from.min(at.append) };
         let mut data_at = at.data_at;
         for e in &body.entries {
             let (start, data) = (e.range.start.0, e.kind == ExtentKind::Data);
@@ -669,10 +672,10 @@ impl Shard {
         } else {
             self.fill_in(s, body);
         }
+        self.take_fork(body, lost_since, unlearned);
         (self.last_append, self.last_mark) = (at.append, at.append);
         // Whatever else came between, this is what was known when the mark was written.
         self.suspect = body.suspect_tail || at.append <= self.refused;
-        self.fork = body.fork;
         if s >= last {
             self.tip.parent = body.last_parent;
             self.tip.digest = body.last_digest;
@@ -898,7 +901,6 @@ impl Shard {
             (Some(new), Some(old)) => Some(if new.0 >= old.0 { new } else { old }),
             (new, old) => new.or(old),
         };
-        let is_empty = self.tip.name.sequence == Sequence(0);
         let mut body = MarkBody {
             promised: change.promised.unwrap_or_default().max(self.promised),
             secret_view: secret.map_or(ViewNumber(0), |s| s.0),
@@ -909,17 +911,10 @@ impl Shard {
             last_parent: self.tip.parent,
             last_digest: self.tip.digest,
             released: released.max(self.released),
-            deleted: false,
             suspect_tail: self.suspect && !change.trusted,
-            whole: false,
-            learned_since: Sequence(0),
-            learned_upto: Sequence(0),
-            learned_from_append: 0,
             given_up: self.given_up,
             view_frame: self.views.last().map(|v| v.1.clone()),
             requests: self.requests.to_format(),
-            closed: Vec::new(),
-            fork: change.fork.filter(|_| is_empty).or(self.fork).filter(|_| !change.flat),
             ..MarkBody::default()
         };
         let mut tip = self.tip;
@@ -929,6 +924,7 @@ impl Shard {
         } else if let Some(learned) = change.learned.as_deref() {
             self.learned_body(learned, &mut body);
         }
+        self.fork_for_mark(change, &mut body);
         self.kept_for_mark(change, base, &mut body);
         self.lost_for_mark(change, base, &mut body);
         (tip, body)
@@ -985,7 +981,7 @@ impl Shard {
             + self.requests.encoded_len()
             + self.history.pins.kept.pins.len() * PIN_BYTES
             + if self.fork.is_some() { FORK_BYTES } else { 0 }
-            + self.history.lost_to_forks.len() * LOST_VERSION_BYTES
+            + self.history.lost_to_forks.count() * LOST_VERSION_BYTES
             + self.closed.mark_bytes()
     }
 

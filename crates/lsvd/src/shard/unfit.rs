@@ -1,6 +1,7 @@
 //! Frames and map entries that make no sense, whatever the log holds: they are refused before they are written, and do not
 //! count where they are found.
 
+use crate::CARRY_ENTRIES_MAX;
 use crate::log::place::NUMBER_MAX;
 use crate::shard::chunks;
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameHead};
@@ -33,6 +34,11 @@ pub(crate) fn entry(e: &CarryEntry) -> Option<&'static str> {
     (data && !chunks::fits(e.offset, e.range.len)).then_some("carried entry outside its chunk")
 }
 
+/// Blocks of the map that one step of who tells of it looks at: no entry that is told has more.
+pub(crate) const ENTRIES_WINDOW: u32 = 1024;
+/// Blocks of the entries of a carry from a peer.
+const CARRIED_BLOCKS_MAX: u64 = CARRY_ENTRIES_MAX as u64 * ENTRIES_WINDOW as u64;
+
 /// Why a carry with so many bytes of data can't be one, if so.
 pub(crate) fn carry(body: &CarryBody, data: usize) -> Option<&'static str> {
     let blocks = |e: &CarryEntry| if e.kind == ExtentKind::Data { e.range.len as usize } else { 0 };
@@ -41,6 +47,9 @@ pub(crate) fn carry(body: &CarryBody, data: usize) -> Option<&'static str> {
     }
     if body.entries.iter().map(blocks).sum::<usize>() * BLOCK != data {
         return Some("carried entries that do not fit their data");
+    }
+    if body.entries.iter().map(|e| u64::from(e.range.len)).sum::<u64>() > CARRIED_BLOCKS_MAX {
+        return Some("carried entries of more blocks than a peer tells at once");
     }
     body.entries.iter().find_map(entry)
 }

@@ -4,7 +4,7 @@ use crate::common::*;
 use bytes::Bytes;
 use freebs_format::{CarryBody, CarryEntry, ExtentKind};
 use freebs_io::memory::MemoryDevice;
-use freebs_lsvd::{Options, Record};
+use freebs_lsvd::{Durable, Options, Record};
 use freebs_types::{BLOCK, BlockRange, ChunkId, Lba, Sequence, ShardId, Version};
 use std::task::Poll;
 
@@ -295,5 +295,86 @@ fn a_digest_of_what_is_cut_begins_again() {
         assert_eq!(digest.await.unwrap(), good);
         rig.engine.check();
         assert_eq!(rig.engine.history(SHARD).unwrap().extents, 0);
+    });
+}
+
+/// Others have one turn each; tokio's own way gives the writer many.
+async fn give_way() {
+    let mut done = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut done, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+fn trim(lba: u32, blocks: u32, (version, sequence): (u64, u64)) -> CarryEntry {
+    CarryEntry {
+        kind: ExtentKind::Trim,
+        range: BlockRange::new(lba, blocks),
+        version: Version(version),
+        sequence: Sequence(sequence),
+        chunk: ChunkId::default(),
+        offset: 0,
+        crcs: Vec::new(),
+    }
+}
+
+/// All pages of the map under a long trim were read in one step, to be in memory together.
+#[test]
+fn a_long_trim_is_looked_up_in_parts() {
+    const EXTENTS: u32 = 20_000;
+    for is_newest in [false, true] {
+        local(async move {
+            let (rig, mut shard) = scattered(TINY, EXTENTS).await;
+            rig.engine.checkpoint().await.unwrap();
+            let key = if is_newest { (shard.0.version + 1, shard.0.sequence + 1) } else { (1, 1) };
+            let body = CarryBody { entries: vec![trim(0, 2 * EXTENTS, key)] };
+            rig.append(Record::Carry { shard: SHARD, body, data: Vec::new(), ticket: 1 });
+            // It has its turn whenever the writer gives way.
+            let (engine, heard, sent) = (rig.engine.clone(), rig.heard.clone(), rig.sent.get());
+            let reads = move || engine.counters().map_reads;
+            let watch = tokio::task::spawn_local(async move {
+                let (begin, mut before, mut most) = (reads(), reads(), 0);
+                while heard.count.get() < sent {
+                    give_way().await;
+                    most = most.max(reads() - before);
+                    before = reads();
+                }
+                (reads() - begin, most)
+            });
+            let (all, most) = watch.await.unwrap();
+            assert!(all > 60 && most < 20, "{most} of {all} pages were read at once");
+            if is_newest {
+                shard.1.clear();
+            }
+            assert_eq!(rig.read_all(SHARD, 2 * EXTENTS).await.unwrap(), full(&shard.1, 2 * EXTENTS));
+            rig.engine.check();
+        });
+    }
+}
+
+/// A peer tells of stretches that it has looked at in one step each.
+#[test]
+fn a_carry_of_more_than_a_peer_tells_is_not_taken() {
+    local(async {
+        let (rig, shard) = scattered(TINY, 100).await;
+        let key = (shard.0.version + 1, shard.0.sequence + 1);
+        for (blocks, is_taken) in [(2048 * 1024, true), (2048 * 1024 + 1, false), (1 << 28, false)] {
+            let body = CarryBody { entries: vec![trim(0, blocks, key)] };
+            rig.append(Record::Carry { shard: SHARD, body, data: Vec::new(), ticket: 1 });
+            rig.settle().await;
+            let done = rig.heard.done.borrow();
+            let last = done.last();
+            let is_right = match is_taken {
+                true => matches!(last, Some(Durable::Carry { ticket: 1, .. })),
+                false => matches!(last, Some(Durable::Unlearned { ticket: 1, .. })),
+            };
+            assert!(is_right, "{blocks} blocks: {last:?}");
+        }
+        rig.stop().await;
     });
 }

@@ -1,13 +1,14 @@
 //! Lookups: memory first, then the runs, reading pages as needed.
 //!
 //! Invariant: a view is of one moment. Pages that are missing are read, and the view is made again from the start;
-//! what has been read already is kept for the call, so it comes to an end however small the cache is.
+//! what has been read already is kept for the call, so it comes to an end however small the cache is. What many blocks need is
+//! looked up a part at a time, and again from the start if the runs change meanwhile.
 
 use super::Io;
 use super::flush::page_lost;
 use crate::engine::core::Core;
 use crate::engine::forks::LINE_MAX;
-use crate::log::join::join_all;
+use crate::log::join::{join_all, yield_now};
 use crate::log::segments::ReadGuard;
 use crate::map::extents::{Extent, ExtentMap, Outcome};
 use crate::map::levels::{Missing, Pages};
@@ -22,9 +23,13 @@ use crate::{EventKind, RuleMutant};
 use freebs_format::disk::PageHeader;
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind};
 use freebs_io::Device;
-use freebs_types::{Error, ErrorKind, Fork, Result, ShardId, Version};
+use freebs_types::{Error, ErrorKind, Fork, Result, Sequence, ShardId, Version};
 use std::collections::BTreeMap;
 use std::rc::Rc;
+
+/// Blocks whose entries are looked up together, and the blocks of a part if there are more.
+const LOOK_BLOCKS: u64 = 16_384;
+const PART_BLOCKS: u32 = 4096;
 
 /// Which entries are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -289,11 +294,67 @@ impl<D: Device> Io<'_, D> {
         if self.core.borrow().maps.nothing_below() {
             return Ok(());
         }
+        let is_large = blocks_of(&late_ranges(&self.core.borrow(), frames, false)) > LOOK_BLOCKS;
+        if is_large { self.resolve_in_parts(frames).await } else { self.resolve_at_once(frames).await }
+    }
+
+    /// The same for so many blocks that neither their pages nor all their entries are to be in memory together: of each part
+    /// only entries are kept that are not older than what is to be applied. Others do not matter there.
+    async fn resolve_in_parts(&self, frames: &[(&FrameHead, bool)]) -> Result<()> {
+        'moment: loop {
+            let (ranges, oldest, runs) = {
+                let core = self.core.borrow();
+                (late_ranges(&core, frames, true), oldest(&core, frames), core.maps.levels())
+            };
+            let mut below: BTreeMap<ShardId, ExtentMap> = BTreeMap::new();
+            for (id, list) in &ranges {
+                let Some(slot) = self.core.borrow().shards.get(id).map(|s| s.slot) else { continue };
+                let (all, oldest) = (below.entry(*id).or_default(), oldest.get(id).copied().unwrap_or_default());
+                for part in list.iter().flat_map(|(start, end)| parts(*start, *end)) {
+                    let Some(view) = self.run_view(&runs, slot, part).await? else { continue 'moment };
+                    let newer = view.iter().filter(|(_, e)| e.key() >= oldest);
+                    newer.for_each(|(a, e)| all.insert(a, e.clone(), &mut Outcome::default()));
+                    yield_now().await;
+                }
+            }
+            let core = &mut *self.core.borrow_mut();
+            if !are_levels(core, &runs) {
+                continue;
+            }
+            for (id, view) in below {
+                core.shards.get_mut(&id).expect("nothing is applied meanwhile").below = view;
+                core.maps.looked.push(id);
+            }
+            return Ok(());
+        }
+    }
+
+    /// The entries of a stretch of blocks in these runs; `None` if they are not the map's any more.
+    async fn run_view(&self, runs: &[Rc<Run>], slot: u32, range: (u32, u32)) -> Result<Option<ExtentMap>> {
         let mut have = Pages::new();
         loop {
             let loads = {
                 let core = &mut *self.core.borrow_mut();
-                let ranges = late_ranges(core, frames);
+                if !are_levels(core, runs) {
+                    return Ok(None);
+                }
+                let mut view = ExtentMap::default();
+                let missing = core.maps.fill(core.geometry.device, runs, slot, range, &mut view, &have)?;
+                if missing.is_empty() {
+                    return Ok(Some(view));
+                }
+                loads(core, missing)
+            };
+            self.load(loads, &mut have).await?;
+        }
+    }
+
+    async fn resolve_at_once(&self, frames: &[(&FrameHead, bool)]) -> Result<()> {
+        let mut have = Pages::new();
+        loop {
+            let loads = {
+                let core = &mut *self.core.borrow_mut();
+                let ranges = late_ranges(core, frames, false);
                 let (mut below, mut all) = (Vec::new(), Missing::new());
                 let runs = core.maps.levels();
                 for (id, list) in &ranges {
@@ -358,9 +419,47 @@ impl Spans {
     }
 }
 
+/// True if the map lies in these runs.
+fn are_levels(core: &Core, runs: &[Rc<Run>]) -> bool {
+    core.maps.levels().iter().map(|r| r.number).eq(runs.iter().map(|r| r.number))
+}
+
+/// Stretches of a range that are looked up one by one.
+fn parts(start: u32, end: u32) -> impl Iterator<Item = (u32, u32)> {
+    (start..end).step_by(PART_BLOCKS as usize).map(move |at| (at, at.saturating_add(PART_BLOCKS).min(end)))
+}
+
+fn blocks_of(ranges: &BTreeMap<ShardId, Vec<(u32, u32)>>) -> u64 {
+    ranges.values().flatten().map(|(start, end)| u64::from(end.saturating_sub(*start))).sum()
+}
+
+/// No entry that frames bring, or repairs that wait for them, is older than this, of each shard.
+fn oldest(core: &Core, frames: &[(&FrameHead, bool)]) -> BTreeMap<ShardId, (Version, Sequence)> {
+    let mut out: BTreeMap<ShardId, (Version, Sequence)> = BTreeMap::new();
+    let mut note = |id: ShardId, key: (Version, Sequence)| {
+        let known = out.entry(id).or_insert(key);
+        *known = key.min(*known);
+    };
+    let of_frame = |head: &FrameHead| (Version(head.header().first_version.get()), head.seq());
+    for (head, _) in frames {
+        let id = head.shard();
+        let orphans = core.shards.get(&id).into_iter().flat_map(|s| s.orphans.values());
+        orphans.for_each(|(head, _)| note(id, of_frame(head)));
+        match head.kind() {
+            FrameKind::Carry => {
+                let Ok(body) = CarryBody::decode(head.body(), head.header().data_blocks()) else { continue };
+                body.entries.iter().for_each(|e| note(id, (e.version, e.sequence)));
+            }
+            _ => note(id, of_frame(head)),
+        }
+    }
+    out
+}
+
 /// The blocks of frames that come out of order. What is here is judged as it is in front of the append, and a frame as it
-/// will be then: those in front of it in the same append have acted.
-fn late_ranges(core: &Core, frames: &[(&FrameHead, bool)]) -> BTreeMap<ShardId, Vec<(u32, u32)>> {
+/// will be then: those in front of it in the same append have acted. `all`: those of entries that are here, too, so that it does
+/// not matter what becomes of these meanwhile.
+fn late_ranges(core: &Core, frames: &[(&FrameHead, bool)], all: bool) -> BTreeMap<ShardId, Vec<(u32, u32)>> {
     let mut out: BTreeMap<ShardId, Vec<(u32, u32)>> = BTreeMap::new();
     // The entries above the map by then: those that frames in front write, and those held above these.
     let mut above: BTreeMap<ShardId, Spans> = BTreeMap::new();
@@ -382,7 +481,7 @@ fn late_ranges(core: &Core, frames: &[(&FrameHead, bool)]) -> BTreeMap<ShardId, 
                 let parts = |e: &CarryEntry| {
                     let (start, end) = (e.range.start.0, e.range.end() as u32);
                     match shard {
-                        Some(s) if !above.overlaps(start, end) && !s.is_over(start, end) => {
+                        Some(s) if !all && !above.overlaps(start, end) && !s.is_over(start, end) => {
                             s.unknown(e, core.replaying)
                         }
                         _ => {

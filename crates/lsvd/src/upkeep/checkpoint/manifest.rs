@@ -656,7 +656,8 @@ impl<'a> In<'a> {
         s.marks = self.list(|r| Some((r.segment_id()?, Sequence(r.number()?))))?.into_iter().collect();
         s.holes = self.list(|r| {
             let (from, to, hard) = (r.number()?, r.number()?, r.bool()?);
-            Some(Hole { from, to, hard, front: Version(r.number()?) })
+            let hole = Hole { from, to, hard, front: Version(r.number()?) };
+            Some(hole).filter(|h| 0 < h.from && h.from <= h.to)
         })?;
         s.views = self.list(|r| {
             let len = r.u32()? as usize;
@@ -959,5 +960,19 @@ mod tests {
             }
         }
         assert_eq!(decoded(out).chunks.iter().map(|c| c.places.0.size()).sum::<usize>(), runs);
+    }
+
+    #[test]
+    fn holes_that_can_not_be_are_refused() {
+        let read = |from, to| {
+            let (mut out, mut s) = (Out::default(), Shard::new(ShardId::new(1, 0), 1));
+            (s.tip.name.sequence, s.committed) = (Sequence(9), Sequence(9));
+            s.holes.push(Hole { from, to, hard: true, front: Version(0) });
+            out.shard(&s, 1);
+            out.end(1, 1, 1, 1);
+            Manifest::decode(&out.0).is_ok()
+        };
+        assert!(read(1, 1) && read(3, 7));
+        assert!(!read(0, 7) && !read(0, 0) && !read(8, 7));
     }
 }
