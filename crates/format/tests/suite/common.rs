@@ -253,9 +253,8 @@ pub fn lost_frame() -> Frame {
 
 /// The same of a clone's shard that has all of what it read from its parent.
 pub fn flat_frame() -> Frame {
-    let (cut, append) = (Sequence(8_000), 4_321);
-    let learned = MarkBody { learned_since: cut, learned_upto: cut, learned_from_append: append, ..mark_body() };
-    let body = MarkBody { flat: true, ..learned };
+    let flat = Flat { upto: Sequence(8_000), from_append: 4_321 };
+    let body = MarkBody { flat: Some(flat), ..mark_body() };
     FrameBuilder::local(&meta(), FrameKind::Mark, &body.encode(), Vec::new(), &Hash32([0x41; 32]))
 }
 

@@ -57,6 +57,9 @@ pub(crate) struct Core {
     pub next_append: u64,
     /// Shards that learn map entries from a peer, and the append since which these come.
     pub learning: BTreeMap<ShardId, u64>,
+    /// Forks that entries of what they read from their parents were brought to since this log was opened, and the append since
+    /// which these come.
+    pub flattening: BTreeMap<ShardId, u64>,
     pub next_seq: u64,
     /// Number of the segment that was opened last. Torn appends may have had those in between.
     pub last_seq: u64,
@@ -119,6 +122,7 @@ impl Core {
             opening: None,
             next_append: 1,
             learning: BTreeMap::new(),
+            flattening: BTreeMap::new(),
             next_seq: 1,
             last_seq: 0,
             opened: Opened::default(),
@@ -420,11 +424,10 @@ impl Core {
         body.closed = s.closed.still(shard, &self.segs).to_vec();
         if change.has_learned() {
             body.learned_from_append = self.learning.get(&shard).copied().unwrap_or(self.next_append);
-        } else if body.flat {
-            // Some may have come before the last start. What was known to be lost then was brought again.
-            let from = Some(s.carried_from).filter(|from| *from > 0).unwrap_or(self.next_append);
-            body.learned_from_append = from.max(self.known_lost.saturating_add(1));
         }
+        let begun = if change.has_learned() { &self.learning } else { &self.flattening };
+        let first = self.open.as_ref().map_or(0, |o| o.first_append);
+        s.flat_for_mark(begun.get(&shard).copied().unwrap_or(self.next_append), first, &mut body);
         self.local_frame(shard, &tip, body.committed, FrameKind::Mark, &body.encode(), Vec::new())
     }
 

@@ -63,7 +63,8 @@ impl<D: Device> Engine<D> {
     }
 
     /// Entries that a fork reads from its parents, from a block on, and their data; and the block to go on from, if there
-    /// are more. With all of them brought as carries it is flat, and a mark may say so. `Corrupt` where something of a
+    /// are more. With all of them brought as carries, in one run of the engine, it is flat, and a mark may
+    /// say so. `Corrupt` where something of a
     /// parent is lost. No entries, and no more, of a shard that is no fork.
     pub async fn inherited_entries(&self, shard: ShardId, from: Lba, max_bytes: usize) -> Result<Gathered<Lba>> {
         if self.inner.core.borrow().fork_of(shard).is_none() {

@@ -13,9 +13,16 @@ use crate::shard::Shard;
 use crate::shard::forks::{ForkPoint, lost_by};
 use crate::shard::holes::Hole;
 use crate::{Base, KeptState, MarkChange};
-use freebs_format::{FrameHead, MarkBody};
+use freebs_format::{Flat, FrameHead, MarkBody};
 use freebs_types::{Error, Fork, Result, Sequence, Version, limits};
 use std::collections::BTreeSet;
+
+/// How a fork became flat, and the append of the first mark that says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub flat: Flat,
+    pub append: u64,
+}
 
 impl Shard {
     /// True if a version is kept by what is committed, or by another fork, and is all there.
@@ -73,28 +80,39 @@ impl Shard {
         self.history.read_by_forks.keys().any(|p| p.sequence <= last && !self.history.lost_to_forks.has(p.version))
     }
 
-    /// Puts into a mark what it reads from, if it does. One that ends that says which frames' entries are here instead.
+    /// Puts into a mark what it reads from, if it does. One that ends that says of which frames entries are here instead.
     pub fn fork_for_mark(&self, change: &MarkChange, body: &mut MarkBody) {
         let is_empty = self.tip.name.sequence == Sequence(0);
         let fork = change.fork.filter(|_| is_empty).or(self.fork);
         body.fork = fork.filter(|_| !change.flat);
         // With a whole map comes all that it would read.
-        if let Some(fork) = fork.filter(|_| change.flat && !body.whole) {
-            body.flat = true;
-            if body.learned_upto == Sequence(0) {
-                (body.learned_since, body.learned_upto) = (fork.sequence, fork.sequence);
-            }
-        }
+        let ends = fork.filter(|_| change.flat && !body.whole);
+        body.flat = ends.map(|f| Flat { upto: f.sequence.max(body.learned_upto), from_append: 0 });
     }
 
-    /// From now on it reads from this parent, or from none, as a mark says. `lost_since`: of what was learned in front of it a part may be lost. So
-    /// may be all that appends up to `unlearned` brought, and the mark that told of it.
-    pub fn take_fork(&mut self, body: &MarkBody, lost_since: bool, unlearned: u64) {
-        let before = std::mem::replace(&mut self.fork, body.fork);
-        let ended = before.filter(|_| body.fork.is_none() && !body.flat && !body.whole);
-        let lost = match ended {
-            _ if body.flat && lost_since => body.learned_upto,
-            Some(fork) if unlearned > 0 && unlearned >= self.last_mark => fork.sequence,
+    /// Puts into a mark how it became flat. Its own word says that none of the entries lies before append `from`. It is repeated in
+    /// the segment that begins with append `first`, if the first one is in that, too: a loss in a segment that is closed is told by
+    /// the segment.
+    pub fn flat_for_mark(&self, from: u64, first: u64, body: &mut MarkBody) {
+        if let Some(flat) = &mut body.flat {
+            flat.from_append = from;
+            return;
+        }
+        let again = |e: &&Ended| first > 0 && e.append >= first && body.fork.is_none() && !body.whole;
+        body.flat = self.ended.as_ref().filter(again).map(|e| e.flat);
+    }
+
+    /// From now on it reads from this parent, or from none, as a mark in append `at` says. Appends up to `unlearned` may be lost, or
+    /// whole segments are, with all that lay behind the last mark (`segment_lost`).
+    pub fn take_fork(&mut self, body: &MarkBody, at: u64, unlearned: u64, segment_lost: bool) {
+        let before = std::mem::replace(&mut self.fork, body.fork).filter(|_| body.fork.is_none() && !body.whole);
+        let flat = body.flat.filter(|_| body.fork.is_none() && !body.whole);
+        let known = std::mem::take(&mut self.ended);
+        self.ended = flat.map(|flat| known.unwrap_or(Ended { flat, append: at }));
+        let lost = match (flat, before) {
+            // What the first of these marks says was judged there.
+            (Some(flat), _) if known.is_none() && unlearned >= flat.from_append => flat.upto,
+            (None, Some(fork)) if segment_lost && unlearned >= self.last_mark => fork.sequence,
             _ => return,
         };
         self.lose_upto(lost.min(self.tip.name.sequence).0);

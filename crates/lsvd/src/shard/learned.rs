@@ -28,7 +28,7 @@ impl Shard {
     pub fn take_learned(&mut self, s: Sequence, body: &MarkBody, lost_since: bool) {
         let (since, upto) = match (body.whole, body.learned_upto) {
             (true, _) => (body.learned_since.0, s.0),
-            (false, upto) if upto <= body.learned_since => return,
+            (false, Sequence(0)) => return,
             (false, upto) => (body.learned_since.0, upto.0),
         };
         if lost_since {

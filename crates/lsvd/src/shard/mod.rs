@@ -12,7 +12,7 @@
 
 pub mod chunks;
 pub mod closed;
-mod forked;
+pub mod forked;
 pub mod forks;
 pub mod frames;
 pub mod history;
@@ -36,8 +36,8 @@ use crate::shard::overlay::{Overlay, Uncommitted, entries};
 use crate::{Base, FrameName, MarkChange, RequestTable, RuleMutant, ShardState, Unrepaired};
 use chunks::{ChunkIndex, Run};
 use freebs_format::{
-    AttachBody, CarryBody, CarryEntry, ExtentKind, FORK_BYTES, FrameHead, FrameKind, LOST_VERSION_BYTES, MarkBody,
-    PIN_BYTES, ViewBody,
+    AttachBody, CarryBody, CarryEntry, ExtentKind, FLAT_BYTES, FORK_BYTES, FrameHead, FrameKind, LOST_VERSION_BYTES,
+    MarkBody, PIN_BYTES, ViewBody,
 };
 use freebs_types::{BLOCK, ChunkId, Fork, Hash32, Sequence, ShardId, Version, ViewNumber};
 use std::collections::{BTreeMap, BTreeSet};
@@ -119,8 +119,8 @@ pub(crate) struct Shard {
     pub history: History,
     /// The parent that it reads from, if it is a clone's that is not flat.
     pub fork: Option<Fork>,
-    /// No entry that a carry has brought lies in an append before this one; 0 if there is none.
-    pub carried_from: u64,
+    /// How it came to be flat, if it was a clone's, until a mark in a later segment says nothing of that.
+    pub ended: Option<forked::Ended>,
     outcome: Outcome,
 }
 
@@ -535,7 +535,6 @@ impl Shard {
     /// Applies map entries with their places.
     pub fn carry(&mut self, body: &CarryBody, at: At, segs: &mut Segments) -> Result<(), &'static str> {
         segs.note(at.segment, self.id, None);
-        self.carried_from = if self.carried_from == 0 { at.append } else { self.carried_from.min(at.append) };
         let mut data_at = at.data_at;
         for e in &body.entries {
             let (start, data) = (e.range.start.0, e.kind == ExtentKind::Data);
@@ -672,7 +671,7 @@ impl Shard {
         } else {
             self.fill_in(s, body);
         }
-        self.take_fork(body, lost_since, unlearned);
+        self.take_fork(body, at.append, unlearned, damaged == u64::MAX);
         (self.last_append, self.last_mark) = (at.append, at.append);
         // Whatever else came between, this is what was known when the mark was written.
         self.suspect = body.suspect_tail || at.append <= self.refused;
@@ -980,7 +979,7 @@ impl Shard {
         self.views.last().map_or(0, |v| v.1.bytes().len())
             + self.requests.encoded_len()
             + self.history.pins.kept.pins.len() * PIN_BYTES
-            + if self.fork.is_some() { FORK_BYTES } else { 0 }
+            + if self.fork.is_some() { FORK_BYTES } else { FLAT_BYTES }
             + self.history.lost_to_forks.count() * LOST_VERSION_BYTES
             + self.closed.mark_bytes()
     }

@@ -3,14 +3,16 @@
 
 use crate::common::*;
 use crate::crash_device::crash_device;
-use crate::damage::places;
+use crate::damage::FIRST;
 use crate::forks::{LIMIT, SEGMENTS};
 use crate::forks_lost::{Told, bytes_of, data, learned, open, right_or_lost, write_back};
 use crate::history::{TINY, erase_checkpoints};
-use freebs_format::{Frame, UpdateKind};
+use freebs_format::disk::AppendHeader;
+use freebs_format::{ExtentKind, Frame, UpdateKind};
 use freebs_io::faults::CrashDevice;
 use freebs_lsvd::{Durable, KeptState, Learned, MarkChange, Options, Record, fork_token};
 use freebs_types::{BlockRange, ErrorKind, Fork, Lba, Sequence, ShardId, Version, ViewNumber};
+use std::collections::BTreeMap;
 
 const A: ShardId = ShardId::new(1, 0);
 const C: ShardId = ShardId::new(2, 0);
@@ -23,8 +25,21 @@ struct Log {
     device: CrashDevice,
     options: Options,
     rig: Rig,
-    /// Appends with records since it began.
-    appends: usize,
+}
+
+/// The appends on a device that their headers tell of, by number: where, and which lengths.
+fn appends(bytes: &[u8]) -> BTreeMap<u64, (usize, AppendHeader)> {
+    let mut out: BTreeMap<u64, (usize, AppendHeader)> = BTreeMap::new();
+    for at in (FIRST..bytes.len() - 512).step_by(512).filter(|at| &bytes[*at..at + 4] == b"FBAP") {
+        let Ok(h) = AppendHeader::decode(&bytes[at..at + size_of::<AppendHeader>()]) else { continue };
+        if h.offset.get() as usize == (at - FIRST) % SEGMENT as usize {
+            let known = out.entry(h.number.get()).or_insert((at, h));
+            if known.1.segment_seq.get() < h.segment_seq.get() {
+                *known = (at, h);
+            }
+        }
+    }
+    out
 }
 
 impl Log {
@@ -32,27 +47,31 @@ impl Log {
         let device = crash_device(LIMIT, 5);
         create_log(device.clone(), &shape(SEGMENTS)).await.unwrap();
         let rig = open(&device, options).await;
-        Self { device, options, rig, appends: 0 }
+        Self { device, options, rig }
     }
 
-    async fn put(&mut self, record: Record) -> usize {
+    /// Gives back the number of its append.
+    async fn put(&self, record: Record) -> u64 {
         self.rig.append(record);
         self.rig.settle().await;
-        self.appends += 1;
-        self.appends
+        *appends(&bytes_of(&self.device).await).last_key_value().unwrap().0
     }
 
-    async fn frame(&mut self, frame: Frame) -> usize {
+    async fn frame(&self, frame: Frame) -> u64 {
         self.put(Record::Frame(frame)).await
     }
 
+    async fn has_append(&self, number: u64) -> bool {
+        appends(&bytes_of(&self.device).await).contains_key(&number)
+    }
+
     /// The append that a mark is in.
-    async fn mark(&mut self, shard: ShardId, change: MarkChange) -> usize {
+    async fn mark(&self, shard: ShardId, change: MarkChange) -> u64 {
         self.put(Record::Mark { shard, change, ticket: 5 }).await
     }
 
     /// Pins the last version of a chain, and makes a fork there.
-    async fn fork(&mut self, parent: &mut Chain, shard: ShardId) -> (Chain, Fork) {
+    async fn fork(&self, parent: &mut Chain, shard: ShardId) -> (Chain, Fork) {
         self.frame(parent.pins(&[(UpdateKind::Snapshot, 0)])).await;
         self.rig.engine.committed(parent.shard, Sequence(parent.sequence));
         let fork = Fork {
@@ -75,7 +94,7 @@ impl Log {
     }
 
     /// The snapshot that a fork is of is deleted, and a block of it is written over.
-    async fn write_over(&mut self, parent: &mut Chain, fork: &Fork, op: Op) {
+    async fn write_over(&self, parent: &mut Chain, fork: &Fork, op: Op) {
         self.frame(parent.pins(&[(UpdateKind::Release, fork.version.0)])).await;
         self.frame(parent.frame(&[op])).await;
         self.commit(parent);
@@ -87,7 +106,7 @@ impl Log {
     }
 
     /// The blocks that a fork reads from its parents go into its own log. Gives back the append of it.
-    async fn bring(&mut self, shard: ShardId) -> usize {
+    async fn bring(&self, shard: ShardId) -> u64 {
         let (body, data, next) = self.rig.engine.inherited_entries(shard, Lba(0), 1 << 20).await.unwrap();
         assert!(next.is_none() && !body.entries.is_empty());
         self.put(Record::Carry { shard, body, data, ticket: 6 }).await
@@ -100,21 +119,22 @@ impl Log {
     }
 
     /// It starts after a power cut, and the heads of these appends are gone, and the checkpoints.
-    async fn without(self, appends: &[usize]) -> Self {
+    async fn without(self, lost: &[u64]) -> Self {
         self.rig.kill();
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
         let device = self.device.copy();
         let mut bytes = bytes_of(&device).await;
-        let all = places(&bytes);
-        let heads: Vec<_> = all.iter().filter(|p| p.0 == "head of open").collect();
-        for append in appends {
-            let (_, at, len) = *heads[append - 1];
-            let repeat = all.iter().find(|p| p.0.contains("append header") && p.1 > at).unwrap().1;
-            bytes[at] ^= 1;
-            bytes[at + len / 2] ^= 1;
-            bytes[repeat..repeat + 512].fill(0);
+        let all = appends(&bytes);
+        for number in lost {
+            let (at, h) = all[number];
+            let (next, behind) = all[&(number + 1)];
+            assert_eq!(h.segment_seq, behind.segment_seq, "the segment is open");
+            let (front, len) = (96 + h.extra_len.get() as usize, h.heads_len.get() as usize);
+            bytes[at + front] ^= 1;
+            bytes[at + front + (len - front) / 2] ^= 1;
+            bytes[next..next + 512].fill(0);
         }
         write_back(&device, bytes).await;
         erase_checkpoints(&device).await;
@@ -128,7 +148,7 @@ fn flat() -> MarkChange {
 }
 
 /// A parent with a block that only its fork reads as it was; and what the fork reads.
-async fn parent_and_fork(log: &mut Log) -> (Chain, Chain, Fork, Model) {
+async fn parent_and_fork(log: &Log) -> (Chain, Chain, Fork, Model) {
     let mut a = Chain::new(A);
     log.frame(a.frame(&[data(0, 100)])).await;
     log.frame(a.frame(&[data(1, 200)])).await;
@@ -140,41 +160,55 @@ async fn parent_and_fork(log: &mut Log) -> (Chain, Chain, Fork, Model) {
     (a, c, fork, model)
 }
 
-/// The append with what a fork was made flat by is lost, and with it the mark or not.
-async fn flat_by_what_is_lost(options: Options, and_mark: bool, in_two_goes: bool) {
-    let mut log = Log::new(options).await;
-    let (_, _, fork, model) = parent_and_fork(&mut log).await;
-    let mut other = Chain::new(OTHER);
-    let carry = log.bring(C).await;
-    if in_two_goes {
-        // The mark goes into the same segment.
-        log = log.without(&[]).await;
+/// Frames that have nothing to do with a fork, each in an append of its own. Gives back the last append.
+async fn others(log: &Log, other: &mut Chain, count: u32) -> u64 {
+    let mut last = 0;
+    for n in 0..count {
+        last = log.frame(other.frame(&[data(n % BLOCKS, 7)])).await;
     }
-    let mark = log.mark(C, flat()).await;
-    if and_mark {
-        // This one says no more of it than that there is no parent.
-        for n in 0..3 {
-            log.frame(other.frame(&[data(n, 7)])).await;
-        }
-        log.mark(C, MarkChange::default()).await;
-    }
-    for n in 0..3 {
-        log.frame(other.frame(&[data(n, 7)])).await;
-    }
-    let lost = if and_mark { vec![carry, mark] } else { vec![carry] };
-    log = log.without(&lost).await;
+    last
+}
+
+/// The fork misses what it was made flat by, or has all of it, at each start from the log alone, and from a checkpoint.
+async fn keeps_to_that(mut log: Log, other: &mut Chain, lost_upto: Option<Sequence>, model: &Model) {
+    let holes: Vec<_> = lost_upto.map(|upto| (Sequence(1), upto)).into_iter().collect();
     for start in 0..4 {
         let state = log.rig.engine.state(C).unwrap();
-        assert_eq!(state.fork, None);
-        assert_eq!(state.holes, [(Sequence(1), fork.sequence)], "start {start}: it has lost what it was made flat by");
-        assert!(right_or_lost(&log.rig, C, None, &model, BLOCKS).await > 0);
+        assert_eq!((state.fork, &state.holes), (None, &holes), "start {start}");
+        let lost = right_or_lost(&log.rig, C, None, model, BLOCKS).await;
+        assert_eq!(lost > 0, lost_upto.is_some(), "start {start}: {lost} blocks can't be read");
         if start == 1 {
             log.rig.engine.checkpoint().await.unwrap();
         }
-        log.frame(other.frame(&[data(start, 7)])).await;
+        if start == 2 {
+            erase_checkpoints(&log.device).await;
+        }
+        others(&log, other, 1).await;
         log = log.again().await;
     }
     log.rig.stop().await;
+}
+
+/// The append with what a fork was made flat by is lost, and with it the mark or not.
+async fn flat_by_what_is_lost(options: Options, and_mark: bool, in_two_goes: bool) {
+    let mut log = Log::new(options).await;
+    let (_, _, fork, model) = parent_and_fork(&log).await;
+    let mut other = Chain::new(OTHER);
+    let mut carry = log.bring(C).await;
+    if in_two_goes {
+        // The mark goes into the same segment. What was brought is brought once more.
+        log = log.without(&[]).await;
+        carry = log.bring(C).await;
+    }
+    let mark = log.mark(C, flat()).await;
+    if and_mark {
+        others(&log, &mut other, 3).await;
+        log.mark(C, MarkChange::default()).await;
+    }
+    others(&log, &mut other, 3).await;
+    let lost = if and_mark { vec![carry, mark] } else { vec![carry] };
+    log = log.without(&lost).await;
+    keeps_to_that(log, &mut other, Some(fork.sequence), &model).await;
 }
 
 #[test]
@@ -188,24 +222,131 @@ fn a_fork_is_not_flat_by_entries_that_are_lost() {
     }
 }
 
+/// Something that came behind the entries is lost, and that is known, when it goes on to be made flat; these are lost only then,
+/// in a segment that is open still. What was brought before a start was relied on.
+#[test]
+fn a_fork_does_not_rely_on_what_was_brought_before_a_known_loss() {
+    for options in [TINY, Options::of_workers(1)] {
+        for which in 0..3 {
+            local(async move {
+                let mut log = Log::new(options).await;
+                let (_, _, fork, model) = parent_and_fork(&log).await;
+                let mut other = Chain::new(OTHER);
+                let first = log.bring(C).await;
+                let unrelated = others(&log, &mut other, 6).await - 3;
+                log = log.without(&[unrelated]).await;
+                let second = log.bring(C).await;
+                log.mark(C, flat()).await;
+                others(&log, &mut other, 3).await;
+                let lost = [vec![first], vec![second], vec![first, second]][which].clone();
+                log = log.without(&lost).await;
+                let lost_upto = Some(fork.sequence).filter(|_| which > 0);
+                keeps_to_that(log, &mut other, lost_upto, &model).await;
+            });
+        }
+    }
+}
+
 /// A loss from before a fork was made flat, or one that has nothing to do with it, takes nothing from it.
 #[test]
 fn a_fork_is_flat_whatever_else_is_lost() {
-    local(async {
-        let mut log = Log::new(TINY).await;
-        let mut other = Chain::new(OTHER);
-        let unrelated = log.frame(other.frame(&[data(0, 7)])).await;
-        let (_, _, _, model) = parent_and_fork(&mut log).await;
-        log.bring(C).await;
-        log.mark(C, flat()).await;
-        for n in 0..3 {
-            log.frame(other.frame(&[data(n, 7)])).await;
+    for is_known in [false, true] {
+        local(async move {
+            let mut log = Log::new(TINY).await;
+            let mut other = Chain::new(OTHER);
+            let mut unrelated = others(&log, &mut other, 1).await;
+            let (_, _, _, model) = parent_and_fork(&log).await;
+            if is_known {
+                // It is found, and the start after that begins with a checkpoint, and knows nothing of it.
+                unrelated = others(&log, &mut other, 6).await - 3;
+                log = log.without(&[unrelated]).await;
+                others(&log, &mut other, 3).await;
+                log.rig.engine.checkpoint().await.unwrap();
+                log = log.again().await;
+            }
+            log.bring(C).await;
+            log.mark(C, flat()).await;
+            others(&log, &mut other, 3).await;
+            log = log.without(if is_known { &[] } else { std::slice::from_ref(&unrelated) }).await;
+            keeps_to_that(log, &mut other, None, &model).await;
+        });
+    }
+}
+
+/// An append is lost behind the mark that made a fork flat, in the same segment or in a later one. That is known, and a mark
+/// comes behind it.
+async fn flat_before_a_loss(options: Options, is_in_next: bool) {
+    let mut log = Log::new(options).await;
+    let (_, _, _, model) = parent_and_fork(&log).await;
+    let mut other = Chain::new(OTHER);
+    log.bring(C).await;
+    let mark = log.mark(C, flat()).await;
+    while is_in_next && is_open_at(&log, mark).await {
+        fill(&log, &mut other, 100).await;
+    }
+    let unrelated = others(&log, &mut other, 6).await - 3;
+    log = log.without(&[unrelated]).await;
+    log.mark(C, MarkChange::default()).await;
+    others(&log, &mut other, 3).await;
+    keeps_to_that(log.without(&[]).await, &mut other, None, &model).await;
+}
+
+/// Some blocks are written, with no regard to what was in them.
+async fn fill(log: &Log, chain: &mut Chain, blocks: u32) {
+    let op = Op { extents: vec![(ExtentKind::Data, 0, blocks)], fill: 9 << 32 };
+    log.rig.append(Record::Frame(chain.frame(&[op])));
+    log.rig.settle().await;
+    chain.committed = chain.sequence;
+    log.rig.engine.committed(chain.shard, Sequence(chain.sequence));
+}
+
+/// True if the segment with an append is the one that the last append is in.
+async fn is_open_at(log: &Log, number: u64) -> bool {
+    let all = appends(&bytes_of(&log.device).await);
+    all[&number].1.segment_seq == all.last_key_value().unwrap().1.1.segment_seq
+}
+
+#[test]
+fn a_fork_stays_flat_whatever_is_lost_later() {
+    for options in [TINY, Options::of_workers(1)] {
+        for is_in_next in [false, true] {
+            local(flat_before_a_loss(options, is_in_next));
         }
-        log = log.without(&[unrelated]).await;
-        assert!(log.rig.engine.state(C).unwrap().holes.is_empty());
-        assert_eq!(right_or_lost(&log.rig, C, None, &model, BLOCKS).await, 0);
-        log.rig.stop().await;
-    });
+    }
+}
+
+/// The segment with the mark that made a fork flat was given up, and the one with the mark that made it was not. What was lost in
+/// between was nothing of the fork's.
+#[test]
+fn a_fork_is_flat_when_the_mark_that_said_so_is_gone() {
+    for options in [TINY, Options::of_workers(1)] {
+        local(async move {
+            let mut log = Log::new(options).await;
+            let (_, _, _, model) = parent_and_fork(&log).await;
+            let (mut stays, mut other) = (Chain::new(D), Chain::new(OTHER));
+            let made = log.mark(C, MarkChange::default()).await;
+            // Blocks that nobody writes over keep that segment.
+            fill(&log, &mut stays, 200).await;
+            while is_open_at(&log, made).await {
+                fill(&log, &mut other, 20).await;
+            }
+            log.bring(C).await;
+            let mark = log.mark(C, flat()).await;
+            let unrelated = others(&log, &mut other, 6).await - 3;
+            log = log.without(&[unrelated]).await;
+            for _ in 0..600 {
+                fill(&log, &mut other, 100).await;
+                if !log.has_append(mark).await {
+                    break;
+                }
+            }
+            let there = (log.has_append(made).await, log.has_append(mark).await);
+            let counters = log.rig.engine.counters();
+            assert_eq!(there, (true, false), "{counters:?}");
+            others(&log, &mut other, 3).await;
+            keeps_to_that(log.without(&[]).await, &mut other, None, &model).await;
+        });
+    }
 }
 
 /// The frame that a fork's block is from is lost, and a peer has it no more: what the fork read is lost, for good.
@@ -224,7 +365,7 @@ async fn lose_what_a_fork_reads(log: Log, a: &mut Chain) -> Log {
 async fn learned_below_a_fork(options: Options, is_pinned: bool) {
     let mut log = Log::new(options).await;
     let mut other = Chain::new(OTHER);
-    let (mut a, mut c, _, model) = parent_and_fork(&mut log).await;
+    let (mut a, mut c, _, model) = parent_and_fork(&log).await;
     let cut = Sequence(c.sequence);
     log.frame(c.view_frame(2, 9)).await;
     log.frame(c.frame(&[data(3, 400)])).await;
@@ -279,9 +420,9 @@ fn a_fork_that_learns_what_it_lost_takes_nothing_for_what_its_own_forks_read() {
 #[test]
 fn no_fork_is_made_of_one_that_has_lost_what_it_reads() {
     local(async {
-        let mut log = Log::new(TINY).await;
+        let log = Log::new(TINY).await;
         let mut other = Chain::new(OTHER);
-        let (mut a, mut c, _, _) = parent_and_fork(&mut log).await;
+        let (mut a, mut c, _, _) = parent_and_fork(&log).await;
         log.frame(c.view_frame(2, 9)).await;
         log.frame(c.pins(&[(UpdateKind::Snapshot, 0)])).await;
         log.commit(&mut c);
@@ -323,7 +464,7 @@ fn no_fork_is_made_of_one_that_has_lost_what_it_reads() {
 fn history_that_is_not_whole_takes_nothing_from_a_fork() {
     for options in [TINY, Options::of_workers(1)] {
         local(async move {
-            let mut log = Log::new(options).await;
+            let log = Log::new(options).await;
             let mut other = Chain::new(OTHER);
             let mut a = Chain::new(A);
             log.frame(a.frame(&[data(0, 100)])).await;
@@ -365,7 +506,7 @@ fn history_that_is_not_whole_takes_nothing_from_a_fork() {
 #[test]
 fn a_pin_that_is_not_whole_at_its_teller_brings_nothing_back() {
     local(async {
-        let mut log = Log::new(TINY).await;
+        let log = Log::new(TINY).await;
         let mut other = Chain::new(OTHER);
         let mut a = Chain::new(A);
         log.frame(a.frame(&[data(0, 100)])).await;
@@ -397,9 +538,9 @@ fn a_pin_that_is_not_whole_at_its_teller_brings_nothing_back() {
 #[test]
 fn a_fork_goes_on_without_what_it_has_lost() {
     local(async {
-        let mut log = Log::new(TINY).await;
+        let log = Log::new(TINY).await;
         let mut other = Chain::new(OTHER);
-        let (mut a, mut c, fork, model) = parent_and_fork(&mut log).await;
+        let (mut a, mut c, fork, model) = parent_and_fork(&log).await;
         log.frame(c.view_frame(2, 9)).await;
         log.frame(c.frame(&[data(3, 400)])).await;
         let (_, second) = log.fork(&mut c, D).await;

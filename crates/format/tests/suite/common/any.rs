@@ -159,7 +159,7 @@ pub fn mark_body() -> impl Strategy<Value = MarkBody> {
                 learned_since: Sequence(since),
                 learned_upto: Sequence(upto),
                 learned_from_append: append,
-                flat: append % 7 < 3,
+                flat: (append % 7 < 3).then(|| Flat { upto: Sequence(upto >> 2), from_append: append.max(1) }),
                 given_up: ViewNumber(append / 3),
                 view_frame: view.map(|f| f.head),
                 requests: Requests {

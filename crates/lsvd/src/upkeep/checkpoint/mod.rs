@@ -603,9 +603,13 @@ impl Core {
         }
         for (slot, fork) in m.forks {
             let Some(s) = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id)) else { continue };
-            (s.fork, s.carried_from) = (Some(fork), 1);
+            s.fork = Some(fork);
             let id = s.id;
             self.fork_changed(id, None);
+        }
+        for (slot, ended) in m.flats {
+            let shard = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id));
+            shard.into_iter().for_each(|s| s.ended = Some(ended));
         }
         for (slot, at, layer) in m.history {
             let Some(s) = self.maps.slots.get(&slot).and_then(|id| self.shards.get_mut(id)) else { continue };
