@@ -332,8 +332,11 @@ fn a_fork_is_flat_when_the_mark_that_said_so_is_gone() {
             }
             log.bring(C).await;
             let mark = log.mark(C, flat()).await;
-            let unrelated = others(&log, &mut other, 6).await - 3;
+            let frame = other.frame(&[data(0, 7)]);
+            let unrelated = log.frame(frame.clone()).await;
+            others(&log, &mut other, 3).await;
             log = log.without(&[unrelated]).await;
+            log.put(Record::Repair(frame)).await;
             for _ in 0..600 {
                 fill(&log, &mut other, 100).await;
                 if !log.has_append(mark).await {
