@@ -366,7 +366,7 @@ async fn lose_what_a_fork_reads(log: Log, a: &mut Chain) -> Log {
 /// A fork with frames of its own learns what it lost from a copy, which tells what is in force there and what its own pins
 /// need. A fork of this one needs more than that, if nothing pins its version any more.
 async fn learned_below_a_fork(options: Options, is_pinned: bool) {
-    let mut log = Log::new(options).await;
+    let log = Log::new(options).await;
     let mut other = Chain::new(OTHER);
     let (mut a, mut c, _, model) = parent_and_fork(&log).await;
     let cut = Sequence(c.sequence);
