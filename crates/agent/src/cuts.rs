@@ -47,6 +47,7 @@ pub(crate) fn snapshots_of(state: &State, shard: ShardId) -> ShardSnapshots {
         kept: state.kept_snapshots(shard.volume),
         under_way: state.snapshot_under_way(shard.volume).map(|s| under_way(s, shard)),
         spared: state.spared_snapshots(),
+        retain_ms: state.volume(shard.volume).map(|v| v.retain_ms),
         as_of: state.shard(shard).map(|s| s.active).unwrap_or_default(),
     }
 }
@@ -64,5 +65,6 @@ fn under_way(s: &Snapshot, shard: ShardId) -> UnderWay {
         is_decided,
         reported: s.cut(shard).map(|c| c.view),
         is_confirmed: is_decided && !s.waits_for.contains(&shard),
+        past: s.past,
     }
 }

@@ -9,12 +9,14 @@
 //! cuts are reported; it gives up only pins of snapshots that a state does not have in which its own view is active, and of
 //! two pins of one snapshot the older one.
 
-use crate::event::{Action, CutWord, Mutant, ShardInfo, UnderWay};
+use crate::event::{Action, CutWord, Found, Mutant, PastAsk, ShardInfo, UnderWay, Wanted};
 use crate::head::Head;
 use crate::replica::{Ctx, Replica};
 use crate::timing;
+use crate::window::is_about_to_come;
 use freebs_format::{Pin, PinUpdate};
-use freebs_types::{Nanos, Sequence, SnapshotId, Version};
+use freebs_lsvd::PastVersion;
+use freebs_types::{ErrorKind, Moment, Nanos, Past, Result, Sequence, SnapshotId, Version};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Pins that one look gives up; the next one gives up more.
@@ -30,6 +32,19 @@ struct Taken {
     hold: Hold,
     /// When the control plane was told something of it last.
     said_at: Option<Nanos>,
+}
+
+/// A version of the past that is looked for.
+#[derive(Clone, Copy, Debug)]
+struct Search {
+    id: SnapshotId,
+    /// What was ordered when it was heard of, and the moment that it was then: the log has to have the one before it is asked
+    /// for what was before the other.
+    behind: Sequence,
+    now: Moment,
+    asked_at: Option<Nanos>,
+    /// The answer is still to come.
+    is_asking: bool,
 }
 
 impl Taken {
@@ -54,6 +69,7 @@ enum Hold {
 #[derive(Debug, Default)]
 pub(crate) struct Cuts {
     taken: Option<Taken>,
+    search: Option<Search>,
     /// The last one of which it was said that there is no room for it.
     refused: Option<(SnapshotId, Nanos)>,
     /// Pins are to be looked at, once all that is ordered up to here is durable.
@@ -84,18 +100,24 @@ fn useless(pins: &[Pin], info: &ShardInfo, own: Option<SnapshotId>) -> Vec<Versi
 }
 
 impl Replica {
+    /// True if the state has a snapshot, or may have lost the record of it.
+    fn is_kept_or_spared(&self, id: SnapshotId) -> bool {
+        let snapshots = self.info.as_ref().map(|i| &i.snapshots);
+        snapshots.is_none_or(|s| s.kept.contains(&id) || id <= s.spared)
+    }
+
     fn snapshot_cuts(&self) -> Option<&Cuts> {
         self.head.as_ref().map(|h| &h.cuts)
     }
 
     /// True if what is known of the snapshots is of a state in which the view here is active.
-    fn is_told_of_snapshots(&self) -> bool {
+    pub fn is_told_of_snapshots(&self) -> bool {
         self.info.as_ref().is_some_and(|i| i.snapshots.as_of == self.view_number())
     }
 
     /// True while the head orders no updates.
     pub fn holds(&self) -> bool {
-        self.snapshot_cuts().is_some_and(Cuts::holds)
+        self.head.as_ref().is_some_and(|h| h.cuts.holds() || h.window.is_unknown())
     }
 
     /// News of the shard's snapshots: what nobody needs any more may go.
@@ -147,38 +169,118 @@ impl Replica {
     }
 
     fn take_cut(&mut self, ctx: &mut Ctx<'_>, u: UnderWay) {
-        let view = self.view_number();
         if self.is_too_short(ctx) || self.is_stuffed() {
             return;
         }
         if !self.has_room(ctx) {
-            let now = ctx.now;
-            let Some(h) = self.head.as_mut() else { return };
-            let said = h.cuts.refused.filter(|(id, _)| *id == u.id).map(|(_, at)| at);
-            if said.is_none_or(|at| now.since(at) >= timing::CUT_AGAIN) {
-                h.cuts.refused = Some((u.id, now));
-                let why = format!("shard {} has no room for it: a device is full", self.id);
-                ctx.out.actions.push(Action::Cut(CutWord::Fails { snapshot: u.id, why }));
-            }
+            let why = format!("shard {} has no room for it: a device is full", self.id);
+            self.refuse_cut(ctx, u.id, why);
             return;
         }
         self.pack(ctx);
+        if let Some(past) = u.past {
+            self.search_past(ctx, u.id, past);
+            return;
+        }
         self.order_pin(ctx, PinUpdate::Snapshot(u.id));
-        let (version, sequence) = (self.version, self.last.sequence);
         let hold = match u.is_alone || ctx.mutant(Mutant::OrdersBehindCuts) {
             true if u.is_alone => Hold::Free,
             true => Hold::Held,
             false => Hold::Holds,
         };
-        let taken = Taken { id: u.id, version, sequence, since: ctx.now, hold, said_at: None };
+        self.is_cut(ctx, u.id, self.version, hold);
+    }
+
+    /// A cut is in the last frame that was ordered.
+    fn is_cut(&mut self, ctx: &mut Ctx<'_>, id: SnapshotId, version: Version, hold: Hold) {
+        let (view, sequence) = (self.view_number(), self.last.sequence);
+        let taken = Taken { id, version, sequence, since: ctx.now, hold, said_at: None };
         if let Some(h) = self.head.as_mut() {
-            h.cuts.taken = Some(taken);
+            (h.cuts.taken, h.cuts.search) = (Some(taken), None);
         }
-        ctx.out.note(format!("shard {}: snapshot {} is cut at version {version} in view {view}", self.id, u.id));
+        ctx.out.note(format!("shard {}: snapshot {id} is cut at version {version} in view {view}", self.id));
+    }
+
+    /// A snapshot can't be made here. It is said once in a while.
+    fn refuse_cut(&mut self, ctx: &mut Ctx<'_>, id: SnapshotId, why: String) {
+        let now = ctx.now;
+        let Some(h) = self.head.as_mut() else { return };
+        let said = h.cuts.refused.filter(|(other, _)| *other == id).map(|(_, at)| at);
+        if said.is_none_or(|at| now.since(at) >= timing::CUT_AGAIN) {
+            h.cuts.refused = Some((id, now));
+            ctx.out.actions.push(Action::Cut(CutWord::Fails { snapshot: id, why }));
+        }
+    }
+
+    /// Asks the log for a version of the past, once it has all that was ordered before.
+    fn search_past(&mut self, ctx: &mut Ctx<'_>, id: SnapshotId, past: Past) {
+        let (shard, view, now) = (self.id, self.view_number(), ctx.now);
+        let (last, durable) = (self.last.sequence, self.durable);
+        let moment = Moment::at_wall(self.wall(ctx));
+        if is_about_to_come(past, moment) {
+            return;
+        }
+        let Some(h) = self.head.as_mut() else { return };
+        let anew = Search { id, behind: last, now: moment, asked_at: None, is_asking: false };
+        let search = h.cuts.search.get_or_insert(anew);
+        if search.id != id {
+            *search = anew;
+        }
+        let is_due = search.asked_at.is_none_or(|at| now.since(at) >= timing::CUT_AGAIN);
+        if durable >= search.behind && is_due && !search.is_asking {
+            (search.asked_at, search.is_asking) = (Some(now), true);
+            let wanted = Wanted::At { past, snapshot: Some(id) };
+            let ask = PastAsk { shard, view, now: search.now, wanted };
+            ctx.out.actions.push(Action::FindPast(ask));
+        }
+    }
+
+    /// The log has found a version of the past for a snapshot, or has not.
+    pub fn on_past_for_snapshot(&mut self, ctx: &mut Ctx<'_>, id: SnapshotId, found: Result<Found>) {
+        let under_way = self.info.as_ref().and_then(|i| i.snapshots.under_way).filter(|u| u.id == id && !u.is_decided);
+        let search = self.head.as_mut().and_then(|h| h.cuts.search.as_mut()).filter(|s| s.id == id);
+        let (Some(u), Some(search)) = (under_way, search) else { return };
+        search.is_asking = false;
+        if !self.is_active_head() || !self.is_told_of_snapshots() || self.is_stuffed() || !self.has_room(ctx) {
+            return;
+        }
+        let version = match found {
+            Ok(Found::Version(p)) if p.version < self.window_begins() && p.pinned != Some(id) => {
+                let why = format!("shard {} has just given up version {}", self.id, p.version);
+                return self.refuse_cut(ctx, id, why);
+            }
+            Ok(Found::Version(PastVersion { version, pinned })) => match pinned.filter(|other| *other != id) {
+                None => Some(version),
+                // Nothing was ordered since; so the present is as that was.
+                Some(_) if matches!(u.past, Some(Past::TimeMs(_))) && version == self.version => None,
+                // That one is about to go.
+                Some(other) if !self.is_kept_or_spared(other) => return,
+                Some(other) => {
+                    let why = format!("shard {}: the snapshot with number {other} is of this version already", self.id);
+                    return self.refuse_cut(ctx, id, why);
+                }
+            },
+            Err(e) if e.kind == ErrorKind::NotFound => return self.refuse_cut(ctx, id, e.text.into_owned()),
+            // Frames are missing here, or the shard has changed: it is asked again.
+            _ => return,
+        };
+        self.pack(ctx);
+        let pin = match version {
+            Some(version) => PinUpdate::Past(Pin { version, snapshot: id }),
+            None => PinUpdate::Snapshot(id),
+        };
+        self.order_pin(ctx, pin);
+        let version = version.unwrap_or(self.version);
+        if let Some(h) = self.head.as_mut() {
+            h.cuts.released.remove(&version);
+        }
+        // What is ordered from now on is not of the past.
+        let hold = if u.is_alone { Hold::Free } else { Hold::Held };
+        self.is_cut(ctx, id, version, hold);
     }
 
     /// A frame with one update that is about pins.
-    fn order_pin(&mut self, ctx: &mut Ctx<'_>, pin: PinUpdate) {
+    pub fn order_pin(&mut self, ctx: &mut Ctx<'_>, pin: PinUpdate) {
         if let Some(h) = self.head.as_mut() {
             h.push_pin(pin);
         }

@@ -4,11 +4,11 @@ use bytes::Bytes;
 use freebs_format::wire::{FrameName, Message, ReadRequest, SyncRequest};
 use freebs_format::{CarryBody, Frame, FrameHead, Pin, VolumeDescription};
 use freebs_io::LinkId;
-use freebs_lsvd::{DamagedBlocks, Durable, EventKind, KeptState, MapPlace, Record};
+use freebs_lsvd::{DamagedBlocks, Durable, EventKind, KeptState, MapPlace, PastVersion, Record};
 use freebs_secrets::HostKey;
 use freebs_types::{
-    ClusterId, Error, ErrorKind, Fork, Generation, Hash32, HostPublic, NodeId, Peer, Result, Sequence, ShardId,
-    SnapshotId, StartNumber, Version, ViewNumber,
+    ClusterId, Error, ErrorKind, Fork, Generation, Hash32, HostPublic, Moment, NodeId, Past, Peer, Result, Sequence,
+    ShardId, SnapshotId, StartNumber, Version, ViewNumber,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -179,6 +179,8 @@ pub struct UnderWay {
     pub reported: Option<ViewNumber>,
     /// Its head had held until it heard that all are reported.
     pub is_confirmed: bool,
+    /// The place in the past that it is of; `None` if it is of the present.
+    pub past: Option<Past>,
 }
 
 /// The snapshots that a shard is in.
@@ -190,6 +192,8 @@ pub struct ShardSnapshots {
     pub under_way: Option<UnderWay>,
     /// Pins of snapshots up to this number are kept although the state has no record of them.
     pub spared: SnapshotId,
+    /// Milliseconds of the past that is kept whole, 0 for none; `None` if the state does not say, so that what is kept stays.
+    pub retain_ms: Option<u64>,
     /// The active view in the state that says all this. What a node knows besides does not raise it: that state may have
     /// been before the snapshots of a newer view, and before reports of cuts in the view before that one.
     pub as_of: ViewNumber,
@@ -230,6 +234,64 @@ pub struct ShardInfo {
     pub fork: Option<Fork>,
     /// It is to have all that it reads from its parent as its own.
     pub flatten: bool,
+}
+
+/// A question of a head to its log about the past that it keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PastAsk {
+    /// The shard.
+    pub shard: ShardId,
+    /// The head's view.
+    pub view: ViewNumber,
+    /// The newest moment that counts.
+    pub now: Moment,
+    /// What is asked.
+    pub wanted: Wanted,
+}
+
+/// What a head asks about the past.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The first version of the retention window, if there is one.
+    Window,
+    /// The moment at which it begins.
+    Begin,
+    /// The version at a place in the past.
+    At {
+        /// The place.
+        past: Past,
+        /// The snapshot that it is for; `None` if the window is to begin there.
+        snapshot: Option<SnapshotId>,
+    },
+    /// Where the window could begin so that it takes less memory: with the first moment above this version.
+    Room {
+        /// The version.
+        above: Version,
+    },
+}
+
+/// The answer to `Wanted`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The first version of the retention window; `None` if there is none.
+    Window(Option<Version>),
+    /// The first moment that is told; `None` if none is.
+    Begin(Option<Moment>),
+    /// The version at the place.
+    Version(PastVersion),
+    /// The first moment above the version, if there is one, and its first version.
+    Moment(Option<(Moment, Version)>),
+}
+
+/// The past of a shard, as its head knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PastStatus {
+    /// The first version of its retention window.
+    pub first: Version,
+    /// From when on times are told, milliseconds since 1970; `None` if none are yet.
+    pub from_ms: Option<u64>,
+    /// It is shorter than it should be, for want of memory.
+    pub is_short: bool,
 }
 
 /// A head's word on a snapshot.
@@ -475,6 +537,13 @@ pub enum Event {
         /// With the snapshots that they are of.
         pins: Vec<Pin>,
     },
+    /// The answer to `Action::FindPast`.
+    PastFound {
+        /// As it was in the action.
+        ask: PastAsk,
+        /// What was found; `NotFound` if it is not kept, another error if it has to be asked again.
+        found: Result<Found>,
+    },
     /// Time has passed; wanted about every 20 ms.
     Tick,
 }
@@ -586,6 +655,8 @@ pub enum Action {
         /// The shard.
         shard: ShardId,
     },
+    /// Come back with `Event::PastFound`.
+    FindPast(PastAsk),
     /// Blocks of another member for damaged ones.
     Mend {
         /// The damaged blocks.
@@ -613,6 +684,8 @@ pub enum NoteKind {
     Mended,
     /// A shard can't be opened, or a fork made flat, before something is there that is not.
     Waits,
+    /// A shard keeps less of its past than it should.
+    Past,
     /// A part of the worker has ended, until the node is started again.
     Ended,
 }
@@ -666,6 +739,8 @@ pub struct ShardStatus {
     pub lapsed: Option<Generation>,
     /// Versions that its log keeps for snapshots.
     pub pins: usize,
+    /// Only at a head: the past that it keeps besides.
+    pub past: Option<PastStatus>,
     /// Of a head that can't open its view, or a fork that can't be made flat: what it waits for, in words.
     pub waits: Option<String>,
     /// Kept versions below this are not all there; 0 if its history is whole.

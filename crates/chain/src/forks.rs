@@ -227,6 +227,7 @@ impl Replica {
             parent: Hash32::default(),
             digest: Hash32::default(),
             token: Some(fork_token(cluster, fork)),
+            wall: 0,
         };
         self.tail = [(name.sequence, entry)].into();
         (self.last, self.begins, self.version) = (name, name, fork.version);

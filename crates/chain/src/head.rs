@@ -12,6 +12,7 @@ use crate::open::Phase;
 use crate::replica::{Client, Ctx, Replica, TailEntry, with_overhead};
 use crate::secret::Gathered;
 use crate::timing;
+use crate::window::Window;
 use freebs_format::wire::{DurableItem, HeartbeatItem, Message, Refusal, Request, Room, WriteRequest};
 use freebs_format::{
     AttachBody, Frame, FrameBuilder, FrameKind, FrameMeta, PinUpdate, UpdateDraft, UpdateKind, ViewBody, token,
@@ -96,6 +97,8 @@ pub(crate) struct Head {
     pub coming: Coming,
     /// Snapshots of the shard.
     pub cuts: Cuts,
+    /// Its retention window.
+    pub window: Window,
     /// Since when the first of the requests that wait finds no room, and nothing is known that would make some (W7).
     no_room_since: Option<Nanos>,
 }
@@ -129,6 +132,7 @@ impl Head {
             told_at: now,
             coming: Coming::default(),
             cuts: Cuts::default(),
+            window: Window::default(),
             no_room_since: None,
         }
     }
@@ -136,6 +140,16 @@ impl Head {
     /// Adds an update about pins, which nobody asked for, to what the next frame will have.
     pub fn push_pin(&mut self, pin: PinUpdate) {
         self.builder.push_pin(pin, (DriverId(0), RequestNumber(0), RequestNumber(0)));
+    }
+
+    /// Adds an update that nobody asked for to what the next frame will have.
+    pub fn push(&mut self, draft: UpdateDraft) {
+        self.builder.push(draft);
+    }
+
+    /// True if the next frame has updates already.
+    pub fn gathers(&self) -> bool {
+        !self.builder.is_empty()
     }
 
     /// Starts anew for a view that is about to be opened: nothing of an older one is left.
@@ -156,6 +170,7 @@ impl Head {
         self.told = (Sequence(0), Sequence(0));
         self.coming = Coming::default();
         self.begin_cuts();
+        self.window = Window::default();
         self.no_room_since = None;
     }
 
@@ -259,7 +274,7 @@ impl Replica {
             sequence: self.last.sequence.next(),
             first_version: if first_update { self.version.next() } else { self.version },
             committed: self.committed_to_tell(ctx),
-            wall: ctx.wall,
+            wall: self.wall_of_gathered(ctx),
         }
     }
 
@@ -436,6 +451,7 @@ impl Replica {
         if self.head.as_ref().is_some_and(|h| !h.builder.fits(&draft)) {
             self.pack(ctx);
         }
+        self.begin_moment(ctx);
         if let Some(h) = self.head.as_mut() {
             h.builder.push(draft);
             h.asked.push((link, number));
@@ -452,8 +468,10 @@ impl Replica {
         if !is_active {
             // Promised away, or stopped, since they came: nothing is ordered any more (V2). The driver repeats them.
             (h.builder, h.asked) = (FrameBuilder::new(), Vec::new());
+            h.window.packed(false);
             return;
         }
+        h.window.packed(true);
         let mut builder = std::mem::take(&mut h.builder);
         let asked = std::mem::take(&mut h.asked);
         let blocks = (builder.data_bytes() / freebs_types::BLOCK) as u32;
@@ -680,6 +698,7 @@ impl Replica {
         }
         self.see_to_snapshots(ctx);
         self.look_at_pins(ctx);
+        self.see_to_window(ctx);
         self.heartbeat(ctx);
         self.ask_for_slices(ctx);
         self.ask_for_members(ctx);

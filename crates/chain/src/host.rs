@@ -117,6 +117,11 @@ impl Host {
         }
     }
 
+    /// Shards whose past takes more memory here than it should.
+    pub fn set_past_over(&mut self, over: &[ShardId]) {
+        self.replicas.values_mut().for_each(|r| r.past_over = over.contains(&r.id));
+    }
+
     /// Sets the wall clock for frames that are made from now on, nanoseconds since 1970.
     pub fn set_wall(&mut self, wall: u64) {
         self.wall = wall;
@@ -278,6 +283,9 @@ impl Host {
             }
             Event::Pins { shard, pins } => {
                 self.with(shard, |r, ctx| r.on_pins(ctx, &pins));
+            }
+            Event::PastFound { ask, found } => {
+                self.with(ask.shard, |r, ctx| r.on_past_found(ctx, ask, found));
             }
             Event::ForkChecked { shard, result } => self.on_fork_checked(shard, result),
             Event::Orphaned(shard) => self.on_orphaned(shard),
@@ -681,6 +689,7 @@ impl Host {
             clients: r.clients.values().filter(|c| c.is_attached).count(),
             lapsed: r.lapsed(self.now),
             pins: 0,
+            past: r.past_status(),
             waits: r.waits(),
             whole_from: r.whole_from,
             fork: None,

@@ -38,11 +38,13 @@ mod testing;
 mod timing;
 mod unread;
 mod waits;
+mod window;
 mod worker;
 
 pub use event::{
     Action, Begins, Branch, ControlPort, CutWord, Event, Forced, HostConfig, LogStatus, MapPiece, MapSource,
-    MemberStatus, Mutant, Note, NoteKind, Opened, ShardInfo, ShardSnapshots, ShardStatus, SyncSource, UnderWay, Who,
+    MemberStatus, Mutant, Note, NoteKind, Opened, PastAsk, PastStatus, ShardInfo, ShardSnapshots, ShardStatus,
+    SyncSource, UnderWay, Who,
 };
 pub use host::Host;
 pub use repair::Hole;

@@ -11,6 +11,7 @@ use crate::event::{Action, Begins, Forced, Mutant, Opened};
 use crate::head::{Head, Member, view_secret};
 use crate::replica::{Ctx, Replica};
 use crate::timing;
+use crate::window::retained_in;
 use freebs_format::wire::{FrameName, Given, Message, SealAnswer};
 use freebs_format::{FrameBuilder, FrameKind, FrameMeta, Member as ViewMember, ViewBody, VolumeDescription, hide};
 use freebs_types::{ChunkId, Error, Hash32, Nanos, NodeId, Peer, Result, Sequence, StartNumber, ViewNumber};
@@ -564,7 +565,7 @@ impl Replica {
             sequence: seal.sequence.next(),
             first_version: self.version,
             committed: self.committed_to_tell(ctx),
-            wall: ctx.wall,
+            wall: self.wall_of_view(ctx),
         };
         let (frame, token) = FrameBuilder::special(&meta, FrameKind::View, &body.encode(), &secret, &parent);
         let members = self.members_of(ctx, &opened.members);
@@ -573,8 +574,11 @@ impl Replica {
             Some(Mutant::MajorityIsEnough) => members.len() / 2 + 1,
             _ => usize::from(opened.quorum),
         };
+        let wall = self.tail.get(&seal.sequence).map_or(0, |t| t.wall);
+        let retained_ms = retained_in(self.view_frame.as_ref());
         if let Some(h) = self.head.as_mut() {
             h.reset(members, quorum, secret, token);
+            h.window.goes_on_from(wall, retained_ms);
         }
         self.append(ctx, frame);
         // Behind the frame: when the log is read again it is what cuts the tail, and a tail that had a hole is suspect.
@@ -589,6 +593,9 @@ impl Replica {
 
     /// Once a quorum holds the view frame, the control plane may make the view active (V6).
     pub fn view_frame_durable(&mut self, ctx: &mut Ctx<'_>) {
+        if self.head.as_ref().is_some_and(|h| h.window.is_unknown()) {
+            self.see_to_window(ctx);
+        }
         let Some(h) = self.head.as_ref() else { return };
         let Phase::Opening { view, sequence } = h.phase else { return };
         let holding = h.members.iter().filter(|m| m.durable >= sequence).count();

@@ -1,6 +1,8 @@
 //! Orders of events that once went wrong, or nearly so, played to one replica.
 
-use crate::event::{Action, Branch, Forced, HostConfig, MapSource, Mutant, Opened, ShardInfo, ShardSnapshots, Who};
+use crate::event::{
+    Action, Branch, Forced, Found, HostConfig, MapSource, Mutant, Opened, ShardInfo, ShardSnapshots, Wanted, Who,
+};
 use crate::head::view_secret;
 use crate::host::Host;
 use crate::learn::Learning;
@@ -22,7 +24,7 @@ use freebs_lsvd::{MapPlace, Record};
 use freebs_secrets::HostKey;
 use freebs_types::{
     BLOCK, BlockRange, ChunkId, ClusterId, DriverId, Generation, Hash32, Lba, Nanos, NodeId, Peer, RequestNumber,
-    Sequence, ShardId, StartNumber, Version, ViewNumber, VolumeId,
+    Result, Sequence, ShardId, StartNumber, Version, ViewNumber, VolumeId,
 };
 use std::collections::BTreeMap;
 
@@ -33,10 +35,12 @@ mod leases;
 mod leaving;
 mod past;
 mod refused;
+mod rewind;
 mod room;
 mod rules;
 mod seals;
 mod slices;
+mod window;
 
 const SHARD: ShardId = ShardId { volume: VolumeId(1), index: 0 };
 
@@ -153,9 +157,12 @@ struct Scene {
     r: Replica,
     me: u64,
     now: Nanos,
+    wall: u64,
     tickets: u64,
     more_soon: bool,
     mutant: Option<Mutant>,
+    /// Frames that were appended.
+    log: Vec<Frame>,
     /// Of the predecessor that `proposed` names.
     learning: Vec<NodeId>,
     forced: Option<Forced>,
@@ -167,9 +174,11 @@ impl Scene {
             r: Replica::empty(SHARD),
             me,
             now: Nanos::from_millis(1),
+            wall: 0,
             tickets: 0,
             more_soon: false,
             mutant: None,
+            log: Vec::new(),
             learning: Vec::new(),
             forced: None,
         }
@@ -183,7 +192,7 @@ impl Scene {
         }
         let mut ctx = Ctx {
             now: self.now,
-            wall: 0,
+            wall: self.wall,
             config: &config,
             peers: &peers,
             out: &mut out,
@@ -195,6 +204,10 @@ impl Scene {
         };
         let got = act(&mut self.r, &mut ctx);
         out.flush(self.now, &peers);
+        self.log.extend(out.actions.iter().filter_map(|a| match a {
+            Action::Append(Record::Frame(frame)) => Some(frame.clone()),
+            _ => None,
+        }));
         (got, out.actions)
     }
 
@@ -656,9 +669,18 @@ const DRIVER: LinkId = LinkId(100);
 
 /// Node 1 as the active head of view 2, with node 2's log as far as its own, and a driver attached.
 fn leading() -> Scene {
+    leading_at(0, Ok(Found::Window(None)))
+}
+
+/// The same by a wall clock, and the log has said this of its retention window.
+fn leading_at(wall: u64, window: Result<Found>) -> Scene {
     let (mut s, good) = opening();
+    s.wall = wall;
     s.play(|r, ctx| r.on_seal_answer(ctx, NodeId(2), good));
-    s.both_durable();
+    let asked = s.both_durable();
+    let ask = window::asks(&asked).pop().expect("the log is asked for its window");
+    assert_eq!((ask.wanted, ask.view), (Wanted::Window, ViewNumber(2)));
+    s.play(|r, ctx| r.on_past_found(ctx, ask, window));
     s.play(|r, ctx| r.on_activated(ctx, ViewNumber(2), Ok(())));
     s.play(|r, ctx| r.on_attach(ctx, DRIVER, DriverId(9), Generation(1), Hash32::default()));
     s.both_durable();
@@ -671,13 +693,31 @@ fn answer(view: u64, sequence: u64, room: Option<Room>) -> DurableItem {
     DurableItem { shard: SHARD, view: ViewNumber(view), sequence: Sequence(sequence), room }
 }
 
+/// A driver's write of so many blocks, from the first one on.
+fn request(number: u64, lowest_open: u64, blocks: usize) -> WriteRequest {
+    let data = Bytes::from(vec![7; blocks * BLOCK]);
+    WriteRequest {
+        shard: SHARD,
+        view: ViewNumber(2),
+        generation: Generation(1),
+        driver: DriverId(9),
+        number: RequestNumber(number),
+        lowest_open: RequestNumber(lowest_open),
+        kind: UpdateKind::Write,
+        extents: vec![Extent { kind: ExtentKind::Data, range: BlockRange::new(0, blocks as u32) }],
+        crcs: vec![block_crc(&data[..BLOCK]); blocks],
+        data: vec![data],
+    }
+}
+
 impl Scene {
     /// What was appended is durable here and at node 2.
     fn both_durable(&mut self) -> Vec<Action> {
         let last = self.r.last.sequence;
         let view = self.r.view_number();
-        self.durable(last.0);
-        self.play(|r, ctx| r.head_member_durable(ctx, NodeId(2), &answer(view.0, last.0, None))).1
+        let mut actions = self.play(|r, ctx| r.on_frame_durable(ctx, last)).1;
+        actions.extend(self.play(|r, ctx| r.head_member_durable(ctx, NodeId(2), &answer(view.0, last.0, None))).1);
+        actions
     }
 
     fn write(&mut self, room: bool, number: u64, lowest_open: u64, blocks: usize) -> Vec<Action> {
@@ -692,19 +732,7 @@ impl Scene {
         blocks: usize,
         change: fn(&mut WriteRequest),
     ) -> Vec<Action> {
-        let data = Bytes::from(vec![7; blocks * BLOCK]);
-        let mut w = WriteRequest {
-            shard: SHARD,
-            view: ViewNumber(2),
-            generation: Generation(1),
-            driver: DriverId(9),
-            number: RequestNumber(number),
-            lowest_open: RequestNumber(lowest_open),
-            kind: UpdateKind::Write,
-            extents: vec![Extent { kind: ExtentKind::Data, range: BlockRange::new(0, blocks as u32) }],
-            crcs: vec![block_crc(&data[..BLOCK]); blocks],
-            data: vec![data],
-        };
+        let mut w = request(number, lowest_open, blocks);
         change(&mut w);
         let act = |r: &mut Replica, ctx: &mut Ctx<'_>| {
             ctx.room = if room { u64::MAX } else { 0 };

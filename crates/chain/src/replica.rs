@@ -87,6 +87,8 @@ pub(crate) struct TailEntry {
     /// Set if the frame is no longer in the log, and known only from the one behind it: then this is its token, and
     /// `parent` and `digest` are not known. One that is known only from the beginning of a branch has none of them.
     pub token: Option<Hash32>,
+    /// Wall clock in its header; 0 if that is not known.
+    pub wall: u64,
 }
 
 impl TailEntry {
@@ -94,7 +96,7 @@ impl TailEntry {
     pub fn unknown(sequence: Sequence) -> Self {
         let none = Hash32::default();
         let name = FrameName { sequence, ..FrameName::default() };
-        Self { name, version: Version(0), parent: none, digest: none, token: None }
+        Self { name, version: Version(0), parent: none, digest: none, token: None, wall: 0 }
     }
 
     /// A frame as a mark or a log names its last one: see `origin`.
@@ -102,8 +104,8 @@ impl TailEntry {
         let none = Hash32::default();
         let is_token = digest == none && hide(&parent) == name.hid;
         match is_token {
-            true => Self { name, version, parent: none, digest, token: Some(parent) },
-            false => Self { name, version, parent, digest, token: None },
+            true => Self { name, version, parent: none, digest, token: Some(parent), wall: 0 },
+            false => Self { name, version, parent, digest, token: None, wall: 0 },
         }
     }
 
@@ -128,6 +130,7 @@ impl TailEntry {
             parent: h.parent_token(),
             digest: h.digest(),
             token: None,
+            wall: h.wall.get(),
         }
     }
 
@@ -140,6 +143,7 @@ impl TailEntry {
             parent: Hash32::default(),
             digest: Hash32::default(),
             token: b.token,
+            wall: 0,
         }
     }
 }
@@ -218,6 +222,8 @@ pub(crate) struct Replica {
     doubt: ViewNumber,
     /// What the head was told last of the room here.
     pub told_room: Option<Room>,
+    /// What is kept here of the past takes more memory than it should, and this shard's is no less than most.
+    pub past_over: bool,
     pub view_frame: Option<FrameHead>,
     /// A transfer by map ends with the state of this frame; when it was last asked for.
     pub map_hold: Option<(TailEntry, Nanos)>,
@@ -273,6 +279,7 @@ impl Replica {
             parent: Hash32::default(),
             digest: Hash32::default(),
             token: None,
+            wall: 0,
         };
         tail.insert(Sequence(0), first);
         Self {
@@ -312,6 +319,7 @@ impl Replica {
             is_doubtful: false,
             doubt: ViewNumber(0),
             told_room: None,
+            past_over: false,
             view_frame: None,
             map_hold: None,
             map_end: None,
@@ -351,7 +359,9 @@ impl Replica {
             r.last = state.last;
             let last = TailEntry::with_origin(r.last, state.version, state.parent, state.digest);
             r.tail = tail.into_iter().map(|t| (t.name.sequence, t)).collect();
-            r.tail.insert(r.last.sequence, last);
+            // The log knows more of it than its frame does, but not when it was made.
+            let wall = r.tail.get(&r.last.sequence).filter(|t| t.name == r.last).map_or(0, |t| t.wall);
+            r.tail.insert(r.last.sequence, TailEntry { wall, ..last });
         }
         r.version = state.version;
         r.durable = r.last.sequence;
@@ -717,7 +727,7 @@ impl Replica {
     /// What this log takes beyond what it was given. Shards share what the device has: heads do not know of each other.
     fn room(&self, ctx: &Ctx<'_>) -> Room {
         let left = ctx.room.saturating_sub(with_overhead(self.unwritten_bytes()));
-        Room::new(left / ctx.sharers.max(1), ctx.more_soon)
+        Room { past_over: self.past_over, ..Room::new(left / ctx.sharers.max(1), ctx.more_soon) }
     }
 
     /// The head hears when room has become short here, or is not any more (W7): without writes there are no answers that
@@ -727,7 +737,8 @@ impl Replica {
         let now = self.room(ctx);
         let is_short = |r: Room| r.bytes <= 2 * with_overhead(limits::SHARD_WINDOW_BYTES as u64);
         let coarse = |r: Room| (r.more_soon, r.bytes / ROOM_STEP, r.bytes == 0);
-        if (is_short(told) || is_short(now)) && coarse(told) != coarse(now) {
+        let is_due = (is_short(told) || is_short(now)) && coarse(told) != coarse(now);
+        if is_due || told.past_over != now.past_over {
             self.answer_durable(ctx);
         }
     }

@@ -33,6 +33,17 @@ pub(crate) const LEASE: Nanos = Nanos::from_millis(timing::LEASE_MS);
 /// A head orders nothing behind its cut of a snapshot for this long at most (S2). Several times what an election of the
 /// control plane's leader takes, and no longer than leases run: a client's writes wait for it.
 pub(crate) const HOLD_MAX: Nanos = Nanos::from_millis(2000);
+/// A head looks this often whether its log's retention window may begin later; more often, if the window is short.
+pub(crate) const WINDOW_EVERY: Nanos = Nanos::from_millis(60_000);
+/// Memory that the past takes is looked at this often.
+pub(crate) const PAST_EVERY: Nanos = Nanos::from_millis(1000);
+/// A head looks no more often than this. A window is longer by that than it should be.
+pub(crate) const WINDOW_EVERY_MIN: Nanos = Nanos::from_millis(1000);
+/// A window moves at least this often, so that the log tells how far it was to have come; and people are told no more often
+/// that it is short.
+pub(crate) const WINDOW_TOLD_EVERY: Nanos = Nanos::from_millis(3600 * 1000);
+/// A head's clock that is behind the last frame's by more than this is believed all the same, and times begin anew.
+pub(crate) const CLOCK_BACK_MAX: Nanos = Nanos::from_millis(600_000);
 /// A head's word on a snapshot is said again after this time, if the control plane has not taken it in.
 pub(crate) const CUT_AGAIN: Nanos = Nanos::from_millis(250);
 

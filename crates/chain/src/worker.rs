@@ -6,8 +6,8 @@
 
 use crate::cuts::Words;
 use crate::event::{
-    Action, Begins, ControlPort, CutWord, Event, HostConfig, MapSource, Mended, Mutant, Note, NoteKind, Opened,
-    ShardInfo, ShardStatus, SyncSource, Who,
+    self, Action, Begins, ControlPort, CutWord, Event, HostConfig, MapSource, Mended, Mutant, Note, NoteKind, Opened,
+    PastAsk, ShardInfo, ShardStatus, SyncSource, Wanted, Who,
 };
 use crate::flatten::Flattening;
 use crate::host::Host;
@@ -296,6 +296,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         let now = self.0.clock.now();
         {
             let mut host = self.0.host.borrow_mut();
+            // A write that is let in now must not seem to have been there earlier.
+            host.set_wall(self.0.clock.wall());
             self.tell_room(&mut host);
             host.step(now, event);
         }
@@ -352,9 +354,13 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     async fn run_ticks(self) {
         let (mut marked, mut tried, mut tries) = (Nanos(0), Nanos(0), 0);
-        let mut checkpoint = self.0.clock.now();
+        let (mut checkpoint, mut looked) = (self.0.clock.now(), self.0.clock.now());
         loop {
             tokio::time::sleep(timing::TICK).await;
+            if self.0.clock.now().since(looked) >= timing::PAST_EVERY {
+                looked = self.0.clock.now();
+                self.0.host.borrow_mut().set_past_over(&self.0.engine.past_over());
+            }
             if self.0.clock.now().since(checkpoint) >= timing::CHECKPOINT_EVERY {
                 checkpoint = self.0.clock.now();
                 self.spawn(async move |w: Self| {
@@ -426,6 +432,7 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
                 }
                 // Not from within a step.
                 Action::ListPins { shard } => self.spawn(async move |w: Self| w.list_pins(shard)),
+                Action::FindPast(ask) => self.spawn(async move |w: Self| w.find_past(ask).await),
                 Action::Mend { blocks, data } => self.spawn(async move |w: Self| w.mend(blocks, &data)),
                 Action::Unmended { id } => self.0.engine.unmended(id),
                 Action::Note(note) => (self.0.notes)(&note),
@@ -590,6 +597,19 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         self.step(Event::Pins { shard, pins });
     }
 
+    async fn find_past(self, ask: PastAsk) {
+        let (engine, shard, now) = (&self.0.engine, ask.shard, ask.now);
+        let found = match ask.wanted {
+            Wanted::Window => engine.history(shard).map(|h| event::Found::Window(h.retain)),
+            Wanted::Begin => engine.times_begin(shard, now).await.map(event::Found::Begin),
+            Wanted::At { past, snapshot } => {
+                engine.find_past(shard, past, now, snapshot).await.map(event::Found::Version)
+            }
+            Wanted::Room { above } => engine.moment_above(shard, above, now).await.map(event::Found::Moment),
+        };
+        self.step(Event::PastFound { ask, found });
+    }
+
     /// The node's start number, for greetings.
     pub fn start_number(&self) -> StartNumber {
         self.0.engine.start()
@@ -675,7 +695,7 @@ async fn load_tail<D: Device>(
     let mut at = state.committed;
     if at.0 == 0 {
         let none = Hash32::default();
-        tail.push(TailEntry { name: genesis(), version: Version(0), parent: none, digest: none, token: None });
+        tail.push(TailEntry { name: genesis(), version: Version(0), parent: none, digest: none, token: None, wall: 0 });
         at = at.next();
     }
     while at <= state.last.sequence {

@@ -10,7 +10,7 @@ use crate::recover::{LogStatus, Recovery};
 use crate::snapshots::{Cut, Schedule, Snapshot, SnapshotVolume, Stage};
 use crate::state::{Ack, Branch, Origin, State, Volume};
 use freebs_types::{
-    ClusterId, Error, ErrorKind, Generation, Hash32, NodeId, Result, Sequence, ShardId, SnapshotId, StartNumber,
+    ClusterId, Error, ErrorKind, Generation, Hash32, NodeId, Past, Result, Sequence, ShardId, SnapshotId, StartNumber,
     Version, ViewNumber, VolumeId,
 };
 use serde::{Deserialize, Serialize};
@@ -52,6 +52,13 @@ pub enum Request {
         /// New size in bytes; below the present one it is `Invalid`.
         size: u64,
     },
+    /// So much of a volume's past is kept from now on; the reply is a `Volume`.
+    VolumeRetain {
+        /// Name of the volume.
+        name: String,
+        /// Milliseconds; 0 for none.
+        retain_ms: u64,
+    },
     /// Gives a volume another name, also while it is attached; the reply is a `Volume`.
     VolumeRename {
         /// Name of the volume.
@@ -87,6 +94,9 @@ pub enum Request {
         /// The name that it is to have in each of them; `None` for one made of the time.
         #[serde(default)]
         name: Option<String>,
+        /// The place in their past that it is to be of; `None` for the present.
+        #[serde(default)]
+        past: Option<Past>,
     },
     /// Lists snapshots, with those that are being made, and for a while those that have failed.
     SnapshotList {
@@ -409,9 +419,23 @@ pub struct ShardStatus {
     /// Set while it reads blocks from the shard that it was cloned from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reads_from: Option<ReadsFrom>,
+    /// Only of a head: the past that it keeps, version by version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub past: Option<PastReport>,
     /// The part of its log that counts when the active view is left; `None` from nodes of an earlier version.
     #[serde(default)]
     pub log: Option<LogStatus>,
+}
+
+/// The past of a shard, as its head knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PastReport {
+    /// The first version that is kept; each from there on is.
+    pub first: Version,
+    /// From when on it is known what was ordered when, milliseconds since 1970; `None` if that is not known yet.
+    pub from_ms: Option<u64>,
+    /// It is shorter than it should be, for want of memory.
+    pub is_short: bool,
 }
 
 /// The place where a replica reads blocks that it does not have as its own.
@@ -515,6 +539,9 @@ pub struct VolumeStatus {
     pub min_copies: u8,
     /// Bytes of a stripe.
     pub stripe: u64,
+    /// Milliseconds of its past that are kept; 0 for none.
+    #[serde(default)]
+    pub retain_ms: u64,
     /// Ready, degraded or paused.
     pub state: VolumeState,
     /// Who has it attached.
@@ -565,6 +592,9 @@ pub struct SnapshotStatus {
     pub name: String,
     /// Milliseconds since 1970, by the clock of the node that was asked for it.
     pub created_ms: u64,
+    /// The place in the past that it is of; `None` if it is of the time when it was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub past: Option<Past>,
     /// How far it is: `gathering`, `decided`, `complete` or `failed`.
     #[serde(flatten)]
     pub stage: Stage,
@@ -600,6 +630,7 @@ impl SnapshotStatus {
             id: snapshot.id,
             name: snapshot.name.clone(),
             created_ms: snapshot.created_ms,
+            past: snapshot.past,
             stage: snapshot.stage.clone(),
             locked_until_ms: snapshot.locked_until_ms,
             volumes: snapshot.volumes.iter().map(of).collect(),
@@ -636,6 +667,9 @@ pub struct ShardReport {
     /// Where it last went on by force: what only lost members had there is lost. `None` if it never did.
     #[serde(default)]
     pub branch: Option<Branch>,
+    /// The past that it keeps; `None` if it keeps none, or its head does not answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub past: Option<PastReport>,
 }
 
 /// One replica in `ShardReport`.
@@ -726,6 +760,7 @@ impl Request {
                 | Self::VolumeFlatten { .. }
                 | Self::VolumeResize { .. }
                 | Self::VolumeRename { .. }
+                | Self::VolumeRetain { .. }
                 | Self::VolumeMoveHead { .. }
                 | Self::VolumeDelete { .. }
                 | Self::VolumeDetach { .. }
@@ -784,6 +819,7 @@ impl VolumeStatus {
             copies: volume.copies,
             ack: volume.ack,
             min_copies: volume.min_copies,
+            retain_ms: volume.retain_ms,
             stripe: volume.stripe,
             state,
             attached: volume.holder.as_ref().map(|h| h.name.clone()),

@@ -36,6 +36,7 @@ impl State {
             Command::DeleteVolumeAndSnapshots { volume, force, now_ms } => self.delete(volume, force, Some(now_ms)),
             Command::ResizeVolume { volume, size } => self.resize(volume, size),
             Command::RenameVolume { volume, name } => self.rename(volume, name),
+            Command::RetainVolume { volume, retain_ms } => self.retain(volume, retain_ms),
             Command::ProposeView { shard, active, node, start } => self.propose(shard, active, (node, start), mutant),
             Command::ActivateView { shard, view, generation } => {
                 self.activate(shard, (view, false, &[]), generation, mutant)
@@ -61,7 +62,9 @@ impl State {
             Command::ExtendChains { away } => self.extend_chains(&away),
             Command::RecoverShard(how) => self.recover_shard(&how),
             Command::ScheduleSnapshots { volume, schedule } => self.schedule_snapshots(volume, schedule),
-            Command::BeginSnapshot { name, volumes, created_ms } => self.begin_snapshot(name, &volumes, created_ms),
+            Command::BeginSnapshot { name, volumes, created_ms, past } => {
+                self.begin_snapshot(name, &volumes, created_ms, past)
+            }
             Command::ReportCuts { snapshot, cuts } => self.report_cuts(snapshot, &cuts, mutant),
             Command::ConfirmCuts { snapshot, held } => self.confirm_cuts(snapshot, &held),
             Command::FailSnapshot { snapshot, why } => self.fail_snapshot(snapshot, &why),
@@ -188,6 +191,8 @@ impl State {
         rules::check_stripe(stripe)?;
         let shards = new.shards.unwrap_or_else(|| rules::default_shards(new.size));
         rules::check_shards(new.size, stripe, shards)?;
+        let retain_ms = new.retain_ms.unwrap_or(0);
+        rules::check_retain(retain_ms)?;
         self.has_room_for(shards as usize)?;
         let mut loads = self.loads.clone();
         let mut chain = |index| {
@@ -207,6 +212,7 @@ impl State {
             ack: new.ack,
             min_copies,
             stripe,
+            retain_ms,
             shards,
             generation: Generation(0),
             settled: Generation(0),
@@ -300,6 +306,16 @@ impl State {
         volume.size = size;
         self.commit(volume);
         Ok(Outcome::Resized { size })
+    }
+
+    fn retain(&mut self, id: VolumeId, retain_ms: u64) -> Result<Outcome> {
+        let mut volume = self.volume_to_change(id)?;
+        rules::check_retain(retain_ms)?;
+        if volume.retain_ms != retain_ms {
+            volume.retain_ms = retain_ms;
+            self.commit(volume);
+        }
+        Ok(Outcome::Noted)
     }
 
     fn rename(&mut self, id: VolumeId, name: String) -> Result<Outcome> {

@@ -14,7 +14,7 @@ use crate::snapshots::{Cut, Group, Keep, Schedule};
 use crate::state::Ack;
 use freebs_types::limits::CHAIN_MEMBERS_MAX;
 use freebs_types::{
-    Error, ErrorKind, Generation, Hash32, HostPublic, NodeId, Result, Sequence, ShardId, SnapshotId, StartNumber,
+    Error, ErrorKind, Generation, Hash32, HostPublic, NodeId, Past, Result, Sequence, ShardId, SnapshotId, StartNumber,
     Version, ViewNumber, VolumeId,
 };
 
@@ -221,6 +221,7 @@ impl Command {
                 out.push(u8::from(*force));
             }
             Self::FlattenVolume { volume } => put_form(out, 29, &[volume.0]),
+            Self::RetainVolume { volume, retain_ms } => put_form(out, 31, &[volume.0, *retain_ms]),
             Self::ScheduleSnapshots { volume, schedule } => {
                 put_form(out, 33, &[volume.0]);
                 put_schedule(out, schedule.as_ref())?;
@@ -254,11 +255,16 @@ impl Command {
     fn put_of_snapshot(&self, out: &mut Vec<u8>) -> Result<()> {
         let too_many = || Error::invalid("more volumes or shards than one command is about");
         match self {
-            Self::BeginSnapshot { name, volumes, created_ms } => {
+            Self::BeginSnapshot { name, volumes, created_ms, past } => {
                 let count = u8::try_from(volumes.len()).ok().filter(|n| usize::from(*n) <= SNAPSHOT_VOLUMES_MAX);
                 put_form(out, 21, &[*created_ms]);
                 out.push(count.ok_or_else(too_many)?);
                 volumes.iter().for_each(|v| put_numbers(out, &[v.0]));
+                match past {
+                    None => out.push(0),
+                    Some(Past::Version(v)) => put_form(out, 1, &[v.0]),
+                    Some(Past::TimeMs(ms)) => put_form(out, 2, &[*ms]),
+                }
                 put_text(out, name);
             }
             Self::ReportCuts { snapshot, cuts } => {
@@ -357,6 +363,7 @@ impl Command {
             kind @ (21..=26 | 28 | 33) => of_snapshot(f, kind)?,
             27 => Self::DeleteVolumeAndSnapshots { volume: VolumeId(f.u64()?), now_ms: f.u64()?, force: f.flag()? },
             29 => Self::FlattenVolume { volume: VolumeId(f.u64()?) },
+            31 => Self::RetainVolume { volume: VolumeId(f.u64()?), retain_ms: f.u64()? },
             _ => return Err(damaged()),
         };
         f.end()?;
@@ -422,7 +429,13 @@ fn of_snapshot(f: &mut Fields<'_>, kind: u8) -> Result<Command> {
                 return Err(damaged());
             }
             let volumes = (0..count).map(|_| f.u64().map(VolumeId)).collect::<Result<_>>()?;
-            Command::BeginSnapshot { created_ms: first, volumes, name: f.text()? }
+            let past = match f.byte()? {
+                0 => None,
+                1 => Some(Past::Version(Version(f.u64()?))),
+                2 => Some(Past::TimeMs(f.u64()?)),
+                _ => return Err(damaged()),
+            };
+            Command::BeginSnapshot { created_ms: first, volumes, past, name: f.text()? }
         }
         22 => {
             let cut = |f: &mut Fields<'_>| {
@@ -538,6 +551,7 @@ fn put_create(out: &mut Vec<u8>, new: &CreateVolume) {
     put_optional(out, new.min_copies.map(|n| [n]));
     put_optional(out, new.shards.map(u32::to_le_bytes));
     put_optional(out, new.stripe.map(u64::to_le_bytes));
+    put_optional(out, new.retain_ms.map(u64::to_le_bytes));
     put_text(out, &new.name);
 }
 
@@ -555,6 +569,7 @@ fn create(f: &mut Fields<'_>) -> Result<CreateVolume> {
         min_copies: f.optional(Fields::byte)?,
         shards: f.optional(Fields::u32)?,
         stripe: f.optional(Fields::u64)?,
+        retain_ms: f.optional(Fields::u64)?,
         name: f.text()?,
     })
 }

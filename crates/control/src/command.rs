@@ -3,7 +3,8 @@
 use crate::snapshots::{Cut, Schedule};
 use crate::state::Ack;
 use freebs_types::{
-    Generation, Hash32, HostPublic, NodeId, Sequence, ShardId, SnapshotId, StartNumber, Version, ViewNumber, VolumeId,
+    Generation, Hash32, HostPublic, NodeId, Past, Sequence, ShardId, SnapshotId, StartNumber, Version, ViewNumber,
+    VolumeId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +30,9 @@ pub struct CreateVolume {
     /// Bytes; 1 MiB.
     #[serde(default)]
     pub stripe: Option<u64>,
+    /// Milliseconds of its past that are kept; none.
+    #[serde(default)]
+    pub retain_ms: Option<u64>,
 }
 
 /// One change of the state; exactly what is replicated.
@@ -94,6 +98,13 @@ pub enum Command {
         volume: VolumeId,
         /// New name, as for `CreateVolume`; one that another volume has is `Invalid`.
         name: String,
+    },
+    /// So much of a volume's past is kept from now on. What was kept longer is given back; what was not kept is not there.
+    RetainVolume {
+        /// The volume.
+        volume: VolumeId,
+        /// Milliseconds, at most `RETAIN_MS_MAX`; 0 for none.
+        retain_ms: u64,
     },
     /// The head of a shard asks for a new view with itself as head. `active` is the active view as it knows it.
     ProposeView {
@@ -231,6 +242,8 @@ pub enum Command {
         volumes: Vec<VolumeId>,
         /// Milliseconds since 1970, by the clock of who asks.
         created_ms: u64,
+        /// The place in their past that it is to be of; `None` for the present. One version is only of one shard.
+        past: Option<Past>,
     },
     /// Heads have ordered the cuts of a snapshot, these are committed, and nothing is ordered behind them (rule S1). Those of
     /// views that are not active (any more) count for nothing.

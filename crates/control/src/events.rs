@@ -4,7 +4,7 @@
 //! it, and whoever gathers from several nodes knows by revision, kind and shard what is the same event.
 
 use crate::command::{Command, RecoverShard};
-use crate::rules::format_date;
+use crate::rules::{self, format_date};
 use crate::snapshots::{Schedule, Snapshot, Stage};
 use crate::state::{Holder, Origin, Shard, State, Volume};
 use freebs_types::{NodeId, ShardId, ViewNumber};
@@ -59,6 +59,8 @@ pub enum EventKind {
     MemberComplete,
     /// A shard is to go on by force: what only lost members have is lost.
     Forced,
+    /// Another part of a volume's past is kept.
+    Retained,
     /// A view is active: its head orders writes from then on.
     ViewActive,
     /// The log found damage.
@@ -87,6 +89,7 @@ impl EventKind {
             Self::VolumeResized => "volume_resized",
             Self::VolumeRenamed => "volume_renamed",
             Self::Flattening => "flattening",
+            Self::Retained => "retained",
             Self::VolumeDeleted => "volume_deleted",
             Self::SnapshotMade => "snapshot_made",
             Self::SnapshotFailed => "snapshot_failed",
@@ -197,6 +200,13 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
         Command::ResizeVolume { volume, .. } => one(now.volume(*volume).map(|v| {
             let old = before.volume(*volume).map_or(0, |old| old.size);
             Told::new(EventKind::VolumeResized, format!("from {old} to {} bytes", v.size)).of(v)
+        })),
+        Command::RetainVolume { volume, .. } => one(now.volume(*volume).map(|v| {
+            let text = match v.retain_ms {
+                0 => "its past is not kept any more".to_owned(),
+                ms => format!("the last {} are kept from now on", rules::format_span(ms)),
+            };
+            Told::new(EventKind::Retained, text).of(v)
         })),
         Command::RenameVolume { volume, .. } => one(now.volume(*volume).map(|v| {
             let old = before.volume(*volume).map_or("?", |old| &old.name);

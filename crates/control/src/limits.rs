@@ -2,6 +2,8 @@
 
 use freebs_types::limits as common;
 
+/// Shortest retention window, milliseconds: what heads need to move it.
+pub const RETAIN_MS_MIN: u64 = 1000;
 /// Shards of all volumes together; keeps the state within `STATE_BYTES_MAX`.
 pub const SHARDS_TOTAL_MAX: usize = 1 << 20;
 /// Bytes of the encoded state.

@@ -49,6 +49,9 @@ pub struct VolumeSurvey {
     pub min_copies: u8,
     /// When a write is answered.
     pub ack: Ack,
+    /// Milliseconds of its past that are kept; 0 for none.
+    #[serde(default)]
+    pub retain_ms: u64,
 }
 
 /// What a view frame says.
@@ -85,6 +88,7 @@ impl ViewSurvey {
             copies: d.copies,
             min_copies: d.min_copies,
             ack: if d.all { Ack::All } else { Ack::Majority },
+            retain_ms: d.retain_ms,
         });
         Self {
             view,
@@ -353,6 +357,21 @@ fn described<'a>(shards: &BTreeMap<u32, OfShard<'a>>) -> Option<&'a VolumeSurvey
     all.max_by_key(|d| d.size)
 }
 
+/// Milliseconds of the past that a volume keeps. Each shard's newest view says it, and views of different shards can't be compared;
+/// of what they say the longest counts: the heads let go of what is older, and a rebuild is no time for that.
+fn retained(shards: &BTreeMap<u32, OfShard<'_>>) -> u64 {
+    let newest = |of: &OfShard<'_>| {
+        let views = of.values().flat_map(|s| &s.views);
+        let described = views.filter_map(|v| Some((v.view, v.volume.as_ref()?.retain_ms)));
+        described.max_by_key(|(view, _)| *view).map(|(_, ms)| ms)
+    };
+    let longest = shards.values().filter_map(newest).max().unwrap_or(0);
+    match longest {
+        0 => 0,
+        ms => ms.clamp(limits::RETAIN_MS_MIN, freebs_types::limits::RETAIN_MS_MAX),
+    }
+}
+
 fn volume(
     state: &State,
     id: VolumeId,
@@ -369,6 +388,7 @@ fn volume(
         ack: d.ack,
         min_copies: d.min_copies,
         stripe: d.stripe,
+        retain_ms: retained(shards),
         shards: Vec::new(),
         generation: Generation(generation.saturating_add(NUMBERS_LEFT).max(state.revision / REVISIONS_A_GENERATION)),
         settled: Generation(0),

@@ -94,6 +94,25 @@ pub fn check_shards(size: u64, stripe: u64, shards: u32) -> Result<()> {
     Ok(())
 }
 
+/// `Invalid` unless so many milliseconds of a volume's past can be kept.
+pub fn check_retain(retain_ms: u64) -> Result<()> {
+    let most = common::RETAIN_MS_MAX;
+    if retain_ms == 0 || (limits::RETAIN_MS_MIN..=most).contains(&retain_ms) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "a volume keeps {} second to {} days of its past, or none; further back is what snapshots are for",
+        limits::RETAIN_MS_MIN / 1000,
+        most / 86_400_000
+    )))
+}
+
+/// A length of time for people: `24h`, `1day 2h`.
+#[must_use]
+pub fn format_span(ms: u64) -> String {
+    humantime::format_duration(Duration::from_millis(ms)).to_string()
+}
+
 /// A date for people, to the second, in UTC: `2026-11-21T10:31:07Z`.
 #[must_use]
 pub fn format_date(ms: u64) -> String {

@@ -283,6 +283,9 @@ pub struct Volume {
     pub min_copies: u8,
     /// Bytes of a stripe, a power of two.
     pub stripe: u64,
+    /// Milliseconds of its past that are kept, version by version; 0 for none.
+    #[serde(default)]
+    pub retain_ms: u64,
     /// In the order of their index; never empty.
     pub shards: Vec<Shard>,
     /// Attachment generation, raised by each attach; 0 before the first.
@@ -324,6 +327,7 @@ impl Volume {
             copies: self.copies,
             min_copies: self.min_copies,
             all: self.ack == Ack::All,
+            retain_ms: self.retain_ms,
             branch: ViewNumber(0),
         }
     }

@@ -847,7 +847,8 @@ impl CarryBody {
             let kind = ExtentKind::from_byte(f.kind).ok_or_else(|| cut("unknown kind of extent"))?;
             let range = BlockRange { start: Lba(f.lba.get()), len: f.blocks.get() };
             let end = u64::from(f.offset.get()) + u64::from(range.len);
-            if range.len == 0 || range.end() > limits::SHARD_BLOCKS_MAX || (kind == ExtentKind::Data && end > 1 << 30) {
+            let is_data = kind == ExtentKind::Data;
+            if range.len == 0 || !range.is_in_shard(is_data) || (is_data && end > 1 << 30) {
                 return Err(cut("carried extent outside any shard"));
             }
             let n = if kind == ExtentKind::Data { range.len as usize } else { 0 };

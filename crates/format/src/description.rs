@@ -22,6 +22,8 @@ pub struct VolumeDescription {
     pub min_copies: u8,
     /// A write is answered when it is durable on all members, not on the majority.
     pub all: bool,
+    /// Milliseconds of its past that are kept; 0 for none.
+    pub retain_ms: u64,
     /// Of this shard: the newest view that began a branch (V10), 0 for none.
     pub branch: ViewNumber,
 }
@@ -38,16 +40,15 @@ pub(crate) struct VolumeFixed {
     pub(crate) name_len: u8,
     pub(crate) name: [u8; limits::VOLUME_NAME_BYTES_MAX],
     pub(crate) branch: U64,
+    pub(crate) retain: U64,
 }
-const _: () = assert!(size_of::<VolumeFixed>() == 160);
+const _: () = assert!(size_of::<VolumeFixed>() == 168);
 
 impl VolumeDescription {
     /// True if both describe the same volume, whatever became of the shard.
     #[must_use]
     pub fn is_same_volume(&self, other: &Self) -> bool {
-        let Self { name, size, stripe, shards, copies, min_copies, all, branch: _ } = self;
-        (name, size, stripe, shards, copies, min_copies, all)
-            == (&other.name, &other.size, &other.stripe, &other.shards, &other.copies, &other.min_copies, &other.all)
+        self == &Self { branch: self.branch, ..other.clone() }
     }
 
     pub(crate) fn fixed(&self) -> VolumeFixed {
@@ -64,6 +65,7 @@ impl VolumeDescription {
             name_len: len as u8,
             name,
             branch: self.branch.0.into(),
+            retain: self.retain_ms.into(),
         }
     }
 
@@ -83,6 +85,7 @@ impl VolumeDescription {
             copies: fixed.copies,
             min_copies: fixed.min_copies,
             all: fixed.all == 1,
+            retain_ms: fixed.retain.get(),
             branch: ViewNumber(fixed.branch.get()),
         })
     }

@@ -186,8 +186,8 @@ impl FrameHead {
             let mut data = 0u64;
             for e in mine {
                 let kind = ExtentKind::from_byte(e.kind).ok_or_else(|| corrupt("unknown kind of extent"))?;
-                let end = u64::from(e.lba.get()) + u64::from(e.blocks.get());
-                if e.blocks.get() == 0 || end > limits::SHARD_BLOCKS_MAX {
+                let range = BlockRange::new(e.lba.get(), e.blocks.get());
+                if e.blocks.get() == 0 || !range.is_in_shard(kind == ExtentKind::Data) {
                     return Err(corrupt("extent outside any shard"));
                 }
                 if kind == ExtentKind::Data {
@@ -200,7 +200,10 @@ impl FrameHead {
             if data != u64::from(d.blocks.get()) {
                 return Err(corrupt("update does not fit its extents"));
             }
-            if (kind.is_pin() && !mine.is_empty()) || d.base.get() > NUMBER_MAX {
+            if (kind.is_pin() && !mine.is_empty())
+                || d.base.get() > NUMBER_MAX
+                || !crate::pins::is_possible(kind, d.past.get())
+            {
                 return Err(corrupt("update that names no version or snapshot, or blocks with it"));
             }
             if kind.is_pin() && self.header.features.get() & FEATURE_PINS == 0 {
@@ -298,7 +301,7 @@ impl FrameHead {
                 driver: DriverId(d.driver.get()),
                 number: RequestNumber(d.number.get()),
                 lowest_open: RequestNumber(d.lowest_open.get()),
-                pin: PinUpdate::of(kind, d.base.get()),
+                pin: PinUpdate::of(kind, d.base.get(), d.past.get()),
                 extents: mine,
                 crcs: my_crcs,
                 first_block,
@@ -510,7 +513,7 @@ impl FrameBuilder {
         (self.data_bytes, self.head_bytes) = (0, 0);
         let mut body = BytesMut::new();
         for (i, u) in updates.iter().enumerate() {
-            let base = pins.next_if(|p| p.0 == i).map_or(0, |p| p.1.base());
+            let pin = pins.next_if(|p| p.0 == i).map(|p| p.1);
             let desc = UpdateDesc {
                 kind: u.kind as u8,
                 flags: 0,
@@ -519,8 +522,8 @@ impl FrameBuilder {
                 driver: u.driver.0.into(),
                 number: u.number.0.into(),
                 lowest_open: u.lowest_open.0.into(),
-                base: base.into(),
-                reserved: 0.into(),
+                base: pin.map_or(0, PinUpdate::base).into(),
+                past: pin.map_or(0, PinUpdate::past).into(),
             };
             body.put_slice(desc.as_bytes());
         }

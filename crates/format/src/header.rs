@@ -103,6 +103,8 @@ pub enum UpdateKind {
     /// Begins the retention window at its `base`, or moves it up to there: every version from there on is kept. No
     /// extents.
     Retain = 10,
+    /// Pins the version `past`, which is kept, for the snapshot with the number `base`. No extents.
+    Past = 11,
 }
 
 impl UpdateKind {
@@ -119,6 +121,7 @@ impl UpdateKind {
             8 => Self::Snapshot,
             9 => Self::Release,
             10 => Self::Retain,
+            11 => Self::Past,
             _ => return None,
         })
     }
@@ -133,7 +136,7 @@ impl UpdateKind {
     /// True for updates that say which versions are kept, and change no block.
     #[must_use]
     pub fn is_pin(self) -> bool {
-        matches!(self, Self::Snapshot | Self::Release | Self::Retain)
+        matches!(self, Self::Snapshot | Self::Release | Self::Retain | Self::Past)
     }
 }
 
@@ -291,8 +294,8 @@ pub struct UpdateDesc {
     pub lowest_open: U64,
     /// The version that a `Release` or `Retain` is about; else 0.
     pub base: U64,
-    /// For interval numbers; 0 for now.
-    pub reserved: U64,
+    /// The version that a `Past` pins; else 0.
+    pub past: U64,
 }
 const _: () = assert!(size_of::<UpdateDesc>() == 48);
 

@@ -67,11 +67,11 @@ layouts! {
         chunk_view, sequence, first_version, committed, wall, chunk_offset, key_id, parent, hid, digest, tag, reserved,
         body_crc, crc,
     }
-    UpdateDesc { kind, flags, extents, blocks, driver, number, lowest_open, base, reserved }
+    UpdateDesc { kind, flags, extents, blocks, driver, number, lowest_open, base, past }
     ExtentDesc { lba, blocks, kind, flags, reserved }
     ViewFixed { pred, seal_sequence, seal_hid, secret_hash, generation, quorum, min_copies, members, flags }
     MemberFixed { node, start, flags, slice, reserved }
-    VolumeFixed { size, stripe, shards, copies, min_copies, all, name_len, name, branch }
+    VolumeFixed { size, stripe, shards, copies, min_copies, all, name_len, name, branch, retain }
     SharedFixed { point, pred_secret, threshold, reserved }
     AttachFixed { generation, driver, identity, reserved }
     MarkFixed {

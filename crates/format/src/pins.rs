@@ -14,7 +14,8 @@ pub struct Pin {
     pub snapshot: SnapshotId,
 }
 
-/// An update's word about versions that are kept (rule E6). The number is the update's `base`.
+/// An update's word about versions that are kept (rule E6). The number is the update's `base`; a `Past` names its version
+/// besides, as the update's `past`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinUpdate {
     /// Pins the version that the update has itself, for this snapshot.
@@ -23,16 +24,19 @@ pub enum PinUpdate {
     Release(Version),
     /// Begins the retention window at this version, or moves it up to there.
     Retain(Version),
+    /// Pins a version of the past, which is kept.
+    Past(Pin),
 }
 
 impl PinUpdate {
-    /// The update of a kind that is about pins, with its `base`; `None` for other kinds.
+    /// The update of a kind that is about pins, with its `base` and `past`; `None` for other kinds.
     #[must_use]
-    pub fn of(kind: UpdateKind, base: u64) -> Option<Self> {
+    pub fn of(kind: UpdateKind, base: u64, past: u64) -> Option<Self> {
         match kind {
             UpdateKind::Snapshot => Some(Self::Snapshot(SnapshotId(base))),
             UpdateKind::Release => Some(Self::Release(Version(base))),
             UpdateKind::Retain => Some(Self::Retain(Version(base))),
+            UpdateKind::Past => Some(Self::Past(Pin { version: Version(past), snapshot: SnapshotId(base) })),
             _ => None,
         }
     }
@@ -44,6 +48,7 @@ impl PinUpdate {
             Self::Snapshot(_) => UpdateKind::Snapshot,
             Self::Release(_) => UpdateKind::Release,
             Self::Retain(_) => UpdateKind::Retain,
+            Self::Past(_) => UpdateKind::Past,
         }
     }
 
@@ -53,8 +58,20 @@ impl PinUpdate {
         match self {
             Self::Snapshot(id) => id.0,
             Self::Release(v) | Self::Retain(v) => v.0,
+            Self::Past(pin) => pin.snapshot.0,
         }
     }
+
+    /// The version of the past that stands in the update; 0 in others than a `Past`.
+    #[must_use]
+    pub fn past(self) -> u64 {
+        if let Self::Past(pin) = self { pin.version.0 } else { 0 }
+    }
+}
+
+/// Whether an update of a kind may name this version of the past.
+pub(crate) fn is_possible(kind: UpdateKind, past: u64) -> bool {
+    if kind == UpdateKind::Past { (1..KEPT_MAX).contains(&past) } else { past == 0 }
 }
 
 /// One of a mark's pins.

@@ -14,7 +14,7 @@ use freebs_control::{ControlPlane, Snapshot};
 use freebs_driver::{Op, Reply};
 use freebs_format::Pin;
 use freebs_io::{Random, linux::OsRandom};
-use freebs_types::{ClusterId, Error, Hash32, NodeId, Peer, Result, SnapshotId, VolumeId, limits};
+use freebs_types::{ClusterId, Error, Hash32, NodeId, Peer, Result, ShardId, SnapshotId, VolumeId, limits};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -157,10 +157,12 @@ impl Attached {
 }
 
 impl AttachedPast {
-    /// Name of the volume's newest snapshot that can be read.
+    /// Name of the volume's snapshot with the newest content that can be read: one of the past may have been made last.
     pub fn newest(&self) -> String {
         let state = self.control.state();
-        let newest = state.snapshots_of(self.volume).filter(|s| s.is_complete()).last();
+        let first = ShardId { volume: self.volume, index: 0 };
+        let complete = state.snapshots_of(self.volume).filter(|s| s.is_complete());
+        let newest = complete.max_by_key(|s| (s.cut(first).map(|c| c.version), s.id));
         newest.map_or_else(|| self.snapshot.name.clone(), |s| s.name.clone())
     }
 

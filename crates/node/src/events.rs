@@ -137,6 +137,7 @@ impl EventLog {
             NoteKind::Log(freebs_lsvd::EventKind::Refused) => EventKind::Refused,
             NoteKind::Log(freebs_lsvd::EventKind::Space) => EventKind::Space,
             NoteKind::Mended => EventKind::Mended,
+            NoteKind::Past => EventKind::Space,
             NoteKind::Waits => EventKind::Waits,
             NoteKind::Ended => EventKind::Fault,
         };

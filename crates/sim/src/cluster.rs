@@ -9,7 +9,7 @@ use crate::history;
 use crate::leader::Leader;
 use crate::network::{Arrival, EndPoint, Network, Place, Receiver};
 use crate::node::{Node, Rate, Shared, check_space};
-use crate::oracle::Oracle;
+use crate::oracle::{Oracle, Stamp};
 use crate::raft::Seats;
 use crate::rng::Rng;
 use crate::snapshots::Made;
@@ -72,6 +72,8 @@ pub struct Cluster {
     pub made: RefCell<Vec<Made>>,
     /// Clones that were made. A rebuild of the control state does not know them for clones any more.
     pub clones: RefCell<crate::clones::Clones>,
+    /// Times, and places in the order of events.
+    pub times: RefCell<Vec<(Nanos, Stamp)>>,
     /// Words of the operator for shards that are to go on by force.
     pub words: RefCell<crate::forced::Words>,
 }
@@ -135,6 +137,7 @@ fn make_volumes(config: &Config, control: &Control, oracle: &Oracle) -> Result<V
             min_copies: Some(v.min_copies),
             shards: Some(v.shards),
             stripe: Some(v.stripe),
+            retain_ms: v.retain_ms,
         })?;
         let unit = SECTOR as u64;
         let stripe = if v.shards > 1 { v.stripe } else { 1 << 20 };
@@ -189,6 +192,7 @@ impl Cluster {
             words: RefCell::default(),
             made: RefCell::default(),
             clones: RefCell::default(),
+            times: RefCell::default(),
             config,
         });
         let receiver: Rc<dyn Receiver> = cluster.clone();

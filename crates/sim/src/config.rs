@@ -24,6 +24,8 @@ pub struct VolumeConfig {
     pub ack: Ack,
     /// Requests that its client makes in all.
     pub requests: u64,
+    /// Milliseconds of its past that it keeps, if it keeps any.
+    pub retain_ms: Option<u64>,
 }
 
 /// How often each fault strikes, on average per simulated second of the whole cluster, while there is load.
@@ -392,11 +394,15 @@ impl Config {
         self
     }
 
-    /// In a third of the runs there are snapshots, some of them one behind the other.
+    /// In a third of the runs there are snapshots, some of them one behind the other; in half of these volumes keep their past.
     fn with_snapshots(mut self) -> Self {
         let mut luck = Rng::fork(self.seed, 16);
         if luck.chance(0.33) && self.profile != "tight" {
             self.odds.snapshot = 0.5 + luck.below(1000) as f64 / 200.0;
+            let keeps = luck.chance(0.5);
+            for v in self.volumes.iter_mut().filter(|_| keeps) {
+                v.retain_ms = Some(luck.range(1000, 4000));
+            }
         }
         self
     }
@@ -429,6 +435,7 @@ impl VolumeConfig {
             min_copies,
             ack: if luck.chance(if is_crowded { 0.5 } else { 0.2 }) { Ack::All } else { Ack::Majority },
             requests: if is_tight || is_crowded { requests * 3 } else { requests },
+            retain_ms: None,
         }
     }
 }

@@ -82,6 +82,9 @@ impl Rate {
     }
 }
 
+/// Where the wall clocks of all nodes begin, by and large; nanoseconds since 1970.
+pub const WALL_BEGINS: u64 = 1_700_000_000_000_000_000;
+
 /// Monotonic time with a start and a rate of its own per node, and a wall clock that is wrong.
 pub struct SimClock {
     world: Rc<World>,
@@ -180,7 +183,7 @@ pub struct Node {
 impl Node {
     #[must_use]
     pub fn new(id: NodeId, disk: Disk, shared: Shared) -> Rc<Self> {
-        let wall = Rc::new(Cell::new(1_700_000_000_000_000_000 + id.0 * 77_777_777));
+        let wall = Rc::new(Cell::new(WALL_BEGINS + id.0 * 77_777_777));
         let (lives, process, dark, damaged, is_old, held) = Default::default();
         Rc::new(Self { id, disk, shared, wall, lives, process, dark, damaged, is_old, held })
     }

@@ -105,6 +105,7 @@ async fn course(config: Config, mutants: Mutants, verbose: bool) -> Outcome {
     cluster.start();
     world.pump(world.now().plus(timing::COME_UP)).await;
     faults::schedule(&cluster);
+    snapshots::note_times(&cluster);
     world.pump(world.now().plus(until)).await;
     cluster.end_load();
     cluster.heal();

@@ -1,4 +1,5 @@
-//! Snapshots among what is asked of a cluster: of one volume or of several, some of them deleted again.
+//! Snapshots among what is asked of a cluster: of one volume or of several, some of them deleted again; and of times and
+//! versions of the past, where a volume keeps it.
 //!
 //! At the end each complete one is read at its cuts, on all members: they have the same, or know that their history is not
 //! whole that far back; and the oracle says whether it is an instant between the question for it and the answer. A snapshot
@@ -7,11 +8,12 @@
 use crate::clones;
 use crate::cluster::Cluster;
 use crate::content::{self, Value};
+use crate::node::WALL_BEGINS;
 use crate::oracle::{BLOCK_SECTORS, Instant, Stamp};
 use freebs_agent::Commands;
 use freebs_control::{Command, Outcome, Snapshot, Stage, State, Volume};
 use freebs_types::{
-    BLOCK, BlockRange, Error, ErrorKind, Nanos, SECTOR, ShardId, SnapshotId, Version, VolumeId, limits,
+    BLOCK, BlockRange, Error, ErrorKind, Nanos, Past, SECTOR, ShardId, SnapshotId, Version, VolumeId, limits,
 };
 use std::rc::Rc;
 use std::time::Duration;
@@ -27,11 +29,65 @@ pub struct Made {
     id: SnapshotId,
     asked: Stamp,
     done: Stamp,
+    /// In its name.
+    number: Stamp,
+}
+
+/// Clocks of nodes differ by no more, and stand still for no longer, unless they jump.
+const CLOCKS_MAX: Nanos = Nanos::from_millis(2000);
+/// Times are noted this often.
+const NOTED_EVERY: Nanos = Nanos::from_millis(50);
+
+/// Notes which place in the order of events is of which time, for as long as there is load.
+pub fn note_times(c: &Rc<Cluster>) {
+    if c.config.volumes.iter().all(|v| v.retain_ms.is_none()) || c.over.get() {
+        return;
+    }
+    c.times.borrow_mut().push((c.world.now(), c.oracle.stamp()));
+    let again = c.clone();
+    c.world.after(NOTED_EVERY, move || note_times(&again));
+}
+
+/// What the clocks of nodes would say if none had jumped and none were ahead, milliseconds since 1970.
+fn clock_ms(c: &Cluster) -> u64 {
+    (WALL_BEGINS + c.world.now().0) / 1_000_000
+}
+
+/// A place in the past of a volume of one shard that keeps it, perhaps.
+fn past_of(c: &Cluster, volumes: &[VolumeId]) -> Option<Past> {
+    let [volume] = volumes else { return None };
+    let keeps =
+        |s: &State| s.volume(*volume).is_some_and(|v| v.retain_ms > 0 && v.shards.len() == 1 && v.origin.is_none());
+    if !c.control.with_state(keeps) {
+        return None;
+    }
+    let mut luck = c.luck.borrow_mut();
+    match luck.below(5) {
+        0 => None,
+        1 => Some(Past::Version(Version(luck.range(1, 400)))),
+        _ => Some(Past::TimeMs(clock_ms(c) - luck.below(4500))),
+    }
+}
+
+/// Between which places in the order of events a snapshot is an instant.
+fn instant_of(c: &Cluster, past: Option<Past>, asked: Stamp, done: Stamp) -> Instant {
+    match past {
+        None => (asked, done),
+        Some(Past::TimeMs(ms)) if c.config.odds.jump_clock == 0.0 => {
+            let at = Nanos((ms * 1_000_000).saturating_sub(WALL_BEGINS));
+            let (times, end) = (c.times.borrow(), at.plus(CLOCKS_MAX));
+            let before = times.iter().rev().find(|(t, _)| t.plus(CLOCKS_MAX) <= at);
+            let behind = times.iter().find(|(t, _)| *t >= end);
+            (before.map_or(0, |t| t.1), behind.map_or(done, |t| t.1))
+        }
+        // Any instant will do.
+        Some(_) => (0, done),
+    }
 }
 
 impl Made {
     pub(crate) fn name(&self) -> String {
-        format!("s{}", self.asked)
+        format!("s{}", self.number)
     }
 
     pub(crate) fn instant(&self) -> Instant {
@@ -59,7 +115,8 @@ pub fn take(c: &Rc<Cluster>) {
     };
     let cluster = c.clone();
     tokio::task::spawn_local(async move {
-        let Some(made) = ask(&cluster, &volumes).await else { return };
+        let past = past_of(&cluster, &volumes);
+        let Some(made) = ask(&cluster, &volumes, past).await else { return };
         cluster.made.borrow_mut().push(made);
         if let Some(of) = clone {
             clones::make(&cluster, of, made).await;
@@ -73,22 +130,35 @@ pub fn take(c: &Rc<Cluster>) {
     });
 }
 
-async fn ask(c: &Rc<Cluster>, volumes: &[VolumeId]) -> Option<Made> {
+async fn ask(c: &Rc<Cluster>, volumes: &[VolumeId], past: Option<Past>) -> Option<Made> {
     let plane = c.stranger();
     let asked = c.oracle.stamp();
-    let command = Command::BeginSnapshot { name: format!("s{asked}"), volumes: volumes.to_vec(), created_ms: asked };
+    let (name, volumes_of) = (format!("s{asked}"), volumes.to_vec());
+    let created_ms = past.map_or(asked, |_| clock_ms(c));
+    let command = Command::BeginSnapshot { name, volumes: volumes_of, created_ms, past };
     let Ok(Outcome::SnapshotBegun { snapshot: id }) = plane.submit(command).await.map(|d| d.outcome) else {
         return None;
     };
     for _ in 0..LOOKS_MAX {
         match c.control.with_state(|s| s.snapshot_record(id).map(|s| s.stage.clone())) {
             Some(Stage::Complete) => {
-                c.world.count(if volumes.len() > 1 { "groups of snapshots made" } else { "snapshots made" });
-                return Some(Made { id, asked, done: c.oracle.stamp() });
+                c.world.count(match past {
+                    Some(Past::TimeMs(_)) => "snapshots of times made",
+                    Some(Past::Version(_)) => "snapshots of versions made",
+                    None if volumes.len() > 1 => "groups of snapshots made",
+                    None => "snapshots made",
+                });
+                let (number, done) = (asked, c.oracle.stamp());
+                let (asked, done) = instant_of(c, past, asked, done);
+                return Some(Made { id, asked, done, number });
             }
             Some(Stage::Failed { why }) => {
                 c.world.say(|| format!("snapshot {id} failed: {why}"));
-                c.world.count("snapshots that failed");
+                c.world.count(if past.is_some() {
+                    "snapshots of the past that failed"
+                } else {
+                    "snapshots that failed"
+                });
                 return None;
             }
             Some(_) => tokio::time::sleep(LOOK).await,

@@ -9,6 +9,7 @@ mod ids;
 #[cfg(feature = "serde")]
 mod json;
 pub mod limits;
+mod past;
 mod slice;
 pub mod timing;
 mod units;
@@ -16,5 +17,6 @@ mod units;
 pub use error::{Error, ErrorKind, Result};
 pub use fork::Fork;
 pub use ids::*;
+pub use past::{Moment, Past, TIMES_LBA};
 pub use slice::*;
 pub use units::*;

@@ -19,6 +19,16 @@ pub const FAN_OUT_BYTES_MAX: usize = 32 << 10;
 pub const CHAIN_MEMBERS_MAX: usize = 7;
 /// Blocks in one shard: 1 TiB.
 pub const SHARD_BLOCKS_MAX: u64 = 1 << 28;
+/// Moments that a shard's map tells apart, each with an address behind those of blocks: 77 days of tenths of a second.
+pub const SHARD_MOMENTS: u64 = 1 << 26;
+/// Addresses in one shard: those of blocks, which have data, those of moments, which have none, and `TIMES_LBA`.
+pub const SHARD_ADDRESSES: u64 = SHARD_BLOCKS_MAX + SHARD_MOMENTS + 1;
+/// Milliseconds that a moment lasts.
+pub const MOMENT_MS: u64 = 100;
+/// Longest retention window, milliseconds: 35 days.
+pub const RETAIN_MS_MAX: u64 = 35 * 24 * 3600 * 1000;
+/// Moments that a shard tells apart at a time: 70 days. Those that it told of before are told of no more when more would count.
+pub const MOMENTS_TOLD: u64 = 70 * 24 * 3600 * 1000 / MOMENT_MS;
 /// Shards in one volume.
 pub const VOLUME_SHARDS_MAX: u32 = 1024;
 /// Data blocks in one chunk: 16 MiB.

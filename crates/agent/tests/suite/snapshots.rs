@@ -7,7 +7,7 @@ use freebs_types::{Fork, SnapshotId};
 
 fn begin(s: &mut State, name: &str) -> SnapshotId {
     let volumes = s.volumes().map(|v| v.id).collect();
-    match s.apply(Command::BeginSnapshot { name: name.into(), volumes, created_ms: 1 }).unwrap().outcome {
+    match s.apply(Command::BeginSnapshot { name: name.into(), volumes, created_ms: 1, past: None }).unwrap().outcome {
         Outcome::SnapshotBegun { snapshot } => snapshot,
         other => panic!("{other:?}"),
     }
@@ -26,7 +26,7 @@ fn heads_hear_of_each_stage_and_of_nothing_twice() {
     let mut shards = Shards::new(Peer::of(head(&s), SHARD, 2), 2);
     heard(&mut shards, &s);
     let id = begin(&mut s, "a");
-    let first = UnderWay { id, is_alone: false, is_decided: false, reported: None, is_confirmed: false };
+    let first = UnderWay { id, is_alone: false, is_decided: false, reported: None, is_confirmed: false, past: None };
     let news = heard(&mut shards, &s).unwrap();
     assert!(news.under_way == Some(first) && news.kept.contains(&id));
     let before = s.clone();

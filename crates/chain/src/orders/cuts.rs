@@ -11,7 +11,7 @@ use std::sync::Arc;
 const ID: SnapshotId = SnapshotId(7);
 
 fn under_way() -> UnderWay {
-    UnderWay { id: ID, is_alone: false, is_decided: false, reported: None, is_confirmed: false }
+    UnderWay { id: ID, is_alone: false, is_decided: false, reported: None, is_confirmed: false, past: None }
 }
 
 impl Scene {
@@ -24,7 +24,8 @@ impl Scene {
     /// By a state in which this view is active.
     fn hears_as_of(&mut self, as_of: u64, kept: BTreeSet<SnapshotId>, under_way: Option<UnderWay>) -> Vec<Action> {
         let as_of = ViewNumber(as_of);
-        let snapshots = ShardSnapshots { kept: Arc::new(kept), under_way, spared: SnapshotId(3), as_of };
+        let snapshots =
+            ShardSnapshots { kept: Arc::new(kept), under_way, spared: SnapshotId(3), as_of, retain_ms: None };
         self.r.info = Some(ShardInfo { snapshots, ..info(1024) });
         self.play(|r, ctx| {
             r.snapshots_changed();
@@ -40,7 +41,7 @@ impl Scene {
     }
 }
 
-fn words(actions: &[Action]) -> Vec<&CutWord> {
+pub(super) fn words(actions: &[Action]) -> Vec<&CutWord> {
     let mut words = Vec::new();
     for action in actions {
         if let Action::Cut(word) = action {
@@ -51,7 +52,7 @@ fn words(actions: &[Action]) -> Vec<&CutWord> {
 }
 
 /// Pins in appended frames, with the versions of the updates.
-fn pins(actions: &[Action]) -> Vec<(Version, PinUpdate)> {
+pub(super) fn pins(actions: &[Action]) -> Vec<(Version, PinUpdate)> {
     let mut pins = Vec::new();
     for action in actions {
         if let Action::Append(Record::Frame(frame)) = action {
@@ -62,7 +63,7 @@ fn pins(actions: &[Action]) -> Vec<(Version, PinUpdate)> {
 }
 
 /// Numbers of the requests in appended frames, in order.
-fn ordered(actions: &[Action]) -> Vec<u64> {
+pub(super) fn ordered(actions: &[Action]) -> Vec<u64> {
     let mut numbers = Vec::new();
     for action in actions {
         if let Action::Append(Record::Frame(frame)) = action {

@@ -443,6 +443,7 @@ fn a_planned_view_waits_for_the_control_plane_and_writes_do_not() {
             copies: 3,
             min_copies: 2,
             all: false,
+            retain_ms: 0,
             branch: ViewNumber(0),
         });
         s.silent = Some(Vec::new());

@@ -256,7 +256,7 @@ fn a_chain_that_is_too_short_gets_a_member() {
 fn a_snapshot_that_does_not_come_to_an_end_fails() {
     let mut s = cluster(3);
     let (shard, _) = volume(&mut s, "v");
-    let begin = Command::BeginSnapshot { name: "a".into(), volumes: vec![shard.volume], created_ms: 1 };
+    let begin = Command::BeginSnapshot { name: "a".into(), volumes: vec![shard.volume], created_ms: 1, past: None };
     s.apply(begin).unwrap();
     let id = s.snapshots_under_way().next().expect("one is being made");
     let mut f = Failures::default();

@@ -5,7 +5,7 @@ use crate::command::Outcome;
 use crate::mutant::Mutant;
 use crate::state::{State, Volume};
 use crate::{limits, rules};
-use freebs_types::{Error, Result, ShardId, SnapshotId, ViewNumber, VolumeId};
+use freebs_types::{Error, Past, Result, ShardId, SnapshotId, Version, ViewNumber, VolumeId};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -90,11 +90,18 @@ impl State {
         }
     }
 
-    pub(crate) fn begin_snapshot(&mut self, name: String, of: &[VolumeId], created_ms: u64) -> Result<Outcome> {
+    pub(crate) fn begin_snapshot(
+        &mut self,
+        name: String,
+        of: &[VolumeId],
+        created_ms: u64,
+        past: Option<Past>,
+    ) -> Result<Outcome> {
         rules::check_name("snapshot", &name)?;
         let ids: BTreeSet<VolumeId> = of.iter().copied().collect();
         let is_this = |s: &&Arc<Snapshot>| {
-            s.name == name && s.created_ms == created_ms && s.volumes.iter().map(|v| v.volume).eq(ids.iter().copied())
+            (&s.name, s.created_ms, s.past) == (&name, created_ms, past)
+                && s.volumes.iter().map(|v| v.volume).eq(ids.iter().copied())
         };
         if let Some(known) = ids.first().and_then(|v| self.snapshots_of(*v).find(is_this)) {
             // The same question again.
@@ -114,6 +121,7 @@ impl State {
             id: self.snapshots.next_id(),
             name,
             created_ms,
+            past,
             volumes,
             stage: Stage::Gathering,
             waits_for: BTreeSet::new(),
@@ -140,12 +148,41 @@ impl State {
                 self.snapshots.cuts()
             )));
         }
+        if let Some(past) = past {
+            self.may_be_of(past, &snapshot)?;
+        }
         let id = snapshot.id;
         // Attempts that have failed make room for the next one with their name.
         let old: Vec<_> = self.failed_attempts(&snapshot);
         old.into_iter().for_each(|id| self.forget_snapshot(id));
         self.commit_snapshot(snapshot);
         Ok(Outcome::SnapshotBegun { snapshot: id })
+    }
+
+    /// Refuses a place in the past that no head could find.
+    fn may_be_of(&self, past: Past, snapshot: &Snapshot) -> Result<()> {
+        for volume in snapshot.volumes.iter().filter_map(|v| self.volume(v.volume)) {
+            if volume.retain_ms == 0 {
+                return Err(Error::invalid(format!(
+                    "volume '{0}' keeps nothing of its past but snapshots; `freebs volume retain {0} 24h` makes it keep a \
+                     day from now on",
+                    volume.name
+                )));
+            }
+        }
+        match past {
+            Past::Version(v) if snapshot.weight() > 1 => Err(Error::invalid(format!(
+                "version {v} is one of a single shard, and there are {} here, which count for themselves; name a time",
+                snapshot.weight()
+            ))),
+            Past::Version(Version(v)) if v == 0 || v > limits::NUMBER_MAX => {
+                Err(Error::invalid(format!("there is no version {v}; they begin with 1")))
+            }
+            Past::TimeMs(ms) if ms > snapshot.created_ms => {
+                Err(Error::invalid(format!("{} has not come yet", rules::format_date(ms))))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn failed_attempts(&self, new: &Snapshot) -> Vec<SnapshotId> {

@@ -1,7 +1,9 @@
 //! One snapshot: of a volume, or of several at one instant.
 
 use crate::limits;
-use freebs_types::{Error, Result, Sequence, ShardId, SnapshotId, Version, ViewNumber, VolumeId, limits as common};
+use freebs_types::{
+    Error, Past, Result, Sequence, ShardId, SnapshotId, Version, ViewNumber, VolumeId, limits as common,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -67,6 +69,9 @@ pub struct Snapshot {
     pub name: String,
     /// Milliseconds since 1970, by the clock of who asked for it.
     pub created_ms: u64,
+    /// The place in the past of its volumes that it is of; `None` if it is of the time when it was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub past: Option<Past>,
     /// In the order of their numbers; those that were deleted since are not there any more. Never empty.
     pub volumes: Vec<SnapshotVolume>,
     /// How far it is.

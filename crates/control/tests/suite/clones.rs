@@ -50,7 +50,7 @@ fn open_all(state: &mut State, volume: VolumeId) {
 }
 
 fn begin(state: &mut State, volume: VolumeId, name: &str) -> SnapshotId {
-    let begin = Command::BeginSnapshot { name: name.into(), volumes: vec![volume], created_ms: 1 };
+    let begin = Command::BeginSnapshot { name: name.into(), volumes: vec![volume], created_ms: 1, past: None };
     let Outcome::SnapshotBegun { snapshot } = state.apply(begin).unwrap().outcome else { panic!() };
     snapshot
 }

@@ -25,6 +25,7 @@ fn commands() -> Vec<Command> {
             min_copies: None,
             shards: Some(5),
             stripe: Some(1 << 20),
+            retain_ms: Some(86_400_000),
         }),
         Command::DeleteVolume { volume: VolumeId(7), force: true },
         Command::ResizeVolume { volume: VolumeId(7), size: 2 << 30 },
@@ -79,12 +80,30 @@ fn commands() -> Vec<Command> {
 }
 
 /// The forms with the highest numbers.
-fn last_commands() -> [Command; 14] {
+fn last_commands() -> [Command; 17] {
     let shard = ShardId::new(7, 3);
     [
         Command::ActivateBranch { shard, view: ViewNumber(5), generation: Generation(6) },
+        Command::RetainVolume { volume: VolumeId(7), retain_ms: 3_600_000 },
         Command::RenameVolume { volume: VolumeId(7), name: "other".into() },
-        Command::BeginSnapshot { name: "snap".into(), volumes: vec![VolumeId(7), VolumeId(8)], created_ms: 1000 },
+        Command::BeginSnapshot {
+            name: "snap".into(),
+            volumes: vec![VolumeId(7), VolumeId(8)],
+            created_ms: 1000,
+            past: None,
+        },
+        Command::BeginSnapshot {
+            name: "snap".into(),
+            volumes: vec![VolumeId(7), VolumeId(8)],
+            created_ms: 1000,
+            past: Some(Past::Version(Version(77))),
+        },
+        Command::BeginSnapshot {
+            name: "snap".into(),
+            volumes: vec![VolumeId(7), VolumeId(8)],
+            created_ms: 1000,
+            past: Some(Past::TimeMs(900)),
+        },
         Command::ReportCuts {
             snapshot: SnapshotId(3),
             cuts: vec![(shard, Cut { view: ViewNumber(5), version: Version(90), sequence: Sequence(100) })],
@@ -147,7 +166,7 @@ fn golden_bytes() {
     let all: Vec<String> = commands().iter().map(|c| hex(&c.encode().unwrap())).collect();
     let known = [
         "01020000000000000009000000000000000400010062 0d0031302e302e302e323a37303030",
-        "020000004000000000 01 0103 00 0105000000 010000100000000000 0300766f6c",
+        "020000004000000000 01 0103 00 0105000000 010000100000000000 01005c260500000000 0300766f6c",
         "03070000000000000001",
         "0407000000000000000000008000000000",
         "05070000000000000003000000040000000000000002000000000000000900000000000000",
@@ -167,8 +186,11 @@ fn golden_bytes() {
          01 02000000000000000900000000000000 02 01000000000000000700000000000000 03000000000000000800000000000000",
         "1202 02000000000000000900000000000000 03000000000000000100000000000000",
         "130700000000000000030000000500000000000000 0600000000000000",
+        "1f0700000000000000 80ee360000000000",
         "140700000000000000 05006f74686572",
-        "15e803000000000000 02 0700000000000000 0800000000000000 0400736e6170",
+        "15e803000000000000 02 0700000000000000 0800000000000000 00 0400736e6170",
+        "15e803000000000000 02 0700000000000000 0800000000000000 014d00000000000000 0400736e6170",
+        "15e803000000000000 02 0700000000000000 0800000000000000 028403000000000000 0400736e6170",
         "160300000000000000 0100 070000000000000003000000 0500000000000000 5a00000000000000 6400000000000000",
         "170300000000000000 0100 070000000000000003000000 0500000000000000",
         "180300000000000000 04006c617465",
@@ -240,7 +262,7 @@ fn cuts_of_a_command_have_a_maximum() {
     assert_eq!(Command::decode(&most.encode().unwrap()), Ok(most));
     assert_eq!(report(limits::CUTS_OF_COMMAND_MAX + 1).encode().unwrap_err().kind, ErrorKind::Invalid);
     let volumes = (1..=limits::SNAPSHOT_VOLUMES_MAX as u64 + 1).map(VolumeId).collect();
-    let begin = Command::BeginSnapshot { name: "n".into(), volumes, created_ms: 1 };
+    let begin = Command::BeginSnapshot { name: "n".into(), volumes, created_ms: 1, past: None };
     assert_eq!(begin.encode().unwrap_err().kind, ErrorKind::Invalid);
 }
 

@@ -9,6 +9,7 @@ mod openings;
 mod properties;
 mod rebuild;
 mod recover;
+mod retained;
 mod snapshots;
 mod state;
 #[path = "../../../format/tests/suite/tables.rs"]

@@ -184,6 +184,7 @@ impl World {
             copies: volume.copies,
             min_copies: volume.min_copies,
             ack: volume.ack,
+            retain_ms: volume.retain_ms,
         };
         let frame = ViewSurvey {
             view,

@@ -3,8 +3,8 @@
 use freebs_control::api::{Reply, Request};
 use freebs_control::{Ack, Command, CreateVolume, Cut, Group, Keep, RecoverShard, Schedule, Shard, State, Volume};
 use freebs_types::{
-    ClusterId, Generation, Hash32, HostPublic, NodeId, Sequence, ShardId, SnapshotId, StartNumber, Version, ViewNumber,
-    VolumeId,
+    ClusterId, Generation, Hash32, HostPublic, NodeId, Past, Sequence, ShardId, SnapshotId, StartNumber, Version,
+    ViewNumber, VolumeId,
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,8 @@ fn of_snapshots() -> impl Strategy<Value = Command> {
         2 => (volume.clone(), name.clone(), 0u64..9).prop_map(|(volume, name, created_ms)| Command::BeginSnapshot {
             name,
             volumes: vec![volume],
-            created_ms
+            created_ms,
+            past: (created_ms == 8).then_some(Past::TimeMs(3)),
         }),
         3 => snapshot.clone().prop_map(|snapshot| Command::ReportCuts { snapshot, cuts: Vec::new() }),
         2 => snapshot.prop_map(|snapshot| Command::ConfirmCuts { snapshot, held: Vec::new() }),

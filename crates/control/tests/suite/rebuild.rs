@@ -22,6 +22,7 @@ fn described(name: &str) -> VolumeSurvey {
         copies: 3,
         min_copies: 2,
         ack: Ack::Majority,
+        retain_ms: 0,
     }
 }
 
@@ -110,9 +111,40 @@ fn what_logs_keep_for_snapshots_of_before_is_spared() {
     let mut watcher = State::new(CLUSTER);
     watcher.take_in(state.changes_since(0)).unwrap();
     assert_eq!(watcher.spared_snapshots(), spared, "heads on nodes without a seat hear of it, too");
-    let begin = Command::BeginSnapshot { name: "a".into(), volumes: vec![VOLUME], created_ms: 1 };
+    let begin = Command::BeginSnapshot { name: "a".into(), volumes: vec![VOLUME], created_ms: 1, past: None };
     let Outcome::SnapshotBegun { snapshot } = state.apply(begin).unwrap().outcome else { panic!() };
     assert!(snapshot > spared && snapshot.0 <= state.revision());
+}
+
+/// A shard that had been in more views, and had no quorum when the volume was told to keep its past, said that it keeps none;
+/// and its heads, and those of the others, let go of it all.
+#[test]
+fn of_doubt_a_volume_keeps_its_past() {
+    const DAY: u64 = 24 * 3600 * 1000;
+    let kept = |said: [&[(u64, u64)]; 2]| {
+        let surveys = said.iter().zip(0..).map(|(views, index)| {
+            let views: Vec<ViewSurvey> = views
+                .iter()
+                .map(|(number, retain_ms)| {
+                    let volume = VolumeSurvey { shards: 2, retain_ms: *retain_ms, ..described("data") };
+                    ViewSurvey { volume: Some(volume), ..view(*number, number - 1, [1, 2, 3]) }
+                })
+                .collect();
+            let last = views.last().unwrap().clone();
+            ShardSurvey { shard: ShardId { volume: VOLUME, index }, views, ..of(&last) }
+        });
+        let surveys: Vec<ShardSurvey> = surveys.collect();
+        let r = made(3, (1..=3).map(|n| node(n, surveys.clone())).collect());
+        r.state.volume_by_name("data").unwrap_or_else(|| panic!("{r:?}")).retain_ms
+    };
+    assert_eq!(kept([&[(900, 0)], &[(5, DAY)]]), DAY);
+    assert_eq!(kept([&[(900, DAY)], &[(5, 0)]]), DAY);
+    // Of one shard the newest view says it.
+    assert_eq!(kept([&[(8, DAY), (9, 0)], &[(5, 0)]]), 0);
+    assert_eq!(kept([&[(8, 0), (9, DAY)], &[(5, 20_000)]]), DAY);
+    // No number that is impossible makes it keep less.
+    assert_eq!(kept([&[(9, u64::MAX)], &[(5, 0)]]), 35 * DAY);
+    assert_eq!(kept([&[(9, 3)], &[(5, 0)]]), 1000);
 }
 
 /// A view whose frame too few of its members have was never active: the one before it counts, which its own log goes
@@ -433,6 +465,7 @@ fn shards_that_are_missing_and_names_that_come_twice_are_said() {
         min_copies: None,
         shards: None,
         stripe: None,
+        retain_ms: None,
     };
     r.state.apply(Command::CreateVolume(create)).unwrap();
     assert!(r.state.volume_by_name("new").unwrap().id > VolumeId(40));

@@ -42,7 +42,7 @@ fn shard(volume: u64, index: u32) -> ShardId {
 
 fn begin(state: &mut State, name: &str, volumes: &[u64], at: u64) -> Result<SnapshotId> {
     let volumes = volumes.iter().map(|v| VolumeId(*v)).collect();
-    match state.apply(Command::BeginSnapshot { name: name.into(), volumes, created_ms: at })?.outcome {
+    match state.apply(Command::BeginSnapshot { name: name.into(), volumes, created_ms: at, past: None })?.outcome {
         Outcome::SnapshotBegun { snapshot } => Ok(snapshot),
         other => panic!("{other:?}"),
     }
@@ -378,7 +378,8 @@ fn what_becomes_of_a_snapshot_is_told() {
         state.apply(command.clone()).unwrap();
         kinds.extend(told(&before, &command, state).into_iter().map(|t| (t.kind, t.volume, t.text)));
     };
-    let begin = |name: &str, at| Command::BeginSnapshot { name: name.into(), volumes: vec![V], created_ms: at };
+    let begin =
+        |name: &str, at| Command::BeginSnapshot { name: name.into(), volumes: vec![V], created_ms: at, past: None };
     step(&mut state, begin("a", 1));
     let id = state.snapshot(V, "a").unwrap().id;
     let cuts = (0..2).map(|i| cut(&state, shard(1, i), 5)).collect();

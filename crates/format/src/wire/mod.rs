@@ -243,6 +243,8 @@ pub struct Room {
     pub bytes: u64,
     /// The log is making room: there may be more soon.
     pub more_soon: bool,
+    /// What this log and others there keep of their past takes more memory than it should.
+    pub past_over: bool,
 }
 
 /// The unit in which room is told, in bytes.
@@ -254,26 +256,31 @@ pub const ROOM_MAX: u64 = ROOM_UNIT * room_field::UNITS as u64;
 mod room_field {
     pub const SAID: u32 = 1 << 31;
     pub const MORE_SOON: u32 = 1 << 30;
-    pub const UNITS: u32 = MORE_SOON - 1;
+    pub const PAST_OVER: u32 = 1 << 29;
+    pub const UNITS: u32 = PAST_OVER - 1;
 }
 
 impl Room {
     /// `bytes` of room, rounded down to what can be told.
     #[must_use]
     pub fn new(bytes: u64, more_soon: bool) -> Self {
-        Self { bytes: bytes.min(ROOM_MAX) / ROOM_UNIT * ROOM_UNIT, more_soon }
+        Self { bytes: bytes.min(ROOM_MAX) / ROOM_UNIT * ROOM_UNIT, more_soon, past_over: false }
     }
 
     fn encode(room: Option<Self>) -> u32 {
         room.map_or(0, |r| {
             let units = (r.bytes.min(ROOM_MAX) / ROOM_UNIT) as u32;
-            room_field::SAID | if r.more_soon { room_field::MORE_SOON } else { 0 } | units
+            let flag = |is_set, flag| if is_set { flag } else { 0 };
+            let flags = flag(r.more_soon, room_field::MORE_SOON) | flag(r.past_over, room_field::PAST_OVER);
+            room_field::SAID | flags | units
         })
     }
 
     fn decode(field: u32) -> Option<Self> {
         let bytes = u64::from(field & room_field::UNITS) * ROOM_UNIT;
-        (field & room_field::SAID > 0).then_some(Self { bytes, more_soon: field & room_field::MORE_SOON > 0 })
+        let has = |flag| field & flag > 0;
+        let (more_soon, past_over) = (has(room_field::MORE_SOON), has(room_field::PAST_OVER));
+        has(room_field::SAID).then_some(Self { bytes, more_soon, past_over })
     }
 }
 

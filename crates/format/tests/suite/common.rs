@@ -114,6 +114,7 @@ pub fn described_view_body() -> ViewBody {
         copies: 3,
         min_copies: 2,
         all: false,
+        retain_ms: 86_400_000,
         branch: ViewNumber(0),
     };
     ViewBody { volume: Some(Box::new(volume)), ..shared_view_body() }
@@ -264,6 +265,7 @@ pub fn snapshot_frame() -> Frame {
     b.push_pin(PinUpdate::Snapshot(SnapshotId(21)), of(12));
     b.push_pin(PinUpdate::Release(Version(77)), of(13));
     b.push_pin(PinUpdate::Retain(Version(1100)), of(14));
+    b.push_pin(PinUpdate::Past(Pin { version: Version(1090), snapshot: SnapshotId(22) }), of(15));
     b.build(&meta(), &SECRET, &PARENT).0
 }
 

@@ -129,6 +129,8 @@ fn maxima_agree() {
         limits::LOST_VERSIONS_MAX,
         limits::CLOSED_VIEWS_MAX,
         limits::SHARD_BLOCKS_MAX,
+        limits::SHARD_MOMENTS,
+        limits::MOMENT_MS,
         limits::CHAIN_MEMBERS_MAX,
         wire::HEADER_BYTES,
         limits::MESSAGE_BYTES_MAX,

@@ -88,7 +88,7 @@ fn a_description_is_announced() {
         assert!(parse(&bytes).is_err());
     }
     let good = crate::common::described_view_body().encode();
-    let at = good.len() - 160;
+    let at = good.len() - 168;
     // Not two or more ways to answer, no name longer than there is room for, none that is empty, nothing behind it.
     for (offset, bad) in [(22, 2), (23, 129), (23, 0), (151, 1)] {
         let mut bytes = good.clone();
@@ -139,9 +139,11 @@ fn pins_name_versions_and_no_blocks() {
         [
             (UpdateKind::Snapshot, first, Some(21), 0),
             (UpdateKind::Release, first + 1, Some(77), 0),
-            (UpdateKind::Retain, first + 2, Some(1100), 0)
+            (UpdateKind::Retain, first + 2, Some(1100), 0),
+            (UpdateKind::Past, first + 3, Some(22), 0)
         ]
     );
+    assert_eq!(head.updates().filter_map(|u| u.pin).map(PinUpdate::past).collect::<Vec<_>>(), [0, 0, 0, 1090]);
     // An older reader would pass over them: the frame must say that it has them. Bit 1 was that of pins whose table had
     // no snapshots.
     for (features, kind) in [(0, ErrorKind::Corrupt), (1, ErrorKind::Invalid)] {

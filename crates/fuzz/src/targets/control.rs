@@ -200,6 +200,7 @@ fn some_commands() -> Vec<Command> {
             min_copies: Some(2),
             shards: Some(2),
             stripe: Some(1 << 20),
+            retain_ms: None,
         }),
         propose(0, 1),
         activate(1, 0),

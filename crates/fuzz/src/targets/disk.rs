@@ -123,7 +123,7 @@ fn entries(body: &[u8], count: u32) {
     for (slot, start, len, crcs) in &entries {
         assert!((*slot, *start) >= last && *len > 0 && *crcs <= *len as usize, "in order, without overlap");
         last = (*slot, start + len);
-        assert!(u64::from(last.1) <= limits::SHARD_BLOCKS_MAX);
+        assert!(freebs_types::BlockRange::new(*start, *len).is_in_shard(*crcs > 0));
     }
     let back = fuzzing::map_page(&built, count).expect("what was built is read");
     assert!(back.0 == entries && back.1 == built);

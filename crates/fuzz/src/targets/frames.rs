@@ -24,7 +24,7 @@ pub fn checked_head(head: &FrameHead) {
         assert_eq!(u.first_block, blocks);
         assert!(!u.kind.is_reserved(), "an update that nobody knows how to apply");
         for (e, at) in u.extents() {
-            assert!(e.range.len > 0 && e.range.end() <= limits::SHARD_BLOCKS_MAX && at == blocks);
+            assert!(e.range.len > 0 && e.range.is_in_shard(e.kind == ExtentKind::Data) && at == blocks);
             blocks += if e.kind == ExtentKind::Data { e.range.len } else { 0 };
         }
         assert_eq!(u.crcs.len(), (blocks - u.first_block) as usize, "one CRC for each block of data");
@@ -95,7 +95,7 @@ fn carry(body: &[u8], data_blocks: u32) -> Result<()> {
     let c = CarryBody::decode(body, data_blocks)?;
     let mut crcs = 0;
     for e in &c.entries {
-        assert!(e.range.len > 0 && e.range.end() <= limits::SHARD_BLOCKS_MAX);
+        assert!(e.range.len > 0 && e.range.is_in_shard(e.kind == ExtentKind::Data));
         assert_eq!(e.crcs.len(), if e.kind == ExtentKind::Data { e.range.len as usize } else { 0 });
         crcs += e.crcs.len();
     }

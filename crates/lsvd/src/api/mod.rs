@@ -8,8 +8,8 @@ use bytes::Bytes;
 pub use freebs_format::wire::{FrameName, Piece};
 use freebs_format::{AttachBody, CarryBody, Frame, FrameHead, Pin, ViewBody, hide};
 use freebs_types::{
-    BlockRange, ChunkId, ClusterId, DeviceId, Error, Fork, Hash32, Lba, NodeId, Sequence, ShardId, StartNumber,
-    Version, ViewNumber,
+    BlockRange, ChunkId, ClusterId, DeviceId, Error, Fork, Hash32, Lba, NodeId, Sequence, ShardId, SnapshotId,
+    StartNumber, Version, ViewNumber,
 };
 pub use loss::Lost;
 use requests::RequestTable;
@@ -451,6 +451,15 @@ pub struct ReadOut {
     pub crcs: Vec<u32>,
     /// Whole blocks each.
     pub data: Vec<Bytes>,
+}
+
+/// A version of the past that a shard keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PastVersion {
+    /// In the retention window.
+    pub version: Version,
+    /// The snapshot that pins it, if one does.
+    pub pinned: Option<SnapshotId>,
 }
 
 /// Which versions of a shard are kept beside the last one, and what that costs.

@@ -49,6 +49,8 @@ pub(crate) struct Maps {
     pub grown: usize,
     /// Bytes of the memory tables at which they are written out.
     pub table_bytes: usize,
+    /// Bytes of history, which lies in memory besides, at which retention windows are made shorter.
+    pub history_bytes: usize,
     /// The whole map of every shard is in memory; runs are there for recovery only.
     pub resident: bool,
     /// Bytes of memory for maps that stay in it.
@@ -101,6 +103,7 @@ impl Maps {
             next_slot: 1,
             grown: 0,
             table_bytes: bytes / 16 * 7,
+            history_bytes: bytes / 2,
             resident: true,
             resident_bytes: bytes / 4 * 3,
             bounded: options != Options::UNBOUNDED,

@@ -12,7 +12,7 @@ use crate::log::place::fits;
 use crate::map::extents::{Crcs, Extent};
 use freebs_format::ExtentKind;
 use freebs_format::disk::{PAGE_BODY_BYTES, SEGMENTS_MAX};
-use freebs_types::{ChunkId, Error, Result, Sequence, Version, limits};
+use freebs_types::{BlockRange, ChunkId, Error, Result, Sequence, Version};
 
 /// Blocks of one data entry: its CRCs leave room for others in the page.
 pub(crate) const DATA_BLOCKS_MAX: u32 = 512;
@@ -158,7 +158,7 @@ impl<'a> PageReader<'a> {
         let len = if flags & ONE != 0 { 1 } else { u32::try_from(get(r)?).ok()? };
         let data = kind == ExtentKind::Data;
         let most = if data { DATA_BLOCKS_MAX } else { OTHER_BLOCKS_MAX };
-        if len == 0 || len > most || u64::from(start) + u64::from(len) > limits::SHARD_BLOCKS_MAX {
+        if len == 0 || len > most || !BlockRange::new(start, len).is_in_shard(data) {
             return None;
         }
         let version = get_change(r, last.version).filter(|v| *v < NUMBER_MAX)?;

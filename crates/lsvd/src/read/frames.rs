@@ -16,7 +16,7 @@ use crate::read::blocks::Plan;
 use crate::shard::Shard;
 use crate::shard::frames::FramePlace;
 use crate::shard::history::table::{Layer, LayerName, Table};
-use crate::shard::history::{LAST, Reading};
+use crate::shard::history::{LAST, Reading, is_of_times};
 use crate::{CARRY_ENTRIES_MAX, Digest, FrameName, MapPlace, RuleMutant};
 use bytes::Bytes;
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, Frame, FrameHead};
@@ -31,6 +31,8 @@ const HEADS_WINDOW: u32 = 256 << 10;
 const HEADS_GAP: u32 = 64 << 10;
 /// Blocks of the map that one step of `entries` looks at; each may have an entry of its own.
 const ENTRIES_WINDOW: u32 = 1024;
+/// The same of addresses of times, which have few entries for each hour of rest, and one for all that is told no more.
+const TIMES_WINDOW: u32 = 16 * ENTRIES_WINDOW;
 /// Blocks of the map that one step of a digest looks at, and reads.
 const DIGEST_WINDOW: u32 = 256;
 /// Times that a digest is begun, if each time what it is of was cut off meanwhile.
@@ -290,8 +292,13 @@ impl<D: Device> Engine<D> {
             if at > from.lba.0 {
                 yield_now().await;
             }
-            let mut end = start.saturating_add(ENTRIES_WINDOW).min(limits::SHARD_BLOCKS_MAX as u32);
-            if asked.past.is_some() && self.inner.core.borrow().shard(shard)?.keeps_history() {
+            let window = if is_of_times(start) { TIMES_WINDOW } else { ENTRIES_WINDOW };
+            let mut end = start.saturating_add(window).min(limits::SHARD_ADDRESSES as u32);
+            if !is_of_times(start) {
+                end = end.min(limits::SHARD_BLOCKS_MAX as u32);
+            }
+            let keeps = self.inner.core.borrow().shard(shard)?.keeps_history();
+            if asked.past.is_some() && keeps && !is_of_times(start) {
                 end = end.min(start + g.max_blocks);
                 end = self.inner.core.borrow().shard(shard)?.history.table.end_of(start, end, CARRY_ENTRIES_MAX);
                 let resumed = Some(from).filter(|f| start == f.lba.0 && f.blocks > 0);
@@ -391,7 +398,11 @@ impl<D: Device> Engine<D> {
         let held = Held::new(self, shard)?;
         let (mut sum, mut at) = (Sum::default(), 0);
         while let Some(start) = self.io().next_entry(shard, at).await? {
-            at = start.saturating_add(DIGEST_WINDOW);
+            // Times may be told anew meanwhile, and are of no version.
+            if is_of_times(start) {
+                break;
+            }
+            at = start.saturating_add(DIGEST_WINDOW).min(limits::SHARD_BLOCKS_MAX as u32);
             let part = |core: &Core, s: &Shard, view: &ExtentMap| {
                 let mut plan = Plan::default();
                 for (a, e) in view.iter().filter(|(_, e)| e.kind != ExtentKind::Trim) {

@@ -5,4 +5,5 @@ pub mod blocks;
 mod forked;
 pub mod frames;
 mod lost;
+mod moments;
 mod since;

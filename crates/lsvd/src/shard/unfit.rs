@@ -4,7 +4,7 @@
 use crate::log::place::NUMBER_MAX;
 use crate::shard::chunks;
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameHead};
-use freebs_types::{BLOCK, limits};
+use freebs_types::BLOCK;
 
 /// The words about a frame that would take the place of a committed one.
 pub(crate) const USURPS: &str = "frame differs from a committed one of its sequence";
@@ -26,10 +26,10 @@ pub(crate) fn entry(e: &CarryEntry) -> Option<&'static str> {
     if e.version.0 >= NUMBER_MAX || e.sequence.0 >= NUMBER_MAX {
         return Some("carried entry with an impossible number");
     }
-    if e.range.len == 0 || e.range.end() > limits::SHARD_BLOCKS_MAX {
+    let data = e.kind == ExtentKind::Data;
+    if e.range.len == 0 || !e.range.is_in_shard(data) {
         return Some("carried entry outside any shard");
     }
-    let data = e.kind == ExtentKind::Data;
     (data && !chunks::fits(e.offset, e.range.len)).then_some("carried entry outside its chunk")
 }
 

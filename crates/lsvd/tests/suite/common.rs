@@ -271,7 +271,10 @@ impl Chain {
         for ((kind, base), version) in ops.iter().zip(self.version + 1..) {
             self.requests += 1;
             let base = if *kind == UpdateKind::Snapshot { pin(version).snapshot.0 } else { *base };
-            let pin = PinUpdate::of(*kind, base).unwrap();
+            let pin = match kind {
+                UpdateKind::Past => PinUpdate::Past(pin(base)),
+                _ => PinUpdate::of(*kind, base, 0).unwrap(),
+            };
             b.push_pin(pin, (DriverId(5), RequestNumber(self.requests), RequestNumber(self.low)));
         }
         let meta = FrameMeta { first_version: Version(self.version + 1), ..self.meta() };

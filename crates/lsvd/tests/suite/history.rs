@@ -94,16 +94,22 @@ impl Story {
         for _ in 0..1 + self.rng.below(2) {
             let now = step.chain.version + ops.len() as u64 + 1;
             let any = |s: &Step, rng: &mut Rng| s.kept.pins.iter().nth(rng.below(6) as usize).copied();
-            let op = match self.rng.below(10) {
-                0..=3 => (UpdateKind::Snapshot, 0),
-                4..=6 => (UpdateKind::Release, any(&step, &mut self.rng).unwrap_or(now / 2 + 1)),
-                7 if step.kept.retain.is_some() => (UpdateKind::Release, 0),
-                _ => (UpdateKind::Retain, now.saturating_sub(self.rng.below(25))),
+            let op = match (self.rng.below(12), step.kept.retain.filter(|r| *r < now)) {
+                (10.., Some(first)) => (UpdateKind::Past, first + self.rng.below(now - first)),
+                (n, _) => match n {
+                    0..=3 => (UpdateKind::Snapshot, 0),
+                    4..=6 => (UpdateKind::Release, any(&step, &mut self.rng).unwrap_or(now / 2 + 1)),
+                    7 if step.kept.retain.is_some() => (UpdateKind::Release, 0),
+                    _ => (UpdateKind::Retain, now.saturating_sub(self.rng.below(25))),
+                },
             };
             self.versions.push(self.versions.last().unwrap().clone());
             match op {
                 (UpdateKind::Snapshot, _) => {
                     step.kept.pins.insert(now);
+                }
+                (UpdateKind::Past, v) => {
+                    step.kept.pins.insert(v);
                 }
                 (UpdateKind::Release, 0) => step.kept.retain = None,
                 (UpdateKind::Release, v) => {

@@ -23,6 +23,7 @@ mod full;
 mod history;
 mod maps;
 mod mended;
+mod moments;
 mod moved;
 mod pipelined;
 mod quiet;

@@ -55,7 +55,7 @@ async fn make(service: &Arc<Service>, state: &State, done: &mut Made) {
         }
         let (service, id, of) = (service.clone(), volume.id, volume.name.clone());
         under_way.spawn(async move {
-            let made = snapshots::make(&service, std::slice::from_ref(&of), name.clone()).await.map(|_| ());
+            let made = snapshots::make(&service, std::slice::from_ref(&of), name.clone(), None).await.map(|_| ());
             (id, of, name, made)
         });
     }

@@ -155,6 +155,13 @@ impl Service {
         Ok(Reply::Volume { volume: bare(&state, state.need(&to)?), notes: Vec::new() })
     }
 
+    async fn retain(&self, name: &str, retain_ms: u64) -> Result<Reply> {
+        let volume = self.state()?.need(name)?.id;
+        self.plane.submit(Command::RetainVolume { volume, retain_ms }).await?;
+        let state = self.state()?;
+        Ok(Reply::Volume { volume: bare(&state, state.need(name)?), notes: Vec::new() })
+    }
+
     async fn move_head(&self, name: &str, node: &str, only: Option<u32>) -> Result<Reply> {
         let state = self.state()?;
         let volume = state.need(name)?;
@@ -264,9 +271,10 @@ impl Service {
             Request::VolumeShow { name } => self.show_volume(&name).await,
             Request::VolumeResize { name, size } => self.resize(&name, size).await,
             Request::VolumeRename { name, to } => self.rename(&name, to).await,
+            Request::VolumeRetain { name, retain_ms } => self.retain(&name, retain_ms).await,
             Request::VolumeMoveHead { name, node, shard } => self.move_head(&name, &node, shard).await,
             Request::VolumeDelete { name, force, with_snapshots } => self.delete(&name, force, with_snapshots).await,
-            Request::SnapshotCreate { volumes, name } => snapshots::create(self, &volumes, name).await,
+            Request::SnapshotCreate { volumes, name, past } => snapshots::create(self, &volumes, name, past).await,
             Request::SnapshotList { volume, after } => snapshots::list(self, volume.as_deref(), after),
             Request::SnapshotShow { volume, name } => snapshots::show(self, &volume, &name),
             Request::SnapshotDelete { volume, name } => snapshots::delete(self, &volume, name).await,

@@ -8,7 +8,7 @@ use crate::events::now_ms;
 use crate::timing;
 use freebs_control::api::{Reply, SnapshotStatus};
 use freebs_control::{Command, ControlPlane, Outcome, Schedule, Snapshot, Stage, State, Volume};
-use freebs_types::{Error, ErrorKind, Result, SnapshotId, VolumeId};
+use freebs_types::{Error, ErrorKind, Past, Result, SnapshotId, VolumeId};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 use tokio::time::Instant;
@@ -22,24 +22,29 @@ const PAGE_WEIGHT: usize = 4096;
 pub const ROLLING_BACK: &str = ".rolling-back";
 
 /// As somebody asks for it.
-pub(super) async fn create(service: &Service, names: &[String], name: Option<String>) -> Result<Reply> {
+pub(super) async fn create(
+    service: &Service,
+    names: &[String],
+    name: Option<String>,
+    past: Option<Past>,
+) -> Result<Reply> {
     let name = name.unwrap_or_else(|| name_of_time(now_ms()));
     if Schedule::names(&name) {
         return Err(Error::invalid(format!(
             "the name '{name}' is as schedules give them, which delete what they have named; choose another name"
         )));
     }
-    make(service, names, name).await
+    make(service, names, name, past).await
 }
 
 /// Makes a snapshot, in several attempts if need be, and returns when it is complete.
-pub(super) async fn make(service: &Service, names: &[String], name: String) -> Result<Reply> {
+pub(super) async fn make(service: &Service, names: &[String], name: String, past: Option<Past>) -> Result<Reply> {
     let until = Instant::now() + timing::SNAPSHOT_MAX;
     let state = service.state()?;
     let volumes = names.iter().map(|n| state.need(n).map(|v| v.id)).collect::<Result<Vec<VolumeId>>>()?;
     let mut why = String::new();
     for _ in 0..ATTEMPTS {
-        let id = begin(service, &name, &volumes, until).await?;
+        let id = begin(service, &name, &volumes, (past, until)).await?;
         let begun = Instant::now();
         match ended(service, id, until).await {
             Some(Ok(status)) => return Ok(Reply::Snapshot(status)),
@@ -74,10 +79,15 @@ pub fn name_of_time(ms: u64) -> String {
 }
 
 /// Begins an attempt, once no other snapshot of the volumes is being made.
-async fn begin(service: &Service, name: &str, volumes: &[VolumeId], until: Instant) -> Result<SnapshotId> {
+async fn begin(
+    service: &Service,
+    name: &str,
+    volumes: &[VolumeId],
+    (past, until): (Option<Past>, Instant),
+) -> Result<SnapshotId> {
     let created_ms = now_ms();
     loop {
-        let command = Command::BeginSnapshot { name: name.to_owned(), volumes: volumes.to_vec(), created_ms };
+        let command = Command::BeginSnapshot { name: name.to_owned(), volumes: volumes.to_vec(), created_ms, past };
         let seen = service.plane.state().revision();
         match service.plane.submit(command).await {
             Ok(done) => match done.outcome {

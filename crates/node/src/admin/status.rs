@@ -138,7 +138,9 @@ pub(super) fn report(
     let can_promise = |n: &&NodeId| matches!(replicas.get(n), Some(Some(s)) if s.state != MemberState::Failed);
     let survivors = shard.forced.iter().flat_map(|f| &f.survivors);
     let waits_for = survivors.filter(|n| !can_promise(n)).map(|n| name(*n)).collect();
-    (ShardReport { id, view: shard.active, head, members, joining, keepers, waits, forced, waits_for, branch }, verdict)
+    let past = shard.head().and_then(|n| replicas.get(&n).copied().flatten()?.past);
+    let view = shard.active;
+    (ShardReport { id, view, head, members, joining, keepers, waits, forced, waits_for, branch, past }, verdict)
 }
 
 fn volume_status(state: &State, volume: &Volume, answers: &BTreeMap<NodeId, Answer>, all: &Replicas) -> VolumeStatus {

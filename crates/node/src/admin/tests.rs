@@ -53,6 +53,7 @@ impl Fake {
             waits: None,
             whole_from: Version(0),
             reads_from: None,
+            past: None,
             log: None,
         };
         self.shards.lock().unwrap().insert(shard, (status, Hash32([digest; 32])));

@@ -2,9 +2,9 @@
 
 use super::clones::{CLONE_HELP, CloneArgs, FLATTEN_HELP, FlattenArgs};
 use super::image::args::{EXPORT_HELP, ExportArgs, IMPORT_HELP, ImportArgs};
-use super::rollback::args::{ROLLBACK_HELP, RollbackArgs};
+use super::rollback::args::{REWIND_HELP, ROLLBACK_HELP, RewindArgs, RollbackArgs};
 use super::snapshot::args::SnapshotCommand;
-use super::values::{ShapeArgs, size, volume_name, volume_size};
+use super::values::{ShapeArgs, size, span_or_off, volume_name, volume_size};
 use crate::options::{DEFAULT_NBD, NbdAddress, resolve};
 use clap::{Args, Parser, Subcommand};
 use freebs_control::events::EVENTS_PAGE_MAX;
@@ -49,6 +49,25 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
 }
+
+const HISTORY_HELP: &str = "\
+Examples:
+  freebs volume history data
+  freebs volume history data --json
+
+For each shard the time and the version from which on all is kept, the versions since, and how many there were in a second on
+the average; and the volume's snapshots. Whatever lies in between can be had with `freebs volume clone data --at TIME`,
+`freebs snapshot create data --at TIME` or `freebs volume rewind data --to TIME`.";
+
+const RETAIN_HELP: &str = "\
+Examples:
+  freebs volume retain data 24h
+  freebs volume retain data off
+  freebs snapshot create data --at 10min --name before       as it was ten minutes ago
+
+Within this time nothing is really gone: blocks that are written anew or trimmed stay on the devices, and a snapshot can be
+made of any moment, to a tenth of a second, or to the single update. It begins now; what was overwritten before is not there.
+It takes the room of all that is written in that time. Made shorter, or off, it gives room back at once.";
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -399,6 +418,9 @@ pub enum VolumeCommand {
     /// Give a volume back what it had in a snapshot
     #[command(after_help = ROLLBACK_HELP)]
     Rollback(RollbackArgs),
+    /// Give a volume back what it had at a moment of the past that it keeps
+    #[command(after_help = REWIND_HELP)]
+    Rewind(RewindArgs),
     /// Let a clone have all that it reads from the volume that it was cloned from as its own
     #[command(after_help = FLATTEN_HELP)]
     Flatten(FlattenArgs),
@@ -434,6 +456,17 @@ pub enum VolumeCommand {
     /// Write a volume into a file, as a disk image
     #[command(after_help = EXPORT_HELP)]
     Export(ExportArgs),
+    /// Show how far a volume's past reaches back, and what marks it
+    #[command(after_help = HISTORY_HELP)]
+    History { name: String },
+    /// Keep so much of a volume's past, version by version, or nothing of it
+    #[command(after_help = RETAIN_HELP)]
+    Retain {
+        name: String,
+        /// 1s to 35days, or off
+        #[arg(value_name = "TIME|off", value_parser = span_or_off)]
+        time: u64,
+    },
     /// Give a volume another name; whoever uses it goes on
     Rename {
         name: String,
@@ -752,6 +785,7 @@ fn volume_spec(text: &str) -> Result<(String, u64), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use freebs_types::{Past, Version};
 
     fn parse(line: &str) -> Result<Cli, clap::Error> {
         Cli::try_parse_from(std::iter::once("freebs").chain(line.split_whitespace()))
@@ -863,7 +897,21 @@ mod tests {
     fn clones_are_made_of_snapshots() {
         let line = "volume clone data@monday web --no-wait";
         let Command::Volume(VolumeCommand::Clone(a)) = parse(line).unwrap().command else { panic!("clone") };
-        assert_eq!((a.snapshot.to_string().as_str(), a.name.as_str(), a.no_wait), ("data@monday", "web", true));
+        assert_eq!((a.of, a.name.as_str(), a.no_wait), (("data".into(), Some("monday".into())), "web", true));
+        let line = "volume clone data --at 10min web";
+        let Command::Volume(VolumeCommand::Clone(a)) = parse(line).unwrap().command else { panic!("clone") };
+        assert!(a.of == ("data".into(), None) && a.past.at.is_some() && a.past.version.is_none());
+        assert!(parse("volume clone data web --at 10min --version 3").is_err());
+        assert!(parse("volume retain data 24h").is_ok() && parse("volume retain data off").is_ok());
+        let line = "volume rewind data --to 10min --discard-present";
+        let Command::Volume(VolumeCommand::Rewind(r)) = parse(line).unwrap().command else { panic!("rewind") };
+        assert!(r.name == "data" && matches!(r.place(), Past::TimeMs(_)) && r.how.discard_present);
+        let Command::Volume(VolumeCommand::Rewind(r)) = parse("volume rewind data --version 7").unwrap().command else {
+            panic!("rewind")
+        };
+        assert_eq!(r.place(), Past::Version(Version(7)));
+        assert!(parse("volume rewind data").is_err() && parse("volume rewind data --to 1s --version 3").is_err());
+        assert!(parse("volume history data").is_ok());
         assert!(parse("volume rollback data@a --progress").is_ok() && parse("volume rollback data").is_err());
         let Command::Volume(VolumeCommand::Flatten(f)) = parse("volume flatten web").unwrap().command else {
             panic!("flatten")

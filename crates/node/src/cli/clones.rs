@@ -2,7 +2,7 @@
 
 use super::asked::{show, unexpected};
 use super::output::Output;
-use super::snapshot::args::{Place, place};
+use super::snapshot::args::{PastArgs, place_or_volume};
 use super::values::volume_name;
 use crate::admin::Client;
 use crate::timing;
@@ -18,6 +18,7 @@ Examples:
   freebs snapshot create data --name monday
   freebs volume clone data@monday test            a disk that begins as data was then
   freebs volume clone test@tuesday test2          a clone of a clone's snapshot
+  freebs volume clone data --at 10min before      as it was ten minutes ago, if it keeps its past
   freebs volume flatten test                      makes it need data's log no more
 
 A clone is a volume like others: it is written, resized, snapshotted and deleted by itself, and neither sees what is written
@@ -41,13 +42,16 @@ Exit status: 0 all copies that are there are flat (or --no-wait was said), 1 fai
 
 #[derive(Debug, Args)]
 pub struct CloneArgs {
-    /// A snapshot
-    #[arg(value_name = "VOLUME@NAME", value_parser = place)]
-    pub snapshot: Place,
+    /// A snapshot; or a volume, with a moment of the past that it keeps
+    #[arg(value_name = "VOLUME@NAME", value_parser = place_or_volume)]
+    pub of: (String, Option<String>),
 
     /// The new volume: 1 to 128 letters, digits, '.', '_', '-'
     #[arg(value_parser = volume_name)]
     pub name: String,
+
+    #[command(flatten)]
+    pub past: PastArgs,
 
     /// Return at once, not when the volume can be used
     #[arg(long)]

@@ -11,6 +11,7 @@ mod control;
 mod device;
 mod diff;
 mod events;
+mod history;
 mod image;
 pub mod output;
 mod recover;

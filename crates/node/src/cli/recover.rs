@@ -283,6 +283,7 @@ mod tests {
                 forced: false,
                 waits_for: vec![],
                 branch: branch.map(|view| Branch { view: ViewNumber(view), at, version }),
+                past: None,
             }]
         };
         assert_eq!(sealed_after_all(&found(118), &now(Some(6))), Vec::<String>::new());

@@ -22,6 +22,10 @@ pub struct ShapeArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub shards: Option<u32>,
 
+    /// Keep so much of its past, so that it can be read as of any moment [default: none]
+    #[arg(long, value_name = "TIME", value_parser = span)]
+    pub retain: Option<u64>,
+
     /// Size of a stripe, a power of two from 64K to 1G [default: 1M]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub stripe: Option<u64>,
@@ -31,9 +35,9 @@ impl ShapeArgs {
     /// The order for a volume of this name and size, in bytes.
     #[must_use]
     pub fn of(self, name: String, size: u64) -> CreateVolume {
-        let Self { copies, ack, min_copies, shards, stripe } = self;
+        let Self { copies, ack, min_copies, shards, retain, stripe } = self;
         let ack = ack.unwrap_or(AckArg::Majority).into();
-        CreateVolume { name, size, copies, ack, min_copies, shards, stripe }
+        CreateVolume { name, size, copies, ack, min_copies, shards, stripe, retain_ms: retain }
     }
 }
 
@@ -54,6 +58,18 @@ impl From<AckArg> for Ack {
 
 pub fn size(text: &str) -> Result<u64, String> {
     rules::parse_size(text).map_err(|e| e.to_string())
+}
+
+/// A length of time, such as `24h`, in milliseconds.
+pub fn span(text: &str) -> Result<u64, String> {
+    let time =
+        humantime::parse_duration(text).map_err(|_| format!("'{text}' is no time; write 30min, 24h or 7days"))?;
+    u64::try_from(time.as_millis()).map_err(|_| format!("'{text}' is too long"))
+}
+
+/// The same, or `off` for none.
+pub fn span_or_off(text: &str) -> Result<u64, String> {
+    if text == "off" { Ok(0) } else { span(text) }
 }
 
 pub fn volume_size(text: &str) -> Result<u64, String> {

@@ -4,13 +4,16 @@ use super::args::{CreateArgs, VolumeCommand};
 use super::asked::{connect, show, unexpected, wait_until};
 use super::attachments;
 use super::clones::{self, CloneArgs};
+use super::history;
 use super::image::{addresses, on_this_thread};
 use super::output::{Output, table};
 use super::rollback;
-use crate::admin::Client;
+use super::snapshot;
+use crate::admin::{Client, name_of_time};
+use crate::events::now_ms;
 use crate::timing;
 use freebs_control::api::{MemberState, Reply, Request, ShardReport, Verification, VolumeState, VolumeStatus};
-use freebs_control::rules::format_size;
+use freebs_control::rules::{format_size, format_span};
 use freebs_types::{Error, Result, Version};
 use serde::Serialize;
 use std::process::ExitCode;
@@ -37,7 +40,10 @@ pub async fn run(command: VolumeCommand, cluster: &str, output: &Output) -> Resu
         }
         VolumeCommand::Clone(args) => clone(&client, args, output).await,
         VolumeCommand::Rollback(args) => {
-            on_this_thread(rollback::run(&client, &addresses(cluster), args, output)).await
+            on_this_thread(rollback::rollback(&client, &addresses(cluster), args, output)).await
+        }
+        VolumeCommand::Rewind(args) => {
+            on_this_thread(rollback::rewind(&client, &addresses(cluster), args, output)).await
         }
         VolumeCommand::Flatten(args) => clones::flatten(&client, args, output).await,
         VolumeCommand::Resize { name, size } => {
@@ -50,6 +56,8 @@ pub async fn run(command: VolumeCommand, cluster: &str, output: &Output) -> Resu
             output.show(&volume, |v| format!("volume {} has {}", v.name, format_size(v.size)));
             Ok(ExitCode::SUCCESS)
         }
+        VolumeCommand::History { name } => history::run(&client, name, output).await,
+        VolumeCommand::Retain { name, time } => retain(&client, name, time, output).await,
         VolumeCommand::Rename { name, to } => rename(&client, name, to, output).await,
         VolumeCommand::Import(args) => super::image::import(&client, cluster, args, output).await,
         VolumeCommand::Export(args) => super::image::export(&client, cluster, args, output).await,
@@ -107,11 +115,54 @@ async fn create(client: &Client, args: CreateArgs, output: &Output) -> Result<Ex
 
 async fn clone(client: &Client, args: CloneArgs, output: &Output) -> Result<ExitCode> {
     let begun = Instant::now();
-    let (of, name) = (args.snapshot, args.name);
-    let request = Request::VolumeClone { volume: of.volume.clone(), snapshot: of.name.clone(), name };
-    let created = Created::by(client, &request, args.no_wait).await?;
+    let (volume, name) = (args.of.0, args.name);
+    let (snapshot, is_for_this) = match (args.of.1, args.past.place()) {
+        (Some(snapshot), None) => (snapshot, false),
+        (None, Some(past)) if !args.no_wait => {
+            let name = format!("clone-{}", name_of_time(now_ms()));
+            (snapshot::of_past(client, &volume, past, &name).await?.name, true)
+        }
+        (None, Some(_)) => {
+            return Err(Error::invalid("a clone of the past is waited for; leave out --no-wait"));
+        }
+        (None, None) => {
+            return Err(Error::invalid(format!(
+                "say what of '{volume}' is to be cloned: a snapshot, as {volume}@NAME, or a moment, with --at or --version"
+            )));
+        }
+        (Some(snapshot), Some(_)) => {
+            return Err(Error::invalid(format!("{volume}@{snapshot} is of one moment; leave out --at and --version")));
+        }
+    };
+    let request = Request::VolumeClone { volume: volume.clone(), snapshot: snapshot.clone(), name };
+    let created = Created::by(client, &request, args.no_wait).await;
+    if is_for_this {
+        // What a clone has begun with stays. If it has not begun, the snapshot does, too.
+        let has_begun = created.as_ref().is_ok_and(|c| c.volume.state == VolumeState::Ready);
+        if has_begun || created.is_err() {
+            snapshot::delete_one(client, &volume, &snapshot).await?;
+        }
+    }
+    let created = created?;
     let ms = begun.elapsed().as_secs_f64() * 1000.0;
-    output.show(&created, |c| c.text(&format!("cloned {} from {of} in {ms:.1} ms", c.volume.name)));
+    let from = args
+        .past
+        .place()
+        .map_or_else(|| format!("{volume}@{snapshot}"), |p| format!("{volume} at {}", snapshot::past(p)));
+    output.show(&created, |c| c.text(&format!("cloned {} from {from} in {ms:.1} ms", c.volume.name)));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn retain(client: &Client, name: String, retain_ms: u64, output: &Output) -> Result<ExitCode> {
+    let Reply::Volume { volume, .. } =
+        client.call(&Request::VolumeRetain { name, retain_ms }, timing::CALL_MAX).await?
+    else {
+        return Err(unexpected());
+    };
+    output.show(&volume, |v| match v.retain_ms {
+        0 => format!("{} keeps nothing of its past but snapshots", v.name),
+        ms => format!("{} keeps the last {} from now on", v.name, format_span(ms)),
+    });
     Ok(ExitCode::SUCCESS)
 }
 
@@ -249,6 +300,9 @@ fn details(v: &VolumeStatus) -> String {
         n => text.push_str(&format!("{n} snapshots\n")),
     }
     text.extend(v.schedule.iter().map(|s| format!("{s}\n")));
+    if v.retain_ms > 0 {
+        text.push_str(&format!("keeps the last {} of its past\n", format_span(v.retain_ms)));
+    }
     text.extend(clones::origin(v));
     let mut rows = Vec::new();
     for s in &v.shards {
@@ -268,6 +322,9 @@ fn details(v: &VolumeStatus) -> String {
     for s in &v.shards {
         if let Some(waits) = &s.waits {
             text.push_str(&format!("shard {}: {waits}\n", s.id));
+        }
+        if s.past.is_some_and(|p| p.is_short) {
+            text.push_str(&format!("shard {}: {}\n", s.id, history::SHORT));
         }
         for m in s.members.iter().filter(|m| m.pins > 0 && m.whole_from > Version(0)) {
             let before = m.whole_from;
@@ -373,6 +430,7 @@ mod tests {
             forced: false,
             waits_for: vec![],
             branch: None,
+            past: None,
         };
         let shards = shards.into_iter().enumerate().map(report).collect();
         VolumeStatus::new(&volume, VolumeState::Degraded, shards)

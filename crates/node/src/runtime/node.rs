@@ -11,7 +11,7 @@ use crate::places::Places;
 use crate::timing;
 use freebs_agent::{Begun, CameWith, TakenIn, highest_start, log_status};
 use freebs_chain::ShardStatus as ChainStatus;
-use freebs_control::api::{MemberState, ReadsFrom, ShardDigest, ShardStatus};
+use freebs_control::api::{MemberState, PastReport, ReadsFrom, ShardDigest, ShardStatus};
 use freebs_control::audit::{AuditOf, AuditState};
 use freebs_control::events::{EventKind, Told};
 use freebs_control::{ControlPlane, State};
@@ -501,6 +501,7 @@ impl LocalNode for Local {
                     waits: s.waits.clone(),
                     whole_from: s.whole_from,
                     reads_from: s.fork.map(|f| ReadsFrom { shard: f.parent, version: f.version }),
+                    past: s.past.map(|p| PastReport { first: p.first, from_ms: p.from_ms, is_short: p.is_short }),
                     log: Some(log_status(s)),
                 })
                 .collect()

@@ -104,6 +104,7 @@ pub fn view_body() -> impl Strategy<Value = ViewBody> {
                     copies,
                     min_copies,
                     all,
+                    retain_ms: stripe,
                     branch: ViewNumber(pred),
                 })
             }),

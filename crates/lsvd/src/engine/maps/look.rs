@@ -15,14 +15,13 @@ use crate::map::run::{Place, Run};
 use crate::shard::Shard;
 use crate::shard::chunks;
 use crate::shard::forks::ForkPoint;
-use crate::shard::history::LAST;
-use crate::shard::history::Reading;
 use crate::shard::history::table::{Layer, Table};
+use crate::shard::history::{LAST, Reading, is_of_times};
 use crate::{EventKind, RuleMutant};
 use freebs_format::disk::PageHeader;
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind};
 use freebs_io::Device;
-use freebs_types::{Error, ErrorKind, Fork, Result, ShardId, Version};
+use freebs_types::{Error, ErrorKind, Fork, Result, ShardId, Version, limits};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -109,7 +108,12 @@ impl<D: Device> Io<'_, D> {
 
     /// The entries of `[start, end)` that a fork reads from its parents; `None` of a shard that is none.
     pub async fn inherited(&self, shard: ShardId, range: (u32, u32)) -> Result<Option<ExtentMap>> {
+        // Times are those of each shard's own head.
+        let range = (range.0, range.1.min(limits::SHARD_BLOCKS_MAX as u32));
         loop {
+            if range.0 >= range.1 {
+                return Ok(None);
+            }
             let line: Vec<Fork> = self.core.borrow().line(shard).collect();
             if line.is_empty() {
                 return Ok(None);
@@ -255,7 +259,7 @@ impl<D: Device> Io<'_, D> {
             let mut next = None;
             for fork in &line {
                 match self.next_own_entry(fork.parent, at).await {
-                    Ok(found) => next = next.into_iter().chain(found).min(),
+                    Ok(found) => next = next.into_iter().chain(found.filter(|a| !is_of_times(*a))).min(),
                     Err(e) if self.is_line(shard, &line) => return Err(e),
                     Err(_) => continue 'line,
                 }

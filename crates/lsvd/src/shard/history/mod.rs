@@ -15,6 +15,7 @@
 //! - Versions behind frames that are given up by force are kept no more: nobody has what they were.
 //! - A mark with what a peer keeps raises it for each version of before that was not kept here until then, and for what the
 //!   peer lacks of frames that the mark stands for. A log that misses frames lacks something of all versions.
+//! - Extents at the addresses of times never become history: what they told at an earlier version, nobody asks.
 //! - All of it can be made again from the log (invariant 5). A frame that pins may be gone from the log before those
 //!   whose extents it keeps, and only a mark behind them tells of it then; so recovery reads the log twice if it meets
 //!   such a mark after it let anything go.
@@ -29,7 +30,7 @@ use crate::shard::forks;
 use crate::shard::holes::Hole;
 use crate::{Base, KeptState, Learned, MarkChange, RuleMutant};
 use freebs_format::MarkBody;
-use freebs_types::{Error, Result, Sequence, ShardId, SnapshotId, Version};
+use freebs_types::{Error, Result, Sequence, ShardId, SnapshotId, Version, limits};
 use pins::{Kept, PinOp, Pins};
 use std::collections::{BTreeMap, BTreeSet};
 use table::{Judge, Layer, Table};
@@ -92,6 +93,12 @@ impl History {
     }
 }
 
+/// True if an extent that begins there tells of times. None reaches over the border, and none has data: one that is superseded
+/// is gone at once, for nobody asks what was told at an earlier version.
+pub(crate) fn is_of_times(start: u32) -> bool {
+    u64::from(start) >= limits::SHARD_BLOCKS_MAX
+}
+
 /// True if each version from `first` on is kept.
 fn has_from(kept: &Kept, first: Version) -> bool {
     kept.retain.is_some_and(|r| r <= first)
@@ -107,6 +114,9 @@ impl Shard {
     /// A committed entry is covered by one of version `to`: it is history, or free. `recorded` if this is its last
     /// record: then here a trim or zero is at home from now on.
     pub fn supersede(&mut self, start: u32, e: &Extent, to: Version, recorded: bool, segs: &mut Segments) {
+        if is_of_times(start) {
+            return;
+        }
         if self.history.is_off() && self.history.table.is_empty() {
             self.history.dropped = true;
             self.release(e, segs);
@@ -169,6 +179,11 @@ impl Shard {
     /// A committed frame changes what is kept, before its blocks take the place of others.
     pub fn apply_pins(&mut self, sequence: Sequence, ops: &[PinOp], segs: &mut Segments) {
         for op in ops {
+            // A head pins no version of the past that is not kept. Should one do so, what that needs may be gone.
+            let gone = op.gone_of(&self.history.pins.kept);
+            if self.history.pins.counts(sequence) {
+                self.history.whole_from = self.history.whole_from.max(gone);
+            }
             if self.history.pins.apply(sequence, *op) {
                 (self.history.prune_at, segs.prune) = (Some(0), true);
             }
@@ -303,7 +318,12 @@ impl Shard {
     /// What is kept, as the last durable frame left it.
     pub fn kept(&self) -> Kept {
         let mut kept = self.history.pins.kept.clone();
-        self.overlay.frames().flat_map(|f| &f.pins).for_each(|op| kept.apply(*op));
+        for op in self.overlay.frames().flat_map(|f| &f.pins) {
+            // What is gone is said to be so once the frame is committed.
+            if op.gone_of(&kept) == Version(0) {
+                kept.apply(*op);
+            }
+        }
         kept
     }
 
@@ -441,7 +461,8 @@ impl Shard {
     /// Trims and zeroes, recorded in a segment, that something newer covers and that a version which is kept sees.
     pub fn covered_tombs(&self, segment: u32, layers: Table, mut each: impl FnMut(u32, &Extent)) {
         let here = |l: &Layer| !l.e.is_data() && l.e.offset == segment && l.to < LAST;
-        for (a, l) in layers.iter().filter(|(_, l)| here(l) && self.history.needs(l.e.version, l.to)) {
+        let is_needed = |l: &Layer| here(l) && self.history.needs(l.e.version, l.to);
+        for (a, l) in layers.iter().filter(|(a, l)| !is_of_times(*a) && is_needed(l)) {
             each(a, &l.e);
         }
     }

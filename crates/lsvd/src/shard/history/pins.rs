@@ -3,8 +3,9 @@
 //! Invariants:
 //! - It is a function of the committed frames in their order, and of the marks that speak for frames which are no
 //!   longer in the log: a mark says what was pinned as of a sequence, and what is younger is applied on top of it.
-//! - A version is pinned by the frame that has it. So when the pin comes, nothing that it needs has been let go of. Of one
-//!   that comes out of order what it needs may be gone: the shard's history is not whole below it then.
+//! - A version is pinned by the frame that has it, or by a later one while it is kept. So when the pin comes, nothing that it
+//!   needs has been let go of. Of one that comes out of order, or of a version that is not kept, what it needs may be gone: the
+//!   shard's history is not whole below it then.
 
 use freebs_format::{FEATURE_PINS, FrameHead, MarkBody, Pin, PinUpdate};
 use freebs_types::{Sequence, SnapshotId, Version, limits};
@@ -17,6 +18,8 @@ const RECENT_MAX: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PinOp {
     Take(Pin),
+    /// A version of before the update itself, which is kept.
+    TakePast(Pin),
     Release(Version),
     /// The window begins here, but never before the version of the update itself unless it has begun already.
     Retain {
@@ -30,19 +33,38 @@ pub(crate) enum PinOp {
 impl PinOp {
     /// True if a later op of this kind makes one that comes out of order void.
     fn is_about_the_same(self, earlier: Self) -> bool {
+        if let (Some(v), Some(other)) = (self.version(), earlier.version()) {
+            return v == other;
+        }
         match (self, earlier) {
-            (Self::Release(v), Self::Take(pin)) => v == pin.version,
             (Self::Retain { .. } | Self::RetainNone, Self::Retain { .. } | Self::RetainNone) => true,
             _ => false,
+        }
+    }
+
+    /// The version that is pinned, or is so no more.
+    fn version(self) -> Option<Version> {
+        match self {
+            Self::Take(pin) | Self::TakePast(pin) => Some(pin.version),
+            Self::Release(v) => Some(v),
+            Self::Retain { .. } | Self::RetainNone => None,
         }
     }
 
     /// The version below which history is not whole if what this one keeps was let go of before; `last` is the last version.
     pub fn lacks(self, last: Version) -> Option<Version> {
         match self {
-            Self::Take(pin) => Some(pin.version.next()),
+            Self::Take(pin) | Self::TakePast(pin) => Some(pin.version.next()),
             Self::Retain { .. } => Some(last),
             Self::Release(_) | Self::RetainNone => None,
+        }
+    }
+
+    /// The version below which history is not whole if a version of the past is pinned that is not kept; else 0.
+    pub fn gone_of(self, kept: &Kept) -> Version {
+        match self {
+            Self::TakePast(pin) if !kept.has(pin.version) => pin.version.next(),
+            _ => Version(0),
         }
     }
 
@@ -55,6 +77,7 @@ impl PinOp {
             PinUpdate::Snapshot(snapshot) => Some(Self::Take(Pin { version: u.version, snapshot })),
             PinUpdate::Release(Version(0)) => Some(Self::RetainNone),
             PinUpdate::Release(version) => Some(Self::Release(version)),
+            PinUpdate::Past(pin) => Some(Self::TakePast(pin)),
             PinUpdate::Retain(from) => Some(Self::Retain { from, now: u.version }),
         };
         head.updates().filter_map(op).collect()
@@ -112,7 +135,7 @@ impl Kept {
 
     pub fn apply(&mut self, op: PinOp) {
         match op {
-            PinOp::Take(pin) => {
+            PinOp::Take(pin) | PinOp::TakePast(pin) => {
                 if self.pins.len() < limits::SHARD_PINS_MAX {
                     self.pins.insert(pin.version, pin.snapshot);
                 }
@@ -131,7 +154,7 @@ impl Kept {
     /// Adds all that a change may keep that was not kept before it.
     pub fn expect(&mut self, op: PinOp) {
         match op {
-            PinOp::Take(pin) => {
+            PinOp::Take(pin) | PinOp::TakePast(pin) => {
                 self.pins.insert(pin.version, pin.snapshot);
             }
             PinOp::Retain { now, .. } => self.retain = Some(self.retain.map_or(now, |r| r.min(now))),
@@ -161,9 +184,14 @@ impl Pins {
         Self { kept, as_of, recent: Vec::new() }
     }
 
+    /// Whether what a frame says is not known yet.
+    pub fn counts(&self, sequence: Sequence) -> bool {
+        sequence > self.as_of
+    }
+
     /// A committed frame changes something. Whether anything is given up by it.
     pub fn apply(&mut self, sequence: Sequence, op: PinOp) -> bool {
-        if sequence <= self.as_of {
+        if !self.counts(sequence) {
             return false;
         }
         if self.recent.iter().any(|(s, later)| *s > sequence && later.is_about_the_same(op)) {
@@ -175,7 +203,7 @@ impl Pins {
         let i = self.recent.partition_point(|(s, _)| *s <= sequence);
         self.recent.insert(i, (sequence, op));
         self.kept.apply(op);
-        !matches!(op, PinOp::Take(_))
+        !matches!(op, PinOp::Take(_) | PinOp::TakePast(_))
     }
 
     /// A mark says what was kept as of a sequence. Whether anything is kept now that was not before, and whether

@@ -725,7 +725,7 @@ impl<'a> In<'a> {
         let in_index = self.u32()?;
         let tombs = self.list(|r| {
             let (id, start, len) = (r.shard_id()?, r.u32()?, r.u32()?);
-            (u64::from(start) + u64::from(len) <= limits::SHARD_BLOCKS_MAX).then_some((id, start, len))
+            (u64::from(start) + u64::from(len) <= limits::SHARD_ADDRESSES).then_some((id, start, len))
         })?;
         let pins = self.list(Self::segment_id)?;
         let fits = in_index == 0 || tombs.is_empty();
@@ -772,6 +772,7 @@ impl<'a> In<'a> {
         let crcs = self.list(Self::u32)?;
         let data = kind == ExtentKind::Data;
         let fits = if data { fits(offset, len) && crcs.len() == len as usize } else { crcs.is_empty() };
+        // What is superseded of times is no history.
         if len == 0 || u64::from(start) + u64::from(len) > limits::SHARD_BLOCKS_MAX || !fits || version > to {
             return None;
         }

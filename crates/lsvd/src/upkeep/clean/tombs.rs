@@ -14,6 +14,7 @@ use crate::log::segments::{SegmentState, Tombs};
 use crate::log::tomb_list::TombList;
 use crate::map::extents::{Extent, ExtentMap};
 use crate::shard::Shard;
+use crate::shard::history::is_of_times;
 use crate::{Engine, RuleMutant};
 use freebs_format::{CarryBody, CarryEntry, ExtentKind, FrameHead, FrameKind};
 use freebs_io::Device;
@@ -22,6 +23,8 @@ use freebs_types::{BlockRange, ErrorKind, Lba, Result, ShardId};
 
 /// Blocks of the map that one step of the search looks at.
 const WINDOW: u32 = 4096;
+/// The same of addresses of times: trims there are long.
+const TIMES_WINDOW: u32 = 16 * WINDOW;
 /// Blocks that are looked at at once if the maps are in memory.
 const AT_ONCE: u64 = 4096;
 /// Frames of a segment's index that one step looks at.
@@ -142,7 +145,8 @@ impl<D: Device> Engine<D> {
     async fn tombs_of(&self, id: u32, shard: ShardId, start: u32, end: u32, out: &mut Vec<CarryEntry>) -> Result<()> {
         let mut at = start;
         while let Some(from) = self.io().next_own_entry(shard, at).await?.filter(|a| *a < end) {
-            at = from.saturating_add(WINDOW).min(end);
+            let window = if is_of_times(from) { TIMES_WINDOW } else { WINDOW };
+            at = from.saturating_add(window).min(end);
             let here = |_: &Core, _: &Shard, view: &ExtentMap| {
                 gather(id, view, out);
                 Ok(())

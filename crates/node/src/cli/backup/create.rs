@@ -113,7 +113,7 @@ pub async fn run(
 async fn make(client: &Client, volume: &str, prefix: &str) -> Result<String> {
     let now = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
     let name = format!("{prefix}{}", now.replace([':', '-', '.'], ""));
-    let request = Request::SnapshotCreate { volumes: vec![volume.to_owned()], name: Some(name) };
+    let request = Request::SnapshotCreate { volumes: vec![volume.to_owned()], name: Some(name), past: None };
     match client.call(&request, timing::SNAPSHOT_CALL_MAX).await? {
         Reply::Snapshot(made) => Ok(made.name),
         _ => Err(unexpected()),

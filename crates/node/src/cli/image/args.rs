@@ -134,6 +134,7 @@ mod tests {
             copies: Some(2),
             ack: Some(AckArg::All),
             min_copies: Some(1),
+            retain: None,
             shards: Some(3),
             stripe: Some(4 << 20),
         };

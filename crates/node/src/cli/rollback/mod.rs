@@ -1,4 +1,5 @@
-//! `freebs volume rollback`: a volume gets back what it had in a snapshot.
+//! `freebs volume rollback` and `freebs volume rewind`: a volume gets back what it had in a snapshot, or at a moment of the past
+//! that it keeps, of which a snapshot is made for the time that this takes.
 //!
 //! The command attaches the volume itself, and writes what changed since as it was; so snapshots, the differences between them
 //! and backups go on as with any writes.
@@ -14,18 +15,18 @@ use super::image::target::{Doing, data_in, find, in_use, rename, temporary};
 use super::image::writes::Writes;
 use super::output::Output;
 use super::signals::Stop;
-use super::snapshot;
+use super::snapshot::{self, past};
 use crate::admin::{Client, ROLLING_BACK, name_of_time};
 use crate::attached::{Attached, AttachedPast};
 use crate::events::now_ms;
 use crate::timing;
-use args::RollbackArgs;
+use args::{HowArgs, RewindArgs, RollbackArgs};
 use freebs_control::Stage;
 use freebs_control::api::{Request, VolumeStatus};
 use freebs_control::rules::format_size;
 use freebs_driver::{Op, Piece, Reply as Answer, STATUS_BYTES_MAX};
 use freebs_format::Pin;
-use freebs_types::{Error, ErrorKind, Result};
+use freebs_types::{Error, ErrorKind, Past, Result};
 use serde::Serialize;
 use std::ops::Range;
 use std::process::ExitCode;
@@ -43,6 +44,9 @@ const READ_BYTES: u64 = 1 << 20;
 struct RolledBack {
     volume: String,
     snapshot: String,
+    /// The place in the past that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    past: Option<Past>,
     /// The snapshot that has what was there before, if it was kept by this command.
     before: Option<String>,
     /// Bytes that had changed, and bytes of data that were written for them.
@@ -51,33 +55,65 @@ struct RolledBack {
     seconds: f64,
 }
 
-pub async fn run(client: &Client, addresses: &[String], args: RollbackArgs, output: &Output) -> Result<ExitCode> {
+/// Where a volume goes back to.
+enum To {
+    Snapshot(String),
+    Past(Past),
+}
+
+pub async fn rollback(client: &Client, addresses: &[String], args: RollbackArgs, output: &Output) -> Result<ExitCode> {
+    let to = To::Snapshot(args.snapshot.name);
+    run(client, addresses, (&args.snapshot.volume, to), args.how, output).await
+}
+
+pub async fn rewind(client: &Client, addresses: &[String], args: RewindArgs, output: &Output) -> Result<ExitCode> {
+    let to = To::Past(args.place());
+    run(client, addresses, (&args.name, to), args.how, output).await
+}
+
+async fn run(
+    client: &Client,
+    addresses: &[String],
+    (name, to): (&str, To),
+    how: HowArgs,
+    output: &Output,
+) -> Result<ExitCode> {
     let mut stop = Stop::new()?;
-    let mut rolling = Rolling::find(client, &args.snapshot.volume).await?;
-    rolling.may_go_to(&args.snapshot.name).await?;
+    let mut rolling = Rolling::find(client, name).await?;
+    rolling.may_go_to(&to).await?;
     let attached = rolling.attach(addresses).await?;
     let rolled = tokio::select! {
-        rolled = rolling.roll(&attached, addresses, &args, output) => rolled,
+        rolled = rolling.roll(&attached, addresses, (&to, how), output) => rolled,
         () = stop.wait() => Err(Error::retry("the rollback was stopped")),
     };
     let ended = match rolled {
-        Ok(done) => rolling.is_called(&args.snapshot.volume).await.map(|()| done),
-        Err(e) => Err(rolling.gave_up(e, &args.snapshot.to_string()).await),
+        Ok(done) => match rolling.is_called(name).await {
+            Ok(()) => {
+                rolling.forget_then(output).await;
+                Ok(done)
+            }
+            Err(e) => Err(e),
+        },
+        Err(e) => Err(rolling.gave_up(e, &to).await),
     };
     attached.close().await;
-    output.show(&ended?, |r| {
-        let before = r.before.as_ref().map(|b| format!("; what it had before is {}@{b}", r.volume));
-        format!(
-            "rolled {0} back to {0}@{1}: {2} had changed, {3} of data written in {4:.1} s{5}",
-            r.volume,
-            r.snapshot,
-            format_size(r.changed),
-            format_size(r.written),
-            r.seconds,
-            before.unwrap_or_default()
-        )
-    });
+    output.show(&ended?, text);
     Ok(ExitCode::SUCCESS)
+}
+
+fn text(done: &RolledBack) -> String {
+    let to = match done.past {
+        Some(place) => format!("rewound {} to {}", done.volume, past(place)),
+        None => format!("rolled {0} back to {0}@{1}", done.volume, done.snapshot),
+    };
+    let before = done.before.as_ref().map(|b| format!("; what it had before is {}@{b}", done.volume));
+    format!(
+        "{to}: {} had changed, {} of data written in {:.1} s{}",
+        format_size(done.changed),
+        format_size(done.written),
+        done.seconds,
+        before.unwrap_or_default()
+    )
 }
 
 /// A volume that is rolled back.
@@ -88,7 +124,8 @@ struct Rolling<'a> {
     was_left: bool,
     /// As it is called now.
     volume: VolumeStatus,
-    /// The snapshot of the present that this command has made.
+    /// The snapshots of the past and of the present that this command makes.
+    then: Option<String>,
     before: Option<String>,
     /// The name of a mixture was asked for: the volume may get it later than this command hears of it.
     may_be_renamed: bool,
@@ -110,11 +147,22 @@ impl<'a> Rolling<'a> {
                 )));
             }
         };
-        Ok(Self { client, name, was_left, volume, before: None, may_be_renamed: was_left })
+        let may_be_renamed = was_left;
+        Ok(Self { client, name, was_left, volume, then: None, before: None, may_be_renamed })
     }
 
-    /// Refuses a snapshot that can't be gone back to.
-    async fn may_go_to(&self, name: &str) -> Result<()> {
+    /// Refuses a place that can't be gone back to.
+    async fn may_go_to(&self, to: &To) -> Result<()> {
+        let To::Snapshot(name) = to else {
+            if !self.was_left {
+                return Ok(());
+            }
+            return Err(Error::busy(format!(
+                "a rollback of '{0}' is under way, or was interrupted: '{1}' is a mixture. `freebs snapshot list {1}` shows to \
+                 what, and `freebs volume rollback {0}@…` goes on with it",
+                self.name, self.volume.name
+            )));
+        };
         let volume = self.volume.name.clone();
         let show = Request::SnapshotShow { volume, name: name.to_owned() };
         match snapshot::one(self.client, show).await?.stage {
@@ -164,21 +212,30 @@ impl<'a> Rolling<'a> {
         &mut self,
         attached: &Attached,
         addresses: &[String],
-        args: &RollbackArgs,
+        (to, how): (&To, HowArgs),
         output: &Output,
     ) -> Result<RolledBack> {
-        let is_kept = !args.discard_present && !self.was_left;
+        let (place, snapshot) = match to {
+            To::Snapshot(name) => (None, name.clone()),
+            To::Past(place) => {
+                let name = format!("rewind-{}", name_of_time(now_ms()));
+                self.then = Some(name.clone());
+                snapshot::of_past(self.client, &self.volume.name, *place, &name).await?;
+                (Some(*place), name)
+            }
+        };
+        let is_kept = !how.discard_present && !self.was_left;
         let name = format!("{}{}", if is_kept { KEPT } else { MIXTURE }, name_of_time(now_ms()));
         let volumes = vec![self.volume.name.clone()];
-        snapshot::one(self.client, Request::SnapshotCreate { volumes, name: Some(name.clone()) }).await?;
         self.before = Some(name.clone());
+        snapshot::one(self.client, Request::SnapshotCreate { volumes, name: Some(name.clone()), past: None }).await?;
         if !self.was_left {
             self.may_be_renamed = true;
             self.is_called(&temporary(self.name, ROLLBACK)?).await?;
         }
         let cluster = self.client.welcome().cluster;
         let now = Attached::open_past(addresses, cluster, ROLLBACK.word, self.volume.id, &name).await?;
-        let then = Attached::open_past(addresses, cluster, ROLLBACK.word, self.volume.id, &args.snapshot.name).await;
+        let then = Attached::open_past(addresses, cluster, ROLLBACK.word, self.volume.id, &snapshot).await;
         let then = match then {
             Ok(then) => then,
             Err(e) => {
@@ -187,7 +244,7 @@ impl<'a> Rolling<'a> {
             }
         };
         let label = format!("rollback of {}", self.name);
-        let progress = Progress::start(label, self.volume.size, args.progress, output);
+        let progress = Progress::start(label, self.volume.size, how.progress, output);
         let changed = copy(attached, (&now, &then), self.volume.size, &progress).await;
         let (written, took) = progress.so_far();
         drop(progress);
@@ -197,7 +254,8 @@ impl<'a> Rolling<'a> {
         self.forget_mixtures().await?;
         Ok(RolledBack {
             volume: self.name.to_owned(),
-            snapshot: args.snapshot.name.clone(),
+            snapshot,
+            past: place,
             before: Some(name).filter(|_| is_kept),
             changed,
             written,
@@ -215,12 +273,25 @@ impl<'a> Rolling<'a> {
         Ok(())
     }
 
+    /// Deletes the snapshot of the past that this command made: the volume has what it has.
+    async fn forget_then(&self, output: &Output) {
+        let Some(then) = &self.then else { return };
+        if let Err(e) = snapshot::delete_one(self.client, self.name, then).await {
+            output.note(&format!("the snapshot {}@{then} is not needed any more, and is still there: {e}", self.name));
+        }
+    }
+
     /// The rollback ended before its end. The error says what is left.
-    async fn gave_up(&self, e: Error, place: &str) -> Error {
+    async fn gave_up(&self, e: Error, to: &To) -> Error {
+        let snapshot = match to {
+            To::Snapshot(name) => name,
+            To::Past(_) => self.then.as_deref().unwrap_or_default(),
+        };
+        let place = format!("{}@{snapshot}", self.name);
         if !self.may_be_renamed {
             // Nothing was written.
-            if let Some(before) = &self.before {
-                let _ = snapshot::delete_one(self.client, self.name, before).await;
+            for made in self.then.iter().chain(&self.before) {
+                let _ = snapshot::delete_one(self.client, self.name, made).await;
             }
             return e;
         }

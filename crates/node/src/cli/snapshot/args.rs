@@ -4,6 +4,7 @@ use super::schedule;
 use clap::{Args, Subcommand};
 use freebs_control::rules;
 use freebs_control::{Keep, Schedule};
+use freebs_types::{Past, Version};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const CREATE_HELP: &str = "\
@@ -11,10 +12,16 @@ Examples:
   freebs snapshot create data                          named by the time
   freebs snapshot create data --name before-upgrade
   freebs snapshot create db,logs --name nightly        both at one instant
+  freebs snapshot create data --at '2026-11-21 10:31:07'    as it was then, if it keeps its past
+  freebs snapshot create data --at 10min                    as it was ten minutes ago
+  freebs snapshot create data --version 1234                as the update with this version left it
 
 A snapshot keeps a volume as it is at an instant: all that was answered before is in it, and nothing that was asked for
 later. It is made while the volume is in use, copies nothing, and takes no space until blocks that it has are written anew.
 Of several volumes, or one of several shards, writers wait while it is made: some milliseconds, 2 seconds at the very most.
+
+A volume that keeps its past (`freebs volume retain`) has snapshots of it, too: of any tenth of a second, as the clocks of
+the heads of its shards had it when updates were ordered. Of several shards that is one instant as far as these clocks agree.
 
 Exit status: 0 it is there, on enough copies, 1 none was made, 2 not understood.";
 
@@ -100,6 +107,28 @@ pub struct CreateArgs {
     /// The name that it is to have in each of them [default: the time, such as 2026-11-21-103107.042]
     #[arg(long, value_name = "NAME", value_parser = snapshot_name)]
     pub name: Option<String>,
+
+    #[command(flatten)]
+    pub past: PastArgs,
+}
+
+/// A place in the past of a volume; none of it is the present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Args)]
+#[group(multiple = false)]
+pub struct PastArgs {
+    /// As of a time in the past, in UTC, or so long ago; the volume has to keep its past
+    #[arg(long, value_name = "TIME", value_parser = ago)]
+    pub at: Option<u64>,
+
+    /// As of a version in the past; the volume has to keep its past, and to have one shard
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub version: Option<u64>,
+}
+
+impl PastArgs {
+    pub fn place(self) -> Option<Past> {
+        self.at.map(Past::TimeMs).or(self.version.map(|v| Past::Version(Version(v))))
+    }
 }
 
 #[derive(Debug, Args)]
@@ -146,11 +175,30 @@ fn snapshot_name(text: &str) -> Result<String, String> {
     rules::check_name("snapshot", text).map(|()| text.to_owned()).map_err(|e| e.to_string())
 }
 
+/// `VOLUME@NAME`, or a volume alone.
+pub fn place_or_volume(text: &str) -> Result<(String, Option<String>), String> {
+    if text.contains('@') {
+        return place(text).map(|p| (p.volume, Some(p.name)));
+    }
+    rules::check_name("volume", text).map(|()| (text.to_owned(), None)).map_err(|e| e.to_string())
+}
+
 pub fn place(text: &str) -> Result<Place, String> {
     let parts = text.split_once('@').filter(|(volume, name)| !volume.is_empty() && !name.is_empty());
     let (volume, name) = parts.ok_or("write VOLUME@NAME, such as data@nightly")?;
     rules::check_name("volume", volume).map_err(|e| e.to_string())?;
     Ok(Place { volume: volume.to_owned(), name: snapshot_name(name)? })
+}
+
+/// A time that has come, or so long ago, in milliseconds since 1970.
+pub fn ago(text: &str) -> Result<u64, String> {
+    let bad = |_| format!("'{text}' is no time; write '2026-11-21 10:31:07' (UTC), 2026-11-21T10:31:07.5Z, or 10min");
+    let time = match humantime::parse_duration(text) {
+        Ok(span) => SystemTime::now().checked_sub(span).unwrap_or(UNIX_EPOCH),
+        Err(_) => humantime::parse_rfc3339_weak(text).map_err(bad)?,
+    };
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    Ok(since.as_millis() as u64)
 }
 
 /// Milliseconds since 1970.
@@ -180,6 +228,15 @@ mod tests {
         for wrong in ["data", "data@", "@x", "a/b@x", "data@x@y", "data@-x"] {
             assert!(place(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn times_of_the_past_are_dates_and_spans() {
+        assert_eq!(ago("1970-01-02 00:00:01.25"), Ok(86_401_250));
+        assert_eq!(ago("1970-01-02T00:00:01Z"), Ok(86_401_000));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
+        assert!((now - 600_000 - 60_000..=now - 600_000).contains(&ago("10min").unwrap()));
+        assert!(ago("yesterday").unwrap_err().contains("10min"));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use args::{CreateArgs, Place, ScheduleArgs, SnapshotCommand};
 use freebs_control::Stage;
 use freebs_control::api::{Reply, Request, SnapshotStatus};
 use freebs_control::rules::{format_date, format_size};
-use freebs_types::{Result, SnapshotId};
+use freebs_types::{Past, Result, SnapshotId};
 use serde::Serialize;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -47,6 +47,12 @@ pub async fn one(client: &Client, request: Request) -> Result<SnapshotStatus> {
     }
 }
 
+/// Makes a snapshot of a place in a volume's past, under this name.
+pub async fn of_past(client: &Client, volume: &str, past: Past, name: &str) -> Result<SnapshotStatus> {
+    let (volumes, name) = (vec![volume.to_owned()], Some(name.to_owned()));
+    one(client, Request::SnapshotCreate { volumes, name, past: Some(past) }).await
+}
+
 pub async fn delete_one(client: &Client, volume: &str, name: &str) -> Result<()> {
     let request = Request::SnapshotDelete { volume: volume.to_owned(), name: name.to_owned() };
     match client.call(&request, timing::CALL_MAX).await? {
@@ -57,9 +63,14 @@ pub async fn delete_one(client: &Client, volume: &str, name: &str) -> Result<()>
 
 async fn create(client: &Client, args: CreateArgs, output: &Output) -> Result<ExitCode> {
     let begun = Instant::now();
-    let snapshot = one(client, Request::SnapshotCreate { volumes: args.volumes, name: args.name }).await?;
+    let snapshot =
+        one(client, Request::SnapshotCreate { volumes: args.volumes, name: args.name, past: args.past.place() })
+            .await?;
     let ms = begun.elapsed().as_secs_f64() * 1000.0;
-    output.show(&snapshot, |s| format!("created {} in {ms:.1} ms", places(s)));
+    output.show(&snapshot, |s| {
+        let of = s.past.map(|p| format!(", of {}", past(p))).unwrap_or_default();
+        format!("created {}{of} in {ms:.1} ms", places(s))
+    });
     Ok(ExitCode::SUCCESS)
 }
 
@@ -140,6 +151,14 @@ fn list_table(all: &[SnapshotStatus], volume: Option<&str>) -> String {
     table(&["SNAPSHOT", "MADE", "SIZE", "STATE", "LOCKED UNTIL", "TOGETHER WITH"], &["SIZE"], rows)
 }
 
+/// A place in the past, for people.
+pub fn past(past: Past) -> String {
+    match past {
+        Past::Version(v) => format!("version {v}"),
+        Past::TimeMs(ms) => format!("{} by the clocks of the shards' heads", format_date(ms)),
+    }
+}
+
 fn stage(stage: &Stage) -> String {
     match stage {
         Stage::Gathering | Stage::Decided => "being made".into(),
@@ -150,6 +169,7 @@ fn stage(stage: &Stage) -> String {
 
 fn details(s: &SnapshotStatus) -> String {
     let mut text = format!("{}: {}, made {}\n", places(s), stage(&s.stage), format_date(s.created_ms));
+    text.extend(s.past.map(|p| format!("as it was at {}\n", past(p))));
     if s.locked_until_ms > 0 {
         text.push_str(&format!("locked until {}\n", format_date(s.locked_until_ms)));
     }

@@ -5,6 +5,7 @@ mod faults;
 mod figures;
 mod filesystem;
 mod reading;
+mod rewind;
 mod rollback;
 
 use crate::support::PATIENCE;
