@@ -42,6 +42,7 @@ struct Search {
     /// for what was before the other.
     behind: Sequence,
     now: Moment,
+    last: Version,
     asked_at: Option<Nanos>,
     /// The answer is still to come.
     is_asking: bool,
@@ -81,6 +82,11 @@ pub(crate) struct Cuts {
 }
 
 impl Cuts {
+    /// Times are told anew: what was found by those of before is none.
+    pub fn search_anew(&mut self) {
+        self.search = None;
+    }
+
     /// No update may be ordered now.
     pub fn holds(&self) -> bool {
         self.taken.is_some_and(|t| t.hold == Hold::Holds)
@@ -215,13 +221,15 @@ impl Replica {
     /// Asks the log for a version of the past, once it has all that was ordered before.
     fn search_past(&mut self, ctx: &mut Ctx<'_>, id: SnapshotId, past: Past) {
         let (shard, view, now) = (self.id, self.view_number(), ctx.now);
-        let (last, durable) = (self.last.sequence, self.durable);
+        // By the clock of now.
+        self.see_to_clock(ctx);
+        let (behind, last, durable) = (self.last.sequence, self.version, self.durable);
         let moment = Moment::at_wall(self.wall(ctx));
         if is_about_to_come(past, moment) {
             return;
         }
         let Some(h) = self.head.as_mut() else { return };
-        let anew = Search { id, behind: last, now: moment, asked_at: None, is_asking: false };
+        let anew = Search { id, behind, now: moment, last, asked_at: None, is_asking: false };
         let search = h.cuts.search.get_or_insert(anew);
         if search.id != id {
             *search = anew;
@@ -230,15 +238,16 @@ impl Replica {
         if durable >= search.behind && is_due && !search.is_asking {
             (search.asked_at, search.is_asking) = (Some(now), true);
             let wanted = Wanted::At { past, snapshot: Some(id) };
-            let ask = PastAsk { shard, view, now: search.now, wanted };
+            let ask = PastAsk { shard, view, now: search.now, last: search.last, wanted };
             ctx.out.actions.push(Action::FindPast(ask));
         }
     }
 
     /// The log has found a version of the past for a snapshot, or has not.
-    pub fn on_past_for_snapshot(&mut self, ctx: &mut Ctx<'_>, id: SnapshotId, found: Result<Found>) {
+    pub fn on_past_for_snapshot(&mut self, ctx: &mut Ctx<'_>, (ask, id): (PastAsk, SnapshotId), found: Result<Found>) {
         let under_way = self.info.as_ref().and_then(|i| i.snapshots.under_way).filter(|u| u.id == id && !u.is_decided);
-        let search = self.head.as_mut().and_then(|h| h.cuts.search.as_mut()).filter(|s| s.id == id);
+        let search = self.head.as_mut().and_then(|h| h.cuts.search.as_mut());
+        let search = search.filter(|s| (s.id, s.now, s.last) == (id, ask.now, ask.last));
         let (Some(u), Some(search)) = (under_way, search) else { return };
         search.is_asking = false;
         if !self.is_active_head() || !self.is_told_of_snapshots() || self.is_stuffed() || !self.has_room(ctx) {
@@ -249,7 +258,7 @@ impl Replica {
                 let why = format!("shard {} has just given up version {}", self.id, p.version);
                 return self.refuse_cut(ctx, id, why);
             }
-            Ok(Found::Version(PastVersion { version, pinned })) => match pinned.filter(|other| *other != id) {
+            Ok(Found::Version(PastVersion { version, pinned, .. })) => match pinned.filter(|other| *other != id) {
                 None => Some(version),
                 // Nothing was ordered since; so the present is as that was.
                 Some(_) if matches!(u.past, Some(Past::TimeMs(_))) && version == self.version => None,

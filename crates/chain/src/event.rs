@@ -4,7 +4,7 @@ use bytes::Bytes;
 use freebs_format::wire::{FrameName, Message, ReadRequest, SyncRequest};
 use freebs_format::{CarryBody, Frame, FrameHead, Pin, VolumeDescription};
 use freebs_io::LinkId;
-use freebs_lsvd::{DamagedBlocks, Durable, EventKind, KeptState, MapPlace, PastVersion, Record};
+use freebs_lsvd::{DamagedBlocks, Durable, EventKind, KeptState, MapPlace, PastVersion, Record, TimesAbove};
 use freebs_secrets::HostKey;
 use freebs_types::{
     ClusterId, Error, ErrorKind, Fork, Generation, Hash32, HostPublic, Moment, NodeId, Past, Peer, Result, Sequence,
@@ -245,6 +245,8 @@ pub struct PastAsk {
     pub view: ViewNumber,
     /// The newest moment that counts.
     pub now: Moment,
+    /// The newest version that counts.
+    pub last: Version,
     /// What is asked.
     pub wanted: Wanted,
 }
@@ -263,10 +265,12 @@ pub enum Wanted {
         /// The snapshot that it is for; `None` if the window is to begin there.
         snapshot: Option<SnapshotId>,
     },
-    /// Where the window could begin so that it takes less memory: with the first moment above this version.
+    /// What is told of times if the window begins at a version so that it takes less memory.
     Room {
         /// The version.
         above: Version,
+        /// The moment from which on times are told now.
+        from: Moment,
     },
 }
 
@@ -279,8 +283,8 @@ pub enum Found {
     Begin(Option<Moment>),
     /// The version at the place.
     Version(PastVersion),
-    /// The first moment above the version, if there is one, and its first version.
-    Moment(Option<(Moment, Version)>),
+    /// What is told of times above the version.
+    Times(TimesAbove),
 }
 
 /// The past of a shard, as its head knows it.

@@ -621,6 +621,8 @@ impl Replica {
         let Some(m) = h.members.iter_mut().find(|m| m.peer == peer && m.live) else { return };
         m.live = false;
         m.waiting_since = None;
+        // It says so again when it is there.
+        m.room.iter_mut().for_each(|r| r.past_over = false);
         let (last, now) = (self.last.sequence, ctx.now);
         let behind: Vec<Peer> = h
             .members

@@ -578,7 +578,7 @@ impl Replica {
         let retained_ms = retained_in(self.view_frame.as_ref());
         if let Some(h) = self.head.as_mut() {
             h.reset(members, quorum, secret, token);
-            h.window.goes_on_from(wall, retained_ms);
+            h.window.goes_on_from(wall, retained_ms, ctx.now);
         }
         self.append(ctx, frame);
         // Behind the frame: when the log is read again it is what cuts the tail, and a tail that had a hole is suspect.

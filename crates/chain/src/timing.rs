@@ -37,6 +37,8 @@ pub(crate) const HOLD_MAX: Nanos = Nanos::from_millis(2000);
 pub(crate) const WINDOW_EVERY: Nanos = Nanos::from_millis(60_000);
 /// Memory that the past takes is looked at this often.
 pub(crate) const PAST_EVERY: Nanos = Nanos::from_millis(1000);
+/// A window is made shorter for want of memory no more often than this: by then logs have looked whether that was enough.
+pub(crate) const ROOM_EVERY: Nanos = Nanos::from_millis(2 * 1000);
 /// A head looks no more often than this. A window is longer by that than it should be.
 pub(crate) const WINDOW_EVERY_MIN: Nanos = Nanos::from_millis(1000);
 /// A window moves at least this often, so that the log tells how far it was to have come; and people are told no more often

@@ -6,18 +6,21 @@
 //!   says of windows; no update of a moment has a lower version. Until the log has told whether it has one nothing is ordered.
 //! - The clock in the headers of a shard's frames never goes back, but for a step of more than `CLOCK_BACK_MAX`; each view
 //!   begins a moment of its own. Behind such a step, behind a leap, and where the clock of the frame before is not known, times
-//!   begin anew: those of before are not told any more, rather than told wrong.
+//!   begin anew, before anything is answered by them: those of before are not told any more, rather than told wrong.
 //! - By the clock the window moves up by no more than a head's own monotonic time and a quarter of it, so a clock that is wrong
-//!   does not end the past at once. It does not move while a snapshot is being made, and in a chain that is too short.
-//! - One question at a time is under way to the log; the answer to one of another view is none.
+//!   does not end the past at once. A stretch in which nothing was ordered is not counted. It does not move while a snapshot is
+//!   being made, and in a chain that is too short.
+//! - For want of memory it is made shorter by those only that are there to have more of it then.
+//! - One question at a time is under way to the log; the answer to one of another view, or of before times began anew, is none.
 
 use crate::event::{Action, Found, NoteKind, PastAsk, PastStatus, Wanted};
 use crate::head::Head;
 use crate::replica::{Ctx, Replica};
 use crate::timing;
 use freebs_format::{Extent, ExtentKind, FrameHead, PinUpdate, UpdateDraft, UpdateKind, ViewBody};
+use freebs_lsvd::TimesAbove;
 use freebs_types::limits::MOMENT_MS;
-use freebs_types::{BlockRange, DriverId, Moment, Nanos, Past, RequestNumber, Result, TIMES_LBA, Version};
+use freebs_types::{BlockRange, DriverId, Moment, Nanos, Past, RequestNumber, Result, Sequence, TIMES_LBA, Version};
 
 /// Moments that one step trims at most. Those in front of them do not count any more in any case.
 const TRIMMED_MAX: u64 = 24 * 3600 * 1000 / MOMENT_MS;
@@ -28,6 +31,8 @@ const TIMES_MAX: u64 = 60 * TRIMMED_MAX;
 /// A step of the window is worth two updates if it lets go of more versions than this.
 const STEP_VERSIONS: u64 = 8;
 
+/// A head tells a moment at least this often, so a stretch of twice as many in which none is told is one without a head.
+const TOLD_EVERY: u64 = 3600 * 1000 / MOMENT_MS;
 /// A window of fewer versions is not made shorter for want of memory: others take it.
 const ROOM_VERSIONS: u64 = 64;
 /// Moments that a clock may be behind one that is asked for: so long a snapshot of that time waits for it.
@@ -46,13 +51,17 @@ enum InLog {
 #[derive(Debug, Default)]
 pub(crate) struct Window {
     log: InLog,
-    /// A question is under way.
-    is_asking: bool,
+    /// The question that is under way.
+    asking: Option<PastAsk>,
     /// When the log was asked last whether the window may move, and whether it takes too much memory.
     stepped_at: Option<Nanos>,
     room_at: Option<Nanos>,
+    /// The frame with which it was made shorter for want of memory.
+    shorter: Option<Sequence>,
     /// The last moment that has begun; if it is not known, times begin anew.
     last: Option<Moment>,
+    /// What the clock said when it was looked at, by this head's own time.
+    seen: Option<(Moment, Nanos)>,
     /// The moment at which the window begins, from which on times are told; `None` until the log has said it.
     begins_at: Option<Moment>,
     /// What the two were before the frame that is gathered.
@@ -76,10 +85,11 @@ pub(crate) fn is_about_to_come(past: Past, now: Moment) -> bool {
 }
 
 impl Window {
-    /// A view goes on from a frame with this wall clock, 0 if that is not known, of a view in which so many milliseconds were to
-    /// be kept.
-    pub fn goes_on_from(&mut self, wall: u64, retained_ms: Option<u64>) {
+    /// A view goes on now from a frame with this wall clock, 0 if that is not known, of a view in which so many milliseconds were
+    /// to be kept.
+    pub fn goes_on_from(&mut self, wall: u64, retained_ms: Option<u64>, now: Nanos) {
         self.last = Some(Moment::at_wall(wall)).filter(|_| wall > 0);
+        self.seen = self.last.map(|last| (last, now));
         self.retained_ms = retained_ms.unwrap_or_default();
     }
 
@@ -92,6 +102,23 @@ impl Window {
     pub fn packed(&mut self, is_ordered: bool) {
         if let Some(before) = self.before.take().filter(|_| !is_ordered) {
             (self.last, self.begins_at) = before;
+        }
+    }
+
+    /// Whether the clock goes on to this moment from what was told. Days go by on both clocks, or the one has leapt.
+    fn goes_on_to(&self, moment: Moment, now: Nanos) -> bool {
+        let (Some(last), Some((seen, since))) = (self.last, self.seen) else { return false };
+        let passed = now.since(since).0 / (MOMENT_MS * 1_000_000);
+        let is_long = self.begins_at.is_some_and(|from| moment.0.saturating_sub(from.0) > TIMES_MAX);
+        last <= moment && moment.0.saturating_sub(seen.0) <= LEAP_MAX.saturating_add(passed) && !is_long
+    }
+
+    /// It was to begin at a moment, and nothing was ordered from there up to the next one, if there is one. If that is because no
+    /// head was there, it lets go of nothing up to there.
+    fn skip(&mut self, to: Moment, next: Option<Moment>, (by_clock, now): (Moment, Nanos)) {
+        let next = next.map_or(by_clock, |next| next.min(by_clock));
+        if next.0.saturating_sub(to.0) >= 2 * TOLD_EVERY {
+            self.allowed = Some((next, now));
         }
     }
 
@@ -160,6 +187,7 @@ impl Replica {
             return;
         }
         let moment = Moment::at_wall(self.wall(ctx));
+        let now = ctx.now;
         if self.window().is_some_and(|w| w.last == Some(moment)) {
             return;
         }
@@ -168,24 +196,43 @@ impl Replica {
             self.pack(ctx);
         }
         let Some(h) = self.head.as_mut() else { return };
-        let w = &h.window;
-        let is_long = w.begins_at.is_some_and(|from| moment.0.saturating_sub(from.0) > TIMES_MAX);
-        let goes_on = |last: Moment| last < moment && moment.0 - last.0 <= LEAP_MAX && !is_long;
-        if w.last.is_some_and(goes_on) {
-            h.window.before = Some((w.last, w.begins_at));
+        if h.window.goes_on_to(moment, now) {
+            h.window.before = Some((h.window.last, h.window.begins_at));
             h.push_own(UpdateKind::Zero, vec![BlockRange { start: moment.lba(), len: 1 }]);
-            h.window.last = Some(moment);
+            (h.window.last, h.window.seen) = (Some(moment), Some((moment, now)));
             return;
         }
+        self.begin_anew(ctx, moment);
+    }
+
+    fn begin_anew(&mut self, ctx: &mut Ctx<'_>, moment: Moment) {
+        let Some(h) = self.head.as_mut() else { return };
         h.begin_times(moment, ctx.now);
         let why = "the clock has gone back, or on by days, or is not known";
         ctx.out.note(format!("shard {}: {why}: times are told from now on", self.id));
     }
 
+    /// Looks at the clock. If it does not go on from what was told, times begin anew, so that nobody is answered by another one.
+    pub fn see_to_clock(&mut self, ctx: &mut Ctx<'_>) {
+        let (moment, now) = (Moment::at_wall(self.wall(ctx)), ctx.now);
+        let may_order = self.is_active_head() && !self.holds() && !self.is_stuffed();
+        let Some(w) = self.head.as_mut().map(|h| &mut h.window).filter(|w| w.log == InLog::Has && may_order) else {
+            return;
+        };
+        if w.goes_on_to(moment, now) {
+            w.seen = Some((moment, now));
+            return;
+        }
+        self.pack(ctx);
+        self.begin_anew(ctx, moment);
+        self.pack(ctx);
+    }
+
     /// Asks the log what there is to ask, and orders what is to be ordered.
     pub fn see_to_window(&mut self, ctx: &mut Ctx<'_>) {
+        self.see_to_clock(ctx);
         let is_there = self.view.as_ref().is_some_and(|v| self.durable >= v.sequence);
-        let is_asking = self.window().is_none_or(|w| w.is_asking);
+        let is_asking = self.window().is_none_or(|w| w.asking.is_some());
         if !self.is_open_head() || !is_there || is_asking {
             return;
         }
@@ -198,7 +245,7 @@ impl Replica {
             return;
         };
         match w.log {
-            InLog::Has if is_held => {}
+            _ if is_held => {}
             InLog::Has if ms == 0 => self.end_window(ctx),
             InLog::Has => self.see_to_steps(ctx, ms),
             InLog::None if ms > 0 => self.begin_window(ctx, ms),
@@ -208,9 +255,9 @@ impl Replica {
 
     fn ask_log(&mut self, ctx: &mut Ctx<'_>, wanted: Wanted) {
         let now = Moment::at_wall(self.wall(ctx));
-        let ask = PastAsk { shard: self.id, view: self.view_number(), now, wanted };
+        let ask = PastAsk { shard: self.id, view: self.view_number(), now, last: self.version, wanted };
         if let Some(h) = self.head.as_mut() {
-            h.window.is_asking = true;
+            h.window.asking = Some(ask);
             ctx.out.actions.push(Action::FindPast(ask));
         }
     }
@@ -218,8 +265,7 @@ impl Replica {
     /// The window moves up for want of memory, of any of the members, or by the time.
     fn see_to_steps(&mut self, ctx: &mut Ctx<'_>, ms: u64) {
         let (now, wall, last) = (ctx.now, self.wall(ctx), self.version);
-        let says_so = |h: &Head| h.members.iter().any(|m| m.room.is_some_and(|r| r.past_over));
-        let is_over = self.past_over || self.head.as_deref().is_some_and(says_so);
+        let is_over = self.is_over(now);
         let Some(w) = self.head.as_mut().map(|h| &mut h.window) else { return };
         if let Some((from, _)) = w.allowed.as_mut().filter(|_| ms < w.retained_ms) {
             // Somebody has said that it is to be shorter.
@@ -234,11 +280,17 @@ impl Replica {
             }
             return;
         }
-        if is_over && last.0 > w.begins.0 + ROOM_VERSIONS && is_due(w.room_at, timing::WINDOW_EVERY_MIN) {
+        let from = w.begins_at.unwrap_or_default();
+        if is_over && last.0 > w.begins.0 + ROOM_VERSIONS && is_due(w.room_at, timing::ROOM_EVERY) {
             w.room_at = Some(now);
             let above = Version(w.begins.0 + last.0.saturating_sub(w.begins.0) / 4);
-            return self.ask_log(ctx, Wanted::Room { above });
+            return self.ask_log(ctx, Wanted::Room { above, from });
         }
+        if w.last.is_some_and(|last| Moment::at_wall(wall).0.saturating_sub(last.0) >= TOLD_EVERY) {
+            self.begin_moment(ctx);
+            self.pack(ctx);
+        }
+        let Some(w) = self.head.as_mut().map(|h| &mut h.window) else { return };
         let every = Nanos::from_millis(ms / 16).clamp(timing::WINDOW_EVERY_MIN, timing::WINDOW_EVERY);
         if !is_due(w.stepped_at, every) {
             return;
@@ -251,16 +303,29 @@ impl Replica {
         }
     }
 
+    /// Whether a log has no memory for so much of the past. One that is away, or has not heard how much less there is now, has
+    /// no say.
+    fn is_over(&mut self, now: Nanos) -> bool {
+        let (own, durable, shorter) = (self.past_over, self.durable, self.window().and_then(|w| w.shorter));
+        let Some(h) = self.head.as_mut() else { return false };
+        let of_others = h.members.iter().filter(|m| m.live && m.room.is_some_and(|r| r.past_over)).map(|m| m.durable);
+        let all = of_others.chain(Some(durable).filter(|_| own)).min();
+        if all.is_some() && all < shorter {
+            h.window.room_at = Some(now);
+        }
+        all.is_some()
+    }
+
     /// The log has answered.
     pub fn on_past_found(&mut self, ctx: &mut Ctx<'_>, ask: PastAsk, found: Result<Found>) {
         if ask.view != self.view_number() || !self.is_open_head() {
             return;
         }
         if let Wanted::At { snapshot: Some(id), .. } = ask.wanted {
-            return self.on_past_for_snapshot(ctx, id, found);
+            return self.on_past_for_snapshot(ctx, (ask, id), found);
         }
-        let Some(h) = self.head.as_mut() else { return };
-        h.window.is_asking = false;
+        let Some(h) = self.head.as_mut().filter(|h| h.window.asking == Some(ask)) else { return };
+        h.window.asking = None;
         match (ask.wanted, found) {
             (Wanted::Window, Ok(Found::Window(Some(first)))) => self.log_has(ctx, InLog::Has, first),
             (Wanted::Window, Ok(_)) => self.log_has(ctx, InLog::None, Version(0)),
@@ -307,8 +372,10 @@ impl Replica {
             return;
         }
         let (now, begins) = (ctx.now, self.window_begins());
+        let by_clock = Moment::at_wall(self.wall(ctx)).less(ms.div_ceil(MOMENT_MS));
         match (wanted, found) {
             (Wanted::At { past: Past::TimeMs(ms), .. }, Found::Version(p)) => {
+                self.head.iter_mut().for_each(|h| h.window.skip(Moment::from_ms(ms), p.next, (by_clock, now)));
                 let moved_at = self.window().and_then(|w| w.moved_at);
                 let is_due = moved_at.is_none_or(|at| now.since(at) >= timing::WINDOW_TOLD_EVERY);
                 if p.version.0 > begins.0 + STEP_VERSIONS || is_due {
@@ -316,12 +383,9 @@ impl Replica {
                     self.head.iter_mut().for_each(|h| h.window.is_short = false);
                 }
             }
-            (Wanted::Room { .. }, Found::Moment(at)) => {
+            (Wanted::Room { above, .. }, Found::Times(times)) => {
                 self.say_short(ctx);
-                match at {
-                    Some((moment, first)) => self.step_to(ctx, Version(first.0.saturating_sub(1)), moment),
-                    None => self.begin_window(ctx, ms),
-                }
+                self.give_up(ctx, above, times);
             }
             _ => {}
         }
@@ -357,17 +421,32 @@ impl Replica {
     fn step_to(&mut self, ctx: &mut Ctx<'_>, first: Version, at: Moment) {
         self.pack(ctx);
         let now = ctx.now;
-        let Some(h) = self.head.as_mut() else { return };
-        let from = at.less(TRIMMED_MAX);
-        let forgotten = h.window.begins_at.map_or(from, |before| before.max(from)).until(at);
-        if forgotten.is_empty() {
+        let Some(h) = self.head.as_mut().filter(|h| h.window.begins_at.is_none_or(|before| before < at)) else {
             return;
-        }
+        };
         h.push_pin(PinUpdate::Retain(first));
-        h.push_own(UpdateKind::Trim, forgotten);
-        let w = &mut h.window;
-        (w.begins, w.begins_at, w.moved_at) = (first.max(w.begins), Some(at), Some(now));
+        h.forget_times(at);
+        (h.window.begins, h.window.moved_at) = (first.max(h.window.begins), Some(now));
         self.pack(ctx);
+    }
+
+    /// All up to this version is let go of for want of memory.
+    fn give_up(&mut self, ctx: &mut Ctx<'_>, above: Version, times: TimesAbove) {
+        self.pack(ctx);
+        let (moment, now) = (Moment::at_wall(self.wall(ctx)), ctx.now);
+        let Some(h) = self.head.as_mut() else { return };
+        h.push_pin(PinUpdate::Retain(above));
+        match times {
+            TimesAbove::Same => {}
+            TimesAbove::From(at) => h.forget_times(at),
+            TimesAbove::None => h.begin_times(moment, now),
+        }
+        (h.window.begins, h.window.moved_at) = (above.max(h.window.begins), Some(now));
+        self.pack(ctx);
+        let last = self.last.sequence;
+        if let Some(w) = self.head.as_mut().map(|h| &mut h.window) {
+            (w.shorter, w.room_at) = (Some(last), Some(now));
+        }
     }
 
     /// There is no window any more, and nothing is told of times.
@@ -391,10 +470,20 @@ impl Head {
         let w = &mut self.window;
         w.before.get_or_insert((w.last, w.begins_at));
         (w.last, w.begins_at) = (Some(moment), Some(moment.next()));
+        (w.seen, w.asking) = (Some((moment, now)), None);
         // What was kept until now stays for as long as it should.
         w.allowed = Some((moment.less(w.retained_ms / MOMENT_MS), now));
+        self.cuts.search_anew();
         self.push_own(UpdateKind::Zero, vec![BlockRange { start: TIMES_LBA, len: 1 }]);
         self.push_own(UpdateKind::Trim, moment.until(moment.next()));
+    }
+
+    /// Adds to what the next frame will have that no times before this moment are told.
+    fn forget_times(&mut self, before: Moment) {
+        let from = before.less(TRIMMED_MAX);
+        let forgotten = self.window.begins_at.map_or(from, |at| at.max(from)).until(before);
+        self.push_own(UpdateKind::Trim, forgotten);
+        self.window.begins_at = self.window.begins_at.max(Some(before));
     }
 
     /// Adds an update of the head's own about the addresses of times to what the next frame will have.

@@ -603,9 +603,11 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
             Wanted::Window => engine.history(shard).map(|h| event::Found::Window(h.retain)),
             Wanted::Begin => engine.times_begin(shard, now).await.map(event::Found::Begin),
             Wanted::At { past, snapshot } => {
-                engine.find_past(shard, past, now, snapshot).await.map(event::Found::Version)
+                engine.find_past(shard, past, (now, ask.last), snapshot).await.map(event::Found::Version)
             }
-            Wanted::Room { above } => engine.moment_above(shard, above, now).await.map(event::Found::Moment),
+            Wanted::Room { above, from } => {
+                engine.times_above(shard, above, (from, now)).await.map(event::Found::Times)
+            }
         };
         self.step(Event::PastFound { ask, found });
     }

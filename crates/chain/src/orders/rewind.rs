@@ -87,9 +87,12 @@ impl Pair {
                     Wanted::Window => self.engine.history(SHARD).map(|h| Found::Window(h.retain)),
                     Wanted::Begin => self.engine.times_begin(SHARD, ask.now).await.map(Found::Begin),
                     Wanted::At { past, snapshot } => {
-                        self.engine.find_past(SHARD, past, ask.now, snapshot).await.map(Found::Version)
+                        let asked = (ask.now, ask.last);
+                        self.engine.find_past(SHARD, past, asked, snapshot).await.map(Found::Version)
                     }
-                    Wanted::Room { above } => self.engine.moment_above(SHARD, above, ask.now).await.map(Found::Moment),
+                    Wanted::Room { above, from } => {
+                        self.engine.times_above(SHARD, above, (from, ask.now)).await.map(Found::Times)
+                    }
                 };
                 actions.extend(self.s.play(|r, ctx| r.on_past_found(ctx, ask, found)).1);
             }
@@ -264,6 +267,46 @@ fn drawn_times_and_versions_of_ten_minutes_are_exact() {
         println!("{times} times and {versions} versions were exact, {refused} places were refused");
         assert!(times > 200 && versions > 80 && refused > 30);
         p.engine.check();
+    });
+}
+
+/// Nothing had been written for a while when somebody asked for a time; what was written while the log had not all yet was in the
+/// answer.
+#[test]
+fn what_is_written_while_a_time_is_looked_up_is_not_of_it() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, async {
+        let mut p = Pair::new(Options::of_workers(1)).await;
+        p.told(None).await;
+        p.ticks().await;
+        p.passes(1000);
+        p.writes(1, BlockRange::new(0, 1), 1);
+        p.s.play(|r, ctx| r.pack(ctx));
+        p.ticks().await;
+        p.passes(2000);
+        let past = Past::TimeMs(p.s.wall / 1_000_000 - 500);
+        // A frame that changes nothing is not durable yet when the snapshot is heard of.
+        let release = PinUpdate::Release(Version(1));
+        p.s.play(|r, ctx| r.order_pin(ctx, release));
+        let id = SnapshotId(9);
+        let (kept, as_of) = (Arc::new([id].into()), ViewNumber(2));
+        let u =
+            UnderWay { id, is_alone: true, is_decided: false, reported: None, is_confirmed: false, past: Some(past) };
+        let (under_way, spared) = (Some(u), SnapshotId(0));
+        let snapshots = ShardSnapshots { kept, under_way, spared, as_of, retain_ms: Some(RETAIN_MS) };
+        p.s.r.info = Some(ShardInfo { snapshots, ..info(u64::from(BLOCKS)) });
+        let heard = p.s.play(|r, ctx| r.see_to_snapshots(ctx)).1;
+        assert!(asks(&heard).is_empty());
+        p.passes(300);
+        p.writes(2, BlockRange::new(1, 1), 2);
+        p.s.play(|r, ctx| r.pack(ctx));
+        let actions = p.settle(heard).await;
+        let version = pins(&actions).into_iter().find_map(|(_, pin)| match pin {
+            PinUpdate::Past(pin) => Some(pin.version),
+            _ => None,
+        });
+        let blocks = p.read(version.expect("it is pinned")).await;
+        assert_eq!(blocks[..2], [1, 0]);
     });
 }
 

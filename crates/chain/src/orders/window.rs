@@ -5,7 +5,7 @@ use super::*;
 use crate::event::{CutWord, Found, NoteKind, PastAsk, ShardSnapshots, UnderWay, Wanted};
 use crate::replica::TailEntry;
 use freebs_format::{Pin, PinUpdate};
-use freebs_lsvd::PastVersion;
+use freebs_lsvd::{PastVersion, TimesAbove};
 use freebs_types::{Error, Moment, Past, SnapshotId, TIMES_LBA, limits};
 use std::sync::Arc;
 
@@ -44,6 +44,12 @@ impl Scene {
         })
     }
 
+    /// The other member is there, or is not.
+    fn is_there(&mut self, live: bool) {
+        let h = self.r.head.as_mut().unwrap();
+        h.members.iter_mut().find(|m| m.node == NodeId(2)).unwrap().live = live;
+    }
+
     fn answers(&mut self, ask: PastAsk, found: Result<Found>) -> Vec<Action> {
         self.play(|r, ctx| r.on_past_found(ctx, ask, found)).1
     }
@@ -65,7 +71,7 @@ pub(super) fn asks(actions: &[Action]) -> Vec<PastAsk> {
 }
 
 fn at(version: u64) -> Result<Found> {
-    Ok(Found::Version(PastVersion { version: Version(version), pinned: None }))
+    Ok(Found::Version(PastVersion { version: Version(version), pinned: None, next: Some(Moment(0)) }))
 }
 
 fn gone() -> Result<Found> {
@@ -233,6 +239,8 @@ impl Scene {
     /// A head whose log has a window that begins at this moment.
     fn goes_on(wall_ms: u64, ms: u64, begins: Option<Moment>) -> (Self, Vec<Action>) {
         let mut s = leading_at(wall_ms * 1_000_000, Ok(Found::Window(Some(Version(1)))));
+        let now = s.now;
+        s.r.head.as_mut().unwrap().window.goes_on_from(s.wall, None, now);
         s.retains(Some(ms), None);
         let ask = asks(&s.passes(0)).pop().unwrap();
         assert_eq!(ask.wanted, Wanted::Begin);
@@ -350,27 +358,171 @@ fn a_window_that_takes_too_much_memory_is_made_shorter_and_says_so() {
     assert!(asks(&s.passes(SECOND)).is_empty());
     assert!(s.r.past_status().is_some_and(|p| !p.is_short && p.first == Version(first)));
     // A member has no memory for it.
+    s.is_there(true);
     let room = Some(Room { past_over: true, ..Room::new(u64::MAX, false) });
     let last = s.r.last.sequence.0;
     s.play(|r, ctx| r.head_member_durable(ctx, NodeId(2), &answer(2, last, room)));
     let ask = asks(&s.passes(SECOND)).pop().unwrap();
     let above = Version(first + (s.r.version.0 - first) / 4);
-    assert_eq!(ask.wanted, Wanted::Room { above });
+    let from = Moment::from_ms(NOW_MS).next();
+    assert_eq!(ask.wanted, Wanted::Room { above, from });
     let to = Moment::from_ms(NOW_MS + 700);
-    let actions = s.answers(ask, Ok(Found::Moment(Some((to, above.next())))));
+    let actions = s.answers(ask, Ok(Found::Times(TimesAbove::From(to))));
     assert_eq!(pins(&actions)[0].1, PinUpdate::Retain(above));
     let said = actions.iter().any(|a| matches!(a, Action::Note(n) if n.kind == NoteKind::Past));
     assert!(said && s.r.past_status().is_some_and(|p| p.is_short && p.from_ms == Some(to.ms())));
     let room = Some(Room::new(u64::MAX, false));
     s.play(|r, ctx| r.head_member_durable(ctx, NodeId(2), &answer(2, last, room)));
     assert!(asks(&s.passes(SECOND)).is_empty());
-    // The own node has none; and all of it is of one moment, so nothing of before is kept.
+    // The own node has none; and all of it is of one moment, so no times of before are told.
     s.r.past_over = true;
-    let ask = asks(&s.passes(SECOND)).pop().unwrap();
-    let version = s.r.version;
-    let actions = s.answers(ask, Ok(Found::Moment(None)));
-    assert_eq!(pins(&actions)[0].1, PinUpdate::Retain(version.next()));
+    s.both_durable();
+    let ask = asks(&s.passes(2 * SECOND)).pop().unwrap();
+    let above = Version(above.0 + (s.r.version.0 - above.0) / 4);
+    assert_eq!(ask.wanted, Wanted::Room { above, from: to });
+    let actions = s.answers(ask, Ok(Found::Times(TimesAbove::None)));
+    assert_eq!(pins(&actions)[0].1, PinUpdate::Retain(above), "a quarter of the versions, and no more");
     begin_anew(&actions, Moment::at_wall(s.wall));
+    // Times began anew behind what is let go of: it goes all the same, and they stay.
+    s.both_durable();
+    let from = Moment::at_wall(s.wall).next().ms();
+    let ask = asks(&s.passes(2 * SECOND)).pop().unwrap();
+    let actions = s.answers(ask, Ok(Found::Times(TimesAbove::Same)));
+    let Wanted::Room { above, .. } = ask.wanted else { panic!("{ask:?}") };
+    assert_eq!((pins(&actions)[0].1, times(&actions)), (PinUpdate::Retain(above), Vec::new()));
+    assert!(s.r.past_status().is_some_and(|p| p.first == above && p.from_ms == Some(from)));
+}
+
+/// A member said that it had no memory for so much, and died: the head gave up a quarter a second until nothing was left.
+#[test]
+fn a_member_that_is_away_has_no_say_about_memory() {
+    let (mut s, _) = Scene::begins(HOUR);
+    for n in 1..=400 {
+        s.write(true, n, 1, 1);
+    }
+    s.both_durable();
+    s.is_there(true);
+    let (last, room) = (s.r.last.sequence.0, Some(Room { past_over: true, ..Room::new(u64::MAX, false) }));
+    s.play(|r, ctx| r.head_member_durable(ctx, NodeId(2), &answer(2, last, room)));
+    let shorter = |s: &mut Scene| {
+        let asked = asks(&s.passes(SECOND)).into_iter().find(|a| matches!(a.wanted, Wanted::Room { .. }))?;
+        let Wanted::Room { above, .. } = asked.wanted else { return None };
+        let actions = s.answers(asked, Ok(Found::Times(TimesAbove::Same)));
+        assert_eq!(pins(&actions)[0].1, PinUpdate::Retain(above));
+        Some(above)
+    };
+    let first = shorter(&mut s).expect("the member has a say");
+    assert!((0..40).all(|_| shorter(&mut s).is_none()), "it has not answered since");
+    // It has heard of it, and there is still too much; but its word is that of before.
+    s.both_durable();
+    let last = s.r.last.sequence.0;
+    s.play(|r, ctx| r.head_member_durable(ctx, NodeId(2), &answer(2, last, room)));
+    assert_eq!(shorter(&mut s), None, "it has not looked at its memory since");
+    assert!(shorter(&mut s).is_some_and(|above| above > first));
+    // It is gone.
+    s.both_durable();
+    let last = s.r.last.sequence.0;
+    s.play(|r, ctx| r.head_member_durable(ctx, NodeId(2), &answer(2, last, room)));
+    s.is_there(false);
+    assert!((0..40).all(|_| shorter(&mut s).is_none()));
+}
+
+/// For days behind a pause nothing was let go of that had been written since, and the device filled.
+#[test]
+fn a_pause_is_not_made_up_for() {
+    let end = NOW_MS + 64 * HOUR;
+    let (mut s, _) = Scene::goes_on(end, HOUR, Some(Moment::from_ms(NOW_MS - HOUR)));
+    let found = |next: u64| {
+        let next = Some(Moment::from_ms(next));
+        Ok(Found::Version(PastVersion { version: Version(1), pinned: None, next }))
+    };
+    // What was written before the pause is paid for.
+    let (ask, _) = s.steps_to().unwrap();
+    s.answers(ask, found(NOW_MS - 1));
+    s.elapses(HOUR / 2);
+    let (ask, past) = s.steps_to().unwrap();
+    assert!(matches!(past, Past::TimeMs(ms) if ms < NOW_MS), "{past:?}");
+    s.answers(ask, found(NOW_MS - 1));
+    s.elapses(HOUR / 2);
+    let (ask, past) = s.steps_to().unwrap();
+    assert!(matches!(past, Past::TimeMs(ms) if ms < NOW_MS + HOUR), "{past:?}");
+    s.answers(ask, found(end));
+    s.elapses(HOUR / 2);
+    let (_, past) = s.steps_to().unwrap();
+    let Past::TimeMs(ms) = past else { panic!() };
+    assert!((end..end + HOUR).contains(&ms), "what was written since is let go of");
+}
+
+/// Nobody wrote since a clock was set back: a time of then was looked up among what the wrong clock had told.
+#[test]
+fn behind_a_step_back_times_begin_anew_before_one_is_looked_up() {
+    let (mut s, _) = Scene::begins(HOUR);
+    s.passes(SECOND);
+    s.write(true, 1, 1, 1);
+    s.both_durable();
+    s.wall -= 11 * 60 * 1_000_000_000;
+    let wall_ms = s.wall / 1_000_000;
+    let actions = s.retains(Some(HOUR), Some(under_way(Past::TimeMs(wall_ms - SECOND))));
+    begin_anew(&actions, Moment::at_wall(s.wall));
+    assert!(searches(&actions).is_empty(), "the log has to have that first");
+    let asked = searches(&s.both_durable()).pop().unwrap();
+    assert_eq!((asked.now, asked.last), (Moment::at_wall(s.wall), s.r.version));
+
+    // An answer of before is none.
+    let (mut s, _) = Scene::begins(HOUR);
+    s.write(true, 1, 1, 1);
+    s.both_durable();
+    let asked = searches(&s.retains(Some(HOUR), Some(under_way(Past::TimeMs(wall_ms))))).pop().unwrap();
+    s.wall -= 11 * 60 * 1_000_000_000;
+    begin_anew(&s.passes(SECOND), Moment::at_wall(s.wall));
+    assert!(pins(&s.answers(asked, at(1))).is_empty());
+
+    // The clock of the head before was ahead.
+    let mut s = leading_at(NOW_MS * 1_000_000, Ok(Found::Window(Some(Version(1)))));
+    let now = s.now;
+    s.r.head.as_mut().unwrap().window.goes_on_from((NOW_MS + HOUR) * 1_000_000, None, now);
+    let actions = s.retains(Some(HOUR), Some(under_way(Past::TimeMs(NOW_MS - SECOND))));
+    begin_anew(&actions, Moment::from_ms(NOW_MS));
+}
+
+/// A clock was set back, and when it came near to what it had said before, it was taken for one that stands still.
+#[test]
+fn a_clock_that_was_set_back_goes_on_from_there() {
+    let (mut s, _) = Scene::goes_on(NOW_MS, HOUR, Some(Moment::from_ms(NOW_MS - HOUR)));
+    s.wall -= 30 * 60 * 1_000_000_000;
+    begin_anew(&s.write(true, 1, 1, 1), Moment::at_wall(s.wall));
+    s.wall += 20 * 60 * 1_000_000_000 + 1_000_000_000;
+    assert_eq!(begun(&s.write(true, 2, 1, 1)), [Moment::at_wall(s.wall).lba()]);
+}
+
+/// Days without a write were taken for a leap of the clock: the write behind them, which somebody wanted to undo, forgot all
+/// times.
+#[test]
+fn days_of_rest_are_no_leap() {
+    let (mut s, _) = Scene::begins(35 * 24 * HOUR);
+    s.write(true, 1, 1, 1);
+    for _ in 0..11 * 24 {
+        for ask in asks(&s.passes(HOUR)) {
+            s.answers(ask, gone());
+        }
+        s.both_durable();
+    }
+    s.elapses(HOUR / 2);
+    assert_eq!(begun(&s.write(true, 2, 1, 1)), [Moment::at_wall(s.wall).lba()]);
+    // Also of a state that says nothing for so long.
+    s.r.info = None;
+    for _ in 0..11 * 24 {
+        s.passes(HOUR);
+    }
+    assert_eq!(begun(&s.write(true, 3, 1, 1)), [Moment::at_wall(s.wall).lba()]);
+}
+
+#[test]
+fn a_window_does_not_begin_behind_a_cut() {
+    let mut s = leading_at(NOW_MS * 1_000_000, Ok(Found::Window(None)));
+    let u = UnderWay { id: ID, is_alone: false, is_decided: false, reported: None, is_confirmed: false, past: None };
+    assert_eq!(pins(&s.retains(Some(HOUR), Some(u))).len(), 1, "it is cut");
+    assert!(pins(&s.passes(SECOND)).is_empty());
 }
 
 fn under_way(past: Past) -> UnderWay {
@@ -430,7 +582,7 @@ fn a_time_is_looked_up_when_all_that_was_before_it_is_in_the_log() {
 #[test]
 fn a_place_that_is_not_there_fails_the_snapshot_with_the_reason() {
     let past = Past::Version(Version(3));
-    let pinned = |by| Ok(Found::Version(PastVersion { version: Version(3), pinned: Some(SnapshotId(by)) }));
+    let pinned = |by| Ok(Found::Version(PastVersion { version: Version(3), pinned: Some(SnapshotId(by)), next: None }));
     let ends = [
         (gone(), Some("outside of the window")),
         (pinned(2), Some("number 2")),
@@ -454,11 +606,11 @@ fn a_place_that_is_not_there_fails_the_snapshot_with_the_reason() {
     let u = under_way(Past::TimeMs(0));
     assert!(searches(&s.retains(Some(HOUR), Some(under_way(Past::TimeMs(1500))))).is_empty(), "it has not come yet");
     let asked = searches(&s.retains(Some(HOUR), Some(u)));
-    let last = Ok(Found::Version(PastVersion { version: s.r.version, pinned: Some(SnapshotId(2)) }));
+    let last = Ok(Found::Version(PastVersion { version: s.r.version, pinned: Some(SnapshotId(2)), next: None }));
     assert_eq!(pins(&s.answers(asked[0], last))[0].1, PinUpdate::Snapshot(ID));
     // The one that an earlier head has pinned for this snapshot is taken as it is.
     let mut s = leading();
     let asked = searches(&s.retains(Some(HOUR), Some(under_way(past))));
-    let own = Ok(Found::Version(PastVersion { version: Version(3), pinned: Some(ID) }));
+    let own = Ok(Found::Version(PastVersion { version: Version(3), pinned: Some(ID), next: None }));
     assert_eq!(pins(&s.answers(asked[0], own))[0].1, PinUpdate::Past(Pin { version: Version(3), snapshot: ID }));
 }

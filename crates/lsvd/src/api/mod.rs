@@ -8,7 +8,7 @@ use bytes::Bytes;
 pub use freebs_format::wire::{FrameName, Piece};
 use freebs_format::{AttachBody, CarryBody, Frame, FrameHead, Pin, ViewBody, hide};
 use freebs_types::{
-    BlockRange, ChunkId, ClusterId, DeviceId, Error, Fork, Hash32, Lba, NodeId, Sequence, ShardId, SnapshotId,
+    BlockRange, ChunkId, ClusterId, DeviceId, Error, Fork, Hash32, Lba, Moment, NodeId, Sequence, ShardId, SnapshotId,
     StartNumber, Version, ViewNumber,
 };
 pub use loss::Lost;
@@ -460,6 +460,19 @@ pub struct PastVersion {
     pub version: Version,
     /// The snapshot that pins it, if one does.
     pub pinned: Option<SnapshotId>,
+    /// Of a time, the first moment from there on in which anything was ordered; `None` if nothing was.
+    pub next: Option<Moment>,
+}
+
+/// What is told of times if versions of a retention window are let go of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimesAbove {
+    /// As before: nothing is told of the time of these versions.
+    Same,
+    /// Times from this moment on.
+    From(Moment),
+    /// Nothing.
+    None,
 }
 
 /// Which versions of a shard are kept beside the last one, and what that costs.

@@ -8,13 +8,13 @@
 //! that counts; if a trim that counts lies in between, or the moment itself is trimmed, nothing is answered. So what has no
 //! entry is a moment in which nothing was ordered.
 
-use crate::PastVersion;
 use crate::engine::Engine;
 use crate::engine::core::Core;
 use crate::engine::maps::look::Which;
 use crate::log::join::yield_now;
 use crate::map::extents::{ENTRY_BYTES, ExtentMap};
 use crate::shard::Shard;
+use crate::{PastVersion, TimesAbove};
 use freebs_format::ExtentKind;
 use freebs_io::Device;
 use freebs_types::limits::{MOMENTS_TOLD, SHARD_MOMENTS};
@@ -22,7 +22,7 @@ use freebs_types::{Error, Lba, Moment, Past, Result, ShardId, SnapshotId, TIMES_
 
 /// Addresses that one step looks through: more, where there is little.
 const STEP: u64 = 1024;
-const STEP_MAX: u64 = 16 * STEP;
+const STEP_MAX: u64 = 256 * STEP;
 /// A step that finds more entries than this is followed by a small one.
 const FEW: usize = 64;
 
@@ -46,29 +46,35 @@ struct Reach {
 
 impl<D: Device> Engine<D> {
     /// The version that a shard had at a place in its past, and the snapshot that pins it, if one does. `now` is the newest
-    /// moment that counts. A version that this snapshot pins already is the answer for it. If another one pins the version that
+    /// moment that counts, and `last` the newest version: what was ordered behind them was not there when it was asked for.
+    /// The log has all up to that version, or answers for the one that it has. A version that this snapshot pins already is
+    /// the answer for it. If another one pins the version that
     /// a time names, it is the one behind it, which changes no block. `NotFound` if there is no window, or the place lies
     /// outside of it, or nothing is known of that time; the text says what is there.
     pub async fn find_past(
         &self,
         shard: ShardId,
         past: Past,
-        now: Moment,
+        (now, last): (Moment, Version),
         snapshot: Option<SnapshotId>,
     ) -> Result<PastVersion> {
         if let Some(own) = self.pinned_by(shard, snapshot)? {
-            return Ok(PastVersion { version: own, pinned: snapshot });
+            return Ok(PastVersion { version: own, pinned: snapshot, next: None });
         }
-        let reach = self.reach(shard)?;
-        let version = match past {
-            Past::Version(v) => Some(v),
+        let mut reach = self.reach(shard)?;
+        reach.last = reach.last.min(last);
+        let (version, next) = match past {
+            Past::Version(v) => (Some(v), None),
             Past::TimeMs(ms) if Moment::from_ms(ms) > now => {
                 return Err(Error::not_found(format!(
                     "shard {shard}: {past} has not come yet; by the clock of its head it is {} ms",
                     now.ms()
                 )));
             }
-            Past::TimeMs(ms) => self.at_moment(shard, reach, Moment::from_ms(ms), now).await?,
+            Past::TimeMs(ms) => match self.at_moment(shard, reach, Moment::from_ms(ms), now).await? {
+                Some((version, next)) => (Some(version), next),
+                None => (None, None),
+            },
         };
         // It may have moved meanwhile.
         let then = self.reach(shard)?;
@@ -83,7 +89,7 @@ impl<D: Device> Engine<D> {
         };
         let core = self.inner.core.borrow();
         let s = core.shard(shard)?;
-        let at = |version| PastVersion { version, pinned: s.pinned_for(version) };
+        let at = |version| PastVersion { version, pinned: s.pinned_for(version), next };
         let found = at(version);
         let is_of_another = snapshot.is_some() && found.pinned.is_some() && found.pinned != snapshot;
         // What follows in front of any other update is the zero of a moment, or says what is kept.
@@ -97,12 +103,24 @@ impl<D: Device> Engine<D> {
         self.inner.core.borrow().past_over()
     }
 
-    /// The first moment up to `now` that begins with a version above this one, and its first version.
-    pub async fn moment_above(&self, shard: ShardId, above: Version, now: Moment) -> Result<Option<(Moment, Version)>> {
-        let mut found = None;
-        self.each(shard, now.less(MOMENTS_TOLD), now.next(), |t| {
-            found = Some((t.moment, t.version)).filter(|_| t.is_zero && t.version > above);
-            found.is_none()
+    /// What is told of times if all versions up to one are let go of. `from` is the moment from which on they are told now.
+    pub async fn times_above(
+        &self,
+        shard: ShardId,
+        above: Version,
+        (from, now): (Moment, Moment),
+    ) -> Result<TimesAbove> {
+        // The version counts that is the first of the window.
+        if self.times_began(shard).await? >= above.next() {
+            return Ok(TimesAbove::Same);
+        }
+        let mut found = TimesAbove::None;
+        self.each(shard, from.max(now.less(MOMENTS_TOLD)), now.next(), |t| {
+            let is_above = t.is_zero && t.version > above;
+            if is_above {
+                found = TimesAbove::From(t.moment);
+            }
+            !is_above
         })
         .await?;
         Ok(found)
@@ -143,15 +161,27 @@ impl<D: Device> Engine<D> {
         Ok(Reach { first, last: s.tip.version, whole: s.history.whole_from })
     }
 
-    /// The version that a snapshot pins already.
+    /// The version that a snapshot pins already. `NotFound` if that is not all there.
     fn pinned_by(&self, shard: ShardId, snapshot: Option<SnapshotId>) -> Result<Option<Version>> {
         let Some(id) = snapshot else { return Ok(None) };
-        let kept = self.inner.core.borrow().shard(shard)?.kept();
-        Ok(kept.pins.iter().find(|(_, of)| **of == id).map(|(v, _)| *v))
+        let core = self.inner.core.borrow();
+        let s = core.shard(shard)?;
+        let own = s.kept().pins.iter().find(|(_, of)| **of == id).map(|(v, _)| *v);
+        if own.is_some_and(|v| v < s.history.whole_from) {
+            return Err(Error::not_found(format!("shard {shard} has not all of what snapshot {id} is of any more")));
+        }
+        Ok(own)
     }
 
-    /// The version at the beginning of a moment; `None` if that is not known.
-    async fn at_moment(&self, shard: ShardId, reach: Reach, at: Moment, now: Moment) -> Result<Option<Version>> {
+    /// The version at the beginning of a moment, and the first moment from there on in which anything was ordered; `None` if
+    /// that is not known.
+    async fn at_moment(
+        &self,
+        shard: ShardId,
+        reach: Reach,
+        at: Moment,
+        now: Moment,
+    ) -> Result<Option<(Version, Option<Moment>)>> {
         if at < now.less(MOMENTS_TOLD) {
             return Ok(None);
         }
@@ -170,8 +200,9 @@ impl<D: Device> Engine<D> {
         if self.counts_from(shard).await? != from {
             return Err(Error::retry(format!("shard {shard}: the window moved while it was looked through")));
         }
-        // Without a zero nothing was ordered since.
-        Ok(is_told.then(|| next.map_or(reach.last, |t| Version(t.version.0.saturating_sub(1)))))
+        // Without a zero nothing was ordered from then on until it was asked for.
+        let version = next.map_or(reach.last, |t| Version(t.version.0.saturating_sub(1)));
+        Ok(is_told.then(|| (version.min(reach.last), next.map(|t| t.moment))))
     }
 
     /// Whether an entry in front of a moment says that times are known.
@@ -205,15 +236,19 @@ impl<D: Device> Engine<D> {
         Ok(begins)
     }
 
-    /// The version behind which entries count. `NotFound` if there is no window.
-    async fn counts_from(&self, shard: ShardId) -> Result<Version> {
+    /// The version behind which times are believed.
+    async fn times_began(&self, shard: ShardId) -> Result<Version> {
         let at = TIMES_LBA.0;
         let begin =
             |_: &Core, _: &Shard, view: &ExtentMap| Ok(view.range(at, at + 1).next().map(|(_, e, ..)| e.version));
         let begin = self.io().with_own_view(shard, (at, at + 1), Which::All, begin).await?;
         // No head has begun to tell times.
-        let begin = begin.unwrap_or(Version(u64::MAX));
-        Ok(begin.max(self.reach(shard)?.first))
+        Ok(begin.unwrap_or(Version(u64::MAX)))
+    }
+
+    /// The version behind which entries count. `NotFound` if there is no window.
+    async fn counts_from(&self, shard: ShardId) -> Result<Version> {
+        Ok(self.times_began(shard).await?.max(self.reach(shard)?.first))
     }
 
     /// Entries that count, from one moment up to, but without, another one, in order, until `found` says that it is enough.
@@ -258,13 +293,15 @@ impl Core {
     }
 
     fn past_over(&self) -> Vec<ShardId> {
-        let each = || self.shards.iter().map(|(id, s)| (*id, Self::past_bytes(s))).filter(|(_, bytes)| *bytes > 0);
-        let (all, shards) = each().fold((0, 0), |(all, n), (_, bytes)| (all + bytes, n + 1));
-        if all <= self.maps.history_bytes as u64 {
+        if self.shards.values().map(Self::past_bytes).sum::<u64>() <= self.maps.history_bytes as u64 {
             return Vec::new();
         }
+        // Only windows can be made shorter.
+        let windows = || self.shards.iter().filter(|(_, s)| s.kept().retain.is_some());
+        let each = || windows().map(|(id, s)| (*id, Self::past_bytes(s))).filter(|(_, bytes)| *bytes > 0);
+        let (all, shards) = each().fold((0, 0), |(all, n), (_, bytes)| (all + bytes, n + 1));
         // What is being let go of is still there.
         let is_pruned = |id: &ShardId| self.shards.get(id).is_some_and(|s| s.history.prune_at.is_some());
-        each().filter(|(id, bytes)| *bytes >= all / shards && !is_pruned(id)).map(|(id, _)| id).collect()
+        each().filter(|(id, bytes)| *bytes >= all / shards.max(1) && !is_pruned(id)).map(|(id, _)| id).collect()
     }
 }

@@ -6,10 +6,12 @@ use crate::crash_device::crash_device;
 use crate::history::TINY;
 use freebs_format::{ExtentKind, UpdateKind};
 use freebs_io::faults::CrashDevice;
-use freebs_lsvd::{PastVersion, Record};
+use freebs_lsvd::{PastVersion, Record, TimesAbove};
 use freebs_types::{ErrorKind, Moment, Past, Sequence, ShardId, TIMES_LBA, Version, limits};
 
 const SHARD: ShardId = ShardId::new(1, 0);
+/// All that the log has counts.
+const LAST: Version = Version(u64::MAX);
 
 /// A zero at a moment's address.
 fn begins(moment: Moment) -> Op {
@@ -95,7 +97,7 @@ fn times_are_found_as_a_list_of_moments_says() {
             let (rig, c, list) = written(&device, Moment(from), 600, seed).await;
             let mut rng = Rng::new(seed + 50);
             let now = list.last().unwrap().0.next();
-            let at = async |past| rig.engine.find_past(SHARD, past, now, None).await;
+            let at = async |past| rig.engine.find_past(SHARD, past, (now, LAST), None).await;
             assert_eq!(at(Past::TimeMs(Moment(from).ms())).await.unwrap_err().kind, ErrorKind::NotFound);
             assert_eq!(rig.engine.times_begin(SHARD, now).await.unwrap(), Some(Moment(from).next()));
             for _ in 0..500 {
@@ -103,7 +105,9 @@ fn times_are_found_as_a_list_of_moments_says() {
                 let ms = (m.ms() + rng.below(300)).saturating_sub(150).clamp(Moment(from).ms() + 1, now.ms());
                 let want = expected(&list, Moment::from_ms(ms), last);
                 let found = at(Past::TimeMs(ms)).await.unwrap();
-                assert_eq!(found, PastVersion { version: Version(want), pinned: None }, "seed {seed}, {ms} ms");
+                assert_eq!((found.version, found.pinned), (Version(want), None), "seed {seed}, {ms} ms");
+                let next = list.iter().map(|(m, _)| *m).find(|m| *m >= Moment::from_ms(ms));
+                assert_eq!(found.next, next, "seed {seed}, {ms} ms");
             }
             let all = rig.engine.moments(SHARD, Moment(0), now, usize::MAX).await.unwrap();
             assert_eq!(all, list.iter().map(|(m, v)| (*m, Version(*v))).collect::<Vec<_>>());
@@ -120,7 +124,7 @@ fn what_lies_outside_of_the_window_is_refused_and_what_is_pinned_is_said() {
         let device = crash_device(144 << 20, 9);
         let (rig, mut c, list) = written(&device, Moment(1_000_000), 40, 9).await;
         let now = list.last().unwrap().0.next();
-        let at = async |past| rig.engine.find_past(SHARD, past, now, None).await;
+        let at = async |past| rig.engine.find_past(SHARD, past, (now, LAST), None).await;
         let kind = async |past| at(past).await.unwrap_err().kind;
         assert_eq!(at(Past::Version(Version(8))).await.unwrap().version, Version(8));
         assert_eq!(kind(Past::Version(Version(7))).await, ErrorKind::NotFound);
@@ -146,7 +150,7 @@ fn what_lies_outside_of_the_window_is_refused_and_what_is_pinned_is_said() {
         assert_eq!(at(begin).await.unwrap().version, Version(pinned - 1));
         // By its time it is the one behind it for others, which is of the same blocks.
         let by_time = Past::TimeMs(list[26].0.ms());
-        let own = rig.engine.find_past(SHARD, by_time, now, Some(pin(list[26].1 - 1).snapshot)).await.unwrap();
+        let own = rig.engine.find_past(SHARD, by_time, (now, LAST), Some(pin(list[26].1 - 1).snapshot)).await.unwrap();
         assert_eq!(own.version, Version(list[26].1 - 1));
         let then = rig.read_version(SHARD, Some(Version(pinned)), 64).await.unwrap();
 
@@ -165,13 +169,30 @@ fn what_lies_outside_of_the_window_is_refused_and_what_is_pinned_is_said() {
         let first = c.version + 1;
         rig.append(Record::Frame(c.frame(&[begins(next), small(&mut Rng::new(3))])));
         committed(&rig, &mut c).await;
-        let at_next = async |ms| rig.engine.find_past(SHARD, Past::TimeMs(ms), next, None).await;
+        let at_next = async |ms| rig.engine.find_past(SHARD, Past::TimeMs(ms), (next, LAST), None).await;
         assert_eq!(at_next(next.ms()).await.unwrap().version, Version(first - 1));
         assert_eq!(at_next(next.ms() - 100).await.unwrap_err().kind, ErrorKind::NotFound);
         rig.append(Record::Frame(c.pins(&[(UpdateKind::Release, 0)])));
         committed(&rig, &mut c).await;
         assert_eq!(kind(Past::TimeMs(now.ms())).await, ErrorKind::NotFound, "there is no window");
         rig.engine.check();
+        rig.stop().await;
+    });
+}
+
+/// A time at which nothing had been ordered since was taken for that of the log's last version, also of what was ordered behind
+/// the question: a snapshot of a minute ago had what was written while it was looked for.
+#[test]
+fn what_is_ordered_behind_the_question_is_not_of_the_past() {
+    local(async {
+        let device = crash_device(144 << 20, 12);
+        let (rig, mut c, list) = written(&device, Moment(1_000_000), 40, 12).await;
+        let (now, last) = (list[39].0.next(), Version(c.version));
+        rig.append(Record::Frame(c.frame(&[begins(now.next()), small(&mut Rng::new(3))])));
+        committed(&rig, &mut c).await;
+        assert!(Version(c.version) > last);
+        let found = rig.engine.find_past(SHARD, Past::TimeMs(now.ms()), (now, last), None).await.unwrap();
+        assert_eq!((found.version, found.next), (last, None));
         rig.stop().await;
     });
 }
@@ -217,11 +238,14 @@ fn a_window_that_moves_keeps_no_history_of_times() {
         let cleaned = rig.engine.counters().cleaned_segments;
         assert!(cleaned > 100, "{cleaned} segments were given up, of a device that was written several times over");
         for (m, version) in &list {
-            let found = rig.engine.find_past(SHARD, Past::TimeMs(m.ms()), moment, None).await.unwrap();
+            let found = rig.engine.find_past(SHARD, Past::TimeMs(m.ms()), (moment, LAST), None).await.unwrap();
             assert_eq!(found.version, Version(*version));
         }
         let before = Past::TimeMs(list[0].0.ms() - 100);
-        assert_eq!(rig.engine.find_past(SHARD, before, moment, None).await.unwrap_err().kind, ErrorKind::NotFound);
+        assert_eq!(
+            rig.engine.find_past(SHARD, before, (moment, LAST), None).await.unwrap_err().kind,
+            ErrorKind::NotFound
+        );
         rig.engine.check();
         rig.stop().await;
     });
@@ -255,7 +279,7 @@ fn what_an_earlier_round_has_left_does_not_count() {
             committed(&rig, &mut c).await;
             for _ in 0..20 {
                 let at = Moment(now.0 - rng.below(2500));
-                let found = rig.engine.find_past(SHARD, Past::TimeMs(at.ms()), now, None).await;
+                let found = rig.engine.find_past(SHARD, Past::TimeMs(at.ms()), (now, LAST), None).await;
                 if at < begin {
                     assert_eq!(found.unwrap_err().kind, ErrorKind::NotFound, "{at:?}, the window begins at {begin:?}");
                 } else {
@@ -281,7 +305,7 @@ fn what_a_wrong_clock_has_told_does_not_count_once_times_begin_anew() {
         rig.append(Record::Frame(c.frame(&[begins(then), small(&mut Rng::new(1))])));
         committed(&rig, &mut c).await;
         let now = Moment(list[39].0.0 + 10);
-        let at = async |m: Moment| rig.engine.find_past(SHARD, Past::TimeMs(m.ms()), now, None).await;
+        let at = async |m: Moment| rig.engine.find_past(SHARD, Past::TimeMs(m.ms()), (now, LAST), None).await;
         for m in [list[3].0, list[20].0, back] {
             assert_eq!(at(m).await.unwrap_err().kind, ErrorKind::NotFound, "{m:?}");
         }
@@ -292,7 +316,7 @@ fn what_a_wrong_clock_has_told_does_not_count_once_times_begin_anew() {
             assert_eq!(at(*m).await.unwrap().version, Version(c.version), "{m:?}");
         }
         // By their numbers versions of before are there.
-        let found = rig.engine.find_past(SHARD, Past::Version(Version(list[30].1)), now, None).await.unwrap();
+        let found = rig.engine.find_past(SHARD, Past::Version(Version(list[30].1)), (now, LAST), None).await.unwrap();
         assert_eq!(found.version, Version(list[30].1));
         rig.stop().await;
     });
@@ -308,13 +332,15 @@ fn a_snapshot_that_pins_a_version_already_gets_that_one() {
         let (now, version) = (list[39].0.next(), list[25].1 - 1);
         rig.append(Record::Frame(c.pins(&[(UpdateKind::Past, version)])));
         committed(&rig, &mut c).await;
-        let at = async |id| rig.engine.find_past(SHARD, Past::TimeMs(list[25].0.ms()), now, Some(id)).await.unwrap();
+        let at =
+            async |id| rig.engine.find_past(SHARD, Past::TimeMs(list[25].0.ms()), (now, LAST), Some(id)).await.unwrap();
         let other = freebs_types::SnapshotId(4_000_000);
-        assert_eq!(at(other).await, PastVersion { version: Version(version + 1), pinned: None });
+        let next = Some(list[25].0);
+        assert_eq!(at(other).await, PastVersion { version: Version(version + 1), pinned: None, next });
         let own = pin(version).snapshot;
-        assert_eq!(at(own).await, PastVersion { version: Version(version), pinned: Some(own) });
+        assert_eq!(at(own).await, PastVersion { version: Version(version), pinned: Some(own), next: None });
         let other = Past::TimeMs(list[30].0.ms());
-        assert_eq!(rig.engine.find_past(SHARD, other, now, Some(own)).await.unwrap().version, Version(version));
+        assert_eq!(rig.engine.find_past(SHARD, other, (now, LAST), Some(own)).await.unwrap().version, Version(version));
         rig.stop().await;
     });
 }
@@ -344,11 +370,14 @@ fn who_takes_most_memory_for_the_past_is_told() {
         rig.engine.committed(other, Sequence(d.sequence));
         assert_eq!(rig.engine.past_over(), [SHARD]);
         let now = Moment(6000);
-        for above in [0, list[40].1 - 1, list[40].1] {
-            let want = list.iter().find(|(_, v)| *v > above).map(|(m, v)| (*m, Version(*v)));
-            assert_eq!(rig.engine.moment_above(SHARD, Version(above), now).await.unwrap(), want);
+        let above = async |v| rig.engine.times_above(SHARD, Version(v), (Moment(5001), now)).await.unwrap();
+        for v in [7, list[40].1 - 1, list[40].1] {
+            let first = list.iter().find(|(_, first)| *first > v).unwrap().0;
+            assert_eq!(above(v).await, TimesAbove::From(first));
         }
-        assert_eq!(rig.engine.moment_above(SHARD, Version(list[99].1), now).await.unwrap(), None);
+        assert_eq!(above(list[99].1).await, TimesAbove::None);
+        // Nothing is told of the versions that are let go of: what is told stays.
+        assert_eq!(above(1).await, TimesAbove::Same);
         rig.append(Record::Frame(c.pins(&[(UpdateKind::Retain, c.version)])));
         committed(&rig, &mut c).await;
         assert!(rig.engine.past_over().is_empty());
