@@ -38,7 +38,7 @@ struct Taken {
 #[derive(Clone, Copy, Debug)]
 struct Search {
     id: SnapshotId,
-    /// What was ordered when it was heard of, and the moment that it was then: the log has to have the one before it is asked
+    /// The end of the log when it was heard of, and the moment that it was then: the log has to have the one before it is asked
     /// for what was before the other.
     behind: Sequence,
     now: Moment,
@@ -283,7 +283,7 @@ impl Replica {
         if let Some(h) = self.head.as_mut() {
             h.cuts.released.remove(&version);
         }
-        // What is ordered from now on is not of the past.
+        // Updates from now on are not of the past.
         let hold = if u.is_alone { Hold::Free } else { Hold::Held };
         self.is_cut(ctx, id, version, hold);
     }

@@ -247,11 +247,11 @@ pub struct PastAsk {
     pub now: Moment,
     /// The newest version that counts.
     pub last: Version,
-    /// What is asked.
+    /// The question itself.
     pub wanted: Wanted,
 }
 
-/// What a head asks about the past.
+/// Questions of a head about the past.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// The first version of the retention window, if there is one.
@@ -265,7 +265,7 @@ pub enum Wanted {
         /// The snapshot that it is for; `None` if the window is to begin there.
         snapshot: Option<SnapshotId>,
     },
-    /// What is told of times if the window begins at a version so that it takes less memory.
+    /// The times that are told if the window begins at a version so that it takes less memory.
     Room {
         /// The version.
         above: Version,
@@ -283,7 +283,7 @@ pub enum Found {
     Begin(Option<Moment>),
     /// The version at the place.
     Version(PastVersion),
-    /// What is told of times above the version.
+    /// The times that are told above the version.
     Times(TimesAbove),
 }
 
@@ -545,7 +545,7 @@ pub enum Event {
     PastFound {
         /// As it was in the action.
         ask: PastAsk,
-        /// What was found; `NotFound` if it is not kept, another error if it has to be asked again.
+        /// The answer; `NotFound` if it is not kept, another error if it has to be asked again.
         found: Result<Found>,
     },
     /// Time has passed; wanted about every 20 ms.

@@ -569,11 +569,7 @@ impl Replica {
         };
         let (frame, token) = FrameBuilder::special(&meta, FrameKind::View, &body.encode(), &secret, &parent);
         let members = self.members_of(ctx, &opened.members);
-        let quorum = match ctx.config.mutant {
-            Some(Mutant::QuorumOfOne) => 1,
-            Some(Mutant::MajorityIsEnough) => members.len() / 2 + 1,
-            _ => usize::from(opened.quorum),
-        };
+        let quorum = quorum_of(ctx, opened);
         let wall = self.tail.get(&seal.sequence).map_or(0, |t| t.wall);
         let retained_ms = retained_in(self.view_frame.as_ref());
         if let Some(h) = self.head.as_mut() {
@@ -682,5 +678,14 @@ impl Replica {
             }
             _ => {}
         }
+    }
+}
+
+/// The members that have to hold a frame of a view.
+fn quorum_of(ctx: &Ctx<'_>, opened: &Opened) -> usize {
+    match ctx.config.mutant {
+        Some(Mutant::QuorumOfOne) => 1,
+        Some(Mutant::MajorityIsEnough) => opened.members.len() / 2 + 1,
+        _ => usize::from(opened.quorum),
     }
 }

@@ -222,7 +222,7 @@ pub(crate) struct Replica {
     doubt: ViewNumber,
     /// What the head was told last of the room here.
     pub told_room: Option<Room>,
-    /// What is kept here of the past takes more memory than it should, and this shard's is no less than most.
+    /// All that is kept here of the past takes more memory than it should, and this shard's is no less than most.
     pub past_over: bool,
     pub view_frame: Option<FrameHead>,
     /// A transfer by map ends with the state of this frame; when it was last asked for.

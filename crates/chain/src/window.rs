@@ -38,7 +38,7 @@ const ROOM_VERSIONS: u64 = 64;
 /// Moments that a clock may be behind one that is asked for: so long a snapshot of that time waits for it.
 const BEHIND_MAX: u64 = 20;
 
-/// Whether the log has a window, as far as the head knows.
+/// The log has a window or none, as far as the head knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum InLog {
     #[default]
@@ -60,11 +60,11 @@ pub(crate) struct Window {
     shorter: Option<Sequence>,
     /// The last moment that has begun; if it is not known, times begin anew.
     last: Option<Moment>,
-    /// What the clock said when it was looked at, by this head's own time.
+    /// The clock's moment when it was looked at, by this head's own time.
     seen: Option<(Moment, Nanos)>,
     /// The moment at which the window begins, from which on times are told; `None` until the log has said it.
     begins_at: Option<Moment>,
-    /// What the two were before the frame that is gathered.
+    /// The two as they were before the frame that is gathered.
     before: Option<(Option<Moment>, Option<Moment>)>,
     /// The first version of the window.
     begins: Version,
@@ -78,7 +78,7 @@ pub(crate) struct Window {
     said_at: Option<Nanos>,
 }
 
-/// Whether a place in the past is about to come: by the clock of who asks it is there already.
+/// True if a place in the past is about to come: by the clock of who asks it is there already.
 pub(crate) fn is_about_to_come(past: Past, now: Moment) -> bool {
     let behind = |ms| Moment::from_ms(ms).0.saturating_sub(now.0);
     matches!(past, Past::TimeMs(ms) if (1..=BEHIND_MAX).contains(&behind(ms)))
@@ -105,7 +105,7 @@ impl Window {
         }
     }
 
-    /// Whether the clock goes on to this moment from what was told. Days go by on both clocks, or the one has leapt.
+    /// True if the clock goes on to this moment from what was told. Days go by on both clocks, or the one has leapt.
     fn goes_on_to(&self, moment: Moment, now: Nanos) -> bool {
         let (Some(last), Some((seen, since))) = (self.last, self.seen) else { return false };
         let passed = now.since(since).0 / (MOMENT_MS * 1_000_000);
@@ -175,7 +175,7 @@ impl Replica {
         self.window().map_or(Version(0), |w| w.begins)
     }
 
-    /// What a head knows of the past that is kept.
+    /// The head's knowledge of the past that is kept.
     pub fn past_status(&self) -> Option<PastStatus> {
         let w = self.window().filter(|w| w.log == InLog::Has && self.is_active_head())?;
         Some(PastStatus { first: w.begins, from_ms: w.begins_at.map(Moment::ms), is_short: w.is_short })
@@ -192,7 +192,7 @@ impl Replica {
             return;
         }
         if self.head.as_ref().is_some_and(|h| h.gathers()) {
-            // What is gathered came before the moment began.
+            // All that is gathered came before the moment began.
             self.pack(ctx);
         }
         let Some(h) = self.head.as_mut() else { return };
@@ -303,7 +303,7 @@ impl Replica {
         }
     }
 
-    /// Whether a log has no memory for so much of the past. One that is away, or has not heard how much less there is now, has
+    /// True if a log has no memory for so much of the past. One that is away, or has not heard how much less there is now, has
     /// no say.
     fn is_over(&mut self, now: Nanos) -> bool {
         let (own, durable, shorter) = (self.past_over, self.durable, self.window().and_then(|w| w.shorter));
@@ -471,7 +471,7 @@ impl Head {
         w.before.get_or_insert((w.last, w.begins_at));
         (w.last, w.begins_at) = (Some(moment), Some(moment.next()));
         (w.seen, w.asking) = (Some((moment, now)), None);
-        // What was kept until now stays for as long as it should.
+        // All that was kept until now stays for as long as it should.
         w.allowed = Some((moment.less(w.retained_ms / MOMENT_MS), now));
         self.cuts.search_anew();
         self.push_own(UpdateKind::Zero, vec![BlockRange { start: TIMES_LBA, len: 1 }]);

@@ -222,16 +222,13 @@ impl Command {
             }
             Self::FlattenVolume { volume } => put_form(out, 29, &[volume.0]),
             Self::RetainVolume { volume, retain_ms } => put_form(out, 31, &[volume.0, *retain_ms]),
-            Self::ScheduleSnapshots { volume, schedule } => {
-                put_form(out, 33, &[volume.0]);
-                put_schedule(out, schedule.as_ref())?;
-            }
             Self::BeginSnapshot { .. }
             | Self::ReportCuts { .. }
             | Self::ConfirmCuts { .. }
             | Self::FailSnapshot { .. }
             | Self::DeleteSnapshot { .. }
             | Self::LockSnapshot { .. }
+            | Self::ScheduleSnapshots { .. }
             | Self::CloneVolume { .. } => self.put_of_snapshot(out)?,
         }
         Ok(())
@@ -255,6 +252,10 @@ impl Command {
     fn put_of_snapshot(&self, out: &mut Vec<u8>) -> Result<()> {
         let too_many = || Error::invalid("more volumes or shards than one command is about");
         match self {
+            Self::ScheduleSnapshots { volume, schedule } => {
+                put_form(out, 33, &[volume.0]);
+                put_schedule(out, schedule.as_ref())?;
+            }
             Self::BeginSnapshot { name, volumes, created_ms, past } => {
                 let count = u8::try_from(volumes.len()).ok().filter(|n| usize::from(*n) <= SNAPSHOT_VOLUMES_MAX);
                 put_form(out, 21, &[*created_ms]);
@@ -360,10 +361,9 @@ impl Command {
             17 => Self::RecoverShard(recover(f)?),
             18 => Self::ExtendChains { away: nodes(f, FAILED_NODES_MAX)? },
             20 => Self::RenameVolume { volume: VolumeId(f.u64()?), name: f.text()? },
-            kind @ (21..=26 | 28 | 33) => of_snapshot(f, kind)?,
+            kind @ (21..=26 | 28 | 31 | 33) => of_snapshot(f, kind)?,
             27 => Self::DeleteVolumeAndSnapshots { volume: VolumeId(f.u64()?), now_ms: f.u64()?, force: f.flag()? },
             29 => Self::FlattenVolume { volume: VolumeId(f.u64()?) },
-            31 => Self::RetainVolume { volume: VolumeId(f.u64()?), retain_ms: f.u64()? },
             _ => return Err(damaged()),
         };
         f.end()?;
@@ -451,6 +451,7 @@ fn of_snapshot(f: &mut Fields<'_>, kind: u8) -> Result<Command> {
         }
         24 => Command::FailSnapshot { snapshot, why: f.text()? },
         25 => Command::DeleteSnapshot { volume, now_ms: f.u64()?, name: f.text()? },
+        31 => Command::RetainVolume { volume, retain_ms: f.u64()? },
         33 => Command::ScheduleSnapshots { volume, schedule: schedule(f)? },
         28 => Command::CloneVolume { volume, snapshot: f.text()?, name: f.text()? },
         _ => Command::LockSnapshot { volume, until_ms: f.u64()?, now_ms: f.u64()?, name: f.text()? },

@@ -201,13 +201,7 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
             let old = before.volume(*volume).map_or(0, |old| old.size);
             Told::new(EventKind::VolumeResized, format!("from {old} to {} bytes", v.size)).of(v)
         })),
-        Command::RetainVolume { volume, .. } => one(now.volume(*volume).map(|v| {
-            let text = match v.retain_ms {
-                0 => "its past is not kept any more".to_owned(),
-                ms => format!("the last {} are kept from now on", rules::format_span(ms)),
-            };
-            Told::new(EventKind::Retained, text).of(v)
-        })),
+        Command::RetainVolume { volume, .. } => one(now.volume(*volume).map(|v| retained(v))),
         Command::RenameVolume { volume, .. } => one(now.volume(*volume).map(|v| {
             let old = before.volume(*volume).map_or("?", |old| &old.name);
             Told::new(EventKind::VolumeRenamed, format!("from {old}")).of(v)
@@ -260,6 +254,14 @@ fn of_command(before: &State, command: &Command, now: &State) -> Vec<Told> {
             Told::new(EventKind::SnapshotsScheduled, text).of(v)
         })),
     }
+}
+
+fn retained(v: &Volume) -> Told {
+    let text = match v.retain_ms {
+        0 => "its past is not kept any more".to_owned(),
+        ms => format!("the last {} are kept from now on", rules::format_span(ms)),
+    };
+    Told::new(EventKind::Retained, text).of(v)
 }
 
 fn view_active(before: &State, now: &State, shard: ShardId, view: ViewNumber) -> Option<Told> {

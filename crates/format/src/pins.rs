@@ -69,7 +69,7 @@ impl PinUpdate {
     }
 }
 
-/// Whether an update of a kind may name this version of the past.
+/// True if an update of a kind may name this version of the past.
 pub(crate) fn is_possible(kind: UpdateKind, past: u64) -> bool {
     if kind == UpdateKind::Past { (1..KEPT_MAX).contains(&past) } else { past == 0 }
 }

@@ -48,7 +48,7 @@ pub fn note_times(c: &Rc<Cluster>) {
     c.world.after(NOTED_EVERY, move || note_times(&again));
 }
 
-/// What the clocks of nodes would say if none had jumped and none were ahead, milliseconds since 1970.
+/// The time that clocks of nodes would say if none had jumped and none were ahead, milliseconds since 1970.
 fn clock_ms(c: &Cluster) -> u64 {
     (WALL_BEGINS + c.world.now().0) / 1_000_000
 }

@@ -93,7 +93,7 @@ impl Moment {
 }
 
 impl BlockRange {
-    /// Whether an extent of a shard may have these addresses: all of them are of blocks, or, of one without data, all of times.
+    /// True if an extent of a shard may have these addresses: all of them are of blocks, or, of one without data, all of times.
     #[must_use]
     pub const fn is_in_shard(self, has_data: bool) -> bool {
         let of_times = !has_data && self.start.0 as u64 >= SHARD_BLOCKS_MAX && self.end() <= SHARD_ADDRESSES;

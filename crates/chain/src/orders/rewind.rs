@@ -63,7 +63,7 @@ impl Pair {
         Self { s, engine, given: 0, snapshot: None }
     }
 
-    /// What was ordered becomes durable on both members, and the log answers what it is asked.
+    /// All that was ordered becomes durable on both members, and the log answers what it is asked.
     async fn settle(&mut self, mut actions: Vec<Action>) -> Vec<Action> {
         let mut done = 0;
         loop {
@@ -178,7 +178,7 @@ impl Pair {
     }
 }
 
-/// What the blocks had behind the writes of which `is_in` says that they count.
+/// The blocks behind the writes of which `is_in` says that they count.
 fn model(writes: &[Write], is_in: impl Fn(&Write) -> bool) -> Vec<u8> {
     let mut blocks = vec![0; BLOCKS as usize];
     for w in writes.iter().filter(|w| is_in(w)) {

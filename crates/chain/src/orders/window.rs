@@ -97,7 +97,7 @@ fn begun(actions: &[Action]) -> Vec<Lba> {
     zeroes.map(|(.., range)| range.start).filter(|lba| *lba != TIMES_LBA).collect()
 }
 
-/// Whether times begin anew with these actions, behind this moment.
+/// Times begin anew with these actions, behind this moment.
 #[track_caller]
 fn begin_anew(actions: &[Action], behind: Moment) {
     let [(ExtentKind::Zero, first, begin), (ExtentKind::Trim, then, mark)] = times(actions)[..] else {
@@ -187,7 +187,7 @@ fn the_first_update_of_a_moment_says_so_and_the_clock_never_goes_back() {
     assert_eq!(s.r.tail[&s.r.last.sequence].wall, last);
 }
 
-/// What was gathered before a moment began was ordered in it, behind its own zero: as of that moment the write was missing, or
+/// An update that was gathered before a moment began was ordered in it, behind its own zero: as of that moment the write was missing, or
 /// there too early.
 #[test]
 fn what_is_gathered_is_ordered_before_the_next_moment_begins() {
@@ -284,7 +284,7 @@ fn behind_a_step_back_times_begin_anew() {
     assert!(times(&s.write(true, 3, 1, 1)).is_empty(), "once");
     s.wall += 200 * 1_000_000;
     assert_eq!(begun(&s.write(true, 4, 1, 1)), [Moment(moment.0 + 2).lba()]);
-    // What was kept stays for an hour.
+    // All that was kept stays for an hour.
     s.passes(HOUR / 2);
     assert_eq!(s.steps_to(), None);
     // And behind a leap: addresses come again.
@@ -436,7 +436,7 @@ fn a_pause_is_not_made_up_for() {
         let next = Some(Moment::from_ms(next));
         Ok(Found::Version(PastVersion { version: Version(1), pinned: None, next }))
     };
-    // What was written before the pause is paid for.
+    // All that was written before the pause is paid for.
     let (ask, _) = s.steps_to().unwrap();
     s.answers(ask, found(NOW_MS - 1));
     s.elapses(HOUR / 2);

@@ -73,16 +73,16 @@ fn commands() -> Vec<Command> {
             same: Sequence(95),
             learn: vec![NodeId(4)],
         }),
-        Command::ExtendChains { away: vec![(NodeId(2), StartNumber(9)), (NodeId(3), StartNumber(1))] },
     ];
     all.extend(last_commands());
     all
 }
 
 /// The forms with the highest numbers.
-fn last_commands() -> [Command; 17] {
+fn last_commands() -> [Command; 18] {
     let shard = ShardId::new(7, 3);
     [
+        Command::ExtendChains { away: vec![(NodeId(2), StartNumber(9)), (NodeId(3), StartNumber(1))] },
         Command::ActivateBranch { shard, view: ViewNumber(5), generation: Generation(6) },
         Command::RetainVolume { volume: VolumeId(7), retain_ms: 3_600_000 },
         Command::RenameVolume { volume: VolumeId(7), name: "other".into() },

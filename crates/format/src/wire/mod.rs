@@ -243,7 +243,7 @@ pub struct Room {
     pub bytes: u64,
     /// The log is making room: there may be more soon.
     pub more_soon: bool,
-    /// What this log and others there keep of their past takes more memory than it should.
+    /// All that this log and others there keep of their past takes more memory than it should.
     pub past_over: bool,
 }
 

@@ -5,8 +5,12 @@ use crate::{seal, signal};
 use freebs_control::api::{Reply, Request};
 use freebs_control::cluster_file::ClusterFile;
 use freebs_control::codec::{decode_result, encode_result};
-use freebs_control::{Command, Group, Keep, STATE_HEADER_BYTES, STATE_MAGIC, Schedule, State, limits};
-use freebs_types::{ClusterId, limits as common};
+use freebs_control::{
+    Ack, Command, CreateVolume, Group, Keep, STATE_HEADER_BYTES, STATE_MAGIC, Schedule, State, limits,
+};
+use freebs_types::{
+    ClusterId, Generation, Hash32, HostPublic, NodeId, ShardId, StartNumber, ViewNumber, VolumeId, limits as common,
+};
 
 pub const WORDS: &[&[u8]] = &[
     b"{\"",
@@ -160,8 +164,6 @@ fn without_lost(shard: freebs_types::ShardId) -> Command {
 }
 
 fn some_commands() -> Vec<Command> {
-    use freebs_control::{Ack, CreateVolume};
-    use freebs_types::{Generation, Hash32, HostPublic, NodeId, ShardId, StartNumber, ViewNumber, VolumeId};
     let (volume, shard) = (VolumeId(1), ShardId::new(1, 0));
     let register = |n: u64| Command::RegisterNode {
         node: NodeId(n),
@@ -223,6 +225,7 @@ fn some_commands() -> Vec<Command> {
         Command::RenameVolume { volume, name: "other".into() },
         Command::CloneVolume { volume, snapshot: "snap".into(), name: "clone".into() },
         Command::FlattenVolume { volume },
+        Command::RetainVolume { volume, retain_ms: 3_600_000 },
         Command::ScheduleSnapshots { volume, schedule: None },
         Command::ScheduleSnapshots {
             volume,

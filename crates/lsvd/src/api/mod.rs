@@ -464,7 +464,7 @@ pub struct PastVersion {
     pub next: Option<Moment>,
 }
 
-/// What is told of times if versions of a retention window are let go of.
+/// The times that are told if versions of a retention window are let go of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TimesAbove {
     /// As before: nothing is told of the time of these versions.

@@ -92,7 +92,7 @@ impl<D: Device> Engine<D> {
         let at = |version| PastVersion { version, pinned: s.pinned_for(version), next };
         let found = at(version);
         let is_of_another = snapshot.is_some() && found.pinned.is_some() && found.pinned != snapshot;
-        // What follows in front of any other update is the zero of a moment, or says what is kept.
+        // An update that follows in front of any other update is the zero of a moment, or says what is kept.
         let may_follow = matches!(past, Past::TimeMs(_)) && version < then.last;
         Ok(if is_of_another && may_follow { at(version.next()) } else { found })
     }
@@ -103,7 +103,7 @@ impl<D: Device> Engine<D> {
         self.inner.core.borrow().past_over()
     }
 
-    /// What is told of times if all versions up to one are let go of. `from` is the moment from which on they are told now.
+    /// The times that are told if all versions up to one are let go of. `from` is the moment from which on they are told now.
     pub async fn times_above(
         &self,
         shard: ShardId,
@@ -205,7 +205,7 @@ impl<D: Device> Engine<D> {
         Ok(is_told.then(|| (version.min(reach.last), next.map(|t| t.moment))))
     }
 
-    /// Whether an entry in front of a moment says that times are known.
+    /// True if an entry in front of a moment says that times are known.
     async fn is_told_before(&self, shard: ShardId, at: Moment, now: Moment) -> Result<bool> {
         let (mut end, mut len, oldest) = (at, STEP, now.less(MOMENTS_TOLD));
         while end > oldest {
@@ -300,7 +300,7 @@ impl Core {
         let windows = || self.shards.iter().filter(|(_, s)| s.kept().retain.is_some());
         let each = || windows().map(|(id, s)| (*id, Self::past_bytes(s))).filter(|(_, bytes)| *bytes > 0);
         let (all, shards) = each().fold((0, 0), |(all, n), (_, bytes)| (all + bytes, n + 1));
-        // What is being let go of is still there.
+        // All that is being let go of is still there.
         let is_pruned = |id: &ShardId| self.shards.get(id).is_some_and(|s| s.history.prune_at.is_some());
         each().filter(|(id, bytes)| *bytes >= all / shards.max(1) && !is_pruned(id)).map(|(id, _)| id).collect()
     }

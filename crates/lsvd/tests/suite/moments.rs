@@ -43,7 +43,7 @@ async fn committed(rig: &Rig, c: &mut Chain) {
     }
 }
 
-/// What the list says: the version in front of the first one of the first moment from there on, or the last one.
+/// The list's answer: the version in front of the first one of the first moment from there on, or the last one.
 fn expected(moments: &[(Moment, u64)], at: Moment, last: u64) -> u64 {
     moments.iter().find(|(m, _)| *m >= at).map_or(last, |(_, v)| v - 1)
 }
@@ -145,7 +145,7 @@ fn what_lies_outside_of_the_window_is_refused_and_what_is_pinned_is_said() {
         assert_eq!(at(Past::TimeMs(begin.ms())).await.unwrap().version, Version(version - 1));
         let found = at(Past::Version(Version(pinned))).await.unwrap();
         assert_eq!(found.pinned, Some(pin(pinned).snapshot));
-        // Who asks for where the window may begin is told of it in any case: moments behind it count from there on.
+        // A head that asks for where the window may begin is told of it in any case: moments behind it count from there on.
         let begin = Past::TimeMs(list[25].0.ms());
         assert_eq!(at(begin).await.unwrap().version, Version(pinned - 1));
         // By its time it is the one behind it for others, which is of the same blocks.

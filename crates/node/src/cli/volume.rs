@@ -137,7 +137,7 @@ async fn clone(client: &Client, args: CloneArgs, output: &Output) -> Result<Exit
     let request = Request::VolumeClone { volume: volume.clone(), snapshot: snapshot.clone(), name };
     let created = Created::by(client, &request, args.no_wait).await;
     if is_for_this {
-        // What a clone has begun with stays. If it has not begun, the snapshot does, too.
+        // All that a clone has begun with stays. If it has not begun, the snapshot does, too.
         let has_begun = created.as_ref().is_ok_and(|c| c.volume.state == VolumeState::Ready);
         if has_begun || created.is_err() {
             snapshot::delete_one(client, &volume, &snapshot).await?;

@@ -319,7 +319,7 @@ impl Shard {
     pub fn kept(&self) -> Kept {
         let mut kept = self.history.pins.kept.clone();
         for op in self.overlay.frames().flat_map(|f| &f.pins) {
-            // What is gone is said to be so once the frame is committed.
+            // Loss is said to be so once the frame is committed.
             if op.gone_of(&kept) == Version(0) {
                 kept.apply(*op);
             }

@@ -184,7 +184,7 @@ impl Pins {
         Self { kept, as_of, recent: Vec::new() }
     }
 
-    /// Whether what a frame says is not known yet.
+    /// True if a frame says something that is not known yet.
     pub fn counts(&self, sequence: Sequence) -> bool {
         sequence > self.as_of
     }

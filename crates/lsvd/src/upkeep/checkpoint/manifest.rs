@@ -772,7 +772,7 @@ impl<'a> In<'a> {
         let crcs = self.list(Self::u32)?;
         let data = kind == ExtentKind::Data;
         let fits = if data { fits(offset, len) && crcs.len() == len as usize } else { crcs.is_empty() };
-        // What is superseded of times is no history.
+        // Superseded entries of times are no history.
         if len == 0 || u64::from(start) + u64::from(len) > limits::SHARD_BLOCKS_MAX || !fits || version > to {
             return None;
         }
