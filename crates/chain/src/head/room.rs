@@ -7,7 +7,7 @@ use crate::timing;
 use freebs_format::wire::Room;
 use freebs_types::Nanos;
 
-/// Whether a write may be ordered as far as space goes; the worst of all logs counts.
+/// The room that logs have for a write; the worst of all counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum SpaceFor {
     There,
