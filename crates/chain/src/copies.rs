@@ -130,7 +130,7 @@ impl Clock for Ticks {
         Nanos::from_millis(1 + self.0.get())
     }
     fn wall(&self) -> u64 {
-        1
+        1 + self.now().0
     }
 }
 
@@ -351,6 +351,11 @@ impl World {
         }
         self.workers.insert(node, worker);
         self.told = None;
+    }
+
+    /// So many milliseconds pass, in which nothing runs.
+    pub fn pass(&self, ms: u64) {
+        self.now.set(self.now.get() + ms);
     }
 
     /// The control plane's news go to all.

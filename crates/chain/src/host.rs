@@ -122,6 +122,11 @@ impl Host {
         self.replicas.values_mut().for_each(|r| r.past_over = over.contains(&r.id));
     }
 
+    #[cfg(test)]
+    pub(crate) fn wall(&self) -> u64 {
+        self.wall
+    }
+
     /// Sets the wall clock for frames that are made from now on, nanoseconds since 1970.
     pub fn set_wall(&mut self, wall: u64) {
         self.wall = wall;

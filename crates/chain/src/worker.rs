@@ -188,10 +188,8 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
 
     /// Messages of one link, in order; `messages` is left empty.
     pub fn on_messages(&self, from: LinkId, messages: &mut Vec<Message>) {
-        let now = self.0.clock.now();
         {
-            let mut host = self.0.host.borrow_mut();
-            self.tell_room(&mut host);
+            let (mut host, now) = self.host_of_now();
             for message in messages.drain(..) {
                 host.step(now, Event::Message { from, message });
             }
@@ -289,16 +287,21 @@ impl<D: Device, O: Outbox<Message>, P: ControlPort, K: Clock> Worker<D, O, P, K>
         &*self.0.notes
     }
 
+    /// The host and the time, for events that come now. It is told the wall clock, so that a write that is let in does not seem to
+    /// have been there earlier, and the room on the device.
+    fn host_of_now(&self) -> (RefMut<'_, Host>, Nanos) {
+        let mut host = self.0.host.borrow_mut();
+        host.set_wall(self.0.clock.wall());
+        self.tell_room(&mut host);
+        (host, self.0.clock.now())
+    }
+
     pub(crate) fn step(&self, event: Event) {
         if self.0.stopped.get() {
             return;
         }
-        let now = self.0.clock.now();
         {
-            let mut host = self.0.host.borrow_mut();
-            // A write that is let in now must not seem to have been there earlier.
-            host.set_wall(self.0.clock.wall());
-            self.tell_room(&mut host);
+            let (mut host, now) = self.host_of_now();
             host.step(now, event);
         }
         self.carry_out();
@@ -785,6 +788,25 @@ mod tests {
             engine.committed(SHARD, Sequence(2));
             let (_, _, damage) = load(&engine, &engine.state(SHARD).unwrap()).await.unwrap();
             assert!(!damage.is_there());
+        });
+    }
+
+    /// A head took the clock of its last turn for writes that messages brought: what was written behind a moment was found in
+    /// front of it.
+    #[test]
+    fn messages_come_at_the_time_at_which_they_are_taken() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        tokio::task::LocalSet::new().block_on(&runtime, async {
+            let mut world = crate::copies::World::new();
+            world.start(1, &crate::copies::blank(1).await).await;
+            let worker = &world.workers[&1];
+            worker.on_link_up(LinkId(9), Who::Member(Peer { node: NodeId(2), worker: 0 }));
+            let wall = || worker.0.host.borrow().wall();
+            let before = wall();
+            world.pass(250);
+            assert_eq!(wall(), before, "nothing has come yet");
+            worker.on_messages(LinkId(9), &mut vec![Message::Heartbeat(Vec::new())]);
+            assert_eq!(wall(), before + 250_000_000);
         });
     }
 

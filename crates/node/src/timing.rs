@@ -137,6 +137,9 @@ pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 pub const HANDSHAKE_QUESTION: Duration = Duration::from_millis(250);
 /// A worker says within this time what keeps a volume from being attached; it only has to look.
 pub const WHY_NOT_MAX: Duration = Duration::from_millis(250);
+/// A gateway hears within this time of a volume or a snapshot that was just made; a client that names one that it does not
+/// know waits for so long.
+pub const NAME_HEARD_OF_MAX: Duration = Duration::from_secs(1);
 /// A gateway hears within this time of a volume that a command names, which the command has heard of from a node.
 pub const HEARD_OF_MAX: Duration = Duration::from_secs(5);
 /// A command hears within this time of a snapshot that was just taken: longer than who follows a node that stands still

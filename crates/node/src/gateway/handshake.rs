@@ -172,10 +172,32 @@ impl<C: ControlPlane> Shaking<'_, C> {
         self.session.list(names.map(|name| (name, "")));
     }
 
+    /// The control state, once it knows a name, or the newest one after [`timing::NAME_HEARD_OF_MAX`]: what was made through
+    /// a node a moment ago may not have been heard of here yet.
+    async fn heard_of(&mut self, is_known: impl Fn(&State) -> bool) -> Arc<State> {
+        let begun = Instant::now();
+        let news = async {
+            let mut state = self.control.state();
+            while !is_known(&state) {
+                state = self.control.changed(state.revision()).await;
+            }
+            state
+        };
+        let heard = tokio::time::timeout(timing::NAME_HEARD_OF_MAX, news).await;
+        self.until += begun.elapsed();
+        heard.unwrap_or_else(|_| self.control.state())
+    }
+
     async fn look_up(&mut self, name: &str, purpose: Purpose) -> Result<()> {
-        let state = self.control.state();
-        if let Some((volume, snapshot)) = name.split_once('@') {
-            return self.look_up_past(&state, (volume, snapshot), purpose).await;
+        let past = name.split_once('@');
+        let state = match past {
+            Some((volume, snapshot)) => self.heard_of(|state| find_past(state, volume, snapshot).is_ok()).await,
+            // The only volume there is, if there is only one.
+            None if name.is_empty() => self.control.state(),
+            None => self.heard_of(|state| find(state, name).is_some()).await,
+        };
+        if let Some(past) = past {
+            return self.look_up_past(&state, past, purpose).await;
         }
         let Some(volume) = find(&state, name) else {
             let text = if name.is_empty() {

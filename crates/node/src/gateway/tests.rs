@@ -8,17 +8,18 @@ use freebs_types::{ClusterId, Generation, Hash32, StartNumber, VolumeId};
 use std::path::Path;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
-struct Names(Arc<State>);
+struct Names(watch::Receiver<Arc<State>>);
 
 impl ControlPlane for Names {
     async fn submit(&self, change: Change) -> Result<Done> {
         match change {
             // A first attachment to anything that is not there for sure.
-            Change::AttachVolume { .. } if self.0.volumes().count() == 1 => {
+            Change::AttachVolume { .. } if self.state().volumes().count() == 1 => {
                 let outcome = Outcome::Attached { generation: Generation(1), alone: true };
-                Ok(Done { outcome, revision: self.0.revision() })
+                Ok(Done { outcome, revision: self.state().revision() })
             }
             Change::AttachVolume { .. } => Err(Error::retry("no leader answers")),
             _ => Err(Error::invalid("nothing changes here")),
@@ -26,16 +27,30 @@ impl ControlPlane for Names {
     }
 
     fn state(&self) -> Arc<State> {
-        self.0.clone()
+        self.0.borrow().clone()
     }
 
-    async fn changed(&self, _: u64) -> Arc<State> {
+    async fn changed(&self, since: u64) -> Arc<State> {
+        let mut news = self.0.clone();
+        if let Ok(state) = news.wait_for(|state| state.revision() > since).await {
+            return state.clone();
+        }
+        // Nobody makes anything any more.
         std::future::pending().await
     }
 }
 
-/// A state with so many volumes, whose names have 124 bytes.
+/// A volume that is called so.
+fn create(state: &mut State, name: String) {
+    state.apply(Change::CreateVolume(CreateVolume { name, size: 1 << 20, ..CreateVolume::default() })).unwrap();
+}
+
+/// A control plane with this number of volumes, whose names have 124 bytes.
 fn many(volumes: usize) -> Names {
+    Names(watch::channel(Arc::new(with_volumes(volumes))).1)
+}
+
+fn with_volumes(volumes: usize) -> State {
     let mut state = State::new(ClusterId([1; 16]));
     let node = Change::RegisterNode {
         node: NodeId(1),
@@ -46,10 +61,9 @@ fn many(volumes: usize) -> Names {
     };
     state.apply(node).unwrap();
     for n in 0..volumes {
-        let name = format!("{n:0>124}");
-        state.apply(Change::CreateVolume(CreateVolume { name, size: 1 << 20, ..CreateVolume::default() })).unwrap();
+        create(&mut state, format!("{n:0>124}"));
     }
-    Names(Arc::new(state))
+    state
 }
 
 static NO_WORKERS: Workers = Workers { node: NodeId(0), commands: Vec::new() };
@@ -325,4 +339,37 @@ async fn whoever_waits_longer_is_tried_for_again() {
     };
     let (opened, ()) = tokio::join!(handshake::open(&commands, VolumeId(1), Duration::from_secs(10)), answers);
     assert_eq!(opened.unwrap_err().text, "attached by another");
+}
+
+/// A client that made a volume through a node was told by a gateway that there is none: the gateway had not heard of it.
+#[tokio::test]
+async fn a_name_that_was_made_a_moment_ago_is_waited_for() {
+    const INFO_REPLY: u32 = 3;
+    local(async {
+        let dir = tempfile::tempdir().unwrap();
+        let mut state = with_volumes(2);
+        let (make, made) = watch::channel(Arc::new(state.clone()));
+        let times = Times { handshake: timing::HANDSHAKE_LIMIT, attach: Duration::ZERO };
+        let at = start(dir.path(), Names(made), NO_WORKERS.clone(), [8, 8], times);
+        let mut client = greeted(&at).await;
+        client.write_all(&[&HELLO[..], &about(INFO, "new")].concat()).await.unwrap();
+        let early = tokio::time::timeout(timing::NAME_HEARD_OF_MAX / 4, told(&mut client)).await;
+        assert!(early.is_err(), "an answer before there was news: {early:?}");
+        // News of something else first.
+        for name in ["another", "new"] {
+            create(&mut state, name.into());
+            make.send_replace(Arc::new(state.clone()));
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(told(&mut client).await.0, INFO_REPLY);
+        while told(&mut client).await.0 == INFO_REPLY {}
+        // One that nobody makes is refused in the end, and so is a snapshot.
+        for name in ["none", "new@none"] {
+            client.write_all(&about(INFO, name)).await.unwrap();
+            let (kind, text) = told(&mut client).await;
+            let text = String::from_utf8(text).unwrap();
+            assert!(kind & 1 << 31 != 0 && text.contains("there is no"), "{name}: {kind} {text}");
+        }
+    })
+    .await
 }
