@@ -9,6 +9,7 @@ mod cluster_file;
 mod events;
 mod files;
 mod gateway;
+mod headroom;
 mod host_socket;
 mod options;
 mod places;

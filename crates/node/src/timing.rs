@@ -127,6 +127,9 @@ pub const AUDIT_PAUSE: Duration = Duration::from_millis(4);
 /// An audit that nobody has asked for this long is forgotten: who asks, does so every 200 ms.
 pub const AUDIT_KEPT: Duration = Duration::from_secs(60);
 
+/// A node looks this often whether the room for its small files is still there.
+pub const HEADROOM_EVERY: Duration = Duration::from_secs(60);
+
 // `gateway`: NBD handshakes.
 
 /// A client's time from the connection to GO, all in all, without what its volume takes. A client needs

@@ -8,7 +8,7 @@ use super::moves::Moves;
 use super::queue::{Job, Queued};
 use super::rot::Rot;
 use crate::CleanMutant;
-use crate::log::geometry::{Geometry, LAST_SEGMENTS, OpenSegment};
+use crate::log::geometry::{Geometry, HEADROOM_SEGMENTS, LAST_SEGMENTS, OpenSegment};
 use crate::log::openings::Opened;
 use crate::log::place::At;
 use crate::log::segments::{SegmentState, Segments};
@@ -258,7 +258,12 @@ impl Core {
     /// opened if its live table makes another one usable; else none could ever be opened again.
     pub fn may_open(&self) -> bool {
         let ready = self.segs.ready_count() + self.segs.count(SegmentState::Given);
-        ready >= 2 && self.may_fill()
+        ready >= 2 + self.headroom() && self.may_fill()
+    }
+
+    /// Ready segments that are left alone until the file system has refused another one.
+    pub fn headroom(&self) -> u32 {
+        if self.no_growth || !self.more_segments() { 0 } else { HEADROOM_SEGMENTS }
     }
 
     /// Whether one more segment may be filled with what is next in the queue.

@@ -17,8 +17,8 @@ use super::earlier;
 use super::seat_files::{NOTE_FILE, STORE_FILE};
 use super::seat_links::{Book, SeatLinks};
 use crate::events::EventLog;
-use crate::files;
 use crate::timing;
+use crate::{files, headroom};
 use freebs_consensus::handle::{Desk, Handle, handle};
 use freebs_consensus::machine::what_is;
 use freebs_consensus::note::{Instead, NOTE_BYTES, SeatNote};
@@ -357,7 +357,8 @@ impl SeatOptions {
     }
 
     fn write_note(&self, note: &SeatNote) -> Result<()> {
-        files::write_durably(&self.data.join(NOTE_FILE), &note.encode())
+        let path = self.data.join(NOTE_FILE);
+        headroom::with_room(&path, || files::write_durably(&path, &note.encode()))
     }
 
     /// What this node founds the cluster with, if it is the one to do that.

@@ -3,6 +3,7 @@
 use super::args::{DEFAULT_DATA, GatewayArgs, NodeRunArgs};
 use crate::cluster_file::{self, ClusterFile, ClusterNode};
 use crate::files::DirLock;
+use crate::headroom;
 use crate::options::{
     DEFAULT_CLUSTER, DEFAULT_DEVICE_BYTES, GatewayOptions, NodeOptions, check_device, check_listen, default_workers,
     resolve,
@@ -31,7 +32,7 @@ pub fn node_options(args: NodeRunArgs) -> Result<NodeOptions> {
             })?;
             let node = choose(&file, &args)?;
             let data = args.data.clone().unwrap_or_else(|| node.data.clone());
-            let lock = DirLock::take(&data, "lock")?;
+            let lock = lock(&data)?;
             (file, ClusterNode { data, ..node }, lock)
         }
         None => alone(&args)?,
@@ -67,10 +68,15 @@ pub fn node_options(args: NodeRunArgs) -> Result<NodeOptions> {
     })
 }
 
+/// The data directory, also where nothing is free but what the node keeps for itself.
+fn lock(data: &Path) -> Result<DirLock> {
+    headroom::with_room(&data.join("lock"), || DirLock::take(data, "lock"))
+}
+
 /// A node without a cluster file: a cluster of one, kept in its data directory.
 fn alone(args: &NodeRunArgs) -> Result<(ClusterFile, ClusterNode, DirLock)> {
     let data = args.data.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_DATA));
-    let lock = DirLock::take(&data, "lock")?;
+    let lock = lock(&data)?;
     let path = data.join("cluster.json");
     let mut file = match cluster_file::load(&path)? {
         Some(file) => file,

@@ -6,6 +6,7 @@ use crate::admin::{LocalFuture, LocalNode, Me, Plane, SeatOptions, Service, hear
 use crate::cli::signals::{self, Stop};
 use crate::events::EventLog;
 use crate::gateway::{self, Workers};
+use crate::headroom;
 use crate::options::{NodeOptions, bind_error};
 use crate::places::Places;
 use crate::timing;
@@ -102,6 +103,7 @@ async fn node(options: NodeOptions) -> Result<()> {
     let mut told = signals::Told::StopWithAll;
     if let Ok(false) = ended {
         tracing::info!(node = me.name, %listen, "up");
+        tokio::task::spawn_local(keep_headroom(options.data.clone()));
         told = stop.told().await;
     }
     events.tell(Told::new(EventKind::Node, "is being stopped").about(me.name.clone()));
@@ -400,6 +402,18 @@ async fn route(greeted: Greeted, door: &Door) -> Result<()> {
     let stream = greeted.stream.loosen()?;
     let command = Command::Link { stream, hello, leftover: greeted.leftover };
     workers.commands[worker].send(command).map_err(|_| Error::retry("this node is stopping"))
+}
+
+/// Keeps room for small files, as long as this task lives; what they have taken is made up for when there is room again.
+async fn keep_headroom(data: PathBuf) {
+    loop {
+        let of = data.clone();
+        if let Ok(Err(e)) = tokio::task::spawn_blocking(move || headroom::keep(&of)).await {
+            tracing::warn!("no room is kept for small files: {e}");
+            return;
+        }
+        tokio::time::sleep(timing::HEADROOM_EVERY).await;
+    }
 }
 
 /// The node's secret, made at the first start.

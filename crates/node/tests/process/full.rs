@@ -2,9 +2,13 @@
 //! to gain, and are taken again as soon as something was trimmed.
 
 use crate::support::cluster::{Cluster, Setup};
+use crate::support::image::Mounted;
 use crate::support::nbd::{Client, Op};
 use crate::support::rng::Rng;
+use crate::support::tools::{can_mount, have, run};
 use crate::support::{Weight, turn};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 
 const MIB: u64 = 1 << 20;
 /// The answers that clients get from a device without room.
@@ -98,4 +102,64 @@ fn full_devices_refuse_writes_and_heal_by_trims() {
     assert!(client.read(MIB, MIB as u32).iter().all(|b| *b == 2));
     drop(client);
     c.verify("demo");
+}
+
+/// Others have filled the file system under all nodes, long before their devices are as large as they may get: writes are
+/// refused, and all that makes room is done, also behind a head that was killed. Trims waited for a minute and failed.
+#[test]
+fn a_file_system_that_others_have_filled_takes_what_makes_room() {
+    if !have(&["losetup", "mount", "umount", "mke2fs"]) || !can_mount() {
+        return;
+    }
+    let _turn = turn(Weight::Loaded);
+    let more = ["--workers", "1"].map(str::to_owned).to_vec();
+    let mut c = Cluster::prepare(Setup { volume: Some("demo:512M"), more, ..Setup::default() });
+    let image = c.dir().join("image");
+    File::create(&image).and_then(|f| f.write_all_at(&[0], 600 * MIB - 1)).expect("a file");
+    run("mke2fs", ["-q", "-t", "ext4", "-m", "0", image.to_str().expect("a plain path")]);
+    let mounted = Mounted::new(&image, &c.data());
+    std::fs::remove_dir(c.data().join("lost+found")).expect("an empty directory");
+    c.start();
+    c.json(&["volume", "create", "other", "--size", "16M"]);
+    let mut client = Client::connect(&c.place, "demo", true).expect("a client");
+    let ask = |client: &mut Client, op: Op| client.ask(&op).expect("a connection").map(|_| ());
+    let write = |at: u64| Op::Write { at, data: vec![(at / MIB % 251) as u8 + 1; MIB as usize], fua: false };
+    for at in (0..40 * MIB).step_by(MIB as usize) {
+        ask(&mut client, write(at)).expect("there is room");
+    }
+    // Somebody else's file takes what is left, to the last block.
+    let stranger = File::create(c.data().join("stranger")).expect("a file");
+    let (mut end, mut part) = (0, 64 * MIB);
+    while part >= 4096 {
+        match stranger.write_all_at(&vec![1; part as usize], end) {
+            Ok(()) => end += part,
+            Err(_) => part /= 2,
+        }
+    }
+    stranger.sync_all().expect("what was written is there");
+    let mut full = 40 * MIB;
+    while ask(&mut client, write(full)).is_ok() {
+        full += MIB;
+    }
+    assert_eq!(ask(&mut client, write(full)), Err(ENOSPC), "{}", c.log());
+    let zero = Op::Zero { at: 0, len: MIB as u32, fua: true };
+    ask(&mut client, zero).unwrap_or_else(|e| panic!("zeroes: error {e}\n{}", c.log()));
+    c.json(&["volume", "delete", "other"]);
+    let (head, _) = c.chain("demo");
+    c.kill(&[c.pid_of(&head)]);
+    for at in (MIB..full).step_by(2 * MIB as usize) {
+        let trim = Op::Trim { at, len: MIB as u32 };
+        ask(&mut client, trim).unwrap_or_else(|e| panic!("trim at {at}: error {e}\n{}", c.log()));
+    }
+    for n in 0..full / MIB / 8 {
+        let end = ask(&mut client, write(full + n * MIB));
+        assert!(end.is_ok(), "write {n} behind the trims: {end:?}\n{}", c.log());
+    }
+    assert!(client.read(0, 2 * MIB as u32).iter().all(|b| *b == 0));
+    assert!(client.read(2 * MIB, MIB as u32).iter().all(|b| *b == 3));
+    drop(client);
+    c.verify("demo");
+    drop(stranger);
+    c.stop();
+    drop(mounted);
 }

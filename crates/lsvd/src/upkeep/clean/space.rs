@@ -6,22 +6,24 @@
 //! - A segment is punched only when two live tables without it are durable: if the newest one rots, recovery takes the
 //!   one before, and must find all that it names.
 //! - A segment that the writer has chosen to open next stays as it is.
-//! - Nobody waits for any of this but who has used up all that is ready.
+//! - Nobody waits for any of this but who has used up all that is ready beside the headroom.
 
 use crate::CleanMutant;
 use crate::engine::Engine;
 use crate::engine::core::Core;
 use crate::engine::queue::Queued;
+use crate::log::geometry::HEADROOM_SEGMENTS;
 use crate::log::openings;
 use crate::log::segments::{Segment, SegmentState};
 use freebs_io::Device;
 use freebs_types::{Error, ErrorKind, Result};
 
-/// Segments kept ready, so that no append waits for one to be written in advance.
-const POOL: u32 = 2;
+/// Segments kept ready, so that no append waits for one to be written in advance: two beside those that nothing may open
+/// while the device may still grow.
+const POOL: u32 = HEADROOM_SEGMENTS + 2;
 /// Segments that stay ready when more become free than are needed: a sixteenth of those in use, within these bounds. A
 /// pass of cleaning frees several at once that will soon be wanted again.
-const SPARE_MIN: u32 = 4;
+const SPARE_MIN: u32 = POOL;
 const SPARE_MAX: u32 = 16;
 /// Segments that are free but not yet punched, for which a segment is closed early when nobody writes.
 const ROLL_SEGMENTS: u32 = 8;
