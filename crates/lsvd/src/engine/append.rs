@@ -436,12 +436,19 @@ impl Core {
     /// tail is suspect until a mark says that it was compared. A fork is known from its mark on, durable or not.
     fn note_marks(&mut self) {
         match self.queue.front() {
-            Some(Queued::Record(Record::Carry { shard, .. })) => {
+            Some(Queued::Record(Record::Carry { shard, body, .. })) => {
                 self.learning.entry(*shard).or_insert(self.next_append);
+                let fork = self.shards.get(shard).and_then(|s| s.fork);
+                if fork.is_some_and(|f| body.entries.iter().any(|e| e.sequence <= f.sequence)) {
+                    self.flattening.entry(*shard).or_insert(self.next_append);
+                }
             }
             Some(Queued::Record(Record::Mark { shard, change, .. })) => {
-                if change.has_learned() {
+                if change.has_learned() || change.flat {
                     self.learning.remove(shard);
+                }
+                if change.flat {
+                    self.flattening.remove(shard);
                 }
                 // Marks that come behind it in the same append are not to say otherwise.
                 if let Some(s) = self.shards.get_mut(shard).filter(|_| change.trusted) {
@@ -452,7 +459,10 @@ impl Core {
                     self.fork_comes(shard, &fork);
                 }
             }
-            Some(Queued::Record(Record::Forget { shard, .. })) => drop(self.learning.remove(shard)),
+            Some(Queued::Record(Record::Forget { shard, .. })) => {
+                self.learning.remove(shard);
+                self.flattening.remove(shard);
+            }
             _ => {}
         }
     }

@@ -57,6 +57,9 @@ pub(crate) struct Core {
     pub next_append: u64,
     /// Shards that learn map entries from a peer, and the append since which these come.
     pub learning: BTreeMap<ShardId, u64>,
+    /// Forks that entries of what they read from their parents were brought to since this log was opened, and the append since
+    /// which these come.
+    pub flattening: BTreeMap<ShardId, u64>,
     pub next_seq: u64,
     /// Number of the segment that was opened last. Torn appends may have had those in between.
     pub last_seq: u64,
@@ -119,6 +122,7 @@ impl Core {
             opening: None,
             next_append: 1,
             learning: BTreeMap::new(),
+            flattening: BTreeMap::new(),
             next_seq: 1,
             last_seq: 0,
             opened: Opened::default(),
@@ -320,11 +324,10 @@ impl Core {
         let packing = self.packing();
         let Self { shards, segs, maps, hints, forks, .. } = self;
         let by_counter = segs.leaves_out(RuleMutant::ChunkIsCounter);
-        let read_by_forks = forks.of(id);
-        let fresh = |maps: &mut Maps| {
+        let fresh = |maps: &mut Maps, forks: &Forks| {
             let mut s = Shard::new(id, maps.new_slot(id));
             s.history.hint = hints.get(&id).cloned().unwrap_or_default();
-            s.history.read_by_forks.clone_from(&read_by_forks);
+            s.history.read_by_forks = forks.of(id);
             (s.chunks.by_counter, s.chunks.packing) = (by_counter, packing);
             s
         };
@@ -340,24 +343,24 @@ impl Core {
                     }
                     segs.get_mut(at.segment).forgets = at.append;
                     if body.promised > ViewNumber(0) {
-                        let shard = shards.entry(id).or_insert_with(|| fresh(maps));
+                        let shard = shards.entry(id).or_insert_with(|| fresh(maps, forks));
                         shard.keep_promise(body.promised, at, segs);
                     }
                     return Ok(());
                 }
                 forks.is_told(id);
-                let shard = shards.entry(id).or_insert_with(|| fresh(maps));
+                let shard = shards.entry(id).or_insert_with(|| fresh(maps, forks));
                 shard.mark(head, &body, at, (self.damaged, self.unlearned), segs)
             }
             FrameKind::Carry => {
                 let blocks = head.header().data_blocks();
                 let body = CarryBody::decode(head.body(), blocks).map_err(|_| "carry that can't be read")?;
-                let shard = shards.entry(id).or_insert_with(|| fresh(maps));
+                let shard = shards.entry(id).or_insert_with(|| fresh(maps, forks));
                 maps.grown += body.entries.len() * ENTRY_BYTES + blocks as usize * 4;
                 shard.carry(&body, at, segs)
             }
             _ => {
-                let shard = shards.entry(id).or_insert_with(|| fresh(maps));
+                let shard = shards.entry(id).or_insert_with(|| fresh(maps, forks));
                 let extents: usize = head.updates().map(|u| u.extents().count()).sum();
                 maps.grown += extents * ENTRY_BYTES + head.header().data_blocks() as usize * 4;
                 let most = match maps.bounded {
@@ -422,6 +425,9 @@ impl Core {
         if change.has_learned() {
             body.learned_from_append = self.learning.get(&shard).copied().unwrap_or(self.next_append);
         }
+        let begun = if change.has_learned() { &self.learning } else { &self.flattening };
+        let first = self.open.as_ref().map_or(0, |o| o.first_append);
+        s.flat_for_mark(begun.get(&shard).copied().unwrap_or(self.next_append), first, &mut body);
         self.local_frame(shard, &tip, body.committed, FrameKind::Mark, &body.encode(), Vec::new())
     }
 
